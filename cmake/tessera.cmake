@@ -1,0 +1,52 @@
+# How a layer (one folder) becomes a library, how tests become a binary, and the flags that all code is built with.
+
+add_library(tessera_flags INTERFACE)
+target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR})
+# -ffp-contract=off: an element has the same bits in a vector body, in its tail and on every instruction set; where a
+# fused multiply-add is wanted it is written. -Wno-psabi: our vector types never cross a call that is not inlined.
+target_compile_options(tessera_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Werror -Wno-psabi -ffp-contract=off -fno-math-errno -fno-trapping-math>)
+target_compile_options(tessera_flags INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O3>)
+
+if(TESSERA_SANITIZE STREQUAL "address")
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined> $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>)
+  add_link_options(-fsanitize=address,undefined)
+elseif(TESSERA_SANITIZE STREQUAL "thread")
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=thread>)
+  add_link_options(-fsanitize=thread)
+elseif(NOT TESSERA_SANITIZE STREQUAL "")
+  message(FATAL_ERROR "TESSERA_SANITIZE is '${TESSERA_SANITIZE}'; expected empty, address or thread")
+endif()
+
+# tessera_layer(name dependencies...): the library tessera_<name> of every .cpp under <name>/ (and .cu, with CUDA).
+function(tessera_layer name)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${name}/*.cpp)
+  list(FILTER sources EXCLUDE REGEX "/main/")
+  if(TESSERA_WITH_CUDA)
+    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${name}/*.cu)
+    list(APPEND sources ${cuda_sources})
+  endif()
+  if(sources)
+    add_library(tessera_${name} STATIC ${sources})
+    target_link_libraries(tessera_${name} PUBLIC tessera_flags ${ARGN})
+    if(TESSERA_WITH_CUDA)
+      target_link_libraries(tessera_${name} PUBLIC CUDA::cudart)
+    endif()
+  else()
+    add_library(tessera_${name} INTERFACE)
+    target_link_libraries(tessera_${name} INTERFACE tessera_flags ${ARGN})
+  endif()
+endfunction()
+
+# tessera_tests(name libraries...): the GoogleTest binary test_<name> of tests/<name>/*.cpp, one entry of ctest.
+function(tessera_tests name)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${name}/*.cpp)
+  if(NOT sources)
+    return()
+  endif()
+  add_executable(test_${name} ${sources})
+  target_link_libraries(test_${name} PRIVATE ${ARGN} fmt::fmt GTest::gtest GTest::gtest_main)
+  target_compile_definitions(test_${name} PRIVATE TESSERA_SOURCE_DIR="${CMAKE_SOURCE_DIR}" TESSERA_BINARY="$<TARGET_FILE:tessera>")
+  add_test(NAME ${name} COMMAND test_${name} WORKING_DIRECTORY ${CMAKE_BINARY_DIR})
+  add_dependencies(test_${name} tessera)
+endfunction()

@@ -1,0 +1,58 @@
+// The element types of a tensor, and bfloat16 as a storage type.
+//
+// Arithmetic on bfloat16 is done in float and rounded once, to nearest even, when the value is stored.
+#pragma once
+#include <bit>
+#include <cstdint>
+#include <string_view>
+
+namespace tessera {
+
+enum class DType : uint8_t { float64, float32, bfloat16, int32, int64 };
+
+constexpr int64_t size_of(DType t) {
+  switch (t) {
+    case DType::float64: case DType::int64: return 8;
+    case DType::float32: case DType::int32: return 4;
+    case DType::bfloat16: return 2;
+  }
+  return 0;
+}
+
+constexpr std::string_view name_of(DType t) {
+  switch (t) {
+    case DType::float64: return "float64";
+    case DType::float32: return "float32";
+    case DType::bfloat16: return "bfloat16";
+    case DType::int32: return "int32";
+    case DType::int64: return "int64";
+  }
+  return "?";
+}
+
+constexpr bool is_floating(DType t) { return t == DType::float64 || t == DType::float32 || t == DType::bfloat16; }
+
+struct bfloat16 {
+  uint16_t bits = 0;
+  constexpr bfloat16() = default;
+  constexpr bfloat16(float x) {  // round to nearest, ties to even; a NaN stays a (quiet) NaN
+    const uint32_t u = std::bit_cast<uint32_t>(x);
+    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    const uint32_t nan = (u >> 16) | 0x40u;
+    bits = static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+  }
+  constexpr operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+};
+
+// The type that arithmetic on T is done in.
+template <class T> struct AccumulateIn { using type = T; };
+template <> struct AccumulateIn<bfloat16> { using type = float; };
+template <class T> using Accumulate = typename AccumulateIn<T>::type;
+
+template <class T> inline constexpr DType kDTypeOf = DType::float32;
+template <> inline constexpr DType kDTypeOf<double> = DType::float64;
+template <> inline constexpr DType kDTypeOf<bfloat16> = DType::bfloat16;
+template <> inline constexpr DType kDTypeOf<int32_t> = DType::int32;
+template <> inline constexpr DType kDTypeOf<int64_t> = DType::int64;
+
+}  // namespace tessera

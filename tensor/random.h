@@ -1,0 +1,80 @@
+// Counted randomness: every random number is a pure function of (seed, name, step, global logical index).
+//
+// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a 64-bit key and a
+// 128-bit counter into four independent 32-bit words. The key is made of the run's seed and a name ("blocks.0.mlp.up",
+// "data order"); the counter holds the logical index of the element in the *whole* tensor and the step. So any rank can
+// make its own tile of any tensor, under any split, and all layouts draw the same numbers.
+#pragma once
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+
+namespace tessera {
+
+class Philox {
+ public:
+  using Block = std::array<uint32_t, 4>;
+
+  constexpr explicit Philox(uint64_t key) : key_(key) {}
+
+  // The key of a named stream: FNV-1a over the name, mixed with the seed (the finaliser of SplitMix64).
+  static constexpr Philox named(uint64_t seed, std::string_view name) {
+    uint64_t h = 0xcbf29ce484222325u;
+    for (char c : name) h = (h ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
+    return Philox(mix(h ^ mix(seed + 0x9e3779b97f4a7c15u)));
+  }
+
+  // The four words at position `index` of stream `step`. Cost: ten rounds of two 32 x 32 multiplications.
+  constexpr Block operator()(uint64_t index, uint64_t step = 0) const {
+    uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32);
+    uint32_t c2 = static_cast<uint32_t>(step), c3 = static_cast<uint32_t>(step >> 32);
+    uint32_t k0 = static_cast<uint32_t>(key_), k1 = static_cast<uint32_t>(key_ >> 32);
+    for (int round = 0; round < 10; ++round) {
+      const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
+      const uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0, n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+      c1 = static_cast<uint32_t>(p1);
+      c3 = static_cast<uint32_t>(p0);
+      c0 = n0;
+      c2 = n2;
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+    return {c0, c1, c2, c3};
+  }
+
+  // Word of element i when elements are numbered one by one: four consecutive elements share a block.
+  constexpr uint32_t word(uint64_t i, uint64_t step = 0) const { return (*this)(i >> 2, step)[i & 3]; }
+
+  // Uniform in [0, 1), a multiple of 2^-24.
+  constexpr float uniform(uint64_t i, uint64_t step = 0) const { return to_uniform(word(i, step)); }
+  static constexpr float to_uniform(uint32_t w) { return static_cast<float>(w >> 8) * 0x1p-24f; }
+
+  // Uniform integer in [0, n), by the high half of a 64 x 32 multiplication (bias below n / 2^64).
+  constexpr uint64_t below(uint64_t n, uint64_t i, uint64_t step = 0) const {
+    const Block b = (*this)(i, step);
+    const uint64_t hi = static_cast<uint64_t>(b[0]) << 32 | b[1];
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(hi) * n) >> 64);
+  }
+
+  // Standard normal (Box and Muller 1958), two elements per block; computed in double.
+  double normal(uint64_t i, uint64_t step = 0) const {
+    const Block b = (*this)(i >> 1, step);
+    const double u = (static_cast<double>(static_cast<uint64_t>(b[0]) << 21 | b[1] >> 11) + 0.5) * 0x1p-53;
+    const double angle = 6.283185307179586 * (static_cast<double>(static_cast<uint64_t>(b[2]) << 21 | b[3] >> 11) * 0x1p-53);
+    const double radius = std::sqrt(-2.0 * std::log(u));
+    return radius * ((i & 1) != 0 ? std::sin(angle) : std::cos(angle));
+  }
+
+  constexpr uint64_t key() const { return key_; }
+
+ private:
+  static constexpr uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  uint64_t key_;
+};
+
+}  // namespace tessera
