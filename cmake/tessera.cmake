@@ -21,7 +21,7 @@ endif()
 # tessera_layer(name dependencies...): the library tessera_<name> of every .cpp under <name>/ (and .cu, with CUDA).
 function(tessera_layer name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${name}/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "/main/")
+  list(FILTER sources EXCLUDE REGEX "app/main/main[.]cpp$")
   if(TESSERA_WITH_CUDA)
     file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${name}/*.cu)
     list(APPEND sources ${cuda_sources})

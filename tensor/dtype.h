@@ -12,20 +12,30 @@ enum class DType : uint8_t { float64, float32, bfloat16, int32, int64 };
 
 constexpr int64_t size_of(DType t) {
   switch (t) {
-    case DType::float64: case DType::int64: return 8;
-    case DType::float32: case DType::int32: return 4;
-    case DType::bfloat16: return 2;
+    case DType::float64:
+    case DType::int64:
+      return 8;
+    case DType::float32:
+    case DType::int32:
+      return 4;
+    case DType::bfloat16:
+      return 2;
   }
   return 0;
 }
 
 constexpr std::string_view name_of(DType t) {
   switch (t) {
-    case DType::float64: return "float64";
-    case DType::float32: return "float32";
-    case DType::bfloat16: return "bfloat16";
-    case DType::int32: return "int32";
-    case DType::int64: return "int64";
+    case DType::float64:
+      return "float64";
+    case DType::float32:
+      return "float32";
+    case DType::bfloat16:
+      return "bfloat16";
+    case DType::int32:
+      return "int32";
+    case DType::int64:
+      return "int64";
   }
   return "?";
 }
@@ -45,14 +55,26 @@ struct bfloat16 {
 };
 
 // The type that arithmetic on T is done in.
-template <class T> struct AccumulateIn { using type = T; };
-template <> struct AccumulateIn<bfloat16> { using type = float; };
-template <class T> using Accumulate = typename AccumulateIn<T>::type;
+template <class T>
+struct AccumulateIn {
+  using type = T;
+};
+template <>
+struct AccumulateIn<bfloat16> {
+  using type = float;
+};
+template <class T>
+using Accumulate = typename AccumulateIn<T>::type;
 
-template <class T> inline constexpr DType kDTypeOf = DType::float32;
-template <> inline constexpr DType kDTypeOf<double> = DType::float64;
-template <> inline constexpr DType kDTypeOf<bfloat16> = DType::bfloat16;
-template <> inline constexpr DType kDTypeOf<int32_t> = DType::int32;
-template <> inline constexpr DType kDTypeOf<int64_t> = DType::int64;
+template <class T>
+inline constexpr DType kDTypeOf = DType::float32;
+template <>
+inline constexpr DType kDTypeOf<double> = DType::float64;
+template <>
+inline constexpr DType kDTypeOf<bfloat16> = DType::bfloat16;
+template <>
+inline constexpr DType kDTypeOf<int32_t> = DType::int32;
+template <>
+inline constexpr DType kDTypeOf<int64_t> = DType::int64;
 
 }  // namespace tessera

@@ -9,12 +9,12 @@
 namespace tessera {
 
 enum class Status {
-  verification = 1,  // a check of the contract failed
-  usage = 2,         // the command line, the configuration or the plan is wrong
-  communication = 3, // a rank or its communication failed
-  input = 4,         // an input file is missing, malformed or fails its checksum
-  not_finite = 5,    // the loss is not finite
-  output = 6,        // writing failed
+  verification = 1,   // a check of the contract failed
+  usage = 2,          // the command line, the configuration or the plan is wrong
+  communication = 3,  // a rank or its communication failed
+  input = 4,          // an input file is missing, malformed or fails its checksum
+  not_finite = 5,     // the loss is not finite
+  output = 6,         // writing failed
 };
 
 class Error : public std::runtime_error {

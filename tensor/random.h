@@ -61,7 +61,8 @@ class Philox {
   double normal(uint64_t i, uint64_t step = 0) const {
     const Block b = (*this)(i >> 1, step);
     const double u = (static_cast<double>(static_cast<uint64_t>(b[0]) << 21 | b[1] >> 11) + 0.5) * 0x1p-53;
-    const double angle = 6.283185307179586 * (static_cast<double>(static_cast<uint64_t>(b[2]) << 21 | b[3] >> 11) * 0x1p-53);
+    const double angle =
+        6.283185307179586 * (static_cast<double>(static_cast<uint64_t>(b[2]) << 21 | b[3] >> 11) * 0x1p-53);
     const double radius = std::sqrt(-2.0 * std::log(u));
     return radius * ((i & 1) != 0 ? std::sin(angle) : std::cos(angle));
   }

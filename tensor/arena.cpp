@@ -1,0 +1,113 @@
+// First fit over a sorted free list; a neighbour that is free too is merged at once, so a step's pattern repeats
+// itself.
+#include "tensor/arena.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <string>
+
+namespace tessera {
+namespace {
+constexpr int64_t kAlignment = 64;
+int64_t rounded(int64_t bytes) {
+  return std::max<int64_t>(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+}
+}  // namespace
+
+std::string_view name_of(Category category) {
+  constexpr std::array<std::string_view, kCategories> names = {"parameters",  "gradients", "optimizer",
+                                                               "activations", "workspace", "communication"};
+  return names[static_cast<size_t>(category)];
+}
+
+Arena::Arena(int64_t capacity) : capacity_(capacity) {
+  void* p = mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED)
+    throw Error("[arena] cannot reserve " + std::to_string(capacity) +
+                " bytes of address space: " + std::strerror(errno));
+  madvise(p, static_cast<size_t>(capacity), MADV_HUGEPAGE);  // a hint: without huge pages all is slower, nothing else
+  base_ = static_cast<std::byte*>(p);
+}
+
+Arena::~Arena() { munmap(base_, static_cast<size_t>(capacity_)); }
+
+std::byte* Arena::allocate(int64_t bytes, Category category) {
+  const int64_t need = rounded(bytes);
+  std::lock_guard lock(mutex_);
+  auto fit = free_.begin();
+  while (fit != free_.end() && fit->second < need) ++fit;
+  int64_t at = top_;
+  if (fit != free_.end()) {
+    at = fit->first;
+    const int64_t rest = fit->second - need;
+    const auto next = free_.erase(fit);
+    if (rest > 0) free_.emplace_hint(next, at + need, rest);
+  } else {
+    // A free block at the very end is extended rather than passed over.
+    if (!free_.empty()) {
+      const auto last = std::prev(free_.end());
+      if (last->first + last->second == top_) {
+        at = last->first;
+        free_.erase(last);
+      }
+    }
+    if (at + need > capacity_) throw std::bad_alloc();
+    top_ = at + need;
+  }
+  count(category, bytes);
+  return base_ + at;
+}
+
+void Arena::release(std::byte* block, int64_t bytes, Category category) {
+  std::lock_guard lock(mutex_);
+  int64_t at = block - base_, size = rounded(bytes);
+  auto next = free_.lower_bound(at);
+  if (next != free_.end() && next->first == at + size) {
+    size += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == at) {
+      at = before->first;
+      size += before->second;
+      free_.erase(before);
+    }
+  }
+  free_.emplace(at, size);
+  count(category, -bytes);
+}
+
+void Arena::count(Category category, int64_t bytes) {
+  for (Usage* u : {&usage_[static_cast<size_t>(category)], &total_}) {
+    u->live += bytes;
+    u->peak = std::max(u->peak, u->live);
+  }
+}
+
+Usage Arena::usage(Category category) const {
+  std::lock_guard lock(mutex_);
+  return usage_[static_cast<size_t>(category)];
+}
+
+Usage Arena::total() const {
+  std::lock_guard lock(mutex_);
+  return total_;
+}
+
+int64_t Arena::footprint() const {
+  std::lock_guard lock(mutex_);
+  return top_;
+}
+
+void Arena::reset_peaks() {
+  std::lock_guard lock(mutex_);
+  for (Usage& u : usage_) u.peak = u.live;
+  total_.peak = total_.live;
+}
+
+}  // namespace tessera

@@ -1,0 +1,92 @@
+// The memory of one rank: one reserved region on huge pages, handed out and taken back in order of address.
+//
+// Every block carries a category, so that the program can say at any time what it holds (parameters, gradients,
+// optimizer state, activations, workspace, communication) and what the peak of each was, to the byte, and compare that
+// with a formula. A training step asks for the same blocks in the same order each time, so after the first step the
+// region no longer grows and no page is new: nothing is taken from the system inside a step.
+//
+// An arena belongs to one rank. allocate() and release() may be called from any thread.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <typeindex>
+
+#include "tensor/error.h"
+
+namespace tessera {
+
+enum class Category : uint8_t { parameters, gradients, optimizer, activations, workspace, communication };
+inline constexpr int kCategories = 6;
+std::string_view name_of(Category category);
+
+struct Usage {
+  int64_t live = 0;  // bytes asked for and not given back
+  int64_t peak = 0;  // the most that was live at one time
+};
+
+class Arena {
+ public:
+  // Reserves address space for `capacity` bytes; memory is committed by the first touch. Throws Error when the system
+  // refuses the reservation.
+  explicit Arena(int64_t capacity = int64_t{1} << 40);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // A block aligned to 64 bytes, its contents undefined. Throws std::bad_alloc past the capacity.
+  std::byte* allocate(int64_t bytes, Category category);
+  void release(std::byte* block, int64_t bytes, Category category);
+
+  Usage usage(Category category) const;
+  Usage total() const;
+  int64_t footprint() const;  // bytes of the region that were ever handed out, gaps included
+  void reset_peaks();         // peaks start again from what is live now
+
+  // The category of blocks that are asked for without one: activations in a forward pass, workspace in a backward.
+  Category default_category() const { return default_category_; }
+  class Scope {
+   public:
+    Scope(Arena& arena, Category category) : arena_(arena), before_(arena.default_category_) {
+      arena.default_category_ = category;
+    }
+    ~Scope() { arena_.default_category_ = before_; }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Arena& arena_;
+    Category before_;
+  };
+
+  // State that lives as long as the rank does, one object per type (the cache of compiled matmuls, for one).
+  template <class T>
+  T& local() {
+    std::lock_guard lock(mutex_);
+    std::shared_ptr<void>& slot = locals_[typeid(T)];
+    if (!slot) slot = std::make_shared<T>();
+    return *static_cast<T*>(slot.get());
+  }
+
+ private:
+  void count(Category category, int64_t bytes);
+
+  std::byte* base_ = nullptr;
+  int64_t capacity_ = 0;
+  int64_t top_ = 0;
+  mutable std::mutex mutex_;
+  std::map<int64_t, int64_t> free_;  // offset -> bytes, neighbours merged
+  std::array<Usage, kCategories> usage_{};
+  Usage total_{};
+  Category default_category_ = Category::activations;
+  std::map<std::type_index, std::shared_ptr<void>> locals_;
+};
+
+using ArenaPtr = std::shared_ptr<Arena>;
+inline ArenaPtr make_arena() { return std::make_shared<Arena>(); }
+
+}  // namespace tessera

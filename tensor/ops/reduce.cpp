@@ -1,0 +1,106 @@
+// Sums on the CPU. Threads split the outputs, never the terms of one sum.
+#include "tensor/ops/reduce.h"
+
+#include <vector>
+
+#include "tensor/cpu/vectorize.h"
+
+namespace tessera {
+
+void sum_rows(Tensor& out, const Tensor& x) {
+  const Tensor rows = x.contiguous().flat_rows();
+  const int64_t n = rows.dim(0), c = rows.dim(1);
+  out.check_size(c);
+  with_floating(x.dtype(), "sum_rows", [&](auto t) {
+    with_floating(out.dtype(), "sum_rows", [&](auto u) {
+      using T = decltype(t);
+      using U = decltype(u);
+      using A = Accumulate<T>;
+      const T* const in = rows.data<T>();
+      U* const to = out.data<U>();
+      constexpr int64_t kStrip = 64;  // columns summed at a time: they stay in registers or the first-level cache
+      cpu::parallel_for(c, kStrip, [=](int64_t begin, int64_t end) {
+        for (int64_t j0 = begin; j0 < end; j0 += kStrip) {
+          const int64_t width = std::min(kStrip, end - j0);
+          A total[kStrip] = {};
+          for (int64_t i = 0; i < n; ++i) {
+            const T* const row = in + i * c + j0;
+            if (width == kStrip) {
+              for (int64_t j = 0; j < kStrip; ++j) total[j] += static_cast<A>(row[j]);
+            } else {
+              for (int64_t j = 0; j < width; ++j) total[j] += static_cast<A>(row[j]);
+            }
+          }
+          for (int64_t j = 0; j < width; ++j) to[j0 + j] = static_cast<U>(total[j]);
+        }
+      });
+    });
+  });
+}
+
+Tensor sum(const Tensor& x) {
+  const Tensor flat = x.contiguous();
+  Tensor out = x.make(Shape{});
+  const int64_t n = x.numel();
+  with_floating(x.dtype(), "sum", [&](auto t) {
+    using T = decltype(t);
+    const T* const in = flat.data<T>();
+    constexpr int64_t kBlock = 4096;
+    std::vector<double> partial(static_cast<size_t>((n + kBlock - 1) / kBlock));
+    cpu::parallel_for(n, kBlock, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; b += kBlock) {
+        double total = 0;
+        for (int64_t i = b; i < std::min(end, b + kBlock); ++i)
+          total += static_cast<double>(static_cast<Accumulate<T>>(in[i]));
+        partial[static_cast<size_t>(b / kBlock)] = total;
+      }
+    });
+    double total = 0;
+    for (double p : partial) total += p;
+    *out.data<T>() = T(static_cast<Accumulate<T>>(total));
+  });
+  return out;
+}
+
+Tensor sum_to(const Tensor& x, const Shape& shape) {
+  if (x.shape() == shape) return x;
+  if (!(broadcast(x.shape(), shape, "sum_to") == x.shape()))
+    throw Error("[sum_to] " + x.describe() + " is no broadcast of " + shape.str());
+  // Leading dims that go away, with the rest kept whole, are a sum over rows: the usual bias gradient.
+  Shape tail;
+  for (int i = x.rank() - shape.rank(); i < x.rank(); ++i) tail.push_back(x.shape()[i]);
+  Tensor out = x.make(shape);
+  if (tail == shape) {
+    Tensor flat = out.reshape({-1});
+    sum_rows(flat, x.contiguous().reshape({-1, shape.numel()}));
+    return out;
+  }
+  with_floating(x.dtype(), "sum_to", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const Tensor in = x.contiguous();
+    std::vector<A> total(static_cast<size_t>(shape.numel()), A(0));
+    const Shape strides = [&] {  // of the output, seen from x: 0 where a dim is summed
+      Shape s = x.shape();
+      const Shape own = contiguous_strides(shape);
+      for (int i = 0; i < x.rank(); ++i) {
+        const int at = i - (x.rank() - shape.rank());
+        s[i] = at < 0 || shape[at] == 1 ? 0 : own[at];
+      }
+      return s;
+    }();
+    const T* const p = in.data<T>();
+    for (int64_t i = 0; i < in.numel(); ++i) {
+      int64_t rest = i, to = 0;
+      for (int d = x.rank() - 1; d >= 0; --d) {
+        to += rest % x.shape()[d] * strides[d];
+        rest /= x.shape()[d];
+      }
+      total[static_cast<size_t>(to)] += static_cast<A>(p[i]);
+    }
+    for (int64_t i = 0; i < out.numel(); ++i) out.data<T>()[i] = T(total[static_cast<size_t>(i)]);
+  });
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,91 @@
+// Shapes and strides: small fixed-capacity lists of sizes, so that views never allocate.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+
+#include "tensor/error.h"
+
+namespace tessera {
+
+inline constexpr int kMaxRank = 6;
+
+// A list of at most six sizes. Negative indices count from the end, as in NumPy.
+class Shape {
+ public:
+  Shape() = default;
+  Shape(std::initializer_list<int64_t> dims) : Shape(std::span<const int64_t>(dims.begin(), dims.size())) {}
+  explicit Shape(std::span<const int64_t> dims) : rank_(static_cast<int>(dims.size())) {
+    if (dims.size() > kMaxRank)
+      throw Error("[shape] " + std::to_string(dims.size()) + " dims; at most 6 are supported");
+    std::copy(dims.begin(), dims.end(), dims_.begin());
+  }
+
+  int rank() const { return rank_; }
+  int64_t operator[](int i) const { return dims_[index(i)]; }
+  int64_t& operator[](int i) { return dims_[index(i)]; }
+  const int64_t* begin() const { return dims_.data(); }
+  const int64_t* end() const { return dims_.data() + rank_; }
+
+  int64_t numel() const {
+    int64_t n = 1;
+    for (int64_t d : *this) n *= d;
+    return n;
+  }
+  void push_back(int64_t d) {
+    if (rank_ == kMaxRank) throw Error("[shape] more than 6 dims");
+    dims_[static_cast<size_t>(rank_++)] = d;
+  }
+  // The first n dims, and the shape with the last dim replaced.
+  Shape first(int n) const { return Shape(std::span(dims_.data(), static_cast<size_t>(n))); }
+  Shape with_last(int64_t d) const {
+    Shape s = *this;
+    s[-1] = d;
+    return s;
+  }
+  // "(2, 3)", the form in which errors show a shape.
+  std::string str() const {
+    std::string s = "(";
+    for (int i = 0; i < rank_; ++i) s += (i ? ", " : "") + std::to_string(dims_[static_cast<size_t>(i)]);
+    return s + ")";
+  }
+  friend bool operator==(const Shape& a, const Shape& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
+
+ private:
+  size_t index(int i) const {
+    const int at = i < 0 ? i + rank_ : i;
+    if (at < 0 || at >= rank_)
+      throw Error("[shape] dim " + std::to_string(i) + " of a shape of rank " + std::to_string(rank_));
+    return static_cast<size_t>(at);
+  }
+  int rank_ = 0;
+  std::array<int64_t, kMaxRank> dims_{};
+};
+
+// Row-major strides, in elements.
+inline Shape contiguous_strides(const Shape& shape) {
+  Shape strides = shape;
+  int64_t step = 1;
+  for (int i = shape.rank() - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= shape[i];
+  }
+  return strides;
+}
+
+// The shape that a and b broadcast to (NumPy's rule: dims align at the end, a size of 1 stretches).
+inline Shape broadcast(const Shape& a, const Shape& b, const char* op) {
+  Shape out = a.rank() >= b.rank() ? a : b;
+  for (int i = 1; i <= std::min(a.rank(), b.rank()); ++i) {
+    if (a[-i] != b[-i] && a[-i] != 1 && b[-i] != 1)
+      throw Error(std::string("[") + op + "] shapes " + a.str() + " and " + b.str() + " do not broadcast: dim " +
+                  std::to_string(-i) + " is " + std::to_string(a[-i]) + " and " + std::to_string(b[-i]));
+    out[-i] = a[-i] == 1 ? b[-i] : a[-i];
+  }
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,208 @@
+// Views and copies of tensors.
+#include "tensor/tensor.h"
+
+#include <cstring>
+
+#include "tensor/cpu/loops.h"
+
+namespace tessera {
+
+Tensor Tensor::empty(const Shape& shape, DType dtype, const ArenaPtr& arena, Category category) {
+  for (int64_t d : shape)
+    if (d < 0) throw Error("[empty] shape " + shape.str() + " has a negative dim");
+  Tensor t = meta(shape, dtype);
+  t.storage_ = std::make_shared<Storage>(arena, t.nbytes(), category);
+  return t;
+}
+
+Tensor Tensor::empty(const Shape& shape, DType dtype, const ArenaPtr& arena) {
+  return empty(shape, dtype, arena, arena->default_category());
+}
+
+Tensor Tensor::zeros(const Shape& shape, DType dtype, const ArenaPtr& arena) {
+  Tensor t = empty(shape, dtype, arena);
+  t.fill(0);
+  return t;
+}
+
+Tensor Tensor::meta(const Shape& shape, DType dtype) {
+  Tensor t;
+  t.shape_ = shape;
+  t.strides_ = contiguous_strides(shape);
+  t.dtype_ = dtype;
+  t.defined_ = true;
+  return t;
+}
+
+bool Tensor::is_contiguous() const {
+  int64_t step = 1;
+  for (int i = rank() - 1; i >= 0; --i) {
+    if (shape_[i] != 1 && strides_[i] != step) return false;
+    step *= shape_[i];
+  }
+  return true;
+}
+
+const ArenaPtr& Tensor::arena() const {
+  if (!storage_)
+    throw Error("[tensor] " + describe() + " has no memory: it is on the meta device; materialize the model first");
+  return storage_->arena();
+}
+
+std::byte* Tensor::raw() const {
+  if (!storage_)
+    throw Error("[tensor] " + describe() + " has no memory: it is on the meta device; materialize the model first");
+  return storage_->data() + offset_ * size_of(dtype_);
+}
+
+std::string Tensor::describe() const {
+  return defined_ ? std::string(name_of(dtype_)) + " " + shape_.str() : std::string("undefined tensor");
+}
+
+void Tensor::check_dtype(DType expected) const {
+  if (!defined_ || dtype_ != expected)
+    throw Error("[tensor] expected dtype " + std::string(name_of(expected)) + ", found " + describe());
+}
+
+void Tensor::check_size(int64_t expected) const {
+  if (numel() != expected)
+    throw Error("[tensor] expected " + std::to_string(expected) + " elements, found " + describe());
+}
+
+Tensor Tensor::reshape(const Shape& wanted) const {
+  Shape shape = wanted;
+  int64_t known = 1;
+  int free_dim = -1;
+  for (int i = 0; i < shape.rank(); ++i) {
+    if (shape[i] == -1 && free_dim < 0)
+      free_dim = i;
+    else
+      known *= shape[i];
+  }
+  if (free_dim >= 0) shape[free_dim] = known > 0 ? numel() / known : 0;
+  if (shape.numel() != numel())
+    throw Error("[reshape] " + describe() + " to " + wanted.str() + ": " + std::to_string(numel()) +
+                " elements do not fit");
+  Tensor t = *this;
+  t.shape_ = shape;
+  t.strides_ = contiguous_strides(shape);
+  if (is_contiguous()) return t;
+  // Walk both shapes from the right; each group of new dims must come from old dims that run on.
+  int old = rank() - 1;
+  for (int i = shape.rank() - 1; i >= 0;) {
+    while (old > 0 && shape_[old] == 1) --old;
+    int64_t taken = shape_[old], made = 1, stride = strides_[old];
+    int first = old;
+    for (; i >= 0 && (made < taken || shape[i] == 1); --i) {
+      t.strides_[i] = stride * made;
+      made *= shape[i];
+      while (made > taken && first > 0) {
+        if (shape_[first - 1] != 1 && strides_[first - 1] != strides_[first] * shape_[first])
+          throw Error("[reshape] " + describe() + " with strides " + strides_.str() + " to " + shape.str() +
+                      " needs a copy; call contiguous() first");
+        taken *= shape_[--first];
+      }
+    }
+    if (made != taken)
+      throw Error("[reshape] " + describe() + " with strides " + strides_.str() + " to " + shape.str() +
+                  " needs a copy; call contiguous() first");
+    old = first - 1;
+    if (old < 0) {
+      for (; i >= 0; --i) t.strides_[i] = 1;
+      break;
+    }
+  }
+  return t;
+}
+
+Tensor Tensor::transpose(int a, int b) const {
+  Tensor t = *this;
+  std::swap(t.shape_[a], t.shape_[b]);
+  std::swap(t.strides_[a], t.strides_[b]);
+  return t;
+}
+
+Tensor Tensor::narrow(int dim, int64_t start, int64_t length) const {
+  if (start < 0 || length < 0 || start + length > shape_[dim])
+    throw Error("[narrow] dim " + std::to_string(dim) + " of " + describe() + ": [" + std::to_string(start) + ", " +
+                std::to_string(start + length) + ") lies outside");
+  Tensor t = *this;
+  t.offset_ += start * strides_[dim];
+  t.shape_[dim] = length;
+  return t;
+}
+
+Tensor Tensor::select(int dim, int64_t index) const {
+  const int at = dim < 0 ? dim + rank() : dim;
+  const Tensor one = narrow(at, index, 1);
+  Tensor t = one;
+  t.shape_ = t.strides_ = Shape{};
+  for (int i = 0; i < rank(); ++i) {
+    if (i == at) continue;
+    t.shape_.push_back(one.shape_[i]);
+    t.strides_.push_back(one.strides_[i]);
+  }
+  return t;
+}
+
+Tensor Tensor::expand(const Shape& shape) const {
+  if (broadcast(shape_, shape, "expand").rank() != shape.rank() || !(broadcast(shape_, shape, "expand") == shape))
+    throw Error("[expand] " + describe() + " does not expand to " + shape.str());
+  Tensor t = *this;
+  t.shape_ = shape;
+  t.strides_ = shape;
+  for (int i = 0; i < shape.rank(); ++i) {
+    const int from = i - (shape.rank() - rank());
+    t.strides_[i] = from < 0 || (shape_[from] == 1 && shape[i] != 1) ? 0 : strides_[from];
+  }
+  return t;
+}
+
+Tensor Tensor::contiguous() const { return is_contiguous() ? *this : clone(); }
+
+Tensor Tensor::clone() const {
+  Tensor t = make(shape_);
+  t.copy_from(*this);
+  return t;
+}
+
+Tensor Tensor::to(DType dtype) const {
+  if (dtype == dtype_) return *this;
+  Tensor t = make(shape_, dtype);
+  t.copy_from(*this);
+  return t;
+}
+
+void Tensor::copy_from(const Tensor& source) {
+  if (numel() == 0) return;
+  const Tensor s = source.expand(shape_);
+  with_dtype(dtype_, [&](auto to) {
+    with_dtype(s.dtype_, [&](auto from) {
+      using To = decltype(to);
+      using From = decltype(from);
+      cpu::map<To, From>(*this, s, [](From x) {
+        if constexpr (std::is_same_v<To, From>)
+          return x;
+        else if constexpr (std::is_same_v<To, bfloat16>)
+          return bfloat16(static_cast<float>(x));
+        else
+          return static_cast<To>(static_cast<Accumulate<From>>(x));
+      });
+    });
+  });
+}
+
+void Tensor::fill(double value) {
+  if (numel() == 0) return;
+  with_dtype(dtype_, [&](auto zero) {
+    using T = decltype(zero);
+    T v{};
+    if constexpr (std::is_same_v<T, bfloat16>)
+      v = bfloat16(static_cast<float>(value));
+    else
+      v = static_cast<T>(value);
+    cpu::map<T, T>(*this, *this, [v](T) { return v; });
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,151 @@
+// Tensor: a strided view of reference-counted storage. It knows nothing of gradients (autograd/ does) nor of ranks.
+//
+// Copying a Tensor copies the view, never the elements. Ops read tensors of any strides unless they say otherwise, and
+// return new contiguous tensors from the arena of their first argument, in the arena's default category.
+#pragma once
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tensor/arena.h"
+#include "tensor/device.h"
+#include "tensor/dtype.h"
+#include "tensor/error.h"
+#include "tensor/shape.h"
+
+namespace tessera {
+
+// One block of an arena. `version` counts the writes that change its meaning (an optimizer step), so that a copy in
+// another layout, such as a packed weight, knows when it is stale.
+class Storage {
+ public:
+  Storage(ArenaPtr arena, int64_t bytes, Category category)
+      : arena_(std::move(arena)), bytes_(bytes), category_(category), data_(arena_->allocate(bytes, category)) {}
+  ~Storage() { arena_->release(data_, bytes_, category_); }
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  std::byte* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+  const ArenaPtr& arena() const { return arena_; }
+  uint64_t version = 0;
+
+ private:
+  ArenaPtr arena_;
+  int64_t bytes_;
+  Category category_;
+  std::byte* data_;
+};
+
+class Tensor {
+ public:
+  Tensor() = default;  // undefined: no shape, no elements
+  static Tensor empty(const Shape& shape, DType dtype, const ArenaPtr& arena);
+  static Tensor empty(const Shape& shape, DType dtype, const ArenaPtr& arena, Category category);
+  static Tensor zeros(const Shape& shape, DType dtype, const ArenaPtr& arena);
+  static Tensor meta(const Shape& shape, DType dtype);  // shape and dtype without memory
+  template <class T>
+  static Tensor of(std::span<const T> values, const Shape& shape, const ArenaPtr& arena) {
+    Tensor t = empty(shape, kDTypeOf<T>, arena);
+    t.check_size(static_cast<int64_t>(values.size()));
+    std::copy(values.begin(), values.end(), t.data<T>());
+    return t;
+  }
+
+  // An uninitialised contiguous tensor of another shape (and dtype, and category) in the arena of this one.
+  Tensor make(const Shape& shape) const { return make(shape, dtype_); }
+  Tensor make(const Shape& shape, DType dtype) const { return make(shape, dtype, arena()->default_category()); }
+  Tensor make(const Shape& shape, DType dtype, Category category) const {
+    return empty(shape, dtype, arena(), category);
+  }
+
+  bool defined() const { return defined_; }
+  const Shape& shape() const { return shape_; }
+  const Shape& strides() const { return strides_; }  // in elements
+  int64_t dim(int i) const { return shape_[i]; }
+  int rank() const { return shape_.rank(); }
+  int64_t numel() const { return shape_.numel(); }
+  DType dtype() const { return dtype_; }
+  int64_t nbytes() const { return numel() * size_of(dtype_); }
+  Device device() const { return storage_ ? Device::cpu : Device::meta; }
+  bool is_contiguous() const;
+  // True when no other tensor shares the storage, so that an op may write its result over this value.
+  bool unique() const { return storage_.use_count() == 1; }
+  const std::shared_ptr<Storage>& storage() const { return storage_; }
+  const ArenaPtr& arena() const;
+
+  // The first element. Throws when T is not the dtype or the tensor has no memory.
+  template <class T>
+  T* data() const {
+    check_dtype(kDTypeOf<T>);
+    return reinterpret_cast<T*>(raw());
+  }
+  std::byte* raw() const;
+  template <class T>
+  T item() const {  // the only element
+    check_size(1);
+    return *data<T>();
+  }
+  template <class T>
+  std::vector<T> to_vector() const {  // the elements in row-major order
+    const Tensor t = contiguous();
+    return std::vector<T>(t.data<T>(), t.data<T>() + t.numel());
+  }
+
+  // Views: the result shares the storage.
+  Tensor reshape(const Shape& shape) const;  // one dim may be -1; throws when the strides do not allow a view
+  Tensor transpose(int a, int b) const;
+  Tensor narrow(int dim, int64_t start, int64_t length) const;
+  Tensor select(int dim, int64_t index) const;  // narrow to one index and drop the dim
+  Tensor expand(const Shape& shape) const;      // dims of size 1 (and new leading dims) repeat by a stride of 0
+  Tensor flat_rows() const { return reshape({-1, shape_[-1]}); }  // (..., C) -> (N, C)
+
+  // Copies.
+  Tensor contiguous() const;             // itself when it is contiguous already
+  Tensor clone() const;                  // always a copy
+  Tensor to(DType dtype) const;          // itself when the dtype is the same; rounds to nearest even
+  void copy_from(const Tensor& source);  // element by element; source broadcasts and converts
+  void fill(double value);
+
+  std::string describe() const;  // "float32 (2, 3)"
+  void check_dtype(DType expected) const;
+  void check_size(int64_t expected) const;
+
+ private:
+  std::shared_ptr<Storage> storage_;
+  int64_t offset_ = 0;  // in elements
+  Shape shape_, strides_;
+  DType dtype_ = DType::float32;
+  bool defined_ = false;
+};
+
+// Calls f with a value of the C++ type of a floating dtype, as `f(float{})`; `op` names the caller in the error.
+template <class F>
+decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
+  switch (dtype) {
+    case DType::float64:
+      return f(double{});
+    case DType::float32:
+      return f(float{});
+    case DType::bfloat16:
+      return f(bfloat16{});
+    default:
+      throw Error(std::string("[") + op + "] dtype is " + std::string(name_of(dtype)) + "; expected a floating dtype");
+  }
+}
+
+// The same for every dtype.
+template <class F>
+decltype(auto) with_dtype(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::int32:
+      return f(int32_t{});
+    case DType::int64:
+      return f(int64_t{});
+    default:
+      return with_floating(dtype, "dtype", static_cast<F&&>(f));
+  }
+}
+
+}  // namespace tessera
