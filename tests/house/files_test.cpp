@@ -1,0 +1,76 @@
+// Holds what every file of the house has in common: its length, the comment it opens with, and that the list of
+// packages and the README's table of them say the same.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/house/sources.h"
+
+namespace tessera::house {
+namespace {
+
+constexpr int64_t kMostLines = 300;
+
+std::string too_long(const Source& source) {
+  const int64_t lines = std::count(source.text.begin(), source.text.end(), '\n');
+  if (!source.is_code() || lines <= kMostLines) return "";
+  return std::to_string(lines) + " lines; expected at most " + std::to_string(kMostLines);
+}
+
+std::string no_opening_comment(const Source& source) {
+  if (source.ends_with(".txt") && !source.ends_with("CMakeLists.txt") && source.path != "packages.txt") return "";
+  const bool good = source.is_code()          ? source.text.starts_with("//")
+                    : source.ends_with(".py") ? source.text.starts_with("#") || source.text.starts_with("\"\"\"")
+                                              : source.text.starts_with("#");
+  if (good) return "";
+  return "opens with \"" + source.text.substr(0, std::min<size_t>(20, source.text.find('\n'))) +
+         "\"; expected a comment that says what the file is for";
+}
+
+std::set<std::string> packages_of(const std::string& list) {
+  std::set<std::string> names;
+  std::istringstream lines(list);
+  for (std::string line, name; std::getline(lines, line);)
+    if (std::istringstream(line) >> name && name[0] != '#') names.insert(name);
+  return names;
+}
+
+// The first cells of the table rows, between backticks: | `name` | ...
+std::set<std::string> packages_named(const std::string& readme) {
+  static const std::regex row(R"(^\| `([a-z0-9+.-]+)` \|)", std::regex::multiline);
+  std::set<std::string> names;
+  for (std::sregex_iterator it(readme.begin(), readme.end(), row), end; it != end; ++it) names.insert((*it)[1]);
+  return names;
+}
+
+TEST(Files, AreShort) { EXPECT_EQ(complaints(too_long), ""); }
+TEST(Files, OpenWithAComment) { EXPECT_EQ(complaints(no_opening_comment), ""); }
+
+TEST(Files, ReadmeNamesEveryPackage) {
+  const std::filesystem::path root = TESSERA_SOURCE_DIR;
+  const std::set<std::string> needed = packages_of(read_text(root / "packages.txt"));
+  EXPECT_GT(needed.size(), 5u);
+  EXPECT_EQ(packages_named(read_text(root / "README.md")), needed);
+}
+
+TEST(Files, ViolationsAreSeen) {
+  EXPECT_NE(too_long({"nn/a.cpp", std::string(301, '\n')}), "");
+  EXPECT_EQ(too_long({"nn/a.cpp", std::string(300, '\n')}), "");
+  EXPECT_NE(no_opening_comment({"nn/a.h", "#pragma once\n"}), "");
+  EXPECT_NE(no_opening_comment({"CMakeLists.txt", "project(x)\n"}), "");
+  EXPECT_EQ(no_opening_comment({"nn/a.h", "// What this is for.\n"}), "");
+  EXPECT_EQ(packages_of("# x\ng++  y\n\nz 1\n"), (std::set<std::string>{"g++", "z"}));
+  EXPECT_EQ(packages_named("| `g++` | y |\nsay `z`\n"), (std::set<std::string>{"g++"}));
+}
+
+TEST(Files, AreFound) {
+  const std::vector<Source> sources = all_sources();
+  const auto has = [&](const std::string& path) {
+    return std::any_of(sources.begin(), sources.end(), [&](const Source& s) { return s.path == path; });
+  };
+  EXPECT_TRUE(has("tensor/tensor.h") && has("CMakeLists.txt") && has("tests/house/files_test.cpp"));
+  EXPECT_FALSE(includes_of({"x.h", "#include \"tensor/tensor.h\"\n"}).empty());
+}
+
+}  // namespace
+}  // namespace tessera::house

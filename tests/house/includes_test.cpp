@@ -1,0 +1,173 @@
+// Holds the law of includes: which layer may see which, where the headers of CUDA, MPI and NCCL and of third parties
+// may appear, and that the picture in docs/design.md shows the layers as they are. Every rule is a function of one
+// file, so that a made-up violation shows that it can fail.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "tests/house/sources.h"
+
+namespace tessera::house {
+namespace {
+
+using Graph = std::map<std::string, std::set<std::string>>;
+
+// What each layer may include besides itself. Folders that are not named here (app, tests, bench, examples) see all.
+const Graph& law() {
+  static const Graph allowed{
+      {"tensor", {}},
+      {"autograd", {"tensor"}},
+      {"nn", {"tensor", "autograd"}},
+      {"optim", {"tensor", "autograd", "nn"}},
+      {"models", {"tensor", "autograd", "nn"}},
+      {"parallel", {"tensor", "autograd", "nn", "optim"}},
+      {"data", {"tensor"}},
+  };
+  return allowed;
+}
+
+std::string broken_layering(const Source& source) {
+  if (!source.is_code()) return "";
+  const auto allowed = law().find(source.folder());
+  for (const Include& include : includes_of(source)) {
+    if (!include.quoted) continue;
+    const size_t slash = include.name.find('/');
+    if (slash == std::string::npos) return "\"" + include.name + "\" is not a path from the repository's root";
+    const std::string layer = include.name.substr(0, slash);
+    // models/gpt_parallel.* is the one pair that joins a model and the strategies.
+    if (source.path.starts_with("models/gpt_parallel.") && layer == "parallel") continue;
+    if (allowed != law().end() && layer != source.folder() && !allowed->second.contains(layer))
+      return source.folder() + "/ may not include \"" + include.name + "\"";
+  }
+  return "";
+}
+
+std::string misplaced_backend(const Source& source) {
+  if (!source.is_code()) return "";
+  static const std::regex cuda("^(cuda|cublas|cudnn|curand|cub/|cute/|cutlass|thrust/|nvtx|mma\\.h).*"),
+      nccl("^nccl.*"), mpi("^mpi\\.h$");
+  const auto in = [&](const char* part) { return source.path.find(part) != std::string::npos; };
+  for (const Include& include : includes_of(source)) {
+    if (std::regex_match(include.name, cuda) && !source.is_cuda() && !in("/cuda/") && !in("/nccl"))
+      return "<" + include.name + "> belongs in .cu files and cuda/ folders";
+    if (std::regex_match(include.name, nccl) && !in("/nccl")) return "<" + include.name + "> belongs in nccl* files";
+    if (std::regex_match(include.name, mpi) && !in("/mpi")) return "<" + include.name + "> belongs in mpi* files";
+  }
+  return "";
+}
+
+// A header of the C++ library has no dot and no slash; these are the compiler's and the system's.
+bool is_standard(const std::string& name) {
+  static const std::set<std::string> system{"immintrin.h", "omp.h", "unistd.h", "fcntl.h", "spawn.h", "poll.h"};
+  return name.find_first_of("./") == std::string::npos || system.contains(name) || name.starts_with("sys/");
+}
+
+std::string third_party_in_tensor_header(const Source& source) {
+  if (source.folder() != "tensor" || !source.is_header() || source.path.find("/cuda/") != std::string::npos) return "";
+  for (const Include& include : includes_of(source))
+    if (!include.quoted && !is_standard(include.name)) return "a header of tensor/ includes <" + include.name + ">";
+  return "";
+}
+
+// nvcc cannot compile fmt, spdlog or toml++ in C++20: no .cu file may reach one of them.
+std::string third_party_reached(const Source& source, std::set<std::string>& seen) {
+  static const std::regex refused("^(fmt|spdlog|toml\\+\\+|CLI|nlohmann|oneapi|gtest)/.*|^dnnl.*");
+  for (const Include& include : includes_of(source)) {
+    if (!include.quoted && std::regex_match(include.name, refused))
+      return source.path + " includes <" + include.name + ">";
+    if (!include.quoted || !seen.insert(include.name).second) continue;
+    const Source next{include.name, read_text(std::filesystem::path(TESSERA_SOURCE_DIR) / include.name)};
+    if (std::string found = third_party_reached(next, seen); !found.empty()) return found;
+  }
+  return "";
+}
+
+std::string third_party_in_cuda(const Source& source) {
+  if (!source.is_cuda() || source.folder() == "tests" || source.folder() == "bench") return "";
+  std::set<std::string> seen;
+  return third_party_reached(source, seen);
+}
+
+// Everything that can be reached from each node.
+Graph closure(Graph graph) {
+  for (bool grew = true; grew;) {
+    grew = false;
+    for (auto& [from, reached] : graph)
+      for (const std::string& via : std::set<std::string>(reached))
+        if (const auto next = graph.find(via); next != graph.end())
+          for (const std::string& to : next->second) grew |= reached.insert(to).second;
+  }
+  return graph;
+}
+
+// The layers that the includes make: folders that hold code, without tests, bench and examples, which see everything.
+Graph layers_of(const std::vector<Source>& sources) {
+  static const std::set<std::string> outside{"tests", "bench", "examples", ""};
+  Graph graph;
+  for (const Source& source : sources) {
+    if (!source.is_code() || outside.contains(source.folder())) continue;
+    std::set<std::string>& to = graph[source.folder()];
+    for (const Include& include : includes_of(source))
+      if (const std::string layer = include.name.substr(0, include.name.find('/'));
+          include.quoted && layer != source.folder())
+        to.insert(layer);
+  }
+  return closure(graph);
+}
+
+// The arrows `a --> b` of the first Mermaid picture in a page.
+Graph picture_of(const std::string& page) {
+  const size_t begin = page.find("```mermaid"), end = page.find("```", begin + 3);
+  if (begin == std::string::npos || end == std::string::npos) return {};
+  const std::string picture = page.substr(begin, end - begin);
+  static const std::regex arrow(R"(([a-z]+)\s*-->\s*([a-z]+))");
+  Graph graph;
+  for (std::sregex_iterator it(picture.begin(), picture.end(), arrow), last; it != last; ++it) {
+    graph[(*it)[1]].insert((*it)[2]);
+    graph[(*it)[2]];
+  }
+  return closure(graph);
+}
+
+std::string print(const Graph& graph) {
+  std::string text;
+  for (const auto& [from, reached] : graph) {
+    text += from + " sees:";
+    for (const std::string& to : reached) text += " " + to;
+    text += "\n";
+  }
+  return text;
+}
+
+TEST(Includes, PointDownward) { EXPECT_EQ(complaints(broken_layering), ""); }
+TEST(Includes, KeepBackendHeadersInBackendFiles) { EXPECT_EQ(complaints(misplaced_backend), ""); }
+TEST(Includes, KeepThirdPartiesOutOfTensorHeaders) { EXPECT_EQ(complaints(third_party_in_tensor_header), ""); }
+TEST(Includes, KeepThirdPartiesOutOfCuda) { EXPECT_EQ(complaints(third_party_in_cuda), ""); }
+
+TEST(Includes, ViolationsAreSeen) {
+  EXPECT_NE(broken_layering({"tensor/a.h", "#include \"autograd/var.h\"\n"}), "");
+  EXPECT_NE(broken_layering({"data/a.cpp", "// x\n  #  include \"nn/module.h\"\n"}), "");
+  EXPECT_NE(broken_layering({"optim/a.cpp", "#include \"models/gpt.h\"\n"}), "");
+  EXPECT_NE(broken_layering({"app/a.cpp", "#include \"beside.h\"\n"}), "");
+  EXPECT_NE(broken_layering({"parallel/a.cpp", "#include \"models/gpt.h\"\n"}), "");
+  EXPECT_EQ(broken_layering({"nn/a.h", "#include \"tensor/tensor.h\"\n#include <vector>\n"}), "");
+  EXPECT_NE(misplaced_backend({"tensor/a.cpp", "#include <cuda_runtime.h>\n"}), "");
+  EXPECT_NE(misplaced_backend({"parallel/comm/thread.cpp", "#include <mpi.h>\n"}), "");
+  EXPECT_EQ(misplaced_backend({"tensor/ops/a.cu", "#include <cuda_runtime.h>\n"}), "");
+  EXPECT_NE(third_party_in_tensor_header({"tensor/a.h", "#include <fmt/format.h>\n"}), "");
+  EXPECT_EQ(third_party_in_tensor_header({"tensor/a.h", "#include <immintrin.h>\n#include <span>\n"}), "");
+  EXPECT_NE(third_party_in_cuda({"tensor/a.cu", "#include <fmt/format.h>\n"}), "");
+  EXPECT_NE(third_party_in_cuda({"tensor/a.cu", "#include \"tensor/cpu/dnnl_matmul.cpp\"\n#include <dnnl.hpp>\n"}), "");
+}
+
+TEST(Includes, PictureIsComparedByWhatIsReached) {
+  const std::string page = "x\n```mermaid\ngraph TD\n  c --> b\n  b --> a\n```\n";
+  const Source b{"b/b.h", "#include \"a/a.h\"\n"}, c{"c/c.h", "#include \"b/b.h\"\n"}, a{"a/a.h", ""};
+  EXPECT_EQ(print(picture_of(page)), print(layers_of({a, b, c})));
+  const Source upward{"a/up.h", "#include \"c/c.h\"\n"};
+  EXPECT_NE(print(picture_of(page)), print(layers_of({a, b, c, upward})));
+  EXPECT_NE(print(picture_of(page)), print(layers_of({a, b, {"c/c.h", "#include \"a/a.h\"\n"}})));
+}
+
+}  // namespace
+}  // namespace tessera::house

@@ -1,0 +1,77 @@
+// The project's own files, read for the tests that hold the house in order.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace tessera::house {
+
+// A file of the repository: its path from the root, and its text.
+struct Source {
+  std::string path, text;
+
+  // "tensor" of tensor/cpu/loops.h; empty for a file at the root.
+  std::string folder() const { return path.find('/') == std::string::npos ? "" : path.substr(0, path.find('/')); }
+  bool ends_with(const std::string& tail) const {
+    return path.size() >= tail.size() && path.compare(path.size() - tail.size(), tail.size(), tail) == 0;
+  }
+  bool is_header() const { return ends_with(".h"); }
+  bool is_cuda() const { return ends_with(".cu") || ends_with(".cuh"); }
+  bool is_code() const { return is_header() || is_cuda() || ends_with(".cpp"); }
+};
+
+// One #include: the name and whether it stands in quotes (ours) or in angle brackets.
+struct Include {
+  std::string name;
+  bool quoted;
+};
+
+inline std::string read_text(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Every file of the kinds that the tests look at, in order of path; build folders, runs and hidden folders are passed
+// over.
+inline std::vector<Source> all_sources(const std::filesystem::path& root = TESSERA_SOURCE_DIR) {
+  static const std::set<std::string> kinds{".cpp", ".h", ".cu", ".cuh", ".cmake", ".sh", ".txt", ".py"};
+  std::vector<Source> found;
+  for (auto it = std::filesystem::recursive_directory_iterator(root);
+       it != std::filesystem::recursive_directory_iterator(); ++it) {
+    const std::string name = it->path().filename().string();
+    const bool top = it.depth() == 0;
+    if (it->is_directory()) {
+      if (name.starts_with(".") || (top && (name.starts_with("build") || name == "runs")))
+        it.disable_recursion_pending();
+    } else if (kinds.contains(it->path().extension().string())) {
+      found.push_back({std::filesystem::relative(it->path(), root).generic_string(), read_text(it->path())});
+    }
+  }
+  std::sort(found.begin(), found.end(), [](const Source& a, const Source& b) { return a.path < b.path; });
+  return found;
+}
+
+inline std::vector<Include> includes_of(const Source& source) {
+  static const std::regex line(R"re(^[ \t]*#[ \t]*include[ \t]*(["<])([^">]+)[">])re", std::regex::multiline);
+  std::vector<Include> found;
+  for (std::sregex_iterator it(source.text.begin(), source.text.end(), line), end; it != end; ++it)
+    found.push_back({(*it)[2], (*it)[1] == "\""});
+  return found;
+}
+
+// The complaints about all files that are code, one line each, for a failing test to print.
+inline std::string complaints(const std::function<std::string(const Source&)>& rule) {
+  std::string all;
+  for (const Source& source : all_sources())
+    if (const std::string complaint = rule(source); !complaint.empty()) all += source.path + ": " + complaint + "\n";
+  return all;
+}
+
+}  // namespace tessera::house
