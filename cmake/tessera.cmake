@@ -6,8 +6,13 @@ target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR})
 # fused multiply-add is wanted it is written. -Wno-psabi: our vector types never cross a call that is not inlined.
 target_compile_options(tessera_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Werror -Wno-psabi -ffp-contract=off -fno-math-errno -fno-trapping-math>)
+target_compile_options(tessera_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-unknown-pragmas>)  # of g++
 target_compile_options(tessera_flags INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O3>)
 
+# The sanitizers' checks hide from g++ 12 what is initialised, inside its own std::regex too: that warning is off with them.
+if(TESSERA_SANITIZE)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>)
+endif()
 if(TESSERA_SANITIZE STREQUAL "address")
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined> $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>)
   add_link_options(-fsanitize=address,undefined)
