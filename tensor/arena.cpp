@@ -12,6 +12,7 @@
 namespace tessera {
 namespace {
 constexpr int64_t kAlignment = 64;
+constexpr int64_t kLeastReserved = int64_t{1} << 30;
 int64_t rounded(int64_t bytes) {
   return std::max<int64_t>(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
 }
@@ -24,12 +25,20 @@ std::string_view name_of(Category category) {
 }
 
 Arena::Arena(int64_t capacity) : capacity_(capacity) {
-  void* p = mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const auto reserve = [this] {
+    return mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  };
+  void* p = reserve();
+  // A limit on address space (ulimit -v, strict overcommit, a sanitizer's shadow) may leave room for less.
+  while (p == MAP_FAILED && capacity_ > kLeastReserved) {
+    capacity_ /= 2;
+    p = reserve();
+  }
   if (p == MAP_FAILED)
-    throw Error("[arena] cannot reserve " + std::to_string(capacity) +
+    throw Error("[arena] cannot reserve " + std::to_string(capacity_) +
                 " bytes of address space: " + std::strerror(errno));
-  madvise(p, static_cast<size_t>(capacity), MADV_HUGEPAGE);  // a hint: without huge pages all is slower, nothing else
+  madvise(p, static_cast<size_t>(capacity_), MADV_HUGEPAGE);  // a hint: without huge pages all is slower, nothing else
   base_ = static_cast<std::byte*>(p);
 }
 

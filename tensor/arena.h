@@ -31,8 +31,8 @@ struct Usage {
 
 class Arena {
  public:
-  // Reserves address space for `capacity` bytes; memory is committed by the first touch. Throws Error when the system
-  // refuses the reservation.
+  // Reserves address space for `capacity` bytes, halved while the system refuses; memory is committed by the first
+  // touch. Throws Error when even 1 GiB is refused.
   explicit Arena(int64_t capacity = int64_t{1} << 40);
   ~Arena();
   Arena(const Arena&) = delete;
