@@ -144,6 +144,24 @@ TEST(Includes, KeepBackendHeadersInBackendFiles) { EXPECT_EQ(complaints(misplace
 TEST(Includes, KeepThirdPartiesOutOfTensorHeaders) { EXPECT_EQ(complaints(third_party_in_tensor_header), ""); }
 TEST(Includes, KeepThirdPartiesOutOfCuda) { EXPECT_EQ(complaints(third_party_in_cuda), ""); }
 
+Graph drawn() { return picture_of(read_text(std::filesystem::path(TESSERA_SOURCE_DIR) / "docs/design.md")); }
+
+TEST(Includes, AreAllDrawnInTheDesign) {
+  const Graph picture = drawn();
+  for (const auto& [layer, reached] : layers_of(all_sources())) {
+    ASSERT_TRUE(picture.contains(layer)) << "docs/design.md does not draw " << layer;
+    for (const std::string& to : reached)
+      EXPECT_TRUE(picture.at(layer).contains(to)) << "docs/design.md draws no way from " << layer << " to " << to;
+  }
+}
+
+TEST(Includes, AreAsTheDesignDrawsThem) {
+  const Graph picture = drawn(), layers = layers_of(all_sources());
+  for (const auto& [layer, reached] : picture)
+    if (!layers.contains(layer)) GTEST_SKIP() << "the design draws " << layer << ", which holds no code yet";
+  EXPECT_EQ(print(picture), print(layers));
+}
+
 TEST(Includes, ViolationsAreSeen) {
   EXPECT_NE(broken_layering({"tensor/a.h", "#include \"autograd/var.h\"\n"}), "");
   EXPECT_NE(broken_layering({"data/a.cpp", "// x\n  #  include \"nn/module.h\"\n"}), "");
