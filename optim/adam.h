@@ -1,0 +1,29 @@
+// Adam (Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1) and AdamW (Loshchilov and
+// Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2).
+//
+//   g = grad_scale * grad           (+ weight_decay * p when the decay is coupled)
+//   m = beta1 m + (1 - beta1) g     v = beta2 v + (1 - beta2) g^2
+//   p = p (1 - lr weight_decay, when the decay is decoupled) - lr m' / (sqrt(v') + eps)
+//   with m' = m / (1 - beta1^t), v' = v / (1 - beta2^t), both divisors computed in double once per step
+#pragma once
+#include "optim/optimizer.h"
+
+namespace tessera {
+
+enum class Decay { coupled, decoupled };  // L2 regularisation inside the gradient, or AdamW
+
+class Adam final : public Optimizer {
+ public:
+  Adam(std::vector<FlatUnit> units, const OptimizerOptions& options, Decay decay);
+  void step(double lr, double grad_scale) override;
+
+ private:
+  struct State {
+    Tensor m, v, master;
+  };
+  OptimizerOptions options_;
+  Decay decay_;
+  std::vector<State> states_;
+};
+
+}  // namespace tessera

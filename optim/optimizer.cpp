@@ -1,0 +1,72 @@
+// What optimizers share: the checks of their units, and their state tensors.
+#include "optim/optimizer.h"
+
+#include <fmt/format.h>
+
+#include "optim/adam.h"
+#include "optim/sgd.h"
+
+namespace tessera {
+namespace {
+
+void check_unit(const FlatUnit& unit) {
+  const Tensor &values = unit.values, &grads = unit.grads;
+  if (!is_floating(values.dtype()) || values.rank() != 1 || !values.is_contiguous())
+    throw Error(fmt::format("[optimizer] values of {} are {}; expected a contiguous floating tensor of rank 1",
+                            unit.name, values.describe()));
+  if (!is_floating(grads.dtype()) || grads.shape() != values.shape() || !grads.is_contiguous())
+    throw Error(fmt::format("[optimizer] gradients of {} are {}; expected a contiguous floating tensor of shape {}",
+                            unit.name, grads.describe(), values.shape().str()));
+  const Slot* before = nullptr;
+  for (const Slot& slot : unit.slots) {
+    if (before != nullptr && slot.begin < before->begin + before->shape.numel())
+      throw Error(fmt::format("[optimizer] slot {} of {} begins at {}, inside slot {}; slots must not overlap",
+                              slot.name, unit.name, slot.begin, before->name));
+    before = &slot;
+  }
+}
+
+void check_options(const OptimizerOptions& o) {
+  const auto fraction = [](const char* option, double value) {
+    if (!(value >= 0 && value < 1))
+      throw Error(fmt::format("[optimizer] {} is {}; expected a number in [0, 1)", option, value));
+  };
+  fraction("momentum", o.momentum);
+  fraction("beta1", o.beta1);
+  fraction("beta2", o.beta2);
+  if (!(o.eps > 0)) throw Error(fmt::format("[optimizer] eps is {}; expected a number above 0", o.eps));
+  if (!(o.weight_decay >= 0))
+    throw Error(fmt::format("[optimizer] weight_decay is {}; expected a number of at least 0", o.weight_decay));
+}
+
+}  // namespace
+
+Optimizer::Optimizer(std::vector<FlatUnit> units) : units_(std::move(units)) {
+  for (const FlatUnit& unit : units_) check_unit(unit);
+}
+
+Tensor Optimizer::add_state(const FlatUnit& unit, std::string_view suffix) {
+  const DType dtype = unit.values.dtype() == DType::float64 ? DType::float64 : DType::float32;
+  Tensor t = unit.values.make(unit.values.shape(), dtype, Category::optimizer);
+  t.fill(0);
+  state_.push_back({unit.name + "." + std::string(suffix), t});
+  return t;
+}
+
+Tensor Optimizer::add_master(const FlatUnit& unit) {
+  if (unit.values.dtype() != DType::bfloat16) return unit.values;
+  Tensor master = add_state(unit, "master");
+  master.copy_from(unit.values);
+  return master;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(std::string_view name, std::vector<FlatUnit> units,
+                                          const OptimizerOptions& options) {
+  check_options(options);
+  if (name == "sgd") return std::make_unique<Sgd>(std::move(units), options);
+  if (name == "adam") return std::make_unique<Adam>(std::move(units), options, Decay::coupled);
+  if (name == "adamw") return std::make_unique<Adam>(std::move(units), options, Decay::decoupled);
+  throw Error(fmt::format("[optimizer] unknown optimizer '{}'; expected sgd, adam or adamw", name));
+}
+
+}  // namespace tessera

@@ -1,0 +1,43 @@
+// How an update reaches the elements of a unit: slot by slot, on the rank's threads, in the dtypes of its buffers.
+#pragma once
+#include <algorithm>
+
+#include "nn/flat.h"
+#include "tensor/cpu/vectorize.h"
+
+namespace tessera {
+
+// Runs f(begin, end, decay), vectorised, on ranges that together are the elements of the unit's slots, each in one
+// slot. Cut evenly over the threads; a slot that reaches past the unit's buffers is clipped to them.
+template <class F>
+void for_each_segment(const FlatUnit& unit, const F& f) {
+  const int64_t n = unit.values.numel();
+  const Slot* const first = unit.slots.data();
+  const Slot* const last = first + unit.slots.size();
+  cpu::split(n, cpu::kGrain, [&](int64_t from, int64_t to) {
+    for (const Slot* slot = first; slot != last; ++slot) {
+      const int64_t begin = std::max(from, slot->begin), end = std::min(to, slot->begin + slot->shape.numel());
+      const bool decay = slot->decay;
+      if (begin < end) cpu::vectorized([&f, begin, end, decay] { f(begin, end, decay); });
+    }
+  });
+}
+
+// The type that updates of values of type V are computed in, and their state kept in.
+template <class V>
+struct StateOf {
+  using type = float;
+};
+template <>
+struct StateOf<double> {
+  using type = double;
+};
+
+// Calls f(V{}, G{}) with the C++ types of the unit's values and gradients.
+template <class F>
+void with_unit_types(const FlatUnit& unit, const F& f) {
+  with_floating(unit.values.dtype(), "optimizer",
+                [&](auto v) { with_floating(unit.grads.dtype(), "optimizer", [&](auto g) { f(v, g); }); });
+}
+
+}  // namespace tessera

@@ -1,0 +1,33 @@
+"""Steps of PyTorch's own optimizers on a given parameter, as an oracle for the optimizers of this library.
+
+usage: optimizer_pytorch.py NAME STEPS; reads values.bin and grads.bin (STEPS gradients, one after another) of float32
+from the current folder and writes result.bin. The learning rate of step t (from 1) is 0.01 t.
+"""
+import sys
+
+import torch
+
+
+def make(name, p):
+    if name == "sgd":
+        return torch.optim.SGD([p], lr=0, momentum=0.9, weight_decay=0.1)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    return kind([p], lr=0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+
+
+def load(path):
+    with open(path, "rb") as f:
+        return torch.frombuffer(bytearray(f.read()), dtype=torch.float32).clone()
+
+
+name, steps = sys.argv[1], int(sys.argv[2])
+p = torch.nn.Parameter(load("values.bin"))
+grads = load("grads.bin").view(steps, -1)
+optimizer = make(name, p)
+for t in range(steps):
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01 * (t + 1)
+    p.grad = grads[t].clone()
+    optimizer.step()
+with open("result.bin", "wb") as f:
+    f.write(bytes(p.detach().contiguous().view(torch.uint8).tolist()))
