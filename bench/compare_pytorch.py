@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Training speed beside PyTorch: the same model, batch, clipping and AdamW, in alternating rounds, as a Markdown table.
+
+usage: bench/compare_pytorch.py [--binary build/release/bin/tessera] [--configs A,B,C] [--rounds 5] [--threads N]
+
+Each round runs Tessera and then PyTorch, each in a process of its own; a run's number is the median over its steps
+after the first five, the table's the median over rounds. PyTorch runs with the fastest of its settings that this
+version has (plain or fused attention, AdamW in its kinds, torch.compile), chosen by one run of each beforehand.
+"""
+import argparse
+import json
+import os
+import random
+import statistics
+import string
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+WARMUP = 5
+
+# layers, heads, channels, context, batch, vocab, timed steps
+CONFIGS = {
+    "A": dict(layers=6, heads=6, channels=384, context=256, batch=12, vocab=65, steps=10),
+    "B": dict(layers=12, heads=12, channels=768, context=256, batch=4, vocab=50304, steps=6),
+    "C": dict(layers=4, heads=4, channels=128, context=64, batch=12, vocab=65, steps=60),
+}
+MODEL_KEYS = ("layers", "heads", "channels", "context", "vocab")
+
+
+def optimizer_kinds(torch):
+    """Keyword arguments of AdamW that this version takes on a CPU."""
+    kinds = {"AdamW": {}}
+    for kind in ("foreach", "fused"):
+        try:
+            p = torch.nn.Parameter(torch.ones(2))
+            p.grad = torch.ones(2)
+            torch.optim.AdamW([p], **{kind: True}).step()
+            kinds[f"{kind} AdamW"] = {kind: True}
+        except (RuntimeError, TypeError):
+            pass
+    return kinds
+
+
+def settings():
+    import torch
+
+    attentions = ["plain"] + (["sdpa"] if hasattr(torch.nn.functional, "scaled_dot_product_attention") else [])
+    found = [f"{a}, {k}" for a in attentions for k in optimizer_kinds(torch)]
+    if hasattr(torch, "compile"):
+        found.append(found[-1] + ", compile")
+    a = torch.ones(256, 256)
+    a @ a  # so that the library is loaded
+    with open("/proc/self/maps") as maps:
+        files = sorted({os.path.realpath(line.split()[-1]) for line in maps if "blas" in line or "libmkl_" in line})
+    return {"settings": found, "version": torch.__version__, "blas": files,
+            "built_with": next((line.strip(" -") for line in torch.__config__.show().splitlines() if "MKL" in line), "")}
+
+
+def pytorch_step(config, setting):
+    """The function that does one training step."""
+    import torch
+
+    sys.path.insert(0, os.path.join(ROOT, "tests", "compare"))
+    from gpt_pytorch import GPT
+
+    parts = setting.split(", ")
+    torch.manual_seed(1)
+    model = GPT(**{k: config[k] for k in MODEL_KEYS}, sdpa=parts[0] == "sdpa")
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if p.dim() != 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), **optimizer_kinds(torch)[parts[1]])
+    forward = torch.compile(model) if "compile" in parts else model
+    ids = torch.randint(65, (config["batch"], config["context"] + 1))
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        loss = forward(ids[:, :-1], ids[:, 1:].contiguous())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def child(config, setting):
+    step, times = pytorch_step(config, setting), []
+    for _ in range(WARMUP + config["steps"]):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    print(json.dumps({"tokens_per_s": config["batch"] * config["context"] / statistics.median(times[WARMUP:])}))
+
+
+def environment(threads):
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+def run_pytorch(name, setting, args):
+    command = [args.python, os.path.abspath(__file__), "--child", setting, "--configs", name]
+    done = subprocess.run(command, env=environment(args.threads), stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])["tokens_per_s"]
+
+
+def run_tessera(config, folder, args):
+    text = os.path.join(folder, "text.txt")
+    if not os.path.exists(text):
+        letters = (string.ascii_letters + string.digits + " .\n")[:65]
+        with open(text, "w") as f:
+            f.write(letters + "".join(random.Random(1).choices(letters, k=40000)))
+    command = [args.binary, "train", "--format", "json", "--data", text, "--tokenizer", "char", "--optimizer", "adamw",
+               "--batch", str(config["batch"]), "--steps", str(WARMUP + config["steps"]), "--clip", "1",
+               "--weight-decay", "0.1", "--threads-per-rank", str(args.threads), "--out", tempfile.mkdtemp(dir=folder)]
+    for key in MODEL_KEYS:
+        command += [f"--{key}", str(config[key])]
+    done = subprocess.run(command, env=environment(args.threads), stdout=subprocess.PIPE, check=True, text=True)
+    summary = json.loads(done.stdout.splitlines()[-1])
+    return summary["tokens_per_s"]
+
+
+def compare(name, choices, folder, args):
+    config = CONFIGS[name]
+    trial = {s: run_pytorch(name, s, args) for s in choices} if len(choices) > 1 else {choices[0]: 0}
+    best = max(trial, key=trial.get)
+    ours, theirs = [], []
+    for round_ in range(args.rounds):
+        ours.append(run_tessera(config, folder, args))
+        theirs.append(run_pytorch(name, best, args))
+        print(f"{name} round {round_ + 1}: {ours[-1]:.0f} and {theirs[-1]:.0f} tokens/s", file=sys.stderr)
+    ratio = statistics.median(a / b for a, b in zip(ours, theirs))
+    return (f"| {name} | {statistics.median(ours):,.0f} | {min(ours):,.0f}-{max(ours):,.0f} "
+            f"| {statistics.median(theirs):,.0f} | {min(theirs):,.0f}-{max(theirs):,.0f} | {best} | {ratio:.2f} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", default=os.path.join(ROOT, "build", "release", "bin", "tessera"))
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that has torch")
+    parser.add_argument("--configs", default="A,B,C")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    unknown = [name for name in args.configs.split(",") if name not in CONFIGS]
+    if unknown:
+        parser.error(f"--configs: unknown {unknown[0]}; expected some of A,B,C")
+    if args.child == "settings":
+        print(json.dumps(settings()))
+        return
+    if args.child:
+        child(CONFIGS[args.configs], args.child)
+        return
+    asked = subprocess.run([args.python, os.path.abspath(__file__), "--child", "settings"],
+                           env=environment(args.threads), stdout=subprocess.PIPE, check=True, text=True)
+    torch = json.loads(asked.stdout.splitlines()[-1])
+    if any("/blas/libblas.so" in path for path in torch["blas"]):
+        sys.exit(f"PyTorch's matmuls run on the reference BLAS ({torch['blas'][0]}), several times slower than OpenBLAS: "
+                 "install libopenblas0-pthread, or name another interpreter with --python")
+    blas = ", ".join(os.path.basename(path) for path in torch["blas"]) or torch["built_with"]
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [compare(name, torch["settings"], folder, args) for name in args.configs.split(",")]
+    print(f"PyTorch {torch['version']} ({blas}), {args.threads} threads each, {args.rounds} rounds; tokens/s\n")
+    print("| config | Tessera | range | PyTorch | range | its setting | ratio |\n|---|---|---|---|---|---|---|")
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()
