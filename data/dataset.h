@@ -1,0 +1,40 @@
+// A dataset: a directory with train.tok, val.tok, tokenizer.json and dataset.json.
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "data/text.h"
+#include "data/token_file.h"
+#include "data/tokenizer.h"
+
+namespace tessera {
+
+struct Dataset {
+  std::string source;  // the text it was made from
+  std::filesystem::path directory;
+  TokenFile train;
+  TokenFile val;
+  std::unique_ptr<Tokenizer> tokenizer;
+  int64_t train_bytes = 0;  // of text, per split
+  int64_t val_bytes = 0;
+
+  // Bits per byte of the validation text that a mean loss in nats per token means; independent of the tokenizer.
+  double bits_per_byte(double nats_per_token) const;
+
+  // Opens a directory that make_dataset() made and checks that its files fit together. Throws InputError.
+  static Dataset open(const std::filesystem::path& directory);
+};
+
+// Makes a dataset at `directory` from a text with a tokenizer of the kind "char" or "bytes"; the files are written
+// beside and the directory is renamed. Throws OutputError if `directory` exists or cannot be written, InputError for a
+// text that the tokenizer cannot take.
+Dataset make_dataset(const Text& text, std::string_view tokenizer_kind, const std::filesystem::path& directory);
+
+// The dataset for what `--data` says: "austen", "tinyshakespeare", a text file, or a dataset directory. A text is
+// tokenized once and kept in the cache under its content and tokenizer. An empty kind means "char" (for a directory:
+// its own). Throws Error, InputError or OutputError.
+Dataset dataset_for(const std::string& spec, std::string_view tokenizer_kind);
+
+}  // namespace tessera

@@ -1,0 +1,56 @@
+// Batches for training and windows for validation.
+//
+// The order of training is a pure function of (seed, step): sequence s of step k starts at a position drawn by
+// Philox::named(seed, "data order") at index k * batch + s. So a run can be resumed at any step, and any rank can load
+// its own slice of a step, under any split of the batch.
+#pragma once
+#include <cstdint>
+
+#include "data/token_file.h"
+#include "tensor/random.h"
+
+namespace tessera {
+
+class Loader {
+ public:
+  // Keeps a reference to `tokens`. Throws Error (usage) for sizes below 1 and for a context (in tokens) that leaves no
+  // room for a next token.
+  Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t seed);
+
+  // Where sequence s of [0, batch) of a step starts in the split.
+  int64_t start(int64_t step, int64_t sequence) const;
+  // Sequences [first, first + count) of a step: token ids to `inputs` and the tokens after them to `targets`, both
+  // (count, context). Throws Error (usage) when they are not sequences of the batch.
+  void load(int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const;
+
+  int64_t batch() const { return batch_; }
+  int64_t context() const { return context_; }
+
+ private:
+  const TokenFile& tokens_;
+  int64_t context_, batch_;
+  Philox order_;
+};
+
+// Consecutive windows that cover a whole split: every token but the first is a target exactly once. The last window is
+// filled with input 0 and target kIgnored, so that a mean over the targets is the mean over the split.
+class Windows {
+ public:
+  static constexpr int32_t kIgnored = -1;
+
+  // Keeps a reference to `tokens`. Throws Error (usage) for a context below 1 or a split of fewer than two tokens.
+  Windows(const TokenFile& tokens, int64_t context);
+
+  // How many windows there are: ceil((tokens - 1) / context).
+  int64_t count() const { return (targets() + context_ - 1) / context_; }
+  // How many targets there are over all windows: tokens - 1.
+  int64_t targets() const { return tokens_.size() - 1; }
+  // Windows [first, first + count) of [0, count()): `inputs` and `targets` are (count, context). Throws Error (usage).
+  void load(int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const;
+
+ private:
+  const TokenFile& tokens_;
+  int64_t context_;
+};
+
+}  // namespace tessera

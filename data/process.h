@@ -1,0 +1,19 @@
+// Running another program.
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+struct ProgramResult {
+  int status = 0;         // its exit status; 127 if it was not found, 124 if it took too long, 128 + n for signal n
+  std::string last_line;  // the last line that it wrote, standard output and standard error together
+};
+
+// Runs a program, found through PATH, in a directory, without a shell and with nothing on its standard input; it and
+// its children are killed after `timeout_seconds`.
+ProgramResult run_program(const std::vector<std::string>& command, const std::filesystem::path& directory,
+                          int timeout_seconds);
+
+}  // namespace tessera

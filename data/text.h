@@ -1,0 +1,36 @@
+// A text as the data layer hands it around: bytes, and where the documents in it begin and end.
+//
+// The last tenth of every document is held out for validation, so that both splits see every document's style.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+// Bytes [begin, end) of a text.
+struct Span {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+struct Text {
+  std::string name;             // where it came from, for messages and dataset.json
+  std::string bytes;            // UTF-8 for the char tokenizer; any bytes for the byte tokenizer
+  std::vector<Span> documents;  // in order, covering `bytes` without a gap
+};
+
+// The two parts of a text: of every document its first nine tenths, and its last tenth.
+struct Split {
+  std::string train;
+  std::string val;
+};
+
+// A text that is one document.
+Text one_document(std::string name, std::string bytes);
+
+// Cuts every document of n bytes at floor(9n / 10), moved forward to the next start of a UTF-8 character; the parts of
+// the documents are joined in order. Throws InputError when a part would have fewer than two bytes. Cost: one copy.
+Split split_text(const Text& text);
+
+}  // namespace tessera

@@ -1,0 +1,52 @@
+// A file of tokens, memory-mapped: a 64-byte header and then the tokens as 16 or 32 bits each, little-endian.
+//
+//   bytes 0..7 "TESSTOK\n"   8..11 version (1)   12..15 bytes per token (2 or 4)   16..23 vocabulary
+//   24..31 count             32..39 XXH3-64 of the tokens' bytes                   40..63 zero
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+namespace tessera {
+
+class TokenFile {
+ public:
+  TokenFile() = default;
+  TokenFile(TokenFile&& other) noexcept { swap(other); }
+  TokenFile& operator=(TokenFile&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  TokenFile(const TokenFile&) = delete;
+  TokenFile& operator=(const TokenFile&) = delete;
+  ~TokenFile();
+
+  // Maps a file read-only and checks all of it: header, length, checksum, every token inside the vocabulary. Throws
+  // InputError. Cost: one pass over the file.
+  static TokenFile open(const std::filesystem::path& file);
+  // Writes tokens, each in [0, vocab_size), beside `file` and renames. Throws OutputError; Error for a bad token.
+  static void write(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab_size);
+
+  int64_t size() const { return count_; }
+  int64_t vocab_size() const { return vocab_; }
+  // Token i of [0, size()).
+  int32_t operator[](int64_t i) const {
+    return width_ == 2 ? static_cast<int32_t>(static_cast<const uint16_t*>(tokens_)[i])
+                       : static_cast<const int32_t*>(tokens_)[i];
+  }
+  // Tokens [begin, begin + count) to `out`. The caller keeps them inside [0, size()).
+  void copy(int64_t begin, int64_t count, int32_t* out) const;
+
+ private:
+  void swap(TokenFile& other) noexcept;
+  void check(const std::filesystem::path& file);
+
+  void* map_ = nullptr;
+  int64_t map_bytes_ = 0;
+  const void* tokens_ = nullptr;
+  int64_t count_ = 0;
+  int64_t vocab_ = 0;
+  int width_ = 2;
+};
+
+}  // namespace tessera
