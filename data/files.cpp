@@ -1,0 +1,127 @@
+// Whole files, checksums and the cache directory.
+#include "data/files.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <openssl/evp.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "tensor/error.h"
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+// Closes a file descriptor at the end of the scope.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() { close_now(); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+  bool close_now() {
+    const int fd = fd_;
+    fd_ = -1;
+    return fd < 0 || ::close(fd) == 0;
+  }
+
+ private:
+  int fd_;
+};
+
+bool write_all(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+  return true;
+}
+
+const char* environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+}  // namespace
+
+std::string read_file(const fs::path& file) {
+  // O_NONBLOCK: opening a FIFO must not wait for its writer.
+  const Descriptor in(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (in.get() < 0) throw InputError(fmt::format("cannot open {}: {}", file.string(), std::strerror(errno)));
+  struct stat info {};
+  if (::fstat(in.get(), &info) != 0)
+    throw InputError(fmt::format("cannot read {}: {}", file.string(), std::strerror(errno)));
+  if (S_ISDIR(info.st_mode)) throw InputError(fmt::format("{} is a directory; expected a file", file.string()));
+  if (!S_ISREG(info.st_mode))
+    throw InputError(fmt::format("{} is not a regular file (a pipe or a device); expected a file", file.string()));
+  std::string bytes(static_cast<size_t>(info.st_size), '\0');
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t n = ::read(in.get(), bytes.data() + done, bytes.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw InputError(fmt::format("cannot read {}: {}", file.string(), std::strerror(errno)));
+    if (n == 0)
+      throw InputError(fmt::format("{} shrank while it was read: {} of {} bytes", file.string(), done, bytes.size()));
+    done += static_cast<size_t>(n);
+  }
+  return bytes;
+}
+
+void write_file(const fs::path& file, std::string_view first, std::string_view second) {
+  const std::string beside = fmt::format("{}.tmp-{}", file.string(), ::getpid());
+  Descriptor out(::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  const bool ok = out.get() >= 0 && write_all(out.get(), first) && write_all(out.get(), second) &&
+                  ::fsync(out.get()) == 0 && out.close_now() && ::rename(beside.c_str(), file.c_str()) == 0;
+  if (ok) return;
+  const int cause = errno;
+  ::unlink(beside.c_str());
+  throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(cause)));
+}
+
+void make_directories(const fs::path& directory) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error || !fs::is_directory(directory, error))
+    throw OutputError(fmt::format("cannot make the directory {}: {}", directory.string(),
+                                  error ? error.message() : "something else has that name"));
+}
+
+std::string sha256(std::string_view bytes) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int size = 0;
+  if (EVP_Digest(bytes.data(), bytes.size(), digest.data(), &size, EVP_sha256(), nullptr) != 1)
+    throw Error("OpenSSL's libcrypto cannot compute SHA-256", Status::verification);
+  std::string hex;
+  for (unsigned int i = 0; i < size; ++i) hex += fmt::format("{:02x}", digest[i]);
+  return hex;
+}
+
+fs::path cache_directory() {
+  if (const char* own = environment("TESSERA_CACHE")) return own;
+  if (const char* xdg = environment("XDG_CACHE_HOME")) return fs::path(xdg) / "tessera";
+  if (const char* home = environment("HOME")) return fs::path(home) / ".cache" / "tessera";
+  throw Error("there is no cache directory: set TESSERA_CACHE (or HOME) to a directory that can be written");
+}
+
+TemporaryDirectory::TemporaryDirectory(const fs::path& prefix) {
+  std::string name = prefix.string() + "XXXXXX";
+  if (::mkdtemp(name.data()) == nullptr)
+    throw OutputError(fmt::format("cannot make a temporary directory {}: {}", name, std::strerror(errno)));
+  path_ = name;
+}
+
+TemporaryDirectory::~TemporaryDirectory() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+}  // namespace tessera

@@ -1,0 +1,89 @@
+// Running another program with posix_spawn.
+#include "data/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Starts the program in a process group of its own, with its output on `out`; 0 or an errno.
+int spawn(const std::vector<std::string>& command, const std::filesystem::path& directory, int out, pid_t& child) {
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawnattr_init(&attributes);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, out, 1);
+  posix_spawn_file_actions_adddup2(&actions, out, 2);
+  posix_spawn_file_actions_addchdir_np(&actions, directory.c_str());
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  const int error = ::posix_spawnp(&child, arguments[0], &actions, &attributes, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  return error;
+}
+
+// Reads to the end of the pipe, or until the deadline (false). Only the last 64 KiB are kept.
+bool drain(int pipe, Clock::time_point deadline, std::string& output) {
+  std::array<char, 4096> block;
+  while (true) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0) return false;
+    pollfd wait{pipe, POLLIN, 0};
+    const int ready = ::poll(&wait, 1, static_cast<int>(left));
+    if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
+    const ssize_t n = ::read(pipe, block.data(), block.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return true;
+    output.append(block.data(), static_cast<size_t>(n));
+    if (output.size() > 1 << 17) output.erase(0, 1 << 16);
+  }
+}
+
+std::string last_line_of(std::string output) {
+  while (!output.empty() && (output.back() == '\n' || output.back() == '\r' || output.back() == ' ')) output.pop_back();
+  const size_t newline = output.find_last_of("\r\n");
+  return newline == std::string::npos ? output : output.substr(newline + 1);
+}
+
+}  // namespace
+
+ProgramResult run_program(const std::vector<std::string>& command, const std::filesystem::path& directory,
+                          int timeout_seconds) {
+  std::array<int, 2> pipe{};
+  if (::pipe2(pipe.data(), O_CLOEXEC) != 0) return {127, std::strerror(errno)};
+  pid_t child = 0;
+  const int error = spawn(command, directory, pipe[1], child);
+  ::close(pipe[1]);
+  if (error != 0) {
+    ::close(pipe[0]);
+    return {127, error == ENOENT ? "command not found" : std::strerror(error)};
+  }
+  std::string output;
+  const bool ended = drain(pipe[0], Clock::now() + std::chrono::seconds(timeout_seconds), output);
+  ::close(pipe[0]);
+  if (!ended) ::kill(-child, SIGKILL);
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (!ended) return {124, "no answer within " + std::to_string(timeout_seconds) + " s"};
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return {code, last_line_of(std::move(output))};
+}
+
+}  // namespace tessera

@@ -1,0 +1,155 @@
+// The character and byte tokenizers.
+#include "data/tokenizer.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "data/files.h"
+#include "data/json.h"
+#include "data/utf8.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kFormat = "tessera tokenizer";
+
+bool is_scalar(uint64_t c) { return c <= 0x10FFFF && (c < 0xD800 || c > 0xDFFF); }
+
+int32_t checked(int32_t token, int64_t vocab, std::string_view kind) {
+  if (token < 0 || token >= vocab)
+    throw Error(fmt::format("token {} is outside the {} tokenizer's vocabulary of {}", token, kind, vocab));
+  return token;
+}
+
+CharTokenizer chars_from_json(const nlohmann::json& json, const std::string& what) {
+  if (!json.contains("characters") || !json["characters"].is_array())
+    throw InputError(fmt::format("{}: the key 'characters' must be a list of code points", what));
+  std::vector<char32_t> characters;
+  for (const nlohmann::json& c : json["characters"]) {
+    if (!c.is_number_unsigned() || !is_scalar(c.get<uint64_t>()))
+      throw InputError(fmt::format("{}: 'characters' holds {}, which is no Unicode code point", what, c.dump()));
+    if (!characters.empty() && c.get<char32_t>() <= characters.back())
+      throw InputError(fmt::format("{}: 'characters' must ascend; {} follows {}", what, c.dump(),
+                                   static_cast<uint32_t>(characters.back())));
+    characters.push_back(c.get<char32_t>());
+  }
+  if (characters.empty()) throw InputError(fmt::format("{}: 'characters' is empty", what));
+  return CharTokenizer(std::move(characters));
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> Tokenizer::from_json(std::string_view text, const std::string& what) {
+  const nlohmann::json json = parse_json(text, what);
+  if (!json.is_object() || json.value("format", nlohmann::json()) != kFormat)
+    throw InputError(fmt::format("{}: not a tokenizer (the key 'format' must be \"{}\")", what, kFormat));
+  if (json.value("version", nlohmann::json()) != 1)
+    throw InputError(fmt::format("{}: the key 'version' must be 1", what));
+  const nlohmann::json kind = json.value("kind", nlohmann::json());
+  const size_t keys = kind == "char" ? 4 : 3;
+  if (kind != "char" && kind != "bytes")
+    throw InputError(fmt::format("{}: the key 'kind' must be \"char\" or \"bytes\"", what));
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (kind == "char") {
+    tokenizer = std::make_unique<CharTokenizer>(chars_from_json(json, what));
+  } else {
+    tokenizer = std::make_unique<ByteTokenizer>();
+  }
+  if (json.size() != keys) throw InputError(fmt::format("{}: {} keys; expected {}", what, json.size(), keys));
+  return tokenizer;
+}
+
+std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& file) {
+  return from_json(read_file(file), file.string());
+}
+
+CharTokenizer::CharTokenizer(std::vector<char32_t> characters) : characters_(std::move(characters)) {
+  if (characters_.empty()) throw InputError("a char tokenizer needs at least one character");
+  index_.reserve(characters_.size());
+  for (size_t i = 0; i < characters_.size(); ++i) {
+    if (!is_scalar(characters_[i]) || (i > 0 && characters_[i] <= characters_[i - 1]))
+      throw InputError(fmt::format("a char tokenizer's characters must ascend; number {} is {}", i,
+                                   static_cast<uint32_t>(characters_[i])));
+    index_[characters_[i]] = static_cast<int32_t>(i);
+  }
+}
+
+CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& what) {
+  std::set<char32_t> found;
+  char32_t last = 0x110000;  // none: most characters of a text are known already
+  std::array<bool, 128> ascii{};
+  for (size_t position = 0; position < text.size();) {
+    const size_t at = position;
+    const std::optional<char32_t> c = next_code_point(text, position);
+    if (!c)
+      throw InputError(fmt::format(
+          "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which --tokenizer char needs; --tokenizer bytes takes "
+          "any encoding",
+          what, static_cast<uint8_t>(text[at]), at));
+    if (*c < 128) {
+      ascii[*c] = true;
+    } else if (*c != last) {
+      found.insert(last = *c);
+    }
+  }
+  for (char32_t c = 0; c < 128; ++c)
+    if (ascii[c]) found.insert(c);
+  if (found.empty()) throw InputError(fmt::format("{} is empty; expected a text", what));
+  return CharTokenizer({found.begin(), found.end()});
+}
+
+std::vector<int32_t> CharTokenizer::encode(std::string_view text) const {
+  std::vector<int32_t> tokens;
+  tokens.reserve(text.size());
+  for (size_t position = 0; position < text.size();) {
+    const size_t at = position;
+    const std::optional<char32_t> c = next_code_point(text, position);
+    if (!c) throw Error(fmt::format("the text is not UTF-8: invalid byte at offset {}", at));
+    const auto known = index_.find(*c);
+    if (known == index_.end())
+      throw Error(fmt::format("the character '{}' (U+{:04X}) at byte {} is not among the {} of the tokenizer",
+                              *c < 0x20 ? std::string_view("?") : text.substr(at, position - at),
+                              static_cast<uint32_t>(*c), at, vocab_size()));
+    tokens.push_back(known->second);
+  }
+  return tokens;
+}
+
+std::string CharTokenizer::decode(std::span<const int32_t> tokens) const {
+  std::string text;
+  for (const int32_t t : tokens) append_utf8(text, characters_[static_cast<size_t>(checked(t, vocab_size(), "char"))]);
+  return text;
+}
+
+std::string CharTokenizer::to_json() const {
+  const std::vector<uint32_t> points(characters_.begin(), characters_.end());
+  return nlohmann::json{{"format", kFormat}, {"version", 1}, {"kind", "char"}, {"characters", points}}.dump() + "\n";
+}
+
+std::vector<int32_t> ByteTokenizer::encode(std::string_view text) const {
+  std::vector<int32_t> tokens(text.size());
+  for (size_t i = 0; i < text.size(); ++i) tokens[i] = static_cast<uint8_t>(text[i]);
+  return tokens;
+}
+
+std::string ByteTokenizer::decode(std::span<const int32_t> tokens) const {
+  std::string text;
+  for (const int32_t t : tokens) text.push_back(static_cast<char>(checked(t, 256, "bytes")));
+  return text;
+}
+
+std::string ByteTokenizer::to_json() const {
+  return nlohmann::json{{"format", kFormat}, {"version", 1}, {"kind", "bytes"}}.dump() + "\n";
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text, const std::string& what) {
+  if (kind == "char") return std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, what));
+  if (kind == "bytes") return std::make_unique<ByteTokenizer>();
+  throw Error(fmt::format("--tokenizer '{}': expected char or bytes", kind));
+}
+
+}  // namespace tessera
