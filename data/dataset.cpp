@@ -48,12 +48,14 @@ bool publish(const fs::path& finished, const fs::path& directory) {
   throw OutputError(fmt::format("cannot make the dataset {}: {}", directory.string(), error.message()));
 }
 
-// Writes the files beside `directory` and moves them there; false when the name was taken meanwhile.
-bool write_dataset(const Text& text, std::string_view kind, const fs::path& directory) {
+// Writes the files beside the directory and moves them there; false when the name was taken meanwhile.
+bool write_dataset(const Text& text, std::string_view kind, const fs::path& named) {
+  fs::path directory = fs::absolute(named).lexically_normal();
+  if (!directory.has_filename()) directory = directory.parent_path();  // "name/"
   const Split split = split_text(text);
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(kind, text.bytes, text.name);
   const std::vector<int32_t> train = tokenizer->encode(split.train), val = tokenizer->encode(split.val);
-  make_directories(fs::absolute(directory).parent_path());
+  make_directories(directory.parent_path());
   const TemporaryDirectory beside(directory.string() + ".tmp-");
   const fs::path made = beside.path() / "dataset";
   make_directories(made);
@@ -68,12 +70,9 @@ bool write_dataset(const Text& text, std::string_view kind, const fs::path& dire
 
 // The name in the cache: the content, where its documents end, and the tokenizer.
 std::string cache_key(const Text& text, std::string_view kind) {
-  XXH3_state_t state;
-  XXH3_128bits_reset(&state);
-  XXH3_128bits_update(&state, text.bytes.data(), text.bytes.size());
-  for (const Span& d : text.documents) XXH3_128bits_update(&state, &d.end, sizeof(d.end));
-  const XXH128_hash_t hash = XXH3_128bits_digest(&state);
-  return fmt::format("{:016x}{:016x}-{}", hash.high64, hash.low64, kind);
+  const XXH128_hash_t content = XXH3_128bits(text.bytes.data(), text.bytes.size());
+  const uint64_t cuts = XXH3_64bits(text.documents.data(), text.documents.size() * sizeof(Span));
+  return fmt::format("{:016x}{:016x}{:016x}-{}", content.high64, content.low64, cuts, kind);
 }
 
 Dataset open_of_kind(const fs::path& directory, std::string_view kind) {

@@ -1,0 +1,130 @@
+// Datasets: made, cached, opened, refused; and the texts known by name.
+#include "data/dataset.h"
+
+#include <cmath>
+
+#include "data/known_texts.h"
+#include "tests/data/support.h"
+
+namespace tessera {
+namespace {
+
+using DatasetTest = DataTest;
+
+std::string prose() {
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += "line " + std::to_string(i) + " of the na\xC3\xAFve text\n";
+  return text;
+}
+
+TEST_F(DatasetTest, IsMadeAndOpened) {
+  const Text text = one_document("prose", prose());
+  const Dataset d = make_dataset(text, "char", path("deep/set/"));
+  const Split split = split_text(text);
+  std::vector<int32_t> val(static_cast<size_t>(d.val.size()));
+  d.val.copy(0, d.val.size(), val.data());
+  EXPECT_EQ(d.tokenizer->decode(val), split.val);
+  EXPECT_EQ(d.source, "prose");
+  EXPECT_EQ(d.val_bytes, static_cast<int64_t>(split.val.size()));
+  EXPECT_EQ(d.train_bytes + d.val_bytes, static_cast<int64_t>(text.bytes.size()));
+  EXPECT_LT(d.val.size(), d.val_bytes);  // the text has characters of two bytes
+  const double per_byte = static_cast<double>(d.val.size()) / static_cast<double>(d.val_bytes);
+  EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), per_byte, 1e-12);
+  expect_error(Status::output, {"set", "exists already"}, [&] { make_dataset(text, "char", path("deep/set")); });
+  EXPECT_EQ(dataset_for(path("deep/set").string(), "").tokenizer->kind(), "char");
+  expect_error(Status::usage, {"--tokenizer bytes", "char"}, [&] { dataset_for(path("deep/set").string(), "bytes"); });
+}
+
+TEST_F(DatasetTest, AFailureLeavesNothing) {
+  expect_error(Status::input, {"not UTF-8", "offset 1"},
+               [&] { make_dataset(one_document("t", "a\xFF" + prose()), "char", path("set")); });
+  EXPECT_TRUE(std::filesystem::is_empty(path("")));
+  file("blocked", "");
+  expect_error(Status::output, {"blocked"},
+               [&] { make_dataset(one_document("t", prose()), "char", path("blocked/set")); });
+}
+
+TEST_F(DatasetTest, TextFilesAreCachedByContent) {
+  const std::string a = file("a.txt", prose()).string(), b = file("b.txt", prose()).string();
+  const Dataset first = dataset_for(a, ""), second = dataset_for(b, "char"), bytes = dataset_for(a, "bytes");
+  EXPECT_EQ(first.directory, second.directory);
+  EXPECT_NE(first.directory, bytes.directory);
+  EXPECT_EQ(second.source, b);
+  EXPECT_EQ(bytes.tokenizer->vocab_size(), 256);
+  std::filesystem::resize_file(first.directory / "val.tok", 70);  // a damaged cache is made again
+  EXPECT_EQ(dataset_for(a, "").val.size(), second.val.size());
+  expect_error(Status::input, {"nowhere", "austen"}, [&] { dataset_for("nowhere", ""); });
+  expect_error(Status::input, {"no dataset"}, [&] { dataset_for(path("").string(), ""); });
+}
+
+TEST_F(DatasetTest, RefusesDirectoriesThatDoNotFitTogether) {
+  const auto damage = [&](const std::string& name, const std::string& bytes, std::initializer_list<std::string> parts) {
+    std::filesystem::remove_all(path("set"));
+    make_dataset(one_document("prose", prose()), "char", path("set"));
+    std::ofstream(path("set") / name, std::ios::binary) << bytes;
+    expect_error(Status::input, parts, [&] { Dataset::open(path("set")); });
+  };
+  const std::string start = R"({"format":"tessera dataset","version":1,"source":"s",)";
+  damage("dataset.json", "{", {"dataset.json", "not valid JSON"});
+  damage("dataset.json", "{}", {"dataset.json", "format"});
+  damage("dataset.json", start + R"("train":{"bytes":-1}})", {"train.bytes"});
+  damage("dataset.json", start + R"("train":{"bytes":9,"tokens":9},"val":{"bytes":9,"tokens":9}})",
+         {"train.tokens is 9 there"});
+  damage("tokenizer.json", R"({"format":"tessera tokenizer","version":1,"kind":"bytes"})",
+         {"vocabularies differ", "256"});
+  damage("val.tok", "TESS", {"val.tok"});
+}
+
+TEST_F(DatasetTest, CacheDirectoryFollowsTheEnvironment) {
+  EXPECT_EQ(cache_directory(), path("cache"));
+  ::unsetenv("TESSERA_CACHE");
+  ::setenv("XDG_CACHE_HOME", "/x", 1);
+  EXPECT_EQ(cache_directory(), "/x/tessera");
+  ::unsetenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  ASSERT_NE(home, nullptr);
+  EXPECT_EQ(cache_directory(), std::filesystem::path(home) / ".cache" / "tessera");
+}
+
+TEST_F(DatasetTest, AustenIsTheSixNovels) {
+  std::optional<Text> text;
+  try {
+    text = known_text("austen");
+  } catch (const InputError& e) {
+    GTEST_SKIP() << e.what();
+  }
+  ASSERT_TRUE(text);
+  EXPECT_EQ(sha256(text->bytes), "65b434d16a8755142bfa95ba19c5f9abd0d30cf3dffe3b6793e834f9f56dcc96");
+  const std::vector<std::string> openings{"EMMA\n",       "MANSFIELD PARK\n",      "NORTHANGER ABBEY\n",
+                                          "Persuasion\n", "PRIDE AND PREJUDICE\n", "SENSE AND SENSIBILITY\n"};
+  ASSERT_EQ(text->documents.size(), openings.size());
+  for (size_t i = 0; i < openings.size(); ++i)
+    EXPECT_EQ(text->bytes.substr(static_cast<size_t>(text->documents[i].begin), openings[i].size()), openings[i]);
+  EXPECT_EQ(text->documents.back().end, static_cast<int64_t>(text->bytes.size()));
+  ASSERT_TRUE(std::filesystem::exists(path("cache/austen.txt")));
+  std::ofstream(path("cache/austen.txt"), std::ios::app) << "x";  // a damaged copy is not used
+  EXPECT_EQ(known_text("austen")->bytes, text->bytes);
+  EXPECT_EQ(dataset_for("austen", "").source, "austen");
+}
+
+// With no programs in reach the message says what failed and what can be done.
+TEST_F(DatasetTest, SaysWhyAKnownTextCannotBeHad) {
+  const std::string before = std::getenv("PATH");
+  ::setenv("PATH", path("").c_str(), 1);
+  expect_error(Status::input, {"tinyshakespeare", "curl", "wget", "internet", "--data FILE"},
+               [] { known_text("tinyshakespeare"); });
+  if (!std::filesystem::exists("/usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"))
+    expect_error(Status::input, {"austen", "apt-get download r-cran-janeaustenr", "status 127", "--data FILE"},
+                 [] { known_text("austen"); });
+  // A program that brings something else than the text.
+  std::ofstream(path("curl")) << "#!/bin/sh\necho other > input.txt\n";
+  std::filesystem::permissions(path("curl"), std::filesystem::perms::owner_all);
+  expect_error(Status::input, {"tinyshakespeare", "6 bytes", "SHA-256", "1115394"},
+               [] { known_text("tinyshakespeare"); });
+  EXPECT_FALSE(std::filesystem::exists(path("cache/tinyshakespeare.txt")));
+  ::setenv("PATH", before.c_str(), 1);
+  EXPECT_FALSE(known_text("dickens"));
+}
+
+}  // namespace
+}  // namespace tessera

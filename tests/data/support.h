@@ -1,0 +1,46 @@
+// What the tests of the data layer share: a scratch directory, a private cache, and the message of an error.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "data/files.h"
+#include "tensor/error.h"
+
+namespace tessera {
+
+// A scratch directory, with the cache inside it, for one test.
+class DataTest : public testing::Test {
+ protected:
+  DataTest() { ::setenv("TESSERA_CACHE", (scratch_.path() / "cache").c_str(), 1); }
+  ~DataTest() override { ::unsetenv("TESSERA_CACHE"); }
+
+  std::filesystem::path path(const std::string& name) const { return scratch_.path() / name; }
+  std::filesystem::path file(const std::string& name, const std::string& bytes) const {
+    std::ofstream(path(name), std::ios::binary) << bytes;
+    return path(name);
+  }
+
+ private:
+  TemporaryDirectory scratch_{std::filesystem::temp_directory_path() / "tessera-test-"};
+};
+
+// Expects an Error of this status, in one line, that contains each of the parts.
+template <class F>
+void expect_error(Status status, std::initializer_list<std::string> parts, F&& action) {
+  try {
+    action();
+  } catch (const Error& e) {
+    const std::string message = e.what();
+    EXPECT_EQ(static_cast<int>(e.status()), static_cast<int>(status)) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << " in " << message;
+    return;
+  }
+  FAIL() << "no error; one with '" << (parts.size() > 0 ? *parts.begin() : "") << "' was expected";
+}
+
+}  // namespace tessera

@@ -1,0 +1,78 @@
+// Tokenizers, their JSON, and the strict JSON reader.
+#include "data/tokenizer.h"
+
+#include <nlohmann/json.hpp>
+
+#include "data/json.h"
+#include "tests/data/support.h"
+
+namespace tessera {
+namespace {
+
+TEST(CharTokenizer, NumbersCharactersInOrderOfCodePoint) {
+  const CharTokenizer t = CharTokenizer::of_text("ba\xC3\xA9\xE2\x82\xAC\na", "t");
+  EXPECT_EQ(t.vocab_size(), 5);
+  EXPECT_EQ(t.encode("\nab\xC3\xA9\xE2\x82\xAC"), (std::vector<int32_t>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(t.decode(t.encode("b\xE2\x82\xAC")), "b\xE2\x82\xAC");
+  EXPECT_EQ(Tokenizer::from_json(t.to_json(), "t")->encode("\xE2\x82\xAC"), (std::vector<int32_t>{4}));
+}
+
+TEST(CharTokenizer, NamesWhatItCannotEncode) {
+  const CharTokenizer t = CharTokenizer::of_text("ab", "t");
+  expect_error(Status::usage, {"'\xC3\xA9'", "U+00E9", "byte 2", "2 of the tokenizer"},
+               [&] { t.encode("ab\xC3\xA9"); });
+  expect_error(Status::usage, {"U+000A", "byte 1"}, [&] { t.encode("a\n"); });
+  expect_error(Status::usage, {"not UTF-8", "offset 1"}, [&] { t.encode("a\xFF"); });
+  const std::vector<int32_t> outside{0, 2};
+  expect_error(Status::usage, {"token 2", "vocabulary of 2"}, [&] { t.decode(outside); });
+  expect_error(Status::input, {"novel.txt", "not UTF-8", "0xe9", "offset 3"},
+               [] { CharTokenizer::of_text("caf\xE9!", "novel.txt"); });
+  expect_error(Status::input, {"empty"}, [] { CharTokenizer::of_text("", "t"); });
+}
+
+TEST(ByteTokenizer, TakesEveryByte) {
+  std::string all;
+  for (int b = 0; b < 256; ++b) all += static_cast<char>(b);
+  const std::unique_ptr<Tokenizer> t = make_tokenizer("bytes", "", "t");
+  EXPECT_EQ(t->decode(t->encode(all)), all);
+  EXPECT_EQ(t->encode("\xFF"), (std::vector<int32_t>{255}));
+  EXPECT_EQ(Tokenizer::from_json(t->to_json(), "t")->kind(), "bytes");
+  expect_error(Status::usage, {"--tokenizer 'words'"}, [] { make_tokenizer("words", "a", "t"); });
+}
+
+TEST(TokenizerJson, IsReadStrictly) {
+  const auto refuse = [](const std::string& json, const std::string& part) {
+    expect_error(Status::input, {"tok.json", part}, [&] { Tokenizer::from_json(json, "tok.json"); });
+  };
+  const std::string start = R"({"format":"tessera tokenizer","version":1,"kind":)";
+  refuse("[]", "'format'");
+  refuse(R"({"format":"other"})", "'format'");
+  refuse(R"({"format":"tessera tokenizer","version":2,"kind":"bytes"})", "'version'");
+  refuse(start + R"("words"})", "'kind'");
+  refuse(start + R"("bytes","more":1})", "4 keys");
+  refuse(start + R"("char"})", "'characters'");
+  refuse(start + R"("char","characters":[]})", "empty");
+  refuse(start + R"("char","characters":[98,97]})", "must ascend; 97 follows 98");
+  refuse(start + R"("char","characters":[55296]})", "55296");
+  refuse(start + R"("char","characters":[-1]})", "-1");
+  refuse(start + R"("char","characters":["a"]})", "code point");
+}
+
+TEST(Json, RefusesWhatALenientReaderChanges) {
+  EXPECT_EQ(parse_json(R"({"a":[1,{"b":2}],"c":{"b":18446744073709551615}})", "f")["c"]["b"], 18446744073709551615u);
+  const auto refuse = [](const std::string& json, const std::string& part) {
+    expect_error(Status::input, {"f.json", part}, [&] { parse_json(json, "f.json"); });
+  };
+  refuse(R"({"a":1,"a":2})", "'a' stands twice");
+  refuse(R"({"a":18446744073709551616})", "18446744073709551616 is beyond 64 bits");
+  refuse(R"({"a":-9223372036854775809})", "beyond 64 bits");
+  refuse(R"({"a":NaN})", "byte 6");
+  refuse(R"({"a":1e999})", "not valid JSON");
+  refuse(R"({"a":1} x)", "not valid JSON");
+  refuse("", "not valid JSON");
+  refuse("{\"a\":\n\n", "not valid JSON");
+  refuse(std::string(100'000, '['), "nested deeper");
+}
+
+}  // namespace
+}  // namespace tessera
