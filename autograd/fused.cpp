@@ -1,0 +1,148 @@
+// Fused and structured ops, forward beside vjp.
+#include "autograd/ops.h"
+#include "tensor/ops/bias_gelu.h"
+#include "tensor/ops/cross_entropy.h"
+#include "tensor/ops/embedding.h"
+#include "tensor/ops/softmax.h"
+
+namespace tessera {
+namespace {
+
+Tensor value_or_none(const Var& v) { return v.defined() ? v.value() : Tensor(); }
+
+// Gives gamma (input `at`) and beta (the next one) their gradients, made in one pass.
+void give_norm_weights(Grads& g, int at, const Tensor& dy, const Tensor& x, const Normed& forward) {
+  if (!g.needs(at) && !g.needs(at + 1)) return;
+  const DType wide = x.dtype() == DType::float64 ? DType::float64 : DType::float32;
+  Tensor dgamma = x.make({x.dim(-1)}, wide), dbeta = g.needs(at + 1) ? x.make({x.dim(-1)}, wide) : Tensor();
+  norm_weight_grads(dgamma, dbeta.defined() ? &dbeta : nullptr, dy, x, forward);
+  if (g.needs(at)) g.give(at, std::move(dgamma));
+  if (g.needs(at + 1)) g.give(at + 1, std::move(dbeta));
+}
+
+// How to make norm(x) again. Saved values outlive the Vars, so the recipe holds tensors.
+std::function<Tensor()> norm_recipe(Saved x, const Var& gamma, const Var& beta, const NormOptions& options) {
+  return [x = std::move(x), w = gamma.value(), b = value_or_none(beta), options] {
+    return norm(x.get(), w, b, options).y;
+  };
+}
+
+}  // namespace
+
+Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& options, bool recompute) {
+  Normed n = norm(x.value(), gamma.value(), value_or_none(beta), options);
+  Tensor y = std::move(n.y);
+  n.y = Tensor();
+  const Var out = record_one("norm", std::move(y), {x, gamma, beta}, [x = x.saved(), w = gamma.value(), n](Grads& g) {
+    const Tensor in = x.get();
+    give_norm_weights(g, 1, g.output(), in, n);
+    if (g.needs(0)) g.give(0, norm_backward(g.output(), in, w, n, Tensor()));
+  });
+  return recompute ? out.with_recipe(norm_recipe(x.saved(), gamma, beta, options)) : out;
+}
+
+std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& beta, const NormOptions& options,
+                             bool recompute) {
+  const Var y_edge = y.edge();
+  AddNormed r = add_norm(x.value(), std::move(y).take(), gamma.value(), value_or_none(beta), options);
+  Tensor out = std::move(r.normed.y);
+  r.normed.y = Tensor();
+  auto vars =
+      record("add_norm", {r.sum, std::move(out)}, {x.edge(), y_edge, gamma, beta}, [r, w = gamma.value()](Grads& g) {
+        Tensor dsum = g.take_output(0);
+        if (g.has_output(1)) {
+          give_norm_weights(g, 2, g.output(1), r.sum, r.normed);
+          dsum = norm_backward(g.output(1), r.sum, w, r.normed, std::move(dsum));
+        }
+        if (g.needs(0)) g.give(0, dsum);
+        if (g.needs(1)) g.give(1, std::move(dsum));
+      });
+  if (recompute) return {vars[0], vars[1].with_recipe(norm_recipe(Saved(r.sum), gamma, beta, options))};
+  return {vars[0], vars[1]};
+}
+
+Var softmax(const Var& x) {
+  const Tensor y = softmax(x.value());
+  return record_one("softmax", y, {x.edge()}, [y](Grads& g) { g.give(0, softmax_backward(g.output(), y)); });
+}
+
+Var log_softmax(const Var& x) {
+  const Tensor y = log_softmax(x.value());
+  return record_one("log_softmax", y, {x.edge()}, [y](Grads& g) { g.give(0, log_softmax_backward(g.output(), y)); });
+}
+
+Var bias_gelu(Var x, const Var& bias, bool recompute) {
+  const Var x_edge = x.edge();
+  BiasGelu r = bias_gelu(std::move(x).take(), value_or_none(bias));
+  Var y = record_one("bias_gelu", std::move(r.y), {x_edge, bias}, [h = r.h](Grads& g) {
+    const DType wide = h.dtype() == DType::float64 ? DType::float64 : DType::float32;
+    Tensor dbias = g.needs(1) ? h.make({h.dim(-1)}, wide) : Tensor();
+    Tensor dh = bias_gelu_backward(g.take_output(0), h, dbias.defined() ? &dbias : nullptr);
+    if (g.needs(1)) g.give(1, std::move(dbias));
+    if (g.needs(0)) g.give(0, std::move(dh));
+  });
+  return recompute ? y.with_recipe([h = r.h] { return unary<Gelu>(h); }) : y;
+}
+
+Var embedding(const Tensor& ids, const Var& table) {
+  return record_one("embedding", embedding(ids, table.value()), {table}, [ids](Grads& g) {
+    g.give_into(0, [ids, dy = g.output()](Tensor& dtable) { embedding_backward(dtable, dy, ids); });
+  });
+}
+
+Var dropout(Var x, double p, const DropoutTile& tile) {
+  const Var x_edge = x.edge();
+  Tensor y = dropout(std::move(x).take(), p, tile);
+  const std::vector<int64_t> positions(tile.positions.begin(), tile.positions.end());
+  return record_one("dropout", std::move(y), {x_edge}, [p, tile, positions](Grads& g) {
+    DropoutTile again = tile;
+    again.positions = positions;
+    g.give(0, dropout(g.take_output(0), p, again));
+  });
+}
+
+Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& options) {
+  const Attended a = attention(q.value(), k.value(), v.value(), options);
+  return record_one("attention", a.out, {q, k, v}, [q = q.saved(), k = k.saved(), v = v.saved(), a, options](Grads& g) {
+    const Tensor qt = q.get(), kt = k.get(), vt = v.get();
+    Tensor dq = qt.make(qt.shape()), dk = kt.make(kt.shape()), dv = vt.make(vt.shape());
+    attention_backward(g.output(), qt, kt, vt, a, options, dq, dk, dv);
+    if (g.needs(0)) g.give(0, std::move(dq));
+    if (g.needs(1)) g.give(1, std::move(dk));
+    if (g.needs(2)) g.give(2, std::move(dv));
+  });
+}
+
+Var packed_attention(const Var& qkv, int64_t heads, const AttentionOptions& options) {
+  const Tensor packed = qkv.value();
+  const int64_t b = packed.dim(0), t = packed.dim(1), c = packed.dim(2) / 3;
+  if (packed.dim(2) != 3 * c || heads <= 0 || c % heads != 0)
+    throw Error("[attention] packed qkv is " + packed.describe() + "; " + std::to_string(heads) +
+                " heads must divide a third of its channels");
+  const Shape by_head{b, t, heads, c / heads};
+  const auto part = [=](const Tensor& whole, int i) { return whole.narrow(2, i * c, c).reshape(by_head); };
+  const Attended a = attention(part(packed, 0), part(packed, 1), part(packed, 2), options);
+  return record_one("attention", a.out.reshape({b, t, c}), {qkv}, [=](Grads& g) {
+    const Tensor gradient = packed.make(packed.shape());
+    Tensor dq = part(gradient, 0), dk = part(gradient, 1), dv = part(gradient, 2);
+    attention_backward(g.output().reshape(by_head), part(packed, 0), part(packed, 1), part(packed, 2), a, options, dq,
+                       dk, dv);
+    g.give(0, gradient);
+  });
+}
+
+Loss cross_entropy(Var logits, const Tensor& targets, double scale) {
+  const Var edge = logits.edge();
+  Tensor x = std::move(logits).take();
+  CrossEntropy r = cross_entropy(x, targets);
+  Tensor mean = x.make({}, DType::float64);
+  *mean.data<double>() = r.loss_sum * scale;
+  Var root = record_one("cross_entropy", std::move(mean), {edge},
+                        [x = std::move(x), targets, lse = r.lse, scale](Grads& g) mutable {
+                          const double by = scale * g.output().item<double>();
+                          g.give(0, cross_entropy_backward(std::move(x), targets, lse, by));
+                        });
+  return {std::move(root), r.loss_sum, r.count};
+}
+
+}  // namespace tessera

@@ -1,0 +1,58 @@
+// The insides of the graph: nodes, leaves and edges. Only var.cpp and engine.cpp see them.
+#pragma once
+#include "autograd/var.h"
+
+namespace tessera {
+
+// Where a parameter's gradient gathers.
+struct Leaf {
+  Tensor grad;
+  bool fresh = true;  // the next gradient overwrites
+  int expected = 0;   // gradients still to come in the running backward
+  Shape shape;
+  DType dtype{};
+  ArenaPtr arena;
+  Category category = Category::gradients;
+  bool transient = false;  // an input of a recomputed block: its gradient is passed on, so it need not be copied
+  std::vector<std::function<void()>> hooks;
+
+  // A gradient arrives: the first is written in place, later ones are made fresh and then added, so that one rank with
+  // two micro-batches does what two ranks do (never a matmul that accumulates into its output).
+  void receive(const std::function<void(Tensor&)>& write);
+  void receive(Tensor gradient);
+  void one_less();  // counts a gradient that has come, or that will not come
+};
+
+struct Edge {
+  std::shared_ptr<Node> node;  // the node that made the input, and which of its outputs it was,
+  int output = 0;
+  std::shared_ptr<Leaf> leaf;  // or the leaf
+  bool wanted() const { return node || leaf; }
+};
+
+struct Node {
+  const char* op = "";
+  uint64_t sequence = 0;  // creation order on this thread
+  bool walked = false;
+  std::vector<Edge> inputs;
+  std::vector<Shape> input_shapes;
+  std::vector<DType> input_dtypes;
+  std::vector<Tensor> output_grads;
+  std::vector<Shape> output_shapes;
+  std::function<void(Grads&)> vjp;
+  ArenaPtr arena;
+
+  void add_output_grad(int i, Tensor g);
+};
+
+struct Var::Impl {
+  Tensor value;
+  std::shared_ptr<Node> node;
+  int output = 0;
+  std::shared_ptr<Leaf> leaf;
+  std::function<Tensor()> recipe;
+};
+
+uint64_t next_sequence();
+
+}  // namespace tessera

@@ -1,0 +1,73 @@
+// Ops on Vars: each value beside its gradient. What an op computes, its shapes and errors stand in tensor/ops/.
+//
+// Ops that take a Var by value may write over it: pass std::move(x) when x is not needed again.
+#pragma once
+#include <utility>
+#include <vector>
+
+#include "autograd/var.h"
+#include "tensor/ops/attention.h"
+#include "tensor/ops/dropout.h"
+#include "tensor/ops/elementwise.h"
+#include "tensor/ops/matmul.h"
+#include "tensor/ops/norm.h"
+
+namespace tessera {
+
+// --- elementwise: any op of elementwise_list.h; shapes broadcast ---
+template <class Op>
+Var unary(const Var& x) {
+  return record_one(Op::name, unary<Op>(x.value()), {x},
+                    [saved = x.saved()](Grads& g) { g.give(0, unary_backward<Op>(g.output(), saved.get())); });
+}
+template <class Op>
+Var binary(const Var& a, const Var& b) {
+  return record_one(Op::name, binary<Op>(a.value(), b.value()), {a, b}, [a = a.saved(), b = b.saved()](Grads& g) {
+    for (int i = 0; i < 2; ++i)
+      if (g.needs(i)) g.give(i, binary_backward<Op>(g.output(), a.get(), b.get(), i));
+  });
+}
+Var add(const Var& a, Var b);  // a + b, keeping neither; written over b when that may be
+inline Var operator+(const Var& a, const Var& b) { return add(a, b); }
+inline Var operator-(const Var& a, const Var& b) { return binary<Sub>(a, b); }
+inline Var operator*(const Var& a, const Var& b) { return binary<Mul>(a, b); }
+inline Var operator/(const Var& a, const Var& b) { return binary<Div>(a, b); }
+Var scale(const Var& x, double factor);
+
+// --- shape ---
+Var reshape(const Var& x, const Shape& shape);
+Var transpose(const Var& x, int a, int b);
+Var narrow(const Var& x, int dim, int64_t start, int64_t length);
+Var sum(const Var& x);  // all elements, shape ()
+
+// --- products ---
+Var matmul(const Var& a, const Var& b);
+// x (..., K), w (N, K), b (N) or undefined. The gradient of x comes first; those of w and b may be deferred.
+Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs = nullptr);
+
+// --- fused and structured ---
+// With `recompute`, here and in bias_gelu, the result is made again from its input wherever an op saves it.
+Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& options = {}, bool recompute = false);
+// {x + y, norm(x + y)}.
+std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& beta, const NormOptions& options = {},
+                             bool recompute = false);
+Var softmax(const Var& x);
+Var log_softmax(const Var& x);
+// gelu(x + bias).
+Var bias_gelu(Var x, const Var& bias, bool recompute = false);
+Var embedding(const Tensor& ids, const Var& table);
+Var dropout(Var x, double p, const DropoutTile& tile);
+Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& options = {});
+// qkv (B, T, 3C), packed as [q | k | v] -> (B, T, C).
+Var packed_attention(const Var& qkv, int64_t heads, const AttentionOptions& options = {});
+
+struct Loss {
+  Var mean;             // loss_sum * scale, float64 (); the root of backward()
+  double loss_sum = 0;  // over this call's target tokens
+  int64_t count = 0;    // target tokens; rows with target -1 are ignored
+};
+// logits (N, V), targets int32 (N); `scale` is 1 / (target tokens of the whole global batch), so that micro-batches and
+// ranks add up to the mean without a division of their own.
+Loss cross_entropy(Var logits, const Tensor& targets, double scale);
+
+}  // namespace tessera

@@ -1,0 +1,163 @@
+// Handles, leaves and recording.
+#include "autograd/var.h"
+
+#include "autograd/graph.h"
+#include "tensor/ops/elementwise.h"
+
+namespace tessera {
+namespace {
+// The one thread-local of the project: whether this thread records, and how many nodes it has recorded.
+thread_local struct {
+  bool enabled = true;
+  uint64_t sequence = 0;
+} tape;
+}  // namespace
+
+bool grad_enabled() { return tape.enabled; }
+uint64_t next_sequence() { return ++tape.sequence; }
+GradMode::GradMode(bool enabled) : before_(tape.enabled) { tape.enabled = enabled; }
+GradMode::~GradMode() { tape.enabled = before_; }
+
+Var::Var(Tensor value, bool requires_grad) : impl_(std::make_shared<Impl>()) {
+  if (requires_grad) {
+    if (!is_floating(value.dtype()))
+      throw Error("[var] " + value.describe() + " cannot require a gradient: its dtype is not floating");
+    impl_->leaf = std::make_shared<Leaf>();
+    impl_->leaf->shape = value.shape();
+    impl_->leaf->dtype = value.dtype();
+    if (value.device() == Device::cpu) impl_->leaf->arena = value.arena();
+  }
+  impl_->value = std::move(value);
+}
+
+const Tensor& Var::value() const {
+  if (!impl_) throw Error("[var] used before it was given a value");
+  return impl_->value;
+}
+
+bool Var::requires_grad() const { return impl_ && (impl_->node || impl_->leaf); }
+bool Var::is_leaf() const { return impl_ && !impl_->node; }
+
+Var::Impl& Var::leaf_impl(const char* what) const {
+  if (!impl_ || !impl_->leaf)
+    throw Error(std::string("[var] ") + what + " needs a leaf that requires a gradient (a parameter)");
+  return *impl_;
+}
+
+Tensor Var::grad() const {
+  const Leaf& leaf = *leaf_impl("grad()").leaf;
+  return leaf.fresh ? Tensor() : leaf.grad;
+}
+
+void Var::set_grad_buffer(Tensor buffer) {
+  Leaf& leaf = *leaf_impl("set_grad_buffer()").leaf;
+  if (!(buffer.shape() == leaf.shape))
+    throw Error("[var] gradient buffer is " + buffer.describe() + "; the parameter's shape is " + leaf.shape.str());
+  leaf.grad = std::move(buffer);
+  leaf.fresh = true;
+}
+
+void Var::clear_grad() { leaf_impl("clear_grad()").leaf->fresh = true; }
+
+void Var::settle_grad() {
+  Leaf& leaf = *leaf_impl("settle_grad()").leaf;
+  if (!leaf.fresh) return;
+  if (!leaf.grad.defined()) leaf.grad = Tensor::empty(leaf.shape, leaf.dtype, leaf.arena, leaf.category);
+  leaf.grad.fill(0);
+  leaf.fresh = false;
+}
+
+void Var::set_value(Tensor value) {
+  Impl& impl = leaf_impl("set_value()");
+  if (!(value.shape() == impl.leaf->shape))
+    throw Error("[var] new value is " + value.describe() + "; the parameter's shape is " + impl.leaf->shape.str());
+  impl.leaf->dtype = value.dtype();
+  if (value.device() == Device::cpu) impl.leaf->arena = value.arena();
+  impl.value = std::move(value);
+}
+
+void Var::on_grad(std::function<void()> f) { leaf_impl("on_grad()").leaf->hooks.push_back(std::move(f)); }
+
+Var Var::with_recipe(std::function<Tensor()> recipe) const {
+  auto impl = std::make_shared<Impl>(*impl_);
+  impl->recipe = std::move(recipe);
+  return Var(std::move(impl));
+}
+
+Saved Var::saved() const { return impl_->recipe ? Saved(impl_->recipe) : Saved(value()); }
+
+Var Var::edge() const {
+  if (!impl_) return {};
+  auto impl = std::make_shared<Impl>();
+  impl->node = impl_->node;
+  impl->output = impl_->output;
+  impl->leaf = impl_->leaf;
+  return Var(std::move(impl));
+}
+
+Tensor Var::take() && {
+  const std::shared_ptr<Impl> impl = std::move(impl_);
+  if (!impl) throw Error("[var] used before it was given a value");
+  return impl.use_count() == 1 && !impl->leaf ? std::move(impl->value) : impl->value;
+}
+
+void Leaf::receive(const std::function<void(Tensor&)>& write) {
+  if (!grad.defined()) grad = Tensor::empty(shape, dtype, arena, category);
+  if (fresh) {
+    write(grad);
+    fresh = false;
+  } else {
+    Tensor one = grad.make(shape, grad.dtype(), Category::workspace);
+    write(one);
+    add_(grad, one);
+  }
+  one_less();
+}
+
+void Leaf::receive(Tensor gradient) {
+  if (transient && !grad.defined()) {
+    grad = std::move(gradient);
+    fresh = false;
+    one_less();
+  } else {
+    receive([&](Tensor& out) { out.copy_from(gradient); });
+  }
+}
+
+void Leaf::one_less() {
+  if (--expected == 0)
+    for (const auto& hook : hooks) hook();
+}
+
+std::vector<Var> record(const char* op, std::vector<Tensor> outputs, const std::vector<Var>& inputs,
+                        std::function<void(Grads&)> vjp) {
+  bool wanted = false;
+  for (const Var& in : inputs) wanted = wanted || in.requires_grad();
+  std::shared_ptr<Node> node;
+  if (wanted && grad_enabled()) {
+    node = std::make_shared<Node>();
+    node->op = op;
+    node->sequence = next_sequence();
+    node->vjp = std::move(vjp);
+    node->arena = outputs[0].arena();
+    for (const Var& in : inputs) {
+      node->inputs.push_back(in.impl_ ? Edge{in.impl_->node, in.impl_->output, in.impl_->leaf} : Edge{});
+      const bool present = in.impl_ && in.impl_->value.defined();
+      node->input_shapes.push_back(present ? in.shape() : Shape{});
+      node->input_dtypes.push_back(present ? in.dtype() : DType::float32);
+    }
+    node->output_grads.resize(outputs.size());
+    for (const Tensor& t : outputs) node->output_shapes.push_back(t.shape());
+  }
+  std::vector<Var> vars;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    auto impl = std::make_shared<Var::Impl>();
+    impl->value = std::move(outputs[i]);
+    impl->node = node;
+    impl->output = static_cast<int>(i);
+    vars.push_back(Var(std::move(impl)));
+  }
+  return vars;
+}
+
+}  // namespace tessera

@@ -1,0 +1,149 @@
+// Var: a tensor with a memory of how it was made.
+//
+// An op on Vars computes its value and, when gradients are on and an input wants one, records a node: edges to its
+// inputs and a closure that turns the gradients of its outputs into those of its inputs (its vjp). backward() walks the
+// nodes from the newest to the oldest, which is a topological order and the same on every run. Saved values are
+// Tensors, never Vars, so the graph has no cycles and frees itself as it is walked.
+#pragma once
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+class Grads;
+struct Node;
+struct Leaf;
+
+// What an op keeps of an input for its backward: the tensor, or how to make it again (see Var::with_recipe).
+class Saved {
+ public:
+  Saved() = default;
+  Saved(Tensor t) : tensor_(std::move(t)) {}  // NOLINT: a tensor saves itself
+  explicit Saved(std::function<Tensor()> recipe) : recipe_(std::move(recipe)) {}
+  Tensor get() const { return recipe_ ? recipe_() : tensor_; }
+
+ private:
+  Tensor tensor_;
+  std::function<Tensor()> recipe_;
+};
+
+class Var {
+ public:
+  Var() = default;
+  explicit Var(Tensor value, bool requires_grad = false);
+
+  bool defined() const { return impl_ != nullptr; }
+  const Tensor& value() const;
+  const Shape& shape() const { return value().shape(); }
+  int64_t dim(int i) const { return value().dim(i); }
+  DType dtype() const { return value().dtype(); }
+  bool requires_grad() const;
+  bool is_leaf() const;
+
+  // --- leaves that require a gradient (parameters) ---
+  // The accumulated gradient; undefined before the first.
+  Tensor grad() const;
+  // Gradients go into this view from now on (a slice of a flat buffer; float32 under a bfloat16 value is allowed).
+  void set_grad_buffer(Tensor buffer);
+  // The next gradient overwrites the buffer; nothing is written now.
+  void clear_grad();
+  // A gradient that no one brought becomes zero in its buffer.
+  void settle_grad();
+  // Replaces the value (materialize() gives a meta parameter its memory). The shape must not change.
+  void set_value(Tensor value);
+  // Calls f when this leaf has received every gradient that one backward() brings it, deferred ones included.
+  void on_grad(std::function<void()> f);
+
+  // --- for ops ---
+  // This value, known to be cheap to make again: an op that saves it keeps `recipe` instead of the elements.
+  Var with_recipe(std::function<Tensor()> recipe) const;
+  Saved saved() const;
+  // This Var's place in the graph without its value: what an op that keeps no input passes to record().
+  Var edge() const;
+  // The tensor, moved out when this was the last handle to it, so that an op may write over it (Tensor::unique).
+  Tensor take() &&;
+
+ private:
+  friend struct Node;
+  friend class Grads;
+  friend Var checkpoint(const std::function<Var(const std::vector<Var>&)>&, const std::vector<Var>&);
+  friend std::vector<Var> record(const char*, std::vector<Tensor>, const std::vector<Var>&,
+                                 std::function<void(Grads&)>);
+  friend void backward(const Var&, const struct BackwardOptions&);
+  struct Impl;
+  explicit Var(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  Impl& leaf_impl(const char* what) const;
+  std::shared_ptr<Impl> impl_;
+};
+
+// Gradients are recorded unless a NoGrad lives on this thread.
+bool grad_enabled();
+class GradMode {
+ public:
+  explicit GradMode(bool enabled);
+  ~GradMode();
+  GradMode(const GradMode&) = delete;
+  GradMode& operator=(const GradMode&) = delete;
+
+ private:
+  bool before_;
+};
+struct NoGrad : GradMode {
+  NoGrad() : GradMode(false) {}
+};
+
+// Weight gradients put off by backward(): run() makes them, in the order in which backward met them. The split that
+// overlap of communication and zero-bubble pipelines are built on (Qi et al. 2024, section 2).
+class DeferredWeightGrads {
+ public:
+  void push(std::function<void()> f) { pending_.push_back(std::move(f)); }
+  void run();
+  bool empty() const { return pending_.empty(); }
+
+ private:
+  std::vector<std::function<void()>> pending_;
+};
+
+struct BackwardOptions {
+  Tensor seed;                           // gradient of the root; undefined means one
+  DeferredWeightGrads* defer = nullptr;  // where weight gradients go instead of being made at once
+};
+
+// Fills the gradients of every leaf that `root` depends on. Throws when root has no graph, when its graph was walked
+// before (saved values are gone), or when the seed does not have root's shape.
+void backward(const Var& root, const BackwardOptions& options = {});
+
+// What a vjp sees: gradients of the outputs in, gradients of the inputs out.
+class Grads {
+ public:
+  // Gradient of output i; undefined when nothing depended on that output.
+  const Tensor& output(int i = 0) const;
+  // The same, handed over, so that the vjp may write over it.
+  Tensor take_output(int i = 0);
+  bool has_output(int i) const { return output(i).defined(); }
+  bool needs(int input) const;
+  void give(int input, Tensor gradient);
+  // A gradient written by `write` into a given tensor: straight into a parameter's buffer where that is possible, and
+  // later than now when backward() defers weight gradients. For inputs that are not leaves it is made at once.
+  void give_into(int input, std::function<void(Tensor& out)> write);
+  DeferredWeightGrads* defer() const { return defer_; }  // for ops that call backward() themselves
+
+ private:
+  friend void backward(const Var&, const BackwardOptions&);
+  Grads(Node& node, DeferredWeightGrads* defer) : node_(node), defer_(defer) {}
+  Node& node_;
+  DeferredWeightGrads* defer_;
+};
+
+// Makes the Vars of an op's outputs. `vjp` is kept only when gradients are on and an input requires one.
+std::vector<Var> record(const char* op, std::vector<Tensor> outputs, const std::vector<Var>& inputs,
+                        std::function<void(Grads&)> vjp);
+inline Var record_one(const char* op, Tensor output, const std::vector<Var>& inputs, std::function<void(Grads&)> vjp) {
+  return record(op, {std::move(output)}, inputs, std::move(vjp))[0];
+}
+
+}  // namespace tessera

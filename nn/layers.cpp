@@ -1,0 +1,95 @@
+// Parameters and forward passes of the layers.
+#include "nn/layers.h"
+
+#include "tensor/random.h"
+
+namespace tessera {
+
+Linear::Linear(int64_t in, int64_t out, const Options& options)
+    : weight(param("weight", {out, in}, Init::normal(options.deviation))),
+      bias(options.bias ? &param("bias", {out}, Init::zeros()) : nullptr),
+      options_(options) {}
+
+Var Linear::forward(const Var& x) {
+  const Var none;
+  const Var& b = bias ? *bias : none;
+  if (options_.activation == Activation::none) return linear(x, weight, b, &packs_);
+  const bool again = options_.recompute == Recompute::gelu || options_.recompute == Recompute::gelu_norm;
+  return bias_gelu(linear(x, weight, none, &packs_), b, again);
+}
+
+LayerNorm::LayerNorm(int64_t channels, Recompute recompute, double eps)
+    : weight(param("weight", {channels}, Init::ones())),
+      bias(param("bias", {channels}, Init::zeros())),
+      options_{.eps = eps},
+      recompute_(recompute == Recompute::gelu_norm) {}
+Var LayerNorm::forward(const Var& x) { return norm(x, weight, bias, options_, recompute_); }
+std::pair<Var, Var> LayerNorm::add(const Var& x, Var y) {
+  return add_norm(x, std::move(y), weight, bias, options_, recompute_);
+}
+
+RMSNorm::RMSNorm(int64_t channels, Recompute recompute, double eps)
+    : weight(param("weight", {channels}, Init::ones())),
+      options_{.eps = eps, .center = false},
+      recompute_(recompute == Recompute::gelu_norm) {}
+Var RMSNorm::forward(const Var& x) { return norm(x, weight, Var(), options_, recompute_); }
+std::pair<Var, Var> RMSNorm::add(const Var& x, Var y) {
+  return add_norm(x, std::move(y), weight, Var(), options_, recompute_);
+}
+
+Embedding::Embedding(int64_t entries, int64_t channels, double deviation)
+    : weight(param("weight", {entries, channels}, Init::normal(deviation))) {}
+
+Var Dropout::apply(Var x) {
+  const StepInfo& at = step();
+  if (p_ == 0 || !at.training) return x;
+  DropoutTile tile;
+  tile.random = Philox::named(at.seed, full_name());
+  tile.step = static_cast<uint64_t>(at.step);
+  tile.first_sequence = at.first_sequence;
+  return dropout(std::move(x), p_, tile);
+}
+
+Attention::Attention(int64_t channels, const Options& options)
+    : qkv(child<Linear>("qkv", channels, 3 * channels, Linear::Options{})),
+      proj(child<Linear>("proj", channels, channels, Linear::Options{.deviation = options.projection_deviation})),
+      options_(options) {
+  if (options.heads <= 0 || channels % options.heads != 0)
+    throw Error("[attention] " + std::to_string(options.heads) + " heads do not divide " + std::to_string(channels) +
+                " channels");
+}
+
+AttentionOptions Attention::at_step() {
+  const StepInfo& at = step();
+  AttentionOptions o;
+  if (options_.dropout == 0 || !at.training) return o;
+  o.dropout = options_.dropout;
+  o.random = Philox::named(at.seed, full_name());
+  o.step = static_cast<uint64_t>(at.step);
+  o.first_sequence = at.first_sequence;
+  return o;
+}
+
+Var Attention::forward(const Var& x) { return proj(packed_attention(qkv(x), options_.heads, at_step())); }
+
+Tensor Attention::decode(const Tensor& x, KvCache& cache) {
+  const NoGrad no_grad;
+  const int64_t b = x.dim(0), t = x.dim(1), c = x.dim(2), heads = options_.heads;
+  if (cache.length + t > cache.keys.dim(1))
+    throw Error("[attention] " + std::to_string(cache.length + t) + " tokens do not fit a cache of " +
+                std::to_string(cache.keys.dim(1)));
+  const Tensor packed = qkv(Var(x)).value();
+  const auto part = [&](int64_t i) { return packed.narrow(2, i * c, c).reshape({b, t, heads, c / heads}); };
+  cache.keys.narrow(1, cache.length, t).copy_from(part(1));
+  cache.values.narrow(1, cache.length, t).copy_from(part(2));
+  cache.length += t;
+  const Attended a = attention(part(0), cache.keys.narrow(1, 0, cache.length), cache.values.narrow(1, 0, cache.length));
+  return proj(Var(a.out.reshape({b, t, c}))).value();
+}
+
+Mlp::Mlp(int64_t channels, double down_deviation, Recompute recompute)
+    : up(child<Linear>("up", channels, 4 * channels,
+                       Linear::Options{.activation = Activation::gelu, .recompute = recompute})),
+      down(child<Linear>("down", 4 * channels, channels, Linear::Options{.deviation = down_deviation})) {}
+
+}  // namespace tessera

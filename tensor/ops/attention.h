@@ -1,0 +1,39 @@
+// Causal attention that never holds a T x T matrix.
+//
+// softmax(q k^T * scale) v by blocks of 64 queries and 64 keys with an online softmax (Milakov and Gimelshein 2018;
+// Rabe and Staats 2021; Dao et al. 2022 and 2023, FlashAttention 1 and 2). Forward keeps one number per query and head,
+// the log of the softmax's denominator; backward makes each block of probabilities again from it. Tiles are kept
+// transposed (keys down, queries across), so that maxima and sums over keys run in vector lanes and need no shuffles.
+#pragma once
+#include "tensor/random.h"
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+struct AttentionOptions {
+  double scale = 0;    // 0 means 1 / sqrt(D)
+  bool causal = true;  // query i sees keys up to Tk - Tq + i
+  // Dropout of probabilities, after the softmax's denominator is taken: element (sequence, head, i, j) has the global
+  // index ((first_sequence + b) * heads_total + first_head + h) * tokens_total^2 + i * tokens_total + j in the counter.
+  double dropout = 0;
+  Philox random{0};
+  uint64_t step = 0;
+  int64_t first_sequence = 0, first_head = 0, heads_total = 0, tokens_total = 0;
+};
+
+struct Attended {
+  Tensor out;  // (B, Tq, H, D), contiguous, dtype of q
+  Tensor lse;  // (B, H, Tq), float32, or float64 for float64
+};
+
+// q (B, Tq, H, D), k and v (B, Tk, H, D), Tq <= Tk: views of any strides whose last dim runs on (slices of a packed
+// qkv, or of a cache). Sums and probabilities are in float (double for float64). Cost: 4 B H Tq Tk D FLOPs, causal
+// blocks that are fully masked left out; workspace 64 x (64 + 4 D) numbers per thread.
+Attended attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
+
+// Gradients, written into views of the shapes of q, k and v (the slices of a packed gradient). Cost: 10 B H Tq Tk D
+// FLOPs; workspace of O(T D) per thread. Bits depend on neither the threads nor the place in the batch.
+void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Attended& forward,
+                        const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv);
+
+}  // namespace tessera

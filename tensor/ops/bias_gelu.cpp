@@ -1,0 +1,74 @@
+// Forward splits rows over threads; backward splits columns, so that each bias gradient is one thread's sum in order.
+#include "tensor/ops/bias_gelu.h"
+
+#include "tensor/cpu/vectorize.h"
+#include "tensor/ops/elementwise_list.h"
+
+namespace tessera {
+
+BiasGelu bias_gelu(Tensor&& x_any, const Tensor& bias) {
+  const int64_t c = x_any.dim(-1), n = x_any.numel() / std::max<int64_t>(c, 1);
+  if (bias.defined() && (bias.dtype() != x_any.dtype() || bias.rank() != 1 || bias.dim(0) != c))
+    throw Error("[bias_gelu] bias is " + bias.describe() + "; x is " + x_any.describe());
+  const Tensor x = x_any.contiguous();
+  x_any = Tensor();
+  const BiasGelu out{x.unique() ? x : x.make(x.shape()), x.make(x.shape())};
+  with_floating(x.dtype(), "bias_gelu", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const T *const in = x.data<T>(), *const b = bias.defined() ? bias.data<T>() : nullptr;
+    T *const ph = out.h.data<T>(), *const py = out.y.data<T>();
+    cpu::parallel_for(n, std::max<int64_t>(1, cpu::kGrain / c), [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const T* const row = in + i * c;
+        T *const h = ph + i * c, *const y = py + i * c;
+#pragma GCC ivdep
+        for (int64_t j = 0; j < c; ++j) {
+          const T v = b ? T(static_cast<A>(row[j]) + static_cast<A>(b[j])) : row[j];
+          h[j] = v;
+          y[j] = T(Gelu::f(static_cast<A>(v)));
+        }
+      }
+    });
+  });
+  return out;
+}
+
+Tensor bias_gelu_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias) {
+  if (!(dy_any.shape() == h_any.shape()) || dy_any.dtype() != h_any.dtype())
+    throw Error("[bias_gelu_backward] dy is " + dy_any.describe() + "; h is " + h_any.describe());
+  const Tensor dy = dy_any.contiguous(), h = h_any.contiguous();
+  dy_any = Tensor();
+  const Tensor dh = dy.unique() ? dy : h.make(h.shape());
+  const int64_t c = h.dim(-1), n = h.numel() / std::max<int64_t>(c, 1);
+  const Tensor total = h.make({c}, h.dtype() == DType::float64 ? DType::float64 : DType::float32);
+  with_floating(h.dtype(), "bias_gelu_backward", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const T *const pg = dy.data<T>(), *const ph = h.data<T>();
+    T* const out = dh.data<T>();
+    A* const sums = total.data<A>();
+    constexpr int64_t kStrip = 256;
+    cpu::parallel_for(c, kStrip, [=](int64_t begin, int64_t end) {
+      for (int64_t j0 = begin; j0 < end; j0 += kStrip) {
+        const int64_t width = std::min(kStrip, end - j0);
+        A sum[kStrip] = {};
+        for (int64_t i = 0; i < n; ++i) {
+          const T *const g = pg + i * c + j0, *const v = ph + i * c + j0;
+          T* const to = out + i * c + j0;
+#pragma GCC ivdep
+          for (int64_t j = 0; j < width; ++j) {
+            const T d = T(static_cast<A>(g[j]) * Gelu::df(static_cast<A>(v[j])));
+            to[j] = d;
+            sum[j] += static_cast<A>(d);
+          }
+        }
+        std::copy(sum, sum + width, sums + j0);
+      }
+    });
+  });
+  if (dbias) dbias->copy_from(total);
+  return dh;
+}
+
+}  // namespace tessera

@@ -1,0 +1,102 @@
+// Rows are independent and threads split them.
+#include "tensor/ops/cross_entropy.h"
+
+#include <limits>
+#include <vector>
+
+#include "tensor/cpu/lanes.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/math.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kVocabBlock = 4096;  // entries: 16 KiB of float32, which stays in the nearest cache
+
+template <class A, class T>
+inline A row_lse(const T* row, int64_t vocab) {
+  A max = -std::numeric_limits<A>::infinity(), sum = 0;
+  for (int64_t v = 0; v < vocab; v += kVocabBlock) {
+    const T* const block = row + v;
+    const int64_t n = std::min(kVocabBlock, vocab - v);
+    const A top = cpu::lane_max<A>(n, max, [=](int64_t j) { return static_cast<A>(block[j]); });
+    const A here = cpu::lane_sum<A>(n, [=](int64_t j) { return math::exp(static_cast<A>(block[j]) - top); });
+    sum = math::fma(sum, math::exp(max - top), here);
+    max = top;
+  }
+  return max + math::log(sum);
+}
+
+int64_t check_targets(const Tensor& logits, const Tensor& targets) {
+  if (logits.rank() != 2 || targets.rank() != 1 || targets.dim(0) != logits.dim(0) || targets.dtype() != DType::int32)
+    throw Error("[cross_entropy] logits are " + logits.describe() + ", targets are " + targets.describe() +
+                "; expected (N, V) and int32 (N)");
+  int64_t count = 0;
+  const int32_t* const target = targets.data<int32_t>();
+  for (int64_t i = 0; i < targets.dim(0); ++i) {
+    if (target[i] == kIgnoredTarget) continue;
+    if (target[i] < 0 || target[i] >= logits.dim(1))
+      throw Error("[cross_entropy] target " + std::to_string(target[i]) + " of row " + std::to_string(i) +
+                  " is outside [0, " + std::to_string(logits.dim(1)) + ")");
+    ++count;
+  }
+  return count;
+}
+
+int64_t rows_per_task(int64_t vocab) { return std::max<int64_t>(1, cpu::kGrain / std::max<int64_t>(vocab, 1)); }
+
+}  // namespace
+
+CrossEntropy cross_entropy(const Tensor& logits_any, const Tensor& targets_any) {
+  const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
+  CrossEntropy out;
+  out.count = check_targets(logits, targets);
+  const int64_t n = logits.dim(0), vocab = logits.dim(1);
+  with_floating(logits.dtype(), "cross_entropy", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    out.lse = logits.make({n}, kDTypeOf<A>);
+    const T* const x = logits.data<T>();
+    A* const lse = out.lse.template data<A>();
+    cpu::parallel_for(n, rows_per_task(vocab), [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) lse[i] = row_lse<A>(x + i * vocab, vocab);
+    });
+    const int32_t* const target = targets.data<int32_t>();
+    for (int64_t i = 0; i < n; ++i)
+      if (target[i] != kIgnoredTarget)
+        out.loss_sum += static_cast<double>(lse[i]) - static_cast<double>(static_cast<A>(x[i * vocab + target[i]]));
+  });
+  return out;
+}
+
+Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, const Tensor& lse, double scale) {
+  const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
+  logits_any = Tensor();
+  check_targets(logits, targets);
+  Tensor out = logits.unique() ? logits : logits.make(logits.shape());
+  const int64_t vocab = logits.dim(1);
+  with_floating(logits.dtype(), "cross_entropy_backward", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const T* const x = logits.data<T>();
+    T* const dx = out.data<T>();
+    const A* const log_sum = lse.data<A>();
+    const int32_t* const target = targets.data<int32_t>();
+    const A factor = static_cast<A>(scale);
+    cpu::parallel_for(logits.dim(0), rows_per_task(vocab), [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const T* const row = x + i * vocab;
+        T* const to = dx + i * vocab;
+        const A shift = log_sum[i], by = target[i] == kIgnoredTarget ? A(0) : factor;
+        // The target's element is made from the logit, before it may be overwritten, and rounded once.
+        const A own = target[i] == kIgnoredTarget ? A(0) : math::exp(static_cast<A>(row[target[i]]) - shift) - A(1);
+#pragma GCC ivdep
+        for (int64_t j = 0; j < vocab; ++j) to[j] = T(math::exp(static_cast<A>(row[j]) - shift) * by);
+        if (target[i] != kIgnoredTarget) to[target[i]] = T(own * factor);
+      }
+    });
+  });
+  return out;
+}
+
+}  // namespace tessera

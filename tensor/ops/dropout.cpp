@@ -1,0 +1,58 @@
+// One Philox block serves four neighbours in the global order.
+#include "tensor/ops/dropout.h"
+
+#include "tensor/cpu/vectorize.h"
+
+namespace tessera {
+namespace {
+
+// Elements [0, c) of one row whose first element has the global index `first`.
+template <class T>
+void drop_row(T* y, const T* x, int64_t c, uint64_t first, const Philox& random, uint64_t step, float p) {
+  using A = Accumulate<T>;
+  const A up = static_cast<A>(1 / (1 - static_cast<double>(p)));
+  int64_t j = 0;
+  const auto one = [&](uint32_t word) {
+    y[j] = Philox::to_uniform(word) >= p ? T(static_cast<A>(x[j]) * up) : T(A(0));
+    ++j;
+  };
+  while (j < c && (first + static_cast<uint64_t>(j)) % 4 != 0) one(random.word(first + static_cast<uint64_t>(j), step));
+  while (j + 4 <= c)
+    for (uint32_t word : random((first + static_cast<uint64_t>(j)) >> 2, step)) one(word);
+  while (j < c) one(random.word(first + static_cast<uint64_t>(j), step));
+}
+
+}  // namespace
+
+Tensor dropout(Tensor&& x_any, double p, const DropoutTile& tile) {
+  if (x_any.rank() != 3) throw Error("[dropout] x is " + x_any.describe() + "; expected (B, T, C)");
+  if (!(p >= 0 && p < 1)) throw Error("[dropout] p is " + std::to_string(p) + "; expected a number in [0, 1)");
+  const int64_t tokens = x_any.dim(1), c = x_any.dim(2);
+  if (!tile.positions.empty() && static_cast<int64_t>(tile.positions.size()) != tokens)
+    throw Error("[dropout] " + std::to_string(tile.positions.size()) + " positions for " + std::to_string(tokens) +
+                " tokens");
+  const Tensor x = x_any.contiguous();
+  x_any = Tensor();
+  if (p == 0) return x;
+  Tensor y = x.unique() ? x : x.make(x.shape());
+  const int64_t t_all = tile.tokens_total > 0 ? tile.tokens_total : tokens,
+                c_all = tile.channels_total > 0 ? tile.channels_total : c;
+  with_floating(x.dtype(), "dropout", [&](auto t) {
+    using T = decltype(t);
+    const T* const from = x.data<T>();
+    T* const to = y.data<T>();
+    cpu::split(
+        x.dim(0) * tokens, std::max<int64_t>(1, 1024 / std::max<int64_t>(c, 1)), [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            const int64_t position =
+                tile.positions.empty() ? i % tokens : tile.positions[static_cast<size_t>(i % tokens)];
+            const int64_t first = ((tile.first_sequence + i / tokens) * t_all + position) * c_all + tile.first_channel;
+            drop_row(to + i * c, from + i * c, c, static_cast<uint64_t>(first), tile.random, tile.step,
+                     static_cast<float>(p));
+          }
+        });
+  });
+  return y;
+}
+
+}  // namespace tessera

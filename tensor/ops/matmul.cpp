@@ -1,0 +1,119 @@
+// Checks, shapes, and the choice between oneDNN and our float64 kernel.
+#include "tensor/ops/matmul.h"
+
+#include "tensor/cpu/gemm.h"
+#include "tensor/ops/elementwise.h"
+
+namespace tessera {
+namespace {
+
+// Rows below which packing a weight costs more than it saves.
+constexpr int64_t kPackFromRows = 32;
+
+bool has_unit_stride(const Tensor& t) {
+  return t.strides()[0] == 1 || t.strides()[1] == 1 || t.dim(0) == 1 || t.dim(1) == 1;
+}
+Tensor with_unit_stride(const Tensor& t) { return has_unit_stride(t) ? t : t.contiguous(); }
+
+// The product of 2-D operands that are known to fit. `packed`, when given, belongs to b.
+void product(Tensor& out, const Tensor& a_any, const Tensor& b_any, const Tensor& bias, cpu::Packed* packed) {
+  if (out.numel() == 0) return;
+  if (a_any.dtype() == DType::float64) {
+    const auto strided = [](const Tensor& t) {
+      return cpu::Strided<double>{t.data<double>(), t.strides()[0], t.strides()[1]};
+    };
+    cpu::gemm<double>(a_any.dim(0), b_any.dim(1), a_any.dim(1), strided(a_any), strided(b_any), out.data<double>(),
+                      out.strides()[0]);
+    if (bias.defined()) add_(out, bias);
+    return;
+  }
+  if (a_any.dtype() != DType::float32 && a_any.dtype() != DType::bfloat16)
+    throw Error("[matmul] dtype is " + std::string(name_of(a_any.dtype())) + "; expected a floating dtype");
+  const Tensor a = with_unit_stride(a_any), b = with_unit_stride(b_any);
+  if (packed)
+    cpu::dnnl_matmul(out, a, b, bias, *packed);
+  else
+    cpu::dnnl_matmul(out, a, b, bias);
+}
+
+void check_product(const char* op, const Tensor& a, const Tensor& b) {
+  if (a.dtype() != b.dtype())
+    throw Error(std::string("[") + op + "] dtypes differ: " + a.describe() + " x " + b.describe());
+  if (a.dim(-1) != b.dim(-2))
+    throw Error(std::string("[") + op + "] inner dims differ: a " + a.shape().str() + " x b " + b.shape().str() +
+                "; b must have " + std::to_string(a.dim(-1)) + " rows");
+}
+
+cpu::Packed* pack_for(WeightPacks* packs, int64_t rows, bool transposed, DType dtype) {
+  if (!packs || rows < kPackFromRows || dtype == DType::float64) return nullptr;
+  for (cpu::Packed& p : packs->packs)
+    if (p.rows == rows && p.transposed == transposed) return &p;
+  // Two row counts (training and evaluation) times two directions: the oldest goes when another comes.
+  if (packs->packs.size() == 4) packs->packs.erase(packs->packs.begin());
+  packs->packs.reserve(4);
+  cpu::Packed& p = packs->packs.emplace_back();
+  p.rows = rows;
+  p.transposed = transposed;
+  return &p;
+}
+
+}  // namespace
+
+void matmul_into(Tensor& out, const Tensor& a, const Tensor& b) {
+  check_product("matmul", a, b);
+  if (!(out.shape() == Shape{a.dim(0), b.dim(1)}))
+    throw Error("[matmul] out is " + out.describe() + "; expected shape (" + std::to_string(a.dim(0)) + ", " +
+                std::to_string(b.dim(1)) + ")");
+  product(out, a, b, {}, nullptr);
+}
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  if (a.rank() < 2 || b.rank() < 2)
+    throw Error("[matmul] operands must have 2 dims or more: a " + a.shape().str() + " x b " + b.shape().str());
+  check_product("matmul", a, b);
+  if (b.rank() == 2) {
+    const Tensor rows = a.rank() == 2 ? a : a.contiguous().flat_rows();
+    Tensor out = a.make({rows.dim(0), b.dim(1)});
+    product(out, rows, b, {}, nullptr);
+    return out.reshape(a.shape().with_last(b.dim(1)));
+  }
+  const Shape lead = a.shape().first(a.rank() - 2);
+  if (!(lead == b.shape().first(b.rank() - 2)))
+    throw Error("[matmul] leading dims differ: a " + a.shape().str() + " x b " + b.shape().str());
+  Tensor out = a.make(a.shape().with_last(b.dim(-1)));
+  const int64_t m = a.dim(-2), k = a.dim(-1), n = b.dim(-1);
+  const Tensor as = a.contiguous().reshape({-1, m, k}), bs = b.contiguous().reshape({-1, k, n}),
+               outs = out.reshape({-1, m, n});
+  for (int64_t i = 0; i < lead.numel(); ++i) {
+    Tensor one = outs.select(0, i);
+    product(one, as.select(0, i), bs.select(0, i), {}, nullptr);
+  }
+  return out;
+}
+
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {
+  if (w.rank() != 2 || x.rank() < 1 || x.dim(-1) != w.dim(1))
+    throw Error("[linear] x " + x.shape().str() + " does not fit weight " + w.shape().str() + "; x must end in " +
+                (w.rank() == 2 ? std::to_string(w.dim(1)) : "K"));
+  const Tensor rows = x.contiguous().flat_rows(), wt = w.transpose(0, 1);
+  check_product("linear", rows, wt);
+  if (b.defined()) b.check_size(w.dim(0));
+  Tensor y = x.make({rows.dim(0), w.dim(0)});
+  product(y, rows, wt, b, pack_for(packs, rows.dim(0), true, x.dtype()));
+  return y.reshape(x.shape().with_last(w.dim(0)));
+}
+
+Tensor linear_input_grad(const Tensor& dy, const Tensor& w, WeightPacks* packs) {
+  const Tensor rows = dy.contiguous().flat_rows();
+  check_product("linear_input_grad", rows, w);
+  Tensor dx = dy.make({rows.dim(0), w.dim(1)});
+  product(dx, rows, w, {}, pack_for(packs, rows.dim(0), false, dy.dtype()));
+  return dx.reshape(dy.shape().with_last(w.dim(1)));
+}
+
+void linear_weight_grad(Tensor& dw, const Tensor& dy, const Tensor& x) {
+  const Tensor dyt = dy.contiguous().flat_rows().transpose(0, 1), rows = x.contiguous().flat_rows();
+  matmul_into(dw, dyt, rows);
+}
+
+}  // namespace tessera

@@ -1,0 +1,199 @@
+// Rows are independent, so threads split them; gradients of gamma and beta are split by columns.
+#include "tensor/ops/norm.h"
+
+#include "tensor/cpu/lanes.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/math.h"
+
+namespace tessera {
+namespace {
+
+void check(const Tensor& x, const Tensor& gamma, const Tensor& beta) {
+  const int64_t c = x.rank() > 0 ? x.dim(-1) : 0;
+  const auto fits = [&](const Tensor& w) { return w.rank() == 1 && w.dim(0) == c && w.dtype() == x.dtype(); };
+  if (!fits(gamma) || (beta.defined() && !fits(beta)))
+    throw Error("[norm] x is " + x.describe() + "; gamma is " + gamma.describe() +
+                (beta.defined() ? ", beta is " + beta.describe() : "") + "; expected " + std::to_string(c) +
+                " of x's dtype");
+}
+
+DType wide(const Tensor& x) { return x.dtype() == DType::float64 ? DType::float64 : DType::float32; }
+int64_t rows_per_task(int64_t c) { return std::max<int64_t>(1, cpu::kGrain / std::max<int64_t>(c, 1)); }
+
+// One call's operands: rows that run on.
+template <class T>
+struct Forward {
+  using A = Accumulate<T>;
+  const T *x, *added, *gamma, *beta;  // added and beta may be null
+  T *sum, *y;                         // sum may be null
+  A *mean, *rstd;                     // mean is null for RMSNorm
+  int64_t c;
+  A eps;
+
+  void row(int64_t i) const {
+    const T* in = x + i * c;
+    if (added) {
+      const T* const other = added + i * c;
+      T* const to = sum + i * c;
+#pragma GCC ivdep
+      for (int64_t j = 0; j < c; ++j) to[j] = T(static_cast<A>(in[j]) + static_cast<A>(other[j]));
+      in = to;
+    }
+    const A inverse = A(1) / static_cast<A>(c);
+    const A m = mean ? cpu::lane_sum<A>(c, [=](int64_t j) { return static_cast<A>(in[j]); }) * inverse : A(0);
+    const A square = cpu::lane_sum<A>(c, [=](int64_t j) {
+      const A d = static_cast<A>(in[j]) - m;
+      return d * d;
+    });
+    const A r = A(1) / math::sqrt(square * inverse + eps);
+    T* const out = y + i * c;
+    if (beta) {
+      for (int64_t j = 0; j < c; ++j)
+        out[j] = T(math::fma((static_cast<A>(in[j]) - m) * r, static_cast<A>(gamma[j]), static_cast<A>(beta[j])));
+    } else {
+      for (int64_t j = 0; j < c; ++j) out[j] = T((static_cast<A>(in[j]) - m) * r * static_cast<A>(gamma[j]));
+    }
+    if (mean) mean[i] = m;
+    rstd[i] = r;
+  }
+};
+
+Normed run(const Tensor& x, const Tensor* added, Tensor* sum, const Tensor& gamma, const Tensor& beta,
+           const NormOptions& options) {
+  check(x, gamma, beta);
+  const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
+  const Shape rows = x.shape().first(x.rank() - 1);
+  Normed out{x.make(x.shape()), options.center ? x.make(rows, wide(x)) : Tensor(), x.make(rows, wide(x))};
+  with_floating(x.dtype(), "norm", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const Forward<T> f{x.data<T>(),
+                       added ? added->data<T>() : nullptr,
+                       gamma.data<T>(),
+                       beta.defined() ? beta.data<T>() : nullptr,
+                       sum ? sum->data<T>() : nullptr,
+                       out.y.data<T>(),
+                       options.center ? out.mean.data<A>() : nullptr,
+                       out.rstd.data<A>(),
+                       c,
+                       static_cast<A>(options.eps)};
+    cpu::parallel_for(n, rows_per_task(c), [&f](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) f.row(i);
+    });
+  });
+  return out;
+}
+
+template <class T>
+struct Backward {
+  using A = Accumulate<T>;
+  const T *dy, *x, *gamma, *residual;  // residual may be null, or dx itself
+  const A *mean, *rstd;
+  T* dx;
+  int64_t c;
+
+  void row(int64_t i) const {
+    const T *const g = dy + i * c, *const in = x + i * c;
+    const A m = mean ? mean[i] : A(0), r = rstd[i], inverse = A(1) / static_cast<A>(c);
+    const auto weighted = [=, this](int64_t j) { return static_cast<A>(g[j]) * static_cast<A>(gamma[j]); };
+    const A along =
+        cpu::lane_sum<A>(c, [=](int64_t j) { return weighted(j) * ((static_cast<A>(in[j]) - m) * r); }) * inverse;
+    const A level = mean ? cpu::lane_sum<A>(c, weighted) * inverse : A(0);
+    T* const out = dx + i * c;
+    const T* const other = residual ? residual + i * c : nullptr;
+    if (other) {
+#pragma GCC ivdep
+      for (int64_t j = 0; j < c; ++j) {
+        const A xhat = (static_cast<A>(in[j]) - m) * r;
+        out[j] = T(math::fma(r, weighted(j) - level - xhat * along, static_cast<A>(other[j])));
+      }
+    } else {
+      for (int64_t j = 0; j < c; ++j) {
+        const A xhat = (static_cast<A>(in[j]) - m) * r;
+        out[j] = T(r * (weighted(j) - level - xhat * along));
+      }
+    }
+  }
+};
+
+}  // namespace
+
+Normed norm(const Tensor& x_any, const Tensor& gamma, const Tensor& beta, const NormOptions& options) {
+  const Tensor x = x_any.contiguous();
+  return run(x, nullptr, nullptr, gamma, beta, options);
+}
+
+AddNormed add_norm(const Tensor& x_any, Tensor&& y_any, const Tensor& gamma, const Tensor& beta,
+                   const NormOptions& options) {
+  if (!(x_any.shape() == y_any.shape()) || x_any.dtype() != y_any.dtype())
+    throw Error("[add_norm] x is " + x_any.describe() + ", y is " + y_any.describe() + "; expected the same");
+  const Tensor x = x_any.contiguous(), y = y_any.contiguous();
+  y_any = Tensor();
+  Tensor sum = y.unique() ? y : x.make(x.shape());
+  Normed normed = run(x, &y, &sum, gamma, beta, options);
+  return {std::move(sum), std::move(normed)};
+}
+
+Tensor norm_backward(const Tensor& dy_any, const Tensor& x_any, const Tensor& gamma, const Normed& forward,
+                     Tensor&& residual_any) {
+  if (!(dy_any.shape() == x_any.shape()) || dy_any.dtype() != x_any.dtype())
+    throw Error("[norm_backward] dy is " + dy_any.describe() + "; x is " + x_any.describe());
+  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous();
+  const Tensor residual = residual_any.defined() ? residual_any.contiguous() : Tensor();
+  residual_any = Tensor();
+  Tensor dx = residual.defined() && residual.unique() ? residual : x.make(x.shape());
+  const int64_t c = x.dim(-1);
+  with_floating(x.dtype(), "norm_backward", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const Backward<T> f{dy.data<T>(),
+                        x.data<T>(),
+                        gamma.data<T>(),
+                        residual.defined() ? residual.data<T>() : nullptr,
+                        forward.mean.defined() ? forward.mean.data<A>() : nullptr,
+                        forward.rstd.data<A>(),
+                        dx.data<T>(),
+                        c};
+    cpu::parallel_for(x.numel() / std::max<int64_t>(c, 1), rows_per_task(c), [&f](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) f.row(i);
+    });
+  });
+  return dx;
+}
+
+void norm_weight_grads(Tensor& dgamma, Tensor* dbeta, const Tensor& dy_any, const Tensor& x_any,
+                       const Normed& forward) {
+  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous();
+  const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
+  const Tensor by_gamma = x.make({c}, wide(x)), by_beta = x.make({c}, wide(x));
+  with_floating(x.dtype(), "norm_weight_grads", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const T *const g = dy.data<T>(), *const in = x.data<T>();
+    const A *const mean = forward.mean.defined() ? forward.mean.data<A>() : nullptr, *const rstd =
+                                                                                         forward.rstd.data<A>();
+    A *const to_gamma = by_gamma.data<A>(), *const to_beta = by_beta.data<A>();
+    constexpr int64_t kStrip = 64;  // columns at a time, so that their sums stay in the nearest cache
+    cpu::parallel_for(c, kStrip, [=](int64_t begin, int64_t end) {
+      for (int64_t j0 = begin; j0 < end; j0 += kStrip) {
+        const int64_t width = std::min(kStrip, end - j0);
+        A total[kStrip] = {}, plain[kStrip] = {};
+        for (int64_t i = 0; i < n; ++i) {
+          const T *const gi = g + i * c + j0, *const xi = in + i * c + j0;
+          const A m = mean ? mean[i] : A(0), r = rstd[i];
+          for (int64_t j = 0; j < width; ++j) {
+            const A d = static_cast<A>(gi[j]);
+            total[j] = math::fma(d, (static_cast<A>(xi[j]) - m) * r, total[j]);
+            plain[j] += d;
+          }
+        }
+        std::copy(total, total + width, to_gamma + j0);
+        std::copy(plain, plain + width, to_beta + j0);
+      }
+    });
+  });
+  dgamma.copy_from(by_gamma);
+  if (dbeta) dbeta->copy_from(by_beta);
+}
+
+}  // namespace tessera

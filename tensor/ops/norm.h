@@ -1,0 +1,39 @@
+// LayerNorm and RMSNorm over the last dim, alone and fused with the residual sum before them.
+//
+// Ba, Kiros and Hinton 2016, "Layer normalization"; Zhang and Sennrich 2019, "Root mean square layer normalization".
+// Any strides (a copy is made where the rows do not run on). Statistics are float32, or float64 for float64. Cost:
+// about 10 FLOPs per element, one pass over memory forward and one backward.
+#pragma once
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+struct Normed {
+  Tensor y;     // the shape and dtype of x
+  Tensor mean;  // per row; undefined for RMSNorm
+  Tensor rstd;  // per row: 1 / sqrt(variance + eps), or 1 / sqrt(mean square + eps)
+};
+
+struct NormOptions {
+  double eps = 1e-5;
+  bool center = true;  // LayerNorm; false is RMSNorm, which subtracts no mean
+};
+
+// x (..., C), gamma (C), beta (C) or undefined -> y = (x - mean) rstd gamma + beta.
+Normed norm(const Tensor& x, const Tensor& gamma, const Tensor& beta, const NormOptions& options = {});
+
+struct AddNormed {
+  Tensor sum;  // x + y as stored, in the dtype of x
+  Normed normed;
+};
+// r = x + y, then norm(r) of r as stored. Writes r over y when y's storage is held by nobody else.
+AddNormed add_norm(const Tensor& x, Tensor&& y, const Tensor& gamma, const Tensor& beta,
+                   const NormOptions& options = {});
+
+// dx, with `residual` (undefined, or the gradient that x gets from elsewhere) added in the same pass. `x` is the input
+// of the normalisation, which for add_norm is the sum. Writes over residual when its storage is held by nobody else.
+Tensor norm_backward(const Tensor& dy, const Tensor& x, const Tensor& gamma, const Normed& forward, Tensor&& residual);
+// dgamma (C) = sum dy xhat and, when it is defined, dbeta (C) = sum dy; rows are added in order. Any floating dtype.
+void norm_weight_grads(Tensor& dgamma, Tensor* dbeta, const Tensor& dy, const Tensor& x, const Normed& forward);
+
+}  // namespace tessera
