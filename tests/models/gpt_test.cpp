@@ -1,0 +1,204 @@
+// The whole model: loss and every gradient against an independent PyTorch GPT-2, float32 against float64, recomputation
+// and micro-batches bit for bit, decoding with a cache against the plain forward pass.
+#include "models/gpt.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "tensor/cpu/vectorize.h"
+#include "tensor/random.h"
+#include "tests/support/gpt_oracle.h"
+
+namespace tessera {
+namespace {
+
+Tensor random_ids(const Shape& shape, int64_t vocab, uint64_t seed, const ArenaPtr& arena) {
+  Tensor ids = Tensor::empty(shape, DType::int32, arena);
+  for (int64_t i = 0; i < ids.numel(); ++i)
+    ids.data<int32_t>()[i] =
+        static_cast<int32_t>(Philox(seed).below(static_cast<uint64_t>(vocab), static_cast<uint64_t>(i)));
+  return ids;
+}
+
+// A model whose biases and norms are not at their (too symmetric) initial values.
+std::unique_ptr<Gpt> make_model(const GptConfig& config, DType dtype, const ArenaPtr& arena) {
+  auto model = std::make_unique<Gpt>(config);
+  model->materialize(7, arena, dtype, dtype == DType::bfloat16 ? DType::float32 : dtype);
+  for (const Module::Named& p : model->parameters()) {
+    Tensor value = p.parameter->var.value();
+    const Philox random = Philox::named(11, p.name);
+    Tensor noise = Tensor::empty(value.shape(), DType::float32, arena);
+    for (int64_t i = 0; i < noise.numel(); ++i)
+      noise.data<float>()[i] = static_cast<float>(0.05 * random.normal(static_cast<uint64_t>(i)));
+    add_(value, noise);
+  }
+  return model;
+}
+
+double run_backward(Gpt& model, const Tensor& ids, const Tensor& targets) {
+  model.clear_gradients();
+  const Loss loss = model.loss(ids, targets, 1.0 / static_cast<double>(targets.numel()));
+  backward(loss.mean);
+  model.settle_gradients();
+  return loss.mean.value().item<double>();
+}
+
+std::vector<std::byte> gradient_bytes(Gpt& model) {
+  std::vector<std::byte> all;
+  for (const FlatUnit& unit : model.units())
+    all.insert(all.end(), unit.grads.raw(), unit.grads.raw() + unit.grads.nbytes());
+  return all;
+}
+
+struct Case {
+  GptConfig config;
+  int64_t batch, tokens;
+};
+const Case kCases[] = {
+    {{.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 65}, 3, 16},
+    {{.layers = 1, .heads = 3, .channels = 48, .context = 100, .vocab = 131}, 2, 97},
+    {{.layers = 3, .heads = 1, .channels = 24, .context = 9, .vocab = 17}, 4, 7},
+};
+
+TEST(Gpt, LossAndGradientsAreThoseOfPyTorch) {
+  if (const std::string why = test::missing("torch"); !why.empty()) GTEST_SKIP() << why;
+  for (const Case& c : kCases) {
+    const ArenaPtr arena = make_arena();
+    auto model = make_model(c.config, DType::float32, arena);
+    const Tensor ids = random_ids({c.batch, c.tokens}, c.config.vocab, 1, arena);
+    const Tensor targets = random_ids({c.batch, c.tokens}, c.config.vocab, 2, arena);
+    const double loss = run_backward(*model, ids, targets);
+    const test::GptShape shape{c.config.layers, c.config.heads, c.config.channels, c.config.context, c.config.vocab};
+    const test::OracleResult oracle = test::gpt_oracle(shape, model->units(), ids, targets);
+    EXPECT_NEAR(loss, oracle.loss64, 1e-6 * oracle.loss64);
+    const test::Worst worst = test::worst_gradient(model->units(), oracle.grads64);
+    EXPECT_LT(worst.error, 1e-5) << worst.name;
+
+    auto wide = std::make_unique<Gpt>(c.config);
+    wide->materialize(7, arena, DType::float64, DType::float64);
+    for (size_t i = 0; i < wide->units().size(); ++i) wide->units()[i].values.copy_from(model->units()[i].values);
+    EXPECT_NEAR(run_backward(*wide, ids, targets), oracle.loss64, 1e-12 * oracle.loss64);
+    const test::Worst worst64 = test::worst_gradient(wide->units(), oracle.grads64);
+    EXPECT_LT(worst64.error, 1e-10) << worst64.name;
+  }
+}
+
+TEST(Gpt, BFloat16GradientsAreNearFloat64) {
+  const Case& c = kCases[0];
+  const ArenaPtr arena = make_arena();
+  auto model = make_model(c.config, DType::bfloat16, arena);
+  auto wide = std::make_unique<Gpt>(c.config);
+  wide->materialize(7, arena, DType::float64, DType::float64);
+  for (size_t i = 0; i < wide->units().size(); ++i) wide->units()[i].values.copy_from(model->units()[i].values);
+  const Tensor ids = random_ids({c.batch, c.tokens}, c.config.vocab, 1, arena),
+               targets = random_ids({c.batch, c.tokens}, c.config.vocab, 2, arena);
+  const double loss = run_backward(*model, ids, targets), loss64 = run_backward(*wide, ids, targets);
+  EXPECT_NEAR(loss, loss64, 0.02 * loss64);
+  std::vector<double> reference;
+  for (const FlatUnit& unit : wide->units()) {
+    const std::vector<double> g = unit.grads.to_vector<double>();
+    reference.insert(reference.end(), g.begin(), g.end());
+  }
+  const test::Worst worst = test::worst_gradient(model->units(), reference);
+  EXPECT_LT(worst.error, 0.05) << worst.name;
+}
+
+TEST(Gpt, RecomputationChangesNoBit) {
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    GptConfig config = kCases[0].config;
+    config.dropout = 0.2;
+    std::vector<std::byte> expected;
+    for (const Recompute mode : {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
+      config.recompute = mode;
+      const ArenaPtr arena = make_arena();
+      auto model = make_model(config, dtype, arena);
+      model->set_step({.seed = 5, .step = 3, .first_sequence = 8, .training = true});
+      run_backward(*model, random_ids({3, 16}, config.vocab, 1, arena), random_ids({3, 16}, config.vocab, 2, arena));
+      const std::vector<std::byte> bytes = gradient_bytes(*model);
+      if (mode == Recompute::none) expected = bytes;
+      EXPECT_TRUE(bytes == expected) << "mode " << static_cast<int>(mode) << " in " << name_of(dtype);
+    }
+  }
+}
+
+TEST(Gpt, DropoutChangesTheLossAndOnlyWhileTraining) {
+  GptConfig config = kCases[0].config;
+  config.dropout = 0.3;
+  const ArenaPtr arena = make_arena();
+  auto model = make_model(config, DType::float32, arena);
+  const Tensor ids = random_ids({3, 16}, config.vocab, 1, arena);
+  const auto loss_at = [&](StepInfo at) {
+    model->set_step(at);
+    return model->loss(ids, ids, 1.0 / 48).mean.value().item<double>();
+  };
+  const double off = loss_at({.seed = 5}), first = loss_at({.seed = 5, .step = 0, .training = true});
+  EXPECT_NE(off, first);
+  EXPECT_EQ(first, loss_at({.seed = 5, .step = 0, .training = true}));
+  EXPECT_NE(first, loss_at({.seed = 5, .step = 1, .training = true}));
+  EXPECT_NE(first, loss_at({.seed = 6, .step = 0, .training = true}));
+  EXPECT_NE(first, loss_at({.seed = 5, .step = 0, .first_sequence = 3, .training = true}));
+}
+
+// Micro-batches of a step, in order, give the same bits for any number of threads, and deferred weight gradients too.
+TEST(Gpt, ThreadsAndDeferredWeightGradientsChangeNoBit) {
+  const GptConfig config{.layers = 2, .heads = 2, .channels = 64, .context = 48, .vocab = 99, .dropout = 0.1};
+  std::vector<std::byte> expected;
+  for (const bool defer : {false, true}) {
+    for (const int threads : {1, 2, 3}) {
+      const int before = cpu::threads();
+      cpu::set_threads(threads);
+      const ArenaPtr arena = make_arena();
+      auto model = make_model(config, DType::float32, arena);
+      model->clear_gradients();
+      for (int64_t m = 0; m < 2; ++m) {
+        model->set_step({.seed = 5, .step = 1, .first_sequence = 4 * m, .training = true});
+        const Tensor ids = random_ids({4, 48}, config.vocab, static_cast<uint64_t>(m), arena);
+        DeferredWeightGrads later;
+        const Loss loss = model->loss(ids, ids, 1.0 / 384);
+        backward(loss.mean, {.seed = {}, .defer = defer ? &later : nullptr});
+        EXPECT_EQ(later.empty(), !defer);
+        later.run();
+      }
+      model->settle_gradients();
+      cpu::set_threads(before);
+      const std::vector<std::byte> bytes = gradient_bytes(*model);
+      if (expected.empty()) expected = bytes;
+      EXPECT_TRUE(bytes == expected) << threads << " threads, deferred " << defer;
+    }
+  }
+}
+
+TEST(Gpt, DecodingWithACacheIsTheForwardPass) {
+  const Case& c = kCases[1];
+  const ArenaPtr arena = make_arena();
+  auto model = make_model(c.config, DType::float64, arena);
+  const Tensor ids = random_ids({2, 90}, c.config.vocab, 1, arena);
+  const NoGrad no_grad;
+  const Tensor whole = model->logits(model->hidden(ids)).value().reshape({2, 90, c.config.vocab});
+  auto caches = model->caches(2);
+  int64_t at = 0;
+  for (const int64_t length : {70, 1, 1, 17, 1}) {
+    const Tensor next = model->decode(ids.narrow(1, at, length).contiguous(), caches);
+    at += length;
+    for (int64_t b = 0; b < 2; ++b)
+      for (int64_t v = 0; v < c.config.vocab; ++v)
+        ASSERT_NEAR(next.select(0, b).select(0, v).item<double>(),
+                    whole.select(0, b).select(0, at - 1).select(0, v).item<double>(), 1e-12);
+  }
+}
+
+TEST(Gpt, RefusesWhatDoesNotFit) {
+  EXPECT_THROW(Gpt({.layers = 1, .heads = 3, .channels = 32, .context = 8, .vocab = 10}), Error);
+  const ArenaPtr arena = make_arena();
+  Gpt model({.layers = 1, .heads = 2, .channels = 32, .context = 8, .vocab = 10});
+  EXPECT_EQ(model.parameter_count(),
+            10 * 32 + 8 * 32 + (4 * 32 * 32 + 8 * 32 * 32) + (3 + 1 + 4 + 1 + 4) * 32 + 2 * 32);
+  model.materialize(1, arena, DType::float32, DType::float32);
+  EXPECT_THROW(model.materialize(1, arena, DType::float32, DType::float32), Error);
+  EXPECT_THROW(model.hidden(random_ids({1, 9}, 10, 1, arena)), Error);
+  EXPECT_THROW(model.hidden(random_ids({1, 8}, 11000, 1, arena)), Error);
+}
+
+}  // namespace
+}  // namespace tessera
