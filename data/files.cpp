@@ -4,9 +4,11 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <openssl/evp.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -76,15 +78,39 @@ std::string read_file(const fs::path& file) {
   return bytes;
 }
 
-void write_file(const fs::path& file, std::string_view first, std::string_view second) {
+void write_file(const fs::path& file, std::span<const std::string_view> parts) {
   const std::string beside = fmt::format("{}.tmp-{}", file.string(), ::getpid());
   Descriptor out(::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  const bool ok = out.get() >= 0 && write_all(out.get(), first) && write_all(out.get(), second) &&
-                  ::fsync(out.get()) == 0 && out.close_now() && ::rename(beside.c_str(), file.c_str()) == 0;
+  const auto write_part = [&](std::string_view part) { return write_all(out.get(), part); };
+  const bool ok = out.get() >= 0 && std::all_of(parts.begin(), parts.end(), write_part) && ::fsync(out.get()) == 0 &&
+                  out.close_now() && ::rename(beside.c_str(), file.c_str()) == 0;
   if (ok) return;
   const int cause = errno;
   ::unlink(beside.c_str());
   throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(cause)));
+}
+
+void sync_directory(const fs::path& directory) {
+  const Descriptor in(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (in.get() < 0 || ::fsync(in.get()) != 0)
+    throw OutputError(fmt::format("cannot flush {}: {}", directory.string(), std::strerror(errno)));
+}
+
+MappedFile::MappedFile(const fs::path& file) {
+  const Descriptor in(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat info {};
+  if (in.get() < 0 || ::fstat(in.get(), &info) != 0)
+    throw InputError(fmt::format("cannot open {}: {}", file.string(), std::strerror(errno)));
+  if (!S_ISREG(info.st_mode)) throw InputError(fmt::format("{} is not a regular file", file.string()));
+  size_ = static_cast<size_t>(info.st_size);
+  if (size_ == 0) return;
+  void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, in.get(), 0);
+  if (map == MAP_FAILED) throw InputError(fmt::format("cannot map {}: {}", file.string(), std::strerror(errno)));
+  data_ = static_cast<const std::byte*>(map);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 void make_directories(const fs::path& directory) {

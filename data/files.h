@@ -1,6 +1,8 @@
 // Small helpers of the data layer: whole files, checksums, the cache directory.
 #pragma once
+#include <cstddef>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -11,7 +13,28 @@ std::string read_file(const std::filesystem::path& file);
 
 // Writes a file beside `file`, flushes it to disk and renames it, so that `file` is whole or absent. Throws
 // OutputError.
-void write_file(const std::filesystem::path& file, std::string_view first, std::string_view second = {});
+void write_file(const std::filesystem::path& file, std::span<const std::string_view> parts);
+inline void write_file(const std::filesystem::path& file, std::string_view first, std::string_view second = {}) {
+  const std::string_view parts[] = {first, second};
+  write_file(file, parts);
+}
+// Flushes a directory's entries to disk, so that a rename in it survives a power cut. Throws OutputError.
+void sync_directory(const std::filesystem::path& directory);
+
+// A file mapped read-only for as long as the object lives. Throws InputError when it is missing, unreadable or
+// something else than a file.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& file);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
 
 // Makes a directory and its parents. Throws OutputError.
 void make_directories(const std::filesystem::path& directory);

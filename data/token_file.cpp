@@ -114,6 +114,7 @@ void TokenFile::check(const std::filesystem::path& file) {
   require(top < h.vocab, fmt::format("token {} is outside the vocabulary of {}", top, h.vocab));
   count_ = static_cast<int64_t>(h.count);
   vocab_ = static_cast<int64_t>(h.vocab);
+  checksum_ = hash;
   width_ = static_cast<int>(h.width);
 }
 
@@ -127,6 +128,7 @@ void TokenFile::swap(TokenFile& other) noexcept {
   std::swap(tokens_, other.tokens_);
   std::swap(count_, other.count_);
   std::swap(vocab_, other.vocab_);
+  std::swap(checksum_, other.checksum_);
   std::swap(width_, other.width_);
 }
 

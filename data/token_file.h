@@ -29,6 +29,7 @@ class TokenFile {
 
   int64_t size() const { return count_; }
   int64_t vocab_size() const { return vocab_; }
+  uint64_t checksum() const { return checksum_; }  // XXH3-64 of the tokens' bytes
   // Token i of [0, size()).
   int32_t operator[](int64_t i) const {
     return width_ == 2 ? static_cast<int32_t>(static_cast<const uint16_t*>(tokens_)[i])
@@ -46,6 +47,7 @@ class TokenFile {
   const void* tokens_ = nullptr;
   int64_t count_ = 0;
   int64_t vocab_ = 0;
+  uint64_t checksum_ = 0;
   int width_ = 2;
 };
 

@@ -1,2 +1,4 @@
 // The entry point: everything else is in app/, so that tests can link it.
-int main() { return 0; }
+#include "app/commands.h"
+
+int main(int argc, char** argv) { return tessera::run_program(argc, argv); }

@@ -1,0 +1,180 @@
+// CLI11 behind one function. It splits the words; values are checked by app/option_values, so that the command line and
+// the configuration file say the same about them.
+#include "app/command_line.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <vector>
+
+#include "app/option_values.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kAbout =
+    "Tessera trains a small GPT, under any layout, and proves that the layout changed nothing.";
+constexpr const char* kTrainExamples =
+    "Examples:\n"
+    "  tessera train                                   a small GPT on six novels of Jane Austen, in about a minute\n"
+    "  tessera train --data notes.txt --steps 500      your own text\n"
+    "  tessera train --model gpt-mini --dtype bf16     six layers of 384 channels, in bfloat16\n"
+    "  tessera train --resume --out runs/mine          go on where a run was stopped";
+constexpr const char* kGenerateExamples =
+    "Examples:\n"
+    "  tessera generate runs/mine --prompt \"It was a\" --tokens 200\n"
+    "  tessera generate runs/mine/checkpoints/step-500 --temperature 1 --top-p 0.9";
+constexpr const char* kDataExamples =
+    "Examples:\n"
+    "  tessera data austen                             make the default dataset and say where it is kept\n"
+    "  tessera data notes.txt --tokenizer bytes --out notes-bytes";
+
+using Words = std::vector<std::pair<std::string, std::string>>;  // option name, text
+
+std::string help_of(const OptionInfo& info, const std::string& value) {
+  std::string text(info.help);
+  if (!info.choices.empty()) text += fmt::format(": {}", info.choices);
+  return value.empty() ? text : fmt::format("{} [{}]", text, value);
+}
+
+void add_train(CLI::App& app, Words& words) {
+  CLI::App* train = app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose");
+  const TrainOptions defaults;
+  for_each_option(defaults, [&]<class T>(const OptionInfo& info, const T& field) {
+    const std::string name(info.name), shown = "--" + name;
+    if constexpr (std::is_same_v<T, bool>) {
+      train
+          ->add_flag_callback(
+              shown, [&words, name] { words.emplace_back(name, "true"); }, std::string(info.help))
+          ->group(std::string(info.group));
+    } else {
+      std::string value;
+      if constexpr (std::is_same_v<T, std::string>)
+        value = field;
+      else if constexpr (std::is_arithmetic_v<T>)
+        value = fmt::format("{}", field);
+      train
+          ->add_option_function<std::string>(
+              shown, [&words, name](const std::string& text) { words.emplace_back(name, text); }, help_of(info, value))
+          ->group(std::string(info.group))
+          ->type_name("");
+    }
+  });
+  train->footer(kTrainExamples);
+}
+
+// An option of a command other than train: its words go to `set`.
+void add(CLI::App* app, const std::string& name, const std::string& help, std::function<void(const std::string&)> set) {
+  app->add_option_function<std::string>(name, std::move(set), help)->type_name("");
+}
+
+void add_generate(CLI::App& app, GenerateOptions& o) {
+  CLI::App* g = app.add_subcommand("generate", "Write text with a trained model");
+  g->add_option("FROM", o.from, "run directory, or a checkpoint in one")->required()->type_name("");
+  add(g, "--prompt", "text to go on from [a new line]", [&o](const std::string& t) { o.prompt = t; });
+  add(g, "--tokens", "how many to write [300]",
+      [&o](const std::string& t) { o.tokens = parse_integer("--tokens", t, 1, 1e9); });
+  add(g, "--temperature", "0 takes the likeliest, 1 samples as trained [0.8]", [&o](const std::string& t) {
+    o.temperature = parse_number("--temperature", t, {.name = "", .group = "", .help = "", .least = 0, .most = 100});
+  });
+  add(g, "--top-k", "only among the k likeliest; 0: all [0]",
+      [&o](const std::string& t) { o.top_k = parse_integer("--top-k", t, 0, 1e9); });
+  add(g, "--top-p", "only among the likeliest that make up this probability [1]", [&o](const std::string& t) {
+    o.top_p = parse_number("--top-p", t, {.name = "", .group = "", .help = "", .least = 1e-9, .most = 1});
+  });
+  add(g, "--seed", "of the samples [1337]",
+      [&o](const std::string& t) { o.seed = parse_integer("--seed", t, 0, 9e18); });
+  add(g, "--threads-per-rank", "threads of the CPU; default: all cores",
+      [&o](const std::string& t) { o.threads_per_rank = parse_integer("--threads-per-rank", t, 1, 1024); });
+  g->footer(kGenerateExamples);
+}
+
+void add_data(CLI::App& app, DataOptions& o) {
+  CLI::App* d = app.add_subcommand("data", "Make a token dataset from a text");
+  d->add_option("SOURCE", o.source, "austen, tinyshakespeare, or a text file")->required()->type_name("");
+  add(d, "--tokenizer", "char|bytes [char]", [&o](const std::string& t) {
+    if (t != "char" && t != "bytes")
+      throw Error(
+          fmt::format("--tokenizer: expected char, bytes, found '{}'{}", t, did_you_mean(t, {"char", "bytes"})));
+    o.tokenizer = t;
+  });
+  add(d, "--out", "folder to make; default: the cache", [&o](const std::string& t) { o.out = t; });
+  d->footer(kDataExamples);
+}
+
+// The first word that nothing took, and what it may have been meant to be.
+void refuse_leftovers(const CLI::App& app, const CLI::App* command) {
+  const std::vector<std::string> left = app.remaining(true);
+  if (left.empty()) return;
+  std::vector<std::string> known;
+  const std::string& word = left.front();
+  if (!command && !word.starts_with("-")) {
+    for (const CLI::App* c : app.get_subcommands({})) known.push_back(c->get_name());
+    throw Error(
+        fmt::format("unknown command '{}'; expected train, generate or data{}", word, did_you_mean(word, known)));
+  }
+  const CLI::App* owner = command ? command : &app;
+  for (const CLI::Option* option : owner->get_options())
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  const std::string name = word.substr(0, word.find('='));
+  if (word.starts_with("-")) throw Error(fmt::format("unknown option '{}'{}", name, did_you_mean(name, known)));
+  throw Error(fmt::format("unexpected word '{}'", word));
+}
+
+TrainOptions train_options(const Words& words) {
+  TrainOptions o;
+  std::string config, out;
+  bool resume = false;
+  for (const auto& [name, text] : words) {
+    if (name == "config") config = text;
+    if (name == "out") out = text;
+    if (name == "resume") resume = true;
+  }
+  if (resume && !out.empty() && config.empty()) config = (std::filesystem::path(out) / "config.toml").string();
+  if (!config.empty()) apply_config_file(o, config);
+  for (const auto& [name, text] : words) set_option(o, name, text);
+  validate(o);
+  return o;
+}
+
+}  // namespace
+
+Command parse_command_line(int argc, const char* const* argv) {
+  CLI::App app(kAbout, "tessera");
+  app.get_formatter()->column_width(24);
+  app.set_version_flag("--version", "tessera 0.1");
+  app.footer("tessera COMMAND --help says more about a command.");
+  app.allow_extras();
+  Words words;
+  GenerateOptions generate;
+  DataOptions data;
+  add_train(app, words);
+  add_generate(app, generate);
+  add_data(app, data);
+  for (CLI::App* c : app.get_subcommands({})) c->allow_extras();
+  try {
+    app.parse(argc, const_cast<char**>(argv));  // CLI11 2.1 takes a pointer to non-const and does not write
+  } catch (const CLI::CallForHelp&) {
+    for (const CLI::App* c : app.get_subcommands()) return Print{c->help("tessera")};
+    return Print{app.help()};
+  } catch (const CLI::CallForVersion& e) {
+    return Print{std::string(e.what()) + "\n"};
+  } catch (const CLI::ArgumentMismatch& e) {
+    throw Error(fmt::format("{}: expected a value, found none",
+                            std::string(e.what()).substr(0, std::string(e.what()).find(':'))));
+  } catch (const CLI::ParseError& e) {
+    const auto chosen = app.get_subcommands();
+    refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());
+    throw Error(e.what());
+  }
+  const auto chosen = app.get_subcommands();
+  refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());
+  if (chosen.empty()) throw Error("no command given; expected train, generate or data (tessera --help says more)");
+  if (chosen.front()->get_name() == "train") return train_options(words);
+  if (chosen.front()->get_name() == "generate") return generate;
+  return data;
+}
+
+}  // namespace tessera

@@ -1,0 +1,14 @@
+// The commands. Each returns the exit status; failures are thrown.
+#pragma once
+#include "app/options.h"
+
+namespace tessera {
+
+int run_train(const TrainOptions& options);
+int run_generate(const GenerateOptions& options);
+int run_data(const DataOptions& options);
+
+// The whole program: parses, runs, and turns what is thrown into one line on standard error and the exit status.
+int run_program(int argc, const char* const* argv);
+
+}  // namespace tessera

@@ -1,0 +1,54 @@
+// The command `generate`: text from a checkpoint, printed as it is written.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "app/commands.h"
+#include "app/option_values.h"
+#include "app/progress.h"
+#include "app/run_directory.h"
+#include "app/signals.h"
+#include "models/sample.h"
+#include "tensor/cpu/vectorize.h"
+
+namespace tessera {
+
+int run_generate(const GenerateOptions& o) {
+  if (o.threads_per_rank) cpu::set_threads(static_cast<int>(*o.threads_per_rank));
+  std::vector<std::string> passed_over;
+  const Checkpoint checkpoint = find_checkpoint(o.from, passed_over);
+  for (const std::string& why : passed_over) std::fputs(("passed over a checkpoint: " + why + "\n").c_str(), stderr);
+  TrainOptions trained;
+  apply_config_file(trained, (checkpoint.path / "config.toml").string());
+  const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::load(checkpoint.path / "tokenizer.json");
+  Gpt model(gpt_config(trained, tokenizer->vocab_size()));
+  model.materialize(0, make_arena(), dtype_of(trained), DType::float32);
+  load_model(model, checkpoint);
+
+  if (o.prompt.empty()) throw Error("--prompt: expected at least one character, found none");
+  const SampleOptions options{.temperature = o.temperature,
+                              .top_k = o.top_k,
+                              .top_p = o.top_p,
+                              .seed = static_cast<uint64_t>(o.seed),
+                              .vocab = tokenizer->vocab_size()};
+  const std::vector<int32_t> prompt = tokenizer->encode(o.prompt);
+  std::fputs(o.prompt.c_str(), stdout);
+  const auto start = std::chrono::steady_clock::now();
+  int64_t written = 0;
+  sample(model, prompt, o.tokens, options, [&](int32_t token) {
+    std::fputs(tokenizer->decode(std::span(&token, 1)).c_str(), stdout);
+    const bool open = std::fflush(stdout) == 0;
+    ++written;
+    return open && interrupted() == 0;
+  });
+  std::fputs("\n", stdout);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::fputs(fmt::format("{} tokens from {}, {} tokens/s\n", written, checkpoint.path.string(),
+                         short_number(static_cast<double>(written) / seconds))
+                 .c_str(),
+             stderr);
+  return interrupted() ? 128 + interrupted() : 0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,27 @@
+// metrics.jsonl of a run directory: one JSON object per line, the same that `--format json` prints.
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+namespace tessera {
+
+class Metrics {
+ public:
+  // Opens the file to append. On resume, records of steps after `resumed_step` are dropped first: they will be made
+  // again. Throws OutputError, and InputError for a file that is no list of such records.
+  Metrics(const std::filesystem::path& file, int64_t resumed_step);
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  void write(const std::string& json_line);  // throws OutputError
+  void flush();                              // throws OutputError
+
+ private:
+  std::filesystem::path path_;
+  std::FILE* file_ = nullptr;
+};
+
+}  // namespace tessera

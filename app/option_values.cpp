@@ -1,0 +1,218 @@
+// Reading, checking and writing the values of options.
+#include "app/option_values.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "data/files.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+std::string range_of(const OptionInfo& info) {
+  const bool low = info.least > -1e300, high = info.most < 1e300;
+  if (low && high) return fmt::format(" in [{}, {}{}", info.least, info.most, info.most_excluded ? ")" : "]");
+  return low ? fmt::format(" of at least {}", info.least) : "";
+}
+
+bool in_range(double v, const OptionInfo& info) {
+  return v >= info.least && (info.most_excluded ? v < info.most : v <= info.most);
+}
+
+[[noreturn]] void wrong(const std::string& where, std::string_view expected, std::string_view found) {
+  throw Error(fmt::format("{}: expected {}, found '{}'", where, expected, found));
+}
+
+std::vector<std::string> split_choices(std::string_view choices) {
+  std::vector<std::string> out;
+  for (size_t at = 0; at <= choices.size();) {
+    const size_t bar = std::min(choices.find('|', at), choices.size());
+    out.emplace_back(choices.substr(at, bar - at));
+    at = bar + 1;
+  }
+  return out;
+}
+
+void check_text(const std::string& where, const OptionInfo& info, const std::string& value) {
+  if (info.choices.empty()) {
+    if (value.empty()) wrong(where, "a value", value);
+    return;
+  }
+  const std::vector<std::string> allowed = split_choices(info.choices);
+  if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
+    throw Error(fmt::format("{}: expected {}, found '{}'{}", where, fmt::join(allowed, ", "), value,
+                            did_you_mean(value, allowed)));
+}
+
+template <class T>
+T to_integer(const std::string& where, const OptionInfo& info, const std::string& text) {
+  T v{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (!whole || !in_range(static_cast<double>(v), info)) wrong(where, "a whole number" + range_of(info), text);
+  return v;
+}
+
+double to_double(const std::string& where, const OptionInfo& info, const std::string& text) {
+  double v = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (!whole || !std::isfinite(v) || !in_range(v, info)) wrong(where, "a number" + range_of(info), text);
+  return v;
+}
+
+void assign(std::string& field, const OptionInfo& info, const std::string& where, const std::string& text) {
+  check_text(where, info, text);
+  field = text;
+}
+void assign(int64_t& field, const OptionInfo& info, const std::string& where, const std::string& text) {
+  field = to_integer<int64_t>(where, info, text);
+}
+void assign(double& field, const OptionInfo& info, const std::string& where, const std::string& text) {
+  field = to_double(where, info, text);
+}
+void assign(bool& field, const OptionInfo&, const std::string& where, const std::string& text) {
+  if (text != "true" && text != "false") wrong(where, "true or false", text);
+  field = text == "true";
+}
+template <class T>
+void assign(std::optional<T>& field, const OptionInfo& info, const std::string& where, const std::string& text) {
+  T value{};
+  assign(value, info, where, text);
+  field = std::move(value);
+}
+
+// The type that a field wants from TOML, and its words for an error.
+constexpr std::string_view toml_type(const std::string&) { return "a string"; }
+constexpr std::string_view toml_type(const int64_t&) { return "a whole number"; }
+constexpr std::string_view toml_type(const double&) { return "a number"; }
+constexpr std::string_view toml_type(const bool&) { return "true or false"; }
+template <class T>
+constexpr std::string_view toml_type(const std::optional<T>&) {
+  return toml_type(T{});
+}
+
+// The text of a TOML value when its type is the one that the field wants.
+std::optional<std::string> text_of(const toml::node& node, std::string_view wanted) {
+  if (wanted == "a string" && node.is_string()) return node.ref<std::string>();
+  if (wanted == "true or false" && node.is_boolean()) return node.ref<bool>() ? "true" : "false";
+  if (wanted != "a string" && wanted != "true or false" && node.is_integer())
+    return std::to_string(node.ref<int64_t>());
+  if (wanted == "a number" && node.is_floating_point()) return fmt::format("{}", node.ref<double>());
+  return std::nullopt;
+}
+
+std::string show(const std::string& v) {
+  std::string out = "\"";
+  for (const char c : v) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (static_cast<unsigned char>(c) < 0x20)
+      out += fmt::format("\\u{:04X}", static_cast<unsigned char>(c));
+    else
+      out += c;
+  }
+  return out + "\"";
+}
+std::string show(int64_t v) { return std::to_string(v); }
+std::string show(double v) {
+  const std::string s = fmt::format("{}", v);
+  return s.find_first_of(".e") == std::string::npos ? s + ".0" : s;
+}
+std::string show(bool v) { return v ? "true" : "false"; }
+template <class T>
+std::string show(const std::optional<T>& v) {
+  return v ? show(*v) : "";
+}
+
+size_t distance(std::string_view a, std::string_view b) {  // Levenshtein
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t corner = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t up = row[j];
+      row[j] = std::min({up + 1, row[j - 1] + 1, corner + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      corner = up;
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& known) {
+  const std::string* best = nullptr;
+  size_t nearest = std::max<size_t>(2, word.size() / 3) + 1;
+  for (const std::string& k : known)
+    if (const size_t d = distance(word, k); d < nearest) {
+      nearest = d;
+      best = &k;
+    }
+  return best ? fmt::format("; did you mean '{}'?", *best) : "";
+}
+
+int64_t parse_integer(const std::string& shown, const std::string& text, double least, double most) {
+  return to_integer<int64_t>(shown, OptionInfo{"", "", "", "", least, most}, text);
+}
+double parse_number(const std::string& shown, const std::string& text, const OptionInfo& info) {
+  return to_double(shown, info, text);
+}
+
+void set_option(TrainOptions& options, std::string_view name, const std::string& text) {
+  for_each_option(options, [&](const OptionInfo& info, auto& field) {
+    if (info.name == name) assign(field, info, fmt::format("--{}", name), text);
+  });
+}
+
+void apply_config_file(TrainOptions& options, const std::string& path) {
+  toml::table table;
+  try {
+    table = toml::parse(read_file(path), path);
+  } catch (const toml::parse_error& e) {
+    const toml::source_position at = e.source().begin;
+    throw Error(fmt::format("{}:{}:{}: not valid TOML: {}", path, at.line, at.column, e.description()));
+  }
+  std::vector<std::string> known;
+  for_each_option(options, [&](const OptionInfo& info, auto&) {
+    if (info.in_file) known.emplace_back(info.name);
+  });
+  for (const auto& [key_view, node] : table) {
+    const std::string key(key_view.str());
+    const toml::source_position at = key_view.source().begin;
+    const std::string where = fmt::format("{}:{}:{}: {}", path, at.line, at.column, key);
+    if (std::find(known.begin(), known.end(), key) == known.end())
+      throw Error(fmt::format("{}: unknown key{}", where, did_you_mean(key, known)));
+    for_each_option(options, [&, &value = node](const OptionInfo& info, auto& field) {
+      if (info.name != key) return;
+      const std::optional<std::string> text = text_of(value, toml_type(field));
+      if (!text) {
+        std::ostringstream found;
+        found << value.type();
+        throw Error(fmt::format("{}: expected {}, found a TOML {}", where, toml_type(field), found.str()));
+      }
+      assign(field, info, where, *text);
+    });
+  }
+}
+
+std::vector<std::pair<std::string, std::string>> config_values(const TrainOptions& options) {
+  std::vector<std::pair<std::string, std::string>> out;
+  for_each_option(options, [&](const OptionInfo& info, const auto& field) {
+    if (std::string value = show(field); info.in_file && !value.empty()) out.emplace_back(info.name, std::move(value));
+  });
+  return out;
+}
+
+std::string to_toml(const TrainOptions& options) {
+  std::string out;
+  for (const auto& [key, value] : config_values(options)) out += fmt::format("{} = {}\n", key, value);
+  return out;
+}
+
+}  // namespace tessera

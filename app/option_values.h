@@ -1,0 +1,28 @@
+// Values of options: from text, from and to a configuration file.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "app/options.h"
+
+namespace tessera {
+
+// Sets the option of that name ("min-lr") from the words of the command line. Throws Error (usage) that names the
+// option, what is expected and what was found.
+void set_option(TrainOptions& options, std::string_view name, const std::string& text);
+// Parses one value of a field by itself, for the other commands; `shown` is the option as the user typed it.
+int64_t parse_integer(const std::string& shown, const std::string& text, double least, double most);
+double parse_number(const std::string& shown, const std::string& text, const OptionInfo& info);
+
+// Applies a TOML file. Throws InputError when it cannot be read, Error (usage) with line and column for a syntax error,
+// an unknown key (with the nearest known one) or a value of the wrong type or range.
+void apply_config_file(TrainOptions& options, const std::string& path);
+// The options as a TOML file that apply_config_file() reads back to the same values.
+std::string to_toml(const TrainOptions& options);
+// Keys and values of to_toml() one by one; options that were not given are left out.
+std::vector<std::pair<std::string, std::string>> config_values(const TrainOptions& options);
+
+// The entry of `known` nearest to `word` when it is near enough to be a slip of the finger, as "; did you mean 'x'?".
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& known);
+
+}  // namespace tessera

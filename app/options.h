@@ -1,0 +1,123 @@
+// What the commands can be told: plain structs, and one table that names every option of `train`, from which the
+// command line, the configuration file, its resolved copy and the help are all made.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+struct TrainOptions {
+  // model; sizes that are not given come from the preset
+  std::string model = "gpt-nano";
+  std::optional<int64_t> layers, heads, channels, context, vocab;
+  double dropout = 0;
+  std::string dtype = "fp32";
+  // data
+  std::string data = "austen";
+  std::optional<std::string> tokenizer;
+  int64_t batch = 12, microbatches = 1;
+  // place
+  std::string device = "cpu";
+  std::optional<int64_t> threads_per_rank;
+  std::string recompute = "none";
+  // optimisation
+  std::string optimizer = "adamw";
+  double momentum = 0.9;
+  int64_t steps = 2000;
+  double lr = 1e-3, min_lr = 1e-4;
+  int64_t warmup = 100;
+  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.99, clip = 1;
+  int64_t seed = 1337;
+  // files
+  std::optional<std::string> out;
+  int64_t save_every = 500, eval_every = 500;
+  bool resume = false;
+  std::optional<std::string> config;
+  // output
+  std::string format = "text";
+  bool quiet = false;
+};
+
+struct GenerateOptions {
+  std::string from;  // a run directory or a checkpoint in one
+  std::string prompt = "\n";
+  int64_t tokens = 300;
+  double temperature = 0.8;
+  int64_t top_k = 0;  // 0: all
+  double top_p = 1;
+  int64_t seed = 1337;
+  std::optional<int64_t> threads_per_rank;
+};
+
+struct DataOptions {
+  std::string source;
+  std::optional<std::string> tokenizer;
+  std::optional<std::string> out;
+};
+
+// One option: its name without dashes (the key in a configuration file too), and what --help says.
+struct OptionInfo {
+  std::string_view name, group, help;
+  std::string_view choices = "";  // "fp32|bf16": the only values allowed
+  double least = -1e300, most = 1e300;
+  bool most_excluded = false;  // the value stays below `most`
+  bool in_file = true;         // false: about this call of the program, so not part of a configuration
+};
+
+// Calls f(OptionInfo, field) for every option of `train`, in the order of --help.
+template <class Options, class F>
+void for_each_option(Options& o, F&& f) {
+  f(OptionInfo{"model", "Model", "sizes by name", "gpt-nano|gpt-mini|gpt2|gpt2-medium|gpt2-large|gpt2-xl"}, o.model);
+  f(OptionInfo{"layers", "Model", "transformer blocks", "", 1}, o.layers);
+  f(OptionInfo{"heads", "Model", "attention heads; must divide the channels", "", 1}, o.heads);
+  f(OptionInfo{"channels", "Model", "width of the model", "", 1}, o.channels);
+  f(OptionInfo{"context", "Model", "tokens that the model sees at once", "", 1}, o.context);
+  f(OptionInfo{"vocab", "Model", "pads the tokenizer's vocabulary to this size", "", 1}, o.vocab);
+  f(OptionInfo{"dropout", "Model", "probability of dropping an activation", "", 0, 1, true}, o.dropout);
+  f(OptionInfo{"dtype", "Model", "parameters and activations; bf16 keeps fp32 master weights", "fp32|bf16"}, o.dtype);
+  f(OptionInfo{"data", "Data", "austen, tinyshakespeare, a text file, or a folder made by `tessera data`"}, o.data);
+  f(OptionInfo{"tokenizer", "Data", "char is the default of gpt-nano and gpt-mini; the gpt2 presets need it said",
+               "char|bytes"},
+    o.tokenizer);
+  f(OptionInfo{"batch", "Data", "sequences per step", "", 1}, o.batch);
+  f(OptionInfo{"microbatches", "Data", "parts that a step's batch is cut into, one after another", "", 1},
+    o.microbatches);
+  f(OptionInfo{"device", "Place", "where tensors live", "cpu"}, o.device);
+  f(OptionInfo{"threads-per-rank", "Place", "threads of the CPU; default: all cores", "", 1, 1024}, o.threads_per_rank);
+  f(OptionInfo{"recompute", "Place", "what backward makes again instead of keeping", "none|gelu|gelu+norm|block"},
+    o.recompute);
+  f(OptionInfo{"optimizer", "Optimisation", "update rule", "sgd|adam|adamw"}, o.optimizer);
+  f(OptionInfo{"momentum", "Optimisation", "of sgd", "", 0, 1, true}, o.momentum);
+  f(OptionInfo{"steps", "Optimisation", "updates", "", 1}, o.steps);
+  f(OptionInfo{"lr", "Optimisation", "learning rate after the warm-up", "", 0}, o.lr);
+  f(OptionInfo{"min-lr", "Optimisation", "learning rate at the end of the cosine", "", 0}, o.min_lr);
+  f(OptionInfo{"warmup", "Optimisation", "steps of linear warm-up", "", 0}, o.warmup);
+  f(OptionInfo{"weight-decay", "Optimisation", "on matrices only", "", 0}, o.weight_decay);
+  f(OptionInfo{"beta1", "Optimisation", "Adam's decay of the mean", "", 0, 1, true}, o.beta1);
+  f(OptionInfo{"beta2", "Optimisation", "Adam's decay of the mean square", "", 0, 1, true}, o.beta2);
+  f(OptionInfo{"clip", "Optimisation", "largest global gradient norm; 0 does not clip", "", 0}, o.clip);
+  f(OptionInfo{"seed", "Optimisation", "of weights, data order and dropout", "", 0}, o.seed);
+  f(OptionInfo{"out", "Files", "run directory; default: runs/DATE-TIME", "", -1e300, 1e300, false, false}, o.out);
+  f(OptionInfo{"save-every", "Files", "steps between checkpoints; 0: only the last", "", 0}, o.save_every);
+  f(OptionInfo{"eval-every", "Files", "steps between validations; 0: only the last", "", 0}, o.eval_every);
+  f(OptionInfo{"resume", "Files", "continue the run in --out from its newest checkpoint", "", -1e300, 1e300, false,
+               false},
+    o.resume);
+  f(OptionInfo{"config", "Files", "TOML file with the same keys; options win", "", -1e300, 1e300, false, false},
+    o.config);
+  f(OptionInfo{"format", "Output", "of standard output", "text|json", -1e300, 1e300, false, false}, o.format);
+  f(OptionInfo{"quiet", "Output", "no progress", "", -1e300, 1e300, false, false}, o.quiet);
+}
+
+// The sizes of the model that the options mean, with the preset filled in (vocab stays open: the tokenizer decides).
+struct ModelSizes {
+  int64_t layers, heads, channels, context;
+};
+ModelSizes sizes_of(const TrainOptions& options);
+
+// Throws Error (usage) for values that do not go together, naming the options. Single values were checked when set.
+void validate(const TrainOptions& options);
+
+}  // namespace tessera

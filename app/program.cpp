@@ -1,0 +1,47 @@
+// From argv to an exit status.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <new>
+
+#include "app/command_line.h"
+#include "app/commands.h"
+#include "app/signals.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+int run(const Command& command) {
+  if (const auto* print = std::get_if<Print>(&command)) {
+    std::fputs(print->text.c_str(), stdout);
+    return 0;
+  }
+  if (const auto* train = std::get_if<TrainOptions>(&command)) return run_train(*train);
+  if (const auto* generate = std::get_if<GenerateOptions>(&command)) return run_generate(*generate);
+  return run_data(std::get<DataOptions>(command));
+}
+
+int fail(const std::string& message, Status status) {
+  std::fflush(stdout);
+  std::fputs(fmt::format("tessera: {}\n", message).c_str(), stderr);
+  return static_cast<int>(status);
+}
+
+}  // namespace
+
+int run_program(int argc, const char* const* argv) {
+  try {
+    watch_signals();
+    return run(parse_command_line(argc, argv));
+  } catch (const Error& e) {
+    return fail(e.what(), e.status());
+  } catch (const std::bad_alloc&) {
+    return fail("out of memory; a smaller --batch, more --microbatches or --recompute block need less",
+                Status::communication);
+  } catch (const std::exception& e) {
+    return fail(fmt::format("unexpected failure: {}", e.what()), Status::communication);
+  }
+}
+
+}  // namespace tessera

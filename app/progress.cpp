@@ -1,0 +1,87 @@
+// Lines of progress.
+#include "app/progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+namespace tessera {
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenRewrites{80};
+constexpr int64_t kPlainLines = 20;  // of a whole run
+constexpr int kBar = 20;
+
+}  // namespace
+
+std::string short_number(double v) {
+  if (v >= 1e9) return fmt::format("{:.2f}B", v / 1e9);
+  if (v >= 1e6) return fmt::format("{:.2f}M", v / 1e6);
+  if (v >= 1e3) return fmt::format("{:.1f}K", v / 1e3);
+  return fmt::format("{:.0f}", v);
+}
+
+std::string duration(double seconds) {
+  const auto s = static_cast<int64_t>(std::lround(std::clamp(seconds, 0.0, 1e9)));
+  if (s >= 3600) return fmt::format("{} h {:02} min", s / 3600, s / 60 % 60);
+  if (s >= 60) return fmt::format("{} min {:02} s", s / 60, s % 60);
+  return fmt::format("{} s", s);
+}
+
+Progress::Options Progress::for_stderr(int64_t steps, bool quiet) {
+  const char *const no_color = std::getenv("NO_COLOR"), *const term = std::getenv("TERM");
+  const bool terminal = ::isatty(STDERR_FILENO) == 1 && !(term != nullptr && std::string(term) == "dumb");
+  return {.to = stderr,
+          .terminal = terminal,
+          .color = terminal && (no_color == nullptr || *no_color == '\0'),
+          .quiet = quiet,
+          .steps = steps};
+}
+
+std::string Progress::line(const StepReport& r) const {
+  const double share = o_.steps > 0 ? static_cast<double>(r.step) / static_cast<double>(o_.steps) : 1;
+  const double left = static_cast<double>(o_.steps - r.step) * r.step_ms / 1e3;
+  std::string bar;
+  if (o_.terminal) {
+    const int full = static_cast<int>(share * kBar);
+    for (int i = 0; i < kBar; ++i) bar += i < full ? "━" : "╌";
+    bar = o_.color ? fmt::format("\033[36m{}\033[0m ", bar) : bar + " ";
+  }
+  return fmt::format("{}step {}/{}  loss {:.4f}  lr {:.2e}  grad norm {:.2f}  {} tok/s  {} left", bar, r.step, o_.steps,
+                     r.loss, r.lr, r.grad_norm, short_number(r.tokens_per_s), duration(left));
+}
+
+void Progress::step(const StepReport& r) {
+  if (o_.quiet) return;
+  if (o_.terminal) {
+    const auto now = std::chrono::steady_clock::now();
+    if (r.step < o_.steps && now - last_ < kBetweenRewrites) return;
+    last_ = now;
+    std::fputs(("\r\033[K" + line(r)).c_str(), o_.to);
+    std::fflush(o_.to);
+    shown_ = true;
+    return;
+  }
+  if (r.step < next_plain_ && r.step < o_.steps) return;
+  const int64_t every = std::max<int64_t>(1, o_.steps / kPlainLines);
+  next_plain_ = (r.step / every + 1) * every;
+  std::fputs((line(r) + "\n").c_str(), o_.to);
+  std::fflush(o_.to);
+}
+
+void Progress::message(const std::string& text) {
+  if (o_.quiet) return;
+  clear();
+  std::fputs((text + "\n").c_str(), o_.to);
+  std::fflush(o_.to);
+}
+
+void Progress::clear() {
+  if (shown_) std::fputs("\r\033[K", o_.to);
+  shown_ = false;
+}
+
+}  // namespace tessera

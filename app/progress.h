@@ -1,0 +1,49 @@
+// What a person sees of a run, on standard error: one line that is rewritten on a terminal, a plain line now and then
+// elsewhere. Numbers keep their point in any locale, and a closed output is not an error.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+namespace tessera {
+
+struct StepReport {
+  int64_t step = 0;  // steps done
+  double loss = 0, lr = 0, grad_norm = 0, tokens_per_s = 0, step_ms = 0;
+};
+
+// "12.3K" for 12345.
+std::string short_number(double v);
+// "1 h 02 min", "3 min 05 s", "42 s".
+std::string duration(double seconds);
+
+class Progress {
+ public:
+  struct Options {
+    std::FILE* to = stderr;
+    bool terminal = false;
+    bool color = false;
+    bool quiet = false;
+    int64_t steps = 0;  // of the whole run
+  };
+  explicit Progress(const Options& options) : o_(options) {}
+  ~Progress() { clear(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  // For standard error as it is: a terminal or not, NO_COLOR or not.
+  static Options for_stderr(int64_t steps, bool quiet);
+
+  void step(const StepReport& report);
+  void message(const std::string& line);  // a line of its own above the progress; not shown when quiet
+
+ private:
+  std::string line(const StepReport& r) const;
+  void clear();
+  Options o_;
+  bool shown_ = false;
+  int64_t next_plain_ = 1;
+  std::chrono::steady_clock::time_point last_{};
+};
+
+}  // namespace tessera

@@ -1,0 +1,136 @@
+// Run directories and their checkpoints.
+#include "app/run_directory.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "app/option_values.h"
+#include "data/safetensors.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+using Json = nlohmann::json;
+constexpr size_t kKept = 2;  // checkpoints
+
+// What makes two runs the same run: a checkpoint goes on only where these are equal.
+Json identity(const TrainOptions& o, const GptConfig& c, const Dataset& d) {
+  return {{"layers", c.layers},
+          {"heads", c.heads},
+          {"channels", c.channels},
+          {"context", c.context},
+          {"vocab", c.vocab},
+          {"dropout", c.dropout},
+          {"dtype", o.dtype},
+          {"batch", o.batch},
+          {"optimizer", o.optimizer},
+          {"seed", o.seed},
+          {"data", fmt::format("{:016x}", d.train.checksum())},
+          {"tokenizer", d.tokenizer->kind()}};
+}
+
+// Calls f(name, view) for every parameter's slice of every tensor of the optimizer's state: "blocks.0.mlp.up.weight.m".
+template <class F>
+void for_each_state(const Optimizer& optimizer, const F& f) {
+  for (const NamedTensor& state : optimizer.state())
+    for (const FlatUnit& unit : optimizer.units()) {
+      if (state.name.size() <= unit.name.size() || !state.name.starts_with(unit.name + ".")) continue;
+      const std::string kind = state.name.substr(unit.name.size() + 1);
+      if (kind.find('.') != std::string::npos) continue;  // of a unit whose name begins with this one's
+      for (const Slot& slot : unit.slots)
+        f(slot.name + "." + kind, state.tensor.narrow(0, slot.begin, slot.shape.numel()).reshape(slot.shape));
+    }
+}
+
+void write_model(Gpt& model, const fs::path& file) {
+  std::vector<TensorBytes> tensors;
+  for (const Module::Named& p : model.parameters()) tensors.push_back(bytes_of(p.name, p.parameter->var.value()));
+  write_safetensors(file, tensors);
+}
+
+void write_optimizer(const Optimizer& optimizer, const fs::path& file) {
+  std::vector<TensorBytes> tensors;
+  for_each_state(optimizer, [&](const std::string& name, const Tensor& t) { tensors.push_back(bytes_of(name, t)); });
+  write_safetensors(file, tensors, {{"steps", std::to_string(optimizer.steps())}});
+}
+
+fs::path default_path() {
+  const std::string base = fmt::format("runs/{:%Y-%m-%d-%H%M%S}", fmt::localtime(std::time(nullptr)));
+  fs::path path = base;
+  for (int i = 2; fs::exists(path); ++i) path = fmt::format("{}-{}", base, i);
+  return path;
+}
+
+}  // namespace
+
+RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : default_path()) {
+  std::error_code error;
+  const bool is_run = fs::exists(path_ / "config.toml", error);
+  if (o.resume && !is_run) throw InputError(fmt::format("--resume: {} holds no run (no config.toml)", path_.string()));
+  if (!o.resume && fs::exists(path_, error) && (!fs::is_directory(path_) || !fs::is_empty(path_, error)))
+    throw Error(fmt::format("--out: {} {}", path_.string(),
+                            is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
+                                   : "exists and is not an empty folder; expected a new name"));
+  make_directories(path_);
+  remove_stale_attempts(checkpoints());
+}
+
+void RunDirectory::write_config(const TrainOptions& o) const {
+  write_file(path_ / "config.toml",
+             "# The options of this run, resolved; tessera train --config reads them.\n" + to_toml(o));
+}
+
+void RunDirectory::save(Trainer& trainer, const TrainOptions& o, const Dataset& dataset) const {
+  const std::vector<CheckpointFile> files = {
+      {"model.safetensors", [&](const fs::path& f) { write_model(trainer.model(), f); }},
+      {"optimizer.safetensors", [&](const fs::path& f) { write_optimizer(trainer.optimizer(), f); }},
+      {"config.toml", [&](const fs::path& f) { write_file(f, to_toml(o)); }},
+      {"tokenizer.json", [&](const fs::path& f) { write_file(f, dataset.tokenizer->to_json()); }}};
+  const Json about = {{"run", identity(o, trainer.model().config, dataset)},
+                      {"layout", {{"ranks", 1}}},
+                      {"data_cursor", {{"next_step", trainer.steps_done()}}}};
+  save_checkpoint(checkpoints(), trainer.steps_done(), files, about.dump(), kKept);
+}
+
+void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
+                          std::vector<std::string>& passed_over) const {
+  const Checkpoint checkpoint = find_checkpoint(path_, passed_over);
+  const Json saved = Json::parse(checkpoint.about).value("run", Json::object()),
+             now = identity(o, trainer.model().config, dataset);
+  std::vector<std::string> differences;
+  for (const auto& [key, value] : now.items())
+    if (const Json before = saved.value(key, Json()); before != value)
+      differences.push_back(fmt::format("{} is {} and was {}", key, value.dump(), before.dump()));
+  if (!differences.empty())
+    throw Error(fmt::format("--resume: {}: {}", checkpoint.path.string(), fmt::join(differences, "; ")));
+  load_model(trainer.model(), checkpoint);
+  const Safetensors state(checkpoint.path / "optimizer.safetensors");
+  for_each_state(trainer.optimizer(), [&](const std::string& name, const Tensor& t) { state.read_into(name, t); });
+  trainer.optimizer().set_steps(checkpoint.step);
+}
+
+Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passed_over) {
+  std::error_code error;
+  if (!fs::exists(from, error))
+    throw InputError(fmt::format("{}: no such file or directory; expected a run or a checkpoint", from.string()));
+  if (fs::exists(from / "manifest.json", error) || from.filename().string().starts_with("step-"))
+    return open_checkpoint(from);
+  const fs::path directory = fs::is_directory(from / "checkpoints", error) ? from / "checkpoints" : from;
+  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over)) return *found;
+  throw InputError(
+      fmt::format("{}: no usable checkpoint{}", from.string(), passed_over.empty() ? "" : ": " + passed_over.front()));
+}
+
+void load_model(Gpt& model, const Checkpoint& checkpoint) {
+  const Safetensors weights(checkpoint.path / "model.safetensors");
+  for (const Module::Named& p : model.parameters()) weights.read_into(p.name, p.parameter->var.value());
+  for (const FlatUnit& unit : model.units()) ++unit.values.storage()->version;
+}
+
+}  // namespace tessera

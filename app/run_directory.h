@@ -1,0 +1,45 @@
+// What a run leaves on disk, and how it is picked up again.
+//
+//   config.toml     the options, resolved: `--config` of it, or `--resume --out`, means the same run
+//   metrics.jsonl   one record per step and validation
+//   checkpoints/    step-N, each with model and optimizer (safetensors, one tensor per parameter), config and
+//   tokenizer,
+//                   so that one folder is enough to write text or to go on
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "app/trainer.h"
+#include "data/checkpoint_dir.h"
+
+namespace tessera {
+
+class RunDirectory {
+ public:
+  // The folder of --out, or runs/DATE-TIME, made when it is missing. Throws Error (usage) when it holds a run already
+  // and the options do not say --resume, and the other way round; OutputError when it cannot be made or written.
+  explicit RunDirectory(const TrainOptions& options);
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path metrics() const { return path_ / "metrics.jsonl"; }
+  std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
+
+  void write_config(const TrainOptions& options) const;
+  // Saves model and optimizer as checkpoints/step-N; the two newest are kept.
+  void save(Trainer& trainer, const TrainOptions& options, const Dataset& dataset) const;
+  // Loads the newest checkpoint that is whole; `passed_over` says why newer ones were not. Throws InputError when there
+  // is none, and Error (usage) naming each key in which the run differs from the one that was saved.
+  void resume(Trainer& trainer, const TrainOptions& options, const Dataset& dataset,
+              std::vector<std::string>& passed_over) const;
+
+ private:
+  std::filesystem::path path_;
+};
+
+// The checkpoint that a path names: a checkpoint itself, or the newest of a run directory. Throws InputError.
+Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::string>& passed_over);
+// Reads the parameters of a materialised model. Throws InputError.
+void load_model(Gpt& model, const Checkpoint& checkpoint);
+
+}  // namespace tessera

@@ -1,0 +1,99 @@
+// Records and words about a training run.
+#include "app/train_output.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr size_t kWarmupSteps = 5;  // left out of the rate: first touches of memory, compilation of kernels
+
+double median_rate(std::vector<double> rates) {
+  if (rates.size() > kWarmupSteps) rates.erase(rates.begin(), rates.begin() + kWarmupSteps);
+  if (rates.empty()) return 0;
+  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
+  std::nth_element(rates.begin(), middle, rates.end());
+  return *middle;
+}
+
+}  // namespace
+
+std::string describe_model(const TrainOptions& o, Gpt& model) {
+  const GptConfig& c = model.config;
+  return fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {} ({} parameters, {})", o.model,
+                     c.layers, c.heads, c.channels, c.context, c.vocab,
+                     short_number(static_cast<double>(model.parameter_count())), o.dtype);
+}
+
+TrainOutput::TrainOutput(const TrainOptions& o, const std::filesystem::path& metrics, int64_t resumed_step)
+    : options_(o), progress_(Progress::for_stderr(o.steps, o.quiet)), metrics_(metrics, resumed_step) {}
+
+void TrainOutput::record(const std::string& json) {
+  metrics_.write(json);
+  if (options_.format == "json") {
+    std::fputs((json + "\n").c_str(), stdout);
+    std::fflush(stdout);
+  }
+}
+
+void TrainOutput::step(const StepReport& r) {
+  rates_.push_back(r.tokens_per_s);
+  loss_ = r.loss;
+  record(Json{{"event", "step"},
+              {"step", r.step},
+              {"loss", r.loss},
+              {"lr", r.lr},
+              {"grad_norm", r.grad_norm},
+              {"tokens_per_s", r.tokens_per_s},
+              {"step_ms", r.step_ms}}
+             .dump());
+  progress_.step(r);
+}
+
+void TrainOutput::eval(int64_t step, const Trainer::Validation& v) {
+  validation_ = v;
+  record(Json{{"event", "eval"}, {"step", step}, {"val_loss", v.loss}, {"val_bits_per_byte", v.bits_per_byte}}.dump());
+  progress_.message(
+      fmt::format("step {}: validation loss {:.4f} ({:.4f} bits per byte)", step, v.loss, v.bits_per_byte));
+}
+
+void TrainOutput::summary(Trainer& trainer, const std::string& sample, const std::filesystem::path& out) {
+  const double rate = median_rate(rates_);
+  const double peak = measured_peak_flops(dtype_of(options_), trainer.arena());
+  const int64_t steps = trainer.steps_done();
+  record(Json{{"event", "summary"},
+              {"steps", steps},
+              {"tokens", steps * trainer.tokens_per_step()},
+              {"loss", loss_},
+              {"val_loss", validation_.loss},
+              {"val_bits_per_byte", validation_.bits_per_byte},
+              {"tokens_per_s", rate},
+              {"mfu", rate * trainer.flops_per_token() / peak},
+              {"peak_bytes", {trainer.arena()->total().peak}},
+              {"sent_bytes", Json::object()},
+              {"plan",
+               {{"ranks", 1},
+                {"microbatches", options_.microbatches},
+                {"recompute", options_.recompute},
+                {"threads_per_rank", cpu::threads()}}},
+              {"out", out.string()}}
+             .dump());
+  metrics_.flush();
+  if (options_.format == "json") return;
+  std::fputs(
+      fmt::format("\nAfter {} steps ({} tokens) the validation loss is {:.4f} ({:.4f} bits per byte).\n"
+                  "{} tokens/s, {:.0f}% of what this machine's matrix products reach; at most {} MB of memory.\n\n"
+                  "A sample:\n{}\n\nThe run is in {}; write more with\n  tessera generate {} --prompt \"She\"\n",
+                  steps, short_number(static_cast<double>(steps * trainer.tokens_per_step())), validation_.loss,
+                  validation_.bits_per_byte, short_number(rate), 100 * rate * trainer.flops_per_token() / peak,
+                  trainer.arena()->total().peak / 1'000'000, sample, out.string(), out.string())
+          .c_str(),
+      stdout);
+  std::fflush(stdout);
+}
+
+}  // namespace tessera

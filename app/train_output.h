@@ -1,0 +1,38 @@
+// What `train` says: to the person (progress, summary), to a program (--format json) and to metrics.jsonl.
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "app/metrics.h"
+#include "app/progress.h"
+#include "app/trainer.h"
+
+namespace tessera {
+
+class TrainOutput {
+ public:
+  TrainOutput(const TrainOptions& options, const std::filesystem::path& metrics, int64_t resumed_step);
+
+  void message(const std::string& line) { progress_.message(line); }
+  void step(const StepReport& report);
+  void eval(int64_t step, const Trainer::Validation& v);
+  // The last record, and for a person the result: the sample of text and where the run lies.
+  void summary(Trainer& trainer, const std::string& sample, const std::filesystem::path& out);
+  // Puts the records on disk: before a checkpoint says that these steps are done.
+  void flush() { metrics_.flush(); }
+
+ private:
+  void record(const std::string& json);
+  const TrainOptions& options_;
+  Progress progress_;
+  Metrics metrics_;
+  std::vector<double> rates_;  // tokens per second of each step
+  double loss_ = 0;
+  Trainer::Validation validation_;
+};
+
+// For the head of a run: "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".
+std::string describe_model(const TrainOptions& options, Gpt& model);
+
+}  // namespace tessera

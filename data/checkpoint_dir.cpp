@@ -1,0 +1,169 @@
+// The protocol of checkpoint folders.
+#include "data/checkpoint_dir.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "data/files.h"
+#include "data/json.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+using Json = nlohmann::json;
+constexpr std::string_view kFormat = "tessera checkpoint", kStep = "step-", kAttempt = ".tmp-";
+
+std::string checksum(const fs::path& file) {
+  const MappedFile map(file);
+  return fmt::format("{:016x}", XXH3_64bits(map.bytes().data(), map.bytes().size()));
+}
+
+// N of "step-N" with nothing after it.
+std::optional<int64_t> step_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  int64_t step = 0;
+  if (!name.starts_with(kStep)) return std::nullopt;
+  const char *const begin = name.data() + kStep.size(), *const end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(begin, end, step);
+  return error == std::errc() && stop == end && step >= 0 ? std::optional(step) : std::nullopt;
+}
+
+std::vector<fs::path> entries(const fs::path& directory) {
+  std::error_code error;
+  std::vector<fs::path> out;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+    out.push_back(it->path());
+  return out;
+}
+
+// Checkpoints by step, the newest first.
+std::vector<fs::path> newest_first(const fs::path& directory) {
+  std::vector<fs::path> found;
+  for (const fs::path& p : entries(directory))
+    if (step_of(p)) found.push_back(p);
+  std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) { return *step_of(a) > *step_of(b); });
+  return found;
+}
+
+// The folder of an attempt, removed at the end of the scope unless it has become a checkpoint.
+class Attempt {
+ public:
+  explicit Attempt(const fs::path& path) : path_(path) { make_directories(path); }
+  ~Attempt() {
+    std::error_code ignored;
+    if (!path_.empty()) fs::remove_all(path_, ignored);
+  }
+  Attempt(const Attempt&) = delete;
+  Attempt& operator=(const Attempt&) = delete;
+  const fs::path& path() const { return path_; }
+  // Where the name is taken the two change places in one step, and the older one goes with this attempt.
+  void become(const fs::path& name) {
+    const bool taken = fs::is_directory(name);
+    const unsigned int flags = taken ? RENAME_EXCHANGE : RENAME_NOREPLACE;
+    if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, name.c_str(), flags) != 0)
+      throw OutputError(fmt::format("cannot make the checkpoint {}: {}", name.string(), std::strerror(errno)));
+    if (!taken) path_.clear();
+  }
+
+ private:
+  fs::path path_;
+};
+
+Json manifest_of(const Attempt& attempt, int64_t step, std::span<const CheckpointFile> files,
+                 const std::string& about) {
+  Json listed = Json::object();
+  for (const CheckpointFile& f : files) {
+    const fs::path path = attempt.path() / f.name;
+    listed[f.name] = {{"bytes", fs::file_size(path)}, {"xxh3", checksum(path)}};
+  }
+  return {{"format", kFormat}, {"version", 1}, {"step", step}, {"about", Json::parse(about)}, {"files", listed}};
+}
+
+}  // namespace
+
+Checkpoint save_checkpoint(const fs::path& directory, int64_t step, std::span<const CheckpointFile> files,
+                           const std::string& about, size_t keep) {
+  make_directories(directory);
+  const fs::path name = directory / fmt::format("{}{}", kStep, step);
+  Attempt attempt(fmt::format("{}{}{}", name.string(), kAttempt, ::getpid()));
+  for (const CheckpointFile& f : files) f.write(attempt.path() / f.name);
+  write_file(attempt.path() / "manifest.json", manifest_of(attempt, step, files, about).dump(2) + "\n");
+  sync_directory(attempt.path());
+  attempt.become(name);
+  sync_directory(directory);
+  write_file(directory / "latest", name.filename().string() + "\n");
+  const std::vector<fs::path> all = newest_first(directory);
+  std::error_code ignored;
+  for (size_t i = keep; i < all.size(); ++i)
+    if (all[i] != name) fs::remove_all(all[i], ignored);
+  return {name, step, about};
+}
+
+Checkpoint open_checkpoint(const fs::path& path) {
+  if (!fs::is_directory(path)) throw InputError(fmt::format("{}: there is no such checkpoint", path.string()));
+  const fs::path manifest_path = path / "manifest.json";
+  if (!fs::exists(manifest_path))
+    throw InputError(fmt::format("{}: not a checkpoint: it has no manifest.json", path.string()));
+  const Json manifest = parse_json(read_file(manifest_path), manifest_path.string());
+  const auto refuse = [&](const std::string& why) {
+    throw InputError(fmt::format("{}: {}", manifest_path.string(), why));
+  };
+  if (!manifest.is_object() || manifest.value("format", Json()) != kFormat) refuse("not a checkpoint's manifest");
+  if (manifest.value("version", Json()) != 1)
+    refuse(fmt::format("version is {}; expected 1", manifest.value("version", Json()).dump()));
+  const Json step = manifest.value("step", Json()), files = manifest.value("files", Json()),
+             about = manifest.value("about", Json());
+  if (!step.is_number_unsigned() || !files.is_object() || !about.is_object()) refuse("expected step, files and about");
+  for (const auto& [name, listed] : files.items()) {
+    const fs::path file = path / name;
+    std::error_code error;
+    const uintmax_t size = fs::file_size(file, error);
+    if (error) throw InputError(fmt::format("{}: {}; the manifest lists it", file.string(), error.message()));
+    const Json bytes = listed.is_object() ? listed.value("bytes", Json()) : Json();
+    if (bytes != size)
+      throw InputError(fmt::format("{}: {} bytes; the manifest says {}", file.string(), size, bytes.dump()));
+    if (const std::string found = checksum(file); listed.value("xxh3", Json()) != found)
+      throw InputError(fmt::format("{}: checksum {}; the manifest says {}", file.string(), found,
+                                   listed.value("xxh3", Json()).dump()));
+  }
+  return {path, step.get<int64_t>(), about.dump()};
+}
+
+std::optional<Checkpoint> newest_checkpoint(const fs::path& directory, std::vector<std::string>& passed_over) {
+  for (const fs::path& path : newest_first(directory)) {
+    try {
+      return open_checkpoint(path);
+    } catch (const Error& e) {
+      passed_over.emplace_back(e.what());
+    }
+  }
+  return std::nullopt;
+}
+
+void remove_stale_attempts(const fs::path& directory) {
+  for (const fs::path& path : entries(directory)) {
+    const std::string name = path.filename().string();
+    const size_t at = name.find(kAttempt);
+    if (!name.starts_with(kStep) || at == std::string::npos) continue;
+    int pid = 0;
+    const char* const digits = name.data() + at + kAttempt.size();
+    std::from_chars(digits, name.data() + name.size(), pid);
+    if (pid > 0 && (::kill(pid, 0) == 0 || errno == EPERM)) continue;  // its process lives
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+}
+
+}  // namespace tessera

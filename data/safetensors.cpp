@@ -1,0 +1,178 @@
+// Writing and strictly reading safetensors.
+#include "data/safetensors.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "data/json.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+constexpr uint64_t kMaxHeader = 100'000'000;
+constexpr size_t kLengthBytes = 8, kAlignment = 64;
+
+struct DTypeName {
+  DType dtype;
+  std::string_view name;
+};
+constexpr std::array<DTypeName, 5> kDTypes{{{DType::float64, "F64"},
+                                            {DType::float32, "F32"},
+                                            {DType::bfloat16, "BF16"},
+                                            {DType::int32, "I32"},
+                                            {DType::int64, "I64"}}};
+
+std::string_view format_name(DType dtype) {
+  return std::find_if(kDTypes.begin(), kDTypes.end(), [&](const DTypeName& d) { return d.dtype == dtype; })->name;
+}
+
+// A product of sizes, or nothing past 2^62.
+std::optional<int64_t> product(const std::vector<int64_t>& shape, int64_t start) {
+  int64_t n = start;
+  for (const int64_t d : shape)
+    if (__builtin_mul_overflow(n, d, &n) || n > int64_t{1} << 62) return std::nullopt;
+  return n;
+}
+
+std::optional<int64_t> natural(const Json& j) {
+  if (!j.is_number_unsigned() || j.get<uint64_t>() > uint64_t{1} << 62) return std::nullopt;
+  return j.get<int64_t>();
+}
+
+// All numbers of a JSON array that holds nothing else.
+std::optional<std::vector<int64_t>> naturals(const Json& j) {
+  if (!j.is_array()) return std::nullopt;
+  std::vector<int64_t> out;
+  for (const Json& item : j) {
+    const std::optional<int64_t> v = natural(item);
+    if (!v) return std::nullopt;
+    out.push_back(*v);
+  }
+  return out;
+}
+
+std::string_view view(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace
+
+TensorBytes bytes_of(const std::string& name, const Tensor& tensor) {
+  if (!tensor.is_contiguous()) throw Error("[safetensors] tensor '" + name + "' is not contiguous");
+  return {name,
+          tensor.dtype(),
+          {tensor.shape().begin(), tensor.shape().end()},
+          {tensor.raw(), static_cast<size_t>(tensor.nbytes())}};
+}
+
+void write_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  Json header = Json::object();
+  header["__metadata__"] = metadata;
+  header["__metadata__"]["format"] = "pt";
+  std::vector<std::string_view> parts(1);
+  int64_t at = 0;
+  for (const TensorBytes& t : tensors) {
+    if (header.contains(t.name)) throw Error(fmt::format("{}: two tensors are named '{}'", file.string(), t.name));
+    const int64_t end = at + static_cast<int64_t>(t.bytes.size());
+    header[t.name] = {{"dtype", format_name(t.dtype)}, {"shape", t.shape}, {"data_offsets", {at, end}}};
+    parts.push_back(view(t.bytes));
+    at = end;
+  }
+  std::string text = header.dump();
+  text.append((kAlignment - (kLengthBytes + text.size()) % kAlignment) % kAlignment, ' ');
+  const uint64_t length = text.size();
+  text.insert(0, reinterpret_cast<const char*>(&length), kLengthBytes);
+  parts[0] = text;
+  write_file(file, parts);
+}
+
+Safetensors::Safetensors(const std::filesystem::path& file) : file_(file), map_(file) {
+  const std::span<const std::byte> all = map_.bytes();
+  uint64_t length = 0;
+  if (all.size() >= kLengthBytes) std::memcpy(&length, all.data(), kLengthBytes);
+  if (all.size() < kLengthBytes || length > kMaxHeader || length > all.size() - kLengthBytes)
+    throw InputError(
+        fmt::format("{}: not safetensors: header of {} bytes in a file of {}", file.string(), length, all.size()));
+  const Json header = parse_json(view(all.subspan(kLengthBytes, length)), file.string());
+  if (!header.is_object()) throw InputError(fmt::format("{}: the header is not a JSON object", file.string()));
+  const std::span<const std::byte> data = all.subspan(kLengthBytes + length);
+  for (const auto& [name, value] : header.items()) {
+    if (name != "__metadata__") {
+      add(name, value.dump(), data);
+      continue;
+    }
+    if (!value.is_object()) throw InputError(fmt::format("{}: __metadata__ is not an object", file.string()));
+    for (const auto& [key, text] : value.items()) {
+      if (!text.is_string()) throw InputError(fmt::format("{}: __metadata__ '{}' is not a string", file.string(), key));
+      metadata_[key] = text.get<std::string>();
+    }
+  }
+  order_and_check(data);
+}
+
+void Safetensors::add(const std::string& name, const std::string& json, std::span<const std::byte> data) {
+  const auto refuse = [&](const std::string& why) {
+    throw InputError(fmt::format("{}: tensor '{}': {}", file_.string(), name, why));
+  };
+  const Json j = Json::parse(json);
+  if (!j.is_object() || j.size() != 3 || !j.contains("dtype") || !j.contains("shape") || !j.contains("data_offsets"))
+    refuse("expected exactly dtype, shape and data_offsets");
+  const auto dtype =
+      std::find_if(kDTypes.begin(), kDTypes.end(), [&](const DTypeName& d) { return j["dtype"] == d.name; });
+  if (dtype == kDTypes.end())
+    refuse(fmt::format("dtype is {}; expected F64, F32, BF16, I32 or I64", j["dtype"].dump()));
+  const auto shape = naturals(j["shape"]), span = naturals(j["data_offsets"]);
+  if (!shape) refuse(fmt::format("shape is {}; expected whole numbers", j["shape"].dump()));
+  if (!span || span->size() != 2 || (*span)[0] > (*span)[1] || (*span)[1] > static_cast<int64_t>(data.size()))
+    refuse(fmt::format("data_offsets are {}; expected two numbers in order, at most {}", j["data_offsets"].dump(),
+                       data.size()));
+  const std::optional<int64_t> expected = product(*shape, size_of(dtype->dtype));
+  const int64_t found = (*span)[1] - (*span)[0];
+  if (!expected || *expected != found)
+    refuse(fmt::format("shape ({}) of {} does not fit its {} bytes", fmt::join(*shape, ", "), dtype->name, found));
+  tensors_.push_back(
+      {name, dtype->dtype, *shape, data.subspan(static_cast<size_t>((*span)[0]), static_cast<size_t>(found))});
+}
+
+void Safetensors::order_and_check(std::span<const std::byte> data) {
+  std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorBytes& a, const TensorBytes& b) {
+    return std::pair(a.bytes.data(), a.bytes.size()) < std::pair(b.bytes.data(), b.bytes.size());
+  });
+  const std::byte* at = data.data();
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const TensorBytes& t = tensors_[i];
+    index_[t.name] = i;
+    if (t.bytes.data() != at)
+      throw InputError(fmt::format("{}: tensor '{}' begins at byte {} of the data; expected {} (no holes, no overlaps)",
+                                   file_.string(), t.name, t.bytes.data() - data.data(), at - data.data()));
+    at += t.bytes.size();
+  }
+  if (at != data.data() + data.size())
+    throw InputError(
+        fmt::format("{}: {} bytes follow the last tensor", file_.string(), data.data() + data.size() - at));
+}
+
+const TensorBytes& Safetensors::at(const std::string& name) const {
+  const auto found = index_.find(name);
+  if (found == index_.end()) throw InputError(fmt::format("{}: there is no tensor '{}'", file_.string(), name));
+  return tensors_[found->second];
+}
+
+void Safetensors::read_into(const std::string& name, const Tensor& out) const {
+  const TensorBytes& t = at(name);
+  if (t.dtype != out.dtype() || !std::equal(t.shape.begin(), t.shape.end(), out.shape().begin(), out.shape().end()))
+    throw InputError(fmt::format("{}: tensor '{}' is {} ({}); expected {}", file_.string(), name, name_of(t.dtype),
+                                 fmt::join(t.shape, ", "), out.describe()));
+  if (!out.is_contiguous()) throw Error("[safetensors] the target of '" + name + "' is not contiguous");
+  std::copy(t.bytes.begin(), t.bytes.end(), out.raw());
+}
+
+}  // namespace tessera

@@ -1,0 +1,57 @@
+// Tensors in a file, in the safetensors format: 8 bytes little-endian length, a JSON object that gives each tensor its
+// dtype, shape and span, and the bytes.
+//
+// The reader is strict: no holes, overlaps, trailing bytes or duplicate names, and every span fits its shape. What it
+// refuses it names. Cost of opening: the header; the tensors are mapped, not read.
+#pragma once
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/files.h"
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+struct TensorBytes {
+  std::string name;
+  DType dtype{};
+  std::vector<int64_t> shape;
+  std::span<const std::byte> bytes;
+};
+
+// Of a contiguous tensor, which must outlive the result.
+TensorBytes bytes_of(const std::string& name, const Tensor& tensor);
+
+// Writes beside and renames. Data begins at a multiple of 64 bytes. The metadata gets {"format": "pt"}, which other
+// readers ask for. Throws OutputError; Error for a name given twice.
+void write_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+class Safetensors {
+ public:
+  // Throws InputError naming the file and the tensor.
+  explicit Safetensors(const std::filesystem::path& file);
+
+  const std::vector<TensorBytes>& tensors() const { return tensors_; }  // in order of their bytes
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  bool contains(const std::string& name) const { return index_.contains(name); }
+  // Throws InputError when there is none of that name.
+  const TensorBytes& at(const std::string& name) const;
+  // Copies the tensor of that name into `out`, contiguous and of the same dtype and shape. Throws InputError.
+  void read_into(const std::string& name, const Tensor& out) const;
+
+ private:
+  void add(const std::string& name, const std::string& json, std::span<const std::byte> data);
+  void order_and_check(std::span<const std::byte> data);
+  std::filesystem::path file_;
+  MappedFile map_;
+  std::vector<TensorBytes> tensors_;
+  std::map<std::string, size_t> index_;
+  std::map<std::string, std::string> metadata_;
+};
+
+}  // namespace tessera
