@@ -66,8 +66,9 @@ void add_train(CLI::App& app, Words& words) {
 }
 
 // An option of a command other than train: its words go to `set`.
-void add(CLI::App* app, const std::string& name, const std::string& help, std::function<void(const std::string&)> set) {
-  app->add_option_function<std::string>(name, std::move(set), help)->type_name("");
+void add(CLI::App* app, const std::string& name, const std::string& help,
+         const std::function<void(const std::string&)>& set) {
+  app->add_option_function<std::string>(name, set, help)->type_name("");
 }
 
 void add_generate(CLI::App& app, GenerateOptions& o) {

@@ -114,7 +114,7 @@ Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& 
 }
 
 Var packed_attention(const Var& qkv, int64_t heads, const AttentionOptions& options) {
-  const Tensor packed = qkv.value();
+  const Tensor& packed = qkv.value();
   const int64_t b = packed.dim(0), t = packed.dim(1), c = packed.dim(2) / 3;
   if (packed.dim(2) != 3 * c || heads <= 0 || c % heads != 0)
     throw Error("[attention] packed qkv is " + packed.describe() + "; " + std::to_string(heads) +
@@ -125,8 +125,8 @@ Var packed_attention(const Var& qkv, int64_t heads, const AttentionOptions& opti
   return record_one("attention", a.out.reshape({b, t, c}), {qkv}, [=](Grads& g) {
     const Tensor gradient = packed.make(packed.shape());
     Tensor dq = part(gradient, 0), dk = part(gradient, 1), dv = part(gradient, 2);
-    attention_backward(g.output().reshape(by_head), part(packed, 0), part(packed, 1), part(packed, 2), a, options, dq,
-                       dk, dv);
+    attention_backward(g.output().contiguous().reshape(by_head), part(packed, 0), part(packed, 1), part(packed, 2), a,
+                       options, dq, dk, dv);
     g.give(0, gradient);
   });
 }

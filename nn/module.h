@@ -68,7 +68,7 @@ class Module {
   void settle_gradients();
 
   // Where the running step stands (dropout reads it); set on the root, seen by all.
-  void set_step(StepInfo step) { step_ = std::move(step); }
+  void set_step(const StepInfo& step) { step_ = step; }
   const StepInfo& step() const { return parent_ ? parent_->step() : step_; }
 
  protected:
@@ -76,10 +76,10 @@ class Module {
   // Another use of a parameter: the same value, a gradient accumulator of its own.
   Var& tie(Var& source);
   template <class M, class... Args>
-  M& child(std::string name, Args&&... args) {
+  M& child(const std::string& name, Args&&... args) {
     auto owned = std::make_unique<M>(std::forward<Args>(args)...);
     M& module = *owned;
-    adopt(std::move(name), std::move(owned));
+    adopt(name, std::move(owned));
     return module;
   }
 

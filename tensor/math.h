@@ -10,19 +10,20 @@ namespace tessera::math {
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
-// e^x to about 1 unit in the last place: x = n ln 2 + r, |r| <= ln(2)/2, and a polynomial of degree 6 in r. Inputs
+// e^x to about 1 unit in the last place: x = n ln 2 + r, |r| <= ln(2)/2, and a polynomial of degree 7 in r (the
+// coefficients of the minimax fit in Moshier's Cephes library). Inputs
 // below -87.34 give 0 (no denormals), above 88.72 infinity; NaN stays NaN.
 inline float exp(float x) {
   const float shifted = fma(x, 1.44269504f, 12582912.0f);  // adds 1.5 * 2^23: the low bits now hold round(x / ln 2)
   const float n = shifted - 12582912.0f;
   const float r = fma(n, -1.42860677e-6f, fma(n, -0.693145752f, x));
-  float p = 1.38888889e-3f;
-  p = fma(p, r, 8.33333333e-3f);
-  p = fma(p, r, 4.16666667e-2f);
-  p = fma(p, r, 1.66666667e-1f);
-  p = fma(p, r, 0.5f);
-  p = fma(p, r, 1.0f);
-  p = fma(p, r, 1.0f);
+  float p = 1.9875691500e-4f;
+  p = fma(p, r, 1.3981999507e-3f);
+  p = fma(p, r, 8.3334519073e-3f);
+  p = fma(p, r, 4.1665795894e-2f);
+  p = fma(p, r, 1.6666665459e-1f);
+  p = fma(p, r, 5.0000001201e-1f);
+  p = fma(p, r * r, r) + 1.0f;
   // 2^n in two steps, since n may be 128; the integer n is read off the bits of `shifted`.
   const int32_t k = std::bit_cast<int32_t>(shifted) - 0x4b400000;
   const int32_t half = k >> 1;

@@ -6,13 +6,13 @@
 
 namespace tessera {
 
-BiasGelu bias_gelu(Tensor&& x_any, const Tensor& bias) {
+BiasGelu bias_gelu(Tensor&& x_any, const Tensor& bias_any) {
   const int64_t c = x_any.dim(-1), n = x_any.numel() / std::max<int64_t>(c, 1);
-  if (bias.defined() && (bias.dtype() != x_any.dtype() || bias.rank() != 1 || bias.dim(0) != c))
-    throw Error("[bias_gelu] bias is " + bias.describe() + "; x is " + x_any.describe());
-  const Tensor x = x_any.contiguous();
+  if (bias_any.defined() && (bias_any.dtype() != x_any.dtype() || bias_any.rank() != 1 || bias_any.dim(0) != c))
+    throw Error("[bias_gelu] bias is " + bias_any.describe() + "; x is " + x_any.describe());
+  const Tensor x = x_any.contiguous(), bias = bias_any.defined() ? bias_any.contiguous() : Tensor();
   x_any = Tensor();
-  const BiasGelu out{x.unique() ? x : x.make(x.shape()), x.make(x.shape())};
+  BiasGelu out{x.unique() ? x : x.make(x.shape()), x.make(x.shape())};
   with_floating(x.dtype(), "bias_gelu", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
@@ -39,7 +39,7 @@ Tensor bias_gelu_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias) {
     throw Error("[bias_gelu_backward] dy is " + dy_any.describe() + "; h is " + h_any.describe());
   const Tensor dy = dy_any.contiguous(), h = h_any.contiguous();
   dy_any = Tensor();
-  const Tensor dh = dy.unique() ? dy : h.make(h.shape());
+  Tensor dh = dy.unique() ? dy : h.make(h.shape());
   const int64_t c = h.dim(-1), n = h.numel() / std::max<int64_t>(c, 1);
   const Tensor total = h.make({c}, h.dtype() == DType::float64 ? DType::float64 : DType::float32);
   with_floating(h.dtype(), "bias_gelu_backward", [&](auto t) {

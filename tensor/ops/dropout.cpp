@@ -8,18 +8,16 @@ namespace {
 
 // Elements [0, c) of one row whose first element has the global index `first`.
 template <class T>
-void drop_row(T* y, const T* x, int64_t c, uint64_t first, const Philox& random, uint64_t step, float p) {
+void drop_row(T* y, const T* x, int64_t c, uint64_t first, double p, const DropoutTile& tile) {
   using A = Accumulate<T>;
-  const A up = static_cast<A>(1 / (1 - static_cast<double>(p)));
-  int64_t j = 0;
-  const auto one = [&](uint32_t word) {
-    y[j] = Philox::to_uniform(word) >= p ? T(static_cast<A>(x[j]) * up) : T(A(0));
-    ++j;
-  };
-  while (j < c && (first + static_cast<uint64_t>(j)) % 4 != 0) one(random.word(first + static_cast<uint64_t>(j), step));
-  while (j + 4 <= c)
-    for (uint32_t word : random((first + static_cast<uint64_t>(j)) >> 2, step)) one(word);
-  while (j < c) one(random.word(first + static_cast<uint64_t>(j), step));
+  const A up = static_cast<A>(1 / (1 - p));
+  const auto threshold = static_cast<float>(p);
+  for (int64_t j = 0; j < c;) {
+    const uint64_t at = first + static_cast<uint64_t>(j);
+    const Philox::Block words = tile.random(at >> 2, tile.step);
+    for (size_t k = at & 3; k < 4 && j < c; ++k, ++j)
+      y[j] = Philox::to_uniform(words[k]) >= threshold ? T(static_cast<A>(x[j]) * up) : T(A(0));
+  }
 }
 
 }  // namespace
@@ -31,7 +29,7 @@ Tensor dropout(Tensor&& x_any, double p, const DropoutTile& tile) {
   if (!tile.positions.empty() && static_cast<int64_t>(tile.positions.size()) != tokens)
     throw Error("[dropout] " + std::to_string(tile.positions.size()) + " positions for " + std::to_string(tokens) +
                 " tokens");
-  const Tensor x = x_any.contiguous();
+  Tensor x = x_any.contiguous();
   x_any = Tensor();
   if (p == 0) return x;
   Tensor y = x.unique() ? x : x.make(x.shape());
@@ -47,8 +45,7 @@ Tensor dropout(Tensor&& x_any, double p, const DropoutTile& tile) {
             const int64_t position =
                 tile.positions.empty() ? i % tokens : tile.positions[static_cast<size_t>(i % tokens)];
             const int64_t first = ((tile.first_sequence + i / tokens) * t_all + position) * c_all + tile.first_channel;
-            drop_row(to + i * c, from + i * c, c, static_cast<uint64_t>(first), tile.random, tile.step,
-                     static_cast<float>(p));
+            drop_row(to + i * c, from + i * c, c, static_cast<uint64_t>(first), p, tile);
           }
         });
   });

@@ -99,7 +99,7 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* pa
   check_product("linear", rows, wt);
   if (b.defined()) b.check_size(w.dim(0));
   Tensor y = x.make({rows.dim(0), w.dim(0)});
-  product(y, rows, wt, b, pack_for(packs, rows.dim(0), true, x.dtype()));
+  product(y, rows, wt, b.defined() ? b.contiguous() : b, pack_for(packs, rows.dim(0), true, x.dtype()));
   return y.reshape(x.shape().with_last(w.dim(0)));
 }
 

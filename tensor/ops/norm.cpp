@@ -58,9 +58,10 @@ struct Forward {
   }
 };
 
-Normed run(const Tensor& x, const Tensor* added, Tensor* sum, const Tensor& gamma, const Tensor& beta,
+Normed run(const Tensor& x, const Tensor* added, Tensor* sum, const Tensor& gamma_any, const Tensor& beta_any,
            const NormOptions& options) {
-  check(x, gamma, beta);
+  check(x, gamma_any, beta_any);
+  const Tensor gamma = gamma_any.contiguous(), beta = beta_any.defined() ? beta_any.contiguous() : Tensor();
   const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
   const Shape rows = x.shape().first(x.rank() - 1);
   Normed out{x.make(x.shape()), options.center ? x.make(rows, wide(x)) : Tensor(), x.make(rows, wide(x))};
@@ -134,11 +135,11 @@ AddNormed add_norm(const Tensor& x_any, Tensor&& y_any, const Tensor& gamma, con
   return {std::move(sum), std::move(normed)};
 }
 
-Tensor norm_backward(const Tensor& dy_any, const Tensor& x_any, const Tensor& gamma, const Normed& forward,
+Tensor norm_backward(const Tensor& dy_any, const Tensor& x_any, const Tensor& gamma_any, const Normed& forward,
                      Tensor&& residual_any) {
   if (!(dy_any.shape() == x_any.shape()) || dy_any.dtype() != x_any.dtype())
     throw Error("[norm_backward] dy is " + dy_any.describe() + "; x is " + x_any.describe());
-  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous();
+  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous(), gamma = gamma_any.contiguous();
   const Tensor residual = residual_any.defined() ? residual_any.contiguous() : Tensor();
   residual_any = Tensor();
   Tensor dx = residual.defined() && residual.unique() ? residual : x.make(x.shape());

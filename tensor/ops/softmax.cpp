@@ -15,7 +15,8 @@ template <class Row>
 Tensor by_rows(const char* op, const Tensor& a_any, const Tensor& b_any, const Row& row) {
   if (a_any.rank() == 0 || !(a_any.shape() == b_any.shape()) || a_any.dtype() != b_any.dtype())
     throw Error(std::string("[") + op + "] operands are " + a_any.describe() + " and " + b_any.describe());
-  const Tensor a = a_any.contiguous(), b = b_any.contiguous(), out = a.make(a.shape());
+  const Tensor a = a_any.contiguous(), b = b_any.contiguous();
+  Tensor out = a.make(a.shape());
   const int64_t n = a.dim(-1), rows = n == 0 ? 0 : a.numel() / n;
   with_floating(a.dtype(), op, [&](auto t) {
     using T = decltype(t);

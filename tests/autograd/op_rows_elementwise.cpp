@@ -1,0 +1,157 @@
+// Rows of the op table: every elementwise op of the lists, with broadcasting, and the ops on shapes.
+#include <cmath>
+#include <map>
+
+#include "tests/autograd/op_table.h"
+
+namespace tessera::test {
+namespace {
+
+using Unary = double (*)(double);
+using Binary = double (*)(double, double);
+
+double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+
+const std::map<std::string, Unary> kUnary = {{"neg", [](double x) { return -x; }},
+                                             {"exp", [](double x) { return std::exp(x); }},
+                                             {"log", [](double x) { return std::log(x); }},
+                                             {"sqrt", [](double x) { return std::sqrt(x); }},
+                                             {"square", [](double x) { return x * x; }},
+                                             {"reciprocal", [](double x) { return 1 / x; }},
+                                             {"tanh", [](double x) { return std::tanh(x); }},
+                                             {"sigmoid", [](double x) { return 1 / (1 + std::exp(-x)); }},
+                                             {"relu", [](double x) { return x > 0 ? x : 0; }},
+                                             {"silu", [](double x) { return x / (1 + std::exp(-x)); }},
+                                             {"gelu", gelu}};
+const std::map<std::string, Binary> kBinary = {{"add", [](double a, double b) { return a + b; }},
+                                               {"sub", [](double a, double b) { return a - b; }},
+                                               {"mul", [](double a, double b) { return a * b; }},
+                                               {"div", [](double a, double b) { return a / b; }},
+                                               {"maximum", [](double a, double b) { return a > b ? a : b; }},
+                                               {"minimum", [](double a, double b) { return a < b ? a : b; }}};
+
+// Where element `i` of a result of shape `shape` comes from in an operand that broadcasts to it.
+size_t source(int64_t i, const Shape& shape, const Shape& operand) {
+  int64_t at = 0, step = 1;
+  for (int d = shape.rank() - 1; d >= 0; --d) {
+    const int64_t index = i % shape[d];
+    i /= shape[d];
+    const int own = d - (shape.rank() - operand.rank());
+    if (own < 0) continue;
+    if (operand[own] != 1) at += index * step;
+    step *= operand[own];
+  }
+  return static_cast<size_t>(at);
+}
+
+template <class Op>
+Problem draw_unary(Random& random) {
+  const Shape shape = random.shape(static_cast<int>(random.between(1, 3)), 37);
+  return {{{shape, Op::low, Op::high}},
+          [](const std::vector<Var>& v) { return unary<Op>(v[0]); },
+          [f = kUnary.at(Op::name)](const Values& v) {
+            std::vector<double> y;
+            for (const double x : v[0]) y.push_back(f(x));
+            return y;
+          },
+          shape.rank() > 1};
+}
+
+Problem broadcast_problem(Random& random, Binary f, double low, double high,
+                          std::function<Var(const std::vector<Var>&)> op) {
+  const Shape shape = random.shape(static_cast<int>(random.between(1, 3)), 21);
+  Shape a = shape, b;
+  for (int d = static_cast<int>(random.between(0, shape.rank())); d < shape.rank(); ++d) b.push_back(shape[d]);
+  for (int d = 0; d < b.rank(); ++d)
+    if (random.between(0, 3) == 0) b[d] = 1;
+  if (random.between(0, 1) == 1) std::swap(a, b);
+  return {{{a, low, high}, {b, low, high}}, std::move(op), [=](const Values& v) {
+            std::vector<double> y;
+            for (int64_t i = 0; i < shape.numel(); ++i)
+              y.push_back(f(v[0][source(i, shape, a)], v[1][source(i, shape, b)]));
+            return y;
+          }};
+}
+
+template <class Op>
+Problem draw_binary(Random& random) {
+  const bool divides = std::string(Op::name) == "div";
+  return broadcast_problem(random, kBinary.at(Op::name), divides ? 0.3 : -3, 3,
+                           [](const std::vector<Var>& v) { return binary<Op>(v[0], v[1]); });
+}
+
+Problem draw_transpose(Random& random) {
+  const Shape s = random.shape(3, 9);
+  return {{{s}},
+          [](const std::vector<Var>& v) { return transpose(v[0], 0, 2); },
+          [s](const Values& v) {
+            std::vector<double> y;
+            for (int64_t k = 0; k < s[2]; ++k)
+              for (int64_t j = 0; j < s[1]; ++j)
+                for (int64_t i = 0; i < s[0]; ++i) y.push_back(v[0][static_cast<size_t>((i * s[1] + j) * s[2] + k)]);
+            return y;
+          }};
+}
+
+Problem draw_narrow(Random& random) {
+  const Shape s = random.shape(2, 15);
+  const int64_t start = random.between(0, s[1] - 1), length = random.between(1, s[1] - start);
+  return {{{s}},
+          [=](const std::vector<Var>& v) { return narrow(v[0], 1, start, length); },
+          [=](const Values& v) {
+            std::vector<double> y;
+            for (int64_t i = 0; i < s[0]; ++i)
+              for (int64_t j = start; j < start + length; ++j) y.push_back(v[0][static_cast<size_t>(i * s[1] + j)]);
+            return y;
+          }};
+}
+
+Problem draw_reshape(Random& random) {
+  const Shape s = random.shape(3, 9);
+  return {{{s}},
+          [](const std::vector<Var>& v) {
+            return reshape(v[0], {-1, v[0].dim(2)});
+          },
+          [](const Values& v) { return v[0]; }};
+}
+
+Problem draw_sum(Random& random) {
+  const Shape s = random.shape(2, 40);
+  return {{{s, 0.5, 1.5}},
+          [](const std::vector<Var>& v) { return sum(v[0]); },
+          [](const Values& v) {
+            double total = 0;
+            for (const double x : v[0]) total += x;
+            return std::vector<double>{total};
+          }};
+}
+
+Problem draw_scale(Random& random) {
+  const Shape s = random.shape(2, 40);
+  return {{{s}},
+          [](const std::vector<Var>& v) { return scale(v[0], 2.5); },
+          [](const Values& v) {
+            std::vector<double> y;
+            for (const double x : v[0]) y.push_back(2.5 * x);
+            return y;
+          },
+          true};
+}
+
+}  // namespace
+
+void add_elementwise_rows(std::vector<OpRow>& table) {
+  UnaryOps::for_each([&](auto op) { table.push_back({decltype(op)::name, draw_unary<decltype(op)>}); });
+  BinaryOps::for_each([&](auto op) { table.push_back({decltype(op)::name, draw_binary<decltype(op)>}); });
+  table.push_back({"add in place", [](Random& random) {
+                     return broadcast_problem(random, kBinary.at("add"), -3, 3,
+                                              [](const std::vector<Var>& v) { return add(v[0], scale(v[1], 1)); });
+                   }});
+  table.push_back({"transpose", draw_transpose});
+  table.push_back({"narrow", draw_narrow});
+  table.push_back({"reshape", draw_reshape});
+  table.push_back({"sum", draw_sum});
+  table.push_back({"scale", draw_scale});
+}
+
+}  // namespace tessera::test

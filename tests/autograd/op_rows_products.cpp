@@ -1,0 +1,150 @@
+// Rows of the op table: matrix products, the linear layer, attention.
+#include <cmath>
+
+#include "tests/autograd/op_table.h"
+
+namespace tessera::test {
+namespace {
+
+// (m, k) x (k, n), from flat storage.
+void multiply(const double* a, const double* b, double* c, int64_t m, int64_t k, int64_t n) {
+  for (int64_t i = 0; i < m; ++i)
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int64_t p = 0; p < k; ++p) sum += a[i * k + p] * b[p * n + j];
+      c[i * n + j] = sum;
+    }
+}
+
+Problem draw_matmul(Random& random) {
+  const int64_t m = random.between(1, 40), k = random.between(1, 70), n = random.between(1, 50),
+                batch = random.between(1, 3);
+  const bool shared = random.between(0, 1) == 1;
+  return {{{Shape{batch, m, k}}, {shared ? Shape{k, n} : Shape{batch, k, n}}},
+          [](const std::vector<Var>& v) { return matmul(v[0], v[1]); },
+          [=](const Values& v) {
+            std::vector<double> y(static_cast<size_t>(batch * m * n));
+            for (int64_t b = 0; b < batch; ++b)
+              multiply(v[0].data() + b * m * k, v[1].data() + (shared ? 0 : b * k * n), y.data() + b * m * n, m, k, n);
+            return y;
+          }};
+}
+
+Problem draw_linear(Random& random) {
+  const int64_t b = random.between(1, 4), t = random.between(1, 20), in = random.between(1, 70),
+                out = random.between(1, 50);
+  const bool packed = random.between(0, 1) == 1;
+  const auto packs = std::make_shared<WeightPacks>();
+  return {{{Shape{b, t, in}}, {Shape{out, in}}, {Shape{out}}},
+          [=](const std::vector<Var>& v) {
+            packs->packs.clear();  // other weights than the last time
+            return linear(v[0], v[1], v[2], packed ? packs.get() : nullptr);
+          },
+          [=](const Values& v) {
+            std::vector<double> y;
+            for (int64_t r = 0; r < b * t; ++r)
+              for (int64_t o = 0; o < out; ++o) {
+                double sum = v[2][static_cast<size_t>(o)];
+                for (int64_t i = 0; i < in; ++i)
+                  sum += v[0][static_cast<size_t>(r * in + i)] * v[1][static_cast<size_t>(o * in + i)];
+                y.push_back(sum);
+              }
+            return y;
+          },
+          false};
+}
+
+struct Sizes {
+  int64_t b, tq, tk, h, d;
+};
+
+// softmax(q k^T / sqrt(d)) v, one query after another.
+std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptions& o) {
+  std::vector<double> y(static_cast<size_t>(s.b * s.tq * s.h * s.d));
+  const auto at = [&](const std::vector<double>& x, int64_t t_all, int64_t b, int64_t t, int64_t h, int64_t c) {
+    return x[static_cast<size_t>(((b * t_all + t) * s.h + h) * s.d + c)];
+  };
+  for (int64_t b = 0; b < s.b; ++b)
+    for (int64_t h = 0; h < s.h; ++h)
+      for (int64_t i = 0; i < s.tq; ++i) {
+        const int64_t position = s.tk - s.tq + i, seen = o.causal ? position + 1 : s.tk;
+        std::vector<double> p;
+        double sum = 0;
+        for (int64_t j = 0; j < seen; ++j) {
+          double dot = 0;
+          for (int64_t c = 0; c < s.d; ++c) dot += at(v[0], s.tq, b, i, h, c) * at(v[1], s.tk, b, j, h, c);
+          p.push_back(std::exp(dot / std::sqrt(static_cast<double>(s.d))));
+          sum += p.back();
+        }
+        for (int64_t j = 0; j < seen; ++j) {
+          double weight = p[static_cast<size_t>(j)] / sum;
+          if (o.dropout > 0) {
+            const int64_t element = (((o.first_sequence + b) * s.h + h) * s.tk + position) * s.tk + j;
+            weight *= o.random.uniform(static_cast<uint64_t>(element), o.step) < static_cast<float>(o.dropout)
+                          ? 0
+                          : 1 / (1 - o.dropout);
+          }
+          for (int64_t c = 0; c < s.d; ++c)
+            y[static_cast<size_t>(((b * s.tq + i) * s.h + h) * s.d + c)] += weight * at(v[2], s.tk, b, j, h, c);
+        }
+      }
+  return y;
+}
+
+AttentionOptions draw_options(Random& random) {
+  AttentionOptions o;
+  o.causal = random.between(0, 3) != 0;
+  if (random.between(0, 1) == 1) {
+    o.dropout = 0.25;
+    o.random = Philox(3);
+    o.step = 9;
+    o.first_sequence = random.between(0, 5);
+  }
+  return o;
+}
+
+Problem draw_attention(Random& random) {
+  Sizes s{random.between(1, 2), 0, random.one_of<int64_t>({1, 5, 63, 64, 65, 130}), random.between(1, 3),
+          random.one_of<int64_t>({1, 4, 16, 33})};
+  s.tq = random.between(0, 1) == 1 ? s.tk : random.between(1, s.tk);
+  const AttentionOptions o = draw_options(random);
+  const Shape q{s.b, s.tq, s.h, s.d}, k{s.b, s.tk, s.h, s.d};
+  return {{{q}, {k}, {k}},
+          [o](const std::vector<Var>& v) {
+            // The last dim must run on: other strides are made so by a copy that keeps the graph.
+            const auto whole = [](const Var& x) { return reshape(x, x.shape()); };
+            return attention(whole(v[0]), whole(v[1]), whole(v[2]), o);
+          },
+          [=](const Values& v) { return attend(v, s, o); },
+          o.dropout == 0};
+}
+
+Problem draw_packed_attention(Random& random) {
+  const int64_t h = random.between(1, 4), d = random.one_of<int64_t>({2, 8, 20});
+  const Sizes s{random.between(1, 3), 0, random.one_of<int64_t>({3, 64, 90}), h, d};
+  const Sizes self{s.b, s.tk, s.tk, h, d};
+  AttentionOptions o = draw_options(random);
+  o.causal = true;
+  return {{{Shape{s.b, s.tk, 3 * h * d}}},
+          [=](const std::vector<Var>& v) { return packed_attention(reshape(v[0], v[0].shape()), h, o); },
+          [=](const Values& v) {
+            Values qkv(3);
+            const int64_t c = h * d;
+            for (int64_t row = 0; row < self.b * self.tk; ++row)
+              for (int64_t i = 0; i < 3 * c; ++i)
+                qkv[static_cast<size_t>(i / c)].push_back(v[0][static_cast<size_t>(row * 3 * c + i)]);
+            return attend(qkv, self, o);
+          },
+          o.dropout == 0};
+}
+
+}  // namespace
+
+void add_product_rows(std::vector<OpRow>& table) {
+  table.push_back({"matmul", draw_matmul});
+  table.push_back({"linear", draw_linear});
+  table.push_back({"attention", draw_attention});
+  table.push_back({"packed_attention", draw_packed_attention});
+}
+
+}  // namespace tessera::test

@@ -1,0 +1,60 @@
+// The op table: one row per op, each a generator of random problems with an independent float64 reference. One test
+// (op_table_test.cpp) drives every row through every check.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "autograd/ops.h"
+#include "tensor/random.h"
+
+namespace tessera::test {
+
+// Numbers for a test, one after another.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : philox_(Philox::named(seed, "op table")) {}
+  int64_t between(int64_t low, int64_t high) {  // both ends included
+    return low + static_cast<int64_t>(philox_.below(static_cast<uint64_t>(high - low + 1), next_++));
+  }
+  double uniform(double low, double high) { return low + (high - low) * static_cast<double>(philox_.uniform(next_++)); }
+  template <class T>
+  T one_of(std::initializer_list<T> values) {
+    return values.begin()[between(0, static_cast<int64_t>(values.size()) - 1)];
+  }
+  // A shape of the given rank; sizes up to `most`, often 1 and often odd.
+  Shape shape(int rank, int64_t most) {
+    Shape s;
+    for (int i = 0; i < rank; ++i) s.push_back(between(0, 5) == 0 ? 1 : between(1, most));
+    return s;
+  }
+
+ private:
+  Philox philox_;
+  uint64_t next_ = 0;
+};
+
+struct Operand {
+  Shape shape;
+  double low = -2, high = 2;
+};
+
+using Values = std::vector<std::vector<double>>;  // row-major elements of each operand
+
+struct Problem {
+  std::vector<Operand> operands;
+  std::function<Var(const std::vector<Var>&)> op;               // under test, in any floating dtype
+  std::function<std::vector<double>(const Values&)> reference;  // the same, written naively
+  bool rows_alone = false;  // slices of dim 0 of all operands give slices of the result, bit for bit
+};
+
+struct OpRow {
+  std::string name;
+  std::function<Problem(Random&)> draw;
+};
+
+void add_elementwise_rows(std::vector<OpRow>& table);
+void add_structured_rows(std::vector<OpRow>& table);
+void add_product_rows(std::vector<OpRow>& table);
+
+}  // namespace tessera::test

@@ -1,0 +1,172 @@
+// Numbers one by one: the random generator against published vectors, bfloat16 rounding over all values, the accuracy
+// of exp and tanh, and the same bits on every instruction set.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "tensor/cpu/lanes.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/dtype.h"
+#include "tensor/ops/elementwise_list.h"
+#include "tensor/random.h"
+
+namespace tessera {
+namespace {
+
+// The known answers that Random123 publishes for philox4x32-10: counter, key, result.
+TEST(Philox, GivesTheKnownAnswers) {
+  const auto at = [](uint64_t key, uint64_t low, uint64_t high) { return Philox(key)(low, high); };
+  EXPECT_EQ(at(0, 0, 0), (Philox::Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(at(~uint64_t{0}, ~uint64_t{0}, ~uint64_t{0}),
+            (Philox::Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(at(0x299f31d0a4093822, 0x85a308d3243f6a88, 0x0370734413198a2e),
+            (Philox::Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+TEST(Philox, NamesAndSeedsAndStepsAreOtherStreams) {
+  const uint32_t word = Philox::named(1, "a").word(5, 0);
+  EXPECT_NE(word, Philox::named(1, "b").word(5, 0));
+  EXPECT_NE(word, Philox::named(2, "a").word(5, 0));
+  EXPECT_NE(word, Philox::named(1, "a").word(5, 1));
+  EXPECT_NE(word, Philox::named(1, "a").word(6, 0));
+  EXPECT_EQ(Philox::named(1, "a").word(7, 3), Philox::named(1, "a")(1, 3)[3]);
+}
+
+TEST(Philox, DistributionsHaveTheirMoments) {
+  const Philox random = Philox::named(3, "moments");
+  constexpr int n = 200000;
+  double mean = 0, square = 0, fourth = 0, uniform = 0;
+  std::vector<int> counts(7);
+  for (uint64_t i = 0; i < n; ++i) {
+    const double z = random.normal(i);
+    mean += z / n;
+    square += z * z / n;
+    fourth += z * z * z * z / n;
+    uniform += static_cast<double>(random.uniform(i, 1)) / n;
+    ++counts[random.below(7, i, 2)];
+  }
+  EXPECT_NEAR(mean, 0, 0.01);
+  EXPECT_NEAR(square, 1, 0.015);
+  EXPECT_NEAR(fourth, 3, 0.1);
+  EXPECT_NEAR(uniform, 0.5, 0.003);
+  for (const int c : counts) EXPECT_NEAR(c, n / 7.0, 800);
+}
+
+// The nearest bfloat16 by definition: of the two neighbours the nearer, of equally near ones the even.
+uint16_t nearest_bfloat16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const auto low = static_cast<uint16_t>(bits >> 16), high = static_cast<uint16_t>(low + 1);
+  const double a = static_cast<double>(std::bit_cast<float>(uint32_t{low} << 16));
+  // Past the largest finite value, infinity stands where 2^128 would.
+  const bool over = (high & 0x7f80) == 0x7f80;
+  const double b = over ? std::copysign(0x1p128, a) : static_cast<double>(std::bit_cast<float>(uint32_t{high} << 16));
+  const double below = std::abs(static_cast<double>(x) - a), above = std::abs(b - static_cast<double>(x));
+  if (below != above) return below < above ? low : high;
+  return (low & 1) == 0 ? low : high;
+}
+
+TEST(BFloat16, RoundsToNearestEven) {
+  for (uint32_t high = 0; high < 0x10000; ++high)  // every bfloat16, and floats around each
+    for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      const float x = std::bit_cast<float>(high << 16 | low);
+      if (std::isnan(x))
+        ASSERT_TRUE(std::isnan(static_cast<float>(bfloat16(x)))) << std::hex << (high << 16 | low);
+      else if (std::isinf(x))
+        ASSERT_EQ(static_cast<float>(bfloat16(x)), x);
+      else
+        ASSERT_EQ(bfloat16(x).bits, nearest_bfloat16(x)) << std::hex << (high << 16 | low);
+    }
+}
+
+// The distance of a float from the true value in units of the true value's last place.
+double ulps(float found, double expected) {
+  const auto nearest = static_cast<float>(expected);
+  if (std::isinf(nearest) || nearest == 0) return found == nearest ? 0 : 1e9;
+  int exponent = 0;
+  std::frexp(expected, &exponent);
+  return std::abs(static_cast<double>(found) - expected) / std::ldexp(1.0, std::max(exponent - 24, -149));
+}
+
+template <class F, class G>
+double worst_ulps(float low, float high, const F& f, const G& exact) {
+  double worst = 0;
+  for (int64_t i = 0; i <= 4'000'000; ++i) {
+    const auto x =
+        static_cast<float>(static_cast<double>(low) +
+                           (static_cast<double>(high) - static_cast<double>(low)) * static_cast<double>(i) / 4e6);
+    worst = std::max(worst, ulps(f(x), exact(static_cast<double>(x))));
+  }
+  return worst;
+}
+
+TEST(Math, ExpAndTanhAreAccurate) {
+  const auto exp = [](float x) { return math::exp(x); };
+  const auto tanh = [](float x) { return math::tanh(x); };
+  const double worst_exp = worst_ulps(-87.3f, 88.7f, exp, [](double x) { return std::exp(x); });
+  const double worst_tanh = std::max(worst_ulps(-10, 10, tanh, [](double x) { return std::tanh(x); }),
+                                     worst_ulps(-0.01f, 0.01f, tanh, [](double x) { return std::tanh(x); }));
+  RecordProperty("exp_ulps", std::to_string(worst_exp));
+  RecordProperty("tanh_ulps", std::to_string(worst_tanh));
+  EXPECT_LT(worst_exp, 2.0);
+  EXPECT_LT(worst_tanh, 3.0);
+  EXPECT_EQ(math::exp(-200.0f), 0.0f);
+  EXPECT_EQ(math::exp(-std::numeric_limits<float>::infinity()), 0.0f);
+  EXPECT_EQ(math::exp(200.0f), std::numeric_limits<float>::infinity());
+  EXPECT_EQ(math::exp(0.0f), 1.0f);
+  EXPECT_TRUE(std::isnan(math::exp(std::nanf(""))));
+  EXPECT_EQ(math::tanh(50.0f), 1.0f);
+  EXPECT_EQ(math::tanh(-50.0f), -1.0f);
+}
+
+// A kernel on each of the three instruction sets that the program is compiled for.
+template <class F>
+void expect_same_bits_everywhere(const F& kernel, const char* what) {
+  std::vector<float> x(1003), base(1003), other(1003);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(4 * Philox(9).normal(i));
+  cpu::run_baseline([&] { kernel(x.data(), base.data(), static_cast<int64_t>(x.size())); });
+  const auto check = [&](const char* isa) {
+    EXPECT_EQ(std::memcmp(base.data(), other.data(), x.size() * sizeof(float)), 0) << what << " on " << isa;
+  };
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    cpu::run_avx2([&] { kernel(x.data(), other.data(), static_cast<int64_t>(x.size())); });
+    check("avx2");
+  }
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    cpu::run_avx512([&] { kernel(x.data(), other.data(), static_cast<int64_t>(x.size())); });
+    check("avx512");
+  }
+}
+
+TEST(Math, InstructionSetsGiveTheSameBits) {
+  UnaryOps::for_each([](auto op) {
+    using Op = decltype(op);
+    if (std::string(Op::name) == "log") return;  // the C library's, which no kernel vectorises
+    expect_same_bits_everywhere(
+        [](const float* x, float* y, int64_t n) {
+          for (int64_t i = 0; i < n; ++i) y[i] = Op::f(x[i]);
+        },
+        Op::name);
+    expect_same_bits_everywhere(
+        [](const float* x, float* y, int64_t n) {
+          for (int64_t i = 0; i < n; ++i) y[i] = Op::df(x[i]);
+        },
+        Op::name);
+  });
+  expect_same_bits_everywhere(
+      [](const float* x, float* y, int64_t n) {
+        std::fill(y, y + n, 0.0f);
+        for (int64_t i = 0; i < n; ++i) y[i] = cpu::lane_sum<float>(i, [=](int64_t j) { return x[j]; });
+      },
+      "lane_sum");
+  expect_same_bits_everywhere(
+      [](const float* x, float* y, int64_t n) {
+        for (int64_t i = 0; i < n; ++i) y[i] = cpu::lane_max<float>(i, -1e30f, [=](int64_t j) { return x[j]; });
+      },
+      "lane_max");
+}
+
+}  // namespace
+}  // namespace tessera
