@@ -78,6 +78,7 @@ RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.ou
                             is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
                                    : "exists and is not an empty folder; expected a new name"));
   make_directories(path_);
+  remove_stale_attempts(path_);
   remove_stale_attempts(checkpoints());
 }
 

@@ -156,7 +156,7 @@ void remove_stale_attempts(const fs::path& directory) {
   for (const fs::path& path : entries(directory)) {
     const std::string name = path.filename().string();
     const size_t at = name.find(kAttempt);
-    if (!name.starts_with(kStep) || at == std::string::npos) continue;
+    if (at == std::string::npos) continue;
     int pid = 0;
     const char* const digits = name.data() + at + kAttempt.size();
     std::from_chars(digits, name.data() + name.size(), pid);

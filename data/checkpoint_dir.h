@@ -37,7 +37,7 @@ Checkpoint open_checkpoint(const std::filesystem::path& path);
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& directory,
                                             std::vector<std::string>& passed_over);
 
-// Removes what attempts of processes that are no more have left. Called when a run starts.
+// Removes what attempts of processes that are no more have left: entries named *.tmp-PID. Called when a run starts.
 void remove_stale_attempts(const std::filesystem::path& directory);
 
 }  // namespace tessera

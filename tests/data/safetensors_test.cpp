@@ -1,0 +1,145 @@
+// The safetensors file: round trips, what other readers see, and refusal of everything malformed.
+#include "data/safetensors.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+
+#include "tensor/random.h"
+#include "tests/data/support.h"
+#include "tests/support/python.h"
+
+namespace tessera {
+namespace {
+
+// A file of the given header and data bytes.
+std::string file_of(const std::string& header, const std::string& data) {
+  const uint64_t length = header.size();
+  return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
+}
+
+class SafetensorsTest : public testing::Test {
+ protected:
+  std::filesystem::path write(const std::string& bytes) const {
+    const std::filesystem::path path = folder_.path() / "x.safetensors";
+    std::ofstream(path, std::ios::binary) << bytes;
+    return path;
+  }
+  std::string refusal(const std::string& bytes) const {
+    try {
+      const Safetensors opened(write(bytes));
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "accepted";
+  }
+  // Five dtypes, a scalar and an empty tensor.
+  std::filesystem::path sample() const {
+    const std::filesystem::path path = folder_.path() / "sample.safetensors";
+    std::vector<TensorBytes> list;
+    for (const Tensor& t : tensors_) list.push_back(bytes_of("t" + std::to_string(list.size()), t));
+    write_safetensors(path, list, {{"steps", "12"}});
+    return path;
+  }
+  ArenaPtr arena_ = make_arena();
+  std::vector<Tensor> tensors_ = {Tensor::of<float>(std::array{1.5f, -2.0f, 3.25f, 0.0f, 5.0f, 6.0f}, {2, 3}, arena_),
+                                  Tensor::of<double>(std::array{0.1}, {}, arena_),
+                                  Tensor::of<bfloat16>(std::array<bfloat16, 3>{1.0f, -0.5f, 3.0f}, {3, 1}, arena_),
+                                  Tensor::of<int32_t>(std::array{7, -8}, {2}, arena_),
+                                  Tensor::of<int64_t>(std::array<int64_t, 2>{int64_t{1} << 60, -1}, {1, 2}, arena_),
+                                  Tensor::empty({0, 4}, DType::float32, arena_)};
+  TemporaryDirectory folder_{std::filesystem::temp_directory_path() / "tessera-safetensors-"};
+};
+
+TEST_F(SafetensorsTest, ReadsWhatItWrote) {
+  const Safetensors file(sample());
+  EXPECT_EQ(file.metadata().at("steps"), "12");
+  EXPECT_EQ(file.metadata().at("format"), "pt");
+  ASSERT_EQ(file.tensors().size(), tensors_.size());
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const Tensor back = tensors_[i].make(tensors_[i].shape());
+    file.read_into("t" + std::to_string(i), back);
+    EXPECT_EQ(std::memcmp(back.raw(), tensors_[i].raw(), static_cast<size_t>(back.nbytes())), 0) << i;
+  }
+  EXPECT_THROW(file.at("t9"), InputError);
+  EXPECT_THROW(file.read_into("t0", Tensor::empty({3, 2}, DType::float32, arena_)), InputError);
+  EXPECT_THROW(file.read_into("t0", Tensor::empty({2, 3}, DType::float64, arena_)), InputError);
+  EXPECT_THROW(
+      write_safetensors(folder_.path() / "y", std::array{bytes_of("a", tensors_[0]), bytes_of("a", tensors_[0])}),
+      Error);
+  EXPECT_THROW(write_safetensors("/nonexistent/y", {}), OutputError);
+}
+
+TEST_F(SafetensorsTest, TheReferenceReaderSeesTheSame) {
+  if (const std::string why = test::missing("safetensors"); !why.empty()) GTEST_SKIP() << why;
+  const std::string script =
+      "import sys, safetensors; f = safetensors.safe_open(sys.argv[1], 'np'); assert f.metadata()['steps'] == '12'; "
+      "assert f.get_tensor('t0').tolist() == [[1.5, -2, 3.25], [0, 5, 6]]; assert f.get_tensor('t1').tolist() == 0.1; "
+      "assert f.get_tensor('t3').tolist() == [7, -8]; assert f.get_tensor('t4').tolist() == [[1 << 60, -1]]";
+  EXPECT_EQ(std::system((test::python() + " -c \"" + script + "\" " + sample().string()).c_str()), 0);
+}
+
+TEST_F(SafetensorsTest, RefusesWhatIsMalformedByName) {
+  const std::string f32 = R"("dtype":"F32","shape":[1],)";
+  const auto one = [&](const std::string& entry) { return "{\"a\":{" + entry + "}}"; };
+  const auto expect = [&](const std::string& header, const std::string& data, const std::string& words) {
+    const std::string found = refusal(file_of(header, data));
+    EXPECT_NE(found.find(words), std::string::npos) << header << ": " << found;
+  };
+  EXPECT_EQ(refusal(file_of(one(f32 + R"("data_offsets":[0,4])"), "1234")), "accepted");
+  expect(one(f32 + R"("data_offsets":[0,4])"), "123", "at most 3");
+  expect(one(f32 + R"("data_offsets":[0,4])"), "12345", "1 bytes follow the last tensor");
+  expect(one(f32 + R"("data_offsets":[1,5])"), "12345", "tensor 'a' begins at byte 1");
+  expect(one(f32 + R"("data_offsets":[4,0])"), "1234", "data_offsets");
+  expect(one(f32 + R"("data_offsets":[0,-4])"), "1234", "data_offsets");
+  expect(one(R"("dtype":"F32","shape":[2],"data_offsets":[0,4])"), "1234", "does not fit");
+  expect(one(R"("dtype":"F32","shape":[4611686018427387904,8],"data_offsets":[0,4])"), "1234", "does not fit");
+  expect(one(R"("dtype":"F16","shape":[2],"data_offsets":[0,4])"), "1234", "F16");
+  expect(one(R"("dtype":"F32","shape":[1.0],"data_offsets":[0,4])"), "1234", "shape");
+  expect(one(R"("dtype":"F32","shape":1,"data_offsets":[0,4])"), "1234", "shape");
+  expect(one(R"("shape":[1],"data_offsets":[0,4])"), "1234", "expected exactly");
+  expect(one(f32 + R"("data_offsets":[0,4],"more":1)"), "1234", "expected exactly");
+  expect(
+      R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
+      "123456", "'b'");
+  expect(
+      R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+      "12345678", "a");
+  expect("[]", "", "not a JSON object");
+  expect("{", "", "x.safetensors");
+  expect(R"({"__metadata__":{"a":1}})", "", "__metadata__");
+  EXPECT_NE(refusal("").find("not safetensors"), std::string::npos);
+  EXPECT_NE(refusal("1234567").find("not safetensors"), std::string::npos);
+  EXPECT_NE(refusal(std::string(8, '\xff')).find("not safetensors"), std::string::npos);
+}
+
+// Random damage is either refused with an InputError or leaves a file that fits together; nothing is read outside it.
+TEST_F(SafetensorsTest, SurvivesRandomDamage) {
+  const std::string whole = read_file(sample());
+  const Philox random(4);
+  int refused = 0;
+  for (uint64_t i = 0; i < 4000; ++i) {
+    std::string bytes = whole;
+    const uint64_t changes = 1 + random.below(3, 10 * i);
+    for (uint64_t c = 0; c < changes; ++c) {
+      const size_t at = random.below(bytes.size(), 10 * i + 2 * c + 1);
+      const auto value = static_cast<char>(random.below(256, 10 * i + 2 * c + 2));
+      if (random.below(8, 10 * i + 9) == 0) bytes.resize(at + 1);
+      bytes[at] = value;
+    }
+    try {
+      const Safetensors file(write(bytes));
+      int64_t sum = 0;
+      for (const TensorBytes& t : file.tensors())
+        for (const std::byte b : t.bytes) sum += static_cast<int64_t>(b);
+      EXPECT_GE(sum, 0);
+    } catch (const InputError&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 2000);
+}
+
+}  // namespace
+}  // namespace tessera
