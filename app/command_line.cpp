@@ -145,6 +145,7 @@ TrainOptions train_options(const Words& words) {
 Command parse_command_line(int argc, const char* const* argv) {
   CLI::App app(kAbout, "tessera");
   app.get_formatter()->column_width(24);
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.set_version_flag("--version", "tessera 0.1");
   app.footer("tessera COMMAND --help says more about a command.");
   app.allow_extras();

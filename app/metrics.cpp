@@ -33,7 +33,7 @@ std::string records_until(const std::filesystem::path& file, int64_t step) {
 }  // namespace
 
 Metrics::Metrics(const std::filesystem::path& file, int64_t resumed_step) : path_(file) {
-  if (std::filesystem::exists(file)) write_file(file, records_until(file, resumed_step));
+  if (std::filesystem::is_regular_file(file)) write_file(file, records_until(file, resumed_step));
   file_ = std::fopen(file.c_str(), "ae");
   if (!file_) throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
 }

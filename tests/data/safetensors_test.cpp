@@ -72,7 +72,7 @@ TEST_F(SafetensorsTest, ReadsWhatItWrote) {
 }
 
 TEST_F(SafetensorsTest, TheReferenceReaderSeesTheSame) {
-  if (const std::string why = test::missing("safetensors"); !why.empty()) GTEST_SKIP() << why;
+  if (const std::string why = test::missing("safetensors, numpy"); !why.empty()) GTEST_SKIP() << why;
   const std::string script =
       "import sys, safetensors; f = safetensors.safe_open(sys.argv[1], 'np'); assert f.metadata()['steps'] == '12'; "
       "assert f.get_tensor('t0').tolist() == [[1.5, -2, 3.25], [0, 5, 6]]; assert f.get_tensor('t1').tolist() == 0.1; "

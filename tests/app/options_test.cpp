@@ -1,0 +1,176 @@
+// Command line and configuration file: what they set, and what they say about mistakes.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "app/command_line.h"
+#include "app/option_values.h"
+#include "data/files.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+Command parse(std::vector<const char*> words) {
+  words.insert(words.begin(), "tessera");
+  return parse_command_line(static_cast<int>(words.size()), words.data());
+}
+TrainOptions train(std::vector<const char*> words) {
+  words.insert(words.begin(), "train");
+  return std::get<TrainOptions>(parse(words));
+}
+// The message of the error that f throws, in one line; empty when it throws none.
+template <class F>
+std::string message(const F& f, Status status = Status::usage) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(static_cast<int>(e.status()), static_cast<int>(status)) << e.what();
+    EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
+    return e.what();
+  }
+  return "";
+}
+std::string message(std::vector<const char*> words) {
+  return message([&] { parse(words); });
+}
+
+class ConfigTest : public testing::Test {
+ protected:
+  std::string file(const std::string& text) const {
+    const std::string path = folder_.path() / "c.toml";
+    std::ofstream(path) << text;
+    return path;
+  }
+  TrainOptions read(const std::string& text) const {
+    TrainOptions o;
+    apply_config_file(o, file(text));
+    return o;
+  }
+  TemporaryDirectory folder_{std::filesystem::temp_directory_path() / "tessera-config-"};
+};
+
+TEST(CommandLine, SetsWhatItSays) {
+  const TrainOptions o =
+      train({"--layers", "2", "--lr=3e-4", "--dtype", "bf16", "--quiet", "--out", "x y", "--seed", "0"});
+  EXPECT_EQ(o.layers, 2);
+  EXPECT_FALSE(o.heads);
+  EXPECT_EQ(o.lr, 3e-4);
+  EXPECT_EQ(o.dtype, "bf16");
+  EXPECT_TRUE(o.quiet);
+  EXPECT_EQ(o.out, "x y");
+  EXPECT_EQ(o.seed, 0);
+  EXPECT_EQ(train({"--steps", "5", "--steps", "7"}).steps, 7);
+  const auto g = std::get<GenerateOptions>(parse({"generate", "run", "--prompt", "--x", "--top-p", "0.5"}));
+  EXPECT_EQ(g.from, "run");
+  EXPECT_EQ(g.top_p, 0.5);
+  EXPECT_EQ(std::get<DataOptions>(parse({"data", "a.txt", "--tokenizer", "bytes"})).tokenizer, "bytes");
+}
+
+TEST(CommandLine, HelpTeachesEveryOption) {
+  const std::string help = std::get<Print>(parse({"train", "--help"})).text;
+  const TrainOptions defaults;
+  for_each_option(defaults, [&](const OptionInfo& info, const auto&) {
+    EXPECT_NE(help.find("--" + std::string(info.name)), std::string::npos) << info.name;
+    EXPECT_NE(help.find(std::string(info.help).substr(0, 20)), std::string::npos) << info.name;
+  });
+  EXPECT_NE(help.find("Examples:"), std::string::npos);
+  EXPECT_NE(help.find("[0.001]"), std::string::npos);  // defaults are shown
+  const std::string all = std::get<Print>(parse({"--help"})).text;
+  for (const char* command : {"train", "generate", "data"}) EXPECT_NE(all.find(command), std::string::npos);
+  EXPECT_EQ(std::get<Print>(parse({"--version"})).text, "tessera 0.1\n");
+}
+
+TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
+  EXPECT_EQ(message({"train", "--hedas", "3"}), "unknown option '--hedas'; did you mean '--heads'?");
+  EXPECT_EQ(message({"train", "--zero=3"}), "unknown option '--zero'");
+  EXPECT_EQ(message({"trian"}), "unknown command 'trian'; expected train, generate or data; did you mean 'train'?");
+  EXPECT_EQ(message({"verify"}), "unknown command 'verify'; expected train, generate or data");
+  EXPECT_EQ(message({}), "no command given; expected train, generate or data (tessera --help says more)");
+  EXPECT_EQ(message({"train", "extra"}), "unexpected word 'extra'");
+  EXPECT_EQ(message({"train", "--layers"}), "--layers: expected a value, found none");
+  EXPECT_EQ(message({"train", "--layers", "0"}), "--layers: expected a whole number of at least 1, found '0'");
+  EXPECT_EQ(message({"train", "--layers", "-3"}), "--layers: expected a whole number of at least 1, found '-3'");
+  EXPECT_EQ(message({"train", "--layers", "2.5"}), "--layers: expected a whole number of at least 1, found '2.5'");
+  EXPECT_EQ(message({"train", "--batch", "99999999999999999999"}),
+            "--batch: expected a whole number of at least 1, found '99999999999999999999'");
+  EXPECT_EQ(message({"train", "--lr", "fast"}), "--lr: expected a number of at least 0, found 'fast'");
+  EXPECT_EQ(message({"train", "--lr", "nan"}), "--lr: expected a number of at least 0, found 'nan'");
+  EXPECT_EQ(message({"train", "--dropout", "1"}), "--dropout: expected a number in [0, 1), found '1'");
+  EXPECT_EQ(message({"train", "--dtype", "fp23"}), "--dtype: expected fp32, bf16, found 'fp23'; did you mean 'fp32'?");
+  EXPECT_EQ(message({"train", "--device", "cuda"}), "--device: expected cpu, found 'cuda'");
+  EXPECT_EQ(message({"train", "--data", ""}), "--data: expected a value, found ''");
+  EXPECT_EQ(message({"generate"}), "FROM is required");
+  EXPECT_EQ(message({"generate", "x", "--top-p", "0"}), "--top-p: expected a number in [1e-09, 1], found '0'");
+  EXPECT_EQ(message({"data", "x", "--tokenizer", "byte"}),
+            "--tokenizer: expected char, bytes, found 'byte'; did you mean 'bytes'?");
+}
+
+TEST(CommandLine, RefusesOptionsThatDoNotGoTogether) {
+  EXPECT_EQ(message({"train", "--heads", "3"}), "--heads: 3 heads do not divide 128 channels; expected a divisor");
+  EXPECT_EQ(message({"train", "--microbatches", "5"}),
+            "--microbatches: 5 do not divide a batch of 12; expected a divisor");
+  EXPECT_EQ(message({"train", "--min-lr", "1"}), "--min-lr: expected at most --lr (0.001), found 1");
+  EXPECT_EQ(message({"train", "--resume"}), "--resume: expected --out DIR, the run to continue; found no --out");
+  EXPECT_EQ(message({"train", "--model", "gpt2"}),
+            "--tokenizer: expected char or bytes with the preset gpt2, found none");
+}
+
+TEST(CommandLine, PresetsHaveTheirSizes) {
+  const auto sizes = [](std::vector<const char*> words) {
+    const ModelSizes s = sizes_of(train(std::move(words)));
+    return std::array{s.layers, s.heads, s.channels, s.context};
+  };
+  EXPECT_EQ(sizes({}), (std::array<int64_t, 4>{4, 4, 128, 64}));
+  EXPECT_EQ(sizes({"--model", "gpt-mini", "--context", "32"}), (std::array<int64_t, 4>{6, 6, 384, 32}));
+  EXPECT_EQ(sizes({"--model", "gpt2-xl", "--tokenizer", "bytes"}), (std::array<int64_t, 4>{48, 25, 1600, 1024}));
+}
+
+TEST_F(ConfigTest, IsReadAndOptionsWin) {
+  const std::string path = file("layers = 2\nlr = 1\nmin-lr = 0.5\ndata = \"x.txt\"  # a comment\n");
+  const TrainOptions o = train({"--config", path.c_str(), "--layers", "3"});
+  EXPECT_EQ(o.layers, 3);
+  EXPECT_EQ(o.lr, 1);
+  EXPECT_EQ(o.data, "x.txt");
+}
+
+TEST_F(ConfigTest, RoundTrips) {
+  TrainOptions o;
+  o.layers = 7;
+  o.lr = 0.1 + 0.2;
+  o.data = "a \"quoted\" \\ name\twith\ncontrols and ü";
+  o.tokenizer = "bytes";
+  o.weight_decay = 3;
+  o.recompute = "gelu+norm";
+  const TrainOptions back = read(to_toml(o));
+  EXPECT_EQ(config_values(back), config_values(o));
+  EXPECT_EQ(back.lr, o.lr);
+  EXPECT_EQ(back.data, o.data);
+}
+
+TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
+  const auto expect = [&](const std::string& text, const std::string& words) {
+    const std::string found = message([&] { read(text); });
+    EXPECT_NE(found.find(words), std::string::npos) << found;
+  };
+  expect("layers = 2\nhedas = 3\n", "c.toml:2:1: hedas: unknown key; did you mean 'heads'?");
+  expect("layers = \"two\"\n", "c.toml:1:1: layers: expected a whole number, found a TOML string");
+  expect("lr = true\n", "lr: expected a number, found a TOML boolean");
+  expect("\n  data = 3\n", "c.toml:2:3: data: expected a string, found a TOML integer");
+  expect("layers = 0\n", "c.toml:1:1: layers: expected a whole number of at least 1, found '0'");
+  expect("out = \"x\"\n", "out: unknown key");
+  expect("layers = \n", "c.toml:1:");
+  expect("[model]\nlayers = 2\n", "model: expected a string, found a TOML table");
+  expect("[sizes]\nlayers = 2\n", "sizes: unknown key");
+  EXPECT_NE(message(
+                [] {
+                  train({"--config", "/nonexistent.toml"});
+                },
+                Status::input)
+                .find("/nonexistent.toml"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera

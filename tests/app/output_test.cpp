@@ -1,0 +1,119 @@
+// Progress lines and metrics.jsonl.
+#include <gtest/gtest.h>
+
+#include <clocale>
+#include <cstdio>
+#include <fstream>
+
+#include "app/metrics.h"
+#include "app/progress.h"
+#include "data/files.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+// What a Progress with these options writes for 100 steps.
+std::string shown(Progress::Options options) {
+  char* text = nullptr;
+  size_t size = 0;
+  std::FILE* const file = open_memstream(&text, &size);
+  options.to = file;
+  options.steps = 100;
+  {
+    Progress progress(options);
+    progress.message("hello");
+    for (int64_t i = 1; i <= 100; ++i) progress.step({i, 2.5, 1e-3, 0.75, 12345, 100});
+    progress.message("bye");
+  }
+  std::fclose(file);
+  const std::string out(text, size);
+  std::free(text);
+  return out;
+}
+
+TEST(Progress, WritesPlainLinesAwayFromATerminal) {
+  const std::string out = shown({});
+  EXPECT_EQ(out.find('\033'), std::string::npos);
+  EXPECT_EQ(out.find('\r'), std::string::npos);
+  EXPECT_NE(out.find("step 50/100  loss 2.5000  lr 1.00e-03  grad norm 0.75  12.3K tok/s  5 s left\n"),
+            std::string::npos)
+      << out;
+  const auto lines = std::count(out.begin(), out.end(), '\n');
+  EXPECT_GE(lines, 20);
+  EXPECT_LE(lines, 25);
+}
+
+TEST(Progress, RewritesOneLineOnATerminal) {
+  const std::string out = shown({.terminal = true, .color = true});
+  EXPECT_NE(out.find("\r\033[K"), std::string::npos);
+  EXPECT_NE(out.find("\033[36m"), std::string::npos);
+  EXPECT_NE(out.find("step 100/100"), std::string::npos);
+  EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 2);                    // the two messages
+  EXPECT_EQ(shown({.terminal = true}).find("\033[36m"), std::string::npos);  // NO_COLOR
+}
+
+TEST(Progress, IsSilentWhenQuiet) { EXPECT_EQ(shown({.quiet = true}), ""); }
+
+TEST(Progress, NumbersKeepTheirPointInAnyLocale) {
+  const std::string expected = shown({});
+  const char* const before = std::setlocale(LC_ALL, nullptr);
+  const std::string restore = before;
+  if (!std::setlocale(LC_ALL, "de_DE.UTF-8") && !std::setlocale(LC_ALL, "fr_FR.UTF-8"))
+    GTEST_SKIP() << "no locale with a decimal comma here";
+  EXPECT_EQ(shown({}), expected);
+  std::setlocale(LC_ALL, restore.c_str());
+}
+
+TEST(Progress, AClosedOutputIsNoError) {
+  std::FILE* const full = std::fopen("/dev/full", "w");
+  Progress progress({.to = full, .steps = 3});
+  for (int64_t i = 1; i <= 3; ++i) progress.step({i, 1, 1, 1, 1, 1});
+  std::fclose(full);
+}
+
+TEST(Words, ForNumbersAndTimes) {
+  EXPECT_EQ(short_number(999), "999");
+  EXPECT_EQ(short_number(12345), "12.3K");
+  EXPECT_EQ(short_number(1.5e6), "1.50M");
+  EXPECT_EQ(duration(4.4), "4 s");
+  EXPECT_EQ(duration(185), "3 min 05 s");
+  EXPECT_EQ(duration(3720), "1 h 02 min");
+}
+
+class MetricsTest : public testing::Test {
+ protected:
+  std::filesystem::path path() const { return folder_.path() / "metrics.jsonl"; }
+  TemporaryDirectory folder_{std::filesystem::temp_directory_path() / "tessera-metrics-"};
+};
+
+TEST_F(MetricsTest, AResumedRunDropsWhatItWillMakeAgain) {
+  {
+    Metrics m(path(), 0);
+    for (int i = 1; i <= 4; ++i) m.write(R"({"event":"step","step":)" + std::to_string(i) + "}");
+    m.write(R"({"event":"summary","steps":4})");
+  }
+  std::ofstream(path(), std::ios::app) << R"({"event":"step","st)";  // cut by a kill
+  {
+    Metrics m(path(), 2);
+    m.write(R"({"event":"step","step":3})");
+  }
+  EXPECT_EQ(read_file(path()),
+            "{\"event\":\"step\",\"step\":1}\n{\"event\":\"step\",\"step\":2}\n{\"event\":\"step\",\"step\":3}\n");
+}
+
+TEST_F(MetricsTest, RefusesAnotherKindOfFileAndAFullDisk) {
+  std::ofstream(path()) << "something else\n";
+  EXPECT_THROW(Metrics(path(), 3), InputError);
+  EXPECT_THROW(Metrics("/nonexistent/metrics.jsonl", 0), OutputError);
+  Metrics full("/dev/full", 0);
+  EXPECT_THROW(
+      {
+        full.write("{}");
+        full.flush();
+      },
+      OutputError);
+}
+
+}  // namespace
+}  // namespace tessera

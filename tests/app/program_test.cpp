@@ -1,0 +1,240 @@
+// The program as its users meet it: every test runs the binary.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "data/checkpoint_dir.h"
+#include "data/files.h"
+#include "data/safetensors.h"
+
+namespace tessera {
+namespace {
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+struct Ran {
+  int status = 0;
+  std::string out, err;
+  std::string last_line() const {
+    const std::string text = err.substr(0, err.find_last_not_of('\n') + 1);
+    return text.substr(text.rfind('\n') + 1);
+  }
+};
+
+class ProgramTest : public testing::Test {
+ protected:
+  ProgramTest() {
+    std::string text;
+    for (int i = 0; i < 900; ++i)
+      text += fmt::format("Line {} of a text that says little, but {} of it.\n", i, i % 7 == 0 ? "more" : "less");
+    std::ofstream(path("text.txt")) << text;
+  }
+  fs::path path(const std::string& name) const { return folder_.path() / name; }
+  // Runs the program in the test's folder; `before` is shell code in front of it.
+  Ran run(const std::string& arguments, const std::string& before = "") const {
+    const std::string command = fmt::format("cd '{}' && export TESSERA_CACHE=cache && {} '{}' {} > out.txt 2> err.txt",
+                                            folder_.path().string(), before, TESSERA_BINARY, arguments);
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 1000, read_file(path("out.txt")), read_file(path("err.txt"))};
+  }
+  Ran train(const std::string& more) const { return run("train " + kSmall + more); }
+  void expect_failure(const std::string& arguments, int status, const std::string& words,
+                      const std::string& before = "") const {
+    const Ran r = run(arguments, before);
+    EXPECT_EQ(r.status, status) << arguments << ": " << r.err;
+    EXPECT_TRUE(r.last_line().starts_with("tessera: ")) << r.err;
+    EXPECT_NE(r.last_line().find(words), std::string::npos) << arguments << ": " << r.last_line();
+  }
+  std::string weights(const std::string& checkpoint) const { return read_file(path(checkpoint) / "model.safetensors"); }
+  std::string optimizer(const std::string& checkpoint) const {
+    return read_file(path(checkpoint) / "optimizer.safetensors");
+  }
+
+  const std::string kSmall =
+      "--data text.txt --layers 1 --heads 2 --channels 16 --context 16 --batch 4 --steps 12 --warmup 2 "
+      "--lr 0.03 --threads-per-rank 1 ";
+  TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-program-"};
+};
+
+TEST_F(ProgramTest, TrainsAndLeavesARunThatGenerates) {
+  const Ran r = train("--out run");
+  ASSERT_EQ(r.status, 0) << r.err;
+  EXPECT_NE(r.out.find("the validation loss is"), std::string::npos);
+  EXPECT_NE(r.out.find("A sample:"), std::string::npos);
+  for (const char* name : {"config.toml", "metrics.jsonl", "checkpoints/latest",
+                           "checkpoints/step-12/model.safetensors", "checkpoints/step-12/manifest.json"})
+    EXPECT_TRUE(fs::exists(path("run") / name)) << name;
+  const Ran a = run("generate run --prompt 'Line 7' --tokens 60 --seed 4"),
+            b = run("generate run/checkpoints/step-12 --prompt 'Line 7' --tokens 60 --seed 4");
+  EXPECT_EQ(a.status, 0) << a.err;
+  EXPECT_EQ(a.out, b.out);
+  EXPECT_EQ(a.out.size(), 6U + 60 + 1);
+  EXPECT_NE(run("generate run --prompt 'Line 7' --tokens 60 --seed 5").out, a.out);
+  EXPECT_EQ(run("generate run --tokens 40 --temperature 0").out,
+            run("generate run --tokens 40 --temperature 3 --top-k 1").out);
+  expect_failure("generate run --prompt '{'", 2, "character");
+  expect_failure("generate run --prompt ''", 2, "--prompt");
+  expect_failure("generate text.txt", 4, "text.txt");
+}
+
+TEST_F(ProgramTest, JsonIsOneObjectPerLineWithTheKeysPromised) {
+  const Ran r = train("--out run --format json --eval-every 5 --quiet");
+  ASSERT_EQ(r.status, 0) << r.err;
+  EXPECT_EQ(r.err, "");
+  EXPECT_EQ(r.out, read_file(path("run/metrics.jsonl")));
+  std::istringstream lines(r.out);
+  std::map<std::string, int> events;
+  std::vector<double> losses;
+  Json last;
+  for (std::string line; std::getline(lines, line);) {
+    last = Json::parse(line);
+    ++events[last.at("event")];
+    if (last["event"] == "step") {
+      for (const char* key : {"step", "loss", "lr", "grad_norm", "tokens_per_s", "step_ms"})
+        EXPECT_TRUE(last.at(key).is_number()) << key;
+      losses.push_back(last["loss"]);
+    }
+    if (last["event"] == "eval") {
+      EXPECT_GT(last.at("val_loss").get<double>(), 0);
+    }
+  }
+  EXPECT_EQ(events, (std::map<std::string, int>{{"step", 12}, {"eval", 3}, {"summary", 1}}));
+  for (const char* key : {"steps", "tokens", "loss", "val_loss", "val_bits_per_byte", "tokens_per_s", "mfu",
+                          "peak_bytes", "sent_bytes", "plan", "out"})
+    EXPECT_TRUE(last.contains(key)) << key;
+  EXPECT_EQ(last["tokens"], 12 * 4 * 16);
+  EXPECT_LT(losses.back(), losses.front() - 0.1);
+  EXPECT_NEAR(losses.front(), std::log(31), 0.3);
+}
+
+TEST_F(ProgramTest, SameSeedSameBitsAndAnotherSeedOthers) {
+  for (const char* name : {"a", "b"}) ASSERT_EQ(train(fmt::format("--dropout 0.1 --out {}", name)).status, 0);
+  ASSERT_EQ(train("--dropout 0.1 --out c --seed 2").status, 0);
+  EXPECT_EQ(weights("a/checkpoints/step-12"), weights("b/checkpoints/step-12"));
+  EXPECT_NE(weights("a/checkpoints/step-12"), weights("c/checkpoints/step-12"));
+  // The resolved configuration is the run.
+  ASSERT_EQ(run("train --config a/config.toml --out d").status, 0);
+  EXPECT_EQ(weights("a/checkpoints/step-12"), weights("d/checkpoints/step-12"));
+}
+
+TEST_F(ProgramTest, AResumedRunIsTheRunThatWasNotStopped) {
+  for (const char* kind : {"--optimizer adamw --dtype fp32", "--optimizer adamw --dtype bf16",
+                           "--optimizer sgd --lr 0.1 --momentum 0.8 --dtype bf16"}) {
+    const std::string options = fmt::format("{} --dropout 0.1 --save-every 5 --eval-every 0 --microbatches 2 ", kind);
+    ASSERT_EQ(train(options + "--out whole").status, 0);
+    ASSERT_EQ(train(options + "--out parts --steps 12").status, 0);
+    fs::remove_all(path("parts/checkpoints/step-12"));
+    const Ran r = run("train --resume --out parts");
+    ASSERT_EQ(r.status, 0) << r.err;
+    EXPECT_NE(r.err.find("going on after step 10"), std::string::npos) << r.err;
+    EXPECT_EQ(weights("whole/checkpoints/step-12"), weights("parts/checkpoints/step-12")) << kind;
+    EXPECT_EQ(optimizer("whole/checkpoints/step-12"), optimizer("parts/checkpoints/step-12")) << kind;
+    fs::remove_all(path("whole"));
+    fs::remove_all(path("parts"));
+  }
+}
+
+TEST_F(ProgramTest, ResumeRefusesAnotherRunAndPassesOverDamage) {
+  ASSERT_EQ(train("--out run --save-every 5").status, 0);
+  expect_failure("train --resume --out run --seed 3 --layers 2", 2, "layers is 2 and was 1; seed is 3 and was 1337");
+  expect_failure("train --resume --out nowhere", 4, "nowhere/config.toml");
+  expect_failure("train " + kSmall + " --out run", 2, "--resume");
+  expect_failure("train " + kSmall + " --out text.txt", 2, "text.txt");
+  const fs::path file = path("run/checkpoints/step-12/model.safetensors");
+  std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(2000).put('x').put('y');
+  const Ran r = run("train --resume --out run");
+  EXPECT_EQ(r.status, 0);
+  EXPECT_NE(r.err.find("passed over a checkpoint: run/checkpoints/step-12/model.safetensors: checksum"),
+            std::string::npos)
+      << r.err;
+  EXPECT_NE(r.err.find("going on after step 10"), std::string::npos) << r.err;
+  fs::resize_file(file, 1000);
+  expect_failure("generate run/checkpoints/step-12", 4, "model.safetensors: 1000 bytes");
+}
+
+TEST_F(ProgramTest, InterruptionsSaveACheckpointAndLeaveTheirStatus) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      const std::string log = path("log.txt").string(), out = path(fmt::format("run-{}", signal)).string(),
+                        data = path("text.txt").string();
+      setenv("TESSERA_CACHE", path("cache").c_str(), 1);
+      std::freopen(log.c_str(), "w", stderr);
+      std::freopen("/dev/null", "w", stdout);
+      execl(TESSERA_BINARY, "tessera", "train", "--data", data.c_str(), "--layers", "1", "--channels", "16", "--heads",
+            "2", "--context", "16", "--steps", "100000000", "--threads-per-rank", "1", "--eval-every", "0", "--out",
+            out.c_str(), nullptr);
+      _exit(99);
+    }
+    const fs::path metrics = path(fmt::format("run-{}/metrics.jsonl", signal));
+    for (int i = 0; i < 400 && (!fs::exists(metrics) || fs::file_size(metrics) == 0); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    kill(child, signal);
+    int status = 0;
+    waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 128 + signal) << read_file(path("log.txt"));
+    std::vector<std::string> passed_over;
+    const auto checkpoint = newest_checkpoint(path(fmt::format("run-{}/checkpoints", signal)), passed_over);
+    ASSERT_TRUE(checkpoint);
+    EXPECT_GT(checkpoint->step, 0);
+    EXPECT_NE(read_file(path("log.txt")).find("goes on"), std::string::npos);
+  }
+}
+
+TEST_F(ProgramTest, BadDataIsRefusedBeforeAnythingIsWritten) {
+  std::ofstream(path("empty.txt"));
+  std::ofstream(path("one.txt")) << "x";
+  std::ofstream(path("nul.bin")) << std::string("abc\0def", 7);
+  std::ofstream(path("latin.txt")) << "caf\xe9 " << std::string(500, 'x');
+  const auto with = [&](const std::string& data) { return fmt::format("train {} --data {} --out run", kSmall, data); };
+  expect_failure(with("missing.txt"), 4, "missing.txt");
+  expect_failure(with("empty.txt"), 4, "empty.txt");
+  expect_failure(with("nul.bin"), 4, "nul.bin");
+  expect_failure(with("latin.txt"), 4, "latin.txt");
+  expect_failure(with("cache"), 4, "cache");
+  expect_failure(with("/dev/null"), 4, "/dev/null");
+  expect_failure(with("text.txt") + " --context 100000", 2, "100000");
+  expect_failure(with("text.txt") + " --vocab 5", 2, "--vocab");
+  EXPECT_NE(run(with("one.txt")).status, 0);
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
+TEST_F(ProgramTest, OutputThatCannotBeWrittenIsStatus6) {
+  expect_failure("train " + kSmall + " --out /proc/run", 6, "/proc/run");
+  expect_failure("train " + kSmall + " --out run", 6, "run/",
+                 "ulimit -f 3;");  // blocks of 1 KiB: a checkpoint does not fit
+  for (const auto& e : fs::recursive_directory_iterator(path("run")))
+    EXPECT_EQ(e.path().string().find(".tmp-"), std::string::npos) << e.path();
+}
+
+TEST_F(ProgramTest, ALossThatIsNotANumberIsStatus5) {
+  expect_failure("train " + kSmall + " --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --out run", 5,
+                 "expected finite numbers");
+  EXPECT_FALSE(fs::exists(path("run/checkpoints")));
+}
+
+TEST_F(ProgramTest, ClosedOutputDoesNotStopARun) {
+  EXPECT_EQ(run("train " + kSmall + " --out run --format json | head -1").status, 0);
+  EXPECT_TRUE(fs::exists(path("run/checkpoints/step-12")));
+}
+
+TEST_F(ProgramTest, MakesDatasets) {
+  const Ran r = run("data text.txt --tokenizer bytes --out made");
+  EXPECT_EQ(r.status, 0) << r.err;
+  EXPECT_NE(r.out.find("vocabulary 256 (bytes)"), std::string::npos) << r.out;
+  EXPECT_EQ(run("train " + kSmall + " --data made --steps 2 --out run").status, 0);
+  expect_failure("data text.txt --out made", 6, "made");
+  expect_failure("data missing.txt", 4, "missing.txt");
+}
+
+}  // namespace
+}  // namespace tessera
