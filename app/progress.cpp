@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
+#include <string_view>
 
 namespace tessera {
 namespace {
@@ -29,6 +31,26 @@ std::string duration(double seconds) {
   if (s >= 3600) return fmt::format("{} h {:02} min", s / 3600, s / 60 % 60);
   if (s >= 60) return fmt::format("{} min {:02} s", s / 60, s % 60);
   return fmt::format("{} s", s);
+}
+
+std::string sparkline(const std::vector<double>& values, size_t width) {
+  constexpr std::array<std::string_view, 8> kBars{"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  const size_t n = std::min(width, values.size());
+  std::vector<double> means;
+  for (size_t i = 0; i < n; ++i) {
+    const size_t begin = i * values.size() / n, end = (i + 1) * values.size() / n;
+    double sum = 0;
+    for (size_t j = begin; j < end; ++j) sum += values[j];
+    means.push_back(sum / static_cast<double>(end - begin));
+  }
+  std::string out;
+  if (means.empty()) return out;
+  const auto [low, high] = std::minmax_element(means.begin(), means.end());
+  for (const double m : means) {
+    const double height = *high > *low ? (m - *low) / (*high - *low) : 0;
+    out += kBars[static_cast<size_t>(std::lround(height * (kBars.size() - 1)))];
+  }
+  return out;
 }
 
 Progress::Options Progress::for_stderr(int64_t steps, bool quiet) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 namespace tessera {
 
@@ -17,6 +18,9 @@ struct StepReport {
 std::string short_number(double v);
 // "1 h 02 min", "3 min 05 s", "42 s".
 std::string duration(double seconds);
+
+// A line of bars, one per `width`-th part of the values (its mean): the highest is full, the lowest a thin line.
+std::string sparkline(const std::vector<double>& values, size_t width);
 
 class Progress {
  public:

@@ -10,6 +10,7 @@ namespace tessera {
 namespace {
 
 using Json = nlohmann::ordered_json;
+constexpr size_t kCurve = 48;       // characters of the loss curve
 constexpr size_t kWarmupSteps = 5;  // left out of the rate: first touches of memory, compilation of kernels
 
 double median_rate(std::vector<double> rates) {
@@ -42,7 +43,7 @@ void TrainOutput::record(const std::string& json) {
 
 void TrainOutput::step(const StepReport& r) {
   rates_.push_back(r.tokens_per_s);
-  loss_ = r.loss;
+  losses_.push_back(r.loss);
   record(Json{{"event", "step"},
               {"step", r.step},
               {"loss", r.loss},
@@ -68,7 +69,7 @@ void TrainOutput::summary(Trainer& trainer, const std::string& sample, const std
   record(Json{{"event", "summary"},
               {"steps", steps},
               {"tokens", steps * trainer.tokens_per_step()},
-              {"loss", loss_},
+              {"loss", losses_.empty() ? Json() : Json(losses_.back())},
               {"val_loss", validation_.loss},
               {"val_bits_per_byte", validation_.bits_per_byte},
               {"tokens_per_s", rate},
@@ -84,15 +85,18 @@ void TrainOutput::summary(Trainer& trainer, const std::string& sample, const std
              .dump());
   metrics_.flush();
   if (options_.format == "json") return;
-  std::fputs(
-      fmt::format("\nAfter {} steps ({} tokens) the validation loss is {:.4f} ({:.4f} bits per byte).\n"
-                  "{} tokens/s, {:.0f}% of what this machine's matrix products reach; at most {} MB of memory.\n\n"
-                  "A sample:\n{}\n\nThe run is in {}; write more with\n  tessera generate {} --prompt \"She\"\n",
-                  steps, short_number(static_cast<double>(steps * trainer.tokens_per_step())), validation_.loss,
-                  validation_.bits_per_byte, short_number(rate), 100 * rate * trainer.flops_per_token() / peak,
-                  trainer.arena()->total().peak / 1'000'000, sample, out.string(), out.string())
-          .c_str(),
-      stdout);
+  std::string text = fmt::format("\nAfter {} steps ({} tokens) the validation loss is {:.4f} ({:.4f} bits per byte).\n",
+                                 steps, short_number(static_cast<double>(steps * trainer.tokens_per_step())),
+                                 validation_.loss, validation_.bits_per_byte);
+  if (!losses_.empty())
+    text += fmt::format("loss {:.2f} {} {:.2f}\n", losses_.front(), sparkline(losses_, kCurve), losses_.back());
+  text += fmt::format("{} tokens/s, {:.0f}% of what this machine's matrix products reach; at most {} MB of memory.\n",
+                      short_number(rate), 100 * rate * trainer.flops_per_token() / peak,
+                      trainer.arena()->total().peak / 1'000'000);
+  text +=
+      fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {} --prompt \"She\"\n",
+                  sample, out.string(), out.string());
+  std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
 }
 

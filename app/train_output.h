@@ -27,8 +27,7 @@ class TrainOutput {
   const TrainOptions& options_;
   Progress progress_;
   Metrics metrics_;
-  std::vector<double> rates_;  // tokens per second of each step
-  double loss_ = 0;
+  std::vector<double> rates_, losses_;  // tokens per second and loss of each step
   Trainer::Validation validation_;
 };
 

@@ -19,6 +19,9 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// A NaN has a sign, which nobody wants to read.
+std::string number(double v) { return std::isnan(v) ? "nan" : fmt::format("{}", v); }
+
 Recompute recompute_of(const std::string& name) {
   if (name == "gelu") return Recompute::gelu;
   if (name == "gelu+norm") return Recompute::gelu_norm;
@@ -81,7 +84,7 @@ StepReport Trainer::step() {
     throw Error(
         fmt::format(
             "step {}: the loss is {} and the gradient norm {}; expected finite numbers (a smaller --lr may help)",
-            steps_done() + 1, r.loss, r.grad_norm),
+            steps_done() + 1, number(r.loss), number(r.grad_norm)),
         Status::not_finite);
   r.lr = schedule_.at(steps_done());
   optimizer_->step(r.lr, clip_factor(r.grad_norm, options_.clip));

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Training speed beside PyTorch: the same model, batch, clipping and AdamW, in alternating rounds, as a Markdown table.
 
-usage: bench/compare_pytorch.py [--binary build/release/bin/tessera] [--configs A,B,C] [--rounds 5] [--threads N]
+usage: bench/compare_pytorch.py [--binary build/release/bin/tessera] [--configs A,B,C] [--dtype fp32|bf16]
+       [--rounds 5] [--threads N]
 
 Each round runs Tessera and then PyTorch, each in a process of its own; a run's number is the median over its steps
 after the first five, the table's the median over rounds. PyTorch runs with the fastest of its settings that this
-version has (plain or fused attention, AdamW in its kinds, torch.compile), chosen by one run of each beforehand.
+version has (plain or fused attention, AdamW in its kinds, torch.compile; in bf16 autocast or bf16 parameters),
+chosen by one run of each beforehand.
 """
 import argparse
 import json
@@ -24,7 +26,7 @@ WARMUP = 5
 # layers, heads, channels, context, batch, vocab, timed steps
 CONFIGS = {
     "A": dict(layers=6, heads=6, channels=384, context=256, batch=12, vocab=65, steps=10),
-    "B": dict(layers=12, heads=12, channels=768, context=256, batch=4, vocab=50304, steps=6),
+    "B": dict(layers=12, heads=12, channels=768, context=256, batch=4, vocab=50304, steps=4),
     "C": dict(layers=4, heads=4, channels=128, context=64, batch=12, vocab=65, steps=60),
 }
 MODEL_KEYS = ("layers", "heads", "channels", "context", "vocab")
@@ -44,11 +46,12 @@ def optimizer_kinds(torch):
     return kinds
 
 
-def settings():
+def settings(dtype):
     import torch
 
     attentions = ["plain"] + (["sdpa"] if hasattr(torch.nn.functional, "scaled_dot_product_attention") else [])
-    found = [f"{a}, {k}" for a in attentions for k in optimizer_kinds(torch)]
+    modes = [""] if dtype == "fp32" else [", autocast", ", bf16 parameters"]
+    found = [f"{a}, {k}{m}" for a in attentions for k in optimizer_kinds(torch) for m in modes]
     if hasattr(torch, "compile"):
         found.append(found[-1] + ", compile")
     a = torch.ones(256, 256)
@@ -56,7 +59,7 @@ def settings():
     with open("/proc/self/maps") as maps:
         files = sorted({os.path.realpath(line.split()[-1]) for line in maps if "blas" in line or "libmkl_" in line})
     return {"settings": found, "version": torch.__version__, "blas": files,
-            "built_with": next((line.strip(" -") for line in torch.__config__.show().splitlines() if "MKL" in line), "")}
+            "built_with": next((s.strip(" -") for s in torch.__config__.show().splitlines() if "MKL" in s), "")}
 
 
 def pytorch_step(config, setting):
@@ -69,6 +72,8 @@ def pytorch_step(config, setting):
     parts = setting.split(", ")
     torch.manual_seed(1)
     model = GPT(**{k: config[k] for k in MODEL_KEYS}, sdpa=parts[0] == "sdpa")
+    if "bf16 parameters" in parts:
+        model = model.bfloat16()
     matrices = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() != 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -78,7 +83,8 @@ def pytorch_step(config, setting):
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        loss = forward(ids[:, :-1], ids[:, 1:].contiguous())
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled="autocast" in parts):
+            loss = forward(ids[:, :-1], ids[:, 1:].contiguous())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -114,7 +120,8 @@ def run_tessera(config, folder, args):
             f.write(letters + "".join(random.Random(1).choices(letters, k=40000)))
     command = [args.binary, "train", "--format", "json", "--data", text, "--tokenizer", "char", "--optimizer", "adamw",
                "--batch", str(config["batch"]), "--steps", str(WARMUP + config["steps"]), "--clip", "1",
-               "--weight-decay", "0.1", "--threads-per-rank", str(args.threads), "--out", tempfile.mkdtemp(dir=folder)]
+               "--weight-decay", "0.1", "--dtype", args.dtype, "--threads-per-rank", str(args.threads),
+               "--eval-every", "0", "--save-every", "0", "--quiet", "--out", tempfile.mkdtemp(dir=folder)]
     for key in MODEL_KEYS:
         command += [f"--{key}", str(config[key])]
     done = subprocess.run(command, env=environment(args.threads), stdout=subprocess.PIPE, check=True, text=True)
@@ -141,6 +148,7 @@ def main():
     parser.add_argument("--binary", default=os.path.join(ROOT, "build", "release", "bin", "tessera"))
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has torch")
     parser.add_argument("--configs", default="A,B,C")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -149,21 +157,22 @@ def main():
     if unknown:
         parser.error(f"--configs: unknown {unknown[0]}; expected some of A,B,C")
     if args.child == "settings":
-        print(json.dumps(settings()))
+        print(json.dumps(settings(args.dtype)))
         return
     if args.child:
         child(CONFIGS[args.configs], args.child)
         return
-    asked = subprocess.run([args.python, os.path.abspath(__file__), "--child", "settings"],
+    asked = subprocess.run([args.python, os.path.abspath(__file__), "--child", "settings", "--dtype", args.dtype],
                            env=environment(args.threads), stdout=subprocess.PIPE, check=True, text=True)
     torch = json.loads(asked.stdout.splitlines()[-1])
     if any("/blas/libblas.so" in path for path in torch["blas"]):
-        sys.exit(f"PyTorch's matmuls run on the reference BLAS ({torch['blas'][0]}), several times slower than OpenBLAS: "
-                 "install libopenblas0-pthread, or name another interpreter with --python")
+        sys.exit(f"PyTorch's matmuls run on the reference BLAS ({torch['blas'][0]}), several times slower than "
+                 "OpenBLAS; install libopenblas0-pthread, or name another interpreter with --python")
     blas = ", ".join(os.path.basename(path) for path in torch["blas"]) or torch["built_with"]
     with tempfile.TemporaryDirectory() as folder:
         rows = [compare(name, torch["settings"], folder, args) for name in args.configs.split(",")]
-    print(f"PyTorch {torch['version']} ({blas}), {args.threads} threads each, {args.rounds} rounds; tokens/s\n")
+    print(f"{args.dtype}; PyTorch {torch['version']} ({blas}), {args.threads} threads each, {args.rounds} rounds; "
+          "tokens/s\n")
     print("| config | Tessera | range | PyTorch | range | its setting | ratio |\n|---|---|---|---|---|---|---|")
     print("\n".join(rows))
 

@@ -81,6 +81,13 @@ TEST(Words, ForNumbersAndTimes) {
   EXPECT_EQ(duration(3720), "1 h 02 min");
 }
 
+TEST(Words, DrawACurve) {
+  EXPECT_EQ(sparkline({7, 6, 5, 4, 3, 2, 1, 0}, 8), "█▇▆▅▄▃▂▁");
+  EXPECT_EQ(sparkline({2, 0, 0, 0}, 2), "█▁");  // means of halves
+  EXPECT_EQ(sparkline({3, 3}, 9), "▁▁");
+  EXPECT_EQ(sparkline({}, 9), "");
+}
+
 class MetricsTest : public testing::Test {
  protected:
   std::filesystem::path path() const { return folder_.path() / "metrics.jsonl"; }
