@@ -101,7 +101,10 @@ void add_data(CLI::App& app, DataOptions& o) {
           fmt::format("--tokenizer: expected char, bytes, found '{}'{}", t, did_you_mean(t, {"char", "bytes"})));
     o.tokenizer = t;
   });
-  add(d, "--out", "folder to make; default: the cache", [&o](const std::string& t) { o.out = t; });
+  add(d, "--out", "folder to make; default: the cache", [&o](const std::string& t) {
+    if (t.empty()) throw Error("--out: expected a folder to make, found ''");
+    o.out = t;
+  });
   d->footer(kDataExamples);
 }
 
@@ -149,6 +152,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   app.set_version_flag("--version", "tessera 0.1");
   app.footer("tessera COMMAND --help says more about a command.");
   app.allow_extras();
+  app.require_subcommand(0, 1);  // a second name of a command is a word like others: a run may be called "train"
   Words words;
   GenerateOptions generate;
   DataOptions data;
@@ -166,6 +170,12 @@ Command parse_command_line(int argc, const char* const* argv) {
   } catch (const CLI::ArgumentMismatch& e) {
     throw Error(fmt::format("{}: expected a value, found none",
                             std::string(e.what()).substr(0, std::string(e.what()).find(':'))));
+  } catch (const CLI::ConversionError& e) {  // of a flag; its words are "Could not convert: --quiet = maybe"
+    const std::string words_of(e.what());
+    const size_t name = words_of.find("--"), value = words_of.find(" = ");
+    if (name == std::string::npos || value == std::string::npos) throw Error(words_of);
+    throw Error(fmt::format("{}: expected true or false, found '{}'", words_of.substr(name, value - name),
+                            words_of.substr(value + 3)));
   } catch (const CLI::ParseError& e) {
     const auto chosen = app.get_subcommands();
     refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());

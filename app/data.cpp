@@ -1,10 +1,10 @@
 // The command `data`: a token dataset from a text.
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <filesystem>
 
 #include "app/commands.h"
+#include "app/output.h"
 #include "data/dataset.h"
 #include "data/known_texts.h"
 #include "data/text_file.h"
@@ -24,11 +24,8 @@ Dataset make(const DataOptions& o) {
 
 int run_data(const DataOptions& o) {
   const Dataset d = make(o);
-  std::fputs(
-      fmt::format("{}\n  {} tokens to train on, {} held out; vocabulary {} ({})\n  {}\n", d.source, d.train.size(),
-                  d.val.size(), d.tokenizer->vocab_size(), d.tokenizer->kind(), d.directory.string())
-          .c_str(),
-      stdout);
+  print(fmt::format("{}\n  {} tokens to train on, {} held out; vocabulary {} ({})\n  {}\n", d.source, d.train.size(),
+                    d.val.size(), d.tokenizer->vocab_size(), d.tokenizer->kind(), d.directory.string()));
   return 0;
 }
 

@@ -6,6 +6,7 @@
 
 #include "app/commands.h"
 #include "app/option_values.h"
+#include "app/output.h"
 #include "app/progress.h"
 #include "app/run_directory.h"
 #include "app/signals.h"
@@ -33,16 +34,15 @@ int run_generate(const GenerateOptions& o) {
                               .seed = static_cast<uint64_t>(o.seed),
                               .vocab = tokenizer->vocab_size()};
   const std::vector<int32_t> prompt = tokenizer->encode(o.prompt);
-  std::fputs(o.prompt.c_str(), stdout);
+  print(o.prompt);
   const auto start = std::chrono::steady_clock::now();
   int64_t written = 0;
   sample(model, prompt, o.tokens, options, [&](int32_t token) {
-    std::fputs(tokenizer->decode(std::span(&token, 1)).c_str(), stdout);
-    const bool open = std::fflush(stdout) == 0;
+    const bool open = print(tokenizer->decode(std::span(&token, 1)));
     ++written;
     return open && interrupted() == 0;
   });
-  std::fputs("\n", stdout);
+  print("\n");
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::fputs(fmt::format("{} tokens from {}, {} tokens/s\n", written, checkpoint.path.string(),
                          short_number(static_cast<double>(written) / seconds))

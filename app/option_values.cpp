@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "data/files.h"
+#include "data/utf8.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -42,6 +43,7 @@ std::vector<std::string> split_choices(std::string_view choices) {
 void check_text(const std::string& where, const OptionInfo& info, const std::string& value) {
   if (info.choices.empty()) {
     if (value.empty()) wrong(where, "a value", value);
+    if (find_invalid_utf8(value) != std::string_view::npos) wrong(where, "UTF-8", value);
     return;
   }
   const std::vector<std::string> allowed = split_choices(info.choices);
@@ -112,7 +114,7 @@ std::string show(const std::string& v) {
   std::string out = "\"";
   for (const char c : v) {
     if (c == '"' || c == '\\') out += '\\';
-    if (static_cast<unsigned char>(c) < 0x20)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
       out += fmt::format("\\u{:04X}", static_cast<unsigned char>(c));
     else
       out += c;
@@ -147,6 +149,8 @@ size_t distance(std::string_view a, std::string_view b) {  // Levenshtein
 }  // namespace
 
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& known) {
+  for (const std::string& k : known)  // a beginning of a name is no slip: --lay is --layers, not --lr
+    if (word.size() > 3 && k.starts_with(word)) return fmt::format("; did you mean '{}'?", k);
   const std::string* best = nullptr;
   size_t nearest = std::max<size_t>(2, word.size() / 3) + 1;
   for (const std::string& k : known)

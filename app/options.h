@@ -70,19 +70,19 @@ struct OptionInfo {
 template <class Options, class F>
 void for_each_option(Options& o, F&& f) {
   f(OptionInfo{"model", "Model", "sizes by name", "gpt-nano|gpt-mini|gpt2|gpt2-medium|gpt2-large|gpt2-xl"}, o.model);
-  f(OptionInfo{"layers", "Model", "transformer blocks", "", 1}, o.layers);
-  f(OptionInfo{"heads", "Model", "attention heads; must divide the channels", "", 1}, o.heads);
-  f(OptionInfo{"channels", "Model", "width of the model", "", 1}, o.channels);
-  f(OptionInfo{"context", "Model", "tokens that the model sees at once", "", 1}, o.context);
-  f(OptionInfo{"vocab", "Model", "pads the tokenizer's vocabulary to this size", "", 1}, o.vocab);
+  f(OptionInfo{"layers", "Model", "transformer blocks", "", 1, 100000}, o.layers);
+  f(OptionInfo{"heads", "Model", "attention heads; must divide the channels", "", 1, 1e6}, o.heads);
+  f(OptionInfo{"channels", "Model", "width of the model", "", 1, 1e6}, o.channels);
+  f(OptionInfo{"context", "Model", "tokens that the model sees at once", "", 1, 1e9}, o.context);
+  f(OptionInfo{"vocab", "Model", "pads the tokenizer's vocabulary to this size", "", 1, 1e9}, o.vocab);
   f(OptionInfo{"dropout", "Model", "probability of dropping an activation", "", 0, 1, true}, o.dropout);
   f(OptionInfo{"dtype", "Model", "parameters and activations; bf16 keeps fp32 master weights", "fp32|bf16"}, o.dtype);
   f(OptionInfo{"data", "Data", "austen, tinyshakespeare, a text file, or a folder made by `tessera data`"}, o.data);
   f(OptionInfo{"tokenizer", "Data", "char is the default of gpt-nano and gpt-mini; the gpt2 presets need it said",
                "char|bytes"},
     o.tokenizer);
-  f(OptionInfo{"batch", "Data", "sequences per step", "", 1}, o.batch);
-  f(OptionInfo{"microbatches", "Data", "parts that a step's batch is cut into, one after another", "", 1},
+  f(OptionInfo{"batch", "Data", "sequences per step", "", 1, 1e9}, o.batch);
+  f(OptionInfo{"microbatches", "Data", "parts that a step's batch is cut into, one after another", "", 1, 1e9},
     o.microbatches);
   f(OptionInfo{"device", "Place", "where tensors live", "cpu"}, o.device);
   f(OptionInfo{"threads-per-rank", "Place", "threads of the CPU; default: all cores", "", 1, 1024}, o.threads_per_rank);

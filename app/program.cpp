@@ -6,6 +6,7 @@
 
 #include "app/command_line.h"
 #include "app/commands.h"
+#include "app/output.h"
 #include "app/signals.h"
 #include "tensor/error.h"
 
@@ -13,8 +14,8 @@ namespace tessera {
 namespace {
 
 int run(const Command& command) {
-  if (const auto* print = std::get_if<Print>(&command)) {
-    std::fputs(print->text.c_str(), stdout);
+  if (const auto* text = std::get_if<Print>(&command)) {
+    print(text->text);
     return 0;
   }
   if (const auto* train = std::get_if<TrainOptions>(&command)) return run_train(*train);
@@ -22,9 +23,23 @@ int run(const Command& command) {
   return run_data(std::get<DataOptions>(command));
 }
 
+// A message may quote what a user typed or a file holds; the last line on standard error stays one line, and nothing in
+// it reaches the terminal as a command.
+std::string in_one_line(const std::string& message) {
+  std::string line;
+  for (const char c : message) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f)
+      line += fmt::format("\\x{:02x}", byte);
+    else
+      line += c;
+  }
+  return line;
+}
+
 int fail(const std::string& message, Status status) {
   std::fflush(stdout);
-  std::fputs(fmt::format("tessera: {}\n", message).c_str(), stderr);
+  std::fputs(fmt::format("tessera: {}\n", in_one_line(message)).c_str(), stderr);
   return static_cast<int>(status);
 }
 

@@ -2,6 +2,7 @@
 #include "app/progress.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +16,21 @@ namespace {
 
 constexpr std::chrono::milliseconds kBetweenRewrites{80};
 constexpr int64_t kPlainLines = 20;  // of a whole run
-constexpr int kBar = 20;
+constexpr int64_t kBar = 20, kLeastBar = 5;
+constexpr int64_t kWide = 200;  // where the width is not known
+
+int64_t columns_of(std::FILE* file) {
+  struct winsize size {};
+  return ::ioctl(::fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kWide;
+}
+
+// Single spaces for double ones.
+std::string tight(const std::string& text) {
+  std::string out;
+  for (const char c : text)
+    if (c != ' ' || out.empty() || out.back() != ' ') out += c;
+  return out;
+}
 
 }  // namespace
 
@@ -64,16 +79,24 @@ Progress::Options Progress::for_stderr(int64_t steps, bool quiet) {
 }
 
 std::string Progress::line(const StepReport& r) const {
-  const double share = o_.steps > 0 ? static_cast<double>(r.step) / static_cast<double>(o_.steps) : 1;
   const double left = static_cast<double>(o_.steps - r.step) * r.step_ms / 1e3;
-  std::string bar;
-  if (o_.terminal) {
-    const int full = static_cast<int>(share * kBar);
-    for (int i = 0; i < kBar; ++i) bar += i < full ? "━" : "╌";
-    bar = o_.color ? fmt::format("\033[36m{}\033[0m ", bar) : bar + " ";
-  }
-  return fmt::format("{}step {}/{}  loss {:.4f}  lr {:.2e}  grad norm {:.2f}  {} tok/s  {} left", bar, r.step, o_.steps,
+  return fmt::format("step {}/{}  loss {:.4f}  lr {:.2e}  grad norm {:.2f}  {} tok/s  {} left", r.step, o_.steps,
                      r.loss, r.lr, r.grad_norm, short_number(r.tokens_per_s), duration(left));
+}
+
+// The line behind a bar as long as there is room for: a line that wraps could not be rewritten.
+std::string Progress::terminal_line(const StepReport& r) const {
+  const int64_t room = (o_.columns > 0 ? o_.columns : columns_of(o_.to)) - 1;
+  std::string text = line(r);
+  const int64_t size = std::min(kBar, room - static_cast<int64_t>(text.size()) - 1);
+  if (size < kLeastBar) {
+    if (static_cast<int64_t>(text.size()) > room) text = tight(text);
+    return text.substr(0, static_cast<size_t>(std::max<int64_t>(room, 0)));
+  }
+  const double share = o_.steps > 0 ? static_cast<double>(r.step) / static_cast<double>(o_.steps) : 1;
+  std::string bar;
+  for (int64_t i = 0; i < size; ++i) bar += i < static_cast<int64_t>(share * static_cast<double>(size)) ? "━" : "╌";
+  return (o_.color ? fmt::format("\033[36m{}\033[0m ", bar) : bar + " ") + text;
 }
 
 void Progress::step(const StepReport& r) {
@@ -82,7 +105,7 @@ void Progress::step(const StepReport& r) {
     const auto now = std::chrono::steady_clock::now();
     if (r.step < o_.steps && now - last_ < kBetweenRewrites) return;
     last_ = now;
-    std::fputs(("\r\033[K" + line(r)).c_str(), o_.to);
+    std::fputs(("\r\033[K" + terminal_line(r)).c_str(), o_.to);
     std::fflush(o_.to);
     shown_ = true;
     return;

@@ -29,7 +29,8 @@ class Progress {
     bool terminal = false;
     bool color = false;
     bool quiet = false;
-    int64_t steps = 0;  // of the whole run
+    int64_t steps = 0;    // of the whole run
+    int64_t columns = 0;  // of the terminal; 0: ask it at every line, since windows change
   };
   explicit Progress(const Options& options) : o_(options) {}
   ~Progress() { clear(); }
@@ -43,6 +44,7 @@ class Progress {
 
  private:
   std::string line(const StepReport& r) const;
+  std::string terminal_line(const StepReport& r) const;
   void clear();
   Options o_;
   bool shown_ = false;

@@ -51,6 +51,9 @@ int run_train(const TrainOptions& given) {
   const RunDirectory run(given);
   std::vector<std::string> passed_over;
   if (given.resume) run.resume(trainer, given, dataset, passed_over);
+  if (given.steps < trainer.steps_done())
+    throw Error(fmt::format("--steps: expected at least the {} that {} has done, found {}", trainer.steps_done(),
+                            run.path().string(), given.steps));
   run.write_config(given);
   TrainOutput output(given, run.metrics(), trainer.steps_done());
   for (const std::string& why : passed_over) output.message("passed over a checkpoint: " + why);

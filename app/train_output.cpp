@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "app/output.h"
+
 namespace tessera {
 namespace {
 
@@ -35,10 +37,7 @@ TrainOutput::TrainOutput(const TrainOptions& o, const std::filesystem::path& met
 
 void TrainOutput::record(const std::string& json) {
   metrics_.write(json);
-  if (options_.format == "json") {
-    std::fputs((json + "\n").c_str(), stdout);
-    std::fflush(stdout);
-  }
+  if (options_.format == "json") print(json + "\n");
 }
 
 void TrainOutput::step(const StepReport& r) {
@@ -64,16 +63,17 @@ void TrainOutput::eval(int64_t step, const Trainer::Validation& v) {
 
 void TrainOutput::summary(Trainer& trainer, const std::string& sample, const std::filesystem::path& out) {
   const double rate = median_rate(rates_);
+  const bool stepped = !rates_.empty();  // a resumed run may have had nothing left to do
   const double peak = measured_peak_flops(dtype_of(options_), trainer.arena());
   const int64_t steps = trainer.steps_done();
   record(Json{{"event", "summary"},
               {"steps", steps},
               {"tokens", steps * trainer.tokens_per_step()},
-              {"loss", losses_.empty() ? Json() : Json(losses_.back())},
+              {"loss", stepped ? Json(losses_.back()) : Json()},
               {"val_loss", validation_.loss},
               {"val_bits_per_byte", validation_.bits_per_byte},
-              {"tokens_per_s", rate},
-              {"mfu", rate * trainer.flops_per_token() / peak},
+              {"tokens_per_s", stepped ? Json(rate) : Json()},
+              {"mfu", stepped ? Json(rate * trainer.flops_per_token() / peak) : Json()},
               {"peak_bytes", {trainer.arena()->total().peak}},
               {"sent_bytes", Json::object()},
               {"plan",
@@ -88,16 +88,16 @@ void TrainOutput::summary(Trainer& trainer, const std::string& sample, const std
   std::string text = fmt::format("\nAfter {} steps ({} tokens) the validation loss is {:.4f} ({:.4f} bits per byte).\n",
                                  steps, short_number(static_cast<double>(steps * trainer.tokens_per_step())),
                                  validation_.loss, validation_.bits_per_byte);
-  if (!losses_.empty())
-    text += fmt::format("loss {:.2f} {} {:.2f}\n", losses_.front(), sparkline(losses_, kCurve), losses_.back());
-  text += fmt::format("{} tokens/s, {:.0f}% of what this machine's matrix products reach; at most {} MB of memory.\n",
-                      short_number(rate), 100 * rate * trainer.flops_per_token() / peak,
+  if (stepped)
+    text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of what this machine's matrix products reach; ",
+                        losses_.front(), sparkline(losses_, kCurve), losses_.back(), short_number(rate),
+                        100 * rate * trainer.flops_per_token() / peak);
+  text += fmt::format("{} {} MB of memory.\n", stepped ? "at most" : "No step was left to do; at most",
                       trainer.arena()->total().peak / 1'000'000);
   text +=
       fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {} --prompt \"She\"\n",
                   sample, out.string(), out.string());
-  std::fputs(text.c_str(), stdout);
-  std::fflush(stdout);
+  print(text);
 }
 
 }  // namespace tessera

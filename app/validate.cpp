@@ -1,5 +1,6 @@
 // Presets, and options that must go together.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <array>
 
@@ -21,6 +22,22 @@ constexpr std::array<Preset, 6> kPresets{{{"gpt-nano", {4, 4, 128, 64}},
                                           {"gpt2-large", {36, 20, 1280, 1024}},
                                           {"gpt2-xl", {48, 25, 1600, 1024}}}};
 
+constexpr double kBytesPerParameter = 16;  // fp32 value and gradient and Adam's two moments; bf16 needs as much
+
+// Refuses a model whose parameters alone are larger than the machine: the system would kill the run without a word.
+void check_memory(const TrainOptions& o, const ModelSizes& s) {
+  const auto c = static_cast<double>(s.channels);
+  const double parameters =
+      static_cast<double>(s.layers) * 12 * c * c + static_cast<double>(s.context + o.vocab.value_or(0)) * c;
+  const double needed = parameters * kBytesPerParameter / 1e9;
+  const double there = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)) / 1e9;
+  if (needed > there)
+    throw Error(
+        fmt::format("--channels, --layers, --context, --vocab: a model of {:.3g} parameters needs {:.3g} GB to "
+                    "train; expected at most the {:.3g} GB of this machine",
+                    parameters, needed, there));
+}
+
 }  // namespace
 
 ModelSizes sizes_of(const TrainOptions& o) {
@@ -35,6 +52,7 @@ void validate(const TrainOptions& o) {
   const ModelSizes s = sizes_of(o);
   if (s.channels % s.heads != 0)
     throw Error(fmt::format("--heads: {} heads do not divide {} channels; expected a divisor", s.heads, s.channels));
+  check_memory(o, s);
   if (o.batch % o.microbatches != 0)
     throw Error(
         fmt::format("--microbatches: {} do not divide a batch of {}; expected a divisor", o.microbatches, o.batch));

@@ -65,6 +65,7 @@ TEST(CommandLine, SetsWhatItSays) {
   const auto g = std::get<GenerateOptions>(parse({"generate", "run", "--prompt", "--x", "--top-p", "0.5"}));
   EXPECT_EQ(g.from, "run");
   EXPECT_EQ(g.top_p, 0.5);
+  EXPECT_EQ(std::get<GenerateOptions>(parse({"generate", "train"})).from, "train");  // a run may be called so
   EXPECT_EQ(std::get<DataOptions>(parse({"data", "a.txt", "--tokenizer", "bytes"})).tokenizer, "bytes");
 }
 
@@ -88,13 +89,18 @@ TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
   EXPECT_EQ(message({"trian"}), "unknown command 'trian'; expected train, generate or data; did you mean 'train'?");
   EXPECT_EQ(message({"verify"}), "unknown command 'verify'; expected train, generate or data");
   EXPECT_EQ(message({}), "no command given; expected train, generate or data (tessera --help says more)");
+  EXPECT_EQ(message({"train", "--lay", "3"}), "unknown option '--lay'; did you mean '--layers'?");
+  EXPECT_EQ(message({"train", "generate", "x"}), "unexpected word 'generate'");
+  EXPECT_EQ(message({"train", "--quiet=maybe"}), "--quiet: expected true or false, found 'maybe'");
+  EXPECT_EQ(message({"train", "--data", "caf\xe9"}), "--data: expected UTF-8, found 'caf\xe9'");
+  EXPECT_EQ(message({"data", "x", "--out", ""}), "--out: expected a folder to make, found ''");
   EXPECT_EQ(message({"train", "extra"}), "unexpected word 'extra'");
   EXPECT_EQ(message({"train", "--layers"}), "--layers: expected a value, found none");
-  EXPECT_EQ(message({"train", "--layers", "0"}), "--layers: expected a whole number of at least 1, found '0'");
-  EXPECT_EQ(message({"train", "--layers", "-3"}), "--layers: expected a whole number of at least 1, found '-3'");
-  EXPECT_EQ(message({"train", "--layers", "2.5"}), "--layers: expected a whole number of at least 1, found '2.5'");
+  EXPECT_EQ(message({"train", "--layers", "0"}), "--layers: expected a whole number in [1, 100000], found '0'");
+  EXPECT_EQ(message({"train", "--layers", "-3"}), "--layers: expected a whole number in [1, 100000], found '-3'");
+  EXPECT_EQ(message({"train", "--layers", "2.5"}), "--layers: expected a whole number in [1, 100000], found '2.5'");
   EXPECT_EQ(message({"train", "--batch", "99999999999999999999"}),
-            "--batch: expected a whole number of at least 1, found '99999999999999999999'");
+            "--batch: expected a whole number in [1, 1000000000], found '99999999999999999999'");
   EXPECT_EQ(message({"train", "--lr", "fast"}), "--lr: expected a number of at least 0, found 'fast'");
   EXPECT_EQ(message({"train", "--lr", "nan"}), "--lr: expected a number of at least 0, found 'nan'");
   EXPECT_EQ(message({"train", "--dropout", "1"}), "--dropout: expected a number in [0, 1), found '1'");
@@ -115,6 +121,15 @@ TEST(CommandLine, RefusesOptionsThatDoNotGoTogether) {
   EXPECT_EQ(message({"train", "--resume"}), "--resume: expected --out DIR, the run to continue; found no --out");
   EXPECT_EQ(message({"train", "--model", "gpt2"}),
             "--tokenizer: expected char or bytes with the preset gpt2, found none");
+}
+
+TEST(CommandLine, RefusesModelsLargerThanTheMachine) {
+  EXPECT_NE(message({"train", "--channels", "900000"}).find("of this machine"), std::string::npos);
+  EXPECT_NE(message({"train", "--vocab", "1000000000", "--channels", "100000"}).find("of this machine"),
+            std::string::npos);
+  EXPECT_EQ(message({"train", "--layers", "1000000000"}),
+            "--layers: expected a whole number in [1, 100000], found '1000000000'");
+  EXPECT_EQ(message({"train", "--model", "gpt2", "--tokenizer", "bytes"}), "");
 }
 
 TEST(CommandLine, PresetsHaveTheirSizes) {
@@ -139,7 +154,7 @@ TEST_F(ConfigTest, RoundTrips) {
   TrainOptions o;
   o.layers = 7;
   o.lr = 0.1 + 0.2;
-  o.data = "a \"quoted\" \\ name\twith\ncontrols and ü";
+  o.data = "a \"quoted\" \\ name\twith\ncontrols\x7f and ü";
   o.tokenizer = "bytes";
   o.weight_decay = 3;
   o.recompute = "gelu+norm";
@@ -158,7 +173,7 @@ TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
   expect("layers = \"two\"\n", "c.toml:1:1: layers: expected a whole number, found a TOML string");
   expect("lr = true\n", "lr: expected a number, found a TOML boolean");
   expect("\n  data = 3\n", "c.toml:2:3: data: expected a string, found a TOML integer");
-  expect("layers = 0\n", "c.toml:1:1: layers: expected a whole number of at least 1, found '0'");
+  expect("layers = 0\n", "c.toml:1:1: layers: expected a whole number in [1, 100000], found '0'");
   expect("out = \"x\"\n", "out: unknown key");
   expect("layers = \n", "c.toml:1:");
   expect("[model]\nlayers = 2\n", "model: expected a string, found a TOML table");

@@ -53,6 +53,31 @@ TEST(Progress, RewritesOneLineOnATerminal) {
   EXPECT_EQ(shown({.terminal = true}).find("\033[36m"), std::string::npos);  // NO_COLOR
 }
 
+// What a terminal of that many columns shows of the lines; colours take no room, every other character takes one cell.
+size_t widest(const std::string& out) {
+  size_t cells = 0, most = 0;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(out[i]);
+    if (byte == '\033')
+      i = out.find_first_of("mK", i);
+    else if (byte == '\r' || byte == '\n')
+      cells = 0;
+    else
+      cells += (byte & 0xC0) != 0x80;
+    most = std::max(most, cells);
+  }
+  return most;
+}
+
+TEST(Progress, NeverWrapsOnANarrowTerminal) {
+  for (const int64_t columns : {1, 20, 60, 80, 90, 100, 200})
+    EXPECT_LT(widest(shown({.terminal = true, .color = true, .columns = columns})), std::max<size_t>(columns, 7))
+        << columns;  // "hello" is not a line of progress
+  const std::string narrow = shown({.terminal = true, .columns = 80}), wide = shown({.terminal = true, .columns = 120});
+  EXPECT_NE(narrow.find("left"), std::string::npos) << narrow;
+  EXPECT_NE(wide.find("━"), std::string::npos);
+}
+
 TEST(Progress, IsSilentWhenQuiet) { EXPECT_EQ(shown({.quiet = true}), ""); }
 
 TEST(Progress, NumbersKeepTheirPointInAnyLocale) {

@@ -222,6 +222,37 @@ TEST_F(ProgramTest, ALossThatIsNotANumberIsStatus5) {
   EXPECT_FALSE(fs::exists(path("run/checkpoints")));
 }
 
+TEST_F(ProgramTest, AFullStandardOutputIsStatus6) {
+  ASSERT_EQ(train("--out run").status, 0);
+  const auto full = [&](const std::string& arguments) {
+    const int status = std::system(fmt::format("cd '{}' && TESSERA_CACHE=cache '{}' {} > /dev/full 2> err.txt",
+                                               folder_.path().string(), TESSERA_BINARY, arguments)
+                                       .c_str());
+    EXPECT_NE(read_file(path("err.txt")).find("cannot write standard output"), std::string::npos) << arguments;
+    return WEXITSTATUS(status);
+  };
+  EXPECT_EQ(full("--help"), 6);
+  EXPECT_EQ(full("generate run --tokens 5 --prompt Line"), 6);
+  EXPECT_EQ(full("data text.txt"), 6);
+  EXPECT_EQ(full("train " + kSmall + " --format json --out full"), 6);
+}
+
+TEST_F(ProgramTest, AMessageStaysOneLineWhateverItQuotes) {
+  expect_failure("train --layers \"$(printf 'a\\n\\033b')\"", 2, "found 'a\\x0a\\x1bb'");
+}
+
+TEST_F(ProgramTest, AFinishedRunResumesToNothing) {
+  ASSERT_EQ(train("--out run").status, 0);
+  const std::string config = read_file(path("run/config.toml"));
+  expect_failure("train --resume --out run --steps 5", 2, "--steps: expected at least the 12");
+  EXPECT_EQ(read_file(path("run/config.toml")), config);
+  const Ran r = run("train --resume --out run --format json");
+  ASSERT_EQ(r.status, 0) << r.err;
+  const std::string last = r.out.substr(r.out.rfind('\n', r.out.size() - 2) + 1);
+  EXPECT_TRUE(Json::parse(last).at("loss").is_null()) << last;
+  EXPECT_TRUE(Json::parse(last).at("val_loss").is_number()) << last;
+}
+
 TEST_F(ProgramTest, ClosedOutputDoesNotStopARun) {
   EXPECT_EQ(run("train " + kSmall + " --out run --format json | head -1").status, 0);
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-12")));
