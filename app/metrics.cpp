@@ -43,12 +43,7 @@ Metrics::~Metrics() {
 }
 
 void Metrics::write(const std::string& json_line) {
-  if (std::fputs(json_line.c_str(), file_) < 0 || std::fputc('\n', file_) == EOF)
-    throw OutputError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
-}
-
-void Metrics::flush() {
-  if (std::fflush(file_) != 0)
+  if (std::fputs(json_line.c_str(), file_) < 0 || std::fputc('\n', file_) == EOF || std::fflush(file_) != 0)
     throw OutputError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
 }
 

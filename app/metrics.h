@@ -16,8 +16,7 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  void write(const std::string& json_line);  // throws OutputError
-  void flush();                              // throws OutputError
+  void write(const std::string& json_line);  // at once, so that a run can be followed; throws OutputError
 
  private:
   std::filesystem::path path_;

@@ -26,7 +26,8 @@ struct TrainOptions {
   std::string optimizer = "adamw";
   double momentum = 0.9;
   int64_t steps = 2000;
-  double lr = 1e-3, min_lr = 1e-4;
+  double lr = 1e-3;
+  std::optional<double> min_lr;  // a tenth of lr
   int64_t warmup = 100;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.99, clip = 1;
   int64_t seed = 1337;
@@ -92,7 +93,8 @@ void for_each_option(Options& o, F&& f) {
   f(OptionInfo{"momentum", "Optimisation", "of sgd", "", 0, 1, true}, o.momentum);
   f(OptionInfo{"steps", "Optimisation", "updates", "", 1}, o.steps);
   f(OptionInfo{"lr", "Optimisation", "learning rate after the warm-up", "", 0}, o.lr);
-  f(OptionInfo{"min-lr", "Optimisation", "learning rate at the end of the cosine", "", 0}, o.min_lr);
+  f(OptionInfo{"min-lr", "Optimisation", "learning rate at the end of the cosine; default: a tenth of --lr", "", 0},
+    o.min_lr);
   f(OptionInfo{"warmup", "Optimisation", "steps of linear warm-up", "", 0}, o.warmup);
   f(OptionInfo{"weight-decay", "Optimisation", "on matrices only", "", 0}, o.weight_decay);
   f(OptionInfo{"beta1", "Optimisation", "Adam's decay of the mean", "", 0, 1, true}, o.beta1);

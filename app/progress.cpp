@@ -14,6 +14,7 @@
 namespace tessera {
 namespace {
 
+constexpr double kNewStep = 0.1;  // weight of the newest step in the moving average
 constexpr std::chrono::milliseconds kBetweenRewrites{80};
 constexpr int64_t kPlainLines = 20;  // of a whole run
 constexpr int64_t kBar = 20, kLeastBar = 5;
@@ -79,7 +80,7 @@ Progress::Options Progress::for_stderr(int64_t steps, bool quiet) {
 }
 
 std::string Progress::line(const StepReport& r) const {
-  const double left = static_cast<double>(o_.steps - r.step) * r.step_ms / 1e3;
+  const double left = static_cast<double>(o_.steps - r.step) * step_ms_ / 1e3;
   return fmt::format("step {}/{}  loss {:.4f}  lr {:.2e}  grad norm {:.2f}  {} tok/s  {} left", r.step, o_.steps,
                      r.loss, r.lr, r.grad_norm, short_number(r.tokens_per_s), duration(left));
 }
@@ -101,6 +102,7 @@ std::string Progress::terminal_line(const StepReport& r) const {
 
 void Progress::step(const StepReport& r) {
   if (o_.quiet) return;
+  step_ms_ = step_ms_ == 0 ? r.step_ms : step_ms_ + kNewStep * (r.step_ms - step_ms_);
   if (o_.terminal) {
     const auto now = std::chrono::steady_clock::now();
     if (r.step < o_.steps && now - last_ < kBetweenRewrites) return;

@@ -60,10 +60,7 @@ int run_train(const TrainOptions& given) {
   introduce(output, given, trainer, dataset, run);
   if (given.resume) output.message(fmt::format("going on after step {}", trainer.steps_done()));
 
-  const auto save = [&] {
-    output.flush();
-    run.save(trainer, given, dataset);
-  };
+  const auto save = [&] { run.save(trainer, given, dataset); };
   while (trainer.steps_done() < given.steps) {
     const StepReport report = trainer.step();
     output.step(report);

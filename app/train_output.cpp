@@ -83,7 +83,6 @@ void TrainOutput::summary(Trainer& trainer, const std::string& sample, const std
                 {"threads_per_rank", cpu::threads()}}},
               {"out", out.string()}}
              .dump());
-  metrics_.flush();
   if (options_.format == "json") return;
   std::string text = fmt::format("\nAfter {} steps ({} tokens) the validation loss is {:.4f} ({:.4f} bits per byte).\n",
                                  steps, short_number(static_cast<double>(steps * trainer.tokens_per_step())),

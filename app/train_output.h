@@ -19,8 +19,6 @@ class TrainOutput {
   void eval(int64_t step, const Trainer::Validation& v);
   // The last record, and for a person the result: the sample of text and where the run lies.
   void summary(Trainer& trainer, const std::string& sample, const std::filesystem::path& out);
-  // Puts the records on disk: before a checkpoint says that these steps are done.
-  void flush() { metrics_.flush(); }
 
  private:
   void record(const std::string& json);

@@ -51,7 +51,7 @@ Trainer::Trainer(const TrainOptions& o, const Dataset& dataset)
       arena_(make_arena()),
       model_(gpt_config(o, dataset.tokenizer->vocab_size())),
       loader_(dataset.train, model_.config.context, o.batch, static_cast<uint64_t>(o.seed)),
-      schedule_{.lr = o.lr, .min_lr = o.min_lr, .warmup = o.warmup, .steps = o.steps} {
+      schedule_{.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps} {
   model_.materialize(static_cast<uint64_t>(o.seed), arena_, dtype_of(o), DType::float32);
   optimizer_ =
       make_optimizer(o.optimizer, model_.units(),
