@@ -8,13 +8,28 @@
 #include <cstring>
 #include <new>
 #include <string>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace tessera {
 namespace {
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kLeastReserved = int64_t{1} << 30;
+
+// Under AddressSanitizer what is not handed out may not be touched, and a gap lies behind every block.
+#ifdef __SANITIZE_ADDRESS__
+constexpr int64_t kGap = 64;
+void forbid(const std::byte* p, int64_t bytes) { __asan_poison_memory_region(p, static_cast<size_t>(bytes)); }
+void permit(const std::byte* p, int64_t bytes) { __asan_unpoison_memory_region(p, static_cast<size_t>(bytes)); }
+#else
+constexpr int64_t kGap = 0;
+void forbid(const std::byte*, int64_t) {}
+void permit(const std::byte*, int64_t) {}
+#endif
+
 int64_t rounded(int64_t bytes) {
-  return std::max<int64_t>(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  return std::max<int64_t>(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment) + kGap;
 }
 }  // namespace
 
@@ -42,7 +57,10 @@ Arena::Arena(int64_t capacity) : capacity_(capacity) {
   base_ = static_cast<std::byte*>(p);
 }
 
-Arena::~Arena() { munmap(base_, static_cast<size_t>(capacity_)); }
+Arena::~Arena() {
+  permit(base_, top_);
+  munmap(base_, static_cast<size_t>(capacity_));
+}
 
 std::byte* Arena::allocate(int64_t bytes, Category category) {
   const int64_t need = rounded(bytes);
@@ -57,16 +75,15 @@ std::byte* Arena::allocate(int64_t bytes, Category category) {
     if (rest > 0) free_.emplace_hint(next, at + need, rest);
   } else {
     // A free block at the very end is extended rather than passed over.
-    if (!free_.empty()) {
-      const auto last = std::prev(free_.end());
-      if (last->first + last->second == top_) {
-        at = last->first;
-        free_.erase(last);
-      }
-    }
-    if (at + need > capacity_) throw std::bad_alloc();
+    const auto last = free_.empty() ? free_.end() : std::prev(free_.end());
+    const bool extends = last != free_.end() && last->first + last->second == top_;
+    if (extends) at = last->first;
+    if (need > capacity_ - at) throw std::bad_alloc();
+    if (extends) free_.erase(last);
     top_ = at + need;
   }
+  forbid(base_ + at, need);
+  permit(base_ + at, bytes);
   count(category, bytes);
   return base_ + at;
 }
@@ -74,6 +91,7 @@ std::byte* Arena::allocate(int64_t bytes, Category category) {
 void Arena::release(std::byte* block, int64_t bytes, Category category) {
   std::lock_guard lock(mutex_);
   int64_t at = block - base_, size = rounded(bytes);
+  forbid(block, size);
   auto next = free_.lower_bound(at);
   if (next != free_.end() && next->first == at + size) {
     size += next->second;
