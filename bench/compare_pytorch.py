@@ -6,8 +6,8 @@ usage: bench/compare_pytorch.py [--binary build/release/bin/tessera] [--configs 
 
 Each round runs Tessera and then PyTorch, each in a process of its own; a run's number is the median over its steps
 after the first five, the table's the median over rounds. PyTorch runs with the fastest of its settings that this
-version has (plain or fused attention, AdamW in its kinds, torch.compile; in bf16 autocast or bf16 parameters),
-chosen by one run of each beforehand.
+version has (plain or fused attention, AdamW in its kinds, torch.compile; in bf16 autocast or bf16 parameters; with
+OpenBLAS the kernels it chooses itself or those for AVX-512), chosen by one run of each beforehand.
 """
 import argparse
 import json
@@ -58,6 +58,10 @@ def settings(dtype):
     a @ a  # so that the library is loaded
     with open("/proc/self/maps") as maps:
         files = sorted({os.path.realpath(line.split()[-1]) for line in maps if "blas" in line or "libmkl_" in line})
+    with open("/proc/cpuinfo") as cpu:
+        wide = "avx512bw" in cpu.read()
+    if dtype == "fp32" and wide and any("openblas" in path for path in files):  # it does not know newer processors
+        found += [f"{f}, OpenBLAS for {core}" for f in found for core in ("SkylakeX", "Cooperlake")]
     return {"settings": found, "version": torch.__version__, "blas": files,
             "built_with": next((s.strip(" -") for s in torch.__config__.show().splitlines() if "MKL" in s), "")}
 
@@ -102,13 +106,16 @@ def child(config, setting):
     print(json.dumps({"tokens_per_s": config["batch"] * config["context"] / statistics.median(times[WARMUP:])}))
 
 
-def environment(threads):
-    return {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+def environment(threads, setting=""):
+    core = setting.partition("OpenBLAS for ")[2]
+    chosen = {"OPENBLAS_CORETYPE": core} if core else {}
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **chosen}
 
 
 def run_pytorch(name, setting, args):
     command = [args.python, os.path.abspath(__file__), "--child", setting, "--configs", name]
-    done = subprocess.run(command, env=environment(args.threads), stdout=subprocess.PIPE, check=True, text=True)
+    done = subprocess.run(command, env=environment(args.threads, setting), stdout=subprocess.PIPE, check=True,
+                          text=True)
     return json.loads(done.stdout.splitlines()[-1])["tokens_per_s"]
 
 
