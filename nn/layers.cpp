@@ -18,24 +18,11 @@ Var Linear::forward(const Var& x) {
   return bias_gelu(linear(x, weight, none, &packs_), b, again);
 }
 
-LayerNorm::LayerNorm(int64_t channels, Recompute recompute, double eps)
+Norm::Norm(int64_t channels, const NormOptions& options, Recompute recompute)
     : weight(param("weight", {channels}, Init::ones())),
-      bias(param("bias", {channels}, Init::zeros())),
-      options_{.eps = eps},
+      bias(options.center ? &param("bias", {channels}, Init::zeros()) : nullptr),
+      options_(options),
       recompute_(recompute == Recompute::gelu_norm) {}
-Var LayerNorm::forward(const Var& x) { return norm(x, weight, bias, options_, recompute_); }
-std::pair<Var, Var> LayerNorm::add(const Var& x, Var y) {
-  return add_norm(x, std::move(y), weight, bias, options_, recompute_);
-}
-
-RMSNorm::RMSNorm(int64_t channels, Recompute recompute, double eps)
-    : weight(param("weight", {channels}, Init::ones())),
-      options_{.eps = eps, .center = false},
-      recompute_(recompute == Recompute::gelu_norm) {}
-Var RMSNorm::forward(const Var& x) { return norm(x, weight, Var(), options_, recompute_); }
-std::pair<Var, Var> RMSNorm::add(const Var& x, Var y) {
-  return add_norm(x, std::move(y), weight, Var(), options_, recompute_);
-}
 
 Embedding::Embedding(int64_t entries, int64_t channels, double deviation)
     : weight(param("weight", {entries, channels}, Init::normal(deviation))) {}

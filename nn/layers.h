@@ -38,33 +38,37 @@ class Linear : public Module {
   WeightPacks packs_;
 };
 
-// LayerNorm over the last dim, with gamma and beta.
-class LayerNorm : public Module {
+// What LayerNorm and RMSNorm share: a normalisation over the last dim with gamma, and with beta where it centers.
+class Norm : public Module {
  public:
-  explicit LayerNorm(int64_t channels, Recompute recompute = Recompute::none, double eps = 1e-5);
-  Var forward(const Var& x) override;
+  Var forward(const Var& x) override { return norm(x, weight, beta(), options_, recompute_); }
   // {x + y, norm(x + y)} in one pass; y may be written over.
-  std::pair<Var, Var> add(const Var& x, Var y);
+  std::pair<Var, Var> add(const Var& x, Var y) {
+    return add_norm(x, std::move(y), weight, beta(), options_, recompute_);
+  }
 
-  Var &weight, &bias;
+  Var& weight;  // (channels)
+  Var* bias;    // (channels), or null
+
+ protected:
+  Norm(int64_t channels, const NormOptions& options, Recompute recompute);
 
  private:
+  Var beta() const { return bias ? *bias : Var(); }
   NormOptions options_;
   bool recompute_;
 };
 
-// RMSNorm over the last dim, with gamma.
-class RMSNorm : public Module {
+class LayerNorm : public Norm {
  public:
-  explicit RMSNorm(int64_t channels, Recompute recompute = Recompute::none, double eps = 1e-5);
-  Var forward(const Var& x) override;
-  std::pair<Var, Var> add(const Var& x, Var y);
+  explicit LayerNorm(int64_t channels, Recompute recompute = Recompute::none, double eps = 1e-5)
+      : Norm(channels, {.eps = eps}, recompute) {}
+};
 
-  Var& weight;
-
- private:
-  NormOptions options_;
-  bool recompute_;
+class RMSNorm : public Norm {
+ public:
+  explicit RMSNorm(int64_t channels, Recompute recompute = Recompute::none, double eps = 1e-5)
+      : Norm(channels, {.eps = eps, .center = false}, recompute) {}
 };
 
 class Embedding : public Module {
