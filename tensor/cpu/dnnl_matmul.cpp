@@ -1,6 +1,7 @@
 // oneDNN's matmul behind plain functions.
 #include "tensor/cpu/dnnl_matmul.h"
 
+#include <algorithm>
 #include <dnnl.hpp>
 #include <map>
 #include <tuple>

@@ -1,6 +1,7 @@
 // Blocks of k and of columns, so that a panel of B stays in the second-level cache while rows of A stream past.
 #include "tensor/cpu/gemm.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "tensor/cpu/vectorize.h"

@@ -1,6 +1,8 @@
 // Merging dims and splitting the work among threads, once for all elementwise kernels.
 #include "tensor/cpu/loops.h"
 
+#include <algorithm>
+
 namespace tessera::cpu {
 namespace {
 

@@ -1,6 +1,7 @@
 // Checks, the walk over blocks, and who writes what.
 #include "tensor/ops/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>

@@ -1,6 +1,8 @@
 // Forward splits rows over threads; backward splits columns, so that each bias gradient is one thread's sum in order.
 #include "tensor/ops/bias_gelu.h"
 
+#include <algorithm>
+
 #include "tensor/cpu/vectorize.h"
 #include "tensor/ops/elementwise_list.h"
 

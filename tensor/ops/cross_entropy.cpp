@@ -1,6 +1,7 @@
 // Rows are independent and threads split them.
 #include "tensor/ops/cross_entropy.h"
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 

@@ -1,6 +1,8 @@
 // Lookup by rows; the gradient by columns, so that no two threads add to one element.
 #include "tensor/ops/embedding.h"
 
+#include <algorithm>
+
 #include "tensor/cpu/vectorize.h"
 
 namespace tessera {

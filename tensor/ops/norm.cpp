@@ -1,6 +1,8 @@
 // Rows are independent, so threads split them; gradients of gamma and beta are split by columns.
 #include "tensor/ops/norm.h"
 
+#include <algorithm>
+
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/math.h"

@@ -1,6 +1,7 @@
 // Sums on the CPU. Threads split the outputs, never the terms of one sum.
 #include "tensor/ops/reduce.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "tensor/cpu/vectorize.h"

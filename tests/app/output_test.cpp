@@ -1,6 +1,7 @@
 // Progress lines and metrics.jsonl.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <clocale>
 #include <cstdio>
 #include <fstream>

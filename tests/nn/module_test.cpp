@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "nn/layers.h"
 #include "nn/losses.h"
 #include "tensor/random.h"

@@ -1,6 +1,7 @@
 // Five steps of each optimizer beside PyTorch's.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "optim/optimizer.h"

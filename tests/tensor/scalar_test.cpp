@@ -2,9 +2,11 @@
 // of exp and tanh, and the same bits on every instruction set.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "tensor/cpu/lanes.h"
