@@ -6,6 +6,8 @@
 #pragma once
 #include <cstdint>
 
+#include "tensor/cpu/vectorize.h"
+
 namespace tessera::cpu {
 
 // Elements per 64-byte vector: the tile's n is a multiple of it.
@@ -19,9 +21,10 @@ struct Strided {
   int64_t row, col;  // strides
 };
 
-// C (m x n) = A (m x k) B (k x n), or += with `accumulate`. n is a multiple of kLanes<T>. T is float or double.
+// C (m x n) = A (m x k) B (k x n), or += with `accumulate`. n is a multiple of kLanes<T>. T is float or double. All
+// instruction sets give the same bits; a test may name another than the best.
 template <class T>
 void tile_gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
-               bool accumulate);
+               bool accumulate, InstructionSet isa = instruction_set());
 
 }  // namespace tessera::cpu

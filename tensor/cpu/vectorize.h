@@ -31,14 +31,25 @@ template <class F>
   f();
 }
 
+enum class InstructionSet { avx512, avx2, baseline };
+// The best of the three that this processor has.
+inline InstructionSet instruction_set() {
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+    return InstructionSet::avx512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return InstructionSet::avx2;
+  return InstructionSet::baseline;
+}
+
 template <class F>
 void vectorized(const F& f) {
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    run_avx512(f);
-  else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    run_avx2(f);
-  else
-    run_baseline(f);
+  switch (instruction_set()) {
+    case InstructionSet::avx512:
+      return run_avx512(f);
+    case InstructionSet::avx2:
+      return run_avx2(f);
+    case InstructionSet::baseline:
+      return run_baseline(f);
+  }
 }
 
 // Threads of the calling rank: OpenMP's team size, which is a property of the calling thread, so ranks that are threads

@@ -1,5 +1,5 @@
 // Numbers one by one: the random generator against published vectors, bfloat16 rounding over all values, the accuracy
-// of exp and tanh, and the same bits on every instruction set.
+// of exp and tanh, and the same bits on every instruction set (of our matrix product too).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tensor/cpu/lanes.h"
+#include "tensor/cpu/tile_gemm.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/dtype.h"
 #include "tensor/ops/elementwise_list.h"
@@ -168,6 +169,39 @@ TEST(Math, InstructionSetsGiveTheSameBits) {
         for (int64_t i = 0; i < n; ++i) y[i] = cpu::lane_max<float>(i, -1e30f, [=](int64_t j) { return x[j]; });
       },
       "lane_max");
+}
+
+template <class T>
+void expect_same_products() {
+  const Philox random(6);
+  for (uint64_t round = 0; round < 40; ++round) {
+    const auto size = [&](uint64_t i, uint64_t most) {
+      return static_cast<int64_t>(1 + random.below(most, 8 * round + i));
+    };
+    const int64_t m = size(0, 13), k = size(1, 70), n = cpu::kLanes<T> * size(2, 6);
+    std::vector<T> a(static_cast<size_t>(m * k)), b(static_cast<size_t>(k * n)), c(static_cast<size_t>(m * n));
+    for (auto* v : {&a, &b, &c})
+      for (size_t i = 0; i < v->size(); ++i) (*v)[i] = static_cast<T>(random.normal(i, round));
+    std::vector<T> expected = c;
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j) {
+        T& sum = expected[static_cast<size_t>(i * n + j)];
+        for (int64_t p = 0; p < k; ++p)
+          sum = math::fma(a[static_cast<size_t>(p * m + i)], b[static_cast<size_t>(p * n + j)], sum);
+      }
+    for (const auto isa : {cpu::InstructionSet::avx512, cpu::InstructionSet::avx2, cpu::InstructionSet::baseline}) {
+      if (isa < cpu::instruction_set()) continue;  // better than this processor's
+      std::vector<T> found = c;
+      cpu::tile_gemm<T>(m, n, k, {a.data(), 1, m}, b.data(), n, found.data(), n, true, isa);
+      EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size() * sizeof(T)), 0)
+          << m << " x " << k << " x " << n;
+    }
+  }
+}
+
+TEST(TileGemm, IsOneChainOfFusedMultiplyAddsEverywhere) {
+  expect_same_products<float>();
+  expect_same_products<double>();
 }
 
 }  // namespace
