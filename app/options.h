@@ -25,7 +25,7 @@ struct TrainOptions {
   // optimisation
   std::string optimizer = "adamw";
   double momentum = 0.9;
-  int64_t steps = 2000;
+  int64_t steps = 3000;
   double lr = 1e-3;
   std::optional<double> min_lr;  // a tenth of lr
   int64_t warmup = 100;
