@@ -13,8 +13,6 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kValidationTokens = 8192;  // at once
-
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -98,7 +96,8 @@ StepReport Trainer::step() {
 Trainer::Validation Trainer::validate() {
   const NoGrad no_grad;
   model_.set_step({});
-  const int64_t context = model_.config.context, at_once = std::max<int64_t>(1, kValidationTokens / context);
+  // As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights.
+  const int64_t context = model_.config.context, at_once = inputs_.dim(0);
   const Windows windows(dataset_.val, context);
   double sum = 0;
   for (int64_t first = 0; first < windows.count(); first += at_once) {
