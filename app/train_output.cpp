@@ -93,9 +93,8 @@ void TrainOutput::summary(Trainer& trainer, const std::string& sample, const std
                         100 * rate * trainer.flops_per_token() / peak);
   text += fmt::format("{} {} MB of memory.\n", stepped ? "at most" : "No step was left to do; at most",
                       trainer.arena()->total().peak / 1'000'000);
-  text +=
-      fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {} --prompt \"She\"\n",
-                  sample, out.string(), out.string());
+  text += fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {}\n", sample,
+                      out.string(), out.string());
   print(text);
 }
 

@@ -41,9 +41,11 @@ struct Avx2 {
 };
 struct Baseline {
   static constexpr int kBytes = 16;
-  template <class T, class Vector>
-  static void fma(Vector& c, T s, const Vector& b) {
-    for (int l = 0; l < kBytes / static_cast<int>(sizeof(T)); ++l) c[l] = math::fma(s, b[l], c[l]);
+  static void fma(VectorOf<float, 16>::type& c, float s, const VectorOf<float, 16>::type& b) {
+    for (int l = 0; l < 4; ++l) c[l] = math::fma(s, b[l], c[l]);
+  }
+  static void fma(VectorOf<double, 16>::type& c, double s, const VectorOf<double, 16>::type& b) {
+    for (int l = 0; l < 2; ++l) c[l] = math::fma(s, b[l], c[l]);
   }
 };
 
