@@ -29,7 +29,8 @@ constexpr const char* kGenerateExamples =
 constexpr const char* kDataExamples =
     "Examples:\n"
     "  tessera data austen                             make the default dataset and say where it is kept\n"
-    "  tessera data notes.txt --tokenizer bytes --out notes-bytes";
+    "  tessera data notes.txt --tokenizer bpe --vocab 4096 --out notes-bpe   train --data notes-bpe takes it\n"
+    "  tessera data more.txt --tokenizer notes-bpe --out more-bpe            the same tokenizer for another text";
 
 using Words = std::vector<std::pair<std::string, std::string>>;  // option name, text
 
@@ -94,13 +95,13 @@ void add_generate(CLI::App& app, GenerateOptions& o) {
 
 void add_data(CLI::App& app, DataOptions& o) {
   CLI::App* d = app.add_subcommand("data", "Make a token dataset from a text");
-  d->add_option("SOURCE", o.source, "austen, tinyshakespeare, or a text file")->required()->type_name("");
-  add(d, "--tokenizer", "char|bytes [char]", [&o](const std::string& t) {
-    if (t != "char" && t != "bytes")
-      throw Error(
-          fmt::format("--tokenizer: expected char, bytes, found '{}'{}", t, did_you_mean(t, {"char", "bytes"})));
-    o.tokenizer = t;
-  });
+  d->add_option("SOURCE", o.source, "austen, tinyshakespeare, a text file, or llm.c's token file")
+      ->required()
+      ->type_name("");
+  add(d, "--tokenizer", "char, bytes, bpe, or a folder with vocab.json and merges.txt [char]",
+      [&o](const std::string& t) { o.tokenizer = t; });
+  add(d, "--vocab", "most tokens of a bpe tokenizer that is trained [50257]",
+      [&o](const std::string& t) { o.vocab = parse_integer("--vocab", t, 256, 1e9); });
   add(d, "--out", "folder to make; default: the cache", [&o](const std::string& t) {
     if (t.empty()) throw Error("--out: expected a folder to make, found ''");
     o.out = t;

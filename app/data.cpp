@@ -1,29 +1,33 @@
-// The command `data`: a token dataset from a text.
+// The command `data`: a token dataset from a text or from token files.
 #include <fmt/format.h>
 
 #include <filesystem>
 
 #include "app/commands.h"
 #include "app/output.h"
+#include "app/tokenizer_choice.h"
 #include "data/dataset.h"
 #include "data/known_texts.h"
+#include "data/llmc_file.h"
 #include "data/text_file.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {
 
-Dataset make(const DataOptions& o) {
-  if (!o.out) return dataset_for(o.source, o.tokenizer.value_or(""));
+Dataset make(const DataOptions& o, const TokenizerChoice& choice) {
+  if (!o.out) return dataset_for(o.source, choice);
+  if (is_llmc_file(o.source)) return import_llmc(o.source, choice, *o.out);
   std::optional<Text> text = known_text(o.source);
   if (!text) text = load_text_file(o.source);
-  return make_dataset(*text, o.tokenizer.value_or("char"), *o.out);
+  return make_dataset(*text, choice, *o.out);
 }
 
 }  // namespace
 
 int run_data(const DataOptions& o) {
-  const Dataset d = make(o);
+  TokenizerChoice choice = tokenizer_choice(o.tokenizer, "char", false);
+  choice.vocab_size = o.vocab;
+  const Dataset d = make(o, choice);
   print(fmt::format("{}\n  {} tokens to train on, {} held out; vocabulary {} ({})\n  {}\n", d.source, d.train.size(),
                     d.val.size(), d.tokenizer->vocab_size(), d.tokenizer->kind(), d.directory.string()));
   return 0;

@@ -55,6 +55,7 @@ struct GenerateOptions {
 struct DataOptions {
   std::string source;
   std::optional<std::string> tokenizer;
+  int64_t vocab = 50257;  // of a bpe tokenizer that is trained
   std::optional<std::string> out;
 };
 
@@ -78,9 +79,12 @@ void for_each_option(Options& o, F&& f) {
   f(OptionInfo{"vocab", "Model", "pads the tokenizer's vocabulary to this size", "", 1, 1e9}, o.vocab);
   f(OptionInfo{"dropout", "Model", "probability of dropping an activation", "", 0, 1, true}, o.dropout);
   f(OptionInfo{"dtype", "Model", "parameters and activations; bf16 keeps fp32 master weights", "fp32|bf16"}, o.dtype);
-  f(OptionInfo{"data", "Data", "austen, tinyshakespeare, a text file, or a folder made by `tessera data`"}, o.data);
-  f(OptionInfo{"tokenizer", "Data", "char is the default of gpt-nano and gpt-mini; the gpt2 presets need it said",
-               "char|bytes"},
+  f(OptionInfo{"data", "Data",
+               "austen, tinyshakespeare, a text file, llm.c's token file, or a folder made by `tessera data`"},
+    o.data);
+  f(OptionInfo{"tokenizer", "Data",
+               "char, bytes, bpe, or a folder with vocab.json and merges.txt; default: char for gpt-nano and gpt-mini, "
+               "bpe for the gpt2 presets"},
     o.tokenizer);
   f(OptionInfo{"batch", "Data", "sequences per step", "", 1, 1e9}, o.batch);
   f(OptionInfo{"microbatches", "Data", "parts that a step's batch is cut into, one after another", "", 1, 1e9},

@@ -16,6 +16,7 @@ namespace {
 
 constexpr double kNewStep = 0.1;  // weight of the newest step in the moving average
 constexpr std::chrono::milliseconds kBetweenRewrites{80};
+constexpr std::chrono::milliseconds kBetweenPlainWork{3000};
 constexpr int64_t kPlainLines = 20;  // of a whole run
 constexpr int64_t kBar = 20, kLeastBar = 5;
 constexpr int64_t kWide = 200;  // where the width is not known
@@ -116,6 +117,21 @@ void Progress::step(const StepReport& r) {
   const int64_t every = std::max<int64_t>(1, o_.steps / kPlainLines);
   next_plain_ = (r.step / every + 1) * every;
   std::fputs((line(r) + "\n").c_str(), o_.to);
+  std::fflush(o_.to);
+}
+
+void Progress::work(const std::string& text) {
+  const auto now = std::chrono::steady_clock::now();
+  if (o_.quiet || now - last_ < (o_.terminal ? kBetweenRewrites : kBetweenPlainWork)) return;
+  const bool first = last_.time_since_epoch().count() == 0;
+  last_ = now;
+  if (!o_.terminal) {
+    if (!first) std::fputs((text + "\n").c_str(), o_.to);  // short work is not worth a line
+  } else {
+    const int64_t room = (o_.columns > 0 ? o_.columns : columns_of(o_.to)) - 1;
+    std::fputs(("\r\033[K" + text.substr(0, static_cast<size_t>(std::max<int64_t>(room, 0)))).c_str(), o_.to);
+    shown_ = true;
+  }
   std::fflush(o_.to);
 }
 

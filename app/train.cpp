@@ -4,6 +4,7 @@
 #include "app/commands.h"
 #include "app/run_directory.h"
 #include "app/signals.h"
+#include "app/tokenizer_choice.h"
 #include "app/train_output.h"
 #include "models/sample.h"
 #include "tensor/cpu/dnnl_matmul.h"
@@ -46,7 +47,8 @@ bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 int run_train(const TrainOptions& given) {
   if (given.threads_per_rank) cpu::set_threads(static_cast<int>(*given.threads_per_rank));
-  const Dataset dataset = dataset_for(given.data, given.tokenizer.value_or(""));
+  const std::string usual = given.model.starts_with("gpt2") ? "bpe" : "char";
+  const Dataset dataset = dataset_for(given.data, tokenizer_choice(given.tokenizer, usual, given.quiet));
   Trainer trainer(given, dataset);
   const RunDirectory run(given);
   std::vector<std::string> passed_over;

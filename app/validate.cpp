@@ -58,8 +58,6 @@ void validate(const TrainOptions& o) {
         fmt::format("--microbatches: {} do not divide a batch of {}; expected a divisor", o.microbatches, o.batch));
   if (o.min_lr && *o.min_lr > o.lr)
     throw Error(fmt::format("--min-lr: expected at most --lr ({}), found {}", o.lr, *o.min_lr));
-  if (!o.tokenizer && o.model.starts_with("gpt2"))
-    throw Error(fmt::format("--tokenizer: expected char or bytes with the preset {}, found none", o.model));
   if (o.resume && !o.out) throw Error("--resume: expected --out DIR, the run to continue; found no --out");
 }
 

@@ -1,16 +1,15 @@
-// Making, caching and opening datasets.
+// Writing and opening datasets.
 #include "data/dataset.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "data/bpe/bpe_tokenizer.h"
 #include "data/files.h"
 #include "data/json.h"
-#include "data/known_texts.h"
-#include "data/text_file.h"
+#include "data/write_dataset.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -29,16 +28,6 @@ int64_t integer(const Json& json, const char* part, const char* key, const std::
   throw InputError(fmt::format("{}: the key '{}.{}' must be a non-negative integer", what, part, key));
 }
 
-Json describe(const Text& text, const Tokenizer& tokenizer, const Split& split, size_t train, size_t val) {
-  return {{"format", kFormat},
-          {"version", 1},
-          {"source", text.name},
-          {"tokenizer", tokenizer.kind()},
-          {"vocab_size", tokenizer.vocab_size()},
-          {"train", {{"tokens", train}, {"bytes", split.train.size()}}},
-          {"val", {{"tokens", val}, {"bytes", split.val.size()}}}};
-}
-
 // Moves a finished directory to its name. False when another process was first.
 bool publish(const fs::path& finished, const fs::path& directory) {
   std::error_code error;
@@ -46,41 +35,6 @@ bool publish(const fs::path& finished, const fs::path& directory) {
   if (!error) return true;
   if (fs::exists(directory)) return false;
   throw OutputError(fmt::format("cannot make the dataset {}: {}", directory.string(), error.message()));
-}
-
-// Writes the files beside the directory and moves them there; false when the name was taken meanwhile.
-bool write_dataset(const Text& text, std::string_view kind, const fs::path& named) {
-  fs::path directory = fs::absolute(named).lexically_normal();
-  if (!directory.has_filename()) directory = directory.parent_path();  // "name/"
-  const Split split = split_text(text);
-  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(kind, text.bytes, text.name);
-  const std::vector<int32_t> train = tokenizer->encode(split.train), val = tokenizer->encode(split.val);
-  make_directories(directory.parent_path());
-  const TemporaryDirectory beside(directory.string() + ".tmp-");
-  const fs::path made = beside.path() / "dataset";
-  make_directories(made);
-  TokenFile::write(made / "train.tok", train, tokenizer->vocab_size());
-  TokenFile::write(made / "val.tok", val, tokenizer->vocab_size());
-  write_file(made / "tokenizer.json", tokenizer->to_json());
-  const Json description = describe(text, *tokenizer, split, train.size(), val.size());
-  // A file name need not be UTF-8; JSON must be.
-  write_file(made / "dataset.json", description.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
-  return publish(made, directory);
-}
-
-// The name in the cache: the content, where its documents end, and the tokenizer.
-std::string cache_key(const Text& text, std::string_view kind) {
-  const XXH128_hash_t content = XXH3_128bits(text.bytes.data(), text.bytes.size());
-  const uint64_t cuts = XXH3_64bits(text.documents.data(), text.documents.size() * sizeof(Span));
-  return fmt::format("{:016x}{:016x}{:016x}-{}", content.high64, content.low64, cuts, kind);
-}
-
-Dataset open_of_kind(const fs::path& directory, std::string_view kind) {
-  Dataset dataset = Dataset::open(directory);
-  if (!kind.empty() && kind != dataset.tokenizer->kind())
-    throw Error(fmt::format("--tokenizer {}: the dataset {} was made with {}", kind, directory.string(),
-                            dataset.tokenizer->kind()));
-  return dataset;
 }
 
 }  // namespace
@@ -120,38 +74,31 @@ Dataset Dataset::open(const fs::path& directory) {
   return d;
 }
 
-Dataset make_dataset(const Text& text, std::string_view kind, const fs::path& directory) {
-  std::error_code error;
-  if (fs::exists(directory, error))
-    throw OutputError(fmt::format("the dataset {} exists already; give another name", directory.string()));
-  if (!write_dataset(text, kind, directory))
-    throw OutputError(fmt::format("the dataset {} appeared while it was made", directory.string()));
-  return Dataset::open(directory);
-}
-
-Dataset dataset_for(const std::string& spec, std::string_view kind) {
-  std::optional<Text> text = known_text(spec);
-  std::error_code error;
-  if (!text && fs::is_directory(spec, error)) return open_of_kind(spec, kind);
-  if (!text && !fs::exists(spec, error))
-    throw InputError(fmt::format(
-        "--data '{}': no such file or directory, and no known text (those are austen and tinyshakespeare)", spec));
-  if (!text) text = load_text_file(spec);
-  if (kind.empty()) kind = "char";
-  const fs::path directory = cache_directory() / "datasets" / cache_key(*text, kind);
-  if (fs::exists(directory, error)) {
-    try {
-      Dataset cached = open_of_kind(directory, kind);
-      cached.source = text->name;  // the same content may have been met under another name
-      return cached;
-    } catch (const InputError&) {  // a damaged cache is made again
-      fs::remove_all(directory, error);
-    }
+bool write_dataset(const Tokens& t, const fs::path& named) {
+  fs::path directory = fs::absolute(named).lexically_normal();
+  if (!directory.has_filename()) directory = directory.parent_path();  // "name/"
+  make_directories(directory.parent_path());
+  const TemporaryDirectory beside(directory.string() + ".tmp-");
+  const fs::path made = beside.path() / "dataset";
+  make_directories(made);
+  const int64_t vocab = t.tokenizer->vocab_size();
+  TokenFile::write(made / "train.tok", t.train, vocab);
+  TokenFile::write(made / "val.tok", t.val, vocab);
+  write_file(made / "tokenizer.json", t.tokenizer->to_json());
+  if (const auto* const bpe = dynamic_cast<const BpeTokenizer*>(t.tokenizer.get())) {
+    write_file(made / "vocab.json", bpe->vocab_json());
+    write_file(made / "merges.txt", bpe->merges_txt());
   }
-  write_dataset(*text, kind, directory);
-  Dataset made = open_of_kind(directory, kind);
-  made.source = text->name;
-  return made;
+  const Json description = {{"format", kFormat},
+                            {"version", 1},
+                            {"source", t.source},
+                            {"tokenizer", t.tokenizer->kind()},
+                            {"vocab_size", vocab},
+                            {"train", {{"tokens", t.train.size()}, {"bytes", t.train_bytes}}},
+                            {"val", {{"tokens", t.val.size()}, {"bytes", t.val_bytes}}}};
+  // A file name need not be UTF-8; JSON must be.
+  write_file(made / "dataset.json", description.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  return publish(made, directory);
 }
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #include "data/text.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"
+#include "data/tokenizer_choice.h"
 
 namespace tessera {
 
@@ -27,14 +28,19 @@ struct Dataset {
   static Dataset open(const std::filesystem::path& directory);
 };
 
-// Makes a dataset at `directory` from a text with a tokenizer of the kind "char" or "bytes"; the files are written
-// beside and the directory is renamed. Throws OutputError if `directory` exists or cannot be written, InputError for a
-// text that the tokenizer cannot take.
-Dataset make_dataset(const Text& text, std::string_view tokenizer_kind, const std::filesystem::path& directory);
+// Makes a dataset at `directory` from a text; the files are written beside and the directory is renamed. Of a bpe
+// tokenizer the directory gets vocab.json and merges.txt too. Throws OutputError if `directory` exists or cannot be
+// written, InputError for a text that the tokenizer cannot take, Error (usage) for a choice that names none.
+Dataset make_dataset(const Text& text, const TokenizerChoice& tokenizer, const std::filesystem::path& directory);
 
-// The dataset for what `--data` says: "austen", "tinyshakespeare", a text file, or a dataset directory. A text is
-// tokenized once and kept in the cache under its content and tokenizer. An empty kind means "char" (for a directory:
-// its own). Throws Error, InputError or OutputError.
-Dataset dataset_for(const std::string& spec, std::string_view tokenizer_kind);
+// The same from llm.c's token files: `file`, and for validation the one whose name has "val" where this one has "train"
+// or, when there is none, its own last tenth. The tokenizer must be a folder: the files do not hold theirs.
+Dataset import_llmc(const std::filesystem::path& file, const TokenizerChoice& tokenizer,
+                    const std::filesystem::path& directory);
+
+// The dataset for what `--data` says: "austen", "tinyshakespeare", a text file, llm.c's token file, or a dataset
+// directory (which has its own tokenizer: another one is refused). A text is tokenized once and kept in the cache under
+// its content and tokenizer. Throws Error, InputError or OutputError.
+Dataset dataset_for(const std::string& spec, const TokenizerChoice& tokenizer);
 
 }  // namespace tessera

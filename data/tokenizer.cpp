@@ -1,4 +1,4 @@
-// The character and byte tokenizers.
+// The character and byte tokenizers, and reading any from its file.
 #include "data/tokenizer.h"
 
 #include <fmt/format.h>
@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "data/bpe/bpe_tokenizer.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "data/utf8.h"
@@ -14,8 +15,6 @@
 
 namespace tessera {
 namespace {
-
-constexpr std::string_view kFormat = "tessera tokenizer";
 
 bool is_scalar(uint64_t c) { return c <= 0x10FFFF && (c < 0xD800 || c > 0xDFFF); }
 
@@ -45,22 +44,31 @@ CharTokenizer chars_from_json(const nlohmann::json& json, const std::string& wha
 
 std::unique_ptr<Tokenizer> Tokenizer::from_json(std::string_view text, const std::string& what) {
   const nlohmann::json json = parse_json(text, what);
-  if (!json.is_object() || json.value("format", nlohmann::json()) != kFormat)
-    throw InputError(fmt::format("{}: not a tokenizer (the key 'format' must be \"{}\")", what, kFormat));
+  if (!json.is_object() || json.value("format", nlohmann::json()) != kTokenizerFormat)
+    throw InputError(fmt::format("{}: not a tokenizer (the key 'format' must be \"{}\")", what, kTokenizerFormat));
   if (json.value("version", nlohmann::json()) != 1)
     throw InputError(fmt::format("{}: the key 'version' must be 1", what));
   const nlohmann::json kind = json.value("kind", nlohmann::json());
-  const size_t keys = kind == "char" ? 4 : 3;
-  if (kind != "char" && kind != "bytes")
-    throw InputError(fmt::format("{}: the key 'kind' must be \"char\" or \"bytes\"", what));
-  std::unique_ptr<Tokenizer> tokenizer;
+  const auto expect_keys = [&](size_t keys) {
+    if (json.size() != keys) throw InputError(fmt::format("{}: {} keys; expected {}", what, json.size(), keys));
+  };
   if (kind == "char") {
-    tokenizer = std::make_unique<CharTokenizer>(chars_from_json(json, what));
-  } else {
-    tokenizer = std::make_unique<ByteTokenizer>();
+    auto tokenizer = std::make_unique<CharTokenizer>(chars_from_json(json, what));
+    expect_keys(4);
+    return tokenizer;
   }
-  if (json.size() != keys) throw InputError(fmt::format("{}: {} keys; expected {}", what, json.size(), keys));
-  return tokenizer;
+  if (kind == "bpe") {
+    for (const char* const key : {"vocab.json", "merges.txt"})
+      if (!json.value(key, nlohmann::json()).is_string())
+        throw InputError(fmt::format("{}: the key '{}' must be a string", what, key));
+    expect_keys(5);
+    return std::make_unique<BpeTokenizer>(BpeTokenizer::parse_files(json["vocab.json"].get_ref<const std::string&>(),
+                                                                    json["merges.txt"].get_ref<const std::string&>(),
+                                                                    what + ": vocab.json", what + ": merges.txt"));
+  }
+  if (kind != "bytes") throw InputError(fmt::format("{}: the key 'kind' must be \"char\", \"bytes\" or \"bpe\"", what));
+  expect_keys(3);
+  return std::make_unique<ByteTokenizer>();
 }
 
 std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& file) {
@@ -127,7 +135,8 @@ std::string CharTokenizer::decode(std::span<const int32_t> tokens) const {
 
 std::string CharTokenizer::to_json() const {
   const std::vector<uint32_t> points(characters_.begin(), characters_.end());
-  return nlohmann::json{{"format", kFormat}, {"version", 1}, {"kind", "char"}, {"characters", points}}.dump() + "\n";
+  return nlohmann::json{{"format", kTokenizerFormat}, {"version", 1}, {"kind", "char"}, {"characters", points}}.dump() +
+         "\n";
 }
 
 std::vector<int32_t> ByteTokenizer::encode(std::string_view text) const {
@@ -143,13 +152,7 @@ std::string ByteTokenizer::decode(std::span<const int32_t> tokens) const {
 }
 
 std::string ByteTokenizer::to_json() const {
-  return nlohmann::json{{"format", kFormat}, {"version", 1}, {"kind", "bytes"}}.dump() + "\n";
-}
-
-std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text, const std::string& what) {
-  if (kind == "char") return std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, what));
-  if (kind == "bytes") return std::make_unique<ByteTokenizer>();
-  throw Error(fmt::format("--tokenizer '{}': expected char or bytes", kind));
+  return nlohmann::json{{"format", kTokenizerFormat}, {"version", 1}, {"kind", "bytes"}}.dump() + "\n";
 }
 
 }  // namespace tessera

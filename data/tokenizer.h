@@ -1,7 +1,8 @@
 // Tokenizers: text to integer tokens and back.
 //
 // `char` numbers the Unicode characters that occur in the training text, in order of code point; `bytes` is the 256
-// byte values. A tokenizer travels as one small JSON file beside the tokens or the checkpoint that it belongs to.
+// byte values; `bpe` (data/bpe/) joins bytes into frequent words. A tokenizer travels as one JSON file beside the
+// tokens or the checkpoint that it belongs to.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -14,6 +15,8 @@
 
 namespace tessera {
 
+inline constexpr std::string_view kTokenizerFormat = "tessera tokenizer";
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -23,7 +26,7 @@ class Tokenizer {
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
   // The text of some tokens. Throws Error (usage) for a token outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
-  // The name that make_tokenizer() takes: "char" or "bytes".
+  // "char", "bytes" or "bpe".
   virtual std::string_view kind() const = 0;
   // One JSON object, which from_json() reads back.
   virtual std::string to_json() const = 0;
@@ -62,8 +65,5 @@ class ByteTokenizer final : public Tokenizer {
   std::string_view kind() const override { return "bytes"; }
   std::string to_json() const override;
 };
-
-// A tokenizer of the given kind ("char" or "bytes") for a text named `what`. Throws Error (usage) for another kind.
-std::unique_ptr<Tokenizer> make_tokenizer(std::string_view kind, std::string_view text, const std::string& what);
 
 }  // namespace tessera

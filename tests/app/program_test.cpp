@@ -265,6 +265,13 @@ TEST_F(ProgramTest, MakesDatasets) {
   EXPECT_EQ(r.status, 0) << r.err;
   EXPECT_NE(r.out.find("vocabulary 256 (bytes)"), std::string::npos) << r.out;
   EXPECT_EQ(run("train " + kSmall + " --data made --steps 2 --out run").status, 0);
+  const Ran bpe = run("data text.txt --tokenizer bpe --vocab 280 --out made-bpe");
+  EXPECT_EQ(bpe.status, 0) << bpe.err;
+  EXPECT_NE(bpe.out.find("(bpe)"), std::string::npos) << bpe.out;
+  EXPECT_EQ(run("train " + kSmall + " --data text.txt --tokenizer made-bpe --steps 2 --out run-bpe").status, 0);
+  EXPECT_EQ(run("generate run-bpe --tokens 20 --prompt '\xF0\x9F\x98\x80'").status, 0);
+  expect_failure("train --data text.txt --tokenizer bpee", 2, "found 'bpee'; did you mean 'bpe'?");
+  expect_failure("data text.txt --tokenizer .", 4, "vocab.json");
   expect_failure("data text.txt --out made", 6, "made");
   expect_failure("data missing.txt", 4, "missing.txt");
 }

@@ -19,7 +19,7 @@ std::string prose() {
 
 TEST_F(DatasetTest, IsMadeAndOpened) {
   const Text text = one_document("prose", prose());
-  const Dataset d = make_dataset(text, "char", path("deep/set/"));
+  const Dataset d = make_dataset(text, {"char"}, path("deep/set/"));
   const Split split = split_text(text);
   std::vector<int32_t> val(static_cast<size_t>(d.val.size()));
   d.val.copy(0, d.val.size(), val.data());
@@ -30,37 +30,38 @@ TEST_F(DatasetTest, IsMadeAndOpened) {
   EXPECT_LT(d.val.size(), d.val_bytes);  // the text has characters of two bytes
   const double per_byte = static_cast<double>(d.val.size()) / static_cast<double>(d.val_bytes);
   EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), per_byte, 1e-12);
-  expect_error(Status::output, {"set", "exists already"}, [&] { make_dataset(text, "char", path("deep/set")); });
-  EXPECT_EQ(dataset_for(path("deep/set").string(), "").tokenizer->kind(), "char");
-  expect_error(Status::usage, {"--tokenizer bytes", "char"}, [&] { dataset_for(path("deep/set").string(), "bytes"); });
+  expect_error(Status::output, {"set", "exists already"}, [&] { make_dataset(text, {"char"}, path("deep/set")); });
+  EXPECT_EQ(dataset_for(path("deep/set").string(), {}).tokenizer->kind(), "char");
+  expect_error(Status::usage, {"--tokenizer bytes", "char"},
+               [&] { dataset_for(path("deep/set").string(), {"bytes"}); });
 }
 
 TEST_F(DatasetTest, AFailureLeavesNothing) {
   expect_error(Status::input, {"not UTF-8", "offset 1"},
-               [&] { make_dataset(one_document("t", "a\xFF" + prose()), "char", path("set")); });
+               [&] { make_dataset(one_document("t", "a\xFF" + prose()), {"char"}, path("set")); });
   EXPECT_TRUE(std::filesystem::is_empty(path("")));
   file("blocked", "");
   expect_error(Status::output, {"blocked"},
-               [&] { make_dataset(one_document("t", prose()), "char", path("blocked/set")); });
+               [&] { make_dataset(one_document("t", prose()), {"char"}, path("blocked/set")); });
 }
 
 TEST_F(DatasetTest, TextFilesAreCachedByContent) {
   const std::string a = file("a.txt", prose()).string(), b = file("b.txt", prose()).string();
-  const Dataset first = dataset_for(a, ""), second = dataset_for(b, "char"), bytes = dataset_for(a, "bytes");
+  const Dataset first = dataset_for(a, {}), second = dataset_for(b, {"char"}), bytes = dataset_for(a, {"bytes"});
   EXPECT_EQ(first.directory, second.directory);
   EXPECT_NE(first.directory, bytes.directory);
   EXPECT_EQ(second.source, b);
   EXPECT_EQ(bytes.tokenizer->vocab_size(), 256);
   std::filesystem::resize_file(first.directory / "val.tok", 70);  // a damaged cache is made again
-  EXPECT_EQ(dataset_for(a, "").val.size(), second.val.size());
-  expect_error(Status::input, {"nowhere", "austen"}, [&] { dataset_for("nowhere", ""); });
-  expect_error(Status::input, {"no dataset"}, [&] { dataset_for(path("").string(), ""); });
+  EXPECT_EQ(dataset_for(a, {}).val.size(), second.val.size());
+  expect_error(Status::input, {"nowhere", "austen"}, [&] { dataset_for("nowhere", {}); });
+  expect_error(Status::input, {"no dataset"}, [&] { dataset_for(path("").string(), {}); });
 }
 
 TEST_F(DatasetTest, RefusesDirectoriesThatDoNotFitTogether) {
   const auto damage = [&](const std::string& name, const std::string& bytes, std::initializer_list<std::string> parts) {
     std::filesystem::remove_all(path("set"));
-    make_dataset(one_document("prose", prose()), "char", path("set"));
+    make_dataset(one_document("prose", prose()), {"char"}, path("set"));
     std::ofstream(path("set") / name, std::ios::binary) << bytes;
     expect_error(Status::input, parts, [&] { Dataset::open(path("set")); });
   };
@@ -104,7 +105,7 @@ TEST_F(DatasetTest, AustenIsTheSixNovels) {
   ASSERT_TRUE(std::filesystem::exists(path("cache/austen.txt")));
   std::ofstream(path("cache/austen.txt"), std::ios::app) << "x";  // a damaged copy is not used
   EXPECT_EQ(known_text("austen")->bytes, text->bytes);
-  EXPECT_EQ(dataset_for("austen", "").source, "austen");
+  EXPECT_EQ(dataset_for("austen", {}).source, "austen");
 }
 
 // With no programs in reach the message says what failed and what can be done.

@@ -1,0 +1,22 @@
+// Token files of llm.c: a header of 256 little-endian int32 (magic, version, count, then zeros) and the tokens.
+//
+// Magic 20240520 with version 1 holds 16 bits a token (GPT-2), 20240801 with version 7 holds 32 (Llama 3). The format
+// is llm.c's (dev/data/data_common.py); there is no tokenizer and no checksum in it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+// Whether a file begins as one of these does. False for what cannot be read.
+bool is_llmc_file(const std::filesystem::path& file);
+
+// The tokens of such a file's bytes. `what` names it in messages. Throws InputError: another magic or version, a header
+// that is not zero behind its three numbers, another length than the count says, or a token outside [0, vocab_size).
+std::vector<int32_t> parse_llmc(std::span<const std::byte> bytes, int64_t vocab_size, const std::string& what);
+
+}  // namespace tessera

@@ -1,0 +1,148 @@
+// Making datasets from texts and token files, and the cache of those made.
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include "data/dataset.h"
+#include "data/files.h"
+#include "data/known_texts.h"
+#include "data/llmc_file.h"
+#include "data/text_file.h"
+#include "data/write_dataset.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+Tokens tokenize(const Text& text, const TokenizerChoice& choice) {
+  const Split split = split_text(text);
+  Tokens t{.source = text.name, .tokenizer = make_tokenizer(choice, text.bytes, split.train, text.name)};
+  t.train = t.tokenizer->encode(split.train);
+  t.val = t.tokenizer->encode(split.val);
+  t.train_bytes = split.train.size();
+  t.val_bytes = split.val.size();
+  return t;
+}
+
+// The file to validate on: "train" in the last part of the name replaced by "val".
+std::optional<fs::path> validation_of(const fs::path& file) {
+  std::string name = file.filename().string();
+  const size_t at = name.rfind("train");
+  if (at == std::string::npos) return std::nullopt;
+  const fs::path val = file.parent_path() / name.replace(at, 5, "val");
+  return is_llmc_file(val) ? std::optional(val) : std::nullopt;
+}
+
+std::vector<int32_t> read_llmc(const fs::path& file, int64_t vocab) {
+  return parse_llmc(MappedFile(file).bytes(), vocab, file.string());
+}
+
+void require_folder(const fs::path& file, const TokenizerChoice& choice) {
+  if (choice.name.empty() || choice.name == "char" || choice.name == "bytes" || choice.name == "bpe")
+    throw Error(fmt::format(
+        "--tokenizer: expected the folder with the vocab.json and merges.txt that {} was made with, found {}",
+        file.string(), choice.name.empty() ? "none" : "'" + choice.name + "'"));
+}
+
+Tokens tokens_of_llmc(const fs::path& file, const TokenizerChoice& choice) {
+  Tokens t{.source = file.string(), .tokenizer = make_tokenizer(choice, "", "", file.string())};
+  t.train = read_llmc(file, t.tokenizer->vocab_size());
+  if (const std::optional<fs::path> val = validation_of(file)) {
+    t.val = read_llmc(*val, t.tokenizer->vocab_size());
+  } else {
+    const auto cut = static_cast<std::ptrdiff_t>(t.train.size() * 9 / 10);
+    t.val.assign(t.train.begin() + cut, t.train.end());
+    t.train.resize(static_cast<size_t>(cut));
+  }
+  if (t.train.size() < 2 || t.val.size() < 2)
+    throw InputError(fmt::format("{}: {} tokens to train on and {} held out; expected at least 2 of each",
+                                 file.string(), t.train.size(), t.val.size()));
+  t.train_bytes = t.tokenizer->decode(t.train).size();
+  t.val_bytes = t.tokenizer->decode(t.val).size();
+  return t;
+}
+
+void require_new(const fs::path& directory) {
+  std::error_code error;
+  if (fs::exists(directory, error))
+    throw OutputError(fmt::format("the dataset {} exists already; give another name", directory.string()));
+}
+
+Dataset write_new(const Tokens& tokens, const fs::path& directory) {
+  if (!write_dataset(tokens, directory))
+    throw OutputError(fmt::format("the dataset {} appeared while it was made", directory.string()));
+  return Dataset::open(directory);
+}
+
+// Names in the cache: the content, where its documents end, and the tokenizer.
+std::string cache_key(const Text& text, const TokenizerChoice& choice) {
+  const XXH128_hash_t content = XXH3_128bits(text.bytes.data(), text.bytes.size());
+  const uint64_t cuts = XXH3_64bits(text.documents.data(), text.documents.size() * sizeof(Span));
+  return fmt::format("{:016x}{:016x}{:016x}-{}", content.high64, content.low64, cuts, cache_name(choice));
+}
+std::string cache_key(const fs::path& file, const TokenizerChoice& choice) {
+  const auto hash = [](const fs::path& path) {
+    const MappedFile map(path);
+    return XXH3_64bits(map.bytes().data(), map.bytes().size());
+  };
+  const std::optional<fs::path> val = validation_of(file);
+  return fmt::format("{:016x}{:016x}-{}", hash(file), val ? hash(*val) : 0, cache_name(choice));
+}
+
+Dataset open_fitting(const fs::path& directory, const TokenizerChoice& choice) {
+  Dataset dataset = Dataset::open(directory);
+  if (!fits(choice, *dataset.tokenizer))
+    throw Error(fmt::format("--tokenizer {}: the dataset {} was made with another one ({})", choice.name,
+                            directory.string(), dataset.tokenizer->kind()));
+  return dataset;
+}
+
+// The dataset of that name in the cache, made by `make` when it is not there or damaged.
+template <class Make>
+Dataset cached(const std::string& key, const std::string& source, const Make& make) {
+  const fs::path directory = cache_directory() / "datasets" / key;
+  std::error_code error;
+  if (fs::exists(directory, error)) {
+    try {
+      Dataset found = Dataset::open(directory);
+      found.source = source;  // the same content may have been met under another name
+      return found;
+    } catch (const InputError&) {
+      fs::remove_all(directory, error);
+    }
+  }
+  write_dataset(make(), directory);
+  Dataset made = Dataset::open(directory);
+  made.source = source;
+  return made;
+}
+
+}  // namespace
+
+Dataset make_dataset(const Text& text, const TokenizerChoice& choice, const fs::path& directory) {
+  require_new(directory);
+  return write_new(tokenize(text, choice), directory);
+}
+
+Dataset import_llmc(const fs::path& file, const TokenizerChoice& choice, const fs::path& directory) {
+  require_new(directory);
+  require_folder(file, choice);
+  return write_new(tokens_of_llmc(file, choice), directory);
+}
+
+Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice) {
+  std::optional<Text> text = known_text(spec);
+  std::error_code error;
+  if (!text && fs::is_directory(spec, error)) return open_fitting(spec, choice);
+  if (!text && !fs::exists(spec, error))
+    throw InputError(fmt::format(
+        "--data '{}': no such file or directory, and no known text (those are austen and tinyshakespeare)", spec));
+  if (!text && is_llmc_file(spec)) {
+    require_folder(spec, choice);
+    return cached(cache_key(fs::path(spec), choice), spec, [&] { return tokens_of_llmc(spec, choice); });
+  }
+  if (!text) text = load_text_file(spec);
+  return cached(cache_key(*text, choice), text->name, [&] { return tokenize(*text, choice); });
+}
+
+}  // namespace tessera

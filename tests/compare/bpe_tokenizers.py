@@ -1,0 +1,49 @@
+"""The byte-level BPE of HF tokenizers on the same texts: what tests/data/bpe_compare_test.cpp holds ours against.
+
+Reads train.txt (what to learn from), text.txt (valid UTF-8 to encode), ours/vocab.json and ours/merges.txt, and
+broken.ids (tokens, int32, that mean invalid UTF-8). Writes theirs/vocab.json and theirs/merges.txt (learnt by HF),
+theirs.ids and ours.ids (text.txt under either) and broken.txt (HF's decoding of broken.ids).
+Arguments: vocabulary size, least count of a pair.
+"""
+
+import os
+import sys
+
+import numpy
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+
+def byte_level(model):
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def read(name):
+    with open(name, encoding="utf-8", newline="") as file:
+        return file.read()
+
+
+def write_ids(tokenizer, text, name):
+    numpy.array(tokenizer.encode(text).ids, dtype=numpy.int32).tofile(name)
+
+
+vocab_size, least = int(sys.argv[1]), int(sys.argv[2])
+theirs = byte_level(models.BPE())
+trainer = trainers.BpeTrainer(
+    vocab_size=vocab_size,
+    min_frequency=least,
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+)
+theirs.train_from_iterator([read("train.txt")], trainer)
+os.mkdir("theirs")
+theirs.model.save("theirs")
+
+text = read("text.txt")
+write_ids(theirs, text, "theirs.ids")
+ours = byte_level(models.BPE.from_file("ours/vocab.json", "ours/merges.txt"))
+write_ids(ours, text, "ours.ids")
+with open("broken.txt", "w", encoding="utf-8", newline="") as file:
+    file.write(ours.decode(numpy.fromfile("broken.ids", dtype=numpy.int32).tolist(), skip_special_tokens=False))

@@ -1,0 +1,49 @@
+// Our byte-level BPE beside that of HF tokenizers: the same merges learnt, the same tokens, each reading the other's
+// files.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "data/bpe/bpe_tokenizer.h"
+#include "data/bpe/bpe_train.h"
+#include "data/files.h"
+#include "tests/data/bpe_texts.h"
+#include "tests/support/python.h"
+
+namespace tessera {
+namespace {
+
+// Python's and Rust's lossy reading of UTF-8: each maximal broken part becomes U+FFFD. Ours has the bytes.
+constexpr const char* kBroken = "a\xFF\xFE b \xE2\x82 c \xF0\x9F\x98 \xC3";
+constexpr const char* kBrokenShown = "a\xEF\xBF\xBD\xEF\xBF\xBD b \xEF\xBF\xBD c \xEF\xBF\xBD \xEF\xBF\xBD";
+
+TEST(BpeBesideHfTokenizers, LearnsAndEncodesTheSame) {
+  if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
+  const std::string text = test::mixed_text();
+  for (const auto& [vocab, least] : {std::pair<int64_t, int64_t>{700, 2}, {4000, 2}, {4000, 5}}) {
+    SCOPED_TRACE(testing::Message() << "vocabulary " << vocab << ", least count " << least);
+    const test::Exchange exchange;
+    const BpeTokenizer ours = train_bpe(text, {.vocab_size = vocab, .least_count = least});
+    make_directories(exchange.path("ours"));
+    exchange.write_text("ours/vocab.json", ours.vocab_json());
+    exchange.write_text("ours/merges.txt", ours.merges_txt());
+    exchange.write_text("train.txt", text);
+    const std::string unseen = test::unseen_text();
+    exchange.write_text("text.txt", unseen);
+    const std::vector<int32_t> broken = ours.encode(kBroken);
+    exchange.write("broken.ids", std::span<const int32_t>(broken));
+    exchange.run(std::string(TESSERA_SOURCE_DIR) + "/tests/compare/bpe_tokenizers.py",
+                 std::to_string(vocab) + " " + std::to_string(least));
+
+    const BpeTokenizer theirs = BpeTokenizer::load_files(exchange.path("theirs"));
+    EXPECT_EQ(theirs.tokens(), ours.tokens());
+    EXPECT_EQ(theirs.merges_txt(), ours.merges_txt());
+    EXPECT_EQ(theirs.encode(unseen), exchange.read<int32_t>("theirs.ids"));
+    EXPECT_EQ(ours.encode(unseen), exchange.read<int32_t>("ours.ids"));
+    EXPECT_EQ(read_file(exchange.path("broken.txt")), kBrokenShown);
+    EXPECT_EQ(ours.decode(broken), kBroken);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,220 @@
+// Byte-level BPE: alphabet, pieces, training against a plain version, encoding against a plain version, files.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "data/bpe/alphabet.h"
+#include "data/bpe/bpe_tokenizer.h"
+#include "data/bpe/bpe_train.h"
+#include "data/bpe/pieces.h"
+#include "tensor/random.h"
+#include "tests/data/bpe_texts.h"
+#include "tests/data/support.h"
+
+namespace tessera {
+namespace {
+
+std::vector<std::string> pieces(std::string_view text) {
+  std::vector<std::string> out;
+  bpe::for_each_piece(text, [&](std::string_view piece) { out.emplace_back(piece); });
+  return out;
+}
+using Pieces = std::vector<std::string>;
+
+std::string random_bytes(uint64_t length, uint64_t seed, uint64_t kinds) {
+  const Philox random = Philox::named(seed, "bytes");
+  std::string out;
+  for (uint64_t i = 0; i < length; ++i) out += static_cast<char>(random.below(kinds, i));
+  return out;
+}
+
+TEST(BpeAlphabet, SpellsEveryByteAndReadsItBack) {
+  std::string all;
+  for (int b = 0; b < 256; ++b) all += static_cast<char>(b);
+  EXPECT_EQ(bpe::unspell(bpe::spell(all)), all);
+  EXPECT_EQ(bpe::spell(" a\n\x7F\xAD"),
+            "\xC4\xA0"
+            "a\xC4\x8A\xC4\xA1\xC5\x83");
+  EXPECT_EQ(bpe::unspell(" "), std::nullopt);
+  EXPECT_EQ(bpe::unspell("\xC5\x84"), std::nullopt);  // one beyond the last
+  EXPECT_EQ(bpe::unspell("\xFF"), std::nullopt);
+  EXPECT_EQ(bpe::bytes_in_order()[0], '!');
+  EXPECT_EQ(bpe::bytes_in_order()[188], 0);
+  EXPECT_EQ(bpe::bytes_in_order()[255], 0xAD);
+}
+
+TEST(BpePieces, CutAsGpt2Does) {
+  EXPECT_EQ(pieces("Hello, it's 12 o'clock"), (Pieces{"Hello", ",", " it", "'s", " 12", " o", "'", "clock"}));
+  EXPECT_EQ(pieces("a  b\n\n c \n"), (Pieces{"a", " ", " b", "\n\n", " c", " \n"}));
+  EXPECT_EQ(pieces("we'll WE'LL"), (Pieces{"we", "'ll", " WE", "'", "LL"}));
+  EXPECT_EQ(pieces("x\xC2\xB2\xE2\x85\xA3"), (Pieces{"x", "\xC2\xB2\xE2\x85\xA3"}));  // both are numbers
+  EXPECT_EQ(pieces("a\xE1\xA0\x8E"
+                   "b"),
+            (Pieces{"a", "\xE1\xA0\x8E", "b"}));  // U+180E: no space
+  EXPECT_EQ(pieces("a\xE2\x80\x83\xE2\x80\x83"
+                   "b"),
+            (Pieces{"a", "\xE2\x80\x83", "\xE2\x80\x83", "b"}));  // is space
+  EXPECT_EQ(pieces("S[^S]"), (Pieces{"S", "[^", "S", "]"}));
+  EXPECT_EQ(pieces(""), Pieces{});
+}
+
+TEST(BpePieces, InvalidBytesAreRunsOfTheirOwn) {
+  EXPECT_EQ(pieces("a\xFF\xFE"
+                   "b \xC3"),
+            (Pieces{"a", "\xFF\xFE", "b", " ", "\xC3"}));
+  EXPECT_EQ(pieces("\xED\xA0\x80"), (Pieces{"\xED\xA0\x80"}));  // a surrogate
+}
+
+TEST(BpePieces, AreTheWholeTextWhateverItIs) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    const std::string text = random_bytes(2000, seed, seed % 2 == 0 ? 256 : 128);
+    std::string joined;
+    for (const std::string& piece : pieces(text)) joined += piece;
+    ASSERT_EQ(joined, text) << seed;
+  }
+}
+
+TEST(BpePieces, OfTenMegabytesAreNoTrouble) {
+  for (const std::string& unit : {std::string("a"), std::string(" "), std::string("\n"), std::string("\xFF")}) {
+    std::string text;
+    for (int i = 0; i < 10'000'000; ++i) text += unit;
+    ASSERT_EQ(pieces(text).size(), 1U);
+  }
+}
+
+// The rule as it is said: count all pairs, join the most frequent, again.
+BpeTokenizer plain_training(std::string_view text, int64_t vocab, int64_t least) {
+  std::vector<std::string> tokens;
+  std::map<std::string, int32_t> ids;
+  for (const uint8_t b : bpe::bytes_in_order()) {
+    ids[std::string(1, static_cast<char>(b))] = static_cast<int32_t>(tokens.size());
+    tokens.emplace_back(1, static_cast<char>(b));
+  }
+  std::vector<std::vector<int32_t>> words;
+  for (const std::string& piece : pieces(text)) {
+    words.emplace_back();
+    for (const char c : piece) words.back().push_back(ids.at(std::string(1, c)));
+  }
+  std::vector<BpeTokenizer::Merge> merges;
+  while (static_cast<int64_t>(tokens.size()) < vocab) {
+    std::map<std::pair<int32_t, int32_t>, int64_t> counts;
+    for (const auto& w : words)
+      for (size_t i = 0; i + 1 < w.size(); ++i) ++counts[{w[i], w[i + 1]}];
+    const auto best = std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) {
+      return a.second != b.second ? a.second < b.second : a.first > b.first;
+    });
+    if (best == counts.end() || best->second < least) break;
+    const auto [left, right] = best->first;
+    const std::string joined = tokens[static_cast<size_t>(left)] + tokens[static_cast<size_t>(right)];
+    const auto [place, added] = ids.emplace(joined, static_cast<int32_t>(tokens.size()));
+    if (added) tokens.push_back(joined);
+    merges.push_back({left, right});
+    for (auto& w : words)
+      for (size_t i = 0; i + 1 < w.size(); ++i)
+        if (w[i] == left && w[i + 1] == right) {
+          w[i] = place->second;
+          w.erase(w.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+        }
+  }
+  return {tokens, merges, "plain"};
+}
+
+// Joins the pair of lowest rank that stands furthest left, until none is left.
+std::vector<int32_t> plain_encoding(const BpeTokenizer& t, std::string_view text) {
+  std::map<std::string, int32_t> ids;
+  for (size_t i = 0; i < t.tokens().size(); ++i) ids[t.tokens()[i]] = static_cast<int32_t>(i);
+  std::vector<int32_t> out;
+  for (const std::string& piece : pieces(text)) {
+    std::vector<int32_t> w;
+    for (const char c : piece) w.push_back(ids.at(std::string(1, c)));
+    for (const auto& [left, right] : t.merges())
+      for (size_t i = 0; i + 1 < w.size(); ++i)
+        if (w[i] == left && w[i + 1] == right) {
+          w[i] = ids.at(t.tokens()[static_cast<size_t>(left)] + t.tokens()[static_cast<size_t>(right)]);
+          w.erase(w.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+        }
+    out.insert(out.end(), w.begin(), w.end());
+  }
+  return out;
+}
+
+TEST(BpeTokenizer, LearnsAndEncodesAsThePlainRuleSays) {
+  for (uint64_t seed = 0; seed < 24; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const std::string text = seed % 3 == 0   ? random_bytes(600, seed, 256)
+                             : seed % 3 == 1 ? "aaaa " + random_bytes(600, seed, 100)
+                                             : test::mixed_text().substr(seed * 97, 700);
+    const int64_t least = 1 + static_cast<int64_t>(seed % 4);
+    const BpeTokenizer ours = train_bpe(text, {.vocab_size = 420, .least_count = least});
+    const BpeTokenizer plain = plain_training(text, 420, least);
+    ASSERT_EQ(ours.tokens(), plain.tokens());
+    ASSERT_EQ(ours.merges_txt(), plain.merges_txt());
+    for (const std::string& other : {text, random_bytes(500, seed + 100, 256), test::mixed_text().substr(300, 900)}) {
+      const std::vector<int32_t> tokens = ours.encode(other);
+      ASSERT_EQ(tokens, plain_encoding(ours, other));
+      ASSERT_EQ(ours.decode(tokens), other);
+    }
+  }
+}
+
+TEST(BpeTokenizer, TravelsThroughItsFiles) {
+  const BpeTokenizer t = train_bpe(test::mixed_text(), {.vocab_size = 1000});
+  ASSERT_EQ(t.vocab_size(), 1000);
+  const std::string text = test::unseen_text();
+  const std::vector<int32_t> tokens = t.encode(text);
+  EXPECT_LT(t.encode(test::mixed_text()).size(), test::mixed_text().size() / 3);
+  const BpeTokenizer files = BpeTokenizer::parse_files(t.vocab_json(), t.merges_txt(), "vocab.json", "merges.txt");
+  EXPECT_EQ(files.encode(text), tokens);
+  const std::unique_ptr<Tokenizer> json = Tokenizer::from_json(t.to_json(), "tokenizer.json");
+  EXPECT_EQ(json->kind(), "bpe");
+  EXPECT_EQ(json->encode(text), tokens);
+  EXPECT_EQ(json->to_json(), t.to_json());
+}
+
+// The 256 bytes and some tokens more, as the text of vocab.json.
+std::string vocabulary(const std::vector<std::string>& more) {
+  std::vector<std::string> tokens;
+  for (const uint8_t b : bpe::bytes_in_order()) tokens.emplace_back(1, static_cast<char>(b));
+  tokens.insert(tokens.end(), more.begin(), more.end());
+  return BpeTokenizer(tokens, {}, "t").vocab_json();
+}
+
+TEST(BpeTokenizer, SpecialTokensAreDecodedAndNeverMade) {
+  const BpeTokenizer t = BpeTokenizer::parse_files(vocabulary({"th", "<|endoftext|>"}), "#version: 0.2\nt h\n",
+                                                   "vocab.json", "merges.txt");
+  EXPECT_EQ(t.encode("th<|endoftext|>").size(), 14U);
+  EXPECT_EQ(t.encode("th"), std::vector<int32_t>{256});
+  EXPECT_EQ(t.decode(std::vector<int32_t>{256, 257}), "th<|endoftext|>");
+  expect_error(Status::usage, {"token 258", "vocabulary of 258"}, [&] { t.decode(std::vector<int32_t>{258}); });
+}
+
+TEST(BpeTokenizer, RefusesFilesThatDoNotFit) {
+  const auto refuse = [](const std::string& vocab, const std::string& merges,
+                         std::initializer_list<std::string> parts) {
+    expect_error(Status::input, parts, [&] { BpeTokenizer::parse_files(vocab, merges, "v.json", "m.txt"); });
+  };
+  const std::string good = vocabulary({"th", "the"});
+  refuse("[]", "", {"v.json", "one object"});
+  refuse("{\"a\":0", "", {"v.json", "not valid JSON"});
+  refuse(R"({"a":0,"a":1})", "", {"v.json", "'a'", "twice"});
+  refuse(R"({"a":0})", "", {"v.json", "no token for the byte 0x00"});
+  refuse(R"({"a":1})", "", {"v.json", "'a' has the number 1", "0 to 0"});
+  refuse(R"({"a":0,"b":0})", "", {"v.json", "has the number 0"});
+  refuse(R"({"a":-1})", "", {"v.json", "-1"});
+  refuse(R"({"a":"x"})", "", {"v.json", "\"x\""});
+  refuse(R"({"":0})", "", {"v.json", "token 0 is empty"});
+  refuse(good, "t h\nt h\n", {"v.json", "merge 1", "twice"});
+  refuse(good, "t h e\n", {"m.txt", "line 1", "one space"});
+  refuse(good, "t h\n\n", {"m.txt", "line 2"});
+  refuse(good, "#version: 0.2\nt h\nth x\n", {"merge 1", "'thx'", "no token"});
+  refuse(good, "t qq\n", {"m.txt", "line 1", "'qq'", "no token"});
+  refuse(good, "t h\r\n", {"m.txt", "line 1"});
+  BpeTokenizer::parse_files(good, "t h\nth e", "v.json", "m.txt");  // the last line need not end
+  expect_error(Status::usage, {"--vocab", "256", "100"}, [] { train_bpe("text", {.vocab_size = 100}); });
+}
+
+}  // namespace
+}  // namespace tessera
