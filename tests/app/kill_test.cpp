@@ -196,9 +196,10 @@ TEST_F(KillTest, ARunKilledAtFiftyMomentsEndsWithTheSameBits) {
   ASSERT_EQ(train(options_ + "--save-every 0 --out whole").status, 0);
 
   for (uint64_t k = 0; k < kKills && !HasFailure(); ++k) kill_and_check(k);
+  ASSERT_FALSE(HasFailure());
   const int64_t reached = newest_step();
-  EXPECT_GT(while_saving_,
-            kKills / 3);  // three quarters and more on a disk; a memory file system is too fast to aim at
+  // Two thirds and more on a disk; a memory file system saves too fast to be aimed at.
+  EXPECT_GT(while_saving_, kKills / 4);
   const test::Ran last = run("train --resume --out run --save-every 0");
   ASSERT_EQ(last.status, 0) << last.err;
 
