@@ -35,7 +35,7 @@ constexpr uint64_t kKills = 15;  // a start takes many times as long
 constexpr uint64_t kKills = kAllKills;
 #endif
 constexpr uint64_t kAtStart = 5;  // every fifth kill falls into the start of the program, the others into its saving
-constexpr int kSteps = 800;       // more than are done between the kills
+constexpr uint64_t kSteps = 16 * kKills;  // more than are done between the kills
 
 class KillTest : public test::ProgramTest {
  protected:
@@ -125,7 +125,7 @@ class KillTest : public test::ProgramTest {
 
   const std::string options_ = fmt::format("--steps {} --channels 64 --batch 1 --dropout 0.1 --eval-every 25 ", kSteps);
   const Philox random_{50};
-  double startup_ = 0, between_saves_ = 0;  // seconds
+  double startup_ = 0, between_saves_ = 0, save_ = 0;  // seconds
   uint64_t while_saving_ = 0;
 };
 
@@ -143,8 +143,14 @@ void KillTest::measure() {
   const pid_t child = start("train " + kSmall + options_ + "--save-every 1 --out run");
   wait_until(step_reached(1));
   const auto first = Clock::now();
-  wait_until(step_reached(1 + kSaves));
+  int looks = 0, saving_looks = 0;
+  wait_until([&] {
+    ++looks;
+    saving_looks += saving(child);
+    return step_reached(1 + kSaves)();
+  });
   between_saves_ = Seconds(Clock::now() - first).count() / kSaves;
+  save_ = between_saves_ * saving_looks / looks;
   startup_ = Seconds(first - begin).count();
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
@@ -165,7 +171,7 @@ void KillTest::kill_and_check(uint64_t k) {
     wait_until([&] { return saving(child); });
     std::this_thread::sleep_for(Seconds(static_cast<double>(random_.below(3, kAllKills + k)) * between_saves_));
     wait_until([&] { return saving(child); });
-    std::this_thread::sleep_for(Seconds(fraction * between_saves_));
+    std::this_thread::sleep_for(Seconds(fraction * save_));
   }
   kill(child, SIGKILL);
   int status = 0;
