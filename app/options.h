@@ -105,7 +105,10 @@ void for_each_option(Options& o, F&& f) {
   f(OptionInfo{"beta2", "Optimisation", "Adam's decay of the mean square", "", 0, 1, true}, o.beta2);
   f(OptionInfo{"clip", "Optimisation", "largest global gradient norm; 0 does not clip", "", 0}, o.clip);
   f(OptionInfo{"seed", "Optimisation", "of weights, data order and dropout", "", 0}, o.seed);
-  f(OptionInfo{"out", "Files", "run directory; default: runs/DATE-TIME", "", -1e300, 1e300, false, false}, o.out);
+  f(OptionInfo{"out", "Files",
+               "run directory (settings, metrics, TensorBoard events, checkpoints); default: runs/DATE-TIME", "",
+               -1e300, 1e300, false, false},
+    o.out);
   f(OptionInfo{"save-every", "Files", "steps between checkpoints; 0: only the last", "", 0}, o.save_every);
   f(OptionInfo{"eval-every", "Files", "steps between validations; 0: only the last", "", 0}, o.eval_every);
   f(OptionInfo{"resume", "Files", "continue the run in --out from its newest checkpoint", "", -1e300, 1e300, false,

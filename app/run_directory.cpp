@@ -7,6 +7,7 @@
 
 #include <ctime>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "app/option_values.h"
 #include "data/safetensors.h"
@@ -67,19 +68,32 @@ fs::path default_path() {
   return path;
 }
 
+// True of a new folder, and of one in which a run was killed while it wrote its first file.
+bool holds_nothing(const fs::path& directory) {
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+    if (!it->path().filename().string().starts_with("config.toml.tmp-")) return false;
+  return !error;
+}
+
+[[noreturn]] void refuse_unusable(const fs::path& run, const std::vector<std::string>& passed_over) {
+  throw InputError(
+      fmt::format("{}: no usable checkpoint{}", run.string(), passed_over.empty() ? "" : ": " + passed_over.front()));
+}
+
 }  // namespace
 
 RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : default_path()) {
   std::error_code error;
   const bool is_run = fs::exists(path_ / "config.toml", error);
   if (o.resume && !is_run) throw InputError(fmt::format("--resume: {} holds no run (no config.toml)", path_.string()));
-  if (!o.resume && fs::exists(path_, error) && (!fs::is_directory(path_) || !fs::is_empty(path_, error)))
+  if (!o.resume && fs::exists(path_, error) && !holds_nothing(path_))
     throw Error(fmt::format("--out: {} {}", path_.string(),
                             is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
                                    : "exists and is not an empty folder; expected a new name"));
   make_directories(path_);
-  remove_stale_attempts(path_);
-  remove_stale_attempts(checkpoints());
+  removed_ = remove_stale_attempts(path_);
+  for (const fs::path& path : remove_stale_attempts(checkpoints())) removed_.push_back(path);
 }
 
 void RunDirectory::write_config(const TrainOptions& o) const {
@@ -101,19 +115,21 @@ void RunDirectory::save(Trainer& trainer, const TrainOptions& o, const Dataset& 
 
 void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
                           std::vector<std::string>& passed_over) const {
-  const Checkpoint checkpoint = find_checkpoint(path_, passed_over);
-  const Json saved = Json::parse(checkpoint.about).value("run", Json::object()),
+  const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over);
+  if (!checkpoint && passed_over.empty()) return;
+  if (!checkpoint) refuse_unusable(path_, passed_over);
+  const Json saved = Json::parse(checkpoint->about).value("run", Json::object()),
              now = identity(o, trainer.model().config, dataset);
   std::vector<std::string> differences;
   for (const auto& [key, value] : now.items())
     if (const Json before = saved.value(key, Json()); before != value)
       differences.push_back(fmt::format("{} is {} and was {}", key, value.dump(), before.dump()));
   if (!differences.empty())
-    throw Error(fmt::format("--resume: {}: {}", checkpoint.path.string(), fmt::join(differences, "; ")));
-  load_model(trainer.model(), checkpoint);
-  const Safetensors state(checkpoint.path / "optimizer.safetensors");
+    throw Error(fmt::format("--resume: {}: {}", checkpoint->path.string(), fmt::join(differences, "; ")));
+  load_model(trainer.model(), *checkpoint);
+  const Safetensors state(checkpoint->path / "optimizer.safetensors");
   for_each_state(trainer.optimizer(), [&](const std::string& name, const Tensor& t) { state.read_into(name, t); });
-  trainer.optimizer().set_steps(checkpoint.step);
+  trainer.optimizer().set_steps(checkpoint->step);
 }
 
 Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passed_over) {
@@ -124,8 +140,7 @@ Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passe
     return open_checkpoint(from);
   const fs::path directory = fs::is_directory(from / "checkpoints", error) ? from / "checkpoints" : from;
   if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over)) return *found;
-  throw InputError(
-      fmt::format("{}: no usable checkpoint{}", from.string(), passed_over.empty() ? "" : ": " + passed_over.front()));
+  refuse_unusable(from, passed_over);
 }
 
 void load_model(Gpt& model, const Checkpoint& checkpoint) {

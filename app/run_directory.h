@@ -1,10 +1,9 @@
 // What a run leaves on disk, and how it is picked up again.
 //
 //   config.toml     the options, resolved: `--config` of it, or `--resume --out`, means the same run
-//   metrics.jsonl   one record per step and validation
+//   metrics.jsonl   one record per step and validation; events.out.tfevents.* hold the same for TensorBoard
 //   checkpoints/    step-N, each with model and optimizer (safetensors, one tensor per parameter), config and
-//   tokenizer,
-//                   so that one folder is enough to write text or to go on
+//                   tokenizer, so that one folder is enough to write text or to go on
 #pragma once
 #include <filesystem>
 #include <string>
@@ -22,19 +21,23 @@ class RunDirectory {
   explicit RunDirectory(const TrainOptions& options);
 
   const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path metrics() const { return path_ / "metrics.jsonl"; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
+
+  // What a killed run had left half-written here, removed when this one began.
+  const std::vector<std::filesystem::path>& removed() const { return removed_; }
 
   void write_config(const TrainOptions& options) const;
   // Saves model and optimizer as checkpoints/step-N; the two newest are kept.
   void save(Trainer& trainer, const TrainOptions& options, const Dataset& dataset) const;
-  // Loads the newest checkpoint that is whole; `passed_over` says why newer ones were not. Throws InputError when there
-  // is none, and Error (usage) naming each key in which the run differs from the one that was saved.
+  // Loads the newest checkpoint that is whole; `passed_over` says why newer ones were not. A run that was killed before
+  // its first checkpoint begins again. Throws InputError when there are only damaged ones, and Error (usage) naming
+  // each key in which the run differs from the one that was saved.
   void resume(Trainer& trainer, const TrainOptions& options, const Dataset& dataset,
               std::vector<std::string>& passed_over) const;
 
  private:
   std::filesystem::path path_;
+  std::vector<std::filesystem::path> removed_;
 };
 
 // The checkpoint that a path names: a checkpoint itself, or the newest of a run directory. Throws InputError.

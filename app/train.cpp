@@ -57,10 +57,14 @@ int run_train(const TrainOptions& given) {
     throw Error(fmt::format("--steps: expected at least the {} that {} has done, found {}", trainer.steps_done(),
                             run.path().string(), given.steps));
   run.write_config(given);
-  TrainOutput output(given, run.metrics(), trainer.steps_done());
+  TrainOutput output(given, run.path(), trainer.steps_done());
+  for (const std::filesystem::path& path : run.removed())
+    output.message("removed what a killed run had left half-written: " + path.string());
   for (const std::string& why : passed_over) output.message("passed over a checkpoint: " + why);
   introduce(output, given, trainer, dataset, run);
-  if (given.resume) output.message(fmt::format("going on after step {}", trainer.steps_done()));
+  if (given.resume)
+    output.message(trainer.steps_done() > 0 ? fmt::format("going on after step {}", trainer.steps_done())
+                                            : "no checkpoint was saved yet: beginning at step 1");
 
   const auto save = [&] { run.save(trainer, given, dataset); };
   while (trainer.steps_done() < given.steps) {

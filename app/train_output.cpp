@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "app/output.h"
 
@@ -23,6 +26,12 @@ double median_rate(std::vector<double> rates) {
   return *middle;
 }
 
+Json with_scalars(const std::string& event, int64_t step, std::span<const Scalar> scalars) {
+  Json record{{"event", event}, {"step", step}};
+  for (const Scalar& s : scalars) record[std::string(s.tag)] = s.value;
+  return record;
+}
+
 }  // namespace
 
 std::string describe_model(const TrainOptions& o, Gpt& model) {
@@ -32,31 +41,31 @@ std::string describe_model(const TrainOptions& o, Gpt& model) {
                      short_number(static_cast<double>(model.parameter_count())), o.dtype);
 }
 
-TrainOutput::TrainOutput(const TrainOptions& o, const std::filesystem::path& metrics, int64_t resumed_step)
-    : options_(o), progress_(Progress::for_stderr(o.steps, o.quiet)), metrics_(metrics, resumed_step) {}
+TrainOutput::TrainOutput(const TrainOptions& o, const std::filesystem::path& run, int64_t resumed_step)
+    : options_(o), progress_(Progress::for_stderr(o.steps, o.quiet)), metrics_(run, resumed_step) {}
 
-void TrainOutput::record(const std::string& json) {
-  metrics_.write(json);
+void TrainOutput::show(const std::string& json) const {
   if (options_.format == "json") print(json + "\n");
 }
 
 void TrainOutput::step(const StepReport& r) {
   rates_.push_back(r.tokens_per_s);
   losses_.push_back(r.loss);
-  record(Json{{"event", "step"},
-              {"step", r.step},
-              {"loss", r.loss},
-              {"lr", r.lr},
-              {"grad_norm", r.grad_norm},
-              {"tokens_per_s", r.tokens_per_s},
-              {"step_ms", r.step_ms}}
-             .dump());
+  const std::array<Scalar, 4> scalars{
+      {{"loss", r.loss}, {"lr", r.lr}, {"grad_norm", r.grad_norm}, {"tokens_per_s", r.tokens_per_s}}};
+  Json record = with_scalars("step", r.step, scalars);
+  record["step_ms"] = r.step_ms;
+  metrics_.write(record.dump(), r.step, scalars);
+  show(record.dump());
   progress_.step(r);
 }
 
 void TrainOutput::eval(int64_t step, const Trainer::Validation& v) {
   validation_ = v;
-  record(Json{{"event", "eval"}, {"step", step}, {"val_loss", v.loss}, {"val_bits_per_byte", v.bits_per_byte}}.dump());
+  const std::array<Scalar, 2> scalars{{{"val_loss", v.loss}, {"val_bits_per_byte", v.bits_per_byte}}};
+  const std::string record = with_scalars("eval", step, scalars).dump();
+  if (!metrics_.has_validation_of(step)) metrics_.write(record, step, scalars);
+  show(record);
   progress_.message(
       fmt::format("step {}: validation loss {:.4f} ({:.4f} bits per byte)", step, v.loss, v.bits_per_byte));
 }
@@ -66,23 +75,25 @@ void TrainOutput::summary(Trainer& trainer, const std::string& sample, const std
   const bool stepped = !rates_.empty();  // a resumed run may have had nothing left to do
   const double peak = measured_peak_flops(dtype_of(options_), trainer.arena());
   const int64_t steps = trainer.steps_done();
-  record(Json{{"event", "summary"},
-              {"steps", steps},
-              {"tokens", steps * trainer.tokens_per_step()},
-              {"loss", stepped ? Json(losses_.back()) : Json()},
-              {"val_loss", validation_.loss},
-              {"val_bits_per_byte", validation_.bits_per_byte},
-              {"tokens_per_s", stepped ? Json(rate) : Json()},
-              {"mfu", stepped ? Json(rate * trainer.flops_per_token() / peak) : Json()},
-              {"peak_bytes", {trainer.arena()->total().peak}},
-              {"sent_bytes", Json::object()},
-              {"plan",
-               {{"ranks", 1},
-                {"microbatches", options_.microbatches},
-                {"recompute", options_.recompute},
-                {"threads_per_rank", cpu::threads()}}},
-              {"out", out.string()}}
-             .dump());
+  const std::string record = Json{
+      {"event", "summary"},
+      {"steps", steps},
+      {"tokens", steps * trainer.tokens_per_step()},
+      {"loss", stepped ? Json(losses_.back()) : Json()},
+      {"val_loss", validation_.loss},
+      {"val_bits_per_byte", validation_.bits_per_byte},
+      {"tokens_per_s", stepped ? Json(rate) : Json()},
+      {"mfu", stepped ? Json(rate * trainer.flops_per_token() / peak) : Json()},
+      {"peak_bytes", {trainer.arena()->total().peak}},
+      {"sent_bytes", Json::object()},
+      {"plan",
+       {{"ranks", 1},
+        {"microbatches", options_.microbatches},
+        {"recompute", options_.recompute},
+        {"threads_per_rank", cpu::threads()}}},
+      {"out", out.string()}}.dump();
+  metrics_.write(record);
+  show(record);
   if (options_.format == "json") return;
   std::string text = fmt::format("\nAfter {} steps ({} tokens) the validation loss is {:.4f} ({:.4f} bits per byte).\n",
                                  steps, short_number(static_cast<double>(steps * trainer.tokens_per_step())),

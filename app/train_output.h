@@ -1,4 +1,4 @@
-// What `train` says: to the person (progress, summary), to a program (--format json) and to metrics.jsonl.
+// What `train` says: to the person (progress, summary), to a program (--format json) and to the files of metrics.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -12,7 +12,7 @@ namespace tessera {
 
 class TrainOutput {
  public:
-  TrainOutput(const TrainOptions& options, const std::filesystem::path& metrics, int64_t resumed_step);
+  TrainOutput(const TrainOptions& options, const std::filesystem::path& run, int64_t resumed_step);
 
   void message(const std::string& line) { progress_.message(line); }
   void step(const StepReport& report);
@@ -21,7 +21,7 @@ class TrainOutput {
   void summary(Trainer& trainer, const std::string& sample, const std::filesystem::path& out);
 
  private:
-  void record(const std::string& json);
+  void show(const std::string& json) const;  // to a program
   const TrainOptions& options_;
   Progress progress_;
   Metrics metrics_;

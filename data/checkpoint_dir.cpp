@@ -81,6 +81,16 @@ class Attempt {
   fs::path path_;
 };
 
+fs::path attempt_path(const fs::path& name) { return fmt::format("{}{}{}", name.string(), kAttempt, ::getpid()); }
+
+// Best effort: what stays is tried again at the next save or the next start.
+void remove_checkpoint(const fs::path& path) {
+  const fs::path nameless = attempt_path(path);
+  std::error_code error;
+  fs::rename(path, nameless, error);
+  fs::remove_all(error ? path : nameless, error);
+}
+
 Json manifest_of(const Attempt& attempt, int64_t step, std::span<const CheckpointFile> files,
                  const std::string& about) {
   Json listed = Json::object();
@@ -97,7 +107,7 @@ Checkpoint save_checkpoint(const fs::path& directory, int64_t step, std::span<co
                            const std::string& about, size_t keep) {
   make_directories(directory);
   const fs::path name = directory / fmt::format("{}{}", kStep, step);
-  Attempt attempt(fmt::format("{}{}{}", name.string(), kAttempt, ::getpid()));
+  Attempt attempt(attempt_path(name));
   for (const CheckpointFile& f : files) f.write(attempt.path() / f.name);
   write_file(attempt.path() / "manifest.json", manifest_of(attempt, step, files, about).dump(2) + "\n");
   sync_directory(attempt.path());
@@ -105,9 +115,8 @@ Checkpoint save_checkpoint(const fs::path& directory, int64_t step, std::span<co
   sync_directory(directory);
   write_file(directory / "latest", name.filename().string() + "\n");
   const std::vector<fs::path> all = newest_first(directory);
-  std::error_code ignored;
   for (size_t i = keep; i < all.size(); ++i)
-    if (all[i] != name) fs::remove_all(all[i], ignored);
+    if (all[i] != name) remove_checkpoint(all[i]);
   return {name, step, about};
 }
 
@@ -152,7 +161,8 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& directory, std::vect
   return std::nullopt;
 }
 
-void remove_stale_attempts(const fs::path& directory) {
+std::vector<fs::path> remove_stale_attempts(const fs::path& directory) {
+  std::vector<fs::path> removed;
   for (const fs::path& path : entries(directory)) {
     const std::string name = path.filename().string();
     const size_t at = name.find(kAttempt);
@@ -160,10 +170,12 @@ void remove_stale_attempts(const fs::path& directory) {
     int pid = 0;
     const char* const digits = name.data() + at + kAttempt.size();
     std::from_chars(digits, name.data() + name.size(), pid);
-    if (pid > 0 && (::kill(pid, 0) == 0 || errno == EPERM)) continue;  // its process lives
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
+    if (pid > 0 && pid != ::getpid() && (::kill(pid, 0) == 0 || errno == EPERM)) continue;  // its process lives
+    std::error_code error;
+    fs::remove_all(path, error);
+    if (!error) removed.push_back(path);
   }
+  return removed;
 }
 
 }  // namespace tessera

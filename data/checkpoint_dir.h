@@ -3,6 +3,7 @@
 //   step-N.tmp-PID/ gets the files; manifest.json (step, what the caller says about the run, size and XXH3-64 of every
 //   file) comes last; everything is flushed; one rename makes it step-N; `latest` names it. So a kill, a full disk or a
 //   power cut at any moment leaves the earlier checkpoints as they were, and what is left half-written is never loaded.
+//   An old checkpoint loses its name before its files, so what is left half-removed is none either.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -37,7 +38,9 @@ Checkpoint open_checkpoint(const std::filesystem::path& path);
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& directory,
                                             std::vector<std::string>& passed_over);
 
-// Removes what attempts of processes that are no more have left: entries named *.tmp-PID. Called when a run starts.
-void remove_stale_attempts(const std::filesystem::path& directory);
+// Removes what processes that are no more have left half-written or half-removed: entries named *.tmp-PID. Returns
+// them. For a process that has not written yet, since its own number may be that of a dead one (in a container that was
+// started again it often is).
+std::vector<std::filesystem::path> remove_stale_attempts(const std::filesystem::path& directory);
 
 }  // namespace tessera

@@ -116,30 +116,43 @@ TEST(Words, DrawACurve) {
 
 class MetricsTest : public testing::Test {
  protected:
-  std::filesystem::path path() const { return folder_.path() / "metrics.jsonl"; }
+  std::filesystem::path run() const { return folder_.path(); }
+  std::filesystem::path path() const { return run() / "metrics.jsonl"; }
   TemporaryDirectory folder_{std::filesystem::temp_directory_path() / "tessera-metrics-"};
 };
 
 TEST_F(MetricsTest, AResumedRunDropsWhatItWillMakeAgain) {
   {
-    Metrics m(path(), 0);
+    Metrics m(run(), 0);
     for (int i = 1; i <= 4; ++i) m.write(R"({"event":"step","step":)" + std::to_string(i) + "}");
     m.write(R"({"event":"summary","steps":4})");
   }
   std::ofstream(path(), std::ios::app) << R"({"event":"step","st)";  // cut by a kill
   {
-    Metrics m(path(), 2);
+    Metrics m(run(), 2);
     m.write(R"({"event":"step","step":3})");
   }
   EXPECT_EQ(read_file(path()),
             "{\"event\":\"step\",\"step\":1}\n{\"event\":\"step\",\"step\":2}\n{\"event\":\"step\",\"step\":3}\n");
 }
 
+TEST_F(MetricsTest, KnowTheValidationThatTheyHave) {
+  for (const int64_t resumed : {0, 3, 2}) {
+    Metrics m(run(), resumed);
+    EXPECT_EQ(m.has_validation_of(2), resumed == 2) << resumed;
+    EXPECT_EQ(m.has_validation_of(3), resumed == 3) << resumed;
+    if (resumed != 0) continue;
+    for (const int i : {2, 3}) m.write(R"({"event":"eval","step":)" + std::to_string(i) + "}");
+  }
+}
+
 TEST_F(MetricsTest, RefusesAnotherKindOfFileAndAFullDisk) {
   std::ofstream(path()) << "something else\n";
-  EXPECT_THROW(Metrics(path(), 3), InputError);
-  EXPECT_THROW(Metrics("/nonexistent/metrics.jsonl", 0), OutputError);
-  Metrics full("/dev/full", 0);
+  EXPECT_THROW(Metrics(run(), 3), InputError);
+  EXPECT_THROW(Metrics("/nonexistent", 0), OutputError);
+  std::filesystem::remove(path());
+  std::filesystem::create_symlink("/dev/full", path());
+  Metrics full(run(), 0);
   EXPECT_THROW(full.write("{}"), OutputError);
 }
 

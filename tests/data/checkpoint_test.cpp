@@ -155,14 +155,25 @@ TEST_F(CheckpointTest, AKillAtAnyMomentLeavesAWholeCheckpoint) {
   EXPECT_GT(unfinished, 0);
 }
 
-TEST_F(CheckpointTest, AttemptsOfLivingProcessesStay) {
+// This process has begun none, so one under its number is of a dead process that had the same.
+TEST_F(CheckpointTest, AttemptsOfOtherLivingProcessesStay) {
   save(1);
-  fs::create_directories(dir() / ("step-5.tmp-" + std::to_string(getpid())));
-  fs::create_directories(dir() / "step-6.tmp-999999999");
-  remove_stale_attempts(dir());
-  EXPECT_TRUE(fs::exists(dir() / ("step-5.tmp-" + std::to_string(getpid()))));
-  EXPECT_FALSE(fs::exists(dir() / "step-6.tmp-999999999"));
+  const pid_t living = fork();
+  if (living == 0) {
+    for (;;) pause();
+  }
+  const fs::path theirs = dir() / ("step-5.tmp-" + std::to_string(living)), dead = dir() / "step-6.tmp-999999999",
+                 ours = dir() / ("step-7.tmp-" + std::to_string(getpid()));
+  for (const fs::path& attempt : {theirs, dead, ours}) fs::create_directories(attempt);
+  std::vector<fs::path> removed = remove_stale_attempts(dir());
+  std::sort(removed.begin(), removed.end());
+  EXPECT_EQ(removed, (std::vector<fs::path>{dead, ours}));
+  EXPECT_TRUE(fs::exists(theirs));
+  EXPECT_FALSE(fs::exists(dead) || fs::exists(ours));
   EXPECT_EQ(newest()->step, 1);
+  kill(living, SIGKILL);
+  waitpid(living, nullptr, 0);
+  EXPECT_EQ(remove_stale_attempts(dir()), (std::vector<fs::path>{theirs}));
 }
 
 }  // namespace

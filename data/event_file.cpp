@@ -1,0 +1,154 @@
+// Events as protobuf messages, and the file that they are appended to. Field numbers are those of TensorFlow's
+// event.proto and summary.proto.
+#include "data/event_file.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <system_error>
+
+#include "data/crc32c.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view kPrefix = "events.out.tfevents.", kVersion = "brain.Event:2";
+enum EventField : uint32_t { kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7 };
+enum SummaryField : uint32_t { kValue = 1 };
+enum ValueField : uint32_t { kTag = 1, kSimpleValue = 2 };
+enum SessionLogField : uint32_t { kStatus = 1 };
+constexpr uint64_t kStatusStart = 1;
+enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+template <class T>
+void put_little_endian(std::string& out, T bits) {
+  for (size_t byte = 0; byte < sizeof(T); ++byte) out += static_cast<char>(bits >> (8 * byte) & 0xFF);
+}
+
+// Seven bits at a time, the lowest first; the top bit says that more follow.
+void put_varint(std::string& out, uint64_t v) {
+  for (; v >= 0x80; v >>= 7) out += static_cast<char>((v & 0x7F) | 0x80);
+  out += static_cast<char>(v);
+}
+
+void put_key(std::string& out, uint32_t field, WireType type) { put_varint(out, field << 3 | type); }
+
+void put_integer(std::string& out, uint32_t field, uint64_t v) {
+  put_key(out, field, kVarint);
+  put_varint(out, v);
+}
+
+void put_bytes(std::string& out, uint32_t field, std::string_view bytes) {
+  put_key(out, field, kBytes);
+  put_varint(out, bytes.size());
+  out += bytes;
+}
+
+std::string at_time(double wall_time) {
+  std::string event;
+  put_key(event, kWallTime, kFixed64);
+  put_little_endian(event, std::bit_cast<uint64_t>(wall_time));
+  return event;
+}
+
+double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+// A checksum of data that holds checksums is weak; the format stores it rotated and shifted.
+uint32_t masked_crc(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xA282EAD8U; }
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "localhost";
+  std::replace(name.begin(), name.end(), '/', '_');
+  return name.data();
+}
+
+// The time now, or later: two files of one second, or a clock that was put back, must not change the order of names.
+int64_t seconds_after_all(const fs::path& directory) {
+  auto seconds = static_cast<int64_t>(now());
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    int64_t taken = 0;
+    if (!name.starts_with(kPrefix)) continue;
+    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), taken);
+    seconds = std::max(seconds, taken + 1);
+  }
+  return seconds;
+}
+
+}  // namespace
+
+std::string version_event(double wall_time) {
+  std::string event = at_time(wall_time);
+  put_bytes(event, kFileVersion, kVersion);
+  return event;
+}
+
+std::string session_start_event(double wall_time, int64_t step) {
+  std::string event = at_time(wall_time), log;
+  put_integer(event, kStep, static_cast<uint64_t>(step));
+  put_integer(log, kStatus, kStatusStart);
+  put_bytes(event, kSessionLog, log);
+  return event;
+}
+
+std::string scalars_event(double wall_time, int64_t step, std::span<const Scalar> scalars) {
+  std::string event = at_time(wall_time), summary;
+  put_integer(event, kStep, static_cast<uint64_t>(step));
+  for (const Scalar& s : scalars) {
+    std::string value;
+    put_bytes(value, kTag, s.tag);
+    put_key(value, kSimpleValue, kFixed32);
+    put_little_endian(value, std::bit_cast<uint32_t>(static_cast<float>(s.value)));
+    put_bytes(summary, kValue, value);
+  }
+  put_bytes(event, kSummary, summary);
+  return event;
+}
+
+std::string framed(std::string_view event) {
+  std::string record;
+  put_little_endian(record, static_cast<uint64_t>(event.size()));
+  put_little_endian(record, masked_crc(record));
+  record += event;
+  put_little_endian(record, masked_crc(event));
+  return record;
+}
+
+EventFile::EventFile(const fs::path& directory, int64_t first_step) {
+  path_ = directory / fmt::format("{}{:010}.{}", kPrefix, seconds_after_all(directory), host_name());
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> opened(std::fopen(path_.c_str(), "wbxe"), &std::fclose);
+  file_ = opened.get();
+  if (!file_) fail();
+  std::setvbuf(file_, nullptr, _IONBF, 0);
+  append(version_event(now()));
+  append(session_start_event(now(), first_step));
+  file_ = opened.release();
+}
+
+EventFile::~EventFile() { std::fclose(file_); }
+
+void EventFile::write(int64_t step, std::span<const Scalar> scalars) { append(scalars_event(now(), step, scalars)); }
+
+void EventFile::append(const std::string& event) {
+  const std::string record = framed(event);
+  if (std::fwrite(record.data(), 1, record.size(), file_) != record.size()) fail();
+}
+
+void EventFile::fail() const {
+  throw OutputError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
+}
+
+}  // namespace tessera

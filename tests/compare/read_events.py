@@ -1,0 +1,16 @@
+# Reads the event files of a run directory with TensorBoard's own reader and writes what it saw as JSON: for each tag
+# the [step, value] pairs, once as TensorBoard shows them and once with everything that the files hold.
+import json
+import sys
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+
+def scalars(run, purge):
+    reader = EventAccumulator(run, size_guidance={"scalars": 0}, purge_orphaned_data=purge)
+    reader.Reload()
+    return {tag: [[e.step, e.value] for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+
+
+with open("events.json", "w", encoding="ascii") as file:
+    json.dump({"shown": scalars(sys.argv[1], True), "held": scalars(sys.argv[1], False)}, file)
