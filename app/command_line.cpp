@@ -32,6 +32,13 @@ constexpr const char* kDataExamples =
     "  tessera data notes.txt --tokenizer bpe --vocab 4096 --out notes-bpe   train --data notes-bpe takes it\n"
     "  tessera data more.txt --tokenizer notes-bpe --out more-bpe            the same tokenizer for another text";
 
+constexpr const char* kBenchExamples =
+    "Examples:\n"
+    "  tessera bench                                   all operations, forward and backward, fp32 and bf16\n"
+    "  tessera bench --benchmark_filter=norm/.*fp32    some of them\n"
+    "The flags are Google Benchmark's. Share is of the time that the bytes or the arithmetic must take at the "
+    "machine's measured ceilings.";
+
 using Words = std::vector<std::pair<std::string, std::string>>;  // option name, text
 
 std::string help_of(const OptionInfo& info, const std::string& value) {
@@ -109,6 +116,12 @@ void add_data(CLI::App& app, DataOptions& o) {
   d->footer(kDataExamples);
 }
 
+void add_bench(CLI::App& app) {
+  CLI::App* b = app.add_subcommand("bench", "Time every operation beside the machine's measured ceilings");
+  b->prefix_command();  // the words behind it are Google Benchmark's
+  b->footer(kBenchExamples);
+}
+
 // The first word that nothing took, and what it may have been meant to be.
 void refuse_leftovers(const CLI::App& app, const CLI::App* command) {
   const std::vector<std::string> left = app.remaining(true);
@@ -117,8 +130,8 @@ void refuse_leftovers(const CLI::App& app, const CLI::App* command) {
   const std::string& word = left.front();
   if (!command && !word.starts_with("-")) {
     for (const CLI::App* c : app.get_subcommands({})) known.push_back(c->get_name());
-    throw Error(
-        fmt::format("unknown command '{}'; expected train, generate or data{}", word, did_you_mean(word, known)));
+    throw Error(fmt::format("unknown command '{}'; expected train, generate, data or bench{}", word,
+                            did_you_mean(word, known)));
   }
   const CLI::App* owner = command ? command : &app;
   for (const CLI::Option* option : owner->get_options())
@@ -160,6 +173,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   add_train(app, words);
   add_generate(app, generate);
   add_data(app, data);
+  add_bench(app);
   for (CLI::App* c : app.get_subcommands({})) c->allow_extras();
   try {
     app.parse(argc, const_cast<char**>(argv));  // CLI11 2.1 takes a pointer to non-const and does not write
@@ -183,8 +197,10 @@ Command parse_command_line(int argc, const char* const* argv) {
     throw Error(e.what());
   }
   const auto chosen = app.get_subcommands();
+  if (!chosen.empty() && chosen.front()->get_name() == "bench") return BenchOptions{chosen.front()->remaining()};
   refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());
-  if (chosen.empty()) throw Error("no command given; expected train, generate or data (tessera --help says more)");
+  if (chosen.empty())
+    throw Error("no command given; expected train, generate, data or bench (tessera --help says more)");
   if (chosen.front()->get_name() == "train") return train_options(words);
   if (chosen.front()->get_name() == "generate") return generate;
   return data;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera {
 
@@ -57,6 +58,10 @@ struct DataOptions {
   std::optional<std::string> tokenizer;
   int64_t vocab = 50257;  // of a bpe tokenizer that is trained
   std::optional<std::string> out;
+};
+
+struct BenchOptions {
+  std::vector<std::string> words;  // for Google Benchmark
 };
 
 // One option: its name without dashes (the key in a configuration file too), and what --help says.

@@ -87,9 +87,10 @@ TEST(CommandLine, HelpTeachesEveryOption) {
 TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
   EXPECT_EQ(message({"train", "--hedas", "3"}), "unknown option '--hedas'; did you mean '--heads'?");
   EXPECT_EQ(message({"train", "--zero=3"}), "unknown option '--zero'");
-  EXPECT_EQ(message({"trian"}), "unknown command 'trian'; expected train, generate or data; did you mean 'train'?");
-  EXPECT_EQ(message({"verify"}), "unknown command 'verify'; expected train, generate or data");
-  EXPECT_EQ(message({}), "no command given; expected train, generate or data (tessera --help says more)");
+  EXPECT_EQ(message({"trian"}),
+            "unknown command 'trian'; expected train, generate, data or bench; did you mean 'train'?");
+  EXPECT_EQ(message({"verify"}), "unknown command 'verify'; expected train, generate, data or bench");
+  EXPECT_EQ(message({}), "no command given; expected train, generate, data or bench (tessera --help says more)");
   EXPECT_EQ(message({"train", "--lay", "3"}), "unknown option '--lay'; did you mean '--layers'?");
   EXPECT_EQ(message({"train", "generate", "x"}), "unexpected word 'generate'");
   EXPECT_EQ(message({"train", "--quiet=maybe"}), "--quiet: expected true or false, found 'maybe'");
@@ -130,6 +131,12 @@ TEST(CommandLine, RefusesModelsLargerThanTheMachine) {
   EXPECT_EQ(message({"train", "--layers", "1000000000"}),
             "--layers: expected a whole number in [1, 100000], found '1000000000'");
   EXPECT_EQ(message({"train", "--model", "gpt2", "--tokenizer", "bytes"}), "");
+}
+
+TEST(CommandLine, HandsTheFlagsOfBenchOn) {
+  EXPECT_EQ(std::get<BenchOptions>(parse({"bench", "--benchmark_filter=norm", "--v=1"})).words,
+            (std::vector<std::string>{"--benchmark_filter=norm", "--v=1"}));
+  EXPECT_TRUE(std::get<BenchOptions>(parse({"bench"})).words.empty());
 }
 
 TEST(CommandLine, PresetsHaveTheirSizes) {

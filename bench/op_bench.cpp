@@ -1,0 +1,144 @@
+// Registering and running the rows.
+#include "bench/op_bench.h"
+
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "bench/ceilings.h"
+#include "bench/op_cases.h"
+#include "tensor/cpu/dnnl_matmul.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/error.h"
+
+namespace tessera::bench {
+namespace {
+
+constexpr int64_t kCopiedBytes = 3072 * 384 * 4;  // as large as the operands of most rows
+
+Tensor random_tensor(const Shape& shape, DType dtype, const OpCase& c, const ArenaPtr& arena) {
+  Tensor wide = Tensor::empty(shape, DType::float32, arena);
+  const Philox random = Philox::named(1, c.name);
+  for (int64_t i = 0; i < wide.numel(); ++i)
+    wide.data<float>()[i] =
+        static_cast<float>(c.low + (c.high - c.low) * static_cast<double>(random.uniform(static_cast<uint64_t>(i))));
+  return wide.to(dtype);
+}
+
+struct Context {
+  ArenaPtr arena = make_arena();
+  DType dtype;
+  Ceilings ceilings;
+  std::vector<OpCase> cases;
+};
+
+double bytes_of(const std::vector<Var>& operands) {
+  double bytes = 0;
+  for (const Var& v : operands) bytes += static_cast<double>(v.value().nbytes());
+  return bytes;
+}
+
+void report(benchmark::State& state, const Context& context, double bytes, double flops, double seconds) {
+  const auto runs = static_cast<double>(state.iterations());
+  const double least = std::max(bytes / context.ceilings.bytes_per_s, flops / context.ceilings.flops);
+  state.counters["bytes/s"] = benchmark::Counter(bytes * runs / seconds);
+  if (flops > 0) state.counters["FLOP/s"] = benchmark::Counter(flops * runs / seconds);
+  state.counters["share"] = benchmark::Counter(least * runs / seconds);
+}
+
+std::vector<Var> operands_of(const OpCase& c, const Context& context, bool requires_grad) {
+  std::vector<Var> operands;
+  for (const Shape& shape : c.operands)
+    operands.emplace_back(random_tensor(shape, context.dtype, c, context.arena), requires_grad);
+  return operands;
+}
+
+double since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void forward(benchmark::State& state, const OpCase& c, const Context& context) {
+  const NoGrad no_grad;
+  const std::vector<Var> operands = operands_of(c, context, false);
+  const double bytes = bytes_of(operands) + static_cast<double>(c.op(operands).value().nbytes());
+  double total = 0;
+  for (auto _ : state) {
+    const auto start = std::chrono::steady_clock::now();
+    const Var y = c.op(operands);
+    const double seconds = since(start);
+    state.SetIterationTime(seconds);
+    total += seconds;
+  }
+  report(state, context, bytes, c.forward_flops, total);
+}
+
+// The graph is made outside of the time taken. Least bytes: operands and the result's gradient in, gradients out.
+void backward(benchmark::State& state, const OpCase& c, const Context& context) {
+  const std::vector<Var> operands = operands_of(c, context, true);
+  const Tensor seed = random_tensor(c.op(operands).shape(), context.dtype, c, context.arena);
+  const double bytes = 2 * bytes_of(operands) + static_cast<double>(seed.nbytes());
+  double total = 0;
+  for (auto _ : state) {
+    const Var y = c.op(operands);
+    BackwardOptions options;
+    if (y.dtype() == seed.dtype()) options.seed = seed;
+    for (Var v : operands) v.clear_grad();
+    const auto start = std::chrono::steady_clock::now();
+    tessera::backward(y, options);
+    const double seconds = since(start);
+    state.SetIterationTime(seconds);
+    total += seconds;
+  }
+  report(state, context, bytes, c.backward_flops, total);
+}
+
+void add_rows(const std::shared_ptr<Context>& context) {
+  for (const OpCase& c : context->cases)
+    for (const bool back : {false, true}) {
+      const std::string name = fmt::format("{}/{}/{}", c.name, back ? "backward" : "forward",
+                                           context->dtype == DType::float32 ? "fp32" : "bf16");
+      benchmark::RegisterBenchmark(name.c_str(),
+                                   [context, &c, back](benchmark::State& state) {
+                                     back ? backward(state, c, *context) : forward(state, c, *context);
+                                   })
+          ->UseManualTime()
+          ->Unit(benchmark::kMicrosecond);
+    }
+}
+
+}  // namespace
+
+void run_benchmarks(const std::vector<std::string>& words) {
+  std::vector<std::string> kept = words;
+  kept.insert(kept.begin(), "tessera bench");
+  std::vector<char*> argv;
+  for (std::string& word : kept) argv.push_back(word.data());
+  int argc = static_cast<int>(argv.size());
+  benchmark::Initialize(&argc, argv.data());
+  if (argc > 1) throw Error(fmt::format("bench: expected a flag of Google Benchmark, found '{}'", argv[1]));
+#ifdef NDEBUG
+  benchmark::AddCustomContext("tessera_build", "release");
+#else
+  benchmark::AddCustomContext("tessera_build", "debug");
+#endif
+  benchmark::AddCustomContext("matmul", cpu::matmul_library());
+  benchmark::AddCustomContext("threads", std::to_string(cpu::threads()));
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    const auto context = std::make_shared<Context>();
+    context->dtype = dtype;
+    context->ceilings = measure_ceilings(dtype, kCopiedBytes, context->arena);
+    context->cases = op_cases(context->arena);
+    const std::string name = dtype == DType::float32 ? "fp32" : "bf16";
+    benchmark::AddCustomContext(
+        "ceiling_" + name,
+        fmt::format("{:.1f} GB/s, {:.1f} GFLOP/s", context->ceilings.bytes_per_s / 1e9, context->ceilings.flops / 1e9));
+    add_rows(context);
+  }
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+}
+
+}  // namespace tessera::bench

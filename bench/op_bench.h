@@ -1,0 +1,14 @@
+// The microbenchmarks of `tessera bench`: every op of the op table, forward and backward, under Google Benchmark.
+//
+// Each row gives the bytes that the op must move at least (operands and results, once), the arithmetic of its products,
+// and `share`: of the time that the slower of the two would take at the machine's measured ceilings.
+#pragma once
+#include <string>
+#include <vector>
+
+namespace tessera::bench {
+
+// Runs with the words behind `bench` (Google Benchmark's flags). Throws Error (usage) for a word that it does not know.
+void run_benchmarks(const std::vector<std::string>& words);
+
+}  // namespace tessera::bench

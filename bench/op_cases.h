@@ -1,0 +1,23 @@
+// One problem for each op of the op table, of the size that it has in a small GPT's training step, with the arithmetic
+// that it needs.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "autograd/ops.h"
+
+namespace tessera::bench {
+
+struct OpCase {
+  std::string name;  // of the op table's row
+  std::vector<Shape> operands;
+  std::function<Var(const std::vector<Var>&)> op;
+  double forward_flops = 0, backward_flops = 0;  // of the products inside; 0: the op is bound by memory
+  double low = -1, high = 1;                     // of the operands' elements
+};
+
+// Sizes: 12 sequences of 256 tokens, 384 channels, 6 heads, a vocabulary of 4096.
+std::vector<OpCase> op_cases(const ArenaPtr& arena);
+
+}  // namespace tessera::bench
