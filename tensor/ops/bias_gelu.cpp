@@ -2,11 +2,27 @@
 #include "tensor/ops/bias_gelu.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "tensor/cpu/vectorize.h"
 #include "tensor/ops/elementwise_list.h"
 
 namespace tessera {
+namespace {
+
+// h = x + b; h may be x. A loop that stores two arrays of narrow elements is not vectorised, so this is one of its own.
+template <class T>
+void add_bias(const T* x, const T* b, T* h, int64_t c) {
+  using A = Accumulate<T>;
+  if (b == nullptr) {
+    if (h != x) std::copy(x, x + c, h);
+    return;
+  }
+#pragma GCC ivdep
+  for (int64_t j = 0; j < c; ++j) h[j] = T(static_cast<A>(x[j]) + static_cast<A>(b[j]));
+}
+
+}  // namespace
 
 BiasGelu bias_gelu(Tensor&& x_any, const Tensor& bias_any) {
   const int64_t c = x_any.dim(-1), n = x_any.numel() / std::max<int64_t>(c, 1);
@@ -24,11 +40,12 @@ BiasGelu bias_gelu(Tensor&& x_any, const Tensor& bias_any) {
       for (int64_t i = begin; i < end; ++i) {
         const T* const row = in + i * c;
         T *const h = ph + i * c, *const y = py + i * c;
+        if constexpr (std::is_same_v<T, A>) {
 #pragma GCC ivdep
-        for (int64_t j = 0; j < c; ++j) {
-          const T v = b ? T(static_cast<A>(row[j]) + static_cast<A>(b[j])) : row[j];
-          h[j] = v;
-          y[j] = T(Gelu::f(static_cast<A>(v)));
+          for (int64_t j = 0; j < c; ++j) y[j] = Gelu::f(h[j] = b ? row[j] + b[j] : row[j]);
+        } else {
+          add_bias(row, b, h, c);
+          for (int64_t j = 0; j < c; ++j) y[j] = T(Gelu::f(static_cast<A>(h[j])));
         }
       }
     });
@@ -59,11 +76,8 @@ Tensor bias_gelu_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias) {
           const T *const g = pg + i * c + j0, *const v = ph + i * c + j0;
           T* const to = out + i * c + j0;
 #pragma GCC ivdep
-          for (int64_t j = 0; j < width; ++j) {
-            const T d = T(static_cast<A>(g[j]) * Gelu::df(static_cast<A>(v[j])));
-            to[j] = d;
-            sum[j] += static_cast<A>(d);
-          }
+          for (int64_t j = 0; j < width; ++j) to[j] = T(static_cast<A>(g[j]) * Gelu::df(static_cast<A>(v[j])));
+          for (int64_t j = 0; j < width; ++j) sum[j] += static_cast<A>(to[j]);
         }
         std::copy(sum, sum + width, sums + j0);
       }

@@ -1,6 +1,7 @@
 // Checks, shapes, and the choice between oneDNN and our float64 kernel.
 #include "tensor/ops/matmul.h"
 
+#include "tensor/cpu/amx_matmul.h"
 #include "tensor/cpu/gemm.h"
 #include "tensor/ops/elementwise.h"
 
@@ -30,6 +31,7 @@ void product(Tensor& out, const Tensor& a_any, const Tensor& b_any, const Tensor
   if (a_any.dtype() != DType::float32 && a_any.dtype() != DType::bfloat16)
     throw Error("[matmul] dtype is " + std::string(name_of(a_any.dtype())) + "; expected a floating dtype");
   const Tensor a = with_unit_stride(a_any), b = with_unit_stride(b_any);
+  if (cpu::amx_takes(a, b)) return cpu::amx_matmul(out, a, b, bias, packed);
   if (packed)
     cpu::dnnl_matmul(out, a, b, bias, *packed);
   else
