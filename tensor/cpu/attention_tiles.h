@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
+#include "tensor/cpu/lanes.h"
 #include "tensor/cpu/tile_gemm.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/dtype.h"
@@ -108,6 +110,26 @@ void score_gradient_tile(A* dp, const A* p, int64_t width, const A* delta) {
     for (int64_t j = 0; j < kBlock; ++j)
 #pragma GCC ivdep
       for (int64_t i = 0; i < width; ++i) dp[j * width + i] = p[j * width + i] * (dp[j * width + i] - delta[i]);
+  });
+}
+
+// What a product of T takes: the elements rounded to T.
+template <class T, class A>
+void round_tile(A* tile, int64_t n) {
+  if constexpr (!std::is_same_v<T, A>)
+    vectorized([=] {
+      for (int64_t i = 0; i < n; ++i) tile[i] = static_cast<A>(T(tile[i]));
+    });
+}
+
+// The dot products of n rows of d elements, in sixteen lanes.
+template <class A, class T>
+void output_dots(A* dots, Rows<const T> a, Rows<const T> b, int64_t n, int64_t d) {
+  vectorized([=] {
+    for (int64_t i = 0; i < n; ++i) {
+      const T *const x = a.data + i * a.stride, *const y = b.data + i * b.stride;
+      dots[i] = lane_sum<A>(d, [=](int64_t c) { return static_cast<A>(x[c]) * static_cast<A>(y[c]); });
+    }
   });
 }
 

@@ -6,22 +6,20 @@
 #include <limits>
 #include <vector>
 
+#include "tensor/cpu/amx_attention.h"
+#include "tensor/cpu/attention_problem.h"
 #include "tensor/cpu/attention_tiles.h"
 
 namespace tessera {
 namespace {
 
+using cpu::Buffer;
 using cpu::kBlock;
 using cpu::kLanes;
+using cpu::lanes_up;
 using cpu::Rows;
-
-// Sizes of one call, and where (b, h) begins in each operand.
-struct Problem {
-  int64_t batch, tq, tk, heads, d;
-  AttentionOptions options;
-  double scale;
-  int64_t offset() const { return tk - tq; }  // position of query 0
-};
+using cpu::rows_of;
+using Problem = cpu::AttentionProblem;
 
 Problem check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
   if (q.rank() != 4 || !(k.shape() == v.shape()) || k.rank() != 4 || q.dim(0) != k.dim(0) || q.dim(2) != k.dim(2) ||
@@ -41,56 +39,6 @@ Problem check(const Tensor& q, const Tensor& k, const Tensor& v, const Attention
   if (p.options.tokens_total == 0) p.options.tokens_total = p.tk;
   return p;
 }
-
-template <class T>
-Rows<T> rows_of(const Tensor& t, int64_t b, int64_t h, int64_t row) {
-  using Plain = std::remove_const_t<T>;
-  return {t.data<Plain>() + b * t.strides()[0] + row * t.strides()[1] + h * t.strides()[2], t.strides()[1]};
-}
-
-cpu::TileMask mask_at(const Problem& p, int64_t key0, int64_t query0) {
-  return {std::min(kBlock, p.tk - key0), p.options.causal ? query0 + p.offset() - key0 : p.tk};
-}
-// Keys that the last of `queries` queries from query0 sees.
-int64_t keys_seen(const Problem& p, int64_t query0, int64_t queries) {
-  return p.options.causal ? std::min(p.tk, query0 + queries + p.offset()) : p.tk;
-}
-
-// keep / (1 - p) or 0 for each element of a tile of keys x queries.
-template <class A>
-void dropout_tile(A* keep, int64_t width, const Problem& p, int64_t b, int64_t h, int64_t key0, int64_t query0) {
-  const AttentionOptions& o = p.options;
-  const auto t = static_cast<uint64_t>(o.tokens_total);
-  const uint64_t plane = static_cast<uint64_t>((o.first_sequence + b) * o.heads_total + o.first_head + h) * t * t;
-  const auto probability = static_cast<float>(o.dropout);
-  const A up = static_cast<A>(1 / (1 - o.dropout));
-  for (int64_t i = 0; i < width; ++i) {
-    const uint64_t row = plane + static_cast<uint64_t>(query0 + p.offset() + i) * t + static_cast<uint64_t>(key0);
-    Philox::Block words{};
-    uint64_t held = ~uint64_t{0};
-    for (int64_t j = 0; j < kBlock; ++j) {
-      const uint64_t at = row + static_cast<uint64_t>(j);
-      if (at >> 2 != held) words = o.random(held = at >> 2, o.step);
-      keep[j * width + i] = Philox::to_uniform(words[at & 3]) >= probability ? up : A(0);
-    }
-  }
-}
-
-// Memory of one task, cut from one block.
-template <class A>
-struct Buffer {
-  explicit Buffer(const Tensor& owner, int64_t elements)
-      : tensor(owner.make({elements}, kDTypeOf<A>, Category::workspace)), at(tensor.data<A>()) {}
-  A* take(int64_t n) {
-    A* const p = at;
-    at += (n + kLanes<A> - 1) / kLanes<A> * kLanes<A>;
-    return p;
-  }
-  Tensor tensor;
-  A* at;
-};
-
-int64_t lanes_up(int64_t n, int64_t lanes) { return (n + lanes - 1) / lanes * lanes; }
 
 template <class T>
 class Forward {
@@ -128,21 +76,22 @@ class Forward {
     std::fill(max, max + w, -std::numeric_limits<A>::infinity());
     std::fill(sum, sum + w, A(0));
     std::fill(out, out + w * ld_, A(0));
-    const int64_t seen = keys_seen(p_, query0, queries);
+    const int64_t seen = cpu::keys_seen(p_, query0, queries);
     for (int64_t key0 = 0; key0 < seen; key0 += kBlock) {
       const int64_t keys = std::min(kBlock, p_.tk - key0);
       cpu::load_tile<A, T>(key, kBlock, ld_, rows_of<const T>(k_, b, h, key0), keys, p_.d, A(1));
       cpu::load_tile<A, T>(value, kBlock, ld_, rows_of<const T>(v_, b, h, key0), keys, p_.d, A(1));
       cpu::tile_gemm<A>(kBlock, w, p_.d, {key, ld_, 1}, query_t, w, scores, w, false);
-      cpu::mask_tile(scores, w, mask_at(p_, key0, query0));
+      cpu::mask_tile(scores, w, cpu::mask_at(p_, key0, query0));
       cpu::softmax_tile(scores, w, max, sum, shrink);
       if (key0 > 0)
         for (int64_t i = 0; i < w; ++i)
           for (int64_t c = 0; c < ld_; ++c) out[i * ld_ + c] *= shrink[i];
       if (p_.options.dropout > 0) {
-        dropout_tile(keep, w, p_, b, h, key0, query0);
+        cpu::dropout_tile(keep, w, p_, b, h, key0, query0);
         cpu::multiply_tile(scores, scores, keep, kBlock * w);
       }
+      cpu::round_tile<T>(scores, kBlock * w);
       cpu::tile_gemm<A>(w, ld_, kBlock, {scores, 1, w}, value, ld_, out, ld_, true);
     }
     A* const lse = result_.lse.template data<A>() + (b * p_.heads + h) * p_.tq + query0;
@@ -160,9 +109,7 @@ class Forward {
   const int64_t width_, ld_;
 };
 
-struct Gradients {
-  Tensor &dq, &dk, &dv;
-};
+using Gradients = cpu::AttentionGradients;
 
 template <class T>
 class Backward {
@@ -211,7 +158,7 @@ class Backward {
       std::fill(dkey, dkey + kBlock * ld_, A(0));
       std::fill(dvalue, dvalue + kBlock * ld_, A(0));
       for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
-        if (keys_seen(p_, query0, kBlock) > key0) pair(s, key, value, dkey, dvalue, tiles, {b, h, key0, query0});
+        if (cpu::keys_seen(p_, query0, kBlock) > key0) pair(s, key, value, dkey, dvalue, tiles, {b, h, key0, query0});
       cpu::store_rows<A, T>(rows_of<T>(grads_.dk, b, h, key0), dkey, ld_, keys, p_.d);
       cpu::store_rows<A, T>(rows_of<T>(grads_.dv, b, h, key0), dvalue, ld_, keys, p_.d);
     }
@@ -229,14 +176,10 @@ class Backward {
       cpu::transpose_tile(s.dout_t + i * ld_, s.dout + i * ld_, kBlock, ld_, p_.d);
     }
     const A* const lse = forward_.lse.template data<A>() + (b * p_.heads + h) * p_.tq;
-    const Rows<const T> out = rows_of<const T>(forward_.out, b, h, 0);
+    cpu::output_dots(s.delta, rows_of<const T>(dout_, b, h, 0), rows_of<const T>(forward_.out, b, h, 0), p_.tq, p_.d);
     for (int64_t i = 0; i < padded_; ++i) {
-      A dot = 0;
-      if (i < p_.tq)
-        for (int64_t c = 0; c < p_.d; ++c)
-          dot = math::fma(s.dout[i * ld_ + c], static_cast<A>(out.data[i * out.stride + c]), dot);
-      s.delta[i] = dot;
       s.lse[i] = i < p_.tq ? lse[i] : std::numeric_limits<A>::infinity();  // padding gets probability 0
+      if (i >= p_.tq) s.delta[i] = 0;
     }
   }
 
@@ -249,18 +192,24 @@ class Backward {
     A *const p = tiles, *const dp = tiles + n, *const keep = tiles + 2 * n, *const kept = tiles + 3 * n;
     const int64_t from = at.query0 * ld_;
     cpu::tile_gemm<A>(kBlock, kBlock, p_.d, {key, ld_, 1}, s.query_t + from, kBlock, p, kBlock, false);
-    cpu::mask_tile(p, kBlock, mask_at(p_, at.key0, at.query0));
+    cpu::mask_tile(p, kBlock, cpu::mask_at(p_, at.key0, at.query0));
     cpu::probability_tile(p, kBlock, s.lse + at.query0);
     cpu::tile_gemm<A>(kBlock, kBlock, p_.d, {value, ld_, 1}, s.dout_t + from, kBlock, dp, kBlock, false);
     const A* weight = p;  // what multiplied the values
     if (p_.options.dropout > 0) {
-      dropout_tile(keep, kBlock, p_, at.b, at.h, at.key0, at.query0);
+      cpu::dropout_tile(keep, kBlock, p_, at.b, at.h, at.key0, at.query0);
       cpu::multiply_tile(dp, dp, keep, n);
       cpu::multiply_tile(kept, p, keep, n);
       weight = kept;
     }
+    if constexpr (!std::is_same_v<T, A>) {
+      if (weight == p) std::copy(p, p + n, kept);
+      cpu::round_tile<T>(kept, n);
+      weight = kept;
+    }
     cpu::tile_gemm<A>(kBlock, ld_, kBlock, {weight, kBlock, 1}, s.dout + from, ld_, dvalue, ld_, true);
     cpu::score_gradient_tile(dp, p, kBlock, s.delta + at.query0);
+    cpu::round_tile<T>(dp, n);
     cpu::tile_gemm<A>(kBlock, ld_, kBlock, {dp, kBlock, 1}, s.query + from, ld_, dkey, ld_, true);
     cpu::tile_gemm<A>(kBlock, ld_, kBlock, {dp, 1, kBlock}, key, ld_, s.dquery + from, ld_, true);
   }
@@ -278,6 +227,10 @@ Attended attention(const Tensor& q, const Tensor& k, const Tensor& v, const Atte
   const Problem p = check(q, k, v, options);
   const DType wide = q.dtype() == DType::float64 ? DType::float64 : DType::float32;
   Attended result{q.make({p.batch, p.tq, p.heads, p.d}), q.make({p.batch, p.heads, p.tq}, wide)};
+  if (cpu::amx_takes_attention(p, q.dtype())) {
+    cpu::amx_attention(p, q, k, v, result);
+    return result;
+  }
   with_floating(q.dtype(), "attention", [&](auto t) { Forward<decltype(t)>(p, q, k, v, result).run(); });
   return result;
 }
@@ -286,6 +239,8 @@ void attention_backward(const Tensor& dout_any, const Tensor& q, const Tensor& k
                         const Attended& forward, const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv) {
   const Problem p = check(q, k, v, options);
   const Tensor dout = dout_any.contiguous();
+  if (cpu::amx_takes_attention(p, q.dtype()))
+    return cpu::amx_attention_backward(p, dout, q, k, v, forward, {dq, dk, dv});
   with_floating(q.dtype(), "attention_backward", [&](auto t) {
     Backward<decltype(t)>(p, dout, q, k, v, forward, {dq, dk, dv}).run();
   });
