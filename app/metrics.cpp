@@ -6,34 +6,31 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "data/files.h"
 #include "data/json.h"
 #include "tensor/error.h"
 
 namespace tessera {
-namespace {
-
-// The records up to a step. A last line without its end was cut by a kill and is dropped.
-std::string records_until(const std::filesystem::path& file, int64_t step) {
-  const std::string all = read_file(file);
+std::string records_until(std::string_view file, int64_t step, const std::string& what) {
   std::string kept;
-  for (size_t at = 0, end; (end = all.find('\n', at)) != std::string::npos; at = end + 1) {
-    const std::string line = all.substr(at, end - at);
-    const nlohmann::json j = parse_json(line, file.string());
-    if (!j.is_object() || !j.value("step", nlohmann::json()).is_number_integer()) {
+  for (size_t at = 0, end; (end = file.find('\n', at)) != std::string_view::npos; at = end + 1) {
+    const std::string_view line = file.substr(at, end - at);
+    const nlohmann::json j = parse_json(line, what);
+    const std::optional<int64_t> found = j.is_object() ? natural(j.value("step", nlohmann::json())) : std::nullopt;
+    if (!found) {
       if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;  // of the run before
-      throw InputError(fmt::format("{}: expected records with a step, found {}", file.string(), line));
+      throw InputError(fmt::format("{}: expected records with a step, found {}", what, line));
     }
-    if (j["step"].get<int64_t>() <= step) kept += line + "\n";
+    if (*found <= step) kept.append(line).append("\n");
   }
   return kept;
 }
 
-}  // namespace
-
 Metrics::Metrics(const std::filesystem::path& file, int64_t resumed_step) : path_(file) {
-  if (std::filesystem::is_regular_file(file)) write_file(file, records_until(file, resumed_step));
+  if (std::filesystem::is_regular_file(file))
+    write_file(file, records_until(read_file(file), resumed_step, file.string()));
   file_ = std::fopen(file.c_str(), "ae");
   if (!file_) throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
 }

@@ -4,8 +4,13 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 namespace tessera {
+
+// The records of a metrics file up to a step, and those alone. A last line without its end was cut by a kill and is
+// dropped, and so is the summary of an earlier run. `what` names the file in messages. Throws InputError.
+std::string records_until(std::string_view file, int64_t step, const std::string& what);
 
 class Metrics {
  public:
