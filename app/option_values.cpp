@@ -10,6 +10,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "app/plain_toml.h"
 #include "data/files.h"
 #include "data/utf8.h"
 #include "tensor/error.h"
@@ -179,6 +180,7 @@ void set_option(TrainOptions& options, std::string_view name, const std::string&
 void apply_config_file(TrainOptions& options, const std::string& path) { apply_config(options, read_file(path), path); }
 
 void apply_config(TrainOptions& options, std::string_view toml, const std::string& path) {
+  check_plain_toml(toml, path);
   toml::table table;
   try {
     table = toml::parse(toml, path);
