@@ -93,9 +93,9 @@ DatasetDescription parse_description(std::string_view text, const std::string& w
   if (!json.is_object() || json.value("format", Json()) != kFormat || json.value("version", Json()) != 1)
     throw InputError(fmt::format("{}: expected \"format\": \"{}\" and \"version\": 1", what, kFormat));
   if (!json.value("source", Json()).is_string()) throw InputError(what + ": the key 'source' must be a string");
-  const DatasetDescription d{json["source"].get<std::string>(), integer(json, "train", "bytes", what),
-                             integer(json, "val", "bytes", what), integer(json, "train", "tokens", what),
-                             integer(json, "val", "tokens", what)};
+  DatasetDescription d{json["source"].get<std::string>(), integer(json, "train", "bytes", what),
+                       integer(json, "val", "bytes", what), integer(json, "train", "tokens", what),
+                       integer(json, "val", "tokens", what)};
   if (d.train_bytes < 1 || d.val_bytes < 1) throw InputError(what + ": a split of 0 bytes");
   return d;
 }

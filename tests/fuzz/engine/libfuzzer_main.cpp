@@ -4,6 +4,7 @@
 
 #include "tests/fuzz/target.h"
 
+// NOLINTNEXTLINE(readability-identifier-naming): the name is libFuzzer's
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const tessera::fuzz::Parse parse = tessera::fuzz::targets().begin()->second;
   tessera::fuzz::accepts(parse, {reinterpret_cast<const char*>(data), size});
