@@ -44,6 +44,7 @@ std::string_view not_plain(std::string_view rest, const Line& line) {
   if (c == '[') return "'[': a table or a list";
   if (c == '{') return "'{': a table";
   if (c == ':') return "':': a time";
+  if (c == '-' && line.equals > 0 && line.last >= '0' && line.last <= '9') return "'-' behind a digit: a date";
   if (c == '.' && line.equals == 0) return "'.' in a key: a table";
   return static_cast<unsigned char>(c) >= 0x80 ? "a character beyond ASCII outside a string" : "";
 }

@@ -192,6 +192,7 @@ TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
   expect(deep + " = 1\n", "c.toml:1:2: expected KEY = VALUE, found '.'");
   expect("layers = [2]\n", "c.toml:1:10: expected KEY = VALUE, found '['");
   expect("# [\ndata = '[{' # {\nlayers = {a = 1}\n", "c.toml:3:10: expected KEY = VALUE, found '{'");
+  expect("steps = 1979-05-27\n", "c.toml:1:13: expected KEY = VALUE, found '-' behind a digit: a date");
   expect("steps = 07:32:00\n", "c.toml:1:11: expected KEY = VALUE, found ':'");
   expect("layers = 2\u00e9\n", "c.toml:1:11: expected KEY = VALUE, found a character beyond ASCII");
   expect("data = \"a\\\"\"[\n", "c.toml:1:13: expected KEY = VALUE, found '['");
