@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "data/files.h"
 #include "data/json.h"
@@ -14,28 +15,28 @@
 
 namespace tessera {
 
-// Drops the records of later steps, a summary, and a last line without its end, which was cut by a kill. Returns the
-// step of the last validation that stays, or -1.
+KeptRecords records_until(std::string_view file, int64_t step, const std::string& what) {
+  KeptRecords out;
+  for (size_t at = 0, end; (end = file.find('\n', at)) != std::string_view::npos; at = end + 1) {
+    const std::string_view line = file.substr(at, end - at);
+    const nlohmann::json j = parse_json(line, what);
+    const std::optional<int64_t> found = j.is_object() ? natural(j.value("step", nlohmann::json())) : std::nullopt;
+    if (!found) {
+      if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;  // of the run before
+      throw InputError(fmt::format("{}: expected records with a step, found {}", what, line));
+    }
+    if (*found > step) continue;
+    out.records.append(line).append("\n");
+    if (j.value("event", nlohmann::json()) == "eval") out.validated_step = *found;
+  }
+  return out;
+}
+
 int64_t Metrics::drop_records_after(const std::filesystem::path& file, int64_t step) {
   if (!std::filesystem::is_regular_file(file)) return -1;
-  const std::string all = read_file(file);
-  std::string kept;
-  int64_t validated = -1;
-  for (size_t at = 0, end; (end = all.find('\n', at)) != std::string::npos; at = end + 1) {
-    const std::string line = all.substr(at, end - at);
-    const nlohmann::json j = parse_json(line, file.string());
-    const std::string event = j.is_object() ? j.value("event", nlohmann::json()).dump() : "";
-    if (!j.is_object() || !j.value("step", nlohmann::json()).is_number_integer()) {
-      if (event == R"("summary")") continue;  // of the run before
-      throw InputError(fmt::format("{}: expected records with a step, found {}", file.string(), line));
-    }
-    const auto of = j["step"].get<int64_t>();
-    if (of > step) continue;
-    kept += line + "\n";
-    if (event == R"("eval")") validated = of;
-  }
-  write_file(file, kept);
-  return validated;
+  const KeptRecords kept = records_until(read_file(file), step, file.string());
+  write_file(file, kept.records);
+  return kept.validated_step;
 }
 
 Metrics::Metrics(const std::filesystem::path& run, int64_t resumed_step)

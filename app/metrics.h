@@ -6,10 +6,19 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "data/event_file.h"
 
 namespace tessera {
+
+// The records of a metrics file up to a step, and those alone. A last line without its end was cut by a kill and is
+// dropped, and so is the summary of an earlier run. `what` names the file in messages. Throws InputError.
+struct KeptRecords {
+  std::string records;
+  int64_t validated_step = -1;  // the last with a validation
+};
+KeptRecords records_until(std::string_view file, int64_t step, const std::string& what);
 
 class Metrics {
  public:

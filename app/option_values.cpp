@@ -10,6 +10,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "app/plain_toml.h"
 #include "data/files.h"
 #include "data/utf8.h"
 #include "tensor/error.h"
@@ -152,6 +153,7 @@ size_t distance(std::string_view a, std::string_view b) {  // Levenshtein
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& known) {
   for (const std::string& k : known)  // a beginning of a name is no slip: --lay is --layers, not --lr
     if (word.size() > 3 && k.starts_with(word)) return fmt::format("; did you mean '{}'?", k);
+  if (word.size() > 64) return "";  // nothing is near to it, and the search takes time
   const std::string* best = nullptr;
   size_t nearest = std::max<size_t>(2, word.size() / 3) + 1;
   for (const std::string& k : known)
@@ -175,10 +177,13 @@ void set_option(TrainOptions& options, std::string_view name, const std::string&
   });
 }
 
-void apply_config_file(TrainOptions& options, const std::string& path) {
+void apply_config_file(TrainOptions& options, const std::string& path) { apply_config(options, read_file(path), path); }
+
+void apply_config(TrainOptions& options, std::string_view toml, const std::string& path) {
+  check_plain_toml(toml, path);
   toml::table table;
   try {
-    table = toml::parse(read_file(path), path);
+    table = toml::parse(toml, path);
   } catch (const toml::parse_error& e) {
     const toml::source_position at = e.source().begin;
     throw Error(fmt::format("{}:{}:{}: not valid TOML: {}", path, at.line, at.column, e.description()));

@@ -1,6 +1,8 @@
 // Values of options: from text, from and to a configuration file.
 #pragma once
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "app/options.h"
@@ -14,9 +16,11 @@ void set_option(TrainOptions& options, std::string_view name, const std::string&
 int64_t parse_integer(const std::string& shown, const std::string& text, double least, double most);
 double parse_number(const std::string& shown, const std::string& text, const OptionInfo& info);
 
-// Applies a TOML file. Throws InputError when it cannot be read, Error (usage) with line and column for a syntax error,
-// an unknown key (with the nearest known one) or a value of the wrong type or range.
+// Applies a TOML file. Throws InputError when it cannot be read, and what apply_config() throws.
 void apply_config_file(TrainOptions& options, const std::string& path);
+// Applies TOML that `path` names in messages. Throws Error (usage) with line and column for a syntax error, an unknown
+// key (with the nearest known one) or a value of the wrong type or range.
+void apply_config(TrainOptions& options, std::string_view toml, const std::string& path);
 // The options as a TOML file that apply_config_file() reads back to the same values.
 std::string to_toml(const TrainOptions& options);
 // Keys and values of to_toml() one by one; options that were not given are left out.

@@ -24,23 +24,9 @@ int run(const Command& command) {
   return run_data(std::get<DataOptions>(command));
 }
 
-// A message may quote what a user typed or a file holds; the last line on standard error stays one line, and nothing in
-// it reaches the terminal as a command.
-std::string in_one_line(const std::string& message) {
-  std::string line;
-  for (const char c : message) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f)
-      line += fmt::format("\\x{:02x}", byte);
-    else
-      line += c;
-  }
-  return line;
-}
-
 int fail(const std::string& message, Status status) {
   std::fflush(stdout);
-  std::fputs(fmt::format("tessera: {}\n", in_one_line(message)).c_str(), stderr);
+  std::fputs(fmt::format("tessera: {}\n", one_line(message)).c_str(), stderr);
   return static_cast<int>(status);
 }
 

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "app/option_values.h"
+#include "data/json.h"
 #include "data/safetensors.h"
 #include "tensor/error.h"
 
@@ -118,18 +119,24 @@ void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset
   const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over);
   if (!checkpoint && passed_over.empty()) return;
   if (!checkpoint) refuse_unusable(path_, passed_over);
-  const Json saved = Json::parse(checkpoint->about).value("run", Json::object()),
-             now = identity(o, trainer.model().config, dataset);
-  std::vector<std::string> differences;
-  for (const auto& [key, value] : now.items())
-    if (const Json before = saved.value(key, Json()); before != value)
-      differences.push_back(fmt::format("{} is {} and was {}", key, value.dump(), before.dump()));
-  if (!differences.empty())
-    throw Error(fmt::format("--resume: {}: {}", checkpoint->path.string(), fmt::join(differences, "; ")));
+  const std::string now = identity(o, trainer.model().config, dataset).dump();
+  if (const auto found = differences(checkpoint->about, now, checkpoint->path.string()); !found.empty())
+    throw Error(fmt::format("--resume: {}: {}", checkpoint->path.string(), fmt::join(found, "; ")));
   load_model(trainer.model(), *checkpoint);
   const Safetensors state(checkpoint->path / "optimizer.safetensors");
   for_each_state(trainer.optimizer(), [&](const std::string& name, const Tensor& t) { state.read_into(name, t); });
   trainer.optimizer().set_steps(checkpoint->step);
+}
+
+std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what) {
+  const Json saved = parse_json(about, what).value("run", Json());
+  if (!saved.is_object()) throw InputError(fmt::format("{}: the manifest does not say which run it is of", what));
+  const Json current = Json::parse(now);
+  std::vector<std::string> out;
+  for (const auto& [key, value] : current.items())
+    if (const Json before = saved.value(key, Json()); before != value)
+      out.push_back(fmt::format("{} is {} and was {}", key, value.dump(), before.dump()));
+  return out;
 }
 
 Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passed_over) {

@@ -40,6 +40,9 @@ class RunDirectory {
   std::vector<std::filesystem::path> removed_;
 };
 
+// What differs between the run that a checkpoint is of (Checkpoint::about) and this one (a JSON object), one text for
+// each key of `now`. `what` names the checkpoint. Throws InputError when it does not say which run it is of.
+std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what);
 // The checkpoint that a path names: a checkpoint itself, or the newest of a run directory. Throws InputError.
 Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::string>& passed_over);
 // Reads the parameters of a materialised model. Throws InputError.

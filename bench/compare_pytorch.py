@@ -57,13 +57,14 @@ def settings(dtype):
     a = torch.ones(256, 256)
     a @ a  # so that the library is loaded
     with open("/proc/self/maps") as maps:
-        files = sorted({os.path.realpath(line.split()[-1]) for line in maps if "blas" in line or "libmkl_" in line})
+        files = sorted({os.path.realpath(line.split()[-1]) for line in maps if ("blas" in line or "libmkl_" in line)
+                        and "cublas" not in line and "numpy" not in line})
     with open("/proc/cpuinfo") as cpu:
         wide = "avx512bw" in cpu.read()
     if dtype == "fp32" and wide and any("openblas" in path for path in files):  # it does not know newer processors
         found += [f"{f}, OpenBLAS for {core}" for f in found for core in ("SkylakeX", "Cooperlake")]
     return {"settings": found, "version": torch.__version__, "blas": files,
-            "built_with": next((s.strip(" -") for s in torch.__config__.show().splitlines() if "MKL" in s), "")}
+            "built_with": "; ".join(s.strip(" -") for s in torch.__config__.show().splitlines() if "Version" in s or "MKL-DNN v" in s)}
 
 
 def pytorch_step(config, setting):

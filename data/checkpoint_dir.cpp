@@ -30,6 +30,12 @@ std::string checksum(const fs::path& file) {
   return fmt::format("{:016x}", XXH3_64bits(map.bytes().data(), map.bytes().size()));
 }
 
+// Of a file in the checkpoint's own folder: nothing that leads out of it, and nothing that the system would cut short.
+bool is_plain_name(std::string_view name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
+         name.find('\0') == std::string_view::npos;
+}
+
 // N of "step-N" with nothing after it.
 std::optional<int64_t> step_of(const fs::path& path) {
   const std::string name = path.filename().string();
@@ -120,34 +126,44 @@ Checkpoint save_checkpoint(const fs::path& directory, int64_t step, std::span<co
   return {name, step, about};
 }
 
-Checkpoint open_checkpoint(const fs::path& path) {
-  if (!fs::is_directory(path)) throw InputError(fmt::format("{}: there is no such checkpoint", path.string()));
-  const fs::path manifest_path = path / "manifest.json";
-  if (!fs::exists(manifest_path))
-    throw InputError(fmt::format("{}: not a checkpoint: it has no manifest.json", path.string()));
-  const Json manifest = parse_json(read_file(manifest_path), manifest_path.string());
-  const auto refuse = [&](const std::string& why) {
-    throw InputError(fmt::format("{}: {}", manifest_path.string(), why));
-  };
+Manifest parse_manifest(std::string_view json, const std::string& what) {
+  const Json manifest = parse_json(json, what);
+  const auto refuse = [&](const std::string& why) { throw InputError(fmt::format("{}: {}", what, why)); };
   if (!manifest.is_object() || manifest.value("format", Json()) != kFormat) refuse("not a checkpoint's manifest");
   if (manifest.value("version", Json()) != 1)
     refuse(fmt::format("version is {}; expected 1", manifest.value("version", Json()).dump()));
-  const Json step = manifest.value("step", Json()), files = manifest.value("files", Json()),
-             about = manifest.value("about", Json());
-  if (!step.is_number_unsigned() || !files.is_object() || !about.is_object()) refuse("expected step, files and about");
+  const Json files = manifest.value("files", Json()), about = manifest.value("about", Json());
+  const std::optional<int64_t> step = natural(manifest.value("step", Json()));
+  if (!step) refuse(fmt::format("step is {}; expected a whole number", manifest.value("step", Json()).dump()));
+  if (!files.is_object() || !about.is_object()) refuse("expected files and about, two objects");
+  Manifest out{*step, about.dump(), {}};
   for (const auto& [name, listed] : files.items()) {
-    const fs::path file = path / name;
-    std::error_code error;
+    if (!is_plain_name(name)) refuse(fmt::format("it lists '{}'; expected the name of a file beside it", name));
+    const std::optional<int64_t> bytes = listed.is_object() ? natural(listed.value("bytes", Json())) : std::nullopt;
+    if (!bytes || !listed.value("xxh3", Json()).is_string())
+      refuse(fmt::format("'{}' is {}; expected bytes and xxh3", name, listed.dump()));
+    out.files.push_back({name, static_cast<uint64_t>(*bytes), listed["xxh3"].get<std::string>()});
+  }
+  return out;
+}
+
+Checkpoint open_checkpoint(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) throw InputError(fmt::format("{}: there is no such checkpoint", path.string()));
+  const fs::path manifest_path = path / "manifest.json";
+  if (!fs::exists(manifest_path, error))
+    throw InputError(fmt::format("{}: not a checkpoint: it has no manifest.json", path.string()));
+  const Manifest manifest = parse_manifest(read_file(manifest_path), manifest_path.string());
+  for (const ListedFile& listed : manifest.files) {
+    const fs::path file = path / listed.name;
     const uintmax_t size = fs::file_size(file, error);
     if (error) throw InputError(fmt::format("{}: {}; the manifest lists it", file.string(), error.message()));
-    const Json bytes = listed.is_object() ? listed.value("bytes", Json()) : Json();
-    if (bytes != size)
-      throw InputError(fmt::format("{}: {} bytes; the manifest says {}", file.string(), size, bytes.dump()));
-    if (const std::string found = checksum(file); listed.value("xxh3", Json()) != found)
-      throw InputError(fmt::format("{}: checksum {}; the manifest says {}", file.string(), found,
-                                   listed.value("xxh3", Json()).dump()));
+    if (listed.bytes != size)
+      throw InputError(fmt::format("{}: {} bytes; the manifest says {}", file.string(), size, listed.bytes));
+    if (const std::string found = checksum(file); listed.xxh3 != found)
+      throw InputError(fmt::format("{}: checksum {}; the manifest says {}", file.string(), found, listed.xxh3));
   }
-  return {path, step.get<int64_t>(), about.dump()};
+  return {path, manifest.step, manifest.about};
 }
 
 std::optional<Checkpoint> newest_checkpoint(const fs::path& directory, std::vector<std::string>& passed_over) {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera {
@@ -30,6 +31,20 @@ struct Checkpoint {
 // OutputError naming the path and the cause; nothing is left of a failed attempt.
 Checkpoint save_checkpoint(const std::filesystem::path& directory, int64_t step, std::span<const CheckpointFile> files,
                            const std::string& about, size_t keep);
+
+// What a manifest says; the names of its files have no directory in them.
+struct ListedFile {
+  std::string name;
+  uint64_t bytes = 0;
+  std::string xxh3;  // XXH3-64 in lower-case hexadecimal
+};
+struct Manifest {
+  int64_t step = 0;
+  std::string about;
+  std::vector<ListedFile> files;
+};
+// `what` names the manifest in messages. Throws InputError.
+Manifest parse_manifest(std::string_view json, const std::string& what);
 
 // Checks the manifest, and the size and checksum of every file. Throws InputError naming the file.
 Checkpoint open_checkpoint(const std::filesystem::path& path);

@@ -22,8 +22,7 @@ constexpr std::string_view kFormat = "tessera dataset";
 // A non-negative integer at json[part][key].
 int64_t integer(const Json& json, const char* part, const char* key, const std::string& what) {
   if (json.contains(part) && json[part].is_object() && json[part].contains(key)) {
-    const Json& value = json[part][key];
-    if (value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{1} << 62) return value.get<int64_t>();
+    if (const std::optional<int64_t> value = natural(json[part][key])) return *value;
   }
   throw InputError(fmt::format("{}: the key '{}.{}' must be a non-negative integer", what, part, key));
 }
@@ -43,34 +42,42 @@ double Dataset::bits_per_byte(double nats_per_token) const {
   return nats_per_token / std::log(2.0) * static_cast<double>(val.size()) / static_cast<double>(val_bytes);
 }
 
+DatasetDescription parse_description(std::string_view text, const std::string& what) {
+  const Json json = parse_json(text, what);
+  if (!json.is_object() || json.value("format", Json()) != kFormat || json.value("version", Json()) != 1)
+    throw InputError(fmt::format("{}: expected \"format\": \"{}\" and \"version\": 1", what, kFormat));
+  if (!json.value("source", Json()).is_string()) throw InputError(what + ": the key 'source' must be a string");
+  DatasetDescription d{json["source"].get<std::string>(), integer(json, "train", "bytes", what),
+                       integer(json, "val", "bytes", what), integer(json, "train", "tokens", what),
+                       integer(json, "val", "tokens", what)};
+  if (d.train_bytes < 1 || d.val_bytes < 1) throw InputError(what + ": a split of 0 bytes");
+  return d;
+}
+
 Dataset Dataset::open(const fs::path& directory) {
   const std::string what = (directory / "dataset.json").string();
   std::error_code error;
   if (!fs::exists(what, error))
     throw InputError(fmt::format("{} is no dataset: it has no dataset.json", directory.string()));
-  const Json json = parse_json(read_file(what), what);
-  if (!json.is_object() || json.value("format", Json()) != kFormat || json.value("version", Json()) != 1)
-    throw InputError(fmt::format("{}: expected \"format\": \"{}\" and \"version\": 1", what, kFormat));
-  if (!json.value("source", Json()).is_string()) throw InputError(what + ": the key 'source' must be a string");
+  const DatasetDescription said = parse_description(read_file(what), what);
   Dataset d;
-  d.source = json["source"].get<std::string>();
+  d.source = said.source;
   d.directory = directory;
   d.train = TokenFile::open(directory / "train.tok");
   d.val = TokenFile::open(directory / "val.tok");
   d.tokenizer = Tokenizer::load(directory / "tokenizer.json");
-  d.train_bytes = integer(json, "train", "bytes", what);
-  d.val_bytes = integer(json, "val", "bytes", what);
+  d.train_bytes = said.train_bytes;
+  d.val_bytes = said.val_bytes;
   const auto same = [&](std::string_view name, int64_t expected, int64_t found) {
     if (found != expected)
       throw InputError(fmt::format("{}: {} is {} there and {} in the other files", what, name, expected, found));
   };
-  same("train.tokens", integer(json, "train", "tokens", what), d.train.size());
-  same("val.tokens", integer(json, "val", "tokens", what), d.val.size());
+  same("train.tokens", said.train_tokens, d.train.size());
+  same("val.tokens", said.val_tokens, d.val.size());
   const int64_t vocab = d.tokenizer->vocab_size();
   if (d.train.vocab_size() != vocab || d.val.vocab_size() != vocab)
     throw InputError(fmt::format("{}: the vocabularies differ: train.tok {}, val.tok {}, tokenizer.json {}",
                                  directory.string(), d.train.vocab_size(), d.val.vocab_size(), vocab));
-  if (d.train_bytes < 1 || d.val_bytes < 1) throw InputError(what + ": a split of 0 bytes");
   return d;
 }
 

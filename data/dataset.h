@@ -12,6 +12,15 @@
 
 namespace tessera {
 
+// What dataset.json says of the other files.
+struct DatasetDescription {
+  std::string source;
+  int64_t train_bytes = 0, val_bytes = 0;
+  int64_t train_tokens = 0, val_tokens = 0;
+};
+// `what` names it in messages. Throws InputError.
+DatasetDescription parse_description(std::string_view json, const std::string& what);
+
 struct Dataset {
   std::string source;  // the text it was made from
   std::filesystem::path directory;

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace tessera {
 
@@ -21,17 +22,27 @@ inline void write_file(const std::filesystem::path& file, std::string_view first
 // Flushes a directory's entries to disk, so that a rename in it survives a power cut. Throws OutputError.
 void sync_directory(const std::filesystem::path& directory);
 
-// A file mapped read-only for as long as the object lives. Throws InputError when it is missing, unreadable or
-// something else than a file.
+// A file mapped read-only for as long as the object lives; by default nothing.
 class MappedFile {
  public:
+  MappedFile() = default;
+  // Throws InputError when it is missing, unreadable or something else than a file.
   explicit MappedFile(const std::filesystem::path& file);
+  MappedFile(MappedFile&& other) noexcept { swap(other); }
+  MappedFile& operator=(MappedFile&& other) noexcept {
+    swap(other);
+    return *this;
+  }
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
   std::span<const std::byte> bytes() const { return {data_, size_}; }
 
  private:
+  void swap(MappedFile& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
 };

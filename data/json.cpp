@@ -58,9 +58,17 @@ class StrictEvents final : public nlohmann::json_sax<Json> {
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& what) {
+  // nlohmann's parser takes a NUL for the end and would not see what follows it.
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
+    throw InputError(fmt::format("{}: not valid JSON at byte {}: a NUL", what, nul));
   StrictEvents events(what);
   if (!Json::sax_parse(text, &events)) throw InputError(fmt::format("{}: not valid JSON", what));
   return Json::parse(text);
+}
+
+std::optional<int64_t> natural(const Json& value) {
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{1} << 62) return std::nullopt;
+  return value.get<int64_t>();
 }
 
 }  // namespace tessera

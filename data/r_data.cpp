@@ -6,14 +6,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "tensor/error.h"
 
 namespace tessera {
 namespace {
 
-constexpr uint32_t kMaxRecord = 256u << 20;
-constexpr int kMaxDepth = 64;  // of nested attributes
+constexpr uint64_t kMaxUnpacked = 256u << 20;  // of all records of a database
+constexpr int kMaxDepth = 64;                  // of nested attributes
 
 // The types of R values that can stand in the attributes of a vector.
 enum Type : uint32_t {
@@ -142,6 +143,53 @@ void Reader::skip(int depth) {
   }
 }
 
+// The state of zlib, freed at the end of the scope.
+class Inflater {
+ public:
+  explicit Inflater(std::string_view packed) {
+    zip_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(packed.data()));
+    zip_.avail_in = static_cast<uInt>(std::min<size_t>(packed.size(), UINT32_MAX));
+    if (inflateInit(&zip_) != Z_OK) throw InputError("zlib cannot start");
+  }
+  ~Inflater() { inflateEnd(&zip_); }
+  Inflater(const Inflater&) = delete;
+  Inflater& operator=(const Inflater&) = delete;
+  // Fills `room` as far as the stream goes; zlib's word for how it ended.
+  int fill(std::span<char> room) {
+    zip_.next_out = reinterpret_cast<Bytef*>(room.data());
+    zip_.avail_out = static_cast<uInt>(room.size());
+    return inflate(&zip_, Z_NO_FLUSH);
+  }
+  uint64_t used() const { return zip_.total_in; }
+  uint64_t made() const { return zip_.total_out; }
+
+ private:
+  z_stream zip_{};
+};
+
+struct Inflated {
+  std::string bytes;
+  uint64_t used = 0;   // of the packed bytes
+  bool whole = false;  // the stream ended, checksum and all, at the length that was claimed
+};
+
+// Unpacks a stream that claims `length` bytes, into memory that doubles as it fills.
+Inflated inflate_up_to(std::string_view packed, uint32_t length) {
+  constexpr uint64_t first_room = 1024;
+  Inflater zip(packed);
+  std::string bytes;
+  int result = Z_OK;
+  while (result == Z_OK) {
+    // Full and not at its end: one byte more than was claimed shows that the claim is false.
+    const uint64_t made = zip.made(), most = uint64_t{length} + 1;
+    if (made == most) break;
+    bytes.resize(std::min(most, std::max(first_room, 2 * made)));
+    result = zip.fill(std::span(bytes).subspan(made));
+  }
+  bytes.resize(zip.made());
+  return {std::move(bytes), zip.used(), result == Z_STREAM_END && zip.made() == length};
+}
+
 }  // namespace
 
 std::vector<std::string> read_character_vector(std::string_view stream, const std::string& what) {
@@ -158,6 +206,7 @@ std::vector<std::string> read_character_vector(std::string_view stream, const st
 
 std::vector<std::string> unpack_rdb(std::string_view file, const std::string& what) {
   std::vector<std::string> records;
+  uint64_t unpacked = 0;
   size_t position = 0;
   while (position < file.size()) {
     const auto fail = [&](const std::string& why) {
@@ -167,22 +216,14 @@ std::vector<std::string> unpack_rdb(std::string_view file, const std::string& wh
     uint32_t length = 0;
     for (size_t i = 0; i < 4; ++i) length = length << 8 | static_cast<uint8_t>(file[position + i]);
     const std::string_view packed = file.substr(position + 4);
-    // Deflate packs at most 1032 to 1: a longer claim is false, and must not allocate.
-    if (length > kMaxRecord || length / 1032 > packed.size()) fail(fmt::format("a length of {} bytes", length));
-    std::string record(length, '\0');
-    z_stream zip{};
-    if (inflateInit(&zip) != Z_OK) fail("zlib cannot start");
-    zip.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(packed.data()));
-    zip.avail_in = static_cast<uInt>(std::min<size_t>(packed.size(), UINT32_MAX));
-    zip.next_out = reinterpret_cast<Bytef*>(record.data());
-    zip.avail_out = length;
-    const int result = inflate(&zip, Z_FINISH);
-    const uint64_t used = zip.total_in, made = zip.total_out;
-    inflateEnd(&zip);
-    if (result != Z_STREAM_END || made != length)
-      fail(fmt::format("no whole zlib stream of {} bytes ({} unpacked)", length, made));
-    records.push_back(std::move(record));
-    position += 4 + used;
+    // Deflate packs at most 1032 to 1: a longer claim is false.
+    if (length > kMaxUnpacked - unpacked || length / 1032 > packed.size())
+      fail(fmt::format("a length of {} bytes", length));
+    Inflated result = inflate_up_to(packed, length);
+    if (!result.whole) fail(fmt::format("no whole zlib stream of {} bytes ({} unpacked)", length, result.bytes.size()));
+    records.push_back(std::move(result.bytes));
+    unpacked += length;
+    position += 4 + result.used;
   }
   return records;
 }

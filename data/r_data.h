@@ -10,7 +10,8 @@
 namespace tessera {
 
 // The unpacked records of a lazy-load database, in the order of the file. `what` names it in messages. Throws
-// InputError for a record that is truncated, not zlib, of another length than it says, or above 256 MiB.
+// InputError for a record that is truncated, not zlib, or of another length than it says, and for records of more than
+// 256 MiB in all. Memory is taken as it is filled, whatever length a record claims.
 std::vector<std::string> unpack_rdb(std::string_view file, const std::string& what);
 
 // The strings of one serialised character vector; its attributes are skipped. Throws InputError for another type, a

@@ -41,11 +41,6 @@ std::optional<int64_t> product(const std::vector<int64_t>& shape, int64_t start)
   return n;
 }
 
-std::optional<int64_t> natural(const Json& j) {
-  if (!j.is_number_unsigned() || j.get<uint64_t>() > uint64_t{1} << 62) return std::nullopt;
-  return j.get<int64_t>();
-}
-
 // All numbers of a JSON array that holds nothing else.
 std::optional<std::vector<int64_t>> naturals(const Json& j) {
   if (!j.is_array()) return std::nullopt;
@@ -60,6 +55,30 @@ std::optional<std::vector<int64_t>> naturals(const Json& j) {
 
 std::string_view view(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// What the header says of one tensor, checked against the data.
+TensorBytes described(const std::string& name, const Json& j, std::span<const std::byte> data,
+                      const std::string& what) {
+  const auto refuse = [&](const std::string& why) {
+    throw InputError(fmt::format("{}: tensor '{}': {}", what, name, why));
+  };
+  if (!j.is_object() || j.size() != 3 || !j.contains("dtype") || !j.contains("shape") || !j.contains("data_offsets"))
+    refuse("expected exactly dtype, shape and data_offsets");
+  const auto dtype =
+      std::find_if(kDTypes.begin(), kDTypes.end(), [&](const DTypeName& d) { return j["dtype"] == d.name; });
+  if (dtype == kDTypes.end())
+    refuse(fmt::format("dtype is {}; expected F64, F32, BF16, I32 or I64", j["dtype"].dump()));
+  const auto shape = naturals(j["shape"]), span = naturals(j["data_offsets"]);
+  if (!shape) refuse(fmt::format("shape is {}; expected whole numbers", j["shape"].dump()));
+  if (!span || span->size() != 2 || (*span)[0] > (*span)[1] || (*span)[1] > static_cast<int64_t>(data.size()))
+    refuse(fmt::format("data_offsets are {}; expected two numbers in order, at most {}", j["data_offsets"].dump(),
+                       data.size()));
+  const std::optional<int64_t> expected = product(*shape, size_of(dtype->dtype));
+  const int64_t found = (*span)[1] - (*span)[0];
+  if (!expected || *expected != found)
+    refuse(fmt::format("shape ({}) of {} does not fit its {} bytes", fmt::join(*shape, ", "), dtype->name, found));
+  return {name, dtype->dtype, *shape, data.subspan(static_cast<size_t>((*span)[0]), static_cast<size_t>(found))};
 }
 
 }  // namespace
@@ -94,52 +113,30 @@ void write_safetensors(const std::filesystem::path& file, std::span<const Tensor
   write_file(file, parts);
 }
 
-Safetensors::Safetensors(const std::filesystem::path& file) : file_(file), map_(file) {
-  const std::span<const std::byte> all = map_.bytes();
+Safetensors::Safetensors(const std::filesystem::path& file) : what_(file.string()), map_(file) { parse(map_.bytes()); }
+
+Safetensors::Safetensors(std::span<const std::byte> bytes, const std::string& what) : what_(what) { parse(bytes); }
+
+void Safetensors::parse(std::span<const std::byte> all) {
   uint64_t length = 0;
   if (all.size() >= kLengthBytes) std::memcpy(&length, all.data(), kLengthBytes);
   if (all.size() < kLengthBytes || length > kMaxHeader || length > all.size() - kLengthBytes)
-    throw InputError(
-        fmt::format("{}: not safetensors: header of {} bytes in a file of {}", file.string(), length, all.size()));
-  const Json header = parse_json(view(all.subspan(kLengthBytes, length)), file.string());
-  if (!header.is_object()) throw InputError(fmt::format("{}: the header is not a JSON object", file.string()));
+    throw InputError(fmt::format("{}: not safetensors: header of {} bytes in a file of {}", what_, length, all.size()));
+  const Json header = parse_json(view(all.subspan(kLengthBytes, length)), what_);
+  if (!header.is_object()) throw InputError(fmt::format("{}: the header is not a JSON object", what_));
   const std::span<const std::byte> data = all.subspan(kLengthBytes + length);
   for (const auto& [name, value] : header.items()) {
     if (name != "__metadata__") {
-      add(name, value.dump(), data);
+      tensors_.push_back(described(name, value, data, what_));
       continue;
     }
-    if (!value.is_object()) throw InputError(fmt::format("{}: __metadata__ is not an object", file.string()));
+    if (!value.is_object()) throw InputError(fmt::format("{}: __metadata__ is not an object", what_));
     for (const auto& [key, text] : value.items()) {
-      if (!text.is_string()) throw InputError(fmt::format("{}: __metadata__ '{}' is not a string", file.string(), key));
+      if (!text.is_string()) throw InputError(fmt::format("{}: __metadata__ '{}' is not a string", what_, key));
       metadata_[key] = text.get<std::string>();
     }
   }
   order_and_check(data);
-}
-
-void Safetensors::add(const std::string& name, const std::string& json, std::span<const std::byte> data) {
-  const auto refuse = [&](const std::string& why) {
-    throw InputError(fmt::format("{}: tensor '{}': {}", file_.string(), name, why));
-  };
-  const Json j = Json::parse(json);
-  if (!j.is_object() || j.size() != 3 || !j.contains("dtype") || !j.contains("shape") || !j.contains("data_offsets"))
-    refuse("expected exactly dtype, shape and data_offsets");
-  const auto dtype =
-      std::find_if(kDTypes.begin(), kDTypes.end(), [&](const DTypeName& d) { return j["dtype"] == d.name; });
-  if (dtype == kDTypes.end())
-    refuse(fmt::format("dtype is {}; expected F64, F32, BF16, I32 or I64", j["dtype"].dump()));
-  const auto shape = naturals(j["shape"]), span = naturals(j["data_offsets"]);
-  if (!shape) refuse(fmt::format("shape is {}; expected whole numbers", j["shape"].dump()));
-  if (!span || span->size() != 2 || (*span)[0] > (*span)[1] || (*span)[1] > static_cast<int64_t>(data.size()))
-    refuse(fmt::format("data_offsets are {}; expected two numbers in order, at most {}", j["data_offsets"].dump(),
-                       data.size()));
-  const std::optional<int64_t> expected = product(*shape, size_of(dtype->dtype));
-  const int64_t found = (*span)[1] - (*span)[0];
-  if (!expected || *expected != found)
-    refuse(fmt::format("shape ({}) of {} does not fit its {} bytes", fmt::join(*shape, ", "), dtype->name, found));
-  tensors_.push_back(
-      {name, dtype->dtype, *shape, data.subspan(static_cast<size_t>((*span)[0]), static_cast<size_t>(found))});
 }
 
 void Safetensors::order_and_check(std::span<const std::byte> data) {
@@ -152,24 +149,23 @@ void Safetensors::order_and_check(std::span<const std::byte> data) {
     index_[t.name] = i;
     if (t.bytes.data() != at)
       throw InputError(fmt::format("{}: tensor '{}' begins at byte {} of the data; expected {} (no holes, no overlaps)",
-                                   file_.string(), t.name, t.bytes.data() - data.data(), at - data.data()));
+                                   what_, t.name, t.bytes.data() - data.data(), at - data.data()));
     at += t.bytes.size();
   }
   if (at != data.data() + data.size())
-    throw InputError(
-        fmt::format("{}: {} bytes follow the last tensor", file_.string(), data.data() + data.size() - at));
+    throw InputError(fmt::format("{}: {} bytes follow the last tensor", what_, data.data() + data.size() - at));
 }
 
 const TensorBytes& Safetensors::at(const std::string& name) const {
   const auto found = index_.find(name);
-  if (found == index_.end()) throw InputError(fmt::format("{}: there is no tensor '{}'", file_.string(), name));
+  if (found == index_.end()) throw InputError(fmt::format("{}: there is no tensor '{}'", what_, name));
   return tensors_[found->second];
 }
 
 void Safetensors::read_into(const std::string& name, const Tensor& out) const {
   const TensorBytes& t = at(name);
   if (t.dtype != out.dtype() || !std::equal(t.shape.begin(), t.shape.end(), out.shape().begin(), out.shape().end()))
-    throw InputError(fmt::format("{}: tensor '{}' is {} ({}); expected {}", file_.string(), name, name_of(t.dtype),
+    throw InputError(fmt::format("{}: tensor '{}' is {} ({}); expected {}", what_, name, name_of(t.dtype),
                                  fmt::join(t.shape, ", "), out.describe()));
   if (!out.is_contiguous()) throw Error("[safetensors] the target of '" + name + "' is not contiguous");
   std::copy(t.bytes.begin(), t.bytes.end(), out.raw());

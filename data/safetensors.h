@@ -35,6 +35,8 @@ class Safetensors {
  public:
   // Throws InputError naming the file and the tensor.
   explicit Safetensors(const std::filesystem::path& file);
+  // The same of bytes in memory, which must outlive the object; `what` names them in messages.
+  Safetensors(std::span<const std::byte> bytes, const std::string& what);
 
   const std::vector<TensorBytes>& tensors() const { return tensors_; }  // in order of their bytes
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
@@ -45,9 +47,9 @@ class Safetensors {
   void read_into(const std::string& name, const Tensor& out) const;
 
  private:
-  void add(const std::string& name, const std::string& json, std::span<const std::byte> data);
+  void parse(std::span<const std::byte> all);
   void order_and_check(std::span<const std::byte> data);
-  std::filesystem::path file_;
+  std::string what_;
   MappedFile map_;
   std::vector<TensorBytes> tensors_;
   std::map<std::string, size_t> index_;

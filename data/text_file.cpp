@@ -8,15 +8,16 @@
 
 namespace tessera {
 
-Text load_text_file(const std::filesystem::path& file) {
-  std::string bytes = read_file(file);
-  if (bytes.empty()) throw InputError(fmt::format("{} is empty; expected a text", file.string()));
+Text load_text_file(const std::filesystem::path& file) { return text_of_bytes(read_file(file), file.string()); }
+
+Text text_of_bytes(std::string bytes, const std::string& name) {
+  if (bytes.empty()) throw InputError(fmt::format("{} is empty; expected a text", name));
   const size_t nul = bytes.find('\0');
   if (nul != std::string::npos)
-    throw InputError(fmt::format("{} is binary (a NUL byte at offset {}); expected a text", file.string(), nul));
+    throw InputError(fmt::format("{} is binary (a NUL byte at offset {}); expected a text", name, nul));
   if (bytes.starts_with("\xEF\xBB\xBF")) bytes.erase(0, 3);
-  if (bytes.empty()) throw InputError(fmt::format("{} holds only a byte order mark; expected a text", file.string()));
-  return one_document(file.string(), std::move(bytes));
+  if (bytes.empty()) throw InputError(fmt::format("{} holds only a byte order mark; expected a text", name));
+  return one_document(name, std::move(bytes));
 }
 
 }  // namespace tessera

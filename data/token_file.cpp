@@ -1,17 +1,12 @@
 // The memory-mapped token file.
 #include "data/token_file.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -73,63 +68,43 @@ void TokenFile::write(const std::filesystem::path& file, std::span<const int32_t
 }
 
 TokenFile TokenFile::open(const std::filesystem::path& file) {
-  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) throw InputError(fmt::format("cannot open the token file {}: {}", file.string(), std::strerror(errno)));
-  struct stat info {};
-  const bool regular = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-  TokenFile out;
-  void* map = MAP_FAILED;
-  if (regular && info.st_size >= static_cast<off_t>(sizeof(Header)))
-    map = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
-  ::close(fd);
-  if (!regular) throw InputError(fmt::format("the token file {} is not a regular file", file.string()));
-  if (map == MAP_FAILED)
-    throw InputError(fmt::format("the token file {} has {} bytes; a header of {} was expected", file.string(),
-                                 info.st_size, sizeof(Header)));
-  out.map_ = map;
-  out.map_bytes_ = info.st_size;
-  out.check(file);
+  MappedFile map(file);
+  TokenFile out = of_bytes(map.bytes(), file.string());
+  out.map_ = std::move(map);
   return out;
 }
 
 // Everything in the file is checked before anything of it is used.
-void TokenFile::check(const std::filesystem::path& file) {
-  const auto require = [&](bool ok, const std::string& why) {
-    if (!ok) throw InputError(fmt::format("the token file {}: {}", file.string(), why));
+TokenFile TokenFile::of_bytes(std::span<const std::byte> bytes, const std::string& what) {
+  const auto require = [&](bool ok, const auto& why) {
+    if (!ok) throw InputError(fmt::format("the token file {}: {}", what, why()));
   };
   Header h;
-  std::memcpy(&h, map_, sizeof(h));
-  require(h.magic == Header().magic, "it does not begin as a token file does");
-  require(h.version == 1, fmt::format("version {}; expected 1", h.version));
-  require(h.width == 2 || h.width == 4, fmt::format("{} bytes per token; expected 2 or 4", h.width));
-  require(h.vocab >= 1 && h.vocab <= uint64_t{1} << 31, fmt::format("a vocabulary of {} tokens", h.vocab));
-  require(h.zero == Header().zero, "the header's last 24 bytes must be zero");
-  const uint64_t payload = static_cast<uint64_t>(map_bytes_) - sizeof(Header);
-  require(h.count <= payload && h.count * h.width == payload,
-          fmt::format("{} tokens of {} bytes were expected, {} bytes are there", h.count, h.width, payload));
-  tokens_ = static_cast<const char*>(map_) + sizeof(Header);
-  const uint64_t hash = XXH3_64bits(tokens_, payload);
-  require(hash == h.hash, fmt::format("its checksum is {:016x}; expected {:016x}", hash, h.hash));
-  const uint64_t top = h.width == 2 ? largest<uint16_t>(tokens_, h.count) : largest<uint32_t>(tokens_, h.count);
-  require(top < h.vocab, fmt::format("token {} is outside the vocabulary of {}", top, h.vocab));
-  count_ = static_cast<int64_t>(h.count);
-  vocab_ = static_cast<int64_t>(h.vocab);
-  checksum_ = hash;
-  width_ = static_cast<int>(h.width);
-}
-
-TokenFile::~TokenFile() {
-  if (map_ != nullptr) ::munmap(map_, static_cast<size_t>(map_bytes_));
-}
-
-void TokenFile::swap(TokenFile& other) noexcept {
-  std::swap(map_, other.map_);
-  std::swap(map_bytes_, other.map_bytes_);
-  std::swap(tokens_, other.tokens_);
-  std::swap(count_, other.count_);
-  std::swap(vocab_, other.vocab_);
-  std::swap(checksum_, other.checksum_);
-  std::swap(width_, other.width_);
+  require(bytes.size() >= sizeof(h),
+          [&] { return fmt::format("{} bytes; a header of {} was expected", bytes.size(), sizeof(h)); });
+  std::memcpy(&h, bytes.data(), sizeof(h));
+  require(h.magic == Header().magic, [] { return "it does not begin as a token file does"; });
+  require(h.version == 1, [&] { return fmt::format("version {}; expected 1", h.version); });
+  require(h.width == 2 || h.width == 4, [&] { return fmt::format("{} bytes per token; expected 2 or 4", h.width); });
+  require(h.vocab >= 1 && h.vocab <= uint64_t{1} << 31,
+          [&] { return fmt::format("a vocabulary of {} tokens; expected 1 to 2^31", h.vocab); });
+  require(h.zero == Header().zero, [] { return "the header's last 24 bytes must be zero"; });
+  const std::span<const std::byte> payload = bytes.subspan(sizeof(h));
+  require(h.count <= payload.size() && h.count * h.width == payload.size(), [&] {
+    return fmt::format("{} tokens of {} bytes were expected, {} bytes are there", h.count, h.width, payload.size());
+  });
+  const uint64_t hash = XXH3_64bits(payload.data(), payload.size());
+  require(hash == h.hash, [&] { return fmt::format("its checksum is {:016x}; expected {:016x}", hash, h.hash); });
+  const uint64_t top =
+      h.width == 2 ? largest<uint16_t>(payload.data(), h.count) : largest<uint32_t>(payload.data(), h.count);
+  require(top < h.vocab, [&] { return fmt::format("token {} is outside the vocabulary of {}", top, h.vocab); });
+  TokenFile out;
+  out.tokens_ = payload.data();
+  out.count_ = static_cast<int64_t>(h.count);
+  out.vocab_ = static_cast<int64_t>(h.vocab);
+  out.checksum_ = hash;
+  out.width_ = static_cast<int>(h.width);
+  return out;
 }
 
 void TokenFile::copy(int64_t begin, int64_t count, int32_t* out) const {

@@ -3,27 +3,23 @@
 //   bytes 0..7 "TESSTOK\n"   8..11 version (1)   12..15 bytes per token (2 or 4)   16..23 vocabulary
 //   24..31 count             32..39 XXH3-64 of the tokens' bytes                   40..63 zero
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
+
+#include "data/files.h"
 
 namespace tessera {
 
 class TokenFile {
  public:
-  TokenFile() = default;
-  TokenFile(TokenFile&& other) noexcept { swap(other); }
-  TokenFile& operator=(TokenFile&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  TokenFile(const TokenFile&) = delete;
-  TokenFile& operator=(const TokenFile&) = delete;
-  ~TokenFile();
-
   // Maps a file read-only and checks all of it: header, length, checksum, every token inside the vocabulary. Throws
   // InputError. Cost: one pass over the file.
   static TokenFile open(const std::filesystem::path& file);
+  // The same of bytes in memory, which must outlive the result and begin at a multiple of 4; `what` names them.
+  static TokenFile of_bytes(std::span<const std::byte> bytes, const std::string& what);
   // Writes tokens, each in [0, vocab_size), beside `file` and renames. Throws OutputError; Error for a bad token.
   static void write(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab_size);
 
@@ -39,11 +35,7 @@ class TokenFile {
   void copy(int64_t begin, int64_t count, int32_t* out) const;
 
  private:
-  void swap(TokenFile& other) noexcept;
-  void check(const std::filesystem::path& file);
-
-  void* map_ = nullptr;
-  int64_t map_bytes_ = 0;
+  MappedFile map_;
   const void* tokens_ = nullptr;
   int64_t count_ = 0;
   int64_t vocab_ = 0;

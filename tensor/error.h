@@ -1,7 +1,9 @@
 // The one exception type of Tessera, and the exit status each kind of failure ends the program with.
 //
 // A message is one line that says which option, key, file, tensor or rank is meant, what was expected and what was
-// found. Ops tag theirs: `[matmul] inner dims differ: a (4, 8) x b (6, 3); b must have 8 rows`.
+// found. It may quote what a user typed or a file holds, and stays one line of at most 8,000 bytes: nothing in it
+// reaches the terminal as a command. Ops tag theirs: `[matmul] inner dims differ: a (4, 8) x b (6, 3); b must have 8
+// rows`.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -17,10 +19,13 @@ enum class Status {
   output = 6,         // writing failed
 };
 
+// A message as it is shown: control characters as `\x1b`, and the middle of a long one left out.
+std::string one_line(const std::string& message);
+
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message, Status status = Status::usage)
-      : std::runtime_error(message), status_(status) {}
+      : std::runtime_error(one_line(message)), status_(status) {}
   Status status() const { return status_; }
 
  private:

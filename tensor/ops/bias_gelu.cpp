@@ -1,4 +1,5 @@
-// Forward splits rows over threads; backward splits columns, so that each bias gradient is one thread's sum in order.
+// Threads split the rows. A bias gradient is summed over 64 rows at a time, and then over these sums in order, so it
+// does not depend on the number of threads.
 #include "tensor/ops/bias_gelu.h"
 
 #include <algorithm>
@@ -9,6 +10,8 @@
 
 namespace tessera {
 namespace {
+
+constexpr int64_t kChunk = 64;  // rows whose bias gradients are summed together
 
 // h = x + b; h may be x. A loop that stores two arrays of narrow elements is not vectorised, so this is one of its own.
 template <class T>
@@ -60,30 +63,33 @@ Tensor bias_gelu_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias) {
   dy_any = Tensor();
   Tensor dh = dy.unique() ? dy : h.make(h.shape());
   const int64_t c = h.dim(-1), n = h.numel() / std::max<int64_t>(c, 1);
-  const Tensor total = h.make({c}, h.dtype() == DType::float64 ? DType::float64 : DType::float32);
+  const int64_t chunks = std::max<int64_t>(1, (n + kChunk - 1) / kChunk);
+  const Tensor total = h.make({chunks, c}, h.dtype() == DType::float64 ? DType::float64 : DType::float32);
   with_floating(h.dtype(), "bias_gelu_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
     const T *const pg = dy.data<T>(), *const ph = h.data<T>();
     T* const out = dh.data<T>();
     A* const sums = total.data<A>();
-    constexpr int64_t kStrip = 256;
-    cpu::parallel_for(c, kStrip, [=](int64_t begin, int64_t end) {
-      for (int64_t j0 = begin; j0 < end; j0 += kStrip) {
-        const int64_t width = std::min(kStrip, end - j0);
-        A sum[kStrip] = {};
-        for (int64_t i = 0; i < n; ++i) {
-          const T *const g = pg + i * c + j0, *const v = ph + i * c + j0;
-          T* const to = out + i * c + j0;
+    cpu::parallel_for(chunks, 1, [=](int64_t begin, int64_t end) {
+      for (int64_t chunk = begin; chunk < end; ++chunk) {
+        A* const sum = sums + chunk * c;
+        std::fill(sum, sum + c, A(0));
+        for (int64_t i = chunk * kChunk; i < std::min(n, (chunk + 1) * kChunk); ++i) {
+          const T *const g = pg + i * c, *const v = ph + i * c;
+          T* const to = out + i * c;
 #pragma GCC ivdep
-          for (int64_t j = 0; j < width; ++j) to[j] = T(static_cast<A>(g[j]) * Gelu::df(static_cast<A>(v[j])));
-          for (int64_t j = 0; j < width; ++j) sum[j] += static_cast<A>(to[j]);
+          for (int64_t j = 0; j < c; ++j) to[j] = T(static_cast<A>(g[j]) * Gelu::df(static_cast<A>(v[j])));
+          for (int64_t j = 0; j < c; ++j) sum[j] += static_cast<A>(to[j]);
         }
-        std::copy(sum, sum + width, sums + j0);
       }
     });
+    cpu::vectorized([=] {
+      for (int64_t chunk = 1; chunk < chunks; ++chunk)
+        for (int64_t j = 0; j < c; ++j) sums[j] += sums[chunk * c + j];
+    });
   });
-  if (dbias) dbias->copy_from(total);
+  if (dbias) dbias->copy_from(total.narrow(0, 0, 1).reshape({c}));
   return dh;
 }
 

@@ -171,6 +171,13 @@ TEST_F(ConfigTest, RoundTrips) {
   EXPECT_EQ(back.data, o.data);
 }
 
+TEST_F(ConfigTest, StringsOfEveryKindHoldAnything) {
+  EXPECT_EQ(read("data = \"a\\\"[\"").data, "a\"[");
+  EXPECT_EQ(read("data = 'a\\'  # [\n").data, "a\\");
+  EXPECT_EQ(read("'data' = \"a#b=c.d\" # \"\"\"\n\"layers\" = 2\n").data, "a#b=c.d");
+  EXPECT_EQ(read("data = \"[\u00e9]'''\\\\\"\n").data, "[\u00e9]'''\\");
+}
+
 TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
   const auto expect = [&](const std::string& text, const std::string& words) {
     const std::string found = message([&] { read(text); });
@@ -183,8 +190,21 @@ TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
   expect("layers = 0\n", "c.toml:1:1: layers: expected a whole number in [1, 100000], found '0'");
   expect("out = \"x\"\n", "out: unknown key");
   expect("layers = \n", "c.toml:1:");
-  expect("[model]\nlayers = 2\n", "model: expected a string, found a TOML table");
-  expect("[sizes]\nlayers = 2\n", "sizes: unknown key");
+  expect("[model]\nlayers = 2\n", "c.toml:1:1: expected KEY = VALUE, found '['");
+  expect("layers = 2\n  [[ \n", "c.toml:2:3: expected KEY = VALUE, found '['");
+  expect("model.layers = 2\n", "c.toml:1:6: expected KEY = VALUE, found '.' in a key");
+  std::string deep = "a";
+  for (int i = 0; i < 300'000; ++i) deep += ".a";
+  expect(deep + " = 1\n", "c.toml:1:2: expected KEY = VALUE, found '.'");
+  expect("layers = [2]\n", "c.toml:1:10: expected KEY = VALUE, found '['");
+  expect("# [\ndata = '[{' # {\nlayers = {a = 1}\n", "c.toml:3:10: expected KEY = VALUE, found '{'");
+  expect("steps = 1979-05-27\n", "c.toml:1:13: expected KEY = VALUE, found '-' behind a digit: a date");
+  expect("steps = 07:32:00\n", "c.toml:1:11: expected KEY = VALUE, found ':'");
+  expect("layers = 2\u00e9\n", "c.toml:1:11: expected KEY = VALUE, found a character beyond ASCII");
+  expect("data = \"a\\\"\"[\n", "c.toml:1:13: expected KEY = VALUE, found '['");
+  expect("data = \"\"\"a\"\"\"\n", "c.toml:1:8: expected KEY = VALUE, found a string of several lines");
+  expect("data = \"a\nmodel = \"gpt2\"\n", "c.toml:1:10: not valid TOML");
+  expect("layers = 2'\u00e9'\n", "c.toml:1:11: expected KEY = VALUE, found a string inside");
   EXPECT_NE(message(
                 [] {
                   train({"--config", "/nonexistent.toml"});

@@ -72,6 +72,13 @@ TEST(RData, UnpacksRecordsAndRefusesDamagedOnes) {
   expect_error(Status::input, {"zlib stream of 4999"}, [&] { unpack_rdb(word(4999) + file.substr(4), "lib"); });
 }
 
+// A file of 300 KiB that would unpack to 300 MiB.
+TEST(RData, RefusesMoreThanItsShareOfMemory) {
+  std::string file;
+  for (int i = 0; i < 300; ++i) file += packed(std::string(1 << 20, 'a'));
+  expect_error(Status::input, {"lib", "record 256", "a length of 1048576"}, [&] { unpack_rdb(file, "lib"); });
+}
+
 // Every truncation, and thousands of random changes, end in strings or in an InputError.
 TEST(RData, DamageNeverCrashesIt) {
   const std::string good = strings(3, 0x210) + attributes();

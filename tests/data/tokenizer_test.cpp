@@ -64,6 +64,7 @@ TEST(Json, RefusesWhatALenientReaderChanges) {
   const auto refuse = [](const std::string& json, const std::string& part) {
     expect_error(Status::input, {"f.json", part}, [&] { parse_json(json, "f.json"); });
   };
+  refuse(std::string("{}\0 more", 8), "byte 2: a NUL");
   refuse(R"({"a":1,"a":2})", "'a' stands twice");
   refuse(R"({"a":18446744073709551616})", "18446744073709551616 is beyond 64 bits");
   refuse(R"({"a":-9223372036854775809})", "beyond 64 bits");

@@ -1,0 +1,42 @@
+# Fuzzing: tessera_fuzz() builds fuzz_NAME of every tests/fuzz/NAME_target.cpp, with clang's libFuzzer and the address and
+# undefined sanitizers. Included before any target is made, because every library is then built for it.
+
+option(TESSERA_BUILD_FUZZ "Build the fuzz targets (clang only)" OFF)
+if(NOT TESSERA_BUILD_FUZZ)
+  return()
+endif()
+
+if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  message(FATAL_ERROR "TESSERA_BUILD_FUZZ needs clang (-DCMAKE_CXX_COMPILER=clang++); the compiler is ${CMAKE_CXX_COMPILER_ID}")
+endif()
+if(TESSERA_SANITIZE)
+  message(FATAL_ERROR "TESSERA_BUILD_FUZZ brings its own sanitizers; TESSERA_SANITIZE is '${TESSERA_SANITIZE}', expected empty")
+endif()
+include(CheckCXXSourceCompiles)
+set(CMAKE_REQUIRED_FLAGS -fsanitize=fuzzer,address,undefined)
+check_cxx_source_compiles(
+  "#include <cstddef>\n#include <cstdint>\nextern \"C\" int LLVMFuzzerTestOneInput(const uint8_t*, size_t) { return 0; }" TESSERA_HAS_LIBFUZZER)
+unset(CMAKE_REQUIRED_FLAGS)
+if(NOT TESSERA_HAS_LIBFUZZER)
+  string(REGEX MATCH "^[0-9]+" clang_major "${CMAKE_CXX_COMPILER_VERSION}")
+  message(FATAL_ERROR "TESSERA_BUILD_FUZZ: clang cannot link -fsanitize=fuzzer,address,undefined; Debian has it in the package libclang-rt-${clang_major}-dev")
+endif()
+
+add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
+add_link_options(-fsanitize=address,undefined)
+# Debian's target for toml++ links a library that is built without coverage; as a header it is built like our own code.
+add_library(tomlplusplus::tomlplusplus INTERFACE IMPORTED)
+
+# tessera_fuzz(libraries...): fuzz_NAME for each target, and `fuzz` for all of them.
+function(tessera_fuzz)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/fuzz/*_target.cpp)
+  add_custom_target(fuzz)
+  foreach(source IN LISTS sources)
+    string(REGEX REPLACE "^.*/([^/]+)_target[.]cpp$" "fuzz_\\1" name ${source})
+    add_executable(${name} ${source} ${CMAKE_SOURCE_DIR}/tests/fuzz/engine/libfuzzer_main.cpp)
+    target_link_libraries(${name} PRIVATE ${ARGN})
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+    set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+    add_dependencies(fuzz ${name})
+  endforeach()
+endfunction()

@@ -1,0 +1,29 @@
+// The configuration file: what is accepted is written again as TOML that means the same.
+#include "app/option_values.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse_config(std::string_view bytes) {
+  TrainOptions options, again;
+  apply_config(options, bytes, kWhat);
+  const std::string written = to_toml(options);
+  try {
+    apply_config(again, written, "what was written");
+  } catch (const Error& e) {
+    require(false, std::string("what was read can be written and read again: ") + e.what());
+  }
+  require(config_values(again) == config_values(options), "what was written means the same");
+  try {
+    validate(options);
+  } catch (const Error& e) {
+    throw Error(std::string(kWhat) + ": " +
+                e.what());  // it names the options, which may come from the command line too
+  }
+}
+
+const Target target("config", parse_config);
+
+}  // namespace
+}  // namespace tessera::fuzz

@@ -1,0 +1,17 @@
+// dataset.json, the description beside a dataset's token files.
+#include "data/dataset.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse_dataset(std::string_view bytes) {
+  const DatasetDescription d = parse_description(bytes, kWhat);
+  require(d.train_tokens >= 0 && d.val_tokens >= 0, "counts are not negative");
+  require(d.train_bytes >= 1 && d.val_bytes >= 1, "no split is empty");
+}
+
+const Target target("dataset", parse_dataset);
+
+}  // namespace
+}  // namespace tessera::fuzz

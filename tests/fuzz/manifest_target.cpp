@@ -1,0 +1,25 @@
+// A checkpoint's manifest, and what --resume compares with what it says about the run.
+#include "app/run_directory.h"
+#include "data/checkpoint_dir.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse_a_manifest(std::string_view bytes) {
+  const Manifest manifest = parse_manifest(bytes, kWhat);
+  require(manifest.step >= 0, "a step is not negative");
+  for (const ListedFile& file : manifest.files) {
+    const std::filesystem::path name(file.name);
+    require(name.is_relative() && name.filename() == name && name != ".." && name != ".",
+            "a listed file lies beside the manifest");
+    require(std::string_view(name.c_str()) == file.name, "the system sees the whole name");
+  }
+  const size_t found = differences(manifest.about, R"({"layers": 4, "dtype": "fp32"})", kWhat).size();
+  require(found <= 2, "a difference for each key at most");
+}
+
+const Target target("manifest", parse_a_manifest);
+
+}  // namespace
+}  // namespace tessera::fuzz

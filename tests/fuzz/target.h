@@ -1,0 +1,52 @@
+// What a fuzz target is, and the list that each tests/fuzz/NAME_target.cpp puts its one target on.
+//
+// The same targets are built twice: as fuzz_NAME, with libFuzzer, and all together into the ordinary test suite, which
+// replays tests/fuzz/corpus/NAME. So a new target is one new file and its corpus.
+#pragma once
+#include <map>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "tensor/error.h"
+
+namespace tessera::fuzz {
+
+inline constexpr const char* kWhat = "the input";  // the name of the bytes in messages
+
+// Parses bytes, and holds what it accepts to what the parser promises about it. Throws Error when they are refused;
+// anything else that is thrown is a finding.
+using Parse = void (*)(std::string_view bytes);
+
+inline std::map<std::string, Parse>& targets() {
+  static std::map<std::string, Parse> all;
+  return all;
+}
+
+// Put in a target's file as a constant, it adds the target before main() begins.
+struct Target {
+  Target(const std::string& name, Parse parse) { targets()[name] = parse; }
+};
+
+inline void require(bool held, const std::string& promise) {
+  if (!held) throw std::logic_error("a promise is broken: " + promise);
+}
+
+inline std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+// Whether the target accepts the bytes. A refusal must be one line that names them.
+inline bool accepts(Parse parse, std::string_view bytes) {
+  try {
+    parse(bytes);
+    return true;
+  } catch (const Error& e) {
+    const std::string_view message = e.what();
+    require(message.find(kWhat) != std::string_view::npos, "a message names the input: " + std::string(message));
+    require(message.find_first_of("\n\x1b") == std::string_view::npos, "a message is one line without controls");
+    require(message.size() < 9000, "a message is not endless");
+    return false;
+  }
+}
+
+}  // namespace tessera::fuzz

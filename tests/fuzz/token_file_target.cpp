@@ -1,0 +1,38 @@
+// Token files. No fuzzer guesses a checksum, so the bytes are parsed once more with the right one put in.
+#include <xxhash.h>
+
+#include <cstring>
+#include <vector>
+
+#include "data/token_file.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+constexpr size_t kHeader = 64, kHashAt = 32;
+
+void read_all(std::span<const std::byte> bytes) {
+  const TokenFile file = TokenFile::of_bytes(bytes, kWhat);
+  std::vector<int32_t> tokens(static_cast<size_t>(file.size()));
+  file.copy(0, file.size(), tokens.data());
+  for (const int32_t t : tokens) require(t >= 0 && t < file.vocab_size(), "a token is inside the vocabulary");
+}
+
+void parse_token_file(std::string_view text) {
+  std::vector<std::byte> bytes(text.size());  // at an address that suits the tokens
+  if (!text.empty()) std::memcpy(bytes.data(), text.data(), text.size());
+  if (bytes.size() >= kHeader) {
+    std::vector<std::byte> mended = bytes;
+    const uint64_t hash = XXH3_64bits(mended.data() + kHeader, mended.size() - kHeader);
+    std::memcpy(mended.data() + kHashAt, &hash, sizeof(hash));
+    accepts([](std::string_view m) { read_all(bytes_of(m)); },
+            {reinterpret_cast<const char*>(mended.data()), mended.size()});
+  }
+  read_all(bytes);
+}
+
+const Target target("token_file", parse_token_file);
+
+}  // namespace
+}  // namespace tessera::fuzz

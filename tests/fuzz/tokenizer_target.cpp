@@ -1,0 +1,26 @@
+// A tokenizer's JSON file: what is accepted decodes every token, encodes it back, and is written as it was read.
+#include <numeric>
+#include <vector>
+
+#include "data/tokenizer.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse_tokenizer(std::string_view bytes) {
+  const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::from_json(bytes, kWhat);
+  std::vector<int32_t> tokens(static_cast<size_t>(tokenizer->vocab_size()));
+  std::iota(tokens.begin(), tokens.end(), 0);
+  const std::string text = tokenizer->decode(tokens);
+  const std::vector<int32_t> back = tokenizer->encode(text);
+  // Of a bpe tokenizer the text survives: merges may join what stood apart.
+  require(tokenizer->kind() == "bpe" ? tokenizer->decode(back) == text : back == tokens, "text survives tokens");
+  const std::string written = tokenizer->to_json();
+  require(Tokenizer::from_json(written, kWhat)->to_json() == written, "a tokenizer is written as it was read");
+}
+
+const Target target("tokenizer", parse_tokenizer);
+
+}  // namespace
+}  // namespace tessera::fuzz
