@@ -7,6 +7,7 @@
 #include "app/tokenizer_choice.h"
 #include "app/train_output.h"
 #include "models/sample.h"
+#include "tensor/cpu/amx.h"
 #include "tensor/cpu/dnnl_matmul.h"
 #include "tensor/error.h"
 
@@ -34,8 +35,10 @@ void introduce(TrainOutput& output, const TrainOptions& o, Trainer& trainer, con
                              short_number(static_cast<double>(d.train_bytes)),
                              short_number(static_cast<double>(d.train.size())), d.tokenizer->kind(),
                              short_number(static_cast<double>(d.val.size()))));
-  output.message(fmt::format("{} steps of {} tokens on {} threads ({}); the run is written to {}", o.steps,
-                             trainer.tokens_per_step(), cpu::threads(), cpu::matmul_library(), run.path().string()));
+  output.message(fmt::format(
+      "{} steps of {} tokens on {} threads ({}); the run is written to {}", o.steps, trainer.tokens_per_step(),
+      cpu::threads(), o.dtype == "bf16" && cpu::has_amx() ? "our own products on AMX tiles" : cpu::matmul_library(),
+      run.path().string()));
   if (o.dtype == "bf16" && !cpu::has_bfloat16_matmul())
     output.message("bf16 is emulated: this machine has no AVX-512, so products are made in fp32 of rounded inputs");
 }

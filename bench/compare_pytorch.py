@@ -7,12 +7,14 @@ usage: bench/compare_pytorch.py [--binary build/release/bin/tessera] [--configs 
 Each round runs Tessera and then PyTorch, each in a process of its own; a run's number is the median over its steps
 after the first five, the table's the median over rounds. PyTorch runs with the fastest of its settings that this
 version has (plain or fused attention, AdamW in its kinds, torch.compile; in bf16 autocast or bf16 parameters; with
-OpenBLAS the kernels it chooses itself or those for AVX-512), chosen by one run of each beforehand.
+OpenBLAS the kernels it chooses itself or those for AVX-512), chosen by one run of each beforehand. Memory is the
+largest resident set of the process; of PyTorch's, what it held after importing torch is taken off.
 """
 import argparse
 import json
 import os
 import random
+import resource
 import statistics
 import string
 import subprocess
@@ -64,7 +66,8 @@ def settings(dtype):
     if dtype == "fp32" and wide and any("openblas" in path for path in files):  # it does not know newer processors
         found += [f"{f}, OpenBLAS for {core}" for f in found for core in ("SkylakeX", "Cooperlake")]
     return {"settings": found, "version": torch.__version__, "blas": files,
-            "built_with": "; ".join(s.strip(" -") for s in torch.__config__.show().splitlines() if "Version" in s or "MKL-DNN v" in s)}
+            "built_with": "; ".join(s.strip(" -") for s in torch.__config__.show().splitlines()
+                                    if "Kernel Library Version" in s or "MKL-DNN v" in s)}
 
 
 def pytorch_step(config, setting):
@@ -98,13 +101,23 @@ def pytorch_step(config, setting):
     return step
 
 
+def resident_mb():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize() / 1e6
+
+
 def child(config, setting):
+    import torch  # noqa: F401  (its own memory is not the model's)
+
+    before = resident_mb()
     step, times = pytorch_step(config, setting), []
     for _ in range(WARMUP + config["steps"]):
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
-    print(json.dumps({"tokens_per_s": config["batch"] * config["context"] / statistics.median(times[WARMUP:])}))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    print(json.dumps({"tokens_per_s": config["batch"] * config["context"] / statistics.median(times[WARMUP:]),
+                      "peak_mb": peak - before}))
 
 
 def environment(threads, setting=""):
@@ -117,7 +130,7 @@ def run_pytorch(name, setting, args):
     command = [args.python, os.path.abspath(__file__), "--child", setting, "--configs", name]
     done = subprocess.run(command, env=environment(args.threads, setting), stdout=subprocess.PIPE, check=True,
                           text=True)
-    return json.loads(done.stdout.splitlines()[-1])["tokens_per_s"]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def run_tessera(config, folder, args):
@@ -132,23 +145,32 @@ def run_tessera(config, folder, args):
                "--eval-every", "0", "--save-every", "0", "--quiet", "--out", tempfile.mkdtemp(dir=folder)]
     for key in MODEL_KEYS:
         command += [f"--{key}", str(config[key])]
-    done = subprocess.run(command, env=environment(args.threads), stdout=subprocess.PIPE, check=True, text=True)
-    summary = json.loads(done.stdout.splitlines()[-1])
-    return summary["tokens_per_s"]
+    process = subprocess.Popen(command, env=environment(args.threads), stdout=subprocess.PIPE, text=True)
+    lines = process.stdout.read().splitlines()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{' '.join(command)} failed")
+    return {"tokens_per_s": json.loads(lines[-1])["tokens_per_s"], "peak_mb": usage.ru_maxrss * 1024 / 1e6}
 
 
 def compare(name, choices, folder, args):
     config = CONFIGS[name]
-    trial = {s: run_pytorch(name, s, args) for s in choices} if len(choices) > 1 else {choices[0]: 0}
+    trial = {s: run_pytorch(name, s, args)["tokens_per_s"] for s in choices} if len(choices) > 1 else {choices[0]: 0}
     best = max(trial, key=trial.get)
     ours, theirs = [], []
     for round_ in range(args.rounds):
         ours.append(run_tessera(config, folder, args))
         theirs.append(run_pytorch(name, best, args))
-        print(f"{name} round {round_ + 1}: {ours[-1]:.0f} and {theirs[-1]:.0f} tokens/s", file=sys.stderr)
-    ratio = statistics.median(a / b for a, b in zip(ours, theirs))
-    return (f"| {name} | {statistics.median(ours):,.0f} | {min(ours):,.0f}-{max(ours):,.0f} "
-            f"| {statistics.median(theirs):,.0f} | {min(theirs):,.0f}-{max(theirs):,.0f} | {best} | {ratio:.2f} |")
+        rates = [runs[-1]["tokens_per_s"] for runs in (ours, theirs)]
+        print(f"{name} round {round_ + 1}: {rates[0]:.0f} and {rates[1]:.0f} tokens/s", file=sys.stderr)
+
+    def cells(runs):
+        rates = [r["tokens_per_s"] for r in runs]
+        return (f"{statistics.median(rates):,.0f} | {min(rates):,.0f}-{max(rates):,.0f} "
+                f"| {statistics.median(r['peak_mb'] for r in runs):,.0f}")
+
+    ratio = statistics.median(a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(ours, theirs))
+    return f"| {name} | {cells(ours)} | {cells(theirs)} | {best} | {ratio:.2f} |"
 
 
 def main():
@@ -181,7 +203,8 @@ def main():
         rows = [compare(name, torch["settings"], folder, args) for name in args.configs.split(",")]
     print(f"{args.dtype}; PyTorch {torch['version']} ({blas}), {args.threads} threads each, {args.rounds} rounds; "
           "tokens/s\n")
-    print("| config | Tessera | range | PyTorch | range | its setting | ratio |\n|---|---|---|---|---|---|---|")
+    print("| config | Tessera | range | MB | PyTorch | range | MB | its setting | ratio |\n"
+          "|---|---|---|---|---|---|---|---|---|")
     print("\n".join(rows))
 
 

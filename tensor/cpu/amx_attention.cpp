@@ -95,7 +95,7 @@ class Forward {
       shrink_[i] = i < count ? 1.0f / sum_[i] : 0.0f;
     }
     scale_columns(shrink_);
-    transpose_tile(turned_, out_, dp_, kBlock, kBlock);
+    turn_floats(turned_, out_, dp_, kBlock);
     store_rows<float, bfloat16>(rows_of<bfloat16>(result_.out, b, h, query0), turned_, dp_, count, p_.d);
   }
 

@@ -75,6 +75,17 @@ inline TileOperandA plain_rows(const bfloat16* a) { return {a, kBlock, kTileDept
       }
 }
 
+// rows x cols float32 turned over; both multiples of 16.
+[[gnu::target("avx512f")]] inline void turn_floats(float* to, const float* from, int64_t rows, int64_t cols) {
+  for (int64_t i = 0; i < rows; i += 16)
+    for (int64_t j = 0; j < cols; j += 16) {
+      __m512i r[16];
+      for (int64_t k = 0; k < 16; ++k) r[k] = _mm512_load_si512(from + (i + k) * cols + j);
+      transpose_pairs(r);
+      for (int64_t k = 0; k < 16; ++k) _mm512_store_si512(to + (j + k) * rows + i, r[k]);
+    }
+}
+
 template <class Scalar>
 inline void scale_tile(Scalar* x, Scalar by, int64_t n) {
   vectorized([=] {

@@ -17,7 +17,6 @@ using cpu::Buffer;
 using cpu::kBlock;
 using cpu::kLanes;
 using cpu::lanes_up;
-using cpu::Rows;
 using cpu::rows_of;
 using Problem = cpu::AttentionProblem;
 

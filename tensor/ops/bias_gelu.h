@@ -11,8 +11,9 @@ struct BiasGelu {
 };
 // x (..., C), bias (C) or undefined. Writes h over x when x's storage is held by nobody else.
 BiasGelu bias_gelu(Tensor&& x, const Tensor& bias);
-// dh = dy gelu'(h), and in the same pass, when dbias is given, dbias (C) = the rows of dh as stored, added in order;
-// dbias may be of another floating dtype. Writes dh over dy when dy's storage is held by nobody else.
+// dh = dy gelu'(h), and in the same pass, when dbias is given, dbias (C) = the rows of dh as stored, added in
+// order, 64 at a time, and then those sums in order; dbias may be of another floating dtype. Writes dh over dy when
+// dy's storage is held by nobody else.
 Tensor bias_gelu_backward(Tensor&& dy, const Tensor& h, Tensor* dbias);
 
 }  // namespace tessera
