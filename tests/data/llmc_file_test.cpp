@@ -17,7 +17,7 @@ std::string llmc(int32_t magic, int32_t version, const std::vector<T>& tokens) {
   std::string out(1024 + tokens.size() * sizeof(T), '\0');
   const std::array<int32_t, 3> header{magic, version, static_cast<int32_t>(tokens.size())};
   std::memcpy(out.data(), header.data(), sizeof(header));
-  std::memcpy(out.data() + 1024, tokens.data(), tokens.size() * sizeof(T));
+  if (!tokens.empty()) std::memcpy(out.data() + 1024, tokens.data(), tokens.size() * sizeof(T));
   return out;
 }
 std::string gpt2_file(const std::vector<uint16_t>& tokens) { return llmc(20240520, 1, tokens); }
