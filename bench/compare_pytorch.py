@@ -24,6 +24,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WARMUP = 5
+TRIAL = 2, 3  # steps of warm-up and timed steps that choose PyTorch's setting
 
 # layers, heads, channels, context, batch, vocab, timed steps
 CONFIGS = {
@@ -106,17 +107,17 @@ def resident_mb():
         return int(statm.read().split()[1]) * resource.getpagesize() / 1e6
 
 
-def child(config, setting):
+def child(config, setting, warmup, steps):
     import torch  # noqa: F401  (its own memory is not the model's)
 
     before = resident_mb()
     step, times = pytorch_step(config, setting), []
-    for _ in range(WARMUP + config["steps"]):
+    for _ in range(warmup + steps):
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    print(json.dumps({"tokens_per_s": config["batch"] * config["context"] / statistics.median(times[WARMUP:]),
+    print(json.dumps({"tokens_per_s": config["batch"] * config["context"] / statistics.median(times[warmup:]),
                       "peak_mb": peak - before}))
 
 
@@ -126,8 +127,9 @@ def environment(threads, setting=""):
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **chosen}
 
 
-def run_pytorch(name, setting, args):
-    command = [args.python, os.path.abspath(__file__), "--child", setting, "--configs", name]
+def run_pytorch(name, setting, args, warmup=WARMUP, steps=None):
+    command = [args.python, os.path.abspath(__file__), "--child", setting, "--configs", name, "--child-steps",
+               f"{warmup},{steps or CONFIGS[name]['steps']}"]
     done = subprocess.run(command, env=environment(args.threads, setting), stdout=subprocess.PIPE, check=True,
                           text=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -155,7 +157,8 @@ def run_tessera(config, folder, args):
 
 def compare(name, choices, folder, args):
     config = CONFIGS[name]
-    trial = {s: run_pytorch(name, s, args)["tokens_per_s"] for s in choices} if len(choices) > 1 else {choices[0]: 0}
+    trial = {s: run_pytorch(name, s, args, *TRIAL)["tokens_per_s"] for s in choices}
+    print(name, {s: round(rate) for s, rate in trial.items()}, file=sys.stderr)
     best = max(trial, key=trial.get)
     ours, theirs = [], []
     for round_ in range(args.rounds):
@@ -182,6 +185,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--child-steps", default=f"{WARMUP},1", help=argparse.SUPPRESS)
     args = parser.parse_args()
     unknown = [name for name in args.configs.split(",") if name not in CONFIGS]
     if unknown:
@@ -190,7 +194,7 @@ def main():
         print(json.dumps(settings(args.dtype)))
         return
     if args.child:
-        child(CONFIGS[args.configs], args.child)
+        child(CONFIGS[args.configs], args.child, *map(int, args.child_steps.split(",")))
         return
     asked = subprocess.run([args.python, os.path.abspath(__file__), "--child", "settings", "--dtype", args.dtype],
                            env=environment(args.threads), stdout=subprocess.PIPE, check=True, text=True)

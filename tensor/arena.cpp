@@ -1,5 +1,4 @@
-// First fit over a sorted free list; a neighbour that is free too is merged at once, so a step's pattern repeats
-// itself.
+// Best fit over a sorted free list; a neighbour that is free too is merged at once, so a step's pattern repeats itself.
 #include "tensor/arena.h"
 
 #include <sys/mman.h>
@@ -66,8 +65,9 @@ Arena::~Arena() {
 std::byte* Arena::allocate(int64_t bytes, Category category) {
   const int64_t need = rounded(bytes);
   std::lock_guard lock(mutex_);
-  auto fit = free_.begin();
-  while (fit != free_.end() && fit->second < need) ++fit;
+  auto fit = free_.end();
+  for (auto hole = free_.begin(); hole != free_.end(); ++hole)
+    if (hole->second >= need && (fit == free_.end() || hole->second < fit->second)) fit = hole;
   int64_t at = top_;
   if (fit != free_.end()) {
     at = fit->first;

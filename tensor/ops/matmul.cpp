@@ -46,8 +46,10 @@ void check_product(const char* op, const Tensor& a, const Tensor& b) {
                 "; b must have " + std::to_string(a.dim(-1)) + " rows");
 }
 
-cpu::Packed* pack_for(WeightPacks* packs, int64_t rows, bool transposed, DType dtype) {
-  if (!packs || rows < kPackFromRows || dtype == DType::float64) return nullptr;
+// The packed copy of b for products with `a`; null where none pays. oneDNN's layout may depend on the rows of a.
+cpu::Packed* pack_for(WeightPacks* packs, const Tensor& a, const Tensor& b, bool transposed) {
+  if (!packs || a.dim(0) < kPackFromRows || a.dtype() == DType::float64) return nullptr;
+  const int64_t rows = cpu::amx_takes(a, b) ? 0 : a.dim(0);
   for (cpu::Packed& p : packs->packs)
     if (p.rows == rows && p.transposed == transposed) return &p;
   // Two row counts (training and evaluation) times two directions: the oldest goes when another comes.
@@ -101,7 +103,7 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* pa
   check_product("linear", rows, wt);
   if (b.defined()) b.check_size(w.dim(0));
   Tensor y = x.make({rows.dim(0), w.dim(0)});
-  product(y, rows, wt, b.defined() ? b.contiguous() : b, pack_for(packs, rows.dim(0), true, x.dtype()));
+  product(y, rows, wt, b.defined() ? b.contiguous() : b, pack_for(packs, rows, wt, true));
   return y.reshape(x.shape().with_last(w.dim(0)));
 }
 
@@ -109,7 +111,7 @@ Tensor linear_input_grad(const Tensor& dy, const Tensor& w, WeightPacks* packs) 
   const Tensor rows = dy.contiguous().flat_rows();
   check_product("linear_input_grad", rows, w);
   Tensor dx = dy.make({rows.dim(0), w.dim(1)});
-  product(dx, rows, w, {}, pack_for(packs, rows.dim(0), false, dy.dtype()));
+  product(dx, rows, w, {}, pack_for(packs, rows, w, false));
   return dx.reshape(dy.shape().with_last(w.dim(1)));
 }
 
