@@ -9,6 +9,7 @@ namespace tessera {
 namespace {
 
 Tensor value_or_none(const Var& v) { return v.defined() ? v.value() : Tensor(); }
+Saved saved_or_none(const Var& v) { return v.defined() ? v.saved() : Saved(); }
 
 // Gives gamma (input `at`) and beta (the next one) their gradients, made in one pass.
 void give_norm_weights(Grads& g, int at, const Tensor& dy, const Tensor& x, const Normed& forward) {
@@ -22,8 +23,8 @@ void give_norm_weights(Grads& g, int at, const Tensor& dy, const Tensor& x, cons
 
 // How to make norm(x) again. Saved values outlive the Vars, so the recipe holds tensors.
 std::function<Tensor()> norm_recipe(Saved x, const Var& gamma, const Var& beta, const NormOptions& options) {
-  return [x = std::move(x), w = gamma.value(), b = value_or_none(beta), options] {
-    return norm(x.get(), w, b, options).y;
+  return [x = std::move(x), w = gamma.saved(), b = saved_or_none(beta), options] {
+    return norm(x.get(), w.get(), b.get(), options).y;
   };
 }
 
@@ -33,10 +34,10 @@ Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& opt
   Normed n = norm(x.value(), gamma.value(), value_or_none(beta), options);
   Tensor y = std::move(n.y);
   n.y = Tensor();
-  const Var out = record_one("norm", std::move(y), {x, gamma, beta}, [x = x.saved(), w = gamma.value(), n](Grads& g) {
+  const Var out = record_one("norm", std::move(y), {x, gamma, beta}, [x = x.saved(), w = gamma.saved(), n](Grads& g) {
     const Tensor in = x.get();
     give_norm_weights(g, 1, g.output(), in, n);
-    if (g.needs(0)) g.give(0, norm_backward(g.output(), in, w, n, Tensor()));
+    if (g.needs(0)) g.give(0, norm_backward(g.output(), in, w.get(), n, Tensor()));
   });
   return recompute ? out.with_recipe(norm_recipe(x.saved(), gamma, beta, options)) : out;
 }
@@ -48,11 +49,11 @@ std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& b
   Tensor out = std::move(r.normed.y);
   r.normed.y = Tensor();
   auto vars =
-      record("add_norm", {r.sum, std::move(out)}, {x.edge(), y_edge, gamma, beta}, [r, w = gamma.value()](Grads& g) {
+      record("add_norm", {r.sum, std::move(out)}, {x.edge(), y_edge, gamma, beta}, [r, w = gamma.saved()](Grads& g) {
         Tensor dsum = g.take_output(0);
         if (g.has_output(1)) {
           give_norm_weights(g, 2, g.output(1), r.sum, r.normed);
-          dsum = norm_backward(g.output(1), r.sum, w, r.normed, std::move(dsum));
+          dsum = norm_backward(g.output(1), r.sum, w.get(), r.normed, std::move(dsum));
         }
         if (g.needs(0)) g.give(0, dsum);
         if (g.needs(1)) g.give(1, std::move(dsum));

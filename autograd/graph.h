@@ -7,20 +7,29 @@ namespace tessera {
 // Where a parameter's gradient gathers.
 struct Leaf {
   Tensor grad;
-  bool fresh = true;  // the next gradient overwrites
-  int expected = 0;   // gradients still to come in the running backward
+  Tensor pass;         // the running backward's sum, of a weight that is used more than once (a tied embedding)
+  bool fresh = true;   // the next gradient overwrites
+  bool first = false;  // `grad` holds nothing but the running backward's gradients
+  int expected = 0;    // gradients still to come in the running backward
   Shape shape;
   DType dtype{};
   ArenaPtr arena;
   Category category = Category::gradients;
   bool transient = false;  // an input of a recomputed block: its gradient is passed on, so it need not be copied
   std::vector<std::function<void()>> hooks;
+  std::function<void()> provide;  // called when a gradient comes and there is no buffer
 
   // A gradient arrives: the first is written in place, later ones are made fresh and then added, so that one rank with
-  // two micro-batches does what two ranks do (never a matmul that accumulates into its output).
+  // two micro-batches does what two ranks do (never a matmul that accumulates into its output). For the same reason the
+  // uses of a weight within one backward are summed first, and their sum is added to what earlier ones brought.
   void receive(const std::function<void(Tensor&)>& write);
   void receive(Tensor gradient);
+  void settle();    // zero, since no gradient came
   void one_less();  // counts a gradient that has come, or that will not come
+
+ private:
+  void make_buffer();
+  void write_fresh(const Tensor& out, const std::function<void(Tensor&)>& write) const;
 };
 
 struct Edge {
@@ -51,6 +60,7 @@ struct Var::Impl {
   int output = 0;
   std::shared_ptr<Leaf> leaf;
   std::function<Tensor()> recipe;
+  bool read_late = false;
 };
 
 uint64_t next_sequence();

@@ -51,6 +51,14 @@ Var sum(const Var& x) {
                     [shape = x.shape()](Grads& g) { g.give(0, g.output().expand(shape).contiguous()); });
 }
 
+Var on_backward(Var x, std::function<void()> f) {
+  const Var x_edge = x.edge();
+  return record_one("on_backward", std::move(x).take(), {x_edge}, [f = std::move(f)](Grads& g) {
+    f();
+    g.give(0, g.take_output());
+  });
+}
+
 Var matmul(const Var& a, const Var& b) {
   return record_one("matmul", matmul(a.value(), b.value()), {a, b}, [a = a.saved(), b = b.saved()](Grads& g) {
     const Tensor& dy = g.output();
@@ -67,9 +75,9 @@ Var matmul(const Var& a, const Var& b) {
 
 Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
   return record_one("linear", linear(x.value(), w.value(), b.defined() ? b.value() : Tensor(), packs), {x, w, b},
-                    [x = x.saved(), w = w.value(), packs](Grads& g) {
+                    [x = x.saved(), w = w.saved(), packs](Grads& g) {
                       const Tensor dy = g.output();
-                      if (g.needs(0)) g.give(0, linear_input_grad(dy, w, packs));
+                      if (g.needs(0)) g.give(0, linear_input_grad(dy, w.get(), packs));
                       if (g.needs(1)) g.give_into(1, [dy, x](Tensor& dw) { linear_weight_grad(dw, dy, x.get()); });
                       if (g.needs(2)) g.give_into(2, [dy](Tensor& db) { sum_rows(db, dy); });
                     });

@@ -1,6 +1,8 @@
 // Handles, leaves and recording.
 #include "autograd/var.h"
 
+#include <utility>
+
 #include "autograd/graph.h"
 #include "tensor/ops/elementwise.h"
 
@@ -62,9 +64,7 @@ void Var::clear_grad() { leaf_impl("clear_grad()").leaf->fresh = true; }
 void Var::settle_grad() {
   Leaf& leaf = *leaf_impl("settle_grad()").leaf;
   if (!leaf.fresh) return;
-  if (!leaf.grad.defined()) leaf.grad = Tensor::empty(leaf.shape, leaf.dtype, leaf.arena, leaf.category);
-  leaf.grad.fill(0);
-  leaf.fresh = false;
+  leaf.settle();
 }
 
 void Var::set_value(Tensor value) {
@@ -76,6 +76,21 @@ void Var::set_value(Tensor value) {
   impl.value = std::move(value);
 }
 
+void Var::provide_grad(std::function<void()> provide) {
+  Leaf& leaf = *leaf_impl("provide_grad()").leaf;
+  leaf.grad = Tensor();
+  leaf.fresh = true;
+  leaf.provide = std::move(provide);
+}
+
+void Var::drop_grad() {
+  Leaf& leaf = *leaf_impl("drop_grad()").leaf;
+  leaf.grad = Tensor();
+  leaf.fresh = true;
+}
+
+void Var::read_late() { leaf_impl("read_late()").read_late = true; }
+
 void Var::on_grad(std::function<void()> f) { leaf_impl("on_grad()").leaf->hooks.push_back(std::move(f)); }
 
 Var Var::with_recipe(std::function<Tensor()> recipe) const {
@@ -84,7 +99,10 @@ Var Var::with_recipe(std::function<Tensor()> recipe) const {
   return Var(std::move(impl));
 }
 
-Saved Var::saved() const { return impl_->recipe ? Saved(impl_->recipe) : Saved(value()); }
+Saved Var::saved() const {
+  if (impl_->read_late) return Saved([impl = impl_] { return impl->value; });
+  return impl_->recipe ? Saved(impl_->recipe) : Saved(value());
+}
 
 Var Var::edge() const {
   if (!impl_) return {};
@@ -101,15 +119,43 @@ Tensor Var::take() && {
   return impl.use_count() == 1 && !impl->leaf ? std::move(impl->value) : impl->value;
 }
 
+void Leaf::make_buffer() {
+  if (grad.defined()) return;
+  if (provide)
+    provide();
+  else
+    grad = Tensor::empty(shape, dtype, arena, category);
+}
+
+void Leaf::settle() {
+  make_buffer();
+  grad.fill(0);
+  fresh = false;
+}
+
+// An op writes a gradient in its value's dtype or in float32; a buffer of another dtype gets it rounded.
+void Leaf::write_fresh(const Tensor& out, const std::function<void(Tensor&)>& write) const {
+  Tensor target = out;
+  if (out.dtype() == dtype || out.dtype() == DType::float32) return write(target);
+  Tensor exact = out.make(shape, dtype, Category::workspace);
+  write(exact);
+  target.copy_from(exact);
+}
+
 void Leaf::receive(const std::function<void(Tensor&)>& write) {
-  if (!grad.defined()) grad = Tensor::empty(shape, dtype, arena, category);
+  make_buffer();
   if (fresh) {
-    write(grad);
+    write_fresh(grad, write);
     fresh = false;
+    first = true;
   } else {
-    Tensor one = grad.make(shape, grad.dtype(), Category::workspace);
-    write(one);
-    add_(grad, one);
+    const Tensor one = grad.make(shape, grad.dtype(), Category::workspace);
+    write_fresh(one, write);
+    Tensor& total = first || (expected == 1 && !pass.defined()) ? grad : pass;
+    if (total.defined())
+      add_(total, one);
+    else
+      total = one;
   }
   one_less();
 }
@@ -118,6 +164,7 @@ void Leaf::receive(Tensor gradient) {
   if (transient && !grad.defined()) {
     grad = std::move(gradient);
     fresh = false;
+    first = true;
     one_less();
   } else {
     receive([&](Tensor& out) { out.copy_from(gradient); });
@@ -125,8 +172,10 @@ void Leaf::receive(Tensor gradient) {
 }
 
 void Leaf::one_less() {
-  if (--expected == 0)
-    for (const auto& hook : hooks) hook();
+  if (--expected > 0) return;
+  first = false;
+  if (pass.defined()) add_(grad, std::exchange(pass, Tensor()));
+  for (const auto& hook : hooks) hook();
 }
 
 std::vector<Var> record(const char* op, std::vector<Tensor> outputs, const std::vector<Var>& inputs,

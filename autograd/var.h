@@ -55,6 +55,13 @@ class Var {
   void settle_grad();
   // Replaces the value (materialize() gives a meta parameter its memory). The shape must not change.
   void set_value(Tensor value);
+  // There is no buffer until `provide` makes one (by set_grad_buffer), when the first gradient comes; drop_grad() takes
+  // it away again.
+  void provide_grad(std::function<void()> provide);
+  void drop_grad();
+  // Ops that keep this leaf for their backward read its value then, and hold no memory until then: for parameters
+  // whose memory comes and goes.
+  void read_late();
   // Calls f when this leaf has received every gradient that one backward() brings it, deferred ones included.
   void on_grad(std::function<void()> f);
 

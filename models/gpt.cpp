@@ -54,8 +54,7 @@ Gpt::Gpt(const GptConfig& c)
       positions(child<Embedding>("positions", c.context, c.channels)),
       drop(child<Dropout>("drop", c.dropout)),
       blocks(make_blocks()),
-      norm(child<LayerNorm>("norm", c.channels)),
-      head_(tie(tokens.weight)) {
+      norm(child<LayerNorm>("norm", c.channels)) {
   tokens.make_unit();
   positions.make_unit();
   norm.make_unit();
@@ -80,7 +79,7 @@ Var Gpt::hidden(const Tensor& ids) {
 
 Var Gpt::logits(const Var& hidden_states) {
   const int64_t n = hidden_states.value().numel() / config.channels;
-  return linear(reshape(hidden_states, {n, config.channels}), head_, Var(), &head_packs_);
+  return tokens.project(reshape(hidden_states, {n, config.channels}));
 }
 
 Loss Gpt::loss(const Tensor& ids, const Tensor& targets, double scale) {

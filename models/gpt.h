@@ -48,7 +48,7 @@ class Gpt : public Module {
   Tensor decode(const Tensor& ids, std::vector<KvCache>& caches);
 
   const GptConfig config;
-  Embedding &tokens, &positions;
+  Embedding &tokens, &positions;  // tokens is the head too
   Dropout& drop;
   std::vector<Block*> blocks;
   LayerNorm& norm;
@@ -56,8 +56,6 @@ class Gpt : public Module {
  private:
   std::vector<Block*> make_blocks();
   Var embed(const Tensor& ids, int64_t first_position);
-  Var& head_;  // the second use of tokens.weight, with a gradient accumulator of its own
-  WeightPacks head_packs_;
 };
 
 }  // namespace tessera

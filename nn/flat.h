@@ -15,6 +15,8 @@ struct Slot {
   bool decay = false;  // weight decay applies (matrices, not biases nor norms)
 };
 
+// The values and gradients of a unit, or of a shard of one: then a slot may begin before element 0, or end past the
+// last.
 struct FlatUnit {
   std::string name;         // "blocks.0"
   Tensor values;            // 1-D: float64, float32 or bfloat16

@@ -27,6 +27,14 @@ Norm::Norm(int64_t channels, const NormOptions& options, Recompute recompute)
 Embedding::Embedding(int64_t entries, int64_t channels, double deviation)
     : weight(param("weight", {entries, channels}, Init::normal(deviation))) {}
 
+Var Embedding::lookup(const Tensor& ids) {
+  return call([&](const Var&) { return embedding(ids, weight); }, Var());
+}
+
+Var Embedding::project(const Var& x) {
+  return call([this](const Var& in) { return linear(in, weight, Var(), &packs_); }, x);
+}
+
 Var Dropout::apply(Var x) {
   const StepInfo& at = step();
   if (p_ == 0 || !at.training) return x;

@@ -29,6 +29,7 @@ class Linear : public Module {
   };
   Linear(int64_t in, int64_t out, const Options& options);
   Var forward(const Var& x) override;
+  void drop_packs() override { packs_.packs.clear(); }
 
   Var& weight;  // (out, in)
   Var* bias;    // (out), or null
@@ -74,9 +75,15 @@ class RMSNorm : public Norm {
 class Embedding : public Module {
  public:
   Embedding(int64_t entries, int64_t channels, double deviation = 0.02);
-  Var lookup(const Tensor& ids) { return embedding(ids, weight); }  // int32 (...) -> (..., C)
+  Var lookup(const Tensor& ids);  // int32 (...) -> (..., C)
+  // The transposed use, as the head of a model with tied weights: x w^T, (N, C) -> (N, entries).
+  Var project(const Var& x);
+  void drop_packs() override { packs_.packs.clear(); }
 
   Var& weight;  // (entries, C)
+
+ private:
+  WeightPacks packs_;
 };
 
 // Drops elements of a (B, T, C) activation while training, by counted randomness: its stream is named after itself.

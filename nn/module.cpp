@@ -1,8 +1,9 @@
 // Trees of parameters, and how they get their memory.
 #include "nn/module.h"
 
+#include <algorithm>
+
 #include "tensor/cpu/vectorize.h"
-#include "tensor/ops/elementwise.h"
 #include "tensor/random.h"
 
 namespace tessera {
@@ -10,20 +11,19 @@ namespace {
 
 constexpr int64_t kSlotAlignment = 16;  // elements: a slot starts on a 64-byte line in float32
 
-// Element i is Philox::named(seed, name).normal(i) times the deviation, whatever the layout.
-void initialise(const Tensor& value, const Init& init, uint64_t seed, const std::string& name) {
+// Elements [from, to) of a parameter to the memory at `values`.
+void initialise_elements(const Tensor& values, const Init& init, const Philox& random, int64_t from) {
   if (init.deviation == 0) {
-    Tensor v = value;
+    Tensor v = values;
     v.fill(init.constant);
     return;
   }
-  const Philox random = Philox::named(seed, name);
-  with_floating(value.dtype(), "init", [&](auto t) {
+  with_floating(values.dtype(), "init", [&](auto t) {
     using T = decltype(t);
-    T* const p = value.data<T>();
-    cpu::split(value.numel(), 4096, [&](int64_t begin, int64_t end) {
+    T* const p = values.data<T>();
+    cpu::split(values.numel(), 4096, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
-        p[i] = T(static_cast<Accumulate<T>>(random.normal(static_cast<uint64_t>(i)) * init.deviation));
+        p[i] = T(static_cast<Accumulate<T>>(random.normal(static_cast<uint64_t>(from + i)) * init.deviation));
     });
   });
 }
@@ -33,9 +33,16 @@ void initialise(const Tensor& value, const Init& init, uint64_t seed, const std:
 Var Module::forward(const Var&) { throw Error("[module] '" + full_name() + "' has no forward with one input"); }
 
 Var Module::operator()(const Var& x) {
-  Inner call = [this](const Var& in) { return forward(in); };
-  for (const auto& w : wraps_) call = [&w, inner = std::move(call)](const Var& in) { return w(inner, in); };
-  return call(x);
+  return call([this](const Var& in) { return forward(in); }, x);
+}
+
+Var Module::call(Inner f, const Var& x) {
+  for (const auto& w : wraps_) f = [&w, inner = std::move(f)](const Var& in) { return w(inner, in); };
+  return f(x);
+}
+
+void Module::drop_packs() {
+  for (const auto& c : children_) c->drop_packs();
 }
 
 Var& Module::param(std::string name, const Shape& shape, Init init) {
@@ -43,10 +50,6 @@ Var& Module::param(std::string name, const Shape& shape, Init init) {
     if (d <= 0)
       throw Error("[module] parameter '" + name + "' has shape " + shape.str() + "; every dim must be positive");
   return parameters_.emplace_back(Parameter{std::move(name), Var(Tensor::meta(shape, DType::float32), true), init}).var;
-}
-
-Var& Module::tie(Var& source) {
-  return ties_.emplace_back(Tie{&source, Var(Tensor::meta(source.shape(), DType::float32), true)}).use;
 }
 
 void Module::adopt(std::string name, std::unique_ptr<Module> module) {
@@ -79,74 +82,87 @@ int64_t Module::parameter_count() {
   return n;
 }
 
-void Module::collect_units(const std::string& prefix, std::vector<std::pair<std::string, std::vector<Named>>>& out) {
-  if (is_unit_ || out.empty()) out.emplace_back(full_name(), std::vector<Named>{});
+void Module::collect_units(const std::string& prefix, std::vector<Group>& out) {
+  if (is_unit_ || out.empty()) out.push_back({this, {}});
   const size_t own = out.size() - 1;
-  for (Parameter& p : parameters_) out[own].second.push_back({prefix + p.name, &p});
+  for (Parameter& p : parameters_) out[own].members.push_back({prefix + p.name, &p});
   for (const auto& c : children_) {
     if (c->is_unit_) {
       c->collect_units(prefix + c->name_ + ".", out);
     } else {
       std::vector<Named> below;
       c->collect(prefix + c->name_ + ".", below);
-      out[own].second.insert(out[own].second.end(), below.begin(), below.end());
+      out[own].members.insert(out[own].members.end(), below.begin(), below.end());
     }
   }
 }
 
-void Module::for_each_tie(const std::function<void(Tie&)>& f) {
-  for (Tie& t : ties_) f(t);
-  for (const auto& c : children_) c->for_each_tie(f);
+std::vector<Module::Unit> Module::layout() {
+  std::vector<Group> groups;
+  collect_units("", groups);
+  std::vector<Unit> out;
+  for (const Group& group : groups) {
+    if (group.members.empty()) continue;
+    const std::string name = group.module->full_name();
+    Unit unit{.name = name.empty() ? "model" : name, .module = group.module};
+    for (const Named& p : group.members) {
+      const Shape& shape = p.parameter->var.shape();
+      unit.slots.push_back({p.name, unit.size, shape, shape.rank() >= 2});
+      unit.parameters.push_back(p.parameter);
+      unit.size = (unit.size + shape.numel() + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+    }
+    out.push_back(std::move(unit));
+  }
+  return out;
+}
+
+void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed) {
+  Tensor all = values;
+  all.fill(0);
+  const int64_t end = begin + values.numel();
+  for (size_t i = 0; i < unit.slots.size(); ++i) {
+    const Slot& slot = unit.slots[i];
+    const int64_t from = std::max(begin, slot.begin), to = std::min(end, slot.begin + slot.shape.numel());
+    if (from < to)
+      initialise_elements(values.narrow(0, from - begin, to - from), unit.parameters[i]->init,
+                          Philox::named(seed, slot.name), from - slot.begin);
+  }
+}
+
+void bind_values(const Module::Unit& unit, const Tensor& values) {
+  for (size_t i = 0; i < unit.slots.size(); ++i) {
+    const Slot& slot = unit.slots[i];
+    unit.parameters[i]->var.set_value(values.narrow(0, slot.begin, slot.shape.numel()).reshape(slot.shape));
+  }
+}
+
+void bind_gradients(const Module::Unit& unit, const Tensor& grads) {
+  for (size_t i = 0; i < unit.slots.size(); ++i) {
+    const Slot& slot = unit.slots[i];
+    unit.parameters[i]->var.set_grad_buffer(grads.narrow(0, slot.begin, slot.shape.numel()).reshape(slot.shape));
+  }
 }
 
 std::vector<FlatUnit>& Module::materialize(uint64_t seed, const ArenaPtr& arena, DType dtype, DType grad_dtype) {
   if (!units_.empty()) throw Error("[module] materialize() called twice");
-  std::vector<std::pair<std::string, std::vector<Named>>> groups;
-  collect_units("", groups);
-  for (auto& [unit_name, members] : groups) {
-    if (members.empty()) continue;
-    FlatUnit unit;
-    unit.name = unit_name.empty() ? "model" : unit_name;
-    int64_t size = 0;
-    for (const Named& p : members) {
-      const Shape& shape = p.parameter->var.shape();
-      unit.slots.push_back({p.name, size, shape, shape.rank() >= 2});
-      size = (size + shape.numel() + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
-    }
-    unit.values = Tensor::empty({size}, dtype, arena, Category::parameters);
-    unit.grads = Tensor::empty({size}, grad_dtype, arena, Category::gradients);
-    unit.values.fill(0);
-    unit.grads.fill(0);
-    for (size_t i = 0; i < members.size(); ++i) {
-      const Slot& slot = unit.slots[i];
-      const Tensor value = unit.values.narrow(0, slot.begin, slot.shape.numel()).reshape(slot.shape);
-      Var& var = members[i].parameter->var;
-      initialise(value, members[i].parameter->init, seed, slot.name);
-      var.set_value(value);
-      var.set_grad_buffer(unit.grads.narrow(0, slot.begin, slot.shape.numel()).reshape(slot.shape));
-    }
-    units_.push_back(std::move(unit));
+  for (const Unit& unit : layout()) {
+    FlatUnit flat{unit.name, Tensor::empty({unit.size}, dtype, arena, Category::parameters),
+                  Tensor::empty({unit.size}, grad_dtype, arena, Category::gradients), unit.slots};
+    initialise(unit, flat.values, 0, seed);
+    flat.grads.fill(0);
+    bind_values(unit, flat.values);
+    bind_gradients(unit, flat.grads);
+    units_.push_back(std::move(flat));
   }
-  for_each_tie([&](Tie& t) {
-    t.use.set_value(t.source->value());
-    t.use.set_grad_buffer(Tensor::empty(t.source->shape(), grad_dtype, arena, Category::gradients));
-  });
   return units_;
 }
 
 void Module::clear_gradients() {
   for (const Named& p : parameters()) p.parameter->var.clear_grad();
-  for_each_tie([](Tie& t) { t.use.clear_grad(); });
 }
 
 void Module::settle_gradients() {
   for (const Named& p : parameters()) p.parameter->var.settle_grad();
-  for_each_tie([](Tie& t) {
-    if (!t.use.grad().defined()) return;
-    Tensor total = t.source->grad();
-    add_(total, t.use.grad());
-    t.use.clear_grad();
-  });
 }
 
 }  // namespace tessera

@@ -44,18 +44,29 @@ class Module {
   // forward(), seen through the wraps, the last one outermost.
   Var operator()(const Var& x);
   using Inner = std::function<Var(const Var&)>;
+  // The same for another function of this module's parameters than forward(); x may be undefined.
+  Var call(Inner inner, const Var& x);
   void wrap(std::function<Var(const Inner&, const Var&)> f) { wraps_.push_back(std::move(f)); }
 
   struct Named {
     std::string name;  // full: "blocks.0.mlp.up.weight"
     Parameter* parameter;
   };
-  std::vector<Named> parameters();  // depth first, in order of declaration; tied uses are not listed
+  std::vector<Named> parameters();  // depth first, in order of declaration
   int64_t parameter_count();
   std::string full_name() const;
 
   // Marks this module's parameters, and those of children that are no unit themselves, as one flat buffer.
   void make_unit() { is_unit_ = true; }
+  // A unit before it has memory: where each of its parameters goes in `size` elements.
+  struct Unit {
+    std::string name;
+    Module* module = nullptr;
+    std::vector<Slot> slots = {};
+    std::vector<Parameter*> parameters = {};  // of the slots
+    int64_t size = 0;
+  };
+  std::vector<Unit> layout();
   // Gives every parameter memory for its value (of `dtype`) and its gradient (of `grad_dtype`), and its first value.
   // Throws when called twice. Returns the units in order.
   std::vector<FlatUnit>& materialize(uint64_t seed, const ArenaPtr& arena, DType dtype, DType grad_dtype);
@@ -63,9 +74,10 @@ class Module {
 
   // The next gradients overwrite.
   void clear_gradients();
-  // After the last backward of a step: gradients that no one brought become zero, and each tied weight gets the sum of
-  // its uses, its own first.
+  // After the last backward of a step: gradients that no one brought become zero.
   void settle_gradients();
+  // Frees copies of weights in other layouts; they are made again when they are needed.
+  virtual void drop_packs();
 
   // Where the running step stands (dropout reads it); set on the root, seen by all.
   void set_step(const StepInfo& step) { step_ = step; }
@@ -73,8 +85,6 @@ class Module {
 
  protected:
   Var& param(std::string name, const Shape& shape, Init init);
-  // Another use of a parameter: the same value, a gradient accumulator of its own.
-  Var& tie(Var& source);
   template <class M, class... Args>
   M& child(const std::string& name, Args&&... args) {
     auto owned = std::make_unique<M>(std::forward<Args>(args)...);
@@ -84,24 +94,29 @@ class Module {
   }
 
  private:
-  struct Tie {
-    Var* source;
-    Var use;
-  };
   void adopt(std::string name, std::unique_ptr<Module> module);
   void collect(const std::string& prefix, std::vector<Named>& out);
-  void collect_units(const std::string& prefix, std::vector<std::pair<std::string, std::vector<Named>>>& out);
-  void for_each_tie(const std::function<void(Tie&)>& f);
+  struct Group {
+    Module* module;
+    std::vector<Named> members;
+  };
+  void collect_units(const std::string& prefix, std::vector<Group>& out);
 
   std::string name_;
   Module* parent_ = nullptr;
   bool is_unit_ = false;
   std::list<Parameter> parameters_;
   std::list<std::unique_ptr<Module>> children_;
-  std::list<Tie> ties_;
   std::vector<std::function<Var(const Inner&, const Var&)>> wraps_;
   std::vector<FlatUnit> units_;
   StepInfo step_;
 };
+
+// The first values of elements [begin, begin + values.numel()) of a unit, whatever the layout: element i of a parameter
+// is Philox::named(seed, name).normal(i) times its deviation. Gaps and what lies past the unit are zero.
+void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed);
+// Makes the unit's parameters views of these buffers (of unit.size elements or more).
+void bind_values(const Module::Unit& unit, const Tensor& values);
+void bind_gradients(const Module::Unit& unit, const Tensor& grads);
 
 }  // namespace tessera

@@ -17,18 +17,18 @@ constexpr int64_t kLanes = 16;
 
 using Lanes = std::array<double, kLanes>;
 
-// x points at element 0 of the block; only elements [begin, end) of it are there to be read.
+// The block at x, of which `n` elements are there.
 template <class G>
-double block_sum(const G* x, int64_t begin, int64_t end) {
+double block_sum(const G* x, int64_t n) {
   Lanes lanes{};
-  if (begin == 0 && end == kNormBlock) {
+  if (n == kNormBlock) {
     for (int64_t i = 0; i < kNormBlock; i += kLanes)
       for (int64_t l = 0; l < kLanes; ++l) {
         const double g = static_cast<double>(x[i + l]);
         lanes[static_cast<size_t>(l)] = math::fma(g, g, lanes[static_cast<size_t>(l)]);
       }
   } else {
-    for (int64_t i = begin; i < end; ++i) {
+    for (int64_t i = 0; i < n; ++i) {
       const double g = static_cast<double>(x[i]);
       double& lane = lanes[static_cast<size_t>(i % kLanes)];
       lane = math::fma(g, g, lane);
@@ -39,38 +39,31 @@ double block_sum(const G* x, int64_t begin, int64_t end) {
   return lanes[0];
 }
 
-// Sums of the blocks of one slot, of which elements [begin, end) lie in the buffer; element 0 of the slot is at `slot`.
-template <class G>
-double slot_sum(const G* grads, int64_t slot, int64_t begin, int64_t end, double* sums) {
-  const int64_t first = begin / kNormBlock, last = (end + kNormBlock - 1) / kNormBlock;
-  cpu::parallel_for(last - first, cpu::kGrain / kNormBlock, [=](int64_t from, int64_t to) {
-    for (int64_t b = from; b < to; ++b) {
-      const int64_t start = (first + b) * kNormBlock;
-      sums[b] = block_sum(grads + slot + start, std::max(begin - start, int64_t{0}), std::min(end - start, kNormBlock));
-    }
-  });
-  double sum = 0;
-  for (int64_t b = 0; b < last - first; ++b) sum += sums[b];
-  return sum;
-}
-
 }  // namespace
 
-double sum_of_squares(std::span<const FlatUnit> units) {
-  double sum = 0;
-  for (const FlatUnit& unit : units) {
-    const int64_t n = unit.grads.numel();
-    const Tensor sums = unit.grads.make({n / kNormBlock + 2}, DType::float64, Category::workspace);
-    with_floating(unit.grads.dtype(), "grad_norm", [&](auto type) {
-      using G = decltype(type);
-      for (const Slot& slot : unit.slots) {
-        const int64_t begin = std::max(int64_t{0}, -slot.begin);
-        const int64_t end = std::min(slot.shape.numel(), n - slot.begin);
-        if (begin < end) sum += slot_sum(unit.grads.data<G>(), slot.begin, begin, end, sums.data<double>());
-      }
+void block_sums(const Tensor& grads, double* sums) {
+  const int64_t n = grads.numel();
+  with_floating(grads.dtype(), "grad_norm", [&](auto type) {
+    using G = decltype(type);
+    const G* const x = grads.data<G>();
+    cpu::parallel_for(norm_blocks(n), cpu::kGrain / kNormBlock, [=](int64_t from, int64_t to) {
+      for (int64_t b = from; b < to; ++b)
+        sums[b] = block_sum(x + b * kNormBlock, std::min(kNormBlock, n - b * kNormBlock));
     });
+  });
+}
+
+double sum_of_squares(std::span<const FlatUnit> units) {
+  double total = 0;
+  for (const FlatUnit& unit : units) {
+    const int64_t blocks = norm_blocks(unit.grads.numel());
+    const Tensor sums = unit.grads.make({blocks}, DType::float64, Category::workspace);
+    block_sums(unit.grads, sums.data<double>());
+    double sum = 0;
+    for (int64_t b = 0; b < blocks; ++b) sum += sums.data<double>()[b];
+    total += sum;
   }
-  return sum;
+  return total;
 }
 
 double grad_norm(std::span<const FlatUnit> units) { return std::sqrt(sum_of_squares(units)); }

@@ -1,9 +1,10 @@
 // The global 2-norm of the gradients, and the factor that clips it.
 //
-// The order of the sum is fixed by the parameters alone, so threads, and the way parameters are gathered into units, do
-// not change a bit. A block is 256 consecutive elements of one slot, counted from the slot's first element. Within it
-// element i goes to lane i mod 16, in double, by fused multiply-adds; lanes are added in pairs 8, 4, 2, 1 apart. Block
-// sums are added in order per slot, and the slots' sums in order of units and slots.
+// The order of the sum is fixed by the units alone, so neither threads nor the way units are cut over ranks change a
+// bit. A block is kNormBlock consecutive elements of a unit's flat gradients (its gaps are zero). Within it element i
+// goes to lane i mod 16, in double, by fused multiply-adds; lanes are added in pairs 8, 4, 2, 1 apart. Block sums are
+// added in order per unit, and the units' sums in order. Ranks that hold shards cut at multiples of a block exchange
+// block sums.
 #pragma once
 #include <span>
 
@@ -13,8 +14,11 @@ namespace tessera {
 
 inline constexpr int64_t kNormBlock = 256;
 
-// The sum of the squares of all gradients in slots. Of a unit that is a shard, the elements it holds, in the blocks and
-// lanes of the whole slot. Infinity and NaN come out as they are. Cost: one read of the gradients.
+inline int64_t norm_blocks(int64_t elements) { return (elements + kNormBlock - 1) / kNormBlock; }
+// The sum of squares of each block of a contiguous floating tensor: norm_blocks(numel) numbers.
+void block_sums(const Tensor& grads, double* sums);
+
+// The sum of the squares of all gradients. Infinity and NaN come out as they are. Cost: one read of the gradients.
 double sum_of_squares(std::span<const FlatUnit> units);
 
 // sqrt(sum_of_squares): exactly sqrt(N) for N gradients of one.

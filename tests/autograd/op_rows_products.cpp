@@ -27,7 +27,9 @@ Problem draw_matmul(Random& random) {
             for (int64_t b = 0; b < batch; ++b)
               multiply(v[0].data() + b * m * k, v[1].data() + (shared ? 0 : b * k * n), y.data() + b * m * n, m, k, n);
             return y;
-          }};
+          },
+          false,
+          true};
 }
 
 Problem draw_linear(Random& random) {
@@ -51,7 +53,8 @@ Problem draw_linear(Random& random) {
               }
             return y;
           },
-          false};
+          false,
+          true};
 }
 
 struct Sizes {

@@ -46,6 +46,7 @@ struct Problem {
   std::function<Var(const std::vector<Var>&)> op;               // under test, in any floating dtype
   std::function<std::vector<double>(const Values&)> reference;  // the same, written naively
   bool rows_alone = false;  // slices of dim 0 of all operands give slices of the result, bit for bit
+  bool library = false;     // oneDNN makes it, which may cut sums otherwise for other threads or strides
 };
 
 struct OpRow {

@@ -59,7 +59,8 @@ std::string misplaced_backend(const Source& source) {
 
 // A header of the C++ library has no dot and no slash; these are the compiler's and the system's.
 bool is_standard(const std::string& name) {
-  static const std::set<std::string> system{"immintrin.h", "omp.h", "unistd.h", "fcntl.h", "spawn.h", "poll.h"};
+  static const std::set<std::string> system{"immintrin.h", "omp.h",  "unistd.h", "fcntl.h",
+                                            "spawn.h",     "poll.h", "sched.h",  "linux/futex.h"};
   return name.find_first_of("./") == std::string::npos || system.contains(name) || name.starts_with("sys/");
 }
 

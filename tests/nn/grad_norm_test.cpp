@@ -29,17 +29,7 @@ TEST(GradNorm, OnesGiveExactlyTheRootOfTheirNumber) {
   }
 }
 
-// The slots of one unit as units of one slot each.
-std::vector<FlatUnit> split_slots(const FlatUnit& unit) {
-  std::vector<FlatUnit> units;
-  for (const Slot& slot : unit.slots) {
-    const Tensor part = unit.grads.narrow(0, slot.begin, slot.shape.numel()).clone();
-    units.push_back({slot.name, part, part, {{slot.name, 0, slot.shape, slot.decay}}});
-  }
-  return units;
-}
-
-TEST(GradNorm, UnitsAndThreadsDoNotChangeABit) {
+TEST(GradNorm, ThreadsDoNotChangeABit) {
   const int before = cpu::threads();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const FlatUnit unit = make_unit("u", kSizes, dtype, dtype, make_arena());
@@ -49,7 +39,6 @@ TEST(GradNorm, UnitsAndThreadsDoNotChangeABit) {
     for (const int threads : {1, 2, 3}) {
       cpu::set_threads(threads);
       EXPECT_EQ(grad_norm(std::array{unit}), norm);
-      EXPECT_EQ(grad_norm(split_slots(unit)), norm);
     }
     long double exact = 0;
     for (const double g : unit.grads.to(DType::float64).to_vector<double>()) exact += static_cast<long double>(g) * g;
@@ -58,18 +47,22 @@ TEST(GradNorm, UnitsAndThreadsDoNotChangeABit) {
   cpu::set_threads(before);
 }
 
-TEST(GradNorm, ShardsAddUpToTheWhole) {
+TEST(GradNorm, ShardsCutAtBlocksHaveTheBlocksOfTheWhole) {
   const FlatUnit unit = make_unit("u", kSizes, DType::float32, DType::float32, make_arena());
-  fill_slots(unit, unit.grads, [](const Slot&, int64_t i) { return static_cast<double>(i % 5); });  // exact sums
+  fill_normal(unit, unit.grads, 1, 1.0);
   const int64_t n = unit.grads.numel();
-  double sum = 0;
-  for (const auto& [from, to] : {std::pair{int64_t{0}, int64_t{300}}, {300, 9001}, {9001, n}}) {
-    FlatUnit shard = unit;
-    shard.grads = unit.grads.narrow(0, from, to - from);
-    for (Slot& slot : shard.slots) slot.begin -= from;
-    sum += sum_of_squares(std::array{shard});
+  std::vector<double> whole(static_cast<size_t>(norm_blocks(n))), parts;
+  block_sums(unit.grads, whole.data());
+  for (const auto& [from, to] :
+       {std::pair{int64_t{0}, 3 * kNormBlock}, {3 * kNormBlock, 100 * kNormBlock}, {100 * kNormBlock, n}}) {
+    std::vector<double> part(static_cast<size_t>(norm_blocks(to - from)));
+    block_sums(unit.grads.narrow(0, from, to - from), part.data());
+    parts.insert(parts.end(), part.begin(), part.end());
   }
-  EXPECT_EQ(sum, sum_of_squares(std::array{unit}));
+  EXPECT_EQ(parts, whole);
+  double total = 0;
+  for (const double sum : whole) total += sum;
+  EXPECT_EQ(total, sum_of_squares(std::array{unit}));
 }
 
 TEST(GradNorm, NonFiniteComesOut) {

@@ -1,0 +1,135 @@
+// Which algorithm does what, and the direct exchange over messages.
+#include "parallel/comm/algorithms.h"
+
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "parallel/comm/sums.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::array<std::string_view, 5> kNames = {"direct", "ring", "tree", "root", "native"};
+constexpr int kTag = -1;  // of the algorithms' own messages
+
+struct Exchange {
+  Transport& t;
+  const Call& call;
+  int n = t.size(), rank = t.rank();
+  int64_t element = size_of(call.dtype);
+  int64_t sent = 0;
+
+  Range range(int r) const { return piece(call.count, n, r); }
+  int64_t bytes(int r) const { return range(r).size() * element; }
+  void send(int to, const std::byte* data, int64_t size) {
+    t.send(to, kTag, data, size);
+    sent += size;
+  }
+  void recv(int from, std::byte* data, int64_t size) const { t.recv(from, kTag, data, size); }
+
+  // Sends each rank its piece of the whole at `whole`.
+  void send_pieces(const std::byte* whole) {
+    for (int r = 0; r < n; ++r)
+      if (r != rank) send(r, whole + range(r).begin * element, bytes(r));
+  }
+  // out = the sum over ranks, in their order, of what each sent of `size` bytes; this rank's share of it is at `own`.
+  void sum_received(const std::byte* own, std::byte* out, int64_t size) const {
+    std::vector<std::vector<std::byte>> theirs(static_cast<size_t>(n));
+    std::vector<const std::byte*> in(static_cast<size_t>(n), own);
+    for (int r = 0; r < n; ++r) {
+      if (r == rank) continue;
+      std::vector<std::byte>& from = theirs[static_cast<size_t>(r)];
+      from.resize(static_cast<size_t>(size));
+      recv(r, from.data(), size);
+      in[static_cast<size_t>(r)] = from.data();
+    }
+    reduce_ranks(call.dtype, call.reduction, in, std::span(&out, 1), {0, size / element});
+  }
+  void share_piece(const std::byte* own, std::byte* whole) {
+    for (int r = 0; r < n; ++r)
+      if (r != rank) send(r, own, bytes(rank));
+    keep(whole + range(rank).begin * element, own, bytes(rank));
+    for (int r = 0; r < n; ++r)
+      if (r != rank) recv(r, whole + range(r).begin * element, bytes(r));
+  }
+  static void keep(std::byte* to, const std::byte* from, int64_t size) {
+    if (to != from && size > 0) std::memcpy(to, from, static_cast<size_t>(size));
+  }
+
+  void run();
+};
+
+void Exchange::run() {
+  const int64_t begin = range(rank).begin * element, all = call.bytes();
+  switch (call.op) {
+    case Op::all_reduce:
+      send_pieces(call.in);
+      sum_received(call.in + begin, call.out + begin, bytes(rank));
+      return share_piece(call.out + begin, call.out);
+    case Op::reduce_scatter:
+      send_pieces(call.in);
+      return sum_received(call.in + begin, call.out, bytes(rank));
+    case Op::all_gather:
+      return share_piece(call.in, call.out);
+    case Op::broadcast:
+      if (rank != call.root) return recv(call.root, call.out, all);
+      for (int r = 0; r < n; ++r)
+        if (r != rank) send(r, call.in, all);
+      return;
+    case Op::reduce:
+      return rank == call.root ? sum_received(call.in, call.out, all) : send(call.root, call.in, all);
+    case Op::gather:
+      if (rank != call.root) return send(call.root, call.in, bytes(rank));
+      keep(call.out + begin, call.in, bytes(rank));
+      for (int r = 0; r < n; ++r)
+        if (r != rank) recv(r, call.out + range(r).begin * element, bytes(r));
+      return;
+    case Op::scatter:
+      if (rank != call.root) return recv(call.root, call.out, bytes(rank));
+      keep(call.out, call.in + begin, bytes(rank));
+      return send_pieces(call.in);
+    case Op::all_to_all:
+      send_pieces(call.in);
+      keep(call.out + begin, call.in + begin, bytes(rank));
+      for (int r = 0; r < n; ++r)
+        if (r != rank) recv(r, call.out + range(r).begin * element, bytes(r));
+      return;
+    default: {  // barrier: everybody hears from everybody
+      std::byte token{};
+      for (int r = 0; r < n; ++r)
+        if (r != rank) t.send(r, kTag, &token, 1);
+      for (int r = 0; r < n; ++r)
+        if (r != rank) recv(r, &token, 1);
+    }
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(Algorithm algorithm) { return kNames.at(static_cast<size_t>(algorithm)); }
+
+Algorithm algorithm_named(std::string_view name) {
+  for (size_t i = 0; i < kNames.size(); ++i)
+    if (kNames[i] == name) return static_cast<Algorithm>(i);
+  throw Error("--all-reduce: expected direct, ring, tree, root or native, found '" + std::string(name) + "'");
+}
+
+int64_t direct_by_messages(Transport& t, const Call& call) {
+  Exchange exchange{t, call};
+  exchange.run();
+  return exchange.sent;
+}
+
+int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call) {
+  const bool reduces_or_gathers =
+      call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::all_gather;
+  if (algorithm == Algorithm::native && call.op != Op::barrier) return t.native(call);
+  if (algorithm == Algorithm::ring && reduces_or_gathers) return ring(t, call);
+  if (algorithm == Algorithm::root && reduces_or_gathers) return root(t, call);
+  if (algorithm == Algorithm::tree && (call.op == Op::all_reduce || call.op == Op::reduce || call.op == Op::broadcast))
+    return tree(t, call);
+  return t.direct(call);
+}
+
+}  // namespace tessera

@@ -1,0 +1,29 @@
+// Collective algorithms over messages. Each has a file that says its order of summation and what it sends.
+//
+//   direct   every rank sends piece r to rank r, which adds in rank order; then every rank sends its sum to all
+//   ring     n - 1 steps around a ring, each adding one rank to a piece; n - 1 more to hand the sums on
+//   tree     pairs, pairs of pairs, ...: log2(n) steps, whole arrays
+//   root     everything to rank 0, which adds in rank order and sends the sum back
+//   native   the library's own (MPI, NCCL)
+#pragma once
+#include <string_view>
+
+#include "parallel/comm/transport.h"
+
+namespace tessera {
+
+enum class Algorithm : uint8_t { direct, ring, tree, root, native };
+std::string_view name_of(Algorithm algorithm);
+// Throws Error (usage) listing the names.
+Algorithm algorithm_named(std::string_view name);
+
+// Runs one collective with the algorithm; operations that an algorithm has no way of its own for go the direct way.
+// Returns the bytes that this rank sent.
+int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call);
+
+int64_t direct_by_messages(Transport& t, const Call& call);
+int64_t ring(Transport& t, const Call& call);  // all_reduce, reduce_scatter, all_gather
+int64_t tree(Transport& t, const Call& call);  // all_reduce, reduce, broadcast
+int64_t root(Transport& t, const Call& call);  // all_reduce, reduce_scatter, all_gather: through rank 0
+
+}  // namespace tessera

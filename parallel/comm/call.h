@@ -1,0 +1,80 @@
+// One communication as a rank asks for it, in raw memory: what a transport and an algorithm are given.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tensor/dtype.h"
+#include "tensor/error.h"
+
+namespace tessera {
+
+enum class Op : uint8_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  send,
+  recv,
+  barrier
+};
+inline constexpr int kOps = 11;
+std::string_view name_of(Op op);
+
+enum class Reduction : uint8_t { sum, max };
+
+// Elements [begin, end).
+struct Range {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+};
+// Piece `index` of `count` elements that are cut evenly over n ranks: from index * count / n to the next one's begin.
+inline Range piece(int64_t count, int n, int index) { return {index * count / n, (index + 1) * count / n}; }
+
+// `count` elements are the whole array: what every rank holds of all_reduce, broadcast and reduce, and the pieces of
+// all ranks together of the others. `in` and `out` are the whole array or this rank's piece of it:
+//
+//   all_reduce, broadcast    whole -> whole, in == out      reduce_scatter, scatter   whole -> piece
+//   reduce                   whole -> whole (at the root)   all_gather, gather        piece -> whole
+//   all_to_all               whole -> whole: piece r of out is this rank's piece of rank r's in
+//
+// A piece may lie where it belongs inside the whole.
+struct Call {
+  Op op = Op::barrier;
+  DType dtype = DType::float32;
+  Reduction reduction = Reduction::sum;
+  int32_t root = 0;  // or the other end of a send
+  int64_t count = 0;
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+
+  int64_t bytes() const { return count * size_of(dtype); }
+  // True when two ranks mean the same communication.
+  bool matches(const Call& other) const {
+    return op == other.op && dtype == other.dtype && reduction == other.reduction && root == other.root &&
+           count == other.count;
+  }
+};
+// "all_reduce of 4096 bytes (float32)"
+std::string describe(const Call& call);
+
+// A rank that failed, did not come in time, or asked for something else than the others.
+struct CommError : Error {
+  explicit CommError(const std::string& message) : Error(message, Status::communication) {}
+};
+
+// Another rank has failed, so this one cannot go on; the launch reports the other's cause.
+struct PeerFailed : CommError {
+  using CommError::CommError;
+  PeerFailed(int world_rank, const std::string& during)
+      : CommError(during + ": rank " + std::to_string(world_rank) + " has failed") {}
+};
+// "30 s"
+std::string seconds_text(double seconds);
+
+}  // namespace tessera

@@ -1,0 +1,212 @@
+// Checks, counts and the background.
+#include "parallel/comm/communicator.h"
+
+#include <cstring>
+#include <utility>
+
+#include "parallel/comm/trace.h"
+#include "parallel/comm/worker.h"
+
+namespace tessera {
+
+Communicator::Communicator(std::unique_ptr<Transport> transport, std::string axis, Algorithm algorithm)
+    : transport_(std::move(transport)), axis_(std::move(axis)), algorithm_(algorithm) {}
+
+// With something still in the background this rank is on its way out of an exception: the others must not wait for it.
+Communicator::~Communicator() {
+  if (worker_ && !worker_->idle()) transport_->fail("");
+}
+
+void Communicator::complain(const Call& call, const std::string& what) const {
+  throw Error("[comm] " + axis_ + " axis, " + describe(call) + ": " + what);
+}
+
+Call Communicator::whole(Op op, const Tensor& x) const {
+  Call call{.op = op, .dtype = x.dtype(), .count = x.numel()};
+  if (!x.is_contiguous()) complain(call, "the array is not contiguous");
+  call.in = x.raw();
+  call.out = x.raw();
+  return call;
+}
+
+// Of `in` and `out` one is the whole array, or undefined or meta where it is not needed, the other this rank's piece.
+Call Communicator::cut(Op op, const Tensor& in, const Tensor& out) const {
+  const bool gathers = op == Op::all_gather || op == Op::gather;
+  const Tensor &array = gathers ? out : in, &own = gathers ? in : out;
+  Call call{.op = op, .dtype = own.dtype(), .count = array.defined() ? array.numel() : own.numel() * size()};
+  const int64_t expected = piece(call.count, size(), rank()).size();
+  if (own.numel() != expected)
+    complain(call, "the piece of rank " + std::to_string(rank()) + " has " + std::to_string(own.numel()) +
+                       " elements; expected " + std::to_string(expected));
+  if (array.defined() && array.dtype() != own.dtype())
+    complain(call, "the whole is " + array.describe() + " and the piece " + own.describe());
+  const auto memory = [&](const Tensor& t) -> std::byte* {
+    if (!t.defined() || t.device() == Device::meta) return nullptr;
+    if (!t.is_contiguous()) complain(call, "an array is not contiguous");
+    return t.raw();
+  };
+  call.in = memory(in);
+  call.out = memory(out);
+  return call;
+}
+
+double Communicator::now() const { return trace_ ? trace_->now() : 0; }
+
+// Runs f, which returns the bytes it sent; names the axis in what it throws.
+template <class F>
+void Communicator::observed(const Call& call, double requested, const F& f) {
+  const double begin = now();
+  int64_t sent = 0;
+  try {
+    sent = f();
+  } catch (const PeerFailed& e) {
+    throw PeerFailed(axis_ + " axis, " + e.what());
+  } catch (const CommError& e) {
+    throw CommError(axis_ + " axis, " + e.what());
+  }
+  OpCount& count = counts_[static_cast<size_t>(call.op)];
+  ++count.calls;
+  count.sent += sent;
+  if (trace_) trace_->add({std::string(name_of(call.op)), axis_, call.bytes(), requested, begin, now()});
+}
+
+void Communicator::perform(const Call& call, double requested) {
+  observed(call, requested, [&] { return run_collective(*transport_, algorithm_, call); });
+}
+
+void Communicator::run(const Call& call, const std::vector<Tensor>& held) {
+  if (worker_ && !worker_->idle())
+    start(call, held).wait();  // after what was started before
+  else
+    perform(call, now());
+}
+
+Pending Communicator::start(const Call& call, std::vector<Tensor> held) {
+  if (!worker_) worker_ = std::make_unique<CommWorker>();
+  return Pending(
+      worker_->push([this, call, requested = now(), tensors = std::move(held)] { perform(call, requested); }));
+}
+
+void Communicator::all_reduce(const Tensor& x, Reduction reduction) {
+  if (size() == 1) return;
+  Call call = whole(Op::all_reduce, x);
+  call.reduction = reduction;
+  run(call, {x});
+}
+
+Pending Communicator::start_all_reduce(const Tensor& x, Reduction reduction) {
+  if (size() == 1) return {};
+  Call call = whole(Op::all_reduce, x);
+  call.reduction = reduction;
+  return start(call, {x});
+}
+
+// On one rank a piece is the whole.
+bool Communicator::alone(const Tensor& in, const Tensor& out) const {
+  if (size() > 1) return false;
+  if (in.raw() != out.raw()) std::memcpy(out.raw(), in.raw(), static_cast<size_t>(in.nbytes()));
+  return true;
+}
+
+void Communicator::reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction) {
+  Call call = cut(Op::reduce_scatter, in, out);
+  call.reduction = reduction;
+  if (!alone(in, out)) run(call, {in, out});
+}
+
+Pending Communicator::start_reduce_scatter(const Tensor& in, const Tensor& out) {
+  const Call call = cut(Op::reduce_scatter, in, out);
+  return alone(in, out) ? Pending() : start(call, {in, out});
+}
+
+void Communicator::all_gather(const Tensor& in, const Tensor& out) {
+  const Call call = cut(Op::all_gather, in, out);
+  if (!alone(in, out)) run(call, {in, out});
+}
+
+Pending Communicator::start_all_gather(const Tensor& in, const Tensor& out) {
+  const Call call = cut(Op::all_gather, in, out);
+  return alone(in, out) ? Pending() : start(call, {in, out});
+}
+
+void Communicator::broadcast(const Tensor& x, int root) {
+  Call call = whole(Op::broadcast, x);
+  call.root = checked(call, root);
+  if (size() > 1) run(call, {x});
+}
+
+void Communicator::reduce(const Tensor& x, int root) {
+  Call call = whole(Op::reduce, x);
+  call.root = checked(call, root);
+  if (size() > 1) run(call, {x});
+}
+
+void Communicator::gather(const Tensor& in, const Tensor& out, int root) {
+  Call call = cut(Op::gather, in, out);
+  call.root = checked(call, root);
+  if (rank() == root && !call.out) complain(call, "the root has no memory for the whole");
+  if (!alone(in, out)) run(call, {in, out});
+}
+
+void Communicator::scatter(const Tensor& in, const Tensor& out, int root) {
+  Call call = cut(Op::scatter, in, out);
+  call.root = checked(call, root);
+  if (rank() == root && !call.in) complain(call, "the root has no whole to scatter");
+  if (!alone(in, out)) run(call, {in, out});
+}
+
+void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
+  Call call = whole(Op::all_to_all, in);
+  if (in.numel() % size() != 0)
+    complain(call, std::to_string(in.numel()) + " elements are no multiple of " + std::to_string(size()) + " ranks");
+  if (out.numel() != in.numel() || out.dtype() != in.dtype() || !out.is_contiguous() || out.raw() == in.raw())
+    complain(call, "out is " + out.describe() + "; expected other contiguous memory of the same size and dtype");
+  call.out = out.raw();
+  if (!alone(in, out)) run(call, {in, out});
+}
+
+void Communicator::send(const Tensor& x, int to, int tag) {
+  Call call = whole(Op::send, x);
+  call.root = checked(call, to);
+  if (to == rank()) complain(call, "a rank cannot send to itself");
+  observed(call, now(), [&] {
+    transport_->send(to, tag, call.in, call.bytes());
+    return call.bytes();
+  });
+}
+
+void Communicator::recv(const Tensor& x, int from, int tag) {
+  Call call = whole(Op::recv, x);
+  call.root = checked(call, from);
+  if (from == rank()) complain(call, "a rank cannot receive from itself");
+  observed(call, now(), [&] {
+    transport_->recv(from, tag, call.out, call.bytes());
+    return 0;
+  });
+}
+
+void Communicator::barrier() {
+  if (size() > 1) run({.op = Op::barrier}, {});
+}
+
+int Communicator::checked(const Call& call, int rank) const {
+  if (rank < 0 || rank >= size())
+    complain(call, "there is no rank " + std::to_string(rank) + " among " + std::to_string(size()));
+  return rank;
+}
+
+double Communicator::over_ranks(double x, Reduction reduction) {
+  if (size() == 1) return x;
+  const auto memory = reinterpret_cast<std::byte*>(&x);
+  run({.op = Op::all_reduce, .dtype = DType::float64, .reduction = reduction, .count = 1, .in = memory, .out = memory},
+      {});
+  return x;
+}
+
+std::unique_ptr<Communicator> Communicator::split(int color, int key, std::string axis) {
+  auto made = std::make_unique<Communicator>(transport_->split(color, key), std::move(axis), algorithm_);
+  made->set_trace(trace_);
+  return made;
+}
+
+}  // namespace tessera

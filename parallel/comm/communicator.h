@@ -1,0 +1,130 @@
+// Communicator: the ranks of one mesh axis (or of the whole world), and what they do together.
+//
+//   world.all_reduce(gradients);                         // blocking, in place
+//   Pending p = world.start_all_reduce(bucket);          // or in the background,
+//   ... compute ...
+//   p.wait();                                            // done here
+//
+// Every rank of a group must ask for the same communications in the same order; one that does not is reported, with
+// what each side asked for. Calls and bytes sent are counted by operation; on a group of one rank nothing is sent and
+// nothing counted. Tensors must be contiguous. Arrays that are cut over ranks are cut as piece() says, so pieces may be
+// uneven.
+//
+// Everything throws CommError that names rank, axis, operation and bytes when a rank fails, does not come within the
+// timeout, or asks for something else. One thread at a time may use a communicator.
+#pragma once
+#include <array>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "parallel/comm/algorithms.h"
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+class Trace;
+class CommWorker;
+
+struct OpCount {
+  int64_t calls = 0, sent = 0;  // sent: bytes that left this rank
+  bool operator==(const OpCount&) const = default;
+};
+using OpCounts = std::array<OpCount, kOps>;
+
+// A communication in the background. wait() returns when it is done, and throws what it threw; to be called before the
+// tensors are used again. The tensors stay alive until then by themselves.
+class [[nodiscard]] Pending {
+ public:
+  Pending() = default;  // nothing to wait for
+  explicit Pending(std::future<void> done) : done_(std::move(done)) {}
+  void wait() {
+    if (done_.valid()) done_.get();
+  }
+
+ private:
+  std::future<void> done_;
+};
+
+class Communicator {
+ public:
+  // `axis` is its name in messages and counts.
+  Communicator(std::unique_ptr<Transport> transport, std::string axis, Algorithm algorithm = Algorithm::direct);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return transport_->rank(); }
+  int size() const { return transport_->size(); }
+  const std::string& axis() const { return axis_; }
+  int world_rank(int rank) const { return transport_->world_rank(rank); }
+  std::string_view kind() const { return transport_->kind(); }
+  // What all_reduce, reduce_scatter and all_gather go by; the order of summation is the algorithm's.
+  Algorithm algorithm() const { return algorithm_; }
+  void set_algorithm(Algorithm algorithm) { algorithm_ = algorithm; }
+
+  // Sums (or largest values) over ranks, in place on every rank.
+  void all_reduce(const Tensor& x, Reduction reduction = Reduction::sum);
+  // out = this rank's piece of the sum of all ranks' `in`; out may lie in its place inside `in`, whose other pieces
+  // stay.
+  void reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction = Reduction::sum);
+  // out = all ranks' pieces, of which `in` is this rank's; it may lie in its place inside `out`.
+  void all_gather(const Tensor& in, const Tensor& out);
+  void broadcast(const Tensor& x, int root);
+  // The sum in rank order goes to the root's `x`; other ranks keep theirs.
+  void reduce(const Tensor& x, int root);
+  // The whole (`out` of gather, `in` of scatter) is needed at the root only. Elsewhere it may be undefined when the
+  // pieces are even, or a meta tensor.
+  void gather(const Tensor& in, const Tensor& out, int root);
+  void scatter(const Tensor& in, const Tensor& out, int root);
+  // Piece r of `in` goes to rank r, which finds it as piece `rank` of its `out`. The size must be a multiple of the
+  // ranks.
+  void all_to_all(const Tensor& in, const Tensor& out);
+  // Point to point: send() copies and returns at once; messages of one tag arrive in order.
+  void send(const Tensor& x, int to, int tag = 0);
+  void recv(const Tensor& x, int from, int tag = 0);
+  void barrier();
+
+  Pending start_all_reduce(const Tensor& x, Reduction reduction = Reduction::sum);
+  Pending start_reduce_scatter(const Tensor& in, const Tensor& out);
+  Pending start_all_gather(const Tensor& in, const Tensor& out);
+
+  // For a number that every rank needs: added in rank order.
+  double sum(double x) { return over_ranks(x, Reduction::sum); }
+  double max(double x) { return over_ranks(x, Reduction::max); }
+
+  // The groups of ranks that give the same color, ranked by key, then by rank here. Every rank calls it.
+  std::unique_ptr<Communicator> split(int color, int key, std::string axis);
+
+  // Since the communicator was made or the counts were reset.
+  const OpCounts& counts() const { return counts_; }
+  void reset_counts() { counts_ = {}; }
+  // Every communication from now on is noted there too (null: no more). The trace must outlive the communicator.
+  void set_trace(Trace* trace) { trace_ = trace; }
+
+  Transport& transport() { return *transport_; }
+
+ private:
+  void run(const Call& call, const std::vector<Tensor>& held);
+  Pending start(const Call& call, std::vector<Tensor> held);
+  void perform(const Call& call, double requested);
+  template <class F>
+  void observed(const Call& call, double requested, const F& f);
+  double now() const;
+  Call whole(Op op, const Tensor& x) const;
+  Call cut(Op op, const Tensor& in, const Tensor& out) const;
+  bool alone(const Tensor& in, const Tensor& out) const;
+  int checked(const Call& call, int rank) const;
+  double over_ranks(double x, Reduction reduction);
+  [[noreturn]] void complain(const Call& call, const std::string& what) const;
+
+  std::unique_ptr<Transport> transport_;
+  std::string axis_;
+  Algorithm algorithm_;
+  OpCounts counts_{};
+  Trace* trace_ = nullptr;
+  std::unique_ptr<CommWorker> worker_;  // made by the first start_...()
+};
+
+}  // namespace tessera

@@ -1,0 +1,48 @@
+// A transport with planted faults, to show that no fault hangs a run and each is named.
+#pragma once
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "parallel/comm/transport.h"
+
+namespace tessera {
+
+// What happens to one rank when it comes to its call number `call` (counted from 0 over sends, receives and
+// collectives).
+struct Fault {
+  enum class Kind {
+    delay,  // it comes `seconds` late
+    drop,   // it does not take part, or its message is lost: somebody waits in vain
+    fail,   // it throws
+    kill,   // its process is killed (SIGKILL)
+  };
+  Kind kind = Kind::delay;
+  int64_t call = 0;
+  double seconds = 0;
+};
+
+class FaultTransport final : public Transport {
+ public:
+  FaultTransport(std::unique_ptr<Transport> inner, std::vector<Fault> faults);
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  int world_rank(int rank) const override { return inner_->world_rank(rank); }
+  std::string_view kind() const override { return inner_->kind(); }
+  void send(int to, int tag, const std::byte* data, int64_t bytes) override;
+  void recv(int from, int tag, std::byte* data, int64_t bytes) override;
+  int64_t direct(const Call& call) override;
+  int64_t native(const Call& call) override;
+  // The groups made of this one count on with the same calls.
+  std::unique_ptr<Transport> split(int color, int key) override;
+  void fail(const std::string& cause) override { inner_->fail(cause); }
+
+ private:
+  struct Plan;
+  FaultTransport(std::unique_ptr<Transport> inner, std::shared_ptr<Plan> plan);
+  bool takes_part();
+  std::unique_ptr<Transport> inner_;
+  std::shared_ptr<Plan> plan_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,89 @@
+// Threads as ranks.
+#include "parallel/comm/launch.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "parallel/comm/thread_transport.h"
+#include "parallel/comm/wait.h"
+#include "tensor/cpu/vectorize.h"
+
+namespace tessera {
+namespace {
+
+// What a rank threw, said of that rank.
+[[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks) {
+  if (ranks == 1) std::rethrow_exception(thrown);
+  const std::string who = "[rank " + std::to_string(rank) + "] ";
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error& e) {
+    throw Error(who + e.what(), e.status());
+  } catch (const std::exception& e) {
+    throw CommError(who + e.what());
+  }
+}
+
+std::unique_ptr<Transport> transport_of(const LaunchOptions& o, const std::shared_ptr<ThreadGroup>& group, int rank) {
+  auto transport = std::make_unique<ThreadTransport>(group, rank);
+  const auto planted = o.faults.find(rank);
+  if (planted == o.faults.end()) return transport;
+  return std::make_unique<FaultTransport>(std::move(transport), planted->second);
+}
+
+// A thread cannot be killed: when a rank neither ends nor communicates, the whole process has to go.
+void await_others(Flag& done, const LaunchOptions& o, int rank, const std::string& cause) {
+  if (wait_for(done, static_cast<uint32_t>(o.ranks), {.timeout_s = o.timeout_s}) == Waited::arrived) return;
+  const std::string line = "tessera: [rank " + std::to_string(rank) + "] " + cause +
+                           " (and another rank does not stop: ending the process)\n";
+  std::fputs(line.c_str(), stderr);
+  std::fflush(nullptr);
+  std::_Exit(static_cast<int>(Status::communication));
+}
+
+}  // namespace
+
+void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& body) {
+  if (o.ranks < 1) throw Error("--ranks: expected at least 1, found " + std::to_string(o.ranks));
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int threads_before = cpu::threads();
+  const int team = o.threads_per_rank > 0 ? o.threads_per_rank
+                   : o.ranks == 1         ? threads_before
+                                          : std::max(1, threads_before / o.ranks);
+  const auto board = std::make_shared<Board>();
+  const auto group = make_thread_group(o.ranks, o.timeout_s, o.ranks * team > cores, board);
+  std::vector<std::exception_ptr> thrown(static_cast<size_t>(o.ranks));
+  Flag done;  // counts the ranks that have come to their end
+  std::mutex counting;
+  const auto count_done = [&] {
+    const std::lock_guard lock(counting);
+    raise(done, done.value.load() + 1);
+  };
+  const auto run = [&](int rank) {
+    try {
+      cpu::set_threads(team);
+      Communicator world(transport_of(o, group, rank), "world", o.algorithm);
+      body(world);
+      count_done();
+    } catch (const std::exception& e) {
+      thrown[static_cast<size_t>(rank)] = std::current_exception();
+      board->fail(rank, e.what());
+      count_done();
+      if (board->failed_rank() == rank) await_others(done, o, rank, e.what());
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int r = 1; r < o.ranks; ++r) threads.emplace_back(run, r);
+  run(0);
+  for (std::thread& t : threads) t.join();
+  cpu::set_threads(threads_before);
+  const int failed = board->failed_rank();
+  if (failed >= 0) rethrow(thrown[static_cast<size_t>(failed)], failed, o.ranks);
+}
+
+}  // namespace tessera

@@ -1,0 +1,29 @@
+// launch(): the same function on every rank.
+//
+//   launch({.ranks = 4}, [](Communicator& world) { ... world.rank() ... });
+//
+// Ranks are threads of this process; rank 0 runs on the calling thread. When a rank throws, the others stop at their
+// next communication (or where they wait in one), and launch() throws what that rank threw, with its number in front.
+#pragma once
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/fault_transport.h"
+
+namespace tessera {
+
+enum class Backend : uint8_t { threads, mpi, nccl };
+
+struct LaunchOptions {
+  int ranks = 1;
+  int threads_per_rank = 0;  // 0: the cores, divided among the ranks, at least one
+  double timeout_s = 300;    // the longest that a rank waits for another
+  Algorithm algorithm = Algorithm::direct;
+  std::map<int, std::vector<Fault>> faults = {};  // by rank; planted by tests
+};
+
+void launch(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
+
+}  // namespace tessera

@@ -1,0 +1,250 @@
+// Meeting in memory: a rank posts its call, raises its flag, and waits for the flags of the others.
+#include "parallel/comm/thread_transport.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "parallel/comm/sums.h"
+#include "parallel/comm/thread_group.h"
+
+namespace tessera {
+std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool crowded,
+                                               std::shared_ptr<Board> board) {
+  std::vector<int> members(static_cast<size_t>(ranks));
+  std::iota(members.begin(), members.end(), 0);
+  return std::make_shared<ThreadGroup>(std::move(members), timeout_s, crowded, std::move(board));
+}
+
+ThreadTransport::ThreadTransport(std::shared_ptr<ThreadGroup> group, int rank)
+    : group_(std::move(group)), rank_(rank), in_(static_cast<size_t>(size())), out_(static_cast<size_t>(size())) {}
+ThreadTransport::~ThreadTransport() = default;
+
+int ThreadTransport::size() const { return static_cast<int>(group_->world_ranks.size()); }
+int ThreadTransport::world_rank(int rank) const { return group_->world_ranks[static_cast<size_t>(rank)]; }
+void ThreadTransport::fail(const std::string& cause) { group_->board->fail(world_rank(rank_), cause); }
+const Call& ThreadTransport::post(int rank) const {
+  return group_->places[static_cast<size_t>(rank)].posts[calls_ % 2];
+}
+
+void ThreadTransport::begin_work() {
+  Place& place = group_->places[static_cast<size_t>(rank_)];
+  place.working.store(true, std::memory_order_seq_cst);
+  if (group_->board->flag().load(std::memory_order_seq_cst) < 0) return;
+  end_work();
+  give_up(Waited::poisoned, rank_, post(rank_));
+}
+
+void ThreadTransport::end_work() {
+  group_->places[static_cast<size_t>(rank_)].working.store(false, std::memory_order_release);
+}
+
+void ThreadTransport::leave_meeting() {
+  fail("");
+  for (const Place& place : group_->places)
+    while (place.working.load(std::memory_order_seq_cst)) std::this_thread::yield();
+}
+
+void ThreadTransport::give_up(Waited why, int waiting_for, const Call& call) {
+  leave_meeting();
+  if (why == Waited::poisoned) throw PeerFailed(group_->board->failed_rank(), describe(call));
+  const Place& place = group_->places[static_cast<size_t>(waiting_for)];
+  // Of the two posts the later is the last thing that the missing rank came to; it does not write while it is missing.
+  const uint32_t reached = place.flag.value.load(std::memory_order_acquire);
+  std::string last = "it has not communicated yet";
+  if (reached > 0) last = "the last it came to was " + describe(place.posts[(calls_ + 1) % 2]);
+  throw CommError(describe(call) + ": rank " + std::to_string(world_rank(waiting_for)) + " did not come within " +
+                  seconds_text(group_->patience.timeout_s) + "; " + last);
+}
+
+void ThreadTransport::wait_for_all() {
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank_) continue;
+    const Waited waited = wait_for(group_->places[static_cast<size_t>(r)].flag, sequence_, group_->patience);
+    if (waited != Waited::arrived) give_up(waited, r, post(rank_));
+  }
+}
+
+void ThreadTransport::arrive(const Call& call) {
+  Place& place = group_->places[static_cast<size_t>(rank_)];
+  place.posts[++calls_ % 2] = call;
+  raise(place.flag, ++sequence_);
+  wait_for_all();
+  for (int r = 0; r < size(); ++r)
+    if (!post(r).matches(call)) {
+      leave_meeting();
+      throw CommError(describe(call) + ": rank " + std::to_string(world_rank(r)) + " asks for " + describe(post(r)) +
+                      " at the same time; every rank must communicate in the same order");
+    }
+  begin_work();
+}
+
+void ThreadTransport::depart() {
+  end_work();
+  raise(group_->places[static_cast<size_t>(rank_)].flag, ++sequence_);
+  wait_for_all();
+}
+
+// Two ranks and few bytes: each leaves a copy where the other finds it, so that nobody has to wait for the end.
+// Otherwise each rank adds its piece of all arrays and writes it to all of them.
+int64_t ThreadTransport::all_reduce(const Call& call) {
+  const int n = size();
+  const int64_t bytes = call.bytes();
+  if (n == 2 && bytes <= kSmall) {
+    std::byte* const mine = group_->places[static_cast<size_t>(rank_)].small[(calls_ + 1) % 2].data();
+    std::memcpy(mine, call.in, static_cast<size_t>(bytes));
+    arrive(call);
+    for (int r = 0; r < n; ++r)
+      in_[static_cast<size_t>(r)] = group_->places[static_cast<size_t>(r)].small[calls_ % 2].data();
+    std::byte* const out = call.out;
+    reduce_ranks(call.dtype, call.reduction, in_, std::span(&out, 1), {0, call.count});
+    end_work();
+    return bytes;
+  }
+  arrive(call);
+  for (int r = 0; r < n; ++r) {
+    in_[static_cast<size_t>(r)] = post(r).in;
+    out_[static_cast<size_t>(r)] = post(r).out;
+  }
+  const Range mine = piece(call.count, n, rank_);
+  reduce_ranks(call.dtype, call.reduction, in_, out_, mine);
+  depart();
+  const int64_t own = mine.size() * size_of(call.dtype);
+  return bytes - own + (n - 1) * own;
+}
+
+// Everything but all_reduce: each rank fetches what is meant for it from where it lies.
+int64_t ThreadTransport::copy_pieces(const Call& call) {
+  const int n = size();
+  const int64_t element = size_of(call.dtype);
+  const auto fetch = [&](std::byte* to, const std::byte* from, int64_t count) {
+    if (to != from && count > 0) std::memcpy(to, from, static_cast<size_t>(count * element));
+  };
+  const Range mine = piece(call.count, n, rank_);
+  const int64_t own = mine.size() * element, all = call.bytes();
+  arrive(call);
+  int64_t sent = 0;
+  switch (call.op) {
+    case Op::reduce_scatter: {
+      for (int r = 0; r < n; ++r) in_[static_cast<size_t>(r)] = post(r).in + mine.begin * element;
+      std::byte* const out = call.out;
+      reduce_ranks(call.dtype, call.reduction, in_, std::span(&out, 1), {0, mine.size()});
+      sent = all - own;
+      break;
+    }
+    case Op::all_gather:
+    case Op::gather:
+      if (call.op == Op::all_gather || rank_ == call.root)
+        for (int r = 0; r < n; ++r) {
+          const Range theirs = piece(call.count, n, r);
+          fetch(call.out + theirs.begin * element, post(r).in, theirs.size());
+        }
+      sent = call.op == Op::all_gather ? (n - 1) * own : rank_ == call.root ? 0 : own;
+      break;
+    case Op::broadcast:
+      if (rank_ != call.root) fetch(call.out, post(call.root).in, call.count);
+      sent = rank_ == call.root ? (n - 1) * all : 0;
+      break;
+    case Op::reduce:
+      if (rank_ == call.root) {
+        for (int r = 0; r < n; ++r) in_[static_cast<size_t>(r)] = post(r).in;
+        std::byte* const out = call.out;
+        reduce_ranks(call.dtype, call.reduction, in_, std::span(&out, 1), {0, call.count});
+      }
+      sent = rank_ == call.root ? 0 : all;
+      break;
+    case Op::scatter:
+      fetch(call.out, post(call.root).in + mine.begin * element, mine.size());
+      sent = rank_ == call.root ? all - own : 0;
+      break;
+    case Op::all_to_all:
+      for (int r = 0; r < n; ++r)
+        fetch(call.out + piece(call.count, n, r).begin * element, post(r).in + mine.begin * element, mine.size());
+      sent = all - own;
+      break;
+    default:  // barrier: everybody has come
+      end_work();
+      return 0;
+  }
+  depart();
+  return sent;
+}
+
+int64_t ThreadTransport::direct(const Call& call) {
+  return call.op == Op::all_reduce ? all_reduce(call) : copy_pieces(call);
+}
+
+void ThreadTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
+  Mailbox& box = group_->mailbox(rank_, to);
+  const std::lock_guard lock(box.mutex);
+  box.letters.push_back({tag, std::vector<std::byte>(data, data + bytes)});
+  raise(box.arrivals, box.arrivals.value.load(std::memory_order_relaxed) + 1);
+}
+
+void ThreadTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
+  Mailbox& box = group_->mailbox(from, rank_);
+  for (;;) {
+    const uint32_t seen = box.arrivals.value.load(std::memory_order_acquire);
+    {
+      const std::lock_guard lock(box.mutex);
+      const auto found =
+          std::find_if(box.letters.begin(), box.letters.end(), [&](const Letter& l) { return l.tag == tag; });
+      if (found != box.letters.end()) {
+        const auto size = static_cast<int64_t>(found->bytes.size());
+        if (size != bytes)
+          throw CommError("recv of " + std::to_string(bytes) + " bytes: rank " + std::to_string(world_rank(from)) +
+                          " sent " + std::to_string(size));
+        std::memcpy(data, found->bytes.data(), found->bytes.size());
+        box.letters.erase(found);
+        return;
+      }
+    }
+    const Waited waited = wait_for(box.arrivals, seen + 1, group_->patience);
+    if (waited == Waited::poisoned)
+      throw PeerFailed(group_->board->failed_rank(), "recv of " + std::to_string(bytes) + " bytes");
+    if (waited == Waited::timed_out)
+      throw CommError("recv of " + std::to_string(bytes) + " bytes: rank " + std::to_string(world_rank(from)) +
+                      " sent nothing within " + seconds_text(group_->patience.timeout_s));
+  }
+}
+
+std::unique_ptr<Transport> ThreadTransport::split(int color, int key) {
+  struct Wish {
+    int32_t color, key;
+    std::shared_ptr<ThreadGroup>* group;  // of the first rank of the new group
+  };
+  std::vector<Wish> wishes(static_cast<size_t>(size()));
+  const auto share = [&] {
+    const Call call{.op = Op::all_gather,
+                    .dtype = DType::int64,
+                    .count = static_cast<int64_t>(sizeof(Wish) / 8) * size(),
+                    .in = reinterpret_cast<const std::byte*>(&wishes[static_cast<size_t>(rank_)]),
+                    .out = reinterpret_cast<std::byte*>(wishes.data())};
+    direct(call);
+  };
+  wishes[static_cast<size_t>(rank_)] = {color, key, nullptr};
+  share();
+  std::vector<int> members;
+  for (int r = 0; r < size(); ++r)
+    if (wishes[static_cast<size_t>(r)].color == color) members.push_back(r);
+  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+    return wishes[static_cast<size_t>(a)].key < wishes[static_cast<size_t>(b)].key;
+  });
+  std::shared_ptr<ThreadGroup> made;
+  if (members[0] == rank_) {
+    std::vector<int> world;
+    for (const int r : members) world.push_back(world_rank(r));
+    made = std::make_shared<ThreadGroup>(std::move(world), group_->patience.timeout_s, group_->patience.crowded,
+                                         group_->board);
+    wishes[static_cast<size_t>(rank_)].group = &made;
+  }
+  share();
+  std::shared_ptr<ThreadGroup> group = *wishes[static_cast<size_t>(members[0])].group;
+  direct({.op = Op::barrier});  // everybody has its copy: `made` may go
+  const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();
+  return std::make_unique<ThreadTransport>(std::move(group), static_cast<int>(place));
+}
+
+}  // namespace tessera

@@ -1,0 +1,61 @@
+// What carries bytes between the ranks of a group: threads of one process, processes under MPI, GPUs under NCCL.
+//
+// A transport has messages, from which every algorithm is built (parallel/comm/algorithms.h), and two collectives of
+// its own: the direct exchange, which ranks that see each other's memory do without messages, and whatever its library
+// brings. Users see a Communicator, which counts, checks and traces.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "parallel/comm/call.h"
+
+namespace tessera {
+
+// Where the first rank that fails says so, for all ranks and all groups of one launch.
+class Board {
+ public:
+  // The first failure stands; a cause may be added to it later when it had none.
+  void fail(int world_rank, const std::string& cause);
+  int failed_rank() const { return failed_.load(std::memory_order_acquire); }  // negative: none
+  std::string cause() const;
+  const std::atomic<int>& flag() const { return failed_; }
+
+ private:
+  std::atomic<int> failed_{-1};
+  mutable std::mutex mutex_;
+  std::string cause_;
+};
+
+class Transport {
+ public:
+  Transport() = default;
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual int world_rank(int rank) const = 0;  // of a rank of this group, for messages to people
+  virtual std::string_view kind() const = 0;   // "threads"
+
+  // Messages between two ranks arrive in the order of sending, by tag. send() copies what it is given and never waits
+  // for the receiver. recv() throws CommError when the message has another size, a rank fails or the time is over.
+  virtual void send(int to, int tag, const std::byte* data, int64_t bytes) = 0;
+  virtual void recv(int from, int tag, std::byte* data, int64_t bytes) = 0;
+
+  // Every rank sends its piece straight to where it belongs; sums are added in the order of ranks. Returns the bytes
+  // that this rank sent. The default is made of messages.
+  virtual int64_t direct(const Call& call);
+  // The library's own collective. Throws Error where there is none.
+  virtual int64_t native(const Call& call);
+
+  // Groups of the ranks that give the same color, ranked by key, then by rank here. Every rank calls it.
+  virtual std::unique_ptr<Transport> split(int color, int key) = 0;
+
+  // Ends waiting everywhere: this rank cannot go on. `cause` may be empty when it is not known yet.
+  virtual void fail(const std::string& cause) = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,75 @@
+// A binary tree: few steps, whole arrays. For small arrays on many ranks, where latency is what counts.
+//
+//   step 1:  0 <- 1   2 <- 3   4 <- 5   6 <- 7       (8 ranks, counted from the root)
+//   step 2:  0 <- 2            4 <- 6
+//   step 3:  0 <- 4                                  and back the same way for a broadcast
+//
+// Order of summation, the same for every element: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), each addition rounded to
+// the dtype; where the number of ranks is no power of two the missing ranks are left out. Ranks count from the root on.
+// Sent: every rank but the root its array once upwards; downwards n - 1 arrays by all ranks together.
+#include <vector>
+
+#include "parallel/comm/algorithms.h"
+#include "parallel/comm/sums.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kTag = -3;
+
+struct Tree {
+  Transport& t;
+  const Call& call;
+  int root;
+  int n = t.size();
+  int place = (t.rank() - root + n) % n;  // counted from the root
+  int64_t bytes = call.bytes();
+  int64_t sent = 0;
+
+  int rank_at(int p) const { return (p + root) % n; }
+
+  // The sum of all ranks arrives in `total` of the root; other ranks' `total` is used on the way.
+  void reduce(std::byte* total) {
+    std::vector<std::byte> other(static_cast<size_t>(bytes));
+    for (int step = 1; step < n; step *= 2) {
+      if (place % (2 * step) != 0) {
+        t.send(rank_at(place - step), kTag, total, bytes);
+        sent += bytes;
+        return;
+      }
+      if (place + step >= n) continue;
+      t.recv(rank_at(place + step), kTag, other.data(), bytes);
+      reduce_into(call.dtype, call.reduction, total, other.data(), call.count);
+    }
+  }
+
+  void broadcast(std::byte* data) {
+    int step = 1;
+    while (step < n && place % (2 * step) == 0) step *= 2;
+    if (place != 0) t.recv(rank_at(place - step), kTag, data, bytes);
+    for (step /= 2; step > 0; step /= 2) {
+      if (place + step >= n) continue;
+      t.send(rank_at(place + step), kTag, data, bytes);
+      sent += bytes;
+    }
+  }
+};
+
+}  // namespace
+
+int64_t tree(Transport& t, const Call& call) {
+  Tree tree{t, call, call.op == Op::all_reduce ? 0 : call.root};
+  if (call.op == Op::broadcast) {
+    tree.broadcast(call.out);
+  } else if (call.op == Op::all_reduce) {
+    tree.reduce(call.out);
+    tree.broadcast(call.out);
+  } else {  // only the root's array changes
+    std::vector<std::byte> total(call.in, call.in + tree.bytes);
+    tree.reduce(total.data());
+    if (tree.place == 0) std::copy(total.begin(), total.end(), call.out);
+  }
+  return tree.sent;
+}
+
+}  // namespace tessera

@@ -1,0 +1,67 @@
+// Flags over the futex of Linux, which works between processes as between threads.
+#include "parallel/comm/wait.h"
+
+#include <immintrin.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <climits>
+#include <ctime>
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int kSpins = 2000, kSpinsWhenCrowded = 20;
+constexpr auto kYielding = std::chrono::microseconds(100);
+constexpr long kSlice_ns = 20'000'000;  // a sleeper looks up this often, for a rank that failed or the time
+
+bool reached(const std::atomic<uint32_t>& flag, uint32_t value, std::memory_order order) {
+  return static_cast<int32_t>(flag.load(order) - value) >= 0;
+}
+
+bool has_failed(const Patience& p) { return p.poisoned && p.poisoned->load(std::memory_order_acquire) >= 0; }
+
+void sleep_on(Flag& flag, uint32_t value) {
+  flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const uint32_t now = flag.value.load(std::memory_order_seq_cst);
+  if (static_cast<int32_t>(now - value) < 0) {
+    const timespec slice{0, kSlice_ns};
+    syscall(SYS_futex, &flag.value, FUTEX_WAIT, now, &slice, nullptr, 0);
+  }
+  flag.sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void raise(Flag& flag, uint32_t value) {
+  flag.value.store(value, std::memory_order_seq_cst);
+  if (flag.sleepers.load(std::memory_order_seq_cst) > 0)
+    syscall(SYS_futex, &flag.value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+Waited wait_for(Flag& flag, uint32_t value, const Patience& patience) {
+  const int spins = patience.crowded ? kSpinsWhenCrowded : kSpins;
+  for (int i = 0; i < spins; ++i) {
+    if (reached(flag.value, value, std::memory_order_acquire)) return Waited::arrived;
+    _mm_pause();
+  }
+  const auto start = Clock::now();
+  const auto deadline =
+      start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(patience.timeout_s));
+  while (!reached(flag.value, value, std::memory_order_acquire)) {
+    if (has_failed(patience)) return Waited::poisoned;
+    const auto now = Clock::now();
+    if (now >= deadline) return Waited::timed_out;
+    if (now - start < kYielding)
+      sched_yield();
+    else
+      sleep_on(flag, value);
+  }
+  return Waited::arrived;
+}
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+// How one rank waits for another: spin briefly, then give the core away, then sleep in the kernel.
+//
+// A wait that only spins makes an all-reduce of four ranks on two cores a thousand times slower; one that only sleeps
+// makes two ranks on two cores ten times slower. A flag is a word in memory that both ranks see (of one process, or of
+// a window that processes share), raised to ever higher numbers by one rank and waited for by the others.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+namespace tessera {
+
+// Alone on its cache lines, so that raising it disturbs nobody else.
+struct alignas(128) Flag {
+  std::atomic<uint32_t> value{0};
+  std::atomic<uint32_t> sleepers{0};
+};
+
+// Raises the flag and wakes who sleeps on it. What was written before is visible to those who see the new value.
+void raise(Flag& flag, uint32_t value);
+
+struct Patience {
+  double timeout_s = 300;
+  bool crowded = false;                        // more threads than cores: spinning would keep the other rank waiting
+  const std::atomic<int>* poisoned = nullptr;  // a rank that failed, or a negative number
+};
+
+enum class Waited { arrived, timed_out, poisoned };
+
+// Until the flag has `value` or one that is later (numbers wrap around), a rank fails, or the time is over.
+Waited wait_for(Flag& flag, uint32_t value, const Patience& patience);
+
+}  // namespace tessera

@@ -1,0 +1,75 @@
+// What the strategies of the data axis have in common, as the training loop sees them.
+//
+//   for each step:
+//     strategy.begin_step();
+//     for each micro-batch j:
+//       strategy.begin_microbatch(j);
+//       forward and backward of this rank's sequences
+//       strategy.end_microbatch();
+//     strategy.finish_gradients();                   // shards() hold the gradient of the global batch
+//     norm = sqrt(strategy.sum_of_squares());        // the same bits on every rank
+//     optimizer over strategy.shards() steps
+//     strategy.share_parameters();                   // every rank has what it needs for the next step
+//
+// The loss is divided once, by the target tokens of the global batch, so gradients of ranks and micro-batches add up
+// without a division here. Rank r of n, micro-batch j of m: sequences [(r m + j) b, (r m + j + 1) b) of the step's
+// batch.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nn/flat.h"
+#include "nn/module.h"
+#include "parallel/comm/communicator.h"
+
+namespace tessera {
+
+struct DataOptions {
+  int zero = 0;                             // stage: 0 is DDP
+  int64_t microbatches = 1;                 // per step and rank
+  int64_t bucket_bytes = int64_t{4} << 20;  // of DDP's all-reduces
+  DType dtype = DType::float32;             // of parameters
+  DType grad_dtype = DType::float32;        // of accumulation and on the wire
+  uint64_t seed = 0;                        // of the first parameters
+};
+
+// One collective that sums gradients over ranks, and how it is cut: ring and tree depend on that.
+struct Reduced {
+  Range range;        // elements of all gradients, units one after another (each of Module::Unit::size)
+  int64_t count = 0;  // elements that the collective has, padding at the end included
+};
+
+class DataStrategy {
+ public:
+  DataStrategy() = default;
+  virtual ~DataStrategy() = default;
+  DataStrategy(const DataStrategy&) = delete;
+  DataStrategy& operator=(const DataStrategy&) = delete;
+
+  virtual std::string_view name() const = 0;
+  // The values and gradients that this rank's optimizer updates; they stay where they are.
+  virtual const std::vector<FlatUnit>& shards() const = 0;
+  virtual void begin_step() = 0;
+  virtual void begin_microbatch(int64_t index) = 0;
+  virtual void end_microbatch() = 0;
+  virtual void finish_gradients() = 0;
+  virtual double sum_of_squares() = 0;
+  virtual void share_parameters() = 0;
+
+  // Where a tensor like a shard (an optimizer's moment, the gradient, the values) lies as a whole: the elements
+  // [0, unit size) of unit `u`, gathered onto rank 0, undefined elsewhere. Every rank calls it.
+  virtual Tensor gather(size_t unit, const Tensor& shard) = 0;
+  // The part of a whole unit that this rank keeps.
+  virtual Range kept(size_t unit) const = 0;
+  // How the gradients are cut for summing over ranks; how often a step sums: once, or after every micro-batch.
+  virtual std::vector<Reduced> reductions() const = 0;
+  virtual bool reduces_every_microbatch() const { return false; }
+};
+
+// DDP or a stage of ZeRO for the model's parameters, which get their memory and their first values here. `model` and
+// `axis` must outlive it.
+std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                                 const DataOptions& options);
+
+}  // namespace tessera

@@ -1,0 +1,88 @@
+// ZeRO: the data-parallel ranks share out what they would all hold alike (Rajbhandari et al. 2020, "ZeRO: memory
+// optimizations toward training trillion parameter models"; stage 3 is what PyTorch calls FSDP, Zhao et al. 2023).
+//
+//                 rank 0        rank 1        rank 2          of every unit (an embedding, a block, the last norm)
+//   stage 1   p  [#########]   [#########]   [#########]      p parameters, g gradients, s optimizer state
+//             g  [#########]   [#########]   [#########]
+//             s  [###      ]   [   ###   ]   [      ###]
+//   stage 2   g  [###      ]   [   ###   ]   [      ###]      gradients too
+//   stage 3   p  [###      ]   [   ###   ]   [      ###]      parameters too
+//
+// stage   parameters   gradients accumulate as   state   volume per rank and step, in units of (n - 1) / n parameters
+//   1         I                  P               S(0)    reduce-scatter 1 + all-gather 1
+//   2         I                 S(0)             S(0)    reduce-scatter 1 per micro-batch + all-gather 1
+//   3        S(0)               S(0)             S(0)    per micro-batch: all-gather 1 forward and 1 backward,
+//                                                        reduce-scatter 1
+//
+// A unit is cut evenly, at multiples of a norm block, and padded to that; the padding is zero, and counted. In stages 2
+// and 3 a unit's gradient is made whole in transient memory and is gone when it was summed and cut. In stage 3 a unit
+// is whole only around its use, forward and backward; the next one is fetched while this one computes; a tied weight is
+// fetched for each use, and looking up an embedding needs no weights in its backward pass.
+#pragma once
+#include <deque>
+
+#include "parallel/data_strategy.h"
+
+namespace tessera {
+
+class Zero final : public DataStrategy {
+ public:
+  // options.zero is 1, 2 or 3.
+  Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
+
+  std::string_view name() const override;
+  const std::vector<FlatUnit>& shards() const override { return shards_; }
+  void begin_step() override;
+  void begin_microbatch(int64_t index) override;
+  void end_microbatch() override;
+  void finish_gradients() override;
+  double sum_of_squares() override;
+  void share_parameters() override;
+  Tensor gather(size_t unit, const Tensor& shard) override;
+  Range kept(size_t unit) const override;
+  std::vector<Reduced> reductions() const override;
+  bool reduces_every_microbatch() const override { return stage_ >= 2; }
+
+ private:
+  // A unit on this rank.
+  struct Unit {
+    Module::Unit layout;
+    int64_t piece = 0;     // elements that each rank keeps
+    Tensor values;         // whole; in stage 3 only while it is in use
+    Tensor grads;          // whole; in stages 2 and 3 only until they are summed
+    int users = 0;         // of the values, in stage 3
+    int64_t missing = 0;   // parameters whose gradient has not come in this micro-batch
+    Pending fetching;      // values
+    Pending reducing;      // grads, into `arriving`
+    Tensor arriving;       // this rank's piece of this micro-batch's sum
+    bool reduced = false;  // the reduction of this micro-batch was started
+  };
+
+  void make_unit(const Module::Unit& layout);
+  void hook(size_t u);
+  void provide_gradients(size_t u);
+  void gradient_arrived(size_t u);
+  void start_reducing(size_t u);
+  void finish_reducing(size_t u);
+  // stage 3
+  void wrap(size_t u);
+  void fetch(size_t u);
+  void use(size_t u);
+  void release(size_t u);
+
+  Module& model_;
+  Communicator& axis_;
+  ArenaPtr arena_;
+  DataOptions options_;
+  int stage_;
+  std::deque<Unit> units_;
+  std::vector<FlatUnit> shards_;
+  int64_t microbatch_ = 0;
+  std::deque<size_t> reducing_;  // units whose gradients are on the way
+  // The order in which training uses units, learnt from the first micro-batch: what to fetch next.
+  std::vector<size_t> order_;
+  size_t position_ = 0;
+  bool learning_ = true;
+};
+
+}  // namespace tessera

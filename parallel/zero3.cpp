@@ -1,0 +1,57 @@
+// Stage 3: a unit's parameters are whole only while it runs.
+//
+//   forward:   fetch block 0 | block 0, fetch block 1 | block 1, fetch block 2 | ...
+//   backward:  ... | fetch block 2 | block 2 backward, fetch block 1 | ...
+#include <utility>
+
+#include "autograd/ops.h"
+#include "parallel/zero.h"
+
+namespace tessera {
+
+// Around each use of the unit. Backward, its values are there again before the first node of the use runs, and gone
+// after the last: the identities around it are where the engine passes by.
+void Zero::wrap(size_t u) {
+  const Module::Unit& layout = units_[u].layout;
+  for (Parameter* p : layout.parameters) p->var.read_late();
+  layout.module->wrap([this, u](const Module::Inner& inner, const Var& x) {
+    const bool returns = grad_enabled() && x.requires_grad();  // backward needs the values of this use
+    use(u);
+    Var in = returns ? on_backward(x, [this, u] { release(u); }) : x;
+    Var y = inner(in);
+    release(u);
+    return returns ? on_backward(std::move(y), [this, u] { use(u); }) : y;
+  });
+}
+
+void Zero::fetch(size_t u) {
+  Unit& unit = units_[u];
+  if (unit.values.defined()) return;
+  const Tensor& mine = shards_[u].values;
+  unit.values = mine.make({unit.piece * axis_.size()}, mine.dtype(), Category::communication);
+  unit.values.storage()->version = mine.storage()->version;  // a packed copy is stale after the next optimizer step
+  unit.fetching = axis_.start_all_gather(mine, unit.values);
+}
+
+// Training asks for units in the same order in every micro-batch: the next one is fetched while this one computes.
+void Zero::use(size_t u) {
+  Unit& unit = units_[u];
+  const bool training = model_.step().training && !order_.empty() && !learning_;
+  if (model_.step().training && learning_) order_.push_back(u);
+  fetch(u);
+  std::exchange(unit.fetching, {}).wait();
+  if (unit.users++ == 0) bind_values(unit.layout, unit.values);
+  if (!training) return;
+  ++position_;
+  if (position_ < order_.size() && order_[position_] != u) fetch(order_[position_]);
+}
+
+void Zero::release(size_t u) {
+  Unit& unit = units_[u];
+  if (--unit.users > 0) return;
+  unit.values = Tensor();
+  for (Parameter* p : unit.layout.parameters) p->var.set_value(Tensor::meta(p->var.shape(), options_.dtype));
+  unit.layout.module->drop_packs();
+}
+
+}  // namespace tessera
