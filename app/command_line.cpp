@@ -100,7 +100,7 @@ void add_generate(CLI::App& app, GenerateOptions& o) {
   g->footer(kGenerateExamples);
 }
 
-void add_data(CLI::App& app, DataOptions& o) {
+void add_data(CLI::App& app, DatasetOptions& o) {
   CLI::App* d = app.add_subcommand("data", "Make a token dataset from a text");
   d->add_option("SOURCE", o.source, "austen, tinyshakespeare, a text file, or llm.c's token file")
       ->required()
@@ -169,7 +169,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   app.require_subcommand(0, 1);  // a second name of a command is a word like others: a run may be called "train"
   Words words;
   GenerateOptions generate;
-  DataOptions data;
+  DatasetOptions data;
   add_train(app, words);
   add_generate(app, generate);
   add_data(app, data);

@@ -6,7 +6,7 @@ namespace tessera {
 
 int run_train(const TrainOptions& options);
 int run_generate(const GenerateOptions& options);
-int run_data(const DataOptions& options);
+int run_data(const DatasetOptions& options);
 int run_bench(const BenchOptions& options);
 
 // The whole program: parses, runs, and turns what is thrown into one line on standard error and the exit status.

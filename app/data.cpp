@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-Dataset make(const DataOptions& o, const TokenizerChoice& choice) {
+Dataset make(const DatasetOptions& o, const TokenizerChoice& choice) {
   if (!o.out) return dataset_for(o.source, choice);
   if (is_llmc_file(o.source)) return import_llmc(o.source, choice, *o.out);
   std::optional<Text> text = known_text(o.source);
@@ -24,7 +24,7 @@ Dataset make(const DataOptions& o, const TokenizerChoice& choice) {
 
 }  // namespace
 
-int run_data(const DataOptions& o) {
+int run_data(const DatasetOptions& o) {
   TokenizerChoice choice = tokenizer_choice(o.tokenizer, "char", false);
   choice.vocab_size = o.vocab;
   const Dataset d = make(o, choice);

@@ -7,6 +7,7 @@
 #include "app/commands.h"
 #include "app/option_values.h"
 #include "app/output.h"
+#include "app/plan.h"
 #include "app/progress.h"
 #include "app/run_directory.h"
 #include "app/signals.h"
@@ -24,7 +25,7 @@ int run_generate(const GenerateOptions& o) {
   apply_config_file(trained, (checkpoint.path / "config.toml").string());
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::load(checkpoint.path / "tokenizer.json");
   Gpt model(gpt_config(trained, tokenizer->vocab_size()));
-  model.materialize(0, make_arena(), dtype_of(trained), DType::float32);
+  model.materialize(0, make_arena(), dtype_named(trained.dtype), DType::float32);
   load_model(model, checkpoint);
 
   if (o.prompt.empty()) throw Error("--prompt: expected at least one character, found none");

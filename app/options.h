@@ -19,8 +19,16 @@ struct TrainOptions {
   std::string data = "austen";
   std::optional<std::string> tokenizer;
   int64_t batch = 12, microbatches = 1;
+  // plan
+  std::optional<int64_t> ranks, dp;
+  int64_t zero = 0;
+  std::string dp_mode = "ddp";
+  double bucket_mb = 4;
+  std::string grad_dtype = "fp32", all_reduce = "direct";
+  std::string offload = "none";
   // place
   std::string device = "cpu";
+  double timeout = 300;
   std::optional<int64_t> threads_per_rank;
   std::string recompute = "none";
   // optimisation
@@ -53,7 +61,7 @@ struct GenerateOptions {
   std::optional<int64_t> threads_per_rank;
 };
 
-struct DataOptions {
+struct DatasetOptions {
   std::string source;
   std::optional<std::string> tokenizer;
   int64_t vocab = 50257;  // of a bpe tokenizer that is trained
@@ -94,8 +102,22 @@ void for_each_option(Options& o, F&& f) {
   f(OptionInfo{"batch", "Data", "sequences per step", "", 1, 1e9}, o.batch);
   f(OptionInfo{"microbatches", "Data", "parts that a step's batch is cut into, one after another", "", 1, 1e9},
     o.microbatches);
+  f(OptionInfo{"ranks", "Plan", "ranks, threads of this process; default: 2 where the batch can be halved", "", 1,
+               1024},
+    o.ranks);
+  f(OptionInfo{"dp", "Plan", "data-parallel ranks; default: all ranks", "", 1, 1024}, o.dp);
+  f(OptionInfo{"zero", "Plan", "ZeRO stage: shares out optimizer state (1), gradients (2), parameters (3)", "", 0, 3},
+    o.zero);
+  f(OptionInfo{"dp-mode", "Plan", "how data-parallel ranks work together", "ddp"}, o.dp_mode);
+  f(OptionInfo{"bucket-mb", "Plan", "gradients that ddp sends at once, in MiB", "", 1e-6, 1e6}, o.bucket_mb);
+  f(OptionInfo{"grad-dtype", "Plan", "of gradients while they are summed and sent", "fp32|bf16"}, o.grad_dtype);
+  f(OptionInfo{"all-reduce", "Plan", "algorithm of sums over ranks", "direct|ring|tree|root|native"}, o.all_reduce);
+  f(OptionInfo{"offload", "Plan", "what is kept out of memory, in a file that is mapped", "none|optimizer"}, o.offload);
+  f(OptionInfo{"timeout", "Place", "seconds that a rank waits for another", "", 0.01, 1e6}, o.timeout);
   f(OptionInfo{"device", "Place", "where tensors live", "cpu"}, o.device);
-  f(OptionInfo{"threads-per-rank", "Place", "threads of the CPU; default: all cores", "", 1, 1024}, o.threads_per_rank);
+  f(OptionInfo{"threads-per-rank", "Place", "threads of a rank; default: the cores, divided among the ranks", "", 1,
+               1024},
+    o.threads_per_rank);
   f(OptionInfo{"recompute", "Place", "what backward makes again instead of keeping", "none|gelu|gelu+norm|block"},
     o.recompute);
   f(OptionInfo{"optimizer", "Optimisation", "update rule", "sgd|adam|adamw"}, o.optimizer);

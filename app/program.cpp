@@ -21,7 +21,7 @@ int run(const Command& command) {
   if (const auto* train = std::get_if<TrainOptions>(&command)) return run_train(*train);
   if (const auto* generate = std::get_if<GenerateOptions>(&command)) return run_generate(*generate);
   if (const auto* bench = std::get_if<BenchOptions>(&command)) return run_bench(*bench);
-  return run_data(std::get<DataOptions>(command));
+  return run_data(std::get<DatasetOptions>(command));
 }
 
 int fail(const std::string& message, Status status) {

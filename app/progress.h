@@ -12,6 +12,7 @@ namespace tessera {
 struct StepReport {
   int64_t step = 0;  // steps done
   double loss = 0, lr = 0, grad_norm = 0, tokens_per_s = 0, step_ms = 0;
+  bool stop = false;  // a rank has asked to end the run after this step
 };
 
 // "12.3K" for 12345.

@@ -6,10 +6,12 @@
 #include <fmt/ranges.h>
 
 #include <ctime>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "app/option_values.h"
+#include "app/whole_state.h"
 #include "data/json.h"
 #include "data/safetensors.h"
 #include "tensor/error.h"
@@ -37,29 +39,12 @@ Json identity(const TrainOptions& o, const GptConfig& c, const Dataset& d) {
           {"tokenizer", d.tokenizer->kind()}};
 }
 
-// Calls f(name, view) for every parameter's slice of every tensor of the optimizer's state: "blocks.0.mlp.up.weight.m".
-template <class F>
-void for_each_state(const Optimizer& optimizer, const F& f) {
-  for (const NamedTensor& state : optimizer.state())
-    for (const FlatUnit& unit : optimizer.units()) {
-      if (state.name.size() <= unit.name.size() || !state.name.starts_with(unit.name + ".")) continue;
-      const std::string kind = state.name.substr(unit.name.size() + 1);
-      if (kind.find('.') != std::string::npos) continue;  // of a unit whose name begins with this one's
-      for (const Slot& slot : unit.slots)
-        f(slot.name + "." + kind, state.tensor.narrow(0, slot.begin, slot.shape.numel()).reshape(slot.shape));
-    }
-}
-
-void write_model(Gpt& model, const fs::path& file) {
-  std::vector<TensorBytes> tensors;
-  for (const Module::Named& p : model.parameters()) tensors.push_back(bytes_of(p.name, p.parameter->var.value()));
-  write_safetensors(file, tensors);
-}
-
-void write_optimizer(const Optimizer& optimizer, const fs::path& file) {
-  std::vector<TensorBytes> tensors;
-  for_each_state(optimizer, [&](const std::string& name, const Tensor& t) { tensors.push_back(bytes_of(name, t)); });
-  write_safetensors(file, tensors, {{"steps", std::to_string(optimizer.steps())}});
+// One file of whole tensors, which rank 0 has.
+void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file,
+                   const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorBytes> bytes;
+  for (const NamedTensor& t : tensors) bytes.push_back(bytes_of(t.name, t.tensor));
+  write_safetensors(file, bytes, metadata);
 }
 
 fs::path default_path() {
@@ -103,13 +88,16 @@ void RunDirectory::write_config(const TrainOptions& o) const {
 }
 
 void RunDirectory::save(Trainer& trainer, const TrainOptions& o, const Dataset& dataset) const {
+  const std::vector<NamedTensor> values = whole_values(trainer), state = whole_state(trainer, o.optimizer);
+  if (trainer.world().rank() != 0) return;
+  const std::map<std::string, std::string> steps = {{"steps", std::to_string(trainer.steps_done())}};
   const std::vector<CheckpointFile> files = {
-      {"model.safetensors", [&](const fs::path& f) { write_model(trainer.model(), f); }},
-      {"optimizer.safetensors", [&](const fs::path& f) { write_optimizer(trainer.optimizer(), f); }},
+      {"model.safetensors", [&](const fs::path& f) { write_tensors(values, f, {}); }},
+      {"optimizer.safetensors", [&](const fs::path& f) { write_tensors(state, f, steps); }},
       {"config.toml", [&](const fs::path& f) { write_file(f, to_toml(o)); }},
       {"tokenizer.json", [&](const fs::path& f) { write_file(f, dataset.tokenizer->to_json()); }}};
   const Json about = {{"run", identity(o, trainer.model().config, dataset)},
-                      {"layout", {{"ranks", 1}}},
+                      {"layout", {{"ranks", trainer.world().size()}, {"strategy", trainer.strategy().name()}}},
                       {"data_cursor", {{"next_step", trainer.steps_done()}}}};
   save_checkpoint(checkpoints(), trainer.steps_done(), files, about.dump(), kKept);
 }
@@ -122,10 +110,9 @@ void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset
   const std::string now = identity(o, trainer.model().config, dataset).dump();
   if (const auto found = differences(checkpoint->about, now, checkpoint->path.string()); !found.empty())
     throw Error(fmt::format("--resume: {}: {}", checkpoint->path.string(), fmt::join(found, "; ")));
-  load_model(trainer.model(), *checkpoint);
-  const Safetensors state(checkpoint->path / "optimizer.safetensors");
-  for_each_state(trainer.optimizer(), [&](const std::string& name, const Tensor& t) { state.read_into(name, t); });
-  trainer.optimizer().set_steps(checkpoint->step);
+  read_values(trainer, Safetensors(checkpoint->path / "model.safetensors"));
+  read_state(trainer, Safetensors(checkpoint->path / "optimizer.safetensors"));
+  trainer.set_steps_done(checkpoint->step);
 }
 
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what) {

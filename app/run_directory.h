@@ -27,11 +27,11 @@ class RunDirectory {
   const std::vector<std::filesystem::path>& removed() const { return removed_; }
 
   void write_config(const TrainOptions& options) const;
-  // Saves model and optimizer as checkpoints/step-N; the two newest are kept.
+  // Saves model and optimizer as checkpoints/step-N; the two newest are kept. Every rank calls it, rank 0 writes.
   void save(Trainer& trainer, const TrainOptions& options, const Dataset& dataset) const;
   // Loads the newest checkpoint that is whole; `passed_over` says why newer ones were not. A run that was killed before
-  // its first checkpoint begins again. Throws InputError when there are only damaged ones, and Error (usage) naming
-  // each key in which the run differs from the one that was saved.
+  // its first checkpoint begins again. Every rank calls it. Throws InputError when there are only damaged ones, and
+  // Error (usage) naming each key in which the run differs from the one that was saved.
   void resume(Trainer& trainer, const TrainOptions& options, const Dataset& dataset,
               std::vector<std::string>& passed_over) const;
 

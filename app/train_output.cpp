@@ -10,6 +10,8 @@
 #include <span>
 
 #include "app/output.h"
+#include "app/plan.h"
+#include "tensor/cpu/vectorize.h"
 
 namespace tessera {
 namespace {
@@ -60,7 +62,7 @@ void TrainOutput::step(const StepReport& r) {
   progress_.step(r);
 }
 
-void TrainOutput::eval(int64_t step, const Trainer::Validation& v) {
+void TrainOutput::eval(int64_t step, const Validation& v) {
   validation_ = v;
   const std::array<Scalar, 2> scalars{{{"val_loss", v.loss}, {"val_bits_per_byte", v.bits_per_byte}}};
   const std::string record = with_scalars("eval", step, scalars).dump();
@@ -70,10 +72,13 @@ void TrainOutput::eval(int64_t step, const Trainer::Validation& v) {
       fmt::format("step {}: validation loss {:.4f} ({:.4f} bits per byte)", step, v.loss, v.bits_per_byte));
 }
 
-void TrainOutput::summary(Trainer& trainer, const std::string& sample, const std::filesystem::path& out) {
+void TrainOutput::summary(Trainer& trainer, const RunUsage& usage, const std::string& sample,
+                          const std::filesystem::path& out) {
   const double rate = median_rate(rates_);
   const bool stepped = !rates_.empty();  // a resumed run may have had nothing left to do
-  const double peak = measured_peak_flops(dtype_of(options_), trainer.arena());
+  const double peak = measured_peak_flops(dtype_named(options_.dtype), trainer.arena()) * trainer.world().size();
+  Json sent = Json::object();
+  for (const SentBytes& s : usage.sent) sent[s.axis][s.operation] = s.bytes;
   const int64_t steps = trainer.steps_done();
   const std::string record = Json{
       {"event", "summary"},
@@ -84,10 +89,14 @@ void TrainOutput::summary(Trainer& trainer, const std::string& sample, const std
       {"val_bits_per_byte", validation_.bits_per_byte},
       {"tokens_per_s", stepped ? Json(rate) : Json()},
       {"mfu", stepped ? Json(rate * trainer.flops_per_token() / peak) : Json()},
-      {"peak_bytes", {trainer.arena()->total().peak}},
-      {"sent_bytes", Json::object()},
+      {"peak_bytes", usage.peak_bytes},
+      {"sent_bytes", sent},
       {"plan",
-       {{"ranks", 1},
+       {{"ranks", trainer.world().size()},
+        {"dp", trainer.data_axis().size()},
+        {"strategy", trainer.strategy().name()},
+        {"all_reduce", options_.all_reduce},
+        {"backend", trainer.world().kind()},
         {"microbatches", options_.microbatches},
         {"recompute", options_.recompute},
         {"threads_per_rank", cpu::threads()}}},
@@ -102,8 +111,9 @@ void TrainOutput::summary(Trainer& trainer, const std::string& sample, const std
     text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of what this machine's matrix products reach; ",
                         losses_.front(), sparkline(losses_, kCurve), losses_.back(), short_number(rate),
                         100 * rate * trainer.flops_per_token() / peak);
-  text += fmt::format("{} {} MB of memory.\n", stepped ? "at most" : "No step was left to do; at most",
-                      trainer.arena()->total().peak / 1'000'000);
+  text += fmt::format("{} {} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most",
+                      *std::max_element(usage.peak_bytes.begin(), usage.peak_bytes.end()) / 1'000'000,
+                      usage.peak_bytes.size() > 1 ? " per rank" : "");
   text += fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {}\n", sample,
                       out.string(), out.string());
   print(text);

@@ -7,8 +7,13 @@
 #include "app/metrics.h"
 #include "app/progress.h"
 #include "app/trainer.h"
+#include "app/usage.h"
 
 namespace tessera {
+
+struct Validation {
+  double loss = 0, bits_per_byte = 0;
+};
 
 class TrainOutput {
  public:
@@ -16,9 +21,9 @@ class TrainOutput {
 
   void message(const std::string& line) { progress_.message(line); }
   void step(const StepReport& report);
-  void eval(int64_t step, const Trainer::Validation& v);
+  void eval(int64_t step, const Validation& v);
   // The last record, and for a person the result: the sample of text and where the run lies.
-  void summary(Trainer& trainer, const std::string& sample, const std::filesystem::path& out);
+  void summary(Trainer& trainer, const RunUsage& usage, const std::string& sample, const std::filesystem::path& out);
 
  private:
   void show(const std::string& json) const;  // to a program
@@ -26,7 +31,7 @@ class TrainOutput {
   Progress progress_;
   Metrics metrics_;
   std::vector<double> rates_, losses_;  // tokens per second and loss of each step
-  Trainer::Validation validation_;
+  Validation validation_;
 };
 
 // For the head of a run: "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".

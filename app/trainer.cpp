@@ -4,9 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 
+#include "app/plan.h"
+#include "data/loader.h"
 #include "optim/grad_norm.h"
 #include "tensor/error.h"
 
@@ -41,43 +44,50 @@ GptConfig gpt_config(const TrainOptions& o, int64_t tokenizer_vocab) {
           recompute_of(o.recompute)};
 }
 
-DType dtype_of(const TrainOptions& o) { return o.dtype == "bf16" ? DType::bfloat16 : DType::float32; }
-
-Trainer::Trainer(const TrainOptions& o, const Dataset& dataset)
+Trainer::Trainer(const TrainOptions& o, Sequences sequences, Communicator& world)
     : options_(o),
-      dataset_(dataset),
+      sequences_(std::move(sequences)),
+      world_(world),
+      data_axis_(world.split(0, world.rank(), "dp")),
       arena_(make_arena()),
-      model_(gpt_config(o, dataset.tokenizer->vocab_size())),
-      loader_(dataset.train, model_.config.context, o.batch, static_cast<uint64_t>(o.seed)),
+      model_(gpt_config(o, sequences_.vocab)),
+      strategy_(make_data_strategy(model_, *data_axis_, arena_, data_options(o))),
       schedule_{.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps} {
-  model_.materialize(static_cast<uint64_t>(o.seed), arena_, dtype_of(o), DType::float32);
   optimizer_ =
-      make_optimizer(o.optimizer, model_.units(),
+      make_optimizer(o.optimizer, strategy_->shards(),
                      {.momentum = o.momentum, .beta1 = o.beta1, .beta2 = o.beta2, .weight_decay = o.weight_decay});
-  const Shape shape{o.batch / o.microbatches, model_.config.context};
-  inputs_ = Tensor::empty(shape, DType::int32, arena_);
-  targets_ = Tensor::empty(shape, DType::int32, arena_);
 }
 
+Trainer::~Trainer() = default;
+
 double Trainer::forward_backward(int64_t microbatch) {
-  const int64_t size = inputs_.dim(0), first = microbatch * size;
-  loader_.load(steps_done(), first, size, inputs_.data<int32_t>(), targets_.data<int32_t>());
+  const int64_t context = model_.config.context, size = options_.batch / (options_.microbatches * data_axis_->size());
+  const int64_t first = (data_axis_->rank() * options_.microbatches + microbatch) * size;
+  const Tensor ids = Tensor::empty({size, context}, DType::int32, arena_, Category::activations),
+               targets = Tensor::empty({size, context}, DType::int32, arena_, Category::activations);
+  sequences_.load(steps_done(), first, size, ids.data<int32_t>(), targets.data<int32_t>());
   model_.set_step(
       {.seed = static_cast<uint64_t>(options_.seed), .step = steps_done(), .first_sequence = first, .training = true});
-  const Loss loss = model_.loss(inputs_, targets_, 1.0 / static_cast<double>(tokens_per_step()));
+  const Loss loss = model_.loss(ids, targets, 1.0 / static_cast<double>(tokens_per_step()));
   backward(loss.mean);
   return loss.loss_sum;
 }
 
-StepReport Trainer::step() {
-  const auto start = std::chrono::steady_clock::now();
-  StepReport r;
-  model_.clear_gradients();
+StepReport Trainer::compute_gradients(bool stop) {
+  strategy_->begin_step();
   double sum = 0;
-  for (int64_t m = 0; m < options_.microbatches; ++m) sum += forward_backward(m);
-  model_.settle_gradients();
-  r.loss = sum / static_cast<double>(tokens_per_step());
-  r.grad_norm = grad_norm(model_.units());
+  for (int64_t m = 0; m < options_.microbatches; ++m) {
+    strategy_->begin_microbatch(m);
+    sum += forward_backward(m);
+    strategy_->end_microbatch();
+  }
+  strategy_->finish_gradients();
+  std::array<double, 2> totals{sum, stop ? 1.0 : 0.0};
+  world_.sum(totals);
+  StepReport r;
+  r.loss = totals[0] / static_cast<double>(tokens_per_step());
+  r.stop = totals[1] > 0;
+  r.grad_norm = std::sqrt(strategy_->sum_of_squares());
   if (!std::isfinite(r.loss) || !std::isfinite(r.grad_norm))
     throw Error(
         fmt::format(
@@ -85,7 +95,18 @@ StepReport Trainer::step() {
             steps_done() + 1, number(r.loss), number(r.grad_norm)),
         Status::not_finite);
   r.lr = schedule_.at(steps_done());
+  return r;
+}
+
+void Trainer::update(const StepReport& r) {
   optimizer_->step(r.lr, clip_factor(r.grad_norm, options_.clip));
+  strategy_->share_parameters();
+}
+
+StepReport Trainer::step(bool stop) {
+  const auto start = std::chrono::steady_clock::now();
+  StepReport r = compute_gradients(stop);
+  update(r);
   r.step = steps_done();
   const double seconds = seconds_since(start);
   r.step_ms = seconds * 1e3;
@@ -93,24 +114,30 @@ StepReport Trainer::step() {
   return r;
 }
 
-Trainer::Validation Trainer::validate() {
+// As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights. Ranks take
+// turns of that many; in the last round one may have none, and computes what nobody looks at, since a forward pass may
+// need every rank.
+double Trainer::mean_loss(const TokenFile& split) {
   const NoGrad no_grad;
   model_.set_step({});
-  // As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights.
-  const int64_t context = model_.config.context, at_once = inputs_.dim(0);
-  const Windows windows(dataset_.val, context);
+  const int64_t ranks = data_axis_->size(), context = model_.config.context;
+  const int64_t at_once = options_.batch / (options_.microbatches * ranks);
+  const Windows windows(split, context);
   double sum = 0;
-  for (int64_t first = 0; first < windows.count(); first += at_once) {
-    const Shape shape{std::min(at_once, windows.count() - first), context};
-    const Tensor ids = Tensor::empty(shape, DType::int32, arena_), targets = Tensor::empty(shape, DType::int32, arena_);
-    windows.load(first, shape[0], ids.data<int32_t>(), targets.data<int32_t>());
+  for (int64_t round = 0; round < windows.count(); round += at_once * ranks) {
+    const int64_t first = std::min(round + at_once * data_axis_->rank(), windows.count());
+    const int64_t found = std::min(at_once, windows.count() - first);
+    const Shape shape{std::max<int64_t>(found, 1), context};
+    Tensor ids = Tensor::zeros(shape, DType::int32, arena_), targets = Tensor::empty(shape, DType::int32, arena_);
+    targets.fill(Windows::kIgnored);
+    if (found > 0) windows.load(first, found, ids.data<int32_t>(), targets.data<int32_t>());
     sum += model_.loss(ids, targets, 1).loss_sum;
   }
-  const double loss = sum / static_cast<double>(windows.targets());
+  const double loss = data_axis_->sum(sum) / static_cast<double>(windows.targets());
   if (!std::isfinite(loss))
     throw Error(fmt::format("step {}: the validation loss is {}; expected a finite number", steps_done(), loss),
                 Status::not_finite);
-  return {loss, dataset_.bits_per_byte(loss)};
+  return loss;
 }
 
 double Trainer::flops_per_token() {

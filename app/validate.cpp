@@ -5,6 +5,7 @@
 #include <array>
 
 #include "app/options.h"
+#include "app/plan.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -56,6 +57,7 @@ void validate(const TrainOptions& o) {
   if (o.batch % o.microbatches != 0)
     throw Error(
         fmt::format("--microbatches: {} do not divide a batch of {}; expected a divisor", o.microbatches, o.batch));
+  check_plan(o);
   if (o.min_lr && *o.min_lr > o.lr)
     throw Error(fmt::format("--min-lr: expected at most --lr ({}), found {}", o.lr, *o.min_lr));
   if (o.resume && !o.out) throw Error("--resume: expected --out DIR, the run to continue; found no --out");

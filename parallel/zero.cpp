@@ -59,6 +59,13 @@ void Zero::hook(size_t u) {
   if (stage_ == 3) wrap(u);
 }
 
+std::vector<FlatUnit> Zero::residents() const {
+  if (stage_ == 3) return shards_;
+  std::vector<FlatUnit> out;
+  for (const Unit& unit : units_) out.push_back({unit.layout.name, unit.values, {}, unit.layout.slots});
+  return out;
+}
+
 void Zero::begin_step() { model_.clear_gradients(); }
 
 void Zero::begin_microbatch(int64_t index) {

@@ -32,6 +32,7 @@ class Zero final : public DataStrategy {
 
   std::string_view name() const override;
   const std::vector<FlatUnit>& shards() const override { return shards_; }
+  std::vector<FlatUnit> residents() const override;
   void begin_step() override;
   void begin_microbatch(int64_t index) override;
   void end_microbatch() override;

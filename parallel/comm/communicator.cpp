@@ -195,13 +195,27 @@ int Communicator::checked(const Call& call, int rank) const {
   return rank;
 }
 
-double Communicator::over_ranks(double x, Reduction reduction) {
-  if (size() == 1) return x;
-  const auto memory = reinterpret_cast<std::byte*>(&x);
-  run({.op = Op::all_reduce, .dtype = DType::float64, .reduction = reduction, .count = 1, .in = memory, .out = memory},
+void Communicator::over_ranks(std::span<double> x, Reduction reduction) {
+  if (size() == 1) return;
+  const auto memory = reinterpret_cast<std::byte*>(x.data());
+  run({.op = Op::all_reduce,
+       .dtype = DType::float64,
+       .reduction = reduction,
+       .count = static_cast<int64_t>(x.size()),
+       .in = memory,
+       .out = memory},
       {});
+}
+
+double Communicator::sum(double x) {
+  over_ranks(std::span(&x, 1), Reduction::sum);
   return x;
 }
+double Communicator::max(double x) {
+  over_ranks(std::span(&x, 1), Reduction::max);
+  return x;
+}
+void Communicator::sum(std::span<double> x) { over_ranks(x, Reduction::sum); }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key, std::string axis) {
   auto made = std::make_unique<Communicator>(transport_->split(color, key), std::move(axis), algorithm_);

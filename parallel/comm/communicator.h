@@ -16,6 +16,7 @@
 #include <array>
 #include <future>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -91,8 +92,9 @@ class Communicator {
   Pending start_all_gather(const Tensor& in, const Tensor& out);
 
   // For a number that every rank needs: added in rank order.
-  double sum(double x) { return over_ranks(x, Reduction::sum); }
-  double max(double x) { return over_ranks(x, Reduction::max); }
+  double sum(double x);
+  double max(double x);
+  void sum(std::span<double> x);
 
   // The groups of ranks that give the same color, ranked by key, then by rank here. Every rank calls it.
   std::unique_ptr<Communicator> split(int color, int key, std::string axis);
@@ -116,7 +118,7 @@ class Communicator {
   Call cut(Op op, const Tensor& in, const Tensor& out) const;
   bool alone(const Tensor& in, const Tensor& out) const;
   int checked(const Call& call, int rank) const;
-  double over_ranks(double x, Reduction reduction);
+  void over_ranks(std::span<double> x, Reduction reduction);
   [[noreturn]] void complain(const Call& call, const std::string& what) const;
 
   std::unique_ptr<Transport> transport_;

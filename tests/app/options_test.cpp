@@ -67,7 +67,7 @@ TEST(CommandLine, SetsWhatItSays) {
   EXPECT_EQ(g.from, "run");
   EXPECT_EQ(g.top_p, 0.5);
   EXPECT_EQ(std::get<GenerateOptions>(parse({"generate", "train"})).from, "train");  // a run may be called so
-  EXPECT_EQ(std::get<DataOptions>(parse({"data", "a.txt", "--tokenizer", "bytes"})).tokenizer, "bytes");
+  EXPECT_EQ(std::get<DatasetOptions>(parse({"data", "a.txt", "--tokenizer", "bytes"})).tokenizer, "bytes");
 }
 
 TEST(CommandLine, HelpTeachesEveryOption) {

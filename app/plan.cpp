@@ -1,0 +1,74 @@
+// From options to a plan.
+#include "app/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tensor/cpu/vectorize.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kDefaultRanks = 2;
+constexpr double kMegabyte = 1 << 20;
+
+bool divides(int64_t ranks, const TrainOptions& o) { return o.batch % (ranks * o.microbatches) == 0; }
+
+}  // namespace
+
+DType dtype_named(const std::string& name) {
+  if (name == "fp64") return DType::float64;
+  return name == "bf16" ? DType::bfloat16 : DType::float32;
+}
+
+int64_t ranks_of(const TrainOptions& o) {
+  if (o.ranks) return *o.ranks;
+  if (o.dp) return *o.dp;
+  return cpu::threads() >= kDefaultRanks && divides(kDefaultRanks, o) ? kDefaultRanks : 1;
+}
+
+void check_plan(const TrainOptions& o) {
+  const int64_t ranks = ranks_of(o);
+  if (o.ranks && o.dp && *o.ranks != *o.dp)
+    throw Error(fmt::format("--dp: expected the {} of --ranks, since it is the only axis; found {}", *o.ranks, *o.dp));
+  const int64_t parts = ranks * o.microbatches;
+  if (!divides(ranks, o)) {
+    const int64_t below = o.batch / parts * parts, above = below + parts;
+    throw Error(fmt::format(
+        "--batch: {} sequences cannot be cut evenly into {} data ranks x {} micro-batches; the "
+        "nearest that can: {}",
+        o.batch, ranks, o.microbatches, below > 0 ? fmt::format("{} or {}", below, above) : std::to_string(above)));
+  }
+  if (o.zero > 0 && o.dp_mode != "ddp")
+    throw Error(fmt::format("--zero: {} goes with --dp-mode ddp, found {}", o.zero, o.dp_mode));
+}
+
+LaunchOptions launch_options(const TrainOptions& o) {
+  LaunchOptions l;
+  l.ranks = static_cast<int>(ranks_of(o));
+  l.threads_per_rank = static_cast<int>(o.threads_per_rank.value_or(0));
+  l.timeout_s = o.timeout;
+  l.algorithm = algorithm_named(o.all_reduce);
+  return l;
+}
+
+DataOptions data_options(const TrainOptions& o) {
+  DataOptions d;
+  d.zero = static_cast<int>(o.zero);
+  d.microbatches = o.microbatches;
+  d.bucket_bytes = static_cast<int64_t>(o.bucket_mb * kMegabyte);
+  d.dtype = dtype_named(o.dtype);
+  d.grad_dtype = o.dtype == "fp64" ? DType::float64 : dtype_named(o.grad_dtype);
+  d.seed = static_cast<uint64_t>(o.seed);
+  return d;
+}
+
+std::string describe_plan(const TrainOptions& o) {
+  const int64_t ranks = ranks_of(o);
+  if (ranks == 1) return "one rank";
+  return fmt::format("{} thread ranks, {}", ranks, o.zero > 0 ? fmt::format("ZeRO-{}", o.zero) : o.dp_mode);
+}
+
+}  // namespace tessera

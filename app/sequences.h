@@ -1,0 +1,22 @@
+// Where the sequences of a training step come from.
+#pragma once
+#include <cstdint>
+#include <functional>
+
+#include "data/dataset.h"
+
+namespace tessera {
+
+struct Sequences {
+  int64_t vocab = 0;
+  // Sequences [first, first + count) of a step: `inputs` and the tokens after them, `targets`, both (count, context).
+  std::function<void(int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets)> load;
+};
+
+// Of the training split, which must outlive the result.
+Sequences sequences_of(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed);
+
+// Counted random tokens in [0, vocab): any rank can make any sequence, and no file is needed.
+Sequences counted_sequences(int64_t vocab, int64_t context, int64_t batch, uint64_t seed);
+
+}  // namespace tessera

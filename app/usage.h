@@ -1,0 +1,22 @@
+// What a run has sent and held, over all ranks.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "app/trainer.h"
+
+namespace tessera {
+
+struct SentBytes {
+  std::string axis, operation;
+  int64_t calls = 0, bytes = 0;  // sums over ranks
+};
+struct RunUsage {
+  std::vector<int64_t> peak_bytes;  // of each rank's arena
+  std::vector<SentBytes> sent;      // what was used at all
+};
+
+// The counts up to now; the same on every rank. Every rank calls it.
+RunUsage usage_of(Trainer& trainer);
+
+}  // namespace tessera
