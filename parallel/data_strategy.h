@@ -4,7 +4,8 @@
 //     strategy.begin_step();
 //     for each micro-batch j:
 //       strategy.begin_microbatch(j);
-//       forward and backward of this rank's sequences
+//       load the sequences of strategy.loads(...); the model's first sequence is that of strategy.computes(...)
+//       loss += strategy.run(model, ids, targets, scale);    // forward and backward
 //       strategy.end_microbatch();
 //     strategy.finish_gradients();                   // shards() hold the gradient of the global batch
 //     norm = sqrt(strategy.sum_of_squares());        // the same bits on every rank
@@ -15,10 +16,13 @@
 // without a division here. Rank r of n, micro-batch j of m: sequences [(r m + j) b, (r m + j + 1) b) of the step's
 // batch.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "autograd/var.h"
 #include "nn/flat.h"
 #include "nn/module.h"
 #include "parallel/comm/communicator.h"
@@ -26,7 +30,8 @@
 namespace tessera {
 
 struct DataOptions {
-  int zero = 0;                             // stage: 0 is DDP
+  std::string mode = "ddp";                 // or "dataparallel"
+  int zero = 0;                             // stage of ZeRO; 0 for none
   int64_t microbatches = 1;                 // per step and rank
   int64_t bucket_bytes = int64_t{4} << 20;  // of DDP's all-reduces
   DType dtype = DType::float32;             // of parameters
@@ -40,14 +45,35 @@ struct Reduced {
   int64_t count = 0;  // elements that the collective has, padding at the end included
 };
 
+// Sequences [first, first + count) of the step's batch.
+struct Share {
+  int64_t first = 0, count = 0;
+};
+
+// What a strategy asks of the model.
+struct ModelCalls {
+  std::function<Var(const Tensor& ids)> logits;  // int32 (B, T) -> (B T, V)
+};
+
 class DataStrategy {
  public:
-  DataStrategy() = default;
+  explicit DataStrategy(const Communicator& axis) : rank_(axis.rank()), ranks_(axis.size()) {}
   virtual ~DataStrategy() = default;
   DataStrategy(const DataStrategy&) = delete;
   DataStrategy& operator=(const DataStrategy&) = delete;
 
   virtual std::string_view name() const = 0;
+
+  // The sequences of which this rank makes the forward and backward pass in micro-batch `index` of a step. Throws Error
+  // (usage) when `batch` is no multiple of ranks times micro-batches.
+  virtual Share computes(int64_t batch, int64_t microbatches, int64_t index) const;
+  // Those that it reads from the data set for that, in this order: maybe those of all ranks, maybe none.
+  virtual std::vector<Share> loads(int64_t batch, int64_t microbatches, int64_t index) const;
+  // Forward pass, loss and backward pass of one micro-batch. ids and targets: int32 (B, T), what this rank loaded, one
+  // share below the other; a rank that loads none gives meta tensors of the shape that it computes. `scale` is that of
+  // cross_entropy(). Returns the sum of the losses of the target tokens that this rank computes.
+  virtual double run(const ModelCalls& model, const Tensor& ids, const Tensor& targets, double scale);
+
   // The values and gradients that this rank's optimizer updates; they stay where they are.
   virtual const std::vector<FlatUnit>& shards() const = 0;
   // The values that this rank holds between steps, whole or in part: what a checkpoint is read into.
@@ -67,10 +93,16 @@ class DataStrategy {
   // How the gradients are cut for summing over ranks; how often a step sums: once, or after every micro-batch.
   virtual std::vector<Reduced> reductions() const = 0;
   virtual bool reduces_every_microbatch() const { return false; }
+
+ protected:
+  Share share_of(int rank, int64_t batch, int64_t microbatches, int64_t index) const;
+
+ private:
+  int rank_, ranks_;
 };
 
-// DDP or a stage of ZeRO for the model's parameters, which get their memory and their first values here. `model` and
-// `axis` must outlive it.
+// DDP, a stage of ZeRO or DataParallel for the model's parameters, which get their memory and their first values here.
+// `model` and `axis` must outlive it. Throws Error (usage) for an unknown mode and for what a mode cannot do.
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options);
 

@@ -6,7 +6,7 @@
 namespace tessera {
 
 Ddp::Ddp(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : model_(model), axis_(axis), options_(options) {
+    : DataStrategy(axis), model_(model), axis_(axis), options_(options) {
   const std::vector<Module::Unit> layout = model.layout();
   int64_t size = 0;
   for (const Module::Unit& unit : layout) {

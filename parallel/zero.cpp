@@ -15,7 +15,7 @@ int64_t piece_of(int64_t size, int ranks) { return norm_blocks((size + ranks - 1
 }  // namespace
 
 Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : model_(model), axis_(axis), arena_(arena), options_(options), stage_(options.zero) {
+    : DataStrategy(axis), model_(model), axis_(axis), arena_(arena), options_(options), stage_(options.zero) {
   if (stage_ < 1 || stage_ > 3) throw Error("--zero: expected 1, 2 or 3, found " + std::to_string(stage_));
   for (const Module::Unit& layout : model.layout()) make_unit(layout);
   for (size_t u = 0; u < units_.size(); ++u) hook(u);
