@@ -76,6 +76,8 @@ class DataStrategy {
 
   // The values and gradients that this rank's optimizer updates; they stay where they are.
   virtual const std::vector<FlatUnit>& shards() const = 0;
+  // The values that this rank holds between steps, whole or in part: what a checkpoint is read into.
+  virtual std::vector<FlatUnit> residents() const { return shards(); }
   virtual void begin_step() = 0;
   virtual void begin_microbatch(int64_t index) = 0;
   virtual void end_microbatch() = 0;
