@@ -27,15 +27,16 @@ struct Run {
   int64_t microbatches = 1;
   DType dtype = DType::float32;
   std::string optimizer = "sgd";
+  int64_t sequences = 2;  // of a micro-batch
   int steps = 20;
 
-  int64_t batch() const { return ranks * microbatches * kSequences; }
+  int64_t batch() const { return ranks * microbatches * sequences; }
   double scale() const { return 1.0 / static_cast<double>(batch() * kTokens); }
   std::string name() const {
     return mode + ", " + std::to_string(ranks) + " ranks, " + std::to_string(microbatches) + " micro-batches, " +
            std::string(name_of(dtype)) + ", " + optimizer;
   }
-  static constexpr int64_t kSequences = 2, kTokens = 12;  // of a micro-batch
+  static constexpr int64_t kTokens = 12;
 };
 
 // What there is to compare.
@@ -87,10 +88,10 @@ double one_rank_of(const Run& run, Gpt& model, const ArenaPtr& arena, int64_t st
   double loss = 0;
   model.clear_gradients();
   for (int64_t j = 0; j < run.microbatches; ++j) {
-    const int64_t first = (rank * run.microbatches + j) * Run::kSequences;
-    const Shape shape{Run::kSequences, Run::kTokens};
+    const int64_t first = (rank * run.microbatches + j) * run.sequences;
+    const Shape shape{run.sequences, Run::kTokens};
     const Tensor ids = Tensor::empty(shape, DType::int32, arena), targets = Tensor::empty(shape, DType::int32, arena);
-    load(step, {first, Run::kSequences}, ids.data<int32_t>(), targets.data<int32_t>());
+    load(step, {first, run.sequences}, ids.data<int32_t>(), targets.data<int32_t>());
     model.set_step(at(step, first));
     const Loss l = model.loss(ids, targets, run.scale());
     backward(l.mean);
@@ -209,6 +210,11 @@ TEST(DataParallel, TrainsBitForBitLikeOneRank) {
 
 TEST(DataParallel, HasTheBitsOfDdp) {
   for (const int64_t microbatches : {1, 2}) expect_same({.mode = "ddp", .ranks = 3, .microbatches = microbatches});
+}
+
+// 72 rows in a product: enough for weights to be packed, and packed again when they have changed.
+TEST(DataParallel, PackedWeightsFollowTheRoot) {
+  for (const DType dtype : {DType::float32, DType::bfloat16}) expect_same({.dtype = dtype, .sequences = 6});
 }
 
 TEST(DataParallel, OneRankIsPlainTraining) { expect_same({.ranks = 1, .microbatches = 2, .optimizer = "adamw"}); }
