@@ -2,6 +2,7 @@
 #include "parallel/data_strategy.h"
 
 #include "autograd/ops.h"
+#include "parallel/data_parallel.h"
 #include "parallel/ddp.h"
 #include "parallel/zero.h"
 
@@ -32,7 +33,9 @@ double DataStrategy::run(const ModelCalls& model, const Tensor& ids, const Tenso
 
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options) {
-  if (options.mode != "ddp") throw Error("[data] expected the mode ddp, found '" + options.mode + "'");
+  if (options.mode == "dataparallel") return std::make_unique<DataParallel>(model, axis, arena, options);
+  if (options.mode != "ddp")
+    throw Error("[data parallel] unknown mode '" + options.mode + "'; expected ddp or dataparallel");
   if (options.zero == 0) return std::make_unique<Ddp>(model, axis, arena, options);
   return std::make_unique<Zero>(model, axis, arena, options);
 }

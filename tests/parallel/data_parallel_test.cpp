@@ -1,0 +1,328 @@
+// DataParallel against one rank that sums the same micro-batches, bit for bit; what it moves and holds, as numbers
+// worked by hand.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "models/gpt.h"
+#include "optim/grad_norm.h"
+#include "optim/optimizer.h"
+#include "parallel/comm/fake_transport.h"
+#include "parallel/comm/launch.h"
+#include "parallel/data_strategy.h"
+#include "tensor/ops/elementwise.h"
+#include "tensor/random.h"
+
+namespace tessera {
+namespace {
+
+struct Run {
+  std::string mode = "dataparallel";
+  int ranks = 2;
+  int64_t microbatches = 1;
+  DType dtype = DType::float32;
+  std::string optimizer = "sgd";
+  int64_t sequences = 2;  // of a micro-batch
+  int steps = 20;
+
+  int64_t batch() const { return ranks * microbatches * sequences; }
+  double scale() const { return 1.0 / static_cast<double>(batch() * kTokens); }
+  std::string name() const {
+    return mode + ", " + std::to_string(ranks) + " ranks, " + std::to_string(microbatches) + " micro-batches, " +
+           std::string(name_of(dtype)) + ", " + optimizer;
+  }
+  static constexpr int64_t kTokens = 12;
+};
+
+// What there is to compare.
+struct Record {
+  std::vector<double> losses, squares;
+  std::vector<std::string> gradients;  // bytes, after each step
+  std::string values;
+  bool operator==(const Record&) const = default;
+};
+
+const GptConfig kConfig{.layers = 2, .heads = 2, .channels = 32, .context = 12, .vocab = 37, .dropout = 0.1};
+constexpr uint64_t kSeed = 5;
+constexpr double kClip = 1;
+
+std::string bytes_of(const std::vector<FlatUnit>& units, bool gradients) {
+  std::string all;
+  for (const FlatUnit& unit : units) {
+    const Tensor& t = gradients ? unit.grads : unit.values;
+    all.append(reinterpret_cast<const char*>(t.raw()), static_cast<size_t>(t.nbytes()));
+  }
+  return all;
+}
+
+// Sequences that can be learnt: each token follows from the one before it.
+void load(int64_t step, Share share, int32_t* ids, int32_t* targets) {
+  for (int64_t s = 0; s < share.count; ++s) {
+    auto token = static_cast<int32_t>(
+        Philox::named(kSeed, "text").below(37, static_cast<uint64_t>(share.first + s), static_cast<uint64_t>(step)));
+    for (int64_t t = 0; t < Run::kTokens; ++t) {
+      *ids++ = token;
+      token = (token * 2 + 1) % 37;
+      *targets++ = token;
+    }
+  }
+}
+
+std::unique_ptr<Optimizer> optimizer_of(const Run& run, std::vector<FlatUnit> units) {
+  return make_optimizer(run.optimizer, std::move(units), {.weight_decay = 0.1});
+}
+double rate(const Run& run) { return run.optimizer == "sgd" ? 0.3 : 3e-3; }
+double clip(double squares) { return clip_factor(std::sqrt(squares), kClip); }
+
+StepInfo at(int64_t step, int64_t first) {
+  return {.seed = kSeed, .step = step, .first_sequence = first, .training = true};
+}
+
+// The gradients of what rank `rank` would do, summed into the model's buffers; the sum of its losses.
+double one_rank_of(const Run& run, Gpt& model, const ArenaPtr& arena, int64_t step, int rank) {
+  double loss = 0;
+  model.clear_gradients();
+  for (int64_t j = 0; j < run.microbatches; ++j) {
+    const int64_t first = (rank * run.microbatches + j) * run.sequences;
+    const Shape shape{run.sequences, Run::kTokens};
+    const Tensor ids = Tensor::empty(shape, DType::int32, arena), targets = Tensor::empty(shape, DType::int32, arena);
+    load(step, {first, run.sequences}, ids.data<int32_t>(), targets.data<int32_t>());
+    model.set_step(at(step, first));
+    const Loss l = model.loss(ids, targets, run.scale());
+    backward(l.mean);
+    loss += l.loss_sum;
+  }
+  model.settle_gradients();
+  return loss;
+}
+
+// One rank that sums per rank, then in rank order.
+Record serial(const Run& run) {
+  Record record;
+  launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator&) {
+    const ArenaPtr arena = make_arena();
+    Gpt model(kConfig);
+    std::vector<FlatUnit>& units = model.materialize(kSeed, arena, run.dtype, DType::float32);
+    const std::unique_ptr<Optimizer> optimizer = optimizer_of(run, units);
+    for (int step = 0; step < run.steps; ++step) {
+      std::vector<Tensor> totals;
+      double loss = 0;
+      for (int r = 0; r < run.ranks; ++r) {
+        loss += one_rank_of(run, model, arena, step, r);
+        for (size_t u = 0; u < units.size(); ++u)
+          if (r == 0)
+            totals.push_back(units[u].grads.clone());
+          else
+            add_(totals[u], units[u].grads);
+      }
+      for (size_t u = 0; u < units.size(); ++u) units[u].grads.copy_from(totals[u]);
+      record.losses.push_back(loss);
+      record.squares.push_back(sum_of_squares(units));
+      record.gradients.push_back(bytes_of(units, true));
+      optimizer->step(rate(run), clip(record.squares.back()));
+    }
+    record.values = bytes_of(units, false);
+  });
+  return record;
+}
+
+double run_microbatch(const Run& run, Gpt& model, DataStrategy& strategy, const ArenaPtr& arena, int64_t step,
+                      int64_t j) {
+  const Share own = strategy.computes(run.batch(), run.microbatches, j);
+  const std::vector<Share> shares = strategy.loads(run.batch(), run.microbatches, j);
+  int64_t rows = 0;
+  for (const Share& s : shares) rows += s.count;
+  const auto make = [&] {
+    return rows > 0 ? Tensor::empty({rows, Run::kTokens}, DType::int32, arena)
+                    : Tensor::meta({own.count, Run::kTokens}, DType::int32);
+  };
+  const Tensor ids = make(), targets = make();
+  int64_t at_row = 0;
+  for (const Share& s : shares) {
+    const int64_t offset = at_row * Run::kTokens;
+    load(step, s, ids.data<int32_t>() + offset, targets.data<int32_t>() + offset);
+    at_row += s.count;
+  }
+  model.set_step(at(step, own.first));
+  const ModelCalls calls{.logits = [&](const Tensor& in) { return model.logits(model.hidden(in)); }};
+  return strategy.run(calls, ids, targets, run.scale());
+}
+
+// The same by a strategy: what rank 0 ends with. Every rank must know the same loss and norm, and end with the same
+// parameters.
+Record parallel(const Run& run) {
+  std::vector<Record> records(static_cast<size_t>(run.ranks));
+  launch({.ranks = run.ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
+    const ArenaPtr arena = make_arena();
+    Gpt model(kConfig);
+    const auto strategy = make_data_strategy(
+        model, world, arena, {.mode = run.mode, .microbatches = run.microbatches, .dtype = run.dtype, .seed = kSeed});
+    const std::unique_ptr<Optimizer> optimizer = optimizer_of(run, strategy->shards());
+    Record& record = records[static_cast<size_t>(world.rank())];
+    for (int step = 0; step < run.steps; ++step) {
+      double loss = 0;
+      strategy->begin_step();
+      for (int64_t j = 0; j < run.microbatches; ++j) {
+        strategy->begin_microbatch(j);
+        loss += run_microbatch(run, model, *strategy, arena, step, j);
+        strategy->end_microbatch();
+      }
+      strategy->finish_gradients();
+      record.losses.push_back(world.sum(loss));
+      record.squares.push_back(strategy->sum_of_squares());
+      if (world.rank() == 0) record.gradients.push_back(bytes_of(strategy->shards(), true));
+      optimizer->step(rate(run), clip(record.squares.back()));
+      strategy->share_parameters();
+    }
+    record.values = bytes_of(strategy->residents(), false);
+  });
+  for (const Record& r : records) {
+    EXPECT_EQ(r.losses, records[0].losses);
+    EXPECT_EQ(r.squares, records[0].squares);
+    EXPECT_TRUE(r.values == records[0].values);
+  }
+  return records[0];
+}
+
+void expect_same(const Run& run) {
+  const Record got = parallel(run), expected = serial(run);
+  EXPECT_EQ(got.losses, expected.losses) << run.name();
+  EXPECT_EQ(got.squares, expected.squares) << run.name();
+  for (size_t step = 0; step < expected.gradients.size(); ++step)
+    EXPECT_TRUE(got.gradients[step] == expected.gradients[step]) << run.name() << ", gradients of step " << step;
+  EXPECT_TRUE(got.values == expected.values) << run.name();
+  for (const double loss : got.losses) EXPECT_TRUE(std::isfinite(loss));
+  EXPECT_LT(got.losses.back(), 0.8 * got.losses.front()) << run.name();
+}
+
+TEST(DataParallel, TrainsBitForBitLikeOneRank) {
+  for (const int ranks : {2, 3, 4})
+    for (const int64_t microbatches : {1, 2, 3})
+      for (const DType dtype : {DType::float32, DType::bfloat16})
+        for (const char* optimizer : {"sgd", "adamw"})
+          expect_same({.ranks = ranks, .microbatches = microbatches, .dtype = dtype, .optimizer = optimizer});
+}
+
+TEST(DataParallel, HasTheBitsOfDdp) {
+  for (const int64_t microbatches : {1, 2}) expect_same({.mode = "ddp", .ranks = 3, .microbatches = microbatches});
+}
+
+// 72 rows in a product: enough for weights to be packed, and packed again when they have changed.
+TEST(DataParallel, PackedWeightsFollowTheRoot) {
+  for (const DType dtype : {DType::float32, DType::bfloat16}) expect_same({.dtype = dtype, .sequences = 6});
+}
+
+TEST(DataParallel, OneRankIsPlainTraining) { expect_same({.ranks = 1, .microbatches = 2, .optimizer = "adamw"}); }
+
+TEST(DataParallel, TheRootLoadsForAll) {
+  launch({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
+    Gpt model(kConfig);
+    const auto strategy = make_data_strategy(model, world, make_arena(), {.mode = "dataparallel", .microbatches = 2});
+    const Share own = strategy->computes(12, 2, 1);
+    EXPECT_EQ(own.first, std::vector<int64_t>({2, 6, 10})[static_cast<size_t>(world.rank())]);
+    EXPECT_EQ(own.count, 2);
+    std::vector<int64_t> firsts;
+    for (const Share& s : strategy->loads(12, 2, 1)) firsts.push_back(s.first);
+    EXPECT_EQ(firsts, world.rank() == 0 ? std::vector<int64_t>({2, 6, 10}) : std::vector<int64_t>());
+    EXPECT_EQ(strategy->shards().empty(), world.rank() != 0);
+  });
+}
+
+// One block of 16 channels, 8 tokens in the vocabulary, 4 positions; slots of 16 elements: 128 + 64 for the embeddings,
+// 32 + 768 + 48 + 256 + 16 + 32 + 1024 + 64 + 1024 + 16 for the block, 32 for the last norm: 3,504 parameters.
+struct Cost {
+  OpCounts counts{};
+  int64_t parameters = 0, gradients = 0, communication = 0;  // bytes: the first two live, the last its peak
+};
+
+// Of one step of two micro-batches of one sequence on each of three ranks, in fp32.
+std::vector<Cost> costs_of_a_step() {
+  std::vector<Cost> costs(3);
+  launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
+    const ArenaPtr arena = make_arena();
+    Gpt model({.layers = 1, .heads = 2, .channels = 16, .context = 4, .vocab = 8});
+    const auto strategy = make_data_strategy(model, world, arena, {.mode = "dataparallel", .microbatches = 2});
+    const int64_t rows = world.rank() == 0 ? 3 : 1;
+    const Tensor ids =
+        world.rank() == 0 ? Tensor::zeros({rows, 4}, DType::int32, arena) : Tensor::meta({rows, 4}, DType::int32);
+    const ModelCalls calls{.logits = [&](const Tensor& in) { return model.logits(model.hidden(in)); }};
+    world.reset_counts();
+    strategy->begin_step();
+    for (int64_t j = 0; j < 2; ++j) {
+      strategy->begin_microbatch(j);
+      strategy->run(calls, ids, ids, 1.0 / 24);
+      strategy->end_microbatch();
+    }
+    strategy->finish_gradients();
+    strategy->sum_of_squares();
+    strategy->share_parameters();
+    costs[static_cast<size_t>(world.rank())] = {world.counts(), arena->usage(Category::parameters).live,
+                                                arena->usage(Category::gradients).live,
+                                                arena->usage(Category::communication).peak};
+  });
+  return costs;
+}
+
+TEST(DataParallel, BytesAreThoseWorkedByHand) {
+  const std::vector<Cost> costs = costs_of_a_step();
+  const auto count = [&](size_t rank, Op op) { return costs[rank].counts[static_cast<size_t>(op)]; };
+  // Twice, to two ranks each: ids of 16 bytes, a loss of 8, gradients of the logits of 4 x 8 x 4.
+  EXPECT_EQ(count(0, Op::scatter), (OpCount{6, 2 * 2 * (16 + 8 + 128)}));
+  EXPECT_EQ(count(0, Op::broadcast), (OpCount{1, 2 * 14016}));
+  EXPECT_EQ(count(0, Op::gather), (OpCount{2, 0}));
+  EXPECT_EQ(count(0, Op::reduce), (OpCount{1, 0}));
+  EXPECT_EQ(count(0, Op::all_reduce), (OpCount{1, 8}));  // the norm
+  for (const size_t rank : {1U, 2U}) {
+    EXPECT_EQ(count(rank, Op::gather), (OpCount{2, 2 * 128}));
+    EXPECT_EQ(count(rank, Op::reduce), (OpCount{1, 14016}));
+    EXPECT_EQ(count(rank, Op::scatter), (OpCount{6, 0}));
+    EXPECT_EQ(count(rank, Op::broadcast), (OpCount{1, 0}));
+  }
+}
+
+TEST(DataParallel, MemoryIsThatWorkedByHand) {
+  const std::vector<Cost> costs = costs_of_a_step();
+  EXPECT_EQ(costs[0].parameters, 14016);
+  EXPECT_EQ(costs[0].gradients, 14016);
+  // Its ids 16, the losses 24, its own 8, all logits 3 x 128, their log-sum-exp 12 x 4.
+  EXPECT_EQ(costs[0].communication, 16 + 24 + 8 + 384 + 48);
+  for (const size_t rank : {1U, 2U}) {
+    EXPECT_EQ(costs[rank].parameters, 0);
+    EXPECT_EQ(costs[rank].gradients, 0);
+    EXPECT_EQ(costs[rank].communication, 2 * 14016 + 16 + 8);  // a copy of the parameters, gradients, ids, its loss
+  }
+}
+
+std::string refusal(Communicator& axis, const DataOptions& options) {
+  try {
+    Gpt model(kConfig);
+    make_data_strategy(model, axis, make_arena(), options)->computes(10, options.microbatches, 0);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::usage);
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(DataParallel, WhatCannotBeIsRefused) {
+  launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
+    EXPECT_EQ(refusal(world, {.mode = "dataparallel", .zero = 2}),
+              "--zero: dataparallel keeps everything on rank 0, so there is no stage 2 of it; expected 0, or ddp "
+              "instead of dataparallel");
+    EXPECT_EQ(refusal(world, {.mode = "dataparalel"}),
+              "[data parallel] unknown mode 'dataparalel'; expected ddp or dataparallel");
+    EXPECT_EQ(refusal(world, {.mode = "dataparallel", .microbatches = 3}),
+              "--batch: expected a multiple of 2 data ranks x 3 micro-batches, found 10");
+  });
+  Communicator fake(std::make_unique<FakeTransport>(0, 8), "dp");
+  EXPECT_EQ(refusal(fake, {.mode = "dataparallel"}),
+            "[data parallel] dataparallel is for threads of one process, found fake ranks; use ddp");
+}
+
+}  // namespace
+}  // namespace tessera
