@@ -26,6 +26,8 @@
 namespace tessera {
 
 struct DataOptions {
+  std::string mode = "ddp";                 // ddp or ps-sync
+  int servers = 1;                          // of ps-sync and ps-async: they live on the first ranks
   int zero = 0;                             // stage: 0 is DDP
   int64_t microbatches = 1;                 // per step and rank
   int64_t bucket_bytes = int64_t{4} << 20;  // of DDP's all-reduces
@@ -67,8 +69,8 @@ class DataStrategy {
   virtual bool reduces_every_microbatch() const { return false; }
 };
 
-// DDP or a stage of ZeRO for the model's parameters, which get their memory and their first values here. `model` and
-// `axis` must outlive it.
+// DDP, a stage of ZeRO or a parameter server for the model's parameters, which get their memory and their first values
+// here. `model` and `axis` must outlive it.
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options);
 
