@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <vector>
 
@@ -22,6 +24,11 @@ constexpr const char* kTrainExamples =
     "  tessera train --data notes.txt --steps 500      your own text\n"
     "  tessera train --model gpt-mini --dtype bf16     six layers of 384 channels, in bfloat16\n"
     "  tessera train --resume --out runs/mine          go on where a run was stopped";
+constexpr const char* kVerifyExamples =
+    "Examples:\n"
+    "  tessera verify                                  two data-parallel ranks against one rank, bit for bit\n"
+    "  tessera verify --ranks 4 --zero 3 --dtype bf16 --microbatches 3\n"
+    "  tessera verify --all-reduce ring --bucket-mb 0.1 --optimizer sgd --format json";
 constexpr const char* kGenerateExamples =
     "Examples:\n"
     "  tessera generate runs/mine --prompt \"It was a\" --tokens 200\n"
@@ -47,10 +54,18 @@ std::string help_of(const OptionInfo& info, const std::string& value) {
   return value.empty() ? text : fmt::format("{} [{}]", text, value);
 }
 
-void add_train(CLI::App& app, Words& words) {
-  CLI::App* train = app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose");
-  const TrainOptions defaults;
+// verify makes its own sequences and writes nothing.
+bool is_of_verify(std::string_view name) {
+  constexpr std::array<std::string_view, 8> others = {"data",  "tokenizer",  "out",        "resume",
+                                                      "quiet", "save-every", "eval-every", "config"};
+  return std::find(others.begin(), others.end(), name) == others.end();
+}
+
+// A command that takes the options of a run; of verify not all.
+void add_run(CLI::App* train, const TrainOptions& defaults, Words& words) {
+  const bool verify = train->get_name() == "verify";
   for_each_option(defaults, [&]<class T>(const OptionInfo& info, const T& field) {
+    if (verify && !is_of_verify(info.name)) return;
     const std::string name(info.name), shown = "--" + name;
     if constexpr (std::is_same_v<T, bool>) {
       train
@@ -70,7 +85,7 @@ void add_train(CLI::App& app, Words& words) {
           ->type_name("");
     }
   });
-  train->footer(kTrainExamples);
+  train->footer(verify ? kVerifyExamples : kTrainExamples);
 }
 
 // An option of a command other than train: its words go to `set`.
@@ -130,7 +145,7 @@ void refuse_leftovers(const CLI::App& app, const CLI::App* command) {
   const std::string& word = left.front();
   if (!command && !word.starts_with("-")) {
     for (const CLI::App* c : app.get_subcommands({})) known.push_back(c->get_name());
-    throw Error(fmt::format("unknown command '{}'; expected train, generate, data or bench{}", word,
+    throw Error(fmt::format("unknown command '{}'; expected train, verify, generate, data or bench{}", word,
                             did_you_mean(word, known)));
   }
   const CLI::App* owner = command ? command : &app;
@@ -139,6 +154,13 @@ void refuse_leftovers(const CLI::App& app, const CLI::App* command) {
   const std::string name = word.substr(0, word.find('='));
   if (word.starts_with("-")) throw Error(fmt::format("unknown option '{}'{}", name, did_you_mean(name, known)));
   throw Error(fmt::format("unexpected word '{}'", word));
+}
+
+VerifyOptions verify_options(const Words& words) {
+  VerifyOptions o{verify_defaults()};
+  for (const auto& [name, text] : words) set_option(o.run, name, text);
+  validate(o.run);
+  return o;
 }
 
 TrainOptions train_options(const Words& words) {
@@ -153,6 +175,7 @@ TrainOptions train_options(const Words& words) {
   if (resume && !out.empty() && config.empty()) config = (std::filesystem::path(out) / "config.toml").string();
   if (!config.empty()) apply_config_file(o, config);
   for (const auto& [name, text] : words) set_option(o, name, text);
+  if (o.dtype == "fp64") throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
   validate(o);
   return o;
 }
@@ -170,7 +193,9 @@ Command parse_command_line(int argc, const char* const* argv) {
   Words words;
   GenerateOptions generate;
   DatasetOptions data;
-  add_train(app, words);
+  add_run(app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose"), {}, words);
+  add_run(app.add_subcommand("verify", "Prove that a plan trains like one rank, and count what it sends and holds"),
+          verify_defaults(), words);
   add_generate(app, generate);
   add_data(app, data);
   add_bench(app);
@@ -200,8 +225,9 @@ Command parse_command_line(int argc, const char* const* argv) {
   if (!chosen.empty() && chosen.front()->get_name() == "bench") return BenchOptions{chosen.front()->remaining()};
   refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());
   if (chosen.empty())
-    throw Error("no command given; expected train, generate, data or bench (tessera --help says more)");
+    throw Error("no command given; expected train, verify, generate, data or bench (tessera --help says more)");
   if (chosen.front()->get_name() == "train") return train_options(words);
+  if (chosen.front()->get_name() == "verify") return verify_options(words);
   if (chosen.front()->get_name() == "generate") return generate;
   return data;
 }

@@ -23,6 +23,7 @@ struct TrainOptions {
   std::optional<int64_t> ranks, dp;
   int64_t zero = 0;
   std::string dp_mode = "ddp";
+  int64_t servers = 1;
   double bucket_mb = 4;
   std::string grad_dtype = "fp32", all_reduce = "direct";
   std::string offload = "none";
@@ -49,6 +50,12 @@ struct TrainOptions {
   std::string format = "text";
   bool quiet = false;
 };
+
+// `verify` trains counted random tokens under a plan, beside one rank.
+struct VerifyOptions {
+  TrainOptions run;
+};
+TrainOptions verify_defaults();
 
 struct GenerateOptions {
   std::string from;  // a run directory or a checkpoint in one
@@ -91,7 +98,9 @@ void for_each_option(Options& o, F&& f) {
   f(OptionInfo{"context", "Model", "tokens that the model sees at once", "", 1, 1e9}, o.context);
   f(OptionInfo{"vocab", "Model", "pads the tokenizer's vocabulary to this size", "", 1, 1e9}, o.vocab);
   f(OptionInfo{"dropout", "Model", "probability of dropping an activation", "", 0, 1, true}, o.dropout);
-  f(OptionInfo{"dtype", "Model", "parameters and activations; bf16 keeps fp32 master weights", "fp32|bf16"}, o.dtype);
+  f(OptionInfo{"dtype", "Model", "parameters and activations; bf16 keeps fp32 master weights; fp64 is for verify",
+               "fp32|bf16|fp64"},
+    o.dtype);
   f(OptionInfo{"data", "Data",
                "austen, tinyshakespeare, a text file, llm.c's token file, or a folder made by `tessera data`"},
     o.data);
@@ -108,7 +117,8 @@ void for_each_option(Options& o, F&& f) {
   f(OptionInfo{"dp", "Plan", "data-parallel ranks; default: all ranks", "", 1, 1024}, o.dp);
   f(OptionInfo{"zero", "Plan", "ZeRO stage: shares out optimizer state (1), gradients (2), parameters (3)", "", 0, 3},
     o.zero);
-  f(OptionInfo{"dp-mode", "Plan", "how data-parallel ranks work together", "ddp"}, o.dp_mode);
+  f(OptionInfo{"dp-mode", "Plan", "how data-parallel ranks work together", "ddp|dataparallel|ps-sync"}, o.dp_mode);
+  f(OptionInfo{"servers", "Plan", "parameter servers, on the first ranks", "", 1, 1024}, o.servers);
   f(OptionInfo{"bucket-mb", "Plan", "gradients that ddp sends at once, in MiB", "", 1e-6, 1e6}, o.bucket_mb);
   f(OptionInfo{"grad-dtype", "Plan", "of gradients while they are summed and sent", "fp32|bf16"}, o.grad_dtype);
   f(OptionInfo{"all-reduce", "Plan", "algorithm of sums over ranks", "direct|ring|tree|root|native"}, o.all_reduce);

@@ -41,6 +41,11 @@ void check_plan(const TrainOptions& o) {
         "nearest that can: {}",
         o.batch, ranks, o.microbatches, below > 0 ? fmt::format("{} or {}", below, above) : std::to_string(above)));
   }
+  if (o.servers > ranks)
+    throw Error(fmt::format("--servers: expected at most the {} ranks, found {}", ranks, o.servers));
+  if (o.dp_mode != "ddp" && o.all_reduce != "direct")
+    throw Error(fmt::format("--all-reduce: {} adds at one rank, in rank order; expected direct, found {}", o.dp_mode,
+                            o.all_reduce));
   if (o.zero > 0 && o.dp_mode != "ddp")
     throw Error(fmt::format("--zero: {} goes with --dp-mode ddp, found {}", o.zero, o.dp_mode));
 }
@@ -56,6 +61,8 @@ LaunchOptions launch_options(const TrainOptions& o) {
 
 DataOptions data_options(const TrainOptions& o) {
   DataOptions d;
+  d.mode = o.dp_mode;
+  d.servers = static_cast<int>(o.servers);
   d.zero = static_cast<int>(o.zero);
   d.microbatches = o.microbatches;
   d.bucket_bytes = static_cast<int64_t>(o.bucket_mb * kMegabyte);

@@ -16,7 +16,8 @@ struct Sequences {
 // Of the training split, which must outlive the result.
 Sequences sequences_of(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed);
 
-// Counted random tokens in [0, vocab): any rank can make any sequence, and no file is needed.
+// Counted random tokens in [0, vocab), most of which follow from the one before, so that there is something to learn.
+// Any rank can make any sequence, and no file is needed.
 Sequences counted_sequences(int64_t vocab, int64_t context, int64_t batch, uint64_t seed);
 
 }  // namespace tessera

@@ -64,6 +64,7 @@ bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 struct Run {
   const TrainOptions& options;
   const Dataset& dataset;
+  const Sequences& sequences;
   const RunDirectory& directory;
 };
 
@@ -96,8 +97,7 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output) {
 
 int train_rank(const Run& run, Communicator& world) {
   const TrainOptions& o = run.options;
-  const ModelSizes sizes = sizes_of(o);
-  Trainer trainer(o, sequences_of(run.dataset, sizes.context, o.batch, static_cast<uint64_t>(o.seed)), world);
+  Trainer trainer(o, run.sequences, world);
   std::vector<std::string> passed_over;
   if (o.resume) run.directory.resume(trainer, o, run.dataset, passed_over);
   if (o.steps < trainer.steps_done())
@@ -132,10 +132,12 @@ int run_train(const TrainOptions& o) {
   const std::string usual = o.model.starts_with("gpt2") ? "bpe" : "char";
   const Dataset dataset = dataset_for(o.data, tokenizer_choice(o.tokenizer, usual, o.quiet));
   gpt_config(o, dataset.tokenizer->vocab_size());  // refuses a vocabulary that is too small
+  const Sequences sequences =
+      sequences_of(dataset, sizes_of(o).context, o.batch, static_cast<uint64_t>(o.seed));  // refuses a short text
   const RunDirectory directory(o);
   int status = 0;
   launch(launch_options(o), [&](Communicator& world) {
-    const int mine = train_rank({o, dataset, directory}, world);
+    const int mine = train_rank({o, dataset, sequences, directory}, world);
     if (world.rank() == 0) status = mine;
   });
   return status;

@@ -61,16 +61,28 @@ Trainer::Trainer(const TrainOptions& o, Sequences sequences, Communicator& world
 Trainer::~Trainer() = default;
 
 double Trainer::forward_backward(int64_t microbatch) {
-  const int64_t context = model_.config.context, size = options_.batch / (options_.microbatches * data_axis_->size());
-  const int64_t first = (data_axis_->rank() * options_.microbatches + microbatch) * size;
-  const Tensor ids = Tensor::empty({size, context}, DType::int32, arena_, Category::activations),
-               targets = Tensor::empty({size, context}, DType::int32, arena_, Category::activations);
-  sequences_.load(steps_done(), first, size, ids.data<int32_t>(), targets.data<int32_t>());
-  model_.set_step(
-      {.seed = static_cast<uint64_t>(options_.seed), .step = steps_done(), .first_sequence = first, .training = true});
-  const Loss loss = model_.loss(ids, targets, 1.0 / static_cast<double>(tokens_per_step()));
-  backward(loss.mean);
-  return loss.loss_sum;
+  const int64_t context = model_.config.context;
+  const Share own = strategy_->computes(options_.batch, options_.microbatches, microbatch);
+  const std::vector<Share> loads = strategy_->loads(options_.batch, options_.microbatches, microbatch);
+  int64_t rows = 0;
+  for (const Share& share : loads) rows += share.count;
+  const Shape shape{rows > 0 ? rows : own.count, context};
+  Tensor ids = Tensor::meta(shape, DType::int32), targets = ids;
+  if (rows > 0) {
+    ids = Tensor::empty(shape, DType::int32, arena_, Category::activations);
+    targets = Tensor::empty(shape, DType::int32, arena_, Category::activations);
+  }
+  int64_t at = 0;
+  for (const Share& share : loads) {
+    sequences_.load(steps_done(), share.first, share.count, ids.data<int32_t>() + at, targets.data<int32_t>() + at);
+    at += share.count * context;
+  }
+  model_.set_step({.seed = static_cast<uint64_t>(options_.seed),
+                   .step = steps_done(),
+                   .first_sequence = own.first,
+                   .training = true});
+  const ModelCalls calls{.logits = [this](const Tensor& t) { return model_.logits(model_.hidden(t)); }};
+  return strategy_->run(calls, ids, targets, 1.0 / static_cast<double>(tokens_per_step()));
 }
 
 StepReport Trainer::compute_gradients(bool stop) {

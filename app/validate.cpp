@@ -49,6 +49,16 @@ ModelSizes sizes_of(const TrainOptions& o) {
           o.context.value_or(s.context)};
 }
 
+TrainOptions verify_defaults() {
+  TrainOptions o;
+  o.steps = 20;
+  o.warmup = 2;
+  o.lr = 3e-3;
+  o.dropout = 0.1;
+  o.timeout = 60;
+  return o;
+}
+
 void validate(const TrainOptions& o) {
   const ModelSizes s = sizes_of(o);
   if (s.channels % s.heads != 0)

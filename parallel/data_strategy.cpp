@@ -4,6 +4,7 @@
 #include "autograd/ops.h"
 #include "parallel/data_parallel.h"
 #include "parallel/ddp.h"
+#include "parallel/parameter_server.h"
 #include "parallel/zero.h"
 
 namespace tessera {
@@ -34,8 +35,9 @@ double DataStrategy::run(const ModelCalls& model, const Tensor& ids, const Tenso
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options) {
   if (options.mode == "dataparallel") return std::make_unique<DataParallel>(model, axis, arena, options);
+  if (options.mode == "ps-sync") return std::make_unique<ParameterServer>(model, axis, arena, options);
   if (options.mode != "ddp")
-    throw Error("[data parallel] unknown mode '" + options.mode + "'; expected ddp or dataparallel");
+    throw Error("[data parallel] unknown mode '" + options.mode + "'; expected ddp, dataparallel or ps-sync");
   if (options.zero == 0) return std::make_unique<Ddp>(model, axis, arena, options);
   return std::make_unique<Zero>(model, axis, arena, options);
 }

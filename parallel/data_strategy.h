@@ -30,7 +30,8 @@
 namespace tessera {
 
 struct DataOptions {
-  std::string mode = "ddp";                 // or "dataparallel"
+  std::string mode = "ddp";                 // or "dataparallel", "ps-sync"
+  int servers = 1;                          // of a parameter server: they live on the first ranks
   int zero = 0;                             // stage of ZeRO; 0 for none
   int64_t microbatches = 1;                 // per step and rank
   int64_t bucket_bytes = int64_t{4} << 20;  // of DDP's all-reduces
@@ -101,8 +102,9 @@ class DataStrategy {
   int rank_, ranks_;
 };
 
-// DDP, a stage of ZeRO or DataParallel for the model's parameters, which get their memory and their first values here.
-// `model` and `axis` must outlive it. Throws Error (usage) for an unknown mode and for what a mode cannot do.
+// DDP, a stage of ZeRO, DataParallel or a parameter server for the model's parameters, which get their memory and their
+// first values here. `model` and `axis` must outlive it. Throws Error (usage) for an unknown mode and for what a mode
+// cannot do.
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options);
 

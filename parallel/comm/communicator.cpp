@@ -70,21 +70,21 @@ void Communicator::observed(const Call& call, double requested, const F& f) {
   if (trace_) trace_->add({std::string(name_of(call.op)), axis_, call.bytes(), requested, begin, now()});
 }
 
-void Communicator::perform(const Call& call, double requested) {
-  observed(call, requested, [&] { return run_collective(*transport_, algorithm_, call); });
+void Communicator::perform(const Call& call, Algorithm algorithm, double requested) {
+  observed(call, requested, [&] { return run_collective(*transport_, algorithm, call); });
 }
 
-void Communicator::run(const Call& call, const std::vector<Tensor>& held) {
+void Communicator::run(const Call& call, const std::vector<Tensor>& held, Algorithm algorithm) {
   if (worker_ && !worker_->idle())
-    start(call, held).wait();  // after what was started before
+    start(call, held, algorithm).wait();  // after what was started before
   else
-    perform(call, now());
+    perform(call, algorithm, now());
 }
 
-Pending Communicator::start(const Call& call, std::vector<Tensor> held) {
+Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
   if (!worker_) worker_ = std::make_unique<CommWorker>();
-  return Pending(
-      worker_->push([this, call, requested = now(), tensors = std::move(held)] { perform(call, requested); }));
+  return Pending(worker_->push(
+      [this, call, algorithm, requested = now(), tensors = std::move(held)] { perform(call, algorithm, requested); }));
 }
 
 void Communicator::all_reduce(const Tensor& x, Reduction reduction) {
@@ -204,7 +204,7 @@ void Communicator::over_ranks(std::span<double> x, Reduction reduction) {
        .count = static_cast<int64_t>(x.size()),
        .in = memory,
        .out = memory},
-      {});
+      {}, Algorithm::direct);
 }
 
 double Communicator::sum(double x) {

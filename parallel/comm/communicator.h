@@ -91,7 +91,7 @@ class Communicator {
   Pending start_reduce_scatter(const Tensor& in, const Tensor& out);
   Pending start_all_gather(const Tensor& in, const Tensor& out);
 
-  // For a number that every rank needs: added in rank order.
+  // For numbers that every rank needs: added in rank order, whatever the algorithm.
   double sum(double x);
   double max(double x);
   void sum(std::span<double> x);
@@ -108,9 +108,11 @@ class Communicator {
   Transport& transport() { return *transport_; }
 
  private:
-  void run(const Call& call, const std::vector<Tensor>& held);
-  Pending start(const Call& call, std::vector<Tensor> held);
-  void perform(const Call& call, double requested);
+  void run(const Call& call, const std::vector<Tensor>& held) { run(call, held, algorithm_); }
+  void run(const Call& call, const std::vector<Tensor>& held, Algorithm algorithm);
+  Pending start(const Call& call, std::vector<Tensor> held) { return start(call, std::move(held), algorithm_); }
+  Pending start(const Call& call, std::vector<Tensor> held, Algorithm algorithm);
+  void perform(const Call& call, Algorithm algorithm, double requested);
   template <class F>
   void observed(const Call& call, double requested, const F& f);
   double now() const;

@@ -1,0 +1,62 @@
+// Bits first; a distance where they differ.
+#include "app/verify/comparison.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace tessera {
+namespace {
+
+// |a - b| / |b|, 2-norms; 0 for equal tensors.
+double distance(const Tensor& a, const Tensor& b) {
+  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    difference += (x[i] - y[i]) * (x[i] - y[i]);
+    norm += y[i] * y[i];
+  }
+  return difference == 0 ? 0 : std::sqrt(difference / norm);
+}
+
+}  // namespace
+
+void Comparison::loss(int64_t step, double found, double expected) {
+  result_.losses.push_back(found);
+  result_.loss_max_rel = std::max(result_.loss_max_rel, std::abs(found - expected) / std::abs(expected));
+  if (found != expected) differs(fmt::format("step {}: the loss is {}; expected {}", step, found, expected));
+}
+
+void Comparison::tensors(int64_t step, const char* what, const std::vector<NamedTensor>& found,
+                         const std::vector<FlatUnit>& units, const std::vector<Tensor>& whole, double& worst_distance) {
+  size_t at = 0;
+  for (size_t u = 0; u < units.size(); ++u)
+    for (const Slot& slot : units[u].slots) {
+      const Tensor expected = whole[u].narrow(0, slot.begin, slot.shape.numel()).reshape(slot.shape);
+      one(step, what, found.at(at++), expected, worst_distance);
+    }
+}
+
+void Comparison::one(int64_t step, const char* what, const NamedTensor& found, const Tensor& expected,
+                     double& worst_distance) {
+  const Tensor a = found.tensor.contiguous(), b = expected.contiguous();
+  if (a.nbytes() == b.nbytes() && std::memcmp(a.raw(), b.raw(), static_cast<size_t>(b.nbytes())) == 0) return;
+  const double d = distance(a, b);
+  if (!(d <= worst_)) {
+    worst_ = d;
+    result_.worst = found.name;
+  }
+  worst_distance = std::max(worst_distance, d);
+  differs(
+      fmt::format("step {}: {} '{}' differs by {:.3g} of its norm; expected the same bits", step, what, found.name, d));
+}
+
+// The first difference says most.
+void Comparison::differs(const std::string& line) {
+  if (result_.bitwise) result_.failures.push_back(line);
+  result_.bitwise = false;
+}
+
+}  // namespace tessera

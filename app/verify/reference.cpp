@@ -1,0 +1,178 @@
+// A serial run with plain loops for every sum over ranks.
+#include "app/verify/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "app/plan.h"
+#include "app/trainer.h"
+#include "optim/grad_norm.h"
+
+namespace tessera {
+namespace {
+
+template <class T>
+using Wide = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
+
+template <class T>
+T plus(T a, T b) {
+  return static_cast<T>(static_cast<Wide<T>>(a) + static_cast<Wide<T>>(b));
+}
+
+// Rank order, in float32, rounded once.
+template <class T>
+T in_rank_order(const std::vector<const T*>& x, int64_t i) {
+  auto sum = static_cast<Wide<T>>(x[0][i]);
+  for (size_t r = 1; r < x.size(); ++r) sum += static_cast<Wide<T>>(x[r][i]);
+  return static_cast<T>(sum);
+}
+
+// From `first` around, rounded at every step.
+template <class T>
+T around(const std::vector<const T*>& x, size_t first, int64_t i) {
+  T sum = x[first % x.size()][i];
+  for (size_t r = 1; r < x.size(); ++r) sum = plus(sum, x[(first + r) % x.size()][i]);
+  return sum;
+}
+
+// Neighbours, neighbours of neighbours, ..., rounded at every step.
+template <class T>
+T in_pairs(const std::vector<const T*>& x, int64_t i) {
+  std::vector<T> sums;
+  for (const T* rank : x) sums.push_back(rank[i]);
+  for (size_t step = 1; step < sums.size(); step *= 2)
+    for (size_t r = 0; r + step < sums.size(); r += 2 * step) sums[r] = plus(sums[r], sums[r + step]);
+  return sums[0];
+}
+
+template <class T>
+void sum_reduction(const std::vector<const T*>& x, T* out, const Reduced& reduced, Algorithm algorithm) {
+  const auto ranks = static_cast<int>(x.size());
+  int owner = 0;  // of the piece that element i lies in
+  for (int64_t i = reduced.range.begin; i < reduced.range.end; ++i) {
+    while (i - reduced.range.begin >= piece(reduced.count, ranks, owner).end) ++owner;
+    if (algorithm == Algorithm::ring)
+      out[i] = around(x, static_cast<size_t>(owner) + 1, i);
+    else
+      out[i] = algorithm == Algorithm::tree ? in_pairs(x, i) : in_rank_order(x, i);
+  }
+}
+
+void add_to(const Tensor& total, const Tensor& x) {
+  with_floating(total.dtype(), "reference", [&](auto t) {
+    using T = decltype(t);
+    T* const a = total.data<T>();
+    const T* const b = x.data<T>();
+    for (int64_t i = 0; i < total.numel(); ++i) a[i] = plus(a[i], b[i]);
+  });
+}
+
+}  // namespace
+
+Reference::Reference(const TrainOptions& o, Sequences sequences, SumOrder order)
+    : options_(o),
+      sequences_(std::move(sequences)),
+      order_(std::move(order)),
+      arena_(make_arena()),
+      aside_(make_arena()),
+      model_(gpt_config(o, sequences_.vocab)),
+      schedule_{.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps} {
+  const DataOptions d = data_options(o);
+  model_.materialize(d.seed, arena_, d.dtype, d.grad_dtype);
+  optimizer_ =
+      make_optimizer(o.optimizer, model_.units(),
+                     {.momentum = o.momentum, .beta1 = o.beta1, .beta2 = o.beta2, .weight_decay = o.weight_decay});
+}
+
+// One micro-batch of one rank, from nothing: all gradients, unit after unit.
+Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
+  const int64_t size = options_.batch / (order_.ranks * options_.microbatches), context = model_.config.context;
+  const int64_t first = (rank * options_.microbatches + microbatch) * size;
+  arena_->reset_peaks();
+  {
+    const Tensor ids = Tensor::empty({size, context}, DType::int32, arena_),
+                 targets = Tensor::empty({size, context}, DType::int32, arena_);
+    sequences_.load(optimizer_->steps(), first, size, ids.data<int32_t>(), targets.data<int32_t>());
+    model_.set_step({.seed = static_cast<uint64_t>(options_.seed),
+                     .step = optimizer_->steps(),
+                     .first_sequence = first,
+                     .training = true});
+    model_.clear_gradients();
+    const Loss loss = model_.loss(ids, targets, 1.0 / static_cast<double>(options_.batch * context));
+    backward(loss.mean);
+    model_.settle_gradients();
+    loss_sum += loss.loss_sum;
+  }
+  int64_t kept = 0;
+  for (const Category c : {Category::parameters, Category::gradients, Category::optimizer})
+    kept += arena_->usage(c).live;
+  peak_ = std::max(peak_, arena_->total().peak - kept);
+  int64_t total = 0;
+  for (const FlatUnit& unit : model_.units()) total += unit.grads.numel();
+  const Tensor all = Tensor::empty({total}, model_.units()[0].grads.dtype(), aside_);
+  int64_t at = 0;
+  for (const FlatUnit& unit : model_.units()) {
+    std::memcpy(all.narrow(0, at, unit.grads.numel()).raw(), unit.grads.raw(),
+                static_cast<size_t>(unit.grads.nbytes()));
+    at += unit.grads.numel();
+  }
+  return all;
+}
+
+Tensor Reference::sum_over_ranks(const std::vector<Tensor>& ranks) const {
+  const Tensor out = ranks[0].clone();
+  if (ranks.size() == 1) return out;
+  with_floating(out.dtype(), "reference", [&](auto t) {
+    using T = decltype(t);
+    std::vector<const T*> x;
+    for (const Tensor& rank : ranks) x.push_back(rank.data<T>());
+    for (const Reduced& reduced : order_.reductions) sum_reduction(x, out.data<T>(), reduced, order_.algorithm);
+  });
+  return out;
+}
+
+StepReport Reference::step() {
+  const auto ranks = static_cast<size_t>(order_.ranks);
+  std::vector<double> losses(ranks, 0);
+  std::vector<Tensor> of_rank(ranks);
+  Tensor total;
+  if (order_.every_microbatch) {
+    for (int64_t m = 0; m < options_.microbatches; ++m) {
+      for (size_t r = 0; r < ranks; ++r) of_rank[r] = gradient(static_cast<int>(r), m, losses[r]);
+      const Tensor sum = sum_over_ranks(of_rank);
+      if (m == 0)
+        total = sum;
+      else
+        add_to(total, sum);
+    }
+  } else {
+    for (size_t r = 0; r < ranks; ++r)
+      for (int64_t m = 0; m < options_.microbatches; ++m) {
+        const Tensor g = gradient(static_cast<int>(r), m, losses[r]);
+        if (m == 0)
+          of_rank[r] = g;
+        else
+          add_to(of_rank[r], g);
+      }
+    total = sum_over_ranks(of_rank);
+  }
+  int64_t at = 0;
+  for (const FlatUnit& unit : model_.units()) {
+    std::memcpy(unit.grads.raw(), total.narrow(0, at, unit.grads.numel()).raw(),
+                static_cast<size_t>(unit.grads.nbytes()));
+    at += unit.grads.numel();
+  }
+  StepReport report;
+  double loss = losses[0];
+  for (size_t r = 1; r < ranks; ++r) loss += losses[r];
+  report.loss = loss / static_cast<double>(options_.batch * model_.config.context);
+  report.grad_norm = grad_norm(model_.units());
+  report.lr = schedule_.at(optimizer_->steps());
+  optimizer_->step(report.lr, clip_factor(report.grad_norm, options_.clip));
+  report.step = optimizer_->steps();
+  return report;
+}
+
+}  // namespace tessera

@@ -1,0 +1,55 @@
+// The oracle: one rank that trains the same model on the same sequences, and adds what the plan's ranks would add in
+// the order in which the plan adds it.
+//
+// A plan that sums over ranks once per step (DDP, ZeRO-1, DataParallel, the parameter server): each rank's
+// micro-batches in order, then the ranks. A plan that sums after every micro-batch (ZeRO-2, ZeRO-3): the ranks of each
+// micro-batch, then the micro-batches. The order over ranks is the algorithm's, as its file documents it. Nothing here
+// shares code with what it judges but the model, the kernels and the optimizer.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "app/options.h"
+#include "app/progress.h"
+#include "app/sequences.h"
+#include "models/gpt.h"
+#include "optim/lr_schedule.h"
+#include "optim/optimizer.h"
+#include "parallel/comm/algorithms.h"
+#include "parallel/data_strategy.h"
+
+namespace tessera {
+
+// What of a plan decides the order of sums.
+struct SumOrder {
+  int ranks = 1;
+  Algorithm algorithm = Algorithm::direct;  // of the collective that sums gradients
+  bool every_microbatch = false;
+  std::vector<Reduced> reductions;
+};
+
+class Reference {
+ public:
+  Reference(const TrainOptions& options, Sequences sequences, SumOrder order);
+
+  StepReport step();
+  const std::vector<FlatUnit>& units() { return model_.units(); }  // values, and the gradient of the last step
+  const Optimizer& optimizer() const { return *optimizer_; }
+  // The most that a micro-batch held beside parameters, gradients and optimizer state.
+  int64_t peak_of_microbatch() const { return peak_; }
+
+ private:
+  Tensor gradient(int rank, int64_t microbatch, double& loss);
+  Tensor sum_over_ranks(const std::vector<Tensor>& ranks) const;
+
+  const TrainOptions& options_;
+  Sequences sequences_;
+  SumOrder order_;
+  ArenaPtr arena_, aside_;  // aside: the gradients of ranks and micro-batches
+  Gpt model_;
+  std::unique_ptr<Optimizer> optimizer_;
+  LrSchedule schedule_;
+  int64_t peak_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+// The contract: a run under a plan is the run of one rank. One implementation for `tessera verify` and the test suite.
+//
+// The plan trains for some steps, and after each of them the loss, every gradient, every parameter and every tensor of
+// the optimizer are gathered and held against the oracle (app/verify/reference.h): equal to the last bit. What was sent
+// and what is held is counted and held against closed forms (app/verify/expected.h). And it is checked that the plan
+// did run: ranks communicated, shards are smaller than the whole, the loss falls.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "app/options.h"
+#include "app/usage.h"
+#include "app/verify/expected.h"
+
+namespace tessera {
+
+// A defect that is planted in the plan, never in the oracle, to see that the contract turns red.
+enum class Mutation {
+  none,
+  drop_reduction,   // the first collective does not happen
+  divide_twice,     // the gradient is divided by the number of ranks once more
+  skip_microbatch,  // the last micro-batch of the last rank teaches nothing
+  shift_sequences,  // ranks but the first compute each other's sequences
+  stale_shard,      // after a step one rank goes on with old values in a part of its parameters
+  other_order,      // sums go around a ring where the plan says rank order
+  unclipped,        // one rank does not clip
+};
+
+struct VerifyResult {
+  int64_t steps = 0;
+  bool bitwise = true;
+  double loss_max_rel = 0, grad_max_rel = 0, param_max_rel = 0;  // 2-norms, the largest over tensors and steps
+  std::string worst;                                             // the tensor with the largest difference
+  std::vector<double> losses;
+  std::vector<SentBytes> sent, expected_sent;
+  std::vector<HeldBytes> held, expected_held;  // by rank
+  std::vector<int64_t> peak, expected_peak;    // by rank, with activations
+  std::vector<std::string> failures;           // one line for each bound that is broken
+  bool passed() const { return failures.empty(); }
+};
+
+// Trains options.steps steps of counted random tokens under the plan, on ranks of its own, and compares. Throws what
+// training throws.
+VerifyResult verify(const TrainOptions& options, Mutation mutation = Mutation::none);
+
+}  // namespace tessera

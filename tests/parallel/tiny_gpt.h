@@ -1,0 +1,47 @@
+// A GPT that is quick to train and sizes that no number of ranks divides, counted sequences for it, and what a step of
+// it does.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "models/gpt.h"
+#include "tensor/random.h"
+
+namespace tessera::test {
+
+inline GptConfig tiny_gpt(double dropout) {
+  return {.layers = 2, .heads = 3, .channels = 24, .context = 10, .vocab = 37, .dropout = dropout};
+}
+
+struct Sequences {
+  Tensor ids, targets;  // int32 (count, context)
+};
+// Sequences [first, first + count) of a step: the next token follows from the one before it, so there is something to
+// learn.
+inline Sequences sequences(const GptConfig& config, int64_t step, int64_t first, int64_t count, const ArenaPtr& arena) {
+  const Shape shape{count, config.context};
+  Sequences out{Tensor::empty(shape, DType::int32, arena), Tensor::empty(shape, DType::int32, arena)};
+  for (int64_t s = 0; s < count; ++s) {
+    const Philox random(static_cast<uint64_t>(step * 1000 + first + s));
+    auto token = static_cast<int32_t>(random.below(static_cast<uint64_t>(config.vocab), 0));
+    for (int64_t t = 0; t < config.context; ++t) {
+      const int64_t at = s * config.context + t;
+      out.ids.data<int32_t>()[at] = token;
+      token = static_cast<int32_t>((token * 5 + 3) % config.vocab);
+      out.targets.data<int32_t>()[at] = token;
+    }
+  }
+  return out;
+}
+
+// Forward and backward of those sequences; `tokens` is what the gradient is a mean over. Returns the sum of the losses.
+inline double learn(Gpt& model, const Sequences& s, const StepInfo& info, int64_t tokens) {
+  model.set_step(info);
+  const Loss loss = model.loss(s.ids, s.targets, 1.0 / static_cast<double>(tokens));
+  backward(loss.mean);
+  return loss.loss_sum;
+}
+
+inline std::vector<std::byte> bytes(const Tensor& t) { return {t.raw(), t.raw() + t.nbytes()}; }
+
+}  // namespace tessera::test

@@ -1,0 +1,114 @@
+// Every member of the data-parallel family trains like one rank: random models, batches, ranks, buckets, dtypes.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "app/verify/verify.h"
+#include "tensor/random.h"
+#include "tests/verify/plans.h"
+
+namespace tessera {
+namespace {
+
+using test::command_of;
+using test::small_plan;
+
+void expect_passes(const TrainOptions& o) {
+  const VerifyResult r = verify(o);
+  EXPECT_TRUE(r.passed()) << command_of(o) << "\n" << (r.failures.empty() ? "" : r.failures.front());
+  EXPECT_TRUE(r.bitwise) << command_of(o);
+  EXPECT_EQ(r.losses.size(), static_cast<size_t>(o.steps));
+}
+
+class Draw {
+ public:
+  explicit Draw(uint64_t trial) : random_(Philox::named(11, "plans")), at_(1000 * trial) {}
+  int64_t between(int64_t least, int64_t most) {
+    return least + static_cast<int64_t>(random_.below(static_cast<uint64_t>(most - least + 1), at_++));
+  }
+  template <class T>
+  T of(std::initializer_list<T> choices) {
+    return *(choices.begin() + between(0, static_cast<int64_t>(choices.size()) - 1));
+  }
+
+ private:
+  Philox random_;
+  uint64_t at_;
+};
+
+TrainOptions draw_plan(uint64_t trial) {
+  Draw d(trial);
+  TrainOptions o = small_plan();
+  o.layers = d.between(1, 3);
+  o.heads = d.between(1, 3);
+  o.channels = *o.heads * 4 * d.between(1, 5);
+  o.context = d.between(3, 20);
+  o.vocab = d.between(5, 90);
+  o.ranks = d.of<int64_t>({2, 3, 4, 8});
+  o.microbatches = d.between(1, 3);
+  o.batch = *o.ranks * o.microbatches * d.between(1, 3);
+  o.dropout = d.of({0.0, 0.1, 0.3});
+  o.dtype = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
+  o.grad_dtype = o.dtype == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
+  o.optimizer = d.of<const char*>({"sgd", "adam", "adamw"});
+  o.momentum = d.of({0.0, 0.9});
+  o.clip = d.of({0.0, 0.5, 1.0});
+  o.recompute = d.of<const char*>({"none", "gelu", "gelu+norm", "block"});
+  o.seed = d.between(0, 1 << 20);
+  o.lr = o.optimizer == "sgd" ? 0.3 : 0.01;
+  o.dp_mode = d.of<const char*>({"ddp", "ddp", "ddp", "ddp", "dataparallel", "ps-sync"});
+  if (o.dp_mode == "ddp") {
+    o.zero = d.between(0, 3);
+    o.all_reduce = d.of<const char*>({"direct", "direct", "ring", "tree", "root"});
+    o.bucket_mb = d.of({1e-6, 0.001, 0.01, 4.0});
+  }
+  if (o.dp_mode == "ps-sync") o.servers = d.between(1, *o.ranks);
+  return o;
+}
+
+TEST(Contract, RandomPlansTrainLikeOneRank) {
+  const char* const wanted = std::getenv("TESSERA_PLANS");
+  const uint64_t plans = wanted ? std::strtoull(wanted, nullptr, 10) : 60;
+  for (uint64_t trial = 0; trial < plans; ++trial) {
+    SCOPED_TRACE(trial);
+    expect_passes(draw_plan(trial));
+  }
+}
+
+TEST(Contract, EachStrategyAndStage) {
+  for (const char* dtype : {"fp32", "bf16"})
+    for (const int64_t ranks : {2, 3}) {
+      TrainOptions o = small_plan();
+      o.dtype = dtype;
+      o.ranks = ranks;
+      o.microbatches = 2;
+      for (o.zero = 0; o.zero <= 3; ++o.zero) expect_passes(o);
+      o.zero = 0;
+      for (const char* mode : {"dataparallel", "ps-sync"}) {
+        o.dp_mode = mode;
+        expect_passes(o);
+      }
+    }
+}
+
+// The default model and the path without parallelism.
+TEST(Contract, OneRankIsItsOwnOracle) {
+  TrainOptions o = small_plan();
+  o.ranks = 1;
+  o.microbatches = 3;
+  expect_passes(o);
+  for (o.zero = 1; o.zero <= 3; ++o.zero) expect_passes(o);  // any stage is accepted where the axis is 1
+}
+
+TEST(Contract, TheLossFalls) {
+  TrainOptions o = small_plan();
+  o.steps = 40;
+  o.ranks = 2;
+  o.zero = 3;
+  const VerifyResult r = verify(o);
+  EXPECT_TRUE(r.passed());
+  EXPECT_LT(r.losses.back(), r.losses.front() - 0.2);
+}
+
+}  // namespace
+}  // namespace tessera
