@@ -1,0 +1,228 @@
+// The table of conversions.
+#include "parallel/placement.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+using Kind = Placement::Kind;
+
+// One conversion on one rank: sizes are known and dims are counted from 0.
+struct Step {
+  Communicator& axis;
+  Placement from, to;
+
+  int n() const { return axis.size(); }
+  Range own(const Placement& s) const { return piece(s.whole, n(), axis.rank()); }
+  // The most that a rank has of the whole dim.
+  int64_t widest(const Placement& s) const { return (s.whole + n() - 1) / n(); }
+  bool even(const Placement& s) const { return s.whole % n() == 0; }
+};
+
+Shape with_dim(Shape shape, int dim, int64_t size) {
+  shape[dim] = size;
+  return shape;
+}
+
+// True when pieces along `dim` lie one after the other in memory.
+bool outermost(const Tensor& x, int dim) {
+  for (int d = 0; d < dim; ++d)
+    if (x.dim(d) != 1) return false;
+  return true;
+}
+
+// Copies what fits: `from` is smaller than `to` along some dims, or larger; what is left of `to` stays.
+void copy_corner(Tensor to, Tensor from) {
+  for (int d = 0; d < to.rank(); ++d) {
+    const int64_t size = std::min(to.dim(d), from.dim(d));
+    to = to.narrow(d, 0, size);
+    from = from.narrow(d, 0, size);
+  }
+  if (to.numel() > 0) to.copy_from(from);
+}
+
+Tensor zeros_like(const Tensor& x, const Shape& shape) {
+  Tensor y = x.make(shape);
+  y.fill(0);
+  return y;
+}
+
+// What goes over the wire: n blocks of one shape, block r for (or from) rank r.
+struct Blocks {
+  Tensor all;
+  Blocks(const Tensor& x, int n, Shape shape) {
+    Shape together{n};
+    for (const int64_t d : shape) together.push_back(d);
+    all = x.make(together, x.dtype(), Category::communication);
+  }
+  Tensor operator[](int r) const { return all.select(0, r); }
+};
+
+Tensor pass_on(Tensor x, const Step&) { return x; }
+
+// A copy where that frees the whole.
+Tensor own_piece(Tensor x, const Step& step) {
+  const Range r = step.own(step.to);
+  const bool last = x.unique();
+  x = x.narrow(step.to.dim, r.begin, r.size());
+  return last ? x.clone() : x.contiguous();
+}
+
+Tensor of_rank_0(Tensor x, const Step& step) { return step.axis.rank() == 0 ? x : zeros_like(x, x.shape()); }
+
+Tensor zeros_around(Tensor x, const Step& step) {
+  const Range r = step.own(step.from);
+  const Tensor y = zeros_like(x, with_dim(x.shape(), step.from.dim, step.from.whole));
+  copy_corner(y.narrow(step.from.dim, r.begin, r.size()), x);
+  return y;
+}
+
+Tensor all_reduce(Tensor x, const Step& step) {
+  Tensor y = x.unique() && x.is_contiguous() ? std::move(x) : x.clone();
+  step.axis.all_reduce(y);
+  return y;
+}
+
+Tensor all_gather(Tensor x, const Step& step) {
+  const auto [kind, dim, whole] = step.from;
+  Tensor y = x.make(with_dim(x.shape(), dim, whole));
+  if (step.even(step.from) && outermost(x, dim)) {
+    step.axis.all_gather(x.contiguous(), y);
+    return y;
+  }
+  const Shape widest = with_dim(x.shape(), dim, step.widest(step.from));
+  Tensor mine = x.contiguous();
+  if (!step.even(step.from)) {
+    mine = zeros_like(x, widest);
+    copy_corner(mine, x);
+  }
+  const Blocks blocks(x, step.n(), widest);
+  step.axis.all_gather(mine, blocks.all);
+  for (int r = 0; r < step.n(); ++r) {
+    const Range theirs = piece(whole, step.n(), r);
+    copy_corner(y.narrow(dim, theirs.begin, theirs.size()), blocks[r]);
+  }
+  return y;
+}
+
+Tensor reduce_scatter(Tensor x, const Step& step) {
+  const auto [kind, dim, whole] = step.to;
+  const Shape widest = with_dim(x.shape(), dim, step.widest(step.to));
+  const Tensor sum = x.make(widest);
+  if (step.even(step.to) && outermost(x, dim)) {
+    step.axis.reduce_scatter(x.contiguous(), sum);
+    return sum;
+  }
+  Blocks blocks(x, step.n(), widest);
+  if (!step.even(step.to)) blocks.all.fill(0);
+  for (int r = 0; r < step.n(); ++r) {
+    const Range theirs = piece(whole, step.n(), r);
+    copy_corner(blocks[r], x.narrow(dim, theirs.begin, theirs.size()));
+  }
+  step.axis.reduce_scatter(blocks.all, sum);
+  return sum.narrow(dim, 0, step.own(step.to).size()).contiguous();
+}
+
+Tensor all_to_all(Tensor x, const Step& step) {
+  if (step.from == step.to) return x;
+  const int a = step.from.dim, b = step.to.dim;
+  const Shape widest = with_dim(with_dim(x.shape(), a, step.widest(step.from)), b, step.widest(step.to));
+  Blocks out(x, step.n(), widest), in(x, step.n(), widest);
+  if (!step.even(step.from) || !step.even(step.to)) out.all.fill(0);
+  for (int r = 0; r < step.n(); ++r) {
+    const Range theirs = piece(step.to.whole, step.n(), r);
+    copy_corner(out[r], x.narrow(b, theirs.begin, theirs.size()));
+  }
+  step.axis.all_to_all(out.all, in.all);
+  Tensor y = x.make(with_dim(with_dim(x.shape(), a, step.from.whole), b, step.own(step.to).size()));
+  for (int r = 0; r < step.n(); ++r) {
+    const Range theirs = piece(step.from.whole, step.n(), r);
+    copy_corner(y.narrow(a, theirs.begin, theirs.size()), in[r]);
+  }
+  return y;
+}
+
+using Conversion = Tensor (*)(Tensor, const Step&);
+constexpr std::array<std::array<Conversion, 4>, 4> kTable = {{
+    // to R       to I        to S            to P
+    {pass_on, pass_on, own_piece, of_rank_0},            // from R
+    {pass_on, pass_on, own_piece, of_rank_0},            // from I
+    {all_gather, all_gather, all_to_all, zeros_around},  // from S
+    {all_reduce, all_reduce, reduce_scatter, pass_on},   // from P
+}};
+
+// What a rank has of x, and where: sizes and dims that the placements left open.
+class Resolver {
+ public:
+  Resolver(const Tensor& x, Communicator& axis, const Placement& from, const Placement& to)
+      : x_(x), axis_(axis), from_(from), to_(to) {}
+
+  Step resolve() const {
+    Step step{axis_, with_dim_of(from_), with_dim_of(to_)};
+    if (step.from.kind == Kind::sharded) {
+      const int64_t has = x_.dim(step.from.dim);
+      if (step.from.whole == 0) step.from.whole = has * axis_.size();
+      if (step.own(step.from).size() != has)
+        complain("rank " + std::to_string(axis_.rank()) + " of " + std::to_string(axis_.size()) + " has " +
+                 std::to_string(has) + " of " + std::to_string(step.from.whole) + " along dim " +
+                 std::to_string(step.from.dim) + "; expected " + std::to_string(step.own(step.from).size()));
+    }
+    if (step.to.kind == Kind::sharded) {
+      const int64_t seen = step.from == step.to ? step.from.whole : x_.dim(step.to.dim);
+      if (step.to.whole != 0 && step.to.whole != seen)
+        complain("dim " + std::to_string(step.to.dim) + " has " + std::to_string(seen) + " and not " +
+                 std::to_string(step.to.whole));
+      step.to.whole = seen;
+    }
+    return step;
+  }
+
+ private:
+  Placement with_dim_of(Placement p) const {
+    if (p.kind != Kind::sharded) return p;
+    const int rank = x_.rank();
+    if (p.dim < -rank || p.dim >= rank) complain("there is no such dim");
+    if (p.dim < 0) p.dim += rank;
+    return p;
+  }
+  [[noreturn]] void complain(const std::string& what) const {
+    throw Error("[redistribute] " + axis_.axis() + " axis, " + from_.str() + " -> " + to_.str() + " of " +
+                x_.describe() + ": " + what);
+  }
+
+  const Tensor& x_;
+  Communicator& axis_;
+  Placement from_, to_;
+};
+
+Tensor convert(Tensor x, const Step& step) {
+  if (step.n() == 1) return x;
+  return kTable[static_cast<size_t>(step.from.kind)][static_cast<size_t>(step.to.kind)](std::move(x), step);
+}
+
+}  // namespace
+
+std::string Placement::str() const {
+  if (kind == Kind::sharded) return "S(" + std::to_string(dim) + ")";
+  return kind == Kind::replicated ? "R" : kind == Kind::identical ? "I" : "P";
+}
+
+Tensor redistribute(Tensor x, Communicator& axis, Placement from, Placement to) {
+  const Step step = Resolver(x, axis, from, to).resolve();
+  return convert(std::move(x), step);
+}
+
+Var redistribute(Var x, Communicator& axis, Placement from, Placement to) {
+  const Step step = Resolver(x.value(), axis, from, to).resolve();
+  if (step.n() == 1 || step.from == step.to) return x;
+  const Var edge = x.edge();
+  return record_one("redistribute", convert(std::move(x).take(), step), {edge}, [step](Grads& g) {
+    g.give(0, convert(g.take_output(), {step.axis, dual(step.to), dual(step.from)}));
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,218 @@
+// Placements: every conversion keeps the tensor that its ranks hold together, and its backward pass is its adjoint;
+// what it moves; a product cut over ranks.
+#include "parallel/placement.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "autograd/ops.h"
+#include "parallel/comm/launch.h"
+#include "tensor/random.h"
+
+namespace tessera {
+namespace {
+
+constexpr uint64_t kTogether = 1000;  // numbers of nobody's own
+
+Tensor random_tensor(const Shape& shape, const ArenaPtr& arena, uint64_t name, uint64_t of) {
+  const Tensor t = Tensor::empty(shape, DType::float64, arena);
+  const Philox random = Philox::named(name, "placement");
+  for (int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = random.normal(static_cast<uint64_t>(i), of);
+  return t;
+}
+
+double dot(const Tensor& a, const Tensor& b) {
+  EXPECT_EQ(a.shape(), b.shape());
+  const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
+  double sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+// A tensor of shape `whole` as this rank holds it: equal everywhere in R and I, anything else on every rank in P.
+Tensor placed(const Placement& p, const Shape& whole, const Communicator& axis, const ArenaPtr& arena, uint64_t name) {
+  if (p == P) return random_tensor(whole, arena, name, static_cast<uint64_t>(axis.rank()));
+  const Tensor all = random_tensor(whole, arena, name, kTogether);
+  if (p.kind != Placement::Kind::sharded) return all;
+  const Range own = piece(whole[p.dim], axis.size(), axis.rank());
+  return all.narrow(p.dim, own.begin, own.size()).clone();
+}
+
+// The tensor that the ranks hold together, as placed() made it.
+Tensor together(const Placement& p, const Shape& whole, const Communicator& axis, const ArenaPtr& arena,
+                uint64_t name) {
+  if (!(p == P)) return random_tensor(whole, arena, name, kTogether);
+  Tensor sum = random_tensor(whole, arena, name, 0);
+  for (int r = 1; r < axis.size(); ++r) {
+    const Tensor one = random_tensor(whole, arena, name, static_cast<uint64_t>(r));
+    for (int64_t i = 0; i < sum.numel(); ++i) sum.data<double>()[i] += one.data<double>()[i];
+  }
+  return sum;
+}
+
+// <value, gradient> for a value in p and its gradient in dual(p): all ranks' products, but in I each has all of it.
+double paired(const Placement& p, const Tensor& value, const Tensor& gradient, Communicator& axis) {
+  const double own = dot(value, gradient);
+  return p == I ? own : axis.sum(own);
+}
+
+void expect_near(const Tensor& a, const Tensor& b, double tolerance, const std::string& what) {
+  ASSERT_EQ(a.shape(), b.shape()) << what;
+  const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
+  for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], y[i], tolerance) << what << " at " << i;
+}
+
+// The same tensor before and after: what this rank has of it, and in P the sum of what all have.
+void expect_kept(const Placement& from, const Placement& to, const Tensor& got, const Shape& whole, Communicator& axis,
+                 uint64_t name, const std::string& what) {
+  const ArenaPtr arena = make_arena();
+  Tensor expected = together(from, whole, axis, arena, name), sum = got.clone();
+  if (to.kind == Placement::Kind::sharded) {
+    const Range own = piece(whole[to.dim], axis.size(), axis.rank());
+    expected = expected.narrow(to.dim, own.begin, own.size());
+  }
+  if (to == P) axis.all_reduce(sum);
+  expect_near(sum, expected, 1e-13, what);
+}
+
+void check_conversion(Communicator& axis, Placement from, Placement to, const Shape& whole, uint64_t name) {
+  const std::string what = from.str() + " -> " + to.str() + " of " + whole.str() + " on rank " +
+                           std::to_string(axis.rank()) + " of " + std::to_string(axis.size());
+  const ArenaPtr arena = make_arena();
+  if (from.kind == Placement::Kind::sharded) from.whole = whole[from.dim];
+  const Var x(placed(from, whole, axis, arena, name), true);
+  const Tensor before = x.value().clone();
+  const Var y = redistribute(scale(x, 1), axis, from, to);
+  expect_kept(from, to, y.value(), whole, axis, name, what);
+  // The gradient of a P is an R, which is the same everywhere, and so on: dual() says what to draw.
+  const Tensor dy = placed(dual(to), whole, axis, arena, name + 1);
+  const double forward = paired(to, y.value(), dy, axis);
+  backward(y, {.seed = dy.clone()});
+  const double adjoint = paired(from, before, x.grad(), axis);
+  EXPECT_NEAR(forward, adjoint, 1e-12 * (1 + std::abs(forward))) << what;
+  if (dual(from) == R || dual(from) == I) {
+    const Tensor mean = x.grad().clone();
+    axis.all_reduce(mean);
+    expect_near(scale(mean, 1.0 / axis.size()), x.grad(), 1e-13, what + ": the gradient is not the same everywhere");
+  }
+}
+
+Placement random_placement(const Philox& random, uint64_t at, int kind, int rank) {
+  if (kind < 2) return kind == 0 ? R : I;
+  if (kind == 3) return P;
+  return S(static_cast<int>(random.below(static_cast<uint64_t>(rank), at)));
+}
+
+TEST(Placement, EveryConversionHasItsAdjoint) {
+  for (const int ranks : {1, 2, 3, 4})
+    launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& axis) {
+      const Philox random = Philox::named(3, "shapes");
+      uint64_t name = 0;
+      for (int from = 0; from < 4; ++from)
+        for (int to = 0; to < 4; ++to)
+          for (int trial = 0; trial < 25; ++trial, name += 2) {
+            const int rank = 1 + static_cast<int>(random.below(4, 10 * name));
+            Shape whole;
+            for (int d = 0; d < rank; ++d)
+              whole.push_back(1 + static_cast<int64_t>(random.below(7, 10 * name + 1 + static_cast<uint64_t>(d))));
+            check_conversion(axis, random_placement(random, 10 * name + 6, from, rank),
+                             random_placement(random, 10 * name + 7, to, rank), whole, name);
+          }
+    });
+}
+
+TEST(Placement, EvenPiecesNeedNoWhole) {
+  launch({.ranks = 3, .timeout_s = 20}, [](Communicator& axis) {
+    const ArenaPtr arena = make_arena();
+    const Shape whole{2, 6, 3};
+    const Tensor all = random_tensor(whole, arena, 1, kTogether);
+    const Tensor mine = placed(S(-2), whole, axis, arena, 1);
+    expect_near(redistribute(mine, axis, S(-2), R), all, 0, "S(-2) -> R");
+    expect_near(redistribute(mine, axis, S(1), S(-1)), all.narrow(2, axis.rank(), 1), 0, "S(1) -> S(-1)");
+  });
+}
+
+OpCounts sent_by(Communicator& axis, const Tensor& x, Placement from, Placement to) {
+  axis.reset_counts();
+  redistribute(x, axis, from, to);
+  return axis.counts();
+}
+
+OpCounts only(Op op, int64_t sent) {
+  OpCounts counts{};
+  counts[static_cast<size_t>(op)] = {1, sent};
+  return counts;
+}
+
+TEST(Placement, MovesWhatTheFormulasSay) {
+  launch({.ranks = 4, .timeout_s = 20}, [](Communicator& axis) {
+    const ArenaPtr arena = make_arena();
+    const Tensor whole = Tensor::zeros({8, 4}, DType::float32, arena);  // 128 bytes
+    const Tensor rows = Tensor::zeros({2, 4}, DType::float32, arena),
+                 columns = Tensor::zeros({8, 1}, DType::float32, arena);
+    EXPECT_EQ(sent_by(axis, whole, P, I), only(Op::all_reduce, 192));  // 2 (n - 1) / n
+    EXPECT_EQ(sent_by(axis, whole, P, R), only(Op::all_reduce, 192));
+    EXPECT_EQ(sent_by(axis, whole, P, S(0)), only(Op::reduce_scatter, 96));  // (n - 1) / n
+    EXPECT_EQ(sent_by(axis, whole, P, S(1)), only(Op::reduce_scatter, 96));
+    EXPECT_EQ(sent_by(axis, rows, S(0), R), only(Op::all_gather, 96));
+    EXPECT_EQ(sent_by(axis, columns, S(1), I), only(Op::all_gather, 96));
+    EXPECT_EQ(sent_by(axis, rows, S(0), S(1)), only(Op::all_to_all, 24));  // (n - 1) / n of what a rank has
+    for (const Placement& from : {R, I})
+      for (const Placement& to : {R, I, P, S(0), S(1)}) EXPECT_EQ(sent_by(axis, whole, from, to), OpCounts{});
+    EXPECT_EQ(sent_by(axis, rows, S(0), P), OpCounts{});
+    // Six rows are cut 1, 2, 1, 2: two rows of four numbers to each of three.
+    const Tensor own = Tensor::zeros({piece(6, 4, axis.rank()).size(), 4}, DType::float32, arena);
+    EXPECT_EQ(sent_by(axis, own, S(0, 6), R), only(Op::all_gather, 96));
+  });
+}
+
+TEST(Placement, AnAxisOfOneIsFree) {
+  launch({.ranks = 1}, [](Communicator& axis) {
+    const Var x(random_tensor({3, 2}, make_arena(), 1, 0), true);
+    for (const Placement& from : {R, I, P, S(0), S(1)})
+      for (const Placement& to : {R, I, P, S(0), S(1)})
+        EXPECT_EQ(redistribute(x, axis, from, to).value().raw(), x.value().raw());
+  });
+}
+
+TEST(Placement, WritesOverWhatNobodyElseHolds) {
+  launch({.ranks = 2, .timeout_s = 20}, [](Communicator& axis) {
+    const ArenaPtr arena = make_arena();
+    Tensor x = random_tensor({4}, arena, 1, 0);
+    const std::byte* const memory = x.raw();
+    const Tensor held = x, copy = x.clone();
+    EXPECT_NE(redistribute(x, axis, P, I).raw(), memory);
+    expect_near(held, copy, 0, "a value that somebody holds");
+    Tensor alone = random_tensor({4}, arena, 1, 0);
+    const std::byte* const there = alone.raw();
+    EXPECT_EQ(redistribute(std::move(alone), axis, P, I).raw(), there);
+  });
+}
+
+std::string refusal(Communicator& axis, const Shape& shape, Placement from, Placement to) {
+  try {
+    redistribute(Tensor::zeros(shape, DType::float32, make_arena()), axis, from, to);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::usage);
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Placement, WhatCannotBeIsRefused) {
+  launch({.ranks = 2, .timeout_s = 20}, [](Communicator& axis) {
+    const std::string of = " of float32 (2, 3): ", head = "[redistribute] world axis, ";
+    EXPECT_EQ(refusal(axis, {2, 3}, S(2), R), head + "S(2) -> R" + of + "there is no such dim");
+    EXPECT_EQ(refusal(axis, {2, 3}, P, S(-3)), head + "P -> S(-3)" + of + "there is no such dim");
+    EXPECT_EQ(refusal(axis, {2, 3}, R, S(1, 4)), head + "R -> S(1)" + of + "dim 1 has 3 and not 4");
+    const std::string rank = std::to_string(axis.rank());
+    EXPECT_EQ(refusal(axis, {2, 3}, S(0, 6), I),
+              head + "S(0) -> I" + of + "rank " + rank + " of 2 has 2 of 6 along dim 0; expected 3");
+  });
+}
+
+}  // namespace
+}  // namespace tessera
