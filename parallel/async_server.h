@@ -1,0 +1,136 @@
+// The asynchronous parameter server with bounded staleness: no step is common to all. Each worker pulls parameters,
+// computes the gradient of its own batch, and pushes it; a server applies each push at once. Nobody waits for a slow
+// worker until it is more than `staleness` of its clocks behind (Ho et al. 2013, NIPS, "More effective distributed ML
+// via a stale synchronous parallel parameter server"; servers and workers as in Li et al. 2014).
+//
+//   worker 0   | pull 0 | compute | push 0, pull 2 | compute  | push 2, pull 4 ...      the numbers are versions: how
+//   worker 1   | pull 0 | compute    | push 1, pull 3 | compute    | push 3 ...         many pushes were applied
+//   server     0        ------>       1   2            ------>     3    4
+//
+// placements     a worker's parameters are its own, as it last pulled them; its gradient is its own. A server's shard
+// and
+//                its optimizer state S(0) over the first K ranks
+// memory/rank    parameters and gradients whole; on a server, which is one of K, beside them 1/K of the parameters, of
+// the
+//                gradients and of the optimizer state
+// volume         for each clock of each worker S bytes of parameters in (also once more at the end) and S bytes of
+//                gradients out, less what the server beside it keeps; messages of 48 bytes beside each
+//
+// A worker's clocks count its pushes. Its gradient is a mean over its own tokens, so each push is a whole optimizer
+// step of a small batch: n workers make n steps where a synchronous run makes one, and the learning rate goes by the
+// count of applied pushes. The run depends on who is fast. What it depends on is recorded (parallel/push_log.h), and a
+// replay of the record gives the same bits: parameters, optimizer state and losses.
+//
+// A server has a thread for each of the other workers, so that it serves while the worker beside it computes; each
+// connection is a communicator of its own.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/module.h"
+#include "optim/optimizer.h"
+#include "parallel/async_channel.h"
+#include "parallel/async_shard.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/data_strategy.h"
+
+namespace tessera {
+
+struct AsyncOptions {
+  int64_t steps = 0;      // clocks of each worker
+  int64_t staleness = 0;  // clocks that a worker may be ahead of the slowest
+  double clip = 0;        // of the gradient norm of each push; 0: off
+  std::function<std::unique_ptr<Optimizer>(const std::vector<FlatUnit>&)> optimizer = {};
+  std::function<double(int64_t applied)> lr = {};  // of a push that others were applied before; from any thread
+  std::string record = {}, replay = {};            // files; empty: none
+};
+
+struct AsyncSummary {
+  int64_t applied = 0;      // pushes of all workers
+  int64_t most_ahead = 0;   // clocks; at most the staleness
+  int64_t most_behind = 0;  // versions between a pull and its push; at most (n - 1) (2 staleness + 1)
+};
+
+class AsyncServer {
+ public:
+  // Gives the model's parameters memory and first values. Every rank of `axis` calls it; model and axis must outlive
+  // it. Throws Error (usage) for options that do not fit, and InputError for a replay that is no log of such a run.
+  AsyncServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, AsyncOptions async);
+  ~AsyncServer();
+  AsyncServer(const AsyncServer&) = delete;
+  AsyncServer& operator=(const AsyncServer&) = delete;
+
+  // Forward and backward of the batch of (worker, clock), with a gradient that is a mean over that batch's tokens.
+  // Returns the loss to be reported, or nothing when this worker is at its end (before the backward pass).
+  using Step = std::function<std::optional<double>(int worker, int64_t clock)>;
+  // What server 0 has applied, in order; called on rank 0 by the thread that called run(), between two of its steps.
+  using OnPush = std::function<void(const AppliedPush&)>;
+  // Until every worker has ended. Then every rank's model has the same last parameters, and the record is written.
+  // Throws what a rank threw; Error (not_finite) for a loss or gradient that is no number. Called once, by every rank.
+  AsyncSummary run(const Step& step, const OnPush& on_push);
+
+  // The shards and the optimizer of this rank's server, for checkpoints: null on ranks that are no server.
+  Optimizer* optimizer() { return shard_ ? &shard_->optimizer() : nullptr; }
+  // The whole of a unit's optimizer tensor on rank 0 (see DataStrategy::gather); undefined on ranks that are no server.
+  Tensor gather(size_t unit, const Tensor& shard);
+  // Bytes of gradients and of parameters that this rank has sent to others.
+  int64_t pushed_bytes() const { return pushed_; }
+  int64_t pulled_bytes() const { return pulled_; }
+
+ private:
+  void check_options() const;
+  void make_memory(const DataOptions& options);
+  PushLog read_replay();
+  void make_shard(const PushLog& replay);
+  void connect();
+  // the worker: parallel/async_worker.cpp
+  void work(const Step& step, const OnPush& on_push);
+  void pull(AsyncMessage::Kind kind, int64_t clock);
+  void fetch(int server);
+  void push(int64_t clock, double loss);
+  void push_to(int server, const AsyncMessage& message);
+  void end();
+  void report(const OnPush& on_push);
+  // the server beside it
+  void serve(int worker);
+  bool answer(int worker);
+  void send_values(int worker, int64_t version);
+
+  void stop(const std::exception_ptr& thrown);
+  AsyncSummary finish();
+  void write_record(const std::vector<AppliedPush>& mine);
+  Range served(size_t unit, int server) const;
+  AsyncChannel& channel(int worker) { return *channels_[static_cast<size_t>(worker)]; }
+  template <class F>
+  void for_each_other_server(const F& f) const {
+    for (int k = 0; k < servers_; ++k)
+      if (k != rank_) f(k);
+  }
+
+  Module& model_;
+  Communicator& axis_;
+  ArenaPtr arena_;
+  int rank_, servers_;
+  AsyncOptions options_;
+  int64_t clocks_;                     // of this worker, at the most
+  std::vector<FlatUnit> units_;        // the worker's, whole
+  std::vector<FlatUnit> shards_;       // the server's own memory
+  std::unique_ptr<AsyncShard> shard_;  // on servers
+  std::vector<std::unique_ptr<AsyncChannel>>
+      channels_;                   // by worker: this one's to its servers, the others' to this server
+  std::vector<int64_t> versions_;  // of what was last pulled, by server
+  int64_t pushed_ = 0;
+  std::atomic<int64_t> pulled_{0};
+  size_t reported_ = 0;
+  std::mutex stopping_;
+  std::exception_ptr thrown_;  // the first failure on this rank
+};
+
+}  // namespace tessera

@@ -1,0 +1,121 @@
+// The monitor.
+#include "parallel/async_shard.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "parallel/comm/call.h"
+
+namespace tessera {
+namespace {
+
+constexpr auto kPatience = std::chrono::milliseconds(100);  // between two signs of life to who waits
+
+}  // namespace
+
+AsyncShard::AsyncShard(std::unique_ptr<Optimizer> optimizer, Options options)
+    : optimizer_(std::move(optimizer)),
+      options_(std::move(options)),
+      clocks_(static_cast<size_t>(options_.workers)),
+      ended_(static_cast<size_t>(options_.workers)),
+      running_(options_.workers) {}
+
+template <class Ready>
+void AsyncShard::await(std::unique_lock<std::mutex>& lock, const Waiting& waiting, const Ready& ready) {
+  for (;;) {
+    if (failed_) throw CommError("the server has stopped");
+    if (ready()) return;
+    if (changed_.wait_for(lock, kPatience) == std::cv_status::timeout && waiting) waiting();
+  }
+}
+
+int64_t AsyncShard::slowest() const {
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (size_t w = 0; w < clocks_.size(); ++w) {
+    const bool ended = options_.order ? clocks_[w] == options_.order->clocks(static_cast<int>(w)) : ended_[w];
+    if (!ended) least = std::min(least, clocks_[w]);
+  }
+  return least;
+}
+
+void AsyncShard::pull(int worker, int64_t clock, const Waiting& waiting,
+                      const std::function<void(int64_t version)>& reply) {
+  std::unique_lock lock(mutex_);
+  await(lock, waiting, [&] {
+    if (options_.order) return options_.order->may_pull(worker, clock, applied());
+    return clock - slowest() <= options_.staleness;
+  });
+  most_ahead_ = std::max(most_ahead_, clock - slowest());
+  reply(applied());
+  if (!options_.order) return;
+  options_.order->pulled(applied());
+  changed_.notify_all();
+}
+
+// What the rule above promises, seen from the push.
+void AsyncShard::check(const Push& p) const {
+  const int64_t behind = applied() - p.version, bound = (options_.workers - 1) * (2 * options_.staleness + 1);
+  const int64_t done = clocks_[static_cast<size_t>(p.worker)];
+  if (p.clock != done || p.clock - slowest() > options_.staleness || behind < 0 || behind > bound)
+    throw CommError(
+        fmt::format("push of clock {} of worker {}, computed on version {}: it has done {} clocks, the "
+                    "slowest worker {}, and {} pushes were applied; expected a staleness of at most {}",
+                    p.clock, p.worker, p.version, done, slowest(), applied(), options_.staleness));
+}
+
+void AsyncShard::push(const AppliedPush& push, double scale, const Waiting& waiting,
+                      const std::function<void()>& receive) {
+  const Push& p = push.push;
+  std::unique_lock lock(mutex_);
+  await(lock, waiting, [&] { return !options_.order || options_.order->may_push(p.worker, p.clock, applied()); });
+  check(p);
+  receive();
+  AppliedPush entry = push;
+  entry.applied = applied();
+  entry.lr = options_.lr(entry.applied);
+  optimizer_->step(entry.lr, scale);
+  most_behind_ = std::max(most_behind_, entry.applied - p.version);
+  ++clocks_[static_cast<size_t>(p.worker)];
+  log_.push_back(entry);
+  changed_.notify_all();
+}
+
+void AsyncShard::end(int worker) {
+  const std::lock_guard lock(mutex_);
+  ended_[static_cast<size_t>(worker)] = true;
+  --running_;
+  changed_.notify_all();
+}
+
+void AsyncShard::pull_last(const Waiting& waiting, const std::function<void()>& reply) {
+  std::unique_lock lock(mutex_);
+  await(lock, waiting, [&] { return running_ == 0; });
+  reply();
+}
+
+void AsyncShard::fail() {
+  const std::lock_guard lock(mutex_);
+  failed_ = true;
+  changed_.notify_all();
+}
+
+std::vector<AppliedPush> AsyncShard::applied_since(size_t first) {
+  const std::lock_guard lock(mutex_);
+  return {log_.begin() + static_cast<std::ptrdiff_t>(first), log_.end()};
+}
+
+int64_t AsyncShard::most_ahead() {
+  const std::lock_guard lock(mutex_);
+  return most_ahead_;
+}
+
+int64_t AsyncShard::most_behind() {
+  const std::lock_guard lock(mutex_);
+  return most_behind_;
+}
+
+}  // namespace tessera
