@@ -37,6 +37,7 @@ class Trainer {
   Gpt& model() { return model_; }
   Optimizer& optimizer() { return *optimizer_; }
   DataStrategy& strategy() { return *strategy_; }
+  const DataStrategy& strategy() const { return *strategy_; }
   Communicator& world() { return world_; }
   Communicator& data_axis() { return *data_axis_; }
   const ArenaPtr& arena() const { return arena_; }

@@ -92,13 +92,26 @@ class VerifiedRank {
     StepReport report = trainer_.compute_gradients(false);
     count_since(before);
     damage_gradients(trainer_, mutation_);
-    const std::vector<NamedTensor> gradients = whole_gradients(trainer_);
+    peak_ = std::max(peak_, trainer_.arena()->total().peak);
+    const std::vector<NamedTensor> gradients = aside(whole_gradients(trainer_));
+    trainer_.arena()->reset_peaks();
     before = counts_now(trainer_);
     update(report);
     count_since(before);
     peak_ = std::max(peak_, trainer_.arena()->total().peak);
     const std::vector<NamedTensor> values = whole_values(trainer_), state = whole_state(trainer_, options_.optimizer);
     if (reference_) compare(report, gradients, values, state);
+  }
+
+  // Copies that do not count as held by the rank.
+  std::vector<NamedTensor> aside(const std::vector<NamedTensor>& tensors) const {
+    std::vector<NamedTensor> out;
+    for (const NamedTensor& t : tensors) {
+      Tensor copy = Tensor::empty(t.tensor.shape(), t.tensor.dtype(), aside_);
+      copy.copy_from(t.tensor);
+      out.push_back({t.name, copy});
+    }
+    return out;
   }
 
   void update(StepReport report) {
@@ -167,8 +180,18 @@ class VerifiedRank {
       result_.peak.push_back(m[3]);
       const HeldBytes& e = result_.expected_held.at(static_cast<size_t>(r));
       result_.expected_peak.push_back(e.parameters + e.gradients + e.optimizer + m[4] +
-                                      reference_->peak_of_microbatch());
+                                      reference_->peak_of_microbatch() + second_microbatch());
     }
+  }
+
+  // A later micro-batch's gradient of a parameter is made beside the sum of the earlier ones, twice for a tied weight.
+  int64_t second_microbatch() const {
+    if (options_.microbatches == 1 || trainer_.strategy().reduces_every_microbatch()) return 0;
+    int64_t largest = 0;
+    for (const FlatUnit& unit : reference_->units())
+      for (const Slot& slot : unit.slots)
+        largest = std::max(largest, (slot.name == "tokens.weight" ? 2 : 1) * slot.shape.numel());
+    return largest * size_of(reference_->units()[0].grads.dtype());
   }
 
   const TrainOptions& options_;
@@ -178,6 +201,7 @@ class VerifiedRank {
   std::unique_ptr<Reference> reference_;
   std::unique_ptr<Comparison> comparison_;
   std::vector<int64_t> counts_;
+  ArenaPtr aside_ = make_arena();
   int64_t peak_ = 0;
 };
 

@@ -111,7 +111,7 @@ TEST(DataParallelCost, WhatCannotBeIsRefused) {
               "--zero: dataparallel keeps everything on rank 0, so there is no stage 2 of it; expected 0, or ddp "
               "instead of dataparallel");
     EXPECT_EQ(refusal(world, {.mode = "dataparalel"}),
-              "[data parallel] unknown mode 'dataparalel'; expected ddp or dataparallel");
+              "[data parallel] unknown mode 'dataparalel'; expected ddp, dataparallel or ps-sync");
     EXPECT_EQ(refusal(world, {.mode = "dataparallel", .microbatches = 3}),
               "--batch: expected a multiple of 2 data ranks x 3 micro-batches, found 10");
   });
