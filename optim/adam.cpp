@@ -60,7 +60,7 @@ void update(const Buffers<V, G, W>& b, const Coefficients<W>& coefficients, int6
 }  // namespace
 
 Adam::Adam(std::vector<FlatUnit> units, const OptimizerOptions& options, Decay decay)
-    : Optimizer(std::move(units)), options_(options), decay_(decay) {
+    : Optimizer(std::move(units), options.state_arena), options_(options), decay_(decay) {
   for (const FlatUnit& unit : this->units()) {
     const Tensor m = add_state(unit, "m"), v = add_state(unit, "v");
     states_.push_back({m, v, add_master(unit)});

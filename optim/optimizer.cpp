@@ -41,13 +41,15 @@ void check_options(const OptimizerOptions& o) {
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<FlatUnit> units) : units_(std::move(units)) {
+Optimizer::Optimizer(std::vector<FlatUnit> units, ArenaPtr state_arena)
+    : units_(std::move(units)), state_arena_(std::move(state_arena)) {
   for (const FlatUnit& unit : units_) check_unit(unit);
 }
 
 Tensor Optimizer::add_state(const FlatUnit& unit, std::string_view suffix) {
   const DType dtype = unit.values.dtype() == DType::float64 ? DType::float64 : DType::float32;
-  Tensor t = unit.values.make(unit.values.shape(), dtype, Category::optimizer);
+  Tensor t =
+      Tensor::empty(unit.values.shape(), dtype, state_arena_ ? state_arena_ : unit.values.arena(), Category::optimizer);
   t.fill(0);
   state_.push_back({unit.name + "." + std::string(suffix), t});
   return t;

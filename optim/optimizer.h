@@ -24,6 +24,7 @@ struct OptimizerOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;
+  ArenaPtr state_arena = {};  // where the state is kept; null: beside the values
 };
 
 struct NamedTensor {
@@ -35,7 +36,7 @@ class Optimizer {
  public:
   // Checks the units; the state is zero, and a master copy is taken of the values as they are now, so parameters are
   // materialised or loaded first. Throws Error naming the unit when its buffers or slots do not fit together.
-  explicit Optimizer(std::vector<FlatUnit> units);
+  explicit Optimizer(std::vector<FlatUnit> units, ArenaPtr state_arena = {});
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -62,6 +63,7 @@ class Optimizer {
 
  private:
   std::vector<FlatUnit> units_;
+  ArenaPtr state_arena_;
   std::vector<NamedTensor> state_;
 };
 

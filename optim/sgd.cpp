@@ -44,7 +44,7 @@ void update(const Buffers<V, G, W>& b, const Coefficients<W>& c, int64_t begin, 
 }  // namespace
 
 Sgd::Sgd(std::vector<FlatUnit> units, const OptimizerOptions& options)
-    : Optimizer(std::move(units)), options_(options) {
+    : Optimizer(std::move(units), options.state_arena), options_(options) {
   for (const FlatUnit& unit : this->units()) {
     const Tensor momentum = options.momentum != 0 ? add_state(unit, "momentum") : Tensor();
     states_.push_back({momentum, add_master(unit)});

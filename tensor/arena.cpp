@@ -1,13 +1,17 @@
 // Best fit over a sorted free list; a neighbour that is free too is merged at once, so a step's pattern repeats itself.
 #include "tensor/arena.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <string>
+#include <utility>
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #endif
@@ -16,6 +20,7 @@ namespace tessera {
 namespace {
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kLeastReserved = int64_t{1} << 30;
+constexpr int64_t kFileCapacity = int64_t{1} << 38, kFileGrowth = int64_t{1} << 22;
 
 // Under AddressSanitizer what is not handed out may not be touched, and a gap lies behind every block.
 #ifdef __SANITIZE_ADDRESS__
@@ -57,9 +62,36 @@ Arena::Arena(int64_t capacity) : capacity_(capacity) {
   base_ = static_cast<std::byte*>(p);
 }
 
+Arena::Arena(const std::filesystem::path& directory) : capacity_(kFileCapacity) {
+  const auto refuse = [&](const char* what) {
+    const std::string cause = std::strerror(errno);
+    if (file_ >= 0) close(file_);
+    throw OutputError(directory.string() + ": cannot " + what + " a file to keep tensors in: " + cause);
+  };
+  std::string name = (directory / "tessera-XXXXXX").string();
+  file_ = mkostemp(name.data(), O_CLOEXEC);
+  if (file_ < 0) refuse("make");
+  unlink(name.c_str());  // gone when this process is
+  if (ftruncate(file_, capacity_) != 0) refuse("size");
+  void* const p = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+  if (p == MAP_FAILED) refuse("map");
+  base_ = static_cast<std::byte*>(p);
+}
+
 Arena::~Arena() {
   permit(base_, top_);
   munmap(base_, static_cast<size_t>(capacity_));
+  if (file_ >= 0) close(file_);
+}
+
+// A page of a file that finds no room on the disk when it is written to ends the process, so room is made before.
+void Arena::make_room_in_file() {
+  if (file_ < 0 || top_ <= file_bytes_) return;
+  const int64_t wanted = (top_ + kFileGrowth - 1) / kFileGrowth * kFileGrowth;
+  if (const int error = posix_fallocate(file_, 0, wanted); error != 0)
+    throw OutputError("no room for " + std::to_string(wanted) +
+                      " bytes of tensors kept in a file: " + std::strerror(error));
+  file_bytes_ = wanted;
 }
 
 std::byte* Arena::allocate(int64_t bytes, Category category) {
@@ -80,8 +112,14 @@ std::byte* Arena::allocate(int64_t bytes, Category category) {
     const bool extends = last != free_.end() && last->first + last->second == top_;
     if (extends) at = last->first;
     if (need > capacity_ - at) throw std::bad_alloc();
+    const int64_t before = std::exchange(top_, at + need);
+    try {
+      make_room_in_file();
+    } catch (...) {
+      top_ = before;
+      throw;
+    }
     if (extends) free_.erase(last);
-    top_ = at + need;
   }
   forbid(base_ + at, need);
   permit(base_ + at, bytes);

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -34,6 +35,9 @@ class Arena {
   // Reserves address space for `capacity` bytes, halved while the system refuses; memory is committed by the first
   // touch. Throws Error when even 1 GiB is refused.
   explicit Arena(int64_t capacity = int64_t{1} << 40);
+  // The same over a file without a name in `directory`, mapped: what is seldom read or written need not stay in memory.
+  // Throws OutputError here or in allocate() when the file cannot be made or the disk has no room.
+  explicit Arena(const std::filesystem::path& directory);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -74,7 +78,10 @@ class Arena {
 
  private:
   void count(Category category, int64_t bytes);
+  void make_room_in_file();
 
+  int file_ = -1;           // of an arena that lies in one, with
+  int64_t file_bytes_ = 0;  // of room that the disk has promised
   std::byte* base_ = nullptr;
   int64_t capacity_ = 0;
   int64_t top_ = 0;
@@ -88,5 +95,6 @@ class Arena {
 
 using ArenaPtr = std::shared_ptr<Arena>;
 inline ArenaPtr make_arena() { return std::make_shared<Arena>(); }
+inline ArenaPtr make_file_arena(const std::filesystem::path& directory) { return std::make_shared<Arena>(directory); }
 
 }  // namespace tessera

@@ -156,7 +156,7 @@ std::vector<HeldBytes> expected_memory(const TrainOptions& o, const GptConfig& c
   HeldBytes held;
   held.parameters = (o.zero == 3 ? piece : whole) * s.value;
   held.gradients = (o.zero >= 2 ? piece : whole) * s.grad;
-  held.optimizer = o.offload == "optimizer" ? 0 : (o.zero >= 1 ? piece : whole) * s.state;
+  held.optimizer = (o.zero >= 1 ? piece : whole) * s.state;
   std::vector<HeldBytes> out(static_cast<size_t>(s.n), held);
   if (o.dp_mode == "dataparallel")  // copies on the other ranks are communication
     std::fill(out.begin() + 1, out.end(), HeldBytes{});
@@ -169,6 +169,8 @@ std::vector<HeldBytes> expected_memory(const TrainOptions& o, const GptConfig& c
       }
       out[static_cast<size_t>(r)].optimizer = served * s.state;
     }
+  if (o.offload == "optimizer")
+    for (HeldBytes& h : out) h.optimizer = 0;
   return out;
 }
 

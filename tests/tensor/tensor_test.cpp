@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/reduce.h"
 
@@ -60,6 +62,15 @@ TEST(Arena, CountsByCategoryAndReusesMemory) {
   }
   EXPECT_LE(arena->footprint(), 8256);  // under AddressSanitizer two gaps lie between
   EXPECT_EQ(arena->total().live, 0);
+}
+
+TEST(Arena, MayLieInAFile) {
+  const ArenaPtr arena = make_file_arena(std::filesystem::temp_directory_path());
+  Tensor t = Tensor::empty({3'000'000}, DType::float32, arena, Category::optimizer);
+  t.fill(2.5);
+  EXPECT_EQ(t.data<float>()[2'999'999], 2.5F);
+  EXPECT_EQ(arena->usage(Category::optimizer).live, 12'000'000);
+  EXPECT_THROW(make_file_arena("/no/such/directory"), OutputError);
 }
 
 TEST(Arena, PastItsCapacityThrowsAndStaysWhole) {

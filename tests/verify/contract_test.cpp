@@ -62,6 +62,7 @@ TrainOptions draw_plan(uint64_t trial) {
     o.all_reduce = d.of<const char*>({"direct", "direct", "ring", "tree", "root"});
     o.bucket_mb = d.of({1e-6, 0.001, 0.01, 4.0});
   }
+  o.offload = d.of<const char*>({"none", "none", "optimizer"});
   if (o.dp_mode == "ps-sync") o.servers = d.between(1, *o.ranks);
   return o;
 }
