@@ -11,7 +11,7 @@ namespace tessera {
 
 Share DataStrategy::share_of(int rank, int64_t batch, int64_t microbatches, int64_t index) const {
   const int64_t parts = ranks_ * microbatches;
-  if (batch % parts != 0)
+  if (parts < 1 || batch < 1 || batch % parts != 0)
     throw Error("--batch: expected a multiple of " + std::to_string(ranks_) + " data ranks x " +
                 std::to_string(microbatches) + " micro-batches, found " + std::to_string(batch));
   const int64_t size = batch / parts;

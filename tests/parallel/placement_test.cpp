@@ -68,7 +68,7 @@ void expect_near(const Tensor& a, const Tensor& b, double tolerance, const std::
 // The same tensor before and after: what this rank has of it, and in P the sum of what all have.
 void expect_kept(const Placement& from, const Placement& to, const Tensor& got, const Shape& whole, Communicator& axis,
                  uint64_t name, const std::string& what) {
-  const ArenaPtr arena = make_arena();
+  const ArenaPtr& arena = got.arena();
   Tensor expected = together(from, whole, axis, arena, name), sum = got.clone();
   if (to.kind == Placement::Kind::sharded) {
     const Range own = piece(whole[to.dim], axis.size(), axis.rank());
@@ -78,10 +78,10 @@ void expect_kept(const Placement& from, const Placement& to, const Tensor& got, 
   expect_near(sum, expected, 1e-13, what);
 }
 
-void check_conversion(Communicator& axis, Placement from, Placement to, const Shape& whole, uint64_t name) {
+void check_conversion(Communicator& axis, const ArenaPtr& arena, Placement from, Placement to, const Shape& whole,
+                      uint64_t name) {
   const std::string what = from.str() + " -> " + to.str() + " of " + whole.str() + " on rank " +
                            std::to_string(axis.rank()) + " of " + std::to_string(axis.size());
-  const ArenaPtr arena = make_arena();
   if (from.kind == Placement::Kind::sharded) from.whole = whole[from.dim];
   const Var x(placed(from, whole, axis, arena, name), true);
   const Tensor before = x.value().clone();
@@ -110,6 +110,7 @@ TEST(Placement, EveryConversionHasItsAdjoint) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& axis) {
       const Philox random = Philox::named(3, "shapes");
+      const ArenaPtr arena = make_arena();
       uint64_t name = 0;
       for (int from = 0; from < 4; ++from)
         for (int to = 0; to < 4; ++to)
@@ -118,7 +119,7 @@ TEST(Placement, EveryConversionHasItsAdjoint) {
             Shape whole;
             for (int d = 0; d < rank; ++d)
               whole.push_back(1 + static_cast<int64_t>(random.below(7, 10 * name + 1 + static_cast<uint64_t>(d))));
-            check_conversion(axis, random_placement(random, 10 * name + 6, from, rank),
+            check_conversion(axis, arena, random_placement(random, 10 * name + 6, from, rank),
                              random_placement(random, 10 * name + 7, to, rank), whole, name);
           }
     });
