@@ -13,6 +13,8 @@
 namespace tessera {
 namespace {
 
+constexpr int64_t kMostStale = 1'000'000'000;
+
 // The same text on every rank; rank 0 has it.
 std::string shared_text(Communicator& axis, const std::string& text, const ArenaPtr& arena) {
   const auto size = static_cast<int64_t>(axis.max(axis.rank() == 0 ? static_cast<double>(text.size()) : 0));
@@ -65,8 +67,8 @@ AsyncServer::~AsyncServer() = default;
 
 void AsyncServer::check_options() const {
   check_servers(servers_, axis_.size());
-  if (options_.staleness < 0)
-    throw Error(fmt::format("--staleness: expected a number of steps of at least 0, found {}", options_.staleness));
+  if (options_.staleness < 0 || options_.staleness > kMostStale)
+    throw Error(fmt::format("--staleness: expected 0 to {} steps, found {}", kMostStale, options_.staleness));
   if (options_.steps < 0) throw Error(fmt::format("--steps: expected at least 0, found {}", options_.steps));
 }
 

@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kMostWorkers = 65536;
+constexpr int64_t kMostWorkers = 1024;  // a few lines must not ask for gigabytes
 
 class Lines {
  public:

@@ -1,0 +1,24 @@
+// Records of applied pushes: what is accepted is written and read back alike, and every server has the same pushes.
+#include <string_view>
+#include <vector>
+
+#include "parallel/push_log.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse_log(std::string_view bytes) {
+  const PushLog log = parse_push_log(bytes, kWhat);
+  require(parse_push_log(text_of(log), kWhat) == log, "a log that was written is read back");
+  require(!log.servers.empty() && log.servers.size() <= static_cast<size_t>(log.workers), "servers are workers");
+  for (const std::vector<Push>& order : log.servers)
+    for (int w = 0; w < log.workers; ++w)
+      require(PushOrder(order, log.workers).clocks(w) == PushOrder(log.servers[0], log.workers).clocks(w),
+              "every server has the same pushes");
+}
+
+const Target target("push_log", parse_log);
+
+}  // namespace
+}  // namespace tessera::fuzz
