@@ -30,10 +30,17 @@ elseif(NOT TESSERA_SANITIZE STREQUAL "")
   message(FATAL_ERROR "TESSERA_SANITIZE is '${TESSERA_SANITIZE}'; expected empty, address or thread")
 endif()
 
-# tessera_layer(name dependencies...): the library tessera_<name> of every .cpp under <name>/ (and .cu, with CUDA).
+# tessera_layer(name dependencies...): the library tessera_<name> of every .cpp under <name>/ (and .cu, with CUDA), but
+# for the files of a backend that is off.
 function(tessera_layer name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${name}/*.cpp)
   list(FILTER sources EXCLUDE REGEX "app/main/main[.]cpp$")
+  if(NOT TESSERA_WITH_MPI)
+    list(FILTER sources EXCLUDE REGEX "/mpi_[^/]*[.]cpp$")
+  endif()
+  if(NOT TESSERA_WITH_NCCL)
+    list(FILTER sources EXCLUDE REGEX "/nccl_library[.]cpp$")
+  endif()
   if(TESSERA_WITH_CUDA)
     file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${name}/*.cu)
     list(APPEND sources ${cuda_sources})

@@ -121,6 +121,30 @@ int64_t direct_by_messages(Transport& t, const Call& call) {
   return exchange.sent;
 }
 
+int64_t sent_directly(const Call& call, int ranks, int rank) {
+  const int64_t own = piece(call.count, ranks, rank).size() * size_of(call.dtype), all = call.bytes();
+  const int64_t others = ranks - 1;
+  switch (call.op) {
+    case Op::all_reduce:
+      return all - own + others * own;
+    case Op::reduce_scatter:
+    case Op::all_to_all:
+      return all - own;
+    case Op::all_gather:
+      return others * own;
+    case Op::broadcast:
+      return rank == call.root ? others * all : 0;
+    case Op::reduce:
+      return rank == call.root ? 0 : all;
+    case Op::gather:
+      return rank == call.root ? 0 : own;
+    case Op::scatter:
+      return rank == call.root ? all - own : 0;
+    default:
+      return 0;
+  }
+}
+
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call) {
   const bool reduces_or_gathers =
       call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::all_gather;

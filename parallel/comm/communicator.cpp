@@ -10,7 +10,9 @@
 namespace tessera {
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, std::string axis, Algorithm algorithm)
-    : transport_(std::move(transport)), axis_(std::move(axis)), algorithm_(algorithm) {}
+    : transport_(std::move(transport)), axis_(std::move(axis)), algorithm_(algorithm) {
+  transport_->set_axis(axis_);
+}
 
 // With something still in the background this rank is on its way out of an exception: the others must not wait for it.
 Communicator::~Communicator() {

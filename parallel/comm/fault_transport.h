@@ -29,6 +29,7 @@ class FaultTransport final : public Transport {
   int size() const override { return inner_->size(); }
   int world_rank(int rank) const override { return inner_->world_rank(rank); }
   std::string_view kind() const override { return inner_->kind(); }
+  void set_axis(const std::string& axis) override { inner_->set_axis(axis); }
   void send(int to, int tag, const std::byte* data, int64_t bytes) override;
   void recv(int from, int tag, std::byte* data, int64_t bytes) override;
   int64_t direct(const Call& call) override;

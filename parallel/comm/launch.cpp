@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "parallel/comm/backends.h"
+#include "parallel/comm/mpi_launch.h"
 #include "parallel/comm/thread_transport.h"
 #include "parallel/comm/wait.h"
 #include "tensor/cpu/vectorize.h"
@@ -49,6 +51,13 @@ void await_others(Flag& done, const LaunchOptions& o, int rank, const std::strin
 }  // namespace
 
 void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& body) {
+  if (o.backend == Backend::mpi) {
+    if constexpr (kWithMpi)
+      return launch_under_mpi(o, body);
+    else
+      throw Error("--backend mpi: this build has no MPI; install libopenmpi-dev and openmpi-bin and configure again");
+  }
+  if (o.backend == Backend::nccl) throw Error("--backend nccl: not built");
   if (o.ranks < 1) throw Error("--ranks: expected at least 1, found " + std::to_string(o.ranks));
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int threads_before = cpu::threads();

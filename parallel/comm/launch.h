@@ -2,8 +2,13 @@
 //
 //   launch({.ranks = 4}, [](Communicator& world) { ... world.rank() ... });
 //
-// Ranks are threads of this process; rank 0 runs on the calling thread. When a rank throws, the others stop at their
-// next communication (or where they wait in one), and launch() throws what that rank threw, with its number in front.
+// Backend::threads: ranks are threads of this process; rank 0 runs on the calling thread. When a rank throws, the
+// others stop at their next communication (or where they wait in one), and launch() throws what that rank threw, with
+// its number in front.
+//
+// Backend::mpi: this process is one rank of the job that mpirun or srun started (parallel/comm/surroundings.h). The
+// world has the job's ranks; `ranks` may be 1 or must say the same. When a rank throws, is killed or does not come, the
+// job ends: see parallel/comm/mpi_launch.h.
 #pragma once
 #include <functional>
 #include <map>
@@ -17,6 +22,7 @@ namespace tessera {
 enum class Backend : uint8_t { threads, mpi, nccl };
 
 struct LaunchOptions {
+  Backend backend = Backend::threads;
   int ranks = 1;
   int threads_per_rank = 0;  // 0: the cores, divided among the ranks, at least one
   double timeout_s = 300;    // the longest that a rank waits for another

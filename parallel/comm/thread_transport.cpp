@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "parallel/comm/algorithms.h"
 #include "parallel/comm/sums.h"
 #include "parallel/comm/thread_group.h"
 
@@ -111,8 +112,7 @@ int64_t ThreadTransport::all_reduce(const Call& call) {
   const Range mine = piece(call.count, n, rank_);
   reduce_ranks(call.dtype, call.reduction, in_, out_, mine);
   depart();
-  const int64_t own = mine.size() * size_of(call.dtype);
-  return bytes - own + (n - 1) * own;
+  return sent_directly(call, n, rank_);
 }
 
 // Everything but all_reduce: each rank fetches what is meant for it from where it lies.
@@ -123,15 +123,12 @@ int64_t ThreadTransport::copy_pieces(const Call& call) {
     if (to != from && count > 0) std::memcpy(to, from, static_cast<size_t>(count * element));
   };
   const Range mine = piece(call.count, n, rank_);
-  const int64_t own = mine.size() * element, all = call.bytes();
   arrive(call);
-  int64_t sent = 0;
   switch (call.op) {
     case Op::reduce_scatter: {
       for (int r = 0; r < n; ++r) in_[static_cast<size_t>(r)] = post(r).in + mine.begin * element;
       std::byte* const out = call.out;
       reduce_ranks(call.dtype, call.reduction, in_, std::span(&out, 1), {0, mine.size()});
-      sent = all - own;
       break;
     }
     case Op::all_gather:
@@ -141,11 +138,9 @@ int64_t ThreadTransport::copy_pieces(const Call& call) {
           const Range theirs = piece(call.count, n, r);
           fetch(call.out + theirs.begin * element, post(r).in, theirs.size());
         }
-      sent = call.op == Op::all_gather ? (n - 1) * own : rank_ == call.root ? 0 : own;
       break;
     case Op::broadcast:
       if (rank_ != call.root) fetch(call.out, post(call.root).in, call.count);
-      sent = rank_ == call.root ? (n - 1) * all : 0;
       break;
     case Op::reduce:
       if (rank_ == call.root) {
@@ -153,23 +148,20 @@ int64_t ThreadTransport::copy_pieces(const Call& call) {
         std::byte* const out = call.out;
         reduce_ranks(call.dtype, call.reduction, in_, std::span(&out, 1), {0, call.count});
       }
-      sent = rank_ == call.root ? 0 : all;
       break;
     case Op::scatter:
       fetch(call.out, post(call.root).in + mine.begin * element, mine.size());
-      sent = rank_ == call.root ? all - own : 0;
       break;
     case Op::all_to_all:
       for (int r = 0; r < n; ++r)
         fetch(call.out + piece(call.count, n, r).begin * element, post(r).in + mine.begin * element, mine.size());
-      sent = all - own;
       break;
     default:  // barrier: everybody has come
       end_work();
       return 0;
   }
   depart();
-  return sent;
+  return sent_directly(call, n, rank_);
 }
 
 int64_t ThreadTransport::direct(const Call& call) {

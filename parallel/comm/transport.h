@@ -39,6 +39,8 @@ class Transport {
   virtual int size() const = 0;
   virtual int world_rank(int rank) const = 0;  // of a rank of this group, for messages to people
   virtual std::string_view kind() const = 0;   // "threads"
+  // The name of the mesh axis, for what is said where no exception passes through the Communicator.
+  virtual void set_axis(const std::string& /*axis*/) {}
 
   // Messages between two ranks arrive in the order of sending, by tag. send() copies what it is given and never waits
   // for the receiver. recv() throws CommError when the message has another size, a rank fails or the time is over.

@@ -1,0 +1,60 @@
+// One rank's way in and its only ways out.
+#include "parallel/comm/mpi_launch.h"
+
+#include <exception>
+#include <memory>
+#include <utility>
+
+#include "parallel/comm/mpi_transport.h"
+#include "tensor/cpu/vectorize.h"
+
+namespace tessera {
+namespace {
+
+std::unique_ptr<Transport> transport_of(const LaunchOptions& o, const std::shared_ptr<MpiWorld>& world) {
+  auto transport = std::make_unique<MpiTransport>(world, world->all());
+  const auto planted = o.faults.find(world->rank());
+  if (planted == o.faults.end()) return transport;
+  return std::make_unique<FaultTransport>(std::move(transport), planted->second);
+}
+
+// The first rank that fails says why; the others would only repeat that they cannot go on.
+[[noreturn]] void leave(MpiWorld& world, const std::string& cause, Status status) {
+  if (!world.watch().fail(world.rank(), cause, false)) world.wait_for_the_end(cause);
+  world.abort(cause, static_cast<int>(status));
+}
+
+void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
+         const std::shared_ptr<MpiWorld>& world) {
+  try {
+    Communicator all(transport_of(o, world), "world", o.algorithm);
+    body(all);
+    all.barrier();  // who leaves early would take the others with it
+  } catch (const PeerFailed& e) {
+    if (world->watch().culprit_is_silent()) world->abort(e.what(), static_cast<int>(e.status()));
+    world->wait_for_the_end(e.what());
+  } catch (const Error& e) {
+    leave(*world, e.what(), e.status());
+  } catch (const std::exception& e) {
+    leave(*world, e.what(), Status::communication);
+  }
+}
+
+}  // namespace
+
+void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communicator&)>& body) {
+  const MpiSession session;
+  const auto world = std::make_shared<MpiWorld>(o.timeout_s, o.threads_per_rank);
+  const int threads_before = cpu::threads();
+  if (o.ranks > 1 && o.ranks != world->size())
+    leave(*world,
+          "--ranks: the MPI job has " + std::to_string(world->size()) + " ranks; expected as many, found " +
+              std::to_string(o.ranks),
+          Status::usage);
+  cpu::set_threads(world->threads_per_rank());
+  run(o, body, world);
+  world->end();
+  cpu::set_threads(threads_before);
+}
+
+}  // namespace tessera

@@ -1,0 +1,24 @@
+// MPI itself: begun once in a process and ended once, and how it is recognised that a program was started under it.
+#pragma once
+#include <string>
+
+namespace tessera {
+
+// Begins MPI unless it runs already, and ends it in that case. Throws Error where the library cannot be used by several
+// threads at a time, which communication in the background needs. launch() makes its own; a program that launches more
+// than once under MPI holds one from its start to its end, since MPI cannot be begun again.
+class MpiSession {
+ public:
+  MpiSession();
+  ~MpiSession();
+  MpiSession(const MpiSession&) = delete;
+  MpiSession& operator=(const MpiSession&) = delete;
+
+ private:
+  bool owner_ = false;
+};
+
+// Throws CommError with MPI's own words for what went wrong in `call`.
+void mpi_check(int code, const char* call);
+
+}  // namespace tessera

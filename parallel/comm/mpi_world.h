@@ -1,0 +1,89 @@
+// What the transports of one process share under MPI: the groups with their communicators and windows, the watch, and
+// the way out.
+#pragma once
+#include <mpi.h>
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "parallel/comm/mpi_session.h"
+#include "parallel/comm/mpi_watch.h"
+#include "parallel/comm/shared_exchange.h"
+
+namespace tessera {
+
+// Memory that the processes of one host share. Making and freeing it is a collective call.
+class MpiWindow {
+ public:
+  MpiWindow(MPI_Comm one_host, int64_t bytes_each);  // aligned to pages
+  void free();                                       // not in a destructor: a rank on its way out must not wait here
+  std::byte* segment(int rank) const { return segments_[static_cast<size_t>(rank)]; }
+
+ private:
+  MPI_Win window_ = MPI_WIN_NULL;
+  std::vector<std::byte*> segments_;
+};
+
+struct MpiGroup {
+  MPI_Comm comm = MPI_COMM_NULL;
+  int rank = 0;
+  std::vector<int> world_ranks;
+  std::unique_ptr<MpiWindow> window;  // where all of them are on one host
+  std::vector<SharedPlace*> places;
+};
+
+class MpiWorld {
+ public:
+  MpiWorld(double timeout_s, int threads_per_rank);
+  MpiWorld(const MpiWorld&) = delete;
+  MpiWorld& operator=(const MpiWorld&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int ranks_here() const { return ranks_here_; }  // on this host
+  int threads_per_rank() const { return threads_per_rank_; }
+  const Patience& patience() const { return patience_; }
+  MpiWatch& watch() { return *watch_; }
+  // The group of a communicator, which it takes over. Every rank of it calls this.
+  MpiGroup& add(MPI_Comm comm);
+  MpiGroup& all() { return *groups_.front(); }
+
+  // A message that MPI still reads from. Threads may send at the same time.
+  void keep(MPI_Request request, std::vector<std::byte> bytes);
+  void reap();  // forgets those that have left
+
+  // Every rank has come to its end: frees everything, in the order in which it was made on all ranks.
+  void end();
+  // Prints "tessera: [rank r] line" and ends the job.
+  [[noreturn]] void abort(const std::string& line, int status);
+  // Another rank says why it failed and ends the job; where that does not happen, this one does.
+  [[noreturn]] void wait_for_the_end(const std::string& line);
+
+ private:
+  struct Sent {
+    MPI_Request request;
+    std::vector<std::byte> bytes;
+  };
+  void meet_host();
+  int choose_threads(int wanted) const;
+  void tell_other_hosts(int failed, const std::string& cause);
+  void listen_to_other_hosts();
+
+  int rank_ = 0, size_ = 1, ranks_here_ = 1;
+  int threads_per_rank_ = 1;
+  Patience patience_;
+  MPI_Comm alarm_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
+  std::unique_ptr<MpiWindow> host_window_;
+  std::vector<HostPlace*> host_places_;
+  HostBoard* board_ = nullptr;
+  std::vector<std::unique_ptr<MpiGroup>> groups_;
+  std::unique_ptr<MpiWatch> watch_;
+  std::mutex sending_;
+  std::deque<Sent> sent_;
+  std::atomic<bool> printed_{false};
+};
+
+}  // namespace tessera

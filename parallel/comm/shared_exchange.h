@@ -1,0 +1,77 @@
+// The direct exchange of ranks that share some memory but not their arrays: processes of one host with a window.
+//
+// Each rank has two slots in the shared memory. In a round it puts the next block of its array into the slot whose turn
+// it is, raises its flag, waits for the flags of the others, and takes from their slots what is meant for it:
+//
+//   rank 0   put 0 | meet | take 0, put 1 | meet | take 1, put 2 | ...        slots  0 1 0 1 ...
+//   rank 1   put 0 | meet | take 0, put 1 | meet | take 1, put 2 | ...
+//
+// Who has come to a meeting has taken everything of the round before, so two slots are enough, no rank waits for the
+// end of a call, and a call of one block costs one meeting (an all-reduce of more than two ranks: two). A block fits
+// into the cache, so that arrays cross the memory bus once. Sums are added in the order of ranks with the bits of the
+// thread transport. With the first block each rank posts its call, so that calls that differ are named.
+#pragma once
+#include <array>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "parallel/comm/call.h"
+#include "parallel/comm/wait.h"
+
+namespace tessera {
+
+inline constexpr int64_t kSlotBytes = 128 << 10;
+
+// One rank's part of the shared memory.
+struct alignas(4096) SharedPlace {
+  Flag flag;
+  std::array<Call, 2> posts;  // calls alternate; the pointers in them mean nothing to others
+  alignas(4096) std::array<std::array<std::byte, kSlotBytes>, 2> slots;
+};
+
+struct SharedGroup {
+  std::vector<SharedPlace*> places;  // by rank, as this rank sees them
+  std::vector<int> world_ranks;
+  int rank = 0;
+  Patience patience;
+  std::function<void()> give_up;         // tells all ranks that this one cannot go on
+  std::function<std::string()> failure;  // "rank 1 has failed", once a rank has
+};
+
+class SharedExchange {
+ public:
+  explicit SharedExchange(SharedGroup group) : group_(std::move(group)), n_(static_cast<int>(group_.places.size())) {}
+  // One collective. Returns the bytes that count as sent. Throws as Transport::direct() does.
+  int64_t run(const Call& call);
+  // Everybody has come, and to the same call.
+  void meet_for(const Call& call);
+
+ private:
+  template <class Put, class Take>
+  void rounds(int64_t count, const Put& put, const Take& take);
+  void meet(bool first);
+  void compare_posts() const;
+  [[noreturn]] void abandon(Waited why, int waiting_for) const;
+  const Call& post(int rank) const { return place(rank).posts[calls_ % 2]; }
+  SharedPlace& place(int rank) const { return *group_.places[static_cast<size_t>(rank)]; }
+  std::byte* block(int rank, uint32_t round, int index) const;
+  Range part(const Call& call, int rank, int64_t k) const;
+
+  void all_reduce_of_two(const Call& call);
+  void all_reduce(const Call& call);
+  void reduce_scatter(const Call& call);
+  void all_gather(const Call& call, bool everywhere);
+  void from_root(const Call& call);
+  void to_root(const Call& call);
+  void pieces(const Call& call);
+
+  SharedGroup group_;
+  int n_;
+  uint32_t calls_ = 0, round_ = 0;  // all that are done, and the one under way
+  uint32_t first_round_ = 1;        // of this call
+  int64_t block_bytes_ = 0;         // of this call: a slot holds one block, or one for each rank
+};
+
+}  // namespace tessera

@@ -1,0 +1,19 @@
+// What started this process: nothing special, or an MPI launcher (mpirun, mpiexec, srun) that runs several of it.
+#pragma once
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace tessera {
+
+struct MpiSurroundings {
+  std::string launcher;  // "Open MPI's mpirun"
+  int ranks = 1;
+};
+
+// Read from the environment variables that launchers set; nothing where there are none. SLURM sets its own for every
+// job step: without a PMI, which the MPI library would join the others by, each task stands alone and is no rank.
+std::optional<MpiSurroundings> mpi_surroundings(const std::function<const char*(const char* variable)>& environment);
+std::optional<MpiSurroundings> mpi_surroundings();  // of this process
+
+}  // namespace tessera

@@ -1,0 +1,256 @@
+// What one rank does in the tests of the MPI transport: run under mpirun by mpi_test.sh, with the name of a scenario.
+// Prints one line for each expectation that fails, and ends with status 1 then.
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <stdexcept>
+#include <thread>
+
+#include "parallel/comm/launch.h"
+#include "parallel/comm/mpi_session.h"
+#include "tensor/random.h"
+#include "tests/parallel/arrays.h"
+
+namespace tessera {
+namespace {
+
+using test::array_of;
+using test::cut;
+using test::summed;
+using test::values;
+
+std::atomic<int> failures{0};
+
+void expect(bool good, const std::string& what) {
+  if (good) return;
+  ++failures;
+  std::fprintf(stderr, "expectation failed: %s\n", what.c_str());
+}
+
+std::string named(const Communicator& c, int64_t n, DType dtype, const char* op) {
+  return std::string(op) + " by " + std::string(name_of(c.algorithm())) + " of " + std::to_string(n) + " " +
+         std::string(name_of(dtype)) + " on rank " + std::to_string(c.rank()) + " of " + std::to_string(c.size());
+}
+
+void check_sums(Communicator& c, int64_t n, DType dtype, const ArenaPtr& arena) {
+  const int ranks = c.size(), me = c.rank();
+  const std::vector<double> total = summed(ranks, n);
+  const Tensor mine = array_of(me, n, dtype, arena);
+  Tensor x = mine.clone();
+  c.all_reduce(x);
+  expect(values(x) == total, named(c, n, dtype, "all_reduce"));
+  x = mine.clone();
+  c.start_all_reduce(x).wait();
+  expect(values(x) == total, named(c, n, dtype, "all_reduce in the background"));
+  const Range own = piece(n, ranks, me);
+  Tensor part = Tensor::empty({own.size()}, dtype, arena);
+  c.reduce_scatter(mine, part);
+  expect(values(part) == cut(total, ranks, me), named(c, n, dtype, "reduce_scatter"));
+  expect(values(mine) == values(array_of(me, n, dtype, arena)), named(c, n, dtype, "reduce_scatter's input"));
+  Tensor whole = Tensor::zeros({n}, dtype, arena);
+  c.all_gather(part, whole);
+  expect(values(whole) == total, named(c, n, dtype, "all_gather"));
+  x = mine.clone();
+  const Tensor inside = x.narrow(0, own.begin, own.size());
+  c.reduce_scatter(x, inside);
+  expect(values(inside) == cut(total, ranks, me), named(c, n, dtype, "reduce_scatter in place"));
+  c.all_gather(inside, x);
+  expect(values(x) == total, named(c, n, dtype, "all_gather in place"));
+}
+
+void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr& arena) {
+  const int ranks = c.size(), me = c.rank();
+  const std::vector<double> total = summed(ranks, n);
+  const Tensor mine = array_of(me, n, dtype, arena);
+  const Range own = piece(n, ranks, me);
+  const Tensor part = mine.narrow(0, own.begin, own.size()).clone();
+  for (int root = 0; root < ranks; ++root) {
+    Tensor x = mine.clone();
+    c.broadcast(x, root);
+    expect(values(x) == values(array_of(root, n, dtype, arena)), named(c, n, dtype, "broadcast"));
+    x = mine.clone();
+    c.reduce(x, root);
+    expect(values(x) == (me == root ? total : values(mine)), named(c, n, dtype, "reduce"));
+    const Tensor whole = me == root ? Tensor::zeros({n}, dtype, arena) : Tensor::meta({n}, dtype);
+    c.gather(part, whole, root);
+    const Tensor got = Tensor::zeros({own.size()}, dtype, arena);
+    c.scatter(whole, got, root);
+    expect(values(got) == values(part), named(c, n, dtype, "gather and scatter"));
+  }
+  const int64_t each = n / ranks + 1;
+  const Tensor in = array_of(me, ranks * each, dtype, arena), out = Tensor::zeros({ranks * each}, dtype, arena);
+  c.all_to_all(in, out);
+  for (int r = 0; r < ranks; ++r)
+    expect(values(out.narrow(0, each * r, each)) ==
+               values(array_of(r, ranks * each, dtype, arena).narrow(0, each * me, each)),
+           named(c, n, dtype, "all_to_all"));
+}
+
+constexpr std::array kAlgorithms = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root,
+                                    Algorithm::native};
+
+// Every operation by every algorithm; the large sizes need several blocks of the shared memory.
+void operations(Communicator& world) {
+  for (const Algorithm algorithm : kAlgorithms) {
+    world.set_algorithm(algorithm);
+    for (const int64_t n : {1, 2, 17, 5003, 200'003})
+      for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64, DType::int32, DType::int64}) {
+        const ArenaPtr arena = make_arena();
+        check_sums(world, n, dtype, arena);
+        check_roots(world, n, dtype, arena);
+      }
+    expect(world.max(world.rank()) == world.size() - 1, "max");
+    const ArenaPtr arena = make_arena();
+    Tensor x = array_of(world.rank(), 5, DType::bfloat16, arena);
+    world.all_reduce(x, Reduction::max);
+    for (int64_t i = 0; i < 5; ++i) {
+      double most = 0;
+      for (int r = 0; r < world.size(); ++r) most = std::max(most, test::brought(r, i));
+      expect(values(x)[static_cast<size_t>(i)] == most, "all_reduce of bfloat16, max");
+    }
+    world.barrier();
+  }
+}
+
+// The bytes sent by all ranks together.
+void bytes(Communicator& world) {
+  const double n = world.size(), array = 5003 * 4;
+  const std::map<Op, double> arrays = {{Op::all_reduce, 2 * (n - 1)}, {Op::reduce_scatter, n - 1},
+                                       {Op::all_gather, n - 1},       {Op::broadcast, n - 1},
+                                       {Op::reduce, n - 1},           {Op::scatter, (n - 1) / n}};
+  for (const Algorithm algorithm : kAlgorithms) {
+    world.set_algorithm(algorithm);
+    const ArenaPtr arena = make_arena();
+    const Tensor x = Tensor::zeros({5003}, DType::float32, arena);
+    const Tensor part = Tensor::zeros({piece(5003, world.size(), world.rank()).size()}, DType::float32, arena);
+    world.reset_counts();
+    world.all_reduce(x);
+    if (algorithm != Algorithm::root) world.reduce_scatter(x, part);
+    if (algorithm != Algorithm::root) world.all_gather(part, x);
+    world.broadcast(x, 0);
+    world.reduce(x, 0);
+    const OpCounts counts = world.counts();
+    world.set_algorithm(Algorithm::direct);
+    for (const auto& [op, whole] : arrays) {
+      const OpCount& mine = counts[static_cast<size_t>(op)];
+      const double sent = world.sum(static_cast<double>(mine.sent)), calls = world.sum(static_cast<double>(mine.calls));
+      expect(calls == 0 || sent == whole * array,
+             "bytes of " + std::string(name_of(op)) + " by " + std::string(name_of(algorithm)));
+    }
+  }
+}
+
+// The bits are those of thread ranks, which are held to the documented order elsewhere.
+void order(Communicator& world) {
+  const int n = world.size();
+  constexpr int64_t kSize = 100'003;
+  const auto fill = [&](int rank) {
+    Tensor x = Tensor::empty({kSize}, DType::float32, make_arena());
+    for (int64_t i = 0; i < kSize; ++i)
+      x.data<float>()[i] = static_cast<float>(Philox::named(7, "order").normal(static_cast<uint64_t>(i * n + rank)));
+    return x;
+  };
+  for (const DType dtype : {DType::float32, DType::bfloat16})
+    for (const Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root}) {
+      std::vector<double> expected;
+      launch({.ranks = n, .timeout_s = 20, .algorithm = algorithm}, [&](Communicator& threads) {
+        const Tensor x = fill(threads.rank()).to(dtype);
+        threads.all_reduce(x);
+        if (threads.rank() == 0) expected = values(x);
+      });
+      world.set_algorithm(algorithm);
+      const Tensor x = fill(world.rank()).to(dtype);
+      world.all_reduce(x);
+      expect(values(x) == expected, "the order of sums by " + std::string(name_of(algorithm)));
+    }
+}
+
+void messages(Communicator& world) {
+  const ArenaPtr arena = make_arena();
+  const int last = world.size() - 1;
+  if (world.rank() == 0) {
+    for (int i = 0; i < 10; ++i) world.send(array_of(i, 30'000 + i, DType::float32, arena), last, i % 2);
+  } else if (world.rank() == last) {
+    for (const int i : {1, 0, 3, 5, 2, 7, 4, 6, 8, 9}) {
+      const Tensor x = Tensor::zeros({30'000 + i}, DType::float32, arena);
+      world.recv(x, 0, i % 2);
+      expect(values(x) == values(array_of(i, 30'000 + i, DType::float32, arena)), "message " + std::to_string(i));
+    }
+  }
+}
+
+void splits(Communicator& world) {
+  const int n = world.size();
+  const auto reversed = world.split(7, -world.rank(), "reversed");
+  expect(reversed->rank() == n - 1 - world.rank() && reversed->world_rank(0) == n - 1,
+         "the key turns the order around");
+  const auto pairs = world.split(world.rank() / 2 - 5, 0, "pairs");
+  expect(pairs->size() == std::min(2, n - world.rank() / 2 * 2), "the size of a pair");
+  check_sums(*pairs, 1000, DType::float32, make_arena());
+  const auto alone = reversed->split(world.rank(), 0, "alone");
+  expect(alone->size() == 1 && alone->sum(3) == 3, "a group of one");
+  std::vector<Pending> pending;
+  std::vector<Tensor> x;
+  for (int i = 0; i < 20; ++i) {
+    x.push_back(array_of(reversed->rank(), 30'000 + i, DType::float32, make_arena()));
+    pending.push_back((i % 2 == 0 ? *reversed : world).start_all_reduce(x.back()));
+    if (i % 2 != 0) world.barrier();
+  }
+  for (Pending& p : pending) p.wait();
+  for (int i = 0; i < 20; i += 2)
+    expect(values(x[static_cast<size_t>(i)]) == summed(n, 30'000 + i), "two groups in the background");
+}
+
+Tensor zeros(int64_t n) { return Tensor::zeros({n}, DType::float32, make_arena()); }
+
+// The faults: rank 1 is the culprit, and the others are in an all_reduce of 400 bytes.
+void fault(Communicator& world, const std::string& what) {
+  world.all_reduce(zeros(10));
+  if (world.rank() == 1) {
+    if (what == "throw") throw std::runtime_error("the cause");
+    if (what == "kill") raise(SIGKILL);
+    if (what == "stop") raise(SIGSTOP);
+    if (what == "exit") _exit(0);
+    if (what == "loop")
+      for (;;) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (what == "mismatch") return world.broadcast(zeros(100), 0);
+    if (what == "leave") return;
+  }
+  if (what == "kill-computing")
+    for (int i = 0; i < 100; ++i) {
+      if (world.rank() == 1) raise(SIGKILL);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  if (what == "message" && world.rank() == 1) return world.send(zeros(7), 0);
+  if (what == "message" && world.rank() == 0) world.recv(zeros(8), 1);
+  world.all_reduce(zeros(100));
+}
+
+int run(const std::string& scenario, Algorithm algorithm) {
+  const LaunchOptions options{
+      .backend = Backend::mpi, .timeout_s = scenario == "all" ? 60.0 : 2.0, .algorithm = algorithm};
+  if (scenario != "all") {
+    launch(options, [&](Communicator& world) { fault(world, scenario); });
+    return 0;
+  }
+  const MpiSession session;
+  for (const auto& part : {operations, bytes, order, messages, splits}) launch(options, part);
+  return failures == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  try {
+    return tessera::run(argc > 1 ? argv[1] : "all", tessera::algorithm_named(argc > 2 ? argv[2] : "direct"));
+  } catch (const tessera::Error& e) {
+    std::fprintf(stderr, "tessera: %s\n", e.what());
+    return static_cast<int>(e.status());
+  }
+}
