@@ -23,12 +23,14 @@ struct TrainOptions {
   std::optional<int64_t> ranks, dp;
   int64_t zero = 0;
   std::string dp_mode = "ddp";
-  int64_t servers = 1;
+  int64_t servers = 1, staleness = 1;
+  std::optional<std::string> record, replay;
   double bucket_mb = 4;
   std::string grad_dtype = "fp32", all_reduce = "direct";
   std::string offload = "none";
   // place
   std::string device = "cpu";
+  std::optional<std::string> backend;
   double timeout = 300;
   std::optional<int64_t> threads_per_rank;
   std::string recompute = "none";
@@ -111,18 +113,27 @@ void for_each_option(Options& o, F&& f) {
   f(OptionInfo{"batch", "Data", "sequences per step", "", 1, 1e9}, o.batch);
   f(OptionInfo{"microbatches", "Data", "parts that a step's batch is cut into, one after another", "", 1, 1e9},
     o.microbatches);
-  f(OptionInfo{"ranks", "Plan", "ranks, threads of this process; default: 2 where the batch can be halved", "", 1,
+  f(OptionInfo{"ranks", "Plan", "ranks; default: 2 where the batch can be halved; under mpirun those of the job", "", 1,
                1024},
     o.ranks);
   f(OptionInfo{"dp", "Plan", "data-parallel ranks; default: all ranks", "", 1, 1024}, o.dp);
   f(OptionInfo{"zero", "Plan", "ZeRO stage: shares out optimizer state (1), gradients (2), parameters (3)", "", 0, 3},
     o.zero);
-  f(OptionInfo{"dp-mode", "Plan", "how data-parallel ranks work together", "ddp|dataparallel|ps-sync"}, o.dp_mode);
+  f(OptionInfo{"dp-mode", "Plan", "how data-parallel ranks work together", "ddp|dataparallel|ps-sync|ps-async"},
+    o.dp_mode);
   f(OptionInfo{"servers", "Plan", "parameter servers, on the first ranks", "", 1, 1024}, o.servers);
+  f(OptionInfo{"staleness", "Plan", "steps that a worker of ps-async may be ahead of the slowest", "", 0, 1e6},
+    o.staleness);
+  f(OptionInfo{"record", "Plan", "file for the order in which ps-async applied what", "", -1e300, 1e300, false, false},
+    o.record);
+  f(OptionInfo{"replay", "Plan", "file with such an order, to be repeated", "", -1e300, 1e300, false, false}, o.replay);
   f(OptionInfo{"bucket-mb", "Plan", "gradients that ddp sends at once, in MiB", "", 1e-6, 1e6}, o.bucket_mb);
   f(OptionInfo{"grad-dtype", "Plan", "of gradients while they are summed and sent", "fp32|bf16"}, o.grad_dtype);
   f(OptionInfo{"all-reduce", "Plan", "algorithm of sums over ranks", "direct|ring|tree|root|native"}, o.all_reduce);
   f(OptionInfo{"offload", "Plan", "what is kept out of memory, in a file that is mapped", "none|optimizer"}, o.offload);
+  f(OptionInfo{"backend", "Place", "threads of one process, or processes of mpirun; default: what started the program",
+               "threads|mpi", -1e300, 1e300, false, false},
+    o.backend);
   f(OptionInfo{"timeout", "Place", "seconds that a rank waits for another", "", 0.01, 1e6}, o.timeout);
   f(OptionInfo{"device", "Place", "where tensors live", "cpu"}, o.device);
   f(OptionInfo{"threads-per-rank", "Place", "threads of a rank; default: the cores, divided among the ranks", "", 1,

@@ -8,7 +8,10 @@ namespace tessera {
 
 DType dtype_named(const std::string& name);  // "fp32", "bf16", "fp64"
 
-// Data-parallel ranks: --ranks, --dp, or, when neither is given, two where the machine and the batch allow it.
+// What carries bytes: --backend, or MPI where its launcher started this process.
+Backend backend_of(const TrainOptions& options);
+// Data-parallel ranks: those of an MPI job, --ranks, --dp, or, when neither is given, two where the machine and the
+// batch allow it.
 int64_t ranks_of(const TrainOptions& options);
 // Throws Error (usage) for a plan that cannot be, with the nearest values that can.
 void check_plan(const TrainOptions& options);

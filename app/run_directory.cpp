@@ -88,18 +88,23 @@ void RunDirectory::write_config(const TrainOptions& o) const {
 }
 
 void RunDirectory::save(Trainer& trainer, const TrainOptions& o, const Dataset& dataset) const {
-  const std::vector<NamedTensor> values = whole_values(trainer), state = whole_state(trainer, o.optimizer);
-  if (trainer.world().rank() != 0) return;
-  const std::map<std::string, std::string> steps = {{"steps", std::to_string(trainer.steps_done())}};
+  const Whole whole{whole_values(trainer), whole_state(trainer, o.optimizer), trainer.steps_done(),
+                    trainer.world().size(), trainer.strategy().name()};
+  if (trainer.world().rank() == 0) save(whole, trainer.model().config, o, dataset);
+}
+
+void RunDirectory::save(const Whole& whole, const GptConfig& config, const TrainOptions& o,
+                        const Dataset& dataset) const {
+  const std::map<std::string, std::string> steps = {{"steps", std::to_string(whole.steps)}};
   const std::vector<CheckpointFile> files = {
-      {"model.safetensors", [&](const fs::path& f) { write_tensors(values, f, {}); }},
-      {"optimizer.safetensors", [&](const fs::path& f) { write_tensors(state, f, steps); }},
+      {"model.safetensors", [&](const fs::path& f) { write_tensors(whole.values, f, {}); }},
+      {"optimizer.safetensors", [&](const fs::path& f) { write_tensors(whole.state, f, steps); }},
       {"config.toml", [&](const fs::path& f) { write_file(f, to_toml(o)); }},
       {"tokenizer.json", [&](const fs::path& f) { write_file(f, dataset.tokenizer->to_json()); }}};
-  const Json about = {{"run", identity(o, trainer.model().config, dataset)},
-                      {"layout", {{"ranks", trainer.world().size()}, {"strategy", trainer.strategy().name()}}},
-                      {"data_cursor", {{"next_step", trainer.steps_done()}}}};
-  save_checkpoint(checkpoints(), trainer.steps_done(), files, about.dump(), kKept);
+  const Json about = {{"run", identity(o, config, dataset)},
+                      {"layout", {{"ranks", whole.ranks}, {"strategy", whole.strategy}}},
+                      {"data_cursor", {{"next_step", whole.steps}}}};
+  save_checkpoint(checkpoints(), whole.steps, files, about.dump(), kKept);
 }
 
 void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,

@@ -19,6 +19,8 @@ class RunDirectory {
   // The folder of --out, or runs/DATE-TIME, made when it is missing. Throws Error (usage) when it holds a run already
   // and the options do not say --resume, and the other way round; OutputError when it cannot be made or written.
   explicit RunDirectory(const TrainOptions& options);
+  // The same folder, as another process of the same run sees it.
+  explicit RunDirectory(std::filesystem::path made) : path_(std::move(made)) {}
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
@@ -29,6 +31,14 @@ class RunDirectory {
   void write_config(const TrainOptions& options) const;
   // Saves model and optimizer as checkpoints/step-N; the two newest are kept. Every rank calls it, rank 0 writes.
   void save(Trainer& trainer, const TrainOptions& options, const Dataset& dataset) const;
+  // The same of tensors that are whole already: one per parameter, and one per parameter and kind of optimizer state.
+  struct Whole {
+    std::vector<NamedTensor> values, state;
+    int64_t steps = 0;
+    int ranks = 1;
+    std::string_view strategy;
+  };
+  void save(const Whole& whole, const GptConfig& config, const TrainOptions& options, const Dataset& dataset) const;
   // Loads the newest checkpoint that is whole; `passed_over` says why newer ones were not. A run that was killed before
   // its first checkpoint begins again. Every rank calls it. Throws InputError when there are only damaged ones, and
   // Error (usage) naming each key in which the run differs from the one that was saved.

@@ -44,7 +44,7 @@ std::string describe_model(const TrainOptions& o, Gpt& model) {
 }
 
 TrainOutput::TrainOutput(const TrainOptions& o, const std::filesystem::path& run, int64_t resumed_step)
-    : options_(o), progress_(Progress::for_stderr(o.steps, o.quiet)), metrics_(run, resumed_step) {}
+    : options_(o), run_(run), progress_(Progress::for_stderr(o.steps, o.quiet)), metrics_(run, resumed_step) {}
 
 void TrainOutput::show(const std::string& json) const {
   if (options_.format == "json") print(json + "\n");
@@ -72,50 +72,50 @@ void TrainOutput::eval(int64_t step, const Validation& v) {
       fmt::format("step {}: validation loss {:.4f} ({:.4f} bits per byte)", step, v.loss, v.bits_per_byte));
 }
 
-void TrainOutput::summary(Trainer& trainer, const RunUsage& usage, const std::string& sample,
-                          const std::filesystem::path& out) {
+void TrainOutput::summary(const Facts& f) {
   const double rate = median_rate(rates_);
   const bool stepped = !rates_.empty();  // a resumed run may have had nothing left to do
-  const double peak = measured_peak_flops(dtype_named(options_.dtype), trainer.arena()) * trainer.world().size();
+  const auto ranks = static_cast<int64_t>(f.usage.peak_bytes.size());
+  const double peak = measured_peak_flops(dtype_named(options_.dtype), f.arena) * static_cast<double>(ranks);
   Json sent = Json::object();
-  for (const SentBytes& s : usage.sent) sent[s.axis][s.operation] = s.bytes;
-  const int64_t steps = trainer.steps_done();
+  for (const SentBytes& s : f.usage.sent) sent[s.axis][s.operation] = s.bytes;
+  const int64_t steps = f.steps;
   const std::string record = Json{
       {"event", "summary"},
       {"steps", steps},
-      {"tokens", steps * trainer.tokens_per_step()},
+      {"tokens", steps * f.tokens_per_step},
       {"loss", stepped ? Json(losses_.back()) : Json()},
       {"val_loss", validation_.loss},
       {"val_bits_per_byte", validation_.bits_per_byte},
       {"tokens_per_s", stepped ? Json(rate) : Json()},
-      {"mfu", stepped ? Json(rate * trainer.flops_per_token() / peak) : Json()},
-      {"peak_bytes", usage.peak_bytes},
+      {"mfu", stepped ? Json(rate * f.flops_per_token / peak) : Json()},
+      {"peak_bytes", f.usage.peak_bytes},
       {"sent_bytes", sent},
       {"plan",
-       {{"ranks", trainer.world().size()},
-        {"dp", trainer.data_axis().size()},
-        {"strategy", trainer.strategy().name()},
+       {{"ranks", ranks},
+        {"dp", ranks},
+        {"strategy", f.strategy},
         {"all_reduce", options_.all_reduce},
-        {"backend", trainer.world().kind()},
+        {"backend", f.backend},
         {"microbatches", options_.microbatches},
         {"recompute", options_.recompute},
         {"threads_per_rank", cpu::threads()}}},
-      {"out", out.string()}}.dump();
+      {"out", run_.string()}}.dump();
   metrics_.write(record);
   show(record);
   if (options_.format == "json") return;
   std::string text = fmt::format("\nAfter {} steps ({} tokens) the validation loss is {:.4f} ({:.4f} bits per byte).\n",
-                                 steps, short_number(static_cast<double>(steps * trainer.tokens_per_step())),
-                                 validation_.loss, validation_.bits_per_byte);
+                                 steps, short_number(static_cast<double>(steps * f.tokens_per_step)), validation_.loss,
+                                 validation_.bits_per_byte);
   if (stepped)
     text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of what this machine's matrix products reach; ",
                         losses_.front(), sparkline(losses_, kCurve), losses_.back(), short_number(rate),
-                        100 * rate * trainer.flops_per_token() / peak);
+                        100 * rate * f.flops_per_token / peak);
   text += fmt::format("{} {} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most",
-                      *std::max_element(usage.peak_bytes.begin(), usage.peak_bytes.end()) / 1'000'000,
-                      usage.peak_bytes.size() > 1 ? " per rank" : "");
-  text += fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {}\n", sample,
-                      out.string(), out.string());
+                      *std::max_element(f.usage.peak_bytes.begin(), f.usage.peak_bytes.end()) / 1'000'000,
+                      f.usage.peak_bytes.size() > 1 ? " per rank" : "");
+  text += fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {}\n", f.sample,
+                      run_.string(), run_.string());
   print(text);
 }
 

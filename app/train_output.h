@@ -23,11 +23,20 @@ class TrainOutput {
   void step(const StepReport& report);
   void eval(int64_t step, const Validation& v);
   // The last record, and for a person the result: the sample of text and where the run lies.
-  void summary(Trainer& trainer, const RunUsage& usage, const std::string& sample, const std::filesystem::path& out);
+  struct Facts {
+    int64_t steps = 0, tokens_per_step = 0;
+    double flops_per_token = 0;
+    std::string strategy, backend;
+    RunUsage usage;
+    ArenaPtr arena;
+    std::string sample;
+  };
+  void summary(const Facts& facts);
 
  private:
   void show(const std::string& json) const;  // to a program
   const TrainOptions& options_;
+  std::filesystem::path run_;
   Progress progress_;
   Metrics metrics_;
   std::vector<double> rates_, losses_;  // tokens per second and loss of each step

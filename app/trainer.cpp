@@ -9,8 +9,8 @@
 #include <cmath>
 #include <filesystem>
 
+#include "app/evaluate.h"
 #include "app/plan.h"
-#include "data/loader.h"
 #include "optim/grad_norm.h"
 #include "tensor/error.h"
 
@@ -131,36 +131,16 @@ StepReport Trainer::step(bool stop) {
   return r;
 }
 
-// As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights. Ranks take
-// turns of that many; in the last round one may have none, and computes what nobody looks at, since a forward pass may
-// need every rank.
+// As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights.
 double Trainer::mean_loss(const TokenFile& split) {
-  const NoGrad no_grad;
-  model_.set_step({});
-  const int64_t ranks = data_axis_->size(), context = model_.config.context;
-  const int64_t at_once = options_.batch / (options_.microbatches * ranks);
-  const Windows windows(split, context);
-  double sum = 0;
-  for (int64_t round = 0; round < windows.count(); round += at_once * ranks) {
-    const int64_t first = std::min(round + at_once * data_axis_->rank(), windows.count());
-    const int64_t found = std::min(at_once, windows.count() - first);
-    const Shape shape{std::max<int64_t>(found, 1), context};
-    Tensor ids = Tensor::zeros(shape, DType::int32, arena_), targets = Tensor::empty(shape, DType::int32, arena_);
-    targets.fill(Windows::kIgnored);
-    if (found > 0) windows.load(first, found, ids.data<int32_t>(), targets.data<int32_t>());
-    sum += model_.loss(ids, targets, 1).loss_sum;
-  }
-  const double loss = data_axis_->sum(sum) / static_cast<double>(windows.targets());
-  if (!std::isfinite(loss))
-    throw Error(fmt::format("step {}: the validation loss is {}; expected a finite number", steps_done(), loss),
-                Status::not_finite);
-  return loss;
+  const int64_t at_once = options_.batch / (options_.microbatches * data_axis_->size());
+  return tessera::mean_loss(model_, *data_axis_, split, at_once, arena_);
 }
 
-double Trainer::flops_per_token() {
-  const GptConfig& c = model_.config;
+double flops_per_token(Gpt& model) {
+  const GptConfig& c = model.config;
   const auto weights =
-      static_cast<double>(model_.parameter_count() - c.context * c.channels);  // positions are looked up
+      static_cast<double>(model.parameter_count() - c.context * c.channels);  // positions are looked up
   return 6 * weights + 12 * static_cast<double>(c.layers * c.channels * c.context);
 }
 

@@ -42,7 +42,6 @@ class Trainer {
   Communicator& data_axis() { return *data_axis_; }
   const ArenaPtr& arena() const { return arena_; }
   int64_t tokens_per_step() const { return options_.batch * model_.config.context; }
-  double flops_per_token();  // of training: 6 per weight in a product and 12 L C T of attention
 
  private:
   double forward_backward(int64_t microbatch);  // the sum of the losses of its tokens
@@ -58,6 +57,8 @@ class Trainer {
   LrSchedule schedule_;
 };
 
+// Of training: 6 per weight in a product and 12 L C T of attention.
+double flops_per_token(Gpt& model);
 // The best rate, in FLOP/s, of a few matrix products of 1024^3: what the model's use of the machine is measured
 // against.
 double measured_peak_flops(DType dtype, const ArenaPtr& arena);

@@ -3,13 +3,12 @@
 
 namespace tessera {
 
-RunUsage usage_of(Trainer& trainer) {
-  Communicator& world = trainer.world();
-  const std::vector<Communicator*> axes = {&world, &trainer.data_axis()};
+RunUsage usage_of(Communicator& world, const std::vector<Communicator*>& others, const ArenaPtr& arena) {
+  std::vector<Communicator*> axes = {&world};
+  axes.insert(axes.end(), others.begin(), others.end());
   std::vector<int64_t> counts;  // before this function communicates itself
   for (const Communicator* axis : axes)
     for (const OpCount& c : axis->counts()) counts.insert(counts.end(), {c.calls, c.sent});
-  const ArenaPtr& arena = trainer.arena();
   const Tensor total = Tensor::of<int64_t>(counts, {static_cast<int64_t>(counts.size())}, arena);
   const Tensor peak = Tensor::of<int64_t>(std::vector<int64_t>{arena->total().peak}, {1}, arena);
   const Tensor peaks = Tensor::empty({world.size()}, DType::int64, arena);

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "app/trainer.h"
+#include "parallel/comm/communicator.h"
 
 namespace tessera {
 
@@ -16,7 +16,7 @@ struct RunUsage {
   std::vector<SentBytes> sent;      // what was used at all
 };
 
-// The counts up to now; the same on every rank. Every rank calls it.
-RunUsage usage_of(Trainer& trainer);
+// The counts of `world` and of other axes up to now; the same on every rank. Every rank calls it.
+RunUsage usage_of(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena);
 
 }  // namespace tessera

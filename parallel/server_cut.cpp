@@ -27,7 +27,7 @@ Range served_range(int64_t size, int servers, int rank) {
 
 Tensor gather_served(Communicator& axis, int servers, int64_t size, const Tensor& shard) {
   if (axis.rank() > 0) {
-    if (shard.numel() > 0) axis.send(shard, 0, kTag);
+    if (shard.defined() && shard.numel() > 0) axis.send(shard, 0, kTag);
     return {};
   }
   const Tensor whole = shard.make({size}, shard.dtype(), Category::workspace);

@@ -1,0 +1,87 @@
+// A run in steps that all ranks make together.
+#include <fmt/format.h>
+
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include "app/signals.h"
+#include "app/trainer.h"
+#include "app/training.h"
+#include "app/usage.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+// True at every `every`-th step; the last step is the caller's.
+bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+// The steps of one rank. Returns the exit status; only rank 0 has an output.
+int train_steps(const Run& run, Trainer& trainer, TrainOutput* output) {
+  const TrainOptions& o = run.options;
+  const auto save = [&] { run.directory.save(trainer, o, run.dataset); };
+  const auto evaluate = [&] {
+    const double loss = trainer.mean_loss(run.dataset.val);
+    if (output) output->eval(trainer.steps_done(), {loss, run.dataset.bits_per_byte(loss)});
+  };
+  while (trainer.steps_done() < o.steps) {
+    const StepReport report = trainer.step(interrupted() != 0);
+    if (output) output->step(report);
+    if (report.stop) {
+      save();
+      if (output)
+        output->message(fmt::format("stopped after step {}; tessera train --resume --out {} goes on", report.step,
+                                    run.directory.path().string()));
+      return 128 + (interrupted() != 0 ? interrupted() : SIGTERM);
+    }
+    if (report.step == o.steps) break;
+    if (due(report.step, o.eval_every)) evaluate();
+    if (due(report.step, o.save_every)) save();
+  }
+  save();
+  evaluate();
+  return 0;
+}
+
+}  // namespace
+
+int train_in_steps(const Run& run, Communicator& world) {
+  const TrainOptions& o = run.options;
+  Trainer trainer(o, run.sequences, world);
+  std::vector<std::string> passed_over;
+  if (o.resume) run.directory.resume(trainer, o, run.dataset, passed_over);
+  if (o.steps < trainer.steps_done())
+    throw Error(fmt::format("--steps: expected at least the {} that {} has done, found {}", trainer.steps_done(),
+                            run.directory.path().string(), o.steps));
+  world.barrier();  // everybody has read what there is before anything is written
+  if (world.rank() != 0) {
+    const int status = train_steps(run, trainer, nullptr);
+    usage_of(world, {&trainer.data_axis()}, trainer.arena());
+    return status;
+  }
+  run.directory.write_config(o);
+  TrainOutput output(o, run.directory.path(), trainer.steps_done());
+  for (const std::filesystem::path& path : run.directory.removed())
+    output.message("removed what a killed run had left half-written: " + path.string());
+  for (const std::string& why : passed_over) output.message("passed over a checkpoint: " + why);
+  introduce(output, run, trainer.model(), fmt::format("{} steps of {} tokens", o.steps, trainer.tokens_per_step()));
+  if (o.resume)
+    output.message(trainer.steps_done() > 0 ? fmt::format("going on after step {}", trainer.steps_done())
+                                            : "no checkpoint was saved yet: beginning at step 1");
+  const int status = train_steps(run, trainer, &output);
+  const RunUsage usage = usage_of(world, {&trainer.data_axis()}, trainer.arena());
+  if (status != 0) return status;
+  const std::string sample = o.format == "json" ? "" : sample_of_saved(run, trainer.model().config);
+  output.summary({.steps = trainer.steps_done(),
+                  .tokens_per_step = trainer.tokens_per_step(),
+                  .flops_per_token = flops_per_token(trainer.model()),
+                  .strategy = std::string(trainer.strategy().name()),
+                  .backend = std::string(world.kind()),
+                  .usage = usage,
+                  .arena = trainer.arena(),
+                  .sample = sample});
+  return 0;
+}
+
+}  // namespace tessera

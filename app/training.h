@@ -1,0 +1,31 @@
+// The rank's side of the command `train`, for runs in steps and for asynchronous ones.
+#pragma once
+#include <string>
+
+#include "app/options.h"
+#include "app/run_directory.h"
+#include "app/sequences.h"
+#include "app/train_output.h"
+#include "data/dataset.h"
+#include "parallel/comm/communicator.h"
+
+namespace tessera {
+
+// What the ranks of one process share, all of it read only but for the run's folder, which rank 0 writes.
+struct Run {
+  const TrainOptions& options;
+  const Dataset& dataset;
+  const Sequences& sequences;
+  const RunDirectory& directory;
+};
+
+// Every rank calls one of these; they return the exit status.
+int train_in_steps(const Run& run, Communicator& world);
+int train_asynchronously(const Run& run, Communicator& world);
+
+// Words at the head of a run. `steps` says of how many tokens, and by whom.
+void introduce(TrainOutput& output, const Run& run, Gpt& model, const std::string& steps);
+// Text by the model as it was saved last: no rank needs to hold the whole of it while it is trained.
+std::string sample_of_saved(const Run& run, const GptConfig& config);
+
+}  // namespace tessera
