@@ -7,13 +7,13 @@
 set -euo pipefail
 program=$1 mode=$2
 export OMP_NUM_THREADS=1
-mpirun=(timeout -k 5 170 mpirun)
+mpirun=(mpirun)
 if mpirun --version 2>&1 | grep -qiE 'open(rte| mpi)'; then
   mpirun+=(--allow-run-as-root --oversubscribe --bind-to none)
 fi
 
 if [[ $mode == operations ]]; then
-  "${mpirun[@]}" -n "$3" "$program" all
+  timeout -k 5 170 "${mpirun[@]}" -n "$3" "$program" all
   echo "$3 ranks: all operations are right"
   exit
 fi
@@ -25,7 +25,7 @@ trap 'rm -f "$output"' EXIT
 # fault RANKS SCENARIO ALGORITHM STATUS LINE: what must be on standard error, as a regular expression
 fault() {
   local start=$EPOCHREALTIME status=0 took lines
-  timeout -k 5 30 "${mpirun[@]:3}" -n "$1" "$program" "$2" "$3" >"$output" 2>&1 || status=$?
+  timeout -k 5 30 "${mpirun[@]}" -n "$1" "$program" "$2" "$3" >"$output" 2>&1 || status=$?
   took=$(((${EPOCHREALTIME/./} - ${start/./}) / 1000))
   lines=$(grep -acE "^tessera: \[rank [0-9]\] $5" "$output" || true)
   if [[ ! $status =~ ^($4)$ ]] || ((lines < 1 || took > 12000)); then
