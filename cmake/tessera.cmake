@@ -34,7 +34,7 @@ endif()
 # for the files of a backend that is off.
 function(tessera_layer name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${name}/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "app/main/main[.]cpp$")
+  list(FILTER sources EXCLUDE REGEX "/main/[^/]*[.]cpp$")  # of programs
   if(NOT TESSERA_WITH_MPI)
     list(FILTER sources EXCLUDE REGEX "/mpi_[^/]*[.]cpp$")
   endif()

@@ -105,6 +105,23 @@ void Exchange::run() {
   }
 }
 
+int64_t exchange(Transport& t, const Call& call) {
+  Exchange messages{t, call};
+  messages.run();
+  return messages.sent;
+}
+
+// A collective of messages: which one it was that a message did not come for.
+int64_t of_messages(int64_t (*algorithm)(Transport&, const Call&), Transport& t, const Call& call) {
+  try {
+    return algorithm(t, call);
+  } catch (const PeerFailed& e) {
+    throw PeerFailed(describe(call) + ": " + e.what());
+  } catch (const CommError& e) {
+    throw CommError(describe(call) + ": " + e.what());
+  }
+}
+
 }  // namespace
 
 std::string_view name_of(Algorithm algorithm) { return kNames.at(static_cast<size_t>(algorithm)); }
@@ -115,11 +132,7 @@ Algorithm algorithm_named(std::string_view name) {
   throw Error("--all-reduce: expected direct, ring, tree, root or native, found '" + std::string(name) + "'");
 }
 
-int64_t direct_by_messages(Transport& t, const Call& call) {
-  Exchange exchange{t, call};
-  exchange.run();
-  return exchange.sent;
-}
+int64_t direct_by_messages(Transport& t, const Call& call) { return of_messages(exchange, t, call); }
 
 int64_t sent_directly(const Call& call, int ranks, int rank) {
   const int64_t own = piece(call.count, ranks, rank).size() * size_of(call.dtype), all = call.bytes();
@@ -149,10 +162,10 @@ int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call) {
   const bool reduces_or_gathers =
       call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::all_gather;
   if (algorithm == Algorithm::native && call.op != Op::barrier) return t.native(call);
-  if (algorithm == Algorithm::ring && reduces_or_gathers) return ring(t, call);
-  if (algorithm == Algorithm::root && reduces_or_gathers) return root(t, call);
+  if (algorithm == Algorithm::ring && reduces_or_gathers) return of_messages(ring, t, call);
+  if (algorithm == Algorithm::root && reduces_or_gathers) return of_messages(root, t, call);
   if (algorithm == Algorithm::tree && (call.op == Op::all_reduce || call.op == Op::reduce || call.op == Op::broadcast))
-    return tree(t, call);
+    return of_messages(tree, t, call);
   return t.direct(call);
 }
 

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# The MPI transport under a real mpirun.
+#   mpi_test.sh PROGRAM operations RANKS   every operation, order of sums, bytes, messages, groups
+#   mpi_test.sh PROGRAM faults             ranks that throw, die, stop, loop, leave, or ask for something else: each ends the job
+#                                          within the timeout of 2 s (and the launcher's own second or two), and the line
+#                                          that says why is there
+set -euo pipefail
+program=$1 mode=$2
+export OMP_NUM_THREADS=1
+mpirun=(mpirun)
+if mpirun --version 2>&1 | grep -qiE 'open(rte| mpi)'; then
+  mpirun+=(--allow-run-as-root --oversubscribe --bind-to none)
+fi
+
+if [[ $mode == operations ]]; then
+  timeout -k 5 170 "${mpirun[@]}" -n "$3" "$program" all
+  echo "$3 ranks: all operations are right"
+  exit
+fi
+
+failed=0
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+
+# fault RANKS SCENARIO ALGORITHM STATUS LINE: what must be on standard error, as a regular expression
+fault() {
+  local start=$EPOCHREALTIME status=0 took lines
+  timeout -k 5 30 "${mpirun[@]}" -n "$1" "$program" "$2" "$3" >"$output" 2>&1 || status=$?
+  took=$(((${EPOCHREALTIME/./} - ${start/./}) / 1000))
+  lines=$(grep -acE "^tessera: \[rank [0-9]\] $5" "$output" || true)
+  if [[ ! $status =~ ^($4)$ ]] || ((lines < 1 || took > 12000)); then
+    printf 'FAILED: %s ranks, %s by %s: status %s (expected %s) after %d ms, %d lines as expected (%s):\n' \
+      "$1" "$2" "$3" "$status" "$4" "$took" "$lines" "$5"
+    cat "$output"
+    failed=1
+  else
+    printf 'ok: %s ranks, %s by %s: status %s after %d ms\n' "$1" "$2" "$3" "$status" "$took"
+  fi
+}
+
+all='world axis, all_reduce of 400 bytes \(float32\): '
+gone='rank 1 has failed: its process [0-9]+ is gone$'
+for ranks in 2 3; do
+  fault $ranks throw direct 3 'the cause$'
+  fault $ranks kill direct '137|3' "$all$gone"
+  fault $ranks stop direct 3 "${all}rank 1 did not come within 2 s; the last it came to was all_reduce of 40 bytes \(float32\)$"
+done
+fault 2 throw ring 3 'the cause$'
+fault 2 kill ring '137|3' "${all}recv of 200 bytes: $gone"
+fault 2 stop ring 3 "${all}recv of 200 bytes: rank 1 sent nothing within 2 s$"
+fault 2 kill native '137|3' "$all$gone"
+fault 2 kill-computing direct '137|3' "while this rank computed: $gone"
+fault 2 exit direct '[0-9]+' "$all$gone"
+fault 3 loop direct 3 "${all}rank 1 did not come within 2 s"
+fault 2 mismatch direct 3 '.*(broadcast of 400 bytes \(float32, root 0\)|all_reduce of 400 bytes \(float32\)): rank [01] asks for '
+fault 2 mismatch native 3 '.* asks for '
+fault 2 leave direct 3 'world axis, (barrier: rank 0 asks for all_reduce|all_reduce of 400 bytes \(float32\): rank 1 asks for barrier)'
+fault 2 message direct 3 'world axis, recv of 32 bytes: rank 1 sent 28$'
+exit $failed

@@ -1,0 +1,86 @@
+// The exchange through shared memory, by threads that play the processes: so that ThreadSanitizer sees it.
+#include "parallel/comm/shared_exchange.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "parallel/comm/algorithms.h"
+#include "tests/parallel/arrays.h"
+
+namespace tessera {
+namespace {
+
+using test::array_of;
+using test::cut;
+using test::summed;
+using test::values;
+
+// What a group of threads shares, each with its own view of it.
+struct Shared {
+  explicit Shared(int n) : memory(std::make_unique<SharedPlace[]>(static_cast<size_t>(n))), ranks(n) {}
+  SharedExchange exchange(int rank) const {
+    SharedGroup group{.places = {},
+                      .world_ranks = {},
+                      .rank = rank,
+                      .patience = {.timeout_s = 20, .crowded = true},
+                      .give_up = [] {},
+                      .failure = [] { return std::string("a rank has failed"); }};
+    for (int r = 0; r < ranks; ++r) {
+      group.places.push_back(&memory[static_cast<size_t>(r)]);
+      group.world_ranks.push_back(r);
+    }
+    return SharedExchange(std::move(group));
+  }
+  std::unique_ptr<SharedPlace[]> memory;
+  int ranks;
+};
+
+Call call_of(Op op, DType dtype, int64_t count, const Tensor& in, const Tensor& out) {
+  return {.op = op, .dtype = dtype, .count = count, .in = in.raw(), .out = out.raw()};
+}
+
+void check(SharedExchange& shared, int n, int me, int64_t count, DType dtype) {
+  const ArenaPtr arena = make_arena();
+  const std::vector<double> total = summed(n, count);
+  const Tensor mine = array_of(me, count, dtype, arena), x = mine.clone();
+  const Tensor part = Tensor::empty({piece(count, n, me).size()}, dtype, arena),
+               whole = Tensor::zeros({count}, dtype, arena);
+  EXPECT_EQ(shared.run(call_of(Op::all_reduce, dtype, count, x, x)),
+            sent_directly({.op = Op::all_reduce, .dtype = dtype, .count = count}, n, me));
+  EXPECT_EQ(values(x), total);
+  shared.run(call_of(Op::reduce_scatter, dtype, count, mine, part));
+  EXPECT_EQ(values(part), cut(total, n, me));
+  shared.run(call_of(Op::all_gather, dtype, count, part, whole));
+  EXPECT_EQ(values(whole), total);
+  shared.run({.op = Op::barrier});
+}
+
+TEST(SharedExchange, MovesWhatThreadRanksMove) {
+  for (const int n : {2, 3, 5}) {
+    const Shared memory(n);
+    launch({.ranks = n, .timeout_s = 20}, [&](Communicator& world) {
+      SharedExchange shared = memory.exchange(world.rank());
+      for (const int64_t count : {0, 1, 100, 32'768, 100'001, 300'000})
+        for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
+          check(shared, n, world.rank(), count, dtype);
+    });
+  }
+}
+
+TEST(SharedExchange, CallsThatDifferAreNamed) {
+  const Shared memory(2);
+  try {
+    launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
+      SharedExchange shared = memory.exchange(world.rank());
+      const Tensor x = Tensor::zeros({100 + world.rank()}, DType::float32, make_arena());
+      shared.run(call_of(Op::all_reduce, DType::float32, x.numel(), x, x));
+    });
+    FAIL() << "nothing was thrown";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("asks for all_reduce of 40"), std::string::npos) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace tessera
