@@ -147,10 +147,9 @@ TEST_F(DocsTest, PagesShowWhatVerifyPrints) {
   const bool update = std::getenv("TESSERA_UPDATE_DOCS") != nullptr;
   size_t count = 0;
   for (const std::filesystem::path& page : pages()) {
-    SCOPED_TRACE(name_of(page));
     Lines text = lines_of(read_file(page));
     std::vector<Example> examples;
-    ASSERT_NO_THROW(examples = examples_of(text));
+    ASSERT_NO_THROW(examples = examples_of(text)) << name_of(page);
     count += examples.size();
     for (auto example = examples.rbegin(); example != examples.rend(); ++example) {
       const auto begin = text.begin() + static_cast<std::ptrdiff_t>(example->begin),
@@ -159,9 +158,8 @@ TEST_F(DocsTest, PagesShowWhatVerifyPrints) {
       const Lines found = lines_of(r.out + r.err);
       if (update)
         text.insert(text.erase(begin, end), found.begin(), found.end());
-      else
-        EXPECT_EQ(Difference().between({begin, end}, found, example->begin + 1), "")
-            << name_of(page) << ": tessera " << example->arguments;
+      else if (const std::string wrong = Difference().between({begin, end}, found, example->begin + 1); !wrong.empty())
+        ADD_FAILURE() << name_of(page) << ":" << wrong << "\nby tessera " << example->arguments;
     }
     if (!update) continue;
     std::ofstream out(page);
