@@ -92,15 +92,20 @@ class VerifiedRank {
     StepReport report = trainer_.compute_gradients(false);
     count_since(before);
     damage_gradients(trainer_, mutation_);
-    peak_ = std::max(peak_, trainer_.arena()->total().peak);
+    note_peaks();
     const std::vector<NamedTensor> gradients = aside(whole_gradients(trainer_));
     trainer_.arena()->reset_peaks();
     before = counts_now(trainer_);
     update(report);
     count_since(before);
-    peak_ = std::max(peak_, trainer_.arena()->total().peak);
+    note_peaks();
     const std::vector<NamedTensor> values = whole_values(trainer_), state = whole_state(trainer_, options_.optimizer);
     if (reference_) compare(report, gradients, values, state);
+  }
+
+  void note_peaks() {
+    peak_ = std::max(peak_, trainer_.arena()->total().peak);
+    moved_ = std::max(moved_, trainer_.arena()->usage(Category::communication).peak);
   }
 
   // Copies that do not count as held by the rank.
@@ -162,7 +167,7 @@ class VerifiedRank {
     const ArenaPtr& arena = trainer_.arena();
     const auto held = [&](Category c) { return arena->usage(c).live; };
     const std::vector<int64_t> mine = {held(Category::parameters), held(Category::gradients), held(Category::optimizer),
-                                       peak_, arena->usage(Category::communication).peak};
+                                       peak_, moved_};
     const auto width = static_cast<int64_t>(mine.size());
     const Tensor counts = Tensor::of<int64_t>(counts_, {static_cast<int64_t>(counts_.size())}, arena);
     const Tensor own = Tensor::of<int64_t>(mine, {width}, arena);
@@ -202,7 +207,7 @@ class VerifiedRank {
   std::unique_ptr<Comparison> comparison_;
   std::vector<int64_t> counts_;
   ArenaPtr aside_ = make_arena();
-  int64_t peak_ = 0;
+  int64_t peak_ = 0, moved_ = 0;  // moved: of what only the strategy needs
 };
 
 }  // namespace
