@@ -1,102 +1,25 @@
 // The asynchronous parameter server: the bound on staleness holds whoever is slow, a recorded order replays to the same
-// bits, the model learns, and nothing hangs when a worker ends early or throws.
+// bits, bytes are those of the formula, and the model learns.
 #include "parallel/async_server.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "optim/grad_norm.h"
 #include "parallel/comm/launch.h"
+#include "tests/parallel/async_training.h"
 #include "tests/parallel/tiny_gpt.h"
 
 namespace tessera {
 namespace {
 
-using test::bytes;
-
-constexpr uint64_t kSeed = 5;
-
-struct Plan {
-  int ranks = 3, servers = 1;
-  int64_t staleness = 1, steps = 8, sequences = 2;  // of a worker's batch
-  std::string optimizer = "adamw";
-  DType dtype = DType::float32;
-  double dropout = 0.1;
-  double rate = 0.003;
-  std::string record = {}, replay = {};
-  std::function<bool(int worker, int64_t clock)> before = {};  // false: this worker is at its end
-};
-
-struct Training {
-  AsyncSummary summary;
-  std::vector<AppliedPush> pushes;                           // as rank 0 heard of them
-  std::vector<std::vector<std::byte>> values, state;         // units at the end, and optimizer state
-  std::vector<int64_t> pushed, pulled, parameters, moments;  // bytes, by rank
-};
-
-std::vector<std::byte> parameters_of(Module& model) {
-  std::vector<std::byte> out;
-  for (const Module::Named& p : model.parameters()) {
-    const std::vector<std::byte> one = bytes(p.parameter->var.value());
-    out.insert(out.end(), one.begin(), one.end());
-  }
-  return out;
-}
-
-void train_rank(const Plan& plan, Communicator& world, Training& out, std::vector<std::byte>& values) {
-  const ArenaPtr arena = make_arena();
-  Gpt model(test::tiny_gpt(plan.dropout));
-  AsyncServer server(model, world, arena,
-                     {.mode = "ps-async", .servers = plan.servers, .dtype = plan.dtype, .seed = kSeed},
-                     {.steps = plan.steps,
-                      .staleness = plan.staleness,
-                      .clip = 1,
-                      .optimizer = [&](const auto& units) { return make_optimizer(plan.optimizer, units, {}); },
-                      .lr = [&](int64_t applied) { return plan.rate / (1 + 0.001 * static_cast<double>(applied)); },
-                      .record = plan.record,
-                      .replay = plan.replay});
-  const auto rank = static_cast<size_t>(world.rank());
-  out.parameters[rank] = arena->usage(Category::parameters).live;
-  out.moments[rank] = arena->usage(Category::optimizer).live;
-  const int64_t tokens = plan.sequences * model.config.context;
-  const auto step = [&](int worker, int64_t clock) -> std::optional<double> {
-    if (plan.before && !plan.before(worker, clock)) return {};
-    const int64_t first = worker * plan.sequences;
-    return test::learn(model, test::sequences(model.config, clock, first, plan.sequences, arena),
-                       {.seed = kSeed, .step = clock, .first_sequence = first, .training = true}, tokens) /
-           static_cast<double>(tokens);
-  };
-  const AsyncSummary summary = server.run(step, [&](const AppliedPush& push) { out.pushes.push_back(push); });
-  if (rank == 0) out.summary = summary;
-  values = parameters_of(model);
-  for (size_t i = 0; server.optimizer() && plan.servers == 1 && i < server.optimizer()->state().size(); ++i)
-    out.state.push_back(bytes(server.optimizer()->state()[i].tensor));
-  out.pushed[rank] = server.pushed_bytes();
-  out.pulled[rank] = server.pulled_bytes();
-}
-
-Training train(const Plan& plan) {
-  Training out;
-  const auto ranks = static_cast<size_t>(plan.ranks);
-  out.values.resize(ranks);
-  out.pushed = out.pulled = out.parameters = out.moments = std::vector<int64_t>(ranks);
-  launch({.ranks = plan.ranks, .threads_per_rank = 1, .timeout_s = 30},
-         [&](Communicator& world) { train_rank(plan, world, out, out.values[static_cast<size_t>(world.rank())]); });
-  for (const std::vector<std::byte>& values : out.values) EXPECT_TRUE(values == out.values[0]);
-  return out;
-}
+using namespace test::async;
 
 void expect_same_bits(const Training& a, const Training& b) {
   ASSERT_EQ(a.pushes.size(), b.pushes.size());
@@ -110,15 +33,6 @@ void expect_same_bits(const Training& a, const Training& b) {
   EXPECT_TRUE(a.values == b.values);
   EXPECT_TRUE(a.state == b.state);
 }
-
-void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
-
-struct Scratch {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("tessera_async_" + std::to_string(getpid()));
-  Scratch() { std::filesystem::create_directories(path); }
-  ~Scratch() { std::filesystem::remove_all(path); }
-  std::string file(const std::string& name) const { return (path / name).string(); }
-};
 
 // One worker computes its clock 4 until the others have begun the last clock that they may, and then a while longer.
 TEST(AsyncServer, StalenessStaysInItsBoundWhoeverIsSlow) {
@@ -224,23 +138,6 @@ TEST(AsyncServer, NobodyWaitsForAWorkerThatHasEnded) {
   EXPECT_EQ(train(plan).summary.applied, 0);
 }
 
-TEST(AsyncServer, AWaitLongerThanTheTimeoutIsNoFailureOfWhoHasEnded) {
-  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 0.8}, [&](Communicator& world) {
-    Training out;
-    out.pushed = out.pulled = out.parameters = out.moments = std::vector<int64_t>(2);
-    std::vector<std::byte> values;
-    train_rank({.ranks = 2,
-                .staleness = 0,
-                .steps = 4,
-                .before =
-                    [](int worker, int64_t) {
-                      if (worker == 0) sleep_ms(300);
-                      return worker == 0;
-                    }},
-               world, out, values);
-  });
-}
-
 // (K = 2, 3 ranks): a server keeps K-th parts, everybody else none; a worker moves all that it does not keep itself.
 TEST(AsyncServer, MovesAndHoldsWhatTheFormulaSays) {
   const Training run = train({.servers = 2, .steps = 5});
@@ -290,111 +187,6 @@ TEST(AsyncServer, LearnsWithinABandOfTheSynchronousRun) {
     EXPECT_LT(end_of(run.pushes), synchronous + 0.1);
     EXPECT_LT(end_of(run.pushes), serial + 0.35);
   }
-}
-
-TEST(AsyncServer, AWorkerThatThrowsEndsTheOthersWithItsCause) {
-  for (int servers = 1; servers <= 3; ++servers)
-    for (int guilty = 0; guilty < 3; ++guilty)
-      for (const int64_t staleness : {0, 5}) try {
-          train({.servers = servers, .staleness = staleness, .before = [=](int worker, int64_t clock) {
-                   if (worker == guilty && clock == 2) throw Error("the cause", Status::input);
-                   return true;
-                 }});
-          ADD_FAILURE() << "nothing was thrown";
-        } catch (const Error& e) {
-          EXPECT_EQ(std::string(e.what()), "[rank " + std::to_string(guilty) + "] the cause");
-          EXPECT_EQ(e.status(), Status::input);
-        }
-}
-
-TEST(AsyncServer, ALearningRateThatThrowsInAServersThreadEndsEveryone) {
-  try {
-    launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
-      const ArenaPtr arena = make_arena();
-      Gpt model(test::tiny_gpt(0));
-      AsyncServer server(model, world, arena, {.servers = 1},
-                         {.steps = 50,
-                          .staleness = 50,
-                          .optimizer = [](const auto& units) { return make_optimizer("sgd", units, {}); },
-                          .lr = [](int64_t applied) -> double {
-                            if (applied == 7) throw Error("no rate");
-                            return 0.01;
-                          }});
-      server.run(
-          [&](int worker, int64_t clock) {
-            return test::learn(model, test::sequences(model.config, clock, worker, 1, arena), {}, 10);
-          },
-          {});
-    });
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "[rank 0] no rate");
-  }
-}
-
-TEST(AsyncServer, AWorkerThatNeverPushesIsNamed) {
-  try {
-    launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 1}, [&](Communicator& world) {
-      Training out;
-      out.pushed = out.pulled = out.parameters = out.moments = std::vector<int64_t>(3);
-      std::vector<std::byte> values;
-      train_rank({.staleness = 0,
-                  .before =
-                      [](int worker, int64_t clock) {
-                        if (worker == 2 && clock == 1) sleep_ms(1400);
-                        return true;
-                      }},
-                 world, out, values);
-    });
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& e) {
-    EXPECT_EQ(std::string(e.what()), "[rank 0] world axis, recv of 48 bytes: rank 2 sent nothing within 1 s");
-    EXPECT_EQ(e.status(), Status::communication);
-  }
-}
-
-std::string refusal(const Plan& plan) {
-  try {
-    train(plan);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "accepted";
-}
-
-TEST(AsyncServer, ARecordThatDoesNotFitIsRefused) {
-  const Scratch scratch;
-  const std::string file = scratch.file("record");
-  const Plan plan{.steps = 3, .record = file};
-  train(plan);
-  const auto changed = [&](auto change) {
-    Plan other = plan;
-    other.record.clear();
-    other.replay = file;
-    change(other);
-    return refusal(other);
-  };
-  EXPECT_EQ(changed([](Plan&) {}), "accepted");
-  const std::string was = file + " was recorded with 3 ranks, 1 servers, staleness 1 and 3 steps; this run has ";
-  EXPECT_NE(changed([](Plan& p) { p.ranks = 2; }).find(was + "2 ranks"), std::string::npos);
-  EXPECT_NE(changed([](Plan& p) { p.servers = 2; }).find(was + "3 ranks, 2 servers"), std::string::npos);
-  EXPECT_NE(changed([](Plan& p) { p.staleness = 2; }).find("this run has 3 ranks, 1 servers, staleness 2"),
-            std::string::npos);
-  EXPECT_NE(changed([](Plan& p) { p.steps = 4; }).find("and 4 steps"), std::string::npos);
-  EXPECT_NE(changed([&](Plan& p) { p.replay = file + "s"; }).find("cannot be read"), std::string::npos);
-  EXPECT_NE(changed([&](Plan& p) {
-              p.before = [](int worker, int64_t clock) { return worker != 1 || clock < 1; };
-            }).find("has 3 steps of worker 1, which is at its end after 1"),
-            std::string::npos);
-  EXPECT_NE(refusal({.staleness = -1}).find("--staleness: expected"), std::string::npos);
-  EXPECT_NE(refusal({.servers = 4}).find("--servers: expected 1 to 3"), std::string::npos);
-  EXPECT_NE(refusal({.steps = 1, .record = scratch.file("no/such/place")}).find("cannot be written"),
-            std::string::npos);
-}
-
-TEST(AsyncServer, ALossThatIsNoNumberEndsTheRun) {
-  const std::string what = refusal({.rate = 1e30});
-  EXPECT_NE(what.find("the loss or the gradient norm is not finite"), std::string::npos) << what;
 }
 
 }  // namespace
