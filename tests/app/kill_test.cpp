@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -39,32 +38,6 @@ constexpr uint64_t kSteps = 16 * kKills;  // more than are done between the kill
 
 class KillTest : public test::ProgramTest {
  protected:
-  fs::path checkpoints() const { return path("run/checkpoints"); }
-  // What has the name of something half-written, as the program prints it.
-  std::vector<std::string> half_written() const {
-    std::vector<std::string> out;
-    for (const std::string folder : {"run", "run/checkpoints"}) {
-      if (!fs::exists(path(folder))) continue;
-      for (const auto& e : fs::directory_iterator(path(folder)))
-        if (const std::string name = e.path().filename().string(); name.find(".tmp-") != std::string::npos)
-          out.push_back(folder + "/" + name);
-    }
-    return out;
-  }
-  // The step of the newest checkpoint, 0 if there is none. Whatever has a checkpoint's name must be one.
-  int64_t newest_step() const {
-    std::vector<std::string> damaged;
-    const auto newest = newest_checkpoint(checkpoints(), damaged);
-    EXPECT_TRUE(damaged.empty()) << damaged.front();
-    if (!newest) return 0;
-    for (const auto& e : fs::directory_iterator(checkpoints())) {
-      const std::string name = e.path().filename().string();
-      if (name.starts_with("step-") && name.find(".tmp-") == std::string::npos) {
-        EXPECT_NO_THROW(open_checkpoint(e.path()));
-      }
-    }
-    return newest->step;
-  }
   // The records of steps and validations without what depends on the time. Only a last line may be torn, and in the end
   // none.
   std::vector<Json> records(const std::string& run, bool ended) const {
@@ -91,14 +64,6 @@ class KillTest : public test::ProgramTest {
     EXPECT_GE(last, least);
   }
 
-  pid_t start(const std::string& arguments) const {
-    const pid_t child = fork();
-    if (child != 0) return child;
-    const std::string command = fmt::format("cd '{}' && TESSERA_CACHE=cache exec '{}' {} > /dev/null 2> err.txt",
-                                            folder_.path().string(), TESSERA_BINARY, arguments);
-    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-    _exit(99);
-  }
   // Calls `condition` until it holds.
   template <class Condition>
   void wait_until(const Condition& condition) const {
@@ -110,14 +75,6 @@ class KillTest : public test::ProgramTest {
       }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
-  }
-  // Whether this process is saving, or was when it ended.
-  bool saving(pid_t child) const {
-    const std::string mark = fmt::format(".tmp-{}", child);
-    const std::vector<std::string> names = half_written();
-    return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-      return name.starts_with("run/checkpoints/") && name.ends_with(mark);
-    });
   }
   void measure();
   void kill_and_check(uint64_t k);

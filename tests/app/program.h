@@ -4,12 +4,17 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
+#include "data/checkpoint_dir.h"
 #include "data/files.h"
 
 namespace tessera::test {
@@ -50,6 +55,52 @@ class ProgramTest : public testing::Test {
   std::string weights(const std::string& checkpoint) const { return read_file(path(checkpoint) / "model.safetensors"); }
   std::string optimizer(const std::string& checkpoint) const {
     return read_file(path(checkpoint) / "optimizer.safetensors");
+  }
+
+  // The same without waiting for its end; standard output is dropped.
+  pid_t start(const std::string& arguments) const {
+    const pid_t child = fork();
+    if (child != 0) return child;
+    const std::string command = fmt::format("cd '{}' && TESSERA_CACHE=cache exec '{}' {} > /dev/null 2> err.txt",
+                                            folder_.path().string(), TESSERA_BINARY, arguments);
+    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    _exit(99);
+  }
+
+  // --- the run in the folder "run", which may be disturbed at any moment ---
+  std::filesystem::path checkpoints() const { return path("run/checkpoints"); }
+  // What has the name of something half-written, as the program prints it.
+  std::vector<std::string> half_written() const {
+    std::vector<std::string> out;
+    for (const std::string folder : {"run", "run/checkpoints"}) {
+      if (!std::filesystem::exists(path(folder))) continue;
+      for (const auto& e : std::filesystem::directory_iterator(path(folder)))
+        if (const std::string name = e.path().filename().string(); name.find(".tmp-") != std::string::npos)
+          out.push_back(folder + "/" + name);
+    }
+    return out;
+  }
+  // The step of the newest checkpoint, 0 if there is none. Whatever has a checkpoint's name must be one.
+  int64_t newest_step() const {
+    std::vector<std::string> damaged;
+    const auto newest = newest_checkpoint(checkpoints(), damaged);
+    EXPECT_TRUE(damaged.empty()) << damaged.front();
+    if (!newest) return 0;
+    for (const auto& e : std::filesystem::directory_iterator(checkpoints())) {
+      const std::string name = e.path().filename().string();
+      if (name.starts_with("step-") && name.find(".tmp-") == std::string::npos) {
+        EXPECT_NO_THROW(open_checkpoint(e.path()));
+      }
+    }
+    return newest->step;
+  }
+  // Whether this process is saving, or was when it ended.
+  bool saving(pid_t child) const {
+    const std::string mark = fmt::format(".tmp-{}", child);
+    const std::vector<std::string> names = half_written();
+    return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return name.starts_with("run/checkpoints/") && name.ends_with(mark);
+    });
   }
 
   const std::string kSmall =
