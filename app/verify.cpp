@@ -94,6 +94,7 @@ std::string to_text(const VerifyResult& r, const TrainOptions& o) {
 
 int run_verify(const TrainOptions& o) {
   const VerifyResult r = verify(o);
+  if (!r.known) return 0;
   print(o.format == "json" ? to_json(r, o).dump() + "\n" : to_text(r, o));
   if (!r.passed()) throw Error("verify: " + r.failures.front(), Status::verification);
   if (o.format != "json") print("The plan trains like one rank.\n");

@@ -230,8 +230,11 @@ VerifyResult verify(const TrainOptions& given, Mutation mutation) {
   if (mutation == Mutation::other_order) l.algorithm = Algorithm::ring;
   if (mutation == Mutation::drop_reduction)
     for (int r = 0; r < l.ranks; ++r) l.faults[r] = {{.kind = Fault::Kind::drop, .call = 0, .seconds = 0}};
-  launch(l, [&](Communicator& world) { VerifiedRank(o, world, sequences, mutation, result).run(); });
-  check_totals(result, o);
+  launch(l, [&](Communicator& world) {
+    VerifiedRank(o, world, sequences, mutation, result).run();
+    if (backend_of(o) == Backend::mpi) result.known = world.rank() == 0;
+  });
+  if (result.known) check_totals(result, o);
   return result;
 }
 

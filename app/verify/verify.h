@@ -36,11 +36,13 @@ struct VerifyResult {
   std::vector<SentBytes> sent, expected_sent;
   std::vector<HeldBytes> held, expected_held;  // by rank
   std::vector<int64_t> peak, expected_peak;    // by rank, with activations
+  bool known = true;                           // false in a process without rank 0, which knows nothing
   std::vector<std::string> failures;           // one line for each bound that is broken
   bool passed() const { return failures.empty(); }
 };
 
-// Trains options.steps steps of counted random tokens under the plan, on ranks of its own, and compares. Throws what
+// Trains options.steps steps of counted random tokens under the plan, on ranks of its own or those of the MPI job, and
+// compares. Throws what
 // training throws.
 VerifyResult verify(const TrainOptions& options, Mutation mutation = Mutation::none);
 
