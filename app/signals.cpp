@@ -1,12 +1,14 @@
 // A handler that only sets a flag.
 #include "app/signals.h"
 
+#include <atomic>
 #include <csignal>
 
 namespace tessera {
 namespace {
-volatile std::sig_atomic_t came = 0;  // written by the handler, which may reach nothing but a global
-}
+std::atomic<int> came{0};  // written by the handler on whichever thread it runs, read by every rank
+static_assert(std::atomic<int>::is_always_lock_free);
+}  // namespace
 
 void watch_signals() {
   struct sigaction on {};

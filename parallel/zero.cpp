@@ -38,6 +38,7 @@ void Zero::make_unit(const Module::Unit& layout) {
   } else {
     shard.values = Tensor::empty({unit.piece}, options_.dtype, arena_, Category::parameters);
     initialise(layout, shard.values, begin, options_.seed);
+    for (Parameter* p : layout.parameters) p->var.set_value(Tensor::meta(p->var.shape(), options_.dtype));
   }
   if (stage_ == 1) {
     unit.grads = Tensor::empty({whole}, options_.grad_dtype, arena_, Category::gradients);

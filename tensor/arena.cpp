@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <string>
 #include <utility>
@@ -33,6 +34,13 @@ void forbid(const std::byte*, int64_t) {}
 void permit(const std::byte*, int64_t) {}
 #endif
 
+// ThreadSanitizer knows 1.5 TB of addresses, and the arenas of many ranks reserve more.
+#ifdef __SANITIZE_THREAD__
+constexpr int64_t kMostReserved = int64_t{4} << 30;
+#else
+constexpr int64_t kMostReserved = std::numeric_limits<int64_t>::max();
+#endif
+
 int64_t rounded(int64_t bytes) {
   return std::max<int64_t>(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment) + kGap;
 }
@@ -44,7 +52,7 @@ std::string_view name_of(Category category) {
   return names[static_cast<size_t>(category)];
 }
 
-Arena::Arena(int64_t capacity) : capacity_(capacity) {
+Arena::Arena(int64_t capacity) : capacity_(std::min(capacity, kMostReserved)) {
   const auto reserve = [this] {
     return mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE,
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -2,6 +2,7 @@
 #include "parallel/comm/communicator.h"
 
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "parallel/comm/trace.h"
@@ -85,8 +86,16 @@ void Communicator::run(const Call& call, const std::vector<Tensor>& held, Algori
 
 Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
   if (!worker_) worker_ = std::make_unique<CommWorker>();
-  return Pending(worker_->push(
-      [this, call, algorithm, requested = now(), tensors = std::move(held)] { perform(call, algorithm, requested); }));
+  return Pending(worker_->push([this, call, algorithm, requested = now(), tensors = std::move(held)] {
+    try {
+      perform(call, algorithm, requested);
+    } catch (const PeerFailed&) {
+      throw;
+    } catch (const std::exception& e) {
+      transport_->fail(e.what());  // or the next one in the queue would meet what the others do now
+      throw;
+    }
+  }));
 }
 
 void Communicator::all_reduce(const Tensor& x, Reduction reduction) {

@@ -18,12 +18,15 @@
 namespace tessera {
 namespace {
 
-// What a rank threw, said of that rank.
-[[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks) {
+// What a rank threw, said of that rank. When something failed in its background it may have thrown only that it has
+// failed: the board has the cause.
+[[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const Board& board) {
   if (ranks == 1) std::rethrow_exception(thrown);
   const std::string who = "[rank " + std::to_string(rank) + "] ";
   try {
     std::rethrow_exception(thrown);
+  } catch (const PeerFailed&) {
+    throw CommError(who + board.cause());
   } catch (const Error& e) {
     throw Error(who + e.what(), e.status());
   } catch (const std::exception& e) {
@@ -92,7 +95,7 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
   for (std::thread& t : threads) t.join();
   cpu::set_threads(threads_before);
   const int failed = board->failed_rank();
-  if (failed >= 0) rethrow(thrown[static_cast<size_t>(failed)], failed, o.ranks);
+  if (failed >= 0) rethrow(thrown[static_cast<size_t>(failed)], failed, o.ranks, *board);
 }
 
 }  // namespace tessera

@@ -34,10 +34,12 @@ struct Mailbox {
 // Between arriving and departing a rank touches the memory of others, which must not go while it does. So it says that
 // it works, and only works if no rank has failed by then; and a rank that gives up says so first, and goes only when
 // nobody works any more. Of the two at least one sees what the other said.
+class ThreadGroup;
 struct Place {
   Flag flag;
   std::atomic<bool> working{false};
   std::array<Call, 2> posts;
+  std::shared_ptr<ThreadGroup> offered;  // by the first rank of a new group to the others of it, while they split
   alignas(128) std::array<std::array<std::byte, kSmall>, 2> small;
 };
 

@@ -205,36 +205,32 @@ void ThreadTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
 std::unique_ptr<Transport> ThreadTransport::split(int color, int key) {
   struct Wish {
     int32_t color, key;
-    std::shared_ptr<ThreadGroup>* group;  // of the first rank of the new group
   };
   std::vector<Wish> wishes(static_cast<size_t>(size()));
-  const auto share = [&] {
-    const Call call{.op = Op::all_gather,
-                    .dtype = DType::int64,
-                    .count = static_cast<int64_t>(sizeof(Wish) / 8) * size(),
-                    .in = reinterpret_cast<const std::byte*>(&wishes[static_cast<size_t>(rank_)]),
-                    .out = reinterpret_cast<std::byte*>(wishes.data())};
-    direct(call);
-  };
-  wishes[static_cast<size_t>(rank_)] = {color, key, nullptr};
-  share();
+  wishes[static_cast<size_t>(rank_)] = {color, key};
+  direct({.op = Op::all_gather,
+          .dtype = DType::int64,
+          .count = size(),
+          .in = reinterpret_cast<const std::byte*>(&wishes[static_cast<size_t>(rank_)]),
+          .out = reinterpret_cast<std::byte*>(wishes.data())});
   std::vector<int> members;
   for (int r = 0; r < size(); ++r)
     if (wishes[static_cast<size_t>(r)].color == color) members.push_back(r);
   std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
     return wishes[static_cast<size_t>(a)].key < wishes[static_cast<size_t>(b)].key;
   });
-  std::shared_ptr<ThreadGroup> made;
+  // Offered in memory that outlives this call, so that a rank may take it while the first one fails.
+  std::shared_ptr<ThreadGroup>& offered = group_->places[static_cast<size_t>(members[0])].offered;
   if (members[0] == rank_) {
     std::vector<int> world;
     for (const int r : members) world.push_back(world_rank(r));
-    made = std::make_shared<ThreadGroup>(std::move(world), group_->patience.timeout_s, group_->patience.crowded,
-                                         group_->board);
-    wishes[static_cast<size_t>(rank_)].group = &made;
+    offered = std::make_shared<ThreadGroup>(std::move(world), group_->patience.timeout_s, group_->patience.crowded,
+                                            group_->board);
   }
-  share();
-  std::shared_ptr<ThreadGroup> group = *wishes[static_cast<size_t>(members[0])].group;
-  direct({.op = Op::barrier});  // everybody has its copy: `made` may go
+  direct({.op = Op::barrier});
+  std::shared_ptr<ThreadGroup> group = offered;
+  direct({.op = Op::barrier});  // everybody has it
+  if (members[0] == rank_) offered.reset();
   const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();
   return std::make_unique<ThreadTransport>(std::move(group), static_cast<int>(place));
 }

@@ -61,6 +61,19 @@ TEST_F(ResumeLayoutsTest, TwoPartsOfABatchInBfloat16) { expect_one_run("--dtype 
 TEST_F(ResumeLayoutsTest, FourPartsInARow) { expect_one_run("--dtype bf16", kFourInARow); }
 TEST_F(ResumeLayoutsTest, TwoPairs) { expect_one_run("", kTwoPairs); }
 
+// Nothing is trained, and all of it is saved again.
+TEST_F(ResumeLayoutsTest, AFinishedRunIsSavedAgainAsItWas) {
+  for (const char* settings : {"--dtype bf16", "--dtype bf16 --optimizer sgd --lr 0.1 --momentum 0.9", ""}) {
+    const std::string whole = ended(settings, kTwoParts[0], "run");
+    for (const std::string& plan : kTwoParts) {
+      const test::Ran r = run("train --resume --out run " + test::kNoPlan + plan);
+      ASSERT_EQ(r.status, 0) << plan << ": " << r.err;
+      ASSERT_TRUE(both_files("run") == whole) << settings << ": " << plan;
+    }
+    fs::remove_all(path("run"));
+  }
+}
+
 // SGD hides no wrong scale, as Adam does.
 TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesWritesTheFilesOfRanks) {
   const std::string sgd = "--optimizer sgd --lr 0.1 --momentum ";

@@ -1,0 +1,83 @@
+// The closed forms themselves, against the table of the paper and numbers worked out by hand.
+#include "app/verify/expected.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "app/trainer.h"
+#include "tests/verify/plans.h"
+
+namespace tessera {
+namespace {
+
+// GPT-2 with 124 million parameters, mixed precision.
+TrainOptions gpt2(int64_t ranks, int64_t zero, const char* grad_dtype) {
+  TrainOptions o = verify_defaults();
+  o.model = "gpt2";
+  o.vocab = 50304;
+  o.ranks = ranks;
+  o.batch = ranks;
+  o.zero = zero;
+  o.dtype = "bf16";
+  o.grad_dtype = grad_dtype;
+  return o;
+}
+
+// Rajbhandari et al. 2020, section 5: bytes per rank with 2-byte parameters, g-byte gradients and K = 12.
+TEST(Expected, MemoryIsTheTableOfThePaper) {
+  const double psi = 124'475'904;
+  for (const char* grad_dtype : {"bf16", "fp32"}) {
+    const double g = std::string(grad_dtype) == "bf16" ? 2 : 4;
+    for (const double n : {2.0, 8.0, 64.0, 1024.0}) {
+      const double stages[] = {2 + g + 12, 2 + g + 12 / n, 2 + (g + 12) / n, (2 + g + 12) / n};
+      for (int64_t zero = 0; zero <= 3; ++zero) {
+        const TrainOptions o = gpt2(static_cast<int64_t>(n), zero, grad_dtype);
+        const std::vector<HeldBytes> held = expected_memory(o, gpt_config(o, 50304));
+        const HeldBytes& h = held.front();
+        const double found = static_cast<double>(h.parameters + h.gradients + h.optimizer);
+        EXPECT_NEAR(found / (stages[zero] * psi), 1, n > 100 ? 0.03 : 0.003) << "stage " << zero << ", n " << n;
+        EXPECT_GE(found, stages[zero] * psi * 0.999999);  // padding only adds
+      }
+    }
+  }
+}
+
+int64_t bytes_of(const std::vector<SentBytes>& all, const std::string& operation) {
+  int64_t sum = 0;
+  for (const SentBytes& s : all)
+    if (s.axis == "dp" && s.operation == operation) sum += s.bytes;
+  return sum;
+}
+
+// One layer of 16 channels, 8 tokens of context, 32 words. Units in elements, each parameter rounded up to 16: tokens
+// 512, positions 128, the block 16 + 16 + 768 + 48 + 256 + 16 + 16 + 16 + 1024 + 64 + 1024 + 16 = 3280, norm 32: 3952.
+// Cut over two ranks at 256: 512 + 512 + 3584 + 512 = 5120, which is 20 norm blocks.
+TEST(Expected, BytesWorkedByHand) {
+  TrainOptions o = verify_defaults();
+  o.layers = 1;
+  o.heads = 2;
+  o.channels = 16;
+  o.context = 8;
+  o.vocab = 32;
+  o.ranks = 2;
+  const GptConfig config = gpt_config(o, 32);
+  EXPECT_EQ(bytes_of(expected_bytes(o, config, 1), "all_reduce"), 2 * 3952 * 4);
+  o.zero = 1;
+  EXPECT_EQ(bytes_of(expected_bytes(o, config, 1), "reduce_scatter"), 5120 * 4);
+  EXPECT_EQ(bytes_of(expected_bytes(o, config, 1), "all_gather"), 5120 * 4 + 20 * 8);
+  o.zero = 2;
+  o.microbatches = 3;
+  EXPECT_EQ(bytes_of(expected_bytes(o, config, 1), "reduce_scatter"), 3 * 5120 * 4);
+  o.zero = 3;  // gathered: tokens three times, positions once, block and norm twice
+  EXPECT_EQ(bytes_of(expected_bytes(o, config, 1), "all_gather"),
+            3 * (3 * 512 + 512 + 2 * 3584 + 2 * 512) * 4 + 20 * 8);
+  o.zero = 0;
+  o.dp_mode = "dataparallel";
+  o.microbatches = 1;
+  EXPECT_EQ(bytes_of(expected_bytes(o, config, 1), "reduce"), 3952 * 4);
+  EXPECT_EQ(bytes_of(expected_bytes(o, config, 1), "gather"), 6 * 8 * 32 * 4);  // the logits of half of 12 sequences
+}
+
+}  // namespace
+}  // namespace tessera
