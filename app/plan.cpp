@@ -58,6 +58,8 @@ void check_plan(const TrainOptions& o) {
   }
   if (o.servers > ranks)
     throw Error(fmt::format("--servers: expected at most the {} ranks, found {}", ranks, o.servers));
+  if (o.all_reduce == "native" && backend_of(o) != Backend::mpi)
+    throw Error("--all-reduce: thread ranks have no library of their own; expected direct, ring, tree or root");
   if (o.dp_mode != "ddp" && o.all_reduce != "direct")
     throw Error(fmt::format("--all-reduce: {} adds at one rank, in rank order; expected direct, found {}", o.dp_mode,
                             o.all_reduce));

@@ -10,6 +10,7 @@ namespace tessera {
 struct SentBytes {
   std::string axis, operation;
   int64_t calls = 0, bytes = 0;  // sums over ranks
+  int64_t most = 0;              // bytes that the busiest rank sent, where it is known
 };
 struct RunUsage {
   std::vector<int64_t> peak_bytes;  // of each rank's arena

@@ -8,6 +8,7 @@
 #include "app/commands.h"
 #include "app/output.h"
 #include "app/plan.h"
+#include "app/verify/totals.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 
@@ -31,6 +32,7 @@ Json to_json(const VerifyResult& r, const TrainOptions& o) {
     Json& entry = bytes[s.axis][s.operation];
     entry["calls"] = s.calls;
     entry["sent"] = s.bytes;
+    entry["busiest_rank"] = s.most;
     if (!entry.contains("expected")) entry["expected"] = 0;
   }
   Json memory = Json::object();
@@ -52,6 +54,7 @@ Json to_json(const VerifyResult& r, const TrainOptions& o) {
             {"zero", o.zero},
             {"microbatches", o.microbatches},
             {"all_reduce", o.all_reduce}}},
+          {"losses", r.losses},
           {"loss_max_rel", r.loss_max_rel},
           {"grad_max_rel", r.grad_max_rel},
           {"param_max_rel", r.param_max_rel},
@@ -65,28 +68,41 @@ Json to_json(const VerifyResult& r, const TrainOptions& o) {
 
 std::string mark(bool good) { return good ? "ok" : "WRONG"; }
 
+std::string plan_of(const TrainOptions& o) {
+  std::string text = fmt::format("{}, {} micro-batch{} per step and rank", describe_plan(o), o.microbatches,
+                                 o.microbatches == 1 ? "" : "es");
+  if (o.dp_mode == "ddp" && ranks_of(o) > 1)
+    text += fmt::format(", {}{} sums", o.all_reduce,
+                        o.all_reduce == "tree" && o.zero > 0 ? " (a reduce-scatter has no tree: direct)" : "");
+  if (o.dp_mode == "ps-sync") text += fmt::format(", {} server{}", o.servers, o.servers == 1 ? "" : "s");
+  if (o.offload != "none") text += ", optimizer state in a file";
+  return text;
+}
+
 std::string to_text(const VerifyResult& r, const TrainOptions& o) {
-  std::string out = fmt::format("{} steps of {} in {}, beside one rank that adds in the same order\n\n", r.steps,
-                                describe_plan(o), o.dtype);
+  std::string out = fmt::format("{} steps in {} of {}, beside one rank that adds in the same order\n\n", r.steps,
+                                o.dtype, plan_of(o));
   out += fmt::format("  loss {:.4f} -> {:.4f}; losses, gradients, parameters and optimizer state: {}\n\n",
                      r.losses.front(), r.losses.back(),
                      r.bitwise ? "every bit is the same"
                                : fmt::format("different, gradients by up to {:.3g} ({})", r.grad_max_rel, r.worst));
-  out += fmt::format("  {:<8} {:<16} {:>8} {:>16} {:>16}\n", "axis", "operation", "calls", "bytes sent", "expected");
+  out += fmt::format("  {:<6} {:<15} {:>7} {:>15} {:>15}     {:>15}\n", "axis", "operation", "calls", "bytes sent",
+                     "expected", "busiest rank");
   for (const SentBytes& s : r.sent) {
     int64_t expected = 0;
     for (const SentBytes& e : r.expected_sent)
       if (e.axis == s.axis && e.operation == s.operation) expected = e.bytes;
-    out += fmt::format("  {:<8} {:<16} {:>8} {:>16} {:>16} {}\n", s.axis, s.operation, s.calls, s.bytes, expected,
-                       mark(s.bytes == expected));
+    out += fmt::format("  {:<6} {:<15} {:>7} {:>15} {:>15} {:<5} {:>13}\n", s.axis, s.operation, s.calls, s.bytes,
+                       expected, mark(s.bytes == expected), s.most);
   }
   if (r.sent.empty()) out += "  nothing is sent: there is one rank\n";
-  out += fmt::format("\n  {:<8} {:>14} {:>14} {:>14} {:>14}  bytes held (expected the same)\n", "rank", "parameters",
-                     "gradients", "optimizer", "peak");
+  out += fmt::format("\n  {:<6} {:>13} {:>13} {:>13}       {:>13} {:>13}   bytes held\n", "rank", "parameters",
+                     "gradients", "optimizer", "peak", "bound");
   for (size_t rank = 0; rank < r.held.size(); ++rank)
-    out +=
-        fmt::format("  {:<8} {:>14} {:>14} {:>14} {:>14} {}\n", rank, r.held[rank].parameters, r.held[rank].gradients,
-                    r.held[rank].optimizer, r.peak[rank], mark(r.held[rank] == r.expected_held[rank]));
+    out += fmt::format("  {:<6} {:>13} {:>13} {:>13} {:<5} {:>13} {:>13} {}\n", rank, r.held[rank].parameters,
+                       r.held[rank].gradients, r.held[rank].optimizer, mark(r.held[rank] == r.expected_held[rank]),
+                       r.peak[rank], peak_bound(r.expected_peak[rank]),
+                       mark(r.peak[rank] <= peak_bound(r.expected_peak[rank])));
   return out + "\n";
 }
 

@@ -4,6 +4,9 @@
 
 namespace tessera {
 
+// 2% and a few small arrays over what is expected of a peak, which no formula gives to the byte.
+int64_t peak_bound(int64_t expected);
+
 // Adds a line to result.failures for each bound that is broken.
 void check_totals(VerifyResult& result, const TrainOptions& options);
 

@@ -172,13 +172,17 @@ class VerifiedRank {
     const Tensor counts = Tensor::of<int64_t>(counts_, {static_cast<int64_t>(counts_.size())}, arena);
     const Tensor own = Tensor::of<int64_t>(mine, {width}, arena);
     const Tensor all = Tensor::empty({width * world.size()}, DType::int64, arena);
+    const Tensor most = counts.clone();
     world.all_reduce(counts);
+    world.all_reduce(most, Reduction::max);
     world.all_gather(own, all);
     if (!reference_) return;
     const int64_t* c = counts.data<int64_t>();
+    const int64_t* busiest = most.data<int64_t>();
     for (const Communicator* axis : {&world, &trainer_.data_axis()})
-      for (int op = 0; op < kOps; ++op, c += 2)
-        if (c[0] > 0) result_.sent.push_back({axis->axis(), std::string(name_of(static_cast<Op>(op))), c[0], c[1]});
+      for (int op = 0; op < kOps; ++op, c += 2, busiest += 2)
+        if (c[0] > 0)
+          result_.sent.push_back({axis->axis(), std::string(name_of(static_cast<Op>(op))), c[0], c[1], busiest[1]});
     for (int r = 0; r < world.size(); ++r) {
       const int64_t* m = all.data<int64_t>() + r * width;
       result_.held.push_back({m[0], m[1], m[2]});
@@ -217,7 +221,8 @@ VerifyResult verify(const TrainOptions& given, Mutation mutation) {
   if (!o.vocab) o.vocab = kVocab;
   check_plan(o);
   if (o.dp_mode == "ps-async")
-    throw Error("--dp-mode: an asynchronous run is not the run of one rank; train --record and --replay repeat it to the bit");
+    throw Error(
+        "--dp-mode: an asynchronous run is not the run of one rank; train --record and --replay repeat it to the bit");
   if (o.all_reduce == "native" && o.dtype != "fp64")
     throw Error("--all-reduce: the order of a library's own sums is not known; expected direct, ring, tree or root");
   const Sequences sequences = counted_sequences(*o.vocab, sizes_of(o).context, o.batch, static_cast<uint64_t>(o.seed));

@@ -3,7 +3,7 @@
 // The plan trains for some steps, and after each of them the loss, every gradient, every parameter and every tensor of
 // the optimizer are gathered and held against the oracle (app/verify/reference.h): equal to the last bit. What was sent
 // and what is held is counted and held against closed forms (app/verify/expected.h). And it is checked that the plan
-// did run: ranks communicated, shards are smaller than the whole, the loss falls.
+// did run: ranks communicated, what they hold is what the plan says, and after forty steps the loss has fallen.
 #pragma once
 #include <optional>
 #include <string>

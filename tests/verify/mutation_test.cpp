@@ -1,6 +1,11 @@
 // The contract is able to fail: each planted defect turns it red, under every strategy that it can be planted in.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "app/verify/totals.h"
 #include "app/verify/verify.h"
 #include "tensor/error.h"
 #include "tests/verify/plans.h"
@@ -59,15 +64,29 @@ TEST(Mutation, OtherStrategiesCatchThemToo) {
   }
 }
 
-// A wrong byte or a wrong buffer alone, with every bit of the training right.
-TEST(Mutation, BytesAndMemoryAreBoundsOfTheirOwn) {
+// A wrong byte, call, buffer or loss alone, with every bit of the training right.
+TEST(Mutation, CountsAreBoundsOfTheirOwn) {
   TrainOptions o = small_plan();
   o.ranks = 2;
-  o.steps = 2;
-  VerifyResult r = verify(o);
-  ASSERT_TRUE(r.passed());
-  EXPECT_EQ(r.sent.size(), 2U);
-  for (SentBytes& s : r.sent) EXPECT_GT(s.bytes, 0);
+  o.zero = 2;
+  o.steps = 40;
+  const VerifyResult good = verify(o);
+  ASSERT_TRUE(good.passed()) << good.failures.front();
+  const auto expect_red = [&](const std::function<void(VerifyResult&)>& spoil) {
+    VerifyResult bad = good;
+    spoil(bad);
+    check_totals(bad, o);
+    EXPECT_FALSE(bad.passed());
+  };
+  expect_red([](VerifyResult& r) { r.sent.back().bytes += 1; });
+  expect_red([](VerifyResult& r) { r.sent.back().calls -= 1; });
+  expect_red([](VerifyResult& r) { r.sent.pop_back(); });
+  expect_red([](VerifyResult& r) { r.sent.push_back({"dp", "broadcast", 2, 8}); });
+  expect_red([](VerifyResult& r) { r.held.back().gradients += 4; });
+  expect_red([](VerifyResult& r) { r.held.front().optimizer /= 2; });
+  expect_red([](VerifyResult& r) { r.peak.back() = 2 * r.expected_peak.back() + (1 << 20); });
+  expect_red([](VerifyResult& r) { std::reverse(r.losses.begin(), r.losses.end()); });
+  expect_red([](VerifyResult& r) { r.losses.back() = std::nan(""); });
 }
 
 }  // namespace
