@@ -37,6 +37,8 @@ class FaultTransport final : public Transport {
   // The groups made of this one count on with the same calls.
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override { inner_->fail(cause); }
+  bool only_native(const Call& call) const override { return inner_->only_native(call); }
+  int failed_rank() const override { return inner_->failed_rank(); }
 
  private:
   struct Plan;

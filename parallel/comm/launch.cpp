@@ -11,6 +11,8 @@
 
 #include "parallel/comm/backends.h"
 #include "parallel/comm/mpi_launch.h"
+#include "parallel/comm/nccl_transport.h"
+#include "parallel/comm/surroundings.h"
 #include "parallel/comm/thread_transport.h"
 #include "parallel/comm/wait.h"
 #include "tensor/cpu/vectorize.h"
@@ -35,10 +37,7 @@ namespace {
 }
 
 std::unique_ptr<Transport> transport_of(const LaunchOptions& o, const std::shared_ptr<ThreadGroup>& group, int rank) {
-  auto transport = std::make_unique<ThreadTransport>(group, rank);
-  const auto planted = o.faults.find(rank);
-  if (planted == o.faults.end()) return transport;
-  return std::make_unique<FaultTransport>(std::move(transport), planted->second);
+  return finished_transport(o, std::make_unique<ThreadTransport>(group, rank), rank, o.ranks);
 }
 
 // A thread cannot be killed: when a rank neither ends nor communicates, the whole process has to go.
@@ -53,6 +52,19 @@ void await_others(Flag& done, const LaunchOptions& o, int rank, const std::strin
 
 }  // namespace
 
+std::unique_ptr<Transport> finished_transport(const LaunchOptions& o, std::unique_ptr<Transport> transport,
+                                              int rank_here, int ranks_here) {
+  const auto planted = o.faults.find(transport->world_rank(transport->rank()));
+  if (o.backend == Backend::nccl) {
+    if constexpr (kWithNccl)
+      transport = std::make_unique<NcclTransport>(real_nccl(rank_here, ranks_here), std::move(transport), o.timeout_s);
+    else
+      throw Error("--backend nccl: this build has no NCCL; it needs CUDA and NCCL where it is configured");
+  }
+  if (planted != o.faults.end()) transport = std::make_unique<FaultTransport>(std::move(transport), planted->second);
+  return transport;
+}
+
 void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& body) {
   if (o.backend == Backend::mpi) {
     if constexpr (kWithMpi)
@@ -60,7 +72,8 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
     else
       throw Error("--backend mpi: this build has no MPI; install libopenmpi-dev and openmpi-bin and configure again");
   }
-  if (o.backend == Backend::nccl) throw Error("--backend nccl: not built");
+  if constexpr (kWithMpi)
+    if (o.backend == Backend::nccl && mpi_surroundings()) return launch_under_mpi(o, body);
   if (o.ranks < 1) throw Error("--ranks: expected at least 1, found " + std::to_string(o.ranks));
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int threads_before = cpu::threads();

@@ -9,9 +9,12 @@
 // Backend::mpi: this process is one rank of the job that mpirun or srun started (parallel/comm/surroundings.h). The
 // world has the job's ranks; `ranks` may be 1 or must say the same. When a rank throws, is killed or does not come, the
 // job ends: see parallel/comm/mpi_launch.h.
+//
+// Backend::nccl: threads, or processes under MPI, with a GPU each; arrays on GPUs go over NCCL.
 #pragma once
 #include <functional>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "parallel/comm/communicator.h"
@@ -29,6 +32,10 @@ struct LaunchOptions {
   Algorithm algorithm = Algorithm::direct;
   std::map<int, std::vector<Fault>> faults = {};  // by rank; planted by tests
 };
+
+// A rank's transport with what the options put around it: NCCL on the GPU of its number on this host, planted faults.
+std::unique_ptr<Transport> finished_transport(const LaunchOptions& options, std::unique_ptr<Transport> transport,
+                                              int rank_here, int ranks_here);
 
 void launch(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 

@@ -12,10 +12,8 @@ namespace tessera {
 namespace {
 
 std::unique_ptr<Transport> transport_of(const LaunchOptions& o, const std::shared_ptr<MpiWorld>& world) {
-  auto transport = std::make_unique<MpiTransport>(world, world->all());
-  const auto planted = o.faults.find(world->rank());
-  if (planted == o.faults.end()) return transport;
-  return std::make_unique<FaultTransport>(std::move(transport), planted->second);
+  return finished_transport(o, std::make_unique<MpiTransport>(world, world->all()), world->rank_here(),
+                            world->ranks_here());
 }
 
 // The first rank that fails says why; the others would only repeat that they cannot go on.

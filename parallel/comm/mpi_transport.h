@@ -29,6 +29,7 @@ class MpiTransport final : public Transport {
   int64_t native(const Call& call) override;
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override;
+  int failed_rank() const override { return world_->watch().failed_rank(); }
 
  private:
   // Until done() is true; throws when a rank fails or the time is over.

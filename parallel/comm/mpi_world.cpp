@@ -86,16 +86,15 @@ void MpiWorld::meet_host() {
   mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &alarm_), "MPI_Comm_dup");
   MPI_Comm_set_errhandler(alarm_, MPI_ERRORS_RETURN);
   mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host_), "MPI_Comm_split_type");
-  int rank_here = 0;
-  MPI_Comm_rank(host_, &rank_here);
+  MPI_Comm_rank(host_, &rank_here_);
   MPI_Comm_size(host_, &ranks_here_);
   host_window_ = std::make_unique<MpiWindow>(host_, static_cast<int64_t>(kPage));
   static_assert(sizeof(HostPlace) <= kPage / 2 && sizeof(HostBoard) <= kPage / 2);
-  auto* const own = new (host_window_->segment(rank_here)) HostPlace;
+  auto* const own = new (host_window_->segment(rank_here_)) HostPlace;
   own->world_rank = rank_;
   own->process = getpid();
   board_ = reinterpret_cast<HostBoard*>(host_window_->segment(0) + kPage / 2);
-  if (rank_here == 0) new (board_) HostBoard;
+  if (rank_here_ == 0) new (board_) HostBoard;
   mpi_check(MPI_Barrier(host_), "MPI_Barrier");
   for (int r = 0; r < ranks_here_; ++r) host_places_.push_back(reinterpret_cast<HostPlace*>(host_window_->segment(r)));
 }

@@ -43,6 +43,7 @@ class MpiWorld {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  int rank_here() const { return rank_here_; }
   int ranks_here() const { return ranks_here_; }  // on this host
   int threads_per_rank() const { return threads_per_rank_; }
   const Patience& patience() const { return patience_; }
@@ -72,7 +73,7 @@ class MpiWorld {
   void tell_other_hosts(int failed, const std::string& cause);
   void listen_to_other_hosts();
 
-  int rank_ = 0, size_ = 1, ranks_here_ = 1;
+  int rank_ = 0, size_ = 1, rank_here_ = 0, ranks_here_ = 1;
   int threads_per_rank_ = 1;
   Patience patience_;
   MPI_Comm alarm_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;

@@ -26,6 +26,7 @@ class ThreadTransport final : public Transport {
   int64_t direct(const Call& call) override;
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override;
+  int failed_rank() const override;
 
  private:
   void arrive(const Call& call);

@@ -50,6 +50,8 @@ class Transport {
   // Every rank sends its piece straight to where it belongs; sums are added in the order of ranks. Returns the bytes
   // that this rank sent. The default is made of messages.
   virtual int64_t direct(const Call& call);
+  // True of arrays that only the library's collectives can reach, as in a GPU's memory.
+  virtual bool only_native(const Call& /*call*/) const { return false; }
   // The library's own collective. Throws Error where there is none.
   virtual int64_t native(const Call& call);
 
@@ -58,6 +60,8 @@ class Transport {
 
   // Ends waiting everywhere: this rank cannot go on. `cause` may be empty when it is not known yet.
   virtual void fail(const std::string& cause) = 0;
+  // World rank of the rank that has failed; negative: none.
+  virtual int failed_rank() const { return -1; }
 };
 
 }  // namespace tessera

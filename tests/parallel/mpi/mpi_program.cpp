@@ -1,5 +1,6 @@
-// What one rank does in the tests of the MPI transport: run under mpirun by mpi_test.sh, with the name of a scenario.
-// Prints one line for each expectation that fails, and ends with status 1 then.
+// What one rank does in the tests of the MPI transport: run under mpirun by mpi_test.sh and two_hosts_test.sh, with the
+// name of a scenario. Prints one line for each expectation that fails, and ends with status 1 then.
+#include <mpi.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <map>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "parallel/comm/launch.h"
@@ -231,16 +233,28 @@ void fault(Communicator& world, const std::string& what) {
   world.all_reduce(zeros(100));
 }
 
-int run(const std::string& scenario, Algorithm algorithm) {
-  const LaunchOptions options{
-      .backend = Backend::mpi, .timeout_s = scenario == "all" ? 60.0 : 2.0, .algorithm = algorithm};
-  if (scenario != "all") {
-    launch(options, [&](Communicator& world) { fault(world, scenario); });
-    return 0;
-  }
+// How many hosts the ranks are on, as MPI sees it.
+void hosts(Communicator& world, int expected) {
+  int here = 0;
+  MPI_Comm host = MPI_COMM_NULL;
+  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+  MPI_Comm_rank(host, &here);
+  MPI_Comm_free(&host);
+  expect(world.sum(here == 0 ? 1 : 0) == expected, std::to_string(expected) + " hosts");
+}
+
+int run_all(int on_hosts) {
   const MpiSession session;
+  const LaunchOptions options{.backend = Backend::mpi, .timeout_s = 60};
+  launch(options, [&](Communicator& world) { hosts(world, on_hosts); });
   for (const auto& part : {operations, bytes, order, messages, splits}) launch(options, part);
   return failures == 0 ? 0 : 1;
+}
+
+int run_fault(const std::string& scenario, Algorithm algorithm) {
+  launch({.backend = Backend::mpi, .timeout_s = 2, .algorithm = algorithm},
+         [&](Communicator& world) { fault(world, scenario); });
+  return 0;
 }
 
 }  // namespace
@@ -248,7 +262,9 @@ int run(const std::string& scenario, Algorithm algorithm) {
 
 int main(int argc, char** argv) {
   try {
-    return tessera::run(argc > 1 ? argv[1] : "all", tessera::algorithm_named(argc > 2 ? argv[2] : "direct"));
+    const std::string scenario = argc > 1 ? argv[1] : "hosts", how = argc > 2 ? argv[2] : "";
+    if (scenario == "hosts") return tessera::run_all(how.empty() ? 1 : std::stoi(how));
+    return tessera::run_fault(scenario, tessera::algorithm_named(how.empty() ? "direct" : how));
   } catch (const tessera::Error& e) {
     std::fprintf(stderr, "tessera: %s\n", e.what());
     return static_cast<int>(e.status());

@@ -13,7 +13,7 @@ if mpirun --version 2>&1 | grep -qiE 'open(rte| mpi)'; then
 fi
 
 if [[ $mode == operations ]]; then
-  timeout -k 5 170 "${mpirun[@]}" -n "$3" "$program" all
+  timeout -k 5 170 "${mpirun[@]}" -n "$3" "$program" hosts 1
   echo "$3 ranks: all operations are right"
   exit
 fi

@@ -1,0 +1,160 @@
+// NCCL and CUDA behind NcclApi. Compiled where both are; only a machine with GPUs can run it.
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <cstring>
+#include <string>
+
+#include "parallel/comm/nccl_api.h"
+
+namespace tessera {
+namespace {
+
+void check(cudaError_t code, const char* call) {
+  if (code != cudaSuccess) throw CommError(std::string(call) + ": " + cudaGetErrorString(code));
+}
+
+// A communicator that does not block answers "in progress" to everything that is only begun.
+void check(ncclResult_t code, const char* call) {
+  if (code != ncclSuccess && code != ncclInProgress)
+    throw CommError(std::string(call) + ": " + ncclGetErrorString(code));
+}
+
+ncclDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::float64:
+      return ncclFloat64;
+    case DType::float32:
+      return ncclFloat32;
+    case DType::bfloat16:
+      return ncclBfloat16;
+    case DType::int32:
+      return ncclInt32;
+    default:
+      return ncclInt64;
+  }
+}
+
+ncclRedOp_t op_of(Reduction reduction) { return reduction == Reduction::sum ? ncclSum : ncclMax; }
+size_t size(int64_t count) { return static_cast<size_t>(count); }
+
+class RealNccl final : public NcclApi {
+ public:
+  explicit RealNccl(int device) : device_(device) {
+    enter();
+    check(cudaStreamCreate(&stream_), "cudaStreamCreate");  // comes after what the default stream has been given
+  }
+  ~RealNccl() override {
+    cudaSetDevice(device_);
+    if (comm_) ncclCommAbort(comm_);  // everything asked for has been waited for, or has failed
+    cudaStreamDestroy(stream_);
+  }
+
+  NcclId make_id() override {
+    ncclUniqueId made;
+    check(ncclGetUniqueId(&made), "ncclGetUniqueId");
+    NcclId id;
+    static_assert(sizeof(made) == sizeof(id.bytes));
+    std::memcpy(id.bytes.data(), &made, sizeof(made));
+    return id;
+  }
+  void begin(int ranks, const NcclId& id, int rank) override {
+    enter();
+    ncclUniqueId given;
+    std::memcpy(&given, id.bytes.data(), sizeof(given));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    check(ncclCommInitRankConfig(&comm_, ranks, given, rank, &config), "ncclCommInitRankConfig");
+  }
+  bool finished() override {
+    enter();
+    ncclResult_t state = ncclSuccess;
+    check(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
+    if (state == ncclInProgress) return false;
+    check(state, "NCCL");
+    const cudaError_t done = cudaStreamQuery(stream_);
+    if (done == cudaErrorNotReady) return false;
+    check(done, "cudaStreamQuery");
+    return true;
+  }
+  void abort() override {
+    enter();
+    if (comm_) ncclCommAbort(comm_);
+    comm_ = nullptr;
+  }
+  void group_start() override {
+    enter();
+    check(ncclGroupStart(), "ncclGroupStart");
+  }
+  void group_end() override { check(ncclGroupEnd(), "ncclGroupEnd"); }
+  void all_reduce(const void* in, void* out, int64_t count, DType dtype, Reduction reduction) override {
+    enter();
+    check(ncclAllReduce(in, out, size(count), type_of(dtype), op_of(reduction), comm_, stream_), "ncclAllReduce");
+  }
+  void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, Reduction reduction) override {
+    enter();
+    check(ncclReduceScatter(in, out, size(count), type_of(dtype), op_of(reduction), comm_, stream_),
+          "ncclReduceScatter");
+  }
+  void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
+    enter();
+    check(ncclAllGather(in, out, size(count), type_of(dtype), comm_, stream_), "ncclAllGather");
+  }
+  void broadcast(const void* in, void* out, int64_t count, DType dtype, int root) override {
+    enter();
+    check(ncclBroadcast(in, out, size(count), type_of(dtype), root, comm_, stream_), "ncclBroadcast");
+  }
+  void reduce(const void* in, void* out, int64_t count, DType dtype, Reduction reduction, int root) override {
+    enter();
+    check(ncclReduce(in, out, size(count), type_of(dtype), op_of(reduction), root, comm_, stream_), "ncclReduce");
+  }
+  void send(const void* data, int64_t count, DType dtype, int to) override {
+    enter();
+    check(ncclSend(data, size(count), type_of(dtype), to, comm_, stream_), "ncclSend");
+  }
+  void recv(void* data, int64_t count, DType dtype, int from) override {
+    enter();
+    check(ncclRecv(data, size(count), type_of(dtype), from, comm_, stream_), "ncclRecv");
+  }
+  bool on_device(const void* memory) const override {
+    cudaPointerAttributes what{};
+    if (cudaPointerGetAttributes(&what, memory) != cudaSuccess) {
+      cudaGetLastError();
+      return false;
+    }
+    return what.type == cudaMemoryTypeDevice;
+  }
+  void copy_to_host(void* to, const void* from, int64_t bytes) override {
+    copy(to, from, bytes, cudaMemcpyDeviceToHost);
+  }
+  void copy_to_device(void* to, const void* from, int64_t bytes) override {
+    copy(to, from, bytes, cudaMemcpyHostToDevice);
+  }
+  std::unique_ptr<NcclApi> another() const override { return std::make_unique<RealNccl>(device_); }
+
+ private:
+  // The current device belongs to the thread, and the background of a communicator has a thread of its own.
+  void enter() const { check(cudaSetDevice(device_), "cudaSetDevice"); }
+  void copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
+    enter();
+    check(cudaMemcpyAsync(to, from, size(bytes), kind, stream_), "cudaMemcpyAsync");
+    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  }
+
+  int device_;
+  ncclComm_t comm_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
+  if (devices < devices_needed)
+    throw Error("--backend nccl: every rank needs a GPU of its own; expected " + std::to_string(devices_needed) +
+                " on this machine, found " + std::to_string(devices));
+  return std::make_unique<RealNccl>(device);
+}
+
+}  // namespace tessera

@@ -1,0 +1,149 @@
+// Collectives as sequences of NCCL's calls.
+#include "parallel/comm/nccl_transport.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "parallel/comm/algorithms.h"
+
+namespace tessera {
+
+NcclTransport::NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Transport> carrier, double timeout_s)
+    : api_(std::move(api)), carrier_(std::move(carrier)), timeout_s_(timeout_s) {
+  if (size() == 1) return;
+  NcclId id;
+  if (rank() == 0) id = api_->make_id();
+  auto* const memory = reinterpret_cast<std::byte*>(id.bytes.data());
+  carrier_->direct({.op = Op::broadcast,
+                    .dtype = DType::int64,
+                    .count = static_cast<int64_t>(sizeof(id) / 8),
+                    .in = memory,
+                    .out = memory});
+  api_->begin(size(), id, rank());
+  wait("joining NCCL");
+}
+
+NcclTransport::~NcclTransport() = default;
+
+// NCCL's kernels would wait for ever for a rank that has failed: they are aborted.
+void NcclTransport::wait(const std::string& during) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> limit(timeout_s_);
+  try {
+    for (int64_t i = 0; !api_->finished(); ++i) {
+      if (i % 64 != 0) continue;
+      if (carrier_->failed_rank() >= 0) throw PeerFailed(carrier_->failed_rank(), during);
+      if (std::chrono::steady_clock::now() - start > limit)
+        throw CommError(during + ": NCCL did not end it within " + seconds_text(timeout_s_) +
+                        "; a rank does not come, or asks for something else");
+      std::this_thread::yield();
+    }
+  } catch (const CommError&) {
+    broken_ = true;
+    api_->abort();
+    throw;
+  }
+}
+
+bool NcclTransport::only_native(const Call& call) const {
+  if (call.op == Op::barrier || size() == 1) return false;
+  const std::byte* const memory = call.in ? call.in : call.out;
+  return memory && api_->on_device(memory);
+}
+
+int64_t NcclTransport::native(const Call& call) {
+  if (!only_native(call)) return carrier_->direct(call);
+  if (broken_) throw CommError(describe(call) + ": NCCL has failed before");
+  collective(call);
+  wait(describe(call));
+  return sent_directly(call, size(), rank());
+}
+
+void NcclTransport::collective(const Call& call) {
+  const bool even = call.count % size() == 0;
+  switch (call.op) {
+    case Op::all_reduce:
+      return api_->all_reduce(call.in, call.out, call.count, call.dtype, call.reduction);
+    case Op::reduce_scatter:
+      return reduce_scatter(call, even);
+    case Op::all_gather:
+      return all_gather(call, even);
+    case Op::broadcast:
+      return api_->broadcast(call.in, call.out, call.count, call.dtype, call.root);
+    case Op::reduce:
+      return api_->reduce(call.in, call.out, call.count, call.dtype, call.reduction, call.root);
+    default:
+      return exchange(call);
+  }
+}
+
+void NcclTransport::reduce_scatter(const Call& call, bool even) {
+  if (even) return api_->reduce_scatter(call.in, call.out, call.count / size(), call.dtype, call.reduction);
+  const int64_t element = size_of(call.dtype);
+  api_->group_start();
+  for (int r = 0; r < size(); ++r)
+    if (const Range theirs = range(call, r); theirs.size() > 0)
+      api_->reduce(call.in + theirs.begin * element, r == rank() ? call.out : nullptr, theirs.size(), call.dtype,
+                   call.reduction, r);
+  api_->group_end();
+}
+
+void NcclTransport::all_gather(const Call& call, bool even) {
+  if (even) return api_->all_gather(call.in, call.out, call.count / size(), call.dtype);
+  const int64_t element = size_of(call.dtype);
+  api_->group_start();
+  for (int r = 0; r < size(); ++r) {
+    const Range theirs = range(call, r);
+    if (theirs.size() == 0) continue;
+    std::byte* const place = call.out + theirs.begin * element;
+    api_->broadcast(r == rank() ? call.in : place, place, theirs.size(), call.dtype, r);
+  }
+  api_->group_end();
+}
+
+// gather, scatter and all_to_all are messages in one group, to itself too. Empty pieces are left out on both sides.
+void NcclTransport::exchange(const Call& call) {
+  const int64_t element = size_of(call.dtype);
+  const Range mine = range(call, rank());
+  const bool at_root = rank() == call.root;
+  const auto send = [&](const std::byte* data, int64_t count, int to) {
+    if (count > 0) api_->send(data, count, call.dtype, to);
+  };
+  const auto recv = [&](std::byte* data, int64_t count, int from) {
+    if (count > 0) api_->recv(data, count, call.dtype, from);
+  };
+  api_->group_start();
+  if (call.op == Op::gather) send(call.in, mine.size(), call.root);
+  if (call.op == Op::scatter) recv(call.out, mine.size(), call.root);
+  for (int r = 0; r < size(); ++r) {
+    const Range theirs = range(call, r);
+    if (call.op == Op::all_to_all) send(call.in + theirs.begin * element, theirs.size(), r);
+    if (call.op == Op::scatter && at_root) send(call.in + theirs.begin * element, theirs.size(), r);
+    if (call.op == Op::all_to_all) recv(call.out + theirs.begin * element, theirs.size(), r);
+    if (call.op == Op::gather && at_root) recv(call.out + theirs.begin * element, theirs.size(), r);
+  }
+  api_->group_end();
+}
+
+// NCCL's own messages have no tags and wait for the receiver, so these go through the host.
+void NcclTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
+  if (!api_->on_device(data)) return carrier_->send(to, tag, data, bytes);
+  std::vector<std::byte> copy(static_cast<size_t>(bytes));
+  api_->copy_to_host(copy.data(), data, bytes);
+  carrier_->send(to, tag, copy.data(), bytes);
+}
+
+void NcclTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
+  if (!api_->on_device(data)) return carrier_->recv(from, tag, data, bytes);
+  std::vector<std::byte> copy(static_cast<size_t>(bytes));
+  carrier_->recv(from, tag, copy.data(), bytes);
+  api_->copy_to_device(data, copy.data(), bytes);
+}
+
+std::unique_ptr<Transport> NcclTransport::split(int color, int key) {
+  return std::make_unique<NcclTransport>(api_->another(), carrier_->split(color, key), timeout_s_);
+}
+
+}  // namespace tessera

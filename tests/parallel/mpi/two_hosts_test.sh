@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# MPI between two hosts, which are two network namespaces with names of their own, joined by a pair of virtual Ethernet
+# devices: mpirun starts its other half through `ip netns exec` where it would use ssh, and MPI speaks TCP.
+#   two_hosts_test.sh PROGRAM
+# Ends with 77 (skipped) and the reason where that cannot be set up.
+set -euo pipefail
+program=$1
+export OMP_NUM_THREADS=1
+
+skip() { echo "skipped: $*"; exit 77; }
+
+command -v ip >/dev/null || skip "no ip command (iproute2)"
+((EUID == 0)) || skip "network namespaces need root"
+mpirun --version 2>&1 | grep -qiE 'open(rte| mpi)' || skip "the options used here are Open MPI's"
+
+a=tessera-a-$$ b=tessera-b-$$
+work=$(mktemp -d)
+cleanup() {
+  ip netns del "$a" 2>/dev/null || true
+  ip netns del "$b" 2>/dev/null || true
+  rm -rf "$work"
+}
+trap cleanup EXIT
+
+{ ip netns add "$a" && ip netns add "$b" &&
+  ip link add name "ta$$" netns "$a" type veth peer name "tb$$" netns "$b"; } 2>"$work/why" ||
+  skip "network namespaces are not allowed here: $(head -n 1 "$work/why")"
+for side in "$a ta$$ 1" "$b tb$$ 2"; do
+  read -r name device number <<<"$side"
+  ip -n "$name" addr add "10.213.7.$number/24" dev "$device"
+  ip -n "$name" link set "$device" up
+  ip -n "$name" link set lo up
+done
+
+# on HOST COMMAND...: in the namespace, under the host's name
+cat >"$work/on" <<SCRIPT
+#!/usr/bin/env bash
+case \$1 in 10.213.7.1) name=$a ;; *) name=$b ;; esac
+shift
+exec ip netns exec "\$name" unshare --uts bash -c 'hostname "\$0"; eval "\$@"' "\$name" "\$@"
+SCRIPT
+chmod +x "$work/on"
+"$work/on" 10.213.7.1 true 2>"$work/why" || skip "the host's name cannot be changed here: $(head -n 1 "$work/why")"
+
+over_hosts() {  # over_hosts RANKS_EACH ARGUMENTS...
+  local each=$1
+  shift
+  timeout -k 5 120 "$work/on" 10.213.7.1 mpirun --allow-run-as-root --oversubscribe --bind-to none \
+    --mca plm_rsh_agent "$work/on" --mca btl tcp,vader,self --mca oob_tcp_if_include 10.213.7.0/24 \
+    --mca btl_tcp_if_include 10.213.7.0/24 --host "10.213.7.1:$each,10.213.7.2:$each" -n $((2 * each)) \
+    "$program" "$@"
+}
+
+over_hosts 2 hosts 2
+echo "2 hosts: all operations are right"
+
+failed=0
+fault() {  # fault RANKS_EACH SCENARIO LINE
+  local start=$SECONDS
+  over_hosts "$1" "$2" >"$work/output" 2>&1 && failed=1
+  if ! grep -aqE "^tessera: \[rank [0-9]\] $3" "$work/output" || ((SECONDS - start > 15)); then
+    echo "FAILED: $2 with $1 rank(s) on each host; expected: $3"
+    cat "$work/output"
+    failed=1
+  else
+    echo "ok: $2 with $1 rank(s) on each host after $((SECONDS - start)) s"
+  fi
+}
+all='world axis, all_reduce of 400 bytes \(float32\): recv of [0-9]+ bytes: '
+fault 1 throw 'the cause$'
+fault 1 stop "${all}rank 1 sent nothing within 2 s$"
+fault 1 kill "${all}the launcher ends the job \(SIGTERM\); a rank of another host may have died$"
+fault 2 kill "${all}rank 1 has failed"
+exit $failed

@@ -1,0 +1,223 @@
+// The NCCL transport without a GPU: a stand-in for NCCL writes down every call, over ranks that are threads.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "parallel/comm/algorithms.h"
+#include "parallel/comm/backends.h"
+#include "parallel/comm/nccl_transport.h"
+#include "parallel/comm/thread_transport.h"
+#include "tests/parallel/arrays.h"
+
+namespace tessera {
+namespace {
+
+using test::array_of;
+using test::values;
+
+// One rank's calls, with pointers as element offsets into the arrays that it was told of.
+struct Log {
+  std::vector<std::string> calls;
+  const std::byte *in = nullptr, *out = nullptr;
+  int64_t element = 4;
+  bool stuck = false;
+  std::set<const void*> on_device = {};
+};
+
+class FakeNccl final : public NcclApi {
+ public:
+  explicit FakeNccl(Log& log) : log_(log) {}
+  NcclId make_id() override {
+    NcclId id;
+    std::strcpy(id.bytes.data(), "the id");
+    return id;
+  }
+  void begin(int ranks, const NcclId& id, int rank) override {
+    note("begin " + std::to_string(rank) + "/" + std::to_string(ranks) + " " + id.bytes.data());
+  }
+  bool finished() override { return !log_.stuck; }
+  void abort() override { note("abort"); }
+  void group_start() override { note("("); }
+  void group_end() override { note(")"); }
+  void all_reduce(const void* in, void* out, int64_t count, DType dtype, Reduction reduction) override {
+    note("all_reduce " + at(in) + at(out) + of(count, dtype) + of(reduction));
+  }
+  void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, Reduction reduction) override {
+    note("reduce_scatter " + at(in) + at(out) + of(count, dtype) + of(reduction));
+  }
+  void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
+    note("all_gather " + at(in) + at(out) + of(count, dtype));
+  }
+  void broadcast(const void* in, void* out, int64_t count, DType dtype, int root) override {
+    note("broadcast " + at(in) + at(out) + of(count, dtype) + " root " + std::to_string(root));
+  }
+  void reduce(const void* in, void* out, int64_t count, DType dtype, Reduction reduction, int root) override {
+    note("reduce " + at(in) + at(out) + of(count, dtype) + of(reduction) + " root " + std::to_string(root));
+  }
+  void send(const void* data, int64_t count, DType dtype, int to) override {
+    note("send " + at(data) + of(count, dtype) + " to " + std::to_string(to));
+  }
+  void recv(void* data, int64_t count, DType dtype, int from) override {
+    note("recv " + at(data) + of(count, dtype) + " from " + std::to_string(from));
+  }
+  bool on_device(const void* memory) const override { return log_.on_device.contains(memory); }
+  void copy_to_host(void* to, const void* from, int64_t bytes) override {
+    note("copy_to_host");
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+  void copy_to_device(void* to, const void* from, int64_t bytes) override {
+    note("copy_to_device");
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+  std::unique_ptr<NcclApi> another() const override { return std::make_unique<FakeNccl>(log_); }
+
+ private:
+  void note(const std::string& call) { log_.calls.push_back(call); }
+  static std::string of(int64_t count, DType dtype) {
+    return std::to_string(count) + " " + std::string(name_of(dtype));
+  }
+  static std::string of(Reduction reduction) { return reduction == Reduction::sum ? " sum" : " max"; }
+  std::string at(const void* p) const {
+    const auto* const memory = static_cast<const std::byte*>(p);
+    if (!p) return "- ";
+    const bool is_out = log_.out && memory >= log_.out && (memory < log_.in || log_.out > log_.in);
+    return (is_out ? "out+" : "in+") + std::to_string((memory - (is_out ? log_.out : log_.in)) / log_.element) + " ";
+  }
+  Log& log_;
+};
+
+// The calls of rank 1 of three for one collective of arrays that are said to be on a GPU.
+std::vector<std::string> calls_of(Call call, Algorithm algorithm = Algorithm::native) {
+  std::vector<std::string> seen;
+  const auto group = make_thread_group(3, 20, true, std::make_shared<Board>());
+  launch({.ranks = 3, .timeout_s = 20}, [&](Communicator& world) {
+    std::vector<std::byte> memory(4096);
+    Log log;
+    log.in = memory.data();
+    log.out = memory.data() + 2048;
+    log.element = size_of(call.dtype);
+    log.on_device = {log.in, log.out};
+    NcclTransport nccl(std::make_unique<FakeNccl>(log), std::make_unique<ThreadTransport>(group, world.rank()), 20);
+    EXPECT_EQ(log.calls, std::vector<std::string>{"begin " + std::to_string(world.rank()) + "/3 the id"});
+    log.calls.clear();
+    Call mine = call;
+    mine.in = log.in;
+    mine.out = call.op == Op::all_reduce ? memory.data() : memory.data() + 2048;
+    EXPECT_EQ(run_collective(nccl, algorithm, mine), sent_directly(call, 3, world.rank()));
+    if (world.rank() == 1) seen = log.calls;
+    world.barrier();
+  });
+  return seen;
+}
+
+using Calls = std::vector<std::string>;
+
+TEST(Nccl, CollectivesOfTheLibrary) {
+  EXPECT_EQ(calls_of({.op = Op::all_reduce, .dtype = DType::bfloat16, .count = 10}),
+            Calls{"all_reduce in+0 in+0 10 bfloat16 sum"});
+  EXPECT_EQ(calls_of({.op = Op::all_reduce, .reduction = Reduction::max, .count = 10}),
+            Calls{"all_reduce in+0 in+0 10 float32 max"});
+  EXPECT_EQ(calls_of({.op = Op::reduce_scatter, .count = 12}), Calls{"reduce_scatter in+0 out+0 4 float32 sum"});
+  EXPECT_EQ(calls_of({.op = Op::all_gather, .dtype = DType::bfloat16, .count = 12}),
+            Calls{"all_gather in+0 out+0 4 bfloat16"});
+  EXPECT_EQ(calls_of({.op = Op::broadcast, .root = 2, .count = 12}), Calls{"broadcast in+0 out+0 12 float32 root 2"});
+  EXPECT_EQ(calls_of({.op = Op::reduce, .root = 2, .count = 12}), Calls{"reduce in+0 out+0 12 float32 sum root 2"});
+}
+
+TEST(Nccl, UnevenPiecesAreGroups) {
+  EXPECT_EQ(calls_of({.op = Op::reduce_scatter, .count = 11}),
+            (Calls{"(", "reduce in+0 - 3 float32 sum root 0", "reduce in+3 out+0 4 float32 sum root 1",
+                   "reduce in+7 - 4 float32 sum root 2", ")"}));
+  EXPECT_EQ(calls_of({.op = Op::all_gather, .count = 11}),
+            (Calls{"(", "broadcast out+0 out+0 3 float32 root 0", "broadcast in+0 out+3 4 float32 root 1",
+                   "broadcast out+7 out+7 4 float32 root 2", ")"}));
+  EXPECT_EQ(calls_of({.op = Op::all_gather, .count = 2}),  // rank 0 has nothing
+            (Calls{"(", "broadcast in+0 out+0 1 float32 root 1", "broadcast out+1 out+1 1 float32 root 2", ")"}));
+}
+
+TEST(Nccl, MessagesAreGroups) {
+  EXPECT_EQ(calls_of({.op = Op::all_to_all, .count = 6}),
+            (Calls{"(", "send in+0 2 float32 to 0", "recv out+0 2 float32 from 0", "send in+2 2 float32 to 1",
+                   "recv out+2 2 float32 from 1", "send in+4 2 float32 to 2", "recv out+4 2 float32 from 2", ")"}));
+  EXPECT_EQ(calls_of({.op = Op::gather, .root = 1, .count = 5}),
+            (Calls{"(", "send in+0 2 float32 to 1", "recv out+0 1 float32 from 0", "recv out+1 2 float32 from 1",
+                   "recv out+3 2 float32 from 2", ")"}));
+  EXPECT_EQ(calls_of({.op = Op::gather, .root = 0, .count = 5}), (Calls{"(", "send in+0 2 float32 to 0", ")"}));
+  EXPECT_EQ(calls_of({.op = Op::scatter, .root = 1, .count = 5}),
+            (Calls{"(", "recv out+0 2 float32 from 1", "send in+0 1 float32 to 0", "send in+1 2 float32 to 1",
+                   "send in+3 2 float32 to 2", ")"}));
+  EXPECT_EQ(calls_of({.op = Op::scatter, .root = 2, .count = 5}, Algorithm::direct),
+            (Calls{"(", "recv out+0 2 float32 from 2", ")"}));
+}
+
+TEST(Nccl, SumsOfAnotherOrderAreRefused) {
+  EXPECT_THROW(calls_of({.op = Op::all_reduce, .count = 4}, Algorithm::direct), Error);
+  EXPECT_THROW(calls_of({.op = Op::reduce_scatter, .count = 4}, Algorithm::ring), Error);
+}
+
+TEST(Nccl, ArraysOnTheHostGoOverTheCarrier) {
+  const auto group = make_thread_group(2, 20, true, std::make_shared<Board>());
+  launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
+    Log log;
+    Communicator c(std::make_unique<NcclTransport>(std::make_unique<FakeNccl>(log),
+                                                   std::make_unique<ThreadTransport>(group, world.rank()), 20),
+                   "data", Algorithm::native);
+    const Tensor x = array_of(c.rank(), 100, DType::float32, make_arena());
+    c.all_reduce(x);
+    EXPECT_EQ(values(x), test::summed(2, 100));
+    EXPECT_EQ(c.sum(2), 4);
+    c.barrier();
+    EXPECT_EQ(log.calls.size(), 1U);
+    log.on_device = {x.raw()};
+    const auto rows = c.split(0, -c.rank(), "rows");
+    EXPECT_EQ(log.calls.back(), "begin " + std::to_string(1 - c.rank()) + "/2 the id");
+    if (c.rank() == 0) c.send(x, 1, 5);
+    if (c.rank() == 1) c.recv(x, 0, 5);
+    EXPECT_EQ(log.calls.back(), c.rank() == 0 ? "copy_to_host" : "copy_to_device");
+    EXPECT_EQ(values(x), test::summed(2, 100));
+  });
+}
+
+TEST(Nccl, AStuckCollectiveIsAbortedAndNamed) {
+  const auto group = make_thread_group(2, 20, true, std::make_shared<Board>());
+  launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
+    Log log;
+    Communicator c(std::make_unique<NcclTransport>(std::make_unique<FakeNccl>(log),
+                                                   std::make_unique<ThreadTransport>(group, world.rank()), 0.1),
+                   "data", Algorithm::native);
+    const Tensor x = Tensor::zeros({100}, DType::float32, make_arena());
+    log.on_device = {x.raw()};
+    log.stuck = true;
+    try {
+      c.all_reduce(x);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const CommError& e) {
+      EXPECT_NE(
+          std::string(e.what()).find("data axis, all_reduce of 400 bytes (float32): NCCL did not end it within 0.1 s"),
+          std::string::npos)
+          << e.what();
+    }
+    EXPECT_EQ(log.calls.back(), "abort");
+  });
+}
+
+TEST(Nccl, WithoutGpusTheBackendIsRefused) {
+  try {
+    launch({.backend = Backend::nccl, .ranks = 2, .timeout_s = 20}, [](Communicator&) {});
+    GTEST_SKIP() << "this machine has GPUs";
+  } catch (const Error& e) {
+    const std::string what = e.what();
+    EXPECT_NE(what.find(kWithNccl ? "--backend nccl: every rank needs a GPU of its own; expected 2 on this machine"
+                                  : "--backend nccl: this build has no NCCL"),
+              std::string::npos)
+        << what;
+    EXPECT_EQ(e.status(), Status::usage);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
