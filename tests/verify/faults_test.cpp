@@ -23,6 +23,12 @@ namespace {
 
 using test::command_of;
 
+#ifdef __SANITIZE_THREAD__
+constexpr int kFailures = 2, kLate = 1;  // of each plan (and rank): everything takes many times as long
+#else
+constexpr int kFailures = 5, kLate = 3;
+#endif
+
 std::vector<TrainOptions> plans() {
   TrainOptions o = test::small_plan();
   o.steps = 4;
@@ -85,7 +91,7 @@ TEST(Faults, ARankThatFailsAtAnyCallIsNamedWithItsCause) {
   uint64_t trial = 0;
   for (const TrainOptions& o : plans())
     for (int guilty = 0; guilty < 3; ++guilty)
-      for (int64_t round = 0; round < 5; ++round, ++trial) {
+      for (int round = 0; round < kFailures; ++round, ++trial) {
         const auto call = static_cast<int64_t>(random.below(24, trial));
         const Failure f = failure(o, {{guilty, {{.kind = Fault::Kind::fail, .call = call}}}}, counted(o));
         const std::string cause = "a planted fault at call " + std::to_string(call);
@@ -156,7 +162,7 @@ TEST(Faults, LateRanksChangeNoBit) {
   for (const TrainOptions& o : plans()) {
     const std::string undisturbed = train(o, {}, counted(o));
     ASSERT_FALSE(undisturbed.empty());
-    for (int round = 0; round < 3; ++round) {
+    for (int round = 0; round < kLate; ++round) {
       Faults faults;
       for (int rank = 0; rank < 3; ++rank)
         for (int k = 0; k < 6; ++k, draw += 2)
