@@ -69,7 +69,9 @@ void ThreadTransport::wait_for_all() {
   }
 }
 
+// After a failure nothing is posted any more: somebody may be reading, for his message, what this rank came to last.
 void ThreadTransport::arrive(const Call& call) {
+  if (group_->board->failed_rank() >= 0) give_up(Waited::poisoned, rank_, call);
   Place& place = group_->places[static_cast<size_t>(rank_)];
   place.posts[++calls_ % 2] = call;
   raise(place.flag, ++sequence_);

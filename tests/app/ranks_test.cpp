@@ -1,0 +1,115 @@
+// Several ranks as the user meets them: Ctrl-C, numbers that are none, files that cannot be written, and plans that
+// cannot be, each with one line and its status, whatever the strategy.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "tests/app/layouts.h"
+#include "tests/app/program.h"
+
+namespace tessera {
+namespace {
+namespace fs = std::filesystem;
+
+class RanksTest : public test::ProgramTest {
+ protected:
+  // Sends the signal when the first steps are done. Returns the exit status, or 1000 when it ended in another way.
+  int interrupted(const std::string& arguments, int signal) const {
+    const pid_t child = start(arguments);
+    const fs::path metrics = path("run/metrics.jsonl");
+    std::error_code error;
+    for (int i = 0; i < 20000 && (!fs::exists(metrics) || fs::file_size(metrics, error) == 0); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    kill(child, signal);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000;
+  }
+  void expect_one_line(const std::string& arguments, int status, const std::string& words,
+                       const std::string& before = "") const {
+    const test::Ran r = run(arguments, before);
+    EXPECT_EQ(r.status, status) << arguments << ": " << r.err;
+    EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << arguments << ": " << r.err;
+    EXPECT_TRUE(r.err.starts_with("tessera: ")) << r.err;
+    EXPECT_NE(r.err.find(words), std::string::npos) << arguments << ": " << r.err;
+  }
+};
+
+TEST_F(RanksTest, AnInterruptedRunSavesItsStepAndGoesOnToTheSameBits) {
+  const std::string settings = kSmall + "--steps 300 --eval-every 0 --save-every 0 --dropout 0.1 ";
+  std::map<int, std::string> ends;
+  for (const int ranks : {2, 4}) {
+    const std::string out = fmt::format("whole-{}", ranks);
+    ASSERT_EQ(run(fmt::format("train {} --ranks {} --out {}", settings, ranks, out)).status, 0);
+    ends[ranks] = weights(out + "/checkpoints/step-300") + optimizer(out + "/checkpoints/step-300");
+  }
+  int signal = SIGINT;
+  for (const char* plan : {"--zero 0", "--zero 3", "--dp-mode dataparallel", "--dp-mode ps-sync --servers 2"})
+    for (const int ranks : {2, 4}) {
+      if (ranks == 2) signal = signal == SIGINT ? SIGTERM : SIGINT;  // each signal meets both numbers of ranks
+      const std::string what = fmt::format("--ranks {} {}, signal {}", ranks, plan, signal);
+      ASSERT_EQ(interrupted(fmt::format("train {} --ranks {} {} --out run", settings, ranks, plan), signal),
+                128 + signal)
+          << what << ": " << read_file(path("err.txt"));
+      const std::string log = read_file(path("err.txt"));
+      const int64_t step = newest_step();
+      EXPECT_GT(step, 0) << what;
+      EXPECT_NE(log.find(fmt::format("stopped after step {};", step)), std::string::npos) << what << ": " << log;
+      EXPECT_TRUE(half_written().empty()) << what;
+      ASSERT_EQ(run("train --resume --out run").status, 0) << what;
+      EXPECT_TRUE(weights("run/checkpoints/step-300") + optimizer("run/checkpoints/step-300") == ends[ranks]) << what;
+      fs::remove_all(path("run"));
+    }
+}
+
+TEST_F(RanksTest, ALossThatIsNotANumberIsOneLineAndStatus5) {
+  const std::string settings = kSmall + "--quiet --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --steps 50 ";
+  for (const test::Plans& plans : {test::kTwoParts, test::kFourInARow})
+    for (const std::string& plan : plans) {
+      expect_one_line(fmt::format("train {}{} --out run", settings, plan), 5, "expected finite numbers");
+      EXPECT_FALSE(fs::exists(checkpoints()));
+      fs::remove_all(path("run"));
+    }
+}
+
+TEST_F(RanksTest, ACheckpointThatCannotBeWrittenIsOneLineAndStatus6) {
+  ASSERT_EQ(train("--out first").status, 0);  // the data is in the cache now
+  for (const test::Plans& plans : {test::kTwoParts, test::kFourInARow})
+    for (const std::string& plan : plans) {
+      expect_one_line(fmt::format("train {} --quiet {} --out run", kSmall, plan), 6, "run/", "ulimit -f 3;");
+      EXPECT_TRUE(half_written().empty()) << plan;
+      fs::remove_all(path("run"));
+    }
+}
+
+TEST_F(RanksTest, PlansThatCannotBeAreOneLineAndStatus2) {
+  const auto refused = [&](const std::string& plan, const std::string& words) {
+    expect_one_line(fmt::format("train {} --batch 12 {} --out run", kSmall, plan), 2, words);
+    EXPECT_FALSE(fs::exists(path("run"))) << plan;
+  };
+  refused("--ranks 5", "--batch: 12 sequences cannot be cut evenly into 5 data ranks x 1 micro-batches");
+  refused("--ranks 5", "the nearest that can: 10 or 15");
+  refused("--ranks 4 --microbatches 2", "the nearest that can: 8 or 16");
+  refused("--ranks 13", "the nearest that can: 13");
+  refused("--ranks 0", "--ranks: expected a whole number in [1, 1024], found '0'");
+  refused("--zero 4", "--zero: expected a whole number in [0, 3], found '4'");
+  refused("--servers 9", "--servers: expected at most the");
+  refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the 4 ranks, found 5");
+  refused("--dp 3 --ranks 2", "--dp: expected the 2 of --ranks, since it is the only axis; found 3");
+  refused("--zero 1 --dp-mode ps-sync", "--zero: 1 goes with --dp-mode ddp, found ps-sync");
+  refused("--zero 2 --dp-mode dataparallel", "--zero: 2 goes with --dp-mode ddp, found dataparallel");
+  refused("--dp-mode ps-sync --all-reduce ring", "--all-reduce: ps-sync adds at one rank, in rank order");
+  refused("--dp-mode ps-asink", "--dp-mode");
+}
+
+}  // namespace
+}  // namespace tessera

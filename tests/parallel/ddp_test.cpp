@@ -1,0 +1,165 @@
+// DDP's buckets: when they are sent, how many there are, and that their size changes no bit.
+#include "parallel/ddp.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "autograd/ops.h"
+#include "models/gpt.h"
+#include "optim/optimizer.h"
+#include "parallel/comm/launch.h"
+#include "parallel/comm/trace.h"
+#include "tests/parallel/tiny_gpt.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kMicrobatches = 3;
+constexpr uint64_t kSeed = 5;
+
+// Seconds of one rank's trace.
+struct Watched {
+  std::vector<TraceEvent> reductions;      // of one step
+  std::vector<double> begins, ends;        // of each micro-batch's backward pass
+  double head = 0, block = 0, lookup = 0;  // when the last one comes to the head, to the first block, to the lookup
+  std::vector<Reduced> cut;
+  int64_t parameters = 0;
+  std::vector<std::byte> values;  // after some steps
+};
+
+// Notes when the backward pass comes to the end of a module's part of the graph.
+void note_backward(Module& module, const Trace& trace, std::vector<double>& when) {
+  module.wrap([&](const Module::Inner& inner, const Var& x) {
+    return on_backward(inner(x), [&] { when.push_back(trace.now()); });
+  });
+}
+
+void one_step(Gpt& model, Ddp& ddp, const ArenaPtr& arena, const Trace& trace, int rank, int64_t step, Watched& seen) {
+  const int64_t tokens = 12 * model.config.context;
+  ddp.begin_step();
+  for (int64_t j = 0; j < kMicrobatches; ++j) {
+    ddp.begin_microbatch(j);
+    const int64_t first = (rank * kMicrobatches + j) * 2;
+    const test::Sequences s = test::sequences(model.config, step, first, 2, arena);
+    model.set_step({.seed = kSeed, .step = step, .first_sequence = first, .training = true});
+    const Loss loss = model.loss(s.ids, s.targets, 1.0 / static_cast<double>(tokens));
+    seen.begins.push_back(trace.now());
+    backward(loss.mean);
+    seen.ends.push_back(trace.now());
+    ddp.end_microbatch();
+  }
+  ddp.finish_gradients();
+}
+
+// A few steps on two ranks; what rank 1 saw of the first.
+Watched watch(int64_t bucket_bytes, Algorithm algorithm = Algorithm::direct) {
+  Watched out;
+  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60, .algorithm = algorithm}, [&](Communicator& world) {
+    const ArenaPtr arena = make_arena();
+    Gpt model(test::tiny_gpt(0.1));
+    Ddp ddp(model, world, arena, {.microbatches = kMicrobatches, .bucket_bytes = bucket_bytes, .seed = kSeed});
+    const auto optimizer = make_optimizer("sgd", ddp.shards(), {});
+    Trace trace;
+    std::vector<double> tied, block;
+    note_backward(model.tokens, trace, tied);
+    note_backward(*model.blocks[0], trace, block);
+    Watched seen;
+    world.set_trace(&trace);
+    one_step(model, ddp, arena, trace, world.rank(), 0, seen);
+    world.set_trace(nullptr);
+    optimizer->step(0.1, 1);
+    seen.reductions = trace.events();
+    ASSERT_EQ(tied.size(), 2U * kMicrobatches);
+    seen.head = tied[tied.size() - 2];
+    seen.lookup = tied.back();
+    seen.block = block.back();
+    seen.cut = ddp.reductions();
+    seen.parameters = model.parameter_count();
+    for (int64_t step = 1; step < 4; ++step) {
+      one_step(model, ddp, arena, trace, world.rank(), step, seen);
+      optimizer->step(0.1, 1);
+    }
+    for (const FlatUnit& unit : ddp.shards()) {
+      const std::vector<std::byte> one = test::bytes(unit.values);
+      seen.values.insert(seen.values.end(), one.begin(), one.end());
+    }
+    if (world.rank() == 1) out = seen;
+  });
+  return out;
+}
+
+// Every parameter is a bucket: its all-reduce is asked for as soon as its gradient is there.
+TEST(Ddp, BucketsLeaveWhileTheLastBackwardRuns) {
+  const Watched w = watch(1);
+  const double end = w.ends[kMicrobatches - 1];
+  ASSERT_GT(w.reductions.size(), 20U);
+  for (const TraceEvent& e : w.reductions) {
+    EXPECT_EQ(e.what, "all_reduce");
+    EXPECT_GT(e.requested, w.begins[kMicrobatches - 1]) << "a micro-batch that is not the last was summed";
+    EXPECT_LT(e.requested, end) << "a bucket waited for the end of the backward pass";
+    EXPECT_LE(e.requested, e.begin);
+  }
+  const TraceEvent& first = w.reductions.front();  // the last norm's bias
+  EXPECT_GT(first.requested, w.head);
+  EXPECT_LT(first.requested, w.block) << "with a whole block to go";
+  EXPECT_LT(first.requested, w.lookup);
+}
+
+// The token embedding is the head too, and lies first, so in the last bucket.
+TEST(Ddp, ATiedWeightIsSentAfterBothUses) {
+  for (const int64_t bytes : {int64_t{1}, int64_t{4000}, int64_t{1} << 30}) {
+    const Watched w = watch(bytes);
+    EXPECT_EQ(w.cut.back().range.begin, 0);
+    EXPECT_EQ(w.reductions.back().bytes, w.cut.back().range.size() * 4);
+    EXPECT_GT(w.reductions.back().requested, w.lookup);
+    EXPECT_GT(w.lookup, w.head);
+  }
+}
+
+// 37 x 24 and 10 x 24 for the embeddings, and each block 24 + 24, 1728 + 72, 576 + 24, 24 + 24, 2304 + 96, 2304 + 24,
+// and 24 + 24 for the last norm: in slots of multiples of 16 elements, 888 -> 896, 72 -> 80, 24 -> 32.
+constexpr int64_t kBlock = 32 + 32 + 1728 + 80 + 576 + 32 + 32 + 32 + 2304 + 96 + 2304 + 32;
+constexpr int64_t kElements = 896 + 240 + 2 * kBlock + 32 + 32;
+
+TEST(Ddp, TheSizeOfBucketsDecidesTheirNumber) {
+  struct Case {
+    int64_t bytes;
+    size_t calls;
+  };
+  const std::vector<Case> cases = {
+      {1, 2 + 2 * 12 + 2},     // one for each parameter
+      {4 * kElements, 1},      // all of it
+      {4 * kElements + 1, 1},  // more than there is
+      // From the end: the last norm and the block above it; the block below and the positions; the tokens.
+      {4 * (kBlock + 64), 3},
+  };
+  for (const Case& c : cases) {
+    const Watched w = watch(c.bytes);
+    EXPECT_EQ(w.reductions.size(), c.calls) << c.bytes;
+    ASSERT_EQ(w.cut.size(), c.calls) << c.bytes;
+    int64_t sent = 0, end = kElements;
+    for (size_t b = 0; b < w.cut.size(); ++b) {
+      EXPECT_EQ(w.cut[b].range.end, end) << "from the end, without a gap";
+      end = w.cut[b].range.begin;
+      EXPECT_EQ(w.reductions[b].bytes, 4 * w.cut[b].range.size()) << "sent in that order";
+      sent += w.reductions[b].bytes;
+    }
+    EXPECT_EQ(sent, 4 * kElements);
+  }
+}
+
+TEST(Ddp, TheSizeOfBucketsChangesNoBit) {
+  for (const Algorithm algorithm : {Algorithm::direct, Algorithm::root, Algorithm::tree}) {
+    const Watched whole = watch(int64_t{1} << 30, algorithm);
+    for (const int64_t bytes : {1, 1000, 5000, 20000})
+      EXPECT_TRUE(watch(bytes, algorithm).values == whole.values) << bytes << ", " << name_of(algorithm);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,178 @@
+// Training when a rank fails: it ends on every rank, soon, with the cause and the rank that had it; and a rank that is
+// only late changes no bit.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "app/plan.h"
+#include "app/sequences.h"
+#include "app/trainer.h"
+#include "app/whole_state.h"
+#include "parallel/comm/launch.h"
+#include "tensor/error.h"
+#include "tensor/random.h"
+#include "tests/verify/plans.h"
+
+namespace tessera {
+namespace {
+
+using test::command_of;
+
+#ifdef __SANITIZE_THREAD__
+constexpr int kFailures = 2, kLate = 1;  // of each plan (and rank): everything takes many times as long
+#else
+constexpr int kFailures = 5, kLate = 3;
+#endif
+
+std::vector<TrainOptions> plans() {
+  TrainOptions o = test::small_plan();
+  o.steps = 4;
+  o.ranks = 3;
+  o.batch = 12;
+  o.microbatches = 2;
+  o.bucket_mb = 0.005;
+  std::vector<TrainOptions> out;
+  for (o.zero = 0; o.zero <= 3; ++o.zero) out.push_back(o);
+  o.zero = 0;
+  for (const char* mode : {"dataparallel", "ps-sync"}) {
+    o.dp_mode = mode;
+    o.servers = 2;
+    if (o.dp_mode == "dataparallel") o.servers = 1;
+    out.push_back(o);
+  }
+  return out;
+}
+
+using Faults = std::map<int, std::vector<Fault>>;
+
+// The parameters at the end, as rank 0 knows them.
+std::string train(const TrainOptions& o, const Faults& faults, const Sequences& sequences) {
+  std::string out;
+  LaunchOptions how = launch_options(o);
+  how.faults = faults;
+  launch(how, [&](Communicator& world) {
+    Trainer trainer(o, sequences, world);
+    while (trainer.steps_done() < o.steps) trainer.step();
+    for (const NamedTensor& t : whole_values(trainer))
+      out.append(reinterpret_cast<const char*>(t.tensor.raw()), static_cast<size_t>(t.tensor.nbytes()));
+  });
+  return out;
+}
+
+Sequences counted(const TrainOptions& o) {
+  return counted_sequences(*o.vocab, *o.context, o.batch, static_cast<uint64_t>(o.seed));
+}
+
+struct Failure {
+  std::string what = "nothing was thrown";
+  Status status{};
+  double seconds = 0;
+};
+Failure failure(const TrainOptions& o, const Faults& faults, const Sequences& sequences) {
+  Failure f;
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    train(o, faults, sequences);
+  } catch (const Error& e) {
+    f.what = e.what();
+    f.status = e.status();
+  }
+  f.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return f;
+}
+
+TEST(Faults, ARankThatFailsAtAnyCallIsNamedWithItsCause) {
+  const Philox random(3);
+  uint64_t trial = 0;
+  for (const TrainOptions& o : plans())
+    for (int guilty = 0; guilty < 3; ++guilty)
+      for (int round = 0; round < kFailures; ++round, ++trial) {
+        const auto call = static_cast<int64_t>(random.below(24, trial));
+        const Failure f = failure(o, {{guilty, {{.kind = Fault::Kind::fail, .call = call}}}}, counted(o));
+        const std::string cause = "a planted fault at call " + std::to_string(call);
+        EXPECT_TRUE(f.what.starts_with("[rank " + std::to_string(guilty) + "] ") && f.what.ends_with(cause))
+            << command_of(o) << ", " << cause << ": " << f.what;
+        EXPECT_EQ(f.status, Status::communication);
+        EXPECT_LT(f.seconds, o.timeout / 2) << command_of(o) << ", " << cause;
+      }
+}
+
+// Between communications: a rank's data cannot be read.
+TEST(Faults, ARankWhoseDataFailsEndsTheOthers) {
+  for (const TrainOptions& o : plans()) {
+    const int64_t part = o.batch / 3;
+    const int guilty = o.dp_mode == "dataparallel" ? 0 : 1;
+    Sequences sequences = counted(o);
+    sequences.load = [=, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
+      if (step == 2 && first / part == 1) throw InputError("the file is gone");
+      load(step, first, count, in, out);
+    };
+    const Failure f = failure(o, {}, sequences);
+    EXPECT_EQ(f.what, "[rank " + std::to_string(guilty) + "] the file is gone") << command_of(o);
+    EXPECT_EQ(f.status, Status::input);
+    EXPECT_LT(f.seconds, o.timeout / 2);
+  }
+}
+
+// One rank's own loss, not everybody's: all of them hear of it before anything is updated.
+TEST(Faults, ALossThatIsNoNumberOnOneRankEndsAllInTheSameStep) {
+  for (const TrainOptions& o : plans()) {
+    std::vector<int64_t> done(3, -1);
+    const Sequences sequences = counted(o);
+    try {
+      launch(launch_options(o), [&](Communicator& world) {
+        Trainer trainer(o, sequences, world);
+        int64_t& steps = done[static_cast<size_t>(world.rank())];
+        for (steps = 0;; ++steps) {
+          const std::vector<FlatUnit> units = trainer.strategy().residents();
+          if (steps == 2 && world.rank() == 1)
+            units[0].values.narrow(0, 0, units[0].values.numel()).fill(std::numeric_limits<double>::quiet_NaN());
+          trainer.step();
+        }
+      });
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.status(), Status::not_finite) << e.what();
+      EXPECT_NE(std::string(e.what()).find("step 3: the loss is nan"), std::string::npos) << e.what();
+    }
+    EXPECT_EQ(done, std::vector<int64_t>(3, 2)) << command_of(o);
+  }
+}
+
+TEST(Faults, ALostCallIsAnErrorAndNoHang) {
+  for (TrainOptions o : plans()) {
+    o.timeout = 0.5;
+    for (const int64_t call : {2, 9}) {
+      const Failure f = failure(o, {{1, {{.kind = Fault::Kind::drop, .call = call}}}}, counted(o));
+      EXPECT_NE(f.what, "nothing was thrown") << command_of(o) << ", call " << call;
+      EXPECT_EQ(f.status, Status::communication) << f.what;
+      EXPECT_LT(f.seconds, 10);
+    }
+  }
+}
+
+TEST(Faults, LateRanksChangeNoBit) {
+  const Philox random(4);
+  uint64_t draw = 0;
+  for (const TrainOptions& o : plans()) {
+    const std::string undisturbed = train(o, {}, counted(o));
+    ASSERT_FALSE(undisturbed.empty());
+    for (int round = 0; round < kLate; ++round) {
+      Faults faults;
+      for (int rank = 0; rank < 3; ++rank)
+        for (int k = 0; k < 6; ++k, draw += 2)
+          faults[rank].push_back({.kind = Fault::Kind::delay,
+                                  .call = static_cast<int64_t>(random.below(60, draw)),
+                                  .seconds = 0.001 * static_cast<double>(random.below(20, draw + 1))});
+      EXPECT_TRUE(train(o, faults, counted(o)) == undisturbed) << command_of(o);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera
