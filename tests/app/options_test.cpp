@@ -107,7 +107,8 @@ TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
   EXPECT_EQ(message({"train", "--lr", "fast"}), "--lr: expected a number of at least 0, found 'fast'");
   EXPECT_EQ(message({"train", "--lr", "nan"}), "--lr: expected a number of at least 0, found 'nan'");
   EXPECT_EQ(message({"train", "--dropout", "1"}), "--dropout: expected a number in [0, 1), found '1'");
-  EXPECT_EQ(message({"train", "--dtype", "fp23"}), "--dtype: expected fp32, bf16, fp64, found 'fp23'; did you mean 'fp32'?");
+  EXPECT_EQ(message({"train", "--dtype", "fp23"}),
+            "--dtype: expected fp32, bf16, fp64, found 'fp23'; did you mean 'fp32'?");
   EXPECT_EQ(message({"train", "--device", "cuda"}), "--device: expected cpu, found 'cuda'");
   EXPECT_EQ(message({"train", "--data", ""}), "--data: expected a value, found ''");
   EXPECT_EQ(message({"generate"}), "FROM is required");
