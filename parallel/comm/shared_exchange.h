@@ -43,6 +43,7 @@ struct SharedGroup {
 class SharedExchange {
  public:
   explicit SharedExchange(SharedGroup group) : group_(std::move(group)), n_(static_cast<int>(group_.places.size())) {}
+  int ranks() const { return n_; }
   // One collective. Returns the bytes that count as sent. Throws as Transport::direct() does.
   int64_t run(const Call& call);
   // Everybody has come, and to the same call.
