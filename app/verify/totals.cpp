@@ -55,7 +55,7 @@ void check_held(VerifyResult& r) {
 
 void check_losses(VerifyResult& r) {
   for (const double loss : r.losses)
-    if (!std::isfinite(loss)) r.failures.push_back("a loss is not finite");
+    if (!std::isfinite(loss)) r.failures.emplace_back("a loss is not finite");
   if (r.losses.size() < kToFall) return;
   const auto quarter = static_cast<std::ptrdiff_t>(r.losses.size() / 4);
   const double first = std::accumulate(r.losses.begin(), r.losses.begin() + quarter, 0.0),
@@ -75,7 +75,7 @@ void check_totals(VerifyResult& r, const TrainOptions& o) {
   check_sent(r);
   check_held(r);
   check_losses(r);
-  if (ranks_of(o) > 1 && r.sent.empty()) r.failures.push_back("no rank has communicated");
+  if (ranks_of(o) > 1 && r.sent.empty()) r.failures.emplace_back("no rank has communicated");
 }
 
 }  // namespace tessera

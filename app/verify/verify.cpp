@@ -158,7 +158,7 @@ class VerifiedRank {
       kinds += whole.size();
     }
     if (kinds != reference_->optimizer().state().size())
-      result_.failures.push_back("the optimizer keeps other tensors than the oracle's");
+      result_.failures.emplace_back("the optimizer keeps other tensors than the oracle's");
   }
 
   // What each rank counted and holds goes to rank 0.
