@@ -33,7 +33,7 @@ std::string cause_of(const std::exception_ptr& thrown) {
 }
 
 Tensor numbers_of(const std::vector<AppliedPush>& log, const ArenaPtr& arena) {
-  const Tensor out = Tensor::empty({static_cast<int64_t>(log.size()), 3}, DType::int64, arena, Category::communication);
+  Tensor out = Tensor::empty({static_cast<int64_t>(log.size()), 3}, DType::int64, arena, Category::communication);
   int64_t* at = out.data<int64_t>();
   for (const AppliedPush& entry : log) {
     *at++ = entry.push.worker;

@@ -43,7 +43,7 @@ std::vector<Share> DataParallel::loads(int64_t batch, int64_t microbatches, int6
 // Each rank its rows: int32 (B, T) on rank 0 -> (B / n, T).
 Tensor DataParallel::scatter_ids(const Tensor& ids) {
   const int64_t rows = root() ? ids.dim(0) / axis_.size() : ids.dim(0);
-  const Tensor own = Tensor::empty({rows, ids.dim(1)}, DType::int32, arena_, Category::communication);
+  Tensor own = Tensor::empty({rows, ids.dim(1)}, DType::int32, arena_, Category::communication);
   axis_.scatter(root() ? ids.contiguous() : Tensor(), own, 0);
   return own;
 }

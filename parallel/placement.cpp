@@ -72,11 +72,13 @@ Tensor own_piece(Tensor x, const Step& step) {
   return last ? x.clone() : x.contiguous();
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
 Tensor of_rank_0(Tensor x, const Step& step) { return step.axis.rank() == 0 ? x : zeros_like(x, x.shape()); }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
 Tensor zeros_around(Tensor x, const Step& step) {
   const Range r = step.own(step.from);
-  const Tensor y = zeros_like(x, with_dim(x.shape(), step.from.dim, step.from.whole));
+  Tensor y = zeros_like(x, with_dim(x.shape(), step.from.dim, step.from.whole));
   copy_corner(y.narrow(step.from.dim, r.begin, r.size()), x);
   return y;
 }
@@ -87,6 +89,7 @@ Tensor all_reduce(Tensor x, const Step& step) {
   return y;
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
 Tensor all_gather(Tensor x, const Step& step) {
   const auto [kind, dim, whole] = step.from;
   Tensor y = x.make(with_dim(x.shape(), dim, whole));
@@ -109,10 +112,11 @@ Tensor all_gather(Tensor x, const Step& step) {
   return y;
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
 Tensor reduce_scatter(Tensor x, const Step& step) {
   const auto [kind, dim, whole] = step.to;
   const Shape widest = with_dim(x.shape(), dim, step.widest(step.to));
-  const Tensor sum = x.make(widest);
+  Tensor sum = x.make(widest);
   if (step.even(step.to) && outermost(x, dim)) {
     step.axis.reduce_scatter(x.contiguous(), sum);
     return sum;

@@ -30,7 +30,7 @@ Tensor gather_served(Communicator& axis, int servers, int64_t size, const Tensor
     if (shard.defined() && shard.numel() > 0) axis.send(shard, 0, kTag);
     return {};
   }
-  const Tensor whole = shard.make({size}, shard.dtype(), Category::workspace);
+  Tensor whole = shard.make({size}, shard.dtype(), Category::workspace);
   for (int k = 0; k < servers; ++k) {
     const Range range = served_range(size, servers, k);
     Tensor part = whole.narrow(0, range.begin, range.size());

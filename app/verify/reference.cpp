@@ -111,7 +111,7 @@ Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
   peak_ = std::max(peak_, arena_->total().peak - kept);
   int64_t total = 0;
   for (const FlatUnit& unit : model_.units()) total += unit.grads.numel();
-  const Tensor all = Tensor::empty({total}, model_.units()[0].grads.dtype(), aside_);
+  Tensor all = Tensor::empty({total}, model_.units()[0].grads.dtype(), aside_);
   int64_t at = 0;
   for (const FlatUnit& unit : model_.units()) {
     std::memcpy(all.narrow(0, at, unit.grads.numel()).raw(), unit.grads.raw(),
@@ -122,7 +122,7 @@ Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
 }
 
 Tensor Reference::sum_over_ranks(const std::vector<Tensor>& ranks) const {
-  const Tensor out = ranks[0].clone();
+  Tensor out = ranks[0].clone();
   if (ranks.size() == 1) return out;
   with_floating(out.dtype(), "reference", [&](auto t) {
     using T = decltype(t);
