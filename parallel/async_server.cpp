@@ -19,7 +19,7 @@ constexpr int64_t kMostStale = 1'000'000'000;
 std::string shared_text(Communicator& axis, const std::string& text, const ArenaPtr& arena) {
   const auto size = static_cast<int64_t>(axis.max(axis.rank() == 0 ? static_cast<double>(text.size()) : 0));
   Tensor words = Tensor::zeros({size / 4 + 1}, DType::int32, arena);
-  std::memcpy(words.raw(), text.data(), text.size());
+  if (!text.empty()) std::memcpy(words.raw(), text.data(), text.size());
   axis.broadcast(words, 0);
   return {reinterpret_cast<const char*>(words.raw()), static_cast<size_t>(size)};
 }

@@ -191,7 +191,7 @@ void ThreadTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
         if (size != bytes)
           throw CommError("recv of " + std::to_string(bytes) + " bytes: rank " + std::to_string(world_rank(from)) +
                           " sent " + std::to_string(size));
-        std::memcpy(data, found->bytes.data(), found->bytes.size());
+        std::copy(found->bytes.begin(), found->bytes.end(), data);
         box.letters.erase(found);
         return;
       }
