@@ -223,7 +223,7 @@ VerifyResult verify(const TrainOptions& given, Mutation mutation) {
   if (o.dp_mode == "ps-async")
     throw Error(
         "--dp-mode: an asynchronous run is not the run of one rank; train --record and --replay repeat it to the bit");
-  if (o.all_reduce == "native" && o.dtype != "fp64")
+  if (o.all_reduce == "native")
     throw Error("--all-reduce: the order of a library's own sums is not known; expected direct, ring, tree or root");
   const Sequences sequences = counted_sequences(*o.vocab, sizes_of(o).context, o.batch, static_cast<uint64_t>(o.seed));
   const GptConfig config = gpt_config(o, *o.vocab);

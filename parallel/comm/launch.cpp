@@ -23,8 +23,9 @@ namespace {
 // What a rank threw, said of that rank. When something failed in its background it may have thrown only that it has
 // failed: the board has the cause.
 [[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const Board& board) {
-  if (ranks == 1) std::rethrow_exception(thrown);
   const std::string who = "[rank " + std::to_string(rank) + "] ";
+  if (!thrown) throw CommError(who + "ended while its communication was still in the background");
+  if (ranks == 1) std::rethrow_exception(thrown);
   try {
     std::rethrow_exception(thrown);
   } catch (const PeerFailed&) {

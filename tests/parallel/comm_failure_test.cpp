@@ -47,6 +47,18 @@ TEST(CommFailure, ARankThatThrowsWithWorkInTheBackgroundEndsTheOthers) {
   EXPECT_TRUE(what == "[rank 2] the cause" || what.find("asks for") != std::string::npos) << what;
 }
 
+TEST(CommFailure, ARankThatLeavesWithWorkInTheBackgroundIsNamed) {
+  const std::string what = failure({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
+    if (world.rank() == 0) {
+      const Pending forgotten = world.start_all_reduce(Tensor::zeros({100'000}, DType::float32, make_arena()));
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    world.barrier();
+  });
+  EXPECT_EQ(what, "[rank 0] ended while its communication was still in the background");
+}
+
 TEST(CommFailure, ARankThatDoesNotComeIsNamed) {
   const std::string what = failure({.ranks = 3, .timeout_s = 0.3}, [](Communicator& world) {
     const ArenaPtr arena = make_arena();
