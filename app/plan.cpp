@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 
 #include "parallel/comm/surroundings.h"
@@ -95,6 +96,14 @@ DataOptions data_options(const TrainOptions& o) {
   d.grad_dtype = o.dtype == "fp64" ? DType::float64 : dtype_named(o.grad_dtype);
   d.seed = static_cast<uint64_t>(o.seed);
   return d;
+}
+
+OptimizerOptions optimizer_options(const TrainOptions& o) {
+  return {.momentum = o.momentum,
+          .beta1 = o.beta1,
+          .beta2 = o.beta2,
+          .weight_decay = o.weight_decay,
+          .state_arena = o.offload == "optimizer" ? make_file_arena(std::filesystem::temp_directory_path()) : nullptr};
 }
 
 std::string describe_plan(const TrainOptions& o) {

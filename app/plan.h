@@ -1,6 +1,7 @@
 // The parallel plan that the options mean: how many ranks, how they are started, and what each does of a step.
 #pragma once
 #include "app/options.h"
+#include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
 
@@ -18,6 +19,8 @@ void check_plan(const TrainOptions& options);
 
 LaunchOptions launch_options(const TrainOptions& options);
 DataOptions data_options(const TrainOptions& options);
+// With --offload the state lies in a file of its own for each call.
+OptimizerOptions optimizer_options(const TrainOptions& options);
 // For people: "2 thread ranks, ddp", "one rank".
 std::string describe_plan(const TrainOptions& options);
 

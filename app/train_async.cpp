@@ -65,9 +65,7 @@ AsyncOptions AsyncRun::async_options() {
           .clip = o_.clip,
           .optimizer =
               [this](const std::vector<FlatUnit>& units) {
-                return make_optimizer(
-                    o_.optimizer, units,
-                    {.momentum = o_.momentum, .beta1 = o_.beta1, .beta2 = o_.beta2, .weight_decay = o_.weight_decay});
+                return make_optimizer(o_.optimizer, units, optimizer_options(o_));
               },
           .lr = [this, ranks](int64_t applied) { return schedule_.at(applied / ranks); },
           .record = o_.record.value_or(""),
@@ -169,7 +167,7 @@ int AsyncRun::execute() {
     output = std::make_unique<TrainOutput>(o_, run_.directory.path(), 0);
     introduce(*output, run_, model_,
               fmt::format("{} asynchronous steps of {} tokens", o_.steps, o_.batch * model_.config.context));
-    output->message("a checkpoint is saved at the end only: before it, workers and servers are at no common step");
+    output->message("it is validated and saved at its end only: before, workers and servers are at no common step");
   }
   const auto step = [&](int worker, int64_t clock) -> std::optional<double> {
     if (interrupted() != 0) return std::nullopt;

@@ -7,7 +7,6 @@
 #include <array>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 
 #include "app/evaluate.h"
 #include "app/plan.h"
@@ -51,16 +50,10 @@ Trainer::Trainer(const TrainOptions& o, Sequences sequences, Communicator& world
       world_(world),
       data_axis_(world.split(0, world.rank(), "dp")),
       arena_(make_arena()),
-      state_arena_(o.offload == "optimizer" ? make_file_arena(std::filesystem::temp_directory_path()) : nullptr),
       model_(gpt_config(o, sequences_.vocab)),
       strategy_(make_data_strategy(model_, *data_axis_, arena_, data_options(o))),
       schedule_{.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps} {
-  optimizer_ = make_optimizer(o.optimizer, strategy_->shards(),
-                              {.momentum = o.momentum,
-                               .beta1 = o.beta1,
-                               .beta2 = o.beta2,
-                               .weight_decay = o.weight_decay,
-                               .state_arena = state_arena_});
+  optimizer_ = make_optimizer(o.optimizer, strategy_->shards(), optimizer_options(o));
 }
 
 Trainer::~Trainer() = default;

@@ -50,7 +50,7 @@ class Trainer {
   Sequences sequences_;
   Communicator& world_;
   std::unique_ptr<Communicator> data_axis_;
-  ArenaPtr arena_, state_arena_;
+  ArenaPtr arena_;
   Gpt model_;
   std::unique_ptr<DataStrategy> strategy_;
   std::unique_ptr<Optimizer> optimizer_;

@@ -81,9 +81,7 @@ Reference::Reference(const TrainOptions& o, Sequences sequences, SumOrder order)
       schedule_{.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps} {
   const DataOptions d = data_options(o);
   model_.materialize(d.seed, arena_, d.dtype, d.grad_dtype);
-  optimizer_ =
-      make_optimizer(o.optimizer, model_.units(),
-                     {.momentum = o.momentum, .beta1 = o.beta1, .beta2 = o.beta2, .weight_decay = o.weight_decay});
+  optimizer_ = make_optimizer(o.optimizer, model_.units(), optimizer_options(o));
 }
 
 // One micro-batch of one rank, from nothing: all gradients, unit after unit.
