@@ -1,6 +1,7 @@
 // The forward passes of GPT-2.
 #include "models/gpt.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -54,32 +55,48 @@ Gpt::Gpt(const GptConfig& c)
       positions(child<Embedding>("positions", c.context, c.channels)),
       drop(child<Dropout>("drop", c.dropout)),
       blocks(make_blocks()),
-      norm(child<LayerNorm>("norm", c.channels)) {
+      norm(child<LayerNorm>("norm", c.channels)),
+      head(make_head()) {
   tokens.make_unit();
   positions.make_unit();
   norm.make_unit();
 }
 
-Var Gpt::embed(const Tensor& ids, int64_t first_position) {
+Embedding& Gpt::make_head() {
+  if (config.tied) return tokens;
+  Embedding& own = child<Embedding>("head", config.vocab, config.channels);
+  own.parameters()[0].parameter->alias = "tokens.weight";
+  own.make_unit();
+  return own;
+}
+
+Var Gpt::look_up(const Tensor& ids, const Tensor& places) { return add(positions.lookup(places), tokens.lookup(ids)); }
+
+Var Gpt::embed(const Tensor& ids) {
   if (ids.rank() != 2) throw Error("[gpt] ids are " + ids.describe() + "; expected int32 (B, T)");
-  const int64_t t = ids.dim(1);
-  if (first_position + t > config.context)
-    throw Error("[gpt] " + std::to_string(first_position + t) + " tokens; the context is " +
-                std::to_string(config.context));
+  const StepInfo at = step();
+  const int64_t t = ids.dim(1), total = std::max(t, at.tokens_total);
+  if (total > config.context)
+    throw Error("[gpt] " + std::to_string(total) + " tokens; the context is " + std::to_string(config.context));
   const Tensor places = ids.make({t}, DType::int32);
-  std::iota(places.data<int32_t>(), places.data<int32_t>() + t, static_cast<int32_t>(first_position));
-  return add(positions.lookup(places), tokens.lookup(ids));
+  if (at.positions.empty())
+    std::iota(places.data<int32_t>(), places.data<int32_t>() + t, 0);
+  else
+    std::transform(at.positions.begin(), at.positions.end(), places.data<int32_t>(),
+                   [](int64_t position) { return static_cast<int32_t>(position); });
+  return drop.apply(look_up(ids, places));
 }
 
 Var Gpt::hidden(const Tensor& ids) {
-  Var x = drop.apply(embed(ids, 0));
+  Var x = embed(ids);
   for (Block* block : blocks) x = (*block)(x);
   return norm(x);
 }
 
 Var Gpt::logits(const Var& hidden_states) {
-  const int64_t n = hidden_states.value().numel() / config.channels;
-  return tokens.project(reshape(hidden_states, {n, config.channels}));
+  Var all = head.project(hidden_states);
+  const int64_t width = all.dim(2), rows = all.value().numel() / width;
+  return reshape(std::move(all), {rows, width});
 }
 
 Loss Gpt::loss(const Tensor& ids, const Tensor& targets, double scale) {
@@ -99,9 +116,14 @@ std::vector<KvCache> Gpt::caches(int64_t batch) {
 
 Tensor Gpt::decode(const Tensor& ids, std::vector<KvCache>& kv) {
   const NoGrad no_grad;
-  Tensor x = embed(ids, kv[0].length).value();
+  const int64_t before = kv[0].length, t = ids.dim(1);
+  if (before + t > config.context)
+    throw Error("[gpt] " + std::to_string(before + t) + " tokens; the context is " + std::to_string(config.context));
+  const Tensor places = ids.make({t}, DType::int32);
+  std::iota(places.data<int32_t>(), places.data<int32_t>() + t, static_cast<int32_t>(before));
+  Tensor x = look_up(ids, places).value();
   for (size_t i = 0; i < blocks.size(); ++i) x = blocks[i]->decode(x, kv[i]);
-  const Tensor last = x.narrow(1, x.dim(1) - 1, 1).contiguous();
+  const Tensor last = x.narrow(1, t - 1, 1).contiguous();
   return logits(norm(Var(last))).value();
 }
 

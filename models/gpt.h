@@ -12,6 +12,8 @@ struct GptConfig {
   int64_t layers = 4, heads = 4, channels = 128, context = 64, vocab = 256;
   double dropout = 0;
   Recompute recompute = Recompute::none;
+  bool tied =
+      true;  // the head is the token embedding; otherwise it has a weight of its own, with the same first values
 };
 
 // x + attention(norm(x)), then + mlp(norm(.)): (B, T, C) -> (B, T, C).
@@ -37,7 +39,8 @@ class Gpt : public Module {
   // Shapes only: call materialize() before the first forward pass.
   explicit Gpt(const GptConfig& c);
 
-  Var hidden(const Tensor& ids);  // int32 (B, T), T <= context -> (B, T, C), after the last norm
+  Var embed(const Tensor& ids);   // int32 (B, T), T <= context -> (B, T, C), what the first block sees
+  Var hidden(const Tensor& ids);  // int32 (B, T) -> (B, T, C), after the last norm
   Var logits(const Var& hidden);  // (B, T, C) -> (B T, V)
   // ids and targets int32 (B, T); `scale` as in cross_entropy().
   Loss loss(const Tensor& ids, const Tensor& targets, double scale);
@@ -48,14 +51,16 @@ class Gpt : public Module {
   Tensor decode(const Tensor& ids, std::vector<KvCache>& caches);
 
   const GptConfig config;
-  Embedding &tokens, &positions;  // tokens is the head too
+  Embedding &tokens, &positions;
   Dropout& drop;
   std::vector<Block*> blocks;
   LayerNorm& norm;
+  Embedding& head;  // maybe `tokens`
 
  private:
   std::vector<Block*> make_blocks();
-  Var embed(const Tensor& ids, int64_t first_position);
+  Embedding& make_head();
+  Var look_up(const Tensor& ids, const Tensor& places);
 };
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/cut.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
@@ -13,6 +14,7 @@ struct Slot {
   int64_t begin = 0;  // first element in the unit's buffers; multiples of 16, gaps are zero and stay zero
   Shape shape;
   bool decay = false;  // weight decay applies (matrices, not biases nor norms)
+  Cut cut = {};        // what of the whole parameter this is
 };
 
 // The values and gradients of a unit, or of a shard of one: then a slot may begin before element 0, or end past the

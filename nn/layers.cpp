@@ -11,12 +11,13 @@ Linear::Linear(int64_t in, int64_t out, const Options& options)
       options_(options) {}
 
 Var Linear::forward(const Var& x) {
-  const Var none;
-  const Var& b = bias ? *bias : none;
-  if (options_.activation == Activation::none) return linear(x, weight, b, &packs_);
+  const Var b = bias ? seen(*bias) : Var();
+  if (options_.activation == Activation::none) return linear(x, seen(weight), b, &packs_);
   const bool again = options_.recompute == Recompute::gelu || options_.recompute == Recompute::gelu_norm;
-  return bias_gelu(linear(x, weight, none, &packs_), b, again);
+  return bias_gelu(product(x), b, again);
 }
+
+Var Linear::product(const Var& x) { return linear(x, seen(weight), Var(), &packs_); }
 
 Norm::Norm(int64_t channels, const NormOptions& options, Recompute recompute)
     : weight(param("weight", {channels}, Init::ones())),
@@ -28,35 +29,41 @@ Embedding::Embedding(int64_t entries, int64_t channels, double deviation)
     : weight(param("weight", {entries, channels}, Init::normal(deviation))) {}
 
 Var Embedding::lookup(const Tensor& ids) {
-  return call([&](const Var&) { return embedding(ids, weight); }, Var());
+  return call([&](const Var&) { return embedding(ids, seen(weight)); }, Var());
 }
 
 Var Embedding::project(const Var& x) {
-  return call([this](const Var& in) { return linear(in, weight, Var(), &packs_); }, x);
+  return call([this](const Var& in) { return linear(in, seen(weight), Var(), &packs_); }, x);
 }
 
 Var Dropout::apply(Var x) {
-  const StepInfo& at = step();
+  const StepInfo at = step();
   if (p_ == 0 || !at.training) return x;
   DropoutTile tile;
   tile.random = Philox::named(at.seed, full_name());
   tile.step = static_cast<uint64_t>(at.step);
   tile.first_sequence = at.first_sequence;
+  tile.tokens_total = at.tokens_total;
+  tile.positions = at.positions;
   return dropout(std::move(x), p_, tile);
 }
 
 Attention::Attention(int64_t channels, const Options& options)
     : qkv(child<Linear>("qkv", channels, 3 * channels, Linear::Options{})),
       proj(child<Linear>("proj", channels, channels, Linear::Options{.deviation = options.projection_deviation})),
-      options_(options) {
+      options_(options),
+      head_dim_(options.heads > 0 ? channels / options.heads : 0) {
   if (options.heads <= 0 || channels % options.heads != 0)
     throw Error("[attention] " + std::to_string(options.heads) + " heads do not divide " + std::to_string(channels) +
                 " channels");
 }
 
 AttentionOptions Attention::at_step() {
-  const StepInfo& at = step();
+  const StepInfo at = step();
   AttentionOptions o;
+  o.first_head = at.first_head;
+  o.heads_total = at.heads_total;
+  o.tokens_total = at.tokens_total;
   if (options_.dropout == 0 || !at.training) return o;
   o.dropout = options_.dropout;
   o.random = Philox::named(at.seed, full_name());
@@ -65,7 +72,11 @@ AttentionOptions Attention::at_step() {
   return o;
 }
 
-Var Attention::forward(const Var& x) { return proj(packed_attention(qkv(x), options_.heads, at_step())); }
+// The heads that are here are counted from what the projection gives.
+Var Attention::forward(const Var& x) {
+  const Var packed = qkv(x);
+  return proj(core_(packed, packed.dim(2) / (3 * head_dim_), at_step()));
+}
 
 Tensor Attention::decode(const Tensor& x, KvCache& cache) {
   const NoGrad no_grad;

@@ -1,5 +1,6 @@
 // The layers of a transformer.
 #pragma once
+#include <functional>
 #include <utility>
 
 #include "autograd/ops.h"
@@ -29,6 +30,7 @@ class Linear : public Module {
   };
   Linear(int64_t in, int64_t out, const Options& options);
   Var forward(const Var& x) override;
+  Var product(const Var& x);  // x w^T, without bias and activation
   void drop_packs() override { packs_.packs.clear(); }
 
   Var& weight;  // (out, in)
@@ -42,10 +44,10 @@ class Linear : public Module {
 // What LayerNorm and RMSNorm share: a normalisation over the last dim with gamma, and with beta where it centers.
 class Norm : public Module {
  public:
-  Var forward(const Var& x) override { return norm(x, weight, beta(), options_, recompute_); }
+  Var forward(const Var& x) override { return norm(x, seen(weight), beta(), options_, recompute_); }
   // {x + y, norm(x + y)} in one pass; y may be written over.
   std::pair<Var, Var> add(const Var& x, Var y) {
-    return add_norm(x, std::move(y), weight, beta(), options_, recompute_);
+    return add_norm(x, std::move(y), seen(weight), beta(), options_, recompute_);
   }
 
   Var& weight;  // (channels)
@@ -55,7 +57,7 @@ class Norm : public Module {
   Norm(int64_t channels, const NormOptions& options, Recompute recompute);
 
  private:
-  Var beta() const { return bias ? *bias : Var(); }
+  Var beta() const { return bias ? seen(*bias) : Var(); }
   NormOptions options_;
   bool recompute_;
 };
@@ -76,7 +78,7 @@ class Embedding : public Module {
  public:
   Embedding(int64_t entries, int64_t channels, double deviation = 0.02);
   Var lookup(const Tensor& ids);  // int32 (...) -> (..., C)
-  // The transposed use, as the head of a model with tied weights: x w^T, (N, C) -> (N, entries).
+  // The transposed use, as the head of a model: x w^T, (..., C) -> (..., entries).
   Var project(const Var& x);
   void drop_packs() override { packs_.packs.clear(); }
 
@@ -106,6 +108,8 @@ struct KvCache {
 // Causal self-attention with packed [q | k | v]: (B, T, C) -> (B, T, C). Vaswani et al. 2017, section 3.2.
 class Attention : public Module {
  public:
+  // What happens between the two projections: packed (B, T, 3 c) of `heads` heads, maybe not all -> (B, T, c).
+  using Core = std::function<Var(const Var& qkv, int64_t heads, const AttentionOptions& options)>;
   struct Options {
     int64_t heads = 1;
     double dropout = 0;                  // of the attention probabilities
@@ -116,12 +120,16 @@ class Attention : public Module {
   // The same for new tokens (B, T, C) that follow `cache.length` older ones; appends their keys and values. No
   // gradient.
   Tensor decode(const Tensor& x, KvCache& cache);
+  // Another way to compute the same; packed_attention() unless it is set.
+  void set_core(Core core) { core_ = std::move(core); }
 
   Linear &qkv, &proj;
 
  private:
   AttentionOptions at_step();
   Options options_;
+  int64_t head_dim_;
+  Core core_ = packed_attention;
 };
 
 // down(gelu(up(x))): (..., C) -> (..., C) with 4 C hidden channels.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kSlotAlignment = 16;  // elements: a slot starts on a 64-byte line in float32
 
-// Elements [from, to) of a parameter to the memory at `values`.
+// The elements of a parameter from `from` on, to the memory at `values`.
 void initialise_elements(const Tensor& values, const Init& init, const Philox& random, int64_t from) {
   if (init.deviation == 0) {
     Tensor v = values;
@@ -52,6 +52,27 @@ Var& Module::param(std::string name, const Shape& shape, Init init) {
   return parameters_.emplace_back(Parameter{std::move(name), Var(Tensor::meta(shape, DType::float32), true), init}).var;
 }
 
+StepInfo Module::step() const {
+  const StepInfo at = parent_ ? parent_->step() : step_;
+  return adjust_ ? adjust_(at) : at;
+}
+
+void Module::cut(const Var& parameter, int dim, std::vector<Cut::Run> runs) {
+  const auto found =
+      std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return &p.var == &parameter; });
+  if (found == parameters_.end()) throw Error("[module] '" + full_name() + "' has no such parameter to cut");
+  const std::string name = "'" + full_name() + "." + found->name + "'";
+  if (found->var.value().device() != Device::meta || !found->cut.is_whole())
+    throw Error("[module] " + name + " cannot be cut: it has memory, or was cut before");
+  Cut cut{found->var.shape(), dim, std::move(runs)};
+  for (const Cut::Run& run : cut.runs)
+    if (run.begin < 0 || run.size < 1 || run.begin + run.size > cut.whole[dim])
+      throw Error("[module] " + name + " has " + std::to_string(cut.whole[dim]) + " along dim " + std::to_string(dim) +
+                  "; it cannot be cut to " + std::to_string(run.size) + " from " + std::to_string(run.begin));
+  found->var = Var(Tensor::meta(cut.local(), found->var.dtype()), true);
+  found->cut = std::move(cut);
+}
+
 void Module::adopt(std::string name, std::unique_ptr<Module> module) {
   module->name_ = std::move(name);
   module->parent_ = this;
@@ -65,6 +86,7 @@ std::string Module::full_name() const {
 }
 
 void Module::collect(const std::string& prefix, std::vector<Named>& out) {
+  if (!here_) return;
   for (Parameter& p : parameters_) out.push_back({prefix + p.name, &p});
   for (const auto& c : children_) c->collect(prefix + c->name_ + ".", out);
 }
@@ -83,6 +105,7 @@ int64_t Module::parameter_count() {
 }
 
 void Module::collect_units(const std::string& prefix, std::vector<Group>& out) {
+  if (!here_) return;
   if (is_unit_ || out.empty()) out.push_back({this, {}});
   const size_t own = out.size() - 1;
   for (Parameter& p : parameters_) out[own].members.push_back({prefix + p.name, &p});
@@ -107,7 +130,7 @@ std::vector<Module::Unit> Module::layout() {
     Unit unit{.name = name.empty() ? "model" : name, .module = group.module};
     for (const Named& p : group.members) {
       const Shape& shape = p.parameter->var.shape();
-      unit.slots.push_back({p.name, unit.size, shape, shape.rank() >= 2});
+      unit.slots.push_back({p.name, unit.size, shape, shape.rank() >= 2, p.parameter->cut});
       unit.parameters.push_back(p.parameter);
       unit.size = (unit.size + shape.numel() + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
     }
@@ -123,9 +146,12 @@ void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, u
   for (size_t i = 0; i < unit.slots.size(); ++i) {
     const Slot& slot = unit.slots[i];
     const int64_t from = std::max(begin, slot.begin), to = std::min(end, slot.begin + slot.shape.numel());
-    if (from < to)
-      initialise_elements(values.narrow(0, from - begin, to - from), unit.parameters[i]->init,
-                          Philox::named(seed, slot.name), from - slot.begin);
+    const Parameter& parameter = *unit.parameters[i];
+    const Philox random = Philox::named(seed, parameter.alias.empty() ? slot.name : parameter.alias);
+    for_each_run(
+        slot.cut, slot.shape, from - slot.begin, to - slot.begin, [&](int64_t here, int64_t whole, int64_t count) {
+          initialise_elements(values.narrow(0, slot.begin + here - begin, count), parameter.init, random, whole);
+        });
   }
 }
 

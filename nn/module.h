@@ -30,6 +30,8 @@ struct Parameter {
   std::string name;  // local: "weight"
   Var var;
   Init init;
+  Cut cut = {};            // what of it is here
+  std::string alias = {};  // the full name that its first values are drawn by, when that is not its own
 };
 
 class Module {
@@ -47,6 +49,16 @@ class Module {
   // The same for another function of this module's parameters than forward(); x may be undefined.
   Var call(Inner inner, const Var& x);
   void wrap(std::function<Var(const Inner&, const Var&)> f) { wraps_.push_back(std::move(f)); }
+  // What the forward pass sees of this module's parameters from now on; f is called at each use. Its result may hold no
+  // memory of its own beyond the use (Var::with_recipe).
+  void see(std::function<Var(const Var&)> f) { sees_ = std::move(f); }
+
+  // Keeps only a part of one of this module's parameters, before it has memory. Throws when it has, and when a run lies
+  // outside the dim.
+  void cut(const Var& parameter, int dim, std::vector<Cut::Run> runs);
+  // A module whose parameters are not here has none in parameters() and layout(): another rank has them.
+  void set_here(bool here) { here_ = here; }
+  bool here() const { return here_; }
 
   struct Named {
     std::string name;  // full: "blocks.0.mlp.up.weight"
@@ -79,12 +91,16 @@ class Module {
   // Frees copies of weights in other layouts; they are made again when they are needed.
   virtual void drop_packs();
 
-  // Where the running step stands (dropout reads it); set on the root, seen by all.
+  // Where the running step stands (dropout reads it); set on the root, seen by all, but for what adjust_step() changes
+  // for a module and what is below it.
   void set_step(const StepInfo& step) { step_ = step; }
-  const StepInfo& step() const { return parent_ ? parent_->step() : step_; }
+  StepInfo step() const;
+  void adjust_step(std::function<StepInfo(StepInfo)> f) { adjust_ = std::move(f); }
 
  protected:
   Var& param(std::string name, const Shape& shape, Init init);
+  // A parameter as the forward pass is to see it.
+  Var seen(const Var& parameter) const { return sees_ ? sees_(parameter) : parameter; }
   template <class M, class... Args>
   M& child(const std::string& name, Args&&... args) {
     auto owned = std::make_unique<M>(std::forward<Args>(args)...);
@@ -108,12 +124,15 @@ class Module {
   std::list<Parameter> parameters_;
   std::list<std::unique_ptr<Module>> children_;
   std::vector<std::function<Var(const Inner&, const Var&)>> wraps_;
+  std::function<Var(const Var&)> sees_;
+  std::function<StepInfo(StepInfo)> adjust_;
+  bool here_ = true;
   std::vector<FlatUnit> units_;
   StepInfo step_;
 };
 
-// The first values of elements [begin, begin + values.numel()) of a unit, whatever the layout: element i of a parameter
-// is Philox::named(seed, name).normal(i) times its deviation. Gaps and what lies past the unit are zero.
+// The first values of elements [begin, begin + values.numel()) of a unit, whatever the layout: element i of a whole
+// parameter is Philox::named(seed, name).normal(i) times its deviation. Gaps and what lies past the unit are zero.
 void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed);
 // Makes the unit's parameters views of these buffers (of unit.size elements or more).
 void bind_values(const Module::Unit& unit, const Tensor& values);
