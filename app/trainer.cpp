@@ -79,25 +79,25 @@ double Trainer::forward_backward(int64_t microbatch) {
                    .step = steps_done(),
                    .first_sequence = own.first,
                    .training = true});
-  const ModelCalls calls{.logits = [this](const Tensor& t) { return model_.logits(model_.hidden(t)); }};
-  return strategy_->run(calls, ids, targets, 1.0 / static_cast<double>(tokens_per_step()));
+  const Root root = strategy_->loss(model_.logits(model_.hidden(strategy_->deal(ids))), targets,
+                                    1.0 / static_cast<double>(tokens_per_step()), cross_entropy);
+  strategy_->begin_gradients(microbatch);
+  backward(root.value, {.seed = root.seed});
+  strategy_->end_gradients(microbatch);
+  return root.loss_sum;
 }
 
 StepReport Trainer::compute_gradients(bool stop) {
   strategy_->begin_step();
   double sum = 0;
-  for (int64_t m = 0; m < options_.microbatches; ++m) {
-    strategy_->begin_microbatch(m);
-    sum += forward_backward(m);
-    strategy_->end_microbatch();
-  }
+  for (int64_t m = 0; m < options_.microbatches; ++m) sum += forward_backward(m);
   strategy_->finish_gradients();
   std::array<double, 2> totals{sum, stop ? 1.0 : 0.0};
   world_.sum(totals);
   StepReport r;
   r.loss = totals[0] / static_cast<double>(tokens_per_step());
   r.stop = totals[1] > 0;
-  r.grad_norm = std::sqrt(strategy_->sum_of_squares());
+  r.grad_norm = std::sqrt(sum_of_squares());
   if (!std::isfinite(r.loss) || !std::isfinite(r.grad_norm))
     throw Error(
         fmt::format(
@@ -106,6 +106,13 @@ StepReport Trainer::compute_gradients(bool stop) {
         Status::not_finite);
   r.lr = schedule_.at(steps_done());
   return r;
+}
+
+// Units in their order, whoever has them.
+double Trainer::sum_of_squares() {
+  double total = 0;
+  for (const double sum : strategy_->unit_sums()) total += sum;
+  return total;
 }
 
 void Trainer::update(const StepReport& r) {

@@ -45,6 +45,7 @@ class Trainer {
 
  private:
   double forward_backward(int64_t microbatch);  // the sum of the losses of its tokens
+  double sum_of_squares();
 
   const TrainOptions& options_;
   Sequences sequences_;

@@ -53,16 +53,24 @@ void block_sums(const Tensor& grads, double* sums) {
   });
 }
 
+double sum_of_squares(const Tensor& grads) {
+  const int64_t blocks = norm_blocks(grads.numel());
+  const Tensor sums = grads.make({blocks}, DType::float64, Category::workspace);
+  block_sums(grads, sums.data<double>());
+  double sum = 0;
+  for (int64_t b = 0; b < blocks; ++b) sum += sums.data<double>()[b];
+  return sum;
+}
+
+std::vector<double> unit_sums(std::span<const FlatUnit> units) {
+  std::vector<double> sums;
+  for (const FlatUnit& unit : units) sums.push_back(sum_of_squares(unit.grads));
+  return sums;
+}
+
 double sum_of_squares(std::span<const FlatUnit> units) {
   double total = 0;
-  for (const FlatUnit& unit : units) {
-    const int64_t blocks = norm_blocks(unit.grads.numel());
-    const Tensor sums = unit.grads.make({blocks}, DType::float64, Category::workspace);
-    block_sums(unit.grads, sums.data<double>());
-    double sum = 0;
-    for (int64_t b = 0; b < blocks; ++b) sum += sums.data<double>()[b];
-    total += sum;
-  }
+  for (const double sum : unit_sums(units)) total += sum;
   return total;
 }
 

@@ -7,6 +7,7 @@
 // block sums.
 #pragma once
 #include <span>
+#include <vector>
 
 #include "nn/flat.h"
 
@@ -17,6 +18,11 @@ inline constexpr int64_t kNormBlock = 256;
 inline int64_t norm_blocks(int64_t elements) { return (elements + kNormBlock - 1) / kNormBlock; }
 // The sum of squares of each block of a contiguous floating tensor: norm_blocks(numel) numbers.
 void block_sums(const Tensor& grads, double* sums);
+
+// The sum of the squares of each unit's gradients.
+std::vector<double> unit_sums(std::span<const FlatUnit> units);
+// Of one tensor, by its own blocks.
+double sum_of_squares(const Tensor& grads);
 
 // The sum of the squares of all gradients. Infinity and NaN come out as they are. Cost: one read of the gradients.
 double sum_of_squares(std::span<const FlatUnit> units);

@@ -9,7 +9,7 @@
 namespace tessera {
 
 DataParallel::DataParallel(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : DataStrategy(axis), model_(model), axis_(axis), arena_(arena) {
+    : DataStrategy(axis, options), model_(model), axis_(axis), arena_(arena) {
   if (options.zero != 0)
     throw Error("--zero: dataparallel keeps everything on rank 0, so there is no stage " +
                 std::to_string(options.zero) + " of it; expected 0, or ddp instead of dataparallel");
@@ -41,7 +41,8 @@ std::vector<Share> DataParallel::loads(int64_t batch, int64_t microbatches, int6
 }
 
 // Each rank its rows: int32 (B, T) on rank 0 -> (B / n, T).
-Tensor DataParallel::scatter_ids(const Tensor& ids) {
+Tensor DataParallel::deal(const Tensor& ids) {
+  if (axis_.size() == 1) return ids;
   const int64_t rows = root() ? ids.dim(0) / axis_.size() : ids.dim(0);
   Tensor own = Tensor::empty({rows, ids.dim(1)}, DType::int32, arena_, Category::communication);
   axis_.scatter(root() ? ids.contiguous() : Tensor(), own, 0);
@@ -68,25 +69,21 @@ DataParallel::RootLoss DataParallel::losses(Tensor logits, const Tensor& targets
   return {cross_entropy_backward(std::move(logits), targets, lse, scale), sums};
 }
 
-double DataParallel::run(const ModelCalls& model, const Tensor& ids, const Tensor& targets, double scale) {
-  if (axis_.size() == 1) return DataStrategy::run(model, ids, targets, scale);  // the same without copies
-  Var logits = model.logits(scatter_ids(ids));
+Root DataParallel::loss(Var logits, const Tensor& targets, double scale, const LossFunction& function) {
+  if (axis_.size() == 1) return DataStrategy::loss(std::move(logits), targets, scale, function);  // without copies
   const Var edge = logits.edge();
   Tensor own = std::move(logits).take();
   const int64_t rows = own.dim(0) * axis_.size(), vocab = own.dim(1);
   const Tensor sum = Tensor::empty({1}, DType::float64, arena_, Category::communication);
-  {
-    RootLoss loss;
-    Tensor all;
-    if (root()) all = Tensor::empty({rows, vocab}, own.dtype(), arena_, Category::communication);
-    axis_.gather(own, all, 0);
-    if (root()) loss = losses(std::move(all), targets.contiguous().reshape({-1}), scale);
-    if (!own.unique()) own = own.make(own.shape());  // the model keeps its logits: leave them as they are
-    axis_.scatter(loss.sums, sum, 0);
-    axis_.scatter(loss.gradient, own, 0);
-  }
-  backward(edge, {.seed = std::move(own)});
-  return sum.item<double>();
+  RootLoss at_root;
+  Tensor all;
+  if (root()) all = Tensor::empty({rows, vocab}, own.dtype(), arena_, Category::communication);
+  axis_.gather(own, all, 0);
+  if (root()) at_root = losses(std::move(all), targets.contiguous().reshape({-1}), scale);
+  if (!own.unique()) own = own.make(own.shape());  // the model keeps its logits: leave them as they are
+  axis_.scatter(at_root.sums, sum, 0);
+  axis_.scatter(at_root.gradient, own, 0);
+  return {edge, std::move(own), sum.item<double>()};
 }
 
 // Parameters that no gradient reached have zeros.
@@ -95,7 +92,11 @@ void DataParallel::finish_gradients() {
   axis_.reduce(grads_, 0);
 }
 
-double DataParallel::sum_of_squares() { return axis_.sum(root() ? tessera::sum_of_squares(units_) : 0); }
+std::vector<double> DataParallel::unit_sums() {
+  std::vector<double> sums = root() ? tessera::unit_sums(units_) : std::vector<double>(units_.size(), 0.0);
+  axis_.sum(sums);
+  return sums;
+}
 
 void DataParallel::share_parameters() {
   axis_.broadcast(values_, 0);

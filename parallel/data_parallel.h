@@ -16,7 +16,8 @@
 // volume         per step, n ranks, m micro-batches of b sequences of T tokens, V vocabulary, Psi parameters:
 //                rank 0 sends     (n - 1) (m (4 b T + 8 + e b T V) + e Psi)
 //                rank 0 receives  (n - 1) (m e b T V + g Psi)           e bytes of a value, g of a gradient
-//                the 8 are a rank's loss, and the gradient norm is one more sum of 8 bytes; targets stay at rank 0
+//                the 8 are a rank's loss, and the gradient norm is one more sum of 8 bytes per unit; targets stay at
+//                rank 0
 // source         PyTorch 1.0, torch/nn/parallel/data_parallel.py; Li et al. 2020, section 2, on what it costs
 //
 // PyTorch copies the parameters before every forward pass; here once per step, when they have changed. Gradients of a
@@ -35,15 +36,15 @@ class DataParallel final : public DataStrategy {
   std::string_view name() const override { return "dataparallel"; }
   // Rank 0 loads the sequences of all ranks, in rank order.
   std::vector<Share> loads(int64_t batch, int64_t microbatches, int64_t index) const override;
-  double run(const ModelCalls& model, const Tensor& ids, const Tensor& targets, double scale) override;
+  Tensor deal(const Tensor& ids) override;
+  Root loss(Var logits, const Tensor& targets, double scale, const LossFunction& function) override;
   // Everything on rank 0, nothing on the others.
   const std::vector<FlatUnit>& shards() const override { return root() ? units_ : nothing_; }
   std::vector<FlatUnit> residents() const override { return units_; }
   void begin_step() override { model_.clear_gradients(); }
-  void begin_microbatch(int64_t) override {}
-  void end_microbatch() override {}
   void finish_gradients() override;
-  double sum_of_squares() override;
+  using DataStrategy::unit_sums;
+  std::vector<double> unit_sums() override;
   void share_parameters() override;
   Tensor gather(size_t unit, const Tensor& shard) override;
   Range kept(size_t unit) const override;
@@ -52,7 +53,7 @@ class DataParallel final : public DataStrategy {
  private:
   struct RootLoss;
   bool root() const { return axis_.rank() == 0; }
-  Tensor scatter_ids(const Tensor& ids);
+  void add_parts(std::span<double> sums) override { axis_.sum(sums); }
   RootLoss losses(Tensor logits, const Tensor& targets, double scale);
 
   Module& model_;

@@ -1,7 +1,10 @@
 // The choice of a strategy, and what most of them do alike: every rank for itself until gradients are summed.
 #include "parallel/data_strategy.h"
 
-#include "autograd/ops.h"
+#include <algorithm>
+#include <utility>
+
+#include "optim/grad_norm.h"
 #include "parallel/data_parallel.h"
 #include "parallel/ddp.h"
 #include "parallel/parameter_server.h"
@@ -26,10 +29,24 @@ std::vector<Share> DataStrategy::loads(int64_t batch, int64_t microbatches, int6
   return {computes(batch, microbatches, index)};
 }
 
-double DataStrategy::run(const ModelCalls& model, const Tensor& ids, const Tensor& targets, double scale) {
-  const Loss loss = cross_entropy(model.logits(ids), targets.contiguous().reshape({-1}), scale);
-  backward(loss.mean);
-  return loss.loss_sum;
+Root DataStrategy::loss(Var logits, const Tensor& targets, double scale, const LossFunction& function) {
+  Loss loss = function(std::move(logits), targets.contiguous().reshape({-1}), scale);
+  return {std::move(loss.mean), {}, loss.loss_sum};
+}
+
+std::vector<double> DataStrategy::unit_sums(const std::function<bool(const Slot&)>& counts) {
+  std::vector<double> sums;
+  for (const FlatUnit& shard : shards()) {
+    double sum = 0;
+    for (const Slot& slot : shard.slots) {
+      const int64_t from = std::max(slot.begin, int64_t{0}),
+                    to = std::min(slot.begin + slot.shape.numel(), shard.grads.numel());
+      if (from < to && counts(slot)) sum += tessera::sum_of_squares(shard.grads.narrow(0, from, to - from));
+    }
+    sums.push_back(sum);
+  }
+  add_parts(sums);
+  return sums;
 }
 
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,

@@ -3,26 +3,32 @@
 //   for each step:
 //     strategy.begin_step();
 //     for each micro-batch j:
-//       strategy.begin_microbatch(j);
 //       load the sequences of strategy.loads(...); the model's first sequence is that of strategy.computes(...)
-//       loss += strategy.run(model, ids, targets, scale);    // forward and backward
-//       strategy.end_microbatch();
+//       root = strategy.loss(model(strategy.deal(ids)), targets, scale, loss function);
+//       strategy.begin_gradients(j);
+//       backward(root.value, {.seed = root.seed});
+//       strategy.end_gradients(j);
 //     strategy.finish_gradients();                   // shards() hold the gradient of the global batch
-//     norm = sqrt(strategy.sum_of_squares());        // the same bits on every rank
+//     strategy.unit_sums(...);                       // for the gradient norm: the same bits on every rank
 //     optimizer over strategy.shards() steps
 //     strategy.share_parameters();                   // every rank has what it needs for the next step
 //
+// In a pipeline a rank has some of the units, and the passes of its stages alternate: then begin_gradients() and
+// end_gradients() stand around what brings the gradients of one stage's units.
+//
 // The loss is divided once, by the target tokens of the global batch, so gradients of ranks and micro-batches add up
 // without a division here. Rank r of n, micro-batch j of m: sequences [(r m + j) b, (r m + j + 1) b) of the step's
-// batch.
+// batch. Where `copies` ranks share each sequence (context parallelism), r counts groups of so many ranks.
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "autograd/var.h"
+#include "autograd/ops.h"
 #include "nn/flat.h"
 #include "nn/module.h"
 #include "parallel/comm/communicator.h"
@@ -34,6 +40,7 @@ struct DataOptions {
   int servers = 1;                          // of a parameter server: they live on the first ranks
   int zero = 0;                             // stage of ZeRO; 0 for none
   int64_t microbatches = 1;                 // per step and rank
+  int copies = 1;                           // ranks of the axis that have the same sequences, next to each other
   int64_t bucket_bytes = int64_t{4} << 20;  // of DDP's all-reduces
   DType dtype = DType::float32;             // of parameters
   DType grad_dtype = DType::float32;        // of accumulation and on the wire
@@ -51,14 +58,25 @@ struct Share {
   int64_t first = 0, count = 0;
 };
 
-// What a strategy asks of the model.
-struct ModelCalls {
-  std::function<Var(const Tensor& ids)> logits;  // int32 (B, T) -> (B T, V)
+// Where backward() begins: a value, its gradient when that is not one, and the loss that it stands for.
+struct Root {
+  Var value;
+  Tensor seed = {};
+  double loss_sum = 0;  // over the target tokens that this rank computes
+};
+
+// cross_entropy() of autograd/ops.h, or another that computes the same.
+using LossFunction = std::function<Loss(Var logits, const Tensor& targets, double scale)>;
+
+// Units of Module::layout(), by number.
+struct UnitRange {
+  size_t begin = 0, end = SIZE_MAX;
 };
 
 class DataStrategy {
  public:
-  explicit DataStrategy(const Communicator& axis) : rank_(axis.rank()), ranks_(axis.size()) {}
+  DataStrategy(const Communicator& axis, const DataOptions& options)
+      : rank_(axis.rank() / options.copies), ranks_(axis.size() / options.copies) {}
   virtual ~DataStrategy() = default;
   DataStrategy(const DataStrategy&) = delete;
   DataStrategy& operator=(const DataStrategy&) = delete;
@@ -70,20 +88,25 @@ class DataStrategy {
   virtual Share computes(int64_t batch, int64_t microbatches, int64_t index) const;
   // Those that it reads from the data set for that, in this order: maybe those of all ranks, maybe none.
   virtual std::vector<Share> loads(int64_t batch, int64_t microbatches, int64_t index) const;
-  // Forward pass, loss and backward pass of one micro-batch. ids and targets: int32 (B, T), what this rank loaded, one
-  // share below the other; a rank that loads none gives meta tensors of the shape that it computes. `scale` is that of
-  // cross_entropy(). Returns the sum of the losses of the target tokens that this rank computes.
-  virtual double run(const ModelCalls& model, const Tensor& ids, const Tensor& targets, double scale);
+  // What this rank computes of what was loaded: int32 (B, T), one share below the other; a rank that loads none gives a
+  // meta tensor of the shape that it computes.
+  virtual Tensor deal(const Tensor& ids) { return ids; }
+  // The loss of its logits (B T, V), and where their backward pass begins. `targets` were loaded like the ids; `scale`
+  // is that of cross_entropy().
+  virtual Root loss(Var logits, const Tensor& targets, double scale, const LossFunction& function);
 
   // The values and gradients that this rank's optimizer updates; they stay where they are.
   virtual const std::vector<FlatUnit>& shards() const = 0;
   // The values that this rank holds between steps, whole or in part: what a checkpoint is read into.
   virtual std::vector<FlatUnit> residents() const { return shards(); }
   virtual void begin_step() = 0;
-  virtual void begin_microbatch(int64_t index) = 0;
-  virtual void end_microbatch() = 0;
+  virtual void begin_gradients(int64_t /*microbatch*/, UnitRange /*units*/ = {}) {}
+  virtual void end_gradients(int64_t /*microbatch*/, UnitRange /*units*/ = {}) {}
   virtual void finish_gradients() = 0;
-  virtual double sum_of_squares() = 0;
+  // The sum of squares of each unit's gradient, in the order of optim/grad_norm.h; the same bits on every rank.
+  virtual std::vector<double> unit_sums() = 0;
+  // The same, in another order, of the slots that `counts` says.
+  std::vector<double> unit_sums(const std::function<bool(const Slot&)>& counts);
   virtual void share_parameters() = 0;
 
   // Where a tensor like a shard (an optimizer's moment, the gradient, the values) lies as a whole: the elements
@@ -99,6 +122,8 @@ class DataStrategy {
   Share share_of(int rank, int64_t batch, int64_t microbatches, int64_t index) const;
 
  private:
+  // Sums over ranks of numbers that each rank has a part of.
+  virtual void add_parts(std::span<double> sums) = 0;
   int rank_, ranks_;
 };
 

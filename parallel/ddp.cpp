@@ -6,7 +6,7 @@
 namespace tessera {
 
 Ddp::Ddp(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : DataStrategy(axis), model_(model), axis_(axis), options_(options) {
+    : DataStrategy(axis, options), model_(model), axis_(axis), options_(options) {
   const std::vector<Module::Unit> layout = model.layout();
   int64_t size = 0;
   for (const Module::Unit& unit : layout) {
@@ -74,7 +74,7 @@ void Ddp::finish_gradients() {
   for (Bucket& b : buckets_) b.pending.wait();
 }
 
-double Ddp::sum_of_squares() { return tessera::sum_of_squares(units_); }
+std::vector<double> Ddp::unit_sums() { return tessera::unit_sums(units_); }
 
 Tensor Ddp::gather(size_t, const Tensor& shard) { return axis_.rank() == 0 ? shard : Tensor(); }
 

@@ -27,10 +27,10 @@ class Ddp final : public DataStrategy {
   std::string_view name() const override { return "ddp"; }
   const std::vector<FlatUnit>& shards() const override { return units_; }
   void begin_step() override;
-  void begin_microbatch(int64_t index) override { last_ = index + 1 == options_.microbatches; }
-  void end_microbatch() override {}
+  void begin_gradients(int64_t index, UnitRange = {}) override { last_ = index + 1 == options_.microbatches; }
   void finish_gradients() override;
-  double sum_of_squares() override;
+  using DataStrategy::unit_sums;
+  std::vector<double> unit_sums() override;
   void share_parameters() override {}
   Tensor gather(size_t unit, const Tensor& shard) override;
   Range kept(size_t unit) const override { return {0, units_[unit].values.numel()}; }
@@ -44,6 +44,7 @@ class Ddp final : public DataStrategy {
     int parameters = 0, missing = 0;
     Pending pending = {};
   };
+  void add_parts(std::span<double>) override {}  // every rank has all of every unit
   void cut_buckets(const std::vector<Module::Unit>& layout);
   void arrived(size_t bucket);
   void send_ready();

@@ -29,7 +29,7 @@ Tensor part(const Tensor& t, Range range) { return t.narrow(0, range.begin, rang
 }  // namespace
 
 ParameterServer::ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : DataStrategy(axis), model_(model), axis_(axis), arena_(arena), servers_(options.servers) {
+    : DataStrategy(axis, options), model_(model), axis_(axis), arena_(arena), servers_(options.servers) {
   check_servers(servers_, axis.size());
   for (const Module::Unit& layout : model.layout()) {
     FlatUnit unit{layout.name, Tensor::empty({layout.size}, options.dtype, arena, Category::parameters),
@@ -70,7 +70,7 @@ void ParameterServer::share_parameters() {
 }
 
 // Block sums travel, so that they are added in the order of the whole units, on every rank.
-double ParameterServer::sum_of_squares() {
+std::vector<double> ParameterServer::unit_sums() {
   std::vector<int64_t> begins;  // of each server's sums, those of all units one after another
   int64_t blocks = 0;
   for (int k = 0; k < servers_; ++k) {
@@ -90,16 +90,16 @@ double ParameterServer::sum_of_squares() {
     const Range range{begins[static_cast<size_t>(k)], begins[static_cast<size_t>(k) + 1]};
     if (range.size() > 0) axis_.broadcast(part(sums, range), k);
   }
-  double total = 0;
+  std::vector<double> out;
   for (size_t u = 0; u < units_.size(); ++u) {
     double sum = 0;
     for (int k = 0; k < servers_; ++k) {
       int64_t& at = next[static_cast<size_t>(k)];
       for (const int64_t end = at + norm_blocks(served(u, k).size()); at < end; ++at) sum += all[at];
     }
-    total += sum;
+    out.push_back(sum);
   }
-  return total;
+  return out;
 }
 
 Tensor ParameterServer::gather(size_t u, const Tensor& shard) {

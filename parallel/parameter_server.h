@@ -39,16 +39,16 @@ class ParameterServer final : public DataStrategy {
   const std::vector<FlatUnit>& shards() const override { return shards_; }
   std::vector<FlatUnit> residents() const override { return units_; }
   void begin_step() override { model_.clear_gradients(); }
-  void begin_microbatch(int64_t) override {}
-  void end_microbatch() override {}
   void finish_gradients() override;  // push
-  double sum_of_squares() override;
+  using DataStrategy::unit_sums;
+  std::vector<double> unit_sums() override;
   void share_parameters() override;  // pull
   Tensor gather(size_t unit, const Tensor& shard) override;
   Range kept(size_t unit) const override { return served(unit, axis_.rank()); }
   std::vector<Reduced> reductions() const override;  // in rank order, whatever the algorithm of the axis is
 
  private:
+  void add_parts(std::span<double> sums) override { axis_.sum(sums); }
   Range served(size_t unit, int rank) const;
   // Calls f(server, its part of units_[u]) for every part that has elements, in an order that all ranks share.
   template <class F>

@@ -15,7 +15,7 @@ int64_t piece_of(int64_t size, int ranks) { return norm_blocks((size + ranks - 1
 }  // namespace
 
 Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : DataStrategy(axis), model_(model), axis_(axis), arena_(arena), options_(options), stage_(options.zero) {
+    : DataStrategy(axis, options), model_(model), axis_(axis), arena_(arena), options_(options), stage_(options.zero) {
   if (stage_ < 1 || stage_ > 3) throw Error("--zero: expected 1, 2 or 3, found " + std::to_string(stage_));
   for (const Module::Unit& layout : model.layout()) make_unit(layout);
   for (size_t u = 0; u < units_.size(); ++u) hook(u);
@@ -67,14 +67,16 @@ std::vector<FlatUnit> Zero::residents() const {
   return out;
 }
 
-void Zero::begin_step() { model_.clear_gradients(); }
-
-void Zero::begin_microbatch(int64_t index) {
-  microbatch_ = index;
+void Zero::begin_step() {
+  model_.clear_gradients();
   position_ = 0;
-  for (Unit& unit : units_) {
-    unit.missing = static_cast<int64_t>(unit.layout.parameters.size());
-    unit.reduced = false;
+}
+
+void Zero::begin_gradients(int64_t microbatch, UnitRange units) {
+  microbatch_ = microbatch;
+  for (size_t u = units.begin; u < std::min(units.end, units_.size()); ++u) {
+    units_[u].missing = static_cast<int64_t>(units_[u].layout.parameters.size());
+    units_[u].reduced = false;
   }
 }
 
@@ -122,22 +124,19 @@ void Zero::finish_reducing(size_t u) {
 }
 
 // Parameters that no gradient reached have zeros; what is on its way arrives before the next micro-batch adds to it.
-void Zero::end_microbatch() {
-  const bool due = stage_ >= 2 || microbatch_ + 1 == options_.microbatches;
-  for (size_t u = units_.size(); due && u-- > 0;) {
+void Zero::end_gradients(int64_t microbatch, UnitRange units) {
+  const bool due = stage_ >= 2 || microbatch + 1 == options_.microbatches;
+  for (size_t u = std::min(units.end, units_.size()); due && u-- > units.begin;) {
     if (units_[u].reduced) continue;
     for (Parameter* p : units_[u].layout.parameters)
       if (!p->var.grad().defined()) p->var.settle_grad();
     start_reducing(u);
   }
   while (!reducing_.empty()) finish_reducing(reducing_.front());
-  if (stage_ == 3) learning_ = false;
 }
 
-void Zero::finish_gradients() {}
-
 // Block sums travel, so that they are added in the order of the whole units.
-double Zero::sum_of_squares() {
+std::vector<double> Zero::unit_sums() {
   int64_t blocks = 0;
   for (const Unit& unit : units_) blocks += unit.piece / kNormBlock;
   const Tensor mine = Tensor::empty({blocks}, DType::float64, arena_, Category::workspace);
@@ -146,17 +145,17 @@ double Zero::sum_of_squares() {
   for (size_t u = 0; u < units_.size(); at += units_[u++].piece / kNormBlock)
     block_sums(shards_[u].grads, mine.data<double>() + at);
   axis_.all_gather(mine, all);
-  double total = 0;
+  std::vector<double> sums;
   at = 0;
   for (const Unit& unit : units_) {
     const int64_t count = unit.piece / kNormBlock;
     double sum = 0;
     for (int r = 0; r < axis_.size(); ++r)
       for (int64_t b = 0; b < count; ++b) sum += all.data<double>()[r * blocks + at + b];
-    total += sum;
+    sums.push_back(sum);
     at += count;
   }
-  return total;
+  return sums;
 }
 
 void Zero::share_parameters() {

@@ -34,10 +34,11 @@ class Zero final : public DataStrategy {
   const std::vector<FlatUnit>& shards() const override { return shards_; }
   std::vector<FlatUnit> residents() const override;
   void begin_step() override;
-  void begin_microbatch(int64_t index) override;
-  void end_microbatch() override;
-  void finish_gradients() override;
-  double sum_of_squares() override;
+  void begin_gradients(int64_t microbatch, UnitRange units = {}) override;
+  void end_gradients(int64_t microbatch, UnitRange units = {}) override;
+  void finish_gradients() override { learning_ = false; }
+  using DataStrategy::unit_sums;
+  std::vector<double> unit_sums() override;
   void share_parameters() override;
   Tensor gather(size_t unit, const Tensor& shard) override;
   Range kept(size_t unit) const override;
@@ -59,6 +60,7 @@ class Zero final : public DataStrategy {
     bool reduced = false;  // the reduction of this micro-batch was started
   };
 
+  void add_parts(std::span<double> sums) override { axis_.sum(sums); }
   void make_unit(const Module::Unit& layout);
   void hook(size_t u);
   void provide_gradients(size_t u);
@@ -80,7 +82,7 @@ class Zero final : public DataStrategy {
   std::vector<FlatUnit> shards_;
   int64_t microbatch_ = 0;
   std::deque<size_t> reducing_;  // units whose gradients are on the way
-  // The order in which training uses units, learnt from the first micro-batch: what to fetch next.
+  // The order in which training uses units, learnt from the first step: what to fetch next.
   std::vector<size_t> order_;
   size_t position_ = 0;
   bool learning_ = true;

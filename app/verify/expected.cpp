@@ -83,7 +83,7 @@ void add(std::vector<SentBytes>& out, const char* operation, int64_t ranks, int6
 void add_dataparallel(std::vector<SentBytes>& out, const Sizes& s, const GptConfig& g, int64_t batch, int64_t steps) {
   const int64_t others = s.n - 1, tokens = batch / s.n * g.context;  // of one rank in a step
   const int64_t logits = tokens * g.vocab * s.value;
-  add(out, "all_reduce", s.n, steps, 2 * others * 8 * steps);  // the norm
+  add(out, "all_reduce", s.n, steps, 2 * others * 8 * static_cast<int64_t>(s.units.size()) * steps);  // the norm
   add(out, "broadcast", s.n, steps, others * s.whole * s.value * steps);
   add(out, "reduce", s.n, steps, others * s.whole * s.grad * steps);
   add(out, "gather", s.n, s.m * steps, others * logits * steps);

@@ -11,6 +11,7 @@
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
 #include "tests/parallel/tiny_gpt.h"
+#include "tests/support/strategy.h"
 
 namespace tessera {
 namespace {
@@ -32,7 +33,7 @@ void expect_n(int ranks, const DataOptions& options, const GptConfig& config) {
     Gpt model(config);
     const auto strategy = make_data_strategy(model, world, make_arena(), options);
     for (const FlatUnit& shard : strategy->shards()) fill_with_ones(shard);
-    found[static_cast<size_t>(world.rank())] = strategy->sum_of_squares();
+    found[static_cast<size_t>(world.rank())] = test::sum_of_squares(*strategy);
     if (world.rank() == 0) parameters = model.parameter_count();
   });
   for (const double squares : found)

@@ -14,6 +14,7 @@
 #include "parallel/data_strategy.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/random.h"
+#include "tests/support/strategy.h"
 
 namespace tessera {
 namespace {
@@ -146,8 +147,7 @@ double run_microbatch(const Run& run, Gpt& model, DataStrategy& strategy, const 
     at_row += s.count;
   }
   model.set_step(at(step, own.first));
-  const ModelCalls calls{.logits = [&](const Tensor& in) { return model.logits(model.hidden(in)); }};
-  return strategy.run(calls, ids, targets, run.scale());
+  return test::run_microbatch(strategy, model, ids, targets, run.scale(), j);
 }
 
 // The same by a strategy: what rank 0 ends with. Every rank must know the same loss and norm, and end with the same
@@ -164,14 +164,10 @@ Record parallel(const Run& run) {
     for (int step = 0; step < run.steps; ++step) {
       double loss = 0;
       strategy->begin_step();
-      for (int64_t j = 0; j < run.microbatches; ++j) {
-        strategy->begin_microbatch(j);
-        loss += run_microbatch(run, model, *strategy, arena, step, j);
-        strategy->end_microbatch();
-      }
+      for (int64_t j = 0; j < run.microbatches; ++j) loss += run_microbatch(run, model, *strategy, arena, step, j);
       strategy->finish_gradients();
       record.losses.push_back(world.sum(loss));
-      record.squares.push_back(strategy->sum_of_squares());
+      record.squares.push_back(test::sum_of_squares(*strategy));
       if (world.rank() == 0) record.gradients.push_back(bytes_of(strategy->shards(), true));
       optimizer->step(rate(run), clip(record.squares.back()));
       strategy->share_parameters();

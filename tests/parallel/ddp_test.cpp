@@ -43,7 +43,7 @@ void one_step(Gpt& model, Ddp& ddp, const ArenaPtr& arena, const Trace& trace, i
   const int64_t tokens = 12 * model.config.context;
   ddp.begin_step();
   for (int64_t j = 0; j < kMicrobatches; ++j) {
-    ddp.begin_microbatch(j);
+    ddp.begin_gradients(j);
     const int64_t first = (rank * kMicrobatches + j) * 2;
     const test::Sequences s = test::sequences(model.config, step, first, 2, arena);
     model.set_step({.seed = kSeed, .step = step, .first_sequence = first, .training = true});
@@ -51,7 +51,7 @@ void one_step(Gpt& model, Ddp& ddp, const ArenaPtr& arena, const Trace& trace, i
     seen.begins.push_back(trace.now());
     backward(loss.mean);
     seen.ends.push_back(trace.now());
-    ddp.end_microbatch();
+    ddp.end_gradients(j);
   }
   ddp.finish_gradients();
 }

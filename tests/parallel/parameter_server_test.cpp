@@ -14,6 +14,7 @@
 #include "parallel/comm/launch.h"
 #include "parallel/server_cut.h"
 #include "tests/parallel/tiny_gpt.h"
+#include "tests/support/strategy.h"
 
 namespace tessera {
 namespace {
@@ -123,13 +124,13 @@ Training served(const Plan& plan) {
              strategy->begin_step();
              double loss = 0;
              for (int64_t j = 0; j < plan.microbatches; ++j) {
-               strategy->begin_microbatch(j);
+               strategy->begin_gradients(j);
                loss += step_of(model, plan, step, world.rank() * plan.microbatches + j, arena);
-               strategy->end_microbatch();
+               strategy->end_gradients(j);
              }
              run.losses.push_back(world.sum(loss));
              strategy->finish_gradients();
-             run.norms.push_back(std::sqrt(strategy->sum_of_squares()));
+             run.norms.push_back(std::sqrt(test::sum_of_squares(*strategy)));
              optimizer->step(kRate, clip_factor(run.norms.back(), kClip));
              strategy->share_parameters();
            }
@@ -258,8 +259,6 @@ TEST(ParameterServer, SendsWhatOneWorksOutByHand) {
       EXPECT_EQ(arena->usage(Category::gradients).live, 4160);
       EXPECT_EQ(arena->usage(Category::optimizer).live, 12 * mine);  // m, v and the master copy
       strategy.begin_step();
-      strategy.begin_microbatch(0);
-      strategy.end_microbatch();
       strategy.finish_gradients();
       optimizer->step(0.1, 1);
       strategy.share_parameters();
@@ -291,7 +290,7 @@ TEST(ParameterServer, OnesHaveTheNormOfTheirNumber) {
         Tensor grads = shard.grads;
         grads.fill(1);
       }
-      EXPECT_EQ(strategy.sum_of_squares(), 1040);  // the gaps were filled too
+      EXPECT_EQ(test::sum_of_squares(strategy), 1040);  // the gaps were filled too
     });
 }
 

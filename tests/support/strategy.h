@@ -1,0 +1,24 @@
+// What tests ask of a strategy of the data axis, in one call.
+#pragma once
+#include "models/gpt.h"
+#include "parallel/data_strategy.h"
+
+namespace tessera::test {
+
+// The forward and backward pass of micro-batch `index`; returns the sum of this rank's losses.
+inline double run_microbatch(DataStrategy& strategy, Gpt& model, const Tensor& ids, const Tensor& targets, double scale,
+                             int64_t index) {
+  const Root root = strategy.loss(model.logits(model.hidden(strategy.deal(ids))), targets, scale, cross_entropy);
+  strategy.begin_gradients(index);
+  backward(root.value, {.seed = root.seed});
+  strategy.end_gradients(index);
+  return root.loss_sum;
+}
+
+inline double sum_of_squares(DataStrategy& strategy) {
+  double total = 0;
+  for (const double sum : strategy.unit_sums()) total += sum;
+  return total;
+}
+
+}  // namespace tessera::test
