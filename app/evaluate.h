@@ -1,12 +1,23 @@
-// The mean loss over a whole split, in windows of the context.
+// The loss over a whole split.
 #pragma once
+#include <functional>
+
 #include "data/token_file.h"
-#include "models/gpt.h"
 #include "parallel/comm/communicator.h"
 
 namespace tessera {
 
-// The same on every rank of `axis`, which take turns of `at_once` windows. Throws Error (not_finite).
-double mean_loss(Gpt& model, Communicator& axis, const TokenFile& split, int64_t at_once, const ArenaPtr& arena);
+struct Evaluation {
+  // The sum of losses of int32 (B, T) tokens that this rank is to add: 0 where another rank adds it.
+  std::function<double(const Tensor& ids, const Tensor& targets)> forward;
+  int64_t context = 0;
+  int64_t at_once = 1;      // sequences of one forward pass
+  int turn = 0, turns = 1;  // groups of ranks take turns
+  ArenaPtr arena = {};
+};
+
+// The mean loss over the targets of `split`, in windows of the context; the same on every rank of `world`, each of
+// which calls it. Throws Error (not_finite) when it is not a number.
+double mean_loss(const Evaluation& evaluation, Communicator& world, const TokenFile& split);
 
 }  // namespace tessera

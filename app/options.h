@@ -20,7 +20,11 @@ struct TrainOptions {
   std::optional<std::string> tokenizer;
   int64_t batch = 12, microbatches = 1;
   // plan
-  std::optional<int64_t> ranks, dp;
+  std::optional<int64_t> ranks, dp, tp, pp, cp;
+  bool sp = false;
+  std::string schedule = "1f1b";
+  std::optional<int64_t> chunks;
+  std::string cp_mode = "ring";
   int64_t zero = 0;
   std::string dp_mode = "ddp";
   int64_t servers = 1, staleness = 1;
@@ -116,7 +120,22 @@ void for_each_option(Options& o, F&& f) {
   f(OptionInfo{"ranks", "Plan", "ranks; default: 2 where the batch can be halved; under mpirun those of the job", "", 1,
                1024},
     o.ranks);
-  f(OptionInfo{"dp", "Plan", "data-parallel ranks; default: all ranks", "", 1, 1024}, o.dp);
+  f(OptionInfo{"dp", "Plan", "data-parallel ranks; default: those that the other axes leave", "", 1, 1024}, o.dp);
+  f(OptionInfo{"tp", "Plan", "tensor-parallel ranks: each has a part of every matrix", "", 1, 1024}, o.tp);
+  f(OptionInfo{"sp", "Plan", "with --tp: cuts the tokens between the blocks too (sequence parallel)"}, o.sp);
+  f(OptionInfo{"cp", "Plan", "context-parallel ranks: each has a part of the tokens of every sequence", "", 1, 1024},
+    o.cp);
+  f(OptionInfo{"cp-mode", "Plan", "attention over the parts: keys go around a ring, or heads are dealt out",
+               "ring|ulysses"},
+    o.cp_mode);
+  f(OptionInfo{"pp", "Plan", "pipeline-parallel ranks: each has some of the layers", "", 1, 1024}, o.pp);
+  f(
+      OptionInfo{
+          "schedule", "Plan",
+          "of the pipeline: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, or a file with one line per rank"},
+      o.schedule);
+  f(OptionInfo{"chunks", "Plan", "stages of each pipeline rank, with --schedule interleaved; default: 2", "", 1, 1024},
+    o.chunks);
   f(OptionInfo{"zero", "Plan", "ZeRO stage: shares out optimizer state (1), gradients (2), parameters (3)", "", 0, 3},
     o.zero);
   f(OptionInfo{"dp-mode", "Plan", "how data-parallel ranks work together", "ddp|dataparallel|ps-sync|ps-async"},

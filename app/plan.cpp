@@ -3,21 +3,15 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <filesystem>
-#include <optional>
 
 #include "parallel/comm/surroundings.h"
-#include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {
 
-constexpr int64_t kDefaultRanks = 2;
+constexpr int64_t kDefaultChunks = 2;
 constexpr double kMegabyte = 1 << 20;
-
-bool divides(int64_t ranks, const TrainOptions& o) { return o.batch % (ranks * o.microbatches) == 0; }
 
 }  // namespace
 
@@ -31,48 +25,17 @@ Backend backend_of(const TrainOptions& o) {
   return mpi_surroundings() ? Backend::mpi : Backend::threads;
 }
 
-int64_t ranks_of(const TrainOptions& o) {
-  if (backend_of(o) == Backend::mpi) {
-    const std::optional<MpiSurroundings> job = mpi_surroundings();
-    return job ? job->ranks : 1;
-  }
-  if (o.ranks) return *o.ranks;
-  if (o.dp) return *o.dp;
-  return cpu::threads() >= kDefaultRanks && divides(kDefaultRanks, o) ? kDefaultRanks : 1;
+int64_t ranks_of(const TrainOptions& o) { return axes_of(o).ranks(); }
+
+bool splits_sums(const TrainOptions& o) {
+  const Axes axes = axes_of(o);
+  return axes.tp > 1 || axes.cp > 1;
 }
 
-void check_plan(const TrainOptions& o) {
-  const int64_t ranks = ranks_of(o);
-  if (o.ranks && *o.ranks != ranks)
-    throw Error(fmt::format("--ranks: the job has {} ranks; expected that or no --ranks, found {}", ranks, *o.ranks));
-  if (o.dp && !o.ranks && *o.dp != ranks)
-    throw Error(fmt::format("--dp: expected the {} ranks of the job, found {}", ranks, *o.dp));
-  if (o.ranks && o.dp && *o.ranks != *o.dp)
-    throw Error(fmt::format("--dp: expected the {} of --ranks, since it is the only axis; found {}", *o.ranks, *o.dp));
-  const int64_t parts = ranks * o.microbatches;
-  if (!divides(ranks, o)) {
-    const int64_t below = o.batch / parts * parts, above = below + parts;
-    throw Error(fmt::format(
-        "--batch: {} sequences cannot be cut evenly into {} data ranks x {} micro-batches; the "
-        "nearest that can: {}",
-        o.batch, ranks, o.microbatches, below > 0 ? fmt::format("{} or {}", below, above) : std::to_string(above)));
-  }
-  if (o.servers > ranks)
-    throw Error(fmt::format("--servers: expected at most the {} ranks, found {}", ranks, o.servers));
-  if (o.all_reduce == "native" && backend_of(o) != Backend::mpi)
-    throw Error("--all-reduce: thread ranks have no library of their own; expected direct, ring, tree or root");
-  if (o.dp_mode != "ddp" && o.all_reduce != "direct")
-    throw Error(fmt::format("--all-reduce: {} adds at one rank, in rank order; expected direct, found {}", o.dp_mode,
-                            o.all_reduce));
-  if (o.dp_mode != "ps-async" && (o.record || o.replay))
-    throw Error(fmt::format("--{}: goes with --dp-mode ps-async, found {}", o.record ? "record" : "replay", o.dp_mode));
-  if (o.dp_mode == "ps-async" && o.resume)
-    throw Error(
-        "--resume: an asynchronous run cannot be continued, since its servers and workers were not at one step");
-  if (o.dp_mode == "dataparallel" && backend_of(o) == Backend::mpi)
-    throw Error("--dp-mode: dataparallel is one process by definition; expected ddp or ps-sync under MPI");
-  if (o.zero > 0 && o.dp_mode != "ddp")
-    throw Error(fmt::format("--zero: {} goes with --dp-mode ddp, found {}", o.zero, o.dp_mode));
+Schedule schedule_of(const TrainOptions& o) {
+  const int64_t chunks = o.chunks.value_or(o.schedule == "interleaved" ? kDefaultChunks : 1);
+  return make_schedule(o.schedule, static_cast<int>(axes_of(o).pp), static_cast<int>(o.microbatches),
+                       static_cast<int>(chunks));
 }
 
 LaunchOptions launch_options(const TrainOptions& o) {
@@ -91,6 +54,7 @@ DataOptions data_options(const TrainOptions& o) {
   d.servers = static_cast<int>(o.servers);
   d.zero = static_cast<int>(o.zero);
   d.microbatches = o.microbatches;
+  d.copies = static_cast<int>(axes_of(o).cp);
   d.bucket_bytes = static_cast<int64_t>(o.bucket_mb * kMegabyte);
   d.dtype = dtype_named(o.dtype);
   d.grad_dtype = o.dtype == "fp64" ? DType::float64 : dtype_named(o.grad_dtype);
@@ -107,10 +71,22 @@ OptimizerOptions optimizer_options(const TrainOptions& o) {
 }
 
 std::string describe_plan(const TrainOptions& o) {
-  const int64_t ranks = ranks_of(o);
-  if (ranks == 1) return "one rank";
-  return fmt::format("{} {} ranks, {}", ranks, backend_of(o) == Backend::mpi ? "MPI" : "thread",
-                     o.zero > 0 ? fmt::format("ZeRO-{}", o.zero) : o.dp_mode);
+  const Axes axes = axes_of(o);
+  if (axes.ranks() == 1) return "one rank";
+  std::string parts;
+  const auto part = [&](int64_t size, const std::string& name) {
+    if (size > 1) parts += fmt::format("{}{} {}", parts.empty() ? "" : " x ", name, size);
+  };
+  part(axes.pp, "pp");
+  part(axes.dp, "dp");
+  part(axes.cp, "cp");
+  part(axes.tp, o.sp ? "tp+sp" : "tp");
+  std::string text = fmt::format("{} {} ranks", axes.ranks(), backend_of(o) == Backend::mpi ? "MPI" : "thread");
+  if (axes.ranks() > axes.dp) text += fmt::format(" ({})", parts);
+  if (axes.pp > 1) text += ", " + o.schedule;
+  if (axes.cp > 1) text += ", " + o.cp_mode;
+  if (axes.dp * axes.cp > 1 || o.zero > 0) text += ", " + (o.zero > 0 ? fmt::format("ZeRO-{}", o.zero) : o.dp_mode);
+  return text;
 }
 
 }  // namespace tessera

@@ -1,9 +1,11 @@
-// The parallel plan that the options mean: how many ranks, how they are started, and what each does of a step.
+// The parallel plan that the options mean: how ranks are started, and what each does of a step.
 #pragma once
+#include "app/axes.h"
 #include "app/options.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
+#include "parallel/pipeline/schedule.h"
 
 namespace tessera {
 
@@ -11,12 +13,14 @@ DType dtype_named(const std::string& name);  // "fp32", "bf16", "fp64"
 
 // What carries bytes: --backend, or MPI where its launcher started this process.
 Backend backend_of(const TrainOptions& options);
-// Data-parallel ranks: those of an MPI job, --ranks, --dp, or, when neither is given, two where the machine and the
-// batch allow it.
 int64_t ranks_of(const TrainOptions& options);
+// True of a plan that sums inside a product or a softmax, and so agrees with one rank to rounding, not to the bit.
+bool splits_sums(const TrainOptions& options);
 // Throws Error (usage) for a plan that cannot be, with the nearest values that can.
 void check_plan(const TrainOptions& options);
 
+// What the pipeline does, not yet lowered. Throws what make_schedule() throws.
+Schedule schedule_of(const TrainOptions& options);
 LaunchOptions launch_options(const TrainOptions& options);
 DataOptions data_options(const TrainOptions& options);
 // With --offload the state lies in a file of its own for each call.

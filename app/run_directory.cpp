@@ -90,7 +90,7 @@ void RunDirectory::write_config(const TrainOptions& o) const {
 void RunDirectory::save(Trainer& trainer, const TrainOptions& o, const Dataset& dataset) const {
   const Whole whole{whole_values(trainer), whole_state(trainer, o.optimizer), trainer.steps_done(),
                     trainer.world().size(), trainer.strategy().name()};
-  if (trainer.world().rank() == 0) save(whole, trainer.model().config, o, dataset);
+  if (trainer.world().rank() == 0) save(whole, trainer.whole_model().config, o, dataset);
 }
 
 void RunDirectory::save(const Whole& whole, const GptConfig& config, const TrainOptions& o,
@@ -112,7 +112,7 @@ void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset
   const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over);
   if (!checkpoint && passed_over.empty()) return;
   if (!checkpoint) refuse_unusable(path_, passed_over);
-  const std::string now = identity(o, trainer.model().config, dataset).dump();
+  const std::string now = identity(o, trainer.whole_model().config, dataset).dump();
   if (const auto found = differences(checkpoint->about, now, checkpoint->path.string()); !found.empty())
     throw Error(fmt::format("--resume: {}: {}", checkpoint->path.string(), fmt::join(found, "; ")));
   read_values(trainer, Safetensors(checkpoint->path / "model.safetensors"));

@@ -141,8 +141,16 @@ int AsyncRun::finish(TrainOutput* output, const AsyncSummary& summary) {
   }
   const bool stopped = world_.max(interrupted()) > 0;
   if (stopped) return 128 + static_cast<int>(interrupted() != 0 ? interrupted() : 15);
-  const double loss = mean_loss(model_, *axis_, run_.dataset.val, at_once, arena_);
-  const RunUsage usage = usage_of(world_, {axis_.get()}, arena_);
+  model_.set_step({});
+  const auto forward = [&](const Tensor& ids, const Tensor& targets) { return model_.loss(ids, targets, 1).loss_sum; };
+  const double loss = mean_loss({.forward = forward,
+                                 .context = model_.config.context,
+                                 .at_once = at_once,
+                                 .turn = axis_->rank(),
+                                 .turns = axis_->size(),
+                                 .arena = arena_},
+                                *axis_, run_.dataset.val);
+  const RunUsage usage = usage_of(world_, {&world_, axis_.get()}, arena_);
   if (!output) return 0;
   output->eval(shown_, {loss, run_.dataset.bits_per_byte(loss)});
   output->message(

@@ -57,7 +57,7 @@ int train_in_steps(const Run& run, Communicator& world) {
   world.barrier();  // everybody has read what there is before anything is written
   if (world.rank() != 0) {
     const int status = train_steps(run, trainer, nullptr);
-    usage_of(world, {&trainer.data_axis()}, trainer.arena());
+    usage_of(world, trainer.communicators(), trainer.arena());
     return status;
   }
   run.directory.write_config(o);
@@ -65,17 +65,17 @@ int train_in_steps(const Run& run, Communicator& world) {
   for (const std::filesystem::path& path : run.directory.removed())
     output.message("removed what a killed run had left half-written: " + path.string());
   for (const std::string& why : passed_over) output.message("passed over a checkpoint: " + why);
-  introduce(output, run, trainer.model(), fmt::format("{} steps of {} tokens", o.steps, trainer.tokens_per_step()));
+  introduce(output, run, trainer.whole_model(), fmt::format("{} steps of {} tokens", o.steps, trainer.tokens_per_step()));
   if (o.resume)
     output.message(trainer.steps_done() > 0 ? fmt::format("going on after step {}", trainer.steps_done())
                                             : "no checkpoint was saved yet: beginning at step 1");
   const int status = train_steps(run, trainer, &output);
-  const RunUsage usage = usage_of(world, {&trainer.data_axis()}, trainer.arena());
+  const RunUsage usage = usage_of(world, trainer.communicators(), trainer.arena());
   if (status != 0) return status;
-  const std::string sample = o.format == "json" ? "" : sample_of_saved(run, trainer.model().config);
+  const std::string sample = o.format == "json" ? "" : sample_of_saved(run, trainer.whole_model().config);
   output.summary({.steps = trainer.steps_done(),
                   .tokens_per_step = trainer.tokens_per_step(),
-                  .flops_per_token = flops_per_token(trainer.model()),
+                  .flops_per_token = flops_per_token(trainer.whole_model()),
                   .strategy = std::string(trainer.strategy().name()),
                   .backend = std::string(world.kind()),
                   .usage = usage,

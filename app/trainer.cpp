@@ -10,8 +10,11 @@
 
 #include "app/evaluate.h"
 #include "app/plan.h"
+#include "models/gpt_parallel.h"
 #include "optim/grad_norm.h"
+#include "parallel/pipeline/passes.h"
 #include "tensor/error.h"
+#include "tensor/ops/elementwise.h"
 
 namespace tessera {
 namespace {
@@ -29,6 +32,16 @@ Recompute recompute_of(const std::string& name) {
   return name == "block" ? Recompute::block : Recompute::none;
 }
 
+std::vector<MeshAxis> mesh_axes(const Axes& a) {
+  const auto size = [](int64_t n) { return static_cast<int>(n); };
+  return {{"pp", size(a.pp)}, {"dp", size(a.dp)}, {"cp", size(a.cp)}, {"tp", size(a.tp)}};
+}
+
+GptConfig part_config(GptConfig config, const Axes& axes) {
+  config.tied = axes.pp == 1;
+  return config;
+}
+
 }  // namespace
 
 GptConfig gpt_config(const TrainOptions& o, int64_t tokenizer_vocab) {
@@ -44,22 +57,91 @@ GptConfig gpt_config(const TrainOptions& o, int64_t tokenizer_vocab) {
           recompute_of(o.recompute)};
 }
 
-Trainer::Trainer(const TrainOptions& o, Sequences sequences, Communicator& world)
+Trainer::Trainer(const TrainOptions& o, Sequences sequences, Communicator& world, Trace* trace)
     : options_(o),
+      axes_(axes_of(o)),
       sequences_(std::move(sequences)),
       world_(world),
-      data_axis_(world.split(0, world.rank(), "dp")),
+      mesh_(world, mesh_axes(axes_)),
+      data_axis_(axes_.cp > 1 ? mesh_.flat({"dp", "cp"}) : mesh_["dp"]),
       arena_(make_arena()),
-      model_(gpt_config(o, sequences_.vocab)),
-      strategy_(make_data_strategy(model_, *data_axis_, arena_, data_options(o))),
+      whole_(gpt_config(o, sequences_.vocab)),
+      model_(part_config(whole_.config, axes_)),
+      plan_(schedule_of(o)),
+      layers_(split_layers(whole_.config, plan_.stages)),
       schedule_{.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps} {
+  if (trace)
+    for (Communicator* axis : communicators()) axis->set_trace(trace);
+  cut_model();
+  strategy_ = make_data_strategy(model_, data_axis_, arena_, data_options(o));
+  join_tied_weights();
+  stages_ = std::make_unique<GptStages>(model_, *strategy_, stage_options());
+  runtime_ = std::make_unique<PipelineRuntime>(insert_messages(plan_), mesh_["pp"], *stages_, trace);
   optimizer_ = make_optimizer(o.optimizer, strategy_->shards(), optimizer_options(o));
 }
 
 Trainer::~Trainer() = default;
 
-double Trainer::forward_backward(int64_t microbatch) {
-  const int64_t context = model_.config.context;
+// What this rank has of the model, before there is memory for it.
+void Trainer::cut_model() {
+  const int64_t context = whole_.config.context;
+  Communicator& cp = mesh_["cp"];
+  const bool ring = options_.cp_mode == "ring";
+  if (cp.size() > 1)
+    positions_ = context_positions(context, cp.size(), cp.rank(), ring ? Balance::zigzag : Balance::contiguous);
+  tensor_parallel(model_, mesh_["tp"], options_.sp ? S(1, context / cp.size()) : I);
+  context_parallel(model_, cp, ring ? ContextMode::ring : ContextMode::ulysses);
+  keep_stages(model_, layers_,
+              [&](int stage) { return plan_.rank_of_stage[static_cast<size_t>(stage)] == mesh_.coordinate("pp"); });
+}
+
+// Without a pipeline the head is the embedding; with one, the first and the last stage have a copy each.
+void Trainer::join_tied_weights() {
+  const int first = plan_.rank_of_stage.front(), last = plan_.rank_of_stage.back(), own = mesh_.coordinate("pp");
+  if (first == last) return;
+  std::vector<int> at = mesh_.coordinates(world_.rank());
+  at[0] = own == first || own == last ? 0 : own;  // the others are alone
+  const int beside = own == first || own == last ? 0 : world_.size();
+  tied_ = world_.split(mesh_.rank_at(at) + beside, own == first ? 0 : 1, "tied");
+}
+
+GptStages::Options Trainer::stage_options() {
+  const GptConfig& c = whole_.config;
+  const int64_t sequences = options_.batch / (axes_.dp * options_.microbatches);
+  const int64_t tokens = c.context / axes_.cp / (options_.sp ? axes_.tp : 1);
+  return {
+      .layers = layers_,
+      .loss = [this](Var logits, const Tensor& targets,
+                     double scale) { return parallel_loss(model_, std::move(logits), targets, scale, mesh_["tp"]); },
+      .scale = 1.0 / static_cast<double>(tokens_per_step()),
+      .load = [this](int64_t microbatch, bool ids, bool targets) { return load(microbatch, ids, targets); },
+      .where = [this](int64_t microbatch) { return where(microbatch, true); },
+      .activation = {sequences, tokens, c.channels},
+      .dtype = dtype_named(options_.dtype),
+      .arena = arena_};
+}
+
+StepInfo Trainer::where(int64_t microbatch, bool training) const {
+  StepInfo at{.seed = static_cast<uint64_t>(options_.seed), .step = steps_done(), .training = training};
+  if (training) at.first_sequence = strategy_->computes(options_.batch, options_.microbatches, microbatch).first;
+  at.positions = positions_;
+  at.tokens_total = whole_.config.context;
+  return at;
+}
+
+// The columns of (B, T) that this rank has of every sequence.
+Tensor Trainer::own_tokens(const Tensor& whole) const {
+  if (positions_.empty() || whole.device() == Device::meta) return whole;
+  const int64_t rows = whole.dim(0), context = whole.dim(1), own = static_cast<int64_t>(positions_.size());
+  Tensor out = Tensor::empty({rows, own}, DType::int32, arena_, Category::activations);
+  for (int64_t b = 0; b < rows; ++b)
+    for (int64_t t = 0; t < own; ++t)
+      out.data<int32_t>()[b * own + t] = whole.data<int32_t>()[b * context + positions_[static_cast<size_t>(t)]];
+  return out;
+}
+
+Microbatch Trainer::load(int64_t microbatch, bool wants_ids, bool wants_targets) {
+  const int64_t context = whole_.config.context;
   const Share own = strategy_->computes(options_.batch, options_.microbatches, microbatch);
   const std::vector<Share> loads = strategy_->loads(options_.batch, options_.microbatches, microbatch);
   int64_t rows = 0;
@@ -75,24 +157,16 @@ double Trainer::forward_backward(int64_t microbatch) {
     sequences_.load(steps_done(), share.first, share.count, ids.data<int32_t>() + at, targets.data<int32_t>() + at);
     at += share.count * context;
   }
-  model_.set_step({.seed = static_cast<uint64_t>(options_.seed),
-                   .step = steps_done(),
-                   .first_sequence = own.first,
-                   .training = true});
-  const Root root = strategy_->loss(model_.logits(model_.hidden(strategy_->deal(ids))), targets,
-                                    1.0 / static_cast<double>(tokens_per_step()), cross_entropy);
-  strategy_->begin_gradients(microbatch);
-  backward(root.value, {.seed = root.seed});
-  strategy_->end_gradients(microbatch);
-  return root.loss_sum;
+  return {wants_ids ? own_tokens(ids) : Tensor(), wants_targets ? own_tokens(targets) : Tensor()};
 }
 
 StepReport Trainer::compute_gradients(bool stop) {
   strategy_->begin_step();
-  double sum = 0;
-  for (int64_t m = 0; m < options_.microbatches; ++m) sum += forward_backward(m);
+  const double sum = runtime_->step();
   strategy_->finish_gradients();
-  std::array<double, 2> totals{sum, stop ? 1.0 : 0.0};
+  sum_tied_gradients();
+  // All ranks of a tensor axis know the same loss: one says it.
+  std::array<double, 2> totals{mesh_.coordinate("tp") == 0 ? sum : 0.0, stop ? 1.0 : 0.0};
   world_.sum(totals);
   StepReport r;
   r.loss = totals[0] / static_cast<double>(tokens_per_step());
@@ -108,11 +182,59 @@ StepReport Trainer::compute_gradients(bool stop) {
   return r;
 }
 
-// Units in their order, whoever has them.
+// Both copies of a tied weight get the sum of what their uses brought, so that they stay equal.
+void Trainer::sum_tied_gradients() {
+  if (model_.config.tied) return;
+  const FlatUnit *first = nullptr, *last = nullptr;
+  for (const FlatUnit& shard : strategy_->shards()) {
+    if (shard.name == "tokens") first = &shard;
+    if (shard.name == "head") last = &shard;
+  }
+  if (first && last) {
+    Tensor sum = first->grads, copy = last->grads;
+    add_(sum, copy);
+    copy.copy_from(sum);
+  } else if (first || last) {
+    tied_->all_reduce(first ? first->grads : last->grads);
+  }
+}
+
+// Units in the order of the whole model, whoever has them; a copy of a tied weight does not count, nor do the second
+// and later copies of what every rank of a tensor axis has.
 double Trainer::sum_of_squares() {
+  std::vector<double> own;
+  if (axes_.tp > 1) {
+    const bool speaks = mesh_.coordinate("tp") == 0;
+    own = strategy_->unit_sums([&](const Slot& slot) { return speaks || !slot.cut.is_whole(); });
+    mesh_["tp"].sum(own);
+  } else {
+    own = strategy_->unit_sums();
+  }
+  const std::vector<Module::Unit> here = model_.layout();
+  std::vector<double> all;
+  for (const Module::Unit& unit : whole_.layout()) {
+    const auto found =
+        std::find_if(here.begin(), here.end(), [&](const Module::Unit& u) { return u.name == unit.name; });
+    all.push_back(found == here.end() ? 0.0 : own[static_cast<size_t>(found - here.begin())]);
+  }
+  mesh_["pp"].sum(all);
   double total = 0;
-  for (const double sum : strategy_->unit_sums()) total += sum;
+  for (const double sum : all) total += sum;
   return total;
+}
+
+std::vector<Communicator*> Trainer::communicators() {
+  std::vector<Communicator*> out{&world_};
+  for (const char* axis : {"pp", "dp", "cp", "tp"}) out.push_back(&mesh_[axis]);
+  if (&data_axis_ != &mesh_["dp"]) out.push_back(&data_axis_);
+  if (tied_) out.push_back(tied_.get());
+  return out;
+}
+
+DType Trainer::gradient_dtype() const { return data_options(options_).grad_dtype; }
+
+int Trainer::pipeline_rank_of(const std::string& unit) const {
+  return plan_.rank_of_stage[static_cast<size_t>(stage_of_unit(unit, layers_))];
 }
 
 void Trainer::update(const StepReport& r) {
@@ -133,8 +255,18 @@ StepReport Trainer::step(bool stop) {
 
 // As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights.
 double Trainer::mean_loss(const TokenFile& split) {
-  const int64_t at_once = options_.batch / (options_.microbatches * data_axis_->size());
-  return tessera::mean_loss(model_, *data_axis_, split, at_once, arena_);
+  model_.set_step(where(0, false));
+  const auto forward = [&](const Tensor& ids, const Tensor& targets) {
+    const double sum = stages_->evaluate({own_tokens(ids), own_tokens(targets)}, plan_, mesh_["pp"]);
+    return mesh_.coordinate("tp") == 0 ? sum : 0.0;
+  };
+  return tessera::mean_loss({.forward = forward,
+                             .context = whole_.config.context,
+                             .at_once = options_.batch / (options_.microbatches * axes_.dp),
+                             .turn = mesh_.coordinate("dp"),
+                             .turns = static_cast<int>(axes_.dp),
+                             .arena = arena_},
+                            world_, split);
 }
 
 double flops_per_token(Gpt& model) {

@@ -1,16 +1,21 @@
-// One rank of a training run: the model or its part of it, its optimizer, and its place in the data.
+// One rank of a training run: its part of the model, its optimizer, and its place in the data and on the mesh. One path
+// for every plan: an axis of size 1 costs nothing, and a run without a pipeline is a pipeline of one stage.
 #pragma once
 #include <memory>
+#include <vector>
 
+#include "app/axes.h"
 #include "app/options.h"
 #include "app/progress.h"
 #include "app/sequences.h"
 #include "data/token_file.h"
-#include "models/gpt.h"
+#include "models/gpt_stages.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/data_strategy.h"
+#include "parallel/mesh.h"
+#include "parallel/pipeline/runtime.h"
 
 namespace tessera {
 
@@ -18,8 +23,9 @@ GptConfig gpt_config(const TrainOptions& options, int64_t tokenizer_vocab);
 
 class Trainer {
  public:
-  // Makes the model with its first weights. Every rank of `world` makes one; `options` and `world` must outlive it.
-  Trainer(const TrainOptions& options, Sequences sequences, Communicator& world);
+  // Makes the model with its first weights. Every rank of `world` makes one; `options`, `world` and `trace` (may be
+  // null; of this rank, of its actions and communications) must outlive it.
+  Trainer(const TrainOptions& options, Sequences sequences, Communicator& world, Trace* trace = nullptr);
   ~Trainer();
 
   // One update. Throws Error (not_finite) on every rank when the loss or the gradient norm is not a number, before
@@ -34,31 +40,55 @@ class Trainer {
 
   int64_t steps_done() const { return optimizer_->steps(); }
   void set_steps_done(int64_t steps) { optimizer_->set_steps(steps); }
-  Gpt& model() { return model_; }
+  Gpt& model() { return model_; }  // this rank's part
+  // The whole model, shapes only: what the parts are parts of.
+  Gpt& whole_model() { return whole_; }
   Optimizer& optimizer() { return *optimizer_; }
   DataStrategy& strategy() { return *strategy_; }
-  const DataStrategy& strategy() const { return *strategy_; }
   Communicator& world() { return world_; }
-  Communicator& data_axis() { return *data_axis_; }
+  Mesh& mesh() { return mesh_; }
+  // The ranks that share out the gradients: dp, and cp with it.
+  Communicator& data_axis() { return data_axis_; }
+  // The world and every axis, once: what counts of communications are kept for.
+  std::vector<Communicator*> communicators();
+  const Schedule& schedule() const { return runtime_->schedule(); }
+  // The pipeline rank that has a unit of the whole model.
+  int pipeline_rank_of(const std::string& unit) const;
+  DType gradient_dtype() const;
+  int peak_in_flight() const { return runtime_->peak_in_flight(); }
   const ArenaPtr& arena() const { return arena_; }
-  int64_t tokens_per_step() const { return options_.batch * model_.config.context; }
+  int64_t tokens_per_step() const { return options_.batch * whole_.config.context; }
 
  private:
-  double forward_backward(int64_t microbatch);  // the sum of the losses of its tokens
+  void cut_model();
+  void join_tied_weights();
+  GptStages::Options stage_options();
+  Microbatch load(int64_t microbatch, bool ids, bool targets);
+  StepInfo where(int64_t microbatch, bool training) const;
+  Tensor own_tokens(const Tensor& whole) const;
   double sum_of_squares();
+  void sum_tied_gradients();
 
   const TrainOptions& options_;
+  Axes axes_;
   Sequences sequences_;
   Communicator& world_;
-  std::unique_ptr<Communicator> data_axis_;
+  Mesh mesh_;
+  Communicator& data_axis_;
   ArenaPtr arena_;
-  Gpt model_;
+  Gpt whole_, model_;
+  Schedule plan_;
+  std::vector<Range> layers_;  // of each stage
+  std::vector<int64_t> positions_;
+  std::unique_ptr<Communicator> tied_;  // the ranks with the first and the last stage, where they are two
   std::unique_ptr<DataStrategy> strategy_;
+  std::unique_ptr<GptStages> stages_;
+  std::unique_ptr<PipelineRuntime> runtime_;
   std::unique_ptr<Optimizer> optimizer_;
   LrSchedule schedule_;
 };
 
-// Of training: 6 per weight in a product and 12 L C T of attention.
+// Of training: 6 per weight in a product and 12 L C T of attention. Of a whole model.
 double flops_per_token(Gpt& model);
 // The best rate, in FLOP/s, of a few matrix products of 1024^3: what the model's use of the machine is measured
 // against.

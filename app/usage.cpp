@@ -3,9 +3,7 @@
 
 namespace tessera {
 
-RunUsage usage_of(Communicator& world, const std::vector<Communicator*>& others, const ArenaPtr& arena) {
-  std::vector<Communicator*> axes = {&world};
-  axes.insert(axes.end(), others.begin(), others.end());
+RunUsage usage_of(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena) {
   std::vector<int64_t> counts;  // before this function communicates itself
   for (const Communicator* axis : axes)
     for (const OpCount& c : axis->counts()) counts.insert(counts.end(), {c.calls, c.sent});

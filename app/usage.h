@@ -17,7 +17,7 @@ struct RunUsage {
   std::vector<SentBytes> sent;      // what was used at all
 };
 
-// The counts of `world` and of other axes up to now; the same on every rank. Every rank calls it.
+// The counts of axes, the world maybe among them, up to now; the same on every rank. Every rank calls it.
 RunUsage usage_of(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena);
 
 }  // namespace tessera

@@ -12,35 +12,104 @@
 namespace tessera {
 namespace {
 
-// `shard(u)` is this rank's part of unit u's tensor, undefined where it has none.
-void gather_slots(Trainer& trainer, const std::string& suffix, const std::function<Tensor(size_t)>& shard,
+// Takes this rank's part of a parameter to the whole that rank 0 of the tensor axis puts together, where it returns it.
+// The others send their elements, after their numbers in the whole.
+Tensor join_cuts(Communicator& tp, const Slot& slot, const Tensor& part) {
+  if (slot.cut.is_whole() || tp.size() == 1) return part;
+  std::vector<int64_t> runs;  // of elements: begin in the whole, count
+  for_each_run(slot.cut, slot.shape, 0, slot.shape.numel(), [&](int64_t, int64_t whole, int64_t count) {
+    runs.insert(runs.end(), {whole, count});
+  });
+  const auto sizes = [&](int64_t count, int64_t elements) {
+    return Tensor::of<int64_t>(std::vector<int64_t>{count, elements}, {2}, part.arena());
+  };
+  const auto length = static_cast<int64_t>(runs.size());
+  if (tp.rank() != 0) {
+    tp.send(sizes(length, part.numel()), 0);
+    tp.send(Tensor::of<int64_t>(runs, {length}, part.arena()), 0);
+    tp.send(part.contiguous(), 0);
+    return {};
+  }
+  Tensor whole = part.make(slot.cut.whole, part.dtype(), Category::workspace);
+  const auto place = [&](const int64_t* run, int64_t count, const Tensor& from) {
+    const int64_t element = size_of(from.dtype());
+    for (int64_t r = 0, at = 0; r < count; at += run[r + 1], r += 2)
+      std::memcpy(whole.raw() + run[r] * element, from.raw() + at * element, static_cast<size_t>(run[r + 1] * element));
+  };
+  place(runs.data(), length, part.contiguous());
+  for (int r = 1; r < tp.size(); ++r) {
+    const Tensor size = sizes(0, 0);
+    tp.recv(size, r);
+    const Tensor theirs = Tensor::empty({size.data<int64_t>()[0]}, DType::int64, part.arena());
+    tp.recv(theirs, r);
+    const Tensor elements = part.make({size.data<int64_t>()[1]}, part.dtype(), Category::workspace);
+    tp.recv(elements, r);
+    place(theirs.data<int64_t>(), theirs.numel(), elements);
+  }
+  return whole;
+}
+
+// What is gathered: what its names end with, and its dtype.
+struct Kind {
+  std::string suffix;
+  DType dtype;
+};
+
+// `shard(name)` is this rank's part of a unit's tensor, undefined where it has none. Gathered over the data axis, then
+// over the tensor axis, then sent to rank 0 of the pipeline; units in the order of the whole model, a copy of a tied
+// weight left out.
+void gather_slots(Trainer& trainer, const Kind& kind, const std::function<Tensor(const std::string&)>& shard,
                   std::vector<NamedTensor>& out) {
-  const std::vector<Module::Unit> layout = trainer.model().layout();
-  for (size_t u = 0; u < layout.size(); ++u) {
-    const Tensor whole = trainer.strategy().gather(u, shard(u));
-    if (trainer.world().rank() != 0) continue;
-    for (const Slot& slot : layout[u].slots)
-      out.push_back({slot.name + suffix, whole.narrow(0, slot.begin, slot.shape.numel()).reshape(slot.shape)});
+  Mesh& mesh = trainer.mesh();
+  const std::vector<Module::Unit> here = trainer.model().layout();
+  for (const Module::Unit& unit : trainer.whole_model().layout()) {
+    const int owner = trainer.pipeline_rank_of(unit.name);
+    const bool mine = owner == mesh.coordinate("pp"), wanted = trainer.world().rank() == 0;
+    if (!mine && !wanted) continue;
+    const auto own = std::find_if(here.begin(), here.end(), [&](const Module::Unit& u) { return u.name == unit.name; });
+    Tensor gathered;
+    if (mine) gathered = trainer.strategy().gather(static_cast<size_t>(own - here.begin()), shard(unit.name));
+    if (trainer.data_axis().rank() != 0) continue;
+    for (size_t i = 0; i < unit.slots.size(); ++i) {
+      Tensor whole;
+      if (mine) {
+        const Slot& slot = own->slots[i];
+        whole = join_cuts(mesh["tp"], slot, gathered.narrow(0, slot.begin, slot.shape.numel()).reshape(slot.shape));
+        if (wanted) {
+          out.push_back({unit.slots[i].name + kind.suffix, whole});
+        } else if (mesh.coordinate("tp") == 0) {
+          mesh["pp"].send(whole.contiguous(), 0);
+        }
+      } else {
+        whole = Tensor::empty(unit.slots[i].shape, kind.dtype, trainer.arena(), Category::workspace);
+        mesh["pp"].recv(whole, owner);
+        out.push_back({unit.slots[i].name + kind.suffix, whole});
+      }
+    }
   }
 }
 
-// The tensors that this rank's optimizer keeps of one kind, by unit; undefined where it has none.
-std::vector<Tensor> state_by_unit(Trainer& trainer, const std::string& kind) {
-  std::vector<Tensor> out;
-  for (const Module::Unit& unit : trainer.model().layout()) {
-    Tensor found;
-    for (const NamedTensor& state : trainer.optimizer().state())
-      if (state.name == unit.name + "." + kind) found = state.tensor;
-    out.push_back(found);
-  }
-  return out;
+// The tensor that this rank's optimizer keeps of one kind for a unit; undefined where it has none.
+Tensor state_of(Trainer& trainer, const std::string& unit, const std::string& kind) {
+  for (const NamedTensor& state : trainer.optimizer().state())
+    if (state.name == unit + "." + kind) return state.tensor;
+  return {};
+}
+
+DType value_dtype(Trainer& trainer) { return trainer.model().layout()[0].parameters[0]->var.dtype(); }
+
+// What this rank's optimizer updates of a unit; without tensors where that is nothing.
+FlatUnit shard_of(Trainer& trainer, const std::string& unit) {
+  for (const FlatUnit& shard : trainer.strategy().shards())
+    if (shard.name == unit) return shard;
+  return {};
 }
 
 // What an optimizer keeps, known on ranks too that keep nothing.
 std::vector<std::string> kinds_of(Trainer& trainer, const std::string& optimizer) {
   std::vector<std::string> kinds =
       optimizer == "sgd" ? std::vector<std::string>{"momentum"} : std::vector<std::string>{"m", "v"};
-  if (trainer.model().layout()[0].parameters[0]->var.dtype() == DType::bfloat16) kinds.emplace_back("master");
+  if (value_dtype(trainer) == DType::bfloat16) kinds.emplace_back("master");
   return kinds;
 }
 
@@ -50,14 +119,18 @@ void read_slots(const Safetensors& file, const std::string& suffix, const std::v
   for (const Slot& slot : slots) {
     const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.begin + slot.shape.numel(), part.numel());
     if (from >= to) continue;
-    const TensorBytes& whole = file.at(slot.name + suffix);
-    const std::vector<int64_t> shape(slot.shape.begin(), slot.shape.end());
+    const TensorBytes& whole = file.at((slot.alias.empty() ? slot.name : slot.alias) + suffix);
+    const Shape& expected = slot.cut.is_whole() ? slot.shape : slot.cut.whole;
+    const std::vector<int64_t> shape(expected.begin(), expected.end());
     if (whole.dtype != part.dtype() || whole.shape != shape)
       throw InputError(fmt::format("the checkpoint's '{}' does not fit: expected {} {}", whole.name,
-                                   name_of(part.dtype()), slot.shape.str()));
+                                   name_of(part.dtype()), expected.str()));
     const int64_t element = size_of(part.dtype());
-    std::memcpy(part.narrow(0, from, to - from).raw(), whole.bytes.data() + (from - slot.begin) * element,
-                static_cast<size_t>((to - from) * element));
+    for_each_run(slot.cut, slot.shape, from - slot.begin, to - slot.begin,
+                 [&](int64_t here, int64_t there, int64_t count) {
+                   std::memcpy(part.narrow(0, slot.begin + here, count).raw(), whole.bytes.data() + there * element,
+                               static_cast<size_t>(count * element));
+                 });
   }
 }
 
@@ -65,28 +138,29 @@ void read_slots(const Safetensors& file, const std::string& suffix, const std::v
 
 std::vector<NamedTensor> whole_values(Trainer& trainer) {
   std::vector<NamedTensor> out;
-  const std::vector<FlatUnit>& shards = trainer.strategy().shards();
   gather_slots(
-      trainer, "", [&](size_t u) { return u < shards.size() ? shards[u].values : Tensor(); }, out);
+      trainer, {"", value_dtype(trainer)}, [&](const std::string& unit) { return shard_of(trainer, unit).values; },
+      out);
   return out;
 }
 
 std::vector<NamedTensor> whole_gradients(Trainer& trainer) {
   std::vector<NamedTensor> out;
-  const std::vector<FlatUnit>& shards = trainer.strategy().shards();
   gather_slots(
-      trainer, "", [&](size_t u) { return u < shards.size() ? shards[u].grads : Tensor(); }, out);
+      trainer, {"", trainer.gradient_dtype()}, [&](const std::string& unit) { return shard_of(trainer, unit).grads; },
+      out);
   return out;
 }
 
 std::vector<NamedTensor> whole_state(Trainer& trainer, const std::string& optimizer) {
+  const DType wide = value_dtype(trainer) == DType::float64 ? DType::float64 : DType::float32;
   std::vector<NamedTensor> out;
   for (const std::string& kind : kinds_of(trainer, optimizer)) {
-    const std::vector<Tensor> parts = state_by_unit(trainer, kind);
-    const bool kept = trainer.world().max(parts[0].defined() ? 1 : 0) > 0;  // sgd without momentum keeps none
-    if (kept)
+    const std::string first = trainer.model().layout()[0].name;
+    const bool kept = trainer.world().max(state_of(trainer, first, kind).defined() ? 1 : 0) > 0;
+    if (kept)  // sgd without momentum keeps none
       gather_slots(
-          trainer, "." + kind, [&](size_t u) { return parts[u]; }, out);
+          trainer, {"." + kind, wide}, [&](const std::string& unit) { return state_of(trainer, unit, kind); }, out);
   }
   return out;
 }

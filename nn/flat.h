@@ -13,8 +13,9 @@ struct Slot {
   std::string name;   // full name of the parameter, "blocks.0.mlp.up.weight"
   int64_t begin = 0;  // first element in the unit's buffers; multiples of 16, gaps are zero and stay zero
   Shape shape;
-  bool decay = false;  // weight decay applies (matrices, not biases nor norms)
-  Cut cut = {};        // what of the whole parameter this is
+  bool decay = false;      // weight decay applies (matrices, not biases nor norms)
+  Cut cut = {};            // what of the whole parameter this is
+  std::string alias = {};  // Parameter::alias
 };
 
 // The values and gradients of a unit, or of a shard of one: then a slot may begin before element 0, or end past the

@@ -130,7 +130,7 @@ std::vector<Module::Unit> Module::layout() {
     Unit unit{.name = name.empty() ? "model" : name, .module = group.module};
     for (const Named& p : group.members) {
       const Shape& shape = p.parameter->var.shape();
-      unit.slots.push_back({p.name, unit.size, shape, shape.rank() >= 2, p.parameter->cut});
+      unit.slots.push_back({p.name, unit.size, shape, shape.rank() >= 2, p.parameter->cut, p.parameter->alias});
       unit.parameters.push_back(p.parameter);
       unit.size = (unit.size + shape.numel() + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
     }

@@ -1,0 +1,132 @@
+// Cutting the layers, and running them.
+#include "models/gpt_stages.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+// FLOPs of a token's forward pass.
+double block_cost(const GptConfig& c) {
+  const auto channels = static_cast<double>(c.channels), context = static_cast<double>(c.context);
+  return 24 * channels * channels + 2 * context * channels;
+}
+
+double head_cost(const GptConfig& c) { return 2 * static_cast<double>(c.channels) * static_cast<double>(c.vocab); }
+
+}  // namespace
+
+// best[s][l]: the slowest stage when the first s stages have l layers. The last stage pays for the head. Of equal cuts
+// the one that gives early stages fewer layers: they hold more micro-batches in flight.
+std::vector<Range> split_layers(const GptConfig& c, int stages) {
+  const int64_t layers = c.layers;
+  if (stages < 1 || stages > layers)
+    throw Error("[pipeline] " + std::to_string(layers) + " layers cannot be cut into " + std::to_string(stages) +
+                " stages; expected at most one for each layer");
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  const auto width = static_cast<size_t>(layers) + 1;
+  std::vector<std::vector<double>> best(static_cast<size_t>(stages) + 1, std::vector<double>(width, kNever));
+  std::vector<std::vector<int64_t>> from(best.size(), std::vector<int64_t>(width, 0));
+  best[0][0] = 0;
+  for (size_t s = 1; s < best.size(); ++s)
+    for (size_t l = s; l < width; ++l)
+      for (size_t k = s - 1; k < l; ++k) {
+        const double own = static_cast<double>(l - k) * block_cost(c) + (s + 1 == best.size() ? head_cost(c) : 0);
+        const double slowest = std::max(best[s - 1][k], own);
+        if (slowest >= best[s][l]) continue;
+        best[s][l] = slowest;
+        from[s][l] = static_cast<int64_t>(k);
+      }
+  std::vector<Range> out(static_cast<size_t>(stages));
+  int64_t end = layers;
+  for (size_t s = out.size(); s-- > 0;) {
+    const int64_t begin = from[s + 1][static_cast<size_t>(end)];
+    out[s] = {begin, end};
+    end = begin;
+  }
+  return out;
+}
+
+int stage_of_unit(const std::string& unit, const std::vector<Range>& layers) {
+  const int last = static_cast<int>(layers.size()) - 1;
+  if (unit == "tokens" || unit == "positions") return 0;
+  if (unit == "norm" || unit == "head") return last;
+  const int64_t layer = std::stoll(unit.substr(unit.rfind('.') + 1));  // "blocks.3"
+  for (int s = 0; s < last; ++s)
+    if (layer < layers[static_cast<size_t>(s)].end) return s;
+  return last;
+}
+
+void keep_stages(Gpt& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine) {
+  for (const Module::Unit& unit : model.layout())
+    if (!mine(stage_of_unit(unit.name, layers))) unit.module->set_here(false);
+}
+
+GptStages::GptStages(Gpt& model, DataStrategy& strategy, Options options)
+    : model_(model), strategy_(strategy), options_(std::move(options)), units_(options_.layers.size(), {0, 0}) {
+  const std::vector<Module::Unit> layout = model.layout();
+  for (size_t u = 0; u < layout.size(); ++u) {
+    UnitRange& range = units_[static_cast<size_t>(stage_of_unit(layout[u].name, options_.layers))];
+    if (range.end == 0) range.begin = u;
+    range.end = u + 1;
+  }
+}
+
+// A block at a time, so that none outlives what needs it.
+Var GptStages::body(int stage, Var x) {
+  const Range range = options_.layers[static_cast<size_t>(stage)];
+  for (int64_t layer = range.begin; layer < range.end; ++layer) x = (*model_.blocks[static_cast<size_t>(layer)])(x);
+  if (stage == last()) x = model_.norm(x);
+  return x;
+}
+
+StageOutput GptStages::forward(int stage, int microbatch, const Var& input) {
+  const bool first = stage == 0;
+  Microbatch tokens;
+  if (first || stage == last()) tokens = options_.load(microbatch, first, stage == last());
+  Var x = body(stage, first ? model_.embed(strategy_.deal(tokens.ids)) : input);
+  if (stage != last()) return {std::move(x), {}, 0};
+  Root root = strategy_.loss(model_.logits(x), tokens.targets, options_.scale, options_.loss);
+  return {std::move(root.value), std::move(root.seed), root.loss_sum};
+}
+
+Tensor GptStages::make_activation(int, int) {
+  return Tensor::empty(options_.activation, options_.dtype, options_.arena, Category::activations);
+}
+
+void GptStages::enter(int, int microbatch) { model_.set_step(options_.where(microbatch)); }
+
+void GptStages::begin_gradients(int stage, int microbatch) {
+  strategy_.begin_gradients(microbatch, units_[static_cast<size_t>(stage)]);
+}
+
+void GptStages::end_gradients(int stage, int microbatch) {
+  strategy_.end_gradients(microbatch, units_[static_cast<size_t>(stage)]);
+}
+
+double GptStages::evaluate(const Microbatch& tokens, const Schedule& schedule, Communicator& pipeline) {
+  const NoGrad no_grad;
+  Shape shape = options_.activation;
+  shape[0] = tokens.ids.dim(0);
+  Tensor output;  // of the stage before, where that is here
+  for (int stage = 0; stage <= last(); ++stage) {
+    if (schedule.rank_of_stage[static_cast<size_t>(stage)] != pipeline.rank()) continue;
+    Tensor input = std::exchange(output, {});
+    if (stage > 0 && schedule.crosses(stage - 1)) {
+      input = Tensor::empty(shape, options_.dtype, options_.arena, Category::activations);
+      pipeline.recv(input, schedule.rank_of_stage[static_cast<size_t>(stage) - 1], stage);
+    }
+    Var x = body(stage, stage == 0 ? model_.embed(tokens.ids) : Var(std::move(input)));
+    if (stage == last()) return options_.loss(model_.logits(x), tokens.targets.contiguous().reshape({-1}), 1).loss_sum;
+    output = std::move(x).take();
+    if (schedule.crosses(stage)) {
+      pipeline.send(output, schedule.rank_of_stage[static_cast<size_t>(stage) + 1], stage + 1);
+      output = Tensor();
+    }
+  }
+  return 0;
+}
+
+}  // namespace tessera
