@@ -1,8 +1,6 @@
 // checkpoint(): a node whose vjp is a forward and a backward pass of its own.
 #include "autograd/checkpoint.h"
 
-#include "autograd/graph.h"
-
 namespace tessera {
 
 Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::vector<Var>& inputs) {
@@ -21,11 +19,7 @@ Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::
     const GradMode record_again(true);
     std::vector<Var> leaves;
     for (size_t i = 0; i < kept.size(); ++i) {
-      leaves.emplace_back(kept[i], g.needs(static_cast<int>(i)));
-      if (const auto& leaf = leaves.back().impl_->leaf) {
-        leaf->transient = true;
-        leaf->category = Category::workspace;
-      }
+      leaves.push_back(g.needs(static_cast<int>(i)) ? Var::input(kept[i]) : Var(kept[i]));
     }
     const Var again = [&] {
       const Arena::Scope scope(*kept[0].arena(), Category::activations);

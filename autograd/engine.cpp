@@ -12,11 +12,11 @@ namespace {
 
 using Ready = std::map<uint64_t, std::shared_ptr<Node>, std::greater<>>;  // newest first
 
-// Counts, for every leaf under `root`, the gradients that this walk will bring it; finds graphs that are used up.
-void expect_gradients(const std::shared_ptr<Node>& root) {
+// The leaves under `root`, once for each gradient that this walk will bring; finds graphs that are used up.
+std::vector<std::shared_ptr<Leaf>> leaves_under(const std::shared_ptr<Node>& root) {
   std::set<const Node*> seen{root.get()};
   std::vector<const Node*> stack{root.get()};
-  std::vector<Leaf*> leaves;
+  std::vector<std::shared_ptr<Leaf>> leaves;
   while (!stack.empty()) {
     const Node* node = stack.back();
     stack.pop_back();
@@ -24,30 +24,39 @@ void expect_gradients(const std::shared_ptr<Node>& root) {
       throw Error(std::string("[backward] called twice through the same '") + node->op +
                   "': its saved values are gone; run the forward pass again");
     for (const Edge& e : node->inputs) {
-      if (e.leaf) leaves.push_back(e.leaf.get());
+      if (e.leaf) leaves.push_back(e.leaf);
       if (e.node && seen.insert(e.node.get()).second) stack.push_back(e.node.get());
     }
   }
-  for (Leaf* leaf : leaves) ++leaf->expected;
+  return leaves;
 }
 
 }  // namespace
+
+// What a walk does to leaves: at once, or, to parameters when weight gradients are put off, at run().
+class LeafActions {
+ public:
+  LeafActions(DeferredWeightGrads* defer, const ArenaPtr& arena) : defer_(defer) {
+    if (defer_) defer_->arena_ = arena;
+  }
+  template <class F>
+  void operator()(const std::shared_ptr<Leaf>& leaf, F f) const {
+    if (defer_ && !leaf->transient)
+      defer_->pending_.emplace_back([leaf, f = std::move(f)]() mutable { f(*leaf); });
+    else
+      f(*leaf);
+  }
+
+ private:
+  DeferredWeightGrads* defer_;
+};
 
 void Node::add_output_grad(int i, Tensor g) {
   const auto at = static_cast<size_t>(i);
   if (!(g.shape() == output_shapes[at]))
     throw Error(std::string("[backward] a gradient of shape ") + g.shape().str() + " reached output " +
                 std::to_string(i) + " of '" + op + "', whose shape is " + output_shapes[at].str());
-  Tensor& total = output_grads[at];
-  if (!total.defined())
-    total = std::move(g);
-  else if (total.unique())
-    add_(total, g);
-  else if (g.unique()) {  // a + b and b + a have the same bits
-    add_(g, total);
-    total = std::move(g);
-  } else
-    total = binary<Add>(total, g);
+  add_gradient(output_grads[at], std::move(g));
 }
 
 const Tensor& Grads::output(int i) const { return node_.output_grads[static_cast<size_t>(i)]; }
@@ -61,7 +70,8 @@ void Grads::give(int input, Tensor gradient) {
     if (!(gradient.shape() == edge.leaf->shape))
       throw Error(std::string("[backward] '") + node_.op + "' gave input " + std::to_string(input) +
                   " a gradient of shape " + gradient.shape().str() + "; its shape is " + edge.leaf->shape.str());
-    edge.leaf->receive(std::move(gradient));
+    LeafActions(defer_, node_.arena)(edge.leaf,
+                                     [g = std::move(gradient)](Leaf& l) mutable { l.receive(std::move(g)); });
   } else if (edge.node) {
     edge.node->add_output_grad(edge.output, std::move(gradient));
   }
@@ -71,10 +81,7 @@ void Grads::give_into(int input, std::function<void(Tensor&)> write) {
   const auto at = static_cast<size_t>(input);
   const Edge& edge = node_.inputs[at];
   if (edge.leaf) {
-    if (defer_)
-      defer_->push([leaf = edge.leaf, w = std::move(write)] { leaf->receive(w); });
-    else
-      edge.leaf->receive(write);
+    LeafActions(defer_, node_.arena)(edge.leaf, [w = std::move(write)](Leaf& l) { l.receive(w); });
   } else if (edge.node) {
     Tensor g = Tensor::empty(node_.input_shapes[at], node_.input_dtypes[at], node_.arena);
     write(g);
@@ -83,17 +90,18 @@ void Grads::give_into(int input, std::function<void(Tensor&)> write) {
 }
 
 void DeferredWeightGrads::run() {
+  if (empty()) return;
   const NoGrad no_grad;
-  const std::vector<std::function<void()>> now = std::move(pending_);
-  pending_.clear();
-  for (const auto& f : now) f();
+  const Arena::Scope scope(*arena_, Category::workspace);
+  for (auto& action : std::exchange(pending_, {})) std::exchange(action, nullptr)();  // frees what it holds
 }
 
 void backward(const Var& root, const BackwardOptions& options) {
   if (!root.requires_grad() || !root.impl_->node)
     throw Error("[backward] the root has no graph: no input of it requires a gradient, or gradients were off");
   const std::shared_ptr<Node>& start = root.impl_->node;
-  expect_gradients(start);
+  const LeafActions to_leaf(options.defer, start->arena);
+  for (const auto& leaf : leaves_under(start)) to_leaf(leaf, [](Leaf& l) { ++l.expected; });
   const NoGrad no_grad;
   const Arena::Scope scope(*start->arena, Category::workspace);
 
@@ -116,7 +124,7 @@ void backward(const Var& root, const BackwardOptions& options) {
     }
     for (const Edge& e : node->inputs) {
       if (e.node) ready.emplace(e.node->sequence, e.node);
-      if (e.leaf && !reached) e.leaf->one_less();
+      if (e.leaf && !reached) to_leaf(e.leaf, [](Leaf& l) { l.one_less(); });
     }
     node->walked = true;
     node->vjp = nullptr;  // frees what it saved, in the order of the walk

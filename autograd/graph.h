@@ -15,7 +15,7 @@ struct Leaf {
   DType dtype{};
   ArenaPtr arena;
   Category category = Category::gradients;
-  bool transient = false;  // an input of a recomputed block: its gradient is passed on, so it need not be copied
+  bool transient = false;  // see Var::input()
   std::vector<std::function<void()>> hooks;
   std::function<void()> provide;  // called when a gradient comes and there is no buffer
 
@@ -64,5 +64,7 @@ struct Var::Impl {
 };
 
 uint64_t next_sequence();
+// total += g; an undefined total is zero. May write over g where nobody else holds it.
+void add_gradient(Tensor& total, Tensor g);
 
 }  // namespace tessera

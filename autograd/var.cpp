@@ -32,6 +32,13 @@ Var::Var(Tensor value, bool requires_grad) : impl_(std::make_shared<Impl>()) {
   impl_->value = std::move(value);
 }
 
+Var Var::input(Tensor value) {
+  Var made(std::move(value), true);
+  made.impl_->leaf->transient = true;
+  made.impl_->leaf->category = Category::workspace;
+  return made;
+}
+
 const Tensor& Var::value() const {
   if (!impl_) throw Error("[var] used before it was given a value");
   return impl_->value;
@@ -143,6 +150,11 @@ void Leaf::write_fresh(const Tensor& out, const std::function<void(Tensor&)>& wr
 }
 
 void Leaf::receive(const std::function<void(Tensor&)>& write) {
+  if (transient) {
+    const Tensor one = Tensor::empty(shape, dtype, arena, category);
+    write_fresh(one, write);
+    return receive(one);
+  }
   make_buffer();
   if (fresh) {
     write_fresh(grad, write);
@@ -161,14 +173,24 @@ void Leaf::receive(const std::function<void(Tensor&)>& write) {
 }
 
 void Leaf::receive(Tensor gradient) {
-  if (transient && !grad.defined()) {
-    grad = std::move(gradient);
-    fresh = false;
-    first = true;
-    one_less();
-  } else {
-    receive([&](Tensor& out) { out.copy_from(gradient); });
-  }
+  if (!transient) return receive([&](Tensor& out) { out.copy_from(gradient); });
+  if (std::exchange(fresh, false)) grad = Tensor();
+  if (grad.defined()) gradient = gradient.to(grad.dtype());
+  add_gradient(grad, std::move(gradient));
+  one_less();
+}
+
+// a + b and b + a have the same bits. What somebody else holds is not written over.
+void add_gradient(Tensor& total, Tensor g) {
+  if (!total.defined())
+    total = std::move(g);
+  else if (total.unique())
+    add_(total, g);
+  else if (g.unique()) {
+    add_(g, total);
+    total = std::move(g);
+  } else
+    total = binary<Add>(total, g);
 }
 
 void Leaf::one_less() {

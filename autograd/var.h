@@ -35,6 +35,9 @@ class Var {
  public:
   Var() = default;
   explicit Var(Tensor value, bool requires_grad = false);
+  // A leaf that stands for a value made elsewhere (before a recomputed block, on another pipeline stage). Its gradient
+  // is to be passed on to where the value was made: it is not copied, and does not wait when weight gradients do.
+  static Var input(Tensor value);
 
   bool defined() const { return impl_ != nullptr; }
   const Tensor& value() const;
@@ -77,7 +80,6 @@ class Var {
  private:
   friend struct Node;
   friend class Grads;
-  friend Var checkpoint(const std::function<Var(const std::vector<Var>&)>&, const std::vector<Var>&);
   friend std::vector<Var> record(const char*, std::vector<Tensor>, const std::vector<Var>&,
                                  std::function<void(Grads&)>);
   friend void backward(const Var&, const struct BackwardOptions&);
@@ -103,21 +105,24 @@ struct NoGrad : GradMode {
   NoGrad() : GradMode(false) {}
 };
 
-// Weight gradients put off by backward(): run() makes them, in the order in which backward met them. The split that
-// overlap of communication and zero-bubble pipelines are built on (Qi et al. 2024, section 2).
+// What backward() would have done to parameters, written down: run() does it, in the same order. Until then nothing of
+// them has changed, neither gradients nor what on_grad() counts, so other backward passes over the same weights may
+// come between, and the bits are those of the pass that did not wait. The split that overlap of communication and
+// zero-bubble pipelines are built on (Qi et al. 2024, section 2).
 class DeferredWeightGrads {
  public:
-  void push(std::function<void()> f) { pending_.push_back(std::move(f)); }
   void run();
   bool empty() const { return pending_.empty(); }
 
  private:
+  friend class LeafActions;
   std::vector<std::function<void()>> pending_;
+  ArenaPtr arena_;
 };
 
 struct BackwardOptions {
   Tensor seed;                           // gradient of the root; undefined means one
-  DeferredWeightGrads* defer = nullptr;  // where weight gradients go instead of being made at once
+  DeferredWeightGrads* defer = nullptr;  // where gradients of parameters go instead of being made at once
 };
 
 // Fills the gradients of every leaf that `root` depends on. Throws when root has no graph, when its graph was walked
@@ -135,7 +140,7 @@ class Grads {
   bool needs(int input) const;
   void give(int input, Tensor gradient);
   // A gradient written by `write` into a given tensor: straight into a parameter's buffer where that is possible, and
-  // later than now when backward() defers weight gradients. For inputs that are not leaves it is made at once.
+  // later than now when backward() defers weight gradients. For inputs that are no parameters it is made at once.
   void give_into(int input, std::function<void(Tensor& out)> write);
   DeferredWeightGrads* defer() const { return defer_; }  // for ops that call backward() themselves
 

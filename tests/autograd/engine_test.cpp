@@ -56,7 +56,7 @@ TEST(Engine, HooksRunOnceWhenTheLeafIsComplete) {
   int calls = 0;
   w.on_grad([&] { ++calls; });
   DeferredWeightGrads later;
-  const Var in(Tensor::of<double>(std::array{4.0}, {1, 1}, arena), true);
+  const Var in = Var::input(Tensor::of<double>(std::array{4.0}, {1, 1}, arena));
   backward(sum(linear(in, w, Var())), {.seed = {}, .defer = &later});
   EXPECT_EQ(grad_of(in), (Doubles{3}));  // the gradient of the input did not wait
   EXPECT_FALSE(w.grad().defined());

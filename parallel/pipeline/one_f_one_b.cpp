@@ -1,0 +1,31 @@
+// 1F1B: a rank goes backward as soon as it can, then forward and backward by turns (Narayanan et al. 2019, "PipeDream:
+// generalized pipeline parallelism for DNN training", here with a flush after each step, as in Narayanan et al. 2021a,
+// "Memory-efficient pipeline-parallel DNN training").
+//
+//   rank 0:  F0 F1 F2 .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --
+//   rank 1:  .. F0 F1 .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. ..
+//   rank 2:  .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. ..
+//
+// Rank i goes p - i - 1 micro-batches ahead, and from then on each new one waits until an old one has gone: p - i are
+// in flight instead of GPipe's m, for the same bubble of (p - 1) / m.
+#include <algorithm>
+
+#include "parallel/pipeline/schedules.h"
+
+namespace tessera {
+
+Schedule one_f_one_b(int ranks, int microbatches) {
+  Schedule s = empty_schedule("1f1b", ranks, 1, microbatches);
+  for (int r = 0; r < ranks; ++r) {
+    auto& list = s.actions[static_cast<size_t>(r)];
+    const int ahead = std::min(ranks - r - 1, microbatches);
+    for (int i = 0; i < ahead; ++i) list.push_back({Do::F, r, i});
+    for (int i = 0; i < microbatches; ++i) {
+      if (i + ahead < microbatches) list.push_back({Do::F, r, i + ahead});
+      list.push_back({Do::B, r, i});
+    }
+  }
+  return s;
+}
+
+}  // namespace tessera

@@ -1,0 +1,146 @@
+// The loop, and what each action is.
+#include "parallel/pipeline/runtime.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "parallel/pipeline/validate.h"
+#include "parallel/pipeline/walk.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+[[noreturn]] void not_asked_for(Do what) {
+  throw Error("[pipeline] the schedule has " + std::string(name_of(what)) +
+              ", which the stages do not know; expected a schedule without that pass");
+}
+
+}  // namespace
+
+void Stages::unshard(int) { not_asked_for(Do::unshard); }
+void Stages::reshard(int) { not_asked_for(Do::reshard); }
+void Stages::reduce_gradients(int, int) { not_asked_for(Do::reduce_grad); }
+
+PipelineRuntime::PipelineRuntime(Schedule schedule, Communicator& axis, Stages& stages, Trace* trace)
+    : schedule_(std::move(schedule)), axis_(axis), stages_(stages), trace_(trace) {
+  if (schedule_.ranks != axis.size())
+    throw Error("[pipeline] " + schedule_.name + " is for " + std::to_string(schedule_.ranks) + " ranks; the " +
+                axis.axis() + " axis has " + std::to_string(axis.size()));
+  validate(schedule_);
+  if (schedule_.wire_boundaries() > 0 && !has_messages(schedule_))
+    throw Error("[pipeline] " + schedule_.name + " has no messages; insert_messages() adds them");
+}
+
+double PipelineRuntime::step() {
+  loss_ = 0;
+  for (const Action& action : schedule_.actions[static_cast<size_t>(axis_.rank())]) {
+    const double begin = trace_ ? trace_->now() : 0;
+    perform(action);
+    if (trace_) trace_->add({action.str(), axis_.axis(), 0, begin, begin, trace_->now()});
+  }
+  passing_.clear();
+  return loss_;
+}
+
+void PipelineRuntime::perform(const Action& action) {
+  const auto [what, stage, microbatch] = action;
+  switch (what) {
+    case Do::F:
+      return forward(stage, microbatch);
+    case Do::B:
+      return backward(stage, microbatch, false);
+    case Do::I:
+      return backward(stage, microbatch, true);
+    case Do::W:
+      return weights(stage, microbatch);
+    case Do::send_forward:
+    case Do::recv_forward:
+    case Do::send_backward:
+    case Do::recv_backward:
+      return message(action);
+    case Do::unshard:
+      return stages_.unshard(stage);
+    case Do::reshard:
+      return stages_.reshard(stage);
+    case Do::reduce_grad:
+      return stages_.reduce_gradients(stage, microbatch);
+  }
+}
+
+void PipelineRuntime::forward(int stage, int microbatch) {
+  peak_ = std::max(peak_, ++in_flight_);
+  Passing& here = at(stage, microbatch);
+  Var input;
+  if (stage > 0) {
+    here.received = here.input.dtype();
+    input = Var::input(std::exchange(here.input, Tensor()));
+  }
+  StageOutput out = stages_.forward(stage, microbatch, input);
+  here.leaf = input.edge();
+  if (stage + 1 == schedule_.stages) {
+    loss_ += out.loss_sum;
+    here.root = out.seed.defined() ? out.value.edge() : std::move(out.value);
+    here.seed = std::move(out.seed);
+    return;
+  }
+  here.root = out.value.edge();
+  here.shape = out.value.shape();
+  here.dtype = out.value.dtype();
+  here.arena = out.value.value().arena();
+  Tensor value = std::move(out.value).take();
+  (schedule_.crosses(stage) ? here.output : at(stage + 1, microbatch).input) = std::move(value);
+}
+
+void PipelineRuntime::backward(int stage, int microbatch, bool split) {
+  Passing& here = at(stage, microbatch);
+  const bool last = stage + 1 == schedule_.stages;
+  if (!split) stages_.begin_gradients(stage, microbatch);
+  {
+    const Var root = std::exchange(here.root, Var());
+    tessera::backward(root, {.seed = std::exchange(last ? here.seed : here.gradient, Tensor()),
+                             .defer = split ? &here.later : nullptr});
+  }
+  if (stage > 0) {
+    Tensor gradient = std::exchange(here.leaf, Var()).grad();
+    if (!gradient.defined() || gradient.dtype() != here.received)
+      throw Error("[pipeline] " + Action{split ? Do::I : Do::B, stage, microbatch}.str() + ": the input, of " +
+                  std::string(name_of(here.received)) + ", has " +
+                  (gradient.defined() ? "the gradient " + gradient.describe() : "no gradient") +
+                  "; expected one of its dtype");
+    (schedule_.crosses(stage - 1) ? here.leaving : at(stage - 1, microbatch).gradient) = std::move(gradient);
+  }
+  if (split) return;
+  stages_.end_gradients(stage, microbatch);
+  --in_flight_;
+}
+
+void PipelineRuntime::weights(int stage, int microbatch) {
+  stages_.begin_gradients(stage, microbatch);
+  at(stage, microbatch).later.run();
+  stages_.end_gradients(stage, microbatch);
+  --in_flight_;
+}
+
+// A message bears the number of the stage that it goes to, its micro-batch and its direction.
+void PipelineRuntime::message(const Action& action) {
+  const auto [what, stage, microbatch] = action;
+  Passing& here = at(stage, microbatch);
+  const auto tag = [&](int to, int backward) { return (to * schedule_.microbatches + microbatch) * 2 + backward; };
+  if (what == Do::send_forward) {
+    const Tensor out = std::exchange(here.output, Tensor()).contiguous();
+    axis_.send(out, rank_of(stage + 1), tag(stage + 1, 0));
+  } else if (what == Do::recv_forward) {
+    here.input = stages_.make_activation(stage, microbatch);
+    axis_.recv(here.input, rank_of(stage - 1), tag(stage, 0));
+  } else if (what == Do::send_backward) {
+    const Tensor out = std::exchange(here.leaving, Tensor()).contiguous();
+    axis_.send(out, rank_of(stage - 1), tag(stage - 1, 1));
+  } else {
+    here.gradient = Tensor::empty(here.shape, here.dtype, here.arena, Category::communication);
+    axis_.recv(here.gradient, rank_of(stage + 1), tag(stage, 1));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,102 @@
+// Executes one rank's list of a pipeline schedule, whatever the schedule.
+//
+//   PipelineRuntime pipe(insert_messages(zb_v(p, m)), axis, stages);
+//   for each step: loss = pipe.step();
+//
+//              F: forward                              B, or I: backward
+//   received [input leaf]--> stage --[output] sent      received [output's gradient]--> stage --[input's gradient] sent
+//                                                      W: the weights' gradients that I put off
+//
+// Volume: one activation forward and one gradient backward per micro-batch and boundary between ranks. Held for each
+// micro-batch in flight: what the stage's graph keeps, its input among it where an op needs it; an output is freed when
+// it was sent. Weights get the gradients of micro-batches in ascending order under every schedule, so they have the
+// bits of one rank that takes one micro-batch after another.
+#pragma once
+#include <map>
+#include <utility>
+
+#include "autograd/var.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/comm/trace.h"
+#include "parallel/pipeline/schedule.h"
+
+namespace tessera {
+
+// What a stage makes of a micro-batch. Of the last stage: the root of the backward pass, its gradient when that is not
+// one, and what the loss adds up to; of the others the value alone.
+struct StageOutput {
+  Var value;
+  Tensor seed = {};
+  double loss_sum = 0;
+};
+
+// This rank's stages of the model.
+class Stages {
+ public:
+  Stages() = default;
+  virtual ~Stages() = default;
+  Stages(const Stages&) = delete;
+  Stages& operator=(const Stages&) = delete;
+
+  // `input` is a leaf that requires a gradient; undefined for stage 0, which reads the micro-batch itself.
+  virtual StageOutput forward(int stage, int microbatch, const Var& input) = 0;
+  // Memory for what stage `stage` receives.
+  virtual Tensor make_activation(int stage, int microbatch) = 0;
+  // Around what brings gradients to weights (B or W).
+  virtual void begin_gradients(int stage, int microbatch) = 0;
+  virtual void end_gradients(int stage, int microbatch) = 0;
+  // What shard_parameters() and reduce_gradients() write into a schedule. Throw Error unless they are overridden:
+  // strategies of the data axis here do both by themselves, and need neither pass.
+  virtual void unshard(int stage);
+  virtual void reshard(int stage);
+  virtual void reduce_gradients(int stage, int microbatch);
+};
+
+class PipelineRuntime {
+ public:
+  // Throws Error when the schedule is not for the axis, is not right (validate.h) or lacks messages. All must outlive
+  // the runtime; every rank of the axis makes one with the same schedule. `trace` (may be null) notes each action, as
+  // "2F0".
+  PipelineRuntime(Schedule schedule, Communicator& axis, Stages& stages, Trace* trace = nullptr);
+
+  // One step: this rank's list from beginning to end. Returns the sum of the losses of the micro-batches, added in
+  // ascending order, where the last stage is; elsewhere 0.
+  double step();
+
+  const Schedule& schedule() const { return schedule_; }
+  int peak_in_flight() const { return peak_; }  // of all steps: stages times micro-batches, from F to B or W
+
+ private:
+  // Of one stage and micro-batch, from its F to its B or W.
+  struct Passing {
+    Tensor input;      // received, until F
+    Tensor output;     // made by F, until it is sent
+    Tensor gradient;   // of the output: received, until B or I
+    Tensor leaving;    // gradient of the input, until it is sent
+    Var leaf;          // the input's place in the graph
+    Var root;          // the output's, with its value only in the last stage
+    Tensor seed;       // of the last stage
+    DType received{};  // dtype of the input, and so of its gradient
+    Shape shape;       // of the output, and so of its gradient
+    DType dtype{};
+    ArenaPtr arena;
+    DeferredWeightGrads later;
+  };
+  void perform(const Action& action);
+  void forward(int stage, int microbatch);
+  void backward(int stage, int microbatch, bool split);
+  void weights(int stage, int microbatch);
+  void message(const Action& action);
+  Passing& at(int stage, int microbatch) { return passing_[{stage, microbatch}]; }
+  int rank_of(int stage) const { return schedule_.rank_of_stage[static_cast<size_t>(stage)]; }
+
+  Schedule schedule_;
+  Communicator& axis_;
+  Stages& stages_;
+  Trace* trace_;
+  std::map<std::pair<int, int>, Passing> passing_;  // by stage and micro-batch
+  int in_flight_ = 0, peak_ = 0;
+  double loss_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,76 @@
+// A pipeline schedule is data: for each rank the list of what it does, in order.
+//
+//   rank 0:  0F0 0F1 0F2         0B0     0B1     0B2        2F0 is the forward pass of stage 2 for micro-batch 0
+//   rank 1:      1F0 1B0 1F1 1B1 1F2 1B2
+//
+// Generators make such lists (schedules.h), passes rewrite them (passes.h), find_fault() says what is wrong with one
+// (validate.h), simulate() runs it on a made-up clock and draw() draws that (simulate.h), and the runtime executes it
+// (runtime.h): all of them the same value. A schedule may also come from a text file.
+//
+// The model's layers are cut into `stages`, the same number on every rank: its chunks. Which rank has which stage is
+// part of the schedule. A stage's micro-batches go forward in ascending order, and so do their gradients, so every
+// schedule adds up the same numbers in the same order.
+#pragma once
+#include <compare>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+enum class Do : uint8_t {
+  F,              // forward
+  B,              // backward, or its two halves:
+  I,              // gradients of the stage's input,
+  W,              // gradients of its weights
+  send_forward,   // the output, to the rank of the next stage
+  recv_forward,   // the input
+  send_backward,  // the input's gradient, to the rank of the stage before
+  recv_backward,  // the output's gradient
+  unshard,        // parameters are gathered (ZeRO-3),
+  reshard,        // and given up again
+  reduce_grad,    // gradients are summed over the data axis
+};
+inline constexpr int kDos = 11;
+std::string_view name_of(Do what);  // F, SEND_F, UNSHARD
+
+// Printed as in the figures of the papers: 2F0, 0B3, 1I12, 2SEND_F0, 2RECV_B0, 2UNSHARD0, 2REDUCE_GRAD3.
+struct Action {
+  Do what = Do::F;
+  int stage = 0, microbatch = 0;
+  auto operator<=>(const Action&) const = default;
+
+  bool is_message() const { return what >= Do::send_forward && what <= Do::recv_backward; }
+  std::string str() const;
+  // Throws Error that says what was expected.
+  static Action parse(std::string_view word);
+};
+
+struct Schedule {
+  int ranks = 1, stages = 1, microbatches = 1;
+  std::vector<int> rank_of_stage = {};
+  std::vector<std::vector<Action>> actions = {};  // [rank][time]
+  std::string name = {};
+  bool operator==(const Schedule&) const = default;
+
+  int chunks() const { return stages / ranks; }  // stages on each rank
+  // Whether the stages `stage` and `stage + 1` are on different ranks.
+  bool crosses(int stage) const;
+  int wire_boundaries() const;  // how many of them do
+  bool has(Do what) const;
+};
+
+// A schedule without actions: stage s on rank s % ranks.
+Schedule empty_schedule(std::string name, int ranks, int chunks, int microbatches);
+
+// One line for each rank, actions separated by blanks; # begins a comment. Numbers of ranks, stages and micro-batches,
+// and where the stages are, follow from the actions. Throws InputError that names `name`, line and word, or what
+// find_fault() finds.
+Schedule parse_schedule(std::string_view text, const std::string& name);
+Schedule read_schedule(const std::filesystem::path& path);
+std::string to_text(const Schedule& schedule);
+void write_schedule(const Schedule& schedule, const std::filesystem::path& path);
+
+}  // namespace tessera

@@ -1,0 +1,41 @@
+// The schedules that Tessera knows. Each is a function of a few numbers; the file of its name draws and explains it.
+//
+// p ranks, m micro-batches, v chunks per rank; times of F, I and W are equal and B takes two of them:
+//
+//   schedule      backward  bubble / total           micro-batches in flight on rank i     boundaries on the wire
+//   naive         B         (p-1) / p                1                                     p - 1
+//   gpipe         B         (p-1) / (m+p-1)          m                                     p - 1
+//   1f1b          B         (p-1) / (m+p-1)          min(m, p-i)                           p - 1
+//   interleaved   B         (p-1) / (vm+p-1)         rank 0: min(m, p + (p-1)/v)           p v - 1
+//   zb-h1         I, W      (p-1) / (3m+p-1)         min(m, p)                             p - 1
+//   zb-h2         I, W      0 inside a rank's span   min(m, 2p-1)                          p - 1
+//   zb-v          I, W      0 inside a rank's span   min(m, p)                             2p - 2
+//
+// zb-h1 for m >= p; zb-h2 and zb-v for m >= 2p - 1: between its first and its last action no rank waits, but ranks
+// begin and end at different times. In flight is what was forwarded and has not had its B or W, in units of a rank's
+// whole share of the layers (a chunk counts 1/v).
+#pragma once
+#include <string>
+#include <vector>
+
+#include "parallel/pipeline/schedule.h"
+
+namespace tessera {
+
+Schedule naive(int ranks, int microbatches);
+Schedule gpipe(int ranks, int microbatches);
+Schedule one_f_one_b(int ranks, int microbatches);
+// Throws Error when `ranks` does not divide `microbatches`.
+Schedule interleaved(int ranks, int microbatches, int chunks);
+Schedule zb_h1(int ranks, int microbatches);
+Schedule zb_h2(int ranks, int microbatches);
+Schedule zb_v(int ranks, int microbatches);
+
+const std::vector<std::string>& schedule_names();
+
+// One of them by its name, or the schedule in a file, when `name_or_path` has a slash or a dot in it. `chunks` may be
+// 0: as many as the schedule has (interleaved: 2). Throws Error (usage) that names the number that does not fit and one
+// that does; InputError for what is wrong in a file.
+Schedule make_schedule(const std::string& name_or_path, int ranks, int microbatches, int chunks = 0);
+
+}  // namespace tessera

@@ -1,0 +1,101 @@
+// The clock.
+#include "parallel/pipeline/simulate.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "parallel/pipeline/validate.h"
+#include "parallel/pipeline/walk.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+double duration(const Action& a, const Times& times) {
+  const StageTimes& t = times.stages[times.stages.size() == 1 ? 0 : static_cast<size_t>(a.stage)];
+  switch (a.what) {
+    case Do::F:
+      return t.forward;
+    case Do::B:
+      return t.backward;
+    case Do::I:
+      return t.input;
+    case Do::W:
+      return t.weight;
+    case Do::unshard:
+      return t.unshard;
+    case Do::reduce_grad:
+      return t.reduce_grad;
+    default:
+      return 0;
+  }
+}
+
+void check_times(const Schedule& s, const Times& times) {
+  if (times.stages.size() != 1 && times.stages.size() != static_cast<size_t>(s.stages))
+    throw Error("[simulate] " + std::to_string(times.stages.size()) + " times of stages for " +
+                std::to_string(s.stages) + " stages; expected one for each, or one for all");
+  for (const StageTimes& t : times.stages)
+    for (const double x : {t.forward, t.backward, t.input, t.weight, t.unshard, t.reduce_grad, times.message})
+      if (!(x >= 0)) throw Error("[simulate] a time is " + std::to_string(x) + " s; expected 0 or more");
+}
+
+// When the last of what the action needs is there.
+double there(const Schedule& s, const Action& a, ActionTable& ends, const Times& times, bool messages) {
+  double latest = 0;
+  for (const Action& n : needs(s, a, messages)) {
+    const bool crosses = s.rank_of_stage[static_cast<size_t>(n.stage)] != s.rank_of_stage[static_cast<size_t>(a.stage)];
+    latest = std::max(latest, ends.of_need(n) + (crosses ? times.message : 0));
+  }
+  return latest;
+}
+
+void sum_up(Simulation& sim) {
+  double end = 0;
+  for (const auto& list : sim.actions)
+    if (!list.empty()) end = std::max(end, list.back().end);
+  sim.makespan = end;
+  for (const auto& list : sim.actions) {
+    double busy = 0, first = -1, last = 0;
+    for (const TimedAction& t : list) {
+      if (t.action.is_message()) continue;
+      if (first < 0) first = t.start;
+      busy += t.end - t.start;
+      last = t.end;
+    }
+    sim.idle.push_back(sim.makespan - busy);
+    sim.idle_inside.push_back(std::max(0.0, last - std::max(0.0, first) - busy));
+  }
+  sim.in_flight = peak_in_flight(sim.schedule);
+}
+
+}  // namespace
+
+Simulation simulate(const Schedule& schedule, const Times& times) {
+  validate(schedule);
+  check_times(schedule, times);
+  Simulation sim{.schedule = schedule};
+  sim.actions.resize(static_cast<size_t>(schedule.ranks));
+  ActionTable ends(schedule);
+  const bool messages = has_messages(schedule);
+  walk(schedule, ends, [&](const Place& p) {
+    const auto rank = static_cast<size_t>(p.rank);
+    const Action& a = schedule.actions[rank][p.index];
+    auto& done = sim.actions[rank];
+    const double before = done.empty() ? 0 : done.back().end;
+    const double start = std::max(before, there(schedule, a, ends, times, messages));
+    return done.emplace_back(TimedAction{a, start, start + duration(a, times)}).end;
+  });
+  sum_up(sim);
+  return sim;
+}
+
+double Simulation::work() const {
+  return makespan - std::accumulate(idle.begin(), idle.end(), 0.0) / static_cast<double>(idle.size());
+}
+
+double Simulation::bubble_share() const { return makespan > 0 ? 1 - work() / makespan : 0; }
+double Simulation::bubble_over_work() const { return work() > 0 ? makespan / work() - 1 : 0; }
+double Simulation::largest_idle_inside() const { return *std::max_element(idle_inside.begin(), idle_inside.end()); }
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+// A schedule on a made-up clock, and its picture.
+//
+//   Simulation s = simulate(one_f_one_b(3, 4));
+//   std::puts(draw(s).c_str());
+//
+//   rank 0 | F0 F1 F2 .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --
+//   rank 1 | .. F0 F1 .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. ..
+//   rank 2 | .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. ..
+//
+// Each rank goes through its list; an action begins when the one before it on its rank has ended and what it needs is
+// there. A value that crosses from one rank to another is there `message` seconds after it was made, or sent where the
+// schedule has messages; sending takes its rank no time.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "parallel/pipeline/schedule.h"
+
+namespace tessera {
+
+// Seconds that a stage takes for one micro-batch.
+struct StageTimes {
+  double forward = 1, backward = 2, input = 1, weight = 1;
+  double unshard = 0, reduce_grad = 0;
+};
+
+struct Times {
+  std::vector<StageTimes> stages = {StageTimes{}};  // one for each, or one for all
+  double message = 0;
+};
+
+struct TimedAction {
+  Action action;
+  double start = 0, end = 0;
+};
+
+struct Simulation {
+  Schedule schedule;
+  std::vector<std::vector<TimedAction>> actions = {};  // [rank][time]
+  double makespan = 0;                                 // from the first start to the last end
+  std::vector<double> idle = {};                       // of each rank, of the makespan
+  std::vector<double> idle_inside = {};                // of each rank, between its own first start and last end
+  std::vector<int> in_flight = {};                     // the most of each rank, in stages times micro-batches
+
+  double work() const;              // of the mean rank: what a step would take without a bubble
+  double bubble_share() const;      // idle / makespan of the mean rank
+  double bubble_over_work() const;  // idle / work
+  double largest_idle_inside() const;
+};
+
+// Throws Error for a schedule that cannot be run to its end, or when the times are not for its stages.
+Simulation simulate(const Schedule& schedule, const Times& times = {});
+
+// One row for each rank. A column is `unit` seconds (0: the shortest action); a picture of more than `columns` of them
+// (0: any number) takes a longer unit. What is under way in the middle of a column is shown there, dots where nothing
+// is. Names of stages are left out where each rank has one.
+std::string draw(const Simulation& simulation, double unit = 0, int columns = 0);
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+// Going through a schedule as its ranks would: what each action waits for, and an order in which all of it can happen.
+// The validator, the simulator and the drawings stand on it.
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "parallel/pipeline/schedule.h"
+
+namespace tessera {
+
+// A place in a schedule.
+struct Place {
+  int rank = 0;
+  size_t index = 0;
+  bool operator==(const Place&) const = default;
+};
+
+// What has to be over before an action may begin, besides the actions before it on its rank. A `B` among them stands
+// for either form of the backward pass. Where ranks meet it is the message, when the schedule has messages, and else
+// the action that makes the value.
+std::vector<Action> needs(const Schedule& schedule, const Action& action, bool has_messages);
+bool has_messages(const Schedule& schedule);
+
+// A number for each action of a schedule, found by the action.
+class ActionTable {
+ public:
+  explicit ActionTable(const Schedule& s)
+      : microbatches_(static_cast<size_t>(s.microbatches)),
+        of_kind_(static_cast<size_t>(s.stages) * microbatches_),
+        values_(of_kind_ * kDos, -1) {}
+  // -1 until it is set.
+  double& operator[](const Action& a) {
+    return values_[static_cast<size_t>(a.what) * of_kind_ + static_cast<size_t>(a.stage) * microbatches_ +
+                   static_cast<size_t>(a.microbatch)];
+  }
+  // The same, where the I of a split backward pass answers for its B.
+  double of_need(const Action& a) {
+    const double own = (*this)[a];
+    return own < 0 && a.what == Do::B ? (*this)[{Do::I, a.stage, a.microbatch}] : own;
+  }
+
+ private:
+  size_t microbatches_, of_kind_;
+  std::vector<double> values_;
+};
+
+// Calls visit(place) for every action, each after those that it needs; the value that it returns (not negative) goes
+// into `table`. Returns the places where ranks are stuck: empty when all of it can be done.
+std::vector<Place> walk(const Schedule& schedule, ActionTable& table, const std::function<double(const Place&)>& visit);
+
+}  // namespace tessera
