@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "autograd/checkpoint.h"
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
 #include "tensor/random.h"
@@ -206,6 +207,22 @@ TEST(ContextParallel, AnAxisOfOneIsPackedAttention) {
     const std::vector<double> expected = packed_attention(qkv, p.heads, p.options).value().to_vector<double>();
     for (const Way way : kWays) EXPECT_EQ(attend(qkv, p, cp, way).value().to_vector<double>(), expected);
     EXPECT_EQ(cp.counts(), OpCounts{});
+  });
+}
+
+TEST(ContextParallel, RecomputingChangesNoBit) {
+  launch(ranks(3), [](Communicator& cp) {
+    Problem p{.b = 2, .tokens = 36, .heads = 3, .d = 4, .options = {.dropout = 0.2, .random = Philox(4)}};
+    const ArenaPtr arena = make_arena();
+    for (const Way way : kWays) {
+      const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
+      const Result kept = together(p, cp, way, arena);
+      const Var qkv(tokens_at(whole_qkv(p, arena), mine), true);
+      const Var y = checkpoint([&](const std::vector<Var>& v) { return attend(v[0], p, cp, way); }, {qkv});
+      backward(y, {.seed = tokens_at(whole_seed(p, arena), mine)});
+      EXPECT_EQ(y.value().to_vector<double>(), kept.out.to_vector<double>()) << name_of_way(way);
+      EXPECT_EQ(qkv.grad().to_vector<double>(), kept.gradient.to_vector<double>()) << name_of_way(way);
+    }
   });
 }
 
