@@ -96,7 +96,7 @@ class Forward {
     }
     scale_columns(shrink_);
     turn_floats(turned_, out_, dp_, kBlock);
-    store_rows<float, bfloat16>(rows_of<bfloat16>(result_.out, b, h, query0), turned_, dp_, count, p_.d);
+    store_head<bfloat16>(result_.out, {b, h, query0}, turned_, dp_, count);
   }
 
   // Each query's column of the output (d x queries) times its factor.
@@ -163,11 +163,11 @@ class Backward {
       for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
         if (keys_seen(p_, query0, kBlock) > key0) pair(b, h, key0, query0);
       scale_tile(dkey_, scale, kBlock * dp_);
-      store_rows<float, bfloat16>(rows_of<bfloat16>(o_.grads.dk, b, h, key0), dkey_, dp_, count, p_.d);
-      store_rows<float, bfloat16>(rows_of<bfloat16>(o_.grads.dv, b, h, key0), dvalue_, dp_, count, p_.d);
+      store_head<bfloat16>(o_.grads.dk, {b, h, key0}, dkey_, dp_, count);
+      store_head<bfloat16>(o_.grads.dv, {b, h, key0}, dvalue_, dp_, count);
     }
     scale_tile(dquery_, scale, p_.tq * dp_);
-    store_rows<float, bfloat16>(rows_of<bfloat16>(o_.grads.dq, b, h, 0), dquery_, dp_, p_.tq, p_.d);
+    store_head<bfloat16>(o_.grads.dq, {b, h, 0}, dquery_, dp_, p_.tq);
   }
 
  private:

@@ -23,6 +23,20 @@ Rows<T> rows_of(const Tensor& t, int64_t b, int64_t h, int64_t row) {
   return {t.data<Plain>() + b * t.strides()[0] + row * t.strides()[1] + h * t.strides()[2], t.strides()[1]};
 }
 
+// Where a row of one head lies.
+struct HeadRow {
+  int64_t b, h, row;
+};
+
+// Stores rows of a tile in `to`, which is of dtype T or of the tile's own.
+template <class T, class A>
+void store_head(const Tensor& to, const HeadRow& at, const A* tile, int64_t ld, int64_t rows) {
+  if (to.dtype() == kDTypeOf<A>)
+    store_rows<A, A>(rows_of<A>(to, at.b, at.h, at.row), tile, ld, rows, to.dim(3));
+  else
+    store_rows<A, T>(rows_of<T>(to, at.b, at.h, at.row), tile, ld, rows, to.dim(3));
+}
+
 inline TileMask mask_at(const AttentionProblem& p, int64_t key0, int64_t query0) {
   return {std::min(kBlock, p.tk - key0), p.options.causal ? query0 + p.offset() - key0 : p.tk};
 }
@@ -41,7 +55,8 @@ void dropout_tile(A* keep, int64_t width, const AttentionProblem& p, int64_t b, 
   const auto probability = static_cast<float>(o.dropout);
   const A up = static_cast<A>(1 / (1 - o.dropout));
   for (int64_t i = 0; i < width; ++i) {
-    const uint64_t row = plane + static_cast<uint64_t>(query0 + p.offset() + i) * t + static_cast<uint64_t>(key0);
+    const uint64_t row =
+        plane + static_cast<uint64_t>(o.first_query + query0 + i) * t + static_cast<uint64_t>(o.first_key + key0);
     Philox::Block words{};
     uint64_t held = ~uint64_t{0};
     for (int64_t j = 0; j < kBlock; ++j) {

@@ -36,7 +36,28 @@ Problem check(const Tensor& q, const Tensor& k, const Tensor& v, const Attention
   if (p.scale == 0) p.scale = 1 / std::sqrt(static_cast<double>(p.d));
   if (p.options.heads_total == 0) p.options.heads_total = p.heads;
   if (p.options.tokens_total == 0) p.options.tokens_total = p.tk;
+  if (p.options.first_query < 0) p.options.first_query = p.options.first_key + p.offset();
+  const int64_t end = std::max(p.options.first_query + p.tq, p.options.first_key + p.tk);
+  if (p.options.dropout > 0 && end > p.options.tokens_total)
+    throw Error("[attention] the tile reaches token " + std::to_string(end - 1) + " of " +
+                std::to_string(p.options.tokens_total) + "; say how many there are in tokens_total");
   return p;
+}
+
+DType wide_of(const Tensor& t) { return t.dtype() == DType::float64 ? DType::float64 : DType::float32; }
+
+// Where a result goes: the shape and the dtype of the operand `like`, or the type of its sums.
+void check_result(const char* name, const Tensor& t, const Tensor& like) {
+  if (t.shape() == like.shape() && (t.dtype() == like.dtype() || t.dtype() == wide_of(like)) &&
+      (t.strides()[3] == 1 || t.dim(3) == 1))
+    return;
+  throw Error(std::string("[attention] ") + name + " is " + t.describe() + "; expected " + like.describe() +
+              ", or that in the type of its sums, the last dim running on");
+}
+
+void check_lse(const Problem& p, const Tensor& lse, const Tensor& like) {
+  if (!(lse.shape() == Shape{p.batch, p.heads, p.tq}) || lse.dtype() != wide_of(like) || !lse.is_contiguous())
+    throw Error("[attention] lse is " + lse.describe() + "; expected contiguous (B, H, Tq) for q " + like.describe());
 }
 
 template <class T>
@@ -99,7 +120,7 @@ class Forward {
       for (int64_t c = 0; c < ld_; ++c) out[i * ld_ + c] *= inverse;
       lse[i] = max[i] + math::log(sum[i]);
     }
-    cpu::store_rows<A, T>(rows_of<T>(result_.out, b, h, query0), out, ld_, queries, p_.d);
+    cpu::store_head<T>(result_.out, {b, h, query0}, out, ld_, queries);
   }
 
   const Problem& p_;
@@ -158,12 +179,12 @@ class Backward {
       std::fill(dvalue, dvalue + kBlock * ld_, A(0));
       for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
         if (cpu::keys_seen(p_, query0, kBlock) > key0) pair(s, key, value, dkey, dvalue, tiles, {b, h, key0, query0});
-      cpu::store_rows<A, T>(rows_of<T>(grads_.dk, b, h, key0), dkey, ld_, keys, p_.d);
-      cpu::store_rows<A, T>(rows_of<T>(grads_.dv, b, h, key0), dvalue, ld_, keys, p_.d);
+      cpu::store_head<T>(grads_.dk, {b, h, key0}, dkey, ld_, keys);
+      cpu::store_head<T>(grads_.dv, {b, h, key0}, dvalue, ld_, keys);
     }
     const A scale = static_cast<A>(p_.scale);
     cpu::load_tile<A, A>(s.dquery, p_.tq, ld_, {s.dquery, ld_}, p_.tq, ld_, scale);
-    cpu::store_rows<A, T>(rows_of<T>(grads_.dq, b, h, 0), s.dquery, ld_, p_.tq, p_.d);
+    cpu::store_head<T>(grads_.dq, {b, h, 0}, s.dquery, ld_, p_.tq);
   }
 
   void prepare(const Shared& s, int64_t b, int64_t h) const {
@@ -224,20 +245,28 @@ class Backward {
 
 Attended attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
   const Problem p = check(q, k, v, options);
-  const DType wide = q.dtype() == DType::float64 ? DType::float64 : DType::float32;
-  Attended result{q.make({p.batch, p.tq, p.heads, p.d}), q.make({p.batch, p.heads, p.tq}, wide)};
-  if (cpu::amx_takes_attention(p, q.dtype())) {
-    cpu::amx_attention(p, q, k, v, result);
-    return result;
-  }
-  with_floating(q.dtype(), "attention", [&](auto t) { Forward<decltype(t)>(p, q, k, v, result).run(); });
+  Attended result{q.make(q.shape()), q.make({p.batch, p.heads, p.tq}, wide_of(q))};
+  attention_into(q, k, v, options, result);
   return result;
+}
+
+void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
+                    const Attended& result) {
+  const Problem p = check(q, k, v, options);
+  check_result("out", result.out, q);
+  check_lse(p, result.lse, q);
+  if (cpu::amx_takes_attention(p, q.dtype())) return cpu::amx_attention(p, q, k, v, result);
+  with_floating(q.dtype(), "attention", [&](auto t) { Forward<decltype(t)>(p, q, k, v, result).run(); });
 }
 
 void attention_backward(const Tensor& dout_any, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Attended& forward, const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv) {
   const Problem p = check(q, k, v, options);
-  const Tensor dout = dout_any.contiguous();
+  const Tensor dout = dout_any.strides()[3] == 1 ? dout_any : dout_any.contiguous();
+  check_result("dq", dq, q);
+  check_result("dk", dk, k);
+  check_result("dv", dv, v);
+  check_lse(p, forward.lse, q);
   if (cpu::amx_takes_attention(p, q.dtype()))
     return cpu::amx_attention_backward(p, dout, q, k, v, forward, {dq, dk, dv});
   with_floating(q.dtype(), "attention_backward", [&](auto t) {

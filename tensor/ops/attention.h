@@ -4,6 +4,11 @@
 // Rabe and Staats 2021; Dao et al. 2022 and 2023, FlashAttention 1 and 2). Forward keeps one number per query and head,
 // the log of the softmax's denominator; backward makes each block of probabilities again from it. Tiles are kept
 // transposed (keys down, queries across), so that maxima and sums over keys run in vector lanes and need no shuffles.
+//
+// The T x T matrix may be cut into tiles that are computed apart (on other ranks, at other times). Tiles of the same
+// queries are merged by their log-sum-exp, and a tile's part of the gradients is attention_backward() of the tile with
+// `out` and `lse` of the merged whole: the row sums of dout * out and the denominators are those of all keys then.
+// Results that are to be merged or added are written in the type of the sums and not rounded.
 #pragma once
 #include "tensor/random.h"
 #include "tensor/tensor.h"
@@ -19,6 +24,8 @@ struct AttentionOptions {
   Philox random{0};
   uint64_t step = 0;
   int64_t first_sequence = 0, first_head = 0, heads_total = 0, tokens_total = 0;
+  // Of a tile: which i is query 0 and which j is key 0. They count for dropout alone; `causal` goes by Tq and Tk.
+  int64_t first_key = 0, first_query = -1;  // -1: first_key + Tk - Tq
 };
 
 struct Attended {
@@ -30,8 +37,16 @@ struct Attended {
 // qkv, or of a cache). Sums and probabilities are in float (double for float64). Cost: 4 B H Tq Tk D FLOPs, causal
 // blocks that are fully masked left out; workspace 64 x (64 + 4 D) numbers per thread.
 Attended attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
+// The same, written into `result`: an out whose last dim runs on, of q's dtype or of lse's, and a contiguous lse.
+void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
+                    const Attended& result);
 
-// Gradients, written into views of the shapes of q, k and v (the slices of a packed gradient). Cost: 10 B H Tq Tk D
+// `into`, of some keys, and `part`, of others, become the attention to both in `into`: out = sum exp(lse_i - lse) out_i
+// with lse = log sum exp(lse_i). Both have out in lse's dtype, and every query has seen a key in each. Cost: one pass.
+void merge_attended(const Attended& into, const Attended& part);
+
+// Gradients, written into views of the shapes of q, k and v (the slices of a packed gradient), each of q's dtype or of
+// lse's. Cost: 10 B H Tq Tk D
 // FLOPs; workspace of O(T D) per thread. Bits depend on neither the threads nor the place in the batch.
 void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Attended& forward,
                         const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv);

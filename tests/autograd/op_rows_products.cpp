@@ -82,7 +82,11 @@ std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptio
         for (int64_t j = 0; j < seen; ++j) {
           double weight = p[static_cast<size_t>(j)] / sum;
           if (o.dropout > 0) {
-            const int64_t element = (((o.first_sequence + b) * s.h + h) * s.tk + position) * s.tk + j;
+            const int64_t heads = o.heads_total > 0 ? o.heads_total : s.h,
+                          n = o.tokens_total > 0 ? o.tokens_total : s.tk;
+            const int64_t row = o.first_query < 0 ? o.first_key + position : o.first_query + i;
+            const int64_t element =
+                (((o.first_sequence + b) * heads + o.first_head + h) * n + row) * n + o.first_key + j;
             weight *= o.random.uniform(static_cast<uint64_t>(element), o.step) < static_cast<float>(o.dropout)
                           ? 0
                           : 1 / (1 - o.dropout);
@@ -110,7 +114,14 @@ Problem draw_attention(Random& random) {
   Sizes s{random.between(1, 2), 0, random.one_of<int64_t>({1, 5, 63, 64, 65, 130}), random.between(1, 3),
           random.one_of<int64_t>({1, 4, 16, 33})};
   s.tq = random.between(0, 1) == 1 ? s.tk : random.between(1, s.tk);
-  const AttentionOptions o = draw_options(random);
+  AttentionOptions o = draw_options(random);
+  if (o.dropout > 0 && random.between(0, 1) == 1) {
+    o.first_head = random.between(0, 3);
+    o.heads_total = o.first_head + s.h + random.between(0, 2);
+    o.first_key = random.between(0, 50);
+    o.first_query = random.between(-1, 50);
+    o.tokens_total = s.tk + 50 + random.between(0, 9);
+  }
   const Shape q{s.b, s.tq, s.h, s.d}, k{s.b, s.tk, s.h, s.d};
   return {{{q}, {k}, {k}},
           [o](const std::vector<Var>& v) {

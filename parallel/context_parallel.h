@@ -1,0 +1,70 @@
+// Context parallelism: every sequence is cut along its tokens, and attention, the one place where tokens meet, brings
+// them together. Ring attention lets keys and values travel and keeps queries at home (Liu, Zaharia and Abbeel 2023,
+// arXiv 2310.01889); Ulysses lets every rank see all tokens of some heads (Jacobs et al. 2023, arXiv 2309.14509).
+//
+//   ring of c = 4 ranks            zig-zag: 2c chunks           Ulysses: (tokens x heads)
+//
+//   rank 0 --k, v--> rank 1        chunk   0 1 2 3 4 5 6 7      before      while attending
+//     ^                |           rank 0  #             #      0 0 0 0     0 1 2 3
+//    k, v            k, v          rank 1    #         #        1 1 1 1     0 1 2 3
+//     |                v           rank 2      #     #          2 2 2 2     0 1 2 3
+//   rank 3 <--k, v-- rank 2        rank 3        # #            3 3 3 3     0 1 2 3
+//
+// Under the causal mask chunk g sees g + 1 chunks, so a rank that holds one run of tokens has more to do the later they
+// are; with a chunk from the front and its mirror image from the back all ranks have the same (Brandon et al. 2023,
+// "Striped attention", name the problem).
+//
+// placements   activations S(tokens) everywhere, parameters I with gradients P over this axis; in Ulysses q, k, v and
+//              the result change S(tokens) -> S(heads) -> S(tokens)
+// memory/rank  ring: q, k, v and out of T / c tokens, their log-sum-exp, and the travelling blocks; nothing of T
+//              tokens. Ulysses: q, k, v and out of T tokens and H / c heads: as many elements
+// volume/rank  e bytes per element, a of the sums (4, or 8 in float64), N = B T C:
+//              ring     forward  c - 1 messages of k and v: 2 (c - 1) / c e N bytes
+//                       backward the same, and c - 1 messages of dk and dv: 2 (c - 1) / c a N bytes
+//              Ulysses  forward  2 all-to-alls, packed q, k, v there and the result back: 4 (c - 1) / c^2 e N bytes
+//                       backward the same
+//
+// Both draw the dropout of one rank that has the whole sequence, and differ from it by the rounding of sums.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "autograd/var.h"
+#include "parallel/comm/communicator.h"
+#include "tensor/ops/attention.h"
+
+namespace tessera {
+
+enum class Balance : uint8_t {
+  zigzag,     // rank i has chunks i and 2c - 1 - i of 2c
+  contiguous  // rank i has chunk i of c
+};
+
+// The chunks that a rank has, in its order, by their number in the sequence.
+std::vector<int> context_chunks(int ranks, int rank, Balance balance);
+
+// The positions in the sequence of the tokens that a rank has, in its order. Throws Error (usage) that names the
+// nearest numbers of tokens that can be cut; one rank takes any.
+std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, Balance balance);
+
+// A tile of the attention matrix: a chunk of queries against a chunk of keys, by their numbers in the sequence.
+struct ChunkPair {
+  int query = 0, key = 0;
+  bool operator==(const ChunkPair&) const = default;
+};
+// The pairs of `rank`'s queries and `holder`'s keys in which a query sees a key, in the order in which they are
+// computed: all of them, or under the causal mask those with key <= query.
+std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, Balance balance, bool causal);
+
+// qkv (B, T / c, 3 C), packed as [q | k | v], of this rank's tokens in the order of context_positions() -> (B, T / c,
+// C). Every rank of the axis calls it, forward and backward; `cp` must outlive the graph. A block of keys and values is
+// sent on before it is computed with, so that it travels meanwhile. Sums of the result go by hops (own keys first, then
+// those of rank - 1, rank - 2, ...), of dk and dv by ranks (the next one's, ..., the previous one's, then its own),
+// both in the type of the sums, rounded once. On an axis of size 1 it is packed_attention().
+Var ring_attention(const Var& qkv, int64_t heads, const AttentionOptions& options, Communicator& cp,
+                   Balance balance = Balance::zigzag);
+
+// The same of contiguous tokens, by heads: c must divide `heads`.
+Var ulysses_attention(const Var& qkv, int64_t heads, const AttentionOptions& options, Communicator& cp);
+
+}  // namespace tessera

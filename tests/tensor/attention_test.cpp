@@ -1,0 +1,225 @@
+// Tiles of the attention matrix: computed apart and put together they are the whole, in their dropout too.
+#include "tensor/ops/attention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tensor/ops/elementwise.h"
+#include "tensor/random.h"
+
+namespace tessera {
+namespace {
+
+Tensor normal(const Shape& shape, DType dtype, const ArenaPtr& arena, uint64_t name) {
+  const Tensor t = Tensor::empty(shape, DType::float64, arena);
+  const Philox random = Philox::named(name, "tiles");
+  for (int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = random.normal(static_cast<uint64_t>(i));
+  return t.to(dtype);
+}
+
+// The largest difference as a share of the largest value.
+double difference(const Tensor& a, const Tensor& b) {
+  EXPECT_EQ(a.shape(), b.shape());
+  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
+  double most = 0, largest = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    most = std::max(most, std::isfinite(x[i]) ? std::abs(x[i] - y[i]) : INFINITY);
+    largest = std::max(largest, std::abs(y[i]));
+  }
+  return most / largest;
+}
+
+DType wide_of(DType dtype) { return dtype == DType::float64 ? dtype : DType::float32; }
+double bound_of(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 0x1p-7; }
+
+struct Operands {
+  Tensor q, k, v, dout;
+};
+struct Gradients {
+  Tensor dq, dk, dv;
+};
+
+Gradients zeros(const Operands& x, DType dtype) {
+  Gradients g{x.q.make(x.q.shape(), dtype), x.q.make(x.k.shape(), dtype), x.q.make(x.v.shape(), dtype)};
+  for (Tensor* t : {&g.dq, &g.dk, &g.dv}) t->fill(0);
+  return g;
+}
+
+struct Span {
+  int64_t begin, size;
+  Tensor of(const Tensor& t) const { return t.narrow(1, begin, size); }
+};
+
+// Attention of the queries of one chunk to some keys. Causal: the last key is that of the last query.
+struct Tile {
+  Span queries, keys;
+  AttentionOptions options;
+
+  Tile(const AttentionOptions& whole, const Span& q, const Span& k) : queries(q), keys(k), options(whole) {
+    options.causal = whole.causal && k.begin + k.size > q.begin;
+    options.first_query = q.begin;
+    options.first_key = k.begin;
+  }
+  Attended attend(const Operands& x) const {
+    const DType wide = wide_of(x.q.dtype());
+    const int64_t b = x.q.dim(0), heads = x.q.dim(2);
+    Attended a{x.q.make({b, queries.size, heads, x.q.dim(3)}, wide), x.q.make({b, heads, queries.size}, wide)};
+    attention_into(queries.of(x.q), keys.of(x.k), keys.of(x.v), options, a);
+    return a;
+  }
+  void add_gradients(const Operands& x, const Attended& all_keys, const Gradients& to) const {
+    const Operands own{queries.of(x.q), keys.of(x.k), keys.of(x.v), queries.of(x.dout)};
+    Gradients g = zeros(own, wide_of(x.q.dtype()));
+    attention_backward(own.dout, own.q, own.k, own.v, all_keys, options, g.dq, g.dk, g.dv);
+    const std::array<Tensor, 3> sums{queries.of(to.dq), keys.of(to.dk), keys.of(to.dv)}, parts{g.dq, g.dk, g.dv};
+    for (size_t i = 0; i < 3; ++i) {
+      Tensor sum = sums[i];
+      add_(sum, parts[i]);
+    }
+  }
+};
+
+struct Drawn {
+  Operands x;
+  AttentionOptions options;
+  int64_t chunks, size;
+};
+
+Drawn draw(DType dtype, uint64_t trial, const ArenaPtr& arena) {
+  const Philox random = Philox::named(trial, "shapes");
+  const auto below = [&](uint64_t n, uint64_t i) { return static_cast<int64_t>(random.below(n, i)); };
+  const int64_t b = 1 + below(2, 0), chunks = 2 + below(3, 1), heads = 1 + below(3, 2);
+  const int64_t size = std::array<int64_t, 6>{1, 5, 33, 48, 64, 70}[static_cast<size_t>(below(6, 3))];
+  const int64_t d = std::array<int64_t, 4>{3, 16, 20, 33}[static_cast<size_t>(below(4, 4))];
+  AttentionOptions o;
+  o.causal = below(3, 5) != 0;
+  o.dropout = below(3, 6) == 0 ? 0 : 0.3;
+  o.random = Philox(trial);
+  o.step = trial;
+  o.first_sequence = below(4, 7);
+  o.first_head = below(3, 8);
+  o.heads_total = o.first_head + heads + below(2, 9);
+  o.tokens_total = chunks * size + below(2, 10) * 7;
+  const Shape shape{b, chunks * size, heads, d};
+  const auto make = [&](uint64_t name) { return normal(shape, dtype, arena, 4 * trial + name); };
+  return {{make(0), make(1), make(2), make(3)}, o, chunks, size};
+}
+
+// Two tiles for each chunk of queries, or one: keys before a random chunk, and those from there on.
+void check_tiles(DType dtype, uint64_t trial) {
+  const ArenaPtr arena = make_arena();
+  const Drawn drawn = draw(dtype, trial, arena);
+  const Operands& x = drawn.x;
+  const Attended whole = attention(x.q, x.k, x.v, drawn.options);
+  Gradients expected = zeros(x, dtype);
+  attention_backward(x.dout, x.q, x.k, x.v, whole, drawn.options, expected.dq, expected.dk, expected.dv);
+  const Gradients sums = zeros(x, wide_of(dtype));
+  const std::string what = std::string(name_of(dtype)) + " trial " + std::to_string(trial);
+  for (int64_t i = 0; i < drawn.chunks; ++i) {
+    const int64_t last = drawn.options.causal ? i + 1 : drawn.chunks, n = drawn.size;
+    const auto cut = static_cast<int64_t>(Philox(trial).below(static_cast<uint64_t>(last), static_cast<uint64_t>(i)));
+    const Span queries{i * n, n};
+    std::vector<Tile> tiles;
+    if (cut > 0) tiles.emplace_back(drawn.options, queries, Span{0, cut * n});
+    tiles.emplace_back(drawn.options, queries, Span{cut * n, (last - cut) * n});
+    const Attended merged = tiles[0].attend(x);
+    if (tiles.size() > 1) merge_attended(merged, tiles[1].attend(x));
+    EXPECT_LE(difference(merged.out, queries.of(whole.out)), bound_of(dtype)) << what;
+    EXPECT_LE(difference(merged.lse, whole.lse.narrow(2, i * n, n)), bound_of(wide_of(dtype))) << what;
+    const Attended rounded{merged.out.to(dtype), merged.lse};
+    for (const Tile& tile : tiles) tile.add_gradients(x, rounded, sums);
+  }
+  EXPECT_LE(difference(sums.dq, expected.dq), bound_of(dtype)) << what << " dq";
+  EXPECT_LE(difference(sums.dk, expected.dk), bound_of(dtype)) << what << " dk";
+  EXPECT_LE(difference(sums.dv, expected.dv), bound_of(dtype)) << what << " dv";
+}
+
+TEST(Attention, TilesMakeTheWhole) {
+  for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
+    for (uint64_t trial = 0; trial < 30; ++trial) check_tiles(dtype, trial);
+}
+
+// Equal scores and the identity for values: the output shows which elements the dropout kept.
+std::vector<bool> kept(const AttentionOptions& options, int64_t queries, int64_t keys, DType dtype) {
+  const ArenaPtr arena = make_arena();
+  const Tensor q = Tensor::zeros({1, queries, 1, keys}, dtype, arena);
+  const Tensor k = Tensor::zeros({1, keys, 1, keys}, dtype, arena), v = Tensor::zeros({1, keys, 1, keys}, dtype, arena);
+  for (int64_t i = 0; i < keys; ++i) v.select(1, i).narrow(2, i, 1).fill(1);
+  std::vector<bool> elements;
+  for (const double y : attention(q, k, v, options).out.to(DType::float64).to_vector<double>())
+    elements.push_back(y != 0);
+  return elements;
+}
+
+TEST(Attention, ATileDropsWhatTheWholeDrops) {
+  constexpr int64_t kTokens = 90;
+  for (const DType dtype : {DType::float64, DType::bfloat16})
+    for (uint64_t trial = 0; trial < 20; ++trial) {
+      AttentionOptions o{.causal = false, .dropout = 0.5, .random = Philox(trial)};
+      const std::vector<bool> whole = kept(o, kTokens, kTokens, dtype);
+      const auto keys = static_cast<int64_t>(1 + Philox(9).below(kTokens, trial));
+      const auto queries = static_cast<int64_t>(1 + Philox(10).below(static_cast<uint64_t>(keys), trial));
+      o.first_key = static_cast<int64_t>(Philox(11).below(static_cast<uint64_t>(kTokens - keys + 1), trial));
+      o.first_query = static_cast<int64_t>(Philox(12).below(static_cast<uint64_t>(kTokens - queries + 1), trial));
+      o.tokens_total = kTokens;
+      std::vector<bool> expected;
+      for (int64_t i = 0; i < queries; ++i)
+        for (int64_t j = 0; j < keys; ++j)
+          expected.push_back(whole[static_cast<size_t>((o.first_query + i) * kTokens + o.first_key + j)]);
+      EXPECT_EQ(kept(o, queries, keys, dtype), expected) << name_of(dtype) << " trial " << trial;
+    }
+}
+
+TEST(Attention, QueriesAreTheLastTokensUnlessTheySayOtherwise) {
+  AttentionOptions o{.causal = false, .dropout = 0.5, .random = Philox(3)};
+  o.tokens_total = 40;
+  const std::vector<bool> last = kept(o, 20, 30, DType::float32);
+  o.first_query = 10;
+  EXPECT_EQ(kept(o, 20, 30, DType::float32), last);
+  o.first_query = 11;
+  EXPECT_NE(kept(o, 20, 30, DType::float32), last);
+}
+
+std::string refusal(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::usage);
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Attention, WhatCannotBeIsRefused) {
+  const ArenaPtr arena = make_arena();
+  const auto make = [&](const Shape& shape, DType dtype) { return Tensor::zeros(shape, dtype, arena); };
+  const Tensor x = make({1, 4, 2, 3}, DType::bfloat16), lse = make({1, 2, 4}, DType::float32);
+  AttentionOptions o{.dropout = 0.5};
+  o.first_query = o.first_key = 5;
+  EXPECT_EQ(refusal([&] { attention(x, x, x, o); }),
+            "[attention] the tile reaches token 8 of 4; say how many there are in tokens_total");
+  EXPECT_EQ(refusal([&] {
+              attention_into(x, x, x, {}, {make(x.shape(), DType::float64), lse});
+            }),
+            "[attention] out is float64 (1, 4, 2, 3); expected bfloat16 (1, 4, 2, 3), or that in the type of its sums, "
+            "the last dim running on");
+  EXPECT_EQ(refusal([&] {
+              attention_into(x, x, x, {}, {x.clone(), lse.narrow(2, 0, 3)});
+            }),
+            "[attention] lse is float32 (1, 2, 3); expected contiguous (B, H, Tq) for q bfloat16 (1, 4, 2, 3)");
+  EXPECT_EQ(
+      refusal([&] {
+        merge_attended({x, lse}, {x, lse});
+      }),
+      "[merge_attended] into is bfloat16 (1, 4, 2, 3) with lse float32 (1, 2, 4), part bfloat16 (1, 4, 2, 3) with "
+      "lse float32 (1, 2, 4); expected the same of one dtype");
+}
+
+}  // namespace
+}  // namespace tessera
