@@ -4,6 +4,13 @@
 #include "tensor/random.h"
 
 namespace tessera {
+namespace {
+
+Var multiply(const Product& product, const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
+  return product ? product(x, w, b, packs) : linear(x, w, b, packs);
+}
+
+}  // namespace
 
 Linear::Linear(int64_t in, int64_t out, const Options& options)
     : weight(param("weight", {out, in}, Init::normal(options.deviation))),
@@ -12,12 +19,12 @@ Linear::Linear(int64_t in, int64_t out, const Options& options)
 
 Var Linear::forward(const Var& x) {
   const Var b = bias ? seen(*bias) : Var();
-  if (options_.activation == Activation::none) return linear(x, seen(weight), b, &packs_);
+  if (options_.activation == Activation::none) return multiply(product_, x, seen(weight), b, &packs_);
   const bool again = options_.recompute == Recompute::gelu || options_.recompute == Recompute::gelu_norm;
   return bias_gelu(product(x), b, again);
 }
 
-Var Linear::product(const Var& x) { return linear(x, seen(weight), Var(), &packs_); }
+Var Linear::product(const Var& x) { return multiply(product_, x, seen(weight), Var(), &packs_); }
 
 Norm::Norm(int64_t channels, const NormOptions& options, Recompute recompute)
     : weight(param("weight", {channels}, Init::ones())),
@@ -29,11 +36,11 @@ Embedding::Embedding(int64_t entries, int64_t channels, double deviation)
     : weight(param("weight", {entries, channels}, Init::normal(deviation))) {}
 
 Var Embedding::lookup(const Tensor& ids) {
-  return call([&](const Var&) { return embedding(ids, seen(weight)); }, Var());
+  return call([&](const Var&) { return lookup_ ? lookup_(ids, seen(weight)) : embedding(ids, seen(weight)); }, Var());
 }
 
 Var Embedding::project(const Var& x) {
-  return call([this](const Var& in) { return linear(in, seen(weight), Var(), &packs_); }, x);
+  return call([this](const Var& in) { return multiply(product_, in, seen(weight), Var(), &packs_); }, x);
 }
 
 Var Dropout::apply(Var x) {

@@ -19,6 +19,9 @@ enum class Recompute {
 
 enum class Activation { none, gelu };
 
+// Another way to x w^T + b, b maybe undefined, than linear() of autograd/ops.h.
+using Product = std::function<Var(const Var& x, const Var& w, const Var& b, WeightPacks* packs)>;
+
 // y = activation(x w^T + b): (..., in) -> (..., out).
 class Linear : public Module {
  public:
@@ -31,6 +34,7 @@ class Linear : public Module {
   Linear(int64_t in, int64_t out, const Options& options);
   Var forward(const Var& x) override;
   Var product(const Var& x);  // x w^T, without bias and activation
+  void set_product(Product product) { product_ = std::move(product); }
   void drop_packs() override { packs_.packs.clear(); }
 
   Var& weight;  // (out, in)
@@ -38,6 +42,7 @@ class Linear : public Module {
 
  private:
   Options options_;
+  Product product_;
   WeightPacks packs_;
 };
 
@@ -80,11 +85,17 @@ class Embedding : public Module {
   Var lookup(const Tensor& ids);  // int32 (...) -> (..., C)
   // The transposed use, as the head of a model: x w^T, (..., C) -> (..., entries).
   Var project(const Var& x);
+  // Other ways to look up and to project than embedding() and linear() of autograd/ops.h.
+  using Lookup = std::function<Var(const Tensor& ids, const Var& table)>;
+  void set_lookup(Lookup lookup) { lookup_ = std::move(lookup); }
+  void set_product(Product product) { product_ = std::move(product); }
   void drop_packs() override { packs_.packs.clear(); }
 
   Var& weight;  // (entries, C)
 
  private:
+  Lookup lookup_;
+  Product product_;
   WeightPacks packs_;
 };
 

@@ -15,12 +15,29 @@ using Kind = Placement::Kind;
 struct Step {
   Communicator& axis;
   Placement from, to;
+  bool background = false;
 
   int n() const { return axis.size(); }
   Range own(const Placement& s) const { return piece(s.whole, n(), axis.rank()); }
   // The most that a rank has of the whole dim.
   int64_t widest(const Placement& s) const { return (s.whole + n() - 1) / n(); }
   bool even(const Placement& s) const { return s.whole % n() == 0; }
+
+  Pending reduce(const Tensor& x) const {
+    if (background) return axis.start_all_reduce(x);
+    axis.all_reduce(x);
+    return {};
+  }
+  Pending reduce_scatter(const Tensor& x, const Tensor& piece) const {
+    if (background) return axis.start_reduce_scatter(x, piece);
+    axis.reduce_scatter(x, piece);
+    return {};
+  }
+  Pending gather(const Tensor& piece, const Tensor& all) const {
+    if (background) return axis.start_all_gather(piece, all);
+    axis.all_gather(piece, all);
+    return {};
+  }
 };
 
 Shape with_dim(Shape shape, int dim, int64_t size) {
@@ -62,40 +79,40 @@ struct Blocks {
   Tensor operator[](int r) const { return all.select(0, r); }
 };
 
-Tensor pass_on(Tensor x, const Step&) { return x; }
+Moving pass_on(Tensor x, const Step&) { return Moving(std::move(x)); }
 
 // A copy where that frees the whole.
-Tensor own_piece(Tensor x, const Step& step) {
+Moving own_piece(Tensor x, const Step& step) {
   const Range r = step.own(step.to);
   const bool last = x.unique();
   x = x.narrow(step.to.dim, r.begin, r.size());
-  return last ? x.clone() : x.contiguous();
+  return Moving(last ? x.clone() : x.contiguous());
 }
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
-Tensor of_rank_0(Tensor x, const Step& step) { return step.axis.rank() == 0 ? x : zeros_like(x, x.shape()); }
+Moving of_rank_0(Tensor x, const Step& step) { return Moving(step.axis.rank() == 0 ? x : zeros_like(x, x.shape())); }
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
-Tensor zeros_around(Tensor x, const Step& step) {
+Moving zeros_around(Tensor x, const Step& step) {
   const Range r = step.own(step.from);
   Tensor y = zeros_like(x, with_dim(x.shape(), step.from.dim, step.from.whole));
   copy_corner(y.narrow(step.from.dim, r.begin, r.size()), x);
-  return y;
+  return Moving(std::move(y));
 }
 
-Tensor all_reduce(Tensor x, const Step& step) {
+Moving all_reduce(Tensor x, const Step& step) {
   Tensor y = x.unique() && x.is_contiguous() ? std::move(x) : x.clone();
-  step.axis.all_reduce(y);
-  return y;
+  Pending pending = step.reduce(y);
+  return {std::move(pending), std::move(y)};
 }
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
-Tensor all_gather(Tensor x, const Step& step) {
-  const auto [kind, dim, whole] = step.from;
-  Tensor y = x.make(with_dim(x.shape(), dim, whole));
+Moving all_gather(Tensor x, const Step& step) {
+  const int dim = step.from.dim;
+  Tensor y = x.make(with_dim(x.shape(), dim, step.from.whole));
   if (step.even(step.from) && outermost(x, dim)) {
-    step.axis.all_gather(x.contiguous(), y);
-    return y;
+    Pending pending = step.gather(x.contiguous(), y);
+    return {std::move(pending), std::move(y)};
   }
   const Shape widest = with_dim(x.shape(), dim, step.widest(step.from));
   Tensor mine = x.contiguous();
@@ -104,35 +121,39 @@ Tensor all_gather(Tensor x, const Step& step) {
     copy_corner(mine, x);
   }
   const Blocks blocks(x, step.n(), widest);
-  step.axis.all_gather(mine, blocks.all);
-  for (int r = 0; r < step.n(); ++r) {
-    const Range theirs = piece(whole, step.n(), r);
-    copy_corner(y.narrow(dim, theirs.begin, theirs.size()), blocks[r]);
-  }
-  return y;
+  Pending pending = step.gather(mine, blocks.all);
+  return {std::move(pending), std::move(y), [blocks, dim, whole = step.from.whole, n = step.n()](const Tensor& all) {
+            for (int r = 0; r < n; ++r) {
+              const Range theirs = piece(whole, n, r);
+              copy_corner(all.narrow(dim, theirs.begin, theirs.size()), blocks[r]);
+            }
+            return all;
+          }};
 }
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
-Tensor reduce_scatter(Tensor x, const Step& step) {
-  const auto [kind, dim, whole] = step.to;
+Moving reduce_scatter(Tensor x, const Step& step) {
+  const int dim = step.to.dim;
   const Shape widest = with_dim(x.shape(), dim, step.widest(step.to));
   Tensor sum = x.make(widest);
   if (step.even(step.to) && outermost(x, dim)) {
-    step.axis.reduce_scatter(x.contiguous(), sum);
-    return sum;
+    Pending pending = step.reduce_scatter(x.contiguous(), sum);
+    return {std::move(pending), std::move(sum)};
   }
   Blocks blocks(x, step.n(), widest);
   if (!step.even(step.to)) blocks.all.fill(0);
   for (int r = 0; r < step.n(); ++r) {
-    const Range theirs = piece(whole, step.n(), r);
+    const Range theirs = piece(step.to.whole, step.n(), r);
     copy_corner(blocks[r], x.narrow(dim, theirs.begin, theirs.size()));
   }
-  step.axis.reduce_scatter(blocks.all, sum);
-  return sum.narrow(dim, 0, step.own(step.to).size()).contiguous();
+  Pending pending = step.reduce_scatter(blocks.all, sum);
+  return {std::move(pending), std::move(sum), [dim, size = step.own(step.to).size()](const Tensor& widest_sum) {
+            return widest_sum.narrow(dim, 0, size).contiguous();
+          }};
 }
 
-Tensor all_to_all(Tensor x, const Step& step) {
-  if (step.from == step.to) return x;
+Moving all_to_all(Tensor x, const Step& step) {
+  if (step.from == step.to) return Moving(std::move(x));
   const int a = step.from.dim, b = step.to.dim;
   const Shape widest = with_dim(with_dim(x.shape(), a, step.widest(step.from)), b, step.widest(step.to));
   Blocks out(x, step.n(), widest), in(x, step.n(), widest);
@@ -147,10 +168,10 @@ Tensor all_to_all(Tensor x, const Step& step) {
     const Range theirs = piece(step.from.whole, step.n(), r);
     copy_corner(y.narrow(a, theirs.begin, theirs.size()), in[r]);
   }
-  return y;
+  return Moving(std::move(y));
 }
 
-using Conversion = Tensor (*)(Tensor, const Step&);
+using Conversion = Moving (*)(Tensor, const Step&);
 constexpr std::array<std::array<Conversion, 4>, 4> kTable = {{
     // to R       to I        to S            to P
     {pass_on, pass_on, own_piece, of_rank_0},            // from R
@@ -203,8 +224,8 @@ class Resolver {
   Placement from_, to_;
 };
 
-Tensor convert(Tensor x, const Step& step) {
-  if (step.n() == 1) return x;
+Moving convert(Tensor x, const Step& step) {
+  if (step.n() == 1) return Moving(std::move(x));
   return kTable[static_cast<size_t>(step.from.kind)][static_cast<size_t>(step.to.kind)](std::move(x), step);
 }
 
@@ -217,15 +238,28 @@ std::string Placement::str() const {
 
 Tensor redistribute(Tensor x, Communicator& axis, Placement from, Placement to) {
   const Step step = Resolver(x, axis, from, to).resolve();
+  return convert(std::move(x), step).wait();
+}
+
+Moving start_redistribute(Tensor x, Communicator& axis, Placement from, Placement to) {
+  Step step = Resolver(x, axis, from, to).resolve();
+  step.background = true;
   return convert(std::move(x), step);
+}
+
+Tensor Moving::wait() {
+  pending_.wait();
+  Tensor arrived = std::move(tensor_);
+  if (const auto unpack = std::exchange(unpack_, nullptr)) return unpack(arrived);
+  return arrived;
 }
 
 Var redistribute(Var x, Communicator& axis, Placement from, Placement to) {
   const Step step = Resolver(x.value(), axis, from, to).resolve();
   if (step.n() == 1 || step.from == step.to) return x;
   const Var edge = x.edge();
-  return record_one("redistribute", convert(std::move(x).take(), step), {edge}, [step](Grads& g) {
-    g.give(0, convert(g.take_output(), {step.axis, dual(step.to), dual(step.from)}));
+  return record_one("redistribute", convert(std::move(x).take(), step).wait(), {edge}, [step](Grads& g) {
+    g.give(0, convert(g.take_output(), {step.axis, dual(step.to), dual(step.from)}).wait());
   });
 }
 

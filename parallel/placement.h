@@ -21,7 +21,9 @@
 //   y = redistribute(matmul(h, w2), tp, P, I);           // w2 cut by rows
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 
 #include "autograd/var.h"
 #include "parallel/comm/communicator.h"
@@ -53,5 +55,23 @@ constexpr Placement dual(const Placement& p) { return p == R ? P : p == P ? R : 
 Var redistribute(Var x, Communicator& axis, Placement from, Placement to);
 // The same without a gradient.
 Tensor redistribute(Tensor x, Communicator& axis, Placement from, Placement to);
+
+// A tensor on its way to another placement.
+class [[nodiscard]] Moving {
+ public:
+  explicit Moving(Tensor arrived) : tensor_(std::move(arrived)) {}
+  // `unpack` makes the result of what has arrived in `tensor`, when that is not it.
+  Moving(Pending pending, Tensor tensor, std::function<Tensor(const Tensor&)> unpack = nullptr)
+      : pending_(std::move(pending)), tensor_(std::move(tensor)), unpack_(std::move(unpack)) {}
+  // The tensor in its new placement; throws what its communication threw. To be called once.
+  Tensor wait();
+
+ private:
+  Pending pending_;
+  Tensor tensor_;
+  std::function<Tensor(const Tensor&)> unpack_;
+};
+// The same in the background, but for S(a) -> S(b), which is done when this returns.
+Moving start_redistribute(Tensor x, Communicator& axis, Placement from, Placement to);
 
 }  // namespace tessera

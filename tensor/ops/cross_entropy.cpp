@@ -28,17 +28,18 @@ inline A row_lse(const T* row, int64_t vocab) {
   return max + math::log(sum);
 }
 
-int64_t check_targets(const Tensor& logits, const Tensor& targets) {
+int64_t check_targets(const Tensor& logits, const Tensor& targets, const VocabPart& part) {
   if (logits.rank() != 2 || targets.rank() != 1 || targets.dim(0) != logits.dim(0) || targets.dtype() != DType::int32)
     throw Error("[cross_entropy] logits are " + logits.describe() + ", targets are " + targets.describe() +
                 "; expected (N, V) and int32 (N)");
+  const int64_t vocab = part.whole > 0 ? part.whole : logits.dim(1);
   int64_t count = 0;
   const int32_t* const target = targets.data<int32_t>();
   for (int64_t i = 0; i < targets.dim(0); ++i) {
     if (target[i] == kIgnoredTarget) continue;
-    if (target[i] < 0 || target[i] >= logits.dim(1))
+    if (target[i] < 0 || target[i] >= vocab)
       throw Error("[cross_entropy] target " + std::to_string(target[i]) + " of row " + std::to_string(i) +
-                  " is outside [0, " + std::to_string(logits.dim(1)) + ")");
+                  " is outside [0, " + std::to_string(vocab) + ")");
     ++count;
   }
   return count;
@@ -51,7 +52,7 @@ int64_t rows_per_task(int64_t vocab) { return std::max<int64_t>(1, cpu::kGrain /
 CrossEntropy cross_entropy(const Tensor& logits_any, const Tensor& targets_any) {
   const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
   CrossEntropy out;
-  out.count = check_targets(logits, targets);
+  out.count = check_targets(logits, targets, {});
   const int64_t n = logits.dim(0), vocab = logits.dim(1);
   with_floating(logits.dtype(), "cross_entropy", [&](auto t) {
     using T = decltype(t);
@@ -70,12 +71,13 @@ CrossEntropy cross_entropy(const Tensor& logits_any, const Tensor& targets_any) 
   return out;
 }
 
-Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, const Tensor& lse, double scale) {
+Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, const Tensor& lse, double scale,
+                              const VocabPart& part) {
   const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
   logits_any = Tensor();
-  check_targets(logits, targets);
+  check_targets(logits, targets, part);
   Tensor out = logits.unique() ? logits : logits.make(logits.shape());
-  const int64_t vocab = logits.dim(1);
+  const int64_t vocab = logits.dim(1), first = part.first;
   with_floating(logits.dtype(), "cross_entropy_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
@@ -89,13 +91,88 @@ Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, co
         const T* const row = x + i * vocab;
         T* const to = dx + i * vocab;
         const A shift = log_sum[i], by = target[i] == kIgnoredTarget ? A(0) : factor;
+        const int64_t at = target[i] == kIgnoredTarget ? -1 : target[i] - first;
+        const bool here = at >= 0 && at < vocab;
         // The target's element is made from the logit, before it may be overwritten, and rounded once.
-        const A own = target[i] == kIgnoredTarget ? A(0) : math::exp(static_cast<A>(row[target[i]]) - shift) - A(1);
+        const A own = here ? math::exp(static_cast<A>(row[at]) - shift) - A(1) : A(0);
 #pragma GCC ivdep
         for (int64_t j = 0; j < vocab; ++j) to[j] = T(math::exp(static_cast<A>(row[j]) - shift) * by);
-        if (target[i] != kIgnoredTarget) to[target[i]] = T(own * factor);
+        if (here) to[at] = T(own * factor);
       }
     });
+  });
+  return out;
+}
+
+namespace {
+
+// out (N) of f(row, i), in the type that sums are made in.
+template <class F>
+Tensor over_rows(const Tensor& logits_any, const char* op, const F& f) {
+  if (logits_any.rank() != 2)
+    throw Error(std::string("[") + op + "] logits are " + logits_any.describe() + "; expected (N, V)");
+  const Tensor logits = logits_any.contiguous();
+  const int64_t n = logits.dim(0), vocab = logits.dim(1);
+  return with_floating(logits.dtype(), op, [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    Tensor out = logits.make({n}, kDTypeOf<A>);
+    const T* const x = logits.data<T>();
+    A* const y = out.template data<A>();
+    cpu::parallel_for(n, rows_per_task(vocab), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) y[i] = f(x + i * vocab, i, A{});
+    });
+    return out;
+  });
+}
+
+}  // namespace
+
+Tensor row_max(const Tensor& logits) {
+  const int64_t vocab = logits.dim(-1);
+  return over_rows(logits, "row_max", [=]<class T, class A>(const T* row, int64_t, A) {
+    return cpu::lane_max<A>(vocab, -std::numeric_limits<A>::infinity(),
+                            [=](int64_t j) { return static_cast<A>(row[j]); });
+  });
+}
+
+Tensor row_sum_exp(const Tensor& logits, const Tensor& max) {
+  const int64_t vocab = logits.dim(-1);
+  max.check_size(logits.dim(0));
+  return over_rows(logits, "row_sum_exp", [&]<class T, class A>(const T* row, int64_t i, A) {
+    const A top = max.data<A>()[i];
+    return cpu::lane_sum<A>(vocab, [=](int64_t j) { return math::exp(static_cast<A>(row[j]) - top); });
+  });
+}
+
+Tensor target_logits(const Tensor& logits, const Tensor& targets_any, const VocabPart& part) {
+  const Tensor targets = targets_any.contiguous();
+  check_targets(logits, targets, part);
+  const int32_t* const target = targets.data<int32_t>();
+  const int64_t vocab = logits.dim(1);
+  return over_rows(logits, "target_logits", [=]<class T, class A>(const T* row, int64_t i, A) {
+    const int64_t at = target[i] == kIgnoredTarget ? -1 : target[i] - part.first;
+    return at >= 0 && at < vocab ? static_cast<A>(row[at]) : A(0);
+  });
+}
+
+CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own,
+                                  const Tensor& targets_any) {
+  const Tensor targets = targets_any.contiguous();
+  const int64_t n = max.numel();
+  CrossEntropy out;
+  out.lse = max.make({n}, max.dtype());
+  const int32_t* const target = targets.data<int32_t>();
+  with_floating(max.dtype(), "cross_entropy", [&](auto t) {
+    using A = Accumulate<decltype(t)>;
+    const A *const top = max.data<A>(), *const sum = sum_exp.data<A>(), *const logit = own.data<A>();
+    A* const lse = out.lse.template data<A>();
+    for (int64_t i = 0; i < n; ++i) {
+      lse[i] = top[i] + math::log(sum[i]);
+      if (target[i] == kIgnoredTarget) continue;
+      out.loss_sum += static_cast<double>(lse[i]) - static_cast<double>(logit[i]);
+      ++out.count;
+    }
   });
   return out;
 }

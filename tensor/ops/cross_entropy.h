@@ -19,8 +19,23 @@ struct CrossEntropy {
 // logits (N, V), targets int32 (N) in [0, V) or kIgnoredTarget. Throws naming the row of a target outside. Cost: one
 // read of the logits.
 CrossEntropy cross_entropy(const Tensor& logits, const Tensor& targets);
+
+// Where logits (N, V_r) lie in a vocabulary of which only a part is here: columns [first, first + V_r) of `whole`.
+struct VocabPart {
+  int64_t first = 0, whole = 0;  // whole 0: they are all there are
+};
+
 // dlogits = (softmax - onehot(target)) * scale, zero in ignored rows. Writes over the logits when their storage is held
 // by nobody else.
-Tensor cross_entropy_backward(Tensor&& logits, const Tensor& targets, const Tensor& lse, double scale);
+Tensor cross_entropy_backward(Tensor&& logits, const Tensor& targets, const Tensor& lse, double scale,
+                              const VocabPart& part = {});
+
+// The same of parts: each is (N), float32, or float64 for float64, and is put together with those of the other parts
+// before it is used: the largest of `row_max`, the sums of `row_sum_exp` and `target_logits`.
+Tensor row_max(const Tensor& logits);
+Tensor row_sum_exp(const Tensor& logits, const Tensor& max);  // of exp(logit - max)
+// The target's logit in rows whose target is in this part, zero elsewhere. Throws like cross_entropy().
+Tensor target_logits(const Tensor& logits, const Tensor& targets, const VocabPart& part);
+CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own, const Tensor& targets);
 
 }  // namespace tessera

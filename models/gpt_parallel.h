@@ -1,0 +1,28 @@
+// The GPT over the ranks of a mesh: the only file that knows both the model and the strategies.
+//
+//   Gpt model(config);                                   // shapes only
+//   tensor_parallel(model, mesh["tp"], S(1));            // Megatron with sequence parallelism; I: without
+//   model.materialize(...), or a strategy of the data axis, which gives it memory
+//   model.set_step({..., .tokens_total = T});
+//   Loss loss = parallel_loss(model, model.logits(model.hidden(ids)), targets, scale, mesh["tp"]);
+#pragma once
+#include "models/gpt.h"
+#include "parallel/vocab_parallel.h"
+
+namespace tessera {
+
+// Cuts every block, both embeddings' uses and the head; on an axis of size 1 it does nothing. `between` is I or S(1):
+// how the activations between the cut products lie. S(1, T) says how many tokens of a sequence are here, when that is
+// not the context. To be called before the model has memory; `tp` must outlive it. Throws Error (usage) naming the
+// numbers, and what would work, when the ranks do not divide the heads or those tokens, or are more than the entries of
+// the vocabulary.
+//
+// table of placements, volume: parallel/tensor_parallel.h and parallel/vocab_parallel.h. With S(1) there are also an
+// all-gather of e T C bytes, of the position table's gradient, and two all-reduces of C elements for the last norm.
+void tensor_parallel(Gpt& model, Communicator& tp, Placement between);
+
+// The loss of a model that was cut over `tp`, or of any on an axis of size 1: logits as model.logits() gives them,
+// targets int32 of any shape, `scale` as in cross_entropy(). The same on every rank of `tp`.
+Loss parallel_loss(const Gpt& model, Var logits, const Tensor& targets, double scale, Communicator& tp);
+
+}  // namespace tessera

@@ -1,0 +1,151 @@
+// Cuts, and the products of column and row layers.
+#include "parallel/tensor_parallel.h"
+
+#include <map>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tensor/ops/reduce.h"
+
+namespace tessera {
+namespace {
+
+bool is_sharded(const Placement& p) { return p.kind == Placement::Kind::sharded; }
+
+// A parameter whose gradient each rank has a part of. A use may outlive the memory of the value (parallel/zero.h), so
+// it is read from the parameter when it is needed.
+Var seen_by_tokens(const Var& parameter, Communicator& tp) {
+  return redistribute(parameter, tp, I, R).with_recipe([kept = parameter.saved()] { return kept.get(); });
+}
+
+// y + b. With `sum_over`, each of its ranks has a part of the rows, and the gradients of b are added up.
+Var add_bias(Var y, const Var& b, Communicator* sum_over) {
+  const Var y_edge = y.edge();
+  Tensor out = std::move(y).take();
+  if (!out.unique()) out = out.clone();
+  add_(out, b.value());
+  return record_one("add_bias", std::move(out), {y_edge, b.edge()}, [sum_over](Grads& g) {
+    const Tensor dy = g.take_output();
+    if (g.needs(1))
+      g.give_into(1, [dy, sum_over](Tensor& db) {
+        sum_rows(db, dy);
+        if (sum_over) sum_over->all_reduce(db);
+      });
+    if (g.needs(0)) g.give(0, dy);
+  });
+}
+
+// The positions of this rank's tokens.
+class OwnTokens {
+ public:
+  explicit OwnTokens(const Communicator& tp) : tp_(tp) {}
+  StepInfo of(StepInfo at) {
+    if (!at.training) return at;
+    if (at.positions.empty()) at.positions = all(at.tokens_total);
+    const Range own = piece(static_cast<int64_t>(at.positions.size()), tp_.size(), tp_.rank());
+    at.positions = at.positions.subspan(static_cast<size_t>(own.begin), static_cast<size_t>(own.size()));
+    return at;
+  }
+
+ private:
+  // One array for each number of tokens that was ever asked for: what was given out stays where it is.
+  std::span<const int64_t> all(int64_t tokens) {
+    if (tokens < 1)
+      throw Error("[token_wise] dropout on a part of the tokens: the step does not say how many tokens there are");
+    std::vector<int64_t>& made = positions_[tokens];
+    if (made.empty()) {
+      made.resize(static_cast<size_t>(tokens));
+      std::iota(made.begin(), made.end(), int64_t{0});
+    }
+    return made;
+  }
+  const Communicator& tp_;
+  std::map<int64_t, std::vector<int64_t>> positions_;
+};
+
+}  // namespace
+
+void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communicator& tp, int segments) {
+  if (tp.size() == 1) return;
+  const int64_t whole = parameter.dim(dim), each = whole / segments;
+  if (each < tp.size() || whole % segments != 0)
+    throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(whole) + " along dim " +
+                std::to_string(dim) + " of a parameter of '" + module.full_name() + "', in " +
+                std::to_string(segments) + " equal parts, cannot be cut over " + std::to_string(tp.size()) + " ranks");
+  const Range own = piece(each, tp.size(), tp.rank());
+  std::vector<Cut::Run> runs;
+  for (int s = 0; s < segments; ++s) runs.push_back({s * each + own.begin, own.size()});
+  module.cut(parameter, dim, std::move(runs));
+}
+
+Product column_product(Communicator& tp, Placement in) {
+  return [&tp, in](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
+    const Tensor whole = redistribute(x.value(), tp, in, R);
+    return record_one("column_product", linear(whole, w.value(), b.defined() ? b.value() : Tensor(), packs), {x, w, b},
+                      [&tp, in, x = x.saved(), w = w.saved(), packs](Grads& g) {
+                        const Tensor dy = g.output();
+                        std::optional<Moving> input, gradient;
+                        if (is_sharded(in) && g.needs(1)) input = start_redistribute(x.get(), tp, in, R);
+                        if (g.needs(0))
+                          gradient = start_redistribute(linear_input_grad(dy, w.get(), packs), tp, P, dual(in));
+                        if (g.needs(1))
+                          g.give_into(1, [dy, whole_x = input ? Saved(input->wait()) : x](Tensor& dw) {
+                            linear_weight_grad(dw, dy, whole_x.get());
+                          });
+                        if (g.needs(2)) g.give_into(2, [dy](Tensor& db) { sum_rows(db, dy); });
+                        if (gradient) g.give(0, gradient->wait());
+                      });
+  };
+}
+
+Var join(Var partial, Communicator& tp, Placement between) {
+  if (is_sharded(between) && partial.dim(between.dim) % tp.size() != 0) {
+    const int64_t tokens = partial.dim(between.dim), below = tokens / tp.size() * tp.size();
+    throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tokens) + " tokens cannot be cut over " +
+                std::to_string(tp.size()) + " ranks; the nearest that can: " +
+                (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + tp.size()));
+  }
+  return redistribute(std::move(partial), tp, P, between);
+}
+
+void colwise(Linear& l, Communicator& tp, Placement in, int segments) {
+  if (tp.size() == 1) return;
+  cut_over_ranks(l, l.weight, 0, tp, segments);
+  if (l.bias) cut_over_ranks(l, *l.bias, 0, tp, segments);
+  l.set_product(column_product(tp, in));
+}
+
+void rowwise(Linear& l, Communicator& tp, Placement out) {
+  if (tp.size() == 1) return;
+  cut_over_ranks(l, l.weight, 1, tp);
+  l.set_product([&tp, out, biased = l.bias != nullptr](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
+    if (biased && !b.defined()) throw Error("[rowwise] a layer with an activation cannot be cut by rows");
+    Var y = join(linear(x, w, Var(), packs), tp, out);
+    return biased ? add_bias(std::move(y), b, is_sharded(out) ? &tp : nullptr) : y;
+  });
+}
+
+void token_wise(Module& module, Communicator& tp, Placement between) {
+  if (tp.size() == 1 || !is_sharded(between)) return;
+  module.see([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
+}
+
+void token_wise(Dropout& dropout, Communicator& tp, Placement between) {
+  if (tp.size() == 1 || !is_sharded(between) || dropout.p() == 0) return;
+  dropout.adjust_step([own = std::make_shared<OwnTokens>(tp)](const StepInfo& at) { return own->of(at); });
+}
+
+void head_wise(Attention& attention, Communicator& tp, int64_t heads) {
+  if (tp.size() == 1) return;
+  attention.adjust_step([&tp, heads](StepInfo at) {
+    at.first_head = piece(heads, tp.size(), tp.rank()).begin;
+    at.heads_total = heads;
+    return at;
+  });
+}
+
+}  // namespace tessera

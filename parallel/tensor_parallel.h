@@ -1,0 +1,60 @@
+// Tensor parallelism: the matrices of a layer are cut over ranks, in pairs whose inner dim is never put together
+// (Shoeybi et al. 2019, "Megatron-LM", section 3). Sequence parallelism: what lies between two such pairs is cut by
+// tokens, so that nothing of the layer is there twice (Korthikanti et al. 2022, "Reducing activation recomputation in
+// large transformer models", section 4.2). The rank count must divide the heads, and with it the tokens.
+//
+//            x between     colwise            here alone              rowwise            x between
+//   rank 0   [ I or S ] -> [ W1 rows 0.. ] -> heads, hidden 0..   -> [ W2 columns 0.. ] -> P -> [ I or S ]
+//   rank 1   [ I or S ] -> [ W1 rows ..n ] -> heads, hidden ..n   -> [ W2 columns ..n ] -> P -> [ I or S ]
+//                       f                                                               g
+//
+//                          between = I (tensor parallel)           between = S(1) (sequence parallel too)
+//   colwise weight, bias   S(0), S(0); a fused [q | k | v] by segments, so that every rank has its heads of each
+//   rowwise weight, bias   S(1), I                                 S(1), I seen as R
+//   norms                  I                                       I seen as R
+//   f: between -> R        forward -, backward all-reduce          forward all-gather, backward reduce-scatter
+//   g: P -> between        forward all-reduce, backward -          forward reduce-scatter, backward all-gather
+//   norms, dropout         all tokens on every rank                a rank's own tokens
+//
+// volume per layer and micro-batch, of N = e B T C bytes: 2 all-reduces of N forward and 2 backward; with S(1) each is
+// a reduce-scatter and an all-gather, 2 more all-gathers bring the inputs of the column layers back in the backward
+// pass, for they are kept as pieces, and 6 all-reduces of C elements sum the gradients of two norms and two row biases.
+//
+// Overlap, in the backward pass of a column layer: the sum of the input's gradient is on its way while the weight's
+// gradient is made, and with S(1) the input comes back while the input's gradient is made:
+//
+//   this rank     dx = dy W             dW = dy^T x
+//   background    [ gather x ]          [ reduce dx ]
+//
+// With DeferredWeightGrads the sum is waited for at once, and an input that came back is kept until dW is made.
+#pragma once
+#include "nn/layers.h"
+#include "parallel/placement.h"
+
+namespace tessera {
+
+// All of these are called before the module has memory, do nothing on an axis of size 1, and keep `tp`, which must
+// outlive the module. `in`, `out` and `between` are I or S(dim of the tokens).
+
+// Keeps this rank's part of each of `segments` equal parts of the outputs. Throws Error (usage) when a part has fewer
+// rows than there are ranks.
+void colwise(Linear& l, Communicator& tp, Placement in, int segments = 1);
+// Keeps this rank's part of the inputs. The bias is added to the sum, once; the layer has no activation.
+void rowwise(Linear& l, Communicator& tp, Placement out);
+// A module that works on each token for itself (a norm).
+void token_wise(Module& module, Communicator& tp, Placement between);
+// Draws for this rank's tokens; a training step must say how many there are (StepInfo::tokens_total, or positions).
+void token_wise(Dropout& dropout, Communicator& tp, Placement between);
+// Draws for this rank's heads of `heads`.
+void head_wise(Attention& attention, Communicator& tp, int64_t heads);
+
+// --- what they are made of ---
+
+// This rank's part of a parameter of `module` along `dim`, of each of `segments` equal parts.
+void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communicator& tp, int segments = 1);
+// A column layer's product, b maybe undefined: x in `in`, w and b cut along dim 0.
+Product column_product(Communicator& tp, Placement in);
+// P -> between. Throws Error (usage) when the ranks do not divide the tokens.
+Var join(Var partial, Communicator& tp, Placement between);
+
+}  // namespace tessera
