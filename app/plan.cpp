@@ -6,11 +6,11 @@
 #include <filesystem>
 
 #include "parallel/comm/surroundings.h"
+#include "parallel/pipeline/schedules.h"
 
 namespace tessera {
 namespace {
 
-constexpr int64_t kDefaultChunks = 2;
 constexpr double kMegabyte = 1 << 20;
 
 }  // namespace
@@ -33,9 +33,8 @@ bool splits_sums(const TrainOptions& o) {
 }
 
 Schedule schedule_of(const TrainOptions& o) {
-  const int64_t chunks = o.chunks.value_or(o.schedule == "interleaved" ? kDefaultChunks : 1);
   return make_schedule(o.schedule, static_cast<int>(axes_of(o).pp), static_cast<int>(o.microbatches),
-                       static_cast<int>(chunks));
+                       static_cast<int>(o.chunks.value_or(0)));
 }
 
 LaunchOptions launch_options(const TrainOptions& o) {

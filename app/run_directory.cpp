@@ -115,8 +115,9 @@ void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset
   const std::string now = identity(o, trainer.whole_model().config, dataset).dump();
   if (const auto found = differences(checkpoint->about, now, checkpoint->path.string()); !found.empty())
     throw Error(fmt::format("--resume: {}: {}", checkpoint->path.string(), fmt::join(found, "; ")));
-  read_values(trainer, Safetensors(checkpoint->path / "model.safetensors"));
-  read_state(trainer, Safetensors(checkpoint->path / "optimizer.safetensors"));
+  const Safetensors model(checkpoint->path / "model.safetensors"), state(checkpoint->path / "optimizer.safetensors");
+  read_values(trainer, tensors_of(model));
+  read_state(trainer, tensors_of(state));
   trainer.set_steps_done(checkpoint->step);
 }
 

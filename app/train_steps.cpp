@@ -65,7 +65,8 @@ int train_in_steps(const Run& run, Communicator& world) {
   for (const std::filesystem::path& path : run.directory.removed())
     output.message("removed what a killed run had left half-written: " + path.string());
   for (const std::string& why : passed_over) output.message("passed over a checkpoint: " + why);
-  introduce(output, run, trainer.whole_model(), fmt::format("{} steps of {} tokens", o.steps, trainer.tokens_per_step()));
+  introduce(output, run, trainer.whole_model(),
+            fmt::format("{} steps of {} tokens", o.steps, trainer.tokens_per_step()));
   if (o.resume)
     output.message(trainer.steps_done() > 0 ? fmt::format("going on after step {}", trainer.steps_done())
                                             : "no checkpoint was saved yet: beginning at step 1");

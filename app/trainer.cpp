@@ -37,8 +37,9 @@ std::vector<MeshAxis> mesh_axes(const Axes& a) {
   return {{"pp", size(a.pp)}, {"dp", size(a.dp)}, {"cp", size(a.cp)}, {"tp", size(a.tp)}};
 }
 
-GptConfig part_config(GptConfig config, const Axes& axes) {
-  config.tied = axes.pp == 1;
+// Each stage that uses a tied weight has a copy of it, on one rank too: so the sums of its gradients have one order.
+GptConfig part_config(GptConfig config, const Schedule& plan) {
+  config.tied = plan.stages == 1;
   return config;
 }
 
@@ -66,8 +67,8 @@ Trainer::Trainer(const TrainOptions& o, Sequences sequences, Communicator& world
       data_axis_(axes_.cp > 1 ? mesh_.flat({"dp", "cp"}) : mesh_["dp"]),
       arena_(make_arena()),
       whole_(gpt_config(o, sequences_.vocab)),
-      model_(part_config(whole_.config, axes_)),
       plan_(schedule_of(o)),
+      model_(part_config(whole_.config, plan_)),
       layers_(split_layers(whole_.config, plan_.stages)),
       schedule_{.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps} {
   if (trace)
@@ -95,7 +96,7 @@ void Trainer::cut_model() {
               [&](int stage) { return plan_.rank_of_stage[static_cast<size_t>(stage)] == mesh_.coordinate("pp"); });
 }
 
-// Without a pipeline the head is the embedding; with one, the first and the last stage have a copy each.
+// Where the first and the last stage are not on one rank, their ranks sum the gradients of the tied weight.
 void Trainer::join_tied_weights() {
   const int first = plan_.rank_of_stage.front(), last = plan_.rank_of_stage.back(), own = mesh_.coordinate("pp");
   if (first == last) return;

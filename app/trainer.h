@@ -45,6 +45,7 @@ class Trainer {
   Gpt& whole_model() { return whole_; }
   Optimizer& optimizer() { return *optimizer_; }
   DataStrategy& strategy() { return *strategy_; }
+  const DataStrategy& strategy() const { return *strategy_; }
   Communicator& world() { return world_; }
   Mesh& mesh() { return mesh_; }
   // The ranks that share out the gradients: dp, and cp with it.
@@ -76,8 +77,9 @@ class Trainer {
   Mesh mesh_;
   Communicator& data_axis_;
   ArenaPtr arena_;
-  Gpt whole_, model_;
+  Gpt whole_;
   Schedule plan_;
+  Gpt model_;
   std::vector<Range> layers_;  // of each stage
   std::vector<int64_t> positions_;
   std::unique_ptr<Communicator> tied_;  // the ranks with the first and the last stage, where they are two

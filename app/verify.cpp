@@ -24,7 +24,23 @@ Json by_rank(const std::vector<HeldBytes>& held, const F& f) {
   return out;
 }
 
-Json to_json(const VerifyResult& r, const TrainOptions& o) {
+Json plan_json(const TrainOptions& o) {
+  const Axes a = axes_of(o);
+  return {{"ranks", a.ranks()},
+          {"pp", a.pp},
+          {"dp", a.dp},
+          {"cp", a.cp},
+          {"tp", a.tp},
+          {"sp", o.sp},
+          {"dp_mode", o.dp_mode},
+          {"zero", o.zero},
+          {"microbatches", o.microbatches},
+          {"schedule", o.schedule},
+          {"cp_mode", o.cp_mode},
+          {"all_reduce", o.all_reduce}};
+}
+
+Json bytes_json(const VerifyResult& r) {
   Json bytes = Json::object();
   for (const SentBytes& s : r.expected_sent)
     bytes[s.axis][s.operation] = {{"calls", 0}, {"sent", 0}, {"expected", s.bytes}};
@@ -35,6 +51,10 @@ Json to_json(const VerifyResult& r, const TrainOptions& o) {
     entry["busiest_rank"] = s.most;
     if (!entry.contains("expected")) entry["expected"] = 0;
   }
+  return bytes;
+}
+
+Json memory_json(const VerifyResult& r) {
   Json memory = Json::object();
   const auto category = [&](const char* name, int64_t HeldBytes::*field) {
     const auto get = [&](const HeldBytes& h) { return h.*field; };
@@ -44,34 +64,38 @@ Json to_json(const VerifyResult& r, const TrainOptions& o) {
   category("gradients", &HeldBytes::gradients);
   category("optimizer", &HeldBytes::optimizer);
   memory["peak"] = {{"measured", r.peak}, {"expected", r.expected_peak}};
+  return memory;
+}
+
+Json to_json(const VerifyResult& r, const TrainOptions& o) {
+  const auto share = [](const std::optional<double>& x) { return x ? Json(*x) : Json(nullptr); };
+  Json bubble = nullptr;
+  if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
   return {{"passed", r.passed()},
           {"steps", r.steps},
           {"dtype", o.dtype},
-          {"plan",
-           {{"ranks", ranks_of(o)},
-            {"dp", ranks_of(o)},
-            {"dp_mode", o.dp_mode},
-            {"zero", o.zero},
-            {"microbatches", o.microbatches},
-            {"all_reduce", o.all_reduce}}},
+          {"plan", plan_json(o)},
           {"losses", r.losses},
+          {"bound", r.bound},
           {"loss_max_rel", r.loss_max_rel},
           {"grad_max_rel", r.grad_max_rel},
           {"param_max_rel", r.param_max_rel},
           {"worst", r.worst},
           {"bitwise", r.bitwise},
-          {"bytes", bytes},
-          {"memory", memory},
-          {"bubble", nullptr},
+          {"bytes", bytes_json(r)},
+          {"memory", memory_json(r)},
+          {"in_flight", {{"measured", r.in_flight}, {"expected", r.expected_in_flight}}},
+          {"bubble", bubble},
           {"failures", r.failures}};
 }
 
 std::string mark(bool good) { return good ? "ok" : "WRONG"; }
 
 std::string plan_of(const TrainOptions& o) {
-  std::string text = fmt::format("{}, {} micro-batch{} per step and rank", describe_plan(o), o.microbatches,
-                                 o.microbatches == 1 ? "" : "es");
-  if (o.dp_mode == "ddp" && ranks_of(o) > 1)
+  const Axes axes = axes_of(o);
+  std::string text = fmt::format("{}, {} micro-batch{} per step{}", describe_plan(o), o.microbatches,
+                                 o.microbatches == 1 ? "" : "es", axes.dp > 1 ? " and data rank" : "");
+  if (o.dp_mode == "ddp" && axes.ranks() > 1)
     text += fmt::format(", {}{} sums", o.all_reduce,
                         o.all_reduce == "tree" && o.zero > 0 ? " (a reduce-scatter has no tree: direct)" : "");
   if (o.dp_mode == "ps-sync") text += fmt::format(", {} server{}", o.servers, o.servers == 1 ? "" : "s");
@@ -79,15 +103,19 @@ std::string plan_of(const TrainOptions& o) {
   return text;
 }
 
-std::string to_text(const VerifyResult& r, const TrainOptions& o) {
-  std::string out = fmt::format("{} steps in {} of {}, beside one rank that adds in the same order\n\n", r.steps,
-                                o.dtype, plan_of(o));
-  out += fmt::format("  loss {:.4f} -> {:.4f}; losses, gradients, parameters and optimizer state: {}\n\n",
-                     r.losses.front(), r.losses.back(),
-                     r.bitwise ? "every bit is the same"
-                               : fmt::format("different, gradients by up to {:.3g} ({})", r.grad_max_rel, r.worst));
-  out += fmt::format("  {:<6} {:<15} {:>7} {:>15} {:>15}     {:>15}\n", "axis", "operation", "calls", "bytes sent",
-                     "expected", "busiest rank");
+std::string how_equal(const VerifyResult& r) {
+  if (r.bitwise) return "every bit is the same";
+  if (r.exact) return fmt::format("different, gradients by up to {:.3g} ({})", r.grad_max_rel, r.worst);
+  return fmt::format(
+      "{}\n  relative differences, the largest of all tensors: loss {:.3g}, gradients {:.3g}, parameters and state "
+      "{:.3g}; worst {}\n  bound {}",
+      r.passed() ? "equal but for the rounding of sums" : "different", r.loss_max_rel, r.grad_max_rel, r.param_max_rel,
+      r.worst, r.bound_text);
+}
+
+std::string bytes_text(const VerifyResult& r) {
+  std::string out = fmt::format("  {:<6} {:<15} {:>7} {:>15} {:>15}     {:>15}\n", "axis", "operation", "calls",
+                                "bytes sent", "expected", "busiest rank");
   for (const SentBytes& s : r.sent) {
     int64_t expected = 0;
     for (const SentBytes& e : r.expected_sent)
@@ -95,15 +123,39 @@ std::string to_text(const VerifyResult& r, const TrainOptions& o) {
     out += fmt::format("  {:<6} {:<15} {:>7} {:>15} {:>15} {:<5} {:>13}\n", s.axis, s.operation, s.calls, s.bytes,
                        expected, mark(s.bytes == expected), s.most);
   }
-  if (r.sent.empty()) out += "  nothing is sent: there is one rank\n";
-  out += fmt::format("\n  {:<6} {:>13} {:>13} {:>13}       {:>13} {:>13}   bytes held\n", "rank", "parameters",
-                     "gradients", "optimizer", "peak", "bound");
-  for (size_t rank = 0; rank < r.held.size(); ++rank)
-    out += fmt::format("  {:<6} {:>13} {:>13} {:>13} {:<5} {:>13} {:>13} {}\n", rank, r.held[rank].parameters,
-                       r.held[rank].gradients, r.held[rank].optimizer, mark(r.held[rank] == r.expected_held[rank]),
-                       r.peak[rank], peak_bound(r.expected_peak[rank]),
-                       mark(r.peak[rank] <= peak_bound(r.expected_peak[rank])));
-  return out + "\n";
+  return r.sent.empty() ? out + "  nothing is sent: there is one rank\n" : out;
+}
+
+std::string memory_text(const VerifyResult& r) {
+  std::string out =
+      fmt::format("  {:<6} {:>13} {:>13} {:>13}       {:>13}", "rank", "parameters", "gradients", "optimizer", "peak");
+  out += r.expected_peak.empty() ? "   bytes held\n" : fmt::format(" {:>13}   bytes held\n", "bound");
+  for (size_t rank = 0; rank < r.held.size(); ++rank) {
+    out +=
+        fmt::format("  {:<6} {:>13} {:>13} {:>13} {:<5} {:>13}", rank, r.held[rank].parameters, r.held[rank].gradients,
+                    r.held[rank].optimizer, mark(r.held[rank] == r.expected_held[rank]), r.peak[rank]);
+    out += r.expected_peak.empty() ? "\n"
+                                   : fmt::format(" {:>13} {}\n", peak_bound(r.expected_peak[rank]),
+                                                 mark(r.peak[rank] <= peak_bound(r.expected_peak[rank])));
+  }
+  return out;
+}
+
+std::string pipeline_text(const VerifyResult& r) {
+  if (!r.bubble) return "";
+  std::string out = fmt::format("\n  micro-batches of a stage in flight, by pipeline rank: {}; expected {} {}\n",
+                                fmt::join(r.in_flight, " "), fmt::join(r.expected_in_flight, " "),
+                                mark(r.in_flight == r.expected_in_flight));
+  out += fmt::format("  bubble on the simulated clock, F, I and W of equal length: {:.4f} of the time", *r.bubble);
+  return out + (r.bubble_formula ? fmt::format("; by formula {:.4f}\n", *r.bubble_formula) : "\n");
+}
+
+std::string to_text(const VerifyResult& r, const TrainOptions& o) {
+  std::string out = fmt::format("{} steps in {} of {}, beside one rank{}\n\n", r.steps, o.dtype, plan_of(o),
+                                r.exact ? " that adds in the same order" : "");
+  out += fmt::format("  loss {:.4f} -> {:.4f}; losses, gradients, parameters and optimizer state: {}\n\n",
+                     r.losses.front(), r.losses.back(), how_equal(r));
+  return out + bytes_text(r) + "\n" + memory_text(r) + pipeline_text(r) + "\n";
 }
 
 }  // namespace

@@ -105,30 +105,19 @@ FlatUnit shard_of(Trainer& trainer, const std::string& unit) {
   return {};
 }
 
-// What an optimizer keeps, known on ranks too that keep nothing.
-std::vector<std::string> kinds_of(Trainer& trainer, const std::string& optimizer) {
-  std::vector<std::string> kinds =
-      optimizer == "sgd" ? std::vector<std::string>{"momentum"} : std::vector<std::string>{"m", "v"};
-  if (value_dtype(trainer) == DType::bfloat16) kinds.emplace_back("master");
-  return kinds;
-}
-
-// The elements of `part`, whose slots may begin before or end past it, from the file's whole tensors.
-void read_slots(const Safetensors& file, const std::string& suffix, const std::vector<Slot>& slots,
+// The elements of `part`, whose slots may begin before or end past it, from whole tensors.
+void read_slots(const WholeTensors& source, const std::string& suffix, const std::vector<Slot>& slots,
                 const Tensor& part) {
   for (const Slot& slot : slots) {
     const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.begin + slot.shape.numel(), part.numel());
     if (from >= to) continue;
-    const TensorBytes& whole = file.at((slot.alias.empty() ? slot.name : slot.alias) + suffix);
-    const Shape& expected = slot.cut.is_whole() ? slot.shape : slot.cut.whole;
-    const std::vector<int64_t> shape(expected.begin(), expected.end());
-    if (whole.dtype != part.dtype() || whole.shape != shape)
-      throw InputError(fmt::format("the checkpoint's '{}' does not fit: expected {} {}", whole.name,
-                                   name_of(part.dtype()), expected.str()));
+    const Shape& whole = slot.cut.is_whole() ? slot.shape : slot.cut.whole;
+    const std::byte* const elements =
+        source((slot.alias.empty() ? slot.name : slot.alias) + suffix, part.dtype(), whole);
     const int64_t element = size_of(part.dtype());
     for_each_run(slot.cut, slot.shape, from - slot.begin, to - slot.begin,
                  [&](int64_t here, int64_t there, int64_t count) {
-                   std::memcpy(part.narrow(0, slot.begin + here, count).raw(), whole.bytes.data() + there * element,
+                   std::memcpy(part.narrow(0, slot.begin + here, count).raw(), elements + there * element,
                                static_cast<size_t>(count * element));
                  });
   }
@@ -152,34 +141,52 @@ std::vector<NamedTensor> whole_gradients(Trainer& trainer) {
   return out;
 }
 
+std::vector<std::string> state_kinds(Trainer& trainer, const std::string& optimizer) {
+  std::vector<std::string> kinds =
+      optimizer == "sgd" ? std::vector<std::string>{"momentum"} : std::vector<std::string>{"m", "v"};
+  if (value_dtype(trainer) == DType::bfloat16) kinds.emplace_back("master");
+  const std::string first = trainer.model().layout()[0].name;
+  std::erase_if(kinds, [&](const std::string& kind) {  // sgd without momentum keeps none
+    return trainer.world().max(state_of(trainer, first, kind).defined() ? 1 : 0) == 0;
+  });
+  return kinds;
+}
+
 std::vector<NamedTensor> whole_state(Trainer& trainer, const std::string& optimizer) {
   const DType wide = value_dtype(trainer) == DType::float64 ? DType::float64 : DType::float32;
   std::vector<NamedTensor> out;
-  for (const std::string& kind : kinds_of(trainer, optimizer)) {
-    const std::string first = trainer.model().layout()[0].name;
-    const bool kept = trainer.world().max(state_of(trainer, first, kind).defined() ? 1 : 0) > 0;
-    if (kept)  // sgd without momentum keeps none
-      gather_slots(
-          trainer, {"." + kind, wide}, [&](const std::string& unit) { return state_of(trainer, unit, kind); }, out);
+  for (const std::string& kind : state_kinds(trainer, optimizer)) {
+    gather_slots(
+        trainer, {"." + kind, wide}, [&](const std::string& unit) { return state_of(trainer, unit, kind); }, out);
   }
   return out;
 }
 
-void read_values(Trainer& trainer, const Safetensors& file) {
+void read_values(Trainer& trainer, const WholeTensors& source) {
   for (const FlatUnit& unit : trainer.strategy().residents()) {
-    read_slots(file, "", unit.slots, unit.values);
+    read_slots(source, "", unit.slots, unit.values);
     ++unit.values.storage()->version;
   }
 }
 
-void read_state(Trainer& trainer, const Safetensors& file) {
+void read_state(Trainer& trainer, const WholeTensors& source) {
   for (const NamedTensor& state : trainer.optimizer().state())
     for (const FlatUnit& unit : trainer.optimizer().units()) {
       if (!state.name.starts_with(unit.name + ".")) continue;
       const std::string kind = state.name.substr(unit.name.size());
       if (kind.find('.', 1) == std::string::npos)  // else of a unit whose name begins with this one's
-        read_slots(file, kind, unit.slots, state.tensor);
+        read_slots(source, kind, unit.slots, state.tensor);
     }
+}
+
+WholeTensors tensors_of(const Safetensors& file) {
+  return [&file](const std::string& name, DType dtype, const Shape& shape) {
+    const TensorBytes& whole = file.at(name);
+    if (whole.dtype != dtype || whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
+      throw InputError(
+          fmt::format("the checkpoint's '{}' does not fit: expected {} {}", name, name_of(dtype), shape.str()));
+    return reinterpret_cast<const std::byte*>(whole.bytes.data());
+  };
 }
 
 }  // namespace tessera

@@ -1,6 +1,8 @@
 // A run's state as one rank would hold it: one tensor per parameter, whatever the layout. Checkpoints hold this, so a
 // run that was saved under one layout goes on under any other.
 #pragma once
+#include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,8 +17,15 @@ std::vector<NamedTensor> whole_values(Trainer& trainer);
 std::vector<NamedTensor> whole_gradients(Trainer& trainer);
 std::vector<NamedTensor> whole_state(Trainer& trainer, const std::string& optimizer);
 
-// Each rank reads its part. Throws InputError.
-void read_values(Trainer& trainer, const Safetensors& file);
-void read_state(Trainer& trainer, const Safetensors& file);
+// The kinds of tensors that the optimizer keeps ("m", "v"), known on ranks too that keep none. Every rank calls it.
+std::vector<std::string> state_kinds(Trainer& trainer, const std::string& optimizer);
+
+// Where the elements of a whole tensor are, which must be of that dtype and shape.
+using WholeTensors = std::function<const std::byte*(const std::string& name, DType dtype, const Shape& shape)>;
+// Those of a file, which must outlive the result. Throws InputError for one that is missing or of another kind.
+WholeTensors tensors_of(const Safetensors& file);
+// Each rank takes its part. Throws what `source` throws.
+void read_values(Trainer& trainer, const WholeTensors& source);
+void read_state(Trainer& trainer, const WholeTensors& source);
 
 }  // namespace tessera

@@ -61,6 +61,15 @@ void tensor_parallel(Gpt& model, Communicator& tp, Placement between) {
   if (!model.config.tied) vocab_wise(model.head, tp, between);
 }
 
+void context_parallel(Gpt& model, Communicator& cp, ContextMode mode) {
+  if (cp.size() == 1) return;
+  for (Block* block : model.blocks)
+    block->attn.set_core([&cp, mode](const Var& qkv, int64_t heads, const AttentionOptions& options) {
+      return mode == ContextMode::ring ? ring_attention(qkv, heads, options, cp)
+                                       : ulysses_attention(qkv, heads, options, cp);
+    });
+}
+
 Loss parallel_loss(const Gpt& model, Var logits, const Tensor& targets, double scale, Communicator& tp) {
   return vocab_parallel_cross_entropy(std::move(logits), targets.contiguous().reshape({-1}), scale, tp,
                                       model.config.vocab);

@@ -7,6 +7,7 @@
 //   Loss loss = parallel_loss(model, model.logits(model.hidden(ids)), targets, scale, mesh["tp"]);
 #pragma once
 #include "models/gpt.h"
+#include "parallel/context_parallel.h"
 #include "parallel/vocab_parallel.h"
 
 namespace tessera {
@@ -20,6 +21,12 @@ namespace tessera {
 // table of placements, volume: parallel/tensor_parallel.h and parallel/vocab_parallel.h. With S(1) there are also an
 // all-gather of e T C bytes, of the position table's gradient, and two all-reduces of C elements for the last norm.
 void tensor_parallel(Gpt& model, Communicator& tp, Placement between);
+
+// Attention over sequences of which each rank of `cp` has a part, the tokens at context_positions(): a step must say
+// which (StepInfo::positions), and how many there are. On an axis of size 1 it does nothing; `cp` must outlive the
+// model. Comes after tensor_parallel(), whose heads it deals out again under `ulysses`.
+enum class ContextMode { ring, ulysses };
+void context_parallel(Gpt& model, Communicator& cp, ContextMode mode);
 
 // The loss of a model that was cut over `tp`, or of any on an axis of size 1: logits as model.logits() gives them,
 // targets int32 of any shape, `scale` as in cross_entropy(). The same on every rank of `tp`.

@@ -8,21 +8,26 @@
 
 namespace tessera {
 
+// |a - b| / |b|, 2-norms; 0 for equal tensors. The key third of a bias of [q | k | v] is left out: its true gradient is
+// zero, since a softmax does not see what is added to all of its inputs.
+double relative_distance(const std::string& parameter, const Tensor& a, const Tensor& b);
+
 class Comparison {
  public:
   explicit Comparison(VerifyResult& result) : result_(result) {}
 
   void loss(int64_t step, double found, double expected);
   // Gathered tensors, slot by slot, against whole units of the oracle; `what` they are. `worst_distance` becomes the
-  // largest |a - b| / |b| (2-norms) that was seen.
+  // largest distance that was seen.
   void tensors(int64_t step, const char* what, const std::vector<NamedTensor>& found,
                const std::vector<FlatUnit>& units, const std::vector<Tensor>& whole, double& worst_distance);
 
  private:
   void one(int64_t step, const char* what, const NamedTensor& found, const Tensor& expected, double& worst_distance);
-  void differs(const std::string& line);
+  void differs(double distance, const std::string& line);
   VerifyResult& result_;
   double worst_ = 0;
+  bool reported_ = false;
 };
 
 }  // namespace tessera

@@ -1,42 +1,64 @@
-// Closed forms, from sizes.
+// Bytes on the wire, axis by axis.
 #include "app/verify/expected.h"
 
 #include <algorithm>
-#include <cmath>
+#include <map>
+#include <utility>
 
 #include "app/plan.h"
+#include "app/verify/plan_sizes.h"
 
 namespace tessera {
 namespace {
 
-constexpr int64_t kSlot = 16, kBlock = 256;  // elements: where parameters begin, and where shards may be cut
+// Adds up what groups of ranks do, by axis and operation, in the order of axes and of operations.
+class Sent {
+ public:
+  explicit Sent(bool through_root) : through_root_(through_root) {}
 
-int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
-// A unit's parameters, by their sizes, and how often a micro-batch of ZeRO-3 needs it whole.
-struct UnitSizes {
-  std::vector<int64_t> parameters;
-  int64_t uses = 0;
-  int64_t size() const {
-    int64_t sum = 0;
-    for (const int64_t p : parameters) sum += round_up(p, kSlot);
-    return sum;
+  // `ranks` ranks make `calls` collectives each, that send `bytes` in all together.
+  void add(const std::string& axis, Op op, int64_t ranks, int64_t calls, int64_t bytes) {
+    if (ranks < 2 || calls == 0) return;
+    SentBytes& entry = sent_[{axis, op}];
+    entry.calls += ranks * calls;
+    entry.bytes += bytes;
   }
-  int64_t padded(int64_t ranks) const { return round_up((size() + ranks - 1) / ranks, kBlock) * ranks; }
+  // Of `bytes` each.
+  void all_reduce(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
+    add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls);
+  }
+  void reduce_scatter(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
+    add(axis, Op::reduce_scatter, n, calls, half(n, bytes) * calls);
+  }
+  void all_gather(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
+    add(axis, Op::all_gather, n, calls, half(n, bytes) * calls);
+  }
+  // `count` messages, sent by some ranks of an axis and received by others.
+  void messages(const std::string& axis, int64_t count, int64_t bytes) {
+    if (count == 0) return;
+    for (const Op op : {Op::send, Op::recv}) {
+      SentBytes& entry = sent_[{axis, op}];
+      entry.calls += count;
+      entry.bytes += op == Op::send ? count * bytes : 0;
+    }
+  }
+
+  std::vector<SentBytes> result(int64_t steps) const {
+    std::vector<SentBytes> out;
+    for (const char* axis : {"world", "pp", "dp", "cp", "tp", "dp+cp", "tied"})
+      for (const auto& [key, entry] : sent_)
+        if (key.first == axis)
+          out.push_back({axis, std::string(name_of(key.second)), entry.calls * steps, entry.bytes * steps, 0});
+    return out;
+  }
+
+ private:
+  int64_t half(int64_t n, int64_t bytes) const { return (n - 1) * bytes + (through_root_ ? (n - 1) * bytes / n : 0); }
+  bool through_root_;
+  std::map<std::pair<std::string, Op>, SentBytes> sent_;
 };
 
-std::vector<UnitSizes> units_of(const GptConfig& g) {
-  const int64_t c = g.channels;
-  std::vector<UnitSizes> units;
-  units.push_back({{g.vocab * c}, 3});    // lookup; head forward; head backward
-  units.push_back({{g.context * c}, 1});  // lookup
-  for (int64_t i = 0; i < g.layers; ++i)  // norm, qkv, projection, norm, up, down: weights and biases
-    units.push_back({{c, c, 3 * c * c, 3 * c, c * c, c, c, c, 4 * c * c, 4 * c, 4 * c * c, c}, 2});
-  units.push_back({{c, c}, 2});
-  return units;
-}
-
-// How many all-reduces DDP makes of it: whole parameters from the last on, until a bucket is full.
+// How many all-reduces DDP makes of them: whole parameters from the last on, until a bucket is full.
 int64_t buckets(const std::vector<UnitSizes>& units, int64_t element, int64_t bucket_bytes) {
   int64_t count = 1, filled = 0;
   for (auto u = units.rbegin(); u != units.rend(); ++u)
@@ -45,132 +67,148 @@ int64_t buckets(const std::vector<UnitSizes>& units, int64_t element, int64_t bu
         ++count;
         filled = 0;
       }
-      filled += round_up(*p, kSlot);
+      filled += round_up(*p, UnitSizes::kSlot);
     }
   return count;
 }
 
-struct Sizes {
-  int64_t n, m, grad, value, state, wide;
-  std::vector<UnitSizes> units;
-  int64_t whole = 0, padded = 0;  // elements
-};
-
-Sizes sizes(const TrainOptions& o, const GptConfig& config) {
-  const DataOptions d = data_options(o);
-  Sizes s{.n = ranks_of(o),
-          .m = o.microbatches,
-          .grad = size_of(d.grad_dtype),
-          .value = size_of(d.dtype),
-          .state = 0,
-          .wide = d.dtype == DType::float64 ? 8 : 4,
-          .units = units_of(config)};
-  s.state = s.wide * (o.optimizer == "sgd" ? (o.momentum > 0 ? 1 : 0) : 2);
-  if (d.dtype == DType::bfloat16) s.state += s.wide;  // the master copy
-  for (const UnitSizes& u : s.units) {
-    s.whole += u.size();
-    s.padded += u.padded(s.n);
-  }
-  return s;
-}
-
-// A collective that `ranks` ranks make `calls` times each.
-void add(std::vector<SentBytes>& out, const char* operation, int64_t ranks, int64_t calls, int64_t bytes) {
-  if (calls > 0) out.push_back({"dp", operation, ranks * calls, bytes});
-}
-
 // Rank 0 deals out ids, losses and the logits' gradient, gathers logits, collects gradients, hands out parameters.
-void add_dataparallel(std::vector<SentBytes>& out, const Sizes& s, const GptConfig& g, int64_t batch, int64_t steps) {
-  const int64_t others = s.n - 1, tokens = batch / s.n * g.context;  // of one rank in a step
+void add_dataparallel(Sent& out, const PlanSizes& s, const GptConfig& g, const PartSizes& part) {
+  const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // of one rank in a step
   const int64_t logits = tokens * g.vocab * s.value;
-  add(out, "all_reduce", s.n, steps, 2 * others * 8 * static_cast<int64_t>(s.units.size()) * steps);  // the norm
-  add(out, "broadcast", s.n, steps, others * s.whole * s.value * steps);
-  add(out, "reduce", s.n, steps, others * s.whole * s.grad * steps);
-  add(out, "gather", s.n, s.m * steps, others * logits * steps);
-  add(out, "scatter", s.n, 3 * s.m * steps, others * (4 * tokens + 8 * s.m + logits) * steps);
+  out.all_reduce("dp", n, 1, 8 * static_cast<int64_t>(part.units.size()));  // the norm
+  out.add("dp", Op::broadcast, n, 1, others * part.whole() * s.value);
+  out.add("dp", Op::reduce, n, 1, others * part.whole() * s.grad);
+  out.add("dp", Op::gather, n, s.m, others * logits);
+  out.add("dp", Op::scatter, n, 3 * s.m, others * (4 * tokens + 8 * s.m + logits));
 }
 
 // Each server collects its part of every unit, and hands it out again.
-void add_server(std::vector<SentBytes>& out, const Sizes& s, int64_t servers, int64_t steps) {
-  const int64_t others = s.n - 1;
+void add_server(Sent& out, const PlanSizes& s, int64_t servers, const PartSizes& part) {
+  const int64_t n = s.data, others = n - 1;
   int64_t parts = 0, blocks = 0, with_blocks = 0;
   std::vector<int64_t> served(static_cast<size_t>(servers), 0);  // norm blocks
-  for (const UnitSizes& u : s.units) {
-    const int64_t cut = round_up((u.size() + servers - 1) / servers, kBlock);
+  for (const UnitSizes& u : part.units)
     for (int64_t k = 0; k < servers; ++k) {
-      const int64_t size = std::clamp(u.size() - k * cut, int64_t{0}, cut);
+      const int64_t size = std::clamp(u.size() - k * u.piece(servers), int64_t{0}, u.piece(servers));
       parts += size > 0 ? 1 : 0;
-      served[static_cast<size_t>(k)] += (size + kBlock - 1) / kBlock;
+      served[static_cast<size_t>(k)] += (size + UnitSizes::kBlock - 1) / UnitSizes::kBlock;
     }
-  }
   for (const int64_t b : served) {
     blocks += b;
     with_blocks += b > 0 ? 1 : 0;
   }
-  add(out, "broadcast", s.n, (parts + with_blocks) * steps, others * (s.whole * s.value + 8 * blocks) * steps);
-  add(out, "reduce", s.n, parts * steps, others * s.whole * s.grad * steps);
+  out.add("dp", Op::broadcast, n, parts + with_blocks, others * (part.whole() * s.value + 8 * blocks));
+  out.add("dp", Op::reduce, n, parts, others * part.whole() * s.grad);
+}
+
+// One group of ranks that share out gradients, and maybe more.
+void add_data(Sent& out, const PlanSizes& s, const TrainOptions& o, const PartSizes& part) {
+  const std::string axis = s.axes.cp > 1 ? "dp+cp" : "dp";
+  const int64_t n = s.data, units = static_cast<int64_t>(part.units.size());
+  if (o.zero == 0) {
+    const int64_t calls = buckets(part.units, s.grad, data_options(o).bucket_bytes);
+    out.add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * part.whole() * s.grad);
+    return;
+  }
+  for (const UnitSizes& u : part.units) {
+    out.reduce_scatter(axis, n, o.zero == 1 ? 1 : s.m, u.padded(n) * s.grad);
+    out.all_gather(axis, n, o.zero == 3 ? u.uses * s.m : 1, u.padded(n) * s.value);
+  }
+  if (s.axes.tp > 1)
+    out.all_reduce(axis, n, 1, 8 * units);  // the norm
+  else
+    out.all_gather(axis, n, 1, part.padded(n) / UnitSizes::kBlock * 8);
+}
+
+// One group of a tensor axis: `part` is what its ranks have, of a micro-batch of N elements.
+void add_tensor(Sent& out, const PlanSizes& s, const TrainOptions& o, const GptConfig& g, const PartSizes& part) {
+  const int64_t n = s.axes.tp, whole = s.micro_elements(g) * s.value, rows = s.sequences * s.tokens;
+  const int64_t forwards = o.recompute == "block" ? 2 : 1;
+  const int64_t m = s.m, layers = part.layers * m, first = part.first ? m : 0, last = part.last ? m : 0;
+  if (!o.sp) {
+    out.all_reduce("tp", n, layers * 2 * (forwards + 1) + first + last, whole);
+  } else {
+    out.all_gather("tp", n, layers * (2 * forwards + 4) + first + 2 * last, whole);
+    out.reduce_scatter("tp", n, layers * (2 * forwards + 2) + first + last, whole);
+    out.all_gather("tp", n, first, s.tokens * g.channels * s.value);      // of the positions' gradient
+    out.all_reduce("tp", n, layers * 4 + last * 2, g.channels * s.wide);  // of norms
+    out.all_reduce("tp", n, layers * 2, g.channels * s.grad);             // of biases
+  }
+  out.all_reduce("tp", n, 3 * last, rows * s.wide);                         // the loss
+  out.all_reduce("tp", n, 1, 8 * static_cast<int64_t>(part.units.size()));  // the norm, once per step
+}
+
+// One group of a context axis.
+void add_context(Sent& out, const PlanSizes& s, const TrainOptions& o, const GptConfig& g, const PartSizes& part) {
+  const int64_t n = s.axes.cp, elements = s.micro_elements(g) / s.axes.tp;
+  const int64_t forwards = o.recompute == "block" ? 2 : 1, layers = part.layers * s.m;
+  if (n == 1) return;
+  if (o.cp_mode == "ulysses") {
+    out.add("cp", Op::all_to_all, n, layers * 2 * (forwards + 1),
+            layers * (forwards + 1) * (n - 1) * 4 * elements * s.value);
+    return;
+  }
+  out.messages("cp", layers * (forwards + 1) * n * (n - 1), 2 * elements * s.value);  // keys and values
+  out.messages("cp", layers * n * (n - 1), 2 * elements * s.wide);                    // their gradients
+}
+
+// The groups of a pipeline axis, and the copies of the tied weight at its ends.
+void add_pipeline(Sent& out, const PlanSizes& s, const TrainOptions& o, const GptConfig& g) {
+  const int64_t groups = s.axes.ranks() / s.axes.pp, units = g.layers + 3;
+  const int64_t activation = s.micro_elements(g) / (o.sp ? s.axes.tp : 1) * s.value;
+  out.messages("pp", groups * 2 * s.m * s.schedule.wire_boundaries(), activation);
+  for (int64_t i = 0; i < groups; ++i) out.all_reduce("pp", s.axes.pp, 1, 8 * units);  // the norm
+  if (!s.tied_over_ranks) return;
+  for (const PartSizes& part : s.parts.front())
+    for (const UnitSizes& u : part.units)
+      for (int64_t i = 0; u.table && i < s.data; ++i)
+        out.all_reduce("tied", 2, 1, (o.zero == 0 ? u.size() : u.piece(s.data)) * s.grad);
 }
 
 }  // namespace
 
 std::vector<SentBytes> expected_bytes(const TrainOptions& o, const GptConfig& config, int64_t steps) {
-  const Sizes s = sizes(o, config);
-  const int64_t n = s.n, units = static_cast<int64_t>(s.units.size());
-  if (n == 1) return {};
-  const bool through_root = o.all_reduce == "root";
-  // A reduce-scatter or an all-gather of arrays that have `bytes` bytes together.
-  const auto half = [&](int64_t bytes) { return (n - 1) * bytes + (through_root ? (n - 1) * bytes / n : 0); };
-  std::vector<SentBytes> out;
-  out.push_back({"world", "all_reduce", n * steps, 2 * (n - 1) * 16 * steps});  // the loss, and the wish to stop
-  if (o.dp_mode == "dataparallel") {
-    add_dataparallel(out, s, config, o.batch, steps);
-    return out;
-  }
-  if (o.dp_mode == "ps-sync") {
-    add_server(out, s, o.servers, steps);
-    return out;
-  }
-  if (o.zero == 0) {
-    const int64_t calls = buckets(s.units, s.grad, data_options(o).bucket_bytes);
-    add(out, "all_reduce", n, calls * steps, 2 * (n - 1) * s.whole * s.grad * steps);
-    return out;
-  }
-  const int64_t reductions = o.zero == 1 ? 1 : s.m;
-  add(out, "reduce_scatter", n, units * reductions * steps, half(s.padded * s.grad) * reductions * steps);
-  int64_t gathers = units, gathered = s.padded * s.value;  // of parameters
-  if (o.zero == 3) {
-    gathers = gathered = 0;
-    for (const UnitSizes& u : s.units) {
-      gathers += u.uses * s.m;
-      gathered += u.uses * s.m * u.padded(n) * s.value;
+  const PlanSizes s(o, config);
+  const int64_t ranks = s.axes.ranks();
+  Sent out(o.all_reduce == "root");
+  out.all_reduce("world", ranks, 1, 16);  // the loss, and the wish to stop
+  for (const std::vector<PartSizes>& stage : s.parts) {
+    for (const PartSizes& part : stage) {
+      if (o.dp_mode == "dataparallel")
+        add_dataparallel(out, s, config, part);
+      else if (o.dp_mode == "ps-sync")
+        add_server(out, s, o.servers, part);
+      else
+        add_data(out, s, o, part);
+      for (int64_t i = 0; i < s.axes.dp; ++i) add_context(out, s, o, config, part);
     }
+    for (int64_t i = 0; i < s.data; ++i) add_tensor(out, s, o, config, stage.front());
   }
-  const int64_t norm = s.padded / kBlock * 8;
-  add(out, "all_gather", n, (gathers + 1) * steps, (half(gathered) + half(norm)) * steps);
-  return out;
+  add_pipeline(out, s, o, config);
+  return out.result(steps);
 }
 
 std::vector<HeldBytes> expected_memory(const TrainOptions& o, const GptConfig& config) {
-  const Sizes s = sizes(o, config);
-  const int64_t piece = s.padded / s.n, whole = o.zero == 0 ? s.whole : s.padded;
-  HeldBytes held;
-  held.parameters = (o.zero == 3 ? piece : whole) * s.value;
-  held.gradients = (o.zero >= 2 ? piece : whole) * s.grad;
-  held.optimizer = (o.zero >= 1 ? piece : whole) * s.state;
-  std::vector<HeldBytes> out(static_cast<size_t>(s.n), held);
-  if (o.dp_mode == "dataparallel")  // copies on the other ranks are communication
-    std::fill(out.begin() + 1, out.end(), HeldBytes{});
-  if (o.dp_mode == "ps-sync")
-    for (int64_t r = 0; r < s.n; ++r) {
-      int64_t served = 0;
-      for (const UnitSizes& u : s.units) {
-        const int64_t cut = round_up((u.size() + o.servers - 1) / o.servers, kBlock);
-        if (r < o.servers) served += std::clamp(u.size() - r * cut, int64_t{0}, cut);
+  const PlanSizes s(o, config);
+  std::vector<HeldBytes> out;
+  for (const std::vector<PartSizes>& stage : s.parts)
+    for (int64_t d = 0; d < s.data; ++d)
+      for (const PartSizes& part : stage) {  // in the order of ranks
+        const int64_t piece = part.padded(s.data) / s.data, whole = o.zero == 0 ? part.whole() : part.padded(s.data);
+        HeldBytes held{.parameters = (o.zero == 3 ? piece : whole) * s.value,
+                       .gradients = (o.zero >= 2 ? piece : whole) * s.grad,
+                       .optimizer = (o.zero >= 1 ? piece : whole) * s.state};
+        if (o.dp_mode == "dataparallel" && d > 0) held = {};  // copies are communication
+        if (o.dp_mode == "ps-sync") {
+          int64_t served = 0;
+          for (const UnitSizes& u : part.units)
+            if (d < o.servers) served += std::clamp(u.size() - d * u.piece(o.servers), int64_t{0}, u.piece(o.servers));
+          held.optimizer = served * s.state;
+        }
+        if (o.offload == "optimizer") held.optimizer = 0;
+        out.push_back(held);
       }
-      out[static_cast<size_t>(r)].optimizer = served * s.state;
-    }
-  if (o.offload == "optimizer")
-    for (HeldBytes& h : out) h.optimizer = 0;
   return out;
 }
 

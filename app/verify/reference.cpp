@@ -80,15 +80,46 @@ Reference::Reference(const TrainOptions& o, Sequences sequences, SumOrder order)
       model_(gpt_config(o, sequences_.vocab)),
       schedule_{.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps} {
   const DataOptions d = data_options(o);
+  if (order_.units.empty())
+    for (const Module::Unit& u : model_.layout()) order_.units.push_back(u.name);
   model_.materialize(d.seed, arena_, d.dtype, d.grad_dtype);
   optimizer_ = make_optimizer(o.optimizer, model_.units(), optimizer_options(o));
 }
 
-// One micro-batch of one rank, from nothing: all gradients, unit after unit.
+const FlatUnit& Reference::unit(const std::string& name) {
+  for (const FlatUnit& u : model_.units())
+    if (u.name == name) return u;
+  throw Error("[verify] the oracle has no unit '" + name + "'");
+}
+
+// Forward and backward. With a head of its own the graph is cut before it: its use of the tied weight is walked alone.
+double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_head) {
+  const bool apart = std::find(order_.units.begin(), order_.units.end(), "head") != order_.units.end();
+  const double scale = 1.0 / static_cast<double>(options_.batch * model_.config.context);
+  const Tensor wanted = targets.contiguous().reshape({-1});
+  model_.clear_gradients();
+  if (!apart) {
+    const Loss loss = cross_entropy(model_.logits(model_.hidden(ids)), wanted, scale);
+    backward(loss.mean);
+    model_.settle_gradients();
+    return loss.loss_sum;
+  }
+  const Var hidden = model_.hidden(ids), cut(hidden.value(), true);
+  const Loss loss = cross_entropy(model_.logits(cut), wanted, scale);
+  backward(loss.mean);
+  of_head = unit("tokens").grads.clone();
+  model_.tokens.weight.clear_grad();
+  backward(hidden, {.seed = cut.grad()});
+  model_.settle_gradients();
+  return loss.loss_sum;
+}
+
+// One micro-batch of one rank, from nothing: all gradients in the order of the plan.
 Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
   const int64_t size = options_.batch / (order_.ranks * options_.microbatches), context = model_.config.context;
   const int64_t first = (rank * options_.microbatches + microbatch) * size;
   arena_->reset_peaks();
+  Tensor of_head;
   {
     const Tensor ids = Tensor::empty({size, context}, DType::int32, arena_),
                  targets = Tensor::empty({size, context}, DType::int32, arena_);
@@ -97,26 +128,40 @@ Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
                      .step = optimizer_->steps(),
                      .first_sequence = first,
                      .training = true});
-    model_.clear_gradients();
-    const Loss loss = model_.loss(ids, targets, 1.0 / static_cast<double>(options_.batch * context));
-    backward(loss.mean);
-    model_.settle_gradients();
-    loss_sum += loss.loss_sum;
+    loss_sum += passes(ids, targets, of_head);
   }
-  int64_t kept = 0;
+  int64_t kept = 0, total = 0;
   for (const Category c : {Category::parameters, Category::gradients, Category::optimizer})
     kept += arena_->usage(c).live;
   peak_ = std::max(peak_, arena_->total().peak - kept);
-  int64_t total = 0;
-  for (const FlatUnit& unit : model_.units()) total += unit.grads.numel();
+  std::vector<Tensor> parts;
+  for (const std::string& name : order_.units) {
+    parts.push_back(name == "head" ? of_head : unit(name).grads);
+    total += parts.back().numel();
+  }
   Tensor all = Tensor::empty({total}, model_.units()[0].grads.dtype(), aside_);
   int64_t at = 0;
-  for (const FlatUnit& unit : model_.units()) {
-    std::memcpy(all.narrow(0, at, unit.grads.numel()).raw(), unit.grads.raw(),
-                static_cast<size_t>(unit.grads.nbytes()));
-    at += unit.grads.numel();
+  for (const Tensor& part : parts) {
+    std::memcpy(all.narrow(0, at, part.numel()).raw(), part.raw(), static_cast<size_t>(part.nbytes()));
+    at += part.numel();
   }
   return all;
+}
+
+// The step's gradients into their units.
+void Reference::take(const Tensor& total) {
+  int64_t at = 0;
+  Tensor of_head;
+  for (const std::string& name : order_.units) {
+    const FlatUnit& to = unit(name == "head" ? "tokens" : name);
+    const Tensor part = total.narrow(0, at, to.grads.numel());
+    at += part.numel();
+    if (name == "head")
+      of_head = part;
+    else
+      std::memcpy(to.grads.raw(), part.raw(), static_cast<size_t>(part.nbytes()));
+  }
+  if (of_head.defined()) add_to(unit("tokens").grads, of_head);
 }
 
 Tensor Reference::sum_over_ranks(const std::vector<Tensor>& ranks) const {
@@ -156,12 +201,7 @@ StepReport Reference::step() {
       }
     total = sum_over_ranks(of_rank);
   }
-  int64_t at = 0;
-  for (const FlatUnit& unit : model_.units()) {
-    std::memcpy(unit.grads.raw(), total.narrow(0, at, unit.grads.numel()).raw(),
-                static_cast<size_t>(unit.grads.nbytes()));
-    at += unit.grads.numel();
-  }
+  take(total);
   StepReport report;
   double loss = losses[0];
   for (size_t r = 1; r < ranks; ++r) loss += losses[r];

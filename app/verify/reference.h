@@ -7,6 +7,7 @@
 // shares code with what it judges but the model, the kernels and the optimizer.
 #pragma once
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "app/options.h"
@@ -22,10 +23,13 @@ namespace tessera {
 
 // What of a plan decides the order of sums.
 struct SumOrder {
-  int ranks = 1;
+  int ranks = 1;                            // that have sequences of their own
   Algorithm algorithm = Algorithm::direct;  // of the collective that sums gradients
   bool every_microbatch = false;
-  std::vector<Reduced> reductions;
+  // All gradients in a row: the units as pipeline ranks have them, one rank's after another's. "head" is the tied
+  // weight's use at the end of a pipeline, which has a sum of its own, added to that of "tokens" at the very end.
+  std::vector<std::string> units = {};
+  std::vector<Reduced> reductions = {};  // in that row
 };
 
 class Reference {
@@ -35,11 +39,15 @@ class Reference {
   StepReport step();
   const std::vector<FlatUnit>& units() { return model_.units(); }  // values, and the gradient of the last step
   const Optimizer& optimizer() const { return *optimizer_; }
+  int64_t steps_done() const { return optimizer_->steps(); }
   // The most that a micro-batch held beside parameters, gradients and optimizer state.
   int64_t peak_of_microbatch() const { return peak_; }
 
  private:
   Tensor gradient(int rank, int64_t microbatch, double& loss);
+  double passes(const Tensor& ids, const Tensor& targets, Tensor& of_head);
+  const FlatUnit& unit(const std::string& name);
+  void take(const Tensor& total);
   Tensor sum_over_ranks(const std::vector<Tensor>& ranks) const;
 
   const TrainOptions& options_;

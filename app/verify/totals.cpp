@@ -15,7 +15,8 @@ namespace {
 
 constexpr double kPeakSlack = 1.02;     // of the peak of memory, which no formula gives to the byte,
 constexpr double kPeakBytes = 1 << 14;  // and some small arrays, which count in models of a few kilobytes
-constexpr size_t kToFall = 40;          // steps after which the loss must have fallen
+constexpr double kSameBubble = 1e-9;
+constexpr size_t kToFall = 40;  // steps after which the loss must have fallen
 
 const SentBytes* find(const std::vector<SentBytes>& all, const SentBytes& wanted) {
   const auto found = std::find_if(all.begin(), all.end(), [&](const SentBytes& s) {
@@ -47,10 +48,20 @@ void check_held(VerifyResult& r) {
     one("parameters", f.parameters, e.parameters);
     one("gradients", f.gradients, e.gradients);
     one("optimizer state", f.optimizer, e.optimizer);
-    if (r.peak[rank] > peak_bound(r.expected_peak[rank]))
+    if (!r.expected_peak.empty() && r.peak[rank] > peak_bound(r.expected_peak[rank]))
       r.failures.push_back(fmt::format("rank {} held {} bytes at its peak; expected at most {}", rank, r.peak[rank],
                                        peak_bound(r.expected_peak[rank])));
   }
+}
+
+void check_pipeline(VerifyResult& r) {
+  for (size_t p = 0; p < r.in_flight.size(); ++p)
+    if (r.in_flight[p] != r.expected_in_flight[p])
+      r.failures.push_back(fmt::format("pipeline rank {} had {} micro-batches of a stage in flight; expected {}", p,
+                                       r.in_flight[p], r.expected_in_flight[p]));
+  if (r.bubble && r.bubble_formula && std::abs(*r.bubble - *r.bubble_formula) > kSameBubble)
+    r.failures.push_back(
+        fmt::format("the bubble on the simulated clock is {} of the time; expected {}", *r.bubble, *r.bubble_formula));
 }
 
 void check_losses(VerifyResult& r) {
@@ -74,6 +85,7 @@ int64_t peak_bound(int64_t expected) {
 void check_totals(VerifyResult& r, const TrainOptions& o) {
   check_sent(r);
   check_held(r);
+  check_pipeline(r);
   check_losses(r);
   if (ranks_of(o) > 1 && r.sent.empty()) r.failures.emplace_back("no rank has communicated");
 }

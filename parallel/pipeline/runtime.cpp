@@ -46,6 +46,7 @@ double PipelineRuntime::step() {
 
 void PipelineRuntime::perform(const Action& action) {
   const auto [what, stage, microbatch] = action;
+  if (what <= Do::W) stages_.enter(stage, microbatch);
   switch (what) {
     case Do::F:
       return forward(stage, microbatch);

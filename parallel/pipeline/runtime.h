@@ -38,6 +38,8 @@ class Stages {
   Stages(const Stages&) = delete;
   Stages& operator=(const Stages&) = delete;
 
+  // Before each pass of a stage, forward, backward or for its weights: the step and the sequences that it is about.
+  virtual void enter(int /*stage*/, int /*microbatch*/) {}
   // `input` is a leaf that requires a gradient; undefined for stage 0, which reads the micro-batch itself.
   virtual StageOutput forward(int stage, int microbatch, const Var& input) = 0;
   // Memory for what stage `stage` receives.

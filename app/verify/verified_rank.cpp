@@ -1,0 +1,204 @@
+// Step by step under the plan, beside the oracle.
+#include "app/verify/verified_rank.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "app/plan.h"
+#include "app/verify/mutate.h"
+#include "app/verify/plan_order.h"
+#include "app/whole_state.h"
+
+namespace tessera {
+namespace {
+
+std::vector<Tensor> of_units(const std::vector<FlatUnit>& units, bool gradients) {
+  std::vector<Tensor> out;
+  for (const FlatUnit& u : units) out.push_back(gradients ? u.grads : u.values);
+  return out;
+}
+
+}  // namespace
+
+VerifiedRank::VerifiedRank(const TrainOptions& o, Communicator& world, const Sequences& sequences, Mutation mutation,
+                           VerifyResult& result)
+    : options_(o),
+      trainer_(o, mutated(sequences, mutation, o, world.rank()), world),
+      mutation_(mutation),
+      result_(result) {
+  const SumOrder order = order_of_sums(trainer_, o);
+  damage_model(trainer_, mutation);
+  if (world.rank() != 0) return;
+  reference_ = std::make_unique<Reference>(o, sequences, order);
+  comparison_ = std::make_unique<Comparison>(result);
+}
+
+void VerifiedRank::run() {
+  for (int64_t step = 0; step < options_.steps; ++step) one_step();
+  finish();
+}
+
+void VerifiedRank::one_step() {
+  trainer_.arena()->reset_peaks();
+  std::vector<int64_t> before = counts_now();
+  const StepReport report = trainer_.compute_gradients(false);
+  count_since(before);
+  damage_gradients(trainer_, mutation_);
+  note_peaks();
+  const std::vector<NamedTensor> gradients = aside(whole_gradients(trainer_));
+  trainer_.arena()->reset_peaks();
+  before = counts_now();
+  update(report);
+  count_since(before);
+  note_peaks();
+  const std::vector<NamedTensor> values = whole_values(trainer_), state = whole_state(trainer_, options_.optimizer);
+  if (reference_) compare(report, gradients, values, state);
+  if (!result_.exact) start_from_oracle();
+}
+
+// The counts of all axes of one rank, as one list.
+std::vector<int64_t> VerifiedRank::counts_now() {
+  std::vector<int64_t> out;
+  for (const Communicator* axis : trainer_.communicators())
+    for (const OpCount& c : axis->counts()) out.insert(out.end(), {c.calls, c.sent});
+  return out;
+}
+
+void VerifiedRank::count_since(const std::vector<int64_t>& before) {
+  const std::vector<int64_t> now = counts_now();
+  counts_.resize(now.size());
+  for (size_t i = 0; i < now.size(); ++i) counts_[i] += now[i] - before[i];
+}
+
+void VerifiedRank::note_peaks() {
+  peak_ = std::max(peak_, trainer_.arena()->total().peak);
+  moved_ = std::max(moved_, trainer_.arena()->usage(Category::communication).peak);
+}
+
+// Copies that do not count as held by the rank.
+std::vector<NamedTensor> VerifiedRank::aside(const std::vector<NamedTensor>& tensors) const {
+  std::vector<NamedTensor> out;
+  for (const NamedTensor& t : tensors) {
+    Tensor copy = Tensor::empty(t.tensor.shape(), t.tensor.dtype(), aside_);
+    copy.copy_from(t.tensor);
+    out.push_back({t.name, copy});
+  }
+  return out;
+}
+
+void VerifiedRank::update(StepReport report) {
+  const bool odd_one = trainer_.world().rank() == trainer_.world().size() - 1;
+  if (mutation_ == Mutation::unclipped && odd_one) report.grad_norm = 0;
+  std::vector<Tensor> old;
+  if (mutation_ == Mutation::stale_shard && odd_one)
+    for (const FlatUnit& unit : trainer_.strategy().residents()) old.push_back(unit.values.clone());
+  trainer_.update(report);
+  size_t at = 0;
+  for (const Tensor& values : old) {  // the first quarter of each unit stays as it was
+    const Tensor now = trainer_.strategy().residents()[at++].values;
+    std::memcpy(now.raw(), values.raw(), static_cast<size_t>(values.nbytes() / 4));
+  }
+}
+
+void VerifiedRank::compare(const StepReport& report, const std::vector<NamedTensor>& gradients,
+                           const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state) {
+  const StepReport expected = reference_->step();
+  comparison_->loss(expected.step, report.loss, expected.loss);
+  const std::vector<FlatUnit>& units = reference_->units();
+  comparison_->tensors(expected.step, "gradient", gradients, units, of_units(units, true), result_.grad_max_rel);
+  comparison_->tensors(expected.step, "parameter", values, units, of_units(units, false), result_.param_max_rel);
+  std::map<std::string, std::vector<NamedTensor>> by_kind;
+  for (const NamedTensor& t : state) by_kind[t.name.substr(t.name.rfind('.') + 1)].push_back(t);
+  size_t kinds = 0;
+  for (const auto& [kind, tensors] : by_kind) {
+    std::vector<Tensor> whole;
+    for (const FlatUnit& unit : units)
+      for (const NamedTensor& t : reference_->optimizer().state())
+        if (t.name == unit.name + "." + kind) whole.push_back(t.tensor);
+    comparison_->tensors(expected.step, "state", tensors, units, whole, result_.param_max_rel);
+    kinds += whole.size();
+  }
+  if (kinds != reference_->optimizer().state().size())
+    result_.failures.emplace_back("the optimizer keeps other tensors than the oracle's");
+}
+
+// Differences do not add up over steps: every rank goes on with its part of what the oracle has now.
+void VerifiedRank::start_from_oracle() {
+  std::map<std::string, Tensor> whole;
+  const auto share = [&](const Module::Unit& unit, const std::string& suffix, DType dtype, const Tensor& own) {
+    Tensor all = Tensor::empty({unit.size}, dtype, aside_);
+    if (own.defined()) all.copy_from(own);
+    trainer_.world().broadcast(all, 0);
+    for (const Slot& slot : unit.slots) whole[slot.name + suffix] = all.narrow(0, slot.begin, slot.shape.numel());
+  };
+  const DataOptions d = data_options(options_);
+  const DType wide = d.dtype == DType::float64 ? DType::float64 : DType::float32;
+  const std::vector<std::string> kinds = state_kinds(trainer_, options_.optimizer);
+  const std::vector<Module::Unit> layout = trainer_.whole_model().layout();
+  for (size_t u = 0; u < layout.size(); ++u) {
+    share(layout[u], "", d.dtype, reference_ ? reference_->units()[u].values : Tensor());
+    for (const std::string& kind : kinds) {
+      Tensor own;
+      if (reference_)
+        for (const NamedTensor& t : reference_->optimizer().state())
+          if (t.name == layout[u].name + "." + kind) own = t.tensor;
+      share(layout[u], "." + kind, wide, own);
+    }
+  }
+  const WholeTensors source = [&](const std::string& name, DType, const Shape&) { return whole.at(name).raw(); };
+  read_values(trainer_, source);
+  read_state(trainer_, source);
+}
+
+// What each rank counted and holds goes to rank 0.
+void VerifiedRank::finish() {
+  Communicator& world = trainer_.world();
+  const ArenaPtr& arena = trainer_.arena();
+  const auto held = [&](Category c) { return arena->usage(c).live; };
+  const std::vector<int64_t> mine = {
+      held(Category::parameters), held(Category::gradients), held(Category::optimizer), peak_, moved_,
+      trainer_.peak_in_flight()};
+  const auto width = static_cast<int64_t>(mine.size());
+  const Tensor counts = Tensor::of<int64_t>(counts_, {static_cast<int64_t>(counts_.size())}, arena);
+  const Tensor own = Tensor::of<int64_t>(mine, {width}, arena);
+  const Tensor all = Tensor::empty({width * world.size()}, DType::int64, arena);
+  const Tensor most = counts.clone();
+  world.all_reduce(counts);
+  world.all_reduce(most, Reduction::max);
+  world.all_gather(own, all);
+  if (!reference_) return;
+  const int64_t* c = counts.data<int64_t>();
+  const int64_t* busiest = most.data<int64_t>();
+  for (const Communicator* axis : trainer_.communicators())
+    for (int op = 0; op < kOps; ++op, c += 2, busiest += 2)
+      if (c[0] > 0)
+        result_.sent.push_back({axis->axis(), std::string(name_of(static_cast<Op>(op))), c[0], c[1], busiest[1]});
+  for (int r = 0; r < world.size(); ++r) note_rank(r, all.data<int64_t>() + r * width);
+}
+
+void VerifiedRank::note_rank(int rank, const int64_t* m) {
+  result_.held.push_back({m[0], m[1], m[2]});
+  result_.peak.push_back(m[3]);
+  const Axes axes = axes_of(options_);
+  if (axes.ranks() == axes.dp) {
+    const HeldBytes& e = result_.expected_held.at(static_cast<size_t>(rank));
+    result_.expected_peak.push_back(e.parameters + e.gradients + e.optimizer + m[4] + reference_->peak_of_microbatch() +
+                                    second_microbatch());
+  }
+  if (rank % (axes.ranks() / axes.pp) == 0) result_.in_flight.push_back(m[5]);
+}
+
+// A later micro-batch's gradient of a parameter is made beside the sum of the earlier ones, twice for a tied weight.
+int64_t VerifiedRank::second_microbatch() const {
+  if (options_.microbatches == 1 || trainer_.strategy().reduces_every_microbatch()) return 0;
+  int64_t largest = 0;
+  for (const FlatUnit& unit : reference_->units())
+    for (const Slot& slot : unit.slots)
+      largest = std::max(largest, (slot.name == "tokens.weight" ? 2 : 1) * slot.shape.numel());
+  return largest * size_of(reference_->units()[0].grads.dtype());
+}
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+// One rank's side of a run that is verified; rank 0 has the oracle.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "app/trainer.h"
+#include "app/verify/comparison.h"
+#include "app/verify/reference.h"
+#include "app/verify/verify.h"
+
+namespace tessera {
+
+class VerifiedRank {
+ public:
+  VerifiedRank(const TrainOptions& options, Communicator& world, const Sequences& sequences, Mutation mutation,
+               VerifyResult& result);
+  // All steps, then what was counted.
+  void run();
+
+ private:
+  void make_oracle(const Sequences& sequences);
+  void one_step();
+  void note_peaks();
+  std::vector<NamedTensor> aside(const std::vector<NamedTensor>& tensors) const;
+  void update(StepReport report);
+  void count_since(const std::vector<int64_t>& before);
+  std::vector<int64_t> counts_now();
+  void compare(const StepReport& report, const std::vector<NamedTensor>& gradients,
+               const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state);
+  void start_from_oracle();
+  void finish();
+  void note_rank(int rank, const int64_t* counted);
+  int64_t second_microbatch() const;
+
+  const TrainOptions& options_;
+  Trainer trainer_;
+  Mutation mutation_;
+  VerifyResult& result_;
+  std::unique_ptr<Reference> reference_;
+  std::unique_ptr<Comparison> comparison_;
+  std::vector<int64_t> counts_;
+  ArenaPtr aside_ = make_arena();
+  int64_t peak_ = 0, moved_ = 0;  // moved: of what only the strategy needs
+};
+
+}  // namespace tessera
