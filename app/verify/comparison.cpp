@@ -29,11 +29,13 @@ double relative_distance(const std::string& parameter, const Tensor& a, const Te
                   distance(a.narrow(0, 2 * third, third), b.narrow(0, 2 * third, third)));
 }
 
-void Comparison::loss(int64_t step, double found, double expected) {
-  result_.losses.push_back(found);
+void Comparison::number(int64_t step, const std::string& what, double found, double expected) {
   const double d = std::abs(found - expected) / std::abs(expected);
-  result_.loss_max_rel = std::max(result_.loss_max_rel, d);
-  if (found != expected) differs(d, fmt::format("step {}: the loss is {}; expected {}", step, found, expected));
+  if (what == "loss") {
+    result_.losses.push_back(found);
+    result_.loss_max_rel = std::max(result_.loss_max_rel, d);
+  }
+  if (found != expected) differs(d, fmt::format("step {}: the {} is {}; expected {}", step, what, found, expected));
 }
 
 void Comparison::tensors(int64_t step, const char* what, const std::vector<NamedTensor>& found,
@@ -57,13 +59,13 @@ void Comparison::one(int64_t step, const char* what, const NamedTensor& found, c
   }
   worst_distance = std::max(worst_distance, d);
   differs(d, fmt::format("step {}: {} '{}' differs by {:.3g} of its norm; expected {}", step, what, found.name, d,
-                         result_.exact ? "the same bits" : fmt::format("at most {:.3g}", result_.bound)));
+                         result_.exact || bits_ ? "the same bits" : fmt::format("at most {:.3g}", result_.bound)));
 }
 
 // The first difference says most.
 void Comparison::differs(double distance, const std::string& line) {
   result_.bitwise = false;
-  if (!result_.exact && distance <= result_.bound) return;
+  if (!result_.exact && !bits_ && distance <= result_.bound) return;
   if (!reported_) result_.failures.push_back(line);
   reported_ = true;
 }

@@ -16,7 +16,12 @@ class Comparison {
  public:
   explicit Comparison(VerifyResult& result) : result_(result) {}
 
-  void loss(int64_t step, double found, double expected);
+  // What follows must have the same bits whatever the plan; or, again, be within the bound of a plan that splits sums.
+  void exactly() { bits_ = true; }
+  void within_bound() { bits_ = false; }
+
+  // The loss, or the norm of the gradients.
+  void number(int64_t step, const std::string& what, double found, double expected);
   // Gathered tensors, slot by slot, against whole units of the oracle; `what` they are. `worst_distance` becomes the
   // largest distance that was seen.
   void tensors(int64_t step, const char* what, const std::vector<NamedTensor>& found,
@@ -27,7 +32,7 @@ class Comparison {
   void differs(double distance, const std::string& line);
   VerifyResult& result_;
   double worst_ = 0;
-  bool reported_ = false;
+  bool reported_ = false, bits_ = false;
 };
 
 }  // namespace tessera

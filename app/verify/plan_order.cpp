@@ -20,9 +20,20 @@ std::vector<int64_t> cuts_of(const DataStrategy& strategy) {
 
 }  // namespace
 
-// A unit's name tells its stage, and so do the elements of all units how long a rank's row is.
+// A unit's name tells its stage, and so do the elements of all units how long a rank's row is. Where sums are split
+// inside products anyway, the order of ranks does not matter.
 SumOrder order_of_sums(Trainer& t, const TrainOptions& o) {
   Communicator& pp = t.mesh()["pp"];
+  if (splits_sums(o)) {
+    SumOrder order{.ranks = t.mesh().size("dp")};
+    int64_t size = 0;
+    for (const Module::Unit& unit : t.whole_model().layout()) {
+      order.units.push_back(unit.name);
+      size += unit.size;
+    }
+    order.reductions = {{{0, size}, size}};
+    return order;
+  }
   SumOrder order{.ranks = t.mesh().size("dp"),
                  .algorithm = algorithm_of(o),
                  .every_microbatch = t.strategy().reduces_every_microbatch()};

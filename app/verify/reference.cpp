@@ -176,7 +176,7 @@ Tensor Reference::sum_over_ranks(const std::vector<Tensor>& ranks) const {
   return out;
 }
 
-StepReport Reference::step() {
+StepReport Reference::compute_gradients() {
   const auto ranks = static_cast<size_t>(order_.ranks);
   std::vector<double> losses(ranks, 0);
   std::vector<Tensor> of_rank(ranks);
@@ -208,9 +208,25 @@ StepReport Reference::step() {
   report.loss = loss / static_cast<double>(options_.batch * model_.config.context);
   report.grad_norm = grad_norm(model_.units());
   report.lr = schedule_.at(optimizer_->steps());
-  optimizer_->step(report.lr, clip_factor(report.grad_norm, options_.clip));
-  report.step = optimizer_->steps();
+  report.step = optimizer_->steps() + 1;
   return report;
+}
+
+void Reference::update(const StepReport& report) {
+  optimizer_->step(report.lr, clip_factor(report.grad_norm, options_.clip));
+}
+
+StepReport Reference::step() {
+  const StepReport report = compute_gradients();
+  update(report);
+  return report;
+}
+
+void Reference::adopt(const std::vector<NamedTensor>& gradients) {
+  size_t at = 0;
+  for (const FlatUnit& u : model_.units())
+    for (const Slot& slot : u.slots)
+      u.grads.narrow(0, slot.begin, slot.shape.numel()).reshape(slot.shape).copy_from(gradients.at(at++).tensor);
 }
 
 }  // namespace tessera

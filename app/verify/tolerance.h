@@ -2,7 +2,7 @@
 //
 // float64: 1e-12, relative, 2-norms, tensor by tensor. fp32 and bf16: k 1.03^L eps with L layers. k is calibrated in
 // the same run, from the gradients of two serial runs that differ in nothing but the order of their sums (all sequences
-// of a rank at once, and one after another): four times what the worse tensor shows, at least 4 and at most kMost, so
+// of a rank at once, and one after another): four times what the worst tensor shows, at least 16 and at most 256, so
 // that no calibration can excuse a defect.
 #pragma once
 #include <string>
@@ -17,7 +17,7 @@ struct Tolerance {
   std::string text;  // how it came to be, for people
 };
 
-// Of losses, gradients and parameters after one step.
+// Of the loss, the norm and the gradients of a step.
 Tolerance tolerance_of(const TrainOptions& options, const Sequences& sequences);
 
 }  // namespace tessera

@@ -56,7 +56,6 @@ void VerifiedRank::one_step() {
   note_peaks();
   const std::vector<NamedTensor> values = whole_values(trainer_), state = whole_state(trainer_, options_.optimizer);
   if (reference_) compare(report, gradients, values, state);
-  if (!result_.exact) start_from_oracle();
 }
 
 // The counts of all axes of one rank, as one list.
@@ -105,10 +104,17 @@ void VerifiedRank::update(StepReport report) {
 
 void VerifiedRank::compare(const StepReport& report, const std::vector<NamedTensor>& gradients,
                            const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state) {
-  const StepReport expected = reference_->step();
-  comparison_->loss(expected.step, report.loss, expected.loss);
+  StepReport expected = reference_->compute_gradients();
   const std::vector<FlatUnit>& units = reference_->units();
+  comparison_->number(expected.step, "loss", report.loss, expected.loss);
+  comparison_->number(expected.step, "gradient norm", report.grad_norm, expected.grad_norm);
   comparison_->tensors(expected.step, "gradient", gradients, units, of_units(units, true), result_.grad_max_rel);
+  if (!result_.exact) {
+    reference_->adopt(gradients);
+    expected.grad_norm = report.grad_norm;
+  }
+  reference_->update(expected);
+  comparison_->exactly();
   comparison_->tensors(expected.step, "parameter", values, units, of_units(units, false), result_.param_max_rel);
   std::map<std::string, std::vector<NamedTensor>> by_kind;
   for (const NamedTensor& t : state) by_kind[t.name.substr(t.name.rfind('.') + 1)].push_back(t);
@@ -121,36 +127,9 @@ void VerifiedRank::compare(const StepReport& report, const std::vector<NamedTens
     comparison_->tensors(expected.step, "state", tensors, units, whole, result_.param_max_rel);
     kinds += whole.size();
   }
+  comparison_->within_bound();
   if (kinds != reference_->optimizer().state().size())
     result_.failures.emplace_back("the optimizer keeps other tensors than the oracle's");
-}
-
-// Differences do not add up over steps: every rank goes on with its part of what the oracle has now.
-void VerifiedRank::start_from_oracle() {
-  std::map<std::string, Tensor> whole;
-  const auto share = [&](const Module::Unit& unit, const std::string& suffix, DType dtype, const Tensor& own) {
-    Tensor all = Tensor::empty({unit.size}, dtype, aside_);
-    if (own.defined()) all.copy_from(own);
-    trainer_.world().broadcast(all, 0);
-    for (const Slot& slot : unit.slots) whole[slot.name + suffix] = all.narrow(0, slot.begin, slot.shape.numel());
-  };
-  const DataOptions d = data_options(options_);
-  const DType wide = d.dtype == DType::float64 ? DType::float64 : DType::float32;
-  const std::vector<std::string> kinds = state_kinds(trainer_, options_.optimizer);
-  const std::vector<Module::Unit> layout = trainer_.whole_model().layout();
-  for (size_t u = 0; u < layout.size(); ++u) {
-    share(layout[u], "", d.dtype, reference_ ? reference_->units()[u].values : Tensor());
-    for (const std::string& kind : kinds) {
-      Tensor own;
-      if (reference_)
-        for (const NamedTensor& t : reference_->optimizer().state())
-          if (t.name == layout[u].name + "." + kind) own = t.tensor;
-      share(layout[u], "." + kind, wide, own);
-    }
-  }
-  const WholeTensors source = [&](const std::string& name, DType, const Shape&) { return whole.at(name).raw(); };
-  read_values(trainer_, source);
-  read_state(trainer_, source);
 }
 
 // What each rank counted and holds goes to rank 0.

@@ -27,7 +27,6 @@ class VerifiedRank {
   std::vector<int64_t> counts_now();
   void compare(const StepReport& report, const std::vector<NamedTensor>& gradients,
                const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state);
-  void start_from_oracle();
   void finish();
   void note_rank(int rank, const int64_t* counted);
   int64_t second_microbatch() const;

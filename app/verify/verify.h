@@ -4,9 +4,11 @@
 // the optimizer are gathered and held against the oracle (app/verify/reference.h). Two kinds of plan:
 //
 //   data and pipeline axes     equal to the last bit, over the whole run
-//   with tp or cp              sums are split inside products and softmaxes: each step begins with the oracle's state,
-//                              and every tensor agrees to a relative error (2-norms) of at most 1e-12 in float64. In
-//                              fp32 and bf16 the bound is calibrated: app/verify/tolerance.h
+//   with tp or cp              sums are split inside products and softmaxes: loss, norm and every gradient agree to a
+//                              relative error (2-norms) of at most 1e-12 in float64; in fp32 and bf16 the bound is
+//                              calibrated (app/verify/tolerance.h). Then the oracle goes on with the plan's gradients,
+//                              so that parameters and optimizer state are equal to the last bit again, and every step
+//                              begins with the same state on both sides
 //
 // What was sent and what is held is counted and held against closed forms (app/verify/expected.h), and so are the
 // micro-batches in flight and the pipeline's bubble on the simulated clock. And it is checked that the plan did run:
