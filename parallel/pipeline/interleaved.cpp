@@ -29,10 +29,12 @@ struct Turns {
 
 Schedule interleaved(int ranks, int microbatches, int chunks) {
   Schedule s = empty_schedule("interleaved", ranks, chunks, microbatches);
-  if (microbatches % ranks != 0)
+  if (microbatches % ranks != 0) {
+    const int below = microbatches / ranks * ranks, above = below + ranks;
     throw Error("[schedule] interleaved: " + std::to_string(microbatches) + " micro-batches are no multiple of " +
-                std::to_string(ranks) +
-                " ranks; the next that is: " + std::to_string((microbatches / ranks + 1) * ranks));
+                std::to_string(ranks) + " ranks; the nearest that are: " +
+                (below > 0 ? std::to_string(below) + " and " : "") + std::to_string(above));
+  }
   const Turns turns{ranks, chunks};
   const int total = microbatches * chunks;
   for (int r = 0; r < ranks; ++r) {

@@ -60,7 +60,8 @@ Fault misplaced(const Schedule& s, ActionTable& table) {
                    p);
     if (const int rank = s.rank_of_stage[static_cast<size_t>(a.stage)]; rank != p.rank)
       return fault(at(s, p) + "stage " + std::to_string(a.stage) + " is on rank " + std::to_string(rank), p);
-    if (std::exchange(table[a], static_cast<double>(p.index)) >= 0) return fault(at(s, p) + "is there twice", p);
+    const bool again = std::exchange(table[a], static_cast<double>(p.index)) >= 0;
+    if (again && a.what != Do::unshard && a.what != Do::reshard) return fault(at(s, p) + "is there twice", p);
     const bool forward = a.what == Do::send_forward || a.what == Do::recv_backward;
     if (a.is_message() && !s.crosses(forward ? a.stage : a.stage - 1))
       return fault(at(s, p) + "there is no boundary between ranks", p);
@@ -141,7 +142,7 @@ Fault stuck(const Schedule& s) {
 Fault unsharded(const Schedule& s) {
   const bool shards = s.has(Do::unshard) || s.has(Do::reshard), reduces = s.has(Do::reduce_grad);
   std::vector<bool> whole(static_cast<size_t>(s.stages), !shards);
-  std::vector<int> gradients(static_cast<size_t>(s.stages), -1), reduced = gradients;
+  std::vector<int> gradients(static_cast<size_t>(s.stages), -1), reduced = gradients, sums(gradients.size());
   if (Fault f = each(s, [&](const Action& a, const Place& p) -> Fault {
         const auto stage = static_cast<size_t>(a.stage);
         if (a.what == Do::unshard || a.what == Do::reshard) {
@@ -151,7 +152,9 @@ Fault unsharded(const Schedule& s) {
         }
         if (a.what < Do::W && !whole[stage]) return fault(at(s, p) + "the stage's parameters are not whole", p);
         if (a.what == Do::B || a.what == Do::W) gradients[stage] = a.microbatch;
-        if (a.what == Do::reduce_grad && (reduced[stage] = a.microbatch) != gradients[stage])
+        if (a.what != Do::reduce_grad) return {};
+        ++sums[stage];
+        if ((reduced[stage] = a.microbatch) != gradients[stage])
           return fault(
               at(s, p) + "the last gradient of the stage is that of micro-batch " + std::to_string(gradients[stage]),
               p);
@@ -163,8 +166,13 @@ Fault unsharded(const Schedule& s) {
     const Place end{rank, s.actions[static_cast<size_t>(rank)].size()};
     const std::string name = "rank " + std::to_string(rank) + ": stage " + std::to_string(stage);
     if (shards && whole[static_cast<size_t>(stage)]) return fault(name + " is not resharded at the end", end);
-    if (reduces && reduced[static_cast<size_t>(stage)] != s.microbatches - 1)
+    if (!reduces) continue;
+    if (reduced[static_cast<size_t>(stage)] != s.microbatches - 1)
       return fault(name + " has gradients at the end that are not summed", end);
+    if (const int n = sums[static_cast<size_t>(stage)]; (n != 1 && n != s.microbatches) || n != sums[0])
+      return fault(name + " sums its gradients " + std::to_string(n) + " times and stage 0 " + std::to_string(sums[0]) +
+                       "; expected once, or after each of " + std::to_string(s.microbatches) + " micro-batches",
+                   end);
   }
   return {};
 }
@@ -206,7 +214,8 @@ std::string draw_lists(const Schedule& s, const Place& marked) {
       const std::string word = i < list.size() ? list[i].str() : here ? "?" : "";
       text += (here ? "[" : " ") + word + (here ? "]" : " ") + std::string(width - std::min(width, word.size()), ' ');
     }
-    text += end < list.size() ? "...\n" : "\n";
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += end < list.size() ? " ...\n" : "\n";
   }
   return text;
 }
