@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -142,26 +145,30 @@ TEST(Simulate, ShardingAndSummingTakeTheirTime) {
   EXPECT_EQ(simulate(reduce_gradients(s, Reduce::every_microbatch), times).makespan, 9 + 24);
 }
 
-// As the files of the generators draw them.
-TEST(Draw, ShowsTheFiguresOfThePapers) {
-  EXPECT_EQ(draw(simulate(naive(3, 2))),
-            "rank 0 | F0 .. .. .. .. .. .. B0 -- F1 .. .. .. .. .. .. B1 --\n"
-            "rank 1 | .. F0 .. .. .. B0 -- .. .. .. F1 .. .. .. B1 -- .. ..\n"
-            "rank 2 | .. .. F0 B0 -- .. .. .. .. .. .. F1 B1 -- .. .. .. ..\n");
-  EXPECT_EQ(draw(simulate(gpipe(3, 4))),
-            "rank 0 | F0 F1 F2 F3 .. .. .. .. .. .. B0 -- B1 -- B2 -- B3 --\n"
-            "rank 1 | .. F0 F1 F2 F3 .. .. .. B0 -- B1 -- B2 -- B3 -- .. ..\n"
-            "rank 2 | .. .. F0 F1 F2 F3 B0 -- B1 -- B2 -- B3 -- .. .. .. ..\n");
-  EXPECT_EQ(draw(simulate(one_f_one_b(3, 4))),
-            "rank 0 | F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --\n"
-            "rank 1 | .. F0 F1 .. .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. ..\n"
-            "rank 2 | .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. ..\n");
+// The pictures in the files of the generators are those that draw() makes, so the reader sees what runs.
+TEST(Draw, IsWhatTheGeneratorsShow) {
+  const auto shows = [](const std::string& file, const Schedule& schedule) {
+    std::ifstream stream(std::string(TESSERA_SOURCE_DIR) + "/parallel/pipeline/" + file);
+    const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+    std::istringstream rows(draw(simulate(schedule)));
+    std::string picture;
+    for (std::string row; std::getline(rows, row);) picture += "//   " + row + "\n";
+    EXPECT_NE(text.find(picture), std::string::npos) << file << " should show\n" << picture;
+  };
+  shows("naive.cpp", naive(3, 2));
+  shows("gpipe.cpp", gpipe(3, 4));
+  shows("one_f_one_b.cpp", one_f_one_b(3, 4));
+  shows("simulate.h", one_f_one_b(3, 4));
+  shows("interleaved.cpp", interleaved(2, 2, 2));
+  shows("zero_bubble.cpp", zb_h1(3, 5));
+  shows("zero_bubble.cpp", zb_h2(3, 5));
+  shows("zb_v.cpp", zb_v(2, 4));
+}
+
+TEST(Draw, LeavesOutMessages) {
   EXPECT_EQ(draw(simulate(insert_messages(zb_h1(2, 3)))),
             "rank 0 | F0 F1 .. I0 W0 F2 I1 W1 I2 W2\n"
             "rank 1 | .. F0 I0 F1 I1 W0 F2 I2 W1 W2\n");
-  EXPECT_EQ(draw(simulate(zb_v(2, 1))),
-            "rank 0 | 0F0 ... ... 3F0 3I0 3W0 ... ... 0I0 0W0\n"
-            "rank 1 | ... 1F0 2F0 ... ... 2I0 2W0 1I0 1W0 ...\n");
 }
 
 TEST(Draw, FitsIntoTheGivenColumns) {
