@@ -4,8 +4,8 @@
 //
 //   p = 2, v = 2:  rank 0 has stages 0 and 2, rank 1 has stages 1 and 3
 //
-//   rank 0:  0F0 0F1 2F0 2F1 .. 0F2 2B0 --- 0F3 2B1 --- 2F2 0B0 --- 2F3 0B1 --- ...
-//   rank 1:  ... 1F0 1F1 3F0 3B0 --- 3F1 3B1 --- 1F2 1B0 --- 1F3 1B1 --- 3F2 ...
+//   rank 0 | 0F0 0F1 2F0 2F1 ... ... 2B0 --- ... 2B1 --- 0B0 --- 0B1 ---
+//   rank 1 | ... 1F0 1F1 3F0 3B0 --- 3F1 3B1 --- 1B0 --- 1B1 --- ... ...
 //
 // Micro-batches go in groups of p: a group through chunk 0, then through chunk 1, ...; then the next group. The bubble
 // is (p - 1) / (v m), v times less; messages are v times more, and rank 0 has p + (p - 1) / v micro-batches in flight.
@@ -29,10 +29,12 @@ struct Turns {
 
 Schedule interleaved(int ranks, int microbatches, int chunks) {
   Schedule s = empty_schedule("interleaved", ranks, chunks, microbatches);
-  if (microbatches % ranks != 0)
+  if (microbatches % ranks != 0) {
+    const int below = microbatches / ranks * ranks, above = below + ranks;
     throw Error("[schedule] interleaved: " + std::to_string(microbatches) + " micro-batches are no multiple of " +
-                std::to_string(ranks) +
-                " ranks; the next that is: " + std::to_string((microbatches / ranks + 1) * ranks));
+                std::to_string(ranks) + " ranks; the nearest that are: " +
+                (below > 0 ? std::to_string(below) + " and " : "") + std::to_string(above));
+  }
   const Turns turns{ranks, chunks};
   const int total = microbatches * chunks;
   for (int r = 0; r < ranks; ++r) {

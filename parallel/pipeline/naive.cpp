@@ -1,8 +1,8 @@
 // Model parallelism without a pipeline: one micro-batch after another goes forward through all stages and back.
 //
-//   rank 0:  F0          B0 B0 F1          B1 B1
-//   rank 1:     F0    B0 B0       F1    B1 B1
-//   rank 2:        F0 B0             F1 B1             (F takes one unit of time, B two; a B is drawn where it ends)
+//   rank 0 | F0 .. .. .. .. .. .. B0 -- F1 .. .. .. .. .. .. B1 --
+//   rank 1 | .. F0 .. .. .. B0 -- .. .. .. F1 .. .. .. B1 -- .. ..
+//   rank 2 | .. .. F0 B0 -- .. .. .. .. .. .. F1 B1 -- .. .. .. ..
 //
 // One rank works at a time, so of the whole the share (p - 1) / p is bubble, however many micro-batches there are. It
 // is what one gets by putting layers on several devices and no more, and the yardstick of the others: the least memory.

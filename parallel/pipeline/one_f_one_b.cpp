@@ -2,9 +2,9 @@
 // generalized pipeline parallelism for DNN training", here with a flush after each step, as in Narayanan et al. 2021a,
 // "Memory-efficient pipeline-parallel DNN training").
 //
-//   rank 0:  F0 F1 F2 .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --
-//   rank 1:  .. F0 F1 .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. ..
-//   rank 2:  .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. ..
+//   rank 0 | F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --
+//   rank 1 | .. F0 F1 .. .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. ..
+//   rank 2 | .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. ..
 //
 // Rank i goes p - i - 1 micro-batches ahead, and from then on each new one waits until an old one has gone: p - i are
 // in flight instead of GPipe's m, for the same bubble of (p - 1) / m.

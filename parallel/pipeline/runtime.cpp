@@ -126,7 +126,8 @@ void PipelineRuntime::weights(int stage, int microbatch) {
 
 // A message bears the number of the stage that it goes to, its micro-batch and its direction.
 void PipelineRuntime::message(const Action& action) {
-  const auto [what, stage, microbatch] = action;
+  const Do what = action.what;
+  const int stage = action.stage, microbatch = action.microbatch;
   Passing& here = at(stage, microbatch);
   const auto tag = [&](int to, int backward) { return (to * schedule_.microbatches + microbatch) * 2 + backward; };
   if (what == Do::send_forward) {

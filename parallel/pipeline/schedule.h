@@ -29,8 +29,8 @@ enum class Do : uint8_t {
   recv_forward,   // the input
   send_backward,  // the input's gradient, to the rank of the stage before
   recv_backward,  // the output's gradient
-  unshard,        // parameters are gathered (ZeRO-3),
-  reshard,        // and given up again
+  unshard,        // parameters are gathered (ZeRO-3) for a run of actions from this micro-batch on,
+  reshard,        // and given up again after this one
   reduce_grad,    // gradients are summed over the data axis
 };
 inline constexpr int kDos = 11;

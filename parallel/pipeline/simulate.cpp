@@ -94,7 +94,11 @@ double Simulation::work() const {
   return makespan - std::accumulate(idle.begin(), idle.end(), 0.0) / static_cast<double>(idle.size());
 }
 
-double Simulation::bubble_share() const { return makespan > 0 ? 1 - work() / makespan : 0; }
+double Simulation::bubble_share() const {
+  const double all = makespan * static_cast<double>(idle.size());
+  return all > 0 ? std::accumulate(idle.begin(), idle.end(), 0.0) / all : 0;
+}
+
 double Simulation::bubble_over_work() const { return work() > 0 ? makespan / work() - 1 : 0; }
 double Simulation::largest_idle_inside() const { return *std::max_element(idle_inside.begin(), idle_inside.end()); }
 

@@ -3,9 +3,9 @@
 //   Simulation s = simulate(one_f_one_b(3, 4));
 //   std::puts(draw(s).c_str());
 //
-//   rank 0 | F0 F1 F2 .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --
-//   rank 1 | .. F0 F1 .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. ..
-//   rank 2 | .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. ..
+//   rank 0 | F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --
+//   rank 1 | .. F0 F1 .. .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. ..
+//   rank 2 | .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. ..
 //
 // Each rank goes through its list; an action begins when the one before it on its rank has ended and what it needs is
 // there. A value that crosses from one rank to another is there `message` seconds after it was made, or sent where the

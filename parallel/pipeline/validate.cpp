@@ -20,6 +20,12 @@ std::string at(const Schedule& s, const Place& p) {
          s.actions[static_cast<size_t>(p.rank)][p.index].str() + "): ";
 }
 
+// Behind the last action of the rank that has the stage.
+Place end_of(const Schedule& s, int stage) {
+  const int rank = s.rank_of_stage[static_cast<size_t>(stage)];
+  return {rank, s.actions[static_cast<size_t>(rank)].size()};
+}
+
 // Calls rule(action, place) for all actions until one has a fault.
 template <class Rule>
 Fault each(const Schedule& s, const Rule& rule) {
@@ -60,7 +66,8 @@ Fault misplaced(const Schedule& s, ActionTable& table) {
                    p);
     if (const int rank = s.rank_of_stage[static_cast<size_t>(a.stage)]; rank != p.rank)
       return fault(at(s, p) + "stage " + std::to_string(a.stage) + " is on rank " + std::to_string(rank), p);
-    if (std::exchange(table[a], static_cast<double>(p.index)) >= 0) return fault(at(s, p) + "is there twice", p);
+    const bool again = std::exchange(table[a], static_cast<double>(p.index)) >= 0;
+    if (again && a.what != Do::unshard && a.what != Do::reshard) return fault(at(s, p) + "is there twice", p);
     const bool forward = a.what == Do::send_forward || a.what == Do::recv_backward;
     if (a.is_message() && !s.crosses(forward ? a.stage : a.stage - 1))
       return fault(at(s, p) + "there is no boundary between ranks", p);
@@ -72,11 +79,11 @@ Fault missing(const Schedule& s, ActionTable& table) {
   const bool messages = has_messages(s);
   for (int stage = 0; stage < s.stages; ++stage) {
     const int rank = s.rank_of_stage[static_cast<size_t>(stage)];
-    const Place end{rank, s.actions[static_cast<size_t>(rank)].size()};
     for (int i = 0; i < s.microbatches; ++i) {
       const auto has = [&](Do what) { return table[{what, stage, i}] >= 0; };
       const auto lacks = [&](Do what) {
-        return fault("rank " + std::to_string(rank) + ": " + Action{what, stage, i}.str() + " is missing", end);
+        return fault("rank " + std::to_string(rank) + ": " + Action{what, stage, i}.str() + " is missing",
+                     end_of(s, stage));
       };
       if (!has(Do::F)) return lacks(Do::F);
       if (has(Do::B) && (has(Do::I) || has(Do::W))) {
@@ -137,11 +144,10 @@ Fault stuck(const Schedule& s) {
   return fault("deadlock: " + all, places[0]);
 }
 
-// Parameters are there when they are used; gradients are summed when they are there.
+// A stage's parameters are whole when they are used, and given up at the end.
 Fault unsharded(const Schedule& s) {
-  const bool shards = s.has(Do::unshard) || s.has(Do::reshard), reduces = s.has(Do::reduce_grad);
-  std::vector<bool> whole(static_cast<size_t>(s.stages), !shards);
-  std::vector<int> gradients(static_cast<size_t>(s.stages), -1), reduced = gradients;
+  if (!s.has(Do::unshard) && !s.has(Do::reshard)) return {};
+  std::vector<bool> whole(static_cast<size_t>(s.stages));
   if (Fault f = each(s, [&](const Action& a, const Place& p) -> Fault {
         const auto stage = static_cast<size_t>(a.stage);
         if (a.what == Do::unshard || a.what == Do::reshard) {
@@ -150,21 +156,38 @@ Fault unsharded(const Schedule& s) {
           whole[stage] = a.what == Do::unshard;
         }
         if (a.what < Do::W && !whole[stage]) return fault(at(s, p) + "the stage's parameters are not whole", p);
-        if (a.what == Do::B || a.what == Do::W) gradients[stage] = a.microbatch;
-        if (a.what == Do::reduce_grad && (reduced[stage] = a.microbatch) != gradients[stage])
-          return fault(
-              at(s, p) + "the last gradient of the stage is that of micro-batch " + std::to_string(gradients[stage]),
-              p);
         return {};
       }))
     return f;
+  for (int stage = 0; stage < s.stages; ++stage)
+    if (whole[static_cast<size_t>(stage)])
+      return fault("stage " + std::to_string(stage) + " is not resharded at the end", end_of(s, stage));
+  return {};
+}
+
+// Gradients are summed once, or after each micro-batch, when they are there.
+Fault unsummed(const Schedule& s) {
+  if (!s.has(Do::reduce_grad)) return {};
+  std::vector<int> gradients(static_cast<size_t>(s.stages), -1), summed = gradients, sums(gradients.size());
+  if (Fault f = each(s, [&](const Action& a, const Place& p) -> Fault {
+        const auto stage = static_cast<size_t>(a.stage);
+        if (a.what == Do::B || a.what == Do::W) gradients[stage] = a.microbatch;
+        if (a.what != Do::reduce_grad) return {};
+        ++sums[stage];
+        summed[stage] = a.microbatch;
+        if (a.microbatch == gradients[stage]) return {};
+        return fault(
+            at(s, p) + "the last gradient of the stage is that of micro-batch " + std::to_string(gradients[stage]), p);
+      }))
+    return f;
   for (int stage = 0; stage < s.stages; ++stage) {
-    const int rank = s.rank_of_stage[static_cast<size_t>(stage)];
-    const Place end{rank, s.actions[static_cast<size_t>(rank)].size()};
-    const std::string name = "rank " + std::to_string(rank) + ": stage " + std::to_string(stage);
-    if (shards && whole[static_cast<size_t>(stage)]) return fault(name + " is not resharded at the end", end);
-    if (reduces && reduced[static_cast<size_t>(stage)] != s.microbatches - 1)
-      return fault(name + " has gradients at the end that are not summed", end);
+    const std::string name = "stage " + std::to_string(stage);
+    if (summed[static_cast<size_t>(stage)] != s.microbatches - 1)
+      return fault(name + " has gradients at the end that are not summed", end_of(s, stage));
+    if (const int n = sums[static_cast<size_t>(stage)]; (n != 1 && n != s.microbatches) || n != sums[0])
+      return fault(name + " sums its gradients " + std::to_string(n) + " times and stage 0 " + std::to_string(sums[0]) +
+                       "; expected once, or after each of " + std::to_string(s.microbatches) + " micro-batches",
+                   end_of(s, stage));
   }
   return {};
 }
@@ -187,6 +210,7 @@ Fault first_fault(const Schedule& s, int in_flight) {
   if (Fault f = disordered(s)) return f;
   if (Fault f = stuck(s)) return f;
   if (Fault f = unsharded(s)) return f;
+  if (Fault f = unsummed(s)) return f;
   return crowded(s, in_flight);
 }
 
@@ -206,7 +230,8 @@ std::string draw_lists(const Schedule& s, const Place& marked) {
       const std::string word = i < list.size() ? list[i].str() : here ? "?" : "";
       text += (here ? "[" : " ") + word + (here ? "]" : " ") + std::string(width - std::min(width, word.size()), ' ');
     }
-    text += end < list.size() ? "...\n" : "\n";
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += end < list.size() ? " ...\n" : "\n";
   }
   return text;
 }

@@ -13,13 +13,13 @@ bool has_messages(const Schedule& schedule) {
 }
 
 std::vector<Action> needs(const Schedule& schedule, const Action& action, bool has_messages) {
-  const auto [what, s, i] = action;
+  const int s = action.stage, i = action.microbatch;
   const bool first = s == 0, last = s + 1 == schedule.stages;
   const auto arrived = [&](Do message, bool crosses, const Action& made) {
     return has_messages && crosses ? Action{message, s, i} : made;
   };
   std::vector<Action> out;
-  switch (what) {
+  switch (action.what) {
     case Do::F:
       if (!first) out.push_back(arrived(Do::recv_forward, schedule.crosses(s - 1), {Do::F, s - 1, i}));
       break;

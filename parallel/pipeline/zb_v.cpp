@@ -5,10 +5,9 @@
 //   rank 1:    stage 1      stage 4        so a micro-batch begins its backward pass where it began, and where the
 //   rank 2:      stage 2  stage 3          memory is. At the turn (2 -> 3) nothing goes over the wire.
 //
-//   p = 3, m = 6; small letters are the second chunk:
-//   rank 0:  F0 F1 F2 F3 F4 f0 i0 w0 f1 i1 w1 f2 i2 w2 F5 I0 W0 f3 i3 w3 I1 W1 f4 i4 w4 ...
-//   rank 1:  .. F0 F1 F2 f0 F3 f1 i0 w0 f2 i1 w1 F4 I0 W0 f3 i2 w2 F5 I1 W1 ...
-//   rank 2:  .. .. F0 f0 F1 f1 F2 f2 i0 w0 F3 I0 W0 f3 i1 w1 F4 I1 W1 ...
+// p = 2:
+//   rank 0 | 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3 ...
+//   rank 1 | ... 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
 //
 // Rank r fills its two legs, then repeats F I W of the first leg and F I W of the second, and empties them. It never
 // has more than 2 p chunks in flight, p micro-batches, the same on every rank; inside the span of a rank nothing is
@@ -29,13 +28,13 @@ class Legs {
         stages_{rank, 2 * s.ranks - 1 - rank},
         microbatches_(s.microbatches) {}
 
-  void F(int leg) { add(Do::F, leg, forward_, microbatches_); }
-  void I(int leg) { add(Do::I, leg, input_, microbatches_); }
-  void W(int leg) { add(Do::W, leg, weight_, input_[static_cast<size_t>(leg)]); }
-  void FIW(int forward, int backward) {
-    F(forward);
-    I(backward);
-    W(backward);
+  void forward(int leg) { add(Do::F, leg, forward_, microbatches_); }
+  void input(int leg) { add(Do::I, leg, input_, microbatches_); }
+  void weight(int leg) { add(Do::W, leg, weight_, input_[static_cast<size_t>(leg)]); }
+  void all_three(int leg) {
+    forward(leg);
+    input(leg);
+    weight(leg);
   }
   bool forwarded() const { return forward_[1] == microbatches_; }
   bool all_inputs() const { return input_[0] == microbatches_ && input_[1] == microbatches_; }
@@ -54,32 +53,32 @@ void add_rank(Schedule& s, int rank) {
   const int after = s.ranks - rank;  // ranks from here to the turn
   Legs legs(s, rank);
   // Fill: until the first micro-batch is back from the turn, then as far as it takes to reach the last stage,
-  for (int i = 0; i < 2 * after - 1; ++i) legs.F(0);
+  for (int i = 0; i < 2 * after - 1; ++i) legs.forward(0);
   for (int i = 0; i < rank; ++i) {
-    legs.F(1);
-    legs.F(0);
+    legs.forward(1);
+    legs.forward(0);
   }
   // and from there back to this rank: here on the second leg, a weight gradient frees what a forward pass took.
-  for (int i = 0; i < after; ++i) legs.FIW(1, 1);
+  for (int i = 0; i < after; ++i) legs.all_three(1);
   while (!legs.forwarded()) {
-    legs.FIW(0, 0);
-    legs.FIW(1, 1);
+    legs.all_three(0);
+    legs.all_three(1);
   }
   // Empty: the ranks before this one wait for I, so W comes last, but no later than it fits between.
   for (int i = 0; i < rank; ++i) {
-    legs.I(0);
-    legs.I(1);
+    legs.input(0);
+    legs.input(1);
   }
   for (int i = 0; i < after; ++i) {
-    legs.I(0);
-    legs.W(0);
+    legs.input(0);
+    legs.weight(0);
   }
   while (!legs.all_inputs()) {
-    legs.I(1);
-    legs.I(0);
+    legs.input(1);
+    legs.input(0);
   }
   for (const int leg : {1, 0})
-    for (int i = 0; i < s.microbatches; ++i) legs.W(leg);
+    for (int i = 0; i < s.microbatches; ++i) legs.weight(leg);
 }
 
 }  // namespace

@@ -1,0 +1,257 @@
+// The loop that runs schedules: under each of them every weight gets the bits of one rank that takes one micro-batch
+// after another; messages and memory are those of the closed forms and of the simulation.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "autograd/checkpoint.h"
+#include "nn/layers.h"
+#include "parallel/comm/launch.h"
+#include "parallel/pipeline/passes.h"
+#include "parallel/pipeline/runtime.h"
+#include "parallel/pipeline/simulate.h"
+#include "tensor/error.h"
+#include "tensor/random.h"
+#include "tests/parallel/schedules.h"
+
+namespace tessera {
+namespace {
+
+using test::all_schedules;
+using test::described;
+
+constexpr int64_t kTokens = 3, kChannels = 6;
+
+Tensor normal(const std::string& name, int microbatch, const ArenaPtr& arena) {
+  const Tensor t = Tensor::empty({kTokens, kChannels}, DType::float32, arena);
+  const Philox random = Philox::named(5, name);
+  for (int64_t i = 0; i < t.numel(); ++i)
+    t.data<float>()[i] = static_cast<float>(random.normal(static_cast<uint64_t>(i), static_cast<uint64_t>(microbatch)));
+  return t;
+}
+
+// y = x + down(gelu(up(norm(x)))): a residual stream, so that gradients have several uses across the boundary.
+struct Layer : Module {
+  LayerNorm& norm = child<LayerNorm>("norm", kChannels);
+  Linear& up =
+      child<Linear>("up", kChannels, kChannels, Linear::Options{.deviation = 0.5, .activation = Activation::gelu});
+  Linear& down = child<Linear>("down", kChannels, kChannels, Linear::Options{.deviation = 0.5});
+  Var forward(const Var& x) override { return add(x, down(up(norm(x)))); }
+};
+
+struct Variant {
+  bool seeded = false;      // the last stage gives the seed of the backward pass, else a loss
+  bool recomputed = false;  // each stage but the first is a checkpoint
+};
+
+struct Chain : Module {
+  std::vector<Layer*> layers;
+  explicit Chain(int stages) {
+    for (int s = 0; s < stages; ++s) layers.push_back(&child<Layer>("layer" + std::to_string(s)));
+  }
+  Var stage(int s, const Var& x, const Variant& variant) {
+    Layer& layer = *layers[static_cast<size_t>(s)];
+    if (!variant.recomputed || s == 0) return layer(x);
+    return checkpoint([&layer](const std::vector<Var>& in) { return layer(in[0]); }, {x});
+  }
+};
+
+// The end of the last stage: a loss, or the value and the gradient of the same loss.
+StageOutput finish(const Var& y, int microbatch, const Variant& variant) {
+  const Tensor weights = normal("target", microbatch, y.value().arena());
+  const Var loss = sum(y * Var(weights));
+  const double value = loss.value().item<float>();
+  if (variant.seeded) return {.value = y, .seed = weights, .loss_sum = value};
+  return {.value = loss, .loss_sum = value};
+}
+
+class TestStages : public Stages {
+ public:
+  TestStages(Chain& chain, Variant variant, ArenaPtr arena)
+      : chain_(chain), variant_(variant), arena_(std::move(arena)) {
+    for (int s = 0; s < static_cast<int>(chain.layers.size()); ++s)
+      for (const Module::Named& p : chain.layers[static_cast<size_t>(s)]->parameters())
+        p.parameter->var.on_grad([this, s] {
+          EXPECT_EQ(open_, s) << "a gradient came outside begin_gradients() and end_gradients()";
+          ++arrived;
+        });
+  }
+  StageOutput forward(int stage, int microbatch, const Var& input) override {
+    EXPECT_EQ(input.defined(), stage > 0);
+    const Var y = chain_.stage(stage, stage > 0 ? input : Var(normal("input", microbatch, arena_)), variant_);
+    if (stage + 1 < static_cast<int>(chain_.layers.size())) return {.value = y};
+    return finish(y, microbatch, variant_);
+  }
+  Tensor make_activation(int, int) override { return Tensor::empty({kTokens, kChannels}, DType::float32, arena_); }
+  void begin_gradients(int stage, int) override { open_ = stage; }
+  void end_gradients(int stage, int) override {
+    EXPECT_EQ(open_, stage);
+    open_ = -1;
+  }
+  int arrived = 0;
+
+ private:
+  Chain& chain_;
+  Variant variant_;
+  ArenaPtr arena_;
+  int open_ = -1;
+};
+
+std::vector<std::vector<float>> gradients(Module& module) {
+  std::vector<std::vector<float>> out;
+  for (const Module::Named& p : module.parameters()) out.push_back(p.parameter->var.grad().to_vector<float>());
+  return out;
+}
+
+struct Made {
+  ArenaPtr arena = make_arena();
+  Chain chain;
+  explicit Made(int stages) : chain(stages) {
+    chain.materialize(3, arena, DType::float32, DType::float32);
+    chain.clear_gradients();
+  }
+};
+
+constexpr int kSteps = 2;
+
+// One rank without a pipeline, one micro-batch after another, for two steps that add up. Returns the loss of a step.
+double serial(Made& made, int microbatches, const Variant& variant) {
+  double loss = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    loss = 0;
+    for (int i = 0; i < microbatches; ++i) {
+      Var x(normal("input", i, made.arena));
+      for (int s = 0; s < static_cast<int>(made.chain.layers.size()); ++s) x = made.chain.stage(s, x, variant);
+      const StageOutput end = finish(x, i, variant);
+      loss += end.loss_sum;
+      backward(end.value, {.seed = end.seed});
+    }
+  }
+  return loss;
+}
+
+void check_rank(Communicator& axis, const Schedule& schedule, const Variant& variant) {
+  const std::string what = described(schedule) + " on rank " + std::to_string(axis.rank());
+  Made expected(schedule.stages), made(schedule.stages);
+  const double loss = serial(expected, schedule.microbatches, variant);
+  TestStages stages(made.chain, variant, made.arena);
+  PipelineRuntime pipe(schedule, axis, stages);
+  axis.reset_counts();
+  double got = 0;
+  for (int step = 0; step < kSteps; ++step) got = pipe.step();
+
+  int last = 0;
+  for (int s = 0; s < schedule.stages; ++s) {
+    if (schedule.rank_of_stage[static_cast<size_t>(s)] != axis.rank()) continue;
+    const auto at = static_cast<size_t>(s);
+    EXPECT_TRUE(gradients(*made.chain.layers[at]) == gradients(*expected.chain.layers[at])) << what << ", stage " << s;
+    last += s + 1 == schedule.stages;
+  }
+  EXPECT_EQ(got, last ? loss : 0) << what;
+  EXPECT_EQ(stages.arrived, kSteps * schedule.microbatches * schedule.chunks() * 6) << what;
+  EXPECT_EQ(pipe.peak_in_flight(), simulate(schedule).in_flight[static_cast<size_t>(axis.rank())]) << what;
+  const OpCount sent = axis.counts()[static_cast<size_t>(Op::send)];
+  const double messages = 2.0 * schedule.wire_boundaries() * schedule.microbatches * kSteps;
+  EXPECT_EQ(axis.sum(static_cast<double>(sent.calls)), messages) << what;
+  EXPECT_EQ(axis.sum(static_cast<double>(sent.sent)), messages * kTokens * kChannels * 4) << what;
+}
+
+TEST(PipelineRuntime, EveryScheduleHasTheBitsOfOneRank) {
+  const Philox draw = Philox::named(9, "pipelines");
+  uint64_t at = 0;
+  for (int p = 1; p <= 4; ++p)
+    for (int trial = 0; trial < 4; ++trial) {
+      // Twice any number, twice one that p divides, for the interleaved schedule.
+      const int m = trial % 2 ? p * (1 + static_cast<int>(draw.below(static_cast<uint64_t>(8 / p), at++)))
+                              : 1 + static_cast<int>(draw.below(8, at++));
+      const Variant variant{.seeded = draw.below(2, at++) > 0, .recomputed = trial >= 2};
+      const std::vector<Schedule> all = all_schedules(p, m, 3);
+      launch({.ranks = p, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& axis) {
+        for (const Schedule& s : all) {
+          check_rank(axis, insert_messages(s), variant);
+          check_rank(axis, split_backward(insert_messages(s)), variant);
+        }
+      });
+    }
+}
+
+TEST(PipelineRuntime, FreesActivationsAsTheScheduleSays) {
+  constexpr int kMicrobatches = 8;
+  std::vector<int64_t> peaks;
+  for (const Schedule& schedule : {gpipe(2, kMicrobatches), one_f_one_b(2, kMicrobatches)})
+    launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& axis) {
+      Made made(2);
+      TestStages stages(made.chain, {}, made.arena);
+      PipelineRuntime pipe(insert_messages(schedule), axis, stages);
+      pipe.step();
+      made.arena->reset_peaks();
+      const Usage before = made.arena->total();
+      pipe.step();
+      const Usage after = made.arena->total();
+      EXPECT_EQ(after.live, before.live);
+      if (axis.rank() == 0) peaks.push_back(after.peak - before.live);
+    });
+  EXPECT_GT(peaks[0], 3 * peaks[1]);  // 8 in flight against 2
+}
+
+TEST(PipelineRuntime, TracesEveryAction) {
+  const Schedule schedule = insert_messages(zb_v(2, 3));
+  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& axis) {
+    Made made(4);
+    TestStages stages(made.chain, {}, made.arena);
+    Trace trace;
+    PipelineRuntime(schedule, axis, stages, &trace).step();
+    const std::vector<TraceEvent> events = trace.events();
+    const auto& list = schedule.actions[static_cast<size_t>(axis.rank())];
+    ASSERT_EQ(events.size(), list.size());
+    for (size_t i = 0; i < list.size(); ++i) {
+      EXPECT_EQ(events[i].what, list[i].str());
+      EXPECT_LE(events[i].begin, events[i].end);
+      EXPECT_LE(i > 0 ? events[i - 1].end : 0, events[i].begin);
+    }
+  });
+}
+
+// Writes down what it is told of the parameters.
+struct Sharded : TestStages {
+  using TestStages::TestStages;
+  std::string told;
+  void unshard(int stage) override { told += "+" + std::to_string(stage); }
+  void reshard(int stage) override { told += "-" + std::to_string(stage); }
+  void reduce_gradients(int stage, int microbatch) override {
+    told += " " + std::to_string(stage) + "/" + std::to_string(microbatch) + " ";
+  }
+};
+
+TEST(PipelineRuntime, TellsTheStagesOfTheirParameters) {
+  const Schedule s = reduce_gradients(shard_parameters(interleaved(1, 1, 2)), Reduce::once);
+  launch({.ranks = 1, .timeout_s = 60}, [&](Communicator& axis) {
+    Made made(2);
+    Sharded stages(made.chain, Variant{}, made.arena);
+    PipelineRuntime(s, axis, stages).step();
+    EXPECT_EQ(stages.told, "+0-0+1 1/0 -1+0 0/0 -0");
+    TestStages plain(made.chain, {}, made.arena);
+    PipelineRuntime pipe(s, axis, plain);
+    EXPECT_THROW(pipe.step(), Error);
+  });
+}
+
+TEST(PipelineRuntime, RefusesSchedulesThatItCannotRun) {
+  launch({.ranks = 2, .timeout_s = 60}, [&](Communicator& axis) {
+    Made made(2);
+    TestStages stages(made.chain, {}, made.arena);
+    const auto made_of = [&](const Schedule& s) { PipelineRuntime(s, axis, stages); };
+    EXPECT_THROW(made_of(gpipe(2, 2)), Error);                   // no messages
+    EXPECT_THROW(made_of(insert_messages(gpipe(3, 2))), Error);  // not for two ranks
+    Schedule broken = insert_messages(gpipe(2, 2));
+    broken.actions[1].pop_back();
+    EXPECT_THROW(made_of(broken), Error);
+    EXPECT_NO_THROW(made_of(insert_messages(gpipe(2, 2))));
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,271 @@
+// Schedules as values: every generator is right, after every pass too; every planted defect is seen; text and back.
+#include "parallel/pipeline/schedule.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "parallel/pipeline/passes.h"
+#include "parallel/pipeline/validate.h"
+#include "tensor/error.h"
+#include "tensor/random.h"
+#include "tests/parallel/schedules.h"
+
+namespace tessera {
+namespace {
+
+using test::all_schedules;
+using test::described;
+
+std::string fault_of(const Schedule& s, int in_flight = 0) {
+  const auto fault = find_fault(s, in_flight);
+  return fault ? fault->what + "\n" + fault->drawn : "";
+}
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+size_t count(const Schedule& s, Do what) {
+  size_t n = 0;
+  for (const auto& list : s.actions)
+    n += static_cast<size_t>(std::count_if(list.begin(), list.end(), [&](const Action& a) { return a.what == what; }));
+  return n;
+}
+
+// Random passes in a random order, each at most once.
+Schedule with_passes(Schedule s, const Philox& draw, uint64_t at) {
+  std::vector<std::function<Schedule(const Schedule&)>> passes{
+      split_backward, insert_messages, shard_parameters, [&](const Schedule& x) {
+        return reduce_gradients(x, draw.below(2, at + 50) ? Reduce::once : Reduce::every_microbatch);
+      }};
+  while (!passes.empty()) {
+    const auto pick = static_cast<size_t>(draw.below(passes.size(), at));
+    if (draw.below(3, at + 10) > 0) s = passes[pick](s);
+    passes.erase(passes.begin() + static_cast<std::ptrdiff_t>(pick));
+    ++at;
+  }
+  return s;
+}
+
+TEST(Schedule, EveryGeneratorIsRightAfterEveryPass) {
+  const Philox draw = Philox::named(1, "passes");
+  uint64_t at = 0;
+  for (int p = 1; p <= 8; ++p)
+    for (int m = 1; m <= 24; ++m)
+      for (const Schedule& s : all_schedules(p, m)) {
+        ASSERT_EQ(fault_of(s), "") << described(s);
+        for (const Schedule& one : {split_backward(s), insert_messages(s), shard_parameters(s),
+                                    reduce_gradients(s, Reduce::once), reduce_gradients(s, Reduce::every_microbatch)})
+          ASSERT_EQ(fault_of(one), "") << described(s) << "\n" << to_text(one);
+        const Schedule some = with_passes(s, draw, at += 100);
+        ASSERT_EQ(fault_of(some), "") << described(s) << "\n" << to_text(some);
+        ASSERT_EQ(peak_in_flight(some), peak_in_flight(s));
+      }
+}
+
+TEST(Schedule, MessagesAreTwoForEachBoundaryAndMicrobatch) {
+  for (const int p : {1, 2, 3, 5})
+    for (const int m : {1, p, 4 * p})
+      for (const Schedule& s : all_schedules(p, m)) {
+        const Schedule lowered = insert_messages(s);
+        const auto expected = static_cast<size_t>(s.wire_boundaries() * m);
+        for (const Do what : {Do::send_forward, Do::recv_forward, Do::send_backward, Do::recv_backward})
+          EXPECT_EQ(count(lowered, what), expected) << described(s);
+        EXPECT_EQ(insert_messages(split_backward(s)), split_backward(lowered)) << described(s);
+      }
+}
+
+TEST(Schedule, PassesWriteWhatTheyPromise) {
+  const Schedule s = one_f_one_b(2, 2);
+  const auto rank0 = [](const Schedule& x) {
+    Schedule only{.actions = {x.actions[0]}};
+    const std::string text = to_text(only);
+    return text.substr(text.find('\n') + 1);
+  };
+  EXPECT_EQ(rank0(insert_messages(s)), "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n");
+  EXPECT_EQ(rank0(split_backward(s)), "0F0 0F1 0I0 0W0 0I1 0W1\n");
+  EXPECT_EQ(rank0(shard_parameters(s)), "0UNSHARD0 0F0 0F1 0B0 0B1 0RESHARD1\n");
+  EXPECT_EQ(rank0(reduce_gradients(s, Reduce::every_microbatch)), "0F0 0F1 0B0 0REDUCE_GRAD0 0B1 0REDUCE_GRAD1\n");
+  EXPECT_EQ(rank0(shard_parameters(interleaved(1, 1, 2))),
+            "0UNSHARD0 0F0 0RESHARD0 1UNSHARD0 1F0 1B0 1RESHARD0 0UNSHARD0 0B0 0RESHARD0\n");
+  EXPECT_EQ(to_text(split_backward(insert_messages(s))).find("1I0 1W0"), std::string::npos);  // sent between
+  EXPECT_THROW(insert_messages(insert_messages(s)), Error);
+  EXPECT_THROW(shard_parameters(shard_parameters(s)), Error);
+}
+
+// --- defects ---
+
+Action& pick(Schedule& s, const Philox& draw, uint64_t at, Place& place) {
+  place.rank = static_cast<int>(draw.below(static_cast<uint64_t>(s.ranks), at));
+  auto& list = s.actions[static_cast<size_t>(place.rank)];
+  place.index = draw.below(list.size(), at + 1);
+  return list[place.index];
+}
+
+// Swaps an action with one that it depends on, or that must keep its order beside it; false when there is none.
+bool swap_bound(Schedule& s, const Place& place) {
+  auto& list = s.actions[static_cast<size_t>(place.rank)];
+  const Action a = list[place.index];
+  for (size_t j = place.index + 1; j < list.size(); ++j) {
+    const bool same_kind = list[j].what == a.what && list[j].stage == a.stage && a.what <= Do::W;
+    const bool same_pass = a.what == Do::F && list[j].stage == a.stage && list[j].microbatch == a.microbatch &&
+                           (list[j].what == Do::B || list[j].what == Do::I);
+    if (!same_kind && !same_pass) continue;
+    std::swap(list[place.index], list[j]);
+    return true;
+  }
+  return false;
+}
+
+TEST(Validate, SeesEveryPlantedDefect) {
+  const Philox draw = Philox::named(2, "defects");
+  int planted[4] = {};
+  for (uint64_t trial = 0; trial < 600; ++trial) {
+    const uint64_t at = 1000 * trial;
+    const int p = 1 + static_cast<int>(draw.below(5, at)), m = 1 + static_cast<int>(draw.below(8, at + 1));
+    const std::vector<Schedule> all = all_schedules(p, m, 3);
+    const Schedule right = with_passes(all[draw.below(all.size(), at + 2)], draw, at + 100);
+    for (uint64_t kind = 0; kind < 4; ++kind) {
+      Schedule s = right;
+      Place place;
+      Action& a = pick(s, draw, at + 10 + 2 * kind, place);
+      auto& list = s.actions[static_cast<size_t>(place.rank)];
+      const std::string what = a.str();
+      if (kind == 0 && !swap_bound(s, place)) continue;
+      // Without the first of two sums one stage sums once, which is right.
+      if (kind == 1 && a.what == Do::reduce_grad && s.stages == 1 && m == 2) continue;
+      if (kind == 1) list.erase(list.begin() + static_cast<std::ptrdiff_t>(place.index));
+      if (kind == 2) list.insert(list.begin() + static_cast<std::ptrdiff_t>(place.index), Action(a));
+      if (kind == 3) a.stage += a.stage + 1 < s.stages ? 1 : -1;
+      if (kind == 3 && a.stage < 0 && s.stages > 1) a.stage = 0;
+      ++planted[kind];
+      ASSERT_TRUE(find_fault(s)) << "defect " << kind << " at " << what << " of " << described(s) << "\n" << to_text(s);
+      EXPECT_EQ(fault_of(right), "");
+    }
+  }
+  for (const int n : planted) EXPECT_GT(n, 200);
+}
+
+TEST(Validate, SaysWhatIsWrongAndWhere) {
+  Schedule s = one_f_one_b(2, 3);  // rank 0: 0F0 0F1 0B0 0F2 0B1 0B2, rank 1: 1F0 1B0 1F1 1B1 1F2 1B2
+  const auto changed = [&](const std::function<void(Schedule&)>& change) {
+    Schedule other = s;
+    change(other);
+    return fault_of(other);
+  };
+  EXPECT_EQ(changed([](Schedule& x) { x.actions[1].pop_back(); }),
+            "rank 1: 1B2 is missing\n"
+            "rank 0:     0F0  0F1  0B0  0F2  0B1  0B2\n"
+            "rank 1:     1F0  1B0  1F1  1B1  1F2 [?]\n");
+  EXPECT_EQ(changed([](Schedule& x) { std::swap(x.actions[1][1], x.actions[1][3]); }),
+            "rank 1, action 1 (1B1): comes after micro-batch -1 of its stage; expected 0, since micro-batches ascend\n"
+            "rank 0:     0F0  0F1  0B0  0F2  0B1  0B2\n"
+            "rank 1:     1F0 [1B1] 1F1  1B0  1F2  1B2\n");
+  EXPECT_NE(changed([](Schedule& x) {
+              x.actions[1][2] = {Do::F, 0, 1};
+            }).find("stage 0 is on rank 0"),
+            std::string::npos);
+  EXPECT_NE(changed([](Schedule& x) {
+              x.actions[0].push_back({Do::B, 0, 2});
+            }).find("is there twice"),
+            std::string::npos);
+  EXPECT_NE(changed([](Schedule& x) {
+              std::swap(x.actions[1][0], x.actions[1][1]);
+            }).find("1B0): waits for 1F0, which comes later on the same rank"),
+            std::string::npos);
+  EXPECT_NE(changed([](Schedule& x) {
+              x.actions[0].insert(x.actions[0].begin(), {Do::W, 0, 0});
+            }).find("whole and split"),
+            std::string::npos);
+  EXPECT_NE(changed([](Schedule& x) { x.microbatches = 0; }).find("expected 1 or more"), std::string::npos);
+  EXPECT_NE(changed([](Schedule& x) { x.rank_of_stage = {0, 0}; }).find("rank 0 has 2 stages"), std::string::npos);
+  // Two ranks that wait for each other.
+  Schedule crossed = interleaved(2, 2, 2);
+  std::swap(crossed.actions[0][0], crossed.actions[0][2]);
+  EXPECT_NE(fault_of(crossed), "");
+  Schedule deadlock = parse_schedule("0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1\n", "text");
+  deadlock.actions = {{{Do::F, 0, 0}, {Do::B, 0, 0}, {Do::F, 0, 1}, {Do::B, 0, 1}},
+                      {{Do::F, 1, 0}, {Do::F, 1, 1}, {Do::B, 1, 0}, {Do::B, 1, 1}}};
+  EXPECT_EQ(find_fault(deadlock)->what,
+            "deadlock: rank 0, action 1 (0B0): waits for 1B0; rank 1, action 1 (1F1): waits for 0F1");
+}
+
+TEST(Validate, HoldsALimitOfMemory) {
+  for (int p = 1; p <= 6; ++p)
+    for (int m = 1; m <= 3 * p; ++m) {
+      EXPECT_EQ(fault_of(zb_h1(p, m), p), "");
+      EXPECT_EQ(fault_of(zb_h2(p, m), 2 * p - 1), "");
+      EXPECT_EQ(fault_of(zb_v(p, m), 2 * p), "");
+      EXPECT_EQ(fault_of(one_f_one_b(p, m), p), "");
+      if (p > 1 && m > p) {
+        EXPECT_NE(fault_of(gpipe(p, m), p).find("are in flight; expected at most"), std::string::npos);
+        EXPECT_NE(fault_of(zb_h2(p, m), p), "");
+        EXPECT_THROW(validate(zb_v(p, m), 2 * p - 1), Error);
+      }
+    }
+}
+
+// --- text ---
+
+TEST(ScheduleFile, TextAndBack) {
+  for (const int p : {1, 3})
+    for (const Schedule& s : all_schedules(p, 3)) {
+      const Schedule lowered = reduce_gradients(shard_parameters(insert_messages(s)), Reduce::once);
+      Schedule again = parse_schedule(to_text(lowered), s.name);
+      EXPECT_EQ(again, lowered) << described(s);
+    }
+  const auto path = std::filesystem::temp_directory_path() / ("tessera_schedule_" + std::to_string(getpid()) + ".txt");
+  write_schedule(zb_v(2, 3), path);
+  EXPECT_EQ(make_schedule(path.string(), 2, 3).actions, zb_v(2, 3).actions);
+  EXPECT_NE(error_of([&] { make_schedule(path.string(), 3, 3); }).find("is for 2 ranks, found 3"), std::string::npos);
+  EXPECT_NE(error_of([&] { make_schedule(path.string(), 2, 4); }).find("3 micro-batches, found 4"), std::string::npos);
+  EXPECT_NE(error_of([&] { make_schedule(path.string(), 2, 3, 1); }).find("2 chunks"), std::string::npos);
+  std::filesystem::remove(path);
+  EXPECT_NE(error_of([&] { read_schedule(path); }).find("cannot be read"), std::string::npos);
+  EXPECT_THROW(write_schedule(zb_v(2, 3), path / "nowhere"), OutputError);
+}
+
+TEST(ScheduleFile, SaysLineAndWord) {
+  const auto error = [](const std::string& text) { return error_of([&] { parse_schedule(text, "my.txt"); }); };
+  EXPECT_EQ(error("# two ranks\n\n0F0 0B0 # of rank 0\r\n\t1F0  1B0\n"), "");
+  for (const char* word : {"1X0", "F0", "1F", "-1F0", "1F-1", "1F0x", "99999999999F0", "1f0", "1F0,", "1SENDF0"})
+    EXPECT_EQ(error("# x\n0F0 0B0\n1F0 " + std::string(word) + "\n").substr(0, 28),
+              "my.txt: line 3, word 2: '" + (word + std::string("' is")).substr(0, 3))
+        << word;
+  EXPECT_NE(error(""), "");
+  EXPECT_NE(error("# nothing\n").find("no actions"), std::string::npos);
+  EXPECT_NE(error("0F0 0B0 2000000000F2000000000").find("too few"), std::string::npos);
+  EXPECT_NE(error("0F0 0B0\n1B0 1F0\n").find("my.txt: rank 1, action 0 (1B0)"), std::string::npos);
+  EXPECT_EQ(Action::parse("2RECV_B13"), (Action{Do::recv_backward, 2, 13}));
+  EXPECT_EQ((Action{Do::I, 2, 0}.str()), "2I0");
+}
+
+TEST(MakeSchedule, RefusesWhatCannotBe) {
+  EXPECT_NE(error_of([] {
+              make_schedule("interleaved", 4, 6);
+            }).find("no multiple of 4 ranks; the nearest that are: 4 and 8"),
+            std::string::npos);
+  EXPECT_NE(error_of([] { make_schedule("1f1b", 4, 6, 2); }).find("1f1b has 1 chunk per rank, found 2"),
+            std::string::npos);
+  EXPECT_NE(error_of([] { make_schedule("zb-v", 4, 6, 3); }).find("zb-v has 2 chunks"), std::string::npos);
+  EXPECT_NE(error_of([] { make_schedule("fast", 4, 6); }).find("expected naive, gpipe, 1f1b"), std::string::npos);
+  EXPECT_NE(error_of([] { make_schedule("gpipe", 4, 0); }).find("micro-batches is 0"), std::string::npos);
+  EXPECT_NE(error_of([] { make_schedule("gpipe", 0, 1); }).find("ranks is 0"), std::string::npos);
+  EXPECT_NE(error_of([] { make_schedule("interleaved", 2, 2, -1); }).find("chunks is -1"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,26 @@
+// Every schedule there is, for tests that go through all of them.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "parallel/pipeline/schedules.h"
+
+namespace tessera::test {
+
+// All generators for p ranks and m micro-batches; interleaved with each of the numbers of chunks, where p divides m.
+inline std::vector<Schedule> all_schedules(int ranks, int microbatches, int most_chunks = 4) {
+  std::vector<Schedule> out;
+  for (const std::string& name : schedule_names()) {
+    if (name != "interleaved") out.push_back(make_schedule(name, ranks, microbatches));
+    for (int chunks = 1; name == "interleaved" && chunks <= most_chunks && microbatches % ranks == 0; ++chunks)
+      out.push_back(make_schedule(name, ranks, microbatches, chunks));
+  }
+  return out;
+}
+
+inline std::string described(const Schedule& s) {
+  return s.name + ", " + std::to_string(s.ranks) + " ranks, " + std::to_string(s.microbatches) + " micro-batches, " +
+         std::to_string(s.chunks()) + " chunks";
+}
+
+}  // namespace tessera::test
