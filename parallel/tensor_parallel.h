@@ -1,7 +1,7 @@
 // Tensor parallelism: the matrices of a layer are cut over ranks, in pairs whose inner dim is never put together
 // (Shoeybi et al. 2019, "Megatron-LM", section 3). Sequence parallelism: what lies between two such pairs is cut by
 // tokens, so that nothing of the layer is there twice (Korthikanti et al. 2022, "Reducing activation recomputation in
-// large transformer models", section 4.2). The rank count must divide the heads, and with it the tokens.
+// large transformer models", section 4.2). The ranks must divide the heads, and with S(1) the tokens.
 //
 //            x between     colwise            here alone              rowwise            x between
 //   rank 0   [ I or S ] -> [ W1 rows 0.. ] -> heads, hidden 0..   -> [ W2 columns 0.. ] -> P -> [ I or S ]
@@ -18,7 +18,8 @@
 //
 // volume per layer and micro-batch, of N = e B T C bytes: 2 all-reduces of N forward and 2 backward; with S(1) each is
 // a reduce-scatter and an all-gather, 2 more all-gathers bring the inputs of the column layers back in the backward
-// pass, for they are kept as pieces, and 6 all-reduces of C elements sum the gradients of two norms and two row biases.
+// pass, for they are kept as pieces, and 6 all-reduces of C numbers (float32 under bfloat16) sum the gradients of two
+// norms and two row biases.
 //
 // Overlap, in the backward pass of a column layer: the sum of the input's gradient is on its way while the weight's
 // gradient is made, and with S(1) the input comes back while the input's gradient is made:

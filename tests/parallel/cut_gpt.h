@@ -1,0 +1,108 @@
+// A GPT that is cut over a tensor axis beside the same one on one rank: what both are given, a pass of each, and how
+// far the parts of the one are from the other.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/gpt_parallel.h"
+#include "tensor/random.h"
+
+namespace tessera::test {
+
+struct Batch {
+  Tensor ids, targets;  // int32 (B, T)
+};
+
+// Every tenth target or so is ignored.
+inline Batch random_batch(int64_t rows, int64_t tokens, int64_t vocab, const ArenaPtr& arena) {
+  Batch out{Tensor::empty({rows, tokens}, DType::int32, arena), Tensor::empty({rows, tokens}, DType::int32, arena)};
+  const Philox random = Philox::named(static_cast<uint64_t>(vocab), "batch");
+  for (int64_t i = 0; i < rows * tokens; ++i) {
+    const auto at = static_cast<uint64_t>(3 * i), entries = static_cast<uint64_t>(vocab);
+    out.ids.data<int32_t>()[i] = static_cast<int32_t>(random.below(entries, at));
+    out.targets.data<int32_t>()[i] =
+        random.below(10, at + 2) == 0 ? -1 : static_cast<int32_t>(random.below(entries, at + 1));
+  }
+  return out;
+}
+
+// Adds to every parameter what is a function of the whole one's elements, so that biases and norms are not as symmetric
+// as they begin.
+inline void disturb(Module& model) {
+  for (const Module::Named& p : model.parameters()) {
+    const Tensor value = p.parameter->var.value();
+    const Philox random = Philox::named(11, p.name);
+    with_floating(value.dtype(), "disturb", [&](auto t) {
+      using T = decltype(t);
+      for_each_run(p.parameter->cut, value.shape(), 0, value.numel(), [&](int64_t here, int64_t whole, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) {
+          const double noise = 0.05 * random.normal(static_cast<uint64_t>(whole + i));
+          T& x = value.data<T>()[here + i];
+          x = T(static_cast<Accumulate<T>>(static_cast<double>(static_cast<Accumulate<T>>(x)) + noise));
+        }
+      });
+    });
+  }
+}
+
+// One training step's gradients; the sum of the losses.
+inline double learn_cut(Gpt& model, const Batch& batch, Communicator& tp, DeferredWeightGrads* defer = nullptr) {
+  model.set_step({.seed = 5, .step = 3, .first_sequence = 2, .training = true, .tokens_total = batch.ids.dim(1)});
+  model.clear_gradients();
+  const double scale = 1.0 / static_cast<double>(batch.ids.numel());
+  const Loss loss = parallel_loss(model, model.logits(model.hidden(batch.ids)), batch.targets, scale, tp);
+  backward(loss.mean, {.seed = {}, .defer = defer});
+  if (defer) defer->run();
+  model.settle_gradients();
+  return loss.loss_sum;
+}
+
+// The same on one rank.
+inline double learn_whole(Gpt& model, const Batch& batch) {
+  model.set_step({.seed = 5, .step = 3, .first_sequence = 2, .training = true});
+  model.clear_gradients();
+  const Loss loss = model.loss(batch.ids, batch.targets, 1.0 / static_cast<double>(batch.ids.numel()));
+  backward(loss.mean);
+  model.settle_gradients();
+  return loss.loss_sum;
+}
+
+// |part of x - part of whole| / |whole| over all ranks, where `x` is what this rank has of `whole`; fails when the
+// parts do not cover it.
+inline double distance(const Tensor& x_any, const Cut& cut, const Tensor& whole_any, Communicator& tp) {
+  const std::vector<double> x = x_any.to(DType::float64).to_vector<double>(),
+                            whole = whole_any.to(DType::float64).to_vector<double>();
+  double difference = 0, norm = 0;
+  std::vector<double> seen(whole.size());
+  for_each_run(cut, x_any.shape(), 0, x_any.numel(), [&](int64_t here, int64_t there, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const double expected = whole[static_cast<size_t>(there + i)], d = x[static_cast<size_t>(here + i)] - expected;
+      difference += d * d;
+      norm += expected * expected;
+      ++seen[static_cast<size_t>(there + i)];
+    }
+  });
+  tp.sum(seen);
+  EXPECT_EQ(std::count(seen.begin(), seen.end(), cut.is_whole() ? tp.size() : 1), static_cast<int64_t>(seen.size()));
+  difference = tp.sum(difference);
+  norm = tp.sum(norm);
+  EXPECT_GT(norm, 0);
+  return std::sqrt(difference / norm);
+}
+
+inline void expect_same_gradients(Gpt& cut, Gpt& whole, Communicator& tp, double bound, const std::string& what) {
+  const std::vector<Module::Named> parts = cut.parameters(), wholes = whole.parameters();
+  ASSERT_EQ(parts.size(), wholes.size()) << what;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    ASSERT_EQ(parts[i].name, wholes[i].name);
+    const Parameter &part = *parts[i].parameter, &one = *wholes[i].parameter;
+    EXPECT_LE(distance(part.var.grad(), part.cut, one.var.grad(), tp), bound) << what << ": " << parts[i].name;
+  }
+}
+
+}  // namespace tessera::test
