@@ -78,7 +78,9 @@ Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
                     [x = x.saved(), w = w.saved(), packs](Grads& g) {
                       const Tensor dy = g.output();
                       if (g.needs(0)) g.give(0, linear_input_grad(dy, w.get(), packs));
-                      if (g.needs(1)) g.give_into(1, [dy, x](Tensor& dw) { linear_weight_grad(dw, dy, x.get()); });
+                      if (g.needs(1))
+                        g.give_into(
+                            1, [dy, in = x.until(g.defer())](Tensor& dw) { linear_weight_grad(dw, dy, in.get()); });
                       if (g.needs(2)) g.give_into(2, [dy](Tensor& db) { sum_rows(db, dy); });
                     });
 }

@@ -14,6 +14,7 @@
 
 namespace tessera {
 
+class DeferredWeightGrads;
 class Grads;
 struct Node;
 struct Leaf;
@@ -25,6 +26,9 @@ class Saved {
   Saved(Tensor t) : tensor_(std::move(t)) {}  // NOLINT: a tensor saves itself
   explicit Saved(std::function<Tensor()> recipe) : recipe_(std::move(recipe)) {}
   Tensor get() const { return recipe_ ? recipe_() : tensor_; }
+  // What to keep for a weight gradient that may be put off (null: it is not): the tensor itself then, since a recipe
+  // may need parameters that are gone when the gradient is made (parallel/zero.h).
+  Saved until(const DeferredWeightGrads* later) const { return later ? Saved(get()) : *this; }
 
  private:
   Tensor tensor_;

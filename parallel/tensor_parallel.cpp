@@ -93,7 +93,7 @@ Product column_product(Communicator& tp, Placement in) {
                         if (g.needs(0))
                           gradient = start_redistribute(linear_input_grad(dy, w.get(), packs), tp, P, dual(in));
                         if (g.needs(1))
-                          g.give_into(1, [dy, whole_x = input ? Saved(input->wait()) : x](Tensor& dw) {
+                          g.give_into(1, [dy, whole_x = input ? Saved(input->wait()) : x.until(g.defer())](Tensor& dw) {
                             linear_weight_grad(dw, dy, whole_x.get());
                           });
                         if (g.needs(2)) g.give_into(2, [dy](Tensor& db) { sum_rows(db, dy); });

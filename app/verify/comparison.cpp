@@ -10,23 +10,31 @@
 namespace tessera {
 namespace {
 
-double distance(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
+// Adds up |a - b|^2 and |b|^2.
+struct Distance {
   double difference = 0, norm = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    difference += (x[i] - y[i]) * (x[i] - y[i]);
-    norm += y[i] * y[i];
+  void add(const Tensor& a, const Tensor& b) {
+    const std::vector<double> x = a.to(DType::float64).to_vector<double>(),
+                              y = b.to(DType::float64).to_vector<double>();
+    for (size_t i = 0; i < x.size(); ++i) {
+      difference += (x[i] - y[i]) * (x[i] - y[i]);
+      norm += y[i] * y[i];
+    }
   }
-  return difference == 0 ? 0 : std::sqrt(difference / norm);
-}
+  double relative() const { return difference == 0 ? 0 : std::sqrt(difference / norm); }
+};
 
 }  // namespace
 
 double relative_distance(const std::string& parameter, const Tensor& a, const Tensor& b) {
-  if (parameter.find("attn.qkv.bias") == std::string::npos) return distance(a, b);
+  Distance d;
+  if (parameter.find("attn.qkv.bias") == std::string::npos) {
+    d.add(a, b);
+    return d.relative();
+  }
   const int64_t third = b.numel() / 3;
-  return std::max(distance(a.narrow(0, 0, third), b.narrow(0, 0, third)),
-                  distance(a.narrow(0, 2 * third, third), b.narrow(0, 2 * third, third)));
+  for (const int64_t begin : {int64_t{0}, 2 * third}) d.add(a.narrow(0, begin, third), b.narrow(0, begin, third));
+  return d.relative();
 }
 
 void Comparison::number(int64_t step, const std::string& what, double found, double expected) {

@@ -1,43 +1,17 @@
 // Every member of the data-parallel family trains like one rank: random models, batches, ranks, buckets, dtypes.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
-#include "app/verify/verify.h"
-#include "tensor/random.h"
-#include "tests/verify/plans.h"
+#include "tests/verify/draw.h"
 
 namespace tessera {
 namespace {
 
-using test::command_of;
+using test::Draw;
+using test::expect_passes;
 using test::small_plan;
 
-void expect_passes(const TrainOptions& o) {
-  const VerifyResult r = verify(o);
-  EXPECT_TRUE(r.passed()) << command_of(o) << "\n" << (r.failures.empty() ? "" : r.failures.front());
-  EXPECT_TRUE(r.bitwise) << command_of(o);
-  EXPECT_EQ(r.losses.size(), static_cast<size_t>(o.steps));
-}
-
-class Draw {
- public:
-  explicit Draw(uint64_t trial) : random_(Philox::named(11, "plans")), at_(1000 * trial) {}
-  int64_t between(int64_t least, int64_t most) {
-    return least + static_cast<int64_t>(random_.below(static_cast<uint64_t>(most - least + 1), at_++));
-  }
-  template <class T>
-  T of(std::initializer_list<T> choices) {
-    return *(choices.begin() + between(0, static_cast<int64_t>(choices.size()) - 1));
-  }
-
- private:
-  Philox random_;
-  uint64_t at_;
-};
-
 TrainOptions draw_plan(uint64_t trial) {
-  Draw d(trial);
+  Draw d("plans", trial);
   TrainOptions o = small_plan();
   o.layers = d.between(1, 3);
   o.heads = d.between(1, 3);
@@ -68,9 +42,7 @@ TrainOptions draw_plan(uint64_t trial) {
 }
 
 TEST(Contract, RandomPlansTrainLikeOneRank) {
-  const char* const wanted = std::getenv("TESSERA_PLANS");
-  const uint64_t plans = wanted ? std::strtoull(wanted, nullptr, 10) : 60;
-  for (uint64_t trial = 0; trial < plans; ++trial) {
+  for (uint64_t trial = 0; trial < test::plans(60); ++trial) {
     SCOPED_TRACE(trial);
     expect_passes(draw_plan(trial));
   }

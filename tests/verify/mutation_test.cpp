@@ -64,6 +64,47 @@ TEST(Mutation, OtherStrategiesCatchThemToo) {
   }
 }
 
+// The model-parallel family, on the smallest mesh that has the axis.
+void expect_caught_on(Mutation mutation, const std::function<void(TrainOptions&)>& choose) {
+  for (const char* optimizer : {"sgd", "adamw"})
+    for (const char* dtype : {"fp64", "fp32"}) {
+      TrainOptions o = small_plan();
+      o.optimizer = optimizer;
+      o.dtype = dtype;
+      o.steps = 3;
+      o.microbatches = 2;
+      o.batch = 8;
+      o.timeout = 5;
+      choose(o);
+      ASSERT_FALSE(is_caught(o, Mutation::none)) << command_of(o);
+      EXPECT_TRUE(is_caught(o, mutation)) << command_of(o);
+    }
+}
+
+TEST(Mutation, AnInputGradientThatIsNotSummedIsCaught) {
+  expect_caught_on(Mutation::unsummed_input, [](TrainOptions& o) { o.tp = 2; });
+}
+TEST(Mutation, ANormGradientThatIsNotSummedIsCaught) {
+  expect_caught_on(Mutation::unsummed_norm, [](TrainOptions& o) {
+    o.tp = 2;
+    o.sp = true;
+  });
+}
+TEST(Mutation, AWrongMaskAcrossContextRanksIsCaught) {
+  expect_caught_on(Mutation::wrong_mask, [](TrainOptions& o) { o.cp = 2; });
+}
+TEST(Mutation, TargetsOfAnotherMicrobatchAreCaught) {
+  expect_caught_on(Mutation::other_microbatch, [](TrainOptions& o) { o.pp = 2; });
+}
+TEST(Mutation, CopiesOfATiedWeightThatAreNotSummedAreCaught) {
+  expect_caught_on(Mutation::untied, [](TrainOptions& o) { o.pp = 2; });
+}
+TEST(Mutation, DefectsOfTheDataFamilyAreCaughtInProducts) {
+  for (const Mutation mutation : {Mutation::drop_reduction, Mutation::divide_twice, Mutation::skip_microbatch,
+                                  Mutation::shift_sequences, Mutation::stale_shard, Mutation::unclipped})
+    expect_caught_on(mutation, [](TrainOptions& o) { o.pp = o.dp = o.tp = 2; });
+}
+
 // A wrong byte, call, buffer or loss alone, with every bit of the training right.
 TEST(Mutation, CountsAreBoundsOfTheirOwn) {
   TrainOptions o = small_plan();

@@ -1,0 +1,43 @@
+// Random plans, and what each of them must pass.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <initializer_list>
+
+#include "app/verify/verify.h"
+#include "tensor/random.h"
+#include "tests/verify/plans.h"
+
+namespace tessera::test {
+
+inline void expect_passes(const TrainOptions& o) {
+  const VerifyResult r = verify(o);
+  EXPECT_TRUE(r.passed()) << command_of(o) << "\n" << (r.failures.empty() ? "" : r.failures.front());
+  EXPECT_TRUE(r.bitwise || !r.exact) << command_of(o);
+  EXPECT_EQ(r.losses.size(), static_cast<size_t>(o.steps));
+}
+
+// How many plans a test draws: TESSERA_PLANS of them, or as many as is usual.
+inline uint64_t plans(uint64_t usual) {
+  const char* const wanted = std::getenv("TESSERA_PLANS");
+  return wanted ? std::strtoull(wanted, nullptr, 10) : usual;
+}
+
+class Draw {
+ public:
+  Draw(const char* what, uint64_t trial) : random_(Philox::named(11, what)), at_(1000 * trial) {}
+  int64_t between(int64_t least, int64_t most) {
+    return least + static_cast<int64_t>(random_.below(static_cast<uint64_t>(most - least + 1), at_++));
+  }
+  template <class T>
+  T of(std::initializer_list<T> choices) {
+    return *(choices.begin() + between(0, static_cast<int64_t>(choices.size()) - 1));
+  }
+
+ private:
+  Philox random_;
+  uint64_t at_;
+};
+
+}  // namespace tessera::test
