@@ -172,7 +172,7 @@ TEST(PipelineRuntime, EveryScheduleHasTheBitsOfOneRank) {
       launch({.ranks = p, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& axis) {
         for (const Schedule& s : all) {
           check_rank(axis, insert_messages(s), variant);
-          check_rank(axis, split_backward(insert_messages(s)), variant);
+          if (s.has(Do::B)) check_rank(axis, split_backward(insert_messages(s)), variant);
         }
       });
     }
