@@ -39,10 +39,10 @@ void measure(Schedule& s) {
       ++count;
     }
   if (stages == 0) throw InputError(s.name + ": no actions; expected one line for each rank");
-  // Each has a forward and a backward pass: what is missing is found before memory is asked for.
-  if (static_cast<double>(stages) * static_cast<double>(microbatches) * 2 > static_cast<double>(count))
+  // Each needs two actions or more; where far too few are there, no memory is asked for.
+  if (static_cast<double>(stages) * static_cast<double>(microbatches) > 4 * static_cast<double>(count))
     throw InputError(s.name + ": " + std::to_string(count) + " actions are too few for " + std::to_string(stages) +
-                     " stages and " + std::to_string(microbatches) + " micro-batches, which need 2 or more for each");
+                     " stages and " + std::to_string(microbatches) + " micro-batches");
   s.ranks = static_cast<int>(s.actions.size());
   s.stages = static_cast<int>(stages);
   s.microbatches = static_cast<int>(microbatches);

@@ -116,9 +116,8 @@ Fault disordered(const Schedule& s) {
                                      : a.what == Do::B || a.what == Do::W;
       if (!counts) continue;
       if (a.microbatch != of_stage[row] + 1)
-        return fault(at(s, p) + "comes after micro-batch " + std::to_string(of_stage[row]) +
-                         " of its stage; expected " + std::to_string(of_stage[row] + 1) +
-                         ", since micro-batches ascend",
+        return fault(at(s, p) + "comes before that of micro-batch " + std::to_string(of_stage[row] + 1) +
+                         "; micro-batches of a stage ascend",
                      p);
       of_stage[row] = a.microbatch;
     }

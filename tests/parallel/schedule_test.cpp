@@ -171,7 +171,7 @@ TEST(Validate, SaysWhatIsWrongAndWhere) {
             "rank 0:     0F0  0F1  0B0  0F2  0B1  0B2\n"
             "rank 1:     1F0  1B0  1F1  1B1  1F2 [?]\n");
   EXPECT_EQ(changed([](Schedule& x) { std::swap(x.actions[1][1], x.actions[1][3]); }),
-            "rank 1, action 1 (1B1): comes after micro-batch -1 of its stage; expected 0, since micro-batches ascend\n"
+            "rank 1, action 1 (1B1): comes before that of micro-batch 0; micro-batches of a stage ascend\n"
             "rank 0:     0F0  0F1  0B0  0F2  0B1  0B2\n"
             "rank 1:     1F0 [1B1] 1F1  1B0  1F2  1B2\n");
   EXPECT_NE(changed([](Schedule& x) {
@@ -248,6 +248,7 @@ TEST(ScheduleFile, SaysLineAndWord) {
   EXPECT_NE(error(""), "");
   EXPECT_NE(error("# nothing\n").find("no actions"), std::string::npos);
   EXPECT_NE(error("0F0 0B0 2000000000F2000000000").find("too few"), std::string::npos);
+  EXPECT_EQ(error("0F0 0F1 0B0\n1F0 1B0 1F1 1B1\n"), "my.txt: rank 0: 0B1 is missing");
   EXPECT_NE(error("0F0 0B0\n1B0 1F0\n").find("my.txt: rank 1, action 0 (1B0)"), std::string::npos);
   EXPECT_EQ(Action::parse("2RECV_B13"), (Action{Do::recv_backward, 2, 13}));
   EXPECT_EQ((Action{Do::I, 2, 0}.str()), "2I0");

@@ -1,0 +1,32 @@
+// Pipeline schedules from a file: what is accepted is written and read back alike, can be run to its end, and stays
+// right after every pass that applies to it.
+#include <string_view>
+
+#include "parallel/pipeline/passes.h"
+#include "parallel/pipeline/simulate.h"
+#include "parallel/pipeline/validate.h"
+#include "parallel/pipeline/walk.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void require_right(const Schedule& schedule) { require(!find_fault(schedule), "a pass keeps a schedule right"); }
+
+void parse_text(std::string_view bytes) {
+  const Schedule schedule = parse_schedule(bytes, kWhat);
+  require(parse_schedule(to_text(schedule), kWhat) == schedule, "a schedule that was written is read back");
+  const Simulation sim = simulate(schedule);
+  require(sim.makespan >= 3.0 * schedule.microbatches, "every micro-batch goes forward and back");
+  require(sim.bubble_share() >= 0 && sim.bubble_share() < 1, "somebody works");
+  require(!draw(sim, 0, 40).empty(), "there is a picture");
+  require_right(split_backward(schedule));
+  if (!has_messages(schedule)) require_right(insert_messages(schedule));
+  if (!schedule.has(Do::unshard)) require_right(shard_parameters(schedule));
+  if (!schedule.has(Do::reduce_grad)) require_right(reduce_gradients(schedule, Reduce::every_microbatch));
+}
+
+const Target target("schedule", parse_text);
+
+}  // namespace
+}  // namespace tessera::fuzz
