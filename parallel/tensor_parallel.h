@@ -27,7 +27,8 @@
 //   this rank     dx = dy W             dW = dy^T x
 //   background    [ gather x ]          [ reduce dx ]
 //
-// With DeferredWeightGrads the sum is waited for at once, and an input that came back is kept until dW is made.
+// With DeferredWeightGrads the sum is waited for at once, and an input that came back is kept until dW is made; the
+// gradient of a row bias is summed over ranks when it is made. So all ranks run what was deferred in the same order.
 #pragma once
 #include "nn/layers.h"
 #include "parallel/placement.h"
