@@ -8,9 +8,10 @@
 #include <cstddef>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <thread>
 
 #include "app/output.h"
-#include "app/plan.h"
+#include "app/plan_json.h"
 #include "tensor/cpu/vectorize.h"
 
 namespace tessera {
@@ -76,10 +77,18 @@ void TrainOutput::summary(const Facts& f) {
   const double rate = median_rate(rates_);
   const bool stepped = !rates_.empty();  // a resumed run may have had nothing left to do
   const auto ranks = static_cast<int64_t>(f.usage.peak_bytes.size());
-  const double peak = measured_peak_flops(dtype_named(options_.dtype), f.arena) * static_cast<double>(ranks);
+  // Thread ranks that are more than the machine's processors take turns on them.
+  const int64_t at_once = backend_of(options_) == Backend::mpi
+                              ? ranks
+                              : std::clamp<int64_t>(std::thread::hardware_concurrency() / cpu::threads(), 1, ranks);
+  const double peak = measured_peak_flops(dtype_named(options_.dtype), f.arena) * static_cast<double>(at_once);
   Json sent = Json::object();
   for (const SentBytes& s : f.usage.sent) sent[s.axis][s.operation] = s.bytes;
   const int64_t steps = f.steps;
+  Json plan = plan_json(options_);
+  plan["strategy"] = f.strategy;
+  plan["backend"] = f.backend;
+  plan["threads_per_rank"] = cpu::threads();
   const std::string record = Json{
       {"event", "summary"},
       {"steps", steps},
@@ -91,15 +100,7 @@ void TrainOutput::summary(const Facts& f) {
       {"mfu", stepped ? Json(rate * f.flops_per_token / peak) : Json()},
       {"peak_bytes", f.usage.peak_bytes},
       {"sent_bytes", sent},
-      {"plan",
-       {{"ranks", ranks},
-        {"dp", ranks},
-        {"strategy", f.strategy},
-        {"all_reduce", options_.all_reduce},
-        {"backend", f.backend},
-        {"microbatches", options_.microbatches},
-        {"recompute", options_.recompute},
-        {"threads_per_rank", cpu::threads()}}},
+      {"plan", plan},
       {"out", run_.string()}}.dump();
   metrics_.write(record);
   show(record);

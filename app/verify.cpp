@@ -7,7 +7,7 @@
 
 #include "app/commands.h"
 #include "app/output.h"
-#include "app/plan.h"
+#include "app/plan_json.h"
 #include "app/verify/totals.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
@@ -22,22 +22,6 @@ Json by_rank(const std::vector<HeldBytes>& held, const F& f) {
   Json out = Json::array();
   for (const HeldBytes& h : held) out.push_back(f(h));
   return out;
-}
-
-Json plan_json(const TrainOptions& o) {
-  const Axes a = axes_of(o);
-  return {{"ranks", a.ranks()},
-          {"pp", a.pp},
-          {"dp", a.dp},
-          {"cp", a.cp},
-          {"tp", a.tp},
-          {"sp", o.sp},
-          {"dp_mode", o.dp_mode},
-          {"zero", o.zero},
-          {"microbatches", o.microbatches},
-          {"schedule", o.schedule},
-          {"cp_mode", o.cp_mode},
-          {"all_reduce", o.all_reduce}};
 }
 
 Json bytes_json(const VerifyResult& r) {

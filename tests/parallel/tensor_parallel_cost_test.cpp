@@ -201,7 +201,7 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
     model.set_step(
         {.seed = 5, .step = 3, .first_sequence = 2 + first, .training = true, .tokens_total = config.context});
     strategy->begin_step();
-    strategy->begin_microbatch(0);
+    strategy->begin_gradients(0);
     double sum = 0;
     {
       const Var logits = model.logits(model.hidden(batch.ids.narrow(0, first, 2)));
@@ -212,7 +212,7 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
       backward(loss.mean);
       sum = mesh["dp"].sum(loss.loss_sum);
     }
-    strategy->end_microbatch();
+    strategy->end_gradients(0);
     strategy->finish_gradients();
     const std::string what = "zero " + std::to_string(stage) + ", between " + between.str() + ": ";
     EXPECT_NEAR(sum, expected, 1e-12 * expected) << what;
