@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <string_view>
 
 #include "parallel/comm/surroundings.h"
 #include "parallel/pipeline/schedules.h"
+#include "tensor/error.h"
 
 namespace tessera {
 namespace {
@@ -33,8 +35,15 @@ bool splits_sums(const TrainOptions& o) {
 }
 
 Schedule schedule_of(const TrainOptions& o) {
-  return make_schedule(o.schedule, static_cast<int>(axes_of(o).pp), static_cast<int>(o.microbatches),
-                       static_cast<int>(o.chunks.value_or(0)));
+  try {
+    return make_schedule(o.schedule, static_cast<int>(axes_of(o).pp), static_cast<int>(o.microbatches),
+                         static_cast<int>(o.chunks.value_or(0)));
+  } catch (const InputError&) {
+    throw;  // names the file
+  } catch (const Error& e) {
+    const std::string_view text = e.what();
+    throw Error(fmt::format("--schedule: {}", text.substr(text.find(']') == text.npos ? 0 : text.find(']') + 2)));
+  }
 }
 
 LaunchOptions launch_options(const TrainOptions& o) {

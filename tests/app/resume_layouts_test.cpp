@@ -16,6 +16,9 @@ namespace {
 namespace fs = std::filesystem;
 
 using test::kFourInARow;
+using test::kLayouts;
+using test::kOnePart;
+using test::kPipelines;
 using test::kTwoPairs;
 using test::kTwoParts;
 using test::Plans;
@@ -60,6 +63,25 @@ TEST_F(ResumeLayoutsTest, TwoPartsOfABatch) { expect_one_run("", kTwoParts); }
 TEST_F(ResumeLayoutsTest, TwoPartsOfABatchInBfloat16) { expect_one_run("--dtype bf16", kTwoParts); }
 TEST_F(ResumeLayoutsTest, FourPartsInARow) { expect_one_run("--dtype bf16", kFourInARow); }
 TEST_F(ResumeLayoutsTest, TwoPairs) { expect_one_run("", kTwoPairs); }
+
+// Four layers and heads, so that they can be cut.
+const std::string kFour = "--layers 4 --heads 4 ";
+TEST_F(ResumeLayoutsTest, OnePart) { expect_one_run(kFour, kOnePart); }
+TEST_F(ResumeLayoutsTest, Pipelines) { expect_one_run(kFour, kPipelines); }
+TEST_F(ResumeLayoutsTest, PipelinesInBfloat16) { expect_one_run(kFour + "--dtype bf16", kPipelines); }
+
+// The same through parts of every kind.
+TEST_F(ResumeLayoutsTest, AnyLayoutSavesWhatItHasRead) {
+  for (const char* settings : {"--dtype bf16", "--optimizer sgd --lr 0.1 --momentum 0.9"}) {
+    const std::string whole = ended(kFour + settings, "--ranks 1", "run");
+    for (const std::string& plan : kLayouts) {
+      const test::Ran r = run("train --resume --out run " + test::kNoPlan + plan);
+      ASSERT_EQ(r.status, 0) << plan << ": " << r.err;
+      ASSERT_TRUE(both_files("run") == whole) << settings << ": " << plan;
+    }
+    fs::remove_all(path("run"));
+  }
+}
 
 // Nothing is trained, and all of it is saved again.
 TEST_F(ResumeLayoutsTest, AFinishedRunIsSavedAgainAsItWas) {

@@ -21,6 +21,13 @@ class MpiContract : public test::ProgramTest {
   }
   // Every bit of twenty steps.
   void expect_passes(int ranks, const std::string& plan) const {
+    const test::Ran r = verified(ranks, plan);
+    EXPECT_NE(r.out.find("\"bitwise\":true"), std::string::npos) << ranks << " ranks, " << plan << ": " << r.out;
+  }
+  void expect_within_bound(int ranks, const std::string& plan) const { verified(ranks, plan); }
+
+ private:
+  test::Ran verified(int ranks, const std::string& plan) const {
     const std::string mpirun =
         "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ASAN_OPTIONS=detect_leaks=0 && mpirun "
         "--oversubscribe "
@@ -33,9 +40,19 @@ class MpiContract : public test::ProgramTest {
     const test::Ran r = run(arguments, mpirun);
     EXPECT_EQ(r.status, 0) << ranks << " ranks, " << plan << ": " << r.err;
     EXPECT_NE(r.out.find("\"passed\":true"), std::string::npos) << ranks << " ranks, " << plan << ": " << r.out;
-    EXPECT_NE(r.out.find("\"bitwise\":true"), std::string::npos) << ranks << " ranks, " << plan << ": " << r.out;
+    return r;
   }
 };
+
+TEST_F(MpiContract, Pipelines) {
+  expect_passes(2, "--pp 2 --microbatches 2 --schedule zb-h1");
+  expect_passes(4, "--pp 2 --dp 2 --zero 3 --microbatches 3 --schedule gpipe");
+}
+
+TEST_F(MpiContract, ProductsOfThreeAxes) {
+  expect_within_bound(8, "--dtype fp64 --pp 2 --dp 2 --tp 2 --microbatches 2 --zero 1");
+  expect_within_bound(4, "--dtype fp64 --cp 2 --tp 2 --sp");
+}
 
 TEST_F(MpiContract, Ddp) {
   expect_passes(2, "--microbatches 3");
