@@ -98,13 +98,15 @@ Choice parse(CLI::App& app, int argc, char** argv) {
   Choice c;
   app.add_option("ranks", c.ranks, "of the pipeline")->required()->check(CLI::Range(1, 64));
   app.add_option("microbatches", c.microbatches, "of a step")->required()->check(CLI::Range(1, 1024));
-  app.add_option("-F", c.forward, "time of a forward pass through a rank's layers; default 1");
-  app.add_option("-I", c.input, "of the gradient of their input; default 1");
-  app.add_option("-W", c.weight, "of the gradients of their weights; default 1");
-  app.add_option("--message", c.message, "of a message; default 0");
-  app.add_option("--head", c.head, "what the head adds to the last stage, in shares of a rank; default 0");
+  app.add_option("-F", c.forward, "time of a forward pass through a rank's layers; default 1")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("-I", c.input, "of the gradient of their input; default 1")->check(CLI::Range(0.0, 1e6));
+  app.add_option("-W", c.weight, "of the gradients of their weights; default 1")->check(CLI::Range(0.0, 1e6));
+  app.add_option("--message", c.message, "of a message; default 0")->check(CLI::Range(0.0, 1e6));
+  app.add_option("--head", c.head, "what the head adds to the last stage, in shares of a rank; default 0")
+      ->check(CLI::Range(0.0, 1e6));
   app.add_option("--chunks", c.chunks, "of interleaved; default 2")->check(CLI::Range(1, 64));
-  app.add_option("--draw", c.draw, "draws these schedules");
+  app.add_option("--draw", c.draw, "draws these schedules, by name or from a file");
   app.add_option("--lists", c.lists, "prints this schedule as the text that --schedule takes");
   app.parse(argc, argv);
   return c;
@@ -125,7 +127,7 @@ int main(int argc, char** argv) {
       tessera::print_all(c);
     return 0;
   } catch (const CLI::ParseError& e) {
-    return app.exit(e);
+    return app.exit(e) == 0 ? 0 : 2;
   } catch (const std::exception& e) {
     fmt::print(stderr, "schedules: {}\n", e.what());
     return 2;
