@@ -39,8 +39,11 @@ class ProgramTest : public testing::Test {
   std::filesystem::path path(const std::string& name) const { return folder_.path() / name; }
   // Runs the program in the test's folder; `before` is shell code in front of it.
   Ran run(const std::string& arguments, const std::string& before = "") const {
+    return run_program(TESSERA_BINARY, arguments, before);
+  }
+  Ran run_program(const std::string& program, const std::string& arguments, const std::string& before = "") const {
     const std::string command = fmt::format("cd '{}' && export TESSERA_CACHE=cache && {} '{}' {} > out.txt 2> err.txt",
-                                            folder_.path().string(), before, TESSERA_BINARY, arguments);
+                                            folder_.path().string(), before, program, arguments);
     const int status = std::system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : 1000, read_file(path("out.txt")), read_file(path("err.txt"))};
   }

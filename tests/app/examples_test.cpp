@@ -1,0 +1,74 @@
+// The schedule of examples/: that it is one, that it does what its file says, and that it trains like one rank.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "app/verify/verify.h"
+#include "data/files.h"
+#include "examples/eager_1f1b.h"
+#include "parallel/pipeline/schedules.h"
+#include "parallel/pipeline/simulate.h"
+#include "parallel/pipeline/validate.h"
+
+namespace tessera {
+namespace {
+
+TEST(Examples, Eager1f1bIsASchedule) {
+  for (int p = 1; p <= 6; ++p)
+    for (int m = 1; m <= 3 * p; ++m) {
+      const Schedule s = eager_1f1b(p, m);
+      EXPECT_NO_THROW(validate(s)) << p << " " << m;
+      for (int i = 0; i < p; ++i)
+        EXPECT_EQ(peak_in_flight(s)[static_cast<size_t>(i)], std::min(m, 2 * (p - i) - 1)) << p << " " << m;
+      EXPECT_EQ(simulate(s).makespan, simulate(one_f_one_b(p, m)).makespan) << p << " " << m;
+    }
+}
+
+// While a message takes no longer than half a forward and backward pass, only the way there and back costs time.
+TEST(Examples, Eager1f1bHidesMessages) {
+  for (int p = 2; p <= 6; ++p)
+    for (int m = 2 * p; m <= 4 * p; ++m)
+      for (const double message : {0.25, 0.5, 1.0}) {
+        const Times times{.stages = {{}}, .message = message};
+        const double eager = simulate(eager_1f1b(p, m), times).makespan;
+        EXPECT_EQ(eager, 3 * (m + p - 1) + 2 * (p - 1) * message) << p << " " << m << " " << message;
+        EXPECT_LT(eager, simulate(one_f_one_b(p, m), times).makespan) << p << " " << m << " " << message;
+      }
+}
+
+TEST(Examples, Eager1f1bIsDrawnAsItIs) {
+  const std::string text = read_file(std::string(TESSERA_SOURCE_DIR) + "/examples/eager_1f1b.h");
+  for (const Schedule& s : {one_f_one_b(2, 4), eager_1f1b(2, 4)}) {
+    std::istringstream rows(draw(simulate(s, {.stages = {{}}, .message = 1})));
+    std::string picture = "//   " + s.name + "\n";
+    for (std::string row; std::getline(rows, row);) picture += "//   " + row + "\n";
+    EXPECT_NE(text.find(picture), std::string::npos) << "expected " << picture;
+  }
+}
+
+TEST(Examples, Eager1f1bTrainsLikeOneRank) {
+  const TemporaryDirectory folder(std::filesystem::temp_directory_path() / "tessera-examples-");
+  const std::filesystem::path file = folder.path() / "eager.txt";
+  write_schedule(eager_1f1b(3, 6), file);
+  TrainOptions o = verify_defaults();
+  o.layers = 3;
+  o.heads = 2;
+  o.channels = 16;
+  o.context = 16;
+  o.steps = 3;
+  o.pp = 3;
+  o.microbatches = 6;
+  o.batch = 6;
+  o.threads_per_rank = 1;
+  o.schedule = file.string();
+  const VerifyResult r = verify(o);
+  EXPECT_TRUE(r.passed()) << r.failures.front();
+  EXPECT_TRUE(r.bitwise);
+  EXPECT_EQ(r.in_flight, (std::vector<int64_t>{5, 3, 1}));
+}
+
+}  // namespace
+}  // namespace tessera
