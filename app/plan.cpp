@@ -80,7 +80,8 @@ OptimizerOptions optimizer_options(const TrainOptions& o) {
 
 std::string describe_plan(const TrainOptions& o) {
   const Axes axes = axes_of(o);
-  if (axes.ranks() == 1) return "one rank";
+  const bool scheduled = axes.pp > 1 || schedule_of(o).stages > 1 || schedule_of(o).has(Do::I);
+  if (axes.ranks() == 1) return scheduled ? "one rank, " + o.schedule : "one rank";
   std::string parts;
   const auto part = [&](int64_t size, const std::string& name) {
     if (size > 1) parts += fmt::format("{}{} {}", parts.empty() ? "" : " x ", name, size);
@@ -91,7 +92,7 @@ std::string describe_plan(const TrainOptions& o) {
   part(axes.tp, o.sp ? "tp+sp" : "tp");
   std::string text = fmt::format("{} {} ranks", axes.ranks(), backend_of(o) == Backend::mpi ? "MPI" : "thread");
   if (axes.ranks() > axes.dp) text += fmt::format(" ({})", parts);
-  if (axes.pp > 1) text += ", " + o.schedule;
+  if (scheduled) text += ", " + o.schedule;
   if (axes.cp > 1) text += ", " + o.cp_mode;
   if (axes.dp * axes.cp > 1 || o.zero > 0) text += ", " + (o.zero > 0 ? fmt::format("ZeRO-{}", o.zero) : o.dp_mode);
   return text;

@@ -112,9 +112,10 @@ void TrainOutput::summary(const Facts& f) {
     text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of what this machine's matrix products reach; ",
                         losses_.front(), sparkline(losses_, kCurve), losses_.back(), short_number(rate),
                         100 * rate * f.flops_per_token / peak);
-  text += fmt::format("{} {} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most",
-                      *std::max_element(f.usage.peak_bytes.begin(), f.usage.peak_bytes.end()) / 1'000'000,
-                      f.usage.peak_bytes.size() > 1 ? " per rank" : "");
+  const double peak_mb =
+      static_cast<double>(*std::max_element(f.usage.peak_bytes.begin(), f.usage.peak_bytes.end())) / 1e6;
+  text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most", peak_mb,
+                      peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
   text += fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {}\n", f.sample,
                       run_.string(), run_.string());
   print(text);

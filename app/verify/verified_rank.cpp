@@ -162,7 +162,7 @@ void VerifiedRank::note_rank(int rank, const int64_t* m) {
   result_.held.push_back({m[0], m[1], m[2]});
   result_.peak.push_back(m[3]);
   const Axes axes = axes_of(options_);
-  if (axes.ranks() == axes.dp) {
+  if (axes.ranks() == axes.dp && !trainer_.schedule().has(Do::I)) {
     const HeldBytes& e = result_.expected_held.at(static_cast<size_t>(rank));
     result_.expected_peak.push_back(e.parameters + e.gradients + e.optimizer + m[4] + reference_->peak_of_microbatch() +
                                     second_microbatch());

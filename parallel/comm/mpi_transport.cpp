@@ -58,10 +58,13 @@ std::string receiving(int64_t bytes) { return "recv of " + std::to_string(bytes)
 
 MpiTransport::MpiTransport(std::shared_ptr<MpiWorld> world, MpiGroup& group) : world_(std::move(world)), group_(group) {
   if (!group_.window) return;
+  // What waits in shared memory is not inside MPI, which sends large messages only while it is called.
+  Patience patience = world_->patience();
+  patience.meanwhile = [world = world_.get()] { return world->reap() > 0; };
   shared_.emplace(SharedGroup{.places = group_.places,
                               .world_ranks = group_.world_ranks,
                               .rank = group_.rank,
-                              .patience = world_->patience(),
+                              .patience = std::move(patience),
                               .give_up = [this] { fail(""); },
                               .failure = [this] { return world_->watch().failure(); }});
 }

@@ -134,13 +134,14 @@ void MpiWorld::keep(MPI_Request request, std::vector<std::byte> bytes) {
   sent_.push_back({request, std::move(bytes)});
 }
 
-void MpiWorld::reap() {
+size_t MpiWorld::reap() {
   const std::lock_guard lock(sending_);
   std::erase_if(sent_, [](Sent& sent) {
     int done = 0;
     mpi_check(MPI_Test(&sent.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
     return done != 0;
   });
+  return sent_.size();
 }
 
 void MpiWorld::end() {

@@ -54,7 +54,7 @@ class MpiWorld {
 
   // A message that MPI still reads from. Threads may send at the same time.
   void keep(MPI_Request request, std::vector<std::byte> bytes);
-  void reap();  // forgets those that have left
+  size_t reap();  // forgets those that have left, and says how many have not
 
   // Every rank has come to its end: frees everything, in the order in which it was made on all ranks.
   void end();

@@ -17,7 +17,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int kSpins = 2000, kSpinsWhenCrowded = 20;
 constexpr auto kYielding = std::chrono::microseconds(100);
-constexpr long kSlice_ns = 20'000'000;  // a sleeper looks up this often, for a rank that failed or the time
+constexpr long kSlice_ns = 20'000'000;  // a sleeper looks up this often, for a rank that failed or the time,
+constexpr long kBusySlice_ns = 50'000;  // and this often when it has something to do meanwhile
 
 bool reached(const std::atomic<uint32_t>& flag, uint32_t value, std::memory_order order) {
   return static_cast<int32_t>(flag.load(order) - value) >= 0;
@@ -25,11 +26,11 @@ bool reached(const std::atomic<uint32_t>& flag, uint32_t value, std::memory_orde
 
 bool has_failed(const Patience& p) { return p.poisoned && p.poisoned->load(std::memory_order_acquire) >= 0; }
 
-void sleep_on(Flag& flag, uint32_t value) {
+void sleep_on(Flag& flag, uint32_t value, long slice_ns) {
   flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t now = flag.value.load(std::memory_order_seq_cst);
   if (static_cast<int32_t>(now - value) < 0) {
-    const timespec slice{0, kSlice_ns};
+    const timespec slice{0, slice_ns};
     syscall(SYS_futex, &flag.value, FUTEX_WAIT, now, &slice, nullptr, 0);
   }
   flag.sleepers.fetch_sub(1, std::memory_order_relaxed);
@@ -54,12 +55,13 @@ Waited wait_for(Flag& flag, uint32_t value, const Patience& patience) {
       start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(patience.timeout_s));
   while (!reached(flag.value, value, std::memory_order_acquire)) {
     if (has_failed(patience)) return Waited::poisoned;
+    const bool busy = patience.meanwhile && patience.meanwhile();
     const auto now = Clock::now();
     if (now >= deadline) return Waited::timed_out;
     if (now - start < kYielding)
       sched_yield();
     else
-      sleep_on(flag, value);
+      sleep_on(flag, value, busy ? kBusySlice_ns : kSlice_ns);
   }
   return Waited::arrived;
 }

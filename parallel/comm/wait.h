@@ -6,6 +6,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <functional>
 
 namespace tessera {
 
@@ -22,6 +23,8 @@ struct Patience {
   double timeout_s = 300;
   bool crowded = false;                        // more threads than cores: spinning would keep the other rank waiting
   const std::atomic<int>* poisoned = nullptr;  // a rank that failed, or a negative number
+  // Called while a wait goes on, because others may be waiting for what it does; true: again very soon.
+  std::function<bool()> meanwhile = {};
 };
 
 enum class Waited { arrived, timed_out, poisoned };

@@ -1,5 +1,7 @@
 // Schedules by name.
-#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
 
 #include "parallel/pipeline/schedules.h"
 #include "tensor/error.h"
@@ -9,18 +11,11 @@ namespace {
 
 bool is_path(const std::string& text) { return text.find_first_of("./") != std::string::npos; }
 
-// Schedules whose number of chunks is not a choice.
-void check_chunks(const std::string& name, int chunks, int has) {
-  if (chunks != 0 && chunks != has)
-    throw Error("[schedule] " + name + " has " + std::to_string(has) + (has == 1 ? " chunk" : " chunks") +
-                " per rank, found " + std::to_string(chunks) + "; with interleaved the number is a choice");
-}
-
 Schedule from_file(const std::string& path, int ranks, int microbatches, int chunks) {
   Schedule s = read_schedule(path);
   const auto check = [&](const char* what, int asked, int found) {
     if (asked != found)
-      throw Error("[schedule] " + path + " is for " + std::to_string(found) + " " + what + ", found " +
+      throw Error("[schedule] " + path + " is for " + std::to_string(found) + " " + what + "; the plan has " +
                   std::to_string(asked));
   };
   check("ranks", ranks, s.ranks);
@@ -29,28 +24,53 @@ Schedule from_file(const std::string& path, int ranks, int microbatches, int chu
   return s;
 }
 
+// A schedule that has a name. `chunks` is the number on each rank; 0 where it is a choice.
+struct Known {
+  std::string name;
+  std::function<Schedule(int ranks, int microbatches, int chunks)> make;
+  int chunks = 1;
+};
+
+template <class Generator>
+Known of(const char* name, Generator make, int chunks = 1) {
+  return {name, [make](int ranks, int microbatches, int) { return make(ranks, microbatches); }, chunks};
+}
+
+// A new schedule is a file with a generator, and its line here.
+const std::vector<Known>& known_schedules() {
+  static const std::vector<Known> all{
+      of("naive", naive), of("gpipe", gpipe), of("1f1b", one_f_one_b), {"interleaved", interleaved, 0},
+      of("zb-h1", zb_h1), of("zb-h2", zb_h2), of("zb-v", zb_v, 2)};
+  return all;
+}
+
+constexpr int kUsualChunks = 2;  // where they are a choice
+
 }  // namespace
 
 const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> names{"naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"};
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> out;
+    for (const Known& known : known_schedules()) out.push_back(known.name);
+    return out;
+  }();
   return names;
 }
 
 Schedule make_schedule(const std::string& name_or_path, int ranks, int microbatches, int chunks) {
   const std::string& name = name_or_path;
   if (is_path(name)) return from_file(name, ranks, microbatches, chunks);
-  if (name == "interleaved") return interleaved(ranks, microbatches, chunks == 0 ? 2 : chunks);
-  using Generator = Schedule (*)(int ranks, int microbatches);
-  constexpr Generator kInOrder[]{naive, gpipe, one_f_one_b, nullptr, zb_h1, zb_h2, zb_v};
-  const auto& names = schedule_names();
-  const auto known = std::find(names.begin(), names.end(), name);
-  if (known == names.end()) {
-    std::string all;
-    for (const std::string& n : names) all += n + ", ";
-    throw Error("[schedule] there is none named '" + name + "'; expected " + all + "or the path of a file");
+  std::string all;
+  for (const Known& known : known_schedules()) {
+    all += known.name + ", ";
+    if (known.name != name) continue;
+    if (known.chunks != 0 && chunks != 0 && chunks != known.chunks)
+      throw Error("[schedule] " + name + " has " + std::to_string(known.chunks) +
+                  (known.chunks == 1 ? " chunk" : " chunks") + " per rank, found " + std::to_string(chunks) +
+                  "; with interleaved the number is a choice");
+    return known.make(ranks, microbatches, chunks == 0 ? kUsualChunks : chunks);
   }
-  check_chunks(name, chunks, name == "zb-v" ? 2 : 1);
-  return kInOrder[known - names.begin()](ranks, microbatches);
+  throw Error("[schedule] there is none named '" + name + "'; expected " + all + "or the path of a file");
 }
 
 }  // namespace tessera

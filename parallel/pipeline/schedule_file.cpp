@@ -1,8 +1,13 @@
 // Schedules as text.
 #include <algorithm>
 #include <fstream>
+#include <filesystem>
 #include <iterator>
+#include <string>
+#include <string_view>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 #include "parallel/pipeline/schedule.h"
 #include "parallel/pipeline/validate.h"
@@ -72,6 +77,8 @@ Schedule parse_schedule(std::string_view text, const std::string& name) {
 }
 
 Schedule read_schedule(const std::filesystem::path& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) throw InputError(path.string() + ": is a folder; expected a file");
   std::ifstream file(path, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   if (!file) throw InputError(path.string() + ": cannot be read");

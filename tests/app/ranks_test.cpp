@@ -104,7 +104,7 @@ TEST_F(RanksTest, PlansThatCannotBeAreOneLineAndStatus2) {
   refused("--zero 4", "--zero: expected a whole number in [0, 3], found '4'");
   refused("--servers 9", "--servers: expected at most the");
   refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the 4 ranks, found 5");
-  refused("--dp 3 --ranks 2", "--dp: expected the 2 of --ranks, since it is the only axis; found 3");
+  refused("--dp 3 --ranks 2", "makes 3 ranks; expected 2; the nearest that can: --dp 2");
   refused("--zero 1 --dp-mode ps-sync", "--zero: 1 goes with --dp-mode ddp, found ps-sync");
   refused("--zero 2 --dp-mode dataparallel", "--zero: 2 goes with --dp-mode ddp, found dataparallel");
   refused("--dp-mode ps-sync --all-reduce ring", "--all-reduce: ps-sync adds at one rank, in rank order");
