@@ -35,25 +35,25 @@ std::string kept_steps(const std::vector<TraceStep>& steps, int64_t done) {
 
 Json model_json(const TrainOptions& o, Gpt& model) {
   const GptConfig& c = model.config;
-  return {{"name", o.model},       {"layers", c.layers},   {"heads", c.heads},
-          {"channels", c.channels}, {"context", c.context}, {"vocab", c.vocab},
-          {"dtype", o.dtype},      {"parameters", model.parameter_count()}};
+  return {{"name", o.model},      {"layers", c.layers}, {"heads", c.heads}, {"channels", c.channels},
+          {"context", c.context}, {"vocab", c.vocab},   {"dtype", o.dtype}, {"parameters", model.parameter_count()}};
 }
 
 Json plan_json(const TrainOptions& o, Trainer& trainer) {
   const Schedule& s = trainer.schedule();
   Json axes = Json::object();
   for (const MeshAxis& a : trainer.mesh().axes()) axes[a.name] = a.size;
-  return {{"ranks", trainer.world().size()},
-          {"axes", axes},
-          {"strategy", trainer.strategy().name()},
-          {"backend", trainer.world().kind()},
-          {"all_reduce", o.all_reduce},
-          {"recompute", o.recompute},
-          {"batch", o.batch},
-          {"tokens_per_step", trainer.tokens_per_step()},
-          {"threads_per_rank", cpu::threads()},
-          {"schedule", {{"name", s.name}, {"stages", s.stages}, {"microbatches", s.microbatches}, {"text", to_text(s)}}}};
+  return {
+      {"ranks", trainer.world().size()},
+      {"axes", axes},
+      {"strategy", trainer.strategy().name()},
+      {"backend", trainer.world().kind()},
+      {"all_reduce", o.all_reduce},
+      {"recompute", o.recompute},
+      {"batch", o.batch},
+      {"tokens_per_step", trainer.tokens_per_step()},
+      {"threads_per_rank", cpu::threads()},
+      {"schedule", {{"name", s.name}, {"stages", s.stages}, {"microbatches", s.microbatches}, {"text", to_text(s)}}}};
 }
 
 Json ranks_json(const std::vector<RankLog>& logs, const Mesh& mesh, const RunUsage& usage) {
@@ -77,17 +77,17 @@ Json report_json(const Run& run, Trainer& trainer, const RunUsage& usage, const 
   Json sent = Json::array();
   for (const SentBytes& s : usage.sent)
     sent.push_back({{"axis", s.axis}, {"operation", s.operation}, {"calls", s.calls}, {"bytes", s.bytes}});
-  return {{"format", 1},
-          {"written", fmt::format("{:%Y-%m-%d %H:%M}", fmt::localtime(std::time(nullptr)))},
-          {"steps", trainer.steps_done()},
-          {"model", model_json(run.options, trainer.whole_model())},
-          {"plan", plan_json(run.options, trainer)},
-          {"processors",
-           {{"cores", processors.cores}, {"threads", processors.threads}, {"shared", processors.shared()}}},
-          {"clock", align(logs).words},
-          {"kept", kept_steps(logs[0].steps, trainer.steps_done())},
-          {"ranks", ranks_json(logs, trainer.mesh(), usage)},
-          {"sent", sent}};
+  return {
+      {"format", 1},
+      {"written", fmt::format("{:%Y-%m-%d %H:%M}", fmt::localtime(std::time(nullptr)))},
+      {"steps", trainer.steps_done()},
+      {"model", model_json(run.options, trainer.whole_model())},
+      {"plan", plan_json(run.options, trainer)},
+      {"processors", {{"cores", processors.cores}, {"threads", processors.threads}, {"shared", processors.shared()}}},
+      {"clock", align(logs).words},
+      {"kept", kept_steps(logs[0].steps, trainer.steps_done())},
+      {"ranks", ranks_json(logs, trainer.mesh(), usage)},
+      {"sent", sent}};
 }
 
 }  // namespace

@@ -67,8 +67,7 @@ std::unique_ptr<TrainOutput> begin_output(const Run& run, Trainer& trainer,
 }
 
 void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainOutput& output) {
-  const std::string sample =
-      run.options.format == "json" ? "" : sample_of_saved(run, trainer.whole_model().config);
+  const std::string sample = run.options.format == "json" ? "" : sample_of_saved(run, trainer.whole_model().config);
   output.summary({.steps = trainer.steps_done(),
                   .tokens_per_step = trainer.tokens_per_step(),
                   .flops_per_token = flops_per_token(trainer.whole_model()),

@@ -21,7 +21,9 @@ namespace {
 using Json = nlohmann::json;
 constexpr int kTag = 7100;  // of the messages with logs
 
-double clock_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double clock_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -59,8 +61,7 @@ RankLog unpack(const std::vector<uint8_t>& bytes) {
               .steps = {},
               .memory = {}};
   for (const Json& e : j[6])
-    log.events.push_back(
-        {e[0], e[1], e[2], e[3], e[4], e[5], e[6], static_cast<TraceKind>(e[7].get<int>())});
+    log.events.push_back({e[0], e[1], e[2], e[3], e[4], e[5], e[6], static_cast<TraceKind>(e[7].get<int>())});
   for (const Json& s : j[7]) log.steps.push_back({s[0], s[1], s[2]});
   for (const Json& m : j[8]) log.memory.push_back({m[0], m[1]});
   return log;

@@ -14,8 +14,8 @@
 namespace tessera {
 
 // The tracks in their order; those of axes follow.
-inline constexpr const char* kTracks[] = {"step",            "forward", "backward", "input gradient",
-                                          "weight gradient", "send",    "receive",  "update"};
+inline constexpr const char* kTracks[] = {"step", "forward", "backward", "input gradient", "weight gradient",
+                                          "send", "receive", "update"};
 
 // One event for each line. `names` are the processes'; `kept` says which steps the file has.
 std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<std::string>& names,

@@ -40,8 +40,8 @@ class Trace {
  public:
   // With `keep` above 0, what came before the last `keep` steps is forgotten.
   explicit Trace(size_t keep = 0);
-  double now() const;                        // seconds since the trace began
-  double origin() const { return began_; }   // when it began, on the steady clock, which the processes of a host share
+  double now() const;                       // seconds since the trace began
+  double origin() const { return began_; }  // when it began, on the steady clock, which the processes of a host share
   void add(TraceEvent event);
   void begin_step(int64_t step);
   void end_step();
