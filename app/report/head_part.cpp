@@ -44,15 +44,15 @@ std::string loss_picture(const Record& r) {
   if (r.losses.empty()) return "<p>No step was recorded.</p>\n";
   const Scale s = scale_of(r);
   std::string out = open_svg(kHeight, "loss by step");
-  for (const double tick : ticks(s.high - s.low, 5)) {
-    const double y = s.y(s.low + tick);
+  for (const double tick : ticks(s.low, s.high, 5)) {
+    const double y = s.y(tick);
     out +=
         fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>", kLeft, kWidth - 10, y, y);
-    out += text_at(kLeft - 6, y + 4, "end", fmt::format("{:.3f}", s.low + tick));
+    out += text_at(kLeft - 6, y + 4, "end", fmt::format("{:.4g}", tick));
   }
-  for (const double tick : ticks(s.last - s.first, 10))
-    out += text_at(s.x(static_cast<int64_t>(std::lround(s.first + tick))), kHeight - 10, "mid",
-                   fmt::format("{}", std::lround(s.first + tick)));
+  for (const double tick : ticks(s.first, s.last, 10))
+    if (tick == std::floor(tick))
+      out += text_at(s.x(static_cast<int64_t>(tick)), kHeight - 10, "mid", fmt::format("{:.0f}", tick));
   out += "<polyline class=\"loss\" points=\"";
   for (const Point& p : r.losses) out += fmt::format("{:.1f},{:.1f} ", s.x(p.step), s.y(p.value));
   out += "\"/>\n";

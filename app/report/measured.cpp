@@ -64,6 +64,11 @@ Times mean_times(const Schedule& s, const std::vector<std::vector<TimedAction>>&
   return times;
 }
 
+size_t passes_in(const std::vector<TimedAction>& list) {
+  return static_cast<size_t>(
+      std::count_if(list.begin(), list.end(), [](const TimedAction& t) { return !t.action.is_message(); }));
+}
+
 // Idle times of what happened; the clock begins with the first pass of a stage.
 void sum_up(Simulation& sim) {
   double first = std::numeric_limits<double>::infinity(), last = 0;
@@ -119,10 +124,9 @@ std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const Ste
     for (const Event& e : record.ranks[rank].events)
       if (e.step == step.step && e.stage >= 0) list.push_back({Action::parse(e.name), e.begin, e.end});
     if (list.empty()) return std::nullopt;
-    found += static_cast<size_t>(
-        std::count_if(list.begin(), list.end(), [](const TimedAction& t) { return !t.action.is_message(); }));
+    found += passes_in(list);
   }
-  for (const auto& list : s.actions) planned += list.size();
+  for (const auto& list : p.equal.actions) planned += passes_in(list);
   if (found != planned) return std::nullopt;
   p.times = mean_times(s, p.measured.actions);
   p.replayed = simulate(s, p.times);

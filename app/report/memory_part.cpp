@@ -69,7 +69,7 @@ std::string rank_picture(const Rank& rank, const StepSpan& step, double most) {
   const Scale s{step.begin, std::max(step.end, step.begin + 1e-9), most};
   std::string out = fmt::format("<figure><figcaption>{}</figcaption>\n", escaped(rank.name)) +
                     open_svg(kHeight, rank.name + ": memory", kWide);
-  for (const double tick : ticks(most, 4)) {
+  for (const double tick : ticks(0, most, 4)) {
     out += fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>", kLeft, kWide - 6,
                        s.y(tick), s.y(tick));
     out += text_at(kLeft - 6, s.y(tick) + 4, "end", short_bytes(tick));
@@ -78,7 +78,7 @@ std::string rank_picture(const Rank& rank, const StepSpan& step, double most) {
   for (size_t i = 0; i + 1 < samples.size(); ++i)  // what is pointed at
     out += box({s.x(samples[i].time), kTop, s.x(samples[i + 1].time) - s.x(samples[i].time), kHeight - kTop - kBottom},
                "glass", words_of(samples[i], step));
-  for (const double tick : ticks(step.end - step.begin, 5))
+  for (const double tick : ticks(0, step.end - step.begin, 5))
     if (const double x = s.x(step.begin + tick); x < kWide - 24)
       out += text_at(x, kHeight - 8, tick > 0 ? "mid" : "start", fmt::format("{:.4g} ms", tick));
   return out + "</svg></figure>\n";

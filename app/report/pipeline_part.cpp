@@ -50,7 +50,7 @@ std::string panel_svg(const Panel& p) {
                            time_words(p.sim.makespan, p.in_ms)));
     for (const TimedAction& t : p.sim.actions[r]) out += cell(p, t, r, y);
   }
-  for (const double tick : ticks(p.scale, 10))
+  for (const double tick : ticks(0, p.scale, 10))
     if (const double x = kGutter + tick * pixel; x < kWidth - 20)
       out += text_at(x, rows + 14, tick > 0 ? "mid" : "start",
                      p.in_ms ? fmt::format("{:.4g} ms", tick) : fmt::format("{:.4g}", tick));
@@ -118,6 +118,8 @@ std::string pipeline_part(const Record& r, const MeasuredPipeline& p, const Step
   entries.push_back({"wait", "waiting for a message"});
   out += legend(entries);
   if (s.chunks() > 1) out += "<p class=\"note\">Each rank has several stages; later ones are paler.</p>\n";
+  if (r.ranks.size() > p.measured.actions.size())
+    out += "<p class=\"note\">Of the pipelines that run side by side, the one with rank 0 is drawn.</p>\n";
   const double ms = std::max(p.replayed.makespan, p.measured.makespan);
   out += panel_svg({p.equal, "Planned, equal times", p.equal.makespan, false});
   out += panel_svg({p.replayed, "Planned, measured times", ms, true});

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
+#include <cstddef>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "data/files.h"
 #include "data/json.h"
@@ -18,7 +20,9 @@ namespace {
 
 using Json = nlohmann::json;
 constexpr int64_t kMostRanks = 1 << 16;
-constexpr size_t kWarmupSteps = 5;  // left out of the rate
+constexpr double kMostNumber = 1e15;
+constexpr int64_t kMostBytes = int64_t{1} << 52;  // and calls: sums of many stay within 64 bits
+constexpr size_t kWarmupSteps = 5;                // left out of the rate
 
 // A value of a file, with the file's name for what is wrong with it.
 class Value {
@@ -39,7 +43,7 @@ class Value {
     return *n;
   }
   double number() const {
-    if (!json_.is_number()) refuse("a number");
+    if (!json_.is_number() || std::abs(json_.get<double>()) > kMostNumber) refuse("a number that a run can have");
     return json_.get<double>();
   }
   bool truth() const {
@@ -71,7 +75,7 @@ class Value {
 std::array<int64_t, kCategories> categories(const Value& value) {
   std::array<int64_t, kCategories> out{};
   for (size_t c = 0; c < out.size(); ++c)
-    out[c] = value[std::string(name_of(static_cast<Category>(c))).c_str()].count();
+    out[c] = value[std::string(name_of(static_cast<Category>(c))).c_str()].count(kMostBytes);
   return out;
 }
 
@@ -116,7 +120,7 @@ void read_about(Record& r, std::string_view text, const std::string& file) {
   for (const Value& v : root["ranks"].list()) {
     Rank rank;
     rank.name = v["name"].text();
-    rank.peak = v["peak_bytes"].count();
+    rank.peak = v["peak_bytes"].count(kMostBytes);
     rank.peaks = categories(v["peaks"]);
     for (const auto& [axis, at] : v["at"].members()) rank.at.emplace_back(axis, at.count(kMostRanks));
     r.ranks.push_back(std::move(rank));
@@ -124,7 +128,8 @@ void read_about(Record& r, std::string_view text, const std::string& file) {
   if (static_cast<int64_t>(r.ranks.size()) != root["plan"]["ranks"].count())
     root["plan"]["ranks"].refuse(fmt::format("{} ranks, as many as are listed", r.ranks.size()));
   for (const Value& v : root["sent"].list())
-    r.sent.push_back({v["axis"].text(), v["operation"].text(), v["calls"].count(), v["bytes"].count()});
+    r.sent.push_back(
+        {v["axis"].text(), v["operation"].text(), v["calls"].count(kMostBytes), v["bytes"].count(kMostBytes)});
 }
 
 Event read_event(const Value& v, const std::string& track, const Schedule& schedule) {

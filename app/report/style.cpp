@@ -6,12 +6,12 @@ namespace tessera::report {
 const char* const kStyle = R"css(
 :root { color-scheme: light dark; --ground: #fbfbfa; --card: #ffffff; --ink: #1d2129; --soft: #626a76; --line: #dfe2e6;
   --idle: #eef0f2; --on: #ffffff; --F: #3a78c2; --B: #cf6a2b; --I: #b98a12; --W: #3c8f5c; --opt: #7d5bb3; --fin: #8b93a0;
-  --msg: #5b6b7d; --pp: #5b6b7d; --dp: #1f8a8a; --tp: #b8487d; --cp: #8a6a3a; --world: #9aa1ab;
+  --msg: #5b6b7d; --pp: #2f4b7c; --dp: #1f8a8a; --tp: #b8487d; --cp: #8a6a3a; --world: #9aa1ab;
   --m0: #3a78c2; --m1: #cf6a2b; --m2: #7d5bb3; --m3: #3c8f5c; --m4: #c2a02e; --m5: #9aa1ab; --warn: #fdf1dc; }
 @media (prefers-color-scheme: dark) {
   :root { --ground: #14171c; --card: #1b1f26; --ink: #e3e6ea; --soft: #98a1ad; --line: #323842; --idle: #252a33;
     --on: #0e1115; --F: #6ea8ea; --B: #ee9257; --I: #dcb548; --W: #6cc08c; --opt: #ae90e2; --fin: #79828f; --msg: #8d9db0;
-    --pp: #8d9db0; --dp: #4fbdbd; --tp: #e07aab; --cp: #c09d68; --world: #6f7885; --m0: #6ea8ea; --m1: #ee9257;
+    --pp: #b9c8ec; --dp: #4fbdbd; --tp: #e07aab; --cp: #c09d68; --world: #6f7885; --m0: #6ea8ea; --m1: #ee9257;
     --m2: #ae90e2; --m3: #6cc08c; --m4: #dcb548; --m5: #79828f; --warn: #3a2f17; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
@@ -39,7 +39,7 @@ svg.dim rect[data-mb] { opacity: .3; } svg.dim rect.same { opacity: 1; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 10px 20px; }
 figure { margin: 0; max-width: 720px; } figcaption { font-size: 14px; font-weight: 600; margin: 8px 0 4px; }
 table { border-collapse: collapse; margin: 14px 0 6px; font-size: 14px; } th { text-align: left; font-weight: 600; font-size: 13px; color: var(--soft); }
-th, td { padding: 4px 18px 4px 0; border-bottom: 1px solid var(--line); vertical-align: middle; } .n { text-align: right; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 18px 4px 0; border-bottom: 1px solid var(--line); vertical-align: middle; } td:first-child, .n { white-space: nowrap; } .n { text-align: right; font-variant-numeric: tabular-nums; }
 tr.sum td { font-weight: 600; border-bottom: 0; } svg.bar { width: 420px; height: 14px; }
 #tip { position: fixed; display: none; pointer-events: none; z-index: 9; background: var(--ink); color: var(--ground);
   padding: 6px 10px; border-radius: 6px; font-size: 12.5px; line-height: 1.4; white-space: pre; }

@@ -45,7 +45,7 @@ std::string short_bytes(double bytes) {
 }
 
 std::string short_time(double ms) {
-  if (ms < 1) return fmt::format("{:.0f} us", ms * 1e3);
+  if (ms < 1) return fmt::format("{:.0f} µs", ms * 1e3);
   return ms < 1e3 ? fmt::format("{:.{}f} ms", ms, ms < 100 ? 2 : 1) : fmt::format("{:.2f} s", ms / 1e3);
 }
 
@@ -71,14 +71,15 @@ std::string open_svg(double height, std::string_view name, double width) {
                      escaped(name));
 }
 
-std::vector<double> ticks(double most, int count) {
+std::vector<double> ticks(double low, double high, int count) {
   std::vector<double> out;
-  if (!(most > 0) || !std::isfinite(most)) return {0};
-  const double rough = most / count, magnitude = std::pow(10, std::floor(std::log10(rough)));
+  if (!(high > low) || !std::isfinite(high - low)) return {low};
+  const double rough = (high - low) / count, magnitude = std::pow(10, std::floor(std::log10(rough)));
   double unit = 10 * magnitude;
   for (const double factor : {5.0, 2.0, 1.0})
     if (factor * magnitude >= rough) unit = factor * magnitude;
-  for (int i = 0; i * unit <= most * (1 + 1e-9); ++i) out.push_back(i * unit);
+  const double first = std::ceil(low / unit - 1e-9);
+  for (int i = 0; i <= 2 * count && (first + i) * unit <= high + 1e-9 * unit; ++i) out.push_back((first + i) * unit);
   return out;
 }
 

@@ -16,9 +16,9 @@ std::string escaped(std::string_view text);
 std::string grouped(int64_t n);
 // "12.3 KB", "1.20 MB"
 std::string short_bytes(double bytes);
-// "431 us", "1.23 ms", "2.10 s"
+// "431 µs", "1.23 ms", "2.10 s"
 std::string short_time(double milliseconds);
-// "37.5%", or "not known" in words of the caller
+// "37.5%"
 std::string percent(double share);
 
 struct Box {
@@ -32,8 +32,8 @@ std::string text_at(double x, double y, std::string_view css, std::string_view t
 // Opens a picture of kWidth unless told; it shrinks with the page.
 std::string open_svg(double height, std::string_view name, double width = kWidth);
 
-// Round numbers from 0 to `most`, about `count` of them.
-std::vector<double> ticks(double most, int count);
+// Round numbers from `low` to `high`, about `count` of them.
+std::vector<double> ticks(double low, double high, int count);
 
 struct LegendEntry {
   std::string css, words;

@@ -79,7 +79,7 @@ std::string rank_picture(const Rank& rank, const StepSpan& step) {
       out += box({kGutter + (e->begin - step.begin) * pixel, y, (e->end - e->begin) * pixel, kRow - kGap}, css_of(*e),
                  tip_of(*e, step), e->stage >= 0 ? fmt::format("{}", e->microbatch) : e->name);
   }
-  for (const double tick : ticks(span, 10))
+  for (const double tick : ticks(0, span, 10))
     if (const double x = kGutter + tick * pixel; x < kWidth - 20)
       out += text_at(x, height + 14, tick > 0 ? "mid" : "start", fmt::format("{:.4g} ms", tick));
   return out + "</svg>\n";
