@@ -3,13 +3,13 @@
 
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "app/plan.h"
 #include "parallel/comm/surroundings.h"
-#include "tensor/cpu/vectorize.h"
 
 namespace tessera {
 namespace {
@@ -35,7 +35,9 @@ Axes axes_of(const TrainOptions& o) {
   const int64_t ranks = given_ranks(o);
   if (ranks == 0) {
     const bool silent = !o.pp && !o.dp && !o.cp && !o.tp;
-    if (silent && cpu::threads() >= kDefaultRanks && o.batch % (kDefaultRanks * o.microbatches) == 0)
+    // Not the threads of the caller, which may be a rank: every rank must find the same axes.
+    if (silent && std::thread::hardware_concurrency() >= kDefaultRanks &&
+        o.batch % (kDefaultRanks * o.microbatches) == 0)
       axes.dp = kDefaultRanks;
     return axes;
   }
