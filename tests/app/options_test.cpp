@@ -86,7 +86,7 @@ TEST(CommandLine, HelpTeachesEveryOption) {
 
 TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
   EXPECT_EQ(message({"train", "--hedas", "3"}), "unknown option '--hedas'; did you mean '--heads'?");
-  EXPECT_EQ(message({"train", "--tp=2"}), "unknown option '--tp'; did you mean '--dp'?");
+  EXPECT_EQ(message({"train", "--rnaks=2"}), "unknown option '--rnaks'; did you mean '--ranks'?");
   EXPECT_EQ(message({"trian"}),
             "unknown command 'trian'; expected train, verify, generate, data, bench or report; did you mean 'train'?");
   EXPECT_EQ(message({"report"}), "RUN is required");
