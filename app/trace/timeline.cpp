@@ -167,9 +167,11 @@ std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<st
   std::vector<Json> events;
   for (size_t r = 0; r < logs.size(); ++r)
     RankTimeline(logs[r], static_cast<int>(r), clock.add[r]).write(events, names[r]);
-  std::string text = "{\"displayTimeUnit\": \"ms\",\n\"otherData\": " +
-                     Json{{"program", "tessera"}, {"kept", kept}, {"clock", clock.words}}.dump() +
-                     ",\n\"traceEvents\": [";
+  std::string text =
+      "{\"displayTimeUnit\": \"ms\",\n\"otherData\": " +
+      Json{{"program", "tessera"}, {"kept", kept}, {"left_out", "what lies between steps"}, {"clock", clock.words}}
+          .dump() +
+      ",\n\"traceEvents\": [";
   const char* before = "\n";
   for (const Json& e : events) {
     text += before + e.dump();

@@ -9,11 +9,12 @@ namespace {
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 }  // namespace
 
-Trace::Trace(size_t keep) : began_(seconds()), keep_(keep) {}
+Trace::Trace(size_t keep) : began_(seconds()), keep_(keep), noting_(keep == 0) {}
 double Trace::now() const { return seconds() - began_; }
 
 void Trace::add(TraceEvent event) {
   const std::lock_guard lock(mutex_);
+  if (!noting_) return;
   events_.push_back(std::move(event));
   sample();
 }
@@ -28,13 +29,15 @@ void Trace::begin_step(int64_t step) {
   const double time = now();
   steps_.push_back({step, time, time});
   forget();
+  noting_ = true;
   sample();
 }
 
 void Trace::end_step() {
   const std::lock_guard lock(mutex_);
-  steps_.back().end = now();
   sample();
+  steps_.back().end = now();
+  noting_ = keep_ == 0;
 }
 
 void Trace::sample() {

@@ -38,7 +38,7 @@ struct TraceMemory {
 // May be written from any thread.
 class Trace {
  public:
-  // With `keep` above 0, what came before the last `keep` steps is forgotten.
+  // With `keep` above 0, only what happens within steps is noted, and only the last `keep` steps are kept.
   explicit Trace(size_t keep = 0);
   double now() const;                       // seconds since the trace began
   double origin() const { return began_; }  // when it began, on the steady clock, which the processes of a host share
@@ -58,6 +58,7 @@ class Trace {
   const size_t keep_;
   ArenaPtr arena_;
   mutable std::mutex mutex_;
+  bool noting_;
   std::deque<TraceEvent> events_;
   std::deque<TraceStep> steps_;
   std::deque<TraceMemory> memory_;
