@@ -4,37 +4,28 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "app/command_line.h"
-#include "app/report/measured.h"
-#include "app/report/record.h"
 #include "app/report/svg.h"
 #include "app/trace/rank_log.h"
-#include "app/trainer.h"
-#include "app/verify/expected.h"
 #include "data/files.h"
-#include "parallel/pipeline/schedule.h"
-#include "parallel/pipeline/simulate.h"
 #include "tensor/arena.h"
 #include "tests/app/program.h"
+#include "tests/app/timeline_checks.h"
 
 namespace tessera {
 namespace {
@@ -74,101 +65,6 @@ TrainOptions options_of(const std::string& more) {
   std::vector<const char*> argv;
   for (const std::string& word : words) argv.push_back(word.c_str());
   return std::get<TrainOptions>(parse_command_line(static_cast<int>(argv.size()), argv.data()));
-}
-
-struct Span {
-  double begin, end;
-  std::string name;
-};
-
-// Sorted by their begin, none begins before the one before has ended (to the nanosecond that times are rounded to).
-void expect_apart(std::vector<Span> spans, const std::string& where) {
-  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
-  for (size_t i = 1; i < spans.size(); ++i)
-    EXPECT_GE(spans[i].begin, spans[i - 1].end - 0.002) << where << ": " << spans[i - 1].name << ", " << spans[i].name;
-}
-
-// Every event has a track with a name; nothing on a track overlaps, nor do two actions of a rank.
-void expect_tracks(const Json& trace, int ranks) {
-  static const std::regex known(
-      "step|forward|backward|input gradient|weight gradient|send|receive|update|collective .+");
-  std::map<std::pair<int, int>, std::string> tracks;
-  std::map<std::string, std::vector<Span>> spans;
-  std::set<int> processes;
-  for (const Json& e : trace["traceEvents"]) {
-    if (e["ph"] == "M" && e["name"] == "process_name") processes.insert(e["pid"].get<int>());
-    if (e["ph"] == "M" && e["name"] == "thread_name") tracks[{e["pid"], e["tid"]}] = e["args"]["name"];
-    if (e["ph"] != "X") continue;
-    const auto track = tracks.find({e["pid"], e["tid"]});
-    ASSERT_NE(track, tracks.end()) << e;
-    EXPECT_TRUE(std::regex_match(track->second, known)) << track->second;
-    EXPECT_GE(e["ts"].get<double>(), 0);
-    EXPECT_GE(e["dur"].get<double>(), 0);
-    const Span span{e["ts"], e["ts"].get<double>() + e["dur"].get<double>(), e["name"]};
-    const std::string rank = fmt::format("rank {}", e["pid"].get<int>());
-    spans[rank + " " + track->second].push_back(span);
-    if (e["args"].contains("stage")) spans[rank + " actions"].push_back(span);
-  }
-  EXPECT_EQ(static_cast<int>(processes.size()), ranks);
-  for (const auto& [where, list] : spans) expect_apart(list, where);
-}
-
-// Each rank did what its list in the schedule says, once in each of the three steps.
-void expect_actions(const Json& trace, const Json& report) {
-  const Schedule schedule = parse_schedule(report["plan"]["schedule"]["text"].get<std::string>(), "text");
-  std::map<std::tuple<int, int64_t, std::string>, int> found;
-  for (const Json& e : trace["traceEvents"])
-    if (e["ph"] == "X" && e["args"].contains("stage")) ++found[{e["pid"], e["args"]["step"], e["name"]}];
-  size_t expected = 0;
-  for (int rank = 0; rank < static_cast<int>(report["ranks"].size()); ++rank)
-    for (const Action& action : schedule.actions[report["ranks"][static_cast<size_t>(rank)]["at"]["pp"].get<size_t>()])
-      for (int64_t step = 1; step <= 3; ++step) {
-        ++expected;
-        const int times = found[{rank, step, action.str()}];
-        EXPECT_EQ(times, 1) << "rank " << rank << ", step " << step << ", " << action.str();
-      }
-  EXPECT_EQ(found.size(), expected);
-}
-
-// The trace has, by axis and operation, the calls and bytes of three steps that theory expects, and none that were not
-// counted by the run (which counts validation too).
-void expect_bytes(const Json& trace, const Json& report, const TrainOptions& options) {
-  using Counts = std::map<std::string, std::pair<int64_t, int64_t>>;
-  Counts traced, expected;
-  for (const Json& e : trace["traceEvents"])
-    if (e["ph"] == "X" && e["args"].contains("operation")) {
-      const Json& args = e["args"];
-      auto& [calls, bytes] = traced[args["axis"].get<std::string>() + " " + args["operation"].get<std::string>()];
-      ++calls;
-      bytes += args["sent"].get<int64_t>();
-    }
-  for (const SentBytes& s : expected_bytes(options, gpt_config(options, report["model"]["vocab"]), 3))
-    expected[s.axis + " " + s.operation] = {s.calls, s.bytes};
-  EXPECT_EQ(traced, expected);
-  for (const Json& s : report["sent"]) {
-    const auto [calls, bytes] = traced[s["axis"].get<std::string>() + " " + s["operation"].get<std::string>()];
-    EXPECT_GE(s["calls"].get<int64_t>(), calls) << s;
-    EXPECT_GE(s["bytes"].get<int64_t>(), bytes) << s;
-  }
-}
-
-// The memory of a rank never exceeds its peaks, and holds its parameters at the end of a step.
-void expect_memory(const Json& trace, const Json& report) {
-  std::map<int, int> samples;
-  for (const Json& e : trace["traceEvents"]) {
-    if (e["ph"] != "C") continue;
-    const Json& rank = report["ranks"][e["pid"].get<size_t>()];
-    ++samples[e["pid"]];
-    int64_t sum = 0;
-    for (const auto& [category, bytes] : e["args"].items()) {
-      EXPECT_LE(bytes.get<int64_t>(), rank["peaks"][category].get<int64_t>()) << category;
-      sum += bytes.get<int64_t>();
-    }
-    EXPECT_GT(e["args"]["parameters"].get<int64_t>(), 0);
-    EXPECT_LE(sum, rank["peak_bytes"].get<int64_t>());
-  }
-  EXPECT_EQ(samples.size(), report["ranks"].size());
-  for (const auto& [rank, count] : samples) EXPECT_GT(count, 6) << rank;
 }
 
 // Tags open and close in order, quotes are even within each, and text has none of their characters; what stands in
@@ -222,10 +118,10 @@ TEST_F(ReportTest, EveryPlanLeavesATimelineThatTheReportDraws) {
     fs::remove_all(path("run"));
     expect_trained(plan.options, "run");
     const Json trace = json("run/trace.json"), report = json("run/report.json");
-    expect_tracks(trace, plan.ranks);
-    expect_actions(trace, report);
-    expect_bytes(trace, report, options_of(plan.options));
-    expect_memory(trace, report);
+    test::expect_tracks(trace, plan.ranks);
+    test::expect_actions(trace, report);
+    test::expect_bytes(trace, report, options_of(plan.options));
+    test::expect_memory(trace, report);
     const Ran r = run("report run");
     ASSERT_EQ(r.status, 0) << r.err;
     EXPECT_EQ(r.out, "run/report.html\n");
@@ -360,76 +256,6 @@ TEST_F(ReportTest, ABrowserShowsItWithoutComplaint) {
   // Forward and backward of micro-batch 0 on both stages, in three pictures.
   EXPECT_NE(dom.find("<title>fits, tip 0F0, 12 alike</title>"), std::string::npos)
       << dom.substr(dom.find("<title>"), 200);
-}
-
-RankLog log_of(const std::string& host, double origin, double meeting, std::vector<int> cores) {
-  RankLog log;
-  log.host = host;
-  log.origin = origin;
-  log.meeting = meeting;
-  log.cores = std::move(cores);
-  log.threads = 2;
-  log.steps = {{1, 0.5, 1}};
-  return log;
-}
-
-TEST(Report, ClocksOfHostsAreSetByTheirMeeting) {
-  // Rank 1 began 2 s after rank 0 on the same clock; rank 2's host is 1000 s ahead and began with rank 0.
-  const Alignment a =
-      align({log_of("a", 10, 20, {0, 1}), log_of("a", 12, 20.1, {0, 1}), log_of("b", 1010, 1020, {0, 1, 2})});
-  EXPECT_EQ(a.add, (std::vector<double>{-0.5, 1.5, -0.5}));
-  EXPECT_NE(a.words.find("2 clocks"), std::string::npos);
-  EXPECT_NE(align({log_of("a", 1, 2, {0})}).words.find("one clock"), std::string::npos);
-}
-
-TEST(Report, ProcessorsAreThoseOfTheNarrowestHost) {
-  const auto shared = [](std::vector<RankLog> logs) { return processors_of(logs).shared(); };
-  EXPECT_FALSE(shared({log_of("a", 0, 0, {0, 1}), log_of("a", 0, 0, {2, 3})}));  // bound to cores of their own
-  EXPECT_TRUE(shared({log_of("a", 0, 0, {0, 1}), log_of("a", 0, 0, {0, 1})}));
-  EXPECT_TRUE(shared({log_of("a", 0, 0, {0, 1}), log_of("b", 0, 0, {0})}));
-  EXPECT_EQ(processors_of({log_of("a", 0, 0, {0, 1, 2}), log_of("b", 0, 0, {7})}).cores, 1);
-}
-
-// A record of 2 ranks, 1f1b with 3 micro-batches, in which all happens as the simulator says.
-report::Record made_record() {
-  report::Record r;
-  r.schedule = parse_schedule("0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n", "made");
-  r.schedule.name = "1f1b";
-  const Simulation sim =
-      simulate(r.schedule, {.stages = {{.forward = 2, .backward = 5}, {.forward = 3, .backward = 4}}});
-  for (size_t rank = 0; rank < 2; ++rank) {
-    report::Rank& made = r.ranks.emplace_back();
-    made.at = {{"pp", static_cast<int64_t>(rank)}, {"dp", 0}};
-    for (int64_t step = 1; step <= 3; ++step) {
-      const double begin = static_cast<double>(step) * 1000, slow = step == 2 ? 3 : step == 1 ? 2 : 1;
-      made.events.push_back({"step", "step", begin, begin + 100 * slow, step, -1, -1, "", "", 0, 0});
-      for (const TimedAction& t : sim.actions[rank])
-        made.events.push_back({"", t.action.str(), begin + 7 + t.start * slow, begin + 7 + t.end * slow, step,
-                               t.action.stage, t.action.microbatch, "", "", 0, 0});
-    }
-  }
-  return r;
-}
-
-TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
-  report::Record r = made_record();
-  const report::StepSpan step = report::median_step(r);
-  EXPECT_EQ(step.step, 1);
-  EXPECT_EQ(step.end - step.begin, 200);
-  const auto p = report::measure_pipeline(r, step);
-  ASSERT_TRUE(p);
-  const std::array<double, 4> expected = {4, 10, 6, 8};
-  const std::array<double, 4> found = {p->times.stages[0].forward, p->times.stages[0].backward,
-                                       p->times.stages[1].forward, p->times.stages[1].backward};
-  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(found[i], expected[i], 1e-9);
-  EXPECT_NEAR(p->measured.makespan, p->replayed.makespan, 1e-9);
-  EXPECT_NEAR(p->measured.bubble_share(), p->replayed.bubble_share(), 1e-9);
-  EXPECT_GT(p->measured.bubble_share(), 0.1);
-  EXPECT_NEAR(*p->formula, 0.25, 1e-12);
-  r.ranks[1].events.pop_back();  // of step 3, which is not drawn
-  EXPECT_TRUE(report::measure_pipeline(r, step));
-  std::erase_if(r.ranks[1].events, [](const report::Event& e) { return e.name == "1B2"; });
-  EXPECT_FALSE(report::measure_pipeline(r, step));
 }
 
 }  // namespace
