@@ -120,7 +120,7 @@ std::string pipeline_part(const Record& r, const MeasuredPipeline& p, const Step
   if (s.chunks() > 1) out += "<p class=\"note\">Each rank has several stages; later ones are paler.</p>\n";
   if (r.ranks.size() > p.measured.actions.size())
     out += "<p class=\"note\">Of the pipelines that run side by side, the one with rank 0 is drawn.</p>\n";
-  const double ms = std::max(p.replayed.makespan, p.measured.makespan);
+  const double ms = std::max({p.replayed.makespan, p.measured.makespan, 1e-9});
   out += panel_svg({p.equal, "Planned, equal times", p.equal.makespan, false});
   out += panel_svg({p.replayed, "Planned, measured times", ms, true});
   out += panel_svg({p.measured, fmt::format("Measured, step {}", step.step), ms, true});

@@ -132,6 +132,12 @@ void read_about(Record& r, std::string_view text, const std::string& file) {
         {v["axis"].text(), v["operation"].text(), v["calls"].count(kMostBytes), v["bytes"].count(kMostBytes)});
 }
 
+bool names_action(const Event& e) {
+  for (int what = 0; what < kDos; ++what)
+    if (Action{static_cast<Do>(what), e.stage, e.microbatch}.str() == e.name) return true;
+  return false;
+}
+
 Event read_event(const Value& v, const std::string& track, const Schedule& schedule) {
   const Value args = v["args"];
   Event e{.track = track, .name = v["name"].text(), .axis = {}, .operation = {}};
@@ -142,6 +148,7 @@ Event read_event(const Value& v, const std::string& track, const Schedule& sched
   if (args.has("stage")) {
     e.stage = static_cast<int>(args["stage"].count(schedule.stages - 1));
     e.microbatch = static_cast<int>(args["microbatch"].count(schedule.microbatches - 1));
+    if (!names_action(e)) v.refuse("the name of an action of its stage and micro-batch");
   }
   if (args.has("operation")) {
     e.axis = args["axis"].text();
