@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -35,7 +36,6 @@ Axes axes_of(const TrainOptions& o) {
   const int64_t ranks = given_ranks(o);
   if (ranks == 0) {
     const bool silent = !o.pp && !o.dp && !o.cp && !o.tp;
-    // Not the threads of the caller, which may be a rank: every rank must find the same axes.
     if (silent && std::thread::hardware_concurrency() >= kDefaultRanks &&
         o.batch % (kDefaultRanks * o.microbatches) == 0)
       axes.dp = kDefaultRanks;
