@@ -46,6 +46,11 @@ constexpr const char* kBenchExamples =
     "The flags are Google Benchmark's. Share is of the time that the bytes or the arithmetic must take at the "
     "machine's measured ceilings.";
 
+constexpr const char* kReportExamples =
+    "Examples:\n"
+    "  tessera train --trace --pp 2 --microbatches 6 --out runs/mine   a run that leaves a timeline\n"
+    "  tessera report runs/mine                        draws it: runs/mine/report.html, for any browser";
+
 using Words = std::vector<std::pair<std::string, std::string>>;  // option name, text
 
 std::string help_of(const OptionInfo& info, const std::string& value) {
@@ -56,9 +61,9 @@ std::string help_of(const OptionInfo& info, const std::string& value) {
 
 // verify makes its own sequences and writes nothing.
 bool is_of_verify(std::string_view name) {
-  constexpr std::array<std::string_view, 11> others = {"staleness",  "record",     "replay", "data",
-                                                       "tokenizer",  "out",        "resume", "quiet",
-                                                       "save-every", "eval-every", "config"};
+  constexpr std::array<std::string_view, 13> others = {"staleness", "record", "replay",     "data",       "tokenizer",
+                                                       "out",       "resume", "quiet",      "save-every", "eval-every",
+                                                       "config",    "trace",  "trace-steps"};
   return std::find(others.begin(), others.end(), name) == others.end();
 }
 
@@ -138,6 +143,16 @@ void add_bench(CLI::App& app) {
   b->footer(kBenchExamples);
 }
 
+void add_report(CLI::App& app, ReportOptions& o) {
+  CLI::App* r = app.add_subcommand("report", "Draw a run as one HTML file: timeline, memory, bytes, loss");
+  r->add_option("RUN", o.run, "run directory of a run with --trace")->required()->type_name("");
+  add(r, "--out", "file to write; default: RUN/report.html", [&o](const std::string& t) {
+    if (t.empty()) throw Error("--out: expected a file to write, found ''");
+    o.out = t;
+  });
+  r->footer(kReportExamples);
+}
+
 // The first word that nothing took, and what it may have been meant to be.
 void refuse_leftovers(const CLI::App& app, const CLI::App* command) {
   const std::vector<std::string> left = app.remaining(true);
@@ -146,7 +161,7 @@ void refuse_leftovers(const CLI::App& app, const CLI::App* command) {
   const std::string& word = left.front();
   if (!command && !word.starts_with("-")) {
     for (const CLI::App* c : app.get_subcommands({})) known.push_back(c->get_name());
-    throw Error(fmt::format("unknown command '{}'; expected train, verify, generate, data or bench{}", word,
+    throw Error(fmt::format("unknown command '{}'; expected train, verify, generate, data, bench or report{}", word,
                             did_you_mean(word, known)));
   }
   const CLI::App* owner = command ? command : &app;
@@ -194,12 +209,14 @@ Command parse_command_line(int argc, const char* const* argv) {
   Words words;
   GenerateOptions generate;
   DatasetOptions data;
+  ReportOptions report;
   add_run(app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose"), {}, words);
   add_run(app.add_subcommand("verify", "Prove that a plan trains like one rank, and count what it sends and holds"),
           verify_defaults(), words);
   add_generate(app, generate);
   add_data(app, data);
   add_bench(app);
+  add_report(app, report);
   for (CLI::App* c : app.get_subcommands({})) c->allow_extras();
   try {
     app.parse(argc, const_cast<char**>(argv));  // CLI11 2.1 takes a pointer to non-const and does not write
@@ -226,10 +243,11 @@ Command parse_command_line(int argc, const char* const* argv) {
   if (!chosen.empty() && chosen.front()->get_name() == "bench") return BenchOptions{chosen.front()->remaining()};
   refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());
   if (chosen.empty())
-    throw Error("no command given; expected train, verify, generate, data or bench (tessera --help says more)");
+    throw Error("no command given; expected train, verify, generate, data, bench or report (tessera --help says more)");
   if (chosen.front()->get_name() == "train") return train_options(words);
   if (chosen.front()->get_name() == "verify") return verify_options(words);
   if (chosen.front()->get_name() == "generate") return generate;
+  if (chosen.front()->get_name() == "report") return report;
   return data;
 }
 

@@ -11,7 +11,8 @@ namespace tessera {
 struct Print {
   std::string text;
 };
-using Command = std::variant<TrainOptions, VerifyOptions, GenerateOptions, DatasetOptions, BenchOptions, Print>;
+using Command =
+    std::variant<TrainOptions, VerifyOptions, GenerateOptions, DatasetOptions, BenchOptions, ReportOptions, Print>;
 
 // Throws Error (usage) for an unknown command or option, a missing or wrong value; InputError for an unreadable
 // --config.

@@ -55,6 +55,8 @@ struct TrainOptions {
   // output
   std::string format = "text";
   bool quiet = false;
+  bool trace = false;
+  int64_t trace_steps = 10;
 };
 
 // `verify` trains counted random tokens under a plan, beside one rank.
@@ -78,6 +80,11 @@ struct DatasetOptions {
   std::string source;
   std::optional<std::string> tokenizer;
   int64_t vocab = 50257;  // of a bpe tokenizer that is trained
+  std::optional<std::string> out;
+};
+
+struct ReportOptions {
+  std::string run;  // a run directory
   std::optional<std::string> out;
 };
 
@@ -185,6 +192,12 @@ void for_each_option(Options& o, F&& f) {
     o.config);
   f(OptionInfo{"format", "Output", "of standard output", "text|json", -1e300, 1e300, false, false}, o.format);
   f(OptionInfo{"quiet", "Output", "no progress", "", -1e300, 1e300, false, false}, o.quiet);
+  f(OptionInfo{"trace", "Output", "writes a timeline into the run directory; `tessera report` draws it", "", -1e300,
+               1e300, false, false},
+    o.trace);
+  f(OptionInfo{"trace-steps", "Output", "with --trace: how many steps are kept, the last ones", "", 1, 1e6, false,
+               false},
+    o.trace_steps);
 }
 
 // The sizes of the model that the options mean, with the preset filled in (vocab stays open: the tokenizer decides).

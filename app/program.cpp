@@ -22,6 +22,7 @@ int run(const Command& command) {
   if (const auto* verify = std::get_if<VerifyOptions>(&command)) return run_verify(verify->run);
   if (const auto* generate = std::get_if<GenerateOptions>(&command)) return run_generate(*generate);
   if (const auto* bench = std::get_if<BenchOptions>(&command)) return run_bench(*bench);
+  if (const auto* report = std::get_if<ReportOptions>(&command)) return run_report(*report);
   return run_data(std::get<DatasetOptions>(command));
 }
 

@@ -2,10 +2,13 @@
 #include <fmt/format.h>
 
 #include <csignal>
+#include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "app/signals.h"
+#include "app/trace_file.h"
 #include "app/trainer.h"
 #include "app/training.h"
 #include "app/usage.h"
@@ -18,7 +21,7 @@ namespace {
 bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 // The steps of one rank. Returns the exit status; only rank 0 has an output.
-int train_steps(const Run& run, Trainer& trainer, TrainOutput* output) {
+int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* trace) {
   const TrainOptions& o = run.options;
   const auto save = [&] { run.directory.save(trainer, o, run.dataset); };
   const auto evaluate = [&] {
@@ -26,7 +29,9 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output) {
     if (output) output->eval(trainer.steps_done(), {loss, run.dataset.bits_per_byte(loss)});
   };
   while (trainer.steps_done() < o.steps) {
+    if (trace) trace->begin_step(trainer.steps_done() + 1);
     const StepReport report = trainer.step(interrupted() != 0);
+    if (trace) trace->end_step();
     if (output) output->step(report);
     if (report.stop) {
       save();
@@ -44,45 +49,58 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output) {
   return 0;
 }
 
+// What rank 0 says at the head of a run.
+std::unique_ptr<TrainOutput> begin_output(const Run& run, Trainer& trainer,
+                                          const std::vector<std::string>& passed_over) {
+  const TrainOptions& o = run.options;
+  run.directory.write_config(o);
+  auto output = std::make_unique<TrainOutput>(o, run.directory.path(), trainer.steps_done());
+  for (const std::filesystem::path& path : run.directory.removed())
+    output->message("removed what a killed run had left half-written: " + path.string());
+  for (const std::string& why : passed_over) output->message("passed over a checkpoint: " + why);
+  introduce(*output, run, trainer.whole_model(),
+            fmt::format("{} steps of {} tokens", o.steps, trainer.tokens_per_step()));
+  if (o.resume)
+    output->message(trainer.steps_done() > 0 ? fmt::format("going on after step {}", trainer.steps_done())
+                                             : "no checkpoint was saved yet: beginning at step 1");
+  return output;
+}
+
+void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainOutput& output) {
+  const std::string sample = run.options.format == "json" ? "" : sample_of_saved(run, trainer.whole_model().config);
+  output.summary({.steps = trainer.steps_done(),
+                  .tokens_per_step = trainer.tokens_per_step(),
+                  .flops_per_token = flops_per_token(trainer.whole_model()),
+                  .strategy = std::string(trainer.strategy().name()),
+                  .backend = std::string(trainer.world().kind()),
+                  .usage = usage,
+                  .arena = trainer.arena(),
+                  .sample = sample});
+}
+
 }  // namespace
 
 int train_in_steps(const Run& run, Communicator& world) {
   const TrainOptions& o = run.options;
-  Trainer trainer(o, run.sequences, world);
+  RunTrace trace(o, world);
+  Trainer trainer(o, run.sequences, world, trace.get());
   std::vector<std::string> passed_over;
   if (o.resume) run.directory.resume(trainer, o, run.dataset, passed_over);
   if (o.steps < trainer.steps_done())
     throw Error(fmt::format("--steps: expected at least the {} that {} has done, found {}", trainer.steps_done(),
                             run.directory.path().string(), o.steps));
   world.barrier();  // everybody has read what there is before anything is written
-  if (world.rank() != 0) {
-    const int status = train_steps(run, trainer, nullptr);
-    usage_of(world, trainer.communicators(), trainer.arena());
-    return status;
-  }
-  run.directory.write_config(o);
-  TrainOutput output(o, run.directory.path(), trainer.steps_done());
-  for (const std::filesystem::path& path : run.directory.removed())
-    output.message("removed what a killed run had left half-written: " + path.string());
-  for (const std::string& why : passed_over) output.message("passed over a checkpoint: " + why);
-  introduce(output, run, trainer.whole_model(),
-            fmt::format("{} steps of {} tokens", o.steps, trainer.tokens_per_step()));
-  if (o.resume)
-    output.message(trainer.steps_done() > 0 ? fmt::format("going on after step {}", trainer.steps_done())
-                                            : "no checkpoint was saved yet: beginning at step 1");
-  const int status = train_steps(run, trainer, &output);
+  std::unique_ptr<TrainOutput> output;
+  if (world.rank() == 0) output = begin_output(run, trainer, passed_over);
+  const int status = train_steps(run, trainer, output.get(), trace.get());
+  trace.stop(trainer);
   const RunUsage usage = usage_of(world, trainer.communicators(), trainer.arena());
-  if (status != 0) return status;
-  const std::string sample = o.format == "json" ? "" : sample_of_saved(run, trainer.whole_model().config);
-  output.summary({.steps = trainer.steps_done(),
-                  .tokens_per_step = trainer.tokens_per_step(),
-                  .flops_per_token = flops_per_token(trainer.whole_model()),
-                  .strategy = std::string(trainer.strategy().name()),
-                  .backend = std::string(world.kind()),
-                  .usage = usage,
-                  .arena = trainer.arena(),
-                  .sample = sample});
-  return 0;
+  const bool traced = trace.write(run, trainer, usage);
+  if (!output) return status;
+  if (traced)
+    output->message(fmt::format("the timeline is written; tessera report {} draws it", run.directory.path().string()));
+  if (status == 0) say_summary(run, trainer, usage, *output);
+  return status;
 }
 
 }  // namespace tessera

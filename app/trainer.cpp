@@ -60,6 +60,7 @@ GptConfig gpt_config(const TrainOptions& o, int64_t tokenizer_vocab) {
 
 Trainer::Trainer(const TrainOptions& o, Sequences sequences, Communicator& world, Trace* trace)
     : options_(o),
+      trace_(trace),
       axes_(axes_of(o)),
       sequences_(std::move(sequences)),
       world_(world),
@@ -71,8 +72,10 @@ Trainer::Trainer(const TrainOptions& o, Sequences sequences, Communicator& world
       model_(part_config(whole_.config, plan_)),
       layers_(split_layers(whole_.config, plan_.stages)),
       schedule_{.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps} {
-  if (trace)
+  if (trace) {
+    trace->watch(arena_);
     for (Communicator* axis : communicators()) axis->set_trace(trace);
+  }
   cut_model();
   strategy_ = make_data_strategy(model_, data_axis_, arena_, data_options(o));
   join_tied_weights();
@@ -164,6 +167,7 @@ Microbatch Trainer::load(int64_t microbatch, bool wants_ids, bool wants_targets)
 StepReport Trainer::compute_gradients(bool stop) {
   strategy_->begin_step();
   const double sum = runtime_->step();
+  const TraceSpan span(trace_, "finish gradients");
   strategy_->finish_gradients();
   sum_tied_gradients();
   // All ranks of a tensor axis know the same loss: one says it.
@@ -239,6 +243,7 @@ int Trainer::pipeline_rank_of(const std::string& unit) const {
 }
 
 void Trainer::update(const StepReport& r) {
+  const TraceSpan span(trace_, "optimizer");
   optimizer_->step(r.lr, clip_factor(r.grad_norm, options_.clip));
   strategy_->share_parameters();
 }

@@ -71,6 +71,7 @@ class Trainer {
   void sum_tied_gradients();
 
   const TrainOptions& options_;
+  Trace* trace_;
   Axes axes_;
   Sequences sequences_;
   Communicator& world_;

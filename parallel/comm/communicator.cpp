@@ -70,7 +70,7 @@ void Communicator::observed(const Call& call, double requested, const F& f) {
   OpCount& count = counts_[static_cast<size_t>(call.op)];
   ++count.calls;
   count.sent += sent;
-  if (trace_) trace_->add({std::string(name_of(call.op)), axis_, call.bytes(), requested, begin, now()});
+  if (trace_) trace_->add({std::string(name_of(call.op)), axis_, call.bytes(), requested, begin, now(), sent});
 }
 
 void Communicator::perform(const Call& call, Algorithm algorithm, double requested) {

@@ -1,32 +1,81 @@
-// A log of what one rank did and when: communications, and whatever else wants to be seen beside them.
+// A log of what one rank did and when: communications, the actions of a pipeline, and whatever else wants to be seen
+// beside them; where an arena is watched, with what it held after each.
 #pragma once
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "tensor/arena.h"
+
 namespace tessera {
 
+enum class TraceKind : uint8_t { communication, action, phase };
+
 struct TraceEvent {
-  std::string what;           // "all_reduce", "backward"
-  std::string axis;           // of a communication
+  std::string what;           // "all_reduce", "2F0", "optimizer"
+  std::string axis;           // of a communication or an action
   int64_t bytes = 0;          // of its array
   double requested = 0;       // seconds since the trace began: when it was asked for,
   double begin = 0, end = 0;  // and when it ran
+  int64_t sent = 0;           // bytes that left this rank
+  TraceKind kind = TraceKind::communication;
+};
+
+// A step of training, and bytes of the watched arena at a moment.
+struct TraceStep {
+  int64_t step = 0;  // counted from 1
+  double begin = 0, end = 0;
+};
+struct TraceMemory {
+  double time = 0;
+  std::array<int64_t, kCategories> live = {};
 };
 
 // May be written from any thread.
 class Trace {
  public:
-  Trace();
-  double now() const;  // seconds since the trace began
+  // With `keep` above 0, only what happens within steps is noted, and only the last `keep` steps are kept.
+  explicit Trace(size_t keep = 0);
+  double now() const;                       // seconds since the trace began
+  double origin() const { return began_; }  // when it began, on the steady clock, which the processes of a host share
   void add(TraceEvent event);
+  void begin_step(int64_t step);
+  void end_step();
+  void watch(ArenaPtr arena);
+
   std::vector<TraceEvent> events() const;  // in the order of their end
+  std::vector<TraceStep> steps() const;
+  std::vector<TraceMemory> memory() const;
 
  private:
-  double began_;
+  void sample();
+  void forget();
+  const double began_;
+  const size_t keep_;
+  ArenaPtr arena_;
   mutable std::mutex mutex_;
-  std::vector<TraceEvent> events_;
+  bool noting_;
+  std::deque<TraceEvent> events_;
+  std::deque<TraceStep> steps_;
+  std::deque<TraceMemory> memory_;
+};
+
+// A phase, from here to the end of the scope; nothing without a trace.
+class TraceSpan {
+ public:
+  TraceSpan(Trace* trace, const char* what) : trace_(trace), what_(what), begin_(trace ? trace->now() : 0) {}
+  ~TraceSpan();
+  TraceSpan(const TraceSpan&) = delete;
+  TraceSpan& operator=(const TraceSpan&) = delete;
+
+ private:
+  Trace* trace_;
+  const char* what_;
+  double begin_;
 };
 
 }  // namespace tessera

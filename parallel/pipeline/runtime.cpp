@@ -38,7 +38,7 @@ double PipelineRuntime::step() {
   for (const Action& action : schedule_.actions[static_cast<size_t>(axis_.rank())]) {
     const double begin = trace_ ? trace_->now() : 0;
     perform(action);
-    if (trace_) trace_->add({action.str(), axis_.axis(), 0, begin, begin, trace_->now()});
+    if (trace_) trace_->add({action.str(), axis_.axis(), 0, begin, begin, trace_->now(), 0, TraceKind::action});
   }
   passing_.clear();
   return loss_;

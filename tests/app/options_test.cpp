@@ -80,18 +80,18 @@ TEST(CommandLine, HelpTeachesEveryOption) {
   EXPECT_NE(help.find("Examples:"), std::string::npos);
   EXPECT_NE(help.find("[0.001]"), std::string::npos);  // defaults are shown
   const std::string all = std::get<Print>(parse({"--help"})).text;
-  for (const char* command : {"train", "generate", "data"}) EXPECT_NE(all.find(command), std::string::npos);
+  for (const char* command : {"train", "generate", "data", "report"}) EXPECT_NE(all.find(command), std::string::npos);
   EXPECT_EQ(std::get<Print>(parse({"--version"})).text, "tessera 0.1\n");
 }
 
 TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
   EXPECT_EQ(message({"train", "--hedas", "3"}), "unknown option '--hedas'; did you mean '--heads'?");
-  EXPECT_EQ(message({"train", "--tp=2"}), "unknown option '--tp'; did you mean '--dp'?");
+  EXPECT_EQ(message({"train", "--rnaks=2"}), "unknown option '--rnaks'; did you mean '--ranks'?");
   EXPECT_EQ(message({"trian"}),
-            "unknown command 'trian'; expected train, verify, generate, data or bench; did you mean 'train'?");
-  EXPECT_EQ(message({"report"}), "unknown command 'report'; expected train, verify, generate, data or bench");
+            "unknown command 'trian'; expected train, verify, generate, data, bench or report; did you mean 'train'?");
+  EXPECT_EQ(message({"report"}), "RUN is required");
   EXPECT_EQ(message({}),
-            "no command given; expected train, verify, generate, data or bench (tessera --help says more)");
+            "no command given; expected train, verify, generate, data, bench or report (tessera --help says more)");
   EXPECT_EQ(message({"train", "--lay", "3"}), "unknown option '--lay'; did you mean '--layers'?");
   EXPECT_EQ(message({"train", "generate", "x"}), "unexpected word 'generate'");
   EXPECT_EQ(message({"train", "--quiet=maybe"}), "--quiet: expected true or false, found 'maybe'");

@@ -1,0 +1,21 @@
+// The command `report`: a run with --trace as one HTML file.
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "app/commands.h"
+#include "app/output.h"
+#include "app/report/parts.h"
+#include "app/report/record.h"
+#include "data/files.h"
+
+namespace tessera {
+
+int run_report(const ReportOptions& o) {
+  const std::filesystem::path run(o.run), out = o.out ? std::filesystem::path(*o.out) : run / "report.html";
+  write_file(out, report::page(report::read_record(run)));
+  print(fmt::format("{}\n", out.string()));
+  return 0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,31 @@
+// What a trace says of one step: which step stands for the run, and its pipeline beside the plans for it.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "app/report/record.h"
+#include "parallel/pipeline/simulate.h"
+
+namespace tessera::report {
+
+// A step of the trace as all ranks together see it. 0 where the trace has none.
+struct StepSpan {
+  int64_t step = 0;
+  double begin = 0, end = 0;  // milliseconds
+};
+// The step that took the median time.
+StepSpan median_step(const Record& record);
+
+// One pipeline of ranks (those that differ from rank 0 along pp only) in one step.
+struct MeasuredPipeline {
+  Times times;          // means of each stage and of a message, in milliseconds
+  Simulation equal;     // the plan where F, I and W take equally long
+  Simulation replayed;  // the plan on the measured times
+  Simulation measured;  // what happened; messages among it
+  std::optional<double> formula;
+};
+// Nothing where there is no pipeline, or where the trace lacks actions of the schedule.
+std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const StepSpan& step);
+
+}  // namespace tessera::report

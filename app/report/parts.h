@@ -1,0 +1,22 @@
+// The parts of the page: each gives a <section> with a heading, how to read it, and its picture.
+#pragma once
+#include <optional>
+#include <string>
+
+#include "app/report/measured.h"
+#include "app/report/record.h"
+
+namespace tessera::report {
+
+std::string head_part(const Record& record);  // what ran, and its loss
+std::string pipeline_part(const Record& record, const MeasuredPipeline& pipeline, const StepSpan& step);
+std::string timeline_part(const Record& record, const StepSpan& step);  // every rank's tracks in one step
+std::string memory_part(const Record& record, const StepSpan& step);
+std::string bytes_part(const Record& record);
+
+// The whole file: HTML with its style and script inside.
+std::string page(const Record& record);
+extern const char* const kStyle;
+extern const char* const kScript;
+
+}  // namespace tessera::report

@@ -1,0 +1,227 @@
+// Reading what `train --trace` wrote, believing none of it before it was looked at.
+#include "app/report/record.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "data/files.h"
+#include "data/json.h"
+#include "tensor/error.h"
+
+namespace tessera::report {
+namespace fs = std::filesystem;
+namespace {
+
+using Json = nlohmann::json;
+constexpr int64_t kMostRanks = 1 << 16;
+constexpr double kMostNumber = 1e15;
+constexpr int64_t kMostBytes = int64_t{1} << 52;  // and calls: sums of many stay within 64 bits
+constexpr size_t kWarmupSteps = 5;                // left out of the rate
+
+// A value of a file, with the file's name for what is wrong with it.
+class Value {
+ public:
+  Value(const Json& json, const std::string& file) : json_(json), file_(file) {}
+
+  [[noreturn]] void refuse(const std::string& expected) const {
+    throw InputError(fmt::format("{}: expected {}, found {}", file_, expected, json_.dump().substr(0, 60)));
+  }
+  Value operator[](const char* key) const {
+    if (!json_.is_object() || !json_.contains(key)) refuse(fmt::format("an object with '{}'", key));
+    return {json_.at(key), file_};
+  }
+  bool has(const char* key) const { return json_.is_object() && json_.contains(key); }
+  int64_t count(int64_t most = int64_t{1} << 62) const {
+    const std::optional<int64_t> n = natural(json_);
+    if (!n || *n > most) refuse(fmt::format("a whole number of at most {}", most));
+    return *n;
+  }
+  double number() const {
+    if (!json_.is_number() || std::abs(json_.get<double>()) > kMostNumber) refuse("a number that a run can have");
+    return json_.get<double>();
+  }
+  bool truth() const {
+    if (!json_.is_boolean()) refuse("true or false");
+    return json_.get<bool>();
+  }
+  std::string text() const {
+    if (!json_.is_string()) refuse("a text");
+    return json_.get<std::string>();
+  }
+  std::vector<Value> list() const {
+    if (!json_.is_array()) refuse("a list");
+    std::vector<Value> out;
+    for (const Json& item : json_) out.emplace_back(item, file_);
+    return out;
+  }
+  std::vector<std::pair<std::string, Value>> members() const {
+    if (!json_.is_object()) refuse("an object");
+    std::vector<std::pair<std::string, Value>> out;
+    for (const auto& [key, value] : json_.items()) out.emplace_back(key, Value(value, file_));
+    return out;
+  }
+
+ private:
+  const Json& json_;
+  const std::string& file_;
+};
+
+std::array<int64_t, kCategories> categories(const Value& value) {
+  std::array<int64_t, kCategories> out{};
+  for (size_t c = 0; c < out.size(); ++c)
+    out[c] = value[std::string(name_of(static_cast<Category>(c))).c_str()].count(kMostBytes);
+  return out;
+}
+
+std::string describe_model(const Value& m) {
+  return fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {}, {} parameters, {}",
+                     m["name"].text(), m["layers"].count(), m["heads"].count(), m["channels"].count(),
+                     m["context"].count(), m["vocab"].count(), m["parameters"].count(), m["dtype"].text());
+}
+
+void read_plan(Record& r, const Value& plan, const std::string& file) {
+  std::string axes;
+  for (const char* axis : {"pp", "dp", "cp", "tp"})
+    axes += fmt::format("{}{} {}", axes.empty() ? "" : " x ", axis, plan["axes"][axis].count(kMostRanks));
+  const Value schedule = plan["schedule"];
+  r.schedule = parse_schedule(schedule["text"].text(), file);
+  r.schedule.name = schedule["name"].text();
+  r.plan = {{"ranks", fmt::format("{} ({})", plan["ranks"].count(kMostRanks), axes)},
+            {"data axis", plan["strategy"].text()},
+            {"sums", plan["all_reduce"].text()},
+            {"backend", plan["backend"].text()},
+            {"batch", fmt::format("{} sequences, {} micro-batches per data rank", plan["batch"].count(),
+                                  r.schedule.microbatches)},
+            {"recompute", plan["recompute"].text()},
+            {"threads per rank", fmt::format("{}", plan["threads_per_rank"].count())}};
+  if (r.schedule.ranks > 1)
+    r.plan.insert(r.plan.begin() + 1, {"schedule", fmt::format("{}, {} stages", r.schedule.name, r.schedule.stages)});
+}
+
+void read_about(Record& r, std::string_view text, const std::string& file) {
+  const Json json = parse_json(text, file);
+  const Value root(json, file);
+  if (root["format"].count() != 1) root["format"].refuse("format 1");
+  r.written = root["written"].text();
+  r.steps = root["steps"].count();
+  r.kept = root["kept"].text();
+  r.clock = root["clock"].text();
+  r.model = describe_model(root["model"]);
+  read_plan(r, root["plan"], file);
+  r.cores = root["processors"]["cores"].count();
+  r.threads = root["processors"]["threads"].count();
+  r.shared = root["processors"]["shared"].truth();
+  for (const Value& v : root["ranks"].list()) {
+    Rank rank;
+    rank.name = v["name"].text();
+    rank.peak = v["peak_bytes"].count(kMostBytes);
+    rank.peaks = categories(v["peaks"]);
+    for (const auto& [axis, at] : v["at"].members()) rank.at.emplace_back(axis, at.count(kMostRanks));
+    r.ranks.push_back(std::move(rank));
+  }
+  if (static_cast<int64_t>(r.ranks.size()) != root["plan"]["ranks"].count())
+    root["plan"]["ranks"].refuse(fmt::format("{} ranks, as many as are listed", r.ranks.size()));
+  for (const Value& v : root["sent"].list())
+    r.sent.push_back(
+        {v["axis"].text(), v["operation"].text(), v["calls"].count(kMostBytes), v["bytes"].count(kMostBytes)});
+}
+
+bool names_action(const Event& e) {
+  for (int what = 0; what < kDos; ++what)
+    if (Action{static_cast<Do>(what), e.stage, e.microbatch}.str() == e.name) return true;
+  return false;
+}
+
+Event read_event(const Value& v, const std::string& track, const Schedule& schedule) {
+  const Value args = v["args"];
+  Event e{.track = track, .name = v["name"].text(), .axis = {}, .operation = {}};
+  e.begin = v["ts"].number() / 1e3;
+  e.end = e.begin + v["dur"].number() / 1e3;
+  if (!(e.begin >= 0 && e.end >= e.begin && e.end < 1e12)) v.refuse("a time of 0 or more that ends after it began");
+  e.step = args["step"].count();
+  if (args.has("stage")) {
+    e.stage = static_cast<int>(args["stage"].count(schedule.stages - 1));
+    e.microbatch = static_cast<int>(args["microbatch"].count(schedule.microbatches - 1));
+    if (!names_action(e)) v.refuse("the name of an action of its stage and micro-batch");
+  }
+  if (args.has("operation")) {
+    e.axis = args["axis"].text();
+    e.operation = args["operation"].text();
+    e.bytes = args["bytes"].count();
+    e.sent = args["sent"].count();
+  }
+  return e;
+}
+
+void read_trace(Record& r, std::string_view text, const std::string& file) {
+  const Json json = parse_json(text, file);
+  std::map<std::pair<int64_t, int64_t>, std::string> tracks;
+  for (const Value& v : Value(json, file)["traceEvents"].list()) {
+    const int64_t pid = v["pid"].count(static_cast<int64_t>(r.ranks.size()) - 1), tid = v["tid"].count();
+    Rank& rank = r.ranks[static_cast<size_t>(pid)];
+    const std::string phase = v["ph"].text();
+    if (phase == "M" && v["name"].text() == "thread_name") {
+      tracks[{pid, tid}] = v["args"]["name"].text();
+    } else if (phase == "X") {
+      const auto track = tracks.find({pid, tid});
+      if (track == tracks.end()) v.refuse("an event on a track that was named before");
+      rank.events.push_back(read_event(v, track->second, r.schedule));
+    } else if (phase == "C") {
+      rank.memory.push_back({v["ts"].number() / 1e3, categories(v["args"])});
+    }
+  }
+}
+
+void read_metrics(Record& r, std::string_view text, const std::string& file) {
+  std::vector<double> rates;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line = text.substr(at, end - at);
+    at = end + 1;
+    if (at > text.size()) break;  // without its end: a kill cut it
+    const Json json = parse_json(line, file);
+    const Value v(json, file);
+    const std::string event = v["event"].text();
+    if (event == "step") {
+      r.losses.push_back({v["step"].count(), v["loss"].number()});
+      rates.push_back(v["tokens_per_s"].number());
+    } else if (event == "eval") {
+      r.validations.push_back({v["step"].count(), v["val_loss"].number()});
+    }
+  }
+  if (rates.size() > kWarmupSteps) rates.erase(rates.begin(), rates.begin() + kWarmupSteps);
+  if (rates.empty()) return;
+  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
+  std::nth_element(rates.begin(), middle, rates.end());
+  r.tokens_per_s = *middle;
+}
+
+}  // namespace
+
+Record parse_record(const Files& files, const std::string& name) {
+  Record r;
+  read_about(r, files.report, name + "report.json");
+  read_trace(r, files.trace, name + "trace.json");
+  read_metrics(r, files.metrics, name + "metrics.jsonl");
+  return r;
+}
+
+Record read_record(const fs::path& run) {
+  std::error_code error;
+  if (!fs::exists(run, error))
+    throw InputError(fmt::format("{}: no such directory; expected a run directory", run.string()));
+  for (const char* file : {"report.json", "trace.json"})
+    if (!fs::exists(run / file, error))
+      throw InputError(fmt::format("{}: there is no {} in it; train with --trace to have one", run.string(), file));
+  const std::string report = read_file(run / "report.json"), trace = read_file(run / "trace.json"),
+                    metrics = read_file(run / "metrics.jsonl");
+  return parse_record({report, trace, metrics}, (run / "").string());
+}
+
+}  // namespace tessera::report

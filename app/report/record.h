@@ -1,0 +1,69 @@
+// A run with --trace as it is read back: report.json, trace.json and metrics.jsonl of its folder, in plain structs.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "parallel/pipeline/schedule.h"
+#include "tensor/arena.h"
+
+namespace tessera::report {
+
+// Times are in milliseconds since the trace began.
+struct Event {
+  std::string track, name;
+  double begin = 0, end = 0;
+  int64_t step = 0;                 // 0: between steps
+  int stage = -1, microbatch = -1;  // of an action of the pipeline
+  std::string axis, operation;      // of a communication,
+  int64_t bytes = 0, sent = 0;      // with the bytes of its array, and those that left the rank
+};
+struct Held {
+  double time = 0;
+  std::array<int64_t, kCategories> bytes = {};
+};
+struct Rank {
+  std::string name;
+  std::vector<std::pair<std::string, int64_t>> at;  // axis and coordinate
+  int64_t peak = 0;
+  std::array<int64_t, kCategories> peaks = {};
+  std::vector<Event> events;
+  std::vector<Held> memory;
+};
+struct Sent {
+  std::string axis, operation;
+  int64_t calls = 0, bytes = 0;  // sums over ranks
+};
+struct Point {
+  int64_t step = 0;
+  double value = 0;
+};
+
+struct Record {
+  std::string written, kept, clock;
+  std::string model;                                      // "gpt-nano: 4 layers, ..."
+  std::vector<std::pair<std::string, std::string>> plan;  // words and values, for people
+  Schedule schedule;
+  int64_t steps = 0, cores = 0, threads = 0;
+  bool shared = false;  // there are more threads of ranks than cores
+  std::vector<Rank> ranks;
+  std::vector<Sent> sent;
+  std::vector<Point> losses, validations;
+  double tokens_per_s = 0;  // the median of the run's steps, of those after the first five where there are more
+};
+
+// Throws InputError: where the run has no trace, in a line that says how to have one; where a file is damaged, naming
+// it.
+Record read_record(const std::filesystem::path& run);
+// The same of files in memory; `name` is put before their names in messages. What they claim is held together: ranks,
+// stages and micro-batches are those of the schedule, and nothing ends before it began.
+struct Files {
+  std::string_view report, trace, metrics;
+};
+Record parse_record(const Files& files, const std::string& name);
+
+}  // namespace tessera::report

@@ -1,0 +1,91 @@
+// What a report is worked out from: clocks of hosts, processors of ranks, and the pipeline of one step.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "app/report/measured.h"
+#include "app/report/record.h"
+#include "app/trace/rank_log.h"
+#include "parallel/pipeline/schedule.h"
+#include "parallel/pipeline/simulate.h"
+
+namespace tessera {
+namespace {
+
+RankLog log_of(const std::string& host, double origin, double meeting, std::vector<int> cores) {
+  RankLog log;
+  log.host = host;
+  log.origin = origin;
+  log.meeting = meeting;
+  log.cores = std::move(cores);
+  log.threads = 2;
+  log.steps = {{1, 0.5, 1}};
+  return log;
+}
+
+TEST(Report, ClocksOfHostsAreSetByTheirMeeting) {
+  // Rank 1 began 2 s after rank 0 on the same clock; rank 2's host is 1000 s ahead and began with rank 0.
+  const Alignment a =
+      align({log_of("a", 10, 20, {0, 1}), log_of("a", 12, 20.1, {0, 1}), log_of("b", 1010, 1020, {0, 1, 2})});
+  EXPECT_EQ(a.add, (std::vector<double>{-0.5, 1.5, -0.5}));
+  EXPECT_NE(a.words.find("2 clocks"), std::string::npos);
+  EXPECT_NE(align({log_of("a", 1, 2, {0})}).words.find("one clock"), std::string::npos);
+}
+
+TEST(Report, ProcessorsAreThoseOfTheNarrowestHost) {
+  const auto shared = [](std::vector<RankLog> logs) { return processors_of(logs).shared(); };
+  EXPECT_FALSE(shared({log_of("a", 0, 0, {0, 1}), log_of("a", 0, 0, {2, 3})}));  // bound to cores of their own
+  EXPECT_TRUE(shared({log_of("a", 0, 0, {0, 1}), log_of("a", 0, 0, {0, 1})}));
+  EXPECT_TRUE(shared({log_of("a", 0, 0, {0, 1}), log_of("b", 0, 0, {0})}));
+  EXPECT_EQ(processors_of({log_of("a", 0, 0, {0, 1, 2}), log_of("b", 0, 0, {7})}).cores, 1);
+}
+
+// A record of 2 ranks, 1f1b with 3 micro-batches, in which all happens as the simulator says.
+report::Record made_record() {
+  report::Record r;
+  r.schedule = parse_schedule("0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n", "made");
+  r.schedule.name = "1f1b";
+  const Simulation sim =
+      simulate(r.schedule, {.stages = {{.forward = 2, .backward = 5}, {.forward = 3, .backward = 4}}});
+  for (size_t rank = 0; rank < 2; ++rank) {
+    report::Rank& made = r.ranks.emplace_back();
+    made.at = {{"pp", static_cast<int64_t>(rank)}, {"dp", 0}};
+    for (int64_t step = 1; step <= 3; ++step) {
+      const double begin = static_cast<double>(step) * 1000, slow = step == 2 ? 3 : step == 1 ? 2 : 1;
+      made.events.push_back({"step", "step", begin, begin + 100 * slow, step, -1, -1, "", "", 0, 0});
+      for (const TimedAction& t : sim.actions[rank])
+        made.events.push_back({"", t.action.str(), begin + 7 + t.start * slow, begin + 7 + t.end * slow, step,
+                               t.action.stage, t.action.microbatch, "", "", 0, 0});
+    }
+  }
+  return r;
+}
+
+TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
+  report::Record r = made_record();
+  const report::StepSpan step = report::median_step(r);
+  EXPECT_EQ(step.step, 1);
+  EXPECT_EQ(step.end - step.begin, 200);
+  const auto p = report::measure_pipeline(r, step);
+  ASSERT_TRUE(p);
+  const std::array<double, 4> expected = {4, 10, 6, 8};
+  const std::array<double, 4> found = {p->times.stages[0].forward, p->times.stages[0].backward,
+                                       p->times.stages[1].forward, p->times.stages[1].backward};
+  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(found[i], expected[i], 1e-9);
+  EXPECT_NEAR(p->measured.makespan, p->replayed.makespan, 1e-9);
+  EXPECT_NEAR(p->measured.bubble_share(), p->replayed.bubble_share(), 1e-9);
+  EXPECT_GT(p->measured.bubble_share(), 0.1);
+  EXPECT_NEAR(*p->formula, 0.25, 1e-12);
+  r.ranks[1].events.pop_back();  // of step 3, which is not drawn
+  EXPECT_TRUE(report::measure_pipeline(r, step));
+  std::erase_if(r.ranks[1].events, [](const report::Event& e) { return e.name == "1B2"; });
+  EXPECT_FALSE(report::measure_pipeline(r, step));
+}
+
+}  // namespace
+}  // namespace tessera

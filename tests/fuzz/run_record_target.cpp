@@ -1,0 +1,34 @@
+// A traced run as `tessera report` reads it: report.json, trace.json and metrics.jsonl behind one another, with a line
+// of
+// --- between them. What is accepted can be drawn.
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "app/report/parts.h"
+#include "app/report/record.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+constexpr std::string_view kBetween = "\n---\n";
+
+std::string_view take(std::string_view& bytes) {
+  const size_t end = std::min(bytes.find(kBetween), bytes.size());
+  const std::string_view part = bytes.substr(0, end);
+  bytes.remove_prefix(std::min(end + kBetween.size(), bytes.size()));
+  return part;
+}
+
+void parse_run_record(std::string_view bytes) {
+  const std::string_view report = take(bytes), trace = take(bytes);
+  const report::Record record = report::parse_record({report, trace, bytes}, std::string(kWhat) + "/");
+  const std::string page = report::page(record);
+  require(page.ends_with("</html>\n"), "what is accepted can be drawn");
+}
+
+const Target target("run_record", parse_run_record);
+
+}  // namespace
+}  // namespace tessera::fuzz
