@@ -16,17 +16,6 @@ namespace {
 
 constexpr int64_t kVocab = 64;  // unless the options say otherwise
 
-// What theory says of the bubble, as a share of the time, where F, I and W take equally long and messages none: Huang
-// et al. 2019, Narayanan et al. 2021, Qi et al. 2024. Nothing where no formula is known.
-std::optional<double> bubble_formula(const Schedule& s) {
-  const double p = s.ranks, m = s.microbatches, v = s.chunks();
-  if (s.name == "naive") return (p - 1) / p;
-  if (s.name == "gpipe" || s.name == "1f1b") return (p - 1) / (m + p - 1);
-  if (s.name == "interleaved") return (p - 1) / (v * m + p - 1);
-  if (s.name == "zb-h1" && m >= p) return (p - 1) / (3 * m + p - 1);
-  return std::nullopt;
-}
-
 void expect_pipeline(VerifyResult& r, const Schedule& schedule) {
   const Simulation clock = simulate(schedule);
   r.expected_in_flight.assign(clock.in_flight.begin(), clock.in_flight.end());

@@ -11,6 +11,7 @@
 // there. A value that crosses from one rank to another is there `message` seconds after it was made, or sent where the
 // schedule has messages; sending takes its rank no time.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,10 @@ struct Simulation {
 
 // Throws Error for a schedule that cannot be run to its end, or when the times are not for its stages.
 Simulation simulate(const Schedule& schedule, const Times& times = {});
+
+// What theory says of the bubble, as a share of the time, where F, I and W take equally long and messages none: Huang
+// et al. 2019, Narayanan et al. 2021, Qi et al. 2024. Nothing where no formula is known.
+std::optional<double> bubble_formula(const Schedule& schedule);
 
 // One row for each rank. A column is `unit` seconds (0: the shortest action); a picture of more than `columns` of them
 // (0: any number) takes a longer unit. What is under way in the middle of a column is shown there, dots where nothing
