@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <ctime>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,6 +30,8 @@ double median(std::vector<double> x) {
   std::sort(x.begin(), x.end());
   return x[x.size() / 2];
 }
+
+double processor_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 GptConfig of_stages(GptConfig config, int stages) {
   config.tied = stages == 1;
@@ -96,6 +99,17 @@ class GptPipeline {
     }
     return {seconds, busy};
   }
+  // The same on one rank, in time of the processor: a machine that is shared does not lengthen it.
+  void step_alone() {
+    strategy_->begin_step();
+    entered_.clear();
+    runtime_->step();
+    entered_.push_back(processor_seconds());
+    strategy_->finish_gradients();
+    const std::vector<Action>& list = runtime_->schedule().actions[0];
+    for (size_t i = 0; i < list.size(); ++i)
+      if (list[i].microbatch > 0) passes_.add(list[i], entered_[i + 1] - entered_[i]);
+  }
   // Of all steps since forget(), without the first micro-batch of each.
   std::vector<double> medians() const { return passes_.medians(); }
   void forget() { passes_ = PassTimes(static_cast<int>(layers_.size())); }
@@ -113,6 +127,12 @@ class GptPipeline {
     return out;
   }
 
+  // The stages ask at the beginning of each pass.
+  StepInfo enter_pass() {
+    entered_.push_back(processor_seconds());
+    return {.seed = 1, .training = true, .tokens_total = what_.model.context};
+  }
+
   GptStages::Options options() {
     return {
         .layers = layers_,
@@ -120,7 +140,7 @@ class GptPipeline {
                        double scale) { return parallel_loss(model_, std::move(logits), targets, scale, mesh_["dp"]); },
         .scale = 1.0 / static_cast<double>(tokens_.ids.numel()),
         .load = [this](int64_t, bool, bool) { return tokens_; },
-        .where = [this](int64_t) { return StepInfo{.seed = 1, .training = true, .tokens_total = what_.model.context}; },
+        .where = [this](int64_t) { return enter_pass(); },
         .activation = {what_.sequences, what_.model.context, what_.model.channels},
         .arena = arena_};
   }
@@ -132,7 +152,8 @@ class GptPipeline {
   Gpt model_;
   Microbatch tokens_;
   Trace trace_;
-  size_t seen_ = 0;  // events of the trace
+  size_t seen_ = 0;              // events of the trace
+  std::vector<double> entered_;  // when each pass of the step began
   std::unique_ptr<DataStrategy> strategy_;
   std::unique_ptr<GptStages> stages_;
   std::unique_ptr<PipelineRuntime> runtime_;
@@ -168,7 +189,7 @@ std::vector<std::vector<StageTimes>> time_stages(const PipelineCase& what, const
     const Pipelines pipelines = make_pipelines(what, schedules, world);
     for (int round = -1; round < what.rounds; ++round)
       for (const auto& pipeline : pipelines) {
-        pipeline->step();
+        pipeline->step_alone();
         if (round < 0) pipeline->forget();
       }
     for (size_t i = 0; i < pipelines.size(); i += 2) {

@@ -16,9 +16,9 @@ struct PipelineCase {
   int64_t activation_bytes() const { return sequences * model.context * model.channels * 4; }
 };
 
-// Of each number of stages, what its stages take for a micro-batch on one thread that has the processor for itself:
-// medians over the rounds, in which the numbers of stages, and backward passes whole and split, take turns. The first
-// micro-batch of a step, whose gradients are not added to others, is left out.
+// Of each number of stages, the processor's time that its stages take for a micro-batch on one thread: medians over the
+// rounds, in which the numbers of stages, and backward passes whole and split, take turns. The first micro-batch of a
+// step, whose gradients are not added to others, is left out.
 std::vector<std::vector<StageTimes>> time_stages(const PipelineCase& what, const std::vector<int>& stages);
 
 // Of a schedule, on ranks that are threads.

@@ -71,8 +71,8 @@ void print_stage(const std::string& head, const StageTimes& t) {
 // Of the stages between the first and the last one, the middle one by its forward pass stands for all.
 void print_stages(const StagesTimes& all) {
   fmt::print(
-      "\nMilliseconds of a micro-batch, measured with one rank: forward F, backward B, or its halves I (gradients of "
-      "the input) and W (of the weights).\n\n"
+      "\nMilliseconds of the processor for a micro-batch, measured with one rank: forward F, backward B, or its halves "
+      "I (gradients of the input) and W (of the weights).\n\n"
       "| stages | stage | F | B | I | W | (I + W) / B |\n|---|---|---|---|---|---|---|\n");
   for (const auto& [stages, times] : all) {
     print_stage(fmt::format("{} | first", stages), times.front());
