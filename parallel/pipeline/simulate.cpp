@@ -91,6 +91,15 @@ Simulation simulate(const Schedule& schedule, const Times& times) {
   return sim;
 }
 
+std::optional<double> bubble_formula(const Schedule& s) {
+  const double p = s.ranks, m = s.microbatches, v = s.chunks();
+  if (s.name == "naive") return (p - 1) / p;
+  if (s.name == "gpipe" || s.name == "1f1b") return (p - 1) / (m + p - 1);
+  if (s.name == "interleaved") return (p - 1) / (v * m + p - 1);
+  if (s.name == "zb-h1" && m >= p) return (p - 1) / (3 * m + p - 1);
+  return std::nullopt;
+}
+
 double Simulation::work() const {
   return makespan - std::accumulate(idle.begin(), idle.end(), 0.0) / static_cast<double>(idle.size());
 }
@@ -102,14 +111,5 @@ double Simulation::bubble_share() const {
 
 double Simulation::bubble_over_work() const { return work() > 0 ? makespan / work() - 1 : 0; }
 double Simulation::largest_idle_inside() const { return *std::max_element(idle_inside.begin(), idle_inside.end()); }
-
-std::optional<double> bubble_formula(const Schedule& s) {
-  const double p = s.ranks, m = s.microbatches, v = s.chunks();
-  if (s.name == "naive") return (p - 1) / p;
-  if (s.name == "gpipe" || s.name == "1f1b") return (p - 1) / (m + p - 1);
-  if (s.name == "interleaved") return (p - 1) / (v * m + p - 1);
-  if (s.name == "zb-h1" && m >= p) return (p - 1) / (3 * m + p - 1);
-  return std::nullopt;
-}
 
 }  // namespace tessera

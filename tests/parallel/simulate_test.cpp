@@ -25,6 +25,9 @@ void expect_share(const Simulation& sim, int above, int below) {
   EXPECT_EQ(idle * below, sim.makespan * sim.schedule.ranks * above) << test::described(sim.schedule);
   EXPECT_DOUBLE_EQ(sim.bubble_share(), static_cast<double>(above) / below);
   EXPECT_NEAR(sim.bubble_over_work(), static_cast<double>(above) / (below - above), 1e-12);
+  const auto formula = bubble_formula(sim.schedule);
+  ASSERT_TRUE(formula.has_value()) << test::described(sim.schedule);
+  EXPECT_DOUBLE_EQ(*formula, static_cast<double>(above) / below) << test::described(sim.schedule);
 }
 
 // Calls f(p, m) for 1 to 8 ranks and 1 to 4 p micro-batches.
@@ -94,6 +97,7 @@ TEST(Simulate, ZbH2AndZbVLeaveNothingIdleFromTwoPLessOneOn) {
       EXPECT_EQ(v.makespan, 6 * m + p - 1);   // of half the work each
     }
     EXPECT_EQ(v.schedule.wire_boundaries(), 2 * p - 2);
+    EXPECT_FALSE(bubble_formula(h2.schedule).has_value() || bubble_formula(v.schedule).has_value());
   });
 }
 

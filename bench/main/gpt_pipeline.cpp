@@ -1,0 +1,235 @@
+// Steps of a pipeline without an optimizer, and medians of what their actions took.
+#include "bench/main/gpt_pipeline.h"
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "models/gpt_parallel.h"
+#include "models/gpt_stages.h"
+#include "parallel/comm/launch.h"
+#include "parallel/comm/trace.h"
+#include "parallel/mesh.h"
+#include "parallel/pipeline/passes.h"
+#include "parallel/pipeline/runtime.h"
+#include "tensor/random.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::array<Do, 4> kPasses{Do::F, Do::B, Do::I, Do::W};
+constexpr double kTimeout = 60;
+// Of a step on one rank: the first is left out.
+constexpr int kMicrobatches = 3;
+
+double median(std::vector<double> x) {
+  if (x.empty()) return 0;
+  std::sort(x.begin(), x.end());
+  return x[x.size() / 2];
+}
+
+double processor_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
+GptConfig of_stages(GptConfig config, int stages) {
+  config.tied = stages == 1;
+  return config;
+}
+
+// Seconds of every pass, by stage and kind.
+class PassTimes {
+ public:
+  explicit PassTimes(int stages) : seconds_(static_cast<size_t>(stages)) {}
+  void add(const Action& a, double seconds) {
+    seconds_[static_cast<size_t>(a.stage)][static_cast<size_t>(a.what)].push_back(seconds);
+  }
+  // Medians by stage and kind, 0 for what never was.
+  std::vector<double> medians() const {
+    std::vector<double> out;
+    for (const auto& stage : seconds_)
+      for (const std::vector<double>& kind : stage) out.push_back(median(kind));
+    return out;
+  }
+
+ private:
+  std::vector<std::array<std::vector<double>, kPasses.size()>> seconds_;
+};
+
+std::vector<StageTimes> stage_times(const std::vector<double>& medians) {
+  std::vector<StageTimes> out;
+  for (size_t i = 0; i < medians.size(); i += kPasses.size())
+    out.push_back(
+        {.forward = medians[i], .backward = medians[i + 1], .input = medians[i + 2], .weight = medians[i + 3]});
+  return out;
+}
+
+// One rank of a pipeline over all of `world`.
+class GptPipeline {
+ public:
+  GptPipeline(const PipelineCase& what, const Schedule& schedule, Communicator& world)
+      : what_(what),
+        mesh_(world, {{"pp", world.size()}, {"dp", 1}}),
+        layers_(split_layers(what.model, schedule.stages)),
+        model_(of_stages(what.model, schedule.stages)),
+        tokens_(some_tokens()),
+        passes_(schedule.stages) {
+    keep_stages(model_, layers_, [&](int s) { return schedule.rank_of_stage[static_cast<size_t>(s)] == world.rank(); });
+    strategy_ = make_data_strategy(model_, mesh_["dp"], arena_, {.microbatches = schedule.microbatches});
+    stages_ = std::make_unique<GptStages>(model_, *strategy_, options());
+    runtime_ = std::make_unique<PipelineRuntime>(insert_messages(schedule), mesh_["pp"], *stages_, &trace_);
+  }
+
+  // Seconds of this rank, and how many of them it computed.
+  std::pair<double, double> step() {
+    strategy_->begin_step();
+    const double begin = trace_.now();
+    runtime_->step();
+    const double seconds = trace_.now() - begin;
+    strategy_->finish_gradients();
+    double busy = 0;
+    const std::vector<TraceEvent> events = trace_.events();
+    for (; seen_ < events.size(); ++seen_) {
+      const Action action = Action::parse(events[seen_].what);
+      const double took = events[seen_].end - events[seen_].begin;
+      if (action.is_message()) continue;
+      busy += took;
+      if (action.microbatch > 0) passes_.add(action, took);
+    }
+    return {seconds, busy};
+  }
+  // The same on one rank, in time of the processor: a machine that is shared does not lengthen it.
+  void step_alone() {
+    strategy_->begin_step();
+    entered_.clear();
+    runtime_->step();
+    entered_.push_back(processor_seconds());
+    strategy_->finish_gradients();
+    const std::vector<Action>& list = runtime_->schedule().actions[0];
+    for (size_t i = 0; i < list.size(); ++i)
+      if (list[i].microbatch > 0) passes_.add(list[i], entered_[i + 1] - entered_[i]);
+  }
+  // Of all steps since forget(), without the first micro-batch of each.
+  std::vector<double> medians() const { return passes_.medians(); }
+  void forget() { passes_ = PassTimes(static_cast<int>(layers_.size())); }
+
+ private:
+  Microbatch some_tokens() const {
+    const Shape shape{what_.sequences, what_.model.context};
+    Microbatch out{Tensor::empty(shape, DType::int32, arena_), Tensor::empty(shape, DType::int32, arena_)};
+    const Philox random = Philox::named(1, "tokens");
+    const auto vocab = static_cast<uint64_t>(what_.model.vocab);
+    for (int64_t i = 0; i < out.ids.numel(); ++i) {
+      out.ids.data<int32_t>()[i] = static_cast<int32_t>(random.below(vocab, static_cast<uint64_t>(2 * i)));
+      out.targets.data<int32_t>()[i] = static_cast<int32_t>(random.below(vocab, static_cast<uint64_t>(2 * i + 1)));
+    }
+    return out;
+  }
+
+  // The stages ask at the beginning of each pass.
+  StepInfo enter_pass() {
+    entered_.push_back(processor_seconds());
+    return {.seed = 1, .training = true, .tokens_total = what_.model.context};
+  }
+
+  GptStages::Options options() {
+    return {
+        .layers = layers_,
+        .loss = [this](Var logits, const Tensor& targets,
+                       double scale) { return parallel_loss(model_, std::move(logits), targets, scale, mesh_["dp"]); },
+        .scale = 1.0 / static_cast<double>(tokens_.ids.numel()),
+        .load = [this](int64_t, bool, bool) { return tokens_; },
+        .where = [this](int64_t) { return enter_pass(); },
+        .activation = {what_.sequences, what_.model.context, what_.model.channels},
+        .arena = arena_};
+  }
+
+  const PipelineCase& what_;
+  Mesh mesh_;
+  ArenaPtr arena_ = make_arena();
+  std::vector<Range> layers_;
+  Gpt model_;
+  Microbatch tokens_;
+  Trace trace_;
+  size_t seen_ = 0;              // events of the trace
+  std::vector<double> entered_;  // when each pass of the step began
+  std::unique_ptr<DataStrategy> strategy_;
+  std::unique_ptr<GptStages> stages_;
+  std::unique_ptr<PipelineRuntime> runtime_;
+  PassTimes passes_;
+};
+
+// One micro-batch after another through all stages on one rank.
+Schedule one_after_another(int stages) {
+  Schedule s = empty_schedule("one after another", 1, stages, kMicrobatches);
+  for (int i = 0; i < kMicrobatches; ++i) {
+    for (int stage = 0; stage < stages; ++stage) s.actions[0].push_back({Do::F, stage, i});
+    for (int stage = stages; stage-- > 0;) s.actions[0].push_back({Do::B, stage, i});
+  }
+  return s;
+}
+
+using Pipelines = std::vector<std::unique_ptr<GptPipeline>>;
+
+Pipelines make_pipelines(const PipelineCase& what, const std::vector<Schedule>& schedules, Communicator& world) {
+  Pipelines out;
+  for (const Schedule& schedule : schedules) out.push_back(std::make_unique<GptPipeline>(what, schedule, world));
+  return out;
+}
+
+}  // namespace
+
+std::vector<std::vector<StageTimes>> time_stages(const PipelineCase& what, const std::vector<int>& stages) {
+  std::vector<Schedule> schedules;  // of each number of stages whole, then split
+  for (const int s : stages)
+    for (const Schedule& one : {one_after_another(s), split_backward(one_after_another(s))}) schedules.push_back(one);
+  std::vector<std::vector<StageTimes>> out;
+  launch({.ranks = 1, .threads_per_rank = 1, .timeout_s = kTimeout}, [&](Communicator& world) {
+    const Pipelines pipelines = make_pipelines(what, schedules, world);
+    for (int round = -1; round < what.rounds; ++round)
+      for (const auto& pipeline : pipelines) {
+        pipeline->step_alone();
+        if (round < 0) pipeline->forget();
+      }
+    for (size_t i = 0; i < pipelines.size(); i += 2) {
+      std::vector<StageTimes> whole = stage_times(pipelines[i]->medians());
+      const std::vector<StageTimes> split = stage_times(pipelines[i + 1]->medians());
+      for (size_t s = 0; s < whole.size(); ++s) {
+        whole[s].input = split[s].input;
+        whole[s].weight = split[s].weight;
+      }
+      out.push_back(std::move(whole));
+    }
+  });
+  return out;
+}
+
+std::vector<PipelineRun> run_pipelines(const PipelineCase& what, const std::vector<Schedule>& schedules) {
+  std::vector<PipelineRun> out(schedules.size());
+  const int ranks = schedules.at(0).ranks;
+  launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = kTimeout}, [&](Communicator& world) {
+    const Pipelines pipelines = make_pipelines(what, schedules, world);
+    std::vector<std::vector<double>> seconds(schedules.size()), bubbles(schedules.size());
+    for (int round = -1; round < what.rounds; ++round)
+      for (size_t i = 0; i < pipelines.size(); ++i) {
+        world.barrier();
+        const auto [took, busy] = pipelines[i]->step();
+        const double all = world.max(took), computed = world.sum(busy);
+        if (round < 0) {
+          pipelines[i]->forget();
+          continue;
+        }
+        seconds[i].push_back(all);
+        bubbles[i].push_back(1 - computed / (ranks * all));
+      }
+    for (size_t i = 0; i < pipelines.size(); ++i) {
+      std::vector<double> medians = pipelines[i]->medians();
+      world.sum(medians);  // a stage is on one rank; on the others it has zeros
+      if (world.rank() == 0) out[i] = {median(seconds[i]), median(bubbles[i]), stage_times(medians)};
+    }
+  });
+  return out;
+}
+
+}  // namespace tessera
