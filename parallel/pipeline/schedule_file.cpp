@@ -1,7 +1,7 @@
 // Schedules as text.
 #include <algorithm>
-#include <fstream>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <string>
 #include <string_view>
