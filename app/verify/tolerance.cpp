@@ -14,7 +14,7 @@ namespace tessera {
 namespace {
 
 constexpr double kExact = 1e-12;            // of float64
-constexpr double kLeast = 16, kMost = 256;  // of k
+constexpr double kLeast = 32, kMost = 256;  // of k
 constexpr double kSafety = 4, kGrowth = 1.03;
 
 // The largest relative difference of a gradient between two serial runs.
