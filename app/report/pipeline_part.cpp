@@ -11,7 +11,7 @@
 namespace tessera::report {
 namespace {
 
-constexpr double kRow = 26, kGap = 4, kTitle = 26, kAxis = 22;
+constexpr double kRow = 26, kGap = 4, kAxis = 22;
 
 struct Panel {
   const Simulation& sim;

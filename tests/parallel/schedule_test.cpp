@@ -230,8 +230,10 @@ TEST(ScheduleFile, TextAndBack) {
   const auto path = std::filesystem::temp_directory_path() / ("tessera_schedule_" + std::to_string(getpid()) + ".txt");
   write_schedule(zb_v(2, 3), path);
   EXPECT_EQ(make_schedule(path.string(), 2, 3).actions, zb_v(2, 3).actions);
-  EXPECT_NE(error_of([&] { make_schedule(path.string(), 3, 3); }).find("is for 2 ranks, found 3"), std::string::npos);
-  EXPECT_NE(error_of([&] { make_schedule(path.string(), 2, 4); }).find("3 micro-batches, found 4"), std::string::npos);
+  EXPECT_NE(error_of([&] { make_schedule(path.string(), 3, 3); }).find("is for 2 ranks; the plan has 3"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { make_schedule(path.string(), 2, 4); }).find("3 micro-batches; the plan has 4"),
+            std::string::npos);
   EXPECT_NE(error_of([&] { make_schedule(path.string(), 2, 3, 1); }).find("2 chunks"), std::string::npos);
   std::filesystem::remove(path);
   EXPECT_NE(error_of([&] { read_schedule(path); }).find("cannot be read"), std::string::npos);
