@@ -79,7 +79,7 @@ Simulation simulate(const Schedule& schedule, const Times& times) {
   sim.actions.resize(static_cast<size_t>(schedule.ranks));
   ActionTable ends(schedule);
   const bool messages = has_messages(schedule);
-  walk(schedule, ends, [&](const Place& p) {
+  walk(schedule, ends, [&](const ActionPlace& p) {
     const auto rank = static_cast<size_t>(p.rank);
     const Action& a = schedule.actions[rank][p.index];
     auto& done = sim.actions[rank];

@@ -13,15 +13,15 @@ namespace {
 
 using Fault = std::optional<ScheduleFault>;
 
-Fault fault(std::string what, const Place& place) { return ScheduleFault{std::move(what), place, ""}; }
+Fault fault(std::string what, const ActionPlace& place) { return ScheduleFault{std::move(what), place, ""}; }
 
-std::string at(const Schedule& s, const Place& p) {
+std::string at(const Schedule& s, const ActionPlace& p) {
   return "rank " + std::to_string(p.rank) + ", action " + std::to_string(p.index) + " (" +
          s.actions[static_cast<size_t>(p.rank)][p.index].str() + "): ";
 }
 
 // Behind the last action of the rank that has the stage.
-Place end_of(const Schedule& s, int stage) {
+ActionPlace end_of(const Schedule& s, int stage) {
   const int rank = s.rank_of_stage[static_cast<size_t>(stage)];
   return {rank, s.actions[static_cast<size_t>(rank)].size()};
 }
@@ -32,7 +32,7 @@ Fault each(const Schedule& s, const Rule& rule) {
   for (int r = 0; r < s.ranks; ++r) {
     const auto& list = s.actions[static_cast<size_t>(r)];
     for (size_t i = 0; i < list.size(); ++i)
-      if (Fault f = rule(list[i], Place{r, i})) return f;
+      if (Fault f = rule(list[i], ActionPlace{r, i})) return f;
   }
   return {};
 }
@@ -59,7 +59,7 @@ Fault wrong_form(const Schedule& s) {
 
 // Where each action is; of one that is not where it may be, or there twice, the fault.
 Fault misplaced(const Schedule& s, ActionTable& table) {
-  return each(s, [&](const Action& a, const Place& p) -> Fault {
+  return each(s, [&](const Action& a, const ActionPlace& p) -> Fault {
     if (a.stage < 0 || a.stage >= s.stages || a.microbatch < 0 || a.microbatch >= s.microbatches)
       return fault(at(s, p) + "there are " + std::to_string(s.stages) + " stages and " +
                        std::to_string(s.microbatches) + " micro-batches, counted from 0",
@@ -87,7 +87,7 @@ Fault missing(const Schedule& s, ActionTable& table) {
       };
       if (!has(Do::F)) return lacks(Do::F);
       if (has(Do::B) && (has(Do::I) || has(Do::W))) {
-        const Place both{rank, static_cast<size_t>(table[{Do::B, stage, i}])};
+        const ActionPlace both{rank, static_cast<size_t>(table[{Do::B, stage, i}])};
         return fault(at(s, both) + "the backward pass is there whole and split; expected one of them", both);
       }
       if (!has(Do::B) && !has(Do::I)) return lacks(has(Do::W) ? Do::I : Do::B);
@@ -107,7 +107,7 @@ Fault missing(const Schedule& s, ActionTable& table) {
 // Forward passes, gradients of inputs and gradients of weights of a stage, each ascending.
 Fault disordered(const Schedule& s) {
   std::vector<std::array<int, 3>> last(static_cast<size_t>(s.stages), {-1, -1, -1});
-  return each(s, [&](const Action& a, const Place& p) -> Fault {
+  return each(s, [&](const Action& a, const ActionPlace& p) -> Fault {
     if (a.what > Do::W) return {};
     auto& of_stage = last[static_cast<size_t>(a.stage)];
     for (const size_t row : {0, 1, 2}) {
@@ -127,11 +127,11 @@ Fault disordered(const Schedule& s) {
 
 Fault stuck(const Schedule& s) {
   ActionTable done(s);
-  const std::vector<Place> places = walk(s, done, [](const Place&) { return 0.0; });
+  const std::vector<ActionPlace> places = walk(s, done, [](const ActionPlace&) { return 0.0; });
   if (places.empty()) return {};
   const bool messages = has_messages(s);
   std::string all;
-  for (const Place& p : places)
+  for (const ActionPlace& p : places)
     for (const Action& need : needs(s, s.actions[static_cast<size_t>(p.rank)][p.index], messages))
       if (done.of_need(need) < 0) {
         const std::string waits = at(s, p) + "waits for " + need.str();
@@ -147,7 +147,7 @@ Fault stuck(const Schedule& s) {
 Fault unsharded(const Schedule& s) {
   if (!s.has(Do::unshard) && !s.has(Do::reshard)) return {};
   std::vector<bool> whole(static_cast<size_t>(s.stages));
-  if (Fault f = each(s, [&](const Action& a, const Place& p) -> Fault {
+  if (Fault f = each(s, [&](const Action& a, const ActionPlace& p) -> Fault {
         const auto stage = static_cast<size_t>(a.stage);
         if (a.what == Do::unshard || a.what == Do::reshard) {
           if (whole[stage] == (a.what == Do::unshard))
@@ -168,7 +168,7 @@ Fault unsharded(const Schedule& s) {
 Fault unsummed(const Schedule& s) {
   if (!s.has(Do::reduce_grad)) return {};
   std::vector<int> gradients(static_cast<size_t>(s.stages), -1), summed = gradients, sums(gradients.size());
-  if (Fault f = each(s, [&](const Action& a, const Place& p) -> Fault {
+  if (Fault f = each(s, [&](const Action& a, const ActionPlace& p) -> Fault {
         const auto stage = static_cast<size_t>(a.stage);
         if (a.what == Do::B || a.what == Do::W) gradients[stage] = a.microbatch;
         if (a.what != Do::reduce_grad) return {};
@@ -193,7 +193,7 @@ Fault unsummed(const Schedule& s) {
 
 Fault crowded(const Schedule& s, int limit) {
   std::vector<int> now(static_cast<size_t>(s.ranks));
-  return each(s, [&](const Action& a, const Place& p) -> Fault {
+  return each(s, [&](const Action& a, const ActionPlace& p) -> Fault {
     int& count = now[static_cast<size_t>(p.rank)];
     count += (a.what == Do::F) - (a.what == Do::B || a.what == Do::W);
     if (limit == 0 || count <= limit) return {};
@@ -214,7 +214,7 @@ Fault first_fault(const Schedule& s, int in_flight) {
 }
 
 // The lists below one another, a window of them when they are long, with the place in brackets.
-std::string draw_lists(const Schedule& s, const Place& marked) {
+std::string draw_lists(const Schedule& s, const ActionPlace& marked) {
   constexpr size_t kAround = 6;
   const size_t begin = marked.index - std::min(marked.index, kAround), end = marked.index + kAround + 1;
   size_t width = 1;
@@ -225,7 +225,7 @@ std::string draw_lists(const Schedule& s, const Place& marked) {
     const auto& list = s.actions[static_cast<size_t>(r)];
     text += "rank " + std::to_string(r) + ": " + (begin > 0 ? "..." : "   ");
     for (size_t i = begin; i < end && i <= list.size(); ++i) {
-      const bool here = marked == Place{r, i};
+      const bool here = marked == ActionPlace{r, i};
       const std::string word = i < list.size() ? list[i].str() : here ? "?" : "";
       text += (here ? "[" : " ") + word + (here ? "]" : " ") + std::string(width - std::min(width, word.size()), ' ');
     }

@@ -14,7 +14,7 @@ namespace tessera {
 
 struct ScheduleFault {
   std::string what;   // one line that names rank, action and what was expected
-  Place place;        // what it is about; past the end of a list that lacks something
+  ActionPlace place;  // what it is about; past the end of a list that lacks something
   std::string drawn;  // the lists of all ranks around the place, which is [marked]
 };
 

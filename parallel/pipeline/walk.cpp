@@ -51,8 +51,8 @@ std::vector<Action> needs(const Schedule& schedule, const Action& action, bool h
   return out;
 }
 
-std::vector<Place> walk(const Schedule& schedule, ActionTable& table,
-                        const std::function<double(const Place&)>& visit) {
+std::vector<ActionPlace> walk(const Schedule& schedule, ActionTable& table,
+                              const std::function<double(const ActionPlace&)>& visit) {
   const bool messages = has_messages(schedule);
   const auto ranks = static_cast<int>(schedule.actions.size());
   std::vector<size_t> next(static_cast<size_t>(ranks));
@@ -70,7 +70,7 @@ std::vector<Place> walk(const Schedule& schedule, ActionTable& table,
       }
     }
   }
-  std::vector<Place> stuck;
+  std::vector<ActionPlace> stuck;
   for (int r = 0; r < ranks; ++r)
     if (const size_t at = next[static_cast<size_t>(r)]; at < schedule.actions[static_cast<size_t>(r)].size())
       stuck.push_back({r, at});

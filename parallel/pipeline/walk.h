@@ -9,10 +9,10 @@
 namespace tessera {
 
 // A place in a schedule.
-struct Place {
+struct ActionPlace {
   int rank = 0;
   size_t index = 0;
-  bool operator==(const Place&) const = default;
+  bool operator==(const ActionPlace&) const = default;
 };
 
 // What has to be over before an action may begin, besides the actions before it on its rank. A `B` among them stands
@@ -46,6 +46,7 @@ class ActionTable {
 
 // Calls visit(place) for every action, each after those that it needs; the value that it returns (not negative) goes
 // into `table`. Returns the places where ranks are stuck: empty when all of it can be done.
-std::vector<Place> walk(const Schedule& schedule, ActionTable& table, const std::function<double(const Place&)>& visit);
+std::vector<ActionPlace> walk(const Schedule& schedule, ActionTable& table,
+                              const std::function<double(const ActionPlace&)>& visit);
 
 }  // namespace tessera

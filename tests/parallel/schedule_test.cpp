@@ -108,7 +108,7 @@ TEST(Schedule, PassesWriteWhatTheyPromise) {
 
 // --- defects ---
 
-Action& pick(Schedule& s, const Philox& draw, uint64_t at, Place& place) {
+Action& pick(Schedule& s, const Philox& draw, uint64_t at, ActionPlace& place) {
   place.rank = static_cast<int>(draw.below(static_cast<uint64_t>(s.ranks), at));
   auto& list = s.actions[static_cast<size_t>(place.rank)];
   place.index = draw.below(list.size(), at + 1);
@@ -116,7 +116,7 @@ Action& pick(Schedule& s, const Philox& draw, uint64_t at, Place& place) {
 }
 
 // Swaps an action with one that it depends on, or that must keep its order beside it; false when there is none.
-bool swap_bound(Schedule& s, const Place& place) {
+bool swap_bound(Schedule& s, const ActionPlace& place) {
   auto& list = s.actions[static_cast<size_t>(place.rank)];
   const Action a = list[place.index];
   for (size_t j = place.index + 1; j < list.size(); ++j) {
@@ -140,7 +140,7 @@ TEST(Validate, SeesEveryPlantedDefect) {
     const Schedule right = with_passes(all[draw.below(all.size(), at + 2)], draw, at + 100);
     for (uint64_t kind = 0; kind < 4; ++kind) {
       Schedule s = right;
-      Place place;
+      ActionPlace place;
       Action& a = pick(s, draw, at + 10 + 2 * kind, place);
       auto& list = s.actions[static_cast<size_t>(place.rank)];
       const std::string what = a.str();
