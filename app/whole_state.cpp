@@ -91,8 +91,9 @@ void gather_slots(Trainer& trainer, const Kind& kind, const std::function<Tensor
 
 // The tensor that this rank's optimizer keeps of one kind for a unit; undefined where it has none.
 Tensor state_of(Trainer& trainer, const std::string& unit, const std::string& kind) {
+  const std::string name = unit + "." + kind;
   for (const NamedTensor& state : trainer.optimizer().state())
-    if (state.name == unit + "." + kind) return state.tensor;
+    if (state.name == name) return state.tensor;
   return {};
 }
 
