@@ -20,7 +20,7 @@ constexpr const char* kAbout =
     "Tessera trains a small GPT, under any layout, and proves that the layout changed nothing.";
 constexpr const char* kTrainExamples =
     "Examples:\n"
-    "  tessera train                                   a small GPT on six novels of Jane Austen, in about a minute\n"
+    "  tessera train                                   a small GPT on six novels of Jane Austen, in a minute or two\n"
     "  tessera train --data notes.txt --steps 500      your own text\n"
     "  tessera train --model gpt-mini --dtype bf16     six layers of 384 channels, in bfloat16\n"
     "  tessera train --resume --out runs/mine          go on where a run was stopped";

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "app/evaluate.h"
+#include "app/flops.h"
 #include "app/plan.h"
 #include "app/signals.h"
 #include "app/trainer.h"

@@ -10,6 +10,7 @@
 #include <span>
 #include <thread>
 
+#include "app/flops.h"
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "tensor/cpu/vectorize.h"

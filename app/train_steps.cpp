@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "app/flops.h"
 #include "app/signals.h"
 #include "app/trace_file.h"
 #include "app/trainer.h"

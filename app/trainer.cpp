@@ -77,6 +77,7 @@ Trainer::Trainer(const TrainOptions& o, Sequences sequences, Communicator& world
     for (Communicator* axis : communicators()) axis->set_trace(trace);
   }
   cut_model();
+  find_units();
   strategy_ = make_data_strategy(model_, data_axis_, arena_, data_options(o));
   join_tied_weights();
   stages_ = std::make_unique<GptStages>(model_, *strategy_, stage_options());
@@ -97,6 +98,16 @@ void Trainer::cut_model() {
   context_parallel(model_, cp, ring ? ContextMode::ring : ContextMode::ulysses);
   keep_stages(model_, layers_,
               [&](int stage) { return plan_.rank_of_stage[static_cast<size_t>(stage)] == mesh_.coordinate("pp"); });
+}
+
+// Where each unit of this rank stands in the whole model; past its end for the copy of a tied weight.
+void Trainer::find_units() {
+  const std::vector<Module::Unit> whole = whole_.layout();
+  whole_units_ = whole.size();
+  for (const Module::Unit& unit : model_.layout())
+    places_.push_back(static_cast<size_t>(
+        std::find_if(whole.begin(), whole.end(), [&](const Module::Unit& u) { return u.name == unit.name; }) -
+        whole.begin()));
 }
 
 // Where the first and the last stage are not on one rank, their ranks sum the gradients of the tied weight.
@@ -215,13 +226,9 @@ double Trainer::sum_of_squares() {
   } else {
     own = strategy_->unit_sums();
   }
-  const std::vector<Module::Unit> here = model_.layout();
-  std::vector<double> all;
-  for (const Module::Unit& unit : whole_.layout()) {
-    const auto found =
-        std::find_if(here.begin(), here.end(), [&](const Module::Unit& u) { return u.name == unit.name; });
-    all.push_back(found == here.end() ? 0.0 : own[static_cast<size_t>(found - here.begin())]);
-  }
+  std::vector<double> all(whole_units_, 0.0);
+  for (size_t u = 0; u < own.size(); ++u)
+    if (places_[u] < all.size()) all[places_[u]] = own[u];
   mesh_["pp"].sum(all);
   double total = 0;
   for (const double sum : all) total += sum;
@@ -273,27 +280,6 @@ double Trainer::mean_loss(const TokenFile& split) {
                              .turns = static_cast<int>(axes_.dp),
                              .arena = arena_},
                             world_, split);
-}
-
-double flops_per_token(Gpt& model) {
-  const GptConfig& c = model.config;
-  const auto weights =
-      static_cast<double>(model.parameter_count() - c.context * c.channels);  // positions are looked up
-  return 6 * weights + 12 * static_cast<double>(c.layers * c.channels * c.context);
-}
-
-double measured_peak_flops(DType dtype, const ArenaPtr& arena) {
-  constexpr int64_t n = 1024;
-  Tensor a = Tensor::empty({n, n}, dtype, arena), b = Tensor::empty({n, n}, dtype, arena);
-  a.fill(0.5);
-  b.fill(0.25);
-  double best = 0;
-  for (int round = 0; round < 6; ++round) {
-    const auto start = std::chrono::steady_clock::now();
-    matmul(a, b);
-    best = std::max(best, 2.0 * n * n * n / seconds_since(start));
-  }
-  return best;
 }
 
 }  // namespace tessera

@@ -62,6 +62,7 @@ class Trainer {
 
  private:
   void cut_model();
+  void find_units();
   void join_tied_weights();
   GptStages::Options stage_options();
   Microbatch load(int64_t microbatch, bool ids, bool targets);
@@ -81,7 +82,9 @@ class Trainer {
   Gpt whole_;
   Schedule plan_;
   Gpt model_;
-  std::vector<Range> layers_;  // of each stage
+  std::vector<Range> layers_;   // of each stage
+  std::vector<size_t> places_;  // of this rank's units in the whole model
+  size_t whole_units_ = 0;
   std::vector<int64_t> positions_;
   std::unique_ptr<Communicator> tied_;  // the ranks with the first and the last stage, where they are two
   std::unique_ptr<DataStrategy> strategy_;
@@ -90,11 +93,5 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   LrSchedule schedule_;
 };
-
-// Of training: 6 per weight in a product and 12 L C T of attention. Of a whole model.
-double flops_per_token(Gpt& model);
-// The best rate, in FLOP/s, of a few matrix products of 1024^3: what the model's use of the machine is measured
-// against.
-double measured_peak_flops(DType dtype, const ArenaPtr& arena);
 
 }  // namespace tessera
