@@ -1,11 +1,32 @@
 // Plans that cannot be are refused before anything starts, with the number at fault and the nearest that can.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <optional>
+
+#include "app/device.h"
 #include "app/plan.h"
+#include "parallel/comm/surroundings.h"
 #include "tensor/error.h"
 
 namespace tessera {
 namespace {
+
+// --backend is a wish; what started this process may not be able to fulfil it.
+void check_backend(const TrainOptions& o, const Axes& a) {
+  const std::optional<MpiSurroundings> job = mpi_surroundings();
+  if (backend_of(o) == Backend::threads && job && job->ranks > 1)
+    throw Error(
+        fmt::format("--backend: {} has started {} processes, each of which would be a run of its own; expected mpi, or "
+                    "one process, found threads",
+                    job->launcher, job->ranks));
+  const int64_t wanted = std::max(o.ranks.value_or(1), a.ranks());
+  if (backend_of(o) == Backend::mpi && !job && wanted > 1)
+    throw Error(
+        fmt::format("--backend: mpi takes its ranks from mpirun, which did not start this process; expected "
+                    "mpirun -n {} in front of tessera, or --backend threads",
+                    wanted));
+}
 
 void check_ranks(const TrainOptions& o, const Axes& a) {
   const int64_t ranks = given_ranks(o);
@@ -44,9 +65,6 @@ void check_data(const TrainOptions& o, const Axes& a) {
 void check_modes(const TrainOptions& o) {
   if (o.dp_mode != "ps-async" && (o.record || o.replay))
     throw Error(fmt::format("--{}: goes with --dp-mode ps-async, found {}", o.record ? "record" : "replay", o.dp_mode));
-  if (o.dp_mode == "ps-async" && o.resume)
-    throw Error(
-        "--resume: an asynchronous run cannot be continued, since its servers and workers were not at one step");
   if (o.dp_mode == "dataparallel" && backend_of(o) == Backend::mpi)
     throw Error("--dp-mode: dataparallel is one process by definition; expected ddp or ps-sync under MPI");
 }
@@ -81,6 +99,16 @@ void check_context(const TrainOptions& o, const Axes& a, const ModelSizes& s) {
                     a.cp, heads, divisors_near(heads, a.cp)));
 }
 
+void check_place(const TrainOptions& o) {
+  check_device(o.device);
+  if (o.device == "cpu") return;
+  if (o.offload != "none")
+    throw Error(fmt::format(
+        "--offload: with --device cuda all that is trained stays on the GPU; expected none, found {}", o.offload));
+  if (o.all_reduce == "native")
+    throw Error("--all-reduce: MPI's own sums are of arrays in the host's memory; expected direct, ring, tree or root");
+}
+
 void check_pipeline(const TrainOptions& o, const Axes& a, const ModelSizes& s) {
   if (o.chunks && o.schedule != "interleaved")
     throw Error(fmt::format("--chunks: goes with --schedule interleaved, found {}", o.schedule));
@@ -95,12 +123,14 @@ void check_pipeline(const TrainOptions& o, const Axes& a, const ModelSizes& s) {
 void check_plan(const TrainOptions& o) {
   const Axes axes = axes_of(o);
   const ModelSizes sizes = sizes_of(o);
+  check_backend(o, axes);
   check_ranks(o, axes);
   check_data(o, axes);
   check_modes(o);
   check_tensor(o, axes, sizes);
   check_context(o, axes, sizes);
   check_pipeline(o, axes, sizes);
+  check_place(o);
 }
 
 }  // namespace tessera

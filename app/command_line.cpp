@@ -116,6 +116,8 @@ void add_generate(CLI::App& app, GenerateOptions& o) {
   });
   add(g, "--seed", "of the samples [1337]",
       [&o](const std::string& t) { o.seed = parse_integer("--seed", t, 0, 9e18); });
+  add(g, "--device", "where the model computes: cpu|cuda [cpu]",
+      [&o](const std::string& t) { o.device = parse_choice("--device", t, "cpu|cuda"); });
   add(g, "--threads-per-rank", "threads of the CPU; default: all cores",
       [&o](const std::string& t) { o.threads_per_rank = parse_integer("--threads-per-rank", t, 1, 1024); });
   g->footer(kGenerateExamples);
@@ -144,8 +146,12 @@ void add_bench(CLI::App& app) {
 }
 
 void add_report(CLI::App& app, ReportOptions& o) {
-  CLI::App* r = app.add_subcommand("report", "Draw a run as one HTML file: timeline, memory, bytes, loss");
+  CLI::App* r = app.add_subcommand("report", "Draw a run as one HTML file, or as text: timeline, memory, bytes, loss");
   r->add_option("RUN", o.run, "run directory of a run with --trace")->required()->type_name("");
+  add(r, "--format", "html: a file; text: on standard output [html]", [&o](const std::string& t) {
+    if (t != "html" && t != "text") throw Error(fmt::format("--format: expected html or text, found '{}'", t));
+    o.format = t;
+  });
   add(r, "--out", "file to write; default: RUN/report.html", [&o](const std::string& t) {
     if (t.empty()) throw Error("--out: expected a file to write, found ''");
     o.out = t;

@@ -22,10 +22,11 @@ double mean_loss(const Evaluation& e, Communicator& world, const TokenFile& spli
     const int64_t first = std::min(round + e.at_once * e.turn, windows.count());
     const int64_t found = std::min(e.at_once, windows.count() - first);
     const Shape shape{std::max<int64_t>(found, 1), e.context};
-    Tensor ids = Tensor::zeros(shape, DType::int32, e.arena), targets = Tensor::empty(shape, DType::int32, e.arena);
+    const ArenaPtr host = e.arena->host();
+    Tensor ids = Tensor::zeros(shape, DType::int32, host), targets = Tensor::empty(shape, DType::int32, host);
     targets.fill(Windows::kIgnored);
     if (found > 0) windows.load(first, found, ids.data<int32_t>(), targets.data<int32_t>());
-    sum += e.forward(ids, targets);
+    sum += e.forward(ids.to(e.arena), targets.to(e.arena));
   }
   const double loss = world.sum(sum) / static_cast<double>(windows.targets());
   if (!std::isfinite(loss))

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "app/commands.h"
+#include "app/device.h"
 #include "app/option_values.h"
 #include "app/output.h"
 #include "app/plan.h"
@@ -17,6 +18,7 @@
 namespace tessera {
 
 int run_generate(const GenerateOptions& o) {
+  const ArenaPtr arena = rank_arena(o.device, 0);
   if (o.threads_per_rank) cpu::set_threads(static_cast<int>(*o.threads_per_rank));
   std::vector<std::string> passed_over;
   const Checkpoint checkpoint = find_checkpoint(o.from, passed_over);
@@ -25,7 +27,7 @@ int run_generate(const GenerateOptions& o) {
   apply_config_file(trained, (checkpoint.path / "config.toml").string());
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::load(checkpoint.path / "tokenizer.json");
   Gpt model(gpt_config(trained, tokenizer->vocab_size()));
-  model.materialize(0, make_arena(), dtype_named(trained.dtype), DType::float32);
+  model.materialize(0, arena, dtype_named(trained.dtype), DType::float32);
   load_model(model, checkpoint);
 
   if (o.prompt.empty()) throw Error("--prompt: expected at least one character, found none");

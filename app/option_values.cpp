@@ -170,6 +170,10 @@ int64_t parse_integer(const std::string& shown, const std::string& text, double 
 double parse_number(const std::string& shown, const std::string& text, const OptionInfo& info) {
   return to_double(shown, info, text);
 }
+std::string parse_choice(const std::string& shown, const std::string& text, std::string_view choices) {
+  check_text(shown, OptionInfo{"", "", "", choices}, text);
+  return text;
+}
 
 void set_option(TrainOptions& options, std::string_view name, const std::string& text) {
   for_each_option(options, [&](const OptionInfo& info, auto& field) {

@@ -15,6 +15,7 @@ void set_option(TrainOptions& options, std::string_view name, const std::string&
 // Parses one value of a field by itself, for the other commands; `shown` is the option as the user typed it.
 int64_t parse_integer(const std::string& shown, const std::string& text, double least, double most);
 double parse_number(const std::string& shown, const std::string& text, const OptionInfo& info);
+std::string parse_choice(const std::string& shown, const std::string& text, std::string_view choices);
 
 // Applies a TOML file. Throws InputError when it cannot be read, and what apply_config() throws.
 void apply_config_file(TrainOptions& options, const std::string& path);

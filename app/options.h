@@ -74,6 +74,7 @@ struct GenerateOptions {
   double top_p = 1;
   int64_t seed = 1337;
   std::optional<int64_t> threads_per_rank;
+  std::string device = "cpu";
 };
 
 struct DatasetOptions {
@@ -84,7 +85,8 @@ struct DatasetOptions {
 };
 
 struct ReportOptions {
-  std::string run;  // a run directory
+  std::string run;              // a run directory
+  std::string format = "html";  // or "text", on standard output
   std::optional<std::string> out;
 };
 
@@ -152,7 +154,9 @@ void for_each_option(Options& o, F&& f) {
     o.staleness);
   f(OptionInfo{"record", "Plan", "file for the order in which ps-async applied what", "", -1e300, 1e300, false, false},
     o.record);
-  f(OptionInfo{"replay", "Plan", "file with such an order, to be repeated", "", -1e300, 1e300, false, false}, o.replay);
+  f(OptionInfo{"replay", "Plan", "file with such an order, to be repeated; with --resume the one that was begun", "",
+               -1e300, 1e300, false, false},
+    o.replay);
   f(OptionInfo{"bucket-mb", "Plan", "gradients that ddp sends at once, in MiB", "", 1e-6, 1e6}, o.bucket_mb);
   f(OptionInfo{"grad-dtype", "Plan", "of gradients while they are summed and sent", "fp32|bf16"}, o.grad_dtype);
   f(OptionInfo{"all-reduce", "Plan", "algorithm of sums over ranks", "direct|ring|tree|root|native"}, o.all_reduce);
@@ -161,7 +165,9 @@ void for_each_option(Options& o, F&& f) {
                "threads|mpi", -1e300, 1e300, false, false},
     o.backend);
   f(OptionInfo{"timeout", "Place", "seconds that a rank waits for another", "", 0.01, 1e6}, o.timeout);
-  f(OptionInfo{"device", "Place", "where tensors live", "cpu"}, o.device);
+  f(OptionInfo{"device", "Place",
+               "where ranks compute; cuda: the GPU of each rank's number, shared where GPUs are fewer", "cpu|cuda"},
+    o.device);
   f(OptionInfo{"threads-per-rank", "Place", "threads of a rank; default: the cores, divided among the ranks", "", 1,
                1024},
     o.threads_per_rank);

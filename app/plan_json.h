@@ -18,7 +18,8 @@ inline nlohmann::ordered_json plan_json(const TrainOptions& o) {
                                 {"zero", o.zero},
                                 {"microbatches", o.microbatches},
                                 {"all_reduce", o.all_reduce},
-                                {"recompute", o.recompute}};
+                                {"recompute", o.recompute},
+                                {"device", o.device}};
   if (a.pp > 1) out["schedule"] = o.schedule;
   if (a.cp > 1) out["cp_mode"] = o.cp_mode;
   return out;

@@ -1,4 +1,4 @@
-// The command `report`: a run with --trace as one HTML file.
+// The command `report`: a run with --trace as one HTML file, or as text on standard output.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -8,11 +8,18 @@
 #include "app/report/parts.h"
 #include "app/report/record.h"
 #include "data/files.h"
+#include "tensor/error.h"
 
 namespace tessera {
 
 int run_report(const ReportOptions& o) {
-  const std::filesystem::path run(o.run), out = o.out ? std::filesystem::path(*o.out) : run / "report.html";
+  const std::filesystem::path run(o.run);
+  if (o.format == "text") {
+    if (o.out) throw Error("--out: expected no file with --format text, which goes to standard output");
+    print(report::text(report::read_record(run)));
+    return 0;
+  }
+  const std::filesystem::path out = o.out ? std::filesystem::path(*o.out) : run / "report.html";
   write_file(out, report::page(report::read_record(run)));
   print(fmt::format("{}\n", out.string()));
   return 0;

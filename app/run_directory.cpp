@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <ctime>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -37,14 +39,6 @@ Json identity(const TrainOptions& o, const GptConfig& c, const Dataset& d) {
           {"seed", o.seed},
           {"data", fmt::format("{:016x}", d.train.checksum())},
           {"tokenizer", d.tokenizer->kind()}};
-}
-
-// One file of whole tensors, which rank 0 has.
-void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file,
-                   const std::map<std::string, std::string>& metadata) {
-  std::vector<TensorBytes> bytes;
-  for (const NamedTensor& t : tensors) bytes.push_back(bytes_of(t.name, t.tensor));
-  write_safetensors(file, bytes, metadata);
 }
 
 fs::path default_path() {
@@ -88,37 +82,73 @@ void RunDirectory::write_config(const TrainOptions& o) const {
 }
 
 void RunDirectory::save(Trainer& trainer, const TrainOptions& o, const Dataset& dataset) const {
-  const Whole whole{whole_values(trainer), whole_state(trainer, o.optimizer), trainer.steps_done(),
-                    trainer.world().size(), trainer.strategy().name()};
+  const Whole whole{.values = whole_values(trainer),
+                    .state = whole_state(trainer, o.optimizer),
+                    .steps = trainer.steps_done(),
+                    .updates = trainer.updates_done(),
+                    .ranks = trainer.world().size(),
+                    .strategy = trainer.strategy().name()};
   if (trainer.world().rank() == 0) save(whole, trainer.whole_model().config, o, dataset);
 }
 
 void RunDirectory::save(const Whole& whole, const GptConfig& config, const TrainOptions& o,
                         const Dataset& dataset) const {
-  const std::map<std::string, std::string> steps = {{"steps", std::to_string(whole.steps)}};
-  const std::vector<CheckpointFile> files = {
+  const std::map<std::string, std::string> steps = {{"steps", std::to_string(whole.updates)}};
+  std::vector<CheckpointFile> files = {
       {"model.safetensors", [&](const fs::path& f) { write_tensors(whole.values, f, {}); }},
       {"optimizer.safetensors", [&](const fs::path& f) { write_tensors(whole.state, f, steps); }},
       {"config.toml", [&](const fs::path& f) { write_file(f, to_toml(o)); }},
       {"tokenizer.json", [&](const fs::path& f) { write_file(f, dataset.tokenizer->to_json()); }}};
+  files.insert(files.end(), whole.more.begin(), whole.more.end());
   const Json about = {{"run", identity(o, config, dataset)},
                       {"layout", {{"ranks", whole.ranks}, {"strategy", whole.strategy}}},
-                      {"data_cursor", {{"next_step", whole.steps}}}};
+                      {"data_cursor", {{"next_step", whole.steps}}},
+                      {"updates", whole.updates},
+                      {"losses", whole.losses}};
   save_checkpoint(checkpoints(), whole.steps, files, about.dump(), kKept);
 }
 
 void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
                           std::vector<std::string>& passed_over) const {
+  const std::optional<Saved> from = saved(trainer.whole_model().config, o, dataset, passed_over);
+  if (!from) return;
+  saved_order(from->path, 0, 0);
+  const Safetensors model(from->path / "model.safetensors"), state(from->path / "optimizer.safetensors");
+  read_values(trainer.strategy().residents(), tensors_of(model));
+  read_state(trainer.optimizer(), tensors_of(state));
+  trainer.set_done(from->steps, from->updates);
+}
+
+std::optional<RunDirectory::Saved> RunDirectory::saved(const GptConfig& config, const TrainOptions& o,
+                                                       const Dataset& dataset,
+                                                       std::vector<std::string>& passed_over) const {
   const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over);
-  if (!checkpoint && passed_over.empty()) return;
+  if (!checkpoint && passed_over.empty()) return {};
   if (!checkpoint) refuse_unusable(path_, passed_over);
-  const std::string now = identity(o, trainer.whole_model().config, dataset).dump();
-  if (const auto found = differences(checkpoint->about, now, checkpoint->path.string()); !found.empty())
-    throw Error(fmt::format("--resume: {}: {}", checkpoint->path.string(), fmt::join(found, "; ")));
-  const Safetensors model(checkpoint->path / "model.safetensors"), state(checkpoint->path / "optimizer.safetensors");
-  read_values(trainer, tensors_of(model));
-  read_state(trainer, tensors_of(state));
-  trainer.set_steps_done(checkpoint->step);
+  const std::string now = identity(o, config, dataset).dump(), what = checkpoint->path.string();
+  if (const auto found = differences(checkpoint->about, now, what); !found.empty())
+    throw Error(fmt::format("--resume: {}: {}", what, fmt::join(found, "; ")));
+  const Json about = parse_json(checkpoint->about, what);
+  const std::optional<int64_t> updates = natural(about.value("updates", Json(checkpoint->step)));
+  const Json losses = about.value("losses", Json(0.0));
+  if (!updates || !losses.is_number()) throw InputError(fmt::format("{}: the manifest does not count updates", what));
+  return Saved{checkpoint->path, checkpoint->step, *updates, losses.get<double>()};
+}
+
+std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int servers) {
+  const fs::path file = checkpoint / "pushes.txt";
+  std::error_code error;
+  if (!fs::exists(file, error)) return {};
+  PushLog order = parse_push_log(read_push_log(file), file.string());
+  const std::vector<Push>& first = order.servers[0];
+  const std::vector<int64_t> clocks = clocks_after(first, static_cast<int64_t>(first.size()), order.workers);
+  const bool same = order.workers == ranks && order.servers.size() == static_cast<size_t>(servers);
+  if (!same && std::adjacent_find(clocks.begin(), clocks.end(), std::not_equal_to<>()) != clocks.end())
+    throw Error(
+        fmt::format("--resume: {} was saved inside a replay, with its workers at different steps; expected --dp-mode "
+                    "ps-async with {} ranks and {} servers",
+                    checkpoint.string(), order.workers, order.servers.size()));
+  return order;
 }
 
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what) {
@@ -141,6 +171,13 @@ Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passe
   const fs::path directory = fs::is_directory(from / "checkpoints", error) ? from / "checkpoints" : from;
   if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over)) return *found;
   refuse_unusable(from, passed_over);
+}
+
+void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file,
+                   const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorBytes> bytes;
+  for (const NamedTensor& t : tensors) bytes.push_back(bytes_of(t.name, t.tensor));
+  write_safetensors(file, bytes, metadata);
 }
 
 void load_model(Gpt& model, const Checkpoint& checkpoint) {

@@ -3,14 +3,18 @@
 //   config.toml     the options, resolved: `--config` of it, or `--resume --out`, means the same run
 //   metrics.jsonl   one record per step and validation; events.out.tfevents.* hold the same for TensorBoard
 //   checkpoints/    step-N, each with model and optimizer (safetensors, one tensor per parameter), config and
-//                   tokenizer, so that one folder is enough to write text or to go on
+//                   tokenizer, so that one folder is enough to write text or to go on; of an asynchronous run also the
+//                   order of its pushes, and what workers had pulled inside a replay
 #pragma once
 #include <filesystem>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "app/trainer.h"
 #include "data/checkpoint_dir.h"
+#include "parallel/push_log.h"
 
 namespace tessera {
 
@@ -33,10 +37,12 @@ class RunDirectory {
   void save(Trainer& trainer, const TrainOptions& options, const Dataset& dataset) const;
   // The same of tensors that are whole already: one per parameter, and one per parameter and kind of optimizer state.
   struct Whole {
-    std::vector<NamedTensor> values, state;
-    int64_t steps = 0;
+    std::vector<NamedTensor> values = {}, state = {};
+    int64_t steps = 0, updates = 0;
     int ranks = 1;
-    std::string_view strategy;
+    std::string_view strategy = {};
+    double losses = 0;                      // of an asynchronous run: the sum in the step that has begun
+    std::vector<CheckpointFile> more = {};  // files
   };
   void save(const Whole& whole, const GptConfig& config, const TrainOptions& options, const Dataset& dataset) const;
   // Loads the newest checkpoint that is whole; `passed_over` says why newer ones were not. A run that was killed before
@@ -44,6 +50,14 @@ class RunDirectory {
   // Error (usage) naming each key in which the run differs from the one that was saved.
   void resume(Trainer& trainer, const TrainOptions& options, const Dataset& dataset,
               std::vector<std::string>& passed_over) const;
+  // The same without loading: the checkpoint and what it says of the run; nothing where there is none yet.
+  struct Saved {
+    std::filesystem::path path;
+    int64_t steps = 0, updates = 0;
+    double losses = 0;
+  };
+  std::optional<Saved> saved(const GptConfig& config, const TrainOptions& options, const Dataset& dataset,
+                             std::vector<std::string>& passed_over) const;
 
  private:
   std::filesystem::path path_;
@@ -55,6 +69,13 @@ class RunDirectory {
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what);
 // The checkpoint that a path names: a checkpoint itself, or the newest of a run directory. Throws InputError.
 Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::string>& passed_over);
+// The order of an asynchronous run's pushes, which its checkpoints hold where all of it is known: `pushes.txt`. Throws
+// InputError when it is none, and Error (usage) when its workers were at different steps, which only a run of as many
+// `ranks` and `servers` goes on with; 0: a run that is not asynchronous.
+std::optional<PushLog> saved_order(const std::filesystem::path& checkpoint, int ranks, int servers);
+// One file of whole tensors.
+void write_tensors(const std::vector<NamedTensor>& tensors, const std::filesystem::path& file,
+                   const std::map<std::string, std::string>& metadata);
 // Reads the parameters of a materialised model. Throws InputError.
 void load_model(Gpt& model, const Checkpoint& checkpoint);
 

@@ -1,11 +1,14 @@
 // The command `train`: the data, the run's folder, and the ranks.
 #include <fmt/format.h>
 
+#include <filesystem>
+#include <memory>
 #include <optional>
-#include <span>
+#include <string>
 #include <vector>
 
 #include "app/commands.h"
+#include "app/device.h"
 #include "app/plan.h"
 #include "app/tokenizer_choice.h"
 #include "app/training.h"
@@ -70,29 +73,55 @@ int train_under_mpi(const TrainOptions& o) {
   return status;
 }
 
-}  // namespace
-
-void introduce(TrainOutput& output, const Run& run, Gpt& model, const std::string& steps) {
+// The model, the data and the plan.
+void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
   const TrainOptions& o = run.options;
   const Dataset& d = run.dataset;
-  output.message(describe_model(o, model));
+  output.message(describe_model(o, b.model));
   output.message(fmt::format("{}: {} characters of training text as {} tokens ({}), {} tokens held out", d.source,
                              short_number(static_cast<double>(d.train_bytes)),
                              short_number(static_cast<double>(d.train.size())), d.tokenizer->kind(),
                              short_number(static_cast<double>(d.val.size()))));
-  output.message(
-      fmt::format("{} on {}, {} of each ({}); the run is written to {}", steps, describe_plan(o),
-                  cpu::threads() == 1 ? "one thread" : fmt::format("{} threads", cpu::threads()),
-                  o.dtype == "bf16" && cpu::has_amx() ? "our own products on AMX tiles" : cpu::matmul_library(),
-                  run.directory.path().string()));
-  if (o.dtype == "bf16" && !cpu::has_bfloat16_matmul())
+  output.message(fmt::format("{} on {}, {} of each ({}); the run is written to {}", b.steps, describe_plan(o),
+                             cpu::threads() == 1 ? "one thread" : fmt::format("{} threads", cpu::threads()),
+                             o.device == "cuda"                    ? describe_device()
+                             : o.dtype == "bf16" && cpu::has_amx() ? "our own products on AMX tiles"
+                                                                   : cpu::matmul_library(),
+                             run.directory.path().string()));
+  if (o.device == "cpu" && o.dtype == "bf16" && !cpu::has_bfloat16_matmul())
     output.message("bf16 is emulated: this machine has no AVX-512, so products are made in fp32 of rounded inputs");
+}
+
+}  // namespace
+
+std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
+  run.directory.write_config(run.options);
+  auto output = std::make_unique<TrainOutput>(run.options, run.directory.path(), b.done);
+  for (const std::filesystem::path& path : run.directory.removed())
+    output->message("removed what a killed run had left half-written: " + path.string());
+  for (const std::string& why : b.passed_over) output->message("passed over a checkpoint: " + why);
+  introduce(*output, run, b);
+  if (run.options.resume)
+    output->message(b.done > 0 ? fmt::format("going on after step {}", b.done)
+                               : "no checkpoint was saved yet: beginning at step 1");
+  return output;
+}
+
+void say_stopped(const Run& run, int64_t step, TrainOutput& output) {
+  output.message(fmt::format("stopped after step {}; tessera train --resume --out {} goes on", step,
+                             run.directory.path().string()));
+}
+
+void check_steps_done(const Run& run, int64_t done) {
+  if (run.options.steps < done)
+    throw Error(fmt::format("--steps: expected at least the {} that {} has done, found {}", done,
+                            run.directory.path().string(), run.options.steps));
 }
 
 std::string sample_of_saved(const Run& run, const GptConfig& config) {
   std::vector<std::string> passed_over;
   Gpt model(config);
-  model.materialize(0, make_arena(), dtype_named(run.options.dtype), DType::float32);
+  model.materialize(0, rank_arena(run.options.device, 0), dtype_named(run.options.dtype), DType::float32);
   load_model(model, find_checkpoint(run.directory.path(), passed_over));
   std::vector<int32_t> written;
   const std::vector<int32_t> prompt(1, run.dataset.val[0]);

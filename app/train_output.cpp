@@ -10,6 +10,7 @@
 #include <span>
 #include <thread>
 
+#include "app/device.h"
 #include "app/flops.h"
 #include "app/output.h"
 #include "app/plan_json.h"
@@ -78,9 +79,10 @@ void TrainOutput::summary(const Facts& f) {
   const double rate = median_rate(rates_);
   const bool stepped = !rates_.empty();  // a resumed run may have had nothing left to do
   const auto ranks = static_cast<int64_t>(f.usage.peak_bytes.size());
-  // Thread ranks that are more than the machine's processors take turns on them.
-  const int64_t at_once = backend_of(options_) == Backend::mpi
-                              ? ranks
+  // Thread ranks that are more than the machine's processors, or GPUs, take turns on them.
+  const int64_t at_once = backend_of(options_) == Backend::mpi ? ranks
+                          : options_.device == "cuda"
+                              ? std::min<int64_t>(gpu_count(), ranks)
                               : std::clamp<int64_t>(std::thread::hardware_concurrency() / cpu::threads(), 1, ranks);
   const double peak = measured_peak_flops(dtype_named(options_.dtype), f.arena) * static_cast<double>(at_once);
   Json sent = Json::object();

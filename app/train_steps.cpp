@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <csignal>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +12,6 @@
 #include "app/trainer.h"
 #include "app/training.h"
 #include "app/usage.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {
@@ -36,9 +34,7 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
     if (output) output->step(report);
     if (report.stop) {
       save();
-      if (output)
-        output->message(fmt::format("stopped after step {}; tessera train --resume --out {} goes on", report.step,
-                                    run.directory.path().string()));
+      if (output) say_stopped(run, report.step, *output);
       return 128 + (interrupted() != 0 ? interrupted() : SIGTERM);
     }
     if (report.step == o.steps) break;
@@ -48,23 +44,6 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
   save();
   evaluate();
   return 0;
-}
-
-// What rank 0 says at the head of a run.
-std::unique_ptr<TrainOutput> begin_output(const Run& run, Trainer& trainer,
-                                          const std::vector<std::string>& passed_over) {
-  const TrainOptions& o = run.options;
-  run.directory.write_config(o);
-  auto output = std::make_unique<TrainOutput>(o, run.directory.path(), trainer.steps_done());
-  for (const std::filesystem::path& path : run.directory.removed())
-    output->message("removed what a killed run had left half-written: " + path.string());
-  for (const std::string& why : passed_over) output->message("passed over a checkpoint: " + why);
-  introduce(*output, run, trainer.whole_model(),
-            fmt::format("{} steps of {} tokens", o.steps, trainer.tokens_per_step()));
-  if (o.resume)
-    output->message(trainer.steps_done() > 0 ? fmt::format("going on after step {}", trainer.steps_done())
-                                             : "no checkpoint was saved yet: beginning at step 1");
-  return output;
 }
 
 void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainOutput& output) {
@@ -87,12 +66,14 @@ int train_in_steps(const Run& run, Communicator& world) {
   Trainer trainer(o, run.sequences, world, trace.get());
   std::vector<std::string> passed_over;
   if (o.resume) run.directory.resume(trainer, o, run.dataset, passed_over);
-  if (o.steps < trainer.steps_done())
-    throw Error(fmt::format("--steps: expected at least the {} that {} has done, found {}", trainer.steps_done(),
-                            run.directory.path().string(), o.steps));
+  check_steps_done(run, trainer.steps_done());
   world.barrier();  // everybody has read what there is before anything is written
   std::unique_ptr<TrainOutput> output;
-  if (world.rank() == 0) output = begin_output(run, trainer, passed_over);
+  if (world.rank() == 0)
+    output = begin_output(run, {.model = trainer.whole_model(),
+                                .steps = fmt::format("{} steps of {} tokens", o.steps, trainer.tokens_per_step()),
+                                .done = trainer.steps_done(),
+                                .passed_over = passed_over});
   const int status = train_steps(run, trainer, output.get(), trace.get());
   trace.stop(trainer);
   const RunUsage usage = usage_of(world, trainer.communicators(), trainer.arena());

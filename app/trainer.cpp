@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "app/device.h"
 #include "app/evaluate.h"
 #include "app/plan.h"
 #include "models/gpt_parallel.h"
@@ -66,7 +67,7 @@ Trainer::Trainer(const TrainOptions& o, Sequences sequences, Communicator& world
       world_(world),
       mesh_(world, mesh_axes(axes_)),
       data_axis_(axes_.cp > 1 ? mesh_.flat({"dp", "cp"}) : mesh_["dp"]),
-      arena_(make_arena()),
+      arena_(rank_arena(o.device, world.rank())),
       whole_(gpt_config(o, sequences_.vocab)),
       plan_(schedule_of(o)),
       model_(part_config(whole_.config, plan_)),
@@ -144,15 +145,16 @@ StepInfo Trainer::where(int64_t microbatch, bool training) const {
   return at;
 }
 
-// The columns of (B, T) that this rank has of every sequence.
+// The columns of (B, T) that this rank has of every sequence, from the host's memory to where the rank computes.
 Tensor Trainer::own_tokens(const Tensor& whole) const {
-  if (positions_.empty() || whole.device() == Device::meta) return whole;
+  if (whole.device() == Device::meta) return whole;
+  if (positions_.empty()) return whole.to(arena_);
   const int64_t rows = whole.dim(0), context = whole.dim(1), own = static_cast<int64_t>(positions_.size());
-  Tensor out = Tensor::empty({rows, own}, DType::int32, arena_, Category::activations);
+  Tensor out = Tensor::empty({rows, own}, DType::int32, arena_->host(), Category::activations);
   for (int64_t b = 0; b < rows; ++b)
     for (int64_t t = 0; t < own; ++t)
       out.data<int32_t>()[b * own + t] = whole.data<int32_t>()[b * context + positions_[static_cast<size_t>(t)]];
-  return out;
+  return out.to(arena_);
 }
 
 Microbatch Trainer::load(int64_t microbatch, bool wants_ids, bool wants_targets) {
@@ -164,8 +166,8 @@ Microbatch Trainer::load(int64_t microbatch, bool wants_ids, bool wants_targets)
   const Shape shape{rows > 0 ? rows : own.count, context};
   Tensor ids = Tensor::meta(shape, DType::int32), targets = ids;
   if (rows > 0) {
-    ids = Tensor::empty(shape, DType::int32, arena_, Category::activations);
-    targets = Tensor::empty(shape, DType::int32, arena_, Category::activations);
+    ids = Tensor::empty(shape, DType::int32, arena_->host(), Category::activations);
+    targets = Tensor::empty(shape, DType::int32, arena_->host(), Category::activations);
   }
   int64_t at = 0;
   for (const Share& share : loads) {
@@ -278,7 +280,7 @@ double Trainer::mean_loss(const TokenFile& split) {
                              .at_once = options_.batch / (options_.microbatches * axes_.dp),
                              .turn = mesh_.coordinate("dp"),
                              .turns = static_cast<int>(axes_.dp),
-                             .arena = arena_},
+                             .arena = arena_->host()},
                             world_, split);
 }
 

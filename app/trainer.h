@@ -38,8 +38,13 @@ class Trainer {
   // The mean loss over a whole split, in windows of the context; the same on every rank.
   double mean_loss(const TokenFile& split);
 
-  int64_t steps_done() const { return optimizer_->steps(); }
-  void set_steps_done(int64_t steps) { optimizer_->set_steps(steps); }
+  int64_t steps_done() const { return updates_done() - more_updates_; }
+  // A run that was asynchronous once has made more updates than steps.
+  int64_t updates_done() const { return optimizer_->steps(); }
+  void set_done(int64_t steps, int64_t updates) {
+    optimizer_->set_steps(updates);
+    more_updates_ = updates - steps;
+  }
   Gpt& model() { return model_; }  // this rank's part
   // The whole model, shapes only: what the parts are parts of.
   Gpt& whole_model() { return whole_; }
@@ -91,6 +96,7 @@ class Trainer {
   std::unique_ptr<GptStages> stages_;
   std::unique_ptr<PipelineRuntime> runtime_;
   std::unique_ptr<Optimizer> optimizer_;
+  int64_t more_updates_ = 0;
   LrSchedule schedule_;
 };
 

@@ -1,6 +1,9 @@
 // The rank's side of the command `train`, for runs in steps and for asynchronous ones.
 #pragma once
+#include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "app/options.h"
 #include "app/run_directory.h"
@@ -23,8 +26,17 @@ struct Run {
 int train_in_steps(const Run& run, Communicator& world);
 int train_asynchronously(const Run& run, Communicator& world);
 
-// Words at the head of a run. `steps` says of how many tokens, and by whom.
-void introduce(TrainOutput& output, const Run& run, Gpt& model, const std::string& steps);
+// Rank 0's output, with words at the head of a run.
+struct Beginning {
+  Gpt& model;
+  std::string steps;  // of how many tokens, and by whom
+  int64_t done = 0;   // steps
+  const std::vector<std::string>& passed_over;
+};
+std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& beginning);
+void say_stopped(const Run& run, int64_t step, TrainOutput& output);
+// Throws Error (usage) when a resumed run has made more steps than it shall.
+void check_steps_done(const Run& run, int64_t done);
 // Text by the model as it was saved last: no rank needs to hold the whole of it while it is trained.
 std::string sample_of_saved(const Run& run, const GptConfig& config);
 

@@ -7,9 +7,10 @@ RunUsage usage_of(Communicator& world, const std::vector<Communicator*>& axes, c
   std::vector<int64_t> counts;  // before this function communicates itself
   for (const Communicator* axis : axes)
     for (const OpCount& c : axis->counts()) counts.insert(counts.end(), {c.calls, c.sent});
-  const Tensor total = Tensor::of<int64_t>(counts, {static_cast<int64_t>(counts.size())}, arena);
-  const Tensor peak = Tensor::of<int64_t>(std::vector<int64_t>{arena->total().peak}, {1}, arena);
-  const Tensor peaks = Tensor::empty({world.size()}, DType::int64, arena);
+  const ArenaPtr host = arena->host();
+  const Tensor total = Tensor::of<int64_t>(counts, {static_cast<int64_t>(counts.size())}, host);
+  const Tensor peak = Tensor::of<int64_t>(std::vector<int64_t>{arena->total().peak}, {1}, host);
+  const Tensor peaks = Tensor::empty({world.size()}, DType::int64, host);
   world.all_reduce(total);
   world.all_gather(peak, peaks);
   RunUsage usage{.peak_bytes = peaks.to_vector<int64_t>(), .sent = {}};

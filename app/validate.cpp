@@ -63,7 +63,7 @@ void validate(const TrainOptions& o) {
   const ModelSizes s = sizes_of(o);
   if (s.channels % s.heads != 0)
     throw Error(fmt::format("--heads: {} heads do not divide {} channels; expected a divisor", s.heads, s.channels));
-  check_memory(o, s);
+  if (o.device == "cpu") check_memory(o, s);
   if (o.batch % o.microbatches != 0)
     throw Error(
         fmt::format("--microbatches: {} do not divide a batch of {}; expected a divisor", o.microbatches, o.batch));

@@ -83,6 +83,7 @@ std::string plan_of(const TrainOptions& o) {
     text += fmt::format(", {}{} sums", o.all_reduce,
                         o.all_reduce == "tree" && o.zero > 0 ? " (a reduce-scatter has no tree: direct)" : "");
   if (o.dp_mode == "ps-sync") text += fmt::format(", {} server{}", o.servers, o.servers == 1 ? "" : "s");
+  if (o.device == "cuda") text += ", on GPUs";
   if (o.offload != "none") text += ", optimizer state in a file";
   return text;
 }
@@ -112,16 +113,13 @@ std::string bytes_text(const VerifyResult& r) {
 }
 
 std::string memory_text(const VerifyResult& r) {
-  std::string out =
-      fmt::format("  {:<6} {:>13} {:>13} {:>13}       {:>13}", "rank", "parameters", "gradients", "optimizer", "peak");
-  out += r.expected_peak.empty() ? "   bytes held\n" : fmt::format(" {:>13}   bytes held\n", "bound");
+  std::string out = fmt::format("  {:<6} {:>13} {:>13} {:>13}       {:>13} {:>13}   bytes held\n", "rank", "parameters",
+                                "gradients", "optimizer", "peak", "bound");
   for (size_t rank = 0; rank < r.held.size(); ++rank) {
-    out +=
-        fmt::format("  {:<6} {:>13} {:>13} {:>13} {:<5} {:>13}", rank, r.held[rank].parameters, r.held[rank].gradients,
-                    r.held[rank].optimizer, mark(r.held[rank] == r.expected_held[rank]), r.peak[rank]);
-    out += r.expected_peak.empty() ? "\n"
-                                   : fmt::format(" {:>13} {}\n", peak_bound(r.expected_peak[rank]),
-                                                 mark(r.peak[rank] <= peak_bound(r.expected_peak[rank])));
+    const int64_t bound = peak_bound(r.expected_peak[rank]);
+    out += fmt::format("  {:<6} {:>13} {:>13} {:>13} {:<5} {:>13} {:>13} {}\n", rank, r.held[rank].parameters,
+                       r.held[rank].gradients, r.held[rank].optimizer, mark(r.held[rank] == r.expected_held[rank]),
+                       r.peak[rank], bound, mark(r.peak[rank] <= bound));
   }
   return out;
 }

@@ -69,6 +69,7 @@ void gather_slots(Trainer& trainer, const Kind& kind, const std::function<Tensor
     const auto own = std::find_if(here.begin(), here.end(), [&](const Module::Unit& u) { return u.name == unit.name; });
     Tensor gathered;
     if (mine) gathered = trainer.strategy().gather(static_cast<size_t>(own - here.begin()), shard(unit.name));
+    if (gathered.defined()) gathered = gathered.on_host();
     if (trainer.data_axis().rank() != 0) continue;
     for (size_t i = 0; i < unit.slots.size(); ++i) {
       Tensor whole;
@@ -81,7 +82,7 @@ void gather_slots(Trainer& trainer, const Kind& kind, const std::function<Tensor
           mesh["pp"].send(whole.contiguous(), 0);
         }
       } else {
-        whole = Tensor::empty(unit.slots[i].shape, kind.dtype, trainer.arena(), Category::workspace);
+        whole = Tensor::empty(unit.slots[i].shape, kind.dtype, trainer.arena()->host(), Category::workspace);
         mesh["pp"].recv(whole, owner);
         out.push_back({unit.slots[i].name + kind.suffix, whole});
       }
@@ -106,7 +107,7 @@ FlatUnit shard_of(Trainer& trainer, const std::string& unit) {
   return {};
 }
 
-// The elements of `part`, whose slots may begin before or end past it, from whole tensors.
+// The elements of `part`, in the host's memory, whose slots may begin before or end past it, from whole tensors.
 void read_slots(const WholeTensors& source, const std::string& suffix, const std::vector<Slot>& slots,
                 const Tensor& part) {
   for (const Slot& slot : slots) {
@@ -122,6 +123,13 @@ void read_slots(const WholeTensors& source, const std::string& suffix, const std
                                static_cast<size_t>(count * element));
                  });
   }
+}
+
+// The same of a part anywhere: what lies between its slots stays.
+void read_any(const WholeTensors& source, const std::string& suffix, const std::vector<Slot>& slots, Tensor part) {
+  const Tensor here = part.on_host();
+  read_slots(source, suffix, slots, here);
+  if (part.device() != Device::cpu) part.copy_from(here);
 }
 
 }  // namespace
@@ -163,20 +171,20 @@ std::vector<NamedTensor> whole_state(Trainer& trainer, const std::string& optimi
   return out;
 }
 
-void read_values(Trainer& trainer, const WholeTensors& source) {
-  for (const FlatUnit& unit : trainer.strategy().residents()) {
-    read_slots(source, "", unit.slots, unit.values);
+void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source) {
+  for (const FlatUnit& unit : units) {
+    read_any(source, "", unit.slots, unit.values);
     ++unit.values.storage()->version;
   }
 }
 
-void read_state(Trainer& trainer, const WholeTensors& source) {
-  for (const NamedTensor& state : trainer.optimizer().state())
-    for (const FlatUnit& unit : trainer.optimizer().units()) {
+void read_state(const Optimizer& optimizer, const WholeTensors& source) {
+  for (const NamedTensor& state : optimizer.state())
+    for (const FlatUnit& unit : optimizer.units()) {
       if (!state.name.starts_with(unit.name + ".")) continue;
       const std::string kind = state.name.substr(unit.name.size());
       if (kind.find('.', 1) == std::string::npos)  // else of a unit whose name begins with this one's
-        read_slots(source, kind, unit.slots, state.tensor);
+        read_any(source, kind, unit.slots, state.tensor);
     }
 }
 

@@ -24,8 +24,8 @@ std::vector<std::string> state_kinds(Trainer& trainer, const std::string& optimi
 using WholeTensors = std::function<const std::byte*(const std::string& name, DType dtype, const Shape& shape)>;
 // Those of a file, which must outlive the result. Throws InputError for one that is missing or of another kind.
 WholeTensors tensors_of(const Safetensors& file);
-// Each rank takes its part. Throws what `source` throws.
-void read_values(Trainer& trainer, const WholeTensors& source);
-void read_state(Trainer& trainer, const WholeTensors& source);
+// Units, or shards of them, take their part. Throws what `source` throws.
+void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source);
+void read_state(const Optimizer& optimizer, const WholeTensors& source);
 
 }  // namespace tessera

@@ -85,7 +85,8 @@ Var bias_gelu(Var x, const Var& bias, bool recompute) {
   return recompute ? y.with_recipe([h = r.h] { return unary<Gelu>(h); }) : y;
 }
 
-Var embedding(const Tensor& ids, const Var& table) {
+Var embedding(const Tensor& ids_anywhere, const Var& table) {
+  const Tensor ids = ids_beside(table.value(), ids_anywhere);
   return record_one("embedding", embedding(ids, table.value()), {table}, [ids](Grads& g) {
     g.give_into(0, [ids, dy = g.output()](Tensor& dtable) { embedding_backward(dtable, dy, ids); });
   });
@@ -132,12 +133,13 @@ Var packed_attention(const Var& qkv, int64_t heads, const AttentionOptions& opti
   });
 }
 
-Loss cross_entropy(Var logits, const Tensor& targets, double scale) {
+Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
   const Var edge = logits.edge();
   Tensor x = std::move(logits).take();
-  CrossEntropy r = cross_entropy(x, targets);
-  Tensor mean = x.make({}, DType::float64);
-  *mean.data<double>() = r.loss_sum * scale;
+  const Tensor targets = targets_beside(x, targets_anywhere, x.dim(-1));
+  const CrossEntropy r = cross_entropy(x, targets);
+  Tensor mean = r.sum;
+  scale_(mean, scale);
   Var root = record_one("cross_entropy", std::move(mean), {edge},
                         [x = std::move(x), targets, lse = r.lse, scale](Grads& g) mutable {
                           const double by = scale * g.output().item<double>();

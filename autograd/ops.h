@@ -57,7 +57,7 @@ Var softmax(const Var& x);
 Var log_softmax(const Var& x);
 // gelu(x + bias).
 Var bias_gelu(Var x, const Var& bias, bool recompute = false);
-Var embedding(const Tensor& ids, const Var& table);
+Var embedding(const Tensor& ids, const Var& table);  // the ids may lie on the host, wherever the table lies
 Var dropout(Var x, double p, const DropoutTile& tile);
 Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& options = {});
 // qkv (B, T, 3C), packed as [q | k | v] -> (B, T, C).
@@ -68,8 +68,8 @@ struct Loss {
   double loss_sum = 0;  // over this call's target tokens
   int64_t count = 0;    // target tokens; rows with target -1 are ignored
 };
-// logits (N, V), targets int32 (N); `scale` is 1 / (target tokens of the whole global batch), so that micro-batches and
-// ranks add up to the mean without a division of their own.
+// logits (N, V), targets int32 (N), there or on the host; `scale` is 1 / (target tokens of the whole global batch), so
+// that micro-batches and ranks add up to the mean without a division of their own.
 Loss cross_entropy(Var logits, const Tensor& targets, double scale);
 
 }  // namespace tessera

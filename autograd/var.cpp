@@ -27,7 +27,7 @@ Var::Var(Tensor value, bool requires_grad) : impl_(std::make_shared<Impl>()) {
     impl_->leaf = std::make_shared<Leaf>();
     impl_->leaf->shape = value.shape();
     impl_->leaf->dtype = value.dtype();
-    if (value.device() == Device::cpu) impl_->leaf->arena = value.arena();
+    if (value.device() != Device::meta) impl_->leaf->arena = value.arena();
   }
   impl_->value = std::move(value);
 }
@@ -79,7 +79,7 @@ void Var::set_value(Tensor value) {
   if (!(value.shape() == impl.leaf->shape))
     throw Error("[var] new value is " + value.describe() + "; the parameter's shape is " + impl.leaf->shape.str());
   impl.leaf->dtype = value.dtype();
-  if (value.device() == Device::cpu) impl.leaf->arena = value.arena();
+  if (value.device() != Device::meta) impl.leaf->arena = value.arena();
   impl.value = std::move(value);
 }
 

@@ -1,10 +1,15 @@
-# Decides whether the CUDA files are built (TESSERA_WITH_CUDA) and says so in one line.
+# Decides whether the CUDA files are built (TESSERA_WITH_CUDA) and says so in one line. EMULATED compiles the kernels as
+# C++ beside an emulation of the CUDA runtime on the CPU (tests/cuda_emulator): for tests, without nvcc and without a GPU.
 
 set(TESSERA_WITH_CUDA OFF)
-if(NOT TESSERA_CUDA MATCHES "^(AUTO|ON|OFF)$")
-  message(FATAL_ERROR "TESSERA_CUDA is '${TESSERA_CUDA}'; expected AUTO, ON or OFF")
+if(NOT TESSERA_CUDA MATCHES "^(AUTO|ON|OFF|EMULATED)$")
+  message(FATAL_ERROR "TESSERA_CUDA is '${TESSERA_CUDA}'; expected AUTO, ON, OFF or EMULATED")
 elseif(TESSERA_CUDA STREQUAL "OFF")
   set(cuda_why "switched off")
+elseif(TESSERA_CUDA STREQUAL "EMULATED")
+  set(TESSERA_WITH_CUDA ON)
+  set(TESSERA_CUDA_EMULATED ON)
+  message(STATUS "CUDA: emulated on the CPU (for tests)")
 elseif(TESSERA_SANITIZE)
   set(cuda_why "a sanitizer build")
 else()
@@ -16,7 +21,12 @@ else()
     endif()
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
+    # CMake 3.25 does not know how nvcc 13 is asked for C++20.
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
     set(CMAKE_CUDA_STANDARD 20)
+    # Constexpr functions are for the device too. Contraction is off as on the CPU: the same bits from the same formula.
+    string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr -fmad=false")
     set(TESSERA_WITH_CUDA ON)
     message(STATUS "CUDA: on (${CMAKE_CUDA_COMPILER_VERSION}, ${CMAKE_CUDA_ARCHITECTURES})")
   else()

@@ -168,7 +168,10 @@ void Safetensors::read_into(const std::string& name, const Tensor& out) const {
     throw InputError(fmt::format("{}: tensor '{}' is {} ({}); expected {}", what_, name, name_of(t.dtype),
                                  fmt::join(t.shape, ", "), out.describe()));
   if (!out.is_contiguous()) throw Error("[safetensors] the target of '" + name + "' is not contiguous");
-  std::copy(t.bytes.begin(), t.bytes.end(), out.raw());
+  const bool on_host = out.device() == Device::cpu;
+  Tensor here = on_host ? out : Tensor::empty(out.shape(), out.dtype(), out.arena()->host());
+  std::copy(t.bytes.begin(), t.bytes.end(), here.raw());
+  if (!on_host) Tensor(out).copy_from(here);
 }
 
 }  // namespace tessera

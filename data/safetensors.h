@@ -23,7 +23,7 @@ struct TensorBytes {
   std::span<const std::byte> bytes;
 };
 
-// Of a contiguous tensor, which must outlive the result.
+// Of a contiguous tensor in the host's memory, which must outlive the result.
 TensorBytes bytes_of(const std::string& name, const Tensor& tensor);
 
 // Writes beside and renames. Data begins at a multiple of 64 bytes. The metadata gets {"format": "pt"}, which other
@@ -43,7 +43,8 @@ class Safetensors {
   bool contains(const std::string& name) const { return index_.contains(name); }
   // Throws InputError when there is none of that name.
   const TensorBytes& at(const std::string& name) const;
-  // Copies the tensor of that name into `out`, contiguous and of the same dtype and shape. Throws InputError.
+  // Copies the tensor of that name into `out`, contiguous, of the same dtype and shape and on any device. Throws
+  // InputError.
   void read_into(const std::string& name, const Tensor& out) const;
 
  private:

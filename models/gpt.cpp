@@ -78,13 +78,13 @@ Var Gpt::embed(const Tensor& ids) {
   const int64_t t = ids.dim(1), total = std::max(t, at.tokens_total);
   if (total > config.context)
     throw Error("[gpt] " + std::to_string(total) + " tokens; the context is " + std::to_string(config.context));
-  const Tensor places = ids.make({t}, DType::int32);
+  const Tensor places = Tensor::empty({t}, DType::int32, ids.arena()->host(), ids.arena()->default_category());
   if (at.positions.empty())
     std::iota(places.data<int32_t>(), places.data<int32_t>() + t, 0);
   else
     std::transform(at.positions.begin(), at.positions.end(), places.data<int32_t>(),
                    [](int64_t position) { return static_cast<int32_t>(position); });
-  return drop.apply(look_up(ids, places));
+  return drop.apply(look_up(ids, places.to(ids.arena())));
 }
 
 Var Gpt::hidden(const Tensor& ids) {
@@ -119,9 +119,9 @@ Tensor Gpt::decode(const Tensor& ids, std::vector<KvCache>& kv) {
   const int64_t before = kv[0].length, t = ids.dim(1);
   if (before + t > config.context)
     throw Error("[gpt] " + std::to_string(before + t) + " tokens; the context is " + std::to_string(config.context));
-  const Tensor places = ids.make({t}, DType::int32);
+  const Tensor places = Tensor::empty({t}, DType::int32, ids.arena()->host());
   std::iota(places.data<int32_t>(), places.data<int32_t>() + t, static_cast<int32_t>(before));
-  Tensor x = look_up(ids, places).value();
+  Tensor x = look_up(ids, places.to(ids.arena())).value();
   for (size_t i = 0; i < blocks.size(); ++i) x = blocks[i]->decode(x, kv[i]);
   const Tensor last = x.narrow(1, t - 1, 1).contiguous();
   return logits(norm(Var(last))).value();

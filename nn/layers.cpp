@@ -1,6 +1,8 @@
 // Parameters and forward passes of the layers.
 #include "nn/layers.h"
 
+#include <utility>
+
 #include "tensor/random.h"
 
 namespace tessera {
@@ -19,12 +21,12 @@ Linear::Linear(int64_t in, int64_t out, const Options& options)
 
 Var Linear::forward(const Var& x) {
   const Var b = bias ? seen(*bias) : Var();
-  if (options_.activation == Activation::none) return multiply(product_, x, seen(weight), b, &packs_);
+  const bool plain = options_.activation == Activation::none;
+  Var y = multiply(product_, x, seen(weight), plain ? b : Var(), &packs_);
+  if (plain) return y;
   const bool again = options_.recompute == Recompute::gelu || options_.recompute == Recompute::gelu_norm;
-  return bias_gelu(product(x), b, again);
+  return bias_gelu(std::move(y), b, again);
 }
-
-Var Linear::product(const Var& x) { return multiply(product_, x, seen(weight), Var(), &packs_); }
 
 Norm::Norm(int64_t channels, const NormOptions& options, Recompute recompute)
     : weight(param("weight", {channels}, Init::ones())),

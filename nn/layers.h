@@ -33,7 +33,6 @@ class Linear : public Module {
   };
   Linear(int64_t in, int64_t out, const Options& options);
   Var forward(const Var& x) override;
-  Var product(const Var& x);  // x w^T, without bias and activation
   void set_product(Product product) { product_ = std::move(product); }
   void drop_packs() override { packs_.packs.clear(); }
 

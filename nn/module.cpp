@@ -140,7 +140,10 @@ std::vector<Module::Unit> Module::layout() {
 }
 
 void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed) {
-  Tensor all = values;
+  // A GPU gets what was drawn on the host: the C library's sine and logarithm, so the same bits everywhere.
+  const bool here = values.device() == Device::cpu;
+  Tensor all =
+      here ? values : Tensor::empty(values.shape(), values.dtype(), values.arena()->host(), Category::workspace);
   all.fill(0);
   const int64_t end = begin + values.numel();
   for (size_t i = 0; i < unit.slots.size(); ++i) {
@@ -148,11 +151,12 @@ void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, u
     const int64_t from = std::max(begin, slot.begin), to = std::min(end, slot.begin + slot.shape.numel());
     const Parameter& parameter = *unit.parameters[i];
     const Philox random = Philox::named(seed, parameter.alias.empty() ? slot.name : parameter.alias);
-    for_each_run(
-        slot.cut, slot.shape, from - slot.begin, to - slot.begin, [&](int64_t here, int64_t whole, int64_t count) {
-          initialise_elements(values.narrow(0, slot.begin + here - begin, count), parameter.init, random, whole);
-        });
+    for_each_run(slot.cut, slot.shape, from - slot.begin, to - slot.begin,
+                 [&](int64_t at, int64_t whole, int64_t count) {
+                   initialise_elements(all.narrow(0, slot.begin + at - begin, count), parameter.init, random, whole);
+                 });
   }
+  if (!here) Tensor(values).copy_from(all);
 }
 
 void bind_values(const Module::Unit& unit, const Tensor& values) {

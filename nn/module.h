@@ -58,7 +58,6 @@ class Module {
   void cut(const Var& parameter, int dim, std::vector<Cut::Run> runs);
   // A module whose parameters are not here has none in parameters() and layout(): another rank has them.
   void set_here(bool here) { here_ = here; }
-  bool here() const { return here_; }
 
   struct Named {
     std::string name;  // full: "blocks.0.mlp.up.weight"

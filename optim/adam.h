@@ -7,10 +7,9 @@
 //   with m' = m / (1 - beta1^t), v' = v / (1 - beta2^t), both divisors computed in double once per step
 #pragma once
 #include "optim/optimizer.h"
+#include "optim/updates.h"
 
 namespace tessera {
-
-enum class Decay { coupled, decoupled };  // L2 regularisation inside the gradient, or AdamW
 
 class Adam final : public Optimizer {
  public:
@@ -18,12 +17,9 @@ class Adam final : public Optimizer {
   void step(double lr, double grad_scale) override;
 
  private:
-  struct State {
-    Tensor m, v, master;
-  };
   OptimizerOptions options_;
   Decay decay_;
-  std::vector<State> states_;
+  std::vector<AdamState> states_;
 };
 
 }  // namespace tessera

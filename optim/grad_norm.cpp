@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 
+#include "optim/cuda/grad_norm.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/math.h"
 
@@ -41,7 +42,9 @@ double block_sum(const G* x, int64_t n) {
 
 }  // namespace
 
-void block_sums(const Tensor& grads, double* sums) {
+namespace {
+
+void block_sums_on_cpu(const Tensor& grads, double* sums) {
   const int64_t n = grads.numel();
   with_floating(grads.dtype(), "grad_norm", [&](auto type) {
     using G = decltype(type);
@@ -53,19 +56,66 @@ void block_sums(const Tensor& grads, double* sums) {
   });
 }
 
-double sum_of_squares(const Tensor& grads) {
-  const int64_t blocks = norm_blocks(grads.numel());
-  const Tensor sums = grads.make({blocks}, DType::float64, Category::workspace);
-  block_sums(grads, sums.data<double>());
+double run_sum(const double* x, const BlockRun& run) {
   double sum = 0;
-  for (int64_t b = 0; b < blocks; ++b) sum += sums.data<double>()[b];
+  for (int64_t t = 0; t < run.times; ++t)
+    for (int64_t i = 0; i < run.count; ++i) sum += x[run.begin + t * run.stride + i];
   return sum;
 }
 
+}  // namespace
+
+void block_sums(const Tensor& grads, const Tensor& sums) {
+  sums.check_size(norm_blocks(grads.numel()));
+  on_device(
+      grads.device(), [&] { block_sums_on_cpu(grads, sums.data<double>()); }, [&] { cuda::block_sums(grads, sums); });
+}
+
+std::vector<double> ordered_sums(const Tensor& sums, std::span<const BlockRun> runs) {
+  std::vector<double> out;
+  const auto on_cpu = [&] {
+    for (const BlockRun& run : runs) out.push_back(run_sum(sums.data<double>(), run));
+  };
+  const auto on_gpu = [&] {
+    const Tensor results = sums.make({static_cast<int64_t>(runs.size())}, DType::float64, Category::workspace);
+    cuda::ordered_sums(sums, runs, results);
+    out = results.to_vector<double>();
+  };
+  on_device(sums.device(), on_cpu, on_gpu);
+  return out;
+}
+
+namespace {
+// Of tensors whose block sums lie in memory together.
+void append_sums(std::span<const Tensor> tensors, std::vector<double>& out) {
+  std::vector<BlockRun> runs;
+  int64_t blocks = 0;
+  for (const Tensor& t : tensors) {
+    runs.push_back({.begin = blocks, .count = norm_blocks(t.numel())});
+    blocks += runs.back().count;
+  }
+  const Tensor sums = tensors[0].make({blocks}, DType::float64, Category::workspace);
+  for (size_t i = 0; i < tensors.size(); ++i) block_sums(tensors[i], sums.narrow(0, runs[i].begin, runs[i].count));
+  const std::vector<double> found = ordered_sums(sums, runs);
+  out.insert(out.end(), found.begin(), found.end());
+}
+}  // namespace
+
+// What lies on a GPU is read from it once.
+std::vector<double> sums_of_squares(std::span<const Tensor> tensors) {
+  std::vector<double> out;
+  while (!tensors.empty()) {
+    const size_t together = tensors[0].device() == Device::cuda ? tensors.size() : 1;
+    append_sums(tensors.first(together), out);
+    tensors = tensors.subspan(together);
+  }
+  return out;
+}
+
 std::vector<double> unit_sums(std::span<const FlatUnit> units) {
-  std::vector<double> sums;
-  for (const FlatUnit& unit : units) sums.push_back(sum_of_squares(unit.grads));
-  return sums;
+  std::vector<Tensor> grads;
+  for (const FlatUnit& unit : units) grads.push_back(unit.grads);
+  return sums_of_squares(grads);
 }
 
 double sum_of_squares(std::span<const FlatUnit> units) {

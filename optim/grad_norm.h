@@ -16,13 +16,20 @@ namespace tessera {
 inline constexpr int64_t kNormBlock = 256;
 
 inline int64_t norm_blocks(int64_t elements) { return (elements + kNormBlock - 1) / kNormBlock; }
-// The sum of squares of each block of a contiguous floating tensor: norm_blocks(numel) numbers.
-void block_sums(const Tensor& grads, double* sums);
+// The sum of squares of each block of a contiguous floating tensor, to the norm_blocks(numel) float64 numbers of `sums`
+// on the same device.
+void block_sums(const Tensor& grads, const Tensor& sums);
+// Numbers that are added in order: `count` of them from `begin` on, then from `begin + stride` on, and so on.
+struct BlockRun {
+  int64_t begin = 0, count = 0, times = 1, stride = 0;
+};
+// The sum of each run of the float64 numbers `sums`. Of a GPU one number for each run is read.
+std::vector<double> ordered_sums(const Tensor& sums, std::span<const BlockRun> runs);
 
-// The sum of the squares of each unit's gradients.
+// The sum of the squares of each tensor, by its own blocks.
+std::vector<double> sums_of_squares(std::span<const Tensor> tensors);
+// Of each unit's gradients.
 std::vector<double> unit_sums(std::span<const FlatUnit> units);
-// Of one tensor, by its own blocks.
-double sum_of_squares(const Tensor& grads);
 
 // The sum of the squares of all gradients. Infinity and NaN come out as they are. Cost: one read of the gradients.
 double sum_of_squares(std::span<const FlatUnit> units);

@@ -1,4 +1,4 @@
-// How an update reaches the elements of a unit: slot by slot, on the rank's threads, in the dtypes of its buffers.
+// How an update on the CPU reaches the elements of a unit: slot by slot, on the rank's threads.
 #pragma once
 #include <algorithm>
 
@@ -21,23 +21,6 @@ void for_each_segment(const FlatUnit& unit, const F& f) {
       if (begin < end) cpu::vectorized([&f, begin, end, decay] { f(begin, end, decay); });
     }
   });
-}
-
-// The type that updates of values of type V are computed in, and their state kept in.
-template <class V>
-struct StateOf {
-  using type = float;
-};
-template <>
-struct StateOf<double> {
-  using type = double;
-};
-
-// Calls f(V{}, G{}) with the C++ types of the unit's values and gradients.
-template <class F>
-void with_unit_types(const FlatUnit& unit, const F& f) {
-  with_floating(unit.values.dtype(), "optimizer",
-                [&](auto v) { with_floating(unit.grads.dtype(), "optimizer", [&](auto g) { f(v, g); }); });
 }
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 //   g = grad_scale * grad + weight_decay * p     b = momentum b + g     p = p - lr b
 #pragma once
 #include "optim/optimizer.h"
+#include "optim/updates.h"
 
 namespace tessera {
 
@@ -13,11 +14,8 @@ class Sgd final : public Optimizer {
   void step(double lr, double grad_scale) override;
 
  private:
-  struct State {
-    Tensor momentum, master;  // momentum is undefined when it is 0
-  };
   OptimizerOptions options_;
-  std::vector<State> states_;
+  std::vector<SgdState> states_;
 };
 
 }  // namespace tessera

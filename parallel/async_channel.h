@@ -2,11 +2,14 @@
 //
 //   worker -> server   pull (clock)                                      then nothing
 //                      push (clock, version, scale, loss, norm)          then the gradients that the server keeps
-//                      end; last                                         no more pushes; the last parameters
+//                      stop                                              to server 0: let all come to one clock and
+//                      stop end                                               no more pushes for now
 //   server -> worker   values (version)                                  then the parameters that the server keeps
+//                      none                                              no parameters: the run stops before its end
 //                      waiting                                           not yet: a sign of life
 //
-// Messages between two ranks arrive in order, so a push is applied before the next pull of its worker is answered.
+// Messages between two ranks arrive in order, so a push is applied before the next pull of its worker is answered. An
+// end is answered when all workers have ended.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -18,17 +21,18 @@
 namespace tessera {
 
 struct AsyncMessage {
-  enum Kind : int64_t { pull, push, end, last, values, waiting };
+  enum Kind : int64_t { pull, push, stop, end, values, none, waiting };
   int64_t kind = pull, clock = 0, version = 0;
   double scale = 1, loss = 0, norm = 0;
 };
 
-// A communicator for one worker's connections, and memory for a message. Used by one thread of a rank at a time.
+// A communicator for one worker's connections, and the host's memory for a message. Used by one thread of a rank at a
+// time.
 class AsyncChannel {
  public:
   AsyncChannel(std::unique_ptr<Communicator> comm, const ArenaPtr& arena)
       : comm_(std::move(comm)),
-        memory_(Tensor::empty({sizeof(AsyncMessage) / 8}, DType::int64, arena, Category::communication)) {}
+        memory_(Tensor::empty({sizeof(AsyncMessage) / 8}, DType::int64, arena->host(), Category::communication)) {}
 
   void send(int to, const AsyncMessage& message) {
     std::memcpy(memory_.raw(), &message, sizeof(message));

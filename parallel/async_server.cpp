@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <thread>
@@ -18,7 +19,7 @@ constexpr int64_t kMostStale = 1'000'000'000;
 // The same text on every rank; rank 0 has it.
 std::string shared_text(Communicator& axis, const std::string& text, const ArenaPtr& arena) {
   const auto size = static_cast<int64_t>(axis.max(axis.rank() == 0 ? static_cast<double>(text.size()) : 0));
-  Tensor words = Tensor::zeros({size / 4 + 1}, DType::int32, arena);
+  Tensor words = Tensor::zeros({size / 4 + 1}, DType::int32, arena->host());
   if (!text.empty()) std::memcpy(words.raw(), text.data(), text.size());
   axis.broadcast(words, 0);
   return {reinterpret_cast<const char*>(words.raw()), static_cast<size_t>(size)};
@@ -33,7 +34,8 @@ std::string cause_of(const std::exception_ptr& thrown) {
 }
 
 Tensor numbers_of(const std::vector<AppliedPush>& log, const ArenaPtr& arena) {
-  Tensor out = Tensor::empty({static_cast<int64_t>(log.size()), 3}, DType::int64, arena, Category::communication);
+  Tensor out =
+      Tensor::empty({static_cast<int64_t>(log.size()), 3}, DType::int64, arena->host(), Category::communication);
   int64_t* at = out.data<int64_t>();
   for (const AppliedPush& entry : log) {
     *at++ = entry.push.worker;
@@ -53,13 +55,12 @@ AsyncServer::AsyncServer(Module& model, Communicator& axis, const ArenaPtr& aren
       rank_(axis.rank()),
       servers_(options.servers),
       options_(std::move(async)),
-      clocks_(options_.steps),
-      versions_(static_cast<size_t>(options.servers > 0 ? options.servers : 0)) {
+      versions_(static_cast<size_t>(options.servers > 0 ? options.servers : 0)),
+      fresh_(versions_.size()) {
   check_options();
-  const PushLog replay = options_.replay.empty() ? PushLog() : read_replay();
+  if (!options_.replay.empty()) read_replay();
   make_memory(options);
-  make_shard(replay);
-  if (!options_.replay.empty()) clocks_ = PushOrder(replay.servers[0], axis.size()).clocks(rank_);
+  make_shard();
   connect();
 }
 
@@ -72,17 +73,19 @@ void AsyncServer::check_options() const {
   if (options_.steps < 0) throw Error(fmt::format("--steps: expected at least 0, found {}", options_.steps));
 }
 
-PushLog AsyncServer::read_replay() {
+void AsyncServer::read_replay() {
   const std::string& file = options_.replay;
-  PushLog log = parse_push_log(shared_text(axis_, rank_ == 0 ? read_push_log(file) : std::string(), arena_), file);
+  replay_ = parse_push_log(shared_text(axis_, rank_ == 0 ? read_push_log(file) : std::string(), arena_), file);
   const auto text = [](int64_t workers, int64_t servers, int64_t staleness, int64_t steps) {
     return fmt::format("{} ranks, {} servers, staleness {} and {} steps", workers, servers, staleness, steps);
   };
   const std::string expected = text(axis_.size(), servers_, options_.staleness, options_.steps),
-                    found = text(log.workers, static_cast<int64_t>(log.servers.size()), log.staleness, log.steps);
+                    found = text(replay_.workers, static_cast<int64_t>(replay_.servers.size()), replay_.staleness,
+                                 replay_.steps);
   if (found != expected)
     throw Error(fmt::format("--replay: {} was recorded with {}; this run has {}", file, found, expected));
-  return log;
+  for (const std::vector<Push>& order : replay_.servers) orders_.emplace_back(order, replay_.workers);
+  places_ = common_places(replay_);
 }
 
 void AsyncServer::make_memory(const DataOptions& o) {
@@ -103,10 +106,14 @@ void AsyncServer::make_memory(const DataOptions& o) {
   }
 }
 
-void AsyncServer::make_shard(const PushLog& replay) {
+void AsyncServer::make_shard() {
   if (rank_ >= servers_) return;
-  AsyncShard::Options o{.workers = axis_.size(), .staleness = options_.staleness, .lr = options_.lr, .order = {}};
-  if (!options_.replay.empty()) o.order.emplace(replay.servers[static_cast<size_t>(rank_)], replay.workers);
+  AsyncShard::Options o{.workers = axis_.size(),
+                        .staleness = options_.staleness,
+                        .steps = options_.steps,
+                        .lr = options_.lr,
+                        .order = {}};
+  if (replays()) o.order = orders_[static_cast<size_t>(rank_)];
   shard_ = std::make_unique<AsyncShard>(options_.optimizer(shards_), std::move(o));
 }
 
@@ -123,19 +130,89 @@ Range AsyncServer::served(size_t u, int server) const {
   return served_range(units_[u].values.numel(), servers_, server);
 }
 
-AsyncSummary AsyncServer::run(const Step& step, const OnPush& on_push) {
+void AsyncServer::go_on(int64_t step, const std::optional<PushLog>& order) {
+  const int n = axis_.size();
+  const bool known = order && order->workers == n && order->servers.size() == static_cast<size_t>(servers_);
+  if (replays()) go_on_in_replay(known ? order : std::nullopt);
+  if (!known) {
+    if (!options_.record.empty())
+      throw Error(
+          fmt::format("--record: {} steps were made under another plan; expected a run that had {} ranks and "
+                      "{} servers from its beginning",
+                      step, n, servers_));
+    clock_ = step;
+    before_ = step * n;
+    if (shard_) shard_->go_on(step);
+    return;
+  }
+  reported_ = order->servers[0].size();
+  const std::vector<int64_t> clocks = clocks_after(order->servers[0], static_cast<int64_t>(reported_), n);
+  clock_ = clocks[static_cast<size_t>(rank_)];
+  fastest_ = *std::max_element(clocks.begin(), clocks.end());
+  staleness_before_ = order->staleness;
+  if (shard_) shard_->go_on(order->servers[static_cast<size_t>(rank_)]);
+}
+
+// What a worker had pulled for its next clock is what the record says that it had.
+void AsyncServer::go_on_in_replay(const std::optional<PushLog>& order) {
+  const auto begins = [](const std::vector<Push>& all, const std::vector<Push>& first) {
+    return first.size() <= all.size() && std::equal(first.begin(), first.end(), all.begin());
+  };
+  bool same = order.has_value();
+  for (size_t k = 0; same && k < orders_.size(); ++k) same = begins(replay_.servers[k], order->servers[k]);
+  replayed_ = same ? static_cast<int64_t>(order->servers[0].size()) : 0;
+  if (!same || !std::binary_search(places_.begin(), places_.end(), replayed_))
+    throw Error(
+        fmt::format("--replay: {} is not the order of the run that is continued; expected one that begins with "
+                    "the run's own",
+                    options_.replay));
+  const int64_t clock = next_clock(rank_);
+  for (size_t k = 0; k < orders_.size(); ++k) {
+    fresh_[k] = has_pulled(k, rank_);
+    if (fresh_[k]) versions_[k] = orders_[k].version(rank_, clock);
+  }
+}
+
+// At the last place: a worker's clock, and whether it had pulled for it.
+int64_t AsyncServer::next_clock(int worker) const {
+  return clocks_after(replay_.servers[0], replayed_, axis_.size())[static_cast<size_t>(worker)];
+}
+
+bool AsyncServer::has_pulled(size_t server, int worker) const {
+  const int64_t clock = next_clock(worker);
+  return clock < orders_[server].clocks(worker) && orders_[server].version(worker, clock) < replayed_;
+}
+
+bool AsyncServer::holds(int worker) const {
+  bool any = false;
+  for (size_t k = 0; k < orders_.size(); ++k) any = any || has_pulled(k, worker);
+  return any;
+}
+
+void AsyncServer::run(int64_t steps, const Hooks& hooks) {
+  if (!replays()) return play(std::min(std::max(steps, fastest_), options_.steps), hooks);
+  const int64_t wanted = std::min(places_.back(), steps * axis_.size());
+  do {
+    if (replayed_ < wanted) replayed_ = *std::upper_bound(places_.begin(), places_.end(), replayed_);
+    play(next_clock(rank_), hooks);
+    if (axis_.max(hooks.wish && hooks.wish() ? 1 : 0) > 0) return;
+  } while (replayed_ < wanted);
+}
+
+// Until this worker has made `target` of its pushes, and all others theirs.
+void AsyncServer::play(int64_t target, const Hooks& hooks) {
+  if (shard_) shard_->begin();
   std::vector<std::thread> threads;
   for (int w = 0; shard_ && w < axis_.size(); ++w)
     if (w != rank_) threads.emplace_back([this, w] { serve(w); });
   try {
-    work(step, on_push);
+    work(target, hooks);
   } catch (...) {
     stop(std::current_exception());
   }
   for (std::thread& t : threads) t.join();
   if (thrown_) std::rethrow_exception(thrown_);
-  report(on_push);
-  return finish();
+  report(hooks.on_push);
 }
 
 // The first failure is this rank's cause. Everybody who waits here or elsewhere is told.
@@ -149,21 +226,28 @@ void AsyncServer::stop(const std::exception_ptr& thrown) {
 }
 
 AsyncSummary AsyncServer::finish() {
-  const std::vector<AppliedPush> mine = shard_ ? shard_->applied_since(0) : std::vector<AppliedPush>();
   const auto most = [&](int64_t of_shard) { return static_cast<int64_t>(axis_.max(static_cast<double>(of_shard))); };
-  const AsyncSummary summary{.applied = most(static_cast<int64_t>(mine.size())),
+  const AsyncSummary summary{.applied = most(shard_ ? shard_->applied() : 0),
                              .most_ahead = most(shard_ ? shard_->most_ahead() : 0),
                              .most_behind = most(shard_ ? shard_->most_behind() : 0)};
-  if (!options_.record.empty()) write_record(mine);
+  if (options_.record.empty()) return summary;
+  if (const std::optional<PushLog> log = order()) write_push_log(options_.record, *log);
   return summary;
 }
 
 // Every server has applied the same pushes, each in its own order.
-void AsyncServer::write_record(const std::vector<AppliedPush>& mine) {
-  if (!shard_) return;
+std::optional<PushLog> AsyncServer::order() {
+  if (before_ > 0 || !shard_) return {};
+  const std::vector<AppliedPush> mine = shard_->applied_since(0);
   const Tensor numbers = numbers_of(mine, arena_);
-  if (rank_ > 0) return static_cast<void>(channel(rank_).send(0, numbers));
-  PushLog log{.workers = axis_.size(), .staleness = options_.staleness, .steps = options_.steps, .servers = {}};
+  if (rank_ > 0) {
+    channel(rank_).send(0, numbers);
+    return {};
+  }
+  PushLog log{.workers = axis_.size(),
+              .staleness = std::max(options_.staleness, staleness_before_),
+              .steps = options_.steps,
+              .servers = {}};
   for (int k = 0; k < servers_; ++k) {
     if (k > 0) channel(k).recv(k, numbers);
     std::vector<Push>& order = log.servers.emplace_back();
@@ -172,7 +256,17 @@ void AsyncServer::write_record(const std::vector<AppliedPush>& mine) {
       order.push_back({static_cast<int>(n[0]), n[1], n[2]});
     }
   }
-  write_push_log(options_.record, log);
+  return log;
+}
+
+Tensor AsyncServer::gather_held(size_t unit, int worker) {
+  const Tensor& mine = units_[unit].values;
+  if (rank_ == worker && rank_ > 0) axis_.send(mine, 0);
+  if (rank_ > 0) return {};
+  if (worker == 0) return mine;
+  Tensor theirs = Tensor::empty({mine.numel()}, mine.dtype(), arena_, Category::workspace);
+  axis_.recv(theirs, worker);
+  return theirs;
 }
 
 Tensor AsyncServer::gather(size_t unit, const Tensor& shard) {

@@ -21,6 +21,11 @@
 // count of applied pushes. The run depends on who is fast. What it depends on is recorded (parallel/push_log.h), and a
 // replay of the record gives the same bits: parameters, optimizer state and losses.
 //
+// A run is stopped where all workers have made as many clocks: whoever wishes to stop tells server 0, and all go on to
+// the clock that the fastest has begun. So what is saved is what any plan saves. A replay can be stopped only where its
+// record lets every server have the same pushes (common_places()); there workers differ in their clocks, and what one
+// has pulled for its next clock is part of what is saved, since no server has that version any more.
+//
 // A server has a thread for each of the other workers, so that it serves while the worker beside it computes; each
 // connection is a communicator of its own.
 #pragma once
@@ -40,6 +45,7 @@
 #include "parallel/async_shard.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/data_strategy.h"
+#include "parallel/push_log.h"
 
 namespace tessera {
 
@@ -68,17 +74,46 @@ class AsyncServer {
   AsyncServer& operator=(const AsyncServer&) = delete;
 
   // Forward and backward of the batch of (worker, clock), with a gradient that is a mean over that batch's tokens.
-  // Returns the loss to be reported, or nothing when this worker is at its end (before the backward pass).
-  using Step = std::function<std::optional<double>(int worker, int64_t clock)>;
+  // Returns the loss to be reported.
+  using Step = std::function<double(int worker, int64_t clock)>;
   // What server 0 has applied, in order; called on rank 0 by the thread that called run(), between two of its steps.
   using OnPush = std::function<void(const AppliedPush&)>;
-  // Until every worker has ended. Then every rank's model has the same last parameters, and the record is written.
-  // Throws what a rank threw; Error (not_finite) for a loss or gradient that is no number. Called once, by every rank.
-  AsyncSummary run(const Step& step, const OnPush& on_push);
+  // Whether this rank wishes to stop; what one wishes all do.
+  using Wish = std::function<bool()>;
+  struct Hooks {
+    Step step = {};
+    OnPush on_push = {};
+    Wish wish = {};
+  };
 
-  // The shards and the optimizer of this rank's server, for checkpoints: null on ranks that are no server.
+  // Before run(): shards(), the optimizer, and the units of a worker that holds() something, have what they had in a
+  // run that was stopped after `step` steps; `order` is what order() gave then. With none, or one of other workers or
+  // servers, every worker had made that many steps, and from then on the order is not known. Throws Error (usage) where
+  // a record or a replay needs it.
+  void go_on(int64_t step, const std::optional<PushLog>& order);
+  // Until each worker has made `steps` steps, or all that there are, or somebody wishes to stop; a replay may have to
+  // go on a little. Called by every rank, and again to go on. After the last step every rank's model has the same
+  // last parameters. Throws what a rank threw; Error (not_finite) for a loss or gradient that is no number.
+  void run(int64_t steps, const Hooks& hooks);
+  bool complete() const { return complete_; }
+  // That all workers have made; in a replay, their mean.
+  int64_t steps() const { return replays() ? replayed_ / axis_.size() : clock_; }
+  // Every rank calls it, also of a run that was stopped: the record is written.
+  AsyncSummary finish();
+
+  // On rank 0 the order up to now, where all of it is known. Every rank calls it.
+  std::optional<PushLog> order();
+  // Whether a worker has pulled parameters for its next clock, which a stopped replay goes on with.
+  bool holds(int worker) const;
+  const std::vector<FlatUnit>& units() const { return units_; }    // this worker's
+  const std::vector<FlatUnit>& shards() const { return shards_; }  // this server's; none on ranks that are no server
+  // A worker's units on rank 0 (elsewhere undefined). Every rank calls it.
+  Tensor gather_held(size_t unit, int worker);
+
+  // Of this rank's server: null on ranks that are no server.
   Optimizer* optimizer() { return shard_ ? &shard_->optimizer() : nullptr; }
-  // The whole of a unit's optimizer tensor on rank 0 (see DataStrategy::gather); undefined on ranks that are no server.
+  // The whole on rank 0 of a tensor that is cut like a unit (see DataStrategy::gather); undefined on ranks that are no
+  // server.
   Tensor gather(size_t unit, const Tensor& shard);
   // Bytes of gradients and of parameters that this rank has sent to others.
   int64_t pushed_bytes() const { return pushed_; }
@@ -87,15 +122,20 @@ class AsyncServer {
  private:
   void check_options() const;
   void make_memory(const DataOptions& options);
-  PushLog read_replay();
-  void make_shard(const PushLog& replay);
+  void read_replay();
+  void make_shard();
   void connect();
+  void go_on_in_replay(const std::optional<PushLog>& order);
+  int64_t next_clock(int worker) const;
+  bool has_pulled(size_t server, int worker) const;
+  void play(int64_t target, const Hooks& hooks);
   // the worker: parallel/async_worker.cpp
-  void work(const Step& step, const OnPush& on_push);
-  void pull(AsyncMessage::Kind kind, int64_t clock);
-  void fetch(int server);
+  void work(int64_t target, const Hooks& hooks);
+  bool pull(int64_t before);
+  bool fetch(int server);
   void push(int64_t clock, double loss);
   void push_to(int server, const AsyncMessage& message);
+  void wish_to_stop();
   void end();
   void report(const OnPush& on_push);
   // the server beside it
@@ -104,8 +144,8 @@ class AsyncServer {
   void send_values(int worker, int64_t version);
 
   void stop(const std::exception_ptr& thrown);
-  AsyncSummary finish();
-  void write_record(const std::vector<AppliedPush>& mine);
+  bool replays() const { return !orders_.empty(); }
+  void copy_shard();
   Range served(size_t unit, int server) const;
   AsyncChannel& channel(int worker) { return *channels_[static_cast<size_t>(worker)]; }
   template <class F>
@@ -119,13 +159,22 @@ class AsyncServer {
   ArenaPtr arena_;
   int rank_, servers_;
   AsyncOptions options_;
-  int64_t clocks_;                     // of this worker, at the most
+  int64_t clock_ = 0;             // of this worker: that it has done
+  int64_t before_ = 0;            // pushes of all workers that the order does not know
+  int64_t staleness_before_ = 0;  // under which a part of the order was made
+  int64_t fastest_ = 0;           // clocks of the fastest worker when the run was picked up
+  bool complete_ = false;
+  PushLog replay_;  // and its orders by server, and where it can be stopped; empty: no replay
+  std::vector<PushOrder> orders_;
+  std::vector<int64_t> places_;
+  int64_t replayed_ = 0;               // pushes
   std::vector<FlatUnit> units_;        // the worker's, whole
   std::vector<FlatUnit> shards_;       // the server's own memory
   std::unique_ptr<AsyncShard> shard_;  // on servers
   std::vector<std::unique_ptr<AsyncChannel>>
       channels_;                   // by worker: this one's to its servers, the others' to this server
   std::vector<int64_t> versions_;  // of what was last pulled, by server
+  std::vector<bool> fresh_;        // by server: whether that is for the next clock
   int64_t pushed_ = 0;
   std::atomic<int64_t> pulled_{0};
   size_t reported_ = 0;

@@ -13,6 +13,7 @@
 namespace tessera {
 namespace {
 
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr auto kPatience = std::chrono::milliseconds(100);  // between two signs of life to who waits
 
 }  // namespace
@@ -21,8 +22,26 @@ AsyncShard::AsyncShard(std::unique_ptr<Optimizer> optimizer, Options options)
     : optimizer_(std::move(optimizer)),
       options_(std::move(options)),
       clocks_(static_cast<size_t>(options_.workers)),
-      ended_(static_cast<size_t>(options_.workers)),
-      running_(options_.workers) {}
+      stop_(kNever) {}
+
+void AsyncShard::go_on(const std::vector<Push>& order) {
+  for (const Push& push : order)
+    log_.push_back({.push = push, .applied = version(), .loss = 0, .grad_norm = 0, .lr = 0});
+  clocks_ = clocks_after(order, version(), options_.workers);
+  begun_ = *std::max_element(clocks_.begin(), clocks_.end());
+  if (options_.order) options_.order->go_on_at(version());
+}
+
+void AsyncShard::go_on(int64_t clock) {
+  before_ = clock * options_.workers;
+  clocks_.assign(clocks_.size(), clock);
+  begun_ = clock;
+}
+
+void AsyncShard::begin() {
+  running_ = options_.workers;
+  stop_ = kNever;
+}
 
 template <class Ready>
 void AsyncShard::await(std::unique_lock<std::mutex>& lock, const Waiting& waiting, const Ready& ready) {
@@ -33,49 +52,54 @@ void AsyncShard::await(std::unique_lock<std::mutex>& lock, const Waiting& waitin
   }
 }
 
+int64_t AsyncShard::end_of(size_t worker) const {
+  return options_.order ? options_.order->clocks(static_cast<int>(worker)) : options_.steps;
+}
+
 int64_t AsyncShard::slowest() const {
-  int64_t least = std::numeric_limits<int64_t>::max();
-  for (size_t w = 0; w < clocks_.size(); ++w) {
-    const bool ended = options_.order ? clocks_[w] == options_.order->clocks(static_cast<int>(w)) : ended_[w];
-    if (!ended) least = std::min(least, clocks_[w]);
-  }
+  int64_t least = kNever;
+  for (size_t w = 0; w < clocks_.size(); ++w)
+    if (clocks_[w] < end_of(w)) least = std::min(least, clocks_[w]);
   return least;
 }
 
-void AsyncShard::pull(int worker, int64_t clock, const Waiting& waiting,
+bool AsyncShard::pull(int worker, int64_t clock, const Waiting& waiting,
                       const std::function<void(int64_t version)>& reply) {
   std::unique_lock lock(mutex_);
   await(lock, waiting, [&] {
-    if (options_.order) return options_.order->may_pull(worker, clock, applied());
-    return clock - slowest() <= options_.staleness;
+    if (options_.order) return options_.order->may_pull(worker, clock, version());
+    return clock >= stop_ || clock - slowest() <= options_.staleness;
   });
+  if (clock >= stop_) return false;
+  begun_ = std::max(begun_, clock + 1);
   most_ahead_ = std::max(most_ahead_, clock - slowest());
-  reply(applied());
-  if (!options_.order) return;
-  options_.order->pulled(applied());
+  reply(version());
+  if (!options_.order) return true;
+  options_.order->pulled(version());
   changed_.notify_all();
+  return true;
 }
 
 // What the rule above promises, seen from the push.
 void AsyncShard::check(const Push& p) const {
-  const int64_t behind = applied() - p.version, bound = (options_.workers - 1) * (2 * options_.staleness + 1);
+  const int64_t behind = version() - p.version, bound = (options_.workers - 1) * (2 * options_.staleness + 1);
   const int64_t done = clocks_[static_cast<size_t>(p.worker)];
   if (p.clock != done || p.clock - slowest() > options_.staleness || behind < 0 || behind > bound)
     throw CommError(
         fmt::format("push of clock {} of worker {}, computed on version {}: it has done {} clocks, the "
                     "slowest worker {}, and {} pushes were applied; expected a staleness of at most {}",
-                    p.clock, p.worker, p.version, done, slowest(), applied(), options_.staleness));
+                    p.clock, p.worker, p.version, done, slowest(), version(), options_.staleness));
 }
 
 void AsyncShard::push(const AppliedPush& push, double scale, const Waiting& waiting,
                       const std::function<void()>& receive) {
   const Push& p = push.push;
   std::unique_lock lock(mutex_);
-  await(lock, waiting, [&] { return !options_.order || options_.order->may_push(p.worker, p.clock, applied()); });
+  await(lock, waiting, [&] { return !options_.order || options_.order->may_push(p.worker, p.clock, version()); });
   check(p);
   receive();
   AppliedPush entry = push;
-  entry.applied = applied();
+  entry.applied = version();
   entry.lr = options_.lr(entry.applied);
   optimizer_->step(entry.lr, scale);
   most_behind_ = std::max(most_behind_, entry.applied - p.version);
@@ -84,23 +108,35 @@ void AsyncShard::push(const AppliedPush& push, double scale, const Waiting& wait
   changed_.notify_all();
 }
 
-void AsyncShard::end(int worker) {
+void AsyncShard::stop() {
   const std::lock_guard lock(mutex_);
-  ended_[static_cast<size_t>(worker)] = true;
+  stop_ = begun_;
+  changed_.notify_all();
+}
+
+void AsyncShard::end() {
+  const std::lock_guard lock(mutex_);
   --running_;
   changed_.notify_all();
 }
 
-void AsyncShard::pull_last(const Waiting& waiting, const std::function<void()>& reply) {
+void AsyncShard::await_end(const Waiting& waiting, const std::function<void(bool last)>& reply) {
   std::unique_lock lock(mutex_);
   await(lock, waiting, [&] { return running_ == 0; });
-  reply();
+  bool last = true;
+  for (size_t w = 0; w < clocks_.size(); ++w) last = last && clocks_[w] == end_of(w);
+  reply(last);
 }
 
 void AsyncShard::fail() {
   const std::lock_guard lock(mutex_);
   failed_ = true;
   changed_.notify_all();
+}
+
+int64_t AsyncShard::applied() {
+  const std::lock_guard lock(mutex_);
+  return version();
 }
 
 std::vector<AppliedPush> AsyncShard::applied_since(size_t first) {

@@ -31,36 +31,46 @@ class AsyncShard {
  public:
   struct Options {
     int workers = 1;
-    int64_t staleness = 0;
+    int64_t staleness = 0, steps = 0;  // clocks that a worker may be ahead, and clocks of each worker
     std::function<double(int64_t applied)> lr;
     std::optional<PushOrder> order;  // to be replayed
   };
   // The optimizer's units are the shard. In a replay each call waits for its turn.
   AsyncShard(std::unique_ptr<Optimizer> optimizer, Options options);
+  // Before all else: the parameters and the state are those after these pushes; or, of a run that was made under
+  // another plan and has no order, after this clock of every worker.
+  void go_on(const std::vector<Push>& order);
+  void go_on(int64_t clock);
+  // All workers are here again, after all have ended.
+  void begin();
 
   // `reply` is called with the version of the parameters, and finds them in the optimizer's units; `waiting` again and
-  // again while the worker may not go on.
+  // again while the worker may not go on. False, without a reply, when the run stops before that clock.
   using Waiting = std::function<void()>;
-  void pull(int worker, int64_t clock, const Waiting& waiting, const std::function<void(int64_t version)>& reply);
+  bool pull(int worker, int64_t clock, const Waiting& waiting, const std::function<void(int64_t version)>& reply);
   // `receive` puts the gradient into the units' gradients; it is scaled by `scale`.
   void push(const AppliedPush& push, double scale, const Waiting& waiting, const std::function<void()>& receive);
-  // The worker pushes no more: nobody waits for it.
-  void end(int worker);
-  // The parameters after all workers have ended.
-  void pull_last(const Waiting& waiting, const std::function<void()>& reply);
+  // All workers shall stop after the clock that the fastest has begun.
+  void stop();
+  // The worker pushes no more before begin(). `reply` is called when all have ended, and told whether that was the end
+  // of the run.
+  void end();
+  void await_end(const Waiting& waiting, const std::function<void(bool last)>& reply);
   // From now on whoever calls or waits throws CommError.
   void fail();
 
   Optimizer& optimizer() { return *optimizer_; }
-  std::vector<AppliedPush> applied_since(size_t first);  // in order
+  int64_t applied();                                     // pushes
+  std::vector<AppliedPush> applied_since(size_t first);  // in order; of those that it knows
   int64_t most_ahead();                                  // clocks, of a worker before the slowest when it pulled
   int64_t most_behind();                                 // versions, from a worker's pull to its push
 
  private:
   template <class Ready>
   void await(std::unique_lock<std::mutex>& lock, const Waiting& waiting, const Ready& ready);
-  int64_t slowest() const;  // clocks done by the slowest worker that has not ended
-  int64_t applied() const { return static_cast<int64_t>(log_.size()); }
+  int64_t slowest() const;  // clocks done by the slowest worker that has more to do
+  int64_t end_of(size_t worker) const;
+  int64_t version() const { return before_ + static_cast<int64_t>(log_.size()); }
   void check(const Push& push) const;
 
   std::unique_ptr<Optimizer> optimizer_;
@@ -68,8 +78,9 @@ class AsyncShard {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<int64_t> clocks_;  // done by each worker
-  std::vector<bool> ended_;
-  int running_;
+  int running_ = 0;
+  int64_t begun_ = 0, stop_;  // clocks that the fastest worker has begun, and at which the run stops
+  int64_t before_ = 0;        // pushes that the log does not have
   bool failed_ = false;
   std::vector<AppliedPush> log_;
   int64_t most_ahead_ = 0, most_behind_ = 0;

@@ -2,56 +2,94 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "optim/grad_norm.h"
 #include "parallel/async_server.h"
+#include "parallel/comm/cuda/streams.h"
 #include "tensor/cpu/vectorize.h"
 
 namespace tessera {
+namespace {
 
-void AsyncServer::work(const Step& step, const OnPush& on_push) {
-  for (int64_t clock = 0; clock < clocks_; ++clock) {
-    pull(AsyncMessage::pull, clock);
+constexpr int64_t kNewest = std::numeric_limits<int64_t>::max();
+
+}  // namespace
+
+void AsyncServer::work(int64_t target, const Hooks& hooks) {
+  for (bool told = false; clock_ < target; ++clock_) {
+    if (!replays() && !told && hooks.wish && hooks.wish()) {
+      told = true;
+      wish_to_stop();
+    }
+    const bool stops = !pull(kNewest);
+    fresh_.assign(fresh_.size(), false);
+    if (stops) break;
     model_.clear_gradients();
-    const std::optional<double> loss = step(rank_, clock);
-    if (!loss && !options_.replay.empty())
-      throw Error(fmt::format("--replay: {} has {} steps of worker {}, which is at its end after {}", options_.replay,
-                              clocks_, rank_, clock));
-    if (!loss) break;
+    const double loss = hooks.step(rank_, clock_);
     model_.settle_gradients();
-    push(clock, *loss);
-    report(on_push);
+    push(clock_, loss);
+    report(hooks.on_push);
   }
+  if (replays() && clock_ < orders_[0].clocks(rank_)) pull(replayed_);
   end();
 }
 
-// All servers are asked before any is waited for, and the one beside this worker is waited for first: so no answer of
-// one server hangs on another's.
-void AsyncServer::pull(AsyncMessage::Kind kind, int64_t clock) {
-  for_each_other_server([&](int k) { channel(rank_).send(k, {.kind = kind, .clock = clock}); });
-  const auto copy = [&](int64_t version) {
-    for (size_t u = 0; u < units_.size(); ++u) {
-      const Range range = served(u, rank_);
-      units_[u].values.narrow(0, range.begin, range.size()).copy_from(shards_[u].values);
-    }
-    versions_[static_cast<size_t>(rank_)] = version;
-  };
-  if (shard_ && kind == AsyncMessage::pull) shard_->pull(rank_, clock, {}, copy);
-  if (shard_ && kind == AsyncMessage::last) shard_->pull_last({}, [&] { copy(0); });
-  for_each_other_server([&](int k) { fetch(k); });
-  for (const FlatUnit& unit : units_) ++unit.values.storage()->version;  // packed copies are stale
+void AsyncServer::wish_to_stop() {
+  if (rank_ == 0) return shard_->stop();
+  channel(rank_).send(0, {.kind = AsyncMessage::stop});
 }
 
-void AsyncServer::fetch(int server) {
+// The parameters of this worker's next clock, from the servers that it does not have them from yet; in a replay those
+// of versions below `before`. False when the run stops before that clock. All servers are asked before any is waited
+// for, and the one beside this worker is waited for first: so no answer of one server hangs on another's.
+bool AsyncServer::pull(int64_t before) {
+  std::vector<int> others;
+  const auto lacks = [&](int k) {
+    const auto server = static_cast<size_t>(k);
+    return !fresh_[server] && (!replays() || orders_[server].version(rank_, clock_) < before);
+  };
+  for_each_other_server([&](int k) {
+    if (!lacks(k)) return;
+    channel(rank_).send(k, {.kind = AsyncMessage::pull, .clock = clock_});
+    others.push_back(k);
+  });
+  bool all = true;
+  if (shard_ && lacks(rank_)) {
+    all = shard_->pull(rank_, clock_, {}, [&](int64_t version) {
+      copy_shard();
+      versions_[static_cast<size_t>(rank_)] = version;
+    });
+    fresh_[static_cast<size_t>(rank_)] = all;
+  }
+  for (const int k : others) {
+    fresh_[static_cast<size_t>(k)] = fetch(k);
+    all = all && fresh_[static_cast<size_t>(k)];
+  }
+  for (const FlatUnit& unit : units_) ++unit.values.storage()->version;  // packed copies are stale
+  return all;
+}
+
+void AsyncServer::copy_shard() {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const Range range = served(u, rank_);
+    units_[u].values.narrow(0, range.begin, range.size()).copy_from(shards_[u].values);
+  }
+}
+
+// A server's answer: whether it has sent its parameters.
+bool AsyncServer::fetch(int server) {
   AsyncMessage answer;
   do answer = channel(rank_).recv(server);
   while (answer.kind == AsyncMessage::waiting);
+  if (answer.kind == AsyncMessage::none) return false;
   for (size_t u = 0; u < units_.size(); ++u) {
     const Range range = served(u, server);
     channel(rank_).recv(server, units_[u].values.narrow(0, range.begin, range.size()));
   }
   versions_[static_cast<size_t>(server)] = answer.version;
+  return true;
 }
 
 // A worker has its whole gradient, so it knows the norm that all servers scale by.
@@ -89,10 +127,19 @@ void AsyncServer::push_to(int server, const AsyncMessage& message) {
   }
 }
 
+// Waits for all others. At the run's end there are parameters for everyone once more.
 void AsyncServer::end() {
   for_each_other_server([&](int k) { channel(rank_).send(k, {.kind = AsyncMessage::end}); });
-  if (shard_) shard_->end(rank_);
-  pull(AsyncMessage::last, 0);
+  if (shard_) {
+    shard_->end();
+    shard_->await_end({}, [&](bool last) {
+      complete_ = last;
+      if (last) copy_shard();
+    });
+  }
+  for_each_other_server([&](int k) { complete_ = fetch(k); });
+  if (!complete_) return;
+  for (const FlatUnit& unit : units_) ++unit.values.storage()->version;
 }
 
 void AsyncServer::report(const OnPush& on_push) {
@@ -107,6 +154,8 @@ void AsyncServer::report(const OnPush& on_push) {
 void AsyncServer::serve(int worker) {
   try {
     cpu::set_threads(1);
+    if constexpr (kWithCuda)
+      if (arena_->device() == Device::cuda) cuda::use_gpu_of(*arena_);
     while (answer(worker)) {
     }
   } catch (...) {
@@ -114,7 +163,7 @@ void AsyncServer::serve(int worker) {
   }
 }
 
-// One message of the worker. False after its last.
+// One message of the worker. False after its last for now.
 bool AsyncServer::answer(int worker) {
   AsyncChannel& to = channel(worker);
   const AsyncMessage m = to.recv(worker);
@@ -125,11 +174,16 @@ bool AsyncServer::answer(int worker) {
       for (const FlatUnit& shard : shards_) to.recv(worker, shard.grads);
     });
   } else if (m.kind == AsyncMessage::pull) {
-    shard_->pull(worker, m.clock, waiting, [&](int64_t version) { send_values(worker, version); });
-  } else if (m.kind == AsyncMessage::end) {
-    shard_->end(worker);
+    if (!shard_->pull(worker, m.clock, waiting, [&](int64_t version) { send_values(worker, version); }))
+      to.send(worker, {.kind = AsyncMessage::none});
+  } else if (m.kind == AsyncMessage::stop) {
+    shard_->stop();
   } else {
-    shard_->pull_last(waiting, [&] { send_values(worker, 0); });
+    shard_->end();
+    shard_->await_end(waiting, [&](bool last) {
+      if (last) return send_values(worker, 0);
+      to.send(worker, {.kind = AsyncMessage::none});
+    });
     return false;
   }
   return true;

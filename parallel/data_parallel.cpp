@@ -58,7 +58,7 @@ struct DataParallel::RootLoss {
 DataParallel::RootLoss DataParallel::losses(Tensor logits, const Tensor& targets, double scale) {
   const int n = axis_.size();
   const int64_t rows = logits.dim(0) / n;
-  const Tensor sums = Tensor::empty({n}, DType::float64, arena_, Category::communication);
+  const Tensor sums = Tensor::empty({n}, DType::float64, arena_->host(), Category::communication);
   Tensor lse;
   for (int r = 0; r < n; ++r) {
     const CrossEntropy own = cross_entropy(logits.narrow(0, r * rows, rows), targets.narrow(0, r * rows, rows));
@@ -74,7 +74,7 @@ Root DataParallel::loss(Var logits, const Tensor& targets, double scale, const L
   const Var edge = logits.edge();
   Tensor own = std::move(logits).take();
   const int64_t rows = own.dim(0) * axis_.size(), vocab = own.dim(1);
-  const Tensor sum = Tensor::empty({1}, DType::float64, arena_, Category::communication);
+  const Tensor sum = Tensor::empty({1}, DType::float64, arena_->host(), Category::communication);
   RootLoss at_root;
   Tensor all;
   if (root()) all = Tensor::empty({rows, vocab}, own.dtype(), arena_, Category::communication);

@@ -35,16 +35,21 @@ Root DataStrategy::loss(Var logits, const Tensor& targets, double scale, const L
 }
 
 std::vector<double> DataStrategy::unit_sums(const std::function<bool(const Slot&)>& counts) {
-  std::vector<double> sums;
-  for (const FlatUnit& shard : shards()) {
-    double sum = 0;
+  std::vector<Tensor> parts;
+  std::vector<size_t> unit_of;
+  for (size_t u = 0; u < shards().size(); ++u) {
+    const FlatUnit& shard = shards()[u];
     for (const Slot& slot : shard.slots) {
       const int64_t from = std::max(slot.begin, int64_t{0}),
                     to = std::min(slot.begin + slot.shape.numel(), shard.grads.numel());
-      if (from < to && counts(slot)) sum += tessera::sum_of_squares(shard.grads.narrow(0, from, to - from));
+      if (from >= to || !counts(slot)) continue;
+      parts.push_back(shard.grads.narrow(0, from, to - from));
+      unit_of.push_back(u);
     }
-    sums.push_back(sum);
   }
+  std::vector<double> sums(shards().size(), 0.0);
+  const std::vector<double> squares = sums_of_squares(parts);
+  for (size_t p = 0; p < squares.size(); ++p) sums[unit_of[p]] += squares[p];
   add_parts(sums);
   return sums;
 }

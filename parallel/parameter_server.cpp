@@ -79,17 +79,19 @@ std::vector<double> ParameterServer::unit_sums() {
   }
   begins.push_back(blocks);
   const Tensor sums = Tensor::empty({blocks}, DType::float64, arena_, Category::workspace);
-  double* const all = sums.data<double>();
   std::vector<int64_t> next = begins;
   if (axis_.rank() < servers_)
     for (int64_t at = begins[static_cast<size_t>(axis_.rank())]; const FlatUnit& shard : shards_) {
-      block_sums(shard.grads, all + at);
-      at += norm_blocks(shard.grads.numel());
+      const int64_t own = norm_blocks(shard.grads.numel());
+      block_sums(shard.grads, sums.narrow(0, at, own));
+      at += own;
     }
   for (int k = 0; k < servers_; ++k) {
     const Range range{begins[static_cast<size_t>(k)], begins[static_cast<size_t>(k) + 1]};
     if (range.size() > 0) axis_.broadcast(part(sums, range), k);
   }
+  const Tensor here = sums.on_host();
+  const double* const all = here.data<double>();
   std::vector<double> out;
   for (size_t u = 0; u < units_.size(); ++u) {
     double sum = 0;

@@ -188,6 +188,33 @@ void write_push_log(const std::filesystem::path& file, const PushLog& log) {
   throw OutputError(fmt::format("{}: cannot be written", file.string()));
 }
 
+std::vector<int64_t> clocks_after(const std::vector<Push>& order, int64_t pushes, int workers) {
+  std::vector<int64_t> out(static_cast<size_t>(workers));
+  for (int64_t p = 0; p < pushes; ++p) ++out[static_cast<size_t>(order[static_cast<size_t>(p)].worker)];
+  return out;
+}
+
+// Counted are the (server, worker) of which a server has applied more or fewer pushes than the first one.
+std::vector<int64_t> common_places(const PushLog& log) {
+  std::vector<std::vector<int64_t>> more(log.servers.size(), std::vector<int64_t>(static_cast<size_t>(log.workers)));
+  int64_t unequal = 0;
+  const auto add = [&](size_t server, int worker, int64_t pushes) {
+    int64_t& difference = more[server][static_cast<size_t>(worker)];
+    unequal -= difference != 0;
+    difference += pushes;
+    unequal += difference != 0;
+  };
+  std::vector<int64_t> out{0};
+  for (size_t p = 0; p < log.servers[0].size(); ++p) {
+    for (size_t k = 1; k < log.servers.size(); ++k) {
+      add(k, log.servers[k][p].worker, 1);
+      add(k, log.servers[0][p].worker, -1);
+    }
+    if (unequal == 0) out.push_back(static_cast<int64_t>(p) + 1);
+  }
+  return out;
+}
+
 PushOrder::PushOrder(const std::vector<Push>& order, int workers)
     : order_(order), versions_(static_cast<size_t>(workers)), pulls_(order.size() + 1) {
   for (const Push& push : order) {
@@ -195,6 +222,8 @@ PushOrder::PushOrder(const std::vector<Push>& order, int workers)
     ++pulls_[static_cast<size_t>(push.version)];
   }
 }
+
+void PushOrder::go_on_at(int64_t applied) { std::fill_n(pulls_.begin(), applied, 0); }
 
 bool PushOrder::may_pull(int worker, int64_t clock, int64_t applied) const {
   return clock < clocks(worker) && versions_[static_cast<size_t>(worker)][static_cast<size_t>(clock)] == applied;

@@ -41,16 +41,29 @@ std::string read_push_log(const std::filesystem::path& file);
 // Writes beside the file and renames. Throws OutputError.
 void write_push_log(const std::filesystem::path& file, const PushLog& log);
 
+// Where a replay can be stopped: the numbers of pushes after which every server has applied the same ones, from 0 to
+// all, ascending. A worker may then have pulled for its next clock already, from some servers or from all.
+std::vector<int64_t> common_places(const PushLog& log);
+// The pushes of each worker among the first `pushes` of one server.
+std::vector<int64_t> clocks_after(const std::vector<Push>& order, int64_t pushes, int workers);
+
 // The order of one server, as a replay follows it.
 class PushOrder {
  public:
   PushOrder(const std::vector<Push>& order, int workers);
+  int64_t pushes() const { return static_cast<int64_t>(order_.size()); }
   int64_t clocks(int worker) const { return static_cast<int64_t>(versions_[static_cast<size_t>(worker)].size()); }
+  // Of the pull before that clock.
+  int64_t version(int worker, int64_t clock) const {
+    return versions_[static_cast<size_t>(worker)][static_cast<size_t>(clock)];
+  }
   // Whether these may happen now that `applied` pushes were applied: each pull at the version that was recorded, each
   // push when it is the next and everybody has pulled the version that it ends.
   bool may_pull(int worker, int64_t clock, int64_t applied) const;
   bool may_push(int worker, int64_t clock, int64_t applied) const;
   void pulled(int64_t applied) { --pulls_[static_cast<size_t>(applied)]; }
+  // All pulls of versions before this one have been.
+  void go_on_at(int64_t applied);
 
  private:
   std::vector<Push> order_;

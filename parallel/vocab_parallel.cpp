@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "parallel/cuda/rows.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/embedding.h"
 
@@ -20,7 +21,7 @@ struct OwnIds {
 };
 
 OwnIds own_ids(const Tensor& ids_any, const Range& own, int64_t vocab) {
-  const Tensor ids = ids_any.contiguous();
+  const Tensor ids = ids_any.on_host().contiguous();
   const int32_t* const id = ids.data<int32_t>();
   OwnIds out;
   std::vector<int32_t> here;
@@ -32,16 +33,38 @@ OwnIds own_ids(const Tensor& ids_any, const Range& own, int64_t vocab) {
     here.push_back(static_cast<int32_t>(id[i] - own.begin));
     out.places.push_back(i);
   }
-  out.ids = Tensor::of<int32_t>(here, {static_cast<int64_t>(here.size())}, ids.arena());
+  out.ids = Tensor::of<int32_t>(here, {static_cast<int64_t>(here.size())}, ids_any.arena());
   return out;
 }
 
-// Row k of `few` and row places[k] of `all`: calls f(few row, all row, bytes).
+// Row k of `few` and row places[k] of `all`, in the host's memory: calls f(few row, all row, bytes).
 template <class F>
 void for_each_place(const OwnIds& own, const Tensor& few, const Tensor& all, const F& f) {
   const auto row = static_cast<size_t>(few.dim(-1) * size_of(few.dtype()));
   for (size_t k = 0; k < own.places.size(); ++k)
     f(few.raw() + k * row, all.raw() + static_cast<size_t>(own.places[k]) * row, row);
+}
+
+Tensor places_on_gpu(const OwnIds& own, const Tensor& few) {
+  return Tensor::of<int64_t>(own.places, {few.dim(0)}, few.arena());
+}
+
+// Rows of `few` to where they belong in `all`.
+void spread(const OwnIds& own, const Tensor& few, const Tensor& all) {
+  const auto on_cpu = [&] {
+    for_each_place(own, few, all,
+                   [](const std::byte* from, std::byte* to, size_t bytes) { std::copy_n(from, bytes, to); });
+  };
+  on_device(few.device(), on_cpu, [&] { cuda::spread_rows(all, few, places_on_gpu(own, few)); });
+}
+
+// And back.
+void collect(const OwnIds& own, const Tensor& few, const Tensor& all) {
+  const auto on_cpu = [&] {
+    for_each_place(own, few, all,
+                   [](std::byte* to, const std::byte* from, size_t bytes) { std::copy_n(from, bytes, to); });
+  };
+  on_device(few.device(), on_cpu, [&] { cuda::collect_rows(few, all, places_on_gpu(own, few)); });
 }
 
 }  // namespace
@@ -58,13 +81,11 @@ Var vocab_parallel_embedding(const Tensor& ids, const Var& table, const Communic
   Tensor out = table.value().make(shape);
   out.fill(0);
   const Tensor found = embedding(own.ids, table.value());
-  for_each_place(own, found, out,
-                 [](const std::byte* from, std::byte* to, size_t bytes) { std::copy_n(from, bytes, to); });
+  spread(own, found, out);
   return record_one("vocab_parallel_embedding", std::move(out), {table.edge()}, [own](Grads& g) {
     g.give_into(0, [own, dy = g.output().contiguous()](Tensor& dtable) {
       const Tensor few = dy.make({own.ids.numel(), dy.dim(-1)});
-      for_each_place(own, few, dy,
-                     [](std::byte* to, const std::byte* from, size_t bytes) { std::copy_n(from, bytes, to); });
+      collect(own, few, dy);
       embedding_backward(dtable, few, own.ids);
     });
   });
@@ -96,8 +117,8 @@ Loss vocab_parallel_cross_entropy(Var logits, const Tensor& targets, double scal
   tp.all_reduce(sum);
   tp.all_reduce(of_target);
   const CrossEntropy r = joined_cross_entropy(top, sum, of_target, targets);
-  Tensor mean = x.make({}, DType::float64);
-  *mean.data<double>() = r.loss_sum * scale;
+  Tensor mean = r.sum;
+  scale_(mean, scale);
   Var root = record_one("vocab_parallel_cross_entropy", std::move(mean), {edge},
                         [x = std::move(x), targets, lse = r.lse, scale, part](Grads& g) mutable {
                           const double by = scale * g.output().item<double>();

@@ -141,21 +141,16 @@ std::vector<double> Zero::unit_sums() {
   for (const Unit& unit : units_) blocks += unit.piece / kNormBlock;
   const Tensor mine = Tensor::empty({blocks}, DType::float64, arena_, Category::workspace);
   const Tensor all = Tensor::empty({blocks * axis_.size()}, DType::float64, arena_, Category::workspace);
+  std::vector<BlockRun> runs;
   int64_t at = 0;
-  for (size_t u = 0; u < units_.size(); at += units_[u++].piece / kNormBlock)
-    block_sums(shards_[u].grads, mine.data<double>() + at);
-  axis_.all_gather(mine, all);
-  std::vector<double> sums;
-  at = 0;
-  for (const Unit& unit : units_) {
-    const int64_t count = unit.piece / kNormBlock;
-    double sum = 0;
-    for (int r = 0; r < axis_.size(); ++r)
-      for (int64_t b = 0; b < count; ++b) sum += all.data<double>()[r * blocks + at + b];
-    sums.push_back(sum);
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const int64_t count = units_[u].piece / kNormBlock;
+    block_sums(shards_[u].grads, mine.narrow(0, at, count));
+    runs.push_back({.begin = at, .count = count, .times = axis_.size(), .stride = blocks});
     at += count;
   }
-  return sums;
+  axis_.all_gather(mine, all);
+  return ordered_sums(all, runs);
 }
 
 void Zero::share_parameters() {

@@ -1,48 +1,35 @@
 // Best fit over a sorted free list; a neighbour that is free too is merged at once, so a step's pattern repeats itself.
 #include "tensor/arena.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
-#include <limits>
 #include <new>
 #include <string>
 #include <utility>
+
+#include "tensor/cuda/region.h"
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #endif
 
 namespace tessera {
 namespace {
-constexpr int64_t kAlignment = 64;
-constexpr int64_t kLeastReserved = int64_t{1} << 30;
-constexpr int64_t kFileCapacity = int64_t{1} << 38, kFileGrowth = int64_t{1} << 22;
+constexpr int64_t kReserved = int64_t{1} << 40;
+constexpr int64_t kHostAlignment = 64, kDeviceAlignment = 256;
 
 // Under AddressSanitizer what is not handed out may not be touched, and a gap lies behind every block.
 #ifdef __SANITIZE_ADDRESS__
-constexpr int64_t kGap = 64;
+constexpr bool kGaps = true;
 void forbid(const std::byte* p, int64_t bytes) { __asan_poison_memory_region(p, static_cast<size_t>(bytes)); }
 void permit(const std::byte* p, int64_t bytes) { __asan_unpoison_memory_region(p, static_cast<size_t>(bytes)); }
 #else
-constexpr int64_t kGap = 0;
+constexpr bool kGaps = false;
 void forbid(const std::byte*, int64_t) {}
 void permit(const std::byte*, int64_t) {}
 #endif
 
-// ThreadSanitizer knows 1.5 TB of addresses, and the arenas of many ranks reserve more.
-#ifdef __SANITIZE_THREAD__
-constexpr int64_t kMostReserved = int64_t{4} << 30;
-#else
-constexpr int64_t kMostReserved = std::numeric_limits<int64_t>::max();
-#endif
-
-int64_t rounded(int64_t bytes) {
-  return std::max<int64_t>(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment) + kGap;
+int64_t rounded(int64_t bytes, Device device) {
+  const int64_t alignment = device == Device::cuda ? kDeviceAlignment : kHostAlignment;
+  return std::max<int64_t>(alignment, (bytes + alignment - 1) / alignment * alignment) + (kGaps ? alignment : 0);
 }
 }  // namespace
 
@@ -52,58 +39,26 @@ std::string_view name_of(Category category) {
   return names[static_cast<size_t>(category)];
 }
 
-Arena::Arena(int64_t capacity) : capacity_(std::min(capacity, kMostReserved)) {
-  const auto reserve = [this] {
-    return mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  };
-  void* p = reserve();
-  // A limit on address space (ulimit -v, strict overcommit, a sanitizer's shadow) may leave room for less.
-  while (p == MAP_FAILED && capacity_ > kLeastReserved) {
-    capacity_ /= 2;
-    p = reserve();
-  }
-  if (p == MAP_FAILED)
-    throw Error("[arena] cannot reserve " + std::to_string(capacity_) +
-                " bytes of address space: " + std::strerror(errno));
-  madvise(p, static_cast<size_t>(capacity_), MADV_HUGEPAGE);  // a hint: without huge pages all is slower, nothing else
-  base_ = static_cast<std::byte*>(p);
+Arena::Arena(std::unique_ptr<Region> region) : region_(std::move(region)) {
+  if (device() != Device::cpu) host_ = make_arena();
 }
 
-Arena::Arena(const std::filesystem::path& directory) : capacity_(kFileCapacity) {
-  const auto refuse = [&](const char* what) {
-    const std::string cause = std::strerror(errno);
-    if (file_ >= 0) close(file_);
-    throw OutputError(directory.string() + ": cannot " + what + " a file to keep tensors in: " + cause);
-  };
-  std::string name = (directory / "tessera-XXXXXX").string();
-  file_ = mkostemp(name.data(), O_CLOEXEC);
-  if (file_ < 0) refuse("make");
-  unlink(name.c_str());  // gone when this process is
-  if (ftruncate(file_, capacity_) != 0) refuse("size");
-  void* const p = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
-  if (p == MAP_FAILED) refuse("map");
-  base_ = static_cast<std::byte*>(p);
-}
+Arena::~Arena() { permit(region_->base(), top_); }
 
-Arena::~Arena() {
-  permit(base_, top_);
-  munmap(base_, static_cast<size_t>(capacity_));
-  if (file_ >= 0) close(file_);
-}
+ArenaPtr Arena::host() { return host_ ? host_ : shared_from_this(); }
 
-// A page of a file that finds no room on the disk when it is written to ends the process, so room is made before.
-void Arena::make_room_in_file() {
-  if (file_ < 0 || top_ <= file_bytes_) return;
-  const int64_t wanted = (top_ + kFileGrowth - 1) / kFileGrowth * kFileGrowth;
-  if (const int error = posix_fallocate(file_, 0, wanted); error != 0)
-    throw OutputError("no room for " + std::to_string(wanted) +
-                      " bytes of tensors kept in a file: " + std::strerror(error));
-  file_bytes_ = wanted;
+ArenaPtr make_arena() { return std::make_shared<Arena>(host_region(kReserved)); }
+ArenaPtr make_file_arena(const std::filesystem::path& directory) {
+  return std::make_shared<Arena>(file_region(directory));
+}
+ArenaPtr make_arena(Device device) {
+  if (device == Device::cpu) return make_arena();
+  if constexpr (kWithCuda) return std::make_shared<Arena>(cuda::device_region());
+  throw Error("this program was built without CUDA; configure with -DTESSERA_CUDA=ON, or use --device cpu");
 }
 
 std::byte* Arena::allocate(int64_t bytes, Category category) {
-  const int64_t need = rounded(bytes);
+  const int64_t need = rounded(bytes, device());
   std::lock_guard lock(mutex_);
   auto fit = free_.end();
   for (auto hole = free_.begin(); hole != free_.end(); ++hole)
@@ -119,25 +74,25 @@ std::byte* Arena::allocate(int64_t bytes, Category category) {
     const auto last = free_.empty() ? free_.end() : std::prev(free_.end());
     const bool extends = last != free_.end() && last->first + last->second == top_;
     if (extends) at = last->first;
-    if (need > capacity_ - at) throw std::bad_alloc();
+    if (need > region_->capacity() - at) throw std::bad_alloc();
     const int64_t before = std::exchange(top_, at + need);
     try {
-      make_room_in_file();
+      region_->commit(top_);
     } catch (...) {
       top_ = before;
       throw;
     }
     if (extends) free_.erase(last);
   }
-  forbid(base_ + at, need);
-  permit(base_ + at, bytes);
+  forbid(region_->base() + at, need);
+  permit(region_->base() + at, bytes);
   count(category, bytes);
-  return base_ + at;
+  return region_->base() + at;
 }
 
 void Arena::release(std::byte* block, int64_t bytes, Category category) {
   std::lock_guard lock(mutex_);
-  int64_t at = block - base_, size = rounded(bytes);
+  int64_t at = block - region_->base(), size = rounded(bytes, device());
   forbid(block, size);
   auto next = free_.lower_bound(at);
   if (next != free_.end() && next->first == at + size) {

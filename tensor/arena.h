@@ -18,6 +18,7 @@
 #include <typeindex>
 
 #include "tensor/error.h"
+#include "tensor/region.h"
 
 namespace tessera {
 
@@ -30,19 +31,18 @@ struct Usage {
   int64_t peak = 0;  // the most that was live at one time
 };
 
-class Arena {
+class Arena : public std::enable_shared_from_this<Arena> {
  public:
-  // Reserves address space for `capacity` bytes, halved while the system refuses; memory is committed by the first
-  // touch. Throws Error when even 1 GiB is refused.
-  explicit Arena(int64_t capacity = int64_t{1} << 40);
-  // The same over a file without a name in `directory`, mapped: what is seldom read or written need not stay in memory.
-  // Throws OutputError here or in allocate() when the file cannot be made or the disk has no room.
-  explicit Arena(const std::filesystem::path& directory);
+  explicit Arena(std::unique_ptr<Region> region);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // A block aligned to 64 bytes, its contents undefined. Throws std::bad_alloc past the capacity.
+  Device device() const { return region_->device(); }
+  // Host memory for what is read from this arena, or is on its way into it: of an arena on the host, itself.
+  std::shared_ptr<Arena> host();
+
+  // A block aligned to 64 bytes (256 on a GPU), its contents undefined. Throws std::bad_alloc past the capacity.
   std::byte* allocate(int64_t bytes, Category category);
   void release(std::byte* block, int64_t bytes, Category category);
 
@@ -78,12 +78,9 @@ class Arena {
 
  private:
   void count(Category category, int64_t bytes);
-  void make_room_in_file();
 
-  int file_ = -1;           // of an arena that lies in one, with
-  int64_t file_bytes_ = 0;  // of room that the disk has promised
-  std::byte* base_ = nullptr;
-  int64_t capacity_ = 0;
+  std::unique_ptr<Region> region_;
+  std::shared_ptr<Arena> host_;
   int64_t top_ = 0;
   mutable std::mutex mutex_;
   std::map<int64_t, int64_t> free_;  // offset -> bytes, neighbours merged
@@ -94,7 +91,10 @@ class Arena {
 };
 
 using ArenaPtr = std::shared_ptr<Arena>;
-inline ArenaPtr make_arena() { return std::make_shared<Arena>(); }
-inline ArenaPtr make_file_arena(const std::filesystem::path& directory) { return std::make_shared<Arena>(directory); }
+ArenaPtr make_arena();                                             // in the host's memory
+ArenaPtr make_file_arena(const std::filesystem::path& directory);  // in a file, see file_region()
+// On `device`: the host, or the GPU that the calling thread has chosen (cuda::use_gpu). Throws Error in a build without
+// CUDA and on a machine without a GPU.
+ArenaPtr make_arena(Device device);
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 namespace tessera {
 
@@ -65,6 +66,17 @@ struct AccumulateIn<bfloat16> {
 };
 template <class T>
 using Accumulate = typename AccumulateIn<T>::type;
+
+// x in another type, rounded once (to nearest even).
+template <class To, class From>
+constexpr To converted(From x) {
+  if constexpr (std::is_same_v<To, From>)
+    return x;
+  else if constexpr (std::is_same_v<To, bfloat16>)
+    return bfloat16(static_cast<float>(x));
+  else
+    return static_cast<To>(static_cast<Accumulate<From>>(x));
+}
 
 template <class T>
 inline constexpr DType kDTypeOf = DType::float32;

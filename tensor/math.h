@@ -1,5 +1,7 @@
 // Scalar functions that the kernels are written with: plain arithmetic with explicit fused multiply-adds, so that the
-// compiler vectorises them and an element has the same bits in every lane, tail and instruction set.
+// compiler vectorises them and an element has the same bits in every lane, tail and instruction set, and on a GPU.
+//
+// They are constexpr because nvcc compiles such functions for the device too.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -7,13 +9,13 @@
 
 namespace tessera::math {
 
-inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
+constexpr float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+constexpr double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
 // e^x to about 1 unit in the last place: x = n ln 2 + r, |r| <= ln(2)/2, and a polynomial of degree 7 in r (the
 // coefficients of the minimax fit in Moshier's Cephes library). Inputs
 // below -87.34 give 0 (no denormals), above 88.72 infinity; NaN stays NaN.
-inline float exp(float x) {
+constexpr float exp(float x) {
   const float shifted = fma(x, 1.44269504f, 12582912.0f);  // adds 1.5 * 2^23: the low bits now hold round(x / ln 2)
   const float n = shifted - 12582912.0f;
   const float r = fma(n, -1.42860677e-6f, fma(n, -0.693145752f, x));
@@ -31,23 +33,23 @@ inline float exp(float x) {
   const float low = x < -87.336544f ? 0.0f : scaled;
   return x > 88.722839f ? __builtin_huge_valf() : low;
 }
-inline double exp(double x) { return std::exp(x); }
+constexpr double exp(double x) { return std::exp(x); }
 
 // ln x. Not on a hot path, so the C library's serves.
-inline float log(float x) { return std::log(x); }
-inline double log(double x) { return std::log(x); }
+constexpr float log(float x) { return std::log(x); }
+constexpr double log(double x) { return std::log(x); }
 
-inline float sqrt(float x) { return __builtin_sqrtf(x); }
-inline double sqrt(double x) { return __builtin_sqrt(x); }
+constexpr float sqrt(float x) { return __builtin_sqrtf(x); }
+constexpr double sqrt(double x) { return __builtin_sqrt(x); }
 
 template <class T>
-inline T sigmoid(T x) {
+constexpr T sigmoid(T x) {
   return T(1) / (T(1) + exp(-x));
 }
 
 // tanh x = 1 - 2 / (e^(2x) + 1), and near 0, where that cancels, a polynomial (|x| < 0.625; coefficients of the minimax
 // fit in Moshier's Cephes library).
-inline float tanh(float x) {
+constexpr float tanh(float x) {
   const float x2 = x * x;
   float p = -5.70498872745e-3f;
   p = fma(p, x2, 2.06390887954e-2f);
@@ -58,6 +60,6 @@ inline float tanh(float x) {
   const float big = 1.0f - 2.0f / (exp(2.0f * x) + 1.0f);
   return x2 < 0.390625f ? small : big;
 }
-inline double tanh(double x) { return std::tanh(x); }
+constexpr double tanh(double x) { return std::tanh(x); }
 
 }  // namespace tessera::math

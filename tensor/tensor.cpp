@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "tensor/cpu/loops.h"
+#include "tensor/cuda/copy.h"
 
 namespace tessera {
 
@@ -49,9 +50,10 @@ const ArenaPtr& Tensor::arena() const {
   return storage_->arena();
 }
 
-std::byte* Tensor::raw() const {
-  if (!storage_)
-    throw Error("[tensor] " + describe() + " has no memory: it is on the meta device; materialize the model first");
+std::byte* Tensor::address(Device expected) const {
+  if (arena()->device() != expected)
+    throw Error("[tensor] " + describe() + " lies on " + std::string(name_of(device())) + "; expected on " +
+                std::string(name_of(expected)));
   return storage_->data() + offset_ * size_of(dtype_);
 }
 
@@ -173,36 +175,53 @@ Tensor Tensor::to(DType dtype) const {
   return t;
 }
 
-void Tensor::copy_from(const Tensor& source) {
-  if (numel() == 0) return;
-  const Tensor s = source.expand(shape_);
-  with_dtype(dtype_, [&](auto to) {
-    with_dtype(s.dtype_, [&](auto from) {
-      using To = decltype(to);
-      using From = decltype(from);
-      cpu::map<To, From>(*this, s, [](From x) {
-        if constexpr (std::is_same_v<To, From>)
-          return x;
-        else if constexpr (std::is_same_v<To, bfloat16>)
-          return bfloat16(static_cast<float>(x));
-        else
-          return static_cast<To>(static_cast<Accumulate<From>>(x));
-      });
+Tensor Tensor::to(const ArenaPtr& arena) const {
+  if (device() == arena->device()) return *this;
+  Tensor t = empty(shape_, dtype_, arena);
+  t.copy_across(*this);
+  return t;
+}
+
+// Bytes cross between the host and a GPU as they are; converting, broadcasting and striding is done on either side.
+void Tensor::copy_across(const Tensor& source) {
+  const Tensor there = source.to(dtype_).contiguous();
+  if (is_contiguous() && there.numel() == numel())
+    on_device(
+        Device::cuda, [] {}, [&] { cuda::copy_bytes(*this, there); });
+  else
+    copy_from(there.to(arena()));
+}
+
+namespace {
+void copy_on_host(const Tensor& to, const Tensor& from) {
+  with_dtype(to.dtype(), [&](auto t) {
+    with_dtype(from.dtype(), [&](auto f) {
+      cpu::map<decltype(t), decltype(f)>(to, from, [](decltype(f) x) { return converted<decltype(t)>(x); });
     });
   });
 }
 
+void fill_on_host(const Tensor& t, double value) {
+  with_dtype(t.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    const T v = converted<T>(value);
+    cpu::map<T, T>(t, t, [v](T) { return v; });
+  });
+}
+}  // namespace
+
+void Tensor::copy_from(const Tensor& source) {
+  if (numel() == 0) return;
+  if (source.device() != device()) return copy_across(source);
+  const Tensor s = source.expand(shape_);
+  on_device(
+      device(), [&] { copy_on_host(*this, s); }, [&] { cuda::copy(*this, s); });
+}
+
 void Tensor::fill(double value) {
   if (numel() == 0) return;
-  with_dtype(dtype_, [&](auto zero) {
-    using T = decltype(zero);
-    T v{};
-    if constexpr (std::is_same_v<T, bfloat16>)
-      v = bfloat16(static_cast<float>(value));
-    else
-      v = static_cast<T>(value);
-    cpu::map<T, T>(*this, *this, [v](T) { return v; });
-  });
+  on_device(
+      device(), [&] { fill_on_host(*this, value); }, [&] { cuda::fill(*this, value); });
 }
 
 }  // namespace tessera

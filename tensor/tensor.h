@@ -47,10 +47,10 @@ class Tensor {
   static Tensor meta(const Shape& shape, DType dtype);  // shape and dtype without memory
   template <class T>
   static Tensor of(std::span<const T> values, const Shape& shape, const ArenaPtr& arena) {
-    Tensor t = empty(shape, kDTypeOf<T>, arena);
+    const Tensor t = empty(shape, kDTypeOf<T>, arena->host(), arena->default_category());
     t.check_size(static_cast<int64_t>(values.size()));
     std::copy(values.begin(), values.end(), t.data<T>());
-    return t;
+    return t.to(arena);
   }
 
   // An uninitialised contiguous tensor of another shape (and dtype, and category) in the arena of this one.
@@ -68,28 +68,40 @@ class Tensor {
   int64_t numel() const { return shape_.numel(); }
   DType dtype() const { return dtype_; }
   int64_t nbytes() const { return numel() * size_of(dtype_); }
-  Device device() const { return storage_ ? Device::cpu : Device::meta; }
+  Device device() const { return storage_ ? storage_->arena()->device() : Device::meta; }
   bool is_contiguous() const;
   // True when no other tensor shares the storage, so that an op may write its result over this value.
   bool unique() const { return storage_.use_count() == 1; }
   const std::shared_ptr<Storage>& storage() const { return storage_; }
   const ArenaPtr& arena() const;
 
-  // The first element. Throws when T is not the dtype or the tensor has no memory.
+  // The first element, in the host's memory. Throws when T is not the dtype, and when the tensor has no memory or lies
+  // on a GPU: on_host() is a copy that can be read.
   template <class T>
   T* data() const {
     check_dtype(kDTypeOf<T>);
     return reinterpret_cast<T*>(raw());
   }
-  std::byte* raw() const;
+  std::byte* raw() const { return address(Device::cpu); }
+  // The same of a tensor on a GPU: an address for kernels.
+  template <class T>
+  T* device_data() const {
+    check_dtype(kDTypeOf<T>);
+    return reinterpret_cast<T*>(address(Device::cuda));
+  }
+  // The first element wherever it lies, for what only passes the address on.
+  std::byte* address() const { return address(device()); }
+
+  // Copies to the host when it lies elsewhere, and waits for what is still being computed.
+  Tensor on_host() const { return to(arena()->host()); }
   template <class T>
   T item() const {  // the only element
     check_size(1);
-    return *data<T>();
+    return *on_host().data<T>();
   }
   template <class T>
   std::vector<T> to_vector() const {  // the elements in row-major order
-    const Tensor t = contiguous();
+    const Tensor t = on_host().contiguous();
     return std::vector<T>(t.data<T>(), t.data<T>() + t.numel());
   }
 
@@ -102,10 +114,12 @@ class Tensor {
   Tensor flat_rows() const { return reshape({-1, shape_[-1]}); }  // (..., C) -> (N, C)
 
   // Copies.
-  Tensor contiguous() const;             // itself when it is contiguous already
-  Tensor clone() const;                  // always a copy
-  Tensor to(DType dtype) const;          // itself when the dtype is the same; rounds to nearest even
-  void copy_from(const Tensor& source);  // element by element; source broadcasts and converts
+  Tensor contiguous() const;               // itself when it is contiguous already
+  Tensor clone() const;                    // always a copy
+  Tensor to(DType dtype) const;            // itself when the dtype is the same; rounds to nearest even
+  Tensor to(const ArenaPtr& arena) const;  // itself when it lies on that arena's device
+  // Element by element; source broadcasts and converts, and may lie on another device.
+  void copy_from(const Tensor& source);
   void fill(double value);
 
   std::string describe() const;  // "float32 (2, 3)"
@@ -113,6 +127,9 @@ class Tensor {
   void check_size(int64_t expected) const;
 
  private:
+  std::byte* address(Device expected) const;
+  void copy_across(const Tensor& source);
+
   std::shared_ptr<Storage> storage_;
   int64_t offset_ = 0;  // in elements
   Shape shape_, strides_;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "app/report/record.h"
-#include "parallel/pipeline/simulate.h"
+#include "parallel/pipeline/replay.h"
 
 namespace tessera::report {
 
@@ -19,13 +19,15 @@ StepSpan median_step(const Record& record);
 
 // One pipeline of ranks (those that differ from rank 0 along pp only) in one step.
 struct MeasuredPipeline {
-  Times times;          // means of each stage and of a message, in milliseconds
+  Times times;          // of each pass and of a message, in milliseconds; see below
   Simulation equal;     // the plan where F, I and W take equally long
   Simulation replayed;  // the plan on the measured times
   Simulation measured;  // what happened; messages among it
   std::optional<double> formula;
 };
-// Nothing where there is no pipeline, or where the trace lacks actions of the schedule.
+// Where ranks share cores, the times are those for which each pass had a processor, and messages take none: what a rank
+// with a processor for itself would need. Nothing where there is no pipeline, or where the trace lacks actions of the
+// schedule.
 std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const StepSpan& step);
 
 }  // namespace tessera::report

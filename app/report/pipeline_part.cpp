@@ -70,7 +70,10 @@ std::string bubble_table(const Record& r, const MeasuredPipeline& p) {
   out += row("planned, equal times", percent(p.equal.bubble_share()),
              "the schedule on a made-up clock, the same assumption");
   out += row("planned, measured times", percent(p.replayed.bubble_share()),
-             "the schedule on the same clock, with this step's mean times of each stage and of a message");
+             r.shared ? "the schedule on the same clock: each pass for as long as it had a processor in this step; "
+                        "messages take no time"
+                      : "the schedule on the same clock: each pass for as long as it took in this step, and messages "
+                        "for as long as they took on average");
   if (r.shared)
     out += row("measured", "not meaningful here",
                fmt::format("null: {} threads of ranks share {} cores, so a rank that computes slows the others down, "
@@ -82,7 +85,7 @@ std::string bubble_table(const Record& r, const MeasuredPipeline& p) {
   return out + "</tbody></table>\n";
 }
 
-std::string times_table(const MeasuredPipeline& p) {
+std::string times_table(const Record& r, const MeasuredPipeline& p) {
   const bool split = p.measured.schedule.has(Do::I);
   std::string out =
       fmt::format("<table><thead><tr><th>mean times</th><th class=\"n\">forward</th>{}</tr></thead>\n<tbody>\n",
@@ -95,9 +98,10 @@ std::string times_table(const MeasuredPipeline& p) {
       out += fmt::format("<td class=\"n\">{}</td>", short_time(x));
     out += "</tr>\n";
   }
-  return out +
-         fmt::format("</tbody></table>\n<p class=\"note\">A message takes {} from when both sides are ready.</p>\n",
-                     short_time(p.times.message));
+  out += "</tbody></table>\n";
+  if (r.shared) return out + "<p class=\"note\">Times for which passes had a processor.</p>\n";
+  return out + fmt::format("<p class=\"note\">A message takes {} from when both sides are ready.</p>\n",
+                           short_time(p.times.message));
 }
 
 }  // namespace
@@ -129,7 +133,7 @@ std::string pipeline_part(const Record& r, const MeasuredPipeline& p, const Step
         "<p class=\"warn\">The measured bubble is not the plan's here: {} threads of ranks share {} cores "
         "and take turns on them.</p>\n",
         r.threads, r.cores);
-  return out + bubble_table(r, p) + times_table(p) + "</section>\n";
+  return out + bubble_table(r, p) + times_table(r, p) + "</section>\n";
 }
 
 }  // namespace tessera::report

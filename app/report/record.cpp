@@ -21,6 +21,7 @@ namespace {
 using Json = nlohmann::json;
 constexpr int64_t kMostRanks = 1 << 16;
 constexpr double kMostNumber = 1e15;
+constexpr double kMostTime = 1e12;
 constexpr int64_t kMostBytes = int64_t{1} << 52;  // and calls: sums of many stay within 64 bits
 constexpr size_t kWarmupSteps = 5;                // left out of the rate
 
@@ -143,12 +144,15 @@ Event read_event(const Value& v, const std::string& track, const Schedule& sched
   Event e{.track = track, .name = v["name"].text(), .axis = {}, .operation = {}};
   e.begin = v["ts"].number() / 1e3;
   e.end = e.begin + v["dur"].number() / 1e3;
-  if (!(e.begin >= 0 && e.end >= e.begin && e.end < 1e12)) v.refuse("a time of 0 or more that ends after it began");
+  if (!(e.begin >= 0 && e.end >= e.begin && e.end < kMostTime))
+    v.refuse("a time of 0 or more that ends after it began");
   e.step = args["step"].count();
   if (args.has("stage")) {
     e.stage = static_cast<int>(args["stage"].count(schedule.stages - 1));
     e.microbatch = static_cast<int>(args["microbatch"].count(schedule.microbatches - 1));
+    e.processor = args["processor"].number() / 1e3;
     if (!names_action(e)) v.refuse("the name of an action of its stage and micro-batch");
+    if (!(e.processor >= 0 && e.processor < kMostTime)) v.refuse("a processor's time of 0 or more");
   }
   if (args.has("operation")) {
     e.axis = args["axis"].text();

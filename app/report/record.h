@@ -18,7 +18,8 @@ struct Event {
   std::string track, name;
   double begin = 0, end = 0;
   int64_t step = 0;                 // 0: between steps
-  int stage = -1, microbatch = -1;  // of an action of the pipeline
+  int stage = -1, microbatch = -1;  // of an action of the pipeline,
+  double processor = 0;             // with the time for which its thread had a processor
   std::string axis, operation;      // of a communication,
   int64_t bytes = 0, sent = 0;      // with the bytes of its array, and those that left the rank
 };

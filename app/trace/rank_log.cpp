@@ -43,7 +43,8 @@ std::vector<int> cores_here() {
 std::vector<uint8_t> pack(const RankLog& log) {
   Json events = Json::array(), steps = Json::array(), memory = Json::array();
   for (const TraceEvent& e : log.events)
-    events.push_back({e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, static_cast<int>(e.kind)});
+    events.push_back(
+        {e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, static_cast<int>(e.kind), e.processor});
   for (const TraceStep& s : log.steps) steps.push_back({s.step, s.begin, s.end});
   for (const TraceMemory& m : log.memory) memory.push_back({m.time, m.live});
   return Json::to_cbor({log.host, log.origin, log.meeting, log.cores, log.threads, log.peaks, events, steps, memory});
@@ -61,7 +62,7 @@ RankLog unpack(const std::vector<uint8_t>& bytes) {
               .steps = {},
               .memory = {}};
   for (const Json& e : j[6])
-    log.events.push_back({e[0], e[1], e[2], e[3], e[4], e[5], e[6], static_cast<TraceKind>(e[7].get<int>())});
+    log.events.push_back({e[0], e[1], e[2], e[3], e[4], e[5], e[6], static_cast<TraceKind>(e[7].get<int>()), e[8]});
   for (const Json& s : j[7]) log.steps.push_back({s[0], s[1], s[2]});
   for (const Json& m : j[8]) log.memory.push_back({m[0], m[1]});
   return log;

@@ -125,6 +125,7 @@ class RankTimeline {
       const Action action = Action::parse(e.what);
       args["stage"] = action.stage;
       args["microbatch"] = action.microbatch;
+      args["processor"] = microseconds(e.processor);
     }
     const TraceEvent& sent = message ? *message : e;
     if (sent.kind != TraceKind::communication) return args;

@@ -6,16 +6,14 @@
 #include "app/plan.h"
 #include "parallel/context_parallel.h"
 #include "parallel/tensor_parallel.h"
+#include "tensor/ops/elementwise.h"
 
 namespace tessera {
 namespace {
 
 void scale_gradient(const FlatUnit& shard, double factor) {
-  with_floating(shard.grads.dtype(), "mutation", [&](auto type) {
-    using T = decltype(type);
-    T* const g = shard.grads.data<T>();
-    for (int64_t i = 0; i < shard.grads.numel(); ++i) g[i] = T(static_cast<double>(g[i]) * factor);
-  });
+  Tensor grads = shard.grads;
+  scale_(grads, factor);
 }
 
 }  // namespace

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <type_traits>
 
+#include "app/device.h"
 #include "app/plan.h"
 #include "app/trainer.h"
 #include "optim/grad_norm.h"
@@ -69,13 +69,20 @@ void add_to(const Tensor& total, const Tensor& x) {
   });
 }
 
+// Of a total that may lie on a GPU.
+void add_to_any(Tensor total, const Tensor& x) {
+  const Tensor here = total.on_host();
+  add_to(here, x);
+  if (total.device() != Device::cpu) total.copy_from(here);
+}
+
 }  // namespace
 
 Reference::Reference(const TrainOptions& o, Sequences sequences, SumOrder order)
     : options_(o),
       sequences_(std::move(sequences)),
       order_(std::move(order)),
-      arena_(make_arena()),
+      arena_(rank_arena(o.device, 0)),
       aside_(make_arena()),
       model_(gpt_config(o, sequences_.vocab)),
       schedule_{.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps} {
@@ -121,14 +128,15 @@ Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
   arena_->reset_peaks();
   Tensor of_head;
   {
-    const Tensor ids = Tensor::empty({size, context}, DType::int32, arena_),
-                 targets = Tensor::empty({size, context}, DType::int32, arena_);
+    const ArenaPtr host = arena_->host();
+    const Tensor ids = Tensor::empty({size, context}, DType::int32, host),
+                 targets = Tensor::empty({size, context}, DType::int32, host);
     sequences_.load(optimizer_->steps(), first, size, ids.data<int32_t>(), targets.data<int32_t>());
     model_.set_step({.seed = static_cast<uint64_t>(options_.seed),
                      .step = optimizer_->steps(),
                      .first_sequence = first,
                      .training = true});
-    loss_sum += passes(ids, targets, of_head);
+    loss_sum += passes(ids.to(arena_), targets.to(arena_), of_head);
   }
   int64_t kept = 0, total = 0;
   for (const Category c : {Category::parameters, Category::gradients, Category::optimizer})
@@ -142,7 +150,7 @@ Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
   Tensor all = Tensor::empty({total}, model_.units()[0].grads.dtype(), aside_);
   int64_t at = 0;
   for (const Tensor& part : parts) {
-    std::memcpy(all.narrow(0, at, part.numel()).raw(), part.raw(), static_cast<size_t>(part.nbytes()));
+    all.narrow(0, at, part.numel()).copy_from(part);
     at += part.numel();
   }
   return all;
@@ -153,15 +161,15 @@ void Reference::take(const Tensor& total) {
   int64_t at = 0;
   Tensor of_head;
   for (const std::string& name : order_.units) {
-    const FlatUnit& to = unit(name == "head" ? "tokens" : name);
-    const Tensor part = total.narrow(0, at, to.grads.numel());
+    Tensor to = unit(name == "head" ? "tokens" : name).grads;
+    const Tensor part = total.narrow(0, at, to.numel());
     at += part.numel();
     if (name == "head")
       of_head = part;
     else
-      std::memcpy(to.grads.raw(), part.raw(), static_cast<size_t>(part.nbytes()));
+      to.copy_from(part);
   }
-  if (of_head.defined()) add_to(unit("tokens").grads, of_head);
+  if (of_head.defined()) add_to_any(unit("tokens").grads, of_head);
 }
 
 Tensor Reference::sum_over_ranks(const std::vector<Tensor>& ranks) const {

@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 
 #include "app/plan.h"
 #include "app/verify/mutate.h"
 #include "app/verify/plan_order.h"
+#include "app/verify/stage_memory.h"
 #include "app/whole_state.h"
 
 namespace tessera {
@@ -17,7 +17,7 @@ namespace {
 
 std::vector<Tensor> of_units(const std::vector<FlatUnit>& units, bool gradients) {
   std::vector<Tensor> out;
-  for (const FlatUnit& u : units) out.push_back(gradients ? u.grads : u.values);
+  for (const FlatUnit& u : units) out.push_back((gradients ? u.grads : u.values).on_host());
   return out;
 }
 
@@ -98,7 +98,8 @@ void VerifiedRank::update(StepReport report) {
   size_t at = 0;
   for (const Tensor& values : old) {  // the first quarter of each unit stays as it was
     const Tensor now = trainer_.strategy().residents()[at++].values;
-    std::memcpy(now.raw(), values.raw(), static_cast<size_t>(values.nbytes() / 4));
+    const int64_t quarter = values.numel() / 4;
+    now.narrow(0, 0, quarter).copy_from(values.narrow(0, 0, quarter));
   }
 }
 
@@ -123,7 +124,7 @@ void VerifiedRank::compare(const StepReport& report, const std::vector<NamedTens
     std::vector<Tensor> whole;
     for (const FlatUnit& unit : units)
       for (const NamedTensor& t : reference_->optimizer().state())
-        if (t.name == unit.name + "." + kind) whole.push_back(t.tensor);
+        if (t.name == unit.name + "." + kind) whole.push_back(t.tensor.on_host());
     comparison_->tensors(expected.step, "state", tensors, units, whole, result_.param_max_rel);
     kinds += whole.size();
   }
@@ -141,9 +142,10 @@ void VerifiedRank::finish() {
       held(Category::parameters), held(Category::gradients), held(Category::optimizer), peak_, moved_,
       trainer_.peak_in_flight()};
   const auto width = static_cast<int64_t>(mine.size());
-  const Tensor counts = Tensor::of<int64_t>(counts_, {static_cast<int64_t>(counts_.size())}, arena);
-  const Tensor own = Tensor::of<int64_t>(mine, {width}, arena);
-  const Tensor all = Tensor::empty({width * world.size()}, DType::int64, arena);
+  const ArenaPtr host = arena->host();
+  const Tensor counts = Tensor::of<int64_t>(counts_, {static_cast<int64_t>(counts_.size())}, host);
+  const Tensor own = Tensor::of<int64_t>(mine, {width}, host);
+  const Tensor all = Tensor::empty({width * world.size()}, DType::int64, host);
   const Tensor most = counts.clone();
   world.all_reduce(counts);
   world.all_reduce(most, Reduction::max);
@@ -155,6 +157,11 @@ void VerifiedRank::finish() {
     for (int op = 0; op < kOps; ++op, c += 2, busiest += 2)
       if (c[0] > 0)
         result_.sent.push_back({axis->axis(), std::string(name_of(static_cast<Op>(op))), c[0], c[1], busiest[1]});
+  const bool data_only = axes_of(options_).ranks() == axes_of(options_).dp && !trainer_.schedule().has(Do::I);
+  if (!data_only) {
+    const GptConfig& config = trainer_.whole_model().config;
+    of_passes_ = peaks_of_ranks(trainer_.schedule(), measure_stages(options_, config), handed_bytes(options_, config));
+  }
   for (int r = 0; r < world.size(); ++r) note_rank(r, all.data<int64_t>() + r * width);
 }
 
@@ -162,12 +169,15 @@ void VerifiedRank::note_rank(int rank, const int64_t* m) {
   result_.held.push_back({m[0], m[1], m[2]});
   result_.peak.push_back(m[3]);
   const Axes axes = axes_of(options_);
-  if (axes.ranks() == axes.dp && !trainer_.schedule().has(Do::I)) {
-    const HeldBytes& e = result_.expected_held.at(static_cast<size_t>(rank));
-    result_.expected_peak.push_back(e.parameters + e.gradients + e.optimizer + m[4] + reference_->peak_of_microbatch() +
-                                    second_microbatch());
-  }
-  if (rank % (axes.ranks() / axes.pp) == 0) result_.in_flight.push_back(m[5]);
+  const int64_t alike = axes.ranks() / axes.pp;  // ranks with the same stages
+  const HeldBytes& e = result_.expected_held.at(static_cast<size_t>(rank));
+  const int64_t held = e.parameters + e.gradients + e.optimizer;
+  if (of_passes_.empty())
+    result_.expected_peak.push_back(held + m[4] + reference_->peak_of_microbatch() + second_microbatch());
+  else  // what passes send is among what they hold; what the strategy of the data axis needs besides comes on top
+    result_.expected_peak.push_back(held + (axes.dp * axes.cp > 1 || options_.zero > 0 ? m[4] : 0) +
+                                    of_passes_.at(static_cast<size_t>(rank / alike)));
+  if (rank % alike == 0) result_.in_flight.push_back(m[5]);
 }
 
 // A later micro-batch's gradient of a parameter is made beside the sum of the earlier ones, twice for a tied weight.

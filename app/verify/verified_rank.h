@@ -39,7 +39,8 @@ class VerifiedRank {
   std::unique_ptr<Comparison> comparison_;
   std::vector<int64_t> counts_;
   ArenaPtr aside_ = make_arena();
-  int64_t peak_ = 0, moved_ = 0;  // moved: of what only the strategy needs
+  int64_t peak_ = 0, moved_ = 0;    // moved: of what only the strategy needs
+  std::vector<int64_t> of_passes_;  // the most that passes hold on each pipeline rank
 };
 
 }  // namespace tessera

@@ -10,7 +10,8 @@
 //                              so that parameters and optimizer state are equal to the last bit again, and every step
 //                              begins with the same state on both sides
 //
-// What was sent and what is held is counted and held against closed forms (app/verify/expected.h), and so are the
+// What was sent and what is held is counted and held against closed forms (app/verify/expected.h), the peak of what is
+// held against a bound that is worked out from single micro-batches (app/verify/stage_memory.h), and so are the
 // micro-batches in flight and the pipeline's bubble on the simulated clock. And it is checked that the plan did run:
 // ranks communicated, what they hold is what the plan says, and after forty steps the loss has fallen.
 #pragma once
@@ -52,7 +53,7 @@ struct VerifyResult {
   std::vector<double> losses;
   std::vector<SentBytes> sent, expected_sent;
   std::vector<HeldBytes> held, expected_held;          // by rank
-  std::vector<int64_t> peak, expected_peak;            // by rank, with activations; no bound is known of some plans
+  std::vector<int64_t> peak, expected_peak;            // by rank, with activations
   std::vector<int64_t> in_flight, expected_in_flight;  // by pipeline rank: stages times micro-batches
   std::optional<double> bubble, bubble_formula;        // share of the time, where there is a pipeline
   bool known = true;                                   // false in a process without rank 0, which knows nothing

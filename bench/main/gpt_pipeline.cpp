@@ -14,6 +14,7 @@
 #include "parallel/comm/trace.h"
 #include "parallel/mesh.h"
 #include "parallel/pipeline/passes.h"
+#include "parallel/pipeline/replay.h"
 #include "parallel/pipeline/runtime.h"
 #include "tensor/random.h"
 
@@ -81,23 +82,29 @@ class GptPipeline {
     runtime_ = std::make_unique<PipelineRuntime>(insert_messages(schedule), mesh_["pp"], *stages_, &trace_);
   }
 
-  // Seconds of this rank, and how many of them it computed.
-  std::pair<double, double> step() {
+  // What all ranks did and when, on every rank. They are threads, so their clocks are one.
+  TimedLists step() {
     strategy_->begin_step();
-    const double begin = trace_.now();
     runtime_->step();
-    const double seconds = trace_.now() - begin;
     strategy_->finish_gradients();
-    double busy = 0;
     const std::vector<TraceEvent> events = trace_.events();
-    for (; seen_ < events.size(); ++seen_) {
-      const Action action = Action::parse(events[seen_].what);
-      const double took = events[seen_].end - events[seen_].begin;
-      if (action.is_message()) continue;
-      busy += took;
-      if (action.microbatch > 0) passes_.add(action, took);
-    }
-    return {seconds, busy};
+    const std::vector<std::vector<Action>>& plan = runtime_->schedule().actions;
+    std::vector<double> times;  // of all ranks' actions, begin and end
+    for (size_t rank = 0; rank < plan.size(); ++rank)
+      for (size_t i = 0; i < plan[rank].size(); ++i) {
+        const bool own = static_cast<int>(rank) == mesh_["pp"].rank();
+        times.push_back(own ? trace_.origin() + events[seen_].begin : 0);
+        times.push_back(own ? trace_.origin() + events[seen_++].end : 0);
+      }
+    mesh_["pp"].sum(times);
+    TimedLists out(plan.size());
+    size_t at = 0;
+    for (size_t rank = 0; rank < plan.size(); ++rank)
+      for (const Action& action : plan[rank]) {
+        out[rank].push_back({action, times[at], times[at + 1]});
+        at += 2;
+      }
+    return out;
   }
   // The same on one rank, in time of the processor: a machine that is shared does not lengthen it.
   void step_alone() {
@@ -207,27 +214,26 @@ std::vector<std::vector<StageTimes>> time_stages(const PipelineCase& what, const
 
 std::vector<PipelineRun> run_pipelines(const PipelineCase& what, const std::vector<Schedule>& schedules) {
   std::vector<PipelineRun> out(schedules.size());
-  const int ranks = schedules.at(0).ranks;
-  launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = kTimeout}, [&](Communicator& world) {
+  launch({.ranks = schedules.at(0).ranks, .threads_per_rank = 1, .timeout_s = kTimeout}, [&](Communicator& world) {
     const Pipelines pipelines = make_pipelines(what, schedules, world);
-    std::vector<std::vector<double>> seconds(schedules.size()), bubbles(schedules.size());
+    struct Figures {
+      std::vector<double> seconds, bubbles, replayed;
+    };
+    std::vector<Figures> of(schedules.size());
     for (int round = -1; round < what.rounds; ++round)
       for (size_t i = 0; i < pipelines.size(); ++i) {
         world.barrier();
-        const auto [took, busy] = pipelines[i]->step();
-        const double all = world.max(took), computed = world.sum(busy);
-        if (round < 0) {
-          pipelines[i]->forget();
-          continue;
-        }
-        seconds[i].push_back(all);
-        bubbles[i].push_back(1 - computed / (ranks * all));
+        const TimedLists lists = pipelines[i]->step();
+        if (round < 0) continue;
+        const Simulation measured = as_measured(schedules[i], lists),
+                         replayed = simulate(schedules[i], times_of(schedules[i], lists));
+        of[i].seconds.push_back(measured.makespan);
+        of[i].bubbles.push_back(measured.bubble_share());
+        of[i].replayed.push_back(replayed.bubble_share());
       }
-    for (size_t i = 0; i < pipelines.size(); ++i) {
-      std::vector<double> medians = pipelines[i]->medians();
-      world.sum(medians);  // a stage is on one rank; on the others it has zeros
-      if (world.rank() == 0) out[i] = {median(seconds[i]), median(bubbles[i]), stage_times(medians)};
-    }
+    if (world.rank() != 0) return;
+    for (size_t i = 0; i < out.size(); ++i)
+      out[i] = {median(of[i].seconds), median(of[i].bubbles), median(of[i].replayed)};
   });
   return out;
 }

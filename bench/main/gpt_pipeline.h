@@ -21,11 +21,11 @@ struct PipelineCase {
 // step, whose gradients are not added to others, is left out.
 std::vector<std::vector<StageTimes>> time_stages(const PipelineCase& what, const std::vector<int>& stages);
 
-// Of a schedule, on ranks that are threads.
+// Of a schedule, on ranks that are threads: medians over the rounds.
 struct PipelineRun {
-  double seconds = 0;             // of a step, from a barrier to the end of the last rank: the median
-  double bubble = 0;              // share of that time in which ranks did not compute: the median
-  std::vector<StageTimes> times;  // what the stages took meanwhile
+  double seconds = 0;   // from the first pass of a step to the end of the last
+  double bubble = 0;    // share of that time in which ranks did not compute
+  double replayed = 0;  // the same on the simulated clock, fed with the time of every pass of the same step
 };
 // Schedules of one number of ranks and micro-batches; they take turns.
 std::vector<PipelineRun> run_pipelines(const PipelineCase& what, const std::vector<Schedule>& schedules);

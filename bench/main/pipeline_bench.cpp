@@ -112,16 +112,16 @@ void print_all_simulated(const Bench& bench, const StagesTimes& all) {
 }
 
 void print_run(const Schedule& s, const std::vector<StageTimes>& alone, const PipelineRun& run) {
-  const Simulation predicted = simulate(s, {.stages = alone}), replayed = simulate(s, {.stages = run.times});
+  const Simulation predicted = simulate(s, {.stages = alone});
   fmt::print("| {} | {} | {} | {:.1f} | {:.1f} | {:.2f} | {} | {} | {} |\n", s.ranks, s.microbatches, s.name,
              1e3 * predicted.makespan, 1e3 * run.seconds, run.seconds / predicted.makespan,
-             percent(predicted.bubble_share()), percent(replayed.bubble_share()), percent(run.bubble));
+             percent(predicted.bubble_share()), percent(run.replayed), percent(run.bubble));
 }
 
 void print_runs(const Bench& bench, const StagesTimes& all) {
   fmt::print(
       "\nIn earnest, on thread ranks with a processor each. Predicted: on the clock with the times of the first table; "
-      "replayed: with those that the stages took in the run itself.\n\n"
+      "replayed: with the time that each pass of each micro-batch took in the run itself, step by step.\n\n"
       "| p | m | schedule | step predicted, ms | measured | ratio | bubble predicted | replayed | measured |\n"
       "|---|---|---|---|---|---|---|---|---|\n");
   for (const int p : bench.ranks)

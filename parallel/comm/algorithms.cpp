@@ -2,10 +2,9 @@
 #include "parallel/comm/algorithms.h"
 
 #include <array>
-#include <cstring>
 #include <vector>
 
-#include "parallel/comm/sums.h"
+#include "parallel/comm/memory.h"
 
 namespace tessera {
 namespace {
@@ -19,14 +18,15 @@ struct Exchange {
   int n = t.size(), rank = t.rank();
   int64_t element = size_of(call.dtype);
   int64_t sent = 0;
+  Memory memory{call};
 
   Range range(int r) const { return piece(call.count, n, r); }
   int64_t bytes(int r) const { return range(r).size() * element; }
   void send(int to, const std::byte* data, int64_t size) {
-    t.send(to, kTag, data, size);
+    memory.send(t, to, kTag, data, size);
     sent += size;
   }
-  void recv(int from, std::byte* data, int64_t size) const { t.recv(from, kTag, data, size); }
+  void recv(int from, std::byte* data, int64_t size) const { memory.recv(t, from, kTag, data, size); }
 
   // Sends each rank its piece of the whole at `whole`.
   void send_pieces(const std::byte* whole) {
@@ -35,26 +35,22 @@ struct Exchange {
   }
   // out = the sum over ranks, in their order, of what each sent of `size` bytes; this rank's share of it is at `own`.
   void sum_received(const std::byte* own, std::byte* out, int64_t size) const {
-    std::vector<std::vector<std::byte>> theirs(static_cast<size_t>(n));
+    std::vector<Scratch> theirs;
     std::vector<const std::byte*> in(static_cast<size_t>(n), own);
     for (int r = 0; r < n; ++r) {
       if (r == rank) continue;
-      std::vector<std::byte>& from = theirs[static_cast<size_t>(r)];
-      from.resize(static_cast<size_t>(size));
-      recv(r, from.data(), size);
-      in[static_cast<size_t>(r)] = from.data();
+      theirs.emplace_back(call, size);
+      in[static_cast<size_t>(r)] = theirs.back().data();
+      recv(r, theirs.back().data(), size);
     }
-    reduce_ranks(call.dtype, call.reduction, in, std::span(&out, 1), {0, size / element});
+    memory.reduce_ranks(in, std::span(&out, 1), {0, size / element});
   }
   void share_piece(const std::byte* own, std::byte* whole) {
     for (int r = 0; r < n; ++r)
       if (r != rank) send(r, own, bytes(rank));
-    keep(whole + range(rank).begin * element, own, bytes(rank));
+    memory.copy(whole + range(rank).begin * element, own, bytes(rank));
     for (int r = 0; r < n; ++r)
       if (r != rank) recv(r, whole + range(r).begin * element, bytes(r));
-  }
-  static void keep(std::byte* to, const std::byte* from, int64_t size) {
-    if (to != from && size > 0) std::memcpy(to, from, static_cast<size_t>(size));
   }
 
   void run();
@@ -81,17 +77,17 @@ void Exchange::run() {
       return rank == call.root ? sum_received(call.in, call.out, all) : send(call.root, call.in, all);
     case Op::gather:
       if (rank != call.root) return send(call.root, call.in, bytes(rank));
-      keep(call.out + begin, call.in, bytes(rank));
+      memory.copy(call.out + begin, call.in, bytes(rank));
       for (int r = 0; r < n; ++r)
         if (r != rank) recv(r, call.out + range(r).begin * element, bytes(r));
       return;
     case Op::scatter:
       if (rank != call.root) return recv(call.root, call.out, bytes(rank));
-      keep(call.out, call.in + begin, bytes(rank));
+      memory.copy(call.out, call.in + begin, bytes(rank));
       return send_pieces(call.in);
     case Op::all_to_all:
       send_pieces(call.in);
-      keep(call.out + begin, call.in + begin, bytes(rank));
+      memory.copy(call.out + begin, call.in + begin, bytes(rank));
       for (int r = 0; r < n; ++r)
         if (r != rank) recv(r, call.out + range(r).begin * element, bytes(r));
       return;

@@ -10,6 +10,8 @@
 
 namespace tessera {
 
+class Arena;
+
 enum class Op : uint8_t {
   all_reduce,
   reduce_scatter,
@@ -52,15 +54,16 @@ struct Call {
   int64_t count = 0;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
+  Arena* gpu = nullptr;  // where `in` and `out` lie on a GPU: this rank's arena there; null: in the host's memory
 
   int64_t bytes() const { return count * size_of(dtype); }
   // True when two ranks mean the same communication.
   bool matches(const Call& other) const {
     return op == other.op && dtype == other.dtype && reduction == other.reduction && root == other.root &&
-           count == other.count;
+           count == other.count && (gpu == nullptr) == (other.gpu == nullptr);
   }
 };
-// "all_reduce of 4096 bytes (float32)"
+// "all_reduce of 4096 bytes (float32)", "... (float32, on a GPU)"
 std::string describe(const Call& call);
 
 // A rank that failed, did not come in time, or asked for something else than the others.

@@ -1,10 +1,10 @@
 // Checks, counts and the background.
 #include "parallel/comm/communicator.h"
 
-#include <cstring>
 #include <exception>
 #include <utility>
 
+#include "parallel/comm/memory.h"
 #include "parallel/comm/trace.h"
 #include "parallel/comm/worker.h"
 
@@ -24,11 +24,18 @@ void Communicator::complain(const Call& call, const std::string& what) const {
   throw Error("[comm] " + axis_ + " axis, " + describe(call) + ": " + what);
 }
 
+namespace {
+
+Arena* gpu_of(const Tensor& t) { return t.device() == Device::cuda ? t.arena().get() : nullptr; }
+
+}  // namespace
+
 Call Communicator::whole(Op op, const Tensor& x) const {
   Call call{.op = op, .dtype = x.dtype(), .count = x.numel()};
   if (!x.is_contiguous()) complain(call, "the array is not contiguous");
-  call.in = x.raw();
-  call.out = x.raw();
+  call.in = x.address();
+  call.out = x.address();
+  call.gpu = gpu_of(x);
   return call;
 }
 
@@ -46,10 +53,12 @@ Call Communicator::cut(Op op, const Tensor& in, const Tensor& out) const {
   const auto memory = [&](const Tensor& t) -> std::byte* {
     if (!t.defined() || t.device() == Device::meta) return nullptr;
     if (!t.is_contiguous()) complain(call, "an array is not contiguous");
-    return t.raw();
+    if (gpu_of(t) != gpu_of(own)) complain(call, "the whole and the piece lie on different devices");
+    return t.address();
   };
   call.in = memory(in);
   call.out = memory(out);
+  call.gpu = gpu_of(own);
   return call;
 }
 
@@ -113,31 +122,31 @@ Pending Communicator::start_all_reduce(const Tensor& x, Reduction reduction) {
 }
 
 // On one rank a piece is the whole.
-bool Communicator::alone(const Tensor& in, const Tensor& out) const {
+bool Communicator::alone(const Call& call) const {
   if (size() > 1) return false;
-  if (in.raw() != out.raw()) std::memcpy(out.raw(), in.raw(), static_cast<size_t>(in.nbytes()));
+  Memory(call).copy(call.out, call.in, call.bytes());
   return true;
 }
 
 void Communicator::reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction) {
   Call call = cut(Op::reduce_scatter, in, out);
   call.reduction = reduction;
-  if (!alone(in, out)) run(call, {in, out});
+  if (!alone(call)) run(call, {in, out});
 }
 
 Pending Communicator::start_reduce_scatter(const Tensor& in, const Tensor& out) {
   const Call call = cut(Op::reduce_scatter, in, out);
-  return alone(in, out) ? Pending() : start(call, {in, out});
+  return alone(call) ? Pending() : start(call, {in, out});
 }
 
 void Communicator::all_gather(const Tensor& in, const Tensor& out) {
   const Call call = cut(Op::all_gather, in, out);
-  if (!alone(in, out)) run(call, {in, out});
+  if (!alone(call)) run(call, {in, out});
 }
 
 Pending Communicator::start_all_gather(const Tensor& in, const Tensor& out) {
   const Call call = cut(Op::all_gather, in, out);
-  return alone(in, out) ? Pending() : start(call, {in, out});
+  return alone(call) ? Pending() : start(call, {in, out});
 }
 
 void Communicator::broadcast(const Tensor& x, int root) {
@@ -156,24 +165,26 @@ void Communicator::gather(const Tensor& in, const Tensor& out, int root) {
   Call call = cut(Op::gather, in, out);
   call.root = checked(call, root);
   if (rank() == root && !call.out) complain(call, "the root has no memory for the whole");
-  if (!alone(in, out)) run(call, {in, out});
+  if (!alone(call)) run(call, {in, out});
 }
 
 void Communicator::scatter(const Tensor& in, const Tensor& out, int root) {
   Call call = cut(Op::scatter, in, out);
   call.root = checked(call, root);
   if (rank() == root && !call.in) complain(call, "the root has no whole to scatter");
-  if (!alone(in, out)) run(call, {in, out});
+  if (!alone(call)) run(call, {in, out});
 }
 
 void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
   Call call = whole(Op::all_to_all, in);
   if (in.numel() % size() != 0)
     complain(call, std::to_string(in.numel()) + " elements are no multiple of " + std::to_string(size()) + " ranks");
-  if (out.numel() != in.numel() || out.dtype() != in.dtype() || !out.is_contiguous() || out.raw() == in.raw())
-    complain(call, "out is " + out.describe() + "; expected other contiguous memory of the same size and dtype");
-  call.out = out.raw();
-  if (!alone(in, out)) run(call, {in, out});
+  if (out.numel() != in.numel() || out.dtype() != in.dtype() || !out.is_contiguous() || gpu_of(out) != gpu_of(in) ||
+      out.address() == in.address())
+    complain(call,
+             "out is " + out.describe() + "; expected other contiguous memory of the same size, dtype and device");
+  call.out = out.address();
+  if (!alone(call)) run(call, {in, out});
 }
 
 void Communicator::send(const Tensor& x, int to, int tag) {
@@ -181,7 +192,7 @@ void Communicator::send(const Tensor& x, int to, int tag) {
   call.root = checked(call, to);
   if (to == rank()) complain(call, "a rank cannot send to itself");
   observed(call, now(), [&] {
-    transport_->send(to, tag, call.in, call.bytes());
+    Memory(call).send(*transport_, to, tag, call.in, call.bytes());
     return call.bytes();
   });
 }
@@ -191,7 +202,7 @@ void Communicator::recv(const Tensor& x, int from, int tag) {
   call.root = checked(call, from);
   if (from == rank()) complain(call, "a rank cannot receive from itself");
   observed(call, now(), [&] {
-    transport_->recv(from, tag, call.out, call.bytes());
+    Memory(call).recv(*transport_, from, tag, call.out, call.bytes());
     return 0;
   });
 }

@@ -10,6 +10,9 @@
 // nothing counted. Tensors must be contiguous. Arrays that are cut over ranks are cut as piece() says, so pieces may be
 // uneven.
 //
+// Arrays may lie on GPUs, on every rank or on none: then what a call does is queued on the stream of the rank's arena,
+// behind what was queued there before, and the call returns, or wait() does, when it is queued.
+//
 // Everything throws CommError that names rank, axis, operation and bytes when a rank fails, does not come within the
 // timeout, or asks for something else. One thread at a time may use a communicator.
 #pragma once
@@ -118,7 +121,7 @@ class Communicator {
   double now() const;
   Call whole(Op op, const Tensor& x) const;
   Call cut(Op op, const Tensor& in, const Tensor& out) const;
-  bool alone(const Tensor& in, const Tensor& out) const;
+  bool alone(const Call& call) const;
   int checked(const Call& call, int rank) const;
   void over_ranks(std::span<double> x, Reduction reduction);
   [[noreturn]] void complain(const Call& call, const std::string& what) const;

@@ -15,6 +15,8 @@ class FakeTransport final : public Transport {
   std::string_view kind() const override { return "fake ranks"; }
   void send(int, int, const std::byte*, int64_t) override {}
   void recv(int, int, std::byte*, int64_t) override {}
+  void send_from_gpu(int, int, const std::byte*, int64_t, Arena&) override {}
+  void recv_to_gpu(int, int, std::byte*, int64_t, Arena&) override {}
   // What the other ranks would ask for is not known. Throws Error; make another FakeTransport instead.
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string&) override {}

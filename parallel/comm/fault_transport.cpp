@@ -50,6 +50,13 @@ void FaultTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
   if (!takes_part()) inner_->recv(from, tag, data, bytes);  // the message is lost: the next one is waited for
   inner_->recv(from, tag, data, bytes);
 }
+void FaultTransport::send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) {
+  if (takes_part()) inner_->send_from_gpu(to, tag, data, bytes, gpu);
+}
+void FaultTransport::recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) {
+  if (!takes_part()) inner_->recv_to_gpu(from, tag, data, bytes, gpu);
+  inner_->recv_to_gpu(from, tag, data, bytes, gpu);
+}
 int64_t FaultTransport::direct(const Call& call) { return takes_part() ? inner_->direct(call) : 0; }
 int64_t FaultTransport::native(const Call& call) { return takes_part() ? inner_->native(call) : 0; }
 

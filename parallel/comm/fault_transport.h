@@ -32,6 +32,8 @@ class FaultTransport final : public Transport {
   void set_axis(const std::string& axis) override { inner_->set_axis(axis); }
   void send(int to, int tag, const std::byte* data, int64_t bytes) override;
   void recv(int from, int tag, std::byte* data, int64_t bytes) override;
+  void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) override;
+  void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) override;
   int64_t direct(const Call& call) override;
   int64_t native(const Call& call) override;
   // The groups made of this one count on with the same calls.

@@ -125,10 +125,13 @@ void MpiTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
 }
 
 int64_t MpiTransport::direct(const Call& call) {
-  return shared_ ? shared_->run(call) : direct_by_messages(*this, call);
+  return shared_ && !call.gpu ? shared_->run(call) : direct_by_messages(*this, call);
 }
 
 int64_t MpiTransport::native(const Call& call) {
+  if (call.gpu)
+    throw Error("[comm] MPI's own collectives are for arrays in the host's memory, found " + describe(call) +
+                "; expected the algorithm direct, ring, tree or root");
   if (shared_) shared_->meet_for(call);  // so that MPI is entered by all or by none, and for the same
   const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, " + describe(call));
   mpi_collective(group_.comm, call);

@@ -7,11 +7,8 @@
 // rank c + 1 and ends complete at rank c. Order of summation of piece c: ranks c + 1, c + 2, ..., n - 1, 0, ..., c,
 // each addition rounded to the dtype. So the order differs from piece to piece, and the bits depend on where pieces
 // begin. Sent by each rank: everything but one piece in each half, 2 (n - 1) / n of the array for an all-reduce.
-#include <cstring>
-#include <vector>
-
 #include "parallel/comm/algorithms.h"
-#include "parallel/comm/sums.h"
+#include "parallel/comm/memory.h"
 
 namespace tessera {
 namespace {
@@ -25,24 +22,26 @@ struct Ring {
   int right = (rank + 1) % n, left = (rank + n - 1) % n;
   int64_t element = size_of(call.dtype);
   int64_t sent = 0;
+  Memory memory{call};
 
   Range range(int p) const { return piece(call.count, n, ((p % n) + n) % n); }
   void send(const std::byte* data, int64_t bytes) {
-    t.send(right, kTag, data, bytes);
+    memory.send(t, right, kTag, data, bytes);
     sent += bytes;
   }
 
   // The sum of piece `rank` over all ranks to `out`, from every rank's whole array at `in`, which stays as it is.
   void reduce_scatter(const std::byte* in, std::byte* out) {
-    std::vector<std::byte> held(in + range(rank - 1).begin * element, in + range(rank - 1).end * element);
+    Scratch sum(call, (call.count + n - 1) / n * element);
+    Range held = range(rank - 1);
+    memory.copy(sum.data(), in + held.begin * element, held.size() * element);
     for (int s = 0; s < n - 1; ++s) {
-      send(held.data(), static_cast<int64_t>(held.size()));
-      const Range next = range(rank - s - 2);
-      held.resize(static_cast<size_t>(next.size() * element));
-      t.recv(left, kTag, held.data(), next.size() * element);
-      reduce_into(call.dtype, call.reduction, held.data(), in + next.begin * element, next.size());
+      send(sum.data(), held.size() * element);
+      held = range(rank - s - 2);
+      memory.recv(t, left, kTag, sum.data(), held.size() * element);
+      memory.reduce_into(sum.data(), in + held.begin * element, held.size());
     }
-    if (!held.empty()) std::memcpy(out, held.data(), held.size());
+    memory.copy(out, sum.data(), held.size() * element);
   }
 
   // Every rank's piece, which lies at its place in `whole`, to all ranks.
@@ -50,7 +49,7 @@ struct Ring {
     for (int s = 0; s < n - 1; ++s) {
       const Range mine = range(rank - s), next = range(rank - s - 1);
       send(whole + mine.begin * element, mine.size() * element);
-      t.recv(left, kTag, whole + next.begin * element, next.size() * element);
+      memory.recv(t, left, kTag, whole + next.begin * element, next.size() * element);
     }
   }
 };
@@ -60,14 +59,14 @@ struct Ring {
 int64_t ring(Transport& t, const Call& call) {
   Ring r{t, call};
   std::byte* const own = call.out + r.range(r.rank).begin * r.element;  // meaningful where out is the whole array
-  const auto bytes = static_cast<size_t>(r.range(r.rank).size() * r.element);
+  const int64_t bytes = r.range(r.rank).size() * r.element;
   if (call.op == Op::reduce_scatter) {
     r.reduce_scatter(call.in, call.out);
   } else {
     if (call.op == Op::all_reduce)
       r.reduce_scatter(call.in, own);
-    else if (own != call.in && bytes > 0)
-      std::memcpy(own, call.in, bytes);
+    else
+      r.memory.copy(own, call.in, bytes);
     r.all_gather(call.out);
   }
   return r.sent;

@@ -2,8 +2,8 @@
 #include "parallel/comm/sums.h"
 
 #include <algorithm>
-#include <type_traits>
 
+#include "parallel/comm/combine.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/tensor.h"
 
@@ -11,9 +11,6 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kTile = 1024;
-
-template <class T>
-using Wide = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
 
 template <class T, class Combine>
 struct ReduceRanks {
@@ -48,27 +45,6 @@ struct ReduceInto {
       total[i] = static_cast<T>(Combine{}(static_cast<Wide<T>>(total[i]), static_cast<Wide<T>>(x[i])));
   }
 };
-
-struct Plus {
-  template <class T>
-  T operator()(T a, T b) const {
-    return a + b;
-  }
-};
-struct Larger {
-  template <class T>
-  T operator()(T a, T b) const {
-    return a < b ? b : a;
-  }
-};
-
-template <class F>
-void with_reduction(Reduction reduction, const F& f) {
-  if (reduction == Reduction::sum)
-    f(Plus{});
-  else
-    f(Larger{});
-}
 
 }  // namespace
 

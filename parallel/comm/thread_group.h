@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/transport.h"
 #include "parallel/comm/wait.h"
 
@@ -18,7 +19,8 @@ inline constexpr int64_t kSmall = 2048;  // bytes that two ranks exchange with o
 
 struct Letter {
   int tag;
-  std::vector<std::byte> bytes;
+  std::vector<std::byte> bytes;  // from the host's memory,
+  cuda::Parcel parcel;           // or from a GPU's
 };
 
 // What one rank has sent to another and that has not been fetched.
@@ -34,11 +36,15 @@ struct Mailbox {
 // Between arriving and departing a rank touches the memory of others, which must not go while it does. So it says that
 // it works, and only works if no rank has failed by then; and a rank that gives up says so first, and goes only when
 // nobody works any more. Of the two at least one sees what the other said.
+//
+// On GPUs the hosts meet as they do for arrays in their memory, and the streams after them: each rank marks its own
+// when it comes, works behind everybody's mark, marks its stream again, and goes on behind everybody's second mark.
 class ThreadGroup;
 struct Place {
   Flag flag;
   std::atomic<bool> working{false};
   std::array<Call, 2> posts;
+  cuda::Mark ready, done;                // of arrays on GPUs: they may be read and written; they no longer are
   std::shared_ptr<ThreadGroup> offered;  // by the first rank of a new group to the others of it, while they split
   alignas(128) std::array<std::array<std::byte, kSmall>, 2> small;
 };

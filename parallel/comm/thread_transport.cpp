@@ -8,10 +8,20 @@
 #include <utility>
 
 #include "parallel/comm/algorithms.h"
+#include "parallel/comm/memory.h"
 #include "parallel/comm/sums.h"
 #include "parallel/comm/thread_group.h"
 
 namespace tessera {
+namespace {
+
+[[noreturn]] void refuse_kind(int64_t bytes, int from, const char* sent, const char* expected) {
+  throw CommError("recv of " + std::to_string(bytes) + " bytes: rank " + std::to_string(from) + " sent from " + sent +
+                  " memory; expected " + expected);
+}
+
+}  // namespace
+
 std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool crowded,
                                                std::shared_ptr<Board> board) {
   std::vector<int> members(static_cast<size_t>(ranks));
@@ -47,6 +57,8 @@ void ThreadTransport::leave_meeting() {
   fail("");
   for (const Place& place : group_->places)
     while (place.working.load(std::memory_order_seq_cst)) std::this_thread::yield();
+  if constexpr (kWithCuda)
+    for (const Place& place : group_->places) place.done.wait();
 }
 
 void ThreadTransport::give_up(Waited why, int waiting_for, const Call& call) {
@@ -73,6 +85,8 @@ void ThreadTransport::wait_for_all() {
 void ThreadTransport::arrive(const Call& call) {
   if (group_->board->failed_rank() >= 0) give_up(Waited::poisoned, rank_, call);
   Place& place = group_->places[static_cast<size_t>(rank_)];
+  if constexpr (kWithCuda)
+    if (call.gpu) place.ready.set(*call.gpu);
   place.posts[++calls_ % 2] = call;
   raise(place.flag, ++sequence_);
   wait_for_all();
@@ -83,12 +97,19 @@ void ThreadTransport::arrive(const Call& call) {
                       " at the same time; every rank must communicate in the same order");
     }
   begin_work();
+  if constexpr (kWithCuda)
+    for (int r = 0; call.gpu && r < size(); ++r) group_->places[static_cast<size_t>(r)].ready.before(*call.gpu);
 }
 
-void ThreadTransport::depart() {
+void ThreadTransport::depart(const Call& call) {
+  Place& place = group_->places[static_cast<size_t>(rank_)];
+  if constexpr (kWithCuda)
+    if (call.gpu) place.done.set(*call.gpu);
   end_work();
-  raise(group_->places[static_cast<size_t>(rank_)].flag, ++sequence_);
+  raise(place.flag, ++sequence_);
   wait_for_all();
+  if constexpr (kWithCuda)
+    for (int r = 0; call.gpu && r < size(); ++r) group_->places[static_cast<size_t>(r)].done.before(*call.gpu);
 }
 
 // Two ranks and few bytes: each leaves a copy where the other finds it, so that nobody has to wait for the end.
@@ -96,7 +117,7 @@ void ThreadTransport::depart() {
 int64_t ThreadTransport::all_reduce(const Call& call) {
   const int n = size();
   const int64_t bytes = call.bytes();
-  if (n == 2 && bytes <= kSmall) {
+  if (n == 2 && bytes <= kSmall && !call.gpu) {
     std::byte* const mine = group_->places[static_cast<size_t>(rank_)].small[(calls_ + 1) % 2].data();
     std::memcpy(mine, call.in, static_cast<size_t>(bytes));
     arrive(call);
@@ -113,8 +134,8 @@ int64_t ThreadTransport::all_reduce(const Call& call) {
     out_[static_cast<size_t>(r)] = post(r).out;
   }
   const Range mine = piece(call.count, n, rank_);
-  reduce_ranks(call.dtype, call.reduction, in_, out_, mine);
-  depart();
+  Memory(call).reduce_ranks(in_, out_, mine);
+  depart(call);
   return sent_directly(call, n, rank_);
 }
 
@@ -122,8 +143,9 @@ int64_t ThreadTransport::all_reduce(const Call& call) {
 int64_t ThreadTransport::copy_pieces(const Call& call) {
   const int n = size();
   const int64_t element = size_of(call.dtype);
+  const Memory memory(call);
   const auto fetch = [&](std::byte* to, const std::byte* from, int64_t count) {
-    if (to != from && count > 0) std::memcpy(to, from, static_cast<size_t>(count * element));
+    memory.copy(to, from, count * element);
   };
   const Range mine = piece(call.count, n, rank_);
   arrive(call);
@@ -131,7 +153,7 @@ int64_t ThreadTransport::copy_pieces(const Call& call) {
     case Op::reduce_scatter: {
       for (int r = 0; r < n; ++r) in_[static_cast<size_t>(r)] = post(r).in + mine.begin * element;
       std::byte* const out = call.out;
-      reduce_ranks(call.dtype, call.reduction, in_, std::span(&out, 1), {0, mine.size()});
+      memory.reduce_ranks(in_, std::span(&out, 1), {0, mine.size()});
       break;
     }
     case Op::all_gather:
@@ -149,7 +171,7 @@ int64_t ThreadTransport::copy_pieces(const Call& call) {
       if (rank_ == call.root) {
         for (int r = 0; r < n; ++r) in_[static_cast<size_t>(r)] = post(r).in;
         std::byte* const out = call.out;
-        reduce_ranks(call.dtype, call.reduction, in_, std::span(&out, 1), {0, call.count});
+        memory.reduce_ranks(in_, std::span(&out, 1), {0, call.count});
       }
       break;
     case Op::scatter:
@@ -163,22 +185,28 @@ int64_t ThreadTransport::copy_pieces(const Call& call) {
       end_work();
       return 0;
   }
-  depart();
+  depart(call);
   return sent_directly(call, n, rank_);
 }
 
 int64_t ThreadTransport::direct(const Call& call) {
-  return call.op == Op::all_reduce ? all_reduce(call) : copy_pieces(call);
+  try {
+    return call.op == Op::all_reduce ? all_reduce(call) : copy_pieces(call);
+  } catch (...) {
+    end_work();  // or who gives up would wait for this rank
+    throw;
+  }
 }
 
-void ThreadTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
+void ThreadTransport::put(int to, Letter letter) {
   Mailbox& box = group_->mailbox(rank_, to);
   const std::lock_guard lock(box.mutex);
-  box.letters.push_back({tag, std::vector<std::byte>(data, data + bytes)});
+  box.letters.push_back(std::move(letter));
   raise(box.arrivals, box.arrivals.value.load(std::memory_order_relaxed) + 1);
 }
 
-void ThreadTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
+// The first letter of that tag, which is to have `bytes`.
+Letter ThreadTransport::take(int from, int tag, int64_t bytes) {
   Mailbox& box = group_->mailbox(from, rank_);
   for (;;) {
     const uint32_t seen = box.arrivals.value.load(std::memory_order_acquire);
@@ -187,13 +215,13 @@ void ThreadTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
       const auto found =
           std::find_if(box.letters.begin(), box.letters.end(), [&](const Letter& l) { return l.tag == tag; });
       if (found != box.letters.end()) {
-        const auto size = static_cast<int64_t>(found->bytes.size());
+        const int64_t size = found->parcel.empty() ? static_cast<int64_t>(found->bytes.size()) : found->parcel.bytes();
         if (size != bytes)
           throw CommError("recv of " + std::to_string(bytes) + " bytes: rank " + std::to_string(world_rank(from)) +
                           " sent " + std::to_string(size));
-        std::copy(found->bytes.begin(), found->bytes.end(), data);
+        Letter letter = std::move(*found);
         box.letters.erase(found);
-        return;
+        return letter;
       }
     }
     const Waited waited = wait_for(box.arrivals, seen + 1, group_->patience);
@@ -203,6 +231,26 @@ void ThreadTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
       throw CommError("recv of " + std::to_string(bytes) + " bytes: rank " + std::to_string(world_rank(from)) +
                       " sent nothing within " + seconds_text(group_->patience.timeout_s));
   }
+}
+
+void ThreadTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
+  put(to, {tag, std::vector<std::byte>(data, data + bytes), {}});
+}
+
+void ThreadTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
+  const Letter letter = take(from, tag, bytes);
+  if (!letter.parcel.empty()) refuse_kind(bytes, world_rank(from), "a GPU's", "the host's");
+  std::copy(letter.bytes.begin(), letter.bytes.end(), data);
+}
+
+void ThreadTransport::send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) {
+  if constexpr (kWithCuda) put(to, {tag, {}, cuda::Parcel(gpu, data, bytes)});
+}
+
+void ThreadTransport::recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) {
+  Letter letter = take(from, tag, bytes);
+  if (letter.parcel.empty()) refuse_kind(bytes, world_rank(from), "the host's", "a GPU's");
+  if constexpr (kWithCuda) letter.parcel.unpack(gpu, data);
 }
 
 std::unique_ptr<Transport> ThreadTransport::split(int color, int key) {

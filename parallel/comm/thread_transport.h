@@ -11,6 +11,7 @@
 namespace tessera {
 
 class ThreadGroup;
+struct Letter;
 
 class ThreadTransport final : public Transport {
  public:
@@ -23,6 +24,8 @@ class ThreadTransport final : public Transport {
   std::string_view kind() const override { return "threads"; }
   void send(int to, int tag, const std::byte* data, int64_t bytes) override;
   void recv(int from, int tag, std::byte* data, int64_t bytes) override;
+  void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) override;
+  void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) override;
   int64_t direct(const Call& call) override;
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override;
@@ -30,7 +33,7 @@ class ThreadTransport final : public Transport {
 
  private:
   void arrive(const Call& call);
-  void depart();
+  void depart(const Call& call);
   void wait_for_all();
   void begin_work();
   void end_work();
@@ -38,6 +41,8 @@ class ThreadTransport final : public Transport {
   void leave_meeting();
   [[noreturn]] void give_up(Waited why, int waiting_for, const Call& call);
   const Call& post(int rank) const;
+  void put(int to, Letter letter);
+  Letter take(int from, int tag, int64_t bytes);
   int64_t all_reduce(const Call& call);
   int64_t copy_pieces(const Call& call);
 

@@ -2,6 +2,7 @@
 #include "parallel/comm/trace.h"
 
 #include <chrono>
+#include <ctime>
 #include <utility>
 
 namespace tessera {
@@ -11,6 +12,12 @@ double seconds() { return std::chrono::duration<double>(std::chrono::steady_cloc
 
 Trace::Trace(size_t keep) : began_(seconds()), keep_(keep), noting_(keep == 0) {}
 double Trace::now() const { return seconds() - began_; }
+
+double Trace::processor_now() {
+  std::timespec t{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
 
 void Trace::add(TraceEvent event) {
   const std::lock_guard lock(mutex_);

@@ -23,6 +23,7 @@ struct TraceEvent {
   double begin = 0, end = 0;  // and when it ran
   int64_t sent = 0;           // bytes that left this rank
   TraceKind kind = TraceKind::communication;
+  double processor = 0;  // seconds that an action's thread had a processor meanwhile
 };
 
 // A step of training, and bytes of the watched arena at a moment.
@@ -41,6 +42,7 @@ class Trace {
   // With `keep` above 0, only what happens within steps is noted, and only the last `keep` steps are kept.
   explicit Trace(size_t keep = 0);
   double now() const;                       // seconds since the trace began
+  static double processor_now();            // seconds that this thread has had a processor
   double origin() const { return began_; }  // when it began, on the steady clock, which the processes of a host share
   void add(TraceEvent event);
   void begin_step(int64_t step);

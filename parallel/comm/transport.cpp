@@ -1,7 +1,10 @@
 // The parts of a transport that need no memory in common.
 #include "parallel/comm/transport.h"
 
+#include <vector>
+
 #include "parallel/comm/algorithms.h"
+#include "parallel/comm/cuda/streams.h"
 
 namespace tessera {
 
@@ -15,6 +18,24 @@ void Board::fail(int world_rank, const std::string& cause) {
 std::string Board::cause() const {
   const std::lock_guard lock(mutex_);
   return cause_;
+}
+
+void Transport::send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) {
+  std::vector<std::byte> copy(static_cast<size_t>(bytes));
+  if constexpr (kWithCuda) {
+    cuda::copy(gpu, copy.data(), data, bytes);
+    cuda::synchronize(gpu);
+  }
+  send(to, tag, copy.data(), bytes);
+}
+
+void Transport::recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) {
+  std::vector<std::byte> copy(static_cast<size_t>(bytes));
+  recv(from, tag, copy.data(), bytes);
+  if constexpr (kWithCuda) {
+    cuda::copy(gpu, data, copy.data(), bytes);
+    cuda::synchronize(gpu);
+  }
 }
 
 int64_t Transport::direct(const Call& call) { return direct_by_messages(*this, call); }

@@ -47,6 +47,11 @@ class Transport {
   virtual void send(int to, int tag, const std::byte* data, int64_t bytes) = 0;
   virtual void recv(int from, int tag, std::byte* data, int64_t bytes) = 0;
 
+  // The same of bytes on a GPU, of whose arena they are a part; queued on its stream. The default takes them through
+  // the host's memory.
+  virtual void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu);
+  virtual void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu);
+
   // Every rank sends its piece straight to where it belongs; sums are added in the order of ranks. Returns the bytes
   // that this rank sent. The default is made of messages.
   virtual int64_t direct(const Call& call);

@@ -7,10 +7,8 @@
 // Order of summation, the same for every element: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), each addition rounded to
 // the dtype; where the number of ranks is no power of two the missing ranks are left out. Ranks count from the root on.
 // Sent: every rank but the root its array once upwards; downwards n - 1 arrays by all ranks together.
-#include <vector>
-
 #include "parallel/comm/algorithms.h"
-#include "parallel/comm/sums.h"
+#include "parallel/comm/memory.h"
 
 namespace tessera {
 namespace {
@@ -25,31 +23,32 @@ struct Tree {
   int place = (t.rank() - root + n) % n;  // counted from the root
   int64_t bytes = call.bytes();
   int64_t sent = 0;
+  Memory memory{call};
 
   int rank_at(int p) const { return (p + root) % n; }
 
   // The sum of all ranks arrives in `total` of the root; other ranks' `total` is used on the way.
   void reduce(std::byte* total) {
-    std::vector<std::byte> other(static_cast<size_t>(bytes));
+    Scratch other(call, bytes);
     for (int step = 1; step < n; step *= 2) {
       if (place % (2 * step) != 0) {
-        t.send(rank_at(place - step), kTag, total, bytes);
+        memory.send(t, rank_at(place - step), kTag, total, bytes);
         sent += bytes;
         return;
       }
       if (place + step >= n) continue;
-      t.recv(rank_at(place + step), kTag, other.data(), bytes);
-      reduce_into(call.dtype, call.reduction, total, other.data(), call.count);
+      memory.recv(t, rank_at(place + step), kTag, other.data(), bytes);
+      memory.reduce_into(total, other.data(), call.count);
     }
   }
 
   void broadcast(std::byte* data) {
     int step = 1;
     while (step < n && place % (2 * step) == 0) step *= 2;
-    if (place != 0) t.recv(rank_at(place - step), kTag, data, bytes);
+    if (place != 0) memory.recv(t, rank_at(place - step), kTag, data, bytes);
     for (step /= 2; step > 0; step /= 2) {
       if (place + step >= n) continue;
-      t.send(rank_at(place + step), kTag, data, bytes);
+      memory.send(t, rank_at(place + step), kTag, data, bytes);
       sent += bytes;
     }
   }
@@ -65,9 +64,10 @@ int64_t tree(Transport& t, const Call& call) {
     tree.reduce(call.out);
     tree.broadcast(call.out);
   } else {  // only the root's array changes
-    std::vector<std::byte> total(call.in, call.in + tree.bytes);
+    Scratch total(call, tree.bytes);
+    tree.memory.copy(total.data(), call.in, tree.bytes);
     tree.reduce(total.data());
-    if (tree.place == 0) std::copy(total.begin(), total.end(), call.out);
+    if (tree.place == 0) tree.memory.copy(call.out, total.data(), tree.bytes);
   }
   return tree.sent;
 }

@@ -40,7 +40,35 @@ std::vector<std::string> cells(const std::vector<TimedAction>& list, double unit
   return row;
 }
 
+std::string rank_name(size_t rank, size_t ranks) {
+  const std::string number = std::to_string(rank);
+  return "rank " + std::string(std::to_string(ranks - 1).size() - number.size(), ' ') + number + " |";
+}
+
 }  // namespace
+
+std::string draw_to_scale(const Simulation& sim, double span, int columns) {
+  if (span <= 0) span = sim.makespan;
+  const auto width = static_cast<size_t>(columns);
+  const auto column = [&](double time) {
+    return span > 0 ? static_cast<size_t>(std::round(std::min(1.0, time / span) * columns)) : 0;
+  };
+  const bool one_stage = sim.schedule.chunks() == 1;
+  std::string text;
+  for (size_t r = 0; r < sim.actions.size(); ++r) {
+    std::string row(column(sim.makespan), '.');
+    row.resize(width, ' ');
+    for (const TimedAction& t : sim.actions[r]) {
+      const size_t begin = column(t.start), length = column(t.end) - begin;
+      if (t.action.is_message() || length == 0) continue;
+      const std::string whole = label(t.action, one_stage);
+      const std::string name = whole.size() <= length ? whole : std::string(name_of(t.action.what)).substr(0, 1);
+      row.replace(begin, length, padded(name, length, '-'));
+    }
+    text += rank_name(r, sim.actions.size()) + row + "|\n";
+  }
+  return text;
+}
 
 std::string draw(const Simulation& sim, double unit, int columns) {
   if (unit <= 0) unit = shortest(sim);
@@ -53,11 +81,9 @@ std::string draw(const Simulation& sim, double unit, int columns) {
     rows.push_back(cells(list, unit, count, one_stage));
     for (const std::string& cell : rows.back()) width = std::max(width, cell.size());
   }
-  const size_t digits = std::to_string(rows.size() - 1).size();
   std::string text;
   for (size_t r = 0; r < rows.size(); ++r) {
-    const std::string number = std::to_string(r);
-    text += "rank " + std::string(digits - number.size(), ' ') + number + " |";
+    text += rank_name(r, rows.size());
     for (const std::string& cell : rows[r]) {
       const bool goes_on = cell == "-";
       text += " " + (cell.empty() || goes_on ? std::string(width, goes_on ? '-' : '.') : padded(cell, width, ' '));

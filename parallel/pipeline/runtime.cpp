@@ -36,9 +36,11 @@ PipelineRuntime::PipelineRuntime(Schedule schedule, Communicator& axis, Stages& 
 double PipelineRuntime::step() {
   loss_ = 0;
   for (const Action& action : schedule_.actions[static_cast<size_t>(axis_.rank())]) {
-    const double begin = trace_ ? trace_->now() : 0;
+    const double begin = trace_ ? trace_->now() : 0, before = trace_ ? Trace::processor_now() : 0;
     perform(action);
-    if (trace_) trace_->add({action.str(), axis_.axis(), 0, begin, begin, trace_->now(), 0, TraceKind::action});
+    if (!trace_) continue;
+    const double had = Trace::processor_now() - before;
+    trace_->add({action.str(), axis_.axis(), 0, begin, begin, trace_->now(), 0, TraceKind::action, had});
   }
   passing_.clear();
   return loss_;

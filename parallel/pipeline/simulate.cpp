@@ -13,6 +13,7 @@ namespace tessera {
 namespace {
 
 double duration(const Action& a, const Times& times) {
+  if (const auto own = times.actions.find(a); own != times.actions.end()) return own->second;
   const StageTimes& t = times.stages[times.stages.size() == 1 ? 0 : static_cast<size_t>(a.stage)];
   switch (a.what) {
     case Do::F:
@@ -36,9 +37,12 @@ void check_times(const Schedule& s, const Times& times) {
   if (times.stages.size() != 1 && times.stages.size() != static_cast<size_t>(s.stages))
     throw Error("[simulate] " + std::to_string(times.stages.size()) + " times of stages for " +
                 std::to_string(s.stages) + " stages; expected one for each, or one for all");
+  const auto check = [](double x) {
+    if (!(x >= 0)) throw Error("[simulate] a time is " + std::to_string(x) + " s; expected 0 or more");
+  };
   for (const StageTimes& t : times.stages)
-    for (const double x : {t.forward, t.backward, t.input, t.weight, t.unshard, t.reduce_grad, times.message})
-      if (!(x >= 0)) throw Error("[simulate] a time is " + std::to_string(x) + " s; expected 0 or more");
+    for (const double x : {t.forward, t.backward, t.input, t.weight, t.unshard, t.reduce_grad, times.message}) check(x);
+  for (const auto& [action, x] : times.actions) check(x);
 }
 
 // When the last of what the action needs is there.
@@ -49,25 +53,6 @@ double there(const Schedule& s, const Action& a, ActionTable& ends, const Times&
     latest = std::max(latest, ends.of_need(n) + (crosses ? times.message : 0));
   }
   return latest;
-}
-
-void sum_up(Simulation& sim) {
-  double end = 0;
-  for (const auto& list : sim.actions)
-    if (!list.empty()) end = std::max(end, list.back().end);
-  sim.makespan = end;
-  for (const auto& list : sim.actions) {
-    double busy = 0, first = -1, last = 0;
-    for (const TimedAction& t : list) {
-      if (t.action.is_message()) continue;
-      if (first < 0) first = t.start;
-      busy += t.end - t.start;
-      last = t.end;
-    }
-    sim.idle.push_back(sim.makespan - busy);
-    sim.idle_inside.push_back(std::max(0.0, last - std::max(0.0, first) - busy));
-  }
-  sim.in_flight = peak_in_flight(sim.schedule);
 }
 
 }  // namespace
@@ -87,8 +72,29 @@ Simulation simulate(const Schedule& schedule, const Times& times) {
     const double start = std::max(before, there(schedule, a, ends, times, messages));
     return done.emplace_back(TimedAction{a, start, start + duration(a, times)}).end;
   });
-  sum_up(sim);
+  sim.sum_up();
   return sim;
+}
+
+void Simulation::sum_up() {
+  makespan = 0;
+  for (const auto& list : actions)
+    for (const TimedAction& t : list)
+      if (!t.action.is_message()) makespan = std::max(makespan, t.end);
+  idle.clear();
+  idle_inside.clear();
+  for (const auto& list : actions) {
+    double busy = 0, first = -1, last = 0;
+    for (const TimedAction& t : list) {
+      if (t.action.is_message()) continue;
+      if (first < 0) first = t.start;
+      busy += t.end - t.start;
+      last = t.end;
+    }
+    idle.push_back(makespan - busy);
+    idle_inside.push_back(std::max(0.0, last - std::max(0.0, first) - busy));
+  }
+  in_flight = peak_in_flight(schedule);
 }
 
 std::optional<double> bubble_formula(const Schedule& s) {

@@ -11,6 +11,7 @@
 // there. A value that crosses from one rank to another is there `message` seconds after it was made, or sent where the
 // schedule has messages; sending takes its rank no time.
 #pragma once
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,6 +29,7 @@ struct StageTimes {
 struct Times {
   std::vector<StageTimes> stages = {StageTimes{}};  // one for each, or one for all
   double message = 0;
+  std::map<Action, double> actions = {};  // of single ones, where they are known; else their stage's
 };
 
 struct TimedAction {
@@ -38,11 +40,12 @@ struct TimedAction {
 struct Simulation {
   Schedule schedule;
   std::vector<std::vector<TimedAction>> actions = {};  // [rank][time]
-  double makespan = 0;                                 // from the first start to the last end
+  double makespan = 0;                                 // from the first start, which is 0, to the last end of a pass
   std::vector<double> idle = {};                       // of each rank, of the makespan
   std::vector<double> idle_inside = {};                // of each rank, between its own first start and last end
   std::vector<int> in_flight = {};                     // the most of each rank, in stages times micro-batches
 
+  void sum_up();                    // all of the above from the schedule and the actions
   double work() const;              // of the mean rank: what a step would take without a bubble
   double bubble_share() const;      // idle / makespan of the mean rank
   double bubble_over_work() const;  // idle / work
@@ -60,5 +63,13 @@ std::optional<double> bubble_formula(const Schedule& schedule);
 // (0: any number) takes a longer unit. What is under way in the middle of a column is shown there, dots where nothing
 // is. Names of stages are left out where each rank has one.
 std::string draw(const Simulation& simulation, double unit = 0, int columns = 0);
+
+// One row for each rank, in which lengths are to scale: `columns` characters are `span` seconds (0: the makespan). A
+// pass begins with its name, or the letter of what it does where there is no room for the name, and goes on with
+// dashes; dots are idle time. What is shorter than half a character may be missing.
+//
+//   rank 0 |F0--F1--........B0------F2--B1------....B2------|
+//   rank 1 |....F0--B0------F1--B1------F2--B2------........|
+std::string draw_to_scale(const Simulation& simulation, double span = 0, int columns = 100);
 
 }  // namespace tessera

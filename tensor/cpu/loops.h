@@ -5,11 +5,10 @@
 #include <span>
 
 #include "tensor/cpu/vectorize.h"
+#include "tensor/merged_dims.h"
 #include "tensor/tensor.h"
 
 namespace tessera::cpu {
-
-inline constexpr int kMaxOperands = 3;
 
 struct Row {
   std::array<int64_t, kMaxOperands> at{};    // offset of the first element of each operand

@@ -9,6 +9,7 @@
 #include "tensor/cpu/amx_attention.h"
 #include "tensor/cpu/attention_problem.h"
 #include "tensor/cpu/attention_tiles.h"
+#include "tensor/cuda/attention.h"
 
 namespace tessera {
 namespace {
@@ -42,6 +43,13 @@ Problem check(const Tensor& q, const Tensor& k, const Tensor& v, const Attention
     throw Error("[attention] the tile reaches token " + std::to_string(end - 1) + " of " +
                 std::to_string(p.options.tokens_total) + "; say how many there are in tokens_total");
   return p;
+}
+
+// The options with all that they left open.
+AttentionOptions complete(const Problem& p) {
+  AttentionOptions options = p.options;
+  options.scale = p.scale;
+  return options;
 }
 
 DType wide_of(const Tensor& t) { return t.dtype() == DType::float64 ? DType::float64 : DType::float32; }
@@ -255,8 +263,11 @@ void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const Att
   const Problem p = check(q, k, v, options);
   check_result("out", result.out, q);
   check_lse(p, result.lse, q);
-  if (cpu::amx_takes_attention(p, q.dtype())) return cpu::amx_attention(p, q, k, v, result);
-  with_floating(q.dtype(), "attention", [&](auto t) { Forward<decltype(t)>(p, q, k, v, result).run(); });
+  const auto on_cpu = [&] {
+    if (cpu::amx_takes_attention(p, q.dtype())) return cpu::amx_attention(p, q, k, v, result);
+    with_floating(q.dtype(), "attention", [&](auto t) { Forward<decltype(t)>(p, q, k, v, result).run(); });
+  };
+  on_device(q.device(), on_cpu, [&] { cuda::attention(q, k, v, complete(p), result); });
 }
 
 void attention_backward(const Tensor& dout_any, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -267,11 +278,15 @@ void attention_backward(const Tensor& dout_any, const Tensor& q, const Tensor& k
   check_result("dk", dk, k);
   check_result("dv", dv, v);
   check_lse(p, forward.lse, q);
-  if (cpu::amx_takes_attention(p, q.dtype()))
-    return cpu::amx_attention_backward(p, dout, q, k, v, forward, {dq, dk, dv});
-  with_floating(q.dtype(), "attention_backward", [&](auto t) {
-    Backward<decltype(t)>(p, dout, q, k, v, forward, {dq, dk, dv}).run();
-  });
+  const auto on_cpu = [&] {
+    if (cpu::amx_takes_attention(p, q.dtype()))
+      return cpu::amx_attention_backward(p, dout, q, k, v, forward, {dq, dk, dv});
+    with_floating(q.dtype(), "attention_backward", [&](auto t) {
+      Backward<decltype(t)>(p, dout, q, k, v, forward, {dq, dk, dv}).run();
+    });
+  };
+  const auto on_gpu = [&] { cuda::attention_backward(dout, q, k, v, forward, complete(p), {dq, dk, dv}); };
+  on_device(q.device(), on_cpu, on_gpu);
 }
 
 }  // namespace tessera

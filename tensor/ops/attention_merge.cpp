@@ -1,7 +1,10 @@
 // Attention to some keys and attention to others, made one.
+#include "tensor/cuda/attention_merge.h"
+
 #include <algorithm>
 
 #include "tensor/cpu/attention_problem.h"
+#include "tensor/cuda/attention.h"
 #include "tensor/ops/attention.h"
 
 namespace tessera {
@@ -36,7 +39,10 @@ void merge_attended(const Attended& into, const Attended& part) {
       into.lse.dtype() != part.lse.dtype())
     throw Error("[merge_attended] into is " + into.out.describe() + " with lse " + into.lse.describe() + ", part " +
                 part.out.describe() + " with lse " + part.lse.describe() + "; expected the same of one dtype");
-  with_floating(into.lse.dtype(), "merge_attended", [&](auto t) { merge_rows<Accumulate<decltype(t)>>(into, part); });
+  const auto on_cpu = [&] {
+    with_floating(into.lse.dtype(), "merge_attended", [&](auto t) { merge_rows<Accumulate<decltype(t)>>(into, part); });
+  };
+  on_device(into.out.device(), on_cpu, [&] { cuda::merge_attended(into, part); });
 }
 
 }  // namespace tessera

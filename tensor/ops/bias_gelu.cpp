@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "tensor/cpu/vectorize.h"
+#include "tensor/cuda/bias_gelu.h"
 #include "tensor/ops/elementwise_list.h"
 
 namespace tessera {
@@ -25,19 +26,12 @@ void add_bias(const T* x, const T* b, T* h, int64_t c) {
   for (int64_t j = 0; j < c; ++j) h[j] = T(static_cast<A>(x[j]) + static_cast<A>(b[j]));
 }
 
-}  // namespace
-
-BiasGelu bias_gelu(Tensor&& x_any, const Tensor& bias_any) {
-  const int64_t c = x_any.dim(-1), n = x_any.numel() / std::max<int64_t>(c, 1);
-  if (bias_any.defined() && (bias_any.dtype() != x_any.dtype() || bias_any.rank() != 1 || bias_any.dim(0) != c))
-    throw Error("[bias_gelu] bias is " + bias_any.describe() + "; x is " + x_any.describe());
-  const Tensor x = x_any.contiguous(), bias = bias_any.defined() ? bias_any.contiguous() : Tensor();
-  x_any = Tensor();
-  BiasGelu out{x.unique() ? x : x.make(x.shape()), x.make(x.shape())};
+void bias_gelu_on_cpu(const BiasGelu& out, const Tensor& x, const Tensor* bias) {
+  const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
   with_floating(x.dtype(), "bias_gelu", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const T *const in = x.data<T>(), *const b = bias.defined() ? bias.data<T>() : nullptr;
+    const T *const in = x.data<T>(), *const b = bias ? bias->data<T>() : nullptr;
     T *const ph = out.h.data<T>(), *const py = out.y.data<T>();
     cpu::parallel_for(n, std::max<int64_t>(1, cpu::kGrain / c), [=](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -53,15 +47,9 @@ BiasGelu bias_gelu(Tensor&& x_any, const Tensor& bias_any) {
       }
     });
   });
-  return out;
 }
 
-Tensor bias_gelu_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias) {
-  if (!(dy_any.shape() == h_any.shape()) || dy_any.dtype() != h_any.dtype())
-    throw Error("[bias_gelu_backward] dy is " + dy_any.describe() + "; h is " + h_any.describe());
-  const Tensor dy = dy_any.contiguous(), h = h_any.contiguous();
-  dy_any = Tensor();
-  Tensor dh = dy.unique() ? dy : h.make(h.shape());
+void bias_gelu_backward_on_cpu(const Tensor& dh, const Tensor& dy, const Tensor& h, Tensor* dbias) {
   const int64_t c = h.dim(-1), n = h.numel() / std::max<int64_t>(c, 1);
   const int64_t chunks = std::max<int64_t>(1, (n + kChunk - 1) / kChunk);
   const Tensor total = h.make({chunks, c}, h.dtype() == DType::float64 ? DType::float64 : DType::float32);
@@ -90,6 +78,32 @@ Tensor bias_gelu_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias) {
     });
   });
   if (dbias) dbias->copy_from(total.narrow(0, 0, 1).reshape({c}));
+}
+
+}  // namespace
+
+BiasGelu bias_gelu(Tensor&& x_any, const Tensor& bias_any) {
+  const int64_t c = x_any.dim(-1);
+  if (bias_any.defined() && (bias_any.dtype() != x_any.dtype() || bias_any.rank() != 1 || bias_any.dim(0) != c))
+    throw Error("[bias_gelu] bias is " + bias_any.describe() + "; x is " + x_any.describe());
+  const Tensor x = x_any.contiguous(), bias = bias_any.defined() ? bias_any.contiguous() : Tensor();
+  x_any = Tensor();
+  BiasGelu out{x.unique() ? x : x.make(x.shape()), x.make(x.shape())};
+  const Tensor* const added = bias.defined() ? &bias : nullptr;
+  on_device(
+      x.device(), [&] { bias_gelu_on_cpu(out, x, added); }, [&] { cuda::bias_gelu(out, x, added); });
+  return out;
+}
+
+Tensor bias_gelu_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias) {
+  if (!(dy_any.shape() == h_any.shape()) || dy_any.dtype() != h_any.dtype())
+    throw Error("[bias_gelu_backward] dy is " + dy_any.describe() + "; h is " + h_any.describe());
+  const Tensor dy = dy_any.contiguous(), h = h_any.contiguous();
+  dy_any = Tensor();
+  Tensor dh = dy.unique() ? dy : h.make(h.shape());
+  on_device(
+      h.device(), [&] { bias_gelu_backward_on_cpu(dh, dy, h, dbias); },
+      [&] { cuda::bias_gelu_backward(dh, dy, h, dbias); });
   return dh;
 }
 

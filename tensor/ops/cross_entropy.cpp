@@ -7,6 +7,7 @@
 
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/vectorize.h"
+#include "tensor/cuda/cross_entropy.h"
 #include "tensor/math.h"
 
 namespace tessera {
@@ -28,11 +29,14 @@ inline A row_lse(const T* row, int64_t vocab) {
   return max + math::log(sum);
 }
 
-int64_t check_targets(const Tensor& logits, const Tensor& targets, const VocabPart& part) {
+void check_shapes(const Tensor& logits, const Tensor& targets) {
   if (logits.rank() != 2 || targets.rank() != 1 || targets.dim(0) != logits.dim(0) || targets.dtype() != DType::int32)
     throw Error("[cross_entropy] logits are " + logits.describe() + ", targets are " + targets.describe() +
                 "; expected (N, V) and int32 (N)");
-  const int64_t vocab = part.whole > 0 ? part.whole : logits.dim(1);
+}
+
+// Throws for a target outside; returns how many there are.
+int64_t check_targets(const Tensor& targets, int64_t vocab) {
   int64_t count = 0;
   const int32_t* const target = targets.data<int32_t>();
   for (int64_t i = 0; i < targets.dim(0); ++i) {
@@ -45,15 +49,14 @@ int64_t check_targets(const Tensor& logits, const Tensor& targets, const VocabPa
   return count;
 }
 
+int64_t vocab_of(const Tensor& logits, const VocabPart& part) { return part.whole > 0 ? part.whole : logits.dim(1); }
+
 int64_t rows_per_task(int64_t vocab) { return std::max<int64_t>(1, cpu::kGrain / std::max<int64_t>(vocab, 1)); }
 
-}  // namespace
-
-CrossEntropy cross_entropy(const Tensor& logits_any, const Tensor& targets_any) {
-  const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
+CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets) {
   CrossEntropy out;
-  out.count = check_targets(logits, targets, {});
   const int64_t n = logits.dim(0), vocab = logits.dim(1);
+  out.count = check_targets(targets, vocab);
   with_floating(logits.dtype(), "cross_entropy", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
@@ -68,23 +71,28 @@ CrossEntropy cross_entropy(const Tensor& logits_any, const Tensor& targets_any) 
       if (target[i] != kIgnoredTarget)
         out.loss_sum += static_cast<double>(lse[i]) - static_cast<double>(static_cast<A>(x[i * vocab + target[i]]));
   });
+  out.sum = logits.make({}, DType::float64);
+  *out.sum.data<double>() = out.loss_sum;
   return out;
 }
 
-Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, const Tensor& lse, double scale,
-                              const VocabPart& part) {
-  const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
-  logits_any = Tensor();
-  check_targets(logits, targets, part);
-  Tensor out = logits.unique() ? logits : logits.make(logits.shape());
+// Waits for what the GPU was told to make.
+CrossEntropy read(const cuda::RowLosses& made) {
+  const std::vector<double> totals = made.totals.to_vector<double>();
+  return {totals[0], static_cast<int64_t>(totals[1]), made.lse, made.totals.select(0, 0)};
+}
+
+void backward_on_cpu(const Tensor& out, const cuda::Scored& of, double scale, const VocabPart& part) {
+  const Tensor& logits = of.logits;
   const int64_t vocab = logits.dim(1), first = part.first;
+  check_targets(of.targets, vocab_of(logits, part));
   with_floating(logits.dtype(), "cross_entropy_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
     const T* const x = logits.data<T>();
     T* const dx = out.data<T>();
-    const A* const log_sum = lse.data<A>();
-    const int32_t* const target = targets.data<int32_t>();
+    const A* const log_sum = of.lse.data<A>();
+    const int32_t* const target = of.targets.data<int32_t>();
     const A factor = static_cast<A>(scale);
     cpu::parallel_for(logits.dim(0), rows_per_task(vocab), [=](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -101,14 +109,43 @@ Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, co
       }
     });
   });
+}
+
+}  // namespace
+
+Tensor targets_beside(const Tensor& logits, const Tensor& targets, int64_t vocab) {
+  if (targets.device() == logits.device()) return targets;
+  check_shapes(logits, targets);
+  check_targets(targets.on_host().contiguous(), vocab);
+  return targets.to(logits.arena());
+}
+
+CrossEntropy cross_entropy(const Tensor& logits_any, const Tensor& targets_any) {
+  check_shapes(logits_any, targets_any);
+  const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
+  return on_device(
+      logits.device(), [&] { return cross_entropy_on_cpu(logits, targets); },
+      [&] { return read(cuda::cross_entropy(logits, targets)); });
+}
+
+Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, const Tensor& lse, double scale,
+                              const VocabPart& part) {
+  check_shapes(logits_any, targets_any);
+  const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
+  logits_any = Tensor();
+  Tensor out = logits.unique() ? logits : logits.make(logits.shape());
+  const cuda::Scored of{logits, targets, lse};
+  on_device(
+      logits.device(), [&] { backward_on_cpu(out, of, scale, part); },
+      [&] { cuda::cross_entropy_backward(out, of, scale, part); });
   return out;
 }
 
 namespace {
 
-// out (N) of f(row, i), in the type that sums are made in.
-template <class F>
-Tensor over_rows(const Tensor& logits_any, const char* op, const F& f) {
+// out (N) of f(row, i), in the type that sums are made in, or of cuda(out, logits) on a GPU.
+template <class F, class Cuda>
+Tensor over_rows(const Tensor& logits_any, const char* op, const F& f, const Cuda& on_gpu) {
   if (logits_any.rank() != 2)
     throw Error(std::string("[") + op + "] logits are " + logits_any.describe() + "; expected (N, V)");
   const Tensor logits = logits_any.contiguous();
@@ -117,48 +154,19 @@ Tensor over_rows(const Tensor& logits_any, const char* op, const F& f) {
     using T = decltype(t);
     using A = Accumulate<T>;
     Tensor out = logits.make({n}, kDTypeOf<A>);
-    const T* const x = logits.data<T>();
-    A* const y = out.template data<A>();
-    cpu::parallel_for(n, rows_per_task(vocab), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) y[i] = f(x + i * vocab, i, A{});
-    });
+    const auto on_cpu = [&] {
+      const T* const x = logits.data<T>();
+      A* const y = out.template data<A>();
+      cpu::parallel_for(n, rows_per_task(vocab), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) y[i] = f(x + i * vocab, i, A{});
+      });
+    };
+    on_device(logits.device(), on_cpu, [&] { on_gpu(out, logits); });
     return out;
   });
 }
 
-}  // namespace
-
-Tensor row_max(const Tensor& logits) {
-  const int64_t vocab = logits.dim(-1);
-  return over_rows(logits, "row_max", [=]<class T, class A>(const T* row, int64_t, A) {
-    return cpu::lane_max<A>(vocab, -std::numeric_limits<A>::infinity(),
-                            [=](int64_t j) { return static_cast<A>(row[j]); });
-  });
-}
-
-Tensor row_sum_exp(const Tensor& logits, const Tensor& max) {
-  const int64_t vocab = logits.dim(-1);
-  max.check_size(logits.dim(0));
-  return over_rows(logits, "row_sum_exp", [&]<class T, class A>(const T* row, int64_t i, A) {
-    const A top = max.data<A>()[i];
-    return cpu::lane_sum<A>(vocab, [=](int64_t j) { return math::exp(static_cast<A>(row[j]) - top); });
-  });
-}
-
-Tensor target_logits(const Tensor& logits, const Tensor& targets_any, const VocabPart& part) {
-  const Tensor targets = targets_any.contiguous();
-  check_targets(logits, targets, part);
-  const int32_t* const target = targets.data<int32_t>();
-  const int64_t vocab = logits.dim(1);
-  return over_rows(logits, "target_logits", [=]<class T, class A>(const T* row, int64_t i, A) {
-    const int64_t at = target[i] == kIgnoredTarget ? -1 : target[i] - part.first;
-    return at >= 0 && at < vocab ? static_cast<A>(row[at]) : A(0);
-  });
-}
-
-CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own,
-                                  const Tensor& targets_any) {
-  const Tensor targets = targets_any.contiguous();
+CrossEntropy joined_on_cpu(const Tensor& max, const Tensor& sum_exp, const Tensor& own, const Tensor& targets) {
   const int64_t n = max.numel();
   CrossEntropy out;
   out.lse = max.make({n}, max.dtype());
@@ -174,7 +182,53 @@ CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, cons
       ++out.count;
     }
   });
+  out.sum = max.make({}, DType::float64);
+  *out.sum.data<double>() = out.loss_sum;
   return out;
+}
+
+}  // namespace
+
+Tensor row_max(const Tensor& logits) {
+  const int64_t vocab = logits.dim(-1);
+  const auto top = [=]<class T, class A>(const T* row, int64_t, A) {
+    return cpu::lane_max<A>(vocab, -std::numeric_limits<A>::infinity(),
+                            [=](int64_t j) { return static_cast<A>(row[j]); });
+  };
+  return over_rows(logits, "row_max", top, [](const Tensor& out, const Tensor& x) { cuda::row_max(out, x); });
+}
+
+Tensor row_sum_exp(const Tensor& logits, const Tensor& max) {
+  const int64_t vocab = logits.dim(-1);
+  max.check_size(logits.dim(0));
+  const auto sum = [&]<class T, class A>(const T* row, int64_t i, A) {
+    const A top = max.data<A>()[i];
+    return cpu::lane_sum<A>(vocab, [=](int64_t j) { return math::exp(static_cast<A>(row[j]) - top); });
+  };
+  return over_rows(logits, "row_sum_exp", sum,
+                   [&](const Tensor& out, const Tensor& x) { cuda::row_sum_exp(out, x, max); });
+}
+
+Tensor target_logits(const Tensor& logits, const Tensor& targets_any, const VocabPart& part) {
+  check_shapes(logits, targets_any);
+  const Tensor targets = targets_any.contiguous();
+  if (targets.device() == Device::cpu) check_targets(targets, vocab_of(logits, part));
+  const int64_t vocab = logits.dim(1);
+  const auto of_target = [&]<class T, class A>(const T* row, int64_t i, A) {
+    const int32_t target = targets.data<int32_t>()[i];
+    const int64_t at = target == kIgnoredTarget ? -1 : target - part.first;
+    return at >= 0 && at < vocab ? static_cast<A>(row[at]) : A(0);
+  };
+  return over_rows(logits, "target_logits", of_target,
+                   [&](const Tensor& out, const Tensor& x) { cuda::target_logits(out, x, targets, part); });
+}
+
+CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own,
+                                  const Tensor& targets_any) {
+  const Tensor targets = targets_any.contiguous();
+  return on_device(
+      max.device(), [&] { return joined_on_cpu(max, sum_exp, own, targets); },
+      [&] { return read(cuda::joined_cross_entropy(max, sum_exp, own, targets)); });
 }
 
 }  // namespace tessera

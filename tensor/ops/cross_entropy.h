@@ -14,10 +14,16 @@ struct CrossEntropy {
   double loss_sum = 0;  // over target tokens, each row's loss added in row order
   int64_t count = 0;    // target tokens: rows whose target is not kIgnoredTarget
   Tensor lse;           // (N): log of the sum of the exponentials; float32, or float64 for float64
+  Tensor sum;           // loss_sum where the logits lie: float64, ()
 };
 
-// logits (N, V), targets int32 (N) in [0, V) or kIgnoredTarget. Throws naming the row of a target outside. Cost: one
-// read of the logits.
+// The targets, int32 (N), where the logits lie. If that is elsewhere they are checked and copied; `vocab` is that of
+// all parts.
+Tensor targets_beside(const Tensor& logits, const Tensor& targets, int64_t vocab);
+
+// logits (N, V), targets int32 (N) in [0, V) or kIgnoredTarget. Throws naming the row of a target outside. On a GPU the
+// targets lie there too, losses are added by blocks of 4096 rows, and the sum is read back. Cost: one read of the
+// logits.
 CrossEntropy cross_entropy(const Tensor& logits, const Tensor& targets);
 
 // Where logits (N, V_r) lie in a vocabulary of which only a part is here: columns [first, first + V_r) of `whole`.

@@ -2,6 +2,7 @@
 #include "tensor/ops/dropout.h"
 
 #include "tensor/cpu/vectorize.h"
+#include "tensor/cuda/dropout.h"
 
 namespace tessera {
 namespace {
@@ -20,6 +21,27 @@ void drop_row(T* y, const T* x, int64_t c, uint64_t first, double p, const Dropo
   }
 }
 
+// `tile` has its sizes.
+void dropout_on_cpu(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile) {
+  const int64_t tokens = x.dim(1), c = x.dim(2);
+  with_floating(x.dtype(), "dropout", [&](auto t) {
+    using T = decltype(t);
+    const T* const from = x.data<T>();
+    T* const to = y.data<T>();
+    cpu::split(x.dim(0) * tokens, std::max<int64_t>(1, 1024 / std::max<int64_t>(c, 1)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i) {
+                   const int64_t position =
+                       tile.positions.empty() ? i % tokens : tile.positions[static_cast<size_t>(i % tokens)];
+                   const int64_t first =
+                       ((tile.first_sequence + i / tokens) * tile.tokens_total + position) * tile.channels_total +
+                       tile.first_channel;
+                   drop_row(to + i * c, from + i * c, c, static_cast<uint64_t>(first), p, tile);
+                 }
+               });
+  });
+}
+
 }  // namespace
 
 Tensor dropout(Tensor&& x_any, double p, const DropoutTile& tile) {
@@ -33,22 +55,16 @@ Tensor dropout(Tensor&& x_any, double p, const DropoutTile& tile) {
   x_any = Tensor();
   if (p == 0) return x;
   Tensor y = x.unique() ? x : x.make(x.shape());
-  const int64_t t_all = tile.tokens_total > 0 ? tile.tokens_total : tokens,
-                c_all = tile.channels_total > 0 ? tile.channels_total : c;
-  with_floating(x.dtype(), "dropout", [&](auto t) {
-    using T = decltype(t);
-    const T* const from = x.data<T>();
-    T* const to = y.data<T>();
-    cpu::split(
-        x.dim(0) * tokens, std::max<int64_t>(1, 1024 / std::max<int64_t>(c, 1)), [&](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) {
-            const int64_t position =
-                tile.positions.empty() ? i % tokens : tile.positions[static_cast<size_t>(i % tokens)];
-            const int64_t first = ((tile.first_sequence + i / tokens) * t_all + position) * c_all + tile.first_channel;
-            drop_row(to + i * c, from + i * c, c, static_cast<uint64_t>(first), p, tile);
-          }
-        });
-  });
+  DropoutTile whole = tile;
+  if (whole.tokens_total <= 0) whole.tokens_total = tokens;
+  if (whole.channels_total <= 0) whole.channels_total = c;
+  const auto on_gpu = [&] {
+    const Tensor positions =
+        tile.positions.empty() ? Tensor() : Tensor::of<int64_t>(tile.positions, {tokens}, x.arena());
+    cuda::dropout(y, x, p, whole, positions.defined() ? &positions : nullptr);
+  };
+  on_device(
+      x.device(), [&] { dropout_on_cpu(y, x, p, whole); }, on_gpu);
   return y;
 }
 

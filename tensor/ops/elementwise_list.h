@@ -21,11 +21,11 @@ struct Neg {
   static constexpr const char* name = "neg";
   static constexpr double low = -3, high = 3;
   template <class T>
-  static T f(T x) {
+  static constexpr T f(T x) {
     return -x;
   }
   template <class T>
-  static T df(T) {
+  static constexpr T df(T) {
     return T(-1);
   }
 };
@@ -33,11 +33,11 @@ struct Exp {
   static constexpr const char* name = "exp";
   static constexpr double low = -4, high = 4;
   template <class T>
-  static T f(T x) {
+  static constexpr T f(T x) {
     return math::exp(x);
   }
   template <class T>
-  static T df(T x) {
+  static constexpr T df(T x) {
     return math::exp(x);
   }
 };
@@ -45,11 +45,11 @@ struct Log {
   static constexpr const char* name = "log";
   static constexpr double low = 0.1, high = 5;
   template <class T>
-  static T f(T x) {
+  static constexpr T f(T x) {
     return math::log(x);
   }
   template <class T>
-  static T df(T x) {
+  static constexpr T df(T x) {
     return T(1) / x;
   }
 };
@@ -57,11 +57,11 @@ struct Sqrt {
   static constexpr const char* name = "sqrt";
   static constexpr double low = 0.1, high = 5;
   template <class T>
-  static T f(T x) {
+  static constexpr T f(T x) {
     return math::sqrt(x);
   }
   template <class T>
-  static T df(T x) {
+  static constexpr T df(T x) {
     return T(0.5) / math::sqrt(x);
   }
 };
@@ -69,11 +69,11 @@ struct Square {
   static constexpr const char* name = "square";
   static constexpr double low = -3, high = 3;
   template <class T>
-  static T f(T x) {
+  static constexpr T f(T x) {
     return x * x;
   }
   template <class T>
-  static T df(T x) {
+  static constexpr T df(T x) {
     return T(2) * x;
   }
 };
@@ -81,11 +81,11 @@ struct Reciprocal {
   static constexpr const char* name = "reciprocal";
   static constexpr double low = 0.2, high = 3;
   template <class T>
-  static T f(T x) {
+  static constexpr T f(T x) {
     return T(1) / x;
   }
   template <class T>
-  static T df(T x) {
+  static constexpr T df(T x) {
     return T(-1) / (x * x);
   }
 };
@@ -93,11 +93,11 @@ struct Tanh {
   static constexpr const char* name = "tanh";
   static constexpr double low = -3, high = 3;
   template <class T>
-  static T f(T x) {
+  static constexpr T f(T x) {
     return math::tanh(x);
   }
   template <class T>
-  static T df(T x) {
+  static constexpr T df(T x) {
     const T t = math::tanh(x);
     return T(1) - t * t;
   }
@@ -106,11 +106,11 @@ struct Sigmoid {
   static constexpr const char* name = "sigmoid";
   static constexpr double low = -5, high = 5;
   template <class T>
-  static T f(T x) {
+  static constexpr T f(T x) {
     return math::sigmoid(x);
   }
   template <class T>
-  static T df(T x) {
+  static constexpr T df(T x) {
     const T s = math::sigmoid(x);
     return s * (T(1) - s);
   }
@@ -119,11 +119,11 @@ struct Relu {
   static constexpr const char* name = "relu";
   static constexpr double low = -3, high = 3;
   template <class T>
-  static T f(T x) {
+  static constexpr T f(T x) {
     return x > T(0) ? x : T(0);
   }
   template <class T>
-  static T df(T x) {
+  static constexpr T df(T x) {
     return x > T(0) ? T(1) : T(0);
   }
 };
@@ -131,11 +131,11 @@ struct Silu {
   static constexpr const char* name = "silu";
   static constexpr double low = -5, high = 5;
   template <class T>
-  static T f(T x) {
+  static constexpr T f(T x) {
     return x * math::sigmoid(x);
   }
   template <class T>
-  static T df(T x) {
+  static constexpr T df(T x) {
     const T s = math::sigmoid(x);
     return math::fma(x * s, T(1) - s, s);
   }
@@ -146,15 +146,15 @@ struct Gelu {
   static constexpr const char* name = "gelu";
   static constexpr double low = -4, high = 4;
   template <class T>
-  static T twice_u(T x) {
+  static constexpr T twice_u(T x) {
     return x * math::fma(T(0.0713548162726009), x * x, T(1.5957691216057308));
   }
   template <class T>
-  static T f(T x) {
+  static constexpr T f(T x) {
     return x * math::sigmoid(twice_u(x));
   }
   template <class T>
-  static T df(T x) {
+  static constexpr T df(T x) {
     const T s = math::sigmoid(twice_u(x));
     const T slope = math::fma(T(0.2140644488178027), x * x, T(1.5957691216057308));
     return math::fma(x * s * (T(1) - s), slope, s);
@@ -167,15 +167,15 @@ struct Add {
   static constexpr const char* name = "add";
   static constexpr double low = -3, high = 3;
   template <class T>
-  static T f(T a, T b) {
+  static constexpr T f(T a, T b) {
     return a + b;
   }
   template <class T>
-  static T da(T, T) {
+  static constexpr T da(T, T) {
     return T(1);
   }
   template <class T>
-  static T db(T, T) {
+  static constexpr T db(T, T) {
     return T(1);
   }
 };
@@ -183,15 +183,15 @@ struct Sub {
   static constexpr const char* name = "sub";
   static constexpr double low = -3, high = 3;
   template <class T>
-  static T f(T a, T b) {
+  static constexpr T f(T a, T b) {
     return a - b;
   }
   template <class T>
-  static T da(T, T) {
+  static constexpr T da(T, T) {
     return T(1);
   }
   template <class T>
-  static T db(T, T) {
+  static constexpr T db(T, T) {
     return T(-1);
   }
 };
@@ -199,15 +199,15 @@ struct Mul {
   static constexpr const char* name = "mul";
   static constexpr double low = -3, high = 3;
   template <class T>
-  static T f(T a, T b) {
+  static constexpr T f(T a, T b) {
     return a * b;
   }
   template <class T>
-  static T da(T, T b) {
+  static constexpr T da(T, T b) {
     return b;
   }
   template <class T>
-  static T db(T a, T) {
+  static constexpr T db(T a, T) {
     return a;
   }
 };
@@ -215,15 +215,15 @@ struct Div {
   static constexpr const char* name = "div";
   static constexpr double low = 0.3, high = 3;
   template <class T>
-  static T f(T a, T b) {
+  static constexpr T f(T a, T b) {
     return a / b;
   }
   template <class T>
-  static T da(T, T b) {
+  static constexpr T da(T, T b) {
     return T(1) / b;
   }
   template <class T>
-  static T db(T a, T b) {
+  static constexpr T db(T a, T b) {
     return -a / (b * b);
   }
 };
@@ -231,15 +231,15 @@ struct Maximum {  // the gradient of a tie goes to a
   static constexpr const char* name = "maximum";
   static constexpr double low = -3, high = 3;
   template <class T>
-  static T f(T a, T b) {
+  static constexpr T f(T a, T b) {
     return a >= b ? a : b;
   }
   template <class T>
-  static T da(T a, T b) {
+  static constexpr T da(T a, T b) {
     return a >= b ? T(1) : T(0);
   }
   template <class T>
-  static T db(T a, T b) {
+  static constexpr T db(T a, T b) {
     return a >= b ? T(0) : T(1);
   }
 };
@@ -247,15 +247,15 @@ struct Minimum {
   static constexpr const char* name = "minimum";
   static constexpr double low = -3, high = 3;
   template <class T>
-  static T f(T a, T b) {
+  static constexpr T f(T a, T b) {
     return a <= b ? a : b;
   }
   template <class T>
-  static T da(T a, T b) {
+  static constexpr T da(T a, T b) {
     return a <= b ? T(1) : T(0);
   }
   template <class T>
-  static T db(T a, T b) {
+  static constexpr T db(T a, T b) {
     return a <= b ? T(0) : T(1);
   }
 };

@@ -1,8 +1,9 @@
-// Checks, shapes, and the choice between oneDNN and our float64 kernel.
+// Checks, shapes, and on the CPU the choice between oneDNN, our AMX tiles and our float64 kernel.
 #include "tensor/ops/matmul.h"
 
 #include "tensor/cpu/amx_matmul.h"
 #include "tensor/cpu/gemm.h"
+#include "tensor/cuda/matmul.h"
 #include "tensor/ops/elementwise.h"
 
 namespace tessera {
@@ -16,8 +17,7 @@ bool has_unit_stride(const Tensor& t) {
 }
 Tensor with_unit_stride(const Tensor& t) { return has_unit_stride(t) ? t : t.contiguous(); }
 
-// The product of 2-D operands that are known to fit. `packed`, when given, belongs to b.
-void product(Tensor& out, const Tensor& a_any, const Tensor& b_any, const Tensor& bias, cpu::Packed* packed) {
+void product_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const Tensor& bias, cpu::Packed* packed) {
   if (out.numel() == 0) return;
   if (a_any.dtype() == DType::float64) {
     const auto strided = [](const Tensor& t) {
@@ -38,6 +38,27 @@ void product(Tensor& out, const Tensor& a_any, const Tensor& b_any, const Tensor
     cpu::dnnl_matmul(out, a, b, bias);
 }
 
+// The product of 2-D operands that are known to fit. `packed`, when given, belongs to b.
+void product(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, cpu::Packed* packed) {
+  on_device(
+      out.device(), [&] { product_on_cpu(out, a, b, bias, packed); }, [&] { cuda::matmul(out, a, b, bias); });
+}
+
+// (..., M, N) as (L, M, N): itself where it has three dims, whatever its strides.
+Tensor stacked(const Tensor& t) { return t.rank() == 3 ? t : t.contiguous().reshape({-1, t.dim(-2), t.dim(-1)}); }
+
+// One product for each index of the leading dim.
+void products(const Tensor& outs, const Tensor& as, const Tensor& bs) {
+  const auto on_cpu = [&] {
+    const Tensor left = as.contiguous(), right = bs.contiguous();
+    for (int64_t i = 0; i < outs.dim(0); ++i) {
+      Tensor one = outs.select(0, i);
+      product(one, left.select(0, i), right.select(0, i), {}, nullptr);
+    }
+  };
+  on_device(outs.device(), on_cpu, [&] { cuda::matmul(outs, as, bs, {}); });
+}
+
 void check_product(const char* op, const Tensor& a, const Tensor& b) {
   if (a.dtype() != b.dtype())
     throw Error(std::string("[") + op + "] dtypes differ: " + a.describe() + " x " + b.describe());
@@ -48,7 +69,7 @@ void check_product(const char* op, const Tensor& a, const Tensor& b) {
 
 // The packed copy of b for products with `a`; null where none pays. oneDNN's layout may depend on the rows of a.
 cpu::Packed* pack_for(WeightPacks* packs, const Tensor& a, const Tensor& b, bool transposed) {
-  if (!packs || a.dim(0) < kPackFromRows || a.dtype() == DType::float64) return nullptr;
+  if (!packs || a.device() == Device::cuda || a.dim(0) < kPackFromRows || a.dtype() == DType::float64) return nullptr;
   const int64_t rows = cpu::amx_takes(a, b) ? 0 : a.dim(0);
   for (cpu::Packed& p : packs->packs)
     if (p.rows == rows && p.transposed == transposed) return &p;
@@ -85,13 +106,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   if (!(lead == b.shape().first(b.rank() - 2)))
     throw Error("[matmul] leading dims differ: a " + a.shape().str() + " x b " + b.shape().str());
   Tensor out = a.make(a.shape().with_last(b.dim(-1)));
-  const int64_t m = a.dim(-2), k = a.dim(-1), n = b.dim(-1);
-  const Tensor as = a.contiguous().reshape({-1, m, k}), bs = b.contiguous().reshape({-1, k, n}),
-               outs = out.reshape({-1, m, n});
-  for (int64_t i = 0; i < lead.numel(); ++i) {
-    Tensor one = outs.select(0, i);
-    product(one, as.select(0, i), bs.select(0, i), {}, nullptr);
-  }
+  products(stacked(out), stacked(a), stacked(b));
   return out;
 }
 

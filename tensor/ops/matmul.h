@@ -1,6 +1,7 @@
 // Matrix products.
 //
-// float32 and bfloat16 go to oneDNN (sums in float32, one rounding), float64 to our own blocked kernel.
+// float32 and bfloat16 go to oneDNN (sums in float32, one rounding), float64 to our own blocked kernel; on a GPU all of
+// them go to cuBLASLt (tensor/cuda/matmul.h).
 #pragma once
 #include <vector>
 

@@ -5,10 +5,13 @@
 
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/vectorize.h"
+#include "tensor/cuda/norm.h"
 #include "tensor/math.h"
 
 namespace tessera {
 namespace {
+
+using cuda::NormOperands;
 
 void check(const Tensor& x, const Tensor& gamma, const Tensor& beta) {
   const int64_t c = x.rank() > 0 ? x.dim(-1) : 0;
@@ -60,30 +63,39 @@ struct Forward {
   }
 };
 
-Normed run(const Tensor& x, const Tensor* added, Tensor* sum, const Tensor& gamma_any, const Tensor& beta_any,
-           const NormOptions& options) {
-  check(x, gamma_any, beta_any);
-  const Tensor gamma = gamma_any.contiguous(), beta = beta_any.defined() ? beta_any.contiguous() : Tensor();
+void norm_on_cpu(const NormOperands& operands, const Normed& out, double eps) {
+  const Tensor& x = *operands.x;
+  const auto* const added = operands.added;
   const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
-  const Shape rows = x.shape().first(x.rank() - 1);
-  Normed out{x.make(x.shape()), options.center ? x.make(rows, wide(x)) : Tensor(), x.make(rows, wide(x))};
   with_floating(x.dtype(), "norm", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
     const Forward<T> f{x.data<T>(),
                        added ? added->data<T>() : nullptr,
-                       gamma.data<T>(),
-                       beta.defined() ? beta.data<T>() : nullptr,
-                       sum ? sum->data<T>() : nullptr,
+                       operands.gamma->data<T>(),
+                       operands.beta ? operands.beta->data<T>() : nullptr,
+                       operands.sum ? operands.sum->data<T>() : nullptr,
                        out.y.data<T>(),
-                       options.center ? out.mean.data<A>() : nullptr,
+                       out.mean.defined() ? out.mean.data<A>() : nullptr,
                        out.rstd.data<A>(),
                        c,
-                       static_cast<A>(options.eps)};
+                       static_cast<A>(eps)};
     cpu::parallel_for(n, rows_per_task(c), [&f](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) f.row(i);
     });
   });
+}
+
+Normed run(NormOperands operands, const Tensor& gamma_any, const Tensor& beta_any, const NormOptions& options) {
+  const Tensor& x = *operands.x;
+  check(x, gamma_any, beta_any);
+  const Tensor gamma = gamma_any.contiguous(), beta = beta_any.defined() ? beta_any.contiguous() : Tensor();
+  operands.gamma = &gamma;
+  operands.beta = beta.defined() ? &beta : nullptr;
+  const Shape rows = x.shape().first(x.rank() - 1);
+  Normed out{x.make(x.shape()), options.center ? x.make(rows, wide(x)) : Tensor(), x.make(rows, wide(x))};
+  on_device(
+      x.device(), [&] { norm_on_cpu(operands, out, options.eps); }, [&] { cuda::norm(operands, out, options.eps); });
   return out;
 }
 
@@ -119,40 +131,17 @@ struct Backward {
   }
 };
 
-}  // namespace
-
-Normed norm(const Tensor& x_any, const Tensor& gamma, const Tensor& beta, const NormOptions& options) {
-  const Tensor x = x_any.contiguous();
-  return run(x, nullptr, nullptr, gamma, beta, options);
-}
-
-AddNormed add_norm(const Tensor& x_any, Tensor&& y_any, const Tensor& gamma, const Tensor& beta,
-                   const NormOptions& options) {
-  if (!(x_any.shape() == y_any.shape()) || x_any.dtype() != y_any.dtype())
-    throw Error("[add_norm] x is " + x_any.describe() + ", y is " + y_any.describe() + "; expected the same");
-  const Tensor x = x_any.contiguous(), y = y_any.contiguous();
-  y_any = Tensor();
-  Tensor sum = y.unique() ? y : x.make(x.shape());
-  Normed normed = run(x, &y, &sum, gamma, beta, options);
-  return {std::move(sum), std::move(normed)};
-}
-
-Tensor norm_backward(const Tensor& dy_any, const Tensor& x_any, const Tensor& gamma_any, const Normed& forward,
-                     Tensor&& residual_any) {
-  if (!(dy_any.shape() == x_any.shape()) || dy_any.dtype() != x_any.dtype())
-    throw Error("[norm_backward] dy is " + dy_any.describe() + "; x is " + x_any.describe());
-  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous(), gamma = gamma_any.contiguous();
-  const Tensor residual = residual_any.defined() ? residual_any.contiguous() : Tensor();
-  residual_any = Tensor();
-  Tensor dx = residual.defined() && residual.unique() ? residual : x.make(x.shape());
+void norm_backward_on_cpu(const Tensor& dx, const NormOperands& operands, const Tensor& dy, const Normed& forward,
+                          const Tensor* residual) {
+  const Tensor& x = *operands.x;
   const int64_t c = x.dim(-1);
   with_floating(x.dtype(), "norm_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
     const Backward<T> f{dy.data<T>(),
                         x.data<T>(),
-                        gamma.data<T>(),
-                        residual.defined() ? residual.data<T>() : nullptr,
+                        operands.gamma->data<T>(),
+                        residual ? residual->data<T>() : nullptr,
                         forward.mean.defined() ? forward.mean.data<A>() : nullptr,
                         forward.rstd.data<A>(),
                         dx.data<T>(),
@@ -161,12 +150,9 @@ Tensor norm_backward(const Tensor& dy_any, const Tensor& x_any, const Tensor& ga
       for (int64_t i = begin; i < end; ++i) f.row(i);
     });
   });
-  return dx;
 }
 
-void norm_weight_grads(Tensor& dgamma, Tensor* dbeta, const Tensor& dy_any, const Tensor& x_any,
-                       const Normed& forward) {
-  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous();
+void norm_weight_grads_on_cpu(Tensor& dgamma, Tensor* dbeta, const Tensor& dy, const Tensor& x, const Normed& forward) {
   const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
   const Tensor by_gamma = x.make({c}, wide(x)), by_beta = x.make({c}, wide(x));
   with_floating(x.dtype(), "norm_weight_grads", [&](auto t) {
@@ -197,6 +183,48 @@ void norm_weight_grads(Tensor& dgamma, Tensor* dbeta, const Tensor& dy_any, cons
   });
   dgamma.copy_from(by_gamma);
   if (dbeta) dbeta->copy_from(by_beta);
+}
+
+}  // namespace
+
+Normed norm(const Tensor& x_any, const Tensor& gamma, const Tensor& beta, const NormOptions& options) {
+  const Tensor x = x_any.contiguous();
+  return run({.x = &x}, gamma, beta, options);
+}
+
+AddNormed add_norm(const Tensor& x_any, Tensor&& y_any, const Tensor& gamma, const Tensor& beta,
+                   const NormOptions& options) {
+  if (!(x_any.shape() == y_any.shape()) || x_any.dtype() != y_any.dtype())
+    throw Error("[add_norm] x is " + x_any.describe() + ", y is " + y_any.describe() + "; expected the same");
+  const Tensor x = x_any.contiguous(), y = y_any.contiguous();
+  y_any = Tensor();
+  Tensor sum = y.unique() ? y : x.make(x.shape());
+  Normed normed = run({.x = &x, .added = &y, .sum = &sum}, gamma, beta, options);
+  return {std::move(sum), std::move(normed)};
+}
+
+Tensor norm_backward(const Tensor& dy_any, const Tensor& x_any, const Tensor& gamma_any, const Normed& forward,
+                     Tensor&& residual_any) {
+  if (!(dy_any.shape() == x_any.shape()) || dy_any.dtype() != x_any.dtype())
+    throw Error("[norm_backward] dy is " + dy_any.describe() + "; x is " + x_any.describe());
+  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous(), gamma = gamma_any.contiguous();
+  const Tensor residual = residual_any.defined() ? residual_any.contiguous() : Tensor();
+  residual_any = Tensor();
+  Tensor dx = residual.defined() && residual.unique() ? residual : x.make(x.shape());
+  const NormOperands operands{.x = &x, .gamma = &gamma};
+  const Tensor* const added = residual.defined() ? &residual : nullptr;
+  on_device(
+      x.device(), [&] { norm_backward_on_cpu(dx, operands, dy, forward, added); },
+      [&] { cuda::norm_backward(dx, operands, dy, forward, added); });
+  return dx;
+}
+
+void norm_weight_grads(Tensor& dgamma, Tensor* dbeta, const Tensor& dy_any, const Tensor& x_any,
+                       const Normed& forward) {
+  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous();
+  on_device(
+      x.device(), [&] { norm_weight_grads_on_cpu(dgamma, dbeta, dy, x, forward); },
+      [&] { cuda::norm_weight_grads(dgamma, dbeta, dy, x, forward); });
 }
 
 }  // namespace tessera

@@ -1,18 +1,18 @@
-// Sums on the CPU. Threads split the outputs, never the terms of one sum.
+// Sums; those on the CPU. Threads split the outputs, never the terms of one sum.
 #include "tensor/ops/reduce.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "tensor/cpu/vectorize.h"
+#include "tensor/cuda/reduce.h"
 
 namespace tessera {
+namespace {
 
-void sum_rows(Tensor& out, const Tensor& x) {
-  const Tensor rows = x.contiguous().flat_rows();
+void sum_rows_on_cpu(const Tensor& out, const Tensor& rows) {
   const int64_t n = rows.dim(0), c = rows.dim(1);
-  out.check_size(c);
-  with_floating(x.dtype(), "sum_rows", [&](auto t) {
+  with_floating(rows.dtype(), "sum_rows", [&](auto t) {
     with_floating(out.dtype(), "sum_rows", [&](auto u) {
       using T = decltype(t);
       using U = decltype(u);
@@ -39,11 +39,9 @@ void sum_rows(Tensor& out, const Tensor& x) {
   });
 }
 
-Tensor sum(const Tensor& x) {
-  const Tensor flat = x.contiguous();
-  Tensor out = x.make(Shape{});
-  const int64_t n = x.numel();
-  with_floating(x.dtype(), "sum", [&](auto t) {
+void sum_on_cpu(const Tensor& out, const Tensor& flat) {
+  const int64_t n = flat.numel();
+  with_floating(flat.dtype(), "sum", [&](auto t) {
     using T = decltype(t);
     const T* const in = flat.data<T>();
     constexpr int64_t kBlock = 4096;
@@ -60,22 +58,10 @@ Tensor sum(const Tensor& x) {
     for (double p : partial) total += p;
     *out.data<T>() = T(static_cast<Accumulate<T>>(total));
   });
-  return out;
 }
 
-Tensor sum_to(const Tensor& x, const Shape& shape) {
-  if (x.shape() == shape) return x;
-  if (!(broadcast(x.shape(), shape, "sum_to") == x.shape()))
-    throw Error("[sum_to] " + x.describe() + " is no broadcast of " + shape.str());
-  // Leading dims that go away, with the rest kept whole, are a sum over rows: the usual bias gradient.
-  Shape tail;
-  for (int i = x.rank() - shape.rank(); i < x.rank(); ++i) tail.push_back(x.shape()[i]);
-  Tensor out = x.make(shape);
-  if (tail == shape) {
-    Tensor flat = out.reshape({-1});
-    sum_rows(flat, x.contiguous().reshape({-1, shape.numel()}));
-    return out;
-  }
+void sum_to_on_cpu(const Tensor& out, const Tensor& x) {
+  const Shape& shape = out.shape();
   with_floating(x.dtype(), "sum_to", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
@@ -101,6 +87,40 @@ Tensor sum_to(const Tensor& x, const Shape& shape) {
     }
     for (int64_t i = 0; i < out.numel(); ++i) out.data<T>()[i] = T(total[static_cast<size_t>(i)]);
   });
+}
+
+}  // namespace
+
+void sum_rows(Tensor& out, const Tensor& x) {
+  const Tensor rows = x.contiguous().flat_rows();
+  out.check_size(rows.dim(1));
+  on_device(
+      x.device(), [&] { sum_rows_on_cpu(out, rows); }, [&] { cuda::sum_rows(out, rows); });
+}
+
+Tensor sum(const Tensor& x) {
+  const Tensor flat = x.contiguous().reshape({1, x.numel()});
+  Tensor out = x.make(Shape{});
+  on_device(
+      x.device(), [&] { sum_on_cpu(out, flat); }, [&] { cuda::sums("sum", out, flat); });
+  return out;
+}
+
+Tensor sum_to(const Tensor& x, const Shape& shape) {
+  if (x.shape() == shape) return x;
+  if (!(broadcast(x.shape(), shape, "sum_to") == x.shape()))
+    throw Error("[sum_to] " + x.describe() + " is no broadcast of " + shape.str());
+  // Leading dims that go away, with the rest kept whole, are a sum over rows: the usual bias gradient.
+  Shape tail;
+  for (int i = x.rank() - shape.rank(); i < x.rank(); ++i) tail.push_back(x.shape()[i]);
+  Tensor out = x.make(shape);
+  if (tail == shape) {
+    Tensor flat = out.reshape({-1});
+    sum_rows(flat, x.contiguous().reshape({-1, shape.numel()}));
+    return out;
+  }
+  on_device(
+      x.device(), [&] { sum_to_on_cpu(out, x); }, [&] { cuda::sum_to(out, x); });
   return out;
 }
 

@@ -8,6 +8,7 @@
 #include "app/option_values.h"
 #include "data/files.h"
 #include "tensor/error.h"
+#include "tests/support/gpu.h"
 
 namespace tessera {
 namespace {
@@ -109,12 +110,28 @@ TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
   EXPECT_EQ(message({"train", "--dropout", "1"}), "--dropout: expected a number in [0, 1), found '1'");
   EXPECT_EQ(message({"train", "--dtype", "fp23"}),
             "--dtype: expected fp32, bf16, fp64, found 'fp23'; did you mean 'fp32'?");
-  EXPECT_EQ(message({"train", "--device", "cuda"}), "--device: expected cpu, found 'cuda'");
+  EXPECT_EQ(message({"train", "--device", "metal"}), "--device: expected cpu, cuda, found 'metal'");
+  EXPECT_EQ(message({"generate", "x", "--device", "metal"}), "--device: expected cpu, cuda, found 'metal'");
   EXPECT_EQ(message({"train", "--data", ""}), "--data: expected a value, found ''");
   EXPECT_EQ(message({"generate"}), "FROM is required");
   EXPECT_EQ(message({"generate", "x", "--top-p", "0"}), "--top-p: expected a number in [1e-09, 1], found '0'");
   EXPECT_EQ(message({"data", "x", "--vocab", "255"}),
             "--vocab: expected a whole number in [256, 1000000000], found '255'");
+}
+
+// In a build without CUDA and on a machine without a GPU too: one line, whichever way it was asked for.
+TEST_F(ConfigTest, ADeviceMustBeThere) {
+  const std::string config = file("device = \"cuda\"\n");
+  const std::vector<std::vector<const char*>> ways = {
+      {"train", "--device", "cuda"}, {"train", "--config", config.c_str()}, {"verify", "--device", "cuda"}};
+  for (const std::vector<const char*>& way : ways) {
+    const std::string line = message(way);
+    EXPECT_TRUE(test::no_gpu().empty() ? line.empty() : line.starts_with("--device cuda: ")) << line;
+  }
+  EXPECT_EQ(std::get<GenerateOptions>(parse({"generate", "x", "--device", "cuda"})).device, "cuda");
+  const std::string offload = message({"train", "--device", "cuda", "--offload", "optimizer"});
+  EXPECT_TRUE(offload.starts_with(test::no_gpu().empty() ? "--offload: with --device cuda" : "--device cuda: "))
+      << offload;
 }
 
 TEST(CommandLine, RefusesOptionsThatDoNotGoTogether) {

@@ -7,11 +7,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include "data/checkpoint_dir.h"
@@ -68,6 +72,22 @@ class ProgramTest : public testing::Test {
                                             folder_.path().string(), TESSERA_BINARY, arguments);
     execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
     _exit(99);
+  }
+
+  // Sends the signal when run "run" has made a few steps, or `bytes` of records. Returns the exit status, or 1000 when
+  // it ended in another way.
+  int interrupted(const std::string& arguments, int signal, uintmax_t bytes = 1) const {
+    const pid_t child = start(arguments);
+    const std::filesystem::path metrics = path("run/metrics.jsonl");
+    std::error_code error;
+    for (int i = 0;
+         i < 20000 && (!std::filesystem::exists(metrics, error) || std::filesystem::file_size(metrics, error) < bytes);
+         ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    kill(child, signal);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000;
   }
 
   // --- the run in the folder "run", which may be disturbed at any moment ---

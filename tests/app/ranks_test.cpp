@@ -2,16 +2,13 @@
 // cannot be, each with one line and its status, whatever the strategy.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
-#include <thread>
 
 #include "tests/app/layouts.h"
 #include "tests/app/program.h"
@@ -22,18 +19,6 @@ namespace fs = std::filesystem;
 
 class RanksTest : public test::ProgramTest {
  protected:
-  // Sends the signal when the first steps are done. Returns the exit status, or 1000 when it ended in another way.
-  int interrupted(const std::string& arguments, int signal) const {
-    const pid_t child = start(arguments);
-    const fs::path metrics = path("run/metrics.jsonl");
-    std::error_code error;
-    for (int i = 0; i < 20000 && (!fs::exists(metrics) || fs::file_size(metrics, error) == 0); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    kill(child, signal);
-    int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000;
-  }
   void expect_one_line(const std::string& arguments, int status, const std::string& words,
                        const std::string& before = "") const {
     const test::Ran r = run(arguments, before);

@@ -57,10 +57,10 @@ report::Record made_record() {
     made.at = {{"pp", static_cast<int64_t>(rank)}, {"dp", 0}};
     for (int64_t step = 1; step <= 3; ++step) {
       const double begin = static_cast<double>(step) * 1000, slow = step == 2 ? 3 : step == 1 ? 2 : 1;
-      made.events.push_back({"step", "step", begin, begin + 100 * slow, step, -1, -1, "", "", 0, 0});
+      made.events.push_back({"step", "step", begin, begin + 100 * slow, step, -1, -1, 0, "", "", 0, 0});
       for (const TimedAction& t : sim.actions[rank])
         made.events.push_back({"", t.action.str(), begin + 7 + t.start * slow, begin + 7 + t.end * slow, step,
-                               t.action.stage, t.action.microbatch, "", "", 0, 0});
+                               t.action.stage, t.action.microbatch, t.end - t.start, "", "", 0, 0});
     }
   }
   return r;
@@ -81,6 +81,15 @@ TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
   EXPECT_NEAR(p->measured.bubble_share(), p->replayed.bubble_share(), 1e-9);
   EXPECT_GT(p->measured.bubble_share(), 0.1);
   EXPECT_NEAR(*p->formula, 0.25, 1e-12);
+  // Where cores are shared, a pass counts for as long as it had one: half of what it took here.
+  r.shared = true;
+  const auto alone = report::measure_pipeline(r, step);
+  ASSERT_TRUE(alone);
+  EXPECT_NEAR(alone->times.stages[0].backward, 5, 1e-9);
+  EXPECT_NEAR(alone->replayed.makespan, p->replayed.makespan / 2, 1e-9);
+  EXPECT_NEAR(alone->replayed.bubble_share(), p->replayed.bubble_share(), 1e-9);
+  EXPECT_EQ(alone->times.message, 0);
+  r.shared = false;
   r.ranks[1].events.pop_back();  // of step 3, which is not drawn
   EXPECT_TRUE(report::measure_pipeline(r, step));
   std::erase_if(r.ranks[1].events, [](const report::Event& e) { return e.name == "1B2"; });

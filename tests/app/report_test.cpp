@@ -25,6 +25,7 @@
 #include "data/files.h"
 #include "tensor/arena.h"
 #include "tests/app/program.h"
+#include "tests/app/report_checks.h"
 #include "tests/app/timeline_checks.h"
 
 namespace tessera {
@@ -134,6 +135,11 @@ TEST_F(ReportTest, EveryPlanLeavesATimelineThatTheReportDraws) {
     EXPECT_EQ(html.find("<section id=\"pipeline\">") != std::string::npos, pipeline);
     EXPECT_EQ(html.find("Planned, measured times") != std::string::npos, pipeline);
     EXPECT_NE(html.find("prefers-color-scheme: dark"), std::string::npos);
+    fs::remove(path("run/report.html"));
+    const Ran told = run("report run --format text");
+    ASSERT_EQ(told.status, 0) << told.err;
+    test::expect_text(told.out, report, trace);
+    EXPECT_FALSE(fs::exists(path("run/report.html")));
   }
 }
 
@@ -197,6 +203,9 @@ TEST_F(ReportTest, WithoutTheOptionNothingIsWritten) {
   EXPECT_FALSE(fs::exists(path("run/report.json")));
   expect_failure("report run", 4, "run: there is no report.json in it; train with --trace to have one");
   expect_failure("report nowhere", 4, "nowhere: no such directory");
+  expect_failure("report nowhere --format text", 4, "nowhere: no such directory");
+  expect_failure("report run --format pdf", 2, "--format: expected html or text, found 'pdf'");
+  expect_failure("report run --format text --out page.html", 2, "--out: expected no file with --format text");
   expect_failure("train " + kTiny + "--trace --dp-mode ps-async --out other", 2, "--trace");
 }
 
@@ -222,6 +231,7 @@ TEST_F(ReportTest, DamageIsOneLineThatNamesTheFile) {
   expect_refused("trace.json", "\"ph\":\"X\"", "\"ph\":3");
   expect_refused("trace.json", "\"stage\":0", "\"stage\":9");
   expect_refused("trace.json", "\"dur\":", "\"dur\":-");
+  expect_refused("trace.json", "\"processor\":", "\"processor\":-");
   expect_refused("metrics.jsonl", "\"loss\":", "\"lost\":");
   EXPECT_EQ(run("report run").status, 0);
 }

@@ -53,7 +53,10 @@ inline void expect_tracks(const nlohmann::json& trace, int ranks) {
     const Span span{e["ts"], e["ts"].get<double>() + e["dur"].get<double>(), e["name"]};
     const std::string rank = fmt::format("rank {}", e["pid"].get<int>());
     spans[rank + " " + track->second].push_back(span);
-    if (e["args"].contains("stage")) spans[rank + " actions"].push_back(span);
+    if (!e["args"].contains("stage")) continue;
+    spans[rank + " actions"].push_back(span);
+    EXPECT_GE(e["args"]["processor"].get<double>(), 0) << e;
+    EXPECT_LE(e["args"]["processor"].get<double>(), e["dur"].get<double>() * 1.01 + 20) << e;
   }
   EXPECT_EQ(static_cast<int>(processes.size()), ranks);
   for (const auto& [where, list] : spans) expect_apart(list, where);

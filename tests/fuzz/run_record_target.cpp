@@ -26,6 +26,7 @@ void parse_run_record(std::string_view bytes) {
   const report::Record record = report::parse_record({report, trace, bytes}, std::string(kWhat) + "/");
   const std::string page = report::page(record);
   require(page.ends_with("</html>\n"), "what is accepted can be drawn");
+  require(report::text(record).ends_with('\n'), "and be told");
 }
 
 const Target target("run_record", parse_run_record);

@@ -47,16 +47,21 @@ TEST(GradNorm, ThreadsDoNotChangeABit) {
   cpu::set_threads(before);
 }
 
+std::vector<double> sums_of_blocks(const Tensor& grads) {
+  const Tensor sums = grads.make({norm_blocks(grads.numel())}, DType::float64);
+  block_sums(grads, sums);
+  return sums.to_vector<double>();
+}
+
 TEST(GradNorm, ShardsCutAtBlocksHaveTheBlocksOfTheWhole) {
   const FlatUnit unit = make_unit("u", kSizes, DType::float32, DType::float32, make_arena());
   fill_normal(unit, unit.grads, 1, 1.0);
   const int64_t n = unit.grads.numel();
-  std::vector<double> whole(static_cast<size_t>(norm_blocks(n))), parts;
-  block_sums(unit.grads, whole.data());
+  std::vector<double> parts;
+  const std::vector<double> whole = sums_of_blocks(unit.grads);
   for (const auto& [from, to] :
        {std::pair{int64_t{0}, 3 * kNormBlock}, {3 * kNormBlock, 100 * kNormBlock}, {100 * kNormBlock, n}}) {
-    std::vector<double> part(static_cast<size_t>(norm_blocks(to - from)));
-    block_sums(unit.grads.narrow(0, from, to - from), part.data());
+    const std::vector<double> part = sums_of_blocks(unit.grads.narrow(0, from, to - from));
     parts.insert(parts.end(), part.begin(), part.end());
   }
   EXPECT_EQ(parts, whole);

@@ -43,13 +43,12 @@ TEST(AsyncServer, StalenessStaysInItsBoundWhoeverIsSlow) {
       std::array<std::atomic<int64_t>, 3> begun{};
       const auto before = [&](int worker, int64_t clock) {
         begun[static_cast<size_t>(worker)] = clock;
-        if (worker != slow || clock != 4) return true;
+        if (worker != slow || clock != 4) return;
         for (const std::atomic<int64_t>& other : begun)
           for (int ms = 0; other < 4 + staleness && &other != &begun[static_cast<size_t>(slow)] && ms < 5000; ++ms)
             sleep_ms(1);
         sleep_ms(20);
         for (const std::atomic<int64_t>& other : begun) EXPECT_LE(other, 4 + staleness);
-        return true;
       };
       const AsyncTraining run =
           train({.servers = slow == 0 ? 1 : 2, .staleness = staleness, .steps = 10, .before = before});
@@ -105,16 +104,12 @@ TEST(AsyncServer, ARecordedOrderReplaysToTheSameBits) {
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
       AsyncPlan plan{.servers = servers, .staleness = 2, .optimizer = servers == 1 ? "sgd" : "adamw", .dtype = dtype};
       plan.record = record;
-      plan.before = [](int worker, int64_t clock) {
-        sleep_ms((worker * 7 + clock * 5) % 6);
-        return true;
-      };
+      plan.before = [](int worker, int64_t clock) { sleep_ms((worker * 7 + clock * 5) % 6); };
       const AsyncTraining first = train(plan);
       plan.record = again;
       plan.replay = record;
       plan.before = [](int worker, int64_t clock) {  // others are slow now
         sleep_ms((worker * 4 + clock * 3) % 7);
-        return true;
       };
       const AsyncTraining second = train(plan);
       expect_same_bits(first, second);

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,11 +27,14 @@ struct AsyncPlan {
   double dropout = 0.1;
   double rate = 0.003;
   std::string record = {}, replay = {};
-  std::function<bool(int worker, int64_t clock)> before = {};  // false: this worker is at its end
+  std::function<void(int worker, int64_t clock)> before = {};
+  std::function<bool(int worker)> wish = {};  // to stop
+  std::vector<int64_t> stops = {};            // steps at which it is stopped, to go on at once
 };
 
 struct AsyncTraining {
   AsyncSummary summary;
+  std::vector<int64_t> stopped;                              // steps done at each stop and at the end, of rank 0
   std::vector<AppliedPush> pushes;                           // as rank 0 heard of them
   std::vector<std::vector<std::byte>> values, state;         // units at the end, and optimizer state
   std::vector<int64_t> pushed, pulled, parameters, moments;  // bytes, by rank
@@ -63,14 +65,24 @@ inline void train_rank(const AsyncPlan& plan, Communicator& world, AsyncTraining
   out.parameters[rank] = arena->usage(Category::parameters).live;
   out.moments[rank] = arena->usage(Category::optimizer).live;
   const int64_t tokens = plan.sequences * model.config.context;
-  const auto step = [&](int worker, int64_t clock) -> std::optional<double> {
-    if (plan.before && !plan.before(worker, clock)) return {};
-    const int64_t first = worker * plan.sequences;
-    return learn(model, sequences(model.config, clock, first, plan.sequences, arena),
-                 {.seed = kSeed, .step = clock, .first_sequence = first, .training = true}, tokens) /
-           static_cast<double>(tokens);
+  const AsyncServer::Hooks hooks{
+      .step =
+          [&](int worker, int64_t clock) {
+            if (plan.before) plan.before(worker, clock);
+            const int64_t first = worker * plan.sequences;
+            return learn(model, sequences(model.config, clock, first, plan.sequences, arena),
+                         {.seed = kSeed, .step = clock, .first_sequence = first, .training = true}, tokens) /
+                   static_cast<double>(tokens);
+          },
+      .on_push = [&](const AppliedPush& push) { out.pushes.push_back(push); },
+      .wish = [&] { return plan.wish && plan.wish(world.rank()); }};
+  const auto run = [&](int64_t steps) {
+    server.run(steps, hooks);
+    if (rank == 0) out.stopped.push_back(server.steps());
   };
-  const AsyncSummary summary = server.run(step, [&](const AppliedPush& push) { out.pushes.push_back(push); });
+  for (const int64_t steps : plan.stops) run(steps);
+  run(plan.steps);
+  const AsyncSummary summary = server.finish();
   if (rank == 0) out.summary = summary;
   values = parameters_of(model);
   for (size_t i = 0; server.optimizer() && plan.servers == 1 && i < server.optimizer()->state().size(); ++i)

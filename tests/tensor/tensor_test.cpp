@@ -74,7 +74,7 @@ TEST(Arena, MayLieInAFile) {
 }
 
 TEST(Arena, PastItsCapacityThrowsAndStaysWhole) {
-  Arena arena(int64_t{1} << 30);
+  Arena arena(host_region(int64_t{1} << 30));
   std::byte* const a = arena.allocate(1000, Category::workspace);
   arena.release(a, 1000, Category::workspace);
   EXPECT_THROW(arena.allocate(int64_t{1} << 31, Category::workspace), std::bad_alloc);

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # MPI between two hosts, which are two network namespaces with names of their own, joined by a pair of virtual Ethernet
 # devices: mpirun starts its other half through `ip netns exec` where it would use ssh, and MPI speaks TCP.
-#   two_hosts_test.sh PROGRAM
-# Ends with 77 (skipped) and the reason where that cannot be set up.
+#   two_hosts_test.sh PROGRAM TESSERA
+# TESSERA trains a pipeline whose stages are on different hosts, to the bits of the same plan on thread ranks. Ends with 77 (skipped) and the reason where that cannot be set up.
 set -euo pipefail
-program=$1
+program=$1 tessera=$2
 export OMP_NUM_THREADS=1
 
 skip() { echo "skipped: $*"; exit 77; }
@@ -42,22 +42,40 @@ SCRIPT
 chmod +x "$work/on"
 "$work/on" 10.213.7.1 true 2>"$work/why" || skip "the host's name cannot be changed here: $(head -n 1 "$work/why")"
 
-over_hosts() {  # over_hosts RANKS_EACH ARGUMENTS...
+over_hosts() {  # over_hosts RANKS_EACH COMMAND...
   local each=$1
   shift
   timeout -k 5 120 "$work/on" 10.213.7.1 mpirun --allow-run-as-root --oversubscribe --bind-to none \
     --mca plm_rsh_agent "$work/on" --mca btl tcp,vader,self --mca oob_tcp_if_include 10.213.7.0/24 \
-    --mca btl_tcp_if_include 10.213.7.0/24 --host "10.213.7.1:$each,10.213.7.2:$each" -n $((2 * each)) \
-    "$program" "$@"
+    --mca btl_tcp_if_include 10.213.7.0/24 --host "10.213.7.1:$each,10.213.7.2:$each" -n $((2 * each)) "$@"
 }
 
-over_hosts 2 hosts 2
+over_hosts 2 "$program" hosts 2
 echo "2 hosts: all operations are right"
+
+# A pipeline of two stages on two data ranks each: pp is the outermost axis, so each host has one stage, activations and
+# their gradients go between the hosts, and sums over data ranks stay within one.
+seq -f 'Line %g of a text that says little.' 900 >"$work/text.txt"
+export TESSERA_CACHE=$work/cache
+plan=(--pp 2 --dp 2 --microbatches 2 --layers 2 --heads 2 --channels 16 --context 16 --batch 8 --threads-per-rank 1)
+for schedule in 1f1b zb-h1; do
+  run=("$tessera" train --data "$work/text.txt" "${plan[@]}" --schedule "$schedule" --steps 8 --warmup 2 --lr 0.03
+    --dropout 0.1 --eval-every 0 --quiet)
+  "${run[@]}" --out "$work/threads-$schedule" >"$work/output" 2>&1 || { cat "$work/output"; exit 1; }
+  over_hosts 2 "${run[@]}" --out "$work/hosts-$schedule" >"$work/output" 2>&1 || { cat "$work/output"; exit 1; }
+  for file in model optimizer; do
+    cmp "$work"/{threads,hosts}-"$schedule/checkpoints/step-8/$file.safetensors"
+  done
+  echo "2 hosts: a pipeline by $schedule has the bits of thread ranks"
+done
+over_hosts 2 "$tessera" verify "${plan[@]}" --steps 5 >"$work/output" 2>&1 || { cat "$work/output"; exit 1; }
+grep -q 'of 4 MPI ranks (pp 2 x dp 2)' "$work/output" || { cat "$work/output"; exit 1; }
+echo "2 hosts: tessera verify finds that the pipeline trains like one rank"
 
 failed=0
 fault() {  # fault RANKS_EACH SCENARIO LINE
   local start=$SECONDS
-  over_hosts "$1" "$2" >"$work/output" 2>&1 && failed=1
+  over_hosts "$1" "$program" "$2" >"$work/output" 2>&1 && failed=1
   if ! grep -aqE "^tessera: \[rank [0-9]\] $3" "$work/output" || ((SECONDS - start > 15)); then
     echo "FAILED: $2 with $1 rank(s) on each host; expected: $3"
     cat "$work/output"

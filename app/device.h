@@ -1,0 +1,19 @@
+// Where a rank computes: what --device means.
+#pragma once
+#include <string>
+
+#include "tensor/arena.h"
+
+namespace tessera {
+
+// Throws Error (usage) in one line when "cuda" is asked for and this program was built without CUDA, or this machine
+// has no GPU.
+void check_device(const std::string& device);
+// Memory for a rank's tensors: the host's, or that of the GPU of its number, counted over again where there are fewer
+// GPUs than ranks. That GPU becomes the calling thread's.
+ArenaPtr rank_arena(const std::string& device, int rank);
+// For people: the GPU that the calling thread uses.
+std::string describe_device();
+int gpu_count();  // 0 in a build without CUDA
+
+}  // namespace tessera

@@ -1,0 +1,13 @@
+// Updates on a GPU: one launch for each unit, or for each 64 of its slots.
+#pragma once
+#include "optim/updates.h"
+
+namespace tessera::cuda {
+
+// W is float or double, the type of the unit's state. Queued on the stream of the unit's arena.
+template <class W>
+void adam(const FlatUnit& unit, const AdamState& state, const AdamStep<W>& step);
+template <class W>
+void sgd(const FlatUnit& unit, const SgdState& state, const SgdStep<W>& step);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,75 @@
+// Sixteen threads for a block, one for each lane; then one thread for each sum that has an order.
+#include <algorithm>
+
+#include "optim/cuda/grad_norm.h"
+#include "tensor/cuda/launch.cuh"
+#include "tensor/math.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kLanes = 16;
+constexpr int kBlocksPerThreads = kThreads / kLanes;  // norm blocks of one block of threads
+constexpr int kTile = 2048;                           // numbers that are fetched at once
+constexpr int kMostRuns = 64;
+
+template <class G>
+__global__ void block_sums_kernel(const G* x, int64_t n, double* sums) {
+  const int64_t block = static_cast<int64_t>(blockIdx.x) * kBlocksPerThreads + threadIdx.x / kLanes;
+  const int64_t begin = block * kNormBlock, end = std::min(n, begin + kNormBlock);
+  double lane = 0;
+  for (int64_t i = begin + threadIdx.x % kLanes; i < end; i += kLanes) {
+    const auto g = static_cast<double>(x[i]);
+    lane = math::fma(g, g, lane);
+  }
+  // What lanes past the first `half` of a block add up is looked at by nobody.
+  for (unsigned half = kLanes / 2; half > 0; half /= 2) lane += __shfl_down_sync(~0u, lane, half);
+  if (threadIdx.x % kLanes == 0 && begin < n) sums[block] = lane;
+}
+
+struct Runs {
+  BlockRun of[kMostRuns];
+};
+
+// A block of threads for each run: all of them fetch, the first adds.
+__global__ void ordered_sums_kernel(Runs runs, const double* x, double* out) {
+  __shared__ double tile[kTile];
+  const BlockRun& run = runs.of[blockIdx.x];
+  double sum = 0;
+  for (int64_t t = 0; t < run.times; ++t)
+    for (int64_t from = 0; from < run.count; from += kTile) {
+      const double* const part = x + run.begin + t * run.stride + from;
+      const auto count = static_cast<int>(std::min<int64_t>(kTile, run.count - from));
+      for (auto i = static_cast<int>(threadIdx.x); i < count; i += kThreads) tile[i] = part[i];
+      __syncthreads();
+      if (threadIdx.x == 0)
+        for (int i = 0; i < count; ++i) sum += tile[i];
+      __syncthreads();
+    }
+  if (threadIdx.x == 0) out[blockIdx.x] = sum;
+}
+
+}  // namespace
+
+void block_sums(const Tensor& grads, const Tensor& sums) {
+  with_floating(grads.dtype(), "grad_norm", [&](auto type) {
+    using G = decltype(type);
+    launch(context(grads), "block_sums", {.blocks = blocks_for(norm_blocks(grads.numel()), kBlocksPerThreads)},
+           block_sums_kernel<G>, grads.device_data<G>(), grads.numel(), sums.device_data<double>());
+  });
+}
+
+void ordered_sums(const Tensor& sums, std::span<const BlockRun> all, const Tensor& out) {
+  double* to = out.device_data<double>();
+  while (!all.empty()) {
+    const std::span<const BlockRun> now = all.first(std::min<size_t>(all.size(), kMostRuns));
+    Runs runs{};
+    std::copy(now.begin(), now.end(), runs.of);
+    launch(context(sums), "ordered_sums", {.blocks = static_cast<int64_t>(now.size())}, ordered_sums_kernel, runs,
+           sums.device_data<double>(), to);
+    to += now.size();
+    all = all.subspan(now.size());
+  }
+}
+
+}  // namespace tessera::cuda

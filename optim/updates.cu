@@ -1,0 +1,116 @@
+// Adam and SGD on a GPU: gradients, state and values are read and written once, 16 bytes at a time where they are fp32.
+#include "optim/cuda/segments.cuh"
+#include "optim/cuda/updates.h"
+
+namespace tessera::cuda {
+namespace {
+
+template <class W, int N>
+__device__ void round_to(bfloat16* values, int64_t i, const Packed<W, N>& p) {
+  Packed<bfloat16, N> rounded;
+  for (int k = 0; k < N; ++k) rounded.v[k] = bfloat16(p.v[k]);
+  store(values + i, rounded);
+}
+// Other values are what was updated.
+template <class W, int N>
+__device__ void round_to(W*, int64_t, const Packed<W, N>&) {}
+
+template <class V, class G, class W>
+struct Adam {
+  AdamStep<W> step;
+  V* values;
+  const G* grads;
+  W *master, *m, *v;
+
+  template <int N>
+  __device__ void at(int64_t i, bool decay) const {
+    const AdamStep<W> c = step.of_slot(decay);
+    const Packed<G, N> g = load<N>(grads + i);
+    Packed<W, N> p = load<N>(master + i), ms = load<N>(m + i), vs = load<N>(v + i);
+    for (int k = 0; k < N; ++k) {
+      const AdamElement<W> e = updated(c, AdamElement<W>{p.v[k], ms.v[k], vs.v[k]}, static_cast<W>(g.v[k]));
+      p.v[k] = e.p;
+      ms.v[k] = e.m;
+      vs.v[k] = e.v;
+    }
+    store(m + i, ms);
+    store(v + i, vs);
+    store(master + i, p);
+    round_to(values, i, p);
+  }
+};
+
+template <bool kMomentum, class V, class G, class W>
+struct Sgd {
+  SgdStep<W> step;
+  V* values;
+  const G* grads;
+  W *master, *momentum;
+
+  template <int N>
+  __device__ void at(int64_t i, bool decay) const {
+    const SgdStep<W> c = step.of_slot(decay);
+    const Packed<G, N> g = load<N>(grads + i);
+    Packed<W, N> p = load<N>(master + i), b = p;
+    if constexpr (kMomentum) b = load<N>(momentum + i);
+    for (int k = 0; k < N; ++k) {
+      const SgdElement<W> e = updated<kMomentum>(c, SgdElement<W>{p.v[k], b.v[k]}, static_cast<W>(g.v[k]));
+      p.v[k] = e.p;
+      b.v[k] = e.momentum;
+    }
+    if constexpr (kMomentum) store(momentum + i, b);
+    store(master + i, p);
+    round_to(values, i, p);
+  }
+};
+
+// Calls f(V{}, G{}) for units whose state is of type W.
+template <class W, class F>
+void with_types(const FlatUnit& unit, const F& f) {
+  with_unit_types(unit, [&](auto value, auto grad) {
+    if constexpr (std::is_same_v<typename StateOf<decltype(value)>::type, W>) f(value, grad);
+  });
+}
+
+}  // namespace
+
+template <class W>
+void adam(const FlatUnit& unit, const AdamState& state, const AdamStep<W>& step) {
+  with_types<W>(unit, [&](auto value, auto grad) {
+    using V = decltype(value);
+    using G = decltype(grad);
+    const Adam<V, G, W> f{step,
+                          unit.values.device_data<V>(),
+                          unit.grads.device_data<G>(),
+                          state.master.device_data<W>(),
+                          state.m.device_data<W>(),
+                          state.v.device_data<W>()};
+    for_each_segment("adam", unit, in_vectors(f.values, f.grads, f.master, f.m, f.v), f);
+  });
+}
+
+template <class W>
+void sgd(const FlatUnit& unit, const SgdState& state, const SgdStep<W>& step) {
+  with_types<W>(unit, [&](auto value, auto grad) {
+    using V = decltype(value);
+    using G = decltype(grad);
+    V* const values = unit.values.device_data<V>();
+    const G* const grads = unit.grads.device_data<G>();
+    W* const master = state.master.device_data<W>();
+    if (state.momentum.defined()) {
+      W* const momentum = state.momentum.device_data<W>();
+      const Sgd<true, V, G, W> f{step, values, grads, master, momentum};
+      for_each_segment("sgd", unit, in_vectors(values, grads, master, momentum), f);
+    } else {
+      const Sgd<false, V, G, W> f{step, values, grads, master, nullptr};
+      for_each_segment("sgd", unit, in_vectors(values, grads, master), f);
+    }
+  });
+}
+
+template void adam<float>(const FlatUnit&, const AdamState&, const AdamStep<float>&);
+template void adam<double>(const FlatUnit&, const AdamState&, const AdamStep<double>&);
+template void sgd<float>(const FlatUnit&, const SgdState&, const SgdStep<float>&);
+template void sgd<double>(const FlatUnit&, const SgdState&, const SgdStep<double>&);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,54 @@
+// Marks are events.
+#include "parallel/comm/cuda/streams.h"
+
+#include "tensor/cuda/context.h"
+
+namespace tessera::cuda {
+namespace {
+
+cudaEvent_t event_of(const std::shared_ptr<void>& event) { return static_cast<Event*>(event.get())->get(); }
+
+}  // namespace
+
+void use_gpu_of(Arena& arena) { check(cudaSetDevice(arena.local<Context>().gpu()), "gpu"); }
+
+void Mark::set(Arena& arena) {
+  if (!event_) {
+    use_gpu_of(arena);  // an event belongs to the stream's GPU
+    event_ = std::make_shared<Event>(make_event());
+  }
+  check(cudaEventRecord(event_of(event_), arena.local<Context>().stream()), "mark");
+}
+
+void Mark::before(Arena& arena) const {
+  if (event_) check(cudaStreamWaitEvent(arena.local<Context>().stream(), event_of(event_), 0), "wait for a rank");
+}
+
+void Mark::wait() const {
+  if (event_) cudaEventSynchronize(event_of(event_));
+}
+
+Parcel::Parcel(Arena& sender, const std::byte* data, int64_t bytes)
+    : bytes_(std::make_shared<Storage>(sender.shared_from_this(), bytes, Category::communication)) {
+  copy(sender, bytes_->data(), data, bytes);
+  packed_.set(sender);
+}
+
+void Parcel::unpack(Arena& receiver, std::byte* to) {
+  packed_.before(receiver);
+  copy(receiver, to, bytes_->data(), bytes_->bytes());
+  Mark unpacked;
+  unpacked.set(receiver);
+  unpacked.before(*bytes_->arena());
+  bytes_.reset();
+}
+
+void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes) {
+  if (to == from || bytes == 0) return;
+  Context& c = arena.local<Context>();
+  c.queued("copy between ranks", cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, c.stream()));
+}
+
+void synchronize(Arena& arena) { arena.local<Context>().synchronize(); }
+
+}  // namespace tessera::cuda

@@ -1,0 +1,58 @@
+// Streams, and the GPUs that they belong to.
+#include "tensor/cuda/context.h"
+
+#include <fmt/format.h>
+
+#include "tensor/cuda/gpus.h"
+
+namespace tessera::cuda {
+
+Context::Context() {
+  check(cudaGetDevice(&gpu_), "context");
+  check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, gpu_), "context");
+  check(cudaStreamCreateWithFlags(stream_.receive(), cudaStreamNonBlocking), "context");
+}
+
+Context::~Context() { cudaStreamSynchronize(stream()); }  // the arena's memory goes after this
+
+void Context::synchronize() {
+  if (const cudaError_t result = cudaStreamSynchronize(stream()); result != cudaSuccess)
+    throw Error(fmt::format("[{}] CUDA: {}, found while waiting; this op or one queued before it failed",
+                            last_op_.load(std::memory_order_relaxed), cudaGetErrorString(result)),
+                Status::communication);
+  indices_.report();
+}
+
+Bounds Context::bounds(const Indices& indices) {
+  Bounds found = indices_.bounds(indices);
+  if (found.first) return found;
+  synchronize();  // no kernel writes to a slot any more
+  indices_.clear();
+  return indices_.bounds(indices);
+}
+
+int gpu_count() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+std::string describe_gpu() {
+  int gpu = 0;
+  cudaDeviceProp properties{};
+  check(cudaGetDevice(&gpu), "gpu");
+  check(cudaGetDeviceProperties(&properties, gpu), "gpu");
+  return fmt::format("{}, {} multiprocessors, {:.1f} GiB", properties.name, properties.multiProcessorCount,
+                     static_cast<double>(properties.totalGlobalMem) / 0x1p30);
+}
+
+void use_gpu(int gpu) {
+  int count = 0;
+  if (const cudaError_t result = cudaGetDeviceCount(&count); result != cudaSuccess || count == 0)
+    throw Error(fmt::format("--device cuda: no GPU was found ({}); --device cpu runs everything without one",
+                            result == cudaSuccess ? "the driver lists none" : cudaGetErrorString(result)));
+  if (gpu < 0 || gpu >= count)
+    throw Error(fmt::format("--device cuda: GPU {} was asked for; this machine has {}, numbered from 0", gpu, count));
+  check(cudaSetDevice(gpu), "gpu");
+}
+
+}  // namespace tessera::cuda

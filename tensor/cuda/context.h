@@ -1,0 +1,46 @@
+// What one rank owns on its GPU: its stream, on which all its kernels and copies run in the order they are called.
+//
+// An arena on a GPU holds one context (Arena::local), so any tensor leads to it. Blocks that the arena takes back may
+// be handed out again while older kernels still use them: whatever writes to them next is queued behind those.
+#pragma once
+#include <atomic>
+
+#include "tensor/cuda/indices.h"
+#include "tensor/cuda/runtime.h"
+#include "tensor/tensor.h"
+
+namespace tessera::cuda {
+
+class Context {
+ public:
+  Context();  // on the calling thread's GPU
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  cudaStream_t stream() const { return stream_.get(); }
+  int gpu() const { return gpu_; }
+  int multiprocessors() const { return multiprocessors_; }
+
+  // Notes that `op` was queued, and throws if that failed.
+  void queued(const char* op, cudaError_t result) {
+    check(result, op);
+    last_op_.store(op, std::memory_order_relaxed);
+  }
+  // Waits for all that was queued. A kernel that failed is reported here, with the name of the op queued last, and so
+  // is an index that a kernel found outside its bounds.
+  void synchronize();
+  // For a kernel that is given such indices.
+  Bounds bounds(const Indices& indices);
+
+ private:
+  int gpu_ = 0;
+  int multiprocessors_ = 0;
+  Stream stream_;
+  std::atomic<const char*> last_op_ = "start";
+  IndexChecks indices_;
+};
+
+inline Context& context(const Tensor& t) { return t.arena()->local<Context>(); }
+
+}  // namespace tessera::cuda

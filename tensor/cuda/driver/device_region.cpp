@@ -1,0 +1,101 @@
+// A GPU's memory through the driver's virtual addresses (CUDA Driver API, "Virtual Memory Management"): the arena's one
+// run of addresses is reserved at once, and backed as it grows, so that nothing ever moves.
+#include <cuda.h>
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "tensor/cuda/region.h"
+#include "tensor/cuda/runtime.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int64_t kGrowth = int64_t{64} << 20;  // mapped at once
+
+// The driver's functions are asked for by name, so that the program starts on a machine that has no driver.
+template <class F>
+F* entry(const char* name) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  check(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result), name);
+  if (result != cudaDriverEntryPointSuccess)
+    throw Error(fmt::format("[arena] CUDA: the driver has no {}; it is older than CUDA 12", name));
+  return reinterpret_cast<F*>(found);
+}
+
+class DeviceRegion final : public Region {
+ public:
+  DeviceRegion() : Region(Device::cuda) {
+    int gpu = 0;
+    size_t room = 0, all = 0;
+    check(cudaGetDevice(&gpu), "arena");
+    check(cudaMemGetInfo(&room, &all), "arena");  // the first call of a thread: makes the device's context
+    where_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    where_.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu};
+    capacity_ = static_cast<int64_t>(all) / kGrowth * kGrowth;
+    find_readers(gpu);
+    CUdeviceptr at = 0;
+    checked(reserve_(&at, static_cast<size_t>(capacity_), 0, 0, 0), "reserve", capacity_);
+    base_ = reinterpret_cast<std::byte*>(at);
+  }
+  ~DeviceRegion() override {
+    const auto at = reinterpret_cast<CUdeviceptr>(base_);
+    if (mapped_ > 0) unmap_(at, static_cast<size_t>(mapped_));
+    for (const CUmemGenericAllocationHandle piece : pieces_) release_(piece);
+    free_(at, static_cast<size_t>(capacity_));
+  }
+
+  void commit(int64_t bytes) override {
+    if (bytes <= mapped_) return;
+    const int64_t more = (bytes - mapped_ + kGrowth - 1) / kGrowth * kGrowth;
+    CUmemGenericAllocationHandle piece = 0;
+    checked(create_(&piece, static_cast<size_t>(more), &where_, 0), "take", more);
+    pieces_.push_back(piece);
+    const auto at = reinterpret_cast<CUdeviceptr>(base_ + mapped_);
+    checked(map_(at, static_cast<size_t>(more), 0, piece, 0), "map", more);
+    mapped_ += more;
+    checked(allow_(at, static_cast<size_t>(more), access_.data(), access_.size()), "use", more);
+  }
+
+ private:
+  // This GPU and those that can reach its memory: ranks that are threads work on each other's arrays.
+  void find_readers(int gpu) {
+    int gpus = 0;
+    check(cudaGetDeviceCount(&gpus), "arena");
+    for (int other = 0; other < gpus; ++other) {
+      int reaches = 1;
+      if (other != gpu) check(cudaDeviceCanAccessPeer(&reaches, other, gpu), "arena");
+      if (reaches != 0)
+        access_.push_back({.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = other},
+                           .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+    }
+  }
+
+  void checked(CUresult result, const char* what, int64_t bytes) const {
+    if (result == CUDA_SUCCESS) return;
+    const char* cause = nullptr;
+    explain_(result, &cause);
+    throw Error(fmt::format("[arena] CUDA: cannot {} {} bytes beside the {} in use: {}", what, bytes, mapped_,
+                            cause ? cause : "unknown"));
+  }
+
+  decltype(&cuMemAddressReserve) reserve_ = entry<decltype(cuMemAddressReserve)>("cuMemAddressReserve");
+  decltype(&cuMemAddressFree) free_ = entry<decltype(cuMemAddressFree)>("cuMemAddressFree");
+  decltype(&cuMemCreate) create_ = entry<decltype(cuMemCreate)>("cuMemCreate");
+  decltype(&cuMemRelease) release_ = entry<decltype(cuMemRelease)>("cuMemRelease");
+  decltype(&cuMemMap) map_ = entry<decltype(cuMemMap)>("cuMemMap");
+  decltype(&cuMemUnmap) unmap_ = entry<decltype(cuMemUnmap)>("cuMemUnmap");
+  decltype(&cuMemSetAccess) allow_ = entry<decltype(cuMemSetAccess)>("cuMemSetAccess");
+  decltype(&cuGetErrorString) explain_ = entry<decltype(cuGetErrorString)>("cuGetErrorString");
+  CUmemAllocationProp where_{};
+  std::vector<CUmemAccessDesc> access_;
+  std::vector<CUmemGenericAllocationHandle> pieces_;
+  int64_t mapped_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Region> device_region() { return std::make_unique<DeviceRegion>(); }
+
+}  // namespace tessera::cuda

@@ -1,0 +1,13 @@
+// Which GPUs there are, and which one a rank uses.
+#pragma once
+#include <string>
+
+namespace tessera::cuda {
+
+int gpu_count();  // 0 where there is no driver
+// "NVIDIA H200, 132 multiprocessors, 139.7 GiB" of the calling thread's GPU.
+std::string describe_gpu();
+// Makes `gpu` the calling thread's. Throws Error (status 2) in one line when there is none of that number.
+void use_gpu(int gpu);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,68 @@
+// Instructions of tensor cores and what feeds them, each a function: bfloat16 products of 16 x 8 x 16 by a warp,
+// matrices from shared memory, and copies into it that go on beside the arithmetic (PTX ISA, "mma.m16n8k16",
+// "ldmatrix", "cp.async"; from compute capability 8.0). (The emulator of tests/cuda_emulator has its own file of this
+// name.)
+//
+// Lane l holds of a 16 x 16 factor A: rows l/4 and l/4 + 8, columns 2 (l%4) and the next, and those 8 further, as pairs
+// a[0] (upper left), a[1] (lower left), a[2] (upper right), a[3] (lower right). Of the 16 x 8 factor B: column l/4,
+// rows 2 (l%4) and the next (b0), and those 8 further (b1). Of the 16 x 8 sums D: row l/4, columns 2 (l%4) and the next
+// (d[0], d[1]), and the same of row l/4 + 8 (d[2], d[3]).
+#pragma once
+#include <cstdint>
+
+namespace tessera::cuda {
+
+// Where something lies in shared memory, in bytes.
+__device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+// Copies 16 bytes into shared memory, or writes zeros there; arrives with the group that is committed next.
+__device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most `kLeft` of this thread's groups are on their way.
+template <int kLeft>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+// Four 8 x 8 matrices of 2-byte elements; lane l gives the address of row l%8 of matrix l/8, and gets of each matrix
+// the pair at row l/4, columns 2 (l%4) and the next.
+__device__ inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(row)
+               : "memory");
+}
+// The same of the transposed matrices: the pair at rows 2 (l%4) and the next, column l/4.
+__device__ inline void load_transposed(uint32_t (&to)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(row)
+               : "memory");
+}
+
+// d += a b, of bfloat16 pairs, summed in float32.
+__device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two numbers rounded to bfloat16, to nearest even; the first is in the low half.
+__device__ inline uint32_t pair_of(float first, float second) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
+// 2^x to about two units in the last place; 0 for -infinity.
+__device__ inline float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,171 @@
+// Rows of a matrix, each by some threads of one block, in parts of 16 bytes.
+//
+// Of a row's W threads, thread t has parts t, t + W, ... and adds them up in order; what the threads have is joined in
+// pairs within each warp, and then warp after warp. W depends on the row's length and type alone, so a row has the same
+// bits wherever it lies, whatever lies beside it, and whether it can be read 16 bytes at a time or not.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "tensor/cuda/loops.cuh"
+
+namespace tessera::cuda {
+
+inline constexpr int kRowThreads = 512;  // of a row, at most
+inline constexpr int kHeld = 4;          // parts of a row that a thread keeps in registers
+
+template <class T>
+inline constexpr int kPart = static_cast<int>(16 / sizeof(T));  // elements
+
+struct Rows {
+  int64_t count = 0;
+  int length = 0;  // elements of a row
+  int width = 32;  // threads of a row: one warp, or a block of its own
+  Grid grid() const {
+    constexpr int kWarps = 8;
+    return width == 32 ? Grid{.blocks = blocks_for(count, kWarps), .threads = 32 * kWarps}
+                       : Grid{.blocks = count, .threads = width};
+  }
+};
+
+// Rows (count, length) of T, with about `parts` parts for each thread where that leaves a row its warp at least.
+template <class T>
+Rows rows_of(int64_t count, int64_t length, int parts = kHeld) {
+  const int64_t threads = blocks_for(blocks_for(length, kPart<T>), parts);
+  return {count, static_cast<int>(length),
+          static_cast<int>(std::clamp<int64_t>((threads + 31) / 32 * 32, 32, kRowThreads))};
+}
+
+// Calls f(true) where rows of that length, of all operands (or null), begin where 16 bytes can be read at once and end
+// where such a part does; f(false) otherwise: as std::true_type and std::false_type, for use in a template.
+template <class T, class F, class... P>
+void with_parts(int64_t length, const F& f, const P*... operands) {
+  if (length % kPart<T> == 0 && ((reinterpret_cast<uintptr_t>(operands) % 16 == 0) && ...))
+    f(std::true_type{});
+  else
+    f(std::false_type{});
+}
+
+struct RowThread {
+  int64_t row = 0;
+  int thread = 0, width = 0;
+  template <class T>
+  __device__ int part(int k) const {  // where the thread's part k begins
+    return (thread + k * width) * kPart<T>;
+  }
+};
+
+// A warp whose row is not there may return at once: rows of more than a warp have a block each.
+__device__ inline RowThread row_thread(const Rows& rows) {
+  const int t = static_cast<int>(threadIdx.x);
+  if (rows.width != 32) return {blockIdx.x, t, rows.width};
+  return {static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + t / 32, t % 32, 32};
+}
+
+// Elements [j, j + kPart) of a row, zero past its end.
+template <bool kWhole, class T>
+__device__ Packed<T, kPart<T>> load_part(const T* row, int j, int length) {
+  if constexpr (kWhole) {
+    return load<kPart<T>>(row + j);
+  } else {
+    Packed<T, kPart<T>> part;
+    for (int k = 0; k < kPart<T>; ++k) part.v[k] = j + k < length ? row[j + k] : T(0);
+    return part;
+  }
+}
+template <bool kWhole, class T>
+__device__ void store_part(T* row, int j, int length, const Packed<T, kPart<T>>& part) {
+  if constexpr (kWhole)
+    store(row + j, part);
+  else
+    for (int k = 0; k < kPart<T> && j + k < length; ++k) row[j + k] = part.v[k];
+}
+// Calls f(k) for the elements of a part that the row has.
+template <bool kWhole, class T, class F>
+__device__ void each_in_part(int j, int length, const F& f) {
+#pragma unroll
+  for (int k = 0; k < kPart<T>; ++k)
+    if (kWhole || j + k < length) f(k);
+}
+
+// A row that is read more than once: its first parts stay in registers, those beyond (of rows of more than
+// kRowThreads * kHeld parts) are read again. They are kept as four words, or narrow elements would take a register
+// each.
+template <class T, bool kWhole>
+struct HeldRow {
+  const T* row;
+  uint4 held[kHeld] = {};
+
+  __device__ HeldRow(const T* from, const RowThread& at, int length) : row(from) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k)
+      if (const int j = at.part<T>(k); j < length) hold(k, load_part<kWhole>(row, j, length));
+  }
+  __device__ void hold(int k, const Packed<T, kPart<T>>& part) { held[k] = std::bit_cast<uint4>(part); }
+  __device__ Packed<T, kPart<T>> part(int k) const { return std::bit_cast<Packed<T, kPart<T>>>(held[k]); }
+};
+
+// Calls f(j, part...) for each part of the thread in each of the rows.
+template <class T, bool kWhole, class F, class... More>
+__device__ void each_part(const RowThread& at, int length, const F& f, const HeldRow<T, kWhole>& first,
+                          const More&... more) {
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k)
+    if (const int j = at.part<T>(k); j < length) f(j, first.part(k), more.part(k)...);
+#pragma unroll 1
+  for (int j = at.part<T>(kHeld); j < length; j += at.width * kPart<T>)
+    f(j, load_part<kWhole>(first.row, j, length), load_part<kWhole>(more.row, j, length)...);
+}
+
+// Makes the row f(j, part) of its parts, which f stores at `to`.
+template <class T, bool kWhole, class F>
+__device__ void change_parts(const RowThread& at, int length, const F& f, HeldRow<T, kWhole>& row, const T* to) {
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k)
+    if (const int j = at.part<T>(k); j < length) row.hold(k, f(j, row.part(k)));
+#pragma unroll 1
+  for (int j = at.part<T>(kHeld); j < length; j += at.width * kPart<T>) f(j, load_part<kWhole>(row.row, j, length));
+  row.row = to;
+}
+
+// Calls f(j, part) for each part of a row that is read once. f may write to the part's own place.
+template <bool kWhole, class T, class F>
+__device__ void stream_parts(const RowThread& at, const T* row, int length, const F& f) {
+  constexpr int kBatch = 4;  // loads on their way at a time
+  for (int first = 0; at.part<T>(first) < length; first += kBatch) {
+    Packed<T, kPart<T>> batch[kBatch] = {};
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k)
+      if (const int j = at.part<T>(first + k); j < length) batch[k] = load_part<kWhole>(row, j, length);
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k)
+      if (const int j = at.part<T>(first + k); j < length) f(j, batch[k]);
+  }
+}
+
+// The threads' values joined, in each thread of the row. `join` must not depend on the order of its two operands.
+template <class A, class F>
+__device__ A over_row(const RowThread& at, A value, const F& join) {
+  for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(~0u, value, step));
+  if (at.width == 32) return value;
+  __shared__ A of_warp[kRowThreads / 32];
+  __syncthreads();  // the values before these have been read
+  if (at.thread % 32 == 0) of_warp[at.thread / 32] = value;
+  __syncthreads();
+  value = of_warp[0];
+  for (int w = 1; w < at.width / 32; ++w) value = join(value, of_warp[w]);
+  return value;
+}
+
+template <class A>
+__device__ A row_sum(const RowThread& at, A value) {
+  return over_row(at, value, [](A a, A b) { return a + b; });
+}
+template <class A>
+__device__ A row_top(const RowThread& at, A value) {
+  return over_row(at, value, [](A a, A b) { return a < b ? b : a; });
+}
+
+}  // namespace tessera::cuda

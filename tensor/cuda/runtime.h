@@ -1,0 +1,48 @@
+// What every use of the CUDA runtime shares: errors as exceptions, and handles that free what they hold.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <string>
+#include <utility>
+
+#include "tensor/error.h"
+
+namespace tessera::cuda {
+
+// Throws Error "[op] CUDA: cause" unless `result` is success.
+inline void check(cudaError_t result, const char* op) {
+  if (result != cudaSuccess)
+    throw Error("[" + std::string(op) + "] CUDA: " + cudaGetErrorString(result), Status::communication);
+}
+
+// A handle of the runtime or of a library on it: moved, not copied; destroyed with its owner.
+template <class T, auto destroy>
+class Handle {
+ public:
+  Handle() = default;
+  explicit Handle(T value) : value_(value) {}
+  Handle(Handle&& other) noexcept : value_(std::exchange(other.value_, T{})) {}
+  Handle& operator=(Handle&& other) noexcept {
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  ~Handle() {
+    if (value_ != T{}) destroy(value_);
+  }
+  T get() const { return value_; }
+  T* receive() { return &value_; }  // for a function that makes it
+
+ private:
+  T value_{};
+};
+
+using Stream = Handle<cudaStream_t, cudaStreamDestroy>;
+using Event = Handle<cudaEvent_t, cudaEventDestroy>;
+
+inline Event make_event() {
+  Event event;
+  check(cudaEventCreateWithFlags(event.receive(), cudaEventDisableTiming), "event");
+  return event;
+}
+
+}  // namespace tessera::cuda

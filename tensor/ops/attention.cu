@@ -1,0 +1,99 @@
+// Attention on a GPU: which kernels take a problem, the dot products that the backward pass begins with, and merging.
+#include "tensor/cuda/attention.cuh"
+#include "tensor/math.h"
+
+namespace tessera::cuda {
+namespace {
+
+// Whether every row begins where 16 bytes may be read at once.
+bool starts_well(const Tensor& t) {
+  const int64_t size = size_of(t.dtype());
+  bool all = reinterpret_cast<uintptr_t>(t.address()) % 16 == 0;
+  for (int d = 0; d < 3; ++d) all = all && (t.dim(d) == 1 || t.strides()[d] * size % 16 == 0);
+  return all;
+}
+
+bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<const Tensor*> operands) {
+  for (const Tensor* t : operands)
+    if (!starts_well(*t)) return false;
+  const Tensor& q = **operands.begin();
+  return q.dtype() == DType::bfloat16 && (q.dim(3) == 64 || q.dim(3) == 128) && options.scale > 0;
+}
+
+// delta[b, h, i] = sum over a head's columns of dout * out, by a warp: lane l adds columns l, l + 32, ... in order, and
+// the lanes are added in pairs.
+template <class T>
+__global__ void delta_kernel(AttentionSizes n, Heads<const T> dout, Heads<const T> out, Accumulate<T>* delta) {
+  using A = Accumulate<T>;
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  if (at >= int64_t{n.batch} * n.heads * n.tq) return;
+  const int64_t b = at / n.tq / n.heads, h = at / n.tq % n.heads, i = at % n.tq;
+  const T *const x = dout.at(b, h, i), *const y = out.at(b, h, i);
+  A sum = 0;
+  for (int64_t c = threadIdx.x % 32; c < n.d; c += 32) sum = math::fma(static_cast<A>(x[c]), static_cast<A>(y[c]), sum);
+  for (int bits = 16; bits > 0; bits /= 2) sum += __shfl_xor_sync(~0u, sum, bits);
+  if (threadIdx.x % 32 == 0) delta[at] = sum;
+}
+
+Tensor delta_of(const Tensor& dout, const Tensor& out, const AttentionSizes& n, const Tensor& lse) {
+  Tensor delta = lse.make(lse.shape(), lse.dtype(), Category::workspace);
+  with_floating(dout.dtype(), "attention_backward", [&](auto t) {
+    using T = decltype(t);
+    launch(context(dout), "attention_backward", {.blocks = blocks_for(lse.numel(), kThreads / 32)}, delta_kernel<T>, n,
+           heads_of<const T>(dout), heads_of<const T>(out), delta.device_data<Accumulate<T>>());
+  });
+  return delta;
+}
+
+// One thread for each element of out; the first of a row merges its log-sum-exp, into `lse`, which nobody reads here.
+template <class A>
+__global__ void merge_kernel(AttentionSizes n, Heads<A> into, Heads<const A> part, const A* mine, const A* other,
+                             A* lse) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (at >= int64_t{n.batch} * n.heads * n.tq * n.d) return;
+  const int64_t row = at / n.d, c = at % n.d, b = row / n.tq / n.heads, h = row / n.tq % n.heads, i = row % n.tq;
+  const A top = mine[row] > other[row] ? mine[row] : other[row];
+  const A both = top + math::log(math::exp(mine[row] - top) + math::exp(other[row] - top));
+  A& y = into.at(b, h, i)[c];
+  y = math::fma(part.at(b, h, i)[c], math::exp(other[row] - both), y * math::exp(mine[row] - both));
+  if (c == 0) lse[row] = both;
+}
+
+}  // namespace
+
+const char* attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
+  return for_tensor_cores({.scale = 1}, {&q, &k, &v}) ? "tensor cores" : "plain";
+}
+
+void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
+               const Attended& result) {
+  if (for_tensor_cores(options, {&q, &k, &v, &result.out}))
+    tiled_attention(q, k, v, options, result);
+  else
+    plain_attention(q, k, v, options, result);
+}
+
+void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Attended& forward,
+                        const AttentionOptions& options, const AttentionGradients& gradients) {
+  const Tensor delta = delta_of(dout, forward.out, sizes_of(q, k, options.causal), forward.lse);
+  const BackwardProblem problem{dout, q, k, v, forward.lse, delta, options, gradients};
+  if (for_tensor_cores(options, {&q, &k, &v, &dout, &gradients.dq, &gradients.dk, &gradients.dv}))
+    tiled_attention_backward(problem);
+  else
+    plain_attention_backward(problem);
+}
+
+void merge_attended(const Attended& into, const Attended& part) {
+  Tensor lse = into.lse.make(into.lse.shape(), into.lse.dtype(), Category::workspace);
+  const AttentionSizes n = sizes_of(into.out, into.out, false);
+  with_floating(into.lse.dtype(), "merge_attended", [&](auto t) {
+    using A = Accumulate<decltype(t)>;
+    launch(context(into.out), "merge_attended", {.blocks = blocks_for(into.out.numel(), kThreads)}, merge_kernel<A>, n,
+           heads_of<A>(into.out), heads_of<const A>(part.out), into.lse.device_data<A>(), part.lse.device_data<A>(),
+           lse.device_data<A>());
+  });
+  Tensor merged = into.lse;
+  merged.copy_from(lse);
+}
+
+}  // namespace tessera::cuda

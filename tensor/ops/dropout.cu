@@ -1,0 +1,95 @@
+// Dropout on a GPU. Where four neighbours in memory are four neighbours in the global order, each thread makes the
+// blocks of random words that its elements share; otherwise each element makes its own.
+#include "tensor/cuda/columns.cuh"
+#include "tensor/cuda/dropout.h"
+
+namespace tessera::cuda {
+namespace {
+
+template <class T>
+struct Dropout {
+  using A = Accumulate<T>;
+  const T* x;
+  T* y;  // may be x
+  const int64_t* positions;
+  Philox random;
+  uint64_t step;
+  int64_t first_sequence, tokens, tokens_total, channels_total, first_channel;
+  float threshold;
+  A up;
+  Columns at;  // rows are tokens
+
+  // The global index of the first element of row i.
+  __device__ uint64_t first_of(int64_t i) const {
+    const int64_t sequence = i / tokens, token = i % tokens, position = positions ? positions[token] : token;
+    return static_cast<uint64_t>(((first_sequence + sequence) * tokens_total + position) * channels_total +
+                                 first_channel);
+  }
+  __device__ T kept(T v, uint32_t word) const {
+    return Philox::to_uniform(word) >= threshold ? T(static_cast<A>(v) * up) : T(A(0));
+  }
+};
+
+template <class T>
+inline constexpr int kGroup = std::max(4, kPart<T>);  // elements of a thread: whole blocks of words
+
+template <class T>
+__global__ void dropout_kernel(Dropout<T> f) {
+  constexpr int kPieces = kGroup<T> / kPart<T>;
+  const int64_t groups = f.at.length / kGroup<T>, i = global_thread() / groups;
+  if (i >= f.at.rows) return;
+  const int64_t j = global_thread() % groups * kGroup<T>;
+  const T* const from = f.x + i * f.at.length + j;
+  T* const to = f.y + i * f.at.length + j;
+  Packed<T, kPart<T>> v[kPieces];
+  for (int p = 0; p < kPieces; ++p) v[p] = load<kPart<T>>(from + p * kPart<T>);
+  const uint64_t first = (f.first_of(i) + static_cast<uint64_t>(j)) / 4;
+  for (int b = 0; b < kGroup<T> / 4; ++b) {
+    const Philox::Block words = f.random(first + static_cast<uint64_t>(b), f.step);
+    for (int k = 0; k < 4; ++k) {
+      T& e = v[(4 * b + k) / kPart<T>].v[(4 * b + k) % kPart<T>];
+      e = f.kept(e, words[static_cast<size_t>(k)]);
+    }
+  }
+  for (int p = 0; p < kPieces; ++p) store(to + p * kPart<T>, v[p]);
+}
+
+template <class T>
+__global__ void dropout_each_kernel(Dropout<T> f) {
+  const int64_t at = global_thread(), i = at / f.at.length;
+  if (i >= f.at.rows) return;
+  f.y[at] = f.kept(f.x[at], f.random.word(f.first_of(i) + static_cast<uint64_t>(at % f.at.length), f.step));
+}
+
+}  // namespace
+
+void dropout(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile, const Tensor* positions) {
+  const int64_t c = x.dim(2), rows = x.dim(0) * x.dim(1);
+  if (x.numel() == 0) return;
+  with_floating(x.dtype(), "dropout", [&](auto t) {
+    using T = decltype(t);
+    const Dropout<T> f{.x = x.device_data<T>(),
+                       .y = y.device_data<T>(),
+                       .positions = positions ? positions->device_data<int64_t>() : nullptr,
+                       .random = tile.random,
+                       .step = tile.step,
+                       .first_sequence = tile.first_sequence,
+                       .tokens = x.dim(1),
+                       .tokens_total = tile.tokens_total,
+                       .channels_total = tile.channels_total,
+                       .first_channel = tile.first_channel,
+                       .threshold = static_cast<float>(p),
+                       .up = static_cast<Accumulate<T>>(1 / (1 - p)),
+                       .at = {rows, static_cast<int>(c)}};
+    const bool together = c % kGroup<T> == 0 && tile.channels_total % 4 == 0 && tile.first_channel % 4 == 0;
+    const auto queue = [&](auto whole) {
+      if (decltype(whole)::value && together)
+        launch(context(x), "dropout", {.blocks = blocks_for(x.numel() / kGroup<T>, kThreads)}, dropout_kernel<T>, f);
+      else
+        launch(context(x), "dropout", {.blocks = blocks_for(x.numel(), kThreads)}, dropout_each_kernel<T>, f);
+    };
+    with_parts<T>(c, queue, f.x, f.y);
+  });
+}
+
+}  // namespace tessera::cuda

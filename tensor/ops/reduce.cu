@@ -1,0 +1,141 @@
+// Sums on a GPU. Only sum_rows, which sums gradients of biases, is in a training step's way: the others take the CPU's
+// order and so give its bits.
+#include "tensor/cuda/columns.cuh"
+#include "tensor/cuda/reduce.h"
+
+namespace tessera::cuda {
+namespace {
+
+template <class T>
+struct SumColumns {
+  using A = Accumulate<T>;
+  const T* x;
+  A* parts;
+  Columns at;
+};
+
+template <class T, bool kWhole>
+__global__ void sum_columns_kernel(SumColumns<T> f) {
+  using A = Accumulate<T>;
+  const ColumnThread at = column_thread<T>(f.at);
+  if (at.first >= f.at.rows) return;
+  Packed<A, kPart<T>> total{};
+#pragma unroll 4
+  for (int64_t i = at.first; i < at.last; ++i) {
+    const auto part = load_part<kWhole>(f.x + i * f.at.length, at.j, f.at.length);
+    for (int k = 0; k < kPart<T>; ++k) total.v[k] += static_cast<A>(part.v[k]);
+  }
+  store_parts<kWhole, T>(f.parts, at, f.at, total.v);
+}
+
+constexpr int kStaged = 4096;  // elements that a block has near at a time, and the CPU's blocks
+
+// out[r] = run r of a row of x, in order. The block brings the elements near, and one thread adds them.
+template <class T, class U>
+__global__ void add_in_order_kernel(const T* x, int64_t n, int64_t run, U* out) {
+  __shared__ double staged[kStaged];
+  const int64_t runs = (n + run - 1) / run, r = blockIdx.x;
+  const T* const row = x + r / runs * n;
+  const int64_t begin = r % runs * run, end = std::min(n, begin + run);
+  double total = 0;
+  for (int64_t first = begin; first < end; first += kStaged) {
+    const int count = static_cast<int>(std::min<int64_t>(kStaged, end - first));
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x))
+      staged[i] = static_cast<double>(static_cast<Accumulate<T>>(row[first + i]));
+    __syncthreads();
+    if (threadIdx.x == 0) {
+#pragma unroll 8
+      for (int i = 0; i < count; ++i) total += staged[i];
+    }
+  }
+  if (threadIdx.x == 0) out[r] = converted<U>(total);
+}
+
+// The dims of x, those that stay before those that are summed, each group in x's order.
+struct SummedDims {
+  int kept = 0, rank = 0;
+  int64_t size[kMaxRank] = {}, step[kMaxRank] = {};
+  int64_t outputs = 0, terms = 1;
+};
+
+__device__ int64_t offset_of(const SummedDims& s, int64_t i, int from, int to) {
+  int64_t at = 0;
+  for (int d = to - 1; d >= from; --d) {
+    at += i % s.size[d] * s.step[d];
+    i /= s.size[d];
+  }
+  return at;
+}
+
+template <class T>
+__global__ void sum_to_kernel(const T* x, SummedDims s, T* out) {
+  using A = Accumulate<T>;
+  const int64_t i = global_thread();
+  if (i >= s.outputs) return;
+  const T* const first = x + offset_of(s, i, 0, s.kept);
+  A total = 0;
+  for (int64_t t = 0; t < s.terms; ++t) total += static_cast<A>(first[offset_of(s, t, s.kept, s.rank)]);
+  out[i] = T(total);
+}
+
+SummedDims summed_dims(const Tensor& x, const Shape& shape) {
+  SummedDims s{.outputs = shape.numel()};
+  const auto add = [&](bool summed) {
+    for (int d = 0; d < x.rank(); ++d) {
+      const int own = d - (x.rank() - shape.rank());
+      if ((own < 0 || shape[own] != x.shape()[d]) != summed) continue;
+      s.size[s.rank] = x.shape()[d];
+      s.step[s.rank++] = x.strides()[d];
+      if (summed) s.terms *= x.shape()[d];
+    }
+  };
+  add(false);
+  s.kept = s.rank;
+  add(true);
+  return s;
+}
+
+}  // namespace
+
+void sum_rows(const Tensor& out, const Tensor& x) {
+  const int64_t n = x.dim(0), c = x.dim(1);
+  with_floating(x.dtype(), "sum_rows", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const Tensor parts = parts_for<A>(x, n, c);
+    const SumColumns<T> f{x.device_data<T>(), parts.device_data<A>(), {n, static_cast<int>(c), kRowsTogether}};
+    const auto queue = [&](auto whole) {
+      launch(context(x), "sum_rows", f.at.template grid<T>(), sum_columns_kernel<T, decltype(whole)::value>, f);
+    };
+    with_parts<T>(c, queue, f.x);
+    add_parts<A>("sum_rows", out, parts);
+  });
+}
+
+void sums(const char* op, const Tensor& out, const Tensor& x) {
+  const int64_t rows = x.dim(0), n = x.dim(1), runs = blocks_for(n, kStaged);
+  if (n == 0) return Tensor(out).fill(0);
+  const Tensor parts = x.make({rows, runs}, DType::float64, Category::workspace);
+  double* const part = parts.device_data<double>();
+  with_floating(x.dtype(), op, [&](auto t) {
+    using T = decltype(t);
+    launch(context(x), op, {.blocks = rows * runs}, add_in_order_kernel<T, double>, x.device_data<T>(), n,
+           int64_t{kStaged}, part);
+  });
+  with_floating(out.dtype(), op, [&](auto u) {
+    using U = decltype(u);
+    launch(context(x), op, {.blocks = rows}, add_in_order_kernel<double, U>, part, runs, runs, out.device_data<U>());
+  });
+}
+
+void sum_to(const Tensor& out, const Tensor& x) {
+  const SummedDims s = summed_dims(x, out.shape());
+  with_floating(x.dtype(), "sum_to", [&](auto t) {
+    using T = decltype(t);
+    launch(context(x), "sum_to", {.blocks = blocks_for(s.outputs, kThreads)}, sum_to_kernel<T>, x.device_data<T>(), s,
+           out.device_data<T>());
+  });
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,102 @@
+// Regions of the host: anonymous memory, and a mapped file.
+#include "tensor/region.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kLeastReserved = int64_t{1} << 30;
+constexpr int64_t kFileCapacity = int64_t{1} << 38, kFileGrowth = int64_t{1} << 22;
+
+// ThreadSanitizer knows 1.5 TB of addresses, and the arenas of many ranks reserve more.
+#ifdef __SANITIZE_THREAD__
+constexpr int64_t kMostReserved = int64_t{4} << 30;
+#else
+constexpr int64_t kMostReserved = std::numeric_limits<int64_t>::max();
+#endif
+
+class HostRegion final : public Region {
+ public:
+  explicit HostRegion(int64_t capacity) : Region(Device::cpu) {
+    capacity_ = std::min(capacity, kMostReserved);
+    void* p = reserve();
+    // A limit on address space (ulimit -v, strict overcommit, a sanitizer's shadow) may leave room for less.
+    while (p == MAP_FAILED && capacity_ > kLeastReserved) {
+      capacity_ /= 2;
+      p = reserve();
+    }
+    if (p == MAP_FAILED)
+      throw Error("[arena] cannot reserve " + std::to_string(capacity_) +
+                  " bytes of address space: " + std::strerror(errno));
+    madvise(p, static_cast<size_t>(capacity_),
+            MADV_HUGEPAGE);  // a hint: without huge pages all is slower, nothing else
+    base_ = static_cast<std::byte*>(p);
+  }
+  ~HostRegion() override { munmap(base_, static_cast<size_t>(capacity_)); }
+  void commit(int64_t) override {}  // by the first touch
+
+ private:
+  void* reserve() const {
+    return mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
+};
+
+class FileRegion final : public Region {
+ public:
+  explicit FileRegion(const std::filesystem::path& directory) : Region(Device::cpu) {
+    capacity_ = kFileCapacity;
+    const auto refuse = [&](const char* what) {
+      const std::string cause = std::strerror(errno);
+      if (file_ >= 0) close(file_);
+      throw OutputError(directory.string() + ": cannot " + what + " a file to keep tensors in: " + cause);
+    };
+    std::string name = (directory / "tessera-XXXXXX").string();
+    file_ = mkostemp(name.data(), O_CLOEXEC);
+    if (file_ < 0) refuse("make");
+    unlink(name.c_str());  // gone when this process is
+    if (ftruncate(file_, capacity_) != 0) refuse("size");
+    void* const p = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+    if (p == MAP_FAILED) refuse("map");
+    base_ = static_cast<std::byte*>(p);
+  }
+  ~FileRegion() override {
+    munmap(base_, static_cast<size_t>(capacity_));
+    close(file_);
+  }
+
+  // A page of a file that finds no room on the disk when it is written to ends the process, so room is made before.
+  void commit(int64_t bytes) override {
+    if (bytes <= promised_) return;
+    const int64_t wanted = (bytes + kFileGrowth - 1) / kFileGrowth * kFileGrowth;
+    if (const int error = posix_fallocate(file_, 0, wanted); error != 0)
+      throw OutputError("no room for " + std::to_string(wanted) +
+                        " bytes of tensors kept in a file: " + std::strerror(error));
+    promised_ = wanted;
+  }
+
+ private:
+  int file_ = -1;
+  int64_t promised_ = 0;  // bytes of room that the disk has promised
+};
+
+}  // namespace
+
+std::unique_ptr<Region> host_region(int64_t capacity) { return std::make_unique<HostRegion>(capacity); }
+std::unique_ptr<Region> file_region(const std::filesystem::path& directory) {
+  return std::make_unique<FileRegion>(directory);
+}
+
+}  // namespace tessera

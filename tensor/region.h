@@ -1,0 +1,40 @@
+// What an arena hands out: one run of addresses, of which only the part that was used is backed by memory.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+
+#include "tensor/device.h"
+
+namespace tessera {
+
+class Region {
+ public:
+  virtual ~Region() = default;
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  std::byte* base() const { return base_; }
+  int64_t capacity() const { return capacity_; }
+  Device device() const { return device_; }
+  // Makes the first `bytes` usable; called before more than ever before is handed out. Throws when there is no room.
+  virtual void commit(int64_t bytes) = 0;
+
+ protected:
+  explicit Region(Device device) : device_(device) {}
+  std::byte* base_ = nullptr;
+  int64_t capacity_ = 0;
+
+ private:
+  Device device_;
+};
+
+// Address space of `capacity` bytes on huge pages, halved while the system refuses; memory comes with the first touch.
+// Throws Error when even 1 GiB is refused.
+std::unique_ptr<Region> host_region(int64_t capacity);
+// The same over a file without a name in `directory`, mapped: what is seldom read or written need not stay in memory.
+// Throws OutputError here or in commit() when the file cannot be made or the disk has no room.
+std::unique_ptr<Region> file_region(const std::filesystem::path& directory);
+
+}  // namespace tessera

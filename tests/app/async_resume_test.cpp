@@ -1,0 +1,201 @@
+// Asynchronous runs that are stopped, killed and picked up again: a replay ends with the bits of one that nobody
+// disturbed, wherever it was stopped; a run without one comes to a common step, from which any plan can go on.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "data/checkpoint_dir.h"
+#include "data/files.h"
+#include "parallel/push_log.h"
+#include "tests/app/layouts.h"
+#include "tests/app/program.h"
+
+namespace tessera {
+namespace {
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+class AsyncResumeTest : public test::ProgramTest {
+ protected:
+  std::string files(const std::string& checkpoint) const { return weights(checkpoint) + optimizer(checkpoint); }
+  // Losses and rates of the steps.
+  std::vector<Json> records(const std::string& run) const {
+    std::vector<Json> out;
+    std::istringstream in(read_file(path(run + "/metrics.jsonl")));
+    for (std::string line; std::getline(in, line);) {
+      Json record = Json::parse(line);
+      for (const char* key : {"tokens_per_s", "step_ms"}) record.erase(key);
+      if (record.at("event") != "summary") out.push_back(record);
+    }
+    return out;
+  }
+  Json about(const std::string& checkpoint) const { return Json::parse(open_checkpoint(path(checkpoint)).about); }
+  PushLog order(const std::string& file) const { return parse_push_log(read_file(path(file)), file); }
+  void expect_success(const std::string& arguments, const std::string& words = "") const {
+    const test::Ran r = run(arguments);
+    ASSERT_EQ(r.status, 0) << arguments << ": " << r.err;
+    EXPECT_NE(r.err.find(words), std::string::npos) << arguments << ": " << r.err;
+  }
+  // Disturbs run "run" until it has come to its end, which is step `steps`.
+  void disturb_until_done(const std::string& first, const std::string& again, int64_t steps, int kinds) const {
+    const std::string end = fmt::format("run/checkpoints/step-{}", steps);
+    const std::vector<int> signals = {SIGINT, SIGKILL, SIGTERM};
+    int stops = 0;
+    for (int k = 0; k < 8; ++k) {
+      const bool begun = fs::exists(path("run/config.toml"));
+      const uintmax_t recorded = begun ? fs::file_size(path("run/metrics.jsonl")) : 0;
+      const int signal = signals[static_cast<size_t>(k % kinds)];
+      const int64_t before = newest_step();
+      const int status = interrupted(begun ? again : first, signal, recorded + 300);
+      const std::string log = read_file(path("err.txt"));
+      if (status == 0) break;  // it was faster
+      if (begun) {
+        EXPECT_NE(log.find(before > 0 ? fmt::format("going on after step {}\n", before) : "beginning"),
+                  std::string::npos)
+            << log;
+      }
+      if (signal == SIGKILL) continue;
+      ++stops;
+      ASSERT_EQ(status, 128 + signal) << log;
+      EXPECT_NE(log.find(fmt::format("stopped after step {};", newest_step())), std::string::npos) << log;
+      EXPECT_GE(newest_step(), before);
+      EXPECT_TRUE(half_written().empty());
+    }
+    EXPECT_GT(stops, 0);
+    expect_success(again);
+    EXPECT_TRUE(fs::exists(path(end)));
+  }
+
+  const std::string settings_ = kSmall + "--steps 150 --dropout 0.1 --dp-mode ps-async ";
+};
+
+TEST_F(AsyncResumeTest, AReplayThatIsStoppedAndKilledEndsWithTheSameBits) {
+  for (const char* plan : {"--ranks 4 --servers 2 --staleness 3", "--ranks 2 --staleness 1 --dtype bf16"}) {
+    const std::string train = fmt::format("train {} {} --save-every 40 ", settings_, plan);
+    expect_success(train + "--record order.txt --out whole");
+    const std::string replay = "--replay order.txt --record again.txt";
+    disturb_until_done(train + replay + " --out run", "train --resume --out run " + replay, 150, 3);
+    EXPECT_TRUE(files("run/checkpoints/step-150") == files("whole/checkpoints/step-150")) << plan;
+    EXPECT_EQ(read_file(path("again.txt")), read_file(path("order.txt")));
+    EXPECT_EQ(records("run"), records("whole"));
+    for (const char* name : {"run", "whole"}) fs::remove_all(path(name));
+  }
+}
+
+// Nobody knows in advance what it does; but what it did is in its record, and a replay that is not stopped does it too.
+TEST_F(AsyncResumeTest, ARunThatWasStoppedIsReplayedInOnePiece) {
+  const std::string train = fmt::format("train {} --ranks 4 --servers 2 --staleness 2 ", settings_);
+  disturb_until_done(train + "--save-every 0 --out run", "train --resume --out run --record order.txt", 150, 1);
+  const std::string end = "run/checkpoints/step-150";
+  EXPECT_EQ(read_file(path("order.txt")), read_file(path(end + "/pushes.txt")));
+  EXPECT_EQ(order("order.txt").servers[1].size(), 600U);  // and the bound was held, or it would have been refused
+  expect_success(train + "--save-every 0 --replay order.txt --out whole");
+  EXPECT_TRUE(files(end) == files("whole/checkpoints/step-150"));
+  EXPECT_EQ(records("run"), records("whole"));
+}
+
+// Everything is at a common step, so that a plan of any kind can go on; Adam's updates are counted through all of them.
+TEST_F(AsyncResumeTest, OtherPlansGoOnWithAnAsynchronousRun) {
+  const std::string async = "--dp-mode ps-async --staleness 2 ";
+  expect_success("train " + kSmall + "--steps 4 --ranks 4 --servers 3 " + async + "--out run");
+  EXPECT_EQ(about("run/checkpoints/step-4").at("updates"), 16);
+  const auto on = [&](int64_t steps, const std::string& plan, int64_t updates) {
+    const int64_t before = newest_step();
+    expect_success(fmt::format("train --resume --out run --steps {} {}{}", steps, test::kNoPlan, plan),
+                   fmt::format("going on after step {}\n", before));
+    EXPECT_EQ(about(fmt::format("run/checkpoints/step-{}", steps)).at("updates"), updates) << plan;
+  };
+  on(6, "--ranks 2 --zero 3", 18);
+  on(8, "--ranks 2 --servers 2 " + async, 22);
+  on(9, "--ranks 4 --servers 1 " + async, 26);
+  on(10, "--ranks 1 --microbatches 2", 27);
+  on(11, "--ranks 2 --tp 2", 28);
+  const std::string end = files("run/checkpoints/step-11");
+  for (const std::string& plan : {async + "--ranks 4 --servers 2", std::string("--ranks 2"), async + "--ranks 1"}) {
+    on(11, plan, 28);  // nothing is trained, and all of it is saved again
+    EXPECT_TRUE(files("run/checkpoints/step-11") == end) << plan;
+  }
+}
+
+// With one worker nothing is asynchronous, so bits can be compared.
+TEST_F(AsyncResumeTest, OneWorkerGoesOnLikeOneRankAndBack) {
+  expect_success("train " + kSmall + "--dropout 0.1 --ranks 1 --out whole");
+  expect_success("train " + kSmall + "--dropout 0.1 --ranks 1 --save-every 4 --out run --dp-mode ps-async");
+  EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
+  for (const char* mode : {"ddp", "ps-async"}) {
+    fs::remove_all(path("run/checkpoints/step-12"));
+    expect_success(fmt::format("train --resume --out run --dp-mode {}", mode), "going on after step 8\n");
+    EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12")) << mode;
+  }
+}
+
+// In the middle of this record worker 0 has made three steps and worker 1 one; and worker 1 has pulled a version that
+// is gone then.
+class UnevenTest : public AsyncResumeTest {
+ protected:
+  UnevenTest() {
+    record("order.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}, {1, 1, 3}, {1, 2, 5}});
+    expect_success(train_ + "--replay order.txt --out run");
+    whole_ = files("run/checkpoints/step-3");
+    fs::remove_all(path("run/checkpoints/step-3"));
+  }
+  void record(const std::string& file, const std::vector<Push>& pushes) const {
+    write_push_log(path(file), {.workers = 2, .staleness = 1, .steps = 3, .servers = {pushes}});
+  }
+  const std::string train_ = "train " + kSmall + "--save-every 1 --steps 3 --dp-mode ps-async --ranks 2 --staleness 1 ";
+  std::string whole_;
+};
+
+TEST_F(UnevenTest, WhatWorkersHadPulledIsSaved) {
+  EXPECT_TRUE(fs::exists(path("run/checkpoints/step-2/pulled.safetensors")));
+  expect_success("train --resume --out run --replay order.txt", "going on after step 2\n");
+  EXPECT_TRUE(files("run/checkpoints/step-3") == whole_);
+}
+
+TEST_F(UnevenTest, WithoutTheReplayItGoesOnWithinItsBound) {
+  expect_success("train --resume --out run --record on.txt", "going on after step 2\n");
+  const std::vector<Push> pushes = order("on.txt").servers[0];
+  EXPECT_EQ(pushes, (std::vector<Push>{{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}, {1, 1, 4}, {1, 2, 5}}));
+  EXPECT_FALSE(files("run/checkpoints/step-3") == whole_);  // worker 1 has pulled again
+  expect_success(train_ + "--replay on.txt --out again");
+  EXPECT_TRUE(files("run/checkpoints/step-3") == files("again/checkpoints/step-3"));
+}
+
+TEST_F(UnevenTest, OtherPlansAreRefused) {
+  const std::string words =
+      "run/checkpoints/step-2 was saved inside a replay, with its workers at different steps; expected --dp-mode "
+      "ps-async with 2 ranks and 1 servers";
+  for (const char* plan : {"--ranks 2", "--ranks 1 --dp-mode ps-async", "--ranks 2 --dp-mode ps-async --servers 2"})
+    expect_failure(fmt::format("train --resume --out run {}{}", test::kNoPlan, plan), 2, words);
+}
+
+TEST_F(UnevenTest, WhatIsNotTheRunsOwnOrderIsRefused) {
+  record("other.txt", {{1, 0, 0}, {0, 0, 0}, {0, 1, 2}, {1, 1, 2}, {0, 2, 4}, {1, 2, 4}});
+  expect_failure("train --resume --out run --replay other.txt", 2,
+                 "--replay: other.txt is not the order of the run that is continued");
+  // One that has not pulled when it is saved, and one that goes on as if it had.
+  fs::remove_all(path("run"));
+  record("begun.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}});
+  expect_success(train_ + "--replay begun.txt --out run");
+  expect_failure("train --resume --out run --replay order.txt", 2,
+                 "--replay: in order.txt worker 1 has pulled parameters that run/checkpoints/step-2 does not hold");
+}
+
+TEST_F(UnevenTest, ARecordNeedsTheWholeOrder) {
+  fs::remove_all(path("run"));
+  expect_success("train " + kSmall + "--steps 2 --ranks 2 --out run");
+  expect_failure("train --resume --out run --steps 4 --dp-mode ps-async --record new.txt", 2,
+                 "--record: 2 steps were made under another plan; expected a run that had 2 ranks and 1 servers");
+  expect_failure("train --resume --out run --steps 3 --dp-mode ps-async --staleness 1 --replay order.txt", 2,
+                 "--replay: order.txt is not the order of the run that is continued");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,51 @@
+// What must hold of `tessera report --format text`, against report.json and trace.json.
+#pragma once
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <utility>
+
+namespace tessera::test {
+
+// Of a run with threads of ranks on cores of their own, or not.
+inline void expect_text(const std::string& text, const nlohmann::json& report, const nlohmann::json& trace) {
+  const auto has = [&](const std::string& part) { return text.find(part) != std::string::npos; };
+  const bool shared = report["processors"]["shared"], pipeline = report["plan"]["axes"]["pp"] > 1;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), 120U) << line;
+    EXPECT_EQ(line.find(" nan"), std::string::npos) << line;
+  }
+  EXPECT_EQ(has("\nplanned: "), pipeline);
+  EXPECT_EQ(has("\nreplayed: "), pipeline);
+  EXPECT_EQ(has("as it happened"), pipeline && !shared);
+  EXPECT_EQ(has("measured: not drawn"), pipeline && shared);
+  EXPECT_EQ(has("measured     null"), pipeline && shared);
+  EXPECT_EQ(has("Each rank in this step"), report["ranks"].size() > report["plan"]["axes"]["pp"].get<size_t>());
+  const auto step = std::stoll(text.substr(text.find("\nstep ") + 6));  // that is shown
+  std::map<std::pair<std::string, std::string>, std::pair<int64_t, int64_t>> sent;
+  for (const nlohmann::json& e : trace["traceEvents"]) {
+    if (e["ph"] != "X" || !e["args"].contains("operation") || e["args"]["step"] != step) continue;
+    auto& [calls, bytes] = sent[{e["args"]["axis"], e["args"]["operation"]}];
+    ++calls;
+    bytes += e["args"]["sent"].get<int64_t>();
+  }
+  for (const auto& [name, counted] : sent)
+    EXPECT_TRUE(
+        has(fmt::format("\n{:<6} {:<15} {:>8} {:>15} ", name.first, name.second, counted.first, counted.second)))
+        << name.first << " " << name.second;
+  for (size_t r = 0; r < report["ranks"].size(); ++r) {
+    std::string row = fmt::format("\n{:<6}", r);
+    for (const char* category : {"parameters", "gradients", "optimizer", "activations", "workspace", "communication"})
+      row += fmt::format(" {:>13}", report["ranks"][r]["peaks"][category].get<int64_t>());
+    EXPECT_TRUE(has(row + fmt::format(" {:>13}\n", report["ranks"][r]["peak_bytes"].get<int64_t>()))) << row;
+  }
+}
+
+}  // namespace tessera::test

@@ -1,0 +1,117 @@
+// The op table on a GPU: values and gradients beside the CPU's, and that strides, places and repetition change no bit.
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/autograd/op_checks.h"
+#include "tests/support/gpu.h"
+
+namespace tessera::test {
+namespace {
+
+using OpTableGpu = OnGpu;
+
+constexpr DType kFloating[] = {DType::float64, DType::float32, DType::bfloat16};
+
+// Ops that have no kernels for a GPU yet; one that gets them leaves this list.
+const std::set<std::string> kMissing = {"matmul", "linear", "attention", "packed_attention"};
+// Ops whose formulas, and the orders of whose sums, are the CPU's, gradients included.
+const std::set<std::string> kExact = {"neg",    "sqrt",    "square", "reciprocal", "relu",      "transpose",
+                                      "narrow", "reshape", "sum",    "scale",      "embedding", "dropout"};
+// The same, but that the exponentials of float64 are the C library's on the CPU and CUDA's on a GPU.
+const std::set<std::string> kExactBut64 = {"exp", "tanh", "sigmoid", "silu", "gelu", "bias_gelu"};
+
+bool exact(const Problem& p, DType dtype) {
+  return kExact.contains(p.name) || (dtype != DType::float64 && kExactBut64.contains(p.name));
+}
+
+std::vector<OpRow> rows_on_gpu() {
+  std::vector<OpRow> rows = op_table();
+  std::erase_if(rows, [](const OpRow& row) { return kMissing.contains(row.name); });
+  return rows;
+}
+
+std::vector<Tensor> moved(const std::vector<Tensor>& tensors, const ArenaPtr& arena) {
+  std::vector<Tensor> there;
+  for (const Tensor& t : tensors) there.push_back(t.to(arena));
+  return there;
+}
+
+// Sums in another order, and now and then an element that is rounded the other way.
+double bound(DType dtype) {
+  switch (dtype) {
+    case DType::float64:
+      return 1e-14;
+    case DType::float32:
+      return 2e-6;
+    default:
+      return 4e-3;
+  }
+}
+
+TEST_F(OpTableGpu, ValuesAndGradientsAreThoseOfTheCpu) {
+  std::set<std::string> seen;
+  for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
+    for (const DType dtype : kFloating) {
+      SCOPED_TRACE(name_of(dtype));
+      const std::vector<Tensor> operands = tensors_of(p, draw_values(p, dtype, random), dtype, make_arena());
+      const Outcome expected = run(p, operands), found = run(p, moved(operands, arena));
+      ASSERT_EQ(found.value.device(), Device::cuda);
+      seen.insert(p.name);
+      if (exact(p, dtype)) {
+        EXPECT_TRUE(same_bits(found, expected));
+        continue;
+      }
+      EXPECT_LT(distance(doubles(found.value), doubles(expected.value)), bound(dtype));
+      for (size_t o = 0; o < operands.size(); ++o) {
+        ASSERT_EQ(found.grads[o].dtype(), expected.grads[o].dtype());
+        // As in op_table_test.cpp: where gradients cancel, rounding is held against terms of order one.
+        const auto terms = static_cast<double>(std::max(expected.value.numel(), expected.grads[o].numel()));
+        EXPECT_LT(distance(doubles(found.grads[o]), doubles(expected.grads[o]), 0.3 * std::sqrt(terms)),
+                  10 * bound(dtype))
+            << "operand " << o;
+      }
+    }
+  });
+  for (const OpRow& row : op_table())
+    EXPECT_NE(seen.contains(row.name), kMissing.contains(row.name)) << row.name << " was left out";
+}
+
+TEST_F(OpTableGpu, StridesAndRepetitionChangeNoBit) {
+  for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
+    for (const DType dtype : kFloating) {
+      SCOPED_TRACE(name_of(dtype));
+      const Values values = draw_values(p, dtype, random);
+      std::vector<Tensor> operands = tensors_of(p, values, dtype, arena);
+      const Outcome expected = run(p, operands);
+      const ArenaPtr other = make_arena(Device::cuda);
+      const Tensor shift = Tensor::empty({random.between(1, 5000)}, dtype, other);
+      EXPECT_TRUE(same_bits(run(p, tensors_of(p, values, dtype, other)), expected)) << "again";
+      for (Tensor& t : operands) t = strided(t);
+      EXPECT_TRUE(same_bits(run(p, operands), expected)) << "strided";
+    }
+  });
+}
+
+TEST_F(OpTableGpu, RowsHaveTheSameBitsAlone) {
+  int seen = 0;
+  for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
+    if (!p.rows_alone) return;
+    for (const DType dtype : kFloating) {
+      const std::vector<Tensor> operands = tensors_of(p, draw_values(p, dtype, random), dtype, arena);
+      const SomeRows rows = some_rows(operands, random);
+      const Tensor expected = rows.of_value(value_of(p, operands));
+      std::vector<Tensor> part = rows.of(operands);
+      EXPECT_TRUE(same_bits(value_of(p, part), expected)) << name_of(dtype) << " where they lie";
+      for (Tensor& o : part) o = o.clone();
+      EXPECT_TRUE(same_bits(value_of(p, part), expected)) << name_of(dtype) << " elsewhere";
+      ++seen;
+    }
+  });
+  EXPECT_GT(seen, 20);
+}
+
+}  // namespace
+}  // namespace tessera::test

@@ -1,0 +1,157 @@
+// The CUDA runtime as far as Tessera uses it, on the CPU: so that the kernels and all that calls them are run by tests,
+// under sanitizers, on machines without a GPU.
+//
+// A build with -DTESSERA_CUDA=EMULATED compiles the .cu files as C++ with this header in place of CUDA's. A block's
+// threads are fibers of the calling thread, blocks run one after another, and a stream is done as soon as it is called.
+// What differs from a GPU: blocks never run at the same time, nothing is asynchronous, and only what stands here
+// exists. The macros below are CUDA's own names.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "tests/cuda_emulator/emulator.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __shared__ static thread_local
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+
+struct uint3 {
+  unsigned x = 0, y = 0, z = 0;
+};
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+};
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+
+// Of the thread that is running.
+inline thread_local uint3 threadIdx, blockIdx;
+inline thread_local dim3 blockDim, gridDim;
+inline constexpr int warpSize = 32;
+
+inline void __syncthreads() { tessera::emulator::sync_block(); }
+inline void __syncwarp(unsigned mask = ~0u) { tessera::emulator::sync_warp(mask); }
+template <class T>
+T __shfl_sync(unsigned mask, T value, int lane, int = 32) {
+  static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>);
+  return tessera::emulator::exchange(mask, value, lane);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int bits, int = 32) {
+  return __shfl_sync(mask, value, static_cast<int>(threadIdx.x % 32) ^ bits);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned by, int = 32) {
+  const int lane = static_cast<int>(threadIdx.x % 32), from = lane + static_cast<int>(by);
+  return __shfl_sync(mask, value, from < 32 ? from : lane);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) { return tessera::emulator::ballot(mask, predicate != 0); }
+inline void __threadfence() {}
+template <class T>
+T atomicAdd(T* to, T value) {  // fibers of one block never run at the same time, ranks do
+  return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
+}
+template <class T>
+T atomicMin(T* to, T value) {
+  T before = __atomic_load_n(to, __ATOMIC_RELAXED);
+  while (value < before && !__atomic_compare_exchange_n(to, &before, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return before;
+}
+template <class T>
+T __ldg(const T* from) {
+  return *from;
+}
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
+inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorNoDevice = 100
+};
+enum cudaMemcpyKind {
+  cudaMemcpyHostToHost,
+  cudaMemcpyHostToDevice,
+  cudaMemcpyDeviceToHost,
+  cudaMemcpyDeviceToDevice,
+  cudaMemcpyDefault
+};
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+inline constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0;
+using cudaStream_t = struct EmulatedStream*;
+using cudaEvent_t = struct EmulatedEvent*;
+struct cudaDeviceProp {
+  char name[256];
+  int multiProcessorCount, major, minor;
+  size_t totalGlobalMem;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes = 0;
+  cudaStream_t stream = nullptr;
+};
+
+const char* cudaGetErrorString(cudaError_t error);
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream);
+cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned flags);
+cudaError_t cudaFreeHost(void* p);
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+template <class... Parameters, class... Args>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Args&&... args) {
+  const std::tuple<Parameters...> values(std::forward<Args>(args)...);
+  const dim3 &grid = config->gridDim, &block = config->blockDim;
+  if (!tessera::emulator::can_run(uint64_t{block.x} * block.y * block.z, config->dynamicSmemBytes) || grid.x == 0)
+    return cudaErrorInvalidConfiguration;
+  gridDim = grid;
+  blockDim = block;
+  const auto enter = [&](unsigned thread) {
+    threadIdx = {thread % block.x, thread / block.x % block.y, thread / block.x / block.y};
+  };
+  const auto body = [&] { std::apply(kernel, values); };
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x) {
+        blockIdx = {x, y, z};
+        tessera::emulator::run_block(block.x * block.y * block.z, config->dynamicSmemBytes, enter, body);
+      }
+  return cudaSuccess;
+}

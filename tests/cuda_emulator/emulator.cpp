@@ -1,0 +1,253 @@
+// Fibers, and the barriers they meet at.
+#include "tests/cuda_emulator/emulator.h"
+
+#include <sys/mman.h>
+
+#include <array>
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+// Keeps the registers that a call must not change on the stack that is left, and goes on where the other was left.
+extern "C" void tessera_switch_stack(void** leave, void* enter);
+asm(R"(
+.text
+.type tessera_switch_stack, @function
+.globl tessera_switch_stack
+tessera_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size tessera_switch_stack, .-tessera_switch_stack
+)");
+
+namespace tessera::emulator {
+namespace {
+
+constexpr size_t kStack = 256 * 1024;
+constexpr unsigned kMostThreads = 1024, kLanes = 32;
+constexpr uint64_t kMostShared = 227 * 1024;
+
+// AddressSanitizer is told of every change of stack.
+#ifdef __SANITIZE_ADDRESS__
+void leave_for(void** kept, const void* bottom, size_t size) { __sanitizer_start_switch_fiber(kept, bottom, size); }
+void arrived(void* kept, const void** bottom, size_t* size) { __sanitizer_finish_switch_fiber(kept, bottom, size); }
+#else
+void leave_for(void**, const void*, size_t) {}
+void arrived(void*, const void**, size_t*) {}
+#endif
+
+enum class State : uint8_t { ready, at_block, at_warp, ended };
+
+struct Fiber {
+  std::byte* stack = nullptr;
+  void* top = nullptr;   // where it was left
+  void* kept = nullptr;  // the sanitizer's
+  State state = State::ended;
+};
+
+struct Warp {
+  uint32_t arrived = 0;
+  std::array<uint64_t, kLanes> slots{};
+  std::array<const void*, kLanes> operands{};
+};
+
+[[noreturn]] void stuck(const char* why) {
+  std::fprintf(stderr, "emulated GPU: %s\n", why);
+  std::abort();
+}
+
+class Block {
+ public:
+  Block() : fibers_(kMostThreads), warps_(kMostThreads / kLanes) {
+    shared_ = static_cast<std::byte*>(std::aligned_alloc(1024, (kMostShared + 1023) / 1024 * 1024));
+  }
+  ~Block() {
+    for (Fiber& f : fibers_)
+      if (f.stack) munmap(f.stack, kStack);
+    std::free(shared_);
+  }
+
+  void run(unsigned threads, const std::function<void(unsigned)>& enter, const std::function<void()>& body) {
+    body_ = &body;
+    threads_ = alive_ = threads;
+    waiting_ = 0;
+    backwards_ = !backwards_;
+    for (unsigned t = 0; t < threads; ++t) prepare(fibers_[t]);
+    for (Warp& w : warps_) w.arrived = 0;
+    while (alive_ > 0) {
+      moved_ = false;
+      for (unsigned i = 0; i < threads; ++i) {
+        const unsigned t = backwards_ ? threads - 1 - i : i;
+        if (fibers_[t].state != State::ready) continue;
+        current_ = t;
+        enter(t);
+        go_on(fibers_[t]);
+        moved_ = true;
+      }
+      if (!moved_) stuck("threads wait for each other at different barriers");
+    }
+  }
+
+  unsigned current() const { return current_; }
+  std::byte* shared() const { return shared_; }
+
+  void sync_block() {
+    ++waiting_;
+    fibers_[current_].state = State::at_block;
+    release_block();
+    wait();
+  }
+
+  void sync_warp(uint32_t mask) {
+    const unsigned lane = current_ % kLanes;
+    if (!(mask >> lane & 1u)) stuck("a lane waits at a warp barrier whose mask leaves it out");
+    Warp& w = warp();
+    w.arrived |= 1u << lane;
+    fibers_[current_].state = State::at_warp;
+    if ((w.arrived & mask & present()) == (mask & present())) {
+      w.arrived &= ~mask;
+      for (unsigned l = 0; l < kLanes; ++l)
+        if (mask >> l & 1u && current_ - lane + l < threads_ && fibers_[current_ - lane + l].state == State::at_warp)
+          fibers_[current_ - lane + l].state = State::ready;
+    }
+    wait();
+  }
+  Warp& warp() { return warps_[current_ / kLanes]; }
+  // Lanes that the block has in the running thread's warp.
+  uint32_t present() const {
+    const unsigned first = current_ / kLanes * kLanes, lanes = std::min(kLanes, threads_ - first);
+    return lanes == kLanes ? ~0u : (1u << lanes) - 1;
+  }
+
+  void end() {
+    Fiber& f = fibers_[current_];
+    f.state = State::ended;
+    --alive_;
+    release_block();
+    leave_for(nullptr, bottom_, size_);
+    tessera_switch_stack(&f.top, top_);
+    stuck("a thread that ended went on");
+  }
+  void begin() {
+    arrived(nullptr, &bottom_, &size_);
+    (*body_)();
+  }
+
+ private:
+  void prepare(Fiber& f);
+
+  void go_on(Fiber& f) {
+    leave_for(&kept_, f.stack, kStack);
+    tessera_switch_stack(&top_, f.top);
+    arrived(kept_, nullptr, nullptr);
+  }
+  // Back to the loop over fibers, until the running one is ready again.
+  void wait() {
+    Fiber& f = fibers_[current_];
+    leave_for(&f.kept, bottom_, size_);
+    tessera_switch_stack(&f.top, top_);
+    arrived(f.kept, &bottom_, &size_);
+  }
+  void release_block() {
+    if (waiting_ == 0 || waiting_ < alive_) return;
+    waiting_ = 0;
+    for (unsigned t = 0; t < threads_; ++t)
+      if (fibers_[t].state == State::at_block) fibers_[t].state = State::ready;
+  }
+
+  std::vector<Fiber> fibers_;
+  std::vector<Warp> warps_;
+  std::byte* shared_;
+  const std::function<void()>* body_ = nullptr;
+  unsigned threads_ = 0, alive_ = 0, waiting_ = 0, current_ = 0;
+  bool backwards_ = true, moved_ = false;
+  void *top_ = nullptr, *kept_ = nullptr;  // of the loop over fibers
+  const void* bottom_ = nullptr;
+  size_t size_ = 0;
+};
+
+thread_local std::unique_ptr<Block> running;
+
+void enter_fiber() {
+  running->begin();
+  running->end();
+}
+
+void Block::prepare(Fiber& f) {
+  if (!f.stack) {
+    void* const p = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) stuck("no room for a thread's stack");
+    f.stack = static_cast<std::byte*>(p);
+  }
+  // Six registers, then the address to return to; the stack is aligned as at the start of a function.
+  void** const top = reinterpret_cast<void**>(f.stack + kStack) - 8;
+  for (int i = 0; i < 6; ++i) top[i] = nullptr;
+  top[6] = reinterpret_cast<void*>(&enter_fiber);
+  top[7] = nullptr;
+  f.top = top;
+  f.state = State::ready;
+}
+
+}  // namespace
+
+bool can_run(uint64_t threads, uint64_t shared_bytes) {
+  return threads > 0 && threads <= kMostThreads && shared_bytes <= kMostShared;
+}
+
+void run_block(unsigned threads, uint64_t, const std::function<void(unsigned)>& enter,
+               const std::function<void()>& body) {
+  if (!running) running = std::make_unique<Block>();
+  running->run(threads, enter, body);
+}
+
+std::byte* dynamic_shared() { return running->shared(); }
+void sync_block() { running->sync_block(); }
+void sync_warp(uint32_t mask) { running->sync_warp(mask); }
+
+uint64_t exchange_bits(uint32_t mask, uint64_t bits, int lane) {
+  Warp& w = running->warp();
+  w.slots[running->current() % kLanes] = bits;
+  sync_warp(mask);
+  const uint64_t found = w.slots[static_cast<size_t>(lane) % kLanes];
+  sync_warp(mask);
+  return found;
+}
+
+uint32_t ballot(uint32_t mask, bool predicate) {
+  Warp& w = running->warp();
+  w.slots[running->current() % kLanes] = predicate ? 1 : 0;
+  sync_warp(mask);
+  uint32_t votes = 0;
+  for (unsigned l = 0; l < kLanes; ++l)
+    if (mask >> l & 1u && w.slots[l] != 0) votes |= 1u << l;
+  sync_warp(mask);
+  return votes;
+}
+
+void together(const void* mine, const std::function<void(const void* const* all)>& f) {
+  Warp& w = running->warp();
+  w.operands[running->current() % kLanes] = mine;
+  sync_warp(~0u);
+  if (running->current() % kLanes == 0) f(w.operands.data());
+  sync_warp(~0u);
+}
+
+}  // namespace tessera::emulator

@@ -1,0 +1,36 @@
+// One block of threads on one thread of the CPU: each is a fiber with a stack of its own, which runs until it ends or
+// waits for others at a barrier.
+//
+// Every second block runs its threads in reverse, so that a kernel without a barrier that it needs gives wrong numbers.
+// A block in which all wait and nothing can go on ends the program with a line that says so.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+namespace tessera::emulator {
+
+// Whether a block of that size is within a GPU's limits: 1,024 threads, 227 KiB of shared memory.
+bool can_run(uint64_t threads, uint64_t shared_bytes);
+// Runs `body` once per thread. `enter(t)` is called whenever thread t starts or goes on.
+void run_block(unsigned threads, uint64_t shared_bytes, const std::function<void(unsigned)>& enter,
+               const std::function<void()>& body);
+std::byte* dynamic_shared();  // of the running block, aligned to 1,024 bytes
+
+void sync_block();              // all threads that have not ended
+void sync_warp(uint32_t mask);  // lanes of the running thread's warp
+uint64_t exchange_bits(uint32_t mask, uint64_t bits, int lane);
+uint32_t ballot(uint32_t mask, bool predicate);
+// The 32 lanes each give `bytes` at `mine`; f(all) is called once, by one lane, with the addresses of all 32.
+void together(const void* mine, const std::function<void(const void* const* all)>& f);
+
+template <class T>
+T exchange(uint32_t mask, T value, int lane) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  bits = exchange_bits(mask, bits, lane);
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+}  // namespace tessera::emulator

@@ -1,0 +1,71 @@
+// Stands in for the library of matrix products: a plain loop that adds in the order of k.
+#include "tensor/cuda/matmul.h"
+
+#include <bit>
+#include <cmath>
+#include <vector>
+
+namespace tessera::cuda {
+namespace {
+
+// As tensor cores read a float32 under TF32: to nearest, 10 bits of fraction.
+float to_tf32(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  return std::isfinite(x) ? std::bit_cast<float>((bits + 0x1000u) & ~0x1fffu) : x;
+}
+
+// Element (i, j) of matrix `index`, after transposition.
+template <class T>
+struct Reader {
+  explicit Reader(const Matrices& m, int64_t index)
+      : data(reinterpret_cast<const T*>(m.data) + index * m.step),
+        row(m.transposed ? m.leading : 1),
+        column(m.transposed ? 1 : m.leading) {}
+  Accumulate<T> operator()(int64_t i, int64_t j) const {
+    return static_cast<Accumulate<T>>(data[i * row + j * column]);
+  }
+  const T* data;
+  int64_t row, column;
+};
+
+template <class T, class Out>
+void multiply_as(const Product& p) {
+  using A = Accumulate<T>;
+  std::vector<A> sums(static_cast<size_t>(p.m));
+  const auto rounded = [&](A x) {
+    if constexpr (std::is_same_v<T, float>)
+      return p.tf32 ? to_tf32(x) : x;
+    else
+      return x;
+  };
+  for (int64_t index = 0; index < p.batch; ++index) {
+    const Reader<T> left(p.left, index), right(p.right, index);
+    Out* const out = reinterpret_cast<Out*>(p.out.data) + index * p.out.step;
+    for (int64_t j = 0; j < p.n; ++j) {
+      sums.assign(sums.size(), A(0));
+      for (int64_t k = 0; k < p.k; ++k) {
+        const A factor = rounded(right(k, j));
+        for (int64_t i = 0; i < p.m; ++i) sums[static_cast<size_t>(i)] += rounded(left(i, k)) * factor;
+      }
+      for (int64_t i = 0; i < p.m; ++i) {
+        A sum = sums[static_cast<size_t>(i)];
+        if (p.bias) sum += static_cast<A>(reinterpret_cast<const Out*>(p.bias)[i]);
+        out[j * p.out.leading + i] = converted<Out>(sum);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void multiply(Arena&, const Product& p) {
+  with_floating(p.operands, "matmul", [&](auto t) {
+    using T = decltype(t);
+    if (p.result == p.operands)
+      multiply_as<T, T>(p);
+    else
+      multiply_as<T, Accumulate<T>>(p);
+  });
+}
+
+}  // namespace tessera::cuda

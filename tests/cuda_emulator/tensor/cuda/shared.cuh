@@ -1,0 +1,12 @@
+// Stands in for tensor/cuda/shared.cuh: the running block's memory.
+#pragma once
+#include "tests/cuda_emulator/emulator.h"
+
+namespace tessera::cuda {
+
+template <class T>
+T* dynamic_shared() {
+  return reinterpret_cast<T*>(emulator::dynamic_shared());
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,178 @@
+// Parameters on a GPU: their first values, updates and norm, bit for bit those of the CPU.
+#include "tests/support/gpu.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "nn/layers.h"
+#include "optim/grad_norm.h"
+#include "optim/optimizer.h"
+#include "tests/support/units.h"
+
+namespace tessera {
+namespace {
+
+using test::fill_normal;
+using test::make_unit;
+using UnitsGpu = test::OnGpu;
+
+constexpr DType kFloating[] = {DType::float64, DType::float32, DType::bfloat16};
+const OptimizerOptions kOptions{.momentum = 0.9, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  const Tensor x = a.on_host(), y = b.on_host();
+  return x.dtype() == y.dtype() && x.nbytes() == y.nbytes() &&
+         std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.nbytes())) == 0;
+}
+
+// A copy of the part [from, to) of a unit in another arena.
+FlatUnit part_of(const FlatUnit& unit, int64_t from, int64_t to, const ArenaPtr& arena) {
+  FlatUnit part = unit;
+  part.values = Tensor::empty({to - from}, unit.values.dtype(), arena);
+  part.grads = Tensor::empty({to - from}, unit.grads.dtype(), arena);
+  part.values.copy_from(unit.values.narrow(0, from, to - from));
+  part.grads.copy_from(unit.grads.narrow(0, from, to - from));
+  for (Slot& slot : part.slots) slot.begin -= from;
+  return part;
+}
+
+class Draws {
+ public:
+  explicit Draws(const char* name) : random_(Philox::named(3, name)) {}
+  int64_t below(int64_t n) { return static_cast<int64_t>(random_.below(static_cast<uint64_t>(n), at_++)); }
+
+ private:
+  Philox random_;
+  uint64_t at_ = 0;
+};
+
+// What the gaps between slots hold must stay, so they hold something.
+FlatUnit drawn_unit(Draws& draw, DType values, DType grads, uint64_t seed) {
+  std::vector<int64_t> sizes;
+  for (int64_t slots = 1 + draw.below(6); slots > 0; --slots) sizes.push_back(1 + draw.below(1 + draw.below(3000)));
+  const FlatUnit unit = make_unit("u", sizes, values, grads, make_arena());
+  Tensor gaps = unit.values;
+  gaps.fill(7);
+  fill_normal(unit, unit.values, seed, 1.0);
+  fill_normal(unit, unit.grads, seed + 1, 0.3);
+  return unit;
+}
+
+void expect_same_steps(const char* name, const FlatUnit& here, const FlatUnit& there, const OptimizerOptions& options) {
+  const auto expected = make_optimizer(name, {here}, options), found = make_optimizer(name, {there}, options);
+  for (int t = 0; t < 3; ++t) {
+    expected->step(0.01 * (t + 1), 0.7);
+    found->step(0.01 * (t + 1), 0.7);
+  }
+  EXPECT_TRUE(same_bits(there.values, here.values)) << name << " " << here.values.describe();
+  EXPECT_TRUE(same_bits(there.grads, here.grads));
+  ASSERT_EQ(found->state().size(), expected->state().size());
+  for (size_t s = 0; s < expected->state().size(); ++s) {
+    EXPECT_EQ(found->state()[s].tensor.device(), Device::cuda);
+    EXPECT_TRUE(same_bits(found->state()[s].tensor, expected->state()[s].tensor)) << expected->state()[s].name;
+  }
+}
+
+// Whole units, and shards that begin and end inside slots, at any element.
+TEST_F(UnitsGpu, UpdatesHaveTheBitsOfTheCpu) {
+  Draws draw("updates");
+  uint64_t seed = 0;
+  for (const char* name : {"sgd", "adam", "adamw"})
+    for (const DType values : kFloating)
+      for (const DType grads : kFloating) {
+        const FlatUnit unit = drawn_unit(draw, values, grads, seed += 2);
+        const int64_t n = unit.values.numel(), from = draw.below(n), to = from + 1 + draw.below(n - from);
+        for (const auto& [begin, end] : {std::pair{int64_t{0}, n}, {from, to}})
+          expect_same_steps(name, part_of(unit, begin, end, make_arena()), part_of(unit, begin, end, arena), kOptions);
+      }
+  const FlatUnit unit = drawn_unit(draw, DType::float32, DType::float32, 99);
+  OptimizerOptions plain = kOptions;
+  plain.momentum = 0;
+  expect_same_steps("sgd", part_of(unit, 0, unit.values.numel(), make_arena()),
+                    part_of(unit, 0, unit.values.numel(), arena), plain);
+}
+
+// More slots than the parameters of one launch have room for.
+TEST_F(UnitsGpu, UnitsMayHaveAnyNumberOfSlots) {
+  std::vector<int64_t> sizes;
+  for (int64_t i = 0; i < 150; ++i) sizes.push_back(1 + i % 37);
+  const FlatUnit unit = make_unit("u", sizes, DType::bfloat16, DType::float32, make_arena());
+  fill_normal(unit, unit.values, 1, 1.0);
+  fill_normal(unit, unit.grads, 2, 1.0);
+  expect_same_steps("adamw", part_of(unit, 0, unit.values.numel(), make_arena()),
+                    part_of(unit, 0, unit.values.numel(), arena), kOptions);
+}
+
+TEST_F(UnitsGpu, NormsHaveTheBitsOfTheCpu) {
+  Draws draw("norms");
+  for (const DType dtype : kFloating) {
+    std::vector<FlatUnit> here, there;
+    for (uint64_t u = 0; u < 70; ++u) {  // more than one launch adds up
+      here.push_back(drawn_unit(draw, DType::float32, dtype, 10 * u));
+      there.push_back(part_of(here.back(), 0, here.back().values.numel(), arena));
+    }
+    EXPECT_EQ(unit_sums(there), unit_sums(here)) << name_of(dtype);
+    EXPECT_EQ(grad_norm(there), grad_norm(here));
+  }
+  const FlatUnit unit = make_unit("u", {700'000}, DType::float32, DType::float32, make_arena());
+  fill_normal(unit, unit.grads, 5, 1.0);
+  const FlatUnit copy = part_of(unit, 0, 700'000, arena);
+  EXPECT_EQ(grad_norm(std::array{copy}), grad_norm(std::array{unit}));
+  Tensor grads = copy.grads;
+  grads.narrow(0, 699'999, 1).fill(std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(std::isinf(grad_norm(std::array{copy})));
+}
+
+TEST_F(UnitsGpu, RunsOfBlockSumsAreAddedInTheirOrder) {
+  Draws draw("runs");
+  std::vector<double> numbers(12000);
+  for (double& x : numbers) x = static_cast<double>(draw.below(1 << 30)) * 1e-7;
+  std::vector<BlockRun> runs;
+  for (int i = 0; i < 100; ++i) {
+    const int64_t times = 1 + draw.below(3), stride = draw.below(3000), count = draw.below(2900);
+    runs.push_back({.begin = draw.below(3000), .count = count, .times = times, .stride = stride});
+  }
+  const Tensor here = Tensor::of<double>(numbers, {12000}, make_arena());
+  EXPECT_EQ(ordered_sums(here.to(arena), runs), ordered_sums(here, runs));
+}
+
+struct Layers final : Module {
+  Layers()
+      : first(child<Linear>("first", 37, 129, Linear::Options{})),
+        second(child<Linear>("second", 129, 5, Linear::Options{.bias = false, .deviation = 0.3})) {
+    first.make_unit();
+  }
+  Linear &first, &second;
+};
+
+// Whole, and the rows and columns of a part.
+TEST_F(UnitsGpu, FirstValuesHaveTheBitsOfTheCpu) {
+  for (const DType dtype : kFloating)
+    for (const bool cut : {false, true}) {
+      Layers here, there;
+      for (Layers* model : {&here, &there})
+        if (cut) {
+          model->first.cut(model->first.weight, 0, {{3, 20}, {60, 11}});
+          model->second.cut(model->second.weight, 1, {{1, 64}});
+        }
+      here.materialize(5, make_arena(), dtype, DType::float32);
+      there.materialize(5, arena, dtype, DType::float32);
+      ASSERT_EQ(there.units().size(), here.units().size());
+      for (size_t u = 0; u < here.units().size(); ++u) {
+        EXPECT_TRUE(same_bits(there.units()[u].values, here.units()[u].values)) << here.units()[u].name;
+        EXPECT_TRUE(same_bits(there.units()[u].grads, here.units()[u].grads));
+      }
+      for (size_t p = 0; p < here.parameters().size(); ++p)
+        EXPECT_TRUE(
+            same_bits(there.parameters()[p].parameter->var.value(), here.parameters()[p].parameter->var.value()));
+    }
+  EXPECT_EQ(arena->host()->total().live, 0);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,238 @@
+// Attention on a GPU beside the CPU's: both kinds of kernels, over random shapes, strides, masks, dropout and tiles;
+// and that a row's bits depend on nothing but its own numbers.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tensor/cuda/attention.h"
+#include "tensor/ops/attention.h"
+#include "tensor/ops/elementwise.h"
+#include "tensor/random.h"
+#include "tests/support/gpu.h"
+
+namespace tessera {
+namespace {
+
+using AttentionGpu = test::OnGpu;
+
+DType wide_of(DType dtype) { return dtype == DType::float64 ? dtype : DType::float32; }
+double bound_of(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 0x1p-7; }
+
+std::string kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
+  if constexpr (kWithCuda)
+    return cuda::attention_kernels(q, k, v);
+  else
+    return "";
+}
+
+// The largest difference as a share of the largest value.
+double difference(const Tensor& a, const Tensor& b) {
+  EXPECT_EQ(a.shape(), b.shape());
+  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
+  double most = 0, largest = 1e-30;
+  for (size_t i = 0; i < x.size(); ++i) {
+    most = std::max(most, std::isfinite(x[i]) ? std::abs(x[i] - y[i]) : INFINITY);
+    largest = std::max(largest, std::abs(y[i]));
+  }
+  return most / largest;
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  const Tensor x = a.on_host().contiguous(), y = b.on_host().contiguous();
+  return x.shape() == y.shape() && std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.nbytes())) == 0;
+}
+
+Tensor normal(const Shape& shape, DType dtype, uint64_t name) {
+  const Tensor t = Tensor::empty(shape, DType::float64, make_arena());
+  const Philox random = Philox::named(name, "attention on a GPU");
+  for (int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = random.normal(static_cast<uint64_t>(i));
+  return t.to(dtype);
+}
+
+// Queries, keys and values cut from one packed tensor of Tk tokens, the queries being the last Tq.
+struct Operands {
+  Tensor packed, dout;
+  int64_t tq;
+  Tensor part(int64_t which) const {
+    const Tensor whole = packed.select(2, which);
+    return which == 0 ? whole.narrow(1, whole.dim(1) - tq, tq) : whole;
+  }
+  Operands to(const ArenaPtr& arena) const { return {packed.to(arena), dout.to(arena), tq}; }
+};
+
+struct Results {
+  Attended forward;
+  Tensor gradients;  // packed too
+};
+
+Results run(const Operands& x, const AttentionOptions& options, bool wide) {
+  const DType dtype = wide ? wide_of(x.packed.dtype()) : x.packed.dtype();
+  const Tensor q = x.part(0), k = x.part(1), v = x.part(2);
+  Results r{attention(q, k, v, options), x.packed.make(x.packed.shape(), dtype)};
+  r.gradients.fill(0);
+  const Operands grads{r.gradients, {}, x.tq};
+  Tensor dq = grads.part(0), dk = grads.part(1), dv = grads.part(2);
+  attention_backward(x.dout, q, k, v, r.forward, options, dq, dk, dv);
+  if (wide) {
+    const Attended summed{q.make(q.shape(), dtype), r.forward.lse.clone()};
+    attention_into(q, k, v, options, summed);
+    r.forward.out = summed.out;
+  }
+  return r;
+}
+
+struct Case {
+  DType dtype;
+  int64_t d, pad = 0;  // tokens have `pad` numbers more, so that rows begin elsewhere
+};
+
+struct Drawn {
+  Operands x;
+  AttentionOptions options;
+  bool wide;
+};
+
+Drawn draw(const Case& c, uint64_t trial) {
+  const Philox random = Philox::named(trial, "shapes");
+  const auto below = [&](uint64_t n, uint64_t i) { return static_cast<int64_t>(random.below(n, i)); };
+  constexpr std::array<int64_t, 8> kTokens{1, 5, 31, 64, 65, 128, 150, 200};
+  const int64_t b = 1 + below(2, 0), heads = 1 + below(2, 1), tk = kTokens[static_cast<size_t>(below(8, 2))];
+  const int64_t tq = below(2, 3) ? tk : 1 + below(static_cast<uint64_t>(tk), 4);
+  AttentionOptions o;
+  o.causal = below(3, 5) != 0;
+  o.dropout = below(3, 6) == 0 ? 0.3 : 0;
+  o.random = Philox(trial);
+  o.step = trial;
+  o.scale = below(4, 12) == 0 ? 0.3 : 0;
+  o.first_sequence = below(4, 7);
+  o.first_head = below(3, 8);
+  o.heads_total = o.first_head + heads + below(2, 9);
+  o.tokens_total = tk + below(2, 10) * 7;
+  const Tensor packed = normal({b, tk, 3, heads, c.d + c.pad}, c.dtype, 2 * trial).narrow(4, 0, c.d);
+  return {{packed, normal({b, tq, heads, c.d}, c.dtype, 2 * trial + 1), tq}, o, below(3, 11) == 0};
+}
+
+void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::string& expected_kernels) {
+  const Drawn drawn = draw(c, trial);
+  Operands there = drawn.x.to(arena);
+  if (c.pad > 0) {
+    const Shape s = drawn.x.packed.shape();
+    Tensor room = Tensor::zeros(s.with_last(c.d + c.pad), c.dtype, arena);
+    room.narrow(4, 0, c.d).copy_from(there.packed);
+    there.packed = room.narrow(4, 0, c.d);
+  }
+  ASSERT_EQ(kernels(there.part(0), there.part(1), there.part(2)), expected_kernels);
+  const Results here = run(drawn.x, drawn.options, drawn.wide), got = run(there, drawn.options, drawn.wide);
+  const std::string what = std::string(name_of(c.dtype)) + " d " + std::to_string(c.d) + " trial " +
+                           std::to_string(trial) + " " + there.part(0).shape().str() + there.part(1).shape().str();
+  const double bound = bound_of(c.dtype);
+  EXPECT_EQ(got.forward.out.dtype(), here.forward.out.dtype());
+  EXPECT_LE(difference(got.forward.out, here.forward.out), bound) << what;
+  EXPECT_LE(difference(got.forward.lse, here.forward.lse), bound_of(wide_of(c.dtype))) << what;
+  // To the largest of all three: where a query sees one key, the gradients of scores are rounding alone.
+  EXPECT_LE(difference(got.gradients, here.gradients), bound) << what;
+  if (trial % 4 != 0) return;
+  const Results again = run(there, drawn.options, drawn.wide);
+  EXPECT_TRUE(same_bits(again.forward.out, got.forward.out) && same_bits(again.gradients, got.gradients)) << what;
+}
+
+TEST_F(AttentionGpu, PlainKernelsTakeEveryHead) {
+  for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
+    for (const int64_t d : {1, 20, 33, 130})
+      for (uint64_t trial = 0; trial < 4; ++trial)
+        check({dtype, d}, 10 * static_cast<uint64_t>(d) + trial, arena, "plain");
+}
+
+TEST_F(AttentionGpu, PlainKernelsTakeRowsThatBeginAnywhere) {
+  for (uint64_t trial = 0; trial < 6; ++trial) check({DType::bfloat16, 64, 3}, trial, arena, "plain");
+}
+
+TEST_F(AttentionGpu, TensorCoresTakeHeadsOf64) {
+  for (uint64_t trial = 0; trial < 10; ++trial)
+    check({DType::bfloat16, 64, trial % 3 == 0 ? 8 : 0}, 100 + trial, arena, "tensor cores");
+}
+
+TEST_F(AttentionGpu, TensorCoresTakeHeadsOf128) {
+  for (uint64_t trial = 0; trial < 10; ++trial) check({DType::bfloat16, 128}, 200 + trial, arena, "tensor cores");
+}
+
+// One query alone, at the same place in the matrix: the bits of its row among others, and in another batch.
+TEST_F(AttentionGpu, ARowHasItsOwnBits) {
+  for (const Case& c : {Case{DType::float32, 20}, Case{DType::bfloat16, 33}, Case{DType::bfloat16, 64}})
+    for (const double dropout : {0.0, 0.2}) {
+      AttentionOptions o{.dropout = dropout, .random = Philox(5)};
+      o.tokens_total = 140;
+      const Operands x =
+          Operands{normal({2, 140, 3, 2, c.d}, c.dtype, 1), normal({2, 140, 2, c.d}, c.dtype, 2), 140}.to(arena);
+      const Results whole = run(x, o, false);
+      for (const int64_t i : {0, 37, 63, 64, 139}) {
+        const Operands row{x.packed.narrow(1, 0, i + 1), x.dout.narrow(1, i, 1), 1};
+        const Results alone = run(row, o, false);
+        EXPECT_TRUE(same_bits(alone.forward.out, whole.forward.out.narrow(1, i, 1))) << c.d << " row " << i;
+        EXPECT_TRUE(same_bits(alone.forward.lse, whole.forward.lse.narrow(2, i, 1))) << c.d << " row " << i;
+        EXPECT_TRUE(same_bits(Operands{alone.gradients, {}, 1}.part(0), whole.gradients.select(2, 0).narrow(1, i, 1)))
+            << c.d << " row " << i;
+      }
+      o.first_sequence = 1;
+      const Results second = run({x.packed.narrow(0, 1, 1), x.dout.narrow(0, 1, 1), 140}, o, false);
+      EXPECT_TRUE(same_bits(second.forward.out, whole.forward.out.narrow(0, 1, 1)));
+      EXPECT_TRUE(same_bits(second.gradients, whole.gradients.narrow(0, 1, 1)));
+    }
+}
+
+// Keys in two tiles, merged: the attention to all of them, and its gradients.
+TEST_F(AttentionGpu, TilesMakeTheWhole) {
+  for (const Case& c : {Case{DType::float64, 16}, Case{DType::float32, 33}, Case{DType::bfloat16, 64}})
+    for (const int64_t cut : {60, 64, 90}) {
+      constexpr int64_t kKeys = 150, kQueries = 60;
+      const DType wide = wide_of(c.dtype);
+      AttentionOptions o{.dropout = 0.25, .random = Philox(6)};
+      o.tokens_total = kKeys;
+      const Operands x =
+          Operands{normal({1, kKeys, 3, 2, c.d}, c.dtype, 3), normal({1, kQueries, 2, c.d}, c.dtype, 4), kQueries}.to(
+              arena);
+      const Results whole = run(x, o, true);
+      const Tensor q = x.part(0);
+      Attended merged;
+      std::vector<AttentionOptions> tiles(2, o);
+      const auto keys = [&](int64_t which, int64_t tile) {
+        return tile == 0 ? x.part(which).narrow(1, 0, cut) : x.part(which).narrow(1, cut, kKeys - cut);
+      };
+      tiles[0].causal = false;  // all of these keys are before all queries
+      tiles[1].first_key = cut;
+      tiles[0].first_query = tiles[1].first_query = kKeys - kQueries;
+      for (int64_t tile = 0; tile < 2; ++tile) {
+        const Attended part{q.make(q.shape(), wide), q.make({1, 2, kQueries}, wide)};
+        attention_into(q, keys(1, tile), keys(2, tile), tiles[static_cast<size_t>(tile)], part);
+        if (tile == 0)
+          merged = part;
+        else
+          merge_attended(merged, part);
+      }
+      EXPECT_LE(difference(merged.out, whole.forward.out), bound_of(c.dtype)) << c.d << " cut " << cut;
+      EXPECT_LE(difference(merged.lse, whole.forward.lse), bound_of(wide)) << c.d << " cut " << cut;
+      const Attended rounded{merged.out.to(c.dtype), merged.lse};
+      Tensor sum = Tensor::zeros(q.shape(), wide, arena);
+      for (int64_t tile = 0; tile < 2; ++tile) {
+        const Tensor k = keys(1, tile), v = keys(2, tile);
+        Tensor dq = q.make(q.shape(), wide), dk = k.make(k.shape(), wide), dv = v.make(v.shape(), wide);
+        attention_backward(x.dout, q, k, v, rounded, tiles[static_cast<size_t>(tile)], dq, dk, dv);
+        add_(sum, dq);
+        const Tensor all_dk = whole.gradients.select(2, 1), all_dv = whole.gradients.select(2, 2);
+        const auto cut_of = [&](const Tensor& t) {
+          return tile == 0 ? t.narrow(1, 0, cut) : t.narrow(1, cut, kKeys - cut);
+        };
+        EXPECT_LE(difference(dk, cut_of(all_dk)), bound_of(c.dtype)) << c.d << " cut " << cut;
+        EXPECT_LE(difference(dv, cut_of(all_dv)), bound_of(c.dtype)) << c.d << " cut " << cut;
+      }
+      const Tensor all_dq = whole.gradients.select(2, 0).narrow(1, kKeys - kQueries, kQueries);
+      EXPECT_LE(difference(sum, all_dq), bound_of(c.dtype)) << c.d << " cut " << cut;
+    }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,154 @@
+// Runs on GPUs: ranks that share one train like one rank on it, and what they begin with and save is what ranks on the
+// CPU begin with and save.
+#include "tests/support/gpu.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+
+#include "app/plan.h"
+#include "app/trainer.h"
+#include "app/whole_state.h"
+#include "tests/verify/draw.h"
+
+namespace tessera {
+namespace {
+
+using test::expect_passes;
+using test::small_plan;
+using TrainingGpu = test::OnGpu;
+
+using Saved = std::map<std::string, std::vector<std::byte>>;  // by the tensor's name
+
+Saved bytes_of(const std::vector<NamedTensor>& tensors) {
+  Saved out;
+  for (const NamedTensor& t : tensors) {
+    const Tensor here = t.tensor.contiguous();
+    out[t.name] = {here.raw(), here.raw() + here.nbytes()};
+  }
+  return out;
+}
+
+// What a run begins with and keeps for its optimizer, as a checkpoint has it: rank 0's.
+Saved whole_run(const TrainOptions& o, const std::function<void(Trainer&)>& before) {
+  const Sequences sequences = counted_sequences(*o.vocab, *o.context, o.batch, 1);
+  Saved saved;
+  launch(launch_options(o), [&](Communicator& world) {
+    Trainer trainer(o, sequences, world);
+    before(trainer);
+    Saved all = bytes_of(whole_values(trainer));
+    all.merge(bytes_of(whole_state(trainer, o.optimizer)));
+    if (world.rank() == 0) saved = std::move(all);
+  });
+  return saved;
+}
+
+TrainOptions plan(const std::function<void(TrainOptions&)>& change) {
+  TrainOptions o = small_plan();
+  o.steps = 4;
+  change(o);
+  return o;
+}
+
+std::vector<TrainOptions> layouts() {
+  return {plan([](TrainOptions& o) { o.ranks = 1; }),
+          plan([](TrainOptions& o) {
+            o.ranks = 4;
+            o.tp = 2;
+          }),
+          plan([](TrainOptions& o) {
+            o.ranks = 4;
+            o.tp = 2;
+            o.sp = true;
+            o.zero = 3;
+            o.dtype = "bf16";
+          }),
+          plan([](TrainOptions& o) {
+            o.ranks = 4;
+            o.pp = 2;
+            o.zero = 1;
+            o.microbatches = 2;
+          }),
+          plan([](TrainOptions& o) {
+            o.ranks = 3;
+            o.zero = 2;
+            o.optimizer = "sgd";
+          }),
+          plan([](TrainOptions& o) {
+            o.ranks = 2;
+            o.dp_mode = "ps-sync";
+            o.servers = 2;
+          })};
+}
+
+TEST_F(TrainingGpu, BeginsAndSavesAsOnTheCpu) {
+  for (TrainOptions o : layouts()) {
+    const Saved expected = whole_run(o, [](Trainer&) {});
+    o.device = "cuda";
+    EXPECT_TRUE(whole_run(o, [](Trainer&) {}) == expected) << test::command_of(o);
+  }
+}
+
+// Tensors that are a function of their name alone are read and written again.
+TEST_F(TrainingGpu, ReadsWhatWasSaved) {
+  std::map<std::string, std::vector<std::byte>> files;
+  std::mutex mutex;
+  const WholeTensors source = [&](const std::string& name, DType dtype, const Shape& shape) {
+    const std::lock_guard lock(mutex);
+    std::vector<std::byte>& bytes = files[name];
+    if (bytes.empty()) {
+      bytes.resize(static_cast<size_t>(shape.numel() * size_of(dtype)));
+      const Philox random = Philox::named(3, name);
+      for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(random.below(120, i));
+    }
+    return static_cast<const std::byte*>(bytes.data());
+  };
+  for (TrainOptions o : layouts()) {
+    o.device = "cuda";
+    const Saved found = whole_run(o, [&](Trainer& trainer) {
+      read_values(trainer.strategy().residents(), source);
+      read_state(trainer.optimizer(), source);
+    });
+    for (const auto& [name, bytes] : found) EXPECT_TRUE(bytes == files.at(name)) << test::command_of(o) << " " << name;
+    files.clear();
+  }
+}
+
+TEST_F(TrainingGpu, LayoutsTrainLikeOneRank) {
+  for (TrainOptions o : layouts()) {
+    o.device = "cuda";
+    expect_passes(o);
+  }
+}
+
+TEST_F(TrainingGpu, EveryAxisAndSchedule) {
+  for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
+           [](TrainOptions& o) { o.ranks = 4, o.dp = 2, o.tp = 2; },
+           [](TrainOptions& o) { o.ranks = 2, o.pp = 2, o.microbatches = 4; },
+           [](TrainOptions& o) { o.ranks = 2, o.pp = 2, o.microbatches = 3, o.schedule = "zb-h1"; },
+           [](TrainOptions& o) { o.ranks = 2, o.cp = 2; },
+           [](TrainOptions& o) { o.ranks = 2, o.cp = 2, o.cp_mode = "ulysses"; },
+           [](TrainOptions& o) { o.ranks = 3, o.all_reduce = "ring"; },
+           [](TrainOptions& o) { o.ranks = 3, o.all_reduce = "tree", o.bucket_mb = 0.001; },
+           [](TrainOptions& o) { o.ranks = 2, o.dp_mode = "dataparallel"; },
+           [](TrainOptions& o) { o.ranks = 2, o.recompute = "block", o.dtype = "bf16"; },
+           [](TrainOptions& o) { o.ranks = 2, o.dtype = "fp64"; }}) {
+    TrainOptions o = plan(change);
+    o.device = "cuda";
+    expect_passes(o);
+  }
+}
+
+// A defect is seen there too.
+TEST_F(TrainingGpu, DefectsAreSeen) {
+  TrainOptions o = plan([](TrainOptions& p) { p.ranks = 2; });
+  o.device = "cuda";
+  for (const Mutation mutation : {Mutation::divide_twice, Mutation::unclipped, Mutation::stale_shard})
+    EXPECT_FALSE(verify(o, mutation).passed());
+}
+
+}  // namespace
+}  // namespace tessera
