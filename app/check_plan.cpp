@@ -50,7 +50,7 @@ void check_data(const TrainOptions& o, const Axes& a) {
                     "that can: {}",
                     o.batch, a.dp, o.microbatches, multiples_near(parts, o.batch)));
   if (o.servers > a.dp) throw Error(fmt::format("--servers: expected at most the {} ranks, found {}", a.dp, o.servers));
-  if (o.all_reduce == "native" && backend_of(o) != Backend::mpi)
+  if (o.all_reduce == "native" && backend_of(o) != Backend::mpi && !uses_nccl(o))
     throw Error("--all-reduce: thread ranks have no library of their own; expected direct, ring, tree or root");
   if (o.dp_mode == "ddp") return;
   if (o.all_reduce != "direct")
@@ -99,13 +99,27 @@ void check_context(const TrainOptions& o, const Axes& a, const ModelSizes& s) {
                     a.cp, heads, divisors_near(heads, a.cp)));
 }
 
+// NCCL has one order of sums, its own, and no GPU for a second rank.
+void check_nccl(const TrainOptions& o, const Axes& a) {
+  if (!uses_nccl(o)) return;
+  if (o.device != "cuda")
+    throw Error(
+        fmt::format("--backend: nccl is for ranks on GPUs; expected --device cuda beside it, found {}", o.device));
+  if (o.all_reduce != "native")
+    throw Error(fmt::format(
+        "--backend: nccl adds in an order of its own; expected --all-reduce native beside it, found {}", o.all_reduce));
+  if (o.dp_mode != "ddp") throw Error(fmt::format("--backend: nccl goes with --dp-mode ddp, found {}", o.dp_mode));
+  if (backend_of(o) == Backend::threads && a.ranks() > gpu_count())
+    throw Error(
+        fmt::format("--backend: nccl wants a GPU for each of {} ranks, and this machine has {}; without it ranks "
+                    "share one",
+                    a.ranks(), gpu_count()));
+}
+
 void check_place(const TrainOptions& o) {
   check_device(o.device);
   if (o.device == "cpu") return;
-  if (o.offload != "none")
-    throw Error(fmt::format(
-        "--offload: with --device cuda all that is trained stays on the GPU; expected none, found {}", o.offload));
-  if (o.all_reduce == "native")
+  if (o.all_reduce == "native" && !uses_nccl(o))
     throw Error("--all-reduce: MPI's own sums are of arrays in the host's memory; expected direct, ring, tree or root");
 }
 
@@ -131,6 +145,7 @@ void check_plan(const TrainOptions& o) {
   check_context(o, axes, sizes);
   check_pipeline(o, axes, sizes);
   check_place(o);
+  check_nccl(o, axes);
 }
 
 }  // namespace tessera

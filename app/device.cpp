@@ -1,6 +1,8 @@
 // The choice between the host and its GPUs.
 #include "app/device.h"
 
+#include <filesystem>
+
 #include "tensor/cuda/gpus.h"
 #include "tensor/error.h"
 
@@ -21,11 +23,15 @@ void check_device(const std::string& device) {
     throw Error("--device cuda: this program was built without CUDA; expected cpu, or a build with -DTESSERA_CUDA=ON");
 }
 
-ArenaPtr rank_arena(const std::string& device, int rank) {
+ArenaPtr rank_arena(const std::string& device, int rank_here) {
   check_device(device);
   if (device == "cpu") return make_arena();
-  if constexpr (kWithCuda) cuda::use_gpu(rank % gpu_count());
+  if constexpr (kWithCuda) cuda::use_gpu(rank_here % gpu_count());
   return make_arena(Device::cuda);
+}
+
+ArenaPtr offload_arena(const std::string& device) {
+  return device == "cuda" ? make_pinned_arena() : make_file_arena(std::filesystem::temp_directory_path());
 }
 
 std::string describe_device() {

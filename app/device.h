@@ -9,9 +9,12 @@ namespace tessera {
 // Throws Error (usage) in one line when "cuda" is asked for and this program was built without CUDA, or this machine
 // has no GPU.
 void check_device(const std::string& device);
-// Memory for a rank's tensors: the host's, or that of the GPU of its number, counted over again where there are fewer
-// GPUs than ranks. That GPU becomes the calling thread's.
-ArenaPtr rank_arena(const std::string& device, int rank);
+// Memory for a rank's tensors: the host's, or that of the GPU of its number on this machine, counted over again where
+// there are fewer GPUs than ranks. That GPU becomes the calling thread's.
+ArenaPtr rank_arena(const std::string& device, int rank_here);
+// Where optimizer state waits with --offload optimizer: a file that is mapped, or for ranks on a GPU the host's pinned
+// memory.
+ArenaPtr offload_arena(const std::string& device);
 // For people: the GPU that the calling thread uses.
 std::string describe_device();
 int gpu_count();  // 0 in a build without CUDA

@@ -160,10 +160,17 @@ void for_each_option(Options& o, F&& f) {
   f(OptionInfo{"bucket-mb", "Plan", "gradients that ddp sends at once, in MiB", "", 1e-6, 1e6}, o.bucket_mb);
   f(OptionInfo{"grad-dtype", "Plan", "of gradients while they are summed and sent", "fp32|bf16"}, o.grad_dtype);
   f(OptionInfo{"all-reduce", "Plan", "algorithm of sums over ranks", "direct|ring|tree|root|native"}, o.all_reduce);
-  f(OptionInfo{"offload", "Plan", "what is kept out of memory, in a file that is mapped", "none|optimizer"}, o.offload);
-  f(OptionInfo{"backend", "Place", "threads of one process, or processes of mpirun; default: what started the program",
-               "threads|mpi", -1e300, 1e300, false, false},
-    o.backend);
+  f(OptionInfo{"offload", "Plan",
+               "what waits elsewhere between updates: in a mapped file, or of a GPU in the host's memory",
+               "none|optimizer"},
+    o.offload);
+  f(
+      OptionInfo{
+          "backend", "Place",
+          "threads of one process, or processes of mpirun (default: what started the program); nccl: either, with a "
+          "GPU each",
+          "threads|mpi|nccl", -1e300, 1e300, false, false},
+      o.backend);
   f(OptionInfo{"timeout", "Place", "seconds that a rank waits for another", "", 0.01, 1e6}, o.timeout);
   f(OptionInfo{"device", "Place",
                "where ranks compute; cuda: the GPU of each rank's number, shared where GPUs are fewer", "cpu|cuda"},

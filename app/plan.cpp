@@ -3,9 +3,9 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <string_view>
 
+#include "app/device.h"
 #include "parallel/comm/surroundings.h"
 #include "parallel/pipeline/schedules.h"
 #include "tensor/error.h"
@@ -23,9 +23,11 @@ DType dtype_named(const std::string& name) {
 }
 
 Backend backend_of(const TrainOptions& o) {
-  if (o.backend) return *o.backend == "mpi" ? Backend::mpi : Backend::threads;
+  if (o.backend && !uses_nccl(o)) return *o.backend == "mpi" ? Backend::mpi : Backend::threads;
   return mpi_surroundings() ? Backend::mpi : Backend::threads;
 }
+
+bool uses_nccl(const TrainOptions& o) { return o.backend == "nccl"; }
 
 int64_t ranks_of(const TrainOptions& o) { return axes_of(o).ranks(); }
 
@@ -48,7 +50,7 @@ Schedule schedule_of(const TrainOptions& o) {
 
 LaunchOptions launch_options(const TrainOptions& o) {
   LaunchOptions l;
-  l.backend = backend_of(o);
+  l.backend = uses_nccl(o) ? Backend::nccl : backend_of(o);
   l.ranks = static_cast<int>(ranks_of(o));
   l.threads_per_rank = static_cast<int>(o.threads_per_rank.value_or(0));
   l.timeout_s = o.timeout;
@@ -75,7 +77,7 @@ OptimizerOptions optimizer_options(const TrainOptions& o) {
           .beta1 = o.beta1,
           .beta2 = o.beta2,
           .weight_decay = o.weight_decay,
-          .state_arena = o.offload == "optimizer" ? make_file_arena(std::filesystem::temp_directory_path()) : nullptr};
+          .state_arena = o.offload == "optimizer" ? offload_arena(o.device) : nullptr};
 }
 
 std::string describe_plan(const TrainOptions& o) {
@@ -91,6 +93,7 @@ std::string describe_plan(const TrainOptions& o) {
   part(axes.cp, "cp");
   part(axes.tp, o.sp ? "tp+sp" : "tp");
   std::string text = fmt::format("{} {} ranks", axes.ranks(), backend_of(o) == Backend::mpi ? "MPI" : "thread");
+  if (uses_nccl(o)) text += " with NCCL";
   if (axes.ranks() > axes.dp) text += fmt::format(" ({})", parts);
   if (scheduled) text += ", " + o.schedule;
   if (axes.cp > 1) text += ", " + o.cp_mode;

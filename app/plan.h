@@ -11,8 +11,10 @@ namespace tessera {
 
 DType dtype_named(const std::string& name);  // "fp32", "bf16", "fp64"
 
-// What carries bytes: --backend, or MPI where its launcher started this process.
+// What ranks are, threads or processes under MPI: what --backend says, or what started this process.
 Backend backend_of(const TrainOptions& options);
+// Whether each rank has a GPU of its own and their arrays go over NCCL.
+bool uses_nccl(const TrainOptions& options);
 int64_t ranks_of(const TrainOptions& options);
 // True of a plan that sums inside a product or a softmax, and so agrees with one rank to rounding, not to the bit.
 bool splits_sums(const TrainOptions& options);
@@ -23,7 +25,7 @@ void check_plan(const TrainOptions& options);
 Schedule schedule_of(const TrainOptions& options);
 LaunchOptions launch_options(const TrainOptions& options);
 DataOptions data_options(const TrainOptions& options);
-// With --offload the state lies in a file of its own for each call.
+// With --offload the state lies elsewhere (offload_arena()), in a place of its own for each call.
 OptimizerOptions optimizer_options(const TrainOptions& options);
 // For people: "2 thread ranks, ddp", "one rank".
 std::string describe_plan(const TrainOptions& options);

@@ -84,7 +84,8 @@ std::string plan_of(const TrainOptions& o) {
                         o.all_reduce == "tree" && o.zero > 0 ? " (a reduce-scatter has no tree: direct)" : "");
   if (o.dp_mode == "ps-sync") text += fmt::format(", {} server{}", o.servers, o.servers == 1 ? "" : "s");
   if (o.device == "cuda") text += ", on GPUs";
-  if (o.offload != "none") text += ", optimizer state in a file";
+  if (o.offload != "none")
+    text += o.device == "cuda" ? ", optimizer state in the host's memory" : ", optimizer state in a file";
   return text;
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "optim/adam.h"
+#include "optim/cuda/updates.h"
 #include "optim/sgd.h"
 
 namespace tessera {
@@ -58,8 +59,16 @@ Tensor Optimizer::add_state(const FlatUnit& unit, std::string_view suffix) {
 Tensor Optimizer::add_master(const FlatUnit& unit) {
   if (unit.values.dtype() != DType::bfloat16) return unit.values;
   Tensor master = add_state(unit, "master");
-  master.copy_from(unit.values);
+  master.copy_from(master.device() == unit.values.device() ? unit.values : unit.values.on_host());
   return master;
+}
+
+const std::vector<NamedTensor>& Optimizer::state() const {
+  if (state_arena_)
+    for (const FlatUnit& unit : units_)
+      on_device(
+          unit.values.device(), [] {}, [&] { cuda::wait_for_updates(unit); });
+  return state_;
 }
 
 std::unique_ptr<Optimizer> make_optimizer(std::string_view name, std::vector<FlatUnit> units,

@@ -24,7 +24,9 @@ struct OptimizerOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;
-  ArenaPtr state_arena = {};  // where the state is kept; null: beside the values
+  // Where the state is kept; null: beside the values. For values on a GPU: memory that its kernels reach, see
+  // make_pinned_arena(). An update then reads and writes the state over the bus, both ways at once, while it computes.
+  ArenaPtr state_arena = {};
 };
 
 struct NamedTensor {
@@ -48,7 +50,8 @@ class Optimizer {
 
   // What a checkpoint must keep beside steps(), in an order that depends only on the units: for each unit in turn its
   // tensors, named "<unit>.momentum", "<unit>.m", "<unit>.v", "<unit>.master". Each is as long as the unit's values.
-  const std::vector<NamedTensor>& state() const { return state_; }
+  // Waits for an update that a GPU has still under way when they lie in the host's memory.
+  const std::vector<NamedTensor>& state() const;
   int64_t steps() const { return steps_; }  // steps done: the t of Adam's bias correction
   void set_steps(int64_t steps) { steps_ = steps; }
   const std::vector<FlatUnit>& units() const { return units_; }

@@ -1,4 +1,5 @@
 // Adam and SGD on a GPU: gradients, state and values are read and written once, 16 bytes at a time where they are fp32.
+// State that is offloaded lies in the host's pinned memory and comes and goes over the bus as any other operand.
 #include "optim/cuda/segments.cuh"
 #include "optim/cuda/updates.h"
 
@@ -64,6 +65,12 @@ struct Sgd {
   }
 };
 
+// The address that a kernel has for state: of the GPU's memory, or of the host's pinned memory.
+template <class W>
+W* state_data(const Tensor& t) {
+  return t.device() == Device::cuda ? t.device_data<W>() : t.data<W>();
+}
+
 // Calls f(V{}, G{}) for units whose state is of type W.
 template <class W, class F>
 void with_types(const FlatUnit& unit, const F& f) {
@@ -82,9 +89,9 @@ void adam(const FlatUnit& unit, const AdamState& state, const AdamStep<W>& step)
     const Adam<V, G, W> f{step,
                           unit.values.device_data<V>(),
                           unit.grads.device_data<G>(),
-                          state.master.device_data<W>(),
-                          state.m.device_data<W>(),
-                          state.v.device_data<W>()};
+                          state_data<W>(state.master),
+                          state_data<W>(state.m),
+                          state_data<W>(state.v)};
     for_each_segment("adam", unit, in_vectors(f.values, f.grads, f.master, f.m, f.v), f);
   });
 }
@@ -96,9 +103,9 @@ void sgd(const FlatUnit& unit, const SgdState& state, const SgdStep<W>& step) {
     using G = decltype(grad);
     V* const values = unit.values.device_data<V>();
     const G* const grads = unit.grads.device_data<G>();
-    W* const master = state.master.device_data<W>();
+    W* const master = state_data<W>(state.master);
     if (state.momentum.defined()) {
-      W* const momentum = state.momentum.device_data<W>();
+      W* const momentum = state_data<W>(state.momentum);
       const Sgd<true, V, G, W> f{step, values, grads, master, momentum};
       for_each_segment("sgd", unit, in_vectors(values, grads, master, momentum), f);
     } else {
@@ -107,6 +114,8 @@ void sgd(const FlatUnit& unit, const SgdState& state, const SgdStep<W>& step) {
     }
   });
 }
+
+void wait_for_updates(const FlatUnit& unit) { context(unit.values).synchronize(); }
 
 template void adam<float>(const FlatUnit&, const AdamState&, const AdamStep<float>&);
 template void adam<double>(const FlatUnit&, const AdamState&, const AdamStep<double>&);

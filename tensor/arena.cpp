@@ -51,6 +51,12 @@ ArenaPtr make_arena() { return std::make_shared<Arena>(host_region(kReserved)); 
 ArenaPtr make_file_arena(const std::filesystem::path& directory) {
   return std::make_shared<Arena>(file_region(directory));
 }
+ArenaPtr make_pinned_arena() {
+  if constexpr (kWithCuda)
+    return std::make_shared<Arena>(cuda::pinned_region());
+  else
+    throw Error("this program was built without CUDA; configure with -DTESSERA_CUDA=ON");
+}
 ArenaPtr make_arena(Device device) {
   if (device == Device::cpu) return make_arena();
   if constexpr (kWithCuda) return std::make_shared<Arena>(cuda::device_region());

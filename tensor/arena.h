@@ -93,6 +93,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
 using ArenaPtr = std::shared_ptr<Arena>;
 ArenaPtr make_arena();                                             // in the host's memory
 ArenaPtr make_file_arena(const std::filesystem::path& directory);  // in a file, see file_region()
+// In memory of the host that kernels on GPUs read and write too, over the bus. Throws Error in a build without CUDA.
+ArenaPtr make_pinned_arena();
 // On `device`: the host, or the GPU that the calling thread has chosen (cuda::use_gpu). Throws Error in a build without
 // CUDA and on a machine without a GPU.
 ArenaPtr make_arena(Device device);

@@ -4,10 +4,12 @@
 
 namespace tessera::cuda {
 
-// W is float or double, the type of the unit's state. Queued on the stream of the unit's arena.
+// W is float or double, the type of the unit's state, which may lie in the host's pinned memory. Queued on the stream
+// of the unit's arena.
 template <class W>
 void adam(const FlatUnit& unit, const AdamState& state, const AdamStep<W>& step);
 template <class W>
 void sgd(const FlatUnit& unit, const SgdState& state, const SgdStep<W>& step);
+void wait_for_updates(const FlatUnit& unit);
 
 }  // namespace tessera::cuda

@@ -63,6 +63,7 @@ class Communicator {
   int size() const { return transport_->size(); }
   const std::string& axis() const { return axis_; }
   int world_rank(int rank) const { return transport_->world_rank(rank); }
+  int rank_here() const { return transport_->rank_here(); }  // among the world's ranks on this machine
   std::string_view kind() const { return transport_->kind(); }
   // What all_reduce, reduce_scatter and all_gather go by; the order of summation is the algorithm's.
   Algorithm algorithm() const { return algorithm_; }

@@ -28,6 +28,7 @@ class FaultTransport final : public Transport {
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
   int world_rank(int rank) const override { return inner_->world_rank(rank); }
+  int rank_here() const override { return inner_->rank_here(); }
   std::string_view kind() const override { return inner_->kind(); }
   void set_axis(const std::string& axis) override { inner_->set_axis(axis); }
   void send(int to, int tag, const std::byte* data, int64_t bytes) override;

@@ -21,6 +21,7 @@ class MpiTransport final : public Transport {
   int rank() const override { return group_.rank; }
   int size() const override { return static_cast<int>(group_.world_ranks.size()); }
   int world_rank(int rank) const override { return group_.world_ranks[static_cast<size_t>(rank)]; }
+  int rank_here() const override { return world_->rank_here(); }
   std::string_view kind() const override { return "MPI ranks"; }
   void set_axis(const std::string& axis) override { axis_ = axis; }
   void send(int to, int tag, const std::byte* data, int64_t bytes) override;

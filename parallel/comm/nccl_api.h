@@ -1,7 +1,8 @@
 // What the NCCL transport needs of NCCL and CUDA, so that a test can stand in for both and see every call.
 //
 // All calls of one communicator come from one thread at a time. None of them waits for other ranks: finished() says
-// when what was asked for is done.
+// when what was asked for is done. What NCCL does runs on a stream of the communicator's own, beside the rank's
+// kernels.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -38,9 +39,8 @@ class NcclApi {
   virtual void send(const void* data, int64_t count, DType dtype, int to) = 0;
   virtual void recv(void* data, int64_t count, DType dtype, int from) = 0;
 
-  virtual bool on_device(const void* memory) const = 0;
-  virtual void copy_to_host(void* to, const void* from, int64_t bytes) = 0;    // done on return
-  virtual void copy_to_device(void* to, const void* from, int64_t bytes) = 0;  // done on return
+  // What is asked for from now on comes after all that is queued on the arena's stream.
+  virtual void after(Arena& gpu) = 0;
   // The same library and device, for another communicator.
   virtual std::unique_ptr<NcclApi> another() const = 0;
 };

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "parallel/comm/nccl_api.h"
+#include "tensor/cuda/context.h"
 
 namespace tessera {
 namespace {
@@ -42,11 +43,13 @@ class RealNccl final : public NcclApi {
  public:
   explicit RealNccl(int device) : device_(device) {
     enter();
-    check(cudaStreamCreate(&stream_), "cudaStreamCreate");  // comes after what the default stream has been given
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    check(cudaEventCreateWithFlags(&queued_, cudaEventDisableTiming), "cudaEventCreate");
   }
   ~RealNccl() override {
     cudaSetDevice(device_);
     if (comm_) ncclCommAbort(comm_);  // everything asked for has been waited for, or has failed
+    cudaEventDestroy(queued_);
     cudaStreamDestroy(stream_);
   }
 
@@ -116,34 +119,20 @@ class RealNccl final : public NcclApi {
     enter();
     check(ncclRecv(data, size(count), type_of(dtype), from, comm_, stream_), "ncclRecv");
   }
-  bool on_device(const void* memory) const override {
-    cudaPointerAttributes what{};
-    if (cudaPointerGetAttributes(&what, memory) != cudaSuccess) {
-      cudaGetLastError();
-      return false;
-    }
-    return what.type == cudaMemoryTypeDevice;
-  }
-  void copy_to_host(void* to, const void* from, int64_t bytes) override {
-    copy(to, from, bytes, cudaMemcpyDeviceToHost);
-  }
-  void copy_to_device(void* to, const void* from, int64_t bytes) override {
-    copy(to, from, bytes, cudaMemcpyHostToDevice);
+  void after(Arena& gpu) override {
+    enter();
+    check(cudaEventRecord(queued_, gpu.local<cuda::Context>().stream()), "cudaEventRecord");
+    check(cudaStreamWaitEvent(stream_, queued_, 0), "cudaStreamWaitEvent");
   }
   std::unique_ptr<NcclApi> another() const override { return std::make_unique<RealNccl>(device_); }
 
  private:
   // The current device belongs to the thread, and the background of a communicator has a thread of its own.
   void enter() const { check(cudaSetDevice(device_), "cudaSetDevice"); }
-  void copy(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
-    enter();
-    check(cudaMemcpyAsync(to, from, size(bytes), kind, stream_), "cudaMemcpyAsync");
-    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-  }
-
   int device_;
   ncclComm_t comm_ = nullptr;
   cudaStream_t stream_ = nullptr;
+  cudaEvent_t queued_ = nullptr;
 };
 
 }  // namespace

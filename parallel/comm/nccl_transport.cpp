@@ -47,15 +47,10 @@ void NcclTransport::wait(const std::string& during) {
   }
 }
 
-bool NcclTransport::only_native(const Call& call) const {
-  if (call.op == Op::barrier || size() == 1) return false;
-  const std::byte* const memory = call.in ? call.in : call.out;
-  return memory && api_->on_device(memory);
-}
-
 int64_t NcclTransport::native(const Call& call) {
   if (!only_native(call)) return carrier_->direct(call);
   if (broken_) throw CommError(describe(call) + ": NCCL has failed before");
+  api_->after(*call.gpu);
   collective(call);
   wait(describe(call));
   return sent_directly(call, size(), rank());
@@ -125,21 +120,6 @@ void NcclTransport::exchange(const Call& call) {
     if (call.op == Op::gather && at_root) recv(call.out + theirs.begin * element, theirs.size(), r);
   }
   api_->group_end();
-}
-
-// NCCL's own messages have no tags and wait for the receiver, so these go through the host.
-void NcclTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
-  if (!api_->on_device(data)) return carrier_->send(to, tag, data, bytes);
-  std::vector<std::byte> copy(static_cast<size_t>(bytes));
-  api_->copy_to_host(copy.data(), data, bytes);
-  carrier_->send(to, tag, copy.data(), bytes);
-}
-
-void NcclTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
-  if (!api_->on_device(data)) return carrier_->recv(from, tag, data, bytes);
-  std::vector<std::byte> copy(static_cast<size_t>(bytes));
-  carrier_->recv(from, tag, copy.data(), bytes);
-  api_->copy_to_device(data, copy.data(), bytes);
 }
 
 std::unique_ptr<Transport> NcclTransport::split(int color, int key) {

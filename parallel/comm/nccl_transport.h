@@ -2,11 +2,13 @@
 // carrier (threads or MPI), which also hands around NCCL's id.
 //
 //   array on a GPU    collectives by native(); sums in NCCL's order, bfloat16 too
-//                     messages: through the host and the carrier
+//                     messages: the carrier's; of threads from GPU to GPU, of MPI through the host
 //   array on the host the carrier's, with its own order of sums
 //
-// A collective returns when it is done. While it waits it looks at the clock and at ranks that fail. Pieces that are
-// uneven, which NCCL has no collective for, go as a group of one reduce or broadcast for each rank.
+// A collective comes after what the rank's stream was given before it, runs on a stream of NCCL's, and returns when it
+// is done: what the rank queues next comes after it. Those in the background (Communicator::start_...) run beside the
+// kernels that are queued meanwhile. While a collective waits it looks at the clock and at ranks that fail. Pieces that
+// are uneven, which NCCL has no collective for, go as a group of one reduce or broadcast for each rank.
 //
 // What can be tested without a GPU is: which calls are made, in which order and with which pointers
 // (tests/parallel/nccl_test.cpp). That NCCL does with them what is expected here has to be tested on GPUs.
@@ -28,11 +30,18 @@ class NcclTransport final : public Transport {
   int rank() const override { return carrier_->rank(); }
   int size() const override { return carrier_->size(); }
   int world_rank(int rank) const override { return carrier_->world_rank(rank); }
+  int rank_here() const override { return carrier_->rank_here(); }
   std::string_view kind() const override { return "NCCL ranks"; }
   void set_axis(const std::string& axis) override { carrier_->set_axis(axis); }
-  void send(int to, int tag, const std::byte* data, int64_t bytes) override;
-  void recv(int from, int tag, std::byte* data, int64_t bytes) override;
-  bool only_native(const Call& call) const override;
+  void send(int to, int tag, const std::byte* data, int64_t bytes) override { carrier_->send(to, tag, data, bytes); }
+  void recv(int from, int tag, std::byte* data, int64_t bytes) override { carrier_->recv(from, tag, data, bytes); }
+  void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) override {
+    carrier_->send_from_gpu(to, tag, data, bytes, gpu);
+  }
+  void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) override {
+    carrier_->recv_to_gpu(from, tag, data, bytes, gpu);
+  }
+  bool only_native(const Call& call) const override { return call.gpu && call.op != Op::barrier && size() > 1; }
   int64_t direct(const Call& call) override { return carrier_->direct(call); }
   int64_t native(const Call& call) override;
   std::unique_ptr<Transport> split(int color, int key) override;

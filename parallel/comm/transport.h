@@ -38,7 +38,9 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual int world_rank(int rank) const = 0;  // of a rank of this group, for messages to people
-  virtual std::string_view kind() const = 0;   // "threads"
+  // This rank's number among those of the world that are on this machine: what its GPU is chosen by.
+  virtual int rank_here() const { return world_rank(rank()); }
+  virtual std::string_view kind() const = 0;  // "threads"
   // The name of the mesh axis, for what is said where no exception passes through the Communicator.
   virtual void set_axis(const std::string& /*axis*/) {}
 

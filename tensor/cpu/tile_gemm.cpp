@@ -54,12 +54,13 @@ template <class Isa, class T, int R, int V>
 inline void register_block(int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc, bool accumulate) {
   using Vector = typename VectorOf<T, Isa::kBytes>::type;
   constexpr int64_t L = Isa::kBytes / static_cast<int64_t>(sizeof(T));
-  Vector sum[R][V];
+  // Aligned like the instruction set's own vectors, which clang takes a reference to one for.
+  alignas(Isa::kBytes) Vector sum[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v)
       sum[r][v] = accumulate ? *reinterpret_cast<const Vector*>(c + r * ldc + v * L) : Vector{};
   for (int64_t p = 0; p < k; ++p) {
-    Vector row[V];
+    alignas(Isa::kBytes) Vector row[V];
     for (int v = 0; v < V; ++v) row[v] = *reinterpret_cast<const Vector*>(b + p * ldb + v * L);
     for (int r = 0; r < R; ++r) {
       const T s = a.data[r * a.row + p * a.col];

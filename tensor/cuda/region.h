@@ -1,4 +1,4 @@
-// The region that an arena on a GPU hands out.
+// The regions that a GPU's kernels reach.
 #pragma once
 #include <memory>
 
@@ -9,5 +9,9 @@ namespace tessera::cuda {
 // Addresses for all the memory of the calling thread's GPU, mapped to it piece by piece as they are handed out, so that
 // ranks that share a card share its memory by need. Throws Error naming the cause when there is no GPU.
 std::unique_ptr<Region> device_region();
+
+// Host memory of which no page can be moved or swapped out, so that kernels of every GPU reach it over the bus, at the
+// host's own addresses. Throws Error naming the cause when the GPU cannot, or the system pins no more.
+std::unique_ptr<Region> pinned_region();
 
 }  // namespace tessera::cuda

@@ -55,6 +55,8 @@ TEST(Plan, OneLineForWhatCannotBe) {
   expect([](TrainOptions& o) { o.tp = 4, o.cp = 2, o.cp_mode = "ulysses"; }, "do not divide the 1 heads that each has");
   expect([](TrainOptions& o) { o.tp = 2, o.sp = true, o.context = 7; },
          "--sp: 2 ranks of --tp do not divide the 7 tokens");
+  expect([](TrainOptions& o) { o.backend = "nccl"; }, "--backend: nccl is for ranks on GPUs; expected --device cuda");
+  expect([](TrainOptions& o) { o.all_reduce = "native"; }, "--all-reduce: thread ranks have no library of their own");
   expect([](TrainOptions& o) { o.tp = 2, o.dp_mode = "ps-sync"; },
          "--dp-mode: ps-sync is for data-parallel ranks alone");
   expect([](TrainOptions& o) { o.pp = 2, o.dp_mode = "ps-async"; },

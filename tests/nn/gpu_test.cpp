@@ -63,8 +63,11 @@ FlatUnit drawn_unit(Draws& draw, DType values, DType grads, uint64_t seed) {
   return unit;
 }
 
-void expect_same_steps(const char* name, const FlatUnit& here, const FlatUnit& there, const OptimizerOptions& options) {
-  const auto expected = make_optimizer(name, {here}, options), found = make_optimizer(name, {there}, options);
+void expect_same_steps(const char* name, const FlatUnit& here, const FlatUnit& there, const OptimizerOptions& options,
+                       const ArenaPtr& state_there = {}) {
+  OptimizerOptions options_there = options;
+  options_there.state_arena = state_there;
+  const auto expected = make_optimizer(name, {here}, options), found = make_optimizer(name, {there}, options_there);
   for (int t = 0; t < 3; ++t) {
     expected->step(0.01 * (t + 1), 0.7);
     found->step(0.01 * (t + 1), 0.7);
@@ -73,7 +76,7 @@ void expect_same_steps(const char* name, const FlatUnit& here, const FlatUnit& t
   EXPECT_TRUE(same_bits(there.grads, here.grads));
   ASSERT_EQ(found->state().size(), expected->state().size());
   for (size_t s = 0; s < expected->state().size(); ++s) {
-    EXPECT_EQ(found->state()[s].tensor.device(), Device::cuda);
+    EXPECT_EQ(found->state()[s].tensor.arena(), state_there ? state_there : there.values.arena());
     EXPECT_TRUE(same_bits(found->state()[s].tensor, expected->state()[s].tensor)) << expected->state()[s].name;
   }
 }
@@ -95,6 +98,26 @@ TEST_F(UnitsGpu, UpdatesHaveTheBitsOfTheCpu) {
   plain.momentum = 0;
   expect_same_steps("sgd", part_of(unit, 0, unit.values.numel(), make_arena()),
                     part_of(unit, 0, unit.values.numel(), arena), plain);
+}
+
+// State in the host's pinned memory, which grows past what is pinned at once.
+TEST_F(UnitsGpu, OffloadedStateHasTheBitsOfTheCpu) {
+  Draws draw("offloaded");
+  const ArenaPtr pinned = make_pinned_arena();
+  for (const char* name : {"sgd", "adamw"})
+    for (const DType values : kFloating) {
+      const FlatUnit unit = drawn_unit(draw, values, DType::float32, 7);
+      const int64_t n = unit.values.numel();
+      expect_same_steps(name, part_of(unit, 0, n, make_arena()), part_of(unit, 0, n, arena), kOptions, pinned);
+    }
+  EXPECT_EQ(pinned->usage(Category::optimizer).live, 0);
+  EXPECT_GT(pinned->usage(Category::optimizer).peak, 0);
+  const FlatUnit large = make_unit("large", {3 << 20}, DType::bfloat16, DType::float32, make_arena());
+  fill_normal(large, large.values, 1, 1.0);
+  fill_normal(large, large.grads, 2, 1.0);
+  expect_same_steps("adamw", part_of(large, 0, 3 << 20, make_arena()), part_of(large, 0, 3 << 20, arena), kOptions,
+                    pinned);
+  EXPECT_GT(pinned->footprint(), 32 << 20);
 }
 
 // More slots than the parameters of one launch have room for.

@@ -3,7 +3,6 @@
 
 #include <cstring>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -25,7 +24,7 @@ struct Log {
   const std::byte *in = nullptr, *out = nullptr;
   int64_t element = 4;
   bool stuck = false;
-  std::set<const void*> on_device = {};
+  const Arena* gpu = nullptr;  // what stands for the rank's arena on its GPU: nobody looks into it
 };
 
 class FakeNccl final : public NcclApi {
@@ -64,15 +63,7 @@ class FakeNccl final : public NcclApi {
   void recv(void* data, int64_t count, DType dtype, int from) override {
     note("recv " + at(data) + of(count, dtype) + " from " + std::to_string(from));
   }
-  bool on_device(const void* memory) const override { return log_.on_device.contains(memory); }
-  void copy_to_host(void* to, const void* from, int64_t bytes) override {
-    note("copy_to_host");
-    std::memcpy(to, from, static_cast<size_t>(bytes));
-  }
-  void copy_to_device(void* to, const void* from, int64_t bytes) override {
-    note("copy_to_device");
-    std::memcpy(to, from, static_cast<size_t>(bytes));
-  }
+  void after(Arena& gpu) override { note(&gpu == log_.gpu ? "after" : "after another's"); }
   std::unique_ptr<NcclApi> another() const override { return std::make_unique<FakeNccl>(log_); }
 
  private:
@@ -100,15 +91,19 @@ std::vector<std::string> calls_of(Call call, Algorithm algorithm = Algorithm::na
     log.in = memory.data();
     log.out = memory.data() + 2048;
     log.element = size_of(call.dtype);
-    log.on_device = {log.in, log.out};
+    const ArenaPtr gpu = make_arena();
+    log.gpu = gpu.get();
     NcclTransport nccl(std::make_unique<FakeNccl>(log), std::make_unique<ThreadTransport>(group, world.rank()), 20);
     EXPECT_EQ(log.calls, std::vector<std::string>{"begin " + std::to_string(world.rank()) + "/3 the id"});
     log.calls.clear();
     Call mine = call;
     mine.in = log.in;
+    mine.gpu = gpu.get();
     mine.out = call.op == Op::all_reduce ? memory.data() : memory.data() + 2048;
     EXPECT_EQ(run_collective(nccl, algorithm, mine), sent_directly(call, 3, world.rank()));
-    if (world.rank() == 1) seen = log.calls;
+    ASSERT_FALSE(log.calls.empty());
+    EXPECT_EQ(log.calls.front(), "after");  // what the rank's own stream was given comes first
+    if (world.rank() == 1) seen = {log.calls.begin() + 1, log.calls.end()};
     world.barrier();
   });
   return seen;
@@ -172,12 +167,11 @@ TEST(Nccl, ArraysOnTheHostGoOverTheCarrier) {
     EXPECT_EQ(c.sum(2), 4);
     c.barrier();
     EXPECT_EQ(log.calls.size(), 1U);
-    log.on_device = {x.raw()};
     const auto rows = c.split(0, -c.rank(), "rows");
     EXPECT_EQ(log.calls.back(), "begin " + std::to_string(1 - c.rank()) + "/2 the id");
     if (c.rank() == 0) c.send(x, 1, 5);
     if (c.rank() == 1) c.recv(x, 0, 5);
-    EXPECT_EQ(log.calls.back(), c.rank() == 0 ? "copy_to_host" : "copy_to_device");
+    EXPECT_EQ(log.calls.size(), 2U);
     EXPECT_EQ(values(x), test::summed(2, 100));
   });
 }
@@ -186,22 +180,38 @@ TEST(Nccl, AStuckCollectiveIsAbortedAndNamed) {
   const auto group = make_thread_group(2, 20, true, std::make_shared<Board>());
   launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
     Log log;
-    Communicator c(std::make_unique<NcclTransport>(std::make_unique<FakeNccl>(log),
-                                                   std::make_unique<ThreadTransport>(group, world.rank()), 0.1),
-                   "data", Algorithm::native);
+    NcclTransport nccl(std::make_unique<FakeNccl>(log), std::make_unique<ThreadTransport>(group, world.rank()), 0.1);
     const Tensor x = Tensor::zeros({100}, DType::float32, make_arena());
-    log.on_device = {x.raw()};
+    log.gpu = x.arena().get();
     log.stuck = true;
     try {
-      c.all_reduce(x);
+      nccl.native({.op = Op::all_reduce, .count = 100, .in = x.raw(), .out = x.raw(), .gpu = x.arena().get()});
       ADD_FAILURE() << "nothing was thrown";
     } catch (const CommError& e) {
       EXPECT_NE(
-          std::string(e.what()).find("data axis, all_reduce of 400 bytes (float32): NCCL did not end it within 0.1 s"),
+          std::string(e.what()).find("all_reduce of 400 bytes (float32, on a GPU): NCCL did not end it within 0.1 s"),
           std::string::npos)
           << e.what();
     }
     EXPECT_EQ(log.calls.back(), "abort");
+  });
+}
+
+// Another rank that fails while a collective waits for it: NCCL is aborted at once, long before the timeout.
+TEST(Nccl, ARankThatFailsAbortsTheOthers) {
+  const auto board = std::make_shared<Board>();
+  const auto group = make_thread_group(2, 20, true, board);
+  launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
+    Log log;
+    NcclTransport nccl(std::make_unique<FakeNccl>(log), std::make_unique<ThreadTransport>(group, world.rank()), 20);
+    if (world.rank() == 1) return nccl.fail("out of memory");
+    const Tensor x = Tensor::zeros({100}, DType::float32, make_arena());
+    log.gpu = x.arena().get();
+    log.stuck = true;
+    const Call call{.op = Op::all_reduce, .count = 100, .in = x.raw(), .out = x.raw(), .gpu = x.arena().get()};
+    EXPECT_THROW(nccl.native(call), PeerFailed);
+    EXPECT_EQ(log.calls.back(), "abort");
+    EXPECT_THROW(nccl.native(call), CommError);  // nothing may follow
   });
 }
 

@@ -135,6 +135,7 @@ TEST_F(TrainingGpu, EveryAxisAndSchedule) {
            [](TrainOptions& o) { o.ranks = 3, o.all_reduce = "tree", o.bucket_mb = 0.001; },
            [](TrainOptions& o) { o.ranks = 2, o.dp_mode = "dataparallel"; },
            [](TrainOptions& o) { o.ranks = 2, o.recompute = "block", o.dtype = "bf16"; },
+           [](TrainOptions& o) { o.ranks = 2, o.zero = 2, o.offload = "optimizer", o.dtype = "bf16"; },
            [](TrainOptions& o) { o.ranks = 2, o.dtype = "fp64"; }}) {
     TrainOptions o = plan(change);
     o.device = "cuda";
