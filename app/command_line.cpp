@@ -43,7 +43,8 @@ constexpr const char* kBenchExamples =
     "Examples:\n"
     "  tessera bench                                   all operations, forward and backward, fp32 and bf16\n"
     "  tessera bench --benchmark_filter=norm/.*fp32    some of them\n"
-    "The flags are Google Benchmark's. Share is of the time that the bytes or the arithmetic must take at the "
+    "  tessera bench --device cuda                     larger problems, on a GPU\n"
+    "The other flags are Google Benchmark's. Share is of the time that the bytes or the arithmetic must take at the "
     "machine's measured ceilings.";
 
 constexpr const char* kReportExamples =
@@ -139,9 +140,13 @@ void add_data(CLI::App& app, DatasetOptions& o) {
   d->footer(kDataExamples);
 }
 
-void add_bench(CLI::App& app) {
+void add_bench(CLI::App& app, BenchOptions& o) {
   CLI::App* b = app.add_subcommand("bench", "Time every operation beside the machine's measured ceilings");
-  b->prefix_command();  // the words behind it are Google Benchmark's
+  add(b, "--device", "where operations run: cpu or cuda [cpu]", [&o](const std::string& t) {
+    if (t != "cpu" && t != "cuda") throw Error(fmt::format("--device: expected cpu or cuda, found '{}'", t));
+    o.device = t;
+  });
+  b->prefix_command();  // the words behind are Google Benchmark's
   b->footer(kBenchExamples);
 }
 
@@ -215,13 +220,14 @@ Command parse_command_line(int argc, const char* const* argv) {
   Words words;
   GenerateOptions generate;
   DatasetOptions data;
+  BenchOptions bench;
   ReportOptions report;
   add_run(app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose"), {}, words);
   add_run(app.add_subcommand("verify", "Prove that a plan trains like one rank, and count what it sends and holds"),
           verify_defaults(), words);
   add_generate(app, generate);
   add_data(app, data);
-  add_bench(app);
+  add_bench(app, bench);
   add_report(app, report);
   for (CLI::App* c : app.get_subcommands({})) c->allow_extras();
   try {
@@ -246,7 +252,10 @@ Command parse_command_line(int argc, const char* const* argv) {
     throw Error(e.what());
   }
   const auto chosen = app.get_subcommands();
-  if (!chosen.empty() && chosen.front()->get_name() == "bench") return BenchOptions{chosen.front()->remaining()};
+  if (!chosen.empty() && chosen.front()->get_name() == "bench") {
+    bench.words = chosen.front()->remaining();
+    return bench;
+  }
   refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());
   if (chosen.empty())
     throw Error("no command given; expected train, verify, generate, data, bench or report (tessera --help says more)");

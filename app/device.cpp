@@ -3,7 +3,9 @@
 
 #include <filesystem>
 
+#include "data/files.h"
 #include "tensor/cuda/gpus.h"
+#include "tensor/cuda/matmul.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -26,7 +28,10 @@ void check_device(const std::string& device) {
 ArenaPtr rank_arena(const std::string& device, int rank_here) {
   check_device(device);
   if (device == "cpu") return make_arena();
-  if constexpr (kWithCuda) cuda::use_gpu(rank_here % gpu_count());
+  if constexpr (kWithCuda) {
+    cuda::use_gpu(rank_here % gpu_count());
+    cuda::keep_algorithms_in(cache_directory());  // so that the next run finds what this one times
+  }
   return make_arena(Device::cuda);
 }
 

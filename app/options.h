@@ -91,6 +91,7 @@ struct ReportOptions {
 };
 
 struct BenchOptions {
+  std::string device = "cpu";
   std::vector<std::string> words;  // for Google Benchmark
 };
 

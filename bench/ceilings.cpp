@@ -8,6 +8,7 @@
 
 #include "tensor/cpu/vectorize.h"
 #include "tensor/ops/matmul.h"
+#include "tensor/random.h"
 
 namespace tessera::bench {
 namespace {
@@ -24,21 +25,38 @@ double best_seconds(const std::function<void()>& work) {
   return best;
 }
 
+// On a GPU numbers that are alike are multiplied faster than others.
+Tensor drawn_square(int64_t n, DType dtype, const ArenaPtr& arena) {
+  Tensor square = Tensor::empty({n, n}, DType::float32, arena->host());
+  const Philox random = Philox::named(1, "ceiling");
+  for (int64_t i = 0; i < n * n; ++i) square.data<float>()[i] = random.uniform(static_cast<uint64_t>(i)) - 0.5F;
+  return square.to(dtype).to(arena);
+}
+
+void copy_by_all_threads(const Tensor& to, const Tensor& from) {
+  cpu::split(from.numel(), 1024, [&](int64_t begin, int64_t end) {
+    std::memcpy(to.data<double>() + begin, from.data<double>() + begin, static_cast<size_t>(end - begin) * 8);
+  });
+}
+
 }  // namespace
 
 Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena) {
-  const Tensor from = Tensor::zeros({bytes / 8}, DType::float64, arena), to = from.clone();
+  const bool on_gpu = arena->device() == Device::cuda;
+  const Tensor from = Tensor::zeros({bytes / 8}, DType::float64, arena);
+  Tensor to = from.clone();
   const double copy = best_seconds([&] {
-    cpu::split(bytes / 8, 1024, [&](int64_t begin, int64_t end) {
-      std::memcpy(to.data<double>() + begin, from.data<double>() + begin, static_cast<size_t>(end - begin) * 8);
-    });
+    on_gpu ? to.copy_from(from) : copy_by_all_threads(to, from);
+    wait_for(arena);
   });
-  constexpr int64_t n = 1024;
-  Tensor a = Tensor::empty({n, n}, dtype, arena), b = Tensor::empty({n, n}, dtype, arena);
-  a.fill(0.5);
-  b.fill(0.25);
-  const double product = best_seconds([&] { matmul(a, b); });
-  return {2.0 * static_cast<double>(bytes) / copy, 2.0 * n * n * n / product};
+  const int64_t n = on_gpu ? 8192 : 1024;
+  const Tensor a = drawn_square(n, dtype, arena), b = drawn_square(n, dtype, arena);
+  const double product = best_seconds([&] {
+    matmul(a, b);
+    wait_for(arena);
+  });
+  const auto side = static_cast<double>(n);
+  return {2.0 * static_cast<double>(bytes) / copy, 2 * side * side * side / product};
 }
 
 }  // namespace tessera::bench

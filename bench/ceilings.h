@@ -6,7 +6,7 @@ namespace tessera::bench {
 
 struct Ceilings {
   double bytes_per_s;  // of a copy, read and written bytes together, by all threads
-  double flops;        // of a product of 1024^3 by oneDNN
+  double flops;        // of a product of 1024^3, on a GPU of 8192^3, by the library
 };
 
 // The best of several rounds; the copy is of `bytes` to and from.

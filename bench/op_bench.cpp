@@ -17,23 +17,33 @@
 namespace tessera::bench {
 namespace {
 
-constexpr int64_t kCopiedBytes = 3072 * 384 * 4;  // as large as the operands of most rows
-
 Tensor random_tensor(const Shape& shape, DType dtype, const OpCase& c, const ArenaPtr& arena) {
-  Tensor wide = Tensor::empty(shape, DType::float32, arena);
+  Tensor wide = Tensor::empty(shape, DType::float32, arena->host());
   const Philox random = Philox::named(1, c.name);
   for (int64_t i = 0; i < wide.numel(); ++i)
     wide.data<float>()[i] =
         static_cast<float>(c.low + (c.high - c.low) * static_cast<double>(random.uniform(static_cast<uint64_t>(i))));
-  return wide.to(dtype);
+  return wide.to(dtype).to(arena);
 }
 
 struct Context {
-  ArenaPtr arena = make_arena();
+  ArenaPtr arena;
   DType dtype;
-  Ceilings ceilings;
-  std::vector<OpCase> cases;
+  Sizes sizes = arena->device() == Device::cuda ? kForGpu : kForCpu;
+  // As large as the operands of most rows.
+  Ceilings ceilings = measure_ceilings(dtype, sizes.batch* sizes.tokens* sizes.channels * 4, arena);
+  std::vector<OpCase> cases = op_cases(sizes, arena);
 };
+
+// Runs f and returns the seconds until what it asked for is done.
+template <class F>
+double timed(const Context& context, const F& f) {
+  wait_for(context.arena);
+  const auto start = std::chrono::steady_clock::now();
+  f();
+  wait_for(context.arena);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 double bytes_of(const std::vector<Var>& operands) {
   double bytes = 0;
@@ -56,19 +66,14 @@ std::vector<Var> operands_of(const OpCase& c, const Context& context, bool requi
   return operands;
 }
 
-double since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 void forward(benchmark::State& state, const OpCase& c, const Context& context) {
   const NoGrad no_grad;
   const std::vector<Var> operands = operands_of(c, context, false);
   const double bytes = bytes_of(operands) + static_cast<double>(c.op(operands).value().nbytes());
   double total = 0;
   for (auto _ : state) {
-    const auto start = std::chrono::steady_clock::now();
-    const Var y = c.op(operands);
-    const double seconds = since(start);
+    Var y;
+    const double seconds = timed(context, [&] { y = c.op(operands); });
     state.SetIterationTime(seconds);
     total += seconds;
   }
@@ -86,9 +91,7 @@ void backward(benchmark::State& state, const OpCase& c, const Context& context) 
     BackwardOptions options;
     if (y.dtype() == seed.dtype()) options.seed = seed;
     for (Var v : operands) v.clear_grad();
-    const auto start = std::chrono::steady_clock::now();
-    tessera::backward(y, options);
-    const double seconds = since(start);
+    const double seconds = timed(context, [&] { tessera::backward(y, options); });
     state.SetIterationTime(seconds);
     total += seconds;
   }
@@ -111,7 +114,7 @@ void add_rows(const std::shared_ptr<Context>& context) {
 
 }  // namespace
 
-void run_benchmarks(const std::vector<std::string>& words) {
+void run_benchmarks(const std::vector<std::string>& words, const std::function<ArenaPtr()>& make) {
   std::vector<std::string> kept = words;
   kept.insert(kept.begin(), "tessera bench");
   std::vector<char*> argv;
@@ -127,10 +130,7 @@ void run_benchmarks(const std::vector<std::string>& words) {
   benchmark::AddCustomContext("matmul", cpu::matmul_library());
   benchmark::AddCustomContext("threads", std::to_string(cpu::threads()));
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    const auto context = std::make_shared<Context>();
-    context->dtype = dtype;
-    context->ceilings = measure_ceilings(dtype, kCopiedBytes, context->arena);
-    context->cases = op_cases(context->arena);
+    const auto context = std::make_shared<Context>(Context{make(), dtype});
     const std::string name = dtype == DType::float32 ? "fp32" : "bf16";
     benchmark::AddCustomContext(
         "ceiling_" + name,

@@ -3,12 +3,16 @@
 // Each row gives the bytes that the op must move at least (operands and results, once), the arithmetic of its products,
 // and `share`: of the time that the slower of the two would take at the machine's measured ceilings.
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "tensor/arena.h"
+
 namespace tessera::bench {
 
-// Runs with the words behind `bench` (Google Benchmark's flags). Throws Error (usage) for a word that it does not know.
-void run_benchmarks(const std::vector<std::string>& words);
+// Runs with the words behind `bench` (Google Benchmark's flags), where the arenas that `make` makes lie: on a GPU with
+// larger problems, and the time until it is done. Throws Error (usage) for a word that it does not know.
+void run_benchmarks(const std::vector<std::string>& words, const std::function<ArenaPtr()>& make);
 
 }  // namespace tessera::bench

@@ -6,125 +6,139 @@
 namespace tessera::bench {
 namespace {
 
-constexpr int64_t kBatch = 12, kTokens = 256, kChannels = 384, kHeads = 6, kVocab = 4096;
-constexpr int64_t kRows = kBatch * kTokens, kHidden = 4 * kChannels;
-const Shape kPlane{kRows, kChannels};
+// Every case of one set of sizes.
+class Cases {
+ public:
+  Cases(const Sizes& sizes, const ArenaPtr& arena) : s_(sizes), arena_(arena) {}
+  std::vector<OpCase> all() {
+    add_elementwise();
+    add_shape();
+    add_rows();
+    add_products();
+    return std::move(cases_);
+  }
 
-Tensor ids_below(int64_t most, const ArenaPtr& arena) {
-  Tensor ids = Tensor::empty({kRows}, DType::int32, arena);
+ private:
+  void push(OpCase c) { cases_.push_back(std::move(c)); }
+  void add_elementwise();
+  void add_shape();
+  void add_rows();
+  void add_products();
+  Tensor ids() const;
+
+  Sizes s_;
+  ArenaPtr arena_;
+  int64_t rows_ = s_.batch * s_.tokens, hidden_ = 4 * s_.channels;
+  Shape plane_{rows_, s_.channels};
+  std::vector<OpCase> cases_;
+};
+
+Tensor Cases::ids() const {
+  std::vector<int32_t> ids(static_cast<size_t>(rows_));
   const Philox random = Philox::named(1, "ids");
-  for (int64_t i = 0; i < kRows; ++i)
-    ids.data<int32_t>()[i] = static_cast<int32_t>(random.below(static_cast<uint64_t>(most), static_cast<uint64_t>(i)));
-  return ids;
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<int32_t>(random.below(static_cast<uint64_t>(s_.vocab), i));
+  return Tensor::of<int32_t>(ids, {rows_}, arena_);
 }
 
-void add_elementwise(std::vector<OpCase>& cases) {
+void Cases::add_elementwise() {
   UnaryOps::for_each([&]<class Op>(Op) {
-    cases.push_back({.name = Op::name,
-                     .operands = {kPlane},
-                     .op = [](const std::vector<Var>& v) { return unary<Op>(v[0]); },
-                     .low = Op::low,
-                     .high = Op::high});
+    push({.name = Op::name,
+          .operands = {plane_},
+          .op = [](const std::vector<Var>& v) { return unary<Op>(v[0]); },
+          .low = Op::low,
+          .high = Op::high});
   });
   BinaryOps::for_each([&]<class Op>(Op) {
-    cases.push_back({.name = Op::name,
-                     .operands = {kPlane, kPlane},
-                     .op = [](const std::vector<Var>& v) { return binary<Op>(v[0], v[1]); },
-                     .low = 0.5,
-                     .high = 2});
+    push({.name = Op::name,
+          .operands = {plane_, plane_},
+          .op = [](const std::vector<Var>& v) { return binary<Op>(v[0], v[1]); },
+          .low = 0.5,
+          .high = 2});
   });
-  cases.push_back({.name = "add in place", .operands = {kPlane, kPlane}, .op = [](const std::vector<Var>& v) {
-                     return add(v[0], scale(v[1], 1));
-                   }});
-  cases.push_back(
-      {.name = "scale", .operands = {kPlane}, .op = [](const std::vector<Var>& v) { return scale(v[0], 2.5); }});
+  push({.name = "add in place", .operands = {plane_, plane_}, .op = [](const std::vector<Var>& v) {
+          return add(v[0], scale(v[1], 1));
+        }});
+  push({.name = "scale", .operands = {plane_}, .op = [](const std::vector<Var>& v) { return scale(v[0], 2.5); }});
 }
 
-void add_shape(std::vector<OpCase>& cases) {
+void Cases::add_shape() {
   // A view by itself moves nothing: the copy that makes it contiguous is what it costs.
-  cases.push_back({.name = "transpose", .operands = {kPlane}, .op = [](const std::vector<Var>& v) {
-                     return scale(transpose(v[0], 0, 1), 1);
-                   }});
-  cases.push_back({.name = "narrow", .operands = {kPlane}, .op = [](const std::vector<Var>& v) {
-                     return scale(narrow(v[0], 1, 64, 128), 1);
-                   }});
-  cases.push_back({.name = "reshape", .operands = {kPlane}, .op = [](const std::vector<Var>& v) {
-                     return scale(reshape(v[0], {kChannels, kRows}), 1);
-                   }});
-  cases.push_back({.name = "sum", .operands = {kPlane}, .op = [](const std::vector<Var>& v) { return sum(v[0]); }});
+  push({.name = "transpose", .operands = {plane_}, .op = [](const std::vector<Var>& v) {
+          return scale(transpose(v[0], 0, 1), 1);
+        }});
+  push({.name = "narrow", .operands = {plane_}, .op = [](const std::vector<Var>& v) {
+          return scale(narrow(v[0], 1, 64, 128), 1);
+        }});
+  push({.name = "reshape", .operands = {plane_}, .op = [turned = Shape{s_.channels, rows_}](const std::vector<Var>& v) {
+          return scale(reshape(v[0], turned), 1);
+        }});
+  push({.name = "sum", .operands = {plane_}, .op = [](const std::vector<Var>& v) { return sum(v[0]); }});
 }
 
-void add_rows(std::vector<OpCase>& cases, const ArenaPtr& arena) {
-  const Shape channels{kChannels}, hidden{kRows, kHidden}, vocabulary{kRows, kVocab};
-  cases.push_back({.name = "layer_norm", .operands = {kPlane, channels, channels}, .op = [](const std::vector<Var>& v) {
-                     return norm(v[0], v[1], v[2]);
-                   }});
-  cases.push_back({.name = "rms_norm", .operands = {kPlane, channels}, .op = [](const std::vector<Var>& v) {
-                     return norm(v[0], v[1], Var(), {.center = false});
-                   }});
-  cases.push_back({.name = "add_norm",
-                   .operands = {kPlane, kPlane, channels, channels},
-                   .op = [](const std::vector<Var>& v) { return add_norm(v[0], v[1], v[2], v[3]).second; }});
-  cases.push_back(
-      {.name = "softmax", .operands = {vocabulary}, .op = [](const std::vector<Var>& v) { return softmax(v[0]); }});
-  cases.push_back({.name = "log_softmax", .operands = {vocabulary}, .op = [](const std::vector<Var>& v) {
-                     return log_softmax(v[0]);
-                   }});
-  cases.push_back({.name = "bias_gelu", .operands = {hidden, {kHidden}}, .op = [](const std::vector<Var>& v) {
-                     return bias_gelu(v[0], v[1]);
-                   }});
-  cases.push_back({.name = "embedding",
-                   .operands = {{kVocab, kChannels}},
-                   .op = [ids = ids_below(kVocab, arena)](const std::vector<Var>& v) { return embedding(ids, v[0]); }});
-  cases.push_back({.name = "dropout", .operands = {{kBatch, kTokens, kChannels}}, .op = [](const std::vector<Var>& v) {
-                     DropoutTile tile;
-                     tile.random = Philox(7);
-                     return dropout(v[0], 0.1, tile);
-                   }});
-  cases.push_back({.name = "cross_entropy",
-                   .operands = {vocabulary},
-                   .op = [targets = ids_below(kVocab, arena)](const std::vector<Var>& v) {
-                     return cross_entropy(v[0], targets, 1.0 / kRows).mean;
-                   }});
+void Cases::add_rows() {
+  const Shape channels{s_.channels}, hidden{rows_, hidden_}, vocabulary{rows_, s_.vocab};
+  push({.name = "layer_norm", .operands = {plane_, channels, channels}, .op = [](const std::vector<Var>& v) {
+          return norm(v[0], v[1], v[2]);
+        }});
+  push({.name = "rms_norm", .operands = {plane_, channels}, .op = [](const std::vector<Var>& v) {
+          return norm(v[0], v[1], Var(), {.center = false});
+        }});
+  push({.name = "add_norm", .operands = {plane_, plane_, channels, channels}, .op = [](const std::vector<Var>& v) {
+          return add_norm(v[0], v[1], v[2], v[3]).second;
+        }});
+  push({.name = "softmax", .operands = {vocabulary}, .op = [](const std::vector<Var>& v) { return softmax(v[0]); }});
+  push({.name = "log_softmax", .operands = {vocabulary}, .op = [](const std::vector<Var>& v) {
+          return log_softmax(v[0]);
+        }});
+  push({.name = "bias_gelu", .operands = {hidden, {hidden_}}, .op = [](const std::vector<Var>& v) {
+          return bias_gelu(v[0], v[1]);
+        }});
+  push({.name = "embedding", .operands = {{s_.vocab, s_.channels}}, .op = [ids = ids()](const std::vector<Var>& v) {
+          return embedding(ids, v[0]);
+        }});
+  push({.name = "dropout", .operands = {{s_.batch, s_.tokens, s_.channels}}, .op = [](const std::vector<Var>& v) {
+          DropoutTile tile;
+          tile.random = Philox(7);
+          return dropout(v[0], 0.1, tile);
+        }});
+  push({.name = "cross_entropy",
+        .operands = {vocabulary},
+        .op = [targets = ids(), scale = 1.0 / static_cast<double>(rows_)](const std::vector<Var>& v) {
+          return cross_entropy(v[0], targets, scale).mean;
+        }});
 }
 
-void add_products(std::vector<OpCase>& cases) {
-  const double linear_flops = 2.0 * kRows * kChannels * kHidden;
-  cases.push_back({.name = "matmul",
-                   .operands = {{kRows, kChannels}, {kChannels, kHidden}},
-                   .op = [](const std::vector<Var>& v) { return matmul(v[0], v[1]); },
-                   .forward_flops = linear_flops,
-                   .backward_flops = 2 * linear_flops});
-  cases.push_back({.name = "linear",
-                   .operands = {kPlane, {kHidden, kChannels}, {kHidden}},
-                   .op = [packs = std::make_shared<WeightPacks>()](
-                             const std::vector<Var>& v) { return linear(v[0], v[1], v[2], packs.get()); },
-                   .forward_flops = linear_flops,
-                   .backward_flops = 2 * linear_flops});
+void Cases::add_products() {
+  const double linear_flops = 2.0 * static_cast<double>(rows_ * s_.channels * hidden_);
+  push({.name = "matmul",
+        .operands = {{rows_, s_.channels}, {s_.channels, hidden_}},
+        .op = [](const std::vector<Var>& v) { return matmul(v[0], v[1]); },
+        .forward_flops = linear_flops,
+        .backward_flops = 2 * linear_flops});
+  push({.name = "linear",
+        .operands = {plane_, {hidden_, s_.channels}, {hidden_}},
+        .op = [packs = std::make_shared<WeightPacks>()](
+                  const std::vector<Var>& v) { return linear(v[0], v[1], v[2], packs.get()); },
+        .forward_flops = linear_flops,
+        .backward_flops = 2 * linear_flops});
   // Half of the scores are masked: two products forward, five backward, each 2 B H T^2/2 D.
-  const double half_product = 1.0 * kBatch * kTokens * kTokens * kChannels;
-  const Shape by_head{kBatch, kTokens, kHeads, kChannels / kHeads};
-  cases.push_back({.name = "attention",
-                   .operands = {by_head, by_head, by_head},
-                   .op = [](const std::vector<Var>& v) { return attention(v[0], v[1], v[2]); },
-                   .forward_flops = 2 * half_product,
-                   .backward_flops = 5 * half_product});
-  cases.push_back({.name = "packed_attention",
-                   .operands = {{kBatch, kTokens, 3 * kChannels}},
-                   .op = [](const std::vector<Var>& v) { return packed_attention(v[0], kHeads); },
-                   .forward_flops = 2 * half_product,
-                   .backward_flops = 5 * half_product});
+  const double half_product = static_cast<double>(s_.batch * s_.tokens * s_.tokens * s_.channels);
+  const Shape by_head{s_.batch, s_.tokens, s_.heads, s_.channels / s_.heads};
+  push({.name = "attention",
+        .operands = {by_head, by_head, by_head},
+        .op = [](const std::vector<Var>& v) { return attention(v[0], v[1], v[2]); },
+        .forward_flops = 2 * half_product,
+        .backward_flops = 5 * half_product});
+  push({.name = "packed_attention",
+        .operands = {{s_.batch, s_.tokens, 3 * s_.channels}},
+        .op = [heads = s_.heads](const std::vector<Var>& v) { return packed_attention(v[0], heads); },
+        .forward_flops = 2 * half_product,
+        .backward_flops = 5 * half_product});
 }
 
 }  // namespace
 
-std::vector<OpCase> op_cases(const ArenaPtr& arena) {
-  std::vector<OpCase> cases;
-  add_elementwise(cases);
-  add_shape(cases);
-  add_rows(cases, arena);
-  add_products(cases);
-  return cases;
-}
+std::vector<OpCase> op_cases(const Sizes& sizes, const ArenaPtr& arena) { return Cases(sizes, arena).all(); }
 
 }  // namespace tessera::bench

@@ -17,7 +17,11 @@ struct OpCase {
   double low = -1, high = 1;                     // of the operands' elements
 };
 
-// Sizes: 12 sequences of 256 tokens, 384 channels, 6 heads, a vocabulary of 4096.
-std::vector<OpCase> op_cases(const ArenaPtr& arena);
+struct Sizes {
+  int64_t batch, tokens, channels, heads, vocab;
+};
+inline constexpr Sizes kForCpu{12, 256, 384, 6, 4096}, kForGpu{16, 1024, 768, 12, 50304};
+
+std::vector<OpCase> op_cases(const Sizes& sizes, const ArenaPtr& arena);
 
 }  // namespace tessera::bench

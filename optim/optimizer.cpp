@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include "optim/adam.h"
-#include "optim/cuda/updates.h"
 #include "optim/sgd.h"
 
 namespace tessera {
@@ -65,9 +64,7 @@ Tensor Optimizer::add_master(const FlatUnit& unit) {
 
 const std::vector<NamedTensor>& Optimizer::state() const {
   if (state_arena_)
-    for (const FlatUnit& unit : units_)
-      on_device(
-          unit.values.device(), [] {}, [&] { cuda::wait_for_updates(unit); });
+    for (const FlatUnit& unit : units_) wait_for(unit.values.arena());
   return state_;
 }
 

@@ -115,8 +115,6 @@ void sgd(const FlatUnit& unit, const SgdState& state, const SgdStep<W>& step) {
   });
 }
 
-void wait_for_updates(const FlatUnit& unit) { context(unit.values).synchronize(); }
-
 template void adam<float>(const FlatUnit&, const AdamState&, const AdamStep<float>&);
 template void adam<double>(const FlatUnit&, const AdamState&, const AdamStep<double>&);
 template void sgd<float>(const FlatUnit&, const SgdState&, const SgdStep<float>&);

@@ -57,6 +57,11 @@ std::byte* Tensor::address(Device expected) const {
   return storage_->data() + offset_ * size_of(dtype_);
 }
 
+void wait_for(const ArenaPtr& arena) {
+  on_device(
+      arena->device(), [] {}, [&] { cuda::synchronize(*arena); });
+}
+
 std::string Tensor::describe() const {
   return defined_ ? std::string(name_of(dtype_)) + " " + shape_.str() : std::string("undefined tensor");
 }

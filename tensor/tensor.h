@@ -137,6 +137,9 @@ class Tensor {
   bool defined_ = false;
 };
 
+// Waits for all that is queued on the GPU of an arena there, and throws what failed; nothing is queued on the host.
+void wait_for(const ArenaPtr& arena);
+
 // Calls f with a value of the C++ type of a floating dtype, as `f(float{})`; `op` names the caller in the error.
 template <class F>
 decltype(auto) with_floating(DType dtype, const char* op, F&& f) {

@@ -10,6 +10,5 @@ template <class W>
 void adam(const FlatUnit& unit, const AdamState& state, const AdamStep<W>& step);
 template <class W>
 void sgd(const FlatUnit& unit, const SgdState& state, const SgdStep<W>& step);
-void wait_for_updates(const FlatUnit& unit);
 
 }  // namespace tessera::cuda

@@ -5,6 +5,7 @@
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/cuda/streams.h"
+#include "tensor/cuda/copy.h"
 
 namespace tessera {
 

@@ -36,6 +36,8 @@ void copy(const Tensor& to, const Tensor& from) {
   });
 }
 
+void synchronize(Arena& arena) { arena.local<Context>().synchronize(); }
+
 void fill(const Tensor& t, double value) {
   with_dtype(t.dtype(), [&](auto zero) {
     using T = decltype(zero);

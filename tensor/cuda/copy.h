@@ -10,5 +10,7 @@ void copy_bytes(const Tensor& to, const Tensor& from);
 // As Tensor::copy_from and Tensor::fill, both tensors on one GPU. Queued on the stream of `to`'s arena.
 void copy(const Tensor& to, const Tensor& from);
 void fill(const Tensor& t, double value);
+// The host waits for all that is queued on the arena's stream; throws what failed there.
+void synchronize(Arena& arena);
 
 }  // namespace tessera::cuda

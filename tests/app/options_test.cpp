@@ -155,6 +155,10 @@ TEST(CommandLine, HandsTheFlagsOfBenchOn) {
   EXPECT_EQ(std::get<BenchOptions>(parse({"bench", "--benchmark_filter=norm", "--v=1"})).words,
             (std::vector<std::string>{"--benchmark_filter=norm", "--v=1"}));
   EXPECT_TRUE(std::get<BenchOptions>(parse({"bench"})).words.empty());
+  const auto on_gpu = std::get<BenchOptions>(parse({"bench", "--device", "cuda", "--benchmark_filter=norm"}));
+  EXPECT_EQ(on_gpu.device, "cuda");
+  EXPECT_EQ(on_gpu.words, std::vector<std::string>{"--benchmark_filter=norm"});
+  EXPECT_EQ(message({"bench", "--device", "gpu"}), "--device: expected cpu or cuda, found 'gpu'");
 }
 
 TEST(CommandLine, PresetsHaveTheirSizes) {

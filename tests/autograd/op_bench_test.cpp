@@ -16,13 +16,14 @@ TEST(OpBench, CoversTheOpTable) {
   add_product_rows(table);
   std::set<std::string> tested, timed;
   for (const OpRow& row : table) tested.insert(row.name);
-  for (const bench::OpCase& c : bench::op_cases(make_arena())) EXPECT_TRUE(timed.insert(c.name).second) << c.name;
+  for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, make_arena()))
+    EXPECT_TRUE(timed.insert(c.name).second) << c.name;
   EXPECT_EQ(tested, timed);
 }
 
 TEST(OpBench, EveryCaseRunsBothWays) {
   const ArenaPtr arena = make_arena();
-  for (const bench::OpCase& c : bench::op_cases(arena)) {
+  for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, arena)) {
     std::vector<Var> operands;
     for (const Shape& shape : c.operands) {
       Tensor t = Tensor::empty(shape, DType::bfloat16, arena);

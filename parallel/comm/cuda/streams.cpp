@@ -49,6 +49,4 @@ void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes) {
   c.queued("copy between ranks", cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, c.stream()));
 }
 
-void synchronize(Arena& arena) { arena.local<Context>().synchronize(); }
-
 }  // namespace tessera::cuda

@@ -43,8 +43,6 @@ class Parcel {
 
 // Any direction, queued on the arena's stream.
 void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes);
-// The host waits for all that is queued there.
-void synchronize(Arena& arena);
 // Makes the arena's GPU that of the calling thread, which may be another than the rank's own.
 void use_gpu_of(Arena& arena);
 
