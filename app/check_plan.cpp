@@ -6,6 +6,7 @@
 
 #include "app/device.h"
 #include "app/plan.h"
+#include "app/step_graph.h"
 #include "parallel/comm/surroundings.h"
 #include "tensor/error.h"
 
@@ -99,8 +100,9 @@ void check_context(const TrainOptions& o, const Axes& a, const ModelSizes& s) {
                     a.cp, heads, divisors_near(heads, a.cp)));
 }
 
-void check_place(const TrainOptions& o) {
+void check_place(const TrainOptions& o, const Axes& a) {
   check_device(o.device);
+  no_graph_because(o, static_cast<int>(a.ranks()));
   if (o.device == "cpu") return;
   if (o.offload != "none")
     throw Error(fmt::format(
@@ -130,7 +132,7 @@ void check_plan(const TrainOptions& o) {
   check_tensor(o, axes, sizes);
   check_context(o, axes, sizes);
   check_pipeline(o, axes, sizes);
-  check_place(o);
+  check_place(o, axes);
 }
 
 }  // namespace tessera

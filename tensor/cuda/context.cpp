@@ -16,6 +16,12 @@ Context::Context() {
 Context::~Context() { cudaStreamSynchronize(stream()); }  // the arena's memory goes after this
 
 void Context::synchronize() {
+  if (capturing_)
+    throw Error(
+        fmt::format("[{}] the host waits for the GPU while a step is captured as a CUDA graph; expected only "
+                    "work that is queued (--cuda-graph off runs without)",
+                    last_op_.load(std::memory_order_relaxed)));
+  ++synchronizations_;
   if (const cudaError_t result = cudaStreamSynchronize(stream()); result != cudaSuccess)
     throw Error(fmt::format("[{}] CUDA: {}, found while waiting; this op or one queued before it failed",
                             last_op_.load(std::memory_order_relaxed), cudaGetErrorString(result)),
@@ -29,6 +35,18 @@ Bounds Context::bounds(const Indices& indices) {
   synchronize();  // no kernel writes to a slot any more
   indices_.clear();
   return indices_.bounds(indices);
+}
+
+// Of this thread: other ranks, and what loads modules, go on as they like.
+void Context::begin_capture() {
+  check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), "graph");
+  capturing_ = true;
+}
+
+cudaGraph_t Context::end_capture() {
+  cudaGraph_t graph = nullptr;
+  if (!capturing_.exchange(false)) return graph;
+  return cudaStreamEndCapture(stream(), &graph) == cudaSuccess ? graph : nullptr;
 }
 
 int gpu_count() {

@@ -16,6 +16,10 @@ struct Constant {
   __device__ T operator()() const { return value; }
 };
 
+__global__ void count_up_kernel(int32_t* t, int64_t n) {
+  if (const int64_t i = global_thread(); i < n) t[i] = static_cast<int32_t>(i);
+}
+
 }  // namespace
 
 void copy_bytes(const Tensor& to, const Tensor& from) {
@@ -34,6 +38,23 @@ void copy(const Tensor& to, const Tensor& from) {
       map<T, F>("copy", Convert<T, F>{}, to, from);
     });
   });
+}
+
+std::shared_ptr<std::byte> pinned_memory(int64_t bytes) {
+  void* memory = nullptr;
+  check(cudaHostAlloc(&memory, static_cast<size_t>(bytes), cudaHostAllocDefault), "pinned memory");
+  return {static_cast<std::byte*>(memory), [](std::byte* p) { cudaFreeHost(p); }};
+}
+
+void copy_later(const Tensor& to, const std::byte* pinned) {
+  Context& c = context(to);
+  c.queued("copy",
+           cudaMemcpyAsync(to.address(), pinned, static_cast<size_t>(to.nbytes()), cudaMemcpyHostToDevice, c.stream()));
+}
+
+void count_up(const Tensor& t) {
+  launch(context(t), "count up", {.blocks = blocks_for(t.numel(), kThreads)}, count_up_kernel, t.device_data<int32_t>(),
+         t.numel());
 }
 
 void fill(const Tensor& t, double value) {
