@@ -15,15 +15,20 @@ Context::Context() {
 
 Context::~Context() { cudaStreamSynchronize(stream()); }  // the arena's memory goes after this
 
-void Context::synchronize() {
+void Context::about_to_wait(const char* op) const {
   if (capturing_)
     throw Error(
-        fmt::format("[{}] the host waits for the GPU while a step is captured as a CUDA graph; expected only "
-                    "work that is queued (--cuda-graph off runs without)",
-                    last_op_.load(std::memory_order_relaxed)));
+        fmt::format("[{}] the host waits for the GPU while work is captured as a CUDA graph, which does not run; "
+                    "expected work that is only queued (--cuda-graph off runs without a graph)",
+                    op));
+}
+
+void Context::synchronize() {
+  about_to_wait(last_op_.load(std::memory_order_relaxed));
   ++synchronizations_;
   if (const cudaError_t result = cudaStreamSynchronize(stream()); result != cudaSuccess)
-    throw Error(fmt::format("[{}] CUDA: {}, found while waiting; this op or one queued before it failed",
+    throw Error(fmt::format("[{}] CUDA: {}, found while waiting; this op or one queued before it failed, which "
+                            "CUDA_LAUNCH_BLOCKING=1 with --cuda-graph off names",
                             last_op_.load(std::memory_order_relaxed), cudaGetErrorString(result)),
                 Status::communication);
   indices_.report();

@@ -25,6 +25,7 @@ __global__ void count_up_kernel(int32_t* t, int64_t n) {
 void copy_bytes(const Tensor& to, const Tensor& from) {
   const Tensor& on_gpu = to.device() == Device::cuda ? to : from;
   Context& c = context(on_gpu);
+  c.about_to_wait("copy");
   c.queued("copy", cudaMemcpyAsync(to.address(), from.address(), static_cast<size_t>(from.nbytes()), cudaMemcpyDefault,
                                    c.stream()));
   c.synchronize();
