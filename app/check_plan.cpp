@@ -6,6 +6,7 @@
 
 #include "app/device.h"
 #include "app/plan.h"
+#include "app/step_graph.h"
 #include "parallel/comm/surroundings.h"
 #include "tensor/error.h"
 
@@ -116,8 +117,9 @@ void check_nccl(const TrainOptions& o, const Axes& a) {
                     a.ranks(), gpu_count()));
 }
 
-void check_place(const TrainOptions& o) {
+void check_place(const TrainOptions& o, const Axes& a) {
   check_device(o.device);
+  no_graph_because(o, static_cast<int>(a.ranks()));
   if (o.device == "cpu") return;
   if (o.all_reduce == "native" && !uses_nccl(o))
     throw Error("--all-reduce: MPI's own sums are of arrays in the host's memory; expected direct, ring, tree or root");
@@ -144,7 +146,7 @@ void check_plan(const TrainOptions& o) {
   check_tensor(o, axes, sizes);
   check_context(o, axes, sizes);
   check_pipeline(o, axes, sizes);
-  check_place(o);
+  check_place(o, axes);
   check_nccl(o, axes);
 }
 

@@ -33,7 +33,7 @@ struct TrainOptions {
   std::string grad_dtype = "fp32", all_reduce = "direct";
   std::string offload = "none";
   // place
-  std::string device = "cpu";
+  std::string device = "cpu", cuda_graph = "auto";
   std::optional<std::string> backend;
   double timeout = 300;
   std::optional<int64_t> threads_per_rank;
@@ -176,6 +176,10 @@ void for_each_option(Options& o, F&& f) {
   f(OptionInfo{"device", "Place",
                "where ranks compute; cuda: the GPU of each rank's number, shared where GPUs are fewer", "cpu|cuda"},
     o.device);
+  f(OptionInfo{"cuda-graph", "Place",
+               "a step as one CUDA graph, launched again at every step; auto: where one rank has a GPU to itself",
+               "auto|on|off"},
+    o.cuda_graph);
   f(OptionInfo{"threads-per-rank", "Place", "threads of a rank; default: the cores, divided among the ranks", "", 1,
                1024},
     o.threads_per_rank);

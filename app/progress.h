@@ -15,6 +15,9 @@ struct StepReport {
   bool stop = false;  // a rank has asked to end the run after this step
 };
 
+// Throws Error (not_finite) naming `step` when its loss or its gradient norm is not a number.
+void check_finite(const StepReport& report, int64_t step);
+
 // "12.3K" for 12345.
 std::string short_number(double v);
 // "1 h 02 min", "3 min 05 s", "42 s".

@@ -10,6 +10,7 @@
 #include "app/commands.h"
 #include "app/device.h"
 #include "app/plan.h"
+#include "app/step_graph.h"
 #include "app/tokenizer_choice.h"
 #include "app/training.h"
 #include "models/sample.h"
@@ -88,6 +89,11 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
                              : o.dtype == "bf16" && cpu::has_amx() ? "our own products on AMX tiles"
                                                                    : cpu::matmul_library(),
                              run.directory.path().string()));
+  if (o.device == "cuda") {
+    const std::string why = no_graph_because(o, static_cast<int>(ranks_of(o)));
+    output.message(why.empty() ? "CUDA graph: on (a step is captured once and launched again)"
+                               : fmt::format("CUDA graph: off ({})", why));
+  }
   if (o.device == "cpu" && o.dtype == "bf16" && !cpu::has_bfloat16_matmul())
     output.message("bf16 is emulated: this machine has no AVX-512, so products are made in fp32 of rounded inputs");
 }

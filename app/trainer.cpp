@@ -24,8 +24,16 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// A NaN has a sign, which nobody wants to read.
-std::string number(double v) { return std::isnan(v) ? "nan" : fmt::format("{}", v); }
+class Within {
+ public:
+  explicit Within(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Within() { flag_ = false; }
+  Within(const Within&) = delete;
+  Within& operator=(const Within&) = delete;
+
+ private:
+  bool& flag_;
+};
 
 Recompute recompute_of(const std::string& name) {
   if (name == "gelu") return Recompute::gelu;
@@ -63,12 +71,11 @@ Trainer::Trainer(const TrainOptions& o, Sequences sequences, Communicator& world
     : options_(o),
       trace_(trace),
       axes_(axes_of(o)),
-      sequences_(std::move(sequences)),
       world_(world),
       mesh_(world, mesh_axes(axes_)),
       data_axis_(axes_.cp > 1 ? mesh_.flat({"dp", "cp"}) : mesh_["dp"]),
       arena_(rank_arena(o.device, world.rank_here())),
-      whole_(gpt_config(o, sequences_.vocab)),
+      whole_(gpt_config(o, sequences.vocab)),
       plan_(schedule_of(o)),
       model_(part_config(whole_.config, plan_)),
       layers_(split_layers(whole_.config, plan_.stages)),
@@ -81,9 +88,12 @@ Trainer::Trainer(const TrainOptions& o, Sequences sequences, Communicator& world
   find_units();
   strategy_ = make_data_strategy(model_, data_axis_, arena_, data_options(o));
   join_tied_weights();
+  tokens_ =
+      std::make_unique<StepTokens>(o, std::move(sequences), whole_.config.context, positions_, *strategy_, arena_);
   stages_ = std::make_unique<GptStages>(model_, *strategy_, stage_options());
   runtime_ = std::make_unique<PipelineRuntime>(insert_messages(plan_), mesh_["pp"], *stages_, trace);
   optimizer_ = make_optimizer(o.optimizer, strategy_->shards(), optimizer_options(o));
+  make_graph();
 }
 
 Trainer::~Trainer() = default;
@@ -130,7 +140,7 @@ GptStages::Options Trainer::stage_options() {
       .loss = [this](Var logits, const Tensor& targets,
                      double scale) { return parallel_loss(model_, std::move(logits), targets, scale, mesh_["tp"]); },
       .scale = 1.0 / static_cast<double>(tokens_per_step()),
-      .load = [this](int64_t microbatch, bool ids, bool targets) { return load(microbatch, ids, targets); },
+      .load = [this](int64_t microbatch, bool ids, bool targets) { return tokens_->load(microbatch, ids, targets); },
       .where = [this](int64_t microbatch) { return where(microbatch, true); },
       .activation = {sequences, tokens, c.channels},
       .dtype = dtype_named(options_.dtype),
@@ -140,49 +150,46 @@ GptStages::Options Trainer::stage_options() {
 StepInfo Trainer::where(int64_t microbatch, bool training) const {
   StepInfo at{.seed = static_cast<uint64_t>(options_.seed), .step = steps_done(), .training = training};
   if (training) at.first_sequence = strategy_->computes(options_.batch, options_.microbatches, microbatch).first;
+  if (queueing_) at.step_on_gpu = graph_->step_on_gpu();
   at.positions = positions_;
   at.tokens_total = whole_.config.context;
   return at;
 }
 
-// The columns of (B, T) that this rank has of every sequence, from the host's memory to where the rank computes.
-Tensor Trainer::own_tokens(const Tensor& whole) const {
-  if (whole.device() == Device::meta) return whole;
-  if (positions_.empty()) return whole.to(arena_);
-  const int64_t rows = whole.dim(0), context = whole.dim(1), own = static_cast<int64_t>(positions_.size());
-  Tensor out = Tensor::empty({rows, own}, DType::int32, arena_->host(), Category::activations);
-  for (int64_t b = 0; b < rows; ++b)
-    for (int64_t t = 0; t < own; ++t)
-      out.data<int32_t>()[b * own + t] = whole.data<int32_t>()[b * context + positions_[static_cast<size_t>(t)]];
-  return out.to(arena_);
+// Units in the order of the whole model; a copy of a tied weight does not count.
+void Trainer::make_graph() {
+  if (!steps_without_host(options_, world_.size())) return;
+  std::vector<Tensor> grads(whole_units_);
+  for (size_t u = 0; u < places_.size(); ++u)
+    if (places_[u] < grads.size()) grads[places_[u]] = strategy_->shards()[u].grads;
+  const auto gradients = [this] {
+    const Within here(queueing_);
+    return queue_gradients();
+  };
+  if constexpr (kWithCuda)
+    graph_ = make_step_graph({.load = [this](int64_t step) { tokens_->begin(step); },
+                              .gradients = gradients,
+                              .finish = [this] { strategy_->share_parameters(); },
+                              .grads = std::move(grads),
+                              .optimizer = optimizer_.get(),
+                              .clip = options_.clip,
+                              .captured = no_graph_because(options_, world_.size()).empty()},
+                             arena_);
 }
 
-Microbatch Trainer::load(int64_t microbatch, bool wants_ids, bool wants_targets) {
-  const int64_t context = whole_.config.context;
-  const Share own = strategy_->computes(options_.batch, options_.microbatches, microbatch);
-  const std::vector<Share> loads = strategy_->loads(options_.batch, options_.microbatches, microbatch);
-  int64_t rows = 0;
-  for (const Share& share : loads) rows += share.count;
-  const Shape shape{rows > 0 ? rows : own.count, context};
-  Tensor ids = Tensor::meta(shape, DType::int32), targets = ids;
-  if (rows > 0) {
-    ids = Tensor::empty(shape, DType::int32, arena_->host(), Category::activations);
-    targets = Tensor::empty(shape, DType::int32, arena_->host(), Category::activations);
-  }
-  int64_t at = 0;
-  for (const Share& share : loads) {
-    sequences_.load(steps_done(), share.first, share.count, ids.data<int32_t>() + at, targets.data<int32_t>() + at);
-    at += share.count * context;
-  }
-  return {wants_ids ? own_tokens(ids) : Tensor(), wants_targets ? own_tokens(targets) : Tensor()};
-}
-
-StepReport Trainer::compute_gradients(bool stop) {
+LateNumber Trainer::queue_gradients() {
   strategy_->begin_step();
-  const double sum = runtime_->step();
+  LateNumber sum = runtime_->step();
   const TraceSpan span(trace_, "finish gradients");
   strategy_->finish_gradients();
   sum_tied_gradients();
+  return sum;
+}
+
+StepReport Trainer::compute_gradients(bool stop) {
+  tokens_->begin(steps_done());
+  const double sum = queue_gradients();
+  const TraceSpan span(trace_, "finish gradients");
   // All ranks of a tensor axis know the same loss: one says it.
   std::array<double, 2> totals{mesh_.coordinate("tp") == 0 ? sum : 0.0, stop ? 1.0 : 0.0};
   world_.sum(totals);
@@ -190,13 +197,8 @@ StepReport Trainer::compute_gradients(bool stop) {
   r.loss = totals[0] / static_cast<double>(tokens_per_step());
   r.stop = totals[1] > 0;
   r.grad_norm = std::sqrt(sum_of_squares());
-  if (!std::isfinite(r.loss) || !std::isfinite(r.grad_norm))
-    throw Error(
-        fmt::format(
-            "step {}: the loss is {} and the gradient norm {}; expected finite numbers (a smaller --lr may help)",
-            steps_done() + 1, number(r.loss), number(r.grad_norm)),
-        Status::not_finite);
   r.lr = schedule_.at(steps_done());
+  check_finite(r, steps_done() + 1);
   return r;
 }
 
@@ -257,10 +259,20 @@ void Trainer::update(const StepReport& r) {
   strategy_->share_parameters();
 }
 
+// Loss and norm are known when the update has been made, or left out.
+StepReport Trainer::queued_step(bool stop) {
+  StepReport r{.lr = schedule_.at(steps_done()), .stop = stop};
+  const StepGraph::Found found = graph_->run(steps_done(), r.lr);
+  r.loss = found.loss_sum / static_cast<double>(tokens_per_step());
+  r.grad_norm = found.grad_norm;
+  check_finite(r, steps_done() + 1);
+  return r;
+}
+
 StepReport Trainer::step(bool stop) {
   const auto start = std::chrono::steady_clock::now();
-  StepReport r = compute_gradients(stop);
-  update(r);
+  StepReport r = graph_ ? queued_step(stop) : compute_gradients(stop);
+  if (!graph_) update(r);
   r.step = steps_done();
   const double seconds = seconds_since(start);
   r.step_ms = seconds * 1e3;
@@ -272,7 +284,7 @@ StepReport Trainer::step(bool stop) {
 double Trainer::mean_loss(const TokenFile& split) {
   model_.set_step(where(0, false));
   const auto forward = [&](const Tensor& ids, const Tensor& targets) {
-    const double sum = stages_->evaluate({own_tokens(ids), own_tokens(targets)}, plan_, mesh_["pp"]);
+    const double sum = stages_->evaluate({tokens_->own(ids), tokens_->own(targets)}, plan_, mesh_["pp"]);
     return mesh_.coordinate("tp") == 0 ? sum : 0.0;
   };
   return tessera::mean_loss({.forward = forward,

@@ -8,6 +8,8 @@
 #include "app/options.h"
 #include "app/progress.h"
 #include "app/sequences.h"
+#include "app/step_graph.h"
+#include "app/step_tokens.h"
 #include "data/token_file.h"
 #include "models/gpt_stages.h"
 #include "optim/lr_schedule.h"
@@ -28,8 +30,9 @@ class Trainer {
   Trainer(const TrainOptions& options, Sequences sequences, Communicator& world, Trace* trace = nullptr);
   ~Trainer();
 
-  // One update. Throws Error (not_finite) on every rank when the loss or the gradient norm is not a number, before
-  // anything is updated. `stop` tells a rank's wish to end the run to all others: see StepReport::stop.
+  // One update; of one rank on a GPU as app/step_graph.h says, to the same bits. Throws Error (not_finite) on every
+  // rank when the loss or the gradient norm is not a number, before anything is updated. `stop` tells a rank's wish to
+  // end the run to all others: see StepReport::stop.
   StepReport step(bool stop = false);
   // The two halves of step(), for those who want to see the gradients in between: they are in strategy().shards().
   StepReport compute_gradients(bool stop);
@@ -62,6 +65,8 @@ class Trainer {
   int pipeline_rank_of(const std::string& unit) const;
   DType gradient_dtype() const;
   int peak_in_flight() const { return runtime_->peak_in_flight(); }
+  // Steps that were launched as a CUDA graph.
+  int64_t replays() const { return graph_ ? graph_->replays() : 0; }
   const ArenaPtr& arena() const { return arena_; }
   int64_t tokens_per_step() const { return options_.batch * whole_.config.context; }
 
@@ -69,17 +74,17 @@ class Trainer {
   void cut_model();
   void find_units();
   void join_tied_weights();
+  void make_graph();
   GptStages::Options stage_options();
-  Microbatch load(int64_t microbatch, bool ids, bool targets);
   StepInfo where(int64_t microbatch, bool training) const;
-  Tensor own_tokens(const Tensor& whole) const;
+  LateNumber queue_gradients();
+  StepReport queued_step(bool stop);
   double sum_of_squares();
   void sum_tied_gradients();
 
   const TrainOptions& options_;
   Trace* trace_;
   Axes axes_;
-  Sequences sequences_;
   Communicator& world_;
   Mesh mesh_;
   Communicator& data_axis_;
@@ -93,9 +98,12 @@ class Trainer {
   std::vector<int64_t> positions_;
   std::unique_ptr<Communicator> tied_;  // the ranks with the first and the last stage, where they are two
   std::unique_ptr<DataStrategy> strategy_;
+  std::unique_ptr<StepTokens> tokens_;
   std::unique_ptr<GptStages> stages_;
   std::unique_ptr<PipelineRuntime> runtime_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<StepGraph> graph_;  // of one rank on a GPU
+  bool queueing_ = false;             // within queue_gradients() of the graph
   int64_t more_updates_ = 0;
   LrSchedule schedule_;
 };

@@ -138,11 +138,9 @@ Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
   Tensor x = std::move(logits).take();
   const Tensor targets = targets_beside(x, targets_anywhere, x.dim(-1));
   const CrossEntropy r = cross_entropy(x, targets);
-  Tensor mean = r.sum;
-  scale_(mean, scale);
-  Var root = record_one("cross_entropy", std::move(mean), {edge},
+  Var root = record_one("cross_entropy", tessera::scale(r.sum, scale), {edge},
                         [x = std::move(x), targets, lse = r.lse, scale](Grads& g) mutable {
-                          const double by = scale * g.output().item<double>();
+                          const GradientScale by(scale, g.output());
                           g.give(0, cross_entropy_backward(std::move(x), targets, lse, by));
                         });
   return {std::move(root), r.loss_sum, r.count};

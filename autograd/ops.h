@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "autograd/var.h"
+#include "tensor/late_number.h"
 #include "tensor/ops/attention.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
@@ -65,8 +66,8 @@ Var packed_attention(const Var& qkv, int64_t heads, const AttentionOptions& opti
 
 struct Loss {
   Var mean;             // loss_sum * scale, float64 (); the root of backward()
-  double loss_sum = 0;  // over this call's target tokens
-  int64_t count = 0;    // target tokens; rows with target -1 are ignored
+  LateNumber loss_sum;  // over this call's target tokens
+  LateNumber count;     // target tokens; rows with target -1 are ignored
 };
 // logits (N, V), targets int32 (N), there or on the host; `scale` is 1 / (target tokens of the whole global batch), so
 // that micro-batches and ranks add up to the mean without a division of their own.

@@ -78,12 +78,10 @@ Var Gpt::embed(const Tensor& ids) {
   const int64_t t = ids.dim(1), total = std::max(t, at.tokens_total);
   if (total > config.context)
     throw Error("[gpt] " + std::to_string(total) + " tokens; the context is " + std::to_string(config.context));
+  if (at.positions.empty()) return drop.apply(look_up(ids, Tensor::range(t, ids.arena())));
   const Tensor places = Tensor::empty({t}, DType::int32, ids.arena()->host(), ids.arena()->default_category());
-  if (at.positions.empty())
-    std::iota(places.data<int32_t>(), places.data<int32_t>() + t, 0);
-  else
-    std::transform(at.positions.begin(), at.positions.end(), places.data<int32_t>(),
-                   [](int64_t position) { return static_cast<int32_t>(position); });
+  std::transform(at.positions.begin(), at.positions.end(), places.data<int32_t>(),
+                 [](int64_t position) { return static_cast<int32_t>(position); });
   return drop.apply(look_up(ids, places.to(ids.arena())));
 }
 

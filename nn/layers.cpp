@@ -51,6 +51,7 @@ Var Dropout::apply(Var x) {
   DropoutTile tile;
   tile.random = Philox::named(at.seed, full_name());
   tile.step = static_cast<uint64_t>(at.step);
+  tile.step_on_gpu = at.step_on_gpu;
   tile.first_sequence = at.first_sequence;
   tile.tokens_total = at.tokens_total;
   tile.positions = at.positions;
@@ -77,6 +78,7 @@ AttentionOptions Attention::at_step() {
   o.dropout = options_.dropout;
   o.random = Philox::named(at.seed, full_name());
   o.step = static_cast<uint64_t>(at.step);
+  o.step_on_gpu = at.step_on_gpu;
   o.first_sequence = at.first_sequence;
   return o;
 }

@@ -11,6 +11,8 @@ struct StepInfo {
   int64_t step = 0;
   int64_t first_sequence = 0;  // index of the first row of this micro-batch within the global batch
   bool training = false;       // dropout is off otherwise
+  // Where a GPU finds `step` when its kernels run, which then draw by that: a captured step is replayed with others.
+  const uint64_t* step_on_gpu = nullptr;
   // Of a part of each sequence: the position of each of its tokens, and how many tokens the whole has. Empty and 0: the
   // tokens are all there are, from position 0. What it views must outlive the pass.
   std::span<const int64_t> positions = {};

@@ -1,6 +1,7 @@
 // Adam and AdamW: the loops over the units.
 #include "optim/adam.h"
 
+#include <cmath>
 #include <type_traits>
 
 #include "optim/cuda/updates.h"
@@ -17,7 +18,7 @@ struct Buffers {
 };
 
 template <class V, class G, class W>
-void update(const Buffers<V, G, W>& b, const AdamStep<W>& c, int64_t begin, int64_t end) {
+void update_range(const Buffers<V, G, W>& b, const AdamStep<W>& c, int64_t begin, int64_t end) {
   V* const values = b.values;
   const G* const grads = b.grads;
   W *const master = b.master, *const ms = b.m, *const vs = b.v;
@@ -35,7 +36,8 @@ template <class V, class G, class W>
 void update_on_cpu(const FlatUnit& unit, const AdamState& state, const AdamStep<W>& step) {
   const Buffers<V, G, W> b{unit.values.data<V>(), unit.grads.data<G>(), state.master.data<W>(), state.m.data<W>(),
                            state.v.data<W>()};
-  for_each_segment(unit, [&](int64_t begin, int64_t end, bool decay) { update(b, step.of_slot(decay), begin, end); });
+  for_each_segment(unit,
+                   [&](int64_t begin, int64_t end, bool decay) { update_range(b, step.of_slot(decay), begin, end); });
 }
 
 }  // namespace
@@ -48,20 +50,26 @@ Adam::Adam(std::vector<FlatUnit> units, const OptimizerOptions& options, Decay d
   }
 }
 
-void Adam::step(double lr, double grad_scale) {
-  ++steps_;
+UpdateNumbers Adam::next(double lr) const {
+  const auto t = static_cast<double>(steps() + 1);
+  return {.lr = lr,
+          .step_size = -lr / (1 - std::pow(options_.beta1, t)),
+          .root_scale = 1 / std::sqrt(1 - std::pow(options_.beta2, t)),
+          .keep = decay_ == Decay::decoupled ? 1 - lr * options_.weight_decay : 1};
+}
+
+void Adam::update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) {
   for (size_t u = 0; u < states_.size(); ++u) {
     const FlatUnit& unit = units()[u];
     with_unit_types(unit, [&](auto value, auto grad) {
       using V = decltype(value);
       using G = decltype(grad);
       using W = typename StateOf<V>::type;
-      const auto c = AdamStep<W>::of(options_, decay_, static_cast<double>(steps_), lr, grad_scale);
+      const auto c = AdamStep<W>::of(options_, decay_).at(now);
       on_device(
           unit.values.device(), [&] { update_on_cpu<V, G>(unit, states_[u], c); },
-          [&] { cuda::adam(unit, states_[u], c); });
+          [&] { cuda::adam(unit, states_[u], c, on_gpu); });
     });
-    ++unit.values.storage()->version;
   }
 }
 

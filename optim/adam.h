@@ -14,9 +14,10 @@ namespace tessera {
 class Adam final : public Optimizer {
  public:
   Adam(std::vector<FlatUnit> units, const OptimizerOptions& options, Decay decay);
-  void step(double lr, double grad_scale) override;
+  UpdateNumbers next(double lr) const override;
 
  private:
+  void update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) override;
   OptimizerOptions options_;
   Decay decay_;
   std::vector<AdamState> states_;

@@ -86,30 +86,24 @@ std::vector<double> ordered_sums(const Tensor& sums, std::span<const BlockRun> r
 }
 
 namespace {
-// Of tensors whose block sums lie in memory together.
-void append_sums(std::span<const Tensor> tensors, std::vector<double>& out) {
-  std::vector<BlockRun> runs;
-  int64_t blocks = 0;
+std::vector<double> sums_on_cpu(std::span<const Tensor> tensors) {
+  std::vector<double> out;
   for (const Tensor& t : tensors) {
-    runs.push_back({.begin = blocks, .count = norm_blocks(t.numel())});
-    blocks += runs.back().count;
+    const BlockRun run{.count = norm_blocks(t.numel())};
+    const Tensor sums = t.make({run.count}, DType::float64, Category::workspace);
+    block_sums(t, sums);
+    out.push_back(run_sum(sums.data<double>(), run));
   }
-  const Tensor sums = tensors[0].make({blocks}, DType::float64, Category::workspace);
-  for (size_t i = 0; i < tensors.size(); ++i) block_sums(tensors[i], sums.narrow(0, runs[i].begin, runs[i].count));
-  const std::vector<double> found = ordered_sums(sums, runs);
-  out.insert(out.end(), found.begin(), found.end());
+  return out;
 }
 }  // namespace
 
 // What lies on a GPU is read from it once.
 std::vector<double> sums_of_squares(std::span<const Tensor> tensors) {
-  std::vector<double> out;
-  while (!tensors.empty()) {
-    const size_t together = tensors[0].device() == Device::cuda ? tensors.size() : 1;
-    append_sums(tensors.first(together), out);
-    tensors = tensors.subspan(together);
-  }
-  return out;
+  if (tensors.empty()) return {};
+  return on_device(
+      tensors[0].device(), [&] { return sums_on_cpu(tensors); },
+      [&] { return cuda::sums_of_squares(tensors).to_vector<double>(); });
 }
 
 std::vector<double> unit_sums(std::span<const FlatUnit> units) {
@@ -128,9 +122,7 @@ double grad_norm(std::span<const FlatUnit> units) { return std::sqrt(sum_of_squa
 
 double clip_factor(double norm, double max_norm) {
   if (!(max_norm >= 0)) throw Error(fmt::format("[clip] clip is {}; expected a norm, or 0 for no clipping", max_norm));
-  if (max_norm == 0) return 1;
-  const double factor = max_norm / (norm + 1e-6);
-  return factor > 1 ? 1 : factor;
+  return clipped(norm, max_norm);
 }
 
 }  // namespace tessera

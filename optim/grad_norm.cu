@@ -1,5 +1,6 @@
 // Sixteen threads for a block, one for each lane; then one thread for each sum that has an order.
 #include <algorithm>
+#include <vector>
 
 #include "optim/cuda/grad_norm.h"
 #include "tensor/cuda/launch.cuh"
@@ -70,6 +71,21 @@ void ordered_sums(const Tensor& sums, std::span<const BlockRun> all, const Tenso
     to += now.size();
     all = all.subspan(now.size());
   }
+}
+
+Tensor sums_of_squares(std::span<const Tensor> tensors) {
+  std::vector<BlockRun> runs;
+  int64_t blocks = 0;
+  for (const Tensor& t : tensors) {
+    runs.push_back({.begin = blocks, .count = norm_blocks(t.numel())});
+    blocks += runs.back().count;
+  }
+  const Tensor sums = tensors[0].make({blocks}, DType::float64, Category::workspace);
+  const Tensor out = sums.make({static_cast<int64_t>(runs.size())}, DType::float64, Category::workspace);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    cuda::block_sums(tensors[i], sums.narrow(0, runs[i].begin, runs[i].count));
+  cuda::ordered_sums(sums, runs, out);
+  return out;
 }
 
 }  // namespace tessera::cuda

@@ -40,5 +40,11 @@ double grad_norm(std::span<const FlatUnit> units);
 // min(1, max_norm / (norm + 1e-6)), PyTorch's rule; 1 when max_norm is 0 (clipping off). Throws Error when max_norm is
 // negative. NaN gives NaN, so that a caller that did not look at the norm does not train on.
 double clip_factor(double norm, double max_norm);
+// The same for a max_norm that was looked at, there and on a GPU.
+constexpr double clipped(double norm, double max_norm) {
+  if (max_norm == 0) return 1;
+  const double factor = max_norm / (norm + 1e-6);
+  return factor > 1 ? 1 : factor;
+}
 
 }  // namespace tessera

@@ -46,6 +46,18 @@ Optimizer::Optimizer(std::vector<FlatUnit> units, ArenaPtr state_arena)
   for (const FlatUnit& unit : units_) check_unit(unit);
 }
 
+void Optimizer::step(double lr, double grad_scale) {
+  UpdateNumbers now = next(lr);
+  now.grad_scale = grad_scale;
+  update(now, nullptr);
+  count_step();
+}
+
+void Optimizer::count_step() {
+  ++steps_;
+  for (const FlatUnit& unit : units_) ++unit.values.storage()->version;
+}
+
 Tensor Optimizer::add_state(const FlatUnit& unit, std::string_view suffix) {
   const DType dtype = unit.values.dtype() == DType::float64 ? DType::float64 : DType::float32;
   Tensor t =

@@ -29,6 +29,14 @@ struct OptimizerOptions {
   ArenaPtr state_arena = {};
 };
 
+// The numbers of a step that its update is made with; an update rounds them once, to the type that it computes in.
+struct UpdateNumbers {
+  double lr = 0, grad_scale = 1;         // grad_scale: the clip factor
+  double step_size = 0, root_scale = 0;  // Adam's -lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t)
+  double keep = 1;                       // AdamW's 1 - lr weight_decay
+  bool skip = false;                     // nothing is to be updated
+};
+
 struct NamedTensor {
   std::string name;
   Tensor tensor;
@@ -46,7 +54,14 @@ class Optimizer {
   // One update with learning rate `lr` of every unit. Each gradient is multiplied by `grad_scale` (the clip factor)
   // as it is read; the gradient buffers stay as they are. Bumps the version of each unit's storage.
   // Cost of AdamW in float32: 16 bytes read and 12 written per element.
-  virtual void step(double lr, double grad_scale) = 0;
+  void step(double lr, double grad_scale);
+
+  // The same where the host shall not know the clip factor, of units on a GPU: it writes next(lr) to memory there,
+  // something on the GPU sets grad_scale and skip, queue_step() queues the update, and count_step() is called when it
+  // is known that the update was made.
+  virtual UpdateNumbers next(double lr) const = 0;  // of the step after steps(), with a grad_scale of 1
+  void queue_step(const UpdateNumbers* on_gpu) { update({}, on_gpu); }
+  void count_step();
 
   // What a checkpoint must keep beside steps(), in an order that depends only on the units: for each unit in turn its
   // tensors, named "<unit>.momentum", "<unit>.m", "<unit>.v", "<unit>.master". Each is as long as the unit's values.
@@ -57,6 +72,8 @@ class Optimizer {
   const std::vector<FlatUnit>& units() const { return units_; }
 
  protected:
+  // Makes the update with `now`, or, on a GPU, with what it finds at `on_gpu` unless that is null.
+  virtual void update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) = 0;
   // Zeros as long as the unit's values, in the arena's optimizer category, in the dtype of the unit's state.
   Tensor add_state(const FlatUnit& unit, std::string_view suffix);
   // The tensor that an update reads and writes: the master copy of bfloat16 values, otherwise the values themselves.

@@ -17,7 +17,7 @@ struct Buffers {
 };
 
 template <bool kMomentum, class V, class G, class W>
-void update(const Buffers<V, G, W>& b, const SgdStep<W>& c, int64_t begin, int64_t end) {
+void update_range(const Buffers<V, G, W>& b, const SgdStep<W>& c, int64_t begin, int64_t end) {
   V* const values = b.values;
   const G* const grads = b.grads;
   W *const master = b.master, *const buffer = b.momentum;
@@ -38,11 +38,11 @@ void update_on_cpu(const FlatUnit& unit, const SgdState& state, const SgdStep<W>
   const Buffers<V, G, W> b{unit.values.data<V>(), unit.grads.data<G>(), state.master.data<W>(),
                            has_momentum ? state.momentum.data<W>() : nullptr};
   if (has_momentum)
-    for_each_segment(unit,
-                     [&](int64_t begin, int64_t end, bool decay) { update<true>(b, step.of_slot(decay), begin, end); });
+    for_each_segment(
+        unit, [&](int64_t begin, int64_t end, bool decay) { update_range<true>(b, step.of_slot(decay), begin, end); });
   else
     for_each_segment(
-        unit, [&](int64_t begin, int64_t end, bool decay) { update<false>(b, step.of_slot(decay), begin, end); });
+        unit, [&](int64_t begin, int64_t end, bool decay) { update_range<false>(b, step.of_slot(decay), begin, end); });
 }
 
 }  // namespace
@@ -55,21 +55,20 @@ Sgd::Sgd(std::vector<FlatUnit> units, const OptimizerOptions& options)
   }
 }
 
-void Sgd::step(double lr, double grad_scale) {
-  ++steps_;
+UpdateNumbers Sgd::next(double lr) const { return {.lr = lr}; }
+
+void Sgd::update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) {
   for (size_t u = 0; u < states_.size(); ++u) {
     const FlatUnit& unit = units()[u];
     with_unit_types(unit, [&](auto value, auto grad) {
       using V = decltype(value);
       using G = decltype(grad);
       using W = typename StateOf<V>::type;
-      const SgdStep<W> c{static_cast<W>(grad_scale), static_cast<W>(options_.momentum),
-                         static_cast<W>(options_.weight_decay), static_cast<W>(lr)};
+      const auto c = SgdStep<W>::of(options_).at(now);
       on_device(
           unit.values.device(), [&] { update_on_cpu<V, G>(unit, states_[u], c); },
-          [&] { cuda::sgd(unit, states_[u], c); });
+          [&] { cuda::sgd(unit, states_[u], c, on_gpu); });
     });
-    ++unit.values.storage()->version;
   }
 }
 

@@ -11,9 +11,10 @@ namespace tessera {
 class Sgd final : public Optimizer {
  public:
   Sgd(std::vector<FlatUnit> units, const OptimizerOptions& options);
-  void step(double lr, double grad_scale) override;
+  UpdateNumbers next(double lr) const override;
 
  private:
+  void update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) override;
   OptimizerOptions options_;
   std::vector<SgdState> states_;
 };

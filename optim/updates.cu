@@ -16,16 +16,26 @@ __device__ void round_to(bfloat16* values, int64_t i, const Packed<W, N>& p) {
 template <class W, int N>
 __device__ void round_to(W*, int64_t, const Packed<W, N>&) {}
 
+// The constants for a slot; false where nothing is to be updated.
+template <class Step>
+__device__ bool constants_of(Step& step, const UpdateNumbers* now, bool decay) {
+  if (now && now->skip) return false;
+  step = (now ? step.at(*now) : step).of_slot(decay);
+  return true;
+}
+
 template <class V, class G, class W>
 struct Adam {
   AdamStep<W> step;
+  const UpdateNumbers* now;
   V* values;
   const G* grads;
   W *master, *m, *v;
 
   template <int N>
   __device__ void at(int64_t i, bool decay) const {
-    const AdamStep<W> c = step.of_slot(decay);
+    AdamStep<W> c = step;
+    if (!constants_of(c, now, decay)) return;
     const Packed<G, N> g = load<N>(grads + i);
     Packed<W, N> p = load<N>(master + i), ms = load<N>(m + i), vs = load<N>(v + i);
     for (int k = 0; k < N; ++k) {
@@ -44,13 +54,15 @@ struct Adam {
 template <bool kMomentum, class V, class G, class W>
 struct Sgd {
   SgdStep<W> step;
+  const UpdateNumbers* now;
   V* values;
   const G* grads;
   W *master, *momentum;
 
   template <int N>
   __device__ void at(int64_t i, bool decay) const {
-    const SgdStep<W> c = step.of_slot(decay);
+    SgdStep<W> c = step;
+    if (!constants_of(c, now, decay)) return;
     const Packed<G, N> g = load<N>(grads + i);
     Packed<W, N> p = load<N>(master + i), b = p;
     if constexpr (kMomentum) b = load<N>(momentum + i);
@@ -82,11 +94,12 @@ void with_types(const FlatUnit& unit, const F& f) {
 }  // namespace
 
 template <class W>
-void adam(const FlatUnit& unit, const AdamState& state, const AdamStep<W>& step) {
+void adam(const FlatUnit& unit, const AdamState& state, const AdamStep<W>& step, const UpdateNumbers* now) {
   with_types<W>(unit, [&](auto value, auto grad) {
     using V = decltype(value);
     using G = decltype(grad);
     const Adam<V, G, W> f{step,
+                          now,
                           unit.values.device_data<V>(),
                           unit.grads.device_data<G>(),
                           state_data<W>(state.master),
@@ -97,7 +110,7 @@ void adam(const FlatUnit& unit, const AdamState& state, const AdamStep<W>& step)
 }
 
 template <class W>
-void sgd(const FlatUnit& unit, const SgdState& state, const SgdStep<W>& step) {
+void sgd(const FlatUnit& unit, const SgdState& state, const SgdStep<W>& step, const UpdateNumbers* now) {
   with_types<W>(unit, [&](auto value, auto grad) {
     using V = decltype(value);
     using G = decltype(grad);
@@ -106,18 +119,18 @@ void sgd(const FlatUnit& unit, const SgdState& state, const SgdStep<W>& step) {
     W* const master = state_data<W>(state.master);
     if (state.momentum.defined()) {
       W* const momentum = state_data<W>(state.momentum);
-      const Sgd<true, V, G, W> f{step, values, grads, master, momentum};
+      const Sgd<true, V, G, W> f{step, now, values, grads, master, momentum};
       for_each_segment("sgd", unit, in_vectors(values, grads, master, momentum), f);
     } else {
-      const Sgd<false, V, G, W> f{step, values, grads, master, nullptr};
+      const Sgd<false, V, G, W> f{step, now, values, grads, master, nullptr};
       for_each_segment("sgd", unit, in_vectors(values, grads, master), f);
     }
   });
 }
 
-template void adam<float>(const FlatUnit&, const AdamState&, const AdamStep<float>&);
-template void adam<double>(const FlatUnit&, const AdamState&, const AdamStep<double>&);
-template void sgd<float>(const FlatUnit&, const SgdState&, const SgdStep<float>&);
-template void sgd<double>(const FlatUnit&, const SgdState&, const SgdStep<double>&);
+template void adam<float>(const FlatUnit&, const AdamState&, const AdamStep<float>&, const UpdateNumbers*);
+template void adam<double>(const FlatUnit&, const AdamState&, const AdamStep<double>&, const UpdateNumbers*);
+template void sgd<float>(const FlatUnit&, const SgdState&, const SgdStep<float>&, const UpdateNumbers*);
+template void sgd<double>(const FlatUnit&, const SgdState&, const SgdStep<double>&, const UpdateNumbers*);
 
 }  // namespace tessera::cuda

@@ -1,7 +1,6 @@
 // What an update makes of one element. The loops of the CPU and the kernels of the GPU call the same functions, so both
 // give the same bits.
 #pragma once
-#include <cmath>
 #include <type_traits>
 
 #include "nn/flat.h"
@@ -34,23 +33,28 @@ struct AdamState {
   Tensor m, v, master;
 };
 
-// The constants of one step, rounded once to the type the update is computed in.
+// The constants of one step, rounded once to the type the update is computed in: those of all steps, and those of
+// `now`.
 template <class W>
 struct AdamStep {
-  W grad_scale, beta1, rest1, beta2, rest2, step_size, root_scale, eps;
-  W coupled, keep;
+  W beta1, rest1, beta2, rest2, eps, coupled;
+  W grad_scale = 1, step_size = 0, root_scale = 0, keep = 1;
 
-  static AdamStep of(const OptimizerOptions& o, Decay decay, double t, double lr, double scale) {
-    return {.grad_scale = static_cast<W>(scale),
-            .beta1 = static_cast<W>(o.beta1),
+  static AdamStep of(const OptimizerOptions& o, Decay decay) {
+    return {.beta1 = static_cast<W>(o.beta1),
             .rest1 = static_cast<W>(1 - o.beta1),
             .beta2 = static_cast<W>(o.beta2),
             .rest2 = static_cast<W>(1 - o.beta2),
-            .step_size = static_cast<W>(-lr / (1 - std::pow(o.beta1, t))),
-            .root_scale = static_cast<W>(1 / std::sqrt(1 - std::pow(o.beta2, t))),
             .eps = static_cast<W>(o.eps),
-            .coupled = static_cast<W>(decay == Decay::coupled ? o.weight_decay : 0),
-            .keep = static_cast<W>(decay == Decay::decoupled ? 1 - lr * o.weight_decay : 1)};
+            .coupled = static_cast<W>(decay == Decay::coupled ? o.weight_decay : 0)};
+  }
+  constexpr AdamStep at(const UpdateNumbers& now) const {
+    AdamStep step = *this;
+    step.grad_scale = static_cast<W>(now.grad_scale);
+    step.step_size = static_cast<W>(now.step_size);
+    step.root_scale = static_cast<W>(now.root_scale);
+    step.keep = static_cast<W>(now.keep);
+    return step;
   }
 
   // The same for a slot with weight decay or without.
@@ -85,7 +89,18 @@ struct SgdState {
 
 template <class W>
 struct SgdStep {
-  W grad_scale, momentum, decay, lr;
+  W momentum, decay;
+  W grad_scale = 1, lr = 0;
+
+  static SgdStep of(const OptimizerOptions& o) {
+    return {.momentum = static_cast<W>(o.momentum), .decay = static_cast<W>(o.weight_decay)};
+  }
+  constexpr SgdStep at(const UpdateNumbers& now) const {
+    SgdStep step = *this;
+    step.grad_scale = static_cast<W>(now.grad_scale);
+    step.lr = static_cast<W>(now.lr);
+    return step;
+  }
 
   constexpr SgdStep of_slot(bool decays) const {
     SgdStep step = *this;

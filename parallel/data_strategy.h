@@ -62,7 +62,7 @@ struct Share {
 struct Root {
   Var value;
   Tensor seed = {};
-  double loss_sum = 0;  // over the target tokens that this rank computes
+  LateNumber loss_sum = {};  // over the target tokens that this rank computes
 };
 
 // cross_entropy() of autograd/ops.h, or another that computes the same.

@@ -117,11 +117,9 @@ Loss vocab_parallel_cross_entropy(Var logits, const Tensor& targets, double scal
   tp.all_reduce(sum);
   tp.all_reduce(of_target);
   const CrossEntropy r = joined_cross_entropy(top, sum, of_target, targets);
-  Tensor mean = r.sum;
-  scale_(mean, scale);
-  Var root = record_one("vocab_parallel_cross_entropy", std::move(mean), {edge},
+  Var root = record_one("vocab_parallel_cross_entropy", tessera::scale(r.sum, scale), {edge},
                         [x = std::move(x), targets, lse = r.lse, scale, part](Grads& g) mutable {
-                          const double by = scale * g.output().item<double>();
+                          const GradientScale by(scale, g.output());
                           g.give(0, cross_entropy_backward(std::move(x), targets, lse, by, part));
                         });
   return {std::move(root), r.loss_sum, r.count};

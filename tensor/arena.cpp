@@ -80,6 +80,10 @@ std::byte* Arena::allocate(int64_t bytes, Category category) {
     const auto last = free_.empty() ? free_.end() : std::prev(free_.end());
     const bool extends = last != free_.end() && last->first + last->second == top_;
     if (extends) at = last->first;
+    if (fixed_)
+      throw Error("[arena] " + std::to_string(bytes) + " bytes of " + std::string(name_of(category)) +
+                  " do not fit what is free of " + std::to_string(top_) +
+                  " bytes, and nothing may be added while a step is captured; --cuda-graph off runs without");
     if (need > region_->capacity() - at) throw std::bad_alloc();
     const int64_t before = std::exchange(top_, at + need);
     try {
@@ -137,6 +141,21 @@ Usage Arena::total() const {
 int64_t Arena::footprint() const {
   std::lock_guard lock(mutex_);
   return top_;
+}
+
+Arena::Layout Arena::layout() const {
+  std::lock_guard lock(mutex_);
+  return {top_, free_};
+}
+
+void Arena::fix(bool fixed) {
+  std::lock_guard lock(mutex_);
+  fixed_ = fixed;
+}
+
+void Arena::lend(bool lent) {
+  std::lock_guard lock(mutex_);
+  for (const auto& [at, bytes] : free_) (lent ? permit : forbid)(region_->base() + at, bytes);
 }
 
 void Arena::reset_peaks() {

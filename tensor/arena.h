@@ -49,7 +49,15 @@ class Arena : public std::enable_shared_from_this<Arena> {
   Usage usage(Category category) const;
   Usage total() const;
   int64_t footprint() const;  // bytes of the region that were ever handed out, gaps included
-  void reset_peaks();         // peaks start again from what is live now
+  // What is free of it. Whoever asks for the same blocks in the same order, beginning with the same layout, gets the
+  // same addresses.
+  struct Layout {
+    int64_t footprint = 0;
+    std::map<int64_t, int64_t> free;  // offset -> bytes, neighbours merged
+    bool operator==(const Layout&) const = default;
+  };
+  Layout layout() const;
+  void reset_peaks();  // peaks start again from what is live now
 
   // The category of blocks that are asked for without one: activations in a forward pass, workspace in a backward.
   Category default_category() const { return default_category_; }
@@ -67,6 +75,30 @@ class Arena : public std::enable_shared_from_this<Arena> {
     Category before_;
   };
 
+  // While one lives, no memory is added to the region: allocate() throws Error instead.
+  class Fixed {
+   public:
+    explicit Fixed(Arena& arena) : arena_(arena) { arena_.fix(true); }
+    ~Fixed() { arena_.fix(false); }
+    Fixed(const Fixed&) = delete;
+    Fixed& operator=(const Fixed&) = delete;
+
+   private:
+    Arena& arena_;
+  };
+  // While one lives, AddressSanitizer lets free memory be used: by work that was queued when it was not free, and that
+  // is repeated (tensor/cuda/graph.h).
+  class Lent {
+   public:
+    explicit Lent(Arena& arena) : arena_(arena) { arena_.lend(true); }
+    ~Lent() { arena_.lend(false); }
+    Lent(const Lent&) = delete;
+    Lent& operator=(const Lent&) = delete;
+
+   private:
+    Arena& arena_;
+  };
+
   // State that lives as long as the rank does, one object per type (the cache of compiled matmuls, for one).
   template <class T>
   T& local() {
@@ -78,6 +110,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
  private:
   void count(Category category, int64_t bytes);
+  void fix(bool fixed);
+  void lend(bool lent);
 
   std::unique_ptr<Region> region_;
   std::shared_ptr<Arena> host_;
@@ -87,6 +121,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::array<Usage, kCategories> usage_{};
   Usage total_{};
   Category default_category_ = Category::activations;
+  bool fixed_ = false;
   std::map<std::type_index, std::shared_ptr<void>> locals_;
 };
 

@@ -2,6 +2,7 @@
 #include "tensor/tensor.h"
 
 #include <cstring>
+#include <numeric>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/cuda/copy.h"
@@ -23,6 +24,13 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, const ArenaPtr& arena) {
 Tensor Tensor::zeros(const Shape& shape, DType dtype, const ArenaPtr& arena) {
   Tensor t = empty(shape, dtype, arena);
   t.fill(0);
+  return t;
+}
+
+Tensor Tensor::range(int64_t n, const ArenaPtr& arena) {
+  const Tensor t = empty({n}, DType::int32, arena);
+  on_device(
+      t.device(), [&] { std::iota(t.data<int32_t>(), t.data<int32_t>() + n, 0); }, [&] { cuda::count_up(t); });
   return t;
 }
 

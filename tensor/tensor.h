@@ -44,7 +44,8 @@ class Tensor {
   static Tensor empty(const Shape& shape, DType dtype, const ArenaPtr& arena);
   static Tensor empty(const Shape& shape, DType dtype, const ArenaPtr& arena, Category category);
   static Tensor zeros(const Shape& shape, DType dtype, const ArenaPtr& arena);
-  static Tensor meta(const Shape& shape, DType dtype);  // shape and dtype without memory
+  static Tensor range(int64_t n, const ArenaPtr& arena);  // int32: 0, 1, ... n - 1
+  static Tensor meta(const Shape& shape, DType dtype);    // shape and dtype without memory
   template <class T>
   static Tensor of(std::span<const T> values, const Shape& shape, const ArenaPtr& arena) {
     const Tensor t = empty(shape, kDTypeOf<T>, arena->host(), arena->default_category());

@@ -33,7 +33,7 @@ PipelineRuntime::PipelineRuntime(Schedule schedule, Communicator& axis, Stages& 
     throw Error("[pipeline] " + schedule_.name + " has no messages; insert_messages() adds them");
 }
 
-double PipelineRuntime::step() {
+LateNumber PipelineRuntime::step() {
   loss_ = 0;
   for (const Action& action : schedule_.actions[static_cast<size_t>(axis_.rank())]) {
     const double begin = trace_ ? trace_->now() : 0, before = trace_ ? Trace::processor_now() : 0;
@@ -43,7 +43,7 @@ double PipelineRuntime::step() {
     trace_->add({action.str(), axis_.axis(), 0, begin, begin, trace_->now(), 0, TraceKind::action, had});
   }
   passing_.clear();
-  return loss_;
+  return std::exchange(loss_, 0);
 }
 
 void PipelineRuntime::perform(const Action& action) {

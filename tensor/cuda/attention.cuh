@@ -81,6 +81,7 @@ inline AttentionSizes sizes_of(const Tensor& q, const Tensor& k, bool causal) {
 struct AttentionDropout {
   Philox random{0};
   uint64_t step = 0;
+  const uint64_t* step_on_gpu = nullptr;  // instead, unless it is null
   uint64_t tokens = 0, first_plane = 0, heads_total = 0, first_query = 0, first_key = 0;
   float probability = 0;
   double up = 1;
@@ -106,13 +107,14 @@ struct AttentionDropout {
   __device__ Row row(int64_t b, int64_t h, int64_t query) const {
     const uint64_t plane = first_plane + static_cast<uint64_t>(b) * heads_total + static_cast<uint64_t>(h);
     const uint64_t first = (plane * tokens + first_query + static_cast<uint64_t>(query)) * tokens + first_key;
-    return {.random = random, .step = step, .first = first, .probability = probability};
+    return {.random = random, .step = step_on_gpu ? *step_on_gpu : step, .first = first, .probability = probability};
   }
 };
 
 inline AttentionDropout dropout_of(const AttentionOptions& o) {
   return {.random = o.random,
           .step = o.step,
+          .step_on_gpu = o.step_on_gpu,
           .tokens = static_cast<uint64_t>(o.tokens_total),
           .first_plane = static_cast<uint64_t>(o.first_sequence * o.heads_total + o.first_head),
           .heads_total = static_cast<uint64_t>(o.heads_total),

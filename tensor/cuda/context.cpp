@@ -15,9 +15,20 @@ Context::Context() {
 
 Context::~Context() { cudaStreamSynchronize(stream()); }  // the arena's memory goes after this
 
+void Context::about_to_wait(const char* op) const {
+  if (capturing_)
+    throw Error(
+        fmt::format("[{}] the host waits for the GPU while work is captured as a CUDA graph, which does not run; "
+                    "expected work that is only queued (--cuda-graph off runs without a graph)",
+                    op));
+}
+
 void Context::synchronize() {
+  about_to_wait(last_op_.load(std::memory_order_relaxed));
+  ++synchronizations_;
   if (const cudaError_t result = cudaStreamSynchronize(stream()); result != cudaSuccess)
-    throw Error(fmt::format("[{}] CUDA: {}, found while waiting; this op or one queued before it failed",
+    throw Error(fmt::format("[{}] CUDA: {}, found while waiting; this op or one queued before it failed, which "
+                            "CUDA_LAUNCH_BLOCKING=1 with --cuda-graph off names",
                             last_op_.load(std::memory_order_relaxed), cudaGetErrorString(result)),
                 Status::communication);
   indices_.report();
@@ -29,6 +40,18 @@ Bounds Context::bounds(const Indices& indices) {
   synchronize();  // no kernel writes to a slot any more
   indices_.clear();
   return indices_.bounds(indices);
+}
+
+// Of this thread: other ranks, and what loads modules, go on as they like.
+void Context::begin_capture() {
+  check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), "graph");
+  capturing_ = true;
+}
+
+cudaGraph_t Context::end_capture() {
+  cudaGraph_t graph = nullptr;
+  if (!capturing_.exchange(false)) return graph;
+  return cudaStreamEndCapture(stream(), &graph) == cudaSuccess ? graph : nullptr;
 }
 
 int gpu_count() {

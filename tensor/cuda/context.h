@@ -4,6 +4,8 @@
 // be handed out again while older kernels still use them: whatever writes to them next is queued behind those.
 #pragma once
 #include <atomic>
+#include <cstdint>
+#include <span>
 
 #include "tensor/cuda/indices.h"
 #include "tensor/cuda/runtime.h"
@@ -28,10 +30,19 @@ class Context {
     last_op_.store(op, std::memory_order_relaxed);
   }
   // Waits for all that was queued. A kernel that failed is reported here, with the name of the op queued last, and so
-  // is an index that a kernel found outside its bounds.
+  // is an index that a kernel found outside its bounds. Throws Error while the stream is captured: what is captured
+  // does not run, so there is nothing to wait for.
   void synchronize();
+  void about_to_wait(const char* op) const;                       // throws that, before anything is queued
+  int64_t synchronizations() const { return synchronizations_; }  // how often the host has waited here
   // For a kernel that is given such indices.
   Bounds bounds(const Indices& indices);
+  // Where kernels note what they find outside, for kernels that want to know of it before the host does.
+  std::span<const unsigned long long> complaints() { return indices_.complaints(); }
+
+  // Between these two, what is queued is kept and does not run (tensor/cuda/graph.h).
+  void begin_capture();
+  cudaGraph_t end_capture();  // null when the capture has failed, or was not begun
 
  private:
   int gpu_ = 0;
@@ -39,6 +50,8 @@ class Context {
   Stream stream_;
   std::atomic<const char*> last_op_ = "start";
   IndexChecks indices_;
+  std::atomic<int64_t> synchronizations_ = 0;
+  std::atomic<bool> capturing_ = false;
 };
 
 inline Context& context(const Tensor& t) { return t.arena()->local<Context>(); }

@@ -16,11 +16,16 @@ struct Constant {
   __device__ T operator()() const { return value; }
 };
 
+__global__ void count_up_kernel(int32_t* t, int64_t n) {
+  if (const int64_t i = global_thread(); i < n) t[i] = static_cast<int32_t>(i);
+}
+
 }  // namespace
 
 void copy_bytes(const Tensor& to, const Tensor& from) {
   const Tensor& on_gpu = to.device() == Device::cuda ? to : from;
   Context& c = context(on_gpu);
+  c.about_to_wait("copy");
   c.queued("copy", cudaMemcpyAsync(to.address(), from.address(), static_cast<size_t>(from.nbytes()), cudaMemcpyDefault,
                                    c.stream()));
   c.synchronize();
@@ -37,6 +42,23 @@ void copy(const Tensor& to, const Tensor& from) {
 }
 
 void synchronize(Arena& arena) { arena.local<Context>().synchronize(); }
+
+std::shared_ptr<std::byte> pinned_memory(int64_t bytes) {
+  void* memory = nullptr;
+  check(cudaHostAlloc(&memory, static_cast<size_t>(bytes), cudaHostAllocDefault), "pinned memory");
+  return {static_cast<std::byte*>(memory), [](std::byte* p) { cudaFreeHost(p); }};
+}
+
+void copy_later(const Tensor& to, const std::byte* pinned) {
+  Context& c = context(to);
+  c.queued("copy",
+           cudaMemcpyAsync(to.address(), pinned, static_cast<size_t>(to.nbytes()), cudaMemcpyHostToDevice, c.stream()));
+}
+
+void count_up(const Tensor& t) {
+  launch(context(t), "count up", {.blocks = blocks_for(t.numel(), kThreads)}, count_up_kernel, t.device_data<int32_t>(),
+         t.numel());
+}
 
 void fill(const Tensor& t, double value) {
   with_dtype(t.dtype(), [&](auto zero) {

@@ -1,5 +1,8 @@
 // Copies and fills of tensors on a GPU, and bytes between it and the host.
 #pragma once
+#include <cstddef>
+#include <memory>
+
 #include "tensor/tensor.h"
 
 namespace tessera::cuda {
@@ -10,6 +13,14 @@ void copy_bytes(const Tensor& to, const Tensor& from);
 // As Tensor::copy_from and Tensor::fill, both tensors on one GPU. Queued on the stream of `to`'s arena.
 void copy(const Tensor& to, const Tensor& from);
 void fill(const Tensor& t, double value);
+void count_up(const Tensor& t);  // int32, contiguous: 0, 1, ...
+
+// Memory of the host that a GPU reads by itself, while the host goes on.
+std::shared_ptr<std::byte> pinned_memory(int64_t bytes);
+// Pinned bytes to a contiguous tensor on a GPU. Queued on the stream of its arena: the bytes must stay as they are
+// until that has been waited for, and a captured copy (tensor/cuda/graph.h) reads them anew at each launch.
+void copy_later(const Tensor& to, const std::byte* pinned);
+
 // The host waits for all that is queued on the arena's stream; throws what failed there.
 void synchronize(Arena& arena);
 

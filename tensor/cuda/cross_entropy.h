@@ -17,7 +17,7 @@ struct Scored {
   const Tensor &logits, &targets, &lse;
 };
 // dlogits may be the logits.
-void cross_entropy_backward(const Tensor& dlogits, const Scored& of, double scale, const VocabPart& part);
+void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const GradientScale& scale, const VocabPart& part);
 void row_max(const Tensor& out, const Tensor& logits);
 void row_sum_exp(const Tensor& out, const Tensor& logits, const Tensor& max);
 void target_logits(const Tensor& out, const Tensor& logits, const Tensor& targets, const VocabPart& part);

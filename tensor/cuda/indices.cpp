@@ -36,6 +36,11 @@ void IndexChecks::report() {
   throw Error(fmt::format("[{}] {} {} {} {} is outside [0, {})", of.op, of.what, value, of.where, place, of.limit));
 }
 
+std::span<const unsigned long long> IndexChecks::complaints() {
+  const std::lock_guard lock(mutex_);
+  return {first_, count_};
+}
+
 void IndexChecks::clear() {
   const std::lock_guard lock(mutex_);
   count_ = 0;

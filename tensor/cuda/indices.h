@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <span>
 
 #include "tensor/cuda/runtime.h"
 
@@ -34,10 +35,13 @@ class IndexChecks {
   // To be called when nothing that was queued is still running. Throws Error for the first complaint, and forgets all.
   void report();
   void clear();  // gives the slots back
+  // The slots in use; each is kNone or a complaint.
+  std::span<const unsigned long long> complaints();
+
+  static constexpr unsigned long long kNone = ~0ull;
 
  private:
   static constexpr size_t kMost = 64;
-  static constexpr unsigned long long kNone = ~0ull;
 
   std::mutex mutex_;
   Handle<void*, cudaFreeHost> memory_;

@@ -23,6 +23,7 @@ struct AttentionOptions {
   double dropout = 0;
   Philox random{0};
   uint64_t step = 0;
+  const uint64_t* step_on_gpu = nullptr;  // as in DropoutTile
   int64_t first_sequence = 0, first_head = 0, heads_total = 0, tokens_total = 0;
   // Of a tile: which i is query 0 and which j is key 0. They count for dropout alone; `causal` goes by Tq and Tk.
   int64_t first_key = 0, first_query = -1;  // -1: first_key + Tk - Tq

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
 
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/vectorize.h"
@@ -53,10 +52,18 @@ int64_t vocab_of(const Tensor& logits, const VocabPart& part) { return part.whol
 
 int64_t rows_per_task(int64_t vocab) { return std::max<int64_t>(1, cpu::kGrain / std::max<int64_t>(vocab, 1)); }
 
+CrossEntropy with_sum(CrossEntropy out, const Tensor& beside, double total) {
+  out.loss_sum = total;
+  out.sum = beside.make({}, DType::float64);
+  *out.sum.data<double>() = total;
+  return out;
+}
+
 CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets) {
   CrossEntropy out;
+  double total = 0;
   const int64_t n = logits.dim(0), vocab = logits.dim(1);
-  out.count = check_targets(targets, vocab);
+  out.count = static_cast<double>(check_targets(targets, vocab));
   with_floating(logits.dtype(), "cross_entropy", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
@@ -69,20 +76,19 @@ CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets) {
     const int32_t* const target = targets.data<int32_t>();
     for (int64_t i = 0; i < n; ++i)
       if (target[i] != kIgnoredTarget)
-        out.loss_sum += static_cast<double>(lse[i]) - static_cast<double>(static_cast<A>(x[i * vocab + target[i]]));
+        total += static_cast<double>(lse[i]) - static_cast<double>(static_cast<A>(x[i * vocab + target[i]]));
   });
-  out.sum = logits.make({}, DType::float64);
-  *out.sum.data<double>() = out.loss_sum;
-  return out;
+  return with_sum(std::move(out), logits, total);
 }
 
-// Waits for what the GPU was told to make.
-CrossEntropy read(const cuda::RowLosses& made) {
-  const std::vector<double> totals = made.totals.to_vector<double>();
-  return {totals[0], static_cast<int64_t>(totals[1]), made.lse, made.totals.select(0, 0)};
+// What the GPU was told to make, for whoever wants to know.
+CrossEntropy later(const cuda::RowLosses& made) {
+  const Tensor sum = made.totals.select(0, 0);
+  return {LateNumber(sum), LateNumber(made.totals.select(0, 1)), made.lse, sum};
 }
 
-void backward_on_cpu(const Tensor& out, const cuda::Scored& of, double scale, const VocabPart& part) {
+void backward_on_cpu(const Tensor& out, const cuda::Scored& of, const GradientScale& factors, const VocabPart& part) {
+  const double scale = factors.times.defined() ? factors.number * factors.times.item<double>() : factors.number;
   const Tensor& logits = of.logits;
   const int64_t vocab = logits.dim(1), first = part.first;
   check_targets(of.targets, vocab_of(logits, part));
@@ -125,11 +131,11 @@ CrossEntropy cross_entropy(const Tensor& logits_any, const Tensor& targets_any) 
   const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
   return on_device(
       logits.device(), [&] { return cross_entropy_on_cpu(logits, targets); },
-      [&] { return read(cuda::cross_entropy(logits, targets)); });
+      [&] { return later(cuda::cross_entropy(logits, targets)); });
 }
 
-Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, const Tensor& lse, double scale,
-                              const VocabPart& part) {
+Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, const Tensor& lse,
+                              const GradientScale& scale, const VocabPart& part) {
   check_shapes(logits_any, targets_any);
   const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
   logits_any = Tensor();
@@ -169,6 +175,7 @@ Tensor over_rows(const Tensor& logits_any, const char* op, const F& f, const Cud
 CrossEntropy joined_on_cpu(const Tensor& max, const Tensor& sum_exp, const Tensor& own, const Tensor& targets) {
   const int64_t n = max.numel();
   CrossEntropy out;
+  double total = 0, count = 0;
   out.lse = max.make({n}, max.dtype());
   const int32_t* const target = targets.data<int32_t>();
   with_floating(max.dtype(), "cross_entropy", [&](auto t) {
@@ -178,13 +185,12 @@ CrossEntropy joined_on_cpu(const Tensor& max, const Tensor& sum_exp, const Tenso
     for (int64_t i = 0; i < n; ++i) {
       lse[i] = top[i] + math::log(sum[i]);
       if (target[i] == kIgnoredTarget) continue;
-      out.loss_sum += static_cast<double>(lse[i]) - static_cast<double>(logit[i]);
-      ++out.count;
+      total += static_cast<double>(lse[i]) - static_cast<double>(logit[i]);
+      ++count;
     }
   });
-  out.sum = max.make({}, DType::float64);
-  *out.sum.data<double>() = out.loss_sum;
-  return out;
+  out.count = count;
+  return with_sum(std::move(out), max, total);
 }
 
 }  // namespace
@@ -228,7 +234,7 @@ CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, cons
   const Tensor targets = targets_any.contiguous();
   return on_device(
       max.device(), [&] { return joined_on_cpu(max, sum_exp, own, targets); },
-      [&] { return read(cuda::joined_cross_entropy(max, sum_exp, own, targets)); });
+      [&] { return later(cuda::joined_cross_entropy(max, sum_exp, own, targets)); });
 }
 
 }  // namespace tessera

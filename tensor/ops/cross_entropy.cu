@@ -80,8 +80,9 @@ template <class T>
 struct Gradient {
   Logits<T> of;
   const Accumulate<T>* lse;
-  T* dx;  // may be the logits
-  Accumulate<T> scale;
+  T* dx;                // may be the logits
+  double scale;         // times
+  const double* times;  // this, unless it is null
 };
 
 template <class T, bool kWhole>
@@ -92,7 +93,8 @@ __global__ __launch_bounds__(kRowThreads) void cross_entropy_backward_kernel(Gra
   const int n = f.of.rows.length;
   const int32_t target = f.of.targets[at.row];
   const int column = column_of(f.of, at.row, target);
-  const A shift = f.lse[at.row], by = target == kIgnoredTarget ? A(0) : f.scale;
+  const auto scale = static_cast<A>(f.times ? f.scale * *f.times : f.scale);
+  const A shift = f.lse[at.row], by = target == kIgnoredTarget ? A(0) : scale;
   T* const to = f.dx + at.row * n;
   stream_parts<kWhole>(at, f.of.x + at.row * n, n, [&](int j, const auto& part) {
     Packed<T, kPart<T>> dx;
@@ -207,12 +209,13 @@ RowLosses joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const T
   return out;
 }
 
-void cross_entropy_backward(const Tensor& dlogits, const Scored& of, double scale, const VocabPart& part) {
+void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const GradientScale& scale,
+                            const VocabPart& part) {
   with_floating(of.logits.dtype(), "cross_entropy_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
     const Gradient<T> f{logits_of<T>(of.logits, of.targets, part), of.lse.device_data<A>(), dlogits.device_data<T>(),
-                        static_cast<A>(scale)};
+                        scale.number, scale.times.defined() ? scale.times.device_data<double>() : nullptr};
     const auto queue = [&](auto whole) {
       launch(context(dlogits), "cross_entropy_backward", f.of.rows.grid(),
              cross_entropy_backward_kernel<T, decltype(whole)::value>, f);

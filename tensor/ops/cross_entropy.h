@@ -4,17 +4,19 @@
 // maximum (Milakov and Gimelshein 2018) over blocks that stay in cache; backward turns the logits into their own
 // gradients.
 #pragma once
-#include "tensor/tensor.h"
+#include <utility>
+
+#include "tensor/late_number.h"
 
 namespace tessera {
 
 inline constexpr int32_t kIgnoredTarget = -1;
 
 struct CrossEntropy {
-  double loss_sum = 0;  // over target tokens, each row's loss added in row order
-  int64_t count = 0;    // target tokens: rows whose target is not kIgnoredTarget
+  LateNumber loss_sum;  // over target tokens, each row's loss added in row order
+  LateNumber count;     // target tokens: rows whose target is not kIgnoredTarget
   Tensor lse;           // (N): log of the sum of the exponentials; float32, or float64 for float64
-  Tensor sum;           // loss_sum where the logits lie: float64, ()
+  Tensor sum;           // loss_sum where the logits lie: float64, (); not to be written over
 };
 
 // The targets, int32 (N), where the logits lie. If that is elsewhere they are checked and copied; `vocab` is that of
@@ -22,8 +24,7 @@ struct CrossEntropy {
 Tensor targets_beside(const Tensor& logits, const Tensor& targets, int64_t vocab);
 
 // logits (N, V), targets int32 (N) in [0, V) or kIgnoredTarget. Throws naming the row of a target outside. On a GPU the
-// targets lie there too, losses are added by blocks of 4096 rows, and the sum is read back. Cost: one read of the
-// logits.
+// targets lie there too, losses are added by blocks of 4096 rows, and nothing waits. Cost: one read of the logits.
 CrossEntropy cross_entropy(const Tensor& logits, const Tensor& targets);
 
 // Where logits (N, V_r) lie in a vocabulary of which only a part is here: columns [first, first + V_r) of `whole`.
@@ -31,9 +32,17 @@ struct VocabPart {
   int64_t first = 0, whole = 0;  // whole 0: they are all there are
 };
 
+// What gradients are multiplied by: a number, times one that lies beside the logits where it is defined (float64, ()),
+// so that on a GPU nobody has to read it.
+struct GradientScale {
+  GradientScale(double factor, Tensor of_output = {}) : number(factor), times(std::move(of_output)) {}  // NOLINT
+  double number;
+  Tensor times;
+};
+
 // dlogits = (softmax - onehot(target)) * scale, zero in ignored rows. Writes over the logits when their storage is held
 // by nobody else.
-Tensor cross_entropy_backward(Tensor&& logits, const Tensor& targets, const Tensor& lse, double scale,
+Tensor cross_entropy_backward(Tensor&& logits, const Tensor& targets, const Tensor& lse, const GradientScale& scale,
                               const VocabPart& part = {});
 
 // The same of parts: each is (N), float32, or float64 for float64, and is put together with those of the other parts

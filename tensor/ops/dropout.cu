@@ -14,11 +14,13 @@ struct Dropout {
   const int64_t* positions;
   Philox random;
   uint64_t step;
+  const uint64_t* step_on_gpu;  // instead, unless it is null
   int64_t first_sequence, tokens, tokens_total, channels_total, first_channel;
   float threshold;
   A up;
   Columns at;  // rows are tokens
 
+  __device__ uint64_t now() const { return step_on_gpu ? *step_on_gpu : step; }
   // The global index of the first element of row i.
   __device__ uint64_t first_of(int64_t i) const {
     const int64_t sequence = i / tokens, token = i % tokens, position = positions ? positions[token] : token;
@@ -43,9 +45,9 @@ __global__ void dropout_kernel(Dropout<T> f) {
   T* const to = f.y + i * f.at.length + j;
   Packed<T, kPart<T>> v[kPieces];
   for (int p = 0; p < kPieces; ++p) v[p] = load<kPart<T>>(from + p * kPart<T>);
-  const uint64_t first = (f.first_of(i) + static_cast<uint64_t>(j)) / 4;
+  const uint64_t first = (f.first_of(i) + static_cast<uint64_t>(j)) / 4, step = f.now();
   for (int b = 0; b < kGroup<T> / 4; ++b) {
-    const Philox::Block words = f.random(first + static_cast<uint64_t>(b), f.step);
+    const Philox::Block words = f.random(first + static_cast<uint64_t>(b), step);
     for (int k = 0; k < 4; ++k) {
       T& e = v[(4 * b + k) / kPart<T>].v[(4 * b + k) % kPart<T>];
       e = f.kept(e, words[static_cast<size_t>(k)]);
@@ -58,7 +60,7 @@ template <class T>
 __global__ void dropout_each_kernel(Dropout<T> f) {
   const int64_t at = global_thread(), i = at / f.at.length;
   if (i >= f.at.rows) return;
-  f.y[at] = f.kept(f.x[at], f.random.word(f.first_of(i) + static_cast<uint64_t>(at % f.at.length), f.step));
+  f.y[at] = f.kept(f.x[at], f.random.word(f.first_of(i) + static_cast<uint64_t>(at % f.at.length), f.now()));
 }
 
 }  // namespace
@@ -73,6 +75,7 @@ void dropout(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile
                        .positions = positions ? positions->device_data<int64_t>() : nullptr,
                        .random = tile.random,
                        .step = tile.step,
+                       .step_on_gpu = tile.step_on_gpu,
                        .first_sequence = tile.first_sequence,
                        .tokens = x.dim(1),
                        .tokens_total = tile.tokens_total,

@@ -14,6 +14,7 @@ namespace tessera {
 struct DropoutTile {
   Philox random{0};
   uint64_t step = 0;
+  const uint64_t* step_on_gpu = nullptr;  // where a GPU finds the step when its kernel runs, in place of `step`
   int64_t first_sequence = 0;
   int64_t tokens_total = 0;    // 0: T
   int64_t channels_total = 0;  // 0: C

@@ -3,12 +3,14 @@
 //
 // A build with -DTESSERA_CUDA=EMULATED compiles the .cu files as C++ with this header in place of CUDA's. A block's
 // threads are fibers of the calling thread, blocks run one after another, and a stream is done as soon as it is called.
+// While a stream is captured, what is queued is kept with a copy of its arguments, and run by each launch of the graph.
 // What differs from a GPU: blocks never run at the same time, nothing is asynchronous, and only what stands here
 // exists. The macros below are CUDA's own names.
 #pragma once
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -89,7 +91,9 @@ enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorInvalidConfiguration = 9,
-  cudaErrorNoDevice = 100
+  cudaErrorNoDevice = 100,
+  cudaErrorStreamCaptureUnsupported = 900,
+  cudaErrorStreamCaptureInvalidated = 901
 };
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost,
@@ -104,6 +108,9 @@ inline constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2,
                           cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2;
 using cudaStream_t = struct EmulatedStream*;
 using cudaEvent_t = struct EmulatedEvent*;
+using cudaGraph_t = struct EmulatedGraph*;
+using cudaGraphExec_t = struct EmulatedExecutable*;
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 struct cudaDeviceProp {
   char name[256];
   int multiProcessorCount, major, minor;
@@ -137,7 +144,35 @@ cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void* p);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags = 0);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+namespace tessera::emulator {
+
+// Runs `work`, or keeps it where the stream is captured.
+void queue(cudaStream_t stream, const std::function<void()>& work);
+
+inline void run_grid(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
+  const dim3 &grid = config.gridDim, &block = config.blockDim;
+  gridDim = grid;
+  blockDim = block;
+  const auto enter = [&](unsigned thread) {
+    threadIdx = {thread % block.x, thread / block.x % block.y, thread / block.x / block.y};
+  };
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x) {
+        blockIdx = {x, y, z};
+        run_block(block.x * block.y * block.z, config.dynamicSmemBytes, enter, body);
+      }
+}
+
+}  // namespace tessera::emulator
 
 template <class... Parameters, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Args&&... args) {
@@ -145,17 +180,8 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   const dim3 &grid = config->gridDim, &block = config->blockDim;
   if (!tessera::emulator::can_run(uint64_t{block.x} * block.y * block.z, config->dynamicSmemBytes) || grid.x == 0)
     return cudaErrorInvalidConfiguration;
-  gridDim = grid;
-  blockDim = block;
-  const auto enter = [&](unsigned thread) {
-    threadIdx = {thread % block.x, thread / block.x % block.y, thread / block.x / block.y};
-  };
-  const auto body = [&] { std::apply(kernel, values); };
-  for (unsigned z = 0; z < grid.z; ++z)
-    for (unsigned y = 0; y < grid.y; ++y)
-      for (unsigned x = 0; x < grid.x; ++x) {
-        blockIdx = {x, y, z};
-        tessera::emulator::run_block(block.x * block.y * block.z, config->dynamicSmemBytes, enter, body);
-      }
+  tessera::emulator::queue(config->stream, [launched = *config, kernel, values] {
+    tessera::emulator::run_grid(launched, [&] { std::apply(kernel, values); });
+  });
   return cudaSuccess;
 }

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <vector>
 
+#include "tensor/cuda/context.h"
+
 namespace tessera::cuda {
 namespace {
 
@@ -58,13 +60,15 @@ void multiply_as(const Product& p) {
 
 }  // namespace
 
-void multiply(Arena&, const Product& p) {
-  with_floating(p.operands, "matmul", [&](auto t) {
-    using T = decltype(t);
-    if (p.result == p.operands)
-      multiply_as<T, T>(p);
-    else
-      multiply_as<T, Accumulate<T>>(p);
+void multiply(Arena& arena, const Product& product) {
+  emulator::queue(arena.local<Context>().stream(), [p = product] {
+    with_floating(p.operands, "matmul", [&](auto t) {
+      using T = decltype(t);
+      if (p.result == p.operands)
+        multiply_as<T, T>(p);
+      else
+        multiply_as<T, Accumulate<T>>(p);
+    });
   });
 }
 

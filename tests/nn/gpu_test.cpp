@@ -10,8 +10,10 @@
 #include <utility>
 
 #include "nn/layers.h"
+#include "optim/cuda/step_state.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"
+#include "tensor/ops/embedding.h"
 #include "tests/support/units.h"
 
 namespace tessera {
@@ -162,6 +164,73 @@ TEST_F(UnitsGpu, RunsOfBlockSumsAreAddedInTheirOrder) {
   }
   const Tensor here = Tensor::of<double>(numbers, {12000}, make_arena());
   EXPECT_EQ(ordered_sums(here.to(arena), runs), ordered_sums(here, runs));
+}
+
+// Numbers that the GPU finds make the update that the host would have made with them; found wanting, they make none.
+TEST_F(UnitsGpu, UpdatesTakeTheirNumbersFromMemory) {
+  if constexpr (kWithCuda)
+    for (const char* name : {"sgd", "adam", "adamw"})
+      for (const DType values : kFloating) {
+        Draws draw(name);
+        const FlatUnit unit = drawn_unit(draw, values, DType::float32, 7);
+        const FlatUnit here = part_of(unit, 0, unit.values.numel(), arena),
+                       there = part_of(unit, 0, unit.values.numel(), arena);
+        const auto known = make_optimizer(name, {here}, kOptions), queued = make_optimizer(name, {there}, kOptions);
+        cuda::StepState state(arena);
+        const auto step = [&](double lr, double loss) {
+          Tensor sum = Tensor::empty({}, DType::float64, arena);
+          sum.fill(loss);
+          state.set(4, queued->next(lr));
+          state.fetch();
+          state.close(sum, std::array{there.grads}, 0.5);
+          queued->queue_step(state.update());
+          state.give_back();
+          there.values.on_host();
+        };
+        for (int t = 0; t < 3; ++t) {
+          const double norm = grad_norm(std::array{here}), factor = clip_factor(norm, 0.5);
+          EXPECT_LT(factor, 1);
+          known->step(0.01 * (t + 1), factor);
+          step(0.01 * (t + 1), 2.5);
+          queued->count_step();
+          EXPECT_EQ(state.found().grad_norm, norm);
+          EXPECT_EQ(state.found().update.grad_scale, factor);
+          EXPECT_EQ(state.found().loss_sum, 2.5);
+          EXPECT_FALSE(state.found().update.skip);
+        }
+        step(1, std::numeric_limits<double>::infinity());  // neither then
+        EXPECT_TRUE(state.found().update.skip);
+        there.grads.narrow(0, 5, 1).fill(std::numeric_limits<double>::quiet_NaN());
+        step(1, 2.5);  // nor then
+        EXPECT_TRUE(state.found().update.skip);
+        EXPECT_TRUE(same_bits(here.values, there.values)) << name << " " << name_of(values);
+        for (size_t s = 0; s < known->state().size(); ++s)
+          EXPECT_TRUE(same_bits(queued->state()[s].tensor, known->state()[s].tensor)) << known->state()[s].name;
+        EXPECT_EQ(queued->steps(), 3);
+      }
+}
+
+// An id outside its table is complained of by the host's next wait; until then nothing is updated.
+TEST_F(UnitsGpu, NothingIsUpdatedAfterAnIndexOutside) {
+  if constexpr (kWithCuda) {
+    const FlatUnit unit = make_unit("u", {50}, DType::float32, DType::float32, arena);
+    unit.grads.narrow(0, 0, 50).fill(1);
+    const Tensor loss = Tensor::zeros({}, DType::float64, arena), ids = Tensor::range(3, arena),
+                 table = Tensor::zeros({2, 4}, DType::float32, arena);
+    cuda::StepState state(arena);
+    state.set(0, {});
+    state.fetch();
+    embedding(ids, table);
+    state.close(loss, std::array{unit.grads}, 0);
+    state.give_back();
+    try {
+      unit.values.on_host();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& e) {
+      EXPECT_STREQ(e.what(), "[embedding] id 2 at position 2 is outside [0, 2)");
+    }
+    EXPECT_TRUE(state.found().update.skip);
+  }
 }
 
 struct Layers final : Module {

@@ -1,0 +1,71 @@
+// The numbers of the step around what is queued, and the choice between queueing and launching.
+#include "app/step_graph.h"
+
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "optim/cuda/step_state.h"
+#include "optim/grad_norm.h"
+#include "tensor/cuda/context.h"
+#include "tensor/cuda/graph.h"
+
+namespace tessera {
+namespace {
+
+class QueuedStep final : public StepGraph {
+ public:
+  QueuedStep(Parts parts, const ArenaPtr& arena) : parts_(std::move(parts)), arena_(arena), state_(arena) {
+    clip_factor(0, parts_.clip);  // refuses what is no norm
+  }
+
+  Found run(int64_t step, double lr) override {
+    parts_.load(step);
+    state_.set(static_cast<uint64_t>(step), parts_.optimizer->next(lr));
+    launch_or_queue();
+    arena_->local<cuda::Context>().synchronize();  // the only wait of a step
+    const Found found{state_.found().loss_sum, state_.found().grad_norm};
+    if (std::isfinite(found.loss_sum) && std::isfinite(found.grad_norm)) parts_.optimizer->count_step();
+    return found;
+  }
+
+  const uint64_t* step_on_gpu() const override { return state_.step(); }
+  int64_t replays() const override { return replays_; }
+
+ private:
+  // The first steps choose algorithms and make the arena grow. When one has begun with the layout that is there now,
+  // the arena has grown no more, and the next will ask for the same blocks.
+  void launch_or_queue() {
+    const Arena::Layout now = arena_->layout();
+    if (graph_ && !graph_->fits()) graph_.reset();  // a validation, say, has made the arena grow
+    if (!graph_ && parts_.captured && now == before_) graph_.emplace(arena_, [this] { queue(); });
+    before_ = now;
+    if (!graph_) return queue();
+    graph_->launch();
+    ++replays_;
+  }
+
+  void queue() {
+    state_.fetch();
+    const LateNumber loss = parts_.gradients();
+    state_.close(loss.on_gpu(), parts_.grads, parts_.clip);
+    parts_.optimizer->queue_step(state_.update());
+    parts_.finish();
+    state_.give_back();
+  }
+
+  Parts parts_;
+  ArenaPtr arena_;
+  cuda::StepState state_;
+  std::optional<cuda::Graph> graph_;
+  std::optional<Arena::Layout> before_;  // the layout that the last step began with
+  int64_t replays_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<StepGraph> make_step_graph(StepGraph::Parts parts, const ArenaPtr& arena) {
+  return std::make_unique<QueuedStep>(std::move(parts), arena);
+}
+
+}  // namespace tessera

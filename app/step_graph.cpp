@@ -1,0 +1,34 @@
+// Which runs can have their steps captured.
+#include "app/step_graph.h"
+
+#include <fmt/format.h>
+
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+std::string obstacle(const TrainOptions& o, int ranks) {
+  if (o.device != "cuda") return fmt::format("--device is {}", o.device);
+  if (ranks > 1) return fmt::format("the {} ranks meet on the host within a step", ranks);
+  if (o.dp_mode != "ddp") return fmt::format("--dp-mode {} sums on the host", o.dp_mode);
+  if (o.offload != "none") return fmt::format("--offload {} moves state through the host", o.offload);
+  if (o.trace) return "--trace looks at each pass of a step";
+  return "";
+}
+
+}  // namespace
+
+bool steps_without_host(const TrainOptions& o, int ranks) {
+  return o.device == "cuda" && ranks == 1 && o.dp_mode == "ddp" && o.offload == "none";
+}
+
+std::string no_graph_because(const TrainOptions& o, int ranks) {
+  if (o.cuda_graph == "off") return "--cuda-graph off";
+  const std::string why = obstacle(o, ranks);
+  if (!why.empty() && o.cuda_graph == "on")
+    throw Error(fmt::format("--cuda-graph: a step cannot be captured because {}; expected auto or off, found on", why));
+  return why;
+}
+
+}  // namespace tessera

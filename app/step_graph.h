@@ -1,0 +1,58 @@
+// A training step of which the host hears when it is over: it hands numbers and tokens to the GPU, everything from the
+// first embedding to the update is queued without a look at the results, and one wait brings loss and norm back. Where
+// either is not finite the GPU has left the parameters as they were.
+//
+// So nothing that is queued depends on the step, and all of it is captured once as a CUDA graph and launched again for
+// every later step (tensor/cuda/graph.h).
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "app/options.h"
+#include "optim/optimizer.h"
+#include "tensor/late_number.h"
+
+namespace tessera {
+
+// Whether a run makes its steps so: one rank on a GPU, since several meet on the host within a step.
+bool steps_without_host(const TrainOptions& options, int ranks);
+// Why a run's steps are not captured; empty when they are. Throws Error (usage) where --cuda-graph on asks for what
+// cannot be.
+std::string no_graph_because(const TrainOptions& options, int ranks);
+
+class StepGraph {
+ public:
+  struct Parts {
+    std::function<void(int64_t step)> load;  // tokens of the step to where the GPU takes them from
+    std::function<LateNumber()> gradients;   // queues the passes; the sum of the losses
+    std::function<void()> finish;            // queues what comes after the update
+    std::vector<Tensor> grads;               // of units, in the order in which the norm adds them
+    Optimizer* optimizer = nullptr;
+    double clip = 0;        // the largest norm; 0: any
+    bool captured = false;  // otherwise it is queued anew in every step
+  };
+  struct Found {
+    double loss_sum = 0, grad_norm = 0;
+  };
+
+  StepGraph() = default;
+  virtual ~StepGraph() = default;
+  StepGraph(const StepGraph&) = delete;
+  StepGraph& operator=(const StepGraph&) = delete;
+
+  // One step, number `step` of those that dropout counts, with learning rate `lr`. Parameters were updated, and the
+  // optimizer's step was counted, when both numbers are finite.
+  virtual Found run(int64_t step, double lr) = 0;
+  // Where the GPU finds the step's number, for the passes.
+  virtual const uint64_t* step_on_gpu() const = 0;
+  // Steps that were launched as a graph.
+  virtual int64_t replays() const = 0;
+};
+
+// What `parts` hold must outlive it. In a build with CUDA only.
+std::unique_ptr<StepGraph> make_step_graph(StepGraph::Parts parts, const ArenaPtr& arena);
+
+}  // namespace tessera

@@ -1,0 +1,30 @@
+// A number that an op makes for the host: known at once, or still on its way on a GPU, which is waited for when
+// somebody reads it and not before.
+//
+//   LateNumber loss = 0;
+//   for (...) loss += cross_entropy(...).loss_sum;   // queued, where the losses lie on a GPU
+//   if (std::isfinite(loss)) ...                     // one wait for all of them
+#pragma once
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+class LateNumber {
+ public:
+  LateNumber(double value = 0) : value_(value) {}  // NOLINT: a number is one that is known
+  // The only element of a float64 tensor; what lies on the host is read now.
+  explicit LateNumber(const Tensor& made);
+
+  // Waits where it lies on a GPU.
+  operator double() const { return there_.defined() ? there_.item<double>() : value_; }  // NOLINT: it is a number
+  // Added in the order of the calls; the same bits on both devices.
+  LateNumber& operator+=(const LateNumber& more);
+  // float64 () on the GPU; undefined for a number that is known.
+  const Tensor& on_gpu() const { return there_; }
+
+ private:
+  double value_ = 0;
+  Tensor there_;
+};
+
+}  // namespace tessera

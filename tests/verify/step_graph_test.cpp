@@ -1,0 +1,227 @@
+// Steps that the host only begins and ends: captured and launched again, queued anew, or made by halves with a look at
+// the gradients, they leave the same bits; they wait once; and one that is not finite leaves everything as it was.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "app/plan.h"
+#include "app/trainer.h"
+#include "tensor/cuda/graph.h"
+#include "tests/support/gpu.h"
+#include "tests/verify/plans.h"
+
+namespace tessera {
+namespace {
+
+using StepGraphGpu = test::OnGpu;
+using Bytes = std::vector<std::byte>;
+enum class Way { captured, queued, halves };
+
+Bytes bytes_of(Trainer& trainer) {
+  Bytes out;
+  const auto add = [&](const Tensor& t) {
+    const Tensor here = t.on_host();
+    out.insert(out.end(), here.raw(), here.raw() + here.nbytes());
+  };
+  for (const FlatUnit& unit : trainer.strategy().residents()) add(unit.values);
+  for (const NamedTensor& t : trainer.optimizer().state()) add(t.tensor);
+  return out;
+}
+
+TrainOptions one_rank(const std::function<void(TrainOptions&)>& change) {
+  TrainOptions o = test::small_plan();
+  o.ranks = 1;
+  o.device = "cuda";
+  o.dropout = 0.2;
+  o.channels = 16;
+  o.context = 8;
+  o.batch = 6;
+  o.microbatches = 3;
+  o.steps = 8;
+  o.warmup = 3;
+  o.clip = 0.5;  // clips some of these steps
+  change(o);
+  return o;
+}
+
+std::vector<TrainOptions> plans() {
+  return {one_rank([](TrainOptions&) {}), one_rank([](TrainOptions& o) {
+            o.dtype = "bf16";
+            o.zero = 2;
+          }),
+          one_rank([](TrainOptions& o) {
+            o.optimizer = "sgd";
+            o.zero = 3;
+            o.microbatches = 1;
+          }),
+          one_rank([](TrainOptions& o) {
+            o.optimizer = "adam";
+            o.recompute = "block";
+            o.grad_dtype = "bf16";
+          }),
+          one_rank([](TrainOptions& o) {
+            o.schedule = "interleaved";  // two stages, both here, and two copies of the tied weight
+            o.dtype = "fp64";
+          })};
+}
+
+void on_one_rank(TrainOptions o, Way way, const std::function<void(Trainer&)>& f) {
+  o.cuda_graph = way == Way::captured ? "on" : "off";
+  const Sequences sequences = counted_sequences(*o.vocab, *o.context, o.batch, 1);
+  launch(launch_options(o), [&](Communicator& world) {
+    Trainer trainer(o, sequences, world);
+    f(trainer);
+  });
+}
+
+StepReport step_of(Trainer& trainer, Way way) {
+  if (way != Way::halves) return trainer.step();
+  const StepReport report = trainer.compute_gradients(false);
+  trainer.update(report);
+  return report;
+}
+
+struct Ran {
+  std::vector<double> losses, norms, rates;
+  Bytes end;
+  int64_t replays = 0, clipped = 0;
+  bool operator==(const Ran& r) const {
+    return losses == r.losses && norms == r.norms && rates == r.rates && end == r.end;
+  }
+};
+
+Ran run(const TrainOptions& o, Way way, const std::function<void(Trainer&, int64_t step)>& between = {}) {
+  Ran ran;
+  on_one_rank(o, way, [&](Trainer& trainer) {
+    for (int64_t step = 0; step < o.steps; ++step) {
+      if (between) between(trainer, step);
+      const StepReport report = step_of(trainer, way);
+      ran.losses.push_back(report.loss);
+      ran.norms.push_back(report.grad_norm);
+      ran.rates.push_back(report.lr);
+      ran.clipped += report.grad_norm > o.clip;
+    }
+    ran.end = bytes_of(trainer);
+    ran.replays = trainer.replays();
+    EXPECT_EQ(trainer.steps_done(), o.steps);
+  });
+  return ran;
+}
+
+TEST_F(StepGraphGpu, ReplaysHaveTheBitsOfEagerSteps) {
+  for (const TrainOptions& o : plans()) {
+    const Ran captured = run(o, Way::captured), queued = run(o, Way::queued), halves = run(o, Way::halves);
+    EXPECT_TRUE(captured == queued) << test::command_of(o);
+    EXPECT_TRUE(queued == halves) << test::command_of(o);
+    EXPECT_GE(captured.replays, o.steps - 3) << test::command_of(o);
+    EXPECT_EQ(queued.replays, 0);
+    EXPECT_GT(captured.clipped, 0) << test::command_of(o);
+    EXPECT_NE(captured.losses.front(), captured.losses.back());
+  }
+}
+
+// The bits depend on what a replay must take from memory: with other numbers of the step they are others.
+TEST_F(StepGraphGpu, ReplaysTakeTheirNumbersFromTheStep) {
+  const TrainOptions o = one_rank([](TrainOptions&) {});
+  const Ran usual = run(o, Way::captured);
+  for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
+           [](TrainOptions& p) { p.seed = 5; }, [](TrainOptions& p) { p.warmup = 6; },
+           [](TrainOptions& p) { p.clip = 0.3; }, [](TrainOptions& p) { p.dropout = 0; }}) {
+    TrainOptions other = o;
+    change(other);
+    EXPECT_FALSE(run(other, Way::captured).end == usual.end) << test::command_of(other);
+  }
+}
+
+// Memory that others ask for between the steps, and keep, is not written to: the step is captured anew.
+TEST_F(StepGraphGpu, OthersMayUseTheArenaBetweenSteps) {
+  const TrainOptions o = one_rank([](TrainOptions& p) { p.steps = 12; });
+  const Ran usual = run(o, Way::captured);
+  std::vector<Tensor> kept;
+  const Ran disturbed = run(o, Way::captured, [&](Trainer& trainer, int64_t step) {
+    if (step == 4) Tensor::empty({1 << 20}, DType::float32, trainer.arena());  // the arena grows
+    if (step == 7) {
+      kept.push_back(Tensor::empty({1000}, DType::float32, trainer.arena()));  // among what the graph uses
+      kept.back().fill(3);
+    }
+    if (step == 11) {
+      EXPECT_EQ(kept.back().to_vector<float>(), std::vector<float>(1000, 3.0f));
+      kept.clear();
+    }
+  });
+  EXPECT_TRUE(disturbed == usual);
+  EXPECT_LT(disturbed.replays, usual.replays);
+  EXPECT_GE(disturbed.replays, 5);
+}
+
+TEST_F(StepGraphGpu, AStepWaitsOnce) {
+  if constexpr (kWithCuda)
+    for (const Way way : {Way::captured, Way::queued})
+      for (const TrainOptions& o : plans())
+        on_one_rank(o, way, [&](Trainer& trainer) {
+          for (int64_t step = 0; step < 6; ++step) {
+            const int64_t before = cuda::synchronizations(*trainer.arena());
+            trainer.step();
+            EXPECT_EQ(cuda::synchronizations(*trainer.arena()) - before, 1) << test::command_of(o) << " " << step;
+          }
+        });
+}
+
+TEST_F(StepGraphGpu, AStepThatIsNotFiniteUpdatesNothing) {
+  for (const TrainOptions& o : plans())
+    for (const int64_t after : {0, 5})  // queued, and launched again
+      on_one_rank(o, Way::captured, [&](Trainer& trainer) {
+        for (int64_t step = 0; step < after; ++step) trainer.step();
+        // Position 0, of which every sequence has one.
+        const std::vector<FlatUnit> units = trainer.strategy().residents();
+        const auto positions =
+            std::find_if(units.begin(), units.end(), [](const FlatUnit& u) { return u.name == "positions"; });
+        ASSERT_TRUE(positions != units.end());
+        positions->values.narrow(0, 3, 1).fill(std::numeric_limits<double>::quiet_NaN());
+        const Bytes before = bytes_of(trainer);
+        try {
+          trainer.step();
+          ADD_FAILURE() << "nothing was thrown";
+        } catch (const Error& e) {
+          EXPECT_EQ(e.status(), Status::not_finite) << e.what();
+          EXPECT_NE(std::string(e.what()).find("step " + std::to_string(after + 1) + ": the loss is nan"),
+                    std::string::npos)
+              << e.what();
+        }
+        EXPECT_TRUE(bytes_of(trainer) == before) << test::command_of(o);
+        EXPECT_EQ(trainer.steps_done(), after);
+        EXPECT_EQ(trainer.replays() > 0, after > 0);
+      });
+}
+
+std::string refusal(const std::function<void(TrainOptions&)>& change, int ranks) {
+  TrainOptions o = one_rank(change);
+  o.cuda_graph = "on";
+  try {
+    no_graph_because(o, ranks);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::usage);
+    o.cuda_graph = "auto";
+    EXPECT_NE(std::string(e.what()).find(no_graph_because(o, ranks)), std::string::npos) << e.what();
+    return e.what();
+  }
+  return "";
+}
+
+TEST(StepGraph, SaysWhyNot) {
+  EXPECT_EQ(refusal([](TrainOptions&) {}, 1), "");
+  EXPECT_NE(refusal([](TrainOptions&) {}, 2).find("the 2 ranks meet on the host"), std::string::npos);
+  EXPECT_NE(refusal([](TrainOptions& o) { o.device = "cpu"; }, 1).find("--device is cpu"), std::string::npos);
+  EXPECT_NE(refusal([](TrainOptions& o) { o.trace = true; }, 1).find("--trace"), std::string::npos);
+  EXPECT_NE(refusal([](TrainOptions& o) { o.dp_mode = "ps-sync"; }, 1).find("ps-sync"), std::string::npos);
+  TrainOptions o = one_rank([](TrainOptions& p) { p.cuda_graph = "off"; });
+  EXPECT_EQ(no_graph_because(o, 1), "--cuda-graph off");
+}
+
+}  // namespace
+}  // namespace tessera
