@@ -88,7 +88,7 @@ void add_rows(std::vector<OpCase>& cases, const ArenaPtr& arena) {
                    }});
 }
 
-void add_products(std::vector<OpCase>& cases) {
+void add_products(std::vector<OpCase>& cases, const ArenaPtr& arena) {
   const double linear_flops = 2.0 * kRows * kChannels * kHidden;
   cases.push_back({.name = "matmul",
                    .operands = {{kRows, kChannels}, {kChannels, kHidden}},
@@ -101,6 +101,15 @@ void add_products(std::vector<OpCase>& cases) {
                              const std::vector<Var>& v) { return linear(v[0], v[1], v[2], packs.get()); },
                    .forward_flops = linear_flops,
                    .backward_flops = 2 * linear_flops});
+  // Both gradients are made forward.
+  const double head_flops = 6.0 * kRows * kChannels * kVocab;
+  cases.push_back({.name = "linear_cross_entropy",
+                   .operands = {{kRows, kChannels}, {kVocab, kChannels}},
+                   .op =
+                       [targets = ids_below(kVocab, arena)](const std::vector<Var>& v) {
+                         return linear_cross_entropy(v[0], v[1], targets, 1.0 / kRows, nullptr, kLogitsBytes / 4).mean;
+                       },
+                   .forward_flops = head_flops});
   // Half of the scores are masked: two products forward, five backward, each 2 B H T^2/2 D.
   const double half_product = 1.0 * kBatch * kTokens * kTokens * kChannels;
   const Shape by_head{kBatch, kTokens, kHeads, kChannels / kHeads};
@@ -123,7 +132,7 @@ std::vector<OpCase> op_cases(const ArenaPtr& arena) {
   add_elementwise(cases);
   add_shape(cases);
   add_rows(cases, arena);
-  add_products(cases);
+  add_products(cases, arena);
   return cases;
 }
 
