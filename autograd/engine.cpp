@@ -89,6 +89,16 @@ void Grads::give_into(int input, std::function<void(Tensor&)> write) {
   }
 }
 
+void Grads::give_early(int input, std::shared_ptr<EarlyGrad> gradient) {
+  const auto at = static_cast<size_t>(input);
+  const Edge& edge = node_.inputs[at];
+  if (edge.leaf) {
+    LeafActions(defer_, node_.arena)(edge.leaf, [early = std::move(gradient)](Leaf& l) { l.receive(early); });
+  } else if (edge.node) {
+    edge.node->add_output_grad(edge.output, gradient->at.to(node_.input_dtypes[at]));
+  }
+}
+
 void DeferredWeightGrads::run() {
   if (empty()) return;
   const NoGrad no_grad;

@@ -18,17 +18,21 @@ struct Leaf {
   bool transient = false;  // see Var::input()
   std::vector<std::function<void()>> hooks;
   std::function<void()> provide;  // called when a gradient comes and there is no buffer
+  std::weak_ptr<EarlyGrad> lent;  // what stands in `grad` ahead of its time; then `fresh` still
 
   // A gradient arrives: the first is written in place, later ones are made fresh and then added, so that one rank with
   // two micro-batches does what two ranks do (never a matmul that accumulates into its output). For the same reason the
   // uses of a weight within one backward are summed first, and their sum is added to what earlier ones brought.
   void receive(const std::function<void(Tensor&)>& write);
   void receive(Tensor gradient);
-  void settle();    // zero, since no gradient came
-  void one_less();  // counts a gradient that has come, or that will not come
+  void receive(const std::shared_ptr<EarlyGrad>& early);
+  void take_back();  // of the buffer, before anything else is written to it
+  void settle();     // zero, since no gradient came
+  void one_less();   // counts a gradient that has come, or that will not come
 
  private:
   void make_buffer();
+  void add(const Tensor& one);
   void write_fresh(const Tensor& out, const std::function<void(Tensor&)>& write) const;
 };
 

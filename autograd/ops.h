@@ -10,6 +10,7 @@
 #include "tensor/ops/attention.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
+#include "tensor/ops/linear_cross_entropy.h"
 #include "tensor/ops/matmul.h"
 #include "tensor/ops/norm.h"
 
@@ -72,5 +73,12 @@ struct Loss {
 // logits (N, V), targets int32 (N), there or on the host; `scale` is 1 / (target tokens of the whole global batch), so
 // that micro-batches and ranks add up to the mean without a division of their own.
 Loss cross_entropy(Var logits, const Tensor& targets, double scale);
+// x w^T for a w that is a vocabulary, made in blocks of rows (tensor/ops/linear_cross_entropy.h): x (..., C), w (V, C).
+Var linear_by_rows(const Var& x, const Var& w, WeightPacks* packs = nullptr, int64_t most_bytes = kLogitsBytes);
+// cross_entropy() of that product, bit for bit, where its logits take more than `most_bytes` without having them in
+// memory: both gradients are then made in the forward pass, for a seed of one, and scaled in the backward pass for
+// another. Targets int32 (N), N rows of x.
+Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, double scale, WeightPacks* packs = nullptr,
+                          int64_t most_bytes = kLogitsBytes);
 
 }  // namespace tessera

@@ -62,6 +62,7 @@ void Var::set_grad_buffer(Tensor buffer) {
   Leaf& leaf = *leaf_impl("set_grad_buffer()").leaf;
   if (!(buffer.shape() == leaf.shape))
     throw Error("[var] gradient buffer is " + buffer.describe() + "; the parameter's shape is " + leaf.shape.str());
+  leaf.take_back();
   leaf.grad = std::move(buffer);
   leaf.fresh = true;
 }
@@ -85,6 +86,7 @@ void Var::set_value(Tensor value) {
 
 void Var::provide_grad(std::function<void()> provide) {
   Leaf& leaf = *leaf_impl("provide_grad()").leaf;
+  leaf.take_back();
   leaf.grad = Tensor();
   leaf.fresh = true;
   leaf.provide = std::move(provide);
@@ -92,6 +94,7 @@ void Var::provide_grad(std::function<void()> provide) {
 
 void Var::drop_grad() {
   Leaf& leaf = *leaf_impl("drop_grad()").leaf;
+  leaf.take_back();
   leaf.grad = Tensor();
   leaf.fresh = true;
 }
@@ -126,6 +129,21 @@ Tensor Var::take() && {
   return impl.use_count() == 1 && !impl->leaf ? std::move(impl->value) : impl->value;
 }
 
+std::shared_ptr<EarlyGrad> Var::early_grad(DType wide) const {
+  auto early = std::make_shared<EarlyGrad>();
+  Leaf* const leaf = impl_->leaf.get();
+  const bool free = leaf && !leaf->transient && leaf->fresh && leaf->grad.defined() && leaf->grad.dtype() == wide &&
+                    leaf->grad.is_contiguous() && leaf->lent.expired();
+  early->at = free ? leaf->grad : value().make(shape(), wide, Category::workspace);
+  if (free) leaf->lent = early;
+  return early;
+}
+
+void Leaf::take_back() {
+  if (const auto early = lent.lock()) early->at = early->at.clone();
+  lent.reset();
+}
+
 void Leaf::make_buffer() {
   if (grad.defined()) return;
   if (provide)
@@ -135,6 +153,7 @@ void Leaf::make_buffer() {
 }
 
 void Leaf::settle() {
+  take_back();
   make_buffer();
   grad.fill(0);
   fresh = false;
@@ -155,6 +174,7 @@ void Leaf::receive(const std::function<void(Tensor&)>& write) {
     write_fresh(one, write);
     return receive(one);
   }
+  take_back();
   make_buffer();
   if (fresh) {
     write_fresh(grad, write);
@@ -163,12 +183,30 @@ void Leaf::receive(const std::function<void(Tensor&)>& write) {
   } else {
     const Tensor one = grad.make(shape, grad.dtype(), Category::workspace);
     write_fresh(one, write);
-    Tensor& total = first || (expected == 1 && !pass.defined()) ? grad : pass;
-    if (total.defined())
-      add_(total, one);
-    else
-      total = one;
+    add(one);
   }
+  one_less();
+}
+
+// A gradient of the buffer's dtype, made fresh.
+void Leaf::add(const Tensor& one) {
+  Tensor& total = first || (expected == 1 && !pass.defined()) ? grad : pass;
+  if (total.defined())
+    add_(total, one);
+  else
+    total = one;
+}
+
+// What stands in the buffer is there; else it is like a gradient that was written just now.
+void Leaf::receive(const std::shared_ptr<EarlyGrad>& early) {
+  if (lent.lock() == early) {
+    lent.reset();
+    fresh = false;
+    first = true;
+    return one_less();
+  }
+  if (transient || fresh || !grad.defined()) return receive(std::exchange(early->at, {}));
+  add(std::exchange(early->at, {}).to(grad.dtype()));
   one_less();
 }
 

@@ -15,6 +15,7 @@
 namespace tessera {
 
 class DeferredWeightGrads;
+struct EarlyGrad;
 class Grads;
 struct Node;
 struct Leaf;
@@ -78,6 +79,9 @@ class Var {
   Saved saved() const;
   // This Var's place in the graph without its value: what an op that keeps no input passes to record().
   Var edge() const;
+  // Room for a gradient of this Var, of its shape and of dtype `wide`, contents undefined. Nothing is said of the
+  // gradient until it is given: grad() and on_grad() know nothing of it.
+  std::shared_ptr<EarlyGrad> early_grad(DType wide) const;
   // The tensor, moved out when this was the last handle to it, so that an op may write over it (Tensor::unique).
   Tensor take() &&;
 
@@ -91,6 +95,12 @@ class Var {
   explicit Var(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   Impl& leaf_impl(const char* what) const;
   std::shared_ptr<Impl> impl_;
+};
+
+// A parameter's gradient that an op makes in its forward pass (Var::early_grad, Grads::give_early). It stands in the
+// parameter's own buffer where that is free, and moves to memory of its own when another gradient comes there first.
+struct EarlyGrad {
+  Tensor at;
 };
 
 // Gradients are recorded unless a NoGrad lives on this thread.
@@ -146,6 +156,8 @@ class Grads {
   // A gradient written by `write` into a given tensor: straight into a parameter's buffer where that is possible, and
   // later than now when backward() defers weight gradients. For inputs that are no parameters it is made at once.
   void give_into(int input, std::function<void(Tensor& out)> write);
+  // A gradient that was made in the forward pass.
+  void give_early(int input, std::shared_ptr<EarlyGrad> gradient);
   DeferredWeightGrads* defer() const { return defer_; }  // for ops that call backward() themselves
 
  private:

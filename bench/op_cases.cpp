@@ -122,6 +122,14 @@ void Cases::add_products() {
                   const std::vector<Var>& v) { return linear(v[0], v[1], v[2], packs.get()); },
         .forward_flops = linear_flops,
         .backward_flops = 2 * linear_flops});
+  // Both gradients are made forward.
+  push({.name = "linear_cross_entropy",
+        .operands = {plane_, {s_.vocab, s_.channels}},
+        .op =
+            [targets = ids(), scale = 1.0 / static_cast<double>(rows_)](const std::vector<Var>& v) {
+              return linear_cross_entropy(v[0], v[1], targets, scale, nullptr, kLogitsBytes / 4).mean;
+            },
+        .forward_flops = 6.0 * static_cast<double>(rows_ * s_.channels * s_.vocab)});
   // Half of the scores are masked: two products forward, five backward, each 2 B H T^2/2 D.
   const double half_product = static_cast<double>(s_.batch * s_.tokens * s_.tokens * s_.channels);
   const Shape by_head{s_.batch, s_.tokens, s_.heads, s_.channels / s_.heads};

@@ -12,6 +12,8 @@
 #include <charconv>
 #include <cstdio>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
 
 #include "data/files.h"
@@ -26,8 +28,12 @@ using Json = nlohmann::json;
 constexpr std::string_view kFormat = "tessera checkpoint", kStep = "step-", kAttempt = ".tmp-";
 
 std::string checksum(const fs::path& file) {
-  const MappedFile map(file);
-  return fmt::format("{:016x}", XXH3_64bits(map.bytes().data(), map.bytes().size()));
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
+  if (!state) throw std::bad_alloc();
+  XXH3_64bits_reset(state.get());
+  read_pieces(file,
+              [&](std::span<const std::byte> piece) { XXH3_64bits_update(state.get(), piece.data(), piece.size()); });
+  return fmt::format("{:016x}", XXH3_64bits_digest(state.get()));
 }
 
 // Of a file in the checkpoint's own folder: nothing that leads out of it, and nothing that the system would cut short.

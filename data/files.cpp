@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "tensor/error.h"
 
@@ -48,6 +49,30 @@ bool write_all(int fd, std::string_view bytes) {
   return true;
 }
 
+// O_NONBLOCK: opening a FIFO must not wait for its writer.
+constexpr int kToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
+
+// Of a file that was opened, or not. Throws when it is missing, unreadable or something else than a file.
+size_t regular_size(const Descriptor& in, const fs::path& file) {
+  if (in.get() < 0) throw InputError(fmt::format("cannot open {}: {}", file.string(), std::strerror(errno)));
+  struct stat info {};
+  if (::fstat(in.get(), &info) != 0)
+    throw InputError(fmt::format("cannot read {}: {}", file.string(), std::strerror(errno)));
+  if (S_ISDIR(info.st_mode)) throw InputError(fmt::format("{} is a directory; expected a file", file.string()));
+  if (!S_ISREG(info.st_mode))
+    throw InputError(fmt::format("{} is not a regular file (a pipe or a device); expected a file", file.string()));
+  return static_cast<size_t>(info.st_size);
+}
+
+// At most `bytes`; 0 at the end.
+size_t read_some(const Descriptor& in, const fs::path& file, void* to, size_t bytes) {
+  ssize_t n = 0;
+  do n = ::read(in.get(), to, bytes);
+  while (n < 0 && errno == EINTR);
+  if (n < 0) throw InputError(fmt::format("cannot read {}: {}", file.string(), std::strerror(errno)));
+  return static_cast<size_t>(n);
+}
+
 const char* environment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr && *value != '\0' ? value : nullptr;
@@ -56,26 +81,22 @@ const char* environment(const char* name) {
 }  // namespace
 
 std::string read_file(const fs::path& file) {
-  // O_NONBLOCK: opening a FIFO must not wait for its writer.
-  const Descriptor in(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (in.get() < 0) throw InputError(fmt::format("cannot open {}: {}", file.string(), std::strerror(errno)));
-  struct stat info {};
-  if (::fstat(in.get(), &info) != 0)
-    throw InputError(fmt::format("cannot read {}: {}", file.string(), std::strerror(errno)));
-  if (S_ISDIR(info.st_mode)) throw InputError(fmt::format("{} is a directory; expected a file", file.string()));
-  if (!S_ISREG(info.st_mode))
-    throw InputError(fmt::format("{} is not a regular file (a pipe or a device); expected a file", file.string()));
-  std::string bytes(static_cast<size_t>(info.st_size), '\0');
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n = ::read(in.get(), bytes.data() + done, bytes.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw InputError(fmt::format("cannot read {}: {}", file.string(), std::strerror(errno)));
+  const Descriptor in(::open(file.c_str(), kToRead));
+  std::string bytes(regular_size(in, file), '\0');
+  for (size_t done = 0; done < bytes.size();) {
+    const size_t n = read_some(in, file, bytes.data() + done, bytes.size() - done);
     if (n == 0)
       throw InputError(fmt::format("{} shrank while it was read: {} of {} bytes", file.string(), done, bytes.size()));
-    done += static_cast<size_t>(n);
+    done += n;
   }
   return bytes;
+}
+
+void read_pieces(const fs::path& file, const std::function<void(std::span<const std::byte>)>& f) {
+  const Descriptor in(::open(file.c_str(), kToRead));
+  regular_size(in, file);
+  std::vector<std::byte> piece(size_t{1} << 20);
+  for (size_t n = 0; (n = read_some(in, file, piece.data(), piece.size())) > 0;) f({piece.data(), n});
 }
 
 void write_file(const fs::path& file, std::span<const std::string_view> parts) {

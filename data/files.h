@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,6 +12,10 @@ namespace tessera {
 
 // All bytes of a regular file. Throws InputError when it is missing, unreadable, or something else than a file.
 std::string read_file(const std::filesystem::path& file);
+
+// Calls f for the bytes of a regular file, piece after piece, in one MiB of memory: a mapped file would count as the
+// process's own for as long as it is read. Throws like read_file().
+void read_pieces(const std::filesystem::path& file, const std::function<void(std::span<const std::byte>)>& f);
 
 // Writes a file beside `file`, flushes it to disk and renames it, so that `file` is whole or absent. Throws
 // OutputError.

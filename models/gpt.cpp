@@ -98,7 +98,11 @@ Var Gpt::logits(const Var& hidden_states) {
 }
 
 Loss Gpt::loss(const Tensor& ids, const Tensor& targets, double scale) {
-  return cross_entropy(logits(hidden(ids)), targets.contiguous().reshape({-1}), scale);
+  return head_loss(hidden(ids), targets, scale);
+}
+
+Loss Gpt::head_loss(const Var& hidden_states, const Tensor& targets, double scale) {
+  return head.loss(hidden_states, targets.contiguous().reshape({-1}), scale);
 }
 
 std::vector<KvCache> Gpt::caches(int64_t batch) {

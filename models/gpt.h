@@ -44,6 +44,8 @@ class Gpt : public Module {
   Var logits(const Var& hidden);  // (B, T, C) -> (B T, V)
   // ids and targets int32 (B, T); `scale` as in cross_entropy().
   Loss loss(const Tensor& ids, const Tensor& targets, double scale);
+  // The same of what hidden() gives, without the logits in memory where they are large; targets of any shape.
+  Loss head_loss(const Var& hidden, const Tensor& targets, double scale);
 
   // Decoding without gradients: logits (B, V) of the token that follows the last of `ids` (B, T), which stand after the
   // tokens already in the caches.

@@ -70,8 +70,9 @@ void context_parallel(Gpt& model, Communicator& cp, ContextMode mode) {
     });
 }
 
-Loss parallel_loss(const Gpt& model, Var logits, const Tensor& targets, double scale, Communicator& tp) {
-  return vocab_parallel_cross_entropy(std::move(logits), targets.contiguous().reshape({-1}), scale, tp,
+Loss parallel_loss(Gpt& model, const Var& hidden, const Tensor& targets, double scale, Communicator& tp) {
+  if (tp.size() == 1) return model.head_loss(hidden, targets, scale);
+  return vocab_parallel_cross_entropy(model.logits(hidden), targets.contiguous().reshape({-1}), scale, tp,
                                       model.config.vocab);
 }
 

@@ -4,7 +4,7 @@
 //   tensor_parallel(model, mesh["tp"], S(1));            // Megatron with sequence parallelism; I: without
 //   model.materialize(...), or a strategy of the data axis, which gives it memory
 //   model.set_step({..., .tokens_total = T});
-//   Loss loss = parallel_loss(model, model.logits(model.hidden(ids)), targets, scale, mesh["tp"]);
+//   Loss loss = parallel_loss(model, model.hidden(ids), targets, scale, mesh["tp"]);
 #pragma once
 #include "models/gpt.h"
 #include "parallel/context_parallel.h"
@@ -28,8 +28,9 @@ void tensor_parallel(Gpt& model, Communicator& tp, Placement between);
 enum class ContextMode { ring, ulysses };
 void context_parallel(Gpt& model, Communicator& cp, ContextMode mode);
 
-// The loss of a model that was cut over `tp`, or of any on an axis of size 1: logits as model.logits() gives them,
-// targets int32 of any shape, `scale` as in cross_entropy(). The same on every rank of `tp`.
-Loss parallel_loss(const Gpt& model, Var logits, const Tensor& targets, double scale, Communicator& tp);
+// The loss of a model that was cut over `tp`, or of any on an axis of size 1: `hidden` as model.hidden() gives it,
+// targets int32 of any shape, `scale` as in cross_entropy(). The same on every rank of `tp`. Ranks that share out the
+// vocabulary have their part of the logits whole.
+Loss parallel_loss(Gpt& model, const Var& hidden, const Tensor& targets, double scale, Communicator& tp);
 
 }  // namespace tessera

@@ -88,7 +88,8 @@ StageOutput GptStages::forward(int stage, int microbatch, const Var& input) {
   if (first || stage == last()) tokens = options_.load(microbatch, first, stage == last());
   Var x = body(stage, first ? model_.embed(strategy_.deal(tokens.ids)) : input);
   if (stage != last()) return {std::move(x), {}, 0};
-  Root root = strategy_.loss(model_.logits(x), tokens.targets, options_.scale, options_.loss);
+  const Head head{[this](const Var& hidden) { return model_.logits(hidden); }, options_.loss};
+  Root root = strategy_.loss(x, tokens.targets, options_.scale, head);
   return {std::move(root.value), std::move(root.seed), root.loss_sum};
 }
 
@@ -119,7 +120,7 @@ double GptStages::evaluate(const Microbatch& tokens, const Schedule& schedule, C
       pipeline.recv(input, schedule.rank_of_stage[static_cast<size_t>(stage) - 1], stage);
     }
     Var x = body(stage, stage == 0 ? model_.embed(tokens.ids) : Var(std::move(input)));
-    if (stage == last()) return options_.loss(model_.logits(x), tokens.targets.contiguous().reshape({-1}), 1).loss_sum;
+    if (stage == last()) return options_.loss(x, tokens.targets.contiguous().reshape({-1}), 1).loss_sum;
     output = std::move(x).take();
     if (schedule.crosses(stage)) {
       pipeline.send(output, schedule.rank_of_stage[static_cast<size_t>(stage) + 1], stage + 1);

@@ -8,6 +8,9 @@
 namespace tessera {
 namespace {
 
+// Packed copies where the processor makes them pay.
+WeightPacks* that_pay(WeightPacks& packs) { return cpu::packing_pays() ? &packs : nullptr; }
+
 Var multiply(const Product& product, const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
   return product ? product(x, w, b, packs) : linear(x, w, b, packs);
 }
@@ -22,7 +25,7 @@ Linear::Linear(int64_t in, int64_t out, const Options& options)
 Var Linear::forward(const Var& x) {
   const Var b = bias ? seen(*bias) : Var();
   const bool plain = options_.activation == Activation::none;
-  Var y = multiply(product_, x, seen(weight), plain ? b : Var(), &packs_);
+  Var y = multiply(product_, x, seen(weight), plain ? b : Var(), that_pay(packs_));
   if (plain) return y;
   const bool again = options_.recompute == Recompute::gelu || options_.recompute == Recompute::gelu_norm;
   return bias_gelu(std::move(y), b, again);
@@ -42,7 +45,23 @@ Var Embedding::lookup(const Tensor& ids) {
 }
 
 Var Embedding::project(const Var& x) {
-  return call([this](const Var& in) { return multiply(product_, in, seen(weight), Var(), &packs_); }, x);
+  return call(
+      [this](const Var& in) {
+        WeightPacks* const packs = that_pay(packs_);
+        return product_ ? product_(in, seen(weight), Var(), packs) : linear_by_rows(in, seen(weight), packs);
+      },
+      x);
+}
+
+Loss Embedding::loss(const Var& x, const Tensor& targets, double scale) {
+  Loss out;
+  out.mean = call(
+      [&](const Var& in) {
+        out = linear_cross_entropy(in, seen(weight), targets, scale, that_pay(packs_));
+        return std::exchange(out.mean, Var());
+      },
+      x);
+  return out;
 }
 
 Var Dropout::apply(Var x) {

@@ -84,6 +84,8 @@ class Embedding : public Module {
   Var lookup(const Tensor& ids);  // int32 (...) -> (..., C)
   // The transposed use, as the head of a model: x w^T, (..., C) -> (..., entries).
   Var project(const Var& x);
+  // And its loss, linear_cross_entropy(): targets int32 (N), N rows of x. Of a weight that is here as a whole.
+  Loss loss(const Var& x, const Tensor& targets, double scale);
   // Other ways to look up and to project than embedding() and linear() of autograd/ops.h.
   using Lookup = std::function<Var(const Tensor& ids, const Var& table)>;
   void set_lookup(Lookup lookup) { lookup_ = std::move(lookup); }

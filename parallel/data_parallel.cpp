@@ -69,8 +69,9 @@ DataParallel::RootLoss DataParallel::losses(Tensor logits, const Tensor& targets
   return {cross_entropy_backward(std::move(logits), targets, lse, scale), sums};
 }
 
-Root DataParallel::loss(Var logits, const Tensor& targets, double scale, const LossFunction& function) {
-  if (axis_.size() == 1) return DataStrategy::loss(std::move(logits), targets, scale, function);  // without copies
+Root DataParallel::loss(const Var& hidden, const Tensor& targets, double scale, const Head& head) {
+  if (axis_.size() == 1) return DataStrategy::loss(hidden, targets, scale, head);  // without copies
+  Var logits = head.logits(hidden);
   const Var edge = logits.edge();
   Tensor own = std::move(logits).take();
   const int64_t rows = own.dim(0) * axis_.size(), vocab = own.dim(1);

@@ -37,7 +37,7 @@ class DataParallel final : public DataStrategy {
   // Rank 0 loads the sequences of all ranks, in rank order.
   std::vector<Share> loads(int64_t batch, int64_t microbatches, int64_t index) const override;
   Tensor deal(const Tensor& ids) override;
-  Root loss(Var logits, const Tensor& targets, double scale, const LossFunction& function) override;
+  Root loss(const Var& hidden, const Tensor& targets, double scale, const Head& head) override;
   // Everything on rank 0, nothing on the others.
   const std::vector<FlatUnit>& shards() const override { return root() ? units_ : nothing_; }
   std::vector<FlatUnit> residents() const override { return units_; }

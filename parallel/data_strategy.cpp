@@ -29,8 +29,8 @@ std::vector<Share> DataStrategy::loads(int64_t batch, int64_t microbatches, int6
   return {computes(batch, microbatches, index)};
 }
 
-Root DataStrategy::loss(Var logits, const Tensor& targets, double scale, const LossFunction& function) {
-  Loss loss = function(std::move(logits), targets.contiguous().reshape({-1}), scale);
+Root DataStrategy::loss(const Var& hidden, const Tensor& targets, double scale, const Head& head) {
+  Loss loss = head.loss(hidden, targets.contiguous().reshape({-1}), scale);
   return {std::move(loss.mean), {}, loss.loss_sum};
 }
 

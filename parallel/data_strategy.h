@@ -4,7 +4,7 @@
 //     strategy.begin_step();
 //     for each micro-batch j:
 //       load the sequences of strategy.loads(...); the model's first sequence is that of strategy.computes(...)
-//       root = strategy.loss(model(strategy.deal(ids)), targets, scale, loss function);
+//       root = strategy.loss(hidden states of strategy.deal(ids), targets, scale, head);
 //       strategy.begin_gradients(j);
 //       backward(root.value, {.seed = root.seed});
 //       strategy.end_gradients(j);
@@ -65,8 +65,13 @@ struct Root {
   LateNumber loss_sum = {};  // over the target tokens that this rank computes
 };
 
-// cross_entropy() of autograd/ops.h, or another that computes the same.
-using LossFunction = std::function<Loss(Var logits, const Tensor& targets, double scale)>;
+// What follows a model's last hidden states (B, T, C): its logits (B T, V), for a strategy that needs them, and its
+// loss, of targets int32 (B T), with `scale` as in cross_entropy() of autograd/ops.h.
+using LossFunction = std::function<Loss(const Var& hidden, const Tensor& targets, double scale)>;
+struct Head {
+  std::function<Var(const Var& hidden)> logits;
+  LossFunction loss;
+};
 
 // Units of Module::layout(), by number.
 struct UnitRange {
@@ -91,9 +96,9 @@ class DataStrategy {
   // What this rank computes of what was loaded: int32 (B, T), one share below the other; a rank that loads none gives a
   // meta tensor of the shape that it computes.
   virtual Tensor deal(const Tensor& ids) { return ids; }
-  // The loss of its logits (B T, V), and where their backward pass begins. `targets` were loaded like the ids; `scale`
-  // is that of cross_entropy().
-  virtual Root loss(Var logits, const Tensor& targets, double scale, const LossFunction& function);
+  // The loss of the hidden states, and where their backward pass begins. `targets` were loaded like the ids; `scale` is
+  // that of cross_entropy().
+  virtual Root loss(const Var& hidden, const Tensor& targets, double scale, const Head& head);
 
   // The values and gradients that this rank's optimizer updates; they stay where they are.
   virtual const std::vector<FlatUnit>& shards() const = 0;

@@ -103,16 +103,15 @@ const FlatUnit& Reference::unit(const std::string& name) {
 double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_head) {
   const bool apart = std::find(order_.units.begin(), order_.units.end(), "head") != order_.units.end();
   const double scale = 1.0 / static_cast<double>(options_.batch * model_.config.context);
-  const Tensor wanted = targets.contiguous().reshape({-1});
   model_.clear_gradients();
   if (!apart) {
-    const Loss loss = cross_entropy(model_.logits(model_.hidden(ids)), wanted, scale);
+    const Loss loss = model_.head_loss(model_.hidden(ids), targets, scale);
     backward(loss.mean);
     model_.settle_gradients();
     return loss.loss_sum;
   }
   const Var hidden = model_.hidden(ids), cut(hidden.value(), true);
-  const Loss loss = cross_entropy(model_.logits(cut), wanted, scale);
+  const Loss loss = model_.head_loss(cut, targets, scale);
   backward(loss.mean);
   of_head = unit("tokens").grads.clone();
   model_.tokens.weight.clear_grad();

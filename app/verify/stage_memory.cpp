@@ -98,8 +98,8 @@ class LoneRank {
   }
   GptStages::Options stage_options(const GptConfig& config) {
     return {.layers = split_layers(config, sizes_.schedule.stages),
-            .loss = [this](Var logits, const Tensor& targets,
-                           double scale) { return parallel_loss(model_, std::move(logits), targets, scale, *tp_); },
+            .loss = [this](const Var& hidden, const Tensor& targets,
+                           double scale) { return parallel_loss(model_, hidden, targets, scale, *tp_); },
             .load = [this](int64_t, bool ids, bool targets) { return load(ids, targets); },
             .where = [this](int64_t) { return where(); },
             .activation = {sizes_.sequences, sizes_.tokens / (options_.sp ? sizes_.axes.tp : 1), config.channels},

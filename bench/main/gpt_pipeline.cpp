@@ -141,15 +141,14 @@ class GptPipeline {
   }
 
   GptStages::Options options() {
-    return {
-        .layers = layers_,
-        .loss = [this](Var logits, const Tensor& targets,
-                       double scale) { return parallel_loss(model_, std::move(logits), targets, scale, mesh_["dp"]); },
-        .scale = 1.0 / static_cast<double>(tokens_.ids.numel()),
-        .load = [this](int64_t, bool, bool) { return tokens_; },
-        .where = [this](int64_t) { return enter_pass(); },
-        .activation = {what_.sequences, what_.model.context, what_.model.channels},
-        .arena = arena_};
+    return {.layers = layers_,
+            .loss = [this](const Var& hidden, const Tensor& targets,
+                           double scale) { return parallel_loss(model_, hidden, targets, scale, mesh_["dp"]); },
+            .scale = 1.0 / static_cast<double>(tokens_.ids.numel()),
+            .load = [this](int64_t, bool, bool) { return tokens_; },
+            .where = [this](int64_t) { return enter_pass(); },
+            .activation = {what_.sequences, what_.model.context, what_.model.channels},
+            .arena = arena_};
   }
 
   const PipelineCase& what_;

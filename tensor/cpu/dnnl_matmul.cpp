@@ -138,6 +138,12 @@ void emulate(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) 
   out.copy_from(product);
 }
 
+// Of the processor, as far as oneDNN may use them.
+bool has_instructions(dnnl::cpu_isa need) {
+  const int isa = static_cast<int>(dnnl::get_effective_cpu_isa()), all = static_cast<int>(need);
+  return (isa & all) == all;
+}
+
 bool emulated(const Tensor& a) { return a.dtype() == DType::bfloat16 && !has_bfloat16_matmul(); }
 
 }  // namespace
@@ -162,25 +168,22 @@ void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bi
 }
 
 bool has_bfloat16_matmul() {
-  static const bool has = [] {
-    const int isa = static_cast<int>(dnnl::get_effective_cpu_isa()),
-              need = static_cast<int>(dnnl::cpu_isa::avx512_core);
-    return (isa & need) == need;
-  }();
+  static const bool has = has_instructions(dnnl::cpu_isa::avx512_core);
   return has;
+}
+
+bool packing_pays() {
+  static const bool pays = has_instructions(dnnl::cpu_isa::avx512_core_amx);
+  return pays;
 }
 
 std::string matmul_library() {
   const dnnl_version_t* v = dnnl_version();
-  const auto isa = dnnl::get_effective_cpu_isa();
-  const auto has = [&](dnnl::cpu_isa need) {
-    return (static_cast<int>(isa) & static_cast<int>(need)) == static_cast<int>(need);
-  };
   const char* name = "sse41";
-  if (has(dnnl::cpu_isa::avx2)) name = "avx2";
-  if (has(dnnl::cpu_isa::avx512_core)) name = "avx512";
-  if (has(dnnl::cpu_isa::avx512_core_bf16)) name = "avx512_bf16";
-  if (has(dnnl::cpu_isa::avx512_core_amx)) name = "amx";
+  if (has_instructions(dnnl::cpu_isa::avx2)) name = "avx2";
+  if (has_instructions(dnnl::cpu_isa::avx512_core)) name = "avx512";
+  if (has_instructions(dnnl::cpu_isa::avx512_core_bf16)) name = "avx512_bf16";
+  if (has_instructions(dnnl::cpu_isa::avx512_core_amx)) name = "amx";
   return "oneDNN " + std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch) + ", " +
          name;
 }

@@ -10,6 +10,20 @@
 #include "tensor/math.h"
 
 namespace tessera {
+
+int64_t check_targets(const Tensor& targets, int64_t vocab) {
+  int64_t count = 0;
+  const int32_t* const target = targets.data<int32_t>();
+  for (int64_t i = 0; i < targets.dim(0); ++i) {
+    if (target[i] == kIgnoredTarget) continue;
+    if (target[i] < 0 || target[i] >= vocab)
+      throw Error("[cross_entropy] target " + std::to_string(target[i]) + " of row " + std::to_string(i) +
+                  " is outside [0, " + std::to_string(vocab) + ")");
+    ++count;
+  }
+  return count;
+}
+
 namespace {
 
 constexpr int64_t kVocabBlock = 4096;  // entries: 16 KiB of float32, which stays in the nearest cache
@@ -34,20 +48,6 @@ void check_shapes(const Tensor& logits, const Tensor& targets) {
                 "; expected (N, V) and int32 (N)");
 }
 
-// Throws for a target outside; returns how many there are.
-int64_t check_targets(const Tensor& targets, int64_t vocab) {
-  int64_t count = 0;
-  const int32_t* const target = targets.data<int32_t>();
-  for (int64_t i = 0; i < targets.dim(0); ++i) {
-    if (target[i] == kIgnoredTarget) continue;
-    if (target[i] < 0 || target[i] >= vocab)
-      throw Error("[cross_entropy] target " + std::to_string(target[i]) + " of row " + std::to_string(i) +
-                  " is outside [0, " + std::to_string(vocab) + ")");
-    ++count;
-  }
-  return count;
-}
-
 int64_t vocab_of(const Tensor& logits, const VocabPart& part) { return part.whole > 0 ? part.whole : logits.dim(1); }
 
 int64_t rows_per_task(int64_t vocab) { return std::max<int64_t>(1, cpu::kGrain / std::max<int64_t>(vocab, 1)); }
@@ -59,9 +59,8 @@ CrossEntropy with_sum(CrossEntropy out, const Tensor& beside, double total) {
   return out;
 }
 
-CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets) {
+CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets, double total) {
   CrossEntropy out;
-  double total = 0;
   const int64_t n = logits.dim(0), vocab = logits.dim(1);
   out.count = static_cast<double>(check_targets(targets, vocab));
   with_floating(logits.dtype(), "cross_entropy", [&](auto t) {
@@ -130,8 +129,13 @@ CrossEntropy cross_entropy(const Tensor& logits_any, const Tensor& targets_any) 
   check_shapes(logits_any, targets_any);
   const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
   return on_device(
-      logits.device(), [&] { return cross_entropy_on_cpu(logits, targets); },
+      logits.device(), [&] { return cross_entropy_on_cpu(logits, targets, 0); },
       [&] { return later(cuda::cross_entropy(logits, targets)); });
+}
+
+CrossEntropy cross_entropy_after(double before, const Tensor& logits, const Tensor& targets) {
+  check_shapes(logits, targets);
+  return cross_entropy_on_cpu(logits.contiguous(), targets.contiguous(), before);
 }
 
 Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, const Tensor& lse,

@@ -26,6 +26,12 @@ Tensor targets_beside(const Tensor& logits, const Tensor& targets, int64_t vocab
 // logits (N, V), targets int32 (N) in [0, V) or kIgnoredTarget. Throws naming the row of a target outside. On a GPU the
 // targets lie there too, losses are added by blocks of 4096 rows, and nothing waits. Cost: one read of the logits.
 CrossEntropy cross_entropy(const Tensor& logits, const Tensor& targets);
+// The same of rows that follow others, in the host's memory: loss_sum goes on from `before`, so that blocks of rows add
+// up to the bits of all rows at once.
+CrossEntropy cross_entropy_after(double before, const Tensor& logits, const Tensor& targets);
+
+// The number of target tokens among targets int32 (N) in the host's memory. Throws naming the row of one outside.
+int64_t check_targets(const Tensor& targets, int64_t vocab);
 
 // Where logits (N, V_r) lie in a vocabulary of which only a part is here: columns [first, first + V_r) of `whole`.
 struct VocabPart {

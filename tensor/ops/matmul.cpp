@@ -110,23 +110,35 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   return out;
 }
 
+void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {
+  const Tensor wt = w.transpose(0, 1);
+  check_product("linear", x, wt);
+  if (b.defined()) b.check_size(w.dim(0));
+  y.check_size(x.dim(0) * w.dim(0));
+  product(y, x, wt, b.defined() ? b.contiguous() : b, pack_for(packs, x, wt, true));
+}
+
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {
   if (w.rank() != 2 || x.rank() < 1 || x.dim(-1) != w.dim(1))
     throw Error("[linear] x " + x.shape().str() + " does not fit weight " + w.shape().str() + "; x must end in " +
                 (w.rank() == 2 ? std::to_string(w.dim(1)) : "K"));
-  const Tensor rows = x.contiguous().flat_rows(), wt = w.transpose(0, 1);
-  check_product("linear", rows, wt);
-  if (b.defined()) b.check_size(w.dim(0));
+  const Tensor rows = x.contiguous().flat_rows();
   Tensor y = x.make({rows.dim(0), w.dim(0)});
-  product(y, rows, wt, b.defined() ? b.contiguous() : b, pack_for(packs, rows, wt, true));
+  linear_into(y, rows, w, b, packs);
   return y.reshape(x.shape().with_last(w.dim(0)));
+}
+
+void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, WeightPacks* packs) {
+  check_product("linear_input_grad", dy, w);
+  dx.check_size(dy.dim(0) * w.dim(1));
+  product(dx, dy, w, {}, pack_for(packs, dy, w, false));
 }
 
 Tensor linear_input_grad(const Tensor& dy, const Tensor& w, WeightPacks* packs) {
   const Tensor rows = dy.contiguous().flat_rows();
   check_product("linear_input_grad", rows, w);
   Tensor dx = dy.make({rows.dim(0), w.dim(1)});
-  product(dx, rows, w, {}, pack_for(packs, rows, w, false));
+  linear_input_grad_into(dx, rows, w, packs);
   return dx.reshape(dy.shape().with_last(w.dim(1)));
 }
 

@@ -23,8 +23,12 @@ struct WeightPacks {
 
 // The linear layer y = x w^T + b. x (..., K), w (N, K), b (N) or undefined -> (..., N).
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs = nullptr);
+// The same for x (M, K) into y (M, N), whose rows run on.
+void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs = nullptr);
 // dx = dy w: (..., N) -> (..., K).
 Tensor linear_input_grad(const Tensor& dy, const Tensor& w, WeightPacks* packs = nullptr);
+// The same for dy (M, N) into dx (M, K), whose rows run on.
+void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, WeightPacks* packs = nullptr);
 // dw (N, K) = dy^T x, over all rows; overwrites dw, which may be float32 where dy is bfloat16.
 void linear_weight_grad(Tensor& dw, const Tensor& dy, const Tensor& x);
 

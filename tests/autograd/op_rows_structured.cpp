@@ -167,6 +167,35 @@ Problem draw_cross_entropy(Random& random) {
           }};
 }
 
+// More rows than a block has, as often as fewer; blocks that divide them and blocks that do not.
+Problem draw_linear_cross_entropy(Random& random) {
+  const int64_t rows = random.between(0, 1) == 0 ? random.between(1, 40) : random.between(65, 130);
+  const int64_t channels = random.between(1, 20), vocab = random.one_of<int64_t>({2, 17, 65});
+  const Tensor targets = draw_ids(random, {rows}, vocab, make_arena());
+  for (int64_t i = 0; i < rows; i += 7) targets.data<int32_t>()[random.between(0, rows - 1)] = -1;
+  return {
+      {{Shape{rows, channels}, -1, 1}, {Shape{vocab, channels}, -1, 1}},
+      [targets](const std::vector<Var>& v) { return linear_cross_entropy(v[0], v[1], targets, 0.25, nullptr, 1).mean; },
+      [=](const Values& v) {
+        const auto width = static_cast<size_t>(channels);
+        std::vector<double> logits;
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t entry = 0; entry < vocab; ++entry) {
+            double sum = 0;
+            for (size_t c = 0; c < width; ++c)
+              sum += v[0][static_cast<size_t>(r) * width + c] * v[1][static_cast<size_t>(entry) * width + c];
+            logits.push_back(sum);
+          }
+        double total = 0;
+        const std::vector<double> log_p = softmax_rows(logits, static_cast<size_t>(vocab), true);
+        for (int64_t r = 0; r < rows; ++r)
+          if (const int32_t t = targets.data<int32_t>()[r]; t >= 0) total -= log_p[static_cast<size_t>(r * vocab + t)];
+        return std::vector<double>{0.25 * total};
+      },
+      false,
+      true};
+}
+
 }  // namespace
 
 void add_structured_rows(std::vector<OpRow>& table) {
@@ -179,6 +208,7 @@ void add_structured_rows(std::vector<OpRow>& table) {
   table.push_back({"embedding", draw_embedding});
   table.push_back({"dropout", draw_dropout});
   table.push_back({"cross_entropy", draw_cross_entropy});
+  table.push_back({"linear_cross_entropy", draw_linear_cross_entropy});
 }
 
 }  // namespace tessera::test

@@ -55,7 +55,7 @@ inline double learn_cut(Gpt& model, const Batch& batch, Communicator& tp, Deferr
   model.set_step({.seed = 5, .step = 3, .first_sequence = 2, .training = true, .tokens_total = batch.ids.dim(1)});
   model.clear_gradients();
   const double scale = 1.0 / static_cast<double>(batch.ids.numel());
-  const Loss loss = parallel_loss(model, model.logits(model.hidden(batch.ids)), batch.targets, scale, tp);
+  const Loss loss = parallel_loss(model, model.hidden(batch.ids), batch.targets, scale, tp);
   backward(loss.mean, {.seed = {}, .defer = defer});
   if (defer) defer->run();
   model.settle_gradients();

@@ -127,7 +127,7 @@ Seen watch_backward(const Placement& between, const std::vector<size_t>& late) {
     tp.set_trace(&trace);
     model.blocks[0]->mlp.up.weight.on_grad([&] { seen.up = trace.now(); });
     model.blocks[0]->attn.qkv.weight.on_grad([&] { seen.qkv = trace.now(); });
-    const Loss loss = parallel_loss(model, model.logits(model.hidden(batch.ids)), batch.targets, 1, tp);
+    const Loss loss = parallel_loss(model, model.hidden(batch.ids), batch.targets, 1, tp);
     seen.began = trace.now();
     backward(loss.mean);
     tp.set_trace(nullptr);
@@ -204,8 +204,8 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
     strategy->begin_gradients(0);
     double sum = 0;
     {
-      const Var logits = model.logits(model.hidden(batch.ids.narrow(0, first, 2)));
-      const Loss loss = parallel_loss(model, logits, batch.targets.narrow(0, first, 2), scale, mesh["tp"]);
+      const Var hidden = model.hidden(batch.ids.narrow(0, first, 2));
+      const Loss loss = parallel_loss(model, hidden, batch.targets.narrow(0, first, 2), scale, mesh["tp"]);
       if (stage == 3) {
         EXPECT_EQ(arena->usage(Category::communication).live, 0);  // the graph holds nothing
       }

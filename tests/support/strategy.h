@@ -8,7 +8,10 @@ namespace tessera::test {
 // The forward and backward pass of micro-batch `index`; returns the sum of this rank's losses.
 inline double run_microbatch(DataStrategy& strategy, Gpt& model, const Tensor& ids, const Tensor& targets, double scale,
                              int64_t index) {
-  const Root root = strategy.loss(model.logits(model.hidden(strategy.deal(ids))), targets, scale, cross_entropy);
+  const Head head{
+      [&](const Var& hidden) { return model.logits(hidden); },
+      [&](const Var& hidden, const Tensor& wanted, double by) { return model.head_loss(hidden, wanted, by); }};
+  const Root root = strategy.loss(model.hidden(strategy.deal(ids)), targets, scale, head);
   strategy.begin_gradients(index);
   backward(root.value, {.seed = root.seed});
   strategy.end_gradients(index);

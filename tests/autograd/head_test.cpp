@@ -1,0 +1,283 @@
+// The head and its loss by blocks of rows: the bits of logits that stand whole, gradients that are made ahead of their
+// time and are told of in time, and no more memory than a block.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "autograd/ops.h"
+#include "tensor/random.h"
+
+namespace tessera {
+namespace {
+
+struct Sizes {
+  int64_t rows, channels, vocab;
+};
+// Blocks are of 32 rows at least: equal ones, a rest of one, a rest of many, a single one.
+const Sizes kSizes[] = {{96, 24, 70}, {65, 17, 33}, {127, 8, 301}, {20, 16, 50}};
+const DType kDTypes[] = {DType::float32, DType::bfloat16, DType::float64};
+
+Tensor drawn(const std::string& name, const Shape& shape, DType dtype, const ArenaPtr& arena) {
+  const Tensor t = Tensor::empty(shape, DType::float64, arena);
+  const Philox numbers = Philox::named(3, name);
+  for (int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = 0.5 * numbers.normal(static_cast<uint64_t>(i));
+  return t.to(dtype);
+}
+
+Tensor drawn_targets(int64_t rows, int64_t vocab, const ArenaPtr& arena, uint64_t of = 0) {
+  const Tensor t = Tensor::empty({rows}, DType::int32, arena);
+  const Philox numbers = Philox::named(5 + of, "targets");
+  for (int64_t i = 0; i < rows; ++i)
+    t.data<int32_t>()[i] = i % 9 == 4 ? -1 : static_cast<int32_t>(numbers.below(static_cast<uint64_t>(vocab), i));
+  return t;
+}
+
+bool same(const Tensor& a, const Tensor& b) {
+  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
+  return a.dtype() == b.dtype() && x == y;
+}
+
+// A hidden state, a weight with a buffer for its gradient, and targets.
+struct Head {
+  ArenaPtr arena = make_arena();
+  Sizes sizes;
+  Var x, w;
+  Tensor targets;
+  int told = 0;
+
+  Head(const Sizes& s, DType dtype, DType grad_dtype)
+      : sizes(s),
+        x(Var::input(drawn("x", {s.rows, s.channels}, dtype, arena))),
+        w(drawn("w", {s.vocab, s.channels}, dtype, arena), true),
+        targets(drawn_targets(s.rows, s.vocab, arena)) {
+    w.set_grad_buffer(Tensor::empty({s.vocab, s.channels}, grad_dtype, arena, Category::gradients));
+    w.on_grad([this] { ++told; });
+  }
+  Loss fused(double scale = 0.3, int64_t most_bytes = 1) const {
+    return linear_cross_entropy(x, w, targets, scale, nullptr, most_bytes);
+  }
+  // The same with the logits whole: products in the same blocks, then a loss.
+  Loss whole(double scale = 0.3) const { return cross_entropy(linear_by_rows(x, w, nullptr, 1), targets, scale); }
+};
+
+TEST(Head, HasTheBitsOfLogitsThatStandWhole) {
+  for (const Sizes& sizes : kSizes)
+    for (const DType dtype : kDTypes) {
+      const DType wide = dtype == DType::float64 ? dtype : DType::float32;
+      for (const DType grad_dtype : {wide, dtype}) {
+        Head a(sizes, dtype, grad_dtype), b(sizes, dtype, grad_dtype);
+        for (int microbatch = 0; microbatch < 3; ++microbatch) {  // the first overwrites, others are added
+          const Loss fused = a.fused(), whole = b.whole();
+          EXPECT_EQ(fused.loss_sum, whole.loss_sum);
+          EXPECT_EQ(fused.count, whole.count);
+          EXPECT_TRUE(same(fused.mean.value(), whole.mean.value()));
+          backward(fused.mean);
+          backward(whole.mean);
+          EXPECT_TRUE(same(a.x.grad(), b.x.grad())) << sizes.rows << " " << name_of(dtype);
+          EXPECT_TRUE(same(a.w.grad(), b.w.grad())) << sizes.rows << " " << name_of(dtype);
+          EXPECT_EQ(a.told, microbatch + 1);
+          a.targets = b.targets =
+              drawn_targets(sizes.rows, sizes.vocab, a.arena, static_cast<uint64_t>(microbatch + 1));
+        }
+      }
+    }
+}
+
+// Products of one block: rows have the bits that they have alone, and only sums over rows have another order.
+TEST(Head, AgreesWithOneProduct) {
+  for (const Sizes& sizes : kSizes) {
+    Head a(sizes, DType::float64, DType::float64), b(sizes, DType::float64, DType::float64);
+    const Loss fused = a.fused(), plain = cross_entropy(linear(b.x, b.w, Var()), b.targets, 0.3);
+    EXPECT_EQ(fused.loss_sum, plain.loss_sum);
+    backward(fused.mean);
+    backward(plain.mean);
+    EXPECT_TRUE(same(a.x.grad(), b.x.grad()));
+    const std::vector<double> x = a.w.grad().to_vector<double>(), y = b.w.grad().to_vector<double>();
+    for (size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x[i], y[i], 1e-14);
+  }
+}
+
+TEST(Head, ScalesByTheSeed) {
+  for (const DType dtype : {DType::float32, DType::float64}) {
+    Head a(kSizes[1], dtype, dtype), b(kSizes[1], dtype, dtype);
+    Tensor seed = Tensor::empty({}, DType::float64, a.arena);
+    seed.fill(-4);  // a power of two: no rounding
+    backward(a.fused().mean, {.seed = seed});
+    backward(b.fused(-1.2).mean);
+    EXPECT_TRUE(same(a.x.grad(), b.x.grad()));
+    EXPECT_TRUE(same(a.w.grad(), b.w.grad()));
+  }
+}
+
+TEST(Head, WithoutGradientsThereIsOnlyTheLoss) {
+  Head a(kSizes[0], DType::float32, DType::float32);
+  const double expected = a.whole().loss_sum;
+  const NoGrad no_grad;
+  a.w.grad();
+  const int64_t before = a.arena->total().live;
+  const Loss loss = a.fused();
+  EXPECT_EQ(loss.loss_sum, expected);
+  EXPECT_FALSE(loss.mean.requires_grad());
+  EXPECT_EQ(a.arena->total().live, before + 8);
+}
+
+// Gradients of one side alone.
+TEST(Head, MakesWhatIsWanted) {
+  Head a(kSizes[0], DType::float32, DType::float32), b(kSizes[0], DType::float32, DType::float32);
+  backward(a.whole().mean);
+  backward(linear_cross_entropy(b.x, Var(b.w.value()), b.targets, 0.3, nullptr, 1).mean);
+  EXPECT_TRUE(same(a.x.grad(), b.x.grad()));
+  backward(linear_cross_entropy(Var(b.x.value()), b.w, b.targets, 0.3, nullptr, 1).mean);
+  EXPECT_TRUE(same(a.w.grad(), b.w.grad()));
+}
+
+// What stands in the parameter's buffer ahead of its time is neither seen nor lost.
+TEST(Head, AnEarlyGradientIsNotSeenBeforeItIsGiven) {
+  Head a(kSizes[0], DType::float32, DType::float32);
+  {
+    const Loss loss = a.fused();
+    EXPECT_FALSE(a.w.grad().defined());
+    EXPECT_EQ(a.told, 0);
+    a.w.clear_grad();  // after the forward pass, as some do
+    backward(loss.mean);
+  }
+  EXPECT_TRUE(a.w.grad().defined());
+  EXPECT_EQ(a.told, 1);
+  const Loss never_walked = a.fused();
+  a.w.clear_grad();
+  a.w.settle_grad();
+  for (const float v : a.w.grad().to_vector<float>()) EXPECT_EQ(v, 0);
+}
+
+// Every order in which passes of three micro-batches may follow each other, put off or not: the bits of passes in order
+// whose gradients come in that order.
+TEST(Head, PassesMayInterleave) {
+  const std::vector<std::vector<int>> orders = {{0, 1, 2}, {2, 1, 0}, {1, 2, 0}, {1, 0, 2}};
+  for (const DType grad_dtype : {DType::float32, DType::bfloat16})
+    for (const bool deferred : {false, true})
+      for (const std::vector<int>& order : orders) {
+        Head a(kSizes[0], DType::bfloat16, grad_dtype), b(kSizes[0], DType::bfloat16, grad_dtype);
+        const auto targets_of = [&](Head& h, int i) {
+          h.targets = drawn_targets(h.sizes.rows, h.sizes.vocab, h.arena, static_cast<uint64_t>(i));
+        };
+        std::vector<Var> losses;
+        for (int i = 0; i < 3; ++i) {
+          targets_of(a, i);
+          losses.push_back(a.fused().mean);
+        }
+        DeferredWeightGrads later;
+        for (const int i : order) {
+          backward(losses[static_cast<size_t>(i)], {.seed = {}, .defer = deferred ? &later : nullptr});
+          EXPECT_EQ(a.told > 0, !deferred);
+        }
+        later.run();
+        EXPECT_EQ(a.told, 3);
+        for (const int i : order) {
+          targets_of(b, i);
+          backward(b.whole().mean);
+        }
+        EXPECT_TRUE(same(a.w.grad(), b.w.grad())) << deferred;
+        EXPECT_TRUE(same(a.x.grad(), b.x.grad())) << deferred;
+      }
+}
+
+// A tied weight: its other use brings a gradient in the same pass, and another loss one between forward and backward.
+TEST(Head, TheWeightMayHaveOtherUses) {
+  Head a(kSizes[0], DType::float32, DType::float32), b(kSizes[0], DType::float32, DType::float32);
+  const Tensor ids = Tensor::empty({kSizes[0].rows}, DType::int32, a.arena);
+  for (int64_t i = 0; i < ids.numel(); ++i) ids.data<int32_t>()[i] = static_cast<int32_t>(i * 5 % kSizes[0].vocab);
+  const auto pass = [&](Head& h, bool fused) {
+    const Var x = embedding(ids, h.w);
+    const Loss loss = fused ? linear_cross_entropy(x, h.w, h.targets, 0.3, nullptr, 1)
+                            : cross_entropy(linear_by_rows(x, h.w, nullptr, 1), h.targets, 0.3);
+    backward(sum(h.w));  // comes between
+    backward(loss.mean);
+  };
+  for (int microbatch = 0; microbatch < 2; ++microbatch) {
+    pass(a, true);
+    pass(b, false);
+    EXPECT_TRUE(same(a.w.grad(), b.w.grad())) << microbatch;
+  }
+}
+
+// A weight without a buffer until its gradient comes, and one that is the result of an op.
+TEST(Head, AnyWeightWillDo) {
+  Head a(kSizes[0], DType::bfloat16, DType::float32), b(kSizes[0], DType::bfloat16, DType::float32);
+  a.w.provide_grad(
+      [&] { a.w.set_grad_buffer(Tensor::empty(a.w.shape(), DType::float32, a.arena, Category::gradients)); });
+  backward(a.fused().mean);
+  backward(b.whole().mean);
+  EXPECT_TRUE(same(a.w.grad(), b.w.grad()));
+  a.w.clear_grad();
+  b.w.clear_grad();
+  backward(linear_cross_entropy(a.x, scale(a.w, 2), a.targets, 0.3, nullptr, 1).mean);
+  backward(cross_entropy(linear_by_rows(b.x, scale(b.w, 2), nullptr, 1), b.targets, 0.3).mean);
+  EXPECT_TRUE(same(a.w.grad(), b.w.grad()));
+}
+
+TEST(Head, WhatDoesNotFitIsRefused) {
+  Head a(kSizes[0], DType::float32, DType::float32);
+  const auto refusal = [&] {
+    try {
+      a.fused();
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("nothing was thrown");
+  };
+  a.targets.data<int32_t>()[90] = 70;  // in the last block
+  EXPECT_EQ(refusal(), "[cross_entropy] target 70 of row 90 is outside [0, 70)");
+  a.targets = a.targets.narrow(0, 0, 95);
+  EXPECT_EQ(refusal(),
+            "[linear_cross_entropy] x is float32 (96, 24), w is float32 (70, 24), targets are int32 (95); expected "
+            "(N, C), (V, C) and int32 (N)");
+}
+
+// A step holds one block of logits and, where the parameter's buffer is free, no gradient of the weight beside it.
+TEST(Head, HoldsOneBlockOfLogits) {
+  const Sizes sizes{1024, 64, 2048};
+  Head a(sizes, DType::float32, DType::float32);
+  const int64_t logits = sizes.rows * sizes.vocab * 4, weight = sizes.vocab * sizes.channels * 4,
+                hidden = sizes.rows * sizes.channels * 4;
+  for (int microbatch = 0; microbatch < 2; ++microbatch) {
+    backward(a.fused(0.3, logits / 8).mean);  // the library compiles its kernels
+    a.w.clear_grad();
+    const int64_t before = a.arena->total().live;
+    a.arena->reset_peaks();
+    const Loss loss = a.fused(0.3, logits / 8);
+    // Beside the block: the gradient of x, that of the block's rows, what is made fresh of the weight's, and some.
+    EXPECT_LT(a.arena->total().peak, before + logits / 8 + 2 * hidden + weight + 65536);
+    EXPECT_LT(a.arena->total().live, before + hidden + 4096);
+    a.arena->reset_peaks();
+    backward(loss.mean);
+    EXPECT_LT(a.arena->total().peak, before + 2 * hidden + 65536);
+  }
+}
+
+TEST(Head, BlocksAreEqualWhereTheyCanBe) {
+  const ArenaPtr arena = make_arena();
+  const auto blocks = [&](int64_t rows, int64_t vocab, DType dtype, int64_t most) {
+    const RowBlocks b =
+        row_blocks(Tensor::empty({rows, 1}, dtype, arena), Tensor::empty({vocab, 1}, dtype, arena), most);
+    int64_t seen = 0;
+    b.for_each([&](int64_t at, int64_t n) {
+      EXPECT_EQ(at, seen);
+      EXPECT_LE(n, b.block);
+      seen += n;
+    });
+    EXPECT_EQ(seen, rows);
+    return b.block;
+  };
+  EXPECT_EQ(blocks(1024, 1000, DType::float32, 1 << 20), 256);   // 262 would fit
+  EXPECT_EQ(blocks(1024, 1000, DType::bfloat16, 1 << 20), 512);  // 524
+  EXPECT_EQ(blocks(1000, 1000, DType::float32, 1 << 20), 250);
+  EXPECT_EQ(blocks(1020, 1000, DType::float32, 1 << 20), 255);
+  EXPECT_EQ(blocks(1009, 1000, DType::float32, 1 << 20), 253);  // a prime
+  EXPECT_EQ(blocks(262, 1000, DType::float32, 1 << 20), 262);
+  EXPECT_EQ(blocks(128, 1000000, DType::float32, 1 << 20), 32);
+}
+
+}  // namespace
+}  // namespace tessera
