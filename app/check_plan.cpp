@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "app/attention_choice.h"
 #include "app/device.h"
 #include "app/plan.h"
 #include "parallel/comm/surroundings.h"
@@ -100,6 +101,7 @@ void check_context(const TrainOptions& o, const Axes& a, const ModelSizes& s) {
 }
 
 void check_place(const TrainOptions& o) {
+  check_attention(o);
   check_device(o.device);
   if (o.device == "cpu") return;
   if (o.offload != "none")

@@ -5,6 +5,11 @@
 #include "tensor/error.h"
 
 namespace tessera {
+namespace {
+
+cuda::KernelChoice kernels;  // a program has one command line
+
+}  // namespace
 
 int gpu_count() {
   if constexpr (kWithCuda)
@@ -25,8 +30,12 @@ ArenaPtr rank_arena(const std::string& device, int rank) {
   check_device(device);
   if (device == "cpu") return make_arena();
   if constexpr (kWithCuda) cuda::use_gpu(rank % gpu_count());
-  return make_arena(Device::cuda);
+  const ArenaPtr arena = make_arena(Device::cuda);
+  arena->local<cuda::KernelChoice>() = kernels;
+  return arena;
 }
+
+void set_kernels(const cuda::KernelChoice& choice) { kernels = choice; }
 
 std::string describe_device() {
   if constexpr (kWithCuda)

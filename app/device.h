@@ -3,6 +3,7 @@
 #include <string>
 
 #include "tensor/arena.h"
+#include "tensor/cuda/kernel_choice.h"
 
 namespace tessera {
 
@@ -12,6 +13,8 @@ void check_device(const std::string& device);
 // Memory for a rank's tensors: the host's, or that of the GPU of its number, counted over again where there are fewer
 // GPUs than ranks. That GPU becomes the calling thread's.
 ArenaPtr rank_arena(const std::string& device, int rank);
+// Which kernels the arenas that rank_arena() makes from now on use on GPUs. To be called before ranks are.
+void set_kernels(const cuda::KernelChoice& choice);
 // For people: the GPU that the calling thread uses.
 std::string describe_device();
 int gpu_count();  // 0 in a build without CUDA

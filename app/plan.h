@@ -14,7 +14,8 @@ DType dtype_named(const std::string& name);  // "fp32", "bf16", "fp64"
 // What carries bytes: --backend, or MPI where its launcher started this process.
 Backend backend_of(const TrainOptions& options);
 int64_t ranks_of(const TrainOptions& options);
-// True of a plan that sums inside a product or a softmax, and so agrees with one rank to rounding, not to the bit.
+// True of a plan that sums inside a product or a softmax, and so agrees with one rank to rounding, not to the bit; and
+// of attention by cuDNN, which does not say that a row has the same bits in another batch.
 bool splits_sums(const TrainOptions& options);
 // Throws Error (usage) for a plan that cannot be, with the nearest values that can.
 void check_plan(const TrainOptions& options);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "app/attention_choice.h"
 #include "app/commands.h"
 #include "app/device.h"
 #include "app/plan.h"
@@ -88,6 +89,7 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
                              : o.dtype == "bf16" && cpu::has_amx() ? "our own products on AMX tiles"
                                                                    : cpu::matmul_library(),
                              run.directory.path().string()));
+  if (o.device == "cuda") output.message(describe_attention(o));
   if (o.device == "cpu" && o.dtype == "bf16" && !cpu::has_bfloat16_matmul())
     output.message("bf16 is emulated: this machine has no AVX-512, so products are made in fp32 of rounded inputs");
 }
@@ -136,6 +138,7 @@ std::string sample_of_saved(const Run& run, const GptConfig& config) {
 }
 
 int run_train(const TrainOptions& o) {
+  choose_kernels(o);
   if (backend_of(o) == Backend::mpi) return train_under_mpi(o);
   const Dataset dataset = dataset_of(o, o.quiet);
   const Sequences sequences = sequences_for(o, dataset);

@@ -4,6 +4,7 @@
 // built once for each problem and kept with the arena; cuDNN's own checks decide which problems it serves.
 #pragma once
 #include <array>
+#include <cmath>
 #include <compare>
 #include <cstdint>
 #include <string>
@@ -29,7 +30,15 @@ struct FusedAttention {
 };
 
 // That of a packed qkv (B, T, 3 H D) and of its packed gradient, causal, as a GPT asks for it.
-FusedAttention packed_problem(int64_t batch, int64_t tokens, int64_t heads, int64_t d, bool backward);
+inline FusedAttention packed_problem(int64_t batch, int64_t tokens, int64_t heads, int64_t d, bool backward) {
+  const int64_t c = heads * d;
+  const FusedAttention::Strides packed{tokens * 3 * c, 3 * c, d}, plain{tokens * c, c, d}, none{};
+  FusedAttention p{.batch = batch, .tokens = tokens, .heads = heads, .d = d, .backward = backward};
+  p.strides = {packed, packed, packed, plain, none, none, none, none};
+  if (backward) p.strides = {packed, packed, packed, plain, plain, packed, packed, packed};
+  p.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
+  return p;
+}
 
 // Whether cuDNN did it. Where its checks refuse the problem nothing was queued.
 bool cudnn_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,

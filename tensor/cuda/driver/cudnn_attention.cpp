@@ -90,8 +90,7 @@ std::string refusal(Graph& graph, cudnnHandle_t library) {
   if (auto e = graph.validate(); e.is_bad()) return first_line(e.get_message());
   auto lowered = library ? graph.build_operation_graph(library) : graph.build_operation_graph();
   if (lowered.is_bad()) return first_line(lowered.get_message());
-  if (auto e = graph.create_execution_plans({frontend::HeurMode_t::A}); e.is_bad())
-    return first_line(e.get_message());
+  if (auto e = graph.create_execution_plans({frontend::HeurMode_t::A}); e.is_bad()) return first_line(e.get_message());
   if (auto e = graph.check_support(); e.is_bad()) return first_line(e.get_message());
   return "";
 }
@@ -187,19 +186,6 @@ bool run(const std::vector<const Tensor*>& operands, const Tensor& lse, const At
 }
 
 }  // namespace
-
-FusedAttention packed_problem(int64_t batch, int64_t tokens, int64_t heads, int64_t d, bool backward) {
-  const int64_t c = heads * d;
-  const FusedAttention::Strides packed{tokens * 3 * c, 3 * c, d}, plain{tokens * c, c, d}, none{};
-  return {.batch = batch,
-          .tokens = tokens,
-          .heads = heads,
-          .d = d,
-          .strides = backward ? std::array{packed, packed, packed, plain, plain, packed, packed, packed}
-                              : std::array{packed, packed, packed, plain, none, none, none, none},
-          .scale = 0.125f,
-          .backward = backward};
-}
 
 bool cudnn_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
                      const Attended& result) {
