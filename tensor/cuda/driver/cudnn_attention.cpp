@@ -29,10 +29,11 @@ using Node = std::shared_ptr<Tensor_attributes>;
 
 constexpr int64_t kStatistics = FusedAttention::kOperands;  // the log-sum-exp, numbered behind the operands
 
-// cuDNN's messages may have several lines; the first that says something.
+// cuDNN's messages may have several lines: the first that says something, without the line that is drawn behind it.
 std::string first_line(const std::string& text) {
   const size_t begin = std::min(text.find_first_not_of(" \n"), text.size());
-  return text.substr(begin, text.find('\n', begin) - begin);
+  const std::string line = text.substr(begin, text.find('\n', begin) - begin);
+  return line.substr(0, line.find_last_not_of(" _") + 1);
 }
 
 Node bfloat16_node(const FusedAttention& p, FusedAttention::Operand which, Node node) {
@@ -58,8 +59,10 @@ Attributes attributes_of(const FusedAttention& p) {
   return a;
 }
 
-std::shared_ptr<Graph> graph_of(const FusedAttention& p) {
+// For a GPU of that compute capability, or 0: the calling thread's GPU.
+std::shared_ptr<Graph> graph_of(const FusedAttention& p, int capability = 0) {
   auto graph = std::make_shared<Graph>();
+  if (capability > 0) graph->set_sm_version(capability);  // before the nodes, which copy it
   graph->set_io_data_type(frontend::DataType_t::BFLOAT16)
       .set_intermediate_data_type(frontend::DataType_t::FLOAT)
       .set_compute_data_type(frontend::DataType_t::FLOAT);
@@ -213,8 +216,7 @@ std::string cudnn_refuses(const FusedAttention& problem) {
 std::string cudnn_refuses(const FusedAttention& problem, int capability, std::string_view gpu) {
   auto device = std::make_shared<frontend::DeviceProperties>();
   if (auto e = device->deserialize({gpu.begin(), gpu.end()}); e.is_bad()) return first_line(e.get_message());
-  const std::shared_ptr<Graph> graph = graph_of(problem);
-  graph->set_sm_version(capability);
+  const std::shared_ptr<Graph> graph = graph_of(problem, capability);
   graph->set_device_properties(device);
   return refusal(*graph, nullptr);
 }
