@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "app/attention_choice.h"
 #include "app/device.h"
 #include "app/plan.h"
 #include "app/step_graph.h"
@@ -118,6 +119,7 @@ void check_nccl(const TrainOptions& o, const Axes& a) {
 }
 
 void check_place(const TrainOptions& o, const Axes& a) {
+  check_attention(o);
   check_device(o.device);
   no_graph_because(o, static_cast<int>(a.ranks()));
   if (o.device == "cpu") return;

@@ -9,6 +9,11 @@
 #include "tensor/error.h"
 
 namespace tessera {
+namespace {
+
+cuda::KernelChoice kernels;  // a program has one command line
+
+}  // namespace
 
 int gpu_count() {
   if constexpr (kWithCuda)
@@ -32,12 +37,16 @@ ArenaPtr rank_arena(const std::string& device, int rank_here) {
     cuda::use_gpu(rank_here % gpu_count());
     cuda::keep_algorithms_in(cache_directory());  // so that the next run finds what this one times
   }
-  return make_arena(Device::cuda);
+  const ArenaPtr arena = make_arena(Device::cuda);
+  arena->local<cuda::KernelChoice>() = kernels;
+  return arena;
 }
 
 ArenaPtr offload_arena(const std::string& device) {
   return device == "cuda" ? make_pinned_arena() : make_file_arena(std::filesystem::temp_directory_path());
 }
+
+void set_kernels(const cuda::KernelChoice& choice) { kernels = choice; }
 
 std::string describe_device() {
   if constexpr (kWithCuda)

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "tensor/arena.h"
+#include "tensor/cuda/kernel_choice.h"
 
 namespace tessera {
 
@@ -15,6 +16,8 @@ ArenaPtr rank_arena(const std::string& device, int rank_here);
 // Where optimizer state waits with --offload optimizer: a file that is mapped, or for ranks on a GPU the host's pinned
 // memory.
 ArenaPtr offload_arena(const std::string& device);
+// Which kernels the arenas that rank_arena() makes from now on use on GPUs. To be called before ranks are.
+void set_kernels(const cuda::KernelChoice& choice);
 // For people: the GPU that the calling thread uses.
 std::string describe_device();
 int gpu_count();  // 0 in a build without CUDA

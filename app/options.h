@@ -34,6 +34,8 @@ struct TrainOptions {
   std::string offload = "none";
   // place
   std::string device = "cpu", cuda_graph = "auto";
+  std::optional<std::string> attention;  // of a GPU
+  bool deterministic = false;
   std::optional<std::string> backend;
   double timeout = 300;
   std::optional<int64_t> threads_per_rank;
@@ -180,6 +182,15 @@ void for_each_option(Options& o, F&& f) {
                "a step as one CUDA graph, launched again at every step; auto: where one rank has a GPU to itself",
                "auto|on|off"},
     o.cuda_graph);
+  f(
+      OptionInfo{
+          "attention", "Place",
+          "on a GPU, whose kernels: cuDNN's where they serve the model, or our own; default: cudnn where it is built",
+          "cudnn|own"},
+      o.attention);
+  f(OptionInfo{"deterministic", "Place",
+               "the same bits in every run on a GPU too, for some speed; on the CPU they always are"},
+    o.deterministic);
   f(OptionInfo{"threads-per-rank", "Place", "threads of a rank; default: the cores, divided among the ranks", "", 1,
                1024},
     o.threads_per_rank);

@@ -5,6 +5,7 @@
 
 #include <string_view>
 
+#include "app/attention_choice.h"
 #include "app/device.h"
 #include "parallel/comm/surroundings.h"
 #include "parallel/pipeline/schedules.h"
@@ -33,7 +34,7 @@ int64_t ranks_of(const TrainOptions& o) { return axes_of(o).ranks(); }
 
 bool splits_sums(const TrainOptions& o) {
   const Axes axes = axes_of(o);
-  return axes.tp > 1 || axes.cp > 1;
+  return axes.tp > 1 || axes.cp > 1 || asks_cudnn(o);
 }
 
 Schedule schedule_of(const TrainOptions& o) {

@@ -16,7 +16,8 @@ Backend backend_of(const TrainOptions& options);
 // Whether each rank has a GPU of its own and their arrays go over NCCL.
 bool uses_nccl(const TrainOptions& options);
 int64_t ranks_of(const TrainOptions& options);
-// True of a plan that sums inside a product or a softmax, and so agrees with one rank to rounding, not to the bit.
+// True of a plan that sums inside a product or a softmax, and so agrees with one rank to rounding, not to the bit; and
+// of attention by cuDNN, which does not say that a row has the same bits in another batch.
 bool splits_sums(const TrainOptions& options);
 // Throws Error (usage) for a plan that cannot be, with the nearest values that can.
 void check_plan(const TrainOptions& options);

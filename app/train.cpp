@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "app/attention_choice.h"
 #include "app/commands.h"
 #include "app/device.h"
 #include "app/plan.h"
@@ -90,6 +91,7 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
                                                                    : cpu::matmul_library(),
                              run.directory.path().string()));
   if (o.device == "cuda") {
+    output.message(describe_attention(o));
     const std::string why = no_graph_because(o, static_cast<int>(ranks_of(o)));
     output.message(why.empty() ? "CUDA graph: on (a step is captured once and launched again)"
                                : fmt::format("CUDA graph: off ({})", why));
@@ -142,6 +144,7 @@ std::string sample_of_saved(const Run& run, const GptConfig& config) {
 }
 
 int run_train(const TrainOptions& o) {
+  choose_kernels(o);
   if (backend_of(o) == Backend::mpi) return train_under_mpi(o);
   const Dataset dataset = dataset_of(o, o.quiet);
   const Sequences sequences = sequences_for(o, dataset);

@@ -135,15 +135,16 @@ GptStages::Options Trainer::stage_options() {
   const GptConfig& c = whole_.config;
   const int64_t sequences = options_.batch / (axes_.dp * options_.microbatches);
   const int64_t tokens = c.context / axes_.cp / (options_.sp ? axes_.tp : 1);
-  return {.layers = layers_,
-          .loss = [this](const Var& hidden, const Tensor& targets,
-                         double scale) { return parallel_loss(model_, hidden, targets, scale, mesh_["tp"]); },
-          .scale = 1.0 / static_cast<double>(tokens_per_step()),
-          .load = [this](int64_t microbatch, bool ids, bool targets) { return tokens_->load(microbatch, ids, targets); },
-          .where = [this](int64_t microbatch) { return where(microbatch, true); },
-          .activation = {sequences, tokens, c.channels},
-          .dtype = dtype_named(options_.dtype),
-          .arena = arena_};
+  return {
+      .layers = layers_,
+      .loss = [this](const Var& hidden, const Tensor& targets,
+                     double scale) { return parallel_loss(model_, hidden, targets, scale, mesh_["tp"]); },
+      .scale = 1.0 / static_cast<double>(tokens_per_step()),
+      .load = [this](int64_t microbatch, bool ids, bool targets) { return tokens_->load(microbatch, ids, targets); },
+      .where = [this](int64_t microbatch) { return where(microbatch, true); },
+      .activation = {sequences, tokens, c.channels},
+      .dtype = dtype_named(options_.dtype),
+      .arena = arena_};
 }
 
 StepInfo Trainer::where(int64_t microbatch, bool training) const {

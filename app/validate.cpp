@@ -56,6 +56,8 @@ TrainOptions verify_defaults() {
   o.lr = 3e-3;
   o.dropout = 0.1;
   o.timeout = 60;
+  o.attention = "own";  // a row has its bits in any batch, which cuDNN does not promise
+  o.deterministic = true;
   return o;
 }
 

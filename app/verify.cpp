@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "app/attention_choice.h"
 #include "app/commands.h"
 #include "app/output.h"
 #include "app/plan_json.h"
@@ -83,7 +84,7 @@ std::string plan_of(const TrainOptions& o) {
     text += fmt::format(", {}{} sums", o.all_reduce,
                         o.all_reduce == "tree" && o.zero > 0 ? " (a reduce-scatter has no tree: direct)" : "");
   if (o.dp_mode == "ps-sync") text += fmt::format(", {} server{}", o.servers, o.servers == 1 ? "" : "s");
-  if (o.device == "cuda") text += ", on GPUs";
+  if (o.device == "cuda") text += asks_cudnn(o) ? ", on GPUs, attention by cuDNN" : ", on GPUs";
   if (o.offload != "none")
     text += o.device == "cuda" ? ", optimizer state in the host's memory" : ", optimizer state in a file";
   return text;
@@ -145,6 +146,7 @@ std::string to_text(const VerifyResult& r, const TrainOptions& o) {
 }  // namespace
 
 int run_verify(const TrainOptions& o) {
+  choose_kernels(o);
   const VerifyResult r = verify(o);
   if (!r.known) return 0;
   print(o.format == "json" ? to_json(r, o).dump() + "\n" : to_text(r, o));

@@ -1,5 +1,6 @@
 // Attention on a GPU: which kernels take a problem, the dot products that the backward pass begins with, and merging.
 #include "tensor/cuda/attention.cuh"
+#include "tensor/cuda/cudnn_attention.h"
 #include "tensor/math.h"
 
 namespace tessera::cuda {
@@ -18,6 +19,16 @@ bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<con
     if (!starts_well(*t)) return false;
   const Tensor& q = **operands.begin();
   return q.dtype() == DType::bfloat16 && (q.dim(3) == 64 || q.dim(3) == 128) && options.scale > 0;
+}
+
+// Whether cuDNN is to be asked: all of it in bfloat16, as many queries as keys, nothing dropped. A single query (of a
+// text that is written token by token) would need a graph for each length of the cache.
+bool for_cudnn(const AttentionOptions& options, std::initializer_list<const Tensor*> operands) {
+  const Tensor& q = **operands.begin();
+  if (!q.arena()->local<KernelChoice>().cudnn || options.dropout > 0 || q.dim(1) < 2 || q.numel() == 0) return false;
+  for (const Tensor* t : operands)
+    if (t->dtype() != DType::bfloat16 || t->dim(1) != q.dim(1) || !starts_well(*t)) return false;
+  return true;
 }
 
 // delta[b, h, i] = sum over a head's columns of dout * out, by a warp: lane l adds columns l, l + 32, ... in order, and
@@ -67,6 +78,8 @@ const char* attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v)
 
 void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
                const Attended& result) {
+  if constexpr (kWithCudnn)
+    if (for_cudnn(options, {&q, &k, &v, &result.out}) && cudnn_attention(q, k, v, options, result)) return;
   if (for_tensor_cores(options, {&q, &k, &v, &result.out}))
     tiled_attention(q, k, v, options, result);
   else
@@ -75,6 +88,10 @@ void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attentio
 
 void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Attended& forward,
                         const AttentionOptions& options, const AttentionGradients& gradients) {
+  if constexpr (kWithCudnn)
+    if (for_cudnn(options, {&q, &k, &v, &forward.out, &dout, &gradients.dq, &gradients.dk, &gradients.dv}) &&
+        cudnn_attention_backward(dout, q, k, v, forward, options, gradients))
+      return;
   const Tensor delta = delta_of(dout, forward.out, sizes_of(q, k, options.causal), forward.lse);
   const BackwardProblem problem{dout, q, k, v, forward.lse, delta, options, gradients};
   if (for_tensor_cores(options, {&q, &k, &v, &dout, &gradients.dq, &gradients.dk, &gradients.dv}))

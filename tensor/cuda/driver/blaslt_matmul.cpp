@@ -1,5 +1,6 @@
 // Products by cuBLASLt. What it has to know of a product is worked out once for each shape, layout and alignment, and
-// the algorithm is the fastest of its proposals, timed on the operands of the first call and kept (algorithm_table.h).
+// the algorithm is the fastest of its proposals, timed on the operands of the first call and kept (algorithm_table.h);
+// or, where the arena's kernels are to be deterministic, the first of them.
 //
 // Of algorithms that split the inner dim only those are asked for that add the parts in a fixed order.
 #include <cublasLt.h>
@@ -14,6 +15,7 @@
 
 #include "tensor/cuda/algorithm_table.h"
 #include "tensor/cuda/context.h"
+#include "tensor/cuda/kernel_choice.h"
 #include "tensor/cuda/matmul.h"
 
 namespace tessera::cuda {
@@ -214,6 +216,7 @@ class Blas {
   }
 
   Algorithm choose(Arena& arena, const Key& key, const Plan& plan, const Product& p) {
+    if (arena.local<KernelChoice>().deterministic) return proposals(plan, p).front();  // no clock decides
     Context& c = arena.local<Context>();
     if (device_.empty()) {
       cudaDeviceProp properties{};

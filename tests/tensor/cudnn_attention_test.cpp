@@ -1,0 +1,201 @@
+// Attention by cuDNN: what its own checks say of the problems that are asked of it, which needs no GPU, and on a GPU
+// its results beside our kernels' and the CPU's.
+#include "tensor/cuda/cudnn_attention.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tensor/ops/attention.h"
+#include "tensor/random.h"
+#include "tests/support/gpu.h"
+
+namespace tessera {
+namespace {
+
+using cuda::FusedAttention;
+
+// An H200 as cuDNN's JSON says it (clocks, sizes and limits of compute capability 9.0).
+constexpr const char* kH200 = R"({"deviceName": "NVIDIA H200", "cudaDeviceId": 0, "pciDeviceId": 0, "deviceVer": 900,
+ "driverVer": 13000, "isTccDriver": 0, "supportCoopLaunch": 1, "multiProcessorCount": 132, "warpSize": 32,
+ "totalGlobalMem": 150109880320, "l2CacheSize": 62914560, "smClockRateKHz": 1980000, "memClockRateKHz": 3201000,
+ "regsPerBlock": 65536, "maxRegistersPerSM": 65536, "maxCtasPerSM": 32, "maxThreadsPerBlock": 1024,
+ "maxThreadsPerSM": 2048, "maxSharedMemoryPerBlock": 49152, "maxSharedMemoryPerBlockOptin": 232448,
+ "reservedSharedMemoryPerBlock": 1024, "maxBlockSize": [1024, 1024, 64], "maxGridSize": [2147483647, 65535, 65535]})";
+
+std::string refused(const FusedAttention& problem, const char* gpu = kH200) {
+  if constexpr (cuda::kWithCudnn)
+    return cuda::cudnn_refuses(problem, 90, gpu);
+  else
+    return "";
+}
+
+class CudnnChecks : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda::kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
+    // cuDNN's checks load the driver's library; the toolkit's empty one will do where there is no driver.
+    if (!dlopen("libcuda.so.1", RTLD_NOW) && !dlopen(TESSERA_CUDA_STUB, RTLD_NOW))
+      GTEST_SKIP() << "no libcuda.so.1, and no stub of it in the toolkit, which cuDNN's checks load";
+  }
+};
+
+TEST_F(CudnnChecks, TakeWhatAGptAsks) {
+  for (const int64_t d : {64, 128})
+    for (const int64_t tokens : {64, 1000, 1024, 4096})
+      for (const bool causal : {true, false}) {
+        FusedAttention p = cuda::packed_problem(4, tokens, 12, d, false);
+        p.causal = causal;
+        EXPECT_EQ(refused(p), "") << d << " forward " << tokens;
+        for (const bool deterministic : {false, true}) {
+          p = cuda::packed_problem(4, tokens, 12, d, true);
+          p.causal = causal;
+          p.deterministic = deterministic;
+          EXPECT_EQ(refused(p), "") << d << " backward " << tokens << " " << deterministic;
+        }
+      }
+}
+
+TEST_F(CudnnChecks, RefuseWithAReasonInOneLine) {
+  FusedAttention wide = cuda::packed_problem(1, 128, 2, 320, true), odd = cuda::packed_problem(1, 128, 2, 20, false);
+  FusedAttention shifted = cuda::packed_problem(2, 128, 2, 64, false);
+  shifted.strides[FusedAttention::k][1] += 3;  // rows that begin anywhere
+  for (const FusedAttention& p : {wide, odd, shifted}) {
+    EXPECT_NE(refused(p), "") << p.d;
+    EXPECT_EQ(refused(p).find('\n'), std::string::npos) << refused(p);
+  }
+  EXPECT_NE(refused(cuda::packed_problem(1, 128, 2, 64, false), "{}"), "");
+}
+
+class CudnnGpu : public test::OnGpu {
+ protected:
+  void SetUp() override {
+    OnGpu::SetUp();
+    if (IsSkipped()) return;
+    if (!cuda::kWithCudnn)
+      GTEST_SKIP() << "a build without cuDNN";
+    else
+      cudnn = make_arena(Device::cuda), fixed = make_arena(Device::cuda);
+    choose(cudnn, {.cudnn = true});
+    choose(fixed, {.cudnn = true, .deterministic = true});
+  }
+  static void choose(const ArenaPtr& arena, const cuda::KernelChoice& choice) {
+    arena->local<cuda::KernelChoice>() = choice;
+  }
+  ArenaPtr cudnn, fixed;  // beside `arena`, which has our own kernels
+};
+
+Tensor normal(const Shape& shape, uint64_t name) {
+  const Tensor t = Tensor::empty(shape, DType::float64, make_arena());
+  const Philox random = Philox::named(name, "attention by cuDNN");
+  for (int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = random.normal(static_cast<uint64_t>(i));
+  return t.to(DType::bfloat16);
+}
+
+// The largest difference as a share of the largest value.
+double difference(const Tensor& a, const Tensor& b) {
+  const std::vector<double> x = a.on_host().to(DType::float64).to_vector<double>(),
+                            y = b.on_host().to(DType::float64).to_vector<double>();
+  EXPECT_EQ(x.size(), y.size());
+  double most = 0, largest = 1e-30;
+  for (size_t i = 0; i < x.size(); ++i) {
+    most = std::max(most, std::isfinite(x[i]) ? std::abs(x[i] - y[i]) : INFINITY);
+    largest = std::max(largest, std::abs(y[i]));
+  }
+  return most / largest;
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  const Tensor x = a.on_host().contiguous(), y = b.on_host().contiguous();
+  return x.nbytes() == y.nbytes() && std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.nbytes())) == 0;
+}
+
+struct Results {
+  Attended forward;
+  Tensor gradients;  // (B, T, 3, H, D)
+};
+
+// Of a packed (B, T, 3, H, D), as autograd asks for it.
+Results attend(const Tensor& packed, const Tensor& dout, const AttentionOptions& options) {
+  const auto part = [](const Tensor& whole, int64_t i) { return whole.select(2, i); };
+  Results r{attention(part(packed, 0), part(packed, 1), part(packed, 2), options), packed.make(packed.shape())};
+  Tensor dq = part(r.gradients, 0), dk = part(r.gradients, 1), dv = part(r.gradients, 2);
+  attention_backward(dout, part(packed, 0), part(packed, 1), part(packed, 2), r.forward, options, dq, dk, dv);
+  return r;
+}
+
+void expect_close(const Results& found, const Results& expected, const std::string& what) {
+  constexpr double kBound = 0x1p-7, kSums = 1e-5;  // of bfloat16 results, and of the sums beneath them
+  EXPECT_LE(difference(found.forward.out, expected.forward.out), kBound) << what;
+  EXPECT_LE(difference(found.forward.lse, expected.forward.lse), kSums) << what;
+  EXPECT_LE(difference(found.gradients, expected.gradients), kBound) << what;
+}
+
+TEST_F(CudnnGpu, ComputesWhatOurKernelsAndTheCpuCompute) {
+  for (const int64_t d : {64, 128})
+    for (const int64_t tokens : {2, 63, 128, 200, 384})
+      for (const bool causal : {true, false}) {
+        const AttentionOptions o{.scale = causal ? 0 : 0.2, .causal = causal};
+        const Tensor packed = normal({2, tokens, 3, 3, d}, 1), dout = normal({2, tokens, 3, d}, 2);
+        const std::string what = "d " + std::to_string(d) + ", " + std::to_string(tokens) + " tokens";
+        const Results here = attend(packed, dout, o), ours = attend(packed.to(arena), dout.to(arena), o);
+        expect_close(ours, here, what + ", ours");
+        expect_close(attend(packed.to(cudnn), dout.to(cudnn), o), here, what + ", cuDNN");
+        const Results once = attend(packed.to(fixed), dout.to(fixed), o);
+        expect_close(once, here, what + ", cuDNN, deterministic");
+        expect_close(once, ours, what + ", cuDNN, deterministic, beside ours");
+        const Results again = attend(packed.to(fixed), dout.to(fixed), o);
+        EXPECT_TRUE(same_bits(again.gradients, once.gradients) && same_bits(again.forward.out, once.forward.out))
+            << what;
+      }
+}
+
+// That they were not ours: asked by themselves they say so, and attention() has their bits.
+TEST_F(CudnnGpu, IsAskedWhereItIsChosen) {
+  if constexpr (cuda::kWithCudnn) {
+    const Tensor packed = normal({2, 256, 3, 2, 64}, 3).to(fixed), dout = normal({2, 256, 2, 64}, 4).to(fixed);
+    const Tensor q = packed.select(2, 0), k = packed.select(2, 1), v = packed.select(2, 2);
+    const AttentionOptions o{.scale = 0.125};
+    const Results through = attend(packed, dout, o);
+    const Attended alone{q.make(q.shape()), q.make({2, 2, 256}, DType::float32)};
+    ASSERT_TRUE(cuda::cudnn_attention(q, k, v, o, alone));
+    EXPECT_TRUE(same_bits(alone.out, through.forward.out) && same_bits(alone.lse, through.forward.lse));
+    const Tensor gradients = packed.make(packed.shape());
+    ASSERT_TRUE(cuda::cudnn_attention_backward(
+        dout, q, k, v, alone, o, {gradients.select(2, 0), gradients.select(2, 1), gradients.select(2, 2)}));
+    EXPECT_TRUE(same_bits(gradients, through.gradients));
+    for (const bool backward : {false, true})
+      EXPECT_EQ(cuda::cudnn_refuses(cuda::packed_problem(2, 256, 2, 64, backward)), "");
+  }
+}
+
+// What it does not serve has the bits of our kernels: dropout, a cache's queries, sums that are not rounded, odd heads.
+TEST_F(CudnnGpu, OurKernelsServeTheRest) {
+  const auto expect_ours = [&](const Tensor& packed, const Tensor& dout, const AttentionOptions& o) {
+    const Results ours = attend(packed.to(arena), dout.to(arena), o);
+    const Results found = attend(packed.to(cudnn), dout.to(cudnn), o);
+    EXPECT_TRUE(same_bits(found.forward.out, ours.forward.out) && same_bits(found.gradients, ours.gradients));
+  };
+  const Tensor packed = normal({1, 96, 3, 2, 64}, 5), dout = normal({1, 96, 2, 64}, 6);
+  expect_ours(packed, dout, {.dropout = 0.2, .random = Philox(1)});
+  expect_ours(normal({1, 96, 3, 2, 20}, 7), normal({1, 96, 2, 20}, 8), {});
+  const auto wide = [&](const ArenaPtr& on) {
+    const Tensor there = packed.to(on), q = there.select(2, 0);
+    const Attended sums{q.make(q.shape(), DType::float32), q.make({1, 2, 96}, DType::float32)};
+    attention_into(q, there.select(2, 1), there.select(2, 2), {}, sums);
+    return sums.out;
+  };
+  EXPECT_TRUE(same_bits(wide(cudnn), wide(arena)));
+  const auto last = [&](const ArenaPtr& on) {
+    const Tensor there = packed.to(on);
+    return attention(there.select(2, 0).narrow(1, 95, 1), there.select(2, 1), there.select(2, 2)).out;
+  };
+  EXPECT_TRUE(same_bits(last(cudnn), last(arena)));
+}
+
+}  // namespace
+}  // namespace tessera
