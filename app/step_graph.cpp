@@ -19,9 +19,7 @@ std::string obstacle(const TrainOptions& o, int ranks) {
 
 }  // namespace
 
-bool steps_without_host(const TrainOptions& o, int ranks) {
-  return o.device == "cuda" && ranks == 1 && o.dp_mode == "ddp" && o.offload == "none";
-}
+bool steps_without_host(const TrainOptions& o, int ranks) { return obstacle(o, ranks).empty(); }
 
 std::string no_graph_because(const TrainOptions& o, int ranks) {
   if (o.cuda_graph == "off") return "--cuda-graph off";

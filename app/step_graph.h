@@ -17,7 +17,8 @@
 
 namespace tessera {
 
-// Whether a run makes its steps so: one rank on a GPU, since several meet on the host within a step.
+// Whether a run makes its steps so: one rank on a GPU, since several meet on the host within a step, that is not
+// traced.
 bool steps_without_host(const TrainOptions& options, int ranks);
 // Why a run's steps are not captured; empty when they are. Throws Error (usage) where --cuda-graph on asks for what
 // cannot be.
@@ -46,7 +47,7 @@ class StepGraph {
   // One step, number `step` of those that dropout counts, with learning rate `lr`. Parameters were updated, and the
   // optimizer's step was counted, when both numbers are finite.
   virtual Found run(int64_t step, double lr) = 0;
-  // Where the GPU finds the step's number, for the passes.
+  // Where the GPU finds the step's number, while the passes are queued; otherwise null.
   virtual const uint64_t* step_on_gpu() const = 0;
   // Steps that were launched as a graph.
   virtual int64_t replays() const = 0;

@@ -24,17 +24,6 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-class Within {
- public:
-  explicit Within(bool& flag) : flag_(flag) { flag_ = true; }
-  ~Within() { flag_ = false; }
-  Within(const Within&) = delete;
-  Within& operator=(const Within&) = delete;
-
- private:
-  bool& flag_;
-};
-
 Recompute recompute_of(const std::string& name) {
   if (name == "gelu") return Recompute::gelu;
   if (name == "gelu+norm") return Recompute::gelu_norm;
@@ -150,7 +139,7 @@ GptStages::Options Trainer::stage_options() {
 StepInfo Trainer::where(int64_t microbatch, bool training) const {
   StepInfo at{.seed = static_cast<uint64_t>(options_.seed), .step = steps_done(), .training = training};
   if (training) at.first_sequence = strategy_->computes(options_.batch, options_.microbatches, microbatch).first;
-  if (queueing_) at.step_on_gpu = graph_->step_on_gpu();
+  if (graph_) at.step_on_gpu = graph_->step_on_gpu();
   at.positions = positions_;
   at.tokens_total = whole_.config.context;
   return at;
@@ -159,14 +148,15 @@ StepInfo Trainer::where(int64_t microbatch, bool training) const {
 // Units in the order of the whole model; a copy of a tied weight does not count.
 void Trainer::make_graph() {
   if (!steps_without_host(options_, world_.size())) return;
-  std::vector<Tensor> grads(whole_units_);
-  for (size_t u = 0; u < places_.size(); ++u)
-    if (places_[u] < grads.size()) grads[places_[u]] = strategy_->shards()[u].grads;
-  const auto gradients = [this] {
-    const Within here(queueing_);
-    return queue_gradients();
-  };
-  if constexpr (kWithCuda)
+  if constexpr (kWithCuda) {
+    std::vector<Tensor> grads(whole_units_);
+    for (size_t u = 0; u < places_.size(); ++u)
+      if (places_[u] < grads.size()) grads[places_[u]] = strategy_->shards()[u].grads;
+    const auto gradients = [this] {
+      LateNumber sum = queue_passes();
+      queue_sums();
+      return sum;
+    };
     graph_ = make_step_graph({.load = [this](int64_t step) { tokens_->begin(step); },
                               .gradients = gradients,
                               .finish = [this] { strategy_->share_parameters(); },
@@ -175,23 +165,26 @@ void Trainer::make_graph() {
                               .clip = options_.clip,
                               .captured = no_graph_because(options_, world_.size()).empty()},
                              arena_);
+  }
 }
 
-LateNumber Trainer::queue_gradients() {
+LateNumber Trainer::queue_passes() {
   strategy_->begin_step();
-  LateNumber sum = runtime_->step();
-  const TraceSpan span(trace_, "finish gradients");
+  return runtime_->step();
+}
+
+void Trainer::queue_sums() {
   strategy_->finish_gradients();
   sum_tied_gradients();
-  return sum;
 }
 
 StepReport Trainer::compute_gradients(bool stop) {
   tokens_->begin(steps_done());
-  const double sum = queue_gradients();
+  const LateNumber sum = queue_passes();
   const TraceSpan span(trace_, "finish gradients");
+  queue_sums();
   // All ranks of a tensor axis know the same loss: one says it.
-  std::array<double, 2> totals{mesh_.coordinate("tp") == 0 ? sum : 0.0, stop ? 1.0 : 0.0};
+  std::array<double, 2> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, stop ? 1.0 : 0.0};
   world_.sum(totals);
   StepReport r;
   r.loss = totals[0] / static_cast<double>(tokens_per_step());

@@ -77,7 +77,8 @@ class Trainer {
   void make_graph();
   GptStages::Options stage_options();
   StepInfo where(int64_t microbatch, bool training) const;
-  LateNumber queue_gradients();
+  LateNumber queue_passes();
+  void queue_sums();
   StepReport queued_step(bool stop);
   double sum_of_squares();
   void sum_tied_gradients();
@@ -103,7 +104,6 @@ class Trainer {
   std::unique_ptr<PipelineRuntime> runtime_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<StepGraph> graph_;  // of one rank on a GPU
-  bool queueing_ = false;             // within queue_gradients() of the graph
   int64_t more_updates_ = 0;
   LrSchedule schedule_;
 };

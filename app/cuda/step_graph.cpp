@@ -13,6 +13,18 @@
 namespace tessera {
 namespace {
 
+// A flag that is up while one lives, whatever is thrown.
+class Within {
+ public:
+  explicit Within(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Within() { flag_ = false; }
+  Within(const Within&) = delete;
+  Within& operator=(const Within&) = delete;
+
+ private:
+  bool& flag_;
+};
+
 class QueuedStep final : public StepGraph {
  public:
   QueuedStep(Parts parts, const ArenaPtr& arena) : parts_(std::move(parts)), arena_(arena), state_(arena) {
@@ -29,7 +41,7 @@ class QueuedStep final : public StepGraph {
     return found;
   }
 
-  const uint64_t* step_on_gpu() const override { return state_.step(); }
+  const uint64_t* step_on_gpu() const override { return queueing_ ? state_.step() : nullptr; }
   int64_t replays() const override { return replays_; }
 
  private:
@@ -46,6 +58,7 @@ class QueuedStep final : public StepGraph {
   }
 
   void queue() {
+    const Within here(queueing_);
     state_.fetch();
     const LateNumber loss = parts_.gradients();
     state_.close(loss.on_gpu(), parts_.grads, parts_.clip);
@@ -60,6 +73,7 @@ class QueuedStep final : public StepGraph {
   std::optional<cuda::Graph> graph_;
   std::optional<Arena::Layout> before_;  // the layout that the last step began with
   int64_t replays_ = 0;
+  bool queueing_ = false;
 };
 
 }  // namespace

@@ -115,6 +115,7 @@ TEST_F(GraphGpu, AHostThatReadsInsideIsAnError) {
       }
       return "nothing was thrown";
     };
+    Tensor::empty({1000}, DType::float32, arena);  // room for what is made inside
     const LateNumber late(x.narrow(0, 0, 1).to(DType::float64));
     for (const auto& read : std::vector<std::function<void()>>{
              [&] { static_cast<void>(static_cast<double>(late)); }, [&] { x.to_vector<float>(); },
@@ -147,6 +148,31 @@ TEST_F(GraphGpu, LateNumbersAreAddedInOrderAndReadOnce) {
     EXPECT_EQ(cuda::synchronizations(*arena), before + 1);
     EXPECT_EQ(static_cast<double>(late[0]), 0.1);  // what was added is as it was
   }
+}
+
+// The same requests from the same layout get the same addresses; what is fixed hands out what it has.
+TEST(Arena, LayoutsRepeatAndMayBeFixed) {
+  const ArenaPtr memory = make_arena();
+  const Tensor kept = Tensor::empty({100}, DType::float32, memory);
+  const auto addresses = [&] {
+    const Tensor a = Tensor::empty({1000}, DType::float32, memory), b = Tensor::empty({50}, DType::float32, memory);
+    return std::vector<const std::byte*>{a.raw(), b.raw()};
+  };
+  const Arena::Layout fresh = memory->layout();
+  const std::vector<const std::byte*> first = addresses();
+  EXPECT_FALSE(memory->layout() == fresh);
+  const Arena::Layout grown = memory->layout();
+  {
+    const Arena::Fixed fixed(*memory);
+    EXPECT_EQ(addresses(), first);
+    EXPECT_TRUE(memory->layout() == grown);
+    EXPECT_THROW(Tensor::empty({100'000}, DType::float32, memory), Error);
+    EXPECT_TRUE(memory->layout() == grown);
+    const Tensor other = Tensor::empty({10}, DType::float32, memory);
+    EXPECT_FALSE(memory->layout() == grown);
+  }
+  Tensor::empty({100'000}, DType::float32, memory);
+  EXPECT_GT(memory->layout().footprint, grown.footprint);
 }
 
 TEST(LateNumber, IsKnownOnTheHost) {

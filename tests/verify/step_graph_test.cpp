@@ -219,6 +219,10 @@ TEST(StepGraph, SaysWhyNot) {
   EXPECT_NE(refusal([](TrainOptions& o) { o.device = "cpu"; }, 1).find("--device is cpu"), std::string::npos);
   EXPECT_NE(refusal([](TrainOptions& o) { o.trace = true; }, 1).find("--trace"), std::string::npos);
   EXPECT_NE(refusal([](TrainOptions& o) { o.dp_mode = "ps-sync"; }, 1).find("ps-sync"), std::string::npos);
+  TrainOptions on_cpu = one_rank([](TrainOptions& p) { p.device = "cpu", p.cuda_graph = "on"; });
+  EXPECT_THROW(check_plan(on_cpu), Error);
+  on_cpu.cuda_graph = "auto";
+  EXPECT_NO_THROW(check_plan(on_cpu));
   TrainOptions o = one_rank([](TrainOptions& p) { p.cuda_graph = "off"; });
   EXPECT_EQ(no_graph_because(o, 1), "--cuda-graph off");
 }
