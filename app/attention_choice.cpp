@@ -11,16 +11,6 @@
 namespace tessera {
 namespace {
 
-// What a rank's attention is: every rank of a plan has the same.
-cuda::FusedAttention problem_of(const TrainOptions& o, bool backward) {
-  const Axes axes = axes_of(o);
-  const ModelSizes s = sizes_of(o);
-  cuda::FusedAttention p = cuda::packed_problem(o.batch / (axes.dp * o.microbatches), s.context,
-                                                s.heads / (axes.tp * axes.cp), s.channels / s.heads, backward);
-  p.deterministic = backward && o.deterministic;
-  return p;
-}
-
 // Why cuDNN serves none of a run's attention; empty where it serves it.
 std::string why_not(const TrainOptions& o) {
   if (o.attention == "own") return "--attention own";
@@ -28,10 +18,17 @@ std::string why_not(const TrainOptions& o) {
   if (o.dtype != "bf16") return fmt::format("cuDNN's take bf16, found {}", o.dtype);
   if (o.dropout > 0) return "cuDNN's cannot drop the elements that ours count";
   if (axes_of(o).cp > 1 && o.cp_mode == "ring") return "a ring merges tiles by their log-sum-exp";
-  if constexpr (cuda::kWithCudnn)
-    for (const bool backward : {false, true})
-      if (const std::string refusal = cuda::cudnn_refuses(problem_of(o, backward)); !refusal.empty())
+  if constexpr (cuda::kWithCudnn) {
+    const Axes axes = axes_of(o);
+    const ModelSizes s = sizes_of(o);
+    for (const bool backward : {false, true}) {  // every rank has the same
+      cuda::FusedAttention p = cuda::packed_problem(o.batch / (axes.dp * o.microbatches), s.context,
+                                                    s.heads / (axes.tp * axes.cp), s.channels / s.heads, backward);
+      p.deterministic = backward && o.deterministic;
+      if (const std::string refusal = cuda::cudnn_refuses(p); !refusal.empty())
         return fmt::format("cuDNN {}: {}", cuda::cudnn_version(), refusal);
+    }
+  }
   return "";
 }
 

@@ -17,13 +17,17 @@ function(version_in result header prefix)
   set(${result} "${version}" PARENT_SCOPE)
 endfunction()
 
-# The folders of Python's packages, of the Python that is first in PATH.
+# The folders of Python's packages: of the Python that TESSERA_PYTHON names, or the first in PATH.
 function(python_packages result)
   find_program(python_PROGRAM python3)
   mark_as_advanced(python_PROGRAM)
+  set(python ${python_PROGRAM})
+  if(EXISTS "$ENV{TESSERA_PYTHON}")
+    set(python $ENV{TESSERA_PYTHON})
+  endif()
   set(folders "")
-  if(python_PROGRAM)
-    execute_process(COMMAND ${python_PROGRAM} -c "import site, sysconfig; print(';'.join([sysconfig.get_path('purelib'), *site.getsitepackages(), site.getusersitepackages()]))"
+  if(python)
+    execute_process(COMMAND ${python} -c "import site, sysconfig; print(';'.join([sysconfig.get_path('purelib'), *site.getsitepackages(), site.getusersitepackages()]))"
       OUTPUT_VARIABLE folders OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   endif()
   set(${result} "${folders}" PARENT_SCOPE)

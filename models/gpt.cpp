@@ -94,7 +94,7 @@ Var Gpt::hidden(const Tensor& ids) {
 Var Gpt::logits(const Var& hidden_states) {
   Var all = head.project(hidden_states);
   const int64_t width = all.dim(2), rows = all.value().numel() / width;
-  return reshape(std::move(all), {rows, width});
+  return reshape(all, {rows, width});
 }
 
 Loss Gpt::loss(const Tensor& ids, const Tensor& targets, double scale) {

@@ -36,9 +36,11 @@ template <int D, int kBlockThreads>
 __device__ void copy_rows(SharedTile<D> to, const Heads<const bfloat16>& from, const TilePlace& at, int row0, int count,
                           int rows) {
   constexpr int kChunks = D / 8, kAtOnce = kBlockThreads / kChunks;
-  const int c = static_cast<int>(threadIdx.x) % kChunks;
+  int t = static_cast<int>(threadIdx.x);
+  asm volatile("" : "+r"(t));  // addresses are made anew at each step: kept over all of them they spill the sums
+  const int c = t % kChunks;
   const bfloat16* const head = from.at(at.b, at.h, 0) + c * 8;
-  for (int row = static_cast<int>(threadIdx.x) / kChunks; row < count; row += kAtOnce) {
+  for (int row = t / kChunks; row < count; row += kAtOnce) {
     const bool valid = row0 + row < rows;
     copy_async(to.chunk(row, c), head + (valid ? (row0 + row) * from.row : 0), valid);
   }

@@ -23,7 +23,7 @@ bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<con
 
 // Whether cuDNN is to be asked: all of it in bfloat16, as many queries as keys, nothing dropped. A single query (of a
 // text that is written token by token) would need a graph for each length of the cache.
-bool for_cudnn(const AttentionOptions& options, std::initializer_list<const Tensor*> operands) {
+[[maybe_unused]] bool for_cudnn(const AttentionOptions& options, std::initializer_list<const Tensor*> operands) {
   const Tensor& q = **operands.begin();
   if (!q.arena()->local<KernelChoice>().cudnn || options.dropout > 0 || q.dim(1) < 2 || q.numel() == 0) return false;
   for (const Tensor* t : operands)

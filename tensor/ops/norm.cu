@@ -90,8 +90,9 @@ struct Backward {
   Rows rows;
 };
 
+// One block for each multiprocessor is enough: to make room for two, the compiler would spill registers.
 template <class T, bool kWhole>
-__global__ __launch_bounds__(kRowThreads) void norm_backward_kernel(Backward<T> f) {
+__global__ __launch_bounds__(kRowThreads, 1) void norm_backward_kernel(Backward<T> f) {
   using A = Accumulate<T>;
   const RowThread at = row_thread(f.rows);
   if (at.row >= f.rows.count) return;

@@ -1,0 +1,107 @@
+// --attention and --deterministic: what is refused, what is the default, and what a run says of its attention.
+#include "app/attention_choice.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "app/command_line.h"
+#include "app/option_values.h"
+#include "tensor/cuda/kernel_choice.h"
+#include "tensor/error.h"
+#include "tests/support/gpu.h"
+
+namespace tessera {
+namespace {
+
+std::string refusal(std::vector<const char*> words) {
+  words.insert(words.begin(), "tessera");
+  try {
+    parse_command_line(static_cast<int>(words.size()), words.data());
+  } catch (const Error& e) {
+    EXPECT_EQ(static_cast<int>(e.status()), static_cast<int>(Status::usage));
+    return e.what();
+  }
+  return "";
+}
+
+// A run whose attention cuDNN can serve.
+TrainOptions on_gpu() {
+  TrainOptions o;
+  o.device = "cuda";
+  o.dtype = "bf16";
+  o.channels = 256;
+  o.ranks = 1;
+  return o;
+}
+
+TEST(AttentionChoice, KernelsThatAreNotThereAreRefused) {
+  const std::string without =
+      "--attention: this program was built without cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON";
+  EXPECT_EQ(refusal({"train", "--attention", "cudnn"}),
+            cuda::kWithCudnn ? "--attention: cuDNN's kernels are for GPUs; expected own, or --device cuda" : without);
+  if (!cuda::kWithCudnn) {
+    EXPECT_EQ(refusal({"train", "--attention", "cudnn", "--device", "cuda"}), without);
+  }
+  EXPECT_EQ(refusal({"train", "--attention", "flash"}), "--attention: expected cudnn, own, found 'flash'");
+  EXPECT_EQ(refusal({"train", "--attention", "own", "--deterministic"}), "");  // on the CPU both say what is so anyway
+}
+
+TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
+  TrainOptions o = on_gpu();
+  EXPECT_EQ(asks_cudnn(o), cuda::kWithCudnn);
+  o.attention.emplace("own");
+  EXPECT_FALSE(asks_cudnn(o));
+  o = on_gpu();
+  o.device = "cpu";
+  EXPECT_FALSE(asks_cudnn(o));
+  o = verify_defaults();  // to the bit, so by kernels that promise it
+  o.device = "cuda";
+  EXPECT_FALSE(asks_cudnn(o));
+  EXPECT_TRUE(o.deterministic);
+  EXPECT_FALSE(TrainOptions().deterministic);
+}
+
+TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
+  TrainOptions o = on_gpu();
+  o.attention.emplace("own");
+  EXPECT_EQ(describe_attention(o), "attention: our own kernels (--attention own)");
+  o = on_gpu();
+  if (!cuda::kWithCudnn) {
+    EXPECT_EQ(describe_attention(o), "attention: our own kernels (built without cuDNN)");
+    return;
+  }
+  o.dtype = "fp32";
+  EXPECT_EQ(describe_attention(o), "attention: our own kernels (cuDNN's take bf16, found fp32)");
+  o = on_gpu();
+  o.dropout = 0.1;
+  EXPECT_EQ(describe_attention(o), "attention: our own kernels (cuDNN's cannot drop the elements that ours count)");
+  o = on_gpu();
+  o.ranks = 2, o.dp = 1, o.cp = 2;
+  EXPECT_EQ(describe_attention(o), "attention: our own kernels (a ring merges tiles by their log-sum-exp)");
+}
+
+TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
+  TrainOptions o, read;
+  o.attention.emplace("own");
+  o.deterministic = true;
+  apply_config(read, to_toml(o), "c.toml");
+  EXPECT_EQ(read.attention, "own");
+  EXPECT_TRUE(read.deterministic);
+}
+
+using AttentionChoiceGpu = test::OnGpu;
+
+TEST_F(AttentionChoiceGpu, CudnnServesAGpt) {
+  if (!cuda::kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
+  TrainOptions o = on_gpu();
+  EXPECT_TRUE(describe_attention(o).starts_with("attention: cuDNN 9.")) << describe_attention(o);
+  o.deterministic = true;
+  EXPECT_TRUE(describe_attention(o).ends_with(", gradients added in a fixed order")) << describe_attention(o);
+  o.channels = 80;  // heads of 20
+  EXPECT_TRUE(describe_attention(o).starts_with("attention: our own kernels (cuDNN 9.")) << describe_attention(o);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""What the compiler made of the kernels that a training step spends its time in, read from their machine code.
+
+cuda_code.py OBJECT...: of the objects that HOT names, every kernel must keep its numbers in registers (no LDL, no STL:
+neither spills nor arrays that are indexed at run time), tiles of attention must be multiplied by tensor cores, and what
+is meant to go 16 bytes at a time must (LDG.E.128, STG.E.128). Kernels of float64 are left out: that type is for checking.
+Needs NVIDIA's cuobjdump and nvdisasm; without them it exits 77, which ctest reports as skipped.
+"""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+TENSOR_CORES = ("tensor cores", r"\b(HMMA|HGMMA)\b")
+LOADS = ("loads of 16 bytes", r"\bLDG\.E\.(\w+\.)*128\b")
+STORES = ("stores of 16 bytes", r"\bSTG\.E\.(\w+\.)*128\b")
+EITHER = ("accesses of 16 bytes", r"\b(LDG|STG)\.E\.(\w+\.)*128\b")  # of mixed types only the widest; a constant is not read
+LOCAL = re.compile(r"\b(LDL|STL)\b")
+
+# Object -> what kernels of these names must have besides; `true>` are the kernels of whole rows that begin well.
+HOT = {
+    "attention_tiles.cu.o": {r"forward_kernel<": [TENSOR_CORES]},
+    "attention_tiles_backward.cu.o": {r"(key|query)_gradient_kernel<": [TENSOR_CORES]},
+    "norm.cu.o": {r"norm_(backward_)?kernel<.*true>\(": [LOADS, STORES], r"norm_weight_grads_kernel<.*true>\(": [LOADS]},
+    "softmax.cu.o": {r"softmax_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
+    "cross_entropy.cu.o": {
+        r"(cross_entropy|row)_kernel<.*true>\(": [LOADS],
+        r"cross_entropy_backward_kernel<.*true>\(": [LOADS, STORES],
+    },
+    "bias_gelu.cu.o": {r"bias_gelu_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
+    "elementwise.cu.o": {r"flat_kernel<": [EITHER]},
+    "copy.cu.o": {r"flat_kernel<(?!Convert<int, long>)": [EITHER]},  # of an int64 the low half is all that is read
+    "updates.cu.o": {r"segments_kernel<4, .*Adam<": [LOADS, STORES], r"segments_kernel<4, .*Sgd<": [LOADS, STORES]},
+}
+
+
+def tools_path():
+    """PATH, and where nvcc and pip keep such tools."""
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    if nvcc := shutil.which("nvcc"):
+        folders.append(os.path.dirname(os.path.realpath(nvcc)))
+    roots = list(sys.path)
+    if python := os.environ.get("TESSERA_PYTHON"):
+        roots += glob.glob(os.path.join(os.path.dirname(os.path.dirname(python)), "lib", "python3*", "site-packages"))
+    for root in roots:
+        folders += glob.glob(os.path.join(root, "nvidia", "*", "bin"))
+    return os.pathsep.join(folders)
+
+
+def kernels_of(path, env):
+    """(architecture, kernel, its code) of an object, names as C++ has them."""
+    run = subprocess.run(["cuobjdump", "-sass", path], env=env, stdout=subprocess.PIPE, check=True, text=True)
+    code = subprocess.run(["c++filt"], input=run.stdout, stdout=subprocess.PIPE, check=True, text=True).stdout
+    architecture, kernels = "", []
+    for part in re.split(r"(?m)^(?=\s*(?:Function :|arch =))", code):
+        head, _, body = part.partition("\n")
+        if "arch =" in head:
+            architecture = head.split("=")[1].strip()
+        elif "Function :" in head:
+            name = head.split(":", 1)[1].strip()
+            name = re.sub(r"tessera::|cuda::|\(anonymous namespace\)::", "", name)
+            kernels.append((architecture, name, body))
+    return kernels
+
+
+def faults_of(name, code, rules):
+    local = len(LOCAL.findall(code))
+    faults = [f"{local} accesses to local memory"] if local else []
+    for pattern, needs in rules.items():
+        if re.search(pattern, name):
+            faults += [f"no {what}" for what, instruction in needs if not re.search(instruction, code)]
+    return faults
+
+
+def main(objects):
+    env = dict(os.environ, PATH=tools_path())
+    for tool in ("cuobjdump", "nvdisasm"):
+        if not shutil.which(tool, path=env["PATH"]):
+            print(f"skipped: no {tool} here; it comes with NVIDIA's toolkit, or by pip install nvidia-cuda-{tool}")
+            return 77
+    bad = 0
+    for name, rules in HOT.items():
+        found = [o for o in objects if os.path.basename(o) == name]
+        kernels = [k for o in found for k in kernels_of(o, env) if "double" not in k[1]]
+        unmet = [p for p in rules if not any(re.search(p, k) for _, k, _ in kernels)]
+        faults = [f"no kernel is called {p}" for p in unmet]
+        for architecture, kernel, code in kernels:
+            faults += [f"{architecture} {kernel}: {fault}" for fault in faults_of(kernel, code, rules)]
+        architectures = ", ".join(sorted({a for a, _, _ in kernels}))
+        print(f"{name}: {len(kernels)} kernels ({architectures}), " + (f"{len(faults)} at fault" if faults else "ok"))
+        for fault in faults:
+            print(f"  {fault}")
+        bad += len(faults)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
