@@ -142,7 +142,7 @@ def run_tessera(config, folder, args):
         with open(text, "w") as f:
             f.write(letters + "".join(random.Random(1).choices(letters, k=40000)))
     command = [args.binary, "train", "--format", "json", "--data", text, "--tokenizer", "char", "--optimizer", "adamw",
-               "--batch", str(config["batch"]), "--steps", str(WARMUP + config["steps"]), "--clip", "1",
+               "--batch", str(config["batch"]), "--steps", str(WARMUP + config["steps"]), "--clip", "1", "--ranks", "1",
                "--weight-decay", "0.1", "--dtype", args.dtype, "--threads-per-rank", str(args.threads),
                "--eval-every", "0", "--save-every", "0", "--quiet", "--out", tempfile.mkdtemp(dir=folder)]
     for key in MODEL_KEYS:

@@ -9,8 +9,10 @@
 #include "app/plan.h"
 #include "app/verify/mutate.h"
 #include "app/verify/plan_order.h"
+#include "app/verify/plan_sizes.h"
 #include "app/verify/stage_memory.h"
 #include "app/whole_state.h"
+#include "tensor/ops/linear_cross_entropy.h"
 
 namespace tessera {
 namespace {
@@ -173,11 +175,22 @@ void VerifiedRank::note_rank(int rank, const int64_t* m) {
   const HeldBytes& e = result_.expected_held.at(static_cast<size_t>(rank));
   const int64_t held = e.parameters + e.gradients + e.optimizer;
   if (of_passes_.empty())
-    result_.expected_peak.push_back(held + m[4] + reference_->peak_of_microbatch() + second_microbatch());
+    result_.expected_peak.push_back(held + m[4] + reference_->peak_of_microbatch() + second_microbatch() +
+                                    whole_logits());
   else  // what passes send is among what they hold; what the strategy of the data axis needs besides comes on top
     result_.expected_peak.push_back(held + (axes.dp * axes.cp > 1 || options_.zero > 0 ? m[4] : 0) +
                                     of_passes_.at(static_cast<size_t>(rank / alike)));
   if (rank % alike == 0) result_.in_flight.push_back(m[5]);
+}
+
+// DataParallel has the logits of its rows whole, of which the oracle has a block.
+int64_t VerifiedRank::whole_logits() {
+  if (options_.dp_mode != "dataparallel") return 0;
+  const Tensor& table = trainer_.whole_model().tokens.weight.value();
+  const PlanSizes sizes(options_, trainer_.whole_model().config);
+  const int64_t rows = sizes.sequences * sizes.tokens;
+  const RowBlocks blocks = row_blocks(Tensor::meta({rows, table.dim(1)}, dtype_named(options_.dtype)), table);
+  return (rows - std::min(rows, blocks.block)) * table.dim(0) * sizes.value;
 }
 
 // A later micro-batch's gradient of a parameter is made beside the sum of the earlier ones, twice for a tied weight.

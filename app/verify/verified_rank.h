@@ -30,6 +30,7 @@ class VerifiedRank {
   void finish();
   void note_rank(int rank, const int64_t* counted);
   int64_t second_microbatch() const;
+  int64_t whole_logits();
 
   const TrainOptions& options_;
   Trainer trainer_;

@@ -27,9 +27,9 @@ void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bi
 // False where oneDNN has no bfloat16 product for this machine (no AVX-512): the product is then made in float32 of the
 // rounded inputs, with the same roundings, and the program says so once.
 bool has_bfloat16_matmul();
-// Whether copies of weights in the layout that oneDNN prefers, or in tiles, gain the time and the memory that they
-// cost, twice the weights: with AMX, where plain strides have a slow case and packing them for every product is slow.
-// Without it they gain at most 3% (docs/measurements.md).
+// Whether copies of all weights in the layout that oneDNN prefers, or in tiles, are worth their memory, twice that of
+// the weights: with AMX, where plain strides have a slow case. Without it forward products gain nothing by them, and
+// input gradients gain as much by a copy that is gone after the product (docs/measurements.md).
 bool packing_pays();
 // Version and instruction set, for the log of a run: "oneDNN 2.6.3, avx512_core_bf16".
 std::string matmul_library();

@@ -69,6 +69,28 @@ TEST(Memory, BackwardGivesEverythingBack) {
   EXPECT_EQ(arena->usage(Category::activations).live, before);
 }
 
+// The logits of this step would take 256 MiB. One block of them is all there is of that size; beside it are what the
+// model keeps and, small here, the gradient of the embedding.
+TEST(Memory, AStepHoldsNoLogits) {
+  const GptConfig config{.layers = 1, .heads = 1, .channels = 8, .context = 256, .vocab = 65536};
+  const int64_t tokens = 4 * config.context, logits = tokens * config.vocab * 4;
+  ASSERT_EQ(logits, 4 * kLogitsBytes);
+  const ArenaPtr arena = make_arena();
+  Gpt model(config);
+  model.materialize(1, arena, DType::float32, DType::float32);
+  const Tensor ids = Tensor::zeros({4, config.context}, DType::int32, arena);
+  const int64_t held = arena->total().live, table = config.vocab * config.channels * 4;
+  for (const bool trains : {true, false}) {
+    model.clear_gradients();
+    arena->reset_peaks();
+    const GradMode mode(trains);
+    const Loss loss = model.loss(ids, ids, 1.0 / static_cast<double>(tokens));
+    if (trains) backward(loss.mean);
+    EXPECT_LT(arena->total().peak - held, kLogitsBytes + 3 * table + (4 << 20)) << trains;
+    EXPECT_GT(arena->total().peak - held, kLogitsBytes) << trains;
+  }
+}
+
 TEST(Memory, ParametersGradientsAndStateAreCounted) {
   const ArenaPtr arena = make_arena();
   Gpt model({.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 64});
