@@ -51,7 +51,7 @@ TEST(AttentionChoice, KernelsThatAreNotThereAreRefused) {
 TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
   TrainOptions o = on_gpu();
   EXPECT_EQ(asks_cudnn(o), cuda::kWithCudnn);
-  o.attention.emplace("own");
+  o.attention = "own";
   EXPECT_FALSE(asks_cudnn(o));
   o = on_gpu();
   o.device = "cpu";
@@ -65,7 +65,7 @@ TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
 
 TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
   TrainOptions o = on_gpu();
-  o.attention.emplace("own");
+  o.attention = "own";
   EXPECT_EQ(describe_attention(o), "attention: our own kernels (--attention own)");
   o = on_gpu();
   if (!cuda::kWithCudnn) {
@@ -83,8 +83,8 @@ TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
 }
 
 TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
-  TrainOptions o, read;
-  o.attention.emplace("own");
+  TrainOptions o = on_gpu(), read = on_gpu();
+  o.attention = "own";
   o.deterministic = true;
   apply_config(read, to_toml(o), "c.toml");
   EXPECT_EQ(read.attention, "own");
