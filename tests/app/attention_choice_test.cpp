@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "app/command_line.h"
@@ -51,7 +52,7 @@ TEST(AttentionChoice, KernelsThatAreNotThereAreRefused) {
 TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
   TrainOptions o = on_gpu();
   EXPECT_EQ(asks_cudnn(o), cuda::kWithCudnn);
-  o.attention.emplace("own");
+  o.attention = "own";
   EXPECT_FALSE(asks_cudnn(o));
   o = on_gpu();
   o.device = "cpu";
@@ -65,7 +66,7 @@ TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
 
 TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
   TrainOptions o = on_gpu();
-  o.attention.emplace("own");
+  o.attention = "own";
   EXPECT_EQ(describe_attention(o), "attention: our own kernels (--attention own)");
   o = on_gpu();
   if (!cuda::kWithCudnn) {
@@ -83,9 +84,9 @@ TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
 }
 
 TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
-  TrainOptions o, read;
-  o.attention.emplace("own");
-  o.deterministic = true;
+  const std::vector<const char*> words{"tessera", "train", "--attention", "own", "--deterministic"};
+  const auto o = std::get<TrainOptions>(parse_command_line(static_cast<int>(words.size()), words.data()));
+  TrainOptions read;
   apply_config(read, to_toml(o), "c.toml");
   EXPECT_EQ(read.attention, "own");
   EXPECT_TRUE(read.deterministic);
