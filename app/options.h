@@ -185,7 +185,8 @@ void for_each_option(Options& o, F&& f) {
   f(
       OptionInfo{
           "attention", "Place",
-          "on a GPU, whose kernels: cuDNN's where they serve the model, or our own; default: cudnn where it is built",
+          "on a GPU, whose kernels: cuDNN's where they serve the model, or our own; default: cudnn where it is built, "
+          "for verify own",
           "cudnn|own"},
       o.attention);
   f(OptionInfo{"deterministic", "Place",

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "app/command_line.h"
@@ -83,9 +84,9 @@ TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
 }
 
 TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
-  TrainOptions o = on_gpu(), read = on_gpu();
-  o.attention = "own";
-  o.deterministic = true;
+  const std::vector<const char*> words{"tessera", "train", "--attention", "own", "--deterministic"};
+  const auto o = std::get<TrainOptions>(parse_command_line(static_cast<int>(words.size()), words.data()));
+  TrainOptions read;
   apply_config(read, to_toml(o), "c.toml");
   EXPECT_EQ(read.attention, "own");
   EXPECT_TRUE(read.deterministic);
