@@ -79,8 +79,12 @@ class DocsTest : public test::ProgramTest {
   DocsTest() {
     std::filesystem::copy_file(std::filesystem::path(TESSERA_SOURCE_DIR) / "README.md", path("README.md"));
     setenv("DNNL_MAX_CPU_ISA", "AVX2", 1);
+    setenv("TESSERA_AMX", "0", 1);
   }
-  ~DocsTest() override { unsetenv("DNNL_MAX_CPU_ISA"); }
+  ~DocsTest() override {
+    unsetenv("DNNL_MAX_CPU_ISA");
+    unsetenv("TESSERA_AMX");
+  }
   // What the example prints; `shown` is what the page says.
   Lines printed(const Example& e, const Lines& shown) const {
     if (e.program == "cat") {
