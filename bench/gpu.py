@@ -8,7 +8,8 @@ usage: bench/gpu.py pytorch|strategies|curve [--binary build/cuda/bin/tessera] [
               alternating rounds with PyTorch: torch.compile, fused AdamW, scaled dot product attention, the best of
               {autocast, bf16 parameters} x {default, max-autotune, reduce-overhead}, chosen by one run of each
   strategies  `tessera verify` of every strategy with its ranks on the one card, then the same batch trained by one rank
-              and by each strategy in turns
+              and by each strategy in turns; of one rank also without the captured graph, with our own attention, and
+              deterministic
   curve       the first 20 losses of gpt2 in fp32 on the GPU beside those on the CPU
 
 A run's rate is the median over its steps after the first five, a table's the median over rounds. The share of the peak
@@ -34,6 +35,12 @@ MODELS = {  # layers, heads, channels, micro-batch
 }
 CONTEXT, VOCAB = 1024, 50304
 PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense, as printed by the maker
+ALONE = {  # one rank: what its step is compared in
+    "one rank": [],
+    "one rank, step not captured": ["--cuda-graph", "off"],
+    "one rank, our own attention": ["--attention", "own"],
+    "one rank, deterministic": ["--deterministic"],
+}
 STRATEGIES = {  # what is given beside the ranks; R stands for their number
     "DDP": [],
     "ZeRO-1": ["--zero", "1"],
@@ -190,10 +197,10 @@ def compare_strategies(options, cwd):
             print(e, file=sys.stderr)
     model = "small" if options.small else "gpt2"
     common = model_options(model, options) + ["--dtype", "bf16"]
-    rates = {name: [] for name in ["one rank", *given]}
+    rates = {name: [] for name in [*ALONE, *given]}
     for _ in range(options.rounds):
         for name, values in rates.items():
-            words = ["--ranks", "1"] if name == "one rank" else ["--ranks", ranks] + given[name]
+            words = ["--ranks", "1"] + ALONE[name] if name in ALONE else ["--ranks", ranks] + given[name]
             values.append(train(options, common + words, cwd, WARMUP + options.steps)[-1])
     one = statistics.median(r["tokens_per_s"] for r in rates["one rank"])
     print(f"{model}, bf16, {ranks} thread ranks on one card, {options.rounds} rounds of {options.steps} steps\n\n"
