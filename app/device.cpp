@@ -37,7 +37,7 @@ ArenaPtr rank_arena(const std::string& device, int rank_here) {
     cuda::use_gpu(rank_here % gpu_count());
     cuda::keep_algorithms_in(cache_directory());  // so that the next run finds what this one times
   }
-  const ArenaPtr arena = make_arena(Device::cuda);
+  ArenaPtr arena = make_arena(Device::cuda);
   arena->local<cuda::KernelChoice>() = kernels;
   return arena;
 }

@@ -23,7 +23,7 @@ bool steps_without_host(const TrainOptions& o, int ranks) { return obstacle(o, r
 
 std::string no_graph_because(const TrainOptions& o, int ranks) {
   if (o.cuda_graph == "off") return "--cuda-graph off";
-  const std::string why = obstacle(o, ranks);
+  std::string why = obstacle(o, ranks);
   if (!why.empty() && o.cuda_graph == "on")
     throw Error(fmt::format("--cuda-graph: a step cannot be captured because {}; expected auto or off, found on", why));
   return why;

@@ -58,14 +58,14 @@ Microbatch StepTokens::load(int64_t microbatch, bool ids, bool targets) {
   const auto on_gpu = [&]() -> Microbatch {
     Place& place = places_[static_cast<size_t>(microbatch)];
     if (place.step != step_) {
-      const Microbatch tokens = read(microbatch);
+      Microbatch tokens = read(microbatch);
       if (tokens.ids.device() == Device::meta) return tokens;
       place.like = Tensor::meta(tokens.ids.shape(), DType::int32);
       if (!place.memory) place.memory = cuda::pinned_memory(2 * tokens.ids.nbytes());
       fill(place, tokens);
     }
     const auto copy = [&](int64_t from) {
-      const Tensor there = Tensor::empty(place.like.shape(), DType::int32, arena_);
+      Tensor there = Tensor::empty(place.like.shape(), DType::int32, arena_);
       cuda::copy_later(there, place.memory.get() + from);
       return there;
     };

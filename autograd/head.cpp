@@ -30,19 +30,20 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
   const Tensor rows = x.value().contiguous().flat_rows();
   const bool of_x = grad_enabled() && x.requires_grad(), of_w = grad_enabled() && w.requires_grad();
   Tensor dx = of_x ? rows.make(rows.shape()) : Tensor();
-  const auto dw = of_w ? w.early_grad(x.dtype() == DType::float64 ? DType::float64 : DType::float32) : nullptr;
+  auto dw = of_w ? w.early_grad(x.dtype() == DType::float64 ? DType::float64 : DType::float32) : nullptr;
   const LinearCrossEntropy r = linear_cross_entropy(rows, w.value(), targets, scale, of_x ? &dx : nullptr,
                                                     of_w ? &dw->at : nullptr, blocks, packs);
   Tensor mean = r.sum;
   scale_(mean, scale);
   if (of_x) dx = dx.reshape(x.shape());
-  Var root = record_one("linear_cross_entropy", std::move(mean), {x, w}, [dx = std::move(dx), dw](Grads& g) mutable {
-    const double seed = g.output().item<double>();
-    if (seed != 1 && dx.defined()) scale_(dx, seed);
-    if (seed != 1 && dw) scale_(dw->at, seed);
-    if (dx.defined()) g.give(0, std::move(dx));
-    if (dw) g.give_early(1, std::move(dw));
-  });
+  Var root = record_one("linear_cross_entropy", std::move(mean), {x, w},
+                        [dx = std::move(dx), dw = std::move(dw)](Grads& g) mutable {
+                          const double seed = g.output().item<double>();
+                          if (seed != 1 && dx.defined()) scale_(dx, seed);
+                          if (seed != 1 && dw) scale_(dw->at, seed);
+                          if (dx.defined()) g.give(0, std::move(dx));
+                          if (dw) g.give_early(1, std::move(dw));
+                        });
   return {std::move(root), r.loss_sum, r.count};
 }
 

@@ -28,7 +28,7 @@ Tensor Tensor::zeros(const Shape& shape, DType dtype, const ArenaPtr& arena) {
 }
 
 Tensor Tensor::range(int64_t n, const ArenaPtr& arena) {
-  const Tensor t = empty({n}, DType::int32, arena);
+  Tensor t = empty({n}, DType::int32, arena);
   on_device(
       t.device(), [&] { std::iota(t.data<int32_t>(), t.data<int32_t>() + n, 0); }, [&] { cuda::count_up(t); });
   return t;

@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <map>
 
+#include "app/attention_choice.h"
 #include "app/plan.h"
 #include "app/verify/mutate.h"
 #include "app/verify/plan_order.h"
 #include "app/verify/plan_sizes.h"
 #include "app/verify/stage_memory.h"
 #include "app/whole_state.h"
+#include "tensor/cuda/matmul.h"
 #include "tensor/ops/linear_cross_entropy.h"
 
 namespace tessera {
@@ -180,6 +182,7 @@ void VerifiedRank::note_rank(int rank, const int64_t* m) {
   else  // what passes send is among what they hold; what the strategy of the data axis needs besides comes on top
     result_.expected_peak.push_back(held + (axes.dp * axes.cp > 1 || options_.zero > 0 ? m[4] : 0) +
                                     of_passes_.at(static_cast<size_t>(rank / alike)));
+  result_.expected_peak.back() += library_workspace();
   if (rank % alike == 0) result_.in_flight.push_back(m[5]);
 }
 
@@ -191,6 +194,15 @@ int64_t VerifiedRank::whole_logits() {
   const int64_t rows = sizes.sequences * sizes.tokens;
   const RowBlocks blocks = row_blocks(Tensor::meta({rows, table.dim(1)}, dtype_named(options_.dtype)), table);
   return (rows - std::min(rows, blocks.block)) * table.dim(0) * sizes.value;
+}
+
+// What NVIDIA's libraries may take on a GPU while they compute: one product, or cuDNN's backward pass of attention,
+// which in a fixed order keeps a number of 16 bits for each score.
+int64_t VerifiedRank::library_workspace() {
+  if (options_.device != "cuda") return 0;
+  const PlanSizes sizes(options_, trainer_.whole_model().config);
+  const int64_t scores = sizes.sequences * trainer_.whole_model().config.heads * sizes.tokens * sizes.tokens;
+  return std::max(cuda::kMostWorkspace, asks_cudnn(options_) ? 2 * scores : 0);
 }
 
 // A later micro-batch's gradient of a parameter is made beside the sum of the earlier ones, twice for a tied weight.

@@ -31,6 +31,7 @@ class VerifiedRank {
   void note_rank(int rank, const int64_t* counted);
   int64_t second_microbatch() const;
   int64_t whole_logits();
+  int64_t library_workspace();
 
   const TrainOptions& options_;
   Trainer trainer_;

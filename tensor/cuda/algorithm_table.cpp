@@ -70,6 +70,12 @@ std::string AlgorithmTable::find_or_keep(const std::string& key, const std::stri
   return choices_.emplace(key, choice).first->second;
 }
 
+std::string AlgorithmTable::known(const std::string& key) {
+  std::lock_guard lock(mutex_);
+  const auto found = choices_.find(key);
+  return found != choices_.end() ? found->second : "";
+}
+
 std::string AlgorithmTable::find_or(const std::string& key, const std::function<std::string()>& choose) {
   std::lock_guard lock(mutex_);
   if (const auto found = choices_.find(key); found != choices_.end()) return found->second;

@@ -21,7 +21,9 @@ class AlgorithmTable {
   // processes that share a file: choose() may time, and must wait for nobody. Keys and choices are of one line, a key
   // without a colon. Throws InputError when the file is not a table, OutputError when it cannot be written.
   std::string find_or(const std::string& key, const std::function<std::string()>& choose);
-  // The same without timing or files: for this process, keeps `choice` unless there is one.
+  // What this process knows of it by now; empty: nothing.
+  std::string known(const std::string& key);
+  // The same as find_or() without timing or files: for this process, keeps `choice` unless there is one.
   std::string find_or_keep(const std::string& key, const std::string& choice);
 
   // Uses the file of this device in `directory` from now on; it is read when the next unknown product is met.

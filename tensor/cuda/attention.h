@@ -20,7 +20,6 @@ struct AttentionGradients {
 };
 void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Attended& forward,
                         const AttentionOptions& options, const AttentionGradients& gradients);
-void merge_attended(const Attended& into, const Attended& part);
 
 // "tensor cores" or "plain": which of our kernels take operands like these, for the log of a run and for tests.
 const char* attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v);

@@ -50,7 +50,9 @@ void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& b
   const std::optional<Matrices> to = by_columns(out);
   if (!to || to->transposed) throw Error("[matmul] the rows of out must run on; strides are " + out.strides().str());
   Arena& arena = *out.arena();
-  Tensor left, right;  // copies, until the product is queued
+  Tensor left, right, addend = bias;  // copies, until the product is queued
+  // The library is told no alignment of the bias, and may read 16 bytes of it at a time.
+  if (bias.defined() && reinterpret_cast<uintptr_t>(bias.address()) % 16 != 0) addend = bias.clone();
   // float64 is for checking: its bias is added in a pass of its own, as on the CPU.
   const bool beside = bias.defined() && out.dtype() == DType::float64;
   multiply(arena, {.m = out.dim(-1),
@@ -60,7 +62,7 @@ void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& b
                    .left = operand(b, left),
                    .right = operand(a, right),
                    .out = *to,
-                   .bias = bias.defined() && !beside ? on_gpu(bias) : nullptr,
+                   .bias = bias.defined() && !beside ? on_gpu(addend) : nullptr,
                    .operands = a.dtype(),
                    .result = out.dtype(),
                    .tf32 = a.dtype() == DType::float32 && arena.local<Tf32>().allowed});

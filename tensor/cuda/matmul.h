@@ -28,6 +28,9 @@ struct Tf32 {
 // used in all later runs and by all ranks. Without it they are kept as long as the process runs.
 void keep_algorithms_in(const std::filesystem::path& directory);
 
+// The most bytes that a product may take from the arena while it runs, beside its operands.
+inline constexpr int64_t kMostWorkspace = int64_t{32} << 20;
+
 // A matrix by columns, or the first of several: element (i, j) of matrix b is at data[b * step + j * leading + i].
 struct Matrices {
   std::byte* data = nullptr;

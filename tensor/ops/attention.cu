@@ -56,20 +56,6 @@ Tensor delta_of(const Tensor& dout, const Tensor& out, const AttentionSizes& n, 
   return delta;
 }
 
-// One thread for each element of out; the first of a row merges its log-sum-exp, into `lse`, which nobody reads here.
-template <class A>
-__global__ void merge_kernel(AttentionSizes n, Heads<A> into, Heads<const A> part, const A* mine, const A* other,
-                             A* lse) {
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (at >= int64_t{n.batch} * n.heads * n.tq * n.d) return;
-  const int64_t row = at / n.d, c = at % n.d, b = row / n.tq / n.heads, h = row / n.tq % n.heads, i = row % n.tq;
-  const A top = mine[row] > other[row] ? mine[row] : other[row];
-  const A both = top + math::log(math::exp(mine[row] - top) + math::exp(other[row] - top));
-  A& y = into.at(b, h, i)[c];
-  y = math::fma(part.at(b, h, i)[c], math::exp(other[row] - both), y * math::exp(mine[row] - both));
-  if (c == 0) lse[row] = both;
-}
-
 }  // namespace
 
 const char* attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -98,19 +84,6 @@ void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, co
     tiled_attention_backward(problem);
   else
     plain_attention_backward(problem);
-}
-
-void merge_attended(const Attended& into, const Attended& part) {
-  Tensor lse = into.lse.make(into.lse.shape(), into.lse.dtype(), Category::workspace);
-  const AttentionSizes n = sizes_of(into.out, into.out, false);
-  with_floating(into.lse.dtype(), "merge_attended", [&](auto t) {
-    using A = Accumulate<decltype(t)>;
-    launch(context(into.out), "merge_attended", {.blocks = blocks_for(into.out.numel(), kThreads)}, merge_kernel<A>, n,
-           heads_of<A>(into.out), heads_of<const A>(part.out), into.lse.device_data<A>(), part.lse.device_data<A>(),
-           lse.device_data<A>());
-  });
-  Tensor merged = into.lse;
-  merged.copy_from(lse);
 }
 
 }  // namespace tessera::cuda

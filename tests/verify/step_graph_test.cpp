@@ -167,7 +167,11 @@ TEST_F(StepGraphGpu, AStepWaitsOnce) {
           for (int64_t step = 0; step < 6; ++step) {
             const int64_t before = cuda::synchronizations(*trainer.arena());
             trainer.step();
-            EXPECT_EQ(cuda::synchronizations(*trainer.arena()) - before, 1) << test::command_of(o) << " " << step;
+            const int64_t waits = cuda::synchronizations(*trainer.arena()) - before;
+            if (step < 2)
+              EXPECT_GE(waits, 1);  // and as often as algorithms are timed
+            else
+              EXPECT_EQ(waits, 1) << test::command_of(o) << " " << step;
           }
         });
 }

@@ -46,6 +46,7 @@ void Parcel::unpack(Arena& receiver, std::byte* to) {
 void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes) {
   if (to == from || bytes == 0) return;
   Context& c = arena.local<Context>();
+  use_gpu_of(arena);  // a worker's thread has chosen none
   c.queued("copy between ranks", cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, c.stream()));
 }
 

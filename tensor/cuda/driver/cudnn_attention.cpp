@@ -146,7 +146,7 @@ class Cudnn {
   Plan plan_of(Arena& arena, const FusedAttention& p) {
     Plan plan{.graph = graph_of(p)};
     if (!refusal(*plan.graph, library(arena)).empty()) return {};
-    expect(plan.graph->build_plans(), "kernels");
+    if (plan.graph->build_plans().is_bad()) return {};  // checked, and yet not to be compiled here: ours serve
     expect(plan.graph->get_workspace_size(plan.workspace), "workspace");
     return plan;
   }
