@@ -42,6 +42,10 @@ ArenaPtr rank_arena(const std::string& device, int rank_here) {
   return arena;
 }
 
+ArenaPtr rank_arena(const std::string& device, const Communicator& world) {
+  return device == "cpu" ? world.make_arena() : rank_arena(device, world.rank_here());
+}
+
 ArenaPtr offload_arena(const std::string& device) {
   return device == "cuda" ? make_pinned_arena() : make_file_arena(std::filesystem::temp_directory_path());
 }

@@ -26,7 +26,7 @@ AsyncRun::AsyncRun(const Run& run, Communicator& world)
       o_(run.options),
       world_(world),
       axis_(world.split(0, world.rank(), "dp")),
-      arena_(rank_arena(o_.device, world_.rank_here())),
+      arena_(rank_arena(o_.device, world_)),
       model_(gpt_config(o_, run.sequences.vocab)),
       schedule_{.lr = o_.lr, .min_lr = o_.min_lr.value_or(o_.lr / 10), .warmup = o_.warmup, .steps = o_.steps},
       server_(model_, *axis_, arena_, data_options(o_), async_options()) {}

@@ -63,7 +63,7 @@ Trainer::Trainer(const TrainOptions& o, Sequences sequences, Communicator& world
       world_(world),
       mesh_(world, mesh_axes(axes_)),
       data_axis_(axes_.cp > 1 ? mesh_.flat({"dp", "cp"}) : mesh_["dp"]),
-      arena_(rank_arena(o.device, world.rank_here())),
+      arena_(rank_arena(o.device, world)),
       whole_(gpt_config(o, sequences.vocab)),
       plan_(schedule_of(o)),
       model_(part_config(whole_.config, plan_)),

@@ -48,6 +48,7 @@ Arena::~Arena() { permit(region_->base(), top_); }
 ArenaPtr Arena::host() { return host_ ? host_ : shared_from_this(); }
 
 ArenaPtr make_arena() { return std::make_shared<Arena>(host_region(kReserved)); }
+ArenaPtr make_shared_arena() { return std::make_shared<Arena>(shared_region()); }
 ArenaPtr make_file_arena(const std::filesystem::path& directory) {
   return std::make_shared<Arena>(file_region(directory));
 }

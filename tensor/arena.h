@@ -39,6 +39,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   Arena& operator=(const Arena&) = delete;
 
   Device device() const { return region_->device(); }
+  const Region& region() const { return *region_; }
   // Host memory for what is read from this arena, or is on its way into it: of an arena on the host, itself.
   std::shared_ptr<Arena> host();
 
@@ -126,7 +127,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
 };
 
 using ArenaPtr = std::shared_ptr<Arena>;
-ArenaPtr make_arena();                                             // in the host's memory
+ArenaPtr make_arena();         // in the host's memory
+ArenaPtr make_shared_arena();  // and in reach of other processes, see shared_region()
 ArenaPtr make_file_arena(const std::filesystem::path& directory);  // in a file, see file_region()
 // In memory of the host that kernels on GPUs read and write too, over the bus. Throws Error in a build without CUDA.
 ArenaPtr make_pinned_arena();

@@ -1,4 +1,4 @@
-// Regions of the host: anonymous memory, and a mapped file.
+// Regions of the host: anonymous memory, memory that processes share, and a mapped file.
 #include "tensor/region.h"
 
 #include <fcntl.h>
@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -54,47 +55,75 @@ class HostRegion final : public Region {
   }
 };
 
+class SharedRegion final : public Region {
+ public:
+  SharedRegion() : Region(Device::cpu) {
+    static std::atomic<int64_t> made{0};
+    capacity_ = std::min(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), kMostReserved);
+    file_ = {memfd_create("tessera", MFD_CLOEXEC), made++};
+    void* p = MAP_FAILED;
+    const auto size = static_cast<size_t>(capacity_);
+    if (file_.descriptor >= 0 && ftruncate(file_.descriptor, capacity_) == 0)
+      p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.descriptor, 0);
+    if (p == MAP_FAILED) {
+      const std::string cause = std::strerror(errno);
+      if (file_.descriptor >= 0) close(file_.descriptor);
+      throw Error("[arena] cannot make " + std::to_string(capacity_) + " bytes of shared memory: " + cause);
+    }
+    madvise(p, size, MADV_HUGEPAGE);  // a hint
+    base_ = static_cast<std::byte*>(p);
+  }
+  // Others may have it mapped for as long as they live, so unmapping alone would free nothing.
+  ~SharedRegion() override {
+    fallocate(file_.descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, capacity_);
+    munmap(base_, static_cast<size_t>(capacity_));
+    close(file_.descriptor);
+  }
+  void commit(int64_t) override {}  // by the first touch
+};
+
 class FileRegion final : public Region {
  public:
   explicit FileRegion(const std::filesystem::path& directory) : Region(Device::cpu) {
     capacity_ = kFileCapacity;
     const auto refuse = [&](const char* what) {
       const std::string cause = std::strerror(errno);
-      if (file_ >= 0) close(file_);
+      if (backing_ >= 0) close(backing_);
       throw OutputError(directory.string() + ": cannot " + what + " a file to keep tensors in: " + cause);
     };
     std::string name = (directory / "tessera-XXXXXX").string();
-    file_ = mkostemp(name.data(), O_CLOEXEC);
-    if (file_ < 0) refuse("make");
+    backing_ = mkostemp(name.data(), O_CLOEXEC);
+    if (backing_ < 0) refuse("make");
     unlink(name.c_str());  // gone when this process is
-    if (ftruncate(file_, capacity_) != 0) refuse("size");
-    void* const p = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+    if (ftruncate(backing_, capacity_) != 0) refuse("size");
+    void* const p = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE, MAP_SHARED, backing_, 0);
     if (p == MAP_FAILED) refuse("map");
     base_ = static_cast<std::byte*>(p);
   }
   ~FileRegion() override {
     munmap(base_, static_cast<size_t>(capacity_));
-    close(file_);
+    close(backing_);
   }
 
   // A page of a file that finds no room on the disk when it is written to ends the process, so room is made before.
   void commit(int64_t bytes) override {
     if (bytes <= promised_) return;
     const int64_t wanted = (bytes + kFileGrowth - 1) / kFileGrowth * kFileGrowth;
-    if (const int error = posix_fallocate(file_, 0, wanted); error != 0)
+    if (const int error = posix_fallocate(backing_, 0, wanted); error != 0)
       throw OutputError("no room for " + std::to_string(wanted) +
                         " bytes of tensors kept in a file: " + std::strerror(error));
     promised_ = wanted;
   }
 
  private:
-  int file_ = -1;
+  int backing_ = -1;
   int64_t promised_ = 0;  // bytes of room that the disk has promised
 };
 
 }  // namespace
 
 std::unique_ptr<Region> host_region(int64_t capacity) { return std::make_unique<HostRegion>(capacity); }
+std::unique_ptr<Region> shared_region() { return std::make_unique<SharedRegion>(); }
 std::unique_ptr<Region> file_region(const std::filesystem::path& directory) {
   return std::make_unique<FileRegion>(directory);
 }

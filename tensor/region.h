@@ -18,6 +18,13 @@ class Region {
   std::byte* base() const { return base_; }
   int64_t capacity() const { return capacity_; }
   Device device() const { return device_; }
+  // The file that other processes of this host can map to see the same memory, and what no other region of this process
+  // was ever called; negative: they cannot.
+  struct File {
+    int descriptor = -1;
+    int64_t number = -1;
+  };
+  File file() const { return file_; }
   // Makes the first `bytes` usable; called before more than ever before is handed out. Throws when there is no room.
   virtual void commit(int64_t bytes) = 0;
 
@@ -25,6 +32,7 @@ class Region {
   explicit Region(Device device) : device_(device) {}
   std::byte* base_ = nullptr;
   int64_t capacity_ = 0;
+  File file_ = {};
 
  private:
   Device device_;
@@ -33,8 +41,12 @@ class Region {
 // Address space of `capacity` bytes on huge pages, halved while the system refuses; memory comes with the first touch.
 // Throws Error when even 1 GiB is refused.
 std::unique_ptr<Region> host_region(int64_t capacity);
-// The same over a file without a name in `directory`, mapped: what is seldom read or written need not stay in memory.
-// Throws OutputError here or in commit() when the file cannot be made or the disk has no room.
+// Twice the machine's memory in addresses, which other processes of this host can map too (file()). Its pages are small
+// where the system gives shared memory no huge ones (/sys/kernel/mm/transparent_hugepage/shmem_enabled). What it held
+// is given back to the system when it goes, whoever has it mapped. Throws Error when the system refuses.
+std::unique_ptr<Region> shared_region();
+// The same as host_region() over a file without a name in `directory`, mapped: what is seldom read or written need not
+// stay in memory. Throws OutputError here or in commit() when the file cannot be made or the disk has no room.
 std::unique_ptr<Region> file_region(const std::filesystem::path& directory);
 
 }  // namespace tessera

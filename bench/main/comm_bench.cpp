@@ -59,7 +59,7 @@ void measure(Communicator& world, bool mpi, int rounds) {
     fmt::print("{:>10} {:<20} {:>12} {:>9}   ({} {})\n", "bytes", "algorithm", "us", "GB/s", world.size(),
                mpi ? "MPI ranks" : "thread ranks");
   for (const int64_t bytes : {1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20}) {
-    const ArenaPtr arena = make_arena();
+    const ArenaPtr arena = world.make_arena();
     const Tensor x = Tensor::zeros({bytes / 4}, DType::float32, arena),
                  out = Tensor::zeros({bytes / 4}, DType::float32, arena);
     std::vector<Way> all = ways(world, mpi, x, out);

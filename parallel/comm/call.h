@@ -11,6 +11,7 @@
 namespace tessera {
 
 class Arena;
+class Region;
 
 enum class Op : uint8_t {
   all_reduce,
@@ -54,6 +55,7 @@ struct Call {
   int64_t count = 0;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
+  const Region* region = nullptr;  // of the host, where `in` and `out` are known to lie in the same one
   Arena* gpu = nullptr;  // where `in` and `out` lie on a GPU: this rank's arena there; null: in the host's memory
 
   int64_t bytes() const { return count * size_of(dtype); }

@@ -27,6 +27,7 @@ void Communicator::complain(const Call& call, const std::string& what) const {
 namespace {
 
 Arena* gpu_of(const Tensor& t) { return t.device() == Device::cuda ? t.arena().get() : nullptr; }
+const Region* region_of(const Tensor& t) { return t.device() == Device::cpu ? &t.arena()->region() : nullptr; }
 
 }  // namespace
 
@@ -36,6 +37,7 @@ Call Communicator::whole(Op op, const Tensor& x) const {
   call.in = x.address();
   call.out = x.address();
   call.gpu = gpu_of(x);
+  call.region = region_of(x);
   return call;
 }
 
@@ -59,6 +61,8 @@ Call Communicator::cut(Op op, const Tensor& in, const Tensor& out) const {
   call.in = memory(in);
   call.out = memory(out);
   call.gpu = gpu_of(own);
+  const bool apart = call.in && call.out && region_of(in) != region_of(out);
+  call.region = apart ? nullptr : region_of(own);
   return call;
 }
 
@@ -184,6 +188,7 @@ void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
     complain(call,
              "out is " + out.describe() + "; expected other contiguous memory of the same size, dtype and device");
   call.out = out.address();
+  if (region_of(out) != call.region) call.region = nullptr;
   if (!alone(call)) run(call, {in, out});
 }
 

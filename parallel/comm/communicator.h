@@ -65,6 +65,9 @@ class Communicator {
   int world_rank(int rank) const { return transport_->world_rank(rank); }
   int rank_here() const { return transport_->rank_here(); }  // among the world's ranks on this machine
   std::string_view kind() const { return transport_->kind(); }
+  // An arena on the host in which the ranks reach each other's arrays, as far as they can: what lies there is exchanged
+  // without copies.
+  ArenaPtr make_arena() const { return transport_->maps_peers() ? make_shared_arena() : tessera::make_arena(); }
   // What all_reduce, reduce_scatter and all_gather go by; the order of summation is the algorithm's.
   Algorithm algorithm() const { return algorithm_; }
   void set_algorithm(Algorithm algorithm) { algorithm_ = algorithm; }

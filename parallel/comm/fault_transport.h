@@ -42,6 +42,7 @@ class FaultTransport final : public Transport {
   void fail(const std::string& cause) override { inner_->fail(cause); }
   bool only_native(const Call& call) const override { return inner_->only_native(call); }
   int failed_rank() const override { return inner_->failed_rank(); }
+  bool maps_peers() const override { return inner_->maps_peers(); }
 
  private:
   struct Plan;

@@ -65,6 +65,7 @@ MpiTransport::MpiTransport(std::shared_ptr<MpiWorld> world, MpiGroup& group) : w
                               .world_ranks = group_.world_ranks,
                               .rank = group_.rank,
                               .patience = std::move(patience),
+                              .peers = world_->peers(),
                               .give_up = [this] { fail(""); },
                               .failure = [this] { return world_->watch().failure(); }});
 }

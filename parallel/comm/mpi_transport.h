@@ -31,6 +31,7 @@ class MpiTransport final : public Transport {
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override;
   int failed_rank() const override { return world_->watch().failed_rank(); }
+  bool maps_peers() const override { return shared_ && world_->peers() != nullptr; }
 
  private:
   // Until done() is true; throws when a rank fails or the time is over.

@@ -64,6 +64,7 @@ MpiWorld::MpiWorld(double timeout_s, int threads_per_rank) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
   MPI_Comm_size(MPI_COMM_WORLD, &size_);
   meet_host();
+  meet_peers();
   const int cores = unbind(ranks_here_);
   threads_per_rank_ = threads_per_rank > 0             ? threads_per_rank
                       : std::getenv("OMP_NUM_THREADS") ? cpu::threads()
@@ -97,6 +98,32 @@ void MpiWorld::meet_host() {
   if (rank_here_ == 0) new (board_) HostBoard;
   mpi_check(MPI_Barrier(host_), "MPI_Barrier");
   for (int r = 0; r < ranks_here_; ++r) host_places_.push_back(reinterpret_cast<HostPlace*>(host_window_->segment(r)));
+}
+
+// Whether ranks of this host can map each other's memory is tried once, on pages with their numbers: all of them can,
+// or none does. Containers that share no process numbers cannot.
+void MpiWorld::meet_peers() {
+  if (ranks_here_ == 1) return;
+  const std::unique_ptr<Region> own = shared_region();
+  *reinterpret_cast<int*>(own->base()) = rank_;
+  const Reach mine{.process = getpid(), .file = own->file(), .size = kPage, .in = rank_};
+  std::vector<Reach> all(static_cast<size_t>(ranks_here_));
+  mpi_check(MPI_Allgather(&mine, sizeof(Reach), MPI_BYTE, all.data(), sizeof(Reach), MPI_BYTE, host_), "MPI_Allgather");
+  PeerMemory tried;
+  std::string why;
+  try {
+    for (const Reach& theirs : all)
+      if (*reinterpret_cast<const int*>(tried.base(theirs)) != theirs.in) why = "a process number is another process's";
+  } catch (const CommError& e) {
+    why = e.what();
+  }
+  int good = why.empty() ? 1 : 0;
+  mpi_check(MPI_Allreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, host_), "MPI_Allreduce");
+  if (good != 0)
+    peers_ = std::make_unique<PeerMemory>();
+  else if (!why.empty())
+    std::fprintf(stderr, "tessera: [rank %d] %s; this host's ranks exchange arrays in pieces, which is slower\n", rank_,
+                 why.c_str());
 }
 
 MpiGroup& MpiWorld::add(MPI_Comm comm) {

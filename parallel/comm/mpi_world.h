@@ -11,6 +11,7 @@
 
 #include "parallel/comm/mpi_session.h"
 #include "parallel/comm/mpi_watch.h"
+#include "parallel/comm/peer_memory.h"
 #include "parallel/comm/shared_exchange.h"
 
 namespace tessera {
@@ -48,6 +49,8 @@ class MpiWorld {
   int threads_per_rank() const { return threads_per_rank_; }
   const Patience& patience() const { return patience_; }
   MpiWatch& watch() { return *watch_; }
+  // Other ranks' memory on this host; null where they cannot map it, or there are none.
+  PeerMemory* peers() const { return peers_.get(); }
   // The group of a communicator, which it takes over. Every rank of it calls this.
   MpiGroup& add(MPI_Comm comm);
   MpiGroup& all() { return *groups_.front(); }
@@ -69,6 +72,7 @@ class MpiWorld {
     std::vector<std::byte> bytes;
   };
   void meet_host();
+  void meet_peers();
   int choose_threads(int wanted) const;
   void tell_other_hosts(int failed, const std::string& cause);
   void listen_to_other_hosts();
@@ -80,6 +84,7 @@ class MpiWorld {
   std::unique_ptr<MpiWindow> host_window_;
   std::vector<HostPlace*> host_places_;
   HostBoard* board_ = nullptr;
+  std::unique_ptr<PeerMemory> peers_;
   std::vector<std::unique_ptr<MpiGroup>> groups_;
   std::unique_ptr<MpiWatch> watch_;
   std::mutex sending_;

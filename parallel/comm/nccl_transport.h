@@ -47,6 +47,7 @@ class NcclTransport final : public Transport {
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override { carrier_->fail(cause); }
   int failed_rank() const override { return carrier_->failed_rank(); }
+  bool maps_peers() const override { return carrier_->maps_peers(); }
 
  private:
   void wait(const std::string& during);

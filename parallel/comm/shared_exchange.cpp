@@ -1,9 +1,10 @@
-// Rounds over two slots.
+// In place, or in rounds over two slots.
 #include "parallel/comm/shared_exchange.h"
 
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <utility>
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/sums.h"
@@ -69,11 +70,11 @@ void SharedExchange::meet(bool first) {
 
 template <class Put, class Take>
 void SharedExchange::rounds(int64_t count, const Put& put, const Take& take) {
-  first_round_ = round_ + 1;
+  if (!compared_) first_round_ = round_ + 1;
   for (int64_t k = 0; k < count; ++k) {
     ++round_;
     put(k);
-    meet(k == 0);
+    meet(!std::exchange(compared_, true));
     take(k);
   }
 }
@@ -225,8 +226,48 @@ void SharedExchange::pieces(const Call& call) {
 
 void SharedExchange::meet_for(const Call& call) {
   place(group_.rank).posts[++calls_ % 2] = call;
+  compared_ = false;
   rounds(
       1, [](int64_t) {}, [](int64_t) {});
+}
+
+// Comes together, and where all arrays can be reached, exchanges them; false: it is still to be done.
+bool SharedExchange::in_place(const Call& call) {
+  place(group_.rank).reaches[(calls_ + 1) % 2] = reach_of(call);
+  meet_for(call);
+  for (int r = 0; r < n_; ++r)
+    if (!place(r).reaches[calls_ % 2].known()) return false;
+  for (int r = 0; r < n_; ++r) {
+    Call& seen = in_place_.seen(r) = call;
+    if (r == group_.rank) continue;
+    const Reach& reach = place(r).reaches[calls_ % 2];
+    std::byte* const base = group_.peers->base(reach);
+    seen.in = reach.in < 0 ? nullptr : base + reach.in;
+    seen.out = reach.out < 0 ? nullptr : base + reach.out;
+  }
+  in_place_.run(call);
+  ++round_;
+  meet(false);
+  return true;
+}
+
+void SharedExchange::through_window(const Call& call) {
+  block_bytes_ = kSlotBytes / n_ / 64 * 64;
+  switch (call.op) {
+    case Op::all_reduce:
+      return all_reduce(call);
+    case Op::reduce_scatter:
+      return reduce_scatter(call);
+    case Op::all_gather:
+    case Op::gather:
+      return all_gather(call, call.op == Op::all_gather);
+    case Op::broadcast:
+      return from_root(call);
+    case Op::reduce:
+      return to_root(call);
+    default:
+      return pieces(call);
+  }
 }
 
 int64_t SharedExchange::run(const Call& call) {
@@ -234,27 +275,12 @@ int64_t SharedExchange::run(const Call& call) {
     meet_for(call);
     return 0;
   }
-  place(group_.rank).posts[++calls_ % 2] = call;
-  block_bytes_ = kSlotBytes / n_ / 64 * 64;
-  switch (call.op) {
-    case Op::all_reduce:
-      all_reduce(call);
-      break;
-    case Op::reduce_scatter:
-      reduce_scatter(call);
-      break;
-    case Op::all_gather:
-    case Op::gather:
-      all_gather(call, call.op == Op::all_gather);
-      break;
-    case Op::broadcast:
-      from_root(call);
-      break;
-    case Op::reduce:
-      to_root(call);
-      break;
-    default:
-      pieces(call);
+  if (group_.peers && call.bytes() >= kInPlaceBytes) {
+    if (!in_place(call)) through_window(call);
+  } else {
+    place(group_.rank).posts[++calls_ % 2] = call;
+    compared_ = false;
+    through_window(call);
   }
   return sent_directly(call, n_, group_.rank);
 }

@@ -1,4 +1,8 @@
-// The direct exchange of ranks that share some memory but not their arrays: processes of one host with a window.
+// The direct exchange of ranks that are processes of one host, which share a window of memory.
+//
+// Large arrays that lie where the others can map them (Communicator::make_arena()) are exchanged in place, with two
+// meetings: all have come, all are done (parallel/comm/in_place.h). Where an array of any rank does not, and for what
+// is too small to be worth a second meeting, the bytes go through the window.
 //
 // Each rank has two slots in the shared memory. In a round it puts the next block of its array into the slot whose turn
 // it is, raises its flag, waits for the flags of the others, and takes from their slots what is meant for it:
@@ -18,16 +22,20 @@
 #include <vector>
 
 #include "parallel/comm/call.h"
+#include "parallel/comm/in_place.h"
+#include "parallel/comm/peer_memory.h"
 #include "parallel/comm/wait.h"
 
 namespace tessera {
 
 inline constexpr int64_t kSlotBytes = 128 << 10;
+inline constexpr int64_t kInPlaceBytes = 8 << 10;  // arrays from this size on are exchanged in place
 
 // One rank's part of the shared memory.
 struct alignas(4096) SharedPlace {
   Flag flag;
   std::array<Call, 2> posts;  // calls alternate; the pointers in them mean nothing to others
+  std::array<Reach, 2> reaches;
   alignas(4096) std::array<std::array<std::byte, kSlotBytes>, 2> slots;
 };
 
@@ -36,13 +44,15 @@ struct SharedGroup {
   std::vector<int> world_ranks;
   int rank = 0;
   Patience patience;
+  PeerMemory* peers = nullptr;           // null: everything goes through the window
   std::function<void()> give_up;         // tells all ranks that this one cannot go on
   std::function<std::string()> failure;  // "rank 1 has failed", once a rank has
 };
 
 class SharedExchange {
  public:
-  explicit SharedExchange(SharedGroup group) : group_(std::move(group)), n_(static_cast<int>(group_.places.size())) {}
+  explicit SharedExchange(SharedGroup group)
+      : group_(std::move(group)), n_(static_cast<int>(group_.places.size())), in_place_(n_, group_.rank) {}
   int ranks() const { return n_; }
   // One collective. Returns the bytes that count as sent. Throws as Transport::direct() does.
   int64_t run(const Call& call);
@@ -52,6 +62,8 @@ class SharedExchange {
  private:
   template <class Put, class Take>
   void rounds(int64_t count, const Put& put, const Take& take);
+  bool in_place(const Call& call);
+  void through_window(const Call& call);
   void meet(bool first);
   void compare_posts() const;
   [[noreturn]] void abandon(Waited why, int waiting_for) const;
@@ -72,7 +84,9 @@ class SharedExchange {
   int n_;
   uint32_t calls_ = 0, round_ = 0;  // all that are done, and the one under way
   uint32_t first_round_ = 1;        // of this call
-  int64_t block_bytes_ = 0;         // of this call: a slot holds one block, or one for each rank
+  bool compared_ = false;           // this call's posts have been
+  InPlaceExchange in_place_;
+  int64_t block_bytes_ = 0;  // of this call: a slot holds one block, or one for each rank
 };
 
 }  // namespace tessera

@@ -2,13 +2,14 @@
 #include "parallel/comm/thread_transport.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
+#include <span>
 #include <thread>
 #include <utility>
 
 #include "parallel/comm/algorithms.h"
-#include "parallel/comm/memory.h"
 #include "parallel/comm/sums.h"
 #include "parallel/comm/thread_group.h"
 
@@ -30,7 +31,7 @@ std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool
 }
 
 ThreadTransport::ThreadTransport(std::shared_ptr<ThreadGroup> group, int rank)
-    : group_(std::move(group)), rank_(rank), in_(static_cast<size_t>(size())), out_(static_cast<size_t>(size())) {}
+    : group_(std::move(group)), rank_(rank), exchange_(size(), rank) {}
 ThreadTransport::~ThreadTransport() = default;
 
 int ThreadTransport::size() const { return static_cast<int>(group_->world_ranks.size()); }
@@ -113,85 +114,35 @@ void ThreadTransport::depart(const Call& call) {
 }
 
 // Two ranks and few bytes: each leaves a copy where the other finds it, so that nobody has to wait for the end.
-// Otherwise each rank adds its piece of all arrays and writes it to all of them.
-int64_t ThreadTransport::all_reduce(const Call& call) {
-  const int n = size();
+int64_t ThreadTransport::all_reduce_small(const Call& call) {
   const int64_t bytes = call.bytes();
-  if (n == 2 && bytes <= kSmall && !call.gpu) {
-    std::byte* const mine = group_->places[static_cast<size_t>(rank_)].small[(calls_ + 1) % 2].data();
-    std::memcpy(mine, call.in, static_cast<size_t>(bytes));
-    arrive(call);
-    for (int r = 0; r < n; ++r)
-      in_[static_cast<size_t>(r)] = group_->places[static_cast<size_t>(r)].small[calls_ % 2].data();
-    std::byte* const out = call.out;
-    reduce_ranks(call.dtype, call.reduction, in_, std::span(&out, 1), {0, call.count});
-    end_work();
-    return bytes;
-  }
+  std::byte* const mine = group_->places[static_cast<size_t>(rank_)].small[(calls_ + 1) % 2].data();
+  std::memcpy(mine, call.in, static_cast<size_t>(bytes));
   arrive(call);
-  for (int r = 0; r < n; ++r) {
-    in_[static_cast<size_t>(r)] = post(r).in;
-    out_[static_cast<size_t>(r)] = post(r).out;
-  }
-  const Range mine = piece(call.count, n, rank_);
-  Memory(call).reduce_ranks(in_, out_, mine);
-  depart(call);
-  return sent_directly(call, n, rank_);
+  std::array<const std::byte*, 2> in{};
+  for (size_t r = 0; r < in.size(); ++r) in[r] = group_->places[r].small[calls_ % 2].data();
+  std::byte* const out = call.out;
+  reduce_ranks(call.dtype, call.reduction, in, std::span(&out, 1), {0, call.count});
+  end_work();
+  return bytes;
 }
 
-// Everything but all_reduce: each rank fetches what is meant for it from where it lies.
-int64_t ThreadTransport::copy_pieces(const Call& call) {
-  const int n = size();
-  const int64_t element = size_of(call.dtype);
-  const Memory memory(call);
-  const auto fetch = [&](std::byte* to, const std::byte* from, int64_t count) {
-    memory.copy(to, from, count * element);
-  };
-  const Range mine = piece(call.count, n, rank_);
+int64_t ThreadTransport::exchange(const Call& call) {
+  if (call.op == Op::all_reduce && size() == 2 && call.bytes() <= kSmall && !call.gpu) return all_reduce_small(call);
   arrive(call);
-  switch (call.op) {
-    case Op::reduce_scatter: {
-      for (int r = 0; r < n; ++r) in_[static_cast<size_t>(r)] = post(r).in + mine.begin * element;
-      std::byte* const out = call.out;
-      memory.reduce_ranks(in_, std::span(&out, 1), {0, mine.size()});
-      break;
-    }
-    case Op::all_gather:
-    case Op::gather:
-      if (call.op == Op::all_gather || rank_ == call.root)
-        for (int r = 0; r < n; ++r) {
-          const Range theirs = piece(call.count, n, r);
-          fetch(call.out + theirs.begin * element, post(r).in, theirs.size());
-        }
-      break;
-    case Op::broadcast:
-      if (rank_ != call.root) fetch(call.out, post(call.root).in, call.count);
-      break;
-    case Op::reduce:
-      if (rank_ == call.root) {
-        for (int r = 0; r < n; ++r) in_[static_cast<size_t>(r)] = post(r).in;
-        std::byte* const out = call.out;
-        memory.reduce_ranks(in_, std::span(&out, 1), {0, call.count});
-      }
-      break;
-    case Op::scatter:
-      fetch(call.out, post(call.root).in + mine.begin * element, mine.size());
-      break;
-    case Op::all_to_all:
-      for (int r = 0; r < n; ++r)
-        fetch(call.out + piece(call.count, n, r).begin * element, post(r).in + mine.begin * element, mine.size());
-      break;
-    default:  // barrier: everybody has come
-      end_work();
-      return 0;
+  if (call.op == Op::barrier) {  // everybody has come
+    end_work();
+    return 0;
   }
+  for (int r = 0; r < size(); ++r) exchange_.seen(r) = post(r);
+  exchange_.run(call);
   depart(call);
-  return sent_directly(call, n, rank_);
+  return sent_directly(call, size(), rank_);
 }
 
 int64_t ThreadTransport::direct(const Call& call) {
   try {
-    return call.op == Op::all_reduce ? all_reduce(call) : copy_pieces(call);
+    return exchange(call);
   } catch (...) {
     end_work();  // or who gives up would wait for this rank
     throw;

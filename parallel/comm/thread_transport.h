@@ -3,8 +3,9 @@
 // all other backends.
 #pragma once
 #include <memory>
-#include <vector>
+#include <string>
 
+#include "parallel/comm/in_place.h"
 #include "parallel/comm/transport.h"
 #include "parallel/comm/wait.h"
 
@@ -43,15 +44,14 @@ class ThreadTransport final : public Transport {
   const Call& post(int rank) const;
   void put(int to, Letter letter);
   Letter take(int from, int tag, int64_t bytes);
-  int64_t all_reduce(const Call& call);
-  int64_t copy_pieces(const Call& call);
+  int64_t all_reduce_small(const Call& call);
+  int64_t exchange(const Call& call);
 
   std::shared_ptr<ThreadGroup> group_;
   int rank_;
   uint32_t sequence_ = 0;  // of this rank's flag
   uint32_t calls_ = 0;     // which of the two posts is in use: their parity
-  std::vector<const std::byte*> in_;
-  std::vector<std::byte*> out_;
+  InPlaceExchange exchange_;
 };
 
 // The group of all ranks of a launch, for each of its threads to take its transport from.

@@ -62,6 +62,9 @@ class Transport {
   // The library's own collective. Throws Error where there is none.
   virtual int64_t native(const Call& call);
 
+  // Whether its ranks are processes that reach each other's arrays where these lie in shared_region()s.
+  virtual bool maps_peers() const { return false; }
+
   // Groups of the ranks that give the same color, ranked by key, then by rank here. Every rank calls it.
   virtual std::unique_ptr<Transport> split(int color, int key) = 0;
 

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "parallel/comm/algorithms.h"
 #include "tests/parallel/arrays.h"
@@ -19,11 +21,12 @@ using test::values;
 // What a group of threads shares, each with its own view of it.
 struct Shared {
   explicit Shared(int n) : memory(std::make_unique<SharedPlace[]>(static_cast<size_t>(n))), ranks(n) {}
-  SharedExchange exchange(int rank) const {
+  SharedExchange exchange(int rank, PeerMemory* peers = nullptr) const {
     SharedGroup group{.places = {},
                       .world_ranks = {},
                       .rank = rank,
                       .patience = {.timeout_s = 20, .crowded = true},
+                      .peers = peers,
                       .give_up = [] {},
                       .failure = [] { return std::string("a rank has failed"); }};
     for (int r = 0; r < ranks; ++r) {
@@ -37,7 +40,7 @@ struct Shared {
 };
 
 Call call_of(Op op, DType dtype, int64_t count, const Tensor& in, const Tensor& out) {
-  return {.op = op, .dtype = dtype, .count = count, .in = in.raw(), .out = out.raw()};
+  return {.op = op, .dtype = dtype, .count = count, .in = in.raw(), .out = out.raw(), .region = &in.arena()->region()};
 }
 
 void check(SharedExchange& shared, int me, int64_t count, DType dtype, const ArenaPtr& arena) {
@@ -67,6 +70,52 @@ TEST(SharedExchange, MovesWhatThreadRanksMove) {
           check(shared, world.rank(), count, dtype, arena);
     });
   }
+}
+
+// Each rank has a mapping of its own of the others' arrays, as processes have; nothing of these goes through the
+// window.
+TEST(SharedExchange, LargeArraysStayInPlace) {
+  for (const int n : {2, 3, 5}) {
+    const Shared memory(n);
+    launch({.ranks = n, .timeout_s = 20}, [&](Communicator& world) {
+      PeerMemory peers;
+      SharedExchange shared = memory.exchange(world.rank(), &peers);
+      const ArenaPtr arena = make_shared_arena();
+      for (const int64_t count : {32'768, 100'001})
+        for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
+          check(shared, world.rank(), count, dtype, arena);
+      for (const auto& slot : memory.memory[static_cast<size_t>(world.rank())].slots)
+        EXPECT_EQ(std::count(slot.begin(), slot.end(), std::byte{0}), kSlotBytes);
+    });
+  }
+}
+
+// What one rank has where nobody can map it, and what is small, goes through the window.
+TEST(SharedExchange, OneArrayOutOfReachIsEnough) {
+  const Shared memory(3);
+  launch({.ranks = 3, .timeout_s = 20}, [&](Communicator& world) {
+    PeerMemory peers;
+    SharedExchange shared = memory.exchange(world.rank(), &peers);
+    const ArenaPtr reached = make_shared_arena(), own = make_arena();
+    for (const int64_t count : {0, 1, 100, 5000, 100'001})
+      for (int round = 0; round < 4; ++round)
+        check(shared, world.rank(), count, DType::float32, round == world.rank() ? own : reached);
+  });
+}
+
+// An arena that is gone has given its memory back, though somebody has it mapped.
+TEST(SharedExchange, MemoryOfAnArenaThatIsGoneIsFree) {
+  PeerMemory peers;
+  ArenaPtr arena = make_shared_arena();
+  std::optional<Tensor> x = Tensor::zeros({1 << 20}, DType::float32, arena);
+  x->data<float>()[1000] = 3;
+  const Reach reach = reach_of(call_of(Op::all_reduce, DType::float32, x->numel(), *x, *x));
+  ASSERT_TRUE(reach.known());
+  const auto* const seen = reinterpret_cast<const volatile float*>(peers.base(reach) + reach.in);
+  EXPECT_EQ(seen[1000], 3);
+  x.reset();
+  arena.reset();
+  EXPECT_EQ(seen[1000], 0);
 }
 
 TEST(SharedExchange, CallsThatDifferAreNamed) {

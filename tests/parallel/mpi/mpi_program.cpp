@@ -96,15 +96,21 @@ void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr& arena)
 constexpr std::array kAlgorithms = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root,
                                     Algorithm::native};
 
+// Arrays that the others can map, that they cannot, and those of which only this half of the ranks has such.
+std::vector<ArenaPtr> arenas(const Communicator& world) {
+  return {world.make_arena(), make_arena(), world.rank() % 2 == 0 ? world.make_arena() : make_arena()};
+}
+
 // Every operation by every algorithm; the large sizes need several blocks of the shared memory.
 void operations(Communicator& world) {
   for (const Algorithm algorithm : kAlgorithms) {
     world.set_algorithm(algorithm);
     for (const int64_t n : {1, 2, 17, 5003, 200'003})
       for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64, DType::int32, DType::int64}) {
-        const ArenaPtr arena = make_arena();
-        check_sums(world, n, dtype, arena);
-        check_roots(world, n, dtype, arena);
+        for (const ArenaPtr& arena : algorithm == Algorithm::direct ? arenas(world) : std::vector{make_arena()}) {
+          check_sums(world, n, dtype, arena);
+          check_roots(world, n, dtype, arena);
+        }
       }
     expect(world.max(world.rank()) == world.size() - 1, "max");
     const ArenaPtr arena = make_arena();
@@ -127,7 +133,7 @@ void bytes(Communicator& world) {
                                        {Op::reduce, n - 1},           {Op::scatter, (n - 1) / n}};
   for (const Algorithm algorithm : kAlgorithms) {
     world.set_algorithm(algorithm);
-    const ArenaPtr arena = make_arena();
+    const ArenaPtr arena = world.make_arena();
     const Tensor x = Tensor::zeros({5003}, DType::float32, arena);
     const Tensor part = Tensor::zeros({piece(5003, world.size(), world.rank()).size()}, DType::float32, arena);
     world.reset_counts();
@@ -166,9 +172,12 @@ void order(Communicator& world) {
         if (threads.rank() == 0) expected = values(x);
       });
       world.set_algorithm(algorithm);
-      const Tensor x = fill(world.rank()).to(dtype);
-      world.all_reduce(x);
-      expect(values(x) == expected, "the order of sums by " + std::string(name_of(algorithm)));
+      for (const ArenaPtr& arena : arenas(world)) {
+        Tensor x = Tensor::empty({kSize}, dtype, arena);
+        x.copy_from(fill(world.rank()).to(dtype));
+        world.all_reduce(x);
+        expect(values(x) == expected, "the order of sums by " + std::string(name_of(algorithm)));
+      }
     }
 }
 
@@ -199,7 +208,7 @@ void splits(Communicator& world) {
   std::vector<Pending> pending;
   std::vector<Tensor> x;
   for (int i = 0; i < 20; ++i) {
-    x.push_back(array_of(reversed->rank(), 30'000 + i, DType::float32, make_arena()));
+    x.push_back(array_of(reversed->rank(), 30'000 + i, DType::float32, i % 3 == 0 ? make_arena() : world.make_arena()));
     pending.push_back((i % 2 == 0 ? *reversed : world).start_all_reduce(x.back()));
     if (i % 2 != 0) world.barrier();
   }
