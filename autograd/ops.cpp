@@ -73,16 +73,63 @@ Var matmul(const Var& a, const Var& b) {
   });
 }
 
+namespace {
+
+// Gives w (input `at`) and b (the next one) of x w^T + b their gradients; the one may bring the other along.
+void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x) {
+  const auto sums = std::make_shared<Tensor>();
+  const bool both = g.needs(at) && g.needs(at + 1);
+  if (g.needs(at))
+    g.give_into(at, [dy, sums, both, in = x.until(g.defer())](Tensor& dw) {
+      if (both)
+        *sums = linear_weight_grad_and_sums(dw, dy, in.get());
+      else
+        linear_weight_grad(dw, dy, in.get());
+    });
+  if (g.needs(at + 1))
+    g.give_into(at + 1, [dy, sums](Tensor& db) {
+      if (sums->defined())
+        db.copy_from(*sums);
+      else
+        sum_rows(db, dy);
+    });
+}
+
+Tensor value_or_none(const Var& v) { return v.defined() ? v.value() : Tensor(); }
+
+}  // namespace
+
 Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
-  return record_one("linear", linear(x.value(), w.value(), b.defined() ? b.value() : Tensor(), packs), {x, w, b},
+  return record_one("linear", linear(x.value(), w.value(), value_or_none(b), packs), {x, w, b},
                     [x = x.saved(), w = w.saved(), packs](Grads& g) {
                       const Tensor dy = g.output();
                       if (g.needs(0)) g.give(0, linear_input_grad(dy, w.get(), packs));
-                      if (g.needs(1))
-                        g.give_into(
-                            1, [dy, in = x.until(g.defer())](Tensor& dw) { linear_weight_grad(dw, dy, in.get()); });
-                      if (g.needs(2)) g.give_into(2, [dy](Tensor& db) { sum_rows(db, dy); });
+                      give_linear(g, 1, dy, x);
                     });
+}
+
+// What the backward pass is done with goes at once: the hidden values are the largest of a block.
+Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute) {
+  BiasGelu hidden = linear_gelu(x.value(), up.w.value(), value_or_none(up.b), up.packs);
+  Tensor y = linear(hidden.y, down.w.value(), value_or_none(down.b), down.packs);
+  Saved activated = recompute ? Saved([h = hidden.h] { return unary<Gelu>(h); }) : Saved(hidden.y);
+  return record_one(
+      "gelu_mlp", std::move(y), {x, up.w, up.b, down.w, down.b},
+      [in = x.saved(), w_up = up.w.saved(), w_down = down.w.saved(), up_packs = up.packs, down_packs = down.packs,
+       h = std::move(hidden.h), activated = std::move(activated)](Grads& g) mutable {
+        Tensor dy = g.take_output();
+        const DType wide = dy.dtype() == DType::float64 ? DType::float64 : DType::float32;
+        Tensor dbias = g.needs(2) ? h.make({h.dim(-1)}, wide) : Tensor();
+        const Tensor dh = linear_input_grad_gelu(dy, w_down.get(), h, dbias.defined() ? &dbias : nullptr, down_packs);
+        h = Tensor();
+        give_linear(g, 3, dy, activated);
+        activated = Saved();
+        dy = Tensor();
+        if (g.needs(2)) g.give(2, std::move(dbias));
+        if (g.needs(0)) g.give(0, linear_input_grad(dh, w_up.get(), up_packs));
+        if (g.needs(1))
+          g.give_into(1, [dh, x = in.until(g.defer())](Tensor& dw) { linear_weight_grad(dw, dh, x.get()); });
+      });
 }
 
 }  // namespace tessera

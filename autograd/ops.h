@@ -11,6 +11,7 @@
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/linear_cross_entropy.h"
+#include "tensor/ops/linear_gelu.h"
 #include "tensor/ops/matmul.h"
 #include "tensor/ops/norm.h"
 
@@ -48,6 +49,15 @@ Var on_backward(Var x, std::function<void()> f);
 Var matmul(const Var& a, const Var& b);
 // x (..., K), w (N, K), b (N) or undefined. The gradient of x comes first; those of w and b may be deferred.
 Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs = nullptr);
+
+// What a linear layer has: w (N, K), b (N) or undefined, and its packed copies or null.
+struct LinearWeights {
+  Var w, b;
+  WeightPacks* packs = nullptr;
+};
+// down(gelu(up(x))): x (..., C) -> (..., C'). The bits on the CPU are those of linear(), bias_gelu() and linear(). With
+// `recompute` the output of GELU is made again in the backward pass.
+Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute = false);
 
 // --- fused and structured ---
 // With `recompute`, here and in bias_gelu, the result is made again from its input wherever an op saves it.

@@ -94,6 +94,10 @@ void Cases::add_rows() {
   push({.name = "bias_gelu", .operands = {hidden, {hidden_}}, .op = [](const std::vector<Var>& v) {
           return bias_gelu(v[0], v[1]);
         }});
+  push(
+      {.name = "gelu_mlp",
+       .operands = {plane_, {hidden_, s_.channels}, {hidden_}, {s_.channels, hidden_}, channels},
+       .op = [](const std::vector<Var>& v) { return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}); }});
   push({.name = "embedding", .operands = {{s_.vocab, s_.channels}}, .op = [ids = ids()](const std::vector<Var>& v) {
           return embedding(ids, v[0]);
         }});

@@ -11,6 +11,8 @@ namespace {
 // Packed copies where the processor makes them pay.
 WeightPacks* that_pay(WeightPacks& packs) { return cpu::packing_pays() ? &packs : nullptr; }
 
+bool makes_gelu_again(Recompute r) { return r == Recompute::gelu || r == Recompute::gelu_norm; }
+
 Var multiply(const Product& product, const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
   return product ? product(x, w, b, packs) : linear(x, w, b, packs);
 }
@@ -22,13 +24,14 @@ Linear::Linear(int64_t in, int64_t out, const Options& options)
       bias(options.bias ? &param("bias", {out}, Init::zeros()) : nullptr),
       options_(options) {}
 
+LinearWeights Linear::weights() { return {seen(weight), bias ? seen(*bias) : Var(), that_pay(packs_)}; }
+
 Var Linear::forward(const Var& x) {
   const Var b = bias ? seen(*bias) : Var();
   const bool plain = options_.activation == Activation::none;
   Var y = multiply(product_, x, seen(weight), plain ? b : Var(), that_pay(packs_));
   if (plain) return y;
-  const bool again = options_.recompute == Recompute::gelu || options_.recompute == Recompute::gelu_norm;
-  return bias_gelu(std::move(y), b, again);
+  return bias_gelu(std::move(y), b, makes_gelu_again(options_.recompute));
 }
 
 Norm::Norm(int64_t channels, const NormOptions& options, Recompute recompute)
@@ -126,6 +129,13 @@ Tensor Attention::decode(const Tensor& x, KvCache& cache) {
 Mlp::Mlp(int64_t channels, double down_deviation, Recompute recompute)
     : up(child<Linear>("up", channels, 4 * channels,
                        Linear::Options{.activation = Activation::gelu, .recompute = recompute})),
-      down(child<Linear>("down", 4 * channels, channels, Linear::Options{.deviation = down_deviation})) {}
+      down(child<Linear>("down", 4 * channels, channels, Linear::Options{.deviation = down_deviation})),
+      recompute_(recompute) {}
+
+// One op where nothing comes between the layers, as the ranks of a tensor axis do.
+Var Mlp::forward(const Var& x) {
+  if (!up.is_plain() || !down.is_plain()) return down(up(x));
+  return gelu_mlp(x, up.weights(), down.weights(), makes_gelu_again(recompute_));
+}
 
 }  // namespace tessera

@@ -35,6 +35,9 @@ class Linear : public Module {
   Var forward(const Var& x) override;
   void set_product(Product product) { product_ = std::move(product); }
   void drop_packs() override { packs_.packs.clear(); }
+  // Whether forward() is linear() and the activation and nothing else: then an op may do this layer with others.
+  bool is_plain() const { return !product_ && !is_wrapped(); }
+  LinearWeights weights();  // as the forward pass sees them
 
   Var& weight;  // (out, in)
   Var* bias;    // (out), or null
@@ -148,9 +151,12 @@ class Attention : public Module {
 class Mlp : public Module {
  public:
   Mlp(int64_t channels, double down_deviation, Recompute recompute);
-  Var forward(const Var& x) override { return down(up(x)); }
+  Var forward(const Var& x) override;
 
   Linear &up, &down;
+
+ private:
+  Recompute recompute_;
 };
 
 }  // namespace tessera

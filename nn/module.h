@@ -49,6 +49,7 @@ class Module {
   // The same for another function of this module's parameters than forward(); x may be undefined.
   Var call(Inner inner, const Var& x);
   void wrap(std::function<Var(const Inner&, const Var&)> f) { wraps_.push_back(std::move(f)); }
+  bool is_wrapped() const { return !wraps_.empty(); }
   // What the forward pass sees of this module's parameters from now on; f is called at each use. Its result may hold no
   // memory of its own beyond the use (Var::with_recipe).
   void see(std::function<Var(const Var&)> f) { sees_ = std::move(f); }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 
 #include "tensor/tensor.h"
 
@@ -17,6 +18,20 @@ namespace tessera::cuda {
 // or float32; bias undefined or contiguous and of out's dtype. bfloat16 and float32 are summed in float32 and rounded
 // once.
 void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias);
+
+// Products with the pass over memory before or after them made on the way, where this GPU was measured to be faster so
+// than by matmul() and the kernel of that pass. Each returns false, and has done nothing, where it was not, where the
+// library has no such product, for other dtypes than bfloat16, and where the arena's kernels are to be deterministic.
+// The operands are matrices as matmul()'s; all lie on one GPU.
+
+// h = a b + bias, y = gelu(h) of the sum before it is rounded: what tensor/ops/bias_gelu.h makes after the product.
+bool matmul_gelu(const Tensor& y, const Tensor& h, const Tensor& a, const Tensor& b, const Tensor& bias);
+// dh = (a b) gelu'(h) of the sum before it is rounded, and dbias (float32, undefined: not wanted) the sums of dh's
+// rows.
+bool matmul_gelu_gradient(const Tensor& dh, const Tensor& a, const Tensor& b, const Tensor& h, const Tensor& dbias);
+// out = a b and `sums` (M), of out's dtype, the sums of the rows of a: the gradients of a weight and its bias, of which
+// a is dy^T. `a` must lie as the transpose of contiguous rows.
+bool matmul_and_sums(const Tensor& out, const Tensor& sums, const Tensor& a, const Tensor& b);
 
 // Whether products of float32 may round their factors to TF32 (10 bits of fraction): Arena::local, so one switch for
 // each rank.
@@ -38,11 +53,18 @@ struct Matrices {
   bool transposed = false;        // takes part as its transpose
 };
 
+// What becomes of a product before it is rounded: itself; gelu() of it, itself going to `aux`; or itself times gelu'()
+// of the element of `aux`, which has the shape and the dtype of out.
+enum class Epilogue : uint8_t { none, gelu, gelu_gradient };
+
 // out (m, n) = left (m, k) right (k, n), after transposition, plus bias (m) to every column: `batch` times.
 struct Product {
   int64_t m = 0, n = 0, k = 0, batch = 1;
   Matrices left, right, out;
   const std::byte* bias = nullptr;  // of dtype `result`
+  std::byte* sums = nullptr;        // where the sums of right over k (n) go, of dtype `result`; without a bias
+  Epilogue epilogue = Epilogue::none;
+  Matrices aux = {};
   DType operands = DType::float32, result = DType::float32;
   bool tf32 = false;
 };
@@ -50,5 +72,15 @@ struct Product {
 // Queues the product on the stream of the arena. The library's part: driver/blaslt_matmul.cpp (tests on the emulated
 // GPU have a loop). The same product of the same numbers has the same bits, in every rank of every process.
 void multiply(Arena& arena, const Product& product);
+
+// Whether to take the first of two ways that write the same memory, each a product and what is queued after it: the
+// faster one, timed once on the operands of the first call and kept like an algorithm (on the emulated GPU always the
+// first). Both may be run. A first way of which the
+// library has no product is not taken.
+struct Way {
+  const Product& product;
+  std::function<void()> rest;
+};
+bool is_faster(Arena& arena, const Way& fused, const Way& apart);
 
 }  // namespace tessera::cuda

@@ -96,6 +96,8 @@ Problem draw_softmax(Random& random) {
           true};
 }
 
+double gelu_of(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+
 Problem draw_bias_gelu(Random& random) {
   const Shape s = random.between(0, 2) == 0 ? Shape{3, 700} : rows_shape(random);
   const bool recompute = random.between(0, 1) == 1;
@@ -103,11 +105,37 @@ Problem draw_bias_gelu(Random& random) {
           [recompute](const std::vector<Var>& v) { return bias_gelu(scale(v[0], 1), v[1], recompute); },
           [](const Values& v) {
             std::vector<double> y;
-            for (size_t i = 0; i < v[0].size(); ++i) {
-              const double x = v[0][i] + v[1][i % v[1].size()];
-              y.push_back(0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))));
-            }
+            for (size_t i = 0; i < v[0].size(); ++i) y.push_back(gelu_of(v[0][i] + v[1][i % v[1].size()]));
             return y;
+          },
+          true};
+}
+
+std::vector<double> linear_rows(const std::vector<double>& x, const std::vector<double>& w,
+                                const std::vector<double>& b) {
+  const size_t out = b.size(), in = w.size() / out;
+  std::vector<double> y;
+  for (size_t i = 0; i < x.size() / in; ++i)
+    for (size_t j = 0; j < out; ++j) {
+      double sum = b[j];
+      for (size_t k = 0; k < in; ++k) sum += x[i * in + k] * w[j * in + k];
+      y.push_back(sum);
+    }
+  return y;
+}
+
+Problem draw_gelu_mlp(Random& random) {
+  const int64_t rows = random.between(1, 40), in = random.one_of<int64_t>({1, 5, 16}),
+                hidden = random.one_of<int64_t>({1, 8, 24}), out = random.one_of<int64_t>({1, 7, 16});
+  const bool recompute = random.between(0, 1) == 1;
+  return {{{Shape{rows, in}}, {Shape{hidden, in}}, {Shape{hidden}}, {Shape{out, hidden}}, {Shape{out}}},
+          [recompute](const std::vector<Var>& v) {
+            return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, recompute);
+          },
+          [](const Values& v) {
+            std::vector<double> h = linear_rows(v[0], v[1], v[2]);
+            for (double& x : h) x = gelu_of(x);
+            return linear_rows(h, v[3], v[4]);
           },
           true};
 }
@@ -205,6 +233,7 @@ void add_structured_rows(std::vector<OpRow>& table) {
   table.push_back({"softmax", draw_softmax<false>});
   table.push_back({"log_softmax", draw_softmax<true>});
   table.push_back({"bias_gelu", draw_bias_gelu});
+  table.push_back({"gelu_mlp", draw_gelu_mlp});
   table.push_back({"embedding", draw_embedding});
   table.push_back({"dropout", draw_dropout});
   table.push_back({"cross_entropy", draw_cross_entropy});

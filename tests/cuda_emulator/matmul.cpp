@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tensor/cuda/context.h"
+#include "tensor/ops/elementwise_list.h"
 
 namespace tessera::cuda {
 namespace {
@@ -49,9 +50,22 @@ void multiply_as(const Product& p) {
         const A factor = rounded(right(k, j));
         for (int64_t i = 0; i < p.m; ++i) sums[static_cast<size_t>(i)] += rounded(left(i, k)) * factor;
       }
+      if (p.sums) {
+        A total = 0;
+        for (int64_t k = 0; k < p.k; ++k) total += right(k, j);
+        reinterpret_cast<Out*>(p.sums)[j] = converted<Out>(total);
+      }
       for (int64_t i = 0; i < p.m; ++i) {
         A sum = sums[static_cast<size_t>(i)];
         if (p.bias) sum += static_cast<A>(reinterpret_cast<const Out*>(p.bias)[i]);
+        Out* const aux =
+            p.epilogue == Epilogue::none ? nullptr : reinterpret_cast<Out*>(p.aux.data) + j * p.aux.leading + i;
+        if (p.epilogue == Epilogue::gelu) {
+          *aux = converted<Out>(sum);
+          sum = Gelu::f(sum);
+        } else if (aux) {
+          sum *= Gelu::df(static_cast<A>(*aux));
+        }
         out[j * p.out.leading + i] = converted<Out>(sum);
       }
     }
@@ -59,6 +73,8 @@ void multiply_as(const Product& p) {
 }
 
 }  // namespace
+
+bool is_faster(Arena&, const Way&, const Way&) { return true; }
 
 void multiply(Arena& arena, const Product& product) {
   emulator::queue(arena.local<Context>().stream(), [p = product] {
