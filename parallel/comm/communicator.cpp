@@ -1,9 +1,12 @@
 // Checks, counts and the background.
 #include "parallel/comm/communicator.h"
 
+#include <chrono>
 #include <exception>
+#include <thread>
 #include <utility>
 
+#include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/memory.h"
 #include "parallel/comm/trace.h"
 #include "parallel/comm/worker.h"
@@ -11,13 +14,18 @@
 namespace tessera {
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, std::string axis, Algorithm algorithm)
-    : transport_(std::move(transport)), axis_(std::move(axis)), algorithm_(algorithm) {
+    : transport_(std::move(transport)),
+      axis_(std::move(axis)),
+      algorithm_(algorithm),
+      worker_(transport_->background()) {
   transport_->set_axis(axis_);
 }
 
 // With something still in the background this rank is on its way out of an exception: the others must not wait for it.
 Communicator::~Communicator() {
-  if (worker_ && !worker_->idle()) transport_->fail("");
+  if (in_background_ == 0) return;
+  transport_->fail("");
+  worker_->push([] {}).wait();  // behind all of it
 }
 
 void Communicator::complain(const Call& call, const std::string& what) const {
@@ -94,8 +102,12 @@ void Communicator::run(const Call& call, const std::vector<Tensor>& held, Algori
 }
 
 Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
-  if (!worker_) worker_ = std::make_unique<CommWorker>();
+  if (transport_->only_queues(call)) return start_queued(call, std::move(held), algorithm);
+  if (!worker_) worker_ = std::make_shared<CommWorker>();
+  ++in_background_;
   return Pending(worker_->push([this, call, algorithm, requested = now(), tensors = std::move(held)] {
+    const auto done = [](std::atomic<int>* count) { --*count; };
+    const std::unique_ptr<std::atomic<int>, decltype(done)> counted(&in_background_, done);
     try {
       perform(call, algorithm, requested);
     } catch (const PeerFailed&) {
@@ -105,6 +117,42 @@ Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorith
       throw;
     }
   }));
+}
+
+// On this thread, since the order in which work is captured is that of the calls. What waits makes the rank's stream
+// come after it.
+Pending Communicator::start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
+  std::function<void()> join;
+  observed(call, now(), [&] {
+    goes_native(*transport_, algorithm, call);  // it does, or that is refused
+    join = transport_->native_beside(call);
+    return sent_directly(call, size(), rank());
+  });
+  return Pending(std::async(std::launch::deferred, [join = std::move(join), tensors = std::move(held)] { join(); }));
+}
+
+void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kSpins = 1000;
+  constexpr auto kNap = std::chrono::microseconds(20);
+  const auto start = Clock::now();
+  const auto still_busy = [&] {
+    if constexpr (kWithCuda)
+      return !cuda::is_done(gpu);
+    else
+      return false;
+  };
+  for (int spins = 0; still_busy(); ++spins) {
+    if (spins % 64 == 0) transport_->look_after(std::chrono::duration<double>(Clock::now() - start).count(), during);
+    spins < kSpins ? std::this_thread::yield() : std::this_thread::sleep_for(kNap);
+  }
+}
+
+void Communicator::count_again(const OpCounts& more) {
+  for (size_t op = 0; op < counts_.size(); ++op) {
+    counts_[op].calls += more[op].calls;
+    counts_[op].sent += more[op].sent;
+  }
 }
 
 void Communicator::all_reduce(const Tensor& x, Reduction reduction) {
