@@ -104,10 +104,13 @@ void Communicator::run(const Call& call, const std::vector<Tensor>& held, Algori
 Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
   if (transport_->only_queues(call)) return start_queued(call, std::move(held), algorithm);
   if (!worker_) worker_ = std::make_shared<CommWorker>();
+  // On a GPU memory is given back when the caller waits, and not when it happens to be done: then a step asks for the
+  // same addresses every time (tensor/cuda/graph.h).
+  std::vector<Tensor> until_waited = call.gpu ? held : std::vector<Tensor>();
   ++in_background_;
-  return Pending(worker_->push([this, call, algorithm, requested = now(), tensors = std::move(held)] {
-    const auto done = [](std::atomic<int>* count) { --*count; };
-    const std::unique_ptr<std::atomic<int>, decltype(done)> counted(&in_background_, done);
+  std::future<void> done = worker_->push([this, call, algorithm, requested = now(), tensors = std::move(held)] {
+    const auto less = [](std::atomic<int>* count) { --*count; };
+    const std::unique_ptr<std::atomic<int>, decltype(less)> counted(&in_background_, less);
     try {
       perform(call, algorithm, requested);
     } catch (const PeerFailed&) {
@@ -116,7 +119,8 @@ Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorith
       transport_->fail(e.what());  // or the next one in the queue would meet what the others do now
       throw;
     }
-  }));
+  });
+  return Pending(std::move(done), std::move(until_waited));
 }
 
 // On this thread, since the order in which work is captured is that of the calls. What waits makes the rank's stream
@@ -142,9 +146,14 @@ void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
     else
       return false;
   };
-  for (int spins = 0; still_busy(); ++spins) {
-    if (spins % 64 == 0) transport_->look_after(std::chrono::duration<double>(Clock::now() - start).count(), during);
-    spins < kSpins ? std::this_thread::yield() : std::this_thread::sleep_for(kNap);
+  try {
+    for (int spins = 0; still_busy(); ++spins) {
+      if (spins % 64 == 0) transport_->look_after(std::chrono::duration<double>(Clock::now() - start).count(), during);
+      spins < kSpins ? std::this_thread::yield() : std::this_thread::sleep_for(kNap);
+    }
+  } catch (const CommError&) {
+    while (still_busy()) std::this_thread::sleep_for(kNap);  // the rest is queued behind what was ended
+    throw;
   }
 }
 

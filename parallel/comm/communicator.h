@@ -24,6 +24,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/comm/algorithms.h"
@@ -45,13 +46,16 @@ using OpCounts = std::array<OpCount, kOps>;
 class [[nodiscard]] Pending {
  public:
   Pending() = default;  // nothing to wait for
-  explicit Pending(std::future<void> done) : done_(std::move(done)) {}
+  explicit Pending(std::future<void> done, std::vector<Tensor> held = {})
+      : done_(std::move(done)), held_(std::move(held)) {}
   void wait() {
+    const std::vector<Tensor> until_done = std::exchange(held_, {});
     if (done_.valid()) done_.get();
   }
 
  private:
   std::future<void> done_;
+  std::vector<Tensor> held_;
 };
 
 class Communicator {
