@@ -3,7 +3,8 @@
 // All calls for the communicators of one rank come from one thread at a time. None of them waits for other ranks:
 // finished() says when what was asked for is done. What NCCL does runs beside the rank's kernels, on one stream for all
 // communicators of the rank: kernels of two communicators that run at the same time may wait for each other's ranks for
-// ever, and on one stream they run in the order in which they were asked for.
+// ever, and on one stream they run in the order in which they were asked for. Graphs in which collectives of a
+// communicator were captured must go before it does.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -31,7 +32,9 @@ class NcclApi {
   // CommError when NCCL has met an error.
   virtual bool queued() = 0;
   virtual bool finished() = 0;  // and whether it is done; not while it is captured
-  virtual void abort() = 0;     // ends what is under way; nothing may follow
+  // Ends what is under way; nothing may follow. Returns at once, so that all communicators of a rank can be told before
+  // the first of them waits for the GPU.
+  virtual void abort() = 0;
 
   virtual void group_start() = 0;
   virtual void group_end() = 0;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "parallel/comm/nccl_api.h"
@@ -59,7 +60,8 @@ class RealNccl final : public NcclApi {
   explicit RealNccl(std::shared_ptr<NcclStream> on) : on_(std::move(on)), stream_(on_->stream.get()) {}
   ~RealNccl() override {
     cudaSetDevice(on_->device);
-    if (comm_) ncclCommAbort(comm_);  // everything asked for has been waited for, or has failed
+    if (aborting_.joinable()) aborting_.join();
+    if (comm_) ncclCommAbort(comm_);  // everything asked for has been waited for
   }
 
   NcclId make_id() override {
@@ -92,10 +94,14 @@ class RealNccl final : public NcclApi {
     check(done, "cudaStreamQuery");
     return true;
   }
+  // NCCL first tells its kernels to end, and then waits until no graph holds a collective of the communicator, which
+  // may be one that the caller has launched and has to wait for.
   void abort() override {
-    enter();
-    if (comm_) ncclCommAbort(comm_);
-    comm_ = nullptr;
+    if (!comm_) return;
+    aborting_ = std::thread([comm = std::exchange(comm_, nullptr), device = on_->device] {
+      cudaSetDevice(device);
+      ncclCommAbort(comm);
+    });
   }
   void group_start() override {
     enter();
@@ -157,6 +163,7 @@ class RealNccl final : public NcclApi {
   std::shared_ptr<NcclStream> on_;
   cudaStream_t stream_;
   ncclComm_t comm_ = nullptr;
+  std::thread aborting_;
 };
 
 }  // namespace

@@ -69,12 +69,13 @@ using namespace tessera::emulator;
 struct EmulatedCommunicator {
   std::shared_ptr<Rank> rank;
   bool blocking = true;
-  int asks = 0;                      // still to be answered "in progress"
-  std::vector<Launch> waiting = {};  // for the stream
+  int asks = 0;                                              // still to be answered "in progress"
+  std::vector<Launch> waiting = {};                          // for the stream
+  std::shared_ptr<int> in_graphs = std::make_shared<int>();  // held by what was captured
 
   void launch() {
     for (const Launch& each : std::exchange(waiting, {}))
-      push(each.stream, [of = rank, calls = each.calls] {
+      push(each.stream, [of = rank, calls = each.calls, held = each.stream->capture ? in_graphs : nullptr] {
         return [collective = std::make_shared<Collective>(of, calls)] { return collective->done(); };
       });
   }
@@ -163,6 +164,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!comm) return ncclInvalidArgument;
   comm->rank->exchange->close();
   comm->rank->aborted = true;
+  while (comm->in_graphs.use_count() > 1) std::this_thread::yield();
   delete comm;
   return ncclSuccess;
 }

@@ -9,7 +9,8 @@
 // As with NCCL, a communicator that does not block answers ncclInProgress, and its calls reach the stream only when
 // ncclCommGetAsyncError() has said ncclSuccess: who records an event before that records it too early. Every rank's
 // communicator that is made from one id has to be made, or nobody's is ready. ncclCommAbort() ends what the rank waits
-// for, and nothing is moved any more for the others, which have to abort as well.
+// for, and nothing is moved any more for the others, which have to abort as well; it returns when no graph holds a
+// collective of the communicator.
 //
 // What differs: ranks that ask for different collectives at the same time, or for other sizes, types or reductions, get
 // ncclInvalidUsage, where NCCL would hang or move nonsense. Operations keep the order in which they come to run, as
