@@ -1,7 +1,6 @@
 // The numbers of the step around what is queued, and the choice between queueing and launching.
 #include "app/step_graph.h"
 
-#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -42,7 +41,7 @@ class QueuedStep final : public StepGraph {
     if (parts_.ranks) parts_.ranks->wait(*arena_);
     arena_->local<cuda::Context>().synchronize();  // the only wait of a step
     const Found found{state_.found().loss_sum, state_.found().grad_norm, agreed.stop};
-    if (std::isfinite(found.loss_sum) && std::isfinite(found.grad_norm)) parts_.optimizer->count_step();
+    if (!state_.found().update.skip) parts_.optimizer->count_step();
     return found;
   }
 

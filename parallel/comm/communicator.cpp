@@ -1,12 +1,9 @@
 // Checks, counts and the background.
 #include "parallel/comm/communicator.h"
 
-#include <chrono>
 #include <exception>
-#include <thread>
 #include <utility>
 
-#include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/memory.h"
 #include "parallel/comm/trace.h"
 #include "parallel/comm/worker.h"
@@ -133,28 +130,6 @@ Pending Communicator::start_queued(const Call& call, std::vector<Tensor> held, A
     return sent_directly(call, size(), rank());
   });
   return Pending(std::async(std::launch::deferred, [join = std::move(join), tensors = std::move(held)] { join(); }));
-}
-
-void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
-  using Clock = std::chrono::steady_clock;
-  constexpr int kSpins = 1000;
-  constexpr auto kNap = std::chrono::microseconds(20);
-  const auto start = Clock::now();
-  const auto still_busy = [&] {
-    if constexpr (kWithCuda)
-      return !cuda::is_done(gpu);
-    else
-      return false;
-  };
-  try {
-    for (int spins = 0; still_busy(); ++spins) {
-      if (spins % 64 == 0) transport_->look_after(std::chrono::duration<double>(Clock::now() - start).count(), during);
-      spins < kSpins ? std::this_thread::yield() : std::this_thread::sleep_for(kNap);
-    }
-  } catch (const CommError&) {
-    while (still_busy()) std::this_thread::sleep_for(kNap);  // the rest is queued behind what was ended
-    throw;
-  }
 }
 
 void Communicator::count_again(const OpCounts& more) {

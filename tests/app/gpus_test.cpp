@@ -44,8 +44,8 @@ TEST_F(GpusTest, RanksOverNcclTrainLikeOne) {
 }
 
 TEST_F(GpusTest, WhatCannotBeCapturedSaysWhy) {
-  expect_failure("train " + kSmall + "--device cuda --pp 2 --backend nccl --all-reduce native --cuda-graph on", 2,
-                 "a step cannot be captured because the 2 ranks of --pp send each other messages");
+  expect_failure("train " + kSmall + "--device cuda --cp 2 --backend nccl --all-reduce native --cuda-graph on", 2,
+                 "a step cannot be captured because the ranks of --cp-mode ring send each other messages");
 }
 
 }  // namespace

@@ -1,126 +1,23 @@
 // Steps of several ranks over NCCL, real or emulated: captured and launched again they leave the bits and the counts of
-// those that are queued; they train like one rank; and they end on all ranks when they end on one.
+// those that are queued, and they train like one rank.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstddef>
 #include <functional>
-#include <limits>
-#include <mutex>
 #include <optional>
-#include <string>
-#include <thread>
 #include <vector>
 
-#include "app/plan.h"
-#include "app/trainer.h"
-#include "parallel/comm/launch.h"
 #include "tensor/cuda/graph.h"
-#include "tests/support/gpus.h"
-#include "tests/verify/plans.h"
+#include "tests/verify/nccl_plans.h"
 
 namespace tessera {
 namespace {
 
 using RanksStepGraphGpu = test::OnGpus;
-using Bytes = std::vector<std::byte>;
-
-TrainOptions over_nccl(int64_t ranks, const std::function<void(TrainOptions&)>& change) {
-  TrainOptions o = test::small_plan();
-  o.ranks = ranks;
-  o.backend = "nccl";
-  o.device = "cuda";
-  o.all_reduce = "native";
-  o.dropout = 0.2;
-  o.channels = 16;
-  o.context = 8;
-  o.batch = 8;
-  o.microbatches = 2;
-  o.steps = 8;
-  o.warmup = 3;
-  o.clip = 0.5;  // clips some of these steps
-  o.bucket_mb = 0.002;
-  change(o);
-  return o;
-}
-
-struct Plan {
-  std::string name;
-  TrainOptions options;
-};
-
-std::vector<Plan> plans() {
-  const auto with = [](const char* name, int64_t ranks, const std::function<void(TrainOptions&)>& change) {
-    return Plan{name, over_nccl(ranks, change)};
-  };
-  return {with("ddp", 2, [](TrainOptions&) {}),
-          with("ddp, bf16", 4,
-               [](TrainOptions& o) {
-                 o.dtype = o.grad_dtype = "bf16";
-                 o.optimizer = "adam";
-               }),
-          with("zero 1", 2, [](TrainOptions& o) { o.zero = 1; }),
-          with("zero 2", 2, [](TrainOptions& o) { o.zero = 2; }),
-          with("zero 3", 3,
-               [](TrainOptions& o) {
-                 o.zero = 3;
-                 o.batch = 6;
-                 o.optimizer = "sgd";
-               }),
-          with("zero 3, one micro-batch, blocks again", 2,
-               [](TrainOptions& o) {
-                 o.zero = 3;
-                 o.microbatches = 1;
-                 o.recompute = "block";
-               }),
-          with("tp", 2, [](TrainOptions& o) { o.tp = 2; }),
-          with("tp and dp", 4, [](TrainOptions& o) { o.tp = 2; }),
-          with("tp and zero 2", 4,
-               [](TrainOptions& o) {
-                 o.tp = 2;
-                 o.zero = 2;
-               }),
-          with("sp", 2,
-               [](TrainOptions& o) {
-                 o.tp = 2;
-                 o.sp = true;
-               }),
-          with("ulysses", 2,
-               [](TrainOptions& o) {
-                 o.cp = 2;
-                 o.cp_mode = "ulysses";
-               }),
-          with("ulysses and zero 3", 4,
-               [](TrainOptions& o) {
-                 o.cp = 2;
-                 o.cp_mode = "ulysses";
-                 o.zero = 3;
-               }),
-          with("two copies of the tied weight", 2, [](TrainOptions& o) { o.schedule = "interleaved"; })};
-}
-
-Bytes bytes_of(Trainer& trainer, const std::vector<FlatUnit>& units) {
-  Bytes out;
-  const auto add = [&](const Tensor& t) {
-    const Tensor here = t.on_host();
-    out.insert(out.end(), here.raw(), here.raw() + here.nbytes());
-  };
-  for (const FlatUnit& unit : units) add(unit.values);
-  for (const NamedTensor& t : trainer.optimizer().state()) add(t.tensor);
-  return out;
-}
-// What the rank updates; the rest of what it holds it gets from others.
-Bytes own_bytes_of(Trainer& trainer) { return bytes_of(trainer, trainer.strategy().shards()); }
-
-void on_ranks(TrainOptions o, bool captured, const std::function<void(Trainer&)>& f) {
-  o.cuda_graph = captured ? "on" : "off";
-  const Sequences sequences = counted_sequences(*o.vocab, *o.context, o.batch, 1);
-  launch(launch_options(o), [&](Communicator& world) {
-    Trainer trainer(o, sequences, world);
-    f(trainer);
-  });
-}
+using test::Bytes;
+using test::bytes_of;
+using test::on_ranks;
+using test::over_nccl;
 
 struct OneRank {
   std::vector<double> losses, norms;
@@ -153,7 +50,7 @@ Ran run(const TrainOptions& o, bool captured, const std::function<void(Trainer&,
 }
 
 TEST_F(RanksStepGraphGpu, ReplaysHaveTheBitsAndCountsOfQueuedSteps) {
-  for (const auto& [name, o] : plans()) {
+  for (const auto& [name, o] : test::nccl_plans()) {
     if (ranks_of(o) > gpus) continue;
     const Ran captured = run(o, true), queued = run(o, false);
     for (size_t r = 0; r < captured.ranks.size(); ++r) {
@@ -174,7 +71,7 @@ TEST_F(RanksStepGraphGpu, ReplaysHaveTheBitsAndCountsOfQueuedSteps) {
 
 // In float64, where the order of sums shows in the last digits alone.
 TEST_F(RanksStepGraphGpu, RanksTrainLikeOne) {
-  for (const auto& [name, plan] : plans()) {
+  for (const auto& [name, plan] : test::nccl_plans()) {
     if (ranks_of(plan) > gpus) continue;
     TrainOptions o = plan;
     o.dtype = "fp64";
@@ -215,7 +112,7 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnHowTheyMakeAStep) {
 
 TEST_F(RanksStepGraphGpu, AStepWaitsOnce) {
   if constexpr (kWithCuda)
-    for (const auto& [name, o] : plans()) {
+    for (const auto& [name, o] : test::nccl_plans()) {
       if (ranks_of(o) > gpus) continue;
       on_ranks(o, true, [&, &of = name](Trainer& trainer) {
         for (int64_t step = 0; step < 6; ++step) {
@@ -235,94 +132,6 @@ TEST_F(RanksStepGraphGpu, AWishToStopIsHeardByAll) {
     for (int64_t step = 0; step < 6; ++step)
       EXPECT_EQ(trainer.step(step == 5 && trainer.world().rank() == 1).stop, step == 5);
   });
-}
-
-// A number on one rank that is none: all leave the step out and end in it, with equal weights.
-TEST_F(RanksStepGraphGpu, AStepThatIsNotFiniteOnOneRankUpdatesNothing) {
-  for (const auto& [name, o] : plans()) {
-    if (ranks_of(o) > gpus) continue;
-    for (const int64_t after : {0, 5}) {  // queued, and launched again
-      int ended = 0;
-      std::mutex counting;
-      on_ranks(o, true, [&, &of = name](Trainer& trainer) {
-        for (int64_t step = 0; step < after; ++step) trainer.step();
-        if (trainer.world().rank() == trainer.world().size() - 1)
-          for (const FlatUnit& unit : trainer.strategy().residents())  // of which stage 3 of ZeRO has its part alone
-            if (unit.name == "blocks.0") unit.values.narrow(0, 0, 1).fill(std::numeric_limits<double>::quiet_NaN());
-        const Bytes before = own_bytes_of(trainer);
-        try {
-          trainer.step();
-          ADD_FAILURE() << "nothing was thrown";
-        } catch (const Error& e) {
-          EXPECT_EQ(e.status(), Status::not_finite) << e.what();
-        }
-        EXPECT_TRUE(own_bytes_of(trainer) == before) << of << ", rank " << trainer.world().rank();
-        EXPECT_EQ(trainer.steps_done(), after);
-        EXPECT_EQ(trainer.replays() > 0, after > 0);
-        const std::lock_guard lock(counting);
-        ++ended;
-      });
-      EXPECT_EQ(ended, ranks_of(o)) << name;
-    }
-  }
-}
-
-std::string failure(const TrainOptions& o, const std::function<void(Trainer&)>& f) {
-  try {
-    on_ranks(o, true, f);
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), Status::communication) << e.what();
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-
-// A rank that fails before the meeting, and one that has agreed to a launch and then does not make it.
-TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
-  const TrainOptions o = over_nccl(2, [](TrainOptions& p) { p.tp = 2; });
-  for (const bool agreed : {false, true}) {
-    const std::string what = failure(o, [&](Trainer& trainer) {
-      for (int64_t step = 0; step < 5; ++step) trainer.step();
-      EXPECT_GT(trainer.replays(), 0);
-      if (trainer.world().rank() == 1) {
-        if (agreed) StepRanks(trainer.world(), {}).agree(false, true, true);
-        throw CommError("the cause");
-      }
-      trainer.step();
-    });
-    EXPECT_EQ(what, "[rank 1] the cause");
-  }
-  TrainOptions hasty = o;
-  hasty.timeout = 1;
-  const std::string what = failure(hasty, [&](Trainer& trainer) {
-    for (int64_t step = 0; step < 5; ++step) trainer.step();
-    if (trainer.world().rank() == 0) return void(trainer.step());
-    StepRanks(trainer.world(), {}).agree(false, true, true);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1300));
-  });
-  EXPECT_NE(what.find("step: NCCL did not end it within 1 s"), std::string::npos) << what;
-}
-
-std::string reason(int64_t ranks, const std::function<void(TrainOptions&)>& change) {
-  TrainOptions o = over_nccl(ranks, change);
-  o.cuda_graph = "auto";
-  std::string why = no_graph_because(o, static_cast<int>(ranks));
-  o.cuda_graph = "on";
-  if (why.empty())
-    EXPECT_EQ(no_graph_because(o, static_cast<int>(ranks)), "");
-  else
-    EXPECT_THROW(no_graph_because(o, static_cast<int>(ranks)), Error);
-  return why;
-}
-
-TEST(RanksStepGraph, SaysWhyNot) {
-  EXPECT_EQ(reason(2, [](TrainOptions&) {}), "");
-  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.backend = "threads"; }), "the 2 ranks meet on the host within a step");
-  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.pp = 2; }), "the 2 ranks of --pp send each other messages");
-  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.cp = 2; }), "the ranks of --cp-mode ring send each other messages");
-  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.trace = true; }), "--trace looks at each pass of a step");
-  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.offload = "optimizer"; }),
-            "--offload optimizer moves state through the host");
 }
 
 }  // namespace
