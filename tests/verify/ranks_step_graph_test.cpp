@@ -65,7 +65,7 @@ TEST_F(RanksStepGraphGpu, ReplaysHaveTheBitsAndCountsOfQueuedSteps) {
     EXPECT_GE(captured.replays, o.steps - 3) << name;
     EXPECT_EQ(queued.replays, 0) << name;
     const std::vector<double>& norms = queued.ranks[0].norms;
-    EXPECT_TRUE(std::any_of(norms.begin(), norms.end(), [&](double norm) { return norm > o.clip; })) << name;
+    EXPECT_GT(*std::max_element(norms.begin(), norms.end()), o.clip) << name;  // some steps are clipped
   }
 }
 
