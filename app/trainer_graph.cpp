@@ -39,7 +39,7 @@ Tensor Trainer::queue_squares() {
   std::vector<BlockRun> places(whole_units_);
   for (size_t u = 0; u < places_.size(); ++u)
     if (places_[u] < places.size()) places[places_[u]] = {.begin = static_cast<int64_t>(u), .count = 1};
-  const Tensor all = own.make({static_cast<int64_t>(places.size())}, DType::float64, Category::workspace);
+  Tensor all = own.make({static_cast<int64_t>(places.size())}, DType::float64, Category::workspace);
   if constexpr (kWithCuda) cuda::ordered_sums(own, places, all);
   return all;
 }

@@ -161,7 +161,7 @@ std::vector<double> Zero::unit_sums() {
 
 Tensor Zero::unit_sums_on_gpu() {
   const Blocks blocks = gather_blocks();
-  const Tensor sums = Tensor::empty({static_cast<int64_t>(units_.size())}, DType::float64, arena_, Category::workspace);
+  Tensor sums = Tensor::empty({static_cast<int64_t>(units_.size())}, DType::float64, arena_, Category::workspace);
   if constexpr (kWithCuda) cuda::ordered_sums(blocks.sums, blocks.of_unit, sums);
   return sums;
 }

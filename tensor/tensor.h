@@ -60,7 +60,7 @@ class Tensor {
   template <class T>
   static Tensor constant(std::span<const T> values, const Shape& shape, const ArenaPtr& arena) {
     if (arena->device() != Device::cuda) return of(values, shape, arena);
-    const Tensor t = empty(shape, kDTypeOf<T>, arena);
+    Tensor t = empty(shape, kDTypeOf<T>, arena);
     t.check_size(static_cast<int64_t>(values.size()));
     t.copy_kept(std::as_bytes(values));
     return t;
