@@ -8,6 +8,8 @@
 #include "app/device.h"
 #include "app/plan.h"
 #include "app/step_graph.h"
+#include "parallel/comm/backends.h"
+#include "parallel/comm/nccl_api.h"
 #include "parallel/comm/surroundings.h"
 #include "tensor/error.h"
 
@@ -139,6 +141,8 @@ void check_pipeline(const TrainOptions& o, const Axes& a, const ModelSizes& s) {
 }  // namespace
 
 void check_plan(const TrainOptions& o) {
+  if constexpr (kWithNccl)
+    if (uses_nccl(o)) load_kernels_early();  // before the first call of CUDA's, which looks for GPUs
   const Axes axes = axes_of(o);
   const ModelSizes sizes = sizes_of(o);
   check_backend(o, axes);

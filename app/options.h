@@ -179,7 +179,8 @@ void for_each_option(Options& o, F&& f) {
                "where ranks compute; cuda: the GPU of each rank's number, shared where GPUs are fewer", "cpu|cuda"},
     o.device);
   f(OptionInfo{"cuda-graph", "Place",
-               "a step as one CUDA graph, launched again at every step; auto: where one rank has a GPU to itself",
+               "a step as one CUDA graph, launched again at every step; auto: on one rank, and on ranks over NCCL that "
+               "send no messages (no --pp, no ring)",
                "auto|on|off"},
     o.cuda_graph);
   f(

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "app/plan.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -10,8 +11,11 @@ namespace {
 
 std::string obstacle(const TrainOptions& o, int ranks) {
   if (o.device != "cuda") return fmt::format("--device is {}", o.device);
-  if (ranks > 1) return fmt::format("the {} ranks meet on the host within a step", ranks);
+  if (ranks > 1 && !uses_nccl(o)) return fmt::format("the {} ranks meet on the host within a step", ranks);
   if (o.dp_mode != "ddp") return fmt::format("--dp-mode {} sums on the host", o.dp_mode);
+  const Axes axes = axes_of(o);
+  if (axes.pp > 1) return fmt::format("the {} ranks of --pp send each other messages", axes.pp);
+  if (axes.cp > 1 && o.cp_mode == "ring") return "the ranks of --cp-mode ring send each other messages";
   if (o.offload != "none") return fmt::format("--offload {} moves state through the host", o.offload);
   if (o.trace) return "--trace looks at each pass of a step";
   return "";

@@ -3,7 +3,8 @@
 // either is not finite the GPU has left the parameters as they were.
 //
 // So nothing that is queued depends on the step, and all of it is captured once as a CUDA graph and launched again for
-// every later step (tensor/cuda/graph.h).
+// every later step (tensor/cuda/graph.h). Several ranks do so where NCCL moves what they send each other: they meet on
+// the host before the step (app/step_ranks.h) and not within it, and add up loss and norm on their GPUs.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,13 +13,14 @@
 #include <vector>
 
 #include "app/options.h"
+#include "app/step_ranks.h"
 #include "optim/optimizer.h"
 #include "tensor/late_number.h"
 
 namespace tessera {
 
-// Whether a run makes its steps so: one rank on a GPU, since several meet on the host within a step, that is not
-// traced.
+// Whether a run makes its steps so: one rank on a GPU, or several over NCCL that send no messages, and no look at the
+// parts of a step from the host.
 bool steps_without_host(const TrainOptions& options, int ranks);
 // Why a run's steps are not captured; empty when they are. Throws Error (usage) where --cuda-graph on asks for what
 // cannot be.
@@ -30,13 +32,17 @@ class StepGraph {
     std::function<void(int64_t step)> load;  // tokens of the step to where the GPU takes them from
     std::function<LateNumber()> gradients;   // queues the passes; the sum of the losses
     std::function<void()> finish;            // queues what comes after the update
-    std::vector<Tensor> grads;               // of units, in the order in which the norm adds them
+    std::function<Tensor()>
+        squares;  // queues the sums of squares of the units, in the order in which the norm adds them
     Optimizer* optimizer = nullptr;
-    double clip = 0;        // the largest norm; 0: any
-    bool captured = false;  // otherwise it is queued anew in every step
+    double clip = 0;                             // the largest norm; 0: any
+    bool captured = false;                       // otherwise it is queued anew in every step
+    StepRanks* ranks = nullptr;                  // null: there is one
+    bool says_loss = true, says_squares = true;  // whether this rank's count when ranks add theirs up
   };
   struct Found {
-    double loss_sum = 0, grad_norm = 0;
+    double loss_sum = 0, grad_norm = 0;  // of all ranks
+    bool stop = false;
   };
 
   StepGraph() = default;
@@ -45,8 +51,9 @@ class StepGraph {
   StepGraph& operator=(const StepGraph&) = delete;
 
   // One step, number `step` of those that dropout counts, with learning rate `lr`. Parameters were updated, and the
-  // optimizer's step was counted, when both numbers are finite.
-  virtual Found run(int64_t step, double lr) = 0;
+  // optimizer's step was counted, when both numbers are finite (and no rank has met an index outside its bounds, which
+  // that rank throws). `stop` is true on all ranks when it was on one.
+  virtual Found run(int64_t step, double lr, bool stop) = 0;
   // Where the GPU finds the step's number, while the passes are queued; otherwise null.
   virtual const uint64_t* step_on_gpu() const = 0;
   // Steps that were launched as a graph.

@@ -145,29 +145,6 @@ StepInfo Trainer::where(int64_t microbatch, bool training) const {
   return at;
 }
 
-// Units in the order of the whole model; a copy of a tied weight does not count.
-void Trainer::make_graph() {
-  if (!steps_without_host(options_, world_.size())) return;
-  if constexpr (kWithCuda) {
-    std::vector<Tensor> grads(whole_units_);
-    for (size_t u = 0; u < places_.size(); ++u)
-      if (places_[u] < grads.size()) grads[places_[u]] = strategy_->shards()[u].grads;
-    const auto gradients = [this] {
-      LateNumber sum = queue_passes();
-      queue_sums();
-      return sum;
-    };
-    graph_ = make_step_graph({.load = [this](int64_t step) { tokens_->begin(step); },
-                              .gradients = gradients,
-                              .finish = [this] { strategy_->share_parameters(); },
-                              .grads = std::move(grads),
-                              .optimizer = optimizer_.get(),
-                              .clip = options_.clip,
-                              .captured = no_graph_because(options_, world_.size()).empty()},
-                             arena_);
-  }
-}
-
 LateNumber Trainer::queue_passes() {
   strategy_->begin_step();
   return runtime_->step();
@@ -250,16 +227,6 @@ void Trainer::update(const StepReport& r) {
   const TraceSpan span(trace_, "optimizer");
   optimizer_->step(r.lr, clip_factor(r.grad_norm, options_.clip));
   strategy_->share_parameters();
-}
-
-// Loss and norm are known when the update has been made, or left out.
-StepReport Trainer::queued_step(bool stop) {
-  StepReport r{.lr = schedule_.at(steps_done()), .stop = stop};
-  const StepGraph::Found found = graph_->run(steps_done(), r.lr);
-  r.loss = found.loss_sum / static_cast<double>(tokens_per_step());
-  r.grad_norm = found.grad_norm;
-  check_finite(r, steps_done() + 1);
-  return r;
 }
 
 StepReport Trainer::step(bool stop) {

@@ -9,6 +9,7 @@
 #include "app/progress.h"
 #include "app/sequences.h"
 #include "app/step_graph.h"
+#include "app/step_ranks.h"
 #include "app/step_tokens.h"
 #include "data/token_file.h"
 #include "models/gpt_stages.h"
@@ -30,9 +31,9 @@ class Trainer {
   Trainer(const TrainOptions& options, Sequences sequences, Communicator& world, Trace* trace = nullptr);
   ~Trainer();
 
-  // One update; of one rank on a GPU as app/step_graph.h says, to the same bits. Throws Error (not_finite) on every
-  // rank when the loss or the gradient norm is not a number, before anything is updated. `stop` tells a rank's wish to
-  // end the run to all others: see StepReport::stop.
+  // One update; on GPUs, of one rank or over NCCL, as app/step_graph.h says, of one rank to the same bits. Throws Error
+  // (not_finite) on every rank when the loss or the gradient norm is not a number, before anything is updated. `stop`
+  // tells a rank's wish to end the run to all others: see StepReport::stop.
   StepReport step(bool stop = false);
   // The two halves of step(), for those who want to see the gradients in between: they are in strategy().shards().
   StepReport compute_gradients(bool stop);
@@ -75,6 +76,7 @@ class Trainer {
   void find_units();
   void join_tied_weights();
   void make_graph();
+  Tensor queue_squares();
   GptStages::Options stage_options();
   StepInfo where(int64_t microbatch, bool training) const;
   LateNumber queue_passes();
@@ -103,7 +105,8 @@ class Trainer {
   std::unique_ptr<GptStages> stages_;
   std::unique_ptr<PipelineRuntime> runtime_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<StepGraph> graph_;  // of one rank on a GPU
+  std::unique_ptr<StepRanks> step_ranks_;  // where there are several
+  std::unique_ptr<StepGraph> graph_;       // of steps that the host only begins and ends
   int64_t more_updates_ = 0;
   LrSchedule schedule_;
 };

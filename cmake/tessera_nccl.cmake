@@ -1,5 +1,6 @@
 # Decides whether the NCCL transport is built (TESSERA_WITH_NCCL) and says so in one line. It is looked for in the
-# system's places, beside CUDA, and in NCCL_ROOT (of a pip package: .../site-packages/nvidia/nccl).
+# system's places, beside CUDA, and in NCCL_ROOT (of a pip package: .../site-packages/nvidia/nccl). Where CUDA is emulated
+# NCCL is too (tests/cuda_emulator/nccl.h).
 
 set(TESSERA_NCCL AUTO CACHE STRING "Build the NCCL transport: AUTO (where CUDA and NCCL are found), ON, OFF")
 set(TESSERA_WITH_NCCL OFF)
@@ -7,8 +8,11 @@ if(NOT TESSERA_NCCL MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "TESSERA_NCCL is '${TESSERA_NCCL}'; expected AUTO, ON or OFF")
 elseif(TESSERA_NCCL STREQUAL "OFF")
   set(nccl_why "switched off")
-elseif(NOT TESSERA_WITH_CUDA OR TESSERA_CUDA_EMULATED)
+elseif(NOT TESSERA_WITH_CUDA)
   set(nccl_why "a build without CUDA")
+elseif(TESSERA_CUDA_EMULATED)
+  set(TESSERA_WITH_NCCL ON)
+  message(STATUS "NCCL: emulated on the CPU (for tests)")
 else()
   find_path(nccl_INCLUDE_DIR nccl.h HINTS ${NCCL_ROOT} ENV NCCL_ROOT ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
   find_library(nccl_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_ROOT} ENV NCCL_ROOT ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)

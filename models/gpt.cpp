@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <vector>
 
 #include "autograd/checkpoint.h"
 
@@ -79,10 +80,8 @@ Var Gpt::embed(const Tensor& ids) {
   if (total > config.context)
     throw Error("[gpt] " + std::to_string(total) + " tokens; the context is " + std::to_string(config.context));
   if (at.positions.empty()) return drop.apply(look_up(ids, Tensor::range(t, ids.arena())));
-  const Tensor places = Tensor::empty({t}, DType::int32, ids.arena()->host(), ids.arena()->default_category());
-  std::transform(at.positions.begin(), at.positions.end(), places.data<int32_t>(),
-                 [](int64_t position) { return static_cast<int32_t>(position); });
-  return drop.apply(look_up(ids, places.to(ids.arena())));
+  const std::vector<int32_t> places(at.positions.begin(), at.positions.end());
+  return drop.apply(look_up(ids, Tensor::constant<int32_t>(places, {t}, ids.arena())));
 }
 
 Var Gpt::hidden(const Tensor& ids) {

@@ -1,5 +1,7 @@
 // One thread joins what a step has found.
 #include <array>
+#include <cstddef>
+#include <span>
 
 #include "optim/cuda/grad_norm.h"
 #include "optim/cuda/step_state.h"
@@ -12,22 +14,31 @@ namespace {
 
 constexpr int64_t kBytes = sizeof(StepState::Numbers);
 
-struct Found {
-  const double *loss_sum, *squares;
-  double max_norm;
+constexpr int64_t kBefore = 2;  // what stands before the units' sums: the loss, and whether an index was outside
+
+struct Part {
+  const double *loss_sum, *squares;  // null: another rank says it
+  int64_t units;
   const unsigned long long* complaints;
   size_t count;
 };
 
+__global__ void parts_kernel(Part p, double* out) {
+  for (int64_t u = threadIdx.x; u < p.units; u += blockDim.x) out[kBefore + u] = p.squares ? p.squares[u] : 0;
+  if (threadIdx.x > 0) return;
+  out[0] = p.loss_sum ? *p.loss_sum : 0;
+  out[1] = 0;
+  for (size_t i = 0; i < p.count; ++i)
+    if (p.complaints[i] != IndexChecks::kNone) out[1] = 1;
+}
+
 __device__ inline bool is_finite(double x) { return x - x == 0; }
 
-__global__ void close_kernel(Found f, StepState::Numbers* n) {
-  n->loss_sum = *f.loss_sum;
-  n->grad_norm = math::sqrt(*f.squares);
-  n->update.grad_scale = clipped(n->grad_norm, f.max_norm);
-  n->update.skip = !is_finite(n->loss_sum) || !is_finite(n->grad_norm);
-  for (size_t i = 0; i < f.count; ++i)
-    if (f.complaints[i] != IndexChecks::kNone) n->update.skip = true;
+__global__ void close_kernel(const double* parts, const double* squares, double max_norm, StepState::Numbers* n) {
+  n->loss_sum = parts[0];
+  n->grad_norm = math::sqrt(*squares);
+  n->update.grad_scale = clipped(n->grad_norm, max_norm);
+  n->update.skip = !is_finite(n->loss_sum) || !is_finite(n->grad_norm) || parts[1] != 0;
 }
 
 }  // namespace
@@ -48,15 +59,24 @@ void StepState::fetch() const {
   c.queued("step numbers", cudaMemcpyAsync(there(), host_.get(), kBytes, cudaMemcpyHostToDevice, c.stream()));
 }
 
-void StepState::close(const Tensor& loss_sum, std::span<const Tensor> grads, double max_norm) const {
+Tensor StepState::parts(const Tensor& loss_sum, const Tensor& squares, const Says& says) const {
   Context& c = context(there_);
-  const Tensor units = cuda::sums_of_squares(grads), squares = units.make({1}, DType::float64, Category::workspace);
-  const std::array all{BlockRun{.count = units.numel()}};
-  cuda::ordered_sums(units, all, squares);
   const std::span<const unsigned long long> complaints = c.complaints();
-  const Found found{loss_sum.device_data<double>(), squares.device_data<double>(), max_norm, complaints.data(),
-                    complaints.size()};
-  launch(c, "step numbers", {.blocks = 1, .threads = 1}, close_kernel, found, there());
+  const Part part{says.loss ? loss_sum.device_data<double>() : nullptr,
+                  says.squares ? squares.device_data<double>() : nullptr, squares.numel(), complaints.data(),
+                  complaints.size()};
+  const Tensor out = squares.make({kBefore + squares.numel()}, DType::float64, Category::workspace);
+  launch(c, "step numbers", {.blocks = 1}, parts_kernel, part, out.device_data<double>());
+  return out;
+}
+
+void StepState::close(const Tensor& parts, double max_norm) const {
+  Context& c = context(there_);
+  const Tensor squares = parts.make({1}, DType::float64, Category::workspace);
+  const std::array all{BlockRun{.begin = kBefore, .count = parts.numel() - kBefore}};
+  cuda::ordered_sums(parts, all, squares);
+  launch(c, "step numbers", {.blocks = 1, .threads = 1}, close_kernel, parts.device_data<double>(),
+         squares.device_data<double>(), max_norm, there());
 }
 
 void StepState::give_back() const {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "optim/cuda/grad_norm.h"
 #include "optim/grad_norm.h"
 #include "parallel/data_parallel.h"
 #include "parallel/ddp.h"
@@ -11,6 +12,20 @@
 #include "parallel/zero.h"
 
 namespace tessera {
+namespace {
+
+// One run of numbers after another.
+std::vector<BlockRun> runs_of(const std::vector<int64_t>& counts) {
+  std::vector<BlockRun> runs;
+  int64_t at = 0;
+  for (const int64_t count : counts) {
+    runs.push_back({.begin = at, .count = count});
+    at += count;
+  }
+  return runs;
+}
+
+}  // namespace
 
 Share DataStrategy::share_of(int rank, int64_t batch, int64_t microbatches, int64_t index) const {
   const int64_t parts = ranks_ * microbatches;
@@ -34,23 +49,43 @@ Root DataStrategy::loss(const Var& hidden, const Tensor& targets, double scale, 
   return {std::move(loss.mean), {}, loss.loss_sum};
 }
 
-std::vector<double> DataStrategy::unit_sums(const std::function<bool(const Slot&)>& counts) {
-  std::vector<Tensor> parts;
-  std::vector<size_t> unit_of;
-  for (size_t u = 0; u < shards().size(); ++u) {
-    const FlatUnit& shard = shards()[u];
+DataStrategy::Parts DataStrategy::parts_of_shards(const std::function<bool(const Slot&)>& counts) const {
+  Parts parts;
+  for (const FlatUnit& shard : shards()) {
+    int64_t& count = parts.of_unit.emplace_back(0);
     for (const Slot& slot : shard.slots) {
       const int64_t from = std::max(slot.begin, int64_t{0}),
                     to = std::min(slot.begin + slot.shape.numel(), shard.grads.numel());
       if (from >= to || !counts(slot)) continue;
-      parts.push_back(shard.grads.narrow(0, from, to - from));
-      unit_of.push_back(u);
+      parts.tensors.push_back(shard.grads.narrow(0, from, to - from));
+      ++count;
     }
   }
+  return parts;
+}
+
+std::vector<double> DataStrategy::unit_sums(const std::function<bool(const Slot&)>& counts) {
+  const Parts parts = parts_of_shards(counts);
+  const std::vector<double> squares = sums_of_squares(parts.tensors);
   std::vector<double> sums(shards().size(), 0.0);
-  const std::vector<double> squares = sums_of_squares(parts);
-  for (size_t p = 0; p < squares.size(); ++p) sums[unit_of[p]] += squares[p];
+  size_t p = 0;
+  for (size_t u = 0; u < sums.size(); ++u)
+    for (int64_t i = 0; i < parts.of_unit[u]; ++i) sums[u] += squares[p++];
   add_parts(sums);
+  return sums;
+}
+
+Tensor DataStrategy::unit_sums_on_gpu() {
+  throw Error("[" + std::string(name()) + "] the gradient norm is added up on the host; expected ddp or ZeRO");
+}
+
+Tensor DataStrategy::own_sums_on_gpu(const std::function<bool(const Slot&)>& counts) {
+  const Parts parts = parts_of_shards(counts);
+  Tensor sums =
+      shards().front().grads.make({static_cast<int64_t>(shards().size())}, DType::float64, Category::workspace);
+  if (parts.tensors.empty()) sums.fill(0);
+  if constexpr (kWithCuda)
+    if (!parts.tensors.empty()) cuda::ordered_sums(cuda::sums_of_squares(parts.tensors), runs_of(parts.of_unit), sums);
   return sums;
 }
 

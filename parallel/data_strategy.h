@@ -112,6 +112,11 @@ class DataStrategy {
   virtual std::vector<double> unit_sums() = 0;
   // The same, in another order, of the slots that `counts` says.
   std::vector<double> unit_sums(const std::function<bool(const Slot&)>& counts);
+  // Both left on the GPU, float64 (units), where nobody waits for them. The second is of this rank's shards alone:
+  // the ranks that share the gradients out have to be added up.
+  virtual Tensor unit_sums_on_gpu();
+  Tensor own_sums_on_gpu(const std::function<bool(const Slot&)>& counts);
+  virtual bool shares_out_gradients() const { return false; }  // or every rank has all of each unit's
   virtual void share_parameters() = 0;
 
   // Where a tensor like a shard (an optimizer's moment, the gradient, the values) lies as a whole: the elements
@@ -127,6 +132,11 @@ class DataStrategy {
   Share share_of(int rank, int64_t batch, int64_t microbatches, int64_t index) const;
 
  private:
+  struct Parts {
+    std::vector<Tensor> tensors;
+    std::vector<int64_t> of_unit;  // how many of them each unit has
+  };
+  Parts parts_of_shards(const std::function<bool(const Slot&)>& counts) const;
   // Sums over ranks of numbers that each rank has a part of.
   virtual void add_parts(std::span<double> sums) = 0;
   int rank_, ranks_;

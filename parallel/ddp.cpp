@@ -1,6 +1,7 @@
 // Buckets and the hooks that fill them.
 #include "parallel/ddp.h"
 
+#include "optim/cuda/grad_norm.h"
 #include "optim/grad_norm.h"
 
 namespace tessera {
@@ -75,6 +76,15 @@ void Ddp::finish_gradients() {
 }
 
 std::vector<double> Ddp::unit_sums() { return tessera::unit_sums(units_); }
+
+Tensor Ddp::unit_sums_on_gpu() {
+  std::vector<Tensor> grads;
+  for (const FlatUnit& unit : units_) grads.push_back(unit.grads);
+  if constexpr (kWithCuda)
+    return cuda::sums_of_squares(grads);
+  else
+    return DataStrategy::unit_sums_on_gpu();
+}
 
 Tensor Ddp::gather(size_t, const Tensor& shard) { return axis_.rank() == 0 ? shard : Tensor(); }
 

@@ -31,6 +31,7 @@ class Ddp final : public DataStrategy {
   void finish_gradients() override;
   using DataStrategy::unit_sums;
   std::vector<double> unit_sums() override;
+  Tensor unit_sums_on_gpu() override;
   void share_parameters() override {}
   Tensor gather(size_t unit, const Tensor& shard) override;
   Range kept(size_t unit) const override { return {0, units_[unit].values.numel()}; }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "optim/cuda/grad_norm.h"
 #include "optim/grad_norm.h"
 #include "tensor/ops/elementwise.h"
 
@@ -136,7 +137,7 @@ void Zero::end_gradients(int64_t microbatch, UnitRange units) {
 }
 
 // Block sums travel, so that they are added in the order of the whole units.
-std::vector<double> Zero::unit_sums() {
+Zero::Blocks Zero::gather_blocks() {
   int64_t blocks = 0;
   for (const Unit& unit : units_) blocks += unit.piece / kNormBlock;
   const Tensor mine = Tensor::empty({blocks}, DType::float64, arena_, Category::workspace);
@@ -150,7 +151,19 @@ std::vector<double> Zero::unit_sums() {
     at += count;
   }
   axis_.all_gather(mine, all);
-  return ordered_sums(all, runs);
+  return {all, std::move(runs)};
+}
+
+std::vector<double> Zero::unit_sums() {
+  const Blocks blocks = gather_blocks();
+  return ordered_sums(blocks.sums, blocks.of_unit);
+}
+
+Tensor Zero::unit_sums_on_gpu() {
+  const Blocks blocks = gather_blocks();
+  Tensor sums = Tensor::empty({static_cast<int64_t>(units_.size())}, DType::float64, arena_, Category::workspace);
+  if constexpr (kWithCuda) cuda::ordered_sums(blocks.sums, blocks.of_unit, sums);
+  return sums;
 }
 
 void Zero::share_parameters() {

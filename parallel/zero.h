@@ -21,6 +21,7 @@
 #pragma once
 #include <deque>
 
+#include "optim/grad_norm.h"
 #include "parallel/data_strategy.h"
 
 namespace tessera {
@@ -39,6 +40,8 @@ class Zero final : public DataStrategy {
   void finish_gradients() override { learning_ = false; }
   using DataStrategy::unit_sums;
   std::vector<double> unit_sums() override;
+  Tensor unit_sums_on_gpu() override;
+  bool shares_out_gradients() const override { return true; }
   void share_parameters() override;
   Tensor gather(size_t unit, const Tensor& shard) override;
   Range kept(size_t unit) const override;
@@ -60,6 +63,12 @@ class Zero final : public DataStrategy {
     bool reduced = false;  // the reduction of this micro-batch was started
   };
 
+  // The sums of squares of all ranks' blocks, and which of them are a unit's, in its order.
+  struct Blocks {
+    Tensor sums;
+    std::vector<BlockRun> of_unit;
+  };
+  Blocks gather_blocks();
   void add_parts(std::span<double> sums) override { axis_.sum(sums); }
   void make_unit(const Module::Unit& layout);
   void hook(size_t u);

@@ -156,6 +156,8 @@ void Arena::fix(bool fixed) {
 
 void Arena::lend(bool lent) {
   std::lock_guard lock(mutex_);
+  lent_ += lent ? 1 : -1;
+  if (lent_ != (lent ? 1 : 0)) return;  // one of several
   for (const auto& [at, bytes] : free_) (lent ? permit : forbid)(region_->base() + at, bytes);
 }
 

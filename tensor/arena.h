@@ -87,8 +87,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
    private:
     Arena& arena_;
   };
-  // While one lives, AddressSanitizer lets free memory be used: by work that was queued when it was not free, and that
-  // is repeated (tensor/cuda/graph.h).
+  // While one or more live, AddressSanitizer lets free memory be used: by work that was queued when it was not free,
+  // and that is repeated (tensor/cuda/graph.h).
   class Lent {
    public:
     explicit Lent(Arena& arena) : arena_(arena) { arena_.lend(true); }
@@ -123,6 +123,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   Usage total_{};
   Category default_category_ = Category::activations;
   bool fixed_ = false;
+  int lent_ = 0;
   std::map<std::type_index, std::shared_ptr<void>> locals_;
 };
 

@@ -65,6 +65,10 @@ std::byte* Tensor::address(Device expected) const {
   return storage_->data() + offset_ * size_of(dtype_);
 }
 
+void Tensor::copy_kept(std::span<const std::byte> values) const {
+  if constexpr (kWithCuda) cuda::copy_kept(*this, values);
+}
+
 void wait_for(const ArenaPtr& arena) {
   on_device(
       arena->device(), [] {}, [&] { cuda::synchronize(*arena); });

@@ -3,6 +3,7 @@
 // Copying a Tensor copies the view, never the elements. Ops read tensors of any strides unless they say otherwise, and
 // return new contiguous tensors from the arena of their first argument, in the arena's default category.
 #pragma once
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
@@ -52,6 +53,17 @@ class Tensor {
     t.check_size(static_cast<int64_t>(values.size()));
     std::copy(values.begin(), values.end(), t.data<T>());
     return t.to(arena);
+  }
+
+  // The same of values that come again in every step, as positions do: their copy to a GPU is only queued, and may be
+  // captured (tensor/cuda/graph.h). The arena keeps them from their first use on.
+  template <class T>
+  static Tensor constant(std::span<const T> values, const Shape& shape, const ArenaPtr& arena) {
+    if (arena->device() != Device::cuda) return of(values, shape, arena);
+    Tensor t = empty(shape, kDTypeOf<T>, arena);
+    t.check_size(static_cast<int64_t>(values.size()));
+    t.copy_kept(std::as_bytes(values));
+    return t;
   }
 
   // An uninitialised contiguous tensor of another shape (and dtype, and category) in the arena of this one.
@@ -130,6 +142,7 @@ class Tensor {
  private:
   std::byte* address(Device expected) const;
   void copy_across(const Tensor& source);
+  void copy_kept(std::span<const std::byte> values) const;
 
   std::shared_ptr<Storage> storage_;
   int64_t offset_ = 0;  // in elements

@@ -1,7 +1,6 @@
 // The numbers of the step around what is queued, and the choice between queueing and launching.
 #include "app/step_graph.h"
 
-#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -31,13 +30,18 @@ class QueuedStep final : public StepGraph {
     clip_factor(0, parts_.clip);  // refuses what is no norm
   }
 
-  Found run(int64_t step, double lr) override {
+  Found run(int64_t step, double lr, bool stop) override {
     parts_.load(step);
     state_.set(static_cast<uint64_t>(step), parts_.optimizer->next(lr));
-    launch_or_queue();
+    const StepRanks::Agreed agreed = agree(stop);
+    if (agreed.how == StepRanks::How::capture) capture();
+    std::optional<Arena::Lent> lent;  // to what is launched, until it is done
+    if (agreed.how != StepRanks::How::queue) lent.emplace(*arena_);
+    launch_or_queue(agreed.how);
+    if (parts_.ranks) parts_.ranks->wait(*arena_);
     arena_->local<cuda::Context>().synchronize();  // the only wait of a step
-    const Found found{state_.found().loss_sum, state_.found().grad_norm};
-    if (std::isfinite(found.loss_sum) && std::isfinite(found.grad_norm)) parts_.optimizer->count_step();
+    const Found found{state_.found().loss_sum, state_.found().grad_norm, agreed.stop};
+    if (!state_.found().update.skip) parts_.optimizer->count_step();
     return found;
   }
 
@@ -47,21 +51,37 @@ class QueuedStep final : public StepGraph {
  private:
   // The first steps choose algorithms and make the arena grow. When one has begun with the layout that is there now,
   // the arena has grown no more, and the next will ask for the same blocks.
-  void launch_or_queue() {
+  StepRanks::Agreed agree(bool stop) {
     const Arena::Layout now = arena_->layout();
     if (graph_ && !graph_->fits()) graph_.reset();  // a validation, say, has made the arena grow
-    if (!graph_ && parts_.captured && now == before_) graph_.emplace(arena_, [this] { queue(); });
+    const bool launches = graph_.has_value(), captures = parts_.captured && (launches || now == before_);
     before_ = now;
-    if (!graph_) return queue();
+    if (parts_.ranks) return parts_.ranks->agree(stop, launches, captures);
+    return {StepRanks::choose(launches, captures), stop};
+  }
+
+  void launch_or_queue(StepRanks::How how) {
+    if (how == StepRanks::How::queue) return queue();
+    if (how == StepRanks::How::launch && parts_.ranks) parts_.ranks->count_again();
     graph_->launch();
     ++replays_;
+  }
+
+  void capture() {
+    if (parts_.ranks) parts_.ranks->begin_capture();
+    graph_.reset();
+    graph_.emplace(arena_, [this] { queue(); });
+    if (parts_.ranks) parts_.ranks->end_capture();
   }
 
   void queue() {
     const Within here(queueing_);
     state_.fetch();
     const LateNumber loss = parts_.gradients();
-    state_.close(loss.on_gpu(), parts_.grads, parts_.clip);
+    const Tensor found =
+        state_.parts(loss.on_gpu(), parts_.squares(), {.loss = parts_.says_loss, .squares = parts_.says_squares});
+    if (parts_.ranks) parts_.ranks->add_up(found);
+    state_.close(found, parts_.clip);
     parts_.optimizer->queue_step(state_.update());
     parts_.finish();
     state_.give_back();

@@ -1,14 +1,14 @@
 // The numbers of one training step in a GPU's memory, where its kernels read and write them: the host hears of a step
 // when it is over, and what was queued for one step can be queued again for the next, with other numbers.
 //
-//   set(...); fetch(); ... the passes, whose dropout reads step() ... close(...); the update reads update();
+//   set(...); fetch(); ... the passes, whose dropout reads step() ... close(parts(...)); the update reads update();
 //   give_back(); one wait; found()
 //
-// All but set() and found() are queued on the arena's stream.
+// All but set() and found() are queued on the arena's stream. Several ranks add their parts up before they close the
+// step: then all have the same numbers, and come to the same decision.
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <span>
 
 #include "optim/optimizer.h"
 #include "tensor/tensor.h"
@@ -30,10 +30,16 @@ class StepState {
   // What the next fetch() brings to the GPU. Whatever was queued before must have been waited for.
   void set(uint64_t step, const UpdateNumbers& update);
   void fetch() const;
-  // The loss (float64, ()) and the norm of the gradients, each tensor one unit, by the order of optim/grad_norm.h; the
-  // clip factor that follows (max_norm 0: none). Nothing is to be updated where one of both is not finite, or where a
-  // kernel has noted an index outside its bounds.
-  void close(const Tensor& loss_sum, std::span<const Tensor> grads, double max_norm) const;
+  // What this rank says of the step, float64 (2 + units): the loss, float64 (); 1 where a kernel has noted an index
+  // outside its bounds; the sum of squares of each unit's gradients, float64 (units). What another rank says is zero
+  // here.
+  struct Says {
+    bool loss = true, squares = true;
+  };
+  Tensor parts(const Tensor& loss_sum, const Tensor& squares, const Says& says) const;
+  // The norm of the gradients from the units' sums of squares, which are added in order; the clip factor that follows
+  // (max_norm 0: none). Nothing is to be updated where loss or norm is not finite, or an index was outside.
+  void close(const Tensor& parts, double max_norm) const;
   void give_back() const;
   // After the wait.
   const Numbers& found() const { return host_.get()[1]; }

@@ -154,16 +154,19 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
   }
 }
 
+bool goes_native(const Transport& t, Algorithm algorithm, const Call& call) {
+  if (algorithm == Algorithm::native && call.op != Op::barrier) return true;
+  if (!t.only_native(call)) return false;
+  const bool adds = call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::reduce;
+  if (!adds) return true;
+  throw Error("[comm] " + std::string(t.kind()) + " add arrays on GPUs in an order of their own: " + describe(call) +
+              " by " + std::string(name_of(algorithm)) + "; expected the algorithm native");
+}
+
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call) {
   const bool reduces_or_gathers =
       call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::all_gather;
-  if (algorithm == Algorithm::native && call.op != Op::barrier) return t.native(call);
-  if (t.only_native(call)) {
-    const bool adds = call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::reduce;
-    if (!adds) return t.native(call);
-    throw Error("[comm] " + std::string(t.kind()) + " add arrays on GPUs in an order of their own: " + describe(call) +
-                " by " + std::string(name_of(algorithm)) + "; expected the algorithm native");
-  }
+  if (goes_native(t, algorithm, call)) return t.native(call);
   if (algorithm == Algorithm::ring && reduces_or_gathers) return of_messages(ring, t, call);
   if (algorithm == Algorithm::root && reduces_or_gathers) return of_messages(root, t, call);
   if (algorithm == Algorithm::tree && (call.op == Op::all_reduce || call.op == Op::reduce || call.op == Op::broadcast))

@@ -17,6 +17,9 @@ std::string_view name_of(Algorithm algorithm);
 // Throws Error (usage) listing the names.
 Algorithm algorithm_named(std::string_view name);
 
+// Whether a collective is the library's own with this algorithm. Throws Error where it has to be, and is asked to add
+// in another order.
+bool goes_native(const Transport& t, Algorithm algorithm, const Call& call);
 // Runs one collective with the algorithm; operations that an algorithm has no way of its own for go the direct way.
 // Returns the bytes that this rank sent.
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call);

@@ -11,13 +11,18 @@
 namespace tessera {
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, std::string axis, Algorithm algorithm)
-    : transport_(std::move(transport)), axis_(std::move(axis)), algorithm_(algorithm) {
+    : transport_(std::move(transport)),
+      axis_(std::move(axis)),
+      algorithm_(algorithm),
+      worker_(transport_->background()) {
   transport_->set_axis(axis_);
 }
 
 // With something still in the background this rank is on its way out of an exception: the others must not wait for it.
 Communicator::~Communicator() {
-  if (worker_ && !worker_->idle()) transport_->fail("");
+  if (in_background_ == 0) return;
+  transport_->fail("");
+  worker_->push([] {}).wait();  // behind all of it
 }
 
 void Communicator::complain(const Call& call, const std::string& what) const {
@@ -98,8 +103,15 @@ void Communicator::run(const Call& call, const std::vector<Tensor>& held, Algori
 }
 
 Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
-  if (!worker_) worker_ = std::make_unique<CommWorker>();
-  return Pending(worker_->push([this, call, algorithm, requested = now(), tensors = std::move(held)] {
+  if (transport_->only_queues(call)) return start_queued(call, std::move(held), algorithm);
+  if (!worker_) worker_ = std::make_shared<CommWorker>();
+  // On a GPU memory is given back when the caller waits, and not when it happens to be done: then a step asks for the
+  // same addresses every time (tensor/cuda/graph.h).
+  std::vector<Tensor> until_waited = call.gpu ? held : std::vector<Tensor>();
+  ++in_background_;
+  std::future<void> done = worker_->push([this, call, algorithm, requested = now(), tensors = std::move(held)] {
+    const auto less = [](std::atomic<int>* count) { --*count; };
+    const std::unique_ptr<std::atomic<int>, decltype(less)> counted(&in_background_, less);
     try {
       perform(call, algorithm, requested);
     } catch (const PeerFailed&) {
@@ -108,7 +120,27 @@ Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorith
       transport_->fail(e.what());  // or the next one in the queue would meet what the others do now
       throw;
     }
-  }));
+  });
+  return Pending(std::move(done), std::move(until_waited));
+}
+
+// On this thread, since the order in which work is captured is that of the calls. What waits makes the rank's stream
+// come after it.
+Pending Communicator::start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
+  std::function<void()> join;
+  observed(call, now(), [&] {
+    goes_native(*transport_, algorithm, call);  // it does, or that is refused
+    join = transport_->native_beside(call);
+    return sent_directly(call, size(), rank());
+  });
+  return Pending(std::async(std::launch::deferred, [join = std::move(join), tensors = std::move(held)] { join(); }));
+}
+
+void Communicator::count_again(const OpCounts& more) {
+  for (size_t op = 0; op < counts_.size(); ++op) {
+    counts_[op].calls += more[op].calls;
+    counts_[op].sent += more[op].sent;
+  }
 }
 
 void Communicator::all_reduce(const Tensor& x, Reduction reduction) {

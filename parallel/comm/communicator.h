@@ -11,16 +11,20 @@
 // uneven.
 //
 // Arrays may lie on GPUs, on every rank or on none: then what a call does is queued on the stream of the rank's arena,
-// behind what was queued there before, and the call returns, or wait() does, when it is queued.
+// behind what was queued there before, and the call returns, or wait() does, when it is queued. While that stream is
+// captured as a CUDA graph (tensor/cuda/graph.h), which only NCCL's ranks can do, a start_...() begins at once, and the
+// graph runs it beside what is queued until wait().
 //
 // Everything throws CommError that names rank, axis, operation and bytes when a rank fails, does not come within the
 // timeout, or asks for something else. One thread at a time may use a communicator.
 #pragma once
 #include <array>
+#include <atomic>
 #include <future>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/comm/algorithms.h"
@@ -42,13 +46,16 @@ using OpCounts = std::array<OpCount, kOps>;
 class [[nodiscard]] Pending {
  public:
   Pending() = default;  // nothing to wait for
-  explicit Pending(std::future<void> done) : done_(std::move(done)) {}
+  explicit Pending(std::future<void> done, std::vector<Tensor> held = {})
+      : done_(std::move(done)), held_(std::move(held)) {}
   void wait() {
+    const std::vector<Tensor> until_done = std::exchange(held_, {});
     if (done_.valid()) done_.get();
   }
 
  private:
   std::future<void> done_;
+  std::vector<Tensor> held_;
 };
 
 class Communicator {
@@ -106,9 +113,15 @@ class Communicator {
   // The groups of ranks that give the same color, ranked by key, then by rank here. Every rank calls it.
   std::unique_ptr<Communicator> split(int color, int key, std::string axis);
 
+  // The host waits for the arena's stream and what collectives are queued on it, of this and of all other groups of the
+  // rank. Does not report what a kernel has found: cuda::synchronize() does.
+  void wait_for_gpu(Arena& gpu, const std::string& during);
+
   // Since the communicator was made or the counts were reset.
   const OpCounts& counts() const { return counts_; }
   void reset_counts() { counts_ = {}; }
+  // For what was queued once and has been done again, without a call.
+  void count_again(const OpCounts& more);
   // Every communication from now on is noted there too (null: no more). The trace must outlive the communicator.
   void set_trace(Trace* trace) { trace_ = trace; }
 
@@ -119,6 +132,7 @@ class Communicator {
   void run(const Call& call, const std::vector<Tensor>& held, Algorithm algorithm);
   Pending start(const Call& call, std::vector<Tensor> held) { return start(call, std::move(held), algorithm_); }
   Pending start(const Call& call, std::vector<Tensor> held, Algorithm algorithm);
+  Pending start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm);
   void perform(const Call& call, Algorithm algorithm, double requested);
   template <class F>
   void observed(const Call& call, double requested, const F& f);
@@ -135,7 +149,8 @@ class Communicator {
   Algorithm algorithm_;
   OpCounts counts_{};
   Trace* trace_ = nullptr;
-  std::unique_ptr<CommWorker> worker_;  // made by the first start_...()
+  std::shared_ptr<CommWorker> worker_;  // of the transport, or made by the first start_...()
+  std::atomic<int> in_background_ = 0;  // what was started and is not done
 };
 
 }  // namespace tessera

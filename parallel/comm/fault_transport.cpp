@@ -59,6 +59,10 @@ void FaultTransport::recv_to_gpu(int from, int tag, std::byte* data, int64_t byt
 }
 int64_t FaultTransport::direct(const Call& call) { return takes_part() ? inner_->direct(call) : 0; }
 int64_t FaultTransport::native(const Call& call) { return takes_part() ? inner_->native(call) : 0; }
+std::function<void()> FaultTransport::native_beside(const Call& call) {
+  if (takes_part()) return inner_->native_beside(call);
+  return [] {};
+}
 
 std::unique_ptr<Transport> FaultTransport::split(int color, int key) {
   return std::unique_ptr<Transport>(new FaultTransport(inner_->split(color, key), plan_));

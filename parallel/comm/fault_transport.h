@@ -37,6 +37,10 @@ class FaultTransport final : public Transport {
   void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) override;
   int64_t direct(const Call& call) override;
   int64_t native(const Call& call) override;
+  bool only_queues(const Call& call) const override { return inner_->only_queues(call); }
+  std::function<void()> native_beside(const Call& call) override;
+  std::shared_ptr<CommWorker> background() override { return inner_->background(); }
+  void look_after(double waited_s, const std::string& during) override { inner_->look_after(waited_s, during); }
   // The groups made of this one count on with the same calls.
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override { inner_->fail(cause); }

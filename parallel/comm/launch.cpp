@@ -67,6 +67,8 @@ std::unique_ptr<Transport> finished_transport(const LaunchOptions& o, std::uniqu
 }
 
 void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& body) {
+  if constexpr (kWithNccl)
+    if (o.backend == Backend::nccl) load_kernels_early();
   if (o.backend == Backend::mpi) {
     if constexpr (kWithMpi)
       return launch_under_mpi(o, body);

@@ -1,9 +1,13 @@
-// NCCL and CUDA behind NcclApi. Compiled where both are; only a machine with GPUs can run it.
+// NCCL and CUDA behind NcclApi. Compiled where both are, or where both are emulated (tests/cuda_emulator).
 #include <cuda_runtime.h>
 #include <nccl.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include "parallel/comm/nccl_api.h"
 #include "tensor/cuda/context.h"
@@ -39,18 +43,25 @@ ncclDataType_t type_of(DType dtype) {
 ncclRedOp_t op_of(Reduction reduction) { return reduction == Reduction::sum ? ncclSum : ncclMax; }
 size_t size(int64_t count) { return static_cast<size_t>(count); }
 
+// Of all communicators of a rank.
+struct NcclStream {
+  explicit NcclStream(int gpu) : device(gpu) {
+    check(cudaSetDevice(device), "cudaSetDevice");
+    check(cudaStreamCreateWithFlags(stream.receive(), cudaStreamNonBlocking), "cudaStreamCreate");
+    queued = cuda::make_event();
+  }
+  int device;
+  cuda::Stream stream;
+  cuda::Event queued;
+};
+
 class RealNccl final : public NcclApi {
  public:
-  explicit RealNccl(int device) : device_(device) {
-    enter();
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-    check(cudaEventCreateWithFlags(&queued_, cudaEventDisableTiming), "cudaEventCreate");
-  }
+  explicit RealNccl(std::shared_ptr<NcclStream> on) : on_(std::move(on)), stream_(on_->stream.get()) {}
   ~RealNccl() override {
-    cudaSetDevice(device_);
-    if (comm_) ncclCommAbort(comm_);  // everything asked for has been waited for, or has failed
-    cudaEventDestroy(queued_);
-    cudaStreamDestroy(stream_);
+    cudaSetDevice(on_->device);
+    if (aborting_.joinable()) aborting_.join();
+    if (comm_) ncclCommAbort(comm_);  // everything asked for has been waited for
   }
 
   NcclId make_id() override {
@@ -69,21 +80,28 @@ class RealNccl final : public NcclApi {
     config.blocking = 0;
     check(ncclCommInitRankConfig(&comm_, ranks, given, rank, &config), "ncclCommInitRankConfig");
   }
-  bool finished() override {
+  bool queued() override {
     enter();
     ncclResult_t state = ncclSuccess;
     check(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
-    if (state == ncclInProgress) return false;
     check(state, "NCCL");
+    return state != ncclInProgress;
+  }
+  bool finished() override {
+    if (!queued()) return false;
     const cudaError_t done = cudaStreamQuery(stream_);
     if (done == cudaErrorNotReady) return false;
     check(done, "cudaStreamQuery");
     return true;
   }
+  // NCCL first tells its kernels to end, and then waits until no graph holds a collective of the communicator, which
+  // may be one that the caller has launched and has to wait for.
   void abort() override {
-    enter();
-    if (comm_) ncclCommAbort(comm_);
-    comm_ = nullptr;
+    if (!comm_) return;
+    aborting_ = std::thread([comm = std::exchange(comm_, nullptr), device = on_->device] {
+      cudaSetDevice(device);
+      ncclCommAbort(comm);
+    });
   }
   void group_start() override {
     enter();
@@ -121,21 +139,36 @@ class RealNccl final : public NcclApi {
   }
   void after(Arena& gpu) override {
     enter();
-    check(cudaEventRecord(queued_, gpu.local<cuda::Context>().stream()), "cudaEventRecord");
-    check(cudaStreamWaitEvent(stream_, queued_, 0), "cudaStreamWaitEvent");
+    const cudaEvent_t queued = on_->queued.get();
+    check(cudaEventRecord(queued, gpu.local<cuda::Context>().stream()), "cudaEventRecord");
+    check(cudaStreamWaitEvent(stream_, queued, 0), "cudaStreamWaitEvent");
   }
-  std::unique_ptr<NcclApi> another() const override { return std::make_unique<RealNccl>(device_); }
+  bool is_captured(Arena& gpu) const override { return gpu.local<cuda::Context>().is_capturing(); }
+  std::shared_ptr<void> point() override {
+    enter();
+    auto event = std::make_shared<cuda::Event>(cuda::make_event());
+    check(cudaEventRecord(event->get(), stream_), "cudaEventRecord");
+    return event;
+  }
+  void join(Arena& gpu, const std::shared_ptr<void>& point) override {
+    enter();
+    const cudaEvent_t event = static_cast<cuda::Event*>(point.get())->get();
+    check(cudaStreamWaitEvent(gpu.local<cuda::Context>().stream(), event, 0), "cudaStreamWaitEvent");
+  }
+  std::unique_ptr<NcclApi> another() const override { return std::make_unique<RealNccl>(on_); }
 
  private:
-  // The current device belongs to the thread, and the background of a communicator has a thread of its own.
-  void enter() const { check(cudaSetDevice(device_), "cudaSetDevice"); }
-  int device_;
+  // The current device belongs to the thread, and what runs in the background has a thread of its own.
+  void enter() const { check(cudaSetDevice(on_->device), "cudaSetDevice"); }
+  std::shared_ptr<NcclStream> on_;
+  cudaStream_t stream_;
   ncclComm_t comm_ = nullptr;
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t queued_ = nullptr;
+  std::thread aborting_;
 };
 
 }  // namespace
+
+void load_kernels_early() { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
 
 std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed) {
   int devices = 0;
@@ -143,7 +176,7 @@ std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed) {
   if (devices < devices_needed)
     throw Error("--backend nccl: every rank needs a GPU of its own; expected " + std::to_string(devices_needed) +
                 " on this machine, found " + std::to_string(devices));
-  return std::make_unique<RealNccl>(device);
+  return std::make_unique<RealNccl>(std::make_shared<NcclStream>(device));
 }
 
 }  // namespace tessera

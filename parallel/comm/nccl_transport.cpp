@@ -1,17 +1,50 @@
 // Collectives as sequences of NCCL's calls.
 #include "parallel/comm/nccl_transport.h"
 
+#include <algorithm>
 #include <chrono>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "parallel/comm/algorithms.h"
+#include "parallel/comm/worker.h"
 
 namespace tessera {
 
+struct NcclTransport::Family {
+  std::mutex mutex;
+  std::vector<NcclApi*> members;
+  bool broken = false;
+  std::shared_ptr<CommWorker> worker = std::make_shared<CommWorker>();
+
+  void add(NcclApi* api) {
+    const std::lock_guard lock(mutex);
+    members.push_back(api);
+  }
+  void remove(NcclApi* api) {
+    const std::lock_guard lock(mutex);
+    std::erase(members, api);
+  }
+  // NCCL's kernels would wait for ever for a rank that has failed, and hold up what comes behind them on the stream.
+  void abort() {
+    const std::lock_guard lock(mutex);
+    if (!std::exchange(broken, true))
+      for (NcclApi* api : members) api->abort();
+  }
+  bool is_broken() {
+    const std::lock_guard lock(mutex);
+    return broken;
+  }
+};
+
 NcclTransport::NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Transport> carrier, double timeout_s)
-    : api_(std::move(api)), carrier_(std::move(carrier)), timeout_s_(timeout_s) {
+    : NcclTransport(std::move(api), std::move(carrier), timeout_s, std::make_shared<Family>()) {}
+
+NcclTransport::NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Transport> carrier, double timeout_s,
+                             std::shared_ptr<Family> family)
+    : api_(std::move(api)), carrier_(std::move(carrier)), timeout_s_(timeout_s), family_(std::move(family)) {
   if (size() == 1) return;
   NcclId id;
   if (rank() == 0) id = api_->make_id();
@@ -22,38 +55,66 @@ NcclTransport::NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Trans
                     .in = memory,
                     .out = memory});
   api_->begin(size(), id, rank());
-  wait("joining NCCL");
+  family_->add(api_.get());
+  wait_until(&NcclApi::queued, "joining NCCL");
 }
 
-NcclTransport::~NcclTransport() = default;
+NcclTransport::~NcclTransport() { family_->remove(api_.get()); }
 
-// NCCL's kernels would wait for ever for a rank that has failed: they are aborted.
-void NcclTransport::wait(const std::string& during) {
-  const auto start = std::chrono::steady_clock::now();
-  const std::chrono::duration<double> limit(timeout_s_);
+void NcclTransport::check_health(double waited_s, const std::string& during) const {
+  if (carrier_->failed_rank() >= 0) throw PeerFailed(carrier_->failed_rank(), during);
+  if (waited_s > timeout_s_)
+    throw CommError(during + ": NCCL did not end it within " + seconds_text(timeout_s_) +
+                    "; a rank does not come, or asks for something else");
+}
+
+void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& during) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
   try {
-    for (int64_t i = 0; !api_->finished(); ++i) {
+    for (int64_t i = 0; !(*api_.*reached)(); ++i) {
       if (i % 64 != 0) continue;
-      if (carrier_->failed_rank() >= 0) throw PeerFailed(carrier_->failed_rank(), during);
-      if (std::chrono::steady_clock::now() - start > limit)
-        throw CommError(during + ": NCCL did not end it within " + seconds_text(timeout_s_) +
-                        "; a rank does not come, or asks for something else");
+      check_health(std::chrono::duration<double>(Clock::now() - start).count(), during);
       std::this_thread::yield();
     }
   } catch (const CommError&) {
-    broken_ = true;
-    api_->abort();
+    family_->abort();
     throw;
   }
 }
 
-int64_t NcclTransport::native(const Call& call) {
-  if (!only_native(call)) return carrier_->direct(call);
-  if (broken_) throw CommError(describe(call) + ": NCCL has failed before");
+void NcclTransport::look_after(double waited_s, const std::string& during) {
+  if (size() == 1) return;
+  try {
+    check_health(waited_s, during);
+    const std::lock_guard lock(family_->mutex);
+    for (NcclApi* api : family_->members) api->queued();  // throws what NCCL has met
+  } catch (const CommError&) {
+    family_->abort();
+    throw;
+  }
+}
+
+std::shared_ptr<CommWorker> NcclTransport::background() { return family_->worker; }
+
+// Returns a point behind the collective, which is taken when it is on the stream and not only asked for.
+std::shared_ptr<void> NcclTransport::begin(const Call& call) {
+  if (family_->is_broken()) throw CommError(describe(call) + ": NCCL has failed before");
   api_->after(*call.gpu);
   collective(call);
-  wait(describe(call));
+  wait_until(&NcclApi::queued, describe(call));
+  return api_->point();
+}
+
+int64_t NcclTransport::native(const Call& call) {
+  if (!only_native(call)) return carrier_->direct(call);
+  api_->join(*call.gpu, begin(call));
+  if (!api_->is_captured(*call.gpu)) wait_until(&NcclApi::finished, describe(call));
   return sent_directly(call, size(), rank());
+}
+
+std::function<void()> NcclTransport::native_beside(const Call& call) {
+  return [this, end = begin(call), gpu = call.gpu] { api_->join(*gpu, end); };
 }
 
 void NcclTransport::collective(const Call& call) {
@@ -123,7 +184,8 @@ void NcclTransport::exchange(const Call& call) {
 }
 
 std::unique_ptr<Transport> NcclTransport::split(int color, int key) {
-  return std::make_unique<NcclTransport>(api_->another(), carrier_->split(color, key), timeout_s_);
+  return std::unique_ptr<Transport>(
+      new NcclTransport(api_->another(), carrier_->split(color, key), timeout_s_, family_));
 }
 
 }  // namespace tessera

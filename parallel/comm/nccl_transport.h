@@ -5,16 +5,27 @@
 //                     messages: the carrier's; of threads from GPU to GPU, of MPI through the host
 //   array on the host the carrier's, with its own order of sums
 //
-// A collective comes after what the rank's stream was given before it, runs on a stream of NCCL's, and returns when it
-// is done: what the rank queues next comes after it. Those in the background (Communicator::start_...) run beside the
-// kernels that are queued meanwhile. While a collective waits it looks at the clock and at ranks that fail. Pieces that
-// are uneven, which NCCL has no collective for, go as a group of one reduce or broadcast for each rank.
+// A collective comes after what the rank's stream was given before it, runs on NCCL's stream, and what the rank's
+// stream is given later comes after it. The host waits for its end, and looks at the clock and at ranks that fail
+// meanwhile; only while the rank's stream is captured as a CUDA graph it does not: then collectives are nodes of the
+// graph, and who waits for the graph looks after the ranks (look_after). Those that are started
+// (Communicator::start_...) run beside the kernels that are queued meanwhile. Pieces that are uneven, which NCCL has no
+// collective for, go as a group of one reduce or broadcast for each rank.
 //
-// What can be tested without a GPU is: which calls are made, in which order and with which pointers
-// (tests/parallel/nccl_test.cpp). That NCCL does with them what is expected here has to be tested on GPUs.
+// Order: NCCL wants all ranks to begin the collectives of all their communicators in the same order. Here that is the
+// order of the program, which is one for all ranks: the communicators of a rank (all that were split from one) share
+// NCCL's stream, one thread for what is started in the background, and nothing passes by that thread while it has work
+// (Communicator::run). In a graph they are a chain, since they lie on one stream. When one of them has failed, all are
+// aborted, and nothing may follow in any.
+//
+// Tests see which calls are made, in which order and with which pointers (tests/parallel/nccl_test.cpp), and run them
+// over an emulated NCCL (nccl_emulated_test.cpp); that NCCL itself does with them what is expected here has to be
+// tested on GPUs.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "parallel/comm/nccl_api.h"
 #include "parallel/comm/transport.h"
@@ -44,13 +55,22 @@ class NcclTransport final : public Transport {
   bool only_native(const Call& call) const override { return call.gpu && call.op != Op::barrier && size() > 1; }
   int64_t direct(const Call& call) override { return carrier_->direct(call); }
   int64_t native(const Call& call) override;
+  bool only_queues(const Call& call) const override { return only_native(call) && api_->is_captured(*call.gpu); }
+  std::function<void()> native_beside(const Call& call) override;
+  std::shared_ptr<CommWorker> background() override;
+  void look_after(double waited_s, const std::string& during) override;
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override { carrier_->fail(cause); }
   int failed_rank() const override { return carrier_->failed_rank(); }
   bool maps_peers() const override { return carrier_->maps_peers(); }
 
  private:
-  void wait(const std::string& during);
+  struct Family;  // the communicators of one rank
+  NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Transport> carrier, double timeout_s,
+                std::shared_ptr<Family> family);
+  void check_health(double waited_s, const std::string& during) const;
+  void wait_until(bool (NcclApi::*reached)(), const std::string& during);
+  std::shared_ptr<void> begin(const Call& call);
   void collective(const Call& call);
   void reduce_scatter(const Call& call, bool even);
   void all_gather(const Call& call, bool even);
@@ -60,7 +80,7 @@ class NcclTransport final : public Transport {
   std::unique_ptr<NcclApi> api_;
   std::unique_ptr<Transport> carrier_;
   double timeout_s_;
-  bool broken_ = false;
+  std::shared_ptr<Family> family_;
 };
 
 }  // namespace tessera

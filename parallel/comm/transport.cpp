@@ -1,6 +1,7 @@
 // The parts of a transport that need no memory in common.
 #include "parallel/comm/transport.h"
 
+#include <string>
 #include <vector>
 
 #include "parallel/comm/algorithms.h"
@@ -40,6 +41,10 @@ void Transport::recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, A
 }
 
 int64_t Transport::direct(const Call& call) { return direct_by_messages(*this, call); }
+
+std::function<void()> Transport::native_beside(const Call& call) {
+  throw Error("[comm] " + std::string(kind()) + " cannot queue " + describe(call));
+}
 
 int64_t Transport::native(const Call& call) {
   throw Error("[comm] " + std::string(kind()) + " have no collective of their own for " + describe(call) +

@@ -5,6 +5,7 @@
 // brings. Users see a Communicator, which counts, checks and traces.
 #pragma once
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,6 +13,8 @@
 #include "parallel/comm/call.h"
 
 namespace tessera {
+
+class CommWorker;
 
 // Where the first rank that fails says so, for all ranks and all groups of one launch.
 class Board {
@@ -64,6 +67,16 @@ class Transport {
 
   // Whether its ranks are processes that reach each other's arrays where these lie in shared_region()s.
   virtual bool maps_peers() const { return false; }
+  // True of calls whose arrays lie on a GPU whose work is captured now: native() only queues those.
+  virtual bool only_queues(const Call& /*call*/) const { return false; }
+  // Of such a call: native(), beside what is queued on the rank's stream from now on. What is queued there after the
+  // function that is returned was called comes after the collective.
+  virtual std::function<void()> native_beside(const Call& call);
+  // Where communications that are started run in the background; null: each communicator has a thread of its own.
+  virtual std::shared_ptr<CommWorker> background() { return nullptr; }
+  // For who waits for queued collectives, of any group of this rank, and has done so for `waited_s`. Throws CommError
+  // when another rank or the library has failed, or the time is over, and ends what is under way.
+  virtual void look_after(double /*waited_s*/, const std::string& /*during*/) {}
 
   // Groups of the ranks that give the same color, ranked by key, then by rank here. Every rank calls it.
   virtual std::unique_ptr<Transport> split(int color, int key) = 0;

@@ -43,6 +43,7 @@ class Context {
   // Between these two, what is queued is kept and does not run (tensor/cuda/graph.h).
   void begin_capture();
   cudaGraph_t end_capture();  // null when the capture has failed, or was not begun
+  bool is_capturing() const { return capturing_; }
 
  private:
   int gpu_ = 0;

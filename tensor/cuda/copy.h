@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <memory>
+#include <span>
 
 #include "tensor/tensor.h"
 
@@ -20,6 +21,9 @@ std::shared_ptr<std::byte> pinned_memory(int64_t bytes);
 // Pinned bytes to a contiguous tensor on a GPU. Queued on the stream of its arena: the bytes must stay as they are
 // until that has been waited for, and a captured copy (tensor/cuda/graph.h) reads them anew at each launch.
 void copy_later(const Tensor& to, const std::byte* pinned);
+
+// The same of values of which the arena keeps a pinned copy, found again by what they are.
+void copy_kept(const Tensor& to, std::span<const std::byte> values);
 
 // The host waits for all that is queued on the arena's stream; throws what failed there.
 void synchronize(Arena& arena);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tensor/late_number.h"
+#include "tensor/ops/vocab_part.h"
 
 namespace tessera {
 
@@ -32,11 +33,6 @@ CrossEntropy cross_entropy_after(double before, const Tensor& logits, const Tens
 
 // The number of target tokens among targets int32 (N) in the host's memory. Throws naming the row of one outside.
 int64_t check_targets(const Tensor& targets, int64_t vocab);
-
-// Where logits (N, V_r) lie in a vocabulary of which only a part is here: columns [first, first + V_r) of `whole`.
-struct VocabPart {
-  int64_t first = 0, whole = 0;  // whole 0: they are all there are
-};
 
 // What gradients are multiplied by: a number, times one that lies beside the logits where it is defined (float64, ()),
 // so that on a GPU nobody has to read it.

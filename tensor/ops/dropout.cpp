@@ -60,7 +60,7 @@ Tensor dropout(Tensor&& x_any, double p, const DropoutTile& tile) {
   if (whole.channels_total <= 0) whole.channels_total = c;
   const auto on_gpu = [&] {
     const Tensor positions =
-        tile.positions.empty() ? Tensor() : Tensor::of<int64_t>(tile.positions, {tokens}, x.arena());
+        tile.positions.empty() ? Tensor() : Tensor::constant<int64_t>(tile.positions, {tokens}, x.arena());
     cuda::dropout(y, x, p, whole, positions.defined() ? &positions : nullptr);
   };
   on_device(

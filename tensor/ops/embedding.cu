@@ -8,18 +8,29 @@
 namespace tessera::cuda {
 namespace {
 
-Bounds bounds(const Tensor& on, int64_t vocab) {
-  return context(on).bounds({.op = "embedding", .what = "id", .where = "at position", .limit = vocab});
+// Rows [first, first + count) of a whole table.
+struct Own {
+  int64_t first, count;
+  Bounds bounds;  // of ids
+};
+
+Own own_rows(const Tensor& table, const VocabPart& part) {
+  const int64_t rows = table.dim(0);
+  return {part.first, rows,
+          context(table).bounds(
+              {.op = "embedding", .what = "id", .where = "at position", .limit = part.whole > 0 ? part.whole : rows})};
 }
 
 template <class T, bool kWhole>
-__global__ void embedding_kernel(const T* table, const int32_t* ids, T* out, Columns tokens, Bounds bounds) {
+__global__ void embedding_kernel(const T* table, const int32_t* ids, T* out, Columns tokens, Own own) {
   const ColumnThread at = column_thread<T>(tokens);
   if (at.first >= tokens.rows) return;
   const int64_t c = tokens.length;
   const int32_t id = ids[at.first];
+  const int64_t row = id - own.first;
   Packed<T, kPart<T>> part{};
-  if (inside(bounds, at.first, id)) part = load_part<kWhole>(table + id * c, at.j, tokens.length);
+  if (inside(own.bounds, at.first, id) && row >= 0 && row < own.count)
+    part = load_part<kWhole>(table + row * c, at.j, tokens.length);
   store_part<kWhole>(out + at.first * c, at.j, tokens.length, part);
 }
 
@@ -36,7 +47,7 @@ struct Backward {
   int64_t tokens, vocab;
   int c;
   int rows;  // of the table, for a block
-  Bounds bounds;
+  Own own;
 };
 
 // Tokens of the block's rows, in order.
@@ -75,7 +86,8 @@ __device__ void collect(const Backward<T>& f, int64_t first, Mine& mine) {
   int matches = 0;
   for (int k = 0; k < kIdsPerThread; ++k) {
     id[k] = own + k < f.tokens ? f.ids[own + k] : -1;
-    if (blockIdx.x == 0 && own + k < f.tokens) inside(f.bounds, own + k, id[k]);
+    if (blockIdx.x == 0 && own + k < f.tokens) inside(f.own.bounds, own + k, id[k]);
+    id[k] -= static_cast<int32_t>(f.own.first);  // of a part, ids before it are below zero
     if (id[k] >= begin && id[k] < begin + rows) ++matches;
   }
   int all = 0;
@@ -152,7 +164,7 @@ __global__ __launch_bounds__(kThreads) void embedding_backward_kernel(Backward<T
 
 }  // namespace
 
-void embedding(const Tensor& out, const Tensor& ids, const Tensor& table) {
+void embedding(const Tensor& out, const Tensor& ids, const Tensor& table, const VocabPart& part) {
   const int64_t c = table.dim(1), n = ids.numel();
   if (out.numel() == 0) return;
   with_dtype(table.dtype(), [&](auto t) {
@@ -162,13 +174,13 @@ void embedding(const Tensor& out, const Tensor& ids, const Tensor& table) {
     const Columns at{n, static_cast<int>(c)};
     const auto queue = [&](auto whole) {
       launch(context(out), "embedding", at.template grid<T>(), embedding_kernel<T, decltype(whole)::value>, from,
-             ids.device_data<int32_t>(), to, at, bounds(out, table.dim(0)));
+             ids.device_data<int32_t>(), to, at, own_rows(table, part));
     };
     with_parts<T>(c, queue, from, to);
   });
 }
 
-void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids) {
+void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids, const VocabPart& part) {
   constexpr int64_t kBlocks = 1024;  // about as many as a GPU runs at once
   const int64_t vocab = sums.dim(0), rows = std::clamp<int64_t>(blocks_for(vocab, kBlocks), 1, kMostRows);
   if (sums.numel() == 0) return;
@@ -182,7 +194,7 @@ void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids)
                         .vocab = vocab,
                         .c = static_cast<int>(sums.dim(1)),
                         .rows = static_cast<int>(rows),
-                        .bounds = bounds(sums, vocab)};
+                        .own = own_rows(sums, part)};
     const auto queue = [&](auto whole) {
       launch(context(dy), "embedding_backward", {.blocks = blocks_for(vocab, rows)},
              embedding_backward_kernel<T, decltype(whole)::value>, f);

@@ -2,10 +2,12 @@
 // under sanitizers, on machines without a GPU.
 //
 // A build with -DTESSERA_CUDA=EMULATED compiles the .cu files as C++ with this header in place of CUDA's. A block's
-// threads are fibers of the calling thread, blocks run one after another, and a stream is done as soon as it is called.
-// While a stream is captured, what is queued is kept with a copy of its arguments, and run by each launch of the graph.
-// What differs from a GPU: blocks never run at the same time, nothing is asynchronous, and only what stands here
-// exists. The macros below are CUDA's own names.
+// threads are fibers of the calling thread, blocks run one after another, and what is queued on a stream has run when
+// the call returns, unless it is behind a collective that waits for other ranks (tests/cuda_emulator/streams.h). While
+// a stream is captured, what is queued is kept with a copy of its arguments, and run by each launch of the graph.
+// There are as many GPUs as TESSERA_EMULATED_GPUS says, usually one; all have the host's memory.
+// What differs from a GPU: blocks never run at the same time, hardly anything is asynchronous, and only what stands
+// here exists. The macros below are CUDA's own names.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -92,8 +94,12 @@ enum cudaError_t {
   cudaErrorInvalidValue = 1,
   cudaErrorInvalidConfiguration = 9,
   cudaErrorNoDevice = 100,
+  cudaErrorInvalidDevice = 101,
+  cudaErrorNotReady = 600,
   cudaErrorStreamCaptureUnsupported = 900,
-  cudaErrorStreamCaptureInvalidated = 901
+  cudaErrorStreamCaptureInvalidated = 901,
+  cudaErrorStreamCaptureUnjoined = 904,
+  cudaErrorCapturedEvent = 907
 };
 enum cudaMemcpyKind {
   cudaMemcpyHostToHost,
@@ -130,6 +136,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);

@@ -1,35 +1,21 @@
-// The runtime's functions: one GPU, whose memory is the host's, whose streams are done when they are called, and whose
-// graphs are lists of what was queued.
+// The runtime's functions for devices and memory: GPUs whose memory is the host's, as many as are asked for.
 #include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
-#include <vector>
 
 #include "tensor/cuda/region.h"
 #include "tests/cuda_emulator/cuda_runtime.h"
-
-struct EmulatedGraph {
-  std::vector<std::function<void()>> work;
-};
-struct EmulatedExecutable {
-  std::vector<std::function<void()>> work;
-};
-struct EmulatedStream {
-  std::unique_ptr<EmulatedGraph> captured;  // while it is
-  bool broken = false;                      // by a call that cannot be captured
-};
-struct EmulatedEvent {};
+#include "tests/cuda_emulator/streams.h"
 
 namespace {
 constexpr size_t kMemory = size_t{64} << 30;
+thread_local int current_device = 0;
 
 // Memory that is there as long as the process, or until it is given back: GPUs' and pinned. A graph may copy no other.
 class KnownMemory {
@@ -57,21 +43,7 @@ KnownMemory& known_memory() {
   static KnownMemory all;
   return all;
 }
-
-// What a capture does not take breaks it off.
-cudaError_t not_captured(cudaStream_t stream) {
-  if (!stream->captured) return cudaSuccess;
-  stream->broken = true;
-  return cudaErrorStreamCaptureUnsupported;
-}
 }  // namespace
-
-void tessera::emulator::queue(cudaStream_t stream, const std::function<void()>& work) {
-  if (stream && stream->captured)
-    stream->captured->work.push_back(work);
-  else
-    work();
-}
 
 const char* cudaGetErrorString(cudaError_t error) {
   switch (error) {
@@ -81,24 +53,39 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid configuration argument";
     case cudaErrorNoDevice:
       return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice:
+      return "invalid device ordinal";
+    case cudaErrorNotReady:
+      return "device not ready";
     case cudaErrorStreamCaptureUnsupported:
       return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated:
       return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureUnjoined:
+      return "capturing stream has unjoined work";
+    case cudaErrorCapturedEvent:
+      return "operation not permitted on an event last recorded in a capturing stream";
     default:
       return "invalid argument";
   }
 }
 
+// As many as TESSERA_EMULATED_GPUS says, each time that it is asked; one where it says nothing.
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
+  const char* const asked = std::getenv("TESSERA_EMULATED_GPUS");
+  *count = asked ? std::atoi(asked) : 1;
+  return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
+cudaError_t cudaSetDevice(int device) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || device < 0 || device >= count) return cudaErrorInvalidDevice;
+  current_device = device;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {.name = "emulated GPU", .multiProcessorCount = 4, .major = 9, .minor = 0, .totalGlobalMem = kMemory};
   return cudaSuccess;
@@ -108,30 +95,12 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = new EmulatedStream;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  delete stream;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return not_captured(stream); }
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) { return not_captured(stream); }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = new EmulatedEvent;
-  return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete event;
-  return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t stream) { return not_captured(stream); }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-
+// Memory that is not pinned may be gone, or be read, when the call returns: it is copied before.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  if (!known_memory().has(to, bytes) || !known_memory().has(from, bytes))
-    if (const cudaError_t refused = not_captured(stream); refused != cudaSuccess) return refused;
+  if (!known_memory().has(to, bytes) || !known_memory().has(from, bytes)) {
+    if (const cudaError_t refused = tessera::emulator::not_captured(stream); refused != cudaSuccess) return refused;
+    tessera::emulator::finish(stream);
+  }
   tessera::emulator::queue(stream, [=] { std::memmove(to, from, bytes); });
   return cudaSuccess;
 }
@@ -153,38 +122,6 @@ cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  if (const cudaError_t twice = not_captured(stream); twice != cudaSuccess) return twice;
-  stream->captured = std::make_unique<EmulatedGraph>();
-  stream->broken = false;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  *graph = nullptr;
-  if (!stream->captured) return cudaErrorInvalidValue;
-  const std::unique_ptr<EmulatedGraph> captured = std::move(stream->captured);
-  if (stream->broken) return cudaErrorStreamCaptureInvalidated;
-  *graph = new EmulatedGraph(*captured);
-  return cudaSuccess;
-}
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
-  *executable = new EmulatedExecutable{graph->work};
-  return cudaSuccess;
-}
-cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  if (const cudaError_t inside = not_captured(stream); inside != cudaSuccess) return inside;
-  for (const std::function<void()>& work : executable->work) work();
-  return cudaSuccess;
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  delete graph;
-  return cudaSuccess;
-}
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-  delete executable;
-  return cudaSuccess;
-}
 
 namespace tessera::cuda {
 namespace {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,7 +24,7 @@ struct Log {
   std::vector<std::string> calls;
   const std::byte *in = nullptr, *out = nullptr;
   int64_t element = 4;
-  bool stuck = false;
+  bool stuck = false, captured = false;
   const Arena* gpu = nullptr;  // what stands for the rank's arena on its GPU: nobody looks into it
 };
 
@@ -38,6 +39,7 @@ class FakeNccl final : public NcclApi {
   void begin(int ranks, const NcclId& id, int rank) override {
     note("begin " + std::to_string(rank) + "/" + std::to_string(ranks) + " " + id.bytes.data());
   }
+  bool queued() override { return true; }
   bool finished() override { return !log_.stuck; }
   void abort() override { note("abort"); }
   void group_start() override { note("("); }
@@ -64,6 +66,15 @@ class FakeNccl final : public NcclApi {
     note("recv " + at(data) + of(count, dtype) + " from " + std::to_string(from));
   }
   void after(Arena& gpu) override { note(&gpu == log_.gpu ? "after" : "after another's"); }
+  bool is_captured(Arena&) const override { return log_.captured; }
+  std::shared_ptr<void> point() override {
+    note("point");
+    return std::make_shared<size_t>(log_.calls.size());
+  }
+  void join(Arena& gpu, const std::shared_ptr<void>& point) override {
+    const size_t at = *static_cast<size_t*>(point.get());
+    note(&gpu == log_.gpu && log_.calls.at(at - 1) == "point" ? "join" : "join another's");
+  }
   std::unique_ptr<NcclApi> another() const override { return std::make_unique<FakeNccl>(log_); }
 
  private:
@@ -103,7 +114,10 @@ std::vector<std::string> calls_of(Call call, Algorithm algorithm = Algorithm::na
     EXPECT_EQ(run_collective(nccl, algorithm, mine), sent_directly(call, 3, world.rank()));
     ASSERT_FALSE(log.calls.empty());
     EXPECT_EQ(log.calls.front(), "after");  // what the rank's own stream was given comes first
-    if (world.rank() == 1) seen = {log.calls.begin() + 1, log.calls.end()};
+    ASSERT_GE(log.calls.size(), 3U);
+    EXPECT_EQ(log.calls[log.calls.size() - 2], "point");
+    EXPECT_EQ(log.calls.back(), "join");  // and what it is given from now on comes behind
+    if (world.rank() == 1) seen = {log.calls.begin() + 1, log.calls.end() - 2};
     world.barrier();
   });
   return seen;
@@ -194,6 +208,45 @@ TEST(Nccl, AStuckCollectiveIsAbortedAndNamed) {
           << e.what();
     }
     EXPECT_EQ(log.calls.back(), "abort");
+  });
+}
+
+// While the rank's stream is captured nobody waits; what is started is joined when it is waited for, and all of a
+// rank's communicators are aborted when one has failed.
+TEST(Nccl, CapturedCollectivesAreOnlyQueued) {
+  const auto group = make_thread_group(2, 20, true, std::make_shared<Board>());
+  launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
+    Log log;
+    auto transport = std::make_unique<NcclTransport>(std::make_unique<FakeNccl>(log),
+                                                     std::make_unique<ThreadTransport>(group, world.rank()), 0.1);
+    NcclTransport& nccl = *transport;
+    const std::unique_ptr<Transport> other = nccl.split(0, world.rank());
+    const Tensor x = Tensor::zeros({100}, DType::float32, make_arena());
+    const Call call{.op = Op::all_reduce, .count = 100, .in = x.raw(), .out = x.raw(), .gpu = x.arena().get()};
+    log.gpu = x.arena().get();
+    log.in = x.raw();
+    log.stuck = log.captured = true;
+    log.calls.clear();
+    EXPECT_TRUE(nccl.only_queues(call));
+    EXPECT_EQ(nccl.native(call), sent_directly(call, 2, world.rank()));
+    const std::string reduce = "all_reduce in+0 in+0 100 float32 sum";
+    EXPECT_EQ(log.calls, (Calls{"after", reduce, "point", "join"}));
+    log.calls.clear();
+    const std::function<void()> first = nccl.native_beside(call), second = nccl.native_beside(call);
+    EXPECT_EQ(log.calls, (Calls{"after", reduce, "point", "after", reduce, "point"}));
+    second();
+    first();
+    EXPECT_EQ(log.calls.size(), 8U);
+    EXPECT_EQ(log.calls.back(), "join");
+    log.captured = false;
+    EXPECT_FALSE(nccl.only_queues(call));
+    nccl.look_after(0.05, "the step");
+    log.calls.clear();
+    EXPECT_THROW(nccl.look_after(0.2, "the step"), CommError);
+    EXPECT_EQ(log.calls, (Calls{"abort", "abort"}));
+    EXPECT_THROW(other->native(call), CommError);
+    EXPECT_EQ(nccl.background(), other->background());
+    world.barrier();
   });
 }
 

@@ -43,6 +43,8 @@ void Parcel::unpack(Arena& receiver, std::byte* to) {
   bytes_.reset();
 }
 
+bool is_done(Arena& arena) { return cudaStreamQuery(arena.local<Context>().stream()) != cudaErrorNotReady; }
+
 void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes) {
   if (to == from || bytes == 0) return;
   Context& c = arena.local<Context>();

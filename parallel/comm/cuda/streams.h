@@ -41,6 +41,8 @@ class Parcel {
   Mark packed_;
 };
 
+// Whether all that is queued on the arena's stream is done. A kernel that failed is not reported here.
+bool is_done(Arena& arena);
 // Any direction, queued on the arena's stream.
 void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes);
 // Makes the arena's GPU that of the calling thread, which may be another than the rank's own.

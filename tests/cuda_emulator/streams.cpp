@@ -1,0 +1,184 @@
+// Lines of tasks, and the events between them.
+#include "tests/cuda_emulator/streams.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace tessera::emulator {
+
+// The caller holds the mutex. What throws is not tried again.
+void Line::advance() {
+  if (running_) return;
+  running_ = true;
+  try {
+    while (!tasks_.empty() && tasks_.front()()) tasks_.pop_front();
+  } catch (...) {
+    tasks_.pop_front();
+    running_ = false;
+    throw;
+  }
+  running_ = false;
+}
+
+void Line::push(Task task) {
+  const std::lock_guard lock(mutex_);
+  tasks_.push_back(std::move(task));
+  advance();
+}
+
+void Line::run(const std::function<void()>& work) {
+  const std::lock_guard lock(mutex_);
+  advance();
+  if (tasks_.empty()) return work();
+  tasks_.emplace_back([work] {
+    work();
+    return true;
+  });
+}
+
+// Where another thread is at it, or the caller is a task of this very line, there is nothing to do here.
+bool Line::progress() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || running_) return false;
+  advance();
+  return tasks_.empty();
+}
+
+// What was to come on a stream that is no more does not come.
+bool Mark::wait_a_little() {
+  if (reached) return true;
+  const std::shared_ptr<Line> of = line.lock();
+  if (!of) return true;
+  of->progress();
+  return reached;
+}
+
+cudaError_t not_captured(cudaStream_t stream) {
+  if (!stream->capture) return cudaSuccess;
+  stream->capture->broken = true;
+  return cudaErrorStreamCaptureUnsupported;
+}
+
+void queue(cudaStream_t stream, const std::function<void()>& work) {
+  if (!stream) return work();
+  if (!stream->capture) return stream->line->run(work);
+  push(stream, [work] {
+    return [work] {
+      work();
+      return true;
+    };
+  });
+}
+
+void push(cudaStream_t stream, const MakeTask& make) {
+  if (stream->capture)
+    stream->capture->lines[stream->number].push_back({.make = make});
+  else
+    stream->line->push(make());
+}
+
+void finish(cudaStream_t stream) {
+  while (!stream->line->progress()) std::this_thread::yield();
+}
+
+namespace {
+
+// The stream waits for a point of the capture, and so takes part in it.
+cudaError_t join(cudaStream_t stream, const std::shared_ptr<Capture>& capture, size_t event) {
+  if (stream->capture && stream->capture != capture) {
+    capture->broken = true;
+    return not_captured(stream);
+  }
+  if (!stream->capture) {
+    stream->capture = capture;
+    stream->number = capture->lines.size();
+    capture->lines.emplace_back();
+    capture->streams.push_back(stream);
+  }
+  capture->lines[stream->number].push_back({.kind = Node::Kind::wait, .event = event});
+  return cudaSuccess;
+}
+
+}  // namespace
+}  // namespace tessera::emulator
+
+using namespace tessera::emulator;
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = new EmulatedStream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  if (stream->capture) {
+    stream->capture->broken = true;
+    std::replace(stream->capture->streams.begin(), stream->capture->streams.end(), stream, cudaStream_t{});
+  }
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (const cudaError_t refused = not_captured(stream); refused != cudaSuccess) return refused;
+  return stream->line->progress() ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (const cudaError_t refused = not_captured(stream); refused != cudaSuccess) return refused;
+  finish(stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new EmulatedEvent;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  std::shared_ptr<Mark> mark;
+  {
+    const std::lock_guard lock(event->mutex);
+    event->captured = stream->capture != nullptr;
+    event->within = stream->capture;
+    if (Capture* const capture = stream->capture.get()) {
+      event->number = capture->events++;
+      capture->lines[stream->number].push_back({.kind = Node::Kind::record, .event = event->number});
+      return cudaSuccess;
+    }
+    mark = event->mark = std::make_shared<Mark>();
+    mark->line = stream->line;
+  }
+  stream->line->push([mark] {
+    mark->reached = true;
+    return true;
+  });
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  std::shared_ptr<Mark> mark;
+  {
+    const std::lock_guard lock(event->mutex);
+    if (event->captured) {
+      const std::shared_ptr<Capture> within = event->within.lock();
+      return within ? join(stream, within, event->number) : cudaErrorCapturedEvent;
+    }
+    mark = event->mark;
+  }
+  if (const cudaError_t refused = not_captured(stream); refused != cudaSuccess) return refused;
+  if (mark) stream->line->push([mark] { return mark->wait_a_little(); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  std::shared_ptr<Mark> mark;
+  {
+    const std::lock_guard lock(event->mutex);
+    if (event->captured) return cudaErrorCapturedEvent;
+    mark = event->mark;
+  }
+  while (mark && !mark->wait_a_little()) std::this_thread::yield();
+  return cudaSuccess;
+}

@@ -1,0 +1,85 @@
+// Streams, events and captures of the emulated GPU.
+//
+// What is queued on a stream runs at once, on the thread that queues it, unless something before it waits. Two things
+// can wait: a collective of NCCL's for other ranks (tests/cuda_emulator/nccl.h), and a stream for an event of another
+// that waits. What stands behind them is kept and goes on when somebody asks: the next call on the stream, a query, a
+// synchronisation, or who waits for an event of it. There is no thread that goes on by itself.
+//
+// A capture keeps a line of nodes for each stream that takes part: the one that began it, and those that have waited
+// for an event recorded in it. A launched graph runs the first line as far as it goes, and a node of another only when
+// the first one waits: whatever is not joined in time comes too late, and a test sees other numbers.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tests/cuda_emulator/cuda_runtime.h"
+
+namespace tessera::emulator {
+
+using Task = std::function<bool()>;      // asked until it says that it is done
+using MakeTask = std::function<Task()>;  // called anew whenever what was queued is run
+
+// Tasks one after another.
+class Line {
+ public:
+  void push(Task task);
+  void run(const std::function<void()>& work);  // now, where nothing is before it
+  bool progress();                              // runs what can be run; true: nothing is left
+
+ private:
+  void advance();
+
+  std::recursive_mutex mutex_;
+  std::deque<Task> tasks_;
+  bool running_ = false;
+};
+
+// A point in a line.
+struct Mark {
+  std::atomic<bool> reached = false;
+  std::weak_ptr<Line> line;
+  bool wait_a_little();  // lets the line go on; true where it has come to the point
+};
+
+// Work, or an event that is recorded or waited for, of which it has the number.
+struct Node {
+  enum class Kind : uint8_t { work, record, wait };
+  Kind kind = Kind::work;
+  MakeTask make = {};
+  size_t event = 0;
+};
+using Lines = std::vector<std::vector<Node>>;
+
+struct Capture {
+  Lines lines;
+  std::vector<cudaStream_t> streams;  // of the lines
+  size_t events = 0;
+  bool broken = false;  // by a call that cannot be captured
+};
+
+// Queues it, or keeps it where the stream is captured.
+void push(cudaStream_t stream, const MakeTask& make);
+// What a capture does not take breaks it off.
+cudaError_t not_captured(cudaStream_t stream);
+// Runs all that is queued; waits for other ranks.
+void finish(cudaStream_t stream);
+
+}  // namespace tessera::emulator
+
+struct EmulatedStream {
+  std::shared_ptr<tessera::emulator::Line> line = std::make_shared<tessera::emulator::Line>();
+  std::shared_ptr<tessera::emulator::Capture> capture;  // that it takes part in
+  size_t number = 0;                                    // of its line there
+};
+struct EmulatedEvent {
+  std::mutex mutex;
+  std::shared_ptr<tessera::emulator::Mark> mark;     // of a record that ran
+  bool captured = false;                             // the last record was
+  std::weak_ptr<tessera::emulator::Capture> within;  // while it goes on
+  size_t number = 0;                                 // there
+};

@@ -1,0 +1,113 @@
+// Steps of several ranks over NCCL, real or emulated, that cannot end well: they end on all ranks when they end on one.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "app/step_ranks.h"
+#include "tests/verify/nccl_plans.h"
+
+namespace tessera {
+namespace {
+
+using RanksStepGraphGpu = test::OnGpus;
+using test::Bytes;
+using test::on_ranks;
+using test::over_nccl;
+using test::own_bytes_of;
+
+// A number on one rank that is none: all leave the step out and end in it, with equal weights.
+TEST_F(RanksStepGraphGpu, AStepThatIsNotFiniteOnOneRankUpdatesNothing) {
+  for (const auto& [name, o] : test::nccl_plans()) {
+    if (ranks_of(o) > gpus) continue;
+    for (const int64_t after : {0, 5}) {  // queued, and launched again
+      int ended = 0;
+      std::mutex counting;
+      on_ranks(o, true, [&, &of = name](Trainer& trainer) {
+        for (int64_t step = 0; step < after; ++step) trainer.step();
+        if (trainer.world().rank() == trainer.world().size() - 1)
+          for (const FlatUnit& unit : trainer.strategy().residents())  // of which stage 3 of ZeRO has its part alone
+            if (unit.name == "blocks.0") unit.values.narrow(0, 0, 1).fill(std::numeric_limits<double>::quiet_NaN());
+        const Bytes before = own_bytes_of(trainer);
+        try {
+          trainer.step();
+          ADD_FAILURE() << "nothing was thrown";
+        } catch (const Error& e) {
+          EXPECT_EQ(e.status(), Status::not_finite) << e.what();
+        }
+        EXPECT_TRUE(own_bytes_of(trainer) == before) << of << ", rank " << trainer.world().rank();
+        EXPECT_EQ(trainer.steps_done(), after);
+        EXPECT_EQ(trainer.replays() > 0, after > 0);
+        const std::lock_guard lock(counting);
+        ++ended;
+      });
+      EXPECT_EQ(ended, ranks_of(o)) << name;
+    }
+  }
+}
+
+std::string failure(const TrainOptions& o, const std::function<void(Trainer&)>& f) {
+  try {
+    on_ranks(o, true, f);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::communication) << e.what();
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+// A rank that fails before the meeting, and one that has agreed to a launch and then does not make it.
+TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
+  const TrainOptions o = over_nccl(2, [](TrainOptions& p) { p.tp = 2; });
+  for (const bool agreed : {false, true}) {
+    const std::string what = failure(o, [&](Trainer& trainer) {
+      for (int64_t step = 0; step < 5; ++step) trainer.step();
+      EXPECT_GT(trainer.replays(), 0);
+      if (trainer.world().rank() == 1) {
+        if (agreed) StepRanks(trainer.world(), {}).agree(false, true, true);
+        throw CommError("the cause");
+      }
+      trainer.step();
+    });
+    EXPECT_EQ(what, "[rank 1] the cause");
+  }
+  TrainOptions hasty = o;
+  hasty.timeout = 1;
+  const std::string what = failure(hasty, [&](Trainer& trainer) {
+    for (int64_t step = 0; step < 5; ++step) trainer.step();
+    if (trainer.world().rank() == 0) return void(trainer.step());
+    StepRanks(trainer.world(), {}).agree(false, true, true);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1300));
+  });
+  EXPECT_NE(what.find("step: NCCL did not end it within 1 s"), std::string::npos) << what;
+}
+
+std::string reason(int64_t ranks, const std::function<void(TrainOptions&)>& change) {
+  TrainOptions o = over_nccl(ranks, change);
+  o.cuda_graph = "auto";
+  std::string why = no_graph_because(o, static_cast<int>(ranks));
+  o.cuda_graph = "on";
+  if (why.empty())
+    EXPECT_EQ(no_graph_because(o, static_cast<int>(ranks)), "");
+  else
+    EXPECT_THROW(no_graph_because(o, static_cast<int>(ranks)), Error);
+  return why;
+}
+
+TEST(RanksStepGraph, SaysWhyNot) {
+  EXPECT_EQ(reason(2, [](TrainOptions&) {}), "");
+  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.backend = "threads"; }), "the 2 ranks meet on the host within a step");
+  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.pp = 2; }), "the 2 ranks of --pp send each other messages");
+  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.cp = 2; }), "the ranks of --cp-mode ring send each other messages");
+  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.trace = true; }), "--trace looks at each pass of a step");
+  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.offload = "optimizer"; }),
+            "--offload optimizer moves state through the host");
+}
+
+}  // namespace
+}  // namespace tessera
