@@ -37,6 +37,7 @@ class StepGraph {
     Optimizer* optimizer = nullptr;
     double clip = 0;                             // the largest norm; 0: any
     bool captured = false;                       // otherwise it is queued anew in every step
+    bool may_give_up = false;                    // when a capture fails, all steps are queued; else the run ends
     StepRanks* ranks = nullptr;                  // null: there is one
     bool says_loss = true, says_squares = true;  // whether this rank's count when ranks add theirs up
   };
@@ -58,6 +59,8 @@ class StepGraph {
   virtual const uint64_t* step_on_gpu() const = 0;
   // Steps that were launched as a graph.
   virtual int64_t replays() const = 0;
+  // What went wrong when a step was captured, so that all are queued; empty: nothing.
+  virtual const std::string& given_up() const = 0;
 };
 
 // What `parts` hold must outlive it. In a build with CUDA only.

@@ -27,10 +27,15 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
     const double loss = trainer.mean_loss(run.dataset.val);
     if (output) output->eval(trainer.steps_done(), {loss, run.dataset.bits_per_byte(loss)});
   };
+  bool captures = true;  // as far as was said
   while (trainer.steps_done() < o.steps) {
     if (trace) trace->begin_step(trainer.steps_done() + 1);
     const StepReport report = trainer.step(interrupted() != 0);
     if (trace) trace->end_step();
+    if (output && captures && !trainer.graph_given_up().empty()) {
+      output->message(fmt::format("CUDA graph: off (a step could not be captured: {})", trainer.graph_given_up()));
+      captures = false;
+    }
     if (output) output->step(report);
     if (report.stop) {
       save();

@@ -2,6 +2,7 @@
 // for every plan: an axis of size 1 costs nothing, and a run without a pipeline is a pipeline of one stage.
 #pragma once
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "app/axes.h"
@@ -68,6 +69,8 @@ class Trainer {
   int peak_in_flight() const { return runtime_->peak_in_flight(); }
   // Steps that were launched as a CUDA graph.
   int64_t replays() const { return graph_ ? graph_->replays() : 0; }
+  // Why --cuda-graph auto queues steps that it meant to capture; empty: it does not.
+  std::string graph_given_up() const { return graph_ ? graph_->given_up() : ""; }
   const ArenaPtr& arena() const { return arena_; }
   int64_t tokens_per_step() const { return options_.batch * whole_.config.context; }
 

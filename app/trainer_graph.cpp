@@ -23,6 +23,7 @@ void Trainer::make_graph() {
                               .optimizer = optimizer_.get(),
                               .clip = options_.clip,
                               .captured = no_graph_because(options_, world_.size()).empty(),
+                              .may_give_up = options_.cuda_graph == "auto" && !step_ranks_ && options_.zero == 0,
                               .ranks = step_ranks_.get(),
                               .says_loss = mesh_.coordinate("tp") == 0,
                               .says_squares = own_sums || data_axis_.rank() == 0},

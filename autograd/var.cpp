@@ -67,7 +67,13 @@ void Var::set_grad_buffer(Tensor buffer) {
   leaf.fresh = true;
 }
 
-void Var::clear_grad() { leaf_impl("clear_grad()").leaf->fresh = true; }
+void Var::clear_grad() {
+  Leaf& leaf = *leaf_impl("clear_grad()").leaf;
+  leaf.fresh = true;
+  leaf.first = false;
+  leaf.expected = 0;
+  leaf.pass = Tensor();
+}
 
 void Var::settle_grad() {
   Leaf& leaf = *leaf_impl("settle_grad()").leaf;

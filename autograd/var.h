@@ -57,7 +57,8 @@ class Var {
   Tensor grad() const;
   // Gradients go into this view from now on (a slice of a flat buffer; float32 under a bfloat16 value is allowed).
   void set_grad_buffer(Tensor buffer);
-  // The next gradient overwrites the buffer; nothing is written now.
+  // The next gradient overwrites the buffer; nothing is written now. What a backward() that threw had begun is
+  // forgotten.
   void clear_grad();
   // A gradient that no one brought becomes zero in its buffer.
   void settle_grad();

@@ -33,8 +33,8 @@ class QueuedStep final : public StepGraph {
   Found run(int64_t step, double lr, bool stop) override {
     parts_.load(step);
     state_.set(static_cast<uint64_t>(step), parts_.optimizer->next(lr));
-    const StepRanks::Agreed agreed = agree(stop);
-    if (agreed.how == StepRanks::How::capture) capture();
+    StepRanks::Agreed agreed = agree(stop);
+    if (agreed.how == StepRanks::How::capture && !captures()) agreed.how = StepRanks::How::queue;
     std::optional<Arena::Lent> lent;  // to what is launched, until it is done
     if (agreed.how != StepRanks::How::queue) lent.emplace(*arena_);
     launch_or_queue(agreed.how);
@@ -47,6 +47,7 @@ class QueuedStep final : public StepGraph {
 
   const uint64_t* step_on_gpu() const override { return queueing_ ? state_.step() : nullptr; }
   int64_t replays() const override { return replays_; }
+  const std::string& given_up() const override { return given_up_; }
 
  private:
   // The first steps choose algorithms and make the arena grow. When one has begun with the layout that is there now,
@@ -74,6 +75,20 @@ class QueuedStep final : public StepGraph {
     if (parts_.ranks) parts_.ranks->end_capture();
   }
 
+  // Nothing of a capture that fails has run, and gradients() begins a step anew.
+  bool captures() {
+    try {
+      capture();
+      return true;
+    } catch (const Error& e) {
+      if (!parts_.may_give_up) throw;
+      graph_.reset();
+      parts_.captured = false;
+      given_up_ = e.what();
+      return false;
+    }
+  }
+
   void queue() {
     const Within here(queueing_);
     state_.fetch();
@@ -93,6 +108,7 @@ class QueuedStep final : public StepGraph {
   std::optional<cuda::Graph> graph_;
   std::optional<Arena::Layout> before_;  // the layout that the last step began with
   int64_t replays_ = 0;
+  std::string given_up_;
   bool queueing_ = false;
 };
 
