@@ -61,16 +61,17 @@ class SharedRegion final : public Region {
     static std::atomic<int64_t> made{0};
     capacity_ = std::min(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), kMostReserved);
     file_ = {memfd_create("tessera", MFD_CLOEXEC), made++};
-    void* p = MAP_FAILED;
-    const auto size = static_cast<size_t>(capacity_);
-    if (file_.descriptor >= 0 && ftruncate(file_.descriptor, capacity_) == 0)
-      p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.descriptor, 0);
+    void* p = reserve();
+    while (p == MAP_FAILED && file_.descriptor >= 0 && capacity_ > kLeastReserved) {  // as above
+      capacity_ /= 2;
+      p = reserve();
+    }
     if (p == MAP_FAILED) {
       const std::string cause = std::strerror(errno);
       if (file_.descriptor >= 0) close(file_.descriptor);
       throw Error("[arena] cannot make " + std::to_string(capacity_) + " bytes of shared memory: " + cause);
     }
-    madvise(p, size, MADV_HUGEPAGE);  // a hint
+    madvise(p, static_cast<size_t>(capacity_), MADV_HUGEPAGE);  // a hint
     base_ = static_cast<std::byte*>(p);
   }
   // Others may have it mapped for as long as they live, so unmapping alone would free nothing.
@@ -80,6 +81,13 @@ class SharedRegion final : public Region {
     close(file_.descriptor);
   }
   void commit(int64_t) override {}  // by the first touch
+
+ private:
+  void* reserve() const {
+    if (file_.descriptor < 0 || ftruncate(file_.descriptor, capacity_) != 0) return MAP_FAILED;
+    return mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                file_.descriptor, 0);
+  }
 };
 
 class FileRegion final : public Region {

@@ -41,9 +41,9 @@ class Region {
 // Address space of `capacity` bytes on huge pages, halved while the system refuses; memory comes with the first touch.
 // Throws Error when even 1 GiB is refused.
 std::unique_ptr<Region> host_region(int64_t capacity);
-// Twice the machine's memory in addresses, which other processes of this host can map too (file()). Its pages are small
-// where the system gives shared memory no huge ones (/sys/kernel/mm/transparent_hugepage/shmem_enabled). What it held
-// is given back to the system when it goes, whoever has it mapped. Throws Error when the system refuses.
+// Twice the machine's memory in addresses, halved while the system refuses, which other processes of this host can map
+// (file()); on huge pages where these are for shared memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled). It
+// gives its memory back when it goes, whoever has it mapped. Throws Error when even 1 GiB is refused.
 std::unique_ptr<Region> shared_region();
 // The same as host_region() over a file without a name in `directory`, mapped: what is seldom read or written need not
 // stay in memory. Throws OutputError here or in commit() when the file cannot be made or the disk has no room.

@@ -6,12 +6,15 @@
 // The ways are timed in turn, ROUNDS times (9), and the median counts, so that a machine that is slow for a moment is
 // slow for all. A time is that of the slowest rank.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "bench/main/mpi_reference.h"
@@ -78,10 +81,20 @@ void measure(Communicator& world, bool mpi, int rounds) {
   }
 }
 
+// Argument `i`, or `otherwise` where there is none.
+int number(const std::vector<std::string>& args, size_t i, int otherwise) {
+  if (i >= args.size()) return otherwise;
+  int value = 0;
+  const char* const end = args[i].data() + args[i].size();
+  const auto read = std::from_chars(args[i].data(), end, value);
+  if (read.ec != std::errc() || read.ptr != end || value < 1 || args.size() > 2)
+    throw Error(fmt::format("expected [RANKS [ROUNDS]], numbers from 1 on, found '{}'", fmt::join(args, " ")));
+  return value;
+}
+
 int run(const std::vector<std::string>& args) {
   const bool mpi = kWithMpi && mpi_surroundings().has_value();
-  const int ranks = mpi ? 1 : args.empty() ? 2 : std::stoi(args[0]);
-  const int rounds = args.size() > 1 ? std::stoi(args[1]) : 9;
+  const int ranks = mpi ? 1 : number(args, 0, 2), rounds = number(args, 1, 9);
   launch({.backend = mpi ? Backend::mpi : Backend::threads, .ranks = ranks, .threads_per_rank = 1, .timeout_s = 60},
          [&](Communicator& world) { measure(world, mpi, rounds); });
   return 0;

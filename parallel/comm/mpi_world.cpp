@@ -100,20 +100,27 @@ void MpiWorld::meet_host() {
   for (int r = 0; r < ranks_here_; ++r) host_places_.push_back(reinterpret_cast<HostPlace*>(host_window_->segment(r)));
 }
 
-// Whether ranks of this host can map each other's memory is tried once, on pages with their numbers: all of them can,
-// or none does. Containers that share no process numbers cannot.
+// Whether ranks of this host can map each other's memory is tried once, on regions that hold their numbers: all of them
+// can, or none does. Containers that share no process numbers cannot.
 void MpiWorld::meet_peers() {
   if (ranks_here_ == 1) return;
-  const std::unique_ptr<Region> own = shared_region();
-  *reinterpret_cast<int*>(own->base()) = rank_;
-  const Reach mine{.process = getpid(), .file = own->file(), .size = kPage, .in = rank_};
+  std::string why;
+  std::unique_ptr<Region> own;
+  Reach mine{.in = rank_};
+  try {
+    own = shared_region();
+    *reinterpret_cast<int*>(own->base()) = rank_;
+    mine = {.process = getpid(), .file = own->file(), .size = own->capacity(), .in = rank_};
+  } catch (const Error& e) {
+    why = e.what();
+  }
   std::vector<Reach> all(static_cast<size_t>(ranks_here_));
   mpi_check(MPI_Allgather(&mine, sizeof(Reach), MPI_BYTE, all.data(), sizeof(Reach), MPI_BYTE, host_), "MPI_Allgather");
   PeerMemory tried;
-  std::string why;
   try {
     for (const Reach& theirs : all)
-      if (*reinterpret_cast<const int*>(tried.base(theirs)) != theirs.in) why = "a process number is another process's";
+      if (theirs.known() && *reinterpret_cast<const int*>(tried.base(theirs)) != theirs.in)
+        why = "process " + std::to_string(theirs.process) + " is not the rank that says so";
   } catch (const CommError& e) {
     why = e.what();
   }
