@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "nn/layers.h"
+#include "optim/cuda/grad_norm.h"
 #include "optim/cuda/step_state.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"
@@ -182,7 +183,7 @@ TEST_F(UnitsGpu, UpdatesTakeTheirNumbersFromMemory) {
           sum.fill(loss);
           state.set(4, queued->next(lr));
           state.fetch();
-          state.close(sum, std::array{there.grads}, 0.5);
+          state.close(state.parts(sum, cuda::sums_of_squares(std::array{there.grads}), {}), 0.5);
           queued->queue_step(state.update());
           state.give_back();
           there.values.on_host();
@@ -221,7 +222,7 @@ TEST_F(UnitsGpu, NothingIsUpdatedAfterAnIndexOutside) {
     state.set(0, {});
     state.fetch();
     embedding(ids, table);
-    state.close(loss, std::array{unit.grads}, 0);
+    state.close(state.parts(loss, cuda::sums_of_squares(std::array{unit.grads}), {}), 0);
     state.give_back();
     try {
       unit.values.on_host();
