@@ -137,16 +137,16 @@ TEST_F(StepGraphGpu, ACaptureThatFailsIsGivenUp) {
         EXPECT_TRUE(trainer.graph_given_up().empty() ? !late : !early) << "step " << step;
         if (step > 0) return;
         const auto parameters = trainer.model().parameters();
-        Var seen = parameters[which % parameters.size()].parameter->var;
-        seen.on_grad([seen] { seen.grad().on_host(); });
+        Parameter* const seen = parameters[which % parameters.size()].parameter;
+        seen->var.on_grad([seen] { seen->var.grad().on_host(); });
       };
       const Ran looked = run(o, Way::automatic, looks);
       EXPECT_TRUE(looked == queued) << test::command_of(o);
       EXPECT_EQ(looked.replays, 0);
     }
     const auto looks = [&](Trainer& trainer, int64_t) {
-      Var seen = trainer.model().parameters()[0].parameter->var;
-      seen.on_grad([seen] { seen.grad().on_host(); });
+      Parameter* const seen = trainer.model().parameters()[0].parameter;
+      seen->var.on_grad([seen] { seen->var.grad().on_host(); });
     };
     EXPECT_THROW(run(o, Way::captured, looks), Error) << "--cuda-graph on insists";
   }
