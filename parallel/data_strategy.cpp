@@ -83,9 +83,10 @@ Tensor DataStrategy::own_sums_on_gpu(const std::function<bool(const Slot&)>& cou
   const Parts parts = parts_of_shards(counts);
   Tensor sums =
       shards().front().grads.make({static_cast<int64_t>(shards().size())}, DType::float64, Category::workspace);
+  const std::vector<BlockRun> runs = runs_of(parts.of_unit);
   if (parts.tensors.empty()) sums.fill(0);
   if constexpr (kWithCuda)
-    if (!parts.tensors.empty()) cuda::ordered_sums(cuda::sums_of_squares(parts.tensors), runs_of(parts.of_unit), sums);
+    if (!parts.tensors.empty()) cuda::ordered_sums(cuda::sums_of_squares(parts.tensors), runs, sums);
   return sums;
 }
 

@@ -99,7 +99,7 @@ class ProgramTest : public testing::Test {
       if (!std::filesystem::exists(path(folder))) continue;
       for (const auto& e : std::filesystem::directory_iterator(path(folder)))
         if (const std::string name = e.path().filename().string(); name.find(".tmp-") != std::string::npos)
-          out.push_back(folder + "/" + name);
+          out.push_back(std::string(folder).append("/").append(name));
     }
     return out;
   }

@@ -58,7 +58,7 @@ class Draws {
 FlatUnit drawn_unit(Draws& draw, DType values, DType grads, uint64_t seed) {
   std::vector<int64_t> sizes;
   for (int64_t slots = 1 + draw.below(6); slots > 0; --slots) sizes.push_back(1 + draw.below(1 + draw.below(3000)));
-  const FlatUnit unit = make_unit("u", sizes, values, grads, make_arena());
+  FlatUnit unit = make_unit("u", sizes, values, grads, make_arena());
   Tensor gaps = unit.values;
   gaps.fill(7);
   fill_normal(unit, unit.values, seed, 1.0);
