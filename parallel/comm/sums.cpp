@@ -18,20 +18,38 @@ struct ReduceRanks {
   std::span<std::byte* const> out;
   Range range;
   void operator()() const {
-    for (int64_t begin = range.begin; begin < range.end; begin += kTile) {
-      const int64_t n = std::min(kTile, range.end - begin);
-      Wide<T> total[kTile];
-      const T* const first = reinterpret_cast<const T*>(in[0]) + begin;
-      for (int64_t i = 0; i < n; ++i) total[i] = static_cast<Wide<T>>(first[i]);
-      for (size_t k = 1; k < in.size(); ++k) {
-        const T* const x = reinterpret_cast<const T*>(in[k]) + begin;
-        for (int64_t i = 0; i < n; ++i) total[i] = Combine{}(total[i], static_cast<Wide<T>>(x[i]));
-      }
-      for (std::byte* o : out) {
-        T* const y = reinterpret_cast<T*>(o) + begin;
-        for (int64_t i = 0; i < n; ++i) y[i] = static_cast<T>(total[i]);
-      }
+    for (int64_t begin = range.begin; begin < range.end; begin += kTile)
+      tile(begin, std::min(kTile, range.end - begin));
+  }
+
+ private:
+  const T* from(size_t k, int64_t begin) const { return reinterpret_cast<const T*>(in[k]) + begin; }
+
+  // Sums are kept wide until the last array, whose sum goes straight to the first output, so that two ranks' arrays are
+  // read once and written once. What is written is read before, at the same index or not at all.
+  void tile(int64_t begin, int64_t n) const {
+    Wide<T> total[kTile];
+    T* const first = reinterpret_cast<T*>(out[0]) + begin;
+    const size_t last = in.size() - 1;
+    if (last == 1) {
+      add(from(0, begin), from(1, begin), first, n);
+    } else {
+      add(from(0, begin), from(1, begin), total, n);
+      for (size_t k = 2; k < last; ++k) add(static_cast<const Wide<T>*>(total), from(k, begin), total, n);
+      add(static_cast<const Wide<T>*>(total), from(last, begin), first, n);
     }
+    for (std::byte* o : out.subspan(1)) {
+      T* const y = reinterpret_cast<T*>(o) + begin;
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) y[i] = first[i];
+    }
+  }
+
+  template <class A, class To>
+  static void add(const A* a, const T* b, To* to, int64_t n) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i)
+      to[i] = static_cast<To>(Combine{}(static_cast<Wide<T>>(a[i]), static_cast<Wide<T>>(b[i])));
   }
 };
 
