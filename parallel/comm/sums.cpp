@@ -31,7 +31,9 @@ struct ReduceRanks {
     Wide<T> total[kTile];
     T* const first = reinterpret_cast<T*>(out[0]) + begin;
     const size_t last = in.size() - 1;
-    if (last == 1) {
+    if (last == 0) {
+      std::copy(from(0, begin), from(0, begin) + n, first);
+    } else if (last == 1) {
       add(from(0, begin), from(1, begin), first, n);
     } else {
       add(from(0, begin), from(1, begin), total, n);

@@ -81,7 +81,13 @@ TEST_F(LinearGeluGpu, BackwardIsThatOfFloat64) {
       }
 }
 
+bool emulated() {
+  if constexpr (kWithCuda) return cuda::describe_gpu().find("emulated") != std::string::npos;
+  return false;
+}
+
 TEST_F(LinearGeluGpu, AWeightsGradientBringsItsBiasAlong) {
+  int brought = 0;
   for (const DType grads : {DType::float32, DType::bfloat16})
     for (const auto [rows, in, out] : kSizes) {
       const Tensor dy = normal(7, {2, rows, out}, DType::bfloat16, arena),
@@ -92,8 +98,11 @@ TEST_F(LinearGeluGpu, AWeightsGradientBringsItsBiasAlong) {
       sum_rows(db, dy);
       const double unit = grads == DType::bfloat16 ? kRounding : 1e-5;
       expect_near(dw, alone, unit, unit, "dw");
-      if (sums.defined()) expect_near(sums, db, unit, unit, "db");
+      if (!sums.defined()) continue;
+      ++brought;
+      expect_near(sums, db, unit, unit, "db");
     }
+  EXPECT_TRUE(brought > 0 || !emulated());  // on a GPU the clock decides
 }
 
 // Whether the three are made in one product at all: on a GPU by the clock, on the emulated one always, and never where
@@ -111,8 +120,7 @@ TEST_F(LinearGeluGpu, OneProductOnlyWhereItMayBe) {
     EXPECT_FALSE(tries(DType::bfloat16, 12, 0));
     EXPECT_FALSE(tries(DType::bfloat16, 16, 1));
     const bool first = tries(DType::bfloat16, 16, 0);
-    const bool emulated = cuda::describe_gpu().find("emulated") != std::string::npos;
-    EXPECT_TRUE(first || !emulated);
+    EXPECT_TRUE(first || !emulated());
     EXPECT_EQ(tries(DType::bfloat16, 16, 0), first) << "one choice for good";
     arena->local<cuda::KernelChoice>().deterministic = true;
     EXPECT_FALSE(tries(DType::bfloat16, 16, 0));
