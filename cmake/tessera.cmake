@@ -54,8 +54,9 @@ function(tessera_layer name)
     list(APPEND sources ${cuda_sources})
     if(TESSERA_CUDA_EMULATED)
       list(FILTER sources EXCLUDE REGEX "/cuda/driver/")  # what speaks to the driver and NVIDIA's libraries
+      # unrolling is nvcc's; every multiplication and addition of a kernel is written as one
       set_source_files_properties(${cuda_sources} PROPERTIES LANGUAGE CXX
-        COMPILE_OPTIONS "-xc++;-Wno-unknown-pragmas;$<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>")  # unrolling is nvcc's
+        COMPILE_OPTIONS "-xc++;-Wno-unknown-pragmas;$<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>;-mfma;${TESSERA_FIBER_OPTIONS}")
     endif()
   else()
     list(FILTER sources EXCLUDE REGEX "/cuda/")

@@ -17,7 +17,7 @@ namespace tessera {
 // Where the arrays of a call lie, for other processes of the host. Plain numbers: it stands in shared memory.
 struct Reach {
   int64_t process = 0;  // of the rank
-  Region::File file;
+  Region::File file = {};
   int64_t size = 0;           // of the file
   int64_t in = -1, out = -1;  // offsets in it; negative: there is no such array
   bool known() const { return file.descriptor >= 0; }

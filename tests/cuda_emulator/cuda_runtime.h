@@ -2,12 +2,11 @@
 // under sanitizers, on machines without a GPU.
 //
 // A build with -DTESSERA_CUDA=EMULATED compiles the .cu files as C++ with this header in place of CUDA's. A block's
-// threads are fibers of the calling thread, blocks run one after another, and what is queued on a stream has run when
-// the call returns, unless it is behind a collective that waits for other ranks (tests/cuda_emulator/streams.h). While
-// a stream is captured, what is queued is kept with a copy of its arguments, and run by each launch of the graph.
-// There are as many GPUs as TESSERA_EMULATED_GPUS says, usually one; all have the host's memory.
-// What differs from a GPU: blocks never run at the same time, hardly anything is asynchronous, and only what stands
-// here exists. The macros below are CUDA's own names.
+// threads are fibers of one thread, blocks run one after another, and what is queued on a stream runs as late as may
+// be, or at once (tests/cuda_emulator/streams.h). While a stream is captured, what is queued is kept with a copy of its
+// arguments, and run by each launch of the graph. There are as many GPUs as TESSERA_EMULATED_GPUS says, usually one;
+// all have the host's memory, where the processor keeps the two apart (tests/cuda_emulator/reach.h). What differs from
+// a GPU: blocks never run at the same time, and only what stands here exists. The macros below are CUDA's own names.
 #pragma once
 #include <cmath>
 #include <cstddef>

@@ -13,6 +13,9 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+// A stack is of no side's memory (tests/cuda_emulator/reach.h).
+void* map_really(void* at, size_t bytes, int access, int flags, int file, off_t offset) asm("__real_mmap");
+
 // Keeps the registers that a call must not change on the stack that is left, and goes on where the other was left.
 extern "C" void tessera_switch_stack(void** leave, void* enter);
 asm(R"(
@@ -193,7 +196,8 @@ void enter_fiber() {
 
 void Block::prepare(Fiber& f) {
   if (!f.stack) {
-    void* const p = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const p =
+        map_really(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) stuck("no room for a thread's stack");
     f.stack = static_cast<std::byte*>(p);
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/cuda_emulator/nccl_exchange.h"
+#include "tests/cuda_emulator/reach.h"
 #include "tests/cuda_emulator/streams.h"
 
 namespace tessera::emulator {
@@ -37,6 +38,7 @@ class Collective {
   Collective(std::shared_ptr<Rank> rank, std::vector<NcclCall> calls)
       : rank_(std::move(rank)), calls_(std::move(calls)) {}
   bool done() {
+    const Acting as(Side::kernel);
     if (rank_->aborted) return true;
     if (meetings_.empty())
       for (const NcclCall& call : calls_) meetings_.push_back(rank_->exchange->come(rank_->rank, call));

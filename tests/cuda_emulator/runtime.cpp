@@ -1,49 +1,25 @@
 // The runtime's functions for devices and memory: GPUs whose memory is the host's, as many as are asked for.
+//
+// New memory of a GPU holds NaN in every type, where the host's holds zeros: what is read before it is written shows.
 #include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
-#include <map>
 #include <memory>
-#include <mutex>
 
 #include "tensor/cuda/region.h"
 #include "tests/cuda_emulator/cuda_runtime.h"
+#include "tests/cuda_emulator/memory.h"
+#include "tests/cuda_emulator/reach.h"
 #include "tests/cuda_emulator/streams.h"
 
 namespace {
 constexpr size_t kMemory = size_t{64} << 30;
 thread_local int current_device = 0;
-
-// Memory that is there as long as the process, or until it is given back: GPUs' and pinned. A graph may copy no other.
-class KnownMemory {
- public:
-  void add(const void* p, size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    ends_[static_cast<const std::byte*>(p)] = static_cast<const std::byte*>(p) + bytes;
-  }
-  void remove(const void* p) {
-    const std::lock_guard lock(mutex_);
-    ends_.erase(static_cast<const std::byte*>(p));
-  }
-  bool has(const void* p, size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    const auto* const first = static_cast<const std::byte*>(p);
-    const auto after = ends_.upper_bound(first);
-    return after != ends_.begin() && first + bytes <= std::prev(after)->second;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<const std::byte*, const std::byte*> ends_;  // by the beginning
-};
-KnownMemory& known_memory() {
-  static KnownMemory all;
-  return all;
-}
 }  // namespace
+
+using tessera::emulator::known_memory;
 
 const char* cudaGetErrorString(cudaError_t error) {
   switch (error) {
@@ -97,11 +73,20 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
 
 // Memory that is not pinned may be gone, or be read, when the call returns: it is copied before.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  if (!known_memory().has(to, bytes) || !known_memory().has(from, bytes)) {
-    if (const cudaError_t refused = tessera::emulator::not_captured(stream); refused != cudaSuccess) return refused;
-    tessera::emulator::finish(stream);
+  const auto copy = [=] {
+    const tessera::emulator::Acting as(tessera::emulator::Side::copy);
+    std::memmove(to, from, bytes);
+  };
+  const bool known = known_memory().has(to, bytes) && known_memory().has(from, bytes);
+  for (const void* const end : {static_cast<const void*>(to), from})
+    if (!known_memory().has(end, bytes) && known_memory().begins_in_one(end)) return cudaErrorInvalidValue;
+  if (known) {
+    tessera::emulator::queue(stream, copy);
+    return cudaSuccess;
   }
-  tessera::emulator::queue(stream, [=] { std::memmove(to, from, bytes); });
+  if (const cudaError_t refused = tessera::emulator::not_captured(stream); refused != cudaSuccess) return refused;
+  tessera::emulator::finish(stream);
+  copy();
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
@@ -118,9 +103,15 @@ cudaError_t cudaFreeHost(void* p) {
   std::free(p);
   return cudaSuccess;
 }
-cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
-cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
+  known_memory().add(p, bytes);
+  tessera::emulator::give_to_both(p, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* p) {
+  tessera::emulator::give_to_host(p, known_memory().remove(p));
+  return cudaSuccess;
+}
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
 namespace tessera::cuda {
@@ -131,13 +122,20 @@ class EmulatedRegion final : public Region {
   EmulatedRegion() : Region(Device::cuda), memory_(host_region(static_cast<int64_t>(kMemory))) {
     base_ = memory_->base();
     capacity_ = memory_->capacity();
-    known_memory().add(base_, static_cast<size_t>(capacity_));
+    emulator::known_memory().add(base_, static_cast<size_t>(capacity_));
+    emulator::give_to_gpu(base_, static_cast<size_t>(capacity_));
   }
-  ~EmulatedRegion() override { known_memory().remove(base_); }
-  void commit(int64_t) override {}
+  ~EmulatedRegion() override { emulator::known_memory().remove(base_); }
+  void commit(int64_t bytes) override {
+    if (bytes <= filled_) return;
+    const emulator::Acting as(emulator::Side::copy);
+    std::memset(base_ + filled_, 0xff, static_cast<size_t>(bytes - filled_));
+    filled_ = bytes;
+  }
 
  private:
   std::unique_ptr<Region> memory_;
+  int64_t filled_ = 0;
 };
 
 }  // namespace

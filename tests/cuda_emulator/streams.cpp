@@ -2,36 +2,89 @@
 #include "tests/cuda_emulator/streams.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 #include <thread>
 #include <utility>
 
+#include "tests/cuda_emulator/reach.h"
+
 namespace tessera::emulator {
+
+bool is_late() {
+  static const bool late = [] {
+    const char* const asked = std::getenv("TESSERA_EMULATED_STREAMS");
+    return !asked || asked != std::string_view("early");
+  }();
+  return late;
+}
+
+namespace {
+
+struct AllLines {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Line>> lines;
+};
+AllLines& all_lines() {
+  static AllLines all;
+  return all;
+}
+
+std::vector<std::shared_ptr<Line>> lines_now() {
+  const std::lock_guard lock(all_lines().mutex);
+  std::vector<std::shared_ptr<Line>> lines;
+  for (const std::weak_ptr<Line>& each : all_lines().lines)
+    if (std::shared_ptr<Line> line = each.lock()) lines.push_back(std::move(line));
+  return lines;
+}
+
+}  // namespace
+
+std::vector<Point> ends_of_lines() {
+  std::vector<Point> ends;
+  for (const std::shared_ptr<Line>& line : lines_now())
+    if (const uint64_t pushed = line->pushed(); line->done() < pushed) ends.push_back({line, pushed});
+  return ends;
+}
+bool Point::is_reached() const {
+  const std::shared_ptr<Line> of = line.lock();
+  return !of || of->done() >= tasks;
+}
 
 // The caller holds the mutex. What throws is not tried again.
 void Line::advance() {
   if (running_) return;
   running_ = true;
   try {
-    while (!tasks_.empty() && tasks_.front()()) tasks_.pop_front();
+    while (!tasks_.empty() && tasks_.front()()) drop_first();
   } catch (...) {
-    tasks_.pop_front();
+    drop_first();
     running_ = false;
     throw;
   }
   running_ = false;
 }
 
+void Line::add(Task task) {
+  tasks_.push_back(std::move(task));
+  ++pushed_;
+}
+void Line::drop_first() {
+  tasks_.pop_front();
+  ++done_;
+}
+
 void Line::push(Task task) {
   const std::lock_guard lock(mutex_);
-  tasks_.push_back(std::move(task));
-  advance();
+  add(std::move(task));
+  if (!is_late()) advance();
 }
 
 void Line::run(const std::function<void()>& work) {
   const std::lock_guard lock(mutex_);
-  advance();
-  if (tasks_.empty()) return work();
-  tasks_.emplace_back([work] {
+  if (!is_late()) advance();
+  if (!is_late() && tasks_.empty()) return work();
+  add([work] {
     work();
     return true;
   });
@@ -61,11 +114,15 @@ cudaError_t not_captured(cudaStream_t stream) {
 }
 
 void queue(cudaStream_t stream, const std::function<void()>& work) {
-  if (!stream) return work();
-  if (!stream->capture) return stream->line->run(work);
-  push(stream, [work] {
-    return [work] {
-      work();
+  const auto as_kernel = [work] {
+    const Acting as(Side::kernel);
+    work();
+  };
+  if (!stream) return as_kernel();
+  if (!stream->capture) return stream->line->run(as_kernel);
+  push(stream, [as_kernel] {
+    return [as_kernel] {
+      as_kernel();
       return true;
     };
   });
@@ -107,6 +164,14 @@ using namespace tessera::emulator;
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = new EmulatedStream;
+  const std::lock_guard lock(all_lines().mutex);
+  std::erase_if(all_lines().lines, [](const std::weak_ptr<Line>& line) { return line.expired(); });
+  all_lines().lines.push_back((*stream)->line);
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() {
+  for (const std::shared_ptr<Line>& line : lines_now())
+    while (!line->progress()) std::this_thread::yield();
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -114,6 +179,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     stream->capture->broken = true;
     std::replace(stream->capture->streams.begin(), stream->capture->streams.end(), stream, cudaStream_t{});
   }
+  stream->line->progress();
   delete stream;
   return cudaSuccess;
 }

@@ -1,9 +1,13 @@
 // Streams, events and captures of the emulated GPU.
 //
-// What is queued on a stream runs at once, on the thread that queues it, unless something before it waits. Two things
-// can wait: a collective of NCCL's for other ranks (tests/cuda_emulator/nccl.h), and a stream for an event of another
-// that waits. What stands behind them is kept and goes on when somebody asks: the next call on the stream, a query, a
-// synchronisation, or who waits for an event of it. There is no thread that goes on by itself.
+// A GPU may be ahead of the host or behind it, and both are emulated. TESSERA_EMULATED_STREAMS=late: what is queued
+// runs when somebody asks for it, which is a query, a synchronisation, or who waits for an event of the stream; a host
+// that reads a result without waiting, or writes to pinned memory that is still to be read, so works with wrong
+// numbers. "early": at once, on the thread that queues it, unless something before it waits. Two things can wait: a
+// collective of NCCL's for other ranks (tests/cuda_emulator/nccl.h), and a stream for an event of another that waits;
+// what stands behind them is kept, and the next call on the stream lets it go on too. Late is the default, but for
+// AddressSanitizer, which is told at once when the host gives a block back that a kernel has still to read. There is no
+// thread that goes on by itself.
 //
 // A capture keeps a line of nodes for each stream that takes part: the one that began it, and those that have waited
 // for an event recorded in it. A launched graph runs the first line as far as it goes, and a node of another only when
@@ -21,6 +25,8 @@
 
 namespace tessera::emulator {
 
+bool is_late();
+
 using Task = std::function<bool()>;      // asked until it says that it is done
 using MakeTask = std::function<Task()>;  // called anew whenever what was queued is run
 
@@ -30,12 +36,17 @@ class Line {
   void push(Task task);
   void run(const std::function<void()>& work);  // now, where nothing is before it
   bool progress();                              // runs what can be run; true: nothing is left
+  uint64_t pushed() const { return pushed_; }   // tasks so far, and those of them that are done
+  uint64_t done() const { return done_; }
 
  private:
+  void add(Task task);
+  void drop_first();
   void advance();
 
   std::recursive_mutex mutex_;
   std::deque<Task> tasks_;
+  std::atomic<uint64_t> pushed_ = 0, done_ = 0;
   bool running_ = false;
 };
 
@@ -45,6 +56,14 @@ struct Mark {
   std::weak_ptr<Line> line;
   bool wait_a_little();  // lets the line go on; true where it has come to the point
 };
+
+// The end of what waits on a stream now.
+struct Point {
+  std::weak_ptr<Line> line;
+  uint64_t tasks;
+  bool is_reached() const;
+};
+std::vector<Point> ends_of_lines();  // where something waits
 
 // Work, or an event that is recorded or waited for, of which it has the number.
 struct Node {

@@ -1,0 +1,90 @@
+// AddressSanitizer is told of an arena's blocks when the host hands them out or takes them back. A GPU comes to them
+// later: a block that was taken back while kernels still read it may be touched until they are done.
+//
+// So what is forbidden of a GPU's memory, or of pinned memory, waits for all that was queued on any stream; what is
+// permitted is so at once, and is no longer forbidden by what still waits.
+#ifdef __SANITIZE_ADDRESS__
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "tests/cuda_emulator/memory.h"
+#include "tests/cuda_emulator/streams.h"
+
+void forbid(const volatile void* p, size_t bytes) asm("__wrap___asan_poison_memory_region");
+void permit(const volatile void* p, size_t bytes) asm("__wrap___asan_unpoison_memory_region");
+void forbid_now(const volatile void* p, size_t bytes) asm("__real___asan_poison_memory_region");
+void permit_now(const volatile void* p, size_t bytes) asm("__real___asan_unpoison_memory_region");
+
+namespace tessera::emulator {
+namespace {
+
+struct Range {
+  const std::byte *begin, *end;
+};
+struct Waiting {
+  std::vector<Range> ranges;
+  std::vector<Point> behind;
+};
+
+class Shadow {
+ public:
+  void forbid(Range r) {
+    const std::lock_guard lock(mutex_);
+    catch_up();
+    waiting_.push_back({{r}, ends_of_lines()});
+    catch_up();
+  }
+  void permit(Range r) {
+    const std::lock_guard lock(mutex_);
+    catch_up();
+    for (Waiting& w : waiting_) {
+      std::vector<Range> left;
+      for (const Range& each : w.ranges) {
+        if (each.begin < r.begin) left.push_back({each.begin, std::min(each.end, r.begin)});
+        if (each.end > r.end) left.push_back({std::max(each.begin, r.end), each.end});
+      }
+      w.ranges = std::move(left);
+    }
+    permit_now(r.begin, static_cast<size_t>(r.end - r.begin));
+  }
+
+ private:
+  void catch_up() {
+    std::erase_if(waiting_, [](const Waiting& w) {
+      if (!std::all_of(w.behind.begin(), w.behind.end(), std::mem_fn(&Point::is_reached))) return false;
+      for (const Range& r : w.ranges) forbid_now(r.begin, static_cast<size_t>(r.end - r.begin));
+      return true;
+    });
+  }
+
+  std::mutex mutex_;
+  std::vector<Waiting> waiting_;
+};
+Shadow& shadow() {
+  static Shadow one;
+  return one;
+}
+
+Range range(const volatile void* p, size_t bytes) {
+  const auto* const begin = static_cast<const std::byte*>(const_cast<const void*>(p));
+  return {begin, begin + bytes};
+}
+
+}  // namespace
+}  // namespace tessera::emulator
+
+using namespace tessera::emulator;
+
+void forbid(const volatile void* p, size_t bytes) {
+  if (known_memory().begins_in_one(const_cast<const void*>(p))) return shadow().forbid(range(p, bytes));
+  forbid_now(p, bytes);
+}
+void permit(const volatile void* p, size_t bytes) {
+  if (known_memory().begins_in_one(const_cast<const void*>(p))) return shadow().permit(range(p, bytes));
+  permit_now(p, bytes);
+}
+#endif

@@ -1,0 +1,98 @@
+// What the emulated GPU is strict about: whose memory it is, when work runs, what a copy may span.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "tensor/arena.h"
+#include "tensor/cuda/context.h"
+#include "tensor/cuda/copy.h"
+#include "tensor/cuda/region.h"
+#include "tensor/tensor.h"
+#include "tests/cuda_emulator/reach.h"
+#include "tests/cuda_emulator/streams.h"
+#include "tests/support/gpu.h"
+
+namespace tessera {
+namespace {
+
+// A kernel that writes one number.
+void put(float* to, float value) { *to = value; }
+
+class EmulatedGpu : public test::OnGpu {
+ protected:
+  cudaStream_t stream() { return arena->local<cuda::Context>().stream(); }
+  void launch_put(float* to, float value) {
+    const cudaLaunchConfig_t one{.gridDim = {}, .blockDim = {}, .dynamicSmemBytes = 0, .stream = stream()};
+    ASSERT_EQ(cudaLaunchKernelEx(&one, put, to, value), cudaSuccess);
+  }
+};
+class EmulatedGpuDeathTest : public EmulatedGpu {
+ protected:
+  void SetUp() override {
+    EmulatedGpu::SetUp();
+    if (!emulator::is_guarded()) GTEST_SKIP() << "this processor has no protection keys";
+  }
+};
+
+// AddressSanitizer tells of a fault in its own way.
+TEST_F(EmulatedGpuDeathTest, TheHostMayNotTouchItsMemory) {
+  const Tensor x = Tensor::zeros({4}, DType::float32, arena);
+  EXPECT_DEATH(put(x.device_data<float>(), 1), "the host touches the GPU's memory|AddressSanitizer: SEGV");
+}
+
+TEST_F(EmulatedGpuDeathTest, AKernelMayNotTouchTheHosts) {
+  const Tensor x = Tensor::zeros({4}, DType::float32, make_arena());
+  const auto run = [&] {
+    launch_put(x.data<float>(), 1);
+    cudaStreamSynchronize(stream());
+  };
+  EXPECT_DEATH(run(), "a kernel touches the host's memory, which is not pinned|AddressSanitizer: SEGV");
+}
+
+TEST_F(EmulatedGpu, BothTouchPinnedMemory) {
+  Arena pinned(cuda::pinned_region());
+  auto* const x = reinterpret_cast<float*>(pinned.allocate(64, Category::workspace));
+  *x = 1;
+  launch_put(x, 2);
+  ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+  EXPECT_EQ(*x, 2.0f);
+  pinned.release(reinterpret_cast<std::byte*>(x), 64, Category::workspace);
+}
+
+TEST_F(EmulatedGpu, NewMemoryHoldsNaN) {
+  const Tensor x = Tensor::empty({1000}, DType::float32, arena);
+  for (const float value : x.to_vector<float>()) EXPECT_TRUE(std::isnan(value));
+}
+
+// What is queued is not done before somebody waits, or is done at once.
+TEST_F(EmulatedGpu, RunsLateOrAtOnce) {
+  const std::shared_ptr<std::byte> pinned = cuda::pinned_memory(sizeof(float));
+  auto* const x = reinterpret_cast<float*>(pinned.get());
+  *x = 1;
+  launch_put(x, 2);
+  EXPECT_EQ(*x, emulator::is_late() ? 1.0f : 2.0f);
+  ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+  EXPECT_EQ(*x, 2.0f);
+}
+
+// Registered piece by piece: CUDA refuses a copy from one into the next.
+TEST_F(EmulatedGpu, ACopyLiesInOnePieceOfPinnedMemory) {
+  constexpr int64_t kPiece = int64_t{16} << 20;
+  const std::unique_ptr<Region> pinned = cuda::pinned_region();
+  pinned->commit(2 * kPiece);
+  const Tensor x = Tensor::empty({64}, DType::float32, arena);
+  const auto copied_from = [&](int64_t at) {
+    return cudaMemcpyAsync(x.device_data<float>(), pinned->base() + at, 256, cudaMemcpyDefault, stream());
+  };
+  EXPECT_EQ(copied_from(kPiece), cudaSuccess);
+  EXPECT_EQ(copied_from(kPiece - 256), cudaSuccess);
+  EXPECT_EQ(copied_from(kPiece - 128), cudaErrorInvalidValue);
+  ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,34 @@
+// AddressSanitizer's eye on an arena, whose blocks it would otherwise take for one.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+
+#include "tensor/arena.h"
+
+extern "C" [[gnu::weak]] void __asan_init();
+
+namespace tessera {
+namespace {
+
+class SanitizerDeathTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (&__asan_init == nullptr) GTEST_SKIP() << "a build without AddressSanitizer";
+  }
+  ArenaPtr arena = make_arena();
+  std::byte* block = arena->allocate(100, Category::workspace);
+};
+
+TEST_F(SanitizerDeathTest, SeesABlockThatWasTakenBack) {
+  arena->release(block, 100, Category::workspace);
+  EXPECT_DEATH(*block = std::byte{1}, "use-after-poison");
+}
+
+TEST_F(SanitizerDeathTest, SeesWhatLiesBehindABlock) {
+  EXPECT_DEATH(block[100] = std::byte{1}, "use-after-poison");
+  EXPECT_DEATH(block[-1] = std::byte{1}, "use-after-poison|unknown-crash|SEGV");
+  arena->release(block, 100, Category::workspace);
+}
+
+}  // namespace
+}  // namespace tessera
