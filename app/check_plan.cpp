@@ -57,6 +57,11 @@ void check_data(const TrainOptions& o, const Axes& a) {
   if (o.all_reduce == "native" && backend_of(o) != Backend::mpi && !uses_nccl(o))
     throw Error("--all-reduce: thread ranks have no library of their own; expected direct, ring, tree or root");
   if (o.dp_mode == "ddp") return;
+  if (uses_nccl(o))
+    throw Error(
+        fmt::format("--backend: {} adds at one rank, in rank order, and nccl does not; expected threads or mpi "
+                    "beside --dp-mode {}, found nccl",
+                    o.dp_mode, o.dp_mode));
   if (o.all_reduce != "direct")
     throw Error(fmt::format("--all-reduce: {} adds at one rank, in rank order; expected direct, found {}", o.dp_mode,
                             o.all_reduce));
@@ -112,7 +117,6 @@ void check_nccl(const TrainOptions& o, const Axes& a) {
   if (o.all_reduce != "native")
     throw Error(fmt::format(
         "--backend: nccl adds in an order of its own; expected --all-reduce native beside it, found {}", o.all_reduce));
-  if (o.dp_mode != "ddp") throw Error(fmt::format("--backend: nccl goes with --dp-mode ddp, found {}", o.dp_mode));
   if (backend_of(o) == Backend::threads && a.ranks() > gpu_count())
     throw Error(
         fmt::format("--backend: nccl wants a GPU for each of {} ranks, and this machine has {}; without it ranks "

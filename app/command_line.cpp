@@ -142,10 +142,8 @@ void add_data(CLI::App& app, DatasetOptions& o) {
 
 void add_bench(CLI::App& app, BenchOptions& o) {
   CLI::App* b = app.add_subcommand("bench", "Time every operation beside the machine's measured ceilings");
-  add(b, "--device", "where operations run: cpu or cuda [cpu]", [&o](const std::string& t) {
-    if (t != "cpu" && t != "cuda") throw Error(fmt::format("--device: expected cpu or cuda, found '{}'", t));
-    o.device = t;
-  });
+  add(b, "--device", "where operations run: cpu|cuda [cpu]",
+      [&o](const std::string& t) { o.device = parse_choice("--device", t, "cpu|cuda"); });
   b->prefix_command();  // the words behind are Google Benchmark's
   b->footer(kBenchExamples);
 }

@@ -6,9 +6,11 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <sstream>
+#include <utility>
 
 #include "app/plain_toml.h"
 #include "data/files.h"
@@ -134,6 +136,14 @@ std::string show(const std::optional<T>& v) {
   return v ? show(*v) : "";
 }
 
+// What other programs call it, where no letters are near.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kOtherNames = {{{"gpu", "cuda"},
+                                                                                       {"float32", "fp32"},
+                                                                                       {"float", "fp32"},
+                                                                                       {"bfloat16", "bf16"},
+                                                                                       {"float64", "fp64"},
+                                                                                       {"double", "fp64"}}};
+
 size_t distance(std::string_view a, std::string_view b) {  // Levenshtein
   std::vector<size_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -150,7 +160,12 @@ size_t distance(std::string_view a, std::string_view b) {  // Levenshtein
 
 }  // namespace
 
-std::string did_you_mean(std::string_view word, const std::vector<std::string>& known) {
+std::string did_you_mean(std::string_view typed, const std::vector<std::string>& known) {
+  std::string word(typed);
+  for (char& c : word)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  for (const auto& [other, ours] : kOtherNames)
+    if (word == other && std::find(known.begin(), known.end(), ours) != known.end()) word = ours;
   for (const std::string& k : known)  // a beginning of a name is no slip: --lay is --layers, not --lr
     if (word.size() > 3 && k.starts_with(word)) return fmt::format("; did you mean '{}'?", k);
   if (word.size() > 64) return "";  // nothing is near to it, and the search takes time

@@ -56,6 +56,8 @@ TEST(Plan, OneLineForWhatCannotBe) {
   expect([](TrainOptions& o) { o.tp = 2, o.sp = true, o.context = 7; },
          "--sp: 2 ranks of --tp do not divide the 7 tokens");
   expect([](TrainOptions& o) { o.backend = "nccl"; }, "--backend: nccl is for ranks on GPUs; expected --device cuda");
+  expect([](TrainOptions& o) { o.backend = "nccl", o.dp_mode = "ps-sync"; },
+         "--backend: ps-sync adds at one rank, in rank order, and nccl does not; expected threads or mpi");
   expect([](TrainOptions& o) { o.all_reduce = "native"; }, "--all-reduce: thread ranks have no library of their own");
   expect([](TrainOptions& o) { o.tp = 2, o.dp_mode = "ps-sync"; },
          "--dp-mode: ps-sync is for data-parallel ranks alone");

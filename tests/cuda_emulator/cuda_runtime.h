@@ -94,6 +94,7 @@ enum cudaError_t {
   cudaErrorInvalidConfiguration = 9,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
+  cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureInvalidated = 901,
@@ -162,6 +163,8 @@ namespace tessera::emulator {
 
 // Runs `work`, or keeps it where the stream is captured.
 void queue(cudaStream_t stream, const std::function<void()>& work);
+// Whether the calling thread's GPU is the stream's, and what a kernel asks of it is allowed it.
+cudaError_t may_run(cudaStream_t stream, const void* kernel, size_t shared_bytes);
 
 inline void run_grid(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
   const dim3 &grid = config.gridDim, &block = config.blockDim;
@@ -186,6 +189,10 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   const dim3 &grid = config->gridDim, &block = config->blockDim;
   if (!tessera::emulator::can_run(uint64_t{block.x} * block.y * block.z, config->dynamicSmemBytes) || grid.x == 0)
     return cudaErrorInvalidConfiguration;
+  if (const cudaError_t refused =
+          tessera::emulator::may_run(config->stream, reinterpret_cast<const void*>(kernel), config->dynamicSmemBytes);
+      refused != cudaSuccess)
+    return refused;
   tessera::emulator::queue(config->stream, [launched = *config, kernel, values] {
     tessera::emulator::run_grid(launched, [&] { std::apply(kernel, values); });
   });

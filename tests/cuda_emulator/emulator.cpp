@@ -7,9 +7,11 @@
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <vector>
 #ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -46,15 +48,19 @@ namespace {
 
 constexpr size_t kStack = 256 * 1024;
 constexpr unsigned kMostThreads = 1024, kLanes = 32;
-constexpr uint64_t kMostShared = 227 * 1024;
+constexpr uint64_t kMostShared = 227 * 1024, kSharedRoom = kMostShared + 1024;
 
 // AddressSanitizer is told of every change of stack.
 #ifdef __SANITIZE_ADDRESS__
 void leave_for(void** kept, const void* bottom, size_t size) { __sanitizer_start_switch_fiber(kept, bottom, size); }
 void arrived(void* kept, const void** bottom, size_t* size) { __sanitizer_finish_switch_fiber(kept, bottom, size); }
+void allow(const void* p, size_t bytes) { __asan_unpoison_memory_region(p, bytes); }
+void forbid(const void* p, size_t bytes) { __asan_poison_memory_region(p, bytes); }
 #else
 void leave_for(void**, const void*, size_t) {}
 void arrived(void*, const void**, size_t*) {}
+void allow(const void*, size_t) {}
+void forbid(const void*, size_t) {}
 #endif
 
 enum class State : uint8_t { ready, at_block, at_warp, ended };
@@ -80,11 +86,12 @@ struct Warp {
 class Block {
  public:
   Block() : fibers_(kMostThreads), warps_(kMostThreads / kLanes) {
-    shared_ = static_cast<std::byte*>(std::aligned_alloc(1024, (kMostShared + 1023) / 1024 * 1024));
+    shared_ = static_cast<std::byte*>(std::aligned_alloc(1024, kSharedRoom));
   }
   ~Block() {
     for (Fiber& f : fibers_)
       if (f.stack) munmap(f.stack, kStack);
+    allow(shared_, kSharedRoom);
     std::free(shared_);
   }
 
@@ -107,6 +114,13 @@ class Block {
       }
       if (!moved_) stuck("threads wait for each other at different barriers");
     }
+  }
+
+  // So many bytes, which hold NaN in every type; AddressSanitizer sees what lies behind them.
+  void give_shared(uint64_t bytes) {
+    allow(shared_, bytes);
+    std::memset(shared_, 0xff, bytes);
+    forbid(shared_ + bytes, kSharedRoom - bytes);
   }
 
   unsigned current() const { return current_; }
@@ -216,9 +230,10 @@ bool can_run(uint64_t threads, uint64_t shared_bytes) {
   return threads > 0 && threads <= kMostThreads && shared_bytes <= kMostShared;
 }
 
-void run_block(unsigned threads, uint64_t, const std::function<void(unsigned)>& enter,
+void run_block(unsigned threads, uint64_t shared_bytes, const std::function<void(unsigned)>& enter,
                const std::function<void()>& body) {
   if (!running) running = std::make_unique<Block>();
+  running->give_shared(shared_bytes);
   running->run(threads, enter, body);
 }
 

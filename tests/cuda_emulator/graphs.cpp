@@ -18,6 +18,8 @@ struct EmulatedExecutable {
 
 namespace {
 
+thread_local std::weak_ptr<Capture> capture_of_thread;  // the one that it has begun
+
 // Whether all work of the other lines comes before the end of the first, which waits for it, by way of others or not.
 bool all_joined(const Lines& lines) {
   std::vector<size_t> joined(lines.size(), 0);  // how many nodes of each line come before the end
@@ -94,9 +96,16 @@ size_t events_of(const Lines& lines) {
 
 }  // namespace
 
+cudaError_t tessera::emulator::not_while_capturing() {
+  const std::shared_ptr<Capture> capture = capture_of_thread.lock();
+  if (!capture) return cudaSuccess;
+  capture->broken = true;
+  return cudaErrorStreamCaptureUnsupported;
+}
+
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   if (const cudaError_t twice = not_captured(stream); twice != cudaSuccess) return twice;
-  stream->capture = std::make_shared<Capture>();
+  capture_of_thread = stream->capture = std::make_shared<Capture>();
   stream->capture->lines.emplace_back();
   stream->capture->streams.push_back(stream);
   stream->number = 0;
@@ -107,6 +116,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   *graph = nullptr;
   const std::shared_ptr<Capture> capture = stream->capture;
   if (!capture || stream->number != 0) return cudaErrorInvalidValue;
+  capture_of_thread.reset();
   for (const cudaStream_t each : capture->streams)
     if (each) each->capture = nullptr;
   if (capture->broken) return cudaErrorStreamCaptureInvalidated;

@@ -77,6 +77,7 @@ void multiply_as(const Product& p) {
 bool is_faster(Arena&, const Way&, const Way&) { return true; }
 
 void multiply(Arena& arena, const Product& product) {
+  check(emulator::may_run(arena.local<Context>().stream(), nullptr, 0), "matmul");
   emulator::queue(arena.local<Context>().stream(), [p = product] {
     with_floating(p.operands, "matmul", [&](auto t) {
       using T = decltype(t);

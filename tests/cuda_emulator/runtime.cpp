@@ -6,7 +6,10 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <utility>
 
 #include "tensor/cuda/region.h"
 #include "tests/cuda_emulator/cuda_runtime.h"
@@ -16,7 +19,30 @@
 
 namespace {
 constexpr size_t kMemory = size_t{64} << 30;
+constexpr size_t kSharedUnlessAsked = 48 * 1024;
 thread_local int current_device = 0;
+
+// What cudaFuncSetAttribute has allowed, of each GPU.
+class AllowedShared {
+ public:
+  void set(const void* kernel, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    bytes_[{current_device, kernel}] = bytes;
+  }
+  size_t of(const void* kernel) {
+    const std::lock_guard lock(mutex_);
+    const auto found = bytes_.find({current_device, kernel});
+    return found == bytes_.end() ? kSharedUnlessAsked : found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<int, const void*>, size_t> bytes_;
+};
+AllowedShared& allowed_shared() {
+  static AllowedShared all;
+  return all;
+}
 }  // namespace
 
 using tessera::emulator::known_memory;
@@ -31,6 +57,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice:
       return "invalid device ordinal";
+    case cudaErrorInvalidResourceHandle:
+      return "invalid resource handle";
     case cudaErrorNotReady:
       return "device not ready";
     case cudaErrorStreamCaptureUnsupported:
@@ -90,20 +118,24 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  if (stream->gpu != current_device) return cudaErrorInvalidResourceHandle;
   tessera::emulator::queue(stream, [=] { std::memset(to, value, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
+  if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
   *p = std::malloc(bytes);
   if (*p) known_memory().add(*p, bytes);
   return *p ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaFreeHost(void* p) {
+  if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
   known_memory().remove(p);
   std::free(p);
   return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
+  if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
   known_memory().add(p, bytes);
   tessera::emulator::give_to_both(p, bytes);
   return cudaSuccess;
@@ -112,7 +144,15 @@ cudaError_t cudaHostUnregister(void* p) {
   tessera::emulator::give_to_host(p, known_memory().remove(p));
   return cudaSuccess;
 }
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
+  if (!tessera::emulator::can_run(1, static_cast<uint64_t>(value))) return cudaErrorInvalidValue;
+  allowed_shared().set(kernel, static_cast<size_t>(value));
+  return cudaSuccess;
+}
+cudaError_t tessera::emulator::may_run(cudaStream_t stream, const void* kernel, size_t shared_bytes) {
+  if (stream && stream->gpu != current_device) return cudaErrorInvalidResourceHandle;
+  return shared_bytes <= allowed_shared().of(kernel) ? cudaSuccess : cudaErrorInvalidValue;
+}
 
 namespace tessera::cuda {
 namespace {

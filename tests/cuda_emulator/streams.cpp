@@ -164,6 +164,7 @@ using namespace tessera::emulator;
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = new EmulatedStream;
+  cudaGetDevice(&(*stream)->gpu);
   const std::lock_guard lock(all_lines().mutex);
   std::erase_if(all_lines().lines, [](const std::weak_ptr<Line>& line) { return line.expired(); });
   all_lines().lines.push_back((*stream)->line);
@@ -195,6 +196,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = new EmulatedEvent;
+  cudaGetDevice(&(*event)->gpu);
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -203,6 +205,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (event->gpu != stream->gpu) return cudaErrorInvalidResourceHandle;
   std::shared_ptr<Mark> mark;
   {
     const std::lock_guard lock(event->mutex);

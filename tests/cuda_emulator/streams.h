@@ -83,8 +83,9 @@ struct Capture {
 
 // Queues it, or keeps it where the stream is captured.
 void push(cudaStream_t stream, const MakeTask& make);
-// What a capture does not take breaks it off.
+// What a capture does not take breaks it off: on a stream that takes part, or by the thread that has begun one.
 cudaError_t not_captured(cudaStream_t stream);
+cudaError_t not_while_capturing();
 // Runs all that is queued; waits for other ranks.
 void finish(cudaStream_t stream);
 
@@ -94,6 +95,7 @@ struct EmulatedStream {
   std::shared_ptr<tessera::emulator::Line> line = std::make_shared<tessera::emulator::Line>();
   std::shared_ptr<tessera::emulator::Capture> capture;  // that it takes part in
   size_t number = 0;                                    // of its line there
+  int gpu = 0;
 };
 struct EmulatedEvent {
   std::mutex mutex;
@@ -101,4 +103,5 @@ struct EmulatedEvent {
   bool captured = false;                             // the last record was
   std::weak_ptr<tessera::emulator::Capture> within;  // while it goes on
   size_t number = 0;                                 // there
+  int gpu = 0;
 };

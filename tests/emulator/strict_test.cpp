@@ -3,7 +3,7 @@
 
 #include <cmath>
 #include <cstddef>
-#include <cstring>
+#include <cstdlib>
 #include <memory>
 #include <vector>
 
@@ -92,6 +92,39 @@ TEST_F(EmulatedGpu, ACopyLiesInOnePieceOfPinnedMemory) {
   EXPECT_EQ(copied_from(kPiece - 256), cudaSuccess);
   EXPECT_EQ(copied_from(kPiece - 128), cudaErrorInvalidValue);
   ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+}
+
+TEST_F(EmulatedGpu, AKernelRunsOnTheGpuOfItsThread) {
+  setenv("TESSERA_EMULATED_GPUS", "2", 1);
+  const cudaLaunchConfig_t one{.gridDim = {}, .blockDim = {}, .dynamicSmemBytes = 0, .stream = stream()};
+  float* const x = Tensor::zeros({4}, DType::float32, arena).device_data<float>();
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  EXPECT_EQ(cudaLaunchKernelEx(&one, put, x, 1.0f), cudaErrorInvalidResourceHandle);
+  const cuda::Event event = cuda::make_event();
+  EXPECT_EQ(cudaEventRecord(event.get(), stream()), cudaErrorInvalidResourceHandle);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  EXPECT_EQ(cudaLaunchKernelEx(&one, put, x, 1.0f), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+  unsetenv("TESSERA_EMULATED_GPUS");
+}
+
+TEST_F(EmulatedGpu, MuchSharedMemoryIsAskedFor) {
+  const cudaLaunchConfig_t much{.gridDim = {}, .blockDim = {}, .dynamicSmemBytes = 64 * 1024, .stream = stream()};
+  const Tensor x = Tensor::zeros({4}, DType::float32, arena);
+  const auto launched = [&] { return cudaLaunchKernelEx(&much, put, x.device_data<float>(), 1.0f); };
+  EXPECT_EQ(launched(), cudaErrorInvalidValue);
+  const auto* const kernel = reinterpret_cast<const void*>(put);
+  ASSERT_EQ(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 64 * 1024), cudaSuccess);
+  EXPECT_EQ(launched(), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+}
+
+// What may wait for the GPU breaks a capture off.
+TEST_F(EmulatedGpu, NothingIsPinnedWhileWorkIsCaptured) {
+  ASSERT_EQ(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  EXPECT_THROW(cuda::pinned_memory(16), Error);
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(stream(), &graph), cudaErrorStreamCaptureInvalidated);
 }
 
 }  // namespace

@@ -103,13 +103,19 @@ inline Bytes bytes_of(Trainer& trainer, const std::vector<FlatUnit>& units) {
 // What the rank updates; the rest of what it holds it gets from others.
 inline Bytes own_bytes_of(Trainer& trainer) { return bytes_of(trainer, trainer.strategy().shards()); }
 
-inline void on_ranks(TrainOptions o, bool captured, const std::function<void(Trainer&)>& f) {
+inline Sequences sequences_for(const TrainOptions& o) { return counted_sequences(*o.vocab, *o.context, o.batch, 1); }
+
+inline void on_ranks(TrainOptions o, bool captured, const Sequences& sequences,
+                     const std::function<void(Trainer&)>& f) {
   o.cuda_graph = captured ? "on" : "off";
-  const Sequences sequences = counted_sequences(*o.vocab, *o.context, o.batch, 1);
   launch(launch_options(o), [&](Communicator& world) {
     Trainer trainer(o, sequences, world);
     f(trainer);
   });
+}
+
+inline void on_ranks(const TrainOptions& o, bool captured, const std::function<void(Trainer&)>& f) {
+  on_ranks(o, captured, sequences_for(o), f);
 }
 
 }  // namespace tessera::test

@@ -51,6 +51,41 @@ TEST_F(RanksStepGraphGpu, AStepThatIsNotFiniteOnOneRankUpdatesNothing) {
   }
 }
 
+// A token that is none, in the last sequence of a step: those that have it say so, the others see no harm, and nobody
+// updates anything.
+TEST_F(RanksStepGraphGpu, ATokenOutsideOnOneRankUpdatesNothing) {
+  for (const auto& [name, o] : test::nccl_plans()) {
+    if (ranks_of(o) > gpus) continue;
+    constexpr int64_t kAfter = 5;  // launched again
+    Sequences sequences = test::sequences_for(o);
+    sequences.load = [good = sequences.load, context = *o.context, last = o.batch - 1, vocab = *o.vocab](
+                         int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
+      good(step, first, count, inputs, targets);
+      if (step == kAfter && first <= last && last < first + count)
+        inputs[(last - first) * context] = static_cast<int32_t>(vocab + 3);
+    };
+    int said = 0;
+    std::mutex counting;
+    on_ranks(o, true, sequences, [&, &of = name, vocab = *o.vocab](Trainer& trainer) {
+      for (int64_t step = 0; step < kAfter; ++step) trainer.step();
+      EXPECT_GT(trainer.replays(), 0) << of;
+      const Bytes before = own_bytes_of(trainer);
+      try {
+        trainer.step();
+      } catch (const Error& e) {
+        const std::string expected = std::to_string(vocab + 3) + " ";
+        EXPECT_NE(std::string(e.what()).find(expected), std::string::npos) << of << ": " << e.what();
+        EXPECT_NE(std::string(e.what()).find("is outside [0, "), std::string::npos) << of << ": " << e.what();
+        const std::lock_guard lock(counting);
+        ++said;
+      }
+      EXPECT_TRUE(own_bytes_of(trainer) == before) << of << ", rank " << trainer.world().rank();
+      EXPECT_EQ(trainer.steps_done(), kAfter) << of << ", rank " << trainer.world().rank();
+    });
+    EXPECT_GT(said, 0) << name;
+  }
+}
+
 std::string failure(const TrainOptions& o, const std::function<void(Trainer&)>& f) {
   try {
     on_ranks(o, true, f);
