@@ -53,7 +53,7 @@ class StepGraph {
 
   // One step, number `step` of those that dropout counts, with learning rate `lr`. Parameters were updated, and the
   // optimizer's step was counted, when both numbers are finite (and no rank has met an index outside its bounds, which
-  // that rank throws). `stop` is true on all ranks when it was on one.
+  // that rank throws and ends the others with). `stop` is true on all ranks when it was on one.
   virtual Found run(int64_t step, double lr, bool stop) = 0;
   // Where the GPU finds the step's number, while the passes are queued; otherwise null.
   virtual const uint64_t* step_on_gpu() const = 0;

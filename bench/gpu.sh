@@ -2,15 +2,16 @@
 # Everything that needs a GPU, in one go and into one report: the build, the tests that are skipped elsewhere, NVIDIA's
 # checker, every strategy with its ranks on the one card, the CPU's loss curve, the ops, and PyTorch in turns.
 #
-# usage: bench/gpu.sh [--small] [--build DIR] [--report FILE] [PART...]
+# usage: bench/gpu.sh [--small] [--models LIST] [--build DIR] [--report FILE] [PART...]
 #   PART      build tests sanitizer strategies curve ops pytorch; without any: all, in this order. One alone fits where
 #             time is lent in pieces; parts are added to the report.
 #   --build   the build folder (default build/cuda); one that bench/pack.sh made elsewhere for this card needs no part build
+#   --models  those of the part pytorch (default gpt2,gpt2-medium,gpt2-xl); each takes minutes to be compiled there
 #   --small   tiny models and few rounds: minutes, to see that everything works
 # TESSERA_PYTHON names the interpreter that has torch (default python3). Ends with 1 when a test or a strategy fails.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-build=$root/build/cuda report=gpu-report.md small=() rounds=5 steps=30 parts=()
+build=$root/build/cuda report=gpu-report.md models=() small=() rounds=5 steps=30 parts=()
 all=(build tests sanitizer strategies curve ops pytorch)
 
 die() {
@@ -21,6 +22,7 @@ die() {
 while (($#)); do
   case $1 in
     --small) small=(--small) rounds=1 steps=3 ;;
+    --models) models=(--models "${2:?--models wants a list such as gpt2,gpt2-medium}") && shift ;;
     --build) build=$(realpath -m "${2:?--build wants a folder}") && shift ;;
     --report) report=${2:?--report wants a file} && shift ;;
     -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
@@ -28,7 +30,10 @@ while (($#)); do
   esac
   shift
 done
-((${#parts[@]})) || parts=("${all[@]}")
+if ((${#parts[@]} == 0)); then
+  parts=("${all[@]}")
+  [[ ! -d $build/lib ]] || parts=("${all[@]:1}")  # packed: built already
+fi
 report=$(realpath -m "$report")
 python=${TESSERA_PYTHON:-python3}
 failed=()
@@ -82,7 +87,7 @@ run_sanitizer() {
     done
   done
 }
-run_gpu_py() { "$python" "$root/bench/gpu.py" "$1" --binary "$build/bin/tessera" --rounds "$rounds" --steps "$steps" "${small[@]}"; }
+run_gpu_py() { "$python" "$root/bench/gpu.py" "$1" --binary "$build/bin/tessera" --rounds "$rounds" --steps "$steps" "${small[@]}" "${models[@]}"; }
 
 if [[ ${parts[*]} != build ]]; then
   command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 ||

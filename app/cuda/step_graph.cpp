@@ -1,6 +1,7 @@
 // The numbers of the step around what is queued, and the choice between queueing and launching.
 #include "app/step_graph.h"
 
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -41,7 +42,10 @@ class QueuedStep final : public StepGraph {
     if (parts_.ranks) parts_.ranks->wait(*arena_);
     arena_->local<cuda::Context>().synchronize();  // the only wait of a step
     const Found found{state_.found().loss_sum, state_.found().grad_norm, agreed.stop};
-    if (!state_.found().update.skip) parts_.optimizer->count_step();
+    if (!state_.found().update.skip)
+      parts_.optimizer->count_step();
+    else if (parts_.ranks && std::isfinite(found.loss_sum) && std::isfinite(found.grad_norm))
+      parts_.ranks->agree(stop, false, false);  // another rank has met an index outside: its cause ends this one
     return found;
   }
 

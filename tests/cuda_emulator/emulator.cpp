@@ -10,10 +10,8 @@
 #include <cstring>
 #include <memory>
 #include <vector>
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#endif
+
+#include "tests/cuda_emulator/sanitizers.h"
 
 // A stack is of no side's memory (tests/cuda_emulator/reach.h).
 void* map_really(void* at, size_t bytes, int access, int flags, int file, off_t offset) asm("__real_mmap");
@@ -50,30 +48,20 @@ constexpr size_t kStack = 256 * 1024;
 constexpr unsigned kMostThreads = 1024, kLanes = 32;
 constexpr uint64_t kMostShared = 227 * 1024, kSharedRoom = kMostShared + 1024;
 
-// AddressSanitizer is told of every change of stack.
-#ifdef __SANITIZE_ADDRESS__
-void leave_for(void** kept, const void* bottom, size_t size) { __sanitizer_start_switch_fiber(kept, bottom, size); }
-void arrived(void* kept, const void** bottom, size_t* size) { __sanitizer_finish_switch_fiber(kept, bottom, size); }
-void allow(const void* p, size_t bytes) { __asan_unpoison_memory_region(p, bytes); }
-void forbid(const void* p, size_t bytes) { __asan_poison_memory_region(p, bytes); }
-#else
-void leave_for(void**, const void*, size_t) {}
-void arrived(void*, const void**, size_t*) {}
-void allow(const void*, size_t) {}
-void forbid(const void*, size_t) {}
-#endif
-
 enum class State : uint8_t { ready, at_block, at_warp, ended };
 
 struct Fiber {
   std::byte* stack = nullptr;
   void* top = nullptr;   // where it was left
-  void* kept = nullptr;  // the sanitizer's
+  void* kept = nullptr;  // AddressSanitizer's
+  Known known = nullptr;
+  unsigned block_barriers = 0, warp_barriers = 0;  // that it has come to
   State state = State::ended;
 };
 
 struct Warp {
   uint32_t arrived = 0;
+  std::array<char, 2> points{};  // of every other barrier, as of the block
   std::array<uint64_t, kLanes> slots{};
   std::array<const void*, kLanes> operands{};
 };
@@ -90,13 +78,18 @@ class Block {
   }
   ~Block() {
     for (Fiber& f : fibers_)
-      if (f.stack) munmap(f.stack, kStack);
+      if (f.stack) {
+        forget(f.known);
+        munmap(f.stack, kStack);
+      }
     allow(shared_, kSharedRoom);
     std::free(shared_);
   }
 
   void run(unsigned threads, const std::function<void(unsigned)>& enter, const std::function<void()>& body) {
     body_ = &body;
+    scheduler_ = known_now();
+    tell(&begun_);
     threads_ = alive_ = threads;
     waiting_ = 0;
     backwards_ = !backwards_;
@@ -114,6 +107,7 @@ class Block {
       }
       if (!moved_) stuck("threads wait for each other at different barriers");
     }
+    hear(&ended_);
   }
 
   // So many bytes, which hold NaN in every type; AddressSanitizer sees what lies behind them.
@@ -128,17 +122,29 @@ class Block {
 
   void sync_block() {
     ++waiting_;
-    fibers_[current_].state = State::at_block;
+    Fiber& f = fibers_[current_];
+    f.state = State::at_block;
+    // Who goes on may come to the next barrier before the others have left this one.
+    char* const point = &points_[f.block_barriers++ % 2];
+    tell(point);
     release_block();
     wait();
+    hear(point);
   }
 
-  void sync_warp(uint32_t mask) {
+  // `orders`: what lanes did before comes before what they do after, which a shuffle does not promise.
+  void sync_warp(uint32_t mask, bool orders) {
     const unsigned lane = current_ % kLanes;
     if (!(mask >> lane & 1u)) stuck("a lane waits at a warp barrier whose mask leaves it out");
     Warp& w = warp();
     w.arrived |= 1u << lane;
-    fibers_[current_].state = State::at_warp;
+    Fiber& f = fibers_[current_];
+    f.state = State::at_warp;
+    char* const point = &w.points[f.warp_barriers % 2];
+    if (orders) {
+      ++f.warp_barriers;
+      tell(point);
+    }
     if ((w.arrived & mask & present()) == (mask & present())) {
       w.arrived &= ~mask;
       for (unsigned l = 0; l < kLanes; ++l)
@@ -146,6 +152,7 @@ class Block {
           fibers_[current_ - lane + l].state = State::ready;
     }
     wait();
+    if (orders) hear(point);
   }
   Warp& warp() { return warps_[current_ / kLanes]; }
   // Lanes that the block has in the running thread's warp.
@@ -159,12 +166,15 @@ class Block {
     f.state = State::ended;
     --alive_;
     release_block();
+    tell(&ended_);
     leave_for(nullptr, bottom_, size_);
+    go_to(scheduler_);
     tessera_switch_stack(&f.top, top_);
     stuck("a thread that ended went on");
   }
   void begin() {
     arrived(nullptr, &bottom_, &size_);
+    hear(&begun_);
     (*body_)();
   }
 
@@ -173,6 +183,7 @@ class Block {
 
   void go_on(Fiber& f) {
     leave_for(&kept_, f.stack, kStack);
+    go_to(f.known);
     tessera_switch_stack(&top_, f.top);
     arrived(kept_, nullptr, nullptr);
   }
@@ -180,6 +191,7 @@ class Block {
   void wait() {
     Fiber& f = fibers_[current_];
     leave_for(&f.kept, bottom_, size_);
+    go_to(scheduler_);
     tessera_switch_stack(&f.top, top_);
     arrived(f.kept, &bottom_, &size_);
   }
@@ -199,6 +211,9 @@ class Block {
   void *top_ = nullptr, *kept_ = nullptr;  // of the loop over fibers
   const void* bottom_ = nullptr;
   size_t size_ = 0;
+  Known scheduler_ = nullptr;  // the thread that runs the fibers
+  std::array<char, 2> points_{};
+  char begun_ = 0, ended_ = 0;
 };
 
 thread_local std::unique_ptr<Block> running;
@@ -214,6 +229,7 @@ void Block::prepare(Fiber& f) {
         map_really(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) stuck("no room for a thread's stack");
     f.stack = static_cast<std::byte*>(p);
+    f.known = make_known();
   }
   // Six registers, then the address to return to; the stack is aligned as at the start of a function.
   void** const top = reinterpret_cast<void**>(f.stack + kStack) - 8;
@@ -239,25 +255,25 @@ void run_block(unsigned threads, uint64_t shared_bytes, const std::function<void
 
 std::byte* dynamic_shared() { return running->shared(); }
 void sync_block() { running->sync_block(); }
-void sync_warp(uint32_t mask) { running->sync_warp(mask); }
+void sync_warp(uint32_t mask) { running->sync_warp(mask, true); }
 
 uint64_t exchange_bits(uint32_t mask, uint64_t bits, int lane) {
   Warp& w = running->warp();
   w.slots[running->current() % kLanes] = bits;
-  sync_warp(mask);
+  running->sync_warp(mask, false);
   const uint64_t found = w.slots[static_cast<size_t>(lane) % kLanes];
-  sync_warp(mask);
+  running->sync_warp(mask, false);
   return found;
 }
 
 uint32_t ballot(uint32_t mask, bool predicate) {
   Warp& w = running->warp();
   w.slots[running->current() % kLanes] = predicate ? 1 : 0;
-  sync_warp(mask);
+  running->sync_warp(mask, false);
   uint32_t votes = 0;
   for (unsigned l = 0; l < kLanes; ++l)
     if (mask >> l & 1u && w.slots[l] != 0) votes |= 1u << l;
-  sync_warp(mask);
+  running->sync_warp(mask, false);
   return votes;
 }
 

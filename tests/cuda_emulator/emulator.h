@@ -19,6 +19,7 @@ std::byte* dynamic_shared();  // of the running block, aligned to 1,024 bytes
 
 void sync_block();              // all threads that have not ended
 void sync_warp(uint32_t mask);  // lanes of the running thread's warp
+// These wait for the lanes too, but order no memory.
 uint64_t exchange_bits(uint32_t mask, uint64_t bits, int lane);
 uint32_t ballot(uint32_t mask, bool predicate);
 // The 32 lanes each give `bytes` at `mine`; f(all) is called once, by one lane, with the addresses of all 32.

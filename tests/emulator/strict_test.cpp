@@ -11,19 +11,34 @@
 #include "tensor/cuda/context.h"
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/region.h"
+#include "tensor/cuda/shared.cuh"
 #include "tensor/tensor.h"
 #include "tests/cuda_emulator/reach.h"
 #include "tests/cuda_emulator/streams.h"
 #include "tests/support/gpu.h"
 
+extern "C" [[gnu::weak]] void __tsan_init();
+
 namespace tessera {
 namespace {
+
+// Each thread hands its number to the one before it, in shared memory.
+void hand_on(float* out, bool waits) {
+  float* const near = cuda::dynamic_shared<float>();
+  near[threadIdx.x] = static_cast<float>(threadIdx.x);
+  if (waits) __syncthreads();
+  out[threadIdx.x] = near[(threadIdx.x + 1) % blockDim.x];
+}
 
 // A kernel that writes one number.
 void put(float* to, float value) { *to = value; }
 
 class EmulatedGpu : public test::OnGpu {
  protected:
+  void SetUp() override {
+    OnGpu::SetUp();
+    GTEST_FLAG_SET(death_test_style, "threadsafe");  // ThreadSanitizer sees no order any more behind a fork alone
+  }
   cudaStream_t stream() { return arena->local<cuda::Context>().stream(); }
   void launch_put(float* to, float value) {
     const cudaLaunchConfig_t one{.gridDim = {}, .blockDim = {}, .dynamicSmemBytes = 0, .stream = stream()};
@@ -37,6 +52,19 @@ class EmulatedGpuDeathTest : public EmulatedGpu {
     if (!emulator::is_guarded()) GTEST_SKIP() << "this processor has no protection keys";
   }
 };
+
+TEST_F(EmulatedGpu, ThreadSanitizerSeesABarrierThatIsMissing) {
+  if (&__tsan_init == nullptr) GTEST_SKIP() << "a build without ThreadSanitizer";
+  const cudaLaunchConfig_t config{.gridDim = {}, .blockDim = {64}, .dynamicSmemBytes = 256, .stream = stream()};
+  const Tensor x = Tensor::zeros({64}, DType::float32, arena);
+  const auto run = [&](bool waits) {
+    ASSERT_EQ(cudaLaunchKernelEx(&config, hand_on, x.device_data<float>(), waits), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+  };
+  run(true);
+  EXPECT_EQ(x.to_vector<float>()[62], 63.0f);
+  EXPECT_EXIT((run(false), std::exit(66)), testing::ExitedWithCode(66), "data race");
+}
 
 // AddressSanitizer tells of a fault in its own way.
 TEST_F(EmulatedGpuDeathTest, TheHostMayNotTouchItsMemory) {

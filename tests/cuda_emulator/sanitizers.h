@@ -1,0 +1,51 @@
+// What sanitizers are told of fibers, and of shared memory.
+#pragma once
+#include <cstddef>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace tessera::emulator {
+
+// AddressSanitizer is told of every change of stack.
+#ifdef __SANITIZE_ADDRESS__
+inline void leave_for(void** kept, const void* bottom, size_t size) {
+  __sanitizer_start_switch_fiber(kept, bottom, size);
+}
+inline void arrived(void* kept, const void** bottom, size_t* size) {
+  __sanitizer_finish_switch_fiber(kept, bottom, size);
+}
+inline void allow(const void* p, size_t bytes) { __asan_unpoison_memory_region(p, bytes); }
+inline void forbid(const void* p, size_t bytes) { __asan_poison_memory_region(p, bytes); }
+#else
+inline void leave_for(void**, const void*, size_t) {}
+inline void arrived(void*, const void**, size_t*) {}
+inline void allow(const void*, size_t) {}
+inline void forbid(const void*, size_t) {}
+#endif
+
+// To ThreadSanitizer each fiber is a thread of its own, and nothing but barriers orders those of a block: two that come
+// to one place without a barrier between them are a race. (Blocks are ordered, since the next has the same shared
+// memory.)
+using Known = void*;  // to it
+#ifdef __SANITIZE_THREAD__
+inline Known make_known() { return __tsan_create_fiber(0); }
+inline void forget(Known k) { __tsan_destroy_fiber(k); }
+inline Known known_now() { return __tsan_get_current_fiber(); }
+inline void go_to(Known k) { __tsan_switch_to_fiber(k, __tsan_switch_to_fiber_no_sync); }
+inline void tell(void* point) { __tsan_release(point); }
+inline void hear(void* point) { __tsan_acquire(point); }
+#else
+inline Known make_known() { return nullptr; }
+inline void forget(Known) {}
+inline Known known_now() { return nullptr; }
+inline void go_to(Known) {}
+inline void tell(void*) {}
+inline void hear(void*) {}
+#endif
+
+}  // namespace tessera::emulator
