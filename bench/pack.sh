@@ -27,17 +27,23 @@ while (($#)); do
 done
 [[ $file == *.tar.xz ]] || die "where to? expected the name of a file that ends in .tar.xz, found '$file'"
 
-programs=(bin/tessera tests/test_{tensor,autograd,nn,models,parallel,verify})
+suites=(tensor autograd nn parallel verify app)
+programs=(bin/tessera "${suites[@]/#/tests/test_}")
+mkdir -p "$build"
+# old rpath tags, which libraries of libraries are looked for by too
 cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON -DTESSERA_MPI=OFF \
-  -DCMAKE_CUDA_ARCHITECTURES="$architecture" '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib' "${options[@]}" | grep -E '^-- (CUDA|NCCL|cuDNN)' || true
-cmake --build "$build" -j "$(nproc)" --target tessera test_{tensor,autograd,nn,models,parallel,verify}
+  -DCMAKE_CUDA_ARCHITECTURES="$architecture" '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib' \
+  -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags "${options[@]}" >"$build/configured" 2>&1 ||
+  { tail -n 20 "$build/configured" >&2 && die "the build could not be configured"; }
+grep -E '^-- (CUDA|NCCL|cuDNN)' "$build/configured"
+cmake --build "$build" -j "$(nproc)" --target tessera "${suites[@]/#/test_}"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 packed=$work/tessera-gpu
 mkdir -p "$packed"/build/{bin,tests,lib}
 git -C "$root" archive HEAD bench tests/compare tests/support | tar -x -C "$packed"
-git -C "$root" rev-parse --short HEAD >"$packed/COMMIT"
+git -C "$root" describe --always --dirty >"$packed/COMMIT"
 theirs='^(libcuda|libcudart|libcublas|libcudnn|libnccl|libnv|ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.)'
 for program in "${programs[@]}"; do
   strip -o "$packed/build/$program" "$build/$program"

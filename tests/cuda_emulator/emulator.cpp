@@ -55,13 +55,13 @@ struct Fiber {
   void* top = nullptr;   // where it was left
   void* kept = nullptr;  // AddressSanitizer's
   Known known = nullptr;
-  unsigned block_barriers = 0, warp_barriers = 0;  // that it has come to
   State state = State::ended;
 };
 
 struct Warp {
   uint32_t arrived = 0;
-  std::array<char, 2> points{};  // of every other barrier, as of the block
+  bool odd = false;              // which of the first two points the next barrier of all lanes has, as in a block
+  std::array<char, 3> points{};  // the last is that of barriers of some lanes
   std::array<uint64_t, kLanes> slots{};
   std::array<const void*, kLanes> operands{};
 };
@@ -124,8 +124,7 @@ class Block {
     ++waiting_;
     Fiber& f = fibers_[current_];
     f.state = State::at_block;
-    // Who goes on may come to the next barrier before the others have left this one.
-    char* const point = &points_[f.block_barriers++ % 2];
+    char* const point = &points_[odd_];  // who goes on may come to the next one before the others have left this one
     tell(point);
     release_block();
     wait();
@@ -140,13 +139,12 @@ class Block {
     w.arrived |= 1u << lane;
     Fiber& f = fibers_[current_];
     f.state = State::at_warp;
-    char* const point = &w.points[f.warp_barriers % 2];
-    if (orders) {
-      ++f.warp_barriers;
-      tell(point);
-    }
+    const bool all = (mask & present()) == present();
+    char* const point = &w.points[!all ? 2 : w.odd];
+    if (orders) tell(point);
     if ((w.arrived & mask & present()) == (mask & present())) {
       w.arrived &= ~mask;
+      if (all) w.odd = !w.odd;
       for (unsigned l = 0; l < kLanes; ++l)
         if (mask >> l & 1u && current_ - lane + l < threads_ && fibers_[current_ - lane + l].state == State::at_warp)
           fibers_[current_ - lane + l].state = State::ready;
@@ -198,6 +196,7 @@ class Block {
   void release_block() {
     if (waiting_ == 0 || waiting_ < alive_) return;
     waiting_ = 0;
+    odd_ = !odd_;
     for (unsigned t = 0; t < threads_; ++t)
       if (fibers_[t].state == State::at_block) fibers_[t].state = State::ready;
   }
@@ -212,6 +211,7 @@ class Block {
   const void* bottom_ = nullptr;
   size_t size_ = 0;
   Known scheduler_ = nullptr;  // the thread that runs the fibers
+  bool odd_ = false;           // which point the next barrier has
   std::array<char, 2> points_{};
   char begun_ = 0, ended_ = 0;
 };

@@ -13,6 +13,7 @@ void KnownMemory::add(const void* p, size_t bytes) {
 size_t KnownMemory::remove(const void* p) {
   const std::lock_guard lock(mutex_);
   const auto piece = ends_.find(static_cast<const std::byte*>(p));
+  if (piece == ends_.end()) return 0;
   const auto bytes = static_cast<size_t>(piece->second - piece->first);
   ends_.erase(piece);
   return bytes;

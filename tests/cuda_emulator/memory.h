@@ -10,7 +10,7 @@ namespace tessera::emulator {
 class KnownMemory {
  public:
   void add(const void* p, size_t bytes);
-  size_t remove(const void* p);  // the bytes of the piece
+  size_t remove(const void* p);  // the bytes of the piece; 0: there is none
   bool has(const void* p, size_t bytes) const;
   bool begins_in_one(const void* p) const;
 

@@ -130,7 +130,8 @@ cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
 }
 cudaError_t cudaFreeHost(void* p) {
   if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
-  known_memory().remove(p);
+  if (known_memory().remove(p) == 0) return cudaErrorInvalidValue;
+  tessera::emulator::go_on();  // CUDA's waits for what may still use it
   std::free(p);
   return cudaSuccess;
 }
@@ -141,7 +142,10 @@ cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* p) {
-  tessera::emulator::give_to_host(p, known_memory().remove(p));
+  if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
+  const size_t bytes = known_memory().remove(p);
+  if (bytes == 0) return cudaErrorInvalidValue;
+  tessera::emulator::give_to_host(p, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {

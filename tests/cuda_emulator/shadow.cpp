@@ -3,6 +3,8 @@
 //
 // So what is forbidden of a GPU's memory, or of pinned memory, waits for all that was queued on any stream; what is
 // permitted is so at once, and is no longer forbidden by what still waits.
+#include "tests/cuda_emulator/streams.h"
+
 #ifdef __SANITIZE_ADDRESS__
 #include <algorithm>
 #include <cstddef>
@@ -12,7 +14,6 @@
 #include <vector>
 
 #include "tests/cuda_emulator/memory.h"
-#include "tests/cuda_emulator/streams.h"
 
 void forbid(const volatile void* p, size_t bytes) asm("__wrap___asan_poison_memory_region");
 void permit(const volatile void* p, size_t bytes) asm("__wrap___asan_unpoison_memory_region");
@@ -51,6 +52,10 @@ class Shadow {
     }
     permit_now(r.begin, static_cast<size_t>(r.end - r.begin));
   }
+  void after_task() {
+    const std::lock_guard lock(mutex_);
+    catch_up();
+  }
 
  private:
   void catch_up() {
@@ -75,6 +80,9 @@ Range range(const volatile void* p, size_t bytes) {
 }
 
 }  // namespace
+
+void after_task() { shadow().after_task(); }
+
 }  // namespace tessera::emulator
 
 using namespace tessera::emulator;
@@ -87,4 +95,6 @@ void permit(const volatile void* p, size_t bytes) {
   if (known_memory().begins_in_one(const_cast<const void*>(p))) return shadow().permit(range(p, bytes));
   permit_now(p, bytes);
 }
+#else
+void tessera::emulator::after_task() {}
 #endif

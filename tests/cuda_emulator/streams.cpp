@@ -24,6 +24,12 @@ namespace {
 struct AllLines {
   std::mutex mutex;
   std::vector<std::weak_ptr<Line>> lines;
+  std::vector<std::shared_ptr<Line>> without_stream;  // what was queued on a stream that is no more is still to come
+
+  void tidy() {
+    std::erase_if(without_stream, [](const std::shared_ptr<Line>& line) { return line->done() == line->pushed(); });
+    std::erase_if(lines, [](const std::weak_ptr<Line>& line) { return line.expired(); });
+  }
 };
 AllLines& all_lines() {
   static AllLines all;
@@ -45,6 +51,9 @@ std::vector<Point> ends_of_lines() {
   for (const std::shared_ptr<Line>& line : lines_now())
     if (const uint64_t pushed = line->pushed(); line->done() < pushed) ends.push_back({line, pushed});
   return ends;
+}
+void go_on() {
+  for (const std::shared_ptr<Line>& line : lines_now()) line->progress();
 }
 bool Point::is_reached() const {
   const std::shared_ptr<Line> of = line.lock();
@@ -72,6 +81,7 @@ void Line::add(Task task) {
 void Line::drop_first() {
   tasks_.pop_front();
   ++done_;
+  after_task();
 }
 
 void Line::push(Task task) {
@@ -98,7 +108,6 @@ bool Line::progress() {
   return tasks_.empty();
 }
 
-// What was to come on a stream that is no more does not come.
 bool Mark::wait_a_little() {
   if (reached) return true;
   const std::shared_ptr<Line> of = line.lock();
@@ -165,14 +174,18 @@ using namespace tessera::emulator;
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = new EmulatedStream;
   cudaGetDevice(&(*stream)->gpu);
+  (*stream)->line = std::make_shared<Line>((*stream)->gpu);
   const std::lock_guard lock(all_lines().mutex);
-  std::erase_if(all_lines().lines, [](const std::weak_ptr<Line>& line) { return line.expired(); });
+  all_lines().tidy();
   all_lines().lines.push_back((*stream)->line);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
+  if (const cudaError_t refused = not_while_capturing(); refused != cudaSuccess) return refused;
+  int gpu = 0;
+  cudaGetDevice(&gpu);
   for (const std::shared_ptr<Line>& line : lines_now())
-    while (!line->progress()) std::this_thread::yield();
+    while (line->gpu() == gpu && !line->progress()) std::this_thread::yield();
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -180,7 +193,11 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     stream->capture->broken = true;
     std::replace(stream->capture->streams.begin(), stream->capture->streams.end(), stream, cudaStream_t{});
   }
-  stream->line->progress();
+  if (!stream->line->progress()) {
+    const std::lock_guard lock(all_lines().mutex);
+    all_lines().tidy();
+    all_lines().without_stream.push_back(stream->line);
+  }
   delete stream;
   return cudaSuccess;
 }

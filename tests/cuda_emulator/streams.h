@@ -5,8 +5,7 @@
 // that reads a result without waiting, or writes to pinned memory that is still to be read, so works with wrong
 // numbers. "early": at once, on the thread that queues it, unless something before it waits. Two things can wait: a
 // collective of NCCL's for other ranks (tests/cuda_emulator/nccl.h), and a stream for an event of another that waits;
-// what stands behind them is kept, and the next call on the stream lets it go on too. Late is the default, but for
-// AddressSanitizer, which is told at once when the host gives a block back that a kernel has still to read. There is no
+// what stands behind them is kept, and the next call on the stream lets it go on too. Late is the default. There is no
 // thread that goes on by itself.
 //
 // A capture keeps a line of nodes for each stream that takes part: the one that began it, and those that have waited
@@ -26,6 +25,8 @@
 namespace tessera::emulator {
 
 bool is_late();
+// What waits for tasks looks whether they are done (shadow.cpp).
+void after_task();
 
 using Task = std::function<bool()>;      // asked until it says that it is done
 using MakeTask = std::function<Task()>;  // called anew whenever what was queued is run
@@ -33,6 +34,8 @@ using MakeTask = std::function<Task()>;  // called anew whenever what was queued
 // Tasks one after another.
 class Line {
  public:
+  explicit Line(int gpu) : gpu_(gpu) {}
+  int gpu() const { return gpu_; }
   void push(Task task);
   void run(const std::function<void()>& work);  // now, where nothing is before it
   bool progress();                              // runs what can be run; true: nothing is left
@@ -44,6 +47,7 @@ class Line {
   void drop_first();
   void advance();
 
+  const int gpu_;
   std::recursive_mutex mutex_;
   std::deque<Task> tasks_;
   std::atomic<uint64_t> pushed_ = 0, done_ = 0;
@@ -88,11 +92,13 @@ cudaError_t not_captured(cudaStream_t stream);
 cudaError_t not_while_capturing();
 // Runs all that is queued; waits for other ranks.
 void finish(cudaStream_t stream);
+// Runs on all streams what can be run.
+void go_on();
 
 }  // namespace tessera::emulator
 
 struct EmulatedStream {
-  std::shared_ptr<tessera::emulator::Line> line = std::make_shared<tessera::emulator::Line>();
+  std::shared_ptr<tessera::emulator::Line> line;
   std::shared_ptr<tessera::emulator::Capture> capture;  // that it takes part in
   size_t number = 0;                                    // of its line there
   int gpu = 0;

@@ -18,6 +18,7 @@
 #include "tests/support/gpu.h"
 
 extern "C" [[gnu::weak]] void __tsan_init();
+extern "C" [[gnu::weak]] void __asan_init();
 
 namespace tessera {
 namespace {
@@ -55,15 +56,32 @@ class EmulatedGpuDeathTest : public EmulatedGpu {
 
 TEST_F(EmulatedGpu, ThreadSanitizerSeesABarrierThatIsMissing) {
   if (&__tsan_init == nullptr) GTEST_SKIP() << "a build without ThreadSanitizer";
-  const cudaLaunchConfig_t config{.gridDim = {}, .blockDim = {64}, .dynamicSmemBytes = 256, .stream = stream()};
-  const Tensor x = Tensor::zeros({64}, DType::float32, arena);
-  const auto run = [&](bool waits) {
+  const Tensor x = Tensor::zeros({128}, DType::float32, arena);
+  const auto run = [&](bool waits, unsigned threads = 64) {
+    const cudaLaunchConfig_t config{
+        .gridDim = {}, .blockDim = {threads}, .dynamicSmemBytes = 4 * threads, .stream = stream()};
     ASSERT_EQ(cudaLaunchKernelEx(&config, hand_on, x.device_data<float>(), waits), cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
   };
   run(true);
   EXPECT_EQ(x.to_vector<float>()[62], 63.0f);
+  run(true, 128);  // of which half have met at one barrier more
   EXPECT_EXIT((run(false), std::exit(66)), testing::ExitedWithCode(66), "data race");
+}
+
+// A block that the host has given back is a kernel's until what was queued before is done.
+TEST_F(EmulatedGpu, AddressSanitizerKnowsWhenABlockIsGivenBack) {
+  if (&__asan_init == nullptr) GTEST_SKIP() << "a build without AddressSanitizer";
+  const auto run = [&](bool in_time) {
+    Tensor x = Tensor::zeros({4}, DType::float32, arena);
+    float* const at = x.device_data<float>();
+    if (in_time) launch_put(at, 1);
+    x = Tensor();
+    if (!in_time) launch_put(at, 1);
+    ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+  };
+  run(true);
+  EXPECT_DEATH(run(false), "use-after-poison");
 }
 
 // AddressSanitizer tells of a fault in its own way.
@@ -124,8 +142,13 @@ TEST_F(EmulatedGpu, ACopyLiesInOnePieceOfPinnedMemory) {
 
 TEST_F(EmulatedGpu, AKernelRunsOnTheGpuOfItsThread) {
   setenv("TESSERA_EMULATED_GPUS", "2", 1);
+  const std::shared_ptr<void> one_again(nullptr, [](void*) {
+    cudaSetDevice(0);
+    unsetenv("TESSERA_EMULATED_GPUS");
+  });
   const cudaLaunchConfig_t one{.gridDim = {}, .blockDim = {}, .dynamicSmemBytes = 0, .stream = stream()};
-  float* const x = Tensor::zeros({4}, DType::float32, arena).device_data<float>();
+  const Tensor zeros = Tensor::zeros({4}, DType::float32, arena);
+  float* const x = zeros.device_data<float>();
   ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
   EXPECT_EQ(cudaLaunchKernelEx(&one, put, x, 1.0f), cudaErrorInvalidResourceHandle);
   const cuda::Event event = cuda::make_event();
@@ -133,7 +156,6 @@ TEST_F(EmulatedGpu, AKernelRunsOnTheGpuOfItsThread) {
   ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
   EXPECT_EQ(cudaLaunchKernelEx(&one, put, x, 1.0f), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
-  unsetenv("TESSERA_EMULATED_GPUS");
 }
 
 TEST_F(EmulatedGpu, MuchSharedMemoryIsAskedFor) {
@@ -151,6 +173,7 @@ TEST_F(EmulatedGpu, MuchSharedMemoryIsAskedFor) {
 TEST_F(EmulatedGpu, NothingIsPinnedWhileWorkIsCaptured) {
   ASSERT_EQ(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
   EXPECT_THROW(cuda::pinned_memory(16), Error);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorStreamCaptureUnsupported);
   cudaGraph_t graph = nullptr;
   EXPECT_EQ(cudaStreamEndCapture(stream(), &graph), cudaErrorStreamCaptureInvalidated);
 }

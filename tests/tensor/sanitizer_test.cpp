@@ -25,8 +25,10 @@ TEST_F(SanitizerDeathTest, SeesABlockThatWasTakenBack) {
 }
 
 TEST_F(SanitizerDeathTest, SeesWhatLiesBehindABlock) {
+  std::byte* const next = arena->allocate(100, Category::workspace);
   EXPECT_DEATH(block[100] = std::byte{1}, "use-after-poison");
-  EXPECT_DEATH(block[-1] = std::byte{1}, "use-after-poison|unknown-crash|SEGV");
+  EXPECT_DEATH(next[-1] = std::byte{1}, "use-after-poison");
+  arena->release(next, 100, Category::workspace);
   arena->release(block, 100, Category::workspace);
 }
 
