@@ -44,7 +44,12 @@ class Philox {
   }
 
   // Word of element i when elements are numbered one by one: four consecutive elements share a block.
-  constexpr uint32_t word(uint64_t i, uint64_t step = 0) const { return (*this)(i >> 2, step)[i & 3]; }
+  // Chosen by comparisons: an index that is known at run time alone would put the block into a GPU's memory.
+  constexpr uint32_t word(uint64_t i, uint64_t step = 0) const {
+    const Block b = (*this)(i >> 2, step);
+    const uint32_t low = i & 1 ? b[1] : b[0], high = i & 1 ? b[3] : b[2];
+    return i & 2 ? high : low;
+  }
 
   // Uniform in [0, 1), a multiple of 2^-24.
   constexpr float uniform(uint64_t i, uint64_t step = 0) const { return to_uniform(word(i, step)); }

@@ -9,7 +9,6 @@ namespace tessera::cuda {
 
 Context::Context() {
   check(cudaGetDevice(&gpu_), "context");
-  check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, gpu_), "context");
   check(cudaStreamCreateWithFlags(stream_.receive(), cudaStreamNonBlocking), "context");
 }
 

@@ -22,7 +22,6 @@ class Context {
 
   cudaStream_t stream() const { return stream_.get(); }
   int gpu() const { return gpu_; }
-  int multiprocessors() const { return multiprocessors_; }
 
   // Notes that `op` was queued, and throws if that failed.
   void queued(const char* op, cudaError_t result) {
@@ -47,7 +46,6 @@ class Context {
 
  private:
   int gpu_ = 0;
-  int multiprocessors_ = 0;
   Stream stream_;
   std::atomic<const char*> last_op_ = "start";
   IndexChecks indices_;

@@ -69,7 +69,7 @@ __device__ int64_t offset_of(const SummedDims& s, int64_t i, int from, int to) {
 }
 
 template <class T>
-__global__ void sum_to_kernel(const T* x, SummedDims s, T* out) {
+__global__ void sum_to_kernel(const T* x, const __grid_constant__ SummedDims s, T* out) {
   using A = Accumulate<T>;
   const int64_t i = global_thread();
   if (i >= s.outputs) return;

@@ -22,6 +22,7 @@
 #define __device__
 #define __host__
 #define __constant__
+#define __grid_constant__
 #define __shared__ static thread_local
 #define __forceinline__ inline
 #define __launch_bounds__(...)
@@ -108,7 +109,7 @@ enum cudaMemcpyKind {
   cudaMemcpyDeviceToDevice,
   cudaMemcpyDefault
 };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrCanUseHostPointerForRegisteredMem = 91 };
+enum cudaDeviceAttr { cudaDevAttrCanUseHostPointerForRegisteredMem = 91 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 inline constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0,
                           cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2;

@@ -32,6 +32,8 @@ HOT = {
     "bias_gelu.cu.o": {r"bias_gelu_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
     "elementwise.cu.o": {r"flat_kernel<": [EITHER]},
     "copy.cu.o": {r"flat_kernel<(?!Convert<int, long>)": [EITHER]},  # of an int64 the low half is all that is read
+    "dropout.cu.o": {r"dropout_kernel<": [EITHER]},
+    "reduce.cu.o": {r"sum_columns_kernel<.*true>\(": [LOADS]},
     "updates.cu.o": {r"segments_kernel<4, .*Adam<": [LOADS, STORES], r"segments_kernel<4, .*Sgd<": [LOADS, STORES]},
 }
 
