@@ -24,7 +24,7 @@ endif()
 
 add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
 add_link_options(-fsanitize=address,undefined)
-add_compile_definitions(__SANITIZE_ADDRESS__=1)  # as g++ says it, and clang from version 21
+add_compile_definitions(__SANITIZE_ADDRESS__=1)  # as g++ says it; clang 14 does not
 # An emulated GPU's threads are fibers, hundreds for each block: a second stack for each of them, and the counters that a
 # fuzzer steers by, took most of a test's time.
 set(TESSERA_FIBER_OPTIONS -fsanitize-address-use-after-return=never -fno-sanitize=fuzzer-no-link -O2)
