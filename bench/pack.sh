@@ -26,6 +26,7 @@ while (($#)); do
   shift
 done
 [[ $file == *.tar.xz ]] || die "where to? expected the name of a file that ends in .tar.xz, found '$file'"
+[[ -d $(dirname "$file") ]] || die "no such folder: $(dirname "$file")"
 
 suites=(tensor autograd nn parallel verify app)
 programs=(bin/tessera "${suites[@]/#/tests/test_}")
@@ -39,7 +40,7 @@ grep -E '^-- (CUDA|NCCL|cuDNN)' "$build/configured"
 cmake --build "$build" -j "$(nproc)" --target tessera "${suites[@]/#/test_}"
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf "$work" "$file.part"' EXIT
 packed=$work/tessera-gpu
 mkdir -p "$packed"/build/{bin,tests,lib}
 git -C "$root" archive HEAD bench tests/compare tests/support | tar -x -C "$packed"

@@ -2,6 +2,7 @@
 #include "tests/cuda_emulator/streams.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 #include <thread>
@@ -13,8 +14,13 @@ namespace tessera::emulator {
 
 bool is_late() {
   static const bool late = [] {
-    const char* const asked = std::getenv("TESSERA_EMULATED_STREAMS");
-    return !asked || asked != std::string_view("early");
+    const char* const said = std::getenv("TESSERA_EMULATED_STREAMS");
+    const std::string_view asked = said ? said : "late";
+    if (asked != "late" && asked != "early") {
+      std::fprintf(stderr, "TESSERA_EMULATED_STREAMS: expected late or early, found '%s'\n", said);
+      std::abort();
+    }
+    return asked == "late";
   }();
   return late;
 }
