@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "parallel/comm/transport.h"
@@ -46,6 +47,8 @@ class FaultTransport final : public Transport {
   void fail(const std::string& cause) override { inner_->fail(cause); }
   bool only_native(const Call& call) const override { return inner_->only_native(call); }
   int failed_rank() const override { return inner_->failed_rank(); }
+  std::string failure() const override { return inner_->failure(); }
+  std::vector<CallLog*> logs() override { return inner_->logs(); }
   bool maps_peers() const override { return inner_->maps_peers(); }
 
  private:

@@ -67,7 +67,13 @@ MpiTransport::MpiTransport(std::shared_ptr<MpiWorld> world, MpiGroup& group) : w
                               .patience = std::move(patience),
                               .peers = world_->peers(),
                               .give_up = [this] { fail(""); },
-                              .failure = [this] { return world_->watch().failure(); }});
+                              .failure = [this] { return failure(); }});
+}
+
+std::vector<CallLog*> MpiTransport::logs() {
+  std::vector<CallLog*> logs;
+  for (SharedPlace* place : group_.places) logs.push_back(&place->log);
+  return logs;
 }
 
 void MpiTransport::fail(const std::string& cause) { world_->watch().fail(world_->rank(), cause, false); }
@@ -92,7 +98,7 @@ void MpiTransport::patiently(int from, int64_t bytes, const Done& done) {
   for (int i = 0; !done(); ++i) {
     const auto waited = Clock::now() - start;
     if (i % 16 == 0) world_->reap();
-    if (world_->watch().failed_rank() >= 0) throw PeerFailed(receiving(bytes) + ": " + world_->watch().failure());
+    if (world_->watch().failed_rank() >= 0) throw PeerFailed(receiving(bytes) + ": " + failure());
     if (waited > limit)
       throw CommError(receiving(bytes) + ": rank " + std::to_string(world_rank(from)) + " sent nothing within " +
                       seconds_text(patience.timeout_s));

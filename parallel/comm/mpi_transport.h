@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "parallel/comm/mpi_world.h"
 #include "parallel/comm/transport.h"
@@ -31,6 +32,8 @@ class MpiTransport final : public Transport {
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override;
   int failed_rank() const override { return world_->watch().failed_rank(); }
+  std::string failure() const override { return world_->watch().failure(); }
+  std::vector<CallLog*> logs() override;
   bool maps_peers() const override { return shared_ && world_->peers() != nullptr; }
 
  private:

@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "parallel/comm/algorithms.h"
+#include "parallel/comm/call_log.h"
 #include "parallel/comm/worker.h"
 
 namespace tessera {
@@ -44,7 +46,11 @@ NcclTransport::NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Trans
 
 NcclTransport::NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Transport> carrier, double timeout_s,
                              std::shared_ptr<Family> family)
-    : api_(std::move(api)), carrier_(std::move(carrier)), timeout_s_(timeout_s), family_(std::move(family)) {
+    : api_(std::move(api)),
+      carrier_(std::move(carrier)),
+      timeout_s_(timeout_s),
+      family_(std::move(family)),
+      logs_(carrier_->logs()) {
   if (size() == 1) return;
   NcclId id;
   if (rank() == 0) id = api_->make_id();
@@ -61,20 +67,51 @@ NcclTransport::NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Trans
 
 NcclTransport::~NcclTransport() { family_->remove(api_.get()); }
 
-void NcclTransport::check_health(double waited_s, const std::string& during) const {
-  if (carrier_->failed_rank() >= 0) throw PeerFailed(carrier_->failed_rank(), during);
-  if (waited_s > timeout_s_)
-    throw CommError(during + ": NCCL did not end it within " + seconds_text(timeout_s_) +
-                    "; a rank does not come, or asks for something else");
+void NcclTransport::check_peers(const std::string& during) const {
+  if (carrier_->failed_rank() >= 0) throw PeerFailed(during + ": " + carrier_->failure());
 }
 
-void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& during) {
+// With what the others have come to in the place of this rank's last call.
+void NcclTransport::compare(const Call& call) const {
+  if (logs_.empty()) return;
+  const uint64_t number = logs_[static_cast<size_t>(rank())]->made();
+  for (int r = 0; r < size(); ++r) {
+    std::optional<Call> theirs = logs_[static_cast<size_t>(r)]->find(number);
+    if (!theirs) continue;
+    theirs->gpu = call.gpu;
+    if (!theirs->matches(call))
+      throw CommError(describe(call) + ": rank " + std::to_string(world_rank(r)) + " asks for " + describe(*theirs) +
+                      " at the same time; every rank must communicate in the same order");
+  }
+}
+
+// Why the time is over, as far as it can be seen from here. `call`: the last, where the wait is for its end.
+std::string NcclTransport::in_vain(const Call* call) const {
+  const std::string within = " within " + seconds_text(timeout_s_);
+  if (!call || logs_.empty())
+    return "NCCL did not end it" + within + "; a rank does not come, or asks for something else";
+  const uint64_t number = logs_[static_cast<size_t>(rank())]->made();
+  for (int r = 0; r < size(); ++r) {
+    const CallLog& log = *logs_[static_cast<size_t>(r)];
+    if (log.made() >= number) continue;
+    std::optional<Call> last = log.find(log.made());
+    if (last) last->gpu = call->gpu;
+    return "rank " + std::to_string(world_rank(r)) + " did not come" + within + "; " +
+           (last ? "the last it came to was " + describe(*last) : "it has not communicated here yet");
+  }
+  return "NCCL did not end it" + within + ", although every rank has come to it";
+}
+
+void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& during, const Call* call) {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   try {
     for (int64_t i = 0; !(*api_.*reached)(); ++i) {
       if (i % 64 != 0) continue;
-      check_health(std::chrono::duration<double>(Clock::now() - start).count(), during);
+      check_peers(during);
+      if (call) compare(*call);
+      if (std::chrono::duration<double>(Clock::now() - start).count() > timeout_s_)
+        throw CommError(during + ": " + in_vain(call));
       std::this_thread::yield();
     }
   } catch (const CommError&) {
@@ -86,7 +123,8 @@ void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& du
 void NcclTransport::look_after(double waited_s, const std::string& during) {
   if (size() == 1) return;
   try {
-    check_health(waited_s, during);
+    check_peers(during);
+    if (waited_s > timeout_s_) throw CommError(during + ": " + in_vain(nullptr));
     const std::lock_guard lock(family_->mutex);
     for (NcclApi* api : family_->members) api->queued();  // throws what NCCL has met
   } catch (const CommError&) {
@@ -100,16 +138,23 @@ std::shared_ptr<CommWorker> NcclTransport::background() { return family_->worker
 // Returns a point behind the collective, which is taken when it is on the stream and not only asked for.
 std::shared_ptr<void> NcclTransport::begin(const Call& call) {
   if (family_->is_broken()) throw CommError(describe(call) + ": NCCL has failed before");
+  if (!logs_.empty()) logs_[static_cast<size_t>(rank())]->add(call);
+  try {
+    compare(call);
+  } catch (const CommError&) {
+    family_->abort();
+    throw;
+  }
   api_->after(*call.gpu);
   collective(call);
-  wait_until(&NcclApi::queued, describe(call));
+  wait_until(&NcclApi::queued, describe(call), &call);
   return api_->point();
 }
 
 int64_t NcclTransport::native(const Call& call) {
   if (!only_native(call)) return carrier_->direct(call);
   api_->join(*call.gpu, begin(call));
-  if (!api_->is_captured(*call.gpu)) wait_until(&NcclApi::finished, describe(call));
+  if (!api_->is_captured(*call.gpu)) wait_until(&NcclApi::finished, describe(call), &call);
   return sent_directly(call, size(), rank());
 }
 

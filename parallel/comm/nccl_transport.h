@@ -7,10 +7,11 @@
 //
 // A collective comes after what the rank's stream was given before it, runs on NCCL's stream, and what the rank's
 // stream is given later comes after it. The host waits for its end, and looks at the clock and at ranks that fail
-// meanwhile; only while the rank's stream is captured as a CUDA graph it does not: then collectives are nodes of the
-// graph, and who waits for the graph looks after the ranks (look_after). Those that are started
-// (Communicator::start_...) run beside the kernels that are queued meanwhile. Pieces that are uneven, which NCCL has no
-// collective for, go as a group of one reduce or broadcast for each rank.
+// meanwhile, and at what they have come to (parallel/comm/call_log.h), which names a rank that does not come or asks
+// for something else, where NCCL would wait for ever; only while the rank's stream is captured as a CUDA graph it does
+// not: then collectives are nodes of the graph, and who waits for the graph looks after the ranks (look_after). Those
+// that are started (Communicator::start_...) run beside the kernels that are queued meanwhile. Pieces that are uneven,
+// which NCCL has no collective for, go as a group of one reduce or broadcast for each rank.
 //
 // Order: NCCL wants all ranks to begin the collectives of all their communicators in the same order. Here that is the
 // order of the program, which is one for all ranks: the communicators of a rank (all that were split from one) share
@@ -62,14 +63,17 @@ class NcclTransport final : public Transport {
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override { carrier_->fail(cause); }
   int failed_rank() const override { return carrier_->failed_rank(); }
+  std::string failure() const override { return carrier_->failure(); }
   bool maps_peers() const override { return carrier_->maps_peers(); }
 
  private:
   struct Family;  // the communicators of one rank
   NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Transport> carrier, double timeout_s,
                 std::shared_ptr<Family> family);
-  void check_health(double waited_s, const std::string& during) const;
-  void wait_until(bool (NcclApi::*reached)(), const std::string& during);
+  void check_peers(const std::string& during) const;
+  void compare(const Call& call) const;
+  std::string in_vain(const Call* call) const;
+  void wait_until(bool (NcclApi::*reached)(), const std::string& during, const Call* call = nullptr);
   std::shared_ptr<void> begin(const Call& call);
   void collective(const Call& call);
   void reduce_scatter(const Call& call, bool even);
@@ -81,6 +85,7 @@ class NcclTransport final : public Transport {
   std::unique_ptr<Transport> carrier_;
   double timeout_s_;
   std::shared_ptr<Family> family_;
+  std::vector<CallLog*> logs_;  // by rank; empty where ranks are on several machines
 };
 
 }  // namespace tessera

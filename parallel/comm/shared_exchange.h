@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "parallel/comm/call.h"
+#include "parallel/comm/call_log.h"
 #include "parallel/comm/in_place.h"
 #include "parallel/comm/peer_memory.h"
 #include "parallel/comm/wait.h"
@@ -36,6 +37,7 @@ struct alignas(4096) SharedPlace {
   Flag flag;
   std::array<Call, 2> posts;  // calls alternate; the pointers in them mean nothing to others
   std::array<Reach, 2> reaches;
+  CallLog log;
   alignas(4096) std::array<std::array<std::byte, kSlotBytes>, 2> slots;
 };
 

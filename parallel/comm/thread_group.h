@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "parallel/comm/call_log.h"
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/transport.h"
 #include "parallel/comm/wait.h"
@@ -44,6 +45,7 @@ struct Place {
   Flag flag;
   std::atomic<bool> working{false};
   std::array<Call, 2> posts;
+  CallLog log;                           // of calls in which the hosts do not meet
   cuda::Mark ready, done;                // of arrays on GPUs: they may be read and written; they no longer are
   std::shared_ptr<ThreadGroup> offered;  // by the first rank of a new group to the others of it, while they split
   alignas(128) std::array<std::array<std::byte, kSmall>, 2> small;

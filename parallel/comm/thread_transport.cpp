@@ -38,6 +38,11 @@ int ThreadTransport::size() const { return static_cast<int>(group_->world_ranks.
 int ThreadTransport::world_rank(int rank) const { return group_->world_ranks[static_cast<size_t>(rank)]; }
 void ThreadTransport::fail(const std::string& cause) { group_->board->fail(world_rank(rank_), cause); }
 int ThreadTransport::failed_rank() const { return group_->board->failed_rank(); }
+std::vector<CallLog*> ThreadTransport::logs() {
+  std::vector<CallLog*> logs;
+  for (Place& place : group_->places) logs.push_back(&place.log);
+  return logs;
+}
 const Call& ThreadTransport::post(int rank) const {
   return group_->places[static_cast<size_t>(rank)].posts[calls_ % 2];
 }

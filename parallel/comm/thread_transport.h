@@ -4,6 +4,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "parallel/comm/in_place.h"
 #include "parallel/comm/transport.h"
@@ -31,6 +32,7 @@ class ThreadTransport final : public Transport {
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override;
   int failed_rank() const override;
+  std::vector<CallLog*> logs() override;
 
  private:
   void arrive(const Call& call);

@@ -9,11 +9,13 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "parallel/comm/call.h"
 
 namespace tessera {
 
+class CallLog;
 class CommWorker;
 
 // Where the first rank that fails says so, for all ranks and all groups of one launch.
@@ -85,6 +87,10 @@ class Transport {
   virtual void fail(const std::string& cause) = 0;
   // World rank of the rank that has failed; negative: none.
   virtual int failed_rank() const { return -1; }
+  // Who that is, and why where it is known: "rank 1 has failed: its process 77 is gone".
+  virtual std::string failure() const { return "rank " + std::to_string(failed_rank()) + " has failed"; }
+  // Of each rank, for calls in which they do not meet on the host. Empty where not all can see them.
+  virtual std::vector<CallLog*> logs() { return {}; }
 };
 
 }  // namespace tessera

@@ -2,11 +2,12 @@
 // under sanitizers, on machines without a GPU.
 //
 // A build with -DTESSERA_CUDA=EMULATED compiles the .cu files as C++ with this header in place of CUDA's. A block's
-// threads are fibers of one thread, blocks run one after another, and what is queued on a stream runs as late as may
-// be, or at once (tests/cuda_emulator/streams.h). While a stream is captured, what is queued is kept with a copy of its
-// arguments, and run by each launch of the graph. There are as many GPUs as TESSERA_EMULATED_GPUS says, usually one;
-// all have the host's memory, where the processor keeps the two apart (tests/cuda_emulator/reach.h). What differs from
-// a GPU: blocks never run at the same time, and only what stands here exists. The macros below are CUDA's own names.
+// threads are fibers of one thread, blocks run one after another, in another order at each launch, and what is queued
+// on a stream runs as late as may be, or at once (tests/cuda_emulator/streams.h). While a stream is captured, what is
+// queued is kept with a copy of its arguments, and run by each launch of the graph. There are as many GPUs as
+// TESSERA_EMULATED_GPUS says, usually one; all have the host's memory, where the processor keeps the two apart
+// (tests/cuda_emulator/reach.h). What differs from a GPU: blocks never run at the same time, and only what stands here
+// exists. The macros below are CUDA's own names.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -175,12 +176,12 @@ inline void run_grid(const cudaLaunchConfig_t& config, const std::function<void(
   const auto enter = [&](unsigned thread) __attribute__((no_sanitize("thread"))) {
     threadIdx = {thread % block.x, thread / block.x % block.y, thread / block.x / block.y};
   };
-  for (unsigned z = 0; z < grid.z; ++z)
-    for (unsigned y = 0; y < grid.y; ++y)
-      for (unsigned x = 0; x < grid.x; ++x) {
-        blockIdx = {x, y, z};
-        run_block(block.x * block.y * block.z, config.dynamicSmemBytes, enter, body);
-      }
+  const uint64_t row = grid.x, plane = row * grid.y;
+  in_any_order(plane * grid.z, [&](uint64_t n) {
+    blockIdx = {static_cast<unsigned>(n % row), static_cast<unsigned>(n % plane / row),
+                static_cast<unsigned>(n / plane)};
+    run_block(block.x * block.y * block.z, config.dynamicSmemBytes, enter, body);
+  });
 }
 
 }  // namespace tessera::emulator

@@ -1,7 +1,9 @@
 // One block of threads on one thread of the CPU: each is a fiber with a stack of its own, which runs until it ends or
 // waits for others at a barrier.
 //
-// Every second block runs its threads in reverse, so that a kernel without a barrier that it needs gives wrong numbers.
+// Every second block runs its threads in reverse, so that a kernel without a barrier that it needs gives wrong numbers,
+// and a kernel's blocks run forwards, backwards, or the odd before the even ones, so that one whose blocks need each
+// other does.
 // A block in which all wait and nothing can go on ends the program with a line that says so.
 #pragma once
 #include <cstdint>
@@ -15,6 +17,8 @@ bool can_run(uint64_t threads, uint64_t shared_bytes);
 // Runs `body` once per thread. `enter(t)` is called whenever thread t starts or goes on.
 void run_block(unsigned threads, uint64_t shared_bytes, const std::function<void(unsigned)>& enter,
                const std::function<void()>& body);
+// f(0) ... f(count - 1), in an order that changes from call to call.
+void in_any_order(uint64_t count, const std::function<void(uint64_t)>& f);
 std::byte* dynamic_shared();  // of the running block, aligned to 1,024 bytes
 
 void sync_block();              // all threads that have not ended

@@ -1,18 +1,18 @@
 // Communicators, and the calls of a group on their way to a stream.
 #include "tests/cuda_emulator/nccl.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <map>
+#include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/cuda_emulator/nccl_exchange.h"
-#include "tests/cuda_emulator/reach.h"
 #include "tests/cuda_emulator/streams.h"
 
 namespace tessera::emulator {
@@ -38,30 +38,17 @@ class Collective {
   Collective(std::shared_ptr<Rank> rank, std::vector<NcclCall> calls)
       : rank_(std::move(rank)), calls_(std::move(calls)) {}
   bool done() {
-    const Acting as(Side::kernel);
     if (rank_->aborted) return true;
-    if (meetings_.empty())
-      for (const NcclCall& call : calls_) meetings_.push_back(rank_->exchange->come(rank_->rank, call));
-    for (const auto& meeting : meetings_)
-      if (!rank_->exchange->is_done(*meeting)) return false;
-    return true;
+    if (ends_.empty())
+      for (const NcclCall& call : calls_) ends_.push_back(rank_->exchange->come(rank_->rank, call));
+    return std::all_of(ends_.begin(), ends_.end(), [](const auto& is_done) { return is_done(); });
   }
 
  private:
   std::shared_ptr<Rank> rank_;
   std::vector<NcclCall> calls_;
-  std::vector<std::shared_ptr<NcclExchange::Meeting>> meetings_;
+  std::vector<std::function<bool()>> ends_;
 };
-
-std::shared_ptr<NcclExchange> exchange_of(const ncclUniqueId& id, int ranks) {
-  static std::mutex mutex;
-  static std::map<std::string, std::weak_ptr<NcclExchange>> all;
-  const std::lock_guard lock(mutex);
-  std::weak_ptr<NcclExchange>& place = all[std::string(id.internal)];
-  std::shared_ptr<NcclExchange> exchange = place.lock();
-  if (!exchange) place = exchange = std::make_shared<NcclExchange>(ranks);
-  return exchange;
-}
 
 }  // namespace
 }  // namespace tessera::emulator
@@ -129,23 +116,28 @@ const char* ncclGetErrorString(ncclResult_t result) {
       return "invalid usage: the ranks ask for different things";
     case ncclInProgress:
       return "NCCL operation in progress";
+    case ncclSystemError:
+      return "system error: the process that has made the id cannot be reached";
     default:
       return "internal error";
   }
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  static std::atomic<int> made = 0;
   std::memset(id->internal, 0, sizeof(id->internal));
-  const std::string text = "emulated NCCL " + std::to_string(made++);
-  std::memcpy(id->internal, text.data(), text.size());
+  const std::string name = new_exchange();
+  std::memcpy(id->internal, name.data(), name.size());
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
   if (ranks < 1 || rank < 0 || rank >= ranks) return ncclInvalidArgument;
   auto own = std::make_shared<Rank>();
-  own->exchange = exchange_of(id, ranks);
+  try {
+    own->exchange = exchange_named(id.internal, ranks);
+  } catch (const std::system_error&) {
+    return ncclSystemError;
+  }
   own->rank = rank;
   own->exchange->join();
   *comm = new EmulatedCommunicator{.rank = own, .blocking = config->blocking != 0};

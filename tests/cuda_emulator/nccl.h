@@ -1,5 +1,5 @@
-// The part of NCCL's interface that parallel/comm/nccl_library.cpp uses, for ranks that are threads of one process with
-// an emulated GPU each: so that what speaks to NCCL is compiled and run by tests.
+// The part of NCCL's interface that parallel/comm/nccl_library.cpp uses, for ranks with an emulated GPU each that are
+// threads of one process or processes of one machine: so that what speaks to NCCL is compiled and run by tests.
 //
 // A collective is a task on its stream. It waits there until every rank of the communicator has come to its own of the
 // same number; the last one moves the data, which it finds in the memory of all, and adds in the order of ranks,
@@ -14,8 +14,8 @@
 //
 // What differs: ranks that ask for different collectives at the same time, or for other sizes, types or reductions, get
 // ncclInvalidUsage, where NCCL would hang or move nonsense. Operations keep the order in which they come to run, as
-// they do on a single stream; NCCL keeps that of the calls, on several streams too. Ranks of other processes never
-// come. No collective is cut into channels, so none disturbs another.
+// they do on a single stream; NCCL keeps that of the calls, on several streams too. No collective is cut into channels,
+// so none disturbs another.
 #pragma once
 #include <cstddef>
 
@@ -23,6 +23,7 @@
 
 enum ncclResult_t {
   ncclSuccess = 0,
+  ncclSystemError = 2,
   ncclInternalError = 3,
   ncclInvalidArgument = 4,
   ncclInvalidUsage = 5,

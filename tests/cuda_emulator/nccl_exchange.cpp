@@ -1,12 +1,16 @@
-// Meetings, and sums in the order of ranks.
+// Meetings in the process whose rank has made the id.
 #include "tests/cuda_emulator/nccl_exchange.h"
 
-#include <algorithm>
-#include <cstring>
-#include <tuple>
-#include <type_traits>
+#include <unistd.h>
 
-#include "tensor/dtype.h"
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+#include "tests/cuda_emulator/reach.h"
 
 namespace tessera::emulator {
 namespace {
@@ -17,145 +21,91 @@ bool agree(const NcclCall& a, const NcclCall& b) {
   return a.kind == b.kind && a.count == b.count && a.type == b.type && a.op == b.op && a.root == b.root;
 }
 
-template <class F>
-void with_type(ncclDataType_t type, const F& f) {
-  switch (type) {
-    case ncclInt32:
-      return f(int32_t{});
-    case ncclInt64:
-      return f(int64_t{});
-    case ncclFloat32:
-      return f(float{});
-    case ncclFloat64:
-      return f(double{});
-    case ncclBfloat16:
-      return f(bfloat16{});
+// An operation of all ranks, or a message between two. It lives as long as a rank waits for its end.
+struct Meeting {
+  explicit Meeting(size_t members) : calls(members), came(members, false) {}
+  std::vector<NcclCall> calls;  // by rank; of a message the sender's, then the receiver's
+  std::vector<bool> came;
+  std::atomic<bool> done = false;
+};
+
+class ExchangeHere final : public NcclExchange {
+ public:
+  explicit ExchangeHere(int ranks) : ranks_(ranks), collectives_(static_cast<size_t>(ranks), 0) {}
+
+  int ranks() const override { return ranks_; }
+  void join() override {
+    const std::lock_guard lock(mutex_);
+    ++joined_;
   }
-}
+  bool complete() override {
+    const std::lock_guard lock(mutex_);
+    return joined_ == ranks_;
+  }
+  bool mismatched() override {
+    const std::lock_guard lock(mutex_);
+    return mismatched_;
+  }
+  void close() override {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  std::function<bool()> come(int rank, const NcclCall& call) override {
+    const Acting as(Side::kernel);
+    const std::lock_guard lock(mutex_);
+    const std::shared_ptr<Meeting> meeting = place_of(rank, call);
+    const size_t at = call.is_message() ? (call.kind == NcclCall::Kind::send ? 0 : 1) : static_cast<size_t>(rank);
+    meeting->calls[at] = call;
+    meeting->came[at] = true;
+    for (size_t r = 0; r < meeting->calls.size(); ++r)
+      if (meeting->came[r] && !agree(meeting->calls[r], call)) mismatched_ = true;
+    if (!mismatched_ && !closed_ && std::count(meeting->came.begin(), meeting->came.end(), false) == 0)
+      meeting->done = move_data(meeting->calls);
+    return [meeting] { return meeting->done.load(); };
+  }
 
-using Bytes = std::vector<std::byte>;
+ private:
+  static std::shared_ptr<Meeting> found(std::weak_ptr<Meeting>& place, int members) {
+    std::shared_ptr<Meeting> meeting = place.lock();
+    if (!meeting) place = meeting = std::make_shared<Meeting>(static_cast<size_t>(members));
+    return meeting;
+  }
+  std::shared_ptr<Meeting> place_of(int rank, const NcclCall& call) {
+    if (!call.is_message()) return found(meetings_[collectives_[static_cast<size_t>(rank)]++], ranks_);
+    const bool sends = call.kind == NcclCall::Kind::send;
+    const int from = sends ? rank : call.root, to = sends ? call.root : rank;
+    auto& [sent, received] = counts_[{from, to}];
+    return found(messages_[{from, to, sends ? sent++ : received++}], 2);
+  }
 
-// Elements [first, first + count) of all ranks' arrays, added up.
-Bytes sum_of(const std::vector<NcclCall>& calls, size_t first, size_t count) {
-  Bytes out(count * size_of(calls[0].type));
-  with_type(calls[0].type, [&](auto type) {
-    using T = decltype(type);
-    using Wide = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
-    T* const to = reinterpret_cast<T*>(out.data());
-    for (size_t i = 0; i < count; ++i) {
-      const auto of = [&](const NcclCall& call) {
-        return static_cast<Wide>(static_cast<const T*>(call.in)[first + i]);
-      };
-      Wide total = of(calls[0]);
-      for (size_t r = 1; r < calls.size(); ++r)
-        total = calls[0].op == ncclMax ? std::max(total, of(calls[r])) : static_cast<Wide>(total + of(calls[r]));
-      to[i] = static_cast<T>(total);
-    }
-  });
-  return out;
-}
-
-void put(void* to, const Bytes& bytes) {
-  if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
-}
+  const int ranks_;
+  std::mutex mutex_;
+  int joined_ = 0;
+  bool mismatched_ = false, closed_ = false;
+  std::vector<uint64_t> collectives_;                                    // that each rank has come to
+  std::map<uint64_t, std::weak_ptr<Meeting>> meetings_;                  // by number
+  std::map<std::pair<int, int>, std::pair<uint64_t, uint64_t>> counts_;  // from, to -> messages sent, received
+  std::map<std::tuple<int, int, uint64_t>, std::weak_ptr<Meeting>> messages_;
+};
 
 }  // namespace
 
-size_t size_of(ncclDataType_t type) {
-  size_t size = 0;
-  with_type(type, [&](auto t) { size = sizeof(t); });
-  return size;
+// The process and a number.
+std::string new_exchange() {
+  static std::atomic<int> made = 0;
+  let_others_in();
+  return std::to_string(getpid()) + " " + std::to_string(made++);
 }
 
-// Everything is read before anything is written, since arrays may lie in their own results.
-void move_data(const std::vector<NcclCall>& calls) {
-  const NcclCall& first = calls[0];
-  const size_t ranks = calls.size(), bytes = first.count * size_of(first.type);
-  const auto* const root_in =
-      static_cast<const std::byte*>(calls[first.is_message() ? 0 : static_cast<size_t>(first.root)].in);
-  std::vector<Bytes> results;
-  switch (first.kind) {
-    case NcclCall::Kind::all_reduce:
-      results.assign(ranks, sum_of(calls, 0, first.count));
-      break;
-    case NcclCall::Kind::reduce_scatter:
-      for (size_t r = 0; r < ranks; ++r) results.push_back(sum_of(calls, r * first.count, first.count));
-      break;
-    case NcclCall::Kind::all_gather: {
-      Bytes all;
-      for (const NcclCall& call : calls) {
-        const auto* const piece = static_cast<const std::byte*>(call.in);
-        all.insert(all.end(), piece, piece + bytes);
-      }
-      results.assign(ranks, all);
-      break;
-    }
-    case NcclCall::Kind::broadcast:
-      results.assign(ranks, Bytes(root_in, root_in + bytes));
-      break;
-    case NcclCall::Kind::reduce:
-      results.resize(ranks);
-      results[static_cast<size_t>(first.root)] = sum_of(calls, 0, first.count);
-      break;
-    default:  // a message
-      results = {Bytes(), Bytes(root_in, root_in + bytes)};
-  }
-  for (size_t r = 0; r < ranks; ++r) put(calls[r].out, results[r]);
-}
-
-void NcclExchange::join() {
-  const std::lock_guard lock(mutex_);
-  ++joined_;
-}
-bool NcclExchange::complete() {
-  const std::lock_guard lock(mutex_);
-  return joined_ == ranks_;
-}
-bool NcclExchange::is_done(const Meeting& meeting) {
-  const std::lock_guard lock(mutex_);
-  return meeting.done;
-}
-bool NcclExchange::mismatched() {
-  const std::lock_guard lock(mutex_);
-  return mismatched_;
-}
-void NcclExchange::close() {
-  const std::lock_guard lock(mutex_);
-  closed_ = true;
-}
-
-// A meeting lives as long as a rank waits for its end.
-std::shared_ptr<NcclExchange::Meeting> NcclExchange::place_of(int rank, const NcclCall& call) {
-  const auto found = [](std::weak_ptr<Meeting>& place, size_t members) {
-    std::shared_ptr<Meeting> meeting = place.lock();
-    if (!meeting) {
-      meeting = std::make_shared<Meeting>();
-      meeting->calls.resize(members);
-      meeting->came.resize(members, false);
-      place = meeting;
-    }
-    return meeting;
-  };
-  if (!call.is_message())
-    return found(meetings_[collectives_[static_cast<size_t>(rank)]++], static_cast<size_t>(ranks_));
-  const bool sends = call.kind == NcclCall::Kind::send;
-  const int from = sends ? rank : call.root, to = sends ? call.root : rank;
-  auto& [sent, received] = counts_[{from, to}];
-  return found(messages_[{from, to, sends ? sent++ : received++}], 2);
-}
-
-std::shared_ptr<NcclExchange::Meeting> NcclExchange::come(int rank, const NcclCall& call) {
-  const std::lock_guard lock(mutex_);
-  std::shared_ptr<Meeting> meeting = place_of(rank, call);
-  const size_t at = call.is_message() ? (call.kind == NcclCall::Kind::send ? 0 : 1) : static_cast<size_t>(rank);
-  meeting->calls[at] = call;
-  meeting->came[at] = true;
-  for (size_t r = 0; r < meeting->calls.size(); ++r)
-    if (meeting->came[r] && !agree(meeting->calls[r], call)) mismatched_ = true;
-  if (mismatched_ || closed_ || std::count(meeting->came.begin(), meeting->came.end(), false) > 0) return meeting;
-  move_data(meeting->calls);
-  meeting->done = true;
-  return meeting;
+std::shared_ptr<NcclExchange> exchange_named(const std::string& name, int ranks) {
+  if (const pid_t process = std::stoi(name); process != getpid()) return exchange_of_another(process, name, ranks);
+  static std::mutex mutex;
+  static std::map<std::string, std::weak_ptr<NcclExchange>> all;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<NcclExchange>& place = all[name];
+  std::shared_ptr<NcclExchange> exchange = place.lock();
+  if (!exchange) place = exchange = std::make_shared<ExchangeHere>(ranks);
+  return exchange;
 }
 
 }  // namespace tessera::emulator

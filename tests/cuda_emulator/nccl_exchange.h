@@ -1,13 +1,14 @@
 // Where the ranks of one emulated NCCL communicator meet: who has come with which operation, and what is moved when all
-// have.
+// have. The place is in the process that has made the communicator's id; ranks of other processes come to it through a
+// socket (nccl_processes.cpp), and their arrays are read and written where they are.
 #pragma once
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
-#include <mutex>
-#include <tuple>
-#include <utility>
+#include <string>
 #include <vector>
 
 #include "tests/cuda_emulator/nccl.h"
@@ -23,47 +24,38 @@ struct NcclCall {
   size_t count = 0;
   ncclDataType_t type = ncclFloat32;
   ncclRedOp_t op = ncclSum;
-  int root = 0;  // or the other end of a message
+  int root = 0;       // or the other end of a message
+  pid_t process = 0;  // where the arrays lie; 0: in this one
 
   bool is_message() const { return kind == Kind::send || kind == Kind::recv; }
 };
 
 class NcclExchange {
  public:
-  // An operation of all ranks, or a message between two.
-  struct Meeting {
-    std::vector<NcclCall> calls;  // by rank; of a message the sender's, then the receiver's
-    std::vector<bool> came;
-    bool done = false;
-  };
-  explicit NcclExchange(int ranks) : ranks_(ranks), collectives_(static_cast<size_t>(ranks), 0) {}
+  NcclExchange() = default;
+  virtual ~NcclExchange() = default;
+  NcclExchange(const NcclExchange&) = delete;
+  NcclExchange& operator=(const NcclExchange&) = delete;
 
-  int ranks() const { return ranks_; }
-  void join();
-  bool complete();  // all have joined
-  // A rank has come to a call of its own; the last one moves the data.
-  std::shared_ptr<Meeting> come(int rank, const NcclCall& call);
-  bool is_done(const Meeting& meeting);
-  bool mismatched();
+  virtual int ranks() const = 0;
+  virtual void join() = 0;
+  virtual bool complete() = 0;  // all have joined
+  // A rank has come to a call of its own; the last one moves the data. Says whether that has been done.
+  virtual std::function<bool()> come(int rank, const NcclCall& call) = 0;
+  virtual bool mismatched() = 0;
   // From now on nothing is moved: the memory of a rank may go.
-  void close();
-
- private:
-  std::shared_ptr<Meeting> place_of(int rank, const NcclCall& call);
-  void move(Meeting& meeting);
-
-  const int ranks_;
-  std::mutex mutex_;
-  int joined_ = 0;
-  bool mismatched_ = false, closed_ = false;
-  std::vector<uint64_t> collectives_;                                    // that each rank has come to
-  std::map<uint64_t, std::weak_ptr<Meeting>> meetings_;                  // by number
-  std::map<std::pair<int, int>, std::pair<uint64_t, uint64_t>> counts_;  // from, to -> messages sent, received
-  std::map<std::tuple<int, int, uint64_t>, std::weak_ptr<Meeting>> messages_;
+  virtual void close() = 0;
 };
 
+std::string new_exchange();  // its name
+// Throws std::system_error where the process that has made the name cannot be reached.
+std::shared_ptr<NcclExchange> exchange_named(const std::string& name, int ranks);
+// Ranks of other processes are let in, and the way to those of another process (nccl_processes.cpp).
+void let_others_in();
+std::shared_ptr<NcclExchange> exchange_of_another(pid_t process, const std::string& name, int ranks);
+
 size_t size_of(ncclDataType_t type);
-// What the calls of all ranks, which agree, do.
-void move_data(const std::vector<NcclCall>& calls);
+// What the calls of all ranks, which agree, do. False where the memory of another process cannot be reached.
+bool move_data(const std::vector<NcclCall>& calls);
 
 }  // namespace tessera::emulator

@@ -1,8 +1,10 @@
 // What the emulated GPU is strict about: whose memory it is, when work runs, what a copy may span.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <vector>
@@ -34,6 +36,9 @@ void hand_on(float* out, bool waits) {
 // A kernel that writes one number.
 void put(float* to, float value) { *to = value; }
 
+// Each block adds to what the one before it has left.
+void count_on(float* sums) { sums[blockIdx.x + 1] = sums[blockIdx.x] + 1; }
+
 class EmulatedGpu : public test::OnGpu {
  protected:
   void SetUp() override {
@@ -53,6 +58,26 @@ class EmulatedGpuDeathTest : public EmulatedGpu {
     if (!emulator::is_guarded()) GTEST_SKIP() << "this processor has no protection keys";
   }
 };
+
+TEST_F(EmulatedGpu, BlocksThatNeedEachOtherGiveOtherNumbers) {
+  std::vector<float> last;
+  for (int i = 0; i < 3; ++i) {
+    const Tensor sums = Tensor::zeros({8}, DType::float32, arena);
+    const cudaLaunchConfig_t blocks{.gridDim = {7}, .blockDim = {}, .dynamicSmemBytes = 0, .stream = stream()};
+    ASSERT_EQ(cudaLaunchKernelEx(&blocks, count_on, sums.device_data<float>()), cudaSuccess);
+    last.push_back(sums.to_vector<float>()[7]);
+  }
+  std::sort(last.begin(), last.end());
+  EXPECT_EQ(last, (std::vector<float>{1, 2, 7}));
+  for (const uint64_t count : {1, 2, 7, 8})
+    for (int i = 0; i < 3; ++i) {
+      std::vector<uint64_t> met;
+      emulator::in_any_order(count, [&](uint64_t n) { met.push_back(n); });
+      std::sort(met.begin(), met.end());
+      ASSERT_EQ(met.size(), count);
+      for (uint64_t n = 0; n < count; ++n) EXPECT_EQ(met[n], n);
+    }
+}
 
 TEST_F(EmulatedGpu, ThreadSanitizerSeesABarrierThatIsMissing) {
   if (&__tsan_init == nullptr) GTEST_SKIP() << "a build without ThreadSanitizer";

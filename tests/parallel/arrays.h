@@ -10,12 +10,12 @@ namespace tessera::test {
 inline double brought(int rank, int64_t i) { return static_cast<double>((i * 7 + rank * 3) % 5); }
 
 inline Tensor array_of(int rank, int64_t n, DType dtype, const ArenaPtr& arena) {
-  const Tensor t = Tensor::empty({n}, DType::float64, arena);
-  for (int64_t i = 0; i < n; ++i) t.data<double>()[i] = brought(rank, i);
-  return t.to(dtype);
+  std::vector<double> v(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) v[static_cast<size_t>(i)] = brought(rank, i);
+  return Tensor::of<double>(v, {n}, arena).to(dtype).to(arena);
 }
 
-inline std::vector<double> values(const Tensor& t) { return t.to(DType::float64).to_vector<double>(); }
+inline std::vector<double> values(const Tensor& t) { return t.on_host().to(DType::float64).to_vector<double>(); }
 
 inline std::vector<double> summed(int ranks, int64_t n) {
   std::vector<double> total(static_cast<size_t>(n));

@@ -198,6 +198,7 @@ TEST(Nccl, AStuckCollectiveIsAbortedAndNamed) {
     const Tensor x = Tensor::zeros({100}, DType::float32, make_arena());
     log.gpu = x.arena().get();
     log.stuck = true;
+    world.barrier();
     try {
       nccl.native({.op = Op::all_reduce, .count = 100, .in = x.raw(), .out = x.raw(), .gpu = x.arena().get()});
       ADD_FAILURE() << "nothing was thrown";

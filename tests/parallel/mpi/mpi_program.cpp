@@ -1,9 +1,10 @@
-// What one rank does in the tests of the MPI transport: run under mpirun by mpi_test.sh and two_hosts_test.sh, with the
-// name of a scenario. Prints one line for each expectation that fails, and ends with status 1 then.
+// What one rank does in the tests of the MPI transport, and of NCCL's between processes: run under mpirun by
+// mpi_test.sh and two_hosts_test.sh, with the name of a scenario. Prints one line for each expectation that fails, and
+// ends with status 1 then.
 #include <mpi.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -13,85 +14,23 @@
 #include <string>
 #include <thread>
 
+#include "parallel/comm/backends.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/mpi_session.h"
+#include "tensor/cuda/gpus.h"
 #include "tensor/random.h"
-#include "tests/parallel/arrays.h"
+#include "tests/parallel/mpi/mpi_checks.h"
 
 namespace tessera {
 namespace {
 
 using test::array_of;
-using test::cut;
+using test::check_roots;
+using test::check_sums;
+using test::expect;
+using test::failures;
 using test::summed;
 using test::values;
-
-std::atomic<int> failures{0};
-
-void expect(bool good, const std::string& what) {
-  if (good) return;
-  ++failures;
-  std::fprintf(stderr, "expectation failed: %s\n", what.c_str());
-}
-
-std::string named(const Communicator& c, int64_t n, DType dtype, const char* op) {
-  return std::string(op) + " by " + std::string(name_of(c.algorithm())) + " of " + std::to_string(n) + " " +
-         std::string(name_of(dtype)) + " on rank " + std::to_string(c.rank()) + " of " + std::to_string(c.size());
-}
-
-void check_sums(Communicator& c, int64_t n, DType dtype, const ArenaPtr& arena) {
-  const int ranks = c.size(), me = c.rank();
-  const std::vector<double> total = summed(ranks, n);
-  const Tensor mine = array_of(me, n, dtype, arena);
-  Tensor x = mine.clone();
-  c.all_reduce(x);
-  expect(values(x) == total, named(c, n, dtype, "all_reduce"));
-  x = mine.clone();
-  c.start_all_reduce(x).wait();
-  expect(values(x) == total, named(c, n, dtype, "all_reduce in the background"));
-  const Range own = piece(n, ranks, me);
-  Tensor part = Tensor::empty({own.size()}, dtype, arena);
-  c.reduce_scatter(mine, part);
-  expect(values(part) == cut(total, ranks, me), named(c, n, dtype, "reduce_scatter"));
-  expect(values(mine) == values(array_of(me, n, dtype, arena)), named(c, n, dtype, "reduce_scatter's input"));
-  Tensor whole = Tensor::zeros({n}, dtype, arena);
-  c.all_gather(part, whole);
-  expect(values(whole) == total, named(c, n, dtype, "all_gather"));
-  x = mine.clone();
-  const Tensor inside = x.narrow(0, own.begin, own.size());
-  c.reduce_scatter(x, inside);
-  expect(values(inside) == cut(total, ranks, me), named(c, n, dtype, "reduce_scatter in place"));
-  c.all_gather(inside, x);
-  expect(values(x) == total, named(c, n, dtype, "all_gather in place"));
-}
-
-void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr& arena) {
-  const int ranks = c.size(), me = c.rank();
-  const std::vector<double> total = summed(ranks, n);
-  const Tensor mine = array_of(me, n, dtype, arena);
-  const Range own = piece(n, ranks, me);
-  const Tensor part = mine.narrow(0, own.begin, own.size()).clone();
-  for (int root = 0; root < ranks; ++root) {
-    Tensor x = mine.clone();
-    c.broadcast(x, root);
-    expect(values(x) == values(array_of(root, n, dtype, arena)), named(c, n, dtype, "broadcast"));
-    x = mine.clone();
-    c.reduce(x, root);
-    expect(values(x) == (me == root ? total : values(mine)), named(c, n, dtype, "reduce"));
-    const Tensor whole = me == root ? Tensor::zeros({n}, dtype, arena) : Tensor::meta({n}, dtype);
-    c.gather(part, whole, root);
-    const Tensor got = Tensor::zeros({own.size()}, dtype, arena);
-    c.scatter(whole, got, root);
-    expect(values(got) == values(part), named(c, n, dtype, "gather and scatter"));
-  }
-  const int64_t each = n / ranks + 1;
-  const Tensor in = array_of(me, ranks * each, dtype, arena), out = Tensor::zeros({ranks * each}, dtype, arena);
-  c.all_to_all(in, out);
-  for (int r = 0; r < ranks; ++r)
-    expect(values(out.narrow(0, each * r, each)) ==
-               values(array_of(r, ranks * each, dtype, arena).narrow(0, each * me, each)),
-           named(c, n, dtype, "all_to_all"));
-}
 
 constexpr std::array kAlgorithms = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root,
                                     Algorithm::native};
@@ -217,10 +156,43 @@ void splits(Communicator& world) {
     expect(values(x[static_cast<size_t>(i)]) == summed(n, 30'000 + i), "two groups in the background");
 }
 
-Tensor zeros(int64_t n) { return Tensor::zeros({n}, DType::float32, make_arena()); }
+ArenaPtr gpu_of(const Communicator& world) {
+  if constexpr (kWithCuda) cuda::use_gpu(world.rank_here());
+  return make_arena(Device::cuda);
+}
+
+// Ranks with a GPU each: every operation of arrays there, two groups at the same time, messages, and the host's own.
+void on_gpus(Communicator& world) {
+  const ArenaPtr gpu = gpu_of(world);
+  for (const int64_t n : {1, 2, 17, 5003})
+    for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64, DType::int32, DType::int64})
+      for (const ArenaPtr& arena : {gpu, make_arena()}) {
+        check_sums(world, n, dtype, arena);
+        check_roots(world, n, dtype, arena);
+      }
+  const int n = world.size();
+  const auto reversed = world.split(7, -world.rank(), "reversed");
+  std::vector<Pending> pending;
+  std::vector<Tensor> x;
+  for (int i = 0; i < 20; ++i) {
+    x.push_back(array_of(world.rank(), 3000 + i, DType::float32, gpu));
+    pending.push_back((i % 2 == 0 ? *reversed : world).start_all_reduce(x.back()));
+    if (i % 3 == 0) check_sums(*reversed, 100, DType::float32, gpu);
+    if (i % 5 == 0) world.barrier();
+  }
+  for (Pending& p : pending) p.wait();
+  for (int i = 0; i < 20; ++i)
+    expect(values(x[static_cast<size_t>(i)]) == summed(n, 3000 + i), "two groups of GPUs in the background");
+  const Tensor got = Tensor::zeros({500}, DType::bfloat16, gpu);
+  if (world.rank() == 0) world.send(array_of(3, 500, DType::bfloat16, gpu), n - 1);
+  if (world.rank() == n - 1) world.recv(got, 0);
+  if (world.rank() == n - 1)
+    expect(values(got) == values(array_of(3, 500, DType::bfloat16, gpu)), "a message from GPU to GPU");
+}
 
 // The faults: rank 1 is the culprit, and the others are in an all_reduce of 400 bytes.
-void fault(Communicator& world, const std::string& what) {
+void fault(Communicator& world, const std::string& what, const ArenaPtr& arena) {
+  const auto zeros = [&](int64_t n) { return Tensor::zeros({n}, DType::float32, arena); };
   world.all_reduce(zeros(10));
   if (world.rank() == 1) {
     if (what == "throw") throw std::runtime_error("the cause");
@@ -260,9 +232,24 @@ int run_all(int on_hosts) {
   return failures == 0 ? 0 : 1;
 }
 
-int run_fault(const std::string& scenario, Algorithm algorithm) {
-  launch({.backend = Backend::mpi, .timeout_s = 2, .algorithm = algorithm},
-         [&](Communicator& world) { fault(world, scenario); });
+int run_on_gpus() {
+  launch({.backend = Backend::nccl, .timeout_s = 60, .algorithm = Algorithm::native}, on_gpus);
+  return failures == 0 ? 0 : 1;
+}
+
+int count_gpus() {
+  int gpus = 0;
+  if constexpr (kWithCuda && kWithNccl) gpus = cuda::gpu_count();
+  std::printf("%d\n", gpus);
+  return 0;
+}
+
+int run_fault(const std::string& scenario, const std::string& how) {
+  const bool nccl = how == "nccl";
+  const LaunchOptions options{.backend = nccl ? Backend::nccl : Backend::mpi,
+                              .timeout_s = 2,
+                              .algorithm = nccl ? Algorithm::native : algorithm_named(how)};
+  launch(options, [&](Communicator& world) { fault(world, scenario, nccl ? gpu_of(world) : make_arena()); });
   return 0;
 }
 
@@ -273,7 +260,9 @@ int main(int argc, char** argv) {
   try {
     const std::string scenario = argc > 1 ? argv[1] : "hosts", how = argc > 2 ? argv[2] : "";
     if (scenario == "hosts") return tessera::run_all(how.empty() ? 1 : std::stoi(how));
-    return tessera::run_fault(scenario, tessera::algorithm_named(how.empty() ? "direct" : how));
+    if (scenario == "gpus") return tessera::count_gpus();
+    if (scenario == "nccl") return tessera::run_on_gpus();
+    return tessera::run_fault(scenario, how.empty() ? "direct" : how);
   } catch (const tessera::Error& e) {
     std::fprintf(stderr, "tessera: %s\n", e.what());
     return static_cast<int>(e.status());

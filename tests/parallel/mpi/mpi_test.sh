@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The MPI transport under a real mpirun.
 #   mpi_test.sh PROGRAM operations RANKS   every operation, order of sums, bytes, messages, groups
+#   mpi_test.sh PROGRAM nccl RANKS         the same over NCCL, and its faults; emulated GPUs, or real ones where there are enough
 #   mpi_test.sh PROGRAM faults             ranks that throw, die, stop, loop, leave, or ask for something else: each ends the job
 #                                          within the timeout of 2 s (and the launcher's own second or two), and the line
 #                                          that says why is there
@@ -16,6 +17,17 @@ if [[ $mode == operations ]]; then
   timeout -k 5 170 "${mpirun[@]}" -n "$3" "$program" hosts 1
   echo "$3 ranks: all operations are right"
   exit
+fi
+
+if [[ $mode == nccl ]]; then
+  export TESSERA_EMULATED_GPUS=$3
+  gpus=$("$program" gpus)
+  if ((gpus < $3)); then
+    echo "skipped: $3 ranks over NCCL want as many GPUs, and here are $gpus"
+    exit 77
+  fi
+  timeout -k 5 100 "${mpirun[@]}" -n "$3" "$program" nccl
+  echo "$3 ranks over NCCL: all operations are right"
 fi
 
 failed=0
@@ -38,8 +50,17 @@ fault() {
   fi
 }
 
-all='world axis, all_reduce of 400 bytes \(float32\): '
+all='world axis, all_reduce of 400 bytes \(float32(, on a GPU)?\): '
 gone='rank 1 has failed: its process [0-9]+ is gone$'
+if [[ $mode == nccl ]]; then
+  for ranks in $(seq 2 "$3"); do
+    fault "$ranks" throw nccl 3 'the cause$'
+    fault "$ranks" kill nccl '137|3' "$all$gone"
+    fault "$ranks" stop nccl 3 "${all}rank 1 did not come within 2 s; the last it came to was all_reduce of 40 bytes \(float32, on a GPU\)$"
+    fault "$ranks" mismatch nccl 3 '.* asks for '
+  done
+  exit $failed
+fi
 for ranks in 2 3; do
   fault $ranks throw direct 3 'the cause$'
   fault $ranks kill direct '137|3' "$all$gone"

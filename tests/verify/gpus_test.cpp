@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -41,6 +43,27 @@ TEST_F(GpusTest, RanksOverNcclTrainLikeOne) {
   ASSERT_EQ(of_two.size(), of_one.size());
   for (size_t step = 0; step < of_one.size(); ++step) EXPECT_NEAR(of_two[step], of_one[step], 1e-4) << step;
   EXPECT_LT(of_two.back(), of_two.front());
+}
+
+// The same steps whatever a rank is: NCCL adds as it does, and the id of its communicators goes around by MPI.
+TEST_F(GpusTest, RanksOverNcclMayBeProcesses) {
+  if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no MPI here";
+  const std::string mpirun =
+      "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ASAN_OPTIONS=detect_leaks=0 && mpirun "
+      "--oversubscribe --bind-to none -n 2";
+  for (const std::string plan : {"--microbatches 2", "--zero 3", "--cuda-graph off --tp 2"}) {
+    const std::string arguments =
+        "train " + kSmall + "--steps 6 --device cuda --backend nccl --all-reduce native " + plan;
+    const test::Ran threads = run(arguments + " --ranks 2 --out threads"),
+                    processes = run(arguments + " --out processes", mpirun);
+    ASSERT_EQ(threads.status, 0) << plan << ": " << threads.err;
+    ASSERT_EQ(processes.status, 0) << plan << ": " << processes.err;
+    EXPECT_NE((processes.out + processes.err).find("2 MPI ranks with NCCL"), std::string::npos) << processes.out;
+    EXPECT_EQ(losses("processes"), losses("threads")) << plan;
+    EXPECT_EQ(losses("threads").size(), 6) << plan;
+    EXPECT_EQ(weights("processes/checkpoints/step-6"), weights("threads/checkpoints/step-6")) << plan;
+    for (const char* const folder : {"threads", "processes"}) std::filesystem::remove_all(path(folder));
+  }
 }
 
 TEST_F(GpusTest, WhatCannotBeCapturedSaysWhy) {

@@ -1,0 +1,118 @@
+// What collectives do: sums in the order of ranks, and bytes from one process to another.
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "tensor/dtype.h"
+#include "tests/cuda_emulator/nccl_exchange.h"
+
+namespace tessera::emulator {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+template <class F>
+void with_type(ncclDataType_t type, const F& f) {
+  switch (type) {
+    case ncclInt32:
+      return f(int32_t{});
+    case ncclInt64:
+      return f(int64_t{});
+    case ncclFloat32:
+      return f(float{});
+    case ncclFloat64:
+      return f(double{});
+    case ncclBfloat16:
+      return f(bfloat16{});
+  }
+}
+
+bool get(const NcclCall& call, Bytes& bytes) {
+  if (bytes.empty()) return true;
+  if (call.process == 0) return std::memcpy(bytes.data(), call.in, bytes.size());
+  const iovec here{bytes.data(), bytes.size()}, there{const_cast<void*>(call.in), bytes.size()};
+  return process_vm_readv(call.process, &here, 1, &there, 1, 0) == static_cast<ssize_t>(bytes.size());
+}
+
+bool put(const NcclCall& call, Bytes bytes) {
+  if (bytes.empty()) return true;
+  if (call.process == 0) return std::memcpy(call.out, bytes.data(), bytes.size());
+  const iovec here{bytes.data(), bytes.size()}, there{call.out, bytes.size()};
+  return process_vm_writev(call.process, &here, 1, &there, 1, 0) == static_cast<ssize_t>(bytes.size());
+}
+
+// How many pieces of `count` the rank brings.
+size_t pieces_from(const NcclCall& call, size_t rank, size_t ranks) {
+  using Kind = NcclCall::Kind;
+  if (call.kind == Kind::reduce_scatter) return ranks;
+  if (call.kind == Kind::recv || (call.kind == Kind::broadcast && rank != static_cast<size_t>(call.root))) return 0;
+  return 1;
+}
+
+// Elements [first, first + count) of all ranks' arrays, added up.
+Bytes sum_of(const NcclCall& call, const std::vector<Bytes>& arrays, size_t first) {
+  Bytes out(call.count * size_of(call.type));
+  with_type(call.type, [&](auto type) {
+    using T = decltype(type);
+    using Wide = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
+    T* const to = reinterpret_cast<T*>(out.data());
+    for (size_t i = 0; i < call.count; ++i) {
+      const auto of = [&](const Bytes& array) {
+        return static_cast<Wide>(reinterpret_cast<const T*>(array.data())[first + i]);
+      };
+      Wide total = of(arrays[0]);
+      for (size_t r = 1; r < arrays.size(); ++r)
+        total = call.op == ncclMax ? std::max(total, of(arrays[r])) : static_cast<Wide>(total + of(arrays[r]));
+      to[i] = static_cast<T>(total);
+    }
+  });
+  return out;
+}
+
+// What the rank gets.
+Bytes result_for(size_t rank, const NcclCall& call, const std::vector<Bytes>& arrays) {
+  using Kind = NcclCall::Kind;
+  const auto root = static_cast<size_t>(call.root);
+  switch (call.kind) {
+    case Kind::all_reduce:
+      return sum_of(call, arrays, 0);
+    case Kind::reduce_scatter:
+      return sum_of(call, arrays, rank * call.count);
+    case Kind::all_gather: {
+      Bytes all;
+      for (const Bytes& piece : arrays) all.insert(all.end(), piece.begin(), piece.end());
+      return all;
+    }
+    case Kind::broadcast:
+      return arrays[root];
+    case Kind::reduce:
+      return rank == root ? sum_of(call, arrays, 0) : Bytes();
+    default:  // a message: the sender's call is the first
+      return rank == 1 ? arrays[0] : Bytes();
+  }
+}
+
+}  // namespace
+
+size_t size_of(ncclDataType_t type) {
+  size_t size = 0;
+  with_type(type, [&](auto t) { size = sizeof(t); });
+  return size;
+}
+
+// Everything is read before anything is written, since arrays may lie in their own results.
+bool move_data(const std::vector<NcclCall>& calls) {
+  std::vector<Bytes> arrays;
+  for (size_t r = 0; r < calls.size(); ++r) {
+    const size_t pieces = pieces_from(calls[r], r, calls.size());
+    arrays.emplace_back(pieces * calls[r].count * size_of(calls[r].type));
+    if (!get(calls[r], arrays.back())) return false;
+  }
+  for (size_t r = 0; r < calls.size(); ++r)
+    if (!put(calls[r], result_for(r, calls[0], arrays))) return false;
+  return true;
+}
+
+}  // namespace tessera::emulator

@@ -1,0 +1,174 @@
+// Ranks of several processes: a process whose ranks have made an id answers those of others at a socket, one question
+// after another, on a thread for each of their communicators. The arrays stay where they are: the process is told their
+// addresses, and reads and writes the memory of the other (process_vm_readv).
+//
+// Whoever goes without a word is not waited for, and nothing is moved any more; what his peers ask for is never done,
+// as with NCCL, whose kernels wait for ever.
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "tests/cuda_emulator/nccl_exchange.h"
+
+namespace tessera::emulator {
+namespace {
+
+enum class Ask : uint8_t { join, complete, come, is_done, mismatched, close };
+struct Question {
+  Ask ask = Ask::join;
+  char name[sizeof(ncclUniqueId)] = {};  // of the exchange, for `join`
+  int ranks = 0, rank = 0;
+  NcclCall call = {};   // for `come`, which answers with a ticket
+  uint64_t ticket = 0;  // for `is_done`
+};
+
+[[noreturn]] void refuse(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+
+int new_socket() {
+  const int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  if (made < 0) refuse("emulated NCCL: socket");
+  return made;
+}
+
+// A name that is no file and goes with the process.
+struct Address {
+  explicit Address(pid_t process) {
+    const std::string name = "tessera emulated NCCL of " + std::to_string(process);
+    std::memcpy(address.sun_path + 1, name.data(), name.size());
+    size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  socklen_t size;
+};
+
+pid_t other_end(int connection) {
+  ucred who{};
+  socklen_t size = sizeof(who);
+  if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &who, &size) != 0) refuse("emulated NCCL: SO_PEERCRED");
+  return who.pid;
+}
+
+// One communicator of a rank of another process.
+class Guest {
+ public:
+  explicit Guest(int connection) : connection_(connection), process_(other_end(connection)) {}
+  void serve() {
+    Question question;
+    while (recv(connection_, &question, sizeof(question), 0) == sizeof(question)) {
+      const uint64_t answer = answer_to(question);
+      if (send(connection_, &answer, sizeof(answer), MSG_NOSIGNAL) != sizeof(answer)) break;
+    }
+    if (exchange_) exchange_->close();
+    ::close(connection_);
+  }
+
+ private:
+  uint64_t answer_to(Question& question) {
+    switch (question.ask) {
+      case Ask::join:
+        exchange_ = exchange_named(question.name, question.ranks);
+        exchange_->join();
+        return 0;
+      case Ask::complete:
+        return exchange_->complete();
+      case Ask::come:
+        question.call.process = process_;
+        waiting_[tickets_] = exchange_->come(question.rank, question.call);
+        return tickets_++;
+      case Ask::is_done: {
+        const auto place = waiting_.find(question.ticket);
+        const bool done = place->second();
+        if (done) waiting_.erase(place);
+        return done;
+      }
+      case Ask::mismatched:
+        return exchange_->mismatched();
+      default:
+        exchange_->close();
+        return 0;
+    }
+  }
+
+  const int connection_;
+  const pid_t process_;
+  std::shared_ptr<NcclExchange> exchange_;
+  std::map<uint64_t, std::function<bool()>> waiting_;
+  uint64_t tickets_ = 0;
+};
+
+void answer_all(int door) {
+  for (;;)
+    if (const int connection = accept4(door, nullptr, nullptr, SOCK_CLOEXEC); connection >= 0)
+      std::thread([connection] { Guest(connection).serve(); }).detach();
+}
+
+class ExchangeElsewhere final : public NcclExchange {
+ public:
+  ExchangeElsewhere(pid_t process, std::string name, int ranks)
+      : name_(std::move(name)), ranks_(ranks), connection_(new_socket()) {
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // it will look into this one's memory
+    const Address address(process);
+    if (connect(connection_, address.get(), address.size) == 0) return;
+    ::close(connection_);
+    refuse("emulated NCCL: connect");
+  }
+  ~ExchangeElsewhere() override { ::close(connection_); }
+
+  int ranks() const override { return ranks_; }
+  void join() override {
+    Question question{.ask = Ask::join, .ranks = ranks_};
+    std::memcpy(question.name, name_.data(), name_.size());
+    ask(question);
+  }
+  bool complete() override { return ask({.ask = Ask::complete}) == 1; }
+  bool mismatched() override { return ask({.ask = Ask::mismatched}) == 1; }
+  void close() override { ask({.ask = Ask::close}); }
+  std::function<bool()> come(int rank, const NcclCall& call) override {
+    const uint64_t ticket = ask({.ask = Ask::come, .rank = rank, .call = call});
+    return [this, ticket, done = false]() mutable {
+      return done = done || ask({.ask = Ask::is_done, .ticket = ticket}) == 1;
+    };
+  }
+
+ private:
+  static constexpr uint64_t kGone = ~uint64_t{0};
+  uint64_t ask(const Question& question) {
+    const std::lock_guard lock(mutex_);
+    uint64_t answer = kGone;
+    if (send(connection_, &question, sizeof(question), MSG_NOSIGNAL) != sizeof(question)) return kGone;
+    return recv(connection_, &answer, sizeof(answer), 0) == sizeof(answer) ? answer : kGone;
+  }
+
+  const std::string name_;
+  const int ranks_, connection_;
+  std::mutex mutex_;
+};
+
+}  // namespace
+
+void let_others_in() {
+  static const int door = [] {
+    const int made = new_socket();
+    const Address address(getpid());
+    if (bind(made, address.get(), address.size) != 0 || listen(made, 64) != 0) refuse("emulated NCCL: bind");
+    std::thread(answer_all, made).detach();  // until the process ends
+    return made;
+  }();
+  static_cast<void>(door);
+}
+
+std::shared_ptr<NcclExchange> exchange_of_another(pid_t process, const std::string& name, int ranks) {
+  return std::make_shared<ExchangeElsewhere>(process, name, ranks);
+}
+
+}  // namespace tessera::emulator

@@ -1,0 +1,47 @@
+// What a rank writes down of its calls, read by another while it goes on.
+#include "parallel/comm/call_log.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <thread>
+
+namespace tessera {
+namespace {
+
+TEST(CallLog, KeepsTheLastCalls) {
+  CallLog log;
+  EXPECT_EQ(log.made(), 0U);
+  EXPECT_FALSE(log.find(0));
+  EXPECT_FALSE(log.find(1));
+  const Call scatter{
+      .op = Op::scatter, .dtype = DType::bfloat16, .reduction = Reduction::max, .root = 5, .count = int64_t{1} << 40};
+  EXPECT_EQ(log.add(scatter), 1U);
+  EXPECT_TRUE(log.find(1)->matches(scatter));
+  for (int64_t i = 2; i <= 1000; ++i) log.add({.op = Op::broadcast, .count = i});
+  EXPECT_EQ(log.made(), 1000U);
+  EXPECT_FALSE(log.find(1));
+  EXPECT_FALSE(log.find(1001));
+  for (const int64_t i : {990, 1000}) EXPECT_EQ(log.find(static_cast<uint64_t>(i))->count, i);
+}
+
+TEST(CallLog, IsReadWhileItIsWritten) {
+  CallLog log;
+  constexpr int64_t kCalls = 20'000;
+  std::jthread writer([&] {
+    for (int64_t i = 1; i <= kCalls; ++i) log.add({.root = static_cast<int32_t>(i % 1000), .count = 3 * i});
+  });
+  int64_t found = 0;
+  for (uint64_t made = 0; made < kCalls;) {
+    made = log.made();
+    const std::optional<Call> last = log.find(made);
+    if (!last) continue;  // none yet, or written anew meanwhile
+    ++found;
+    ASSERT_EQ(last->count, 3 * static_cast<int64_t>(made));
+    ASSERT_EQ(last->root, static_cast<int32_t>(made % 1000));
+  }
+  EXPECT_GT(found, 0);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,79 @@
+// What a rank under mpirun expects of the operations of its communicator, with arrays of the host or of a GPU.
+#pragma once
+#include <atomic>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "tests/parallel/arrays.h"
+
+namespace tessera::test {
+
+inline std::atomic<int> failures{0};
+
+inline void expect(bool good, const std::string& what) {
+  if (good) return;
+  ++failures;
+  std::fprintf(stderr, "expectation failed: %s\n", what.c_str());
+}
+
+inline std::string named(const Communicator& c, int64_t n, DType dtype, const char* op) {
+  return std::string(op) + " by " + std::string(name_of(c.algorithm())) + " of " + std::to_string(n) + " " +
+         std::string(name_of(dtype)) + " on rank " + std::to_string(c.rank()) + " of " + std::to_string(c.size());
+}
+
+inline void check_sums(Communicator& c, int64_t n, DType dtype, const ArenaPtr& arena) {
+  const int ranks = c.size(), me = c.rank();
+  const std::vector<double> total = summed(ranks, n);
+  const Tensor mine = array_of(me, n, dtype, arena);
+  Tensor x = mine.clone();
+  c.all_reduce(x);
+  expect(values(x) == total, named(c, n, dtype, "all_reduce"));
+  x = mine.clone();
+  c.start_all_reduce(x).wait();
+  expect(values(x) == total, named(c, n, dtype, "all_reduce in the background"));
+  const Range own = piece(n, ranks, me);
+  Tensor part = Tensor::empty({own.size()}, dtype, arena);
+  c.reduce_scatter(mine, part);
+  expect(values(part) == cut(total, ranks, me), named(c, n, dtype, "reduce_scatter"));
+  expect(values(mine) == values(array_of(me, n, dtype, arena)), named(c, n, dtype, "reduce_scatter's input"));
+  Tensor whole = Tensor::zeros({n}, dtype, arena);
+  c.all_gather(part, whole);
+  expect(values(whole) == total, named(c, n, dtype, "all_gather"));
+  x = mine.clone();
+  const Tensor inside = x.narrow(0, own.begin, own.size());
+  c.reduce_scatter(x, inside);
+  expect(values(inside) == cut(total, ranks, me), named(c, n, dtype, "reduce_scatter in place"));
+  c.all_gather(inside, x);
+  expect(values(x) == total, named(c, n, dtype, "all_gather in place"));
+}
+
+inline void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr& arena) {
+  const int ranks = c.size(), me = c.rank();
+  const std::vector<double> total = summed(ranks, n);
+  const Tensor mine = array_of(me, n, dtype, arena);
+  const Range own = piece(n, ranks, me);
+  const Tensor part = mine.narrow(0, own.begin, own.size()).clone();
+  for (int root = 0; root < ranks; ++root) {
+    Tensor x = mine.clone();
+    c.broadcast(x, root);
+    expect(values(x) == values(array_of(root, n, dtype, arena)), named(c, n, dtype, "broadcast"));
+    x = mine.clone();
+    c.reduce(x, root);
+    expect(values(x) == (me == root ? total : values(mine)), named(c, n, dtype, "reduce"));
+    const Tensor whole = me == root ? Tensor::zeros({n}, dtype, arena) : Tensor::meta({n}, dtype);
+    c.gather(part, whole, root);
+    const Tensor got = Tensor::zeros({own.size()}, dtype, arena);
+    c.scatter(whole, got, root);
+    expect(values(got) == values(part), named(c, n, dtype, "gather and scatter"));
+  }
+  const int64_t each = n / ranks + 1;
+  const Tensor in = array_of(me, ranks * each, dtype, arena), out = Tensor::zeros({ranks * each}, dtype, arena);
+  c.all_to_all(in, out);
+  for (int r = 0; r < ranks; ++r)
+    expect(values(out.narrow(0, each * r, each)) ==
+               values(array_of(r, ranks * each, dtype, arena).narrow(0, each * me, each)),
+           named(c, n, dtype, "all_to_all"));
+}
+
+}  // namespace tessera::test
