@@ -204,9 +204,9 @@ double Trainer::sum_of_squares() {
   for (size_t u = 0; u < own.size(); ++u)
     if (places_[u] < all.size()) all[places_[u]] = own[u];
   mesh_["pp"].sum(all);
-  double total = 0;
-  for (const double sum : all) total += sum;
-  return total;
+  OrderedSum total;
+  for (const double sum : all) total.add(sum);
+  return total.total();
 }
 
 std::vector<Communicator*> Trainer::communicators() {

@@ -57,10 +57,10 @@ void block_sums_on_cpu(const Tensor& grads, double* sums) {
 }
 
 double run_sum(const double* x, const BlockRun& run) {
-  double sum = 0;
+  OrderedSum sum;
   for (int64_t t = 0; t < run.times; ++t)
-    for (int64_t i = 0; i < run.count; ++i) sum += x[run.begin + t * run.stride + i];
-  return sum;
+    for (int64_t i = 0; i < run.count; ++i) sum.add(x[run.begin + t * run.stride + i]);
+  return sum.total();
 }
 
 }  // namespace
@@ -113,9 +113,9 @@ std::vector<double> unit_sums(std::span<const FlatUnit> units) {
 }
 
 double sum_of_squares(std::span<const FlatUnit> units) {
-  double total = 0;
-  for (const double sum : unit_sums(units)) total += sum;
-  return total;
+  OrderedSum all;
+  for (const double sum : unit_sums(units)) all.add(sum);
+  return all.total();
 }
 
 double grad_norm(std::span<const FlatUnit> units) { return std::sqrt(sum_of_squares(units)); }

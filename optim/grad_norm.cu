@@ -1,4 +1,4 @@
-// Sixteen threads for a block, one for each lane; then one thread for each sum that has an order.
+// Sixteen threads for a block, one for each lane; then one for each group of block sums, and one that adds up groups.
 #include <algorithm>
 #include <vector>
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kLanes = 16;
 constexpr int kBlocksPerThreads = kThreads / kLanes;  // norm blocks of one block of threads
-constexpr int kTile = 2048;                           // numbers that are fetched at once
+constexpr int kGroups = 1024;                         // that a block of threads adds up together
 constexpr int kMostRuns = 64;
 
 template <class G>
@@ -32,22 +32,37 @@ struct Runs {
   BlockRun of[kMostRuns];
 };
 
-// A block of threads for each run: all of them fetch, the first adds.
-__global__ void ordered_sums_kernel(Runs runs, const double* x, double* out) {
-  __shared__ double tile[kTile];
-  const BlockRun& run = runs.of[blockIdx.x];
+// Group `group` of a run, which may lie in several of its pieces. The numbers are read where they are: a few hundred
+// threads keep more reads on their way than one that gets them by shared memory.
+__device__ double group_sum(const BlockRun& run, const double* x, int64_t group) {
+  int64_t at = group * kNormGroup, left = std::min(int64_t{kNormGroup}, run.count * run.times - at);
   double sum = 0;
-  for (int64_t t = 0; t < run.times; ++t)
-    for (int64_t from = 0; from < run.count; from += kTile) {
-      const double* const part = x + run.begin + t * run.stride + from;
-      const auto count = static_cast<int>(std::min<int64_t>(kTile, run.count - from));
-      for (auto i = static_cast<int>(threadIdx.x); i < count; i += kThreads) tile[i] = part[i];
-      __syncthreads();
-      if (threadIdx.x == 0)
-        for (int i = 0; i < count; ++i) sum += tile[i];
-      __syncthreads();
-    }
-  if (threadIdx.x == 0) out[blockIdx.x] = sum;
+  while (left > 0) {
+    const int64_t piece = at / run.count, from = at - piece * run.count, here = std::min(left, run.count - from);
+    const double* const numbers = x + run.begin + piece * run.stride + from;
+#pragma unroll 8
+    for (int64_t i = 0; i < here; ++i) sum += numbers[i];
+    at += here;
+    left -= here;
+  }
+  return sum;
+}
+
+// A block of threads for each run.
+__global__ __launch_bounds__(kGroups) void ordered_sums_kernel(Runs runs, const double* x, double* out) {
+  __shared__ double sums[kGroups];
+  const BlockRun& run = runs.of[blockIdx.x];
+  const int64_t groups = (run.count * run.times + kNormGroup - 1) / kNormGroup;
+  double total = 0;
+  for (int64_t first = 0; first < groups; first += kGroups) {
+    const int64_t group = first + threadIdx.x;
+    if (group < groups) sums[threadIdx.x] = group_sum(run, x, group);
+    __syncthreads();
+    if (threadIdx.x == 0)
+      for (int64_t g = 0; g < std::min<int64_t>(kGroups, groups - first); ++g) total += sums[g];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) out[blockIdx.x] = total;
 }
 
 }  // namespace
@@ -66,8 +81,8 @@ void ordered_sums(const Tensor& sums, std::span<const BlockRun> all, const Tenso
     const std::span<const BlockRun> now = all.first(std::min<size_t>(all.size(), kMostRuns));
     Runs runs{};
     std::copy(now.begin(), now.end(), runs.of);
-    launch(context(sums), "ordered_sums", {.blocks = static_cast<int64_t>(now.size())}, ordered_sums_kernel, runs,
-           sums.device_data<double>(), to);
+    launch(context(sums), "ordered_sums", {.blocks = static_cast<int64_t>(now.size()), .threads = kGroups},
+           ordered_sums_kernel, runs, sums.device_data<double>(), to);
     to += now.size();
     all = all.subspan(now.size());
   }

@@ -3,8 +3,8 @@
 // The order of the sum is fixed by the units alone, so neither threads nor the way units are cut over ranks change a
 // bit. A block is kNormBlock consecutive elements of a unit's flat gradients (its gaps are zero). Within it element i
 // goes to lane i mod 16, in double, by fused multiply-adds; lanes are added in pairs 8, 4, 2, 1 apart. Block sums are
-// added in order per unit, and the units' sums in order. Ranks that hold shards cut at multiples of a block exchange
-// block sums.
+// added in order per unit, 256 at a time (a GPU has a thread for each such group), and the units' sums likewise.
+// Ranks that hold shards cut at multiples of a block exchange block sums.
 #pragma once
 #include <span>
 #include <vector>
@@ -19,7 +19,24 @@ inline int64_t norm_blocks(int64_t elements) { return (elements + kNormBlock - 1
 // The sum of squares of each block of a contiguous floating tensor, to the norm_blocks(numel) float64 numbers of `sums`
 // on the same device.
 void block_sums(const Tensor& grads, const Tensor& sums);
-// Numbers that are added in order: `count` of them from `begin` on, then from `begin + stride` on, and so on.
+// Numbers in the order in which they are added: groups of kNormGroup, each in order, and then their sums in order.
+inline constexpr int64_t kNormGroup = 256;
+class OrderedSum {
+ public:
+  void add(double x) {
+    group_ += x;
+    if (++count_ < kNormGroup) return;
+    groups_ += group_;
+    group_ = 0;
+    count_ = 0;
+  }
+  double total() const { return groups_ + group_; }
+
+ private:
+  double groups_ = 0, group_ = 0;
+  int64_t count_ = 0;
+};
+// Numbers that are added so: `count` of them from `begin` on, then from `begin + stride` on, and so on.
 struct BlockRun {
   int64_t begin = 0, count = 0, times = 1, stride = 0;
 };

@@ -67,10 +67,13 @@ DataStrategy::Parts DataStrategy::parts_of_shards(const std::function<bool(const
 std::vector<double> DataStrategy::unit_sums(const std::function<bool(const Slot&)>& counts) {
   const Parts parts = parts_of_shards(counts);
   const std::vector<double> squares = sums_of_squares(parts.tensors);
-  std::vector<double> sums(shards().size(), 0.0);
+  std::vector<double> sums;
   size_t p = 0;
-  for (size_t u = 0; u < sums.size(); ++u)
-    for (int64_t i = 0; i < parts.of_unit[u]; ++i) sums[u] += squares[p++];
+  for (const int64_t count : parts.of_unit) {
+    OrderedSum sum;
+    for (int64_t i = 0; i < count; ++i) sum.add(squares[p++]);
+    sums.push_back(sum.total());
+  }
   add_parts(sums);
   return sums;
 }

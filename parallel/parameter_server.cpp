@@ -94,12 +94,12 @@ std::vector<double> ParameterServer::unit_sums() {
   const double* const all = here.data<double>();
   std::vector<double> out;
   for (size_t u = 0; u < units_.size(); ++u) {
-    double sum = 0;
+    OrderedSum sum;
     for (int k = 0; k < servers_; ++k) {
       int64_t& at = next[static_cast<size_t>(k)];
-      for (const int64_t end = at + norm_blocks(served(u, k).size()); at < end; ++at) sum += all[at];
+      for (const int64_t end = at + norm_blocks(served(u, k).size()); at < end; ++at) sum.add(all[at]);
     }
-    out.push_back(sum);
+    out.push_back(sum.total());
   }
   return out;
 }
