@@ -47,6 +47,12 @@ struct bfloat16 {
   uint16_t bits = 0;
   constexpr bfloat16() = default;
   constexpr bfloat16(float x) {  // round to nearest, ties to even; a NaN stays a (quiet) NaN
+#ifdef __CUDA_ARCH__             // which has an instruction for it, in place of seven
+    if (!std::is_constant_evaluated()) {
+      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+      return;
+    }
+#endif
     const uint32_t u = std::bit_cast<uint32_t>(x);
     const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     const uint32_t nan = (u >> 16) | 0x40u;

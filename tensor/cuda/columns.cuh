@@ -9,7 +9,7 @@
 namespace tessera::cuda {
 
 inline constexpr int64_t kRowsTogether = 64;  // rows that are added first
-inline constexpr int64_t kPartsInRun = 128;   // of those sums, added next
+inline constexpr int64_t kPartsInRun = 32;    // of those sums, added next
 
 struct Columns {
   int64_t rows = 0;
@@ -55,15 +55,18 @@ __device__ void store_parts(A* parts, const ColumnThread& at, const Columns& c, 
   store_sums<kWhole, T>(parts + at.run * c.length, at.j, c.length, sums);
 }
 
-// out = the sum of `count` rows of sums: in runs of 128, each in order, and these in order. A block has 32 columns.
+inline constexpr int kMostRuns = 32;
+
+// out = the sum of `count` rows of sums: in runs of 32, each in order, and these in order. A block has 32 columns, and
+// a warp for each run, at most kMostRuns at a time.
 template <class A, class U>
-__global__ void add_parts_kernel(const A* parts, int64_t count, int c, U* out) {
-  constexpr int kRuns = kThreads / 32;  // made at a time
-  __shared__ A run[kRuns][32];
+__global__ __launch_bounds__(32 * kMostRuns) void add_parts_kernel(const A* parts, int64_t count, int c, U* out) {
+  __shared__ A run[kMostRuns][32];
+  const int runs = static_cast<int>(blockDim.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, own = static_cast<int>(threadIdx.x) / 32;
   const int64_t j = static_cast<int64_t>(blockIdx.x) * 32 + lane;
   A total = 0;
-  for (int64_t first = 0; first < count; first += kRuns * kPartsInRun) {
+  for (int64_t first = 0; first < count; first += runs * kPartsInRun) {
     const int64_t begin = first + own * kPartsInRun, end = std::min(begin + kPartsInRun, count);
     A sum = 0;
     if (j < c) {
@@ -73,7 +76,7 @@ __global__ void add_parts_kernel(const A* parts, int64_t count, int c, U* out) {
     run[own][lane] = sum;
     __syncthreads();
     if (own == 0)
-      for (int r = 0; r < kRuns && first + r * kPartsInRun < count; ++r) total += run[r][lane];
+      for (int r = 0; r < runs && first + r * kPartsInRun < count; ++r) total += run[r][lane];
     __syncthreads();
   }
   if (own == 0 && j < c) out[j] = converted<U>(total);
@@ -86,8 +89,9 @@ void add_parts(const char* op, const Tensor& out, const Tensor& parts) {
   Tensor to = out.is_contiguous() ? out : out.make(out.shape());
   with_floating(out.dtype(), op, [&](auto u) {
     using U = decltype(u);
-    launch(context(out), op, {.blocks = blocks_for(c, 32)}, add_parts_kernel<A, U>, parts.device_data<A>(), count,
-           static_cast<int>(c), to.device_data<U>());
+    const auto runs = static_cast<int>(std::clamp<int64_t>(blocks_for(count, kPartsInRun), 1, kMostRuns));
+    launch(context(out), op, {.blocks = blocks_for(c, 32), .threads = 32 * runs}, add_parts_kernel<A, U>,
+           parts.device_data<A>(), count, static_cast<int>(c), to.device_data<U>());
   });
   if (!out.is_contiguous()) Tensor(out).copy_from(to);
 }

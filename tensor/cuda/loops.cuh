@@ -1,7 +1,7 @@
 // One kernel for every elementwise op: y[i] = f(a[i]) and y[i] = f(a[i], b[i]) over broadcast, strided operands.
 //
-// Operands that run on are read and written 16 bytes at a time. y may be an operand. An element's bits depend neither
-// on the way nor on its place.
+// Operands that run on, as a whole or in their last dim, are read and written 16 bytes at a time. y may be an operand.
+// An element's bits depend neither on the way nor on its place.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -57,7 +57,8 @@ struct Strided {
   int64_t step[kMaxOperands][kMaxRank] = {};
 };
 
-template <class F, class Y, class... X>
+// kN neighbours for each thread.
+template <int kN, class F, class Y, class... X>
 __global__ void strided_kernel(F f, Strided s, Y* y, const X*... x) {
   const int64_t i = global_thread();
   if (i >= s.n) return;
@@ -68,7 +69,12 @@ __global__ void strided_kernel(F f, Strided s, Y* y, const X*... x) {
     rest /= s.size[d];
     for (int k = 0; k <= static_cast<int>(sizeof...(X)); ++k) at[k] += coordinate * s.step[k][d];
   }
-  const auto apply = [&]<size_t... K>(std::index_sequence<K...>) { y[at[0]] = f(x[at[1 + K]]...); };
+  const auto of_all = [&](const Packed<X, kN>&... in) {
+    Packed<Y, kN> out;
+    for (int k = 0; k < kN; ++k) out.v[k] = f(in.v[k]...);
+    store(y + at[0], out);
+  };
+  const auto apply = [&]<size_t... K>(std::index_sequence<K...>) { of_all(load<kN>(x + at[1 + K])...); };
   apply(std::index_sequence_for<X...>{});
 }
 
@@ -82,14 +88,41 @@ Strided strided(const MergedDims& dims) {
   return s;
 }
 
+// The same of vectors of kN elements, where the last dim of every operand can be cut into such.
+template <class... T>
+Strided of_vectors(Strided s, int n) {
+  s.n /= n;
+  s.size[s.rank - 1] /= n;
+  for (size_t k = 0; k < sizeof...(T); ++k) s.step[k][s.rank - 1] *= n;
+  return s;
+}
+
+template <class... T>
+bool aligned(const T*... pointers) {
+  constexpr int kN = kPerThread<T...>;
+  return ((reinterpret_cast<uintptr_t>(pointers) % (kN * sizeof(T)) == 0) && ...);
+}
+
 // Whether every operand runs on and begins where a vector of kPerThread elements may.
 template <class... T>
 bool runs_on(const MergedDims& dims, const T*... pointers) {
   if (dims.shape.rank() != 1) return false;
   for (size_t k = 0; k < sizeof...(T); ++k)
     if (dims.strides[k][0] != 1 && dims.shape[0] != 1) return false;
+  return aligned(pointers...);
+}
+
+// Whether every operand does so along its last dim, and each of its rows is a number of vectors.
+template <class... T>
+bool rows_run_on(const Strided& s, const T*... pointers) {
   constexpr int kN = kPerThread<T...>;
-  return ((reinterpret_cast<uintptr_t>(pointers) % (kN * sizeof(T)) == 0) && ...);
+  if (s.rank == 0 || s.size[s.rank - 1] % kN != 0) return false;
+  for (size_t k = 0; k < sizeof...(T); ++k) {
+    if (s.step[k][s.rank - 1] != 1) return false;
+    for (int d = 0; d + 1 < s.rank; ++d)
+      if (s.step[k][d] % kN != 0) return false;
+  }
+  return aligned(pointers...);
 }
 
 // y = f(x...) with operands of y's shape, of the element types that are named first: map<Y, X...>(op, f, y, x...).
@@ -106,8 +139,13 @@ void map(const char* op, const F& f, const Tensor& y, const In&... in) {
            in.template device_data<X>()...);
   } else {
     const Strided s = strided<Y, X...>(dims);
-    launch(c, op, {.blocks = blocks_for(s.n, kThreads)}, strided_kernel<F, Y, X...>, f, s, to,
-           in.template device_data<X>()...);
+    constexpr int kN = kPerThread<Y, X...>;
+    if (rows_run_on(s, to, static_cast<const X*>(in.template device_data<X>())...))
+      launch(c, op, {.blocks = blocks_for(s.n / kN, kThreads)}, strided_kernel<kN, F, Y, X...>, f,
+             of_vectors<Y, X...>(s, kN), to, in.template device_data<X>()...);
+    else
+      launch(c, op, {.blocks = blocks_for(s.n, kThreads)}, strided_kernel<1, F, Y, X...>, f, s, to,
+             in.template device_data<X>()...);
   }
 }
 

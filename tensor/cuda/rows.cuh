@@ -119,14 +119,16 @@ __device__ void each_part(const RowThread& at, int length, const F& f, const Hel
     f(j, load_part<kWhole>(first.row, j, length), load_part<kWhole>(more.row, j, length)...);
 }
 
-// Makes the row f(j, part) of its parts, which f stores at `to`.
+// Makes the row f(j, part, its part of the other) of its parts, which f stores at `to`.
 template <class T, bool kWhole, class F>
-__device__ void change_parts(const RowThread& at, int length, const F& f, HeldRow<T, kWhole>& row, const T* to) {
+__device__ void change_parts(const RowThread& at, int length, const F& f, HeldRow<T, kWhole>& row,
+                             const HeldRow<T, kWhole>& other, const T* to) {
 #pragma unroll
   for (int k = 0; k < kHeld; ++k)
-    if (const int j = at.part<T>(k); j < length) row.hold(k, f(j, row.part(k)));
+    if (const int j = at.part<T>(k); j < length) row.hold(k, f(j, row.part(k), other.part(k)));
 #pragma unroll 1
-  for (int j = at.part<T>(kHeld); j < length; j += at.width * kPart<T>) f(j, load_part<kWhole>(row.row, j, length));
+  for (int j = at.part<T>(kHeld); j < length; j += at.width * kPart<T>)
+    f(j, load_part<kWhole>(row.row, j, length), load_part<kWhole>(other.row, j, length));
   row.row = to;
 }
 
@@ -135,13 +137,14 @@ template <bool kWhole, class T, class F>
 __device__ void stream_parts(const RowThread& at, const T* row, int length, const F& f) {
   constexpr int kBatch = 4;  // loads on their way at a time
   for (int first = 0; at.part<T>(first) < length; first += kBatch) {
-    Packed<T, kPart<T>> batch[kBatch] = {};
+    uint4 batch[kBatch] = {};  // words, as in HeldRow: taken apart they would have to have arrived
 #pragma unroll
     for (int k = 0; k < kBatch; ++k)
-      if (const int j = at.part<T>(first + k); j < length) batch[k] = load_part<kWhole>(row, j, length);
+      if (const int j = at.part<T>(first + k); j < length)
+        batch[k] = std::bit_cast<uint4>(load_part<kWhole>(row, j, length));
 #pragma unroll
     for (int k = 0; k < kBatch; ++k)
-      if (const int j = at.part<T>(first + k); j < length) f(j, batch[k]);
+      if (const int j = at.part<T>(first + k); j < length) f(j, std::bit_cast<Packed<T, kPart<T>>>(batch[k]));
   }
 }
 

@@ -1,6 +1,11 @@
 // Lookup by rows on a GPU. Backward, each block has some rows of the table: it walks all ids, keeps the tokens that are
 // its own in the order in which they come, and adds up their gradients row by row, each element in one register. So
-// every sum is in token order without a sort, atomics or workspace.
+// every sum is in token order without a sort, atomics or workspace. Of n blocks, block b has rows b, b + n, b + 2n,
+// ..., since frequent tokens have ids that lie side by side.
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
 #include "tensor/cuda/columns.cuh"
 #include "tensor/cuda/embedding.h"
 #include "tensor/cuda/indices.cuh"
@@ -46,14 +51,22 @@ struct Backward {
   Accumulate<T>* sums;
   int64_t tokens, vocab;
   int c;
-  int rows;  // of the table, for a block
+  int shift;  // 2^shift rows lie between two of a block's
   Own own;
+
+  __device__ int rows() const {  // that the block has
+    return static_cast<int>((vocab - blockIdx.x + (int64_t{1} << shift) - 1) >> shift);
+  }
+  __device__ int64_t row(int of_block) const { return (static_cast<int64_t>(of_block) << shift) + blockIdx.x; }
+  __device__ bool has(int32_t id) const {
+    return id >= 0 && id < vocab && (id & ((1 << shift) - 1)) == static_cast<int>(blockIdx.x);
+  }
 };
 
 // Tokens of the block's rows, in order.
 struct Mine {
   int32_t token[kTokens];
-  uint8_t row[kTokens];  // less the block's first
+  uint8_t row[kTokens];  // of the block's
   int of_warp[kThreads / 32];
   int count;
 };
@@ -80,54 +93,76 @@ __device__ int place_of(Mine& mine, int matches, int& all) {
 // Adds the block's tokens among ids [first, first + kTile) to `mine`. Block 0 checks the ids.
 template <class T>
 __device__ void collect(const Backward<T>& f, int64_t first, Mine& mine) {
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * f.rows, own = first + threadIdx.x * kIdsPerThread;
-  const int64_t rows = std::min<int64_t>(f.rows, f.vocab - begin);
+  const int64_t own = first + threadIdx.x * kIdsPerThread;
   int32_t id[kIdsPerThread];
   int matches = 0;
   for (int k = 0; k < kIdsPerThread; ++k) {
     id[k] = own + k < f.tokens ? f.ids[own + k] : -1;
     if (blockIdx.x == 0 && own + k < f.tokens) inside(f.own.bounds, own + k, id[k]);
     id[k] -= static_cast<int32_t>(f.own.first);  // of a part, ids before it are below zero
-    if (id[k] >= begin && id[k] < begin + rows) ++matches;
+    if (f.has(id[k])) ++matches;
   }
   int all = 0;
   int at = mine.count + place_of(mine, matches, all);
   for (int k = 0; k < kIdsPerThread; ++k)
-    if (id[k] >= begin && id[k] < begin + rows) {
+    if (f.has(id[k])) {
       mine.token[at] = static_cast<int32_t>(own + k);
-      mine.row[at++] = static_cast<uint8_t>(id[k] - begin);
+      mine.row[at++] = static_cast<uint8_t>(id[k] >> f.shift);
     }
   __syncthreads();
   if (threadIdx.x == 0) mine.count += all;
   __syncthreads();
 }
 
-// A warp's columns of one row: the sum so far, and the next gradients in token order.
+// The tokens of one row, in order, by a warp.
+struct RowTokens {
+  const Mine& mine;
+  int row, window = 0;  // the 32 tokens of the block that are looked at
+  unsigned left;        // of them
+  __device__ RowTokens(const Mine& all, int of) : mine(all), row(of), left(matches()) {}
+  __device__ unsigned matches() const {
+    const int at = window + static_cast<int>(threadIdx.x) % 32;
+    return __ballot_sync(~0u, at < mine.count && mine.row[at] == row);
+  }
+  // Writes the next ones, at most kLoads, and says how many. What is over names a token of the row again.
+  __device__ int next(int32_t (&token)[kLoads]) {
+    int found = 0;
+#pragma unroll
+    for (int l = 0; l < kLoads; ++l) {
+      while (left == 0 && window + 32 < mine.count) {
+        window += 32;
+        left = matches();
+      }
+      token[l] = left != 0 ? mine.token[window + __ffs(static_cast<int>(left)) - 1] : l > 0 ? token[l - 1] : 0;
+      found += left != 0 ? 1 : 0;
+      left &= left - 1;
+    }
+    return found;
+  }
+};
+
+// A warp's columns of one row: the sum so far, and the gradients in token order. Many are asked for before the first is
+// used, and kept as words, since what is taken apart has arrived.
 template <class T, bool kWhole>
 __device__ void add_tokens(const Backward<T>& f, const Mine& mine, int row, int j, bool fresh) {
   using A = Accumulate<T>;
-  const int lane = static_cast<int>(threadIdx.x) % 32, count = mine.count;
   const bool here = j < f.c;
-  A* const to = f.sums + (static_cast<int64_t>(blockIdx.x) * f.rows + row) * f.c;
+  A* const to = f.sums + f.row(row) * f.c;
   Packed<A, kPart<T>> total{};
   if (!fresh && here) each_in_part<kWhole, T>(j, f.c, [&](int k) { total.v[k] = to[j + k]; });
-  for (int first = 0; first < count; first += 32) {
-    unsigned next = __ballot_sync(~0u, first + lane < count && mine.row[first + lane] == row);
-    while (next != 0) {
-      Packed<T, kPart<T>> g[kLoads] = {};
-      const unsigned these = next;
+  RowTokens tokens(mine, row);
+  int32_t token[kLoads];
+  while (const int found = tokens.next(token)) {
+    uint4 asked[kLoads] = {};
 #pragma unroll
-      for (int l = 0; l < kLoads; ++l) {
-        if (next == 0) break;
-        const int64_t token = mine.token[first + __ffs(static_cast<int>(next)) - 1];
-        next &= next - 1;
-        if (here) g[l] = load_part<kWhole>(f.dy + token * f.c, j, f.c);
-      }
-      const int loaded = __popc(these) - __popc(next);
+    for (int l = 0; l < kLoads; ++l)
+      if (here) asked[l] = std::bit_cast<uint4>(load_part<kWhole>(f.dy + int64_t{token[l]} * f.c, j, f.c));
+    __syncwarp();  // or each would be asked for only where it is used
 #pragma unroll
-      for (int l = 0; l < kLoads; ++l)
-        if (l < loaded)
-          for (int k = 0; k < kPart<T>; ++k) total.v[k] += static_cast<A>(g[l].v[k]);
+    for (int l = 0; l < kLoads; ++l) {
+      if (l == found) break;
+      const auto g = std::bit_cast<Packed<T, kPart<T>>>(asked[l]);
+      for (int k = 0; k < kPart<T>; ++k) total.v[k] += static_cast<A>(g.v[k]);
     }
   }
   if (here) store_sums<kWhole, T>(to, j, f.c, total.v);
@@ -137,11 +172,10 @@ __device__ void add_tokens(const Backward<T>& f, const Mine& mine, int row, int 
 template <class T, bool kWhole>
 __device__ void add_up(const Backward<T>& f, const Mine& mine, bool fresh) {
   constexpr int kStrip = 32 * kPart<T>;
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * f.rows;
-  const int rows = static_cast<int>(std::min<int64_t>(f.rows, f.vocab - begin)), strips = (f.c + kStrip - 1) / kStrip;
+  const int units = f.rows() * ((f.c + kStrip - 1) / kStrip), rows = f.rows();
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int unit = static_cast<int>(threadIdx.x) / 32; unit < rows * strips; unit += kThreads / 32)
-    add_tokens<T, kWhole>(f, mine, unit / strips, unit % strips * kStrip + lane * kPart<T>, fresh);
+  for (int unit = static_cast<int>(threadIdx.x) / 32; unit < units; unit += kThreads / 32)
+    add_tokens<T, kWhole>(f, mine, unit % rows, unit / rows * kStrip + lane * kPart<T>, fresh);
 }
 
 template <class T, bool kWhole>
@@ -182,7 +216,7 @@ void embedding(const Tensor& out, const Tensor& ids, const Tensor& table, const 
 
 void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids, const VocabPart& part) {
   constexpr int64_t kBlocks = 1024;  // about as many as a GPU runs at once
-  const int64_t vocab = sums.dim(0), rows = std::clamp<int64_t>(blocks_for(vocab, kBlocks), 1, kMostRows);
+  const int64_t vocab = sums.dim(0), blocks = std::max(kBlocks, blocks_for(vocab, kMostRows));
   if (sums.numel() == 0) return;
   with_floating(dy.dtype(), "embedding_backward", [&](auto t) {
     using T = decltype(t);
@@ -193,10 +227,10 @@ void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids,
                         .tokens = ids.numel(),
                         .vocab = vocab,
                         .c = static_cast<int>(sums.dim(1)),
-                        .rows = static_cast<int>(rows),
+                        .shift = std::countr_zero(std::bit_ceil(static_cast<uint64_t>(blocks))),
                         .own = own_rows(sums, part)};
     const auto queue = [&](auto whole) {
-      launch(context(dy), "embedding_backward", {.blocks = blocks_for(vocab, rows)},
+      launch(context(dy), "embedding_backward", {.blocks = std::min(vocab, int64_t{1} << f.shift)},
              embedding_backward_kernel<T, decltype(whole)::value>, f);
     };
     with_parts<T>(f.c, queue, f.dy, f.sums);

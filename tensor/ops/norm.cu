@@ -22,16 +22,15 @@ template <class T, bool kWhole>
 __device__ void add_residual(const Forward<T>& f, const RowThread& at, HeldRow<T, kWhole>& x) {
   using A = Accumulate<T>;
   const int n = f.rows.length;
-  const T* const added = f.added + at.row * n;
+  const HeldRow<T, kWhole> added(f.added + at.row * n, at, n);
   T* const sum = f.sum + at.row * n;
-  const auto with_added = [&](int j, const Packed<T, kPart<T>>& part) {
-    const auto other = load_part<kWhole>(added, j, n);
+  const auto with_added = [&](int j, const Packed<T, kPart<T>>& part, const Packed<T, kPart<T>>& other) {
     Packed<T, kPart<T>> both;
     for (int k = 0; k < kPart<T>; ++k) both.v[k] = T(static_cast<A>(part.v[k]) + static_cast<A>(other.v[k]));
     store_part<kWhole>(sum, j, n, both);
     return both;
   };
-  change_parts(at, n, with_added, x, sum);
+  change_parts(at, n, with_added, x, added, sum);
 }
 
 template <class T, bool kWhole>
@@ -97,7 +96,9 @@ __global__ __launch_bounds__(kRowThreads, 1) void norm_backward_kernel(Backward<
   const RowThread at = row_thread(f.rows);
   if (at.row >= f.rows.count) return;
   const int n = f.rows.length;
-  HeldRow<T, kWhole> dy(f.dy + at.row * n, at, n), x(f.x + at.row * n, at, n);
+  // Without a residual its row is dy's again, which is not added.
+  const HeldRow<T, kWhole> dy(f.dy + at.row * n, at, n), x(f.x + at.row * n, at, n),
+      residual((f.residual ? f.residual : f.dy) + at.row * n, at, n);
   const A mean = f.mean ? f.mean[at.row] : A(0), rstd = f.rstd[at.row], inverse = A(1) / static_cast<A>(n);
   A along = 0, level = 0;
   each_part(
@@ -115,10 +116,9 @@ __global__ __launch_bounds__(kRowThreads, 1) void norm_backward_kernel(Backward<
   level = f.mean ? row_sum(at, level) * inverse : A(0);
   each_part(
       at, n,
-      [&](int j, const auto& g, const auto& in) {
+      [&](int j, const auto& g, const auto& in, const auto& other) {
         const auto gamma = load_part<kWhole>(f.gamma, j, n);
-        Packed<T, kPart<T>> other{}, dx;
-        if (f.residual) other = load_part<kWhole>(f.residual + at.row * n, j, n);
+        Packed<T, kPart<T>> dx;
         for (int k = 0; k < kPart<T>; ++k) {
           const A weighted = static_cast<A>(g.v[k]) * static_cast<A>(gamma.v[k]);
           const A change = weighted - level - (static_cast<A>(in.v[k]) - mean) * rstd * along;
@@ -126,7 +126,7 @@ __global__ __launch_bounds__(kRowThreads, 1) void norm_backward_kernel(Backward<
         }
         store_part<kWhole>(f.dx + at.row * n, j, n, dx);
       },
-      dy, x);
+      dy, x, residual);
 }
 
 template <class T>

@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 #include "tensor/ops/elementwise.h"
+#include "tensor/random.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {
@@ -91,6 +95,31 @@ TEST_F(TensorsGpu, BinaryOpsHaveTheBitsOfTheCpu) {
       compare<Op>(binary<Op>(a.to(arena), b.to(arena)), binary<Op>(a, b));
     }
   });
+}
+
+// Pieces of wider arrays and rows for many, of which some can be read 16 bytes at a time and some cannot.
+TEST_F(TensorsGpu, PiecesAndRepeatedRowsHaveTheBitsOfTheCpu) {
+  const Philox random = Philox::named(5, "pieces");
+  uint64_t drawn_so_far = 0;
+  const auto one_of = [&](std::vector<int64_t> choices) {
+    return choices[random.below(choices.size(), drawn_so_far++)];
+  };
+  for (int i = 0; i < 120; ++i) {
+    const DType dtype = kFloating[i % 3];
+    const int64_t batch = one_of({1, 2, 5}), rows = one_of({1, 3, 4}), columns = one_of({4, 7, 8, 16, 40}),
+                  more = one_of({0, 1, 2, 8, 16}), first = one_of({0, more / 2, more});
+    const Tensor a = drawn({batch, rows, columns + more}, dtype, "a"), b = drawn({rows, columns + more}, dtype, "b"),
+                 c = drawn({columns}, dtype, "c");
+    const auto piece = [&](const Tensor& t) { return t.narrow(t.shape().rank() - 1, first, columns); };
+    SCOPED_TRACE(piece(a).describe() + " from " + std::to_string(first) + " of " + std::to_string(columns + more));
+    const Tensor there = a.to(arena), beside = b.to(arena);
+    EXPECT_TRUE(same_bits(binary<Add>(piece(there), piece(beside)), binary<Add>(piece(a), piece(b))));
+    EXPECT_TRUE(same_bits(binary<Add>(piece(there), c.to(arena)), binary<Add>(piece(a), c)));
+    Tensor into = a.clone(), into_there = there.clone();
+    piece(into).copy_from(piece(b));
+    piece(into_there).copy_from(piece(beside));
+    EXPECT_TRUE(same_bits(into_there, into));
+  }
 }
 
 TEST_F(TensorsGpu, SumsInPlaceHaveTheBitsOfTheCpu) {
