@@ -135,8 +135,17 @@ Var packed_attention(const Var& qkv, int64_t heads, const AttentionOptions& opti
 
 Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
   const Var edge = logits.edge();
+  const bool trains = grad_enabled() && logits.requires_grad();
   Tensor x = std::move(logits).take();
   const Tensor targets = targets_beside(x, targets_anywhere, x.dim(-1));
+  if (trains && x.device() == Device::cuda && x.unique() && x.is_contiguous()) {
+    const CrossEntropy r = cross_entropy_in_place(x, targets, scale);  // one pass, before the factor of backward()
+    Var root = record_one("cross_entropy", tessera::scale(r.sum, scale), {edge}, [x = std::move(x)](Grads& g) mutable {
+      scale_rows_(x, g.output());
+      g.give(0, std::move(x));
+    });
+    return {std::move(root), r.loss_sum, r.count};
+  }
   const CrossEntropy r = cross_entropy(x, targets);
   Var root = record_one("cross_entropy", tessera::scale(r.sum, scale), {edge},
                         [x = std::move(x), targets, lse = r.lse, scale](Grads& g) mutable {

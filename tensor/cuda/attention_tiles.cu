@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "tensor/cuda/attention_tiles.cuh"
+#include "tensor/cuda/fast_exp.cuh"
 #include "tensor/cuda/shared.cuh"
 #include "tensor/math.h"
 

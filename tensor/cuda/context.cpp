@@ -9,6 +9,7 @@ namespace tessera::cuda {
 
 Context::Context() {
   check(cudaGetDevice(&gpu_), "context");
+  check(cudaDeviceGetAttribute(&most_shared_, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu_), "context");
   check(cudaStreamCreateWithFlags(stream_.receive(), cudaStreamNonBlocking), "context");
 }
 
@@ -23,12 +24,12 @@ void Context::about_to_wait(const char* op) const {
 }
 
 void Context::synchronize() {
-  about_to_wait(last_op_.load(std::memory_order_relaxed));
+  about_to_wait(last_op());
   ++synchronizations_;
   if (const cudaError_t result = cudaStreamSynchronize(stream()); result != cudaSuccess)
     throw Error(fmt::format("[{}] CUDA: {}, found while waiting; this op or one queued before it failed, which "
                             "CUDA_LAUNCH_BLOCKING=1 with --cuda-graph off names",
-                            last_op_.load(std::memory_order_relaxed), cudaGetErrorString(result)),
+                            last_op(), cudaGetErrorString(result)),
                 Status::communication);
   indices_.report();
 }
@@ -47,10 +48,8 @@ void Context::begin_capture() {
   capturing_ = true;
 }
 
-cudaGraph_t Context::end_capture() {
-  cudaGraph_t graph = nullptr;
-  if (!capturing_.exchange(false)) return graph;
-  return cudaStreamEndCapture(stream(), &graph) == cudaSuccess ? graph : nullptr;
+cudaError_t Context::end_capture(cudaGraph_t& graph) {
+  return capturing_.exchange(false) ? cudaStreamEndCapture(stream(), &graph) : cudaSuccess;
 }
 
 int gpu_count() {

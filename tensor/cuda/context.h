@@ -22,6 +22,7 @@ class Context {
 
   cudaStream_t stream() const { return stream_.get(); }
   int gpu() const { return gpu_; }
+  int64_t most_shared() const { return most_shared_; }  // bytes of shared memory that a block may have
 
   // Notes that `op` was queued, and throws if that failed.
   void queued(const char* op, cudaError_t result) {
@@ -33,6 +34,7 @@ class Context {
   // does not run, so there is nothing to wait for.
   void synchronize();
   void about_to_wait(const char* op) const;                       // throws that, before anything is queued
+  const char* last_op() const { return last_op_.load(std::memory_order_relaxed); }
   int64_t synchronizations() const { return synchronizations_; }  // how often the host has waited here
   // For a kernel that is given such indices.
   Bounds bounds(const Indices& indices);
@@ -41,11 +43,12 @@ class Context {
 
   // Between these two, what is queued is kept and does not run (tensor/cuda/graph.h).
   void begin_capture();
-  cudaGraph_t end_capture();  // null when the capture has failed, or was not begun
+  // Success without a graph when none was begun.
+  cudaError_t end_capture(cudaGraph_t& graph);
   bool is_capturing() const { return capturing_; }
 
  private:
-  int gpu_ = 0;
+  int gpu_ = 0, most_shared_ = 0;
   Stream stream_;
   std::atomic<const char*> last_op_ = "start";
   IndexChecks indices_;

@@ -12,6 +12,9 @@ struct RowLosses {
   Tensor lse, losses, totals;
 };
 RowLosses cross_entropy(const Tensor& logits, const Tensor& targets);
+// The same, and the logits become their own gradients, times `scale`.
+RowLosses cross_entropy_in_place(const Tensor& logits, const Tensor& targets, double scale);
+void multiply_by(const Tensor& x, const Tensor& times);  // x (N, V) times a float64 () on the GPU
 RowLosses joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own, const Tensor& targets);
 struct Scored {
   const Tensor &logits, &targets, &lse;

@@ -1,6 +1,8 @@
 // Capture, and the launch of what was captured.
 #include "tensor/cuda/graph.h"
 
+#include <string>
+
 #include "tensor/cuda/context.h"
 
 namespace tessera::cuda {
@@ -12,10 +14,21 @@ using Captured = Handle<cudaGraph_t, cudaGraphDestroy>;
 class Capture {
  public:
   explicit Capture(Context& context) : context_(context) { context_.begin_capture(); }
-  ~Capture() { const Captured unfinished(context_.end_capture()); }
+  ~Capture() {
+    cudaGraph_t unfinished = nullptr;
+    context_.end_capture(unfinished);
+    const Captured dropped(unfinished);
+  }
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
-  Captured end() { return Captured(context_.end_capture()); }
+  Captured end() {
+    cudaGraph_t graph = nullptr;
+    if (const cudaError_t result = context_.end_capture(graph); result != cudaSuccess)
+      throw Error(std::string("[graph] CUDA: ") + cudaGetErrorString(result) + ", found after '" + context_.last_op() +
+                      "' was captured: some work before it cannot be; --cuda-graph off runs without a graph",
+                  Status::communication);
+    return Captured(graph);
+  }
 
  private:
   Context& context_;
@@ -31,10 +44,6 @@ Graph::Graph(ArenaPtr arena, const std::function<void()>& f) : arena_(std::move(
     f();
     graph = capture.end();
   }
-  if (!graph.get())
-    throw Error(
-        "[graph] CUDA: the capture was broken off by work that cannot be captured; --cuda-graph off runs without",
-        Status::communication);
   cudaGraphExec_t executable = nullptr;
   check(cudaGraphInstantiate(&executable, graph.get(), 0), "graph");
   executable_ =

@@ -58,11 +58,4 @@ __device__ inline uint32_t pair_of(float first, float second) {
   return pair;
 }
 
-// 2^x to about two units in the last place; 0 for -infinity.
-__device__ inline float fast_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 }  // namespace tessera::cuda

@@ -8,6 +8,7 @@
 #include "tensor/cpu/vectorize.h"
 #include "tensor/cuda/cross_entropy.h"
 #include "tensor/math.h"
+#include "tensor/ops/elementwise.h"
 
 namespace tessera {
 
@@ -131,6 +132,23 @@ CrossEntropy cross_entropy(const Tensor& logits_any, const Tensor& targets_any) 
   return on_device(
       logits.device(), [&] { return cross_entropy_on_cpu(logits, targets, 0); },
       [&] { return later(cuda::cross_entropy(logits, targets)); });
+}
+
+CrossEntropy cross_entropy_in_place(Tensor& logits, const Tensor& targets_any, double scale) {
+  check_shapes(logits, targets_any);
+  const Tensor targets = targets_any.contiguous();
+  const auto on_cpu = [&] {
+    CrossEntropy out = cross_entropy_on_cpu(logits, targets, 0);
+    backward_on_cpu(logits, {logits, targets, out.lse}, scale, {});
+    return out;
+  };
+  return on_device(logits.device(), on_cpu,
+                   [&] { return later(cuda::cross_entropy_in_place(logits, targets, scale)); });
+}
+
+void scale_rows_(Tensor& x, const Tensor& factor) {
+  on_device(
+      x.device(), [&] { scale_(x, factor.item<double>()); }, [&] { cuda::multiply_by(x, factor); });
 }
 
 CrossEntropy cross_entropy_after(double before, const Tensor& logits, const Tensor& targets) {

@@ -31,6 +31,12 @@ CrossEntropy cross_entropy(const Tensor& logits, const Tensor& targets);
 // up to the bits of all rows at once.
 CrossEntropy cross_entropy_after(double before, const Tensor& logits, const Tensor& targets);
 
+// The same of logits that nobody else holds; they become their own gradients times `scale`, as by
+// cross_entropy_backward(). Cost: on a GPU, where a row fits into shared memory, one read and one write of the logits.
+CrossEntropy cross_entropy_in_place(Tensor& logits, const Tensor& targets, double scale);
+// x (N, V) times a number that lies beside it: float64, (). On a GPU nothing is read or written where that is one.
+void scale_rows_(Tensor& x, const Tensor& factor);
+
 // The number of target tokens among targets int32 (N) in the host's memory. Throws naming the row of one outside.
 int64_t check_targets(const Tensor& targets, int64_t vocab);
 

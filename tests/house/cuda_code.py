@@ -26,9 +26,11 @@ HOT = {
     "norm.cu.o": {r"norm_(backward_)?kernel<.*true>\(": [LOADS, STORES], r"norm_weight_grads_kernel<.*true>\(": [LOADS]},
     "softmax.cu.o": {r"softmax_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
     "cross_entropy.cu.o": {
-        r"(cross_entropy|row)_kernel<.*true>\(": [LOADS],
+        r"cross_entropy_kernel<.*true>\(": [LOADS],
         r"cross_entropy_backward_kernel<.*true>\(": [LOADS, STORES],
+        r"cross_entropy_in_place_kernel<": [STORES],
     },
+    "cross_entropy_parts.cu.o": {r"row_kernel<.*true>\(": [LOADS]},
     "bias_gelu.cu.o": {r"bias_gelu_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
     "elementwise.cu.o": {r"flat_kernel<": [EITHER]},
     "copy.cu.o": {r"flat_kernel<(?!Convert<int, long>)": [EITHER]},  # of an int64 the low half is all that is read

@@ -112,6 +112,5 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
 inline uint32_t pair_of(float first, float second) {
   return bfloat16(first).bits | static_cast<uint32_t>(bfloat16(second).bits) << 16;
 }
-inline float fast_exp2(float x) { return std::exp2(x); }
 
 }  // namespace tessera::cuda
