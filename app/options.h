@@ -52,6 +52,7 @@ struct TrainOptions {
   // files
   std::optional<std::string> out;
   int64_t save_every = 500, eval_every = 500;
+  bool no_save = false, no_eval = false;
   bool resume = false;
   std::optional<std::string> config;
   // output
@@ -216,6 +217,9 @@ void for_each_option(Options& o, F&& f) {
     o.out);
   f(OptionInfo{"save-every", "Files", "steps between checkpoints; 0: only the last", "", 0}, o.save_every);
   f(OptionInfo{"eval-every", "Files", "steps between validations; 0: only the last", "", 0}, o.eval_every);
+  f(OptionInfo{"no-save", "Files", "no checkpoint, not even the last: for measurements; such a run cannot be resumed"},
+    o.no_save);
+  f(OptionInfo{"no-eval", "Files", "no validation, not even the last"}, o.no_eval);
   f(OptionInfo{"resume", "Files", "continue the run in --out from its newest checkpoint", "", -1e300, 1e300, false,
                false},
     o.resume);

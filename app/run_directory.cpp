@@ -57,8 +57,8 @@ bool holds_nothing(const fs::path& directory) {
 }
 
 [[noreturn]] void refuse_unusable(const fs::path& run, const std::vector<std::string>& passed_over) {
-  throw InputError(
-      fmt::format("{}: no usable checkpoint{}", run.string(), passed_over.empty() ? "" : ": " + passed_over.front()));
+  throw InputError(fmt::format("{}: no usable checkpoint: {}", run.string(),
+                               passed_over.empty() ? "none was saved there" : passed_over.front()));
 }
 
 }  // namespace

@@ -127,8 +127,9 @@ std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
 }
 
 void say_stopped(const Run& run, int64_t step, TrainOutput& output) {
-  output.message(fmt::format("stopped after step {}; tessera train --resume --out {} goes on", step,
-                             run.directory.path().string()));
+  output.message(run.options.no_save ? fmt::format("stopped after step {}; nothing was saved (--no-save)", step)
+                                     : fmt::format("stopped after step {}; tessera train --resume --out {} goes on",
+                                                   step, run.directory.path().string()));
 }
 
 void check_steps_done(const Run& run, int64_t done) {
@@ -138,6 +139,7 @@ void check_steps_done(const Run& run, int64_t done) {
 }
 
 std::string sample_of_saved(const Run& run, const GptConfig& config) {
+  if (run.options.format == "json" || run.options.no_save) return "";
   std::vector<std::string> passed_over;
   Gpt model(config);
   model.materialize(0, rank_arena(run.options.device, 0), dtype_named(run.options.dtype), DType::float32);

@@ -89,7 +89,9 @@ void AsyncRun::begin(const std::vector<std::string>& passed_over) {
   const std::string steps =
       fmt::format("{} asynchronous steps of {} tokens", o_.steps, o_.batch * model_.config.context);
   output_ = begin_output(run_, {.model = model_, .steps = steps, .done = step_, .passed_over = passed_over});
-  output_->message("it is validated at its end only: but for when it saves, workers and servers are at no common step");
+  if (!o_.no_eval)
+    output_->message(
+        "it is validated at its end only: but for when it saves, workers and servers are at no common step");
 }
 
 // False when it was stopped before or at its end.
@@ -98,17 +100,19 @@ bool AsyncRun::train() {
                                  .on_push = [&](const AppliedPush& push) { show(push); },
                                  .wish = [] { return interrupted() != 0; }};
   while (!server_.complete()) {
-    const int64_t until = o_.save_every > 0 ? (step_ / o_.save_every + 1) * o_.save_every : o_.steps;
+    const bool meet = o_.save_every > 0 && !o_.no_save;
+    const int64_t until = meet ? (step_ / o_.save_every + 1) * o_.save_every : o_.steps;
     server_.run(std::min(until, o_.steps), hooks);
     step_ = server_.steps();
     const bool stopped = world_.max(interrupted()) > 0;
-    save();
+    if (!o_.no_save) save();
     if (stopped) return false;
   }
   return true;
 }
 
-void AsyncRun::finish(const AsyncSummary& summary) {
+// All ranks call it; rank 0 writes it down.
+void AsyncRun::validate() {
   model_.set_step({});
   const auto forward = [&](const Tensor& ids, const Tensor& targets) { return model_.loss(ids, targets, 1).loss_sum; };
   const double loss = mean_loss({.forward = forward,
@@ -118,9 +122,13 @@ void AsyncRun::finish(const AsyncSummary& summary) {
                                  .turns = axis_->size(),
                                  .arena = arena_},
                                 *axis_, run_.dataset.val);
+  if (output_) output_->eval(step_, {loss, run_.dataset.bits_per_byte(loss)});
+}
+
+void AsyncRun::finish(const AsyncSummary& summary) {
+  if (!o_.no_eval) validate();
   const RunUsage usage = usage_of(world_, {&world_, axis_.get()}, arena_);
   if (!output_) return;
-  output_->eval(step_, {loss, run_.dataset.bits_per_byte(loss)});
   output_->message(
       fmt::format("{} updates; a worker was at most {} steps ahead of the slowest, and a gradient at most {} "
                   "updates old",
@@ -132,7 +140,7 @@ void AsyncRun::finish(const AsyncSummary& summary) {
                     .backend = std::string(world_.kind()),
                     .usage = usage,
                     .arena = arena_,
-                    .sample = o_.format == "json" ? "" : sample_of_saved(run_, model_.config)});
+                    .sample = sample_of_saved(run_, model_.config)});
 }
 
 int AsyncRun::execute() {

@@ -97,8 +97,8 @@ void TrainOutput::summary(const Facts& f) {
       {"steps", steps},
       {"tokens", steps * f.tokens_per_step},
       {"loss", stepped ? Json(losses_.back()) : Json()},
-      {"val_loss", validation_.loss},
-      {"val_bits_per_byte", validation_.bits_per_byte},
+      {"val_loss", validation_ ? Json(validation_->loss) : Json()},
+      {"val_bits_per_byte", validation_ ? Json(validation_->bits_per_byte) : Json()},
       {"tokens_per_s", stepped ? Json(rate) : Json()},
       {"mfu", stepped ? Json(rate * f.flops_per_token / peak) : Json()},
       {"peak_bytes", f.usage.peak_bytes},
@@ -108,9 +108,11 @@ void TrainOutput::summary(const Facts& f) {
   metrics_.write(record);
   show(record);
   if (options_.format == "json") return;
-  std::string text = fmt::format("\nAfter {} steps ({} tokens) the validation loss is {:.4f} ({:.4f} bits per byte).\n",
-                                 steps, short_number(static_cast<double>(steps * f.tokens_per_step)), validation_.loss,
-                                 validation_.bits_per_byte);
+  std::string text =
+      fmt::format("\nAfter {} steps ({} tokens) ", steps, short_number(static_cast<double>(steps * f.tokens_per_step)));
+  text += validation_ ? fmt::format("the validation loss is {:.4f} ({:.4f} bits per byte).\n", validation_->loss,
+                                    validation_->bits_per_byte)
+                      : "the run is done; it was not validated (--no-eval).\n";
   if (stepped)
     text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of what this machine's matrix products reach; ",
                         losses_.front(), sparkline(losses_, kCurve), losses_.back(), short_number(rate),
@@ -119,8 +121,10 @@ void TrainOutput::summary(const Facts& f) {
       static_cast<double>(*std::max_element(f.usage.peak_bytes.begin(), f.usage.peak_bytes.end())) / 1e6;
   text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most", peak_mb,
                       peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
-  text += fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {}\n", f.sample,
-                      run_.string(), run_.string());
+  text += options_.no_save
+              ? fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run_.string())
+              : fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {}\n", f.sample,
+                            run_.string(), run_.string());
   print(text);
 }
 

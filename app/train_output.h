@@ -1,6 +1,7 @@
 // What `train` says: to the person (progress, summary), to a program (--format json) and to the files of metrics.
 #pragma once
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,7 @@ class TrainOutput {
     std::string strategy, backend;
     RunUsage usage;
     ArenaPtr arena;
-    std::string sample;
+    std::string sample;  // empty: none
   };
   void summary(const Facts& facts);
 
@@ -39,8 +40,8 @@ class TrainOutput {
   std::filesystem::path run_;
   Progress progress_;
   Metrics metrics_;
-  std::vector<double> rates_, losses_;  // tokens per second and loss of each step
-  Validation validation_;
+  std::vector<double> rates_, losses_;    // tokens per second and loss of each step
+  std::optional<Validation> validation_;  // the last; none with --no-eval
 };
 
 // For the head of a run: "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".

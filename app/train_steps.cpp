@@ -22,8 +22,11 @@ bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 // The steps of one rank. Returns the exit status; only rank 0 has an output.
 int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* trace) {
   const TrainOptions& o = run.options;
-  const auto save = [&] { run.directory.save(trainer, o, run.dataset); };
+  const auto save = [&] {
+    if (!o.no_save) run.directory.save(trainer, o, run.dataset);
+  };
   const auto evaluate = [&] {
+    if (o.no_eval) return;
     const double loss = trainer.mean_loss(run.dataset.val);
     if (output) output->eval(trainer.steps_done(), {loss, run.dataset.bits_per_byte(loss)});
   };
@@ -52,7 +55,6 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
 }
 
 void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainOutput& output) {
-  const std::string sample = run.options.format == "json" ? "" : sample_of_saved(run, trainer.whole_model().config);
   output.summary({.steps = trainer.steps_done(),
                   .tokens_per_step = trainer.tokens_per_step(),
                   .flops_per_token = flops_per_token(trainer.whole_model()),
@@ -60,7 +62,7 @@ void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainO
                   .backend = std::string(trainer.world().kind()),
                   .usage = usage,
                   .arena = trainer.arena(),
-                  .sample = sample});
+                  .sample = sample_of_saved(run, trainer.whole_model().config)});
 }
 
 }  // namespace

@@ -37,7 +37,8 @@ std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& begin
 void say_stopped(const Run& run, int64_t step, TrainOutput& output);
 // Throws Error (usage) when a resumed run has made more steps than it shall.
 void check_steps_done(const Run& run, int64_t done);
-// Text by the model as it was saved last: no rank needs to hold the whole of it while it is trained.
+// Text by the model as it was saved last: no rank needs to hold the whole of it while it is trained. Empty for a
+// program that reads the output, and with --no-save.
 std::string sample_of_saved(const Run& run, const GptConfig& config);
 
 }  // namespace tessera

@@ -75,6 +75,8 @@ void validate(const TrainOptions& o) {
   if (o.trace && o.dp_mode == "ps-async")
     throw Error("--trace: expected steps that all ranks make together, found --dp-mode ps-async");
   if (o.resume && !o.out) throw Error("--resume: expected --out DIR, the run to continue; found no --out");
+  if (o.resume && o.no_save)
+    throw Error("--resume: expected a run that saves checkpoints, found --no-save, by option or in its config.toml");
 }
 
 }  // namespace tessera

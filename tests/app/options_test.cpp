@@ -180,6 +180,17 @@ TEST_F(ConfigTest, IsReadAndOptionsWin) {
   EXPECT_EQ(o.data, "x.txt");
 }
 
+TEST_F(ConfigTest, ARunWithoutCheckpointsIsNotResumed) {
+  const std::string saves = file("layers = 2\n");
+  const std::string expected =
+      "--resume: expected a run that saves checkpoints, found --no-save, by option or in its config.toml";
+  EXPECT_EQ(message({"train", "--resume", "--out", "x", "--config", saves.c_str(), "--no-save"}), expected);
+  EXPECT_EQ(message({"train", "--resume", "--out", "x", "--config", saves.c_str(), "--no-eval"}), "");
+  const std::string saves_not = file("no-save = true\n");
+  EXPECT_EQ(message({"train", "--resume", "--out", "x", "--config", saves_not.c_str()}), expected);
+  EXPECT_EQ(message({"verify", "--no-save"}), "unknown option '--no-save'");
+}
+
 TEST_F(ConfigTest, RoundTrips) {
   TrainOptions o;
   o.layers = 7;

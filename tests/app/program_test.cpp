@@ -214,6 +214,45 @@ TEST_F(ProgramTest, AFinishedRunResumesToNothing) {
   EXPECT_TRUE(Json::parse(last).at("val_loss").is_number()) << last;
 }
 
+// Asynchronous runs save and validate in places of their own.
+TEST_F(ProgramTest, ARunMayLeaveNoCheckpointAndNoValidation) {
+  for (const std::string mode : {"", "--ranks 2 --dp-mode ps-async --servers 2 "}) {
+    const std::string every = mode + "--save-every 5 --eval-every 5 ";
+    const Ran r = train(every + "--no-save --no-eval --out run");
+    ASSERT_EQ(r.status, 0) << r.err;
+    EXPECT_EQ(r.out.find("A sample:"), std::string::npos) << r.out;
+    EXPECT_EQ(r.out.find("validation loss"), std::string::npos) << r.out;
+    EXPECT_NE(r.out.find("not validated (--no-eval)"), std::string::npos) << r.out;
+    EXPECT_NE(r.out.find("without a checkpoint (--no-save)"), std::string::npos) << r.out;
+    EXPECT_EQ(r.err.find("validat"), std::string::npos) << r.err;
+    EXPECT_FALSE(fs::exists(path("run/checkpoints")));
+    EXPECT_EQ(read_file(path("run/metrics.jsonl")).find("\"eval\""), std::string::npos);
+    expect_failure("generate run", 4, "run: no usable checkpoint: none was saved there");
+    expect_failure("report run", 4, "run: there is no report.json in it");
+    expect_failure("train --resume --out run", 2, "--resume: expected a run that saves checkpoints, found --no-save");
+    fs::remove_all(path("run"));
+  }
+}
+
+TEST_F(ProgramTest, ARunWithoutCheckpointIsTheSameRun) {
+  const auto summary = [&](const std::string& options) {
+    const Ran r = train("--format json " + options);
+    EXPECT_EQ(r.status, 0) << r.err;
+    return Json::parse(r.out.substr(r.out.rfind('\n', r.out.size() - 2) + 1));
+  };
+  const Json whole = summary("--out whole"), unsaved = summary("--no-save --out unsaved"),
+             bare = summary("--no-save --no-eval --trace --out bare");
+  EXPECT_EQ(unsaved.at("loss"), whole.at("loss"));
+  EXPECT_EQ(unsaved.at("val_loss"), whole.at("val_loss"));
+  EXPECT_EQ(bare.at("loss"), whole.at("loss"));
+  EXPECT_TRUE(bare.at("val_loss").is_null() && bare.at("val_bits_per_byte").is_null()) << bare;
+  EXPECT_EQ(run("report bare").status, 0);  // draws what there is
+  EXPECT_EQ(read_file(path("bare/report.html")).find("validation loss</dt>"), std::string::npos);
+  EXPECT_EQ(interrupted("train " + kSmall + "--steps 100000000 --no-save --out run", SIGINT), 130);
+  EXPECT_NE(read_file(path("err.txt")).find("nothing was saved (--no-save)"), std::string::npos);
+  EXPECT_FALSE(fs::exists(path("run/checkpoints")));
+}
+
 TEST_F(ProgramTest, ClosedOutputDoesNotStopARun) {
   EXPECT_EQ(run("train " + kSmall + " --out run --format json | head -1").status, 0);
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-12")));
