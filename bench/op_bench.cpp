@@ -7,24 +7,17 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 
 #include "bench/ceilings.h"
 #include "bench/op_cases.h"
+#include "bench/op_data.h"
 #include "tensor/cpu/dnnl_matmul.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 
 namespace tessera::bench {
 namespace {
-
-Tensor random_tensor(const Shape& shape, DType dtype, const OpCase& c, const ArenaPtr& arena) {
-  Tensor wide = Tensor::empty(shape, DType::float32, arena->host());
-  const Philox random = Philox::named(1, c.name);
-  for (int64_t i = 0; i < wide.numel(); ++i)
-    wide.data<float>()[i] =
-        static_cast<float>(c.low + (c.high - c.low) * static_cast<double>(random.uniform(static_cast<uint64_t>(i))));
-  return wide.to(dtype).to(arena);
-}
 
 struct Context {
   ArenaPtr arena;
@@ -59,16 +52,9 @@ void report(benchmark::State& state, const Context& context, double bytes, doubl
   state.counters["share"] = benchmark::Counter(least * runs / seconds);
 }
 
-std::vector<Var> operands_of(const OpCase& c, const Context& context, bool requires_grad) {
-  std::vector<Var> operands;
-  for (const Shape& shape : c.operands)
-    operands.emplace_back(random_tensor(shape, context.dtype, c, context.arena), requires_grad);
-  return operands;
-}
-
-void forward(benchmark::State& state, const OpCase& c, const Context& context) {
+void forward(benchmark::State& state, const OpCase& c, const Context& context, Data& data) {
   const NoGrad no_grad;
-  const std::vector<Var> operands = operands_of(c, context, false);
+  const std::vector<Var> operands = data.operands(false);
   const double bytes = bytes_of(operands) + static_cast<double>(c.op(operands).value().nbytes());
   double total = 0;
   for (auto _ : state) {
@@ -81,9 +67,9 @@ void forward(benchmark::State& state, const OpCase& c, const Context& context) {
 }
 
 // The graph is made outside of the time taken. Least bytes: operands and the result's gradient in, gradients out.
-void backward(benchmark::State& state, const OpCase& c, const Context& context) {
-  const std::vector<Var> operands = operands_of(c, context, true);
-  const Tensor seed = random_tensor(c.op(operands).shape(), context.dtype, c, context.arena);
+void backward(benchmark::State& state, const OpCase& c, const Context& context, Data& data) {
+  const std::vector<Var> operands = data.operands(true);
+  const Tensor seed = data.seed();
   const double bytes = 2 * bytes_of(operands) + static_cast<double>(seed.nbytes());
   double total = 0;
   for (auto _ : state) {
@@ -98,14 +84,18 @@ void backward(benchmark::State& state, const OpCase& c, const Context& context) 
   report(state, context, bytes, c.backward_flops, total);
 }
 
-void add_rows(const std::shared_ptr<Context>& context) {
+void add_rows(const std::shared_ptr<Context>& context, const std::shared_ptr<std::optional<Data>>& data) {
   for (const OpCase& c : context->cases)
     for (const bool back : {false, true}) {
       const std::string name = fmt::format("{}/{}/{}", c.name, back ? "backward" : "forward",
                                            context->dtype == DType::float32 ? "fp32" : "bf16");
       benchmark::RegisterBenchmark(name.c_str(),
-                                   [context, &c, back](benchmark::State& state) {
-                                     back ? backward(state, c, *context) : forward(state, c, *context);
+                                   [context, data, &c, back](benchmark::State& state) {
+                                     if (!*data || !(*data)->is_of(c)) {
+                                       data->reset();  // before the next takes as much
+                                       data->emplace(c, context->dtype, context->arena);
+                                     }
+                                     back ? backward(state, c, *context, **data) : forward(state, c, *context, **data);
                                    })
           ->UseManualTime()
           ->Unit(benchmark::kMicrosecond);
@@ -129,15 +119,17 @@ void run_benchmarks(const std::vector<std::string>& words, const std::function<A
 #endif
   benchmark::AddCustomContext("matmul", cpu::matmul_library());
   benchmark::AddCustomContext("threads", std::to_string(cpu::threads()));
+  const auto data = std::make_shared<std::optional<Data>>();
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const auto context = std::make_shared<Context>(Context{make(), dtype});
     const std::string name = dtype == DType::float32 ? "fp32" : "bf16";
     benchmark::AddCustomContext(
         "ceiling_" + name,
         fmt::format("{:.1f} GB/s, {:.1f} GFLOP/s", context->ceilings.bytes_per_s / 1e9, context->ceilings.flops / 1e9));
-    add_rows(context);
+    add_rows(context, data);
   }
   benchmark::RunSpecifiedBenchmarks();
+  data->reset();
   benchmark::Shutdown();
 }
 

@@ -1,9 +1,12 @@
-// Every op of the op table has a microbenchmark, and every microbenchmark runs.
+// Every op of the op table has a microbenchmark, every microbenchmark runs, and what they compute with.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
+#include <vector>
 
 #include "bench/op_cases.h"
+#include "bench/op_data.h"
 #include "tests/autograd/op_table.h"
 
 namespace tessera::test {
@@ -36,6 +39,34 @@ TEST(OpBench, EveryCaseRunsBothWays) {
     backward(y, {.seed = seed});
     EXPECT_TRUE(operands[0].grad().defined()) << c.name;
   }
+}
+
+// Small tensors are drawn whole; of larger ones a beginning is, and repeats.
+TEST(OpBench, OperandsAreMadeOnceInTheirRange) {
+  const bench::OpCase c{.name = "log",
+                        .operands = {{3, 1 << 21}, {7, 5}},
+                        .op = [](const std::vector<Var>& v) { return binary<Mul>(v[1], v[1]); },
+                        .low = 0.5,
+                        .high = 2};
+  const bench::OpCase other = c;
+  bench::Data data(c, DType::float32, make_arena());
+  EXPECT_TRUE(data.is_of(c));
+  EXPECT_FALSE(data.is_of(other));
+  const std::vector<Var> first = data.operands(true), again = data.operands(false);
+  ASSERT_EQ(first.size(), 2U);
+  EXPECT_TRUE(first[0].requires_grad() && !again[0].requires_grad());
+  for (size_t i = 0; i < first.size(); ++i) {
+    EXPECT_EQ(first[i].shape(), c.operands[i]);
+    EXPECT_EQ(first[i].value().raw(), again[i].value().raw());
+    const std::vector<float> values = first[i].value().to_vector<float>();
+    const auto [low, high] = std::minmax_element(values.begin(), values.end());
+    EXPECT_TRUE(*low >= 0.5F && *low < 0.7F && *high <= 2 && *high > 1.8F) << *low << " to " << *high;
+  }
+  const float* const large = first[0].value().data<float>();
+  EXPECT_EQ(large[(1 << 22) + 5], large[5]);
+  EXPECT_NE(large[1 << 21], large[0]);
+  EXPECT_EQ(data.seed().shape(), c.operands[1]);
+  EXPECT_EQ(data.seed().raw(), data.seed().raw());
 }
 
 }  // namespace
