@@ -5,8 +5,9 @@ usage: bench/gpu.py pytorch|strategies|curve [--binary build/cuda/bin/tessera] [
        [--rounds 5] [--steps 30] [--ranks 2] [--small]
 
   pytorch     training of each model in bf16 (fp32 master weights and moments), 1,024 tokens, vocabulary 50304, in
-              alternating rounds with PyTorch: torch.compile, fused AdamW, scaled dot product attention, the best of
-              {autocast, bf16 parameters} x {default, max-autotune, reduce-overhead}, chosen by one run of each
+              alternating rounds with PyTorch on the same tokens (zipf_tokens.py): torch.compile, fused AdamW, scaled dot
+              product attention, the best of {autocast, bf16 parameters} x {default, max-autotune, reduce-overhead},
+              chosen by one run of each
   strategies  `tessera verify` of every strategy with its ranks on the one card, then the same batch trained by one rank
               and by each strategy in turns; of one rank also without the captured graph, with our own attention, and
               deterministic
@@ -14,8 +15,8 @@ usage: bench/gpu.py pytorch|strategies|curve [--binary build/cuda/bin/tessera] [
 
 A run's rate is the median over its steps after the first five, a table's the median over rounds. The share of the peak
 is given in both conventions: attention counted whole, 6 N + 12 L C T FLOP per token (Chowdhery et al. 2022, appendix B),
-and as a causal model needs it, with half of that attention; N are the parameters without positions. --small makes all of
-it a matter of minutes on any GPU, to see that it works.
+and as a causal model needs it, with half of that attention; N are the parameters without positions. No run validates or
+leaves a checkpoint. --small makes all of it a matter of minutes on any GPU, to see that it works.
 """
 import argparse
 import json
@@ -25,6 +26,8 @@ import subprocess
 import sys
 import tempfile
 
+from zipf_tokens import HEADER_BYTES, write_tokens
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WARMUP = 5
 MODELS = {  # layers, heads, channels, micro-batch
@@ -33,7 +36,7 @@ MODELS = {  # layers, heads, channels, micro-batch
     "gpt2-xl": (48, 25, 1600, 16),
     "small": (4, 4, 128, 8),
 }
-CONTEXT, VOCAB = 1024, 50304
+CONTEXT, VOCAB, TOKENS = 1024, 50304, 1 << 22
 PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense, as printed by the maker
 ALONE = {  # one rank: what its step is compared in
     "one rank": [],
@@ -74,28 +77,36 @@ def model_options(model, options):
             "--vocab", str(vocab), "--batch", str(batch)]
 
 
-def run_lines(command, cwd):
+def output_of(command, cwd):
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"{' '.join(command)}: {last}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return done.stdout
+
+
+def run_lines(command, cwd):
+    return [json.loads(line) for line in output_of(command, cwd).splitlines()]
+
+
+def make_data(options, cwd):
+    """Writes the tokens that all runs of this call train on: as a file for PyTorch, as a dataset for Tessera."""
+    options.tokens = write_tokens(cwd, 512 if options.small else VOCAB, TOKENS // 16 if options.small else TOKENS)
+    options.data = os.path.join(cwd, "data")
+    output_of([options.binary, "data", options.tokens, "--tokenizer", cwd, "--out", options.data], cwd)
 
 
 def train(options, extra, cwd, steps, device="cuda"):
-    text = os.path.join(cwd, "text.txt")
-    if not os.path.exists(text):
-        with open(text, "w") as f:
-            f.write("A line of a text that says little, over and over again.\n" * 40000)
-    return run_lines([options.binary, "train", "--device", device, "--data", text, "--tokenizer", "bytes", "--format",
-                      "json", "--quiet", "--eval-every", "0", "--save-every", "0", "--optimizer", "adamw",
-                      "--weight-decay", "0.1", "--clip", "1", "--steps", str(steps), "--out",
-                      tempfile.mkdtemp(dir=cwd)] + extra, cwd)
+    with tempfile.TemporaryDirectory(dir=cwd) as out:
+        return run_lines([options.binary, "train", "--device", device, "--data", options.data, "--format", "json",
+                          "--quiet", "--no-save", "--no-eval", "--optimizer", "adamw", "--weight-decay", "0.1",
+                          "--clip", "1", "--steps", str(steps), "--out", out] + extra, cwd)
 
 
 def pytorch_child(model, setting, options):
     import time
 
+    import numpy
     import torch
     sys.path.insert(0, os.path.join(ROOT, "tests", "compare"))
     from gpt_pytorch import GPT
@@ -111,11 +122,14 @@ def pytorch_child(model, setting, options):
               {"params": [p for p in net.parameters() if p.dim() != 2], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), fused=True)
     forward = torch.compile(net, mode=None if mode == "default" else mode)
-    ids = torch.randint(256, (batch, context + 1), device="cuda")
+    tokens = numpy.fromfile(options.tokens, dtype="<u2", offset=HEADER_BYTES).astype(numpy.int64)
+    batches = torch.from_numpy(tokens[:len(tokens) // (batch * (context + 1)) * batch * (context + 1)])
+    batches = batches.view(-1, batch, context + 1).pin_memory()
     times = []
-    for _ in range(WARMUP + options.steps):
+    for step in range(WARMUP + options.steps):
         torch.cuda.synchronize()
         start = time.perf_counter()
+        ids = batches[step % len(batches)].cuda(non_blocking=True)
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == "autocast"):
             loss = forward(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
@@ -129,8 +143,8 @@ def pytorch_child(model, setting, options):
 
 
 def pytorch(model, setting, options, steps):
-    command = [options.python, os.path.abspath(__file__), "pytorch", "--child", setting, "--models", model, "--steps",
-               str(steps)] + (["--small"] if options.small else [])
+    command = [options.python, os.path.abspath(__file__), "pytorch", "--child", setting, "--tokens", options.tokens,
+               "--models", model, "--steps", str(steps)] + (["--small"] if options.small else [])
     return run_lines(command, ROOT)[-1]
 
 
@@ -246,6 +260,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--tokens", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.binary = os.path.abspath(options.binary)
     unknown = [m for m in options.models.split(",") if m not in MODELS]
@@ -257,6 +272,7 @@ def main():
     parts = {"pytorch": compare_pytorch, "strategies": compare_strategies, "curve": compare_curve}
     with tempfile.TemporaryDirectory() as cwd:
         try:
+            make_data(options, cwd)
             return parts[options.part](options, cwd) or 0
         except RuntimeError as e:
             sys.exit(str(e))
