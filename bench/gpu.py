@@ -2,7 +2,7 @@
 """What one GPU does with Tessera, as Markdown tables: beside PyTorch, under every strategy, and against the CPU.
 
 usage: bench/gpu.py pytorch|strategies|curve [--binary build/cuda/bin/tessera] [--models gpt2,gpt2-medium,gpt2-xl]
-       [--rounds 5] [--steps 30] [--ranks 2] [--small]
+       [--rounds 5] [--seconds 0] [--steps 30] [--ranks 2] [--settings bf16/default,...] [--small]
 
   pytorch     training of each model in bf16 (fp32 master weights and moments), 1,024 tokens, vocabulary 50304, in
               alternating rounds with PyTorch on the same tokens (zipf_tokens.py): torch.compile, fused AdamW, scaled dot
@@ -12,6 +12,9 @@ usage: bench/gpu.py pytorch|strategies|curve [--binary build/cuda/bin/tessera] [
               and by each strategy in turns; of one rank also without the captured graph, with our own attention, and
               deterministic
   curve       the first 20 losses of gpt2 in fp32 on the GPU beside those on the CPU
+
+Where time is lent in pieces: after --seconds no further round begins, the table says how many there were, and each round's
+figures go to standard error as they come; --settings tries only those of PyTorch's that it names.
 
 A run's rate is the median over its steps after the first five, a table's the median over rounds. The share of the peak
 is given in both conventions: attention counted whole, 6 N + 12 L C T FLOP per token (Chowdhery et al. 2022, appendix B),
@@ -25,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 from zipf_tokens import HEADER_BYTES, write_tokens
 
@@ -37,6 +41,7 @@ MODELS = {  # layers, heads, channels, micro-batch
     "small": (4, 4, 128, 8),
 }
 CONTEXT, VOCAB, TOKENS = 1024, 50304, 1 << 22
+SETTINGS = [f"{dtype}/{mode}" for dtype in ("autocast", "bf16") for mode in ("default", "max-autotune", "reduce-overhead")]
 PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense, as printed by the maker
 ALONE = {  # one rank: what its step is compared in
     "one rank": [],
@@ -104,14 +109,12 @@ def train(options, extra, cwd, steps, device="cuda"):
 
 
 def pytorch_child(model, setting, options):
-    import time
-
     import numpy
     import torch
     sys.path.insert(0, os.path.join(ROOT, "tests", "compare"))
     from gpt_pytorch import GPT
 
-    dtype, mode = setting.split(", ")
+    dtype, mode = setting.split("/")
     layers, heads, channels, context, vocab, batch = shape_of(model, options)
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
@@ -165,13 +168,21 @@ def shares(model, rate, options):
     return " | ".join(f"{100 * rate * (6 * parameters + a) / peak:.1f}%" for a in (attention, attention / 2))
 
 
+def rounds_of(options):
+    """0, 1, ...: --rounds of them, or as many as begin within --seconds, the first always."""
+    start = time.monotonic()
+    for made in range(options.rounds):
+        if made > 0 and 0 < options.seconds < time.monotonic() - start:
+            return
+        yield made
+
+
 def compare_pytorch(options, cwd):
     print("| model | Tessera tokens/s | range | MB | peak, whole | causal | PyTorch tokens/s | range | MB | its setting | "
           "ratio |\n|---|---|---|---|---|---|---|---|---|---|---|")
     for model in ["small"] if options.small else options.models.split(","):
-        settings = [f"{d}, {m}" for d in ("autocast", "bf16") for m in ("default", "max-autotune", "reduce-overhead")]
         trial = {}
-        for setting in settings:
+        for setting in options.settings.split(","):
             try:
                 trial[setting] = pytorch(model, setting, options, 5)["rate"]
             except RuntimeError as e:
@@ -180,19 +191,21 @@ def compare_pytorch(options, cwd):
             sys.exit(f"{model}: PyTorch ran with none of its settings")
         best = max(trial, key=trial.get)
         ours, theirs = [], []
-        for _ in range(options.rounds):
+        for _ in rounds_of(options):
             summary = train(options, model_options(model, options) + ["--ranks", "1", "--dtype", "bf16"], cwd,
                             WARMUP + options.steps)[-1]
             ours.append((summary["tokens_per_s"], summary["peak_bytes"][0]))
             run = pytorch(model, best, options, options.steps)
             theirs.append((run["rate"], run["peak"]))
+            print(f"{model}, round {len(ours)}: {ours[-1][0]:,.0f} and PyTorch ({best}) {theirs[-1][0]:,.0f}", file=sys.stderr,
+                  flush=True)
         cells = []
         for runs in (ours, theirs):
             rates = [rate for rate, _ in runs]
             cells.append((statistics.median(rates), f"{statistics.median(rates):,.0f} | {min(rates):,.0f}-"
                           f"{max(rates):,.0f} | {statistics.median(m for _, m in runs) / 1e6:,.0f}"))
         ratio = statistics.median(a / b for (a, _), (b, _) in zip(ours, theirs))
-        print(f"| {model} | {cells[0][1]} | {shares(model, cells[0][0], options)} | {cells[1][1]} | {best}, torch "
+        print(f"| {model}, {len(ours)} rounds | {cells[0][1]} | {shares(model, cells[0][0], options)} | {cells[1][1]} | {best}, torch "
               f"{run['version']} | {ratio:.2f} |", flush=True)
 
 
@@ -212,18 +225,19 @@ def compare_strategies(options, cwd):
     model = "small" if options.small else "gpt2"
     common = model_options(model, options) + ["--dtype", "bf16"]
     rates = {name: [] for name in [*ALONE, *given]}
-    for _ in range(options.rounds):
+    for made in rounds_of(options):
         for name, values in rates.items():
             words = ["--ranks", "1"] + ALONE[name] if name in ALONE else ["--ranks", ranks] + given[name]
             try:
                 values.append(train(options, common + words, cwd, WARMUP + options.steps)[-1])
+                print(f"{name}, round {made + 1}: {values[-1]['tokens_per_s']:,.0f} tokens/s", file=sys.stderr, flush=True)
             except RuntimeError as e:  # the others are still worth their time
                 verdicts[name] = "FAILED"
                 print(e, file=sys.stderr)
     if not rates["one rank"]:
         return 1
     one = statistics.median(r["tokens_per_s"] for r in rates["one rank"])
-    print(f"{model}, bf16, {ranks} thread ranks on one card, {options.rounds} rounds of {options.steps} steps\n\n"
+    print(f"{model}, bf16, {ranks} thread ranks on one card, {made + 1} rounds of {options.steps} steps\n\n"
           "| strategy | verified | tokens/s | one rank's time x | peak MB, most |\n|---|---|---|---|---|")
     for name, runs in rates.items():
         if not runs:
@@ -256,6 +270,8 @@ def main():
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has torch")
     parser.add_argument("--models", default="gpt2,gpt2-medium,gpt2-xl")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0)
+    parser.add_argument("--settings", default=",".join(SETTINGS))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--small", action="store_true")
@@ -266,6 +282,9 @@ def main():
     unknown = [m for m in options.models.split(",") if m not in MODELS]
     if unknown:
         parser.error(f"--models: unknown {unknown[0]}; expected some of {', '.join(MODELS)}")
+    unknown = [s for s in options.settings.split(",") if s not in SETTINGS]
+    if unknown:
+        parser.error(f"--settings: unknown {unknown[0]}; expected some of {', '.join(SETTINGS)}")
     if options.child:
         pytorch_child(options.models, options.child, options)
         return 0

@@ -2,19 +2,22 @@
 # Everything that needs a GPU, in one go and into one report: the build, the tests that are skipped elsewhere, NVIDIA's
 # checker, every strategy with its ranks on the one card, the CPU's loss curve, the ops, and PyTorch in turns.
 #
-# usage: bench/gpu.sh [--small] [--models LIST] [--rounds N] [--tools LIST] [--limit S] [--build DIR] [--report FILE] [PART...]
+# usage: bench/gpu.sh [--small] [--models LIST] [--settings LIST] [--rounds N] [--seconds S] [--tools LIST] [--limit S]
+#                     [--build DIR] [--report FILE] [PART...]
 #   PART      build tests sanitizer strategies curve ops pytorch; without any: all, in this order. One alone fits where
 #             time is lent in pieces; parts are added to the report.
 #   --build   the build folder (default build/cuda); one that bench/pack.sh made elsewhere for this card needs no part build
 #   --models  those of the part pytorch (default gpt2,gpt2-medium,gpt2-xl); each takes minutes to be compiled there
+#   --settings  of PyTorch's to try for the part pytorch, such as bf16/default,autocast/max-autotune (default all six)
 #   --rounds  of the parts strategies and pytorch (default 5)
+#   --seconds after which these begin no further round (default: none); the tables say how many there were
 #   --tools   those of the part sanitizer (default memcheck,racecheck,synccheck,initcheck)
 #   --limit   seconds for each of these tools over one of its three test programs (default 900, small 40)
 #   --small   tiny models and few rounds: minutes, to see that everything works
 # TESSERA_PYTHON names the interpreter that has torch (default python3). Ends with 1 when a test or a strategy fails.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-build=$root/build/cuda report=gpu-report.md models=() small=() rounds='' steps=30 parts=()
+build=$root/build/cuda report=gpu-report.md options=() small=() rounds='' steps=30 parts=()
 tools=memcheck,racecheck,synccheck,initcheck limit=''
 all=(build tests sanitizer strategies curve ops pytorch)
 
@@ -26,8 +29,10 @@ die() {
 while (($#)); do
   case $1 in
     --small) small=(--small) steps=3 ;;
-    --models) models=(--models "${2:?--models wants a list such as gpt2,gpt2-medium}") && shift ;;
+    --models) options+=(--models "${2:?--models wants a list such as gpt2,gpt2-medium}") && shift ;;
+    --settings) options+=(--settings "${2:?--settings wants a list such as bf16/default}") && shift ;;
     --rounds) rounds=${2:?--rounds wants a number} && shift ;;
+    --seconds) options+=(--seconds "${2:?--seconds wants a number}") && shift ;;
     --tools) tools=${2:?--tools wants a list such as memcheck,racecheck} && shift ;;
     --limit) limit=${2:?--limit wants a number of seconds} && shift ;;
     --build) build=$(realpath -m "${2:?--build wants a folder}") && shift ;;
@@ -135,7 +140,7 @@ run_sanitizer() {
   done
   return $result
 }
-run_gpu_py() { "$python" "$root/bench/gpu.py" "$1" --binary "$build/bin/tessera" --rounds "$rounds" --steps "$steps" "${small[@]}" "${models[@]}"; }
+run_gpu_py() { "$python" "$root/bench/gpu.py" "$1" --binary "$build/bin/tessera" --rounds "$rounds" --steps "$steps" "${small[@]}" "${options[@]}"; }
 
 if [[ ${parts[*]} != build ]]; then
   command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 ||
