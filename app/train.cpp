@@ -75,14 +75,16 @@ int train_under_mpi(const TrainOptions& o) {
   return status;
 }
 
-// Rows of logits that do not begin at multiples of 16 bytes are read element by element, by us and by cuBLASLt.
-std::string vocab_hint(int64_t vocab) {
-  constexpr int64_t kRow = 8, kRound = 64;
-  if (vocab % kRow == 0) return "";
+// Rows of logits that do not begin at multiples of 16 bytes are read element by element, by us and by cuBLASLt. Empty
+// where they do; and of a run that goes on, whose vocabulary is what it is.
+std::string vocab_hint(const TrainOptions& o, int64_t vocab) {
+  constexpr int64_t kVector = 16, kRound = 64;
+  const int64_t parts = axes_of(o).tp, row = parts * kVector / size_of(dtype_named(o.dtype)), round = parts * kRound;
+  if (vocab % row == 0 || o.resume) return "";
   return fmt::format(
-      "a vocabulary of {} does not divide by {}, which makes a GPU slow at the head and the loss; --vocab {} "
-      "pads it",
-      vocab, kRow, (vocab + kRound - 1) / kRound * kRound);
+      "a vocabulary of {} does not divide by {}, which makes a GPU slow at the head and the loss; --vocab "
+      "{} pads it",
+      vocab, row, (vocab + round - 1) / round * round);
 }
 
 // The model, the data and the plan.
@@ -105,7 +107,7 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
     const std::string why = no_graph_because(o, static_cast<int>(ranks_of(o)));
     output.message(why.empty() ? "CUDA graph: on (a step is captured once and launched again)"
                                : fmt::format("CUDA graph: off ({})", why));
-    if (const std::string hint = vocab_hint(b.model.config.vocab); !hint.empty()) output.message(hint);
+    if (const std::string hint = vocab_hint(o, b.model.config.vocab); !hint.empty()) output.message(hint);
   }
   if (o.device == "cpu" && o.dtype == "bf16" && !cpu::has_bfloat16_matmul())
     output.message("bf16 is emulated: this machine has no AVX-512, so products are made in fp32 of rounded inputs");

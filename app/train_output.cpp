@@ -107,7 +107,13 @@ void TrainOutput::summary(const Facts& f) {
       {"out", run_.string()}}.dump();
   metrics_.write(record);
   show(record);
-  if (options_.format == "json") return;
+  if (options_.format != "json") print(in_words(f, rate, rate * f.flops_per_token / peak));
+}
+
+// `share`: of what the machine's products reach.
+std::string TrainOutput::in_words(const Facts& f, double rate, double share) const {
+  const bool stepped = !rates_.empty();
+  const int64_t steps = f.steps;
   std::string text =
       fmt::format("\nAfter {} steps ({} tokens) ", steps, short_number(static_cast<double>(steps * f.tokens_per_step)));
   text += validation_ ? fmt::format("the validation loss is {:.4f} ({:.4f} bits per byte).\n", validation_->loss,
@@ -115,8 +121,7 @@ void TrainOutput::summary(const Facts& f) {
                       : "the run is done; it was not validated (--no-eval).\n";
   if (stepped)
     text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of what this machine's matrix products reach; ",
-                        losses_.front(), sparkline(losses_, kCurve), losses_.back(), short_number(rate),
-                        100 * rate * f.flops_per_token / peak);
+                        losses_.front(), sparkline(losses_, kCurve), losses_.back(), short_number(rate), 100 * share);
   const double peak_mb =
       static_cast<double>(*std::max_element(f.usage.peak_bytes.begin(), f.usage.peak_bytes.end())) / 1e6;
   text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most", peak_mb,
@@ -125,7 +130,7 @@ void TrainOutput::summary(const Facts& f) {
               ? fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run_.string())
               : fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {}\n", f.sample,
                             run_.string(), run_.string());
-  print(text);
+  return text;
 }
 
 }  // namespace tessera

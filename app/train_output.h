@@ -35,6 +35,7 @@ class TrainOutput {
   void summary(const Facts& facts);
 
  private:
+  std::string in_words(const Facts& facts, double tokens_per_s, double share) const;
   void show(const std::string& json) const;  // to a program
   const TrainOptions& options_;
   std::filesystem::path run_;

@@ -24,8 +24,9 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
                           int64_t most_bytes) {
   const RowBlocks blocks = row_blocks(x.value(), w.value(), most_bytes);
   if (blocks.one()) {
-    Var logits = linear(x, w, Var(), packs);
-    return cross_entropy(reshape(std::exchange(logits, Var()), {blocks.rows, w.dim(0)}), targets, scale);
+    // Nobody else holds the logits then, so that the loss may write over them.
+    Var logits = reshape(linear(x, w, Var(), packs), {blocks.rows, w.dim(0)});
+    return cross_entropy(std::move(logits), targets, scale);
   }
   const Tensor rows = x.value().contiguous().flat_rows();
   const bool of_x = grad_enabled() && x.requires_grad(), of_w = grad_enabled() && w.requires_grad();

@@ -13,8 +13,8 @@ usage: bench/gpu.py pytorch|strategies|curve [--binary build/cuda/bin/tessera] [
               deterministic
   curve       the first 20 losses of gpt2 in fp32 on the GPU beside those on the CPU
 
-Where time is lent in pieces: after --seconds no further round begins, the table says how many there were, and each round's
-figures go to standard error as they come; --settings tries only those of PyTorch's that it names.
+Where time is lent in pieces: when --seconds have passed since the start no further round begins, the table says how many
+there were, and each figure goes to standard error as it comes; --settings tries only those of PyTorch's that it names.
 
 A run's rate is the median over its steps after the first five, a table's the median over rounds. The share of the peak
 is given in both conventions: attention counted whole, 6 N + 12 L C T FLOP per token (Chowdhery et al. 2022, appendix B),
@@ -170,9 +170,8 @@ def shares(model, rate, options):
 
 def rounds_of(options):
     """0, 1, ...: --rounds of them, or as many as begin within --seconds, the first always."""
-    start = time.monotonic()
     for made in range(options.rounds):
-        if made > 0 and 0 < options.seconds < time.monotonic() - start:
+        if made > 0 and 0 < options.seconds < time.monotonic() - options.start:
             return
         yield made
 
@@ -278,7 +277,7 @@ def main():
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--tokens", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.binary = os.path.abspath(options.binary)
+    options.start, options.binary = time.monotonic(), os.path.abspath(options.binary)
     unknown = [m for m in options.models.split(",") if m not in MODELS]
     if unknown:
         parser.error(f"--models: unknown {unknown[0]}; expected some of {', '.join(MODELS)}")

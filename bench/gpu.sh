@@ -21,6 +21,8 @@ build=$root/build/cuda report=gpu-report.md options=() small=() rounds='' steps=
 tools=memcheck,racecheck,synccheck,initcheck limit=''
 all=(build tests sanitizer strategies curve ops pytorch)
 
+exec 3>&2
+
 die() {
   echo "gpu.sh: $1" >&2
   exit "${2:-2}"
@@ -140,7 +142,13 @@ run_sanitizer() {
   done
   return $result
 }
-run_gpu_py() { "$python" "$root/bench/gpu.py" "$1" --binary "$build/bin/tessera" --rounds "$rounds" --steps "$steps" "${small[@]}" "${options[@]}"; }
+# The table goes into the report; figures as they come, and what fails, to the terminal and into a file beside it.
+run_gpu_py() {
+  "$python" "$root/bench/gpu.py" "$1" --binary "$build/bin/tessera" --rounds "$rounds" --steps "$steps" "${small[@]}" \
+    "${options[@]}" 2> >(tee -a "$report.rounds" >&3) && return
+  echo "FAILED, see $report.rounds"
+  return 1
+}
 
 if [[ ${parts[*]} != build ]]; then
   command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 ||

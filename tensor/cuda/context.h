@@ -33,7 +33,7 @@ class Context {
   // is an index that a kernel found outside its bounds. Throws Error while the stream is captured: what is captured
   // does not run, so there is nothing to wait for.
   void synchronize();
-  void about_to_wait(const char* op) const;                       // throws that, before anything is queued
+  void about_to_wait(const char* op) const;  // throws that, before anything is queued
   const char* last_op() const { return last_op_.load(std::memory_order_relaxed); }
   int64_t synchronizations() const { return synchronizations_; }  // how often the host has waited here
   // For a kernel that is given such indices.

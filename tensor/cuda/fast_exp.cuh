@@ -1,4 +1,4 @@
-// The exponential that a GPU has an instruction for, where its result is rounded to eight digits anyway.
+// The exponential that a GPU has an instruction for, where what it is taken of, or its result, has eight digits anyway.
 #pragma once
 
 namespace tessera::cuda {

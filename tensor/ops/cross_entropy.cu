@@ -12,7 +12,8 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int64_t kMostShared = 112 * 1024;  // of a row, so that a multiprocessor has two at a time
+// Bytes of a row, so that a multiprocessor has two at a time; and what the kernel has besides, as far as it is aligned.
+constexpr int64_t kMostShared = 112 * 1024, kOwnShared = 1024;
 
 // A thread's logits so far: the largest, and the sum of exponentials beside it.
 template <class T>
@@ -169,7 +170,7 @@ RowLosses cross_entropy_in_place(const Tensor& logits, const Tensor& targets, do
     bool whole_rows = false;
     with_parts<T>(
         logits.dim(1), [&](auto whole) { whole_rows = whole; }, f.x);
-    if (!whole_rows || f.rows.width == 32 || row > context(logits).most_shared() || row > kMostShared) {
+    if (!whole_rows || f.rows.width == 32 || row + kOwnShared > context(logits).most_shared() || row > kMostShared) {
       RowLosses out = cuda::cross_entropy(logits, targets);
       cuda::cross_entropy_backward(logits, Scored{logits, targets, out.lse}, scale, {});
       return out;

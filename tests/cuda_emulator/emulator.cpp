@@ -250,16 +250,8 @@ void run_block(unsigned threads, uint64_t shared_bytes, const std::function<void
                const std::function<void()>& body) {
   if (!running) running = std::make_unique<Block>();
   running->give_shared(shared_bytes);
+  count_block(shared_bytes);
   running->run(threads, enter, body);
-}
-
-void in_any_order(uint64_t count, const std::function<void(uint64_t)>& f) {
-  static thread_local unsigned calls = 0;
-  const unsigned order = calls++ % 3;
-  for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t odd = 2 * i + 1, even = 2 * (i - count / 2);  // the first half of the turns is the odd ones'
-    f(order == 0 ? i : order == 1 ? count - 1 - i : odd < count ? odd : even);
-  }
 }
 
 std::byte* dynamic_shared() { return running->shared(); }

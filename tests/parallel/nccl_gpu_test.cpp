@@ -2,6 +2,7 @@
 // graph; and how they end when a rank fails.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -177,11 +178,17 @@ TEST_F(NcclGpu, ARankThatDoesNotComeIsNoticed) {
 }
 
 TEST_F(NcclGpu, ARankThatIsLateIsNamedWithWhatItDidLast) {
-  const std::string what = failure(over_nccl(2, 1), [](Communicator& world, const ArenaPtr& arena) {
+  std::atomic<bool> noticed = false;
+  const std::string what = failure(over_nccl(2, 1), [&](Communicator& world, const ArenaPtr& arena) {
     const Tensor x = brought(world.rank(), {1000}, DType::float32, arena);
     world.all_reduce(x);
-    if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-    world.broadcast(x, 0);
+    while (world.rank() == 1 && !noticed) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    try {
+      world.broadcast(x, 0);
+    } catch (const Error&) {
+      noticed = true;
+      throw;
+    }
   });
   EXPECT_EQ(what,
             "[rank 0] world axis, broadcast of 4000 bytes (float32, root 0, on a GPU): rank 1 did not come within 1 s; "

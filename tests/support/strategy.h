@@ -1,6 +1,7 @@
 // What tests ask of a strategy of the data axis, in one call.
 #pragma once
 #include "models/gpt.h"
+#include "optim/grad_norm.h"
 #include "parallel/data_strategy.h"
 
 namespace tessera::test {
@@ -19,9 +20,9 @@ inline double run_microbatch(DataStrategy& strategy, Gpt& model, const Tensor& i
 }
 
 inline double sum_of_squares(DataStrategy& strategy) {
-  double total = 0;
-  for (const double sum : strategy.unit_sums()) total += sum;
-  return total;
+  OrderedSum total;
+  for (const double sum : strategy.unit_sums()) total.add(sum);
+  return total.total();
 }
 
 }  // namespace tessera::test
