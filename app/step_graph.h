@@ -29,9 +29,10 @@ std::string no_graph_because(const TrainOptions& options, int ranks);
 class StepGraph {
  public:
   struct Parts {
-    std::function<void(int64_t step)> load;  // tokens of the step to where the GPU takes them from
-    std::function<LateNumber()> gradients;   // queues the passes; the sum of the losses
-    std::function<void()> finish;            // queues what comes after the update
+    std::function<void(int64_t step)> load;   // tokens of the step to where the GPU takes them from
+    std::function<void(int64_t step)> ahead;  // reads those of the next, while the GPU computes
+    std::function<LateNumber()> gradients;    // queues the passes; the sum of the losses
+    std::function<void()> finish;             // queues what comes after the update
     std::function<Tensor()>
         squares;  // queues the sums of squares of the units, in the order in which the norm adds them
     Optimizer* optimizer = nullptr;

@@ -22,11 +22,24 @@ StepTokens::StepTokens(const TrainOptions& options, Sequences sequences, int64_t
 void StepTokens::begin(int64_t step) {
   step_ = step;
   for (size_t m = 0; m < places_.size(); ++m)
-    if (places_[m].memory) fill(places_[m], read(static_cast<int64_t>(m)));
+    if (places_[m].memory) fill(places_[m], ahead_step_ == step ? ahead_[m] : read(step, static_cast<int64_t>(m)));
+}
+
+// What cannot be read is for the step to say that needs it, if it comes.
+void StepTokens::ahead(int64_t step) {
+  ahead_step_ = -1;
+  ahead_.assign(places_.size(), {});
+  try {
+    for (size_t m = 0; m < places_.size(); ++m)
+      if (places_[m].memory) ahead_[m] = read(step, static_cast<int64_t>(m));
+    ahead_step_ = step;
+  } catch (const Error&) {
+    ahead_.clear();
+  }
 }
 
 // In the host's memory.
-Microbatch StepTokens::read(int64_t microbatch) const {
+Microbatch StepTokens::read(int64_t step, int64_t microbatch) const {
   const Share mine = strategy_.computes(options_.batch, options_.microbatches, microbatch);
   const std::vector<Share> loads = strategy_.loads(options_.batch, options_.microbatches, microbatch);
   int64_t rows = 0;
@@ -37,7 +50,7 @@ Microbatch StepTokens::read(int64_t microbatch) const {
   const Tensor targets = Tensor::empty(shape, DType::int32, arena_->host(), Category::activations);
   int64_t at = 0;
   for (const Share& share : loads) {
-    sequences_.load(step_, share.first, share.count, ids.data<int32_t>() + at, targets.data<int32_t>() + at);
+    sequences_.load(step, share.first, share.count, ids.data<int32_t>() + at, targets.data<int32_t>() + at);
     at += share.count * context_;
   }
   return {own_columns(ids), own_columns(targets)};
@@ -52,13 +65,13 @@ void StepTokens::fill(Place& place, const Microbatch& tokens) const {
 
 Microbatch StepTokens::load(int64_t microbatch, bool ids, bool targets) {
   const auto on_cpu = [&]() -> Microbatch {
-    const Microbatch all = read(microbatch);
+    const Microbatch all = read(step_, microbatch);
     return {ids ? all.ids : Tensor(), targets ? all.targets : Tensor()};
   };
   const auto on_gpu = [&]() -> Microbatch {
     Place& place = places_[static_cast<size_t>(microbatch)];
     if (place.step != step_) {
-      Microbatch tokens = read(microbatch);
+      Microbatch tokens = read(step_, microbatch);
       if (tokens.ids.device() == Device::meta) return tokens;
       place.like = Tensor::meta(tokens.ids.shape(), DType::int32);
       if (!place.memory) place.memory = cuda::pinned_memory(2 * tokens.ids.nbytes());

@@ -26,6 +26,9 @@ class StepTokens {
   // From now on load() is about this step, and so is what was queued and is launched again. All copies of the step
   // before must be done.
   void begin(int64_t step);
+  // Reads the tokens of a step that may come next, so that a GPU need not wait for that; what it was asked for lies
+  // still where it was.
+  void ahead(int64_t step);
   // int32 (B, T) of a micro-batch, those that are asked for; meta tensors where this rank loads none. Queued on a GPU.
   Microbatch load(int64_t microbatch, bool ids, bool targets);
   // This rank's columns of (B, context) in the host's memory, where it computes. Waits on a GPU.
@@ -38,7 +41,7 @@ class StepTokens {
     Tensor like;        // meta, int32 (B, T)
     int64_t step = -1;  // of the tokens that are there
   };
-  Microbatch read(int64_t microbatch) const;
+  Microbatch read(int64_t step, int64_t microbatch) const;
   Tensor own_columns(const Tensor& whole) const;
   void fill(Place& place, const Microbatch& tokens) const;
 
@@ -50,6 +53,8 @@ class StepTokens {
   ArenaPtr arena_;
   int64_t step_ = 0;
   std::vector<Place> places_;
+  std::vector<Microbatch> ahead_;  // by micro-batch, in the host's memory
+  int64_t ahead_step_ = -1;
 };
 
 }  // namespace tessera

@@ -17,6 +17,7 @@ void Trainer::make_graph() {
     };
     const bool own_sums = axes_.tp > 1 && strategy_->shares_out_gradients();
     graph_ = make_step_graph({.load = [this](int64_t step) { tokens_->begin(step); },
+                              .ahead = [this](int64_t step) { tokens_->ahead(step); },
                               .gradients = gradients,
                               .finish = [this] { strategy_->share_parameters(); },
                               .squares = [this] { return queue_squares(); },

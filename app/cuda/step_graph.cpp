@@ -39,6 +39,7 @@ class QueuedStep final : public StepGraph {
     std::optional<Arena::Lent> lent;  // to what is launched, until it is done
     if (agreed.how != StepRanks::How::queue) lent.emplace(*arena_);
     launch_or_queue(agreed.how);
+    parts_.ahead(step + 1);
     if (parts_.ranks) parts_.ranks->wait(*arena_);
     arena_->local<cuda::Context>().synchronize();  // the only wait of a step
     const Found found{state_.found().loss_sum, state_.found().grad_norm, agreed.stop};

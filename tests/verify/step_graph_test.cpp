@@ -257,5 +257,30 @@ TEST(StepGraph, SaysWhyNot) {
   EXPECT_EQ(no_graph_because(o, 1), "--cuda-graph off");
 }
 
+// The tokens of the next step are read while the GPU is at this one; what cannot be read ends the step that needs it.
+TEST_F(StepGraphGpu, TokensAreReadAStepAhead) {
+  TrainOptions o = one_rank([](TrainOptions& changed) { changed.cuda_graph = "on"; });
+  int64_t last = -1, missing = 1000;
+  Sequences sequences = counted_sequences(*o.vocab, *o.context, o.batch, 1);
+  sequences.load = [&, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
+    if (step >= missing) throw InputError("the file is gone");
+    last = step;
+    load(step, first, count, in, out);
+  };
+  launch(launch_options(o), [&](Communicator& world) {
+    Trainer trainer(o, sequences, world);
+    for (int64_t step = 0; step < 6; ++step) {
+      trainer.step();
+      EXPECT_EQ(last, step + 1);
+    }
+    EXPECT_GT(trainer.replays(), 0);
+    missing = 7;
+    trainer.step();
+    EXPECT_EQ(trainer.steps_done(), 7);
+    EXPECT_THROW(trainer.step(), InputError);
+    EXPECT_EQ(trainer.steps_done(), 7);
+  });
+}
+
 }  // namespace
 }  // namespace tessera
