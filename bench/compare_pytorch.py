@@ -144,7 +144,7 @@ def run_tessera(config, folder, args):
     command = [args.binary, "train", "--format", "json", "--data", text, "--tokenizer", "char", "--optimizer", "adamw",
                "--batch", str(config["batch"]), "--steps", str(WARMUP + config["steps"]), "--clip", "1", "--ranks", "1",
                "--weight-decay", "0.1", "--dtype", args.dtype, "--threads-per-rank", str(args.threads),
-               "--eval-every", "0", "--save-every", "0", "--quiet", "--out", tempfile.mkdtemp(dir=folder)]
+               "--no-eval", "--no-save", "--quiet", "--out", tempfile.mkdtemp(dir=folder)]
     for key in MODEL_KEYS:
         command += [f"--{key}", str(config[key])]
     process = subprocess.Popen(command, env=environment(args.threads), stdout=subprocess.PIPE, text=True)

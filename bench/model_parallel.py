@@ -49,7 +49,7 @@ class Plan:
 
     def time(self, options, cwd, number):
         command = [options.binary, "train", "--data", "text.txt", "--tokenizer", "bytes", "--steps", str(options.steps),
-                   "--eval-every", "0", "--save-every", "0", "--quiet", "--format", "json", "--out", f"run-{number}"]
+                   "--no-eval", "--no-save", "--quiet", "--format", "json", "--out", f"run-{number}"]
         self.rates.append(last_object(command + self.words, cwd)["tokens_per_s"])
 
     def count(self, options, cwd):

@@ -45,7 +45,7 @@ def rate(options, strategy, ranks, cwd, number):
     out = f"run-{number}"
     command = [options.binary, "train", "--data", "text.txt", "--tokenizer", "bytes", "--ranks", str(ranks),
                "--threads-per-rank", "1", "--steps", str(options.steps), "--dtype", options.dtype, "--format", "json",
-               "--eval-every", "0", "--save-every", "0", "--out", out] + options.sizes + strategy
+               "--no-eval", "--no-save", "--out", out] + options.sizes + strategy
     return last_object(command, cwd)["tokens_per_s"]
 
 
