@@ -66,6 +66,21 @@ TEST_F(GpusTest, RanksOverNcclMayBeProcesses) {
   }
 }
 
+TEST_F(GpusTest, AVocabularyThatIsReadSlowlyIsNamed) {
+  const auto said = [&](const std::string& more) {
+    const test::Ran r = train("--device cuda --steps 1 --warmup 0 --no-save --no-eval --ranks 1 " + more);
+    EXPECT_EQ(r.status, 0) << r.err;
+    return r.out + r.err;
+  };
+  EXPECT_NE(said("--vocab 50").find("a vocabulary of 50 does not divide by 4"), std::string::npos);
+  EXPECT_NE(said("--vocab 60 --dtype bf16")
+                .find("60 does not divide by 8, which makes a GPU slow at the head and the "
+                      "loss; --vocab 64 pads it"),
+            std::string::npos);
+  for (const char* const good : {"--vocab 60", "--vocab 64 --dtype bf16"})
+    EXPECT_EQ(said(good).find("does not divide by"), std::string::npos) << good;
+}
+
 TEST_F(GpusTest, WhatCannotBeCapturedSaysWhy) {
   expect_failure("train " + kSmall + "--device cuda --cp 2 --backend nccl --all-reduce native --cuda-graph on", 2,
                  "a step cannot be captured because the ranks of --cp-mode ring send each other messages");
