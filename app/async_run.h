@@ -1,16 +1,13 @@
-// One rank of an asynchronous run: its worker, the server beside it, and on rank 0 the output.
+// One rank's side of an asynchronous run of the command `train`: what rank 0 says and writes, and the checkpoints.
 #pragma once
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "app/training.h"
-#include "models/gpt.h"
-#include "optim/lr_schedule.h"
-#include "parallel/async_server.h"
+#include "train/async_trainer.h"
 
 namespace tessera {
 
@@ -22,8 +19,6 @@ class AsyncRun {
  private:
   using Clock = std::chrono::steady_clock;
 
-  AsyncOptions async_options();
-  double worker_step(int worker, int64_t step);
   void begin(const std::vector<std::string>& passed_over);
   bool train();
   void show(const AppliedPush& push);
@@ -32,19 +27,11 @@ class AsyncRun {
   // checkpoints: app/async_checkpoint.cpp
   void save();
   void resume(std::vector<std::string>& passed_over);
-  std::vector<std::string> state_kinds() const;
-  void gather(const std::string& suffix, const std::function<Tensor(size_t unit)>& shard,
-              std::vector<NamedTensor>& out);
-  std::vector<NamedTensor> held();
 
   const Run& run_;
   const TrainOptions& o_;
   Communicator& world_;
-  std::unique_ptr<Communicator> axis_;
-  ArenaPtr arena_;
-  Gpt model_;
-  LrSchedule schedule_;
-  AsyncServer server_;
+  AsyncTrainer trainer_;
   std::unique_ptr<TrainOutput> output_;  // rank 0's
   int64_t step_ = 0;                     // that all workers have made, or in a replay their mean
   // on rank 0: what was shown, and of the step that has begun

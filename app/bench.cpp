@@ -1,13 +1,15 @@
 // The command `bench`: the microbenchmarks.
 #include "app/commands.h"
-#include "app/device.h"
 #include "bench/op_bench.h"
+#include "train/device.h"
+#include "train/names.h"
 
 namespace tessera {
 
 int run_bench(const BenchOptions& o) {
-  check_device(o.device);
-  bench::run_benchmarks(o.words, [&] { return rank_arena(o.device, 0); });
+  const Device device = value_named<Device>(kDeviceNames, o.device).value();
+  check_device(device);
+  bench::run_benchmarks(o.words, [&] { return rank_arena(device, 0); });
   return 0;
 }
 

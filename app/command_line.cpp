@@ -211,7 +211,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   CLI::App app(kAbout, "tessera");
   app.get_formatter()->column_width(24);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.set_version_flag("--version", "tessera 0.1");
+  app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   app.footer("tessera COMMAND --help says more about a command.");
   app.allow_extras();
   app.require_subcommand(0, 1);  // a second name of a command is a word like others: a run may be called "train"

@@ -5,20 +5,21 @@
 #include <cstdio>
 
 #include "app/commands.h"
-#include "app/device.h"
+#include "app/job_of.h"
 #include "app/option_values.h"
 #include "app/output.h"
-#include "app/plan.h"
 #include "app/progress.h"
 #include "app/run_directory.h"
 #include "app/signals.h"
 #include "models/sample.h"
 #include "tensor/cpu/vectorize.h"
+#include "train/device.h"
+#include "train/names.h"
 
 namespace tessera {
 
 int run_generate(const GenerateOptions& o) {
-  const ArenaPtr arena = rank_arena(o.device, 0);
+  const ArenaPtr arena = rank_arena(value_named<Device>(kDeviceNames, o.device).value(), 0);
   if (o.threads_per_rank) cpu::set_threads(static_cast<int>(*o.threads_per_rank));
   std::vector<std::string> passed_over;
   const Checkpoint checkpoint = find_checkpoint(o.from, passed_over);
@@ -26,8 +27,9 @@ int run_generate(const GenerateOptions& o) {
   TrainOptions trained;
   apply_config_file(trained, (checkpoint.path / "config.toml").string());
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::load(checkpoint.path / "tokenizer.json");
-  Gpt model(gpt_config(trained, tokenizer->vocab_size()));
-  model.materialize(0, arena, dtype_named(trained.dtype), DType::float32);
+  const Job job = job_of(trained);
+  Gpt model(model_config(job, tokenizer->vocab_size()));
+  model.materialize(0, arena, job.optim.dtype, DType::float32);
   load_model(model, checkpoint);
 
   if (o.prompt.empty()) throw Error("--prompt: expected at least one character, found none");

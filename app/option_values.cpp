@@ -179,6 +179,23 @@ std::string did_you_mean(std::string_view typed, const std::vector<std::string>&
   return best ? fmt::format("; did you mean '{}'?", *best) : "";
 }
 
+std::string with_options(const std::string& message) {
+  std::vector<std::string> known;
+  for_each_option(TrainOptions{}, [&](const OptionInfo& info, const auto&) { known.emplace_back(info.name); });
+  std::string out;
+  size_t at = 0;
+  for (size_t open; (open = message.find('`', at)) != std::string::npos;) {
+    const size_t close = message.find('`', open + 1);
+    if (close == std::string::npos) break;
+    std::string name = message.substr(open + 1, close - open - 1);
+    std::replace(name.begin(), name.end(), '_', '-');
+    const bool ours = std::find(known.begin(), known.end(), name) != known.end();
+    out += message.substr(at, open - at) + (ours ? "--" + name : "`");
+    at = ours ? close + 1 : open + 1;
+  }
+  return out + message.substr(at);
+}
+
 int64_t parse_integer(const std::string& shown, const std::string& text, double least, double most) {
   return to_integer<int64_t>(shown, OptionInfo{"", "", "", "", least, most}, text);
 }

@@ -27,6 +27,10 @@ std::string to_toml(const TrainOptions& options);
 // Keys and values of to_toml() one by one; options that were not given are left out.
 std::vector<std::pair<std::string, std::string>> config_values(const TrainOptions& options);
 
+// A message of a library, which names fields between backticks, as the user knows them: "`grad_dtype`: expected ..."
+// becomes "--grad-dtype: expected ...". What is no option's name stays as it is.
+std::string with_options(const std::string& message);
+
 // The entry of `known` nearest to `word` when it is near enough to be a slip of the finger, as "; did you mean 'x'?".
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& known);
 

@@ -109,7 +109,7 @@ struct OptionInfo {
 
 // Calls f(OptionInfo, field) for every option of `train`, in the order of --help.
 template <class Options, class F>
-void for_each_option(Options& o, F&& f) {
+void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"model", "Model", "sizes by name", "gpt-nano|gpt-mini|gpt2|gpt2-medium|gpt2-large|gpt2-xl"}, o.model);
   f(OptionInfo{"layers", "Model", "transformer blocks", "", 1, 100000}, o.layers);
   f(OptionInfo{"heads", "Model", "attention heads; must divide the channels", "", 1, 1e6}, o.heads);
@@ -234,12 +234,6 @@ void for_each_option(Options& o, F&& f) {
                false},
     o.trace_steps);
 }
-
-// The sizes of the model that the options mean, with the preset filled in (vocab stays open: the tokenizer decides).
-struct ModelSizes {
-  int64_t layers, heads, channels, context;
-};
-ModelSizes sizes_of(const TrainOptions& options);
 
 // Throws Error (usage) for values that do not go together, naming the options. Single values were checked when set.
 void validate(const TrainOptions& options);

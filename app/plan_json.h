@@ -1,27 +1,19 @@
-// A plan as JSON, for records that programs read.
+// A plan in the records that programs read: the fields that say how ranks were laid out.
 #pragma once
 #include <nlohmann/json.hpp>
 
-#include "app/plan.h"
+#include "train/plan.h"
 
 namespace tessera {
 
-inline nlohmann::ordered_json plan_json(const TrainOptions& o) {
-  const Axes a = axes_of(o);
-  nlohmann::ordered_json out = {{"ranks", a.ranks()},
-                                {"pp", a.pp},
-                                {"dp", a.dp},
-                                {"cp", a.cp},
-                                {"tp", a.tp},
-                                {"sp", o.sp},
-                                {"dp_mode", o.dp_mode},
-                                {"zero", o.zero},
-                                {"microbatches", o.microbatches},
-                                {"all_reduce", o.all_reduce},
-                                {"recompute", o.recompute},
-                                {"device", o.device}};
-  if (a.pp > 1) out["schedule"] = o.schedule;
-  if (a.cp > 1) out["cp_mode"] = o.cp_mode;
+inline nlohmann::ordered_json plan_json(const Plan& p) {
+  const auto all = nlohmann::ordered_json::parse(to_json(p));
+  nlohmann::ordered_json out = {{"ranks", p.ranks()}};
+  for (const char* field :
+       {"pp", "dp", "cp", "tp", "sp", "dp_mode", "zero", "microbatches", "all_reduce", "recompute", "device"})
+    out[field] = all.at(field);
+  if (p.pp > 1) out["schedule"] = schedule_name(p);
+  if (p.cp > 1) out["cp_mode"] = all.at("cp_mode");
   return out;
 }
 

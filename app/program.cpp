@@ -6,6 +6,7 @@
 
 #include "app/command_line.h"
 #include "app/commands.h"
+#include "app/option_values.h"
 #include "app/output.h"
 #include "app/signals.h"
 #include "tensor/error.h"
@@ -28,7 +29,7 @@ int run(const Command& command) {
 
 int fail(const std::string& message, Status status) {
   std::fflush(stdout);
-  std::fputs(fmt::format("tessera: {}\n", one_line(message)).c_str(), stderr);
+  std::fputs(fmt::format("tessera: {}\n", one_line(with_options(message))).c_str(), stderr);
   return static_cast<int>(status);
 }
 

@@ -11,8 +11,6 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "tensor/error.h"
-
 namespace tessera {
 namespace {
 
@@ -37,16 +35,6 @@ std::string tight(const std::string& text) {
 }
 
 }  // namespace
-
-// A NaN has a sign, which nobody wants to read.
-void check_finite(const StepReport& r, int64_t step) {
-  if (std::isfinite(r.loss) && std::isfinite(r.grad_norm)) return;
-  const auto number = [](double v) { return std::isnan(v) ? "nan" : fmt::format("{}", v); };
-  throw Error(
-      fmt::format("step {}: the loss is {} and the gradient norm {}; expected finite numbers (a smaller --lr may help)",
-                  step, number(r.loss), number(r.grad_norm)),
-      Status::not_finite);
-}
 
 std::string short_number(double v) {
   if (v >= 1e9) return fmt::format("{:.2f}B", v / 1e9);

@@ -13,10 +13,10 @@
 #include <optional>
 
 #include "app/option_values.h"
-#include "app/whole_state.h"
 #include "data/json.h"
 #include "data/safetensors.h"
 #include "tensor/error.h"
+#include "train/whole_state.h"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -83,7 +83,7 @@ void RunDirectory::write_config(const TrainOptions& o) const {
 
 void RunDirectory::save(Trainer& trainer, const TrainOptions& o, const Dataset& dataset) const {
   const Whole whole{.values = whole_values(trainer),
-                    .state = whole_state(trainer, o.optimizer),
+                    .state = whole_state(trainer),
                     .steps = trainer.steps_done(),
                     .updates = trainer.updates_done(),
                     .ranks = trainer.world().size(),
@@ -182,7 +182,7 @@ void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file
 
 void load_model(Gpt& model, const Checkpoint& checkpoint) {
   const Safetensors weights(checkpoint.path / "model.safetensors");
-  for (const Module::Named& p : model.parameters()) weights.read_into(p.name, p.parameter->var.value());
+  for (const Parameter* p : model.parameters()) weights.read_into(p->name, p->var.value());
   for (const FlatUnit& unit : model.units()) ++unit.values.storage()->version;
 }
 

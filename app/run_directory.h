@@ -12,9 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "app/trainer.h"
+#include "app/options.h"
 #include "data/checkpoint_dir.h"
 #include "parallel/push_log.h"
+#include "train/trainer.h"
 
 namespace tessera {
 

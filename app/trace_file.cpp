@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "app/axes.h"
 #include "app/trace/timeline.h"
 #include "data/files.h"
 #include "tensor/cpu/vectorize.h"

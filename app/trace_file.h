@@ -6,10 +6,10 @@
 #include <optional>
 
 #include "app/trace/rank_log.h"
-#include "app/trainer.h"
 #include "app/training.h"
-#include "app/usage.h"
 #include "parallel/comm/trace.h"
+#include "train/trainer.h"
+#include "train/usage.h"
 
 namespace tessera {
 

@@ -7,11 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "app/attention_choice.h"
 #include "app/commands.h"
-#include "app/device.h"
-#include "app/plan.h"
-#include "app/step_graph.h"
+#include "app/job_of.h"
+#include "app/option_values.h"
 #include "app/tokenizer_choice.h"
 #include "app/training.h"
 #include "models/sample.h"
@@ -19,6 +17,9 @@
 #include "tensor/cpu/dnnl_matmul.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
+#include "train/attention_choice.h"
+#include "train/device.h"
+#include "train/step_graph.h"
 
 namespace tessera {
 namespace {
@@ -28,17 +29,23 @@ constexpr int64_t kSampleTokens = 300;
 Dataset dataset_of(const TrainOptions& o, bool quiet) {
   const std::string usual = o.model.starts_with("gpt2") ? "bpe" : "char";
   Dataset dataset = dataset_for(o.data, tokenizer_choice(o.tokenizer, usual, quiet));
-  gpt_config(o, dataset.tokenizer->vocab_size());  // refuses a vocabulary that is too small
+  model_config(job_of(o), dataset.tokenizer->vocab_size());  // refuses a vocabulary that is too small
   return dataset;
 }
 
 // Refuses a text that is too short.
-Sequences sequences_for(const TrainOptions& o, const Dataset& dataset) {
-  return sequences_of(dataset, sizes_of(o).context, o.batch, static_cast<uint64_t>(o.seed));
+Sequences sequences_for(const Job& s, const Dataset& dataset) {
+  return sequences_of(dataset, s.model.context, s.optim.batch, static_cast<uint64_t>(s.optim.seed));
 }
 
 int train_rank(const Run& run, Communicator& world) {
-  return run.options.dp_mode == "ps-async" ? train_asynchronously(run, world) : train_in_steps(run, world);
+  return run.job.plan.dp_mode == DataMode::ps_async ? train_asynchronously(run, world) : train_in_steps(run, world);
+}
+
+LaunchOptions ranks_of(const Plan& plan) {
+  LaunchOptions how = launch_options(plan);
+  how.shown = with_options;
+  return how;
 }
 
 // Rank 0's text on every rank.
@@ -54,14 +61,14 @@ std::string from_rank_0(Communicator& world, const std::string& text) {
 }
 
 // Each process opens the data for itself, after rank 0 has made what is missing.
-int train_under_mpi(const TrainOptions& o) {
+int train_under_mpi(const TrainOptions& o, const Job& job) {
   int status = 0;
-  launch(launch_options(o), [&](Communicator& world) {
+  launch(ranks_of(job.plan), [&](Communicator& world) {
     std::optional<Dataset> dataset;
     std::optional<RunDirectory> directory;
     if (world.rank() == 0) {
       dataset = dataset_of(o, o.quiet);
-      sequences_for(o, *dataset);
+      sequences_for(job, *dataset);
       directory.emplace(o);
     }
     const std::string path = from_rank_0(world, directory ? directory->path().string() : "");
@@ -69,18 +76,18 @@ int train_under_mpi(const TrainOptions& o) {
       dataset = dataset_of(o, true);
       directory.emplace(std::filesystem::path(path));
     }
-    const Sequences sequences = sequences_for(o, *dataset);
-    status = train_rank({o, *dataset, sequences, *directory}, world);
+    const Sequences sequences = sequences_for(job, *dataset);
+    status = train_rank({o, job, *dataset, sequences, *directory}, world);
   });
   return status;
 }
 
 // Rows of logits that do not begin at multiples of 16 bytes are read element by element, by us and by cuBLASLt. Empty
-// where they do; and of a run that goes on, whose vocabulary is what it is.
-std::string vocab_hint(const TrainOptions& o, int64_t vocab) {
+// where they do.
+std::string vocab_hint(const Job& s, int64_t vocab) {
   constexpr int64_t kVector = 16, kRound = 64;
-  const int64_t parts = axes_of(o).tp, row = parts * kVector / size_of(dtype_named(o.dtype)), round = parts * kRound;
-  if (vocab % row == 0 || o.resume) return "";
+  const int64_t parts = s.plan.tp, row = parts * kVector / size_of(s.optim.dtype), round = parts * kRound;
+  if (vocab % row == 0) return "";
   return fmt::format(
       "a vocabulary of {} does not divide by {}, which makes a GPU slow at the head and the loss; --vocab "
       "{} pads it",
@@ -96,18 +103,20 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
                              short_number(static_cast<double>(d.train_bytes)),
                              short_number(static_cast<double>(d.train.size())), d.tokenizer->kind(),
                              short_number(static_cast<double>(d.val.size()))));
-  output.message(fmt::format("{} on {}, {} of each ({}); the run is written to {}", b.steps, describe_plan(o),
+  output.message(fmt::format("{} on {}, {} of each ({}); the run is written to {}", b.steps, describe(run.job.plan),
                              cpu::threads() == 1 ? "one thread" : fmt::format("{} threads", cpu::threads()),
                              o.device == "cuda"                    ? describe_device()
                              : o.dtype == "bf16" && cpu::has_amx() ? "our own products on AMX tiles"
                                                                    : cpu::matmul_library(),
                              run.directory.path().string()));
   if (o.device == "cuda") {
-    output.message(describe_attention(o));
-    const std::string why = no_graph_because(o, static_cast<int>(ranks_of(o)));
+    output.message(with_options(describe_attention(run.job)));
+    if (!b.memory.empty()) output.message(b.memory);
+    const std::string why = with_options(no_graph_because(run.job.plan, o.trace));
     output.message(why.empty() ? "CUDA graph: on (a step is captured once and launched again)"
                                : fmt::format("CUDA graph: off ({})", why));
-    if (const std::string hint = vocab_hint(o, b.model.config.vocab); !hint.empty()) output.message(hint);
+    if (const std::string hint = vocab_hint(run.job, b.model.config.vocab); !hint.empty() && !o.resume)
+      output.message(hint);
   }
   if (o.device == "cpu" && o.dtype == "bf16" && !cpu::has_bfloat16_matmul())
     output.message("bf16 is emulated: this machine has no AVX-512, so products are made in fp32 of rounded inputs");
@@ -117,7 +126,7 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
 
 std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
   run.directory.write_config(run.options);
-  auto output = std::make_unique<TrainOutput>(run.options, run.directory.path(), b.done);
+  auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), b.done);
   for (const std::filesystem::path& path : run.directory.removed())
     output->message("removed what a killed run had left half-written: " + path.string());
   for (const std::string& why : b.passed_over) output->message("passed over a checkpoint: " + why);
@@ -144,7 +153,8 @@ std::string sample_of_saved(const Run& run, const GptConfig& config) {
   if (run.options.format == "json" || run.options.no_save) return "";
   std::vector<std::string> passed_over;
   Gpt model(config);
-  model.materialize(0, rank_arena(run.options.device, 0), dtype_named(run.options.dtype), DType::float32);
+  const Plan& plan = run.job.plan;  // but for its kernels: a text grows token by token, which is for our own
+  model.materialize(0, rank_arena(plan.device, 0), run.job.optim.dtype, DType::float32);
   load_model(model, find_checkpoint(run.directory.path(), passed_over));
   std::vector<int32_t> written;
   const std::vector<int32_t> prompt(1, run.dataset.val[0]);
@@ -159,14 +169,14 @@ std::string sample_of_saved(const Run& run, const GptConfig& config) {
 }
 
 int run_train(const TrainOptions& o) {
-  choose_kernels(o);
-  if (backend_of(o) == Backend::mpi) return train_under_mpi(o);
+  const Job job = job_of(o);
+  if (has_processes(job.plan)) return train_under_mpi(o, job);
   const Dataset dataset = dataset_of(o, o.quiet);
-  const Sequences sequences = sequences_for(o, dataset);
+  const Sequences sequences = sequences_for(job, dataset);
   const RunDirectory directory(o);
   int status = 0;
-  launch(launch_options(o), [&](Communicator& world) {
-    const int mine = train_rank({o, dataset, sequences, directory}, world);
+  launch(ranks_of(job.plan), [&](Communicator& world) {
+    const int mine = train_rank({o, job, dataset, sequences, directory}, world);
     if (world.rank() == 0) status = mine;
   });
   return status;

@@ -10,11 +10,12 @@
 #include <span>
 #include <thread>
 
-#include "app/device.h"
 #include "app/flops.h"
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "tensor/cpu/vectorize.h"
+#include "tensor/cuda/kernel_log.h"
+#include "train/device.h"
 
 namespace tessera {
 namespace {
@@ -37,6 +38,34 @@ Json with_scalars(const std::string& event, int64_t step, std::span<const Scalar
   return record;
 }
 
+Json attention_json(const cuda::KernelLog::Attention& a) {
+  return {{"cudnn", a.cudnn}, {"tensor cores", a.tensor_cores}, {"plain", a.plain}};
+}
+
+Json pass_json(const cuda::KernelLog::Pass& p) { return {{"fused", p.fused}, {"apart", p.apart}}; }
+
+// What ran on rank 0's GPU: which kernels, and whether steps were captured and launched again, or why not.
+Json gpu_json(const TrainOutput::Facts& f) {
+  const auto& log = f.arena->local<cuda::KernelLog>();
+  const bool each_looked_at = f.graph.replays + f.graph.queued == 0;
+  return {{"name", describe_device()},
+          {"memory", f.arena->region().note()},
+          {"attention",
+           {{"forward", attention_json(log.forward)},
+            {"backward", attention_json(log.backward)},
+            {"refused", log.refused}}},
+          {"graph",
+           {{"captures", f.graph.captures},
+            {"replays", f.graph.replays},
+            {"queued", each_looked_at ? f.steps : f.graph.queued},
+            {"why_not", f.graph.given_up.empty() ? f.no_graph : f.graph.given_up}}},
+          {"epilogues",
+           {{"gelu", pass_json(log.gelu)},
+            {"gelu_gradient", pass_json(log.gelu_gradient)},
+            {"bias_sums", pass_json(log.bias_sums)}}},
+          {"padded_products", log.padded_products}};
+}
+
 }  // namespace
 
 std::string describe_model(const TrainOptions& o, Gpt& model) {
@@ -46,8 +75,13 @@ std::string describe_model(const TrainOptions& o, Gpt& model) {
                      short_number(static_cast<double>(model.parameter_count())), o.dtype);
 }
 
-TrainOutput::TrainOutput(const TrainOptions& o, const std::filesystem::path& run, int64_t resumed_step)
-    : options_(o), run_(run), progress_(Progress::for_stderr(o.steps, o.quiet)), metrics_(run, resumed_step) {}
+TrainOutput::TrainOutput(const TrainOptions& o, const Plan& plan, const std::filesystem::path& run,
+                         int64_t resumed_step)
+    : options_(o),
+      plan_(plan),
+      run_(run),
+      progress_(Progress::for_stderr(o.steps, o.quiet)),
+      metrics_(run, resumed_step) {}
 
 void TrainOutput::show(const std::string& json) const {
   if (options_.format == "json") print(json + "\n");
@@ -80,31 +114,32 @@ void TrainOutput::summary(const Facts& f) {
   const bool stepped = !rates_.empty();  // a resumed run may have had nothing left to do
   const auto ranks = static_cast<int64_t>(f.usage.peak_bytes.size());
   // Thread ranks that are more than the machine's processors, or GPUs, take turns on them.
-  const int64_t at_once = backend_of(options_) == Backend::mpi ? ranks
-                          : options_.device == "cuda"
+  const int64_t at_once = has_processes(plan_) ? ranks
+                          : plan_.device == Device::cuda
                               ? std::min<int64_t>(gpu_count(), ranks)
                               : std::clamp<int64_t>(std::thread::hardware_concurrency() / cpu::threads(), 1, ranks);
-  const double peak = measured_peak_flops(dtype_named(options_.dtype), f.arena) * static_cast<double>(at_once);
+  const double peak = measured_peak_flops(f.dtype, f.arena) * static_cast<double>(at_once);
   Json sent = Json::object();
   for (const SentBytes& s : f.usage.sent) sent[s.axis][s.operation] = s.bytes;
   const int64_t steps = f.steps;
-  Json plan = plan_json(options_);
+  Json plan = plan_json(plan_);
   plan["strategy"] = f.strategy;
   plan["backend"] = f.backend;
   plan["threads_per_rank"] = cpu::threads();
-  const std::string record = Json{
-      {"event", "summary"},
-      {"steps", steps},
-      {"tokens", steps * f.tokens_per_step},
-      {"loss", stepped ? Json(losses_.back()) : Json()},
-      {"val_loss", validation_ ? Json(validation_->loss) : Json()},
-      {"val_bits_per_byte", validation_ ? Json(validation_->bits_per_byte) : Json()},
-      {"tokens_per_s", stepped ? Json(rate) : Json()},
-      {"mfu", stepped ? Json(rate * f.flops_per_token / peak) : Json()},
-      {"peak_bytes", f.usage.peak_bytes},
-      {"sent_bytes", sent},
-      {"plan", plan},
-      {"out", run_.string()}}.dump();
+  Json fields{{"event", "summary"},
+              {"steps", steps},
+              {"tokens", steps * f.tokens_per_step},
+              {"loss", stepped ? Json(losses_.back()) : Json()},
+              {"val_loss", validation_ ? Json(validation_->loss) : Json()},
+              {"val_bits_per_byte", validation_ ? Json(validation_->bits_per_byte) : Json()},
+              {"tokens_per_s", stepped ? Json(rate) : Json()},
+              {"mfu", stepped ? Json(rate * f.flops_per_token / peak) : Json()},
+              {"peak_bytes", f.usage.peak_bytes},
+              {"sent_bytes", sent},
+              {"plan", plan},
+              {"out", run_.string()}};
+  if (options_.device == "cuda") fields["gpu"] = gpu_json(f);
+  const std::string record = fields.dump();
   metrics_.write(record);
   show(record);
   if (options_.format != "json") print(in_words(f, rate, rate * f.flops_per_token / peak));

@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "app/metrics.h"
+#include "app/options.h"
 #include "app/progress.h"
-#include "app/trainer.h"
-#include "app/usage.h"
+#include "train/step_graph.h"
+#include "train/trainer.h"
+#include "train/usage.h"
 
 namespace tessera {
 
@@ -18,7 +20,7 @@ struct Validation {
 
 class TrainOutput {
  public:
-  TrainOutput(const TrainOptions& options, const std::filesystem::path& run, int64_t resumed_step);
+  TrainOutput(const TrainOptions& options, const Plan& plan, const std::filesystem::path& run, int64_t resumed_step);
 
   void message(const std::string& line) { progress_.message(line); }
   void step(const StepReport& report);
@@ -27,10 +29,13 @@ class TrainOutput {
   struct Facts {
     int64_t steps = 0, tokens_per_step = 0;
     double flops_per_token = 0;
+    DType dtype = DType::float32;
     std::string strategy, backend;
     RunUsage usage;
     ArenaPtr arena;
-    std::string sample;  // empty: none
+    StepGraph::Record graph = {};  // how steps were made on a GPU
+    std::string no_graph = {};     // why none was to be captured; empty: they were to be
+    std::string sample = {};       // empty: none
   };
   void summary(const Facts& facts);
 
@@ -38,6 +43,7 @@ class TrainOutput {
   std::string in_words(const Facts& facts, double tokens_per_s, double share) const;
   void show(const std::string& json) const;  // to a program
   const TrainOptions& options_;
+  const Plan& plan_;
   std::filesystem::path run_;
   Progress progress_;
   Metrics metrics_;

@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "app/flops.h"
+#include "app/option_values.h"
 #include "app/signals.h"
 #include "app/trace_file.h"
-#include "app/trainer.h"
 #include "app/training.h"
-#include "app/usage.h"
+#include "train/trainer.h"
+#include "train/usage.h"
 
 namespace tessera {
 namespace {
@@ -35,8 +36,9 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
     if (trace) trace->begin_step(trainer.steps_done() + 1);
     const StepReport report = trainer.step(interrupted() != 0);
     if (trace) trace->end_step();
-    if (output && captures && !trainer.graph_given_up().empty()) {
-      output->message(fmt::format("CUDA graph: off (a step could not be captured: {})", trainer.graph_given_up()));
+    if (output && captures && !trainer.step_record().given_up.empty()) {
+      output->message(fmt::format("CUDA graph: off (a step could not be captured: {})",
+                                  with_options(trainer.step_record().given_up)));
       captures = false;
     }
     if (output) output->step(report);
@@ -58,10 +60,13 @@ void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainO
   output.summary({.steps = trainer.steps_done(),
                   .tokens_per_step = trainer.tokens_per_step(),
                   .flops_per_token = flops_per_token(trainer.whole_model()),
+                  .dtype = run.job.optim.dtype,
                   .strategy = std::string(trainer.strategy().name()),
                   .backend = std::string(trainer.world().kind()),
                   .usage = usage,
                   .arena = trainer.arena(),
+                  .graph = trainer.step_record(),
+                  .no_graph = with_options(no_graph_because(run.job.plan, run.options.trace)),
                   .sample = sample_of_saved(run, trainer.whole_model().config)});
 }
 
@@ -70,7 +75,7 @@ void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainO
 int train_in_steps(const Run& run, Communicator& world) {
   const TrainOptions& o = run.options;
   RunTrace trace(o, world);
-  Trainer trainer(o, run.sequences, world, trace.get());
+  Trainer trainer(run.job, run.sequences, world, trace.get());
   std::vector<std::string> passed_over;
   if (o.resume) run.directory.resume(trainer, o, run.dataset, passed_over);
   check_steps_done(run, trainer.steps_done());
@@ -80,7 +85,8 @@ int train_in_steps(const Run& run, Communicator& world) {
     output = begin_output(run, {.model = trainer.whole_model(),
                                 .steps = fmt::format("{} steps of {} tokens", o.steps, trainer.tokens_per_step()),
                                 .done = trainer.steps_done(),
-                                .passed_over = passed_over});
+                                .passed_over = passed_over,
+                                .memory = trainer.arena()->region().note()});
   const int status = train_steps(run, trainer, output.get(), trace.get());
   trace.stop(trainer);
   const RunUsage usage = usage_of(world, trainer.communicators(), trainer.arena());

@@ -7,16 +7,18 @@
 
 #include "app/options.h"
 #include "app/run_directory.h"
-#include "app/sequences.h"
 #include "app/train_output.h"
 #include "data/dataset.h"
 #include "parallel/comm/communicator.h"
+#include "train/job.h"
+#include "train/sequences.h"
 
 namespace tessera {
 
 // What the ranks of one process share, all of it read only but for the run's folder, which rank 0 writes.
 struct Run {
   const TrainOptions& options;
+  const Job& job;  // what they mean
   const Dataset& dataset;
   const Sequences& sequences;
   const RunDirectory& directory;
@@ -32,6 +34,7 @@ struct Beginning {
   std::string steps;  // of how many tokens, and by whom
   int64_t done = 0;   // steps
   const std::vector<std::string>& passed_over;
+  std::string memory = {};  // what is unusual about it
 };
 std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& beginning);
 void say_stopped(const Run& run, int64_t step, TrainOutput& output);

@@ -1,35 +1,20 @@
-// Presets, and options that must go together.
+// Options that must go together.
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <array>
-
-#include "app/options.h"
-#include "app/plan.h"
+#include "app/job_of.h"
+#include "app/option_values.h"
 #include "tensor/error.h"
 
 namespace tessera {
 namespace {
 
-struct Preset {
-  std::string_view name;
-  ModelSizes sizes;
-};
-// GPT-2's sizes: Radford et al. 2019, table 2; nano and mini are sizes for one laptop.
-constexpr std::array<Preset, 6> kPresets{{{"gpt-nano", {4, 4, 128, 64}},
-                                          {"gpt-mini", {6, 6, 384, 256}},
-                                          {"gpt2", {12, 12, 768, 1024}},
-                                          {"gpt2-medium", {24, 16, 1024, 1024}},
-                                          {"gpt2-large", {36, 20, 1280, 1024}},
-                                          {"gpt2-xl", {48, 25, 1600, 1024}}}};
-
 constexpr double kBytesPerParameter = 16;  // fp32 value and gradient and Adam's two moments; bf16 needs as much
 
 // Refuses a model whose parameters alone are larger than the machine: the system would kill the run without a word.
-void check_memory(const TrainOptions& o, const ModelSizes& s) {
+void check_memory(const GptConfig& s) {
   const auto c = static_cast<double>(s.channels);
-  const double parameters =
-      static_cast<double>(s.layers) * 12 * c * c + static_cast<double>(s.context + o.vocab.value_or(0)) * c;
+  const double parameters = static_cast<double>(s.layers) * 12 * c * c + static_cast<double>(s.context + s.vocab) * c;
   const double needed = parameters * kBytesPerParameter / 1e9;
   const double there = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)) / 1e9;
   if (needed > there)
@@ -40,14 +25,6 @@ void check_memory(const TrainOptions& o, const ModelSizes& s) {
 }
 
 }  // namespace
-
-ModelSizes sizes_of(const TrainOptions& o) {
-  ModelSizes s{};
-  for (const Preset& p : kPresets)
-    if (p.name == o.model) s = p.sizes;
-  return {o.layers.value_or(s.layers), o.heads.value_or(s.heads), o.channels.value_or(s.channels),
-          o.context.value_or(s.context)};
-}
 
 TrainOptions verify_defaults() {
   TrainOptions o;
@@ -62,13 +39,13 @@ TrainOptions verify_defaults() {
 }
 
 void validate(const TrainOptions& o) {
-  const ModelSizes s = sizes_of(o);
-  if (s.channels % s.heads != 0)
-    throw Error(fmt::format("--heads: {} heads do not divide {} channels; expected a divisor", s.heads, s.channels));
-  if (o.device == "cpu") check_memory(o, s);
-  if (o.batch % o.microbatches != 0)
-    throw Error(
-        fmt::format("--microbatches: {} do not divide a batch of {}; expected a divisor", o.microbatches, o.batch));
+  const Job s = job_of(o);
+  try {
+    check_sizes(s);
+  } catch (const Error& e) {
+    throw Error(with_options(e.what()), e.status());
+  }
+  if (s.plan.device == Device::cpu) check_memory(s.model);
   check_plan(o);
   if (o.min_lr && *o.min_lr > o.lr)
     throw Error(fmt::format("--min-lr: expected at most --lr ({}), found {}", o.lr, *o.min_lr));

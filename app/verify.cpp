@@ -1,17 +1,19 @@
 // The command `verify`: the contract of a plan, as a table or as JSON.
-#include "app/verify/verify.h"
+#include "verify/verify.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
-#include "app/attention_choice.h"
 #include "app/commands.h"
+#include "app/job_of.h"
+#include "app/option_values.h"
 #include "app/output.h"
 #include "app/plan_json.h"
-#include "app/verify/totals.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
+#include "train/attention_choice.h"
+#include "verify/totals.h"
 
 namespace tessera {
 namespace {
@@ -52,14 +54,14 @@ Json memory_json(const VerifyResult& r) {
   return memory;
 }
 
-Json to_json(const VerifyResult& r, const TrainOptions& o) {
+Json to_json(const VerifyResult& r, const TrainOptions& o, const Plan& plan) {
   const auto share = [](const std::optional<double>& x) { return x ? Json(*x) : Json(nullptr); };
   Json bubble = nullptr;
   if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
   return {{"passed", r.passed()},
           {"steps", r.steps},
           {"dtype", o.dtype},
-          {"plan", plan_json(o)},
+          {"plan", plan_json(plan)},
           {"losses", r.losses},
           {"bound", r.bound},
           {"loss_max_rel", r.loss_max_rel},
@@ -76,17 +78,17 @@ Json to_json(const VerifyResult& r, const TrainOptions& o) {
 
 std::string mark(bool good) { return good ? "ok" : "WRONG"; }
 
-std::string plan_of(const TrainOptions& o) {
-  const Axes axes = axes_of(o);
-  std::string text = fmt::format("{}, {} micro-batch{} per step{}", describe_plan(o), o.microbatches,
-                                 o.microbatches == 1 ? "" : "es", axes.dp > 1 ? " and data rank" : "");
-  if (o.dp_mode == "ddp" && axes.ranks() > 1)
-    text += fmt::format(", {}{} sums", o.all_reduce,
-                        o.all_reduce == "tree" && o.zero > 0 ? " (a reduce-scatter has no tree: direct)" : "");
-  if (o.dp_mode == "ps-sync") text += fmt::format(", {} server{}", o.servers, o.servers == 1 ? "" : "s");
-  if (o.device == "cuda") text += asks_cudnn(o) ? ", on GPUs, attention by cuDNN" : ", on GPUs";
-  if (o.offload != "none")
-    text += o.device == "cuda" ? ", optimizer state in the host's memory" : ", optimizer state in a file";
+std::string plan_of(const Plan& p) {
+  std::string text = fmt::format("{}, {} micro-batch{} per step{}", describe(p), p.microbatches,
+                                 p.microbatches == 1 ? "" : "es", p.dp > 1 ? " and data rank" : "");
+  if (p.dp_mode == DataMode::ddp && p.ranks() > 1)
+    text += fmt::format(
+        ", {}{} sums", name_of(p.all_reduce),
+        p.all_reduce == Algorithm::tree && p.zero != ZeroStage::none ? " (a reduce-scatter has no tree: direct)" : "");
+  if (p.dp_mode == DataMode::ps_sync) text += fmt::format(", {} server{}", p.servers, p.servers == 1 ? "" : "s");
+  if (p.device == Device::cuda) text += asks_cudnn(p) ? ", on GPUs, attention by cuDNN" : ", on GPUs";
+  if (p.offload != Offload::none)
+    text += p.device == Device::cuda ? ", optimizer state in the host's memory" : ", optimizer state in a file";
   return text;
 }
 
@@ -135,8 +137,8 @@ std::string pipeline_text(const VerifyResult& r) {
   return out + (r.bubble_formula ? fmt::format("; by formula {:.4f}\n", *r.bubble_formula) : "\n");
 }
 
-std::string to_text(const VerifyResult& r, const TrainOptions& o) {
-  std::string out = fmt::format("{} steps in {} of {}, beside one rank{}\n\n", r.steps, o.dtype, plan_of(o),
+std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& plan) {
+  std::string out = fmt::format("{} steps in {} of {}, beside one rank{}\n\n", r.steps, o.dtype, plan_of(plan),
                                 r.exact ? " that adds in the same order" : "");
   out += fmt::format("  loss {:.4f} -> {:.4f}; losses, gradients, parameters and optimizer state: {}\n\n",
                      r.losses.front(), r.losses.back(), how_equal(r));
@@ -146,10 +148,10 @@ std::string to_text(const VerifyResult& r, const TrainOptions& o) {
 }  // namespace
 
 int run_verify(const TrainOptions& o) {
-  choose_kernels(o);
-  const VerifyResult r = verify(o);
+  const Job job = job_of(o);
+  const VerifyResult r = verify(job, Mutation::none, with_options);
   if (!r.known) return 0;
-  print(o.format == "json" ? to_json(r, o).dump() + "\n" : to_text(r, o));
+  print(o.format == "json" ? to_json(r, o, job.plan).dump() + "\n" : to_text(r, o, job.plan));
   if (!r.passed()) throw Error("verify: " + r.failures.front(), Status::verification);
   if (o.format != "json") print("The plan trains like one rank.\n");
   return 0;

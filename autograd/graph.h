@@ -4,21 +4,31 @@
 
 namespace tessera {
 
+// What a leaf's buffer holds.
+//
+//   nothing ----- a gradient ----> this_pass ---- the last of this backward ----> all
+//      ^  \___________________ settle() ___________________________________________^
+//      |____________________________ clear, another buffer _________________________|
+enum class Holds {
+  nothing,    // the next gradient overwrites
+  this_pass,  // gradients of the running backward alone
+  all,        // the sum that earlier backwards brought; that of the running one gathers in `pass` if there are several
+};
+
 // Where a parameter's gradient gathers.
 struct Leaf {
   Tensor grad;
-  Tensor pass;         // the running backward's sum, of a weight that is used more than once (a tied embedding)
-  bool fresh = true;   // the next gradient overwrites
-  bool first = false;  // `grad` holds nothing but the running backward's gradients
-  int expected = 0;    // gradients still to come in the running backward
+  Tensor pass;  // the running backward's sum, of a weight that is used more than once (a tied embedding)
+  Holds holds = Holds::nothing;
+  int expected = 0;  // gradients still to come in the running backward
   Shape shape;
   DType dtype{};
   ArenaPtr arena;
   Category category = Category::gradients;
-  bool transient = false;  // see Var::input()
-  std::vector<std::function<void()>> hooks;
-  std::function<void()> provide;  // called when a gradient comes and there is no buffer
-  std::weak_ptr<EarlyGrad> lent;  // what stands in `grad` ahead of its time; then `fresh` still
+  bool transient = false;                    // see Var::input()
+  std::vector<std::function<void()>> hooks;  // called when the last gradient of a backward has been added
+  std::function<void()> provide;             // called when a gradient comes and there is no buffer
+  std::weak_ptr<EarlyGrad> lent;             // what stands in `grad` ahead of its time; it holds nothing then
 
   // A gradient arrives: the first is written in place, later ones are made fresh and then added, so that one rank with
   // two micro-batches does what two ranks do (never a matmul that accumulates into its output). For the same reason the

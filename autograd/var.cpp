@@ -45,6 +45,7 @@ const Tensor& Var::value() const {
 }
 
 bool Var::requires_grad() const { return impl_ && (impl_->node || impl_->leaf); }
+Var Var::tracked() const { return requires_grad() || !defined() ? *this : input(value()); }
 bool Var::is_leaf() const { return impl_ && !impl_->node; }
 
 Var::Impl& Var::leaf_impl(const char* what) const {
@@ -55,7 +56,7 @@ Var::Impl& Var::leaf_impl(const char* what) const {
 
 Tensor Var::grad() const {
   const Leaf& leaf = *leaf_impl("grad()").leaf;
-  return leaf.fresh ? Tensor() : leaf.grad;
+  return leaf.holds == Holds::nothing ? Tensor() : leaf.grad;
 }
 
 void Var::set_grad_buffer(Tensor buffer) {
@@ -64,48 +65,44 @@ void Var::set_grad_buffer(Tensor buffer) {
     throw Error("[var] gradient buffer is " + buffer.describe() + "; the parameter's shape is " + leaf.shape.str());
   leaf.take_back();
   leaf.grad = std::move(buffer);
-  leaf.fresh = true;
+  leaf.holds = Holds::nothing;
 }
 
 void Var::clear_grad() {
   Leaf& leaf = *leaf_impl("clear_grad()").leaf;
-  leaf.fresh = true;
-  leaf.first = false;
+  leaf.holds = Holds::nothing;
   leaf.expected = 0;
   leaf.pass = Tensor();
 }
 
 void Var::settle_grad() {
   Leaf& leaf = *leaf_impl("settle_grad()").leaf;
-  if (!leaf.fresh) return;
-  leaf.settle();
+  if (leaf.holds == Holds::nothing) leaf.settle();
 }
 
 void Var::set_value(Tensor value) {
-  Impl& impl = leaf_impl("set_value()");
-  if (!(value.shape() == impl.leaf->shape))
-    throw Error("[var] new value is " + value.describe() + "; the parameter's shape is " + impl.leaf->shape.str());
-  impl.leaf->dtype = value.dtype();
-  if (value.device() != Device::meta) impl.leaf->arena = value.arena();
+  Impl& impl = is_leaf() ? *impl_ : leaf_impl("set_value()");
+  if (!(value.shape() == impl.value.shape()))
+    throw Error("[var] new value is " + value.describe() + "; the parameter's shape is " + impl.value.shape().str());
+  if (impl.leaf) impl.leaf->dtype = value.dtype();
+  if (impl.leaf && value.device() != Device::meta) impl.leaf->arena = value.arena();
   impl.value = std::move(value);
 }
 
 void Var::provide_grad(std::function<void()> provide) {
   Leaf& leaf = *leaf_impl("provide_grad()").leaf;
-  leaf.take_back();
-  leaf.grad = Tensor();
-  leaf.fresh = true;
   leaf.provide = std::move(provide);
+  drop_grad();
 }
 
 void Var::drop_grad() {
   Leaf& leaf = *leaf_impl("drop_grad()").leaf;
   leaf.take_back();
   leaf.grad = Tensor();
-  leaf.fresh = true;
+  leaf.holds = Holds::nothing;
 }
 
-void Var::read_late() { leaf_impl("read_late()").read_late = true; }
+void Var::read_late() { (is_leaf() ? *impl_ : leaf_impl("read_late()")).read_late = true; }
 
 void Var::on_grad(std::function<void()> f) { leaf_impl("on_grad()").leaf->hooks.push_back(std::move(f)); }
 
@@ -138,8 +135,8 @@ Tensor Var::take() && {
 std::shared_ptr<EarlyGrad> Var::early_grad(DType wide) const {
   auto early = std::make_shared<EarlyGrad>();
   Leaf* const leaf = impl_->leaf.get();
-  const bool free = leaf && !leaf->transient && leaf->fresh && leaf->grad.defined() && leaf->grad.dtype() == wide &&
-                    leaf->grad.is_contiguous() && leaf->lent.expired();
+  const bool free = leaf && !leaf->transient && leaf->holds == Holds::nothing && leaf->grad.defined() &&
+                    leaf->grad.dtype() == wide && leaf->grad.is_contiguous() && leaf->lent.expired();
   early->at = free ? leaf->grad : value().make(shape(), wide, Category::workspace);
   if (free) leaf->lent = early;
   return early;
@@ -162,7 +159,7 @@ void Leaf::settle() {
   take_back();
   make_buffer();
   grad.fill(0);
-  fresh = false;
+  holds = Holds::all;
 }
 
 // An op writes a gradient in its value's dtype or in float32; a buffer of another dtype gets it rounded.
@@ -182,10 +179,9 @@ void Leaf::receive(const std::function<void(Tensor&)>& write) {
   }
   take_back();
   make_buffer();
-  if (fresh) {
+  if (holds == Holds::nothing) {
     write_fresh(grad, write);
-    fresh = false;
-    first = true;
+    holds = Holds::this_pass;
   } else {
     const Tensor one = grad.make(shape, grad.dtype(), Category::workspace);
     write_fresh(one, write);
@@ -196,7 +192,7 @@ void Leaf::receive(const std::function<void(Tensor&)>& write) {
 
 // A gradient of the buffer's dtype, made fresh.
 void Leaf::add(const Tensor& one) {
-  Tensor& total = first || (expected == 1 && !pass.defined()) ? grad : pass;
+  Tensor& total = holds == Holds::this_pass || (expected == 1 && !pass.defined()) ? grad : pass;
   if (total.defined())
     add_(total, one);
   else
@@ -207,18 +203,17 @@ void Leaf::add(const Tensor& one) {
 void Leaf::receive(const std::shared_ptr<EarlyGrad>& early) {
   if (lent.lock() == early) {
     lent.reset();
-    fresh = false;
-    first = true;
+    holds = Holds::this_pass;
     return one_less();
   }
-  if (transient || fresh || !grad.defined()) return receive(std::exchange(early->at, {}));
+  if (transient || holds == Holds::nothing || !grad.defined()) return receive(std::exchange(early->at, {}));
   add(std::exchange(early->at, {}).to(grad.dtype()));
   one_less();
 }
 
 void Leaf::receive(Tensor gradient) {
   if (!transient) return receive([&](Tensor& out) { out.copy_from(gradient); });
-  if (std::exchange(fresh, false)) grad = Tensor();
+  if (std::exchange(holds, Holds::all) == Holds::nothing) grad = Tensor();
   if (grad.defined()) gradient = gradient.to(grad.dtype());
   add_gradient(grad, std::move(gradient));
   one_less();
@@ -239,8 +234,8 @@ void add_gradient(Tensor& total, Tensor g) {
 
 void Leaf::one_less() {
   if (--expected > 0) return;
-  first = false;
   if (pass.defined()) add_(grad, std::exchange(pass, Tensor()));
+  if (holds == Holds::this_pass) holds = Holds::all;
   for (const auto& hook : hooks) hook();
 }
 

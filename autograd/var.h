@@ -51,6 +51,9 @@ class Var {
   DType dtype() const { return value().dtype(); }
   bool requires_grad() const;
   bool is_leaf() const;
+  // This value, or where it requires no gradient an input() in its place: backward passes by it on its way to
+  // parameters below.
+  Var tracked() const;
 
   // --- leaves that require a gradient (parameters) ---
   // The accumulated gradient; undefined before the first.
@@ -62,7 +65,7 @@ class Var {
   void clear_grad();
   // A gradient that no one brought becomes zero in its buffer.
   void settle_grad();
-  // Replaces the value (materialize() gives a meta parameter its memory). The shape must not change.
+  // Replaces the value (materialize() gives a meta parameter its memory; a frozen one too). The shape must not change.
   void set_value(Tensor value);
   // There is no buffer until `provide` makes one (by set_grad_buffer), when the first gradient comes; drop_grad() takes
   // it away again.

@@ -2,170 +2,140 @@
 # Everything that needs a GPU, in one go and into one report: the build, the tests that are skipped elsewhere, NVIDIA's
 # checker, every strategy with its ranks on the one card, the CPU's loss curve, the ops, and PyTorch in turns.
 #
-# usage: bench/gpu.sh [--small] [--models LIST] [--settings LIST] [--rounds N] [--seconds S] [--tools LIST] [--limit S]
-#                     [--build DIR] [--report FILE] [PART...]
-#   PART      build tests sanitizer strategies curve ops pytorch; without any: all, in this order. One alone fits where
-#             time is lent in pieces; parts are added to the report.
-#   --build   the build folder (default build/cuda); one that bench/pack.sh made elsewhere for this card needs no part build
-#   --models  those of the part pytorch (default gpt2,gpt2-medium,gpt2-xl); each takes minutes to be compiled there
-#   --settings  of PyTorch's to try for the part pytorch, such as bf16/default,autocast/max-autotune (default all six)
-#   --rounds  of the parts strategies and pytorch (default 5)
-#   --seconds after which these begin no further round (default: none); the tables say how many there were
-#   --tools   those of the part sanitizer (default memcheck,racecheck,synccheck,initcheck)
-#   --limit   seconds for each of these tools over one of its three test programs (default 900, small 40)
-#   --small   tiny models and few rounds: minutes, to see that everything works
-# TESSERA_PYTHON names the interpreter that has torch (default python3). Ends with 1 when a test or a strategy fails.
+# usage: bench/gpu.sh [OPTIONS] [PART...]
+#   PART      build tests sanitizer ladder ways kernels strategies curve ops pytorch; without any: all, in this order. One
+#             alone fits where a machine is rented for minutes; parts are added to the report.
+#   --build DIR      the build folder (default build/cuda); one of bench/pack.sh needs no part build
+#   --report FILE    (default gpu-report.md); all logs lie in FILE.logs, report and logs together in FILE.tar.gz
+#   --small          tiny models and few rounds: minutes, to see that everything works
+#   --limit PART=S   seconds of a part; what it has not come to by then is named in its table. Defaults: build 3600,
+#                    tests 1800, sanitizer 7200, ladder 600, ways 900, kernels 600, strategies 3600, curve 1800, ops 900, pytorch 10800;
+#                    with --small a third
+#   --tests OPTION=V, --bench OPTION=V   handed on to bench/gpu_tests.py (parts tests, sanitizer) and to bench/gpu.py (ladder,
+#                    ways, kernels, strategies, curve, pytorch), which list their options with --help: limits of single runs, suites,
+#                    tools; models, batch, rounds, steps, settings. Such as --tests limit=120 --bench models=gpt2
+# TESSERA_PYTHON names the interpreter that has torch (default python3). Every process runs under a limit. Ends with 1 when a
+# part fails.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-build=$root/build/cuda report=gpu-report.md options=() small=() rounds='' steps=30 parts=()
-tools=memcheck,racecheck,synccheck,initcheck limit=''
-all=(build tests sanitizer strategies curve ops pytorch)
-
-exec 3>&2
+build=$root/build/cuda report=gpu-report.md small='' parts=() failed=() for_bench=() for_tests=()
+all=(build tests sanitizer ladder ways kernels strategies curve ops pytorch)
+declare -A limit=([build]=3600 [tests]=1800 [sanitizer]=7200 [ladder]=600 [ways]=900 [kernels]=600 [strategies]=3600 [curve]=1800 [ops]=900
+  [pytorch]=10800) said=()
 
 die() {
   echo "gpu.sh: $1" >&2
   exit "${2:-2}"
 }
+known() { [[ " ${all[*]} " == *" $1 "* ]] || die "unknown part '$1'; expected some of: ${all[*]}"; }
+option() { [[ ${2:-} =~ ^[a-z-]+=.+$ ]] || die "$1: expected OPTION=VALUE, found '${2:-}'"; }
 
 while (($#)); do
   case $1 in
-    --small) small=(--small) steps=3 ;;
-    --models) options+=(--models "${2:?--models wants a list such as gpt2,gpt2-medium}") && shift ;;
-    --settings) options+=(--settings "${2:?--settings wants a list such as bf16/default}") && shift ;;
-    --rounds) rounds=${2:?--rounds wants a number} && shift ;;
-    --seconds) options+=(--seconds "${2:?--seconds wants a number}") && shift ;;
-    --tools) tools=${2:?--tools wants a list such as memcheck,racecheck} && shift ;;
-    --limit) limit=${2:?--limit wants a number of seconds} && shift ;;
+    --small) small=1 ;;
     --build) build=$(realpath -m "${2:?--build wants a folder}") && shift ;;
     --report) report=${2:?--report wants a file} && shift ;;
+    --limit)
+      [[ ${2:-} =~ ^([a-z]+)=([1-9][0-9]*)$ ]] || die "--limit: expected PART=SECONDS, found '${2:-}'"
+      known "${BASH_REMATCH[1]}"
+      said[${BASH_REMATCH[1]}]=${BASH_REMATCH[2]} && shift ;;
+    --tests) option "$@" && for_tests+=("--$2") && shift ;;
+    --bench) option "$@" && for_bench+=("--$2") && shift ;;
     -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
-    *) [[ " ${all[*]} " == *" $1 "* ]] || die "unknown part '$1'; expected some of: ${all[*]}" && parts+=("$1") ;;
+    *) known "$1" && parts+=("$1") ;;
   esac
   shift
 done
-named=1
+((${#parts[@]} == 0)) || for_tests+=(--must)  # a part that was asked for by name may not be left out
+packed=''
+[[ ! -d $build/lib ]] || packed=1
 if ((${#parts[@]} == 0)); then
-  named=0
-  parts=("${all[@]}")
-  [[ ! -d $build/lib ]] || parts=("${all[@]:1}")  # packed: built already
+  parts=("${all[@]:${packed:-0}}")  # packed: built already
 fi
-report=$(realpath -m "$report")
-rounds=${rounds:-$((${#small[@]} ? 1 : 5))} limit=${limit:-$((${#small[@]} ? 40 : 900))}
-for number in "$rounds" "$limit"; do
-  [[ $number =~ ^[1-9][0-9]*$ ]] || die "--rounds, --limit: expected a whole number of at least 1, found '$number'"
+for name in "${all[@]}"; do
+  [[ -z $small ]] || limit[$name]=$((limit[$name] / 3))
+  [[ -z ${said[$name]:-} ]] || limit[$name]=${said[$name]}
 done
-IFS=, read -ra tools <<<"$tools"
-for tool in "${tools[@]}"; do
-  [[ " memcheck racecheck synccheck initcheck " == *" $tool "* ]] ||
-    die "--tools: unknown '$tool'; expected some of memcheck,racecheck,synccheck,initcheck"
-done
+report=$(realpath -m "$report") && logs=$report.logs && mkdir -p "$logs"
 python=${TESSERA_PYTHON:-python3}
-failed=()
-
-# A packed build finds CUDA's libraries where PyTorch's are, so that both run on the same, or else in the toolkit.
-if [[ -d $build/lib ]]; then
-  wheels=$("$python" -c 'import glob, sysconfig; print(":".join(sorted(glob.glob(sysconfig.get_path("purelib") + "/nvidia/*/lib"))))' 2>/dev/null || true)
-  export LD_LIBRARY_PATH=${wheels:+$wheels:}/usr/local/cuda/lib64:/usr/local/cuda/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+if [[ -n $small ]]; then
+  for_bench=(--small --rounds=1 --steps=3 "${for_bench[@]}")
+  for_tests=(--tool-limit=40 "${for_tests[@]}")
 fi
+# The tests of several GPUs start the program where it was built.
+[[ -z $packed ]] || for_tests=("--filter=*Gpu*" "${for_tests[@]}")
+source "$root/bench/gpu_libraries.sh"
 
-wants() { [[ " ${parts[*]} " == *" $1 "* ]]; }
-part() {  # part NAME TITLE COMMAND...: its output goes into the report
-  wants "$1" || return 0
+# part NAME TITLE COMMAND...: under the part's limit; its output goes into the report. A program that keeps to a time itself
+# gets 15 seconds less, to end its tables.
+part() {
+  [[ " ${parts[*]} " == *" $1 "* ]] || return 0
+  local status=0
+  now=$1
   printf '\n=== %s\n' "$2"
   printf '\n## %s\n\n' "$2" >>"$report"
-  "${@:3}" 2>&1 | tee -a "$report" || failed+=("$1")
+  timeout -k 10 "${limit[$1]}" "${@:3}" >"$logs/$1.md" 2>"$logs/$1.err" </dev/null &
+  child=$!
+  tail -q -f -s 0.2 --pid=$child -n +1 "$logs/$1.md" "$logs/$1.err" 2>/dev/null &
+  wait $child || status=$?
+  wait $! || true
+  child=''
+  if ((status == 124 || status == 137)); then
+    printf '\nHUNG: ended after %s s\n' "${limit[$1]}" | tee -a "$logs/$1.md"
+  elif ((status != 0)); then
+    printf '\nFAILED (status %s) %s\n' "$status" "$(tail -n 1 "$logs/$1.err")" | tee -a "$logs/$1.md"
+  fi
+  cat "$logs/$1.md" >>"$report"
+  ((status == 0)) || failed+=("$1")
 }
-
+seconds() { echo "--seconds=$((limit[$1] > 30 ? limit[$1] - 15 : limit[$1]))"; }
+tests() { part "$1" "$2" "$python" "$root/bench/gpu_tests.py" "$1" --build="$build" --logs="$logs/$1" "$(seconds "$1")" "${for_tests[@]}"; }
+bench() {
+  part "$1" "$2" "$python" "$root/bench/gpu.py" "$1" --binary="$build/bin/tessera" --python="$python" --logs="$logs/$1" --work="$work" \
+    "$(seconds "$1")" "${for_bench[@]}"
+}
 build_all() {
-  # compute capability 9.0 is compiled as 90a, whose instructions are Hopper's alone
-  local card
-  card=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
-  [[ -z $card || $card == 90 ]] && card=90a
-  cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$card" >"$report.build" &&
-    cmake --build "$build" -j "$(nproc)" >>"$report.build" || { tail -n 20 "$report.build" && return 1; }
-  grep -E '^-- (CUDA|NCCL|MPI|cuDNN)' "$report.build"
+  cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON >"$logs/build.log" 2>&1 &&
+    cmake --build "$build" -j "$(nproc)" >>"$logs/build.log" 2>&1 || { tail -n 20 "$logs/build.log" && return 1; }
+  grep -E '^-- (CUDA|NCCL|MPI|cuDNN)' "$logs/build.log"
 }
-run_tests() {  # those that want a GPU; a suite of which none has found it has failed here
-  local suite log passed skipped status=0 filter='*Gpu.*:GpusTest.*'
-  [[ ! -d $build/lib ]] || filter='*Gpu.*'  # the others start the program where it was built
-  for suite in tensor autograd nn parallel verify app; do
-    log=$report.test_$suite
-    "$build/tests/test_$suite" --gtest_filter="$filter" >"$log" 2>&1 || status=1
-    passed=$(grep -c '^\[       OK .*Gpu' "$log" || true) skipped=$(grep -c '^\[  SKIPPED \] .* ms)$' "$log" || true)
-    printf -- '- %s: %s passed, %s skipped' "$suite" "$passed" "$skipped"
-    sed -n 's/^\[  FAILED  \] \([^ ,]*\).* ms)$/, FAILED \1/p' "$log" | tr -d '\n'
-    grep -q '^\[  PASSED ' "$log" || printf ', ended early: %s' "$(tail -n 1 "$log")"
-    if grep -q -e 'this machine has no GPU' -e 'a build without CUDA' "$log"; then status=1 && printf ', no GPU was found'; fi
-    echo
-  done
-  return $status
-}
-# How many findings a log has. Of initcheck those in our kernels and in copies: a library may read what it does not use.
-findings() {  # findings TOOL LOG
-  if [[ $1 == initcheck ]]; then
-    awk '/^========= .*[Uu]ninitialized/ { if (/Host API/) found++; else waits = 1; next }
-      waits && /^========= +at / { found += /tessera/; waits = 0 }
-      END { print found + 0 }' "$2"
-  else
-    grep '^========= [^ ]' "$2" | grep -Evc 'COMPUTE-SANITIZER|SUMMARY|process didn|Target application' || true
-  fi
-}
-# One tool over one program. Our kernels alone are checked, which are all in the namespace tessera; but for initcheck, to
-# which memory that another kernel has written would be unwritten. ProductsGpu.* is cuBLASLt's kernels.
-sanitize() {
-  local tool=$1 binary=$2 log=$report.$1.$2 status=0 only=(--kernel-name kns=tessera) start=$SECONDS passed verdict
-  [[ $tool != initcheck ]] || only=()
-  timeout -k 10 "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 --report-api-errors no "${only[@]}" \
-    "$build/tests/test_$binary" --gtest_filter='*Gpu*-ProductsGpu.*' >"$log" 2>&1 || status=$?
-  passed=$(grep -c '^\[       OK ' "$log" || true)
-  if ((status == 0)) && ((passed > 0)); then
-    verdict=clean
-  elif [[ $tool == initcheck && $status == 9 && $(findings initcheck "$log") == 0 ]] && ! grep -q '^\[  FAILED' "$log"; then
-    verdict="clean but for libraries' kernels, see $log" status=0
-  elif ((status != 9 && SECONDS - start >= limit)) && [[ $(findings "$tool" "$log") == 0 ]]; then
-    verdict="NOT FINISHED in $limit s, nothing found so far" status=0
-  else
-    verdict="FAILED (status $status), see $log" status=1
-  fi
-  echo "- $tool, test_$binary: $verdict; $passed tests passed"
-  return $status
-}
-run_sanitizer() {
-  local tool binary sanitizer result=0
-  sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer) || {
-    echo "NOT RUN: compute-sanitizer is not on PATH"
-    return "$named"  # 1 where it was asked for by name
-  }
-  for tool in "${tools[@]}"; do
-    for binary in tensor autograd nn; do sanitize "$tool" "$binary" || result=1; done
-  done
-  return $result
-}
-# The table goes into the report; figures as they come, and what fails, to the terminal and into a file beside it.
-run_gpu_py() {
-  "$python" "$root/bench/gpu.py" "$1" --binary "$build/bin/tessera" --rounds "$rounds" --steps "$steps" "${small[@]}" \
-    "${options[@]}" 2> >(tee -a "$report.rounds" >&3) && return
-  echo "FAILED, see $report.rounds"
-  return 1
-}
+export -f build_all
+export root build logs
 
 if [[ ${parts[*]} != build ]]; then
-  command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 ||
+  command -v nvidia-smi >/dev/null && timeout -k 5 20 nvidia-smi -L >/dev/null 2>&1 ||
     die "this machine shows no GPU (nvidia-smi); only the part 'build' needs none"
 fi
+work=$(mktemp -d)
+pack_up() {  # also when it is ended from outside: what there is
+  rm -rf "$work"
+  tar -C "$(dirname "$report")" -czf "$report.tar.gz" "$(basename "$report")" "$(basename "$logs")"
+}
+ended() {
+  if [[ -n $child ]]; then
+    kill "$child" && wait "$child" || true
+    { cat "$logs/$now.md" && printf '\nNOT FINISHED: ended from outside\n'; } >>"$report"
+  fi
+  exit 143
+}
+child='' now=''
+trap pack_up EXIT
+trap ended TERM INT
 {
   printf '# %s\n\n' "$(date -u +%F)"
-  command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-  command -v nvcc >/dev/null && nvcc --version | tail -n 2 | head -n 1
+  ! command -v nvidia-smi >/dev/null || timeout -k 5 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+  ! command -v nvcc >/dev/null || nvcc --version | tail -n 2 | head -n 1
   printf 'commit %s\n' "$(cat "$root/COMMIT" 2>/dev/null || git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)"
 } >>"$report"
-part build "Build" build_all
-part tests "Tests on the GPU" run_tests
-part sanitizer "compute-sanitizer" run_sanitizer
-part strategies "Strategies, ranks sharing the card" run_gpu_py strategies
-part curve "Loss beside the CPU's" run_gpu_py curve
+part build "Build" bash -c build_all
+tests tests "Tests on the GPU"
+tests sanitizer "compute-sanitizer"
+bench ladder "First runs"
+bench ways "Ways of one rank"
+bench kernels "Kernels of a queued step"
+bench strategies "Strategies, ranks sharing the card"
+bench curve "Loss beside the CPU's"
 part ops "Ops" "$build/bin/tessera" bench --device cuda
-part pytorch "Training beside PyTorch" run_gpu_py pytorch
-((${#failed[@]} == 0)) || die "failed: ${failed[*]}; the report is $report" 1
-echo "the report is $report"
+bench pytorch "Training beside PyTorch"
+((${#failed[@]} == 0)) || die "failed: ${failed[*]}; the report is $report, with the logs in $report.tar.gz" 1
+echo "the report is $report, with the logs in $report.tar.gz"

@@ -1,22 +1,26 @@
 #!/usr/bin/env bash
 # A build of the program and its tests to carry to a machine with a GPU that has not the packages to build them: stripped,
 # with the shared libraries that they need beside them, but for CUDA's, cuDNN's, NCCL's and the C and C++ runtimes, which
-# are that machine's own. Without MPI, whose programs a machine has or has not.
+# are that machine's own. Without MPI, whose programs a machine has or has not. The pack is whole: with the scripts of its
+# commit, it can be used as it is, whatever the repository has become.
 #
-# usage: bench/pack.sh [--architecture 90a] [--build DIR] FILE.tar.xz [-- OPTIONS OF CMAKE]
-#   there:  tar xf FILE.tar.xz && tessera-gpu/bench/gpu.sh --build tessera-gpu/build
-# --architecture is the card's compute capability (default 90a, Hopper), --build where to compile (default build/packed).
+# usage: bench/pack.sh [--architectures '80;90-real'] [--build DIR] FILE.tar.xz [-- OPTIONS OF CMAKE]
+#   there:  tar xf FILE.tar.xz && tessera-gpu/bench/first_contact.sh 1 OUT
+#       or  tessera-gpu/bench/gpu.sh --build tessera-gpu/build
+# --architectures, of GPUs: by default machine code for compute capability 8.0 and 9.0, and PTX of 8.0 for what comes after.
+# --build: where to compile (default build/packed). TESSERA_PYTHON: the interpreter whose packages have cudnn-frontend, or
+# cuDNN and NCCL.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-build=$root/build/packed architecture=90a file= options=()
+build=$root/build/packed architectures='80;90-real' file='' options=()
 
 die() {
   echo "pack.sh: $1" >&2
-  exit 2
+  exit "${2:-2}"
 }
 while (($#)); do
   case $1 in
-    --architecture) architecture=${2:?--architecture wants a number such as 80 or 90a} && shift ;;
+    --architectures) architectures=${2:?--architectures wants a list such as '80;90-real'} && shift ;;
     --build) build=$(realpath -m "${2:?--build wants a folder}") && shift ;;
     -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
     --) options=("${@:2}") && break ;;
@@ -31,11 +35,20 @@ done
 suites=(tensor autograd nn parallel verify app)
 programs=(bin/tessera "${suites[@]/#/tests/test_}")
 mkdir -p "$build"
-# old rpath tags, which libraries of libraries are looked for by too
-cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON -DTESSERA_MPI=OFF \
-  -DCMAKE_CUDA_ARCHITECTURES="$architecture" '-DCMAKE_BUILD_RPATH=$ORIGIN/../lib' \
-  -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags "${options[@]}" >"$build/configured" 2>&1 ||
-  { tail -n 20 "$build/configured" >&2 && die "the build could not be configured"; }
+# The layers are shared libraries: seven programs hold the kernels once. The run path is of the old kind, by which libraries
+# of libraries are looked for too; it names the pack's own folder and no other.
+cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON -DTESSERA_MPI=OFF -DTESSERA_CUDNN=ON \
+  -DTESSERA_NCCL=ON -DCMAKE_CUDA_ARCHITECTURES="$architectures" -DBUILD_SHARED_LIBS=ON \
+  -DCMAKE_CXX_FLAGS=-fno-semantic-interposition -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$build/lib" \
+  -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON '-DCMAKE_INSTALL_RPATH=$ORIGIN/../lib' -DCMAKE_INSTALL_RPATH_USE_LINK_PATH=OFF \
+  -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags -DCMAKE_SHARED_LINKER_FLAGS=-Wl,--disable-new-dtags \
+  "${options[@]}" >"$build/configured" 2>&1 || {
+  tail -n 20 "$build/configured" >&2
+  echo 'pack.sh: a pack has attention by cuDNN, and NCCL. What is missing comes by' \
+    '"pip install --no-deps nvidia-cudnn-frontend nvidia-cudnn-cu13 nvidia-nccl-cu13", where TESSERA_PYTHON names the Python' \
+    'that has them; or say where it is, behind --: -DCUDNN_ROOT=DIR -DCUDNN_FRONTEND_ROOT=DIR -DNCCL_ROOT=DIR' >&2
+  die "the build could not be configured"
+}
 grep -E '^-- (CUDA|NCCL|cuDNN)' "$build/configured"
 cmake --build "$build" -j "$(nproc)" --target tessera "${suites[@]/#/test_}"
 
@@ -43,18 +56,35 @@ work=$(mktemp -d)
 trap 'rm -rf "$work" "$file.part"' EXIT
 packed=$work/tessera-gpu
 mkdir -p "$packed"/build/{bin,tests,lib}
-git -C "$root" archive HEAD bench tests/compare tests/support | tar -x -C "$packed"
+git -C "$root" archive HEAD bench tests/compare tests/support LICENSE | tar -x -C "$packed"
 git -C "$root" describe --always --dirty >"$packed/COMMIT"
 theirs='^(libcuda|libcudart|libcublas|libcudnn|libnccl|libnv|ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.)'
+missing=0
 for program in "${programs[@]}"; do
   strip -o "$packed/build/$program" "$build/$program"
-  ldd "$build/$program" | awk '$2 == "=>" && $3 == "not" { print "pack.sh: not found here: " $1 > "/dev/stderr"; exit 1 }
-    $2 == "=>" { print $1, $3 }' | while read -r name path; do
-    [[ $name =~ $theirs ]] || cp -L "$path" "$packed/build/lib/$name"
-  done
+  while read -r name _ path _; do
+    if [[ $name =~ $theirs ]]; then
+      continue
+    elif [[ $path == not ]]; then
+      echo "pack.sh: not found here: $name, which $program needs" >&2
+      missing=1
+    else
+      cp -L "$path" "$packed/build/lib/$name"
+    fi
+  done < <(ldd "$build/$program" | grep ' => ')
 done
-tar -C "$work" -cf - tessera-gpu | xz -T0 -6 >"$file.part"
+((missing == 0)) || die "a library is missing" 1
+strip --strip-unneeded "$packed"/build/lib/*
+
+# A run path to a folder of this machine would go before LD_LIBRARY_PATH there, and hide that machine's own libraries.
+for binary in "$packed"/build/{bin,tests,lib}/*; do
+  paths=$(readelf -d "$binary" | sed -n 's/.*(\(RPATH\|RUNPATH\)).*\[\(.*\)\]/\2/p')
+  ours=$([[ $binary != */lib/* || $binary == */libtessera_* ]] && echo yes || true)
+  [[ $paths == '$ORIGIN/../lib' || (-z $paths && -z $ours) ]] ||
+    die "$(basename "$binary") has the run path '$paths'; expected \$ORIGIN/../lib alone" 1
+done
+tar -C "$work" --owner=0 --group=0 -cf - tessera-gpu | xz -T0 -6 >"$file.part"
 mv "$file.part" "$file"
-printf '%s: %d MiB, commit %s, compute capability %s, with\n' "$file" $(($(stat -c %s "$file") >> 20)) "$(cat "$packed/COMMIT")" \
-  "$architecture"
-ls "$packed/build/lib"
+printf '%s: %.1f MB, commit %s, for %s, with\n' "$file" "$(stat -c %s "$file" | awk '{ print $1 / 1e6 }')" \
+  "$(cat "$packed/COMMIT")" "$architectures"
+(cd "$packed/build" && du -h --apparent-size bin/* tests/* lib/*)

@@ -1,11 +1,14 @@
-# How a layer (one folder) becomes a library, how tests become a binary, and the flags that all code is built with.
+# How a layer (one folder) becomes a library, how programs and tests become binaries, and the flags that all code here is
+# built with. Flags are no part of what a user's program gets of the library (cmake/tessera_library.cmake).
 
 add_library(tessera_flags INTERFACE)
 if(TESSERA_CUDA_EMULATED)
-  target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR}/tests/cuda_emulator)  # before what it stands in for
+  target_include_directories(tessera_flags INTERFACE ${PROJECT_SOURCE_DIR}/tests/cuda_emulator)  # before what it stands in for
 endif()
-target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR})
-target_compile_definitions(tessera_flags INTERFACE TESSERA_WITH_CUDA=$<BOOL:${TESSERA_WITH_CUDA}>)
+target_include_directories(tessera_flags INTERFACE ${PROJECT_SOURCE_DIR})
+if(TESSERA_WITH_CUDA AND NOT TESSERA_CUDA_EMULATED)
+  target_link_libraries(tessera_flags INTERFACE CUDA::cudart)
+endif()
 # -ffp-contract=off: an element has the same bits in a vector body, in its tail and on every instruction set; where a
 # fused multiply-add is wanted it is written. -Wno-psabi: our vector types never cross a call that is not inlined.
 target_compile_options(tessera_flags INTERFACE
@@ -35,10 +38,11 @@ elseif(NOT TESSERA_SANITIZE STREQUAL "")
   message(FATAL_ERROR "TESSERA_SANITIZE is '${TESSERA_SANITIZE}'; expected empty, address or thread")
 endif()
 
-# tessera_layer(name dependencies...): the library tessera_<name> of every .cpp under <name>/ (and .cu, with CUDA), but
-# for the files of a backend that is off.
+# tessera_layer(name PUBLIC layers... PRIVATE libraries...): the library tessera_<name> of every .cpp under <name>/ (and
+# .cu, with CUDA), but for the files of a backend that is off. Static, or shared with -DBUILD_SHARED_LIBS=ON, so that
+# several programs hold the kernels once (bench/pack.sh).
 function(tessera_layer name)
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${name}/*.cpp)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/main/[^/]*[.]cpp$")  # of programs
   if(NOT TESSERA_WITH_MPI)
     list(FILTER sources EXCLUDE REGEX "/mpi_[^/]*[.]cpp$")
@@ -50,7 +54,7 @@ function(tessera_layer name)
     list(FILTER sources EXCLUDE REGEX "/cudnn_[^/]*[.]cpp$")
   endif()
   if(TESSERA_WITH_CUDA)
-    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${name}/*.cu)
+    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cu)
     list(APPEND sources ${cuda_sources})
     if(TESSERA_CUDA_EMULATED)
       list(FILTER sources EXCLUDE REGEX "/cuda/driver/")  # what speaks to the driver and NVIDIA's libraries
@@ -61,28 +65,27 @@ function(tessera_layer name)
   else()
     list(FILTER sources EXCLUDE REGEX "/cuda/")
   endif()
-  if(sources)
-    add_library(tessera_${name} STATIC ${sources})
-    target_link_libraries(tessera_${name} PUBLIC tessera_flags ${ARGN})
-    if(TESSERA_WITH_CUDA AND NOT TESSERA_CUDA_EMULATED)
-      target_link_libraries(tessera_${name} PUBLIC CUDA::cudart)
-    endif()
-  else()
-    add_library(tessera_${name} INTERFACE)
-    target_link_libraries(tessera_${name} INTERFACE tessera_flags ${ARGN})
-  endif()
+  add_library(tessera_${name} ${sources})
+  target_link_libraries(tessera_${name} PRIVATE $<BUILD_INTERFACE:tessera_flags> ${ARGN})
+endfunction()
+
+# tessera_program(name sources...): a program in bin/ of the build folder.
+function(tessera_program name)
+  add_executable(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE tessera_flags)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 endfunction()
 
 # tessera_tests(name libraries...): the GoogleTest binary test_<name> of tests/<name>/*.cpp, one entry of ctest.
 function(tessera_tests name)
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${name}/*.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${name}/*.cpp)
   if(NOT sources)
     return()
   endif()
   add_executable(test_${name} ${sources})
-  target_link_libraries(test_${name} PRIVATE ${ARGN} fmt::fmt GTest::gtest GTest::gtest_main)
+  target_link_libraries(test_${name} PRIVATE tessera_flags ${ARGN} fmt::fmt GTest::gtest GTest::gtest_main)
   # A test's time goes by in the libraries; its own code is compiled 40% faster without what -O3 adds.
   target_compile_options(test_${name} PRIVATE $<$<CONFIG:Release>:-O1>)
-  target_compile_definitions(test_${name} PRIVATE TESSERA_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-  add_test(NAME ${name} COMMAND test_${name} WORKING_DIRECTORY ${CMAKE_BINARY_DIR})
+  target_compile_definitions(test_${name} PRIVATE TESSERA_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  add_test(NAME ${name} COMMAND test_${name} WORKING_DIRECTORY ${PROJECT_BINARY_DIR})
 endfunction()

@@ -1,7 +1,10 @@
-# Decides whether the CUDA files are built (TESSERA_WITH_CUDA) and says so in one line. EMULATED compiles the kernels as
-# C++ beside an emulation of the CUDA runtime on the CPU (tests/cuda_emulator): for tests, without nvcc and without a GPU.
+# Decides whether the CUDA files are built (TESSERA_WITH_CUDA) and for which GPUs, and says so in one line. AUTO builds
+# them where nvcc and a GPU are: without a GPU they are a quarter of the compile time and could not run. EMULATED compiles
+# the kernels as C++ beside an emulation of the CUDA runtime on the CPU (tests/cuda_emulator): for tests, without nvcc.
 
+include(${CMAKE_CURRENT_LIST_DIR}/gpus.cmake)
 set(TESSERA_WITH_CUDA OFF)
+set(cuda_any "80;90-real") # code for A100 and Hopper, and PTX of the first for what comes after
 if(NOT TESSERA_CUDA MATCHES "^(AUTO|ON|OFF|EMULATED)$")
   message(FATAL_ERROR "TESSERA_CUDA is '${TESSERA_CUDA}'; expected AUTO, ON, OFF or EMULATED")
 elseif(TESSERA_CUDA STREQUAL "OFF")
@@ -13,14 +16,28 @@ elseif(TESSERA_CUDA STREQUAL "EMULATED")
 elseif(TESSERA_SANITIZE)
   set(cuda_why "a sanitizer build")
 else()
+  tessera_visible_gpus(cuda_gpus)
   include(CheckLanguage)
-  check_language(CUDA)
-  if(CMAKE_CUDA_COMPILER)
-    if(DEFINED CMAKE_CUDA_ARCHITECTURES)  # said with -D, or at an earlier configuration
+  if(TESSERA_CUDA STREQUAL "AUTO" AND NOT cuda_gpus)
+    set(cuda_why "this machine shows no GPU; -DTESSERA_CUDA=ON builds it all the same")
+  else()
+    check_language(CUDA)
+    if(NOT CMAKE_CUDA_COMPILER)
+      set(cuda_why "no nvcc found")
+    endif()
+  endif()
+  if(NOT cuda_why)
+    set(cuda_for "as asked for")
+    if(DEFINED CMAKE_CUDA_ARCHITECTURES) # with -D, or at an earlier configuration
     elseif(DEFINED ENV{CUDAARCHS})
       set(CMAKE_CUDA_ARCHITECTURES "$ENV{CUDAARCHS}" CACHE STRING "GPUs that kernels are compiled for")
+    elseif(cuda_gpus AND NOT cuda_gpus STREQUAL "?")
+      list(TRANSFORM cuda_gpus APPEND "-real" OUTPUT_VARIABLE cuda_real)
+      set(CMAKE_CUDA_ARCHITECTURES "${cuda_real}" CACHE STRING "GPUs that kernels are compiled for")
+      set(cuda_for "of the GPU that is here")
     else()
-      set(CMAKE_CUDA_ARCHITECTURES 90a)
+      set(CMAKE_CUDA_ARCHITECTURES "${cuda_any}" CACHE STRING "GPUs that kernels are compiled for")
+      set(cuda_for "since no GPU is here to compile for")
     endif()
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
@@ -31,9 +48,7 @@ else()
     # Constexpr functions are for the device too. Contraction is off as on the CPU: the same bits from the same formula.
     string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr -fmad=false")
     set(TESSERA_WITH_CUDA ON)
-    message(STATUS "CUDA: on (${CMAKE_CUDA_COMPILER_VERSION}, ${CMAKE_CUDA_ARCHITECTURES})")
-  else()
-    set(cuda_why "no nvcc found")
+    message(STATUS "CUDA: on (${CMAKE_CUDA_COMPILER_VERSION}; code for ${CMAKE_CUDA_ARCHITECTURES}, ${cuda_for})")
   endif()
 endif()
 if(NOT TESSERA_WITH_CUDA)

@@ -2,11 +2,12 @@
 # for beside CUDA, in the system's places and in CUDNN_ROOT, and the headers of NVIDIA's cudnn-frontend: in the system's
 # places, in CUDNN_FRONTEND_ROOT, and where pip puts those of the wheel nvidia-cudnn-frontend.
 
+include(python_packages)
 set(TESSERA_CUDNN AUTO CACHE STRING "Build attention by cuDNN: AUTO (where CUDA, cuDNN and cudnn-frontend are found), ON, OFF")
 set(TESSERA_WITH_CUDNN OFF)
 
-# version_in(result header prefix): the version that #defines of a header make, "9.19.0".
-function(version_in result header prefix)
+# tessera_version_in(result header prefix): the version that #defines of a header make, "9.19.0".
+function(tessera_version_in result header prefix)
   set(version "")
   foreach(part MAJOR MINOR PATCH)
     file(STRINGS ${header} line REGEX "^#define ${prefix}_${part}[A-Z_]* [0-9]+" LIMIT_COUNT 1)
@@ -17,25 +18,9 @@ function(version_in result header prefix)
   set(${result} "${version}" PARENT_SCOPE)
 endfunction()
 
-# The folders of Python's packages: of the Python that TESSERA_PYTHON names, or the first in PATH.
-function(python_packages result)
-  find_program(python_PROGRAM python3)
-  mark_as_advanced(python_PROGRAM)
-  set(python ${python_PROGRAM})
-  if(EXISTS "$ENV{TESSERA_PYTHON}")
-    set(python $ENV{TESSERA_PYTHON})
-  endif()
-  set(folders "")
-  if(python)
-    execute_process(COMMAND ${python} -c "import site, sysconfig; print(';'.join([sysconfig.get_path('purelib'), *site.getsitepackages(), site.getusersitepackages()]))"
-      OUTPUT_VARIABLE folders OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-  endif()
-  set(${result} "${folders}" PARENT_SCOPE)
-endfunction()
-
-# find_cudnn(result): looks for both; `result` becomes what is missing, or empty.
-function(find_cudnn result)
-  python_packages(packages)
+# tessera_find_cudnn(result): looks for both; `result` becomes what is missing, or empty.
+function(tessera_find_cudnn result)
+  tessera_python_packages(packages)
   set(wheels ${packages})
   list(TRANSFORM wheels APPEND /nvidia/cudnn)
   find_path(cudnn_INCLUDE_DIR cudnn.h HINTS ${CUDNN_ROOT} ENV CUDNN_ROOT ${CUDAToolkit_INCLUDE_DIRS} ${wheels} PATH_SUFFIXES include)
@@ -49,8 +34,8 @@ function(find_cudnn result)
     set(${result} "no cudnn-frontend found; pip install --no-deps nvidia-cudnn-frontend, or -DCUDNN_FRONTEND_ROOT=DIR" PARENT_SCOPE)
     return()
   endif()
-  version_in(cudnn ${cudnn_INCLUDE_DIR}/cudnn_version.h CUDNN)
-  version_in(frontend ${cudnn_frontend_INCLUDE_DIR}/cudnn_frontend_version.h CUDNN_FRONTEND)
+  tessera_version_in(cudnn ${cudnn_INCLUDE_DIR}/cudnn_version.h CUDNN)
+  tessera_version_in(frontend ${cudnn_frontend_INCLUDE_DIR}/cudnn_frontend_version.h CUDNN_FRONTEND)
   if(cudnn VERSION_LESS 9.8)
     set(${result} "cuDNN ${cudnn} is too old, expected 9.8 or newer" PARENT_SCOPE)
   elseif(frontend VERSION_LESS 1.32)
@@ -70,7 +55,7 @@ elseif(NOT TESSERA_WITH_CUDA OR TESSERA_CUDA_EMULATED)
 elseif(NOT TARGET CUDA::nvrtc)
   set(cudnn_why "no NVRTC found beside CUDA")
 else()
-  find_cudnn(cudnn_why)
+  tessera_find_cudnn(cudnn_why)
   if(NOT cudnn_why)
     set(TESSERA_WITH_CUDNN ON)
     add_library(CUDNN::cudnn UNKNOWN IMPORTED)

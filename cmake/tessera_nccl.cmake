@@ -1,7 +1,8 @@
-# Decides whether the NCCL transport is built (TESSERA_WITH_NCCL) and says so in one line. It is looked for in the
-# system's places, beside CUDA, and in NCCL_ROOT (of a pip package: .../site-packages/nvidia/nccl). Where CUDA is emulated
-# NCCL is too (tests/cuda_emulator/nccl.h).
+# Decides whether the NCCL transport is built (TESSERA_WITH_NCCL) and says so in one line. It is looked for in NCCL_ROOT,
+# beside CUDA, in the system's places, and where pip puts the wheel nvidia-nccl. Where CUDA is emulated NCCL is too
+# (tests/cuda_emulator/nccl.h).
 
+include(python_packages)
 set(TESSERA_NCCL AUTO CACHE STRING "Build the NCCL transport: AUTO (where CUDA and NCCL are found), ON, OFF")
 set(TESSERA_WITH_NCCL OFF)
 if(NOT TESSERA_NCCL MATCHES "^(AUTO|ON|OFF)$")
@@ -14,8 +15,10 @@ elseif(TESSERA_CUDA_EMULATED)
   set(TESSERA_WITH_NCCL ON)
   message(STATUS "NCCL: emulated on the CPU (for tests)")
 else()
-  find_path(nccl_INCLUDE_DIR nccl.h HINTS ${NCCL_ROOT} ENV NCCL_ROOT ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
-  find_library(nccl_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_ROOT} ENV NCCL_ROOT ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
+  tessera_python_packages(wheels)
+  list(TRANSFORM wheels APPEND /nvidia/nccl)
+  find_path(nccl_INCLUDE_DIR nccl.h HINTS ${NCCL_ROOT} ENV NCCL_ROOT ${CUDAToolkit_INCLUDE_DIRS} ${wheels} PATH_SUFFIXES include)
+  find_library(nccl_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_ROOT} ENV NCCL_ROOT ${CUDAToolkit_LIBRARY_DIR} ${wheels} PATH_SUFFIXES lib lib64)
   mark_as_advanced(nccl_INCLUDE_DIR nccl_LIBRARY)
   if(nccl_INCLUDE_DIR AND nccl_LIBRARY)
     file(STRINGS ${nccl_INCLUDE_DIR}/nccl.h nccl_lines REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) ")
@@ -30,7 +33,7 @@ else()
       set(nccl_why "NCCL ${nccl_version} is too old, expected 2.14 or newer")
     endif()
   else()
-    set(nccl_why "no NCCL found; -DNCCL_ROOT=DIR says where it is")
+    set(nccl_why "no NCCL found; pip install --no-deps nvidia-nccl-cu${CUDAToolkit_VERSION_MAJOR}, or -DNCCL_ROOT=DIR says where it is")
   endif()
 endif()
 if(NOT TESSERA_WITH_NCCL)

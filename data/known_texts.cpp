@@ -50,7 +50,7 @@ std::optional<std::string> from_cache(const Source& source) {
 
 std::string keep(const Source& source, std::string bytes, const std::string& origin) {
   if (!is(source, bytes))
-    throw InputError(fmt::format("--data {}: {} has {} bytes with SHA-256 {}; expected {} bytes with {}", source.name,
+    throw InputError(fmt::format("`data` {}: {} has {} bytes with SHA-256 {}; expected {} bytes with {}", source.name,
                                  origin, bytes.size(), sha256(bytes), source.bytes, source.sha256));
   make_directories(cache_directory());
   write_file(cached_file(source), bytes);
@@ -71,8 +71,8 @@ void run_or_explain(const std::vector<std::string>& command, const fs::path& dir
   std::string line;
   for (const std::string& word : command) (line += line.empty() ? "" : " ") += word;
   throw InputError(
-      fmt::format("--data austen: `{}` failed with status {} ({}); install the package {} (after `apt-get update`) or "
-                  "give a text with --data FILE",
+      fmt::format("`data` austen: `{}` failed with status {} ({}); install the package {} (after `apt-get update`) or "
+                  "give a text with `data` FILE",
                   line, result.status, result.last_line, kPackage));
 }
 
@@ -87,7 +87,7 @@ std::string fetch_austen() {
     if (entry.path().extension() == ".deb") archive = entry.path();
   if (archive.empty())
     throw InputError(
-        fmt::format("--data austen: `apt-get download {}` left no .deb file; give a text with --data FILE", kPackage));
+        fmt::format("`data` austen: `apt-get download {}` left no .deb file; give a text with `data` FILE", kPackage));
   run_or_explain({"dpkg-deb", "-x", archive.filename().string(), "unpacked"}, work.path());
   const std::string origin = fmt::format("the package {}", archive.filename().string());
   return keep(kAusten, unpack_novels(work.path() / "unpacked" / kDatabase), origin);
@@ -105,8 +105,8 @@ std::string fetch_shakespeare() {
   }
   if (result.status != 0)
     throw InputError(
-        fmt::format("--data tinyshakespeare: cannot fetch {} ({}); it needs curl or wget and the internet; "
-                    "without them give a text with --data FILE",
+        fmt::format("`data` tinyshakespeare: cannot fetch {} ({}); it needs curl or wget and the internet; "
+                    "without them give a text with `data` FILE",
                     url, tried));
   return keep(kShakespeare, read_file(work.path() / "input.txt"), url);
 }

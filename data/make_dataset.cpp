@@ -40,7 +40,7 @@ std::vector<int32_t> read_llmc(const fs::path& file, int64_t vocab) {
 void require_folder(const fs::path& file, const TokenizerChoice& choice) {
   if (choice.name.empty() || choice.name == "char" || choice.name == "bytes" || choice.name == "bpe")
     throw Error(fmt::format(
-        "--tokenizer: expected the folder with the vocab.json and merges.txt that {} was made with, found {}",
+        "`tokenizer`: expected the folder with the vocab.json and merges.txt that {} was made with, found {}",
         file.string(), choice.name.empty() ? "none" : "'" + choice.name + "'"));
 }
 
@@ -92,7 +92,7 @@ std::string cache_key(const fs::path& file, const TokenizerChoice& choice) {
 Dataset open_fitting(const fs::path& directory, const TokenizerChoice& choice) {
   Dataset dataset = Dataset::open(directory);
   if (!fits(choice, *dataset.tokenizer))
-    throw Error(fmt::format("--tokenizer {}: the dataset {} was made with another one ({})", choice.name,
+    throw Error(fmt::format("`tokenizer` {}: the dataset {} was made with another one ({})", choice.name,
                             directory.string(), dataset.tokenizer->kind()));
   return dataset;
 }
@@ -136,7 +136,7 @@ Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice) {
   if (!text && fs::is_directory(spec, error)) return open_fitting(spec, choice);
   if (!text && !fs::exists(spec, error))
     throw InputError(fmt::format(
-        "--data '{}': no such file or directory, and no known text (those are austen and tinyshakespeare)", spec));
+        "`data` '{}': no such file or directory, and no known text (those are austen and tinyshakespeare)", spec));
   if (!text && is_llmc_file(spec)) {
     require_folder(spec, choice);
     return cached(cache_key(fs::path(spec), choice), spec, [&] { return tokens_of_llmc(spec, choice); });

@@ -95,7 +95,7 @@ CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& w
     const std::optional<char32_t> c = next_code_point(text, position);
     if (!c)
       throw InputError(fmt::format(
-          "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which --tokenizer char needs; --tokenizer bytes takes "
+          "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which `tokenizer` char needs; `tokenizer` bytes takes "
           "any encoding",
           what, static_cast<uint8_t>(text[at]), at));
     if (*c < 128) {

@@ -23,7 +23,7 @@ BpeTokenizer load_folder(std::string_view name) {
   std::error_code error;
   if (!std::filesystem::is_directory(name, error))
     throw Error(
-        fmt::format("--tokenizer '{}': expected char, bytes, bpe, or a folder with vocab.json and merges.txt", name));
+        fmt::format("`tokenizer` '{}': expected char, bytes, bpe, or a folder with vocab.json and merges.txt", name));
   return BpeTokenizer::load_files(name);
 }
 

@@ -28,7 +28,7 @@ Block::Block(const GptConfig& c)
 
 Var Block::forward(const Var& x) {
   if (recompute_ != Recompute::block || !grad_enabled()) return body(x);
-  return checkpoint([this](const std::vector<Var>& in) { return body(in[0]); }, {x});
+  return checkpoint([this](const std::vector<Var>& in) { return body(in[0]); }, {x.tracked()});
 }
 
 Var Block::body(const Var& x) {
@@ -63,10 +63,13 @@ Gpt::Gpt(const GptConfig& c)
   norm.make_unit();
 }
 
+// Tied to the token embedding, also where it is a copy of it.
 Embedding& Gpt::make_head() {
+  Parameter& table = tokens.parameter(tokens.weight);
+  table.tie = table.name;
   if (config.tied) return tokens;
   Embedding& own = child<Embedding>("head", config.vocab, config.channels);
-  own.parameters()[0].parameter->alias = "tokens.weight";
+  own.parameter(own.weight).tie = table.name;
   own.make_unit();
   return own;
 }

@@ -12,8 +12,7 @@ struct GptConfig {
   int64_t layers = 4, heads = 4, channels = 128, context = 64, vocab = 256;
   double dropout = 0;
   Recompute recompute = Recompute::none;
-  bool tied =
-      true;  // the head is the token embedding; otherwise it has a weight of its own, with the same first values
+  bool tied = true;  // the head is the token embedding; otherwise it has a copy of its weight (Parameter::tie)
 };
 
 // x + attention(norm(x)), then + mlp(norm(.)): (B, T, C) -> (B, T, C).

@@ -25,7 +25,6 @@ void tensor_parallel(Gpt& model, Communicator& tp, Placement between);
 // Attention over sequences of which each rank of `cp` has a part, the tokens at context_positions(): a step must say
 // which (StepInfo::positions), and how many there are. On an axis of size 1 it does nothing; `cp` must outlive the
 // model. Comes after tensor_parallel(), whose heads it deals out again under `ulysses`.
-enum class ContextMode { ring, ulysses };
 void context_parallel(Gpt& model, Communicator& cp, ContextMode mode);
 
 // The loss of a model that was cut over `tp`, or of any on an axis of size 1: `hidden` as model.hidden() gives it,

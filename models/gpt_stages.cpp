@@ -49,26 +49,24 @@ std::vector<Range> split_layers(const GptConfig& c, int stages) {
   return out;
 }
 
-int stage_of_unit(const std::string& unit, const std::vector<Range>& layers) {
-  const int last = static_cast<int>(layers.size()) - 1;
-  if (unit == "tokens" || unit == "positions") return 0;
-  if (unit == "norm" || unit == "head") return last;
-  const int64_t layer = std::stoll(unit.substr(unit.rfind('.') + 1));  // "blocks.3"
-  for (int s = 0; s < last; ++s)
-    if (layer < layers[static_cast<size_t>(s)].end) return s;
-  return last;
+int stage_of_unit(const Gpt& model, const Module::Unit& unit, const std::vector<Range>& layers) {
+  if (unit.module == &model.tokens || unit.module == &model.positions) return 0;
+  const int64_t layer = std::find(model.blocks.begin(), model.blocks.end(), unit.module) - model.blocks.begin();
+  for (size_t s = 0; s < layers.size(); ++s)
+    if (layer < layers[s].end) return static_cast<int>(s);
+  return static_cast<int>(layers.size()) - 1;  // what comes after the blocks
 }
 
 void keep_stages(Gpt& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine) {
   for (const Module::Unit& unit : model.layout())
-    if (!mine(stage_of_unit(unit.name, layers))) unit.module->set_here(false);
+    if (!mine(stage_of_unit(model, unit, layers))) unit.module->set_here(false);
 }
 
 GptStages::GptStages(Gpt& model, DataStrategy& strategy, Options options)
     : model_(model), strategy_(strategy), options_(std::move(options)), units_(options_.layers.size(), {0, 0}) {
   const std::vector<Module::Unit> layout = model.layout();
   for (size_t u = 0; u < layout.size(); ++u) {
-    UnitRange& range = units_[static_cast<size_t>(stage_of_unit(layout[u].name, options_.layers))];
+    UnitRange& range = units_[static_cast<size_t>(stage_of_unit(model, layout[u], options_.layers))];
     if (range.end == 0) range.begin = u;
     range.end = u + 1;
   }
@@ -86,10 +84,10 @@ StageOutput GptStages::forward(int stage, int microbatch, const Var& input) {
   const bool first = stage == 0;
   Microbatch tokens;
   if (first || stage == last()) tokens = options_.load(microbatch, first, stage == last());
-  Var x = body(stage, first ? model_.embed(strategy_.deal(tokens.ids)) : input);
+  Var x = body(stage, first ? model_.embed(strategy_.batches().scatter_batch(tokens.ids)) : input);
   if (stage != last()) return {std::move(x), {}, 0};
   const Head head{[this](const Var& hidden) { return model_.logits(hidden); }, options_.loss};
-  Root root = strategy_.loss(x, tokens.targets, options_.scale, head);
+  Root root = strategy_.batches().loss(x, tokens.targets, options_.scale, head);
   return {std::move(root.value), std::move(root.seed), root.loss_sum};
 }
 

@@ -18,8 +18,8 @@ namespace tessera {
 // of the forward pass: a block has 24 C^2 + 2 T C per token, the head 2 C V, looking up embeddings nothing.
 std::vector<Range> split_layers(const GptConfig& config, int stages);
 
-// What a unit of a Gpt belongs to, by its name ("blocks.3").
-int stage_of_unit(const std::string& unit, const std::vector<Range>& layers);
+// What a unit of a Gpt belongs to.
+int stage_of_unit(const Gpt& model, const Module::Unit& unit, const std::vector<Range>& layers);
 
 // Takes the units of other ranks' stages out of the model, before it has memory; `mine` says which stages are here.
 void keep_stages(Gpt& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine);

@@ -4,27 +4,29 @@
 #include <string>
 #include <vector>
 
-#include "nn/cut.h"
+#include "nn/parameter.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
 
+// The place of a parameter in its unit's buffers.
 struct Slot {
-  std::string name;   // full name of the parameter, "blocks.0.mlp.up.weight"
-  int64_t begin = 0;  // first element in the unit's buffers; multiples of 16, gaps are zero and stay zero
-  Shape shape;
-  bool decay = false;      // weight decay applies (matrices, not biases nor norms)
-  Cut cut = {};            // what of the whole parameter this is
-  std::string alias = {};  // Parameter::alias
+  Parameter* parameter = nullptr;
+  int64_t begin = 0;  // its first element there; multiples of 16, gaps are zero and stay zero
+  int64_t size = 0;   // elements of what is here
+  int64_t end() const { return begin + size; }
 };
 
 // The values and gradients of a unit, or of a shard of one: then a slot may begin before element 0, or end past the
-// last.
+// last. The parameters must outlive it.
 struct FlatUnit {
   std::string name;         // "blocks.0"
   Tensor values;            // 1-D: float64, float32 or bfloat16
   Tensor grads;             // 1-D, as long as values; may be of another floating dtype
   std::vector<Slot> slots;  // in order of begin, not overlapping
+
+  // Of a frozen unit, whose parameters all are, there are no gradients.
+  bool trainable() const { return slots.empty() || slots[0].parameter->trainable; }
 };
 
 }  // namespace tessera

@@ -88,6 +88,8 @@ Attention::Attention(int64_t channels, const Options& options)
   if (options.heads <= 0 || channels % options.heads != 0)
     throw Error("[attention] " + std::to_string(options.heads) + " heads do not divide " + std::to_string(channels) +
                 " channels");
+  // A softmax does not see what is added to all of its inputs, and that is all that the bias of the keys does.
+  qkv.parameter(*qkv.bias).vanishes = {channels, 2 * channels};
 }
 
 AttentionOptions Attention::at_step() {

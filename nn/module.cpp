@@ -49,7 +49,18 @@ Var& Module::param(std::string name, const Shape& shape, Init init) {
   for (int64_t d : shape)
     if (d <= 0)
       throw Error("[module] parameter '" + name + "' has shape " + shape.str() + "; every dim must be positive");
-  return parameters_.emplace_back(Parameter{std::move(name), Var(Tensor::meta(shape, DType::float32), true), init}).var;
+  Var var(Tensor::meta(shape, DType::float32), true);
+  return parameters_
+      .emplace_back(Parameter{
+          .name = std::move(name), .whole = shape, .init = init, .decays = shape.rank() >= 2, .var = std::move(var)})
+      .var;
+}
+
+Parameter& Module::parameter(const Var& var) {
+  const auto found =
+      std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return &p.var == &var; });
+  if (found == parameters_.end()) throw Error("[module] '" + full_name() + "' has no such parameter");
+  return *found;
 }
 
 StepInfo Module::step() const {
@@ -57,26 +68,41 @@ StepInfo Module::step() const {
   return adjust_ ? adjust_(at) : at;
 }
 
-void Module::cut(const Var& parameter, int dim, std::vector<Cut::Run> runs) {
-  const auto found =
-      std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return &p.var == &parameter; });
-  if (found == parameters_.end()) throw Error("[module] '" + full_name() + "' has no such parameter to cut");
-  const std::string name = "'" + full_name() + "." + found->name + "'";
-  if (found->var.value().device() != Device::meta || !found->cut.is_whole())
-    throw Error("[module] " + name + " cannot be cut: it has memory, or was cut before");
-  Cut cut{found->var.shape(), dim, std::move(runs)};
-  for (const Cut::Run& run : cut.runs)
-    if (run.begin < 0 || run.size < 1 || run.begin + run.size > cut.whole[dim])
-      throw Error("[module] " + name + " has " + std::to_string(cut.whole[dim]) + " along dim " + std::to_string(dim) +
-                  "; it cannot be cut to " + std::to_string(run.size) + " from " + std::to_string(run.begin));
-  found->var = Var(Tensor::meta(cut.local(), found->var.dtype()), true);
-  found->cut = std::move(cut);
+void Module::shard(const Var& var, ShardSpec spec) {
+  Parameter& p = parameter(var);
+  if (p.var.value().device() != Device::meta || !p.shard.is_whole())
+    throw Error("[module] '" + p.name + "' cannot be cut: it has memory, or was cut before");
+  for (const ShardSpec::Run& run : spec.runs)
+    if (run.begin < 0 || run.size < 1 || run.begin + run.size > p.whole[spec.dim])
+      throw Error("[module] '" + p.name + "' has " + std::to_string(p.whole[spec.dim]) + " along dim " +
+                  std::to_string(spec.dim) + "; it cannot be cut to " + std::to_string(run.size) + " from " +
+                  std::to_string(run.begin));
+  p.shard = std::move(spec);
+  p.var = Var(Tensor::meta(p.local(), p.var.dtype()), p.trainable);
+}
+
+void Module::freeze() {
+  for (Parameter* p : parameters()) {
+    if (p->var.value().device() != Device::meta)
+      throw Error("[module] '" + p->name + "' cannot be frozen: it has memory");
+    p->trainable = false;
+    p->var = Var(Tensor::meta(p->local(), p->var.dtype()));
+  }
 }
 
 void Module::adopt(std::string name, std::unique_ptr<Module> module) {
   module->name_ = std::move(name);
   module->parent_ = this;
+  module->rename(module->name_ + ".");
   children_.push_back(std::move(module));
+}
+
+void Module::rename(const std::string& prefix) {
+  for (Parameter& p : parameters_) {
+    p.name.insert(0, prefix);
+    if (p.is_tied()) p.tie.insert(0, prefix);
+  }
+  for (const auto& c : children_) c->rename(prefix);
 }
 
 std::string Module::full_name() const {
@@ -85,57 +111,53 @@ std::string Module::full_name() const {
   return above.empty() ? name_ : above + "." + name_;
 }
 
-void Module::collect(const std::string& prefix, std::vector<Named>& out) {
+void Module::collect(std::vector<Parameter*>& out) {
   if (!here_) return;
-  for (Parameter& p : parameters_) out.push_back({prefix + p.name, &p});
-  for (const auto& c : children_) c->collect(prefix + c->name_ + ".", out);
+  for (Parameter& p : parameters_) out.push_back(&p);
+  for (const auto& c : children_) c->collect(out);
 }
 
-std::vector<Module::Named> Module::parameters() {
-  std::vector<Named> out;
-  const std::string name = full_name();
-  collect(name.empty() ? "" : name + ".", out);
+std::vector<Parameter*> Module::parameters() {
+  std::vector<Parameter*> out;
+  collect(out);
   return out;
 }
 
 int64_t Module::parameter_count() {
   int64_t n = 0;
-  for (const Named& p : parameters()) n += p.parameter->var.value().numel();
+  for (const Parameter* p : parameters()) n += p->var.value().numel();
   return n;
 }
 
-void Module::collect_units(const std::string& prefix, std::vector<Group>& out) {
+void Module::collect_units(std::vector<Group>& out) {
   if (!here_) return;
   if (is_unit_ || out.empty()) out.push_back({this, {}});
   const size_t own = out.size() - 1;
-  for (Parameter& p : parameters_) out[own].members.push_back({prefix + p.name, &p});
+  for (Parameter& p : parameters_) out[own].members.push_back(&p);
   for (const auto& c : children_) {
-    if (c->is_unit_) {
-      c->collect_units(prefix + c->name_ + ".", out);
-    } else {
-      std::vector<Named> below;
-      c->collect(prefix + c->name_ + ".", below);
-      out[own].members.insert(out[own].members.end(), below.begin(), below.end());
-    }
+    if (c->is_unit_)
+      c->collect_units(out);
+    else
+      c->collect(out[own].members);
   }
 }
 
 std::vector<Module::Unit> Module::layout() {
   std::vector<Group> groups;
-  collect_units("", groups);
+  collect_units(groups);
   std::vector<Unit> out;
-  for (const Group& group : groups) {
-    if (group.members.empty()) continue;
-    const std::string name = group.module->full_name();
-    Unit unit{.name = name.empty() ? "model" : name, .module = group.module};
-    for (const Named& p : group.members) {
-      const Shape& shape = p.parameter->var.shape();
-      unit.slots.push_back({p.name, unit.size, shape, shape.rank() >= 2, p.parameter->cut, p.parameter->alias});
-      unit.parameters.push_back(p.parameter);
-      unit.size = (unit.size + shape.numel() + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+  for (const Group& group : groups)
+    for (const bool trainable : {true, false}) {
+      const std::string name = group.module->full_name();
+      Unit unit{.name = name.empty() ? "model" : name, .module = group.module, .trainable = trainable};
+      if (!trainable) unit.name += " (frozen)";
+      for (Parameter* p : group.members) {
+        if (p->trainable != trainable) continue;
+        unit.slots.push_back({p, unit.size, p->var.value().numel()});
+        unit.size = (unit.slots.back().end() + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+      }
+      if (!unit.slots.empty()) out.push_back(std::move(unit));
     }
-    out.push_back(std::move(unit));
-  }
   return out;
 }
 
@@ -146,53 +168,59 @@ void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, u
       here ? values : Tensor::empty(values.shape(), values.dtype(), values.arena()->host(), Category::workspace);
   all.fill(0);
   const int64_t end = begin + values.numel();
-  for (size_t i = 0; i < unit.slots.size(); ++i) {
-    const Slot& slot = unit.slots[i];
-    const int64_t from = std::max(begin, slot.begin), to = std::min(end, slot.begin + slot.shape.numel());
-    const Parameter& parameter = *unit.parameters[i];
-    const Philox random = Philox::named(seed, parameter.alias.empty() ? slot.name : parameter.alias);
-    for_each_run(slot.cut, slot.shape, from - slot.begin, to - slot.begin,
-                 [&](int64_t at, int64_t whole, int64_t count) {
-                   initialise_elements(all.narrow(0, slot.begin + at - begin, count), parameter.init, random, whole);
-                 });
+  for (const Slot& slot : unit.slots) {
+    const int64_t from = std::max(begin, slot.begin), to = std::min(end, slot.end());
+    const Philox random = Philox::named(seed, slot.parameter->source());
+    for_each_run(*slot.parameter, from - slot.begin, to - slot.begin, [&](int64_t at, int64_t whole, int64_t count) {
+      initialise_elements(all.narrow(0, slot.begin + at - begin, count), slot.parameter->init, random, whole);
+    });
   }
   if (!here) Tensor(values).copy_from(all);
 }
 
+namespace {
+Tensor view(const Tensor& buffer, const Slot& slot) {
+  return buffer.narrow(0, slot.begin, slot.size).reshape(slot.parameter->local());
+}
+}  // namespace
+
 void bind_values(const Module::Unit& unit, const Tensor& values) {
-  for (size_t i = 0; i < unit.slots.size(); ++i) {
-    const Slot& slot = unit.slots[i];
-    unit.parameters[i]->var.set_value(values.narrow(0, slot.begin, slot.shape.numel()).reshape(slot.shape));
-  }
+  for (const Slot& slot : unit.slots) slot.parameter->var.set_value(view(values, slot));
 }
 
 void bind_gradients(const Module::Unit& unit, const Tensor& grads) {
-  for (size_t i = 0; i < unit.slots.size(); ++i) {
-    const Slot& slot = unit.slots[i];
-    unit.parameters[i]->var.set_grad_buffer(grads.narrow(0, slot.begin, slot.shape.numel()).reshape(slot.shape));
-  }
+  for (const Slot& slot : unit.slots) slot.parameter->var.set_grad_buffer(view(grads, slot));
+}
+
+FlatUnit make_flat(const Module::Unit& unit, Tensor values, Tensor grads, uint64_t seed) {
+  initialise(unit, values, 0, seed);
+  bind_values(unit, values);
+  if (!unit.trainable) return {unit.name, std::move(values), {}, unit.slots};
+  grads.fill(0);
+  bind_gradients(unit, grads);
+  return {unit.name, std::move(values), std::move(grads), unit.slots};
+}
+
+FlatUnit make_unit(const Module::Unit& unit, const ArenaPtr& arena, DType dtype, DType grad_dtype, uint64_t seed) {
+  const Tensor values = Tensor::empty({unit.size}, dtype, arena, Category::parameters);
+  if (!unit.trainable) return make_flat(unit, values, {}, seed);
+  return make_flat(unit, values, Tensor::empty({unit.size}, grad_dtype, arena, Category::gradients), seed);
 }
 
 std::vector<FlatUnit>& Module::materialize(uint64_t seed, const ArenaPtr& arena, DType dtype, DType grad_dtype) {
   if (!units_.empty()) throw Error("[module] materialize() called twice");
-  for (const Unit& unit : layout()) {
-    FlatUnit flat{unit.name, Tensor::empty({unit.size}, dtype, arena, Category::parameters),
-                  Tensor::empty({unit.size}, grad_dtype, arena, Category::gradients), unit.slots};
-    initialise(unit, flat.values, 0, seed);
-    flat.grads.fill(0);
-    bind_values(unit, flat.values);
-    bind_gradients(unit, flat.grads);
-    units_.push_back(std::move(flat));
-  }
+  for (const Unit& unit : layout()) units_.push_back(tessera::make_unit(unit, arena, dtype, grad_dtype, seed));
   return units_;
 }
 
 void Module::clear_gradients() {
-  for (const Named& p : parameters()) p.parameter->var.clear_grad();
+  for (Parameter* p : parameters())
+    if (p->trainable) p->var.clear_grad();
 }
 
 void Module::settle_gradients() {
-  for (const Named& p : parameters()) p.parameter->var.settle_grad();
+  for (Parameter* p : parameters())
+    if (p->trainable) p->var.settle_grad();
 }
 
 }  // namespace tessera

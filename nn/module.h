@@ -17,23 +17,6 @@
 
 namespace tessera {
 
-// How a parameter starts: normal with the given standard deviation, or a constant.
-struct Init {
-  double deviation = 0;
-  double constant = 0;
-  static Init normal(double deviation) { return {deviation, 0}; }
-  static Init zeros() { return {0, 0}; }
-  static Init ones() { return {0, 1}; }
-};
-
-struct Parameter {
-  std::string name;  // local: "weight"
-  Var var;
-  Init init;
-  Cut cut = {};            // what of it is here
-  std::string alias = {};  // the full name that its first values are drawn by, when that is not its own
-};
-
 class Module {
  public:
   Module() = default;
@@ -54,28 +37,30 @@ class Module {
   // memory of its own beyond the use (Var::with_recipe).
   void see(std::function<Var(const Var&)> f) { sees_ = std::move(f); }
 
+  // All that is known of one of this module's own parameters.
+  Parameter& parameter(const Var& var);
   // Keeps only a part of one of this module's parameters, before it has memory. Throws when it has, and when a run lies
   // outside the dim.
-  void cut(const Var& parameter, int dim, std::vector<Cut::Run> runs);
+  void shard(const Var& var, ShardSpec spec);
+  // The parameters of this module and of what is below it are not trained. Before they have memory; throws when they
+  // have.
+  void freeze();
   // A module whose parameters are not here has none in parameters() and layout(): another rank has them.
   void set_here(bool here) { here_ = here; }
 
-  struct Named {
-    std::string name;  // full: "blocks.0.mlp.up.weight"
-    Parameter* parameter;
-  };
-  std::vector<Named> parameters();  // depth first, in order of declaration
+  std::vector<Parameter*> parameters();  // depth first, in order of declaration
   int64_t parameter_count();
   std::string full_name() const;
 
   // Marks this module's parameters, and those of children that are no unit themselves, as one flat buffer.
   void make_unit() { is_unit_ = true; }
-  // A unit before it has memory: where each of its parameters goes in `size` elements.
+  // A unit before it has memory: where each of its parameters goes in `size` elements. Frozen parameters of a module
+  // are a unit of their own, after that of the others.
   struct Unit {
     std::string name;
     Module* module = nullptr;
+    bool trainable = true;
     std::vector<Slot> slots = {};
-    std::vector<Parameter*> parameters = {};  // of the slots
     int64_t size = 0;
   };
   std::vector<Unit> layout();
@@ -111,12 +96,13 @@ class Module {
 
  private:
   void adopt(std::string name, std::unique_ptr<Module> module);
-  void collect(const std::string& prefix, std::vector<Named>& out);
+  void rename(const std::string& prefix);
+  void collect(std::vector<Parameter*>& out);
   struct Group {
     Module* module;
-    std::vector<Named> members;
+    std::vector<Parameter*> members;
   };
-  void collect_units(const std::string& prefix, std::vector<Group>& out);
+  void collect_units(std::vector<Group>& out);
 
   std::string name_;
   Module* parent_ = nullptr;
@@ -134,6 +120,11 @@ class Module {
 // The first values of elements [begin, begin + values.numel()) of a unit, whatever the layout: element i of a whole
 // parameter is Philox::named(seed, name).normal(i) times its deviation. Gaps and what lies past the unit are zero.
 void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed);
+// A unit with this memory, of unit.size elements or more: its first values, gradients of zero, and its parameters as
+// views of both. A frozen unit has no gradients: `grads` is not looked at.
+FlatUnit make_flat(const Module::Unit& unit, Tensor values, Tensor grads, uint64_t seed);
+// The same with memory of its own.
+FlatUnit make_unit(const Module::Unit& unit, const ArenaPtr& arena, DType dtype, DType grad_dtype, uint64_t seed);
 // Makes the unit's parameters views of these buffers (of unit.size elements or more).
 void bind_values(const Module::Unit& unit, const Tensor& values);
 void bind_gradients(const Module::Unit& unit, const Tensor& grads);

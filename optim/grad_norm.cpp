@@ -71,50 +71,35 @@ void block_sums(const Tensor& grads, const Tensor& sums) {
       grads.device(), [&] { block_sums_on_cpu(grads, sums.data<double>()); }, [&] { cuda::block_sums(grads, sums); });
 }
 
-std::vector<double> ordered_sums(const Tensor& sums, std::span<const BlockRun> runs) {
-  std::vector<double> out;
+void ordered_sums(const Tensor& sums, std::span<const BlockRun> runs, const Tensor& out) {
+  out.check_size(static_cast<int64_t>(runs.size()));
   const auto on_cpu = [&] {
-    for (const BlockRun& run : runs) out.push_back(run_sum(sums.data<double>(), run));
+    for (size_t i = 0; i < runs.size(); ++i) out.data<double>()[i] = run_sum(sums.data<double>(), runs[i]);
   };
-  const auto on_gpu = [&] {
-    const Tensor results = sums.make({static_cast<int64_t>(runs.size())}, DType::float64, Category::workspace);
-    cuda::ordered_sums(sums, runs, results);
-    out = results.to_vector<double>();
+  on_device(sums.device(), on_cpu, [&] { cuda::ordered_sums(sums, runs, out); });
+}
+
+Tensor sums_of_squares(std::span<const Tensor> tensors) {
+  const auto on_cpu = [&] {
+    Tensor out = tensors[0].make({static_cast<int64_t>(tensors.size())}, DType::float64, Category::workspace);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const BlockRun run{.count = norm_blocks(tensors[i].numel())};
+      const Tensor sums = out.make({run.count}, DType::float64, Category::workspace);
+      block_sums(tensors[i], sums);
+      out.data<double>()[i] = run_sum(sums.data<double>(), run);
+    }
+    return out;
   };
-  on_device(sums.device(), on_cpu, on_gpu);
-  return out;
-}
-
-namespace {
-std::vector<double> sums_on_cpu(std::span<const Tensor> tensors) {
-  std::vector<double> out;
-  for (const Tensor& t : tensors) {
-    const BlockRun run{.count = norm_blocks(t.numel())};
-    const Tensor sums = t.make({run.count}, DType::float64, Category::workspace);
-    block_sums(t, sums);
-    out.push_back(run_sum(sums.data<double>(), run));
-  }
-  return out;
-}
-}  // namespace
-
-// What lies on a GPU is read from it once.
-std::vector<double> sums_of_squares(std::span<const Tensor> tensors) {
-  if (tensors.empty()) return {};
-  return on_device(
-      tensors[0].device(), [&] { return sums_on_cpu(tensors); },
-      [&] { return cuda::sums_of_squares(tensors).to_vector<double>(); });
-}
-
-std::vector<double> unit_sums(std::span<const FlatUnit> units) {
-  std::vector<Tensor> grads;
-  for (const FlatUnit& unit : units) grads.push_back(unit.grads);
-  return sums_of_squares(grads);
+  return on_device(tensors[0].device(), on_cpu, [&] { return cuda::sums_of_squares(tensors); });
 }
 
 double sum_of_squares(std::span<const FlatUnit> units) {
+  std::vector<Tensor> grads;
+  for (const FlatUnit& unit : units)
+    if (unit.trainable()) grads.push_back(unit.grads);
+  if (grads.empty()) return 0;
   OrderedSum all;
-  for (const double sum : unit_sums(units)) all.add(sum);
+  for (const double sum : sums_of_squares(grads).to_vector<double>()) all.add(sum);
   return all.total();
 }
 

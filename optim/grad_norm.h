@@ -40,13 +40,12 @@ class OrderedSum {
 struct BlockRun {
   int64_t begin = 0, count = 0, times = 1, stride = 0;
 };
-// The sum of each run of the float64 numbers `sums`. Of a GPU one number for each run is read.
-std::vector<double> ordered_sums(const Tensor& sums, std::span<const BlockRun> runs);
+// The sum of each run of the float64 numbers `sums`, to `out`, one number for each, on the same device.
+void ordered_sums(const Tensor& sums, std::span<const BlockRun> runs, const Tensor& out);
 
-// The sum of the squares of each tensor, by its own blocks.
-std::vector<double> sums_of_squares(std::span<const Tensor> tensors);
-// Of each unit's gradients.
-std::vector<double> unit_sums(std::span<const FlatUnit> units);
+// The sum of the squares of each tensor, by its own blocks: of at least one tensor on one device, left there, float64
+// (tensors).
+Tensor sums_of_squares(std::span<const Tensor> tensors);
 
 // The sum of the squares of all gradients. Infinity and NaN come out as they are. Cost: one read of the gradients.
 double sum_of_squares(std::span<const FlatUnit> units);

@@ -19,9 +19,9 @@ void check_unit(const FlatUnit& unit) {
                             unit.name, grads.describe(), values.shape().str()));
   const Slot* before = nullptr;
   for (const Slot& slot : unit.slots) {
-    if (before != nullptr && slot.begin < before->begin + before->shape.numel())
+    if (before != nullptr && slot.begin < before->end())
       throw Error(fmt::format("[optimizer] slot {} of {} begins at {}, inside slot {}; slots must not overlap",
-                              slot.name, unit.name, slot.begin, before->name));
+                              slot.parameter->name, unit.name, slot.begin, before->parameter->name));
     before = &slot;
   }
 }
@@ -43,6 +43,7 @@ void check_options(const OptimizerOptions& o) {
 
 Optimizer::Optimizer(std::vector<FlatUnit> units, ArenaPtr state_arena)
     : units_(std::move(units)), state_arena_(std::move(state_arena)) {
+  std::erase_if(units_, [](const FlatUnit& unit) { return !unit.trainable(); });
   for (const FlatUnit& unit : units_) check_unit(unit);
 }
 
@@ -80,13 +81,12 @@ const std::vector<NamedTensor>& Optimizer::state() const {
   return state_;
 }
 
-std::unique_ptr<Optimizer> make_optimizer(std::string_view name, std::vector<FlatUnit> units,
+std::unique_ptr<Optimizer> make_optimizer(OptimizerKind kind, std::vector<FlatUnit> units,
                                           const OptimizerOptions& options) {
   check_options(options);
-  if (name == "sgd") return std::make_unique<Sgd>(std::move(units), options);
-  if (name == "adam") return std::make_unique<Adam>(std::move(units), options, Decay::coupled);
-  if (name == "adamw") return std::make_unique<Adam>(std::move(units), options, Decay::decoupled);
-  throw Error(fmt::format("[optimizer] unknown optimizer '{}'; expected sgd, adam or adamw", name));
+  if (kind == OptimizerKind::sgd) return std::make_unique<Sgd>(std::move(units), options);
+  return std::make_unique<Adam>(std::move(units), options,
+                                kind == OptimizerKind::adam ? Decay::coupled : Decay::decoupled);
 }
 
 }  // namespace tessera

@@ -5,10 +5,12 @@
 // a shard of a unit gets the bits that the same elements get in the whole unit, for any number of threads.
 //
 // State is float32 (float64 when the values are float64). bfloat16 values have a float32 master copy in the state,
-// which is what is updated; the values are the master rounded to nearest even. Weight decay applies only to slots with
-// `decay`. A unit may be a shard: a slot may begin before element 0 or end past the last one, and only the part inside
-// is updated. Elements outside every slot are neither read nor written.
+// which is what is updated; the values are the master rounded to nearest even. Weight decay applies only to parameters
+// that decay; frozen units are left out. A unit may be a shard: a slot may begin before element 0 or end past the last
+// one, and only the part inside is updated. Elements outside every slot are neither read nor written.
 #pragma once
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -87,8 +89,10 @@ class Optimizer {
   std::vector<NamedTensor> state_;
 };
 
-// The optimizer of that name: "sgd", "adam" or "adamw". Throws Error for another name or an option out of range.
-std::unique_ptr<Optimizer> make_optimizer(std::string_view name, std::vector<FlatUnit> units,
+enum class OptimizerKind : uint8_t { sgd, adam, adamw };
+inline constexpr std::array<std::string_view, 3> kOptimizerNames = {"sgd", "adam", "adamw"};
+// Throws Error for an option out of range.
+std::unique_ptr<Optimizer> make_optimizer(OptimizerKind kind, std::vector<FlatUnit> units,
                                           const OptimizerOptions& options);
 
 }  // namespace tessera

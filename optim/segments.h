@@ -16,8 +16,8 @@ void for_each_segment(const FlatUnit& unit, const F& f) {
   const Slot* const last = first + unit.slots.size();
   cpu::split(n, cpu::kGrain, [&](int64_t from, int64_t to) {
     for (const Slot* slot = first; slot != last; ++slot) {
-      const int64_t begin = std::max(from, slot->begin), end = std::min(to, slot->begin + slot->shape.numel());
-      const bool decay = slot->decay;
+      const int64_t begin = std::max(from, slot->begin), end = std::min(to, slot->end());
+      const bool decay = slot->parameter->decays;
       if (begin < end) cpu::vectorized([&f, begin, end, decay] { f(begin, end, decay); });
     }
   });

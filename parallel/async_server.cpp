@@ -9,7 +9,8 @@
 #include <thread>
 #include <utility>
 
-#include "parallel/server_cut.h"
+#include "parallel/data_layout.h"
+#include "tensor/field_error.h"
 
 namespace tessera {
 namespace {
@@ -69,8 +70,8 @@ AsyncServer::~AsyncServer() = default;
 void AsyncServer::check_options() const {
   check_servers(servers_, axis_.size());
   if (options_.staleness < 0 || options_.staleness > kMostStale)
-    throw Error(fmt::format("--staleness: expected 0 to {} steps, found {}", kMostStale, options_.staleness));
-  if (options_.steps < 0) throw Error(fmt::format("--steps: expected at least 0, found {}", options_.steps));
+    throw FieldError("staleness", fmt::format("expected 0 to {} steps, found {}", kMostStale, options_.staleness));
+  if (options_.steps < 0) throw FieldError("steps", fmt::format("expected at least 0, found {}", options_.steps));
 }
 
 void AsyncServer::read_replay() {
@@ -83,26 +84,24 @@ void AsyncServer::read_replay() {
                     found = text(replay_.workers, static_cast<int64_t>(replay_.servers.size()), replay_.staleness,
                                  replay_.steps);
   if (found != expected)
-    throw Error(fmt::format("--replay: {} was recorded with {}; this run has {}", file, found, expected));
+    throw FieldError("replay", fmt::format("{} was recorded with {}; this run has {}", file, found, expected));
   for (const std::vector<Push>& order : replay_.servers) orders_.emplace_back(order, replay_.workers);
   places_ = common_places(replay_);
 }
 
 void AsyncServer::make_memory(const DataOptions& o) {
+  const auto values = [&](int64_t size) { return Tensor::empty({size}, o.dtype, arena_, Category::parameters); };
+  const auto grads = [&](int64_t size) { return Tensor::empty({size}, o.grad_dtype, arena_, Category::gradients); };
   for (const Module::Unit& layout : model_.layout()) {
-    const auto memory = [&](int64_t size, int64_t begin) {
-      FlatUnit unit{layout.name, Tensor::empty({size}, o.dtype, arena_, Category::parameters),
-                    Tensor::empty({size}, o.grad_dtype, arena_, Category::gradients), layout.slots};
-      initialise(layout, unit.values, begin, o.seed);
-      unit.grads.fill(0);
-      for (Slot& slot : unit.slots) slot.begin -= begin;
-      return unit;
-    };
-    units_.push_back(memory(layout.size, 0));
-    bind_values(layout, units_.back().values);
-    bind_gradients(layout, units_.back().grads);
-    const Range mine = served_range(layout.size, servers_, rank_);
-    if (rank_ < servers_) shards_.push_back(memory(mine.size(), mine.begin));
+    if (!layout.trainable) throw Error("[ps-async] '" + layout.name + "': frozen parameters are not for this strategy");
+    units_.push_back(make_unit(layout, arena_, o.dtype, o.grad_dtype, o.seed));
+    if (rank_ >= servers_) continue;
+    const Range mine = shard_range(layout.size, servers_, rank_);
+    FlatUnit& shard =
+        shards_.emplace_back(FlatUnit{layout.name, values(mine.size()), grads(mine.size()), layout.slots});
+    initialise(layout, shard.values, mine.begin, o.seed);
+    shard.grads.fill(0);
+    for (Slot& slot : shard.slots) slot.begin -= mine.begin;
   }
 }
 
@@ -127,7 +126,7 @@ void AsyncServer::connect() {
 }
 
 Range AsyncServer::served(size_t u, int server) const {
-  return served_range(units_[u].values.numel(), servers_, server);
+  return shard_range(units_[u].values.numel(), servers_, server);
 }
 
 void AsyncServer::go_on(int64_t step, const std::optional<PushLog>& order) {
@@ -136,10 +135,10 @@ void AsyncServer::go_on(int64_t step, const std::optional<PushLog>& order) {
   if (replays()) go_on_in_replay(known ? order : std::nullopt);
   if (!known) {
     if (!options_.record.empty())
-      throw Error(
-          fmt::format("--record: {} steps were made under another plan; expected a run that had {} ranks and "
-                      "{} servers from its beginning",
-                      step, n, servers_));
+      throw FieldError("record",
+                       fmt::format("{} steps were made under another plan; expected a run that had {} ranks and "
+                                   "{} servers from its beginning",
+                                   step, n, servers_));
     clock_ = step;
     before_ = step * n;
     if (shard_) shard_->go_on(step);
@@ -162,10 +161,10 @@ void AsyncServer::go_on_in_replay(const std::optional<PushLog>& order) {
   for (size_t k = 0; same && k < orders_.size(); ++k) same = begins(replay_.servers[k], order->servers[k]);
   replayed_ = same ? static_cast<int64_t>(order->servers[0].size()) : 0;
   if (!same || !std::binary_search(places_.begin(), places_.end(), replayed_))
-    throw Error(
-        fmt::format("--replay: {} is not the order of the run that is continued; expected one that begins with "
-                    "the run's own",
-                    options_.replay));
+    throw FieldError("replay",
+                     fmt::format("{} is not the order of the run that is continued; expected one that begins with "
+                                 "the run's own",
+                                 options_.replay));
   const int64_t clock = next_clock(rank_);
   for (size_t k = 0; k < orders_.size(); ++k) {
     fresh_[k] = has_pulled(k, rank_);
@@ -270,7 +269,8 @@ Tensor AsyncServer::gather_held(size_t unit, int worker) {
 }
 
 Tensor AsyncServer::gather(size_t unit, const Tensor& shard) {
-  return gather_served(axis_, servers_, units_[unit].values.numel(), shard);
+  const DataLayout layout{.kept = Kept::by_owners, .owners = servers_, .sizes = {units_[unit].values.numel()}};
+  return gather_unit(axis_, layout, 0, shard);
 }
 
 }  // namespace tessera

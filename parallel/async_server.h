@@ -112,7 +112,7 @@ class AsyncServer {
 
   // Of this rank's server: null on ranks that are no server.
   Optimizer* optimizer() { return shard_ ? &shard_->optimizer() : nullptr; }
-  // The whole on rank 0 of a tensor that is cut like a unit (see DataStrategy::gather); undefined on ranks that are no
+  // The whole on rank 0 of a tensor that is cut like a unit (see gather_unit()); undefined on ranks that are no
   // server.
   Tensor gather(size_t unit, const Tensor& shard);
   // Bytes of gradients and of parameters that this rank has sent to others.

@@ -97,7 +97,7 @@ void AsyncServer::push(int64_t clock, double loss) {
   const double norm = grad_norm(units_);
   if (!std::isfinite(loss) || !std::isfinite(norm))
     throw Error(fmt::format("step {} of worker {}: the loss or the gradient norm is not finite; expected finite "
-                            "numbers (a smaller --lr may help)",
+                            "numbers (a smaller `lr` may help)",
                             clock + 1, rank_),
                 Status::not_finite);
   const AsyncMessage message{.kind = AsyncMessage::push,

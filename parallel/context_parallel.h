@@ -35,6 +35,8 @@
 
 namespace tessera {
 
+enum class ContextMode : uint8_t { ring, ulysses };
+
 enum class Balance : uint8_t {
   zigzag,     // rank i has chunks i and 2c - 1 - i of 2c
   contiguous  // rank i has chunk i of c

@@ -22,7 +22,8 @@
 //
 // PyTorch copies the parameters before every forward pass; here once per step, when they have changed. Gradients of a
 // rank's micro-batches are added first, then ranks in rank order (in pairs where the communicator's algorithm is tree),
-// so the bits are those of DDP. Rows of a rank have one loss sum of their own, which goes back to it.
+// so the bits are those of DDP. Rows of a rank have one loss sum of their own, which goes back to it. What happens to
+// tokens, logits and losses is in parallel/data_batches.h.
 #pragma once
 #include "parallel/data_strategy.h"
 
@@ -33,34 +34,12 @@ class DataParallel final : public DataStrategy {
   // Throws Error (usage) with a stage of ZeRO, or when the ranks are not threads of one process.
   DataParallel(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
 
-  std::string_view name() const override { return "dataparallel"; }
-  // Rank 0 loads the sequences of all ranks, in rank order.
-  std::vector<Share> loads(int64_t batch, int64_t microbatches, int64_t index) const override;
-  Tensor deal(const Tensor& ids) override;
-  Root loss(const Var& hidden, const Tensor& targets, double scale, const Head& head) override;
-  // Everything on rank 0, nothing on the others.
-  const std::vector<FlatUnit>& shards() const override { return root() ? units_ : nothing_; }
-  std::vector<FlatUnit> residents() const override { return units_; }
-  void begin_step() override { model_.clear_gradients(); }
   void finish_gradients() override;
-  using DataStrategy::unit_sums;
-  std::vector<double> unit_sums() override;
   void share_parameters() override;
-  Tensor gather(size_t unit, const Tensor& shard) override;
-  Range kept(size_t unit) const override;
-  std::vector<Reduced> reductions() const override { return {{{0, grads_.numel()}, grads_.numel()}}; }
 
  private:
-  struct RootLoss;
   bool root() const { return axis_.rank() == 0; }
-  void add_parts(std::span<double> sums) override { axis_.sum(sums); }
-  RootLoss losses(Tensor logits, const Tensor& targets, double scale);
-
-  Module& model_;
-  Communicator& axis_;
-  ArenaPtr arena_;
-  Tensor values_, grads_;  // of all units, one after another
-  std::vector<FlatUnit> units_, nothing_;
+  Stretch all_;
 };
 
 }  // namespace tessera

@@ -24,18 +24,10 @@ class Ddp final : public DataStrategy {
  public:
   Ddp(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
 
-  std::string_view name() const override { return "ddp"; }
-  const std::vector<FlatUnit>& shards() const override { return units_; }
   void begin_step() override;
   void begin_gradients(int64_t index, UnitRange = {}) override { last_ = index + 1 == options_.microbatches; }
   void finish_gradients() override;
-  using DataStrategy::unit_sums;
-  std::vector<double> unit_sums() override;
-  Tensor unit_sums_on_gpu() override;
   void share_parameters() override {}
-  Tensor gather(size_t unit, const Tensor& shard) override;
-  Range kept(size_t unit) const override { return {0, units_[unit].values.numel()}; }
-  std::vector<Reduced> reductions() const override;
 
   size_t buckets() const { return buckets_.size(); }
 
@@ -45,17 +37,11 @@ class Ddp final : public DataStrategy {
     int parameters = 0, missing = 0;
     Pending pending = {};
   };
-  void add_parts(std::span<double>) override {}  // every rank has all of every unit
   void cut_buckets(const std::vector<Module::Unit>& layout);
   void arrived(size_t bucket);
   void send_ready();
 
-  Module& model_;
-  Communicator& axis_;
-  DataOptions options_;
   Tensor grads_;  // all of them
-  std::vector<FlatUnit> units_;
-  std::vector<int64_t> begins_;  // of each unit in grads_
   std::vector<Bucket> buckets_;
   size_t next_ = 0;  // the first bucket that was not sent
   bool last_ = false;

@@ -22,9 +22,6 @@
 // A server adds in rank order and rounds once, whatever --all-reduce says. Micro-batches are accumulated by the workers
 // and pushed once per step, after the last backward pass: unlike DDP nothing travels while it runs.
 #pragma once
-#include <string_view>
-#include <vector>
-
 #include "parallel/data_strategy.h"
 
 namespace tessera {
@@ -34,32 +31,13 @@ class ParameterServer final : public DataStrategy {
   // options.servers is 1 to axis.size(). Throws Error otherwise.
   ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
 
-  std::string_view name() const override { return "ps-sync"; }
-  // Of a rank that is no server they have no elements, and so its optimizer has no state.
-  const std::vector<FlatUnit>& shards() const override { return shards_; }
-  std::vector<FlatUnit> residents() const override { return units_; }
-  void begin_step() override { model_.clear_gradients(); }
   void finish_gradients() override;  // push
-  using DataStrategy::unit_sums;
-  std::vector<double> unit_sums() override;
   void share_parameters() override;  // pull
-  Tensor gather(size_t unit, const Tensor& shard) override;
-  Range kept(size_t unit) const override { return served(unit, axis_.rank()); }
-  std::vector<Reduced> reductions() const override;  // in rank order, whatever the algorithm of the axis is
 
  private:
-  void add_parts(std::span<double> sums) override { axis_.sum(sums); }
-  Range served(size_t unit, int rank) const;
-  // Calls f(server, its part of units_[u]) for every part that has elements, in an order that all ranks share.
+  // Calls f(server, its part of unit u) for every part that has elements, in an order that all ranks share.
   template <class F>
   void for_each_part(const F& f) const;
-
-  Module& model_;
-  Communicator& axis_;
-  ArenaPtr arena_;
-  int servers_;
-  std::vector<FlatUnit> units_;   // whole
-  std::vector<FlatUnit> shards_;  // this rank's part of them, as a server
 };
 
 }  // namespace tessera

@@ -77,9 +77,9 @@ void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communi
                 std::to_string(dim) + " of a parameter of '" + module.full_name() + "', in " +
                 std::to_string(segments) + " equal parts, cannot be cut over " + std::to_string(tp.size()) + " ranks");
   const Range own = piece(each, tp.size(), tp.rank());
-  std::vector<Cut::Run> runs;
-  for (int s = 0; s < segments; ++s) runs.push_back({s * each + own.begin, own.size()});
-  module.cut(parameter, dim, std::move(runs));
+  ShardSpec spec{.axis = tp.axis(), .dim = dim};
+  for (int s = 0; s < segments; ++s) spec.runs.push_back({s * each + own.begin, own.size()});
+  module.shard(parameter, std::move(spec));
 }
 
 Product column_product(Communicator& tp, Placement in) {

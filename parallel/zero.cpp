@@ -4,30 +4,27 @@
 #include <algorithm>
 #include <utility>
 
-#include "optim/cuda/grad_norm.h"
-#include "optim/grad_norm.h"
+#include "tensor/field_error.h"
 #include "tensor/ops/elementwise.h"
 
 namespace tessera {
-namespace {
-
-int64_t piece_of(int64_t size, int ranks) { return norm_blocks((size + ranks - 1) / ranks) * kNormBlock; }
-
-}  // namespace
 
 Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : DataStrategy(axis, options), model_(model), axis_(axis), arena_(arena), options_(options), stage_(options.zero) {
-  if (stage_ < 1 || stage_ > 3) throw Error("--zero: expected 1, 2 or 3, found " + std::to_string(stage_));
+    : DataStrategy(model, axis, arena, options,
+                   {.name = "zero-" + std::to_string(options.zero),
+                    .kept = Kept::in_shards,
+                    .owners = axis.size(),
+                    .every_microbatch = options.zero >= 2}),
+      stage_(options.zero) {
+  if (stage_ < 1 || stage_ > 3) throw FieldError("zero", "expected 1, 2 or 3, found " + std::to_string(stage_));
   for (const Module::Unit& layout : model.layout()) make_unit(layout);
   for (size_t u = 0; u < units_.size(); ++u) hook(u);
 }
 
-std::string_view Zero::name() const { return stage_ == 1 ? "zero-1" : stage_ == 2 ? "zero-2" : "zero-3"; }
-
 void Zero::make_unit(const Module::Unit& layout) {
   Unit& unit = units_.emplace_back();
   unit.layout = layout;
-  unit.piece = piece_of(layout.size, axis_.size());
+  unit.piece = shard_size(layout.size, axis_.size());
   const int64_t whole = unit.piece * axis_.size(), begin = unit.piece * axis_.rank();
   FlatUnit shard{layout.name, {}, {}, layout.slots};
   for (Slot& slot : shard.slots) slot.begin -= begin;
@@ -39,45 +36,54 @@ void Zero::make_unit(const Module::Unit& layout) {
   } else {
     shard.values = Tensor::empty({unit.piece}, options_.dtype, arena_, Category::parameters);
     initialise(layout, shard.values, begin, options_.seed);
-    for (Parameter* p : layout.parameters) p->var.set_value(Tensor::meta(p->var.shape(), options_.dtype));
+    drop_values(layout);
   }
+  if (layout.trainable) make_gradients(unit, shard);
+  residents_.push_back(stage_ == 3 ? shard : FlatUnit{layout.name, unit.values, {}, layout.slots});
+  shards_.push_back(std::move(shard));
+}
+
+void Zero::drop_values(const Module::Unit& layout) const {
+  for (const Slot& slot : layout.slots) {
+    Var& var = slot.parameter->var;
+    var.set_value(Tensor::meta(var.shape(), options_.dtype));
+  }
+}
+
+void Zero::make_gradients(Unit& unit, FlatUnit& shard) {
+  const int64_t whole = unit.piece * axis_.size();
   if (stage_ == 1) {
     unit.grads = Tensor::empty({whole}, options_.grad_dtype, arena_, Category::gradients);
     unit.grads.fill(0);
-    bind_gradients(layout, unit.grads);
-    shard.grads = unit.grads.narrow(0, begin, unit.piece);
+    bind_gradients(unit.layout, unit.grads);
+    shard.grads = unit.grads.narrow(0, unit.piece * axis_.rank(), unit.piece);
   } else {
     shard.grads = Tensor::empty({unit.piece}, options_.grad_dtype, arena_, Category::gradients);
     shard.grads.fill(0);
   }
-  shards_.push_back(std::move(shard));
+  const int64_t first = layout_.reductions.empty() ? 0 : layout_.reductions.back().range.end;
+  layout_.reductions.push_back({{first, first + unit.layout.size}, whole});
 }
 
 void Zero::hook(size_t u) {
-  for (Parameter* p : units_[u].layout.parameters) {
-    p->var.on_grad([this, u] { gradient_arrived(u); });
-    if (stage_ >= 2) p->var.provide_grad([this, u] { provide_gradients(u); });
+  for (const Slot& slot : units_[u].layout.slots) {
+    if (!slot.parameter->trainable) continue;
+    slot.parameter->var.on_grad([this, u] { gradient_arrived(u); });
+    if (stage_ >= 2) slot.parameter->var.provide_grad([this, u] { provide_gradients(u); });
   }
   if (stage_ == 3) wrap(u);
 }
 
-std::vector<FlatUnit> Zero::residents() const {
-  if (stage_ == 3) return shards_;
-  std::vector<FlatUnit> out;
-  for (const Unit& unit : units_) out.push_back({unit.layout.name, unit.values, {}, unit.layout.slots});
-  return out;
-}
-
 void Zero::begin_step() {
-  model_.clear_gradients();
+  DataStrategy::begin_step();
   position_ = 0;
 }
 
 void Zero::begin_gradients(int64_t microbatch, UnitRange units) {
   microbatch_ = microbatch;
   for (size_t u = units.begin; u < std::min(units.end, units_.size()); ++u) {
-    units_[u].missing = static_cast<int64_t>(units_[u].layout.parameters.size());
-    units_[u].reduced = false;
+    units_[u].missing = static_cast<int64_t>(units_[u].layout.slots.size());
+    units_[u].reduced = !units_[u].layout.trainable;
   }
 }
 
@@ -89,7 +95,7 @@ void Zero::provide_gradients(size_t u) {
   const auto clear_to = [&](int64_t end) { unit.grads.narrow(0, gap, end - gap).fill(0); };
   for (const Slot& slot : unit.layout.slots) {
     clear_to(slot.begin);
-    gap = slot.begin + slot.shape.numel();
+    gap = slot.end();
   }
   clear_to(unit.grads.numel());
   bind_gradients(unit.layout, unit.grads);
@@ -110,7 +116,7 @@ void Zero::start_reducing(size_t u) {
       stage_ == 1 || microbatch_ == 0 ? mine : mine.make({unit.piece}, mine.dtype(), Category::communication);
   unit.reducing = axis_.start_reduce_scatter(unit.grads, unit.arriving);
   if (stage_ >= 2) {
-    for (Parameter* p : unit.layout.parameters) p->var.drop_grad();
+    for (const Slot& slot : unit.layout.slots) slot.parameter->var.drop_grad();
     unit.grads = Tensor();
   }
   reducing_.push_back(u);
@@ -129,75 +135,19 @@ void Zero::end_gradients(int64_t microbatch, UnitRange units) {
   const bool due = stage_ >= 2 || microbatch + 1 == options_.microbatches;
   for (size_t u = std::min(units.end, units_.size()); due && u-- > units.begin;) {
     if (units_[u].reduced) continue;
-    for (Parameter* p : units_[u].layout.parameters)
-      if (!p->var.grad().defined()) p->var.settle_grad();
+    for (const Slot& slot : units_[u].layout.slots)
+      if (!slot.parameter->var.grad().defined()) slot.parameter->var.settle_grad();
     start_reducing(u);
   }
   while (!reducing_.empty()) finish_reducing(reducing_.front());
-}
-
-// Block sums travel, so that they are added in the order of the whole units.
-Zero::Blocks Zero::gather_blocks() {
-  int64_t blocks = 0;
-  for (const Unit& unit : units_) blocks += unit.piece / kNormBlock;
-  const Tensor mine = Tensor::empty({blocks}, DType::float64, arena_, Category::workspace);
-  const Tensor all = Tensor::empty({blocks * axis_.size()}, DType::float64, arena_, Category::workspace);
-  std::vector<BlockRun> runs;
-  int64_t at = 0;
-  for (size_t u = 0; u < units_.size(); ++u) {
-    const int64_t count = units_[u].piece / kNormBlock;
-    block_sums(shards_[u].grads, mine.narrow(0, at, count));
-    runs.push_back({.begin = at, .count = count, .times = axis_.size(), .stride = blocks});
-    at += count;
-  }
-  axis_.all_gather(mine, all);
-  return {all, std::move(runs)};
-}
-
-std::vector<double> Zero::unit_sums() {
-  const Blocks blocks = gather_blocks();
-  return ordered_sums(blocks.sums, blocks.of_unit);
-}
-
-Tensor Zero::unit_sums_on_gpu() {
-  const Blocks blocks = gather_blocks();
-  Tensor sums = Tensor::empty({static_cast<int64_t>(units_.size())}, DType::float64, arena_, Category::workspace);
-  if constexpr (kWithCuda) cuda::ordered_sums(blocks.sums, blocks.of_unit, sums);
-  return sums;
 }
 
 void Zero::share_parameters() {
   if (stage_ == 3) return;  // each use fetches them
   std::vector<Pending> pending;
   for (size_t u = 0; u < units_.size(); ++u)
-    pending.push_back(axis_.start_all_gather(shards_[u].values, units_[u].values));
+    if (shards_[u].trainable()) pending.push_back(axis_.start_all_gather(shards_[u].values, units_[u].values));
   for (Pending& p : pending) p.wait();
-}
-
-Tensor Zero::gather(size_t u, const Tensor& shard) {
-  const Unit& unit = units_[u];
-  const bool root = axis_.rank() == 0;
-  const Shape shape{unit.piece * axis_.size()};
-  const Tensor whole =
-      root ? shard.make(shape, shard.dtype(), Category::workspace) : Tensor::meta(shape, shard.dtype());
-  axis_.gather(shard, whole, 0);
-  return root ? whole.narrow(0, 0, unit.layout.size) : Tensor();
-}
-
-Range Zero::kept(size_t u) const {
-  const Unit& unit = units_[u];
-  const int64_t begin = unit.piece * axis_.rank(), size = unit.layout.size;
-  return {std::min(begin, size), std::min(begin + unit.piece, size)};
-}
-
-std::vector<Reduced> Zero::reductions() const {
-  std::vector<Reduced> out;
-  int64_t begin = 0;
-  for (const Unit& unit : units_) {
-    out.push_back({{begin, begin + unit.layout.size}, unit.piece * axis_.size()});
-    begin += unit.layout.size;
-  }
-  return out;
 }
 
 }  // namespace tessera

@@ -21,7 +21,6 @@
 #pragma once
 #include <deque>
 
-#include "optim/grad_norm.h"
 #include "parallel/data_strategy.h"
 
 namespace tessera {
@@ -31,22 +30,11 @@ class Zero final : public DataStrategy {
   // options.zero is 1, 2 or 3.
   Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
 
-  std::string_view name() const override;
-  const std::vector<FlatUnit>& shards() const override { return shards_; }
-  std::vector<FlatUnit> residents() const override;
   void begin_step() override;
   void begin_gradients(int64_t microbatch, UnitRange units = {}) override;
   void end_gradients(int64_t microbatch, UnitRange units = {}) override;
   void finish_gradients() override { learning_ = false; }
-  using DataStrategy::unit_sums;
-  std::vector<double> unit_sums() override;
-  Tensor unit_sums_on_gpu() override;
-  bool shares_out_gradients() const override { return true; }
   void share_parameters() override;
-  Tensor gather(size_t unit, const Tensor& shard) override;
-  Range kept(size_t unit) const override;
-  std::vector<Reduced> reductions() const override;
-  bool reduces_every_microbatch() const override { return stage_ >= 2; }
 
  private:
   // A unit on this rank.
@@ -60,17 +48,12 @@ class Zero final : public DataStrategy {
     Pending fetching;      // values
     Pending reducing;      // grads, into `arriving`
     Tensor arriving;       // this rank's piece of this micro-batch's sum
-    bool reduced = false;  // the reduction of this micro-batch was started
+    bool reduced = false;  // the reduction of this micro-batch was started, or there is none
   };
 
-  // The sums of squares of all ranks' blocks, and which of them are a unit's, in its order.
-  struct Blocks {
-    Tensor sums;
-    std::vector<BlockRun> of_unit;
-  };
-  Blocks gather_blocks();
-  void add_parts(std::span<double> sums) override { axis_.sum(sums); }
   void make_unit(const Module::Unit& layout);
+  void make_gradients(Unit& unit, FlatUnit& shard);
+  void drop_values(const Module::Unit& layout) const;
   void hook(size_t u);
   void provide_gradients(size_t u);
   void gradient_arrived(size_t u);
@@ -82,13 +65,8 @@ class Zero final : public DataStrategy {
   void use(size_t u);
   void release(size_t u);
 
-  Module& model_;
-  Communicator& axis_;
-  ArenaPtr arena_;
-  DataOptions options_;
   int stage_;
   std::deque<Unit> units_;
-  std::vector<FlatUnit> shards_;
   int64_t microbatch_ = 0;
   std::deque<size_t> reducing_;  // units whose gradients are on the way
   // The order in which training uses units, learnt from the first step: what to fetch next.

@@ -13,11 +13,11 @@ namespace tessera {
 // after the last: the identities around it are where the engine passes by.
 void Zero::wrap(size_t u) {
   const Module::Unit& layout = units_[u].layout;
-  for (Parameter* p : layout.parameters) p->var.read_late();
+  for (const Slot& slot : layout.slots) slot.parameter->var.read_late();
   layout.module->wrap([this, u](const Module::Inner& inner, const Var& x) {
-    const bool returns = grad_enabled() && x.requires_grad();  // backward needs the values of this use
+    const bool returns = grad_enabled() && x.defined();  // backward needs the values of this use
     use(u);
-    Var in = returns ? on_backward(x, [this, u] { release(u); }) : x;
+    Var in = returns ? on_backward(x.tracked(), [this, u] { release(u); }) : x;
     Var y = inner(in);
     release(u);
     return returns ? on_backward(std::move(y), [this, u] { use(u); }) : y;
@@ -50,7 +50,7 @@ void Zero::release(size_t u) {
   Unit& unit = units_[u];
   if (--unit.users > 0) return;
   unit.values = Tensor();
-  for (Parameter* p : unit.layout.parameters) p->var.set_value(Tensor::meta(p->var.shape(), options_.dtype));
+  drop_values(unit.layout);
   unit.layout.module->drop_packs();
 }
 

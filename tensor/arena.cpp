@@ -2,7 +2,6 @@
 #include "tensor/arena.h"
 
 #include <algorithm>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -61,7 +60,7 @@ ArenaPtr make_pinned_arena() {
 ArenaPtr make_arena(Device device) {
   if (device == Device::cpu) return make_arena();
   if constexpr (kWithCuda) return std::make_shared<Arena>(cuda::device_region());
-  throw Error("this program was built without CUDA; configure with -DTESSERA_CUDA=ON, or use --device cpu");
+  throw Error("this program was built without CUDA; configure with -DTESSERA_CUDA=ON, or use `device` cpu");
 }
 
 std::byte* Arena::allocate(int64_t bytes, Category category) {
@@ -84,8 +83,11 @@ std::byte* Arena::allocate(int64_t bytes, Category category) {
     if (fixed_)
       throw Error("[arena] " + std::to_string(bytes) + " bytes of " + std::string(name_of(category)) +
                   " do not fit what is free of " + std::to_string(top_) +
-                  " bytes, and nothing may be added while a step is captured; --cuda-graph off runs without");
-    if (need > region_->capacity() - at) throw std::bad_alloc();
+                  " bytes, and nothing may be added while a step is captured; `cuda_graph` off runs without");
+    if (need > region_->capacity() - at)
+      throw OutOfMemory("[arena] " + std::to_string(bytes) + " bytes of " + std::string(name_of(category)) +
+                        " do not fit beside the " + std::to_string(total_.live) + " in use of " +
+                        std::to_string(region_->capacity()) + " on the " + std::string(name_of(device())));
     const int64_t before = std::exchange(top_, at + need);
     try {
       region_->commit(top_);

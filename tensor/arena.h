@@ -43,7 +43,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   // Host memory for what is read from this arena, or is on its way into it: of an arena on the host, itself.
   std::shared_ptr<Arena> host();
 
-  // A block aligned to 64 bytes (256 on a GPU), its contents undefined. Throws std::bad_alloc past the capacity.
+  // A block aligned to 64 bytes (256 on a GPU), its contents undefined. Throws OutOfMemory past the capacity.
   std::byte* allocate(int64_t bytes, Category category);
   void release(std::byte* block, int64_t bytes, Category category);
 

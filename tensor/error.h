@@ -35,6 +35,13 @@ class Error : public std::runtime_error {
 struct InputError : Error {
   explicit InputError(const std::string& message) : Error(message, Status::input) {}
 };
+// Says besides what a run does about it.
+struct OutOfMemory : Error {
+  explicit OutOfMemory(const std::string& message)
+      : Error("out of memory: " + message +
+                  "; a smaller `batch`, more `microbatches`, `recompute` or `offload` need less",
+              Status::communication) {}
+};
 struct OutputError : Error {
   explicit OutputError(const std::string& message) : Error(message, Status::output) {}
 };

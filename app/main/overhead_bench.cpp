@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "app/job_of.h"
 #include "app/option_values.h"
-#include "app/plan.h"
-#include "app/sequences.h"
-#include "app/trainer.h"
 #include "optim/grad_norm.h"
 #include "parallel/comm/launch.h"
 #include "tensor/error.h"
+#include "train/sequences.h"
+#include "train/trainer.h"
 
 namespace tessera {
 namespace {
@@ -27,25 +27,25 @@ namespace {
 // As one would write it with no word of ranks.
 class PlainLoop {
  public:
-  PlainLoop(const TrainOptions& o, Sequences sequences)
-      : options_(o), sequences_(std::move(sequences)), model_(gpt_config(o, sequences_.vocab)) {
-    const DataOptions d = data_options(o);
+  PlainLoop(const Job& job, Sequences sequences)
+      : optim_(job.optim), sequences_(std::move(sequences)), model_(model_config(job, sequences_.vocab)) {
+    const DataOptions d = data_options(job);
     model_.materialize(d.seed, arena_, d.dtype, d.grad_dtype);
-    optimizer_ = make_optimizer(o.optimizer, model_.units(), optimizer_options(o));
+    optimizer_ = make_optimizer(job, model_.units());
   }
   void step() {
     const int64_t context = model_.config.context;
-    const Tensor ids = Tensor::empty({options_.batch, context}, DType::int32, arena_, Category::activations),
-                 targets = Tensor::empty({options_.batch, context}, DType::int32, arena_, Category::activations);
-    sequences_.load(optimizer_->steps(), 0, options_.batch, ids.data<int32_t>(), targets.data<int32_t>());
-    model_.set_step({.seed = static_cast<uint64_t>(options_.seed), .step = optimizer_->steps(), .training = true});
+    const Tensor ids = Tensor::empty({optim_.batch, context}, DType::int32, arena_, Category::activations),
+                 targets = Tensor::empty({optim_.batch, context}, DType::int32, arena_, Category::activations);
+    sequences_.load(optimizer_->steps(), 0, optim_.batch, ids.data<int32_t>(), targets.data<int32_t>());
+    model_.set_step({.seed = static_cast<uint64_t>(optim_.seed), .step = optimizer_->steps(), .training = true});
     model_.clear_gradients();
-    backward(model_.loss(ids, targets, 1.0 / static_cast<double>(options_.batch * context)).mean);
-    optimizer_->step(options_.lr, clip_factor(grad_norm(model_.units()), options_.clip));
+    backward(model_.loss(ids, targets, 1.0 / static_cast<double>(optim_.batch * context)).mean);
+    optimizer_->step(optim_.lr, clip_factor(grad_norm(model_.units()), optim_.clip));
   }
 
  private:
-  const TrainOptions& options_;
+  Optimisation optim_;
   Sequences sequences_;
   ArenaPtr arena_ = make_arena();
   Gpt model_;
@@ -71,11 +71,12 @@ void run(const std::vector<std::string>& words) {
   for (size_t i = 0; i + 1 < words.size(); i += 2) set_option(o, words[i].substr(2), words[i + 1]);
   o.ranks = 1;
   o.backend = "threads";
+  const Job job = job_of(o);
   const Sequences sequences =
-      counted_sequences(o.vocab.value_or(kVocab), sizes_of(o).context, o.batch, static_cast<uint64_t>(o.seed));
-  launch(launch_options(o), [&](Communicator& world) {
-    PlainLoop plain(o, sequences);
-    Trainer trainer(o, sequences, world);
+      counted_sequences(o.vocab.value_or(kVocab), job.model.context, o.batch, static_cast<uint64_t>(o.seed));
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    PlainLoop plain(job, sequences);
+    Trainer trainer(job, sequences, world);
     std::vector<double> by_hand, by_trainer;
     for (int64_t i = 0; i < o.steps; ++i) {
       const double a = milliseconds([&] { plain.step(); }), b = milliseconds([&] { trainer.step(); });

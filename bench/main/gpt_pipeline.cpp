@@ -8,15 +8,13 @@
 #include <string>
 #include <utility>
 
-#include "models/gpt_parallel.h"
-#include "models/gpt_stages.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
 #include "parallel/mesh.h"
 #include "parallel/pipeline/passes.h"
 #include "parallel/pipeline/replay.h"
-#include "parallel/pipeline/runtime.h"
 #include "tensor/random.h"
+#include "train/model_part.h"
 
 namespace tessera {
 namespace {
@@ -33,11 +31,6 @@ double median(std::vector<double> x) {
 }
 
 double processor_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
-
-GptConfig of_stages(GptConfig config, int stages) {
-  config.tied = stages == 1;
-  return config;
-}
 
 // Seconds of every pass, by stage and kind.
 class PassTimes {
@@ -72,23 +65,17 @@ class GptPipeline {
   GptPipeline(const PipelineCase& what, const Schedule& schedule, Communicator& world)
       : what_(what),
         mesh_(world, {{"pp", world.size()}, {"dp", 1}}),
-        layers_(split_layers(what.model, schedule.stages)),
-        model_(of_stages(what.model, schedule.stages)),
         tokens_(some_tokens()),
-        passes_(schedule.stages) {
-    keep_stages(model_, layers_, [&](int s) { return schedule.rank_of_stage[static_cast<size_t>(s)] == world.rank(); });
-    strategy_ = make_data_strategy(model_, mesh_["dp"], arena_, {.microbatches = schedule.microbatches});
-    stages_ = std::make_unique<GptStages>(model_, *strategy_, options());
-    runtime_ = std::make_unique<PipelineRuntime>(insert_messages(schedule), mesh_["pp"], *stages_, &trace_);
-  }
+        passes_(schedule.stages),
+        part_(what.model, {mesh_["pp"], mesh_["dp"], mesh_["dp"], mesh_["dp"]}, options(schedule)) {}
 
   // What all ranks did and when, on every rank. They are threads, so their clocks are one.
   TimedLists step() {
-    strategy_->begin_step();
-    runtime_->step();
-    strategy_->finish_gradients();
+    part_.strategy().begin_step();
+    part_.runtime().step();
+    part_.strategy().finish_gradients();
     const std::vector<TraceEvent> events = trace_.events();
-    const std::vector<std::vector<Action>>& plan = runtime_->schedule().actions;
+    const std::vector<std::vector<Action>>& plan = part_.runtime().schedule().actions;
     std::vector<double> times;  // of all ranks' actions, begin and end
     for (size_t rank = 0; rank < plan.size(); ++rank)
       for (size_t i = 0; i < plan[rank].size(); ++i) {
@@ -108,18 +95,18 @@ class GptPipeline {
   }
   // The same on one rank, in time of the processor: a machine that is shared does not lengthen it.
   void step_alone() {
-    strategy_->begin_step();
+    part_.strategy().begin_step();
     entered_.clear();
-    runtime_->step();
+    part_.runtime().step();
     entered_.push_back(processor_seconds());
-    strategy_->finish_gradients();
-    const std::vector<Action>& list = runtime_->schedule().actions[0];
+    part_.strategy().finish_gradients();
+    const std::vector<Action>& list = part_.runtime().schedule().actions[0];
     for (size_t i = 0; i < list.size(); ++i)
       if (list[i].microbatch > 0) passes_.add(list[i], entered_[i + 1] - entered_[i]);
   }
   // Of all steps since forget(), without the first micro-batch of each.
   std::vector<double> medians() const { return passes_.medians(); }
-  void forget() { passes_ = PassTimes(static_cast<int>(layers_.size())); }
+  void forget() { passes_ = PassTimes(part_.schedule().stages); }
 
  private:
   Microbatch some_tokens() const {
@@ -140,30 +127,26 @@ class GptPipeline {
     return {.seed = 1, .training = true, .tokens_total = what_.model.context};
   }
 
-  GptStages::Options options() {
-    return {.layers = layers_,
-            .loss = [this](const Var& hidden, const Tensor& targets,
-                           double scale) { return parallel_loss(model_, hidden, targets, scale, mesh_["dp"]); },
+  ModelPart::Options options(const Schedule& schedule) {
+    return {.schedule = schedule,
+            .data = {.microbatches = schedule.microbatches},
+            .sequences = what_.sequences,
             .scale = 1.0 / static_cast<double>(tokens_.ids.numel()),
             .load = [this](int64_t, bool, bool) { return tokens_; },
             .where = [this](int64_t) { return enter_pass(); },
-            .activation = {what_.sequences, what_.model.context, what_.model.channels},
-            .arena = arena_};
+            .arena = arena_,
+            .trace = &trace_};
   }
 
   const PipelineCase& what_;
   Mesh mesh_;
   ArenaPtr arena_ = make_arena();
-  std::vector<Range> layers_;
-  Gpt model_;
   Microbatch tokens_;
   Trace trace_;
   size_t seen_ = 0;              // events of the trace
   std::vector<double> entered_;  // when each pass of the step began
-  std::unique_ptr<DataStrategy> strategy_;
-  std::unique_ptr<GptStages> stages_;
-  std::unique_ptr<PipelineRuntime> runtime_;
   PassTimes passes_;
+  ModelPart part_;
 };
 
 // One micro-batch after another through all stages on one rank.

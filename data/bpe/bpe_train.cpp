@@ -8,7 +8,7 @@
 
 #include "data/bpe/alphabet.h"
 #include "data/bpe/pieces.h"
-#include "tensor/error.h"
+#include "tensor/field_error.h"
 
 namespace tessera {
 namespace {
@@ -153,7 +153,7 @@ class Trainer {
 
 BpeTokenizer train_bpe(std::string_view text, const BpeTraining& options) {
   if (options.vocab_size < 256)
-    throw Error(fmt::format("--vocab: a bpe tokenizer has at least its 256 bytes; found {}", options.vocab_size));
+    throw FieldError("vocab", fmt::format("a bpe tokenizer has at least its 256 bytes; found {}", options.vocab_size));
   Trainer trainer(text);
   while (trainer.made() < options.vocab_size && trainer.step(options.least_count))
     if (options.progress && trainer.made() % kProgressEvery == 0) options.progress(trainer.made());

@@ -58,11 +58,10 @@ void for_each_segment(const char* op, const FlatUnit& unit, bool vectors, const 
     s = Segments();
   };
   for (const Slot& slot : unit.slots) {
-    const int64_t begin = std::max<int64_t>(slot.begin, 0),
-                  end = std::min(slot.begin + slot.shape.numel(), unit.values.numel());
+    const int64_t begin = std::max<int64_t>(slot.begin, 0), end = std::min(slot.end(), unit.values.numel());
     if (begin >= end) continue;
     if (s.count == 0) s.first = begin / kInSegment * kInSegment;
-    s.of[s.count++] = {begin, end, slot.decay};
+    s.of[s.count++] = {begin, end, slot.parameter->decays};
     if (s.count == kMostSegments) run();
   }
   run();

@@ -1,7 +1,6 @@
 // Which algorithm does what, and the direct exchange over messages.
 #include "parallel/comm/algorithms.h"
 
-#include <array>
 #include <vector>
 
 #include "parallel/comm/memory.h"
@@ -9,7 +8,6 @@
 namespace tessera {
 namespace {
 
-constexpr std::array<std::string_view, 5> kNames = {"direct", "ring", "tree", "root", "native"};
 constexpr int kTag = -1;  // of the algorithms' own messages
 
 struct Exchange {
@@ -119,14 +117,6 @@ int64_t of_messages(int64_t (*algorithm)(Transport&, const Call&), Transport& t,
 }
 
 }  // namespace
-
-std::string_view name_of(Algorithm algorithm) { return kNames.at(static_cast<size_t>(algorithm)); }
-
-Algorithm algorithm_named(std::string_view name) {
-  for (size_t i = 0; i < kNames.size(); ++i)
-    if (kNames[i] == name) return static_cast<Algorithm>(i);
-  throw Error("--all-reduce: expected direct, ring, tree, root or native, found '" + std::string(name) + "'");
-}
 
 int64_t direct_by_messages(Transport& t, const Call& call) { return of_messages(exchange, t, call); }
 

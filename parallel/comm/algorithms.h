@@ -6,6 +6,7 @@
 //   root     everything to rank 0, which adds in rank order and sends the sum back
 //   native   the library's own (MPI, NCCL)
 #pragma once
+#include <array>
 #include <string_view>
 
 #include "parallel/comm/transport.h"
@@ -13,9 +14,8 @@
 namespace tessera {
 
 enum class Algorithm : uint8_t { direct, ring, tree, root, native };
-std::string_view name_of(Algorithm algorithm);
-// Throws Error (usage) listing the names.
-Algorithm algorithm_named(std::string_view name);
+inline constexpr std::array<std::string_view, 5> kAlgorithmNames = {"direct", "ring", "tree", "root", "native"};
+constexpr std::string_view name_of(Algorithm algorithm) { return kAlgorithmNames.at(static_cast<size_t>(algorithm)); }
 
 // Whether a collective is the library's own with this algorithm. Throws Error where it has to be, and is asked to add
 // in another order.

@@ -16,6 +16,7 @@
 #include "parallel/comm/thread_transport.h"
 #include "parallel/comm/wait.h"
 #include "tensor/cpu/vectorize.h"
+#include "tensor/field_error.h"
 
 namespace tessera {
 namespace {
@@ -44,7 +45,7 @@ std::unique_ptr<Transport> transport_of(const LaunchOptions& o, const std::share
 // A thread cannot be killed: when a rank neither ends nor communicates, the whole process has to go.
 void await_others(Flag& done, const LaunchOptions& o, int rank, const std::string& cause) {
   if (wait_for(done, static_cast<uint32_t>(o.ranks), {.timeout_s = o.timeout_s}) == Waited::arrived) return;
-  const std::string line = "tessera: [rank " + std::to_string(rank) + "] " + cause +
+  const std::string line = "tessera: [rank " + std::to_string(rank) + "] " + (o.shown ? o.shown(cause) : cause) +
                            " (and another rank does not stop: ending the process)\n";
   std::fputs(line.c_str(), stderr);
   std::fflush(nullptr);
@@ -60,7 +61,7 @@ std::unique_ptr<Transport> finished_transport(const LaunchOptions& o, std::uniqu
     if constexpr (kWithNccl)
       transport = std::make_unique<NcclTransport>(real_nccl(rank_here, ranks_here), std::move(transport), o.timeout_s);
     else
-      throw Error("--backend nccl: this build has no NCCL; it needs CUDA and NCCL where it is configured");
+      throw Error("`backend` nccl: this build has no NCCL; it needs CUDA and NCCL where it is configured");
   }
   if (planted != o.faults.end()) transport = std::make_unique<FaultTransport>(std::move(transport), planted->second);
   return transport;
@@ -73,11 +74,11 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
     if constexpr (kWithMpi)
       return launch_under_mpi(o, body);
     else
-      throw Error("--backend mpi: this build has no MPI; install libopenmpi-dev and openmpi-bin and configure again");
+      throw Error("`backend` mpi: this build has no MPI; install libopenmpi-dev and openmpi-bin and configure again");
   }
   if constexpr (kWithMpi)
     if (o.backend == Backend::nccl && mpi_surroundings()) return launch_under_mpi(o, body);
-  if (o.ranks < 1) throw Error("--ranks: expected at least 1, found " + std::to_string(o.ranks));
+  if (o.ranks < 1) throw FieldError("ranks", "expected at least 1, found " + std::to_string(o.ranks));
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int threads_before = cpu::threads();
   const int team = o.threads_per_rank > 0 ? o.threads_per_rank

@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "parallel/comm/communicator.h"
@@ -31,6 +32,8 @@ struct LaunchOptions {
   double timeout_s = 300;    // the longest that a rank waits for another
   Algorithm algorithm = Algorithm::direct;
   std::map<int, std::vector<Fault>> faults = {};  // by rank; planted by tests
+  // A cause as it is printed where it cannot be thrown to the caller: of a job that is ended. Empty: as it is.
+  std::function<std::string(const std::string& cause)> shown = {};
 };
 
 // A rank's transport with what the options put around it: NCCL on the GPU of its number on this host, planted faults.

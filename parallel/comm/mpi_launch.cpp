@@ -32,7 +32,7 @@ void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
     if (world->watch().culprit_is_silent()) world->abort(e.what(), static_cast<int>(e.status()));
     world->wait_for_the_end(e.what());
   } catch (const Error& e) {
-    leave(*world, e.what(), e.status());
+    leave(*world, o.shown ? o.shown(e.what()) : e.what(), e.status());
   } catch (const std::exception& e) {
     leave(*world, e.what(), Status::communication);
   }
@@ -46,7 +46,7 @@ void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communica
   const int threads_before = cpu::threads();
   if (o.ranks > 1 && o.ranks != world->size())
     leave(*world,
-          "--ranks: the MPI job has " + std::to_string(world->size()) + " ranks; expected as many, found " +
+          "`ranks`: the MPI job has " + std::to_string(world->size()) + " ranks; expected as many, found " +
               std::to_string(o.ranks),
           Status::usage);
   cpu::set_threads(world->threads_per_rank());

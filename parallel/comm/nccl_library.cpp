@@ -16,7 +16,7 @@ namespace tessera {
 namespace {
 
 void check(cudaError_t code, const char* call) {
-  if (code != cudaSuccess) throw CommError(std::string(call) + ": " + cudaGetErrorString(code));
+  if (cuda::expected(code) != cudaSuccess) throw CommError(std::string(call) + ": " + cudaGetErrorString(code));
 }
 
 // A communicator that does not block answers "in progress" to everything that is only begun.
@@ -89,7 +89,7 @@ class RealNccl final : public NcclApi {
   }
   bool finished() override {
     if (!queued()) return false;
-    const cudaError_t done = cudaStreamQuery(stream_);
+    const cudaError_t done = cuda::expected(cudaStreamQuery(stream_));
     if (done == cudaErrorNotReady) return false;
     check(done, "cudaStreamQuery");
     return true;
@@ -172,9 +172,9 @@ void load_kernels_early() { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
 
 std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed) {
   int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
+  if (cuda::expected(cudaGetDeviceCount(&devices)) != cudaSuccess) devices = 0;
   if (devices < devices_needed)
-    throw Error("--backend nccl: every rank needs a GPU of its own; expected " + std::to_string(devices_needed) +
+    throw Error("`backend` nccl: every rank needs a GPU of its own; expected " + std::to_string(devices_needed) +
                 " on this machine, found " + std::to_string(devices));
   return std::make_unique<RealNccl>(std::make_shared<NcclStream>(device));
 }

@@ -1,17 +1,55 @@
 // Schedules by name.
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "parallel/pipeline/schedules.h"
 #include "tensor/error.h"
+#include "tensor/named.h"
 
 namespace tessera {
 namespace {
 
 bool is_path(const std::string& text) { return text.find_first_of("./") != std::string::npos; }
 
-Schedule from_file(const std::string& path, int ranks, int microbatches, int chunks) {
+constexpr int kUsualChunks = 2;  // where they are a choice
+
+// `chunks` is the number on each rank; 0 where it is a choice.
+struct Known {
+  std::function<Schedule(int ranks, int microbatches, int chunks)> make;
+  int chunks = 1;
+};
+
+template <class Generator>
+Known of(Generator make, int chunks = 1) {
+  return {[make](int ranks, int microbatches, int) { return make(ranks, microbatches); }, chunks};
+}
+
+// A new schedule is a file with a generator, its line here, its kind and its name.
+const Known& known(ScheduleKind kind) {
+  static const std::array<Known, kScheduleNames.size()> all{of(naive), of(gpipe), of(one_f_one_b), {interleaved, 0},
+                                                            of(zb_h1), of(zb_h2), of(zb_v, 2)};
+  return all.at(static_cast<size_t>(kind));
+}
+
+}  // namespace
+
+const std::vector<std::string>& schedule_names() {
+  static const std::vector<std::string> names(kScheduleNames.begin(), kScheduleNames.end());
+  return names;
+}
+
+Schedule make_schedule(ScheduleKind kind, int ranks, int microbatches, int chunks) {
+  const Known& one = known(kind);
+  if (one.chunks != 0 && chunks != 0 && chunks != one.chunks)
+    throw Error("[schedule] " + schedule_names()[static_cast<size_t>(kind)] + " has " + std::to_string(one.chunks) +
+                (one.chunks == 1 ? " chunk" : " chunks") + " per rank, found " + std::to_string(chunks) +
+                "; with interleaved the number is a choice");
+  return one.make(ranks, microbatches, chunks == 0 ? kUsualChunks : chunks);
+}
+
+Schedule schedule_from_file(const std::string& path, int ranks, int microbatches, int chunks) {
   Schedule s = read_schedule(path);
   const auto check = [&](const char* what, int asked, int found) {
     if (asked != found)
@@ -24,53 +62,18 @@ Schedule from_file(const std::string& path, int ranks, int microbatches, int chu
   return s;
 }
 
-// A schedule that has a name. `chunks` is the number on each rank; 0 where it is a choice.
-struct Known {
-  std::string name;
-  std::function<Schedule(int ranks, int microbatches, int chunks)> make;
-  int chunks = 1;
-};
-
-template <class Generator>
-Known of(const char* name, Generator make, int chunks = 1) {
-  return {name, [make](int ranks, int microbatches, int) { return make(ranks, microbatches); }, chunks};
-}
-
-// A new schedule is a file with a generator, and its line here.
-const std::vector<Known>& known_schedules() {
-  static const std::vector<Known> all{
-      of("naive", naive), of("gpipe", gpipe), of("1f1b", one_f_one_b), {"interleaved", interleaved, 0},
-      of("zb-h1", zb_h1), of("zb-h2", zb_h2), of("zb-v", zb_v, 2)};
-  return all;
-}
-
-constexpr int kUsualChunks = 2;  // where they are a choice
-
-}  // namespace
-
-const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> out;
-    for (const Known& known : known_schedules()) out.push_back(known.name);
-    return out;
-  }();
-  return names;
+NamedSchedule schedule_named(const std::string& name_or_path) {
+  if (is_path(name_or_path)) return {.file = name_or_path};
+  if (const auto kind = value_named<ScheduleKind>(kScheduleNames, name_or_path)) return {.kind = *kind};
+  std::string all;
+  for (const std::string& name : schedule_names()) all += name + ", ";
+  throw Error("[schedule] there is none named '" + name_or_path + "'; expected " + all + "or the path of a file");
 }
 
 Schedule make_schedule(const std::string& name_or_path, int ranks, int microbatches, int chunks) {
-  const std::string& name = name_or_path;
-  if (is_path(name)) return from_file(name, ranks, microbatches, chunks);
-  std::string all;
-  for (const Known& known : known_schedules()) {
-    all += known.name + ", ";
-    if (known.name != name) continue;
-    if (known.chunks != 0 && chunks != 0 && chunks != known.chunks)
-      throw Error("[schedule] " + name + " has " + std::to_string(known.chunks) +
-                  (known.chunks == 1 ? " chunk" : " chunks") + " per rank, found " + std::to_string(chunks) +
-                  "; with interleaved the number is a choice");
-    return known.make(ranks, microbatches, chunks == 0 ? kUsualChunks : chunks);
-  }
-  throw Error("[schedule] there is none named '" + name + "'; expected " + all + "or the path of a file");
+  const NamedSchedule named = schedule_named(name_or_path);
+  return named.file.empty() ? make_schedule(named.kind, ranks, microbatches, chunks)
+                            : schedule_from_file(named.file, ranks, microbatches, chunks);
 }
 
 }  // namespace tessera

@@ -15,7 +15,9 @@
 // begin and end at different times. In flight is what was forwarded and has not had its B or W, in units of a rank's
 // whole share of the layers (a chunk counts 1/v).
 #pragma once
+#include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "parallel/pipeline/schedule.h"
@@ -31,11 +33,23 @@ Schedule zb_h1(int ranks, int microbatches);
 Schedule zb_h2(int ranks, int microbatches);
 Schedule zb_v(int ranks, int microbatches);
 
+enum class ScheduleKind : uint8_t { naive, gpipe, one_f_one_b, interleaved, zb_h1, zb_h2, zb_v };
+inline constexpr std::array<std::string_view, 7> kScheduleNames = {"naive", "gpipe", "1f1b", "interleaved",
+                                                                   "zb-h1", "zb-h2", "zb-v"};
 const std::vector<std::string>& schedule_names();
 
-// One of them by its name, or the schedule in a file, when `name_or_path` has a slash or a dot in it. `chunks` may be
-// 0: as many as the schedule has (interleaved: 2). Throws Error (usage) that names the number that does not fit and one
-// that does; InputError for what is wrong in a file.
+// `chunks` may be 0: as many as the schedule has (interleaved: 2). Throws Error (usage) that names the number that does
+// not fit and one that does.
+Schedule make_schedule(ScheduleKind kind, int ranks, int microbatches, int chunks = 0);
+// The schedule in a file, which must be for these numbers. Throws InputError too, for what is wrong in it.
+Schedule schedule_from_file(const std::string& path, int ranks, int microbatches, int chunks = 0);
+// What a user calls a schedule: its name, or the path of a file, which has a slash or a dot in it.
+struct NamedSchedule {
+  ScheduleKind kind = ScheduleKind::one_f_one_b;
+  std::string file = {};  // not empty: this, and no kind
+};
+// Throws Error (usage) listing the names.
+NamedSchedule schedule_named(const std::string& name_or_path);
 Schedule make_schedule(const std::string& name_or_path, int ranks, int microbatches, int chunks = 0);
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "tensor/cuda/copy.h"
 #include "tensor/cuda/gpus.h"
 
 namespace tessera::cuda {
@@ -19,16 +20,16 @@ void Context::about_to_wait(const char* op) const {
   if (capturing_)
     throw Error(
         fmt::format("[{}] the host waits for the GPU while work is captured as a CUDA graph, which does not run; "
-                    "expected work that is only queued (--cuda-graph off runs without a graph)",
+                    "expected work that is only queued (`cuda_graph` off runs without a graph)",
                     op));
 }
 
 void Context::synchronize() {
   about_to_wait(last_op());
   ++synchronizations_;
-  if (const cudaError_t result = cudaStreamSynchronize(stream()); result != cudaSuccess)
+  if (const cudaError_t result = expected(cudaStreamSynchronize(stream())); result != cudaSuccess)
     throw Error(fmt::format("[{}] CUDA: {}, found while waiting; this op or one queued before it failed, which "
-                            "CUDA_LAUNCH_BLOCKING=1 with --cuda-graph off names",
+                            "CUDA_LAUNCH_BLOCKING=1 with `cuda_graph` off names",
                             last_op(), cudaGetErrorString(result)),
                 Status::communication);
   indices_.report();
@@ -49,12 +50,12 @@ void Context::begin_capture() {
 }
 
 cudaError_t Context::end_capture(cudaGraph_t& graph) {
-  return capturing_.exchange(false) ? cudaStreamEndCapture(stream(), &graph) : cudaSuccess;
+  return capturing_.exchange(false) ? expected(cudaStreamEndCapture(stream(), &graph)) : cudaSuccess;
 }
 
 int gpu_count() {
   int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+  return expected(cudaGetDeviceCount(&count)) == cudaSuccess ? count : 0;
 }
 
 std::string describe_gpu() {
@@ -68,12 +69,20 @@ std::string describe_gpu() {
 
 void use_gpu(int gpu) {
   int count = 0;
-  if (const cudaError_t result = cudaGetDeviceCount(&count); result != cudaSuccess || count == 0)
-    throw Error(fmt::format("--device cuda: no GPU was found ({}); --device cpu runs everything without one",
+  if (const cudaError_t result = expected(cudaGetDeviceCount(&count)); result != cudaSuccess || count == 0)
+    throw Error(fmt::format("`device` cuda: no GPU was found ({}); `device` cpu runs everything without one",
                             result == cudaSuccess ? "the driver lists none" : cudaGetErrorString(result)));
   if (gpu < 0 || gpu >= count)
-    throw Error(fmt::format("--device cuda: GPU {} was asked for; this machine has {}, numbered from 0", gpu, count));
+    throw Error(fmt::format("`device` cuda: GPU {} was asked for; this machine has {}, numbered from 0", gpu, count));
   check(cudaSetDevice(gpu), "gpu");
+  if (!has_code_here()) {
+    cudaDeviceProp card{};
+    check(cudaGetDeviceProperties(&card, gpu), "gpu");
+    throw Error(
+        fmt::format("`device` cuda: this program holds no code for {}, of compute capability {}.{}; expected "
+                    "a build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES={}{}",
+                    card.name, card.major, card.minor, card.major, card.minor));
+  }
 }
 
 }  // namespace tessera::cuda

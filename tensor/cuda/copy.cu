@@ -41,6 +41,11 @@ void copy(const Tensor& to, const Tensor& from) {
   });
 }
 
+bool has_code_here() {
+  cudaFuncAttributes attributes{};
+  return expected(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(count_up_kernel))) == cudaSuccess;
+}
+
 void synchronize(Arena& arena) { arena.local<Context>().synchronize(); }
 
 std::shared_ptr<std::byte> pinned_memory(int64_t bytes) {

@@ -25,6 +25,9 @@ void copy_later(const Tensor& to, const std::byte* pinned);
 // The same of values of which the arena keeps a pinned copy, found again by what they are.
 void copy_kept(const Tensor& to, std::span<const std::byte> values);
 
+// Whether this program holds code that the calling thread's GPU can run.
+bool has_code_here();
+
 // The host waits for all that is queued on the arena's stream; throws what failed there.
 void synchronize(Arena& arena);
 

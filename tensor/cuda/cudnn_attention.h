@@ -40,7 +40,8 @@ inline FusedAttention packed_problem(int64_t batch, int64_t tokens, int64_t head
   return p;
 }
 
-// Whether cuDNN did it. Where its checks refuse the problem nothing was queued.
+// Whether cuDNN did it. Where it refuses the problem nothing was queued and the arena's KernelLog says why; under
+// AttentionKernels::cudnn that is an Error.
 bool cudnn_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
                      const Attended& result);
 bool cudnn_attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -48,10 +49,10 @@ bool cudnn_attention_backward(const Tensor& dout, const Tensor& q, const Tensor&
                               const AttentionGradients& gradients);
 
 std::string cudnn_version();  // "9.19.0", of the library that is loaded
-// Why cuDNN refuses the problem on the calling thread's GPU; empty where it serves it.
+// Why cuDNN refuses the problem on the calling thread's GPU, or cannot compile it there; empty where it serves it.
 std::string cudnn_refuses(const FusedAttention& problem);
-// The same of a GPU that need not be there: of compute capability `capability` (90 for 9.0), described by `gpu` in
-// cuDNN's JSON (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION).
+// What its checks say of a GPU that need not be there: of compute capability `capability` (90 for 9.0), described by
+// `gpu` in cuDNN's JSON (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION).
 std::string cudnn_refuses(const FusedAttention& problem, int capability, std::string_view gpu);
 
 }  // namespace tessera::cuda

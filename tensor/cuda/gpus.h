@@ -7,7 +7,8 @@ namespace tessera::cuda {
 int gpu_count();  // 0 where there is no driver
 // "NVIDIA H200, 132 multiprocessors, 139.7 GiB" of the calling thread's GPU.
 std::string describe_gpu();
-// Makes `gpu` the calling thread's. Throws Error (status 2) in one line when there is none of that number.
+// Makes `gpu` the calling thread's. Throws Error (status 2) in one line when there is none of that number, or when this
+// program holds no code for it.
 void use_gpu(int gpu);
 
 }  // namespace tessera::cuda

@@ -25,7 +25,7 @@ class Capture {
     cudaGraph_t graph = nullptr;
     if (const cudaError_t result = context_.end_capture(graph); result != cudaSuccess)
       throw Error(std::string("[graph] CUDA: ") + cudaGetErrorString(result) + ", found after '" + context_.last_op() +
-                      "' was captured: some work before it cannot be; --cuda-graph off runs without a graph",
+                      "' was captured: some work before it cannot be; `cuda_graph` off runs without a graph",
                   Status::communication);
     return Captured(graph);
   }

@@ -14,9 +14,10 @@
 namespace tessera::cuda {
 
 // out (M, N) = a (M, K) b (K, N) + bias (N), or that for each index of a leading dim that all three have. a and b of
-// any strides, copied when no product can read them as they lie; out with rows that run on, and of the dtype of a and b
-// or float32; bias undefined or contiguous and of out's dtype. bfloat16 and float32 are summed in float32 and rounded
-// once.
+// any strides, copied when no product can read them as they lie, and all three into rows of a multiple of 8 elements
+// when the library has no algorithm for theirs (KernelLog counts these); out with rows that run on, and of the dtype of
+// a and b or float32; bias undefined or contiguous and of out's dtype. bfloat16 and float32 are summed in float32 and
+// rounded once.
 void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias);
 
 // Products with the pass over memory before or after them made on the way, where this GPU was measured to be faster so
@@ -69,6 +70,8 @@ struct Product {
   bool tf32 = false;
 };
 
+// Whether the library has any algorithm for the product; what it is told of one is its shape, layout and alignment.
+bool has_algorithm(Arena& arena, const Product& product);
 // Queues the product on the stream of the arena. The library's part: driver/blaslt_matmul.cpp (tests on the emulated
 // GPU have a loop). The same product of the same numbers has the same bits, in every rank of every process.
 void multiply(Arena& arena, const Product& product);

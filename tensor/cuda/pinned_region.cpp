@@ -20,7 +20,7 @@ class PinnedRegion final : public Region {
     int gpu = 0, same_address = 0;
     check(cudaGetDevice(&gpu), "offload");
     check(cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, gpu), "offload");
-    if (same_address == 0) throw Error("--offload: this GPU cannot reach the host's memory at the host's addresses");
+    if (same_address == 0) throw Error("`offload`: this GPU cannot reach the host's memory at the host's addresses");
     void* const p =
         mmap(nullptr, kCapacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
@@ -37,8 +37,8 @@ class PinnedRegion final : public Region {
 
   void commit(int64_t bytes) override {
     for (; pinned_ < bytes; pinned_ += kGrowth)
-      if (const cudaError_t result = cudaHostRegister(base_ + pinned_, static_cast<size_t>(kGrowth),
-                                                      cudaHostRegisterPortable | cudaHostRegisterMapped);
+      if (const cudaError_t result = expected(cudaHostRegister(base_ + pinned_, static_cast<size_t>(kGrowth),
+                                                               cudaHostRegisterPortable | cudaHostRegisterMapped));
           result != cudaSuccess)
         throw Error("[arena] CUDA: cannot pin " + std::to_string(kGrowth) + " bytes of the host's memory beside the " +
                     std::to_string(pinned_) + " in use: " + cudaGetErrorString(result));

@@ -9,9 +9,16 @@
 
 namespace tessera::cuda {
 
+// The result of a call that may fail. The runtime remembers a failure for whoever asks for the last error next, which
+// NVIDIA's libraries do after their launches: what was expected must not be taken for theirs.
+inline cudaError_t expected(cudaError_t result) {
+  if (result != cudaSuccess) cudaGetLastError();
+  return result;
+}
+
 // Throws Error "[op] CUDA: cause" unless `result` is success.
 inline void check(cudaError_t result, const char* op) {
-  if (result != cudaSuccess)
+  if (expected(result) != cudaSuccess)
     throw Error("[" + std::string(op) + "] CUDA: " + cudaGetErrorString(result), Status::communication);
 }
 

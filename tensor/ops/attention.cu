@@ -1,6 +1,7 @@
 // Attention on a GPU: which kernels take a problem, the dot products that the backward pass begins with, and merging.
 #include "tensor/cuda/attention.cuh"
 #include "tensor/cuda/cudnn_attention.h"
+#include "tensor/cuda/kernel_log.h"
 #include "tensor/math.h"
 
 namespace tessera::cuda {
@@ -25,7 +26,9 @@ bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<con
 // text that is written token by token) would need a graph for each length of the cache.
 [[maybe_unused]] bool for_cudnn(const AttentionOptions& options, std::initializer_list<const Tensor*> operands) {
   const Tensor& q = **operands.begin();
-  if (!q.arena()->local<KernelChoice>().cudnn || options.dropout > 0 || q.dim(1) < 2 || q.numel() == 0) return false;
+  if (q.arena()->local<KernelChoice>().attention == AttentionKernels::own || options.dropout > 0 || q.dim(1) < 2 ||
+      q.numel() == 0)
+    return false;
   for (const Tensor* t : operands)
     if (t->dtype() != DType::bfloat16 || t->dim(1) != q.dim(1) || !starts_well(*t)) return false;
   return true;
@@ -64,26 +67,39 @@ const char* attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v)
 
 void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
                const Attended& result) {
+  KernelLog::Attention& log = q.arena()->local<KernelLog>().forward;
   if constexpr (kWithCudnn)
-    if (for_cudnn(options, {&q, &k, &v, &result.out}) && cudnn_attention(q, k, v, options, result)) return;
-  if (for_tensor_cores(options, {&q, &k, &v, &result.out}))
+    if (for_cudnn(options, {&q, &k, &v, &result.out}) && cudnn_attention(q, k, v, options, result)) {
+      ++log.cudnn;
+      return;
+    }
+  if (for_tensor_cores(options, {&q, &k, &v, &result.out})) {
+    ++log.tensor_cores;
     tiled_attention(q, k, v, options, result);
-  else
+  } else {
+    ++log.plain;
     plain_attention(q, k, v, options, result);
+  }
 }
 
 void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Attended& forward,
                         const AttentionOptions& options, const AttentionGradients& gradients) {
+  KernelLog::Attention& log = q.arena()->local<KernelLog>().backward;
   if constexpr (kWithCudnn)
     if (for_cudnn(options, {&q, &k, &v, &forward.out, &dout, &gradients.dq, &gradients.dk, &gradients.dv}) &&
-        cudnn_attention_backward(dout, q, k, v, forward, options, gradients))
+        cudnn_attention_backward(dout, q, k, v, forward, options, gradients)) {
+      ++log.cudnn;
       return;
+    }
   const Tensor delta = delta_of(dout, forward.out, sizes_of(q, k, options.causal), forward.lse);
   const BackwardProblem problem{dout, q, k, v, forward.lse, delta, options, gradients};
-  if (for_tensor_cores(options, {&q, &k, &v, &dout, &gradients.dq, &gradients.dk, &gradients.dv}))
+  if (for_tensor_cores(options, {&q, &k, &v, &dout, &gradients.dq, &gradients.dk, &gradients.dv})) {
+    ++log.tensor_cores;
     tiled_attention_backward(problem);
-  else
+  } else {
+    ++log.plain;
     plain_attention_backward(problem);
+  }
 }
 
 }  // namespace tessera::cuda

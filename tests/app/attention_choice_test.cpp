@@ -1,5 +1,5 @@
 // --attention and --deterministic: what is refused, what is the default, and what a run says of its attention.
-#include "app/attention_choice.h"
+#include "train/attention_choice.h"
 
 #include <gtest/gtest.h>
 
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "app/command_line.h"
+#include "app/job_of.h"
 #include "app/option_values.h"
 #include "tensor/cuda/kernel_choice.h"
 #include "tensor/error.h"
@@ -45,21 +46,27 @@ TEST(AttentionChoice, KernelsThatAreNotThereAreRefused) {
   if (!cuda::kWithCudnn) {
     EXPECT_EQ(refusal({"train", "--attention", "cudnn", "--device", "cuda"}), without);
   }
+  if (cuda::kWithCudnn) {
+    EXPECT_EQ(refusal({"train", "--attention", "cudnn", "--device", "cuda"}),
+              "--attention: cuDNN's take bf16, found fp32; expected own, found cudnn");
+    EXPECT_EQ(refusal({"train", "--attention", "cudnn", "--device", "cuda", "--dtype", "bf16", "--dropout", "0.1"}),
+              "--attention: cuDNN's cannot drop the elements that ours count; expected own, found cudnn");
+  }
   EXPECT_EQ(refusal({"train", "--attention", "flash"}), "--attention: expected cudnn, own, found 'flash'");
   EXPECT_EQ(refusal({"train", "--attention", "own", "--deterministic"}), "");  // on the CPU both say what is so anyway
 }
 
 TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
   TrainOptions o = on_gpu();
-  EXPECT_EQ(asks_cudnn(o), cuda::kWithCudnn);
+  EXPECT_EQ(asks_cudnn(job_of(o).plan), cuda::kWithCudnn);
   o.attention = "own";
-  EXPECT_FALSE(asks_cudnn(o));
+  EXPECT_FALSE(asks_cudnn(job_of(o).plan));
   o = on_gpu();
   o.device = "cpu";
-  EXPECT_FALSE(asks_cudnn(o));
+  EXPECT_FALSE(asks_cudnn(job_of(o).plan));
   o = verify_defaults();  // to the bit, so by kernels that promise it
   o.device = "cuda";
-  EXPECT_FALSE(asks_cudnn(o));
+  EXPECT_FALSE(asks_cudnn(job_of(o).plan));
   EXPECT_TRUE(o.deterministic);
   EXPECT_FALSE(TrainOptions().deterministic);
 }
@@ -67,20 +74,21 @@ TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
 TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
   TrainOptions o = on_gpu();
   o.attention = "own";
-  EXPECT_EQ(describe_attention(o), "attention: our own kernels (--attention own)");
+  EXPECT_EQ(describe_attention(job_of(o)), "attention: our own kernels (`attention` own)");
   o = on_gpu();
   if (!cuda::kWithCudnn) {
-    EXPECT_EQ(describe_attention(o), "attention: our own kernels (built without cuDNN)");
+    EXPECT_EQ(describe_attention(job_of(o)), "attention: our own kernels (built without cuDNN)");
     return;
   }
   o.dtype = "fp32";
-  EXPECT_EQ(describe_attention(o), "attention: our own kernels (cuDNN's take bf16, found fp32)");
+  EXPECT_EQ(describe_attention(job_of(o)), "attention: our own kernels (cuDNN's take bf16, found fp32)");
   o = on_gpu();
   o.dropout = 0.1;
-  EXPECT_EQ(describe_attention(o), "attention: our own kernels (cuDNN's cannot drop the elements that ours count)");
+  EXPECT_EQ(describe_attention(job_of(o)),
+            "attention: our own kernels (cuDNN's cannot drop the elements that ours count)");
   o = on_gpu();
   o.ranks = 2, o.dp = 1, o.cp = 2;
-  EXPECT_EQ(describe_attention(o), "attention: our own kernels (a ring merges tiles by their log-sum-exp)");
+  EXPECT_EQ(describe_attention(job_of(o)), "attention: our own kernels (a ring merges tiles by their log-sum-exp)");
 }
 
 TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
@@ -97,11 +105,13 @@ using AttentionChoiceGpu = test::OnGpu;
 TEST_F(AttentionChoiceGpu, CudnnServesAGpt) {
   if (!cuda::kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
   TrainOptions o = on_gpu();
-  EXPECT_TRUE(describe_attention(o).starts_with("attention: cuDNN 9.")) << describe_attention(o);
+  EXPECT_TRUE(describe_attention(job_of(o)).starts_with("attention: cuDNN 9.")) << describe_attention(job_of(o));
   o.deterministic = true;
-  EXPECT_TRUE(describe_attention(o).ends_with(", gradients added in a fixed order")) << describe_attention(o);
+  EXPECT_TRUE(describe_attention(job_of(o)).ends_with(", gradients added in a fixed order"))
+      << describe_attention(job_of(o));
   o.channels = 80;  // heads of 20
-  EXPECT_TRUE(describe_attention(o).starts_with("attention: our own kernels (cuDNN 9.")) << describe_attention(o);
+  EXPECT_TRUE(describe_attention(job_of(o)).starts_with("attention: our own kernels (cuDNN 9."))
+      << describe_attention(job_of(o));
 }
 
 }  // namespace

@@ -6,12 +6,13 @@
 #include <sstream>
 #include <string>
 
-#include "app/verify/verify.h"
+#include "app/job_of.h"
 #include "data/files.h"
 #include "examples/eager_1f1b.h"
 #include "parallel/pipeline/schedules.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
+#include "verify/verify.h"
 
 namespace tessera {
 namespace {
@@ -64,7 +65,7 @@ TEST(Examples, Eager1f1bTrainsLikeOneRank) {
   o.batch = 6;
   o.threads_per_rank = 1;
   o.schedule = file.string();
-  const VerifyResult r = verify(o);
+  const VerifyResult r = verify(job_of(o));
   EXPECT_TRUE(r.passed()) << r.failures.front();
   EXPECT_TRUE(r.bitwise);
   EXPECT_EQ(r.in_flight, (std::vector<int64_t>{5, 3, 1}));

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "app/command_line.h"
+#include "app/job_of.h"
 #include "app/option_values.h"
 #include "data/files.h"
 #include "tensor/error.h"
@@ -82,7 +83,7 @@ TEST(CommandLine, HelpTeachesEveryOption) {
   EXPECT_NE(help.find("[0.001]"), std::string::npos);  // defaults are shown
   const std::string all = std::get<Print>(parse({"--help"})).text;
   for (const char* command : {"train", "generate", "data", "report"}) EXPECT_NE(all.find(command), std::string::npos);
-  EXPECT_EQ(std::get<Print>(parse({"--version"})).text, "tessera 0.1\n");
+  EXPECT_EQ(std::get<Print>(parse({"--version"})).text, "tessera " TESSERA_VERSION "\n");
 }
 
 TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
@@ -164,7 +165,7 @@ TEST(CommandLine, HandsTheFlagsOfBenchOn) {
 
 TEST(CommandLine, PresetsHaveTheirSizes) {
   const auto sizes = [](std::vector<const char*> words) {
-    const ModelSizes s = sizes_of(train(std::move(words)));
+    const GptConfig s = job_of(train(std::move(words))).model;
     return std::array{s.layers, s.heads, s.channels, s.context};
   };
   EXPECT_EQ(sizes({}), (std::array<int64_t, 4>{4, 4, 128, 64}));

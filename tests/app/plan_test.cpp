@@ -1,13 +1,13 @@
-// Plans: what the options mean, and one line for those that cannot be.
-#include "app/plan.h"
-
+// What the options mean, and one line for plans that cannot be.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <string>
 
-#include "app/trainer.h"
+#include "app/job_of.h"
 #include "models/gpt_stages.h"
 #include "tensor/error.h"
 
@@ -24,7 +24,11 @@ TrainOptions with(const Change& change) {
 }
 
 TEST(Axes, WhatIsNotGivenFollowsFromTheRanks) {
-  const auto axes = [](const Change& change) { return axes_of(with(change)); };
+  using Axes = std::array<int64_t, 4>;
+  const auto axes = [](const Change& change) {
+    const Plan p = job_of(with(change)).plan;
+    return Axes{p.pp, p.dp, p.cp, p.tp};
+  };
   EXPECT_EQ(axes([](TrainOptions& o) { o.tp = 2; }), (Axes{1, 1, 1, 2}));
   EXPECT_EQ(axes([](TrainOptions& o) { o.ranks = 8, o.tp = 2; }), (Axes{1, 4, 1, 2}));
   EXPECT_EQ(axes([](TrainOptions& o) { o.ranks = 8, o.pp = 2, o.tp = 2; }), (Axes{2, 2, 1, 2}));
@@ -85,13 +89,17 @@ TEST(SplitLayers, TheLastStagePaysForTheHead) {
 
 TEST(SplitLayers, UnitsLieInTheStageOfTheirLayer) {
   const std::vector<Range> layers = {{0, 2}, {2, 3}, {3, 12}};
-  EXPECT_EQ(stage_of_unit("tokens", layers), 0);
-  EXPECT_EQ(stage_of_unit("positions", layers), 0);
-  EXPECT_EQ(stage_of_unit("blocks.1", layers), 0);
-  EXPECT_EQ(stage_of_unit("blocks.2", layers), 1);
-  EXPECT_EQ(stage_of_unit("blocks.11", layers), 2);
-  EXPECT_EQ(stage_of_unit("norm", layers), 2);
-  EXPECT_EQ(stage_of_unit("head", layers), 2);
+  Gpt model({.layers = 12, .heads = 1, .channels = 4, .context = 4, .vocab = 4, .tied = false});
+  std::map<std::string, int> stages;
+  for (const Module::Unit& unit : model.layout()) stages[unit.name] = stage_of_unit(model, unit, layers);
+  EXPECT_EQ(stages.size(), 16U);
+  EXPECT_EQ(stages.at("tokens"), 0);
+  EXPECT_EQ(stages.at("positions"), 0);
+  EXPECT_EQ(stages.at("blocks.1"), 0);
+  EXPECT_EQ(stages.at("blocks.2"), 1);
+  EXPECT_EQ(stages.at("blocks.11"), 2);
+  EXPECT_EQ(stages.at("norm"), 2);
+  EXPECT_EQ(stages.at("head"), 2);
 }
 
 }  // namespace

@@ -38,17 +38,17 @@ const std::string kTiny =
     "--data text.txt --layers 2 --heads 2 --channels 16 --context 8 --batch 8 --steps 3 --warmup 1 --lr 0.01 "
     "--threads-per-rank 1 --quiet ";
 
-struct Plan {
+struct TracedPlan {
   std::string options;
   int ranks;
   std::string name;
 };
-const std::vector<Plan> kPlans = {{"--pp 2 --dp 1 --microbatches 4 ", 2, "1f1b"},
-                                  {"--pp 2 --dp 1 --microbatches 4 --schedule zb-h1 ", 2, "zb-h1"},
-                                  {"--pp 2 --tp 2 --dp 2 --microbatches 2 ", 8, "1f1b"},
-                                  {"--tp 2 --dp 2 --zero 3 --microbatches 2 ", 4, "one stage"},
-                                  {"--cp 2 --dp 1 ", 2, "one stage"},
-                                  {"--ranks 1 ", 1, "one stage"}};
+const std::vector<TracedPlan> kPlans = {{"--pp 2 --dp 1 --microbatches 4 ", 2, "1f1b"},
+                                        {"--pp 2 --dp 1 --microbatches 4 --schedule zb-h1 ", 2, "zb-h1"},
+                                        {"--pp 2 --tp 2 --dp 2 --microbatches 2 ", 8, "1f1b"},
+                                        {"--tp 2 --dp 2 --zero 3 --microbatches 2 ", 4, "one stage"},
+                                        {"--cp 2 --dp 1 ", 2, "one stage"},
+                                        {"--ranks 1 ", 1, "one stage"}};
 
 class ReportTest : public test::ProgramTest {
  protected:
@@ -114,7 +114,7 @@ void expect_figures(const std::string& html, const Json& report) {
 }
 
 TEST_F(ReportTest, EveryPlanLeavesATimelineThatTheReportDraws) {
-  for (const Plan& plan : kPlans) {
+  for (const TracedPlan& plan : kPlans) {
     SCOPED_TRACE(plan.options);
     fs::remove_all(path("run"));
     expect_trained(plan.options, "run");

@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "app/options.h"
-#include "app/trainer.h"
-#include "app/verify/expected.h"
+#include "app/job_of.h"
 #include "parallel/pipeline/schedule.h"
+#include "train/trainer.h"
+#include "verify/expected.h"
 
 namespace tessera::test {
 
@@ -84,6 +84,7 @@ inline void expect_actions(const nlohmann::json& trace, const nlohmann::json& re
 inline void expect_bytes(const nlohmann::json& trace, const nlohmann::json& report, const TrainOptions& options) {
   using Counts = std::map<std::string, std::pair<int64_t, int64_t>>;
   Counts traced, expected;
+  const Job job = job_of(options);
   for (const nlohmann::json& e : trace["traceEvents"])
     if (e["ph"] == "X" && e["args"].contains("operation")) {
       const nlohmann::json& args = e["args"];
@@ -91,7 +92,7 @@ inline void expect_bytes(const nlohmann::json& trace, const nlohmann::json& repo
       ++calls;
       bytes += args["sent"].get<int64_t>();
     }
-  for (const SentBytes& s : expected_bytes(options, gpt_config(options, report["model"]["vocab"]), 3))
+  for (const SentBytes& s : expected_bytes(job, model_config(job, report["model"]["vocab"]), 3))
     expected[s.axis + " " + s.operation] = {s.calls, s.bytes};
   EXPECT_EQ(traced, expected);
   for (const nlohmann::json& s : report["sent"]) {

@@ -100,7 +100,7 @@ cudaError_t tessera::emulator::not_while_capturing() {
   const std::shared_ptr<Capture> capture = capture_of_thread.lock();
   if (!capture) return cudaSuccess;
   capture->broken = true;
-  return cudaErrorStreamCaptureUnsupported;
+  return remembered(cudaErrorStreamCaptureUnsupported);
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
@@ -119,8 +119,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   capture_of_thread.reset();
   for (const cudaStream_t each : capture->streams)
     if (each) each->capture = nullptr;
-  if (capture->broken) return cudaErrorStreamCaptureInvalidated;
-  if (!all_joined(capture->lines)) return cudaErrorStreamCaptureUnjoined;
+  if (capture->broken) return tessera::emulator::remembered(cudaErrorStreamCaptureInvalidated);
+  if (!all_joined(capture->lines)) return tessera::emulator::remembered(cudaErrorStreamCaptureUnjoined);
   *graph = new EmulatedGraph{std::make_shared<const Lines>(std::move(capture->lines))};
   return cudaSuccess;
 }

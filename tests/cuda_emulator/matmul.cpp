@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <vector>
 
 #include "tensor/cuda/context.h"
@@ -74,10 +75,21 @@ void multiply_as(const Product& p) {
 
 }  // namespace
 
+// As a library that wants every row to begin at a multiple of TESSERA_EMULATED_ALIGNMENT bytes, where that is set.
+bool has_algorithm(Arena&, const Product& p) {
+  const char* const wanted = std::getenv("TESSERA_EMULATED_ALIGNMENT");
+  const auto begins_well = [&](const Matrices& m, DType dtype) {
+    return m.leading * size_of(dtype) % std::atoi(wanted) == 0;
+  };
+  return !wanted ||
+         (begins_well(p.left, p.operands) && begins_well(p.right, p.operands) && begins_well(p.out, p.result));
+}
+
 bool is_faster(Arena&, const Way&, const Way&) { return true; }
 
 void multiply(Arena& arena, const Product& product) {
   check(emulator::may_run(arena.local<Context>().stream(), nullptr, 0), "matmul");
+  check(cudaGetLastError(), "product: an error of an earlier call");  // as a library looks after its launch
   emulator::queue(arena.local<Context>().stream(), [p = product] {
     with_floating(p.operands, "matmul", [&](auto t) {
       using T = decltype(t);

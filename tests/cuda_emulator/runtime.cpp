@@ -21,6 +21,7 @@ namespace {
 constexpr size_t kMemory = size_t{64} << 30;
 constexpr size_t kSharedUnlessAsked = 48 * 1024;
 thread_local int current_device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
 
 // What cudaFuncSetAttribute has allowed, of each GPU.
 class AllowedShared {
@@ -51,6 +52,10 @@ const char* cudaGetErrorString(cudaError_t error) {
   switch (error) {
     case cudaSuccess:
       return "no error";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorNoKernelImageForDevice:
+      return "no kernel image is available for execution on the device";
     case cudaErrorInvalidConfiguration:
       return "invalid configuration argument";
     case cudaErrorNoDevice:
@@ -78,8 +83,13 @@ const char* cudaGetErrorString(cudaError_t error) {
 cudaError_t cudaGetDeviceCount(int* count) {
   const char* const asked = std::getenv("TESSERA_EMULATED_GPUS");
   *count = asked ? std::atoi(asked) : 1;
-  return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
+  return *count > 0 ? cudaSuccess : tessera::emulator::remembered(cudaErrorNoDevice);
 }
+cudaError_t tessera::emulator::remembered(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
+}
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 cudaError_t cudaGetDevice(int* device) {
   *device = current_device;
   return cudaSuccess;
@@ -122,6 +132,29 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
   tessera::emulator::queue(stream, [=] { std::memset(to, value, bytes); });
   return cudaSuccess;
 }
+// Free of it is always a 64th: nobody wants to wait for more.
+cudaError_t cudaMemGetInfo(size_t* free, size_t* all) {
+  *free = kMemory / 64;
+  *all = kMemory;
+  return cudaSuccess;
+}
+cudaError_t cudaMalloc(void** p, size_t bytes) {
+  if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
+  if (bytes > kMemory / 64) return tessera::emulator::remembered(cudaErrorMemoryAllocation);
+  *p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  known_memory().add(*p, bytes);
+  tessera::emulator::give_to_gpu(*p, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* p) {
+  if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
+  const size_t bytes = known_memory().remove(p);
+  if (bytes == 0) return cudaErrorInvalidValue;
+  tessera::emulator::go_on();
+  tessera::emulator::give_to_host(p, bytes);
+  munmap(p, bytes);
+  return cudaSuccess;
+}
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
   *p = std::malloc(bytes);
@@ -147,6 +180,12 @@ cudaError_t cudaHostUnregister(void* p) {
   if (bytes == 0) return cudaErrorInvalidValue;
   tessera::emulator::give_to_host(p, bytes);
   return cudaSuccess;
+}
+// A GPU that the program holds no code for, where TESSERA_EMULATED_GPU_IS_OLD is set.
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};
+  return std::getenv("TESSERA_EMULATED_GPU_IS_OLD") ? tessera::emulator::remembered(cudaErrorNoKernelImageForDevice)
+                                                    : cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
   if (!tessera::emulator::can_run(1, static_cast<uint64_t>(value))) return cudaErrorInvalidValue;
@@ -184,6 +223,9 @@ class EmulatedRegion final : public Region {
 
 }  // namespace
 
-std::unique_ptr<Region> device_region() { return std::make_unique<EmulatedRegion>(); }
+std::unique_ptr<Region> device_region() {
+  std::unique_ptr<Region> asked = asked_region();
+  return asked ? std::move(asked) : std::make_unique<EmulatedRegion>();
+}
 
 }  // namespace tessera::cuda

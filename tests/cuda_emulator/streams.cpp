@@ -125,7 +125,7 @@ bool Mark::wait_a_little() {
 cudaError_t not_captured(cudaStream_t stream) {
   if (!stream->capture) return cudaSuccess;
   stream->capture->broken = true;
-  return cudaErrorStreamCaptureUnsupported;
+  return remembered(cudaErrorStreamCaptureUnsupported);
 }
 
 void queue(cudaStream_t stream, const std::function<void()>& work) {
@@ -209,7 +209,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (const cudaError_t refused = not_captured(stream); refused != cudaSuccess) return refused;
-  return stream->line->progress() ? cudaSuccess : cudaErrorNotReady;
+  return stream->line->progress() ? cudaSuccess : tessera::emulator::remembered(cudaErrorNotReady);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (const cudaError_t refused = not_captured(stream); refused != cudaSuccess) return refused;

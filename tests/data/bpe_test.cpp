@@ -213,7 +213,7 @@ TEST(BpeTokenizer, RefusesFilesThatDoNotFit) {
   refuse(good, "t qq\n", {"m.txt", "line 1", "'qq'", "no token"});
   refuse(good, "t h\r\n", {"m.txt", "line 1"});
   BpeTokenizer::parse_files(good, "t h\nth e", "v.json", "m.txt");  // the last line need not end
-  expect_error(Status::usage, {"--vocab", "256", "100"}, [] { train_bpe("text", {.vocab_size = 100}); });
+  expect_error(Status::usage, {"`vocab`", "256", "100"}, [] { train_bpe("text", {.vocab_size = 100}); });
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ TEST_F(DatasetTest, IsMadeAndOpened) {
   EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), per_byte, 1e-12);
   expect_error(Status::output, {"set", "exists already"}, [&] { make_dataset(text, {"char"}, path("deep/set")); });
   EXPECT_EQ(dataset_for(path("deep/set").string(), {}).tokenizer->kind(), "char");
-  expect_error(Status::usage, {"--tokenizer bytes", "char"},
+  expect_error(Status::usage, {"`tokenizer` bytes", "char"},
                [&] { dataset_for(path("deep/set").string(), {"bytes"}); });
 }
 
@@ -112,10 +112,10 @@ TEST_F(DatasetTest, AustenIsTheSixNovels) {
 TEST_F(DatasetTest, SaysWhyAKnownTextCannotBeHad) {
   const std::string before = std::getenv("PATH");
   ::setenv("PATH", path("").c_str(), 1);
-  expect_error(Status::input, {"tinyshakespeare", "curl", "wget", "internet", "--data FILE"},
+  expect_error(Status::input, {"tinyshakespeare", "curl", "wget", "internet", "`data` FILE"},
                [] { known_text("tinyshakespeare"); });
   if (!std::filesystem::exists("/usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"))
-    expect_error(Status::input, {"austen", "apt-get download r-cran-janeaustenr", "status 127", "--data FILE"},
+    expect_error(Status::input, {"austen", "apt-get download r-cran-janeaustenr", "status 127", "`data` FILE"},
                  [] { known_text("austen"); });
   // A program that brings something else than the text.
   std::ofstream(path("curl")) << "#!/bin/sh\necho other > input.txt\n";

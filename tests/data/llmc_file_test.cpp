@@ -76,9 +76,9 @@ TEST_F(LlmcDataset, HoldsOutTheLastTenthOrItsSibling) {
 
 TEST_F(LlmcDataset, NeedsTheTokenizer) {
   const std::string bin = path("text_train.bin").string();
-  expect_error(Status::usage, {"--tokenizer", "text_train.bin", "found none"}, [&] { dataset_for(bin, {}); });
-  expect_error(Status::usage, {"--tokenizer", "'bpe'"}, [&] { dataset_for(bin, {"bpe"}); });
-  expect_error(Status::usage, {"--tokenizer 'nowhere'"}, [&] { dataset_for(bin, {"nowhere"}); });
+  expect_error(Status::usage, {"`tokenizer`", "text_train.bin", "found none"}, [&] { dataset_for(bin, {}); });
+  expect_error(Status::usage, {"`tokenizer`", "'bpe'"}, [&] { dataset_for(bin, {"bpe"}); });
+  expect_error(Status::usage, {"`tokenizer` 'nowhere'"}, [&] { dataset_for(bin, {"nowhere"}); });
   file("text_val.bin", gpt2_file({500, 1}));
   expect_error(Status::input, {"text_val.bin", "token 500"}, [&] { dataset_for(bin, folder()); });
 }
@@ -90,7 +90,7 @@ TEST_F(LlmcDataset, ATextTakesATokenizerFromAFolder) {
   EXPECT_EQ(dataset_for(path("tokenizer").string(), folder()).tokenizer->vocab_size(), 500);
   const Dataset again =
       make_dataset(one_document("t", test::unseen_text()), {.name = "bpe", .vocab_size = 300}, path("another"));
-  expect_error(Status::usage, {"--tokenizer", "another one (bpe)"},
+  expect_error(Status::usage, {"`tokenizer`", "another one (bpe)"},
                [&] { dataset_for(again.directory.string(), folder()); });
 }
 

@@ -38,7 +38,7 @@ TEST(ByteTokenizer, TakesEveryByte) {
   EXPECT_EQ(t->decode(t->encode(all)), all);
   EXPECT_EQ(t->encode("\xFF"), (std::vector<int32_t>{255}));
   EXPECT_EQ(Tokenizer::from_json(t->to_json(), "t")->kind(), "bytes");
-  expect_error(Status::usage, {"--tokenizer 'words'"}, [] { make_tokenizer({"words"}, "a", "a", "t"); });
+  expect_error(Status::usage, {"`tokenizer` 'words'"}, [] { make_tokenizer({"words"}, "a", "a", "t"); });
 }
 
 TEST(TokenizerJson, IsReadStrictly) {

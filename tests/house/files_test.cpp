@@ -1,5 +1,5 @@
 // Holds what every file of the house has in common: its length, the comment it opens with, and that the list of
-// packages and the README's table of them say the same.
+// packages and the README's table of them say the same, and the build's version and the changelog.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -52,6 +52,15 @@ TEST(Files, ReadmeNamesEveryPackage) {
   const std::set<std::string> needed = packages_of(read_text(root / "packages.txt"));
   EXPECT_GT(needed.size(), 5u);
   EXPECT_EQ(packages_named(read_text(root / "README.md")), needed);
+}
+
+TEST(Files, ChangelogHasTheVersion) {
+  const std::filesystem::path root = TESSERA_SOURCE_DIR;
+  static const std::regex version(R"(project\(tessera VERSION ([0-9.]+))");
+  const std::string build = read_text(root / "CMakeLists.txt");
+  std::smatch match;
+  ASSERT_TRUE(std::regex_search(build, match, version));
+  EXPECT_NE(read_text(root / "CHANGELOG.md").find("\n## " + match.str(1) + "\n"), std::string::npos) << match.str(1);
 }
 
 TEST(Files, ViolationsAreSeen) {

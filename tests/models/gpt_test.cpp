@@ -25,9 +25,9 @@ Tensor random_ids(const Shape& shape, int64_t vocab, uint64_t seed, const ArenaP
 std::unique_ptr<Gpt> make_model(const GptConfig& config, DType dtype, const ArenaPtr& arena) {
   auto model = std::make_unique<Gpt>(config);
   model->materialize(7, arena, dtype, dtype == DType::bfloat16 ? DType::float32 : dtype);
-  for (const Module::Named& p : model->parameters()) {
-    Tensor value = p.parameter->var.value();
-    const Philox random = Philox::named(11, p.name);
+  for (const Parameter* p : model->parameters()) {
+    Tensor value = p->var.value();
+    const Philox random = Philox::named(11, p->name);
     Tensor noise = Tensor::empty(value.shape(), DType::float32, arena);
     for (int64_t i = 0; i < noise.numel(); ++i)
       noise.data<float>()[i] = static_cast<float>(0.05 * random.normal(static_cast<uint64_t>(i)));

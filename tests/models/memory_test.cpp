@@ -96,7 +96,8 @@ TEST(Memory, ParametersGradientsAndStateAreCounted) {
   Gpt model({.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 64});
   const int64_t n = model.parameter_count();
   EXPECT_EQ(arena->total().live, 0);  // shapes take no memory
-  const auto optimizer = make_optimizer("adamw", model.materialize(1, arena, DType::bfloat16, DType::float32), {});
+  const auto optimizer =
+      make_optimizer(OptimizerKind::adamw, model.materialize(1, arena, DType::bfloat16, DType::float32), {});
   EXPECT_EQ(arena->usage(Category::parameters).live, 2 * n);
   EXPECT_EQ(arena->usage(Category::gradients).live, 4 * n);
   EXPECT_EQ(arena->usage(Category::optimizer).live, 12 * n);  // master, m, v
@@ -106,7 +107,7 @@ TEST(Memory, AStepTakesNoNewMemory) {
   const ArenaPtr arena = make_arena();
   Gpt model({.layers = 2, .heads = 4, .channels = 64, .context = 32, .vocab = 100, .dropout = 0.1});
   auto& units = model.materialize(1, arena, DType::float32, DType::float32);
-  const auto optimizer = make_optimizer("adamw", units, {});
+  const auto optimizer = make_optimizer(OptimizerKind::adamw, units, {});
   const Tensor ids = Tensor::zeros({4, 32}, DType::int32, arena);
   int64_t after_first = 0, peak = 0;
   for (int64_t step = 0; step < 9; ++step) {

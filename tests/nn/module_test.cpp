@@ -26,7 +26,7 @@ struct Pair : Module {
 TEST(Module, NamesAndUnitsFollowTheTree) {
   Pair model;
   std::vector<std::string> names;
-  for (const Module::Named& p : model.parameters()) names.push_back(p.name);
+  for (const Parameter* p : model.parameters()) names.push_back(p->name);
   EXPECT_EQ(names, (std::vector<std::string>{"first.weight", "first.bias", "second.weight"}));
   EXPECT_EQ(model.parameter_count(), 15 + 5 + 15);
   EXPECT_EQ(model.second.full_name(), "second");
@@ -36,8 +36,8 @@ TEST(Module, NamesAndUnitsFollowTheTree) {
   EXPECT_EQ(units[0].name, "model");
   EXPECT_EQ(units[1].name, "second");
   ASSERT_EQ(units[0].slots.size(), 2U);
-  EXPECT_TRUE(units[0].slots[0].decay);   // a matrix
-  EXPECT_FALSE(units[0].slots[1].decay);  // a bias
+  EXPECT_TRUE(units[0].slots[0].parameter->decays);   // a matrix
+  EXPECT_FALSE(units[0].slots[1].parameter->decays);  // a bias
   EXPECT_EQ(units[0].slots[1].begin % 16, 0);
   EXPECT_EQ(units[0].grads.dtype(), DType::float64);
   EXPECT_EQ(model.first.weight.value().storage(), units[0].values.storage());

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "optim/optimizer.h"
+#include "tensor/named.h"
 #include "tests/support/python.h"
 #include "tests/support/units.h"
 
@@ -31,7 +32,8 @@ TEST(Optimizer, AgreesWithPyTorch) {
     exchange.run(TESSERA_SOURCE_DIR "/tests/compare/optimizer_pytorch.py", fmt::format("{} {}", name, kSteps));
     const std::vector<float> expected = exchange.read<float>("result.bin");
     ASSERT_EQ(expected.size(), n);
-    const auto optimizer = make_optimizer(name, {unit}, {.beta2 = 0.95, .weight_decay = 0.1});
+    const auto optimizer = make_optimizer(*value_named<OptimizerKind>(kOptimizerNames, name), {unit},
+                                          {.beta2 = 0.95, .weight_decay = 0.1});
     for (size_t t = 0; t < kSteps; ++t) {
       std::copy_n(grads.begin() + static_cast<std::ptrdiff_t>(t * n), n, unit.grads.data<float>());
       optimizer->step(0.01 * static_cast<double>(t + 1), 1.0);

@@ -10,6 +10,7 @@
 #include "models/gpt.h"
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
+#include "tensor/named.h"
 #include "tests/parallel/tiny_gpt.h"
 #include "tests/support/strategy.h"
 
@@ -21,7 +22,7 @@ void fill_with_ones(FlatUnit shard) {
   shard.grads.fill(0);  // memory that the strategy sees
   for (const Slot& slot : shard.slots) {
     const int64_t begin = std::max(slot.begin, int64_t{0});
-    const int64_t end = std::min(slot.begin + slot.shape.numel(), shard.grads.numel());
+    const int64_t end = std::min(slot.end(), shard.grads.numel());
     if (begin < end) shard.grads.narrow(0, begin, end - begin).fill(1);
   }
 }
@@ -38,8 +39,8 @@ void expect_n(int ranks, const DataOptions& options, const GptConfig& config) {
   });
   for (const double squares : found)
     EXPECT_EQ(squares, static_cast<double>(parameters))
-        << options.mode << ", zero " << options.zero << ", " << options.servers << " servers, " << ranks << " ranks, "
-        << name_of(options.grad_dtype);
+        << name_in(kDataModeNames, options.mode) << ", zero " << options.zero << ", " << options.servers << " servers, "
+        << ranks << " ranks, " << name_of(options.grad_dtype);
 }
 
 // The first model has units that are smaller than a norm block for each rank, the second odd sizes everywhere.
@@ -59,9 +60,9 @@ TEST(AllOnes, DdpAndEveryStageOfZero) {
 TEST(AllOnes, DataParallelAndTheParameterServer) {
   for (const GptConfig& config : kModels)
     for (int ranks = 1; ranks <= 4; ++ranks) {
-      expect_n(ranks, {.mode = "dataparallel"}, config);
+      expect_n(ranks, {.mode = DataMode::dataparallel}, config);
       for (int servers = 1; servers <= ranks; ++servers)
-        expect_n(ranks, {.mode = "ps-sync", .servers = servers}, config);
+        expect_n(ranks, {.mode = DataMode::ps_sync, .servers = servers}, config);
     }
 }
 

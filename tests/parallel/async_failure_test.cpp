@@ -67,7 +67,7 @@ TEST(AsyncFailure, ALearningRateThatThrowsInAServersThreadEndsEveryone) {
       AsyncServer server(model, world, arena, {.servers = 1},
                          {.steps = 50,
                           .staleness = 50,
-                          .optimizer = [](const auto& units) { return make_optimizer("sgd", units, {}); },
+                          .optimizer = [](const auto& units) { return make_optimizer(OptimizerKind::sgd, units, {}); },
                           .lr = [](int64_t applied) -> double {
                             if (applied == 7) throw Error("no rate");
                             return 0.01;
@@ -131,8 +131,8 @@ TEST(AsyncFailure, ARecordThatDoesNotFitIsRefused) {
             std::string::npos);
   EXPECT_NE(changed([](AsyncPlan& p) { p.steps = 4; }).find("and 4 steps"), std::string::npos);
   EXPECT_NE(changed([&](AsyncPlan& p) { p.replay = file + "s"; }).find("cannot be read"), std::string::npos);
-  EXPECT_NE(refusal({.staleness = -1}).find("--staleness: expected"), std::string::npos);
-  EXPECT_NE(refusal({.servers = 4}).find("--servers: expected 1 to 3"), std::string::npos);
+  EXPECT_NE(refusal({.staleness = -1}).find("`staleness`: expected"), std::string::npos);
+  EXPECT_NE(refusal({.servers = 4}).find("`servers`: expected 1 to 3"), std::string::npos);
   EXPECT_NE(refusal({.steps = 1, .record = scratch.file("no/such/place")}).find("cannot be written"),
             std::string::npos);
 }

@@ -102,7 +102,10 @@ TEST(AsyncServer, ARecordedOrderReplaysToTheSameBits) {
   const std::string record = scratch.file("record"), again = scratch.file("again");
   for (const int servers : {1, 2, 3})
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
-      AsyncPlan plan{.servers = servers, .staleness = 2, .optimizer = servers == 1 ? "sgd" : "adamw", .dtype = dtype};
+      AsyncPlan plan{.servers = servers,
+                     .staleness = 2,
+                     .optimizer = servers == 1 ? OptimizerKind::sgd : OptimizerKind::adamw,
+                     .dtype = dtype};
       plan.record = record;
       plan.before = [](int worker, int64_t clock) { sleep_ms((worker * 7 + clock * 5) % 6); };
       const AsyncTraining first = train(plan);

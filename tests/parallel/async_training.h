@@ -22,7 +22,7 @@ inline constexpr uint64_t kSeed = 5;
 struct AsyncPlan {
   int ranks = 3, servers = 1;
   int64_t staleness = 1, steps = 8, sequences = 2;  // of a worker's batch
-  std::string optimizer = "adamw";
+  OptimizerKind optimizer = OptimizerKind::adamw;
   DType dtype = DType::float32;
   double dropout = 0.1;
   double rate = 0.003;
@@ -42,8 +42,8 @@ struct AsyncTraining {
 
 inline std::vector<std::byte> parameters_of(Module& model) {
   std::vector<std::byte> out;
-  for (const Module::Named& p : model.parameters()) {
-    const std::vector<std::byte> one = bytes(p.parameter->var.value());
+  for (const Parameter* p : model.parameters()) {
+    const std::vector<std::byte> one = bytes(p->var.value());
     out.insert(out.end(), one.begin(), one.end());
   }
   return out;
@@ -53,7 +53,7 @@ inline void train_rank(const AsyncPlan& plan, Communicator& world, AsyncTraining
   const ArenaPtr arena = make_arena();
   Gpt model(tiny_gpt(plan.dropout));
   AsyncServer server(model, world, arena,
-                     {.mode = "ps-async", .servers = plan.servers, .dtype = plan.dtype, .seed = kSeed},
+                     {.mode = DataMode::ps_async, .servers = plan.servers, .dtype = plan.dtype, .seed = kSeed},
                      {.steps = plan.steps,
                       .staleness = plan.staleness,
                       .clip = 1,

@@ -34,12 +34,12 @@ inline Batch random_batch(int64_t rows, int64_t tokens, int64_t vocab, const Are
 // Adds to every parameter what is a function of the whole one's elements, so that biases and norms are not as symmetric
 // as they begin.
 inline void disturb(Module& model) {
-  for (const Module::Named& p : model.parameters()) {
-    const Tensor value = p.parameter->var.value();
-    const Philox random = Philox::named(11, p.name);
+  for (const Parameter* p : model.parameters()) {
+    const Tensor value = p->var.value();
+    const Philox random = Philox::named(11, p->name);
     with_floating(value.dtype(), "disturb", [&](auto t) {
       using T = decltype(t);
-      for_each_run(p.parameter->cut, value.shape(), 0, value.numel(), [&](int64_t here, int64_t whole, int64_t count) {
+      for_each_run(*p, 0, value.numel(), [&](int64_t here, int64_t whole, int64_t count) {
         for (int64_t i = 0; i < count; ++i) {
           const double noise = 0.05 * random.normal(static_cast<uint64_t>(whole + i));
           T& x = value.data<T>()[here + i];
@@ -74,12 +74,12 @@ inline double learn_whole(Gpt& model, const Batch& batch) {
 
 // |part of x - part of whole| / |whole| over all ranks, where `x` is what this rank has of `whole`; fails when the
 // parts do not cover it.
-inline double distance(const Tensor& x_any, const Cut& cut, const Tensor& whole_any, Communicator& tp) {
+inline double distance(const Tensor& x_any, const Parameter& part, const Tensor& whole_any, Communicator& tp) {
   const std::vector<double> x = x_any.to(DType::float64).to_vector<double>(),
                             whole = whole_any.to(DType::float64).to_vector<double>();
   double difference = 0, norm = 0;
   std::vector<double> seen(whole.size());
-  for_each_run(cut, x_any.shape(), 0, x_any.numel(), [&](int64_t here, int64_t there, int64_t count) {
+  for_each_run(part, 0, x_any.numel(), [&](int64_t here, int64_t there, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       const double expected = whole[static_cast<size_t>(there + i)], d = x[static_cast<size_t>(here + i)] - expected;
       difference += d * d;
@@ -88,7 +88,8 @@ inline double distance(const Tensor& x_any, const Cut& cut, const Tensor& whole_
     }
   });
   tp.sum(seen);
-  EXPECT_EQ(std::count(seen.begin(), seen.end(), cut.is_whole() ? tp.size() : 1), static_cast<int64_t>(seen.size()));
+  EXPECT_EQ(std::count(seen.begin(), seen.end(), part.shard.is_whole() ? tp.size() : 1),
+            static_cast<int64_t>(seen.size()));
   difference = tp.sum(difference);
   norm = tp.sum(norm);
   EXPECT_GT(norm, 0);
@@ -96,12 +97,12 @@ inline double distance(const Tensor& x_any, const Cut& cut, const Tensor& whole_
 }
 
 inline void expect_same_gradients(Gpt& cut, Gpt& whole, Communicator& tp, double bound, const std::string& what) {
-  const std::vector<Module::Named> parts = cut.parameters(), wholes = whole.parameters();
+  const std::vector<Parameter*> parts = cut.parameters(), wholes = whole.parameters();
   ASSERT_EQ(parts.size(), wholes.size()) << what;
   for (size_t i = 0; i < parts.size(); ++i) {
-    ASSERT_EQ(parts[i].name, wholes[i].name);
-    const Parameter &part = *parts[i].parameter, &one = *wholes[i].parameter;
-    EXPECT_LE(distance(part.var.grad(), part.cut, one.var.grad(), tp), bound) << what << ": " << parts[i].name;
+    ASSERT_EQ(parts[i]->name, wholes[i]->name);
+    const Parameter &part = *parts[i], &one = *wholes[i];
+    EXPECT_LE(distance(part.var.grad(), part, one.var.grad(), tp), bound) << what << ": " << part.name;
   }
 }
 

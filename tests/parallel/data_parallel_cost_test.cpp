@@ -19,12 +19,13 @@ const GptConfig kConfig{.layers = 1, .heads = 2, .channels = 16, .context = 4, .
 TEST(DataParallelCost, TheRootLoadsForAll) {
   launch({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
     Gpt model(kConfig);
-    const auto strategy = make_data_strategy(model, world, make_arena(), {.mode = "dataparallel", .microbatches = 2});
-    const Share own = strategy->computes(12, 2, 1);
+    const auto strategy =
+        make_data_strategy(model, world, make_arena(), {.mode = DataMode::dataparallel, .microbatches = 2});
+    const BatchSlice own = strategy->batches().computes(12, 2, 1);
     EXPECT_EQ(own.first, std::vector<int64_t>({2, 6, 10})[static_cast<size_t>(world.rank())]);
     EXPECT_EQ(own.count, 2);
     std::vector<int64_t> firsts;
-    for (const Share& s : strategy->loads(12, 2, 1)) firsts.push_back(s.first);
+    for (const BatchSlice& s : strategy->batches().loads(12, 2, 1)) firsts.push_back(s.first);
     EXPECT_EQ(firsts, world.rank() == 0 ? std::vector<int64_t>({2, 6, 10}) : std::vector<int64_t>());
     EXPECT_EQ(strategy->shards().empty(), world.rank() != 0);
   });
@@ -43,7 +44,7 @@ std::vector<Cost> costs_of_a_step() {
   launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
     Gpt model(kConfig);
-    const auto strategy = make_data_strategy(model, world, arena, {.mode = "dataparallel", .microbatches = 2});
+    const auto strategy = make_data_strategy(model, world, arena, {.mode = DataMode::dataparallel, .microbatches = 2});
     const int64_t rows = world.rank() == 0 ? 3 : 1;
     const Tensor ids =
         world.rank() == 0 ? Tensor::zeros({rows, 4}, DType::int32, arena) : Tensor::meta({rows, 4}, DType::int32);
@@ -51,7 +52,7 @@ std::vector<Cost> costs_of_a_step() {
     strategy->begin_step();
     for (int64_t j = 0; j < 2; ++j) test::run_microbatch(*strategy, model, ids, ids, 1.0 / 24, j);
     strategy->finish_gradients();
-    strategy->unit_sums();
+    unit_sums(*strategy);
     strategy->share_parameters();
     costs[static_cast<size_t>(world.rank())] = {world.counts(), arena->usage(Category::parameters).live,
                                                 arena->usage(Category::gradients).live,
@@ -94,7 +95,7 @@ TEST(DataParallelCost, MemoryIsThatWorkedByHand) {
 std::string refusal(Communicator& axis, const DataOptions& options) {
   try {
     Gpt model(kConfig);
-    make_data_strategy(model, axis, make_arena(), options)->computes(10, options.microbatches, 0);
+    make_data_strategy(model, axis, make_arena(), options)->batches().computes(10, options.microbatches, 0);
   } catch (const Error& e) {
     EXPECT_EQ(e.status(), Status::usage);
     return e.what();
@@ -104,16 +105,16 @@ std::string refusal(Communicator& axis, const DataOptions& options) {
 
 TEST(DataParallelCost, WhatCannotBeIsRefused) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
-    EXPECT_EQ(refusal(world, {.mode = "dataparallel", .zero = 2}),
-              "--zero: dataparallel keeps everything on rank 0, so there is no stage 2 of it; expected 0, or ddp "
+    EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .zero = 2}),
+              "`zero`: dataparallel keeps everything on rank 0, so there is no stage 2 of it; expected 0, or ddp "
               "instead of dataparallel");
-    EXPECT_EQ(refusal(world, {.mode = "dataparalel"}),
-              "[data parallel] unknown mode 'dataparalel'; expected ddp, dataparallel or ps-sync");
-    EXPECT_EQ(refusal(world, {.mode = "dataparallel", .microbatches = 3}),
-              "--batch: expected a multiple of 2 data ranks x 3 micro-batches, found 10");
+    EXPECT_EQ(refusal(world, {.mode = DataMode::ps_async}),
+              "[data parallel] ps-async has no steps that all ranks make; expected ddp, dataparallel or ps-sync");
+    EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .microbatches = 3}),
+              "`batch`: expected a multiple of 2 data ranks x 3 micro-batches, found 10");
   });
   Communicator fake(std::make_unique<FakeTransport>(0, 8), "dp");
-  EXPECT_EQ(refusal(fake, {.mode = "dataparallel"}),
+  EXPECT_EQ(refusal(fake, {.mode = DataMode::dataparallel}),
             "[data parallel] dataparallel is for threads of one process, found fake ranks; use ddp");
 }
 

@@ -12,6 +12,7 @@
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
+#include "tensor/named.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/random.h"
 #include "tests/support/strategy.h"
@@ -20,19 +21,20 @@ namespace tessera {
 namespace {
 
 struct Run {
-  std::string mode = "dataparallel";
+  DataMode mode = DataMode::dataparallel;
   int ranks = 2;
   int64_t microbatches = 1;
   DType dtype = DType::float32;
-  std::string optimizer = "sgd";
+  OptimizerKind optimizer = OptimizerKind::sgd;
   int64_t sequences = 2;  // of a micro-batch
   int steps = 20;
 
   int64_t batch() const { return ranks * microbatches * sequences; }
   double scale() const { return 1.0 / static_cast<double>(batch() * kTokens); }
   std::string name() const {
-    return mode + ", " + std::to_string(ranks) + " ranks, " + std::to_string(microbatches) + " micro-batches, " +
-           std::string(name_of(dtype)) + ", " + optimizer;
+    return std::string(name_in(kDataModeNames, mode)) + ", " + std::to_string(ranks) + " ranks, " +
+           std::to_string(microbatches) + " micro-batches, " + std::string(name_of(dtype)) + ", " +
+           std::string(name_in(kOptimizerNames, optimizer));
   }
   static constexpr int64_t kTokens = 12;
 };
@@ -59,10 +61,10 @@ std::string bytes_of(const std::vector<FlatUnit>& units, bool gradients) {
 }
 
 // Sequences that can be learnt: each token follows from the one before it.
-void load(int64_t step, Share share, int32_t* ids, int32_t* targets) {
-  for (int64_t s = 0; s < share.count; ++s) {
+void load(int64_t step, BatchSlice slice, int32_t* ids, int32_t* targets) {
+  for (int64_t s = 0; s < slice.count; ++s) {
     auto token = static_cast<int32_t>(
-        Philox::named(kSeed, "text").below(37, static_cast<uint64_t>(share.first + s), static_cast<uint64_t>(step)));
+        Philox::named(kSeed, "text").below(37, static_cast<uint64_t>(slice.first + s), static_cast<uint64_t>(step)));
     for (int64_t t = 0; t < Run::kTokens; ++t) {
       *ids++ = token;
       token = (token * 2 + 1) % 37;
@@ -74,7 +76,7 @@ void load(int64_t step, Share share, int32_t* ids, int32_t* targets) {
 std::unique_ptr<Optimizer> optimizer_of(const Run& run, std::vector<FlatUnit> units) {
   return make_optimizer(run.optimizer, std::move(units), {.weight_decay = 0.1});
 }
-double rate(const Run& run) { return run.optimizer == "sgd" ? 0.3 : 3e-3; }
+double rate(const Run& run) { return run.optimizer == OptimizerKind::sgd ? 0.3 : 3e-3; }
 double clip(double squares) { return clip_factor(std::sqrt(squares), kClip); }
 
 StepInfo at(int64_t step, int64_t first) {
@@ -131,17 +133,17 @@ Record serial(const Run& run) {
 
 double run_microbatch(const Run& run, Gpt& model, DataStrategy& strategy, const ArenaPtr& arena, int64_t step,
                       int64_t j) {
-  const Share own = strategy.computes(run.batch(), run.microbatches, j);
-  const std::vector<Share> shares = strategy.loads(run.batch(), run.microbatches, j);
+  const BatchSlice own = strategy.batches().computes(run.batch(), run.microbatches, j);
+  const std::vector<BatchSlice> slices = strategy.batches().loads(run.batch(), run.microbatches, j);
   int64_t rows = 0;
-  for (const Share& s : shares) rows += s.count;
+  for (const BatchSlice& s : slices) rows += s.count;
   const auto make = [&] {
     return rows > 0 ? Tensor::empty({rows, Run::kTokens}, DType::int32, arena)
                     : Tensor::meta({own.count, Run::kTokens}, DType::int32);
   };
   const Tensor ids = make(), targets = make();
   int64_t at_row = 0;
-  for (const Share& s : shares) {
+  for (const BatchSlice& s : slices) {
     const int64_t offset = at_row * Run::kTokens;
     load(step, s, ids.data<int32_t>() + offset, targets.data<int32_t>() + offset);
     at_row += s.count;
@@ -197,12 +199,13 @@ TEST(DataParallel, TrainsBitForBitLikeOneRank) {
   for (const int ranks : {2, 3, 4})
     for (const int64_t microbatches : {1, 2, 3})
       for (const DType dtype : {DType::float32, DType::bfloat16})
-        for (const char* optimizer : {"sgd", "adamw"})
+        for (const OptimizerKind optimizer : {OptimizerKind::sgd, OptimizerKind::adamw})
           expect_same({.ranks = ranks, .microbatches = microbatches, .dtype = dtype, .optimizer = optimizer});
 }
 
 TEST(DataParallel, HasTheBitsOfDdp) {
-  for (const int64_t microbatches : {1, 2}) expect_same({.mode = "ddp", .ranks = 3, .microbatches = microbatches});
+  for (const int64_t microbatches : {1, 2})
+    expect_same({.mode = DataMode::ddp, .ranks = 3, .microbatches = microbatches});
 }
 
 // 72 rows in a product: enough for weights to be packed, and packed again when they have changed.
@@ -210,7 +213,9 @@ TEST(DataParallel, PackedWeightsFollowTheRoot) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) expect_same({.dtype = dtype, .sequences = 6});
 }
 
-TEST(DataParallel, OneRankIsPlainTraining) { expect_same({.ranks = 1, .microbatches = 2, .optimizer = "adamw"}); }
+TEST(DataParallel, OneRankIsPlainTraining) {
+  expect_same({.ranks = 1, .microbatches = 2, .optimizer = OptimizerKind::adamw});
+}
 
 }  // namespace
 }  // namespace tessera

@@ -63,7 +63,7 @@ Watched watch(int64_t bucket_bytes, Algorithm algorithm = Algorithm::direct) {
     const ArenaPtr arena = make_arena();
     Gpt model(test::tiny_gpt(0.1));
     Ddp ddp(model, world, arena, {.microbatches = kMicrobatches, .bucket_bytes = bucket_bytes, .seed = kSeed});
-    const auto optimizer = make_optimizer("sgd", ddp.shards(), {});
+    const auto optimizer = make_optimizer(OptimizerKind::sgd, ddp.shards(), {});
     Trace trace;
     std::vector<double> tied, block;
     note_backward(model.tokens, trace, tied);
@@ -78,7 +78,7 @@ Watched watch(int64_t bucket_bytes, Algorithm algorithm = Algorithm::direct) {
     seen.head = tied[tied.size() - 2];
     seen.lookup = tied.back();
     seen.block = block.back();
-    seen.cut = ddp.reductions();
+    seen.cut = ddp.layout().reductions;
     seen.parameters = model.parameter_count();
     for (int64_t step = 1; step < 4; ++step) {
       one_step(model, ddp, arena, trace, world.rank(), step, seen);

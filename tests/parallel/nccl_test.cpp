@@ -275,8 +275,8 @@ TEST(Nccl, WithoutGpusTheBackendIsRefused) {
     GTEST_SKIP() << "this machine has GPUs";
   } catch (const Error& e) {
     const std::string what = e.what();
-    EXPECT_NE(what.find(kWithNccl ? "--backend nccl: every rank needs a GPU of its own; expected 2 on this machine"
-                                  : "--backend nccl: this build has no NCCL"),
+    EXPECT_NE(what.find(kWithNccl ? "`backend` nccl: every rank needs a GPU of its own; expected 2 on this machine"
+                                  : "`backend` nccl: this build has no NCCL"),
               std::string::npos)
         << what;
     EXPECT_EQ(e.status(), Status::usage);

@@ -73,8 +73,8 @@ class TestStages : public Stages {
   TestStages(Chain& chain, Variant variant, ArenaPtr arena)
       : chain_(chain), variant_(variant), arena_(std::move(arena)) {
     for (int s = 0; s < static_cast<int>(chain.layers.size()); ++s)
-      for (const Module::Named& p : chain.layers[static_cast<size_t>(s)]->parameters())
-        p.parameter->var.on_grad([this, s] {
+      for (const Parameter* p : chain.layers[static_cast<size_t>(s)]->parameters())
+        Var(p->var).on_grad([this, s] {
           EXPECT_EQ(open_, s) << "a gradient came outside begin_gradients() and end_gradients()";
           ++arrived;
         });
@@ -102,7 +102,7 @@ class TestStages : public Stages {
 
 std::vector<std::vector<float>> gradients(Module& module) {
   std::vector<std::vector<float>> out;
-  for (const Module::Named& p : module.parameters()) out.push_back(p.parameter->var.grad().to_vector<float>());
+  for (const Parameter* p : module.parameters()) out.push_back(p->var.grad().to_vector<float>());
   return out;
 }
 

@@ -170,16 +170,16 @@ TEST(TensorParallelCost, InputsComeBackWhileInputGradientsAreMade) {
 // Gradients of a strategy's shards, put together on data rank 0, beside those of one rank.
 void expect_whole_gradients(DataStrategy& strategy, Gpt& model, Gpt& whole, Mesh& mesh, const std::string& what) {
   const std::vector<Module::Unit> layout = model.layout();
-  std::vector<Module::Named> wholes = whole.parameters();
+  const std::vector<Parameter*> wholes = whole.parameters();
   size_t at = 0;
   for (size_t u = 0; u < layout.size(); ++u) {
     const Tensor gradients = strategy.gather(u, strategy.shards()[u].grads);
     for (const Slot& slot : layout[u].slots) {
-      const Module::Named& one = wholes[at++];
-      ASSERT_EQ(one.name, slot.name);
+      const Parameter& one = *wholes[at++];
+      ASSERT_EQ(one.name, slot.parameter->name);
       if (mesh.coordinate("dp") != 0) continue;
-      const Tensor part = gradients.narrow(0, slot.begin, slot.shape.numel()).reshape(slot.shape);
-      EXPECT_LE(test::distance(part, slot.cut, one.parameter->var.grad(), mesh["tp"]), 1e-12) << what << slot.name;
+      const Tensor part = gradients.narrow(0, slot.begin, slot.size).reshape(slot.parameter->local());
+      EXPECT_LE(test::distance(part, *slot.parameter, one.var.grad(), mesh["tp"]), 1e-12) << what << one.name;
     }
   }
 }

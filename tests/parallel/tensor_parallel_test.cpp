@@ -105,7 +105,7 @@ TEST(TensorParallel, AnAxisOfOneChangesNothing) {
 
 void expect_same_bits(const Parameter& part, const Tensor& whole, const std::string& name) {
   const std::vector<float> here = part.var.value().to_vector<float>(), all = whole.to_vector<float>();
-  for_each_run(part.cut, part.var.shape(), 0, part.var.value().numel(), [&](int64_t at, int64_t there, int64_t count) {
+  for_each_run(part, 0, part.var.value().numel(), [&](int64_t at, int64_t there, int64_t count) {
     EXPECT_TRUE(std::equal(here.begin() + at, here.begin() + at + count, all.begin() + there)) << name;
   });
 }
@@ -119,12 +119,12 @@ TEST(TensorParallel, FirstValuesAreTheWholeModelsBits) {
       tensor_parallel(model, tp, I);
       whole.materialize(7, arena, DType::float32, DType::float32);
       model.materialize(7, arena, DType::float32, DType::float32);
-      const std::vector<Module::Named> parts = model.parameters(), wholes = whole.parameters();
+      const std::vector<Parameter*> parts = model.parameters(), wholes = whole.parameters();
       int cut = 0;
       for (size_t i = 0; i < parts.size(); ++i) {
-        const Parameter& part = *parts[i].parameter;
-        expect_same_bits(part, wholes[i].parameter->var.value(), parts[i].name);
-        cut += part.cut.is_whole() ? 0 : 1;
+        const Parameter& part = *parts[i];
+        expect_same_bits(part, wholes[i]->var.value(), part.name);
+        cut += part.shard.is_whole() ? 0 : 1;
       }
       EXPECT_EQ(cut, 2 + 6 * c.config.layers);  // table, head; four weights and two biases of a block
     });

@@ -26,10 +26,10 @@ inline std::string oracle_index(const GptShape& shape, std::span<const FlatUnit>
   int64_t offset = 0;
   for (const FlatUnit& unit : units) {
     for (const Slot& slot : unit.slots) {
-      std::string dims = slot.shape.str();  // "(2, 3)"
+      std::string dims = slot.parameter->local().str();  // "(2, 3)"
       dims = "[" + dims.substr(1, dims.size() - 2) + "]";
-      tensors += fmt::format(R"({}{{"name": "{}", "shape": {}, "offset": {}}})", tensors.empty() ? "" : ", ", slot.name,
-                             dims, offset + slot.begin);
+      tensors += fmt::format(R"({}{{"name": "{}", "shape": {}, "offset": {}}})", tensors.empty() ? "" : ", ",
+                             slot.parameter->name, dims, offset + slot.begin);
     }
     offset += unit.values.numel();
   }
@@ -71,14 +71,14 @@ inline Worst worst_gradient(std::span<const FlatUnit> units, std::span<const dou
     const std::vector<double> grads = unit.grads.to(DType::float64).to_vector<double>();
     for (const Slot& slot : unit.slots) {
       double difference = 0, norm = 0;
-      for (int64_t i = slot.begin; i < slot.begin + slot.shape.numel(); ++i) {
+      for (int64_t i = slot.begin; i < slot.end(); ++i) {
         const double expected = reference[offset + static_cast<size_t>(i)];
         const double d = grads[static_cast<size_t>(i)] - expected;
         difference += d * d;
         norm += expected * expected;
       }
       const double error = std::sqrt(difference / norm);
-      if (!(error <= worst.error)) worst = {error, slot.name};
+      if (!(error <= worst.error)) worst = {error, slot.parameter->name};
       if (std::isnan(error)) return worst;
     }
     offset += grads.size();

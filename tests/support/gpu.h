@@ -17,6 +17,12 @@ inline std::string no_gpu() {
     return cuda::gpu_count() > 0 ? "" : "this machine has no GPU";
 }
 
+// Where a clock or a library decides, tests of the emulated GPU know what comes of it.
+inline bool emulated() {
+  if constexpr (kWithCuda) return cuda::describe_gpu().find("emulated") != std::string::npos;
+  return false;
+}
+
 // Tests whose names end in Gpu: each is skipped with the reason where there is no GPU, never passed over in silence.
 class OnGpu : public testing::Test {
  protected:

@@ -2,7 +2,7 @@
 #pragma once
 #include "models/gpt.h"
 #include "optim/grad_norm.h"
-#include "parallel/data_strategy.h"
+#include "parallel/gradient_norm.h"
 
 namespace tessera::test {
 
@@ -12,7 +12,7 @@ inline double run_microbatch(DataStrategy& strategy, Gpt& model, const Tensor& i
   const Head head{
       [&](const Var& hidden) { return model.logits(hidden); },
       [&](const Var& hidden, const Tensor& wanted, double by) { return model.head_loss(hidden, wanted, by); }};
-  const Root root = strategy.loss(model.hidden(strategy.deal(ids)), targets, scale, head);
+  const Root root = strategy.batches().loss(model.hidden(strategy.batches().scatter_batch(ids)), targets, scale, head);
   strategy.begin_gradients(index);
   backward(root.value, {.seed = root.seed});
   strategy.end_gradients(index);
@@ -21,7 +21,7 @@ inline double run_microbatch(DataStrategy& strategy, Gpt& model, const Tensor& i
 
 inline double sum_of_squares(DataStrategy& strategy) {
   OrderedSum total;
-  for (const double sum : strategy.unit_sums()) total.add(sum);
+  for (const double sum : unit_sums(strategy)) total.add(sum);
   return total.total();
 }
 

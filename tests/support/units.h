@@ -1,5 +1,7 @@
 // Units of random parameters and gradients for tests of the optimizers and the gradient norm.
 #pragma once
+#include <deque>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -13,7 +15,11 @@ inline FlatUnit make_unit(const std::string& name, const std::vector<int64_t>& s
   FlatUnit unit{.name = name, .values = {}, .grads = {}, .slots = {}};
   int64_t n = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    unit.slots.push_back({name + "." + std::to_string(i), n, {sizes[i]}, i % 2 == 0});
+    static std::mutex one_at_a_time;
+    static std::deque<Parameter> all;  // units outlive whoever made them
+    const std::lock_guard lock(one_at_a_time);
+    all.push_back({.name = name + "." + std::to_string(i), .whole = {sizes[i]}, .decays = i % 2 == 0});
+    unit.slots.push_back({&all.back(), n, sizes[i]});
     n += (sizes[i] + 15) / 16 * 16;
   }
   unit.values = Tensor::empty({n}, values, arena, Category::parameters);
@@ -29,14 +35,14 @@ void fill_slots(const FlatUnit& unit, const Tensor& target, const F& f) {
   with_floating(target.dtype(), "test", [&](auto type) {
     using T = decltype(type);
     for (const Slot& slot : unit.slots)
-      for (int64_t i = 0; i < slot.shape.numel(); ++i)
+      for (int64_t i = 0; i < slot.size; ++i)
         target.data<T>()[slot.begin + i] = static_cast<T>(static_cast<Accumulate<T>>(f(slot, i)));
   });
 }
 
 inline void fill_normal(const FlatUnit& unit, const Tensor& target, uint64_t seed, double scale) {
   fill_slots(unit, target, [=](const Slot& slot, int64_t i) {
-    return scale * Philox::named(seed, slot.name).normal(static_cast<uint64_t>(i));
+    return scale * Philox::named(seed, slot.parameter->name).normal(static_cast<uint64_t>(i));
   });
 }
 

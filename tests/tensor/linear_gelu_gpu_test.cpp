@@ -9,6 +9,7 @@
 
 #include "tensor/cuda/gpus.h"
 #include "tensor/cuda/kernel_choice.h"
+#include "tensor/cuda/kernel_log.h"
 #include "tensor/cuda/matmul.h"
 #include "tensor/ops/linear_gelu.h"
 #include "tensor/ops/reduce.h"
@@ -81,11 +82,6 @@ TEST_F(LinearGeluGpu, BackwardIsThatOfFloat64) {
       }
 }
 
-bool emulated() {
-  if constexpr (kWithCuda) return cuda::describe_gpu().find("emulated") != std::string::npos;
-  return false;
-}
-
 TEST_F(LinearGeluGpu, AWeightsGradientBringsItsBiasAlong) {
   int brought = 0;
   for (const DType grads : {DType::float32, DType::bfloat16})
@@ -102,7 +98,7 @@ TEST_F(LinearGeluGpu, AWeightsGradientBringsItsBiasAlong) {
       ++brought;
       expect_near(sums, db, unit, unit, "db");
     }
-  EXPECT_TRUE(brought > 0 || !emulated());  // on a GPU the clock decides
+  EXPECT_TRUE(brought > 0 || !test::emulated());  // on a GPU the clock decides
 }
 
 // Whether the three are made in one product at all: on a GPU by the clock, on the emulated one always, and never where
@@ -119,8 +115,13 @@ TEST_F(LinearGeluGpu, OneProductOnlyWhereItMayBe) {
     EXPECT_FALSE(tries(DType::float64, 16, 0));
     EXPECT_FALSE(tries(DType::bfloat16, 12, 0));
     EXPECT_FALSE(tries(DType::bfloat16, 16, 1));
+    const cuda::KernelLog& log = arena->local<cuda::KernelLog>();
+    EXPECT_EQ(log.gelu.fused + log.gelu_gradient.fused, 0);
+    EXPECT_EQ(log.gelu.apart, 4);
+    EXPECT_EQ(log.gelu_gradient.apart, 4);
     const bool first = tries(DType::bfloat16, 16, 0);
-    EXPECT_TRUE(first || !emulated());
+    EXPECT_EQ(log.gelu.fused + log.gelu_gradient.fused, first ? 1 : 0);
+    EXPECT_TRUE(first || !test::emulated());
     EXPECT_EQ(tries(DType::bfloat16, 16, 0), first) << "one choice for good";
     arena->local<cuda::KernelChoice>().deterministic = true;
     EXPECT_FALSE(tries(DType::bfloat16, 16, 0));

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "tensor/cuda/algorithm_table.h"
+#include "tensor/cuda/kernel_log.h"
 #include "tensor/cuda/matmul.h"
 #include "tensor/ops/matmul.h"
 #include "tensor/random.h"
@@ -184,6 +186,33 @@ TEST_F(ProductsGpu, RoundTheirFactorsOnlyWhenTf32IsAllowed) {
   EXPECT_LE(excess(rounded, a, b, {}, 0x1p-10), 1);
   arena->local<cuda::Tf32>().allowed = false;
   EXPECT_LE(excess(matmul(a, b), a, b, {}, 0x1p-23), 1);
+}
+
+// A library that knows only rows that begin at multiples of 16 bytes, which the emulated one is told to be.
+TEST_F(ProductsGpu, WithoutAnAlgorithmGoThroughPaddedCopies) {
+  if constexpr (kWithCuda) {
+    setenv("TESSERA_EMULATED_ALIGNMENT", "16", 1);
+    const auto& log = arena->local<cuda::KernelLog>();
+    for (uint64_t trial = 0; trial < 60; ++trial) {
+      Draw draw(3000 + trial);
+      const auto dtype = draw.one_of({DType::float64, DType::float32, DType::bfloat16});
+      const int64_t m = 1 + draw.below(40), n = 1 + draw.below(70), k = 1 + draw.below(40);
+      const int64_t batch = draw.below(2) * draw.one_of<int64_t>({1, 3});
+      const Tensor a = draw.matrix(batch, m, k, dtype, arena), b = draw.matrix(batch, k, n, dtype, arena);
+      const Tensor bias = !batch && draw.below(2) ? draw.normal({n}, dtype, arena) : Tensor{};
+      const int64_t before = log.padded_products;
+      Tensor out = a.make(batch ? Shape{batch, m, n} : Shape{m, n});
+      cuda::matmul(out, a, b, bias);
+      EXPECT_LE(excess(out, a, b, bias, unit_of(dtype)), 1) << "trial " << trial << " " << a.describe();
+      if (n * size_of(dtype) % 16 != 0) {
+        EXPECT_EQ(log.padded_products, before + (test::emulated() ? 1 : 0)) << n;
+      }
+    }
+    const Tensor odd = Draw(1).normal({8, 65}, DType::bfloat16, arena),
+                 w = Draw(2).normal({65, 65}, odd.dtype(), arena);
+    EXPECT_EQ(cuda::matmul_gelu(odd.make({8, 65}), odd.make({8, 65}), odd, w, {}), false);
+    unsetenv("TESSERA_EMULATED_ALIGNMENT");
+  }
 }
 
 TEST_F(ProductsGpu, RefuseOperandsElsewhere) {

@@ -77,8 +77,8 @@ TEST(Arena, PastItsCapacityThrowsAndStaysWhole) {
   Arena arena(host_region(int64_t{1} << 30));
   std::byte* const a = arena.allocate(1000, Category::workspace);
   arena.release(a, 1000, Category::workspace);
-  EXPECT_THROW(arena.allocate(int64_t{1} << 31, Category::workspace), std::bad_alloc);
-  EXPECT_THROW(arena.allocate(INT64_MAX - 1000, Category::workspace), std::bad_alloc);
+  EXPECT_THROW(arena.allocate(int64_t{1} << 31, Category::workspace), OutOfMemory);
+  EXPECT_THROW(arena.allocate(INT64_MAX - 1000, Category::workspace), OutOfMemory);
   EXPECT_EQ(arena.total().live, 0);
   EXPECT_EQ(arena.allocate(1000, Category::workspace), a);
   arena.release(a, 1000, Category::workspace);

@@ -78,7 +78,7 @@ TEST(Contract, TheLossFalls) {
   o.steps = 40;
   o.ranks = 2;
   o.zero = 3;
-  const VerifyResult r = verify(o);
+  const VerifyResult r = verify(job_of(o));
   EXPECT_TRUE(r.passed());
   EXPECT_LT(r.losses.back(), r.losses.front() - 0.2);
 }

@@ -5,14 +5,14 @@
 #include <cstdlib>
 #include <initializer_list>
 
-#include "app/verify/verify.h"
 #include "tensor/random.h"
 #include "tests/verify/plans.h"
+#include "verify/verify.h"
 
 namespace tessera::test {
 
 inline void expect_passes(const TrainOptions& o) {
-  const VerifyResult r = verify(o);
+  const VerifyResult r = verify(job_of(o));
   EXPECT_TRUE(r.passed()) << command_of(o) << "\n" << (r.failures.empty() ? "" : r.failures.front());
   EXPECT_TRUE(r.bitwise || !r.exact) << command_of(o);
   EXPECT_EQ(r.losses.size(), static_cast<size_t>(o.steps));

@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "app/plan.h"
-#include "app/sequences.h"
-#include "app/trainer.h"
-#include "app/whole_state.h"
 #include "parallel/comm/launch.h"
 #include "tensor/error.h"
 #include "tensor/random.h"
 #include "tests/verify/plans.h"
+#include "train/plan.h"
+#include "train/sequences.h"
+#include "train/trainer.h"
+#include "train/whole_state.h"
 
 namespace tessera {
 namespace {
@@ -53,10 +53,10 @@ using Faults = std::map<int, std::vector<Fault>>;
 // The parameters at the end, as rank 0 knows them.
 std::string train(const TrainOptions& o, const Faults& faults, const Sequences& sequences) {
   std::string out;
-  LaunchOptions how = launch_options(o);
+  LaunchOptions how = launch_options(job_of(o).plan);
   how.faults = faults;
   launch(how, [&](Communicator& world) {
-    Trainer trainer(o, sequences, world);
+    Trainer trainer(job_of(o), sequences, world);
     while (trainer.steps_done() < o.steps) trainer.step();
     for (const NamedTensor& t : whole_values(trainer))
       out.append(reinterpret_cast<const char*>(t.tensor.raw()), static_cast<size_t>(t.tensor.nbytes()));
@@ -125,8 +125,8 @@ TEST(Faults, ALossThatIsNoNumberOnOneRankEndsAllInTheSameStep) {
     std::vector<int64_t> done(3, -1);
     const Sequences sequences = counted(o);
     try {
-      launch(launch_options(o), [&](Communicator& world) {
-        Trainer trainer(o, sequences, world);
+      launch(launch_options(job_of(o).plan), [&](Communicator& world) {
+        Trainer trainer(job_of(o), sequences, world);
         int64_t& steps = done[static_cast<size_t>(world.rank())];
         for (steps = 0;; ++steps) {
           const std::vector<FlatUnit> units = trainer.strategy().residents();

@@ -1,5 +1,5 @@
-// The program with a GPU for each rank, real or emulated: it trains like one rank, in captured steps, and says why not
-// where it cannot capture them.
+// The program on GPUs, real or emulated. With one: its summary says what ran there, and what it cannot do is one line.
+// With one for each rank: it trains like one rank, in captured steps, and says why not where it cannot capture them.
 #include "tests/support/gpus.h"
 
 #include <gtest/gtest.h>
@@ -79,6 +79,62 @@ TEST_F(GpusTest, AVocabularyThatIsReadSlowlyIsNamed) {
             std::string::npos);
   for (const char* const good : {"--vocab 60", "--vocab 64 --dtype bf16"})
     EXPECT_EQ(said(good).find("does not divide by"), std::string::npos) << good;
+}
+
+class GpuProgramTest : public test::ProgramTest {
+ protected:
+  void SetUp() override {
+    if (const std::string why = test::no_gpu(); !why.empty()) GTEST_SKIP() << why;
+  }
+  // What the summary of six steps of a bf16 GPT with heads of 64 says of its GPU.
+  nlohmann::json summary(const std::string& more, const std::string& before = "") {
+    const test::Ran r = run("train " + kSmall +
+                                "--device cuda --dtype bf16 --channels 128 --heads 2 --vocab 64 --steps 6 --no-save "
+                                "--no-eval --format json --quiet " +
+                                more,
+                            before);
+    EXPECT_EQ(r.status, 0) << r.err;
+    const size_t end = r.out.find_last_not_of('\n'), begin = r.out.rfind('\n', end) + 1;
+    return nlohmann::json::parse(r.out.substr(begin, end - begin + 1)).value("gpu", nlohmann::json());
+  }
+};
+
+TEST_F(GpuProgramTest, TheSummarySaysWhatRan) {
+  const nlohmann::json one = summary("--ranks 1 --attention own");
+  EXPECT_EQ(one["graph"], (nlohmann::json{{"captures", 1}, {"replays", 4}, {"queued", 2}, {"why_not", ""}}));
+  EXPECT_EQ(
+      one["attention"]["forward"],
+      (nlohmann::json{{"cudnn", 0}, {"tensor cores", 3}, {"plain", 0}}));  // one layer: two steps queued, one captured
+  EXPECT_EQ(one["attention"]["backward"], one["attention"]["forward"]);
+  EXPECT_EQ(one["attention"]["refused"].size(), 0);
+  EXPECT_EQ(one["memory"], "");
+  for (const char* const pass : {"gelu", "gelu_gradient", "bias_sums"}) {
+    const nlohmann::json counts = one["epilogues"][pass];
+    EXPECT_GT(counts["fused"].get<int>() + counts["apart"].get<int>(), 0) << pass;
+    EXPECT_TRUE(counts["apart"] == 0 || !test::emulated()) << pass;
+  }
+  const nlohmann::json queued = summary("--ranks 1 --cuda-graph off --deterministic");
+  EXPECT_EQ(queued["graph"],
+            (nlohmann::json{{"captures", 0}, {"replays", 0}, {"queued", 6}, {"why_not", "--cuda-graph off"}}));
+  EXPECT_EQ(queued["epilogues"]["gelu"]["fused"], 0);
+  EXPECT_EQ(summary("--ranks 2")["graph"]["why_not"], "the 2 ranks meet on the host within a step");
+  EXPECT_EQ(summary("--ranks 2")["graph"]["queued"], 6);
+}
+
+TEST_F(GpuProgramTest, WhatAGpuCannotDoIsOneLine) {
+  EXPECT_EQ(summary("--ranks 1", "TESSERA_GPU_ARENA=plain:1")["memory"],
+            "memory of the GPU is taken at once, 1024 MiB (TESSERA_GPU_ARENA is plain:1)");
+  if (!test::emulated()) return;
+  setenv("TESSERA_GPU_ARENA", "plain:1", 1);
+  expect_failure("train " + kSmall + "--device cuda --ranks 1 --vocab 9000000", 3,
+                 "a smaller --batch, more --microbatches, --recompute or --offload need less");
+  unsetenv("TESSERA_GPU_ARENA");
+  setenv("TESSERA_EMULATED_GPU_IS_OLD", "1", 1);
+  expect_failure("train " + kSmall + "--device cuda", 2, "holds no code for emulated GPU, of compute capability 9.0");
+  unsetenv("TESSERA_EMULATED_GPU_IS_OLD");
+  setenv("TESSERA_EMULATED_GPUS", "0", 1);
+  expect_failure("train " + kSmall + "--device cuda", 2, "--device cuda: no GPU was found");
+  unsetenv("TESSERA_EMULATED_GPUS");
 }
 
 TEST_F(GpusTest, WhatCannotBeCapturedSaysWhy) {

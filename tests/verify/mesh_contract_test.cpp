@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "app/plan.h"
 #include "parallel/pipeline/schedules.h"
 #include "tests/verify/draw.h"
+#include "train/plan.h"
 
 namespace tessera {
 namespace {
@@ -143,7 +143,7 @@ TEST(MeshContract, TheLossFallsUnderAllFourAxes) {
   o.microbatches = 2;
   o.batch = 12;
   o.steps = 40;
-  const VerifyResult r = verify(o);
+  const VerifyResult r = verify(job_of(o));
   EXPECT_TRUE(r.passed()) << r.failures.front();
   EXPECT_LT(r.losses.back(), r.losses.front() - 0.2);
 }

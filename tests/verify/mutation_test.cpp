@@ -5,10 +5,10 @@
 #include <cmath>
 #include <functional>
 
-#include "app/verify/totals.h"
-#include "app/verify/verify.h"
 #include "tensor/error.h"
 #include "tests/verify/plans.h"
+#include "verify/totals.h"
+#include "verify/verify.h"
 
 namespace tessera {
 namespace {
@@ -19,7 +19,7 @@ using test::small_plan;
 // True when the contract turns red, or training itself stops.
 bool is_caught(const TrainOptions& o, Mutation mutation) {
   try {
-    const VerifyResult r = verify(o, mutation);
+    const VerifyResult r = verify(job_of(o), mutation);
     return !r.passed();
   } catch (const Error& e) {
     return e.status() == Status::not_finite || e.status() == Status::communication;
@@ -111,12 +111,12 @@ TEST(Mutation, CountsAreBoundsOfTheirOwn) {
   o.ranks = 2;
   o.zero = 2;
   o.steps = 40;
-  const VerifyResult good = verify(o);
+  const VerifyResult good = verify(job_of(o));
   ASSERT_TRUE(good.passed()) << good.failures.front();
   const auto expect_red = [&](const std::function<void(VerifyResult&)>& spoil) {
     VerifyResult bad = good;
     spoil(bad);
-    check_totals(bad, o);
+    check_totals(bad, job_of(o).plan);
     EXPECT_FALSE(bad.passed());
   };
   expect_red([](VerifyResult& r) { r.sent.back().bytes += 1; });

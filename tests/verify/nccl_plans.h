@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "app/plan.h"
-#include "app/trainer.h"
 #include "parallel/comm/launch.h"
 #include "tests/support/gpus.h"
 #include "tests/verify/plans.h"
+#include "train/plan.h"
+#include "train/trainer.h"
 
 namespace tessera::test {
 
@@ -108,8 +108,8 @@ inline Sequences sequences_for(const TrainOptions& o) { return counted_sequences
 inline void on_ranks(TrainOptions o, bool captured, const Sequences& sequences,
                      const std::function<void(Trainer&)>& f) {
   o.cuda_graph = captured ? "on" : "off";
-  launch(launch_options(o), [&](Communicator& world) {
-    Trainer trainer(o, sequences, world);
+  launch(launch_options(job_of(o).plan), [&](Communicator& world) {
+    Trainer trainer(job_of(o), sequences, world);
     f(trainer);
   });
 }

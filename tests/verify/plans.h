@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "app/job_of.h"
 #include "app/option_values.h"
 #include "app/options.h"
 

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "app/step_ranks.h"
 #include "tests/verify/nccl_plans.h"
+#include "train/step_ranks.h"
 
 namespace tessera {
 namespace {
@@ -25,7 +25,7 @@ using test::own_bytes_of;
 // A number on one rank that is none: all leave the step out and end in it, with equal weights.
 TEST_F(RanksStepGraphGpu, AStepThatIsNotFiniteOnOneRankUpdatesNothing) {
   for (const auto& [name, o] : test::nccl_plans()) {
-    if (ranks_of(o) > gpus) continue;
+    if (job_of(o).plan.ranks() > gpus) continue;
     for (const int64_t after : {0, 5}) {  // queued, and launched again
       int ended = 0;
       std::mutex counting;
@@ -43,11 +43,11 @@ TEST_F(RanksStepGraphGpu, AStepThatIsNotFiniteOnOneRankUpdatesNothing) {
         }
         EXPECT_TRUE(own_bytes_of(trainer) == before) << of << ", rank " << trainer.world().rank();
         EXPECT_EQ(trainer.steps_done(), after);
-        EXPECT_EQ(trainer.replays() > 0, after > 0);
+        EXPECT_EQ(trainer.step_record().replays > 0, after > 0);
         const std::lock_guard lock(counting);
         ++ended;
       });
-      EXPECT_EQ(ended, ranks_of(o)) << name;
+      EXPECT_EQ(ended, job_of(o).plan.ranks()) << name;
     }
   }
 }
@@ -56,7 +56,7 @@ TEST_F(RanksStepGraphGpu, AStepThatIsNotFiniteOnOneRankUpdatesNothing) {
 // cause that those have who were given it.
 TEST_F(RanksStepGraphGpu, ATokenOutsideOnOneRankUpdatesNothing) {
   for (const auto& [name, o] : test::nccl_plans()) {
-    if (ranks_of(o) > gpus) continue;
+    if (job_of(o).plan.ranks() > gpus) continue;
     constexpr int64_t kAfter = 5;  // launched again
     Sequences sequences = test::sequences_for(o);
     sequences.load = [good = sequences.load, context = *o.context, last = o.batch - 1, vocab = *o.vocab](
@@ -70,7 +70,7 @@ TEST_F(RanksStepGraphGpu, ATokenOutsideOnOneRankUpdatesNothing) {
     try {
       on_ranks(o, true, sequences, [&, &of = name](Trainer& trainer) {
         for (int64_t step = 0; step < kAfter; ++step) trainer.step();
-        EXPECT_GT(trainer.replays(), 0) << of;
+        EXPECT_GT(trainer.step_record().replays, 0) << of;
         const Bytes before = own_bytes_of(trainer);
         try {
           trainer.step();
@@ -84,7 +84,7 @@ TEST_F(RanksStepGraphGpu, ATokenOutsideOnOneRankUpdatesNothing) {
     } catch (const Error& e) {
       cause = e.what();
     }
-    EXPECT_EQ(ended, ranks_of(o)) << name;
+    EXPECT_EQ(ended, job_of(o).plan.ranks()) << name;
     EXPECT_NE(cause.find(std::to_string(*o.vocab + 3) + " "), std::string::npos) << name << ": " << cause;
     EXPECT_NE(cause.find("is outside [0, "), std::string::npos) << name << ": " << cause;
   }
@@ -106,7 +106,7 @@ TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
   for (const bool agreed : {false, true}) {
     const std::string what = failure(o, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 5; ++step) trainer.step();
-      EXPECT_GT(trainer.replays(), 0);
+      EXPECT_GT(trainer.step_record().replays, 0);
       if (trainer.world().rank() == 1) {
         if (agreed) StepRanks(trainer.world(), {}).agree(false, true, true);
         throw CommError("the cause");
@@ -129,23 +129,23 @@ TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
 std::string reason(int64_t ranks, const std::function<void(TrainOptions&)>& change) {
   TrainOptions o = over_nccl(ranks, change);
   o.cuda_graph = "auto";
-  std::string why = no_graph_because(o, static_cast<int>(ranks));
+  std::string why = no_graph_because(job_of(o).plan, o.trace);
   o.cuda_graph = "on";
   if (why.empty())
-    EXPECT_EQ(no_graph_because(o, static_cast<int>(ranks)), "");
+    EXPECT_EQ(no_graph_because(job_of(o).plan, o.trace), "");
   else
-    EXPECT_THROW(no_graph_because(o, static_cast<int>(ranks)), Error);
+    EXPECT_THROW(no_graph_because(job_of(o).plan, o.trace), Error);
   return why;
 }
 
 TEST(RanksStepGraph, SaysWhyNot) {
   EXPECT_EQ(reason(2, [](TrainOptions&) {}), "");
   EXPECT_EQ(reason(2, [](TrainOptions& o) { o.backend = "threads"; }), "the 2 ranks meet on the host within a step");
-  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.pp = 2; }), "the 2 ranks of --pp send each other messages");
-  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.cp = 2; }), "the ranks of --cp-mode ring send each other messages");
-  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.trace = true; }), "--trace looks at each pass of a step");
+  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.pp = 2; }), "the 2 ranks of `pp` send each other messages");
+  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.cp = 2; }), "the ranks of `cp_mode` ring send each other messages");
+  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.trace = true; }), "`trace` looks at each pass of a step");
   EXPECT_EQ(reason(2, [](TrainOptions& o) { o.offload = "optimizer"; }),
-            "--offload optimizer moves state through the host");
+            "`offload` optimizer moves state through the host");
 }
 
 }  // namespace

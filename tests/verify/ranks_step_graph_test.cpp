@@ -32,7 +32,7 @@ struct Ran {
 
 Ran run(const TrainOptions& o, bool captured, const std::function<void(Trainer&, int64_t step)>& between = {}) {
   Ran ran;
-  ran.ranks.resize(static_cast<size_t>(ranks_of(o)));
+  ran.ranks.resize(static_cast<size_t>(job_of(o).plan.ranks()));
   on_ranks(o, captured, [&](Trainer& trainer) {
     OneRank& own = ran.ranks[static_cast<size_t>(trainer.world().rank())];
     for (int64_t step = 0; step < o.steps; ++step) {
@@ -43,7 +43,7 @@ Ran run(const TrainOptions& o, bool captured, const std::function<void(Trainer&,
     }
     for (Communicator* c : trainer.communicators()) own.counts.push_back(c->counts());
     own.end = bytes_of(trainer, trainer.strategy().residents());
-    if (trainer.world().rank() == 0) ran.replays = trainer.replays();
+    if (trainer.world().rank() == 0) ran.replays = trainer.step_record().replays;
     EXPECT_EQ(trainer.steps_done(), o.steps);
   });
   return ran;
@@ -51,7 +51,7 @@ Ran run(const TrainOptions& o, bool captured, const std::function<void(Trainer&,
 
 TEST_F(RanksStepGraphGpu, ReplaysHaveTheBitsAndCountsOfQueuedSteps) {
   for (const auto& [name, o] : test::nccl_plans()) {
-    if (ranks_of(o) > gpus) continue;
+    if (job_of(o).plan.ranks() > gpus) continue;
     const Ran captured = run(o, true), queued = run(o, false);
     for (size_t r = 0; r < captured.ranks.size(); ++r) {
       const OneRank &a = captured.ranks[r], &b = queued.ranks[r];
@@ -72,7 +72,7 @@ TEST_F(RanksStepGraphGpu, ReplaysHaveTheBitsAndCountsOfQueuedSteps) {
 // In float64, where the order of sums shows in the last digits alone.
 TEST_F(RanksStepGraphGpu, RanksTrainLikeOne) {
   for (const auto& [name, plan] : test::nccl_plans()) {
-    if (ranks_of(plan) > gpus) continue;
+    if (job_of(plan).plan.ranks() > gpus) continue;
     TrainOptions o = plan;
     o.dtype = "fp64";
     o.grad_dtype = "fp32";  // which is not asked of float64
@@ -98,7 +98,7 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnHowTheyMakeAStep) {
   std::vector<int64_t> replays;
   const Ran disturbed = run(o, true, [&](Trainer& trainer, int64_t step) {
     const int rank = trainer.world().rank();
-    if (rank == 0) replays.push_back(trainer.replays());
+    if (rank == 0) replays.push_back(trainer.step_record().replays);
     if (rank == 1 && step == 5)
       kept[1].push_back(Tensor::empty({1000}, DType::float32, trainer.arena()));            // among what the graph uses
     if (rank == 0 && step == 9) Tensor::empty({1 << 20}, DType::float32, trainer.arena());  // the arena grows
@@ -113,7 +113,7 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnHowTheyMakeAStep) {
 TEST_F(RanksStepGraphGpu, AStepWaitsOnce) {
   if constexpr (kWithCuda)
     for (const auto& [name, o] : test::nccl_plans()) {
-      if (ranks_of(o) > gpus) continue;
+      if (job_of(o).plan.ranks() > gpus) continue;
       on_ranks(o, true, [&, &of = name](Trainer& trainer) {
         for (int64_t step = 0; step < 6; ++step) {
           const int64_t before = cuda::synchronizations(*trainer.arena());

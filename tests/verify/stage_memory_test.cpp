@@ -1,6 +1,6 @@
 // The bound on what a pipeline's ranks hold: counted by hand, tight where it can be, and broken by a plan that holds
 // more.
-#include "app/verify/stage_memory.h"
+#include "verify/stage_memory.h"
 
 #include <gtest/gtest.h>
 
@@ -8,12 +8,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "app/plan.h"
-#include "app/trainer.h"
-#include "app/verify/totals.h"
-#include "app/verify/verify.h"
 #include "parallel/pipeline/schedules.h"
 #include "tests/verify/plans.h"
+#include "train/plan.h"
+#include "train/trainer.h"
+#include "verify/totals.h"
+#include "verify/verify.h"
 
 namespace tessera {
 namespace {
@@ -54,7 +54,7 @@ TEST(StageMemory, TheBoundIsTight) {
     for (const char* recompute : {"none", "block"}) {
       TrainOptions o = pipeline_plan(name.c_str());
       o.recompute = recompute;
-      const VerifyResult r = verify(o);
+      const VerifyResult r = verify(job_of(o));
       ASSERT_TRUE(r.passed()) << test::command_of(o) << "\n" << r.failures.front();
       ASSERT_EQ(r.expected_peak.size(), 2U);
       for (size_t rank = 0; rank < 2; ++rank)
@@ -66,11 +66,11 @@ TEST(StageMemory, TheBoundIsTight) {
 // GPipe's order breaks the bound of 1F1B.
 TEST(StageMemory, AMicrobatchTooManyIsSeen) {
   const TrainOptions o = pipeline_plan("gpipe");
-  const VerifyResult r = verify(o);
-  const GptConfig config = gpt_config(o, *o.vocab);
-  const auto stages = measure_stages(o, config);
-  const Peaks all = peaks_of_ranks(gpipe(2, 6), stages, handed_bytes(o, config)),
-              few = peaks_of_ranks(one_f_one_b(2, 6), stages, handed_bytes(o, config));
+  const VerifyResult r = verify(job_of(o));
+  const GptConfig config = job_of(o).model;
+  const auto stages = measure_stages(job_of(o), config);
+  const Peaks all = peaks_of_ranks(gpipe(2, 6), stages, handed_bytes(job_of(o), config)),
+              few = peaks_of_ranks(one_f_one_b(2, 6), stages, handed_bytes(job_of(o), config));
   for (size_t rank = 0; rank < 2; ++rank)
     EXPECT_GT(r.peak[rank], peak_bound(r.expected_peak[rank] - all[rank] + few[rank])) << rank;
 }

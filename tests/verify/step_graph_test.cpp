@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "app/plan.h"
-#include "app/trainer.h"
 #include "tensor/cuda/graph.h"
 #include "tests/support/gpu.h"
 #include "tests/verify/plans.h"
+#include "train/plan.h"
+#include "train/trainer.h"
 
 namespace tessera {
 namespace {
@@ -73,8 +73,8 @@ std::vector<TrainOptions> plans() {
 void on_one_rank(TrainOptions o, Way way, const std::function<void(Trainer&)>& f) {
   o.cuda_graph = way == Way::captured ? "on" : way == Way::automatic ? "auto" : "off";
   const Sequences sequences = counted_sequences(*o.vocab, *o.context, o.batch, 1);
-  launch(launch_options(o), [&](Communicator& world) {
-    Trainer trainer(o, sequences, world);
+  launch(launch_options(job_of(o).plan), [&](Communicator& world) {
+    Trainer trainer(job_of(o), sequences, world);
     f(trainer);
   });
 }
@@ -107,7 +107,7 @@ Ran run(const TrainOptions& o, Way way, const std::function<void(Trainer&, int64
       ran.clipped += report.grad_norm > o.clip;
     }
     ran.end = bytes_of(trainer);
-    ran.replays = trainer.replays();
+    ran.replays = trainer.step_record().replays;
     EXPECT_EQ(trainer.steps_done(), o.steps);
   });
   return ran;
@@ -134,10 +134,10 @@ TEST_F(StepGraphGpu, ACaptureThatFailsIsGivenUp) {
     for (const size_t which : {0, 7, 11}) {
       const auto looks = [&](Trainer& trainer, int64_t step) {
         const bool early = step < 2, late = step + 1 == o.steps;  // between them is the capture
-        EXPECT_TRUE(trainer.graph_given_up().empty() ? !late : !early) << "step " << step;
+        EXPECT_TRUE(trainer.step_record().given_up.empty() ? !late : !early) << "step " << step;
         if (step > 0) return;
         const auto parameters = trainer.model().parameters();
-        Parameter* const seen = parameters[which % parameters.size()].parameter;
+        Parameter* const seen = parameters[which % parameters.size()];
         seen->var.on_grad([seen] { seen->var.grad().on_host(); });
       };
       const Ran looked = run(o, Way::automatic, looks);
@@ -145,7 +145,7 @@ TEST_F(StepGraphGpu, ACaptureThatFailsIsGivenUp) {
       EXPECT_EQ(looked.replays, 0);
     }
     const auto looks = [&](Trainer& trainer, int64_t) {
-      Parameter* const seen = trainer.model().parameters()[0].parameter;
+      Parameter* const seen = trainer.model().parameters()[0];
       seen->var.on_grad([seen] { seen->var.grad().on_host(); });
     };
     EXPECT_THROW(run(o, Way::captured, looks), Error) << "--cuda-graph on insists";
@@ -225,19 +225,20 @@ TEST_F(StepGraphGpu, AStepThatIsNotFiniteUpdatesNothing) {
         }
         EXPECT_TRUE(bytes_of(trainer) == before) << test::command_of(o);
         EXPECT_EQ(trainer.steps_done(), after);
-        EXPECT_EQ(trainer.replays() > 0, after > 0);
+        EXPECT_EQ(trainer.step_record().replays > 0, after > 0);
       });
 }
 
 std::string refusal(const std::function<void(TrainOptions&)>& change, int ranks) {
   TrainOptions o = one_rank(change);
+  o.ranks = ranks;
   o.cuda_graph = "on";
   try {
-    no_graph_because(o, ranks);
+    no_graph_because(job_of(o).plan, o.trace);
   } catch (const Error& e) {
     EXPECT_EQ(e.status(), Status::usage);
     o.cuda_graph = "auto";
-    EXPECT_NE(std::string(e.what()).find(no_graph_because(o, ranks)), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find(no_graph_because(job_of(o).plan, o.trace)), std::string::npos) << e.what();
     return e.what();
   }
   return "";
@@ -246,15 +247,15 @@ std::string refusal(const std::function<void(TrainOptions&)>& change, int ranks)
 TEST(StepGraph, SaysWhyNot) {
   EXPECT_EQ(refusal([](TrainOptions&) {}, 1), "");
   EXPECT_NE(refusal([](TrainOptions&) {}, 2).find("the 2 ranks meet on the host"), std::string::npos);
-  EXPECT_NE(refusal([](TrainOptions& o) { o.device = "cpu"; }, 1).find("--device is cpu"), std::string::npos);
-  EXPECT_NE(refusal([](TrainOptions& o) { o.trace = true; }, 1).find("--trace"), std::string::npos);
+  EXPECT_NE(refusal([](TrainOptions& o) { o.device = "cpu"; }, 1).find("`device` is cpu"), std::string::npos);
+  EXPECT_NE(refusal([](TrainOptions& o) { o.trace = true; }, 1).find("`trace`"), std::string::npos);
   EXPECT_NE(refusal([](TrainOptions& o) { o.dp_mode = "ps-sync"; }, 1).find("ps-sync"), std::string::npos);
   TrainOptions on_cpu = one_rank([](TrainOptions& p) { p.device = "cpu", p.cuda_graph = "on"; });
   EXPECT_THROW(check_plan(on_cpu), Error);
   on_cpu.cuda_graph = "auto";
   EXPECT_NO_THROW(check_plan(on_cpu));
   TrainOptions o = one_rank([](TrainOptions& p) { p.cuda_graph = "off"; });
-  EXPECT_EQ(no_graph_because(o, 1), "--cuda-graph off");
+  EXPECT_EQ(no_graph_because(job_of(o).plan, false), "`cuda_graph` off");
 }
 
 // The tokens of the next step are read while the GPU is at this one; what cannot be read ends the step that needs it.
@@ -267,13 +268,13 @@ TEST_F(StepGraphGpu, TokensAreReadAStepAhead) {
     last = step;
     load(step, first, count, in, out);
   };
-  launch(launch_options(o), [&](Communicator& world) {
-    Trainer trainer(o, sequences, world);
+  launch(launch_options(job_of(o).plan), [&](Communicator& world) {
+    Trainer trainer(job_of(o), sequences, world);
     for (int64_t step = 0; step < 6; ++step) {
       trainer.step();
       EXPECT_EQ(last, step + 1);
     }
-    EXPECT_GT(trainer.replays(), 0);
+    EXPECT_GT(trainer.step_record().replays, 0);
     missing = 7;
     trainer.step();
     EXPECT_EQ(trainer.steps_done(), 7);

@@ -4,9 +4,9 @@
 
 #include <string>
 
-#include "app/plan.h"
 #include "tensor/ops/linear_cross_entropy.h"
 #include "tests/verify/draw.h"
+#include "train/plan.h"
 
 namespace tessera {
 namespace {
@@ -34,7 +34,7 @@ TEST(WideVocab, TheseHaveTwoBlocks) {
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
     const ArenaPtr arena = make_arena();
     const TrainOptions o = wide_plan(dtype);
-    const DType type = dtype_named(dtype);
+    const DType type = job_of(o).optim.dtype;
     const RowBlocks blocks =
         row_blocks(Tensor::empty({128, *o.channels}, type, arena), Tensor::empty({*o.vocab, *o.channels}, type, arena));
     EXPECT_EQ(blocks.block, 64) << dtype;

@@ -43,7 +43,7 @@ void Parcel::unpack(Arena& receiver, std::byte* to) {
   bytes_.reset();
 }
 
-bool is_done(Arena& arena) { return cudaStreamQuery(arena.local<Context>().stream()) != cudaErrorNotReady; }
+bool is_done(Arena& arena) { return expected(cudaStreamQuery(arena.local<Context>().stream())) != cudaErrorNotReady; }
 
 void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes) {
   if (to == from || bytes == 0) return;

@@ -59,6 +59,14 @@ class Blas {
     arena.local<Context>().queued("matmul", cudaSuccess);
   }
 
+  bool has_algorithm(const Product& p) {
+    const ProductKey key = key_of(p);
+    if (plans_.contains(key)) return true;
+    const auto found = has_.find(key);
+    return found != has_.end() ? found->second
+                               : has_.emplace(key, !BlasPlan(p).proposals(library(), p).empty()).first->second;
+  }
+
   // A way that is taken leaves its plan; one that is not, that word.
   bool is_faster(Arena& arena, const Way& fused, const Way& apart) {
     const ProductKey key = key_of(fused.product);
@@ -159,8 +167,12 @@ class Blas {
                                const Product& p) {
     const auto nothing = [] {};
     std::vector<Timed> all;
-    for (const BlasAlgorithm& a : algorithms)
-      if (run(arena, plan, a, p) == CUBLAS_STATUS_SUCCESS) all.push_back({a, std::numeric_limits<double>::infinity()});
+    for (const BlasAlgorithm& a : algorithms) {
+      if (run(arena, plan, a, p) == CUBLAS_STATUS_SUCCESS)
+        all.push_back({a, std::numeric_limits<double>::infinity()});
+      else
+        cudaGetLastError();  // of a candidate that is dropped
+    }
     if (all.empty()) return std::nullopt;
     warm_up(arena, [&] { run(arena, plan, all.front().algorithm, p); });
     for (int round = 0; round < 2; ++round)
@@ -205,11 +217,13 @@ class Blas {
   std::string device_;
   std::map<ProductKey, BlasPlan> plans_;
   bool is_warm_ = false;
-  std::set<ProductKey> apart_;  // of products that are not to be made with what comes around them
+  std::map<ProductKey, bool> has_;  // an algorithm, of products without a plan
+  std::set<ProductKey> apart_;      // of products that are not to be made with what comes around them
 };
 
 }  // namespace
 
+bool has_algorithm(Arena& arena, const Product& product) { return arena.local<Blas>().has_algorithm(product); }
 void multiply(Arena& arena, const Product& product) { arena.local<Blas>().multiply(arena, product); }
 bool is_faster(Arena& arena, const Way& fused, const Way& apart) {
   return arena.local<Blas>().is_faster(arena, fused, apart);

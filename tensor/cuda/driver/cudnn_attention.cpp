@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "tensor/cuda/context.h"
+#include "tensor/cuda/kernel_log.h"
 
 namespace tessera::cuda {
 namespace {
@@ -88,14 +89,28 @@ std::shared_ptr<Graph> graph_of(const FusedAttention& p, int capability = 0) {
   return graph;
 }
 
+// What cuDNN answered; empty: nothing bad.
+std::string refusal_in(frontend::error_t answer) {  // its own functions are not const
+  if (!answer.is_bad()) return "";
+  const std::string line = first_line(answer.get_message());
+  return line.empty() ? "no reason is given" : line;
+}
+
 // Goes through cuDNN's checks: why it refuses the graph, or nothing. Without a handle for the GPU that the graph knows.
 std::string refusal(Graph& graph, cudnnHandle_t library) {
-  if (auto e = graph.validate(); e.is_bad()) return first_line(e.get_message());
-  auto lowered = library ? graph.build_operation_graph(library) : graph.build_operation_graph();
-  if (lowered.is_bad()) return first_line(lowered.get_message());
-  if (auto e = graph.create_execution_plans({frontend::HeurMode_t::A}); e.is_bad()) return first_line(e.get_message());
-  if (auto e = graph.check_support(); e.is_bad()) return first_line(e.get_message());
-  return "";
+  std::string why = refusal_in(graph.validate());
+  if (why.empty()) why = refusal_in(library ? graph.build_operation_graph(library) : graph.build_operation_graph());
+  if (why.empty()) why = refusal_in(graph.create_execution_plans({frontend::HeurMode_t::A}));
+  if (why.empty()) why = refusal_in(graph.check_support());
+  return why;
+}
+
+// The same, and then compiles the kernels.
+std::string refusal_or_build(Graph& graph, cudnnHandle_t library) {
+  std::string why = refusal(graph, library);
+  if (!why.empty()) return why;
+  why = refusal_in(graph.build_plans());
+  return why.empty() ? "" : "the plan cannot be built: " + why;
 }
 
 void expect(cudnnStatus_t status, const char* what) {
@@ -103,8 +118,7 @@ void expect(cudnnStatus_t status, const char* what) {
     throw Error(fmt::format("[attention] cuDNN: {}: {}", what, cudnnGetErrorString(status)), Status::communication);
 }
 void expect(frontend::error_t e, const char* what) {
-  if (e.is_bad())
-    throw Error(fmt::format("[attention] cuDNN: {}: {}", what, first_line(e.get_message())), Status::communication);
+  if (e.is_bad()) throw Error(fmt::format("[attention] cuDNN: {}: {}", what, refusal_in(e)), Status::communication);
 }
 
 using Library = Handle<cudnnHandle_t, cudnnDestroy>;
@@ -145,8 +159,16 @@ class Cudnn {
 
   Plan plan_of(Arena& arena, const FusedAttention& p) {
     Plan plan{.graph = graph_of(p)};
-    if (!refusal(*plan.graph, library(arena)).empty()) return {};
-    if (plan.graph->build_plans().is_bad()) return {};  // checked, and yet not to be compiled here: ours serve
+    if (const std::string why = refusal_or_build(*plan.graph, library(arena)); !why.empty()) {
+      cudaGetLastError();  // of what was tried: it is no error of the next kernel
+      const std::string said =
+          fmt::format("cuDNN {} refuses {} of (B, T, H, D) = ({}, {}, {}, {}): {}", cudnn_version(),
+                      p.backward ? "the backward pass" : "attention", p.batch, p.tokens, p.heads, p.d, why);
+      if (arena.local<KernelChoice>().attention == AttentionKernels::cudnn)
+        throw Error(fmt::format("[attention] {}; our own kernels were not allowed in its place", said));
+      arena.local<KernelLog>().refuse(said);
+      return {};
+    }
     expect(plan.graph->get_workspace_size(plan.workspace), "workspace");
     return plan;
   }
@@ -210,7 +232,7 @@ std::string cudnn_refuses(const FusedAttention& problem) {
   Library library;
   if (const cudnnStatus_t status = cudnnCreate(library.receive()); status != CUDNN_STATUS_SUCCESS)
     return cudnnGetErrorString(status);
-  return refusal(*graph_of(problem), library.get());
+  return refusal_or_build(*graph_of(problem), library.get());
 }
 
 std::string cudnn_refuses(const FusedAttention& problem, int capability, std::string_view gpu) {

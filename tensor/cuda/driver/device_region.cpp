@@ -19,8 +19,7 @@ F* entry(const char* name) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result{};
   check(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result), name);
-  if (result != cudaDriverEntryPointSuccess)
-    throw Error(fmt::format("[arena] CUDA: the driver has no {}; it is older than CUDA 12", name));
+  if (result != cudaDriverEntryPointSuccess) throw Error(fmt::format("[arena] CUDA: the driver has no {}", name));
   return reinterpret_cast<F*>(found);
 }
 
@@ -76,8 +75,10 @@ class DeviceRegion final : public Region {
     if (result == CUDA_SUCCESS) return;
     const char* cause = nullptr;
     explain_(result, &cause);
-    throw Error(fmt::format("[arena] CUDA: cannot {} {} bytes beside the {} in use: {}", what, bytes, mapped_,
-                            cause ? cause : "unknown"));
+    const std::string said = fmt::format("[arena] CUDA: cannot {} {} bytes beside the {} in use: {}", what, bytes,
+                                         mapped_, cause ? cause : "unknown");
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) throw OutOfMemory(said);
+    throw Error(said, Status::communication);
   }
 
   decltype(&cuMemAddressReserve) reserve_ = entry<decltype(cuMemAddressReserve)>("cuMemAddressReserve");
@@ -96,6 +97,18 @@ class DeviceRegion final : public Region {
 
 }  // namespace
 
-std::unique_ptr<Region> device_region() { return std::make_unique<DeviceRegion>(); }
+// Some drivers and containers lack a part of it, which shows when it is used for the first time.
+std::unique_ptr<Region> device_region() {
+  if (std::unique_ptr<Region> asked = asked_region()) return asked;
+  try {
+    auto region = std::make_unique<DeviceRegion>();
+    region->commit(1);
+    return region;
+  } catch (const OutOfMemory&) {
+    throw;
+  } catch (const Error& e) {
+    return plain_region(e.what());
+  }
+}
 
 }  // namespace tessera::cuda

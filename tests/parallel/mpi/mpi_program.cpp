@@ -18,6 +18,7 @@
 #include "parallel/comm/launch.h"
 #include "parallel/comm/mpi_session.h"
 #include "tensor/cuda/gpus.h"
+#include "tensor/named.h"
 #include "tensor/random.h"
 #include "tests/parallel/mpi/mpi_checks.h"
 
@@ -246,9 +247,10 @@ int count_gpus() {
 
 int run_fault(const std::string& scenario, const std::string& how) {
   const bool nccl = how == "nccl";
-  const LaunchOptions options{.backend = nccl ? Backend::nccl : Backend::mpi,
-                              .timeout_s = 2,
-                              .algorithm = nccl ? Algorithm::native : algorithm_named(how)};
+  const LaunchOptions options{
+      .backend = nccl ? Backend::nccl : Backend::mpi,
+      .timeout_s = 2,
+      .algorithm = nccl ? Algorithm::native : value_named<Algorithm>(kAlgorithmNames, how).value()};
   launch(options, [&](Communicator& world) { fault(world, scenario, nccl ? gpu_of(world) : make_arena()); });
   return 0;
 }

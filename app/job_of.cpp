@@ -1,0 +1,165 @@
+// Text to types, and the number of ranks.
+#include "app/job_of.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <thread>
+#include <vector>
+
+#include "app/option_values.h"
+#include "parallel/comm/surroundings.h"
+#include "tensor/error.h"
+#include "train/names.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kDefaultRanks = 2;
+
+struct Preset {
+  std::string_view name;
+  int64_t layers, heads, channels, context;
+};
+// GPT-2's sizes: Radford et al. 2019, table 2; nano and mini are sizes for one laptop.
+constexpr std::array<Preset, 6> kPresets{{{"gpt-nano", 4, 4, 128, 64},
+                                          {"gpt-mini", 6, 6, 384, 256},
+                                          {"gpt2", 12, 12, 768, 1024},
+                                          {"gpt2-medium", 24, 16, 1024, 1024},
+                                          {"gpt2-large", 36, 20, 1280, 1024},
+                                          {"gpt2-xl", 48, 25, 1600, 1024}}};
+
+// Options were checked against the same names when they were set.
+template <class Enum>
+Enum chosen(const std::string& name) {
+  return value_named<Enum>(names_of(Enum{}), name).value();
+}
+
+GptConfig model_of(const TrainOptions& o) {
+  const auto p = std::find_if(kPresets.begin(), kPresets.end(), [&](const Preset& one) { return one.name == o.model; });
+  return {.layers = o.layers.value_or(p->layers),
+          .heads = o.heads.value_or(p->heads),
+          .channels = o.channels.value_or(p->channels),
+          .context = o.context.value_or(p->context),
+          .vocab = o.vocab.value_or(0),
+          .dropout = o.dropout,
+          .recompute = chosen<Recompute>(o.recompute)};
+}
+
+Optimisation optimisation_of(const TrainOptions& o) {
+  return {.optimizer = chosen<OptimizerKind>(o.optimizer),
+          .momentum = o.momentum,
+          .lr = o.lr,
+          .min_lr = o.min_lr,
+          .warmup = o.warmup,
+          .steps = o.steps,
+          .weight_decay = o.weight_decay,
+          .beta1 = o.beta1,
+          .beta2 = o.beta2,
+          .clip = o.clip,
+          .batch = o.batch,
+          .seed = o.seed,
+          .dtype = chosen<DType>(o.dtype)};
+}
+
+Backend backend_of(const TrainOptions& o) {
+  if (o.backend) return chosen<Backend>(*o.backend);
+  return mpi_surroundings() ? Backend::mpi : Backend::threads;
+}
+
+// By an MPI job or --ranks; 0 when there is none.
+int64_t given_ranks(const TrainOptions& o, const Plan& p) {
+  if (!has_processes(p)) return o.ranks.value_or(0);
+  const std::optional<MpiSurroundings> job = mpi_surroundings();
+  return job ? job->ranks : 1;
+}
+
+void set_axes(const TrainOptions& o, Plan& p) {
+  p.pp = o.pp.value_or(1), p.dp = o.dp.value_or(1), p.cp = o.cp.value_or(1), p.tp = o.tp.value_or(1);
+  const int64_t ranks = given_ranks(o, p);
+  if (ranks == 0) {
+    const bool silent = !o.pp && !o.dp && !o.cp && !o.tp;
+    if (silent && std::thread::hardware_concurrency() >= kDefaultRanks &&
+        o.batch % (kDefaultRanks * o.microbatches) == 0)
+      p.dp = kDefaultRanks;
+    return;
+  }
+  std::vector<int64_t*> open;
+  if (!o.dp) {
+    open.push_back(&p.dp);
+  } else {
+    if (!o.pp) open.push_back(&p.pp);
+    if (!o.cp) open.push_back(&p.cp);
+    if (!o.tp) open.push_back(&p.tp);
+  }
+  if (open.size() == 1 && ranks % p.ranks() == 0) *open[0] = ranks / p.ranks();
+}
+
+Plan plan_of(const TrainOptions& o) {
+  Plan p{.sp = o.sp,
+         .zero = static_cast<ZeroStage>(o.zero),
+         .dp_mode = chosen<DataMode>(o.dp_mode),
+         .servers = o.servers,
+         .staleness = o.staleness,
+         .record = o.record.value_or(""),
+         .replay = o.replay.value_or(""),
+         .bucket_mb = o.bucket_mb,
+         .grad_dtype = chosen<DType>(o.grad_dtype),
+         .all_reduce = chosen<Algorithm>(o.all_reduce),
+         .offload = chosen<Offload>(o.offload),
+         .chunks = o.chunks.value_or(0),
+         .cp_mode = chosen<ContextMode>(o.cp_mode),
+         .microbatches = o.microbatches,
+         .recompute = chosen<Recompute>(o.recompute),
+         .device = chosen<Device>(o.device),
+         .backend = backend_of(o),
+         .cuda_graph = chosen<CudaGraph>(o.cuda_graph),
+         .attention = chosen<AttentionKernels>(o.attention.value_or("auto")),
+         .deterministic = o.deterministic,
+         .threads_per_rank = o.threads_per_rank.value_or(0),
+         .timeout = o.timeout};
+  try {
+    const NamedSchedule named = schedule_named(o.schedule);
+    p.schedule = named.kind;
+    p.schedule_file = named.file;
+  } catch (const Error& e) {
+    const std::string text = e.what();
+    throw Error("--schedule: " + text.substr(text.find(']') + 2));
+  }
+  set_axes(o, p);
+  return p;
+}
+
+void check_ranks(const TrainOptions& o, const Plan& p) {
+  const int64_t ranks = given_ranks(o, p);
+  if (has_processes(p) && o.ranks && *o.ranks != ranks)
+    throw Error(fmt::format("--ranks: the job has {} ranks; expected that or no --ranks, found {}", ranks, *o.ranks));
+  if (ranks == 0 || p.ranks() == ranks) return;
+  const int64_t rest = p.ranks() / p.dp;
+  const std::string nearest = ranks % rest == 0
+                                  ? fmt::format("--dp {}", ranks / rest)
+                                  : fmt::format("{} ranks", multiples_near(o.dp ? p.ranks() : rest, ranks));
+  throw Error(
+      fmt::format("--ranks: pp {} x dp {} x cp {} x tp {} makes {} ranks; expected {}; the nearest that can: {}", p.pp,
+                  p.dp, p.cp, p.tp, p.ranks(), ranks, nearest));
+}
+
+}  // namespace
+
+Job job_of(const TrainOptions& o) { return {model_of(o), optimisation_of(o), plan_of(o)}; }
+
+void check_plan(const TrainOptions& o) {
+  const Job s = job_of(o);
+  try {
+    check_backend(s.plan, std::max(o.ranks.value_or(1), s.plan.ranks()));
+    check_ranks(o, s.plan);
+    check(s, o.trace);
+  } catch (const InputError&) {
+    throw;
+  } catch (const Error& e) {
+    throw Error(with_options(e.what()), e.status());
+  }
+}
+
+}  // namespace tessera

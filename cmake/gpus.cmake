@@ -1,0 +1,21 @@
+# tessera_visible_gpus(result): the compute capabilities of the GPUs that this machine shows, as CMake writes them ("80;90");
+# empty where there is none, "?" where there is one that nvidia-smi cannot ask.
+function(tessera_visible_gpus result)
+  set(found "")
+  find_program(nvidia_smi_PROGRAM nvidia-smi NO_CACHE)
+  if(nvidia_smi_PROGRAM)
+    execute_process(COMMAND ${nvidia_smi_PROGRAM} --query-gpu=compute_cap --format=csv,noheader
+      OUTPUT_VARIABLE said RESULT_VARIABLE failed ERROR_QUIET TIMEOUT 20)
+    if(NOT failed)
+      string(REGEX MATCHALL "[0-9]+[.][0-9]" found "${said}")
+      list(TRANSFORM found REPLACE "[.]" "")
+      list(REMOVE_DUPLICATES found)
+      list(SORT found COMPARE NATURAL)
+    endif()
+  endif()
+  file(GLOB devices /dev/nvidia[0-9]*)
+  if(NOT found AND devices)
+    set(found "?")
+  endif()
+  set(${result} "${found}" PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,19 @@
+# Writes HEADERS, paths from the folder FROM, to TO/tessera/, where "tensor/tensor.h" is included as
+# "tessera/tensor/tensor.h". A file that would not change is left alone, so that nothing is compiled again for it, and one
+# whose header is gone is removed. Run by `cmake -P` (tessera_library.cmake).
+file(GLOB_RECURSE gone RELATIVE ${TO}/tessera ${TO}/tessera/*)
+foreach(header IN LISTS HEADERS)
+  list(REMOVE_ITEM gone ${header})
+  file(READ ${FROM}/${header} text)
+  string(REGEX REPLACE "#include \"([^\"]+)\"" "#include \"tessera/\\1\"" text "${text}")
+  set(before "")
+  if(EXISTS ${TO}/tessera/${header})
+    file(READ ${TO}/tessera/${header} before)
+  endif()
+  if(NOT text STREQUAL before)
+    file(WRITE ${TO}/tessera/${header} "${text}")
+  endif()
+endforeach()
+foreach(header IN LISTS gone)
+  file(REMOVE ${TO}/tessera/${header})
+endforeach()

@@ -1,0 +1,18 @@
+# Where Python keeps its packages: the wheels of PyTorch bring cuDNN and NCCL, and that of cudnn-frontend brings headers.
+include_guard()
+
+# tessera_python_packages(result): the folders of the Python that TESSERA_PYTHON names, or of the first in PATH.
+function(tessera_python_packages result)
+  find_program(python_PROGRAM python3)
+  mark_as_advanced(python_PROGRAM)
+  set(python ${python_PROGRAM})
+  if(EXISTS "$ENV{TESSERA_PYTHON}")
+    set(python $ENV{TESSERA_PYTHON})
+  endif()
+  set(folders "")
+  if(python)
+    execute_process(COMMAND ${python} -c "import site, sysconfig; print(';'.join([sysconfig.get_path('purelib'), *site.getsitepackages(), site.getusersitepackages()]))"
+      OUTPUT_VARIABLE folders OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  endif()
+  set(${result} "${folders}" PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,78 @@
+// A program on Tessera with a model, data and a loss of its own. It trains a small network on one rank, and then on
+// four ranks that share each batch: both runs end with the same loss, to the last bit.
+#include <tessera/tessera.h>
+
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+namespace {
+
+using namespace tessera;
+
+constexpr int64_t kBatch = 256, kSteps = 200;
+
+// (N, 2) -> (N, 1), with 32 hidden channels.
+class Network : public Module {
+ public:
+  Var forward(const Var& x) override { return out_(hidden_(x)); }
+
+ private:
+  Linear& hidden_ = child<Linear>("hidden", 2, 32, Linear::Options{.deviation = 1, .activation = Activation::gelu});
+  Linear& out_ = child<Linear>("out", 32, 1, Linear::Options{.deviation = 0.2});
+};
+
+// Samples of a step's batch (N, 3): a point of the plane, and the height there, which is to be learnt. A sample is
+// drawn by its number, so it is the same whichever rank draws it.
+Tensor draw(int64_t step, BatchSlice slice, const ArenaPtr& arena) {
+  const Philox random = Philox::named(1, "points");
+  std::vector<float> samples;
+  for (int64_t i = slice.first; i < slice.first + slice.count; ++i) {
+    const float x = 2 * random.uniform(2 * i, step) - 1, y = 2 * random.uniform(2 * i + 1, step) - 1;
+    samples.insert(samples.end(), {x, y, std::sin(3 * x) * y});
+  }
+  return Tensor::of<float>(samples, {slice.count, 3}, arena);
+}
+
+// The mean of the squared error. It is divided by the size of the whole batch, so the parts of all ranks add up.
+Var loss(const Var& output, const Var& heights) { return scale(sum(unary<Square>(output - heights)), 1.0 / kBatch); }
+
+// Trains on the ranks of `world`, each of which does `parts` parts of every batch. Returns the loss of the last step.
+double train(Communicator& world, int64_t parts) {
+  const ArenaPtr arena = world.make_arena();
+  Network network;
+  const auto strategy = make_data_strategy(network, world, arena, {.microbatches = parts, .seed = 1});
+  const auto optimizer = make_optimizer(OptimizerKind::adamw, strategy->shards(), {.weight_decay = 0.01});
+  double total = 0;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    strategy->begin_step();
+    total = 0;
+    for (int64_t part = 0; part < parts; ++part) {
+      const Tensor samples = draw(step, strategy->batches().computes(kBatch, parts, part), arena);
+      const Var output = network(Var(samples.narrow(1, 0, 2)));
+      const Var part_loss = loss(output, Var(samples.narrow(1, 2, 1)));
+      strategy->begin_gradients(part);
+      backward(part_loss);
+      strategy->end_gradients(part);
+      total += part_loss.value().item<float>();
+    }
+    strategy->finish_gradients();  // now they are summed over the ranks
+    optimizer->step(0.01, 1);
+    strategy->share_parameters();
+    total = world.sum(total);
+  }
+  return total;
+}
+
+}  // namespace
+
+int main() {
+  double alone = 0, together = 0;
+  launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator& world) { alone = train(world, 4); });
+  launch({.ranks = 4, .threads_per_rank = 1}, [&](Communicator& world) {
+    const double last = train(world, 1);
+    if (world.rank() == 0) together = last;
+  });
+  std::printf("one rank:   loss %.17g\nfour ranks: loss %.17g\n", alone, together);
+  return alone == together ? 0 : 1;
+}

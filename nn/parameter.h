@@ -1,0 +1,85 @@
+// A parameter: the one home of all that is known of it. What an optimizer does to it, what it starts as, the name that
+// a checkpoint has for it, how often the gradient norm counts it and what of it a rank holds all follow from here.
+//
+// Of a parameter that tensor parallelism cuts, some indices of one dim are here:
+//
+//   whole (6, C)     runs {0, 1} {2, 1} {4, 1} of dim 0: rows 0, 2 and 4, the first half of each of q, k and v
+//   here  (3, C)
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "autograd/var.h"
+#include "tensor/shape.h"
+
+namespace tessera {
+
+// How a parameter starts: normal with the given standard deviation, or a constant.
+struct Init {
+  double deviation = 0;
+  double constant = 0;
+  static Init normal(double deviation) { return {deviation, 0}; }
+  static Init zeros() { return {0, 0}; }
+  static Init ones() { return {0, 1}; }
+};
+
+// What the ranks of a mesh axis have of a parameter: these runs of indices along `dim` are here.
+struct ShardSpec {
+  struct Run {
+    int64_t begin = 0, size = 0;
+  };
+  std::string axis = {};  // of the mesh
+  int dim = 0;
+  std::vector<Run> runs = {};  // empty: all of it is on every rank
+
+  bool is_whole() const { return runs.empty(); }
+};
+
+struct Parameter {
+  // Elements [begin, end) of the whole.
+  struct Span {
+    int64_t begin = 0, end = 0;
+  };
+
+  std::string name;  // in the whole model: "blocks.0.mlp.up.weight"
+  Shape whole;       // `var` has the shape of what is here
+  Init init = {};
+  bool trainable = true;  // a frozen one has no gradient and no optimizer state; nothing of it is summed or counted
+  bool decays = false;    // by weight decay: matrices, not biases nor norms
+  // All that have the same `tie` are one parameter in several places, or with several uses: `tie` is the name of the
+  // one that a whole model has. Each copy's gradient is also summed over the ranks with the others.
+  std::string tie = {};
+  ShardSpec shard = {};
+  Span vanishes = {};  // where the true gradient is zero, and what is computed is rounding
+  Var var = {};        // the value, and its gradient
+
+  bool is_tied() const { return !tie.empty(); }
+  bool is_copy() const { return is_tied() && tie != name; }  // a checkpoint and the norm know the original alone
+  // The name that its first values are drawn by, and that a checkpoint has for it.
+  const std::string& source() const { return is_tied() ? tie : name; }
+  Shape local() const;  // the shape of what is here
+};
+
+// Calls f(here, whole, count) for the longest runs of elements that are consecutive in both: `here` and `whole` are
+// flat indices. [begin, end) are elements of what is here.
+template <class F>
+void for_each_run(const Parameter& p, int64_t begin, int64_t end, const F& f) {
+  if (p.shard.is_whole()) {
+    if (begin < end) f(begin, begin, end - begin);
+    return;
+  }
+  int64_t inner = 1, outer = 1;
+  for (int d = 0; d < p.whole.rank(); ++d) (d < p.shard.dim ? outer : inner) *= d == p.shard.dim ? 1 : p.whole[d];
+  const int64_t row = p.whole[p.shard.dim] * inner;
+  int64_t here = 0;
+  for (int64_t o = 0; o < outer; ++o)
+    for (const ShardSpec::Run& run : p.shard.runs) {
+      const int64_t size = run.size * inner, from = begin > here ? begin : here,
+                    to = end < here + size ? end : here + size;
+      if (from < to) f(from, o * row + run.begin * inner + from - here, to - from);
+      here += size;
+    }
+}
+
+}  // namespace tessera

@@ -1,0 +1,115 @@
+// Block sums on their way to every rank.
+#include "parallel/gradient_norm.h"
+
+#include <algorithm>
+
+#include "optim/grad_norm.h"
+
+namespace tessera {
+namespace {
+
+Tensor room(const DataStrategy& s, int64_t numbers) {
+  return Tensor::empty({numbers}, DType::float64, s.arena(), Category::workspace);
+}
+
+// Of this rank's shards: a whole unit is one part, or each of its slots that counts, by blocks of its own.
+Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
+  std::vector<Tensor> parts;
+  std::vector<BlockRun> runs;
+  for (const FlatUnit& shard : s.shards()) {
+    const auto before = static_cast<int64_t>(parts.size());
+    if (!beside && shard.trainable()) parts.push_back(shard.grads);
+    for (const Slot& slot : shard.slots) {
+      if (!beside || !shard.trainable()) break;
+      const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.end(), shard.grads.numel());
+      const bool counts = beside->rank() == 0 || slot.parameter->shard.axis == beside->axis();
+      if (from < to && counts) parts.push_back(shard.grads.narrow(0, from, to - from));
+    }
+    runs.push_back({.begin = before, .count = static_cast<int64_t>(parts.size()) - before});
+  }
+  if (!beside && !parts.empty() && parts.size() == runs.size()) return sums_of_squares(parts);
+  Tensor sums = room(s, static_cast<int64_t>(s.layout().sizes.size()));
+  if (parts.empty())
+    sums.fill(0);
+  else
+    ordered_sums(sums_of_squares(parts), runs, sums);
+  return sums;
+}
+
+int64_t blocks_of(const FlatUnit& unit, int64_t elements) { return unit.trainable() ? norm_blocks(elements) : 0; }
+
+// Every rank has as many blocks of a unit as every other.
+Tensor squares_of_shards(const DataStrategy& s) {
+  Communicator& axis = s.axis();
+  int64_t blocks = 0;
+  for (const FlatUnit& shard : s.shards()) blocks += blocks_of(shard, shard.values.numel());
+  const Tensor mine = room(s, blocks), all = room(s, blocks * axis.size());
+  std::vector<BlockRun> runs;
+  int64_t at = 0;
+  for (const FlatUnit& shard : s.shards()) {
+    const int64_t count = blocks_of(shard, shard.values.numel());
+    if (count > 0) block_sums(shard.grads, mine.narrow(0, at, count));
+    runs.push_back({.begin = at, .count = count, .times = axis.size(), .stride = blocks});
+    at += count;
+  }
+  axis.all_gather(mine, all);
+  Tensor sums = room(s, static_cast<int64_t>(runs.size()));
+  ordered_sums(all, runs, sums);
+  return sums;
+}
+
+// An owner after another tells all ranks its sums, those of all units one after another.
+Tensor squares_of_owners(const DataStrategy& s) {
+  Communicator& axis = s.axis();
+  const DataLayout& layout = s.layout();
+  const auto blocks = [&](size_t unit, int owner) {
+    return blocks_of(s.shards()[unit], shard_range(layout.sizes[unit], layout.owners, owner).size());
+  };
+  std::vector<int64_t> begins{0};
+  for (int k = 0; k < layout.owners; ++k) {
+    begins.push_back(begins.back());
+    for (size_t u = 0; u < layout.sizes.size(); ++u) begins.back() += blocks(u, k);
+  }
+  const Tensor sums = room(s, begins.back());
+  if (axis.rank() < layout.owners)
+    for (int64_t at = begins[static_cast<size_t>(axis.rank())]; const FlatUnit& shard : s.shards()) {
+      const int64_t own = blocks_of(shard, shard.values.numel());
+      if (own > 0) block_sums(shard.grads, sums.narrow(0, at, own));
+      at += own;
+    }
+  for (int k = 0; k < layout.owners; ++k) {
+    const int64_t begin = begins[static_cast<size_t>(k)], count = begins[static_cast<size_t>(k) + 1] - begin;
+    if (count > 0) axis.broadcast(sums.narrow(0, begin, count), k);
+  }
+  const Tensor here = sums.on_host();
+  std::vector<double> out;
+  for (size_t u = 0; u < layout.sizes.size(); ++u) {
+    OrderedSum sum;
+    for (int k = 0; k < layout.owners; ++k) {
+      int64_t& at = begins[static_cast<size_t>(k)];
+      for (const int64_t end = at + blocks(u, k); at < end; ++at) sum.add(here.data<double>()[at]);
+    }
+    out.push_back(sum.total());
+  }
+  return Tensor::of<double>(out, {static_cast<int64_t>(out.size())}, s.arena()->host());
+}
+
+}  // namespace
+
+Tensor unit_squares(const DataStrategy& s, const Communicator* beside) {
+  if (beside && beside->size() > 1) return squares_of_own(s, beside);
+  const Kept kept = s.layout().kept;
+  if (kept == Kept::in_shards) return squares_of_shards(s);
+  return kept == Kept::by_owners ? squares_of_owners(s) : squares_of_own(s, nullptr);
+}
+
+std::vector<double> unit_sums(const DataStrategy& s, Communicator* beside) {
+  std::vector<double> sums = unit_squares(s, beside).to_vector<double>();
+  const Kept kept = s.layout().kept;
+  const bool parts = beside && beside->size() > 1;
+  if (kept == Kept::at_root || (parts && kept != Kept::everywhere)) s.axis().sum(sums);
+  if (parts) beside->sum(sums);
+  return sums;
+}
+
+}  // namespace tessera

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Holds Tessera to what docs/library.md says: another project finds it, sees nothing of it but <tessera/...>, builds the
+# examples and runs them.
+#   consumer_test.sh installed BUILD WORK GENERATOR [CMAKE ARGS]     of what is built in BUILD, installed under WORK
+#   consumer_test.sh subdirectory BUILD WORK GENERATOR [CMAKE ARGS]  of the sources: compiled against them, not linked,
+#                                                                    since that would build all of them once more
+set -euo pipefail
+
+how=$1 build=$2 work=$3 generator=$4
+shift 4
+here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+fail() { printf '%s\n' "$*" >&2; exit 1; }
+
+mkdir -p "$work"
+targets=(mlp own_op)
+if [[ $how == installed ]]; then
+  rm -rf "$work/installed"
+  cmake --install "$build" --prefix "$work/installed" >/dev/null
+  [[ $(ls "$work/installed/include") == tessera ]] || fail "include/ of an installed copy holds: $(ls "$work/installed/include")"
+  set -- "-DCMAKE_PREFIX_PATH=$work/installed" "$@"
+else
+  set -- "-DTESSERA_SOURCE=${here%/tests/consumer}" "$@"
+  targets=(compiled)
+fi
+
+cmake -S "$here" -B "$work" -G "$generator" "$@" >"$work/consumer.log" 2>&1 || { cat "$work/consumer.log"; exit 1; }
+# What a user's file is compiled with: its own options, definitions of ours, and one folder of headers.
+line=$(grep -m 1 -E '"command": .*/examples/mlp[.]cpp' "$work/compile_commands.json")
+extra=$(tr ' ' '\n' <<<"$line" | grep -E '^-(I|f|W|march|pthread)' || true)
+[[ -z $extra ]] || fail "a user's file is compiled with $extra"
+folder=$(grep -oE -- '-isystem [^ ]+' <<<"$line" | sort -u | cut -d' ' -f2)
+cmake --build "$work" -j 2 --target "${targets[@]}" >>"$work/consumer.log" 2>&1 || { tail -n 40 "$work/consumer.log"; exit 1; }
+[[ $(ls "$folder") == tessera ]] || fail "a user's file sees in $folder: $(ls "$folder")"
+[[ $how == installed ]] || exit 0
+"$work/mlp"
+"$work/own_op"

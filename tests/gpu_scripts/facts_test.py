@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Tests of what is made of a GPU run's words: whether it was served by what it asked for, its kernels' table, its findings."""
+import copy
+import os
+import sys
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "bench"))
+sys.dont_write_bytecode = True
+import gpu_facts  # noqa: E402
+import gpu_kernels  # noqa: E402
+import gpu_tests  # noqa: E402
+
+CUDNN_RUN = {  # as a run of one rank in bf16 gives it
+    "name": "NVIDIA H100 80GB HBM3",
+    "attention": {"forward": {"cudnn": 24, "tensor cores": 0, "plain": 0},
+                  "backward": {"cudnn": 24, "tensor cores": 0, "plain": 0}, "refused": []},
+    "graph": {"captures": 1, "replays": 33, "queued": 2, "why_not": ""},
+    "epilogues": {"gelu": {"fused": 24, "apart": 0}, "gelu_gradient": {"fused": 0, "apart": 24},
+                  "bias_sums": {"fused": 96, "apart": 0}},
+    "padded_products": 0}
+GPT2 = ["--channels", "768", "--heads", "12", "--dtype", "bf16"]
+
+
+def changed(**paths):
+    """CUDNN_RUN with values elsewhere, such as graph__replays=0."""
+    run = copy.deepcopy(CUDNN_RUN)
+    for path, value in paths.items():
+        *folders, last = path.split("__")
+        at = run
+        for folder in folders:
+            at = at[folder]
+        at[last] = value
+    return run
+
+
+def read(path):
+    with open(path) as f:
+        return f.read()
+
+
+def counts(**given):
+    return {"cudnn": given.get("cudnn", 0), "tensor cores": given.get("tiles", 0), "plain": given.get("plain", 0)}
+
+
+def refusal(words, **paths):
+    return gpu_facts.why_refused(changed(**paths), gpu_facts.wanted_of(GPT2 + words))
+
+
+class Facts(unittest.TestCase):
+    def test_a_run_that_is_as_asked(self):
+        self.assertEqual(refusal(["--attention", "cudnn", "--cuda-graph", "on"]), "")
+        self.assertEqual(refusal([], graph__replays=0, graph__why_not="ranks meet on the host"), "")
+        own = dict(attention__forward=counts(tiles=12), attention__backward=counts(tiles=12))
+        off = dict(graph__replays=0, graph__queued=35, graph__why_not="--cuda-graph off")
+        self.assertEqual(refusal(["--attention", "own", "--cuda-graph", "off"], **own, **off), "")
+
+    def test_other_kernels(self):
+        asked = ["--attention", "cudnn"]
+        found = refusal(asked, attention__backward=counts(tiles=24), attention__refused=["cuDNN 9.19.0: no plan"])
+        self.assertEqual(found, "attention backward: asked for cudnn, found 24 by tensor cores (cuDNN 9.19.0: no plan)")
+        self.assertIn("found 1 by plain", refusal(asked, attention__forward=counts(cudnn=23, plain=1)))
+        self.assertIn("found none", refusal(asked, attention__forward=counts()))
+        own = ["--attention", "own"]
+        self.assertIn("forward: asked for tensor cores, found 24 by cudnn", refusal(own))
+        plain = dict(attention__forward=counts(plain=24), attention__backward=counts(plain=24))
+        self.assertIn("found 24 by plain", refusal(own, **plain))
+        fp32 = gpu_facts.wanted_of(["--channels", "768", "--heads", "12", "--attention", "own"])
+        self.assertEqual(gpu_facts.why_refused(changed(**plain), fp32), "")
+        self.assertEqual(refusal(own + ["--cp", "2"], **plain), "")
+        self.assertIn("by cudnn", refusal(own + ["--cp", "2"]))
+
+    def test_graphs(self):
+        on, off = ["--cuda-graph", "on"], ["--cuda-graph", "off"]
+        self.assertIn("found 0 launches (the arena grew)", refusal(on, graph__replays=0, graph__why_not="the arena grew"))
+        self.assertIn("no cause was given", refusal(on, graph__replays=0))
+        self.assertIn("a capture failed", refusal(on, graph__why_not="a capture failed"))
+        self.assertIn("34 steps queued and 1 launched", refusal(on, graph__replays=1, graph__queued=34))
+        self.assertIn("asked for off, found 33", refusal(off))
+
+    def test_no_word_is_no_proof(self):
+        for gpu in (None, {}, "yes", changed(graph=None)):
+            self.assertNotEqual(gpu_facts.why_refused(gpu, gpu_facts.wanted_of(["--cuda-graph", "on"])), "")
+        half = changed()
+        del half["attention"]["backward"]
+        self.assertIn("not understood", gpu_facts.why_refused(half, {"attention": "cudnn", "graph": None}))
+
+    def test_all_is_described(self):
+        line = gpu_facts.describe(changed(attention__refused=["no | plan"], padded_products=3))
+        for part in ("forward 24 cudnn", "refused: no / plan", "1 captured, 33 launched, 2 queued", "gelu 24 fused, 0 apart",
+                     "bias sums 96 fused", "3 padded"):
+            self.assertIn(part, line)
+        self.assertEqual(gpu_facts.describe(None), "not said")
+
+
+class Logs(unittest.TestCase):
+    def test_the_last_step_is_found(self):
+        step = [("norm", 1.0)] + [("gemm", 2.0)] * 30 + [("adam", 1.0)] * 9
+        self.assertEqual(gpu_kernels.last_step([("x", 1.0)] * 3 + step * 3 + [("copy", 1.0)]), step)
+        self.assertEqual(gpu_kernels.last_step([(str(i), 1.0) for i in range(200)]), [])
+        self.assertIn("| `gemm` | 30 | 0.000 | 85.7% |", gpu_kernels.table(step))
+
+    def test_findings_of_initcheck_are_our_kernels(self):
+        text = "========= Uninitialized __global__ read\n=========     at {}\n========= Uninitialized access in Host API\n"
+        self.assertEqual(gpu_tests.findings("initcheck", text.format("cublas::k")), 1)
+        self.assertEqual(gpu_tests.findings("initcheck", text.format("tessera::k")), 2)
+
+    def test_groups_of_the_sanitizer_are_tests(self):
+        for group, (suite, patterns) in gpu_tests.GROUPS.items():
+            folder = os.path.join(ROOT, "tests", suite)
+            text = "".join(read(os.path.join(folder, f)) for f in os.listdir(folder) if f.endswith("_test.cpp"))
+            for pattern in patterns.split("-")[0].split(":"):
+                fixture, _, test = pattern.partition(".")
+                wanted = rf"TEST_F\({fixture.replace('*', '.*')}, {test.replace('*', '')}"
+                self.assertRegex(text, wanted, f"{group}: {pattern}")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+"""Tests of what is run on a GPU's machine, without one: bench/gpu.py, gpu_tests.py, gpu.sh and first_contact.sh, in a folder
+like an unpacked build, over fake programs (fake.py) that crash, hang, or are served by other kernels than they were asked for.
+
+usage: gpu_scripts_test.py [NAME...]; all of them in processes side by side, since most of them wait
+"""
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(ROOT, "bench"))
+sys.dont_write_bytecode = True
+import gpu_tests  # noqa: E402
+
+def read(path):
+    with open(path) as f:
+        return f.read()
+
+
+class Scripts(unittest.TestCase):
+    """In a folder like a pack, with all programs fake."""
+
+    def setUp(self):
+        self.home = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.home)
+        shutil.copytree(os.path.join(ROOT, "bench"), os.path.join(self.home, "bench"))
+        with open(os.path.join(self.home, "bench", "zipf_tokens.py"), "w") as f:  # four million would take seconds
+            f.write("write_tokens = lambda folder, vocab, count: folder + '/tokens.bin'\n")
+        self.programs = os.path.join(self.home, "programs")
+        places = [(self.programs, n) for n in ("nvidia-smi", "compute-sanitizer", "ncu", "python")]
+        places += [(os.path.join(self.home, "build", "tests"), f"test_{s}") for s in gpu_tests.SUITES]
+        places += [(os.path.join(self.home, "build", "bin"), "tessera"), (os.path.join(self.home, "build", "lib"), "x")]
+        fake = read(os.path.join(HERE, "fake.py"))
+        for folder, name in places:
+            os.makedirs(folder, exist_ok=True)
+            with open(os.path.join(folder, name), "w") as f:  # without site-packages Python starts in no time
+                f.write(f"#!{sys.executable} -SE\n{fake}")
+            os.chmod(os.path.join(folder, name), 0o755)
+        self.pids = os.path.join(self.home, "pids")
+
+    def environment(self, fake):
+        return {**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}", "FAKE": fake, "FAKE_PIDS": self.pids,
+                "TESSERA_PYTHON": os.path.join(self.programs, "python"), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def run_script(self, words, fake="", status=0):
+        command = ([sys.executable] if words[0].endswith(".py") else []) + [os.path.join(self.home, "bench", words[0]), *words[1:]]
+        done = subprocess.run(command, cwd=self.home, env=self.environment(fake), stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=120)
+        self.assertEqual(done.returncode, status, done.stdout)
+        return done.stdout
+
+    def gpu_py(self, part, *options, fake="", status=0):
+        return self.run_script(["gpu.py", part, "--binary", "build/bin/tessera", "--python", f"{self.programs}/python", "--small",
+                                "--rounds", "1", "--steps", "3", *options], fake, status)
+
+    def row(self, text, name):
+        rows = [line for line in text.splitlines() if line.startswith(f"| {name}")]
+        self.assertEqual(len(rows), 1, f"{name} in {text}")
+        return rows[0]
+
+    def nobody_is_left(self):
+        time.sleep(0.2)
+        for pid in read(self.pids).split():
+            self.assertFalse(os.path.exists(f"/proc/{pid}") and "fake" in read(f"/proc/{pid}/cmdline"), pid)
+
+    def test_ways(self):
+        text = self.gpu_py("ways")
+        self.assertIn("2,000", self.row(text, "cuDNN, graph on |"))
+        self.assertIn("attention forward 12 tensor cores", self.row(text, "own attention, graph off, deterministic"))
+
+    def test_a_refused_row_has_no_rate(self):
+        text = self.gpu_py("ways", fake="other-kernels", status=1)
+        self.assertIn("REFUSED: attention backward: asked for cudnn, found 12 by tensor cores (cuDNN 9.19.0: no plan)",
+                      self.row(text, "cuDNN, graph on |"))
+        self.assertNotIn("2,000", self.row(text, "cuDNN, graph on |"))
+        self.assertIn("2,000", self.row(text, "own attention, graph on |"))
+        self.assertIn("REFUSED: the run says nothing", self.gpu_py("ways", fake="silent", status=1))
+
+    def test_ladder(self):
+        text = self.gpu_py("ladder")
+        self.assertEqual(text.count("| tiny, "), 4)
+        self.assertIn("2,000", self.row(text, "small, batch 8, cuDNN, graph"))
+        text = self.gpu_py("ladder", fake="wrong=--dtype+bf16+--attention+own", status=1)
+        self.assertIn("FAILED: losses 7.2300 to 7.1400; fp32 had 6.2300 to 6.1400", self.row(text, "tiny, bf16, own"))
+        text = self.gpu_py("ladder", fake="no-capture", status=1)
+        self.assertIn("FAILED: status 5: tessera: captured step", self.row(text, "small, cuDNN, graph |"))
+        self.assertIn("1,500", self.row(text, "small, batch 8, cuDNN, no graph"))
+
+    def test_a_crash_is_looked_at(self):
+        text = self.gpu_py("ladder", fake="crash=--dtype+fp32", status=1)
+        self.assertIn("CRASHED: signal 11", self.row(text, "tiny, fp32"))
+        self.assertIn("FAILED: status 9", self.row(text, "the same, 2 steps under memcheck"))
+        self.assertIn("1,500", self.row(text, "tiny, bf16, cuDNN, no graph"))
+
+    def test_a_hang_is_a_row(self):
+        text = self.gpu_py("strategies", "--limit", "4", fake="hang=--cp-mode crash=gpipe bad=zb-v", status=1)
+        self.assertIn("HUNG: ended after 4 s", self.row(text, "context, Ulysses"))
+        self.assertIn("CRASHED: signal 11", self.row(text, "GPipe"))
+        self.assertIn("FAILED: status 5: tessera: unexpected failure", self.row(text, "ZB-V"))
+        self.assertIn("to the bit | 1 | 1,500 | 1.333", self.row(text, "context, ring"))
+        self.nobody_is_left()
+
+    def test_time_that_is_over_is_said(self):
+        begin = time.monotonic()
+        text = self.gpu_py("strategies", "--seconds", "4", "--limit", "60", fake="hang=verify+--device+cuda+--ranks+2")
+        self.assertLess(time.monotonic() - begin, 15)
+        self.assertIn("NOT RUN", self.row(text, "ZB-V"))
+
+    def test_pytorch(self):
+        text = self.gpu_py("pytorch", "--settings", "bf16/default,autocast/default", "--rounds", "3")
+        row = self.row(text, "small, batch 8, 3 rounds, cuDNN, graph")
+        self.assertIn("| 2,000 | 2,000-2,000 | 3 |", row)
+        self.assertIn("| 1,600 | 1,600-1,600 | 4 | bf16/default, torch 2.11.0 | 1.25 |", row)
+        text = self.gpu_py("pytorch", "--settings", "bf16/default,autocast/default", "--compile-limit", "4",
+                           fake="other-kernels hang=\"bf16\"", status=1)
+        self.assertIn("REFUSED", self.row(text, "small, trial, cuDNN, graph"))
+        self.assertIn("| 2,000 |", self.row(text, "small, batch 8, 1 rounds, own attention, graph"))
+        self.assertIn("bf16/default: HUNG", text)
+
+    def test_curve(self):
+        self.assertIn("20 steps of 20: as expected", self.gpu_py("curve"))
+        self.assertIn("7 steps of 20: as expected", self.gpu_py("curve", "--cpu-limit", "4", fake="slow-cpu"))
+        self.assertIn("CRASHED", self.gpu_py("curve", fake="crash=--device+cuda", status=1))
+
+    def test_kernels(self):
+        text = self.gpu_py("kernels")
+        self.assertIn("one queued step", text)
+        self.assertIn("| `gemm` | 20 | 0.030 | 75.0% |", text)
+        text = self.gpu_py("kernels", fake="no-counters", status=1)
+        self.assertIn("FAILED: status 1: no message; ncu: ==ERROR== ERR_NVGPUCTRPERM", text)
+        self.assertIn("attention/forward/bf16", text)
+
+    def suites(self, part="tests", *options, fake="", status=0):
+        return self.run_script(["gpu_tests.py", part, "--build", "build", *options], fake, status)
+
+    def test_suites(self):
+        self.assertIn("- tensor: 7 passed, 0 skipped, 0 red", self.suites())
+        text = self.suites(fake="bad=test_nn+OtherGpu.One", status=1)
+        self.assertIn("- nn: 6 passed, 0 skipped, 1 red\n  - OtherGpu.One: FAILED", text)
+
+    def test_a_crash_spoils_its_test_alone(self):
+        text = self.suites(fake="crash=test_tensor+AttentionGpu.Two", status=1)
+        self.assertIn("- tensor: 6 passed, 0 skipped, 1 red\n  - broke at AttentionGpu.Two (CRASHED: signal 11", text)
+        self.assertIn("AttentionGpu under memcheck: Invalid __global__ read of size 4 bytes", text)
+        self.assertRegex(text, r"  - AttentionGpu.Two: CRASHED: signal 11")
+        self.assertIn("- app: 7 passed", text)
+
+    def test_an_error_that_stays_spoils_its_test_alone(self):
+        text = self.suites("tests", "--suites", "verify", fake="sticky=AttentionGpu.Two", status=1)
+        self.assertIn("- verify: 6 passed, 0 skipped, 1 red", text)
+        self.assertIn("  - AttentionGpu.Two: an error that CUDA does not forget", text)
+
+    def test_a_hang_spoils_its_test_alone_and_red_tests_run_again(self):
+        limits = ["--limit", "4", "--fixture-limit", "4"]
+        text = self.suites("tests", *limits, "--suites", "app", "--red-out", "red", fake="hang=AttentionGpu.Two", status=1)
+        self.assertIn("- app: 6 passed, 0 skipped, 1 red", text)
+        self.assertIn("  - AttentionGpu.Two: HUNG: ended after 4 s", text)
+        self.nobody_is_left()
+        self.assertEqual(self.suites("tests", "--red", "red"), "- app AttentionGpu.Two: OK\n")
+        self.assertIn("HUNG", self.suites("tests", *limits, "--red", "red", fake="hang=AttentionGpu.Two", status=1))
+
+    def test_sanitizer(self):
+        text = self.suites("sanitizer", "--tools", "memcheck,racecheck", "--over", "attention,norms,cross-entropy,tensor")
+        self.assertIn("- racecheck, norms: clean; 1 tests passed", text)
+        self.assertIn("- memcheck, tensor: clean; 6 tests passed", text)
+        text = self.suites("sanitizer", "--tools", "memcheck", "--over", "norms", fake="finding", status=1)
+        self.assertIn("- memcheck, norms: FAILED, 1 findings", text)
+        text = self.suites("sanitizer", "--tools", "memcheck", "--over", "attention", "--tool-limit", "4", fake="hang=Three")
+        self.assertIn("NOT FINISHED (HUNG: ended after 4 s", text)
+
+    def test_gpu_sh(self):
+        text = self.run_script(["gpu.sh", "--small", "--build", "build"], "other-kernels bad=test_nn+OtherGpu.One", 1)
+        self.assertIn("failed: tests sanitizer ladder ways kernels strategies pytorch;", text)
+        with tarfile.open(os.path.join(self.home, "gpu-report.md.tar.gz")) as archive:
+            names = archive.getnames()
+            report = archive.extractfile("gpu-report.md").read().decode()
+        self.assertTrue(any(n.endswith("test_nn.out") for n in names), names)
+        for words in ("## Ops", "attention/forward/bf16", "as expected", "REFUSED", "- racecheck, tensor: clean", "FAILED (status 1)"):
+            self.assertIn(words, report)
+        self.assertIn("expected PART=SECONDS, found 'x'", self.run_script(["gpu.sh", "--limit", "x"], status=2))
+        self.assertIn("shows no GPU", self.run_script(["gpu.sh", "ops"], "no-gpu", 2))
+
+    def test_gpu_sh_ends_what_hangs(self):
+        text = self.run_script(["gpu.sh", "--build", "build", "--limit", "ops=2", "ops"], "hang=bench", 1)
+        self.assertIn("HUNG: ended after 2 s", text)
+
+    def ended_from_outside(self, words, archive, report):
+        run = subprocess.Popen([os.path.join(self.home, "bench", words[0]), *words[1:]], cwd=self.home, stderr=subprocess.DEVNULL,
+                               env=self.environment("hang=train"), stdout=subprocess.DEVNULL)
+        for _ in range(300):
+            time.sleep(0.1)
+            if os.path.exists(self.pids):
+                break
+        run.send_signal(signal.SIGTERM)
+        self.assertEqual(run.wait(10), 143)
+        self.nobody_is_left()
+        with tarfile.open(os.path.join(self.home, archive)) as packed:
+            self.assertIn(b"NOT FINISHED: ended from outside", packed.extractfile(report).read())
+
+    def test_what_is_ended_from_outside_leaves_its_archive(self):
+        self.ended_from_outside(["gpu.sh", "--build", "build", "--bench", "models=small", "ways"], "gpu-report.md.tar.gz",
+                                "gpu-report.md")
+        os.remove(self.pids)
+        self.ended_from_outside(["first_contact.sh", "3", "out"], "out/first_contact_3.tar.gz", "report_3.md")
+
+    def contact(self, part, *files, fake="", status=0):
+        self.run_script(["first_contact.sh", str(part), "out", *files], fake, status)
+        return read(os.path.join(self.home, "out", f"report_{part}.md"))
+
+    def test_first_contact(self):
+        report = self.contact(1, fake="bad=test_nn+OtherGpu.One", status=1)
+        for words in ("## versions: ok", "torch 2.11.0", "## first_runs: ok", "| gpt2, batch 32, cuDNN, graph | 2,000",
+                      "## tests: FAILED (status 1)", "  - OtherGpu.One: FAILED", "something failed"):
+            self.assertIn(words, report)
+        report = self.contact(2, "out/first_contact_1.tar.gz")
+        for words in ("## red_tests: ok", "- nn OtherGpu.One: OK", "- racecheck, cross-entropy: clean", "as expected",
+                      "| `gemm` | 20 |", "nothing failed"):
+            self.assertIn(words, report)
+        report = self.contact(3, fake="other-kernels", status=1)
+        for words in ("| gpt2, trial, cuDNN, graph | REFUSED", "gpt2, batch 32, 3 rounds, own attention, graph", "## max_autotune",
+                      "| gpt2-medium, batch 32, 1 rounds"):
+            self.assertIn(words, report)
+        report = self.contact(4)
+        for words in ("| ZB-V | to the bit | 1 | 1,500", "attention/forward/bf16"):
+            self.assertIn(words, report)
+        with tarfile.open(os.path.join(self.home, "out", "first_contact_4.tar.gz")) as archive:
+            names = archive.getnames()
+        self.assertIn("report_4.md", names)
+        self.assertIn("caches/tessera", names)
+        self.assertTrue(any(re.search("logs_4/strategies/.*ZB.V.*err", n) for n in names), names)
+
+    def test_first_contact_keeps_its_time(self):
+        os.environ["FIRST_CONTACT_SECONDS"] = "35"
+        self.addCleanup(os.environ.pop, "FIRST_CONTACT_SECONDS")
+        begin = time.monotonic()
+        report = self.contact(3, fake="hang=train")
+        self.assertLess(time.monotonic() - begin, 35)
+        self.assertIn("| gpt2, trial, cuDNN, graph | NOT FINISHED:", report)
+        self.assertIn("## ways\n\nNOT RUN: no time was left", report)
+        self.assertIn("3 steps were not run", report)
+        self.nobody_is_left()
+
+    def test_first_contact_without_a_gpu(self):
+        self.assertIn("no GPU: NVIDIA-SMI has failed", self.contact(1, fake="no-gpu", status=2))
+
+
+def all_side_by_side():
+    """Each test in a process of its own; those that take longest begin first."""
+    names = sorted((test.id().split(".", 1)[1] for suite in unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"])
+                    for test in suite), key=lambda name: "first_contact" not in name)
+
+    def run(name):
+        done = subprocess.run([sys.executable, __file__, name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        print(f"{name}: {'ok' if done.returncode == 0 else 'FAILED'}", flush=True)
+        return done
+
+    with ThreadPoolExecutor(4) as pool:
+        bad = [done.stdout for done in pool.map(run, names) if done.returncode != 0]
+    print("\n".join(bad) or f"{len(names)} tests passed")
+    return 1 if bad or len(names) < 15 else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        unittest.main(verbosity=2)
+    sys.exit(all_side_by_side())

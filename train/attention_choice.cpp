@@ -1,0 +1,84 @@
+// The choice, and what stands against it.
+#include "train/attention_choice.h"
+
+#include <fmt/format.h>
+
+#include "tensor/cuda/cudnn_attention.h"
+#include "tensor/field_error.h"
+#include "train/device.h"
+#include "train/names.h"
+
+namespace tessera {
+namespace {
+
+// What of the run itself keeps cuDNN from serving it; empty: nothing.
+std::string obstacle(const Job& job) {
+  if (job.optim.dtype != DType::bfloat16) return fmt::format("cuDNN's take bf16, found {}", text_of(job.optim.dtype));
+  if (job.model.dropout > 0) return "cuDNN's cannot drop the elements that ours count";
+  if (job.plan.cp > 1 && job.plan.cp_mode == ContextMode::ring) return "a ring merges tiles by their log-sum-exp";
+  return "";
+}
+
+// What cuDNN itself says of the run's attention on this GPU.
+std::string refusal(const Job& job) {
+  if constexpr (cuda::kWithCudnn) {
+    const Plan& p = job.plan;
+    const GptConfig& m = job.model;
+    for (const bool backward : {false, true}) {  // every rank has the same
+      cuda::FusedAttention problem = cuda::packed_problem(job.optim.batch / (p.dp * p.microbatches), m.context,
+                                                          m.heads / (p.tp * p.cp), m.channels / m.heads, backward);
+      problem.deterministic = backward && p.deterministic;
+      if (const std::string why = cuda::cudnn_refuses(problem); !why.empty())
+        return fmt::format("cuDNN {}: {}", cuda::cudnn_version(), why);
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+bool asks_cudnn(const Plan& p) {
+  return p.device == Device::cuda && cuda::kWithCudnn && p.attention != AttentionKernels::own;
+}
+
+cuda::KernelChoice kernels_of(const Plan& p) {
+  using Kernels = cuda::AttentionKernels;
+  return {.attention = !asks_cudnn(p)                           ? Kernels::own
+                       : p.attention == AttentionKernels::cudnn ? Kernels::cudnn
+                                                                : Kernels::cudnn_or_own,
+          .deterministic = p.deterministic};
+}
+
+void check_attention(const Plan& p) {
+  if (p.attention != AttentionKernels::cudnn) return;
+  if (!cuda::kWithCudnn)
+    throw FieldError("attention",
+                     "this program was built without cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON");
+  if (p.device != Device::cuda)
+    throw FieldError("attention", "cuDNN's kernels are for GPUs; expected own, or `device` cuda");
+}
+
+void check_attention(const Job& job) {
+  check_attention(job.plan);
+  if (job.plan.attention != AttentionKernels::cudnn) return;
+  std::string why = obstacle(job);
+  if (why.empty()) {
+    check_device(job.plan.device);
+    why = refusal(job);
+  }
+  if (!why.empty()) throw FieldError("attention", why + "; expected own, found cudnn");
+}
+
+std::string describe_attention(const Job& job) {
+  std::string why = job.plan.attention == AttentionKernels::own ? "`attention` own"
+                    : cuda::kWithCudnn                          ? obstacle(job)
+                                                                : "built without cuDNN";
+  if (why.empty()) why = refusal(job);
+  if (!why.empty()) return fmt::format("attention: our own kernels ({})", why);
+  std::string version;
+  if constexpr (cuda::kWithCudnn) version = cuda::cudnn_version();
+  return fmt::format("attention: cuDNN {}{}", version,
+                     job.plan.deterministic ? ", gradients added in a fixed order" : "");
+}
+
+}  // namespace tessera

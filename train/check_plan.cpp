@@ -1,0 +1,193 @@
+// Plans that cannot be are refused before anything starts, with the field at fault and the nearest value that can be.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <optional>
+
+#include "parallel/comm/backends.h"
+#include "parallel/comm/nccl_api.h"
+#include "parallel/comm/surroundings.h"
+#include "tensor/field_error.h"
+#include "train/attention_choice.h"
+#include "train/device.h"
+#include "train/job.h"
+#include "train/names.h"
+#include "train/step_graph.h"
+
+namespace tessera {
+namespace {
+
+template <class... Args>
+[[noreturn]] void refuse(const char* field, fmt::format_string<Args...> words, Args&&... args) {
+  throw FieldError(field, fmt::format(words, std::forward<Args>(args)...));
+}
+
+void check_numbers(const Plan& p) {
+  const auto at_least = [](int64_t least, const char* field, int64_t found) {
+    if (found < least) refuse(field, "expected at least {}, found {}", least, found);
+  };
+  for (const auto& [field, size] : {std::pair{"pp", p.pp}, {"dp", p.dp}, {"cp", p.cp}, {"tp", p.tp}})
+    at_least(1, field, size);
+  at_least(1, "microbatches", p.microbatches);
+  at_least(1, "servers", p.servers);
+  at_least(0, "staleness", p.staleness);
+  at_least(0, "chunks", p.chunks);
+  at_least(0, "threads_per_rank", p.threads_per_rank);
+  const auto positive = [](const char* field, double found) {
+    if (!(found > 0) || !std::isfinite(found)) refuse(field, "expected a number above 0, found {}", found);
+  };
+  positive("bucket_mb", p.bucket_mb);
+  positive("timeout", p.timeout);
+}
+
+void check_data(const Plan& p) {
+  if (p.servers > p.dp) refuse("servers", "expected at most the {} ranks, found {}", p.dp, p.servers);
+  if (p.all_reduce == Algorithm::native && !has_processes(p) && !uses_nccl(p))
+    refuse("all_reduce", "thread ranks have no library of their own; expected direct, ring, tree or root");
+  if (p.dp_mode == DataMode::ddp) return;
+  const std::string_view mode = text_of(p.dp_mode);
+  if (uses_nccl(p))
+    refuse("backend",
+           "{} adds at one rank, in rank order, and nccl does not; expected threads or mpi "
+           "beside `dp_mode` {}, found nccl",
+           mode, mode);
+  if (p.all_reduce != Algorithm::direct)
+    refuse("all_reduce", "{} adds at one rank, in rank order; expected direct, found {}", mode, text_of(p.all_reduce));
+  if (p.zero != ZeroStage::none) refuse("zero", "{} goes with `dp_mode` ddp, found {}", static_cast<int>(p.zero), mode);
+  if (p.ranks() > p.dp)
+    refuse("dp_mode", "{} is for data-parallel ranks alone; expected ddp beside `tp`, `pp` and `cp`", mode);
+}
+
+void check_modes(const Plan& p) {
+  if (p.dp_mode != DataMode::ps_async && !(p.record.empty() && p.replay.empty()))
+    refuse(p.record.empty() ? "replay" : "record", "goes with `dp_mode` ps-async, found {}", text_of(p.dp_mode));
+  if (p.dp_mode == DataMode::dataparallel && has_processes(p))
+    refuse("dp_mode", "dataparallel is one process by definition; expected ddp or ps-sync under MPI");
+}
+
+void check_batch(const Plan& p, int64_t batch) {
+  const int64_t parts = p.dp * p.microbatches;
+  if (batch % parts != 0)
+    refuse("batch", "{} sequences cannot be cut evenly into {} data ranks x {} micro-batches; the nearest that can: {}",
+           batch, p.dp, p.microbatches, multiples_near(parts, batch));
+}
+
+void check_tensor(const Plan& p, const GptConfig& m) {
+  if (m.heads % p.tp != 0)
+    refuse("tp", "{} does not divide the {} heads; the nearest that does: {}", p.tp, m.heads,
+           divisors_near(m.heads, p.tp));
+  if (m.vocab > 0 && m.vocab < p.tp) refuse("tp", "a vocabulary of {} has no row for each of {} ranks", m.vocab, p.tp);
+  const int64_t tokens = m.context / p.cp;
+  if (p.sp && tokens % p.tp != 0)
+    refuse("sp", "{} ranks of `tp` do not divide the {} tokens that each has; the nearest that does: `tp` {}", p.tp,
+           tokens, divisors_near(tokens, p.tp));
+}
+
+void check_context(const Plan& p, const GptConfig& m) {
+  if (p.cp == 1) return;
+  const bool ring = p.cp_mode == ContextMode::ring;
+  const int64_t parts = ring ? 2 * p.cp : p.cp;  // the ring deals out two chunks to each
+  if (m.context % parts != 0)
+    refuse("cp", "{} ranks cut a context of {} into {} parts; the nearest `context` that can be cut: {}", p.cp,
+           m.context, parts, multiples_near(parts, m.context));
+  const int64_t heads = m.heads / p.tp;
+  if (!ring && heads % p.cp != 0)
+    refuse("cp",
+           "{} ranks of `cp_mode` ulysses do not divide the {} heads that each has; the "
+           "nearest that does: {}",
+           p.cp, heads, divisors_near(heads, p.cp));
+}
+
+void check_chunks(const Plan& p) {
+  if (p.chunks > 0 && (!p.schedule_file.empty() || p.schedule != ScheduleKind::interleaved))
+    refuse("chunks", "goes with `schedule` interleaved, found {}", schedule_name(p));
+}
+
+void check_pipeline(const Plan& p, const GptConfig& m) {
+  check_chunks(p);
+  const int stages = schedule_of(p).stages;
+  if (stages > m.layers)
+    refuse("pp", "{} ranks make {} stages, more than the {} layers; expected at most {} stages", p.pp, stages, m.layers,
+           m.layers);
+}
+
+void check_place(const Plan& p, bool traced) {
+  check_attention(p);
+  check_device(p.device);
+  no_graph_because(p, traced);
+  if (p.device == Device::cpu) return;
+  if (p.all_reduce == Algorithm::native && !uses_nccl(p))
+    refuse("all_reduce", "MPI's own sums are of arrays in the host's memory; expected direct, ring, tree or root");
+}
+
+// NCCL has one order of sums, its own, and no GPU for a second rank.
+void check_nccl(const Plan& p) {
+  if (!uses_nccl(p)) return;
+  if (p.device != Device::cuda)
+    refuse("backend", "nccl is for ranks on GPUs; expected `device` cuda beside it, found {}", name_of(p.device));
+  if (p.all_reduce != Algorithm::native)
+    refuse("backend", "nccl adds in an order of its own; expected `all_reduce` native beside it, found {}",
+           text_of(p.all_reduce));
+  if (!has_processes(p) && p.ranks() > gpu_count())
+    refuse("backend",
+           "nccl wants a GPU for each of {} ranks, and this machine has {}; without it ranks share "
+           "one",
+           p.ranks(), gpu_count());
+}
+
+}  // namespace
+
+void check_sizes(const Job& s) {
+  if (s.model.channels % s.model.heads != 0)
+    refuse("heads", "{} heads do not divide {} channels; expected a divisor", s.model.heads, s.model.channels);
+  if (s.optim.batch % s.plan.microbatches != 0)
+    refuse("microbatches", "{} do not divide a batch of {}; expected a divisor", s.plan.microbatches, s.optim.batch);
+}
+
+// A backend is a wish; what started this process may not be able to fulfil it.
+void check_backend(const Plan& p, int64_t ranks) {
+  const std::optional<MpiSurroundings> job = mpi_surroundings();
+  if (!has_processes(p) && job && job->ranks > 1)
+    refuse("backend",
+           "{} has started {} processes, each of which would be a run of its own; expected mpi, "
+           "or one process, found threads",
+           job->launcher, job->ranks);
+  if (has_processes(p) && !job && ranks > 1)
+    refuse("backend",
+           "mpi takes its ranks from mpirun, which did not start this process; expected "
+           "mpirun -n {} in front of tessera, or `backend` threads",
+           ranks);
+}
+
+void check(const Plan& p) {
+  if constexpr (kWithNccl)
+    if (uses_nccl(p)) load_kernels_early();  // before the first call of CUDA's, which looks for GPUs
+  check_numbers(p);
+  check_backend(p, p.ranks());
+  check_data(p);
+  check_modes(p);
+  check_chunks(p);
+  schedule_of(p);
+  check_place(p, false);
+  check_nccl(p);
+}
+
+void check(const Job& s, bool traced) {
+  const Plan& p = s.plan;
+  if constexpr (kWithNccl)
+    if (uses_nccl(p)) load_kernels_early();
+  check_numbers(p);
+  check_sizes(s);
+  check_backend(p, p.ranks());
+  check_batch(p, s.optim.batch);
+  check_data(p);
+  check_modes(p);
+  check_tensor(p, s.model);
+  check_context(p, s.model);
+  check_pipeline(p, s.model);
+  check_attention(s);
+  check_place(p, traced);
+  check_nccl(p);
+}
+
+}  // namespace tessera

@@ -1,0 +1,126 @@
+// The numbers of the step around what is queued, and the choice between queueing and launching.
+#include "train/step_graph.h"
+
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "optim/cuda/step_state.h"
+#include "optim/grad_norm.h"
+#include "tensor/cuda/context.h"
+#include "tensor/cuda/graph.h"
+
+namespace tessera {
+namespace {
+
+// A flag that is up while one lives, whatever is thrown.
+class Within {
+ public:
+  explicit Within(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Within() { flag_ = false; }
+  Within(const Within&) = delete;
+  Within& operator=(const Within&) = delete;
+
+ private:
+  bool& flag_;
+};
+
+class QueuedStep final : public StepGraph {
+ public:
+  QueuedStep(Parts parts, const ArenaPtr& arena) : parts_(std::move(parts)), arena_(arena), state_(arena) {
+    clip_factor(0, parts_.clip);  // refuses what is no norm
+  }
+
+  Found run(int64_t step, double lr, bool stop) override {
+    parts_.load(step);
+    state_.set(static_cast<uint64_t>(step), parts_.optimizer->next(lr));
+    StepRanks::Agreed agreed = agree(stop);
+    if (agreed.how == StepRanks::How::capture && !captures()) agreed.how = StepRanks::How::queue;
+    std::optional<Arena::Lent> lent;  // to what is launched, until it is done
+    if (agreed.how != StepRanks::How::queue) lent.emplace(*arena_);
+    launch_or_queue(agreed.how);
+    parts_.ahead(step + 1);
+    if (parts_.ranks) parts_.ranks->wait(*arena_);
+    arena_->local<cuda::Context>().synchronize();  // the only wait of a step
+    const Found found{state_.found().loss_sum, state_.found().grad_norm, agreed.stop};
+    if (!state_.found().update.skip)
+      parts_.optimizer->count_step();
+    else if (parts_.ranks && std::isfinite(found.loss_sum) && std::isfinite(found.grad_norm))
+      parts_.ranks->agree(stop, false, false);  // another rank has met an index outside: its cause ends this one
+    return found;
+  }
+
+  const uint64_t* step_on_gpu() const override { return queueing_ ? state_.step() : nullptr; }
+
+ private:
+  // The first steps choose algorithms and make the arena grow. When one has begun with the layout that is there now,
+  // the arena has grown no more, and the next will ask for the same blocks.
+  StepRanks::Agreed agree(bool stop) {
+    const Arena::Layout now = arena_->layout();
+    if (graph_ && !graph_->fits()) graph_.reset();  // a validation, say, has made the arena grow
+    const bool launches = graph_.has_value(), captures = parts_.captured && (launches || now == before_);
+    before_ = now;
+    if (parts_.ranks) return parts_.ranks->agree(stop, launches, captures);
+    return {StepRanks::choose(launches, captures), stop};
+  }
+
+  void launch_or_queue(StepRanks::How how) {
+    if (how == StepRanks::How::queue) {
+      ++record_.queued;
+      return queue();
+    }
+    if (how == StepRanks::How::launch && parts_.ranks) parts_.ranks->count_again();
+    graph_->launch();
+    ++record_.replays;
+  }
+
+  void capture() {
+    if (parts_.ranks) parts_.ranks->begin_capture();
+    graph_.reset();
+    graph_.emplace(arena_, [this] { queue(); });
+    if (parts_.ranks) parts_.ranks->end_capture();
+    ++record_.captures;
+  }
+
+  // Nothing of a capture that fails has run, and gradients() begins a step anew.
+  bool captures() {
+    try {
+      capture();
+      return true;
+    } catch (const Error& e) {
+      if (!parts_.may_give_up) throw;
+      graph_.reset();
+      parts_.captured = false;
+      record_.given_up = e.what();
+      return false;
+    }
+  }
+
+  void queue() {
+    const Within here(queueing_);
+    state_.fetch();
+    const LateNumber loss = parts_.gradients();
+    const Tensor found =
+        state_.parts(loss.on_gpu(), parts_.squares(), {.loss = parts_.says_loss, .squares = parts_.says_squares});
+    if (parts_.ranks) parts_.ranks->add_up(found);
+    state_.close(found, parts_.clip);
+    parts_.optimizer->queue_step(state_.update());
+    parts_.finish();
+    state_.give_back();
+  }
+
+  Parts parts_;
+  ArenaPtr arena_;
+  cuda::StepState state_;
+  std::optional<cuda::Graph> graph_;
+  std::optional<Arena::Layout> before_;  // the layout that the last step began with
+  bool queueing_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<StepGraph> make_step_graph(StepGraph::Parts parts, const ArenaPtr& arena) {
+  return std::make_unique<QueuedStep>(std::move(parts), arena);
+}
+
+}  // namespace tessera

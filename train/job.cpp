@@ -1,0 +1,53 @@
+// From a job to what the libraries below are told.
+#include "train/job.h"
+
+#include <fmt/format.h>
+
+#include "tensor/field_error.h"
+#include "train/device.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kMegabyte = 1 << 20;
+
+}  // namespace
+
+GptConfig model_config(const Job& s, int64_t tokens_vocab) {
+  GptConfig config = s.model;
+  if (config.vocab > 0 && config.vocab < tokens_vocab)
+    throw FieldError("vocab",
+                     fmt::format("expected at least the tokenizer's {}, found {}", tokens_vocab, config.vocab));
+  if (config.vocab == 0) config.vocab = tokens_vocab;
+  config.recompute = s.plan.recompute;
+  return config;
+}
+
+DataOptions data_options(const Job& s) {
+  const DType dtype = s.optim.dtype;
+  return {.mode = s.plan.dp_mode,
+          .servers = static_cast<int>(s.plan.servers),
+          .zero = static_cast<int>(s.plan.zero),
+          .microbatches = s.plan.microbatches,
+          .copies = static_cast<int>(s.plan.cp),
+          .bucket_bytes = static_cast<int64_t>(s.plan.bucket_mb * kMegabyte),
+          .dtype = dtype,
+          .grad_dtype = dtype == DType::float64 ? DType::float64 : s.plan.grad_dtype,
+          .seed = static_cast<uint64_t>(s.optim.seed)};
+}
+
+LrSchedule lr_schedule(const Optimisation& o) {
+  return {.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps};
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const Job& s, std::vector<FlatUnit> units) {
+  const Optimisation& o = s.optim;
+  return make_optimizer(o.optimizer, std::move(units),
+                        {.momentum = o.momentum,
+                         .beta1 = o.beta1,
+                         .beta2 = o.beta2,
+                         .weight_decay = o.weight_decay,
+                         .state_arena = s.plan.offload == Offload::optimizer ? offload_arena(s.plan.device) : nullptr});
+}
+
+}  // namespace tessera

@@ -1,0 +1,57 @@
+// All that a training run is made of: the model, how it is optimised, and the plan by which ranks do it.
+//
+//   Job job{.model = {.layers = 2, .vocab = 64}, .optim = {.lr = 3e-4, .batch = 8}, .plan = {.dp = 2}};
+//   check(job);
+//   launch(launch_options(job.plan), [&](Communicator& world) {
+//     Trainer trainer(job, counted_sequences(64, job.model.context, 8, 1), world);
+//     for (int i = 0; i < 10; ++i) trainer.step();
+//   });
+#pragma once
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "models/gpt.h"
+#include "optim/lr_schedule.h"
+#include "optim/optimizer.h"
+#include "train/plan.h"
+
+namespace tessera {
+
+// What is the same under every plan, and makes two runs the same run.
+struct Optimisation {
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  double momentum = 0.9;              // of sgd
+  double lr = 1e-3;                   // after the warm-up
+  std::optional<double> min_lr = {};  // at the end of the cosine; not given: a tenth of lr
+  int64_t warmup = 100, steps = 3000;
+  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.99;
+  double clip = 1;               // largest global gradient norm; 0 does not clip
+  int64_t batch = 12;            // sequences per step, of all ranks
+  int64_t seed = 1337;           // of weights, data order and dropout
+  DType dtype = DType::float32;  // of parameters and activations; bfloat16 keeps float32 master weights
+  bool operator==(const Optimisation&) const = default;
+};
+
+struct Job {
+  GptConfig model = {};  // vocab 0: not known yet
+  Optimisation optim = {};
+  Plan plan = {};
+};
+
+// Throws FieldError for sizes that do not divide each other, whatever the ranks.
+void check_sizes(const Job& job);
+// Throws FieldError where this process cannot start, or be one of, so many ranks of that kind.
+void check_backend(const Plan& plan, int64_t ranks);
+// Both, and all that keeps this machine from training the model under the plan. `traced`: somebody looks at the parts
+// of each step.
+void check(const Job& job, bool traced = false);
+
+// The whole model, with the vocabulary of the tokens where the job has none. Throws FieldError where it is smaller.
+GptConfig model_config(const Job& job, int64_t tokens_vocab);
+DataOptions data_options(const Job& job);
+LrSchedule lr_schedule(const Optimisation& optim);
+// With Offload::optimizer the state lies elsewhere (offload_arena()), in a place of its own for each call.
+std::unique_ptr<Optimizer> make_optimizer(const Job& job, std::vector<FlatUnit> units);
+
+}  // namespace tessera

@@ -1,0 +1,58 @@
+// One rank's part of a model, ready for steps: cut over tp and cp, with the units of its pipeline stages alone, its
+// memory by the strategy of the data axis, and the loop that executes the schedule. An axis of size 1 costs nothing,
+// and a run without a pipeline is a pipeline of one stage.
+#pragma once
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "models/gpt_stages.h"
+#include "parallel/context_parallel.h"
+#include "parallel/pipeline/runtime.h"
+
+namespace tessera {
+
+class ModelPart {
+ public:
+  struct Axes {
+    Communicator &pp, &data, &cp, &tp;
+  };
+  struct Options {
+    Schedule schedule;  // for the ranks of pp, not yet lowered
+    ContextMode cp_mode = ContextMode::ring;
+    bool sp = false;
+    DataOptions data = {};
+    int64_t sequences = 1;  // of a micro-batch on this rank
+    double scale = 1;       // of the loss
+    // The tokens of a micro-batch, and where it stands in the run: asked before each of its passes.
+    std::function<Microbatch(int64_t index, bool ids, bool targets)> load = {};
+    std::function<StepInfo(int64_t index)> where = {};
+    ArenaPtr arena = {};
+    Trace* trace = nullptr;
+  };
+  // `whole` is the model as one rank would have it. The axes and the trace must outlive it.
+  ModelPart(const GptConfig& whole, const Axes& axes, Options options);
+
+  Gpt& model() { return model_; }
+  DataStrategy& strategy() { return *strategy_; }
+  const DataStrategy& strategy() const { return *strategy_; }
+  GptStages& stages() { return *stages_; }
+  PipelineRuntime& runtime() { return *runtime_; }
+  const PipelineRuntime& runtime() const { return *runtime_; }
+  const Schedule& schedule() const { return schedule_; }                // not lowered
+  const std::vector<Range>& layers() const { return layers_; }          // of each stage
+  const std::vector<int64_t>& positions() const { return positions_; }  // of this rank's tokens; empty: all
+
+ private:
+  void cut(const GptConfig& whole, const Axes& axes, const Options& options);
+
+  Schedule schedule_;
+  std::vector<Range> layers_;
+  Gpt model_;
+  std::vector<int64_t> positions_;
+  std::unique_ptr<DataStrategy> strategy_;
+  std::unique_ptr<GptStages> stages_;
+  std::unique_ptr<PipelineRuntime> runtime_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,36 @@
+// What the values of a plan's fields are called: by a user, in JSON, in messages.
+#pragma once
+#include "optim/optimizer.h"
+#include "tensor/named.h"
+#include "train/plan.h"
+
+namespace tessera {
+
+constexpr std::array<std::string_view, 2> kOffloadNames = {"none", "optimizer"};
+constexpr std::array<std::string_view, 3> kCudaGraphNames = {"auto", "on", "off"};
+constexpr std::array<std::string_view, 3> kAttentionNames = {"auto", "cudnn", "own"};
+constexpr std::array<std::string_view, 2> kContextModeNames = {"ring", "ulysses"};
+constexpr std::array<std::string_view, 3> kBackendNames = {"threads", "mpi", "nccl"};
+constexpr std::array<std::string_view, 4> kRecomputeNames = {"none", "gelu", "gelu+norm", "block"};
+constexpr std::array<std::string_view, 2> kDeviceNames = {"cpu", "cuda"};
+constexpr std::array<std::string_view, 3> kFloatNames = {"fp64", "fp32", "bf16"};
+
+constexpr const auto& names_of(DataMode) { return kDataModeNames; }
+constexpr const auto& names_of(Algorithm) { return kAlgorithmNames; }
+constexpr const auto& names_of(OptimizerKind) { return kOptimizerNames; }
+constexpr const auto& names_of(ScheduleKind) { return kScheduleNames; }
+constexpr const auto& names_of(Offload) { return kOffloadNames; }
+constexpr const auto& names_of(CudaGraph) { return kCudaGraphNames; }
+constexpr const auto& names_of(AttentionKernels) { return kAttentionNames; }
+constexpr const auto& names_of(ContextMode) { return kContextModeNames; }
+constexpr const auto& names_of(Backend) { return kBackendNames; }
+constexpr const auto& names_of(Recompute) { return kRecomputeNames; }
+constexpr const auto& names_of(Device) { return kDeviceNames; }
+constexpr const auto& names_of(DType) { return kFloatNames; }
+
+template <class Enum>
+constexpr std::string_view text_of(Enum value) {
+  return name_in(names_of(value), value);
+}
+
+}  // namespace tessera

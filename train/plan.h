@@ -1,0 +1,89 @@
+// A plan: how a run is laid out over ranks, where it computes, and what it keeps. A model, its data and a seed train
+// alike under every plan.
+//
+//   Plan plan{.pp = 2, .dp = 2, .tp = 2, .zero = ZeroStage::one, .schedule = ScheduleKind::zb_h1, .microbatches = 8};
+//   check(plan);                                        // throws FieldError, which names the field that cannot be
+//   plan_from_json(to_json(plan)) == plan;              // {"pp": 2, "dp": 2, ..., "schedule": "zb-h1", ...}
+//   to_text(plan) == "pp=2 dp=2 tp=2 zero=1 schedule=zb-h1 microbatches=8";
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "nn/layers.h"
+#include "parallel/comm/launch.h"
+#include "parallel/context_parallel.h"
+#include "parallel/data_strategy.h"
+#include "parallel/pipeline/schedules.h"
+
+namespace tessera {
+
+enum class ZeroStage : uint8_t { none, one, two, three };         // shares out state, gradients too, parameters too
+enum class Offload : uint8_t { none, optimizer };                 // what waits elsewhere between updates
+enum class CudaGraph : uint8_t { automatic, on, off };            // whether a step is captured and launched again
+enum class AttentionKernels : uint8_t { automatic, cudnn, own };  // of a GPU; automatic: cudnn where it is built
+
+struct Plan {
+  // Ranks of each axis, from the outermost to the innermost, whose ranks are neighbours.
+  int64_t pp = 1, dp = 1, cp = 1, tp = 1;
+  bool sp = false;  // with tp: the tokens between the blocks are cut too
+  ZeroStage zero = ZeroStage::none;
+  DataMode dp_mode = DataMode::ddp;
+  int64_t servers = 1;                   // of a parameter server, on the first ranks
+  int64_t staleness = 1;                 // steps that a worker of ps_async may be ahead of the slowest
+  std::string record = {}, replay = {};  // files: the order in which ps_async applied what; empty: none
+  double bucket_mb = 4;                  // gradients that ddp sends at once, in MiB
+  DType grad_dtype = DType::float32;     // of gradients while they are summed and sent; a float64 model has float64
+  Algorithm all_reduce = Algorithm::direct;
+  Offload offload = Offload::none;
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  std::string schedule_file = {};  // not empty: the pipeline's schedule is this file's
+  int64_t chunks = 0;              // stages of each pipeline rank; 0: as many as is usual
+  ContextMode cp_mode = ContextMode::ring;
+  int64_t microbatches = 1;  // per step and data rank
+  Recompute recompute = Recompute::none;
+  Device device = Device::cpu;
+  Backend backend = Backend::threads;
+  CudaGraph cuda_graph = CudaGraph::automatic;
+  AttentionKernels attention = AttentionKernels::automatic;
+  bool deterministic = false;    // the same bits in every run on a GPU too; on the CPU they always are
+  int64_t threads_per_rank = 0;  // 0: the cores, divided among the ranks
+  double timeout = 300;          // seconds that a rank waits for another
+
+  int64_t ranks() const { return pp * dp * cp * tp; }
+  bool operator==(const Plan&) const = default;
+};
+
+// Throws FieldError for a plan that cannot be whatever is trained: the field, what was expected and found, and the
+// nearest value that can. What a model and a batch add to that: check() of train/job.h.
+void check(const Plan& plan);
+
+// Every field by its name; empty file names are left out.
+std::string to_json(const Plan& plan);
+// Fields that are left out have their defaults. Throws FieldError for an unknown key or a value of the wrong kind,
+// Error for text that is no JSON object. The plan is not checked.
+Plan plan_from_json(std::string_view json);
+// The fields that differ from the defaults: "dp=2 zero=3"; "one rank" where none does.
+std::string to_text(const Plan& plan);
+// For people: "2 thread ranks, ddp", "one rank".
+std::string describe(const Plan& plan);
+// What the user calls the pipeline's schedule: its name, or its file.
+std::string schedule_name(const Plan& plan);
+
+// Ranks are processes under MPI (as NCCL's may be), or threads of this one.
+bool has_processes(const Plan& plan);
+// Each rank has a GPU of its own and their arrays go over NCCL.
+bool uses_nccl(const Plan& plan);
+// It sums inside a product or a softmax, and so agrees with one rank to rounding, not to the bit; and so does attention
+// by cuDNN, which does not say that a row has the same bits in another batch.
+bool splits_sums(const Plan& plan);
+// What the pipeline does, not yet lowered. Throws FieldError, and InputError for what is wrong in a file.
+Schedule schedule_of(const Plan& plan);
+LaunchOptions launch_options(const Plan& plan);
+
+// "2 or 4": the divisors of n next to `wanted`.
+std::string divisors_near(int64_t n, int64_t wanted);
+// "8 or 12": the multiples of n next to `wanted`.
+std::string multiples_near(int64_t n, int64_t wanted);
+
+}  // namespace tessera

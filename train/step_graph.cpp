@@ -1,0 +1,36 @@
+// Which runs can have their steps captured.
+#include "train/step_graph.h"
+
+#include <fmt/format.h>
+
+#include "tensor/field_error.h"
+#include "train/names.h"
+
+namespace tessera {
+namespace {
+
+std::string obstacle(const Plan& p, bool traced) {
+  if (p.device != Device::cuda) return fmt::format("`device` is {}", name_of(p.device));
+  if (p.ranks() > 1 && !uses_nccl(p)) return fmt::format("the {} ranks meet on the host within a step", p.ranks());
+  if (p.dp_mode != DataMode::ddp) return fmt::format("`dp_mode` {} sums on the host", text_of(p.dp_mode));
+  if (p.pp > 1) return fmt::format("the {} ranks of `pp` send each other messages", p.pp);
+  if (p.cp > 1 && p.cp_mode == ContextMode::ring) return "the ranks of `cp_mode` ring send each other messages";
+  if (p.offload != Offload::none) return fmt::format("`offload` {} moves state through the host", text_of(p.offload));
+  if (traced) return "`trace` looks at each pass of a step";
+  return "";
+}
+
+}  // namespace
+
+bool steps_without_host(const Plan& p, bool traced) { return obstacle(p, traced).empty(); }
+
+std::string no_graph_because(const Plan& p, bool traced) {
+  if (p.cuda_graph == CudaGraph::off) return "`cuda_graph` off";
+  std::string why = obstacle(p, traced);
+  if (!why.empty() && p.cuda_graph == CudaGraph::on)
+    throw FieldError("cuda_graph",
+                     fmt::format("a step cannot be captured because {}; expected auto or off, found on", why));
+  return why;
+}
+
+}  // namespace tessera

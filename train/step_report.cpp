@@ -1,0 +1,22 @@
+// Numbers that are none end a run.
+#include "train/step_report.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "tensor/error.h"
+
+namespace tessera {
+
+// A NaN has a sign, which nobody wants to read.
+void check_finite(const StepReport& r, int64_t step) {
+  if (std::isfinite(r.loss) && std::isfinite(r.grad_norm)) return;
+  const auto number = [](double v) { return std::isnan(v) ? "nan" : fmt::format("{}", v); };
+  throw Error(
+      fmt::format("step {}: the loss is {} and the gradient norm {}; expected finite numbers (a smaller `lr` may help)",
+                  step, number(r.loss), number(r.grad_norm)),
+      Status::not_finite);
+}
+
+}  // namespace tessera

@@ -1,0 +1,202 @@
+// Steps and validation.
+#include "train/trainer.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+
+#include "optim/grad_norm.h"
+#include "parallel/gradient_norm.h"
+#include "tensor/ops/elementwise.h"
+#include "train/device.h"
+#include "train/evaluate.h"
+
+namespace tessera {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::vector<MeshAxis> mesh_axes(const Plan& p) {
+  const auto size = [](int64_t n) { return static_cast<int>(n); };
+  return {{"pp", size(p.pp)}, {"dp", size(p.dp)}, {"cp", size(p.cp)}, {"tp", size(p.tp)}};
+}
+
+}  // namespace
+
+Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace* trace)
+    : job_(job),
+      trace_(trace),
+      world_(world),
+      mesh_(world, mesh_axes(job.plan)),
+      data_axis_(job.plan.cp > 1 ? mesh_.flat({"dp", "cp"}) : mesh_["dp"]),
+      arena_(rank_arena(job.plan, world)),
+      whole_(model_config(job, sequences.vocab)),
+      schedule_(lr_schedule(job.optim)) {
+  if (trace) {
+    trace->watch(arena_);
+    for (Communicator* axis : communicators()) axis->set_trace(trace);
+  }
+  part_ = std::make_unique<ModelPart>(whole_.config, ModelPart::Axes{mesh_["pp"], data_axis_, mesh_["cp"], mesh_["tp"]},
+                                      part_options());
+  find_units();
+  join_tied_weights();
+  tokens_ = std::make_unique<StepTokens>(job_, std::move(sequences), whole_.config.context, part_->positions(),
+                                         strategy(), arena_);
+  optimizer_ = make_optimizer(job_, strategy().shards());
+  make_graph();
+}
+
+Trainer::~Trainer() = default;
+
+ModelPart::Options Trainer::part_options() {
+  const Plan& p = job_.plan;
+  return {
+      .schedule = schedule_of(p),
+      .cp_mode = p.cp_mode,
+      .sp = p.sp,
+      .data = data_options(job_),
+      .sequences = job_.optim.batch / (p.dp * p.microbatches),
+      .scale = 1.0 / static_cast<double>(tokens_per_step()),
+      .load = [this](int64_t microbatch, bool ids, bool targets) { return tokens_->load(microbatch, ids, targets); },
+      .where = [this](int64_t microbatch) { return where(microbatch, true); },
+      .arena = arena_,
+      .trace = trace_};
+}
+
+// Where each unit of this rank stands in the whole model; past its end for the copy of a tied weight.
+void Trainer::find_units() {
+  const std::vector<Module::Unit> whole = whole_.layout();
+  whole_units_ = whole.size();
+  for (const Module::Unit& unit : model().layout())
+    places_.push_back(static_cast<size_t>(
+        std::find_if(whole.begin(), whole.end(), [&](const Module::Unit& u) { return u.name == unit.name; }) -
+        whole.begin()));
+}
+
+// Where the first and the last stage are not on one rank, their ranks sum the gradients of the tied weight.
+void Trainer::join_tied_weights() {
+  const std::vector<int>& ranks = part_->schedule().rank_of_stage;
+  const int first = ranks.front(), last = ranks.back(), own = mesh_.coordinate("pp");
+  if (first == last) return;
+  std::vector<int> at = mesh_.coordinates(world_.rank());
+  at[0] = own == first || own == last ? 0 : own;  // the others are alone
+  const int beside = own == first || own == last ? 0 : world_.size();
+  tied_ = world_.split(mesh_.rank_at(at) + beside, own == first ? 0 : 1, "tied");
+}
+
+StepInfo Trainer::where(int64_t microbatch, bool training) const {
+  StepInfo at{.seed = static_cast<uint64_t>(job_.optim.seed), .step = steps_done(), .training = training};
+  if (training)
+    at.first_sequence = strategy().batches().computes(job_.optim.batch, job_.plan.microbatches, microbatch).first;
+  if (graph_) at.step_on_gpu = graph_->step_on_gpu();
+  at.positions = part_->positions();
+  at.tokens_total = whole_.config.context;
+  return at;
+}
+
+LateNumber Trainer::queue_passes() {
+  strategy().begin_step();
+  return part_->runtime().step();
+}
+
+void Trainer::queue_sums() {
+  strategy().finish_gradients();
+  sum_tied_gradients();
+}
+
+StepReport Trainer::compute_gradients(bool stop) {
+  tokens_->begin(steps_done());
+  const LateNumber sum = queue_passes();
+  const TraceSpan span(trace_, "finish gradients");
+  queue_sums();
+  // All ranks of a tensor axis know the same loss: one says it.
+  std::array<double, 2> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, stop ? 1.0 : 0.0};
+  world_.sum(totals);
+  StepReport r;
+  r.loss = totals[0] / static_cast<double>(tokens_per_step());
+  r.stop = totals[1] > 0;
+  r.grad_norm = std::sqrt(sum_of_squares());
+  r.lr = schedule_.at(steps_done());
+  check_finite(r, steps_done() + 1);
+  return r;
+}
+
+// Both copies of a tied weight get the sum of what their uses brought, so that they stay equal.
+void Trainer::sum_tied_gradients() {
+  if (model().config.tied) return;
+  const FlatUnit *first = nullptr, *last = nullptr;
+  for (const FlatUnit& shard : strategy().shards())
+    if (shard.trainable() && shard.slots[0].parameter->is_tied())
+      (shard.slots[0].parameter->is_copy() ? last : first) = &shard;
+  if (first && last) {
+    Tensor sum = first->grads, copy = last->grads;
+    add_(sum, copy);
+    copy.copy_from(sum);
+  } else if (first || last) {
+    tied_->all_reduce(first ? first->grads : last->grads);
+  }
+}
+
+// Units in the order of the whole model, whoever has them; a copy of a tied weight does not count, nor do the second
+// and later copies of what every rank of a tensor axis has.
+double Trainer::sum_of_squares() {
+  const std::vector<double> own = unit_sums(strategy(), &mesh_["tp"]);
+  std::vector<double> all(whole_units_, 0.0);
+  for (size_t u = 0; u < own.size(); ++u)
+    if (places_[u] < all.size()) all[places_[u]] = own[u];
+  mesh_["pp"].sum(all);
+  OrderedSum total;
+  for (const double sum : all) total.add(sum);
+  return total.total();
+}
+
+std::vector<Communicator*> Trainer::communicators() {
+  std::vector<Communicator*> out{&world_};
+  for (const char* axis : {"pp", "dp", "cp", "tp"}) out.push_back(&mesh_[axis]);
+  if (&data_axis_ != &mesh_["dp"]) out.push_back(&data_axis_);
+  if (tied_) out.push_back(tied_.get());
+  return out;
+}
+
+int Trainer::pipeline_rank_of(const Module::Unit& unit) const {
+  return part_->schedule().rank_of_stage[static_cast<size_t>(stage_of_unit(whole_, unit, part_->layers()))];
+}
+
+void Trainer::update(const StepReport& r) {
+  const TraceSpan span(trace_, "optimizer");
+  optimizer_->step(r.lr, clip_factor(r.grad_norm, job_.optim.clip));
+  strategy().share_parameters();
+}
+
+StepReport Trainer::step(bool stop) {
+  const auto start = std::chrono::steady_clock::now();
+  StepReport r = graph_ ? queued_step(stop) : compute_gradients(stop);
+  if (!graph_) update(r);
+  r.step = steps_done();
+  const double seconds = seconds_since(start);
+  r.step_ms = seconds * 1e3;
+  r.tokens_per_s = static_cast<double>(tokens_per_step()) / seconds;
+  return r;
+}
+
+// As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights.
+double Trainer::mean_loss(const TokenFile& split) {
+  model().set_step(where(0, false));
+  const auto forward = [&](const Tensor& ids, const Tensor& targets) {
+    const double sum =
+        part_->stages().evaluate({tokens_->own(ids), tokens_->own(targets)}, part_->schedule(), mesh_["pp"]);
+    return mesh_.coordinate("tp") == 0 ? sum : 0.0;
+  };
+  return tessera::mean_loss({.forward = forward,
+                             .context = whole_.config.context,
+                             .at_once = job_.optim.batch / (job_.plan.microbatches * job_.plan.dp),
+                             .turn = mesh_.coordinate("dp"),
+                             .turns = mesh_.size("dp"),
+                             .arena = arena_->host()},
+                            world_, split);
+}
+
+}  // namespace tessera

@@ -1,0 +1,100 @@
+// One rank of a training run: its part of the model, its optimizer, and its place in the data and on the mesh. One path
+// for every plan: an axis of size 1 costs nothing, and a run without a pipeline is a pipeline of one stage.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/token_file.h"
+#include "parallel/mesh.h"
+#include "train/job.h"
+#include "train/model_part.h"
+#include "train/sequences.h"
+#include "train/step_graph.h"
+#include "train/step_ranks.h"
+#include "train/step_report.h"
+#include "train/step_tokens.h"
+
+namespace tessera {
+
+class Trainer {
+ public:
+  // Makes the model with its first weights. Every rank of `world` makes one; `world` and `trace` (may be null; of this
+  // rank, of its actions and communications) must outlive it.
+  Trainer(const Job& job, Sequences sequences, Communicator& world, Trace* trace = nullptr);
+  ~Trainer();
+
+  // One update; on GPUs, of one rank or over NCCL, as train/step_graph.h says, of one rank to the same bits. Throws
+  // Error (not_finite) on every rank when the loss or the gradient norm is not a number, before anything is updated.
+  // `stop` tells a rank's wish to end the run to all others: see StepReport::stop.
+  StepReport step(bool stop = false);
+  // The two halves of step(), for those who want to see the gradients in between: they are in strategy().shards().
+  StepReport compute_gradients(bool stop);
+  void update(const StepReport& report);
+
+  // The mean loss over a whole split, in windows of the context; the same on every rank.
+  double mean_loss(const TokenFile& split);
+
+  int64_t steps_done() const { return updates_done() - more_updates_; }
+  // A run that was asynchronous once has made more updates than steps.
+  int64_t updates_done() const { return optimizer_->steps(); }
+  void set_done(int64_t steps, int64_t updates) {
+    optimizer_->set_steps(updates);
+    more_updates_ = updates - steps;
+  }
+  const Job& job() const { return job_; }
+  Gpt& model() { return part_->model(); }  // this rank's part
+  // The whole model, shapes only: what the parts are parts of.
+  Gpt& whole_model() { return whole_; }
+  Optimizer& optimizer() { return *optimizer_; }
+  DataStrategy& strategy() { return part_->strategy(); }
+  const DataStrategy& strategy() const { return part_->strategy(); }
+  Communicator& world() { return world_; }
+  Mesh& mesh() { return mesh_; }
+  // The ranks that share out the gradients: dp, and cp with it.
+  Communicator& data_axis() { return data_axis_; }
+  // The world and every axis, once: what counts of communications are kept for.
+  std::vector<Communicator*> communicators();
+  const Schedule& schedule() const { return part_->runtime().schedule(); }
+  // The pipeline rank that has a unit of the whole model.
+  int pipeline_rank_of(const Module::Unit& unit) const;
+  DType gradient_dtype() const { return data_options(job_).grad_dtype; }
+  int peak_in_flight() const { return part_->runtime().peak_in_flight(); }
+  // How steps were made on a GPU; all zero where the host looks into each of them.
+  StepGraph::Record step_record() const { return graph_ ? graph_->record() : StepGraph::Record{}; }
+  const ArenaPtr& arena() const { return arena_; }
+  int64_t tokens_per_step() const { return job_.optim.batch * whole_.config.context; }
+
+ private:
+  ModelPart::Options part_options();
+  void find_units();
+  void join_tied_weights();
+  void make_graph();
+  Tensor queue_squares();
+  StepInfo where(int64_t microbatch, bool training) const;
+  LateNumber queue_passes();
+  void queue_sums();
+  StepReport queued_step(bool stop);
+  double sum_of_squares();
+  void sum_tied_gradients();
+
+  Job job_;
+  Trace* trace_;
+  Communicator& world_;
+  Mesh mesh_;
+  Communicator& data_axis_;
+  ArenaPtr arena_;
+  Gpt whole_;
+  std::unique_ptr<ModelPart> part_;
+  std::vector<size_t> places_;  // of this rank's units in the whole model
+  size_t whole_units_ = 0;
+  std::unique_ptr<Communicator> tied_;  // the ranks with the first and the last stage, where they are two
+  std::unique_ptr<StepTokens> tokens_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<StepRanks> step_ranks_;  // where there are several
+  std::unique_ptr<StepGraph> graph_;       // of steps that the host only begins and ends
+  int64_t more_updates_ = 0;
+  LrSchedule schedule_;
+};
+
+}  // namespace tessera

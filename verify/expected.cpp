@@ -1,0 +1,218 @@
+// Bytes on the wire, axis by axis.
+#include "verify/expected.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "train/plan.h"
+#include "verify/plan_sizes.h"
+
+namespace tessera {
+namespace {
+
+// Adds up what groups of ranks do, by axis and operation, in the order of axes and of operations.
+class Sent {
+ public:
+  explicit Sent(bool through_root) : through_root_(through_root) {}
+
+  // `ranks` ranks make `calls` collectives each, that send `bytes` in all together.
+  void add(const std::string& axis, Op op, int64_t ranks, int64_t calls, int64_t bytes) {
+    if (ranks < 2 || calls == 0) return;
+    SentBytes& entry = sent_[{axis, op}];
+    entry.calls += ranks * calls;
+    entry.bytes += bytes;
+  }
+  // Of `bytes` each.
+  void all_reduce(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
+    add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls);
+  }
+  void reduce_scatter(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
+    add(axis, Op::reduce_scatter, n, calls, half(n, bytes) * calls);
+  }
+  void all_gather(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
+    add(axis, Op::all_gather, n, calls, half(n, bytes) * calls);
+  }
+  // `count` messages, sent by some ranks of an axis and received by others.
+  void messages(const std::string& axis, int64_t count, int64_t bytes) {
+    if (count == 0) return;
+    for (const Op op : {Op::send, Op::recv}) {
+      SentBytes& entry = sent_[{axis, op}];
+      entry.calls += count;
+      entry.bytes += op == Op::send ? count * bytes : 0;
+    }
+  }
+
+  std::vector<SentBytes> result(int64_t steps) const {
+    std::vector<SentBytes> out;
+    for (const char* axis : {"world", "pp", "dp", "cp", "tp", "dp+cp", "tied"})
+      for (const auto& [key, entry] : sent_)
+        if (key.first == axis)
+          out.push_back({axis, std::string(name_of(key.second)), entry.calls * steps, entry.bytes * steps, 0});
+    return out;
+  }
+
+ private:
+  int64_t half(int64_t n, int64_t bytes) const { return (n - 1) * bytes + (through_root_ ? (n - 1) * bytes / n : 0); }
+  bool through_root_;
+  std::map<std::pair<std::string, Op>, SentBytes> sent_;
+};
+
+// How many all-reduces DDP makes of them: whole parameters from the last on, until a bucket is full.
+int64_t buckets(const std::vector<UnitSizes>& units, int64_t element, int64_t bucket_bytes) {
+  int64_t count = 1, filled = 0;
+  for (auto u = units.rbegin(); u != units.rend(); ++u)
+    for (auto p = u->parameters.rbegin(); p != u->parameters.rend(); ++p) {
+      if (filled * element >= bucket_bytes) {
+        ++count;
+        filled = 0;
+      }
+      filled += round_up(*p, UnitSizes::kSlot);
+    }
+  return count;
+}
+
+// Rank 0 deals out ids, losses and the logits' gradient, gathers logits, collects gradients, hands out parameters.
+void add_dataparallel(Sent& out, const PlanSizes& s, const GptConfig& g, const PartSizes& part) {
+  const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // of one rank in a step
+  const int64_t logits = tokens * g.vocab * s.value;
+  out.all_reduce("dp", n, 1, 8 * static_cast<int64_t>(part.units.size()));  // the norm
+  out.add("dp", Op::broadcast, n, 1, others * part.whole() * s.value);
+  out.add("dp", Op::reduce, n, 1, others * part.whole() * s.grad);
+  out.add("dp", Op::gather, n, s.m, others * logits);
+  out.add("dp", Op::scatter, n, 3 * s.m, others * (4 * tokens + 8 * s.m + logits));
+}
+
+// Each server collects its part of every unit, and hands it out again.
+void add_server(Sent& out, const PlanSizes& s, int64_t servers, const PartSizes& part) {
+  const int64_t n = s.data, others = n - 1;
+  int64_t parts = 0, blocks = 0, with_blocks = 0;
+  std::vector<int64_t> served(static_cast<size_t>(servers), 0);  // norm blocks
+  for (const UnitSizes& u : part.units)
+    for (int64_t k = 0; k < servers; ++k) {
+      const int64_t size = std::clamp(u.size() - k * u.piece(servers), int64_t{0}, u.piece(servers));
+      parts += size > 0 ? 1 : 0;
+      served[static_cast<size_t>(k)] += (size + UnitSizes::kBlock - 1) / UnitSizes::kBlock;
+    }
+  for (const int64_t b : served) {
+    blocks += b;
+    with_blocks += b > 0 ? 1 : 0;
+  }
+  out.add("dp", Op::broadcast, n, parts + with_blocks, others * (part.whole() * s.value + 8 * blocks));
+  out.add("dp", Op::reduce, n, parts, others * part.whole() * s.grad);
+}
+
+// One group of ranks that share out gradients, and maybe more.
+void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
+  const std::string axis = s.plan.cp > 1 ? "dp+cp" : "dp";
+  const int64_t n = s.data, units = static_cast<int64_t>(part.units.size());
+  if (p.zero == ZeroStage::none) {
+    const int64_t calls = buckets(part.units, s.grad, s.bucket_bytes);
+    out.add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * part.whole() * s.grad);
+    return;
+  }
+  for (const UnitSizes& u : part.units) {
+    out.reduce_scatter(axis, n, p.zero == ZeroStage::one ? 1 : s.m, u.padded(n) * s.grad);
+    out.all_gather(axis, n, p.zero == ZeroStage::three ? u.uses * s.m : 1, u.padded(n) * s.value);
+  }
+  if (s.plan.tp > 1)
+    out.all_reduce(axis, n, 1, 8 * units);  // the norm
+  else
+    out.all_gather(axis, n, 1, part.padded(n) / UnitSizes::kBlock * 8);
+}
+
+// One group of a tensor axis: `part` is what its ranks have, of a micro-batch of N elements.
+void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const GptConfig& g, const PartSizes& part) {
+  const int64_t n = s.plan.tp, whole = s.micro_elements(g) * s.value, rows = s.sequences * s.tokens;
+  const int64_t forwards = p.recompute == Recompute::block ? 2 : 1;
+  const int64_t m = s.m, layers = part.layers * m, first = part.first ? m : 0, last = part.last ? m : 0;
+  if (!p.sp) {
+    out.all_reduce("tp", n, layers * 2 * (forwards + 1) + first + last, whole);
+  } else {
+    out.all_gather("tp", n, layers * (2 * forwards + 4) + first + 2 * last, whole);
+    out.reduce_scatter("tp", n, layers * (2 * forwards + 2) + first + last, whole);
+    out.all_gather("tp", n, first, s.tokens * g.channels * s.value);      // of the positions' gradient
+    out.all_reduce("tp", n, layers * 4 + last * 2, g.channels * s.wide);  // of norms
+    out.all_reduce("tp", n, layers * 2, g.channels * s.grad);             // of biases
+  }
+  out.all_reduce("tp", n, 3 * last, rows * s.wide);                         // the loss
+  out.all_reduce("tp", n, 1, 8 * static_cast<int64_t>(part.units.size()));  // the norm, once per step
+}
+
+// One group of a context axis.
+void add_context(Sent& out, const PlanSizes& s, const Plan& p, const GptConfig& g, const PartSizes& part) {
+  const int64_t n = s.plan.cp, elements = s.micro_elements(g) / s.plan.tp;
+  const int64_t forwards = p.recompute == Recompute::block ? 2 : 1, layers = part.layers * s.m;
+  if (n == 1) return;
+  if (p.cp_mode == ContextMode::ulysses) {
+    out.add("cp", Op::all_to_all, n, layers * 2 * (forwards + 1),
+            layers * (forwards + 1) * (n - 1) * 4 * elements * s.value);
+    return;
+  }
+  out.messages("cp", layers * (forwards + 1) * n * (n - 1), 2 * elements * s.value);  // keys and values
+  out.messages("cp", layers * n * (n - 1), 2 * elements * s.wide);                    // their gradients
+}
+
+// The groups of a pipeline axis, and the copies of the tied weight at its ends.
+void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p, const GptConfig& g) {
+  const int64_t groups = s.plan.ranks() / s.plan.pp, units = g.layers + 3;
+  const int64_t activation = s.micro_elements(g) / (p.sp ? s.plan.tp : 1) * s.value;
+  out.messages("pp", groups * 2 * s.m * s.schedule.wire_boundaries(), activation);
+  for (int64_t i = 0; i < groups; ++i) out.all_reduce("pp", s.plan.pp, 1, 8 * units);  // the norm
+  if (!s.tied_over_ranks) return;
+  for (const PartSizes& part : s.parts.front())
+    for (const UnitSizes& u : part.units)
+      for (int64_t i = 0; u.table && i < s.data; ++i)
+        out.all_reduce("tied", 2, 1, (p.zero == ZeroStage::none ? u.size() : u.piece(s.data)) * s.grad);
+}
+
+}  // namespace
+
+std::vector<SentBytes> expected_bytes(const Job& job, const GptConfig& config, int64_t steps) {
+  const PlanSizes s(job, config);
+  const Plan& p = s.plan;
+  const int64_t ranks = s.plan.ranks();
+  Sent out(p.all_reduce == Algorithm::root);
+  out.all_reduce("world", ranks, 1, 16);  // the loss, and the wish to stop
+  for (const std::vector<PartSizes>& stage : s.parts) {
+    for (const PartSizes& part : stage) {
+      if (p.dp_mode == DataMode::dataparallel)
+        add_dataparallel(out, s, config, part);
+      else if (p.dp_mode == DataMode::ps_sync)
+        add_server(out, s, p.servers, part);
+      else
+        add_data(out, s, p, part);
+      for (int64_t i = 0; i < s.plan.dp; ++i) add_context(out, s, p, config, part);
+    }
+    for (int64_t i = 0; i < s.data; ++i) add_tensor(out, s, p, config, stage.front());
+  }
+  add_pipeline(out, s, p, config);
+  return out.result(steps);
+}
+
+std::vector<HeldBytes> expected_memory(const Job& job, const GptConfig& config) {
+  const PlanSizes s(job, config);
+  const Plan& p = s.plan;
+  std::vector<HeldBytes> out;
+  for (const std::vector<PartSizes>& stage : s.parts)
+    for (int64_t d = 0; d < s.data; ++d)
+      for (const PartSizes& part : stage) {  // in the order of ranks
+        const int64_t piece = part.padded(s.data) / s.data,
+                      whole = p.zero == ZeroStage::none ? part.whole() : part.padded(s.data);
+        HeldBytes held{.parameters = (p.zero == ZeroStage::three ? piece : whole) * s.value,
+                       .gradients = (p.zero >= ZeroStage::two ? piece : whole) * s.grad,
+                       .optimizer = (p.zero >= ZeroStage::one ? piece : whole) * s.state};
+        if (p.dp_mode == DataMode::dataparallel && d > 0) held = {};  // copies are communication
+        if (p.dp_mode == DataMode::ps_sync) {
+          int64_t served = 0;
+          for (const UnitSizes& u : part.units)
+            if (d < p.servers) served += std::clamp(u.size() - d * u.piece(p.servers), int64_t{0}, u.piece(p.servers));
+          held.optimizer = served * s.state;
+        }
+        if (p.offload == Offload::optimizer) held.optimizer = 0;
+        out.push_back(held);
+      }
+  return out;
+}
+
+}  // namespace tessera

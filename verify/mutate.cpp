@@ -1,0 +1,59 @@
+// One defect at a time.
+#include "verify/mutate.h"
+
+#include <algorithm>
+
+#include "parallel/context_parallel.h"
+#include "parallel/tensor_parallel.h"
+#include "tensor/ops/elementwise.h"
+#include "train/plan.h"
+
+namespace tessera {
+namespace {
+
+void scale_gradient(const FlatUnit& shard, double factor) {
+  Tensor grads = shard.grads;
+  scale_(grads, factor);
+}
+
+}  // namespace
+
+Sequences mutated(Sequences sequences, Mutation mutation, const Job& job, int rank) {
+  const Plan& p = job.plan;
+  const int64_t batch = job.optim.batch, size = batch / (p.dp * p.microbatches), last = batch - size,
+                context = job.model.context;
+  const bool at_end = p.pp > 1 && rank / (p.ranks() / p.pp) == p.pp - 1;  // loads nothing but targets
+  auto load = sequences.load;
+  sequences.load = [=](int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
+    int64_t from = first;
+    if (mutation == Mutation::shift_sequences && first > 0) from = first - 1;
+    if (mutation == Mutation::other_microbatch && at_end) from = (first + size) % batch;
+    load(step, from, count, inputs, targets);
+    if (mutation == Mutation::skip_microbatch && first + count > last) {
+      const int64_t tokens = (first + count - std::max(first, last)) * context;
+      std::fill(targets + count * context - tokens, targets + count * context, -1);
+    }
+  };
+  return sequences;
+}
+
+void damage_model(Trainer& t, Mutation mutation) {
+  Gpt& model = t.model();
+  Communicator &tp = t.mesh()["tp"], &cp = t.mesh()["cp"];
+  Block& block = *model.blocks.back();
+  if (mutation == Mutation::unsummed_input) block.mlp.up.set_product(column_product(tp, R));
+  if (mutation == Mutation::unsummed_norm) block.norm1.see([](const Var& weight) { return weight; });
+  if (mutation == Mutation::wrong_mask)
+    block.attn.set_core([&cp](const Var& qkv, int64_t heads, const AttentionOptions& options) {
+      return ring_attention(qkv, heads, options, cp, Balance::contiguous);
+    });
+}
+
+void damage_gradients(Trainer& t, Mutation mutation) {
+  for (const FlatUnit& shard : t.strategy().shards()) {
+    if (mutation == Mutation::divide_twice) scale_gradient(shard, 1.0 / t.data_axis().size());
+    if (mutation == Mutation::untied && shard.slots[0].parameter->is_copy()) scale_gradient(shard, 0.5);
+  }
+}
+
+}  // namespace tessera

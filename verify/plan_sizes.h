@@ -1,0 +1,49 @@
+// The sizes that closed forms are made of: what a rank has of the model, from the model's sizes and the plan alone.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "models/gpt.h"
+#include "parallel/pipeline/schedule.h"
+#include "train/job.h"
+
+namespace tessera {
+
+inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// A unit's parameters, by their sizes, and how often a micro-batch of ZeRO-3 needs it whole.
+struct UnitSizes {
+  static constexpr int64_t kSlot = 16, kBlock = 256;  // elements: where parameters begin, and where shards may be cut
+  std::vector<int64_t> parameters;
+  int64_t uses = 0;
+  bool table = false;  // of the tied weight
+  int64_t size() const;
+  int64_t piece(int64_t ranks) const { return round_up((size() + ranks - 1) / ranks, kBlock); }
+  int64_t padded(int64_t ranks) const { return piece(ranks) * ranks; }
+};
+
+// What the ranks with these coordinates have of the model.
+struct PartSizes {
+  std::vector<UnitSizes> units;
+  int64_t layers = 0;
+  bool first = false, last = false;  // has the embeddings; has the last norm and the head
+  int64_t whole() const;
+  int64_t padded(int64_t ranks) const;
+};
+
+struct PlanSizes {
+  PlanSizes(const Job& job, const GptConfig& config);
+
+  Plan plan;
+  Schedule schedule;
+  int64_t data = 1;                                  // ranks of the data axis
+  int64_t m = 1;                                     // micro-batches
+  int64_t value = 4, grad = 4, state = 8, wide = 4;  // bytes of an element; wide: of sums in float
+  int64_t bucket_bytes = 0;                          // of DDP
+  int64_t sequences = 1, tokens = 1;                 // of a micro-batch: sequences, and tokens of each on a rank of cp
+  bool tied_over_ranks = false;                      // two pipeline ranks have a copy of the tied weight each
+  std::vector<std::vector<PartSizes>> parts;         // [pp][tp]
+  int64_t micro_elements(const GptConfig& config) const { return sequences * tokens * config.channels; }
+};
+
+}  // namespace tessera

@@ -1,0 +1,239 @@
+// A serial run with plain loops for every sum over ranks.
+#include "verify/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "optim/grad_norm.h"
+#include "train/attention_choice.h"
+#include "train/device.h"
+
+namespace tessera {
+namespace {
+
+template <class T>
+using Wide = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
+
+template <class T>
+T plus(T a, T b) {
+  return static_cast<T>(static_cast<Wide<T>>(a) + static_cast<Wide<T>>(b));
+}
+
+// Rank order, in float32, rounded once.
+template <class T>
+T in_rank_order(const std::vector<const T*>& x, int64_t i) {
+  auto sum = static_cast<Wide<T>>(x[0][i]);
+  for (size_t r = 1; r < x.size(); ++r) sum += static_cast<Wide<T>>(x[r][i]);
+  return static_cast<T>(sum);
+}
+
+// From `first` around, rounded at every step.
+template <class T>
+T around(const std::vector<const T*>& x, size_t first, int64_t i) {
+  T sum = x[first % x.size()][i];
+  for (size_t r = 1; r < x.size(); ++r) sum = plus(sum, x[(first + r) % x.size()][i]);
+  return sum;
+}
+
+// Neighbours, neighbours of neighbours, ..., rounded at every step.
+template <class T>
+T in_pairs(const std::vector<const T*>& x, int64_t i) {
+  std::vector<T> sums;
+  for (const T* rank : x) sums.push_back(rank[i]);
+  for (size_t step = 1; step < sums.size(); step *= 2)
+    for (size_t r = 0; r + step < sums.size(); r += 2 * step) sums[r] = plus(sums[r], sums[r + step]);
+  return sums[0];
+}
+
+template <class T>
+void sum_reduction(const std::vector<const T*>& x, T* out, const Reduced& reduced, Algorithm algorithm) {
+  const auto ranks = static_cast<int>(x.size());
+  int owner = 0;  // of the piece that element i lies in
+  for (int64_t i = reduced.range.begin; i < reduced.range.end; ++i) {
+    while (i - reduced.range.begin >= piece(reduced.count, ranks, owner).end) ++owner;
+    if (algorithm == Algorithm::ring)
+      out[i] = around(x, static_cast<size_t>(owner) + 1, i);
+    else
+      out[i] = algorithm == Algorithm::tree ? in_pairs(x, i) : in_rank_order(x, i);
+  }
+}
+
+void add_to(const Tensor& total, const Tensor& x) {
+  with_floating(total.dtype(), "reference", [&](auto t) {
+    using T = decltype(t);
+    T* const a = total.data<T>();
+    const T* const b = x.data<T>();
+    for (int64_t i = 0; i < total.numel(); ++i) a[i] = plus(a[i], b[i]);
+  });
+}
+
+// Of a total that may lie on a GPU.
+void add_to_any(Tensor total, const Tensor& x) {
+  const Tensor here = total.on_host();
+  add_to(here, x);
+  if (total.device() != Device::cpu) total.copy_from(here);
+}
+
+}  // namespace
+
+Reference::Reference(const Job& job, Sequences sequences, SumOrder order)
+    : job_(job),
+      sequences_(std::move(sequences)),
+      order_(std::move(order)),
+      arena_(rank_arena(job.plan.device, 0, kernels_of(job.plan))),
+      aside_(make_arena()),
+      model_(model_config(job, sequences_.vocab)),
+      schedule_(lr_schedule(job.optim)) {
+  const DataOptions d = data_options(job);
+  const std::vector<FlatUnit>& units = model_.materialize(d.seed, arena_, d.dtype, d.grad_dtype);
+  if (order_.parts.empty())
+    for (size_t u = 0; u < units.size(); ++u) order_.parts.push_back({u});
+  optimizer_ = make_optimizer(job_, model_.units());
+}
+
+// The unit of which the plan has a copy; null where it has none.
+const FlatUnit* Reference::copied() {
+  for (const SumOrder::Part& part : order_.parts)
+    if (part.copy) return &model_.units()[part.unit];
+  return nullptr;
+}
+
+// Forward and backward. With a head of its own the graph is cut before it: its use of the tied weight is walked alone.
+double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_head) {
+  const FlatUnit* const apart = copied();
+  const double scale = 1.0 / static_cast<double>(job_.optim.batch * model_.config.context);
+  model_.clear_gradients();
+  if (!apart) {
+    const Loss loss = model_.head_loss(model_.hidden(ids), targets, scale);
+    backward(loss.mean);
+    model_.settle_gradients();
+    return loss.loss_sum;
+  }
+  const Var hidden = model_.hidden(ids), cut(hidden.value(), true);
+  const Loss loss = model_.head_loss(cut, targets, scale);
+  backward(loss.mean);
+  of_head = apart->grads.clone();
+  model_.tokens.weight.clear_grad();
+  backward(hidden, {.seed = cut.grad()});
+  model_.settle_gradients();
+  return loss.loss_sum;
+}
+
+// One micro-batch of one rank, from nothing: all gradients in the order of the plan.
+Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
+  const int64_t size = job_.optim.batch / (order_.ranks * job_.plan.microbatches), context = model_.config.context;
+  const int64_t first = (rank * job_.plan.microbatches + microbatch) * size;
+  arena_->reset_peaks();
+  Tensor of_head;
+  {
+    const ArenaPtr host = arena_->host();
+    const Tensor ids = Tensor::empty({size, context}, DType::int32, host),
+                 targets = Tensor::empty({size, context}, DType::int32, host);
+    sequences_.load(optimizer_->steps(), first, size, ids.data<int32_t>(), targets.data<int32_t>());
+    model_.set_step({.seed = static_cast<uint64_t>(job_.optim.seed),
+                     .step = optimizer_->steps(),
+                     .first_sequence = first,
+                     .training = true});
+    loss_sum += passes(ids.to(arena_), targets.to(arena_), of_head);
+  }
+  int64_t kept = 0, total = 0;
+  for (const Category c : {Category::parameters, Category::gradients, Category::optimizer})
+    kept += arena_->usage(c).live;
+  peak_ = std::max(peak_, arena_->total().peak - kept);
+  std::vector<Tensor> parts;
+  for (const SumOrder::Part& part : order_.parts) {
+    parts.push_back(part.copy ? of_head : model_.units()[part.unit].grads);
+    total += parts.back().numel();
+  }
+  Tensor all = Tensor::empty({total}, model_.units()[0].grads.dtype(), aside_);
+  int64_t at = 0;
+  for (const Tensor& part : parts) {
+    all.narrow(0, at, part.numel()).copy_from(part);
+    at += part.numel();
+  }
+  return all;
+}
+
+// The step's gradients into their units.
+void Reference::take(const Tensor& total) {
+  int64_t at = 0;
+  Tensor of_head;
+  for (const SumOrder::Part& part : order_.parts) {
+    Tensor to = model_.units()[part.unit].grads;
+    const Tensor sum = total.narrow(0, at, to.numel());
+    at += sum.numel();
+    if (part.copy)
+      of_head = sum;
+    else
+      to.copy_from(sum);
+  }
+  if (of_head.defined()) add_to_any(copied()->grads, of_head);
+}
+
+Tensor Reference::sum_over_ranks(const std::vector<Tensor>& ranks) const {
+  Tensor out = ranks[0].clone();
+  if (ranks.size() == 1) return out;
+  with_floating(out.dtype(), "reference", [&](auto t) {
+    using T = decltype(t);
+    std::vector<const T*> x;
+    for (const Tensor& rank : ranks) x.push_back(rank.data<T>());
+    for (const Reduced& reduced : order_.reductions) sum_reduction(x, out.data<T>(), reduced, order_.algorithm);
+  });
+  return out;
+}
+
+StepReport Reference::compute_gradients() {
+  const auto ranks = static_cast<size_t>(order_.ranks);
+  std::vector<double> losses(ranks, 0);
+  std::vector<Tensor> of_rank(ranks);
+  Tensor total;
+  if (order_.every_microbatch) {
+    for (int64_t m = 0; m < job_.plan.microbatches; ++m) {
+      for (size_t r = 0; r < ranks; ++r) of_rank[r] = gradient(static_cast<int>(r), m, losses[r]);
+      const Tensor sum = sum_over_ranks(of_rank);
+      if (m == 0)
+        total = sum;
+      else
+        add_to(total, sum);
+    }
+  } else {
+    for (size_t r = 0; r < ranks; ++r)
+      for (int64_t m = 0; m < job_.plan.microbatches; ++m) {
+        const Tensor g = gradient(static_cast<int>(r), m, losses[r]);
+        if (m == 0)
+          of_rank[r] = g;
+        else
+          add_to(of_rank[r], g);
+      }
+    total = sum_over_ranks(of_rank);
+  }
+  take(total);
+  StepReport report;
+  double loss = losses[0];
+  for (size_t r = 1; r < ranks; ++r) loss += losses[r];
+  report.loss = loss / static_cast<double>(job_.optim.batch * model_.config.context);
+  report.grad_norm = grad_norm(model_.units());
+  report.lr = schedule_.at(optimizer_->steps());
+  report.step = optimizer_->steps() + 1;
+  return report;
+}
+
+void Reference::update(const StepReport& report) {
+  optimizer_->step(report.lr, clip_factor(report.grad_norm, job_.optim.clip));
+}
+
+StepReport Reference::step() {
+  const StepReport report = compute_gradients();
+  update(report);
+  return report;
+}
+
+void Reference::adopt(const std::vector<NamedTensor>& gradients) {
+  size_t at = 0;
+  for (const FlatUnit& u : model_.units())
+    for (const Slot& slot : u.slots)
+      u.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole).copy_from(gradients.at(at++).tensor);
+}
+
+}  // namespace tessera

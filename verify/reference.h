@@ -1,0 +1,73 @@
+// The oracle: one rank that trains the same model on the same sequences, and adds what the plan's ranks would add in
+// the order in which the plan adds it.
+//
+// A plan that sums over ranks once per step (DDP, ZeRO-1, DataParallel, the parameter server): each rank's
+// micro-batches in order, then the ranks. A plan that sums after every micro-batch (ZeRO-2, ZeRO-3): the ranks of each
+// micro-batch, then the micro-batches. The order over ranks is the algorithm's, as its file documents it. Nothing here
+// shares code with what it judges but the model, the kernels and the optimizer.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/gpt.h"
+#include "optim/lr_schedule.h"
+#include "optim/optimizer.h"
+#include "parallel/comm/algorithms.h"
+#include "parallel/data_strategy.h"
+#include "train/job.h"
+#include "train/sequences.h"
+#include "train/step_report.h"
+
+namespace tessera {
+
+// What of a plan decides the order of sums.
+struct SumOrder {
+  int ranks = 1;                            // that have sequences of their own
+  Algorithm algorithm = Algorithm::direct;  // of the collective that sums gradients
+  bool every_microbatch = false;
+  // All gradients in a row: the units as pipeline ranks have them, one rank's after another's, by their numbers in the
+  // whole model. A copy is the tied weight's use at the end of a pipeline, which has a sum of its own, added to that of
+  // its unit at the very end.
+  struct Part {
+    size_t unit = 0;
+    bool copy = false;
+  };
+  std::vector<Part> parts = {};
+  std::vector<Reduced> reductions = {};  // in that row
+};
+
+class Reference {
+ public:
+  Reference(const Job& job, Sequences sequences, SumOrder order);
+
+  StepReport step();
+  // The two halves of it: the gradients in units(), then the update by them.
+  StepReport compute_gradients();
+  void update(const StepReport& report);
+  // Goes on with other gradients than its own, in the order of units and slots: then update() does what a plan does.
+  void adopt(const std::vector<NamedTensor>& gradients);
+  const std::vector<FlatUnit>& units() { return model_.units(); }  // values, and the gradient of the last step
+  const Optimizer& optimizer() const { return *optimizer_; }
+  int64_t steps_done() const { return optimizer_->steps(); }
+  // The most that a micro-batch held beside parameters, gradients and optimizer state.
+  int64_t peak_of_microbatch() const { return peak_; }
+
+ private:
+  Tensor gradient(int rank, int64_t microbatch, double& loss);
+  double passes(const Tensor& ids, const Tensor& targets, Tensor& of_head);
+  const FlatUnit* copied();
+  void take(const Tensor& total);
+  Tensor sum_over_ranks(const std::vector<Tensor>& ranks) const;
+
+  Job job_;
+  Sequences sequences_;
+  SumOrder order_;
+  ArenaPtr arena_, aside_;  // aside: the gradients of ranks and micro-batches
+  Gpt model_;
+  std::unique_ptr<Optimizer> optimizer_;
+  LrSchedule schedule_;
+  int64_t peak_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,48 @@
+// One rank's side of a run that is verified; rank 0 has the oracle.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "train/trainer.h"
+#include "verify/comparison.h"
+#include "verify/reference.h"
+#include "verify/verify.h"
+
+namespace tessera {
+
+class VerifiedRank {
+ public:
+  VerifiedRank(const Job& job, Communicator& world, const Sequences& sequences, Mutation mutation,
+               VerifyResult& result);
+  // All steps, then what was counted.
+  void run();
+
+ private:
+  void make_oracle(const Sequences& sequences);
+  void one_step();
+  void note_peaks();
+  std::vector<NamedTensor> aside(const std::vector<NamedTensor>& tensors) const;
+  void update(StepReport report);
+  void count_since(const std::vector<int64_t>& before);
+  std::vector<int64_t> counts_now();
+  void compare(const StepReport& report, const std::vector<NamedTensor>& gradients,
+               const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state);
+  void finish();
+  void note_rank(int rank, const int64_t* counted);
+  int64_t second_microbatch() const;
+  int64_t whole_logits();
+  int64_t library_workspace();
+
+  const Job& job_;
+  Trainer trainer_;
+  Mutation mutation_;
+  VerifyResult& result_;
+  std::unique_ptr<Reference> reference_;
+  std::unique_ptr<Comparison> comparison_;
+  std::vector<int64_t> counts_;
+  ArenaPtr aside_ = make_arena();
+  int64_t peak_ = 0, moved_ = 0;    // moved: of what only the strategy needs
+  std::vector<int64_t> of_passes_;  // the most that passes hold on each pipeline rank
+};
+
+}  // namespace tessera
