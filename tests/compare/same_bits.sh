@@ -40,13 +40,17 @@ in_both() {
   done
 }
 
-without_times() { sed -E 's/"(step_ms|tokens_per_s|mfu|peak_bytes)":(\[[^]]*\]|[^],}]*)//g' "$1"; }
+without_times() { sed -E -e 's/,"gpu":.*/}/' -e 's/"(step_ms|tokens_per_s|mfu|peak_bytes)":(\[[^]]*\]|[^],}]*)//g' "$1"; }
 
 difference() { # difference FOLDER: the first of two runs
   local file name
   [ "$(cat "$work/old/status.txt")" = 0 ] || { echo "the old one fails: $(tail -n 1 "$work/old/err.txt")"; return; }
   [ "$(cat "$work/new/status.txt")" = 0 ] || { echo "the new one fails: $(tail -n 1 "$work/new/err.txt")"; return; }
-  for file in "$work/old/$1"/checkpoints/*/*.safetensors "$work/old/$1"/checkpoints/*/{config.toml,pushes.txt}; do
+  for file in "$work/old/$1"/checkpoints/*/config.toml; do  # the newer one may have options besides
+    name=${file#"$work/old/"}
+    ! diff "$file" "$work/new/$name" | grep -q '^<' || { echo "$name"; return; }
+  done
+  for file in "$work/old/$1"/checkpoints/*/*.safetensors "$work/old/$1"/checkpoints/*/pushes.txt; do
     [ -e "$file" ] || continue
     name=${file#"$work/old/"}
     cmp -s "$file" "$work/new/$name" || { echo "$name"; return; }
