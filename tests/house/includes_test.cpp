@@ -77,7 +77,7 @@ std::string upward_in_tensor(const Source& source) {
     if (!include.quoted) continue;
     const bool refused = (!gpu && !storage.contains(source.path) && in(include.name, "/cuda/")) ||
                          (shared && in(include.name, "/ops/")) || (contract && in(include.name, "/cpu/"));
-    if (refused) return source.path + " may not include \"" + include.name + "\"";
+    if (refused) return "may not include \"" + include.name + "\"";
   }
   return !gpu && std::regex_search(source.text, type) ? "takes a type from cuda::" : "";
 }
