@@ -1,4 +1,4 @@
-// The library in one include: what a program on Tessera is made of. docs/library.md goes through three of them.
+// The library in one include: what a program on Tessera is made of. docs/library.md goes through four of them.
 //
 //   #include <tessera/tessera.h>
 //
@@ -37,9 +37,10 @@
 
 // Models.
 #include "models/gpt.h"
-#include "models/gpt_parallel.h"
-#include "models/gpt_stages.h"
+#include "models/language_model.h"
+#include "models/layout.h"
 #include "models/sample.h"
+#include "models/stages.h"
 
 // Training under a plan, and the proof that it is the run of one rank.
 #include "train/plan.h"

@@ -1,4 +1,4 @@
-// Counting, and timing of products.
+// Timing of products.
 #include "app/flops.h"
 
 #include <algorithm>
@@ -9,13 +9,6 @@
 #include "tensor/random.h"
 
 namespace tessera {
-
-double flops_per_token(Gpt& model) {
-  const GptConfig& c = model.config;
-  const auto weights =
-      static_cast<double>(model.parameter_count() - c.context * c.channels);  // positions are looked up
-  return 6 * weights + 12 * static_cast<double>(c.layers * c.channels * c.context);
-}
 
 namespace {
 

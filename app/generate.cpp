@@ -28,9 +28,9 @@ int run_generate(const GenerateOptions& o) {
   apply_config_file(trained, (checkpoint.path / "config.toml").string());
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::load(checkpoint.path / "tokenizer.json");
   const Job job = job_of(trained);
-  Gpt model(model_config(job, tokenizer->vocab_size()));
-  model.materialize(0, arena, job.optim.dtype, DType::float32);
-  load_model(model, checkpoint);
+  const std::unique_ptr<LanguageModel> model = whole_model(job, tokenizer->vocab_size());
+  model->materialize(0, arena, job.optim.dtype, DType::float32);
+  load_model(*model, checkpoint);
 
   if (o.prompt.empty()) throw Error("--prompt: expected at least one character, found none");
   const SampleOptions options{.temperature = o.temperature,
@@ -42,7 +42,7 @@ int run_generate(const GenerateOptions& o) {
   print(o.prompt);
   const auto start = std::chrono::steady_clock::now();
   int64_t written = 0;
-  sample(model, prompt, o.tokens, options, [&](int32_t token) {
+  sample(*model, prompt, o.tokens, options, [&](int32_t token) {
     const bool open = print(tokenizer->decode(std::span(&token, 1)));
     ++written;
     return open && interrupted() == 0;

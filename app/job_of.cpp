@@ -36,7 +36,7 @@ Enum chosen(const std::string& name) {
   return value_named<Enum>(names_of(Enum{}), name).value();
 }
 
-GptConfig model_of(const TrainOptions& o) {
+ModelConfig model_of(const TrainOptions& o) {
   const auto p = std::find_if(kPresets.begin(), kPresets.end(), [&](const Preset& one) { return one.name == o.model; });
   return {.layers = o.layers.value_or(p->layers),
           .heads = o.heads.value_or(p->heads),
@@ -98,6 +98,7 @@ void set_axes(const TrainOptions& o, Plan& p) {
 
 Plan plan_of(const TrainOptions& o) {
   Plan p{.sp = o.sp,
+         .tie_copies = o.tie_copies,
          .zero = static_cast<ZeroStage>(o.zero),
          .dp_mode = chosen<DataMode>(o.dp_mode),
          .servers = o.servers,

@@ -21,7 +21,7 @@ struct TrainOptions {
   int64_t batch = 12, microbatches = 1;
   // plan
   std::optional<int64_t> ranks, dp, tp, pp, cp;
-  bool sp = false;
+  bool sp = false, tie_copies = false;
   std::string schedule = "1f1b";
   std::optional<int64_t> chunks;
   std::string cp_mode = "ring";
@@ -136,6 +136,11 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"dp", "Plan", "data-parallel ranks; default: those that the other axes leave", "", 1, 1024}, o.dp);
   f(OptionInfo{"tp", "Plan", "tensor-parallel ranks: each has a part of every matrix", "", 1, 1024}, o.tp);
   f(OptionInfo{"sp", "Plan", "with --tp: cuts the tokens between the blocks too (sequence parallel)"}, o.sp);
+  f(
+      OptionInfo{
+          "tie-copies", "Plan",
+          "sums the gradients of a tied weight's uses apart, as a pipeline does: one rank then has a pipeline's bits"},
+      o.tie_copies);
   f(OptionInfo{"cp", "Plan", "context-parallel ranks: each has a part of the tokens of every sequence", "", 1, 1024},
     o.cp);
   f(OptionInfo{"cp-mode", "Plan", "attention over the parts: keys go around a ring, or heads are dealt out",

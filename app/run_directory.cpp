@@ -26,7 +26,7 @@ using Json = nlohmann::json;
 constexpr size_t kKept = 2;  // checkpoints
 
 // What makes two runs the same run: a checkpoint goes on only where these are equal.
-Json identity(const TrainOptions& o, const GptConfig& c, const Dataset& d) {
+Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
   return {{"layers", c.layers},
           {"heads", c.heads},
           {"channels", c.channels},
@@ -91,7 +91,7 @@ void RunDirectory::save(Trainer& trainer, const TrainOptions& o, const Dataset& 
   if (trainer.world().rank() == 0) save(whole, trainer.whole_model().config, o, dataset);
 }
 
-void RunDirectory::save(const Whole& whole, const GptConfig& config, const TrainOptions& o,
+void RunDirectory::save(const Whole& whole, const ModelConfig& config, const TrainOptions& o,
                         const Dataset& dataset) const {
   const std::map<std::string, std::string> steps = {{"steps", std::to_string(whole.updates)}};
   std::vector<CheckpointFile> files = {
@@ -119,7 +119,7 @@ void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset
   trainer.set_done(from->steps, from->updates);
 }
 
-std::optional<RunDirectory::Saved> RunDirectory::saved(const GptConfig& config, const TrainOptions& o,
+std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config, const TrainOptions& o,
                                                        const Dataset& dataset,
                                                        std::vector<std::string>& passed_over) const {
   const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over);
@@ -180,7 +180,7 @@ void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file
   write_safetensors(file, bytes, metadata);
 }
 
-void load_model(Gpt& model, const Checkpoint& checkpoint) {
+void load_model(LanguageModel& model, const Checkpoint& checkpoint) {
   const Safetensors weights(checkpoint.path / "model.safetensors");
   for (const Parameter* p : model.parameters()) weights.read_into(p->name, p->var.value());
   for (const FlatUnit& unit : model.units()) ++unit.values.storage()->version;

@@ -45,7 +45,7 @@ class RunDirectory {
     double losses = 0;                      // of an asynchronous run: the sum in the step that has begun
     std::vector<CheckpointFile> more = {};  // files
   };
-  void save(const Whole& whole, const GptConfig& config, const TrainOptions& options, const Dataset& dataset) const;
+  void save(const Whole& whole, const ModelConfig& config, const TrainOptions& options, const Dataset& dataset) const;
   // Loads the newest checkpoint that is whole; `passed_over` says why newer ones were not. A run that was killed before
   // its first checkpoint begins again. Every rank calls it. Throws InputError when there are only damaged ones, and
   // Error (usage) naming each key in which the run differs from the one that was saved.
@@ -57,7 +57,7 @@ class RunDirectory {
     int64_t steps = 0, updates = 0;
     double losses = 0;
   };
-  std::optional<Saved> saved(const GptConfig& config, const TrainOptions& options, const Dataset& dataset,
+  std::optional<Saved> saved(const ModelConfig& config, const TrainOptions& options, const Dataset& dataset,
                              std::vector<std::string>& passed_over) const;
 
  private:
@@ -78,6 +78,6 @@ std::optional<PushLog> saved_order(const std::filesystem::path& checkpoint, int 
 void write_tensors(const std::vector<NamedTensor>& tensors, const std::filesystem::path& file,
                    const std::map<std::string, std::string>& metadata);
 // Reads the parameters of a materialised model. Throws InputError.
-void load_model(Gpt& model, const Checkpoint& checkpoint);
+void load_model(LanguageModel& model, const Checkpoint& checkpoint);
 
 }  // namespace tessera

@@ -32,8 +32,8 @@ std::string kept_steps(const std::vector<TraceStep>& steps, int64_t done) {
   return fmt::format("steps {} to {} of {}", steps.front().step, steps.back().step, done);
 }
 
-Json model_json(const TrainOptions& o, Gpt& model) {
-  const GptConfig& c = model.config;
+Json model_json(const TrainOptions& o, LanguageModel& model) {
+  const ModelConfig& c = model.config;
   return {{"name", o.model},      {"layers", c.layers}, {"heads", c.heads}, {"channels", c.channels},
           {"context", c.context}, {"vocab", c.vocab},   {"dtype", o.dtype}, {"parameters", model.parameter_count()}};
 }

@@ -149,19 +149,19 @@ void check_steps_done(const Run& run, int64_t done) {
                             run.directory.path().string(), run.options.steps));
 }
 
-std::string sample_of_saved(const Run& run, const GptConfig& config) {
+std::string sample_of_saved(const Run& run, const ModelConfig& config) {
   if (run.options.format == "json" || run.options.no_save) return "";
   std::vector<std::string> passed_over;
-  Gpt model(config);
+  const std::unique_ptr<LanguageModel> model = run.job.make(config);
   const Plan& plan = run.job.plan;  // but for its kernels: a text grows token by token, which is for our own
-  model.materialize(0, rank_arena(plan.device, 0), run.job.optim.dtype, DType::float32);
-  load_model(model, find_checkpoint(run.directory.path(), passed_over));
+  model->materialize(0, rank_arena(plan.device, 0), run.job.optim.dtype, DType::float32);
+  load_model(*model, find_checkpoint(run.directory.path(), passed_over));
   std::vector<int32_t> written;
   const std::vector<int32_t> prompt(1, run.dataset.val[0]);
   const SampleOptions options{.temperature = 0.8,
                               .seed = static_cast<uint64_t>(run.options.seed),
                               .vocab = run.dataset.tokenizer->vocab_size()};
-  sample(model, prompt, kSampleTokens, options, [&](int32_t token) {
+  sample(*model, prompt, kSampleTokens, options, [&](int32_t token) {
     written.push_back(token);
     return true;
   });

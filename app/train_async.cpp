@@ -87,7 +87,7 @@ void AsyncRun::finish(const AsyncSummary& summary) {
   TrainOutput::Facts facts;
   facts.steps = step_;
   facts.tokens_per_step = trainer_.tokens_per_step();
-  facts.flops_per_token = flops_per_token(trainer_.model());
+  facts.flops_per_token = trainer_.model().training_flops();
   facts.dtype = run_.job.optim.dtype;
   facts.strategy = "ps-async";
   facts.backend = world_.kind();

@@ -68,8 +68,8 @@ Json gpu_json(const TrainOutput::Facts& f) {
 
 }  // namespace
 
-std::string describe_model(const TrainOptions& o, Gpt& model) {
-  const GptConfig& c = model.config;
+std::string describe_model(const TrainOptions& o, LanguageModel& model) {
+  const ModelConfig& c = model.config;
   return fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {} ({} parameters, {})", o.model,
                      c.layers, c.heads, c.channels, c.context, c.vocab,
                      short_number(static_cast<double>(model.parameter_count())), o.dtype);

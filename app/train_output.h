@@ -52,6 +52,6 @@ class TrainOutput {
 };
 
 // For the head of a run: "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".
-std::string describe_model(const TrainOptions& options, Gpt& model);
+std::string describe_model(const TrainOptions& options, LanguageModel& model);
 
 }  // namespace tessera

@@ -59,7 +59,7 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
 void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainOutput& output) {
   output.summary({.steps = trainer.steps_done(),
                   .tokens_per_step = trainer.tokens_per_step(),
-                  .flops_per_token = flops_per_token(trainer.whole_model()),
+                  .flops_per_token = trainer.whole_model().training_flops(),
                   .dtype = run.job.optim.dtype,
                   .strategy = std::string(trainer.strategy().name()),
                   .backend = std::string(trainer.world().kind()),

@@ -30,7 +30,7 @@ int train_asynchronously(const Run& run, Communicator& world);
 
 // Rank 0's output, with words at the head of a run.
 struct Beginning {
-  Gpt& model;
+  LanguageModel& model;
   std::string steps;  // of how many tokens, and by whom
   int64_t done = 0;   // steps
   const std::vector<std::string>& passed_over;
@@ -42,6 +42,6 @@ void say_stopped(const Run& run, int64_t step, TrainOutput& output);
 void check_steps_done(const Run& run, int64_t done);
 // Text by the model as it was saved last: no rank needs to hold the whole of it while it is trained. Empty for a
 // program that reads the output, and with --no-save.
-std::string sample_of_saved(const Run& run, const GptConfig& config);
+std::string sample_of_saved(const Run& run, const ModelConfig& config);
 
 }  // namespace tessera

@@ -12,7 +12,7 @@ namespace {
 constexpr double kBytesPerParameter = 16;  // fp32 value and gradient and Adam's two moments; bf16 needs as much
 
 // Refuses a model whose parameters alone are larger than the machine: the system would kill the run without a word.
-void check_memory(const GptConfig& s) {
+void check_memory(const ModelConfig& s) {
   const auto c = static_cast<double>(s.channels);
   const double parameters = static_cast<double>(s.layers) * 12 * c * c + static_cast<double>(s.context + s.vocab) * c;
   const double needed = parameters * kBytesPerParameter / 1e9;

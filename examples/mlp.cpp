@@ -1,5 +1,5 @@
 // A program on Tessera with a model, data and a loss of its own. It trains a small network on one rank, and then on
-// four ranks that share each batch: both runs end with the same loss, to the last bit.
+// four ranks that share each batch: all runs end with the same loss, to the last bit.
 #include <tessera/tessera.h>
 
 #include <cmath>
@@ -37,11 +37,12 @@ Tensor draw(int64_t step, BatchSlice slice, const ArenaPtr& arena) {
 // The mean of the squared error. It is divided by the size of the whole batch, so the parts of all ranks add up.
 Var loss(const Var& output, const Var& heights) { return scale(sum(unary<Square>(output - heights)), 1.0 / kBatch); }
 
-// Trains on the ranks of `world`, each of which does `parts` parts of every batch. Returns the loss of the last step.
-double train(Communicator& world, int64_t parts) {
+// Trains on the ranks of `world`, each of which does `parts` parts of every batch, by DDP or a
+// stage of ZeRO. Returns the loss of the last step.
+double train(Communicator& world, int64_t parts, int zero) {
   const ArenaPtr arena = world.make_arena();
   Network network;
-  const auto strategy = make_data_strategy(network, world, arena, {.microbatches = parts, .seed = 1});
+  const auto strategy = make_data_strategy(network, world, arena, {.zero = zero, .microbatches = parts, .seed = 1});
   const auto optimizer = make_optimizer(OptimizerKind::adamw, strategy->shards(), {.weight_decay = 0.01});
   double total = 0;
   for (int64_t step = 0; step < kSteps; ++step) {
@@ -67,12 +68,12 @@ double train(Communicator& world, int64_t parts) {
 }  // namespace
 
 int main() {
-  double alone = 0, together = 0;
-  launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator& world) { alone = train(world, 4); });
+  double alone = 0, together = 0, sharded = 0;
+  launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator& world) { alone = train(world, 4, 0); });
   launch({.ranks = 4, .threads_per_rank = 1}, [&](Communicator& world) {
-    const double last = train(world, 1);
-    if (world.rank() == 0) together = last;
+    const double ddp = train(world, 1, 0), zero3 = train(world, 1, 3);
+    if (world.rank() == 0) together = ddp, sharded = zero3;
   });
-  std::printf("one rank:   loss %.17g\nfour ranks: loss %.17g\n", alone, together);
-  return alone == together ? 0 : 1;
+  std::printf("one rank: loss %.17g\nfour:     loss %.17g, with ZeRO-3 %.17g\n", alone, together, sharded);
+  return alone == together && alone == sharded ? 0 : 1;
 }

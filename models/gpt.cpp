@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <vector>
 
 #include "autograd/checkpoint.h"
@@ -11,20 +10,18 @@
 namespace tessera {
 namespace {
 
-double residual_deviation(const GptConfig& c) { return 0.02 / std::sqrt(2.0 * static_cast<double>(c.layers)); }
+double residual_deviation(const ModelConfig& c) { return 0.02 / std::sqrt(2.0 * static_cast<double>(c.layers)); }
 
 }  // namespace
 
-Block::Block(const GptConfig& c)
+Block::Block(const ModelConfig& c)
     : norm1(child<LayerNorm>("norm1", c.channels, c.recompute)),
       attn(child<Attention>("attn", c.channels, Attention::Options{c.heads, c.dropout, residual_deviation(c)})),
       norm2(child<LayerNorm>("norm2", c.channels, c.recompute)),
       mlp(child<Mlp>("mlp", c.channels, residual_deviation(c), c.recompute)),
       drop1(child<Dropout>("drop1", c.dropout)),
       drop2(child<Dropout>("drop2", c.dropout)),
-      recompute_(c.recompute) {
-  make_unit();
-}
+      recompute_(c.recompute) {}
 
 Var Block::forward(const Var& x) {
   if (recompute_ != Recompute::block || !grad_enabled()) return body(x);
@@ -50,31 +47,23 @@ std::vector<Block*> Gpt::make_blocks() {
   return made;
 }
 
-Gpt::Gpt(const GptConfig& c)
-    : config(c),
+Gpt::Gpt(const ModelConfig& c)
+    : LanguageModel(c),
       tokens(child<Embedding>("tokens", c.vocab, c.channels)),
       positions(child<Embedding>("positions", c.context, c.channels)),
       drop(child<Dropout>("drop", c.dropout)),
       blocks(make_blocks()),
       norm(child<LayerNorm>("norm", c.channels)),
-      head(make_head()) {
-  tokens.make_unit();
-  positions.make_unit();
-  norm.make_unit();
-}
+      head(make_head()) {}
 
-// Tied to the token embedding, also where it is a copy of it.
 Embedding& Gpt::make_head() {
   Parameter& table = tokens.parameter(tokens.weight);
-  table.tie = table.name;
-  if (config.tied) return tokens;
+  if (config.tied) table.tie = table.name;
+  if (config.tied && !config.tie_copies) return tokens;
   Embedding& own = child<Embedding>("head", config.vocab, config.channels);
-  own.parameter(own.weight).tie = table.name;
-  own.make_unit();
+  own.parameter(own.weight).tie = table.tie;
   return own;
 }
-
-Var Gpt::look_up(const Tensor& ids, const Tensor& places) { return add(positions.lookup(places), tokens.lookup(ids)); }
 
 Var Gpt::embed(const Tensor& ids) {
   if (ids.rank() != 2) throw Error("[gpt] ids are " + ids.describe() + "; expected int32 (B, T)");
@@ -82,53 +71,16 @@ Var Gpt::embed(const Tensor& ids) {
   const int64_t t = ids.dim(1), total = std::max(t, at.tokens_total);
   if (total > config.context)
     throw Error("[gpt] " + std::to_string(total) + " tokens; the context is " + std::to_string(config.context));
-  if (at.positions.empty()) return drop.apply(look_up(ids, Tensor::range(t, ids.arena())));
-  const std::vector<int32_t> places(at.positions.begin(), at.positions.end());
-  return drop.apply(look_up(ids, Tensor::constant<int32_t>(places, {t}, ids.arena())));
+  const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
+  const Tensor places =
+      given.empty() ? Tensor::range(t, ids.arena()) : Tensor::constant<int32_t>(given, {t}, ids.arena());
+  return drop.apply(add(positions.lookup(places), tokens.lookup(ids)));
 }
 
-Var Gpt::hidden(const Tensor& ids) {
-  Var x = embed(ids);
-  for (Block* block : blocks) x = (*block)(x);
-  return norm(x);
-}
-
-Var Gpt::logits(const Var& hidden_states) {
-  Var all = head.project(hidden_states);
-  const int64_t width = all.dim(2), rows = all.value().numel() / width;
-  return reshape(all, {rows, width});
-}
-
-Loss Gpt::loss(const Tensor& ids, const Tensor& targets, double scale) {
-  return head_loss(hidden(ids), targets, scale);
-}
+Var Gpt::logits(const Var& hidden_states) { return head.logits(hidden_states); }
 
 Loss Gpt::head_loss(const Var& hidden_states, const Tensor& targets, double scale) {
   return head.loss(hidden_states, targets.contiguous().reshape({-1}), scale);
-}
-
-std::vector<KvCache> Gpt::caches(int64_t batch) {
-  const Tensor& like = tokens.weight.value();
-  std::vector<KvCache> made(blocks.size());
-  for (KvCache& cache : made) {
-    const Shape shape{batch, config.context, config.heads, config.channels / config.heads};
-    cache.keys = like.make(shape);
-    cache.values = like.make(shape);
-  }
-  return made;
-}
-
-Tensor Gpt::decode(const Tensor& ids, std::vector<KvCache>& kv) {
-  const NoGrad no_grad;
-  const int64_t before = kv[0].length, t = ids.dim(1);
-  if (before + t > config.context)
-    throw Error("[gpt] " + std::to_string(before + t) + " tokens; the context is " + std::to_string(config.context));
-  const Tensor places = Tensor::empty({t}, DType::int32, ids.arena()->host());
-  std::iota(places.data<int32_t>(), places.data<int32_t>() + t, static_cast<int32_t>(before));
-  Tensor x = look_up(ids, places.to(ids.arena())).value();
-  for (size_t i = 0; i < blocks.size(); ++i) x = blocks[i]->decode(x, kv[i]);
-  const Tensor last = x.narrow(1, t - 1, 1).contiguous();
-  return logits(norm(Var(last))).value();
 }
 
 }  // namespace tessera

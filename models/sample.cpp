@@ -50,11 +50,11 @@ int32_t draw_token(const Tensor& logits_any, const SampleOptions& o, uint64_t in
   return order[n - 1];
 }
 
-void sample(Gpt& model, const std::vector<int32_t>& prompt, int64_t count, const SampleOptions& options,
+void sample(LanguageModel& model, const std::vector<int32_t>& prompt, int64_t count, const SampleOptions& options,
             const std::function<bool(int32_t)>& f) {
   if (prompt.empty()) throw Error("[sample] the prompt has no tokens; expected at least one");
   const auto context = static_cast<size_t>(model.config.context);
-  const Tensor& like = model.tokens.weight.value();
+  const Tensor& like = model.parameters().at(0)->var.value();
   std::vector<int32_t> text = prompt;
   auto caches = model.caches(1);
   size_t from = text.size() > context ? text.size() - context : 0;

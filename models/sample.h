@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "models/gpt.h"
+#include "models/language_model.h"
 
 namespace tessera {
 
@@ -21,7 +21,7 @@ int32_t draw_token(const Tensor& logits, const SampleOptions& options, uint64_t 
 
 // Calls f with each of `count` tokens that follow the prompt (not empty); stops early when f returns false. When the
 // context is full, the last half of it is read again and writing goes on from there.
-void sample(Gpt& model, const std::vector<int32_t>& prompt, int64_t count, const SampleOptions& options,
+void sample(LanguageModel& model, const std::vector<int32_t>& prompt, int64_t count, const SampleOptions& options,
             const std::function<bool(int32_t)>& f);
 
 }  // namespace tessera

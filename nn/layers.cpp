@@ -56,7 +56,14 @@ Var Embedding::project(const Var& x) {
       x);
 }
 
+Var Embedding::logits(const Var& x) {
+  const Var all = project(x);
+  const int64_t width = all.dim(all.shape().rank() - 1), rows = all.value().numel() / width;
+  return reshape(all, {rows, width});
+}
+
 Loss Embedding::loss(const Var& x, const Tensor& targets, double scale) {
+  if (loss_) return loss_(x, targets, scale);
   Loss out;
   out.mean = call(
       [&](const Var& in) {

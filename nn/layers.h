@@ -87,10 +87,13 @@ class Embedding : public Module {
   Var lookup(const Tensor& ids);  // int32 (...) -> (..., C)
   // The transposed use, as the head of a model: x w^T, (..., C) -> (..., entries).
   Var project(const Var& x);
-  // And its loss, linear_cross_entropy(): targets int32 (N), N rows of x. Of a weight that is here as a whole.
+  Var logits(const Var& x);  // the same with a row for each token: (N, entries)
+  // And its loss: targets int32 (N), N rows of x.
   Loss loss(const Var& x, const Tensor& targets, double scale);
-  // Other ways to look up and to project than embedding() and linear() of autograd/ops.h.
+  // Other ways to do these than embedding(), linear() and linear_cross_entropy() of autograd/ops.h.
   using Lookup = std::function<Var(const Tensor& ids, const Var& table)>;
+  using HeadLoss = std::function<Loss(const Var& x, const Tensor& targets, double scale)>;
+  void set_loss(HeadLoss loss) { loss_ = std::move(loss); }
   void set_lookup(Lookup lookup) { lookup_ = std::move(lookup); }
   void set_product(Product product) { product_ = std::move(product); }
   void drop_packs() override { packs_.packs.clear(); }
@@ -100,6 +103,7 @@ class Embedding : public Module {
  private:
   Lookup lookup_;
   Product product_;
+  HeadLoss loss_;
   WeightPacks packs_;
 };
 

@@ -111,6 +111,12 @@ std::string Module::full_name() const {
   return above.empty() ? name_ : above + "." + name_;
 }
 
+bool Module::contains(const Module& module) const {
+  const Module* at = &module;
+  while (at && at != this) at = at->parent_;
+  return at == this;
+}
+
 void Module::collect(std::vector<Parameter*>& out) {
   if (!here_) return;
   for (Parameter& p : parameters_) out.push_back(&p);

@@ -51,6 +51,17 @@ class Module {
   std::vector<Parameter*> parameters();  // depth first, in order of declaration
   int64_t parameter_count();
   std::string full_name() const;
+  // Whether `module` is this one or below it.
+  bool contains(const Module& module) const;
+  // This module and all below it that are of a kind, depth first.
+  template <class M>
+  std::vector<M*> all() {
+    std::vector<M*> out;
+    if (M* self = dynamic_cast<M*>(this)) out.push_back(self);
+    for (const auto& c : children_)
+      for (M* below : c->template all<M>()) out.push_back(below);
+    return out;
+  }
 
   // Marks this module's parameters, and those of children that are no unit themselves, as one flat buffer.
   void make_unit() { is_unit_ = true; }

@@ -31,6 +31,9 @@ void vocab_wise(Embedding& e, Communicator& tp, Placement between) {
     return join(vocab_parallel_embedding(ids, table, tp, vocab), tp, between);
   });
   e.set_product(column_product(tp, between));
+  e.set_loss([&e, &tp, vocab](const Var& x, const Tensor& targets, double scale) {
+    return vocab_parallel_cross_entropy(e.logits(x), targets, scale, tp, vocab);
+  });
 }
 
 Loss vocab_parallel_cross_entropy(Var logits, const Tensor& targets, double scale, Communicator& tp, int64_t vocab) {

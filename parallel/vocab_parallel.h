@@ -17,9 +17,9 @@
 
 namespace tessera {
 
-// The table, its lookup and its transposed use, before there is memory. A tied head is the same table. Throws Error
-// (usage) when there are fewer entries than ranks; a lookup throws for an id outside the whole vocabulary, and when the
-// ranks do not divide the tokens of S(1).
+// The table, its lookup, its transposed use and its loss, before there is memory. A tied head is the same table. Throws
+// Error (usage) when there are fewer entries than ranks; a lookup throws for an id outside the whole vocabulary, and
+// when the ranks do not divide the tokens of S(1).
 void vocab_wise(Embedding& e, Communicator& tp, Placement between);
 
 // ids int32 (...), table (V_r, C), which is this rank's piece of `vocab` entries -> (..., C) in P.

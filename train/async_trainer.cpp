@@ -37,9 +37,9 @@ AsyncTrainer::AsyncTrainer(const Job& job, Sequences sequences, Communicator& wo
       sequences_(std::move(sequences)),
       axis_(world.split(0, world.rank(), "dp")),
       arena_(rank_arena(job.plan, world)),
-      model_(model_config(job, sequences_.vocab)),
+      model_(whole_model(job, sequences_.vocab)),
       schedule_(lr_schedule(job.optim)),
-      server_(model_, *axis_, arena_, data_options(job), async_options()) {}
+      server_(*model_, *axis_, arena_, data_options(job), async_options()) {}
 
 AsyncOptions AsyncTrainer::async_options() {
   const int ranks = axis_->size();
@@ -53,9 +53,9 @@ AsyncOptions AsyncTrainer::async_options() {
 }
 
 double AsyncTrainer::worker_step(int worker, int64_t step) {
-  const int64_t microbatches = job_.plan.microbatches, context = model_.config.context,
+  const int64_t microbatches = job_.plan.microbatches, context = model_->config.context,
                 size = job_.optim.batch / (axis_->size() * microbatches), tokens = size * microbatches * context;
-  model_.clear_gradients();
+  model_->clear_gradients();
   double sum = 0;
   for (int64_t m = 0; m < microbatches; ++m) {
     const int64_t first = (worker * microbatches + m) * size;
@@ -63,21 +63,21 @@ double AsyncTrainer::worker_step(int worker, int64_t step) {
     const Tensor ids = Tensor::empty({size, context}, DType::int32, host),
                  targets = Tensor::empty({size, context}, DType::int32, host);
     sequences_.load(step, first, size, ids.data<int32_t>(), targets.data<int32_t>());
-    model_.set_step(
+    model_->set_step(
         {.seed = static_cast<uint64_t>(job_.optim.seed), .step = step, .first_sequence = first, .training = true});
-    const Loss loss = model_.loss(ids.to(arena_), targets.to(arena_), 1.0 / static_cast<double>(tokens));
+    const Loss loss = model_->loss(ids.to(arena_), targets.to(arena_), 1.0 / static_cast<double>(tokens));
     backward(loss.mean);
     sum += loss.loss_sum;
   }
-  model_.settle_gradients();
+  model_->settle_gradients();
   return sum / static_cast<double>(tokens);
 }
 
 double AsyncTrainer::mean_loss(const TokenFile& split) {
-  model_.set_step({});
-  const auto forward = [&](const Tensor& ids, const Tensor& targets) { return model_.loss(ids, targets, 1).loss_sum; };
+  model_->set_step({});
+  const auto forward = [&](const Tensor& ids, const Tensor& targets) { return model_->loss(ids, targets, 1).loss_sum; };
   return tessera::mean_loss({.forward = forward,
-                             .context = model_.config.context,
+                             .context = model_->config.context,
                              .at_once = job_.optim.batch / (job_.plan.microbatches * axis_->size()),
                              .turn = axis_->rank(),
                              .turns = axis_->size(),
@@ -88,7 +88,7 @@ double AsyncTrainer::mean_loss(const TokenFile& split) {
 // Whole tensors, on rank 0, of what each server has a part of.
 void AsyncTrainer::gather(const std::string& suffix, const std::function<Tensor(size_t unit)>& shard,
                           std::vector<NamedTensor>& out) {
-  const std::vector<Module::Unit> layout = model_.layout();
+  const std::vector<Module::Unit> layout = model_->layout();
   for (size_t u = 0; u < layout.size(); ++u) {
     const Tensor whole = server_.gather(u, server_.optimizer() ? shard(u) : Tensor());
     if (axis_->rank() == 0) add_slots(layout[u].slots, whole, "", suffix, out);

@@ -22,9 +22,9 @@ class AsyncTrainer {
 
   AsyncServer& server() { return server_; }
   Communicator& axis() { return *axis_; }
-  Gpt& model() { return model_; }
+  LanguageModel& model() { return *model_; }
   const ArenaPtr& arena() const { return arena_; }
-  int64_t tokens_per_step() const { return job_.optim.batch * model_.config.context; }  // of all workers
+  int64_t tokens_per_step() const { return job_.optim.batch * model_->config.context; }  // of all workers
 
   // The mean loss of a worker's sequences of a step, and its gradient.
   double worker_step(int worker, int64_t step);
@@ -49,7 +49,7 @@ class AsyncTrainer {
   Sequences sequences_;
   std::unique_ptr<Communicator> axis_;
   ArenaPtr arena_;
-  Gpt model_;
+  std::unique_ptr<LanguageModel> model_;
   LrSchedule schedule_;
   AsyncServer server_;
 };

@@ -23,7 +23,7 @@ std::string obstacle(const Job& job) {
 std::string refusal(const Job& job) {
   if constexpr (kWithCudnn) {
     const Plan& p = job.plan;
-    const GptConfig& m = job.model;
+    const ModelConfig& m = job.model;
     for (const bool backward : {false, true}) {  // every rank has the same
       cuda::FusedAttention problem = cuda::packed_problem(job.optim.batch / (p.dp * p.microbatches), m.context,
                                                           m.heads / (p.tp * p.cp), m.channels / m.heads, backward);

@@ -61,6 +61,8 @@ void check_data(const Plan& p) {
 void check_modes(const Plan& p) {
   if (p.dp_mode != DataMode::ps_async && !(p.record.empty() && p.replay.empty()))
     refuse(p.record.empty() ? "replay" : "record", "goes with `dp_mode` ps-async, found {}", text_of(p.dp_mode));
+  if (p.dp_mode == DataMode::ps_async && p.tie_copies)
+    refuse("tie_copies", "ps-async has no steps in common; expected another `dp_mode`");
   if (p.dp_mode == DataMode::dataparallel && has_processes(p))
     refuse("dp_mode", "dataparallel is one process by definition; expected ddp or ps-sync under MPI");
 }
@@ -72,7 +74,7 @@ void check_batch(const Plan& p, int64_t batch) {
            batch, p.dp, p.microbatches, multiples_near(parts, batch));
 }
 
-void check_tensor(const Plan& p, const GptConfig& m) {
+void check_tensor(const Plan& p, const ModelConfig& m) {
   if (m.heads % p.tp != 0)
     refuse("tp", "{} does not divide the {} heads; the nearest that does: {}", p.tp, m.heads,
            divisors_near(m.heads, p.tp));
@@ -83,7 +85,7 @@ void check_tensor(const Plan& p, const GptConfig& m) {
            tokens, divisors_near(tokens, p.tp));
 }
 
-void check_context(const Plan& p, const GptConfig& m) {
+void check_context(const Plan& p, const ModelConfig& m) {
   if (p.cp == 1) return;
   const bool ring = p.cp_mode == ContextMode::ring;
   const int64_t parts = ring ? 2 * p.cp : p.cp;  // the ring deals out two chunks to each
@@ -103,7 +105,7 @@ void check_chunks(const Plan& p) {
     refuse("chunks", "goes with `schedule` interleaved, found {}", schedule_name(p));
 }
 
-void check_pipeline(const Plan& p, const GptConfig& m) {
+void check_pipeline(const Plan& p, const ModelConfig& m) {
   check_chunks(p);
   const int stages = schedule_of(p).stages;
   if (stages > m.layers)

@@ -13,14 +13,18 @@ constexpr double kMegabyte = 1 << 20;
 
 }  // namespace
 
-GptConfig model_config(const Job& s, int64_t tokens_vocab) {
-  GptConfig config = s.model;
+ModelConfig model_config(const Job& s, int64_t tokens_vocab) {
+  ModelConfig config = s.model;
   if (config.vocab > 0 && config.vocab < tokens_vocab)
     throw FieldError("vocab",
                      fmt::format("expected at least the tokenizer's {}, found {}", tokens_vocab, config.vocab));
   if (config.vocab == 0) config.vocab = tokens_vocab;
   config.recompute = s.plan.recompute;
   return config;
+}
+
+std::unique_ptr<LanguageModel> whole_model(const Job& s, int64_t tokens_vocab) {
+  return s.make(model_config(s, tokens_vocab));
 }
 
 DataOptions data_options(const Job& s) {

@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "models/gpt.h"
+#include "models/language_model.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
 #include "train/plan.h"
@@ -34,9 +34,10 @@ struct Optimisation {
 };
 
 struct Job {
-  GptConfig model = {};  // vocab 0: not known yet
+  ModelConfig model = {};  // vocab 0: not known yet
   Optimisation optim = {};
   Plan plan = {};
+  ModelFactory make = make_model;  // for a model of your own: another
 };
 
 // Throws FieldError for sizes that do not divide each other, whatever the ranks.
@@ -48,7 +49,9 @@ void check_backend(const Plan& plan, int64_t ranks);
 void check(const Job& job, bool traced = false);
 
 // The whole model, with the vocabulary of the tokens where the job has none. Throws FieldError where it is smaller.
-GptConfig model_config(const Job& job, int64_t tokens_vocab);
+ModelConfig model_config(const Job& job, int64_t tokens_vocab);
+// It, shapes only.
+std::unique_ptr<LanguageModel> whole_model(const Job& job, int64_t tokens_vocab);
 DataOptions data_options(const Job& job);
 LrSchedule lr_schedule(const Optimisation& optim);
 // With Offload::optimizer the state lies elsewhere (offload_arena()), in a place of its own for each call.

@@ -1,51 +1,48 @@
 // Cutting comes before memory.
 #include "train/model_part.h"
 
-#include "models/gpt_parallel.h"
+#include "models/layout.h"
 #include "parallel/pipeline/passes.h"
 
 namespace tessera {
 namespace {
 
 // Each stage that uses a tied weight has a copy of it, on one rank too: so the sums of its gradients have one order.
-GptConfig of_stages(GptConfig config, int stages) {
-  config.tied = stages == 1;
+ModelConfig with_copies(ModelConfig config, bool copies) {
+  config.tie_copies = copies;
   return config;
 }
 
 }  // namespace
 
-ModelPart::ModelPart(const GptConfig& whole, const Axes& axes, Options o)
+ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes& axes, Options o)
     : schedule_(std::move(o.schedule)),
       layers_(split_layers(whole, schedule_.stages)),
-      model_(of_stages(whole, schedule_.stages)) {
-  cut(whole, axes, o);
-  strategy_ = make_data_strategy(model_, axes.data, o.arena, o.data);
-  const int64_t tokens = whole.context / axes.cp.size() / (o.sp ? axes.tp.size() : 1);
-  stages_ = std::make_unique<GptStages>(
-      model_, *strategy_,
-      GptStages::Options{
-          .layers = layers_,
-          .loss = [this, &tp = axes.tp](const Var& hidden, const Tensor& targets,
-                                        double scale) { return parallel_loss(model_, hidden, targets, scale, tp); },
-          .scale = o.scale,
-          .load = std::move(o.load),
-          .where = std::move(o.where),
-          .activation = {o.sequences, tokens, whole.channels},
-          .dtype = o.data.dtype,
-          .arena = o.arena});
+      model_(make(with_copies(whole.config, o.tie_copies || schedule_.stages > 1))) {
+  cut(axes, o);
+  strategy_ = make_data_strategy(*model_, axes.data, o.arena, o.data);
+  const int64_t tokens = whole.config.context / axes.cp.size() / (o.sp ? axes.tp.size() : 1);
+  stages_ =
+      std::make_unique<ModelStages>(*model_, *strategy_,
+                                    ModelStages::Options{.layers = layers_,
+                                                         .scale = o.scale,
+                                                         .load = std::move(o.load),
+                                                         .where = std::move(o.where),
+                                                         .activation = {o.sequences, tokens, whole.config.channels},
+                                                         .dtype = o.data.dtype,
+                                                         .arena = o.arena});
   runtime_ = std::make_unique<PipelineRuntime>(insert_messages(schedule_), axes.pp, *stages_, o.trace);
 }
 
 // What this rank has of the model, before there is memory for it.
-void ModelPart::cut(const GptConfig& whole, const Axes& axes, const Options& o) {
+void ModelPart::cut(const Axes& axes, const Options& o) {
   Communicator& cp = axes.cp;
+  const int64_t context = model_->config.context;
   const bool ring = o.cp_mode == ContextMode::ring;
   if (cp.size() > 1)
-    positions_ = context_positions(whole.context, cp.size(), cp.rank(), ring ? Balance::zigzag : Balance::contiguous);
-  tensor_parallel(model_, axes.tp, o.sp ? S(1, whole.context / cp.size()) : I);
-  context_parallel(model_, cp, o.cp_mode);
-  keep_stages(model_, layers_, [&, rank = axes.pp.rank()](int stage) {
+    positions_ = context_positions(context, cp.size(), cp.rank(), ring ? Balance::zigzag : Balance::contiguous);
+  model_->place({.tp = &axes.tp, .between = o.sp ? S(1, context / cp.size()) : I, .cp = &cp, .cp_mode = o.cp_mode});
+  keep_stages(*model_, layers_, [&, rank = axes.pp.rank()](int stage) {
     return schedule_.rank_of_stage[static_cast<size_t>(stage)] == rank;
   });
 }

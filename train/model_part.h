@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "models/gpt_stages.h"
+#include "models/stages.h"
 #include "parallel/context_parallel.h"
 #include "parallel/pipeline/runtime.h"
 
@@ -21,6 +21,7 @@ class ModelPart {
     Schedule schedule;  // for the ranks of pp, not yet lowered
     ContextMode cp_mode = ContextMode::ring;
     bool sp = false;
+    bool tie_copies = false;  // also in one stage
     DataOptions data = {};
     int64_t sequences = 1;  // of a micro-batch on this rank
     double scale = 1;       // of the loss
@@ -30,13 +31,13 @@ class ModelPart {
     ArenaPtr arena = {};
     Trace* trace = nullptr;
   };
-  // `whole` is the model as one rank would have it. The axes and the trace must outlive it.
-  ModelPart(const GptConfig& whole, const Axes& axes, Options options);
+  // `whole` is the model as one rank would have it, and `make` makes its parts. The axes and the trace must outlive it.
+  ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes& axes, Options options);
 
-  Gpt& model() { return model_; }
+  LanguageModel& model() { return *model_; }
   DataStrategy& strategy() { return *strategy_; }
   const DataStrategy& strategy() const { return *strategy_; }
-  GptStages& stages() { return *stages_; }
+  ModelStages& stages() { return *stages_; }
   PipelineRuntime& runtime() { return *runtime_; }
   const PipelineRuntime& runtime() const { return *runtime_; }
   const Schedule& schedule() const { return schedule_; }                // not lowered
@@ -44,14 +45,14 @@ class ModelPart {
   const std::vector<int64_t>& positions() const { return positions_; }  // of this rank's tokens; empty: all
 
  private:
-  void cut(const GptConfig& whole, const Axes& axes, const Options& options);
+  void cut(const Axes& axes, const Options& options);
 
   Schedule schedule_;
   std::vector<Range> layers_;
-  Gpt model_;
+  std::unique_ptr<LanguageModel> model_;
   std::vector<int64_t> positions_;
   std::unique_ptr<DataStrategy> strategy_;
-  std::unique_ptr<GptStages> stages_;
+  std::unique_ptr<ModelStages> stages_;
   std::unique_ptr<PipelineRuntime> runtime_;
 };
 

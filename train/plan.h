@@ -27,6 +27,8 @@ struct Plan {
   // Ranks of each axis, from the outermost to the innermost, whose ranks are neighbours.
   int64_t pp = 1, dp = 1, cp = 1, tp = 1;
   bool sp = false;  // with tp: the tokens between the blocks are cut too
+  // Each use of a tied weight has a copy, and a sum of its own, on one rank too: the bits of a pipeline.
+  bool tie_copies = false;
   ZeroStage zero = ZeroStage::none;
   DataMode dp_mode = DataMode::ddp;
   int64_t servers = 1;                   // of a parameter server, on the first ranks

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "models/gpt_stages.h"
+#include "models/stages.h"
 #include "parallel/data_strategy.h"
 #include "train/job.h"
 #include "train/sequences.h"

@@ -33,17 +33,17 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
       mesh_(world, mesh_axes(job.plan)),
       data_axis_(job.plan.cp > 1 ? mesh_.flat({"dp", "cp"}) : mesh_["dp"]),
       arena_(rank_arena(job.plan, world)),
-      whole_(model_config(job, sequences.vocab)),
+      whole_(tessera::whole_model(job, sequences.vocab)),
       schedule_(lr_schedule(job.optim)) {
   if (trace) {
     trace->watch(arena_);
     for (Communicator* axis : communicators()) axis->set_trace(trace);
   }
-  part_ = std::make_unique<ModelPart>(whole_.config, ModelPart::Axes{mesh_["pp"], data_axis_, mesh_["cp"], mesh_["tp"]},
-                                      part_options());
+  part_ = std::make_unique<ModelPart>(
+      *whole_, job_.make, ModelPart::Axes{mesh_["pp"], data_axis_, mesh_["cp"], mesh_["tp"]}, part_options());
   find_units();
   join_tied_weights();
-  tokens_ = std::make_unique<StepTokens>(job_, std::move(sequences), whole_.config.context, part_->positions(),
+  tokens_ = std::make_unique<StepTokens>(job_, std::move(sequences), whole_->config.context, part_->positions(),
                                          strategy(), arena_);
   optimizer_ = make_optimizer(job_, strategy().shards());
   make_graph();
@@ -57,6 +57,7 @@ ModelPart::Options Trainer::part_options() {
       .schedule = schedule_of(p),
       .cp_mode = p.cp_mode,
       .sp = p.sp,
+      .tie_copies = p.tie_copies,
       .data = data_options(job_),
       .sequences = job_.optim.batch / (p.dp * p.microbatches),
       .scale = 1.0 / static_cast<double>(tokens_per_step()),
@@ -68,8 +69,9 @@ ModelPart::Options Trainer::part_options() {
 
 // Where each unit of this rank stands in the whole model; past its end for the copy of a tied weight.
 void Trainer::find_units() {
-  const std::vector<Module::Unit> whole = whole_.layout();
-  whole_units_ = whole.size();
+  const std::vector<Module::Unit> whole = whole_->layout();
+  for (const int stage : stages_of_units(*whole_, part_->layers()))
+    ranks_of_units_.push_back(part_->schedule().rank_of_stage[static_cast<size_t>(stage)]);
   for (const Module::Unit& unit : model().layout())
     places_.push_back(static_cast<size_t>(
         std::find_if(whole.begin(), whole.end(), [&](const Module::Unit& u) { return u.name == unit.name; }) -
@@ -80,7 +82,8 @@ void Trainer::find_units() {
 void Trainer::join_tied_weights() {
   const std::vector<int>& ranks = part_->schedule().rank_of_stage;
   const int first = ranks.front(), last = ranks.back(), own = mesh_.coordinate("pp");
-  if (first == last) return;
+  const std::vector<Parameter*> all = whole_->parameters();
+  if (first == last || std::none_of(all.begin(), all.end(), [](const Parameter* p) { return p->is_tied(); })) return;
   std::vector<int> at = mesh_.coordinates(world_.rank());
   at[0] = own == first || own == last ? 0 : own;  // the others are alone
   const int beside = own == first || own == last ? 0 : world_.size();
@@ -93,7 +96,7 @@ StepInfo Trainer::where(int64_t microbatch, bool training) const {
     at.first_sequence = strategy().batches().computes(job_.optim.batch, job_.plan.microbatches, microbatch).first;
   if (graph_) at.step_on_gpu = graph_->step_on_gpu();
   at.positions = part_->positions();
-  at.tokens_total = whole_.config.context;
+  at.tokens_total = whole_->config.context;
   return at;
 }
 
@@ -126,7 +129,6 @@ StepReport Trainer::compute_gradients(bool stop) {
 
 // Both copies of a tied weight get the sum of what their uses brought, so that they stay equal.
 void Trainer::sum_tied_gradients() {
-  if (model().config.tied) return;
   const FlatUnit *first = nullptr, *last = nullptr;
   for (const FlatUnit& shard : strategy().shards())
     if (shard.trainable() && shard.slots[0].parameter->is_tied())
@@ -135,7 +137,7 @@ void Trainer::sum_tied_gradients() {
     Tensor sum = first->grads, copy = last->grads;
     add_(sum, copy);
     copy.copy_from(sum);
-  } else if (first || last) {
+  } else if (tied_ && (first || last)) {
     tied_->all_reduce(first ? first->grads : last->grads);
   }
 }
@@ -144,7 +146,7 @@ void Trainer::sum_tied_gradients() {
 // and later copies of what every rank of a tensor axis has.
 double Trainer::sum_of_squares() {
   const std::vector<double> own = unit_sums(strategy(), &mesh_["tp"]);
-  std::vector<double> all(whole_units_, 0.0);
+  std::vector<double> all(ranks_of_units_.size(), 0.0);
   for (size_t u = 0; u < own.size(); ++u)
     if (places_[u] < all.size()) all[places_[u]] = own[u];
   mesh_["pp"].sum(all);
@@ -159,10 +161,6 @@ std::vector<Communicator*> Trainer::communicators() {
   if (&data_axis_ != &mesh_["dp"]) out.push_back(&data_axis_);
   if (tied_) out.push_back(tied_.get());
   return out;
-}
-
-int Trainer::pipeline_rank_of(const Module::Unit& unit) const {
-  return part_->schedule().rank_of_stage[static_cast<size_t>(stage_of_unit(whole_, unit, part_->layers()))];
 }
 
 void Trainer::update(const StepReport& r) {
@@ -191,7 +189,7 @@ double Trainer::mean_loss(const TokenFile& split) {
     return mesh_.coordinate("tp") == 0 ? sum : 0.0;
   };
   return tessera::mean_loss({.forward = forward,
-                             .context = whole_.config.context,
+                             .context = whole_->config.context,
                              .at_once = job_.optim.batch / (job_.plan.microbatches * job_.plan.dp),
                              .turn = mesh_.coordinate("dp"),
                              .turns = mesh_.size("dp"),

@@ -43,9 +43,9 @@ class Trainer {
     more_updates_ = updates - steps;
   }
   const Job& job() const { return job_; }
-  Gpt& model() { return part_->model(); }  // this rank's part
+  LanguageModel& model() { return part_->model(); }  // this rank's part
   // The whole model, shapes only: what the parts are parts of.
-  Gpt& whole_model() { return whole_; }
+  LanguageModel& whole_model() { return *whole_; }
   Optimizer& optimizer() { return *optimizer_; }
   DataStrategy& strategy() { return part_->strategy(); }
   const DataStrategy& strategy() const { return part_->strategy(); }
@@ -56,14 +56,14 @@ class Trainer {
   // The world and every axis, once: what counts of communications are kept for.
   std::vector<Communicator*> communicators();
   const Schedule& schedule() const { return part_->runtime().schedule(); }
-  // The pipeline rank that has a unit of the whole model.
-  int pipeline_rank_of(const Module::Unit& unit) const;
+  // The pipeline rank that has a unit of the whole model, by its number.
+  int pipeline_rank_of(size_t unit) const { return ranks_of_units_[unit]; }
   DType gradient_dtype() const { return data_options(job_).grad_dtype; }
   int peak_in_flight() const { return part_->runtime().peak_in_flight(); }
   // How steps were made on a GPU; all zero where the host looks into each of them.
   StepGraph::Record step_record() const { return graph_ ? graph_->record() : StepGraph::Record{}; }
   const ArenaPtr& arena() const { return arena_; }
-  int64_t tokens_per_step() const { return job_.optim.batch * whole_.config.context; }
+  int64_t tokens_per_step() const { return job_.optim.batch * whole_->config.context; }
 
  private:
   ModelPart::Options part_options();
@@ -84,10 +84,10 @@ class Trainer {
   Mesh mesh_;
   Communicator& data_axis_;
   ArenaPtr arena_;
-  Gpt whole_;
+  std::unique_ptr<LanguageModel> whole_;
   std::unique_ptr<ModelPart> part_;
-  std::vector<size_t> places_;  // of this rank's units in the whole model
-  size_t whole_units_ = 0;
+  std::vector<size_t> places_;          // of this rank's units in the whole model
+  std::vector<int> ranks_of_units_;     // of the whole model: their places on the pipeline axis
   std::unique_ptr<Communicator> tied_;  // the ranks with the first and the last stage, where they are two
   std::unique_ptr<StepTokens> tokens_;
   std::unique_ptr<Optimizer> optimizer_;

@@ -38,7 +38,7 @@ void Trainer::make_graph() {
 // As sum_of_squares(), of what this rank has to say: float64, units in the order of the whole model.
 Tensor Trainer::queue_squares() {
   const Tensor own = unit_squares(strategy(), &mesh_["tp"]);
-  std::vector<BlockRun> places(whole_units_);
+  std::vector<BlockRun> places(ranks_of_units_.size());
   for (size_t u = 0; u < places_.size(); ++u)
     if (places_[u] < places.size()) places[places_[u]] = {.begin = static_cast<int64_t>(u), .count = 1};
   Tensor all = own.make({static_cast<int64_t>(places.size())}, DType::float64, Category::workspace);

@@ -65,12 +65,15 @@ void gather_slots(Trainer& trainer, const Kind& kind, const std::function<Tensor
                   std::vector<NamedTensor>& out) {
   Mesh& mesh = trainer.mesh();
   const std::vector<Module::Unit> here = trainer.model().layout();
-  for (const Module::Unit& unit : trainer.whole_model().layout()) {
+  const std::vector<Module::Unit> units = trainer.whole_model().layout();
+  for (size_t u = 0; u < units.size(); ++u) {
+    const Module::Unit& unit = units[u];
     if (!unit.trainable && !kind.of_frozen) continue;
-    const int owner = trainer.pipeline_rank_of(unit);
+    const int owner = trainer.pipeline_rank_of(u);
     const bool mine = owner == mesh.coordinate("pp"), wanted = trainer.world().rank() == 0;
     if (!mine && !wanted) continue;
-    const auto own = std::find_if(here.begin(), here.end(), [&](const Module::Unit& u) { return u.name == unit.name; });
+    const auto own =
+        std::find_if(here.begin(), here.end(), [&](const Module::Unit& one) { return one.name == unit.name; });
     Tensor gathered;
     if (mine) gathered = trainer.strategy().gather(static_cast<size_t>(own - here.begin()), shard(unit.name));
     if (gathered.defined()) gathered = gathered.on_host();

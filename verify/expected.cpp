@@ -73,9 +73,9 @@ int64_t buckets(const std::vector<UnitSizes>& units, int64_t element, int64_t bu
 }
 
 // Rank 0 deals out ids, losses and the logits' gradient, gathers logits, collects gradients, hands out parameters.
-void add_dataparallel(Sent& out, const PlanSizes& s, const GptConfig& g, const PartSizes& part) {
+void add_dataparallel(Sent& out, const PlanSizes& s, const PartSizes& part) {
   const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // of one rank in a step
-  const int64_t logits = tokens * g.vocab * s.value;
+  const int64_t logits = tokens * s.config.vocab * s.value;
   out.all_reduce("dp", n, 1, 8 * static_cast<int64_t>(part.units.size()));  // the norm
   out.add("dp", Op::broadcast, n, 1, others * part.whole() * s.value);
   out.add("dp", Op::reduce, n, 1, others * part.whole() * s.grad);
@@ -122,26 +122,27 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& par
 }
 
 // One group of a tensor axis: `part` is what its ranks have, of a micro-batch of N elements.
-void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const GptConfig& g, const PartSizes& part) {
-  const int64_t n = s.plan.tp, whole = s.micro_elements(g) * s.value, rows = s.sequences * s.tokens;
+void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
+  const int64_t n = s.plan.tp, whole = s.micro_elements() * s.value, rows = s.sequences * s.tokens;
   const int64_t forwards = p.recompute == Recompute::block ? 2 : 1;
-  const int64_t m = s.m, layers = part.layers * m, first = part.first ? m : 0, last = part.last ? m : 0;
+  const int64_t m = s.m, first = part.first ? m : 0, last = part.last ? m : 0;
+  const int64_t columns = part.columns * m, inputs = part.rows * m;
   if (!p.sp) {
-    out.all_reduce("tp", n, layers * 2 * (forwards + 1) + first + last, whole);
+    out.all_reduce("tp", n, inputs * forwards + columns + first + last, whole);
   } else {
-    out.all_gather("tp", n, layers * (2 * forwards + 4) + first + 2 * last, whole);
-    out.reduce_scatter("tp", n, layers * (2 * forwards + 2) + first + last, whole);
-    out.all_gather("tp", n, first, s.tokens * g.channels * s.value);      // of the positions' gradient
-    out.all_reduce("tp", n, layers * 4 + last * 2, g.channels * s.wide);  // of norms
-    out.all_reduce("tp", n, layers * 2, g.channels * s.grad);             // of biases
+    out.all_gather("tp", n, columns * (forwards + 1) + inputs + first + 2 * last, whole);
+    out.reduce_scatter("tp", n, inputs * forwards + columns + first + last, whole);
+    out.all_gather("tp", n, part.tables * m, s.tokens * s.config.channels * s.value);  // of their gradients
+    out.all_reduce("tp", n, part.norms * m, s.config.channels * s.wide);
+    out.all_reduce("tp", n, part.biases * m, s.config.channels * s.grad);
   }
   out.all_reduce("tp", n, 3 * last, rows * s.wide);                         // the loss
   out.all_reduce("tp", n, 1, 8 * static_cast<int64_t>(part.units.size()));  // the norm, once per step
 }
 
 // One group of a context axis.
-void add_context(Sent& out, const PlanSizes& s, const Plan& p, const GptConfig& g, const PartSizes& part) {
-  const int64_t n = s.plan.cp, elements = s.micro_elements(g) / s.plan.tp;
+void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
+  const int64_t n = s.plan.cp, elements = s.micro_elements() / s.plan.tp;
   const int64_t forwards = p.recompute == Recompute::block ? 2 : 1, layers = part.layers * s.m;
   if (n == 1) return;
   if (p.cp_mode == ContextMode::ulysses) {
@@ -154,9 +155,9 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const GptConfig& 
 }
 
 // The groups of a pipeline axis, and the copies of the tied weight at its ends.
-void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p, const GptConfig& g) {
-  const int64_t groups = s.plan.ranks() / s.plan.pp, units = g.layers + 3;
-  const int64_t activation = s.micro_elements(g) / (p.sp ? s.plan.tp : 1) * s.value;
+void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p) {
+  const int64_t groups = s.plan.ranks() / s.plan.pp, units = s.config.layers + 3;
+  const int64_t activation = s.micro_elements() / (p.sp ? s.plan.tp : 1) * s.value;
   out.messages("pp", groups * 2 * s.m * s.schedule.wire_boundaries(), activation);
   for (int64_t i = 0; i < groups; ++i) out.all_reduce("pp", s.plan.pp, 1, 8 * units);  // the norm
   if (!s.tied_over_ranks) return;
@@ -168,8 +169,8 @@ void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p, const GptConfig&
 
 }  // namespace
 
-std::vector<SentBytes> expected_bytes(const Job& job, const GptConfig& config, int64_t steps) {
-  const PlanSizes s(job, config);
+std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps) {
+  const PlanSizes s(job);
   const Plan& p = s.plan;
   const int64_t ranks = s.plan.ranks();
   Sent out(p.all_reduce == Algorithm::root);
@@ -177,21 +178,21 @@ std::vector<SentBytes> expected_bytes(const Job& job, const GptConfig& config, i
   for (const std::vector<PartSizes>& stage : s.parts) {
     for (const PartSizes& part : stage) {
       if (p.dp_mode == DataMode::dataparallel)
-        add_dataparallel(out, s, config, part);
+        add_dataparallel(out, s, part);
       else if (p.dp_mode == DataMode::ps_sync)
         add_server(out, s, p.servers, part);
       else
         add_data(out, s, p, part);
-      for (int64_t i = 0; i < s.plan.dp; ++i) add_context(out, s, p, config, part);
+      for (int64_t i = 0; i < s.plan.dp; ++i) add_context(out, s, p, part);
     }
-    for (int64_t i = 0; i < s.data; ++i) add_tensor(out, s, p, config, stage.front());
+    for (int64_t i = 0; i < s.data; ++i) add_tensor(out, s, p, stage.front());
   }
-  add_pipeline(out, s, p, config);
+  add_pipeline(out, s, p);
   return out.result(steps);
 }
 
-std::vector<HeldBytes> expected_memory(const Job& job, const GptConfig& config) {
-  const PlanSizes s(job, config);
+std::vector<HeldBytes> expected_memory(const Job& job) {
+  const PlanSizes s(job);
   const Plan& p = s.plan;
   std::vector<HeldBytes> out;
   for (const std::vector<PartSizes>& stage : s.parts)

@@ -7,20 +7,19 @@
 #include <string>
 #include <vector>
 
-#include "models/gpt.h"
 #include "train/job.h"
 #include "train/usage.h"
 
 namespace tessera {
 
 // Of `steps` steps of training, in the order of axes and operations; operations that the plan does not use are absent.
-std::vector<SentBytes> expected_bytes(const Job& job, const GptConfig& config, int64_t steps);
+std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps);
 
 struct HeldBytes {
   int64_t parameters = 0, gradients = 0, optimizer = 0;
   bool operator==(const HeldBytes&) const = default;
 };
 // Between two steps, of each rank.
-std::vector<HeldBytes> expected_memory(const Job& job, const GptConfig& config);
+std::vector<HeldBytes> expected_memory(const Job& job);
 
 }  // namespace tessera

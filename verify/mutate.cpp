@@ -38,13 +38,12 @@ Sequences mutated(Sequences sequences, Mutation mutation, const Job& job, int ra
 }
 
 void damage_model(Trainer& t, Mutation mutation) {
-  Gpt& model = t.model();
   Communicator &tp = t.mesh()["tp"], &cp = t.mesh()["cp"];
-  Block& block = *model.blocks.back();
-  if (mutation == Mutation::unsummed_input) block.mlp.up.set_product(column_product(tp, R));
-  if (mutation == Mutation::unsummed_norm) block.norm1.see([](const Var& weight) { return weight; });
+  DecoderLayer& layer = t.model().layer(t.model().config.layers - 1);
+  if (mutation == Mutation::unsummed_input) layer.all<Attention>().at(0)->qkv.set_product(column_product(tp, R));
+  if (mutation == Mutation::unsummed_norm) layer.all<Norm>().at(0)->see([](const Var& weight) { return weight; });
   if (mutation == Mutation::wrong_mask)
-    block.attn.set_core([&cp](const Var& qkv, int64_t heads, const AttentionOptions& options) {
+    layer.all<Attention>().at(0)->set_core([&cp](const Var& qkv, int64_t heads, const AttentionOptions& options) {
       return ring_attention(qkv, heads, options, cp, Balance::contiguous);
     });
 }

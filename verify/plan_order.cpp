@@ -17,7 +17,7 @@ std::vector<int64_t> cuts_of(const DataStrategy& strategy) {
 
 // The pipeline rank that has a copy of a tied unit's weight, for its use at the end; -1: none has.
 int copied_to(Trainer& t, const Module::Unit& unit) {
-  return t.model().config.tied || !unit.slots[0].parameter->is_tied() ? -1 : t.schedule().rank_of_stage.back();
+  return !t.model().config.tie_copies || !unit.slots[0].parameter->is_tied() ? -1 : t.schedule().rank_of_stage.back();
 }
 
 }  // namespace
@@ -64,7 +64,7 @@ SumOrder order_of_sums(Trainer& t) {
       begin += whole[unit].size;
     };
     for (size_t u = 0; u < whole.size(); ++u)
-      if (t.pipeline_rank_of(whole[u]) == rank) add(u, false);
+      if (t.pipeline_rank_of(u) == rank) add(u, false);
     for (size_t u = 0; u < whole.size(); ++u)
       if (copied_to(t, whole[u]) == rank) add(u, true);
   }

@@ -1,35 +1,46 @@
 // Sizes from sizes.
 #include "verify/plan_sizes.h"
 
-#include "models/gpt_stages.h"
-#include "parallel/comm/call.h"
-#include "train/plan.h"
+#include "models/layout.h"
+#include "models/stages.h"
+#include "parallel/comm/fake_transport.h"
 
 namespace tessera {
 namespace {
 
-PartSizes part_of(const GptConfig& g, const PlanSizes& s, int pp, int tp) {
-  const int64_t c = g.channels, t = s.plan.tp;
-  const int64_t entries = piece(g.vocab, static_cast<int>(t), tp).size();
-  const std::vector<Range> layers = split_layers(g, s.schedule.stages);
-  const int stages = s.schedule.stages;
-  PartSizes part;
+// As the model lays itself out there, beside ranks that are not.
+PartSizes part_of(const Job& job, const PlanSizes& s, const std::vector<Range>& layers, int pp, int tp) {
+  Communicator axis(std::make_unique<FakeTransport>(tp, static_cast<int>(s.plan.tp)), "tp");
+  ModelConfig config = s.config;
+  config.tie_copies = s.plan.tie_copies || s.schedule.stages > 1;
+  const std::unique_ptr<LanguageModel> model = job.make(config);
+  model->place({.tp = &axis, .between = s.plan.sp ? S(1, s.tokens) : I});
   const auto here = [&](int stage) { return s.schedule.rank_of_stage[static_cast<size_t>(stage)] == pp; };
+  keep_stages(*model, layers, here);
+  PartSizes part;
   part.first = here(0);
-  part.last = here(stages - 1);
-  if (part.first) {
-    // A table that is the head too is looked up, and is needed for a product forward and one backward.
-    part.units.push_back({{entries * c}, stages == 1 ? 3 : 1, true});
-    part.units.push_back({{g.context * c}, 1, false});
-  }
-  for (int stage = 0; stage < stages; ++stage)
+  part.last = here(s.schedule.stages - 1);
+  for (int stage = 0; stage < s.schedule.stages; ++stage)
     if (here(stage)) part.layers += layers[static_cast<size_t>(stage)].size();
-  for (int64_t i = 0; i < part.layers; ++i)  // norm, qkv, projection, norm, up, down: weights and biases
-    part.units.push_back(
-        {{c, c, 3 * c * c / t, 3 * c / t, c * c / t, c, c, c, 4 * c * c / t, 4 * c / t, 4 * c * c / t, c}, 2, false});
-  if (part.last) {
-    part.units.push_back({{c, c}, 2, false});
-    if (stages > 1) part.units.push_back({{entries * c}, 2, true});
+  const std::vector<Module::Unit> units = model->layout();
+  const std::vector<int64_t> at = model->layers_of_units();
+  for (size_t u = 0; u < units.size(); ++u) {
+    UnitSizes unit;
+    unit.table = units[u].slots[0].parameter->is_tied();
+    int64_t whole = 0, norms = 0;
+    for (const Slot& slot : units[u].slots) {
+      unit.parameters.push_back(slot.size);
+      const ShardSpec& shard = slot.parameter->shard;
+      if (shard.is_whole()) ++whole;
+      const bool matrix = !shard.is_whole() && slot.parameter->whole.rank() == 2;
+      if (matrix && at[u] >= 0 && at[u] < config.layers) ++(shard.dim == 0 ? part.columns : part.rows);
+    }
+    for (Norm* norm : units[u].module->all<Norm>()) norms += static_cast<int64_t>(norm->parameters().size());
+    part.norms += norms;
+    (at[u] < 0 ? part.tables : part.biases) += whole - norms;
+    // What is looked up is needed once, the rest forward and backward; a table that is the head too is both.
+    unit.uses = at[u] >= 0 ? 2 : unit.table && !config.tie_copies ? 3 : 1;
+    part.units.push_back(std::move(unit));
   }
   return part;
 }
@@ -54,8 +65,12 @@ int64_t PartSizes::padded(int64_t ranks) const {
   return sum;
 }
 
-PlanSizes::PlanSizes(const Job& job, const GptConfig& config)
-    : plan(job.plan), schedule(schedule_of(plan)), data(plan.dp * plan.cp), m(plan.microbatches) {
+PlanSizes::PlanSizes(const Job& job)
+    : plan(job.plan),
+      config(model_config(job, job.model.vocab)),
+      schedule(schedule_of(plan)),
+      data(plan.dp * plan.cp),
+      m(plan.microbatches) {
   const DataOptions d = data_options(job);
   const Optimisation& o = job.optim;
   value = size_of(d.dtype);
@@ -67,9 +82,11 @@ PlanSizes::PlanSizes(const Job& job, const GptConfig& config)
   sequences = o.batch / (plan.dp * m);
   tokens = config.context / plan.cp;
   tied_over_ranks = schedule.rank_of_stage.front() != schedule.rank_of_stage.back();
+  const std::unique_ptr<LanguageModel> whole = job.make(config);
+  const std::vector<Range> layers = split_layers(*whole, schedule.stages);
   for (int p = 0; p < plan.pp; ++p) {
     parts.emplace_back();
-    for (int t = 0; t < plan.tp; ++t) parts.back().push_back(part_of(config, *this, p, t));
+    for (int t = 0; t < plan.tp; ++t) parts.back().push_back(part_of(job, *this, layers, p, t));
   }
 }
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "models/gpt.h"
+#include "models/language_model.h"
 #include "parallel/pipeline/schedule.h"
 #include "train/job.h"
 
@@ -26,15 +26,19 @@ struct UnitSizes {
 struct PartSizes {
   std::vector<UnitSizes> units;
   int64_t layers = 0;
-  bool first = false, last = false;  // has the embeddings; has the last norm and the head
+  bool first = false, last = false;  // has the embeddings; has what comes after the layers
+  // Parameters: matrices of layers, cut by outputs and by inputs; and what every rank of tp has of norms, of tables
+  // before the layers, and besides.
+  int64_t columns = 0, rows = 0, norms = 0, tables = 0, biases = 0;
   int64_t whole() const;
   int64_t padded(int64_t ranks) const;
 };
 
 struct PlanSizes {
-  PlanSizes(const Job& job, const GptConfig& config);
+  explicit PlanSizes(const Job& job);  // of a known vocabulary
 
   Plan plan;
+  ModelConfig config;
   Schedule schedule;
   int64_t data = 1;                                  // ranks of the data axis
   int64_t m = 1;                                     // micro-batches
@@ -43,7 +47,7 @@ struct PlanSizes {
   int64_t sequences = 1, tokens = 1;                 // of a micro-batch: sequences, and tokens of each on a rank of cp
   bool tied_over_ranks = false;                      // two pipeline ranks have a copy of the tied weight each
   std::vector<std::vector<PartSizes>> parts;         // [pp][tp]
-  int64_t micro_elements(const GptConfig& config) const { return sequences * tokens * config.channels; }
+  int64_t micro_elements() const { return sequences * tokens * config.channels; }
 };
 
 }  // namespace tessera

@@ -83,46 +83,46 @@ Reference::Reference(const Job& job, Sequences sequences, SumOrder order)
       order_(std::move(order)),
       arena_(rank_arena(job.plan.device, 0, kernels_of(job.plan))),
       aside_(make_arena()),
-      model_(model_config(job, sequences_.vocab)),
+      model_(whole_model(job, sequences_.vocab)),
       schedule_(lr_schedule(job.optim)) {
   const DataOptions d = data_options(job);
-  const std::vector<FlatUnit>& units = model_.materialize(d.seed, arena_, d.dtype, d.grad_dtype);
+  const std::vector<FlatUnit>& units = model_->materialize(d.seed, arena_, d.dtype, d.grad_dtype);
   if (order_.parts.empty())
     for (size_t u = 0; u < units.size(); ++u) order_.parts.push_back({u});
-  optimizer_ = make_optimizer(job_, model_.units());
+  optimizer_ = make_optimizer(job_, model_->units());
 }
 
 // The unit of which the plan has a copy; null where it has none.
 const FlatUnit* Reference::copied() {
   for (const SumOrder::Part& part : order_.parts)
-    if (part.copy) return &model_.units()[part.unit];
+    if (part.copy) return &model_->units()[part.unit];
   return nullptr;
 }
 
 // Forward and backward. With a head of its own the graph is cut before it: its use of the tied weight is walked alone.
 double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_head) {
   const FlatUnit* const apart = copied();
-  const double scale = 1.0 / static_cast<double>(job_.optim.batch * model_.config.context);
-  model_.clear_gradients();
+  const double scale = 1.0 / static_cast<double>(job_.optim.batch * model_->config.context);
+  model_->clear_gradients();
   if (!apart) {
-    const Loss loss = model_.head_loss(model_.hidden(ids), targets, scale);
+    const Loss loss = model_->head_loss(model_->hidden(ids), targets, scale);
     backward(loss.mean);
-    model_.settle_gradients();
+    model_->settle_gradients();
     return loss.loss_sum;
   }
-  const Var hidden = model_.hidden(ids), cut(hidden.value(), true);
-  const Loss loss = model_.head_loss(cut, targets, scale);
+  const Var hidden = model_->hidden(ids), cut(hidden.value(), true);
+  const Loss loss = model_->head_loss(cut, targets, scale);
   backward(loss.mean);
   of_head = apart->grads.clone();
-  model_.tokens.weight.clear_grad();
+  for (const Slot& slot : apart->slots) slot.parameter->var.clear_grad();
   backward(hidden, {.seed = cut.grad()});
-  model_.settle_gradients();
+  model_->settle_gradients();
   return loss.loss_sum;
 }
 
 // One micro-batch of one rank, from nothing: all gradients in the order of the plan.
 Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
-  const int64_t size = job_.optim.batch / (order_.ranks * job_.plan.microbatches), context = model_.config.context;
+  const int64_t size = job_.optim.batch / (order_.ranks * job_.plan.microbatches), context = model_->config.context;
   const int64_t first = (rank * job_.plan.microbatches + microbatch) * size;
   arena_->reset_peaks();
   Tensor of_head;
@@ -131,10 +131,10 @@ Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
     const Tensor ids = Tensor::empty({size, context}, DType::int32, host),
                  targets = Tensor::empty({size, context}, DType::int32, host);
     sequences_.load(optimizer_->steps(), first, size, ids.data<int32_t>(), targets.data<int32_t>());
-    model_.set_step({.seed = static_cast<uint64_t>(job_.optim.seed),
-                     .step = optimizer_->steps(),
-                     .first_sequence = first,
-                     .training = true});
+    model_->set_step({.seed = static_cast<uint64_t>(job_.optim.seed),
+                      .step = optimizer_->steps(),
+                      .first_sequence = first,
+                      .training = true});
     loss_sum += passes(ids.to(arena_), targets.to(arena_), of_head);
   }
   int64_t kept = 0, total = 0;
@@ -143,10 +143,10 @@ Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
   peak_ = std::max(peak_, arena_->total().peak - kept);
   std::vector<Tensor> parts;
   for (const SumOrder::Part& part : order_.parts) {
-    parts.push_back(part.copy ? of_head : model_.units()[part.unit].grads);
+    parts.push_back(part.copy ? of_head : model_->units()[part.unit].grads);
     total += parts.back().numel();
   }
-  Tensor all = Tensor::empty({total}, model_.units()[0].grads.dtype(), aside_);
+  Tensor all = Tensor::empty({total}, model_->units()[0].grads.dtype(), aside_);
   int64_t at = 0;
   for (const Tensor& part : parts) {
     all.narrow(0, at, part.numel()).copy_from(part);
@@ -160,7 +160,7 @@ void Reference::take(const Tensor& total) {
   int64_t at = 0;
   Tensor of_head;
   for (const SumOrder::Part& part : order_.parts) {
-    Tensor to = model_.units()[part.unit].grads;
+    Tensor to = model_->units()[part.unit].grads;
     const Tensor sum = total.narrow(0, at, to.numel());
     at += sum.numel();
     if (part.copy)
@@ -212,8 +212,8 @@ StepReport Reference::compute_gradients() {
   StepReport report;
   double loss = losses[0];
   for (size_t r = 1; r < ranks; ++r) loss += losses[r];
-  report.loss = loss / static_cast<double>(job_.optim.batch * model_.config.context);
-  report.grad_norm = grad_norm(model_.units());
+  report.loss = loss / static_cast<double>(job_.optim.batch * model_->config.context);
+  report.grad_norm = grad_norm(model_->units());
   report.lr = schedule_.at(optimizer_->steps());
   report.step = optimizer_->steps() + 1;
   return report;
@@ -231,7 +231,7 @@ StepReport Reference::step() {
 
 void Reference::adopt(const std::vector<NamedTensor>& gradients) {
   size_t at = 0;
-  for (const FlatUnit& u : model_.units())
+  for (const FlatUnit& u : model_->units())
     for (const Slot& slot : u.slots)
       u.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole).copy_from(gradients.at(at++).tensor);
 }

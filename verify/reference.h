@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "models/gpt.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/algorithms.h"
@@ -47,7 +46,7 @@ class Reference {
   void update(const StepReport& report);
   // Goes on with other gradients than its own, in the order of units and slots: then update() does what a plan does.
   void adopt(const std::vector<NamedTensor>& gradients);
-  const std::vector<FlatUnit>& units() { return model_.units(); }  // values, and the gradient of the last step
+  const std::vector<FlatUnit>& units() { return model_->units(); }  // values, and the gradient of the last step
   const Optimizer& optimizer() const { return *optimizer_; }
   int64_t steps_done() const { return optimizer_->steps(); }
   // The most that a micro-batch held beside parameters, gradients and optimizer state.
@@ -64,7 +63,7 @@ class Reference {
   Sequences sequences_;
   SumOrder order_;
   ArenaPtr arena_, aside_;  // aside: the gradients of ranks and micro-batches
-  Gpt model_;
+  std::unique_ptr<LanguageModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   LrSchedule schedule_;
   int64_t peak_ = 0;

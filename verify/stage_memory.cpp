@@ -35,12 +35,13 @@ struct Sample {
 // The ranks that it would speak to send nothing: numbers are whatever memory held, sizes are right.
 class LoneRank {
  public:
-  LoneRank(const Job& job, const GptConfig& config, bool split)
-      : sizes_(job, config),
+  LoneRank(const Job& job, bool split)
+      : sizes_(job),
         tp_(first_of(sizes_.plan.tp, "tp")),
         cp_(first_of(sizes_.plan.cp, "cp")),
         alone_(first_of(1, "dp")),
-        part_(config, {*alone_, *alone_, *cp_, *tp_}, options(job, split)) {}
+        whole_(job.make(sizes_.config)),
+        part_(*whole_, job.make, {*alone_, *alone_, *cp_, *tp_}, options(job, split)) {}
 
   const Schedule& list() const { return part_.schedule(); }
   // A step, and a sample for the beginning of each pass and for the end.
@@ -63,6 +64,7 @@ class LoneRank {
     return {.schedule = one_after_another(sizes_.schedule.stages, static_cast<int>(lone.plan.microbatches), split),
             .cp_mode = job.plan.cp_mode,
             .sp = job.plan.sp,
+            .tie_copies = job.plan.tie_copies,
             .data = data_options(lone),
             .sequences = sizes_.sequences,
             .load = [this](int64_t, bool ids, bool targets) { return load(ids, targets); },
@@ -91,6 +93,7 @@ class LoneRank {
 
   PlanSizes sizes_;
   std::unique_ptr<Communicator> tp_, cp_, alone_;
+  std::unique_ptr<LanguageModel> whole_;
   ArenaPtr arena_ = make_arena();
   std::vector<Sample> samples_;
   ModelPart part_;
@@ -125,18 +128,18 @@ void measure(LoneRank& rank, int64_t handed, std::vector<StageMemory>& out) {
 
 }  // namespace
 
-int64_t handed_bytes(const Job& job, const GptConfig& config) {
-  const PlanSizes s(job, config);
-  return s.micro_elements(config) / (s.plan.sp ? s.plan.tp : 1) * s.value;
+int64_t handed_bytes(const Job& job) {
+  const PlanSizes s(job);
+  return s.micro_elements() / (s.plan.sp ? s.plan.tp : 1) * s.value;
 }
 
-std::vector<StageMemory> measure_stages(const Job& job, const GptConfig& config) {
+std::vector<StageMemory> measure_stages(const Job& job) {
   const Schedule plan = schedule_of(job.plan);
   std::vector<StageMemory> out(static_cast<size_t>(plan.stages));
   for (const bool split : {false, true})
     if (plan.has(split ? Do::I : Do::B)) {
-      LoneRank rank(job, config, split);
-      measure(rank, handed_bytes(job, config), out);
+      LoneRank rank(job, split);
+      measure(rank, handed_bytes(job), out);
     }
   return out;
 }

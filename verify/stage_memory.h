@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "models/gpt.h"
 #include "parallel/pipeline/schedule.h"
 #include "train/job.h"
 
@@ -28,10 +27,10 @@ struct StageMemory {
   int64_t packs = 0;     // packed copies of the weights, which stay
 };
 // Of every stage of the plan.
-std::vector<StageMemory> measure_stages(const Job& job, const GptConfig& config);
+std::vector<StageMemory> measure_stages(const Job& job);
 
 // Bytes that one stage hands to the next.
-int64_t handed_bytes(const Job& job, const GptConfig& config);
+int64_t handed_bytes(const Job& job);
 
 // The most that each pipeline rank holds at a time.
 std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<StageMemory>& stages, int64_t handed);

@@ -163,8 +163,7 @@ void VerifiedRank::finish() {
         result_.sent.push_back({axis->axis(), std::string(name_of(static_cast<Op>(op))), c[0], c[1], busiest[1]});
   const bool data_only = job_.plan.ranks() == job_.plan.dp && !trainer_.schedule().has(Do::I);
   if (!data_only) {
-    const GptConfig& config = trainer_.whole_model().config;
-    of_passes_ = peaks_of_ranks(trainer_.schedule(), measure_stages(job_, config), handed_bytes(job_, config));
+    of_passes_ = peaks_of_ranks(trainer_.schedule(), measure_stages(job_), handed_bytes(job_));
   }
   for (int r = 0; r < world.size(); ++r) note_rank(r, all.data<int64_t>() + r * width);
 }
@@ -189,18 +188,20 @@ void VerifiedRank::note_rank(int rank, const int64_t* m) {
 // DataParallel has the logits of its rows whole, of which the oracle has a block.
 int64_t VerifiedRank::whole_logits() {
   if (job_.plan.dp_mode != DataMode::dataparallel) return 0;
-  const Tensor& table = trainer_.whole_model().tokens.weight.value();
-  const PlanSizes sizes(job_, trainer_.whole_model().config);
+  const PlanSizes sizes(job_);
+  const ModelConfig& config = sizes.config;
   const int64_t rows = sizes.sequences * sizes.tokens;
-  const RowBlocks blocks = row_blocks(Tensor::meta({rows, table.dim(1)}, job_.optim.dtype), table);
-  return (rows - std::min(rows, blocks.block)) * table.dim(0) * sizes.value;
+  const DType dtype = job_.optim.dtype;
+  const RowBlocks blocks =
+      row_blocks(Tensor::meta({rows, config.channels}, dtype), Tensor::meta({config.vocab, config.channels}, dtype));
+  return (rows - std::min(rows, blocks.block)) * config.vocab * sizes.value;
 }
 
 // What NVIDIA's libraries may take on a GPU while they compute: one product, or cuDNN's backward pass of attention,
 // which in a fixed order keeps a number of 16 bits for each score.
 int64_t VerifiedRank::library_workspace() {
   if (job_.plan.device != Device::cuda) return 0;
-  const PlanSizes sizes(job_, trainer_.whole_model().config);
+  const PlanSizes sizes(job_);
   const int64_t scores = sizes.sequences * trainer_.whole_model().config.heads * sizes.tokens * sizes.tokens;
   return std::max(cuda::kMostWorkspace, asks_cudnn(job_.plan) ? 2 * scores : 0);
 }

@@ -48,12 +48,11 @@ VerifyResult verify(const Job& given, Mutation mutation,
   check_can_be_verified(s);
   const Optimisation& o = s.optim;
   const Sequences sequences = counted_sequences(s.model.vocab, s.model.context, o.batch, static_cast<uint64_t>(o.seed));
-  const GptConfig config = model_config(s, s.model.vocab);
   VerifyResult result;
   result.steps = o.steps;
   result.exact = !splits_sums(s.plan);
-  result.expected_sent = expected_bytes(s, config, o.steps);
-  result.expected_held = expected_memory(s, config);
+  result.expected_sent = expected_bytes(s, o.steps);
+  result.expected_held = expected_memory(s);
   expect_pipeline(result, schedule_of(s.plan));
   LaunchOptions l = launch_options(s.plan);
   l.shown = shown;

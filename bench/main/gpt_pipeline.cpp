@@ -67,7 +67,8 @@ class GptPipeline {
         mesh_(world, {{"pp", world.size()}, {"dp", 1}}),
         tokens_(some_tokens()),
         passes_(schedule.stages),
-        part_(what.model, {mesh_["pp"], mesh_["dp"], mesh_["dp"], mesh_["dp"]}, options(schedule)) {}
+        part_(*make_model(what.model), make_model, {mesh_["pp"], mesh_["dp"], mesh_["dp"], mesh_["dp"]},
+              options(schedule)) {}
 
   // What all ranks did and when, on every rank. They are threads, so their clocks are one.
   TimedLists step() {

@@ -3,14 +3,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "models/gpt.h"
+#include "models/language_model.h"
 #include "parallel/pipeline/schedule.h"
 #include "parallel/pipeline/simulate.h"
 
 namespace tessera {
 
 struct PipelineCase {
-  GptConfig model;
+  ModelConfig model;
   int64_t sequences = 1;  // of a micro-batch
   int rounds = 5;
   int64_t activation_bytes() const { return sequences * model.context * model.channels * 4; }

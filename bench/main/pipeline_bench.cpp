@@ -51,7 +51,7 @@ std::vector<Schedule> schedules_of(int ranks, int microbatches) {
 }
 
 void introduce(const Bench& bench) {
-  const GptConfig& c = bench.what.model;
+  const ModelConfig& c = bench.what.model;
   fmt::print(
       "A GPT of {} layers, {} heads, {} channels, context {}, vocabulary {}; micro-batches of {} sequences; fp32; one "
       "thread per rank; medians of {} round{} in turn. Forward and backward passes only: no optimizer.\n\n"
@@ -150,12 +150,13 @@ void measure(Bench bench) {
 }
 
 int run(int argc, char** argv) {
-  Bench bench{
-      .what = {.model = {.layers = 16, .heads = 4, .channels = 128, .context = 64, .vocab = 256}, .sequences = 4}};
+  Bench bench;
   bench.processors = static_cast<int>(std::thread::hardware_concurrency());
   bool quick = false;
   CLI::App app("Times the stages of a GPT and simulates the schedules of a pipeline with these times.");
-  GptConfig& model = bench.what.model;
+  ModelConfig& model = bench.what.model;
+  model.layers = 16;
+  bench.what.sequences = 4;
   for (const auto& [name, size] : {std::pair<const char*, int64_t*>{"--layers", &model.layers},
                                    {"--heads", &model.heads},
                                    {"--channels", &model.channels},

@@ -165,7 +165,7 @@ TEST(CommandLine, HandsTheFlagsOfBenchOn) {
 
 TEST(CommandLine, PresetsHaveTheirSizes) {
   const auto sizes = [](std::vector<const char*> words) {
-    const GptConfig s = job_of(train(std::move(words))).model;
+    const ModelConfig s = job_of(train(std::move(words))).model;
     return std::array{s.layers, s.heads, s.channels, s.context};
   };
   EXPECT_EQ(sizes({}), (std::array<int64_t, 4>{4, 4, 128, 64}));

@@ -84,7 +84,8 @@ inline void expect_actions(const nlohmann::json& trace, const nlohmann::json& re
 inline void expect_bytes(const nlohmann::json& trace, const nlohmann::json& report, const TrainOptions& options) {
   using Counts = std::map<std::string, std::pair<int64_t, int64_t>>;
   Counts traced, expected;
-  const Job job = job_of(options);
+  Job job = job_of(options);
+  job.model.vocab = report["model"]["vocab"];
   for (const nlohmann::json& e : trace["traceEvents"])
     if (e["ph"] == "X" && e["args"].contains("operation")) {
       const nlohmann::json& args = e["args"];
@@ -92,8 +93,7 @@ inline void expect_bytes(const nlohmann::json& trace, const nlohmann::json& repo
       ++calls;
       bytes += args["sent"].get<int64_t>();
     }
-  for (const SentBytes& s : expected_bytes(job, model_config(job, report["model"]["vocab"]), 3))
-    expected[s.axis + " " + s.operation] = {s.calls, s.bytes};
+  for (const SentBytes& s : expected_bytes(job, 3)) expected[s.axis + " " + s.operation] = {s.calls, s.bytes};
   EXPECT_EQ(traced, expected);
   for (const nlohmann::json& s : report["sent"]) {
     const auto [calls, bytes] = traced[s["axis"].get<std::string>() + " " + s["operation"].get<std::string>()];

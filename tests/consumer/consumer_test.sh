@@ -12,7 +12,7 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 
 mkdir -p "$work"
-targets=(mlp own_op)
+examples=(mlp own_model own_op own_strategy) targets=("${examples[@]}")
 if [[ $how == installed ]]; then
   rm -rf "$work/installed"
   cmake --install "$build" --prefix "$work/installed" >/dev/null
@@ -32,5 +32,4 @@ folder=$(grep -oE -- '-isystem [^ ]+' <<<"$line" | sort -u | cut -d' ' -f2)
 cmake --build "$work" -j 2 --target "${targets[@]}" >>"$work/consumer.log" 2>&1 || { tail -n 40 "$work/consumer.log"; exit 1; }
 [[ $(ls "$folder") == tessera ]] || fail "a user's file sees in $folder: $(ls "$folder")"
 [[ $how == installed ]] || exit 0
-"$work/mlp"
-"$work/own_op"
+for example in "${examples[@]}"; do "$work/$example"; done

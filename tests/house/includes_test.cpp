@@ -37,8 +37,9 @@ std::string broken_layering(const Source& source) {
     const size_t slash = include.name.find('/');
     if (slash == std::string::npos) return "\"" + include.name + "\" is not a path from the repository's root";
     const std::string layer = include.name.substr(0, slash);
-    // These two pairs join a model and the strategies.
-    const bool joins = source.path.starts_with("models/gpt_parallel.") || source.path.starts_with("models/gpt_stages.");
+    // These join models and the strategies.
+    static const std::regex joining("models/(layout|stages|[a-z]+_layout|language_model)\\.(h|cpp)");
+    const bool joins = std::regex_match(source.path, joining);
     if (joins && layer == "parallel") continue;
     if (allowed != law().end() && layer != source.folder() && !allowed->second.contains(layer))
       return source.folder() + "/ may not include \"" + include.name + "\"";

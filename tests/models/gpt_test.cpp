@@ -22,7 +22,7 @@ Tensor random_ids(const Shape& shape, int64_t vocab, uint64_t seed, const ArenaP
 }
 
 // A model whose biases and norms are not at their (too symmetric) initial values.
-std::unique_ptr<Gpt> make_model(const GptConfig& config, DType dtype, const ArenaPtr& arena) {
+std::unique_ptr<Gpt> make_model(const ModelConfig& config, DType dtype, const ArenaPtr& arena) {
   auto model = std::make_unique<Gpt>(config);
   model->materialize(7, arena, dtype, dtype == DType::bfloat16 ? DType::float32 : dtype);
   for (const Parameter* p : model->parameters()) {
@@ -52,7 +52,7 @@ std::vector<std::byte> gradient_bytes(Gpt& model) {
 }
 
 struct Case {
-  GptConfig config;
+  ModelConfig config;
   int64_t batch, tokens;
 };
 const Case kCases[] = {
@@ -106,7 +106,7 @@ TEST(Gpt, BFloat16GradientsAreNearFloat64) {
 
 TEST(Gpt, RecomputationChangesNoBit) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    GptConfig config = kCases[0].config;
+    ModelConfig config = kCases[0].config;
     config.dropout = 0.2;
     std::vector<std::byte> expected;
     for (const Recompute mode : {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
@@ -123,7 +123,7 @@ TEST(Gpt, RecomputationChangesNoBit) {
 }
 
 TEST(Gpt, DropoutChangesTheLossAndOnlyWhileTraining) {
-  GptConfig config = kCases[0].config;
+  ModelConfig config = kCases[0].config;
   config.dropout = 0.3;
   const ArenaPtr arena = make_arena();
   auto model = make_model(config, DType::float32, arena);
@@ -142,7 +142,7 @@ TEST(Gpt, DropoutChangesTheLossAndOnlyWhileTraining) {
 
 // The gradients of a step of two micro-batches.
 std::vector<std::byte> gradients_of_a_step(DType dtype, int threads, bool defer) {
-  const GptConfig config{.layers = 2, .heads = 2, .channels = 64, .context = 48, .vocab = 99, .dropout = 0.1};
+  const ModelConfig config{.layers = 2, .heads = 2, .channels = 64, .context = 48, .vocab = 99, .dropout = 0.1};
   const int before = cpu::threads();
   cpu::set_threads(threads);
   const ArenaPtr arena = make_arena();

@@ -29,7 +29,7 @@ const Kept kModes[] = {{Recompute::none, 16, true},
 TEST(Memory, ABlockHoldsWhatTheFormulaSays) {
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
     for (const Kept& kept : kModes) {
-      const GptConfig config{
+      const ModelConfig config{
           .layers = kLayers, .heads = 4, .channels = 64, .context = kTokens, .vocab = 50, .recompute = kept.mode};
       const ArenaPtr arena = make_arena();
       Gpt model(config);
@@ -72,7 +72,7 @@ TEST(Memory, BackwardGivesEverythingBack) {
 // The logits of this step would take 256 MiB. One block of them is all there is of that size; beside it are what the
 // model keeps and, small here, the gradient of the embedding.
 TEST(Memory, AStepHoldsNoLogits) {
-  const GptConfig config{.layers = 1, .heads = 1, .channels = 8, .context = 256, .vocab = 65536};
+  const ModelConfig config{.layers = 1, .heads = 1, .channels = 8, .context = 256, .vocab = 65536};
   const int64_t tokens = 4 * config.context, logits = tokens * config.vocab * 4;
   ASSERT_EQ(logits, 4 * kLogitsBytes);
   const ArenaPtr arena = make_arena();

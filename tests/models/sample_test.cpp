@@ -6,6 +6,8 @@
 #include <cmath>
 #include <map>
 
+#include "models/gpt.h"
+
 namespace tessera {
 namespace {
 

@@ -27,7 +27,7 @@ void fill_with_ones(FlatUnit shard) {
   }
 }
 
-void expect_n(int ranks, const DataOptions& options, const GptConfig& config) {
+void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) {
   std::vector<double> found(static_cast<size_t>(ranks));
   int64_t parameters = 0;
   launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
@@ -44,11 +44,11 @@ void expect_n(int ranks, const DataOptions& options, const GptConfig& config) {
 }
 
 // The first model has units that are smaller than a norm block for each rank, the second odd sizes everywhere.
-const std::vector<GptConfig> kModels = {test::tiny_gpt(0),
-                                        {.layers = 3, .heads = 1, .channels = 37, .context = 23, .vocab = 101}};
+const std::vector<ModelConfig> kModels = {test::tiny_gpt(0),
+                                          {.layers = 3, .heads = 1, .channels = 37, .context = 23, .vocab = 101}};
 
 TEST(AllOnes, DdpAndEveryStageOfZero) {
-  for (const GptConfig& config : kModels)
+  for (const ModelConfig& config : kModels)
     for (const DType grads : {DType::float32, DType::bfloat16, DType::float64})
       for (int ranks = 1; ranks <= 4; ++ranks)
         for (int zero = 0; zero <= 3; ++zero)
@@ -58,7 +58,7 @@ TEST(AllOnes, DdpAndEveryStageOfZero) {
 }
 
 TEST(AllOnes, DataParallelAndTheParameterServer) {
-  for (const GptConfig& config : kModels)
+  for (const ModelConfig& config : kModels)
     for (int ranks = 1; ranks <= 4; ++ranks) {
       expect_n(ranks, {.mode = DataMode::dataparallel}, config);
       for (int servers = 1; servers <= ranks; ++servers)

@@ -9,7 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "models/gpt_parallel.h"
+#include "models/gpt.h"
+#include "models/layout.h"
 #include "tensor/random.h"
 
 namespace tessera::test {
@@ -51,11 +52,11 @@ inline void disturb(Module& model) {
 }
 
 // One training step's gradients; the sum of the losses.
-inline double learn_cut(Gpt& model, const Batch& batch, Communicator& tp, DeferredWeightGrads* defer = nullptr) {
+inline double learn_cut(Gpt& model, const Batch& batch, DeferredWeightGrads* defer = nullptr) {
   model.set_step({.seed = 5, .step = 3, .first_sequence = 2, .training = true, .tokens_total = batch.ids.dim(1)});
   model.clear_gradients();
   const double scale = 1.0 / static_cast<double>(batch.ids.numel());
-  const Loss loss = parallel_loss(model, model.hidden(batch.ids), batch.targets, scale, tp);
+  const Loss loss = model.loss(batch.ids, batch.targets, scale);
   backward(loss.mean, {.seed = {}, .defer = defer});
   if (defer) defer->run();
   model.settle_gradients();

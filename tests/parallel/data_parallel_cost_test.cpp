@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-const GptConfig kConfig{.layers = 1, .heads = 2, .channels = 16, .context = 4, .vocab = 8};
+const ModelConfig kConfig{.layers = 1, .heads = 2, .channels = 16, .context = 4, .vocab = 8};
 
 TEST(DataParallelCost, TheRootLoadsForAll) {
   launch({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {

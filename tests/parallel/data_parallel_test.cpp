@@ -47,7 +47,7 @@ struct Record {
   bool operator==(const Record&) const = default;
 };
 
-const GptConfig kConfig{.layers = 2, .heads = 2, .channels = 32, .context = 12, .vocab = 37, .dropout = 0.1};
+const ModelConfig kConfig{.layers = 2, .heads = 2, .channels = 32, .context = 12, .vocab = 37, .dropout = 0.1};
 constexpr uint64_t kSeed = 5;
 constexpr double kClip = 1;
 

@@ -61,8 +61,8 @@ struct Trained {
   OpCounts counts{};
 };
 
-GptConfig config_of(Recompute recompute) {
-  GptConfig config = test::tiny_gpt(0.1);
+ModelConfig config_of(Recompute recompute) {
+  ModelConfig config = test::tiny_gpt(0.1);
   config.recompute = recompute;
   return config;
 }
@@ -80,7 +80,7 @@ std::vector<std::vector<std::byte>> values_of(Gpt& model, const DataStrategy& st
   return out;
 }
 
-test::Sequences loaded(const GptConfig& config, int64_t step, const std::vector<BatchSlice>& slices,
+test::Sequences loaded(const ModelConfig& config, int64_t step, const std::vector<BatchSlice>& slices,
                        const ArenaPtr& arena) {
   const Tensor none = Tensor::meta({2, config.context}, DType::int32);
   if (slices.empty()) return {none, none};

@@ -29,7 +29,7 @@ struct Expected {
 
 // Of one micro-batch: `e` bytes an element, `a` one of those that are summed over rows. With recomputed blocks their
 // forward pass comes twice.
-Expected formulas(const GptConfig& c, const Placement& between, int64_t ranks, DType dtype) {
+Expected formulas(const ModelConfig& c, const Placement& between, int64_t ranks, DType dtype) {
   const int64_t e = size_of(dtype), a = std::max<int64_t>(e, 4), t = ranks * kPerRank, layers = c.layers;
   const int64_t activation = e * kBatch * t * c.channels, row = a * c.channels;
   const int64_t passes = c.recompute == Recompute::block ? 2 : 1;
@@ -74,20 +74,20 @@ TEST(TensorParallelCost, MovesWhatTheFormulasSay) {
       for (const DType dtype : {DType::float32, DType::float64, DType::bfloat16})
         for (const Recompute recompute : {Recompute::none, Recompute::gelu_norm, Recompute::block})
           for (const Placement& between : {I, S(1)}) {
-            const GptConfig config{.layers = 2,
-                                   .heads = 12,
-                                   .channels = 24,
-                                   .context = ranks * kPerRank,
-                                   .vocab = 29,
-                                   .recompute = recompute,
-                                   .tied = recompute == Recompute::none};
+            const ModelConfig config{.layers = 2,
+                                     .heads = 12,
+                                     .channels = 24,
+                                     .context = ranks * kPerRank,
+                                     .vocab = 29,
+                                     .recompute = recompute,
+                                     .tie_copies = recompute != Recompute::none};
             const ArenaPtr arena = make_arena();
             Gpt model(config);
-            tensor_parallel(model, tp, between);
+            model.place({.tp = &tp, .between = between});
             model.materialize(1, arena, dtype, dtype == DType::bfloat16 ? DType::float32 : dtype);
             const test::Batch batch = test::random_batch(kBatch, config.context, config.vocab, arena);
             tp.reset_counts();
-            test::learn_cut(model, batch, tp);
+            test::learn_cut(model, batch);
             expect_counts(tp, formulas(config, between, ranks, dtype),
                           std::string(name_of(dtype)) + ", between " + between.str() + ", recompute " +
                               std::to_string(static_cast<int>(recompute)) + ", ranks " + std::to_string(ranks));
@@ -116,10 +116,10 @@ Seen watch_backward(const Placement& between, const std::vector<size_t>& late) {
   for (const size_t call : late)
     options.faults[1].push_back({.kind = Fault::Kind::delay, .call = static_cast<int64_t>(call), .seconds = 0.3});
   launch(options, [&](Communicator& tp) {
-    const GptConfig config{.layers = 1, .heads = 4, .channels = 64, .context = 32, .vocab = 64};
+    const ModelConfig config{.layers = 1, .heads = 4, .channels = 64, .context = 32, .vocab = 64};
     const ArenaPtr arena = make_arena();
     Gpt model(config);
-    tensor_parallel(model, tp, between);
+    model.place({.tp = &tp, .between = between});
     model.materialize(1, arena, DType::float32, DType::float32);
     const test::Batch batch = test::random_batch(2, config.context, config.vocab, arena);
     Trace trace;
@@ -127,7 +127,7 @@ Seen watch_backward(const Placement& between, const std::vector<size_t>& late) {
     tp.set_trace(&trace);
     model.blocks[0]->mlp.up.weight.on_grad([&] { seen.up = trace.now(); });
     model.blocks[0]->attn.qkv.weight.on_grad([&] { seen.qkv = trace.now(); });
-    const Loss loss = parallel_loss(model, model.hidden(batch.ids), batch.targets, 1, tp);
+    const Loss loss = model.head_loss(model.hidden(batch.ids), batch.targets, 1);
     seen.began = trace.now();
     backward(loss.mean);
     tp.set_trace(nullptr);
@@ -186,11 +186,11 @@ void expect_whole_gradients(DataStrategy& strategy, Gpt& model, Gpt& whole, Mesh
 
 void check_beside_zero(Communicator& world, int stage, const Placement& between, Recompute recompute) {
   Mesh mesh(world, {{"dp", 2}, {"tp", 2}});
-  const GptConfig config{
+  const ModelConfig config{
       .layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 21, .dropout = 0.2, .recompute = recompute};
   const ArenaPtr arena = make_arena();
   Gpt model(config), whole(config);
-  tensor_parallel(model, mesh["tp"], between);
+  model.place({.tp = &mesh["tp"], .between = between});
   const auto strategy = make_data_strategy(
       model, mesh["dp"], arena, {.zero = stage, .dtype = DType::float64, .grad_dtype = DType::float64, .seed = 7});
   whole.materialize(7, arena, DType::float64, DType::float64);
@@ -205,7 +205,7 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
     double sum = 0;
     {
       const Var hidden = model.hidden(batch.ids.narrow(0, first, 2));
-      const Loss loss = parallel_loss(model, hidden, batch.targets.narrow(0, first, 2), scale, mesh["tp"]);
+      const Loss loss = model.head_loss(hidden, batch.targets.narrow(0, first, 2), scale);
       if (stage == 3) {
         EXPECT_EQ(arena->usage(Category::communication).live, 0);  // the graph holds nothing
       }

@@ -26,11 +26,11 @@ const Kept kModes[] = {{Recompute::none, 4, 12, true},
                        {Recompute::block, 1, 0, false}};
 
 void check(Communicator& tp, const Kept& kept, const Placement& between, DType dtype) {
-  const GptConfig config{
+  const ModelConfig config{
       .layers = kLayers, .heads = 12, .channels = 48, .context = kTokens, .vocab = 50, .recompute = kept.mode};
   const ArenaPtr arena = make_arena();
   Gpt model(config);
-  tensor_parallel(model, tp, between);
+  model.place({.tp = &tp, .between = between});
   model.materialize(1, arena, dtype, DType::float32);
   const int64_t n = tp.size(), around = between == I ? 1 : n;  // ranks that share what is around
   Var x(Tensor::zeros({kBatch, kTokens / around, config.channels}, dtype, arena), true);

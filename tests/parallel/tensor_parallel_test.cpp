@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "models/gpt_parallel.h"
+#include "models/gpt.h"
+#include "models/layout.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "tests/parallel/cut_gpt.h"
@@ -19,7 +20,7 @@ namespace tessera {
 namespace {
 
 struct Case {
-  GptConfig config;
+  ModelConfig config;
   int64_t batch = 1, tokens = 1;
 };
 
@@ -38,7 +39,7 @@ Case random_case(int ranks, uint64_t trial) {
   c.config.vocab = ranks + draw(0, 40);
   c.config.dropout = trial % 3 == 2 ? 0 : 0.2;
   c.config.recompute = static_cast<Recompute>(trial % 4);
-  c.config.tied = trial % 2 == 0;
+  c.config.tie_copies = trial % 2 == 1;
   c.batch = draw(1, 3);
   return c;
 }
@@ -46,7 +47,7 @@ Case random_case(int ranks, uint64_t trial) {
 std::string describe(const Case& c, const Placement& between, const Communicator& tp) {
   return std::to_string(c.config.layers) + " layers, " + std::to_string(c.config.heads) + " heads, " +
          std::to_string(c.config.channels) + " channels, vocabulary " + std::to_string(c.config.vocab) + ", " +
-         std::to_string(c.batch) + " x " + std::to_string(c.tokens) + (c.config.tied ? ", tied" : ", untied") +
+         std::to_string(c.batch) + " x " + std::to_string(c.tokens) + (c.config.tie_copies ? ", copies" : "") +
          ", recompute " + std::to_string(static_cast<int>(c.config.recompute)) + ", between " + between.str() +
          ", rank " + std::to_string(tp.rank()) + " of " + std::to_string(tp.size());
 }
@@ -61,11 +62,11 @@ void check_case(const Case& c, Communicator& tp, DType dtype, double bound) {
   for (const Placement& between : {I, S(1, c.tokens)}) {
     const std::string what = describe(c, between, tp);
     Gpt model(c.config);
-    tensor_parallel(model, tp, between);
+    model.place({.tp = &tp, .between = between});
     model.materialize(7, arena, dtype, dtype);
     test::disturb(model);
     tp.reset_counts();
-    const double got = test::learn_cut(model, batch, tp);
+    const double got = test::learn_cut(model, batch);
     EXPECT_NEAR(got, expected, bound * expected) << what;
     EXPECT_EQ(tp.max(got), got) << what;
     EXPECT_GT(tp.counts()[static_cast<size_t>(between == I ? Op::all_reduce : Op::reduce_scatter)].calls, 0) << what;
@@ -90,13 +91,13 @@ TEST(TensorParallel, InFloat32TheyDifferByRounding) { check_cases(DType::float32
 TEST(TensorParallel, AnAxisOfOneChangesNothing) {
   launch({.ranks = 1}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
-    const GptConfig config{.layers = 1, .heads = 3, .channels = 15, .context = 7, .vocab = 11, .dropout = 0.1};
+    const ModelConfig config{.layers = 1, .heads = 3, .channels = 15, .context = 7, .vocab = 11, .dropout = 0.1};
     const test::Batch batch = test::random_batch(2, 7, config.vocab, arena);
     Gpt whole(config), model(config);
-    tensor_parallel(model, tp, S(1));
+    model.place({.tp = &tp, .between = S(1)});
     whole.materialize(7, arena, DType::float32, DType::float32);
     model.materialize(7, arena, DType::float32, DType::float32);
-    EXPECT_EQ(test::learn_cut(model, batch, tp), test::learn_whole(whole, batch));
+    EXPECT_EQ(test::learn_cut(model, batch), test::learn_whole(whole, batch));
     for (size_t u = 0; u < whole.units().size(); ++u)
       EXPECT_EQ(model.units()[u].grads.to_vector<float>(), whole.units()[u].grads.to_vector<float>());
     EXPECT_EQ(tp.counts(), OpCounts{});
@@ -116,7 +117,7 @@ TEST(TensorParallel, FirstValuesAreTheWholeModelsBits) {
       const Case c = random_case(ranks, 1);
       const ArenaPtr arena = make_arena();
       Gpt whole(c.config), model(c.config);
-      tensor_parallel(model, tp, I);
+      model.place({.tp = &tp, .between = I});
       whole.materialize(7, arena, DType::float32, DType::float32);
       model.materialize(7, arena, DType::float32, DType::float32);
       const std::vector<Parameter*> parts = model.parameters(), wholes = whole.parameters();
@@ -134,15 +135,15 @@ TEST(TensorParallel, FirstValuesAreTheWholeModelsBits) {
 TEST(TensorParallel, DeferredWeightGradientsHaveTheSameBits) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
     for (const Placement& between : {I, S(1)}) {
-      const GptConfig config{.layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 9, .dropout = 0.1};
+      const ModelConfig config{.layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 9, .dropout = 0.1};
       const ArenaPtr arena = make_arena();
       const test::Batch batch = test::random_batch(3, 6, config.vocab, arena);
       Gpt model(config);
-      tensor_parallel(model, tp, between);
+      model.place({.tp = &tp, .between = between});
       model.materialize(7, arena, DType::float32, DType::float32);
       test::disturb(model);
       const auto gradients = [&](DeferredWeightGrads* defer) {
-        test::learn_cut(model, batch, tp, defer);
+        test::learn_cut(model, batch, defer);
         std::vector<std::vector<float>> out;
         for (const FlatUnit& unit : model.units()) out.push_back(unit.grads.to_vector<float>());
         return out;
@@ -165,16 +166,16 @@ std::string refusal(const std::function<void()>& f) {
   return "nothing was thrown";
 }
 
-std::string refusal(const GptConfig& config, int ranks, const Placement& between) {
+std::string refusal(const ModelConfig& config, int ranks, const Placement& between) {
   Communicator tp(std::make_unique<FakeTransport>(0, ranks), "tp");
   return refusal([&] {
     Gpt model(config);
-    tensor_parallel(model, tp, between);
+    model.place({.tp = &tp, .between = between});
   });
 }
 
 TEST(TensorParallel, WhatCannotBeIsRefused) {
-  const GptConfig config{.layers = 1, .heads = 6, .channels = 24, .context = 10, .vocab = 5};
+  const ModelConfig config{.layers = 1, .heads = 6, .channels = 24, .context = 10, .vocab = 5};
   const std::string head = "[tensor_parallel] tp axis: ";
   EXPECT_EQ(refusal(config, 4, I), head + "4 ranks cannot share 6 heads; the nearest number of ranks that can: 3 or 6");
   EXPECT_EQ(refusal(config, 8, I), head + "8 ranks cannot share 6 heads; the nearest number of ranks that can: 6");
@@ -189,7 +190,7 @@ TEST(TensorParallel, APassThatCannotBeCutIsRefused) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     Gpt model({.layers = 1, .heads = 2, .channels = 8, .context = 6, .vocab = 5, .dropout = 0.1});
-    tensor_parallel(model, tp, S(1));
+    model.place({.tp = &tp, .between = S(1)});
     model.materialize(1, arena, DType::float32, DType::float32);
     EXPECT_EQ(refusal([&] {
                 model.hidden(Tensor::zeros({1, 5}, DType::int32, arena));

@@ -9,7 +9,7 @@
 
 namespace tessera::test {
 
-inline GptConfig tiny_gpt(double dropout) {
+inline ModelConfig tiny_gpt(double dropout) {
   return {.layers = 2, .heads = 3, .channels = 24, .context = 10, .vocab = 37, .dropout = dropout};
 }
 
@@ -18,7 +18,8 @@ struct Sequences {
 };
 // Sequences [first, first + count) of a step: the next token follows from the one before it, so there is something to
 // learn.
-inline Sequences sequences(const GptConfig& config, int64_t step, int64_t first, int64_t count, const ArenaPtr& arena) {
+inline Sequences sequences(const ModelConfig& config, int64_t step, int64_t first, int64_t count,
+                           const ArenaPtr& arena) {
   const Shape shape{count, config.context};
   Sequences out{Tensor::empty(shape, DType::int32, arena), Tensor::empty(shape, DType::int32, arena)};
   for (int64_t s = 0; s < count; ++s) {

@@ -33,7 +33,7 @@ TEST(Expected, MemoryIsTheTableOfThePaper) {
       const double stages[] = {2 + g + 12, 2 + g + 12 / n, 2 + (g + 12) / n, (2 + g + 12) / n};
       for (int64_t zero = 0; zero <= 3; ++zero) {
         const TrainOptions o = gpt2(static_cast<int64_t>(n), zero, grad_dtype);
-        const std::vector<HeldBytes> held = expected_memory(job_of(o), job_of(o).model);
+        const std::vector<HeldBytes> held = expected_memory(job_of(o));
         const HeldBytes& h = held.front();
         const double found = static_cast<double>(h.parameters + h.gradients + h.optimizer);
         EXPECT_NEAR(found / (stages[zero] * psi), 1, n > 100 ? 0.03 : 0.003) << "stage " << zero << ", n " << n;
@@ -61,22 +61,21 @@ TEST(Expected, BytesWorkedByHand) {
   o.context = 8;
   o.vocab = 32;
   o.ranks = 2;
-  const GptConfig config = job_of(o).model;
-  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), config, 1), "all_reduce"), 2 * 3952 * 4);
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_reduce"), 2 * 3952 * 4);
   o.zero = 1;
-  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), config, 1), "reduce_scatter"), 5120 * 4);
-  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), config, 1), "all_gather"), 5120 * 4 + 20 * 8);
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "reduce_scatter"), 5120 * 4);
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_gather"), 5120 * 4 + 20 * 8);
   o.zero = 2;
   o.microbatches = 3;
-  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), config, 1), "reduce_scatter"), 3 * 5120 * 4);
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "reduce_scatter"), 3 * 5120 * 4);
   o.zero = 3;  // gathered: tokens three times, positions once, block and norm twice
-  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), config, 1), "all_gather"),
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_gather"),
             3 * (3 * 512 + 512 + 2 * 3584 + 2 * 512) * 4 + 20 * 8);
   o.zero = 0;
   o.dp_mode = "dataparallel";
   o.microbatches = 1;
-  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), config, 1), "reduce"), 3952 * 4);
-  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), config, 1), "gather"),
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "reduce"), 3952 * 4);
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "gather"),
             6 * 8 * 32 * 4);  // the logits of half of 12 sequences
 }
 

@@ -67,10 +67,9 @@ TEST(StageMemory, TheBoundIsTight) {
 TEST(StageMemory, AMicrobatchTooManyIsSeen) {
   const TrainOptions o = pipeline_plan("gpipe");
   const VerifyResult r = verify(job_of(o));
-  const GptConfig config = job_of(o).model;
-  const auto stages = measure_stages(job_of(o), config);
-  const Peaks all = peaks_of_ranks(gpipe(2, 6), stages, handed_bytes(job_of(o), config)),
-              few = peaks_of_ranks(one_f_one_b(2, 6), stages, handed_bytes(job_of(o), config));
+  const auto stages = measure_stages(job_of(o));
+  const Peaks all = peaks_of_ranks(gpipe(2, 6), stages, handed_bytes(job_of(o))),
+              few = peaks_of_ranks(one_f_one_b(2, 6), stages, handed_bytes(job_of(o)));
   for (size_t rank = 0; rank < 2; ++rank)
     EXPECT_GT(r.peak[rank], peak_bound(r.expected_peak[rank] - all[rank] + few[rank])) << rank;
 }

@@ -1,40 +1,39 @@
-// A Gpt as the stages of a pipeline: which layers a stage has, and its forward passes. With one stage it is the whole
-// model, so every run goes this way.
+// A language model as the stages of a pipeline: which layers a stage has, and its forward passes. With one stage it is
+// the whole model, so every run goes this way.
 //
-//   stage 0        tokens + positions, blocks 0 .. i
-//   stage s        blocks i + 1 .. j                      input and output (B, T, C)
-//   last stage     blocks j + 1 .. L - 1, norm, head, loss
+//   stage 0        embed, layers 0 .. i
+//   stage s        layers i + 1 .. j                      input and output (B, T, C)
+//   last stage     layers j + 1 .. L - 1, finish, loss
 #pragma once
 #include <functional>
 #include <vector>
 
-#include "models/gpt.h"
+#include "models/language_model.h"
 #include "parallel/data_strategy.h"
 #include "parallel/pipeline/runtime.h"
 
 namespace tessera {
 
 // The layers of each stage, in order, at least one for each. The slowest stage is as fast as can be, counted in FLOPs
-// of the forward pass: a block has 24 C^2 + 2 T C per token, the head 2 C V, looking up embeddings nothing.
-std::vector<Range> split_layers(const GptConfig& config, int stages);
+// of the forward pass: those of its layers, and of the head in the last stage. Looking up embeddings costs nothing.
+std::vector<Range> split_layers(LanguageModel& model, int stages);
 
-// What a unit of a Gpt belongs to.
-int stage_of_unit(const Gpt& model, const Module::Unit& unit, const std::vector<Range>& layers);
+// What each unit of the model's layout() belongs to.
+std::vector<int> stages_of_units(LanguageModel& model, const std::vector<Range>& layers);
 
 // Takes the units of other ranks' stages out of the model, before it has memory; `mine` says which stages are here.
-void keep_stages(Gpt& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine);
+void keep_stages(LanguageModel& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine);
 
 // What one micro-batch is made of on this rank: int32 (B, T), meta tensors where they are not asked for.
 struct Microbatch {
   Tensor ids, targets;
 };
 
-class GptStages final : public Stages {
+class ModelStages final : public Stages {
  public:
   struct Options {
     std::vector<Range> layers;  // of every stage
-    LossFunction loss;
-    double scale = 1;  // of the loss
+    double scale = 1;           // of the loss
     // The tokens of a micro-batch, and where it stands in the run.
     std::function<Microbatch(int64_t index, bool ids, bool targets)> load;
     std::function<StepInfo(int64_t index)> where;
@@ -43,7 +42,7 @@ class GptStages final : public Stages {
     ArenaPtr arena = {};
   };
   // `model` and `strategy` must outlive it.
-  GptStages(Gpt& model, DataStrategy& strategy, Options options);
+  ModelStages(LanguageModel& model, DataStrategy& strategy, Options options);
 
   StageOutput forward(int stage, int microbatch, const Var& input) override;
   Tensor make_activation(int stage, int microbatch) override;
@@ -59,7 +58,7 @@ class GptStages final : public Stages {
   int last() const { return static_cast<int>(options_.layers.size()) - 1; }
   Var body(int stage, Var x);
 
-  Gpt& model_;
+  LanguageModel& model_;
   DataStrategy& strategy_;
   Options options_;
   std::vector<UnitRange> units_;  // of each stage, in the model's layout

@@ -1,27 +1,16 @@
 // Cutting the layers, and running them.
-#include "models/gpt_stages.h"
+#include "models/stages.h"
 
 #include <algorithm>
 #include <limits>
 #include <utility>
 
 namespace tessera {
-namespace {
-
-// FLOPs of a token's forward pass.
-double block_cost(const GptConfig& c) {
-  const auto channels = static_cast<double>(c.channels), context = static_cast<double>(c.context);
-  return 24 * channels * channels + 2 * context * channels;
-}
-
-double head_cost(const GptConfig& c) { return 2 * static_cast<double>(c.channels) * static_cast<double>(c.vocab); }
-
-}  // namespace
 
 // best[s][l]: the slowest stage when the first s stages have l layers. The last stage pays for the head. Of equal cuts
 // the one that gives early stages fewer layers: they hold more micro-batches in flight.
-std::vector<Range> split_layers(const GptConfig& c, int stages) {
-  const int64_t layers = c.layers;
+std::vector<Range> split_layers(LanguageModel& model, int stages) {
+  const int64_t layers = model.config.layers;
   if (stages < 1 || stages > layers)
     throw Error("[pipeline] " + std::to_string(layers) + " layers cannot be cut into " + std::to_string(stages) +
                 " stages; expected at most one for each layer");
@@ -30,10 +19,12 @@ std::vector<Range> split_layers(const GptConfig& c, int stages) {
   std::vector<std::vector<double>> best(static_cast<size_t>(stages) + 1, std::vector<double>(width, kNever));
   std::vector<std::vector<int64_t>> from(best.size(), std::vector<int64_t>(width, 0));
   best[0][0] = 0;
+  std::vector<double> before(width, 0.0);  // FLOPs of the layers before each
+  for (size_t l = 1; l < width; ++l) before[l] = before[l - 1] + model.layer_flops(static_cast<int64_t>(l) - 1);
   for (size_t s = 1; s < best.size(); ++s)
     for (size_t l = s; l < width; ++l)
       for (size_t k = s - 1; k < l; ++k) {
-        const double own = static_cast<double>(l - k) * block_cost(c) + (s + 1 == best.size() ? head_cost(c) : 0);
+        const double own = before[l] - before[k] + (s + 1 == best.size() ? model.head_flops() : 0);
         const double slowest = std::max(best[s - 1][k], own);
         if (slowest >= best[s][l]) continue;
         best[s][l] = slowest;
@@ -49,63 +40,70 @@ std::vector<Range> split_layers(const GptConfig& c, int stages) {
   return out;
 }
 
-int stage_of_unit(const Gpt& model, const Module::Unit& unit, const std::vector<Range>& layers) {
-  if (unit.module == &model.tokens || unit.module == &model.positions) return 0;
-  const int64_t layer = std::find(model.blocks.begin(), model.blocks.end(), unit.module) - model.blocks.begin();
-  for (size_t s = 0; s < layers.size(); ++s)
-    if (layer < layers[s].end) return static_cast<int>(s);
-  return static_cast<int>(layers.size()) - 1;  // what comes after the blocks
+std::vector<int> stages_of_units(LanguageModel& model, const std::vector<Range>& layers) {
+  std::vector<int> out;
+  for (const int64_t layer : model.layers_of_units()) {
+    int stage = 0;
+    while (stage + 1 < static_cast<int>(layers.size()) && layer >= layers[static_cast<size_t>(stage)].end) ++stage;
+    out.push_back(stage);
+  }
+  return out;
 }
 
-void keep_stages(Gpt& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine) {
-  for (const Module::Unit& unit : model.layout())
-    if (!mine(stage_of_unit(model, unit, layers))) unit.module->set_here(false);
+void keep_stages(LanguageModel& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine) {
+  const std::vector<int> stages = stages_of_units(model, layers);
+  const std::vector<Module::Unit> units = model.layout();
+  for (size_t u = 0; u < units.size(); ++u)
+    if (!mine(stages[u])) units[u].module->set_here(false);
 }
 
-GptStages::GptStages(Gpt& model, DataStrategy& strategy, Options options)
+ModelStages::ModelStages(LanguageModel& model, DataStrategy& strategy, Options options)
     : model_(model), strategy_(strategy), options_(std::move(options)), units_(options_.layers.size(), {0, 0}) {
-  const std::vector<Module::Unit> layout = model.layout();
-  for (size_t u = 0; u < layout.size(); ++u) {
-    UnitRange& range = units_[static_cast<size_t>(stage_of_unit(model, layout[u], options_.layers))];
+  const std::vector<int> stages = stages_of_units(model, options_.layers);
+  for (size_t u = 0; u < stages.size(); ++u) {
+    UnitRange& range = units_[static_cast<size_t>(stages[u])];
     if (range.end == 0) range.begin = u;
     range.end = u + 1;
   }
 }
 
-// A block at a time, so that none outlives what needs it.
-Var GptStages::body(int stage, Var x) {
+// A layer at a time, so that none outlives what needs it.
+Var ModelStages::body(int stage, Var x) {
   const Range range = options_.layers[static_cast<size_t>(stage)];
-  for (int64_t layer = range.begin; layer < range.end; ++layer) x = (*model_.blocks[static_cast<size_t>(layer)])(x);
-  if (stage == last()) x = model_.norm(x);
+  for (int64_t layer = range.begin; layer < range.end; ++layer) x = model_.layer(layer)(x);
+  if (stage == last()) x = model_.finish(x);
   return x;
 }
 
-StageOutput GptStages::forward(int stage, int microbatch, const Var& input) {
+StageOutput ModelStages::forward(int stage, int microbatch, const Var& input) {
   const bool first = stage == 0;
   Microbatch tokens;
   if (first || stage == last()) tokens = options_.load(microbatch, first, stage == last());
   Var x = body(stage, first ? model_.embed(strategy_.batches().scatter_batch(tokens.ids)) : input);
   if (stage != last()) return {std::move(x), {}, 0};
-  const Head head{[this](const Var& hidden) { return model_.logits(hidden); }, options_.loss};
+  const Head head{[this](const Var& hidden) { return model_.logits(hidden); },
+                  [this](const Var& hidden, const Tensor& targets, double scale) {
+                    return model_.head_loss(hidden, targets, scale);
+                  }};
   Root root = strategy_.batches().loss(x, tokens.targets, options_.scale, head);
   return {std::move(root.value), std::move(root.seed), root.loss_sum};
 }
 
-Tensor GptStages::make_activation(int, int) {
+Tensor ModelStages::make_activation(int, int) {
   return Tensor::empty(options_.activation, options_.dtype, options_.arena, Category::activations);
 }
 
-void GptStages::enter(int, int microbatch) { model_.set_step(options_.where(microbatch)); }
+void ModelStages::enter(int, int microbatch) { model_.set_step(options_.where(microbatch)); }
 
-void GptStages::begin_gradients(int stage, int microbatch) {
+void ModelStages::begin_gradients(int stage, int microbatch) {
   strategy_.begin_gradients(microbatch, units_[static_cast<size_t>(stage)]);
 }
 
-void GptStages::end_gradients(int stage, int microbatch) {
+void ModelStages::end_gradients(int stage, int microbatch) {
   strategy_.end_gradients(microbatch, units_[static_cast<size_t>(stage)]);
 }
 
-double GptStages::evaluate(const Microbatch& tokens, const Schedule& schedule, Communicator& pipeline) {
+double ModelStages::evaluate(const Microbatch& tokens, const Schedule& schedule, Communicator& pipeline) {
   const NoGrad no_grad;
   Shape shape = options_.activation;
   shape[0] = tokens.ids.dim(0);
@@ -118,7 +116,7 @@ double GptStages::evaluate(const Microbatch& tokens, const Schedule& schedule, C
       pipeline.recv(input, schedule.rank_of_stage[static_cast<size_t>(stage) - 1], stage);
     }
     Var x = body(stage, stage == 0 ? model_.embed(tokens.ids) : Var(std::move(input)));
-    if (stage == last()) return options_.loss(x, tokens.targets.contiguous().reshape({-1}), 1).loss_sum;
+    if (stage == last()) return model_.head_loss(x, tokens.targets, 1).loss_sum;
     output = std::move(x).take();
     if (schedule.crosses(stage)) {
       pipeline.send(output, schedule.rank_of_stage[static_cast<size_t>(stage) + 1], stage + 1);

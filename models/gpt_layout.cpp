@@ -1,0 +1,41 @@
+// Which layer of a GPT is cut how: the only file that knows both the model and the strategies.
+//
+// table of placements, volume: parallel/tensor_parallel.h and parallel/vocab_parallel.h. With S(1) there are also an
+// all-gather of e T C bytes, of the position table's gradient, and two all-reduces of C elements for the last norm.
+#include "models/gpt.h"
+#include "models/layout.h"
+
+namespace tessera {
+namespace {
+
+void cut(Block& b, int64_t heads, Communicator& tp, const Placement& between) {
+  token_wise(b.norm1, tp, between);
+  colwise(b.attn.qkv, tp, between, 3);
+  head_wise(b.attn, tp, heads);
+  rowwise(b.attn.proj, tp, between);
+  token_wise(b.drop1, tp, between);
+  token_wise(b.norm2, tp, between);
+  colwise(b.mlp.up, tp, between);
+  rowwise(b.mlp.down, tp, between);
+  token_wise(b.drop2, tp, between);
+}
+
+}  // namespace
+
+void Gpt::place(const ModelAxes& axes) {
+  if (is_cut(axes.tp)) {
+    Communicator& tp = *axes.tp;
+    const Placement between = checked_between(config, axes);
+    vocab_wise(tokens, tp, between);
+    if (between == S(1))  // the positions' lookup, (T, C), is the same everywhere
+      positions.wrap([&tp](const Module::Inner& inner, const Var& x) { return redistribute(inner(x), tp, I, S(0)); });
+    token_wise(drop, tp, between);
+    for (Block* block : blocks) cut(*block, config.heads, tp, between);
+    token_wise(norm, tp, between);
+    if (&head != &tokens) vocab_wise(head, tp, between);
+  }
+  if (is_cut(axes.cp))  // after tp, whose heads it deals out again under ulysses
+    for (Block* block : blocks) block->attn.set_core(context_core(*axes.cp, axes.cp_mode));
+}
+
+}  // namespace tessera

@@ -1,0 +1,89 @@
+// A language model, as everything above it sees it: a pipeline, the oracle, generation, counts of FLOPs and of bytes.
+//
+//   ids --embed--> x --layer 0--> x --layer 1--> ... --finish--> hidden --loss--> loss      x, hidden: (B, T, C)
+//
+// A model declares its modules in that order: those before the layers go with the first stage of a pipeline, those
+// after them with the last one.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nn/layers.h"
+
+namespace tessera {
+
+enum class Family : uint8_t { gpt };
+
+struct ModelConfig {
+  Family family = Family::gpt;  // a model of your own does not look at it
+  int64_t layers = 4, heads = 4, channels = 128, context = 64, vocab = 256;
+  double dropout = 0;
+  Recompute recompute = Recompute::none;
+  bool tied = true;         // the head is the token embedding
+  bool tie_copies = false;  // each use of a tied weight has a copy of its own (Parameter::tie)
+};
+
+// (B, T, C) -> (B, T, C).
+class DecoderLayer : public Module {
+ public:
+  // The same for new tokens that follow `cache.length` older ones; appends their keys and values. No gradient. Throws
+  // Error unless it is overridden.
+  virtual Tensor decode(const Tensor& x, KvCache& cache);
+};
+
+struct ModelAxes;  // models/layout.h
+
+class LanguageModel : public Module {
+ public:
+  const ModelConfig config;
+
+  // --- what a model is ---
+  virtual Var embed(const Tensor& ids) = 0;  // int32 (B, T), tokens at step().positions
+  virtual DecoderLayer& layer(int64_t i) = 0;
+  virtual Var finish(const Var& x) { return x; }
+  virtual Var logits(const Var& hidden) = 0;  // (B, T, C) -> (B T, V)
+  // targets int32 of any shape; `scale` as in cross_entropy().
+  virtual Loss head_loss(const Var& hidden, const Tensor& targets, double scale);
+  // Divides it among the ranks of axes that are not of size 1, before it has memory. Throws FieldError unless it is
+  // overridden: without it a model trains under dp, ZeRO and pp.
+  virtual void place(const ModelAxes& axes);
+
+  // --- what follows ---
+  Var hidden(const Tensor& ids);  // int32 (B, T) -> (B, T, C)
+  Loss loss(const Tensor& ids, const Tensor& targets, double scale);
+
+  // Decoding without gradients: logits (B, V) of the token that follows the last of `ids` (B, T), which stand after the
+  // tokens already in the caches. Leaves set_step() as of no training.
+  std::vector<KvCache> caches(int64_t batch);
+  Tensor decode(const Tensor& ids, std::vector<KvCache>& caches);
+
+  // Of each unit of layout(): the layer that it belongs to; -1 before the layers, config.layers after them.
+  std::vector<int64_t> layers_of_units();
+  // FLOPs of a token's forward pass through layer i: two for each element of a matrix, and its causal attention.
+  double layer_flops(int64_t i);
+  double head_flops() const { return 2 * static_cast<double>(config.channels) * static_cast<double>(config.vocab); }
+  // FLOPs of training on a token, 6 N + 12 L C T (Chowdhery et al. 2022, appendix B); tables that are only looked up
+  // are not in N.
+  double training_flops();
+
+ protected:
+  explicit LanguageModel(const ModelConfig& c) : config(c) {}
+  // Each child is a unit.
+  template <class M, class... Args>
+  M& child(const std::string& name, Args&&... args) {
+    M& made = Module::child<M>(name, std::forward<Args>(args)...);
+    made.make_unit();
+    return made;
+  }
+};
+
+using ModelFactory = std::function<std::unique_ptr<LanguageModel>(const ModelConfig&)>;
+
+// A model of the family that the configuration names.
+std::unique_ptr<LanguageModel> make_model(const ModelConfig& config);
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+// What any family of models can say of its axes.
+#include "models/layout.h"
+
+#include <string>
+
+namespace tessera {
+namespace {
+
+// The rank counts nearest to n that divide `count`: "2", "2 or 4".
+std::string nearest_divisors(int64_t count, int64_t n) {
+  int64_t below = n, above = n;
+  while (count % below != 0) --below;
+  while (above < count && count % above != 0) ++above;
+  return std::to_string(below) + (count % above == 0 && above > n ? " or " + std::to_string(above) : "");
+}
+
+void check_divides(const Communicator& tp, int64_t count, const std::string& what) {
+  if (count % tp.size() != 0)
+    throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tp.size()) + " ranks cannot share " +
+                std::to_string(count) + " " + what +
+                "; the nearest number of ranks that can: " + nearest_divisors(count, tp.size()));
+}
+
+}  // namespace
+
+Placement checked_between(const ModelConfig& config, const ModelAxes& axes) {
+  const Communicator& tp = *axes.tp;
+  const Placement& between = axes.between;
+  if (!(between == I) && !(between == S(1)))
+    throw Error("[tensor_parallel] between the blocks: expected I or S(1), found " + between.str());
+  check_divides(tp, config.heads, "heads");
+  if (between == S(1)) check_divides(tp, between.whole > 0 ? between.whole : config.context, "tokens of a sequence");
+  if (config.vocab < tp.size())
+    throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tp.size()) + " ranks cannot share " +
+                std::to_string(config.vocab) + " entries of a vocabulary; at most " + std::to_string(config.vocab) +
+                " ranks can");
+  return {between.kind, between.dim};
+}
+
+Attention::Core context_core(Communicator& cp, ContextMode mode) {
+  return [&cp, mode](const Var& qkv, int64_t heads, const AttentionOptions& options) {
+    return mode == ContextMode::ring ? ring_attention(qkv, heads, options, cp)
+                                     : ulysses_attention(qkv, heads, options, cp);
+  };
+}
+
+}  // namespace tessera

@@ -1,0 +1,14 @@
+// The families of models, a line for each.
+#include "models/gpt.h"
+
+namespace tessera {
+
+std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
+  switch (config.family) {
+    case Family::gpt:
+      return std::make_unique<Gpt>(config);
+  }
+  throw Error("[model] there is no family " + std::to_string(static_cast<int>(config.family)));
+}
+
+}  // namespace tessera

@@ -1,0 +1,88 @@
+// What every language model has from its interface, seen on one that has nothing else.
+#include "models/language_model.h"
+
+#include <gtest/gtest.h>
+
+#include "models/gpt.h"
+#include "models/layout.h"
+#include "parallel/comm/fake_transport.h"
+#include "tensor/field_error.h"
+
+namespace tessera {
+namespace {
+
+class Bare : public DecoderLayer {
+ public:
+  explicit Bare(const ModelConfig& c)
+      : mix(child<Linear>("mix", c.channels, c.channels, Linear::Options{})),
+        norm(child<RMSNorm>("norm", c.channels)) {}
+  Var forward(const Var& x) override { return add(x, mix(norm(x))); }
+  Linear& mix;
+  RMSNorm& norm;
+};
+
+class BareModel : public LanguageModel {
+ public:
+  explicit BareModel(const ModelConfig& c) : LanguageModel(c), table(child<Embedding>("table", c.vocab, c.channels)) {
+    for (int64_t i = 0; i < c.layers; ++i) layers.push_back(&child<Bare>("layer" + std::to_string(i), c));
+    head = &child<Embedding>("head", c.vocab, c.channels);
+  }
+  Var embed(const Tensor& ids) override { return table.lookup(ids); }
+  DecoderLayer& layer(int64_t i) override { return *layers[static_cast<size_t>(i)]; }
+  Var logits(const Var& hidden) override { return head->logits(hidden); }
+  Embedding& table;
+  std::vector<Bare*> layers;
+  Embedding* head;
+};
+
+const ModelConfig kConfig{.layers = 3, .heads = 1, .channels = 8, .context = 4, .vocab = 11};
+
+TEST(LanguageModel, UnitsFollowFromTheOrderOfDeclaration) {
+  BareModel model(kConfig);
+  EXPECT_EQ(model.layers_of_units(), (std::vector<int64_t>{-1, 0, 1, 2, 3}));
+  model.layers[0]->set_here(false);
+  model.table.set_here(false);
+  EXPECT_EQ(model.layers_of_units(), (std::vector<int64_t>{1, 2, 3}));
+}
+
+TEST(LanguageModel, CountsFlops) {
+  BareModel model(kConfig);
+  EXPECT_EQ(model.layer_flops(0), 2 * 8 * 8 + 2 * 4 * 8);
+  EXPECT_EQ(model.head_flops(), 2 * 8 * 11);
+  EXPECT_EQ(model.training_flops(), 6 * (3 * (8 * 8 + 8 + 8) + 8 * 11) + 12 * 3 * 8 * 4);
+  Gpt gpt({.layers = 3, .heads = 2, .channels = 8, .context = 4, .vocab = 11});
+  EXPECT_EQ(gpt.layer_flops(2), 24 * 8 * 8 + 2 * 4 * 8);
+  EXPECT_EQ(gpt.training_flops(), 6.0 * static_cast<double>(gpt.parameter_count() - 4 * 8) + 12 * 3 * 8 * 4);
+}
+
+// Without a loss of its own a model has that of its logits.
+TEST(LanguageModel, LossIsThatOfItsLogits) {
+  const ArenaPtr arena = make_arena();
+  BareModel model(kConfig);
+  model.materialize(1, arena, DType::float32, DType::float32);
+  const Tensor ids = Tensor::range(4, arena).reshape({1, 4});
+  const Loss loss = model.loss(ids, ids, 0.25);
+  const Loss expected = cross_entropy(model.logits(model.hidden(ids)), ids.reshape({4}), 0.25);
+  EXPECT_EQ(loss.mean.value().item<double>(), expected.mean.value().item<double>());
+  backward(loss.mean);
+  EXPECT_TRUE(model.head->weight.grad().defined());
+}
+
+TEST(LanguageModel, RefusesWhatItDoesNotDeclare) {
+  BareModel model(kConfig);
+  Communicator two(std::make_unique<FakeTransport>(0, 2), "tp"), one(std::make_unique<FakeTransport>(0, 1), "cp");
+  EXPECT_NO_THROW(model.place({.tp = &one, .cp = &one}));
+  try {
+    model.place({.tp = &two, .cp = &one});
+    FAIL() << "no error";
+  } catch (const FieldError& e) {
+    EXPECT_STREQ(e.what(), "`tp`: this model declares no layout for it; expected 1, found 2");
+  }
+  const ArenaPtr arena = make_arena();
+  model.materialize(1, arena, DType::float32, DType::float32);
+  auto caches = model.caches(1);
+  EXPECT_THROW(model.decode(Tensor::range(2, arena).reshape({1, 2}), caches), Error);
+}
+
+}  // namespace
+}  // namespace tessera
