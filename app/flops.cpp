@@ -5,7 +5,7 @@
 #include <chrono>
 #include <vector>
 
-#include "tensor/ops/matmul.h"
+#include "tensor/ops/matmul/matmul.h"
 #include "tensor/random.h"
 
 namespace tessera {

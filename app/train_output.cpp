@@ -14,7 +14,7 @@
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/cuda/kernel_log.h"
+#include "tensor/kernels.h"
 #include "train/device.h"
 
 namespace tessera {
@@ -38,15 +38,15 @@ Json with_scalars(const std::string& event, int64_t step, std::span<const Scalar
   return record;
 }
 
-Json attention_json(const cuda::KernelLog::Attention& a) {
+Json attention_json(const KernelLog::Attention& a) {
   return {{"cudnn", a.cudnn}, {"tensor cores", a.tensor_cores}, {"plain", a.plain}};
 }
 
-Json pass_json(const cuda::KernelLog::Pass& p) { return {{"fused", p.fused}, {"apart", p.apart}}; }
+Json pass_json(const KernelLog::Pass& p) { return {{"fused", p.fused}, {"apart", p.apart}}; }
 
 // What ran on rank 0's GPU: which kernels, and whether steps were captured and launched again, or why not.
 Json gpu_json(const TrainOutput::Facts& f) {
-  const auto& log = f.arena->local<cuda::KernelLog>();
+  const auto& log = f.arena->local<KernelLog>();
   const bool each_looked_at = f.graph.replays + f.graph.queued == 0;
   return {{"name", describe_device()},
           {"memory", f.arena->region().note()},

@@ -1,7 +1,7 @@
 // Fused and structured ops, forward beside vjp.
 #include "autograd/ops.h"
 #include "tensor/ops/bias_gelu.h"
-#include "tensor/ops/cross_entropy.h"
+#include "tensor/ops/cross_entropy/cross_entropy.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/softmax.h"
 

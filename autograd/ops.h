@@ -7,12 +7,12 @@
 
 #include "autograd/var.h"
 #include "tensor/late_number.h"
-#include "tensor/ops/attention.h"
+#include "tensor/ops/attention/attention.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/linear_cross_entropy.h"
 #include "tensor/ops/linear_gelu.h"
-#include "tensor/ops/matmul.h"
+#include "tensor/ops/matmul/matmul.h"
 #include "tensor/ops/norm.h"
 
 namespace tessera {

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "tensor/cpu/vectorize.h"
-#include "tensor/ops/matmul.h"
+#include "tensor/ops/matmul/matmul.h"
 #include "tensor/random.h"
 
 namespace tessera::bench {

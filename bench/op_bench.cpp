@@ -12,9 +12,9 @@
 #include "bench/ceilings.h"
 #include "bench/op_cases.h"
 #include "bench/op_data.h"
-#include "tensor/cpu/dnnl_matmul.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
+#include "tensor/ops/matmul/matmul.h"
 
 namespace tessera::bench {
 namespace {

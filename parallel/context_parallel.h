@@ -31,7 +31,7 @@
 
 #include "autograd/var.h"
 #include "parallel/comm/communicator.h"
-#include "tensor/ops/attention.h"
+#include "tensor/ops/attention/attention.h"
 
 namespace tessera {
 

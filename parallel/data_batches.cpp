@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "tensor/field_error.h"
-#include "tensor/ops/cross_entropy.h"
+#include "tensor/ops/cross_entropy/cross_entropy.h"
 
 namespace tessera {
 

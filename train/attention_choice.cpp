@@ -3,8 +3,8 @@
 
 #include <fmt/format.h>
 
-#include "tensor/cuda/cudnn_attention.h"
 #include "tensor/field_error.h"
+#include "tensor/ops/attention/cuda/cudnn_attention.h"
 #include "train/device.h"
 #include "train/names.h"
 
@@ -21,7 +21,7 @@ std::string obstacle(const Job& job) {
 
 // What cuDNN itself says of the run's attention on this GPU.
 std::string refusal(const Job& job) {
-  if constexpr (cuda::kWithCudnn) {
+  if constexpr (kWithCudnn) {
     const Plan& p = job.plan;
     const ModelConfig& m = job.model;
     for (const bool backward : {false, true}) {  // every rank has the same
@@ -38,20 +38,16 @@ std::string refusal(const Job& job) {
 }  // namespace
 
 bool asks_cudnn(const Plan& p) {
-  return p.device == Device::cuda && cuda::kWithCudnn && p.attention != AttentionKernels::own;
+  return p.device == Device::cuda && kWithCudnn && p.attention != AttentionKernels::own;
 }
 
-cuda::KernelChoice kernels_of(const Plan& p) {
-  using Kernels = cuda::AttentionKernels;
-  return {.attention = !asks_cudnn(p)                           ? Kernels::own
-                       : p.attention == AttentionKernels::cudnn ? Kernels::cudnn
-                                                                : Kernels::cudnn_or_own,
-          .deterministic = p.deterministic};
+KernelChoice kernels_of(const Plan& p) {
+  return {.attention = asks_cudnn(p) ? p.attention : AttentionKernels::own, .deterministic = p.deterministic};
 }
 
 void check_attention(const Plan& p) {
   if (p.attention != AttentionKernels::cudnn) return;
-  if (!cuda::kWithCudnn)
+  if (!kWithCudnn)
     throw FieldError("attention",
                      "this program was built without cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON");
   if (p.device != Device::cuda)
@@ -71,12 +67,12 @@ void check_attention(const Job& job) {
 
 std::string describe_attention(const Job& job) {
   std::string why = job.plan.attention == AttentionKernels::own ? "`attention` own"
-                    : cuda::kWithCudnn                          ? obstacle(job)
+                    : kWithCudnn                                ? obstacle(job)
                                                                 : "built without cuDNN";
   if (why.empty()) why = refusal(job);
   if (!why.empty()) return fmt::format("attention: our own kernels ({})", why);
   std::string version;
-  if constexpr (cuda::kWithCudnn) version = cuda::cudnn_version();
+  if constexpr (kWithCudnn) version = cuda::cudnn_version();
   return fmt::format("attention: cuDNN {}{}", version,
                      job.plan.deterministic ? ", gradients added in a fixed order" : "");
 }

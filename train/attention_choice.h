@@ -2,14 +2,14 @@
 #pragma once
 #include <string>
 
-#include "tensor/cuda/kernel_choice.h"
+#include "tensor/kernels.h"
 #include "train/job.h"
 
 namespace tessera {
 
 // Whether cuDNN is to be asked: what the plan says, and otherwise wherever this program was built with cuDNN.
 bool asks_cudnn(const Plan& plan);
-cuda::KernelChoice kernels_of(const Plan& plan);
+KernelChoice kernels_of(const Plan& plan);
 // Throws FieldError where the plan asks for cuDNN's kernels, and they are not there; or cannot serve this run: it never
 // means our own in their place.
 void check_attention(const Plan& plan);

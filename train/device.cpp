@@ -5,8 +5,8 @@
 
 #include "data/files.h"
 #include "tensor/cuda/gpus.h"
-#include "tensor/cuda/matmul.h"
 #include "tensor/error.h"
+#include "tensor/ops/matmul/cuda/product.h"
 #include "train/attention_choice.h"
 
 namespace tessera {
@@ -26,7 +26,7 @@ void check_device(Device device) {
     throw Error("`device` cuda: this program was built without CUDA; expected cpu, or a build with -DTESSERA_CUDA=ON");
 }
 
-ArenaPtr rank_arena(Device device, int rank_here, const cuda::KernelChoice& kernels) {
+ArenaPtr rank_arena(Device device, int rank_here, const KernelChoice& kernels) {
   check_device(device);
   if (device == Device::cpu) return make_arena();
   if constexpr (kWithCuda) {
@@ -34,7 +34,7 @@ ArenaPtr rank_arena(Device device, int rank_here, const cuda::KernelChoice& kern
     cuda::keep_algorithms_in(cache_directory());  // so that the next run finds what this one times
   }
   ArenaPtr arena = make_arena(Device::cuda);
-  arena->local<cuda::KernelChoice>() = kernels;
+  arena->local<KernelChoice>() = kernels;
   return arena;
 }
 

@@ -3,7 +3,7 @@
 
 #include "parallel/comm/communicator.h"
 #include "tensor/arena.h"
-#include "tensor/cuda/kernel_choice.h"
+#include "tensor/kernels.h"
 #include "train/plan.h"
 
 namespace tessera {
@@ -13,7 +13,7 @@ namespace tessera {
 void check_device(Device device);
 // Memory for a rank's tensors: the host's, or that of the GPU of its number on this machine, counted over again where
 // there are fewer GPUs than ranks. That GPU becomes the calling thread's.
-ArenaPtr rank_arena(Device device, int rank_here, const cuda::KernelChoice& kernels = {});
+ArenaPtr rank_arena(Device device, int rank_here, const KernelChoice& kernels = {});
 // The same of a rank of `world`, for what it exchanges with the others (Communicator::make_arena()).
 ArenaPtr rank_arena(const Plan& plan, const Communicator& world);
 // Where optimizer state waits that is offloaded: a file that is mapped, or for ranks on a GPU the host's pinned memory.

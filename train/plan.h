@@ -15,13 +15,13 @@
 #include "parallel/context_parallel.h"
 #include "parallel/data_strategy.h"
 #include "parallel/pipeline/schedules.h"
+#include "tensor/kernels.h"
 
 namespace tessera {
 
-enum class ZeroStage : uint8_t { none, one, two, three };         // shares out state, gradients too, parameters too
-enum class Offload : uint8_t { none, optimizer };                 // what waits elsewhere between updates
-enum class CudaGraph : uint8_t { automatic, on, off };            // whether a step is captured and launched again
-enum class AttentionKernels : uint8_t { automatic, cudnn, own };  // of a GPU; automatic: cudnn where it is built
+enum class ZeroStage : uint8_t { none, one, two, three };  // shares out state, gradients too, parameters too
+enum class Offload : uint8_t { none, optimizer };          // what waits elsewhere between updates
+enum class CudaGraph : uint8_t { automatic, on, off };     // whether a step is captured and launched again
 
 struct Plan {
   // Ranks of each axis, from the outermost to the innermost, whose ranks are neighbours.

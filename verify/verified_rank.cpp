@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <map>
 
-#include "tensor/cuda/matmul.h"
 #include "tensor/ops/linear_cross_entropy.h"
+#include "tensor/ops/matmul/cuda/product.h"
 #include "train/attention_choice.h"
 #include "train/plan.h"
 #include "train/whole_state.h"

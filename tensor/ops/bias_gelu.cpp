@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "tensor/cpu/vectorize.h"
-#include "tensor/cuda/bias_gelu.h"
 #include "tensor/ops/elementwise_list.h"
 
 namespace tessera {

@@ -1,6 +1,6 @@
 // Bias and GELU on a GPU, with the CPU's bits.
-#include "tensor/cuda/bias_gelu.h"
 #include "tensor/cuda/columns.cuh"
+#include "tensor/ops/bias_gelu.h"
 #include "tensor/ops/elementwise_list.h"
 
 namespace tessera::cuda {

@@ -16,4 +16,11 @@ BiasGelu bias_gelu(Tensor&& x, const Tensor& bias);
 // dy's storage is held by nobody else.
 Tensor bias_gelu_backward(Tensor&& dy, const Tensor& h, Tensor* dbias);
 
+// Kernels of a GPU: operands checked and contiguous.
+namespace cuda {
+void bias_gelu(const BiasGelu& to, const Tensor& x, const Tensor* bias);  // to.h may be x
+// dh may be dy; dbias is null or wanted.
+void bias_gelu_backward(const Tensor& dh, const Tensor& dy, const Tensor& h, const Tensor* dbias);
+}  // namespace cuda
+
 }  // namespace tessera

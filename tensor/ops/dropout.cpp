@@ -2,7 +2,6 @@
 #include "tensor/ops/dropout.h"
 
 #include "tensor/cpu/vectorize.h"
-#include "tensor/cuda/dropout.h"
 
 namespace tessera {
 namespace {

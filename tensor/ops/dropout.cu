@@ -1,7 +1,7 @@
 // Dropout on a GPU. Where four neighbours in memory are four neighbours in the global order, each thread makes the
 // blocks of random words that its elements share; otherwise each element makes its own.
 #include "tensor/cuda/columns.cuh"
-#include "tensor/cuda/dropout.h"
+#include "tensor/ops/dropout.h"
 
 namespace tessera::cuda {
 namespace {

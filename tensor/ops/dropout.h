@@ -26,4 +26,10 @@ struct DropoutTile {
 // by nobody else. Cost: one pass over memory and ten rounds of Philox per four elements.
 Tensor dropout(Tensor&& x, double p, const DropoutTile& tile);
 
+namespace cuda {
+// A GPU's kernel, with the same masks, bit for bit. x (B, T, C) contiguous; y may be x. `tile` has its sizes;
+// `positions` is int64 (T) on the GPU, or null for 0, 1, ...
+void dropout(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile, const Tensor* positions);
+}  // namespace cuda
+
 }  // namespace tessera

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "tensor/cpu/loops.h"
-#include "tensor/cuda/elementwise.h"
 #include "tensor/ops/reduce.h"
 
 namespace tessera {

@@ -2,8 +2,8 @@
 #include <array>
 #include <utility>
 
-#include "tensor/cuda/elementwise.h"
 #include "tensor/cuda/loops.cuh"
+#include "tensor/ops/elementwise.h"
 
 namespace tessera::cuda {
 namespace {

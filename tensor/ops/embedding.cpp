@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "tensor/cpu/vectorize.h"
-#include "tensor/cuda/embedding.h"
 
 namespace tessera {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "tensor/cuda/columns.cuh"
-#include "tensor/cuda/embedding.h"
 #include "tensor/cuda/indices.cuh"
+#include "tensor/ops/embedding.h"
 
 namespace tessera::cuda {
 namespace {

@@ -16,4 +16,11 @@ Tensor embedding(const Tensor& ids, const Tensor& table, const VocabPart& part =
 // may be of another floating dtype than dy (..., C). Cost: one write of dtable, one read of dy.
 void embedding_backward(Tensor& dtable, const Tensor& dy, const Tensor& ids, const VocabPart& part = {});
 
+// Kernels of a GPU: ids lie there, operands are contiguous.
+namespace cuda {
+void embedding(const Tensor& out, const Tensor& ids, const Tensor& table, const VocabPart& part);
+// sums (V, C) in the type of sums. Every row is written.
+void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids, const VocabPart& part);
+}  // namespace cuda
+
 }  // namespace tessera

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "tensor/ops/cross_entropy.h"
+#include "tensor/ops/cross_entropy/cross_entropy.h"
 #include "tensor/ops/elementwise.h"
 
 namespace tessera {

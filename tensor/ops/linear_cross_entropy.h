@@ -12,7 +12,7 @@
 #pragma once
 #include <algorithm>
 
-#include "tensor/ops/matmul.h"
+#include "tensor/ops/matmul/matmul.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
@@ -44,7 +44,7 @@ struct LinearCrossEntropy {
 LinearCrossEntropy linear_cross_entropy(const Tensor& x, const Tensor& w, const Tensor& targets, double scale,
                                         Tensor* dx, Tensor* dw, const RowBlocks& blocks, WeightPacks* packs = nullptr);
 
-// linear(), linear_input_grad() and linear_weight_grad() of tensor/ops/matmul.h, of x (..., K) and dy (..., N).
+// linear(), linear_input_grad() and linear_weight_grad() of tensor/ops/matmul/matmul.h, of x (..., K) and dy (..., N).
 Tensor linear_by_rows(const Tensor& x, const Tensor& w, const RowBlocks& blocks, WeightPacks* packs = nullptr);
 Tensor linear_input_grad_by_rows(const Tensor& dy, const Tensor& w, const RowBlocks& blocks,
                                  WeightPacks* packs = nullptr);

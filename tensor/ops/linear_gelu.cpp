@@ -3,8 +3,6 @@
 
 #include <utility>
 
-#include "tensor/cuda/matmul.h"
-
 namespace tessera {
 
 BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {

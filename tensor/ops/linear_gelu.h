@@ -1,9 +1,9 @@
 // The products on both sides of a GELU, with its pass where that is faster: on a GPU in the product's own epilogue,
-// where that was measured to be faster on the machine (tensor/cuda/matmul.h); on the CPU always a pass of its own
-// (bias_gelu.h), with its bits.
+// where that was measured to be faster on the machine (matmul_gelu() in tensor/ops/matmul/matmul.h); on the CPU always
+// a pass of its own (bias_gelu.h), with its bits.
 #pragma once
 #include "tensor/ops/bias_gelu.h"
-#include "tensor/ops/matmul.h"
+#include "tensor/ops/matmul/matmul.h"
 
 namespace tessera {
 

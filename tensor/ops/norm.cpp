@@ -5,13 +5,10 @@
 
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/cuda/norm.h"
 #include "tensor/math.h"
 
 namespace tessera {
 namespace {
-
-using cuda::NormOperands;
 
 void check(const Tensor& x, const Tensor& gamma, const Tensor& beta) {
   const int64_t c = x.rank() > 0 ? x.dim(-1) : 0;

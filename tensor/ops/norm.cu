@@ -1,8 +1,8 @@
 // Norms on a GPU: a row stays in the registers of its threads from the one read to the one write, so statistics cost no
 // pass over memory of their own.
 #include "tensor/cuda/columns.cuh"
-#include "tensor/cuda/norm.h"
 #include "tensor/math.h"
+#include "tensor/ops/norm.h"
 
 namespace tessera::cuda {
 namespace {

@@ -36,4 +36,23 @@ Tensor norm_backward(const Tensor& dy, const Tensor& x, const Tensor& gamma, con
 // dgamma (C) = sum dy xhat and, when it is defined, dbeta (C) = sum dy; rows are added in order. Any floating dtype.
 void norm_weight_grads(Tensor& dgamma, Tensor* dbeta, const Tensor& dy, const Tensor& x, const Normed& forward);
 
+// What kernels are given: operands checked and contiguous, results made by the caller.
+struct NormOperands {
+  const Tensor* x = nullptr;
+  const Tensor* added = nullptr;  // null, or the y of add_norm(), and then
+  const Tensor* sum = nullptr;    // where x + y goes
+  const Tensor* gamma = nullptr;
+  const Tensor* beta = nullptr;  // null: none
+};
+namespace cuda {
+// `to.mean` is undefined for RMSNorm.
+void norm(const NormOperands& operands, const Normed& to, double eps);
+// `residual` is null, or what is added; it may be dx.
+void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor& dy, const Normed& forward,
+                   const Tensor* residual);
+// dbeta is null or wanted. Both of any floating dtype.
+void norm_weight_grads(const Tensor& dgamma, const Tensor* dbeta, const Tensor& dy, const Tensor& x,
+                       const Normed& forward);
+}  // namespace cuda
+
 }  // namespace tessera

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "tensor/cpu/vectorize.h"
-#include "tensor/cuda/reduce.h"
 
 namespace tessera {
 namespace {

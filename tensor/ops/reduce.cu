@@ -1,7 +1,7 @@
 // Sums on a GPU. Only sum_rows, which sums gradients of biases, is in a training step's way: the others take the CPU's
 // order and so give its bits.
 #include "tensor/cuda/columns.cuh"
-#include "tensor/cuda/reduce.h"
+#include "tensor/ops/reduce.h"
 
 namespace tessera::cuda {
 namespace {

@@ -14,4 +14,12 @@ Tensor sum(const Tensor& x);
 // all its sums over rows: 64 rows in order, 32 of these sums in order, and then those in order.
 void sum_rows(Tensor& out, const Tensor& x);
 
+// Kernels of a GPU: operands checked, results made by the caller.
+namespace cuda {
+void sum_rows(const Tensor& out, const Tensor& x);  // x (N, C), contiguous
+// x (K, N) -> out (K), both contiguous: each row in order, in double, by blocks of 4096, and those in order.
+void sums(const char* op, const Tensor& out, const Tensor& x);
+void sum_to(const Tensor& out, const Tensor& x);  // x of any strides; out contiguous, of a shape that broadcasts to x's
+}  // namespace cuda
+
 }  // namespace tessera

@@ -5,7 +5,6 @@
 
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/cuda/softmax.h"
 #include "tensor/math.h"
 
 namespace tessera {
@@ -28,8 +27,8 @@ void by_rows(const Tensor& out, const Tensor& a, const Tensor& b, const Row& row
 
 // Checks the operands and runs `row` on the CPU, or cuda::softmax as `of`, on contiguous ones.
 template <class Row>
-Tensor run(cuda::SoftmaxOp of, const Tensor& a_any, const Tensor& b_any, const Row& row) {
-  const char* const op = cuda::name_of(of);
+Tensor run(SoftmaxOp of, const Tensor& a_any, const Tensor& b_any, const Row& row) {
+  const char* const op = name_of(of);
   if (a_any.rank() == 0 || !(a_any.shape() == b_any.shape()) || a_any.dtype() != b_any.dtype())
     throw Error(std::string("[") + op + "] operands are " + a_any.describe() + " and " + b_any.describe());
   const Tensor a = a_any.contiguous(), b = b_any.contiguous();
@@ -51,7 +50,7 @@ inline A row_exp_sum(const T* x, int64_t n, A max) {
 }  // namespace
 
 Tensor softmax(const Tensor& x) {
-  return run(cuda::SoftmaxOp::softmax, x, x, []<class T>(const T* in, const T*, T* out, int64_t n) {
+  return run(SoftmaxOp::softmax, x, x, []<class T>(const T* in, const T*, T* out, int64_t n) {
     using A = Accumulate<T>;
     const A max = row_max<A>(in, n), inverse = A(1) / row_exp_sum<A>(in, n, max);
     for (int64_t j = 0; j < n; ++j) out[j] = T(math::exp(static_cast<A>(in[j]) - max) * inverse);
@@ -59,7 +58,7 @@ Tensor softmax(const Tensor& x) {
 }
 
 Tensor log_softmax(const Tensor& x) {
-  return run(cuda::SoftmaxOp::log_softmax, x, x, []<class T>(const T* in, const T*, T* out, int64_t n) {
+  return run(SoftmaxOp::log_softmax, x, x, []<class T>(const T* in, const T*, T* out, int64_t n) {
     using A = Accumulate<T>;
     const A max = row_max<A>(in, n), log_sum = math::log(row_exp_sum<A>(in, n, max));
     for (int64_t j = 0; j < n; ++j) out[j] = T((static_cast<A>(in[j]) - max) - log_sum);
@@ -67,7 +66,7 @@ Tensor log_softmax(const Tensor& x) {
 }
 
 Tensor softmax_backward(const Tensor& dy, const Tensor& y) {
-  return run(cuda::SoftmaxOp::backward, dy, y, []<class T>(const T* g, const T* p, T* out, int64_t n) {
+  return run(SoftmaxOp::backward, dy, y, []<class T>(const T* g, const T* p, T* out, int64_t n) {
     using A = Accumulate<T>;
     const A dot = cpu::lane_sum<A>(n, [=](int64_t j) { return static_cast<A>(g[j]) * static_cast<A>(p[j]); });
     for (int64_t j = 0; j < n; ++j) out[j] = T(static_cast<A>(p[j]) * (static_cast<A>(g[j]) - dot));
@@ -75,7 +74,7 @@ Tensor softmax_backward(const Tensor& dy, const Tensor& y) {
 }
 
 Tensor log_softmax_backward(const Tensor& dy, const Tensor& y) {
-  return run(cuda::SoftmaxOp::log_backward, dy, y, []<class T>(const T* g, const T* log_p, T* out, int64_t n) {
+  return run(SoftmaxOp::log_backward, dy, y, []<class T>(const T* g, const T* log_p, T* out, int64_t n) {
     using A = Accumulate<T>;
     const A total = cpu::lane_sum<A>(n, [=](int64_t j) { return static_cast<A>(g[j]); });
     for (int64_t j = 0; j < n; ++j) out[j] = T(static_cast<A>(g[j]) - math::exp(static_cast<A>(log_p[j])) * total);

@@ -2,8 +2,8 @@
 #include <limits>
 
 #include "tensor/cuda/rows.cuh"
-#include "tensor/cuda/softmax.h"
 #include "tensor/math.h"
+#include "tensor/ops/softmax.h"
 
 namespace tessera::cuda {
 namespace {

@@ -10,8 +10,8 @@
 #include "app/command_line.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
-#include "tensor/cuda/kernel_choice.h"
 #include "tensor/error.h"
+#include "tensor/kernels.h"
 #include "tests/support/gpu.h"
 
 namespace tessera {
@@ -42,11 +42,11 @@ TEST(AttentionChoice, KernelsThatAreNotThereAreRefused) {
   const std::string without =
       "--attention: this program was built without cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON";
   EXPECT_EQ(refusal({"train", "--attention", "cudnn"}),
-            cuda::kWithCudnn ? "--attention: cuDNN's kernels are for GPUs; expected own, or --device cuda" : without);
-  if (!cuda::kWithCudnn) {
+            kWithCudnn ? "--attention: cuDNN's kernels are for GPUs; expected own, or --device cuda" : without);
+  if (!kWithCudnn) {
     EXPECT_EQ(refusal({"train", "--attention", "cudnn", "--device", "cuda"}), without);
   }
-  if (cuda::kWithCudnn) {
+  if (kWithCudnn) {
     EXPECT_EQ(refusal({"train", "--attention", "cudnn", "--device", "cuda"}),
               "--attention: cuDNN's take bf16, found fp32; expected own, found cudnn");
     EXPECT_EQ(refusal({"train", "--attention", "cudnn", "--device", "cuda", "--dtype", "bf16", "--dropout", "0.1"}),
@@ -58,7 +58,7 @@ TEST(AttentionChoice, KernelsThatAreNotThereAreRefused) {
 
 TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
   TrainOptions o = on_gpu();
-  EXPECT_EQ(asks_cudnn(job_of(o).plan), cuda::kWithCudnn);
+  EXPECT_EQ(asks_cudnn(job_of(o).plan), kWithCudnn);
   o.attention = "own";
   EXPECT_FALSE(asks_cudnn(job_of(o).plan));
   o = on_gpu();
@@ -76,7 +76,7 @@ TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
   o.attention = "own";
   EXPECT_EQ(describe_attention(job_of(o)), "attention: our own kernels (`attention` own)");
   o = on_gpu();
-  if (!cuda::kWithCudnn) {
+  if (!kWithCudnn) {
     EXPECT_EQ(describe_attention(job_of(o)), "attention: our own kernels (built without cuDNN)");
     return;
   }
@@ -103,7 +103,7 @@ TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
 using AttentionChoiceGpu = test::OnGpu;
 
 TEST_F(AttentionChoiceGpu, CudnnServesAGpt) {
-  if (!cuda::kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
+  if (!kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
   TrainOptions o = on_gpu();
   EXPECT_TRUE(describe_attention(job_of(o)).starts_with("attention: cuDNN 9.")) << describe_attention(job_of(o));
   o.deterministic = true;

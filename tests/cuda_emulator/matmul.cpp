@@ -1,6 +1,4 @@
 // Stands in for the library of matrix products: a plain loop that adds in the order of k.
-#include "tensor/cuda/matmul.h"
-
 #include <bit>
 #include <cmath>
 #include <cstdlib>
@@ -8,6 +6,7 @@
 
 #include "tensor/cuda/context.h"
 #include "tensor/ops/elementwise_list.h"
+#include "tensor/ops/matmul/cuda/product.h"
 
 namespace tessera::cuda {
 namespace {

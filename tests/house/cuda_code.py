@@ -21,8 +21,8 @@ LOCAL = re.compile(r"\b(LDL|STL)\b")
 
 # Object -> what kernels of these names must have besides; `true>` are the kernels of whole rows that begin well.
 HOT = {
-    "attention_tiles.cu.o": {r"forward_kernel<": [TENSOR_CORES]},
-    "attention_tiles_backward.cu.o": {r"(key|query)_gradient_kernel<": [TENSOR_CORES]},
+    "attention/cuda/tiles.cu.o": {r"forward_kernel<": [TENSOR_CORES]},
+    "attention/cuda/tiles_backward.cu.o": {r"(key|query)_gradient_kernel<": [TENSOR_CORES]},
     "norm.cu.o": {r"norm_(backward_)?kernel<.*true>\(": [LOADS, STORES], r"norm_weight_grads_kernel<.*true>\(": [LOADS]},
     "softmax.cu.o": {r"softmax_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
     "cross_entropy.cu.o": {
@@ -30,7 +30,7 @@ HOT = {
         r"cross_entropy_backward_kernel<.*true>\(": [LOADS, STORES],
         r"cross_entropy_in_place_kernel<": [STORES],
     },
-    "cross_entropy_parts.cu.o": {r"row_kernel<.*true>\(": [LOADS]},
+    "cross_entropy/cuda/parts.cu.o": {r"row_kernel<.*true>\(": [LOADS]},
     "bias_gelu.cu.o": {r"bias_gelu_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
     "elementwise.cu.o": {r"flat_kernel<": [EITHER]},
     "copy.cu.o": {r"flat_kernel<(?!Convert<int, long>)": [EITHER]},  # of an int64 the low half is all that is read
@@ -86,7 +86,7 @@ def main(objects):
             return 77
     bad = 0
     for name, rules in HOT.items():
-        found = [o for o in objects if os.path.basename(o) == name]
+        found = [o for o in objects if o.endswith("/" + name)]
         kernels = [k for o in found for k in kernels_of(o, env) if "double" not in k[1]]
         unmet = [p for p in rules if not any(re.search(p, k) for _, k, _ in kernels)]
         faults = [f"no kernel is called {p}" for p in unmet]

@@ -61,6 +61,28 @@ std::string misplaced_backend(const Source& source) {
   return "";
 }
 
+// Inside tensor/ includes point downward too: from ops/ to cpu/ and cuda/, which operations share, and from these to
+// the tensor. The headers of the tensor and of operations know no kernels, and what a CPU computes knows no GPU: its
+// code includes no header of a cuda/ folder and takes no type from cuda::. Only the storage asks for a GPU's memory and
+// copies by name.
+std::string upward_in_tensor(const Source& source) {
+  static const std::set<std::string> below{"tensor", "autograd", "nn"},
+      storage{"tensor/arena.cpp", "tensor/tensor.cpp"};
+  static const std::regex type(R"(\bcuda::[A-Z])");
+  if (!source.is_code() || !below.contains(source.folder())) return "";
+  const auto in = [](const std::string& path, const char* part) { return path.find(part) != std::string::npos; };
+  const bool gpu = source.is_cuda() || in(source.path, "/cuda/");
+  const bool shared = source.path.starts_with("tensor/cpu/") || source.path.starts_with("tensor/cuda/");
+  const bool contract = source.is_header() && !gpu && !in(source.path, "/cpu/");
+  for (const Include& include : includes_of(source)) {
+    if (!include.quoted) continue;
+    const bool refused = (!gpu && !storage.contains(source.path) && in(include.name, "/cuda/")) ||
+                         (shared && in(include.name, "/ops/")) || (contract && in(include.name, "/cpu/"));
+    if (refused) return "may not include \"" + include.name + "\"";
+  }
+  return !gpu && std::regex_search(source.text, type) ? "takes a type from cuda::" : "";
+}
+
 // A header of the C++ library has no dot and no slash; these are the compiler's and the system's.
 bool is_standard(const std::string& name) {
   static const std::set<std::string> system{"immintrin.h", "omp.h",  "unistd.h", "fcntl.h",
@@ -156,6 +178,7 @@ std::string print(const Graph& graph) {
 }
 
 TEST(Includes, PointDownward) { EXPECT_EQ(complaints(broken_layering), ""); }
+TEST(Includes, PointDownwardInsideTensor) { EXPECT_EQ(complaints(upward_in_tensor), ""); }
 TEST(Includes, KeepBackendHeadersInBackendFiles) { EXPECT_EQ(complaints(misplaced_backend), ""); }
 TEST(Includes, KeepThirdPartiesOutOfTensorHeaders) { EXPECT_EQ(complaints(third_party_in_tensor_header), ""); }
 TEST(Includes, KeepThirdPartiesOutOfCuda) { EXPECT_EQ(complaints(third_party_in_cuda), ""); }
@@ -191,11 +214,19 @@ TEST(Includes, ViolationsAreSeen) {
   EXPECT_NE(misplaced_backend({"tensor/a.cpp", "#include <cuda_runtime.h>\n"}), "");
   EXPECT_NE(misplaced_backend({"parallel/comm/thread.cpp", "#include <mpi.h>\n"}), "");
   EXPECT_EQ(misplaced_backend({"tensor/ops/a.cu", "#include <cuda_runtime.h>\n"}), "");
+  EXPECT_NE(upward_in_tensor({"tensor/ops/a/cpu/a.cpp", "#include \"tensor/ops/a/cuda/a.h\"\n"}), "");
+  EXPECT_NE(upward_in_tensor({"tensor/ops/a.cpp", "void f(const cuda::Operands& o);\n"}), "");
+  EXPECT_NE(upward_in_tensor({"tensor/ops/a/a.h", "#include \"tensor/ops/a/cpu/a.h\"\n"}), "");
+  EXPECT_NE(upward_in_tensor({"tensor/cuda/a.cuh", "#include \"tensor/ops/a.h\"\n"}), "");
+  EXPECT_EQ(upward_in_tensor({"tensor/ops/a/a.cpp", "#include \"tensor/ops/a/cpu/a.h\"\ncuda::a();\n"}), "");
+  EXPECT_EQ(upward_in_tensor({"tensor/ops/a.cu", "#include \"tensor/cuda/loops.cuh\"\n#include \"tensor/ops/a.h\"\n"}),
+            "");
   EXPECT_NE(third_party_in_tensor_header({"tensor/a.h", "#include <fmt/format.h>\n"}), "");
   EXPECT_EQ(third_party_in_tensor_header({"tensor/a.h", "#include <immintrin.h>\n#include <span>\n"}), "");
   EXPECT_NE(third_party_in_cuda({"tensor/a.cu", "#include <fmt/format.h>\n"}), "");
   EXPECT_NE(third_party_for_users({"tessera.h", "#include \"data/json.h\"\n"}), "");
-  EXPECT_NE(third_party_in_cuda({"tensor/a.cu", "#include \"tensor/cpu/dnnl_matmul.cpp\"\n#include <dnnl.hpp>\n"}), "");
+  EXPECT_NE(third_party_in_cuda({"tensor/a.cu", "#include \"tensor/ops/matmul/cpu/dnnl.cpp\"\n#include <dnnl.hpp>\n"}),
+            "");
 }
 
 TEST(Includes, PictureIsComparedByWhatIsReached) {

@@ -38,7 +38,6 @@ std::string says_an_option(const Source& source) {
                                                "models", "train",    "verify", "data"};
   static const std::regex option("--[a-z]");
   if (!source.is_code() || !libraries.contains(source.folder())) return "";
-  if (source.path.starts_with("tensor/cuda/")) return "";  // which still says a few
   for (const std::string& literal : literals_of(source.text))
     if (std::regex_search(literal, option) && literal != "--connect-timeout")  // curl's
       return "says \"" + literal + "\"; expected the name of a field between backticks";

@@ -1,7 +1,5 @@
 // Products on the processor's tiles against a plain sum, over shapes with and without remainders, both storage orders
 // of each operand, and numbers of threads. Skipped where the processor has no tiles.
-#include "tensor/cpu/amx_matmul.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,7 +7,8 @@
 #include <vector>
 
 #include "tensor/cpu/vectorize.h"
-#include "tensor/ops/matmul.h"
+#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/matmul.h"
 #include "tensor/random.h"
 
 namespace tessera {

@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tensor/cuda/attention.h"
-#include "tensor/ops/attention.h"
+#include "tensor/ops/attention/attention.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/random.h"
 #include "tests/support/gpu.h"

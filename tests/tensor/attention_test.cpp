@@ -1,5 +1,5 @@
 // Tiles of the attention matrix: computed apart and put together they are the whole, in their dropout too.
-#include "tensor/ops/attention.h"
+#include "tensor/ops/attention/attention.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Attention by cuDNN: what its own checks say of the problems that are asked of it, which needs no GPU, and on a GPU
 // its results beside our kernels' and the CPU's.
-#include "tensor/cuda/cudnn_attention.h"
+#include "tensor/ops/attention/cuda/cudnn_attention.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "tensor/cuda/kernel_log.h"
-#include "tensor/ops/attention.h"
+#include "tensor/kernels.h"
+#include "tensor/ops/attention/attention.h"
 #include "tensor/random.h"
 #include "tests/support/gpu.h"
 
@@ -29,7 +29,7 @@ constexpr const char* kH200 = R"({"deviceName": "NVIDIA H200", "cudaDeviceId": 0
  "reservedSharedMemoryPerBlock": 1024, "maxBlockSize": [1024, 1024, 64], "maxGridSize": [2147483647, 65535, 65535]})";
 
 std::string refused(const FusedAttention& problem, const char* gpu = kH200) {
-  if constexpr (cuda::kWithCudnn)
+  if constexpr (kWithCudnn)
     return cuda::cudnn_refuses(problem, 90, gpu);
   else
     return "";
@@ -38,7 +38,7 @@ std::string refused(const FusedAttention& problem, const char* gpu = kH200) {
 class CudnnChecks : public testing::Test {
  protected:
   void SetUp() override {
-    if (!cuda::kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
+    if (!kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
     // cuDNN's checks load the driver's library; the toolkit's empty one will do where there is no driver.
     if (!dlopen("libcuda.so.1", RTLD_NOW) && !dlopen(TESSERA_CUDA_STUB, RTLD_NOW))
       GTEST_SKIP() << "no libcuda.so.1, and no stub of it in the toolkit, which cuDNN's checks load";
@@ -77,16 +77,14 @@ class CudnnGpu : public test::OnGpu {
   void SetUp() override {
     OnGpu::SetUp();
     if (IsSkipped()) return;
-    if (!cuda::kWithCudnn)
+    if (!kWithCudnn)
       GTEST_SKIP() << "a build without cuDNN";
     else
       cudnn = make_arena(Device::cuda), fixed = make_arena(Device::cuda);
-    choose(cudnn, {.attention = cuda::AttentionKernels::cudnn_or_own});
-    choose(fixed, {.attention = cuda::AttentionKernels::cudnn, .deterministic = true});
+    choose(cudnn, {.attention = AttentionKernels::automatic});
+    choose(fixed, {.attention = AttentionKernels::cudnn, .deterministic = true});
   }
-  static void choose(const ArenaPtr& arena, const cuda::KernelChoice& choice) {
-    arena->local<cuda::KernelChoice>() = choice;
-  }
+  static void choose(const ArenaPtr& arena, const KernelChoice& choice) { arena->local<KernelChoice>() = choice; }
   ArenaPtr cudnn, fixed;  // beside `arena`, which has our own kernels
 };
 
@@ -157,17 +155,17 @@ TEST_F(CudnnGpu, ComputesWhatOurKernelsAndTheCpuCompute) {
 
 // That they were not ours: asked by themselves they say so, and attention() has their bits.
 TEST_F(CudnnGpu, IsAskedWhereItIsChosen) {
-  if constexpr (cuda::kWithCudnn) {
+  if constexpr (kWithCudnn) {
     const Tensor packed = normal({2, 256, 3, 2, 64}, 3).to(fixed), dout = normal({2, 256, 2, 64}, 4).to(fixed);
     const Tensor q = packed.select(2, 0), k = packed.select(2, 1), v = packed.select(2, 2);
     const AttentionOptions o{.scale = 0.125};
     const Results through = attend(packed, dout, o);
     const Attended alone{q.make(q.shape()), q.make({2, 2, 256}, DType::float32)};
-    ASSERT_TRUE(cuda::cudnn_attention(q, k, v, o, alone));
+    ASSERT_TRUE(cuda::cudnn_attention({q, k, v, o}, alone));
     EXPECT_TRUE(same_bits(alone.out, through.forward.out) && same_bits(alone.lse, through.forward.lse));
     const Tensor gradients = packed.make(packed.shape());
     ASSERT_TRUE(cuda::cudnn_attention_backward(
-        dout, q, k, v, alone, o, {gradients.select(2, 0), gradients.select(2, 1), gradients.select(2, 2)}));
+        {q, k, v, o}, dout, alone, {gradients.select(2, 0), gradients.select(2, 1), gradients.select(2, 2)}));
     EXPECT_TRUE(same_bits(gradients, through.gradients));
     for (const bool backward : {false, true})
       EXPECT_EQ(cuda::cudnn_refuses(cuda::packed_problem(2, 256, 2, 64, backward)), "");
@@ -197,11 +195,11 @@ TEST_F(CudnnGpu, OurKernelsServeTheRest) {
   };
   EXPECT_TRUE(same_bits(last(cudnn), last(arena)));
   // Who asks for cuDNN alone hears of a problem that it refuses, and who does not, reads of it.
-  const std::vector<std::string>& refused = cudnn->local<cuda::KernelLog>().refused;
+  const std::vector<std::string>& refused = cudnn->local<KernelLog>().refused;
   ASSERT_FALSE(refused.empty());
   EXPECT_NE(refused[0].find("refuses attention of (B, T, H, D) = (1, 96, 2, 20): "), std::string::npos) << refused[0];
   EXPECT_THROW(attend(normal({1, 96, 3, 2, 20}, 7).to(fixed), normal({1, 96, 2, 20}, 8).to(fixed), {}), Error);
-  EXPECT_EQ(fixed->local<cuda::KernelLog>().forward.plain, 0);
+  EXPECT_EQ(fixed->local<KernelLog>().forward.plain, 0);
 }
 
 }  // namespace

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "tensor/ops/attention.h"
+#include "tensor/ops/attention/attention.h"
 #include "tensor/ops/bias_gelu.h"
-#include "tensor/ops/cross_entropy.h"
+#include "tensor/ops/cross_entropy/cross_entropy.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/embedding.h"

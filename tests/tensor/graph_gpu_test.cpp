@@ -14,7 +14,7 @@
 #include "tensor/late_number.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
-#include "tensor/ops/matmul.h"
+#include "tensor/ops/matmul/matmul.h"
 #include "tests/support/gpu.h"
 
 namespace tessera {

@@ -8,10 +8,9 @@
 #include <vector>
 
 #include "tensor/cuda/gpus.h"
-#include "tensor/cuda/kernel_choice.h"
-#include "tensor/cuda/kernel_log.h"
-#include "tensor/cuda/matmul.h"
+#include "tensor/kernels.h"
 #include "tensor/ops/linear_gelu.h"
+#include "tensor/ops/matmul/cuda/product.h"
 #include "tensor/ops/reduce.h"
 #include "tensor/random.h"
 #include "tests/support/gpu.h"
@@ -115,7 +114,7 @@ TEST_F(LinearGeluGpu, OneProductOnlyWhereItMayBe) {
     EXPECT_FALSE(tries(DType::float64, 16, 0));
     EXPECT_FALSE(tries(DType::bfloat16, 12, 0));
     EXPECT_FALSE(tries(DType::bfloat16, 16, 1));
-    const cuda::KernelLog& log = arena->local<cuda::KernelLog>();
+    const KernelLog& log = arena->local<KernelLog>();
     EXPECT_EQ(log.gelu.fused + log.gelu_gradient.fused, 0);
     EXPECT_EQ(log.gelu.apart, 4);
     EXPECT_EQ(log.gelu_gradient.apart, 4);
@@ -123,7 +122,7 @@ TEST_F(LinearGeluGpu, OneProductOnlyWhereItMayBe) {
     EXPECT_EQ(log.gelu.fused + log.gelu_gradient.fused, first ? 1 : 0);
     EXPECT_TRUE(first || !test::emulated());
     EXPECT_EQ(tries(DType::bfloat16, 16, 0), first) << "one choice for good";
-    arena->local<cuda::KernelChoice>().deterministic = true;
+    arena->local<KernelChoice>().deterministic = true;
     EXPECT_FALSE(tries(DType::bfloat16, 16, 0));
   }
 }

@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
-#include "tensor/cuda/algorithm_table.h"
-#include "tensor/cuda/kernel_log.h"
-#include "tensor/cuda/matmul.h"
-#include "tensor/ops/matmul.h"
+#include "tensor/kernels.h"
+#include "tensor/ops/matmul/cuda/algorithm_table.h"
+#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/matmul.h"
 #include "tensor/random.h"
 #include "tests/support/gpu.h"
 
@@ -192,7 +192,7 @@ TEST_F(ProductsGpu, RoundTheirFactorsOnlyWhenTf32IsAllowed) {
 TEST_F(ProductsGpu, WithoutAnAlgorithmGoThroughPaddedCopies) {
   if constexpr (kWithCuda) {
     setenv("TESSERA_EMULATED_ALIGNMENT", "16", 1);
-    const auto& log = arena->local<cuda::KernelLog>();
+    const auto& log = arena->local<KernelLog>();
     for (uint64_t trial = 0; trial < 60; ++trial) {
       Draw draw(3000 + trial);
       const auto dtype = draw.one_of({DType::float64, DType::float32, DType::bfloat16});

@@ -1,0 +1,93 @@
+// Checks, and which device's kernels do it.
+#include "tensor/ops/attention/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+namespace tessera {
+namespace {
+
+AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
+  if (q.rank() != 4 || !(k.shape() == v.shape()) || k.rank() != 4 || q.dim(0) != k.dim(0) || q.dim(2) != k.dim(2) ||
+      q.dim(3) != k.dim(3))
+    throw Error("[attention] q " + q.shape().str() + ", k " + k.shape().str() + ", v " + v.shape().str() +
+                "; expected (B, Tq, H, D), (B, Tk, H, D), (B, Tk, H, D)");
+  if (q.dim(1) > k.dim(1))
+    throw Error("[attention] " + std::to_string(q.dim(1)) + " queries but only " + std::to_string(k.dim(1)) + " keys");
+  if (q.dtype() != k.dtype() || q.dtype() != v.dtype())
+    throw Error("[attention] dtypes differ: q " + q.describe() + ", k " + k.describe() + ", v " + v.describe());
+  for (const Tensor* t : {&q, &k, &v})
+    if (t->strides()[3] != 1 && t->dim(3) != 1)
+      throw Error("[attention] the last dim must run on; strides are " + t->strides().str());
+  AttentionProblem p{q, k, v, options};
+  if (p.options.scale == 0) p.options.scale = 1 / std::sqrt(static_cast<double>(p.d));
+  if (p.options.heads_total == 0) p.options.heads_total = p.heads;
+  if (p.options.tokens_total == 0) p.options.tokens_total = p.tk;
+  if (p.options.first_query < 0) p.options.first_query = p.options.first_key + p.offset();
+  const int64_t end = std::max(p.options.first_query + p.tq, p.options.first_key + p.tk);
+  if (p.options.dropout > 0 && end > p.options.tokens_total)
+    throw Error("[attention] the tile reaches token " + std::to_string(end - 1) + " of " +
+                std::to_string(p.options.tokens_total) + "; say how many there are in tokens_total");
+  return p;
+}
+
+DType wide_of(const Tensor& t) { return t.dtype() == DType::float64 ? DType::float64 : DType::float32; }
+
+// Where a result goes: the shape and the dtype of the operand `like`, or the type of its sums.
+void check_result(const char* name, const Tensor& t, const Tensor& like) {
+  if (t.shape() == like.shape() && (t.dtype() == like.dtype() || t.dtype() == wide_of(like)) &&
+      (t.strides()[3] == 1 || t.dim(3) == 1))
+    return;
+  throw Error(std::string("[attention] ") + name + " is " + t.describe() + "; expected " + like.describe() +
+              ", or that in the type of its sums, the last dim running on");
+}
+
+void check_lse(const AttentionProblem& p, const Tensor& lse) {
+  if (!(lse.shape() == Shape{p.batch, p.heads, p.tq}) || lse.dtype() != wide_of(p.q) || !lse.is_contiguous())
+    throw Error("[attention] lse is " + lse.describe() + "; expected contiguous (B, H, Tq) for q " + p.q.describe());
+}
+
+}  // namespace
+
+Attended attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
+  const AttentionProblem p = check(q, k, v, options);
+  Attended result{q.make(q.shape()), q.make({p.batch, p.heads, p.tq}, wide_of(q))};
+  attention_into(q, k, v, options, result);
+  return result;
+}
+
+void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
+                    const Attended& result) {
+  const AttentionProblem p = check(q, k, v, options);
+  check_result("out", result.out, q);
+  check_lse(p, result.lse);
+  on_device(
+      q.device(), [&] { cpu::attention(p, result); }, [&] { cuda::attention(p, result); });
+}
+
+void attention_backward(const Tensor& dout_any, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const Attended& forward, const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv) {
+  const AttentionProblem p = check(q, k, v, options);
+  const Tensor dout = dout_any.strides()[3] == 1 ? dout_any : dout_any.contiguous();
+  check_result("dq", dq, q);
+  check_result("dk", dk, k);
+  check_result("dv", dv, v);
+  check_lse(p, forward.lse);
+  const AttentionGradients gradients{dq, dk, dv};
+  on_device(
+      q.device(), [&] { cpu::attention_backward(p, dout, forward, gradients); },
+      [&] { cuda::attention_backward(p, dout, forward, gradients); });
+}
+
+void merge_attended(const Attended& into, const Attended& part) {
+  if (!(into.out.shape() == part.out.shape()) || !(into.lse.shape() == part.lse.shape()) ||
+      into.out.dtype() != part.out.dtype() || into.out.dtype() != into.lse.dtype() ||
+      into.lse.dtype() != part.lse.dtype())
+    throw Error("[merge_attended] into is " + into.out.describe() + " with lse " + into.lse.describe() + ", part " +
+                part.out.describe() + " with lse " + part.lse.describe() + "; expected the same of one dtype");
+  on_device(
+      into.out.device(), [&] { cpu::merge_attended(into, part); }, [&] { cuda::merge_attended(into, part); });
+}
+
+}  // namespace tessera

@@ -1,0 +1,91 @@
+// Causal attention that never holds a T x T matrix.
+//
+// softmax(q k^T * scale) v by blocks of 64 queries and 64 keys with an online softmax (Milakov and Gimelshein 2018;
+// Rabe and Staats 2021; Dao et al. 2022 and 2023, FlashAttention 1 and 2). Forward keeps one number per query and head,
+// the log of the softmax's denominator; backward makes each block of probabilities again from it. Tiles are kept
+// transposed (keys down, queries across), so that maxima and sums over keys run in vector lanes and need no shuffles.
+//
+// The T x T matrix may be cut into tiles that are computed apart (on other ranks, at other times). Tiles of the same
+// queries are merged by their log-sum-exp, and a tile's part of the gradients is attention_backward() of the tile with
+// `out` and `lse` of the merged whole: the row sums of dout * out and the denominators are those of all keys then.
+// Results that are to be merged or added are written in the type of the sums and not rounded.
+#pragma once
+#include "tensor/random.h"
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+struct AttentionOptions {
+  double scale = 0;    // 0 means 1 / sqrt(D)
+  bool causal = true;  // query i sees keys up to Tk - Tq + i
+  // Dropout of probabilities, after the softmax's denominator is taken: element (sequence, head, i, j) has the global
+  // index ((first_sequence + b) * heads_total + first_head + h) * tokens_total^2 + i * tokens_total + j in the counter.
+  double dropout = 0;
+  Philox random{0};
+  uint64_t step = 0;
+  const uint64_t* step_on_gpu = nullptr;  // as in DropoutTile
+  int64_t first_sequence = 0, first_head = 0, heads_total = 0, tokens_total = 0;
+  // Of a tile: which i is query 0 and which j is key 0. They count for dropout alone; `causal` goes by Tq and Tk.
+  int64_t first_key = 0, first_query = -1;  // -1: first_key + Tk - Tq
+};
+
+struct Attended {
+  Tensor out;  // (B, Tq, H, D), contiguous, dtype of q
+  Tensor lse;  // (B, H, Tq), float32, or float64 for float64
+};
+
+// q (B, Tq, H, D), k and v (B, Tk, H, D), Tq <= Tk: views of any strides whose last dim runs on (slices of a packed
+// qkv, or of a cache). Sums and probabilities are in float (double for float64). Cost: 4 B H Tq Tk D FLOPs, causal
+// blocks that are fully masked left out; workspace 64 x (64 + 4 D) numbers per thread.
+Attended attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
+// The same, written into `result`: an out whose last dim runs on, of q's dtype or of lse's, and a contiguous lse.
+void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
+                    const Attended& result);
+
+// `into`, of some keys, and `part`, of others, become the attention to both in `into`: out = sum exp(lse_i - lse) out_i
+// with lse = log sum exp(lse_i). Both have out in lse's dtype, and every query has seen a key in each. Cost: one pass.
+void merge_attended(const Attended& into, const Attended& part);
+
+// Gradients, written into views of the shapes of q, k and v (the slices of a packed gradient), each of q's dtype or of
+// lse's. Cost: 10 B H Tq Tk D
+// FLOPs; workspace of O(T D) per thread. Bits depend on neither the threads nor the place in the batch.
+void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Attended& forward,
+                        const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv);
+
+// What kernels are given: operands that fit, and options that leave nothing open (scale, totals and first_query are
+// set).
+struct AttentionProblem {
+  Tensor q, k, v;
+  AttentionOptions options;
+  int64_t batch = q.dim(0), tq = q.dim(1), tk = k.dim(1), heads = q.dim(2), d = q.dim(3);
+  int64_t offset() const { return tk - tq; }  // position of query 0
+};
+struct AttentionGradients {
+  Tensor dq, dk, dv;
+};
+
+namespace cpu {
+void attention(const AttentionProblem& problem, const Attended& result);
+void attention_backward(const AttentionProblem& problem, const Tensor& dout, const Attended& forward,
+                        const AttentionGradients& gradients);
+void merge_attended(const Attended& into, const Attended& part);
+}  // namespace cpu
+
+// On a GPU, where the arena's KernelChoice says so, cuDNN's kernels serve what they can (cuda/cudnn_attention.h):
+// bfloat16, as many queries as keys, no dropout. What a ring merges has results in the type of its sums and is always
+// ours.
+//
+// Of our own there are two kinds. Those for tensor cores (cuda/tiles.cuh) take bfloat16 with 64 or 128 numbers per head
+// whose rows begin at multiples of 16 bytes; plain ones (cuda/plain.cuh) take everything. None adds with atomics: the
+// gradient of the queries and those of keys and values are made by two kernels. Bits of a row depend neither on its
+// place in the batch nor on what else is there.
+namespace cuda {
+void attention(const AttentionProblem& problem, const Attended& result);
+void attention_backward(const AttentionProblem& problem, const Tensor& dout, const Attended& forward,
+                        const AttentionGradients& gradients);
+void merge_attended(const Attended& into, const Attended& part);
+// "tensor cores" or "plain": which of our kernels take operands like these, for the log of a run and for tests.
+const char* attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v);
+}  // namespace cuda
+
+}  // namespace tessera

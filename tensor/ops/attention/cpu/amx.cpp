@@ -1,0 +1,247 @@
+// Forward and backward of one (b, h) at a time: its keys and values are packed once and met by every block of queries.
+#include "tensor/ops/attention/cpu/amx.h"
+
+#include <limits>
+
+#include "tensor/ops/attention/cpu/amx_tiles.h"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr int64_t kTile = kBlock * kBlock;
+
+int64_t blocks_of(int64_t n) { return (n + kBlock - 1) / kBlock; }
+int64_t deep_of(int64_t d) { return (d + kTileDepth - 1) / kTileDepth; }
+
+// Memory of one thread, cut from one block at multiples of 64 bytes.
+class Memory {
+ public:
+  Memory(const Tensor& owner, int64_t floats)
+      : tensor_(owner.make({floats + 1024}, DType::float32, Category::workspace)),
+        at_(reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(tensor_.raw()) + 63) / 64 * 64)) {}
+  template <class T>
+  T* take(int64_t n) {
+    T* const here = reinterpret_cast<T*>(at_);
+    at_ += (n * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    return here;
+  }
+
+ private:
+  Tensor tensor_;
+  std::byte* at_;
+};
+
+class Forward {
+ public:
+  Forward(const AttentionProblem& p, const Attended& result)
+      : p_(p),
+        result_(result),
+        deep_(deep_of(p.d)),
+        dp_(deep_ * kTileDepth),
+        key_blocks_(blocks_of(p.tk)),
+        memory_(p.q, key_blocks_ * kBlock * dp_ + kBlock * dp_ * 3 + 3 * kTile + 3 * kBlock),
+        keys_(memory_.take<bfloat16>(key_blocks_ * kBlock * dp_)),
+        values_(memory_.take<bfloat16>(key_blocks_ * kBlock * dp_)),
+        query_(memory_.take<bfloat16>(kBlock * dp_)),
+        rounded_(memory_.take<bfloat16>(kTile)),
+        out_(memory_.take<float>(kBlock * dp_)),
+        turned_(memory_.take<float>(kBlock * dp_)),
+        scores_(memory_.take<float>(kTile)),
+        keep_(memory_.take<float>(kTile)),
+        max_(memory_.take<float>(kBlock)),
+        sum_(memory_.take<float>(kBlock)),
+        shrink_(memory_.take<float>(kBlock)) {}
+
+  void head(int64_t b, int64_t h) {
+    for (int64_t i = 0; i < key_blocks_; ++i) {
+      const int64_t left = p_.tk - i * kBlock;
+      pack_rows(key(i), rows_run_on(rows_of<const bfloat16>(p_.k, b, h, i * kBlock)), kHalves, deep_, left, p_.d);
+      pack_rows(value(i), columns_run_on(rows_of<const bfloat16>(p_.v, b, h, i * kBlock)), deep_, kHalves, p_.d, left);
+    }
+    for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock) queries(b, h, query0);
+  }
+
+ private:
+  bfloat16* key(int64_t i) const { return keys_ + i * kBlock * dp_; }
+  bfloat16* value(int64_t i) const { return values_ + i * kBlock * dp_; }  // turned over: d rows, keys inside
+
+  void queries(int64_t b, int64_t h, int64_t query0) {
+    const int64_t count = std::min(kBlock, p_.tq - query0), seen = keys_seen(p_, query0, count);
+    pack_columns(query_, columns_run_on(rows_of<const bfloat16>(p_.q, b, h, query0)), kHalves, deep_, p_.d, count);
+    std::fill(max_, max_ + kBlock, -std::numeric_limits<float>::infinity());
+    std::fill(sum_, sum_ + kBlock, 0.0f);
+    for (int64_t key0 = 0; key0 < seen; key0 += kBlock) {
+      tile_product(packed_rows(key(key0 / kBlock)), deep_ * kPair, kHalves, query_, kHalves, deep_, scores_, kBlock,
+                   false);
+      scale_tile(scores_, static_cast<float>(p_.options.scale), kTile);
+      mask_tile(scores_, kBlock, mask_at(p_, key0, query0));
+      softmax_tile(scores_, kBlock, max_, sum_, shrink_);
+      if (key0 > 0) scale_columns(shrink_);
+      if (p_.options.dropout > 0) {
+        dropout_tile(keep_, kBlock, p_, b, h, key0, query0);
+        multiply_tile(scores_, scores_, keep_, kTile);
+      }
+      round_columns(rounded_, scores_);
+      tile_product(packed_rows(value(key0 / kBlock)), kHalves * kPair, deep_, rounded_, kHalves, kHalves, out_, kBlock,
+                   key0 > 0);
+    }
+    float* const lse = result_.lse.data<float>() + (b * p_.heads + h) * p_.tq + query0;
+    for (int64_t i = 0; i < kBlock; ++i) {
+      if (i < count) lse[i] = max_[i] + math::log(sum_[i]);
+      shrink_[i] = i < count ? 1.0f / sum_[i] : 0.0f;
+    }
+    scale_columns(shrink_);
+    turn_floats(turned_, out_, dp_, kBlock);
+    store_head<bfloat16>(result_.out, {b, h, query0}, turned_, dp_, count);
+  }
+
+  // Each query's column of the output (d x queries) times its factor.
+  void scale_columns(const float* by) const {
+    vectorized([out = out_, by, n = dp_] {
+      for (int64_t c = 0; c < n; ++c)
+        for (int64_t i = 0; i < kBlock; ++i) out[c * kBlock + i] *= by[i];
+    });
+  }
+
+  const AttentionProblem& p_;
+  const Attended& result_;
+  const int64_t deep_, dp_, key_blocks_;
+  Memory memory_;
+  bfloat16 *const keys_, *const values_, *const query_, *const rounded_;
+  float *const out_, *const turned_, *const scores_, *const keep_, *const max_, *const sum_, *const shrink_;
+};
+
+class Backward {
+ public:
+  Backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward, const AttentionGradients& grads)
+      : p_(p),
+        given_(dout),
+        forward_(forward),
+        grads_(grads),
+        deep_(deep_of(p.d)),
+        dp_(deep_ * kTileDepth),
+        blocks_(blocks_of(p.tq)),
+        memory_(p.q, 3 * blocks_ * kBlock * dp_ + 2 * blocks_ * kBlock + 4 * kBlock * dp_ + 5 * kTile),
+        query_t_(memory_.take<bfloat16>(blocks_ * kBlock * dp_)),
+        dout_t_(memory_.take<bfloat16>(blocks_ * kBlock * dp_)),
+        query_(memory_.take<bfloat16>(blocks_ * kBlock * dp_)),
+        dout_(memory_.take<bfloat16>(blocks_ * kBlock * dp_)),
+        dquery_(memory_.take<float>(blocks_ * kBlock * dp_)),
+        lse_(memory_.take<float>(blocks_ * kBlock)),
+        delta_(memory_.take<float>(blocks_ * kBlock)),
+        key_rows_(memory_.take<bfloat16>(kBlock * dp_)),
+        value_rows_(memory_.take<bfloat16>(kBlock * dp_)),
+        key_columns_(memory_.take<bfloat16>(kBlock * dp_)),
+        dkey_(memory_.take<float>(kBlock * dp_)),
+        dvalue_(memory_.take<float>(kBlock * dp_)),
+        scores_(memory_.take<float>(kTile)),
+        dscores_(memory_.take<float>(kTile)),
+        keep_(memory_.take<float>(kTile)),
+        rounded_(memory_.take<bfloat16>(kTile)),
+        turned_(memory_.take<bfloat16>(kTile)) {}
+
+  void head(int64_t b, int64_t h) {
+    prepare(b, h);
+    const auto scale = static_cast<float>(p_.options.scale);
+    for (int64_t key0 = 0; key0 < p_.tk; key0 += kBlock) {
+      const int64_t count = std::min(kBlock, p_.tk - key0);
+      const Rows<const bfloat16> k = rows_of<const bfloat16>(p_.k, b, h, key0),
+                                 v = rows_of<const bfloat16>(p_.v, b, h, key0);
+      pack_rows(key_rows_, rows_run_on(k), kHalves, deep_, count, p_.d);
+      pack_rows(value_rows_, rows_run_on(v), kHalves, deep_, count, p_.d);
+      pack_columns(key_columns_, rows_run_on(k), deep_, kHalves, count, p_.d);
+      std::fill(dkey_, dkey_ + kBlock * dp_, 0.0f);
+      std::fill(dvalue_, dvalue_ + kBlock * dp_, 0.0f);
+      for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
+        if (keys_seen(p_, query0, kBlock) > key0) pair(b, h, key0, query0);
+      scale_tile(dkey_, scale, kBlock * dp_);
+      store_head<bfloat16>(grads_.dk, {b, h, key0}, dkey_, dp_, count);
+      store_head<bfloat16>(grads_.dv, {b, h, key0}, dvalue_, dp_, count);
+    }
+    scale_tile(dquery_, scale, p_.tq * dp_);
+    store_head<bfloat16>(grads_.dq, {b, h, 0}, dquery_, dp_, p_.tq);
+  }
+
+ private:
+  void prepare(int64_t b, int64_t h) {
+    for (int64_t i = 0; i < blocks_; ++i) {
+      const int64_t left = p_.tq - i * kBlock, at = i * kBlock * dp_;
+      const Rows<const bfloat16> q = rows_of<const bfloat16>(p_.q, b, h, i * kBlock),
+                                 g = rows_of<const bfloat16>(given_, b, h, i * kBlock);
+      pack_columns(query_t_ + at, columns_run_on(q), kHalves, deep_, p_.d, left);
+      pack_columns(dout_t_ + at, columns_run_on(g), kHalves, deep_, p_.d, left);
+      pack_columns(query_ + at, rows_run_on(q), deep_, kHalves, left, p_.d);
+      pack_columns(dout_ + at, rows_run_on(g), deep_, kHalves, left, p_.d);
+    }
+    std::fill(dquery_, dquery_ + blocks_ * kBlock * dp_, 0.0f);
+    const float* const lse = forward_.lse.data<float>() + (b * p_.heads + h) * p_.tq;
+    const Rows<const bfloat16> g = rows_of<const bfloat16>(given_, b, h, 0),
+                               out = rows_of<const bfloat16>(forward_.out, b, h, 0);
+    output_dots(delta_, g, out, p_.tq, p_.d);
+    for (int64_t i = 0; i < blocks_ * kBlock; ++i) {
+      lse_[i] = i < p_.tq ? lse[i] : std::numeric_limits<float>::infinity();  // padding gets probability 0
+      if (i >= p_.tq) delta_[i] = 0;
+    }
+  }
+
+  // One block of keys against one of queries; tiles are keys x queries.
+  void pair(int64_t b, int64_t h, int64_t key0, int64_t query0) {
+    const int64_t at = query0 * dp_;
+    tile_product(packed_rows(key_rows_), deep_ * kPair, kHalves, query_t_ + at, kHalves, deep_, scores_, kBlock, false);
+    scale_tile(scores_, static_cast<float>(p_.options.scale), kTile);
+    mask_tile(scores_, kBlock, mask_at(p_, key0, query0));
+    probability_tile(scores_, kBlock, lse_ + query0);
+    tile_product(packed_rows(value_rows_), deep_ * kPair, kHalves, dout_t_ + at, kHalves, deep_, dscores_, kBlock,
+                 false);
+    if (p_.options.dropout > 0) {
+      dropout_tile(keep_, kBlock, p_, b, h, key0, query0);
+      multiply_tile(dscores_, dscores_, keep_, kTile);
+      multiply_tile(keep_, scores_, keep_, kTile);
+    }
+    round_rows(rounded_, p_.options.dropout > 0 ? keep_ : scores_);  // what multiplied the values
+    tile_product(plain_rows(rounded_), kTileBlock * kBlock, kHalves, dout_ + at, deep_, kHalves, dvalue_, dp_, true);
+    score_gradient_tile(dscores_, scores_, kBlock, delta_ + query0);
+    round_rows(rounded_, dscores_);
+    tile_product(plain_rows(rounded_), kTileBlock * kBlock, kHalves, query_ + at, deep_, kHalves, dkey_, dp_, true);
+    pack_rows(turned_, {rounded_, 1, kBlock}, kHalves, kHalves, kBlock, kBlock);
+    tile_product(packed_rows(turned_), kHalves * kPair, kHalves, key_columns_, deep_, kHalves, dquery_ + at, dp_, true);
+  }
+
+  const AttentionProblem& p_;
+  const Tensor& given_;  // dout
+  const Attended& forward_;
+  const AttentionGradients& grads_;
+  const int64_t deep_, dp_, blocks_;
+  Memory memory_;
+  bfloat16 *const query_t_, *const dout_t_, *const query_, *const dout_;  // of all queries
+  float *const dquery_, *const lse_, *const delta_;
+  bfloat16 *const key_rows_, *const value_rows_, *const key_columns_;  // of one block of keys
+  float *const dkey_, *const dvalue_, *const scores_, *const dscores_, *const keep_;
+  bfloat16 *const rounded_, *const turned_;
+};
+
+template <class Make>
+void for_each_head(const AttentionProblem& p, const Make& make) {
+  split(p.batch * p.heads, 1, [&](int64_t begin, int64_t end) {
+    const TileScope tiles;
+    auto worker = make();
+    for (int64_t task = begin; task < end; ++task) worker.head(task / p.heads, task % p.heads);
+  });
+}
+
+}  // namespace
+
+bool amx_takes_attention(const AttentionProblem& p) {
+  return p.q.dtype() == DType::bfloat16 && p.tq >= kTileBlock && p.d >= kTileRows && has_amx();
+}
+
+void amx_attention(const AttentionProblem& p, const Attended& result) {
+  for_each_head(p, [&] { return Forward(p, result); });
+}
+
+void amx_attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
+                            const AttentionGradients& gradients) {
+  for_each_head(p, [&] { return Backward(p, dout, forward, gradients); });
+}
+
+}  // namespace tessera::cpu

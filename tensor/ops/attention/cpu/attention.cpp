@@ -1,0 +1,221 @@
+// The walk over blocks, and who writes what, for every dtype; bfloat16 on the processor's tiles is amx.cpp's.
+#include <algorithm>
+#include <limits>
+
+#include "tensor/ops/attention/cpu/amx.h"
+#include "tensor/ops/attention/cpu/tiles.h"
+
+namespace tessera::cpu {
+namespace {
+
+template <class T>
+class Forward {
+ public:
+  using A = Accumulate<T>;
+  Forward(const AttentionProblem& problem, const Attended& result)
+      : p_(problem), result_(result), width_(p_.tq <= kLanes<A> ? kLanes<A> : kBlock), ld_(lanes_up(p_.d, kLanes<A>)) {}
+
+  void run() const {
+    const int64_t blocks = (p_.tq + width_ - 1) / width_, tasks = p_.batch * p_.heads * blocks;
+    const int64_t size = width_ * (3 * ld_ + 2 * kBlock + 3) + 2 * kBlock * ld_ + 16 * kLanes<A>;
+    split(tasks, 1, [&](int64_t begin, int64_t end) {
+      Buffer<A> memory(p_.q, size);
+      for (int64_t task = begin; task < end; ++task) {
+        Buffer<A> fresh = memory;
+        block(fresh, task / blocks / p_.heads, task / blocks % p_.heads, task % blocks * width_);
+      }
+    });
+  }
+
+ private:
+  void block(Buffer<A>& m, int64_t b, int64_t h, int64_t query0) const {
+    const int64_t w = width_, queries = std::min(w, p_.tq - query0);
+    A *const query = m.take(w * ld_), *const query_t = m.take(w * ld_), *const out = m.take(w * ld_);
+    A *const key = m.take(kBlock * ld_), *const value = m.take(kBlock * ld_), *const scores = m.take(kBlock * w);
+    A *const keep = m.take(kBlock * w), *const max = m.take(w), *const sum = m.take(w), *const shrink = m.take(w);
+    load_tile<A, T>(query, w, ld_, rows_of<const T>(p_.q, b, h, query0), queries, p_.d,
+                    static_cast<A>(p_.options.scale));
+    transpose_tile(query_t, query, w, ld_, p_.d);
+    std::fill(max, max + w, -std::numeric_limits<A>::infinity());
+    std::fill(sum, sum + w, A(0));
+    std::fill(out, out + w * ld_, A(0));
+    const int64_t seen = keys_seen(p_, query0, queries);
+    for (int64_t key0 = 0; key0 < seen; key0 += kBlock) {
+      const int64_t keys = std::min(kBlock, p_.tk - key0);
+      load_tile<A, T>(key, kBlock, ld_, rows_of<const T>(p_.k, b, h, key0), keys, p_.d, A(1));
+      load_tile<A, T>(value, kBlock, ld_, rows_of<const T>(p_.v, b, h, key0), keys, p_.d, A(1));
+      tile_gemm<A>(kBlock, w, p_.d, {key, ld_, 1}, query_t, w, scores, w, false);
+      mask_tile(scores, w, mask_at(p_, key0, query0));
+      softmax_tile(scores, w, max, sum, shrink);
+      if (key0 > 0)
+        for (int64_t i = 0; i < w; ++i)
+          for (int64_t c = 0; c < ld_; ++c) out[i * ld_ + c] *= shrink[i];
+      if (p_.options.dropout > 0) {
+        dropout_tile(keep, w, p_, b, h, key0, query0);
+        multiply_tile(scores, scores, keep, kBlock * w);
+      }
+      round_tile<T>(scores, kBlock * w);
+      tile_gemm<A>(w, ld_, kBlock, {scores, 1, w}, value, ld_, out, ld_, true);
+    }
+    A* const lse = result_.lse.template data<A>() + (b * p_.heads + h) * p_.tq + query0;
+    for (int64_t i = 0; i < queries; ++i) {
+      const A inverse = A(1) / sum[i];
+      for (int64_t c = 0; c < ld_; ++c) out[i * ld_ + c] *= inverse;
+      lse[i] = max[i] + math::log(sum[i]);
+    }
+    store_head<T>(result_.out, {b, h, query0}, out, ld_, queries);
+  }
+
+  const AttentionProblem& p_;
+  const Attended& result_;
+  const int64_t width_, ld_;
+};
+
+template <class T>
+class Backward {
+ public:
+  using A = Accumulate<T>;
+  Backward(const AttentionProblem& problem, const Tensor& dout, const Attended& forward,
+           const AttentionGradients& grads)
+      : p_(problem),
+        dout_(dout),
+        forward_(forward),
+        grads_(grads),
+        ld_(lanes_up(p_.d, kLanes<A>)),
+        padded_(lanes_up(p_.tq, kBlock)) {}
+
+  void run() const {
+    const int64_t size = 5 * padded_ * ld_ + 2 * padded_ + 4 * kBlock * ld_ + 4 * kBlock * kBlock + 32 * kLanes<A>;
+    split(p_.batch * p_.heads, 1, [&](int64_t begin, int64_t end) {
+      Buffer<A> memory(p_.q, size);
+      for (int64_t task = begin; task < end; ++task) {
+        Buffer<A> fresh = memory;
+        head(fresh, task / p_.heads, task % p_.heads);
+      }
+    });
+  }
+
+ private:
+  // What all key blocks of one (b, h) share: queries and output gradients in both layouts, and two numbers per query.
+  struct Shared {
+    A *query, *query_t, *dout, *dout_t, *dquery, *lse, *delta;
+  };
+
+  void head(Buffer<A>& m, int64_t b, int64_t h) const {
+    const int64_t n = padded_ * ld_;
+    const Shared s{m.take(n), m.take(n), m.take(n), m.take(n), m.take(n), m.take(padded_), m.take(padded_)};
+    prepare(s, b, h);
+    A *const key = m.take(kBlock * ld_), *const value = m.take(kBlock * ld_), *const dkey = m.take(kBlock * ld_),
+             *const dvalue = m.take(kBlock * ld_);
+    A* const tiles = m.take(4 * kBlock * kBlock);
+    for (int64_t key0 = 0; key0 < p_.tk; key0 += kBlock) {
+      const int64_t keys = std::min(kBlock, p_.tk - key0);
+      load_tile<A, T>(key, kBlock, ld_, rows_of<const T>(p_.k, b, h, key0), keys, p_.d, A(1));
+      load_tile<A, T>(value, kBlock, ld_, rows_of<const T>(p_.v, b, h, key0), keys, p_.d, A(1));
+      std::fill(dkey, dkey + kBlock * ld_, A(0));
+      std::fill(dvalue, dvalue + kBlock * ld_, A(0));
+      for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
+        if (keys_seen(p_, query0, kBlock) > key0) pair(s, key, value, dkey, dvalue, tiles, {b, h, key0, query0});
+      store_head<T>(grads_.dk, {b, h, key0}, dkey, ld_, keys);
+      store_head<T>(grads_.dv, {b, h, key0}, dvalue, ld_, keys);
+    }
+    const A scale = static_cast<A>(p_.options.scale);
+    load_tile<A, A>(s.dquery, p_.tq, ld_, {s.dquery, ld_}, p_.tq, ld_, scale);
+    store_head<T>(grads_.dq, {b, h, 0}, s.dquery, ld_, p_.tq);
+  }
+
+  void prepare(const Shared& s, int64_t b, int64_t h) const {
+    load_tile<A, T>(s.query, padded_, ld_, rows_of<const T>(p_.q, b, h, 0), p_.tq, p_.d,
+                    static_cast<A>(p_.options.scale));
+    load_tile<A, T>(s.dout, padded_, ld_, rows_of<const T>(dout_, b, h, 0), p_.tq, p_.d, A(1));
+    std::fill(s.dquery, s.dquery + padded_ * ld_, A(0));
+    for (int64_t i = 0; i < padded_; i += kBlock) {
+      transpose_tile(s.query_t + i * ld_, s.query + i * ld_, kBlock, ld_, p_.d);
+      transpose_tile(s.dout_t + i * ld_, s.dout + i * ld_, kBlock, ld_, p_.d);
+    }
+    const A* const lse = forward_.lse.template data<A>() + (b * p_.heads + h) * p_.tq;
+    output_dots(s.delta, rows_of<const T>(dout_, b, h, 0), rows_of<const T>(forward_.out, b, h, 0), p_.tq, p_.d);
+    for (int64_t i = 0; i < padded_; ++i) {
+      s.lse[i] = i < p_.tq ? lse[i] : std::numeric_limits<A>::infinity();  // padding gets probability 0
+      if (i >= p_.tq) s.delta[i] = 0;
+    }
+  }
+
+  struct At {
+    int64_t b, h, key0, query0;
+  };
+
+  void pair(const Shared& s, const A* key, const A* value, A* dkey, A* dvalue, A* tiles, const At& at) const {
+    constexpr int64_t n = kBlock * kBlock;
+    A *const p = tiles, *const dp = tiles + n, *const keep = tiles + 2 * n, *const kept = tiles + 3 * n;
+    const int64_t from = at.query0 * ld_;
+    tile_gemm<A>(kBlock, kBlock, p_.d, {key, ld_, 1}, s.query_t + from, kBlock, p, kBlock, false);
+    mask_tile(p, kBlock, mask_at(p_, at.key0, at.query0));
+    probability_tile(p, kBlock, s.lse + at.query0);
+    tile_gemm<A>(kBlock, kBlock, p_.d, {value, ld_, 1}, s.dout_t + from, kBlock, dp, kBlock, false);
+    const A* weight = p;  // what multiplied the values
+    if (p_.options.dropout > 0) {
+      dropout_tile(keep, kBlock, p_, at.b, at.h, at.key0, at.query0);
+      multiply_tile(dp, dp, keep, n);
+      multiply_tile(kept, p, keep, n);
+      weight = kept;
+    }
+    if constexpr (!std::is_same_v<T, A>) {
+      if (weight == p) std::copy(p, p + n, kept);
+      round_tile<T>(kept, n);
+      weight = kept;
+    }
+    tile_gemm<A>(kBlock, ld_, kBlock, {weight, kBlock, 1}, s.dout + from, ld_, dvalue, ld_, true);
+    score_gradient_tile(dp, p, kBlock, s.delta + at.query0);
+    round_tile<T>(dp, n);
+    tile_gemm<A>(kBlock, ld_, kBlock, {dp, kBlock, 1}, s.query + from, ld_, dkey, ld_, true);
+    tile_gemm<A>(kBlock, ld_, kBlock, {dp, 1, kBlock}, key, ld_, s.dquery + from, ld_, true);
+  }
+
+  const AttentionProblem& p_;
+  const Tensor& dout_;
+  const Attended& forward_;
+  const AttentionGradients& grads_;
+  const int64_t ld_, padded_;
+};
+
+template <class A>
+void merge_rows(const Attended& into, const Attended& part) {
+  const int64_t heads = into.out.dim(2), tokens = into.out.dim(1), d = into.out.dim(3);
+  split(into.out.dim(0) * heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; ++at) {
+      const Rows<A> to = rows_of<A>(into.out, at / heads, at % heads, 0);
+      const Rows<const A> from = rows_of<const A>(part.out, at / heads, at % heads, 0);
+      A *const lse = into.lse.data<A>() + at * tokens, *const other = part.lse.data<A>() + at * tokens;
+      for (int64_t i = 0; i < tokens; ++i) {
+        const A top = std::max(lse[i], other[i]);
+        const A both = top + math::log(math::exp(lse[i] - top) + math::exp(other[i] - top));
+        const A mine = math::exp(lse[i] - both), theirs = math::exp(other[i] - both);
+        vectorized([=, y = to.data + i * to.stride, x = from.data + i * from.stride] {
+          for (int64_t c = 0; c < d; ++c) y[c] = math::fma(x[c], theirs, y[c] * mine);
+        });
+        lse[i] = both;
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void attention(const AttentionProblem& p, const Attended& result) {
+  if (amx_takes_attention(p)) return amx_attention(p, result);
+  with_floating(p.q.dtype(), "attention", [&](auto t) { Forward<decltype(t)>(p, result).run(); });
+}
+
+void attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
+                        const AttentionGradients& gradients) {
+  if (amx_takes_attention(p)) return amx_attention_backward(p, dout, forward, gradients);
+  with_floating(p.q.dtype(), "attention_backward",
+                [&](auto t) { Backward<decltype(t)>(p, dout, forward, gradients).run(); });
+}
+
+void merge_attended(const Attended& into, const Attended& part) {
+  with_floating(into.lse.dtype(), "merge_attended", [&](auto t) { merge_rows<Accumulate<decltype(t)>>(into, part); });
+}
+
+}  // namespace tessera::cpu

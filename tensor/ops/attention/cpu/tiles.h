@@ -1,0 +1,211 @@
+// The steps of blockwise attention on one tile of keys x queries, which all kernels of the CPU share: where its rows
+// lie, its mask, its softmax and its dropout; see tensor/ops/attention/attention.h.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "tensor/cpu/lanes.h"
+#include "tensor/cpu/tile_gemm.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/math.h"
+#include "tensor/ops/attention/attention.h"
+
+namespace tessera::cpu {
+
+inline constexpr int64_t kBlock = 64;  // keys per tile, and queries unless there are only a few
+
+// A matrix of rows that run on, as the caller stores it.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t stride;  // between rows
+};
+
+template <class T>
+Rows<T> rows_of(const Tensor& t, int64_t b, int64_t h, int64_t row) {
+  using Plain = std::remove_const_t<T>;
+  return {t.data<Plain>() + b * t.strides()[0] + row * t.strides()[1] + h * t.strides()[2], t.strides()[1]};
+}
+
+// Copies rows x d values into a zero-padded tile (padded_rows x ld), converting to A and scaling.
+template <class A, class T>
+void load_tile(A* tile, int64_t padded_rows, int64_t ld, Rows<const T> from, int64_t rows, int64_t d, A factor) {
+  vectorized([=] {
+    for (int64_t i = 0; i < rows; ++i) {
+      const T* const in = from.data + i * from.stride;
+      A* const to = tile + i * ld;
+      for (int64_t c = 0; c < d; ++c) to[c] = static_cast<A>(in[c]) * factor;
+      for (int64_t c = d; c < ld; ++c) to[c] = A(0);
+    }
+  });
+  for (int64_t i = rows; i < padded_rows; ++i) std::fill(tile + i * ld, tile + (i + 1) * ld, A(0));
+}
+
+// tile_t (d x width) = tile (width x ld) transposed.
+template <class A>
+void transpose_tile(A* tile_t, const A* tile, int64_t width, int64_t ld, int64_t d) {
+  for (int64_t c0 = 0; c0 < d; c0 += 8)
+    for (int64_t i = 0; i < width; ++i)
+      for (int64_t c = c0; c < std::min(d, c0 + 8); ++c) tile_t[c * width + i] = tile[i * ld + c];
+}
+
+template <class A, class T>
+void store_rows(Rows<T> to, const A* tile, int64_t ld, int64_t rows, int64_t d) {
+  vectorized([=] {
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t c = 0; c < d; ++c) to.data[i * to.stride + c] = T(tile[i * ld + c]);
+  });
+}
+
+// Where a row of one head lies.
+struct HeadRow {
+  int64_t b, h, row;
+};
+
+// Stores rows of a tile in `to`, which is of dtype T or of the tile's own.
+template <class T, class A>
+void store_head(const Tensor& to, const HeadRow& at, const A* tile, int64_t ld, int64_t rows) {
+  if (to.dtype() == kDTypeOf<A>)
+    store_rows<A, A>(rows_of<A>(to, at.b, at.h, at.row), tile, ld, rows, to.dim(3));
+  else
+    store_rows<A, T>(rows_of<T>(to, at.b, at.h, at.row), tile, ld, rows, to.dim(3));
+}
+
+// Which elements of a tile take part: key j (of `keys`) and query i with j <= i + diagonal.
+struct TileMask {
+  int64_t keys;      // valid keys of the tile
+  int64_t diagonal;  // key j is seen by query i when j <= i + diagonal
+  bool whole(int64_t block) const { return keys == block && diagonal >= block - 1; }
+};
+
+template <class A>
+void mask_tile(A* scores, int64_t width, const TileMask& mask) {
+  if (mask.whole(kBlock)) return;
+  for (int64_t j = 0; j < kBlock; ++j) {
+    const int64_t first = j < mask.keys ? std::clamp<int64_t>(j - mask.diagonal, 0, width) : width;
+    std::fill(scores + j * width, scores + j * width + first, -std::numeric_limits<A>::infinity());
+  }
+}
+
+// One step of the online softmax over keys: scores become exp(s - max); `shrink` is what earlier sums and outputs of
+// each query are multiplied by. A query that has seen no key yet keeps a maximum of -infinity.
+template <class A>
+void softmax_tile(A* scores, int64_t width, A* max, A* sum, A* shrink) {
+  vectorized([=] {
+    for (int64_t i0 = 0; i0 < width; i0 += kLanes<A>) {
+      A top[kLanes<A>], offset[kLanes<A>], total[kLanes<A>] = {};
+      for (int64_t i = 0; i < kLanes<A>; ++i) top[i] = max[i0 + i];
+      for (int64_t j = 0; j < kBlock; ++j)
+        for (int64_t i = 0; i < kLanes<A>; ++i) top[i] = std::max(top[i], scores[j * width + i0 + i]);
+      for (int64_t i = 0; i < kLanes<A>; ++i) offset[i] = top[i] > -std::numeric_limits<A>::infinity() ? top[i] : A(0);
+      for (int64_t j = 0; j < kBlock; ++j)
+        for (int64_t i = 0; i < kLanes<A>; ++i) {
+          const A e = math::exp(scores[j * width + i0 + i] - offset[i]);
+          scores[j * width + i0 + i] = e;
+          total[i] += e;
+        }
+      for (int64_t i = 0; i < kLanes<A>; ++i) {
+        shrink[i0 + i] = math::exp(max[i0 + i] - offset[i]);
+        sum[i0 + i] = math::fma(sum[i0 + i], shrink[i0 + i], total[i]);
+        max[i0 + i] = top[i];
+      }
+    }
+  });
+}
+
+// scores become probabilities exp(s - lse).
+template <class A>
+void probability_tile(A* scores, int64_t width, const A* lse) {
+  vectorized([=] {
+    for (int64_t j = 0; j < kBlock; ++j)
+      for (int64_t i = 0; i < width; ++i) scores[j * width + i] = math::exp(scores[j * width + i] - lse[i]);
+  });
+}
+
+// dscores = p (dp - delta), in place over dp.
+template <class A>
+void score_gradient_tile(A* dp, const A* p, int64_t width, const A* delta) {
+  vectorized([=] {
+    for (int64_t j = 0; j < kBlock; ++j)
+#pragma GCC ivdep
+      for (int64_t i = 0; i < width; ++i) dp[j * width + i] = p[j * width + i] * (dp[j * width + i] - delta[i]);
+  });
+}
+
+// What a product of T takes: the elements rounded to T.
+template <class T, class A>
+void round_tile(A* tile, int64_t n) {
+  if constexpr (!std::is_same_v<T, A>)
+    vectorized([=] {
+      for (int64_t i = 0; i < n; ++i) tile[i] = static_cast<A>(T(tile[i]));
+    });
+}
+
+// The dot products of n rows of d elements, in sixteen lanes.
+template <class A, class T>
+void output_dots(A* dots, Rows<const T> a, Rows<const T> b, int64_t n, int64_t d) {
+  vectorized([=] {
+    for (int64_t i = 0; i < n; ++i) {
+      const T *const x = a.data + i * a.stride, *const y = b.data + i * b.stride;
+      dots[i] = lane_sum<A>(d, [=](int64_t c) { return static_cast<A>(x[c]) * static_cast<A>(y[c]); });
+    }
+  });
+}
+
+template <class A>
+void multiply_tile(A* to, const A* a, const A* b, int64_t n) {
+  vectorized([=] {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) to[i] = a[i] * b[i];
+  });
+}
+
+inline TileMask mask_at(const AttentionProblem& p, int64_t key0, int64_t query0) {
+  return {std::min(kBlock, p.tk - key0), p.options.causal ? query0 + p.offset() - key0 : p.tk};
+}
+// Keys that the last of `queries` queries from query0 sees.
+inline int64_t keys_seen(const AttentionProblem& p, int64_t query0, int64_t queries) {
+  return p.options.causal ? std::min(p.tk, query0 + queries + p.offset()) : p.tk;
+}
+
+// keep / (1 - p) or 0 for each element of a tile of keys x queries.
+template <class A>
+void dropout_tile(A* keep, int64_t width, const AttentionProblem& p, int64_t b, int64_t h, int64_t key0,
+                  int64_t query0) {
+  const AttentionOptions& o = p.options;
+  const auto t = static_cast<uint64_t>(o.tokens_total);
+  const uint64_t plane = static_cast<uint64_t>((o.first_sequence + b) * o.heads_total + o.first_head + h) * t * t;
+  const auto probability = static_cast<float>(o.dropout);
+  const A up = static_cast<A>(1 / (1 - o.dropout));
+  for (int64_t i = 0; i < width; ++i) {
+    const uint64_t row =
+        plane + static_cast<uint64_t>(o.first_query + query0 + i) * t + static_cast<uint64_t>(o.first_key + key0);
+    Philox::Block words{};
+    uint64_t held = ~uint64_t{0};
+    for (int64_t j = 0; j < kBlock; ++j) {
+      const uint64_t at = row + static_cast<uint64_t>(j);
+      if (at >> 2 != held) words = o.random(held = at >> 2, o.step);
+      keep[j * width + i] = Philox::to_uniform(words[at & 3]) >= probability ? up : A(0);
+    }
+  }
+}
+
+// Memory of one task, cut from one block.
+template <class A>
+struct Buffer {
+  explicit Buffer(const Tensor& owner, int64_t elements)
+      : tensor(owner.make({elements}, kDTypeOf<A>, Category::workspace)), at(tensor.data<A>()) {}
+  A* take(int64_t n) {
+    A* const p = at;
+    at += (n + kLanes<A> - 1) / kLanes<A> * kLanes<A>;
+    return p;
+  }
+  Tensor tensor;
+  A* at;
+};
+
+inline int64_t lanes_up(int64_t n, int64_t lanes) { return (n + lanes - 1) / lanes * lanes; }
+
+}  // namespace tessera::cpu

@@ -1,0 +1,201 @@
+// What all kernels of attention share: operands, sizes, the mask, and the counted dropout.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "tensor/cuda/launch.cuh"
+#include "tensor/ops/attention/attention.h"
+
+namespace tessera::cuda {
+
+// (B, T, H, D) whose last dim runs on.
+template <class T>
+struct Heads {
+  T* data = nullptr;
+  int64_t batch = 0, row = 0, head = 0;  // strides in elements
+  __device__ T* at(int64_t b, int64_t h, int64_t i) const { return data + b * batch + h * head + i * row; }
+};
+
+template <class T>
+Heads<T> heads_of(const Tensor& t) {
+  return {reinterpret_cast<T*>(t.device_data<std::remove_const_t<T>>()), t.strides()[0], t.strides()[1],
+          t.strides()[2]};
+}
+
+// A result, of the operands' dtype or of that of their sums.
+template <class T>
+struct Result {
+  using A = Accumulate<T>;
+  T* narrow = nullptr;
+  A* wide = nullptr;  // one of the two
+  int64_t batch = 0, row = 0, head = 0;
+  __device__ void put(int64_t at, A value) const {
+    if (wide)
+      wide[at] = value;
+    else
+      narrow[at] = converted<T>(value);
+  }
+  __device__ int64_t at(int64_t b, int64_t h, int64_t i) const { return b * batch + h * head + i * row; }
+};
+
+template <class T>
+Result<T> result_of(const Tensor& t) {
+  Result<T> r{.batch = t.strides()[0], .row = t.strides()[1], .head = t.strides()[2]};
+  if (t.dtype() == kDTypeOf<T>)
+    r.narrow = t.device_data<T>();
+  else
+    r.wide = t.device_data<Accumulate<T>>();
+  return r;
+}
+
+// Sizes of at most 2^30, so that kernels count in 32 bits.
+struct AttentionSizes {
+  int batch = 0, tq = 0, tk = 0, heads = 0, d = 0;
+  bool causal = false;
+
+  constexpr int offset() const { return tk - tq; }  // key that query 0 sees last
+  constexpr bool sees(int query, int key) const { return key < tk && (!causal || key <= query + offset()); }
+  // Keys that the last of `queries` queries from query0 sees.
+  constexpr int keys_seen(int query0, int queries) const {
+    const int seen = query0 + queries + offset();
+    return causal && seen < tk ? seen : tk;
+  }
+  // The first query that sees a key from key0 on.
+  constexpr int first_query(int key0) const { return causal && key0 > offset() ? key0 - offset() : 0; }
+  // Of a query in what is kept of each query: (B, H, Tq).
+  constexpr int64_t index(int b, int h, int query) const { return (int64_t{b} * heads + h) * tq + query; }
+};
+
+inline AttentionSizes sizes_of(const AttentionProblem& p) {
+  const auto size = [](int64_t n) {
+    if (n > int64_t{1} << 30)
+      throw Error("[attention] a dim has size " + std::to_string(n) + "; expected at most 2^30 on a GPU");
+    return static_cast<int>(n);
+  };
+  return {size(p.batch), size(p.tq), size(p.tk), size(p.heads), size(p.d), p.options.causal};
+}
+
+// Which probabilities are kept, and multiplied by `up`: by the element's index in the whole (AttentionOptions).
+struct AttentionDropout {
+  Philox random{0};
+  uint64_t step = 0;
+  const uint64_t* step_on_gpu = nullptr;  // instead, unless it is null
+  uint64_t tokens = 0, first_plane = 0, heads_total = 0, first_query = 0, first_key = 0;
+  float probability = 0;
+  double up = 1;
+  bool any = false;
+
+  // Of one query: element j is key j. It copies what it needs, so that the kernel's parameters stay where they are.
+  struct Row {
+    Philox random;
+    uint64_t step, first;
+    float probability;
+    uint64_t held = ~uint64_t{0};
+    uint32_t w0 = 0, w1 = 0, w2 = 0, w3 = 0;
+    __device__ bool keeps(int64_t key) {
+      const uint64_t at = first + static_cast<uint64_t>(key);
+      if (at >> 2 != held) {
+        const Philox::Block words = random(held = at >> 2, step);
+        w0 = words[0], w1 = words[1], w2 = words[2], w3 = words[3];
+      }
+      const uint32_t low = at & 1 ? w1 : w0, high = at & 1 ? w3 : w2;
+      return Philox::to_uniform(at & 2 ? high : low) >= probability;
+    }
+  };
+  __device__ Row row(int64_t b, int64_t h, int64_t query) const {
+    const uint64_t plane = first_plane + static_cast<uint64_t>(b) * heads_total + static_cast<uint64_t>(h);
+    const uint64_t first = (plane * tokens + first_query + static_cast<uint64_t>(query)) * tokens + first_key;
+    return {.random = random, .step = step_on_gpu ? *step_on_gpu : step, .first = first, .probability = probability};
+  }
+};
+
+inline AttentionDropout dropout_of(const AttentionOptions& o) {
+  return {.random = o.random,
+          .step = o.step,
+          .step_on_gpu = o.step_on_gpu,
+          .tokens = static_cast<uint64_t>(o.tokens_total),
+          .first_plane = static_cast<uint64_t>(o.first_sequence * o.heads_total + o.first_head),
+          .heads_total = static_cast<uint64_t>(o.heads_total),
+          .first_query = static_cast<uint64_t>(o.first_query),
+          .first_key = static_cast<uint64_t>(o.first_key),
+          .probability = static_cast<float>(o.dropout),
+          .up = 1 / (1 - o.dropout),
+          .any = o.dropout > 0};
+}
+
+// All that the backward pass reads and writes; delta (B, H, Tq) holds the dot products of dout and out.
+struct BackwardProblem {
+  const AttentionProblem& of;
+  const Tensor &dout, &lse, &delta;
+  const AttentionGradients& gradients;
+};
+
+void plain_attention(const AttentionProblem& problem, const Attended& result);
+void plain_attention_backward(const BackwardProblem& problem);
+void tiled_attention(const AttentionProblem& problem, const Attended& result);
+void tiled_attention_backward(const BackwardProblem& problem);
+
+// What the kernels get.
+template <class T>
+struct ForwardCall {
+  AttentionSizes sizes;
+  Heads<const T> q, k, v;
+  Result<T> out;
+  Accumulate<T>* lse;
+  Accumulate<T> scale;
+  AttentionDropout dropout;
+};
+template <class T>
+struct BackwardCall {
+  AttentionSizes sizes;
+  Heads<const T> dout, q, k, v;
+  const Accumulate<T>*lse, *delta;
+  Result<T> dq, dk, dv;
+  Accumulate<T> scale;
+  AttentionDropout dropout;
+};
+
+template <class T>
+ForwardCall<T> forward_call(const AttentionProblem& p, const Attended& result) {
+  return {.sizes = sizes_of(p),
+          .q = heads_of<const T>(p.q),
+          .k = heads_of<const T>(p.k),
+          .v = heads_of<const T>(p.v),
+          .out = result_of<T>(result.out),
+          .lse = result.lse.device_data<Accumulate<T>>(),
+          .scale = static_cast<Accumulate<T>>(p.options.scale),
+          .dropout = dropout_of(p.options)};
+}
+template <class T>
+BackwardCall<T> backward_call(const BackwardProblem& p) {
+  return {.sizes = sizes_of(p.of),
+          .dout = heads_of<const T>(p.dout),
+          .q = heads_of<const T>(p.of.q),
+          .k = heads_of<const T>(p.of.k),
+          .v = heads_of<const T>(p.of.v),
+          .lse = p.lse.device_data<Accumulate<T>>(),
+          .delta = p.delta.device_data<Accumulate<T>>(),
+          .dq = result_of<T>(p.gradients.dq),
+          .dk = result_of<T>(p.gradients.dk),
+          .dv = result_of<T>(p.gradients.dv),
+          .scale = static_cast<Accumulate<T>>(p.of.options.scale),
+          .dropout = dropout_of(p.of.options)};
+}
+
+// Which tile of which head a block works on: heads one after another, and of each the tiles that have most to do under
+// a causal mask first, which are the last queries and the first keys.
+enum class TileOrder : uint8_t { last_first, first_first };
+struct TilePlace {
+  int b, h, tile;
+  __device__ TilePlace(const AttentionSizes& s, int tiles, int at, TileOrder order) {
+    const int head = at / tiles;
+    tile = order == TileOrder::last_first ? tiles - 1 - at % tiles : at % tiles;
+    b = head / s.heads;
+    h = head % s.heads;
+  }
+};
+
+constexpr int tiles_of(int n, int size) { return (n + size - 1) / size; }
+
+}  // namespace tessera::cuda

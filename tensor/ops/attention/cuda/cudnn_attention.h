@@ -1,0 +1,56 @@
+// Attention by cuDNN: which problems it serves, and running them. Only in a build where kWithCudnn is true.
+//
+// A problem is a graph of operations that cuDNN's frontend lowers to one fused kernel (backward: a few). Graphs are
+// built once for each problem and kept with the arena; cuDNN's own checks decide which problems it serves.
+#pragma once
+#include <array>
+#include <cmath>
+#include <compare>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tensor/kernels.h"
+#include "tensor/ops/attention/attention.h"
+
+namespace tessera::cuda {
+
+// All that a graph is built from: bfloat16 (B, T, H, D) with as many queries as keys, no dropout.
+struct FusedAttention {
+  enum Operand : uint8_t { q, k, v, out, dout, dq, dk, dv };
+  static constexpr int kForward = 4, kOperands = 8;  // the forward pass has the first four
+  using Strides = std::array<int64_t, 3>;            // of batch, token and head, in elements; the last dim runs on
+  int64_t batch = 0, tokens = 0, heads = 0, d = 0;
+  std::array<Strides, kOperands> strides{};
+  float scale = 0;
+  bool causal = true, backward = false, deterministic = false;
+
+  auto operator<=>(const FusedAttention&) const = default;
+  int operands() const { return backward ? kOperands : kForward; }
+};
+
+// That of a packed qkv (B, T, 3 H D) and of its packed gradient, causal, as a GPT asks for it.
+inline FusedAttention packed_problem(int64_t batch, int64_t tokens, int64_t heads, int64_t d, bool backward) {
+  const int64_t c = heads * d;
+  const FusedAttention::Strides packed{tokens * 3 * c, 3 * c, d}, plain{tokens * c, c, d}, none{};
+  FusedAttention p{.batch = batch, .tokens = tokens, .heads = heads, .d = d, .backward = backward};
+  p.strides = {packed, packed, packed, plain, none, none, none, none};
+  if (backward) p.strides = {packed, packed, packed, plain, plain, packed, packed, packed};
+  p.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(d)));
+  return p;
+}
+
+// Whether cuDNN did it. Where it refuses the problem nothing was queued and the arena's KernelLog says why; under
+// AttentionKernels::cudnn that is an Error.
+bool cudnn_attention(const AttentionProblem& problem, const Attended& result);
+bool cudnn_attention_backward(const AttentionProblem& problem, const Tensor& dout, const Attended& forward,
+                              const AttentionGradients& gradients);
+
+std::string cudnn_version();  // "9.19.0", of the library that is loaded
+// Why cuDNN refuses the problem on the calling thread's GPU, or cannot compile it there; empty where it serves it.
+std::string cudnn_refuses(const FusedAttention& problem);
+// What its checks say of a GPU that need not be there: of compute capability `capability` (90 for 9.0), described by
+// `gpu` in cuDNN's JSON (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION).
+std::string cudnn_refuses(const FusedAttention& problem, int capability, std::string_view gpu);
+
+}  // namespace tessera::cuda

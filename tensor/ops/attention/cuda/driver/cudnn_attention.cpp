@@ -1,0 +1,243 @@
+// Attention by cuDNN: graphs of scaled dot product attention through the frontend's headers, kept with the arena.
+//
+// cuDNN knows a tensor as (B, H, T, D) with any strides, so the slices of a packed qkv are read as they lie, and their
+// gradients written so. The log-sum-exp is the natural logarithm, as in our own kernels: each can go on from the
+// other's forward pass.
+#include "tensor/ops/attention/cuda/cudnn_attention.h"
+
+#include <cuda_runtime.h>
+#include <cudnn_frontend.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tensor/cuda/context.h"
+#include "tensor/kernels.h"
+
+namespace tessera::cuda {
+namespace {
+
+namespace frontend = cudnn_frontend;
+using frontend::graph::Graph;
+using frontend::graph::Tensor_attributes;
+using Node = std::shared_ptr<Tensor_attributes>;
+
+constexpr int64_t kStatistics = FusedAttention::kOperands;  // the log-sum-exp, numbered behind the operands
+
+// cuDNN's messages may have several lines: the first that says something, without the line that is drawn behind it.
+std::string first_line(const std::string& text) {
+  const size_t begin = std::min(text.find_first_not_of(" \n"), text.size());
+  const std::string line = text.substr(begin, text.find('\n', begin) - begin);
+  return line.substr(0, line.find_last_not_of(" _") + 1);
+}
+
+Node bfloat16_node(const FusedAttention& p, FusedAttention::Operand which, Node node) {
+  const auto& [batch, token, head] = p.strides[which];
+  node->set_uid(which)
+      .set_data_type(frontend::DataType_t::BFLOAT16)
+      .set_dim({p.batch, p.heads, p.tokens, p.d})
+      .set_stride({batch, head, token, 1});
+  return node;
+}
+Node statistics_node(const FusedAttention& p, Node node) {
+  node->set_uid(kStatistics)
+      .set_data_type(frontend::DataType_t::FLOAT)
+      .set_dim({p.batch, p.heads, p.tokens, 1})
+      .set_stride({p.heads * p.tokens, p.tokens, 1, 1});
+  return node;
+}
+
+template <class Attributes>
+Attributes attributes_of(const FusedAttention& p) {
+  Attributes a;
+  a.set_name("attention").set_attn_scale(p.scale).set_causal_mask(p.causal);
+  return a;
+}
+
+// For a GPU of that compute capability, or 0: the calling thread's GPU.
+std::shared_ptr<Graph> graph_of(const FusedAttention& p, int capability = 0) {
+  auto graph = std::make_shared<Graph>();
+  if (capability > 0) graph->set_sm_version(capability);  // before the nodes, which copy it
+  graph->set_io_data_type(frontend::DataType_t::BFLOAT16)
+      .set_intermediate_data_type(frontend::DataType_t::FLOAT)
+      .set_compute_data_type(frontend::DataType_t::FLOAT);
+  const auto input = [&](FusedAttention::Operand which) {
+    return graph->tensor(*bfloat16_node(p, which, std::make_shared<Tensor_attributes>()));
+  };
+  const Node q = input(FusedAttention::q), k = input(FusedAttention::k), v = input(FusedAttention::v);
+  if (!p.backward) {
+    auto [out, statistics] =
+        graph->sdpa(q, k, v, attributes_of<frontend::graph::SDPA_attributes>(p).set_generate_stats(true));
+    bfloat16_node(p, FusedAttention::out, out)->set_output(true);
+    statistics_node(p, statistics)->set_output(true);
+    return graph;
+  }
+  const Node out = input(FusedAttention::out), dout = input(FusedAttention::dout);
+  const Node statistics = graph->tensor(*statistics_node(p, std::make_shared<Tensor_attributes>()));
+  auto [dq, dk, dv] = graph->sdpa_backward(
+      q, k, v, out, dout, statistics,
+      attributes_of<frontend::graph::SDPA_backward_attributes>(p).set_deterministic_algorithm(p.deterministic));
+  bfloat16_node(p, FusedAttention::dq, dq)->set_output(true);
+  bfloat16_node(p, FusedAttention::dk, dk)->set_output(true);
+  bfloat16_node(p, FusedAttention::dv, dv)->set_output(true);
+  return graph;
+}
+
+// What cuDNN answered; empty: nothing bad.
+std::string refusal_in(frontend::error_t answer) {  // its own functions are not const
+  if (!answer.is_bad()) return "";
+  const std::string line = first_line(answer.get_message());
+  return line.empty() ? "no reason is given" : line;
+}
+
+// Goes through cuDNN's checks: why it refuses the graph, or nothing. Without a handle for the GPU that the graph knows.
+std::string refusal(Graph& graph, cudnnHandle_t library) {
+  std::string why = refusal_in(graph.validate());
+  if (why.empty()) why = refusal_in(library ? graph.build_operation_graph(library) : graph.build_operation_graph());
+  if (why.empty()) why = refusal_in(graph.create_execution_plans({frontend::HeurMode_t::A}));
+  if (why.empty()) why = refusal_in(graph.check_support());
+  return why;
+}
+
+// The same, and then compiles the kernels.
+std::string refusal_or_build(Graph& graph, cudnnHandle_t library) {
+  std::string why = refusal(graph, library);
+  if (!why.empty()) return why;
+  why = refusal_in(graph.build_plans());
+  return why.empty() ? "" : "the plan cannot be built: " + why;
+}
+
+void expect(cudnnStatus_t status, const char* what) {
+  if (status != CUDNN_STATUS_SUCCESS)
+    throw Error(fmt::format("[attention] cuDNN: {}: {}", what, cudnnGetErrorString(status)), Status::communication);
+}
+void expect(frontend::error_t e, const char* what) {
+  if (e.is_bad()) throw Error(fmt::format("[attention] cuDNN: {}: {}", what, refusal_in(e)), Status::communication);
+}
+
+using Library = Handle<cudnnHandle_t, cudnnDestroy>;
+
+// A graph that is ready to run; none where cuDNN refused it.
+struct Plan {
+  std::shared_ptr<Graph> graph;
+  int64_t workspace = 0;
+};
+
+using Pointers = std::unordered_map<int64_t, void*>;
+
+class Cudnn {
+ public:
+  bool run(Arena& arena, const FusedAttention& p, Pointers& pointers) {
+    auto found = plans_.find(p);
+    if (found == plans_.end()) found = plans_.emplace(p, plan_of(arena, p)).first;
+    const Plan& plan = found->second;
+    if (!plan.graph) return false;
+    // Given back when the kernels are queued: whoever has the block next is queued behind them.
+    Tensor workspace;
+    if (plan.workspace > 0)
+      workspace =
+          Tensor::empty({(plan.workspace + 3) / 4}, DType::float32, arena.shared_from_this(), Category::workspace);
+    expect(plan.graph->execute(library(arena), pointers, plan.workspace > 0 ? workspace.address() : nullptr), "run");
+    arena.local<Context>().queued(p.backward ? "attention_backward" : "attention", cudaSuccess);
+    return true;
+  }
+
+ private:
+  cudnnHandle_t library(Arena& arena) {
+    if (!library_.get()) {
+      expect(cudnnCreate(library_.receive()), "start");
+      expect(cudnnSetStream(library_.get(), arena.local<Context>().stream()), "stream");
+    }
+    return library_.get();
+  }
+
+  Plan plan_of(Arena& arena, const FusedAttention& p) {
+    Plan plan{.graph = graph_of(p)};
+    if (const std::string why = refusal_or_build(*plan.graph, library(arena)); !why.empty()) {
+      cudaGetLastError();  // of what was tried: it is no error of the next kernel
+      const std::string said =
+          fmt::format("cuDNN {} refuses {} of (B, T, H, D) = ({}, {}, {}, {}): {}", cudnn_version(),
+                      p.backward ? "the backward pass" : "attention", p.batch, p.tokens, p.heads, p.d, why);
+      if (arena.local<KernelChoice>().attention == AttentionKernels::cudnn)
+        throw Error(fmt::format("[attention] {}; our own kernels were not allowed in its place", said));
+      arena.local<KernelLog>().refuse(said);
+      return {};
+    }
+    expect(plan.graph->get_workspace_size(plan.workspace), "workspace");
+    return plan;
+  }
+
+  Library library_;
+  std::map<FusedAttention, Plan> plans_;
+};
+
+// A dim of size 1 is never stepped over: its stride is set, so that no graph differs by it and no check asks about it.
+FusedAttention::Strides strides_of(const Tensor& t) {
+  FusedAttention::Strides strides{};
+  for (int i = 0; i < 3; ++i) strides[static_cast<size_t>(i)] = t.dim(i) == 1 ? t.numel() : t.strides()[i];
+  return strides;
+}
+
+// The problem and where its operands are.
+std::pair<FusedAttention, Pointers> call_of(const std::vector<const Tensor*>& operands, const Tensor& lse,
+                                            const AttentionProblem& of) {
+  FusedAttention p{.batch = of.batch,
+                   .tokens = of.tq,
+                   .heads = of.heads,
+                   .d = of.d,
+                   .scale = static_cast<float>(of.options.scale),
+                   .causal = of.options.causal,
+                   .backward = operands.size() > FusedAttention::kForward};
+  Pointers pointers{{kStatistics, lse.address()}};
+  for (size_t i = 0; i < operands.size(); ++i) {
+    p.strides[i] = strides_of(*operands[i]);
+    pointers[static_cast<int64_t>(i)] = operands[i]->address();
+  }
+  return {p, std::move(pointers)};
+}
+
+bool run(const std::vector<const Tensor*>& operands, const Tensor& lse, const AttentionProblem& of) {
+  Arena& arena = *lse.arena();
+  auto [problem, pointers] = call_of(operands, lse, of);
+  problem.deterministic = problem.backward && arena.local<KernelChoice>().deterministic;
+  return arena.local<Cudnn>().run(arena, problem, pointers);
+}
+
+}  // namespace
+
+bool cudnn_attention(const AttentionProblem& p, const Attended& result) {
+  return run({&p.q, &p.k, &p.v, &result.out}, result.lse, p);
+}
+
+bool cudnn_attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
+                              const AttentionGradients& gradients) {
+  return run({&p.q, &p.k, &p.v, &forward.out, &dout, &gradients.dq, &gradients.dk, &gradients.dv}, forward.lse, p);
+}
+
+std::string cudnn_version() {
+  const size_t v = cudnnGetVersion();
+  return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+}
+
+std::string cudnn_refuses(const FusedAttention& problem) {
+  Library library;
+  if (const cudnnStatus_t status = cudnnCreate(library.receive()); status != CUDNN_STATUS_SUCCESS)
+    return cudnnGetErrorString(status);
+  return refusal_or_build(*graph_of(problem), library.get());
+}
+
+std::string cudnn_refuses(const FusedAttention& problem, int capability, std::string_view gpu) {
+  auto device = std::make_shared<frontend::DeviceProperties>();
+  if (auto e = device->deserialize({gpu.begin(), gpu.end()}); e.is_bad()) return first_line(e.get_message());
+  const std::shared_ptr<Graph> graph = graph_of(problem, capability);
+  graph->set_device_properties(device);
+  return refusal(*graph, nullptr);
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,172 @@
+// Attention forward on tensor cores: 128 queries of a head for each block of four warps, 16 to 64 keys at a time.
+#include <limits>
+
+#include "tensor/cuda/fast_exp.cuh"
+#include "tensor/cuda/shared.cuh"
+#include "tensor/math.h"
+#include "tensor/ops/attention/cuda/tiles.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kWarps = 4, kRowTiles = 2, kBlockThreads = 32 * kWarps;
+constexpr int kQueries = kWarps * kRowTiles * 16;
+// Keys at a time: as many as leave room in the registers.
+template <int D, bool kDrops>
+constexpr int kKeysOf = D == 64  ? 64
+                        : kDrops ? 16
+                                 : 32;
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+// What a lane knows of its four rows: the greatest score, and its part of the sum of exponentials.
+struct RowState {
+  float max[kRowTiles][2] = {{kNone, kNone}, {kNone, kNone}}, sum[kRowTiles][2] = {};
+};
+
+template <int D>
+using Out = WarpSums<kRowTiles, D / 8>;
+template <int C>
+using Scores = WarpSums<kRowTiles, C>;
+
+// One step of the online softmax: scores become exponentials, and what was summed before shrinks to the new maximum.
+// `factor` turns a score into the exponent of two.
+template <int D, int C>
+__device__ void softmax_step(Scores<C>& scores, RowState& state, Out<D>& out, float factor) {
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = state.max[r][half];
+#pragma unroll
+      for (int c = 0; c < C; ++c) top = fmaxf(top, fmaxf(scores[r][c][2 * half], scores[r][c][2 * half + 1]));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const float offset = top > kNone ? top * factor : 0.0f;
+      // Exactly 1 where the maximum stays: a row has the same bits however many masked keys follow.
+      const float shrink = top > kNone ? fast_exp2((state.max[r][half] - top) * factor) : 0.0f;
+      state.max[r][half] = top;
+      float total = 0;
+#pragma unroll
+      for (int c = 0; c < C; ++c)
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          scores[r][c][e] = fast_exp2(math::fma(scores[r][c][e], factor, -offset));
+          total += scores[r][c][e];
+        }
+      state.sum[r][half] = math::fma(state.sum[r][half], shrink, total);
+#pragma unroll
+      for (int c = 0; c < D / 8; ++c) {
+        out[r][c][2 * half] *= shrink;
+        out[r][c][2 * half + 1] *= shrink;
+      }
+    }
+}
+
+template <int C>
+__device__ void drop(Scores<C>& scores, KeptSums<kRowTiles, C> kept, float up) {
+  for_each_sum<kRowTiles, C>(
+      [&](int r, int c, int e, int, int) { scores[r][c][e] *= kept >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f; });
+}
+
+template <int C>
+__device__ void mask(Scores<C>& scores, const AttentionSizes& n, const ScoresPlace& place) {
+  for_each_sum<kRowTiles, C>([&](int r, int c, int e, int row, int column) {
+    if (!n.sees(place.query0 + row, place.key0 + column)) scores[r][c][e] = kNone;
+  });
+}
+
+// Divides by the sums, writes the rows from query0 on and the logarithms of their denominators.
+template <int D>
+__device__ void finish(const ForwardCall<bfloat16>& call, const TilePlace& at, Out<D>& out, RowState& state,
+                       int query0) {
+  const AttentionSizes& n = call.sizes;
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = state.sum[r][half];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const float inverse = 1.0f / sum;
+#pragma unroll
+      for (int c = 0; c < D / 8; ++c) {
+        out[r][c][2 * half] *= inverse;
+        out[r][c][2 * half + 1] *= inverse;
+      }
+      const int query = query0 + 16 * r + 8 * half + lane() / 4;
+      if (query < n.tq && lane() % 4 == 0)
+        call.lse[n.index(at.b, at.h, query)] = math::fma(state.max[r][half], call.scale, math::log(sum));
+    }
+  put_rows(call.out, at, out, 1.0f, query0, n.tq);
+}
+
+template <int D, bool kDrops>
+__global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bfloat16> call) {
+  using Tile = SharedTile<D>;
+  constexpr int kKeys = kKeysOf<D, kDrops>;
+  const AttentionSizes& n = call.sizes;
+  const uint32_t base = shared_address(dynamic_shared<unsigned char>());
+  const Tile query{base};
+  const auto key = [&](int step) {
+    return Tile{base + static_cast<uint32_t>(Tile::bytes(kQueries) + step % 2 * 2 * Tile::bytes(kKeys))};
+  };
+  const auto value = [&](int step) { return Tile{key(step).base + Tile::bytes(kKeys)}; };
+  const TilePlace at(n, tiles_of(n.tq, kQueries), static_cast<int>(blockIdx.x), TileOrder::last_first);
+  const int tile0 = at.tile * kQueries, steps = tiles_of(n.keys_seen(tile0, kQueries), kKeys);
+  const auto fetch = [&](int step) {
+    copy_rows<D, kBlockThreads>(key(step), call.k, at, step * kKeys, kKeys, n.tk);
+    copy_rows<D, kBlockThreads>(value(step), call.v, at, step * kKeys, kKeys, n.tk);
+    commit_copies();
+  };
+  copy_rows<D, kBlockThreads>(query, call.q, at, tile0, kQueries, n.tq);
+  fetch(0);
+
+  const int row0 = warp() * kRowTiles * 16;
+  const int query0 = tile0 + row0, seen = n.keys_seen(query0, kRowTiles * 16), whole = n.keys_seen(query0, 1);
+  const float factor = call.scale * kLog2E;
+  Out<D> out = {};
+  RowState state;
+  for (int step = 0; step < steps; ++step) {
+    wait_for_copies<0>();
+    __syncthreads();  // the copies of all threads are there, and nobody needs the other stage any more
+    if (step + 1 < steps) fetch(step + 1);
+    const int key0 = step * kKeys;
+    if (key0 >= seen) continue;  // other warps of the block see more
+    const ScoresPlace place{query0, key0};
+    const auto kept = kDrops ? kept_sums<kRowTiles, kKeys / 8, false>(call.dropout, at, place) : 0u;
+    Scores<kKeys / 8> scores = {};
+    multiply_rows(scores, query, row0, key(step));
+    if (key0 + kKeys > whole) mask<kKeys / 8>(scores, n, place);
+    softmax_step<D, kKeys / 8>(scores, state, out, factor);
+    if (kDrops) drop<kKeys / 8>(scores, kept, static_cast<float>(call.dropout.up));
+    multiply_weights<D>(out, scores, value(step));
+  }
+  finish<D>(call, at, out, state, query0);
+}
+
+template <int D, bool kDrops>
+void launch_forward(Context& c, const ForwardCall<bfloat16>& call) {
+  const Grid grid{.blocks = int64_t{call.sizes.batch} * call.sizes.heads * tiles_of(call.sizes.tq, kQueries),
+                  .threads = kBlockThreads,
+                  .shared = SharedTile<D>::bytes(kQueries + 4 * kKeysOf<D, kDrops>)};
+  launch(c, "attention", grid, forward_kernel<D, kDrops>, call);
+}
+template <int D>
+void launch_forward(Context& c, const ForwardCall<bfloat16>& call) {
+  if (call.dropout.any)
+    launch_forward<D, true>(c, call);
+  else
+    launch_forward<D, false>(c, call);
+}
+
+}  // namespace
+
+void tiled_attention(const AttentionProblem& p, const Attended& result) {
+  const auto call = forward_call<bfloat16>(p, result);
+  if (call.sizes.d == 64)
+    launch_forward<64>(context(p.q), call);
+  else
+    launch_forward<128>(context(p.q), call);
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,168 @@
+// The steps of attention on tensor cores (after Dao 2023, "FlashAttention-2"): tiles of bfloat16 rows in shared memory,
+// the products of a warp's rows with them, and what each lane holds of the sums.
+//
+// A warp has R times 16 rows of a block's tile to itself. It multiplies them with the rows of another tile (scores),
+// and what comes of that with the columns of a third: sums of the first product are, as pairs, the left factor of the
+// second, so probabilities never leave the registers.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "tensor/cuda/mma.cuh"
+#include "tensor/ops/attention/cuda/attention.cuh"
+
+namespace tessera::cuda {
+
+inline constexpr float kLog2E = 1.44269504f;
+
+// Rows of D numbers in shared memory, from a multiple of a row's size on. Chunks of eight change places within a row by
+// the row's number, so that eight rows' chunks of one column lie in different banks. Since c is exchanged by exclusive
+// or, the address of chunk c ^ x is that of chunk c exclusive or x * 16.
+template <int D>
+struct SharedTile {
+  uint32_t base;
+  static constexpr int kRowBytes = D * 2;
+  static constexpr int bytes(int rows) { return rows * kRowBytes; }
+  __device__ uint32_t chunk(int row, int c) const {
+    return base + static_cast<uint32_t>(row * kRowBytes + (c ^ (row & 7)) * 16);
+  }
+};
+
+__device__ inline int lane() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ inline int warp() { return static_cast<int>(threadIdx.x) / 32; }
+
+// Begins to copy `count` rows of a head from row0 on; rows that the head does not have are zeros.
+template <int D, int kBlockThreads>
+__device__ void copy_rows(SharedTile<D> to, const Heads<const bfloat16>& from, const TilePlace& at, int row0, int count,
+                          int rows) {
+  constexpr int kChunks = D / 8, kAtOnce = kBlockThreads / kChunks;
+  int t = static_cast<int>(threadIdx.x);
+  asm volatile("" : "+r"(t));  // addresses are made anew at each step: kept over all of them they spill the sums
+  const int c = t % kChunks;
+  const bfloat16* const head = from.at(at.b, at.h, 0) + c * 8;
+  for (int row = t / kChunks; row < count; row += kAtOnce) {
+    const bool valid = row0 + row < rows;
+    copy_async(to.chunk(row, c), head + (valid ? (row0 + row) * from.row : 0), valid);
+  }
+}
+
+// Sums of R x 16 rows and C x 8 columns, as multiply_add() leaves them in the lanes.
+template <int R, int C>
+using WarpSums = float[R][C][4];
+
+// sums += rows of `left` from row0 on, times the rows of `right` from 0 on, over D.
+template <int D, int R, int C>
+__device__ void multiply_rows(WarpSums<R, C>& sums, SharedTile<D> left, int row0, SharedTile<D> right) {
+  const int l = lane();
+  const uint32_t left0 = left.chunk(row0 + l % 16, l / 16), right0 = right.chunk(l / 16 * 8 + l % 8, l / 8 % 2);
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k) {
+    const uint32_t from_left = left0 ^ (k * 32u), from_right = right0 ^ (k * 32u);  // chunk 2 k and the next
+    uint32_t a[R][4];
+#pragma unroll
+    for (int r = 0; r < R; ++r) load_matrices(a[r], from_left + left.bytes(16 * r));
+#pragma unroll
+    for (int c = 0; c < C; c += 2) {
+      uint32_t b[4];
+      load_matrices(b, from_right + right.bytes(8 * c));
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        multiply_add(sums[r][c], a[r], b[0], b[1]);
+        multiply_add(sums[r][c + 1], a[r], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// sums += weights (R x 16 rows, C x 8 columns) times the first C x 8 rows of `right`.
+template <int D, int R, int C>
+__device__ void multiply_weights(WarpSums<R, D / 8>& sums, const WarpSums<R, C>& weights, SharedTile<D> right) {
+  const int l = lane();
+  const uint32_t right0 = right.chunk(l % 16, l / 16);
+#pragma unroll
+  for (int k = 0; k < C; k += 2) {
+    uint32_t a[R][4];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const float(&w)[C][4] = weights[r];
+      a[r][0] = pair_of(w[k][0], w[k][1]);
+      a[r][1] = pair_of(w[k][2], w[k][3]);
+      a[r][2] = pair_of(w[k + 1][0], w[k + 1][1]);
+      a[r][3] = pair_of(w[k + 1][2], w[k + 1][3]);
+    }
+#pragma unroll
+    for (int c = 0; c < D / 8; c += 2) {
+      uint32_t b[4];
+      load_transposed(b, (right0 ^ (c * 16u)) + right.bytes(8 * k));
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        multiply_add(sums[r][c], a[r], b[0], b[1]);
+        multiply_add(sums[r][c + 1], a[r], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Calls f(r, c, e, row, column) for each sum [r][c][e] of a lane; row and column are its place in the warp's sums.
+template <int R, int C, class F>
+__device__ void for_each_sum(const F& f) {
+  const int line = lane() / 4, first = lane() % 4 * 2;
+#pragma unroll
+  for (int r = 0; r < R; ++r)
+#pragma unroll
+    for (int c = 0; c < C; ++c)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) f(r, c, e, 16 * r + e / 2 * 8 + line, 8 * c + first + e % 2);
+}
+
+// Where a warp's sums lie in the matrix of scores.
+struct ScoresPlace {
+  int query0, key0;
+};
+
+// Bit (r * C + c) * 4 + e says whether dropout keeps sum [r][c][e]. Elements come one after another, so that the random
+// numbers take few registers.
+template <int R, int C>
+using KeptSums = std::conditional_t<R * C * 4 <= 32, uint32_t, uint64_t>;
+template <int R, int C, bool kKeysDown>
+__device__ KeptSums<R, C> kept_sums(const AttentionDropout& dropout, const TilePlace& at, const ScoresPlace& place) {
+  static_assert(R * C * 4 <= 64);
+  const int line = lane() / 4, first = lane() % 4 * 2;
+  const auto tokens = static_cast<int64_t>(dropout.tokens);
+  AttentionDropout::Row row = dropout.row(at.b, at.h, place.query0);
+  KeptSums<R, C> kept = 0;
+#pragma unroll 1
+  for (int i = 0; i < R * C * 4; ++i) {
+    const int e = i % 2, c = i / 2 % C, half = i / (2 * C) % 2, r = i / (4 * C);
+    const int down = 16 * r + 8 * half + line, across = 8 * c + first + e;
+    const int query = kKeysDown ? across : down, key = place.key0 + (kKeysDown ? down : across);
+    kept |= static_cast<KeptSums<R, C>>(row.keeps(query * tokens + key)) << ((r * C + c) * 4 + 2 * half + e);
+  }
+  return kept;
+}
+
+__device__ inline void put_pair(const Result<bfloat16>& to, int64_t at, float first, float second) {
+  if (to.wide)
+    *reinterpret_cast<float2*>(to.wide + at) = float2{first, second};
+  else
+    *reinterpret_cast<uint32_t*>(to.narrow + at) = pair_of(first, second);
+}
+
+// Writes the warp's sums times `factor` to the rows of a head from row0 on.
+template <int R, int C>
+__device__ void put_rows(const Result<bfloat16>& to, const TilePlace& at, const WarpSums<R, C>& sums, float factor,
+                         int row0, int rows) {
+#pragma unroll
+  for (int r = 0; r < R; ++r)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row0 + 16 * r + 8 * half + lane() / 4;
+      if (row >= rows) continue;
+      const int64_t line = to.at(at.b, at.h, row) + lane() % 4 * 2;
+#pragma unroll
+      for (int c = 0; c < C; ++c)
+        put_pair(to, line + 8 * c, sums[r][c][2 * half] * factor, sums[r][c][2 * half + 1] * factor);
+    }
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,248 @@
+// Attention backward on tensor cores: one kernel makes the gradient of the queries, going through the keys, and one
+// those of keys and values, going through the queries. Each makes the probabilities anew from the log-sum-exp.
+//
+// The second has its scores the other way round, keys down and queries across, so that the sums that a lane holds are
+// again the left factors of what follows.
+#include <limits>
+
+#include "tensor/cuda/fast_exp.cuh"
+#include "tensor/cuda/shared.cuh"
+#include "tensor/math.h"
+#include "tensor/ops/attention/cuda/tiles.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+using Call = BackwardCall<bfloat16>;
+
+// What the backward pass has to know of a query besides its row: the log-sum-exp to base two, and delta. A query that
+// is not there has no probabilities: exp2(x - kInfinity) = 0.
+struct OfQuery {
+  float lse, delta;
+};
+// (B, H, padded): padded to whole tiles, so that they may be copied as rows are.
+struct Known {
+  const OfQuery* of_query;
+  int padded;
+  __device__ const OfQuery* at(const AttentionSizes& n, const TilePlace& place, int query) const {
+    return of_query + (int64_t{place.b} * n.heads + place.h) * padded + query;
+  }
+};
+constexpr int kPadding = 128;
+
+__global__ void know_kernel(AttentionSizes n, int padded, const float* lse, const float* delta, OfQuery* known) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= int64_t{n.batch} * n.heads * padded) return;
+  const int64_t query = i % padded, at = i / padded * n.tq + query;
+  known[i] = query < n.tq ? OfQuery{lse[at] * kLog2E, delta[at]} : OfQuery{kInfinity, 0.0f};
+}
+
+// How a head of D numbers is cut. Sums fill most of the registers: two warp sums of D columns and two of scores.
+template <int D>
+struct QueryCut {
+  static constexpr int kWarps = 4, kRowTiles = 2, kThreads = 32 * kWarps;
+  static constexpr int kQueries = kWarps * kRowTiles * 16, kKeys = D == 64 ? 32 : 16;
+};
+template <int D, bool kDrops>
+struct KeyCut {
+  static constexpr int kWarps = D == 64 ? 4 : 8, kRowTiles = D == 64 ? 2 : 1, kThreads = 32 * kWarps;
+  static constexpr int kKeys = kWarps * kRowTiles * 16, kQueries = kDrops ? 16 : 32;
+};
+
+// Two tiles of a kernel's own rows, and two stages of two tiles that it goes through.
+template <int D, int kOwn, int kOther>
+struct FourTiles {
+  using Tile = SharedTile<D>;
+  uint32_t base;
+  static constexpr int kBytes = Tile::bytes(2 * kOwn + 4 * kOther);
+
+  __device__ Tile own(int which) const { return {base + static_cast<uint32_t>(which * Tile::bytes(kOwn))}; }
+  __device__ Tile other(int step, int which) const {
+    return {base + static_cast<uint32_t>(Tile::bytes(2 * kOwn) + (step % 2 * 2 + which) * Tile::bytes(kOther))};
+  }
+};
+
+// What a lane knows of its rows of queries.
+template <int R>
+struct Rows {
+  OfQuery of[R][2];
+  __device__ explicit Rows(const OfQuery* known) {
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) of[r][half] = known[16 * r + 8 * half + lane() / 4];
+  }
+};
+
+// dp becomes the gradient of the scores. Queries down, keys across.
+template <bool kDrops, int R, int C>
+__device__ void to_gradient(WarpSums<R, C>& dp, const WarpSums<R, C>& scores, const Call& call, const Rows<R>& rows,
+                            const ScoresPlace& place, bool masked, KeptSums<R, C> kept) {
+  const float factor = call.scale * kLog2E;
+  const auto up = static_cast<float>(call.dropout.up);
+  for_each_sum<R, C>([&](int r, int c, int e, int query, int key) {
+    const OfQuery& known = rows.of[r][e / 2];
+    float p = fast_exp2(math::fma(scores[r][c][e], factor, -known.lse));
+    if (masked && !call.sizes.sees(place.query0 + query, place.key0 + key)) p = 0;
+    if (kDrops) dp[r][c][e] *= kept >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f;
+    dp[r][c][e] = p * (dp[r][c][e] - known.delta);
+  });
+}
+
+template <int D, bool kDrops>
+__global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(Call call, Known known) {
+  using Cut = QueryCut<D>;
+  constexpr int kThreads = Cut::kThreads, kKeys = Cut::kKeys, kR = Cut::kRowTiles;
+  const AttentionSizes& n = call.sizes;
+  const FourTiles<D, Cut::kQueries, kKeys> tiles{shared_address(dynamic_shared<unsigned char>())};
+  const TilePlace at(n, tiles_of(n.tq, Cut::kQueries), static_cast<int>(blockIdx.x), TileOrder::last_first);
+  const int tile0 = at.tile * Cut::kQueries, steps = tiles_of(n.keys_seen(tile0, Cut::kQueries), kKeys);
+  const auto fetch = [&](int step) {
+    copy_rows<D, kThreads>(tiles.other(step, 0), call.k, at, step * kKeys, kKeys, n.tk);
+    copy_rows<D, kThreads>(tiles.other(step, 1), call.v, at, step * kKeys, kKeys, n.tk);
+    commit_copies();
+  };
+  copy_rows<D, kThreads>(tiles.own(0), call.q, at, tile0, Cut::kQueries, n.tq);
+  copy_rows<D, kThreads>(tiles.own(1), call.dout, at, tile0, Cut::kQueries, n.tq);
+  fetch(0);
+
+  const int row0 = warp() * kR * 16;
+  const int query0 = tile0 + row0, seen = n.keys_seen(query0, kR * 16), whole = n.keys_seen(query0, 1);
+  const Rows<kR> rows(known.at(n, at, query0));
+  WarpSums<kR, D / 8> dq = {};
+  for (int step = 0; step < steps; ++step) {
+    wait_for_copies<0>();
+    __syncthreads();
+    if (step + 1 < steps) fetch(step + 1);
+    const int key0 = step * kKeys;
+    if (key0 >= seen) continue;
+    const ScoresPlace place{query0, key0};
+    const auto kept = kDrops ? kept_sums<kR, kKeys / 8, false>(call.dropout, at, place) : 0u;
+    WarpSums<kR, kKeys / 8> scores = {}, dp = {};
+    multiply_rows(scores, tiles.own(0), row0, tiles.other(step, 0));
+    multiply_rows(dp, tiles.own(1), row0, tiles.other(step, 1));
+    to_gradient<kDrops>(dp, scores, call, rows, place, key0 + kKeys > whole, kept);
+    multiply_weights<D>(dq, dp, tiles.other(step, 0));
+  }
+  put_rows(call.dq, at, dq, call.scale, query0, n.tq);
+}
+
+// Scores become probabilities. Keys down, queries across.
+template <int R, int C>
+__device__ void to_probabilities(WarpSums<R, C>& scores, const Call& call, const OfQuery* known,
+                                 const ScoresPlace& place, bool masked) {
+  const float factor = call.scale * kLog2E;
+  for_each_sum<R, C>([&](int r, int c, int e, int key, int query) {
+    float& x = scores[r][c][e];
+    x = fast_exp2(math::fma(x, factor, -known[query].lse));
+    if (masked && !call.sizes.sees(place.query0 + query, place.key0 + key)) x = 0;
+  });
+}
+
+// `to` becomes what is kept of `from`, which may be itself.
+template <int R, int C>
+__device__ void drop(WarpSums<R, C>& to, const WarpSums<R, C>& from, KeptSums<R, C> kept, float up) {
+  for_each_sum<R, C>([&](int r, int c, int e, int, int) {
+    to[r][c][e] = from[r][c][e] * (kept >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f);
+  });
+}
+
+template <int D, bool kDrops>
+__global__ void __launch_bounds__(KeyCut<D, kDrops>::kThreads) key_gradient_kernel(Call call, Known known) {
+  using Cut = KeyCut<D, kDrops>;
+  constexpr int kThreads = Cut::kThreads, kQueries = Cut::kQueries, kR = Cut::kRowTiles;
+  const AttentionSizes& n = call.sizes;
+  const FourTiles<D, Cut::kKeys, kQueries> tiles{shared_address(dynamic_shared<unsigned char>())};
+  auto* const of_stages = reinterpret_cast<OfQuery*>(dynamic_shared<unsigned char>() + tiles.kBytes);
+  const TilePlace at(n, tiles_of(n.tk, Cut::kKeys), static_cast<int>(blockIdx.x), TileOrder::first_first);
+  const int tile0 = at.tile * Cut::kKeys, first = n.first_query(tile0) / kQueries;
+  const int t = static_cast<int>(threadIdx.x);
+  const auto fetch = [&](int step) {
+    copy_rows<D, kThreads>(tiles.other(step, 0), call.q, at, step * kQueries, kQueries, n.tq);
+    copy_rows<D, kThreads>(tiles.other(step, 1), call.dout, at, step * kQueries, kQueries, n.tq);
+    if (t < kQueries / 2)  // 16 bytes are two
+      copy_async(shared_address(of_stages + step % 2 * kQueries + 2 * t), known.at(n, at, step * kQueries + 2 * t),
+                 true);
+    commit_copies();
+  };
+  copy_rows<D, kThreads>(tiles.own(0), call.k, at, tile0, Cut::kKeys, n.tk);
+  copy_rows<D, kThreads>(tiles.own(1), call.v, at, tile0, Cut::kKeys, n.tk);
+  fetch(first);
+
+  const int row0 = warp() * kR * 16;
+  const int key0 = tile0 + row0;
+  const auto up = static_cast<float>(call.dropout.up);
+  WarpSums<kR, D / 8> dk = {}, dv = {};
+  for (int step = first; step * kQueries < n.tq; ++step) {
+    wait_for_copies<0>();
+    __syncthreads();
+    if ((step + 1) * kQueries < n.tq) fetch(step + 1);
+    const int query0 = step * kQueries;
+    if (n.keys_seen(query0, kQueries) <= key0) continue;  // none of these queries sees a key of this warp
+    const ScoresPlace place{query0, key0};
+    const auto kept = kDrops ? kept_sums<kR, kQueries / 8, true>(call.dropout, at, place) : 0u;
+    const OfQuery* const here = of_stages + step % 2 * kQueries;
+    WarpSums<kR, kQueries / 8> p = {}, dp = {};
+    multiply_rows(p, tiles.own(0), row0, tiles.other(step, 0));
+    to_probabilities(p, call, here, place, n.keys_seen(query0, 1) < key0 + kR * 16);
+    if (kDrops) {  // dp lends its room
+      drop(dp, p, kept, up);
+      multiply_weights<D>(dv, dp, tiles.other(step, 1));
+      for_each_sum<kR, kQueries / 8>([&](int r, int c, int e, int, int) { dp[r][c][e] = 0; });
+    } else {
+      multiply_weights<D>(dv, p, tiles.other(step, 1));
+    }
+    multiply_rows(dp, tiles.own(1), row0, tiles.other(step, 1));
+    if (kDrops) drop(dp, dp, kept, up);
+    for_each_sum<kR, kQueries / 8>(
+        [&](int r, int c, int e, int, int query) { dp[r][c][e] = p[r][c][e] * (dp[r][c][e] - here[query].delta); });
+    multiply_weights<D>(dk, dp, tiles.other(step, 0));
+  }
+  put_rows(call.dk, at, dk, call.scale, key0, n.tk);
+  put_rows(call.dv, at, dv, 1.0f, key0, n.tk);
+}
+
+template <int D, bool kDrops>
+void launch_backward(Context& c, const Call& call, const Known& known) {
+  using Queries = QueryCut<D>;
+  using Keys = KeyCut<D, kDrops>;
+  static_assert(kPadding % Queries::kQueries == 0 && kPadding % Keys::kQueries == 0);
+  const int64_t heads = int64_t{call.sizes.batch} * call.sizes.heads;
+  const Grid of_queries{.blocks = heads * tiles_of(call.sizes.tq, Queries::kQueries),
+                        .threads = Queries::kThreads,
+                        .shared = FourTiles<D, Queries::kQueries, Queries::kKeys>::kBytes};
+  const Grid of_keys{.blocks = heads * tiles_of(call.sizes.tk, Keys::kKeys),
+                     .threads = Keys::kThreads,
+                     .shared = FourTiles<D, Keys::kKeys, Keys::kQueries>::kBytes +
+                               2 * Keys::kQueries * static_cast<int>(sizeof(OfQuery))};
+  launch(c, "attention_backward", of_queries, query_gradient_kernel<D, kDrops>, call, known);
+  launch(c, "attention_backward", of_keys, key_gradient_kernel<D, kDrops>, call, known);
+}
+template <int D>
+void launch_backward(Context& c, const Call& call, const Known& known) {
+  if (call.dropout.any)
+    launch_backward<D, true>(c, call, known);
+  else
+    launch_backward<D, false>(c, call, known);
+}
+
+}  // namespace
+
+void tiled_attention_backward(const BackwardProblem& p) {
+  const auto call = backward_call<bfloat16>(p);
+  const AttentionSizes& n = call.sizes;
+  Context& c = context(p.of.q);
+  const int padded = tiles_of(n.tq, kPadding) * kPadding;
+  const Tensor room = p.lse.make({n.batch, n.heads, padded, 2}, DType::float32, Category::workspace);
+  auto* const of_query = reinterpret_cast<OfQuery*>(room.device_data<float>());
+  launch(c, "attention_backward", {.blocks = blocks_for(room.numel() / 2, kThreads)}, know_kernel, n, padded, call.lse,
+         call.delta, of_query);
+  const Known known{of_query, padded};
+  if (n.d == 64)
+    launch_backward<64>(c, call, known);
+  else
+    launch_backward<128>(c, call, known);
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,226 @@
+// Packing b, then blocks of 32 x 32 over groups of rows that stay in the second-level cache.
+#include <algorithm>
+#include <vector>
+
+#include "tensor/cpu/amx_pack.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/ops/matmul/cpu/products.h"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr int64_t kGroupBytes = 5 << 18;  // of columns of b: a good half of a core's second-level cache
+constexpr int64_t kChunk = 32;            // tiles along the inner dim, where sums can be added up in place
+
+int64_t blocks_of(int64_t n) { return (n + kTileBlock - 1) / kTileBlock; }
+bfloat16* aligned(const Tensor& t) {
+  return reinterpret_cast<bfloat16*>((reinterpret_cast<uintptr_t>(t.raw()) + 63) / 64 * 64);
+}
+Tensor workspace(const Tensor& owner, int64_t elements) {  // of bfloat16, and room to align them
+  return owner.make({elements / 2 + 16}, DType::int32, Category::workspace);
+}
+Bf16View view_of(const Tensor& t) {
+  const auto unit = [&](int dim) { return t.dim(dim) == 1 ? int64_t{1} : t.strides()[dim]; };
+  // A dim of one element may carry any stride: the other one then runs on, or is the distance that matters.
+  if (t.strides()[1] == 1 || t.dim(1) == 1) return {t.data<bfloat16>(), t.strides()[0], 1};
+  return {t.data<bfloat16>(), unit(0), t.strides()[1]};
+}
+
+// b in tiles: for each 32 columns, for each 32 inner elements, two tiles side by side.
+void pack_b(bfloat16* to, const Tensor& b) {
+  const int64_t k = b.dim(0), n = b.dim(1), deep = blocks_of(k);
+  const Bf16View view = view_of(b);
+  // Neighbouring blocks of the dim that runs on share pages and prefetches, so that dim is the inner loop.
+  const bool along_columns = view.col == 1;
+  const int64_t outer = along_columns ? deep : blocks_of(n), inner = along_columns ? blocks_of(n) : deep;
+  split(outer, 1, [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      for (int64_t j = 0; j < inner; ++j) {
+        const int64_t depth = (along_columns ? i : j) * kTileBlock, column = (along_columns ? j : i) * kTileBlock;
+        pack_b_block(to + (column / kTileBlock * deep + depth / kTileBlock) * 2 * kTileElements, view.at(depth, column),
+                     k - depth, n - column);
+      }
+  });
+}
+
+// The end of a block of C: bias, one rounding, and only the elements that are there.
+template <class T>
+struct Store {
+  T* out;
+  int64_t stride, m, n;
+  const float* bias;  // of all columns, padded; or null
+
+  struct Block {
+    const float* c;
+    int64_t i, j;  // of its first element
+    bool add;      // to what stands there (float32 only)
+  };
+
+  // Rows [from, to) of a block.
+  [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void rows(Block b, int64_t from,
+                                                                                               int64_t to) const {
+    const auto mask = static_cast<uint32_t>((uint64_t{1} << std::min<int64_t>(n - b.j, 32)) - 1);
+    const __m512 zero = _mm512_setzero_ps();
+    const __m512 b0 = bias ? _mm512_loadu_ps(bias + b.j) : zero, b1 = bias ? _mm512_loadu_ps(bias + b.j + 16) : zero;
+    for (int64_t r = from; r < std::min(to, m - b.i); ++r) {
+      __m512 left = _mm512_add_ps(_mm512_load_ps(b.c + r * 32), b0);
+      __m512 right = _mm512_add_ps(_mm512_load_ps(b.c + r * 32 + 16), b1);
+      T* const at = out + (b.i + r) * stride + b.j;
+      if constexpr (std::is_same_v<T, float>) {
+        const auto low = static_cast<__mmask16>(mask & 0xffff), high = static_cast<__mmask16>(mask >> 16);
+        if (b.add) {
+          left = _mm512_add_ps(left, _mm512_maskz_loadu_ps(low, at));
+          right = _mm512_add_ps(right, _mm512_maskz_loadu_ps(high, at + 16));
+        }
+        _mm512_mask_storeu_ps(at, low, left);
+        _mm512_mask_storeu_ps(at + 16, high, right);
+      } else {
+        _mm512_mask_storeu_epi16(at, mask, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(right, left)));
+      }
+    }
+  }
+  // Asks for the lines that rows [from, to) of a block will be written to.
+  void prefetch(Block b, int64_t from, int64_t to) const {
+    for (int64_t r = from; r < to; ++r)
+      for (int64_t c = 0; c < kTileBlock; c += 64 / static_cast<int64_t>(sizeof(T)))
+        __builtin_prefetch(out + (b.i + r) * stride + b.j + c, 1, 3);
+  }
+};
+
+// The bias as float32, with zeros up to a whole block.
+std::vector<float> padded_floats(const Tensor& bias) {
+  std::vector<float> wide(static_cast<size_t>(blocks_of(bias.numel()) * kTileBlock));
+  const int64_t n = bias.numel();
+  if (bias.dtype() == DType::float32)
+    std::copy(bias.data<float>(), bias.data<float>() + n, wide.begin());
+  else
+    std::copy(bias.data<bfloat16>(), bias.data<bfloat16>() + n, wide.begin());
+  return wide;
+}
+
+// a in tiles, block after block of 32 rows: when its rows do not run on, or not in whole tiles.
+void pack_a(bfloat16* to, Bf16View a, int64_t m, int64_t k) {
+  const int64_t deep = blocks_of(k), tall = blocks_of(m);
+  // Memory is read along the dim that runs on.
+  const bool down = a.col != 1;
+  split(down ? deep : tall, 1, [=](int64_t begin, int64_t end) {
+    for (int64_t outer = begin; outer < end; ++outer)
+      for (int64_t inner = 0; inner < (down ? tall : deep); ++inner) {
+        const int64_t i = down ? inner : outer, d = down ? outer : inner;
+        pack_a_block(to + (i * deep + d) * 2 * kTileElements, a.at(i * kTileBlock, d * kTileDepth), m - i * kTileBlock,
+                     k - d * kTileDepth);
+      }
+  });
+}
+
+struct Problem {
+  int64_t m, n, deep;  // deep: tiles along the inner dim
+  int64_t chunk;       // of them, at a time
+  TileOperandA a;      // the first block of rows
+  int64_t a_block;     // elements to the next block of rows
+  const bfloat16* b;   // packed
+};
+
+// What is done while tile t of `deep` of a block is multiplied.
+template <class T>
+struct Beside {
+  const Store<T>& store;
+  typename Store<T>::Block before, now;
+  int64_t deep;
+  [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void operator()(int64_t t) const {
+    const int64_t from = t * kTileBlock / deep, to = (t + 1) * kTileBlock / deep;
+    if (before.c) store.rows(before, from, to);
+    store.prefetch(now, from, to);
+  }
+};
+
+// One thread's share: blocks of rows [begin, end). A group of columns of b stays in the second-level cache while all
+// rows pass by, and a block of rows in the first-level cache while the group's columns do. While a block is multiplied,
+// the one before is rounded and stored.
+template <class T>
+struct Worker {
+  const Problem& p;
+  const Store<T>& store;
+  int64_t begin, end;
+  typename Store<T>::Block before{};
+  int turn = 0;
+  alignas(64) float c[2][kTileBlock * kTileBlock];
+
+  Worker(const Problem& problem, const Store<T>& to, int64_t first, int64_t last)
+      : p(problem), store(to), begin(first), end(last) {}
+
+  void run() {
+    const TileScope tiles;
+    const int64_t panels = blocks_of(p.n);
+    for (int64_t from = 0; from < p.deep; from += p.chunk) {
+      const int64_t deep = std::min(p.chunk, p.deep - from);
+      const int64_t group = std::clamp<int64_t>(kGroupBytes / (4 * kTileElements * deep), 1, panels);
+      for (int64_t first = 0; first < panels; first += group)
+        for (int64_t i = begin; i < end; ++i)
+          for (int64_t j = first; j < std::min(panels, first + group); ++j) block(i, j, from, deep);
+    }
+    if (before.c) finish();
+  }
+
+  [[gnu::target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512bf16")]] void block(int64_t i, int64_t j,
+                                                                                       int64_t from, int64_t deep) {
+    const TileOperandA a{p.a.data + i * p.a_block + from * p.a.step, p.a.lda, p.a.step, p.a.down};
+    const typename Store<T>::Block now{c[turn], i * kTileBlock, j * kTileBlock, from > 0};
+    tile_block(a, p.b + (j * p.deep + from) * 2 * kTileElements, deep, c[turn], kTileBlock, false,
+               Beside<T>{store, before, now, deep});
+    before = now;
+    turn ^= 1;
+  }
+  [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] void finish() { store.rows(before, 0, kTileBlock); }
+};
+
+template <class T>
+void multiply(const Problem& p, const Tensor& out, const std::vector<float>& bias) {
+  const Store<T> store{out.data<T>(), std::max(out.strides()[0], out.dim(1)), p.m, p.n,
+                       bias.empty() ? nullptr : bias.data()};
+  split(blocks_of(p.m), 1, [&](int64_t begin, int64_t end) {
+    Worker<T> worker(p, store, begin, end);
+    worker.run();
+  });
+}
+
+}  // namespace
+
+bool amx_takes(const Tensor& a, const Tensor& b) {
+  return a.dtype() == DType::bfloat16 && a.dim(0) >= kTileBlock && b.dim(1) >= kTileRows && a.dim(1) >= kTileRows &&
+         has_amx();
+}
+
+void amx_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed* packed) {
+  const int64_t m = a.dim(0), n = b.dim(1), k = a.dim(1);
+  Packed once;
+  Packed& keep = packed ? *packed : once;
+  if (keep.source != b.raw() || keep.version != b.storage()->version || !packed) {
+    const int64_t elements = blocks_of(n) * blocks_of(k) * 2 * kTileElements;
+    if (!keep.bytes.defined() || keep.bytes.nbytes() < 2 * elements + 64) keep.bytes = workspace(b, elements);
+    pack_b(aligned(keep.bytes), b);
+    keep.version = b.storage()->version;
+    keep.source = b.raw();
+  }
+  const std::vector<float> wide = bias.defined() ? padded_floats(bias) : std::vector<float>();
+  const Bf16View view = view_of(a);
+  const bool add = out.dtype() == DType::float32 && !bias.defined();
+  Problem p{m,
+            n,
+            blocks_of(k),
+            add ? kChunk : blocks_of(k),
+            {view.data, view.row, kTileDepth, kTileRows * view.row},
+            kTileBlock * view.row,
+            aligned(keep.bytes)};
+  Tensor tiles;
+  if (view.col != 1 || k % kTileDepth != 0 || m % kTileBlock != 0) {
+    const int64_t block = p.deep * 2 * kTileElements;
+    tiles = workspace(a, blocks_of(m) * block);
+    pack_a(aligned(tiles), view, m, k);
+    p.a = {aligned(tiles), kTileDepth, 2 * kTileElements, kTileElements};
+    p.a_block = block;
+  }
+  out.dtype() == DType::float32 ? multiply<float>(p, out, wide) : multiply<bfloat16>(p, out, wide);
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,190 @@
+// oneDNN's matmul behind plain functions.
+#include <algorithm>
+#include <dnnl.hpp>
+#include <map>
+#include <tuple>
+#include <unordered_map>
+
+#include "tensor/cpu/vectorize.h"
+#include "tensor/ops/matmul/cpu/products.h"
+
+namespace tessera::cpu {
+namespace {
+
+using dnnl::memory;
+
+memory::data_type data_type_of(DType t) {
+  return t == DType::bfloat16 ? memory::data_type::bf16 : memory::data_type::f32;
+}
+
+// What a primitive is compiled for.
+struct Key {
+  int64_t m, n, k, a_row, a_col, b_row, b_col, out_row;
+  DType in, out, bias;
+  bool has_bias, packed;
+  int threads;
+  auto operator<=>(const Key&) const = default;
+};
+
+struct Compiled {
+  dnnl::matmul::primitive_desc desc;
+  dnnl::matmul primitive;
+};
+
+struct Dnnl {
+  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+  dnnl::stream stream{engine};
+  std::map<Key, Compiled> compiled;
+};
+
+dnnl::matmul::primitive_desc describe(const Key& key, const dnnl::engine& engine) {
+  const memory::data_type in = data_type_of(key.in), out = data_type_of(key.out);
+  const memory::desc a({key.m, key.k}, in, memory::dims{key.a_row, key.a_col});
+  const memory::desc b = key.packed ? memory::desc({key.k, key.n}, in, memory::format_tag::any)
+                                    : memory::desc({key.k, key.n}, in, memory::dims{key.b_row, key.b_col});
+  const memory::desc c({key.m, key.n}, out, memory::dims{key.out_row, 1});
+  const memory::desc bias({1, key.n}, data_type_of(key.bias), memory::format_tag::ab);
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+#if DNNL_VERSION_MAJOR >= 3
+  if (key.has_bias) return {engine, a, b, bias, c, attributes};
+  return {engine, a, b, c, attributes};
+#else
+  if (key.has_bias) return {dnnl::matmul::desc(a, b, bias, c), attributes, engine};
+  return {dnnl::matmul::desc(a, b, c), attributes, engine};
+#endif
+}
+
+const Compiled& compiled_for(const Key& key, Dnnl& lib) {
+  const auto found = lib.compiled.find(key);
+  if (found != lib.compiled.end()) return found->second;
+  try {
+    const dnnl::matmul::primitive_desc desc = describe(key, lib.engine);
+    return lib.compiled.emplace(key, Compiled{desc, dnnl::matmul(desc)}).first->second;
+  } catch (const dnnl::error& e) {
+    throw Error("[matmul] oneDNN refuses (" + std::to_string(key.m) + ", " + std::to_string(key.k) + ") x (" +
+                std::to_string(key.k) + ", " + std::to_string(key.n) + ") in " + std::string(name_of(key.in)) + ": " +
+                e.what());
+  }
+}
+
+// Strides as oneDNN accepts them: a dim of size 1 has a stride that fits the other.
+std::pair<int64_t, int64_t> strides_of(const Tensor& t) {
+  int64_t row = t.strides()[0], col = t.strides()[1];
+  if (t.dim(0) == 1) row = std::max(row, t.dim(1) * std::max<int64_t>(col, 1));
+  if (t.dim(1) == 1) col = row == 1 ? t.dim(0) : 1;
+  if (t.dim(0) == 1 && col != 1) row = 1;
+  return {row, col};
+}
+
+Key key_of(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, bool packed) {
+  const auto [a_row, a_col] = strides_of(a);
+  const auto [b_row, b_col] = packed ? std::pair<int64_t, int64_t>(0, 0) : strides_of(b);
+  return {a.dim(0),
+          b.dim(1),
+          a.dim(1),
+          a_row,
+          a_col,
+          b_row,
+          b_col,
+          std::max(out.strides()[0], out.dim(1)),
+          a.dtype(),
+          out.dtype(),
+          bias.defined() ? bias.dtype() : out.dtype(),
+          bias.defined(),
+          packed,
+          threads()};
+}
+
+void execute(const Compiled& c, Dnnl& lib, Tensor& out, const Tensor& a, std::byte* b, const Tensor& bias) {
+  const int64_t scratch_bytes = static_cast<int64_t>(c.desc.scratchpad_desc().get_size());
+  const Tensor scratch =
+      scratch_bytes > 0 ? a.make({(scratch_bytes + 3) / 4}, DType::int32, Category::workspace) : Tensor();
+  std::unordered_map<int, memory> args = {
+      {DNNL_ARG_SRC, memory(c.desc.src_desc(), lib.engine, a.raw())},
+      {DNNL_ARG_WEIGHTS, memory(c.desc.weights_desc(), lib.engine, b)},
+      {DNNL_ARG_DST, memory(c.desc.dst_desc(), lib.engine, out.raw())},
+  };
+  if (bias.defined()) args.emplace(DNNL_ARG_BIAS, memory(c.desc.bias_desc(), lib.engine, bias.raw()));
+  if (scratch.defined()) args.emplace(DNNL_ARG_SCRATCHPAD, memory(c.desc.scratchpad_desc(), lib.engine, scratch.raw()));
+  c.primitive.execute(lib.stream, args);
+  lib.stream.wait();
+}
+
+void pack(Packed& packed, const Compiled& c, Dnnl& lib, const Tensor& b) {
+  const memory::desc to = c.desc.weights_desc();
+  const int64_t bytes = static_cast<int64_t>(to.get_size());
+  if (!packed.bytes.defined() || packed.bytes.nbytes() < bytes)
+    packed.bytes = b.make({(bytes + 3) / 4}, DType::int32, Category::workspace);
+  const auto [row, col] = strides_of(b);
+  memory from({{b.dim(0), b.dim(1)}, data_type_of(b.dtype()), memory::dims{row, col}}, lib.engine, b.raw());
+  memory target(to, lib.engine, packed.bytes.raw());
+  dnnl::reorder(from, target).execute(lib.stream, from, target);
+  lib.stream.wait();
+  packed.version = b.storage()->version;
+  packed.source = b.raw();
+}
+
+// The product of bfloat16 matrices where there is no instruction for it: float32 of the same inputs, rounded once.
+void emulate(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
+  const auto as_float = [](const Tensor& t) {
+    Tensor f = t.make(t.shape(), DType::float32, Category::workspace);
+    f.copy_from(t);
+    return f;
+  };
+  Tensor product = out.make(out.shape(), DType::float32, Category::workspace);
+  dnnl_matmul(product, as_float(a), as_float(b), bias.defined() ? as_float(bias) : Tensor());
+  out.copy_from(product);
+}
+
+// Of the processor, as far as oneDNN may use them.
+bool has_instructions(dnnl::cpu_isa need) {
+  const int isa = static_cast<int>(dnnl::get_effective_cpu_isa()), all = static_cast<int>(need);
+  return (isa & all) == all;
+}
+
+bool emulated(const Tensor& a) { return a.dtype() == DType::bfloat16 && !has_bfloat16_matmul(); }
+
+}  // namespace
+
+void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
+  if (emulated(a)) return emulate(out, a, b, bias);
+  Dnnl& lib = a.arena()->local<Dnnl>();
+  const Key key = key_of(out, a, b, bias, false);
+  execute(compiled_for(key, lib), lib, out, a, b.raw(), bias);
+}
+
+void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed& packed) {
+  if (emulated(a)) return emulate(out, a, b, bias);
+  Dnnl& lib = a.arena()->local<Dnnl>();
+  const Key key = key_of(out, a, b, bias, true);
+  const Compiled& c = compiled_for(key, lib);
+  if (packed.source != b.raw() || packed.version != b.storage()->version || packed.threads != key.threads) {
+    pack(packed, c, lib, b);
+    packed.threads = key.threads;
+  }
+  execute(c, lib, out, a, packed.bytes.raw(), bias);
+}
+
+bool has_bfloat16_matmul() {
+  static const bool has = has_instructions(dnnl::cpu_isa::avx512_core);
+  return has;
+}
+
+bool packing_pays() {
+  static const bool pays = has_instructions(dnnl::cpu_isa::avx512_core_amx);
+  return pays;
+}
+
+std::string matmul_library() {
+  const dnnl_version_t* v = dnnl_version();
+  const char* name = "sse41";
+  if (has_instructions(dnnl::cpu_isa::avx2)) name = "avx2";
+  if (has_instructions(dnnl::cpu_isa::avx512_core)) name = "avx512";
+  if (has_instructions(dnnl::cpu_isa::avx512_core_bf16)) name = "avx512_bf16";
+  if (has_instructions(dnnl::cpu_isa::avx512_core_amx)) name = "amx";
+  return "oneDNN " + std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch) + ", " +
+         name;
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,36 @@
+// The CPU's three ways to make a matrix product, for tensor/ops/matmul/matmul.cpp to choose from.
+#pragma once
+#include "tensor/cpu/tile_gemm.h"
+#include "tensor/ops/matmul/matmul.h"
+
+namespace tessera::cpu {
+
+using Packed = WeightPacks::Packed;
+
+// oneDNN's, in float32 and bfloat16. It compiles a kernel for each shape at run time for the instruction set it finds
+// (AVX2, AVX-512, AMX); these are kept per rank. Its header is included in dnnl.cpp only, which compiles with versions
+// 2.6 and 3.x.
+//
+// out (M, N) = a (M, K) b (K, N) + bias (N). Views of any strides with one unit stride for a and b; out has contiguous
+// rows. a and b have one dtype, float32 or bfloat16; out has that dtype or float32; bias is undefined or of out's
+// dtype. Products are summed in float32 and rounded once. Cost: 2 M N K FLOPs.
+void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias);
+// The same with b packed; packs it first when `packed` is empty or stale.
+void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed& packed);
+
+// Our own of bfloat16 on the processor's tiles: oneDNN 2.6 reaches a third of the tiles' peak on a training step's
+// products and packs weights at 2 GB/s; this reaches more than twice that (docs/measurements.md). Sums run along the
+// inner dim in order, in tiles of 32, and do not depend on the number of threads.
+//
+// Whether it takes these operands: bfloat16, tiles in the processor, and not too small to fill one.
+bool amx_takes(const Tensor& a, const Tensor& b);
+// The same contract as dnnl_matmul(). `packed`, when given, keeps b in tiles until its version changes.
+void amx_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed* packed);
+
+// Our own for the dtypes that no library serves: float64, which verification runs in. C (m x n, rows ldc apart) =
+// A (m x k) B (k x n), all operands of any strides. Threads split rows and columns of C, never k, so the bits of an
+// element depend neither on the threads nor on the rows beside it. Cost: 2 m n k FLOPs; B is copied once in panels.
+template <class T>
+void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int64_t ldc);
+
+}  // namespace tessera::cpu

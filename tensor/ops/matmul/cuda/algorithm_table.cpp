@@ -1,0 +1,138 @@
+// The file of a table: a line that says what it is, then lines "key: choice". It is read and written under a lock on a
+// file beside it, and written beside its name and renamed.
+#include "tensor/ops/matmul/cuda/algorithm_table.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <memory>
+#include <string_view>
+
+#include "tensor/error.h"
+#include "tensor/ops/matmul/cuda/product.h"
+
+namespace tessera::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kTitle = "Algorithms of matrix products, chosen once and kept: ";
+
+std::string file_name(std::string device) {
+  for (char& c : device)
+    if ((c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '.') c = '-';
+  return device + ".algorithms";
+}
+
+// Held while the file is read, something is timed, and the file is written.
+class FileLock {
+ public:
+  explicit FileLock(const fs::path& file) {
+    fs::create_directories(file.parent_path());
+    fs::path name = file;
+    name += ".lock";
+    descriptor_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (descriptor_ < 0 || ::flock(descriptor_, LOCK_EX) != 0) {
+      if (descriptor_ >= 0) ::close(descriptor_);
+      throw OutputError("[matmul] cannot lock " + name.string());
+    }
+  }
+  ~FileLock() { ::close(descriptor_); }
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+ private:
+  int descriptor_;
+};
+
+// All tables of this process, and where they are kept.
+struct Tables {
+  std::mutex mutex;
+  std::map<std::string, std::unique_ptr<AlgorithmTable>> of;
+  fs::path directory;
+};
+Tables& tables() {
+  static Tables all;
+  return all;
+}
+
+}  // namespace
+
+void AlgorithmTable::keep_in(const fs::path& directory) {
+  std::lock_guard lock(mutex_);
+  file_ = directory / file_name(device_);
+}
+
+std::string AlgorithmTable::find_or_keep(const std::string& key, const std::string& choice) {
+  std::lock_guard lock(mutex_);
+  return choices_.emplace(key, choice).first->second;
+}
+
+std::string AlgorithmTable::known(const std::string& key) {
+  std::lock_guard lock(mutex_);
+  const auto found = choices_.find(key);
+  return found != choices_.end() ? found->second : "";
+}
+
+std::string AlgorithmTable::find_or(const std::string& key, const std::function<std::string()>& choose) {
+  std::lock_guard lock(mutex_);
+  if (const auto found = choices_.find(key); found != choices_.end()) return found->second;
+  if (file_.empty()) return choices_[key] = choose();
+  const FileLock held(file_);
+  read();
+  if (const auto found = choices_.find(key); found != choices_.end()) return found->second;
+  choices_[key] = choose();
+  write();
+  return choices_[key];
+}
+
+// What the file says of products that this process has not chosen for.
+void AlgorithmTable::read() {
+  std::ifstream in(file_);
+  if (!in) return;  // nobody has chosen yet
+  std::string line;
+  const auto refuse = [&](int64_t number) {
+    throw InputError("[matmul] " + file_.string() + " line " + std::to_string(number) + ": '" + line +
+                     "'; expected a table of algorithms of " + device_ + "; without the file they are chosen anew");
+  };
+  if (!std::getline(in, line) || line != std::string(kTitle) + device_) refuse(1);
+  for (int64_t number = 2; std::getline(in, line); ++number) {
+    const size_t colon = line.find(": ");
+    if (colon == std::string::npos || colon == 0 || colon + 2 == line.size()) refuse(number);
+    choices_.emplace(line.substr(0, colon), line.substr(colon + 2));
+  }
+}
+
+void AlgorithmTable::write() const {
+  fs::path beside = file_;
+  beside += ".new";
+  std::ofstream out(beside, std::ios::trunc);
+  out << kTitle << device_ << '\n';
+  for (const auto& [key, choice] : choices_) out << key << ": " << choice << '\n';
+  out.close();
+  std::error_code failed;
+  if (out) fs::rename(beside, file_, failed);
+  if (!out || failed) throw OutputError("[matmul] cannot write " + file_.string());
+}
+
+AlgorithmTable& algorithm_table(const std::string& device) {
+  Tables& all = tables();
+  std::lock_guard lock(all.mutex);
+  std::unique_ptr<AlgorithmTable>& table = all.of[device];
+  if (!table) {
+    table = std::make_unique<AlgorithmTable>(device);
+    if (!all.directory.empty()) table->keep_in(all.directory);
+  }
+  return *table;
+}
+
+void keep_algorithms_in(const fs::path& directory) {
+  Tables& all = tables();
+  std::lock_guard lock(all.mutex);
+  all.directory = directory;
+  for (const auto& [device, table] : all.of) table->keep_in(directory);
+}
+
+}  // namespace tessera::cuda

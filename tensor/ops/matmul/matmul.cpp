@@ -1,0 +1,158 @@
+// Checks, shapes, and on the CPU the choice between oneDNN, our AMX tiles and our float64 kernel.
+#include "tensor/ops/matmul/matmul.h"
+
+#include "tensor/ops/elementwise.h"
+#include "tensor/ops/matmul/cpu/products.h"
+
+namespace tessera {
+namespace {
+
+// Rows below which packing a weight costs more than it saves.
+constexpr int64_t kPackFromRows = 32;
+
+bool has_unit_stride(const Tensor& t) {
+  return t.strides()[0] == 1 || t.strides()[1] == 1 || t.dim(0) == 1 || t.dim(1) == 1;
+}
+Tensor with_unit_stride(const Tensor& t) { return has_unit_stride(t) ? t : t.contiguous(); }
+
+void product_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const Tensor& bias, cpu::Packed* packed) {
+  if (out.numel() == 0) return;
+  if (a_any.dtype() == DType::float64) {
+    const auto strided = [](const Tensor& t) {
+      return cpu::Strided<double>{t.data<double>(), t.strides()[0], t.strides()[1]};
+    };
+    cpu::gemm<double>(a_any.dim(0), b_any.dim(1), a_any.dim(1), strided(a_any), strided(b_any), out.data<double>(),
+                      out.strides()[0]);
+    if (bias.defined()) add_(out, bias);
+    return;
+  }
+  if (a_any.dtype() != DType::float32 && a_any.dtype() != DType::bfloat16)
+    throw Error("[matmul] dtype is " + std::string(name_of(a_any.dtype())) + "; expected a floating dtype");
+  const Tensor a = with_unit_stride(a_any), b = with_unit_stride(b_any);
+  if (cpu::amx_takes(a, b)) return cpu::amx_matmul(out, a, b, bias, packed);
+  if (packed)
+    cpu::dnnl_matmul(out, a, b, bias, *packed);
+  else
+    cpu::dnnl_matmul(out, a, b, bias);
+}
+
+// The product of 2-D operands that are known to fit. `packed`, when given, belongs to b.
+void product(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, cpu::Packed* packed) {
+  on_device(
+      out.device(), [&] { product_on_cpu(out, a, b, bias, packed); }, [&] { cuda::matmul(out, a, b, bias); });
+}
+
+// (..., M, N) as (L, M, N): itself where it has three dims, whatever its strides.
+Tensor stacked(const Tensor& t) { return t.rank() == 3 ? t : t.contiguous().reshape({-1, t.dim(-2), t.dim(-1)}); }
+
+// One product for each index of the leading dim.
+void products(const Tensor& outs, const Tensor& as, const Tensor& bs) {
+  const auto on_cpu = [&] {
+    const Tensor left = as.contiguous(), right = bs.contiguous();
+    for (int64_t i = 0; i < outs.dim(0); ++i) {
+      Tensor one = outs.select(0, i);
+      product(one, left.select(0, i), right.select(0, i), {}, nullptr);
+    }
+  };
+  on_device(outs.device(), on_cpu, [&] { cuda::matmul(outs, as, bs, {}); });
+}
+
+void check_product(const char* op, const Tensor& a, const Tensor& b) {
+  if (a.dtype() != b.dtype())
+    throw Error(std::string("[") + op + "] dtypes differ: " + a.describe() + " x " + b.describe());
+  if (a.dim(-1) != b.dim(-2))
+    throw Error(std::string("[") + op + "] inner dims differ: a " + a.shape().str() + " x b " + b.shape().str() +
+                "; b must have " + std::to_string(a.dim(-1)) + " rows");
+}
+
+// The packed copy of b for products with `a`; null where none pays. oneDNN's layout may depend on the rows of a.
+cpu::Packed* pack_for(WeightPacks* packs, const Tensor& a, const Tensor& b, bool transposed) {
+  if (!packs || a.device() == Device::cuda || a.dim(0) < kPackFromRows || a.dtype() == DType::float64) return nullptr;
+  const int64_t rows = cpu::amx_takes(a, b) ? 0 : a.dim(0);
+  for (cpu::Packed& p : packs->packs)
+    if (p.rows == rows && p.transposed == transposed) return &p;
+  // Two row counts (training and evaluation) times two directions: the oldest goes when another comes.
+  if (packs->packs.size() == 4) packs->packs.erase(packs->packs.begin());
+  packs->packs.reserve(4);
+  cpu::Packed& p = packs->packs.emplace_back();
+  p.rows = rows;
+  p.transposed = transposed;
+  return &p;
+}
+
+// Whether the product for an input's gradient is faster with a copy of the weight packed for it alone: measured on
+// AVX-512 without AMX, in float32, from these rows on. The copy of a larger weight would be seen in the peak of memory.
+bool pays_packed_once(const Tensor& dy, const Tensor& w) {
+  constexpr int64_t kFromRows = 1024, kMostBytes = int64_t{16} << 20;
+  return dy.device() == Device::cpu && dy.dtype() == DType::float32 && dy.dim(0) >= kFromRows &&
+         w.nbytes() <= kMostBytes && cpu::has_bfloat16_matmul() && !cpu::packing_pays();
+}
+
+}  // namespace
+
+void matmul_into(Tensor& out, const Tensor& a, const Tensor& b) {
+  check_product("matmul", a, b);
+  if (!(out.shape() == Shape{a.dim(0), b.dim(1)}))
+    throw Error("[matmul] out is " + out.describe() + "; expected shape (" + std::to_string(a.dim(0)) + ", " +
+                std::to_string(b.dim(1)) + ")");
+  product(out, a, b, {}, nullptr);
+}
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  if (a.rank() < 2 || b.rank() < 2)
+    throw Error("[matmul] operands must have 2 dims or more: a " + a.shape().str() + " x b " + b.shape().str());
+  check_product("matmul", a, b);
+  if (b.rank() == 2) {
+    const Tensor rows = a.rank() == 2 ? a : a.contiguous().flat_rows();
+    Tensor out = a.make({rows.dim(0), b.dim(1)});
+    product(out, rows, b, {}, nullptr);
+    return out.reshape(a.shape().with_last(b.dim(1)));
+  }
+  const Shape lead = a.shape().first(a.rank() - 2);
+  if (!(lead == b.shape().first(b.rank() - 2)))
+    throw Error("[matmul] leading dims differ: a " + a.shape().str() + " x b " + b.shape().str());
+  Tensor out = a.make(a.shape().with_last(b.dim(-1)));
+  products(stacked(out), stacked(a), stacked(b));
+  return out;
+}
+
+void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {
+  const Tensor wt = w.transpose(0, 1);
+  check_product("linear", x, wt);
+  if (b.defined()) b.check_size(w.dim(0));
+  y.check_size(x.dim(0) * w.dim(0));
+  product(y, x, wt, b.defined() ? b.contiguous() : b, pack_for(packs, x, wt, true));
+}
+
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {
+  if (w.rank() != 2 || x.rank() < 1 || x.dim(-1) != w.dim(1))
+    throw Error("[linear] x " + x.shape().str() + " does not fit weight " + w.shape().str() + "; x must end in " +
+                (w.rank() == 2 ? std::to_string(w.dim(1)) : "K"));
+  const Tensor rows = x.contiguous().flat_rows();
+  Tensor y = x.make({rows.dim(0), w.dim(0)});
+  linear_into(y, rows, w, b, packs);
+  return y.reshape(x.shape().with_last(w.dim(0)));
+}
+
+void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, WeightPacks* packs) {
+  check_product("linear_input_grad", dy, w);
+  dx.check_size(dy.dim(0) * w.dim(1));
+  cpu::Packed once;
+  cpu::Packed* const kept = pack_for(packs, dy, w, false);
+  product(dx, dy, w, {}, kept || !pays_packed_once(dy, w) ? kept : &once);
+}
+
+Tensor linear_input_grad(const Tensor& dy, const Tensor& w, WeightPacks* packs) {
+  const Tensor rows = dy.contiguous().flat_rows();
+  check_product("linear_input_grad", rows, w);
+  Tensor dx = dy.make({rows.dim(0), w.dim(1)});
+  linear_input_grad_into(dx, rows, w, packs);
+  return dx.reshape(dy.shape().with_last(w.dim(1)));
+}
+
+void linear_weight_grad(Tensor& dw, const Tensor& dy, const Tensor& x) {
+  const Tensor dyt = dy.contiguous().flat_rows().transpose(0, 1), rows = x.contiguous().flat_rows();
+  matmul_into(dw, dyt, rows);
+}
+
+}  // namespace tessera
