@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "models/gpt_parallel.h"
-#include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "tests/parallel/cut_gpt.h"
+#include "verify/fake_transport.h"
 
 namespace tessera {
 namespace {
