@@ -13,7 +13,6 @@
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "train/attention_choice.h"
-#include "verify/totals.h"
 
 namespace tessera {
 namespace {
@@ -149,7 +148,7 @@ std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& pl
 
 int run_verify(const TrainOptions& o) {
   const Job job = job_of(o);
-  const VerifyResult r = verify(job, Mutation::none, with_options);
+  const VerifyResult r = verify(job, {}, with_options);
   if (!r.known) return 0;
   print(o.format == "json" ? to_json(r, o, job.plan).dump() + "\n" : to_text(r, o, job.plan));
   if (!r.passed()) throw Error("verify: " + r.failures.front(), Status::verification);

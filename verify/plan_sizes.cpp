@@ -3,7 +3,7 @@
 
 #include "models/layout.h"
 #include "models/stages.h"
-#include "parallel/comm/fake_transport.h"
+#include "verify/fake_transport.h"
 
 namespace tessera {
 namespace {

@@ -223,12 +223,6 @@ void Reference::update(const StepReport& report) {
   optimizer_->step(report.lr, clip_factor(report.grad_norm, job_.optim.clip));
 }
 
-StepReport Reference::step() {
-  const StepReport report = compute_gradients();
-  update(report);
-  return report;
-}
-
 void Reference::adopt(const std::vector<NamedTensor>& gradients) {
   size_t at = 0;
   for (const FlatUnit& u : model_->units())

@@ -40,15 +40,13 @@ class Reference {
  public:
   Reference(const Job& job, Sequences sequences, SumOrder order);
 
-  StepReport step();
-  // The two halves of it: the gradients in units(), then the update by them.
+  // The two halves of a step: the gradients in units(), then the update by them.
   StepReport compute_gradients();
   void update(const StepReport& report);
   // Goes on with other gradients than its own, in the order of units and slots: then update() does what a plan does.
   void adopt(const std::vector<NamedTensor>& gradients);
   const std::vector<FlatUnit>& units() { return model_->units(); }  // values, and the gradient of the last step
   const Optimizer& optimizer() const { return *optimizer_; }
-  int64_t steps_done() const { return optimizer_->steps(); }
   // The most that a micro-batch held beside parameters, gradients and optimizer state.
   int64_t peak_of_microbatch() const { return peak_; }
 

@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
-#include "parallel/comm/fake_transport.h"
 #include "parallel/pipeline/passes.h"
 #include "train/model_part.h"
+#include "verify/fake_transport.h"
 #include "verify/plan_sizes.h"
 
 namespace tessera {

@@ -1,6 +1,4 @@
-// Counts against formulas.
-#include "verify/totals.h"
-
+// The bounds of a whole run: counts against formulas.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +6,7 @@
 #include <numeric>
 #include <string_view>
 
-#include "train/plan.h"
+#include "verify/verify.h"
 
 namespace tessera {
 namespace {

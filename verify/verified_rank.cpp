@@ -11,7 +11,6 @@
 #include "train/attention_choice.h"
 #include "train/plan.h"
 #include "train/whole_state.h"
-#include "verify/mutate.h"
 #include "verify/plan_order.h"
 #include "verify/plan_sizes.h"
 #include "verify/stage_memory.h"
@@ -27,14 +26,11 @@ std::vector<Tensor> of_units(const std::vector<FlatUnit>& units, bool gradients)
 
 }  // namespace
 
-VerifiedRank::VerifiedRank(const Job& job, Communicator& world, const Sequences& sequences, Mutation mutation,
+VerifiedRank::VerifiedRank(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
                            VerifyResult& result)
-    : job_(job),
-      trainer_(job, mutated(sequences, mutation, job, world.rank()), world),
-      mutation_(mutation),
-      result_(result) {
+    : job_(job), trainer_(job, hooks.loading(sequences, job, world.rank()), world), hooks_(hooks), result_(result) {
   const SumOrder order = order_of_sums(trainer_);
-  damage_model(trainer_, mutation);
+  hooks_.made(trainer_);
   if (world.rank() != 0) return;
   reference_ = std::make_unique<Reference>(job, sequences, order);
   comparison_ = std::make_unique<Comparison>(result);
@@ -50,12 +46,12 @@ void VerifiedRank::one_step() {
   std::vector<int64_t> before = counts_now();
   const StepReport report = trainer_.compute_gradients(false);
   count_since(before);
-  damage_gradients(trainer_, mutation_);
+  hooks_.summed(trainer_);
   note_peaks();
   const std::vector<NamedTensor> gradients = aside(whole_gradients(trainer_));
   trainer_.arena()->reset_peaks();
   before = counts_now();
-  update(report);
+  hooks_.update(trainer_, report);
   count_since(before);
   note_peaks();
   const std::vector<NamedTensor> values = whole_values(trainer_), state = whole_state(trainer_);
@@ -90,21 +86,6 @@ std::vector<NamedTensor> VerifiedRank::aside(const std::vector<NamedTensor>& ten
     out.push_back({t.name, copy});
   }
   return out;
-}
-
-void VerifiedRank::update(StepReport report) {
-  const bool odd_one = trainer_.world().rank() == trainer_.world().size() - 1;
-  if (mutation_ == Mutation::unclipped && odd_one) report.grad_norm = 0;
-  std::vector<Tensor> old;
-  if (mutation_ == Mutation::stale_shard && odd_one)
-    for (const FlatUnit& unit : trainer_.strategy().residents()) old.push_back(unit.values.clone());
-  trainer_.update(report);
-  size_t at = 0;
-  for (const Tensor& values : old) {  // the first quarter of each unit stays as it was
-    const Tensor now = trainer_.strategy().residents()[at++].values;
-    const int64_t quarter = values.numel() / 4;
-    now.narrow(0, 0, quarter).copy_from(values.narrow(0, 0, quarter));
-  }
 }
 
 void VerifiedRank::compare(const StepReport& report, const std::vector<NamedTensor>& gradients,

@@ -12,17 +12,15 @@ namespace tessera {
 
 class VerifiedRank {
  public:
-  VerifiedRank(const Job& job, Communicator& world, const Sequences& sequences, Mutation mutation,
+  VerifiedRank(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
                VerifyResult& result);
   // All steps, then what was counted.
   void run();
 
  private:
-  void make_oracle(const Sequences& sequences);
   void one_step();
   void note_peaks();
   std::vector<NamedTensor> aside(const std::vector<NamedTensor>& tensors) const;
-  void update(StepReport report);
   void count_since(const std::vector<int64_t>& before);
   std::vector<int64_t> counts_now();
   void compare(const StepReport& report, const std::vector<NamedTensor>& gradients,
@@ -35,7 +33,7 @@ class VerifiedRank {
 
   const Job& job_;
   Trainer trainer_;
-  Mutation mutation_;
+  const VerifyHooks& hooks_;
   VerifyResult& result_;
   std::unique_ptr<Reference> reference_;
   std::unique_ptr<Comparison> comparison_;

@@ -7,7 +7,6 @@
 #include "train/sequences.h"
 #include "train/trainer.h"
 #include "verify/tolerance.h"
-#include "verify/totals.h"
 #include "verify/verified_rank.h"
 
 namespace tessera {
@@ -42,7 +41,7 @@ Job verifiable(Job job) {
   return job;
 }
 
-VerifyResult verify(const Job& given, Mutation mutation,
+VerifyResult verify(const Job& given, const VerifyHooks& hooks,
                     const std::function<std::string(const std::string& cause)>& shown) {
   const Job s = verifiable(given);
   check_can_be_verified(s);
@@ -56,16 +55,14 @@ VerifyResult verify(const Job& given, Mutation mutation,
   expect_pipeline(result, schedule_of(s.plan));
   LaunchOptions l = launch_options(s.plan);
   l.shown = shown;
-  if (mutation == Mutation::other_order) l.algorithm = Algorithm::ring;
-  if (mutation == Mutation::drop_reduction)
-    for (int r = 0; r < l.ranks; ++r) l.faults[r] = {{.kind = Fault::Kind::drop, .call = 0, .seconds = 0}};
+  hooks.launching(l);
   if (!result.exact) {
     const Tolerance tolerance = tolerance_of(s, sequences);
     result.bound = tolerance.bound;
     result.bound_text = tolerance.text;
   }
   launch(l, [&](Communicator& world) {
-    VerifiedRank(s, world, sequences, mutation, result).run();
+    VerifiedRank(s, world, sequences, hooks, result).run();
     if (has_processes(s.plan)) result.known = world.rank() == 0;
   });
   if (result.known) check_totals(result, s.plan);

@@ -56,15 +56,13 @@ void await_others(Flag& done, const LaunchOptions& o, int rank, const std::strin
 
 std::unique_ptr<Transport> finished_transport(const LaunchOptions& o, std::unique_ptr<Transport> transport,
                                               int rank_here, int ranks_here) {
-  const auto planted = o.faults.find(transport->world_rank(transport->rank()));
   if (o.backend == Backend::nccl) {
     if constexpr (kWithNccl)
       transport = std::make_unique<NcclTransport>(real_nccl(rank_here, ranks_here), std::move(transport), o.timeout_s);
     else
       throw Error("`backend` nccl: this build has no NCCL; it needs CUDA and NCCL where it is configured");
   }
-  if (planted != o.faults.end()) transport = std::make_unique<FaultTransport>(std::move(transport), planted->second);
-  return transport;
+  return o.around ? o.around(std::move(transport)) : std::move(transport);
 }
 
 void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& body) {

@@ -13,13 +13,10 @@
 // Backend::nccl: threads, or processes under MPI, with a GPU each; arrays on GPUs go over NCCL.
 #pragma once
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "parallel/comm/communicator.h"
-#include "parallel/comm/fault_transport.h"
 
 namespace tessera {
 
@@ -31,12 +28,13 @@ struct LaunchOptions {
   int threads_per_rank = 0;  // 0: the cores, divided among the ranks, at least one
   double timeout_s = 300;    // the longest that a rank waits for another
   Algorithm algorithm = Algorithm::direct;
-  std::map<int, std::vector<Fault>> faults = {};  // by rank; planted by tests
+  // Puts something around each rank's transport, to watch it or to spoil what it does. Empty: nothing.
+  std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> around = {};
   // A cause as it is printed where it cannot be thrown to the caller: of a job that is ended. Empty: as it is.
   std::function<std::string(const std::string& cause)> shown = {};
 };
 
-// A rank's transport with what the options put around it: NCCL on the GPU of its number on this host, planted faults.
+// A rank's transport with what the options put around it: NCCL on the GPU of its number on this host, and `around`.
 std::unique_ptr<Transport> finished_transport(const LaunchOptions& options, std::unique_ptr<Transport> transport,
                                               int rank_here, int ranks_here);
 

@@ -73,7 +73,6 @@ class MpiWorld {
   };
   void meet_host();
   void meet_peers();
-  int choose_threads(int wanted) const;
   void tell_other_hosts(int failed, const std::string& cause);
   void listen_to_other_hosts();
 

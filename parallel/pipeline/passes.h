@@ -3,8 +3,6 @@
 //   1f1b on rank 0 of 2:    0F0 0F1 0B0 0B1
 //   insert_messages         0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
 //   split_backward          0F0 0F1 0I0 0W0 0I1 0W1
-//   shard_parameters        0UNSHARD0 0F0 0F1 0B0 0B1 0RESHARD1
-//   reduce_gradients        0F0 0F1 0B0 0REDUCE_GRAD0 0B1 0REDUCE_GRAD1
 #pragma once
 #include "parallel/pipeline/schedule.h"
 
@@ -16,13 +14,5 @@ Schedule insert_messages(const Schedule& schedule);
 
 // Every B becomes an I and a W; what is sent of the I goes between.
 Schedule split_backward(const Schedule& schedule);
-
-// ZeRO-3: a stage's parameters are gathered before a run of actions that use them and given up after it, so that a rank
-// has one stage whole at a time. The gradients of weights alone need no parameters.
-Schedule shard_parameters(const Schedule& schedule);
-
-// The data axis sums gradients after each micro-batch (ZeRO-2 and 3), or once, after the last (DDP, ZeRO-1).
-enum class Reduce { every_microbatch, once };
-Schedule reduce_gradients(const Schedule& schedule, Reduce when);
 
 }  // namespace tessera

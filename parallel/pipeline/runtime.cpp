@@ -10,18 +10,6 @@
 #include "tensor/error.h"
 
 namespace tessera {
-namespace {
-
-[[noreturn]] void not_asked_for(Do what) {
-  throw Error("[pipeline] the schedule has " + std::string(name_of(what)) +
-              ", which the stages do not know; expected a schedule without that pass");
-}
-
-}  // namespace
-
-void Stages::unshard(int) { not_asked_for(Do::unshard); }
-void Stages::reshard(int) { not_asked_for(Do::reshard); }
-void Stages::reduce_gradients(int, int) { not_asked_for(Do::reduce_grad); }
 
 PipelineRuntime::PipelineRuntime(Schedule schedule, Communicator& axis, Stages& stages, Trace* trace)
     : schedule_(std::move(schedule)), axis_(axis), stages_(stages), trace_(trace) {
@@ -65,12 +53,6 @@ void PipelineRuntime::perform(const Action& action) {
     case Do::send_backward:
     case Do::recv_backward:
       return message(action);
-    case Do::unshard:
-      return stages_.unshard(stage);
-    case Do::reshard:
-      return stages_.reshard(stage);
-    case Do::reduce_grad:
-      return stages_.reduce_gradients(stage, microbatch);
   }
 }
 

@@ -48,11 +48,6 @@ class Stages {
   // Around what brings gradients to weights (B or W).
   virtual void begin_gradients(int stage, int microbatch) = 0;
   virtual void end_gradients(int stage, int microbatch) = 0;
-  // What shard_parameters() and reduce_gradients() write into a schedule. Throw Error unless they are overridden:
-  // strategies of the data axis here do both by themselves, and need neither pass.
-  virtual void unshard(int stage);
-  virtual void reshard(int stage);
-  virtual void reduce_gradients(int stage, int microbatch);
 };
 
 class PipelineRuntime {

@@ -11,8 +11,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::array<std::string_view, kDos> kWords{"F",      "B",      "I",       "W",       "SEND_F",     "RECV_F",
-                                                    "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
+constexpr std::array<std::string_view, kDos> kWords{"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
 
 // The digits at the front of `word`, which are taken off; -1 when there are none or too many.
 int take_number(std::string_view& word) {
@@ -43,7 +42,7 @@ Action Action::parse(std::string_view word) {
   if (stage < 0 || microbatch < 0 || !rest.empty() || known == kWords.end())
     throw Error("'" + std::string(word) +
                 "' is no action; expected stage, what, micro-batch, as 2F0, with one of F, B, I, W, SEND_F, RECV_F, "
-                "SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD");
+                "SEND_B, RECV_B");
   return {static_cast<Do>(known - kWords.begin()), stage, microbatch};
 }
 

@@ -29,20 +29,17 @@ enum class Do : uint8_t {
   recv_forward,   // the input
   send_backward,  // the input's gradient, to the rank of the stage before
   recv_backward,  // the output's gradient
-  unshard,        // parameters are gathered (ZeRO-3) for a run of actions from this micro-batch on,
-  reshard,        // and given up again after this one
-  reduce_grad,    // gradients are summed over the data axis
 };
-inline constexpr int kDos = 11;
-std::string_view name_of(Do what);  // F, SEND_F, UNSHARD
+inline constexpr int kDos = 8;
+std::string_view name_of(Do what);  // F, SEND_F
 
-// Printed as in the figures of the papers: 2F0, 0B3, 1I12, 2SEND_F0, 2RECV_B0, 2UNSHARD0, 2REDUCE_GRAD3.
+// Printed as in the figures of the papers: 2F0, 0B3, 1I12, 2SEND_F0, 2RECV_B0.
 struct Action {
   Do what = Do::F;
   int stage = 0, microbatch = 0;
   auto operator<=>(const Action&) const = default;
 
-  bool is_message() const { return what >= Do::send_forward && what <= Do::recv_backward; }
+  bool is_message() const { return what >= Do::send_forward; }
   std::string str() const;
   // Throws Error that says what was expected.
   static Action parse(std::string_view word);
@@ -71,6 +68,5 @@ Schedule empty_schedule(std::string name, int ranks, int chunks, int microbatche
 Schedule parse_schedule(std::string_view text, const std::string& name);
 Schedule read_schedule(const std::filesystem::path& path);
 std::string to_text(const Schedule& schedule);
-void write_schedule(const Schedule& schedule, const std::filesystem::path& path);
 
 }  // namespace tessera

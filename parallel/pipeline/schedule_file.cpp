@@ -72,7 +72,7 @@ Schedule parse_schedule(std::string_view text, const std::string& name) {
       }
   }
   measure(s);
-  if (const auto fault = find_fault(s)) throw InputError(name + ": " + fault->what);
+  if (const auto fault = find_fault(s)) throw InputError(name + ": " + *fault);
   return s;
 }
 
@@ -92,13 +92,6 @@ std::string to_text(const Schedule& schedule) {
   for (const auto& list : schedule.actions)
     for (size_t i = 0; i < list.size(); ++i) text += list[i].str() + (i + 1 < list.size() ? " " : "\n");
   return text;
-}
-
-void write_schedule(const Schedule& schedule, const std::filesystem::path& path) {
-  std::ofstream file(path, std::ios::binary);
-  file << to_text(schedule);
-  file.close();
-  if (!file) throw OutputError(path.string() + ": cannot be written");
 }
 
 }  // namespace tessera

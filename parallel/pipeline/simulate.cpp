@@ -24,10 +24,6 @@ double duration(const Action& a, const Times& times) {
       return t.input;
     case Do::W:
       return t.weight;
-    case Do::unshard:
-      return t.unshard;
-    case Do::reduce_grad:
-      return t.reduce_grad;
     default:
       return 0;
   }
@@ -41,7 +37,7 @@ void check_times(const Schedule& s, const Times& times) {
     if (!(x >= 0)) throw Error("[simulate] a time is " + std::to_string(x) + " s; expected 0 or more");
   };
   for (const StageTimes& t : times.stages)
-    for (const double x : {t.forward, t.backward, t.input, t.weight, t.unshard, t.reduce_grad, times.message}) check(x);
+    for (const double x : {t.forward, t.backward, t.input, t.weight, times.message}) check(x);
   for (const auto& [action, x] : times.actions) check(x);
 }
 
@@ -106,16 +102,11 @@ std::optional<double> bubble_formula(const Schedule& s) {
   return std::nullopt;
 }
 
-double Simulation::work() const {
-  return makespan - std::accumulate(idle.begin(), idle.end(), 0.0) / static_cast<double>(idle.size());
-}
-
 double Simulation::bubble_share() const {
   const double all = makespan * static_cast<double>(idle.size());
   return all > 0 ? std::accumulate(idle.begin(), idle.end(), 0.0) / all : 0;
 }
 
-double Simulation::bubble_over_work() const { return work() > 0 ? makespan / work() - 1 : 0; }
 double Simulation::largest_idle_inside() const { return *std::max_element(idle_inside.begin(), idle_inside.end()); }
 
 }  // namespace tessera

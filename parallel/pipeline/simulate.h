@@ -23,7 +23,6 @@ namespace tessera {
 // Seconds that a stage takes for one micro-batch.
 struct StageTimes {
   double forward = 1, backward = 2, input = 1, weight = 1;
-  double unshard = 0, reduce_grad = 0;
 };
 
 struct Times {
@@ -45,10 +44,8 @@ struct Simulation {
   std::vector<double> idle_inside = {};                // of each rank, between its own first start and last end
   std::vector<int> in_flight = {};                     // the most of each rank, in stages times micro-batches
 
-  void sum_up();                    // all of the above from the schedule and the actions
-  double work() const;              // of the mean rank: what a step would take without a bubble
-  double bubble_share() const;      // idle / makespan of the mean rank
-  double bubble_over_work() const;  // idle / work
+  void sum_up();                // all of the above from the schedule and the actions
+  double bubble_share() const;  // idle / makespan of the mean rank
   double largest_idle_inside() const;
 };
 

@@ -6,25 +6,18 @@
 #pragma once
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "parallel/pipeline/schedule.h"
-#include "parallel/pipeline/walk.h"
 
 namespace tessera {
 
-struct ScheduleFault {
-  std::string what;   // one line that names rank, action and what was expected
-  ActionPlace place;  // what it is about; past the end of a list that lacks something
-  std::string drawn;  // the lists of all ranks around the place, which is [marked]
-};
-
-// `in_flight`: the most stages times micro-batches that a rank may hold at once (a chunk's micro-batch counts one); 0
-// for as many as there are.
-std::optional<ScheduleFault> find_fault(const Schedule& schedule, int in_flight = 0);
+// One line that names rank, action and what was expected.
+std::optional<std::string> find_fault(const Schedule& schedule);
 // Throws Error that names the schedule and the fault.
-void validate(const Schedule& schedule, int in_flight = 0);
+void validate(const Schedule& schedule);
 
-// The most that each rank has in flight: forward passes without their B or W.
+// The most that each rank has in flight: forward passes without their B or W (a chunk's micro-batch counts one).
 std::vector<int> peak_in_flight(const Schedule& schedule);
 
 }  // namespace tessera

@@ -43,10 +43,6 @@ std::vector<Action> needs(const Schedule& schedule, const Action& action, bool h
     case Do::recv_backward:
       out.push_back({Do::send_backward, s + 1, i});
       break;
-    case Do::unshard:
-    case Do::reshard:
-    case Do::reduce_grad:
-      break;  // of one rank's own, in the order of its list
   }
   return out;
 }

@@ -12,7 +12,6 @@ namespace tessera {
 struct ActionPlace {
   int rank = 0;
   size_t index = 0;
-  bool operator==(const ActionPlace&) const = default;
 };
 
 // What has to be over before an action may begin, besides the actions before it on its rank. A `B` among them stands

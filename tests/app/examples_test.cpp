@@ -53,7 +53,7 @@ TEST(Examples, Eager1f1bIsDrawnAsItIs) {
 TEST(Examples, Eager1f1bTrainsLikeOneRank) {
   const TemporaryDirectory folder(std::filesystem::temp_directory_path() / "tessera-examples-");
   const std::filesystem::path file = folder.path() / "eager.txt";
-  write_schedule(eager_1f1b(3, 6), file);
+  std::ofstream(file) << to_text(eager_1f1b(3, 6));
   TrainOptions o = verify_defaults();
   o.layers = 3;
   o.heads = 2;

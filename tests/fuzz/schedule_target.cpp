@@ -22,8 +22,6 @@ void parse_text(std::string_view bytes) {
   require(!draw(sim, 0, 40).empty(), "there is a picture");
   require_right(split_backward(schedule));
   if (!has_messages(schedule)) require_right(insert_messages(schedule));
-  if (!schedule.has(Do::unshard)) require_right(shard_parameters(schedule));
-  if (!schedule.has(Do::reduce_grad)) require_right(reduce_gradients(schedule, Reduce::every_microbatch));
 }
 
 const Target target("schedule", parse_text);

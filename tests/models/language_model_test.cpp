@@ -5,7 +5,7 @@
 
 #include "models/gpt.h"
 #include "models/layout.h"
-#include "parallel/comm/fake_transport.h"
+#include "verify/fake_transport.h"
 #include "tensor/field_error.h"
 
 namespace tessera {

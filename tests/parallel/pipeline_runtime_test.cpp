@@ -245,30 +245,6 @@ TEST(PipelineRuntime, TracesEveryAction) {
   });
 }
 
-// Writes down what it is told of the parameters.
-struct Sharded : TestStages {
-  using TestStages::TestStages;
-  std::string told;
-  void unshard(int stage) override { told += "+" + std::to_string(stage); }
-  void reshard(int stage) override { told += "-" + std::to_string(stage); }
-  void reduce_gradients(int stage, int microbatch) override {
-    told += " " + std::to_string(stage) + "/" + std::to_string(microbatch) + " ";
-  }
-};
-
-TEST(PipelineRuntime, TellsTheStagesOfTheirParameters) {
-  const Schedule s = reduce_gradients(shard_parameters(interleaved(1, 1, 2)), Reduce::once);
-  launch({.ranks = 1, .timeout_s = 60}, [&](Communicator& axis) {
-    Made made(2);
-    Sharded stages(made.chain, Variant{}, made.arena);
-    PipelineRuntime(s, axis, stages).step();
-    EXPECT_EQ(stages.told, "+0-0+1 1/0 -1+0 0/0 -0");
-    TestStages plain(made.chain, {}, made.arena);
-    PipelineRuntime pipe(s, axis, plain);
-    EXPECT_THROW(pipe.step(), Error);
-  });
-}
-
 TEST(PipelineRuntime, RefusesSchedulesThatItCannotRun) {
   launch({.ranks = 2, .timeout_s = 60}, [&](Communicator& axis) {
     Made made(2);

@@ -24,7 +24,6 @@ void expect_share(const Simulation& sim, int above, int below) {
   for (const double x : sim.idle) idle += x;
   EXPECT_EQ(idle * below, sim.makespan * sim.schedule.ranks * above) << test::described(sim.schedule);
   EXPECT_DOUBLE_EQ(sim.bubble_share(), static_cast<double>(above) / below);
-  EXPECT_NEAR(sim.bubble_over_work(), static_cast<double>(above) / (below - above), 1e-12);
   const auto formula = bubble_formula(sim.schedule);
   ASSERT_TRUE(formula.has_value()) << test::described(sim.schedule);
   EXPECT_DOUBLE_EQ(*formula, static_cast<double>(above) / below) << test::described(sim.schedule);
@@ -108,7 +107,6 @@ TEST(Simulate, PassesThatTakeNoTimeChangeNone) {
       for (const Schedule& s : test::all_schedules(p, m)) {
         const double makespan = simulate(s).makespan;
         EXPECT_EQ(simulate(insert_messages(s)).makespan, makespan) << test::described(s);
-        EXPECT_EQ(simulate(shard_parameters(reduce_gradients(s, Reduce::every_microbatch))).makespan, makespan);
         EXPECT_EQ(simulate(split_backward(gpipe(p, m))).in_flight, simulate(gpipe(p, m)).in_flight);
       }
 }
@@ -131,7 +129,7 @@ TEST(Simulate, TakesEachStagesOwnTimes) {
   EXPECT_EQ(s.makespan, 19);
   EXPECT_EQ(s.idle, (std::vector<double>{13, 3}));
   EXPECT_EQ(s.idle_inside, (std::vector<double>{13, 0}));
-  EXPECT_DOUBLE_EQ(s.work(), 11);
+  EXPECT_DOUBLE_EQ(s.bubble_share(), 8.0 / 19);
   EXPECT_EQ(s.actions[0][2].start, 9);
   EXPECT_EQ(s.actions[1][3].end, 17);
   EXPECT_THROW(simulate(gpipe(3, 2), times), Error);
@@ -139,14 +137,6 @@ TEST(Simulate, TakesEachStagesOwnTimes) {
   Schedule broken = gpipe(2, 2);
   broken.actions[0].pop_back();
   EXPECT_THROW(simulate(broken), Error);
-}
-
-TEST(Simulate, ShardingAndSummingTakeTheirTime) {
-  const Times times{.stages = {{.unshard = 4, .reduce_grad = 8}}};
-  const Schedule s = one_f_one_b(1, 3);
-  EXPECT_EQ(simulate(shard_parameters(s), times).makespan, 9 + 4);
-  EXPECT_EQ(simulate(reduce_gradients(s, Reduce::once), times).makespan, 9 + 8);
-  EXPECT_EQ(simulate(reduce_gradients(s, Reduce::every_microbatch), times).makespan, 9 + 24);
 }
 
 // The pictures in the files of the generators are those that draw() makes, so the reader sees what runs.

@@ -5,13 +5,13 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "parallel/comm/launch.h"
 #include "tensor/error.h"
 #include "tensor/random.h"
+#include "tests/support/fault_transport.h"
 #include "tests/verify/plans.h"
 #include "train/plan.h"
 #include "train/sequences.h"
@@ -22,6 +22,8 @@ namespace tessera {
 namespace {
 
 using test::command_of;
+using test::Fault;
+using test::Faults;
 
 #ifdef __SANITIZE_THREAD__
 constexpr int kFailures = 2, kLate = 1;  // of each plan (and rank): everything takes many times as long
@@ -48,13 +50,11 @@ std::vector<TrainOptions> plans() {
   return out;
 }
 
-using Faults = std::map<int, std::vector<Fault>>;
-
 // The parameters at the end, as rank 0 knows them.
 std::string train(const TrainOptions& o, const Faults& faults, const Sequences& sequences) {
   std::string out;
   LaunchOptions how = launch_options(job_of(o).plan);
-  how.faults = faults;
+  how.around = test::with_faults(faults);
   launch(how, [&](Communicator& world) {
     Trainer trainer(job_of(o), sequences, world);
     while (trainer.steps_done() < o.steps) trainer.step();

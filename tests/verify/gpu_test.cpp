@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "tests/verify/draw.h"
+#include "tests/verify/mutate.h"
 #include "train/plan.h"
 #include "train/trainer.h"
 #include "train/whole_state.h"
@@ -154,8 +155,9 @@ TEST(Verifiable, ChoosesKernelsThatPromiseBits) {
 TEST_F(TrainingGpu, DefectsAreSeen) {
   TrainOptions o = plan([](TrainOptions& p) { p.ranks = 2; });
   o.device = "cuda";
+  using test::Mutation;
   for (const Mutation mutation : {Mutation::divide_twice, Mutation::unclipped, Mutation::stale_shard})
-    EXPECT_FALSE(verify(job_of(o), mutation).passed());
+    EXPECT_FALSE(verify(job_of(o), test::hooks_of(mutation)).passed());
 }
 
 }  // namespace

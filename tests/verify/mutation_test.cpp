@@ -6,20 +6,21 @@
 #include <functional>
 
 #include "tensor/error.h"
+#include "tests/verify/mutate.h"
 #include "tests/verify/plans.h"
-#include "verify/totals.h"
 #include "verify/verify.h"
 
 namespace tessera {
 namespace {
 
 using test::command_of;
+using test::Mutation;
 using test::small_plan;
 
 // True when the contract turns red, or training itself stops.
 bool is_caught(const TrainOptions& o, Mutation mutation) {
   try {
-    const VerifyResult r = verify(job_of(o), mutation);
+    const VerifyResult r = verify(job_of(o), test::hooks_of(mutation));
     return !r.passed();
   } catch (const Error& e) {
     return e.status() == Status::not_finite || e.status() == Status::communication;

@@ -12,7 +12,6 @@
 #include "tests/verify/plans.h"
 #include "train/plan.h"
 #include "train/trainer.h"
-#include "verify/totals.h"
 #include "verify/verify.h"
 
 namespace tessera {

@@ -2,7 +2,10 @@
 // whatever was there before, but everything that this rank would send is counted, so bytes and calls of a plan for a
 // thousand ranks can be known on a laptop.
 #pragma once
+#include <memory>
+
 #include "parallel/comm/transport.h"
+#include "tensor/error.h"
 
 namespace tessera {
 
@@ -18,7 +21,9 @@ class FakeTransport final : public Transport {
   void send_from_gpu(int, int, const std::byte*, int64_t, Arena&) override {}
   void recv_to_gpu(int, int, std::byte*, int64_t, Arena&) override {}
   // What the other ranks would ask for is not known. Throws Error; make another FakeTransport instead.
-  std::unique_ptr<Transport> split(int color, int key) override;
+  std::unique_ptr<Transport> split(int /*color*/, int /*key*/) override {
+    throw Error("[comm] fake ranks cannot be split: the colors of the others are not known");
+  }
   void fail(const std::string&) override {}
 
  private:

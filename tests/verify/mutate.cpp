@@ -1,14 +1,16 @@
 // One defect at a time.
-#include "verify/mutate.h"
+#include "tests/verify/mutate.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "parallel/context_parallel.h"
 #include "parallel/tensor_parallel.h"
 #include "tensor/ops/elementwise.h"
+#include "tests/support/fault_transport.h"
 #include "train/plan.h"
 
-namespace tessera {
+namespace tessera::test {
 namespace {
 
 void scale_gradient(const FlatUnit& shard, double factor) {
@@ -16,8 +18,15 @@ void scale_gradient(const FlatUnit& shard, double factor) {
   scale_(grads, factor);
 }
 
-}  // namespace
+bool is_last(Trainer& t) { return t.world().rank() == t.world().size() - 1; }
 
+void drop_first_call(LaunchOptions& how) {
+  Faults faults;
+  for (int r = 0; r < how.ranks; ++r) faults[r] = {{.kind = Fault::Kind::drop}};
+  how.around = with_faults(faults);
+}
+
+// The sequences that a rank of the world loads.
 Sequences mutated(Sequences sequences, Mutation mutation, const Job& job, int rank) {
   const Plan& p = job.plan;
   const int64_t batch = job.optim.batch, size = batch / (p.dp * p.microbatches), last = batch - size,
@@ -55,4 +64,40 @@ void damage_gradients(Trainer& t, Mutation mutation) {
   }
 }
 
-}  // namespace tessera
+// The first quarter of each unit stays as it was.
+void update_but_a_quarter(Trainer& t, const StepReport& report) {
+  std::vector<Tensor> old;
+  for (const FlatUnit& unit : t.strategy().residents()) old.push_back(unit.values.clone());
+  t.update(report);
+  size_t at = 0;
+  for (const Tensor& values : old) {
+    const Tensor now = t.strategy().residents()[at++].values;
+    const int64_t quarter = values.numel() / 4;
+    now.narrow(0, 0, quarter).copy_from(values.narrow(0, 0, quarter));
+  }
+}
+
+void damaged_update(Trainer& t, StepReport report, Mutation mutation) {
+  if (mutation == Mutation::unclipped && is_last(t)) report.grad_norm = 0;
+  if (mutation == Mutation::stale_shard && is_last(t))
+    update_but_a_quarter(t, report);
+  else
+    t.update(report);
+}
+
+}  // namespace
+
+VerifyHooks hooks_of(Mutation mutation) {
+  VerifyHooks hooks;
+  if (mutation == Mutation::drop_reduction) hooks.launching = drop_first_call;
+  if (mutation == Mutation::other_order) hooks.launching = [](LaunchOptions& how) { how.algorithm = Algorithm::ring; };
+  hooks.loading = [=](Sequences sequences, const Job& job, int rank) {
+    return mutated(std::move(sequences), mutation, job, rank);
+  };
+  hooks.made = [=](Trainer& t) { damage_model(t, mutation); };
+  hooks.summed = [=](Trainer& t) { damage_gradients(t, mutation); };
+  hooks.update = [=](Trainer& t, const StepReport& report) { damaged_update(t, report, mutation); };
+  return hooks;
+}
+
+}  // namespace tessera::test
