@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "autograd/var.h"
-#include "tensor/late_number.h"
+#include "tensor/device_scalar.h"
 #include "tensor/ops/attention/attention.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
@@ -76,9 +76,9 @@ Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& 
 Var packed_attention(const Var& qkv, int64_t heads, const AttentionOptions& options = {});
 
 struct Loss {
-  Var mean;             // loss_sum * scale, float64 (); the root of backward()
-  LateNumber loss_sum;  // over this call's target tokens
-  LateNumber count;     // target tokens; rows with target -1 are ignored
+  Var mean;               // loss_sum * scale, float64 (); the root of backward()
+  DeviceScalar loss_sum;  // over this call's target tokens
+  DeviceScalar count;     // target tokens; rows with target -1 are ignored
 };
 // logits (N, V), targets int32 (N), there or on the host; `scale` is 1 / (target tokens of the whole global batch), so
 // that micro-batches and ranks add up to the mean without a division of their own.

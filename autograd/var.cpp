@@ -75,8 +75,8 @@ void Var::clear_grad() {
   leaf.pass = Tensor();
 }
 
-void Var::settle_grad() {
-  Leaf& leaf = *leaf_impl("settle_grad()").leaf;
+void Var::zero_missing_grad() {
+  Leaf& leaf = *leaf_impl("zero_missing_grad()").leaf;
   if (leaf.holds == Holds::nothing) leaf.settle();
 }
 

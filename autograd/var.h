@@ -64,7 +64,7 @@ class Var {
   // forgotten.
   void clear_grad();
   // A gradient that no one brought becomes zero in its buffer.
-  void settle_grad();
+  void zero_missing_grad();
   // Replaces the value (materialize() gives a meta parameter its memory; a frozen one too). The shape must not change.
   void set_value(Tensor value);
   // There is no buffer until `provide` makes one (by set_grad_buffer), when the first gradient comes; drop_grad() takes

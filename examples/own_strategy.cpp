@@ -19,7 +19,7 @@ class MajorityVote final : public DataStrategy {
     layout_.reductions = {{{0, grads_.numel()}, grads_.numel()}};
   }
   void finish_gradients() override {
-    model_.settle_gradients();  // zeros where no gradient came
+    model_.zero_missing_gradients();  // zeros where no gradient came
     to_signs();
     axis_.all_reduce(grads_);
     to_signs();

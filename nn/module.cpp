@@ -224,9 +224,9 @@ void Module::clear_gradients() {
     if (p->trainable) p->var.clear_grad();
 }
 
-void Module::settle_gradients() {
+void Module::zero_missing_gradients() {
   for (Parameter* p : parameters())
-    if (p->trainable) p->var.settle_grad();
+    if (p->trainable) p->var.zero_missing_grad();
 }
 
 }  // namespace tessera

@@ -83,7 +83,7 @@ class Module {
   // The next gradients overwrite.
   void clear_gradients();
   // After the last backward of a step: gradients that no one brought become zero.
-  void settle_gradients();
+  void zero_missing_gradients();
   // Frees copies of weights in other layouts; they are made again when they are needed.
   virtual void drop_packs();
 

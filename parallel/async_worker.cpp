@@ -28,7 +28,7 @@ void AsyncServer::work(int64_t target, const Hooks& hooks) {
     if (stops) break;
     model_.clear_gradients();
     const double loss = hooks.step(rank_, clock_);
-    model_.settle_gradients();
+    model_.zero_missing_gradients();
     push(clock_, loss);
     report(hooks.on_push);
   }

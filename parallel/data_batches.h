@@ -25,7 +25,7 @@ struct BatchSlice {
 struct Root {
   Var value;
   Tensor seed = {};
-  LateNumber loss_sum = {};  // over the target tokens that this rank computes
+  DeviceScalar loss_sum = {};  // over the target tokens that this rank computes
 };
 
 // What follows a model's last hidden states (B, T, C): its logits (B T, V), for a rank 0 that needs them, and its

@@ -22,7 +22,7 @@ DataParallel::DataParallel(Module& model, Communicator& axis, const ArenaPtr& ar
 
 // Parameters that no gradient reached have zeros.
 void DataParallel::finish_gradients() {
-  model_.settle_gradients();
+  model_.zero_missing_gradients();
   axis_.reduce(all_.grads, 0);
 }
 

@@ -53,7 +53,7 @@ void Ddp::send_ready() {
 // Parameters that no gradient reached have zeros; their buckets are still to be sent.
 void Ddp::finish_gradients() {
   if (next_ < buckets_.size()) {
-    model_.settle_gradients();
+    model_.zero_missing_gradients();
     for (Bucket& b : buckets_) b.missing = 0;
     send_ready();
   }

@@ -53,7 +53,7 @@ void ParameterServer::for_each_part(const F& f) const {
 }
 
 void ParameterServer::finish_gradients() {
-  model_.settle_gradients();
+  model_.zero_missing_gradients();
   const Direct direct(axis_);
   for_each_part([&](int server, size_t u, Range range) { axis_.reduce(part(residents_[u].grads, range), server); });
 }

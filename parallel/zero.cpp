@@ -136,7 +136,7 @@ void Zero::end_gradients(int64_t microbatch, UnitRange units) {
   for (size_t u = std::min(units.end, units_.size()); due && u-- > units.begin;) {
     if (units_[u].reduced) continue;
     for (const Slot& slot : units_[u].layout.slots)
-      if (!slot.parameter->var.grad().defined()) slot.parameter->var.settle_grad();
+      if (!slot.parameter->var.grad().defined()) slot.parameter->var.zero_missing_grad();
     start_reducing(u);
   }
   while (!reducing_.empty()) finish_reducing(reducing_.front());

@@ -69,7 +69,7 @@ double AsyncTrainer::worker_step(int worker, int64_t step) {
     backward(loss.mean);
     sum += loss.loss_sum;
   }
-  model_->settle_gradients();
+  model_->zero_missing_gradients();
   return sum / static_cast<double>(tokens);
 }
 

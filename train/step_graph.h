@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "optim/optimizer.h"
-#include "tensor/late_number.h"
+#include "tensor/device_scalar.h"
 #include "train/plan.h"
 #include "train/step_ranks.h"
 
@@ -31,7 +31,7 @@ class StepGraph {
   struct Parts {
     std::function<void(int64_t step)> load;   // tokens of the step to where the GPU takes them from
     std::function<void(int64_t step)> ahead;  // reads those of the next, while the GPU computes
-    std::function<LateNumber()> gradients;    // queues the passes; the sum of the losses
+    std::function<DeviceScalar()> gradients;  // queues the passes; the sum of the losses
     std::function<void()> finish;             // queues what comes after the update
     std::function<Tensor()>
         squares;  // queues the sums of squares of the units, in the order in which the norm adds them

@@ -100,7 +100,7 @@ StepInfo Trainer::where(int64_t microbatch, bool training) const {
   return at;
 }
 
-LateNumber Trainer::queue_passes() {
+DeviceScalar Trainer::queue_passes() {
   strategy().begin_step();
   return part_->runtime().step();
 }
@@ -112,7 +112,7 @@ void Trainer::queue_sums() {
 
 StepReport Trainer::compute_gradients(bool stop) {
   tokens_->begin(steps_done());
-  const LateNumber sum = queue_passes();
+  const DeviceScalar sum = queue_passes();
   const TraceSpan span(trace_, "finish gradients");
   queue_sums();
   // All ranks of a tensor axis know the same loss: one says it.

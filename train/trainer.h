@@ -72,7 +72,7 @@ class Trainer {
   void make_graph();
   Tensor queue_squares();
   StepInfo where(int64_t microbatch, bool training) const;
-  LateNumber queue_passes();
+  DeviceScalar queue_passes();
   void queue_sums();
   StepReport queued_step(bool stop);
   double sum_of_squares();

@@ -13,7 +13,7 @@ void Trainer::make_graph() {
   if constexpr (kWithCuda) {
     if (world_.size() > 1) step_ranks_ = std::make_unique<StepRanks>(world_, communicators());
     const auto gradients = [this] {
-      LateNumber sum = queue_passes();
+      DeviceScalar sum = queue_passes();
       queue_sums();
       return sum;
     };

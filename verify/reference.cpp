@@ -107,7 +107,7 @@ double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_he
   if (!apart) {
     const Loss loss = model_->head_loss(model_->hidden(ids), targets, scale);
     backward(loss.mean);
-    model_->settle_gradients();
+    model_->zero_missing_gradients();
     return loss.loss_sum;
   }
   const Var hidden = model_->hidden(ids), cut(hidden.value(), true);
@@ -116,7 +116,7 @@ double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_he
   of_head = apart->grads.clone();
   for (const Slot& slot : apart->slots) slot.parameter->var.clear_grad();
   backward(hidden, {.seed = cut.grad()});
-  model_->settle_gradients();
+  model_->zero_missing_gradients();
   return loss.loss_sum;
 }
 

@@ -21,7 +21,7 @@ PipelineRuntime::PipelineRuntime(Schedule schedule, Communicator& axis, Stages& 
     throw Error("[pipeline] " + schedule_.name + " has no messages; insert_messages() adds them");
 }
 
-LateNumber PipelineRuntime::step() {
+DeviceScalar PipelineRuntime::step() {
   loss_ = 0;
   in_flight_ = 0;
   passing_.clear();  // of a step that an exception has left

@@ -19,7 +19,7 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/trace.h"
 #include "parallel/pipeline/schedule.h"
-#include "tensor/late_number.h"
+#include "tensor/device_scalar.h"
 
 namespace tessera {
 
@@ -28,7 +28,7 @@ namespace tessera {
 struct StageOutput {
   Var value;
   Tensor seed = {};
-  LateNumber loss_sum = {};
+  DeviceScalar loss_sum = {};
 };
 
 // This rank's stages of the model.
@@ -59,7 +59,7 @@ class PipelineRuntime {
 
   // One step: this rank's list from beginning to end. Returns the sum of the losses of the micro-batches, added in
   // ascending order, where the last stage is; elsewhere 0.
-  LateNumber step();
+  DeviceScalar step();
 
   const Schedule& schedule() const { return schedule_; }
   int peak_in_flight() const { return peak_; }  // of all steps: stages times micro-batches, from F to B or W
@@ -94,7 +94,7 @@ class PipelineRuntime {
   Trace* trace_;
   std::map<std::pair<int, int>, Passing> passing_;  // by stage and micro-batch
   int in_flight_ = 0, peak_ = 0;
-  LateNumber loss_;
+  DeviceScalar loss_;
 };
 
 }  // namespace tessera

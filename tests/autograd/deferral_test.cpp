@@ -84,7 +84,7 @@ Result result_of(Network& net, const std::vector<Var>& inputs) {
   Result r;
   r.completed = net.completed;
   for (auto& [name, w] : net.weights) {
-    w.settle_grad();
+    w.zero_missing_grad();
     r.gradients[name] = w.grad().to_vector<float>();
   }
   for (const Var& x : inputs) r.inputs.push_back(x.grad().to_vector<float>());

@@ -147,7 +147,7 @@ TEST(Head, AnEarlyGradientIsNotSeenBeforeItIsGiven) {
   EXPECT_EQ(a.told, 1);
   const Loss never_walked = a.fused();
   a.w.clear_grad();
-  a.w.settle_grad();
+  a.w.zero_missing_grad();
   for (const float v : a.w.grad().to_vector<float>()) EXPECT_EQ(v, 0);
 }
 

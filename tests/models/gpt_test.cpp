@@ -40,7 +40,7 @@ double run_backward(Gpt& model, const Tensor& ids, const Tensor& targets) {
   model.clear_gradients();
   const Loss loss = model.loss(ids, targets, 1.0 / static_cast<double>(targets.numel()));
   backward(loss.mean);
-  model.settle_gradients();
+  model.zero_missing_gradients();
   return loss.mean.value().item<double>();
 }
 
@@ -157,7 +157,7 @@ std::vector<std::byte> gradients_of_a_step(DType dtype, int threads, bool defer)
     EXPECT_EQ(later.empty(), !defer);
     later.run();
   }
-  model->settle_gradients();
+  model->zero_missing_gradients();
   cpu::set_threads(before);
   return gradient_bytes(*model);
 }

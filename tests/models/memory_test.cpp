@@ -116,7 +116,7 @@ TEST(Memory, AStepTakesNoNewMemory) {
     model.set_step({.seed = 1, .step = step, .training = true});
     const Loss loss = model.loss(ids, ids, 1.0 / 128);
     backward(loss.mean);
-    model.settle_gradients();
+    model.zero_missing_gradients();
     optimizer->step(1e-3, clip_factor(grad_norm(units), 1));
     if (step == 2) {
       after_first = arena->footprint();

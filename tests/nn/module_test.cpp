@@ -72,7 +72,7 @@ TEST(Module, TheUsesOfATiedWeightAreSummedPerBackward) {
     backward(times(b0) + times(a0));  // from the newest to the oldest
     EXPECT_EQ(model.first.weight.grad().to_vector<float>(), std::vector<float>(15, a0 + b0));
     backward(times(b1) + times(a1));
-    model.settle_gradients();
+    model.zero_missing_gradients();
     EXPECT_EQ(model.first.weight.grad().to_vector<float>(), std::vector<float>(15, (a0 + b0) + (a1 + b1)));
     EXPECT_NE((a0 + b0) + (a1 + b1), ((a0 + b0) + a1) + b1);
     EXPECT_EQ(model.second.weight.grad().to_vector<float>(), std::vector<float>(15, 0));  // nobody brought one

@@ -89,7 +89,7 @@ TEST(AsyncServer, OneWorkerIsPlainTraining) {
         model.clear_gradients();
         test::learn(model, test::sequences(model.config, step, 0, plan.sequences, arena),
                     {.seed = kSeed, .step = step, .first_sequence = 0, .training = true}, tokens);
-        model.settle_gradients();
+        model.zero_missing_gradients();
         optimizer->step(plan.rate / (1 + 0.001 * static_cast<double>(step)), clip_factor(grad_norm(model.units()), 1));
       }
       EXPECT_TRUE(parameters_of(model) == run.values[0]);

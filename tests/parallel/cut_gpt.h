@@ -59,7 +59,7 @@ inline double learn_cut(Gpt& model, const Batch& batch, DeferredWeightGrads* def
   const Loss loss = model.loss(batch.ids, batch.targets, scale);
   backward(loss.mean, {.seed = {}, .defer = defer});
   if (defer) defer->run();
-  model.settle_gradients();
+  model.zero_missing_gradients();
   return loss.loss_sum;
 }
 
@@ -69,7 +69,7 @@ inline double learn_whole(Gpt& model, const Batch& batch) {
   model.clear_gradients();
   const Loss loss = model.loss(batch.ids, batch.targets, 1.0 / static_cast<double>(batch.ids.numel()));
   backward(loss.mean);
-  model.settle_gradients();
+  model.zero_missing_gradients();
   return loss.loss_sum;
 }
 

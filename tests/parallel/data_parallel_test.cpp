@@ -97,7 +97,7 @@ double one_rank_of(const Run& run, Gpt& model, const ArenaPtr& arena, int64_t st
     backward(l.mean);
     loss += l.loss_sum;
   }
-  model.settle_gradients();
+  model.zero_missing_gradients();
   return loss;
 }
 

@@ -75,7 +75,7 @@ double reference_gradients(Gpt& model, const Plan& plan, int64_t step, const Are
     model.clear_gradients();
     double sum = 0;
     for (int64_t j = 0; j < plan.microbatches; ++j) sum += step_of(model, plan, step, r * plan.microbatches + j, arena);
-    model.settle_gradients();
+    model.zero_missing_gradients();
     loss += sum;
     for (size_t u = 0; u < total.size(); ++u) add_gradients(total[u], model.units()[u].grads, r == 0);
   }

@@ -11,7 +11,7 @@
 
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/graph.h"
-#include "tensor/late_number.h"
+#include "tensor/device_scalar.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/matmul.h"
@@ -116,7 +116,7 @@ TEST_F(GraphGpu, AHostThatReadsInsideIsAnError) {
       return "nothing was thrown";
     };
     Tensor::empty({1000}, DType::float32, arena);  // room for what is made inside
-    const LateNumber late(x.narrow(0, 0, 1).to(DType::float64));
+    const DeviceScalar late(x.narrow(0, 0, 1).to(DType::float64));
     for (const auto& read : std::vector<std::function<void()>>{
              [&] { static_cast<void>(static_cast<double>(late)); }, [&] { x.to_vector<float>(); },
              [&] { Tensor::of<float>(std::vector<float>(4), {4}, arena); }}) {
@@ -128,13 +128,13 @@ TEST_F(GraphGpu, AHostThatReadsInsideIsAnError) {
   }
 }
 
-TEST_F(GraphGpu, LateNumbersAreAddedInOrderAndReadOnce) {
+TEST_F(GraphGpu, DeviceScalarsAreAddedInOrderAndReadOnce) {
   if constexpr (kWithCuda) {
     const std::vector<double> terms{0.1, 1e17, -1e17, 0.3};
     double expected = 0;
-    LateNumber sum = 0;
+    DeviceScalar sum = 0;
     const int64_t before = cuda::synchronizations(*arena);
-    std::vector<LateNumber> late;
+    std::vector<DeviceScalar> late;
     for (const double x : terms) {
       Tensor there = Tensor::empty({}, DType::float64, arena);
       there.fill(x);
@@ -175,9 +175,9 @@ TEST(Arena, LayoutsRepeatAndMayBeFixed) {
   EXPECT_GT(memory->layout().footprint, grown.footprint);
 }
 
-TEST(LateNumber, IsKnownOnTheHost) {
-  LateNumber sum = 1.5;
-  sum += LateNumber(Tensor::of<double>(std::vector<double>{0.25}, {1}, make_arena()));
+TEST(DeviceScalar, IsKnownOnTheHost) {
+  DeviceScalar sum = 1.5;
+  sum += DeviceScalar(Tensor::of<double>(std::vector<double>{0.25}, {1}, make_arena()));
   EXPECT_EQ(static_cast<double>(sum), 1.75);
   EXPECT_FALSE(sum.on_gpu().defined());
 }

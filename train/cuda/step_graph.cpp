@@ -99,7 +99,7 @@ class QueuedStep final : public StepGraph {
   void queue() {
     const Within here(queueing_);
     state_.fetch();
-    const LateNumber loss = parts_.gradients();
+    const DeviceScalar loss = parts_.gradients();
     const Tensor found =
         state_.parts(loss.on_gpu(), parts_.squares(), {.loss = parts_.says_loss, .squares = parts_.says_squares});
     if (parts_.ranks) parts_.ranks->add_up(found);

@@ -83,7 +83,7 @@ CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets, d
 // What the GPU was told to make, for whoever wants to know.
 CrossEntropy later(const RowLosses& made) {
   const Tensor sum = made.totals.select(0, 0);
-  return {LateNumber(sum), LateNumber(made.totals.select(0, 1)), made.lse, sum};
+  return {DeviceScalar(sum), DeviceScalar(made.totals.select(0, 1)), made.lse, sum};
 }
 
 void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& factors, const VocabPart& part) {

@@ -6,7 +6,7 @@
 #pragma once
 #include <utility>
 
-#include "tensor/late_number.h"
+#include "tensor/device_scalar.h"
 #include "tensor/ops/vocab_part.h"
 
 namespace tessera {
@@ -14,10 +14,10 @@ namespace tessera {
 inline constexpr int32_t kIgnoredTarget = -1;
 
 struct CrossEntropy {
-  LateNumber loss_sum;  // over target tokens, each row's loss added in row order
-  LateNumber count;     // target tokens: rows whose target is not kIgnoredTarget
-  Tensor lse;           // (N): log of the sum of the exponentials; float32, or float64 for float64
-  Tensor sum;           // loss_sum where the logits lie: float64, (); not to be written over
+  DeviceScalar loss_sum;  // over target tokens, each row's loss added in row order
+  DeviceScalar count;     // target tokens: rows whose target is not kIgnoredTarget
+  Tensor lse;             // (N): log of the sum of the exponentials; float32, or float64 for float64
+  Tensor sum;             // loss_sum where the logits lie: float64, (); not to be written over
 };
 
 // The targets, int32 (N), where the logits lie. If that is elsewhere they are checked and copied; `vocab` is that of

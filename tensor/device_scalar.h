@@ -1,7 +1,7 @@
 // A number that an op makes for the host: known at once, or still on its way on a GPU, which is waited for when
 // somebody reads it and not before.
 //
-//   LateNumber loss = 0;
+//   DeviceScalar loss = 0;
 //   for (...) loss += cross_entropy(...).loss_sum;   // queued, where the losses lie on a GPU
 //   if (std::isfinite(loss)) ...                     // one wait for all of them
 #pragma once
@@ -9,16 +9,16 @@
 
 namespace tessera {
 
-class LateNumber {
+class DeviceScalar {
  public:
-  LateNumber(double value = 0) : value_(value) {}  // NOLINT: a number is one that is known
+  DeviceScalar(double value = 0) : value_(value) {}  // NOLINT: a number is one that is known
   // The only element of a float64 tensor; what lies on the host is read now.
-  explicit LateNumber(const Tensor& made);
+  explicit DeviceScalar(const Tensor& made);
 
   // Waits where it lies on a GPU.
   operator double() const { return there_.defined() ? there_.item<double>() : value_; }  // NOLINT: it is a number
   // Added in the order of the calls; the same bits on both devices.
-  LateNumber& operator+=(const LateNumber& more);
+  DeviceScalar& operator+=(const DeviceScalar& more);
   // float64 () on the GPU; undefined for a number that is known.
   const Tensor& on_gpu() const { return there_; }
 
