@@ -3,16 +3,15 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <toml++/toml.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <sstream>
+#include <type_traits>
 #include <utility>
 
-#include "app/plain_toml.h"
+#include "app/config_file.h"
 #include "data/files.h"
 #include "data/utf8.h"
 #include "tensor/error.h"
@@ -92,26 +91,6 @@ void assign(std::optional<T>& field, const OptionInfo& info, const std::string& 
   T value{};
   assign(value, info, where, text);
   field = std::move(value);
-}
-
-// The type that a field wants from TOML, and its words for an error.
-constexpr std::string_view toml_type(const std::string&) { return "a string"; }
-constexpr std::string_view toml_type(const int64_t&) { return "a whole number"; }
-constexpr std::string_view toml_type(const double&) { return "a number"; }
-constexpr std::string_view toml_type(const bool&) { return "true or false"; }
-template <class T>
-constexpr std::string_view toml_type(const std::optional<T>&) {
-  return toml_type(T{});
-}
-
-// The text of a TOML value when its type is the one that the field wants.
-std::optional<std::string> text_of(const toml::node& node, std::string_view wanted) {
-  if (wanted == "a string" && node.is_string()) return node.ref<std::string>();
-  if (wanted == "true or false" && node.is_boolean()) return node.ref<bool>() ? "true" : "false";
-  if (wanted != "a string" && wanted != "true or false" && node.is_integer())
-    return std::to_string(node.ref<int64_t>());
-  if (wanted == "a number" && node.is_floating_point()) return fmt::format("{}", node.ref<double>());
-  return std::nullopt;
 }
 
 std::string show(const std::string& v) {
@@ -215,34 +194,20 @@ void set_option(TrainOptions& options, std::string_view name, const std::string&
 
 void apply_config_file(TrainOptions& options, const std::string& path) { apply_config(options, read_file(path), path); }
 
-void apply_config(TrainOptions& options, std::string_view toml, const std::string& path) {
-  check_plain_toml(toml, path);
-  toml::table table;
-  try {
-    table = toml::parse(toml, path);
-  } catch (const toml::parse_error& e) {
-    const toml::source_position at = e.source().begin;
-    throw Error(fmt::format("{}:{}:{}: not valid TOML: {}", path, at.line, at.column, e.description()));
-  }
+void apply_config(TrainOptions& options, std::string_view file, const std::string& path) {
   std::vector<std::string> known;
   for_each_option(options, [&](const OptionInfo& info, auto&) {
     if (info.in_file) known.emplace_back(info.name);
   });
-  for (const auto& [key_view, node] : table) {
-    const std::string key(key_view.str());
-    const toml::source_position at = key_view.source().begin;
-    const std::string where = fmt::format("{}:{}:{}: {}", path, at.line, at.column, key);
-    if (std::find(known.begin(), known.end(), key) == known.end())
-      throw Error(fmt::format("{}: unknown key{}", where, did_you_mean(key, known)));
-    for_each_option(options, [&, &value = node](const OptionInfo& info, auto& field) {
-      if (info.name != key) return;
-      const std::optional<std::string> text = text_of(value, toml_type(field));
-      if (!text) {
-        std::ostringstream found;
-        found << value.type();
-        throw Error(fmt::format("{}: expected {}, found a TOML {}", where, toml_type(field), found.str()));
-      }
-      assign(field, info, where, *text);
+  for (const ConfigEntry& entry : read_config(file, path)) {
+    const std::string where = fmt::format("{}: {}", entry.where, entry.key);
+    if (std::find(known.begin(), known.end(), entry.key) == known.end())
+      throw Error(fmt::format("{}: unknown key{}", where, did_you_mean(entry.key, known)));
+    for_each_option(options, [&](const OptionInfo& info, auto& field) {
+      if (info.name != entry.key) return;
+      constexpr bool wants_text = std::is_convertible_v<std::string, std::remove_reference_t<decltype(field)>>;
+      if (wants_text && !entry.text) wrong(where, "a string", entry.value);
+      assign(field, info, where, wants_text ? *entry.text : entry.value);
     });
   }
 }

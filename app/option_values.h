@@ -19,9 +19,10 @@ std::string parse_choice(const std::string& shown, const std::string& text, std:
 
 // Applies a TOML file. Throws InputError when it cannot be read, and what apply_config() throws.
 void apply_config_file(TrainOptions& options, const std::string& path);
-// Applies TOML that `path` names in messages. Throws Error (usage) with line and column for a syntax error, an unknown
-// key (with the nearest known one) or a value of the wrong type or range.
-void apply_config(TrainOptions& options, std::string_view toml, const std::string& path);
+// Applies the text of one that `path` names in messages (read_config() says what may stand there). Throws Error (usage)
+// with line and column for a syntax error, an unknown key (with the nearest known one) or a value of the wrong type or
+// range.
+void apply_config(TrainOptions& options, std::string_view file, const std::string& path);
 // The options as a TOML file that apply_config_file() reads back to the same values.
 std::string to_toml(const TrainOptions& options);
 // Keys and values of to_toml() one by one; options that were not given are left out.

@@ -28,8 +28,6 @@ add_compile_definitions(__SANITIZE_ADDRESS__=1)  # as g++ says it; clang 14 does
 # An emulated GPU's threads are fibers, hundreds for each block: a second stack for each of them, and the counters that a
 # fuzzer steers by, took most of a test's time.
 set(TESSERA_FIBER_OPTIONS -fsanitize-address-use-after-return=never -fno-sanitize=fuzzer-no-link -O2)
-# Debian's target for toml++ links a library that is built without coverage; as a header it is built like our own code.
-add_library(tomlplusplus::tomlplusplus INTERFACE IMPORTED)
 
 # tessera_fuzz(libraries...): fuzz_NAME for each target, and `fuzz` for all of them.
 function(tessera_fuzz)

@@ -209,8 +209,19 @@ TEST_F(ConfigTest, RoundTrips) {
 TEST_F(ConfigTest, StringsOfEveryKindHoldAnything) {
   EXPECT_EQ(read("data = \"a\\\"[\"").data, "a\"[");
   EXPECT_EQ(read("data = 'a\\'  # [\n").data, "a\\");
-  EXPECT_EQ(read("'data' = \"a#b=c.d\" # \"\"\"\n\"layers\" = 2\n").data, "a#b=c.d");
+  EXPECT_EQ(read("data = \"a#b=c.d\" # \"\"\"\nlayers = 2\n").data, "a#b=c.d");
   EXPECT_EQ(read("data = \"[\u00e9]'''\\\\\"\n").data, "[\u00e9]'''\\");
+  EXPECT_EQ(read("data = \"\\u00e9\\t\\\"\\\\\"#\n").data, "\u00e9\t\"\\");
+}
+
+TEST_F(ConfigTest, LinesMayBeWrittenInManyWays) {
+  const TrainOptions o =
+      read("\xEF\xBB\xBFlayers=2\r\n\t \r\n#\r\n  lr\t= 5E-5#x\r\nno-save =true\n\nseed = 9223372036854775807");
+  EXPECT_EQ(o.layers, 2);
+  EXPECT_EQ(o.lr, 5e-5);
+  EXPECT_TRUE(o.no_save);
+  EXPECT_EQ(o.seed, INT64_MAX);
+  EXPECT_EQ(config_values(read("# As a run writes it.\n" + to_toml(o))), config_values(o));
 }
 
 TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
@@ -219,27 +230,45 @@ TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
     EXPECT_NE(found.find(words), std::string::npos) << found;
   };
   expect("layers = 2\nhedas = 3\n", "c.toml:2:1: hedas: unknown key; did you mean 'heads'?");
-  expect("layers = \"two\"\n", "c.toml:1:1: layers: expected a whole number, found a TOML string");
-  expect("lr = true\n", "lr: expected a number, found a TOML boolean");
-  expect("\n  data = 3\n", "c.toml:2:3: data: expected a string, found a TOML integer");
+  expect("layers = \"two\"\n", "c.toml:1:1: layers: expected a whole number in [1, 100000], found '\"two\"'");
+  expect("layers = 2.0\n", "layers: expected a whole number in [1, 100000], found '2.0'");
+  expect("seed = 9223372036854775808\n", "seed: expected a whole number of at least 0, found '9223372036854775808'");
+  expect("lr = true\n", "lr: expected a number of at least 0, found 'true'");
+  expect("no-save = \"true\"\n", "no-save: expected true or false, found '\"true\"'");
+  expect("\n  data = 3\n", "c.toml:2:3: data: expected a string, found '3'");
+  expect("tokenizer = true\n", "tokenizer: expected a string, found 'true'");
   expect("layers = 0\n", "c.toml:1:1: layers: expected a whole number in [1, 100000], found '0'");
   expect("out = \"x\"\n", "out: unknown key");
-  expect("layers = \n", "c.toml:1:");
-  expect("[model]\nlayers = 2\n", "c.toml:1:1: expected KEY = VALUE, found '['");
-  expect("layers = 2\n  [[ \n", "c.toml:2:3: expected KEY = VALUE, found '['");
-  expect("model.layers = 2\n", "c.toml:1:6: expected KEY = VALUE, found '.' in a key");
+  const auto unexpected = [&](const std::string& text, const std::string& at, const std::string& found) {
+    expect(text, "c.toml:" + at + ": expected KEY = VALUE, found " + found);
+  };
+  unexpected("layers = 2\nheads = 2\n\n layers = 2\n", "4:2", "layers for the second time");
+  unexpected("layers\n", "1:7", "the end of the line");
+  unexpected("layers 2\n", "1:8", "'2'");
+  unexpected(" = 2\n", "1:2", "'= 2'");
+  unexpected("[model]\nlayers = 2\n", "1:1", "'[model]'");
+  unexpected("layers = 2\n  [[ \n", "2:3", "'[[ '");
+  unexpected("model.layers = 2\n", "1:6", "'.layers = 2'");
+  unexpected("'layers' = 2\n", "1:1", "''layers' = 2'");
+  unexpected("\u00e9 = 2\n", "1:1", "'\u00e9 = 2'");
   std::string deep = "a";
   for (int i = 0; i < 300'000; ++i) deep += ".a";
-  expect(deep + " = 1\n", "c.toml:1:2: expected KEY = VALUE, found '.'");
-  expect("layers = [2]\n", "c.toml:1:10: expected KEY = VALUE, found '['");
-  expect("# [\ndata = '[{' # {\nlayers = {a = 1}\n", "c.toml:3:10: expected KEY = VALUE, found '{'");
-  expect("steps = 1979-05-27\n", "c.toml:1:13: expected KEY = VALUE, found '-' behind a digit: a date");
-  expect("steps = 07:32:00\n", "c.toml:1:11: expected KEY = VALUE, found ':'");
-  expect("layers = 2\u00e9\n", "c.toml:1:11: expected KEY = VALUE, found a character beyond ASCII");
-  expect("data = \"a\\\"\"[\n", "c.toml:1:13: expected KEY = VALUE, found '['");
-  expect("data = \"\"\"a\"\"\"\n", "c.toml:1:8: expected KEY = VALUE, found a string of several lines");
-  expect("data = \"a\nmodel = \"gpt2\"\n", "c.toml:1:10: not valid TOML");
-  expect("layers = 2'\u00e9'\n", "c.toml:1:11: expected KEY = VALUE, found a string inside");
+  unexpected(deep + " = 1\n", "1:2", "'.a.a");
+  const std::string may = " where one string, number, true or false may stand";
+  unexpected("layers =\n", "1:9", "the end of the line" + may);
+  for (const std::string value : {"[2]",      "{a = 1}",     "1979-05-27",  "07:32:00",
+                                  "2\u00e9",  "1_000",       "0x10",        "+1",
+                                  "02",       "1.",          ".5",          "1e999",
+                                  "inf",      "-nan",        "null",        "True",
+                                  "= 2",      "\"a",         "'a",          "'",
+                                  "\"a\\",    "\"a\\\"",     "\"\\ud800\"", "\"\\U0001F600\"",
+                                  "\"a\tb\"", "\"a\" \"b\"", "'a'b",        "\"\"\"a\"\"\"",
+                                  "'''a'''",  "2 3",         "2'\u00e9'",   "\ufeff2"})
+    unexpected("# [\ndata = " + value + "\nmodel = \"gpt2\"\n", "2:8", "'" + one_line(value) + "'" + may);
+  const std::string utf8 = " where UTF-8 without control characters may stand";
+  unexpected("data = 'caf\xe9'\n", "1:12", "'\xe9''" + utf8);
+  unexpected("lr = 1 # a\x1b[2J\n", "1:11", "'\\x1b[2J'" + utf8);
+  unexpected("lr = 1\r'a'\n", "1:7", "'\\x0d'a''" + utf8);
   EXPECT_NE(message(
                 [] {
                   train({"--config", "/nonexistent.toml"});

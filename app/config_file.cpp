@@ -1,0 +1,90 @@
+// Cuts lines into keys and values; JSON's parser says what a value is.
+#include "app/config_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "data/utf8.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kBlank = " \t";
+constexpr const char* kOfKeys = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
+constexpr const char* kOfPlainValues = "0123456789+-.eEtrufals";  // numbers, true and false
+
+// A line that is taken from the left, piece by piece.
+struct Line {
+  std::string place;  // PATH:LINE
+  std::string_view whole, rest = whole;
+
+  std::string_view take(size_t length) {
+    const std::string_view taken = rest.substr(0, length);
+    rest.remove_prefix(taken.size());
+    return taken;
+  }
+  std::string_view take_all_of(const char* characters) { return take(rest.find_first_not_of(characters)); }
+  std::string_view take_value() {
+    if (!rest.starts_with('"') && !rest.starts_with('\'')) return take_all_of(kOfPlainValues);
+    size_t at = 1;
+    while (at < rest.size() && rest[at] != rest[0]) at += rest[0] == '"' && rest[at] == '\\' ? 2 : 1;
+    return take(at + 1);
+  }
+  // Where the next character stands that is not blank.
+  size_t at() {
+    take_all_of(kBlank);
+    return whole.size() - rest.size();
+  }
+  bool ends() { return at() == whole.size() || rest.front() == '#'; }
+  std::string where(size_t at) const { return fmt::format("{}:{}", place, at + 1); }
+  [[noreturn]] void refuse(size_t at, std::string_view why = "") const {
+    const std::string found = at < whole.size() ? fmt::format("'{}'", whole.substr(at)) : "the end of the line";
+    throw Error(fmt::format("{}: expected KEY = VALUE, found {}{}", where(at), found, why));
+  }
+};
+
+bool is_control(unsigned char c) { return (c < 0x20 && c != '\t') || c == 0x7f; }
+
+std::optional<ConfigEntry> read_line(Line line) {
+  const auto control = std::find_if(line.whole.begin(), line.whole.end(), is_control) - line.whole.begin();
+  const size_t bad = std::min(find_invalid_utf8(line.whole), static_cast<size_t>(control));
+  if (bad < line.whole.size()) line.refuse(bad, " where UTF-8 without control characters may stand");
+  if (line.ends()) return std::nullopt;
+  ConfigEntry entry{line.where(line.at()), std::string(line.take_all_of(kOfKeys)), {}, {}};
+  const size_t equals = line.at();
+  if (entry.key.empty() || line.take(1) != "=") line.refuse(equals);
+  const size_t begin = line.at();
+  const std::string_view value = line.take_value();
+  const auto parsed = value.size() > 1 && value.front() == '\'' && value.back() == '\''
+                          ? nlohmann::json(value.substr(1, value.size() - 2))
+                          : nlohmann::json::parse(value, nullptr, false);
+  if (parsed.is_discarded() || !line.ends()) line.refuse(begin, " where one string, number, true or false may stand");
+  entry.value = value;
+  if (parsed.is_string()) entry.text = parsed.get<std::string>();
+  return entry;
+}
+
+}  // namespace
+
+std::vector<ConfigEntry> read_config(std::string_view file, const std::string& path) {
+  std::vector<ConfigEntry> entries;
+  std::set<std::string> keys;
+  if (file.starts_with("\xEF\xBB\xBF")) file.remove_prefix(3);
+  for (int64_t number = 1; !file.empty(); ++number) {
+    std::string_view text = file.substr(0, file.find('\n'));
+    file.remove_prefix(std::min(text.size() + 1, file.size()));
+    if (text.ends_with('\r')) text.remove_suffix(1);
+    std::optional<ConfigEntry> entry = read_line({fmt::format("{}:{}", path, number), text});
+    if (!entry) continue;
+    if (!keys.insert(entry->key).second)
+      throw Error(fmt::format("{}: expected KEY = VALUE, found {} for the second time", entry->where, entry->key));
+    entries.push_back(*std::move(entry));
+  }
+  return entries;
+}
+
+}  // namespace tessera
