@@ -5,8 +5,8 @@
 
 #include "models/gpt.h"
 #include "models/layout.h"
-#include "verify/fake_transport.h"
 #include "tensor/field_error.h"
+#include "verify/fake_transport.h"
 
 namespace tessera {
 namespace {
