@@ -36,7 +36,7 @@ class MajorityVote final : public DataStrategy {
 
 // Trains a GPT on the ranks of `world`; the loss of each step.
 std::vector<double> train(Communicator& world) {
-  constexpr int64_t kBatch = 8, kSteps = 60;
+  constexpr int64_t kBatch = 8, kSteps = 150;
   const ModelConfig config{.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 64};
   const ArenaPtr arena = world.make_arena();
   Gpt model(config);
