@@ -27,7 +27,7 @@ constexpr float exp(float x) {
   p = fma(p, r, 5.0000001201e-1f);
   p = fma(p, r * r, r) + 1.0f;
   // 2^n in two steps, since n may be 128; the integer n is read off the bits of `shifted`.
-  const int32_t k = std::bit_cast<int32_t>(shifted) - 0x4b400000;
+  const auto k = static_cast<int32_t>(std::bit_cast<uint32_t>(shifted) - 0x4b400000U);
   const int32_t half = k >> 1;
   const float scaled = p * std::bit_cast<float>((half + 127) << 23) * std::bit_cast<float>((k - half + 127) << 23);
   const float low = x < -87.336544f ? 0.0f : scaled;
