@@ -73,6 +73,26 @@ TEST(Contract, OneRankIsItsOwnOracle) {
   for (o.zero = 1; o.zero <= 3; ++o.zero) expect_passes(o);  // any stage is accepted where the axis is 1
 }
 
+// A copy for each use of the tied weight, without a pipeline that needs it.
+TEST(Contract, CopiesOfATiedWeightAreSummedApart) {
+  for (const int64_t zero : {0, 3}) {
+    TrainOptions o = verify_defaults();
+    o.layers = 2;
+    o.heads = 2;
+    o.channels = 16;
+    o.context = 8;
+    o.batch = 8;
+    o.steps = 4;
+    o.ranks = 2;
+    o.microbatches = 2;
+    o.zero = zero;
+    o.tie_copies = true;
+    o.threads_per_rank = 1;
+    const VerifyResult r = verify(job_of(o));
+    EXPECT_TRUE(r.passed() && r.bitwise) << test::command_of(o) << "\n" << (r.passed() ? "" : r.failures.front());
+  }
+}
+
 TEST(Contract, TheLossFalls) {
   TrainOptions o = small_plan();
   o.steps = 40;
