@@ -107,6 +107,4 @@ double Simulation::bubble_share() const {
   return all > 0 ? std::accumulate(idle.begin(), idle.end(), 0.0) / all : 0;
 }
 
-double Simulation::largest_idle_inside() const { return *std::max_element(idle_inside.begin(), idle_inside.end()); }
-
 }  // namespace tessera

@@ -46,7 +46,6 @@ struct Simulation {
 
   void sum_up();                // all of the above from the schedule and the actions
   double bubble_share() const;  // idle / makespan of the mean rank
-  double largest_idle_inside() const;
 };
 
 // Throws Error for a schedule that cannot be run to its end, or when the times are not for its stages.
