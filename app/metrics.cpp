@@ -3,17 +3,32 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "data/files.h"
 #include "data/json.h"
 #include "tensor/error.h"
 
 namespace tessera {
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+double median_rate(std::vector<double> rates) {
+  constexpr size_t kWarmupSteps = 5;
+  if (rates.size() > kWarmupSteps) rates.erase(rates.begin(), rates.begin() + kWarmupSteps);
+  return median(std::move(rates));
+}
 
 KeptRecords records_until(std::string_view file, int64_t step, const std::string& what) {
   KeptRecords out;

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "data/event_file.h"
 
@@ -19,6 +20,12 @@ struct KeptRecords {
   int64_t validated_step = -1;  // the last with a validation
 };
 KeptRecords records_until(std::string_view file, int64_t step, const std::string& what);
+
+// The middle value, the upper one of two; 0 where there is none.
+double median(std::vector<double> values);
+// Of the tokens per second of a run's steps: the median, without the first steps where there are more, which touch
+// memory for the first time and compile kernels.
+double median_rate(std::vector<double> rates);
 
 class Metrics {
  public:

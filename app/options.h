@@ -107,6 +107,11 @@ struct OptionInfo {
   bool in_file = true;         // false: about this call of the program, so not part of a configuration
 };
 
+constexpr OptionInfo not_in_file(OptionInfo info) {
+  info.in_file = false;
+  return info;
+}
+
 // Calls f(OptionInfo, field) for every option of `train`, in the order of --help.
 template <class Options, class F>
 void for_each_option(Options&& o, F&& f) {
@@ -161,10 +166,8 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"servers", "Plan", "parameter servers, on the first ranks", "", 1, 1024}, o.servers);
   f(OptionInfo{"staleness", "Plan", "steps that a worker of ps-async may be ahead of the slowest", "", 0, 1e6},
     o.staleness);
-  f(OptionInfo{"record", "Plan", "file for the order in which ps-async applied what", "", -1e300, 1e300, false, false},
-    o.record);
-  f(OptionInfo{"replay", "Plan", "file with such an order, to be repeated; with --resume the one that was begun", "",
-               -1e300, 1e300, false, false},
+  f(not_in_file({"record", "Plan", "file for the order in which ps-async applied what"}), o.record);
+  f(not_in_file({"replay", "Plan", "file with such an order, to be repeated; with --resume the one that was begun"}),
     o.replay);
   f(OptionInfo{"bucket-mb", "Plan", "gradients that ddp sends at once, in MiB", "", 1e-6, 1e6}, o.bucket_mb);
   f(OptionInfo{"grad-dtype", "Plan", "of gradients while they are summed and sent", "fp32|bf16"}, o.grad_dtype);
@@ -173,13 +176,12 @@ void for_each_option(Options&& o, F&& f) {
                "what waits elsewhere between updates: in a mapped file, or of a GPU in the host's memory",
                "none|optimizer"},
     o.offload);
-  f(
-      OptionInfo{
-          "backend", "Place",
-          "threads of one process, or processes of mpirun (default: what started the program); nccl: either, with a "
-          "GPU each",
-          "threads|mpi|nccl", -1e300, 1e300, false, false},
-      o.backend);
+  f(not_in_file(
+        {"backend", "Place",
+         "threads of one process, or processes of mpirun (default: what started the program); nccl: either, with a "
+         "GPU each",
+         "threads|mpi|nccl"}),
+    o.backend);
   f(OptionInfo{"timeout", "Place", "seconds that a rank waits for another", "", 0.01, 1e6}, o.timeout);
   f(OptionInfo{"device", "Place",
                "where ranks compute; cuda: the GPU of each rank's number, shared where GPUs are fewer", "cpu|cuda"},
@@ -216,27 +218,20 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"beta2", "Optimisation", "Adam's decay of the mean square", "", 0, 1, true}, o.beta2);
   f(OptionInfo{"clip", "Optimisation", "largest global gradient norm; 0 does not clip", "", 0}, o.clip);
   f(OptionInfo{"seed", "Optimisation", "of weights, data order and dropout", "", 0}, o.seed);
-  f(OptionInfo{"out", "Files",
-               "run directory (settings, metrics, TensorBoard events, checkpoints); default: runs/DATE-TIME", "",
-               -1e300, 1e300, false, false},
+  f(not_in_file({"out", "Files",
+                 "run directory (settings, metrics, TensorBoard events, checkpoints); default: runs/DATE-TIME"}),
     o.out);
   f(OptionInfo{"save-every", "Files", "steps between checkpoints; 0: only the last", "", 0}, o.save_every);
   f(OptionInfo{"eval-every", "Files", "steps between validations; 0: only the last", "", 0}, o.eval_every);
   f(OptionInfo{"no-save", "Files", "no checkpoint, not even the last: for measurements; such a run cannot be resumed"},
     o.no_save);
   f(OptionInfo{"no-eval", "Files", "no validation, not even the last"}, o.no_eval);
-  f(OptionInfo{"resume", "Files", "continue the run in --out from its newest checkpoint", "", -1e300, 1e300, false,
-               false},
-    o.resume);
-  f(OptionInfo{"config", "Files", "TOML file with the same keys; options win", "", -1e300, 1e300, false, false},
-    o.config);
-  f(OptionInfo{"format", "Output", "of standard output", "text|json", -1e300, 1e300, false, false}, o.format);
-  f(OptionInfo{"quiet", "Output", "no progress", "", -1e300, 1e300, false, false}, o.quiet);
-  f(OptionInfo{"trace", "Output", "writes a timeline into the run directory; `tessera report` draws it", "", -1e300,
-               1e300, false, false},
-    o.trace);
-  f(OptionInfo{"trace-steps", "Output", "with --trace: how many steps are kept, the last ones", "", 1, 1e6, false,
-               false},
+  f(not_in_file({"resume", "Files", "continue the run in --out from its newest checkpoint"}), o.resume);
+  f(not_in_file({"config", "Files", "TOML file with the same keys; options win"}), o.config);
+  f(not_in_file({"format", "Output", "of standard output", "text|json"}), o.format);
+  f(not_in_file({"quiet", "Output", "no progress"}), o.quiet);
+  f(not_in_file({"trace", "Output", "writes a timeline into the run directory; `tessera report` draws it"}), o.trace);
+  f(not_in_file({"trace-steps", "Output", "with --trace: how many steps are kept, the last ones", "", 1, 1e6}),
     o.trace_steps);
 }
 

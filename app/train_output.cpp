@@ -21,16 +21,7 @@ namespace tessera {
 namespace {
 
 using Json = nlohmann::ordered_json;
-constexpr size_t kCurve = 48;       // characters of the loss curve
-constexpr size_t kWarmupSteps = 5;  // left out of the rate: first touches of memory, compilation of kernels
-
-double median_rate(std::vector<double> rates) {
-  if (rates.size() > kWarmupSteps) rates.erase(rates.begin(), rates.begin() + kWarmupSteps);
-  if (rates.empty()) return 0;
-  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
-  std::nth_element(rates.begin(), middle, rates.end());
-  return *middle;
-}
+constexpr size_t kCurve = 48;  // characters of the loss curve
 
 Json with_scalars(const std::string& event, int64_t step, std::span<const Scalar> scalars) {
   Json record{{"event", event}, {"step", step}};
@@ -112,7 +103,7 @@ void TrainOutput::eval(int64_t step, const Validation& v) {
 void TrainOutput::summary(const Facts& f) {
   const double rate = median_rate(rates_);
   const bool stepped = !rates_.empty();  // a resumed run may have had nothing left to do
-  const auto ranks = static_cast<int64_t>(f.usage.peak_bytes.size());
+  const auto ranks = std::ssize(f.usage.peak_bytes);
   // Thread ranks that are more than the machine's processors, or GPUs, take turns on them.
   const int64_t at_once = has_processes(plan_) ? ranks
                           : plan_.device == Device::cuda
@@ -157,8 +148,7 @@ std::string TrainOutput::in_words(const Facts& f, double rate, double share) con
   if (stepped)
     text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of what this machine's matrix products reach; ",
                         losses_.front(), sparkline(losses_, kCurve), losses_.back(), short_number(rate), 100 * share);
-  const double peak_mb =
-      static_cast<double>(*std::max_element(f.usage.peak_bytes.begin(), f.usage.peak_bytes.end())) / 1e6;
+  const double peak_mb = static_cast<double>(*std::ranges::max_element(f.usage.peak_bytes)) / 1e6;
   text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most", peak_mb,
                       peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
   text += options_.no_save

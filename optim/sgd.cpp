@@ -63,7 +63,7 @@ void Sgd::update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) {
     with_unit_types(unit, [&](auto value, auto grad) {
       using V = decltype(value);
       using G = decltype(grad);
-      using W = typename StateOf<V>::type;
+      using W = Accumulate<V>;
       const auto c = SgdStep<W>::of(options_).at(now);
       on_device(
           unit.values.device(), [&] { update_on_cpu<V, G>(unit, states_[u], c); },

@@ -87,7 +87,7 @@ W* state_data(const Tensor& t) {
 template <class W, class F>
 void with_types(const FlatUnit& unit, const F& f) {
   with_unit_types(unit, [&](auto value, auto grad) {
-    if constexpr (std::is_same_v<typename StateOf<decltype(value)>::type, W>) f(value, grad);
+    if constexpr (std::is_same_v<Accumulate<decltype(value)>, W>) f(value, grad);
   });
 }
 

@@ -9,16 +9,6 @@
 
 namespace tessera {
 
-// The type that updates of values of type V are computed in, and their state kept in.
-template <class V>
-struct StateOf {
-  using type = float;
-};
-template <>
-struct StateOf<double> {
-  using type = double;
-};
-
 // Calls f(V{}, G{}) with the C++ types of the unit's values and gradients.
 template <class F>
 void with_unit_types(const FlatUnit& unit, const F& f) {

@@ -35,8 +35,7 @@ std::string cause_of(const std::exception_ptr& thrown) {
 }
 
 Tensor numbers_of(const std::vector<AppliedPush>& log, const ArenaPtr& arena) {
-  Tensor out =
-      Tensor::empty({static_cast<int64_t>(log.size()), 3}, DType::int64, arena->host(), Category::communication);
+  Tensor out = Tensor::empty({std::ssize(log), 3}, DType::int64, arena->host(), Category::communication);
   int64_t* at = out.data<int64_t>();
   for (const AppliedPush& entry : log) {
     *at++ = entry.push.worker;
@@ -81,8 +80,7 @@ void AsyncServer::read_replay() {
     return fmt::format("{} ranks, {} servers, staleness {} and {} steps", workers, servers, staleness, steps);
   };
   const std::string expected = text(axis_.size(), servers_, options_.staleness, options_.steps),
-                    found = text(replay_.workers, static_cast<int64_t>(replay_.servers.size()), replay_.staleness,
-                                 replay_.steps);
+                    found = text(replay_.workers, std::ssize(replay_.servers), replay_.staleness, replay_.steps);
   if (found != expected)
     throw FieldError("replay", fmt::format("{} was recorded with {}; this run has {}", file, found, expected));
   for (const std::vector<Push>& order : replay_.servers) orders_.emplace_back(order, replay_.workers);
@@ -147,7 +145,7 @@ void AsyncServer::go_on(int64_t step, const std::optional<PushLog>& order) {
   reported_ = order->servers[0].size();
   const std::vector<int64_t> clocks = clocks_after(order->servers[0], static_cast<int64_t>(reported_), n);
   clock_ = clocks[static_cast<size_t>(rank_)];
-  fastest_ = *std::max_element(clocks.begin(), clocks.end());
+  fastest_ = *std::ranges::max_element(clocks);
   staleness_before_ = order->staleness;
   if (shard_) shard_->go_on(order->servers[static_cast<size_t>(rank_)]);
 }
@@ -159,8 +157,8 @@ void AsyncServer::go_on_in_replay(const std::optional<PushLog>& order) {
   };
   bool same = order.has_value();
   for (size_t k = 0; same && k < orders_.size(); ++k) same = begins(replay_.servers[k], order->servers[k]);
-  replayed_ = same ? static_cast<int64_t>(order->servers[0].size()) : 0;
-  if (!same || !std::binary_search(places_.begin(), places_.end(), replayed_))
+  replayed_ = same ? std::ssize(order->servers[0]) : 0;
+  if (!same || !std::ranges::binary_search(places_, replayed_))
     throw FieldError("replay",
                      fmt::format("{} is not the order of the run that is continued; expected one that begins with "
                                  "the run's own",
@@ -192,7 +190,7 @@ void AsyncServer::run(int64_t steps, const Hooks& hooks) {
   if (!replays()) return play(std::min(std::max(steps, fastest_), options_.steps), hooks);
   const int64_t wanted = std::min(places_.back(), steps * axis_.size());
   do {
-    if (replayed_ < wanted) replayed_ = *std::upper_bound(places_.begin(), places_.end(), replayed_);
+    if (replayed_ < wanted) replayed_ = *std::ranges::upper_bound(places_, replayed_);
     play(next_clock(rank_), hooks);
     if (axis_.max(hooks.wish && hooks.wish() ? 1 : 0) > 0) return;
   } while (replayed_ < wanted);
@@ -226,9 +224,8 @@ void AsyncServer::stop(const std::exception_ptr& thrown) {
 
 AsyncSummary AsyncServer::finish() {
   const auto most = [&](int64_t of_shard) { return static_cast<int64_t>(axis_.max(static_cast<double>(of_shard))); };
-  const AsyncSummary summary{.applied = most(shard_ ? shard_->applied() : 0),
-                             .most_ahead = most(shard_ ? shard_->most_ahead() : 0),
-                             .most_behind = most(shard_ ? shard_->most_behind() : 0)};
+  const AsyncSummary mine = shard_ ? shard_->summary() : AsyncSummary(),
+                     summary{most(mine.applied), most(mine.most_ahead), most(mine.most_behind)};
   if (options_.record.empty()) return summary;
   if (const std::optional<PushLog> log = order()) write_push_log(options_.record, *log);
   return summary;

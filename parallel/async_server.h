@@ -58,12 +58,6 @@ struct AsyncOptions {
   std::string record = {}, replay = {};            // files; empty: none
 };
 
-struct AsyncSummary {
-  int64_t applied = 0;      // pushes of all workers
-  int64_t most_ahead = 0;   // clocks; at most the staleness
-  int64_t most_behind = 0;  // versions between a pull and its push; at most (n - 1) (2 staleness + 1)
-};
-
 class AsyncServer {
  public:
   // Gives the model's parameters memory and first values. Every rank of `axis` calls it; model and axis must outlive

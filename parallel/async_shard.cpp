@@ -28,7 +28,7 @@ void AsyncShard::go_on(const std::vector<Push>& order) {
   for (const Push& push : order)
     log_.push_back({.push = push, .applied = version(), .loss = 0, .grad_norm = 0, .lr = 0});
   clocks_ = clocks_after(order, version(), options_.workers);
-  begun_ = *std::max_element(clocks_.begin(), clocks_.end());
+  begun_ = *std::ranges::max_element(clocks_);
   if (options_.order) options_.order->go_on_at(version());
 }
 
@@ -72,7 +72,7 @@ bool AsyncShard::pull(int worker, int64_t clock, const Waiting& waiting,
   });
   if (clock >= stop_) return false;
   begun_ = std::max(begun_, clock + 1);
-  most_ahead_ = std::max(most_ahead_, clock - slowest());
+  summary_.most_ahead = std::max(summary_.most_ahead, clock - slowest());
   reply(version());
   if (!options_.order) return true;
   options_.order->pulled(version());
@@ -102,7 +102,7 @@ void AsyncShard::push(const AppliedPush& push, double scale, const Waiting& wait
   entry.applied = version();
   entry.lr = options_.lr(entry.applied);
   optimizer_->step(entry.lr, scale);
-  most_behind_ = std::max(most_behind_, entry.applied - p.version);
+  summary_.most_behind = std::max(summary_.most_behind, entry.applied - p.version);
   ++clocks_[static_cast<size_t>(p.worker)];
   log_.push_back(entry);
   changed_.notify_all();
@@ -134,24 +134,15 @@ void AsyncShard::fail() {
   changed_.notify_all();
 }
 
-int64_t AsyncShard::applied() {
-  const std::lock_guard lock(mutex_);
-  return version();
-}
-
 std::vector<AppliedPush> AsyncShard::applied_since(size_t first) {
   const std::lock_guard lock(mutex_);
   return {log_.begin() + static_cast<std::ptrdiff_t>(first), log_.end()};
 }
 
-int64_t AsyncShard::most_ahead() {
+AsyncSummary AsyncShard::summary() {
   const std::lock_guard lock(mutex_);
-  return most_ahead_;
-}
-
-int64_t AsyncShard::most_behind() {
-  const std::lock_guard lock(mutex_);
-  return most_behind_;
+  summary_.applied = version();
+  return summary_;
 }
 
 }  // namespace tessera

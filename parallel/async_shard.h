@@ -27,6 +27,12 @@ struct AppliedPush {
   double lr = 0;
 };
 
+struct AsyncSummary {
+  int64_t applied = 0;      // pushes of all workers
+  int64_t most_ahead = 0;   // clocks, of a worker before the slowest when it pulled; at most the staleness
+  int64_t most_behind = 0;  // versions, from a pull to its push; at most (n - 1) (2 staleness + 1)
+};
+
 class AsyncShard {
  public:
   struct Options {
@@ -60,10 +66,8 @@ class AsyncShard {
   void fail();
 
   Optimizer& optimizer() { return *optimizer_; }
-  int64_t applied();                                     // pushes
   std::vector<AppliedPush> applied_since(size_t first);  // in order; of those that it knows
-  int64_t most_ahead();                                  // clocks, of a worker before the slowest when it pulled
-  int64_t most_behind();                                 // versions, from a worker's pull to its push
+  AsyncSummary summary();
 
  private:
   template <class Ready>
@@ -83,7 +87,7 @@ class AsyncShard {
   int64_t before_ = 0;        // pushes that the log does not have
   bool failed_ = false;
   std::vector<AppliedPush> log_;
-  int64_t most_ahead_ = 0, most_behind_ = 0;
+  AsyncSummary summary_;  // but for what was applied
 };
 
 }  // namespace tessera

@@ -17,14 +17,14 @@ using Wide = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
 
 template <class T>
 T plus(T a, T b) {
-  return static_cast<T>(static_cast<Wide<T>>(a) + static_cast<Wide<T>>(b));
+  return static_cast<T>(static_cast<Accumulate<T>>(a) + static_cast<Accumulate<T>>(b));
 }
 
 // Rank order, in float32, rounded once.
 template <class T>
 T in_rank_order(const std::vector<const T*>& x, int64_t i) {
-  auto sum = static_cast<Wide<T>>(x[0][i]);
-  for (size_t r = 1; r < x.size(); ++r) sum += static_cast<Wide<T>>(x[r][i]);
+  auto sum = static_cast<Accumulate<T>>(x[0][i]);
+  for (size_t r = 1; r < x.size(); ++r) sum += static_cast<Accumulate<T>>(x[r][i]);
   return static_cast<T>(sum);
 }
 

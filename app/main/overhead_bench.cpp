@@ -4,7 +4,6 @@
 //   build/release/bin/overhead_bench [options of tessera train, as --model gpt-mini --batch 12]
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "app/job_of.h"
+#include "app/metrics.h"
 #include "app/option_values.h"
 #include "optim/grad_norm.h"
 #include "parallel/comm/launch.h"
@@ -57,11 +57,6 @@ double milliseconds(const F& f) {
   const auto start = std::chrono::steady_clock::now();
   f();
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> x) {
-  std::nth_element(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2), x.end());
-  return x[x.size() / 2];
 }
 
 void run(const std::vector<std::string>& words) {

@@ -3,13 +3,13 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "app/metrics.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "tensor/error.h"
@@ -23,7 +23,6 @@ constexpr int64_t kMostRanks = 1 << 16;
 constexpr double kMostNumber = 1e15;
 constexpr double kMostTime = 1e12;
 constexpr int64_t kMostBytes = int64_t{1} << 52;  // and calls: sums of many stay within 64 bits
-constexpr size_t kWarmupSteps = 5;                // left out of the rate
 
 // A value of a file, with the file's name for what is wrong with it.
 class Value {
@@ -126,7 +125,7 @@ void read_about(Record& r, std::string_view text, const std::string& file) {
     for (const auto& [axis, at] : v["at"].members()) rank.at.emplace_back(axis, at.count(kMostRanks));
     r.ranks.push_back(std::move(rank));
   }
-  if (static_cast<int64_t>(r.ranks.size()) != root["plan"]["ranks"].count())
+  if (std::ssize(r.ranks) != root["plan"]["ranks"].count())
     root["plan"]["ranks"].refuse(fmt::format("{} ranks, as many as are listed", r.ranks.size()));
   for (const Value& v : root["sent"].list())
     r.sent.push_back(
@@ -167,7 +166,7 @@ void read_trace(Record& r, std::string_view text, const std::string& file) {
   const Json json = parse_json(text, file);
   std::map<std::pair<int64_t, int64_t>, std::string> tracks;
   for (const Value& v : Value(json, file)["traceEvents"].list()) {
-    const int64_t pid = v["pid"].count(static_cast<int64_t>(r.ranks.size()) - 1), tid = v["tid"].count();
+    const int64_t pid = v["pid"].count(std::ssize(r.ranks) - 1), tid = v["tid"].count();
     Rank& rank = r.ranks[static_cast<size_t>(pid)];
     const std::string phase = v["ph"].text();
     if (phase == "M" && v["name"].text() == "thread_name") {
@@ -184,12 +183,9 @@ void read_trace(Record& r, std::string_view text, const std::string& file) {
 
 void read_metrics(Record& r, std::string_view text, const std::string& file) {
   std::vector<double> rates;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    const std::string_view line = text.substr(at, end - at);
-    at = end + 1;
-    if (at > text.size()) break;  // without its end: a kill cut it
-    const Json json = parse_json(line, file);
+  // A last line without its end was cut by a kill.
+  for (size_t at = 0, end; (end = text.find('\n', at)) != std::string_view::npos; at = end + 1) {
+    const Json json = parse_json(text.substr(at, end - at), file);
     const Value v(json, file);
     const std::string event = v["event"].text();
     if (event == "step") {
@@ -199,11 +195,7 @@ void read_metrics(Record& r, std::string_view text, const std::string& file) {
       r.validations.push_back({v["step"].count(), v["val_loss"].number()});
     }
   }
-  if (rates.size() > kWarmupSteps) rates.erase(rates.begin(), rates.begin() + kWarmupSteps);
-  if (rates.empty()) return;
-  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
-  std::nth_element(rates.begin(), middle, rates.end());
-  r.tokens_per_s = *middle;
+  r.tokens_per_s = median_rate(std::move(rates));
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ struct Record {
   std::vector<Rank> ranks;
   std::vector<Sent> sent;
   std::vector<Point> losses, validations;
-  double tokens_per_s = 0;  // the median of the run's steps, of those after the first five where there are more
+  double tokens_per_s = 0;  // median_rate() of the run's steps
 };
 
 // Throws InputError: where the run has no trace, in a line that says how to have one; where a file is damaged, naming

@@ -1,15 +1,9 @@
 // What a reduction makes of two numbers, for the loops of the CPU and the kernel of the GPU.
 #pragma once
-#include <type_traits>
-
 #include "parallel/comm/call.h"
 #include "tensor/dtype.h"
 
 namespace tessera {
-
-// The type that numbers of type T are added in.
-template <class T>
-using Wide = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
 
 struct Plus {
   template <class T>

@@ -28,7 +28,7 @@ struct ReduceRanks {
   // Sums are kept wide until the last array, whose sum goes straight to the first output, so that two ranks' arrays are
   // read once and written once. What is written is read before, at the same index or not at all.
   void tile(int64_t begin, int64_t n) const {
-    Wide<T> total[kTile];
+    Accumulate<T> total[kTile];
     T* const first = reinterpret_cast<T*>(out[0]) + begin;
     const size_t last = in.size() - 1;
     if (last == 0) {
@@ -37,8 +37,8 @@ struct ReduceRanks {
       add(from(0, begin), from(1, begin), first, n);
     } else {
       add(from(0, begin), from(1, begin), total, n);
-      for (size_t k = 2; k < last; ++k) add(static_cast<const Wide<T>*>(total), from(k, begin), total, n);
-      add(static_cast<const Wide<T>*>(total), from(last, begin), first, n);
+      for (size_t k = 2; k < last; ++k) add(static_cast<const Accumulate<T>*>(total), from(k, begin), total, n);
+      add(static_cast<const Accumulate<T>*>(total), from(last, begin), first, n);
     }
     for (std::byte* o : out.subspan(1)) {
       T* const y = reinterpret_cast<T*>(o) + begin;
@@ -51,7 +51,7 @@ struct ReduceRanks {
   static void add(const A* a, const T* b, To* to, int64_t n) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; ++i)
-      to[i] = static_cast<To>(Combine{}(static_cast<Wide<T>>(a[i]), static_cast<Wide<T>>(b[i])));
+      to[i] = static_cast<To>(Combine{}(static_cast<Accumulate<T>>(a[i]), static_cast<Accumulate<T>>(b[i])));
   }
 };
 
@@ -62,7 +62,7 @@ struct ReduceInto {
   int64_t count;
   void operator()() const {
     for (int64_t i = 0; i < count; ++i)
-      total[i] = static_cast<T>(Combine{}(static_cast<Wide<T>>(total[i]), static_cast<Wide<T>>(x[i])));
+      total[i] = static_cast<T>(Combine{}(static_cast<Accumulate<T>>(total[i]), static_cast<Accumulate<T>>(x[i])));
   }
 };
 

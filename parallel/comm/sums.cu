@@ -17,7 +17,7 @@ struct Pointers {
 
 template <int N, class T, class Combine>
 __device__ void reduce_at(const Pointers& p, int64_t i) {
-  using W = Wide<T>;
+  using W = Accumulate<T>;
   W total[N];
   const Packed<T, N> first = load<N>(reinterpret_cast<const T*>(p.in[0]) + i);
   for (int k = 0; k < N; ++k) total[k] = static_cast<W>(first.v[k]);
