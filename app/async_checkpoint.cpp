@@ -62,7 +62,7 @@ void AsyncRun::resume(std::vector<std::string>& passed_over) {
   }
   step_ = shown_ = from->steps;
   if (!order) return;
-  pushes_ = static_cast<int64_t>(order->servers[0].size()) - step_ * order->workers;
+  pushes_ = std::ssize(order->servers[0]) - step_ * order->workers;
   losses_ = from->losses;
 }
 

@@ -65,7 +65,7 @@ bool is_of_verify(std::string_view name) {
   constexpr std::array<std::string_view, 16> others = {
       "cuda-graph", "staleness",  "record",  "replay",  "data",   "tokenizer",  "out",   "resume",
       "quiet",      "save-every", "no-save", "no-eval", "config", "eval-every", "trace", "trace-steps"};
-  return std::find(others.begin(), others.end(), name) == others.end();
+  return std::ranges::find(others, name) == others.end();
 }
 
 // A command that takes the options of a run; of verify not all.

@@ -50,7 +50,7 @@ struct Line {
 bool is_control(unsigned char c) { return (c < 0x20 && c != '\t') || c == 0x7f; }
 
 std::optional<ConfigEntry> read_line(Line line) {
-  const auto control = std::find_if(line.whole.begin(), line.whole.end(), is_control) - line.whole.begin();
+  const auto control = std::ranges::find_if(line.whole, is_control) - line.whole.begin();
   const size_t bad = std::min(find_invalid_utf8(line.whole), static_cast<size_t>(control));
   if (bad < line.whole.size()) line.refuse(bad, " where UTF-8 without control characters may stand");
   if (line.ends()) return std::nullopt;

@@ -37,7 +37,7 @@ Enum chosen(const std::string& name) {
 }
 
 ModelConfig model_of(const TrainOptions& o) {
-  const auto p = std::find_if(kPresets.begin(), kPresets.end(), [&](const Preset& one) { return one.name == o.model; });
+  const auto p = std::ranges::find_if(kPresets, [&](const Preset& one) { return one.name == o.model; });
   return {.layers = o.layers.value_or(p->layers),
           .heads = o.heads.value_or(p->heads),
           .channels = o.channels.value_or(p->channels),

@@ -50,7 +50,7 @@ void check_text(const std::string& where, const OptionInfo& info, const std::str
     return;
   }
   const std::vector<std::string> allowed = split_choices(info.choices);
-  if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
+  if (std::ranges::find(allowed, value) == allowed.end())
     throw Error(fmt::format("{}: expected {}, found '{}'{}", where, fmt::join(allowed, ", "), value,
                             did_you_mean(value, allowed)));
 }
@@ -144,7 +144,7 @@ std::string did_you_mean(std::string_view typed, const std::vector<std::string>&
   for (char& c : word)
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   for (const auto& [other, ours] : kOtherNames)
-    if (word == other && std::find(known.begin(), known.end(), ours) != known.end()) word = ours;
+    if (word == other && std::ranges::find(known, ours) != known.end()) word = ours;
   for (const std::string& k : known)  // a beginning of a name is no slip: --lay is --layers, not --lr
     if (word.size() > 3 && k.starts_with(word)) return fmt::format("; did you mean '{}'?", k);
   if (word.size() > 64) return "";  // nothing is near to it, and the search takes time
@@ -167,8 +167,8 @@ std::string with_options(const std::string& message) {
     const size_t close = message.find('`', open + 1);
     if (close == std::string::npos) break;
     std::string name = message.substr(open + 1, close - open - 1);
-    std::replace(name.begin(), name.end(), '_', '-');
-    const bool ours = std::find(known.begin(), known.end(), name) != known.end();
+    std::ranges::replace(name, '_', '-');
+    const bool ours = std::ranges::find(known, name) != known.end();
     out += message.substr(at, open - at) + (ours ? "--" + name : "`");
     at = ours ? close + 1 : open + 1;
   }
@@ -201,7 +201,7 @@ void apply_config(TrainOptions& options, std::string_view file, const std::strin
   });
   for (const ConfigEntry& entry : read_config(file, path)) {
     const std::string where = fmt::format("{}: {}", entry.where, entry.key);
-    if (std::find(known.begin(), known.end(), entry.key) == known.end())
+    if (std::ranges::find(known, entry.key) == known.end())
       throw Error(fmt::format("{}: unknown key{}", where, did_you_mean(entry.key, known)));
     for_each_option(options, [&](const OptionInfo& info, auto& field) {
       if (info.name != entry.key) return;

@@ -62,7 +62,7 @@ std::string sparkline(const std::vector<double>& values, size_t width) {
   }
   std::string out;
   if (means.empty()) return out;
-  const auto [low, high] = std::minmax_element(means.begin(), means.end());
+  const auto [low, high] = std::ranges::minmax_element(means);
   for (const double m : means) {
     const double height = *high > *low ? (m - *low) / (*high - *low) : 0;
     out += kBars[static_cast<size_t>(std::lround(height * (kBars.size() - 1)))];
@@ -90,9 +90,9 @@ std::string Progress::line(const StepReport& r) const {
 std::string Progress::terminal_line(const StepReport& r) const {
   const int64_t room = (o_.columns > 0 ? o_.columns : columns_of(o_.to)) - 1;
   std::string text = line(r);
-  const int64_t size = std::min(kBar, room - static_cast<int64_t>(text.size()) - 1);
+  const int64_t size = std::min(kBar, room - std::ssize(text) - 1);
   if (size < kLeastBar) {
-    if (static_cast<int64_t>(text.size()) > room) text = tight(text);
+    if (std::ssize(text) > room) text = tight(text);
     return text.substr(0, static_cast<size_t>(std::max<int64_t>(room, 0)));
   }
   const double share = o_.steps > 0 ? static_cast<double>(r.step) / static_cast<double>(o_.steps) : 1;

@@ -141,9 +141,9 @@ std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int se
   if (!fs::exists(file, error)) return {};
   PushLog order = parse_push_log(read_push_log(file), file.string());
   const std::vector<Push>& first = order.servers[0];
-  const std::vector<int64_t> clocks = clocks_after(first, static_cast<int64_t>(first.size()), order.workers);
+  const std::vector<int64_t> clocks = clocks_after(first, std::ssize(first), order.workers);
   const bool same = order.workers == ranks && order.servers.size() == static_cast<size_t>(servers);
-  if (!same && std::adjacent_find(clocks.begin(), clocks.end(), std::not_equal_to<>()) != clocks.end())
+  if (!same && std::ranges::adjacent_find(clocks, std::not_equal_to<>()) != clocks.end())
     throw Error(
         fmt::format("--resume: {} was saved inside a replay, with its workers at different steps; expected --dp-mode "
                     "ps-async with {} ranks and {} servers",

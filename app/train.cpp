@@ -51,10 +51,10 @@ LaunchOptions ranks_of(const Plan& plan) {
 // Rank 0's text on every rank.
 std::string from_rank_0(Communicator& world, const std::string& text) {
   const ArenaPtr arena = make_arena();
-  const Tensor size = Tensor::of<int64_t>(std::vector<int64_t>{static_cast<int64_t>(text.size())}, {1}, arena);
+  const Tensor size = Tensor::of<int64_t>(std::vector<int64_t>{std::ssize(text)}, {1}, arena);
   world.broadcast(size, 0);
   const Tensor letters = Tensor::zeros({size.item<int64_t>()}, DType::int32, arena);
-  if (world.rank() == 0) std::copy(text.begin(), text.end(), letters.data<int32_t>());
+  if (world.rank() == 0) std::ranges::copy(text, letters.data<int32_t>());
   world.broadcast(letters, 0);
   const std::vector<int32_t> all = letters.to_vector<int32_t>();
   return {all.begin(), all.end()};

@@ -65,7 +65,7 @@ std::vector<fs::path> newest_first(const fs::path& directory) {
   std::vector<fs::path> found;
   for (const fs::path& p : entries(directory))
     if (step_of(p)) found.push_back(p);
-  std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) { return *step_of(a) > *step_of(b); });
+  std::ranges::sort(found, [](const fs::path& a, const fs::path& b) { return *step_of(a) > *step_of(b); });
   return found;
 }
 

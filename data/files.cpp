@@ -103,7 +103,7 @@ void write_file(const fs::path& file, std::span<const std::string_view> parts) {
   const std::string beside = fmt::format("{}.tmp-{}", file.string(), ::getpid());
   Descriptor out(::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   const auto write_part = [&](std::string_view part) { return write_all(out.get(), part); };
-  const bool ok = out.get() >= 0 && std::all_of(parts.begin(), parts.end(), write_part) && ::fsync(out.get()) == 0 &&
+  const bool ok = out.get() >= 0 && std::ranges::all_of(parts, write_part) && ::fsync(out.get()) == 0 &&
                   out.close_now() && ::rename(beside.c_str(), file.c_str()) == 0;
   if (ok) return;
   const int cause = errno;

@@ -33,7 +33,7 @@ constexpr std::string_view kShakespeareUrl =
 constexpr std::array<int64_t, 6> kBooks{883'028, 883'280, 433'411, 466'854, 684'768, 673'688};
 
 bool is(const Source& source, const std::string& bytes) {
-  return static_cast<int64_t>(bytes.size()) == source.bytes && sha256(bytes) == source.sha256;
+  return std::ssize(bytes) == source.bytes && sha256(bytes) == source.sha256;
 }
 
 fs::path cached_file(const Source& source) { return cache_directory() / fmt::format("{}.txt", source.name); }

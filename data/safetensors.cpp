@@ -30,7 +30,7 @@ constexpr std::array<DTypeName, 5> kDTypes{{{DType::float64, "F64"},
                                             {DType::int64, "I64"}}};
 
 std::string_view format_name(DType dtype) {
-  return std::find_if(kDTypes.begin(), kDTypes.end(), [&](const DTypeName& d) { return d.dtype == dtype; })->name;
+  return std::ranges::find_if(kDTypes, [&](const DTypeName& d) { return d.dtype == dtype; })->name;
 }
 
 // A product of sizes, or nothing past 2^62.
@@ -65,13 +65,12 @@ TensorBytes described(const std::string& name, const Json& j, std::span<const st
   };
   if (!j.is_object() || j.size() != 3 || !j.contains("dtype") || !j.contains("shape") || !j.contains("data_offsets"))
     refuse("expected exactly dtype, shape and data_offsets");
-  const auto dtype =
-      std::find_if(kDTypes.begin(), kDTypes.end(), [&](const DTypeName& d) { return j["dtype"] == d.name; });
+  const auto dtype = std::ranges::find_if(kDTypes, [&](const DTypeName& d) { return j["dtype"] == d.name; });
   if (dtype == kDTypes.end())
     refuse(fmt::format("dtype is {}; expected F64, F32, BF16, I32 or I64", j["dtype"].dump()));
   const auto shape = naturals(j["shape"]), span = naturals(j["data_offsets"]);
   if (!shape) refuse(fmt::format("shape is {}; expected whole numbers", j["shape"].dump()));
-  if (!span || span->size() != 2 || (*span)[0] > (*span)[1] || (*span)[1] > static_cast<int64_t>(data.size()))
+  if (!span || span->size() != 2 || (*span)[0] > (*span)[1] || (*span)[1] > std::ssize(data))
     refuse(fmt::format("data_offsets are {}; expected two numbers in order, at most {}", j["data_offsets"].dump(),
                        data.size()));
   const std::optional<int64_t> expected = product(*shape, size_of(dtype->dtype));
@@ -100,7 +99,7 @@ void write_safetensors(const std::filesystem::path& file, std::span<const Tensor
   int64_t at = 0;
   for (const TensorBytes& t : tensors) {
     if (header.contains(t.name)) throw Error(fmt::format("{}: two tensors are named '{}'", file.string(), t.name));
-    const int64_t end = at + static_cast<int64_t>(t.bytes.size());
+    const int64_t end = at + std::ssize(t.bytes);
     header[t.name] = {{"dtype", format_name(t.dtype)}, {"shape", t.shape}, {"data_offsets", {at, end}}};
     parts.push_back(view(t.bytes));
     at = end;
@@ -140,7 +139,7 @@ void Safetensors::parse(std::span<const std::byte> all) {
 }
 
 void Safetensors::order_and_check(std::span<const std::byte> data) {
-  std::stable_sort(tensors_.begin(), tensors_.end(), [](const TensorBytes& a, const TensorBytes& b) {
+  std::ranges::stable_sort(tensors_, [](const TensorBytes& a, const TensorBytes& b) {
     return std::pair(a.bytes.data(), a.bytes.size()) < std::pair(b.bytes.data(), b.bytes.size());
   });
   const std::byte* at = data.data();
@@ -170,7 +169,7 @@ void Safetensors::read_into(const std::string& name, const Tensor& out) const {
   if (!out.is_contiguous()) throw Error("[safetensors] the target of '" + name + "' is not contiguous");
   const bool on_host = out.device() == Device::cpu;
   Tensor here = on_host ? out : Tensor::empty(out.shape(), out.dtype(), out.arena()->host());
-  std::copy(t.bytes.begin(), t.bytes.end(), here.raw());
+  std::ranges::copy(t.bytes, here.raw());
   if (!on_host) Tensor(out).copy_from(here);
 }
 

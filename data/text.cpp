@@ -8,7 +8,7 @@
 namespace tessera {
 
 Text one_document(std::string name, std::string bytes) {
-  const Span all{0, static_cast<int64_t>(bytes.size())};
+  const Span all{0, std::ssize(bytes)};
   return {std::move(name), std::move(bytes), {all}};
 }
 

@@ -28,7 +28,7 @@ std::vector<int> context_chunks(int ranks, int rank, Balance balance) {
 std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, Balance balance) {
   const Balance cut = ranks == 1 ? Balance::contiguous : balance;
   const std::vector<int> chunks = context_chunks(ranks, rank, cut);
-  const int64_t count = ranks * static_cast<int64_t>(chunks.size());
+  const int64_t count = ranks * std::ssize(chunks);
   if (tokens <= 0 || tokens % count != 0)
     throw Error("[context_parallel] " + std::to_string(tokens) + " tokens do not make " + std::to_string(count) +
                 " equal chunks for " + std::to_string(ranks) + " ranks; expected " + nearest_multiples(tokens, count));

@@ -17,7 +17,7 @@ Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
   std::vector<Tensor> parts;
   std::vector<BlockRun> runs;
   for (const FlatUnit& shard : s.shards()) {
-    const auto before = static_cast<int64_t>(parts.size());
+    const auto before = std::ssize(parts);
     if (!beside && shard.trainable()) parts.push_back(shard.grads);
     for (const Slot& slot : shard.slots) {
       if (!beside || !shard.trainable()) break;
@@ -25,10 +25,10 @@ Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
       const bool counts = beside->rank() == 0 || slot.parameter->shard.axis == beside->axis();
       if (from < to && counts) parts.push_back(shard.grads.narrow(0, from, to - from));
     }
-    runs.push_back({.begin = before, .count = static_cast<int64_t>(parts.size()) - before});
+    runs.push_back({.begin = before, .count = std::ssize(parts) - before});
   }
   if (!beside && !parts.empty() && parts.size() == runs.size()) return sums_of_squares(parts);
-  Tensor sums = room(s, static_cast<int64_t>(s.layout().sizes.size()));
+  Tensor sums = room(s, std::ssize(s.layout().sizes));
   if (parts.empty())
     sums.fill(0);
   else
@@ -53,7 +53,7 @@ Tensor squares_of_shards(const DataStrategy& s) {
     at += count;
   }
   axis.all_gather(mine, all);
-  Tensor sums = room(s, static_cast<int64_t>(runs.size()));
+  Tensor sums = room(s, std::ssize(runs));
   ordered_sums(all, runs, sums);
   return sums;
 }
@@ -91,7 +91,7 @@ Tensor squares_of_owners(const DataStrategy& s) {
     }
     out.push_back(sum.total());
   }
-  return Tensor::of<double>(out, {static_cast<int64_t>(out.size())}, s.arena()->host());
+  return Tensor::of<double>(out, {std::ssize(out)}, s.arena()->host());
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ std::unique_ptr<Communicator> Mesh::group(const std::vector<size_t>& members, co
   if (size == 1)
     return std::make_unique<Communicator>(std::make_unique<AloneTransport>(world_), name, world_.algorithm());
   for (size_t a = 0; a < axes_.size(); ++a)
-    if (std::find(members.begin(), members.end(), a) == members.end()) color = color * axes_[a].size + coordinates_[a];
+    if (std::ranges::find(members, a) == members.end()) color = color * axes_[a].size + coordinates_[a];
   return world_.split(color, key, name);
 }
 
@@ -108,8 +108,7 @@ Communicator& Mesh::flat(const std::vector<std::string>& axes) {
   std::vector<size_t> members;
   for (const std::string& name : axes) {
     members.push_back(index(name));
-    if (std::count(axes.begin(), axes.end(), name) > 1)
-      throw Error("[mesh] axis " + name + " stands twice in " + joined(axes));
+    if (std::ranges::count(axes, name) > 1) throw Error("[mesh] axis " + name + " stands twice in " + joined(axes));
   }
   std::unique_ptr<Communicator>& made = groups_[joined(axes)];
   if (!made) made = group(members, joined(axes));

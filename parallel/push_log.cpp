@@ -57,7 +57,7 @@ class Lines {
 // One server's pushes: each worker's clocks count from 0, and each pull lies between the worker's last push and this.
 std::vector<Push> parse_server(Lines& lines, const PushLog& log) {
   const std::vector<int64_t> head = lines.next("server # pushes #");
-  if (head[0] != static_cast<int64_t>(log.servers.size())) lines.refuse("the servers in order", "another");
+  if (head[0] != std::ssize(log.servers)) lines.refuse("the servers in order", "another");
   std::vector<Push> order;
   std::vector<int64_t> clocks(static_cast<size_t>(log.workers)), earliest(clocks);
   for (int64_t p = 0; p < head[1]; ++p) {
@@ -95,7 +95,7 @@ class Play {
           while (moves(k, w)) moved = true;
     }
     for (size_t k = 0; k < orders_.size(); ++k)
-      if (applied_[k] != static_cast<int64_t>(log_.servers[k].size())) return false;
+      if (applied_[k] != std::ssize(log_.servers[k])) return false;
     return true;
   }
 

@@ -46,7 +46,7 @@ class OwnTokens {
   StepInfo of(StepInfo at) {
     if (!at.training) return at;
     if (at.positions.empty()) at.positions = all(at.tokens_total);
-    const Range own = piece(static_cast<int64_t>(at.positions.size()), tp_.size(), tp_.rank());
+    const Range own = piece(std::ssize(at.positions), tp_.size(), tp_.rank());
     at.positions = at.positions.subspan(static_cast<size_t>(own.begin), static_cast<size_t>(own.size()));
     return at;
   }

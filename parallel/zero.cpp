@@ -82,7 +82,7 @@ void Zero::begin_step() {
 void Zero::begin_gradients(int64_t microbatch, UnitRange units) {
   microbatch_ = microbatch;
   for (size_t u = units.begin; u < std::min(units.end, units_.size()); ++u) {
-    units_[u].missing = static_cast<int64_t>(units_[u].layout.slots.size());
+    units_[u].missing = std::ssize(units_[u].layout.slots);
     units_[u].reduced = !units_[u].layout.trainable;
   }
 }

@@ -88,7 +88,7 @@ Plan plan_from_json(std::string_view text) {
     if (const auto found = json.find(name); found != json.end()) take(name, *found, value);
   });
   for (const auto& [key, value] : json.items())
-    if (std::find(known.begin(), known.end(), key) == known.end())
+    if (std::ranges::find(known, key) == known.end())
       throw FieldError(key, fmt::format("no field of a plan; expected one of {}", fmt::join(known, ", ")));
   return plan;
 }

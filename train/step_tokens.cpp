@@ -90,7 +90,7 @@ Microbatch StepTokens::load(int64_t microbatch, bool ids, bool targets) {
 
 Tensor StepTokens::own_columns(const Tensor& whole) const {
   if (positions_.empty()) return whole;
-  const int64_t rows = whole.dim(0), columns = static_cast<int64_t>(positions_.size());
+  const int64_t rows = whole.dim(0), columns = std::ssize(positions_);
   Tensor out = Tensor::empty({rows, columns}, DType::int32, arena_->host(), Category::activations);
   for (int64_t b = 0; b < rows; ++b)
     for (int64_t t = 0; t < columns; ++t)

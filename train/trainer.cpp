@@ -74,8 +74,7 @@ void Trainer::find_units() {
     ranks_of_units_.push_back(part_->schedule().rank_of_stage[static_cast<size_t>(stage)]);
   for (const Module::Unit& unit : model().layout())
     places_.push_back(static_cast<size_t>(
-        std::find_if(whole.begin(), whole.end(), [&](const Module::Unit& u) { return u.name == unit.name; }) -
-        whole.begin()));
+        std::ranges::find_if(whole, [&](const Module::Unit& u) { return u.name == unit.name; }) - whole.begin()));
 }
 
 // Where the first and the last stage are not on one rank, their ranks sum the gradients of the tied weight.
@@ -83,7 +82,7 @@ void Trainer::join_tied_weights() {
   const std::vector<int>& ranks = part_->schedule().rank_of_stage;
   const int first = ranks.front(), last = ranks.back(), own = mesh_.coordinate("pp");
   const std::vector<Parameter*> all = whole_->parameters();
-  if (first == last || std::none_of(all.begin(), all.end(), [](const Parameter* p) { return p->is_tied(); })) return;
+  if (first == last || std::ranges::none_of(all, [](const Parameter* p) { return p->is_tied(); })) return;
   std::vector<int> at = mesh_.coordinates(world_.rank());
   at[0] = own == first || own == last ? 0 : own;  // the others are alone
   const int beside = own == first || own == last ? 0 : world_.size();

@@ -41,7 +41,7 @@ Tensor Trainer::queue_squares() {
   std::vector<BlockRun> places(ranks_of_units_.size());
   for (size_t u = 0; u < places_.size(); ++u)
     if (places_[u] < places.size()) places[places_[u]] = {.begin = static_cast<int64_t>(u), .count = 1};
-  Tensor all = own.make({static_cast<int64_t>(places.size())}, DType::float64, Category::workspace);
+  Tensor all = own.make({std::ssize(places)}, DType::float64, Category::workspace);
   ordered_sums(own, places, all);
   return all;
 }

@@ -8,7 +8,7 @@ RunUsage usage_of(Communicator& world, const std::vector<Communicator*>& axes, c
   for (const Communicator* axis : axes)
     for (const OpCount& c : axis->counts()) counts.insert(counts.end(), {c.calls, c.sent});
   const ArenaPtr host = arena->host();
-  const Tensor total = Tensor::of<int64_t>(counts, {static_cast<int64_t>(counts.size())}, host);
+  const Tensor total = Tensor::of<int64_t>(counts, {std::ssize(counts)}, host);
   const Tensor peak = Tensor::of<int64_t>(std::vector<int64_t>{arena->total().peak}, {1}, host);
   const Tensor peaks = Tensor::empty({world.size()}, DType::int64, host);
   world.all_reduce(total);

@@ -25,7 +25,7 @@ Tensor join_shards(Mesh& mesh, const Slot& slot, const Tensor& part) {
   const auto sizes = [&](int64_t count, int64_t elements) {
     return Tensor::of<int64_t>(std::vector<int64_t>{count, elements}, {2}, part.arena());
   };
-  const auto length = static_cast<int64_t>(runs.size());
+  const auto length = std::ssize(runs);
   if (tp.rank() != 0) {
     tp.send(sizes(length, part.numel()), 0);
     tp.send(Tensor::of<int64_t>(runs, {length}, part.arena()), 0);
@@ -72,8 +72,7 @@ void gather_slots(Trainer& trainer, const Kind& kind, const std::function<Tensor
     const int owner = trainer.pipeline_rank_of(u);
     const bool mine = owner == mesh.coordinate("pp"), wanted = trainer.world().rank() == 0;
     if (!mine && !wanted) continue;
-    const auto own =
-        std::find_if(here.begin(), here.end(), [&](const Module::Unit& one) { return one.name == unit.name; });
+    const auto own = std::ranges::find_if(here, [&](const Module::Unit& one) { return one.name == unit.name; });
     Tensor gathered;
     if (mine) gathered = trainer.strategy().gather(static_cast<size_t>(own - here.begin()), shard(unit.name));
     if (gathered.defined()) gathered = gathered.on_host();
@@ -163,8 +162,8 @@ std::vector<std::string> state_kinds(Trainer& trainer) {
   if (value_dtype(trainer) == DType::bfloat16) kinds.emplace_back("master");
   std::erase_if(kinds, [&](const std::string& kind) {  // sgd without momentum keeps none
     const std::vector<NamedTensor>& kept = trainer.optimizer().state();
-    const bool here = std::any_of(kept.begin(), kept.end(),
-                                  [&](const NamedTensor& state) { return state.name.ends_with("." + kind); });
+    const bool here =
+        std::ranges::any_of(kept, [&](const NamedTensor& state) { return state.name.ends_with("." + kind); });
     return trainer.world().max(here ? 1 : 0) == 0;
   });
   return kinds;

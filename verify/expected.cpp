@@ -76,7 +76,7 @@ int64_t buckets(const std::vector<UnitSizes>& units, int64_t element, int64_t bu
 void add_dataparallel(Sent& out, const PlanSizes& s, const PartSizes& part) {
   const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // of one rank in a step
   const int64_t logits = tokens * s.config.vocab * s.value;
-  out.all_reduce("dp", n, 1, 8 * static_cast<int64_t>(part.units.size()));  // the norm
+  out.all_reduce("dp", n, 1, 8 * std::ssize(part.units));  // the norm
   out.add("dp", Op::broadcast, n, 1, others * part.whole() * s.value);
   out.add("dp", Op::reduce, n, 1, others * part.whole() * s.grad);
   out.add("dp", Op::gather, n, s.m, others * logits);
@@ -105,7 +105,7 @@ void add_server(Sent& out, const PlanSizes& s, int64_t servers, const PartSizes&
 // One group of ranks that share out gradients, and maybe more.
 void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const std::string axis = s.plan.cp > 1 ? "dp+cp" : "dp";
-  const int64_t n = s.data, units = static_cast<int64_t>(part.units.size());
+  const int64_t n = s.data, units = std::ssize(part.units);
   if (p.zero == ZeroStage::none) {
     const int64_t calls = buckets(part.units, s.grad, s.bucket_bytes);
     out.add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * part.whole() * s.grad);
@@ -136,8 +136,8 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
     out.all_reduce("tp", n, part.norms * m, s.config.channels * s.wide);
     out.all_reduce("tp", n, part.biases * m, s.config.channels * s.grad);
   }
-  out.all_reduce("tp", n, 3 * last, rows * s.wide);                         // the loss
-  out.all_reduce("tp", n, 1, 8 * static_cast<int64_t>(part.units.size()));  // the norm, once per step
+  out.all_reduce("tp", n, 3 * last, rows * s.wide);        // the loss
+  out.all_reduce("tp", n, 1, 8 * std::ssize(part.units));  // the norm, once per step
 }
 
 // One group of a context axis.

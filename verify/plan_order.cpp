@@ -42,10 +42,10 @@ SumOrder order_of_sums(Trainer& t) {
                  .algorithm = algorithm_of(p),
                  .every_microbatch = t.strategy().layout().every_microbatch};
   const std::vector<int64_t> own = cuts_of(t.strategy());
-  const Tensor count = Tensor::of<int64_t>(std::vector<int64_t>{static_cast<int64_t>(own.size())}, {1}, t.arena());
+  const Tensor count = Tensor::of<int64_t>(std::vector<int64_t>{std::ssize(own)}, {1}, t.arena());
   if (pp.rank() != 0) {
     pp.send(count, 0);
-    pp.send(Tensor::of<int64_t>(own, {static_cast<int64_t>(own.size())}, t.arena()), 0);
+    pp.send(Tensor::of<int64_t>(own, {std::ssize(own)}, t.arena()), 0);
     return order;
   }
   int64_t begin = 0;

@@ -35,7 +35,7 @@ PartSizes part_of(const Job& job, const PlanSizes& s, const std::vector<Range>& 
       const bool matrix = !shard.is_whole() && slot.parameter->whole.rank() == 2;
       if (matrix && at[u] >= 0 && at[u] < config.layers) ++(shard.dim == 0 ? part.columns : part.rows);
     }
-    for (Norm* norm : units[u].module->all<Norm>()) norms += static_cast<int64_t>(norm->parameters().size());
+    for (Norm* norm : units[u].module->all<Norm>()) norms += std::ssize(norm->parameters());
     part.norms += norms;
     (at[u] < 0 ? part.tables : part.biases) += whole - norms;
     // What is looked up is needed once, the rest forward and backward; a table that is the head too is both.

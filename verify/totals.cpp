@@ -17,9 +17,8 @@ constexpr double kSameBubble = 1e-9;
 constexpr size_t kToFall = 40;  // steps after which the loss must have fallen
 
 const SentBytes* find(const std::vector<SentBytes>& all, const SentBytes& wanted) {
-  const auto found = std::find_if(all.begin(), all.end(), [&](const SentBytes& s) {
-    return s.axis == wanted.axis && s.operation == wanted.operation;
-  });
+  const auto found = std::ranges::find_if(
+      all, [&](const SentBytes& s) { return s.axis == wanted.axis && s.operation == wanted.operation; });
   return found == all.end() ? nullptr : &*found;
 }
 

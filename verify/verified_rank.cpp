@@ -126,9 +126,9 @@ void VerifiedRank::finish() {
   const std::vector<int64_t> mine = {
       held(Category::parameters), held(Category::gradients), held(Category::optimizer), peak_, moved_,
       trainer_.peak_in_flight()};
-  const auto width = static_cast<int64_t>(mine.size());
+  const auto width = std::ssize(mine);
   const ArenaPtr host = arena->host();
-  const Tensor counts = Tensor::of<int64_t>(counts_, {static_cast<int64_t>(counts_.size())}, host);
+  const Tensor counts = Tensor::of<int64_t>(counts_, {std::ssize(counts_)}, host);
   const Tensor own = Tensor::of<int64_t>(mine, {width}, host);
   const Tensor all = Tensor::empty({width * world.size()}, DType::int64, host);
   const Tensor most = counts.clone();

@@ -20,14 +20,13 @@ std::vector<size_t> pipeline_ranks(const Record& record) {
         pp = at;
       else
         alike = alike && at == 0;
-    if (alike && pp < static_cast<int64_t>(out.size())) out[static_cast<size_t>(pp)] = r;
+    if (alike && pp < std::ssize(out)) out[static_cast<size_t>(pp)] = r;
   }
   return out;
 }
 
 size_t passes_in(const std::vector<TimedAction>& list) {
-  return static_cast<size_t>(
-      std::count_if(list.begin(), list.end(), [](const TimedAction& t) { return !t.action.is_message(); }));
+  return static_cast<size_t>(std::ranges::count_if(list, [](const TimedAction& t) { return !t.action.is_message(); }));
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ RankLog unpack(const std::vector<uint8_t>& bytes) {
 }
 
 void send_bytes(Communicator& world, const std::vector<uint8_t>& bytes, const ArenaPtr& arena) {
-  const auto size = static_cast<int64_t>(bytes.size());
+  const auto size = std::ssize(bytes);
   world.send(Tensor::of<int64_t>(std::vector<int64_t>{size}, {1}, arena), 0, kTag);
   const Tensor words = Tensor::zeros({(size + 7) / 8}, DType::int64, arena);
   std::memcpy(words.raw(), bytes.data(), bytes.size());
@@ -141,7 +141,7 @@ Processors processors_of(const std::vector<RankLog>& logs) {
   }
   Processors worst;
   for (const auto& [name, host] : hosts) {
-    const Processors here{static_cast<int64_t>(host.first.size()), host.second};
+    const Processors here{std::ssize(host.first), host.second};
     if (worst.threads == 0 || here.threads * worst.cores > worst.threads * here.cores) worst = here;
   }
   return worst;

@@ -67,7 +67,7 @@ class Trainer {
     return false;
   }
 
-  int64_t made() const { return static_cast<int64_t>(tokens_.size()); }
+  int64_t made() const { return std::ssize(tokens_); }
   BpeTokenizer finish() && { return {std::move(tokens_), std::move(merges_), "the trained tokenizer"}; }
 
  private:
@@ -112,11 +112,11 @@ class Trainer {
     merges_.push_back({left, right});
     std::vector<int32_t> words = std::move(pairs_.at(key).words);
     pairs_.at(key).words.clear();
-    std::sort(words.begin(), words.end());
+    std::ranges::sort(words);
     words.erase(std::unique(words.begin(), words.end()), words.end());
     std::vector<uint64_t> changed;
     for (const int32_t w : words) merge_in(w, {left, right}, result, changed);
-    std::sort(changed.begin(), changed.end());
+    std::ranges::sort(changed);
     changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
     for (const uint64_t pair : changed)
       if (const BpeTokenizer::Merge m = of_key(pair); m.left == result || m.right == result)

@@ -260,7 +260,7 @@ void Communicator::over_ranks(std::span<double> x, Reduction reduction) {
   run({.op = Op::all_reduce,
        .dtype = DType::float64,
        .reduction = reduction,
-       .count = static_cast<int64_t>(x.size()),
+       .count = std::ssize(x),
        .in = memory,
        .out = memory},
       {}, Algorithm::direct);

@@ -156,7 +156,7 @@ std::unique_ptr<Transport> MpiTransport::split(int color, int key) {
             .out = reinterpret_cast<std::byte*>(colors.data())});
   else
     colors[0] = mine;
-  const auto first = std::find(colors.begin(), colors.end(), mine) - colors.begin();  // MPI's colors are not negative
+  const auto first = std::ranges::find(colors, mine) - colors.begin();  // MPI's colors are not negative
   const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, split");
   MPI_Comm comm = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split(group_.comm, static_cast<int>(first), key, &comm), "MPI_Comm_split");

@@ -168,10 +168,9 @@ Letter ThreadTransport::take(int from, int tag, int64_t bytes) {
     const uint32_t seen = box.arrivals.value.load(std::memory_order_acquire);
     {
       const std::lock_guard lock(box.mutex);
-      const auto found =
-          std::find_if(box.letters.begin(), box.letters.end(), [&](const Letter& l) { return l.tag == tag; });
+      const auto found = std::ranges::find_if(box.letters, [&](const Letter& l) { return l.tag == tag; });
       if (found != box.letters.end()) {
-        const int64_t size = found->parcel.empty() ? static_cast<int64_t>(found->bytes.size()) : found->parcel.bytes();
+        const int64_t size = found->parcel.empty() ? std::ssize(found->bytes) : found->parcel.bytes();
         if (size != bytes)
           throw CommError("recv of " + std::to_string(bytes) + " bytes: rank " + std::to_string(world_rank(from)) +
                           " sent " + std::to_string(size));
@@ -196,7 +195,7 @@ void ThreadTransport::send(int to, int tag, const std::byte* data, int64_t bytes
 void ThreadTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
   const Letter letter = take(from, tag, bytes);
   if (!letter.parcel.empty()) refuse_kind(bytes, world_rank(from), "a GPU's", "the host's");
-  std::copy(letter.bytes.begin(), letter.bytes.end(), data);
+  std::ranges::copy(letter.bytes, data);
 }
 
 void ThreadTransport::send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) {
@@ -223,9 +222,8 @@ std::unique_ptr<Transport> ThreadTransport::split(int color, int key) {
   std::vector<int> members;
   for (int r = 0; r < size(); ++r)
     if (wishes[static_cast<size_t>(r)].color == color) members.push_back(r);
-  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return wishes[static_cast<size_t>(a)].key < wishes[static_cast<size_t>(b)].key;
-  });
+  std::ranges::stable_sort(
+      members, [&](int a, int b) { return wishes[static_cast<size_t>(a)].key < wishes[static_cast<size_t>(b)].key; });
   // Offered in memory that outlives this call, so that a rank may take it while the first one fails.
   std::shared_ptr<ThreadGroup>& offered = group_->places[static_cast<size_t>(members[0])].offered;
   if (members[0] == rank_) {
@@ -238,7 +236,7 @@ std::unique_ptr<Transport> ThreadTransport::split(int color, int key) {
   std::shared_ptr<ThreadGroup> group = offered;
   direct({.op = Op::barrier});  // everybody has it
   if (members[0] == rank_) offered.reset();
-  const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();
+  const auto place = std::ranges::find(members, rank_) - members.begin();
   return std::make_unique<ThreadTransport>(std::move(group), static_cast<int>(place));
 }
 

@@ -36,7 +36,7 @@ Action Action::parse(std::string_view word) {
   std::string_view rest = word;
   const int stage = take_number(rest);
   const size_t letters = std::min(rest.size(), rest.find_first_of("0123456789"));
-  const auto known = std::find(kWords.begin(), kWords.end(), rest.substr(0, letters));
+  const auto known = std::ranges::find(kWords, rest.substr(0, letters));
   rest.remove_prefix(letters);
   const int microbatch = take_number(rest);
   if (stage < 0 || microbatch < 0 || !rest.empty() || known == kWords.end())

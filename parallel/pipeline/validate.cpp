@@ -42,7 +42,7 @@ Fault wrong_form(const Schedule& s) {
   if (s.rank_of_stage.size() != static_cast<size_t>(s.stages))
     return count(s.rank_of_stage.size(), "ranks of stages for ") + std::to_string(s.stages) + " stages";
   for (int r = 0; r < s.ranks; ++r)
-    if (const auto n = std::count(s.rank_of_stage.begin(), s.rank_of_stage.end(), r); n != s.chunks())
+    if (const auto n = std::ranges::count(s.rank_of_stage, r); n != s.chunks())
       return "rank " + std::to_string(r) + " has " + std::to_string(n) + " stages; expected " +
              std::to_string(s.chunks()) + " on each";
   return {};

@@ -54,7 +54,7 @@ std::vector<ActionPlace> walk(const Schedule& schedule, ActionTable& table,
   std::vector<size_t> next(static_cast<size_t>(ranks));
   const auto may_begin = [&](const Action& a) {
     const std::vector<Action> all = needs(schedule, a, messages);
-    return std::all_of(all.begin(), all.end(), [&](const Action& n) { return table.of_need(n) >= 0; });
+    return std::ranges::all_of(all, [&](const Action& n) { return table.of_need(n) >= 0; });
   };
   for (bool moved = true; moved;) {
     moved = false;
