@@ -4,6 +4,7 @@
 #include "tensor/ops/cross_entropy/cross_entropy.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/softmax.h"
+#include "tensor/ops/swiglu.h"
 
 namespace tessera {
 namespace {
@@ -115,22 +116,66 @@ Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& 
   });
 }
 
-Var packed_attention(const Var& qkv, int64_t heads, const AttentionOptions& options) {
+Var packed_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options) {
   const Tensor& packed = qkv.value();
-  const int64_t b = packed.dim(0), t = packed.dim(1), c = packed.dim(2) / 3;
-  if (packed.dim(2) != 3 * c || heads <= 0 || c % heads != 0)
-    throw Error("[attention] packed qkv is " + packed.describe() + "; " + std::to_string(heads) +
-                " heads must divide a third of its channels");
-  const Shape by_head{b, t, heads, c / heads};
-  const auto part = [=](const Tensor& whole, int i) { return whole.narrow(2, i * c, c).reshape(by_head); };
-  const Attended a = attention(part(packed, 0), part(packed, 1), part(packed, 2), options);
-  return record_one("attention", a.out.reshape({b, t, c}), {qkv}, [=](Grads& g) {
+  const Tensor q = packed_part(packed, heads, 0);
+  const Attended a = attention(q, packed_part(packed, heads, 1), packed_part(packed, heads, 2), options);
+  return record_one("attention", a.out.reshape({q.dim(0), q.dim(1), -1}), {qkv}, [=](Grads& g) {
     const Tensor gradient = packed.make(packed.shape());
-    Tensor dq = part(gradient, 0), dk = part(gradient, 1), dv = part(gradient, 2);
-    attention_backward(g.output().contiguous().reshape(by_head), part(packed, 0), part(packed, 1), part(packed, 2), a,
-                       options, dq, dk, dv);
+    Tensor dq = packed_part(gradient, heads, 0), dk = packed_part(gradient, heads, 1),
+           dv = packed_part(gradient, heads, 2);
+    attention_backward(g.output().contiguous().reshape(q.shape()), q, packed_part(packed, heads, 1),
+                       packed_part(packed, heads, 2), a, options, dq, dk, dv);
     g.give(0, gradient);
   });
+}
+
+Var norm_heads(const Var& qkv, const Heads& heads, const Var& gamma_q, const Var& gamma_k, double eps) {
+  const Tensor& packed = qkv.value();
+  const NormOptions options{.eps = eps, .center = false};
+  const Tensor y = packed.make(packed.shape());
+  packed_part(y, heads, 2).copy_from(packed_part(packed, heads, 2));
+  std::vector<Normed> normed;
+  for (int i = 0; i < 2; ++i) {
+    const Var& gamma = i == 0 ? gamma_q : gamma_k;
+    normed.push_back(norm(packed_part(packed, heads, i), gamma.value(), Tensor(), options));
+    packed_part(y, heads, i).copy_from(std::exchange(normed.back().y, Tensor()));
+  }
+  return record_one("norm_heads", y, {qkv, gamma_q, gamma_k},
+                    [=, packed = qkv.saved(), gammas = std::vector{gamma_q.saved(), gamma_k.saved()}](Grads& g) {
+                      const Tensor dy = g.take_output(0), x = packed.get();
+                      const Tensor dx = dy.unique() ? dy : dy.make(dy.shape());
+                      if (!dy.unique()) packed_part(dx, heads, 2).copy_from(packed_part(dy, heads, 2));
+                      for (int i = 0; i < 2; ++i) {
+                        const Normed& n = normed[static_cast<size_t>(i)];
+                        const Tensor given = packed_part(dy, heads, i).contiguous(),
+                                     in = packed_part(x, heads, i).contiguous();
+                        if (g.needs(1 + i)) {
+                          Tensor dgamma = in.make({in.dim(3)}, n.rstd.dtype());
+                          norm_weight_grads(dgamma, nullptr, given, in, n);
+                          g.give(1 + i, std::move(dgamma));
+                        }
+                        packed_part(dx, heads, i)
+                            .copy_from(norm_backward(given, in, gammas[static_cast<size_t>(i)].get(), n, Tensor()));
+                      }
+                      if (g.needs(0)) g.give(0, dx);
+                    });
+}
+
+Var rotate(Var x, const Turn& turn) {
+  const Var x_edge = x.edge();
+  Tensor y = rotate(std::move(x).take(), turn);
+  return record_one("rotate", std::move(y), {x_edge}, [turn](Grads& g) {
+    Turn again = turn;
+    again.back = true;
+    g.give(0, rotate(g.take_output(0), again));
+  });
+}
+
+Var swiglu(const Var& x, bool recompute) {
+  const Var y = record_one("swiglu", swiglu(x.value()), {x},
+                           [x = x.saved()](Grads& g) { g.give(0, swiglu_backward(g.output(), x.get())); });
+  return recompute ? y.with_recipe([x = x.saved()] { return swiglu(x.get()); }) : y;
 }
 
 Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {

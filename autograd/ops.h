@@ -14,6 +14,7 @@
 #include "tensor/ops/linear_gelu.h"
 #include "tensor/ops/matmul/matmul.h"
 #include "tensor/ops/norm.h"
+#include "tensor/ops/rotary.h"
 
 namespace tessera {
 
@@ -70,10 +71,16 @@ Var log_softmax(const Var& x);
 // gelu(x + bias).
 Var bias_gelu(Var x, const Var& bias, bool recompute = false);
 Var embedding(const Tensor& ids, const Var& table);  // the ids may lie on the host, wherever the table lies
+// silu(gate) * up of x = [gate | up] (..., 2 F) -> (..., F).
+Var swiglu(const Var& x, bool recompute = false);
 Var dropout(Var x, double p, const DropoutTile& tile);
 Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& options = {});
-// qkv (B, T, 3C), packed as [q | k | v] -> (B, T, C).
-Var packed_attention(const Var& qkv, int64_t heads, const AttentionOptions& options = {});
+// qkv (B, T, (H + 2 K) D), packed as [q | k | v] -> (B, T, H D).
+Var packed_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options = {});
+// The same qkv with the D numbers of each head of q and of k normalised, and times gamma_q or gamma_k (D): RMSNorm.
+Var norm_heads(const Var& qkv, const Heads& heads, const Var& gamma_q, const Var& gamma_k, double eps);
+// rotate() of tensor/ops/rotary.h.
+Var rotate(Var x, const Turn& turn);
 
 struct Loss {
   Var mean;               // loss_sum * scale, float64 (); the root of backward()

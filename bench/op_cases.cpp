@@ -144,7 +144,7 @@ void Cases::add_products() {
         .backward_flops = 5 * half_product});
   push({.name = "packed_attention",
         .operands = {{s_.batch, s_.tokens, 3 * s_.channels}},
-        .op = [heads = s_.heads](const std::vector<Var>& v) { return packed_attention(v[0], heads); },
+        .op = [heads = s_.heads](const std::vector<Var>& v) { return packed_attention(v[0], {heads}); },
         .forward_flops = 2 * half_product,
         .backward_flops = 5 * half_product});
 }

@@ -53,9 +53,7 @@ class MyModel : public LanguageModel {
       vocab_wise(*tokens_, tp, between);
       for (Layer* one : layers_) {
         token_wise(one->norm, tp, between);
-        colwise(one->attn.qkv, tp, between, 3);
-        head_wise(one->attn, tp, config.heads);
-        rowwise(one->attn.proj, tp, between);
+        head_wise(one->attn, tp, between);
         colwise(one->mlp.up, tp, between);
         rowwise(one->mlp.down, tp, between);
       }

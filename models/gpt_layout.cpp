@@ -8,11 +8,9 @@
 namespace tessera {
 namespace {
 
-void cut(Block& b, int64_t heads, Communicator& tp, const Placement& between) {
+void cut(Block& b, Communicator& tp, const Placement& between) {
   token_wise(b.norm1, tp, between);
-  colwise(b.attn.qkv, tp, between, 3);
-  head_wise(b.attn, tp, heads);
-  rowwise(b.attn.proj, tp, between);
+  head_wise(b.attn, tp, between);
   token_wise(b.drop1, tp, between);
   token_wise(b.norm2, tp, between);
   colwise(b.mlp.up, tp, between);
@@ -30,7 +28,7 @@ void Gpt::place(const ModelAxes& axes) {
     if (between == S(1))  // the positions' lookup, (T, C), is the same everywhere
       positions.wrap([&tp](const Module::Inner& inner, const Var& x) { return redistribute(inner(x), tp, I, S(0)); });
     token_wise(drop, tp, between);
-    for (Block* block : blocks) cut(*block, config.heads, tp, between);
+    for (Block* block : blocks) cut(*block, tp, between);
     token_wise(norm, tp, between);
     if (&head != &tokens) vocab_wise(head, tp, between);
   }

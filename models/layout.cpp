@@ -38,7 +38,7 @@ Placement checked_between(const ModelConfig& config, const ModelAxes& axes) {
 }
 
 Attention::Core context_core(Communicator& cp, ContextMode mode) {
-  return [&cp, mode](const Var& qkv, int64_t heads, const AttentionOptions& options) {
+  return [&cp, mode](const Var& qkv, const Heads& heads, const AttentionOptions& options) {
     return mode == ContextMode::ring ? ring_attention(qkv, heads, options, cp)
                                      : ulysses_attention(qkv, heads, options, cp);
   };

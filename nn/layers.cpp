@@ -11,7 +11,7 @@ namespace {
 // Packed copies where the processor makes them pay.
 WeightPacks* that_pay(WeightPacks& packs) { return cpu::packing_pays() ? &packs : nullptr; }
 
-bool makes_gelu_again(Recompute r) { return r == Recompute::gelu || r == Recompute::gelu_norm; }
+bool makes_activation_again(Recompute r) { return r == Recompute::activation || r == Recompute::activation_norm; }
 
 Var multiply(const Product& product, const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
   return product ? product(x, w, b, packs) : linear(x, w, b, packs);
@@ -31,14 +31,14 @@ Var Linear::forward(const Var& x) {
   const bool plain = options_.activation == Activation::none;
   Var y = multiply(product_, x, seen(weight), plain ? b : Var(), that_pay(packs_));
   if (plain) return y;
-  return bias_gelu(std::move(y), b, makes_gelu_again(options_.recompute));
+  return bias_gelu(std::move(y), b, makes_activation_again(options_.recompute));
 }
 
 Norm::Norm(int64_t channels, const NormOptions& options, Recompute recompute)
     : weight(param("weight", {channels}, Init::ones())),
       bias(options.center ? &param("bias", {channels}, Init::zeros()) : nullptr),
       options_(options),
-      recompute_(recompute == Recompute::gelu_norm) {}
+      recompute_(recompute == Recompute::activation_norm) {}
 
 Embedding::Embedding(int64_t entries, int64_t channels, double deviation)
     : weight(param("weight", {entries, channels}, Init::normal(deviation))) {}
@@ -87,16 +87,51 @@ Var Dropout::apply(Var x) {
   return dropout(std::move(x), p_, tile);
 }
 
-Attention::Attention(int64_t channels, const Options& options)
-    : qkv(child<Linear>("qkv", channels, 3 * channels, Linear::Options{})),
-      proj(child<Linear>("proj", channels, channels, Linear::Options{.deviation = options.projection_deviation})),
-      options_(options),
-      head_dim_(options.heads > 0 ? channels / options.heads : 0) {
-  if (options.heads <= 0 || channels % options.heads != 0)
-    throw Error("[attention] " + std::to_string(options.heads) + " heads do not divide " + std::to_string(channels) +
+Var Rotary::apply(Var x, int64_t heads, std::span<const int64_t> positions, int64_t first) {
+  const Tensor& like = x.value();
+  if (!table_.defined()) {
+    const DType wide = like.dtype() == DType::float64 ? DType::float64 : DType::float32;
+    table_ = rotary_table(options_, context_, head_dim_, wide, like.arena());
+  }
+  Turn turn{.heads = heads, .table = table_, .first = first};
+  if (!positions.empty()) {
+    const std::vector<int32_t> at(positions.begin(), positions.end());
+    turn.positions = Tensor::constant<int32_t>(at, {std::ssize(at)}, like.arena());
+  }
+  return rotate(std::move(x), turn);
+}
+
+namespace {
+
+Attention::Options resolved(int64_t channels, Attention::Options o) {
+  if (o.heads <= 0 || (o.head_dim == 0 && channels % o.heads != 0))
+    throw Error("[attention] " + std::to_string(o.heads) + " heads do not divide " + std::to_string(channels) +
                 " channels");
-  // A softmax does not see what is added to all of its inputs, and that is all that the bias of the keys does.
-  qkv.parameter(*qkv.bias).vanishes = {channels, 2 * channels};
+  if (o.kv_heads == 0) o.kv_heads = o.heads;
+  if (o.head_dim == 0) o.head_dim = channels / o.heads;
+  if (o.kv_heads < 0 || o.heads % o.kv_heads != 0)
+    throw Error("[attention] " + std::to_string(o.kv_heads) + " heads of keys and values do not divide the " +
+                std::to_string(o.heads) + " of queries");
+  return o;
+}
+
+}  // namespace
+
+Attention::Attention(int64_t channels, const Options& given) : Attention(resolved(channels, given), channels) {}
+
+Attention::Attention(const Options& o, int64_t channels)
+    : qkv(child<Linear>("qkv", channels, Heads{o.heads, o.kv_heads}.packed() * o.head_dim,
+                        Linear::Options{.bias = o.qkv_bias})),
+      proj(child<Linear>("proj", o.heads * o.head_dim, channels,
+                         Linear::Options{.bias = o.projection_bias, .deviation = o.projection_deviation})),
+      norm_q(o.norm_eps ? &param("norm_q.weight", {o.head_dim}, Init::ones()) : nullptr),
+      norm_k(o.norm_eps ? &param("norm_k.weight", {o.head_dim}, Init::ones()) : nullptr),
+      options_(o),
+      here_(heads()) {
+  // A softmax does not see what is added to all of its inputs, and that is all that the bias of the keys does, where
+  // nothing turns or normalises what it is added to.
+  if (qkv.bias && !o.rotary && !o.norm_eps)
+    qkv.parameter(*qkv.bias).vanishes = {o.heads * o.head_dim, (o.heads + o.kv_heads) * o.head_dim};
 }
 
 AttentionOptions Attention::at_step() {
@@ -114,26 +149,34 @@ AttentionOptions Attention::at_step() {
   return o;
 }
 
-// The heads that are here are counted from what the projection gives.
-Var Attention::forward(const Var& x) {
-  const Var packed = qkv(x);
-  return proj(core_(packed, packed.dim(2) / (3 * head_dim_), at_step()));
+Var Attention::prepare(Var packed, int64_t first) {
+  if (norm_q) packed = norm_heads(packed, here_, seen(*norm_q), seen(*norm_k), *options_.norm_eps);
+  if (options_.rotary)
+    packed = options_.rotary->apply(std::move(packed), here_.query + here_.key, step().positions, first);
+  return packed;
 }
+
+Var Attention::forward(const Var& x) { return proj(core_(prepare(qkv(x)), here_, at_step())); }
 
 Tensor Attention::decode(const Tensor& x, KvCache& cache) {
   const NoGrad no_grad;
-  const int64_t b = x.dim(0), t = x.dim(1), c = x.dim(2), heads = options_.heads;
+  const int64_t b = x.dim(0), t = x.dim(1);
   if (cache.length + t > cache.keys.dim(1))
     throw Error("[attention] " + std::to_string(cache.length + t) + " tokens do not fit a cache of " +
                 std::to_string(cache.keys.dim(1)));
-  const Tensor packed = qkv(Var(x)).value();
-  const auto part = [&](int64_t i) { return packed.narrow(2, i * c, c).reshape({b, t, heads, c / heads}); };
-  cache.keys.narrow(1, cache.length, t).copy_from(part(1));
-  cache.values.narrow(1, cache.length, t).copy_from(part(2));
+  const Tensor packed = prepare(qkv(Var(x)), cache.length).value();
+  cache.keys.narrow(1, cache.length, t).copy_from(packed_part(packed, heads(), 1));
+  cache.values.narrow(1, cache.length, t).copy_from(packed_part(packed, heads(), 2));
   cache.length += t;
-  const Attended a = attention(part(0), cache.keys.narrow(1, 0, cache.length), cache.values.narrow(1, 0, cache.length));
-  return proj(Var(a.out.reshape({b, t, c}))).value();
+  const Attended a = attention(packed_part(packed, heads(), 0), cache.keys.narrow(1, 0, cache.length),
+                               cache.values.narrow(1, 0, cache.length));
+  return proj(Var(a.out.reshape({b, t, -1}))).value();
 }
+
+GatedMlp::GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute)
+    : gate_up(child<Linear>("gate_up", channels, 2 * hidden, Linear::Options{.bias = false})),
+      down(child<Linear>("down", hidden, channels, Linear::Options{.bias = false, .deviation = down_deviation})),
+      recompute_(makes_activation_again(recompute)) {}
 
 Mlp::Mlp(int64_t channels, double down_deviation, Recompute recompute)
     : up(child<Linear>("up", channels, 4 * channels,
@@ -144,7 +187,7 @@ Mlp::Mlp(int64_t channels, double down_deviation, Recompute recompute)
 // One op where nothing comes between the layers, as the ranks of a tensor axis do.
 Var Mlp::forward(const Var& x) {
   if (!up.is_plain() || !down.is_plain()) return down(up(x));
-  return gelu_mlp(x, up.weights(), down.weights(), makes_gelu_again(recompute_));
+  return gelu_mlp(x, up.weights(), down.weights(), makes_activation_again(recompute_));
 }
 
 }  // namespace tessera

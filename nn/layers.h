@@ -1,6 +1,9 @@
 // The layers of a transformer.
 #pragma once
 #include <functional>
+#include <memory>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "autograd/ops.h"
@@ -12,9 +15,9 @@ namespace tessera {
 // recomputation in large transformer models"). Gradients are bit for bit the same in all four.
 enum class Recompute {
   none,
-  gelu,       // the output of GELU: 4 C numbers per token less, one elementwise pass more
-  gelu_norm,  // and the outputs of both norms: another 2 C
-  block,      // everything but the block's input: C are left, one forward pass more
+  activation,       // the output of GELU (4 C numbers per token less) or of SwiGLU (F less): an elementwise pass more
+  activation_norm,  // and the outputs of both norms: another 2 C
+  block,            // everything but the block's input: C are left, one forward pass more
 };
 
 enum class Activation { none, gelu };
@@ -124,15 +127,36 @@ struct KvCache {
   int64_t length = 0;
 };
 
-// Causal self-attention with packed [q | k | v]: (B, T, C) -> (B, T, C). Vaswani et al. 2017, section 3.2.
+// The table of rotary positions that the attention layers of a model share.
+class Rotary {
+ public:
+  Rotary(int64_t context, int64_t head_dim, const RotaryOptions& options)
+      : context_(context), head_dim_(head_dim), options_(options) {}
+  // Turns the first `heads` heads of packed x (B, T, W), at `positions`, or from `first` on where these are empty.
+  Var apply(Var x, int64_t heads, std::span<const int64_t> positions, int64_t first = 0);
+
+ private:
+  int64_t context_, head_dim_;
+  RotaryOptions options_;
+  Tensor table_;  // made when it is first needed
+};
+
+// Causal self-attention with packed [q | k | v]: (B, T, C) -> (B, T, C). Vaswani et al. 2017, section 3.2; with fewer
+// heads of keys and values than of queries Ainslie et al. 2023.
 class Attention : public Module {
  public:
-  // What happens between the two projections: packed (B, T, 3 c) of `heads` heads, maybe not all -> (B, T, c).
-  using Core = std::function<Var(const Var& qkv, int64_t heads, const AttentionOptions& options)>;
+  // What happens between the two projections: packed (B, T, (H + 2 K) D) of the heads that are here, maybe not all ->
+  // (B, T, H D).
+  using Core = std::function<Var(const Var& qkv, const Heads& heads, const AttentionOptions& options)>;
   struct Options {
     int64_t heads = 1;
+    int64_t kv_heads = 0;                // 0: as many
+    int64_t head_dim = 0;                // 0: channels / heads
     double dropout = 0;                  // of the attention probabilities
     double projection_deviation = 0.02;  // of the output projection's initial weights
+    bool qkv_bias = true, projection_bias = true;
+    std::shared_ptr<Rotary> rotary = {};  // or null
+    std::optional<double> norm_eps = {};  // where there is one, each head of q and k is normalised (Qwen3)
   };
   Attention(int64_t channels, const Options& options);
   Var forward(const Var& x) override;
@@ -142,13 +166,34 @@ class Attention : public Module {
   // Another way to compute the same; packed_attention() unless it is set.
   void set_core(Core core) { core_ = std::move(core); }
 
+  Heads heads() const { return {options_.heads, options_.kv_heads}; }  // of the whole layer
+  int64_t head_dim() const { return options_.head_dim; }
+  // Says that only these heads of the projections are here.
+  void keep_heads(const Heads& here) { here_ = here; }
+
   Linear &qkv, &proj;
+  Var *norm_q, *norm_k;  // (D), or null
 
  private:
   AttentionOptions at_step();
+  Attention(const Options& resolved, int64_t channels);
+  // q and k normalised and turned, where the options say so: of tokens at step().positions, or from `first` on.
+  Var prepare(Var packed, int64_t first = 0);
   Options options_;
-  int64_t head_dim_;
+  Heads here_;
   Core core_ = packed_attention;
+};
+
+// down(silu(gate(x)) * up(x)): (..., C) -> (..., C), without biases; `gate_up` makes both, [gate | up].
+class GatedMlp : public Module {
+ public:
+  GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute);
+  Var forward(const Var& x) override { return down(swiglu(gate_up(x), recompute_)); }
+
+  Linear &gate_up, &down;
+
+ private:
+  bool recompute_;
 };
 
 // down(gelu(up(x))): (..., C) -> (..., C) with 4 C hidden channels.

@@ -16,6 +16,29 @@ std::string nearest_multiples(int64_t n, int64_t unit) {
   return (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit);
 }
 
+// Copies heads between a packed qkv (B, T, (H + 2 K) D) and what each of c ranks shall have of it, (B, T, c, its part).
+void copy_heads(const Tensor& packed, const Tensor& ranks, const Heads& heads, bool out) {
+  const int64_t c = ranks.dim(2);
+  for (int64_t r = 0; r < c; ++r)
+    for (int i = 0; i < 3; ++i) {
+      const Heads own{heads.query / c, heads.key / c};
+      const Tensor whole = packed_part(packed, heads, i).narrow(2, r * own.count(i), own.count(i)),
+                   part = packed_part(ranks.select(2, r), own, i);
+      (out ? part : whole).copy_from(out ? whole : part);
+    }
+}
+
+Var by_rank(const Var& qkv, const Heads& heads, int64_t c) {
+  const Shape packed = qkv.shape(), by_rank{packed[0], packed[1], c, packed[2] / c};
+  const Tensor ranks = qkv.value().make(by_rank);
+  copy_heads(qkv.value(), ranks, heads, true);
+  return record_one("heads_by_rank", ranks, {qkv.edge()}, [=](Grads& g) {
+    const Tensor given = g.output().contiguous(), dqkv = given.make(packed);
+    copy_heads(dqkv, given, heads, false);
+    g.give(0, dqkv);
+  });
+}
+
 }  // namespace
 
 std::vector<int> context_chunks(int ranks, int rank, Balance balance) {
@@ -50,22 +73,20 @@ std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, Balance bala
   return pairs;
 }
 
-Var ulysses_attention(const Var& qkv, int64_t heads, const AttentionOptions& options, Communicator& cp) {
+Var ulysses_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp) {
   const int c = cp.size();
   if (c == 1) return packed_attention(qkv, heads, options);
-  if (heads <= 0 || heads % c != 0)
-    throw Error("[ulysses_attention] " + cp.axis() + " axis: " + std::to_string(c) + " ranks cannot share " +
-                std::to_string(heads) + " heads evenly; expected " + nearest_multiples(heads, c));
-  if (qkv.value().rank() != 3 || qkv.dim(2) % (3 * heads) != 0)
-    throw Error("[ulysses_attention] packed qkv is " + qkv.value().describe() + "; expected (B, T, 3 C) and " +
-                std::to_string(heads) + " heads that divide C");
-  const int64_t b = qkv.dim(0), t = qkv.dim(1), width = qkv.dim(2), own = heads / c;
+  for (const int64_t count : {heads.query, heads.key})
+    if (count <= 0 || count % c != 0)
+      throw Error("[ulysses_attention] " + cp.axis() + " axis: " + std::to_string(c) + " ranks cannot share " +
+                  std::to_string(count) + " heads evenly; expected " + nearest_multiples(count, c));
+  const int64_t b = qkv.dim(0), t = qkv.dim(1), width = qkv.dim(2);
+  const Heads own{heads.query / c, heads.key / c};
   AttentionOptions mine = options;
-  if (mine.heads_total == 0) mine.heads_total = heads;
-  mine.first_head += cp.rank() * own;
-  const Var by_head = reshape(qkv, {b, t, 3, heads, width / (3 * heads)});
-  const Var all_tokens = reshape(redistribute(by_head, cp, S(1), S(3)), {b, t * c, width / c});
-  return redistribute(packed_attention(all_tokens, own, mine), cp, S(2), S(1));
+  if (mine.heads_total == 0) mine.heads_total = heads.query;
+  mine.first_head += cp.rank() * own.query;
+  const Var all_tokens = redistribute(by_rank(qkv, heads, c), cp, S(1), S(2));  // (B, T, c: 1, width / c)
+  return redistribute(packed_attention(reshape(all_tokens, {b, t * c, width / c}), own, mine), cp, S(2), S(1));
 }
 
 }  // namespace tessera

@@ -18,10 +18,11 @@
 //              the result change S(tokens) -> S(heads) -> S(tokens)
 // memory/rank  ring: q, k, v and out of T / c tokens, their log-sum-exp, and the travelling blocks; nothing of T
 //              tokens. Ulysses: q, k, v and out of T tokens and H / c heads: as many elements
-// volume/rank  e bytes per element, a of the sums (4, or 8 in float64), N = B T C:
-//              ring     forward  c - 1 messages of k and v: 2 (c - 1) / c e N bytes
-//                       backward the same, and c - 1 messages of dk and dv: 2 (c - 1) / c a N bytes
-//              Ulysses  forward  2 all-to-alls, packed q, k, v there and the result back: 4 (c - 1) / c^2 e N bytes
+// volume/rank  e bytes per element, a of the sums (4, or 8 in float64), N = B T H D of queries, M = B T K D of keys:
+//              ring     forward  c - 1 messages of k and v: 2 (c - 1) / c e M bytes
+//                       backward the same, and c - 1 messages of dk and dv: 2 (c - 1) / c a M bytes
+//              Ulysses  forward  2 all-to-alls, packed q, k, v there and the result back: 2 (c - 1) / c^2 e (N + M)
+//                       bytes
 //                       backward the same
 //
 // Both draw the dropout of one rank that has the whole sequence, and differ from it by the rounding of sums.
@@ -58,15 +59,15 @@ struct ChunkPair {
 // computed: all of them, or under the causal mask those with key <= query.
 std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, Balance balance, bool causal);
 
-// qkv (B, T / c, 3 C), packed as [q | k | v], of this rank's tokens in the order of context_positions() -> (B, T / c,
-// C). Every rank of the axis calls it, forward and backward; `cp` must outlive the graph. A block of keys and values is
-// sent on before it is computed with, so that it travels meanwhile. Sums of the result go by hops (own keys first, then
-// those of rank - 1, rank - 2, ...), of dk and dv by ranks (the next one's, ..., the previous one's, then its own),
-// both in the type of the sums, rounded once. On an axis of size 1 it is packed_attention().
-Var ring_attention(const Var& qkv, int64_t heads, const AttentionOptions& options, Communicator& cp,
+// qkv (B, T / c, (H + 2 K) D), packed as [q | k | v], of this rank's tokens in the order of context_positions() -> (B,
+// T / c, H D). Every rank of the axis calls it, forward and backward; `cp` must outlive the graph. A block of keys and
+// values is sent on before it is computed with, so that it travels meanwhile. Sums of the result go by hops (own keys
+// first, then those of rank - 1, rank - 2, ...), of dk and dv by ranks (the next one's, ..., the previous one's, then
+// its own), both in the type of the sums, rounded once. On an axis of size 1 it is packed_attention().
+Var ring_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
                    Balance balance = Balance::zigzag);
 
-// The same of contiguous tokens, by heads: c must divide `heads`.
-Var ulysses_attention(const Var& qkv, int64_t heads, const AttentionOptions& options, Communicator& cp);
+// The same of contiguous tokens, by heads: c must divide H and K.
+Var ulysses_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp);
 
 }  // namespace tessera

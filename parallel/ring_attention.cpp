@@ -16,8 +16,9 @@ struct Ring {
   Communicator& cp;
   Balance balance;
   AttentionOptions options;
-  DType dtype, wide;            // of the operands and of sums
-  int64_t b, tokens, heads, d;  // tokens: of this rank
+  DType dtype, wide;  // of the operands and of sums
+  Heads heads;
+  int64_t b, tokens, d;  // tokens: of this rank
 
   int ranks() const { return cp.size(); }
   int next() const { return (cp.rank() + 1) % ranks(); }
@@ -36,14 +37,11 @@ struct Ring {
     return x.narrow(1, place(chunk) * chunk_tokens(), chunk_tokens());
   }
 
-  Shape by_head() const { return {b, tokens, heads, d}; }
-  Shape tile_shape() const { return {b, chunk_tokens(), heads, d}; }
-  // q, k or v of a packed tensor.
-  Tensor part(const Tensor& packed, int i) const {
-    return packed.narrow(2, i * heads * d, heads * d).reshape(by_head());
-  }
+  Shape by_head() const { return {b, tokens, heads.query, d}; }
+  Shape tile_shape(int i) const { return {b, chunk_tokens(), heads.count(i), d}; }  // of q, k or v
+  Tensor part(const Tensor& packed, int i) const { return packed_part(packed, heads, i); }
   Tensor travelling(const Tensor& like, DType type) const {
-    return like.make({2, b, tokens, heads, d}, type, Category::communication);
+    return like.make({2, b, tokens, heads.key, d}, type, Category::communication);
   }
   Tensor keys_and_values(const Tensor& packed) const {
     Tensor kv = travelling(packed, dtype);
@@ -61,17 +59,16 @@ struct Ring {
   }
 };
 
-Ring ring_of(const Tensor& qkv, int64_t heads, const AttentionOptions& options, Communicator& cp, Balance balance) {
+Ring ring_of(const Tensor& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
+             Balance balance) {
   const std::string where = "[ring_attention] " + cp.axis() + " axis: ";
-  if (qkv.rank() != 3 || heads <= 0 || qkv.dim(2) % (3 * heads) != 0)
-    throw Error(where + "packed qkv is " + qkv.describe() + "; expected (B, T, 3 C) and " + std::to_string(heads) +
-                " heads that divide C");
+  const Tensor q = packed_part(qkv, heads, 0);
   if (balance == Balance::zigzag && qkv.dim(1) % 2 != 0)
     throw Error(where + "a rank has " + std::to_string(qkv.dim(1)) + " tokens; zig-zag takes an even number");
   if (options.first_key != 0 || options.first_query >= 0)
     throw Error(where + "first_key and first_query are given; they follow from the ranks");
   const DType wide = qkv.dtype() == DType::float64 ? DType::float64 : DType::float32;
-  return {cp, balance, options, qkv.dtype(), wide, qkv.dim(0), qkv.dim(1), heads, qkv.dim(2) / (3 * heads)};
+  return {cp, balance, options, qkv.dtype(), wide, heads, q.dim(0), q.dim(1), q.dim(3)};
 }
 
 struct RingAttended {
@@ -87,8 +84,8 @@ RingAttended forward(const Ring& ring, const Tensor& packed) {
   const Tensor q = ring.part(packed, 0), kv = ring.keys_and_values(packed);
   RingAttended sum{packed.make(ring.by_head(), ring.wide), {}};
   for (int i = 0; i < ring.chunks(); ++i)
-    sum.lse.push_back(packed.make({ring.b, ring.heads, ring.chunk_tokens()}, ring.wide));
-  const Attended part{packed.make(ring.tile_shape(), ring.wide, Category::workspace),
+    sum.lse.push_back(packed.make({ring.b, ring.heads.query, ring.chunk_tokens()}, ring.wide));
+  const Attended part{packed.make(ring.tile_shape(0), ring.wide, Category::workspace),
                       packed.make(sum.lse[0].shape(), ring.wide, Category::workspace)};
   std::vector<bool> begun(sum.lse.size());
   for (int hop = 0; hop < ring.ranks(); ++hop) {
@@ -113,7 +110,8 @@ class Backward {
  public:
   Backward(const Ring& ring, const Tensor& packed, const RingAttended& result, const Tensor& dout)
       : ring_(ring), q_(ring.part(packed, 0)), result_(result), dout_(dout) {
-    for (Tensor& t : tile_) t = packed.make(ring.tile_shape(), ring.wide, Category::workspace);
+    for (size_t i = 0; i < 3; ++i)
+      tile_[i] = packed.make(ring.tile_shape(static_cast<int>(i)), ring.wide, Category::workspace);
   }
 
   // Adds what the keys that are here after `hop` bring to dq, and what this rank's queries bring to their dk and dv.
@@ -172,11 +170,12 @@ Tensor backward(const Ring& ring, const Tensor& packed, const RingAttended& resu
 
 }  // namespace
 
-Var ring_attention(const Var& qkv, int64_t heads, const AttentionOptions& options, Communicator& cp, Balance balance) {
+Var ring_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
+                   Balance balance) {
   if (cp.size() == 1) return packed_attention(qkv, heads, options);
   const Ring ring = ring_of(qkv.value(), heads, options, cp, balance);
   const RingAttended result = forward(ring, qkv.value());
-  return record_one("ring_attention", result.out.reshape({ring.b, ring.tokens, heads * ring.d}), {qkv},
+  return record_one("ring_attention", result.out.reshape({ring.b, ring.tokens, heads.query * ring.d}), {qkv},
                     [ring, result, packed = qkv.saved()](Grads& g) {
                       g.give(0, backward(ring, packed.get(), result, g.output().contiguous().reshape(ring.by_head())));
                     });

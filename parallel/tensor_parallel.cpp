@@ -69,16 +69,23 @@ class OwnTokens {
 
 }  // namespace
 
-void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communicator& tp, int segments) {
+void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communicator& tp,
+                    const std::vector<int64_t>& segments) {
   if (tp.size() == 1) return;
-  const int64_t whole = parameter.dim(dim), each = whole / segments;
-  if (each < tp.size() || whole % segments != 0)
-    throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(whole) + " along dim " +
-                std::to_string(dim) + " of a parameter of '" + module.full_name() + "', in " +
-                std::to_string(segments) + " equal parts, cannot be cut over " + std::to_string(tp.size()) + " ranks");
-  const Range own = piece(each, tp.size(), tp.rank());
   ShardSpec spec{.axis = tp.axis(), .dim = dim};
-  for (int s = 0; s < segments; ++s) spec.runs.push_back({s * each + own.begin, own.size()});
+  int64_t begin = 0;
+  for (const int64_t size : segments.empty() ? std::vector<int64_t>{parameter.dim(dim)} : segments) {
+    if (size < tp.size())
+      throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(size) + " along dim " +
+                  std::to_string(dim) + " of a parameter of '" + module.full_name() + "' cannot be cut over " +
+                  std::to_string(tp.size()) + " ranks");
+    const Range own = piece(size, tp.size(), tp.rank());
+    spec.runs.push_back({begin + own.begin, own.size()});
+    begin += size;
+  }
+  if (begin != parameter.dim(dim))
+    throw Error("[tensor_parallel] segments of " + std::to_string(begin) + " for dim " + std::to_string(dim) +
+                " of a parameter of '" + module.full_name() + "', which has " + std::to_string(parameter.dim(dim)));
   module.shard(parameter, std::move(spec));
 }
 
@@ -112,7 +119,7 @@ Var join(Var partial, Communicator& tp, Placement between) {
   return redistribute(std::move(partial), tp, P, between);
 }
 
-void colwise(Linear& l, Communicator& tp, Placement in, int segments) {
+void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_t>& segments) {
   if (tp.size() == 1) return;
   cut_over_ranks(l, l.weight, 0, tp, segments);
   if (l.bias) cut_over_ranks(l, *l.bias, 0, tp, segments);
@@ -139,9 +146,19 @@ void token_wise(Dropout& dropout, Communicator& tp, Placement between) {
   dropout.adjust_step([own = std::make_shared<OwnTokens>(tp)](const StepInfo& at) { return own->of(at); });
 }
 
-void head_wise(Attention& attention, Communicator& tp, int64_t heads) {
+void head_wise(Attention& attention, Communicator& tp, Placement between) {
   if (tp.size() == 1) return;
-  attention.adjust_step([&tp, heads](StepInfo at) {
+  const Heads all = attention.heads();
+  const int64_t ranks = tp.size(), d = attention.head_dim();
+  for (const int64_t count : {all.query, all.key})
+    if (count % ranks != 0)
+      throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(ranks) + " ranks cannot share " +
+                  std::to_string(count) + " heads");
+  colwise(attention.qkv, tp, between, {all.query * d, all.key * d, all.key * d});
+  rowwise(attention.proj, tp, between);
+  attention.keep_heads({all.query / ranks, all.key / ranks});
+  if (attention.norm_q) attention.see([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
+  attention.adjust_step([&tp, heads = all.query](StepInfo at) {
     at.first_head = piece(heads, tp.size(), tp.rank()).begin;
     at.heads_total = heads;
     return at;

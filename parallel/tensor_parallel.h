@@ -30,6 +30,8 @@
 // With DeferredWeightGrads the sum is waited for at once, and an input that came back is kept until dW is made; the
 // gradient of a row bias is summed over ranks when it is made. So all ranks run what was deferred in the same order.
 #pragma once
+#include <vector>
+
 #include "nn/layers.h"
 #include "parallel/placement.h"
 
@@ -38,22 +40,24 @@ namespace tessera {
 // All of these are called before the module has memory, do nothing on an axis of size 1, and keep `tp`, which must
 // outlive the module. `in`, `out` and `between` are I or S(dim of the tokens).
 
-// Keeps this rank's part of each of `segments` equal parts of the outputs. Throws Error (usage) when a part has fewer
-// rows than there are ranks.
-void colwise(Linear& l, Communicator& tp, Placement in, int segments = 1);
+// Keeps this rank's part of each of the segments that the outputs are made of, given by their sizes; empty: one. Throws
+// Error (usage) when a segment has fewer rows than there are ranks.
+void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_t>& segments = {});
 // Keeps this rank's part of the inputs. The bias is added to the sum, once; the layer has no activation.
 void rowwise(Linear& l, Communicator& tp, Placement out);
 // A module that works on each token for itself (a norm).
 void token_wise(Module& module, Communicator& tp, Placement between);
 // Draws for this rank's tokens; a training step must say how many there are (StepInfo::tokens_total, or positions).
 void token_wise(Dropout& dropout, Communicator& tp, Placement between);
-// Draws for this rank's heads of `heads`.
-void head_wise(Attention& attention, Communicator& tp, int64_t heads);
+// Both projections by heads: this rank's of the queries, and of keys and values. It draws for its own heads, and what
+// normalises heads sums its gradient over the ranks. Throws Error (usage) when the ranks do not divide both numbers.
+void head_wise(Attention& attention, Communicator& tp, Placement between);
 
 // --- what they are made of ---
 
-// This rank's part of a parameter of `module` along `dim`, of each of `segments` equal parts.
-void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communicator& tp, int segments = 1);
+// This rank's part of a parameter of `module` along `dim`, of each of `segments`.
+void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communicator& tp,
+                    const std::vector<int64_t>& segments = {});
 // A column layer's product, b maybe undefined: x in `in`, w and b cut along dim 0.
 Product column_product(Communicator& tp, Placement in);
 // P -> between. Throws Error (usage) when the ranks do not divide the tokens.

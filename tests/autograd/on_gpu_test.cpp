@@ -18,10 +18,10 @@ constexpr DType kFloating[] = {DType::float64, DType::float32, DType::bfloat16};
 // Ops made of products, which libraries add up in their own order: tests/tensor has tests of these on a GPU.
 const std::set<std::string> kProducts = {"matmul", "linear", "gelu_mlp", "attention", "packed_attention"};
 // Ops whose formulas, and the orders of whose sums, are the CPU's, gradients included.
-const std::set<std::string> kExact = {"neg",    "sqrt",    "square", "reciprocal", "relu",      "transpose",
-                                      "narrow", "reshape", "sum",    "scale",      "embedding", "dropout"};
+const std::set<std::string> kExact = {"neg",     "sqrt", "square", "reciprocal", "relu",    "transpose", "narrow",
+                                      "reshape", "sum",  "scale",  "embedding",  "dropout", "rotate"};
 // The same, but that the exponentials of float64 are the C library's on the CPU and CUDA's on a GPU.
-const std::set<std::string> kExactBut64 = {"exp", "tanh", "sigmoid", "silu", "gelu", "bias_gelu"};
+const std::set<std::string> kExactBut64 = {"exp", "tanh", "sigmoid", "silu", "gelu", "bias_gelu", "swiglu"};
 
 bool exact(const Problem& p, DType dtype) {
   return kExact.contains(p.name) || (dtype != DType::float64 && kExactBut64.contains(p.name));

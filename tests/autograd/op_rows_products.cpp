@@ -58,14 +58,17 @@ Problem draw_linear(Random& random) {
 }
 
 struct Sizes {
-  int64_t b, tq, tk, h, d;
+  int64_t b, tq, tk, h, d, k = h;  // h heads of queries, k of keys and values
 };
 
 // softmax(q k^T / sqrt(d)) v, one query after another.
 std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptions& o) {
   std::vector<double> y(static_cast<size_t>(s.b * s.tq * s.h * s.d));
-  const auto at = [&](const std::vector<double>& x, int64_t t_all, int64_t b, int64_t t, int64_t h, int64_t c) {
-    return x[static_cast<size_t>(((b * t_all + t) * s.h + h) * s.d + c)];
+  const auto query = [&](int64_t b, int64_t t, int64_t h, int64_t c) {
+    return v[0][static_cast<size_t>(((b * s.tq + t) * s.h + h) * s.d + c)];
+  };
+  const auto shared = [&](const std::vector<double>& x, int64_t b, int64_t t, int64_t h, int64_t c) {
+    return x[static_cast<size_t>(((b * s.tk + t) * s.k + h * s.k / s.h) * s.d + c)];
   };
   for (int64_t b = 0; b < s.b; ++b)
     for (int64_t h = 0; h < s.h; ++h)
@@ -75,7 +78,7 @@ std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptio
         double sum = 0;
         for (int64_t j = 0; j < seen; ++j) {
           double dot = 0;
-          for (int64_t c = 0; c < s.d; ++c) dot += at(v[0], s.tq, b, i, h, c) * at(v[1], s.tk, b, j, h, c);
+          for (int64_t c = 0; c < s.d; ++c) dot += query(b, i, h, c) * shared(v[1], b, j, h, c);
           p.push_back(std::exp(dot / std::sqrt(static_cast<double>(s.d))));
           sum += p.back();
         }
@@ -92,7 +95,7 @@ std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptio
                           : 1 / (1 - o.dropout);
           }
           for (int64_t c = 0; c < s.d; ++c)
-            y[static_cast<size_t>(((b * s.tq + i) * s.h + h) * s.d + c)] += weight * at(v[2], s.tk, b, j, h, c);
+            y[static_cast<size_t>(((b * s.tq + i) * s.h + h) * s.d + c)] += weight * shared(v[2], b, j, h, c);
         }
       }
   return y;
@@ -114,6 +117,8 @@ Problem draw_attention(Random& random) {
   Sizes s{random.between(1, 2), 0, random.one_of<int64_t>({1, 5, 63, 64, 65, 130}), random.between(1, 3),
           random.one_of<int64_t>({1, 4, 16, 33})};
   s.tq = random.between(0, 1) == 1 ? s.tk : random.between(1, s.tk);
+  s.k = s.h;
+  s.h *= random.between(1, 3);
   AttentionOptions o = draw_options(random);
   if (o.dropout > 0 && random.between(0, 1) == 1) {
     o.first_head = random.between(0, 3);
@@ -122,7 +127,7 @@ Problem draw_attention(Random& random) {
     o.first_query = random.between(-1, 50);
     o.tokens_total = s.tk + 50 + random.between(0, 9);
   }
-  const Shape q{s.b, s.tq, s.h, s.d}, k{s.b, s.tk, s.h, s.d};
+  const Shape q{s.b, s.tq, s.h, s.d}, k{s.b, s.tk, s.k, s.d};
   return {{{q}, {k}, {k}},
           [o](const std::vector<Var>& v) {
             // The last dim must run on: other strides are made so by a copy that keeps the graph.
@@ -134,19 +139,20 @@ Problem draw_attention(Random& random) {
 }
 
 Problem draw_packed_attention(Random& random) {
-  const int64_t h = random.between(1, 4), d = random.one_of<int64_t>({2, 8, 20});
-  const Sizes s{random.between(1, 3), 0, random.one_of<int64_t>({3, 64, 90}), h, d};
-  const Sizes self{s.b, s.tk, s.tk, h, d};
+  const int64_t keys = random.between(1, 3), d = random.one_of<int64_t>({2, 8, 20});
+  const Heads heads{keys * random.between(1, 3), keys};
+  const Sizes s{random.between(1, 3), 0, random.one_of<int64_t>({3, 64, 90}), heads.query, d};
+  const Sizes self{s.b, s.tk, s.tk, heads.query, d, heads.key};
   AttentionOptions o = draw_options(random);
   o.causal = true;
-  return {{{Shape{s.b, s.tk, 3 * h * d}}},
-          [=](const std::vector<Var>& v) { return packed_attention(reshape(v[0], v[0].shape()), h, o); },
+  return {{{Shape{s.b, s.tk, heads.packed() * d}}},
+          [=](const std::vector<Var>& v) { return packed_attention(reshape(v[0], v[0].shape()), heads, o); },
           [=](const Values& v) {
             Values qkv(3);
-            const int64_t c = h * d;
-            for (int64_t row = 0; row < self.b * self.tk; ++row)
-              for (int64_t i = 0; i < 3 * c; ++i)
-                qkv[static_cast<size_t>(i / c)].push_back(v[0][static_cast<size_t>(row * 3 * c + i)]);
+            for (size_t i = 0; i < v[0].size(); ++i) {
+              const int64_t head = static_cast<int64_t>(i) / d % heads.packed();
+              qkv[head < heads.query ? 0 : head < heads.query + heads.key ? 1 : 2].push_back(v[0][i]);
+            }
             return attend(qkv, self, o);
           },
           o.dropout == 0};

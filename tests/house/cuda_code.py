@@ -32,6 +32,8 @@ HOT = {
     },
     "cross_entropy/cuda/parts.cu.o": {r"row_kernel<.*true>\(": [LOADS]},
     "bias_gelu.cu.o": {r"bias_gelu_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
+    "rotary.cu.o": {r"rotate_kernel<.*true>\(": [LOADS, STORES]},
+    "swiglu.cu.o": {r"swiglu_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
     "elementwise.cu.o": {r"flat_kernel<": [EITHER]},
     "copy.cu.o": {r"flat_kernel<(?!Convert<int, long>)": [EITHER]},  # of an int64 the low half is all that is read
     "dropout.cu.o": {r"dropout_kernel<": [EITHER]},

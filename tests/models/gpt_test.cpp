@@ -109,7 +109,8 @@ TEST(Gpt, RecomputationChangesNoBit) {
     ModelConfig config = kCases[0].config;
     config.dropout = 0.2;
     std::vector<std::byte> expected;
-    for (const Recompute mode : {Recompute::none, Recompute::gelu, Recompute::gelu_norm, Recompute::block}) {
+    for (const Recompute mode :
+         {Recompute::none, Recompute::activation, Recompute::activation_norm, Recompute::block}) {
       config.recompute = mode;
       const ArenaPtr arena = make_arena();
       auto model = make_model(config, dtype, arena);

@@ -22,8 +22,8 @@ struct Kept {
   bool statistics;
 };
 const Kept kModes[] = {{Recompute::none, 16, true},
-                       {Recompute::gelu, 12, true},
-                       {Recompute::gelu_norm, 10, true},
+                       {Recompute::activation, 12, true},
+                       {Recompute::activation_norm, 10, true},
                        {Recompute::block, 1, false}};
 
 TEST(Memory, ABlockHoldsWhatTheFormulaSays) {

@@ -115,13 +115,16 @@ TEST(ChunkPairs, AreThoseThatTheMaskLeaves) {
 
 // --- bytes ---
 struct Sizes {
-  int64_t b = 2, tokens = 0, heads = 12, d = 3;
+  int64_t b = 2, tokens = 0;
+  Heads heads = {24, 12};
+  int64_t d = 3;
   DType dtype = DType::float32;
-  int64_t elements() const { return b * tokens * heads * d; }  // of q, k or v of the whole sequence
+  int64_t queries() const { return b * tokens * heads.query * d; }  // of the whole sequence
+  int64_t keys() const { return b * tokens * heads.key * d; }       // or values
 };
 
 Var own_part(const Sizes& s, const Communicator& cp) {
-  return Var(Tensor::zeros({s.b, s.tokens / cp.size(), 3 * s.heads * s.d}, s.dtype, make_arena()), true);
+  return Var(Tensor::zeros({s.b, s.tokens / cp.size(), s.heads.packed() * s.d}, s.dtype, make_arena()), true);
 }
 
 // Calls and bytes of this operation over all ranks; no other was used, but for receiving what was sent.
@@ -149,9 +152,9 @@ TEST(ContextParallel, TheRingMovesWhatTheFormulaSays) {
           const Var qkv = own_part(s, cp);
           cp.reset_counts();
           const Var y = ring_attention(qkv, s.heads, {}, cp, balance);
-          EXPECT_EQ(total(cp, Op::send), (OpCount{c * (c - 1), 2 * (c - 1) * e * s.elements()}));
+          EXPECT_EQ(total(cp, Op::send), (OpCount{c * (c - 1), 2 * (c - 1) * e * s.keys()}));
           backward(y, {.seed = y.value().clone()});
-          EXPECT_EQ(total(cp, Op::send), (OpCount{2 * c * (c - 1), 2 * (c - 1) * (e + wide) * s.elements()}));
+          EXPECT_EQ(total(cp, Op::send), (OpCount{2 * c * (c - 1), 2 * (c - 1) * (e + wide) * s.keys()}));
         }
     });
 }
@@ -162,7 +165,7 @@ TEST(ContextParallel, UlyssesMovesWhatTheFormulaSays) {
       const int64_t c = cp.size();
       for (const DType dtype : {DType::float64, DType::bfloat16}) {
         const Sizes s{.tokens = 5 * c, .dtype = dtype};
-        const OpCount expected{2 * c, 4 * (c - 1) * size_of(dtype) * s.elements() / c};
+        const OpCount expected{2 * c, 2 * (c - 1) * size_of(dtype) * (s.queries() + s.keys()) / c};
         const Var qkv = own_part(s, cp);
         cp.reset_counts();
         const Var y = ulysses_attention(qkv, s.heads, {}, cp);
@@ -181,12 +184,12 @@ TEST(ContextParallel, TheRingHoldsNothingOfTheWholeSequence) {
         const Sizes s{.tokens = 32 * cp.size(), .dtype = dtype};
         const Var qkv = own_part(s, cp);
         Arena& arena = *qkv.value().arena();
-        const int64_t part = s.elements() / cp.size(), e = size_of(dtype);
+        const int64_t own = s.queries() / cp.size(), part = s.keys() / cp.size(), e = size_of(dtype);
         const int64_t before = arena.usage(Category::activations).live;
         arena.reset_peaks();
         const Var y = ring_attention(qkv, s.heads, {}, cp, Balance::zigzag);
-        const int64_t lse = 4 * s.b * s.heads * s.tokens / cp.size();
-        EXPECT_EQ(arena.usage(Category::activations).live - before, e * part + lse);
+        const int64_t lse = 4 * s.b * s.heads.query * s.tokens / cp.size();
+        EXPECT_EQ(arena.usage(Category::activations).live - before, e * own + lse);
         EXPECT_EQ(arena.usage(Category::communication).peak, 2 * e * part);  // k and v
         backward(y, {.seed = y.value().clone()});
         EXPECT_EQ(arena.usage(Category::communication).peak, (2 * e + 2 * 2 * 4) * part);  // dk and dv, here and coming
@@ -219,8 +222,8 @@ void expect_sent_before_computing(const Trace& trace, int64_t kv_bytes, const st
 TEST(ContextParallel, ABlockIsSentOnBeforeItIsComputedWith) {
   launch(ranks(4), [](Communicator& cp) {
     Trace there, back;
-    const Sizes s{.b = 1, .tokens = 1024, .heads = 4, .d = 32, .dtype = DType::bfloat16};
-    const int64_t kv_bytes = 2 * 2 * s.elements() / cp.size();
+    const Sizes s{.b = 1, .tokens = 1024, .heads = {4}, .d = 32, .dtype = DType::bfloat16};
+    const int64_t kv_bytes = 2 * 2 * s.keys() / cp.size();
     const Var qkv = own_part(s, cp);
     cp.set_trace(&there);
     const Var y = ring_attention(qkv, s.heads, {}, cp, Balance::zigzag);
@@ -240,26 +243,29 @@ TEST(ContextParallel, WhatCannotBeIsRefused) {
     const auto cp = world.split(0, world.rank(), "context");
     const auto qkv = [](const Shape& shape) { return Var(Tensor::zeros(shape, DType::float32, make_arena())); };
     EXPECT_EQ(refusal([&] {
-                ulysses_attention(qkv({1, 2, 18}), 3, {}, *cp);
+                ulysses_attention(qkv({1, 2, 18}), {3}, {}, *cp);
               }),
               "[ulysses_attention] context axis: 2 ranks cannot share 3 heads evenly; expected 2 or 4");
+    EXPECT_EQ(
+        refusal([&] {
+          ulysses_attention(qkv({1, 2, 18}), {4}, {}, *cp);
+        }),
+        "[attention] packed qkv is float32 (1, 2, 18); expected (B, T, (H + 2 K) D) of 4 heads of queries and 4 of "
+        "keys and values");
+    EXPECT_EQ(
+        refusal([&] {
+          ring_attention(qkv({1, 2, 18}), {4}, {}, *cp);
+        }),
+        "[attention] packed qkv is float32 (1, 2, 18); expected (B, T, (H + 2 K) D) of 4 heads of queries and 4 of "
+        "keys and values");
     EXPECT_EQ(refusal([&] {
-                ulysses_attention(qkv({1, 2, 18}), 4, {}, *cp);
-              }),
-              "[ulysses_attention] packed qkv is float32 (1, 2, 18); expected (B, T, 3 C) and 4 heads that divide C");
-    EXPECT_EQ(refusal([&] {
-                ring_attention(qkv({1, 2, 18}), 4, {}, *cp);
-              }),
-              "[ring_attention] context axis: packed qkv is float32 (1, 2, 18); expected (B, T, 3 C) and 4 heads that "
-              "divide C");
-    EXPECT_EQ(refusal([&] {
-                ring_attention(qkv({1, 3, 18}), 3, {}, *cp);
+                ring_attention(qkv({1, 3, 18}), {3}, {}, *cp);
               }),
               "[ring_attention] context axis: a rank has 3 tokens; zig-zag takes an even number");
     AttentionOptions tile;
     tile.first_key = 2;
     EXPECT_EQ(refusal([&] {
-                ring_attention(qkv({1, 2, 18}), 3, tile, *cp);
+                ring_attention(qkv({1, 2, 18}), {3}, tile, *cp);
               }),
               "[ring_attention] context axis: first_key and first_query are given; they follow from the ranks");
   });

@@ -26,11 +26,12 @@ std::string name_of_way(Way way) {
 }
 
 struct Problem {
-  int64_t b, tokens, heads, d;
+  int64_t b, tokens;
+  Heads heads;
+  int64_t d;
   AttentionOptions options;
   DType dtype = DType::float64;
   uint64_t name = 0;
-  int64_t channels() const { return heads * d; }
 };
 
 Tensor normal(const Shape& shape, DType dtype, const ArenaPtr& arena, uint64_t name) {
@@ -40,10 +41,10 @@ Tensor normal(const Shape& shape, DType dtype, const ArenaPtr& arena, uint64_t n
   return t.to(dtype);
 }
 Tensor whole_qkv(const Problem& p, const ArenaPtr& arena) {
-  return normal({p.b, p.tokens, 3 * p.channels()}, p.dtype, arena, 2 * p.name);
+  return normal({p.b, p.tokens, p.heads.packed() * p.d}, p.dtype, arena, 2 * p.name);
 }
 Tensor whole_seed(const Problem& p, const ArenaPtr& arena) {
-  return normal({p.b, p.tokens, p.channels()}, p.dtype, arena, 2 * p.name + 1);
+  return normal({p.b, p.tokens, p.heads.query * p.d}, p.dtype, arena, 2 * p.name + 1);
 }
 
 // The tokens at these positions of (B, T, C).
@@ -100,10 +101,10 @@ void expect_as_alone(const Problem& p, Communicator& cp, const Bounds& bounds = 
   for (const Way way : kWays) {
     const Result got = together(p, cp, way, arena);
     const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
-    const std::string what = name_of_way(way) + " on " + std::to_string(cp.size()) + " ranks of " +
-                             std::string(name_of(p.dtype)) + " (" + std::to_string(p.b) + ", " +
-                             std::to_string(p.tokens) + ", " + std::to_string(p.heads) + " x " + std::to_string(p.d) +
-                             "), trial " + std::to_string(p.name);
+    const std::string what =
+        name_of_way(way) + " on " + std::to_string(cp.size()) + " ranks of " + std::string(name_of(p.dtype)) + " (" +
+        std::to_string(p.b) + ", " + std::to_string(p.tokens) + ", " + std::to_string(p.heads.query) + " / " +
+        std::to_string(p.heads.key) + " x " + std::to_string(p.d) + "), trial " + std::to_string(p.name);
     EXPECT_EQ(got.out.dtype(), p.dtype) << what;
     EXPECT_LE(difference(got.out, expected.out, mine), bounds.out) << what;
     EXPECT_LE(difference(got.gradient, expected.gradient, mine), bounds.gradient) << what;
@@ -116,8 +117,12 @@ Problem draw(int ranks, uint64_t trial) {
   const auto below = [&](uint64_t n, uint64_t i) {
     return static_cast<int64_t>(random.below(n, i, static_cast<uint64_t>(ranks)));
   };
-  Problem p{
-      .b = 1 + below(3, 0), .tokens = 0, .heads = ranks * (1 + below(2, 1)), .d = 1 + below(20, 2), .options = {}};
+  const int64_t keys = ranks * (1 + below(2, 1));
+  Problem p{.b = 1 + below(3, 0),
+            .tokens = 0,
+            .heads = {keys * (1 + below(3, 12)), keys},
+            .d = 1 + below(20, 2),
+            .options = {}};
   p.tokens = 2 * ranks * std::array<int64_t, 5>{1, 3, 8, 20, 37}[static_cast<size_t>(below(5, 3))];
   p.name = trial;
   p.options.causal = below(4, 4) != 0;
@@ -129,7 +134,7 @@ Problem draw(int ranks, uint64_t trial) {
   p.options.first_sequence = below(5, 7);
   if (below(2, 8) == 0) return p;
   p.options.first_head = below(4, 9);
-  p.options.heads_total = p.options.first_head + p.heads + below(3, 10);
+  p.options.heads_total = p.options.first_head + p.heads.query + below(3, 10);
   p.options.tokens_total = p.tokens + below(2, 11) * 11;
   return p;
 }
@@ -175,7 +180,7 @@ double squared_error(const Tensor& x, const Tensor& exact) {
 // No more error than one rank makes: parts are merged, carried around and added before anything is rounded.
 TEST(ContextParallel, BfloatIsRoundedOnce) {
   launch(ranks(4), [](Communicator& cp) {
-    const Problem p{.b = 2, .tokens = 256, .heads = 4, .d = 16, .options = {}, .dtype = DType::bfloat16};
+    const Problem p{.b = 2, .tokens = 256, .heads = {8, 4}, .d = 16, .options = {}, .dtype = DType::bfloat16};
     const ArenaPtr arena = make_arena();
     const Result exact = alone(p, arena), one = alone(p, arena, DType::bfloat16);
     for (const Way way : kWays) {
@@ -212,7 +217,7 @@ TEST(ContextParallel, AnAxisOfOneIsPackedAttention) {
 
 TEST(ContextParallel, RecomputingChangesNoBit) {
   launch(ranks(3), [](Communicator& cp) {
-    Problem p{.b = 2, .tokens = 36, .heads = 3, .d = 4, .options = {.dropout = 0.2, .random = Philox(4)}};
+    Problem p{.b = 2, .tokens = 36, .heads = {6, 3}, .d = 4, .options = {.dropout = 0.2, .random = Philox(4)}};
     const ArenaPtr arena = make_arena();
     for (const Way way : kWays) {
       const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
@@ -237,7 +242,7 @@ double output_difference(const Problem& told, const Problem& p, Communicator& cp
 
 TEST(ContextParallel, DefectsAreSeen) {
   launch(ranks(3), [](Communicator& cp) {
-    Problem p{.b = 2, .tokens = 24, .heads = 2, .d = 5, .options = {.dropout = 0.2, .random = Philox(4)}};
+    Problem p{.b = 2, .tokens = 24, .heads = {2}, .d = 5, .options = {.dropout = 0.2, .random = Philox(4)}};
     EXPECT_LE(output_difference(p, p, cp, Balance::zigzag), 1e-12);
     EXPECT_GT(output_difference(p, p, cp, Balance::contiguous), 0.01);  // chunks in another order than the op thinks
     Problem told = p;

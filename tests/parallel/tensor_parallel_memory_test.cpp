@@ -21,8 +21,8 @@ struct Kept {
   bool statistics;         // of the softmax and of two norms
 };
 const Kept kModes[] = {{Recompute::none, 4, 12, true},
-                       {Recompute::gelu, 4, 8, true},
-                       {Recompute::gelu_norm, 2, 8, true},
+                       {Recompute::activation, 4, 8, true},
+                       {Recompute::activation_norm, 2, 8, true},
                        {Recompute::block, 1, 0, false}};
 
 void check(Communicator& tp, const Kept& kept, const Placement& between, DType dtype) {

@@ -1,5 +1,5 @@
-// Attention on a GPU beside the CPU's: both kinds of kernels, over random shapes, strides, masks, dropout and tiles;
-// and that a row's bits depend on nothing but its own numbers.
+// Attention on a GPU beside the CPU's: both kinds of kernels, over random shapes, groups of heads, strides, masks,
+// dropout and tiles; and that a row's bits depend on nothing but its own numbers.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -52,29 +52,36 @@ Tensor normal(const Shape& shape, DType dtype, uint64_t name) {
   return t.to(dtype);
 }
 
-// Queries, keys and values cut from one packed tensor of Tk tokens, the queries being the last Tq.
+// Queries, keys and values cut from one packed tensor (B, Tk, H + 2 K, D), the queries being the last Tq.
 struct Operands {
   Tensor packed, dout;
   int64_t tq;
-  Tensor part(int64_t which) const {
-    const Tensor whole = packed.select(2, which);
+  Heads heads;
+  Tensor part(int which) const {
+    const Tensor whole = packed.narrow(2, heads.begin(which), heads.count(which));
     return which == 0 ? whole.narrow(1, whole.dim(1) - tq, tq) : whole;
   }
-  Operands to(const ArenaPtr& arena) const { return {packed.to(arena), dout.to(arena), tq}; }
+  Operands to(const ArenaPtr& arena) const { return {packed.to(arena), dout.to(arena), tq, heads}; }
 };
+
+Operands operands(int64_t batch, int64_t tq, int64_t tk, const Heads& heads, int64_t d, DType dtype, uint64_t name) {
+  return {normal({batch, tk, heads.packed(), d}, dtype, name), normal({batch, tq, heads.query, d}, dtype, name + 1), tq,
+          heads};
+}
 
 struct Results {
   Attended forward;
   Tensor gradients;  // packed too
+  Operands parts;    // of the gradients
 };
 
 Results run(const Operands& x, const AttentionOptions& options, bool wide) {
   const DType dtype = wide ? wide_of(x.packed.dtype()) : x.packed.dtype();
   const Tensor q = x.part(0), k = x.part(1), v = x.part(2);
-  Results r{attention(q, k, v, options), x.packed.make(x.packed.shape(), dtype)};
+  Results r{attention(q, k, v, options), x.packed.make(x.packed.shape(), dtype), {}};
   r.gradients.fill(0);
-  const Operands grads{r.gradients, {}, x.tq};
-  Tensor dq = grads.part(0), dk = grads.part(1), dv = grads.part(2);
+  r.parts = {r.gradients, {}, x.tq, x.heads};
+  Tensor dq = r.parts.part(0), dk = r.parts.part(1), dv = r.parts.part(2);
   attention_backward(x.dout, q, k, v, r.forward, options, dq, dk, dv);
   if (wide) {
     const Attended summed{q.make(q.shape(), dtype), r.forward.lse.clone()};
@@ -99,7 +106,8 @@ Drawn draw(const Case& c, uint64_t trial) {
   const Philox random = Philox::named(trial, "shapes");
   const auto below = [&](uint64_t n, uint64_t i) { return static_cast<int64_t>(random.below(n, i)); };
   constexpr std::array<int64_t, 8> kTokens{1, 5, 31, 64, 65, 128, 150, 200};
-  const int64_t b = 1 + below(2, 0), heads = 1 + below(2, 1), tk = kTokens[static_cast<size_t>(below(8, 2))];
+  const Heads heads{(1 + below(2, 1)) * (1 + below(3, 13)), 1 + below(2, 1)};
+  const int64_t b = 1 + below(2, 0), tk = kTokens[static_cast<size_t>(below(8, 2))];
   const int64_t tq = below(2, 3) ? tk : 1 + below(static_cast<uint64_t>(tk), 4);
   AttentionOptions o;
   o.causal = below(3, 5) != 0;
@@ -109,10 +117,10 @@ Drawn draw(const Case& c, uint64_t trial) {
   o.scale = below(4, 12) == 0 ? 0.3 : 0;
   o.first_sequence = below(4, 7);
   o.first_head = below(3, 8);
-  o.heads_total = o.first_head + heads + below(2, 9);
+  o.heads_total = o.first_head + heads.query + below(2, 9);
   o.tokens_total = tk + below(2, 10) * 7;
-  const Tensor packed = normal({b, tk, 3, heads, c.d + c.pad}, c.dtype, 2 * trial).narrow(4, 0, c.d);
-  return {{packed, normal({b, tq, heads, c.d}, c.dtype, 2 * trial + 1), tq}, o, below(3, 11) == 0};
+  Operands x = operands(b, tq, tk, heads, c.d, c.dtype, 2 * trial);
+  return {x, o, below(3, 11) == 0};
 }
 
 void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::string& expected_kernels) {
@@ -121,8 +129,8 @@ void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::stri
   if (c.pad > 0) {
     const Shape s = drawn.x.packed.shape();
     Tensor room = Tensor::zeros(s.with_last(c.d + c.pad), c.dtype, arena);
-    room.narrow(4, 0, c.d).copy_from(there.packed);
-    there.packed = room.narrow(4, 0, c.d);
+    room.narrow(3, 0, c.d).copy_from(there.packed);
+    there.packed = room.narrow(3, 0, c.d);
   }
   ASSERT_EQ(kernels(there.part(0), there.part(1), there.part(2)), expected_kernels);
   const Results here = run(drawn.x, drawn.options, drawn.wide), got = run(there, drawn.options, drawn.wide);
@@ -159,25 +167,54 @@ TEST_F(AttentionGpu, TensorCoresTakeHeadsOf128) {
   for (uint64_t trial = 0; trial < 10; ++trial) check({DType::bfloat16, 128}, 200 + trial, arena, "tensor cores");
 }
 
+// A group's gradients of keys and values are those of its heads each alone, added up; its queries have the bits that
+// they have alone.
+TEST_F(AttentionGpu, AGroupAddsWhatItsHeadsBring) {
+  for (const Case& c : {Case{DType::float64, 20}, Case{DType::bfloat16, 64}, Case{DType::bfloat16, 128}}) {
+    constexpr int64_t kGroup = 3;
+    const AttentionOptions o{.dropout = 0.2, .random = Philox(8), .heads_total = 2 * kGroup, .tokens_total = 150};
+    const Operands x = operands(1, 150, 150, {2 * kGroup, 2}, c.d, c.dtype, 5).to(arena);
+    const Results whole = run(x, o, true);
+    for (int64_t head = 0; head < 2; ++head) {
+      Tensor dk, dv;
+      for (int64_t h = head * kGroup; h < (head + 1) * kGroup; ++h) {
+        AttentionOptions one = o;
+        one.first_head = h;
+        const Tensor q = x.part(0).narrow(2, h, 1), k = x.part(1).narrow(2, head, 1), v = x.part(2).narrow(2, head, 1);
+        const Tensor dout = x.dout.narrow(2, h, 1);
+        const Attended alone = attention(q, k, v, one);
+        EXPECT_TRUE(same_bits(alone.lse, whole.forward.lse.narrow(1, h, 1))) << c.d << " head " << h;
+        Tensor dq = q.make(q.shape(), wide_of(c.dtype)), dk_one = dq.make(dq.shape()), dv_one = dq.make(dq.shape());
+        attention_backward(dout, q, k, v, alone, one, dq, dk_one, dv_one);
+        EXPECT_TRUE(same_bits(dq, whole.parts.part(0).narrow(2, h, 1))) << c.d << " head " << h;
+        if (dk.defined())
+          add_(dk, dk_one), add_(dv, dv_one);
+        else
+          dk = dk_one, dv = dv_one;
+      }
+      EXPECT_LE(difference(whole.parts.part(1).narrow(2, head, 1), dk), bound_of(wide_of(c.dtype))) << c.d;
+      EXPECT_LE(difference(whole.parts.part(2).narrow(2, head, 1), dv), bound_of(wide_of(c.dtype))) << c.d;
+    }
+  }
+}
+
 // One query alone, at the same place in the matrix: the bits of its row among others, and in another batch.
 TEST_F(AttentionGpu, ARowHasItsOwnBits) {
   for (const Case& c : {Case{DType::float32, 20}, Case{DType::bfloat16, 33}, Case{DType::bfloat16, 64}})
     for (const double dropout : {0.0, 0.2}) {
       AttentionOptions o{.dropout = dropout, .random = Philox(5)};
       o.tokens_total = 140;
-      const Operands x =
-          Operands{normal({2, 140, 3, 2, c.d}, c.dtype, 1), normal({2, 140, 2, c.d}, c.dtype, 2), 140}.to(arena);
+      const Operands x = operands(2, 140, 140, {4, 2}, c.d, c.dtype, 1).to(arena);
       const Results whole = run(x, o, false);
       for (const int64_t i : {0, 37, 63, 64, 139}) {
-        const Operands row{x.packed.narrow(1, 0, i + 1), x.dout.narrow(1, i, 1), 1};
+        const Operands row{x.packed.narrow(1, 0, i + 1), x.dout.narrow(1, i, 1), 1, x.heads};
         const Results alone = run(row, o, false);
         EXPECT_TRUE(same_bits(alone.forward.out, whole.forward.out.narrow(1, i, 1))) << c.d << " row " << i;
         EXPECT_TRUE(same_bits(alone.forward.lse, whole.forward.lse.narrow(2, i, 1))) << c.d << " row " << i;
-        EXPECT_TRUE(same_bits(Operands{alone.gradients, {}, 1}.part(0), whole.gradients.select(2, 0).narrow(1, i, 1)))
-            << c.d << " row " << i;
+        EXPECT_TRUE(same_bits(alone.parts.part(0), whole.parts.part(0).narrow(1, i, 1))) << c.d << " row " << i;
       }
       o.first_sequence = 1;
-      const Results second = run({x.packed.narrow(0, 1, 1), x.dout.narrow(0, 1, 1), 140}, o, false);
+      const Results second = run({x.packed.narrow(0, 1, 1), x.dout.narrow(0, 1, 1), 140, x.heads}, o, false);
       EXPECT_TRUE(same_bits(second.forward.out, whole.forward.out.narrow(0, 1, 1)));
       EXPECT_TRUE(same_bits(second.gradients, whole.gradients.narrow(0, 1, 1)));
     }
@@ -191,14 +228,12 @@ TEST_F(AttentionGpu, TilesMakeTheWhole) {
       const DType wide = wide_of(c.dtype);
       AttentionOptions o{.dropout = 0.25, .random = Philox(6)};
       o.tokens_total = kKeys;
-      const Operands x =
-          Operands{normal({1, kKeys, 3, 2, c.d}, c.dtype, 3), normal({1, kQueries, 2, c.d}, c.dtype, 4), kQueries}.to(
-              arena);
+      const Operands x = operands(1, kQueries, kKeys, {2, 1}, c.d, c.dtype, 3).to(arena);
       const Results whole = run(x, o, true);
       const Tensor q = x.part(0);
       Attended merged;
       std::vector<AttentionOptions> tiles(2, o);
-      const auto keys = [&](int64_t which, int64_t tile) {
+      const auto keys = [&](int which, int64_t tile) {
         return tile == 0 ? x.part(which).narrow(1, 0, cut) : x.part(which).narrow(1, cut, kKeys - cut);
       };
       tiles[0].causal = false;  // all of these keys are before all queries
@@ -221,14 +256,14 @@ TEST_F(AttentionGpu, TilesMakeTheWhole) {
         Tensor dq = q.make(q.shape(), wide), dk = k.make(k.shape(), wide), dv = v.make(v.shape(), wide);
         attention_backward(x.dout, q, k, v, rounded, tiles[static_cast<size_t>(tile)], dq, dk, dv);
         add_(sum, dq);
-        const Tensor all_dk = whole.gradients.select(2, 1), all_dv = whole.gradients.select(2, 2);
+        const Tensor all_dk = whole.parts.part(1), all_dv = whole.parts.part(2);
         const auto cut_of = [&](const Tensor& t) {
           return tile == 0 ? t.narrow(1, 0, cut) : t.narrow(1, cut, kKeys - cut);
         };
         EXPECT_LE(difference(dk, cut_of(all_dk)), bound_of(c.dtype)) << c.d << " cut " << cut;
         EXPECT_LE(difference(dv, cut_of(all_dv)), bound_of(c.dtype)) << c.d << " cut " << cut;
       }
-      const Tensor all_dq = whole.gradients.select(2, 0).narrow(1, kKeys - kQueries, kQueries);
+      const Tensor all_dq = whole.parts.part(0);
       EXPECT_LE(difference(sum, all_dq), bound_of(c.dtype)) << c.d << " cut " << cut;
     }
 }

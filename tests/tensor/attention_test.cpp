@@ -104,10 +104,13 @@ Drawn draw(DType dtype, uint64_t trial, const ArenaPtr& arena) {
   o.step = trial;
   o.first_sequence = below(4, 7);
   o.first_head = below(3, 8);
-  o.heads_total = o.first_head + heads + below(2, 9);
+  o.heads_total = o.first_head + 3 * heads + below(2, 9);
   o.tokens_total = chunks * size + below(2, 10) * 7;
-  const Shape shape{b, chunks * size, heads, d};
-  const auto make = [&](uint64_t name) { return normal(shape, dtype, arena, 4 * trial + name); };
+  const int64_t group = 1 + below(3, 11);
+  const auto make = [&](uint64_t name) {
+    const bool shared = name == 1 || name == 2;  // k and v
+    return normal({b, chunks * size, shared ? heads : heads * group, d}, dtype, arena, 4 * trial + name);
+  };
   return {{make(0), make(1), make(2), make(3)}, o, chunks, size};
 }
 

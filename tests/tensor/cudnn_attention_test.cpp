@@ -48,28 +48,30 @@ class CudnnChecks : public testing::Test {
 TEST_F(CudnnChecks, TakeWhatAGptAsks) {
   for (const int64_t d : {64, 128})
     for (const int64_t tokens : {64, 1000, 1024, 4096})
-      for (const bool causal : {true, false}) {
-        FusedAttention p = cuda::packed_problem(4, tokens, 12, d, false);
-        p.causal = causal;
-        EXPECT_EQ(refused(p), "") << d << " forward " << tokens;
-        for (const bool deterministic : {false, true}) {
-          p = cuda::packed_problem(4, tokens, 12, d, true);
+      for (const int64_t keys : {12, 4, 1})
+        for (const bool causal : {true, false}) {
+          FusedAttention p = cuda::packed_problem(4, tokens, {12, keys}, d, false);
           p.causal = causal;
-          p.deterministic = deterministic;
-          EXPECT_EQ(refused(p), "") << d << " backward " << tokens << " " << deterministic;
+          EXPECT_EQ(refused(p), "") << d << " forward " << tokens << " " << keys;
+          for (const bool deterministic : {false, true}) {
+            p = cuda::packed_problem(4, tokens, {12, keys}, d, true);
+            p.causal = causal;
+            p.deterministic = deterministic;
+            EXPECT_EQ(refused(p), "") << d << " backward " << tokens << " " << keys << " " << deterministic;
+          }
         }
-      }
 }
 
 TEST_F(CudnnChecks, RefuseWithAReasonInOneLine) {
-  FusedAttention wide = cuda::packed_problem(1, 128, 2, 320, true), odd = cuda::packed_problem(1, 128, 2, 20, false);
-  FusedAttention shifted = cuda::packed_problem(2, 128, 2, 64, false);
+  FusedAttention wide = cuda::packed_problem(1, 128, {2}, 320, true),
+                 odd = cuda::packed_problem(1, 128, {2}, 20, false);
+  FusedAttention shifted = cuda::packed_problem(2, 128, {2}, 64, false);
   shifted.strides[FusedAttention::k][1] += 3;  // rows that begin anywhere
   for (const FusedAttention& p : {wide, odd, shifted}) {
     EXPECT_NE(refused(p), "") << p.d;
     EXPECT_EQ(refused(p).find('\n'), std::string::npos) << refused(p);
   }
-  EXPECT_NE(refused(cuda::packed_problem(1, 128, 2, 64, false), "{}"), "");
+  EXPECT_NE(refused(cuda::packed_problem(1, 128, {2}, 64, false), "{}"), "");
 }
 
 class CudnnGpu : public test::OnGpu {
@@ -115,12 +117,12 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 
 struct Results {
   Attended forward;
-  Tensor gradients;  // (B, T, 3, H, D)
+  Tensor gradients;  // packed
 };
 
-// Of a packed (B, T, 3, H, D), as autograd asks for it.
-Results attend(const Tensor& packed, const Tensor& dout, const AttentionOptions& options) {
-  const auto part = [](const Tensor& whole, int64_t i) { return whole.select(2, i); };
+// Of a packed (B, T, (H + 2 K) D), as autograd asks for it.
+Results attend(const Tensor& packed, const Tensor& dout, const AttentionOptions& options, const Heads& heads = {2}) {
+  const auto part = [&](const Tensor& whole, int i) { return packed_part(whole, heads, i); };
   Results r{attention(part(packed, 0), part(packed, 1), part(packed, 2), options), packed.make(packed.shape())};
   Tensor dq = part(r.gradients, 0), dk = part(r.gradients, 1), dv = part(r.gradients, 2);
   attention_backward(dout, part(packed, 0), part(packed, 1), part(packed, 2), r.forward, options, dq, dk, dv);
@@ -137,38 +139,42 @@ void expect_close(const Results& found, const Results& expected, const std::stri
 TEST_F(CudnnGpu, ComputesWhatOurKernelsAndTheCpuCompute) {
   for (const int64_t d : {64, 128})
     for (const int64_t tokens : {2, 63, 128, 200, 384})
-      for (const bool causal : {true, false}) {
-        const AttentionOptions o{.scale = causal ? 0 : 0.2, .causal = causal};
-        const Tensor packed = normal({2, tokens, 3, 3, d}, 1), dout = normal({2, tokens, 3, d}, 2);
-        const std::string what = "d " + std::to_string(d) + ", " + std::to_string(tokens) + " tokens";
-        const Results here = attend(packed, dout, o), ours = attend(packed.to(arena), dout.to(arena), o);
-        expect_close(ours, here, what + ", ours");
-        expect_close(attend(packed.to(cudnn), dout.to(cudnn), o), here, what + ", cuDNN");
-        const Results once = attend(packed.to(fixed), dout.to(fixed), o);
-        expect_close(once, here, what + ", cuDNN, deterministic");
-        expect_close(once, ours, what + ", cuDNN, deterministic, beside ours");
-        const Results again = attend(packed.to(fixed), dout.to(fixed), o);
-        EXPECT_TRUE(same_bits(again.gradients, once.gradients) && same_bits(again.forward.out, once.forward.out))
-            << what;
-      }
+      for (const Heads& heads : {Heads{3}, Heads{4, 2}, Heads{3, 1}})
+        for (const bool causal : {true, false}) {
+          const AttentionOptions o{.scale = causal ? 0 : 0.2, .causal = causal};
+          const Tensor packed = normal({2, tokens, heads.packed() * d}, 1),
+                       dout = normal({2, tokens, heads.query, d}, 2);
+          const std::string what = "d " + std::to_string(d) + ", " + std::to_string(tokens) + " tokens, " +
+                                   std::to_string(heads.key) + " heads of keys";
+          const auto on = [&](const ArenaPtr& there) { return attend(packed.to(there), dout.to(there), o, heads); };
+          const Results here = attend(packed, dout, o, heads), ours = on(arena);
+          expect_close(ours, here, what + ", ours");
+          expect_close(on(cudnn), here, what + ", cuDNN");
+          const Results once = on(fixed), again = on(fixed);
+          expect_close(once, here, what + ", cuDNN, deterministic");
+          expect_close(once, ours, what + ", cuDNN, deterministic, beside ours");
+          EXPECT_TRUE(same_bits(again.gradients, once.gradients) && same_bits(again.forward.out, once.forward.out))
+              << what;
+        }
 }
 
 // That they were not ours: asked by themselves they say so, and attention() has their bits.
 TEST_F(CudnnGpu, IsAskedWhereItIsChosen) {
   if constexpr (kWithCudnn) {
-    const Tensor packed = normal({2, 256, 3, 2, 64}, 3).to(fixed), dout = normal({2, 256, 2, 64}, 4).to(fixed);
-    const Tensor q = packed.select(2, 0), k = packed.select(2, 1), v = packed.select(2, 2);
+    const Tensor packed = normal({2, 256, 6 * 64}, 3).to(fixed), dout = normal({2, 256, 2, 64}, 4).to(fixed);
+    const auto part = [](const Tensor& whole, int i) { return packed_part(whole, {2}, i); };
+    const Tensor q = part(packed, 0), k = part(packed, 1), v = part(packed, 2);
     const AttentionOptions o{.scale = 0.125};
     const Results through = attend(packed, dout, o);
     const Attended alone{q.make(q.shape()), q.make({2, 2, 256}, DType::float32)};
     ASSERT_TRUE(cuda::cudnn_attention({q, k, v, o}, alone));
     EXPECT_TRUE(same_bits(alone.out, through.forward.out) && same_bits(alone.lse, through.forward.lse));
     const Tensor gradients = packed.make(packed.shape());
-    ASSERT_TRUE(cuda::cudnn_attention_backward(
-        {q, k, v, o}, dout, alone, {gradients.select(2, 0), gradients.select(2, 1), gradients.select(2, 2)}));
+    ASSERT_TRUE(cuda::cudnn_attention_backward({q, k, v, o}, dout, alone,
+                                               {part(gradients, 0), part(gradients, 1), part(gradients, 2)}));
     EXPECT_TRUE(same_bits(gradients, through.gradients));
     for (const bool backward : {false, true})
-      EXPECT_EQ(cuda::cudnn_refuses(cuda::packed_problem(2, 256, 2, 64, backward)), "");
+      EXPECT_EQ(cuda::cudnn_refuses(cuda::packed_problem(2, 256, {2}, 64, backward)), "");
   }
 }
 
@@ -179,26 +185,28 @@ TEST_F(CudnnGpu, OurKernelsServeTheRest) {
     const Results found = attend(packed.to(cudnn), dout.to(cudnn), o);
     EXPECT_TRUE(same_bits(found.forward.out, ours.forward.out) && same_bits(found.gradients, ours.gradients));
   };
-  const Tensor packed = normal({1, 96, 3, 2, 64}, 5), dout = normal({1, 96, 2, 64}, 6);
+  const Tensor packed = normal({1, 96, 6 * 64}, 5), dout = normal({1, 96, 2, 64}, 6);
   expect_ours(packed, dout, {.dropout = 0.2, .random = Philox(1)});
-  expect_ours(normal({1, 96, 3, 2, 20}, 7), normal({1, 96, 2, 20}, 8), {});
+  expect_ours(normal({1, 96, 6 * 20}, 7), normal({1, 96, 2, 20}, 8), {});
   const auto wide = [&](const ArenaPtr& on) {
-    const Tensor there = packed.to(on), q = there.select(2, 0);
+    const Tensor there = packed.to(on), q = packed_part(there, {2}, 0);
     const Attended sums{q.make(q.shape(), DType::float32), q.make({1, 2, 96}, DType::float32)};
-    attention_into(q, there.select(2, 1), there.select(2, 2), {}, sums);
+    attention_into(q, packed_part(there, {2}, 1), packed_part(there, {2}, 2), {}, sums);
     return sums.out;
   };
   EXPECT_TRUE(same_bits(wide(cudnn), wide(arena)));
   const auto last = [&](const ArenaPtr& on) {
     const Tensor there = packed.to(on);
-    return attention(there.select(2, 0).narrow(1, 95, 1), there.select(2, 1), there.select(2, 2)).out;
+    return attention(packed_part(there, {2}, 0).narrow(1, 95, 1), packed_part(there, {2}, 1),
+                     packed_part(there, {2}, 2))
+        .out;
   };
   EXPECT_TRUE(same_bits(last(cudnn), last(arena)));
   // Who asks for cuDNN alone hears of a problem that it refuses, and who does not, reads of it.
   const std::vector<std::string>& refused = cudnn->local<KernelLog>().refused;
   ASSERT_FALSE(refused.empty());
   EXPECT_NE(refused[0].find("refuses attention of (B, T, H, D) = (1, 96, 2, 20): "), std::string::npos) << refused[0];
-  EXPECT_THROW(attend(normal({1, 96, 3, 2, 20}, 7).to(fixed), normal({1, 96, 2, 20}, 8).to(fixed), {}), Error);
+  EXPECT_THROW(attend(normal({1, 96, 6 * 20}, 7).to(fixed), normal({1, 96, 2, 20}, 8).to(fixed), {}), Error);
   EXPECT_EQ(fixed->local<KernelLog>().forward.plain, 0);
 }
 

@@ -39,7 +39,7 @@ Plan odd_one() {
           .chunks = 3,
           .cp_mode = ContextMode::ulysses,
           .microbatches = 9,
-          .recompute = Recompute::gelu_norm,
+          .recompute = Recompute::activation_norm,
           .device = Device::cuda,
           .backend = Backend::nccl,
           .cuda_graph = CudaGraph::off,

@@ -52,7 +52,7 @@ void damage_model(Trainer& t, Mutation mutation) {
   if (mutation == Mutation::unsummed_input) layer.all<Attention>().at(0)->qkv.set_product(column_product(tp, R));
   if (mutation == Mutation::unsummed_norm) layer.all<Norm>().at(0)->see([](const Var& weight) { return weight; });
   if (mutation == Mutation::wrong_mask)
-    layer.all<Attention>().at(0)->set_core([&cp](const Var& qkv, int64_t heads, const AttentionOptions& options) {
+    layer.all<Attention>().at(0)->set_core([&cp](const Var& qkv, const Heads& heads, const AttentionOptions& options) {
       return ring_attention(qkv, heads, options, cp, Balance::contiguous);
     });
 }

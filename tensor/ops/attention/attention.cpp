@@ -9,10 +9,10 @@ namespace tessera {
 namespace {
 
 AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
-  if (q.rank() != 4 || !(k.shape() == v.shape()) || k.rank() != 4 || q.dim(0) != k.dim(0) || q.dim(2) != k.dim(2) ||
-      q.dim(3) != k.dim(3))
+  if (q.rank() != 4 || !(k.shape() == v.shape()) || k.rank() != 4 || q.dim(0) != k.dim(0) || k.dim(2) < 1 ||
+      q.dim(2) % k.dim(2) != 0 || q.dim(3) != k.dim(3))
     throw Error("[attention] q " + q.shape().str() + ", k " + k.shape().str() + ", v " + v.shape().str() +
-                "; expected (B, Tq, H, D), (B, Tk, H, D), (B, Tk, H, D)");
+                "; expected (B, Tq, H, D), (B, Tk, K, D), (B, Tk, K, D) with a K that divides H");
   if (q.dim(1) > k.dim(1))
     throw Error("[attention] " + std::to_string(q.dim(1)) + " queries but only " + std::to_string(k.dim(1)) + " keys");
   if (q.dtype() != k.dtype() || q.dtype() != v.dtype())
@@ -49,6 +49,16 @@ void check_lse(const AttentionProblem& p, const Tensor& lse) {
 }
 
 }  // namespace
+
+Tensor packed_part(const Tensor& packed, const Heads& heads, int i) {
+  const int64_t d = packed.rank() == 3 && heads.packed() > 0 ? packed.dim(2) / heads.packed() : 0;
+  if (heads.query < 1 || heads.key < 1 || d < 1 || d * heads.packed() != packed.dim(2))
+    throw Error("[attention] packed qkv is " + packed.describe() + "; expected (B, T, (H + 2 K) D) of " +
+                std::to_string(heads.query) + " heads of queries and " + std::to_string(heads.key) +
+                " of keys and values");
+  const Shape by_head{packed.dim(0), packed.dim(1), heads.count(i), d};
+  return packed.narrow(2, heads.begin(i) * d, heads.count(i) * d).reshape(by_head);
+}
 
 Attended attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
   const AttentionProblem p = check(q, k, v, options);

@@ -15,6 +15,18 @@
 
 namespace tessera {
 
+// Heads of attention that are here, packed as [q | k | v]: H of queries, and K of keys and of values that they share.
+struct Heads {
+  int64_t query = 1, key = query;
+  int64_t packed() const { return query + 2 * key; }
+  // Of q, k and v (0, 1, 2): its first head among the packed ones, and how many it has.
+  int64_t begin(int i) const { return i == 0 ? 0 : query + (i - 1) * key; }
+  int64_t count(int i) const { return i == 0 ? query : key; }
+};
+
+// q, k or v, as (B, T, heads, D), of a packed (B, T, (H + 2 K) D): a view.
+Tensor packed_part(const Tensor& packed, const Heads& heads, int i);
+
 struct AttentionOptions {
   double scale = 0;    // 0 means 1 / sqrt(D)
   bool causal = true;  // query i sees keys up to Tk - Tq + i
@@ -34,9 +46,10 @@ struct Attended {
   Tensor lse;  // (B, H, Tq), float32, or float64 for float64
 };
 
-// q (B, Tq, H, D), k and v (B, Tk, H, D), Tq <= Tk: views of any strides whose last dim runs on (slices of a packed
-// qkv, or of a cache). Sums and probabilities are in float (double for float64). Cost: 4 B H Tq Tk D FLOPs, causal
-// blocks that are fully masked left out; workspace 64 x (64 + 4 D) numbers per thread.
+// q (B, Tq, H, D), k and v (B, Tk, K, D), Tq <= Tk: views of any strides whose last dim runs on (slices of a packed
+// qkv, or of a cache). K divides H: query head h sees key-value head h / (H / K) (grouped-query attention, Ainslie et
+// al. 2023, arXiv 2305.13245). Sums and probabilities are in float (double for float64). Cost: 4 B H Tq Tk D FLOPs,
+// causal blocks that are fully masked left out; workspace 64 x (64 + 4 D) numbers per thread.
 Attended attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
 // The same, written into `result`: an out whose last dim runs on, of q's dtype or of lse's, and a contiguous lse.
 void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
@@ -48,7 +61,8 @@ void merge_attended(const Attended& into, const Attended& part);
 
 // Gradients, written into views of the shapes of q, k and v (the slices of a packed gradient), each of q's dtype or of
 // lse's. Cost: 10 B H Tq Tk D
-// FLOPs; workspace of O(T D) per thread. Bits depend on neither the threads nor the place in the batch.
+// FLOPs; workspace of O(T D) per thread. What the heads of a group bring to dk and dv is added in their order. Bits
+// depend on neither the threads nor the place in the batch.
 void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Attended& forward,
                         const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv);
 
@@ -57,8 +71,9 @@ void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, co
 struct AttentionProblem {
   Tensor q, k, v;
   AttentionOptions options;
-  int64_t batch = q.dim(0), tq = q.dim(1), tk = k.dim(1), heads = q.dim(2), d = q.dim(3);
-  int64_t offset() const { return tk - tq; }  // position of query 0
+  int64_t batch = q.dim(0), tq = q.dim(1), tk = k.dim(1), heads = q.dim(2), key_heads = k.dim(2), d = q.dim(3);
+  int64_t group() const { return heads / key_heads; }  // query heads that share a key-value head
+  int64_t offset() const { return tk - tq; }           // position of query 0
 };
 struct AttentionGradients {
   Tensor dq, dk, dv;

@@ -1,4 +1,5 @@
-// Forward and backward of one (b, h) at a time: its keys and values are packed once and met by every block of queries.
+// Forward and backward of one key-value head at a time: its keys and values are packed once and met by every block of
+// queries of the heads that share it.
 #include "tensor/ops/attention/cpu/amx.h"
 
 #include <limits>
@@ -52,13 +53,16 @@ class Forward {
         sum_(memory_.take<float>(kBlock)),
         shrink_(memory_.take<float>(kBlock)) {}
 
-  void head(int64_t b, int64_t h) {
+  void group(int64_t b, int64_t key_head) {
     for (int64_t i = 0; i < key_blocks_; ++i) {
       const int64_t left = p_.tk - i * kBlock;
-      pack_rows(key(i), rows_run_on(rows_of<const bfloat16>(p_.k, b, h, i * kBlock)), kHalves, deep_, left, p_.d);
-      pack_rows(value(i), columns_run_on(rows_of<const bfloat16>(p_.v, b, h, i * kBlock)), deep_, kHalves, p_.d, left);
+      const Rows<const bfloat16> k = rows_of<const bfloat16>(p_.k, b, key_head, i * kBlock),
+                                 v = rows_of<const bfloat16>(p_.v, b, key_head, i * kBlock);
+      pack_rows(key(i), rows_run_on(k), kHalves, deep_, left, p_.d);
+      pack_rows(value(i), columns_run_on(v), deep_, kHalves, p_.d, left);
     }
-    for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock) queries(b, h, query0);
+    for (int64_t h = key_head * p_.group(); h < (key_head + 1) * p_.group(); ++h)
+      for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock) queries(b, h, query0);
   }
 
  private:
@@ -121,7 +125,8 @@ class Backward {
         deep_(deep_of(p.d)),
         dp_(deep_ * kTileDepth),
         blocks_(blocks_of(p.tq)),
-        memory_(p.q, 3 * blocks_ * kBlock * dp_ + 2 * blocks_ * kBlock + 4 * kBlock * dp_ + 5 * kTile),
+        keys_(blocks_of(p.tk) * kBlock * dp_),
+        memory_(p.q, 3 * blocks_ * kBlock * dp_ + 2 * blocks_ * kBlock + 2 * keys_ + 2 * kBlock * dp_ + 5 * kTile),
         query_t_(memory_.take<bfloat16>(blocks_ * kBlock * dp_)),
         dout_t_(memory_.take<bfloat16>(blocks_ * kBlock * dp_)),
         query_(memory_.take<bfloat16>(blocks_ * kBlock * dp_)),
@@ -132,34 +137,36 @@ class Backward {
         key_rows_(memory_.take<bfloat16>(kBlock * dp_)),
         value_rows_(memory_.take<bfloat16>(kBlock * dp_)),
         key_columns_(memory_.take<bfloat16>(kBlock * dp_)),
-        dkey_(memory_.take<float>(kBlock * dp_)),
-        dvalue_(memory_.take<float>(kBlock * dp_)),
+        dkey_(memory_.take<float>(keys_)),
+        dvalue_(memory_.take<float>(keys_)),
         scores_(memory_.take<float>(kTile)),
         dscores_(memory_.take<float>(kTile)),
         keep_(memory_.take<float>(kTile)),
         rounded_(memory_.take<bfloat16>(kTile)),
         turned_(memory_.take<bfloat16>(kTile)) {}
 
-  void head(int64_t b, int64_t h) {
-    prepare(b, h);
+  void group(int64_t b, int64_t key_head) {
     const auto scale = static_cast<float>(p_.options.scale);
-    for (int64_t key0 = 0; key0 < p_.tk; key0 += kBlock) {
-      const int64_t count = std::min(kBlock, p_.tk - key0);
-      const Rows<const bfloat16> k = rows_of<const bfloat16>(p_.k, b, h, key0),
-                                 v = rows_of<const bfloat16>(p_.v, b, h, key0);
-      pack_rows(key_rows_, rows_run_on(k), kHalves, deep_, count, p_.d);
-      pack_rows(value_rows_, rows_run_on(v), kHalves, deep_, count, p_.d);
-      pack_columns(key_columns_, rows_run_on(k), deep_, kHalves, count, p_.d);
-      std::fill(dkey_, dkey_ + kBlock * dp_, 0.0f);
-      std::fill(dvalue_, dvalue_ + kBlock * dp_, 0.0f);
-      for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
-        if (keys_seen(p_, query0, kBlock) > key0) pair(b, h, key0, query0);
-      scale_tile(dkey_, scale, kBlock * dp_);
-      store_head<bfloat16>(grads_.dk, {b, h, key0}, dkey_, dp_, count);
-      store_head<bfloat16>(grads_.dv, {b, h, key0}, dvalue_, dp_, count);
+    std::fill(dkey_, dkey_ + keys_, 0.0f);
+    std::fill(dvalue_, dvalue_ + keys_, 0.0f);
+    for (int64_t h = key_head * p_.group(); h < (key_head + 1) * p_.group(); ++h) {
+      prepare(b, h);
+      for (int64_t key0 = 0; key0 < p_.tk; key0 += kBlock) {
+        const int64_t count = std::min(kBlock, p_.tk - key0);
+        const Rows<const bfloat16> k = rows_of<const bfloat16>(p_.k, b, key_head, key0),
+                                   v = rows_of<const bfloat16>(p_.v, b, key_head, key0);
+        pack_rows(key_rows_, rows_run_on(k), kHalves, deep_, count, p_.d);
+        pack_rows(value_rows_, rows_run_on(v), kHalves, deep_, count, p_.d);
+        pack_columns(key_columns_, rows_run_on(k), deep_, kHalves, count, p_.d);
+        for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
+          if (keys_seen(p_, query0, kBlock) > key0) pair(b, h, key0, query0);
+      }
+      scale_tile(dquery_, scale, p_.tq * dp_);
+      store_head<bfloat16>(grads_.dq, {b, h, 0}, dquery_, dp_, p_.tq);
     }
-    scale_tile(dquery_, scale, p_.tq * dp_);
-    store_head<bfloat16>(grads_.dq, {b, h, 0}, dquery_, dp_, p_.tq);
+    scale_tile(dkey_, scale, p_.tk * dp_);
+    store_head<bfloat16>(grads_.dk, {b, key_head, 0}, dkey_, dp_, p_.tk);
+    store_head<bfloat16>(grads_.dv, {b, key_head, 0}, dvalue_, dp_, p_.tk);
   }
 
  private:
@@ -199,10 +206,12 @@ class Backward {
       multiply_tile(keep_, scores_, keep_, kTile);
     }
     round_rows(rounded_, p_.options.dropout > 0 ? keep_ : scores_);  // what multiplied the values
-    tile_product(plain_rows(rounded_), kTileBlock * kBlock, kHalves, dout_ + at, deep_, kHalves, dvalue_, dp_, true);
+    tile_product(plain_rows(rounded_), kTileBlock * kBlock, kHalves, dout_ + at, deep_, kHalves, dvalue_ + key0 * dp_,
+                 dp_, true);
     score_gradient_tile(dscores_, scores_, kBlock, delta_ + query0);
     round_rows(rounded_, dscores_);
-    tile_product(plain_rows(rounded_), kTileBlock * kBlock, kHalves, query_ + at, deep_, kHalves, dkey_, dp_, true);
+    tile_product(plain_rows(rounded_), kTileBlock * kBlock, kHalves, query_ + at, deep_, kHalves, dkey_ + key0 * dp_,
+                 dp_, true);
     pack_rows(turned_, {rounded_, 1, kBlock}, kHalves, kHalves, kBlock, kBlock);
     tile_product(packed_rows(turned_), kHalves * kPair, kHalves, key_columns_, deep_, kHalves, dquery_ + at, dp_, true);
   }
@@ -211,21 +220,22 @@ class Backward {
   const Tensor& given_;  // dout
   const Attended& forward_;
   const AttentionGradients& grads_;
-  const int64_t deep_, dp_, blocks_;
+  const int64_t deep_, dp_, blocks_, keys_;  // keys_: numbers of all keys
   Memory memory_;
   bfloat16 *const query_t_, *const dout_t_, *const query_, *const dout_;  // of all queries
   float *const dquery_, *const lse_, *const delta_;
   bfloat16 *const key_rows_, *const value_rows_, *const key_columns_;  // of one block of keys
-  float *const dkey_, *const dvalue_, *const scores_, *const dscores_, *const keep_;
+  float *const dkey_, *const dvalue_;                                  // of all keys
+  float *const scores_, *const dscores_, *const keep_;
   bfloat16 *const rounded_, *const turned_;
 };
 
 template <class Make>
-void for_each_head(const AttentionProblem& p, const Make& make) {
-  split(p.batch * p.heads, 1, [&](int64_t begin, int64_t end) {
+void for_each_group(const AttentionProblem& p, const Make& make) {
+  split(p.batch * p.key_heads, 1, [&](int64_t begin, int64_t end) {
     const TileScope tiles;
     auto worker = make();
-    for (int64_t task = begin; task < end; ++task) worker.head(task / p.heads, task % p.heads);
+    for (int64_t task = begin; task < end; ++task) worker.group(task / p.key_heads, task % p.key_heads);
   });
 }
 
@@ -236,12 +246,12 @@ bool amx_takes_attention(const AttentionProblem& p) {
 }
 
 void amx_attention(const AttentionProblem& p, const Attended& result) {
-  for_each_head(p, [&] { return Forward(p, result); });
+  for_each_group(p, [&] { return Forward(p, result); });
 }
 
 void amx_attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
                             const AttentionGradients& gradients) {
-  for_each_head(p, [&] { return Backward(p, dout, forward, gradients); });
+  for_each_group(p, [&] { return Backward(p, dout, forward, gradients); });
 }
 
 }  // namespace tessera::cpu

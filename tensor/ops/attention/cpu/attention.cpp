@@ -39,11 +39,11 @@ class Forward {
     std::fill(max, max + w, -std::numeric_limits<A>::infinity());
     std::fill(sum, sum + w, A(0));
     std::fill(out, out + w * ld_, A(0));
-    const int64_t seen = keys_seen(p_, query0, queries);
+    const int64_t seen = keys_seen(p_, query0, queries), key_head = h / p_.group();
     for (int64_t key0 = 0; key0 < seen; key0 += kBlock) {
       const int64_t keys = std::min(kBlock, p_.tk - key0);
-      load_tile<A, T>(key, kBlock, ld_, rows_of<const T>(p_.k, b, h, key0), keys, p_.d, A(1));
-      load_tile<A, T>(value, kBlock, ld_, rows_of<const T>(p_.v, b, h, key0), keys, p_.d, A(1));
+      load_tile<A, T>(key, kBlock, ld_, rows_of<const T>(p_.k, b, key_head, key0), keys, p_.d, A(1));
+      load_tile<A, T>(value, kBlock, ld_, rows_of<const T>(p_.v, b, key_head, key0), keys, p_.d, A(1));
       tile_gemm<A>(kBlock, w, p_.d, {key, ld_, 1}, query_t, w, scores, w, false);
       mask_tile(scores, w, mask_at(p_, key0, query0));
       softmax_tile(scores, w, max, sum, shrink);
@@ -82,15 +82,17 @@ class Backward {
         forward_(forward),
         grads_(grads),
         ld_(lanes_up(p_.d, kLanes<A>)),
-        padded_(lanes_up(p_.tq, kBlock)) {}
+        padded_(lanes_up(p_.tq, kBlock)),
+        padded_keys_(lanes_up(p_.tk, kBlock)) {}
 
   void run() const {
-    const int64_t size = 5 * padded_ * ld_ + 2 * padded_ + 4 * kBlock * ld_ + 4 * kBlock * kBlock + 32 * kLanes<A>;
-    split(p_.batch * p_.heads, 1, [&](int64_t begin, int64_t end) {
+    const int64_t size =
+        (5 * padded_ + 2 * padded_keys_ + 2 * kBlock) * ld_ + 2 * padded_ + 4 * kBlock * kBlock + 32 * kLanes<A>;
+    split(p_.batch * p_.key_heads, 1, [&](int64_t begin, int64_t end) {
       Buffer<A> memory(p_.q, size);
       for (int64_t task = begin; task < end; ++task) {
         Buffer<A> fresh = memory;
-        head(fresh, task / p_.heads, task % p_.heads);
+        group(fresh, task / p_.key_heads, task % p_.key_heads);
       }
     });
   }
@@ -101,27 +103,29 @@ class Backward {
     A *query, *query_t, *dout, *dout_t, *dquery, *lse, *delta;
   };
 
-  void head(Buffer<A>& m, int64_t b, int64_t h) const {
-    const int64_t n = padded_ * ld_;
+  // The query heads that see one key-value head.
+  void group(Buffer<A>& m, int64_t b, int64_t key_head) const {
+    const int64_t n = padded_ * ld_, keys = padded_keys_ * ld_;
     const Shared s{m.take(n), m.take(n), m.take(n), m.take(n), m.take(n), m.take(padded_), m.take(padded_)};
-    prepare(s, b, h);
-    A *const key = m.take(kBlock * ld_), *const value = m.take(kBlock * ld_), *const dkey = m.take(kBlock * ld_),
-             *const dvalue = m.take(kBlock * ld_);
-    A* const tiles = m.take(4 * kBlock * kBlock);
-    for (int64_t key0 = 0; key0 < p_.tk; key0 += kBlock) {
-      const int64_t keys = std::min(kBlock, p_.tk - key0);
-      load_tile<A, T>(key, kBlock, ld_, rows_of<const T>(p_.k, b, h, key0), keys, p_.d, A(1));
-      load_tile<A, T>(value, kBlock, ld_, rows_of<const T>(p_.v, b, h, key0), keys, p_.d, A(1));
-      std::fill(dkey, dkey + kBlock * ld_, A(0));
-      std::fill(dvalue, dvalue + kBlock * ld_, A(0));
-      for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
-        if (keys_seen(p_, query0, kBlock) > key0) pair(s, key, value, dkey, dvalue, tiles, {b, h, key0, query0});
-      store_head<T>(grads_.dk, {b, h, key0}, dkey, ld_, keys);
-      store_head<T>(grads_.dv, {b, h, key0}, dvalue, ld_, keys);
+    A *const key = m.take(kBlock * ld_), *const value = m.take(kBlock * ld_);
+    A *const dkey = m.take(keys), *const dvalue = m.take(keys), *const tiles = m.take(4 * kBlock * kBlock);
+    std::fill(dkey, dkey + keys, A(0));
+    std::fill(dvalue, dvalue + keys, A(0));
+    for (int64_t h = key_head * p_.group(); h < (key_head + 1) * p_.group(); ++h) {
+      prepare(s, b, h);
+      for (int64_t key0 = 0; key0 < p_.tk; key0 += kBlock) {
+        const int64_t count = std::min(kBlock, p_.tk - key0), at = key0 * ld_;
+        load_tile<A, T>(key, kBlock, ld_, rows_of<const T>(p_.k, b, key_head, key0), count, p_.d, A(1));
+        load_tile<A, T>(value, kBlock, ld_, rows_of<const T>(p_.v, b, key_head, key0), count, p_.d, A(1));
+        for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
+          if (keys_seen(p_, query0, kBlock) > key0)
+            pair(s, key, value, dkey + at, dvalue + at, tiles, {b, h, key0, query0});
+      }
+      load_tile<A, A>(s.dquery, p_.tq, ld_, {s.dquery, ld_}, p_.tq, ld_, static_cast<A>(p_.options.scale));
+      store_head<T>(grads_.dq, {b, h, 0}, s.dquery, ld_, p_.tq);
     }
-    const A scale = static_cast<A>(p_.options.scale);
-    load_tile<A, A>(s.dquery, p_.tq, ld_, {s.dquery, ld_}, p_.tq, ld_, scale);
-    store_head<T>(grads_.dq, {b, h, 0}, s.dquery, ld_, p_.tq);
+    store_head<T>(grads_.dk, {b, key_head, 0}, dkey, ld_, p_.tk);
+    store_head<T>(grads_.dv, {b, key_head, 0}, dvalue, ld_, p_.tk);
   }
 
   void prepare(const Shared& s, int64_t b, int64_t h) const {
@@ -176,7 +180,7 @@ class Backward {
   const Tensor& dout_;
   const Attended& forward_;
   const AttentionGradients& grads_;
-  const int64_t ld_, padded_;
+  const int64_t ld_, padded_, padded_keys_;
 };
 
 template <class A>

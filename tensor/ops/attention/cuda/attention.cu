@@ -37,7 +37,7 @@ bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<con
 // delta[b, h, i] = sum over a head's columns of dout * out, by a warp: lane l adds columns l, l + 32, ... in order, and
 // the lanes are added in pairs.
 template <class T>
-__global__ void delta_kernel(AttentionSizes n, Heads<const T> dout, Heads<const T> out, Accumulate<T>* delta) {
+__global__ void delta_kernel(AttentionSizes n, HeadRows<const T> dout, HeadRows<const T> out, Accumulate<T>* delta) {
   using A = Accumulate<T>;
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (at >= int64_t{n.batch} * n.heads * n.tq) return;
@@ -62,7 +62,7 @@ Tensor delta_of(const Tensor& dout, const Tensor& out, const AttentionSizes& n, 
 // Of merge_attended(): a warp for each query of each head.
 template <class A>
 struct Merge {
-  Heads<A> into, part;
+  HeadRows<A> into, part;
   A *lse, *other;
   int64_t rows, tokens, heads, d;
 };

@@ -11,14 +11,14 @@ namespace tessera::cuda {
 
 // (B, T, H, D) whose last dim runs on.
 template <class T>
-struct Heads {
+struct HeadRows {
   T* data = nullptr;
   int64_t batch = 0, row = 0, head = 0;  // strides in elements
   __device__ T* at(int64_t b, int64_t h, int64_t i) const { return data + b * batch + h * head + i * row; }
 };
 
 template <class T>
-Heads<T> heads_of(const Tensor& t) {
+HeadRows<T> heads_of(const Tensor& t) {
   return {reinterpret_cast<T*>(t.device_data<std::remove_const_t<T>>()), t.strides()[0], t.strides()[1],
           t.strides()[2]};
 }
@@ -52,6 +52,7 @@ Result<T> result_of(const Tensor& t) {
 // Sizes of at most 2^30, so that kernels count in 32 bits.
 struct AttentionSizes {
   int batch = 0, tq = 0, tk = 0, heads = 0, d = 0;
+  int key_heads = 0, group = 1;  // heads = key_heads * group
   bool causal = false;
 
   constexpr int offset() const { return tk - tq; }  // key that query 0 sees last
@@ -73,7 +74,14 @@ inline AttentionSizes sizes_of(const AttentionProblem& p) {
       throw Error("[attention] a dim has size " + std::to_string(n) + "; expected at most 2^30 on a GPU");
     return static_cast<int>(n);
   };
-  return {size(p.batch), size(p.tq), size(p.tk), size(p.heads), size(p.d), p.options.causal};
+  return {.batch = size(p.batch),
+          .tq = size(p.tq),
+          .tk = size(p.tk),
+          .heads = size(p.heads),
+          .d = size(p.d),
+          .key_heads = size(p.key_heads),
+          .group = size(p.group()),
+          .causal = p.options.causal};
 }
 
 // Which probabilities are kept, and multiplied by `up`: by the element's index in the whole (AttentionOptions).
@@ -140,7 +148,7 @@ void tiled_attention_backward(const BackwardProblem& problem);
 template <class T>
 struct ForwardCall {
   AttentionSizes sizes;
-  Heads<const T> q, k, v;
+  HeadRows<const T> q, k, v;
   Result<T> out;
   Accumulate<T>* lse;
   Accumulate<T> scale;
@@ -149,7 +157,7 @@ struct ForwardCall {
 template <class T>
 struct BackwardCall {
   AttentionSizes sizes;
-  Heads<const T> dout, q, k, v;
+  HeadRows<const T> dout, q, k, v;
   const Accumulate<T>*lse, *delta;
   Result<T> dq, dk, dv;
   Accumulate<T> scale;
@@ -185,15 +193,18 @@ BackwardCall<T> backward_call(const BackwardProblem& p) {
 
 // Which tile of which head a block works on: heads one after another, and of each the tiles that have most to do under
 // a causal mask first, which are the last queries and the first keys.
-enum class TileOrder : uint8_t { last_first, first_first };
 struct TilePlace {
   int b, h, tile;
-  __device__ TilePlace(const AttentionSizes& s, int tiles, int at, TileOrder order) {
-    const int head = at / tiles;
-    tile = order == TileOrder::last_first ? tiles - 1 - at % tiles : at % tiles;
-    b = head / s.heads;
-    h = head % s.heads;
+
+  static __device__ TilePlace of_queries(const AttentionSizes& s, int tiles, int at) {
+    return {at / tiles / s.heads, at / tiles % s.heads, tiles - 1 - at % tiles};
   }
+  static __device__ TilePlace of_keys(const AttentionSizes& s, int tiles, int at) {
+    return {at / tiles / s.key_heads, at / tiles % s.key_heads, at % tiles};
+  }
+  // Of a place of queries, the head of the keys that they see; and of a place of keys, a head of queries that sees it.
+  __device__ TilePlace keys(const AttentionSizes& s) const { return {b, h / s.group, tile}; }
+  __device__ TilePlace queries(const AttentionSizes& s, int member) const { return {b, h * s.group + member, tile}; }
 };
 
 constexpr int tiles_of(int n, int size) { return (n + size - 1) / size; }

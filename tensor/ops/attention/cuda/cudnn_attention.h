@@ -15,25 +15,30 @@
 
 namespace tessera::cuda {
 
-// All that a graph is built from: bfloat16 (B, T, H, D) with as many queries as keys, no dropout.
+// All that a graph is built from: bfloat16 (B, T, H, D), keys and values with key_heads that divide H, as many queries
+// as keys, no dropout.
 struct FusedAttention {
   enum Operand : uint8_t { q, k, v, out, dout, dq, dk, dv };
   static constexpr int kForward = 4, kOperands = 8;  // the forward pass has the first four
   using Strides = std::array<int64_t, 3>;            // of batch, token and head, in elements; the last dim runs on
-  int64_t batch = 0, tokens = 0, heads = 0, d = 0;
+  int64_t batch = 0, tokens = 0, heads = 0, key_heads = heads, d = 0;
   std::array<Strides, kOperands> strides{};
   float scale = 0;
   bool causal = true, backward = false, deterministic = false;
 
   auto operator<=>(const FusedAttention&) const = default;
   int operands() const { return backward ? kOperands : kForward; }
+  int64_t heads_of(Operand which) const {
+    return which == k || which == v || which == dk || which == dv ? key_heads : heads;
+  }
 };
 
-// That of a packed qkv (B, T, 3 H D) and of its packed gradient, causal, as a GPT asks for it.
-inline FusedAttention packed_problem(int64_t batch, int64_t tokens, int64_t heads, int64_t d, bool backward) {
-  const int64_t c = heads * d;
-  const FusedAttention::Strides packed{tokens * 3 * c, 3 * c, d}, plain{tokens * c, c, d}, none{};
-  FusedAttention p{.batch = batch, .tokens = tokens, .heads = heads, .d = d, .backward = backward};
+// That of a packed qkv (B, T, (H + 2 K) D) and of its packed gradient, causal, as a GPT asks for it.
+inline FusedAttention packed_problem(int64_t batch, int64_t tokens, const Heads& heads, int64_t d, bool backward) {
+  const int64_t c = heads.query * d, all = heads.packed() * d;
+  const FusedAttention::Strides packed{tokens * all, all, d}, plain{tokens * c, c, d}, none{};
+  FusedAttention p{
+      .batch = batch, .tokens = tokens, .heads = heads.query, .key_heads = heads.key, .d = d, .backward = backward};
   p.strides = {packed, packed, packed, plain, none, none, none, none};
   if (backward) p.strides = {packed, packed, packed, plain, plain, packed, packed, packed};
   p.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(d)));

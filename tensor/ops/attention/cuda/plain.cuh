@@ -109,15 +109,15 @@ struct OnlineSoftmax {
 // A tile of the backward pass: s.p is what multiplied the values, s.ds the gradient of the scores, both as rounded.
 template <class T>
 __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<T>& call, const TilePlace& at,
-                              int query0, int key0) {
+                              const TilePlace& of_keys, int query0, int key0) {
   using A = Accumulate<T>;
   const AttentionSizes& n = call.sizes;
   const int queries = n.tq - query0, keys = n.tk - key0;
   Sums<A> p = {}, dp = {};
   add_product<A>(p, s, along(call.q.at(at.b, at.h, query0), call.q.row, queries, n.d, call.scale),
-                 along(call.k.at(at.b, at.h, key0), call.k.row, keys, n.d));
+                 along(call.k.at(of_keys.b, of_keys.h, key0), call.k.row, keys, n.d));
   add_product<A>(dp, s, along(call.dout.at(at.b, at.h, query0), call.dout.row, queries, n.d),
-                 along(call.v.at(at.b, at.h, key0), call.v.row, keys, n.d));
+                 along(call.v.at(of_keys.b, of_keys.h, key0), call.v.row, keys, n.d));
   const A up = static_cast<A>(call.dropout.up);
   for (int r = 0; r < kMicro; ++r) {
     const int i = query0 + first_row() + r;

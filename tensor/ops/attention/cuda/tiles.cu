@@ -111,11 +111,12 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
     return Tile{base + static_cast<uint32_t>(Tile::bytes(kQueries) + step % 2 * 2 * Tile::bytes(kKeys))};
   };
   const auto value = [&](int step) { return Tile{key(step).base + Tile::bytes(kKeys)}; };
-  const TilePlace at(n, tiles_of(n.tq, kQueries), static_cast<int>(blockIdx.x), TileOrder::last_first);
+  const TilePlace at = TilePlace::of_queries(n, tiles_of(n.tq, kQueries), static_cast<int>(blockIdx.x)),
+                  keys = at.keys(n);
   const int tile0 = at.tile * kQueries, steps = tiles_of(n.keys_seen(tile0, kQueries), kKeys);
   const auto fetch = [&](int step) {
-    copy_rows<D, kBlockThreads>(key(step), call.k, at, step * kKeys, kKeys, n.tk);
-    copy_rows<D, kBlockThreads>(value(step), call.v, at, step * kKeys, kKeys, n.tk);
+    copy_rows<D, kBlockThreads>(key(step), call.k, keys, step * kKeys, kKeys, n.tk);
+    copy_rows<D, kBlockThreads>(value(step), call.v, keys, step * kKeys, kKeys, n.tk);
     commit_copies();
   };
   copy_rows<D, kBlockThreads>(query, call.q, at, tile0, kQueries, n.tq);

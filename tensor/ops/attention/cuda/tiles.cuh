@@ -33,8 +33,8 @@ __device__ inline int warp() { return static_cast<int>(threadIdx.x) / 32; }
 
 // Begins to copy `count` rows of a head from row0 on; rows that the head does not have are zeros.
 template <int D, int kBlockThreads>
-__device__ void copy_rows(SharedTile<D> to, const Heads<const bfloat16>& from, const TilePlace& at, int row0, int count,
-                          int rows) {
+__device__ void copy_rows(SharedTile<D> to, const HeadRows<const bfloat16>& from, const TilePlace& at, int row0,
+                          int count, int rows) {
   constexpr int kChunks = D / 8, kAtOnce = kBlockThreads / kChunks;
   int t = static_cast<int>(threadIdx.x);
   asm volatile("" : "+r"(t));  // addresses are made anew at each step: kept over all of them they spill the sums

@@ -1,5 +1,6 @@
 // Attention backward on tensor cores: one kernel makes the gradient of the queries, going through the keys, and one
-// those of keys and values, going through the queries. Each makes the probabilities anew from the log-sum-exp.
+// those of keys and values, going through the queries of all heads that see them. Each makes the probabilities anew
+// from the log-sum-exp.
 //
 // The second has its scores the other way round, keys down and queries across, so that the sums that a lane holds are
 // again the left factors of what follows.
@@ -96,11 +97,12 @@ __global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(C
   constexpr int kThreads = Cut::kThreads, kKeys = Cut::kKeys, kR = Cut::kRowTiles;
   const AttentionSizes& n = call.sizes;
   const FourTiles<D, Cut::kQueries, kKeys> tiles{shared_address(dynamic_shared<unsigned char>())};
-  const TilePlace at(n, tiles_of(n.tq, Cut::kQueries), static_cast<int>(blockIdx.x), TileOrder::last_first);
+  const TilePlace at = TilePlace::of_queries(n, tiles_of(n.tq, Cut::kQueries), static_cast<int>(blockIdx.x)),
+                  keys = at.keys(n);
   const int tile0 = at.tile * Cut::kQueries, steps = tiles_of(n.keys_seen(tile0, Cut::kQueries), kKeys);
   const auto fetch = [&](int step) {
-    copy_rows<D, kThreads>(tiles.other(step, 0), call.k, at, step * kKeys, kKeys, n.tk);
-    copy_rows<D, kThreads>(tiles.other(step, 1), call.v, at, step * kKeys, kKeys, n.tk);
+    copy_rows<D, kThreads>(tiles.other(step, 0), call.k, keys, step * kKeys, kKeys, n.tk);
+    copy_rows<D, kThreads>(tiles.other(step, 1), call.v, keys, step * kKeys, kKeys, n.tk);
     commit_copies();
   };
   copy_rows<D, kThreads>(tiles.own(0), call.q, at, tile0, Cut::kQueries, n.tq);
@@ -155,52 +157,56 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops>::kThreads) key_gradient_kern
   const AttentionSizes& n = call.sizes;
   const FourTiles<D, Cut::kKeys, kQueries> tiles{shared_address(dynamic_shared<unsigned char>())};
   auto* const of_stages = reinterpret_cast<OfQuery*>(dynamic_shared<unsigned char>() + tiles.kBytes);
-  const TilePlace at(n, tiles_of(n.tk, Cut::kKeys), static_cast<int>(blockIdx.x), TileOrder::first_first);
-  const int tile0 = at.tile * Cut::kKeys, first = n.first_query(tile0) / kQueries;
+  const TilePlace keys = TilePlace::of_keys(n, tiles_of(n.tk, Cut::kKeys), static_cast<int>(blockIdx.x));
+  const int tile0 = keys.tile * Cut::kKeys, first = n.first_query(tile0) / kQueries;
   const int t = static_cast<int>(threadIdx.x);
-  const auto fetch = [&](int step) {
-    copy_rows<D, kThreads>(tiles.other(step, 0), call.q, at, step * kQueries, kQueries, n.tq);
-    copy_rows<D, kThreads>(tiles.other(step, 1), call.dout, at, step * kQueries, kQueries, n.tq);
-    if (t < kQueries / 2)  // 16 bytes are two
-      copy_async(shared_address(of_stages + step % 2 * kQueries + 2 * t), known.at(n, at, step * kQueries + 2 * t),
-                 true);
-    commit_copies();
-  };
-  copy_rows<D, kThreads>(tiles.own(0), call.k, at, tile0, Cut::kKeys, n.tk);
-  copy_rows<D, kThreads>(tiles.own(1), call.v, at, tile0, Cut::kKeys, n.tk);
-  fetch(first);
+  copy_rows<D, kThreads>(tiles.own(0), call.k, keys, tile0, Cut::kKeys, n.tk);
+  copy_rows<D, kThreads>(tiles.own(1), call.v, keys, tile0, Cut::kKeys, n.tk);
 
   const int row0 = warp() * kR * 16;
   const int key0 = tile0 + row0;
   const auto up = static_cast<float>(call.dropout.up);
   WarpSums<kR, D / 8> dk = {}, dv = {};
-  for (int step = first; step * kQueries < n.tq; ++step) {
-    wait_for_copies<0>();
-    __syncthreads();
-    if ((step + 1) * kQueries < n.tq) fetch(step + 1);
-    const int query0 = step * kQueries;
-    if (n.keys_seen(query0, kQueries) <= key0) continue;  // none of these queries sees a key of this warp
-    const ScoresPlace place{query0, key0};
-    const auto kept = kDrops ? kept_sums<kR, kQueries / 8, true>(call.dropout, at, place) : 0u;
-    const OfQuery* const here = of_stages + step % 2 * kQueries;
-    WarpSums<kR, kQueries / 8> p = {}, dp = {};
-    multiply_rows(p, tiles.own(0), row0, tiles.other(step, 0));
-    to_probabilities(p, call, here, place, n.keys_seen(query0, 1) < key0 + kR * 16);
-    if (kDrops) {  // dp lends its room
-      drop(dp, p, kept, up);
-      multiply_weights<D>(dv, dp, tiles.other(step, 1));
-      for_each_sum<kR, kQueries / 8>([&](int r, int c, int e, int, int) { dp[r][c][e] = 0; });
-    } else {
-      multiply_weights<D>(dv, p, tiles.other(step, 1));
+  for (int member = 0; member < n.group; ++member) {
+    const TilePlace at = keys.queries(n, member);
+    const auto fetch = [&](int step) {
+      copy_rows<D, kThreads>(tiles.other(step, 0), call.q, at, step * kQueries, kQueries, n.tq);
+      copy_rows<D, kThreads>(tiles.other(step, 1), call.dout, at, step * kQueries, kQueries, n.tq);
+      if (t < kQueries / 2)  // 16 bytes are two
+        copy_async(shared_address(of_stages + step % 2 * kQueries + 2 * t), known.at(n, at, step * kQueries + 2 * t),
+                   true);
+      commit_copies();
+    };
+    if (member > 0) __syncthreads();  // nobody needs the stages any more
+    fetch(first);
+    for (int step = first; step * kQueries < n.tq; ++step) {
+      wait_for_copies<0>();
+      __syncthreads();
+      if ((step + 1) * kQueries < n.tq) fetch(step + 1);
+      const int query0 = step * kQueries;
+      if (n.keys_seen(query0, kQueries) <= key0) continue;  // none of these queries sees a key of this warp
+      const ScoresPlace place{query0, key0};
+      const auto kept = kDrops ? kept_sums<kR, kQueries / 8, true>(call.dropout, at, place) : 0u;
+      const OfQuery* const here = of_stages + step % 2 * kQueries;
+      WarpSums<kR, kQueries / 8> p = {}, dp = {};
+      multiply_rows(p, tiles.own(0), row0, tiles.other(step, 0));
+      to_probabilities(p, call, here, place, n.keys_seen(query0, 1) < key0 + kR * 16);
+      if (kDrops) {  // dp lends its room
+        drop(dp, p, kept, up);
+        multiply_weights<D>(dv, dp, tiles.other(step, 1));
+        for_each_sum<kR, kQueries / 8>([&](int r, int c, int e, int, int) { dp[r][c][e] = 0; });
+      } else {
+        multiply_weights<D>(dv, p, tiles.other(step, 1));
+      }
+      multiply_rows(dp, tiles.own(1), row0, tiles.other(step, 1));
+      if (kDrops) drop(dp, dp, kept, up);
+      for_each_sum<kR, kQueries / 8>(
+          [&](int r, int c, int e, int, int query) { dp[r][c][e] = p[r][c][e] * (dp[r][c][e] - here[query].delta); });
+      multiply_weights<D>(dk, dp, tiles.other(step, 0));
     }
-    multiply_rows(dp, tiles.own(1), row0, tiles.other(step, 1));
-    if (kDrops) drop(dp, dp, kept, up);
-    for_each_sum<kR, kQueries / 8>(
-        [&](int r, int c, int e, int, int query) { dp[r][c][e] = p[r][c][e] * (dp[r][c][e] - here[query].delta); });
-    multiply_weights<D>(dk, dp, tiles.other(step, 0));
   }
-  put_rows(call.dk, at, dk, call.scale, key0, n.tk);
-  put_rows(call.dv, at, dv, 1.0f, key0, n.tk);
+  put_rows(call.dk, keys, dk, call.scale, key0, n.tk);
+  put_rows(call.dv, keys, dv, 1.0f, key0, n.tk);
 }
 
 template <int D, bool kDrops>
@@ -208,11 +214,11 @@ void launch_backward(Context& c, const Call& call, const Known& known) {
   using Queries = QueryCut<D>;
   using Keys = KeyCut<D, kDrops>;
   static_assert(kPadding % Queries::kQueries == 0 && kPadding % Keys::kQueries == 0);
-  const int64_t heads = int64_t{call.sizes.batch} * call.sizes.heads;
-  const Grid of_queries{.blocks = heads * tiles_of(call.sizes.tq, Queries::kQueries),
+  const int64_t batch = call.sizes.batch;
+  const Grid of_queries{.blocks = batch * call.sizes.heads * tiles_of(call.sizes.tq, Queries::kQueries),
                         .threads = Queries::kThreads,
                         .shared = FourTiles<D, Queries::kQueries, Queries::kKeys>::kBytes};
-  const Grid of_keys{.blocks = heads * tiles_of(call.sizes.tk, Keys::kKeys),
+  const Grid of_keys{.blocks = batch * call.sizes.key_heads * tiles_of(call.sizes.tk, Keys::kKeys),
                      .threads = Keys::kThreads,
                      .shared = FourTiles<D, Keys::kKeys, Keys::kQueries>::kBytes +
                                2 * Keys::kQueries * static_cast<int>(sizeof(OfQuery))};

@@ -41,7 +41,7 @@ Node bfloat16_node(const FusedAttention& p, FusedAttention::Operand which, Node 
   const auto& [batch, token, head] = p.strides[which];
   node->set_uid(which)
       .set_data_type(frontend::DataType_t::BFLOAT16)
-      .set_dim({p.batch, p.heads, p.tokens, p.d})
+      .set_dim({p.batch, p.heads_of(which), p.tokens, p.d})
       .set_stride({batch, head, token, 1});
   return node;
 }
@@ -162,8 +162,9 @@ class Cudnn {
     if (const std::string why = refusal_or_build(*plan.graph, library(arena)); !why.empty()) {
       cudaGetLastError();  // of what was tried: it is no error of the next kernel
       const std::string said =
-          fmt::format("cuDNN {} refuses {} of (B, T, H, D) = ({}, {}, {}, {}): {}", cudnn_version(),
-                      p.backward ? "the backward pass" : "attention", p.batch, p.tokens, p.heads, p.d, why);
+          fmt::format("cuDNN {} refuses {} of (B, T, H, D) = ({}, {}, {}, {}){}: {}", cudnn_version(),
+                      p.backward ? "the backward pass" : "attention", p.batch, p.tokens, p.heads, p.d,
+                      p.key_heads == p.heads ? "" : fmt::format(" and {} heads of keys", p.key_heads), why);
       if (arena.local<KernelChoice>().attention == AttentionKernels::cudnn)
         throw Error(fmt::format("[attention] {}; our own kernels were not allowed in its place", said));
       arena.local<KernelLog>().refuse(said);
@@ -190,6 +191,7 @@ std::pair<FusedAttention, Pointers> call_of(const std::vector<const Tensor*>& op
   FusedAttention p{.batch = of.batch,
                    .tokens = of.tq,
                    .heads = of.heads,
+                   .key_heads = of.key_heads,
                    .d = of.d,
                    .scale = static_cast<float>(of.options.scale),
                    .causal = of.options.causal,

@@ -1,0 +1,97 @@
+#include "tensor/ops/rotary.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <string>
+
+#include "tensor/cpu/vectorize.h"
+#include "tensor/math.h"
+
+namespace tessera {
+namespace {
+
+double scaled(double frequency, const RotaryOptions& o) {
+  if (o.scaling == RopeScaling::none) return frequency;
+  if (o.scaling == RopeScaling::linear) return frequency / o.factor;
+  const double turns = frequency * static_cast<double>(o.original_context) / (2 * std::numbers::pi);
+  const double kept = (turns - o.low_freq_factor) / (o.high_freq_factor - o.low_freq_factor);
+  return std::lerp(frequency / o.factor, frequency, std::clamp(kept, 0.0, 1.0));
+}
+
+// The pairs of one head; y may be x.
+template <class T, class A>
+void rotate_head(T* y, const T* x, const A* cosines, const A* sines, A sign, int64_t half) {
+#pragma GCC ivdep
+  for (int64_t j = 0; j < half; ++j) {
+    const A a = static_cast<A>(x[j]), b = static_cast<A>(x[half + j]), c = cosines[j], s = sign * sines[j];
+    y[j] = T(math::fma(a, c, -(b * s)));
+    y[half + j] = T(math::fma(b, c, a * s));
+  }
+}
+
+void rotate_on_cpu(const Tensor& y, const Tensor& x, const Turn& turn) {
+  const int64_t tokens = x.dim(1), width = x.dim(2), d = turn.table.dim(1), heads = turn.heads, first = turn.first;
+  with_floating(x.dtype(), "rotate", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const T* const in = x.data<T>();
+    T* const out = y.data<T>();
+    const A *const table = turn.table.data<A>(), sign = turn.back ? A(-1) : A(1);
+    const int32_t* const at = turn.positions.defined() ? turn.positions.data<int32_t>() : nullptr;
+    cpu::parallel_for(x.dim(0) * tokens, std::max<int64_t>(1, cpu::kGrain / width), [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const T* const from = in + i * width;
+        T* const to = out + i * width;
+        const A* const row = table + (at ? at[i % tokens] : first + i % tokens) * d;
+        for (int64_t h = 0; h < heads; ++h) rotate_head(to + h * d, from + h * d, row, row + d / 2, sign, d / 2);
+        if (to != from) std::copy(from + heads * d, from + width, to + heads * d);
+      }
+    });
+  });
+}
+
+}  // namespace
+
+std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t head_dim) {
+  std::vector<double> out;
+  for (int64_t j = 0; j < head_dim / 2; ++j)
+    out.push_back(
+        scaled(std::pow(options.theta, -2 * static_cast<double>(j) / static_cast<double>(head_dim)), options));
+  return out;
+}
+
+Tensor rotary_table(const RotaryOptions& options, int64_t positions, int64_t head_dim, DType dtype,
+                    const ArenaPtr& arena) {
+  const std::vector<double> frequencies = rotary_frequencies(options, head_dim);
+  std::vector<double> values;
+  values.reserve(static_cast<size_t>(positions * head_dim));
+  for (int64_t p = 0; p < positions; ++p) {
+    for (const double f : frequencies) values.push_back(std::cos(static_cast<double>(p) * f));
+    for (const double f : frequencies) values.push_back(std::sin(static_cast<double>(p) * f));
+  }
+  return Tensor::of<double>(values, {positions, head_dim}, arena->host()).to(dtype).to(arena);
+}
+
+Tensor rotate(Tensor&& x_any, const Turn& turn) {
+  const int64_t d = turn.table.dim(1);
+  if (x_any.rank() != 3 || d % 2 != 0 || turn.heads < 0 || turn.heads * d > x_any.dim(2))
+    throw Error("[rotate] x is " + x_any.describe() + "; expected (B, T, W) with " + std::to_string(turn.heads) +
+                " heads of " + std::to_string(d) + " numbers, an even number");
+  const DType wide = x_any.dtype() == DType::float64 ? DType::float64 : DType::float32;
+  if (turn.table.dtype() != wide) throw Error("[rotate] the table is " + turn.table.describe());
+  const int64_t tokens = x_any.dim(1);
+  if (turn.positions.defined() ? !(turn.positions.shape() == Shape{tokens}) || turn.positions.dtype() != DType::int32
+                               : turn.first < 0 || turn.first + tokens > turn.table.dim(0))
+    throw Error("[rotate] " + std::to_string(tokens) + " tokens from position " + std::to_string(turn.first) +
+                (turn.positions.defined() ? ", positions " + turn.positions.describe() : std::string()) +
+                "; the table has " + std::to_string(turn.table.dim(0)) + " positions");
+  Tensor x = x_any.contiguous();
+  x_any = Tensor();
+  const Tensor y = x.unique() ? x : x.make(x.shape());
+  on_device(
+      x.device(), [&] { rotate_on_cpu(y, x, turn); }, [&] { cuda::rotate(y, x, turn); });
+  return y;
+}
+
+}  // namespace tessera
