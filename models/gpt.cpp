@@ -2,33 +2,24 @@
 #include "models/gpt.h"
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
-#include "autograd/checkpoint.h"
-
 namespace tessera {
-namespace {
-
-double residual_deviation(const ModelConfig& c) { return 0.02 / std::sqrt(2.0 * static_cast<double>(c.layers)); }
-
-}  // namespace
 
 Block::Block(const ModelConfig& c)
     : norm1(child<LayerNorm>("norm1", c.channels, c.recompute)),
-      attn(child<Attention>("attn", c.channels, Attention::Options{c.heads, c.dropout, residual_deviation(c)})),
+      attn(child<Attention>("attn", c.channels,
+                            Attention::Options{.heads = c.heads,
+                                               .kv_heads = c.kv_heads,
+                                               .head_dim = c.head_dim,
+                                               .dropout = c.dropout,
+                                               .projection_deviation = c.residual_deviation()})),
       norm2(child<LayerNorm>("norm2", c.channels, c.recompute)),
-      mlp(child<Mlp>("mlp", c.channels, residual_deviation(c), c.recompute)),
+      mlp(child<Mlp>("mlp", c.channels, c.hidden(), c.residual_deviation(), c.recompute)),
       drop1(child<Dropout>("drop1", c.dropout)),
-      drop2(child<Dropout>("drop2", c.dropout)),
-      recompute_(c.recompute) {}
+      drop2(child<Dropout>("drop2", c.dropout)) {}
 
 Var Block::forward(const Var& x) {
-  if (recompute_ != Recompute::block || !grad_enabled()) return body(x);
-  return checkpoint([this](const std::vector<Var>& in) { return body(in[0]); }, {x.tracked()});
-}
-
-Var Block::body(const Var& x) {
   Var branch = drop1.apply(attn(norm1(x)));
   auto [residual, normed] = norm2.add(x, std::move(branch));
   return add(residual, drop2.apply(mlp(normed)));
@@ -54,16 +45,7 @@ Gpt::Gpt(const ModelConfig& c)
       drop(child<Dropout>("drop", c.dropout)),
       blocks(make_blocks()),
       norm(child<LayerNorm>("norm", c.channels)),
-      head(make_head()) {}
-
-Embedding& Gpt::make_head() {
-  Parameter& table = tokens.parameter(tokens.weight);
-  if (config.tied) table.tie = table.name;
-  if (config.tied && !config.tie_copies) return tokens;
-  Embedding& own = child<Embedding>("head", config.vocab, config.channels);
-  own.parameter(own.weight).tie = table.tie;
-  return own;
-}
+      head(make_head(tokens)) {}
 
 Var Gpt::embed(const Tensor& ids) {
   if (ids.rank() != 2) throw Error("[gpt] ids are " + ids.describe() + "; expected int32 (B, T)");

@@ -19,10 +19,6 @@ class Block : public DecoderLayer {
   LayerNorm& norm2;
   Mlp& mlp;
   Dropout &drop1, &drop2;
-
- private:
-  Var body(const Var& x);
-  Recompute recompute_;
 };
 
 class Gpt : public LanguageModel {
@@ -46,7 +42,6 @@ class Gpt : public LanguageModel {
 
  private:
   std::vector<Block*> make_blocks();
-  Embedding& make_head();
 };
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "autograd/checkpoint.h"
 #include "models/layout.h"
 #include "tensor/field_error.h"
 
@@ -25,8 +26,23 @@ void LanguageModel::place(const ModelAxes& axes) {
 
 Var LanguageModel::hidden(const Tensor& ids) {
   Var x = embed(ids);
-  for (int64_t i = 0; i < config.layers; ++i) x = layer(i)(x);
+  for (int64_t i = 0; i < config.layers; ++i) x = pass(i, x);
   return finish(x);
+}
+
+Var LanguageModel::pass(int64_t i, const Var& x) {
+  DecoderLayer& one = layer(i);
+  if (config.recompute != Recompute::block || !grad_enabled()) return one(x);
+  return checkpoint([&one](const std::vector<Var>& in) { return one(in[0]); }, {x.tracked()});
+}
+
+Embedding& LanguageModel::make_head(Embedding& tokens) {
+  Parameter& table = tokens.parameter(tokens.weight);
+  if (config.tied) table.tie = table.name;
+  if (config.tied && !config.tie_copies) return tokens;
+  Embedding& own = child<Embedding>("head", config.vocab, config.channels);
+  own.parameter(own.weight).tie = table.tie;
+  return own;
 }
 
 Loss LanguageModel::loss(const Tensor& ids, const Tensor& targets, double scale) {
@@ -37,7 +53,7 @@ std::vector<KvCache> LanguageModel::caches(int64_t batch) {
   const Tensor& like = parameters().at(0)->var.value();
   std::vector<KvCache> made(static_cast<size_t>(config.layers));
   for (KvCache& cache : made) {
-    const Shape shape{batch, config.context, config.heads, config.channels / config.heads};
+    const Shape shape{batch, config.context, config.all_heads().key, config.head_size()};
     cache.keys = like.make(shape);
     cache.values = like.make(shape);
   }
@@ -72,7 +88,7 @@ std::vector<int64_t> LanguageModel::layers_of_units() {
 double LanguageModel::layer_flops(int64_t i) {
   int64_t elements = 0;
   for (const Parameter* p : layer(i).parameters()) elements += p->whole.rank() == 2 ? p->whole.numel() : 0;
-  return 2 * static_cast<double>(elements) + 2 * static_cast<double>(config.context * config.channels);
+  return 2 * static_cast<double>(elements) + 2 * static_cast<double>(config.context * config.attended());
 }
 
 double LanguageModel::training_flops() {
@@ -82,7 +98,8 @@ double LanguageModel::training_flops() {
   for (size_t u = 0; u < units.size(); ++u)
     for (const Slot& slot : units[u].slots)
       if (at[u] < 0 && !slot.parameter->is_tied()) weights -= slot.parameter->whole.numel();
-  return 6 * static_cast<double>(weights) + 12 * static_cast<double>(config.layers * config.channels * config.context);
+  return 6 * static_cast<double>(weights) +
+         12 * static_cast<double>(config.layers * config.attended() * config.context);
 }
 
 }  // namespace tessera

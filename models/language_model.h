@@ -5,6 +5,7 @@
 // A model declares its modules in that order: those before the layers go with the first stage of a pipeline, those
 // after them with the last one.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,18 +17,33 @@
 
 namespace tessera {
 
-enum class Family : uint8_t { gpt };
+enum class Family : uint8_t { gpt2, llama };
 
 struct ModelConfig {
-  Family family = Family::gpt;  // a model of your own does not look at it
+  Family family = Family::gpt2;  // a model of your own does not look at it
   int64_t layers = 4, heads = 4, channels = 128, context = 64, vocab = 256;
   double dropout = 0;
   Recompute recompute = Recompute::none;
   bool tied = true;         // the head is the token embedding
   bool tie_copies = false;  // each use of a tied weight has a copy of its own (Parameter::tie)
+  int64_t kv_heads = 0;     // of keys and values; 0: as many as heads
+  int64_t head_dim = 0;     // 0: channels / heads
+  int64_t ffn = 0;          // hidden channels of a feed-forward layer; 0: 4 channels
+  // Of the Llama family:
+  RotaryOptions rotary = {};
+  double norm_eps = 1e-5;
+  bool qkv_bias = false;  // of q, k and v
+  bool qk_norm = false;   // each head of q and k is normalised
+
+  Heads all_heads() const { return {heads, kv_heads > 0 ? kv_heads : heads}; }
+  int64_t head_size() const { return head_dim > 0 ? head_dim : channels / heads; }
+  int64_t attended() const { return heads * head_size(); }  // channels of q, and of what attention gives
+  int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
+  // Of the first weights of what is added to the residual: GPT-2's 0.02 / sqrt(2 layers).
+  double residual_deviation() const { return 0.02 / std::sqrt(2.0 * static_cast<double>(layers)); }
 };
 
-// (B, T, C) -> (B, T, C).
+// (B, T, C) -> (B, T, C); under Recompute::block its forward pass runs again in the backward pass.
 class DecoderLayer : public Module {
  public:
   // The same for new tokens that follow `cache.length` older ones; appends their keys and values. No gradient. Throws
@@ -53,7 +69,8 @@ class LanguageModel : public Module {
   virtual void place(const ModelAxes& axes);
 
   // --- what follows ---
-  Var hidden(const Tensor& ids);  // int32 (B, T) -> (B, T, C)
+  Var pass(int64_t i, const Var& x);  // through layer i, as config.recompute says
+  Var hidden(const Tensor& ids);      // int32 (B, T) -> (B, T, C)
   Loss loss(const Tensor& ids, const Tensor& targets, double scale);
 
   // Decoding without gradients: logits (B, V) of the token that follows the last of `ids` (B, T), which stand after the
@@ -79,6 +96,9 @@ class LanguageModel : public Module {
     made.make_unit();
     return made;
   }
+  // The head of a model with this table: the table itself where they are tied, else, or where each use is to have its
+  // copy, a unit of its own.
+  Embedding& make_head(Embedding& tokens);
 };
 
 using ModelFactory = std::function<std::unique_ptr<LanguageModel>(const ModelConfig&)>;

@@ -29,6 +29,7 @@ Placement checked_between(const ModelConfig& config, const ModelAxes& axes) {
   if (!(between == I) && !(between == S(1)))
     throw Error("[tensor_parallel] between the blocks: expected I or S(1), found " + between.str());
   check_divides(tp, config.heads, "heads");
+  check_divides(tp, config.all_heads().key, "heads of keys and values");
   if (between == S(1)) check_divides(tp, between.whole > 0 ? between.whole : config.context, "tokens of a sequence");
   if (config.vocab < tp.size())
     throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tp.size()) + " ranks cannot share " +

@@ -1,12 +1,15 @@
 // The families of models, a line for each.
 #include "models/gpt.h"
+#include "models/llama.h"
 
 namespace tessera {
 
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
   switch (config.family) {
-    case Family::gpt:
+    case Family::gpt2:
       return std::make_unique<Gpt>(config);
+    case Family::llama:
+      return std::make_unique<Llama>(config);
   }
   throw Error("[model] there is no family " + std::to_string(static_cast<int>(config.family)));
 }

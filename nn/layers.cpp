@@ -1,7 +1,10 @@
 // Parameters and forward passes of the layers.
 #include "nn/layers.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "tensor/random.h"
 
@@ -95,6 +98,8 @@ Var Rotary::apply(Var x, int64_t heads, std::span<const int64_t> positions, int6
   }
   Turn turn{.heads = heads, .table = table_, .first = first};
   if (!positions.empty()) {
+    if (const int64_t last = *std::max_element(positions.begin(), positions.end()); last >= context_)
+      throw Error("[rotary] position " + std::to_string(last) + "; the context is " + std::to_string(context_));
     const std::vector<int32_t> at(positions.begin(), positions.end());
     turn.positions = Tensor::constant<int32_t>(at, {std::ssize(at)}, like.arena());
   }
@@ -178,10 +183,10 @@ GatedMlp::GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Reco
       down(child<Linear>("down", hidden, channels, Linear::Options{.bias = false, .deviation = down_deviation})),
       recompute_(makes_activation_again(recompute)) {}
 
-Mlp::Mlp(int64_t channels, double down_deviation, Recompute recompute)
-    : up(child<Linear>("up", channels, 4 * channels,
+Mlp::Mlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute)
+    : up(child<Linear>("up", channels, hidden,
                        Linear::Options{.activation = Activation::gelu, .recompute = recompute})),
-      down(child<Linear>("down", 4 * channels, channels, Linear::Options{.deviation = down_deviation})),
+      down(child<Linear>("down", hidden, channels, Linear::Options{.deviation = down_deviation})),
       recompute_(recompute) {}
 
 // One op where nothing comes between the layers, as the ranks of a tensor axis do.

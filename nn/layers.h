@@ -196,10 +196,10 @@ class GatedMlp : public Module {
   bool recompute_;
 };
 
-// down(gelu(up(x))): (..., C) -> (..., C) with 4 C hidden channels.
+// down(gelu(up(x))): (..., C) -> (..., C).
 class Mlp : public Module {
  public:
-  Mlp(int64_t channels, double down_deviation, Recompute recompute);
+  Mlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute);
   Var forward(const Var& x) override;
 
   Linear &up, &down;

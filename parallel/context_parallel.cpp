@@ -19,12 +19,15 @@ std::string nearest_multiples(int64_t n, int64_t unit) {
 // Copies heads between a packed qkv (B, T, (H + 2 K) D) and what each of c ranks shall have of it, (B, T, c, its part).
 void copy_heads(const Tensor& packed, const Tensor& ranks, const Heads& heads, bool out) {
   const int64_t c = ranks.dim(2);
+  const Heads own{heads.query / c, heads.key / c};
   for (int64_t r = 0; r < c; ++r)
     for (int i = 0; i < 3; ++i) {
-      const Heads own{heads.query / c, heads.key / c};
-      const Tensor whole = packed_part(packed, heads, i).narrow(2, r * own.count(i), own.count(i)),
-                   part = packed_part(ranks.select(2, r), own, i);
-      (out ? part : whole).copy_from(out ? whole : part);
+      Tensor whole = packed_part(packed, heads, i).narrow(2, r * own.count(i), own.count(i)),
+             part = packed_part(ranks.select(2, r), own, i);
+      if (out)
+        part.copy_from(whole);
+      else
+        whole.copy_from(part);
     }
 }
 
