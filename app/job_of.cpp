@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <thread>
 #include <vector>
 
 #include "app/option_values.h"
+#include "models/presets.h"
 #include "parallel/comm/surroundings.h"
 #include "tensor/error.h"
 #include "train/names.h"
@@ -18,33 +18,34 @@ namespace {
 
 constexpr int64_t kDefaultRanks = 2;
 
-struct Preset {
-  std::string_view name;
-  int64_t layers, heads, channels, context;
-};
-// GPT-2's sizes: Radford et al. 2019, table 2; nano and mini are sizes for one laptop.
-constexpr std::array<Preset, 6> kPresets{{{"gpt-nano", 4, 4, 128, 64},
-                                          {"gpt-mini", 6, 6, 384, 256},
-                                          {"gpt2", 12, 12, 768, 1024},
-                                          {"gpt2-medium", 24, 16, 1024, 1024},
-                                          {"gpt2-large", 36, 20, 1280, 1024},
-                                          {"gpt2-xl", 48, 25, 1600, 1024}}};
-
 // Options were checked against the same names when they were set.
 template <class Enum>
 Enum chosen(const std::string& name) {
   return value_named<Enum>(names_of(Enum{}), name).value();
 }
 
+Recompute recompute_of(const TrainOptions& o) { return chosen<Recompute>(std::string(recompute_name(o.recompute))); }
+
 ModelConfig model_of(const TrainOptions& o) {
-  const auto p = std::ranges::find_if(kPresets, [&](const Preset& one) { return one.name == o.model; });
-  return {.layers = o.layers.value_or(p->layers),
-          .heads = o.heads.value_or(p->heads),
-          .channels = o.channels.value_or(p->channels),
-          .context = o.context.value_or(p->context),
-          .vocab = o.vocab.value_or(0),
-          .dropout = o.dropout,
-          .recompute = chosen<Recompute>(o.recompute)};
+  ModelConfig c = preset(o.model).value();
+  const auto given = [](const auto& option, auto& field) {
+    if (option) field = *option;
+  };
+  if (o.family) c.family = chosen<Family>(*o.family);
+  given(o.layers, c.layers), given(o.heads, c.heads), given(o.channels, c.channels);
+  given(o.context, c.context), given(o.vocab, c.vocab), given(o.norm_eps, c.norm_eps);
+  given(o.head_dim, c.head_dim), given(o.ffn, c.ffn), given(o.qkv_bias, c.qkv_bias), given(o.qk_norm, c.qk_norm);
+  if (o.heads && !o.kv_heads) c.kv_heads = 0;  // those of the preset are for its own heads
+  if (o.channels && !o.ffn) c.ffn = 0;
+  given(o.kv_heads, c.kv_heads);
+  if (o.untied) c.tied = !*o.untied;
+  given(o.rope_theta, c.rotary.theta), given(o.rope_factor, c.rotary.factor);
+  if (o.rope_scaling) c.rotary.scaling = chosen<RopeScaling>(*o.rope_scaling);
+  given(o.rope_low_freq, c.rotary.low_freq_factor), given(o.rope_high_freq, c.rotary.high_freq_factor);
+  given(o.rope_original_context, c.rotary.original_context);
+  c.dropout = o.dropout;
+  c.recompute = recompute_of(o);
+  return c;
 }
 
 Optimisation optimisation_of(const TrainOptions& o) {
@@ -112,7 +113,7 @@ Plan plan_of(const TrainOptions& o) {
          .chunks = o.chunks.value_or(0),
          .cp_mode = chosen<ContextMode>(o.cp_mode),
          .microbatches = o.microbatches,
-         .recompute = chosen<Recompute>(o.recompute),
+         .recompute = recompute_of(o),
          .device = chosen<Device>(o.device),
          .backend = backend_of(o),
          .cuda_graph = chosen<CudaGraph>(o.cuda_graph),

@@ -7,12 +7,20 @@
 #include <string_view>
 #include <vector>
 
+#include "models/presets.h"
+
 namespace tessera {
 
 struct TrainOptions {
   // model; sizes that are not given come from the preset
   std::string model = "gpt-nano";
-  std::optional<int64_t> layers, heads, channels, context, vocab;
+  std::optional<std::string> family;
+  std::optional<int64_t> layers, heads, kv_heads, head_dim, channels, ffn, context, vocab;
+  std::optional<bool> untied, qkv_bias, qk_norm;
+  std::optional<double> norm_eps, rope_theta;
+  std::optional<std::string> rope_scaling;
+  std::optional<double> rope_factor, rope_low_freq, rope_high_freq;
+  std::optional<int64_t> rope_original_context;
   double dropout = 0;
   std::string dtype = "fp32";
   // data
@@ -115,12 +123,34 @@ constexpr OptionInfo not_in_file(OptionInfo info) {
 // Calls f(OptionInfo, field) for every option of `train`, in the order of --help.
 template <class Options, class F>
 void for_each_option(Options&& o, F&& f) {
-  f(OptionInfo{"model", "Model", "sizes by name", "gpt-nano|gpt-mini|gpt2|gpt2-medium|gpt2-large|gpt2-xl"}, o.model);
+  f(OptionInfo{"model", "Model", "sizes by name", preset_names()}, o.model);
+  f(OptionInfo{"family", "Model", "how layers are built; default: that of --model", "gpt2|llama"}, o.family);
   f(OptionInfo{"layers", "Model", "transformer blocks", "", 1, 100000}, o.layers);
   f(OptionInfo{"heads", "Model", "attention heads; must divide the channels", "", 1, 1e6}, o.heads);
+  f(OptionInfo{"kv-heads", "Model", "heads of keys and values, which queries share; must divide the heads", "", 1, 1e6},
+    o.kv_heads);
+  f(OptionInfo{"head-dim", "Model", "numbers of a head; default: channels / heads", "", 1, 1e6}, o.head_dim);
   f(OptionInfo{"channels", "Model", "width of the model", "", 1, 1e6}, o.channels);
+  f(OptionInfo{"ffn", "Model", "hidden channels of a feed-forward layer; default: 4 times the channels", "", 1, 1e7},
+    o.ffn);
   f(OptionInfo{"context", "Model", "tokens that the model sees at once", "", 1, 1e9}, o.context);
   f(OptionInfo{"vocab", "Model", "pads the tokenizer's vocabulary to this size", "", 1, 1e9}, o.vocab);
+  f(OptionInfo{"untied", "Model", "the head is a table of its own, not the token embedding"}, o.untied);
+  f(OptionInfo{"rope-theta", "Model", "base of the rotary positions' frequencies [10000]", "", 1, 1e12}, o.rope_theta);
+  f(OptionInfo{"rope-scaling", "Model", "how rotary positions reach a longer context", "none|linear|llama3"},
+    o.rope_scaling);
+  f(OptionInfo{"rope-factor", "Model", "of --rope-scaling: how many times longer [1]", "", 1, 1e6}, o.rope_factor);
+  f(OptionInfo{"rope-low-freq", "Model", "of llama3 scaling: turns per context below which a frequency is divided [1]",
+               "", 0, 1e6},
+    o.rope_low_freq);
+  f(OptionInfo{"rope-high-freq", "Model", "of llama3 scaling: turns per context above which it is kept [4]", "", 0,
+               1e6},
+    o.rope_high_freq);
+  f(OptionInfo{"rope-original-context", "Model", "of llama3 scaling: the context before it [8192]", "", 1, 1e9},
+    o.rope_original_context);
+  f(OptionInfo{"qkv-bias", "Model", "biases of q, k and v in the llama family, as in Qwen2"}, o.qkv_bias);
+  f(OptionInfo{"qk-norm", "Model", "each head of q and k is normalised, as in Qwen3"}, o.qk_norm);
+  f(OptionInfo{"norm-eps", "Model", "what norms add to the mean square [1e-5]", "", 0, 1}, o.norm_eps);
   f(OptionInfo{"dropout", "Model", "probability of dropping an activation", "", 0, 1, true}, o.dropout);
   f(OptionInfo{"dtype", "Model", "parameters and activations; bf16 keeps fp32 master weights; fp64 is for verify",
                "fp32|bf16|fp64"},
@@ -129,8 +159,8 @@ void for_each_option(Options&& o, F&& f) {
                "austen, tinyshakespeare, a text file, llm.c's token file, or a folder made by `tessera data`"},
     o.data);
   f(OptionInfo{"tokenizer", "Data",
-               "char, bytes, bpe, or a folder with vocab.json and merges.txt; default: char for gpt-nano and gpt-mini, "
-               "bpe for the gpt2 presets"},
+               "char, bytes, bpe, or a folder with vocab.json and merges.txt; default: char for nano and mini models, "
+               "bpe for others"},
     o.tokenizer);
   f(OptionInfo{"batch", "Data", "sequences per step", "", 1, 1e9}, o.batch);
   f(OptionInfo{"microbatches", "Data", "parts that a step's batch is cut into, one after another", "", 1, 1e9},
@@ -204,7 +234,8 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"threads-per-rank", "Place", "threads of a rank; default: the cores, divided among the ranks", "", 1,
                1024},
     o.threads_per_rank);
-  f(OptionInfo{"recompute", "Place", "what backward makes again instead of keeping", "none|gelu|gelu+norm|block"},
+  f(OptionInfo{"recompute", "Place", "what backward makes again instead of keeping; gelu is another name of activation",
+               "none|activation|activation+norm|block|gelu|gelu+norm"},
     o.recompute);
   f(OptionInfo{"optimizer", "Optimisation", "update rule", "sgd|adam|adamw"}, o.optimizer);
   f(OptionInfo{"momentum", "Optimisation", "of sgd", "", 0, 1, true}, o.momentum);

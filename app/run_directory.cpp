@@ -16,6 +16,7 @@
 #include "data/json.h"
 #include "data/safetensors.h"
 #include "tensor/error.h"
+#include "train/names.h"
 #include "train/whole_state.h"
 
 namespace tessera {
@@ -27,18 +28,39 @@ constexpr size_t kKept = 2;  // checkpoints
 
 // What makes two runs the same run: a checkpoint goes on only where these are equal.
 Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
-  return {{"layers", c.layers},
-          {"heads", c.heads},
-          {"channels", c.channels},
-          {"context", c.context},
-          {"vocab", c.vocab},
-          {"dropout", c.dropout},
-          {"dtype", o.dtype},
-          {"batch", o.batch},
-          {"optimizer", o.optimizer},
-          {"seed", o.seed},
-          {"data", fmt::format("{:016x}", d.train.checksum())},
-          {"tokenizer", d.tokenizer->kind()}};
+  Json out = {{"layers", c.layers},
+              {"heads", c.heads},
+              {"channels", c.channels},
+              {"context", c.context},
+              {"vocab", c.vocab},
+              {"dropout", c.dropout},
+              {"dtype", o.dtype},
+              {"batch", o.batch},
+              {"optimizer", o.optimizer},
+              {"seed", o.seed},
+              {"data", fmt::format("{:016x}", d.train.checksum())},
+              {"tokenizer", d.tokenizer->kind()}};
+  // Where they are not as in the first runs, whose manifests do not name them.
+  const auto add = [&](const char* name, const auto& found, const auto& usual) {
+    if (found != usual) out[name] = found;
+  };
+  const ModelConfig plain;
+  const RotaryOptions &r = c.rotary, &usual = plain.rotary;
+  add("family", text_of(c.family), text_of(plain.family));
+  add("kv_heads", c.all_heads().key, c.heads);
+  add("head_dim", c.head_size(), c.channels / c.heads);
+  add("ffn", c.hidden(), 4 * c.channels);
+  add("tied", c.tied, plain.tied);
+  add("norm_eps", c.norm_eps, plain.norm_eps);
+  add("qkv_bias", c.qkv_bias, plain.qkv_bias);
+  add("qk_norm", c.qk_norm, plain.qk_norm);
+  add("rope_theta", r.theta, usual.theta);
+  add("rope_scaling", text_of(r.scaling), text_of(usual.scaling));
+  add("rope_factor", r.factor, usual.factor);
+  add("rope_low_freq", r.low_freq_factor, usual.low_freq_factor);
+  add("rope_high_freq", r.high_freq_factor, usual.high_freq_factor);
+  add("rope_original_context", r.original_context, usual.original_context);
+  return out;
 }
 
 fs::path default_path() {
@@ -151,14 +173,20 @@ std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int se
   return order;
 }
 
+namespace {
+std::string shown(const Json& value) { return value.is_null() ? "as usual" : value.dump(); }
+}  // namespace
+
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what) {
   const Json saved = parse_json(about, what).value("run", Json());
   if (!saved.is_object()) throw InputError(fmt::format("{}: the manifest does not say which run it is of", what));
   const Json current = Json::parse(now);
   std::vector<std::string> out;
-  for (const auto& [key, value] : current.items())
-    if (const Json before = saved.value(key, Json()); before != value)
-      out.push_back(fmt::format("{} is {} and was {}", key, value.dump(), before.dump()));
+  Json all = saved;
+  all.update(current);
+  for (const auto& [key, any] : all.items())
+    if (const Json before = saved.value(key, Json()), value = current.value(key, Json()); before != value)
+      out.push_back(fmt::format("{} is {} and was {}", key, shown(value), shown(before)));
   return out;
 }
 

@@ -27,7 +27,7 @@ namespace {
 constexpr int64_t kSampleTokens = 300;
 
 Dataset dataset_of(const TrainOptions& o, bool quiet) {
-  const std::string usual = o.model.starts_with("gpt2") ? "bpe" : "char";
+  const std::string usual = o.model.ends_with("-nano") || o.model.ends_with("-mini") ? "char" : "bpe";
   Dataset dataset = dataset_for(o.data, tokenizer_choice(o.tokenizer, usual, quiet));
   model_config(job_of(o), dataset.tokenizer->vocab_size());  // refuses a vocabulary that is too small
   return dataset;

@@ -61,9 +61,11 @@ Json gpu_json(const TrainOutput::Facts& f) {
 
 std::string describe_model(const TrainOptions& o, LanguageModel& model) {
   const ModelConfig& c = model.config;
-  return fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {} ({} parameters, {})", o.model,
-                     c.layers, c.heads, c.channels, c.context, c.vocab,
-                     short_number(static_cast<double>(model.parameter_count())), o.dtype);
+  const int64_t shared = c.all_heads().key;
+  return fmt::format("{}: {} layers, {} heads{}, {} channels, context {}, vocabulary {} ({} parameters, {})", o.model,
+                     c.layers, c.heads, shared == c.heads ? "" : fmt::format(" on {} of keys and values", shared),
+                     c.channels, c.context, c.vocab, short_number(static_cast<double>(model.parameter_count())),
+                     o.dtype);
 }
 
 TrainOutput::TrainOutput(const TrainOptions& o, const Plan& plan, const std::filesystem::path& run,

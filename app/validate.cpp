@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "app/job_of.h"
 #include "app/option_values.h"
 #include "tensor/error.h"
@@ -13,8 +15,9 @@ constexpr double kBytesPerParameter = 16;  // fp32 value and gradient and Adam's
 
 // Refuses a model whose parameters alone are larger than the machine: the system would kill the run without a word.
 void check_memory(const ModelConfig& s) {
-  const auto c = static_cast<double>(s.channels);
-  const double parameters = static_cast<double>(s.layers) * 12 * c * c + static_cast<double>(s.context + s.vocab) * c;
+  ModelConfig sized = s;
+  sized.vocab = std::max<int64_t>(s.vocab, 1);
+  const auto parameters = static_cast<double>(make_model(sized)->parameter_count());
   const double needed = parameters * kBytesPerParameter / 1e9;
   const double there = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)) / 1e9;
   if (needed > there)

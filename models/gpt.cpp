@@ -6,35 +6,10 @@
 
 namespace tessera {
 
-Block::Block(const ModelConfig& c)
-    : norm1(child<LayerNorm>("norm1", c.channels, c.recompute)),
-      attn(child<Attention>("attn", c.channels,
-                            Attention::Options{.heads = c.heads,
-                                               .kv_heads = c.kv_heads,
-                                               .head_dim = c.head_dim,
-                                               .dropout = c.dropout,
-                                               .projection_deviation = c.residual_deviation()})),
-      norm2(child<LayerNorm>("norm2", c.channels, c.recompute)),
-      mlp(child<Mlp>("mlp", c.channels, c.hidden(), c.residual_deviation(), c.recompute)),
-      drop1(child<Dropout>("drop1", c.dropout)),
-      drop2(child<Dropout>("drop2", c.dropout)) {}
-
-Var Block::forward(const Var& x) {
-  Var branch = drop1.apply(attn(norm1(x)));
-  auto [residual, normed] = norm2.add(x, std::move(branch));
-  return add(residual, drop2.apply(mlp(normed)));
-}
-
-Tensor Block::decode(const Tensor& x, KvCache& cache) {
-  const NoGrad no_grad;
-  Var attended(attn.decode(norm1(Var(x)).value(), cache));
-  const auto [residual, normed] = norm2.add(Var(x), std::move(attended));
-  return add(residual, mlp(normed)).value();
-}
-
-std::vector<Block*> Gpt::make_blocks() {
-  std::vector<Block*> made;
-  for (int64_t i = 0; i < config.layers; ++i) made.push_back(&child<Block>("blocks." + std::to_string(i), config));
+std::vector<GptBlock*> Gpt::make_blocks() {
+  std::vector<GptBlock*> made;
+  for (int64_t i = 0; i < config.layers; ++i)
+    made.push_back(&child<GptBlock>("blocks." + std::to_string(i), config, config.attention()));
   return made;
 }
 
@@ -44,7 +19,7 @@ Gpt::Gpt(const ModelConfig& c)
       positions(child<Embedding>("positions", c.context, c.channels)),
       drop(child<Dropout>("drop", c.dropout)),
       blocks(make_blocks()),
-      norm(child<LayerNorm>("norm", c.channels)),
+      norm(child<LayerNorm>("norm", c.channels, Recompute::none, c.norm_eps)),
       head(make_head(tokens)) {}
 
 Var Gpt::embed(const Tensor& ids) {

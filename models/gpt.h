@@ -3,23 +3,11 @@
 #pragma once
 #include <vector>
 
-#include "models/language_model.h"
+#include "models/block.h"
 
 namespace tessera {
 
-// x + attention(norm(x)), then + mlp(norm(.)): (B, T, C) -> (B, T, C).
-class Block : public DecoderLayer {
- public:
-  explicit Block(const ModelConfig& c);
-  Var forward(const Var& x) override;
-  Tensor decode(const Tensor& x, KvCache& cache) override;
-
-  LayerNorm& norm1;
-  Attention& attn;
-  LayerNorm& norm2;
-  Mlp& mlp;
-  Dropout &drop1, &drop2;
-};
+using GptBlock = PreNormBlock<LayerNorm, Mlp>;
 
 class Gpt : public LanguageModel {
  public:
@@ -36,12 +24,12 @@ class Gpt : public LanguageModel {
 
   Embedding &tokens, &positions;
   Dropout& drop;
-  std::vector<Block*> blocks;
+  std::vector<GptBlock*> blocks;
   LayerNorm& norm;
   Embedding& head;  // maybe `tokens`
 
  private:
-  std::vector<Block*> make_blocks();
+  std::vector<GptBlock*> make_blocks();
 };
 
 }  // namespace tessera

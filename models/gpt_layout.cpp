@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-void cut(Block& b, Communicator& tp, const Placement& between) {
+void cut(GptBlock& b, Communicator& tp, const Placement& between) {
   token_wise(b.norm1, tp, between);
   head_wise(b.attn, tp, between);
   token_wise(b.drop1, tp, between);
@@ -28,12 +28,12 @@ void Gpt::place(const ModelAxes& axes) {
     if (between == S(1))  // the positions' lookup, (T, C), is the same everywhere
       positions.wrap([&tp](const Module::Inner& inner, const Var& x) { return redistribute(inner(x), tp, I, S(0)); });
     token_wise(drop, tp, between);
-    for (Block* block : blocks) cut(*block, tp, between);
+    for (GptBlock* block : blocks) cut(*block, tp, between);
     token_wise(norm, tp, between);
     if (&head != &tokens) vocab_wise(head, tp, between);
   }
   if (is_cut(axes.cp))  // after tp, whose heads it deals out again under ulysses
-    for (Block* block : blocks) block->attn.set_core(context_core(*axes.cp, axes.cp_mode));
+    for (GptBlock* block : blocks) block->attn.set_core(context_core(*axes.cp, axes.cp_mode));
 }
 
 }  // namespace tessera

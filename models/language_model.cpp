@@ -26,14 +26,15 @@ void LanguageModel::place(const ModelAxes& axes) {
 
 Var LanguageModel::hidden(const Tensor& ids) {
   Var x = embed(ids);
-  for (int64_t i = 0; i < config.layers; ++i) x = pass(i, x);
+  for (int64_t i = 0; i < config.layers; ++i) x = layer(i)(x);
   return finish(x);
 }
 
-Var LanguageModel::pass(int64_t i, const Var& x) {
-  DecoderLayer& one = layer(i);
-  if (config.recompute != Recompute::block || !grad_enabled()) return one(x);
-  return checkpoint([&one](const std::vector<Var>& in) { return one(in[0]); }, {x.tracked()});
+void LanguageModel::recompute(Module& layer) {
+  layer.wrap([](const Inner& inner, const Var& x) {
+    if (!grad_enabled()) return inner(x);
+    return checkpoint([inner](const std::vector<Var>& in) { return inner(in[0]); }, {x.tracked()});
+  });
 }
 
 Embedding& LanguageModel::make_head(Embedding& tokens) {

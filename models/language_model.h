@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,13 @@ struct ModelConfig {
   Heads all_heads() const { return {heads, kv_heads > 0 ? kv_heads : heads}; }
   int64_t head_size() const { return head_dim > 0 ? head_dim : channels / heads; }
   int64_t attended() const { return heads * head_size(); }  // channels of q, and of what attention gives
+  Attention::Options attention() const {
+    return {.heads = heads,
+            .kv_heads = kv_heads,
+            .head_dim = head_dim,
+            .dropout = dropout,
+            .projection_deviation = residual_deviation()};
+  }
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
   // Of the first weights of what is added to the residual: GPT-2's 0.02 / sqrt(2 layers).
   double residual_deviation() const { return 0.02 / std::sqrt(2.0 * static_cast<double>(layers)); }
@@ -69,8 +77,7 @@ class LanguageModel : public Module {
   virtual void place(const ModelAxes& axes);
 
   // --- what follows ---
-  Var pass(int64_t i, const Var& x);  // through layer i, as config.recompute says
-  Var hidden(const Tensor& ids);      // int32 (B, T) -> (B, T, C)
+  Var hidden(const Tensor& ids);  // int32 (B, T) -> (B, T, C)
   Loss loss(const Tensor& ids, const Tensor& targets, double scale);
 
   // Decoding without gradients: logits (B, V) of the token that follows the last of `ids` (B, T), which stand after the
@@ -94,11 +101,15 @@ class LanguageModel : public Module {
   M& child(const std::string& name, Args&&... args) {
     M& made = Module::child<M>(name, std::forward<Args>(args)...);
     made.make_unit();
+    if (std::is_base_of_v<DecoderLayer, M> && config.recompute == Recompute::block) recompute(made);
     return made;
   }
   // The head of a model with this table: the table itself where they are tied, else, or where each use is to have its
   // copy, a unit of its own.
   Embedding& make_head(Embedding& tokens);
+
+ private:
+  static void recompute(Module& layer);
 };
 
 using ModelFactory = std::function<std::unique_ptr<LanguageModel>(const ModelConfig&)>;

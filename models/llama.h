@@ -1,34 +1,22 @@
 // Llama (Touvron et al. 2023, arXiv 2302.13971; Grattafiori et al. 2024, arXiv 2407.21783) and what is built like it:
-// Mistral, Qwen2 (biases of q, k and v) and Qwen3 (norms of q and k). RMSNorm before each part, rotary positions,
-// SwiGLU, heads of queries that share keys and values, no dropout; the head is a table of its own unless `tied`.
-// Weights are drawn as GPT-2's are. No word of parallelism.
+// Mistral, Qwen2 (biases of q, k and v) and Qwen3 (norms of q and k). RMSNorm, rotary positions, SwiGLU, and heads of
+// queries that share keys and values; the head is a table of its own unless it is tied. Weights are drawn, and elements
+// dropped, as GPT-2's are. No word of parallelism.
 #pragma once
-#include <memory>
 #include <vector>
 
-#include "models/language_model.h"
+#include "models/block.h"
 
 namespace tessera {
 
-// x + attention(norm(x)), then + mlp(norm(.)): (B, T, C) -> (B, T, C).
-class LlamaBlock : public DecoderLayer {
- public:
-  LlamaBlock(const ModelConfig& c, std::shared_ptr<Rotary> rotary);
-  Var forward(const Var& x) override;
-  Tensor decode(const Tensor& x, KvCache& cache) override;
-
-  RMSNorm& norm1;
-  Attention& attn;
-  RMSNorm& norm2;
-  GatedMlp& mlp;
-};
+using LlamaBlock = PreNormBlock<RMSNorm, GatedMlp>;
 
 class Llama : public LanguageModel {
  public:
   // Shapes only: call materialize() before the first forward pass.
   explicit Llama(const ModelConfig& c);
 
-  Var embed(const Tensor& ids) override { return tokens.lookup(ids); }
+  Var embed(const Tensor& ids) override { return drop.apply(tokens.lookup(ids)); }
   DecoderLayer& layer(int64_t i) override { return *blocks[static_cast<size_t>(i)]; }
   Var finish(const Var& x) override { return norm(x); }
   Var logits(const Var& hidden) override { return head.logits(hidden); }
@@ -39,6 +27,7 @@ class Llama : public LanguageModel {
   void place(const ModelAxes& axes) override;  // models/llama_layout.cpp
 
   Embedding& tokens;
+  Dropout& drop;
   std::vector<LlamaBlock*> blocks;
   RMSNorm& norm;
   Embedding& head;  // maybe `tokens`

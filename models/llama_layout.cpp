@@ -9,12 +9,15 @@ void Llama::place(const ModelAxes& axes) {
     Communicator& tp = *axes.tp;
     const Placement between = checked_between(config, axes);
     vocab_wise(tokens, tp, between);
+    token_wise(drop, tp, between);
     for (LlamaBlock* b : blocks) {
       token_wise(b->norm1, tp, between);
       head_wise(b->attn, tp, between);
+      token_wise(b->drop1, tp, between);
       token_wise(b->norm2, tp, between);
       colwise(b->mlp.gate_up, tp, between, {config.hidden(), config.hidden()});
       rowwise(b->mlp.down, tp, between);
+      token_wise(b->drop2, tp, between);
     }
     token_wise(norm, tp, between);
     if (&head != &tokens) vocab_wise(head, tp, between);

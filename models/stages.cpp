@@ -70,7 +70,7 @@ ModelStages::ModelStages(LanguageModel& model, DataStrategy& strategy, Options o
 // A layer at a time, so that none outlives what needs it.
 Var ModelStages::body(int stage, Var x) {
   const Range range = options_.layers[static_cast<size_t>(stage)];
-  for (int64_t layer = range.begin; layer < range.end; ++layer) x = model_.pass(layer, x);
+  for (int64_t layer = range.begin; layer < range.end; ++layer) x = model_.layer(layer)(x);
   if (stage == last()) x = model_.finish(x);
   return x;
 }

@@ -75,9 +75,13 @@ void check_batch(const Plan& p, int64_t batch) {
 }
 
 void check_tensor(const Plan& p, const ModelConfig& m) {
-  if (m.heads % p.tp != 0)
-    refuse("tp", "{} does not divide the {} heads; the nearest that does: {}", p.tp, m.heads,
-           divisors_near(m.heads, p.tp));
+  const auto shared = [&](int64_t heads, const char* what) {
+    if (heads % p.tp != 0)
+      refuse("tp", "{} does not divide the {} heads{}; the nearest that does: {}", p.tp, heads, what,
+             divisors_near(heads, p.tp));
+  };
+  shared(m.heads, "");
+  shared(m.all_heads().key, " of keys and values");
   if (m.vocab > 0 && m.vocab < p.tp) refuse("tp", "a vocabulary of {} has no row for each of {} ranks", m.vocab, p.tp);
   const int64_t tokens = m.context / p.cp;
   if (p.sp && tokens % p.tp != 0)
@@ -92,12 +96,15 @@ void check_context(const Plan& p, const ModelConfig& m) {
   if (m.context % parts != 0)
     refuse("cp", "{} ranks cut a context of {} into {} parts; the nearest `context` that can be cut: {}", p.cp,
            m.context, parts, multiples_near(parts, m.context));
-  const int64_t heads = m.heads / p.tp;
-  if (!ring && heads % p.cp != 0)
-    refuse("cp",
-           "{} ranks of `cp_mode` ulysses do not divide the {} heads that each has; the "
-           "nearest that does: {}",
-           p.cp, heads, divisors_near(heads, p.cp));
+  if (ring) return;
+  const auto shared = [&](int64_t heads, const char* what) {
+    if (heads % p.cp != 0)
+      refuse("cp",
+             "{} ranks of `cp_mode` ulysses do not divide the {} heads{} that each has; the nearest that does: {}",
+             p.cp, heads, what, divisors_near(heads, p.cp));
+  };
+  shared(m.heads / p.tp, "");
+  shared(m.all_heads().key / p.tp, " of keys and values");
 }
 
 void check_chunks(const Plan& p) {
@@ -140,8 +147,21 @@ void check_nccl(const Plan& p) {
 }  // namespace
 
 void check_sizes(const Job& s) {
-  if (s.model.channels % s.model.heads != 0)
-    refuse("heads", "{} heads do not divide {} channels; expected a divisor", s.model.heads, s.model.channels);
+  const ModelConfig& m = s.model;
+  if (m.head_dim == 0 && m.channels % m.heads != 0)
+    refuse("heads", "{} heads do not divide {} channels; expected a divisor", m.heads, m.channels);
+  if (m.heads % m.all_heads().key != 0)
+    refuse("kv_heads", "{} do not divide the {} heads; the nearest that does: {}", m.kv_heads, m.heads,
+           divisors_near(m.heads, m.kv_heads));
+  if (m.family == Family::llama && m.head_size() % 2 != 0)
+    refuse("head_dim", "rotary positions turn pairs of numbers; expected an even number, found {}", m.head_size());
+  if (m.rotary.scaling == RopeScaling::llama3 && !(m.rotary.low_freq_factor < m.rotary.high_freq_factor))
+    refuse("rope_low_freq", "expected less than `rope_high_freq` ({}), found {}", m.rotary.high_freq_factor,
+           m.rotary.low_freq_factor);
+  if (m.family == Family::gpt2)
+    for (const auto& [field, found] :
+         {std::pair{"rope_theta", m.rotary != RotaryOptions()}, {"qkv_bias", m.qkv_bias}, {"qk_norm", m.qk_norm}})
+      if (found) refuse(field, "goes with `family` llama, found gpt2");
   if (s.optim.batch % s.plan.microbatches != 0)
     refuse("microbatches", "{} do not divide a batch of {}; expected a divisor", s.plan.microbatches, s.optim.batch);
 }

@@ -1,5 +1,6 @@
 // What the values of a plan's fields are called: by a user, in JSON, in messages.
 #pragma once
+#include "models/language_model.h"
 #include "optim/optimizer.h"
 #include "tensor/named.h"
 #include "train/plan.h"
@@ -11,7 +12,13 @@ constexpr std::array<std::string_view, 3> kCudaGraphNames = {"auto", "on", "off"
 constexpr std::array<std::string_view, 3> kAttentionNames = {"auto", "cudnn", "own"};
 constexpr std::array<std::string_view, 2> kContextModeNames = {"ring", "ulysses"};
 constexpr std::array<std::string_view, 3> kBackendNames = {"threads", "mpi", "nccl"};
-constexpr std::array<std::string_view, 4> kRecomputeNames = {"none", "gelu", "gelu+norm", "block"};
+constexpr std::array<std::string_view, 4> kRecomputeNames = {"none", "activation", "activation+norm", "block"};
+// What the first house called them.
+constexpr std::string_view recompute_name(std::string_view name) {
+  return name == "gelu" ? "activation" : name == "gelu+norm" ? "activation+norm" : name;
+}
+constexpr std::array<std::string_view, 2> kFamilyNames = {"gpt2", "llama"};
+constexpr std::array<std::string_view, 3> kRopeScalingNames = {"none", "linear", "llama3"};
 constexpr std::array<std::string_view, 2> kDeviceNames = {"cpu", "cuda"};
 constexpr std::array<std::string_view, 3> kFloatNames = {"fp64", "fp32", "bf16"};
 
@@ -25,6 +32,8 @@ constexpr const auto& names_of(AttentionKernels) { return kAttentionNames; }
 constexpr const auto& names_of(ContextMode) { return kContextModeNames; }
 constexpr const auto& names_of(Backend) { return kBackendNames; }
 constexpr const auto& names_of(Recompute) { return kRecomputeNames; }
+constexpr const auto& names_of(Family) { return kFamilyNames; }
+constexpr const auto& names_of(RopeScaling) { return kRopeScalingNames; }
 constexpr const auto& names_of(Device) { return kDeviceNames; }
 constexpr const auto& names_of(DType) { return kFloatNames; }
 

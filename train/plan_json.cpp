@@ -60,7 +60,8 @@ void take(const char* name, const Json& from, ZeroStage& to) {
 }
 template <class Enum>
 void take(const char* name, const Json& from, Enum& to) {
-  const auto found = from.is_string() ? value_named<Enum>(names_of(to), from.get<std::string>()) : std::nullopt;
+  const std::string text = from.is_string() ? from.get<std::string>() : "";
+  const auto found = value_named<Enum>(names_of(to), recompute_name(text));
   if (!found) throw FieldError(name, fmt::format("expected {}, found {}", fmt::join(names_of(to), ", "), from.dump()));
   to = *found;
 }

@@ -136,30 +136,31 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
     out.all_reduce("tp", n, part.norms * m, s.config.channels * s.wide);
     out.all_reduce("tp", n, part.biases * m, s.config.channels * s.grad);
   }
+  out.all_reduce("tp", n, part.head_norms * m, s.config.head_size() * s.wide);
   out.all_reduce("tp", n, 3 * last, rows * s.wide);        // the loss
   out.all_reduce("tp", n, 1, 8 * std::ssize(part.units));  // the norm, once per step
 }
 
 // One group of a context axis.
 void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
-  const int64_t n = s.plan.cp, elements = s.micro_elements() / s.plan.tp;
+  const int64_t n = s.plan.cp, keys = s.key_elements();
   const int64_t forwards = p.recompute == Recompute::block ? 2 : 1, layers = part.layers * s.m;
   if (n == 1) return;
   if (p.cp_mode == ContextMode::ulysses) {
     out.add("cp", Op::all_to_all, n, layers * 2 * (forwards + 1),
-            layers * (forwards + 1) * (n - 1) * 4 * elements * s.value);
+            layers * (forwards + 1) * (n - 1) * 2 * (s.query_elements() + keys) * s.value);
     return;
   }
-  out.messages("cp", layers * (forwards + 1) * n * (n - 1), 2 * elements * s.value);  // keys and values
-  out.messages("cp", layers * n * (n - 1), 2 * elements * s.wide);                    // their gradients
+  out.messages("cp", layers * (forwards + 1) * n * (n - 1), 2 * keys * s.value);  // keys and values
+  out.messages("cp", layers * n * (n - 1), 2 * keys * s.wide);                    // their gradients
 }
 
 // The groups of a pipeline axis, and the copies of the tied weight at its ends.
 void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p) {
-  const int64_t groups = s.plan.ranks() / s.plan.pp, units = s.config.layers + 3;
+  const int64_t groups = s.plan.ranks() / s.plan.pp;
   const int64_t activation = s.micro_elements() / (p.sp ? s.plan.tp : 1) * s.value;
   out.messages("pp", groups * 2 * s.m * s.schedule.wire_boundaries(), activation);
-  for (int64_t i = 0; i < groups; ++i) out.all_reduce("pp", s.plan.pp, 1, 8 * units);  // the norm
+  for (int64_t i = 0; i < groups; ++i) out.all_reduce("pp", s.plan.pp, 1, 8 * s.units);  // the norm
   if (!s.tied_over_ranks) return;
   for (const PartSizes& part : s.parts.front())
     for (const UnitSizes& u : part.units)

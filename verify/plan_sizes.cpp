@@ -27,7 +27,7 @@ PartSizes part_of(const Job& job, const PlanSizes& s, const std::vector<Range>& 
   for (size_t u = 0; u < units.size(); ++u) {
     UnitSizes unit;
     unit.table = units[u].slots[0].parameter->is_tied();
-    int64_t whole = 0, norms = 0;
+    int64_t whole = 0, norms = 0, head_norms = 0;
     for (const Slot& slot : units[u].slots) {
       unit.parameters.push_back(slot.size);
       const ShardSpec& shard = slot.parameter->shard;
@@ -35,9 +35,11 @@ PartSizes part_of(const Job& job, const PlanSizes& s, const std::vector<Range>& 
       const bool matrix = !shard.is_whole() && slot.parameter->whole.rank() == 2;
       if (matrix && at[u] >= 0 && at[u] < config.layers) ++(shard.dim == 0 ? part.columns : part.rows);
     }
-    for (Norm* norm : units[u].module->all<Norm>()) norms += std::ssize(norm->parameters());
+    for (Norm* norm : units[u].module->all<Norm>()) norms += static_cast<int64_t>(norm->parameters().size());
+    for (const Attention* attention : units[u].module->all<Attention>()) head_norms += attention->norm_q ? 2 : 0;
     part.norms += norms;
-    (at[u] < 0 ? part.tables : part.biases) += whole - norms;
+    part.head_norms += head_norms;
+    (at[u] < 0 ? part.tables : part.biases) += whole - norms - head_norms;
     // What is looked up is needed once, the rest forward and backward; a table that is the head too is both.
     unit.uses = at[u] >= 0 ? 2 : unit.table && !config.tie_copies ? 3 : 1;
     part.units.push_back(std::move(unit));
@@ -83,6 +85,7 @@ PlanSizes::PlanSizes(const Job& job)
   tokens = config.context / plan.cp;
   tied_over_ranks = schedule.rank_of_stage.front() != schedule.rank_of_stage.back();
   const std::unique_ptr<LanguageModel> whole = job.make(config);
+  units = static_cast<int64_t>(whole->layout().size());
   const std::vector<Range> layers = split_layers(*whole, schedule.stages);
   for (int p = 0; p < plan.pp; ++p) {
     parts.emplace_back();

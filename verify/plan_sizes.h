@@ -27,9 +27,9 @@ struct PartSizes {
   std::vector<UnitSizes> units;
   int64_t layers = 0;
   bool first = false, last = false;  // has the embeddings; has what comes after the layers
-  // Parameters: matrices of layers, cut by outputs and by inputs; and what every rank of tp has of norms, of tables
-  // before the layers, and besides.
-  int64_t columns = 0, rows = 0, norms = 0, tables = 0, biases = 0;
+  // Parameters: matrices of layers, cut by outputs and by inputs; and what every rank of tp has of norms, of norms of
+  // heads, of tables before the layers, and besides.
+  int64_t columns = 0, rows = 0, norms = 0, head_norms = 0, tables = 0, biases = 0;
   int64_t whole() const;
   int64_t padded(int64_t ranks) const;
 };
@@ -46,8 +46,12 @@ struct PlanSizes {
   int64_t bucket_bytes = 0;                          // of DDP
   int64_t sequences = 1, tokens = 1;                 // of a micro-batch: sequences, and tokens of each on a rank of cp
   bool tied_over_ranks = false;                      // two pipeline ranks have a copy of the tied weight each
+  int64_t units = 0;                                 // of the whole model
   std::vector<std::vector<PartSizes>> parts;         // [pp][tp]
   int64_t micro_elements() const { return sequences * tokens * config.channels; }
+  // The same of q, and of k or v, on a rank of tp.
+  int64_t query_elements() const { return sequences * tokens * config.attended() / plan.tp; }
+  int64_t key_elements() const { return query_elements() * config.all_heads().key / config.heads; }
 };
 
 }  // namespace tessera

@@ -38,7 +38,7 @@ TEST(Memory, ABlockHoldsWhatTheFormulaSays) {
       Var x(input, true);
       const int64_t before = arena->usage(Category::activations).live;
       arena->reset_peaks();
-      for (Block* block : model.blocks) x = (*block)(x);
+      for (int64_t i = 0; i < kLayers; ++i) x = model.layer(i)(x);
 
       const int64_t tokens = kBatch * kTokens, wide = dtype == DType::float64 ? 8 : 4;
       const int64_t element = tokens * config.channels * size_of(dtype);

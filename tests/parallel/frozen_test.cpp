@@ -29,7 +29,7 @@ struct Plan {
 
 // An embedding or both, all of one block, and of the other what is no matrix of its MLP: a unit of which a part trains.
 Gpt& freeze(Gpt& model, const Plan& plan) {
-  Block& second = *model.blocks[1];
+  GptBlock& second = *model.blocks[1];
   for (Module* module :
        std::vector<Module*>{&model.positions, model.blocks[0], &second.norm1, &second.attn, &second.norm2})
     module->freeze();

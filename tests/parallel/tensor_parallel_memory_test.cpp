@@ -35,7 +35,7 @@ void check(Communicator& tp, const Kept& kept, const Placement& between, DType d
   const int64_t n = tp.size(), around = between == I ? 1 : n;  // ranks that share what is around
   Var x(Tensor::zeros({kBatch, kTokens / around, config.channels}, dtype, arena), true);
   const int64_t before = arena->usage(Category::activations).live;
-  for (Block* block : model.blocks) x = (*block)(x);
+  for (GptBlock* block : model.blocks) x = (*block)(x);
   const int64_t tokens = kBatch * kTokens, wide = dtype == DType::float64 ? 8 : 4;
   const int64_t element = tokens * config.channels * size_of(dtype);
   const int64_t statistics = config.heads * tokens * wide / n + 4 * tokens * wide / around;

@@ -1,0 +1,41 @@
+// The decoder layer of GPT-2 and of Llama, whose norms come before what they serve (Xiong et al. 2020, "On layer
+// normalization in the transformer architecture"): x + attention(norm(x)), then + mlp(norm(.)).
+#pragma once
+#include <utility>
+
+#include "models/language_model.h"
+
+namespace tessera {
+
+template <class NormKind, class MlpKind>
+class PreNormBlock : public DecoderLayer {
+ public:
+  PreNormBlock(const ModelConfig& c, const Attention::Options& attention)
+      : norm1(child<NormKind>("norm1", c.channels, c.recompute, c.norm_eps)),
+        attn(child<Attention>("attn", c.channels, attention)),
+        norm2(child<NormKind>("norm2", c.channels, c.recompute, c.norm_eps)),
+        mlp(child<MlpKind>("mlp", c.channels, c.hidden(), c.residual_deviation(), c.recompute)),
+        drop1(child<Dropout>("drop1", c.dropout)),
+        drop2(child<Dropout>("drop2", c.dropout)) {}
+
+  Var forward(const Var& x) override {
+    Var branch = drop1.apply(attn(norm1(x)));
+    auto [residual, normed] = norm2.add(x, std::move(branch));
+    return add(residual, drop2.apply(mlp(normed)));
+  }
+
+  Tensor decode(const Tensor& x, KvCache& cache) override {
+    const NoGrad no_grad;
+    Var attended(attn.decode(norm1(Var(x)).value(), cache));
+    const auto [residual, normed] = norm2.add(Var(x), std::move(attended));
+    return add(residual, mlp(normed)).value();
+  }
+
+  NormKind& norm1;
+  Attention& attn;
+  NormKind& norm2;
+  MlpKind& mlp;
+  Dropout &drop1, &drop2;
+};
+
+}  // namespace tessera
