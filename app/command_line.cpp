@@ -79,6 +79,12 @@ void add_run(CLI::App* train, const TrainOptions& defaults, Words& words) {
           ->add_flag_callback(
               shown, [&words, name] { words.emplace_back(name, "true"); }, std::string(info.help))
           ->group(std::string(info.group));
+    } else if constexpr (std::is_same_v<T, std::optional<bool>>) {  // --untied, or --untied=false
+      train
+          ->add_flag_function(
+              shown, [&words, name](int64_t n) { words.emplace_back(name, n > 0 ? "true" : "false"); },
+              std::string(info.help))
+          ->group(std::string(info.group));
     } else {
       std::string value;
       if constexpr (std::is_same_v<T, std::string>)

@@ -45,6 +45,8 @@ Job drawn_job(Draw& draw) {
           .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};
   job.model.dropout = draw.of({0.0, 0.1});
   job.model.tied = draw.of({true, false});
+  job.model.family = draw.of({Family::gpt2, Family::llama});
+  job.model.kv_heads = draw.of<int64_t>({1, 2});
   job.optim.optimizer = draw.of({OptimizerKind::adamw, OptimizerKind::sgd});
   job.optim.dtype = draw.of({DType::float32, DType::bfloat16});
   return job;

@@ -45,4 +45,20 @@ class Draw {
   uint64_t at_;
 };
 
+// A family for `o`, which has its heads, channels and context: `unit` is what ranks share heads by.
+inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
+  o.family = d.of<const char*>({"gpt2", "llama"});
+  if (d.between(0, 1) == 1) o.kv_heads = unit;
+  if (d.between(0, 2) == 0) o.head_dim = 2 * d.between(1, 5);
+  if (d.between(0, 2) == 0) o.ffn = d.between(4, 50);
+  o.untied = d.between(0, 1) == 1;
+  if (*o.family == "gpt2") return;
+  o.qkv_bias = d.between(0, 2) == 0;
+  o.qk_norm = d.between(0, 2) == 0;
+  o.rope_theta = d.of({100.0, 10000.0});
+  o.rope_scaling = d.of<const char*>({"none", "linear", "llama3"});
+  o.rope_factor = 4;
+  o.rope_original_context = 8;
+}
+
 }  // namespace tessera::test

@@ -22,7 +22,7 @@ TrainOptions draw_model(Draw& d) {
   o.optimizer = d.of<const char*>({"sgd", "adam", "adamw"});
   o.momentum = d.of({0.0, 0.9});
   o.clip = d.of({0.0, 0.5, 1.0});
-  o.recompute = d.of<const char*>({"none", "none", "gelu", "gelu+norm", "block"});
+  o.recompute = d.of<const char*>({"none", "none", "activation", "activation+norm", "block"});
   o.seed = d.between(0, 1 << 20);
   o.lr = o.optimizer == "sgd" ? 0.3 : 0.01;
   o.timeout = 60;
@@ -57,6 +57,7 @@ TrainOptions draw_exact_plan(uint64_t trial) {
   o.zero = d.between(0, 3);
   o.all_reduce = d.of<const char*>({"direct", "direct", "ring", "tree", "root"});
   o.bucket_mb = d.of({1e-6, 0.001, 4.0});
+  test::draw_family(d, o);
   return o;
 }
 
@@ -87,7 +88,8 @@ TrainOptions draw_split_plan(uint64_t trial) {
     o.layers = d.between(1, 3);
   o.cp_mode = d.of<const char*>({"ring", "ulysses"});
   o.sp = d.between(0, 1) == 1;
-  o.heads = *o.tp * (o.cp_mode == "ulysses" ? *o.cp : 1) * d.between(1, 2);
+  const int64_t unit = *o.tp * (o.cp_mode == "ulysses" ? *o.cp : 1);
+  o.heads = unit * d.between(1, 3);
   o.channels = *o.heads * 4 * d.between(1, 3);
   o.context = 2 * *o.cp * *o.tp * d.between(1, 2);
   o.batch = *o.dp * o.microbatches * d.between(1, 2);
@@ -95,6 +97,7 @@ TrainOptions draw_split_plan(uint64_t trial) {
   o.all_reduce = d.of<const char*>({"direct", "direct", "ring", "tree", "root"});
   o.dtype = d.of<const char*>({"fp64", "fp64", "fp64", "fp32", "bf16"});
   o.steps = 4;
+  test::draw_family(d, o, unit);
   return o;
 }
 

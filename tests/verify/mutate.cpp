@@ -51,6 +51,12 @@ void damage_model(Trainer& t, Mutation mutation) {
   DecoderLayer& layer = t.model().layer(t.model().config.layers - 1);
   if (mutation == Mutation::unsummed_input) layer.all<Attention>().at(0)->qkv.set_product(column_product(tp, R));
   if (mutation == Mutation::unsummed_norm) layer.all<Norm>().at(0)->see([](const Var& weight) { return weight; });
+  if (mutation == Mutation::unsummed_heads) layer.all<Attention>().at(0)->see([](const Var& gamma) { return gamma; });
+  if (mutation == Mutation::wrong_positions)
+    layer.all<Attention>().at(0)->adjust_step([](StepInfo at) {
+      at.positions = {};
+      return at;
+    });
   if (mutation == Mutation::wrong_mask)
     layer.all<Attention>().at(0)->set_core([&cp](const Var& qkv, const Heads& heads, const AttentionOptions& options) {
       return ring_attention(qkv, heads, options, cp, Balance::contiguous);

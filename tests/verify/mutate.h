@@ -17,6 +17,8 @@ enum class Mutation {
   unsummed_norm,     // under sequence parallelism a norm's gradient is not summed: I where the plan says R
   wrong_mask,        // attention over context ranks takes the tokens to lie in another order
   other_microbatch,  // the last stage compares with the targets of the next micro-batch
+  unsummed_heads,    // the gradient of what normalises heads is not summed over the ranks that have them
+  wrong_positions,   // rotary positions of the tokens of another chunk
   untied,            // the two copies of the tied weight are not summed
 };
 

@@ -94,6 +94,19 @@ TEST(Mutation, ANormGradientThatIsNotSummedIsCaught) {
 TEST(Mutation, AWrongMaskAcrossContextRanksIsCaught) {
   expect_caught_on(Mutation::wrong_mask, [](TrainOptions& o) { o.cp = 2; });
 }
+TEST(Mutation, AHeadNormThatIsNotSummedIsCaught) {
+  expect_caught_on(Mutation::unsummed_heads, [](TrainOptions& o) {
+    o.family = "llama";
+    o.qk_norm = true;
+    o.tp = 2;
+  });
+}
+TEST(Mutation, PositionsOfAnotherChunkAreCaught) {
+  expect_caught_on(Mutation::wrong_positions, [](TrainOptions& o) {
+    o.family = "llama";
+    o.cp = 2;
+  });
+}
 TEST(Mutation, TargetsOfAnotherMicrobatchAreCaught) {
   expect_caught_on(Mutation::other_microbatch, [](TrainOptions& o) { o.pp = 2; });
 }
