@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training speed beside PyTorch: the same model, batch, clipping and AdamW, in alternating rounds, as a Markdown table.
 
-usage: bench/compare_pytorch.py [--binary build/release/bin/tessera] [--configs A,B,C] [--dtype fp32|bf16]
+usage: bench/compare_pytorch.py [--binary build/release/bin/tessera] [--configs A,B,C,L] [--dtype fp32|bf16]
        [--rounds 5] [--threads N]
 
 Each round runs Tessera and then PyTorch, each in a process of its own; a run's number is the median over its steps
@@ -26,13 +26,14 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WARMUP = 5
 TRIAL = 2, 3  # steps of warm-up and timed steps that choose PyTorch's setting
 
-# layers, heads, channels, context, batch, vocab, timed steps
+# layers, heads, channels, context, batch, vocab, timed steps; L is A as a Llama
 CONFIGS = {
     "A": dict(layers=6, heads=6, channels=384, context=256, batch=12, vocab=65, steps=10),
     "B": dict(layers=12, heads=12, channels=768, context=256, batch=4, vocab=50304, steps=4),
+    "L": dict(layers=6, heads=6, channels=384, context=256, batch=12, vocab=65, steps=10, kv_heads=2, ffn=1152),
     "C": dict(layers=4, heads=4, channels=128, context=64, batch=12, vocab=65, steps=60),
 }
-MODEL_KEYS = ("layers", "heads", "channels", "context", "vocab")
+MODEL_KEYS = ("layers", "heads", "channels", "context", "vocab", "kv_heads", "ffn")
 
 
 def optimizer_kinds(torch):
@@ -77,10 +78,12 @@ def pytorch_step(config, setting):
 
     sys.path.insert(0, os.path.join(ROOT, "tests", "compare"))
     from gpt_pytorch import GPT
+    from llama_pytorch import Llama
 
     parts = setting.split(", ")
     torch.manual_seed(1)
-    model = GPT(**{k: config[k] for k in MODEL_KEYS}, sdpa=parts[0] == "sdpa")
+    model = Llama if "kv_heads" in config else GPT
+    model = model(**{k: config[k] for k in MODEL_KEYS if k in config}, sdpa=parts[0] == "sdpa")
     if "bf16 parameters" in parts:
         model = model.bfloat16()
     matrices = [p for p in model.parameters() if p.dim() == 2]
@@ -146,7 +149,9 @@ def run_tessera(config, folder, args):
                "--weight-decay", "0.1", "--dtype", args.dtype, "--threads-per-rank", str(args.threads),
                "--no-eval", "--no-save", "--quiet", "--out", tempfile.mkdtemp(dir=folder)]
     for key in MODEL_KEYS:
-        command += [f"--{key}", str(config[key])]
+        command += [f"--{key.replace('_', '-')}", str(config[key])] if key in config else []
+    if "kv_heads" in config:
+        command += ["--family", "llama", "--untied"]
     process = subprocess.Popen(command, env=environment(args.threads), stdout=subprocess.PIPE, text=True)
     lines = process.stdout.read().splitlines()
     _, status, usage = os.wait4(process.pid, 0)
@@ -189,7 +194,7 @@ def main():
     args = parser.parse_args()
     unknown = [name for name in args.configs.split(",") if name not in CONFIGS]
     if unknown:
-        parser.error(f"--configs: unknown {unknown[0]}; expected some of A,B,C")
+        parser.error(f"--configs: unknown {unknown[0]}; expected some of A,B,C,L")
     if args.child == "settings":
         print(json.dumps(settings(args.dtype)))
         return

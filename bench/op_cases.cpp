@@ -94,6 +94,9 @@ void Cases::add_rows() {
   push({.name = "bias_gelu", .operands = {hidden, {hidden_}}, .op = [](const std::vector<Var>& v) {
           return bias_gelu(v[0], v[1]);
         }});
+  push({.name = "swiglu", .operands = {{rows_, 2 * hidden_}}, .op = [](const std::vector<Var>& v) {
+          return swiglu(v[0]);
+        }});
   push(
       {.name = "gelu_mlp",
        .operands = {plane_, {hidden_, s_.channels}, {hidden_}, {s_.channels, hidden_}, channels},
@@ -147,6 +150,27 @@ void Cases::add_products() {
         .op = [heads = s_.heads](const std::vector<Var>& v) { return packed_attention(v[0], {heads}); },
         .forward_flops = 2 * half_product,
         .backward_flops = 5 * half_product});
+  // All queries share one head of keys and values.
+  const Heads shared{s_.heads, 1};
+  const int64_t d = s_.channels / s_.heads;
+  const Shape packed{s_.batch, s_.tokens, shared.packed() * d};
+  push({.name = "grouped_attention",
+        .operands = {packed},
+        .op = [shared](const std::vector<Var>& v) { return packed_attention(v[0], shared); },
+        .forward_flops = 2 * half_product,
+        .backward_flops = 5 * half_product});
+  push({.name = "norm_heads", .operands = {packed, {d}, {d}}, .op = [shared](const std::vector<Var>& v) {
+          return norm_heads(v[0], shared, v[1], v[2], 1e-5);
+        }});
+  const auto table = std::make_shared<Tensor>();
+  push({.name = "rotate",
+        .operands = {packed},
+        .op = [table, tokens = s_.tokens, d, heads = s_.heads + 1](const std::vector<Var>& v) {
+          const DType wide = v[0].dtype() == DType::float64 ? DType::float64 : DType::float32;
+          if (!table->defined() || table->dtype() != wide)
+            *table = rotary_table({}, tokens, d, wide, v[0].value().arena());
+          return rotate(v[0], {.heads = heads, .table = *table});
+        }});
 }
 
 }  // namespace

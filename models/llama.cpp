@@ -1,3 +1,4 @@
+// What the layers of a Llama are made of.
 #include "models/llama.h"
 
 #include <memory>

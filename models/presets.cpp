@@ -1,3 +1,4 @@
+// The table of sizes.
 #include "models/presets.h"
 
 #include <array>

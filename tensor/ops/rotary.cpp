@@ -1,3 +1,4 @@
+// Frequencies, tables, and the turning of heads.
 #include "tensor/ops/rotary.h"
 
 #include <algorithm>
@@ -70,7 +71,9 @@ Tensor rotary_table(const RotaryOptions& options, int64_t positions, int64_t hea
     for (const double f : frequencies) values.push_back(std::cos(static_cast<double>(p) * f));
     for (const double f : frequencies) values.push_back(std::sin(static_cast<double>(p) * f));
   }
-  return Tensor::of<double>(values, {positions, head_dim}, arena->host()).to(dtype).to(arena);
+  Tensor table = Tensor::empty({positions, head_dim}, dtype, arena, Category::workspace);
+  table.copy_from(Tensor::of<double>(values, table.shape(), arena->host()));
+  return table;
 }
 
 Tensor rotate(Tensor&& x_any, const Turn& turn) {

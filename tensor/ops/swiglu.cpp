@@ -1,3 +1,4 @@
+// Threads split the rows.
 #include "tensor/ops/swiglu.h"
 
 #include <algorithm>

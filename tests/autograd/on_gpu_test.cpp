@@ -16,7 +16,8 @@ using OpTableGpu = OnGpu;
 constexpr DType kFloating[] = {DType::float64, DType::float32, DType::bfloat16};
 
 // Ops made of products, which libraries add up in their own order: tests/tensor has tests of these on a GPU.
-const std::set<std::string> kProducts = {"matmul", "linear", "gelu_mlp", "attention", "packed_attention"};
+const std::set<std::string> kProducts = {"matmul",    "linear",           "gelu_mlp",
+                                         "attention", "packed_attention", "grouped_attention"};
 // Ops whose formulas, and the orders of whose sums, are the CPU's, gradients included.
 const std::set<std::string> kExact = {"neg",     "sqrt", "square", "reciprocal", "relu",    "transpose", "narrow",
                                       "reshape", "sum",  "scale",  "embedding",  "dropout", "rotate"};

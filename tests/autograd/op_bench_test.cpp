@@ -17,6 +17,7 @@ TEST(OpBench, CoversTheOpTable) {
   add_elementwise_rows(table);
   add_structured_rows(table);
   add_product_rows(table);
+  add_head_rows(table);
   std::set<std::string> tested, timed;
   for (const OpRow& row : table) tested.insert(row.name);
   for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, make_arena()))

@@ -14,6 +14,7 @@ std::vector<OpRow> op_table() {
   add_elementwise_rows(all);
   add_structured_rows(all);
   add_product_rows(all);
+  add_head_rows(all);
   return all;
 }
 

@@ -138,9 +138,10 @@ Problem draw_attention(Random& random) {
           o.dropout == 0};
 }
 
+template <bool kGrouped>
 Problem draw_packed_attention(Random& random) {
   const int64_t keys = random.between(1, 3), d = random.one_of<int64_t>({2, 8, 20});
-  const Heads heads{keys * random.between(1, 3), keys};
+  const Heads heads{kGrouped ? keys * random.between(2, 3) : keys, keys};
   const Sizes s{random.between(1, 3), 0, random.one_of<int64_t>({3, 64, 90}), heads.query, d};
   const Sizes self{s.b, s.tk, s.tk, heads.query, d, heads.key};
   AttentionOptions o = draw_options(random);
@@ -164,7 +165,8 @@ void add_product_rows(std::vector<OpRow>& table) {
   table.push_back({"matmul", draw_matmul});
   table.push_back({"linear", draw_linear});
   table.push_back({"attention", draw_attention});
-  table.push_back({"packed_attention", draw_packed_attention});
+  table.push_back({"packed_attention", draw_packed_attention<false>});
+  table.push_back({"grouped_attention", draw_packed_attention<true>});
 }
 
 }  // namespace tessera::test

@@ -128,66 +128,6 @@ Problem draw_swiglu(Random& random) {
           true};
 }
 
-// Positions that run on, or any.
-Problem draw_rotate(Random& random) {
-  const int64_t b = random.between(1, 3), t = random.between(1, 40), heads = random.between(1, 3),
-                d = 2 * random.one_of<int64_t>({1, 3, 8, 20}),
-                width = heads * d + random.one_of<int64_t>({0, 3, 2 * d});
-  const RotaryOptions options{
-      .theta = 100,
-      .scaling = random.one_of<RopeScaling>({RopeScaling::none, RopeScaling::linear, RopeScaling::llama3}),
-      .factor = 4,
-      .original_context = 16};
-  std::vector<int32_t> positions;
-  const int64_t first = random.between(0, 9);
-  const bool any = random.between(0, 1) == 1;
-  for (int64_t i = 0; i < t; ++i) positions.push_back(static_cast<int32_t>(any ? random.between(0, 60) : first + i));
-  return {{{Shape{b, t, width}}},
-          [=](const std::vector<Var>& v) {
-            const Tensor& x = v[0].value();
-            const DType wide = x.dtype() == DType::float64 ? DType::float64 : DType::float32;
-            Turn turn{.heads = heads, .table = rotary_table(options, 61, d, wide, x.arena()), .first = first};
-            if (any) turn.positions = Tensor::of<int32_t>(positions, {t}, x.arena());
-            return rotate(scale(v[0], 1), turn);
-          },
-          [=](const Values& v) {
-            std::vector<double> y = v[0];
-            const std::vector<double> frequencies = rotary_frequencies(options, d);
-            for (int64_t row = 0; row < b * t; ++row)
-              for (int64_t h = 0; h < heads; ++h)
-                for (int64_t j = 0; j < d / 2; ++j) {
-                  const auto low = static_cast<size_t>(row * width + h * d + j),
-                             high = low + static_cast<size_t>(d / 2);
-                  const double angle = positions[static_cast<size_t>(row % t)] * frequencies[static_cast<size_t>(j)];
-                  y[low] = v[0][low] * std::cos(angle) - v[0][high] * std::sin(angle);
-                  y[high] = v[0][high] * std::cos(angle) + v[0][low] * std::sin(angle);
-                }
-            return y;
-          },
-          true};
-}
-
-Problem draw_norm_heads(Random& random) {
-  const int64_t b = random.between(1, 2), t = random.between(1, 20), d = random.one_of<int64_t>({3, 8, 33}),
-                keys = random.between(1, 2);
-  const Heads heads{keys * random.between(1, 3), keys};
-  const Shape gamma{d};
-  return {
-      {{Shape{b, t, heads.packed() * d}, -2, 3}, {gamma, 0.5, 1.5}, {gamma, 0.5, 1.5}},
-      [heads](const std::vector<Var>& v) { return norm_heads(reshape(v[0], v[0].shape()), heads, v[1], v[2], 1e-5); },
-      [=](const Values& v) {
-        std::vector<double> y;
-        for (size_t i = 0; i < v[0].size() / static_cast<size_t>(d); ++i) {
-          const int64_t head = static_cast<int64_t>(i) % heads.packed();
-          std::vector<double> one = row_of(v[0], i, static_cast<size_t>(d));
-          if (head < heads.query + heads.key) one = norm_rows(one, v[head < heads.query ? 1 : 2], nullptr);
-          for (const double n : one) y.push_back(n);
-        }
-        return y;
-      },
-      true};
-}
-
 std::vector<double> linear_rows(const std::vector<double>& x, const std::vector<double>& w,
                                 const std::vector<double>& b) {
   const size_t out = b.size(), in = w.size() / out;
@@ -311,8 +251,6 @@ void add_structured_rows(std::vector<OpRow>& table) {
   table.push_back({"log_softmax", draw_softmax<true>});
   table.push_back({"bias_gelu", draw_bias_gelu});
   table.push_back({"swiglu", draw_swiglu});
-  table.push_back({"rotate", draw_rotate});
-  table.push_back({"norm_heads", draw_norm_heads});
   table.push_back({"gelu_mlp", draw_gelu_mlp});
   table.push_back({"embedding", draw_embedding});
   table.push_back({"dropout", draw_dropout});

@@ -56,7 +56,7 @@ TEST(GeluMlp, HasTheBitsOfItsLayers) {
 
 // What comes between the layers (here a wrap, as a tensor axis has) is seen.
 TEST(GeluMlp, AWrappedLayerIsCalled) {
-  Mlp mlp(8, 0.02, Recompute::none);
+  Mlp mlp(8, 32, 0.02, Recompute::none);
   mlp.materialize(1, make_arena(), DType::float32, DType::float32);
   const Var x(normal(1, {2, 8}, DType::float32));
   const Tensor plain = mlp(x).value();

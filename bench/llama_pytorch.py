@@ -1,0 +1,77 @@
+"""Llama in plain PyTorch, as fast as it goes there: what bench/compare_pytorch.py trains beside ours."""
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x):
+        if hasattr(F, "rms_norm"):
+            return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), 1e-5)
+        return x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-5).to(x.dtype) * self.weight
+
+
+class Attention(nn.Module):
+    def __init__(self, channels, heads, kv_heads, sdpa):
+        super().__init__()
+        d = channels // heads
+        self.sizes, self.sdpa = [heads, kv_heads, kv_heads], sdpa
+        self.qkv = nn.Linear(channels, sum(self.sizes) * d, bias=False)
+        self.proj = nn.Linear(channels, channels, bias=False)
+
+    def forward(self, x, cos, sin):
+        b, t, c = x.shape
+        q, k, v = self.qkv(x).view(b, t, sum(self.sizes), -1).transpose(1, 2).split(self.sizes, dim=1)
+
+        def turned(y):
+            low, high = y.chunk(2, -1)
+            return y * cos + torch.cat((-high, low), -1) * sin
+
+        q, k = turned(q).to(v.dtype), turned(k).to(v.dtype)
+        k, v = (y.repeat_interleave(self.sizes[0] // self.sizes[1], 1) for y in (k, v))
+        if self.sdpa:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            future = torch.ones(t, t, dtype=torch.bool).triu(1)
+            y = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).masked_fill(future, -torch.inf).softmax(-1) @ v
+        return self.proj(y.transpose(1, 2).reshape(b, t, c))
+
+
+class Block(nn.Module):
+    def __init__(self, channels, heads, kv_heads, ffn, sdpa):
+        super().__init__()
+        self.norm1, self.attn = RMSNorm(channels), Attention(channels, heads, kv_heads, sdpa)
+        self.norm2 = RMSNorm(channels)
+        self.gate_up = nn.Linear(channels, 2 * ffn, bias=False)
+        self.down = nn.Linear(ffn, channels, bias=False)
+
+    def forward(self, x, cos, sin):
+        x = x + self.attn(self.norm1(x), cos, sin)
+        gate, up = self.gate_up(self.norm2(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Llama(nn.Module):
+    def __init__(self, layers, heads, channels, context, vocab, kv_heads, ffn, sdpa=False):
+        super().__init__()
+        self.tokens = nn.Embedding(vocab, channels)
+        self.blocks = nn.ModuleList(Block(channels, heads, kv_heads, ffn, sdpa) for _ in range(layers))
+        self.norm = RMSNorm(channels)
+        self.head = nn.Linear(channels, vocab, bias=False)
+        d = channels // heads
+        angles = torch.arange(context)[:, None] * 10000.0 ** (-torch.arange(0, d, 2) / d)
+        self.register_buffer("cos", angles.cos().repeat(1, 2))
+        self.register_buffer("sin", angles.sin().repeat(1, 2))
+        for p in self.parameters():
+            if p.dim() == 2:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, ids, targets):
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
