@@ -235,7 +235,7 @@ void for_each_option(Options&& o, F&& f) {
                1024},
     o.threads_per_rank);
   f(OptionInfo{"recompute", "Place", "what backward makes again instead of keeping; gelu is another name of activation",
-               "none|activation|activation+norm|block|gelu|gelu+norm"},
+               "none|activation|activation+norm|attention|block|gelu|gelu+norm"},
     o.recompute);
   f(OptionInfo{"optimizer", "Optimisation", "update rule", "sgd|adam|adamw"}, o.optimizer);
   f(OptionInfo{"momentum", "Optimisation", "of sgd", "", 0, 1, true}, o.momentum);

@@ -8,7 +8,9 @@
 namespace tessera {
 
 // f(inputs), keeping only the inputs. At least one input must require a gradient when gradients are on. Cost: one more
-// forward pass of the block.
-Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::vector<Var>& inputs);
+// forward pass of the block. With `drop_result` an op that saves the result for its backward keeps nothing either: it
+// has it from that second forward pass, which then comes earlier.
+Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::vector<Var>& inputs,
+               bool drop_result = false);
 
 }  // namespace tessera

@@ -9,13 +9,10 @@
 namespace tessera {
 namespace {
 
-Tensor value_or_none(const Var& v) { return v.defined() ? v.value() : Tensor(); }
-Saved saved_or_none(const Var& v) { return v.defined() ? v.saved() : Saved(); }
-
 // Gives gamma (input `at`) and beta (the next one) their gradients, made in one pass.
 void give_norm_weights(Grads& g, int at, const Tensor& dy, const Tensor& x, const Normed& forward) {
   if (!g.needs(at) && !g.needs(at + 1)) return;
-  const DType wide = x.dtype() == DType::float64 ? DType::float64 : DType::float32;
+  const DType wide = wide_of(x.dtype());
   Tensor dgamma = x.make({x.dim(-1)}, wide), dbeta = g.needs(at + 1) ? x.make({x.dim(-1)}, wide) : Tensor();
   norm_weight_grads(dgamma, dbeta.defined() ? &dbeta : nullptr, dy, x, forward);
   if (g.needs(at)) g.give(at, std::move(dgamma));
@@ -77,8 +74,7 @@ Var bias_gelu(Var x, const Var& bias, bool recompute) {
   const Var x_edge = x.edge();
   BiasGelu r = bias_gelu(std::move(x).take(), value_or_none(bias));
   Var y = record_one("bias_gelu", std::move(r.y), {x_edge, bias}, [h = r.h](Grads& g) {
-    const DType wide = h.dtype() == DType::float64 ? DType::float64 : DType::float32;
-    Tensor dbias = g.needs(1) ? h.make({h.dim(-1)}, wide) : Tensor();
+    Tensor dbias = g.needs(1) ? h.make({h.dim(-1)}, wide_of(h.dtype())) : Tensor();
     Tensor dh = bias_gelu_backward(g.take_output(0), h, dbias.defined() ? &dbias : nullptr);
     if (g.needs(1)) g.give(1, std::move(dbias));
     if (g.needs(0)) g.give(0, std::move(dh));

@@ -31,7 +31,7 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
   const Tensor rows = x.value().contiguous().flat_rows();
   const bool of_x = grad_enabled() && x.requires_grad(), of_w = grad_enabled() && w.requires_grad();
   Tensor dx = of_x ? rows.make(rows.shape()) : Tensor();
-  auto dw = of_w ? w.early_grad(x.dtype() == DType::float64 ? DType::float64 : DType::float32) : nullptr;
+  auto dw = of_w ? w.early_grad(wide_of(x.dtype())) : nullptr;
   const LinearCrossEntropy r = linear_cross_entropy(rows, w.value(), targets, scale, of_x ? &dx : nullptr,
                                                     of_w ? &dw->at : nullptr, blocks, packs);
   Tensor mean = r.sum;

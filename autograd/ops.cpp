@@ -95,8 +95,6 @@ void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x) {
     });
 }
 
-Tensor value_or_none(const Var& v) { return v.defined() ? v.value() : Tensor(); }
-
 }  // namespace
 
 Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
@@ -118,8 +116,7 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
       [in = x.saved(), w_up = up.w.saved(), w_down = down.w.saved(), up_packs = up.packs, down_packs = down.packs,
        h = std::move(hidden.h), activated = std::move(activated)](Grads& g) mutable {
         Tensor dy = g.take_output();
-        const DType wide = dy.dtype() == DType::float64 ? DType::float64 : DType::float32;
-        Tensor dbias = g.needs(2) ? h.make({h.dim(-1)}, wide) : Tensor();
+        Tensor dbias = g.needs(2) ? h.make({h.dim(-1)}, wide_of(dy.dtype())) : Tensor();
         const Tensor dh = linear_input_grad_gelu(dy, w_down.get(), h, dbias.defined() ? &dbias : nullptr, down_packs);
         h = Tensor();
         give_linear(g, 3, dy, activated);

@@ -101,6 +101,10 @@ class Var {
   std::shared_ptr<Impl> impl_;
 };
 
+// For inputs that an op may have to do without, such as a bias.
+inline Tensor value_or_none(const Var& v) { return v.defined() ? v.value() : Tensor(); }
+inline Saved saved_or_none(const Var& v) { return v.defined() ? v.saved() : Saved(); }
+
 // A parameter's gradient that an op makes in its forward pass (Var::early_grad, Grads::give_early). It stands in the
 // parameter's own buffer where that is free, and moves to memory of its own when another gradient comes there first.
 struct EarlyGrad {

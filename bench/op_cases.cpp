@@ -166,7 +166,7 @@ void Cases::add_products() {
   push({.name = "rotate",
         .operands = {packed},
         .op = [table, tokens = s_.tokens, d, heads = s_.heads + 1](const std::vector<Var>& v) {
-          const DType wide = v[0].dtype() == DType::float64 ? DType::float64 : DType::float32;
+          const DType wide = wide_of(v[0].dtype());
           if (!table->defined() || table->dtype() != wide)
             *table = rotary_table({}, tokens, d, wide, v[0].value().arena());
           return rotate(v[0], {.heads = heads, .table = *table});

@@ -44,7 +44,8 @@ struct ModelConfig {
             .kv_heads = kv_heads,
             .head_dim = head_dim,
             .dropout = dropout,
-            .projection_deviation = residual_deviation()};
+            .projection_deviation = residual_deviation(),
+            .recompute = recompute == Recompute::attention};
   }
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
   // Of the first weights of what is added to the residual: GPT-2's 0.02 / sqrt(2 layers).

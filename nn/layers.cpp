@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "autograd/checkpoint.h"
 #include "tensor/random.h"
 
 namespace tessera {
@@ -93,7 +94,7 @@ Var Dropout::apply(Var x) {
 Var Rotary::apply(Var x, int64_t heads, std::span<const int64_t> positions, int64_t first) {
   const Tensor& like = x.value();
   if (!table_.defined()) {
-    const DType wide = like.dtype() == DType::float64 ? DType::float64 : DType::float32;
+    const DType wide = wide_of(like.dtype());
     table_ = rotary_table(options_, context_, head_dim_, wide, like.arena());
   }
   Turn turn{.heads = heads, .table = table_, .first = first};
@@ -161,7 +162,13 @@ Var Attention::prepare(Var packed, int64_t first) {
   return packed;
 }
 
-Var Attention::forward(const Var& x) { return proj(core_(prepare(qkv(x)), here_, at_step())); }
+Var Attention::forward(const Var& x) {
+  const Var packed = prepare(qkv(x));
+  const AttentionOptions options = at_step();
+  if (!options_.recompute || !grad_enabled()) return proj(core_(packed, here_, options));
+  const auto attend = [this, options](const std::vector<Var>& in) { return core_(in[0], here_, options); };
+  return proj(checkpoint(attend, {packed.tracked()}, true));
+}
 
 Tensor Attention::decode(const Tensor& x, KvCache& cache) {
   const NoGrad no_grad;

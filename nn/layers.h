@@ -12,11 +12,12 @@
 namespace tessera {
 
 // What backward makes again instead of keeping (Chen et al. 2016; Korthikanti et al. 2022, "Reducing activation
-// recomputation in large transformer models"). Gradients are bit for bit the same in all four.
+// recomputation in large transformer models"). Gradients are bit for bit the same in all five.
 enum class Recompute {
   none,
   activation,       // the output of GELU (4 C numbers per token less) or of SwiGLU (F less): an elementwise pass more
   activation_norm,  // and the outputs of both norms: another 2 C
+  attention,        // the output of attention, C less, and its log-sum-exp: attention's forward pass once more
   block,            // everything but the block's input: C are left, one forward pass more
 };
 
@@ -157,6 +158,7 @@ class Attention : public Module {
     bool qkv_bias = true, projection_bias = true;
     std::shared_ptr<Rotary> rotary = {};  // or null
     std::optional<double> norm_eps = {};  // where there is one, each head of q and k is normalised (Qwen3)
+    bool recompute = false;               // what happens between the projections is made again in the backward pass
   };
   Attention(int64_t channels, const Options& options);
   Var forward(const Var& x) override;

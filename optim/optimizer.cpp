@@ -60,9 +60,8 @@ void Optimizer::count_step() {
 }
 
 Tensor Optimizer::add_state(const FlatUnit& unit, std::string_view suffix) {
-  const DType dtype = unit.values.dtype() == DType::float64 ? DType::float64 : DType::float32;
-  Tensor t =
-      Tensor::empty(unit.values.shape(), dtype, state_arena_ ? state_arena_ : unit.values.arena(), Category::optimizer);
+  Tensor t = Tensor::empty(unit.values.shape(), wide_of(unit.values.dtype()),
+                           state_arena_ ? state_arena_ : unit.values.arena(), Category::optimizer);
   t.fill(0);
   state_.push_back({unit.name + "." + std::string(suffix), t});
   return t;

@@ -67,8 +67,7 @@ Ring ring_of(const Tensor& qkv, const Heads& heads, const AttentionOptions& opti
     throw Error(where + "a rank has " + std::to_string(qkv.dim(1)) + " tokens; zig-zag takes an even number");
   if (options.first_key != 0 || options.first_query >= 0)
     throw Error(where + "first_key and first_query are given; they follow from the ranks");
-  const DType wide = qkv.dtype() == DType::float64 ? DType::float64 : DType::float32;
-  return {cp, balance, options, qkv.dtype(), wide, heads, q.dim(0), q.dim(1), q.dim(3)};
+  return {cp, balance, options, qkv.dtype(), wide_of(qkv.dtype()), heads, q.dim(0), q.dim(1), q.dim(3)};
 }
 
 struct RingAttended {

@@ -42,6 +42,8 @@ constexpr std::string_view name_of(DType t) {
 }
 
 constexpr bool is_floating(DType t) { return t == DType::float64 || t == DType::float32 || t == DType::bfloat16; }
+// The dtype that sums, statistics and optimizer state of floating values of dtype t are kept in.
+constexpr DType wide_of(DType t) { return t == DType::float64 ? t : DType::float32; }
 
 struct bfloat16 {
   uint16_t bits = 0;

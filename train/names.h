@@ -12,7 +12,8 @@ constexpr std::array<std::string_view, 3> kCudaGraphNames = {"auto", "on", "off"
 constexpr std::array<std::string_view, 3> kAttentionNames = {"auto", "cudnn", "own"};
 constexpr std::array<std::string_view, 2> kContextModeNames = {"ring", "ulysses"};
 constexpr std::array<std::string_view, 3> kBackendNames = {"threads", "mpi", "nccl"};
-constexpr std::array<std::string_view, 4> kRecomputeNames = {"none", "activation", "activation+norm", "block"};
+constexpr std::array<std::string_view, 5> kRecomputeNames = {"none", "activation", "activation+norm", "attention",
+                                                             "block"};
 // What the first house called them.
 constexpr std::string_view recompute_name(std::string_view name) {
   return name == "gelu" ? "activation" : name == "gelu+norm" ? "activation+norm" : name;

@@ -170,7 +170,7 @@ std::vector<std::string> state_kinds(Trainer& trainer) {
 }
 
 std::vector<NamedTensor> whole_state(Trainer& trainer) {
-  const DType wide = value_dtype(trainer) == DType::float64 ? DType::float64 : DType::float32;
+  const DType wide = wide_of(value_dtype(trainer));
   std::vector<NamedTensor> out;
   for (const std::string& kind : state_kinds(trainer)) {
     gather_slots(

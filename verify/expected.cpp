@@ -144,7 +144,8 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
 // One group of a context axis.
 void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const int64_t n = s.plan.cp, keys = s.key_elements();
-  const int64_t forwards = p.recompute == Recompute::block ? 2 : 1, layers = part.layers * s.m;
+  const int64_t forwards = p.recompute == Recompute::block || p.recompute == Recompute::attention ? 2 : 1,
+                layers = part.layers * s.m;
   if (n == 1) return;
   if (p.cp_mode == ContextMode::ulysses) {
     out.add("cp", Op::all_to_all, n, layers * 2 * (forwards + 1),

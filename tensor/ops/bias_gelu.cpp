@@ -51,7 +51,7 @@ void bias_gelu_on_cpu(const BiasGelu& out, const Tensor& x, const Tensor* bias) 
 void bias_gelu_backward_on_cpu(const Tensor& dh, const Tensor& dy, const Tensor& h, Tensor* dbias) {
   const int64_t c = h.dim(-1), n = h.numel() / std::max<int64_t>(c, 1);
   const int64_t chunks = std::max<int64_t>(1, (n + kChunk - 1) / kChunk);
-  const Tensor total = h.make({chunks, c}, h.dtype() == DType::float64 ? DType::float64 : DType::float32);
+  const Tensor total = h.make({chunks, c}, wide_of(h.dtype()));
   with_floating(h.dtype(), "bias_gelu_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;

@@ -80,7 +80,7 @@ Tensor embedding(const Tensor& ids_any, const Tensor& table_any, const VocabPart
 void embedding_backward(Tensor& dtable, const Tensor& dy_any, const Tensor& ids_any, const VocabPart& part) {
   const Tensor ids = ids_any.contiguous(), dy = dy_any.contiguous();
   dy.check_size(ids.numel() * dtable.dim(1));
-  const DType wide = dy.dtype() == DType::float64 ? DType::float64 : DType::float32;
+  const DType wide = wide_of(dy.dtype());
   const bool direct = dtable.dtype() == wide && dtable.is_contiguous();
   Tensor sums = direct ? dtable : dy.make(dtable.shape(), wide, Category::workspace);
   on_device(

@@ -14,8 +14,6 @@ constexpr int64_t kLeastRows = 32;  // of a block: with fewer, products are boun
 // Of a gradient of w that is made fresh before it is added: a part of the cache that the cores share.
 constexpr int64_t kFreshBytes = int64_t{4} << 20;
 
-DType wide_of(DType dtype) { return dtype == DType::float64 ? DType::float64 : DType::float32; }
-
 // dw = or += dy^T x of one block.
 void weight_grad_of_block(Tensor& dw, const Tensor& dy, const Tensor& x, bool first) {
   if (first) return linear_weight_grad(dw, dy, x);

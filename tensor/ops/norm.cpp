@@ -19,7 +19,6 @@ void check(const Tensor& x, const Tensor& gamma, const Tensor& beta) {
                 " of x's dtype");
 }
 
-DType wide(const Tensor& x) { return x.dtype() == DType::float64 ? DType::float64 : DType::float32; }
 int64_t rows_per_task(int64_t c) { return std::max<int64_t>(1, cpu::kGrain / std::max<int64_t>(c, 1)); }
 
 // One call's operands: rows that run on.
@@ -90,7 +89,8 @@ Normed run(NormOperands operands, const Tensor& gamma_any, const Tensor& beta_an
   operands.gamma = &gamma;
   operands.beta = beta.defined() ? &beta : nullptr;
   const Shape rows = x.shape().first(x.rank() - 1);
-  Normed out{x.make(x.shape()), options.center ? x.make(rows, wide(x)) : Tensor(), x.make(rows, wide(x))};
+  Normed out{x.make(x.shape()), options.center ? x.make(rows, wide_of(x.dtype())) : Tensor(),
+             x.make(rows, wide_of(x.dtype()))};
   on_device(
       x.device(), [&] { norm_on_cpu(operands, out, options.eps); }, [&] { cuda::norm(operands, out, options.eps); });
   return out;
@@ -151,7 +151,7 @@ void norm_backward_on_cpu(const Tensor& dx, const NormOperands& operands, const 
 
 void norm_weight_grads_on_cpu(Tensor& dgamma, Tensor* dbeta, const Tensor& dy, const Tensor& x, const Normed& forward) {
   const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
-  const Tensor by_gamma = x.make({c}, wide(x)), by_beta = x.make({c}, wide(x));
+  const Tensor by_gamma = x.make({c}, wide_of(x.dtype())), by_beta = x.make({c}, wide_of(x.dtype()));
   with_floating(x.dtype(), "norm_weight_grads", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;

@@ -81,7 +81,7 @@ Tensor rotate(Tensor&& x_any, const Turn& turn) {
   if (x_any.rank() != 3 || d % 2 != 0 || turn.heads < 0 || turn.heads * d > x_any.dim(2))
     throw Error("[rotate] x is " + x_any.describe() + "; expected (B, T, W) with " + std::to_string(turn.heads) +
                 " heads of " + std::to_string(d) + " numbers, an even number");
-  const DType wide = x_any.dtype() == DType::float64 ? DType::float64 : DType::float32;
+  const DType wide = wide_of(x_any.dtype());
   if (turn.table.dtype() != wide) throw Error("[rotate] the table is " + turn.table.describe());
   const int64_t tokens = x_any.dim(1);
   if (turn.positions.defined() ? !(turn.positions.shape() == Shape{tokens}) || turn.positions.dtype() != DType::int32

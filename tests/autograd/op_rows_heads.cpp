@@ -23,7 +23,7 @@ Problem draw_rotate(Random& random) {
   return {{{Shape{b, t, width}}},
           [=](const std::vector<Var>& v) {
             const Tensor& x = v[0].value();
-            const DType wide = x.dtype() == DType::float64 ? DType::float64 : DType::float32;
+            const DType wide = wide_of(x.dtype());
             Turn turn{.heads = heads, .table = rotary_table(options, 61, d, wide, x.arena()), .first = first};
             if (any) turn.positions = Tensor::of<int32_t>(positions, {t}, x.arena());
             return rotate(scale(v[0], 1), turn);

@@ -110,7 +110,7 @@ TEST(Gpt, RecomputationChangesNoBit) {
     config.dropout = 0.2;
     std::vector<std::byte> expected;
     for (const Recompute mode :
-         {Recompute::none, Recompute::activation, Recompute::activation_norm, Recompute::block}) {
+         {Recompute::none, Recompute::activation, Recompute::activation_norm, Recompute::attention, Recompute::block}) {
       config.recompute = mode;
       const ArenaPtr arena = make_arena();
       auto model = make_model(config, dtype, arena);

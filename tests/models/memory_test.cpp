@@ -5,8 +5,9 @@
 // C, the hidden layer before and after GELU 2 F, or two of them before SwiGLU and one after it 3 F; where heads are
 // normalised, q + 2 k from before. Beside them, 4 bytes each (8 in float64): the log-sum-exp of each head, rstd of two
 // norms, for LayerNorm their means, and where heads are normalised an rstd of each. Recomputing the activation keeps F
-// less, norms too another 2 C less, the whole block C and nothing beside. GPT-2: 16 C, 12 C, 10 C, C (Korthikanti et
-// al. 2022 count 34 bytes per element for a block with dropout, a stored attention matrix apart).
+// less, norms too another 2 C less, attention q and the log-sum-exp less, the whole block C and nothing beside. GPT-2:
+// 16 C, 12 C, 10 C, C (Korthikanti et al. 2022 count 34 bytes per element for a block with dropout, a stored attention
+// matrix apart).
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -32,6 +33,7 @@ Kept kept_by(const ModelConfig& c) {
   if (c.recompute == Recompute::block) return {c.channels, 0};
   Kept kept{4 * c.channels + packed + c.attended() + (gpt ? 2 : 3) * c.hidden(), c.heads + (gpt ? 4 : 2)};
   if (c.qk_norm) kept.elements += packed, kept.beside += c.heads + c.all_heads().key;
+  if (c.recompute == Recompute::attention) return {kept.elements - c.attended(), kept.beside - c.heads};
   if (c.recompute != Recompute::none) kept.elements -= c.hidden();
   if (c.recompute == Recompute::activation_norm) kept.elements -= 2 * c.channels;
   return kept;
@@ -44,7 +46,8 @@ TEST(Memory, ABlockHoldsWhatTheFormulaSays) {
   llama.kv_heads = 2, llama.ffn = 112;
   normed.kv_heads = 1, normed.head_dim = 20, normed.qk_norm = true;
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
-    for (const Recompute mode : {Recompute::none, Recompute::activation, Recompute::activation_norm, Recompute::block})
+    for (const Recompute mode :
+         {Recompute::none, Recompute::activation, Recompute::activation_norm, Recompute::attention, Recompute::block})
       for (ModelConfig config : {gpt, llama, normed}) {
         config.recompute = mode;
         const ArenaPtr arena = make_arena();

@@ -72,7 +72,8 @@ TEST(TensorParallelCost, MovesWhatTheFormulasSay) {
   for (const int ranks : {2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       for (const DType dtype : {DType::float32, DType::float64, DType::bfloat16})
-        for (const Recompute recompute : {Recompute::none, Recompute::activation_norm, Recompute::block})
+        for (const Recompute recompute :
+             {Recompute::none, Recompute::activation_norm, Recompute::attention, Recompute::block})
           for (const Placement& between : {I, S(1)}) {
             const ModelConfig config{.layers = 2,
                                      .heads = 12,
@@ -227,7 +228,8 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
 TEST(TensorParallelCost, BesideZeroNoGatheredUnitStaysAlive) {
   launch({.ranks = 4, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& world) {
     for (const Placement& between : {I, S(1)})
-      for (const Recompute recompute : {Recompute::none, Recompute::activation_norm, Recompute::block})
+      for (const Recompute recompute :
+           {Recompute::none, Recompute::activation_norm, Recompute::attention, Recompute::block})
         for (const int stage : {2, 3}) check_beside_zero(world, stage, between, recompute);
   });
 }

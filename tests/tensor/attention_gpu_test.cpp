@@ -18,7 +18,6 @@ namespace {
 
 using AttentionGpu = test::OnGpu;
 
-DType wide_of(DType dtype) { return dtype == DType::float64 ? dtype : DType::float32; }
 double bound_of(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 0x1p-7; }
 
 std::string kernels(const Tensor& q, const Tensor& k, const Tensor& v) {

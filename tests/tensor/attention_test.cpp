@@ -35,7 +35,6 @@ double difference(const Tensor& a, const Tensor& b) {
   return most / largest;
 }
 
-DType wide_of(DType dtype) { return dtype == DType::float64 ? dtype : DType::float32; }
 double bound_of(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 0x1p-7; }
 
 struct Operands {

@@ -22,7 +22,7 @@ TrainOptions draw_model(Draw& d) {
   o.optimizer = d.of<const char*>({"sgd", "adam", "adamw"});
   o.momentum = d.of({0.0, 0.9});
   o.clip = d.of({0.0, 0.5, 1.0});
-  o.recompute = d.of<const char*>({"none", "none", "activation", "activation+norm", "block"});
+  o.recompute = d.of<const char*>({"none", "none", "activation", "activation+norm", "attention", "block"});
   o.seed = d.between(0, 1 << 20);
   o.lr = o.optimizer == "sgd" ? 0.3 : 0.01;
   o.timeout = 60;

@@ -32,11 +32,9 @@ AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const 
   return p;
 }
 
-DType wide_of(const Tensor& t) { return t.dtype() == DType::float64 ? DType::float64 : DType::float32; }
-
 // Where a result goes: the shape and the dtype of the operand `like`, or the type of its sums.
 void check_result(const char* name, const Tensor& t, const Tensor& like) {
-  if (t.shape() == like.shape() && (t.dtype() == like.dtype() || t.dtype() == wide_of(like)) &&
+  if (t.shape() == like.shape() && (t.dtype() == like.dtype() || t.dtype() == wide_of(like.dtype())) &&
       (t.strides()[3] == 1 || t.dim(3) == 1))
     return;
   throw Error(std::string("[attention] ") + name + " is " + t.describe() + "; expected " + like.describe() +
@@ -44,7 +42,7 @@ void check_result(const char* name, const Tensor& t, const Tensor& like) {
 }
 
 void check_lse(const AttentionProblem& p, const Tensor& lse) {
-  if (!(lse.shape() == Shape{p.batch, p.heads, p.tq}) || lse.dtype() != wide_of(p.q) || !lse.is_contiguous())
+  if (!(lse.shape() == Shape{p.batch, p.heads, p.tq}) || lse.dtype() != wide_of(p.q.dtype()) || !lse.is_contiguous())
     throw Error("[attention] lse is " + lse.describe() + "; expected contiguous (B, H, Tq) for q " + p.q.describe());
 }
 
@@ -62,7 +60,7 @@ Tensor packed_part(const Tensor& packed, const Heads& heads, int i) {
 
 Attended attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
   const AttentionProblem p = check(q, k, v, options);
-  Attended result{q.make(q.shape()), q.make({p.batch, p.heads, p.tq}, wide_of(q))};
+  Attended result{q.make(q.shape()), q.make({p.batch, p.heads, p.tq}, wide_of(q.dtype()))};
   attention_into(q, k, v, options, result);
   return result;
 }
