@@ -20,14 +20,23 @@ double scaled(double frequency, const RotaryOptions& o) {
   return std::lerp(frequency / o.factor, frequency, std::clamp(kept, 0.0, 1.0));
 }
 
-// The pairs of one head; y may be x.
+// The pairs of one head; y may be x. Two loops: one that stores two arrays of narrow elements is not vectorised.
 template <class T, class A>
 void rotate_head(T* y, const T* x, const A* cosines, const A* sines, A sign, int64_t half) {
+  constexpr int64_t kPart = 64;
+  T first[kPart];
+  for (int64_t from = 0; from < half; from += kPart) {
+    const int64_t n = std::min(kPart, half - from);
+    const T* const second = x + half + from;
+    const A *const c = cosines + from, *const s = sines + from;
+    T *const low = y + from, *const high = y + half + from;
+    std::copy(x + from, x + from + n, first);
 #pragma GCC ivdep
-  for (int64_t j = 0; j < half; ++j) {
-    const A a = static_cast<A>(x[j]), b = static_cast<A>(x[half + j]), c = cosines[j], s = sign * sines[j];
-    y[j] = T(math::fma(a, c, -(b * s)));
-    y[half + j] = T(math::fma(b, c, a * s));
+    for (int64_t j = 0; j < n; ++j)
+      low[j] = T(math::fma(static_cast<A>(first[j]), c[j], -(static_cast<A>(second[j]) * (sign * s[j]))));
+#pragma GCC ivdep
+    for (int64_t j = 0; j < n; ++j)
+      high[j] = T(math::fma(static_cast<A>(second[j]), c[j], static_cast<A>(first[j]) * (sign * s[j])));
   }
 }
 
