@@ -39,6 +39,8 @@
 #include "models/gpt.h"
 #include "models/language_model.h"
 #include "models/layout.h"
+#include "models/llama.h"
+#include "models/presets.h"
 #include "models/sample.h"
 #include "models/stages.h"
 

@@ -21,6 +21,18 @@ Var multiply(const Product& product, const Var& x, const Var& w, const Var& b, W
   return product ? product(x, w, b, packs) : linear(x, w, b, packs);
 }
 
+Attention::Options resolved(int64_t channels, Attention::Options o) {
+  if (o.heads <= 0 || (o.head_dim == 0 && channels % o.heads != 0))
+    throw Error("[attention] " + std::to_string(o.heads) + " heads do not divide " + std::to_string(channels) +
+                " channels");
+  if (o.kv_heads == 0) o.kv_heads = o.heads;
+  if (o.head_dim == 0) o.head_dim = channels / o.heads;
+  if (o.kv_heads < 0 || o.heads % o.kv_heads != 0)
+    throw Error("[attention] " + std::to_string(o.kv_heads) + " heads of keys and values do not divide the " +
+                std::to_string(o.heads) + " of queries");
+  return o;
+}
+
 }  // namespace
 
 Linear::Linear(int64_t in, int64_t out, const Options& options)
@@ -106,22 +118,6 @@ Var Rotary::apply(Var x, int64_t heads, std::span<const int64_t> positions, int6
   }
   return rotate(std::move(x), turn);
 }
-
-namespace {
-
-Attention::Options resolved(int64_t channels, Attention::Options o) {
-  if (o.heads <= 0 || (o.head_dim == 0 && channels % o.heads != 0))
-    throw Error("[attention] " + std::to_string(o.heads) + " heads do not divide " + std::to_string(channels) +
-                " channels");
-  if (o.kv_heads == 0) o.kv_heads = o.heads;
-  if (o.head_dim == 0) o.head_dim = channels / o.heads;
-  if (o.kv_heads < 0 || o.heads % o.kv_heads != 0)
-    throw Error("[attention] " + std::to_string(o.kv_heads) + " heads of keys and values do not divide the " +
-                std::to_string(o.heads) + " of queries");
-  return o;
-}
-
-}  // namespace
 
 Attention::Attention(int64_t channels, const Options& given) : Attention(resolved(channels, given), channels) {}
 

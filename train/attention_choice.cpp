@@ -25,8 +25,10 @@ std::string refusal(const Job& job) {
     const Plan& p = job.plan;
     const ModelConfig& m = job.model;
     for (const bool backward : {false, true}) {  // every rank has the same
-      cuda::FusedAttention problem = cuda::packed_problem(job.optim.batch / (p.dp * p.microbatches), m.context,
-                                                          {m.heads / (p.tp * p.cp)}, m.channels / m.heads, backward);
+      const int64_t parts = p.tp * p.cp;
+      cuda::FusedAttention problem =
+          cuda::packed_problem(job.optim.batch / (p.dp * p.microbatches), m.context,
+                               {m.heads / parts, m.all_heads().key / parts}, m.head_size(), backward);
       problem.deterministic = backward && p.deterministic;
       if (const std::string why = cuda::cudnn_refuses(problem); !why.empty())
         return fmt::format("cuDNN {}: {}", cuda::cudnn_version(), why);
