@@ -17,6 +17,7 @@
 #include "data/json.h"
 #include "data/safetensors.h"
 #include "models/language_model.h"
+#include "tests/support/gpu.h"
 #include "tests/support/python.h"
 
 namespace tessera {
@@ -219,6 +220,23 @@ TEST(LlamaReference64, LogitsLossAndGradientsAreThoseOfPyTorch) {
     SCOPED_TRACE(variant);
     const std::filesystem::path fixture = Reference::path(variant);
     expect_near(Reference(fixture), DType::float64, make_arena(), Reference(exchange.path(fixture.filename())), 1e-10);
+  }
+}
+
+using LlamaReferenceGpu = test::OnGpu;
+
+TEST_F(LlamaReferenceGpu, LogitsLossAndGradientsAreThoseOfTransformers) {
+  for (const char* variant : kVariants) {
+    SCOPED_TRACE(variant);
+    const Reference fixture(Reference::path(variant));
+    expect_near(fixture, DType::float32, arena, fixture, 1e-5);
+  }
+}
+
+TEST_F(LlamaReferenceGpu, DecodingTokenByTokenIsTheForwardPass) {
+  for (const char* variant : kVariants) {
+    SCOPED_TRACE(variant);
+    expect_decoding(Reference(Reference::path(variant)), DType::float64, arena, 1e-12);
   }
 }
 
