@@ -61,7 +61,8 @@ Optimisation optimisation_of(const TrainOptions& o) {
           .clip = o.clip,
           .batch = o.batch,
           .seed = o.seed,
-          .dtype = chosen<DType>(o.dtype)};
+          .dtype = chosen<DType>(o.dtype),
+          .document_mask = o.document_mask};
 }
 
 Backend backend_of(const TrainOptions& o) {

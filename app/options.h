@@ -27,6 +27,7 @@ struct TrainOptions {
   std::string data = "austen";
   std::optional<std::string> tokenizer;
   int64_t batch = 12, microbatches = 1;
+  bool document_mask = false;
   // plan
   std::optional<int64_t> ranks, dp, tp, pp, cp;
   bool sp = false, tie_copies = false;
@@ -165,6 +166,9 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"batch", "Data", "sequences per step", "", 1, 1e9}, o.batch);
   f(OptionInfo{"microbatches", "Data", "parts that a step's batch is cut into, one after another", "", 1, 1e9},
     o.microbatches);
+  f(OptionInfo{"document-mask", "Data",
+               "attention stays within a document, and positions begin again in each; for tokens with <|endoftext|>"},
+    o.document_mask);
   f(OptionInfo{"ranks", "Plan", "ranks; default: 2 where the batch can be halved; under mpirun those of the job", "", 1,
                1024},
     o.ranks);

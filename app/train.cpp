@@ -33,9 +33,11 @@ Dataset dataset_of(const TrainOptions& o, bool quiet) {
   return dataset;
 }
 
-// Refuses a text that is too short.
+// Refuses a text that is too short, and one without the documents that are to be masked.
 Sequences sequences_for(const Job& s, const Dataset& dataset) {
-  return sequences_of(dataset, s.model.context, s.optim.batch, static_cast<uint64_t>(s.optim.seed));
+  Sequences made = sequences_of(dataset, s.model.context, s.optim.batch, static_cast<uint64_t>(s.optim.seed));
+  if (s.optim.document_mask) document_end_of(made);
+  return made;
 }
 
 int train_rank(const Run& run, Communicator& world) {

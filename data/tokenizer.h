@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +27,8 @@ class Tokenizer {
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
   // The text of some tokens. Throws Error (usage) for a token outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
+  // The token that stands between documents, <|endoftext|>; none where the vocabulary has no such token.
+  virtual std::optional<int32_t> document_end() const { return {}; }
   // "char", "bytes" or "bpe".
   virtual std::string_view kind() const = 0;
   // One JSON object, which from_json() reads back.

@@ -29,8 +29,9 @@ Var Gpt::embed(const Tensor& ids) {
   if (total > config.context)
     throw Error("[gpt] " + std::to_string(total) + " tokens; the context is " + std::to_string(config.context));
   const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
-  const Tensor places =
-      given.empty() ? Tensor::range(t, ids.arena()) : Tensor::constant<int32_t>(given, {t}, ids.arena());
+  Tensor places = at.documents.positions;
+  if (!places.defined())
+    places = given.empty() ? Tensor::range(t, ids.arena()) : Tensor::constant<int32_t>(given, {t}, ids.arena());
   return drop.apply(add(positions.lookup(places), tokens.lookup(ids)));
 }
 

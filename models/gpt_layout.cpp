@@ -1,7 +1,8 @@
 // Which layer of a GPT is cut how: the only file that knows both the model and the strategies.
 //
 // table of placements, volume: parallel/tensor_parallel.h and parallel/vocab_parallel.h. With S(1) there are also an
-// all-gather of e T C bytes, of the position table's gradient, and two all-reduces of C elements for the last norm.
+// all-gather of e T C bytes (e B T C where documents have positions of their own), of the position table's gradient,
+// and two all-reduces of C elements for the last norm.
 #include "models/gpt.h"
 #include "models/layout.h"
 
@@ -25,8 +26,11 @@ void Gpt::place(const ModelAxes& axes) {
     Communicator& tp = *axes.tp;
     const Placement between = checked_between(config, axes);
     vocab_wise(tokens, tp, between);
-    if (between == S(1))  // the positions' lookup, (T, C), is the same everywhere
-      positions.wrap([&tp](const Module::Inner& inner, const Var& x) { return redistribute(inner(x), tp, I, S(0)); });
+    if (between == S(1))  // the positions' lookup, (T, C) or (B, T, C), is the same everywhere
+      positions.wrap([&tp](const Module::Inner& inner, const Var& x) {
+        const Var all = inner(x);
+        return redistribute(all, tp, I, S(all.shape().rank() - 2));
+      });
     token_wise(drop, tp, between);
     for (GptBlock* block : blocks) cut(*block, tp, between);
     token_wise(norm, tp, between);

@@ -103,18 +103,22 @@ Var Dropout::apply(Var x) {
   return dropout(std::move(x), p_, tile);
 }
 
-Var Rotary::apply(Var x, int64_t heads, std::span<const int64_t> positions, int64_t first) {
+Var Rotary::apply(Var x, int64_t heads, const StepInfo& at, int64_t first) {
   const Tensor& like = x.value();
   if (!table_.defined()) {
     const DType wide = wide_of(like.dtype());
     table_ = rotary_table(options_, context_, head_dim_, wide, like.arena());
   }
-  Turn turn{.heads = heads, .table = table_, .first = first};
-  if (!positions.empty()) {
-    if (const int64_t last = *std::max_element(positions.begin(), positions.end()); last >= context_)
+  Turn turn{.heads = heads, .table = table_, .positions = at.documents.positions, .first = first};
+  if (turn.positions.defined() || !at.positions.empty()) {
+    const int64_t last =
+        at.positions.empty() ? like.dim(1) - 1 : *std::max_element(at.positions.begin(), at.positions.end());
+    if (last >= context_)
       throw Error("[rotary] position " + std::to_string(last) + "; the context is " + std::to_string(context_));
-    const std::vector<int32_t> at(positions.begin(), positions.end());
-    turn.positions = Tensor::constant<int32_t>(at, {std::ssize(at)}, like.arena());
+  }
+  if (!turn.positions.defined() && !at.positions.empty()) {
+    const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
+    turn.positions = Tensor::constant<int32_t>(given, {std::ssize(given)}, like.arena());
   }
   return rotate(std::move(x), turn);
 }
@@ -142,6 +146,7 @@ AttentionOptions Attention::at_step() {
   o.first_head = at.first_head;
   o.heads_total = at.heads_total;
   o.tokens_total = at.tokens_total;
+  o.starts = at.documents.starts;
   if (options_.dropout == 0 || !at.training) return o;
   o.dropout = options_.dropout;
   o.random = Philox::named(at.seed, full_name());
@@ -153,8 +158,7 @@ AttentionOptions Attention::at_step() {
 
 Var Attention::prepare(Var packed, int64_t first) {
   if (norm_q) packed = norm_heads(packed, here_, seen(*norm_q), seen(*norm_k), *options_.norm_eps);
-  if (options_.rotary)
-    packed = options_.rotary->apply(std::move(packed), here_.query + here_.key, step().positions, first);
+  if (options_.rotary) packed = options_.rotary->apply(std::move(packed), here_.query + here_.key, step(), first);
   return packed;
 }
 

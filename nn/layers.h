@@ -133,8 +133,9 @@ class Rotary {
  public:
   Rotary(int64_t context, int64_t head_dim, const RotaryOptions& options)
       : context_(context), head_dim_(head_dim), options_(options) {}
-  // Turns the first `heads` heads of packed x (B, T, W), at `positions`, or from `first` on where these are empty.
-  Var apply(Var x, int64_t heads, std::span<const int64_t> positions, int64_t first = 0);
+  // Turns the first `heads` heads of packed x (B, T, W) at their positions within documents, where the step has these,
+  // else at the step's positions, or from `first` on where it has none.
+  Var apply(Var x, int64_t heads, const StepInfo& at, int64_t first = 0);
 
  private:
   int64_t context_, head_dim_;
@@ -179,7 +180,7 @@ class Attention : public Module {
  private:
   AttentionOptions at_step();
   Attention(const Options& resolved, int64_t channels);
-  // q and k normalised and turned, where the options say so: of tokens at step().positions, or from `first` on.
+  // q and k normalised and turned, where the options say so: of tokens at the step's positions, or from `first` on.
   Var prepare(Var packed, int64_t first = 0);
   Options options_;
   Heads here_;

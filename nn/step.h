@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 
+#include "nn/documents.h"
+
 namespace tessera {
 
 struct StepInfo {
@@ -17,6 +19,8 @@ struct StepInfo {
   // tokens are all there are, from position 0. What it views must outlive the pass.
   std::span<const int64_t> positions = {};
   int64_t tokens_total = 0;
+  // Of sequences that hold several documents. Dropout goes by `positions` none the less.
+  Documents documents = {};
   // Of a part of the attention heads: where it begins, and how many the whole has; 0: all heads are here.
   int64_t first_head = 0, heads_total = 0;
 };

@@ -63,11 +63,12 @@ std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, Balance bala
 // T / c, H D). Every rank of the axis calls it, forward and backward; `cp` must outlive the graph. A block of keys and
 // values is sent on before it is computed with, so that it travels meanwhile. Sums of the result go by hops (own keys
 // first, then those of rank - 1, rank - 2, ...), of dk and dv by ranks (the next one's, ..., the previous one's, then
-// its own), both in the type of the sums, rounded once. On an axis of size 1 it is packed_attention().
+// its own), both in the type of the sums, rounded once. options.starts are of this rank's queries. On an axis of size 1
+// it is packed_attention().
 Var ring_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
                    Balance balance = Balance::zigzag);
 
-// The same of contiguous tokens, by heads: c must divide H and K.
+// The same of contiguous tokens, by heads: c must divide H and K. options.starts are of all tokens.
 Var ulysses_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp);
 
 }  // namespace tessera

@@ -55,6 +55,7 @@ struct Ring {
     o.first_query = pair.query * chunk_tokens();
     o.first_key = pair.key * chunk_tokens();
     if (o.tokens_total == 0) o.tokens_total = tokens * ranks();
+    if (o.starts.defined()) o.starts = chunk_of(o.starts, pair.query);
     return o;
   }
 };

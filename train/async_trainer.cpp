@@ -39,7 +39,16 @@ AsyncTrainer::AsyncTrainer(const Job& job, Sequences sequences, Communicator& wo
       arena_(rank_arena(job.plan, world)),
       model_(whole_model(job, sequences_.vocab)),
       schedule_(lr_schedule(job.optim)),
-      server_(*model_, *axis_, arena_, data_options(job), async_options()) {}
+      server_(*model_, *axis_, arena_, data_options(job), async_options()) {
+  if (job_.optim.document_mask) document_end_of(sequences_);
+}
+
+// Of ids in the host's memory.
+Documents AsyncTrainer::documents(const Tensor& ids) const {
+  if (!job_.optim.document_mask) return {};
+  const Documents made = documents_of(ids, *sequences_.document_end);
+  return {made.starts.to(arena_), made.positions.to(arena_)};
+}
 
 AsyncOptions AsyncTrainer::async_options() {
   const int ranks = axis_->size();
@@ -63,8 +72,11 @@ double AsyncTrainer::worker_step(int worker, int64_t step) {
     const Tensor ids = Tensor::empty({size, context}, DType::int32, host),
                  targets = Tensor::empty({size, context}, DType::int32, host);
     sequences_.load(step, first, size, ids.data<int32_t>(), targets.data<int32_t>());
-    model_->set_step(
-        {.seed = static_cast<uint64_t>(job_.optim.seed), .step = step, .first_sequence = first, .training = true});
+    model_->set_step({.seed = static_cast<uint64_t>(job_.optim.seed),
+                      .step = step,
+                      .first_sequence = first,
+                      .training = true,
+                      .documents = documents(ids)});
     const Loss loss = model_->loss(ids.to(arena_), targets.to(arena_), 1.0 / static_cast<double>(tokens));
     backward(loss.mean);
     sum += loss.loss_sum;
@@ -74,14 +86,16 @@ double AsyncTrainer::worker_step(int worker, int64_t step) {
 }
 
 double AsyncTrainer::mean_loss(const TokenFile& split) {
-  model_->set_step({});
-  const auto forward = [&](const Tensor& ids, const Tensor& targets) { return model_->loss(ids, targets, 1).loss_sum; };
+  const auto forward = [&](const Tensor& ids, const Tensor& targets) {
+    model_->set_step({.documents = documents(ids)});
+    return model_->loss(ids.to(arena_), targets.to(arena_), 1).loss_sum;
+  };
   return tessera::mean_loss({.forward = forward,
                              .context = model_->config.context,
                              .at_once = job_.optim.batch / (job_.plan.microbatches * axis_->size()),
                              .turn = axis_->rank(),
                              .turns = axis_->size(),
-                             .arena = arena_},
+                             .arena = arena_->host()},
                             *axis_, split);
 }
 

@@ -42,6 +42,7 @@ class AsyncTrainer {
 
  private:
   AsyncOptions async_options();
+  Documents documents(const Tensor& ids) const;
   void gather(const std::string& suffix, const std::function<Tensor(size_t unit)>& shard,
               std::vector<NamedTensor>& out);
 

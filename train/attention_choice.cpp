@@ -15,6 +15,7 @@ namespace {
 std::string obstacle(const Job& job) {
   if (job.optim.dtype != DType::bfloat16) return fmt::format("cuDNN's take bf16, found {}", text_of(job.optim.dtype));
   if (job.model.dropout > 0) return "cuDNN's cannot drop the elements that ours count";
+  if (job.optim.document_mask) return "cuDNN's do not know where our documents begin";
   if (job.plan.cp > 1 && job.plan.cp_mode == ContextMode::ring) return "a ring merges tiles by their log-sum-exp";
   return "";
 }

@@ -67,6 +67,13 @@ void check_modes(const Plan& p) {
     refuse("dp_mode", "dataparallel is one process by definition; expected ddp or ps-sync under MPI");
 }
 
+void check_documents(const Job& s) {
+  if (s.optim.document_mask && s.plan.dp_mode == DataMode::dataparallel)
+    refuse("document_mask",
+           "the ranks of `dp_mode` dataparallel hear of tokens from rank 0, which does not say where documents begin; "
+           "expected `dp_mode` ddp, found dataparallel");
+}
+
 void check_batch(const Plan& p, int64_t batch) {
   const int64_t parts = p.dp * p.microbatches;
   if (batch % parts != 0)
@@ -202,6 +209,7 @@ void check(const Job& s, bool traced) {
   check_sizes(s);
   check_backend(p, p.ranks());
   check_batch(p, s.optim.batch);
+  check_documents(s);
   check_data(p);
   check_modes(p);
   check_tensor(p, s.model);

@@ -30,6 +30,8 @@ struct Optimisation {
   int64_t batch = 12;            // sequences per step, of all ranks
   int64_t seed = 1337;           // of weights, data order and dropout
   DType dtype = DType::float32;  // of parameters and activations; bfloat16 keeps float32 master weights
+  // Attention stays within documents, and positions begin again in each; the tokens must say where documents end.
+  bool document_mask = false;
   bool operator==(const Optimisation&) const = default;
 };
 

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "data/loader.h"
+#include "tensor/field_error.h"
 #include "tensor/random.h"
 
 namespace tessera {
@@ -11,18 +12,28 @@ namespace {
 constexpr uint64_t kNoise = 4;  // one token in so many is random
 }
 
+int32_t document_end_of(const Sequences& sequences) {
+  if (!sequences.document_end)
+    throw FieldError("document_mask",
+                     "the tokenizer has no token that ends documents; expected tokens with <|endoftext|>, as llm.c's "
+                     "files have");
+  return *sequences.document_end;
+}
+
 Sequences sequences_of(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed) {
   const auto loader = std::make_shared<Loader>(dataset.train, context, batch, seed);
   return {dataset.tokenizer->vocab_size(),
           [loader](int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
             loader->load(step, first, count, inputs, targets);
-          }};
+          },
+          dataset.tokenizer->document_end()};
 }
 
 Sequences counted_sequences(int64_t vocab, int64_t context, int64_t batch, uint64_t seed) {
   const Philox random = Philox::named(seed, "counted sequences");
   const auto v = static_cast<uint64_t>(vocab);
-  return {vocab, [=](int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
+  return {vocab,
+          [=](int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
             for (int64_t s = 0; s < count; ++s) {
               const auto base = static_cast<uint64_t>((step * batch + first + s) * (context + 1));
               auto token = static_cast<uint64_t>(random.below(v, 2 * base));
@@ -33,7 +44,8 @@ Sequences counted_sequences(int64_t vocab, int64_t context, int64_t batch, uint6
                 targets[s * context + t] = static_cast<int32_t>(token);
               }
             }
-          }};
+          },
+          0};
 }
 
 }  // namespace tessera

@@ -15,9 +15,12 @@ StepTokens::StepTokens(const Job& job, Sequences sequences, int64_t context, std
       sequences_(std::move(sequences)),
       context_(context),
       positions_(std::move(positions)),
+      all_queries_(job.plan.cp_mode == ContextMode::ulysses),
       strategy_(strategy),
       arena_(std::move(arena)),
-      places_(static_cast<size_t>(job.plan.microbatches)) {}
+      places_(static_cast<size_t>(job.plan.microbatches)) {
+  if (job.optim.document_mask) document_end_ = document_end_of(sequences_);
+}
 
 // Micro-batches that this rank has asked for before it will ask for again.
 void StepTokens::begin(int64_t step) {
@@ -40,7 +43,7 @@ void StepTokens::ahead(int64_t step) {
 }
 
 // In the host's memory.
-Microbatch StepTokens::read(int64_t step, int64_t microbatch) const {
+StepTokens::Parts StepTokens::read(int64_t step, int64_t microbatch) const {
   const BatchSlice mine = strategy_.batches().computes(batch_, microbatches_, microbatch);
   const std::vector<BatchSlice> loads = strategy_.batches().loads(batch_, microbatches_, microbatch);
   int64_t rows = 0;
@@ -54,38 +57,79 @@ Microbatch StepTokens::read(int64_t step, int64_t microbatch) const {
     sequences_.load(step, slice.first, slice.count, ids.data<int32_t>() + at, targets.data<int32_t>() + at);
     at += slice.count * context_;
   }
-  return {own_columns(ids), own_columns(targets)};
+  const Documents documents = own_documents(ids);
+  return {own_columns(ids), own_columns(targets), documents.starts, documents.positions};
 }
 
-void StepTokens::fill(Place& place, const Microbatch& tokens) const {
-  const auto bytes = static_cast<size_t>(tokens.ids.nbytes());
-  std::memcpy(place.memory.get(), tokens.ids.raw(), bytes);
-  std::memcpy(place.memory.get() + bytes, tokens.targets.raw(), bytes);
+void StepTokens::fill(Place& place, const Parts& parts) const {
+  std::byte* to = place.memory.get();
+  for (const Tensor& part : parts)
+    if (part.defined()) {
+      std::memcpy(to, part.raw(), static_cast<size_t>(part.nbytes()));
+      to += part.nbytes();
+    }
   place.step = step_;
 }
 
-Microbatch StepTokens::load(int64_t microbatch, bool ids, bool targets) {
-  const auto on_cpu = [&]() -> Microbatch {
-    const Microbatch all = read(step_, microbatch);
-    return {ids ? all.ids : Tensor(), targets ? all.targets : Tensor()};
+// Those that are wanted, where this rank computes.
+StepTokens::Parts StepTokens::parts(int64_t microbatch, const std::array<bool, 4>& wanted) {
+  const auto on_cpu = [&] {
+    Parts all = read(step_, microbatch);
+    for (size_t i = 0; i < all.size(); ++i)
+      if (!wanted[i]) all[i] = Tensor();
+    return all;
   };
-  const auto on_gpu = [&]() -> Microbatch {
+  const auto on_gpu = [&] {
     Place& place = places_[static_cast<size_t>(microbatch)];
     if (place.step != step_) {
-      Microbatch tokens = read(step_, microbatch);
-      if (tokens.ids.device() == Device::meta) return tokens;
-      place.like = Tensor::meta(tokens.ids.shape(), DType::int32);
-      if (!place.memory) place.memory = cuda::pinned_memory(2 * tokens.ids.nbytes());
-      fill(place, tokens);
+      Parts read_now = read(step_, microbatch);
+      if (read_now[0].device() == Device::meta) return read_now;
+      int64_t bytes = 0;
+      for (size_t i = 0; i < read_now.size(); ++i) {
+        if (!read_now[i].defined()) continue;
+        place.like[i] = Tensor::meta(read_now[i].shape(), DType::int32);
+        bytes += read_now[i].nbytes();
+      }
+      if (!place.memory) place.memory = cuda::pinned_memory(bytes);
+      fill(place, read_now);
     }
-    const auto copy = [&](int64_t from) {
-      Tensor there = Tensor::empty(place.like.shape(), DType::int32, arena_);
-      cuda::copy_later(there, place.memory.get() + from);
-      return there;
-    };
-    return {ids ? copy(0) : Tensor(), targets ? copy(place.like.nbytes()) : Tensor()};
+    Parts there;
+    int64_t from = 0;
+    for (size_t i = 0; i < there.size(); ++i) {
+      if (!place.like[i].defined()) continue;
+      if (wanted[i]) {
+        there[i] = Tensor::empty(place.like[i].shape(), DType::int32, arena_);
+        cuda::copy_later(there[i], place.memory.get() + from);
+      }
+      from += place.like[i].nbytes();
+    }
+    return there;
   };
   return on_device(arena_->device(), on_cpu, on_gpu);
+}
+
+Microbatch StepTokens::load(int64_t microbatch, bool ids, bool targets) {
+  const Parts some = parts(microbatch, {ids, targets});
+  return {some[0], some[1]};
+}
+
+Documents StepTokens::documents(int64_t microbatch) {
+  if (!document_end_) return {};
+  const Parts some = parts(microbatch, {false, false, true, true});
+  return {some[2], some[3]};
+}
+
+Documents StepTokens::documents(const Tensor& whole) const {
+  if (!document_end_) return {};
+  const Documents here = own_documents(whole);
+  return {here.starts.to(arena_), here.positions.to(arena_)};
+}
+
+// In the host's memory.
+Documents StepTokens::own_documents(const Tensor& whole) const {
+  if (!document_end_) return {};
+  const Documents all = documents_of(whole, *document_end_);
+  return {all_queries_ ? all.starts : own_columns(all.starts), own_columns(all.positions)};
 }
 
 Tensor StepTokens::own_columns(const Tensor& whole) const {

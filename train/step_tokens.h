@@ -1,9 +1,10 @@
-// The tokens of a step on their way from the data set to where a rank computes.
+// The tokens of a step on their way from the data set to where a rank computes, and where their documents begin.
 //
 // For a rank on a GPU they lie in pinned memory, one place for each micro-batch, from which the GPU copies them when it
 // comes to them: nothing waits, and a step that was captured finds there the tokens of the step that it is replayed
 // for.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,6 +20,7 @@ namespace tessera {
 class StepTokens {
  public:
   // `positions`: the columns of every sequence that this rank has; empty: all `context`. `strategy` must outlive it.
+  // Throws FieldError when the job masks documents and the sequences have no token that ends them.
   StepTokens(const Job& job, Sequences sequences, int64_t context, std::vector<int64_t> positions,
              const DataStrategy& strategy, ArenaPtr arena);
 
@@ -30,29 +32,40 @@ class StepTokens {
   void ahead(int64_t step);
   // int32 (B, T) of a micro-batch, those that are asked for; meta tensors where this rank loads none. Queued on a GPU.
   Microbatch load(int64_t microbatch, bool ids, bool targets);
+  // Of a micro-batch of whole sequences, for the parts of them that are here; undefined where the job does not mask
+  // documents. Queued on a GPU; reads the sequences on any rank, also on one that loads no ids.
+  Documents documents(int64_t microbatch);
+  // Of ids (B, context) in the host's memory. Waits on a GPU.
+  Documents documents(const Tensor& whole) const;
   // This rank's columns of (B, context) in the host's memory, where it computes. Waits on a GPU.
   Tensor own(const Tensor& whole) const;
 
  private:
-  // A micro-batch in pinned memory: ids, then targets.
+  // Of a micro-batch: ids, targets, and where documents are masked their starts and positions.
+  using Parts = std::array<Tensor, 4>;
+  // They lie one after another in pinned memory.
   struct Place {
     std::shared_ptr<std::byte> memory;
-    Tensor like;        // meta, int32 (B, T)
+    Parts like;         // meta, int32 (B, T)
     int64_t step = -1;  // of the tokens that are there
   };
-  Microbatch read(int64_t step, int64_t microbatch) const;
+  Parts read(int64_t step, int64_t microbatch) const;
+  Parts parts(int64_t microbatch, const std::array<bool, 4>& wanted);
+  Documents own_documents(const Tensor& whole) const;
   Tensor own_columns(const Tensor& whole) const;
-  void fill(Place& place, const Microbatch& tokens) const;
+  void fill(Place& place, const Parts& parts) const;
 
   int64_t batch_, microbatches_;
   Sequences sequences_;
   int64_t context_;
   std::vector<int64_t> positions_;
+  std::optional<int32_t> document_end_ = {};  // where documents are masked
+  bool all_queries_;                          // attention has the queries of all tokens, not of those that are here
   const DataStrategy& strategy_;
   ArenaPtr arena_;
   int64_t step_ = 0;
   std::vector<Place> places_;
-  std::vector<Microbatch> ahead_;  // by micro-batch, in the host's memory
+  std::vector<Parts> ahead_;  // by micro-batch, in the host's memory
   int64_t ahead_step_ = -1;
 };
 

@@ -91,8 +91,10 @@ void Trainer::join_tied_weights() {
 
 StepInfo Trainer::where(int64_t microbatch, bool training) const {
   StepInfo at{.seed = static_cast<uint64_t>(job_.optim.seed), .step = steps_done(), .training = training};
-  if (training)
+  if (training) {
     at.first_sequence = strategy().batches().computes(job_.optim.batch, job_.plan.microbatches, microbatch).first;
+    at.documents = tokens_->documents(microbatch);
+  }
   if (graph_) at.step_on_gpu = graph_->step_on_gpu();
   at.positions = part_->positions();
   at.tokens_total = whole_->config.context;
@@ -101,7 +103,9 @@ StepInfo Trainer::where(int64_t microbatch, bool training) const {
 
 DeviceScalar Trainer::queue_passes() {
   strategy().begin_step();
-  return part_->runtime().step();
+  const DeviceScalar loss = part_->runtime().step();
+  model().set_step({});  // which keeps no documents: a captured step begins with the memory that it ended with
+  return loss;
 }
 
 void Trainer::queue_sums() {
@@ -181,8 +185,10 @@ StepReport Trainer::step(bool stop) {
 
 // As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights.
 double Trainer::mean_loss(const TokenFile& split) {
-  model().set_step(where(0, false));
+  StepInfo at = where(0, false);
   const auto forward = [&](const Tensor& ids, const Tensor& targets) {
+    at.documents = tokens_->documents(ids);
+    model().set_step(at);
     const double sum =
         part_->stages().evaluate({tokens_->own(ids), tokens_->own(targets)}, part_->schedule(), mesh_["pp"]);
     return mesh_.coordinate("tp") == 0 ? sum : 0.0;

@@ -132,7 +132,8 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
   } else {
     out.all_gather("tp", n, columns * (forwards + 1) + inputs + first + 2 * last, whole);
     out.reduce_scatter("tp", n, inputs * forwards + columns + first + last, whole);
-    out.all_gather("tp", n, part.tables * m, s.tokens * s.config.channels * s.value);  // of their gradients
+    // Of the gradients of tables: (T, C), or (B, T, C) where documents have positions of their own.
+    out.all_gather("tp", n, part.tables * m, (s.documents ? s.sequences : 1) * s.tokens * s.config.channels * s.value);
     out.all_reduce("tp", n, part.norms * m, s.config.channels * s.wide);
     out.all_reduce("tp", n, part.biases * m, s.config.channels * s.grad);
   }

@@ -81,6 +81,7 @@ PlanSizes::PlanSizes(const Job& job)
   state = wide * (o.optimizer == OptimizerKind::sgd ? (o.momentum > 0 ? 1 : 0) : 2);
   if (d.dtype == DType::bfloat16) state += wide;  // the master copy
   bucket_bytes = d.bucket_bytes;
+  documents = o.document_mask;
   sequences = o.batch / (plan.dp * m);
   tokens = config.context / plan.cp;
   tied_over_ranks = schedule.rank_of_stage.front() != schedule.rank_of_stage.back();

@@ -45,6 +45,7 @@ struct PlanSizes {
   int64_t value = 4, grad = 4, state = 8, wide = 4;  // bytes of an element; wide: of sums in float
   int64_t bucket_bytes = 0;                          // of DDP
   int64_t sequences = 1, tokens = 1;                 // of a micro-batch: sequences, and tokens of each on a rank of cp
+  bool documents = false;                            // are masked
   bool tied_over_ranks = false;                      // two pipeline ranks have a copy of the tied weight each
   int64_t units = 0;                                 // of the whole model
   std::vector<std::vector<PartSizes>> parts;         // [pp][tp]

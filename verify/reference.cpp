@@ -75,6 +75,20 @@ void add_to_any(Tensor total, const Tensor& x) {
   if (total.device() != Device::cpu) total.copy_from(here);
 }
 
+// Where documents begin, by a look back from every token: int32 (B, T), and each token's place in its document.
+Documents documents_in(const Tensor& ids, int32_t end) {
+  const int64_t tokens = ids.dim(1);
+  const Documents found{ids.clone(), ids.clone()};
+  for (int64_t i = 0; i < ids.numel(); ++i) {
+    const int64_t first = i - i % tokens;
+    int64_t start = i;
+    while (start > first && ids.data<int32_t>()[start - 1] != end) --start;
+    found.starts.data<int32_t>()[i] = static_cast<int32_t>(start - first);
+    found.positions.data<int32_t>()[i] = static_cast<int32_t>(i - start);
+  }
+  return found;
+}
+
 }  // namespace
 
 Reference::Reference(const Job& job, Sequences sequences, SumOrder order)
@@ -131,10 +145,14 @@ Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
     const Tensor ids = Tensor::empty({size, context}, DType::int32, host),
                  targets = Tensor::empty({size, context}, DType::int32, host);
     sequences_.load(optimizer_->steps(), first, size, ids.data<int32_t>(), targets.data<int32_t>());
+    Documents documents;
+    if (job_.optim.document_mask) documents = documents_in(ids, document_end_of(sequences_));
+    if (documents.starts.defined()) documents = {documents.starts.to(arena_), documents.positions.to(arena_)};
     model_->set_step({.seed = static_cast<uint64_t>(job_.optim.seed),
                       .step = optimizer_->steps(),
                       .first_sequence = first,
-                      .training = true});
+                      .training = true,
+                      .documents = documents});
     loss_sum += passes(ids.to(arena_), targets.to(arena_), of_head);
   }
   int64_t kept = 0, total = 0;

@@ -88,6 +88,10 @@ class LoneRank {
     StepInfo at{.seed = 1, .training = true};
     at.positions = part_.positions();
     at.tokens_total = part_.model().config.context;
+    if (sizes_.documents) {
+      const Tensor all = Tensor::zeros({sizes_.sequences, at.tokens_total}, DType::int32, arena_);
+      at.documents = {sizes_.plan.cp_mode == ContextMode::ulysses ? all : tokens(), tokens()};
+    }
     return at;
   }
 

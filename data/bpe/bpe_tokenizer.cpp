@@ -133,6 +133,11 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text) const {
   return out;
 }
 
+std::optional<int32_t> BpeTokenizer::document_end() const {
+  const auto found = std::find(tokens_.begin(), tokens_.end(), "<|endoftext|>");
+  return found == tokens_.end() ? std::nullopt : std::optional(static_cast<int32_t>(found - tokens_.begin()));
+}
+
 std::string BpeTokenizer::decode(std::span<const int32_t> tokens) const {
   std::string out;
   for (const int32_t t : tokens) {

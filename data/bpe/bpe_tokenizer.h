@@ -39,6 +39,7 @@ class BpeTokenizer final : public Tokenizer {
   // Cost: the pieces, and n log n in the bytes of a piece that was not met before; memory grows with the new pieces.
   std::vector<int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const int32_t> tokens) const override;
+  std::optional<int32_t> document_end() const override;
   std::string_view kind() const override { return "bpe"; }
   std::string to_json() const override;
 

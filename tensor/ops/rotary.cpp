@@ -49,11 +49,12 @@ void rotate_on_cpu(const Tensor& y, const Tensor& x, const Turn& turn) {
     T* const out = y.data<T>();
     const A *const table = turn.table.data<A>(), sign = turn.back ? A(-1) : A(1);
     const int32_t* const at = turn.positions.defined() ? turn.positions.data<int32_t>() : nullptr;
+    const int64_t placed = at ? turn.positions.numel() : tokens;  // rows that have positions of their own
     cpu::parallel_for(x.dim(0) * tokens, std::max<int64_t>(1, cpu::kGrain / width), [=](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const T* const from = in + i * width;
         T* const to = out + i * width;
-        const A* const row = table + (at ? at[i % tokens] : first + i % tokens) * d;
+        const A* const row = table + (at ? at[i % placed] : first + i % tokens) * d;
         for (int64_t h = 0; h < heads; ++h) rotate_head(to + h * d, from + h * d, row, row + d / 2, sign, d / 2);
         if (to != from) std::copy(from + heads * d, from + width, to + heads * d);
       }
@@ -85,6 +86,14 @@ Tensor rotary_table(const RotaryOptions& options, int64_t positions, int64_t hea
   return table;
 }
 
+namespace {
+
+bool are_positions(const Tensor& p, const Tensor& x) {
+  return p.dtype() == DType::int32 && (p.shape() == Shape{x.dim(1)} || p.shape() == Shape{x.dim(0), x.dim(1)});
+}
+
+}  // namespace
+
 Tensor rotate(Tensor&& x_any, const Turn& turn) {
   const int64_t d = turn.table.dim(1);
   if (x_any.rank() != 3 || d % 2 != 0 || turn.heads < 0 || turn.heads * d > x_any.dim(2))
@@ -93,7 +102,7 @@ Tensor rotate(Tensor&& x_any, const Turn& turn) {
   const DType wide = wide_of(x_any.dtype());
   if (turn.table.dtype() != wide) throw Error("[rotate] the table is " + turn.table.describe());
   const int64_t tokens = x_any.dim(1);
-  if (turn.positions.defined() ? !(turn.positions.shape() == Shape{tokens}) || turn.positions.dtype() != DType::int32
+  if (turn.positions.defined() ? !are_positions(turn.positions, x_any)
                                : turn.first < 0 || turn.first + tokens > turn.table.dim(0))
     throw Error("[rotate] " + std::to_string(tokens) + " tokens from position " + std::to_string(turn.first) +
                 (turn.positions.defined() ? ", positions " + turn.positions.describe() : std::string()) +
@@ -101,8 +110,10 @@ Tensor rotate(Tensor&& x_any, const Turn& turn) {
   Tensor x = x_any.contiguous();
   x_any = Tensor();
   const Tensor y = x.unique() ? x : x.make(x.shape());
+  Turn whole = turn;
+  if (whole.positions.defined()) whole.positions = whole.positions.contiguous();
   on_device(
-      x.device(), [&] { rotate_on_cpu(y, x, turn); }, [&] { cuda::rotate(y, x, turn); });
+      x.device(), [&] { rotate_on_cpu(y, x, whole); }, [&] { cuda::rotate(y, x, whole); });
   return y;
 }
 

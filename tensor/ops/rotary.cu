@@ -16,8 +16,8 @@ struct Rotation {
   const T* x;
   T* y;  // may be x
   const Accumulate<T>* table;
-  const int32_t* positions;  // null: first, first + 1, ...
-  int64_t first, rows, tokens, width;
+  const int32_t* positions;                    // null: first, first + 1, ...
+  int64_t first, rows, tokens, placed, width;  // placed: rows that have positions of their own
   int heads, half;
   Accumulate<T> sign;
   constexpr int parts() const { return (half + kPart<T> - 1) / kPart<T>; }
@@ -45,8 +45,7 @@ __global__ void rotate_kernel(Rotation<T> f) {
   const int64_t thread = global_thread(), row = thread / f.parts() / f.runs();
   if (row >= f.rows) return;
   const int j = static_cast<int>(thread % f.parts()) * kPart<T>, run = static_cast<int>(thread / f.parts() % f.runs());
-  const int64_t token = row % f.tokens;
-  const A* const angles = f.table + (f.positions ? f.positions[token] : f.first + token) * 2 * f.half;
+  const A* const angles = f.table + (f.positions ? f.positions[row % f.placed] : f.first + row % f.tokens) * 2 * f.half;
   const Angles<T> cosines = load_angles<kWhole, T>(angles, j, f.half),
                   sines = load_angles<kWhole, T>(angles + f.half, j, f.half);
   for (int h = run; h < f.heads; h += f.runs()) {
@@ -75,6 +74,7 @@ void rotate(const Tensor& y, const Tensor& x, const Turn& turn) {
                         .first = turn.first,
                         .rows = x.dim(0) * x.dim(1),
                         .tokens = x.dim(1),
+                        .placed = turn.positions.defined() ? turn.positions.numel() : x.dim(1),
                         .width = width,
                         .heads = static_cast<int>(turn.heads),
                         .half = static_cast<int>(d / 2),

@@ -38,8 +38,9 @@ Tensor rotary_table(const RotaryOptions& options, int64_t positions, int64_t hea
                     const ArenaPtr& arena);
 
 // Turns the first `heads` heads of D numbers of each token of x (B, T, W), `back` by the opposite angles, which is the
-// backward pass. `table` is rotary_table() in the type of x's sums; `positions` int32 (T), or undefined for first,
-// first + 1, ... Writes over x when its storage is held by nobody else. Cost: one pass over memory.
+// backward pass. `table` is rotary_table() in the type of x's sums; `positions` int32 (T), or (B, T) where each
+// sequence has its own, all within the table, or undefined for first, first + 1, ... Writes over x when its storage is
+// held by nobody else. Cost: one pass over memory.
 struct Turn {
   int64_t heads = 0;
   Tensor table, positions = {};
@@ -49,7 +50,7 @@ struct Turn {
 Tensor rotate(Tensor&& x, const Turn& turn);
 
 namespace cuda {
-// A GPU's kernel, with the CPU's bits: x and y contiguous, y may be x.
+// A GPU's kernel, with the CPU's bits: x, y and positions contiguous, y may be x.
 void rotate(const Tensor& y, const Tensor& x, const Turn& turn);
 }  // namespace cuda
 

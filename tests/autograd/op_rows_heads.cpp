@@ -6,7 +6,7 @@
 namespace tessera::test {
 namespace {
 
-// Positions that run on, or any.
+// Positions that run on, or any, the same for all sequences or not.
 Problem draw_rotate(Random& random) {
   const int64_t b = random.between(1, 3), t = random.between(1, 40), heads = random.between(1, 3),
                 d = 2 * random.one_of<int64_t>({1, 3, 8, 20}),
@@ -18,31 +18,33 @@ Problem draw_rotate(Random& random) {
       .original_context = 16};
   std::vector<int32_t> positions;
   const int64_t first = random.between(0, 9);
-  const bool any = random.between(0, 1) == 1;
-  for (int64_t i = 0; i < t; ++i) positions.push_back(static_cast<int32_t>(any ? random.between(0, 60) : first + i));
-  return {{{Shape{b, t, width}}},
-          [=](const std::vector<Var>& v) {
-            const Tensor& x = v[0].value();
-            const DType wide = wide_of(x.dtype());
-            Turn turn{.heads = heads, .table = rotary_table(options, 61, d, wide, x.arena()), .first = first};
-            if (any) turn.positions = Tensor::of<int32_t>(positions, {t}, x.arena());
-            return rotate(scale(v[0], 1), turn);
-          },
-          [=](const Values& v) {
-            std::vector<double> y = v[0];
-            const std::vector<double> frequencies = rotary_frequencies(options, d);
-            for (int64_t row = 0; row < b * t; ++row)
-              for (int64_t h = 0; h < heads; ++h)
-                for (int64_t j = 0; j < d / 2; ++j) {
-                  const auto low = static_cast<size_t>(row * width + h * d + j),
-                             high = low + static_cast<size_t>(d / 2);
-                  const double angle = positions[static_cast<size_t>(row % t)] * frequencies[static_cast<size_t>(j)];
-                  y[low] = v[0][low] * std::cos(angle) - v[0][high] * std::sin(angle);
-                  y[high] = v[0][high] * std::cos(angle) + v[0][low] * std::sin(angle);
-                }
-            return y;
-          },
-          true};
+  const bool any = random.between(0, 1) == 1, each = any && random.between(0, 1) == 1;
+  const int64_t placed = each ? b * t : t;
+  for (int64_t i = 0; i < placed; ++i)
+    positions.push_back(static_cast<int32_t>(any ? random.between(0, 60) : first + i));
+  return {
+      {{Shape{b, t, width}}},
+      [=](const std::vector<Var>& v) {
+        const Tensor& x = v[0].value();
+        const DType wide = wide_of(x.dtype());
+        Turn turn{.heads = heads, .table = rotary_table(options, 61, d, wide, x.arena()), .first = first};
+        if (any) turn.positions = Tensor::of<int32_t>(positions, each ? Shape{b, t} : Shape{t}, x.arena());
+        return rotate(scale(v[0], 1), turn);
+      },
+      [=](const Values& v) {
+        std::vector<double> y = v[0];
+        const std::vector<double> frequencies = rotary_frequencies(options, d);
+        for (int64_t row = 0; row < b * t; ++row)
+          for (int64_t h = 0; h < heads; ++h)
+            for (int64_t j = 0; j < d / 2; ++j) {
+              const auto low = static_cast<size_t>(row * width + h * d + j), high = low + static_cast<size_t>(d / 2);
+              const double angle = positions[static_cast<size_t>(row % placed)] * frequencies[static_cast<size_t>(j)];
+              y[low] = v[0][low] * std::cos(angle) - v[0][high] * std::sin(angle);
+              y[high] = v[0][high] * std::cos(angle) + v[0][low] * std::sin(angle);
+            }
+        return y;
+      },
+      !each};
 }
 
 Problem draw_norm_heads(Random& random) {

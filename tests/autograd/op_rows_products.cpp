@@ -1,5 +1,7 @@
 // Rows of the op table: matrix products, the linear layer, attention.
+#include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "tests/autograd/op_table.h"
 
@@ -74,16 +76,17 @@ std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptio
     for (int64_t h = 0; h < s.h; ++h)
       for (int64_t i = 0; i < s.tq; ++i) {
         const int64_t position = s.tk - s.tq + i, seen = o.causal ? position + 1 : s.tk;
-        std::vector<double> p;
+        const int64_t start = o.starts.defined() ? o.starts.data<int32_t>()[b * s.tq + i] - o.first_key : 0;
+        std::vector<double> p(static_cast<size_t>(std::clamp<int64_t>(start, 0, seen)));  // of probability 0
         double sum = 0;
-        for (int64_t j = 0; j < seen; ++j) {
+        for (int64_t j = std::ssize(p); j < seen; ++j) {
           double dot = 0;
           for (int64_t c = 0; c < s.d; ++c) dot += query(b, i, h, c) * shared(v[1], b, j, h, c);
           p.push_back(std::exp(dot / std::sqrt(static_cast<double>(s.d))));
           sum += p.back();
         }
         for (int64_t j = 0; j < seen; ++j) {
-          double weight = p[static_cast<size_t>(j)] / sum;
+          double weight = sum > 0 ? p[static_cast<size_t>(j)] / sum : 0;
           if (o.dropout > 0) {
             const int64_t heads = o.heads_total > 0 ? o.heads_total : s.h,
                           n = o.tokens_total > 0 ? o.tokens_total : s.tk;
@@ -113,6 +116,19 @@ AttentionOptions draw_options(Random& random) {
   return o;
 }
 
+// Each query sees keys from anywhere on, or none.
+void draw_starts(Random& random, const Sizes& s, AttentionOptions& o) {
+  if (random.between(0, 1) == 0) return;
+  std::vector<int32_t> starts;
+  for (int64_t i = 0; i < s.b * s.tq; ++i)
+    starts.push_back(static_cast<int32_t>(o.first_key + random.between(-2, random.between(0, s.tk))));
+  o.starts = Tensor::of<int32_t>(starts, {s.b, s.tq}, make_arena());
+}
+AttentionOptions beside(AttentionOptions o, const Var& x) {
+  if (o.starts.defined()) o.starts = o.starts.to(x.value().arena());
+  return o;
+}
+
 Problem draw_attention(Random& random) {
   Sizes s{random.between(1, 2), 0, random.one_of<int64_t>({1, 5, 63, 64, 65, 130}), random.between(1, 3),
           random.one_of<int64_t>({1, 4, 16, 33})};
@@ -127,15 +143,16 @@ Problem draw_attention(Random& random) {
     o.first_query = random.between(-1, 50);
     o.tokens_total = s.tk + 50 + random.between(0, 9);
   }
+  draw_starts(random, s, o);
   const Shape q{s.b, s.tq, s.h, s.d}, k{s.b, s.tk, s.k, s.d};
   return {{{q}, {k}, {k}},
           [o](const std::vector<Var>& v) {
             // The last dim must run on: other strides are made so by a copy that keeps the graph.
             const auto whole = [](const Var& x) { return reshape(x, x.shape()); };
-            return attention(whole(v[0]), whole(v[1]), whole(v[2]), o);
+            return attention(whole(v[0]), whole(v[1]), whole(v[2]), beside(o, v[0]));
           },
           [=](const Values& v) { return attend(v, s, o); },
-          o.dropout == 0};
+          o.dropout == 0 && !o.starts.defined()};
 }
 
 template <bool kGrouped>
@@ -146,17 +163,19 @@ Problem draw_packed_attention(Random& random) {
   const Sizes self{s.b, s.tk, s.tk, heads.query, d, heads.key};
   AttentionOptions o = draw_options(random);
   o.causal = true;
-  return {{{Shape{s.b, s.tk, heads.packed() * d}}},
-          [=](const std::vector<Var>& v) { return packed_attention(reshape(v[0], v[0].shape()), heads, o); },
-          [=](const Values& v) {
-            Values qkv(3);
-            for (size_t i = 0; i < v[0].size(); ++i) {
-              const int64_t head = static_cast<int64_t>(i) / d % heads.packed();
-              qkv[head < heads.query ? 0 : head < heads.query + heads.key ? 1 : 2].push_back(v[0][i]);
-            }
-            return attend(qkv, self, o);
-          },
-          o.dropout == 0};
+  draw_starts(random, self, o);
+  return {
+      {{Shape{s.b, s.tk, heads.packed() * d}}},
+      [=](const std::vector<Var>& v) { return packed_attention(reshape(v[0], v[0].shape()), heads, beside(o, v[0])); },
+      [=](const Values& v) {
+        Values qkv(3);
+        for (size_t i = 0; i < v[0].size(); ++i) {
+          const int64_t head = static_cast<int64_t>(i) / d % heads.packed();
+          qkv[head < heads.query ? 0 : head < heads.query + heads.key ? 1 : 2].push_back(v[0][i]);
+        }
+        return attend(qkv, self, o);
+      },
+      o.dropout == 0 && !o.starts.defined()};
 }
 
 }  // namespace

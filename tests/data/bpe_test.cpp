@@ -188,6 +188,9 @@ TEST(BpeTokenizer, SpecialTokensAreDecodedAndNeverMade) {
   EXPECT_EQ(t.encode("th<|endoftext|>").size(), 14U);
   EXPECT_EQ(t.encode("th"), std::vector<int32_t>{256});
   EXPECT_EQ(t.decode(std::vector<int32_t>{256, 257}), "th<|endoftext|>");
+  EXPECT_EQ(t.document_end(), 257);
+  EXPECT_FALSE(train_bpe(test::mixed_text(), {.vocab_size = 300}).document_end());
+  EXPECT_FALSE(ByteTokenizer().document_end());
   expect_error(Status::usage, {"token 258", "vocabulary of 258"}, [&] { t.decode(std::vector<int32_t>{258}); });
 }
 

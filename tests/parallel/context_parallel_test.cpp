@@ -55,6 +55,17 @@ Tensor tokens_at(const Tensor& x, const std::vector<int64_t>& positions) {
   return y;
 }
 
+// Documents of random lengths in each sequence: where that of each token begins.
+Tensor draw_starts(const Problem& p, const ArenaPtr& arena) {
+  const Tensor starts = Tensor::empty({p.b, p.tokens}, DType::int32, arena);
+  const Philox random = Philox::named(p.name, "documents");
+  for (int64_t i = 0; i < starts.numel(); ++i) {
+    const bool begins = i % p.tokens == 0 || random.below(9, static_cast<uint64_t>(i)) == 0;
+    starts.data<int32_t>()[i] = begins ? static_cast<int32_t>(i % p.tokens) : starts.data<int32_t>()[i - 1];
+  }
+  return starts;
+}
+
 struct Result {
   Tensor out, gradient;
 };
@@ -68,7 +79,12 @@ Result alone(const Problem& p, const ArenaPtr& arena, DType dtype = DType::float
 
 Var attend(const Var& qkv, const Problem& p, Communicator& cp, Way way) {
   if (way == Way::ulysses) return ulysses_attention(qkv, p.heads, p.options, cp);
-  return ring_attention(qkv, p.heads, p.options, cp, balance_of(way));
+  AttentionOptions o = p.options;
+  if (const Tensor& all = p.options.starts; all.defined()) {
+    const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
+    o.starts = tokens_at(all.reshape({p.b, p.tokens, 1}), mine).reshape({p.b, std::ssize(mine)});
+  }
+  return ring_attention(qkv, p.heads, o, cp, balance_of(way));
 }
 
 Result together(const Problem& p, Communicator& cp, Way way, const ArenaPtr& arena) {
@@ -145,6 +161,18 @@ TEST(ContextParallel, OneRankAndManyAgree) {
   for (const int n : {1, 2, 3, 4})
     launch(ranks(n), [](Communicator& cp) {
       for (uint64_t trial = 0; trial < 12; ++trial) expect_as_alone(draw(cp.size(), trial), cp);
+    });
+}
+
+// Many tiles of a ring hold no key that some of their queries see.
+TEST(ContextParallel, DocumentsAreNotCrossed) {
+  for (const int n : {1, 2, 3, 4})
+    launch(ranks(n), [](Communicator& cp) {
+      for (uint64_t trial = 0; trial < 12; ++trial) {
+        Problem p = draw(cp.size(), 100 + trial);
+        p.options.starts = draw_starts(p, make_arena());
+        expect_as_alone(p, cp);
+      }
     });
 }
 

@@ -35,6 +35,22 @@ double difference(const Tensor& a, const Tensor& b) {
   return most / largest;
 }
 
+// Documents of random lengths in each sequence: where that of each token begins.
+Tensor draw_starts(int64_t sequences, int64_t tokens, const Philox& random, const ArenaPtr& arena) {
+  const Tensor starts = Tensor::empty({sequences, tokens}, DType::int32, arena);
+  for (int64_t i = 0; i < starts.numel(); ++i) {
+    const bool begins = i % tokens == 0 || random.below(20, static_cast<uint64_t>(i), 99) == 0;
+    starts.data<int32_t>()[i] = begins ? static_cast<int32_t>(i % tokens) : starts.data<int32_t>()[i - 1];
+  }
+  return starts;
+}
+
+Tensor all_at(const Shape& shape, int64_t start, const ArenaPtr& arena) {
+  Tensor starts = Tensor::empty(shape, DType::int32, arena);
+  starts.fill(static_cast<double>(start));
+  return starts;
+}
+
 double bound_of(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 0x1p-7; }
 
 struct Operands {
@@ -64,6 +80,7 @@ struct Tile {
     options.causal = whole.causal && k.begin + k.size > q.begin;
     options.first_query = q.begin;
     options.first_key = k.begin;
+    if (whole.starts.defined()) options.starts = q.of(whole.starts);
   }
   Attended attend(const Operands& x) const {
     const DType wide = wide_of(x.q.dtype());
@@ -105,6 +122,7 @@ Drawn draw(DType dtype, uint64_t trial, const ArenaPtr& arena) {
   o.first_head = below(3, 8);
   o.heads_total = o.first_head + 3 * heads + below(2, 9);
   o.tokens_total = chunks * size + below(2, 10) * 7;
+  if (below(2, 12) == 0) o.starts = draw_starts(b, chunks * size, random, arena);
   const int64_t group = 1 + below(3, 11);
   const auto make = [&](uint64_t name) {
     const bool shared = name == 1 || name == 2;  // k and v
@@ -145,6 +163,55 @@ void check_tiles(DType dtype, uint64_t trial) {
 TEST(Attention, TilesMakeTheWhole) {
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
     for (uint64_t trial = 0; trial < 30; ++trial) check_tiles(dtype, trial);
+}
+
+// Queries that begin to see at a key have what they would have if the keys before it were not there.
+TEST(Attention, KeysBeforeAStartAreNotSeen) {
+  const ArenaPtr arena = make_arena();
+  constexpr int64_t kTokens = 200, kStart = 130;
+  for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
+    const auto make = [&](uint64_t name) { return normal({1, kTokens, 2, 16}, dtype, arena, name); };
+    const Operands x{make(1), make(2), make(3), make(4)};
+    const auto last = [](const Tensor& t) { return t.narrow(1, kStart, kTokens - kStart); };
+    const AttentionOptions o{.starts = all_at({1, kTokens - kStart}, kStart, arena)};
+    const Attended found = attention(last(x.q), x.k, x.v, o), alone = attention(last(x.q), last(x.k), last(x.v));
+    EXPECT_LE(difference(found.out, alone.out), bound_of(dtype));
+    EXPECT_LE(difference(found.lse, alone.lse), bound_of(wide_of(dtype)));
+    Gradients g = zeros({last(x.q), x.k, x.v, {}}, dtype),
+              expected = zeros({last(x.q), last(x.k), last(x.v), {}}, dtype);
+    attention_backward(last(x.dout), last(x.q), x.k, x.v, found, o, g.dq, g.dk, g.dv);
+    attention_backward(last(x.dout), last(x.q), last(x.k), last(x.v), alone, {}, expected.dq, expected.dk, expected.dv);
+    EXPECT_LE(difference(g.dq, expected.dq), bound_of(dtype));
+    EXPECT_LE(difference(last(g.dk), expected.dk), bound_of(dtype));
+    for (const double before : g.dv.narrow(1, 0, kStart).to(DType::float64).to_vector<double>()) EXPECT_EQ(before, 0);
+  }
+}
+
+TEST(Attention, AQueryThatSeesNoKeyGivesZeros) {
+  const ArenaPtr arena = make_arena();
+  for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
+    for (const int64_t tokens : {3, 70}) {
+      const Tensor x = normal({1, tokens, 1, 16}, dtype, arena, 1);
+      const AttentionOptions none{.causal = false, .starts = all_at({1, tokens}, tokens, arena)};
+      const DType wide = wide_of(dtype);
+      const Attended part{x.make(x.shape(), wide), x.make({1, 1, tokens}, wide)};
+      attention_into(x, x, x, none, part);
+      for (const double y : part.out.to(DType::float64).to_vector<double>()) EXPECT_EQ(y, 0);
+      for (const double y : part.lse.to(DType::float64).to_vector<double>()) EXPECT_EQ(y, -INFINITY);
+      Gradients g = zeros({x, x, x, x}, dtype);
+      attention_backward(x, x, x, x, {part.out.to(dtype), part.lse}, none, g.dq, g.dk, g.dv);
+      for (const Tensor& t : {g.dq, g.dk, g.dv})
+        for (const double y : t.to(DType::float64).to_vector<double>()) EXPECT_EQ(y, 0);
+      merge_attended(part, {part.out.clone(), part.lse.clone()});
+      EXPECT_EQ(part.lse.to(DType::float64).to_vector<double>().back(), -INFINITY);
+      EXPECT_EQ(part.out.to(DType::float64).to_vector<double>().back(), 0);
+      const Attended all{x.make(x.shape(), wide), x.make({1, 1, tokens}, wide)};
+      attention_into(x, x, x, {.causal = false}, all);
+      const Attended merged{all.out.clone(), all.lse.clone()};
+      merge_attended(merged, part);
+      EXPECT_EQ(merged.out.to(DType::float64).to_vector<double>(), all.out.to(DType::float64).to_vector<double>());
+      EXPECT_EQ(merged.lse.to(DType::float64).to_vector<double>(), all.lse.to(DType::float64).to_vector<double>());
+    }
 }
 
 // Equal scores and the identity for values: the output shows which elements the dropout kept.
@@ -215,6 +282,11 @@ TEST(Attention, WhatCannotBeIsRefused) {
               attention_into(x, x, x, {}, {x.clone(), lse.narrow(2, 0, 3)});
             }),
             "[attention] lse is float32 (1, 2, 3); expected contiguous (B, H, Tq) for q bfloat16 (1, 4, 2, 3)");
+  EXPECT_EQ(
+      refusal([&] {
+        attention(x, x, x, {.starts = make({1, 3}, DType::int32)});
+      }),
+      "[attention] starts is int32 (1, 3); expected int32 (B, Tq) beside q bfloat16 (1, 4, 2, 3), rows running on");
   EXPECT_EQ(
       refusal([&] {
         merge_attended({x, lse}, {x, lse});

@@ -48,6 +48,9 @@ TEST_F(RotarySwigluGpu, RotateHasTheBitsOfTheCpu) {
   constexpr int64_t kTokens = 11;
   const std::vector<int32_t> any = {3, 40, 0, 7, 7, 1, 2, 39, 11, 12, 13};
   const Tensor positions = Tensor::of<int32_t>(any, {kTokens}, make_arena());
+  std::vector<int32_t> of_each = any;
+  of_each.insert(of_each.end(), any.rbegin(), any.rend());
+  const Tensor each = Tensor::of<int32_t>(of_each, {2, kTokens}, make_arena());
   for (const DType dtype : kFloating)
     for (const RotateCase& c : {RotateCase{1, 2, 0}, RotateCase{3, 6, 5}, RotateCase{5, 16, 16}, RotateCase{2, 16, 3},
                                 RotateCase{9, 64, 128}, RotateCase{0, 8, 8}})
@@ -55,11 +58,11 @@ TEST_F(RotarySwigluGpu, RotateHasTheBitsOfTheCpu) {
         SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(c.heads) + " heads of " + std::to_string(c.d));
         const DType wide = dtype == DType::float64 ? dtype : DType::float32;
         Turn turn{.heads = c.heads, .table = rotary_table({}, 41, c.d, wide, make_arena()), .first = 9, .back = back};
-        for (int way = 0; way < 2; ++way) {
-          if (way == 1) turn.positions = positions;
+        for (int way = 0; way < 3; ++way) {
+          if (way > 0) turn.positions = way == 1 ? positions : each;
           Turn there = turn;
           there.table = turn.table.to(arena);
-          if (way == 1) there.positions = positions.to(arena);
+          if (way > 0) there.positions = turn.positions.to(arena);
           const Tensor x = drawn({2, kTokens, c.heads * c.d + c.more}, dtype, "x"), kept = x.to(arena);
           const Tensor expected = rotate(x.clone(), turn);
           Tensor own = kept.clone();

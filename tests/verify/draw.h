@@ -52,6 +52,7 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
   if (d.between(0, 2) == 0) o.head_dim = 2 * d.between(2, 5);  // a norm of two numbers bends too sharply for fp32
   if (d.between(0, 2) == 0) o.ffn = d.between(4, 50);
   o.untied = d.between(0, 1) == 1;
+  o.document_mask = o.dp_mode != "dataparallel" && d.between(0, 2) == 0;
   if (*o.family == "gpt2") return;
   o.qkv_bias = d.between(0, 2) == 0;
   o.qk_norm = d.between(0, 2) == 0;

@@ -132,6 +132,8 @@ TEST_F(TrainingGpu, EveryAxisAndSchedule) {
            [](TrainOptions& o) { o.ranks = 2, o.pp = 2, o.microbatches = 3, o.schedule = "zb-h1"; },
            [](TrainOptions& o) { o.ranks = 2, o.cp = 2; },
            [](TrainOptions& o) { o.ranks = 2, o.cp = 2, o.cp_mode = "ulysses"; },
+           [](TrainOptions& o) { o.ranks = 2, o.cp = 2, o.document_mask = true, o.vocab = 12; },
+           [](TrainOptions& o) { o.ranks = 2, o.pp = 2, o.document_mask = true, o.vocab = 12, o.family = "llama"; },
            [](TrainOptions& o) { o.ranks = 3, o.all_reduce = "ring"; },
            [](TrainOptions& o) { o.ranks = 3, o.all_reduce = "tree", o.bucket_mb = 0.001; },
            [](TrainOptions& o) { o.ranks = 2, o.dp_mode = "dataparallel"; },

@@ -57,6 +57,13 @@ void damage_model(Trainer& t, Mutation mutation) {
       at.positions = {};
       return at;
     });
+  if (mutation == Mutation::wrong_documents)
+    layer.all<Attention>().at(0)->adjust_step([](StepInfo at) {
+      const Tensor own = at.documents.starts, others = own.make(own.shape());
+      for (int64_t b = 0; b < own.dim(0); ++b) others.narrow(0, b, 1).copy_from(own.narrow(0, (b + 1) % own.dim(0), 1));
+      at.documents.starts = others;
+      return at;
+    });
   if (mutation == Mutation::wrong_mask)
     layer.all<Attention>().at(0)->set_core([&cp](const Var& qkv, const Heads& heads, const AttentionOptions& options) {
       return ring_attention(qkv, heads, options, cp, Balance::contiguous);

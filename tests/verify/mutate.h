@@ -19,6 +19,7 @@ enum class Mutation {
   other_microbatch,  // the last stage compares with the targets of the next micro-batch
   unsummed_heads,    // the gradient of what normalises heads is not summed over the ranks that have them
   wrong_positions,   // rotary positions of the tokens of another chunk
+  wrong_documents,   // one layer's attention takes documents to begin where those of another sequence do
   untied,            // the two copies of the tied weight are not summed
 };
 

@@ -107,6 +107,14 @@ TEST(Mutation, PositionsOfAnotherChunkAreCaught) {
     o.cp = 2;
   });
 }
+TEST(Mutation, DocumentsOfAnotherSequenceAreCaught) {
+  for (const bool pipeline : {false, true})
+    expect_caught_on(Mutation::wrong_documents, [&](TrainOptions& o) {
+      o.document_mask = true;
+      o.vocab = 12;  // of which one ends documents
+      (pipeline ? o.pp : o.cp) = 2;
+    });
+}
 TEST(Mutation, TargetsOfAnotherMicrobatchAreCaught) {
   expect_caught_on(Mutation::other_microbatch, [](TrainOptions& o) { o.pp = 2; });
 }

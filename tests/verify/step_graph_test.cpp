@@ -67,6 +67,12 @@ std::vector<TrainOptions> plans() {
           one_rank([](TrainOptions& o) {
             o.schedule = "interleaved";  // two stages, both here, and two copies of the tied weight
             o.dtype = "fp64";
+          }),
+          one_rank([](TrainOptions& o) {
+            o.family = "llama";
+            o.document_mask = true;  // documents begin elsewhere in every step
+            o.vocab = 12;
+            o.recompute = "attention";
           })};
 }
 

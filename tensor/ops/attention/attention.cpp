@@ -8,6 +8,15 @@
 namespace tessera {
 namespace {
 
+void check_starts(const AttentionProblem& p) {
+  const Tensor& starts = p.options.starts;
+  if (!starts.defined() || (starts.shape() == Shape{p.batch, p.tq} && starts.dtype() == DType::int32 &&
+                            starts.device() == p.q.device() && (p.tq == 1 || starts.strides()[1] == 1)))
+    return;
+  throw Error("[attention] starts is " + starts.describe() + "; expected int32 (B, Tq) beside q " + p.q.describe() +
+              ", rows running on");
+}
+
 AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
   if (q.rank() != 4 || !(k.shape() == v.shape()) || k.rank() != 4 || q.dim(0) != k.dim(0) || k.dim(2) < 1 ||
       q.dim(2) % k.dim(2) != 0 || q.dim(3) != k.dim(3))
@@ -29,6 +38,7 @@ AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const 
   if (p.options.dropout > 0 && end > p.options.tokens_total)
     throw Error("[attention] the tile reaches token " + std::to_string(end - 1) + " of " +
                 std::to_string(p.options.tokens_total) + "; say how many there are in tokens_total");
+  check_starts(p);
   return p;
 }
 

@@ -39,6 +39,10 @@ struct AttentionOptions {
   int64_t first_sequence = 0, first_head = 0, heads_total = 0, tokens_total = 0;
   // Of a tile: which i is query 0 and which j is key 0. They count for dropout alone; `causal` goes by Tq and Tk.
   int64_t first_key = 0, first_query = -1;  // -1: first_key + Tk - Tq
+  // Of sequences that hold several documents: int32 (B, Tq), where the operands lie, rows running on. Query i of
+  // sequence b sees no key before key starts[b][i], counted like first_key in the whole sequence. A query of which no
+  // key is in the tile gives zeros and a log-sum-exp of -infinity. Undefined: every key.
+  Tensor starts = {};
 };
 
 struct Attended {
@@ -49,14 +53,15 @@ struct Attended {
 // q (B, Tq, H, D), k and v (B, Tk, K, D), Tq <= Tk: views of any strides whose last dim runs on (slices of a packed
 // qkv, or of a cache). K divides H: query head h sees key-value head h / (H / K) (grouped-query attention, Ainslie et
 // al. 2023, arXiv 2305.13245). Sums and probabilities are in float (double for float64). Cost: 4 B H Tq Tk D FLOPs,
-// causal blocks that are fully masked left out; workspace 64 x (64 + 4 D) numbers per thread.
+// blocks that are fully masked left out; workspace 64 x (64 + 4 D) numbers per thread.
 Attended attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
 // The same, written into `result`: an out whose last dim runs on, of q's dtype or of lse's, and a contiguous lse.
 void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
                     const Attended& result);
 
 // `into`, of some keys, and `part`, of others, become the attention to both in `into`: out = sum exp(lse_i - lse) out_i
-// with lse = log sum exp(lse_i). Both have out in lse's dtype, and every query has seen a key in each. Cost: one pass.
+// with lse = log sum exp(lse_i). Both have out in lse's dtype; -infinity says that a query has seen no key. Cost: one
+// pass.
 void merge_attended(const Attended& into, const Attended& part);
 
 // Gradients, written into views of the shapes of q, k and v (the slices of a packed gradient), each of q's dtype or of
@@ -87,8 +92,8 @@ void merge_attended(const Attended& into, const Attended& part);
 }  // namespace cpu
 
 // On a GPU, where the arena's KernelChoice says so, cuDNN's kernels serve what they can (cuda/cudnn_attention.h):
-// bfloat16, as many queries as keys, no dropout. What a ring merges has results in the type of its sums and is always
-// ours.
+// bfloat16, as many queries as keys, no dropout, one document. What a ring merges has results in the type of its sums
+// and is always ours.
 //
 // Of our own there are two kinds. Those for tensor cores (cuda/tiles.cuh) take bfloat16 with 64 or 128 numbers per head
 // whose rows begin at multiples of 16 bytes; plain ones (cuda/plain.cuh) take everything. None adds with atomics: the

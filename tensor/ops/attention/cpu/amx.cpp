@@ -71,28 +71,30 @@ class Forward {
 
   void queries(int64_t b, int64_t h, int64_t query0) {
     const int64_t count = std::min(kBlock, p_.tq - query0), seen = keys_seen(p_, query0, count);
+    const int64_t first = first_block(starts_at(p_, b, query0, count));
     pack_columns(query_, columns_run_on(rows_of<const bfloat16>(p_.q, b, h, query0)), kHalves, deep_, p_.d, count);
     std::fill(max_, max_ + kBlock, -std::numeric_limits<float>::infinity());
     std::fill(sum_, sum_ + kBlock, 0.0f);
-    for (int64_t key0 = 0; key0 < seen; key0 += kBlock) {
+    if (first >= seen) std::fill(out_, out_ + kBlock * dp_, 0.0f);
+    for (int64_t key0 = first; key0 < seen; key0 += kBlock) {
       tile_product(packed_rows(key(key0 / kBlock)), deep_ * kPair, kHalves, query_, kHalves, deep_, scores_, kBlock,
                    false);
       scale_tile(scores_, static_cast<float>(p_.options.scale), kTile);
-      mask_tile(scores_, kBlock, mask_at(p_, key0, query0));
+      mask_tile(scores_, kBlock, mask_at(p_, b, key0, query0));
       softmax_tile(scores_, kBlock, max_, sum_, shrink_);
-      if (key0 > 0) scale_columns(shrink_);
+      if (key0 > first) scale_columns(shrink_);
       if (p_.options.dropout > 0) {
         dropout_tile(keep_, kBlock, p_, b, h, key0, query0);
         multiply_tile(scores_, scores_, keep_, kTile);
       }
       round_columns(rounded_, scores_);
       tile_product(packed_rows(value(key0 / kBlock)), kHalves * kPair, deep_, rounded_, kHalves, kHalves, out_, kBlock,
-                   key0 > 0);
+                   key0 > first);
     }
     float* const lse = result_.lse.data<float>() + (b * p_.heads + h) * p_.tq + query0;
     for (int64_t i = 0; i < kBlock; ++i) {
       if (i < count) lse[i] = max_[i] + math::log(sum_[i]);
-      shrink_[i] = i < count ? 1.0f / sum_[i] : 0.0f;
+      shrink_[i] = i < count && sum_[i] != 0 ? 1.0f / sum_[i] : 0.0f;  // 0: it sees no key
     }
     scale_columns(shrink_);
     turn_floats(turned_, out_, dp_, kBlock);
@@ -159,7 +161,8 @@ class Backward {
         pack_rows(value_rows_, rows_run_on(v), kHalves, deep_, count, p_.d);
         pack_columns(key_columns_, rows_run_on(k), deep_, kHalves, count, p_.d);
         for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
-          if (keys_seen(p_, query0, kBlock) > key0) pair(b, h, key0, query0);
+          if (keys_seen(p_, query0, kBlock) > key0 && first_block(starts_at(p_, b, query0, kBlock)) <= key0)
+            pair(b, h, key0, query0);
       }
       scale_tile(dquery_, scale, p_.tq * dp_);
       store_head<bfloat16>(grads_.dq, {b, h, 0}, dquery_, dp_, p_.tq);
@@ -186,7 +189,7 @@ class Backward {
                                out = rows_of<const bfloat16>(forward_.out, b, h, 0);
     output_dots(delta_, g, out, p_.tq, p_.d);
     for (int64_t i = 0; i < blocks_ * kBlock; ++i) {
-      lse_[i] = i < p_.tq ? lse[i] : std::numeric_limits<float>::infinity();  // padding gets probability 0
+      lse_[i] = lse_or_none(lse, i, p_.tq);
       if (i >= p_.tq) delta_[i] = 0;
     }
   }
@@ -196,7 +199,7 @@ class Backward {
     const int64_t at = query0 * dp_;
     tile_product(packed_rows(key_rows_), deep_ * kPair, kHalves, query_t_ + at, kHalves, deep_, scores_, kBlock, false);
     scale_tile(scores_, static_cast<float>(p_.options.scale), kTile);
-    mask_tile(scores_, kBlock, mask_at(p_, key0, query0));
+    mask_tile(scores_, kBlock, mask_at(p_, b, key0, query0));
     probability_tile(scores_, kBlock, lse_ + query0);
     tile_product(packed_rows(value_rows_), deep_ * kPair, kHalves, dout_t_ + at, kHalves, deep_, dscores_, kBlock,
                  false);

@@ -40,12 +40,12 @@ class Forward {
     std::fill(sum, sum + w, A(0));
     std::fill(out, out + w * ld_, A(0));
     const int64_t seen = keys_seen(p_, query0, queries), key_head = h / p_.group();
-    for (int64_t key0 = 0; key0 < seen; key0 += kBlock) {
+    for (int64_t key0 = first_block(starts_at(p_, b, query0, queries)); key0 < seen; key0 += kBlock) {
       const int64_t keys = std::min(kBlock, p_.tk - key0);
       load_tile<A, T>(key, kBlock, ld_, rows_of<const T>(p_.k, b, key_head, key0), keys, p_.d, A(1));
       load_tile<A, T>(value, kBlock, ld_, rows_of<const T>(p_.v, b, key_head, key0), keys, p_.d, A(1));
       tile_gemm<A>(kBlock, w, p_.d, {key, ld_, 1}, query_t, w, scores, w, false);
-      mask_tile(scores, w, mask_at(p_, key0, query0));
+      mask_tile(scores, w, mask_at(p_, b, key0, query0));
       softmax_tile(scores, w, max, sum, shrink);
       if (key0 > 0)
         for (int64_t i = 0; i < w; ++i)
@@ -59,7 +59,7 @@ class Forward {
     }
     A* const lse = result_.lse.template data<A>() + (b * p_.heads + h) * p_.tq + query0;
     for (int64_t i = 0; i < queries; ++i) {
-      const A inverse = A(1) / sum[i];
+      const A inverse = sum[i] == 0 ? A(0) : A(1) / sum[i];  // 0: it sees no key
       for (int64_t c = 0; c < ld_; ++c) out[i * ld_ + c] *= inverse;
       lse[i] = max[i] + math::log(sum[i]);
     }
@@ -118,7 +118,7 @@ class Backward {
         load_tile<A, T>(key, kBlock, ld_, rows_of<const T>(p_.k, b, key_head, key0), count, p_.d, A(1));
         load_tile<A, T>(value, kBlock, ld_, rows_of<const T>(p_.v, b, key_head, key0), count, p_.d, A(1));
         for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
-          if (keys_seen(p_, query0, kBlock) > key0)
+          if (keys_seen(p_, query0, kBlock) > key0 && first_block(starts_at(p_, b, query0, kBlock)) <= key0)
             pair(s, key, value, dkey + at, dvalue + at, tiles, {b, h, key0, query0});
       }
       load_tile<A, A>(s.dquery, p_.tq, ld_, {s.dquery, ld_}, p_.tq, ld_, static_cast<A>(p_.options.scale));
@@ -140,7 +140,7 @@ class Backward {
     const A* const lse = forward_.lse.template data<A>() + (b * p_.heads + h) * p_.tq;
     output_dots(s.delta, rows_of<const T>(dout_, b, h, 0), rows_of<const T>(forward_.out, b, h, 0), p_.tq, p_.d);
     for (int64_t i = 0; i < padded_; ++i) {
-      s.lse[i] = i < p_.tq ? lse[i] : std::numeric_limits<A>::infinity();  // padding gets probability 0
+      s.lse[i] = lse_or_none(lse, i, p_.tq);
       if (i >= p_.tq) s.delta[i] = 0;
     }
   }
@@ -154,7 +154,7 @@ class Backward {
     A *const p = tiles, *const dp = tiles + n, *const keep = tiles + 2 * n, *const kept = tiles + 3 * n;
     const int64_t from = at.query0 * ld_;
     tile_gemm<A>(kBlock, kBlock, p_.d, {key, ld_, 1}, s.query_t + from, kBlock, p, kBlock, false);
-    mask_tile(p, kBlock, mask_at(p_, at.key0, at.query0));
+    mask_tile(p, kBlock, mask_at(p_, at.b, at.key0, at.query0));
     probability_tile(p, kBlock, s.lse + at.query0);
     tile_gemm<A>(kBlock, kBlock, p_.d, {value, ld_, 1}, s.dout_t + from, kBlock, dp, kBlock, false);
     const A* weight = p;  // what multiplied the values
@@ -193,6 +193,7 @@ void merge_rows(const Attended& into, const Attended& part) {
       A *const lse = into.lse.data<A>() + at * tokens, *const other = part.lse.data<A>() + at * tokens;
       for (int64_t i = 0; i < tokens; ++i) {
         const A top = std::max(lse[i], other[i]);
+        if (top == -std::numeric_limits<A>::infinity()) continue;  // no key yet: zeros
         const A both = top + math::log(math::exp(lse[i] - top) + math::exp(other[i] - top));
         const A mine = math::exp(lse[i] - both), theirs = math::exp(other[i] - both);
         vectorized([=, y = to.data + i * to.stride, x = from.data + i * from.stride] {

@@ -73,19 +73,43 @@ void store_head(const Tensor& to, const HeadRow& at, const A* tile, int64_t ld, 
     store_rows<A, T>(rows_of<T>(to, at.b, at.h, at.row), tile, ld, rows, to.dim(3));
 }
 
-// Which elements of a tile take part: key j (of `keys`) and query i with j <= i + diagonal.
+// The first keys that some queries see, counted from key 0 of the problem: query i's is first[i] - offset.
+struct QueryStarts {
+  const int32_t* first = nullptr;  // null: all see key 0
+  int64_t offset = 0, queries = 0;
+  int64_t least() const { return first ? *std::min_element(first, first + queries) - offset : 0; }
+  int64_t most() const { return first ? *std::max_element(first, first + queries) - offset : 0; }
+};
+inline QueryStarts starts_at(const AttentionProblem& p, int64_t b, int64_t query0, int64_t queries) {
+  const Tensor& starts = p.options.starts;
+  if (!starts.defined()) return {};
+  return {starts.data<int32_t>() + b * starts.strides()[0] + query0, p.options.first_key,
+          std::min(queries, p.tq - query0)};
+}
+
+// Which elements of a tile take part: key j (of `keys`) and query i with j <= i + diagonal, and not before the query's
+// start.
 struct TileMask {
   int64_t keys;      // valid keys of the tile
   int64_t diagonal;  // key j is seen by query i when j <= i + diagonal
+  int64_t key0;      // of the problem: key 0 of the tile
+  QueryStarts starts;
   bool whole(int64_t block) const { return keys == block && diagonal >= block - 1; }
 };
 
 template <class A>
 void mask_tile(A* scores, int64_t width, const TileMask& mask) {
-  if (mask.whole(kBlock)) return;
+  constexpr A kNone = -std::numeric_limits<A>::infinity();
+  if (!mask.whole(kBlock))
+    for (int64_t j = 0; j < kBlock; ++j) {
+      const int64_t first = j < mask.keys ? std::clamp<int64_t>(j - mask.diagonal, 0, width) : width;
+      std::fill(scores + j * width, scores + j * width + first, kNone);
+    }
+  if (mask.starts.most() <= mask.key0) return;
   for (int64_t j = 0; j < kBlock; ++j) {
-    const int64_t first = j < mask.keys ? std::clamp<int64_t>(j - mask.diagonal, 0, width) : width;
-    std::fill(scores + j * width, scores + j * width + first, -std::numeric_limits<A>::infinity());
+    const int64_t key = mask.key0 + mask.starts.offset + j;
+    for (int64_t i = 0; i < mask.starts.queries; ++i)
+      if (mask.starts.first[i] > key) scores[j * width + i] = kNone;
   }
 }
 
@@ -122,6 +146,14 @@ void probability_tile(A* scores, int64_t width, const A* lse) {
     for (int64_t j = 0; j < kBlock; ++j)
       for (int64_t i = 0; i < width; ++i) scores[j * width + i] = math::exp(scores[j * width + i] - lse[i]);
   });
+}
+
+// The log-sum-exp of query i of `queries`. Padding, and a query that sees no key, get one that makes every probability
+// 0.
+template <class A>
+A lse_or_none(const A* lse, int64_t i, int64_t queries) {
+  constexpr A kInfinity = std::numeric_limits<A>::infinity();
+  return i >= queries || lse[i] == -kInfinity ? kInfinity : lse[i];
 }
 
 // dscores = p (dp - delta), in place over dp.
@@ -162,9 +194,12 @@ void multiply_tile(A* to, const A* a, const A* b, int64_t n) {
   });
 }
 
-inline TileMask mask_at(const AttentionProblem& p, int64_t key0, int64_t query0) {
-  return {std::min(kBlock, p.tk - key0), p.options.causal ? query0 + p.offset() - key0 : p.tk};
+inline TileMask mask_at(const AttentionProblem& p, int64_t b, int64_t key0, int64_t query0) {
+  return {std::min(kBlock, p.tk - key0), p.options.causal ? query0 + p.offset() - key0 : p.tk, key0,
+          starts_at(p, b, query0, kBlock)};
 }
+// Where the first block of keys begins in which some of these queries sees one.
+inline int64_t first_block(const QueryStarts& starts) { return std::max<int64_t>(starts.least(), 0) / kBlock * kBlock; }
 // Keys that the last of `queries` queries from query0 sees.
 inline int64_t keys_seen(const AttentionProblem& p, int64_t query0, int64_t queries) {
   return p.options.causal ? std::min(p.tk, query0 + queries + p.offset()) : p.tk;

@@ -1,4 +1,6 @@
 // Attention on a GPU: which kernels take a problem, the dot products that the backward pass begins with, and merging.
+#include <limits>
+
 #include "tensor/kernels.h"
 #include "tensor/math.h"
 #include "tensor/ops/attention/cuda/attention.cuh"
@@ -22,12 +24,12 @@ bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<con
   return q.dtype() == DType::bfloat16 && (q.dim(3) == 64 || q.dim(3) == 128) && options.scale > 0;
 }
 
-// Whether cuDNN is to be asked: all of it in bfloat16, as many queries as keys, nothing dropped. A single query (of a
-// text that is written token by token) would need a graph for each length of the cache.
+// Whether cuDNN is to be asked: all of it in bfloat16, as many queries as keys, nothing dropped, one document. A single
+// query (of a text that is written token by token) would need a graph for each length of the cache.
 [[maybe_unused]] bool for_cudnn(const AttentionOptions& options, std::initializer_list<const Tensor*> operands) {
   const Tensor& q = **operands.begin();
-  if (q.arena()->local<KernelChoice>().attention == AttentionKernels::own || options.dropout > 0 || q.dim(1) < 2 ||
-      q.numel() == 0)
+  if (q.arena()->local<KernelChoice>().attention == AttentionKernels::own || options.dropout > 0 ||
+      options.starts.defined() || q.dim(1) < 2 || q.numel() == 0)
     return false;
   for (const Tensor* t : operands)
     if (t->dtype() != DType::bfloat16 || t->dim(1) != q.dim(1) || !starts_well(*t)) return false;
@@ -74,6 +76,7 @@ __global__ void merge_attended_kernel(Merge<A> f) {
   if (at >= f.rows) return;
   const int64_t t = at % f.tokens, h = at / f.tokens % f.heads, b = at / f.tokens / f.heads;
   const A own = f.lse[at], other = f.other[at], top = std::max(own, other);
+  if (top == -std::numeric_limits<A>::infinity()) return;  // no key yet: zeros
   const A both = top + math::log(math::exp(own - top) + math::exp(other - top));
   const A mine = math::exp(own - both), theirs = math::exp(other - both);
   A* const y = f.into.at(b, h, t);

@@ -1,5 +1,6 @@
 // What all kernels of attention share: operands, sizes, the mask, and the counted dropout.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -84,6 +85,53 @@ inline AttentionSizes sizes_of(const AttentionProblem& p) {
           .causal = p.options.causal};
 }
 
+// The first keys that queries see (AttentionOptions::starts), counted from key 0 of the problem.
+struct QueryStarts {
+  const int32_t* first = nullptr;  // null: all see key 0
+  int64_t row = 0;                 // from one sequence to the next
+  int offset = 0, queries = 0;
+
+  __device__ int of(int b, int query) const { return first && query < queries ? first[b * row + query] - offset : 0; }
+  // The least and the most of `count` queries; by a whole warp, whose lanes all get them.
+  struct Bounds {
+    int least = 0, most = 0;
+  };
+  __device__ Bounds among(int b, int query0, int count) const {
+    if (!first) return {};
+    Bounds found{1 << 30, 0};
+    for (int query = query0 + static_cast<int>(threadIdx.x) % 32; query < query0 + count && query < queries;
+         query += 32) {
+      const int start = of(b, query);
+      found.least = std::min(found.least, start);
+      found.most = std::max(found.most, start);
+    }
+    for (int bits = 16; bits > 0; bits /= 2) {
+      found.least = std::min(found.least, __shfl_xor_sync(~0u, found.least, bits));
+      found.most = std::max(found.most, __shfl_xor_sync(~0u, found.most, bits));
+    }
+    return {std::max(found.least, 0), found.most};
+  }
+  // Past the last query that sees a key before `end`; by a whole warp.
+  __device__ int last_query(int b, int end) const {
+    if (!first) return queries;
+    int past = 0;
+    for (int query = static_cast<int>(threadIdx.x) % 32; query < queries; query += 32)
+      if (of(b, query) < end) past = query + 1;
+    for (int bits = 16; bits > 0; bits /= 2) past = std::max(past, __shfl_xor_sync(~0u, past, bits));
+    return past;
+  }
+};
+
+inline QueryStarts starts_of(const AttentionProblem& p) {
+  const Tensor& starts = p.options.starts;
+  QueryStarts out{.queries = static_cast<int>(p.tq)};
+  if (!starts.defined()) return out;
+  out.first = starts.device_data<int32_t>();
+  out.row = starts.strides()[0];
+  out.offset = static_cast<int>(p.options.first_key);
+  return out;
+}
+
 // Which probabilities are kept, and multiplied by `up`: by the element's index in the whole (AttentionOptions).
 struct AttentionDropout {
   Philox random{0};
@@ -153,6 +201,7 @@ struct ForwardCall {
   Accumulate<T>* lse;
   Accumulate<T> scale;
   AttentionDropout dropout;
+  QueryStarts starts;
 };
 template <class T>
 struct BackwardCall {
@@ -162,6 +211,7 @@ struct BackwardCall {
   Result<T> dq, dk, dv;
   Accumulate<T> scale;
   AttentionDropout dropout;
+  QueryStarts starts;
 };
 
 template <class T>
@@ -173,7 +223,8 @@ ForwardCall<T> forward_call(const AttentionProblem& p, const Attended& result) {
           .out = result_of<T>(result.out),
           .lse = result.lse.device_data<Accumulate<T>>(),
           .scale = static_cast<Accumulate<T>>(p.options.scale),
-          .dropout = dropout_of(p.options)};
+          .dropout = dropout_of(p.options),
+          .starts = starts_of(p)};
 }
 template <class T>
 BackwardCall<T> backward_call(const BackwardProblem& p) {
@@ -188,7 +239,8 @@ BackwardCall<T> backward_call(const BackwardProblem& p) {
           .dk = result_of<T>(p.gradients.dk),
           .dv = result_of<T>(p.gradients.dv),
           .scale = static_cast<Accumulate<T>>(p.of.options.scale),
-          .dropout = dropout_of(p.of.options)};
+          .dropout = dropout_of(p.of.options),
+          .starts = starts_of(p.of)};
 }
 
 // Which tile of which head a block works on: heads one after another, and of each the tiles that have most to do under

@@ -5,6 +5,11 @@
 namespace tessera::cuda {
 namespace {
 
+// Where the first tile of keys begins in which some of a tile's queries sees one.
+__device__ int first_tile(const QueryStarts& starts, const TilePlace& at) {
+  return starts.among(at.b, at.tile * kTile, kTile).least / kTile * kTile;
+}
+
 // One block for 64 queries of a head and 64 of its columns.
 template <class T>
 __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) {
@@ -17,15 +22,18 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) 
   const int mine = query0 + OnlineSoftmax<T>::row();
   OnlineSoftmax<T> softmax;
   Sums<A> out = {};
-  for (int key0 = 0; key0 < seen; key0 += kTile) {
+  for (int key0 = first_tile(call.starts, at); key0 < seen; key0 += kTile) {
     Sums<A> scores = {};
     add_product<A>(scores, s, along(call.q.at(at.b, at.h, query0), call.q.row, n.tq - query0, n.d, call.scale),
                    along(call.k.at(keys.b, keys.h, key0), call.k.row, n.tk - key0, n.d));
-    for (int r = 0; r < kMicro; ++r)
-      for (int c = 0; c < kMicro; ++c)
-        s.p[first_row() + r][first_column() + c] = n.sees(query0 + first_row() + r, key0 + first_column() + c)
-                                                       ? scores[r][c]
-                                                       : -std::numeric_limits<A>::infinity();
+    for (int r = 0; r < kMicro; ++r) {
+      const int i = query0 + first_row() + r, start = call.starts.of(at.b, i);
+      for (int c = 0; c < kMicro; ++c) {
+        const int j = key0 + first_column() + c;
+        s.p[first_row() + r][first_column() + c] =
+            j >= start && n.sees(i, j) ? scores[r][c] : -std::numeric_limits<A>::infinity();
+      }
+    }
     __syncthreads();
     softmax.step(s, call.dropout, call.dropout.row(at.b, at.h, mine), key0);
     __syncthreads();
@@ -36,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) 
   }
   __syncthreads();
   if (softmax.first_key() == 0) {
-    s.of_row[softmax.row()] = A(1) / softmax.sum;
+    s.of_row[softmax.row()] = softmax.sum == 0 ? A(0) : A(1) / softmax.sum;  // 0: it sees no key
     if (column0 == 0 && mine < n.tq) call.lse[n.index(at.b, at.h, mine)] = softmax.max + math::log(softmax.sum);
   }
   __syncthreads();
@@ -55,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(BackwardCall<T
   const TilePlace at = TilePlace::of_queries(n, tiles_of(n.tq, kTile), block / columns), keys = at.keys(n);
   const int query0 = at.tile * kTile, seen = n.keys_seen(query0, kTile);
   Sums<A> dq = {};
-  for (int key0 = 0; key0 < seen; key0 += kTile) {
+  for (int key0 = first_tile(call.starts, at); key0 < seen; key0 += kTile) {
     gradient_tile(s, call, at, keys, query0, key0);
     add_product<A>(dq, s, Factor<A>{s.ds[0], 1, kTile + 1, kTile, kTile},
                    across(call.k.at(keys.b, keys.h, key0) + column0, call.k.row, n.tk - key0, n.d - column0));
@@ -75,10 +83,11 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(BackwardCall<T> 
   const int columns = tiles_of(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
   const TilePlace keys = TilePlace::of_keys(n, tiles_of(n.tk, kTile), block / columns);
   const int key0 = keys.tile * kTile, d = n.d - column0;
+  const int past = call.starts.last_query(keys.b, key0 + kTile);
   Sums<A> dk = {}, dv = {};
   for (int member = 0; member < n.group; ++member) {
     const TilePlace at = keys.queries(n, member);
-    for (int query0 = n.first_query(key0) / kTile * kTile; query0 < n.tq; query0 += kTile) {
+    for (int query0 = n.first_query(key0) / kTile * kTile; query0 < past; query0 += kTile) {
       gradient_tile(s, call, at, keys, query0, key0);
       const int queries = n.tq - query0;
       add_product<A>(dv, s, Factor<A>{s.p[0], kTile + 1, 1, kTile, kTile},

@@ -125,9 +125,10 @@ __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<
     const A lse = inside ? call.lse[n.index(at.b, at.h, i)] : A(0),
             delta = inside ? call.delta[n.index(at.b, at.h, i)] : A(0);
     AttentionDropout::Row keep = call.dropout.row(at.b, at.h, i);
+    const int start = call.starts.of(at.b, i);
     for (int c = 0; c < kMicro; ++c) {
       const int j = key0 + first_column() + c;
-      const A probability = inside && n.sees(i, j) ? math::exp(p[r][c] - lse) : A(0);
+      const A probability = inside && j >= start && n.sees(i, j) ? math::exp(p[r][c] - lse) : A(0);
       A weight = probability, gradient = dp[r][c];
       if (call.dropout.any) {
         const A kept = keep.keeps(j) ? up : A(0);

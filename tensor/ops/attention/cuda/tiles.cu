@@ -74,6 +74,12 @@ __device__ void mask(Scores<C>& scores, const AttentionSizes& n, const ScoresPla
     if (!n.sees(place.query0 + row, place.key0 + column)) scores[r][c][e] = kNone;
   });
 }
+template <int C>
+__device__ void mask(Scores<C>& scores, const RowStarts<kRowTiles>& starts, const ScoresPlace& place) {
+  for_each_sum<kRowTiles, C>([&](int r, int c, int e, int, int column) {
+    if (place.key0 + column < starts.of[r][e / 2]) scores[r][c][e] = kNone;
+  });
+}
 
 // Divides by the sums, writes the rows from query0 on and the logarithms of their denominators.
 template <int D>
@@ -87,7 +93,7 @@ __device__ void finish(const ForwardCall<bfloat16>& call, const TilePlace& at, O
       float sum = state.sum[r][half];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const float inverse = 1.0f / sum;
+      const float inverse = sum == 0 ? 0.0f : 1.0f / sum;  // 0: it sees no key
 #pragma unroll
       for (int c = 0; c < D / 8; ++c) {
         out[r][c][2 * half] *= inverse;
@@ -100,7 +106,7 @@ __device__ void finish(const ForwardCall<bfloat16>& call, const TilePlace& at, O
   put_rows(call.out, at, out, 1.0f, query0, n.tq);
 }
 
-template <int D, bool kDrops>
+template <int D, bool kDrops, bool kDocuments>
 __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bfloat16> call) {
   using Tile = SharedTile<D>;
   constexpr int kKeys = kKeysOf<D, kDrops>;
@@ -119,25 +125,31 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
     copy_rows<D, kBlockThreads>(value(step), call.v, keys, step * kKeys, kKeys, n.tk);
     commit_copies();
   };
+  // A tile of which no query sees a key goes through one step none the less.
+  const int first = kDocuments ? std::min(call.starts.among(at.b, tile0, kQueries).least / kKeys, steps - 1) : 0;
   copy_rows<D, kBlockThreads>(query, call.q, at, tile0, kQueries, n.tq);
-  fetch(0);
+  fetch(first);
 
   const int row0 = warp() * kRowTiles * 16;
   const int query0 = tile0 + row0, seen = n.keys_seen(query0, kRowTiles * 16), whole = n.keys_seen(query0, 1);
   const float factor = call.scale * kLog2E;
+  const QueryStarts::Bounds bounds =
+      kDocuments ? call.starts.among(at.b, query0, kRowTiles * 16) : QueryStarts::Bounds{};
   Out<D> out = {};
   RowState state;
-  for (int step = 0; step < steps; ++step) {
+  for (int step = first; step < steps; ++step) {
     wait_for_copies<0>();
     __syncthreads();  // the copies of all threads are there, and nobody needs the other stage any more
     if (step + 1 < steps) fetch(step + 1);
     const int key0 = step * kKeys;
-    if (key0 >= seen) continue;  // other warps of the block see more
+    if (key0 >= seen || (kDocuments && key0 + kKeys <= bounds.least)) continue;  // other warps of the block see more
     const ScoresPlace place{query0, key0};
     const auto kept = kDrops ? kept_sums<kRowTiles, kKeys / 8, false>(call.dropout, at, place) : 0u;
     Scores<kKeys / 8> scores = {};
     multiply_rows(scores, query, row0, key(step));
     if (key0 + kKeys > whole) mask<kKeys / 8>(scores, n, place);
+    if (kDocuments && key0 < bounds.most)  // read here: kept over all steps they would spill the sums
+      mask<kKeys / 8>(scores, RowStarts<kRowTiles>(call.starts, at.b, query0), place);
     softmax_step<D, kKeys / 8>(scores, state, out, factor);
     if (kDrops) drop<kKeys / 8>(scores, kept, static_cast<float>(call.dropout.up));
     multiply_weights<D>(out, scores, value(step));
@@ -145,12 +157,19 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
   finish<D>(call, at, out, state, query0);
 }
 
-template <int D, bool kDrops>
+template <int D, bool kDrops, bool kDocuments>
 void launch_forward(Context& c, const ForwardCall<bfloat16>& call) {
   const Grid grid{.blocks = int64_t{call.sizes.batch} * call.sizes.heads * tiles_of(call.sizes.tq, kQueries),
                   .threads = kBlockThreads,
                   .shared = SharedTile<D>::bytes(kQueries + 4 * kKeysOf<D, kDrops>)};
-  launch(c, "attention", grid, forward_kernel<D, kDrops>, call);
+  launch(c, "attention", grid, forward_kernel<D, kDrops, kDocuments>, call);
+}
+template <int D, bool kDrops>
+void launch_forward(Context& c, const ForwardCall<bfloat16>& call) {
+  if (call.starts.first)
+    launch_forward<D, kDrops, true>(c, call);
+  else
+    launch_forward<D, kDrops, false>(c, call);
 }
 template <int D>
 void launch_forward(Context& c, const ForwardCall<bfloat16>& call) {

@@ -115,6 +115,18 @@ __device__ void for_each_sum(const F& f) {
       for (int e = 0; e < 4; ++e) f(r, c, e, 16 * r + e / 2 * 8 + line, 8 * c + first + e % 2);
 }
 
+// Where a lane's rows of queries begin to see keys.
+template <int R>
+struct RowStarts {
+  int of[R][2];
+  __device__ RowStarts(const QueryStarts& starts, int b, int query0) {
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) of[r][half] = starts.of(b, query0 + 16 * r + 8 * half + lane() / 4);
+  }
+};
+
 // Where a warp's sums lie in the matrix of scores.
 struct ScoresPlace {
   int query0, key0;

@@ -18,7 +18,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 using Call = BackwardCall<bfloat16>;
 
 // What the backward pass has to know of a query besides its row: the log-sum-exp to base two, and delta. A query that
-// is not there has no probabilities: exp2(x - kInfinity) = 0.
+// is not there, or sees no key, has no probabilities: exp2(x - kInfinity) = 0.
 struct OfQuery {
   float lse, delta;
 };
@@ -36,7 +36,8 @@ __global__ void know_kernel(AttentionSizes n, int padded, const float* lse, cons
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= int64_t{n.batch} * n.heads * padded) return;
   const int64_t query = i % padded, at = i / padded * n.tq + query;
-  known[i] = query < n.tq ? OfQuery{lse[at] * kLog2E, delta[at]} : OfQuery{kInfinity, 0.0f};
+  const bool sees = query < n.tq && lse[at] != -kInfinity;
+  known[i] = sees ? OfQuery{lse[at] * kLog2E, delta[at]} : OfQuery{kInfinity, 0.0f};
 }
 
 // How a head of D numbers is cut. Sums fill most of the registers: two warp sums of D columns and two of scores.
@@ -77,21 +78,22 @@ struct Rows {
 };
 
 // dp becomes the gradient of the scores. Queries down, keys across.
-template <bool kDrops, int R, int C>
+template <bool kDrops, bool kDocuments, int R, int C>
 __device__ void to_gradient(WarpSums<R, C>& dp, const WarpSums<R, C>& scores, const Call& call, const Rows<R>& rows,
-                            const ScoresPlace& place, bool masked, KeptSums<R, C> kept) {
+                            const RowStarts<R>& starts, const ScoresPlace& place, bool masked, KeptSums<R, C> kept) {
   const float factor = call.scale * kLog2E;
   const auto up = static_cast<float>(call.dropout.up);
   for_each_sum<R, C>([&](int r, int c, int e, int query, int key) {
     const OfQuery& known = rows.of[r][e / 2];
     float p = fast_exp2(math::fma(scores[r][c][e], factor, -known.lse));
     if (masked && !call.sizes.sees(place.query0 + query, place.key0 + key)) p = 0;
+    if (kDocuments && place.key0 + key < starts.of[r][e / 2]) p = 0;
     if (kDrops) dp[r][c][e] *= kept >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f;
     dp[r][c][e] = p * (dp[r][c][e] - known.delta);
   });
 }
 
-template <int D, bool kDrops>
+template <int D, bool kDrops, bool kDocuments>
 __global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(Call call, Known known) {
   using Cut = QueryCut<D>;
   constexpr int kThreads = Cut::kThreads, kKeys = Cut::kKeys, kR = Cut::kRowTiles;
@@ -105,26 +107,29 @@ __global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(C
     copy_rows<D, kThreads>(tiles.other(step, 1), call.v, keys, step * kKeys, kKeys, n.tk);
     commit_copies();
   };
+  const int first = kDocuments ? std::min(call.starts.among(at.b, tile0, Cut::kQueries).least / kKeys, steps - 1) : 0;
   copy_rows<D, kThreads>(tiles.own(0), call.q, at, tile0, Cut::kQueries, n.tq);
   copy_rows<D, kThreads>(tiles.own(1), call.dout, at, tile0, Cut::kQueries, n.tq);
-  fetch(0);
+  fetch(first);
 
   const int row0 = warp() * kR * 16;
   const int query0 = tile0 + row0, seen = n.keys_seen(query0, kR * 16), whole = n.keys_seen(query0, 1);
   const Rows<kR> rows(known.at(n, at, query0));
+  const RowStarts<kR> starts(kDocuments ? call.starts : QueryStarts{}, at.b, query0);
+  const int least = kDocuments ? call.starts.among(at.b, query0, kR * 16).least : 0;
   WarpSums<kR, D / 8> dq = {};
-  for (int step = 0; step < steps; ++step) {
+  for (int step = first; step < steps; ++step) {
     wait_for_copies<0>();
     __syncthreads();
     if (step + 1 < steps) fetch(step + 1);
     const int key0 = step * kKeys;
-    if (key0 >= seen) continue;
+    if (key0 >= seen || (kDocuments && key0 + kKeys <= least)) continue;
     const ScoresPlace place{query0, key0};
     const auto kept = kDrops ? kept_sums<kR, kKeys / 8, false>(call.dropout, at, place) : 0u;
     WarpSums<kR, kKeys / 8> scores = {}, dp = {};
     multiply_rows(scores, tiles.own(0), row0, tiles.other(step, 0));
     multiply_rows(dp, tiles.own(1), row0, tiles.other(step, 1));
-    to_gradient<kDrops>(dp, scores, call, rows, place, key0 + kKeys > whole, kept);
+    to_gradient<kDrops, kDocuments>(dp, scores, call, rows, starts, place, key0 + kKeys > whole, kept);
     multiply_weights<D>(dq, dp, tiles.other(step, 0));
   }
   put_rows(call.dq, at, dq, call.scale, query0, n.tq);
@@ -142,6 +147,14 @@ __device__ void to_probabilities(WarpSums<R, C>& scores, const Call& call, const
   });
 }
 
+// Those of keys before the queries' starts become 0. Keys down, queries across.
+template <int R, int C>
+__device__ void hide_before(WarpSums<R, C>& probabilities, const QueryStarts& starts, int b, const ScoresPlace& place) {
+  for_each_sum<R, C>([&](int r, int c, int e, int key, int query) {
+    if (place.key0 + key < starts.of(b, place.query0 + query)) probabilities[r][c][e] = 0;
+  });
+}
+
 // `to` becomes what is kept of `from`, which may be itself.
 template <int R, int C>
 __device__ void drop(WarpSums<R, C>& to, const WarpSums<R, C>& from, KeptSums<R, C> kept, float up) {
@@ -150,7 +163,7 @@ __device__ void drop(WarpSums<R, C>& to, const WarpSums<R, C>& from, KeptSums<R,
   });
 }
 
-template <int D, bool kDrops>
+template <int D, bool kDrops, bool kDocuments>
 __global__ void __launch_bounds__(KeyCut<D, kDrops>::kThreads) key_gradient_kernel(Call call, Known known) {
   using Cut = KeyCut<D, kDrops>;
   constexpr int kThreads = Cut::kThreads, kQueries = Cut::kQueries, kR = Cut::kRowTiles;
@@ -160,6 +173,9 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops>::kThreads) key_gradient_kern
   const TilePlace keys = TilePlace::of_keys(n, tiles_of(n.tk, Cut::kKeys), static_cast<int>(blockIdx.x));
   const int tile0 = keys.tile * Cut::kKeys, first = n.first_query(tile0) / kQueries;
   const int t = static_cast<int>(threadIdx.x);
+  // Where no query sees a key of the tile there is one step none the less.
+  const int past =
+      kDocuments ? std::max(call.starts.last_query(keys.b, tile0 + Cut::kKeys), first * kQueries + 1) : n.tq;
   copy_rows<D, kThreads>(tiles.own(0), call.k, keys, tile0, Cut::kKeys, n.tk);
   copy_rows<D, kThreads>(tiles.own(1), call.v, keys, tile0, Cut::kKeys, n.tk);
 
@@ -179,10 +195,10 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops>::kThreads) key_gradient_kern
     };
     if (member > 0) __syncthreads();  // nobody needs the stages any more
     fetch(first);
-    for (int step = first; step * kQueries < n.tq; ++step) {
+    for (int step = first; step * kQueries < past; ++step) {
       wait_for_copies<0>();
       __syncthreads();
-      if ((step + 1) * kQueries < n.tq) fetch(step + 1);
+      if ((step + 1) * kQueries < past) fetch(step + 1);
       const int query0 = step * kQueries;
       if (n.keys_seen(query0, kQueries) <= key0) continue;  // none of these queries sees a key of this warp
       const ScoresPlace place{query0, key0};
@@ -191,6 +207,8 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops>::kThreads) key_gradient_kern
       WarpSums<kR, kQueries / 8> p = {}, dp = {};
       multiply_rows(p, tiles.own(0), row0, tiles.other(step, 0));
       to_probabilities(p, call, here, place, n.keys_seen(query0, 1) < key0 + kR * 16);
+      if (kDocuments && call.starts.among(keys.b, query0, kQueries).most > key0)
+        hide_before(p, call.starts, keys.b, place);
       if (kDrops) {  // dp lends its room
         drop(dp, p, kept, up);
         multiply_weights<D>(dv, dp, tiles.other(step, 1));
@@ -209,7 +227,7 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops>::kThreads) key_gradient_kern
   put_rows(call.dv, keys, dv, 1.0f, key0, n.tk);
 }
 
-template <int D, bool kDrops>
+template <int D, bool kDrops, bool kDocuments>
 void launch_backward(Context& c, const Call& call, const Known& known) {
   using Queries = QueryCut<D>;
   using Keys = KeyCut<D, kDrops>;
@@ -222,8 +240,15 @@ void launch_backward(Context& c, const Call& call, const Known& known) {
                      .threads = Keys::kThreads,
                      .shared = FourTiles<D, Keys::kKeys, Keys::kQueries>::kBytes +
                                2 * Keys::kQueries * static_cast<int>(sizeof(OfQuery))};
-  launch(c, "attention_backward", of_queries, query_gradient_kernel<D, kDrops>, call, known);
-  launch(c, "attention_backward", of_keys, key_gradient_kernel<D, kDrops>, call, known);
+  launch(c, "attention_backward", of_queries, query_gradient_kernel<D, kDrops, kDocuments>, call, known);
+  launch(c, "attention_backward", of_keys, key_gradient_kernel<D, kDrops, kDocuments>, call, known);
+}
+template <int D, bool kDrops>
+void launch_backward(Context& c, const Call& call, const Known& known) {
+  if (call.starts.first)
+    launch_backward<D, kDrops, true>(c, call, known);
+  else
+    launch_backward<D, kDrops, false>(c, call, known);
 }
 template <int D>
 void launch_backward(Context& c, const Call& call, const Known& known) {
