@@ -50,7 +50,8 @@ TrainOptions one_rank(const std::function<void(TrainOptions&)>& change) {
 }
 
 std::vector<TrainOptions> plans() {
-  return {one_rank([](TrainOptions&) {}), one_rank([](TrainOptions& o) {
+  return {one_rank([](TrainOptions&) {}),
+          one_rank([](TrainOptions& o) {
             o.dtype = "bf16";
             o.zero = 2;
           }),
