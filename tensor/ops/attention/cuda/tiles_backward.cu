@@ -46,10 +46,10 @@ struct QueryCut {
   static constexpr int kWarps = 4, kRowTiles = 2, kThreads = 32 * kWarps;
   static constexpr int kQueries = kWarps * kRowTiles * 16, kKeys = D == 64 ? 32 : 16;
 };
-template <int D, bool kDrops>
+template <int D, bool kDrops, bool kDocuments>
 struct KeyCut {
   static constexpr int kWarps = D == 64 ? 4 : 8, kRowTiles = D == 64 ? 2 : 1, kThreads = 32 * kWarps;
-  static constexpr int kKeys = kWarps * kRowTiles * 16, kQueries = kDrops ? 16 : 32;
+  static constexpr int kKeys = kWarps * kRowTiles * 16, kQueries = kDrops || (kDocuments && D == 64) ? 16 : 32;
 };
 
 // Two tiles of a kernel's own rows, and two stages of two tiles that it goes through.
@@ -164,8 +164,8 @@ __device__ void drop(WarpSums<R, C>& to, const WarpSums<R, C>& from, KeptSums<R,
 }
 
 template <int D, bool kDrops, bool kDocuments>
-__global__ void __launch_bounds__(KeyCut<D, kDrops>::kThreads) key_gradient_kernel(Call call, Known known) {
-  using Cut = KeyCut<D, kDrops>;
+__global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_gradient_kernel(Call call, Known known) {
+  using Cut = KeyCut<D, kDrops, kDocuments>;
   constexpr int kThreads = Cut::kThreads, kQueries = Cut::kQueries, kR = Cut::kRowTiles;
   const AttentionSizes& n = call.sizes;
   const FourTiles<D, Cut::kKeys, kQueries> tiles{shared_address(dynamic_shared<unsigned char>())};
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops>::kThreads) key_gradient_kern
 template <int D, bool kDrops, bool kDocuments>
 void launch_backward(Context& c, const Call& call, const Known& known) {
   using Queries = QueryCut<D>;
-  using Keys = KeyCut<D, kDrops>;
+  using Keys = KeyCut<D, kDrops, kDocuments>;
   static_assert(kPadding % Queries::kQueries == 0 && kPadding % Keys::kQueries == 0);
   const int64_t batch = call.sizes.batch;
   const Grid of_queries{.blocks = batch * call.sizes.heads * tiles_of(call.sizes.tq, Queries::kQueries),
