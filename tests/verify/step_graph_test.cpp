@@ -214,12 +214,12 @@ TEST_F(StepGraphGpu, AStepThatIsNotFiniteUpdatesNothing) {
     for (const int64_t after : {0, 5})  // queued, and launched again
       on_one_rank(o, Way::captured, [&](Trainer& trainer) {
         for (int64_t step = 0; step < after; ++step) trainer.step();
-        // Position 0, of which every sequence has one.
+        // A weight of the first norm, which every token passes.
         const std::vector<FlatUnit> units = trainer.strategy().residents();
-        const auto positions =
-            std::find_if(units.begin(), units.end(), [](const FlatUnit& u) { return u.name == "positions"; });
-        ASSERT_TRUE(positions != units.end());
-        positions->values.narrow(0, 3, 1).fill(std::numeric_limits<double>::quiet_NaN());
+        const auto block =
+            std::find_if(units.begin(), units.end(), [](const FlatUnit& u) { return u.name == "blocks.0"; });
+        ASSERT_TRUE(block != units.end());
+        block->values.narrow(0, 3, 1).fill(std::numeric_limits<double>::quiet_NaN());
         const Bytes before = bytes_of(trainer);
         try {
           trainer.step();
