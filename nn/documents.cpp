@@ -6,7 +6,7 @@ namespace tessera {
 Documents documents_of(const Tensor& ids_any, int32_t end) {
   const Tensor ids = ids_any.contiguous();
   if (ids.rank() != 2) throw Error("[documents] ids are " + ids.describe() + "; expected int32 (B, T)");
-  const Documents made{ids.make(ids.shape()), ids.make(ids.shape())};
+  Documents made{ids.make(ids.shape()), ids.make(ids.shape())};
   const int64_t tokens = ids.dim(1);
   for (int64_t b = 0; b < ids.dim(0); ++b) {
     const int32_t* const id = ids.data<int32_t>() + b * tokens;

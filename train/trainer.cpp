@@ -103,7 +103,7 @@ StepInfo Trainer::where(int64_t microbatch, bool training) const {
 
 DeviceScalar Trainer::queue_passes() {
   strategy().begin_step();
-  const DeviceScalar loss = part_->runtime().step();
+  DeviceScalar loss = part_->runtime().step();
   model().set_step({});  // which keeps no documents: a captured step begins with the memory that it ended with
   return loss;
 }

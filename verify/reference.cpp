@@ -78,7 +78,7 @@ void add_to_any(Tensor total, const Tensor& x) {
 // Where documents begin, by a look back from every token: int32 (B, T), and each token's place in its document.
 Documents documents_in(const Tensor& ids, int32_t end) {
   const int64_t tokens = ids.dim(1);
-  const Documents found{ids.clone(), ids.clone()};
+  Documents found{ids.clone(), ids.clone()};
   for (int64_t i = 0; i < ids.numel(); ++i) {
     const int64_t first = i - i % tokens;
     int64_t start = i;

@@ -109,7 +109,7 @@ Tensor rotate(Tensor&& x_any, const Turn& turn) {
                 "; the table has " + std::to_string(turn.table.dim(0)) + " positions");
   Tensor x = x_any.contiguous();
   x_any = Tensor();
-  const Tensor y = x.unique() ? x : x.make(x.shape());
+  Tensor y = x.unique() ? x : x.make(x.shape());
   Turn whole = turn;
   if (whole.positions.defined()) whole.positions = whole.positions.contiguous();
   on_device(
