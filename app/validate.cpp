@@ -15,9 +15,13 @@ constexpr double kBytesPerParameter = 16;  // fp32 value and gradient and Adam's
 
 // Refuses a model whose parameters alone are larger than the machine: the system would kill the run without a word.
 void check_memory(const ModelConfig& s) {
-  ModelConfig sized = s;
-  sized.vocab = std::max<int64_t>(s.vocab, 1);
-  const auto parameters = static_cast<double>(make_model(sized)->parameter_count());
+  const auto count = [&](int64_t layers) {  // of shapes; one layer has what every other has
+    ModelConfig sized = s;
+    sized.layers = layers;
+    sized.vocab = std::max<int64_t>(s.vocab, 1);
+    return static_cast<double>(make_model(sized)->parameter_count());
+  };
+  const double one = count(1), parameters = one + static_cast<double>(s.layers - 1) * (count(2) - one);
   const double needed = parameters * kBytesPerParameter / 1e9;
   const double there = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE)) / 1e9;
   if (needed > there)
