@@ -14,8 +14,8 @@
 namespace tessera {
 namespace {
 
-constexpr double kExact = 1e-12;            // of float64
-constexpr double kLeast = 64, kMost = 256;  // of k
+constexpr double kExact = 1e-12;                                // of float64
+constexpr double kLeast = 64, kLeastOfFp32 = 128, kMost = 256;  // of k
 constexpr double kSafety = 4, kGrowth = 1.03;
 
 std::vector<NamedTensor> gradients_of(Reference& run) {
@@ -60,7 +60,7 @@ Tolerance tolerance_of(const Job& job, const Sequences& sequences) {
   const double eps = std::ldexp(1.0, dtype == DType::bfloat16 ? -8 : -24);
   const auto layers = static_cast<double>(job.model.layers);
   const double unit = std::pow(kGrowth, layers) * eps, found = difference_of_orders(job, sequences);
-  const double k = std::clamp(kSafety * found / unit, kLeast, kMost);
+  const double k = std::clamp(kSafety * found / unit, dtype == DType::float32 ? kLeastOfFp32 : kLeast, kMost);
   return {k * unit,
           fmt::format("{:.3g} = k 1.03^{} eps with k = {:.3g}; two orders of summation on one rank differ by {:.3g}",
                       k * unit, layers, k, found)};
