@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "autograd/checkpoint.h"
+#include "tensor/field_error.h"
 #include "tensor/random.h"
 
 namespace tessera {
@@ -101,6 +102,25 @@ Var Dropout::apply(Var x) {
   tile.tokens_total = at.tokens_total;
   tile.positions = at.positions;
   return dropout(std::move(x), p_, tile);
+}
+
+Rotary::Rotary(int64_t context, int64_t head_dim, const RotaryOptions& o)
+    : context_(context), head_dim_(head_dim), options_(o) {
+  const RotaryOptions usual;
+  const bool scaled = o.scaling != RopeScaling::none, bands = o.scaling == RopeScaling::llama3;
+  if (head_dim % 2 != 0)
+    throw FieldError("head_dim", "rotary positions turn pairs of numbers; expected an even number, found " +
+                                     std::to_string(head_dim));
+  if (scaled && o.factor == 1)
+    throw FieldError("rope_factor", "expected how many times longer the context is, found 1");
+  if (!scaled && o.factor != 1)
+    throw FieldError("rope_factor", "goes with `rope_scaling` linear or llama3, found none");
+  for (const auto& [field, given] : {std::pair{"rope_low_freq", o.low_freq_factor != usual.low_freq_factor},
+                                     {"rope_high_freq", o.high_freq_factor != usual.high_freq_factor},
+                                     {"rope_original_context", o.original_context != usual.original_context}})
+    if (given && !bands) throw FieldError(field, "goes with `rope_scaling` llama3");
+  if (bands && !(o.low_freq_factor < o.high_freq_factor))
+    throw FieldError("rope_low_freq", "expected less than `rope_high_freq`");
 }
 
 Var Rotary::apply(Var x, int64_t heads, const StepInfo& at, int64_t first) {

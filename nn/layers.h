@@ -131,8 +131,8 @@ struct KvCache {
 // The table of rotary positions that the attention layers of a model share.
 class Rotary {
  public:
-  Rotary(int64_t context, int64_t head_dim, const RotaryOptions& options)
-      : context_(context), head_dim_(head_dim), options_(options) {}
+  // Throws FieldError for an odd head_dim, and for numbers of a scaling that is not chosen or that they do nothing to.
+  Rotary(int64_t context, int64_t head_dim, const RotaryOptions& options);
   // Turns the first `heads` heads of packed x (B, T, W) at their positions within documents, where the step has these,
   // else at the step's positions, or from `first` on where it has none.
   Var apply(Var x, int64_t heads, const StepInfo& at, int64_t first = 0);
