@@ -2,7 +2,10 @@
 #include "models/gpt.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
+
+#include "tensor/field_error.h"
 
 namespace tessera {
 
@@ -20,7 +23,11 @@ Gpt::Gpt(const ModelConfig& c)
       drop(child<Dropout>("drop", c.dropout)),
       blocks(make_blocks()),
       norm(child<LayerNorm>("norm", c.channels, Recompute::none, c.norm_eps)),
-      head(make_head(tokens)) {}
+      head(make_head(tokens)) {
+  for (const auto& [field, found] :
+       {std::pair{"rope_theta", c.rotary != RotaryOptions()}, {"qkv_bias", c.qkv_bias}, {"qk_norm", c.qk_norm}})
+    if (found) throw FieldError(field, "goes with `family` llama, found gpt2");
+}
 
 Var Gpt::embed(const Tensor& ids) {
   if (ids.rank() != 2) throw Error("[gpt] ids are " + ids.describe() + "; expected int32 (B, T)");

@@ -30,9 +30,9 @@ struct ModelConfig {
   int64_t kv_heads = 0;     // of keys and values; 0: as many as heads
   int64_t head_dim = 0;     // 0: channels / heads
   int64_t ffn = 0;          // hidden channels of a feed-forward layer; 0: 4 channels
+  double norm_eps = 1e-5;
   // Of the Llama family:
   RotaryOptions rotary = {};
-  double norm_eps = 1e-5;
   bool qkv_bias = false;  // of q, k and v
   bool qk_norm = false;   // each head of q and k is normalised
 

@@ -1,6 +1,7 @@
 // Plans that cannot be are refused before anything starts, with the field at fault and the nearest value that can be.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -160,15 +161,10 @@ void check_sizes(const Job& s) {
   if (m.heads % m.all_heads().key != 0)
     refuse("kv_heads", "{} do not divide the {} heads; the nearest that does: {}", m.kv_heads, m.heads,
            divisors_near(m.heads, m.kv_heads));
-  if (m.family == Family::llama && m.head_size() % 2 != 0)
-    refuse("head_dim", "rotary positions turn pairs of numbers; expected an even number, found {}", m.head_size());
-  if (m.rotary.scaling == RopeScaling::llama3 && !(m.rotary.low_freq_factor < m.rotary.high_freq_factor))
-    refuse("rope_low_freq", "expected less than `rope_high_freq` ({}), found {}", m.rotary.high_freq_factor,
-           m.rotary.low_freq_factor);
-  if (m.family == Family::gpt2)
-    for (const auto& [field, found] :
-         {std::pair{"rope_theta", m.rotary != RotaryOptions()}, {"qkv_bias", m.qkv_bias}, {"qk_norm", m.qk_norm}})
-      if (found) refuse(field, "goes with `family` llama, found gpt2");
+  ModelConfig one = m;  // the model says what it does not take; one layer has what every other has
+  one.layers = 1;
+  one.vocab = std::max<int64_t>(m.vocab, 1);
+  s.make(one);
   if (s.optim.batch % s.plan.microbatches != 0)
     refuse("microbatches", "{} do not divide a batch of {}; expected a divisor", s.plan.microbatches, s.optim.batch);
 }

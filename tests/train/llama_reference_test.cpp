@@ -53,8 +53,8 @@ ModelConfig config_of(const Json& c) {
           .kv_heads = c.at("num_key_value_heads"),
           .head_dim = c.value("head_dim", int64_t{0}),
           .ffn = c.at("intermediate_size"),
-          .rotary = rotary_of(c.at("rope_parameters")),
           .norm_eps = c.at("rms_norm_eps"),
+          .rotary = rotary_of(c.at("rope_parameters")),
           .qkv_bias = type == "qwen2",
           .qk_norm = type == "qwen3"};
 }
