@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kContext = 8, kVocab = 37;
 // Of a split: shorter than a window, a window and one token beside, and numbers of windows that no batch divides.
-constexpr int64_t kSizes[] = {2, 5, 8, 9, 10, 17, 41, 57, 100, 131};
+constexpr int64_t kSizes[] = {2, 8, 9, 41, 100};
 
 using Values = std::map<std::string, std::vector<double>>;
 
@@ -149,7 +149,9 @@ TEST_F(ValidationTest, IsTheMeanOverTheSplitUnderRandomPlans) {
     uint64_t at = 0;
     const Philox random = Philox::named(trial, "validation plans");
     const auto draw = [&](uint64_t below) { return static_cast<int64_t>(random.below(below, at++)); };
-    Plan plan{.pp = 1 + draw(2), .dp = 1 + draw(3), .cp = 1 + draw(2), .tp = 1 + draw(2), .microbatches = 1 + draw(3)};
+    Plan plan{.dp = 1 + draw(3), .microbatches = 1 + draw(3)};
+    (draw(2) == 1 ? plan.tp : plan.pp) = 2;
+    if (plan.dp < 3) plan.cp = 1 + draw(2);
     plan.sp = plan.tp > 1 && draw(2) == 1;
     if (draw(2) == 1) plan.cp_mode = ContextMode::ulysses;
     plan.zero = static_cast<ZeroStage>(draw(4));
