@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "models/sample.h"
-#include "tensor/cpu/vectorize.h"
 #include "tests/support/drawn_weights.h"
 #include "tests/support/gpu.h"
+#include "tests/support/one_thread.h"
 
 namespace tessera {
 namespace {
@@ -59,15 +59,7 @@ double apart(const Tensor& a, const Tensor& b) {
   return most;
 }
 
-// One thread, since the models are small.
-class Window : public testing::Test {
- protected:
-  void SetUp() override { cpu::set_threads(1); }
-  void TearDown() override { cpu::set_threads(threads_); }
-
- private:
-  int threads_ = cpu::threads();
-};
+using Window = test::OneThread;
 
 // Otherwise nothing below could see a wrong token.
 TEST_F(Window, EveryTokenAndItsPlaceCount) {
