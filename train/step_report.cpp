@@ -1,4 +1,4 @@
-// Numbers that are none end a run.
+// Times; and numbers that are none, which end a run.
 #include "train/step_report.h"
 
 #include <fmt/format.h>
@@ -8,6 +8,11 @@
 #include "tensor/error.h"
 
 namespace tessera {
+
+void set_time(StepReport& r, double seconds, int64_t tokens) {
+  r.step_ms = seconds * 1e3;
+  r.tokens_per_s = static_cast<double>(tokens) / seconds;
+}
 
 // A NaN has a sign, which nobody wants to read.
 void check_finite(const StepReport& r, int64_t step) {

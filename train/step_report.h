@@ -10,6 +10,9 @@ struct StepReport {
   bool stop = false;  // a rank has asked to end the run after this step
 };
 
+// Of a step of so many tokens that took so long.
+void set_time(StepReport& report, double seconds, int64_t tokens);
+
 // Throws Error (not_finite) naming `step` when its loss or its gradient norm is not a number.
 void check_finite(const StepReport& report, int64_t step);
 
