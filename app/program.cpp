@@ -9,6 +9,7 @@
 #include "app/option_values.h"
 #include "app/output.h"
 #include "app/signals.h"
+#include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -27,6 +28,13 @@ int run(const Command& command) {
   return run_data(std::get<DatasetOptions>(command));
 }
 
+// OpenMP itself dies of 100,000, without a word of ours.
+void check_threads() {
+  constexpr int most = 1024;  // as of --threads-per-rank
+  if (cpu::threads() > most)
+    throw Error(fmt::format("OMP_NUM_THREADS: expected at most {} threads, found {}", most, cpu::threads()));
+}
+
 int fail(const std::string& message, Status status) {
   std::fflush(stdout);
   std::fputs(fmt::format("tessera: {}\n", one_line(with_options(message))).c_str(), stderr);
@@ -38,6 +46,7 @@ int fail(const std::string& message, Status status) {
 int run_program(int argc, const char* const* argv) {
   try {
     watch_signals();
+    check_threads();
     return run(parse_command_line(argc, argv));
   } catch (const Error& e) {
     return fail(e.what(), e.status());
