@@ -51,6 +51,10 @@ TEST_F(ProgramTest, MoreThreadsThanOpenMpCanStartAreRefused) {
                  "OMP_NUM_THREADS=100000");
 }
 
+TEST_F(ProgramTest, AFilterThatMatchesNoBenchmarkIsRefused) {
+  expect_failure("bench --benchmark_filter=nosuch", 2, "no benchmark matches the filter 'nosuch'");
+}
+
 TEST_F(ProgramTest, JsonIsOneObjectPerLineWithTheKeysPromised) {
   const Ran r = train("--out run --format json --eval-every 5 --quiet");
   ASSERT_EQ(r.status, 0) << r.err;

@@ -60,8 +60,9 @@ def run_line(lines, line, folder, mpi, limit=30):
         try:
             out, err = child.communicate(timeout=strike[1])
         except subprocess.TimeoutExpired:
-            ranks = [p for p in inside(place) if is_program(lines.program, p)]
-            target = ranks[-1] if strike[0] == signal.SIGKILL and ranks else child.pid
+            target = child.pid
+            while strike[0] == signal.SIGKILL and target == child.pid and child.poll() is None:  # it is for a rank
+                target = ([p for p in inside(place) if is_program(lines.program, p)] or [target])[-1]
             try:
                 os.kill(target, strike[0])
             except ProcessLookupError:
