@@ -128,9 +128,13 @@ void run_benchmarks(const std::vector<std::string>& words, const std::function<A
         fmt::format("{:.1f} GB/s, {:.1f} GFLOP/s", context->ceilings.bytes_per_s / 1e9, context->ceilings.flops / 1e9));
     add_rows(context, data);
   }
-  benchmark::RunSpecifiedBenchmarks();
+  const size_t matched = benchmark::RunSpecifiedBenchmarks();
+  const std::string filter = benchmark::GetBenchmarkFilter();
   data->reset();
   benchmark::Shutdown();
+  if (matched == 0)
+    throw Error(fmt::format(
+        "bench: no benchmark matches the filter '{}'; expected part of a name, as matmul/forward/fp32", filter));
 }
 
 }  // namespace tessera::bench

@@ -12,7 +12,8 @@
 namespace tessera::bench {
 
 // Runs with the words behind `bench` (Google Benchmark's flags), where the arenas that `make` makes lie: on a GPU with
-// larger problems, and the time until it is done. Throws Error (usage) for a word that it does not know.
+// larger problems, and the time until it is done. Throws Error (usage) for a word that it does not know, and
+// for a filter that matches nothing.
 void run_benchmarks(const std::vector<std::string>& words, const std::function<ArenaPtr()>& make);
 
 }  // namespace tessera::bench
