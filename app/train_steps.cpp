@@ -8,9 +8,11 @@
 
 #include "app/flops.h"
 #include "app/option_values.h"
+#include "app/saver.h"
 #include "app/signals.h"
 #include "app/trace_file.h"
 #include "app/training.h"
+#include "train/check_state.h"
 #include "train/trainer.h"
 #include "train/usage.h"
 
@@ -23,12 +25,11 @@ bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 // The steps of one rank. Returns the exit status; only rank 0 has an output.
 int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* trace) {
   const TrainOptions& o = run.options;
-  const auto save = [&] {
-    if (!o.no_save) run.directory.save(trainer, o, run.dataset);
-  };
+  Saver saver(run, trainer);
   const auto evaluate = [&] {
     if (o.no_eval) return;
     const double loss = trainer.mean_loss(run.dataset.val);
+    saver.validated(loss);
     if (output) output->eval(trainer.steps_done(), {loss, run.dataset.bits_per_byte(loss)});
   };
   bool captures = true;  // as far as was said
@@ -41,17 +42,22 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
                                   with_options(trainer.step_record().given_up)));
       captures = false;
     }
-    if (output) output->step(report);
+    if (output) {
+      run.directory.check();
+      output->step(report);
+    }
+    saver.poll();
     if (report.stop) {
-      save();
+      saver.save();
       if (output) say_stopped(run, report.step, *output);
       return 128 + (interrupted() != 0 ? interrupted() : SIGTERM);
     }
     if (report.step == o.steps) break;
     if (due(report.step, o.eval_every)) evaluate();
-    if (due(report.step, o.save_every)) save();
+    if (due(report.step, o.check_replicas)) check_replicas(trainer);
+    if (due(report.step, o.save_every)) saver.begin();
   }
-  save();
+  saver.save();
   evaluate();
   return 0;
 }
