@@ -37,6 +37,7 @@ int fail(const std::string& message, Status status) {
 
 int run_program(int argc, const char* const* argv) {
   try {
+    open_standard_descriptors();
     watch_signals();
     return run(parse_command_line(argc, argv));
   } catch (const Error& e) {

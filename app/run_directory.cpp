@@ -95,8 +95,8 @@ RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.ou
                             is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
                                    : "exists and is not an empty folder; expected a new name"));
   make_directories(path_);
-  removed_ = remove_stale_attempts(path_);
-  for (const fs::path& path : remove_stale_attempts(checkpoints())) removed_.push_back(path);
+  removed_ = remove_stale(path_, true);
+  for (const fs::path& path : remove_stale(checkpoints(), true)) removed_.push_back(path);
 }
 
 void RunDirectory::write_config(const TrainOptions& o) const {

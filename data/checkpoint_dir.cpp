@@ -3,8 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <signal.h>
-#include <unistd.h>
+#include <sys/stat.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -25,7 +24,7 @@ namespace fs = std::filesystem;
 namespace {
 
 using Json = nlohmann::json;
-constexpr std::string_view kFormat = "tessera checkpoint", kStep = "step-", kAttempt = ".tmp-";
+constexpr std::string_view kFormat = "tessera checkpoint", kStep = "step-";
 
 std::string checksum(const fs::path& file) {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
@@ -72,35 +71,29 @@ std::vector<fs::path> newest_first(const fs::path& directory) {
 // The folder of an attempt, removed at the end of the scope unless it has become a checkpoint.
 class Attempt {
  public:
-  explicit Attempt(const fs::path& path) : path_(path) { make_directories(path); }
-  ~Attempt() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove_all(path_, ignored);
+  explicit Attempt(const fs::path& name) : name_(name) {
+    if (::mkdir(path().c_str(), 0777) != 0)
+      throw OutputError(fmt::format("cannot make the directory {}: {}", path().string(), std::strerror(errno)));
   }
-  Attempt(const Attempt&) = delete;
-  Attempt& operator=(const Attempt&) = delete;
-  const fs::path& path() const { return path_; }
+  const fs::path& path() const { return name_.path(); }
   // Where the name is taken the two change places in one step, and the older one goes with this attempt.
   void become(const fs::path& name) {
     const bool taken = fs::is_directory(name);
     const unsigned int flags = taken ? RENAME_EXCHANGE : RENAME_NOREPLACE;
-    if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, name.c_str(), flags) != 0)
+    if (::renameat2(AT_FDCWD, path().c_str(), AT_FDCWD, name.c_str(), flags) != 0)
       throw OutputError(fmt::format("cannot make the checkpoint {}: {}", name.string(), std::strerror(errno)));
-    if (!taken) path_.clear();
   }
 
  private:
-  fs::path path_;
+  TemporaryName name_;
 };
-
-fs::path attempt_path(const fs::path& name) { return fmt::format("{}{}{}", name.string(), kAttempt, ::getpid()); }
 
 // Best effort: what stays is tried again at the next save or the next start.
 void remove_checkpoint(const fs::path& path) {
-  const fs::path nameless = attempt_path(path);
+  const TemporaryName nameless(path);
   std::error_code error;
-  fs::rename(path, nameless, error);
-  fs::remove_all(error ? path : nameless, error);
+  fs::rename(path, nameless.path(), error);
+  if (error) fs::remove_all(path, error);
 }
 
 Json manifest_of(const Attempt& attempt, int64_t step, std::span<const CheckpointFile> files,
@@ -119,7 +112,7 @@ Checkpoint save_checkpoint(const fs::path& directory, int64_t step, std::span<co
                            const std::string& about, size_t keep) {
   make_directories(directory);
   const fs::path name = directory / fmt::format("{}{}", kStep, step);
-  Attempt attempt(attempt_path(name));
+  Attempt attempt(name);
   for (const CheckpointFile& f : files) f.write(attempt.path() / f.name);
   write_file(attempt.path() / "manifest.json", manifest_of(attempt, step, files, about).dump(2) + "\n");
   sync_directory(attempt.path());
@@ -181,23 +174,6 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& directory, std::vect
     }
   }
   return std::nullopt;
-}
-
-std::vector<fs::path> remove_stale_attempts(const fs::path& directory) {
-  std::vector<fs::path> removed;
-  for (const fs::path& path : entries(directory)) {
-    const std::string name = path.filename().string();
-    const size_t at = name.find(kAttempt);
-    if (at == std::string::npos) continue;
-    int pid = 0;
-    const char* const digits = name.data() + at + kAttempt.size();
-    std::from_chars(digits, name.data() + name.size(), pid);
-    if (pid > 0 && pid != ::getpid() && (::kill(pid, 0) == 0 || errno == EPERM)) continue;  // its process lives
-    std::error_code error;
-    fs::remove_all(path, error);
-    if (!error) removed.push_back(path);
-  }
-  return removed;
 }
 
 }  // namespace tessera

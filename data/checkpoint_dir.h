@@ -53,9 +53,4 @@ Checkpoint open_checkpoint(const std::filesystem::path& path);
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& directory,
                                             std::vector<std::string>& passed_over);
 
-// Removes what processes that are no more have left half-written or half-removed: entries named *.tmp-PID. Returns
-// them. For a process that has not written yet, since its own number may be that of a dead one (in a container that was
-// started again it often is).
-std::vector<std::filesystem::path> remove_stale_attempts(const std::filesystem::path& directory);
-
 }  // namespace tessera
