@@ -10,7 +10,8 @@ namespace tessera {
 int run_bench(const BenchOptions& o) {
   const Device device = value_named<Device>(kDeviceNames, o.device).value();
   check_device(device);
-  bench::run_benchmarks(o.words, [&] { return rank_arena(device, 0); }, print);
+  bench::run_benchmarks(
+      o.words, [&] { return rank_arena(device, 0); }, print);
   return 0;
 }
 

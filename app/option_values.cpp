@@ -212,12 +212,27 @@ void apply_config(TrainOptions& options, std::string_view file, const std::strin
   }
 }
 
-std::vector<std::pair<std::string, std::string>> config_values(const TrainOptions& options) {
+namespace {
+
+template <class Chosen>
+std::vector<std::pair<std::string, std::string>> values(const TrainOptions& options, const Chosen& chosen) {
   std::vector<std::pair<std::string, std::string>> out;
   for_each_option(options, [&](const OptionInfo& info, const auto& field) {
-    if (std::string value = show(field); info.in_file && !value.empty()) out.emplace_back(info.name, std::move(value));
+    if (std::string value = show(field); chosen(info) && !value.empty()) out.emplace_back(info.name, std::move(value));
   });
   return out;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> config_values(const TrainOptions& options) {
+  return values(options, [](const OptionInfo& info) { return info.in_file; });
+}
+
+std::vector<std::pair<std::string, std::string>> all_values(const TrainOptions& options) {
+  return values(options, [](const OptionInfo& info) {
+    return info.name != "format" && info.name != "quiet" && info.name != "config";
+  });
 }
 
 std::string to_toml(const TrainOptions& options) {

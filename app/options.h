@@ -60,7 +60,8 @@ struct TrainOptions {
   int64_t seed = 1337;
   // files
   std::optional<std::string> out;
-  int64_t save_every = 500, eval_every = 500;
+  int64_t save_every = 500, keep = 2, eval_every = 500;
+  int64_t check_replicas = 0;
   bool no_save = false, no_eval = false;
   bool resume = false;
   std::optional<std::string> config;
@@ -257,6 +258,12 @@ void for_each_option(Options&& o, F&& f) {
                  "run directory (settings, metrics, TensorBoard events, checkpoints); default: runs/DATE-TIME"}),
     o.out);
   f(OptionInfo{"save-every", "Files", "steps between checkpoints; 0: only the last", "", 0}, o.save_every);
+  f(OptionInfo{"keep", "Files", "checkpoints that stay, the newest ones; the best by validation stays too", "", 1, 1e6},
+    o.keep);
+  f(OptionInfo{"check-replicas", "Files",
+               "steps between comparisons of what several ranks hold copies of, which every save makes too; 0: none",
+               "", 0},
+    o.check_replicas);
   f(OptionInfo{"eval-every", "Files", "steps between validations; 0: only the last", "", 0}, o.eval_every);
   f(OptionInfo{"no-save", "Files", "no checkpoint, not even the last: for measurements; such a run cannot be resumed"},
     o.no_save);

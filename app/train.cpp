@@ -13,6 +13,7 @@
 #include "app/signals.h"
 #include "app/tokenizer_choice.h"
 #include "app/training.h"
+#include "data/files.h"
 #include "models/sample.h"
 #include "tensor/cpu/amx.h"
 #include "tensor/cpu/vectorize.h"
@@ -45,28 +46,25 @@ int train_rank(const Run& run, Communicator& world) {
   return run.job.plan.dp_mode == DataMode::ps_async ? train_asynchronously(run, world) : train_in_steps(run, world);
 }
 
-LaunchOptions ranks_of(const Plan& plan) {
-  LaunchOptions how = launch_options(plan);
-  how.shown = with_options;
-  return how;
-}
-
-// Rank 0's text on every rank.
-std::string from_rank_0(Communicator& world, const std::string& text) {
-  const ArenaPtr arena = make_arena();
-  const Tensor size = Tensor::of<int64_t>(std::vector<int64_t>{std::ssize(text)}, {1}, arena);
-  world.broadcast(size, 0);
-  const Tensor letters = Tensor::zeros({size.item<int64_t>()}, DType::int32, arena);
-  if (world.rank() == 0) std::ranges::copy(text, letters.data<int32_t>());
-  world.broadcast(letters, 0);
-  const std::vector<int32_t> all = letters.to_vector<int32_t>();
-  return {all.begin(), all.end()};
+// What processes may have found otherwise than each other: data, and the run's folder with what it holds.
+Facts facts_of(const Dataset& d, const std::filesystem::path& run) {
+  const auto sums = d.checksums();
+  Facts out(sums.begin(), sums.end());
+  std::error_code error;
+  const bool there = std::filesystem::exists(run / "lock", error);
+  out.emplace_back("folder of the run", there ? "that of " + RunLock::read(run) : "missing");
+  std::vector<std::string> passed_over;
+  const auto newest = newest_checkpoint(run / "checkpoints", passed_over);
+  out.emplace_back("newest checkpoint", newest ? fmt::format("{} ({:016x})", newest->path.filename().string(),
+                                                             checksum_of(newest->path / "manifest.json"))
+                                               : "none");
+  return out;
 }
 
 // Each process opens the data for itself, after rank 0 has made what is missing.
 int train_under_mpi(const TrainOptions& o, const Job& job) {
   int status = 0;
-  launch(ranks_of(job.plan), [&](Communicator& world) {
+  launch(ranks_of("train", o, job.plan), [&](Communicator& world) {
     std::optional<Dataset> dataset;
     std::optional<RunDirectory> directory;
     if (world.rank() == 0) {
@@ -74,11 +72,13 @@ int train_under_mpi(const TrainOptions& o, const Job& job) {
       sequences_for(job, *dataset);
       directory.emplace(o);
     }
-    const std::string path = from_rank_0(world, directory ? directory->path().string() : "");
+    const std::string path = broadcast_text(world, directory ? directory->path().string() : "", 0);
     if (!directory) {
       dataset = dataset_of(o, true);
       directory.emplace(std::filesystem::path(path));
     }
+    require_same(world, facts_of(*dataset, path));
+    world.reset_counts();
     const Sequences sequences = sequences_for(job, *dataset);
     const StepsInHand in_hand;
     status = train_rank({o, job, *dataset, sequences, *directory}, world);
@@ -186,7 +186,7 @@ int run_train(const TrainOptions& o) {
   const StepsInHand in_hand;
   const RunDirectory directory(o);
   int status = 0;
-  launch(ranks_of(job.plan), [&](Communicator& world) {
+  launch(ranks_of("train", o, job.plan), [&](Communicator& world) {
     const int mine = train_rank({o, job, dataset, sequences, directory}, world);
     if (world.rank() == 0) status = mine;
   });

@@ -34,6 +34,7 @@ void AsyncRun::show(const AppliedPush& push) {
   report.grad_norm = push.grad_norm;
   report.step_ms = seconds * 1e3;
   report.tokens_per_s = static_cast<double>(trainer_.tokens_per_step()) / seconds;
+  run_.directory.check();
   output_->step(report);
   losses_ = 0;
   pushes_ = 0;

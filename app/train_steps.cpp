@@ -8,9 +8,11 @@
 
 #include "app/flops.h"
 #include "app/option_values.h"
+#include "app/saver.h"
 #include "app/signals.h"
 #include "app/trace_file.h"
 #include "app/training.h"
+#include "train/check_state.h"
 #include "train/trainer.h"
 #include "train/usage.h"
 
@@ -28,14 +30,14 @@ Wish wish_of_signals() {
 // The steps of one rank. Returns the exit status; only rank 0 has an output.
 int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* trace) {
   const TrainOptions& o = run.options;
-  const auto save = [&] {
-    if (!o.no_save) run.directory.save(trainer, o, run.dataset);
-  };
+  Saver saver(run, trainer);
   const auto evaluate = [&] {  // false when it was stopped
     if (o.no_eval) return true;
     const std::optional<double> loss = trainer.mean_loss(run.dataset.val, [] { return interrupted() != 0; });
-    if (loss && output) output->eval(trainer.steps_done(), {*loss, run.dataset.bits_per_byte(*loss)});
-    return loss.has_value();
+    if (!loss) return false;
+    saver.validated(*loss);
+    if (output) output->eval(trainer.steps_done(), {*loss, run.dataset.bits_per_byte(*loss)});
+    return true;
   };
   const auto stopped = [&](bool validating) {
     if (output) say_stopped(run, trainer.steps_done(), validating, *output);
@@ -56,23 +58,28 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
                                   with_options(trainer.step_record().given_up)));
       captures = false;
     }
-    if (output) output->step(report);
+    if (output) {
+      run.directory.check();
+      output->step(report);
+    }
+    saver.poll();
     if (report.wish == Wish::stop) {
-      save();
+      saver.save();
       return stopped(false);
     }
     if (report.step == o.steps) break;
     if (report.wish == Wish::save) {
-      save();
+      saver.save();
       if (output) say_saved(run, report.step, *output);
     }
     if (due(report.step, o.eval_every) && !evaluate()) {
-      save();
+      saver.save();
       return stopped(true);
     }
-    if (due(report.step, o.save_every)) save();
+    if (due(report.step, o.check_replicas)) check_replicas(trainer);
+    if (due(report.step, o.save_every)) saver.begin();
   }
-  save();
+  saver.save();
   return evaluate() ? 0 : stopped(true);
 }
 

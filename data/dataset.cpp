@@ -38,6 +38,13 @@ bool publish(const fs::path& finished, const fs::path& directory) {
 
 }  // namespace
 
+std::map<std::string, std::string> Dataset::checksums() const {
+  const auto hex = [](uint64_t sum) { return fmt::format("{:016x}", sum); };
+  return {{"data", hex(train.checksum())},
+          {"validation", hex(val.checksum())},
+          {"vocabulary", hex(checksum(tokenizer->to_json()))}};
+}
+
 double Dataset::bits_per_byte(double nats_per_token) const {
   return nats_per_token / std::log(2.0) * static_cast<double>(val.size()) / static_cast<double>(val_bytes);
 }

@@ -7,12 +7,15 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <vector>
 
 #include "tensor/error.h"
@@ -25,15 +28,12 @@ namespace {
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() { close_now(); }
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return fd_; }
-  bool close_now() {
-    const int fd = fd_;
-    fd_ = -1;
-    return fd < 0 || ::close(fd) == 0;
-  }
 
  private:
   int fd_;
@@ -89,6 +89,35 @@ void read_pieces(const fs::path& file, const std::function<void(std::span<const 
   for (size_t n = 0; (n = read_some(in, file, piece.data(), piece.size())) > 0;) f({piece.data(), n});
 }
 
+void SharedFile::create(const fs::path& file, std::string_view first, int64_t size) {
+  const Descriptor out(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+  if (const int cause = out.get() < 0 ? errno : ::posix_fallocate(out.get(), 0, size); cause != 0)
+    throw OutputError(fmt::format("cannot write {} of {} bytes: {}", file.string(), size, std::strerror(cause)));
+  SharedFile(file).write(0, std::as_bytes(std::span(first)));
+}
+
+SharedFile::SharedFile(const fs::path& file) : file_(file), fd_(::open(file.c_str(), O_WRONLY | O_CLOEXEC)) {
+  if (fd_ < 0) throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
+}
+
+SharedFile::~SharedFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void SharedFile::write(int64_t at, std::span<const std::byte> bytes) const {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) throw OutputError(fmt::format("cannot write {}: {}", file_.string(), std::strerror(errno)));
+    bytes = bytes.subspan(static_cast<size_t>(n));
+    at += n;
+  }
+}
+
+void SharedFile::flush() const {
+  if (::fsync(fd_) != 0) throw OutputError(fmt::format("cannot write {}: {}", file_.string(), std::strerror(errno)));
+}
+
 void sync_directory(const fs::path& directory) {
   const Descriptor in(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (in.get() < 0 || ::fsync(in.get()) != 0)
@@ -118,6 +147,17 @@ void make_directories(const fs::path& directory) {
   if (error || !fs::is_directory(directory, error))
     throw OutputError(fmt::format("cannot make the directory {}: {}", directory.string(),
                                   error ? error.message() : "something else has that name"));
+}
+
+uint64_t checksum(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+uint64_t checksum_of(const fs::path& file) {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
+  if (!state) throw std::bad_alloc();
+  XXH3_64bits_reset(state.get());
+  read_pieces(file,
+              [&](std::span<const std::byte> piece) { XXH3_64bits_update(state.get(), piece.data(), piece.size()); });
+  return XXH3_64bits_digest(state.get());
 }
 
 std::string sha256(std::string_view bytes) {

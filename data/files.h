@@ -1,6 +1,7 @@
 // Small helpers of the data layer: whole files, checksums, the cache directory.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <span>
@@ -19,6 +20,23 @@ std::string read_file(const std::filesystem::path& file);
 // Calls f for the bytes of a regular file, piece after piece, in one MiB of memory: a mapped file would count as the
 // process's own for as long as it is read. Throws like read_file().
 void read_pieces(const std::filesystem::path& file, const std::function<void(std::span<const std::byte>)>& f);
+
+// A file that several writers fill, each its own bytes. Everything throws OutputError.
+class SharedFile {
+ public:
+  // Makes the file, with room for `size` bytes, of which `first` are the first; it must not be there yet.
+  static void create(const std::filesystem::path& file, std::string_view first, int64_t size);
+  explicit SharedFile(const std::filesystem::path& file);
+  SharedFile(SharedFile&& other) noexcept : file_(std::move(other.file_)), fd_(std::exchange(other.fd_, -1)) {}
+  SharedFile& operator=(SharedFile&&) = delete;
+  ~SharedFile();
+  void write(int64_t at, std::span<const std::byte> bytes) const;
+  void flush() const;  // to disk
+
+ private:
+  std::filesystem::path file_;
+  int fd_;
+};
 
 // Flushes a directory's entries to disk, so that a rename in it survives a power cut. Throws OutputError.
 void sync_directory(const std::filesystem::path& directory);
@@ -51,6 +69,9 @@ class MappedFile {
 // Makes a directory and its parents. Throws OutputError.
 void make_directories(const std::filesystem::path& directory);
 
+// XXH3-64 of bytes, and of a file. Throws like read_file().
+uint64_t checksum(std::string_view bytes);
+uint64_t checksum_of(const std::filesystem::path& file);
 // SHA-256 in lower-case hexadecimal.
 std::string sha256(std::string_view bytes);
 

@@ -26,6 +26,16 @@ struct TensorBytes {
 // Of a contiguous tensor in the host's memory, which must outlive the result.
 TensorBytes bytes_of(const std::string& name, const Tensor& tensor);
 
+// A file's header, and where each tensor begins in the file: for those who write it in parts.
+struct SafetensorsLayout {
+  std::string header;
+  std::map<std::string, int64_t> begins;
+  int64_t size = 0;  // of the file
+};
+// Of tensors in this order, whose bytes are not looked at. Throws Error for a name given twice.
+SafetensorsLayout safetensors_layout(std::span<const TensorBytes> tensors,
+                                     const std::map<std::string, std::string>& metadata = {});
+
 // Writes beside and renames. Data begins at a multiple of 64 bytes. The metadata gets {"format": "pt"}, which other
 // readers ask for. Throws OutputError; Error for a name given twice.
 void write_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,

@@ -13,13 +13,6 @@ namespace {
 
 std::string of_worker(int worker) { return fmt::format("worker.{}.", worker); }
 
-std::vector<std::string> kinds_of(const Optimisation& o) {
-  std::vector<std::string> kinds = {"m", "v"};
-  if (o.optimizer == OptimizerKind::sgd) kinds.assign(o.momentum != 0 ? 1 : 0, "momentum");
-  if (o.dtype == DType::bfloat16) kinds.emplace_back("master");
-  return kinds;
-}
-
 void add_slots(const std::vector<Slot>& slots, const Tensor& whole, const std::string& prefix,
                const std::string& suffix, std::vector<NamedTensor>& out) {
   const Tensor here = whole.on_host();
@@ -119,7 +112,7 @@ std::vector<NamedTensor> AsyncTrainer::values() {
 
 std::vector<NamedTensor> AsyncTrainer::state() {
   std::vector<NamedTensor> out;
-  for (const std::string& kind : kinds_of(job_.optim))
+  for (const std::string& kind : state_kinds(job_.optim))
     gather(
         "." + kind,
         [&](size_t u) {

@@ -26,7 +26,8 @@
 
 namespace tessera {
 
-// Where a run under a plan may be spoilt, never its oracle, to see that the contract turns red.
+// How ranks are started, and where a run under a plan may be spoilt, never its oracle, to see that the contract turns
+// red.
 struct VerifyHooks {
   std::function<void(LaunchOptions& how)> launching = [](LaunchOptions&) {};
   // The sequences that a rank of the world loads.
@@ -64,9 +65,8 @@ struct VerifyResult {
 Job verifiable(Job job);
 
 // Trains job.optim.steps steps of counted random tokens under the plan, on ranks of its own or those of the MPI job,
-// and compares. `shown`: see LaunchOptions. Throws what training throws.
-VerifyResult verify(const Job& job, const VerifyHooks& hooks = {},
-                    const std::function<std::string(const std::string& cause)>& shown = {});
+// and compares. Throws what training throws.
+VerifyResult verify(const Job& job, const VerifyHooks& hooks = {});
 
 // Its last part: adds a line to result.failures for each bound of the whole run that is broken, bytes and memory
 // against the closed forms, and that there was something to see.

@@ -119,7 +119,7 @@ class Communicator {
 
   // Since the communicator was made or the counts were reset.
   const OpCounts& counts() const { return counts_; }
-  void reset_counts() { counts_ = {}; }
+  void reset_counts(const OpCounts& to = {}) { counts_ = to; }
   // For what was queued once and has been done again, without a call.
   void count_again(const OpCounts& more);
   // Every communication from now on is noted there too (null: no more). The trace must outlive the communicator.

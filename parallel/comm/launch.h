@@ -16,6 +16,7 @@
 #include <memory>
 #include <string>
 
+#include "parallel/comm/agreement.h"
 #include "parallel/comm/communicator.h"
 
 namespace tessera {
@@ -32,6 +33,8 @@ struct LaunchOptions {
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> around = {};
   // A cause as it is printed where it cannot be thrown to the caller: of a job that is ended. Empty: as it is.
   std::function<std::string(const std::string& cause)> shown = {};
+  // What must be the same in every process, compared before the body runs.
+  Facts same = {};
 };
 
 // A rank's transport with what the options put around it: NCCL on the GPU of its number on this host, and `around`.

@@ -26,6 +26,8 @@ void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
          const std::shared_ptr<MpiWorld>& world) {
   try {
     Communicator all(transport_of(o, world), "world", o.algorithm);
+    require_same(all, o.same);
+    all.reset_counts();
     body(all);
     all.barrier();  // who leaves early would take the others with it
   } catch (const PeerFailed& e) {
