@@ -48,6 +48,7 @@ int fail(const std::string& message, Status status) {
 
 int run_program(int argc, const char* const* argv) {
   try {
+    open_standard_descriptors();
     watch_signals();
     check_threads();
     return run(parse_command_line(argc, argv));

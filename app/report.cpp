@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <string>
 
 #include "app/commands.h"
 #include "app/output.h"
@@ -20,8 +21,9 @@ int run_report(const ReportOptions& o) {
     return 0;
   }
   const std::filesystem::path out = o.out ? std::filesystem::path(*o.out) : run / "report.html";
-  write_file(out, report::page(report::read_record(run)));
-  print(fmt::format("{}\n", out.string()));
+  const std::string page = report::page(report::read_record(run));
+  remove_stale(out.has_parent_path() ? out.parent_path() : ".", false);
+  if (write_file(out, page)) print(fmt::format("{}\n", out.string()));
   return 0;
 }
 

@@ -119,8 +119,8 @@ RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.ou
   make_directories(path_);
   lock_ = std::make_unique<RunLock>(path_);
   check_content();  // another run may have begun and ended since
-  removed_ = remove_stale_attempts(path_);
-  for (const fs::path& path : remove_stale_attempts(checkpoints())) removed_.push_back(path);
+  removed_ = remove_stale(path_, true);
+  for (const fs::path& path : remove_stale(checkpoints(), true)) removed_.push_back(path);
 }
 
 void RunDirectory::write_config(const TrainOptions& o) const {

@@ -10,6 +10,7 @@
 #include "app/commands.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
+#include "app/signals.h"
 #include "app/tokenizer_choice.h"
 #include "app/training.h"
 #include "data/files.h"
@@ -79,6 +80,7 @@ int train_under_mpi(const TrainOptions& o, const Job& job) {
     require_same(world, facts_of(*dataset, path));
     world.reset_counts();
     const Sequences sequences = sequences_for(job, *dataset);
+    const StepsInHand in_hand;
     status = train_rank({o, job, *dataset, sequences, *directory}, world);
   });
   return status;
@@ -139,10 +141,16 @@ std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
   return output;
 }
 
-void say_stopped(const Run& run, int64_t step, TrainOutput& output) {
-  output.message(run.options.no_save ? fmt::format("stopped after step {}; nothing was saved (--no-save)", step)
-                                     : fmt::format("stopped after step {}; tessera train --resume --out {} goes on",
-                                                   step, run.directory.path().string()));
+void say_stopped(const Run& run, int64_t step, bool validating, TrainOutput& output) {
+  const std::string where = fmt::format("stopped {}after step {}", validating ? "in the validation " : "", step);
+  if (run.options.no_save) return output.message(where + "; nothing was saved (--no-save)");
+  output.message(fmt::format("{}{}; tessera train --resume --out {} goes on", where,
+                             validating ? ", which is saved" : "", run.directory.path().string()));
+}
+
+void say_saved(const Run& run, int64_t step, TrainOutput& output) {
+  output.message(fmt::format("SIGUSR1: {} after step {}{}", run.options.no_save ? "nothing is saved" : "saved", step,
+                             run.options.no_save ? " (--no-save)" : ""));
 }
 
 void check_steps_done(const Run& run, int64_t done) {
@@ -165,7 +173,7 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
                               .vocab = run.dataset.tokenizer->vocab_size()};
   sample(*model, prompt, kSampleTokens, options, [&](int32_t token) {
     written.push_back(token);
-    return true;
+    return interrupted() == 0;
   });
   return run.dataset.tokenizer->decode(written);
 }
@@ -175,6 +183,7 @@ int run_train(const TrainOptions& o) {
   if (has_processes(job.plan)) return train_under_mpi(o, job);
   const Dataset dataset = dataset_of(o, o.quiet);
   const Sequences sequences = sequences_for(job, dataset);
+  const StepsInHand in_hand;
   const RunDirectory directory(o);
   int status = 0;
   launch(ranks_of("train", o, job.plan), [&](Communicator& world) {

@@ -24,6 +24,7 @@ class TrainOutput {
 
   void message(const std::string& line) { progress_.message(line); }
   void step(const StepReport& report);
+  bool has_validation_of(int64_t step) const { return metrics_.has_validation_of(step); }
   void eval(int64_t step, const Validation& v);
   // The last record, and for a person the result: the sample of text and where the run lies.
   struct Facts {

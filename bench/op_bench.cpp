@@ -12,6 +12,7 @@
 #include "bench/ceilings.h"
 #include "bench/op_cases.h"
 #include "bench/op_data.h"
+#include "bench/outputs.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "tensor/ops/matmul/matmul.h"
@@ -104,8 +105,9 @@ void add_rows(const std::shared_ptr<Context>& context, const std::shared_ptr<std
 
 }  // namespace
 
-void run_benchmarks(const std::vector<std::string>& words, const std::function<ArenaPtr()>& make) {
+void run_benchmarks(const std::vector<std::string>& words, const std::function<ArenaPtr()>& make, const Print& print) {
   std::vector<std::string> kept = words;
+  const OutputChoice choice = take_output_choice(kept);
   kept.insert(kept.begin(), "tessera bench");
   std::vector<char*> argv;
   for (std::string& word : kept) argv.push_back(word.data());
@@ -128,8 +130,10 @@ void run_benchmarks(const std::vector<std::string>& words, const std::function<A
         fmt::format("{:.1f} GB/s, {:.1f} GFLOP/s", context->ceilings.bytes_per_s / 1e9, context->ceilings.flops / 1e9));
     add_rows(context, data);
   }
-  const size_t matched = benchmark::RunSpecifiedBenchmarks();
+  Outputs outputs(choice, print);
+  const size_t matched = benchmark::RunSpecifiedBenchmarks(&outputs);
   const std::string filter = benchmark::GetBenchmarkFilter();
+  if (matched > 0) outputs.write_file();
   data->reset();
   benchmark::Shutdown();
   if (matched == 0)

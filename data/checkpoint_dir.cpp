@@ -3,8 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <signal.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -23,7 +22,7 @@ namespace fs = std::filesystem;
 namespace {
 
 using Json = nlohmann::json;
-constexpr std::string_view kFormat = "tessera checkpoint", kStep = "step-", kAttempt = ".tmp-";
+constexpr std::string_view kFormat = "tessera checkpoint", kStep = "step-";
 
 std::string hex(uint64_t checksum) { return fmt::format("{:016x}", checksum); }
 
@@ -60,14 +59,12 @@ std::vector<fs::path> newest_first(const fs::path& directory) {
   return found;
 }
 
-fs::path attempt_path(const fs::path& name) { return fmt::format("{}{}{}", name.string(), kAttempt, ::getpid()); }
-
 // Best effort: what stays is tried again at the next save or the next start.
 void remove_checkpoint(const fs::path& path) {
-  const fs::path nameless = attempt_path(path);
+  const TemporaryName nameless(path);
   std::error_code error;
-  fs::rename(path, nameless, error);
-  fs::remove_all(error ? path : nameless, error);
+  fs::rename(path, nameless.path(), error);
+  if (error) fs::remove_all(path, error);
 }
 
 Json manifest_of(const fs::path& attempt, int64_t step, const std::string& about) {
@@ -82,24 +79,20 @@ fs::path name_of(const fs::path& directory, int64_t step) { return directory / f
 }  // namespace
 
 NewCheckpoint::NewCheckpoint(fs::path directory, int64_t step)
-    : directory_(std::move(directory)), path_(attempt_path(name_of(directory_, step))), step_(step) {
-  make_directories(path_);
-}
-
-NewCheckpoint::~NewCheckpoint() {
-  std::error_code ignored;
-  if (!path_.empty()) fs::remove_all(path_, ignored);
+    : directory_(std::move(directory)), name_(name_of(directory_, step)), step_(step) {
+  make_directories(directory_);
+  if (::mkdir(path().c_str(), 0777) != 0)
+    throw OutputError(fmt::format("cannot make the directory {}: {}", path().string(), std::strerror(errno)));
 }
 
 Checkpoint NewCheckpoint::finish(const std::string& about, size_t keep) {
-  write_file(path_ / "manifest.json", manifest_of(path_, step_, about).dump(2) + "\n");
-  sync_directory(path_);
+  write_file(path() / "manifest.json", manifest_of(path(), step_, about).dump(2) + "\n");
+  sync_directory(path());
   const fs::path name = name_of(directory_, step_);
   // Where the name is taken the two change places in one step, and the older one goes with this attempt.
   const bool taken = fs::is_directory(name);
-  if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, name.c_str(), taken ? RENAME_EXCHANGE : RENAME_NOREPLACE) != 0)
+  if (::renameat2(AT_FDCWD, path().c_str(), AT_FDCWD, name.c_str(), taken ? RENAME_EXCHANGE : RENAME_NOREPLACE) != 0)
     throw OutputError(fmt::format("cannot make the checkpoint {}: {}", name.string(), std::strerror(errno)));
-  if (!taken) path_.clear();
   sync_directory(directory_);
   write_file(directory_ / "latest", name.filename().string() + "\n");
   const std::optional<BestCheckpoint> best = best_checkpoint(directory_);
@@ -179,23 +172,6 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& directory, std::vect
     }
   }
   return std::nullopt;
-}
-
-std::vector<fs::path> remove_stale_attempts(const fs::path& directory) {
-  std::vector<fs::path> removed;
-  for (const fs::path& path : entries(directory)) {
-    const std::string name = path.filename().string();
-    const size_t at = name.find(kAttempt);
-    if (at == std::string::npos) continue;
-    int pid = 0;
-    const char* const digits = name.data() + at + kAttempt.size();
-    std::from_chars(digits, name.data() + name.size(), pid);
-    if (pid > 0 && pid != ::getpid() && (::kill(pid, 0) == 0 || errno == EPERM)) continue;  // its process lives
-    std::error_code error;
-    fs::remove_all(path, error);
-    if (!error) removed.push_back(path);
-  }
-  return removed;
 }
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 // Checkpoints on disk: folders `step-N` that are whole or absent.
 //
-//   step-N.tmp-PID/ gets the files; manifest.json (step, what the caller says about the run, size and XXH3-64 of every
+//   step-N.tmp-.../ gets the files; manifest.json (step, what the caller says about the run, size and XXH3-64 of every
 //   file) comes last; everything is flushed; one rename makes it step-N; `latest` names it. So a kill, a full disk or a
 //   power cut at any moment leaves the earlier checkpoints as they were, and what is left half-written is never loaded.
 //   An old checkpoint loses its name before its files, so what is left half-removed is none either.
@@ -13,6 +13,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "tensor/temporary.h"
 
 namespace tessera {
 
@@ -27,17 +29,15 @@ struct Checkpoint {
 class NewCheckpoint {
  public:
   NewCheckpoint(std::filesystem::path directory, int64_t step);
-  ~NewCheckpoint();  // removes what did not become a checkpoint
-  NewCheckpoint(const NewCheckpoint&) = delete;
-  NewCheckpoint& operator=(const NewCheckpoint&) = delete;
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return name_.path(); }
   int64_t step() const { return step_; }
   // Makes it directory/step-N, with all files that are in path() now; a folder of that name is replaced. The newest
   // `keep` checkpoints stay, and the best.
   Checkpoint finish(const std::string& about, size_t keep);
 
  private:
-  std::filesystem::path directory_, path_;
+  std::filesystem::path directory_;
+  TemporaryName name_;  // which removes what did not become a checkpoint
   int64_t step_;
 };
 
@@ -71,10 +71,5 @@ Checkpoint open_checkpoint(const std::filesystem::path& path);
 std::optional<Checkpoint> newest_checkpoint(
     const std::filesystem::path& directory, std::vector<std::string>& passed_over,
     const std::function<void(const Checkpoint&)>& check = [](const Checkpoint&) {});
-
-// Removes what processes that are no more have left half-written or half-removed: entries named *.tmp-PID. Returns
-// them. For a process that has not written yet, since its own number may be that of a dead one (in a container that was
-// started again it often is).
-std::vector<std::filesystem::path> remove_stale_attempts(const std::filesystem::path& directory);
 
 }  // namespace tessera

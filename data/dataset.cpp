@@ -92,7 +92,8 @@ bool write_dataset(const Tokens& t, const fs::path& named) {
   fs::path directory = fs::absolute(named).lexically_normal();
   if (!directory.has_filename()) directory = directory.parent_path();  // "name/"
   make_directories(directory.parent_path());
-  const TemporaryDirectory beside(directory.string() + ".tmp-");
+  remove_stale(directory.parent_path(), false);
+  const TemporaryDirectory beside(directory);
   const fs::path made = beside.path() / "dataset";
   make_directories(made);
   const int64_t vocab = t.tokenizer->vocab_size();

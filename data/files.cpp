@@ -28,29 +28,16 @@ namespace {
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() { close_now(); }
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return fd_; }
-  bool close_now() {
-    const int fd = fd_;
-    fd_ = -1;
-    return fd < 0 || ::close(fd) == 0;
-  }
 
  private:
   int fd_;
 };
-
-bool write_all(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    bytes.remove_prefix(static_cast<size_t>(n));
-  }
-  return true;
-}
 
 // O_NONBLOCK: opening a FIFO must not wait for its writer.
 constexpr int kToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
@@ -102,24 +89,11 @@ void read_pieces(const fs::path& file, const std::function<void(std::span<const 
   for (size_t n = 0; (n = read_some(in, file, piece.data(), piece.size())) > 0;) f({piece.data(), n});
 }
 
-void write_file(const fs::path& file, std::span<const std::string_view> parts) {
-  const std::string beside = fmt::format("{}.tmp-{}", file.string(), ::getpid());
-  Descriptor out(::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  const auto write_part = [&](std::string_view part) { return write_all(out.get(), part); };
-  const bool ok = out.get() >= 0 && std::ranges::all_of(parts, write_part) && ::fsync(out.get()) == 0 &&
-                  out.close_now() && ::rename(beside.c_str(), file.c_str()) == 0;
-  if (ok) return;
-  const int cause = errno;
-  ::unlink(beside.c_str());
-  throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(cause)));
-}
-
 void SharedFile::create(const fs::path& file, std::string_view first, int64_t size) {
-  Descriptor out(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-  const int cause = out.get() < 0 ? errno : ::posix_fallocate(out.get(), 0, size);
-  if (cause == 0 && write_all(out.get(), first) && out.close_now()) return;
-  throw OutputError(
-      fmt::format("cannot write {} of {} bytes: {}", file.string(), size, std::strerror(cause == 0 ? errno : cause)));
+  const Descriptor out(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+  if (const int cause = out.get() < 0 ? errno : ::posix_fallocate(out.get(), 0, size); cause != 0)
+    throw OutputError(fmt::format("cannot write {} of {} bytes: {}", file.string(), size, std::strerror(cause)));
+  SharedFile(file).write(0, std::as_bytes(std::span(first)));
 }
 
 SharedFile::SharedFile(const fs::path& file) : file_(file), fd_(::open(file.c_str(), O_WRONLY | O_CLOEXEC)) {
@@ -203,16 +177,9 @@ fs::path cache_directory() {
   throw Error("there is no cache directory: set TESSERA_CACHE (or HOME) to a directory that can be written");
 }
 
-TemporaryDirectory::TemporaryDirectory(const fs::path& prefix) {
-  std::string name = prefix.string() + "XXXXXX";
-  if (::mkdtemp(name.data()) == nullptr)
-    throw OutputError(fmt::format("cannot make a temporary directory {}: {}", name, std::strerror(errno)));
-  path_ = name;
-}
-
-TemporaryDirectory::~TemporaryDirectory() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
+TemporaryDirectory::TemporaryDirectory(const fs::path& stem) : name_(stem) {
+  if (::mkdir(path().c_str(), 0700) != 0)
+    throw OutputError(fmt::format("cannot make a temporary directory {}: {}", path().string(), std::strerror(errno)));
 }
 
 }  // namespace tessera

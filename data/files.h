@@ -9,6 +9,9 @@
 #include <string_view>
 #include <utility>
 
+#include "tensor/temporary.h"
+#include "tensor/write_file.h"
+
 namespace tessera {
 
 // All bytes of a regular file. Throws InputError when it is missing, unreadable, or something else than a file.
@@ -18,13 +21,6 @@ std::string read_file(const std::filesystem::path& file);
 // process's own for as long as it is read. Throws like read_file().
 void read_pieces(const std::filesystem::path& file, const std::function<void(std::span<const std::byte>)>& f);
 
-// Writes a file beside `file`, flushes it to disk and renames it, so that `file` is whole or absent. Throws
-// OutputError.
-void write_file(const std::filesystem::path& file, std::span<const std::string_view> parts);
-inline void write_file(const std::filesystem::path& file, std::string_view first, std::string_view second = {}) {
-  const std::string_view parts[] = {first, second};
-  write_file(file, parts);
-}
 // A file that several writers fill, each its own bytes. Everything throws OutputError.
 class SharedFile {
  public:
@@ -85,15 +81,12 @@ std::filesystem::path cache_directory();
 // A new empty directory that is removed, with all in it, at the end of the scope. Throws OutputError.
 class TemporaryDirectory {
  public:
-  // Named `prefix` and six random characters; the parent must exist.
-  explicit TemporaryDirectory(const std::filesystem::path& prefix);
-  ~TemporaryDirectory();
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  const std::filesystem::path& path() const { return path_; }
+  // Named `stem` and what TemporaryName adds; the parent must exist.
+  explicit TemporaryDirectory(const std::filesystem::path& stem);
+  const std::filesystem::path& path() const { return name_.path(); }
 
  private:
-  std::filesystem::path path_;
+  TemporaryName name_;
 };
 
 }  // namespace tessera

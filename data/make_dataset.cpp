@@ -101,6 +101,8 @@ Dataset open_fitting(const fs::path& directory, const TokenizerChoice& choice) {
 template <class Make>
 Dataset cached(const std::string& key, const std::string& source, const Make& make) {
   const fs::path directory = cache_directory() / "datasets" / key;
+  remove_stale(cache_directory(), false);
+  remove_stale(directory.parent_path(), false);
   std::error_code error;
   if (fs::exists(directory, error)) {
     try {

@@ -9,9 +9,9 @@
 #include <initializer_list>
 #include <iterator>
 #include <limits>
-#include <system_error>
 
 #include "tensor/error.h"
+#include "tensor/write_file.h"
 
 namespace tessera {
 namespace {
@@ -174,19 +174,7 @@ std::string read_push_log(const std::filesystem::path& file) {
   return text;
 }
 
-void write_push_log(const std::filesystem::path& file, const PushLog& log) {
-  std::filesystem::path beside = file;
-  beside += ".part";
-  std::ofstream out(beside, std::ios::binary | std::ios::trunc);
-  out << text_of(log);
-  out.close();
-  std::error_code error;
-  if (out) std::filesystem::rename(beside, file, error);
-  if (out && !error) return;
-  std::error_code ignored;
-  std::filesystem::remove(beside, ignored);
-  throw OutputError(fmt::format("{}: cannot be written", file.string()));
-}
+void write_push_log(const std::filesystem::path& file, const PushLog& log) { write_file(file, text_of(log)); }
 
 std::vector<int64_t> clocks_after(const std::vector<Push>& order, int64_t pushes, int workers) {
   std::vector<int64_t> out(static_cast<size_t>(workers));

@@ -78,7 +78,7 @@ double AsyncTrainer::worker_step(int worker, int64_t step) {
   return sum / static_cast<double>(tokens);
 }
 
-double AsyncTrainer::mean_loss(const TokenFile& split) {
+std::optional<double> AsyncTrainer::mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
   const auto forward = [&](const Tensor& ids, const Tensor& targets) {
     model_->set_step({.documents = documents(ids)});
     return model_->loss(ids.to(arena_), targets.to(arena_), 1).loss_sum;
@@ -88,7 +88,8 @@ double AsyncTrainer::mean_loss(const TokenFile& split) {
                              .at_once = job_.optim.batch / (job_.plan.microbatches * axis_->size()),
                              .turn = axis_->rank(),
                              .turns = axis_->size(),
-                             .arena = arena_->host()},
+                             .arena = arena_->host(),
+                             .stop = stop},
                             *axis_, split);
 }
 

@@ -14,11 +14,12 @@ namespace tessera {
 
 // In the last round a group may have no windows, and computes what nobody looks at, since a forward pass may need every
 // rank.
-double mean_loss(const Evaluation& e, Communicator& world, const TokenFile& split) {
+std::optional<double> mean_loss(const Evaluation& e, Communicator& world, const TokenFile& split) {
   const NoGrad no_grad;
   const Windows windows(split, e.context);
   double sum = 0;
   for (int64_t round = 0; round < windows.count(); round += e.at_once * e.turns) {
+    if (e.stop && world.max(e.stop() ? 1 : 0) > 0) return std::nullopt;
     const int64_t first = std::min(round + e.at_once * e.turn, windows.count());
     const int64_t found = std::min(e.at_once, windows.count() - first);
     const Shape shape{std::max<int64_t>(found, 1), e.context};

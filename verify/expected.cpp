@@ -177,7 +177,7 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps) {
   const Plan& p = s.plan;
   const int64_t ranks = s.plan.ranks();
   Sent out(p.all_reduce == Algorithm::root);
-  out.all_reduce("world", ranks, 1, 16);  // the loss, and the wish to stop
+  out.all_reduce("world", ranks, 1, 16);  // the loss, and what a rank wishes
   for (const std::vector<PartSizes>& stage : s.parts) {
     for (const PartSizes& part : stage) {
       if (p.dp_mode == DataMode::dataparallel)

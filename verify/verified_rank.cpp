@@ -44,7 +44,7 @@ void VerifiedRank::run() {
 void VerifiedRank::one_step() {
   trainer_.arena()->reset_peaks();
   std::vector<int64_t> before = counts_now();
-  const StepReport report = trainer_.compute_gradients(false);
+  const StepReport report = trainer_.compute_gradients();
   count_since(before);
   hooks_.summed(trainer_);
   note_peaks();

@@ -183,7 +183,7 @@ TEST_F(CheckpointTest, AKillAtAnyMomentLeavesAWholeCheckpoint) {
     EXPECT_TRUE(passed_over_.empty()) << passed_over_[0];
     EXPECT_GE(found->step, from);
     for (const std::string& name : names()) unfinished += name.find(".tmp-") != std::string::npos;
-    remove_stale_attempts(dir());
+    remove_stale(dir(), true);
   }
   for (const std::string& name : names()) EXPECT_EQ(name.find(".tmp-"), std::string::npos) << name;
   EXPECT_GT(unfinished, 0);
@@ -199,7 +199,7 @@ TEST_F(CheckpointTest, AttemptsOfOtherLivingProcessesStay) {
   const fs::path theirs = dir() / ("step-5.tmp-" + std::to_string(living)), dead = dir() / "step-6.tmp-999999999",
                  ours = dir() / ("step-7.tmp-" + std::to_string(getpid()));
   for (const fs::path& attempt : {theirs, dead, ours}) fs::create_directories(attempt);
-  std::vector<fs::path> removed = remove_stale_attempts(dir());
+  std::vector<fs::path> removed = remove_stale(dir(), true);
   std::sort(removed.begin(), removed.end());
   EXPECT_EQ(removed, (std::vector<fs::path>{dead, ours}));
   EXPECT_TRUE(fs::exists(theirs));
@@ -207,7 +207,7 @@ TEST_F(CheckpointTest, AttemptsOfOtherLivingProcessesStay) {
   EXPECT_EQ(newest()->step, 1);
   kill(living, SIGKILL);
   waitpid(living, nullptr, 0);
-  EXPECT_EQ(remove_stale_attempts(dir()), (std::vector<fs::path>{theirs}));
+  EXPECT_EQ(remove_stale(dir(), true), (std::vector<fs::path>{theirs}));
 }
 
 }  // namespace
