@@ -6,7 +6,7 @@
 #include "models/gpt.h"
 #include "models/layout.h"
 #include "tensor/field_error.h"
-#include "verify/fake_transport.h"
+#include "parallel/comm/fake_transport.h"
 
 namespace tessera {
 namespace {
