@@ -1,6 +1,8 @@
 // The command `bench`: the microbenchmarks.
 #include "app/commands.h"
 #include "bench/op_bench.h"
+#include "parallel/comm/launch.h"
+#include "tensor/cpu/vectorize.h"
 #include "train/device.h"
 #include "train/names.h"
 
@@ -9,6 +11,7 @@ namespace tessera {
 int run_bench(const BenchOptions& o) {
   const Device device = value_named<Device>(kDeviceNames, o.device).value();
   check_device(device);
+  check_threads(cpu::threads() - 1);
   bench::run_benchmarks(o.words, [&] { return rank_arena(device, 0); });
   return 0;
 }

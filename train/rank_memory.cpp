@@ -44,6 +44,17 @@ int64_t fetched_ahead(const PlanSizes& s, const PartSizes& part) {
   return largest * s.value;
 }
 
+// Without a pipeline one is in flight at a time, and those after the second are like the second.
+Job with_few_microbatches(Job job) {
+  const int64_t few = std::min<int64_t>(2, job.plan.microbatches);
+  const ScheduleKind kind = job.plan.schedule;
+  const bool one_by_one = kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::naive;
+  if (job.plan.pp > 1 || !job.plan.schedule_file.empty() || !one_by_one) return job;
+  job.optim.batch = job.optim.batch / job.plan.microbatches * few;
+  job.plan.microbatches = few;
+  return job;
+}
+
 // The threads of a rank, on which the workspace of kernels depends, while one lives.
 class Team {
  public:
@@ -70,7 +81,8 @@ std::vector<HeldBytes> expected_memory(const Job& job) {
   return out;
 }
 
-std::vector<RankMemory> memory_of_ranks(const Job& job) {
+std::vector<RankMemory> memory_of_ranks(const Job& given) {
+  const Job job = with_few_microbatches(given);
   const Team team(job.plan);
   const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
   const PlanSizes s(job);

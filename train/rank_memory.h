@@ -17,6 +17,7 @@ std::vector<HeldBytes> expected_memory(const Job& job);
 
 // At its peak. Activations are all that passes hold: of layers, of logits, and workspace.
 struct RankMemory {
+  bool operator==(const RankMemory&) const = default;
   HeldBytes held;
   int64_t activations = 0, communication = 0;
   int64_t total() const { return held.parameters + held.gradients + held.optimizer + activations + communication; }

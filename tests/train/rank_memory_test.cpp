@@ -78,5 +78,45 @@ TEST(RankMemory, IsWhatRanksThenHold) {
   }
 }
 
+// Elements: the table 200 x 64, positions 64 x 64, in each of four layers 12 x 64 x 64 of matrices and 13 x 64 besides,
+// and the last norm.
+TEST(RankMemory, SumsByHand) {
+  const int64_t parameters = 200 * 64 + 64 * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
+  const RankMemory one = memory_of_ranks(small_job({})).at(0);
+  EXPECT_EQ(one.held, (HeldBytes{4 * parameters, 4 * parameters, 8 * parameters}));
+  EXPECT_EQ(one.communication, 0);
+  // An activation of 24 sequences; a layer keeps sixteen and the head's logits come on top.
+  const int64_t activation = 24 * 64 * 64 * 4, logits = 24 * 64 * 200 * 4;
+  EXPECT_GT(one.activations, 4 * 16 * activation + logits);
+  EXPECT_LT(one.activations, 4 * 16 * activation + logits + 16 * activation);
+  // A server's ranks have the whole beside a shard, which is of whole blocks.
+  const std::vector<RankMemory> async =
+      memory_of_ranks(small_job({.dp = 2, .dp_mode = DataMode::ps_async, .servers = 1}));
+  EXPECT_GE(async[0].held.parameters, 2 * 4 * parameters);
+  EXPECT_LT(async[0].held.parameters, 2 * 4 * parameters + 4 * 256 * 8);
+  EXPECT_EQ(async[1].held, (HeldBytes{4 * parameters, 4 * parameters, 0}));
+}
+
+// Llama 3 8B in bf16 on 64 sequences of 8192 tokens: more than any machine has.
+TEST(RankMemory, IsKnownOfWhatNoMachineHas) {
+  Job job = small_job({.dp = 2, .tp = 4, .zero = ZeroStage::one});
+  ModelConfig& m = job.model;
+  m.family = Family::llama;
+  m.layers = m.heads = 32;
+  m.kv_heads = 8;
+  m.channels = 4096;
+  m.ffn = 14336;
+  m.context = 8192;
+  m.vocab = 128256;
+  m.tied = false;
+  job.optim.batch = 64;
+  job.optim.dtype = DType::bfloat16;
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<RankMemory> ranks = memory_of_ranks(job);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  EXPECT_GT(ranks.at(0).total(), 300 * kGiB);
+  EXPECT_LT(ranks.at(0).total(), 3000 * kGiB);
+}
+
 }  // namespace
 }  // namespace tessera
