@@ -7,7 +7,7 @@
 #include "models/layout.h"
 #include "models/presets.h"
 #include "tensor/field_error.h"
-#include "verify/fake_transport.h"
+#include "parallel/comm/fake_transport.h"
 
 namespace tessera {
 namespace {
