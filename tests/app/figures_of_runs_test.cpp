@@ -71,7 +71,7 @@ TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAgree) {
     SCOPED_TRACE(plan);
     const std::string out = plan.find("async") == std::string::npos ? "run" : "async";
     const Clock::time_point start = Clock::now();
-    const test::Ran ran = train("--format json --out " + out + " " + plan);
+    const test::Ran ran = train(fmt::format("--format json --out {} {}", out, plan));
     const double seconds = seconds_since(start);
     ASSERT_EQ(ran.status, 0) << ran.err;
     const std::vector<json> records = records_of(ran.out);
