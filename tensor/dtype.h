@@ -75,8 +75,8 @@ struct AccumulateIn<bfloat16> {
 template <class T>
 using Accumulate = typename AccumulateIn<T>::type;
 
-// The float beside x that is odd in its last bit, or x itself: what is rounded again then is rounded as x would be.
-constexpr float beside(double x) {
+// x, or of the two floats beside it the one whose last bit is odd: rounded again, that gives what x would.
+constexpr float to_odd(double x) {
   const auto nearest = static_cast<float>(x);
   const auto back = static_cast<double>(nearest);
   const uint32_t bits = std::bit_cast<uint32_t>(nearest);
@@ -90,7 +90,7 @@ constexpr To converted(From x) {
   if constexpr (std::is_same_v<To, From>)
     return x;
   else if constexpr (std::is_same_v<To, bfloat16> && std::is_same_v<From, double>)
-    return bfloat16(beside(x));
+    return bfloat16(to_odd(x));
   else if constexpr (std::is_same_v<To, bfloat16>)
     return bfloat16(static_cast<float>(x));
   else

@@ -7,6 +7,7 @@
 
 #include "tensor/ops/attention/attention.h"
 #include "tests/support/gpu.h"
+#include "tests/support/one_thread.h"
 #include "tests/support/plain_attention.h"
 
 namespace tessera {
@@ -53,7 +54,9 @@ void expect_plain_in(std::initializer_list<DType> dtypes, const std::vector<Atte
       for (const Extreme extreme : kExtremes) expect_plain(s, extreme, dtype, arena);
 }
 
-TEST(AttentionExtremes, AreThoseOfPlainLoops) {
+using AttentionExtremes = test::OneThread;
+
+TEST_F(AttentionExtremes, AreThoseOfPlainLoops) {
   std::vector<AttentionShape> shapes;
   for (const int64_t tokens : {1, 2, 16, 63, 64, 65, 127, 128, 129, 193}) {
     shapes.push_back({.tq = tokens, .tk = tokens, .d = 8});
@@ -86,7 +89,7 @@ TEST_F(AttentionExtremesGpu, OfTensorCoresAreThoseOfPlainLoops) {
 }
 
 // Tiles of keys that are computed apart and merged by their log-sum-exp, in any order.
-TEST(AttentionExtremes, OfMergedTilesAreThoseOfPlainLoops) {
+TEST_F(AttentionExtremes, OfMergedTilesAreThoseOfPlainLoops) {
   for (const DType dtype : {DType::float64, DType::float32})
     for (const Extreme extreme : kExtremes)
       for (const std::vector<int64_t>& cuts :
