@@ -39,16 +39,12 @@ def run_line(lines, line, folder, mpi, limit=30):
     shell = "echo 1000 >/proc/self/oom_score_adj; " + before + '\nexec "$0" "$@"'  # what takes all memory is ended, not others
     command = ["/bin/bash", "-c", shell, lines.program]
     if mpi:  # its own surroundings are whole: what is odd is for the ranks
-        odd = [w for k, v in changes.items() for w in (["-x", f"{k}={v}"] if v is not None and not re.match("OMPI|PMI|SLURM|TMPDIR", k) else [])]
+        theirs = re.compile("OMPI|PMI|SLURM|TMPDIR")
+        odd = [w for k, v in changes.items() if v is not None and not theirs.match(k) for w in ("-x", f"{k}={v}")]
         env = {k: v for k, v in lines.environment(place).items() if v}
-        launch = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
-        parts, at = [[]], 0
-        for w in words:
-            parts.append([]) if w == ":" else parts[-1].append(w)
-        counts = [2] if len(parts) == 1 else [1, 1]
-        full = launch[:]
-        for at, part in enumerate(parts):
-            full += ([":"] if at else []) + ["-n", str(counts[at]), *odd, *command, *part]
+        split = words.index(":") if ":" in words else len(words)
+        full = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "1" if ":" in words else "2", *odd, *command, *words[:split]]
+        full += [":", "-n", "1", *odd, *command, *words[split + 1:]] if ":" in words else []
     else:
         full = command + words
     had = set(files(place))
@@ -140,7 +136,7 @@ def complaints(line, status, out, err, mpi):
     if status == 0 and re.search(r"\b(error|fatal|failed)\b", text, re.I):
         seen.append("status 0, and an error on standard error")
     if status > 0 and "2>&-" not in before:
-        promised = ("tessera: ", "[rank ") + ("stopped after step ",) * (status in (130, 143))
+        promised = ("tessera: ", "[rank ") + ("stopped after step ", "the timeline is written") * (status in (130, 143))
         if mpi or re.search("OMPI_|PMI_|SLURM_", " ".join(changes)):  # MPI's words stand among ours
             spoken = [x for x in spoken if x.startswith(promised)]
         last = spoken[-1:] or [""]
@@ -190,7 +186,8 @@ def main():
             wrong += bool(seen)
             if seen or o.only is not None:
                 print(f"{n}: {'; '.join(seen) or 'nothing is wrong'} (status {status}, {took:.1f} s)")
-                print("   ", " ".join(f"{k}={v}" for k, v in changes.items()), before, shlex.join(words).encode("ascii", "backslashreplace").decode(),
+                shown = shlex.join(words).encode("ascii", "backslashreplace").decode()
+                print("   ", " ".join(f"{k}={v}" for k, v in changes.items()), before, shown,
                       f"struck by {strike}" if strike else "", flush=True)
             if o.only is not None:
                 print(config, out.decode(errors="replace"), err.decode(errors="backslashreplace"), sep="\n---\n")

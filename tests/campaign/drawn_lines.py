@@ -9,37 +9,49 @@ import stat
 import subprocess
 import sys
 
-TINY = {"layers": "1", "heads": "1", "channels": "8", "context": "8", "batch": "2", "steps": "2", "threads-per-rank": "1"}
-SIZES = {"layers", "heads", "kv-heads", "head-dim", "channels", "ffn", "context", "vocab", "batch", "microbatches"}
+TINY = {"layers": "1", "heads": "1", "channels": "8", "context": "8", "batch": "2", "steps": "2",
+        "threads-per-rank": "1"}
+SIZES = {"batch", "channels", "context", "ffn", "head-dim", "heads", "kv-heads", "layers", "microbatches", "vocab"}
 NUMBERS = ["0", "1", "2", "3", "4", "6", "8", "0.5", "1e-3"]
-WRONG = ["", "-1", "1.5", "abc", "0x10", " 1", "1 ", "+1", "1e", "--", "true", "é", "\udcff\udcfe", "%s%n", "`layers`", "'\"", "a b", "--steps"]
-EXTREME = ["1025", "100000", "1000000000", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "1e308", "1e-320",
-           "1e400", "nan", "inf", "-nan", "0." + "0" * 40 + "1", "007"]
-INPUTS = ["text.txt", "tokens", "run", "run/checkpoints/step-2", "traced", "empty.txt", "binary.bin", "missing", "missing/deep", "no-run",
-          "broken-run", "torn-run", "loop", "tokenizer", "bad-tokenizer", "run/config.toml", "plan.txt", "."]
+WRONG = ["", "-1", "1.5", "abc", "0x10", " 1", "1 ", "+1", "1e", "--", "true", "é", "\udcff\udcfe", "%s%n", "`layers`",
+         "'\"", "a b", "--steps"]
+EXTREME = ["1025", "100000", "1000000000", "9223372036854775807", "9223372036854775808", "-9223372036854775808",
+           "1e308", "1e-320", "1e400", "nan", "inf", "-nan", "0." + "0" * 40 + "1", "007"]
+INPUTS = ["text.txt", "tokens", "run", "run/checkpoints/step-2", "traced", "empty.txt", "binary.bin", "missing",
+          "missing/deep", "no-run", "broken-run", "torn-run", "loop", "tokenizer", "bad-tokenizer", "run/config.toml",
+          "plan.txt", "."]
 DEVICES = ["null", "full", "pipe", "link"]
 OUTPUTS = ["new", "new/deep", "run", "text.txt", "text.txt/x", "tokens", "empty", "a b", "é", "x" * 300, "train"]
-PATHS = {"data": INPUTS, "tokenizer": ["char", "bytes", "bpe", "tokenizer", "bad-tokenizer", "tokens", "text.txt", "missing"], "out": OUTPUTS,
-         "schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "plan.txt", "binary.bin", "missing", "."], "record": OUTPUTS,
-         "replay": INPUTS, "config": ["good.toml", "bad.toml", "drawn.toml", "drawn.toml", "binary.bin", "empty.txt", "missing", "."]}
-SHELLS = {"": ["ulimit -n 20", "ulimit -n 6", "ulimit -s 1024", "ulimit -c 0", "umask 777", "umask 0"], "ulimit-f": ["ulimit -f 0", "ulimit -f 3"],
-          "ulimit-v": ["ulimit -v 400000", "ulimit -v 40000"], "closed": ["exec <&-", "exec >&-", "exec 2>&-", "exec <&- >&-"],
-          "stdout": ["exec >full", "exec > >(true)", "exec >null"]}
-VARIABLES = [("HOME", None), ("LC_ALL", "xx_YY.odd"), ("LC_ALL", "tr_TR.UTF-8"), ("OMP_NUM_THREADS", "100000"), ("OMP_NUM_THREADS", "-1"),
-             ("OMP_NUM_THREADS", "abc"), ("OMP_STACKSIZE", "1"), ("OMP_PROC_BIND", "odd"), ("TZ", "Nowhere/Odd"), ("TERM", None), ("PATH", None),
-             ("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_NTASKS", "abc"), ("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0"),
-             ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_LOCAL_RANK", "-3"), ("PMI_RANK", "1"), ("PMI_SIZE", "2"),
-             ("TESSERA_CACHE", "text.txt"), ("TESSERA_CACHE", ""), ("TESSERA_CACHE", "missing/cache"), ("TESSERA_AMX", "odd"), ("COLUMNS", "-1")]
-PLANS = ["--ranks 1", "--ranks 2", "--tp 2 --heads 2", "--tp 2 --heads 2 --sp --ranks 2", "--pp 2 --layers 2 --microbatches 2 --batch 4", "--cp 2",
-         "--cp 2 --cp-mode ulysses --heads 2", "--dp-mode ps-async --ranks 2 --batch 4", "--dp-mode ps-sync --ranks 2", "--dp-mode dataparallel --ranks 2",
-         "--zero 3 --ranks 2", "--family llama --heads 2 --kv-heads 1", "--model llama-nano --layers 1 --ffn 16 --ranks 2", "--ranks 4 --dp 2 --tp 2 --heads 2",
-         "--pp 2 --layers 4 --microbatches 2 --batch 4 --schedule interleaved", "--pp 2 --layers 4 --microbatches 2 --batch 4 --schedule zb-v",
+PATHS = {"data": INPUTS, "tokenizer": ["char", "bytes", "bpe", "tokenizer", "bad-tokenizer", "tokens", "text.txt",
+         "missing"], "out": OUTPUTS, "schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "plan.txt",
+         "binary.bin", "missing", "."], "record": OUTPUTS, "replay": INPUTS, "config": ["good.toml", "bad.toml",
+         "drawn.toml", "drawn.toml", "binary.bin", "empty.txt", "missing", "."]}
+SHELLS = {"": ["ulimit -n 20", "ulimit -n 6", "ulimit -s 1024", "ulimit -c 0", "umask 777", "umask 0"],
+          "ulimit-f": ["ulimit -f 0", "ulimit -f 3"], "ulimit-v": ["ulimit -v 900000", "ulimit -v 400000"],
+          "closed": ["exec <&-", "exec >&-", "exec 2>&-", "exec <&- >&-"], "stdout": ["exec >full", "exec > >(true)",
+          "exec >null"]}
+VARIABLES = [("HOME", None), ("LC_ALL", "xx_YY.odd"), ("LC_ALL", "tr_TR.UTF-8"), ("OMP_NUM_THREADS", "100000"),
+             ("OMP_NUM_THREADS", "-1"), ("OMP_NUM_THREADS", "abc"), ("OMP_STACKSIZE", "1"), ("OMP_PROC_BIND", "odd"),
+             ("TZ", "Nowhere/Odd"), ("TERM", None), ("PATH", None), ("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"),
+             ("SLURM_NTASKS", "abc"), ("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0"), ("OMPI_COMM_WORLD_SIZE", "2"),
+             ("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_LOCAL_RANK", "-3"), ("PMI_RANK", "1"), ("PMI_SIZE", "2"),
+             ("TESSERA_CACHE", "text.txt"), ("TESSERA_CACHE", ""), ("TESSERA_CACHE", "missing/cache"), ("TESSERA_AMX",
+             "odd"), ("COLUMNS", "-1")]
+PLANS = ["--ranks 1", "--ranks 2", "--tp 2 --heads 2", "--tp 2 --heads 2 --sp --ranks 2",
+         "--pp 2 --layers 2 --microbatches 2 --batch 4", "--cp 2", "--cp 2 --cp-mode ulysses --heads 2",
+         "--dp-mode ps-async --ranks 2 --batch 4", "--dp-mode ps-sync --ranks 2", "--dp-mode dataparallel --ranks 2",
+         "--zero 3 --ranks 2", "--family llama --heads 2 --kv-heads 1",
+         "--model llama-nano --layers 1 --ffn 16 --ranks 2", "--ranks 4 --dp 2 --tp 2 --heads 2",
+         "--pp 2 --layers 4 --microbatches 2 --batch 4 --schedule interleaved",
+         "--pp 2 --layers 4 --microbatches 2 --batch 4 --schedule zb-v",
          "--pp 2 --layers 2 --microbatches 2 --batch 4 --schedule plan.txt", "--dtype bf16 --channels 16"]
 # Options whose values seldom contradict others.
-EASY = ["beta1", "beta2", "bucket-mb", "clip", "deterministic", "dropout", "dtype", "lr", "optimizer", "recompute", "seed", "tie-copies", "untied",
-        "weight-decay", "zero"]
-FLAGS = {"untied", "qkv-bias", "qk-norm", "document-mask", "sp", "tie-copies", "deterministic", "resume", "no-save", "no-eval", "quiet", "trace"}
-CLASSES = ["closed", "devices", "differ", "memory", "numbers", "rerun", "signals", "stdout", "tmpdir", "ulimit-f", "ulimit-v"]
+EASY = ["beta1", "beta2", "bucket-mb", "clip", "deterministic", "dropout", "dtype", "lr", "optimizer", "recompute",
+        "seed", "tie-copies", "untied", "weight-decay", "zero"]
+FLAGS = {"deterministic", "document-mask", "no-eval", "no-save", "qk-norm", "qkv-bias", "quiet", "resume", "sp",
+         "tie-copies", "trace", "untied"}
+CLASSES = ["closed", "devices", "differ", "memory", "numbers", "rerun", "signals", "stdout", "tmpdir", "ulimit-f",
+           "ulimit-v"]
 
 
 class Lines:
@@ -56,14 +68,15 @@ class Lines:
         t = self.template
         os.makedirs(os.path.join(t, "empty"))
         text = "".join(f"Line {i} of a text that says little.\n" for i in range(60))
-        files = {"text.txt": text, "empty.txt": "", "binary.bin": bytes(range(256)) * 8, "plan.txt": "F0 F1 B0 B1\nF0 B0 F1 B1\n",
+        files = {"text.txt": text, "empty.txt": "", "binary.bin": bytes(range(256)) * 8, "plan.txt": "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n",
                  "good.toml": "layers = 2\nlr = 0.01\n", "bad.toml": "layers = \"two\"\n[x\n"}
         for name, content in files.items():
             with open(os.path.join(t, name), "wb") as f:
                 f.write(content if isinstance(content, bytes) else content.encode())
         tiny = [w for k, v in TINY.items() for w in ("--" + k, v)]
-        for words in (["train", *tiny, "--data", "text.txt", "--out", "run"], ["train", *tiny, "--data", "text.txt", "--trace", "--out", "traced"],
-                      ["data", "text.txt", "--out", "tokens"], ["data", "text.txt", "--tokenizer", "bpe", "--vocab", "300", "--out", "tokenizer"]):
+        train = ["train", *tiny, "--data", "text.txt", "--out"]
+        for words in ([*train, "run"], [*train, "traced", "--trace"], ["data", "text.txt", "--out", "tokens"],
+                      ["data", "text.txt", "--tokenizer", "bpe", "--vocab", "300", "--out", "tokenizer"]):
             subprocess.run([self.program, *words], cwd=t, check=True, capture_output=True, env=self.environment(t))
         shutil.copytree(os.path.join(t, "run"), os.path.join(t, "broken-run"))
         shutil.copytree(os.path.join(t, "run"), os.path.join(t, "torn-run"))
@@ -83,8 +96,9 @@ class Lines:
                 os.mknod(os.path.join(folder, name), 0o666 | stat.S_IFCHR, os.makedev(1, minor))
 
     def environment(self, folder):
-        return {"HOME": os.path.join(os.path.dirname(folder), "home"), "TMPDIR": os.path.join(os.path.dirname(folder), "tmp"), "LC_ALL": "C.UTF-8",
-                "PATH": os.environ["PATH"], "TESSERA_CACHE": "cache", "OMP_WAIT_POLICY": "passive", "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "")}
+        beside = os.path.dirname(folder)
+        return {"HOME": os.path.join(beside, "home"), "TMPDIR": os.path.join(beside, "tmp"), "PATH": os.environ["PATH"],
+                "LC_ALL": "C.UTF-8", "TESSERA_CACHE": "cache", "OMP_WAIT_POLICY": "passive"}
 
     def value(self, dice, name, choices):
         """(value, its class); an empty class is always drawn."""
@@ -133,8 +147,8 @@ class Lines:
             if dice.random() < 0.3:
                 words += ["--format", "json"]
         elif command == "bench":
-            return words + dice.choice([["--benchmark_list_tests"], ["--benchmark_list_tests=true", "--benchmark_filter=neg"],
-                                        ["--device", "tpu"], ["--benchmark_nonsense=1"], ["--benchmark_filter=("], ["--help"]])
+            return words + dice.choice(["--benchmark_list_tests", "--device", "--device tpu", "--dvice cpu", "x",
+                                        "--benchmark_nonsense=1", "-h", "--help"]).split()
         else:
             words += [dice.choice(INPUTS + ["run", "traced", "text.txt"])] if dice.random() < 0.95 else []
             words += ["--tokens", "3"] if command == "generate" else []
@@ -142,7 +156,8 @@ class Lines:
         for _ in range(dice.choice([0, 1, 1, 2, 2, 3, 5])):
             words += self.option(dice, command, classes)
         if dice.random() < 0.05:
-            words.insert(dice.randrange(len(words) + 1), dice.choice(["", "--", "-", "-h", "--help", "--version", "train", "é", "--layers", "-x"]))
+            stray = dice.choice(["", "--", "-", "-h", "--help", "--version", "train", "é", "--layers", "-x"])
+            words.insert(dice.randrange(len(words) + 1), stray)
         return words
 
     def drawn_config(self, dice, classes):
@@ -159,10 +174,11 @@ class Lines:
         """A line: its words, its environment, what its shell does before, when which signal comes, the file drawn.toml."""
         for again in range(1000):
             dice, classes = random.Random(f"{seed}:{n}:{again}:{mpi}"), set()
-            command = dice.choice(["train"] * 7 + ["verify"] * 3 + ([] if mpi else ["generate"] * 3 + ["data"] * 3 + ["report"] * 2 + ["bench"]))
+            others = [] if mpi else ["generate"] * 3 + ["data"] * 3 + ["report"] * 2 + ["bench"]
+            command = dice.choice(["train"] * 7 + ["verify"] * 3 + others)
             words = self.words(dice, command, classes)
             if mpi:
-                words = [w for w in words if w != "--ranks"]
+                words = [w for before, w in zip([""] + words, words) if "--ranks" not in (before, w)]  # those of mpirun
             config = self.drawn_config(dice, classes)
             changes, before, strike = {}, "", None
             for _ in range(dice.choice([0, 0, 0, 1, 2])):
@@ -173,7 +189,7 @@ class Lines:
                 classes.add("tmpdir")
             if dice.random() < 0.12:
                 kind = dice.choice(sorted(SHELLS))
-                if not any(re.search("SIZE|RANK|SLURM", name) for name in changes):  # MPI's own words are no concern here
+                if not mpi and not any(re.search("SIZE|RANK|SLURM", name) for name in changes):  # MPI's own words are no concern here
                     before = dice.choice(SHELLS[kind])
                     classes.add(kind)
             if dice.random() < (0.15 if mpi else 0.07):
