@@ -18,7 +18,10 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kLeastReserved = int64_t{1} << 30;
+constexpr int64_t kLeastReserved = int64_t{1} << 30, kGrowth = int64_t{1} << 26;
+// Regions that grow begin here, as far apart as they can become large.
+constexpr uintptr_t kFirstPlace = uintptr_t{1} << 45;
+constexpr uintptr_t kPlaces = 80;
 constexpr int64_t kFileCapacity = int64_t{1} << 38, kFileGrowth = int64_t{1} << 22;
 
 // ThreadSanitizer knows 1.5 TB of addresses, and the arenas of many ranks reserve more.
@@ -32,27 +35,43 @@ class HostRegion final : public Region {
  public:
   explicit HostRegion(int64_t capacity) : Region(Device::cpu) {
     capacity_ = std::min(capacity, kMostReserved);
-    void* p = reserve();
-    // A limit on address space (ulimit -v, strict overcommit, a sanitizer's shadow) may leave room for less.
-    while (p == MAP_FAILED && capacity_ > kLeastReserved) {
-      capacity_ /= 2;
-      p = reserve();
+    void* p = map(nullptr, capacity_, 0);
+    mapped_ = capacity_;
+    // A limit on address space (ulimit -v, strict overcommit) leaves room for less, and others need some of it: then
+    // the region grows with what is used of it, at a place of its own.
+    for (uintptr_t place = 0; p == MAP_FAILED && place < kPlaces; ++place) {
+      static std::atomic<uintptr_t> next{0};
+      const uintptr_t at = kFirstPlace + next++ % kPlaces * static_cast<uintptr_t>(capacity_);
+      mapped_ = kGrowth;
+      p = map(reinterpret_cast<void*>(at), mapped_, MAP_FIXED_NOREPLACE);
+      if (p == MAP_FAILED && errno != EEXIST) break;
     }
     if (p == MAP_FAILED)
-      throw Error("[arena] cannot reserve " + std::to_string(capacity_) +
+      throw Error("[arena] cannot reserve " + std::to_string(mapped_) +
                   " bytes of address space: " + std::strerror(errno));
-    madvise(p, static_cast<size_t>(capacity_),
-            MADV_HUGEPAGE);  // a hint: without huge pages all is slower, nothing else
     base_ = static_cast<std::byte*>(p);
   }
-  ~HostRegion() override { munmap(base_, static_cast<size_t>(capacity_)); }
-  void commit(int64_t) override {}  // by the first touch
+  ~HostRegion() override { munmap(base_, static_cast<size_t>(mapped_)); }
+
+  // Memory comes by the first touch.
+  void commit(int64_t bytes) override {
+    if (bytes <= mapped_) return;
+    const int64_t more = (bytes - mapped_ + kGrowth - 1) / kGrowth * kGrowth;
+    if (map(base_ + mapped_, more, MAP_FIXED_NOREPLACE) == MAP_FAILED)
+      throw OutOfMemory("the system gives no " + std::to_string(mapped_ + more) +
+                        " bytes of address space (ulimit -v): " + std::strerror(errno));
+    mapped_ += more;
+  }
 
  private:
-  void* reserve() const {
-    return mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  static void* map(void* at, int64_t bytes, int flags) {
+    void* const p = mmap(at, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
+    // a hint: without huge pages all is slower, nothing else
+    if (p != MAP_FAILED) madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+    return p;
   }
+  int64_t mapped_ = 0;
 };
 
 class SharedRegion final : public Region {
@@ -62,7 +81,7 @@ class SharedRegion final : public Region {
     capacity_ = std::min(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), kMostReserved);
     file_ = {memfd_create("tessera", MFD_CLOEXEC), made++};
     void* p = reserve();
-    while (p == MAP_FAILED && file_.descriptor >= 0 && capacity_ > kLeastReserved) {  // as above
+    while (p == MAP_FAILED && file_.descriptor >= 0 && capacity_ > kLeastReserved) {  // a limit, as above
       capacity_ /= 2;
       p = reserve();
     }

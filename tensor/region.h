@@ -42,8 +42,8 @@ class Region {
   Device device_;
 };
 
-// Address space of `capacity` bytes on huge pages, halved while the system refuses; memory comes with the first touch.
-// Throws Error when even 1 GiB is refused.
+// Address space of `capacity` bytes on huge pages; memory comes with the first touch. Where the system refuses that
+// much, the region grows with its use. Throws Error when it gives none.
 std::unique_ptr<Region> host_region(int64_t capacity);
 // Twice the machine's memory in addresses, halved while the system refuses, which other processes of this host can map
 // (file()); on huge pages where these are for shared memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled). It
