@@ -14,6 +14,7 @@
 #include "models/sample.h"
 #include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
+#include "tensor/error.h"
 #include "train/device.h"
 #include "train/names.h"
 
@@ -25,7 +26,8 @@ int run_generate(const GenerateOptions& o) {
   check_threads(cpu::threads() - 1);
   std::vector<std::string> passed_over;
   const Checkpoint checkpoint = find_checkpoint(o.from, passed_over);
-  for (const std::string& why : passed_over) std::fputs(("passed over a checkpoint: " + why + "\n").c_str(), stderr);
+  for (const std::string& why : passed_over)
+    std::fputs((one_line("passed over a checkpoint: " + why) + "\n").c_str(), stderr);
   TrainOptions trained;
   apply_config_file(trained, (checkpoint.path / "config.toml").string());
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::load(checkpoint.path / "tokenizer.json");
@@ -55,7 +57,7 @@ int run_generate(const GenerateOptions& o) {
   });
   print("\n");
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  std::fputs(fmt::format("{} tokens from {}, {} tokens/s\n", written, checkpoint.path.string(),
+  std::fputs(fmt::format("{} tokens from {}, {} tokens/s\n", written, one_line(checkpoint.path.string()),
                          short_number(static_cast<double>(written) / seconds))
                  .c_str(),
              stderr);

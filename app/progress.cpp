@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "tensor/error.h"
+
 namespace tessera {
 namespace {
 
@@ -138,7 +140,7 @@ void Progress::work(const std::string& text) {
 void Progress::message(const std::string& text) {
   if (o_.quiet) return;
   clear();
-  std::fputs((text + "\n").c_str(), o_.to);
+  std::fputs((one_line(text) + "\n").c_str(), o_.to);
   std::fflush(o_.to);
 }
 

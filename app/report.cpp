@@ -23,7 +23,7 @@ int run_report(const ReportOptions& o) {
   const std::filesystem::path out = o.out ? std::filesystem::path(*o.out) : run / "report.html";
   const std::string page = report::page(report::read_record(run));
   remove_stale(out.has_parent_path() ? out.parent_path() : ".", false);
-  if (write_file(out, page)) print(fmt::format("{}\n", out.string()));
+  if (write_file(out, page)) print(one_line(out.string()) + "\n");
   return 0;
 }
 

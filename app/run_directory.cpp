@@ -11,6 +11,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "app/option_values.h"
 #include "data/files.h"
@@ -147,12 +148,22 @@ std::string about(const SavedRun& run, const ModelConfig& config, const TrainOpt
       .dump();
 }
 
+namespace {
+std::set<std::string> names_of(const std::vector<WholeTensor>& tensors) {
+  std::set<std::string> names;
+  for (const WholeTensor& t : tensors) names.insert(t.name);
+  return names;
+}
+}  // namespace
+
 void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
                           std::vector<std::string>& passed_over) const {
   const std::optional<Saved> from = saved(trainer.whole_model().config, o, dataset, passed_over);
   if (!from) return;
   saved_order(from->path, 0, 0);
   const Safetensors model(from->path / "model.safetensors"), state(from->path / "optimizer.safetensors");
+  model.expect_no_others(names_of(list_values(trainer)));
+  state.expect_no_others(names_of(list_state(trainer)));
   read_values(trainer.strategy().residents(), tensors_of(model));
   read_state(trainer.optimizer(), tensors_of(state));
   trainer.set_done(from->steps, from->updates);
@@ -238,6 +249,9 @@ void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file
 
 void load_model(LanguageModel& model, const Checkpoint& checkpoint) {
   const Safetensors weights(checkpoint.path / "model.safetensors");
+  std::set<std::string> names;
+  for (const Parameter* p : model.parameters()) names.insert(p->name);
+  weights.expect_no_others(names);
   for (const Parameter* p : model.parameters()) weights.read_into(p->name, p->var.value());
   for (const FlatUnit& unit : model.units()) ++unit.values.storage()->version;
 }

@@ -10,7 +10,9 @@
 #include <string>
 #include <thread>
 
+#include "data/mapped_file.h"
 #include "data/process.h"
+#include "tensor/error.h"
 #include "tensor/temporary.h"
 
 namespace tessera {
@@ -20,6 +22,7 @@ namespace {
 std::atomic<int> came{0};
 std::atomic<bool> steps_in_hand{false}, save_requested{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+std::atomic<const char*> cut_file{nullptr};
 sem_t ending;
 
 void handle(int signal) {
@@ -33,16 +36,32 @@ void handle(int signal) {
   errno = error;
 }
 
-// Not from the handler: what it would wait for may be held by the thread that it interrupted.
+// A file was cut short while a thread reads it where it is mapped: that thread can do nothing more.
+void handle_bus_error(int, siginfo_t* info, void*) {
+  const char* const file = mapped_file_at(info->si_addr);
+  if (file == nullptr) {
+    std::signal(SIGBUS, SIG_DFL);  // the reading is tried again, and ends the process
+    return;
+  }
+  cut_file = file;
+  sem_post(&ending);
+  for (;;) pause();
+}
+
+// Not from the handlers: what it would wait for may be held by the thread that it interrupted.
 void end_program() {
   while (sem_wait(&ending) != 0) {
   }
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);  // should this last too long
   kill_running_programs();
   remove_temporaries();
-  const std::string line = came == SIGINT ? "tessera: interrupted (SIGINT)\n" : "tessera: terminated (SIGTERM)\n";
+  const char* const file = cut_file;
+  const std::string cause = file != nullptr  ? std::string(file) + " was cut short while it was read"
+                            : came == SIGINT ? "interrupted (SIGINT)"
+                                             : "terminated (SIGTERM)";
+  const std::string line = "tessera: " + one_line(cause) + "\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
-  _exit(status_of_interruption());
+  _exit(file != nullptr ? static_cast<int>(Status::input) : status_of_interruption());
 }
 
 void on(int signal) {
@@ -59,6 +78,7 @@ void watch_signals() {
   // Signals are for the other threads: this one must come to its end.
   sigset_t all, before;
   sigfillset(&all);
+  sigdelset(&all, SIGBUS);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   std::thread(end_program).detach();
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -66,6 +86,10 @@ void watch_signals() {
   struct sigaction hangup {};
   sigaction(SIGHUP, nullptr, &hangup);
   if (hangup.sa_handler != SIG_IGN) on(SIGHUP);
+  struct sigaction bus {};
+  bus.sa_sigaction = handle_bus_error;
+  bus.sa_flags = static_cast<int>(SA_SIGINFO);
+  sigaction(SIGBUS, &bus, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
 }

@@ -3,7 +3,8 @@
 // SIGINT (Ctrl-C), SIGTERM and SIGHUP, which counts as SIGTERM, end the program at once: what it was writing is
 // removed, what it has started is killed, and the status is 130 or 143. While a run makes its steps (StepsInHand) the
 // first only asks for an end, which the run comes to after the step in hand; the second ends it. SIGUSR1 asks a run to
-// save, and is nothing to others.
+// save, and is nothing to others. SIGBUS, of a file that was cut short while it is mapped, ends the program with
+// status 4.
 #pragma once
 
 namespace tessera {

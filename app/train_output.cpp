@@ -14,6 +14,7 @@
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "tensor/cpu/vectorize.h"
+#include "tensor/error.h"
 #include "tensor/kernels.h"
 #include "train/device.h"
 
@@ -141,6 +142,7 @@ void TrainOutput::summary(const Facts& f) {
 
 // `share`: of what the machine's products reach.
 std::string TrainOutput::in_words(const Facts& f, double rate, double share) const {
+  const std::string run = one_line(run_.string());
   const bool stepped = !rates_.empty();
   const int64_t steps = f.steps;
   std::string text =
@@ -155,9 +157,9 @@ std::string TrainOutput::in_words(const Facts& f, double rate, double share) con
   text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most", peak_mb,
                       peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
   text += options_.no_save
-              ? fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run_.string())
+              ? fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run)
               : fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {}\n", f.sample,
-                            run_.string(), run_.string());
+                            run, run);
   return text;
 }
 

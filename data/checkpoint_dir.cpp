@@ -130,6 +130,7 @@ Manifest parse_manifest(std::string_view json, const std::string& what) {
   const std::optional<int64_t> step = natural(manifest.value("step", Json()));
   if (!step) refuse(fmt::format("step is {}; expected a whole number", manifest.value("step", Json()).dump()));
   if (!files.is_object() || !about.is_object()) refuse("expected files and about, two objects");
+  if (files.empty()) refuse("it lists no files; expected those of a checkpoint");
   Manifest out{*step, about.dump(), {}};
   for (const auto& [name, listed] : files.items()) {
     if (!is_plain_name(name)) refuse(fmt::format("it lists '{}'; expected the name of a file beside it", name));

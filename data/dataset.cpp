@@ -3,8 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <tuple>
 
 #include "data/bpe/bpe_tokenizer.h"
 #include "data/files.h"
@@ -25,6 +28,13 @@ int64_t integer(const Json& json, const char* part, const char* key, const std::
     if (const std::optional<int64_t> value = natural(json[part][key])) return *value;
   }
   throw InputError(fmt::format("{}: the key '{}.{}' must be a non-negative integer", what, part, key));
+}
+
+int64_t longest_token(const Tokenizer& tokenizer) {
+  int64_t longest = 0;
+  for (int32_t token = 0; token < tokenizer.vocab_size(); ++token)
+    longest = std::max(longest, std::ssize(tokenizer.decode(std::span(&token, 1))));
+  return longest;
 }
 
 // Moves a finished directory to its name. False when another process was first.
@@ -85,6 +95,12 @@ Dataset Dataset::open(const fs::path& directory) {
   if (d.train.vocab_size() != vocab || d.val.vocab_size() != vocab)
     throw InputError(fmt::format("{}: the vocabularies differ: train.tok {}, val.tok {}, tokenizer.json {}",
                                  directory.string(), d.train.vocab_size(), d.val.vocab_size(), vocab));
+  const int64_t longest = longest_token(*d.tokenizer);
+  for (const auto& [split, bytes, tokens] :
+       {std::tuple("train", d.train_bytes, d.train.size()), {"val", d.val_bytes, d.val.size()}})
+    if (bytes > tokens * longest)
+      throw InputError(fmt::format("{}: {}.bytes is {}; expected at most {}, for {} tokens of at most {} bytes", what,
+                                   split, bytes, tokens * longest, tokens, longest));
   return d;
 }
 

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <openssl/evp.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -34,6 +33,7 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_;
@@ -124,21 +124,25 @@ void sync_directory(const fs::path& directory) {
     throw OutputError(fmt::format("cannot flush {}: {}", directory.string(), std::strerror(errno)));
 }
 
-MappedFile::MappedFile(const fs::path& file) {
-  const Descriptor in(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat info {};
-  if (in.get() < 0 || ::fstat(in.get(), &info) != 0)
-    throw InputError(fmt::format("cannot open {}: {}", file.string(), std::strerror(errno)));
-  if (!S_ISREG(info.st_mode)) throw InputError(fmt::format("{} is not a regular file", file.string()));
-  size_ = static_cast<size_t>(info.st_size);
-  if (size_ == 0) return;
-  void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, in.get(), 0);
-  if (map == MAP_FAILED) throw InputError(fmt::format("cannot map {}: {}", file.string(), std::strerror(errno)));
-  data_ = static_cast<const std::byte*>(map);
+OpenFile::OpenFile(const fs::path& file) : file_(file) {
+  Descriptor in(::open(file.c_str(), kToRead));
+  size_ = static_cast<int64_t>(regular_size(in, file));
+  fd_ = in.release();
 }
 
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+OpenFile::~OpenFile() { ::close(fd_); }
+
+void OpenFile::read(int64_t at, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const ssize_t n = ::pread(fd_, out.data(), out.size(), at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw InputError(fmt::format("cannot read {}: {}", file_.string(), std::strerror(errno)));
+    if (n == 0)
+      throw InputError(fmt::format("{} was cut short while it was used: it had {} bytes, and there are none at {}",
+                                   file_.string(), size_, at));
+    out = out.subspan(static_cast<size_t>(n));
+    at += n;
+  }
 }
 
 void make_directories(const fs::path& directory) {

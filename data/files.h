@@ -41,29 +41,23 @@ class SharedFile {
 // Flushes a directory's entries to disk, so that a rename in it survives a power cut. Throws OutputError.
 void sync_directory(const std::filesystem::path& directory);
 
-// A file mapped read-only for as long as the object lives; by default nothing.
-class MappedFile {
+// A regular file that is open for reading, which may be written to or cut short meanwhile.
+class OpenFile {
  public:
-  MappedFile() = default;
   // Throws InputError when it is missing, unreadable or something else than a file.
-  explicit MappedFile(const std::filesystem::path& file);
-  MappedFile(MappedFile&& other) noexcept { swap(other); }
-  MappedFile& operator=(MappedFile&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  explicit OpenFile(const std::filesystem::path& file);
+  ~OpenFile();
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+  // When it was opened.
+  int64_t size() const { return size_; }
+  // The bytes from `at`. Throws InputError when they are not there.
+  void read(int64_t at, std::span<std::byte> out) const;
 
  private:
-  void swap(MappedFile& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-  }
-  const std::byte* data_ = nullptr;
-  size_t size_ = 0;
+  std::filesystem::path file_;
+  int fd_;
+  int64_t size_;
 };
 
 // Makes a directory and its parents. Throws OutputError.

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "data/json.h"
+#include "tensor/write_file.h"
 
 namespace tessera {
 namespace {
@@ -168,6 +169,13 @@ const TensorBytes& Safetensors::at(const std::string& name) const {
   const auto found = index_.find(name);
   if (found == index_.end()) throw InputError(fmt::format("{}: there is no tensor '{}'", what_, name));
   return tensors_[found->second];
+}
+
+void Safetensors::expect_no_others(const std::set<std::string>& names) const {
+  for (const TensorBytes& t : tensors_)
+    if (!names.contains(t.name))
+      throw InputError(fmt::format("{}: the model has no tensor '{}'; expected those of {} parameters", what_, t.name,
+                                   names.size()));
 }
 
 void Safetensors::read_into(const std::string& name, const Tensor& out) const {

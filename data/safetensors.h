@@ -7,11 +7,12 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "data/files.h"
+#include "data/mapped_file.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
@@ -53,6 +54,8 @@ class Safetensors {
   bool contains(const std::string& name) const { return index_.contains(name); }
   // Throws InputError when there is none of that name.
   const TensorBytes& at(const std::string& name) const;
+  // Throws InputError naming a tensor that is not among `names`.
+  void expect_no_others(const std::set<std::string>& names) const;
   // Copies the tensor of that name into `out`, contiguous, of the same dtype and shape and on any device. Throws
   // InputError.
   void read_into(const std::string& name, const Tensor& out) const;

@@ -7,7 +7,6 @@
 #include <charconv>
 #include <fstream>
 #include <initializer_list>
-#include <iterator>
 #include <limits>
 
 #include "tensor/error.h"
@@ -167,10 +166,18 @@ PushLog parse_push_log(std::string_view text, const std::string& name) {
 }
 
 std::string read_push_log(const std::filesystem::path& file) {
+  constexpr uintmax_t kLargest = uintmax_t{1} << 30;  // bytes: some fifty million pushes
+  std::error_code error;
+  const bool regular = std::filesystem::is_regular_file(file, error);
+  if (!regular && std::filesystem::exists(file, error))
+    throw InputError(fmt::format("{}: expected a file with a record, found something else", file.string()));
+  const uintmax_t size = regular ? std::filesystem::file_size(file, error) : 0;
+  if (size > kLargest)
+    throw InputError(fmt::format("{}: {} bytes; expected a record of at most {}", file.string(), size, kLargest));
   std::ifstream in(file, std::ios::binary);
-  std::string text;
-  if (in) text.assign(std::istreambuf_iterator<char>(in), {});
-  if (!in || in.bad()) throw InputError(fmt::format("{}: cannot be read", file.string()));
+  std::string text(size, '\0');
+  if (!in.read(text.data(), static_cast<std::streamsize>(size)))
+    throw InputError(fmt::format("{}: cannot be read", file.string()));
   return text;
 }
 

@@ -9,6 +9,7 @@
 #include "autograd/var.h"
 #include "data/loader.h"
 #include "tensor/error.h"
+#include "train/step_report.h"
 
 namespace tessera {
 
@@ -31,7 +32,8 @@ std::optional<double> mean_loss(const Evaluation& e, Communicator& world, const 
   }
   const double loss = world.sum(sum) / static_cast<double>(windows.targets());
   if (!std::isfinite(loss))
-    throw Error(fmt::format("the validation loss is {}; expected a finite number", loss), Status::not_finite);
+    throw Error(fmt::format("the validation loss is {}; expected a finite number", number_text(loss)),
+                Status::not_finite);
   return loss;
 }
 

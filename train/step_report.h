@@ -1,6 +1,7 @@
 // What a training step tells.
 #pragma once
 #include <cstdint>
+#include <string>
 
 namespace tessera {
 
@@ -20,6 +21,9 @@ struct StepReport {
 
 // Of a step of so many tokens that took so long.
 void set_time(StepReport& report, double seconds, int64_t tokens);
+
+// As it is shown: a NaN has a sign, which nobody wants to read.
+std::string number_text(double number);
 
 // Throws Error (not_finite) naming `step` when its loss or its gradient norm is not a number.
 void check_finite(const StepReport& report, int64_t step);

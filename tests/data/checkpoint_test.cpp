@@ -127,6 +127,9 @@ TEST_F(CheckpointTest, DamageIsRefusedByNameAndPassedOver) {
   damage("version",
          [](const fs::path& p) { write_file(p / "manifest.json", R"({"format":"tessera checkpoint","version":2})"); });
   damage("not a checkpoint", [](const fs::path& p) { write_file(p / "manifest.json", "[]"); });
+  damage("it lists no files", [](const fs::path& p) {
+    write_file(p / "manifest.json", R"({"format":"tessera checkpoint","version":1,"step":1,"files":{},"about":{}})");
+  });
   EXPECT_THROW(open_checkpoint(dir() / "step-99"), InputError);
 }
 
