@@ -45,9 +45,12 @@ int train_rank(const Run& run, Communicator& world) {
   return run.job.plan.dp_mode == DataMode::ps_async ? train_asynchronously(run, world) : train_in_steps(run, world);
 }
 
-LaunchOptions ranks_of(const Plan& plan) {
+// `run` is asked for where the run's folder is, when something failed.
+LaunchOptions ranks_of(const Plan& plan, const std::function<std::filesystem::path()>& run) {
   LaunchOptions how = launch_options(plan);
   how.shown = with_options;
+  how.say = say_above_progress;
+  how.flight_file = [run] { return run().empty() ? std::filesystem::path() : run() / kFlightFile; };
   return how;
 }
 
@@ -66,7 +69,8 @@ std::string from_rank_0(Communicator& world, const std::string& text) {
 // Each process opens the data for itself, after rank 0 has made what is missing.
 int train_under_mpi(const TrainOptions& o, const Job& job) {
   int status = 0;
-  launch(ranks_of(job.plan), [&](Communicator& world) {
+  std::filesystem::path made;
+  launch(ranks_of(job.plan, [&] { return made; }), [&](Communicator& world) {
     const HostMemory here{.first = world.rank(), .ranks = static_cast<int64_t>(world.max(world.rank_here())) + 1};
     std::optional<Dataset> dataset;
     std::optional<RunDirectory> directory;
@@ -82,6 +86,7 @@ int train_under_mpi(const TrainOptions& o, const Job& job) {
       if (world.rank_here() == 0) ask_for_training(o, job, dataset->tokenizer->vocab_size(), here);
       directory.emplace(std::filesystem::path(path));
     }
+    made = directory->path();
     const Sequences sequences = sequences_for(job, *dataset);
     status = train_rank({o, job, *dataset, sequences, *directory}, world);
   });
@@ -132,6 +137,8 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
 
 std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
   run.directory.write_config(run.options);
+  std::error_code none;
+  std::filesystem::remove(run.directory.path() / kFlightFile, none);  // of a run that failed here before
   auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), b.done);
   for (const std::filesystem::path& path : run.directory.removed())
     output->message("removed what a killed run had left half-written: " + path.string());
@@ -183,7 +190,7 @@ int run_train(const TrainOptions& o) {
   ask_for_training(o, job, dataset.tokenizer->vocab_size(), {.ranks = job.plan.ranks()});
   const RunDirectory directory(o);
   int status = 0;
-  launch(ranks_of(job.plan), [&](Communicator& world) {
+  launch(ranks_of(job.plan, [&] { return directory.path(); }), [&](Communicator& world) {
     const int mine = train_rank({o, job, dataset, sequences, directory}, world);
     if (world.rank() == 0) status = mine;
   });
