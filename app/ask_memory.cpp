@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "app/option_values.h"
-#include "parallel/comm/surroundings.h"
+#include "parallel/comm/launch.h"
+#include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "verify/verify.h"
 
@@ -23,6 +24,16 @@ void refuse(const std::optional<MemoryRefusal>& refusal) {
 }
 
 int64_t bytes_of(double elements, int64_t each) { return static_cast<int64_t>(elements) * each; }
+
+// For the threads of the ranks, which are tried, and for what they hold.
+MemoryLimit limit_beside_threads(const Job& job, int64_t ranks_here) {
+  if (has_processes(job.plan)) return memory_limit();
+  const int64_t team =
+      job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank : std::max<int64_t>(1, cpu::threads() / ranks_here);
+  const int64_t threads = ranks_here * (team + (ranks_here > 1 ? 1 : 0)) - 1;  // and each has one in the background
+  check_threads(threads);
+  return memory_limit(threads);
+}
 
 // Bytes of optimizer state for each parameter.
 int64_t state_of(const Job& job) {
@@ -51,7 +62,7 @@ void ask_for_training(const TrainOptions& o, const Job& given, int64_t vocab, Ho
     here.more = bytes_of(parameters, value);
     here.more_is = "the model that writes a sample";
   }
-  refuse(memory_refusal(job, here, memory_limit()));
+  refuse(memory_refusal(job, here, limit_beside_threads(job, here.ranks)));
 }
 
 void check_described(const fs::path& config, const fs::path& folder, const Job& job, int64_t vocab) {
@@ -92,7 +103,7 @@ void ask_for_verifying(const Job& given) {
   if (job.plan.device != Device::cpu || has_processes(job.plan)) return;
   const double parameters = parameters_of(job.model, job.make);
   const int64_t value = size_of(job.optim.dtype), grad = size_of(data_options(job).grad_dtype);
-  const MemoryLimit limit = memory_limit();
+  const MemoryLimit limit = limit_beside_threads(job, job.plan.ranks());
   refuse(least_refusal(job, job.plan.ranks(), limit));
   // The oracle is a model of its own, and has the gradient of each data rank beside what it gathers of the plan.
   HostMemory here{.ranks = job.plan.ranks(), .more_is = "the oracle"};

@@ -77,12 +77,12 @@ fs::path default_path() {
   return path;
 }
 
-// True of a new folder, and of one in which a run was killed while it wrote its first file.
+// True of a new folder, and of one in which a run failed before its first file, or was killed while it wrote it.
 bool holds_nothing(const fs::path& directory) {
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
     if (const std::string name = it->path().filename().string();
-        name != "lock" && !name.starts_with("config.toml.tmp-"))
+        name != "lock" && name != kFlightFile && !name.starts_with("config.toml.tmp-"))
       return false;
   return !error;
 }

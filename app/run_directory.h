@@ -22,6 +22,9 @@
 
 namespace tessera {
 
+// Of a run that failed: what its ranks did last (parallel/comm/flight.h).
+inline constexpr const char* kFlightFile = "flight.json";
+
 class RunDirectory {
  public:
   // The folder of --out, or runs/DATE-TIME, made when it is missing, and locked for this process (app/run_lock.h).

@@ -62,10 +62,19 @@ Facts facts_of(const Dataset& d, const std::filesystem::path& run) {
   return out;
 }
 
+// `run` is asked for where the run's folder is, when something failed.
+LaunchOptions ranks_of_run(const TrainOptions& o, const Plan& plan, const std::function<std::filesystem::path()>& run) {
+  LaunchOptions how = ranks_of("train", o, plan);
+  how.say = say_above_progress;
+  how.flight_file = [run] { return run().empty() ? std::filesystem::path() : run() / kFlightFile; };
+  return how;
+}
+
 // Each process opens the data for itself, after rank 0 has made what is missing.
 int train_under_mpi(const TrainOptions& o, const Job& job) {
   int status = 0;
-  launch(ranks_of("train", o, job.plan), [&](Communicator& world) {
+  std::filesystem::path made;
+  launch(ranks_of_run(o, job.plan, [&] { return made; }), [&](Communicator& world) {
     const HostMemory here{.first = world.rank(), .ranks = static_cast<int64_t>(world.max(world.rank_here())) + 1};
     std::optional<Dataset> dataset;
     std::optional<RunDirectory> directory;
@@ -83,6 +92,7 @@ int train_under_mpi(const TrainOptions& o, const Job& job) {
     }
     require_same(world, facts_of(*dataset, path));
     world.reset_counts();
+    made = directory->path();
     const Sequences sequences = sequences_for(job, *dataset);
     const StepsInHand in_hand;
     status = train_rank({o, job, *dataset, sequences, *directory}, world);
@@ -134,6 +144,8 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
 
 std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
   run.directory.write_config(run.options);
+  std::error_code none;
+  std::filesystem::remove(run.directory.path() / kFlightFile, none);  // of a run that failed here before
   auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), b.done);
   for (const std::filesystem::path& path : run.directory.removed())
     output->message("removed what a killed run had left half-written: " + path.string());
@@ -192,7 +204,7 @@ int run_train(const TrainOptions& o) {
   const StepsInHand in_hand;
   const RunDirectory directory(o);
   int status = 0;
-  launch(ranks_of("train", o, job.plan), [&](Communicator& world) {
+  launch(ranks_of_run(o, job.plan, [&] { return directory.path(); }), [&](Communicator& world) {
     const int mine = train_rank({o, job, dataset, sequences, directory}, world);
     if (world.rank() == 0) status = mine;
   });

@@ -58,6 +58,10 @@ Json gpu_json(const TrainOutput::Facts& f) {
           {"padded_products", log.padded_products}};
 }
 
+Json straggler_json(const std::optional<Straggler>& s) {
+  return s ? Json{{"rank", s->rank}, {"share", s->share}} : Json();
+}
+
 }  // namespace
 
 std::string describe_model(const TrainOptions& o, LanguageModel& model) {
@@ -131,6 +135,7 @@ void TrainOutput::summary(const Facts& f) {
               {"peak_flops", peak},
               {"peak_bytes", f.usage.peak_bytes},
               {"sent_bytes", sent},
+              {"straggler", straggler_json(f.usage.straggler)},
               {"plan", plan},
               {"out", run_.string()}};
   if (options_.device == "cuda") fields["gpu"] = gpu_json(f);
@@ -156,6 +161,9 @@ std::string TrainOutput::in_words(const Facts& f, double rate, double share) con
   const double peak_mb = static_cast<double>(*std::ranges::max_element(f.usage.peak_bytes)) / 1e6;
   text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most", peak_mb,
                       peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
+  if (const auto& late = f.usage.straggler)
+    text +=
+        fmt::format("The other ranks waited for rank {} in {:.0f}% of their time.\n", late->rank, 100 * late->share);
   text += options_.no_save
               ? fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run)
               : fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {}\n", f.sample,

@@ -48,6 +48,14 @@ void take_group(MemoryLimit& least, const fs::path& top, const std::string& path
   }
 }
 
+// Of a thread, as the C library chooses it.
+int64_t stack_size() {
+  constexpr int64_t kWithoutLimit = 2 << 20;
+  rlimit limit{};
+  const bool known = getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return known ? static_cast<int64_t>(limit.rlim_cur) : kWithoutLimit;
+}
+
 }  // namespace
 
 int64_t MemorySources::limit_of_address_space() {
@@ -57,7 +65,7 @@ int64_t MemorySources::limit_of_address_space() {
   return static_cast<int64_t>(limit.rlim_cur);
 }
 
-MemoryLimit memory_limit(const MemorySources& s) {
+MemoryLimit memory_limit(int64_t threads, const MemorySources& s) {
   MemoryLimit least;
   if (const auto kilobytes = number_after("MemAvailable:", s.proc / "meminfo"))
     least = {*kilobytes * 1024, "this machine has available"};
@@ -71,7 +79,7 @@ MemoryLimit memory_limit(const MemorySources& s) {
   }
   if (s.address_space < std::numeric_limits<int64_t>::max()) {
     const int64_t used = number_in(s.proc / "self/statm").value_or(0) * sysconf(_SC_PAGESIZE);
-    const int64_t left = std::max<int64_t>(0, s.address_space - used);
+    const int64_t left = std::max<int64_t>(0, s.address_space - used - threads * stack_size());
     if (left < least.bytes) least = {left, "the limit on address space (ulimit -v) leaves"};
   }
   return least;

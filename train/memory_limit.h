@@ -21,6 +21,7 @@ struct MemorySources {
   // RLIMIT_AS; the largest number where there is none.
   static int64_t limit_of_address_space();
 };
-MemoryLimit memory_limit(const MemorySources& sources = {});
+// `threads`: how many will be started, each of which takes addresses for its stack.
+MemoryLimit memory_limit(int64_t threads = 0, const MemorySources& sources = {});
 
 }  // namespace tessera

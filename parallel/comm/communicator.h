@@ -125,6 +125,10 @@ class Communicator {
   // Every communication from now on is noted there too (null: no more). The trace must outlive the communicator.
   void set_trace(Trace* trace) { trace_ = trace; }
 
+  // The same of a flight, also of waits, and of groups that are split from this one.
+  void set_flight(std::shared_ptr<Flight> flight);
+  const std::shared_ptr<Flight>& flight() const { return flight_; }
+
   Transport& transport() { return *transport_; }
 
  private:
@@ -149,6 +153,8 @@ class Communicator {
   Algorithm algorithm_;
   OpCounts counts_{};
   Trace* trace_ = nullptr;
+  std::shared_ptr<Flight> flight_;
+  int flight_axis_ = 0;
   std::shared_ptr<CommWorker> worker_;  // of the transport, or made by the first start_...()
   std::atomic<int> in_background_ = 0;  // what was started and is not done
 };

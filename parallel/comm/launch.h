@@ -12,6 +12,7 @@
 //
 // Backend::nccl: threads, or processes under MPI, with a GPU each; arrays on GPUs go over NCCL.
 #pragma once
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,6 +21,8 @@
 #include "parallel/comm/communicator.h"
 
 namespace tessera {
+
+class LongWaits;
 
 enum class Backend : uint8_t { threads, mpi, nccl };
 
@@ -35,7 +38,17 @@ struct LaunchOptions {
   std::function<std::string(const std::string& cause)> shown = {};
   // What must be the same in every process, compared before the body runs.
   Facts same = {};
+  // Takes a line about a rank that has waited long, from any rank's thread. Empty: it goes to standard error.
+  std::function<void(const std::string& line)> say = {};
+  // Where the flights of all ranks are written when one of them has failed (parallel/comm/flight.h); asked for then.
+  // Empty, or an empty path: nowhere.
+  std::function<std::filesystem::path()> flight_file = {};
 };
+
+// For a rank's flight: what the options say about long waits.
+std::shared_ptr<LongWaits> long_waits(const LaunchOptions& options);
+// Adds a rank's flight to the file, with why it has ended. Says nothing where it cannot: there is a failure to be told.
+void write_flight(const LaunchOptions& options, const Flight& flight, const std::string& cause);
 
 // A rank's transport with what the options put around it: NCCL on the GPU of its number on this host, and `around`.
 std::unique_ptr<Transport> finished_transport(const LaunchOptions& options, std::unique_ptr<Transport> transport,

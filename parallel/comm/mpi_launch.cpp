@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "parallel/comm/flight.h"
 #include "parallel/comm/mpi_transport.h"
 #include "tensor/cpu/vectorize.h"
 
@@ -24,18 +25,23 @@ std::unique_ptr<Transport> transport_of(const LaunchOptions& o, const std::share
 
 void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
          const std::shared_ptr<MpiWorld>& world) {
+  const auto flight = std::make_shared<Flight>(world->rank(), world->size(), long_waits(o));
   try {
     Communicator all(transport_of(o, world), "world", o.algorithm);
+    all.set_flight(flight);
     require_same(all, o.same);
     all.reset_counts();
     body(all);
     all.barrier();  // who leaves early would take the others with it
   } catch (const PeerFailed& e) {
+    write_flight(o, *flight, e.what());
     if (world->watch().culprit_is_silent()) world->abort(e.what(), static_cast<int>(e.status()));
     world->wait_for_the_end(e.what());
   } catch (const Error& e) {
+    write_flight(o, *flight, e.what());
     leave(*world, o.shown ? o.shown(e.what()) : e.what(), e.status());
   } catch (const std::exception& e) {
+    write_flight(o, *flight, cause_of(e));
     leave(*world, cause_of(e), Status::communication);
   }
 }

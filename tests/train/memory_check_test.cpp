@@ -27,8 +27,8 @@ class MemoryLimits : public testing::Test {
     fs::create_directories((folder_.path() / file).parent_path());
     std::ofstream(folder_.path() / file) << text;
   }
-  MemoryLimit limit(int64_t address_space = kNone) const {
-    return memory_limit({folder_.path() / "proc", folder_.path() / "cgroup", address_space});
+  MemoryLimit limit(int64_t address_space = kNone, int64_t threads = 0) const {
+    return memory_limit(threads, {folder_.path() / "proc", folder_.path() / "cgroup", address_space});
   }
 
  private:
@@ -73,6 +73,7 @@ TEST_F(MemoryLimits, AreWhatTheAddressSpaceLeaves) {
   EXPECT_EQ(limit(4000000).bytes, 4000000 - 100 * sysconf(_SC_PAGESIZE));
   EXPECT_NE(limit(4000000).of.find("ulimit -v"), std::string::npos);
   EXPECT_EQ(limit(1).bytes, 0);
+  EXPECT_LT(limit(4000000, 1).bytes, 4000000 - 100 * sysconf(_SC_PAGESIZE));
 }
 
 Job job_of_sizes(int64_t batch) {
