@@ -2,6 +2,8 @@
 #include "app/commands.h"
 #include "app/output.h"
 #include "bench/op_bench.h"
+#include "parallel/comm/launch.h"
+#include "tensor/cpu/vectorize.h"
 #include "train/device.h"
 #include "train/names.h"
 
@@ -10,6 +12,7 @@ namespace tessera {
 int run_bench(const BenchOptions& o) {
   const Device device = value_named<Device>(kDeviceNames, o.device).value();
   check_device(device);
+  check_threads(cpu::threads() - 1);
   bench::run_benchmarks(
       o.words, [&] { return rank_arena(device, 0); }, print);
   return 0;

@@ -85,6 +85,9 @@ void add_run(CLI::App* train, const TrainOptions& defaults, Words& words) {
           ->add_flag_function(
               shown, [&words, name](int64_t n) { words.emplace_back(name, n > 0 ? "true" : "false"); },
               std::string(info.help))
+          ->check([](const std::string& text) {  // CLI11 lets stoll throw
+            return text == "true" || text == "false" ? "" : fmt::format("expected true or false, found '{}'", text);
+          })
           ->group(std::string(info.group));
     } else {
       std::string value;

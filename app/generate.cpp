@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "app/ask_memory.h"
 #include "app/commands.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
@@ -11,6 +12,7 @@
 #include "app/progress.h"
 #include "app/run_directory.h"
 #include "models/sample.h"
+#include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "train/device.h"
@@ -21,6 +23,7 @@ namespace tessera {
 int run_generate(const GenerateOptions& o) {
   const ArenaPtr arena = rank_arena(value_named<Device>(kDeviceNames, o.device).value(), 0);
   if (o.threads_per_rank) cpu::set_threads(static_cast<int>(*o.threads_per_rank));
+  check_threads(cpu::threads() - 1);
   std::vector<std::string> passed_over;
   const Checkpoint checkpoint = find_checkpoint(o.from, passed_over);
   for (const std::string& why : passed_over)
@@ -29,7 +32,11 @@ int run_generate(const GenerateOptions& o) {
   apply_config_file(trained, (checkpoint.path / "config.toml").string());
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::load(checkpoint.path / "tokenizer.json");
   const Job job = job_of(trained);
+  check_sizes(job);
+  check_described(checkpoint.path / "config.toml", checkpoint.path, job, tokenizer->vocab_size());
+  ask_for_generating(job, tokenizer->vocab_size());
   const std::unique_ptr<LanguageModel> model = whole_model(job, tokenizer->vocab_size());
+  model->freeze();  // or there would be memory for gradients
   model->materialize(0, arena, job.optim.dtype, DType::float32);
   load_model(*model, checkpoint);
 

@@ -10,6 +10,7 @@
 #include "app/output.h"
 #include "app/signals.h"
 #include "parallel/comm/surroundings.h"
+#include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -30,6 +31,13 @@ int run(const Command& command) {
   return run_data(std::get<DatasetOptions>(command));
 }
 
+// OpenMP itself dies of 100,000, without a word of ours.
+void check_threads() {
+  constexpr int most = 1024;  // as of --threads-per-rank
+  if (cpu::threads() > most)
+    throw Error(fmt::format("OMP_NUM_THREADS: expected at most {} threads, found {}", most, cpu::threads()));
+}
+
 int fail(const std::string& message, Status status) {
   std::fflush(stdout);
   std::fputs(fmt::format("tessera: {}\n", one_line(with_options(message))).c_str(), stderr);
@@ -42,6 +50,7 @@ int run_program(int argc, const char* const* argv) {
   try {
     open_standard_descriptors();
     watch_signals();
+    check_threads();
     return run(parse_command_line(argc, argv));
   } catch (const Error& e) {
     return fail(e.what(), e.status());

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "app/ask_memory.h"
 #include "app/commands.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
@@ -65,16 +66,19 @@ Facts facts_of(const Dataset& d, const std::filesystem::path& run) {
 int train_under_mpi(const TrainOptions& o, const Job& job) {
   int status = 0;
   launch(ranks_of("train", o, job.plan), [&](Communicator& world) {
+    const HostMemory here{.first = world.rank(), .ranks = static_cast<int64_t>(world.max(world.rank_here())) + 1};
     std::optional<Dataset> dataset;
     std::optional<RunDirectory> directory;
     if (world.rank() == 0) {
       dataset = dataset_of(o, o.quiet);
       sequences_for(job, *dataset);
+      ask_for_training(o, job, dataset->tokenizer->vocab_size(), here);
       directory.emplace(o);
     }
     const std::string path = broadcast_text(world, directory ? directory->path().string() : "", 0);
     if (!directory) {
       dataset = dataset_of(o, true);
+      if (world.rank_here() == 0) ask_for_training(o, job, dataset->tokenizer->vocab_size(), here);
       directory.emplace(std::filesystem::path(path));
     }
     require_same(world, facts_of(*dataset, path));
@@ -164,6 +168,7 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
   std::vector<std::string> passed_over;
   const std::unique_ptr<LanguageModel> model = run.job.make(config);
   const Plan& plan = run.job.plan;  // but for its kernels: a text grows token by token, which is for our own
+  model->freeze();                  // or there would be memory for gradients
   model->materialize(0, rank_arena(plan.device, 0), run.job.optim.dtype, DType::float32);
   load_model(*model, find_checkpoint(run.directory.path(), passed_over));
   std::vector<int32_t> written;
@@ -183,6 +188,7 @@ int run_train(const TrainOptions& o) {
   if (has_processes(job.plan)) return train_under_mpi(o, job);
   const Dataset dataset = dataset_of(o, o.quiet);
   const Sequences sequences = sequences_for(job, dataset);
+  ask_for_training(o, job, dataset.tokenizer->vocab_size(), {.ranks = job.plan.ranks()});
   const StepsInHand in_hand;
   const RunDirectory directory(o);
   int status = 0;

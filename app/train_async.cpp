@@ -32,9 +32,8 @@ void AsyncRun::show(const AppliedPush& push) {
   report.loss = losses_ / static_cast<double>(pushes_);
   report.lr = push.lr;
   report.grad_norm = push.grad_norm;
-  report.step_ms = seconds * 1e3;
-  report.tokens_per_s = static_cast<double>(trainer_.tokens_per_step()) / seconds;
   run_.directory.check();
+  set_time(report, seconds, trainer_.tokens_per_step());
   output_->step(report);
   losses_ = 0;
   pushes_ = 0;
@@ -90,7 +89,7 @@ void AsyncRun::finish(const AsyncSummary& summary) {
   facts.steps = step_;
   facts.tokens_per_step = trainer_.tokens_per_step();
   facts.flops_per_token = trainer_.model().training_flops();
-  facts.dtype = run_.job.optim.dtype;
+  facts.rank_peak_flops = measured_peak_flops(run_.job.optim.dtype, trainer_.arena());
   facts.strategy = "ps-async";
   facts.backend = world_.kind();
   facts.usage = usage;

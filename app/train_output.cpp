@@ -107,12 +107,11 @@ void TrainOutput::summary(const Facts& f) {
   const double rate = median_rate(rates_);
   const bool stepped = !rates_.empty();  // a resumed run may have had nothing left to do
   const auto ranks = std::ssize(f.usage.peak_bytes);
-  // Thread ranks that are more than the machine's processors, or GPUs, take turns on them.
-  const int64_t at_once = has_processes(plan_) ? ranks
-                          : plan_.device == Device::cuda
-                              ? std::min<int64_t>(gpu_count(), ranks)
-                              : std::clamp<int64_t>(std::thread::hardware_concurrency() / cpu::threads(), 1, ranks);
-  const double peak = measured_peak_flops(f.dtype, f.arena) * static_cast<double>(at_once);
+  const int64_t units = plan_.device == Device::cuda ? gpu_count() : std::thread::hardware_concurrency(),
+                at_once = has_processes(plan_)
+                              ? ranks
+                              : ranks_at_once(ranks, units, plan_.device == Device::cuda ? 1 : cpu::threads());
+  const double peak = f.rank_peak_flops * static_cast<double>(at_once), mfu = rate * f.flops_per_token / peak;
   Json sent = Json::object();
   for (const SentBytes& s : f.usage.sent) sent[s.axis][s.operation] = s.bytes;
   const int64_t steps = f.steps;
@@ -127,7 +126,9 @@ void TrainOutput::summary(const Facts& f) {
               {"val_loss", validation_ ? Json(validation_->loss) : Json()},
               {"val_bits_per_byte", validation_ ? Json(validation_->bits_per_byte) : Json()},
               {"tokens_per_s", stepped ? Json(rate) : Json()},
-              {"mfu", stepped ? Json(rate * f.flops_per_token / peak) : Json()},
+              {"mfu", stepped ? Json(mfu) : Json()},
+              {"flops_per_token", f.flops_per_token},
+              {"peak_flops", peak},
               {"peak_bytes", f.usage.peak_bytes},
               {"sent_bytes", sent},
               {"plan", plan},
@@ -136,7 +137,7 @@ void TrainOutput::summary(const Facts& f) {
   const std::string record = fields.dump();
   metrics_.write(record);
   show(record);
-  if (options_.format != "json") print(in_words(f, rate, rate * f.flops_per_token / peak));
+  if (options_.format != "json") print(in_words(f, rate, mfu));
 }
 
 // `share`: of what the machine's products reach.

@@ -30,7 +30,7 @@ class TrainOutput {
   struct Facts {
     int64_t steps = 0, tokens_per_step = 0;
     double flops_per_token = 0;
-    DType dtype = DType::float32;
+    double rank_peak_flops = 0;  // measured_peak_flops() of a rank
     std::string strategy, backend;
     RunUsage usage;
     ArenaPtr arena;

@@ -87,7 +87,7 @@ void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainO
   output.summary({.steps = trainer.steps_done(),
                   .tokens_per_step = trainer.tokens_per_step(),
                   .flops_per_token = trainer.whole_model().training_flops(),
-                  .dtype = run.job.optim.dtype,
+                  .rank_peak_flops = measured_peak_flops(run.job.optim.dtype, trainer.arena()),
                   .strategy = std::string(trainer.strategy().name()),
                   .backend = std::string(trainer.world().kind()),
                   .usage = usage,

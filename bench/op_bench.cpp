@@ -47,10 +47,10 @@ double bytes_of(const std::vector<Var>& operands) {
 
 void report(benchmark::State& state, const Context& context, double bytes, double flops, double seconds) {
   const auto runs = static_cast<double>(state.iterations());
-  const double least = std::max(bytes / context.ceilings.bytes_per_s, flops / context.ceilings.flops);
-  state.counters["bytes/s"] = benchmark::Counter(bytes * runs / seconds);
-  if (flops > 0) state.counters["FLOP/s"] = benchmark::Counter(flops * runs / seconds);
-  state.counters["share"] = benchmark::Counter(least * runs / seconds);
+  const Rates rates = rates_of(bytes * runs, flops * runs, seconds, context.ceilings);
+  state.counters["bytes/s"] = benchmark::Counter(rates.bytes_per_s);
+  if (flops > 0) state.counters["FLOP/s"] = benchmark::Counter(rates.flops);
+  state.counters["share"] = benchmark::Counter(rates.share);
 }
 
 void forward(benchmark::State& state, const OpCase& c, const Context& context, Data& data) {
@@ -131,10 +131,14 @@ void run_benchmarks(const std::vector<std::string>& words, const std::function<A
     add_rows(context, data);
   }
   Outputs outputs(choice, print);
-  benchmark::RunSpecifiedBenchmarks(&outputs);
-  outputs.write_file();
+  const size_t matched = benchmark::RunSpecifiedBenchmarks(&outputs);
+  const std::string filter = benchmark::GetBenchmarkFilter();
+  if (matched > 0) outputs.write_file();
   data->reset();
   benchmark::Shutdown();
+  if (matched == 0)
+    throw Error(fmt::format(
+        "bench: no benchmark matches the filter '{}'; expected part of a name, as matmul/forward/fp32", filter));
 }
 
 }  // namespace tessera::bench

@@ -14,7 +14,7 @@ namespace tessera::bench {
 
 // Runs with the words behind `bench` (Google Benchmark's flags), where the arenas that `make` makes lie: on a GPU with
 // larger problems, and the time until it is done. `print` gets what is for standard output. Throws Error (usage) for a
-// word that it does not know, and OutputError.
+// word that it does not know and for a filter that matches nothing, and OutputError.
 void run_benchmarks(const std::vector<std::string>& words, const std::function<ArenaPtr()>& make,
                     const std::function<void(std::string_view)>& print);
 

@@ -11,6 +11,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <mutex>
+#include <new>
+#include <set>
 #include <string>
 
 #include "tensor/error.h"
@@ -18,10 +21,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kLeastReserved = int64_t{1} << 30, kGrowth = int64_t{1} << 26;
-// Regions that grow begin here, as far apart as they can become large.
-constexpr uintptr_t kFirstPlace = uintptr_t{1} << 45;
-constexpr uintptr_t kPlaces = 80;
+constexpr int64_t kLeastReserved = int64_t{1} << 30;
 constexpr int64_t kFileCapacity = int64_t{1} << 38, kFileGrowth = int64_t{1} << 22;
 
 // ThreadSanitizer knows 1.5 TB of addresses, and the arenas of many ranks reserve more.
@@ -31,47 +31,72 @@ constexpr int64_t kMostReserved = int64_t{4} << 30;
 constexpr int64_t kMostReserved = std::numeric_limits<int64_t>::max();
 #endif
 
+// Places for regions that grow, far from where the system puts what it is asked for without an address.
+class Places {
+ public:
+  static constexpr int64_t kSize = int64_t{1} << 36;
+  static int64_t take() {
+    const std::lock_guard lock(mutex());
+    int64_t place = 0;
+    while (taken().contains(place)) ++place;
+    taken().insert(place);
+    return place;
+  }
+  static void give_back(int64_t place) {
+    const std::lock_guard lock(mutex());
+    taken().erase(place);
+  }
+  static std::byte* address(int64_t place) { return reinterpret_cast<std::byte*>(kFirst + place * kSize); }
+
+ private:
+  static constexpr int64_t kFirst = int64_t{1} << 44;
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static std::set<int64_t>& taken() {
+    static std::set<int64_t> all;
+    return all;
+  }
+};
+
 class HostRegion final : public Region {
  public:
   explicit HostRegion(int64_t capacity) : Region(Device::cpu) {
     capacity_ = std::min(capacity, kMostReserved);
-    void* p = map(nullptr, capacity_, 0);
-    mapped_ = capacity_;
-    // A limit on address space (ulimit -v, strict overcommit) leaves room for less, and others need some of it: then
-    // the region grows with what is used of it, at a place of its own.
-    for (uintptr_t place = 0; p == MAP_FAILED && place < kPlaces; ++place) {
-      static std::atomic<uintptr_t> next{0};
-      const uintptr_t at = kFirstPlace + next++ % kPlaces * static_cast<uintptr_t>(capacity_);
-      mapped_ = kGrowth;
-      p = map(reinterpret_cast<void*>(at), mapped_, MAP_FIXED_NOREPLACE);
-      if (p == MAP_FAILED && errno != EEXIST) break;
+    void* const p = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p != MAP_FAILED) {
+      use(p, capacity_);
+      base_ = static_cast<std::byte*>(p);
+      return;
     }
-    if (p == MAP_FAILED)
-      throw Error("[arena] cannot reserve " + std::to_string(mapped_) +
-                  " bytes of address space: " + std::strerror(errno));
-    base_ = static_cast<std::byte*>(p);
+    // A limit on address space (ulimit -v, strict overcommit): all regions share it, and each takes what it uses.
+    place_ = Places::take();
+    capacity_ = std::min(capacity_, Places::kSize);
+    base_ = Places::address(place_);
   }
-  ~HostRegion() override { munmap(base_, static_cast<size_t>(mapped_)); }
-
-  // Memory comes by the first touch.
-  void commit(int64_t bytes) override {
+  ~HostRegion() override {
+    if (mapped_ > 0) munmap(base_, static_cast<size_t>(mapped_));
+    if (place_ >= 0) Places::give_back(place_);
+  }
+  void commit(int64_t bytes) override {  // memory comes by the first touch
     if (bytes <= mapped_) return;
-    const int64_t more = (bytes - mapped_ + kGrowth - 1) / kGrowth * kGrowth;
-    if (map(base_ + mapped_, more, MAP_FIXED_NOREPLACE) == MAP_FAILED)
-      throw OutOfMemory("the system gives no " + std::to_string(mapped_ + more) +
-                        " bytes of address space (ulimit -v): " + std::strerror(errno));
-    mapped_ += more;
+    const int64_t more = std::min(capacity_, (bytes + kStep - 1) / kStep * kStep) - mapped_;
+    void* const p = mmap(base_ + mapped_, static_cast<size_t>(more), PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+    use(p, more);
   }
 
  private:
-  static void* map(void* at, int64_t bytes, int flags) {
-    void* const p = mmap(at, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
-    // a hint: without huge pages all is slower, nothing else
-    if (p != MAP_FAILED) madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);
-    return p;
+  static constexpr int64_t kStep = int64_t{1} << 21;
+  void use(void* p, int64_t bytes) {
+    madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a hint: without huge pages all is slower, nothing else
+    mapped_ += bytes;
   }
-  int64_t mapped_ = 0;
+
+  int64_t mapped_ = 0, place_ = -1;
 };
 
 class SharedRegion final : public Region {
@@ -81,7 +106,8 @@ class SharedRegion final : public Region {
     capacity_ = std::min(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), kMostReserved);
     file_ = {memfd_create("tessera", MFD_CLOEXEC), made++};
     void* p = reserve();
-    while (p == MAP_FAILED && file_.descriptor >= 0 && capacity_ > kLeastReserved) {  // a limit, as above
+    // A limit on address space may leave room for less.
+    while (p == MAP_FAILED && file_.descriptor >= 0 && capacity_ > kLeastReserved) {
       capacity_ /= 2;
       p = reserve();
     }

@@ -1,4 +1,4 @@
-// Numbers that are none end a run.
+// Times; and numbers that are none, which end a run.
 #include "train/step_report.h"
 
 #include <fmt/format.h>
@@ -10,6 +10,11 @@
 namespace tessera {
 
 std::string number_text(double v) { return std::isnan(v) ? "nan" : fmt::format("{}", v); }
+
+void set_time(StepReport& r, double seconds, int64_t tokens) {
+  r.step_ms = seconds * 1e3;
+  r.tokens_per_s = static_cast<double>(tokens) / seconds;
+}
 
 void check_finite(const StepReport& r, int64_t step) {
   if (std::isfinite(r.loss) && std::isfinite(r.grad_norm)) return;

@@ -19,6 +19,9 @@ struct StepReport {
   Wish wish = Wish::none;  // of the ranks, the same on all
 };
 
+// Of a step of so many tokens that took so long.
+void set_time(StepReport& report, double seconds, int64_t tokens);
+
 // As it is shown: a NaN has a sign, which nobody wants to read.
 std::string number_text(double number);
 // Throws Error (not_finite) naming `step` when its loss or its gradient norm is not a number.

@@ -177,9 +177,7 @@ StepReport Trainer::step(Wish wish) {
   StepReport r = graph_ ? queued_step(wish) : compute_gradients(wish);
   if (!graph_) update(r);
   r.step = steps_done();
-  const double seconds = seconds_since(start);
-  r.step_ms = seconds * 1e3;
-  r.tokens_per_s = static_cast<double>(tokens_per_step()) / seconds;
+  set_time(r, seconds_since(start), tokens_per_step());
   return r;
 }
 

@@ -1,11 +1,17 @@
 // Threads as ranks.
 #include "parallel/comm/launch.h"
 
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -26,15 +32,15 @@ namespace {
 [[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const Board& board) {
   const std::string who = "[rank " + std::to_string(rank) + "] ";
   if (!thrown) throw CommError(who + "ended while its communication was still in the background");
-  if (ranks == 1) std::rethrow_exception(thrown);
   try {
     std::rethrow_exception(thrown);
   } catch (const PeerFailed&) {
     throw CommError(who + board.cause());
   } catch (const Error& e) {
+    if (ranks == 1) throw;
     throw Error(who + e.what(), e.status());
   } catch (const std::exception& e) {
-    throw CommError(who + e.what());
+    throw CommError(who + cause_of(e));
   }
 }
 
@@ -65,6 +71,41 @@ std::unique_ptr<Transport> finished_transport(const LaunchOptions& o, std::uniqu
   return o.around ? o.around(std::move(transport)) : std::move(transport);
 }
 
+void check_threads(int64_t count) {
+  std::atomic<bool> ended{false};
+  std::vector<std::jthread> all;
+  std::string cause;
+  try {
+    for (int64_t i = 0; i < count; ++i) all.emplace_back([&] { ended.wait(false); });
+  } catch (const std::system_error& e) {
+    cause = e.code().message();
+  }
+  const auto started = std::ssize(all);
+  ended = true;
+  ended.notify_all();
+  all.clear();
+  if (started < count)
+    throw FieldError("ranks", fmt::format("{} threads more cannot be started: {} ({} could); expected fewer `ranks`, a "
+                                          "smaller `threads_per_rank`, or a higher limit (ulimit -u, ulimit -v)",
+                                          count, cause, started));
+}
+
+std::string cause_of(const std::exception& failure) {
+  if (dynamic_cast<const std::bad_alloc*>(&failure)) {
+    int64_t pages = 0, resident = 0;
+    std::ifstream("/proc/self/statm") >> pages >> resident;
+    return OutOfMemory(fmt::format("an array outside of tensors does not fit beside the {} bytes in use on the cpu",
+                                   resident * sysconf(_SC_PAGESIZE)))
+        .what();
+  }
+  if (const auto* system = dynamic_cast<const std::system_error*>(&failure))
+    return fmt::format(
+        "the system refuses: {}; where that is a thread, expected fewer `ranks` or a higher limit "
+        "(ulimit -u, ulimit -v)",
+        system->code().message());
+  return failure.what();
+}
+
 void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& body) {
   if constexpr (kWithNccl)
     if (o.backend == Backend::nccl) load_kernels_early();
@@ -82,6 +123,7 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
   const int team = o.threads_per_rank > 0 ? o.threads_per_rank
                    : o.ranks == 1         ? threads_before
                                           : std::max(1, threads_before / o.ranks);
+  check_threads(int64_t{o.ranks} * team - 1 + (o.ranks > 1 ? o.ranks : 0));  // and each has one in the background
   const auto board = std::make_shared<Board>();
   const auto group = make_thread_group(o.ranks, o.timeout_s, o.ranks * team > cores, board);
   std::vector<std::exception_ptr> thrown(static_cast<size_t>(o.ranks));
@@ -99,15 +141,21 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
       count_done();
     } catch (const std::exception& e) {
       thrown[static_cast<size_t>(rank)] = std::current_exception();
-      board->fail(rank, e.what());
+      board->fail(rank, cause_of(e));
       count_done();
-      if (board->failed_rank() == rank) await_others(done, o, rank, e.what());
+      if (board->failed_rank() == rank) await_others(done, o, rank, cause_of(e));
     }
   };
-  std::vector<std::thread> threads;
-  for (int r = 1; r < o.ranks; ++r) threads.emplace_back(run, r);
-  run(0);
-  for (std::thread& t : threads) t.join();
+  {
+    std::vector<std::jthread> threads;
+    try {
+      for (int r = 1; r < o.ranks; ++r) threads.emplace_back(run, r);
+      run(0);
+    } catch (const std::system_error& e) {
+      thrown[0] = std::current_exception();
+      board->fail(0, cause_of(e));
+    }
+  }
   cpu::set_threads(threads_before);
   const int failed = board->failed_rank();
   if (failed >= 0) rethrow(thrown[static_cast<size_t>(failed)], failed, o.ranks, *board);

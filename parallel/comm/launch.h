@@ -41,6 +41,12 @@ struct LaunchOptions {
 std::unique_ptr<Transport> finished_transport(const LaunchOptions& options, std::unique_ptr<Transport> transport,
                                               int rank_here, int ranks_here);
 
+// Throws FieldError where this process may not start so many threads more (ulimit -u, or memory for their stacks): it
+// starts and ends them. A thread that OpenMP cannot start would end the process.
+void check_threads(int64_t count);
+// What is said of a failure; where memory or threads were not to be had, what for.
+std::string cause_of(const std::exception& failure);
+
 void launch(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 
 }  // namespace tessera

@@ -36,7 +36,7 @@ void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
   } catch (const Error& e) {
     leave(*world, o.shown ? o.shown(e.what()) : e.what(), e.status());
   } catch (const std::exception& e) {
-    leave(*world, e.what(), Status::communication);
+    leave(*world, cause_of(e), Status::communication);
   }
 }
 
@@ -52,7 +52,13 @@ void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communica
               std::to_string(o.ranks),
           Status::usage);
   cpu::set_threads(world->threads_per_rank());
-  run(o, body, world);
+  run(
+      o,
+      [&](Communicator& all) {
+        check_threads(world->threads_per_rank());  // and one in the background, less this one
+        body(all);
+      },
+      world);
   world->end();
   cpu::set_threads(threads_before);
 }

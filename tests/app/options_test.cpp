@@ -97,6 +97,7 @@ TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
   EXPECT_EQ(message({"train", "--lay", "3"}), "unknown option '--lay'; did you mean '--layers'?");
   EXPECT_EQ(message({"train", "generate", "x"}), "unexpected word 'generate'");
   EXPECT_EQ(message({"train", "--quiet=maybe"}), "--quiet: expected true or false, found 'maybe'");
+  EXPECT_EQ(message({"train", "--untied=maybe"}), "--untied: expected true or false, found 'maybe'");
   EXPECT_EQ(message({"train", "--data", "caf\xe9"}), "--data: expected UTF-8, found 'caf\xe9'");
   EXPECT_EQ(message({"data", "x", "--out", ""}), "--out: expected a folder to make, found ''");
   EXPECT_EQ(message({"train", "extra"}), "unexpected word 'extra'");

@@ -46,6 +46,15 @@ TEST_F(ProgramTest, TrainsAndLeavesARunThatGenerates) {
   expect_failure("generate text.txt", 4, "text.txt");
 }
 
+TEST_F(ProgramTest, MoreThreadsThanOpenMpCanStartAreRefused) {
+  expect_failure("verify --layers 1 --steps 1", 2, "OMP_NUM_THREADS: expected at most 1024 threads, found 100000",
+                 "OMP_NUM_THREADS=100000");
+}
+
+TEST_F(ProgramTest, AFilterThatMatchesNoBenchmarkIsRefused) {
+  expect_failure("bench --benchmark_filter=nosuch", 2, "no benchmark matches the filter 'nosuch'");
+}
+
 TEST_F(ProgramTest, JsonIsOneObjectPerLineWithTheKeysPromised) {
   const Ran r = train("--out run --format json --eval-every 5 --quiet");
   ASSERT_EQ(r.status, 0) << r.err;

@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""Runs command lines of the program that are drawn at random, and holds each to what the program promises of any: a status
+that is known, one clear line where it fails, nothing half-written, nothing left running, JSON where JSON was asked for.
+
+    tests/campaign/command_lines.py PROGRAM [--count 40] [--seed $TESSERA_DRAW] [--only N] [--mpi] [--without CLASS,...]
+
+The options are those that --help names, so that a new one is drawn from the day it is there. What is wrong is printed
+with the line's number: `--seed S --only N` repeats it and prints all that it said. Every line runs in a folder of its own.
+"""
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+sys.dont_write_bytecode = True
+from drawn_lines import CLASSES, Lines  # noqa: E402
+
+
+
+def run_line(lines, line, folder, mpi, limit=30):
+    """(status, stdout, stderr, what else was seen) of one line in a folder of its own."""
+    words, changes, before, strike, config = line
+    os.makedirs(os.path.join(folder, "tmp"))
+    os.makedirs(os.path.join(folder, "home"))
+    place = os.path.join(folder, "w")
+    lines.copy_template(place)
+    with open(os.path.join(place, "drawn.toml"), "w", errors="surrogateescape") as f:
+        f.write(config)
+    env = {k: v for k, v in {**lines.environment(place), **changes}.items() if v is not None}
+    shell = "echo 1000 >/proc/self/oom_score_adj; " + before + '\nexec "$0" "$@"'  # what takes all memory is ended, not others
+    command = ["/bin/bash", "-c", shell, lines.program]
+    if mpi:  # its own surroundings are whole: what is odd is for the ranks
+        odd = [w for k, v in changes.items() for w in (["-x", f"{k}={v}"] if v is not None and not re.match("OMPI|PMI|SLURM|TMPDIR", k) else [])]
+        env = {k: v for k, v in lines.environment(place).items() if v}
+        launch = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
+        parts, at = [[]], 0
+        for w in words:
+            parts.append([]) if w == ":" else parts[-1].append(w)
+        counts = [2] if len(parts) == 1 else [1, 1]
+        full = launch[:]
+        for at, part in enumerate(parts):
+            full += ([":"] if at else []) + ["-n", str(counts[at]), *odd, *command, *part]
+    else:
+        full = command + words
+    had = set(files(place))
+    start = time.time()
+    child = subprocess.Popen([os.fsencode(w) for w in full], cwd=place, env={os.fsencode(k): os.fsencode(v) for k, v in env.items()},
+                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    seen = []
+    if strike:
+        try:
+            out, err = child.communicate(timeout=strike[1])
+        except subprocess.TimeoutExpired:
+            target = child.pid
+            while strike[0] == signal.SIGKILL and target == child.pid and child.poll() is None:  # it is for a rank
+                target = ([p for p in inside(place) if is_program(lines.program, p)] or [target])[-1]
+            try:
+                os.kill(target, strike[0])
+            except ProcessLookupError:
+                pass
+    try:
+        out, err = child.communicate(timeout=limit + (strike[1] if strike else 0))
+    except subprocess.TimeoutExpired:
+        seen.append(f"hangs: it has not ended after {limit} s")
+        os.killpg(child.pid, signal.SIGKILL)
+        out, err = child.communicate()
+    end = time.time() + 10
+    while (left := inside(place)) and time.time() < end:
+        time.sleep(0.05)
+    for pid in left:
+        seen.append(f"process {pid} is left running")
+        os.kill(pid, signal.SIGKILL)
+    new = [f for f in files(place) if f not in had and not f.startswith("cache")]
+    seen += left_files(folder, place, new, changes, strike, child.returncode)
+    return child.returncode, out, err, seen, time.time() - start
+
+
+def is_program(program, pid):
+    try:
+        return os.readlink(f"/proc/{pid}/exe") == program
+    except OSError:
+        return False
+
+
+def files(place):
+    return [os.path.relpath(os.path.join(at, name), place) for at, folders, names in os.walk(place) for name in folders + names]
+
+
+def inside(place):
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{pid}/cwd").startswith(place) and open(f"/proc/{pid}/cmdline", "rb").read():
+                found.append(int(pid))
+        except OSError:
+            pass
+    return found
+
+
+def left_files(folder, place, new, changes, strike, status):
+    seen = []
+    if not (strike and strike[0] == signal.SIGKILL):
+        seen += [f"half-written: {f}" for f in new if ".tmp-" in f]
+    seen += [f"a checkpoint without a manifest: {f}" for f in new if re.search(r"checkpoints/step-\d+$", f)
+             and not os.path.exists(os.path.join(place, f, "manifest.json"))]
+    if status in (2, 4) and new:
+        seen.append(f"status {status}, and yet it made {' '.join(sorted(new)[:3])}")
+    outside = set(os.listdir(folder)) - {"w", "tmp", "home"}
+    outside |= {f for f in os.listdir(os.path.join(folder, "tmp")) if not re.match("ompi|pmix|prte|vader", f)}
+    if "TESSERA_CACHE" not in changes:
+        outside |= set(os.listdir(os.path.join(folder, "home")))
+    return seen + [f"made outside of its folder: {' '.join(sorted(outside))}"] * bool(outside)
+
+
+def complaints(line, status, out, err, mpi):
+    """What of the promises does not hold."""
+    words, changes, before, strike, _ = line
+    seen = []
+    text = err.decode("utf-8", "backslashreplace")
+    spoken = [x for x in text.split("\n") if x and not x.startswith(("/bin/bash: warning", "libgomp: "))]
+    if strike and not spoken and (mpi or -status == strike[0]):  # struck before it began
+        return seen
+    if status < 0:
+        seen.append(f"died of signal {-status}")
+    elif status > 6 and status not in (130, 143) and not (mpi and status in (137, 1)):
+        seen.append(f"status {status}")
+    if re.search(r"unexpected failure|terminate called|what\(\)|Assertion|libgomp: Thread|Sanitizer", text):
+        seen.append("words of no promise")
+    if re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text):
+        seen.append("control characters on standard error")
+    if status == 0 and re.search(r"\b(error|fatal|failed)\b", text, re.I):
+        seen.append("status 0, and an error on standard error")
+    if status > 0 and "2>&-" not in before:
+        promised = ("tessera: ", "[rank ") + ("stopped after step ",) * (status in (130, 143))
+        if mpi or re.search("OMPI_|PMI_|SLURM_", " ".join(changes)):  # MPI's words stand among ours
+            spoken = [x for x in spoken if x.startswith(promised)]
+        last = spoken[-1:] or [""]
+        if not last[0].startswith(promised):
+            seen.append(f"status {status}, and the last line is no line of ours: {last[0][:80]!r}")
+        if len(last[0]) > 600:
+            seen.append(f"its last line has {len(last[0])} characters")
+    asked = re.findall(r"--format[= ](\S*)", " ".join(words))
+    if asked[-1:] == ["json"] and words[0] in ("train", "verify") and not {"-h", "--help", "--version"} & set(words):
+        for x in out.decode("utf-8", "backslashreplace").splitlines():
+            try:
+                json.loads(x, parse_constant=lambda name: json.loads(""))
+            except ValueError:
+                seen.append(f"a line that is no JSON: {x[:80]!r}")
+                break
+    return seen
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("TESSERA_DRAW", "1")))
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=30, help="seconds that a line may take")
+    parser.add_argument("--mpi", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--without", default="", help="classes that are not drawn: " + ",".join(CLASSES))
+    o = parser.parse_args()
+    without = set(filter(None, o.without.split(",")))
+    if without - set(CLASSES):
+        sys.exit(f"command_lines: --without: expected of {', '.join(CLASSES)}; found {o.without}")
+    statuses, wrong = Counter(), 0
+    with tempfile.TemporaryDirectory(prefix="tessera-lines-") as home, ThreadPoolExecutor(o.jobs) as pool:
+        lines = Lines(o.program, home, without)
+
+        def one(n):
+            line, folder = lines.draw(o.seed, n, o.mpi), os.path.join(home, str(n))
+            status, out, err, seen, took = run_line(lines, line, folder, o.mpi, o.limit)
+            shutil.rmtree(folder, onerror=lambda *_: None)
+            return n, line, status, out, err, seen + complaints(line, status, out, err, o.mpi), took
+
+        for n, line, status, out, err, seen, took in pool.map(one, [o.only] if o.only is not None else range(o.first, o.first + o.count)):
+            words, changes, before, strike, config = line
+            statuses[words[0] + " " + str(status)] += 1
+            wrong += bool(seen)
+            if seen or o.only is not None:
+                print(f"{n}: {'; '.join(seen) or 'nothing is wrong'} (status {status}, {took:.1f} s)")
+                print("   ", " ".join(f"{k}={v}" for k, v in changes.items()), before, shlex.join(words).encode("ascii", "backslashreplace").decode(),
+                      f"struck by {strike}" if strike else "", flush=True)
+            if o.only is not None:
+                print(config, out.decode(errors="replace"), err.decode(errors="backslashreplace"), sep="\n---\n")
+            elif seen:
+                print("    says:", err.decode(errors="backslashreplace")[-300:].encode("unicode_escape").decode())
+    print(f"seed {o.seed}: {sum(statuses.values())} lines, {wrong} wrong; " + ", ".join(f"{k}: {v}" for k, v in sorted(statuses.items())))
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Command lines of the program, drawn at random: the words, what surrounds them, and the files that they may name."""
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+
+TINY = {"layers": "1", "heads": "1", "channels": "8", "context": "8", "batch": "2", "steps": "2", "threads-per-rank": "1"}
+SIZES = {"layers", "heads", "kv-heads", "head-dim", "channels", "ffn", "context", "vocab", "batch", "microbatches"}
+NUMBERS = ["0", "1", "2", "3", "4", "6", "8", "0.5", "1e-3"]
+WRONG = ["", "-1", "1.5", "abc", "0x10", " 1", "1 ", "+1", "1e", "--", "true", "é", "\udcff\udcfe", "%s%n", "`layers`", "'\"", "a b", "--steps"]
+EXTREME = ["1025", "100000", "1000000000", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "1e308", "1e-320",
+           "1e400", "nan", "inf", "-nan", "0." + "0" * 40 + "1", "007"]
+INPUTS = ["text.txt", "tokens", "run", "run/checkpoints/step-2", "traced", "empty.txt", "binary.bin", "missing", "missing/deep", "no-run",
+          "broken-run", "torn-run", "loop", "tokenizer", "bad-tokenizer", "run/config.toml", "plan.txt", "."]
+DEVICES = ["null", "full", "pipe", "link"]
+OUTPUTS = ["new", "new/deep", "run", "text.txt", "text.txt/x", "tokens", "empty", "a b", "é", "x" * 300, "train"]
+PATHS = {"data": INPUTS, "tokenizer": ["char", "bytes", "bpe", "tokenizer", "bad-tokenizer", "tokens", "text.txt", "missing"], "out": OUTPUTS,
+         "schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "plan.txt", "binary.bin", "missing", "."], "record": OUTPUTS,
+         "replay": INPUTS, "config": ["good.toml", "bad.toml", "drawn.toml", "drawn.toml", "binary.bin", "empty.txt", "missing", "."]}
+SHELLS = {"": ["ulimit -n 20", "ulimit -n 6", "ulimit -s 1024", "ulimit -c 0", "umask 777", "umask 0"], "ulimit-f": ["ulimit -f 0", "ulimit -f 3"],
+          "ulimit-v": ["ulimit -v 400000", "ulimit -v 40000"], "closed": ["exec <&-", "exec >&-", "exec 2>&-", "exec <&- >&-"],
+          "stdout": ["exec >full", "exec > >(true)", "exec >null"]}
+VARIABLES = [("HOME", None), ("LC_ALL", "xx_YY.odd"), ("LC_ALL", "tr_TR.UTF-8"), ("OMP_NUM_THREADS", "100000"), ("OMP_NUM_THREADS", "-1"),
+             ("OMP_NUM_THREADS", "abc"), ("OMP_STACKSIZE", "1"), ("OMP_PROC_BIND", "odd"), ("TZ", "Nowhere/Odd"), ("TERM", None), ("PATH", None),
+             ("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_NTASKS", "abc"), ("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0"),
+             ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_LOCAL_RANK", "-3"), ("PMI_RANK", "1"), ("PMI_SIZE", "2"),
+             ("TESSERA_CACHE", "text.txt"), ("TESSERA_CACHE", ""), ("TESSERA_CACHE", "missing/cache"), ("TESSERA_AMX", "odd"), ("COLUMNS", "-1")]
+PLANS = ["--ranks 1", "--ranks 2", "--tp 2 --heads 2", "--tp 2 --heads 2 --sp --ranks 2", "--pp 2 --layers 2 --microbatches 2 --batch 4", "--cp 2",
+         "--cp 2 --cp-mode ulysses --heads 2", "--dp-mode ps-async --ranks 2 --batch 4", "--dp-mode ps-sync --ranks 2", "--dp-mode dataparallel --ranks 2",
+         "--zero 3 --ranks 2", "--family llama --heads 2 --kv-heads 1", "--model llama-nano --layers 1 --ffn 16 --ranks 2", "--ranks 4 --dp 2 --tp 2 --heads 2",
+         "--pp 2 --layers 4 --microbatches 2 --batch 4 --schedule interleaved", "--pp 2 --layers 4 --microbatches 2 --batch 4 --schedule zb-v",
+         "--pp 2 --layers 2 --microbatches 2 --batch 4 --schedule plan.txt", "--dtype bf16 --channels 16"]
+# Options whose values seldom contradict others.
+EASY = ["beta1", "beta2", "bucket-mb", "clip", "deterministic", "dropout", "dtype", "lr", "optimizer", "recompute", "seed", "tie-copies", "untied",
+        "weight-decay", "zero"]
+FLAGS = {"untied", "qkv-bias", "qk-norm", "document-mask", "sp", "tie-copies", "deterministic", "resume", "no-save", "no-eval", "quiet", "trace"}
+CLASSES = ["closed", "devices", "differ", "memory", "numbers", "rerun", "signals", "stdout", "tmpdir", "ulimit-f", "ulimit-v"]
+
+
+class Lines:
+    def __init__(self, program, home, without):
+        self.program, self.home, self.without = os.path.abspath(program), home, without
+        self.options, self.template = {}, os.path.join(home, "template")
+        for command in ("train", "verify", "generate", "data", "report", "bench"):
+            said = subprocess.run([self.program, command, "--help"], capture_output=True, text=True, check=True).stdout
+            found = re.findall(r"^  --([a-z][a-z0-9-]*)[ \n]+(.*)$", said, re.M)
+            self.options[command] = {name: (re.findall(r"(?<=[: ])[\w.+-]+(?:\|[\w.+-]+)+", words) or [""])[-1] for name, words in found}
+        self.make_template()
+
+    def make_template(self):
+        t = self.template
+        os.makedirs(os.path.join(t, "empty"))
+        text = "".join(f"Line {i} of a text that says little.\n" for i in range(60))
+        files = {"text.txt": text, "empty.txt": "", "binary.bin": bytes(range(256)) * 8, "plan.txt": "F0 F1 B0 B1\nF0 B0 F1 B1\n",
+                 "good.toml": "layers = 2\nlr = 0.01\n", "bad.toml": "layers = \"two\"\n[x\n"}
+        for name, content in files.items():
+            with open(os.path.join(t, name), "wb") as f:
+                f.write(content if isinstance(content, bytes) else content.encode())
+        tiny = [w for k, v in TINY.items() for w in ("--" + k, v)]
+        for words in (["train", *tiny, "--data", "text.txt", "--out", "run"], ["train", *tiny, "--data", "text.txt", "--trace", "--out", "traced"],
+                      ["data", "text.txt", "--out", "tokens"], ["data", "text.txt", "--tokenizer", "bpe", "--vocab", "300", "--out", "tokenizer"]):
+            subprocess.run([self.program, *words], cwd=t, check=True, capture_output=True, env=self.environment(t))
+        shutil.copytree(os.path.join(t, "run"), os.path.join(t, "broken-run"))
+        shutil.copytree(os.path.join(t, "run"), os.path.join(t, "torn-run"))
+        shutil.copytree(os.path.join(t, "tokenizer"), os.path.join(t, "bad-tokenizer"))
+        os.makedirs(os.path.join(t, "no-run", "checkpoints"))
+        for path, keep in (("torn-run/checkpoints/step-2/model.safetensors", 100), ("bad-tokenizer/vocab.json", 30),
+                           ("broken-run/checkpoints/step-2/manifest.json", 40), ("broken-run/config.toml", 50)):
+            os.truncate(os.path.join(t, path), keep) if os.path.exists(os.path.join(t, path)) else None
+        os.symlink("loop", os.path.join(t, "loop"))
+
+    def copy_template(self, folder):
+        shutil.copytree(self.template, folder, symlinks=True)
+        os.mkfifo(os.path.join(folder, "pipe"))
+        os.symlink("text.txt", os.path.join(folder, "link"))
+        if os.geteuid() == 0:  # nodes of our own, since what is written over is lost
+            for name, minor in (("null", 3), ("full", 7)):
+                os.mknod(os.path.join(folder, name), 0o666 | stat.S_IFCHR, os.makedev(1, minor))
+
+    def environment(self, folder):
+        return {"HOME": os.path.join(os.path.dirname(folder), "home"), "TMPDIR": os.path.join(os.path.dirname(folder), "tmp"), "LC_ALL": "C.UTF-8",
+                "PATH": os.environ["PATH"], "TESSERA_CACHE": "cache", "OMP_WAIT_POLICY": "passive", "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "")}
+
+    def value(self, dice, name, choices):
+        """(value, its class); an empty class is always drawn."""
+        kind = dice.random()
+        if kind < 0.08:
+            return dice.choice(WRONG), ""
+        if kind < 0.14:
+            extreme = dice.choice(EXTREME)
+            if name in ("steps", "ranks", "tokens", "threads-per-rank", "timeout", "trace-steps", "servers"):
+                return dice.choice(["0", "-5", "1e3", "99999999999999999999"]), ""
+            return extreme, "memory" if name in SIZES else "numbers"
+        if name in PATHS:
+            if dice.random() < 0.1:
+                return dice.choice(DEVICES), "devices"
+            return dice.choice(PATHS[name]), "rerun" if name == "out" else ""
+        if choices:
+            return (dice.choice(choices.split("|")) if dice.random() < 0.95 else choices.split("|")[0] + "x"), ""
+        if name in ("prompt", "benchmark_filter"):
+            return dice.choice(["Line", "", "\n", "é", "\x1b[31m", "a" * 500, "%s"]), ""
+        if name in ("steps", "tokens"):
+            return dice.choice("123"), ""
+        if name == "temperature":
+            return dice.choice(["0", "1", "0.7"]), ""
+        return dice.choice(NUMBERS), ""
+
+    def option(self, dice, command, classes):
+        name = dice.choice(EASY if command in ("train", "verify") and dice.random() < 0.5 else sorted(self.options[command]))
+        if name in FLAGS:
+            return ["--" + name + dice.choice(["", "", "", "=false", "=maybe"])]
+        value, kind = self.value(dice, name, self.options[command][name])
+        classes.add(kind)
+        if dice.random() < 0.04:  # a name that is nearly one
+            at = dice.randrange(len(name))
+            name = name[:at] + dice.choice(["", name[at] * 2, "_"]) + name[at + 1:]
+        return dice.choice([["--" + name, value], ["--" + name, value], [f"--{name}={value}"]])
+
+    def words(self, dice, command, classes):
+        words = [command]
+        if command in ("train", "verify"):
+            for name, value in TINY.items():
+                words += ["--" + name, value]
+            if command == "train":
+                words += ["--data", dice.choice(["text.txt", "text.txt", "text.txt", "tokens"]), "--out", "new"]
+            if dice.random() < 0.6:
+                words += dice.choice(PLANS).split()
+            if dice.random() < 0.3:
+                words += ["--format", "json"]
+        elif command == "bench":
+            return words + dice.choice([["--benchmark_list_tests"], ["--benchmark_list_tests=true", "--benchmark_filter=neg"],
+                                        ["--device", "tpu"], ["--benchmark_nonsense=1"], ["--benchmark_filter=("], ["--help"]])
+        else:
+            words += [dice.choice(INPUTS + ["run", "traced", "text.txt"])] if dice.random() < 0.95 else []
+            words += ["--tokens", "3"] if command == "generate" else []
+            words += ["--out", "new"] if command != "generate" and dice.random() < 0.7 else []
+        for _ in range(dice.choice([0, 1, 1, 2, 2, 3, 5])):
+            words += self.option(dice, command, classes)
+        if dice.random() < 0.05:
+            words.insert(dice.randrange(len(words) + 1), dice.choice(["", "--", "-", "-h", "--help", "--version", "train", "é", "--layers", "-x"]))
+        return words
+
+    def drawn_config(self, dice, classes):
+        lines = []
+        for _ in range(dice.randrange(5)):
+            name = dice.choice(sorted(self.options["train"]))
+            value, kind = self.value(dice, name, self.options["train"][name])
+            classes.add(kind)
+            quoted = json.dumps(value) if not re.fullmatch(r"[\d.e-]+|true", value) or dice.random() < 0.1 else value
+            lines.append(dice.choice([name + " = ", name + "=", name + " = ", name + " ", "[" + name + "] "]) + quoted)
+        return "\n".join(lines)
+
+    def draw(self, seed, n, mpi):
+        """A line: its words, its environment, what its shell does before, when which signal comes, the file drawn.toml."""
+        for again in range(1000):
+            dice, classes = random.Random(f"{seed}:{n}:{again}:{mpi}"), set()
+            command = dice.choice(["train"] * 7 + ["verify"] * 3 + ([] if mpi else ["generate"] * 3 + ["data"] * 3 + ["report"] * 2 + ["bench"]))
+            words = self.words(dice, command, classes)
+            if mpi:
+                words = [w for w in words if w != "--ranks"]
+            config = self.drawn_config(dice, classes)
+            changes, before, strike = {}, "", None
+            for _ in range(dice.choice([0, 0, 0, 1, 2])):
+                name, value = dice.choice(VARIABLES)
+                changes[name] = value
+            if dice.random() < 0.03:
+                changes["TMPDIR"] = "missing/tmp"
+                classes.add("tmpdir")
+            if dice.random() < 0.12:
+                kind = dice.choice(sorted(SHELLS))
+                if not any(re.search("SIZE|RANK|SLURM", name) for name in changes):  # MPI's own words are no concern here
+                    before = dice.choice(SHELLS[kind])
+                    classes.add(kind)
+            if dice.random() < (0.15 if mpi else 0.07):
+                strike = (dice.choice([signal.SIGINT, signal.SIGTERM] + [signal.SIGKILL] * mpi), dice.random() ** 2 * 2)
+                classes |= {"signals"} if command != "train" else set()
+                words += ["--steps", "100000"] if command == "train" else []
+            if mpi and dice.random() < 0.1:
+                classes.add("differ")
+                words += [":", *self.words(dice, command, classes)]
+            if not classes & self.without:
+                return words, changes, before, strike, config
+        sys.exit("command_lines: nothing can be drawn without all that is left out")

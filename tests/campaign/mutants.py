@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+"""Draws small defects at random over the product's code, builds each, and notes which test sees it (docs/mutants.md).
+
+    tests/campaign/mutants.py --tree ../mutants --results build/mutants.jsonl --count 150 --seed 1
+
+--tree is a git worktree for this alone: it is made where there is none, and what is changed in it is lost. A result is
+one line of JSON; a campaign that was stopped goes on where it was. `--only N` repeats one mutant and prints its
+difference. Tests run in a process namespace of their own (root is needed), so that no mutant leaves a process behind.
+"""
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+
+sys.dont_write_bytecode = True
+from mutations import code_of, mutations  # noqa: E402
+
+LAYERS = ["tensor", "autograd", "nn", "optim", "parallel", "models", "data", "train", "verify", "app", "bench"]
+TESTS = ["tensor", "autograd", "nn", "models", "data", "train", "fuzz", "parallel", "verify", "app"]
+# What sees a layer's defects first; the rest follow in the order above.
+FIRST = {"optim": ["nn", "parallel"], "bench": ["autograd", "app"], "train": ["train", "verify", "app"],
+         "app": ["app", "fuzz"], "models": ["models", "parallel", "verify"]}
+# Kernels that this machine's processor or this build cannot run.
+UNREACHED = re.compile(r"(^|/)(cuda/|main/)|amx|cudnn|nccl|blaslt|mpi_")
+MOST_OBJECTS = 40
+SLOW = 4  # seconds
+CONFIGURE = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Mutants", "-DCMAKE_CXX_FLAGS_MUTANTS=-O1", "-DTESSERA_CUDA=OFF",
+             "-DBUILD_SHARED_LIBS=ON", "-DCMAKE_LINK_DEPENDS_NO_SHARED=ON", "-DTESSERA_INSTALL=OFF"]
+
+
+
+def output_of(command, **more):
+    return subprocess.run(command, check=True, capture_output=True, text=True, **more).stdout
+
+
+class Campaign:
+    def __init__(self, tree, seed):
+        self.tree, self.build, self.seed = tree, os.path.join(tree, "build/mutants"), seed
+        if not os.path.exists(tree):
+            output_of(["git", "worktree", "add", "--detach", tree, "HEAD"])
+        if not os.path.isfile(os.path.join(tree, ".git")):
+            sys.exit(f"mutants: {tree} is no worktree of its own; expected a folder that `git worktree add` made")
+        self.lock = open(os.path.join(tree, ".git"), encoding="utf-8")  # for as long as the process lives
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            sys.exit(f"mutants: another campaign is at work in {tree}")
+        output_of(["git", "checkout", "-q", "--", "."], cwd=tree)
+        if not os.path.exists(os.path.join(self.build, "build.ninja")):
+            output_of(["cmake", "-S", tree, "-B", self.build, *CONFIGURE])
+        self.targets = [f"test_{name}" for name in TESTS]
+        if self.ninja(self.targets) != 0:
+            sys.exit("mutants: the code as it is does not build")
+        self.skipped = self.long_tests()
+        self.read_objects()
+        self.read_code()
+
+    def ninja(self, targets):
+        return subprocess.run(["ninja", "-j", "1", *targets], cwd=self.build, stdout=subprocess.DEVNULL).returncode
+
+    def long_tests(self):
+        with open(os.path.join(self.tree, ".ci/run"), encoding="utf-8") as file:
+            return "".join(re.findall(r"^long_tests\+?=(\S+)$", file.read(), re.M)).split(":")
+
+    def read_objects(self):
+        self.objects, current = {}, None
+        for line in output_of(["ninja", "-t", "deps"], cwd=self.build).splitlines():
+            if line.startswith("    "):
+                path = os.path.relpath(os.path.join(self.build, line.strip()), self.tree)
+                self.objects.setdefault(path, []).append(current)
+            elif line:
+                current = line.split(": #deps")[0]
+
+    def read_code(self):
+        files = output_of(["git", "ls-files", *LAYERS], cwd=self.tree).splitlines()
+        files = [f for f in files if f.endswith((".cpp", ".h")) and not UNREACHED.search(f)]
+        self.files = [f for f in files if 0 < len(self.objects.get(f, [])) <= MOST_OBJECTS]
+        self.left_out = [f for f in files if f not in self.files]
+        self.lines = []  # every line of code is as likely as every other
+        self.text, self.code = {}, {}
+        for f in self.files:
+            with open(os.path.join(self.tree, f), encoding="utf-8") as file:
+                self.text[f] = file.read()
+            self.code[f], at = code_of(self.text[f]), 0
+            for number, line in enumerate(self.code[f].split("\n"), 1):
+                if re.search(r"\w", line):
+                    self.lines.append((f, number, at, at + len(line) + 1))
+                at += len(line) + 1
+
+    def draw(self, n):
+        """The candidates of the n-th mutant, without end: (file, line, kind, begin, end, instead)."""
+        dice = random.Random(f"{self.seed}:{n}")
+        while True:
+            f, number, begin, end = dice.choice(self.lines)
+            found = mutations(self.text[f], self.code[f], begin, end)
+            if found:
+                kind = dice.choice(sorted(found))
+                yield (f, number, kind, *dice.choice(found[kind]))
+
+    def digest(self, objects):
+        h = hashlib.sha256()
+        for o in objects:
+            with open(os.path.join(self.build, o), "rb") as file:
+                h.update(file.read())
+        return h.digest()
+
+    def run_test(self, name, chosen, limit):
+        """(killed by, seconds): empty when all of the chosen tests of one binary passed."""
+        env = dict(os.environ, TESSERA_PLANS="4", OMP_WAIT_POLICY="passive")
+        command = f"mount -t tmpfs none /tmp && mount -t tmpfs none /dev/shm && exec tests/test_{name} --gtest_fail_fast --gtest_filter='{chosen}'"
+        start = time.time()
+        with open(os.path.join(self.build, "mutant.log"), "w+", encoding="utf-8", errors="replace") as log:
+            child = subprocess.Popen(["unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc", "sh", "-c", command],
+                                     cwd=self.build, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            try:
+                status = child.wait(limit)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+                status = "timeout"
+            log.seek(0)
+            said = log.read()
+        took = time.time() - start
+        if status == 0:
+            return "", took
+        begun = re.findall(r"^\[ RUN      \] (\S+)", said, re.M)
+        test = (re.findall(r"^\[  FAILED  \] (\S+?),? ", said, re.M) or begun[-1:] or ["?"])[0]
+        return test + ("" if status == 1 else f" (status {status})"), took
+
+    def tests_for(self, file):
+        layer = file.split("/")[0]
+        order = FIRST.get(layer, [layer])
+        return order + [name for name in TESTS if name not in order]
+
+    def baseline(self):
+        """Seconds of each binary, kept for the next time. What fails without a mutant, or takes long, is left out."""
+        kept, head = os.path.join(self.build, "baseline.json"), output_of(["git", "rev-parse", "HEAD"], cwd=self.tree)
+        if os.path.exists(kept):
+            with open(kept, encoding="utf-8") as file:
+                of, seconds, skipped = json.load(file)
+            if of == head:
+                self.seconds, self.skipped = seconds, skipped
+                return
+        self.seconds = {}
+        for name in TESTS:
+            while True:
+                killer, took = self.run_test(name, "-" + ":".join(self.skipped), 1800)
+                if not killer:
+                    break
+                print(f"left out, since it fails without a mutant: {killer}", flush=True)
+                self.skipped.append(killer.split(" ")[0])
+            with open(os.path.join(self.build, "mutant.log"), encoding="utf-8", errors="replace") as log:
+                slow = [(test, int(ms) / 1000) for test, ms in re.findall(r"^\[       OK \] (\S+?),? .*\((\d+) ms\)$", log.read(), re.M)
+                        if int(ms) > 1000 * SLOW]
+            self.skipped += [test for test, _ in slow]
+            self.seconds[name] = took - sum(s for _, s in slow)
+            print(f"{name}: {self.seconds[name]:.1f} s; left out, since slow: {' '.join(test for test, _ in slow)}", flush=True)
+        with open(kept, "w", encoding="utf-8") as file:
+            json.dump([head, self.seconds, self.skipped], file)
+
+    def judge(self, file):
+        """The test that kills what is built now, or "". A test that then passes alone is asked no more."""
+        for name in self.tests_for(file):
+            while True:
+                limit = 30 + 4 * self.seconds[name]
+                killer, _ = self.run_test(name, "-" + ":".join(self.skipped), limit)
+                test = killer.split(" ")[0]
+                if not killer:
+                    break
+                if test == "?" or self.run_test(name, test, limit)[0]:
+                    return f"{name}: {killer}"
+                print(f"left out, since it fails now and then: {test}", flush=True)
+                self.skipped.append(test)
+        return ""
+
+    def mutant(self, n, show=False):
+        tried = {"no_build": 0, "same_code": 0}
+        for file, number, kind, begin, end, instead in self.draw(n):
+            path, text = os.path.join(self.tree, file), self.text[file]
+            objects = self.objects[file]
+            if self.ninja(objects) != 0:
+                sys.exit("mutants: the code as it is no longer builds")
+            before = self.digest(objects)
+            with open(path, "w", encoding="utf-8") as out:
+                out.write(text[:begin] + instead + text[end:])
+            try:
+                start = time.time()
+                if self.ninja(objects) != 0:
+                    tried["no_build"] += 1
+                    continue
+                if self.digest(objects) == before:
+                    tried["same_code"] += 1
+                    continue
+                if self.ninja(self.targets) != 0:
+                    tried["no_build"] += 1
+                    continue
+                if show:
+                    print(output_of(["git", "diff", "-U1", "--", file], cwd=self.tree), flush=True)
+                killer = self.judge(file)
+            finally:
+                with open(path, "w", encoding="utf-8") as out:
+                    out.write(text)
+            return {"n": n, "file": file, "line": number, "kind": kind, "before": " ".join(text[begin:end].split())[:120],
+                    "after": " ".join(instead.split())[:120], "killed_by": killer, "seconds": round(time.time() - start), **tried}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tree", required=True)
+    parser.add_argument("--results", default="mutants.jsonl")
+    parser.add_argument("--count", type=int, default=150)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--baseline", action="store_true", help="time the tests without a mutant, and end")
+    parser.add_argument("--list", action="store_true", help="print the first candidate of each and build nothing more")
+    o = parser.parse_args()
+    campaign = Campaign(os.path.abspath(o.tree), o.seed)
+    if o.list:
+        for n in range(o.count):
+            f, number, kind, begin, end, instead = next(campaign.draw(n))
+            print(f"{n} {f}:{number} {kind}: {' '.join(campaign.text[f][begin:end].split())} -> {' '.join(instead.split())}")
+        print(f"{len(campaign.lines)} lines of {len(campaign.files)} files; left out: {' '.join(campaign.left_out)}")
+        return
+    campaign.baseline()
+    if o.baseline:
+        return
+    if o.only is not None:
+        print(json.dumps(campaign.mutant(o.only, show=True)))
+        return
+    done = set()
+    if os.path.exists(o.results):
+        with open(o.results, encoding="utf-8") as file:
+            done = {json.loads(line)["n"] for line in file}
+    for n in range(o.count):
+        if n not in done:
+            result = json.dumps(campaign.mutant(n))
+            with open(o.results, "a", encoding="utf-8") as file:
+                file.write(result + "\n")
+
+
+if __name__ == "__main__":
+    main()
