@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "parallel/comm/flight.h"
@@ -16,6 +17,8 @@ std::unique_ptr<Transport> transport_of(const LaunchOptions& o, const std::share
   return finished_transport(o, std::make_unique<MpiTransport>(world, world->all()), world->rank_here(),
                             world->ranks_here());
 }
+
+std::string shown(const LaunchOptions& o, const std::string& cause) { return o.shown ? o.shown(cause) : cause; }
 
 // The first rank that fails says why; the others would only repeat that they cannot go on.
 [[noreturn]] void leave(MpiWorld& world, const std::string& cause, Status status) {
@@ -39,7 +42,7 @@ void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
     world->wait_for_the_end(e.what());
   } catch (const Error& e) {
     write_flight(o, *flight, e.what());
-    leave(*world, o.shown ? o.shown(e.what()) : e.what(), e.status());
+    leave(*world, shown(o, e.what()), e.status());
   } catch (const std::exception& e) {
     write_flight(o, *flight, cause_of(e));
     leave(*world, cause_of(e), Status::communication);
@@ -54,8 +57,8 @@ void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communica
   const int threads_before = cpu::threads();
   if (o.ranks > 1 && o.ranks != world->size())
     leave(*world,
-          "`ranks`: the MPI job has " + std::to_string(world->size()) + " ranks; expected as many, found " +
-              std::to_string(o.ranks),
+          shown(o, "`ranks`: the MPI job has " + std::to_string(world->size()) + " ranks; expected as many, found " +
+                       std::to_string(o.ranks)),
           Status::usage);
   cpu::set_threads(world->threads_per_rank());
   run(

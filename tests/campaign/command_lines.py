@@ -56,9 +56,11 @@ def run_line(lines, line, folder, mpi, limit=30):
         try:
             out, err = child.communicate(timeout=strike[1])
         except subprocess.TimeoutExpired:
-            target = child.pid
-            while strike[0] == signal.SIGKILL and target == child.pid and child.poll() is None:  # it is for a rank
-                target = ([p for p in inside(place) if is_program(lines.program, p)] or [target])[-1]
+            target, end = child.pid, time.time() + limit
+            while strike[0] == signal.SIGKILL and target == child.pid and child.poll() is None and time.time() < end:
+                if os.path.exists(os.path.join(place, "new", "metrics.jsonl")):  # ranks that know each other
+                    target = ([p for p in inside(place) if is_program(lines.program, p)] or [target])[-1]
+                time.sleep(0.05)
             try:
                 os.kill(target, strike[0])
             except ProcessLookupError:
@@ -123,7 +125,7 @@ def complaints(line, status, out, err, mpi):
     seen = []
     text = err.decode("utf-8", "backslashreplace")
     spoken = [x for x in text.split("\n") if x and not x.startswith(("/bin/bash: warning", "libgomp: "))]
-    if strike and not spoken and (mpi or -status == strike[0]):  # struck before it began
+    if strike and (not spoken or mpi and -status == strike[0]):  # before it began; mpirun itself
         return seen
     if status < 0:
         seen.append(f"died of signal {-status}")

@@ -44,6 +44,15 @@ class MpiContract : public test::ProgramTest {
   }
 };
 
+// A variable of a launcher that did not start the program.
+TEST_F(MpiContract, RanksThatAreNotThereAreNamedAsTheOption) {
+  const test::Ran r = run("verify --layers 1 --steps 1", "ASAN_OPTIONS=detect_leaks=0 PMI_SIZE=2");
+  EXPECT_EQ(r.status, 2) << r.err;
+  EXPECT_NE(r.err.find("tessera: [rank 0] --ranks: the MPI job has 1 ranks; expected as many, found 2\n"),
+            std::string::npos)
+      << r.err;
+}
+
 TEST_F(MpiContract, Pipelines) {
   expect_passes(2, "--pp 2 --microbatches 2 --schedule zb-h1");
   expect_passes(4, "--pp 2 --dp 2 --zero 3 --microbatches 3 --schedule gpipe");
