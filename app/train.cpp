@@ -197,6 +197,7 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
 
 int run_train(const TrainOptions& o) {
   const Job job = job_of(o);
+  ask_for_least_memory(job);
   if (has_processes(job.plan)) return train_under_mpi(o, job);
   const Dataset dataset = dataset_of(o, o.quiet);
   const Sequences sequences = sequences_for(job, dataset);

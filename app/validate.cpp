@@ -29,7 +29,6 @@ void validate(const TrainOptions& o) {
   }
   if (o.resume && o.out)
     check_described(std::filesystem::path(*o.out) / "config.toml", std::filesystem::path(*o.out) / "checkpoints", s);
-  ask_for_least_memory(s);
   check_plan(o);
   if (o.min_lr && *o.min_lr > o.lr)
     throw Error(fmt::format("--min-lr: expected at most --lr ({}), found {}", o.lr, *o.min_lr));

@@ -36,14 +36,6 @@ HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) 
   return held;
 }
 
-// In a pipeline stage 3 of ZeRO fetches a unit ahead for another micro-batch than the one that single ones show.
-int64_t fetched_ahead(const PlanSizes& s, const PartSizes& part) {
-  int64_t largest = 0;
-  if (s.plan.zero == ZeroStage::three && s.plan.pp > 1)
-    for (const UnitSizes& u : part.units) largest = std::max(largest, u.padded(s.data));
-  return largest * s.value;
-}
-
 // Without a pipeline one is in flight at a time, and those after the second are like the second.
 Job with_few_microbatches(Job job) {
   const int64_t few = std::min<int64_t>(2, job.plan.microbatches);
@@ -87,20 +79,23 @@ std::vector<RankMemory> memory_of_ranks(const Job& given) {
   const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
   const PlanSizes s(job);
   const int64_t handed = handed_bytes(job), copies = s.parts[0][0].whole() * (s.value + s.grad);
+  // In a pipeline stage 3 of ZeRO fetches for another micro-batch than the one that single ones show: what it holds for
+  // that comes on top of passes without it.
+  const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;
   std::vector<std::vector<int64_t>> peaks;  // of the first data rank and of another one, by pipeline rank
   std::vector<int64_t> moved;
   for (int d = 0; d < (rooted && s.data > 1 ? 2 : 1); ++d) {
     const std::vector<StageMemory> stages = measure_stages(job, apart ? std::optional<int>() : d);
-    peaks.push_back(peaks_of_ranks(s.schedule, stages, handed));
+    peaks.push_back(peaks_of_ranks(s.schedule, on_top ? measure_stages(job) : stages, handed));
     moved.push_back(stages[0].communication - (d > 0 ? copies : 0));
   }
   std::vector<RankMemory> out;
   for (const HeldBytes& held : expected_memory(job)) {
     const auto rank = std::ssize(out), alike = s.plan.ranks() / s.plan.pp;
     const size_t kind = peaks.size() > 1 && rank > 0 ? 1 : 0;
-    const int64_t peak = peaks[kind][static_cast<size_t>(rank / alike)], sent = std::min(moved[kind], peak);
-    const auto& stage = s.parts[static_cast<size_t>(rank / alike)];
-    out.push_back({held, peak - sent, sent + fetched_ahead(s, stage[0])});
+    const int64_t peak = peaks[kind][static_cast<size_t>(rank / alike)],
+                  sent = on_top ? 0 : std::min(moved[kind], peak);
+    out.push_back({held, peak - sent, on_top ? moved[kind] : sent});
     if (kind > 0) out.back().communication += copies;
   }
   return out;

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "app/ask_memory.h"
 #include "app/command_line.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
@@ -147,9 +148,18 @@ TEST(CommandLine, RefusesOptionsThatDoNotGoTogether) {
 }
 
 TEST(CommandLine, RefusesModelsLargerThanTheMachine) {
-  EXPECT_NE(message({"train", "--channels", "900000"}).find("of this machine"), std::string::npos);
-  EXPECT_NE(message({"train", "--vocab", "1000000000", "--channels", "100000"}).find("of this machine"),
+  const auto refused = [](std::vector<const char*> words) {
+    try {
+      ask_for_least_memory(job_of(train(std::move(words))));
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(refused({"--channels", "900000"}).find("this machine has available"), std::string::npos);
+  EXPECT_NE(refused({"--vocab", "1000000000", "--channels", "100000"}).find("this machine has available"),
             std::string::npos);
+  EXPECT_EQ(refused({}), "");
   EXPECT_EQ(message({"train", "--layers", "1000000000"}),
             "--layers: expected a whole number in [1, 100000], found '1000000000'");
   EXPECT_EQ(message({"train", "--model", "gpt2", "--tokenizer", "bytes"}), "");

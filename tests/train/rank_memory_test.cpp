@@ -61,6 +61,7 @@ const Plan kPlans[] = {
     {.pp = 2, .schedule = ScheduleKind::zb_v, .microbatches = 6},
     {.pp = 2, .dp = 2, .zero = ZeroStage::one, .schedule = ScheduleKind::interleaved, .microbatches = 4},
     {.pp = 2, .dp = 2, .tp = 2, .zero = ZeroStage::three, .microbatches = 2},
+    {.pp = 2, .dp = 2, .zero = ZeroStage::three, .schedule = ScheduleKind::gpipe, .microbatches = 3},
 };
 
 TEST(RankMemory, IsWhatRanksThenHold) {
@@ -73,7 +74,8 @@ TEST(RankMemory, IsWhatRanksThenHold) {
       EXPECT_EQ(expected[r].held, found[r].held) << to_text(plan) << ", rank " << r;
       const double share = static_cast<double>(expected[r].total()) / static_cast<double>(found[r].total);
       EXPECT_GT(share, 0.97) << to_text(plan) << ", rank " << r;
-      EXPECT_LT(share, 1.06) << to_text(plan) << ", rank " << r;
+      const bool summed = plan.pp > 1 && plan.zero == ZeroStage::three;  // of two peaks, which need not come together
+      EXPECT_LT(share, summed ? 1.15 : 1.06) << to_text(plan) << ", rank " << r;
     }
   }
 }
