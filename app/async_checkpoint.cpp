@@ -12,6 +12,7 @@
 #include "data/files.h"
 #include "data/safetensors.h"
 #include "tensor/error.h"
+#include "train/check_state.h"
 #include "train/whole_state.h"
 
 namespace tessera {
@@ -22,21 +23,20 @@ constexpr const char* kHeld = "pulled.safetensors";
 }  // namespace
 
 void AsyncRun::save() {
-  RunDirectory::Whole whole{.values = trainer_.values(),
-                            .state = trainer_.state(),
-                            .steps = step_,
-                            .ranks = world_.size(),
-                            .strategy = "ps-async",
-                            .losses = losses_};
-  const std::vector<NamedTensor> pulled = trainer_.pulled();
+  const std::vector<NamedTensor> values = trainer_.values(), state = trainer_.state(), pulled = trainer_.pulled();
   const std::optional<PushLog> order = trainer_.server().order();
   if (!output_) return;
-  whole.updates = trainer_.server().optimizer()->steps();
-  if (order)
-    whole.more.push_back({"pushes.txt", [&](const std::filesystem::path& file) { write_file(file, text_of(*order)); }});
-  if (!pulled.empty())
-    whole.more.push_back({kHeld, [&](const std::filesystem::path& file) { write_tensors(pulled, file, {}); }});
-  run_.directory.save(whole, trainer_.model().config, o_, run_.dataset);
+  const int64_t updates = trainer_.server().optimizer()->steps();
+  for (const auto& tensors : {values, state})
+    for (const NamedTensor& t : tensors) check_finite(t.name, t.tensor, step_);
+  const std::unique_ptr<NewCheckpoint> made = run_.directory.begin_checkpoint(step_, o_, run_.dataset);
+  write_tensors(values, made->path() / "model.safetensors", {});
+  write_tensors(state, made->path() / "optimizer.safetensors", {{"steps", std::to_string(updates)}});
+  if (order) write_file(made->path() / "pushes.txt", text_of(*order));
+  if (!pulled.empty()) write_tensors(pulled, made->path() / kHeld, {});
+  const SavedRun saved{
+      .steps = step_, .updates = updates, .ranks = world_.size(), .strategy = "ps-async", .losses = losses_};
+  made->finish(about(saved, trainer_.model().config, o_, run_.dataset), static_cast<size_t>(o_.keep));
 }
 
 void AsyncRun::resume(std::vector<std::string>& passed_over) {

@@ -22,7 +22,7 @@ class AsyncRun {
   void begin(const std::vector<std::string>& passed_over);
   bool train();
   void show(const AppliedPush& push);
-  void validate();
+  bool validate();
   void finish(const AsyncSummary& summary);
   // checkpoints: app/async_checkpoint.cpp
   void save();

@@ -1,6 +1,9 @@
 // The command `bench`: the microbenchmarks.
 #include "app/commands.h"
+#include "app/output.h"
 #include "bench/op_bench.h"
+#include "parallel/comm/launch.h"
+#include "tensor/cpu/vectorize.h"
 #include "train/device.h"
 #include "train/names.h"
 
@@ -9,7 +12,9 @@ namespace tessera {
 int run_bench(const BenchOptions& o) {
   const Device device = value_named<Device>(kDeviceNames, o.device).value();
   check_device(device);
-  bench::run_benchmarks(o.words, [&] { return rank_arena(device, 0); });
+  check_threads(cpu::threads() - 1);
+  bench::run_benchmarks(
+      o.words, [&] { return rank_arena(device, 0); }, print);
   return 0;
 }
 

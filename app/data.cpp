@@ -10,6 +10,7 @@
 #include "data/known_texts.h"
 #include "data/llmc_file.h"
 #include "data/text_file.h"
+#include "tensor/error.h"
 
 namespace tessera {
 namespace {
@@ -28,8 +29,9 @@ int run_data(const DatasetOptions& o) {
   TokenizerChoice choice = tokenizer_choice(o.tokenizer, "char", false);
   choice.vocab_size = o.vocab;
   const Dataset d = make(o, choice);
-  print(fmt::format("{}\n  {} tokens to train on, {} held out; vocabulary {} ({})\n  {}\n", d.source, d.train.size(),
-                    d.val.size(), d.tokenizer->vocab_size(), d.tokenizer->kind(), d.directory.string()));
+  print(fmt::format("{}\n  {} tokens to train on, {} held out; vocabulary {} ({})\n  {}\n", one_line(d.source),
+                    d.train.size(), d.val.size(), d.tokenizer->vocab_size(), d.tokenizer->kind(),
+                    one_line(d.directory.string())));
   return 0;
 }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <vector>
 
+#include "bench/ceilings.h"
 #include "tensor/ops/matmul/matmul.h"
 #include "tensor/random.h"
 
@@ -38,8 +39,7 @@ double gpu_peak_flops(DType dtype, const ArenaPtr& arena) {
   constexpr int64_t most = 8192;
   for (int64_t n = 128;; n *= 2) {
     const double seconds = product_seconds(drawn_square(n, dtype, arena), drawn_square(n, dtype, arena));
-    const auto side = static_cast<double>(n);
-    if (seconds > 1e-3 || n == most) return 2 * side * side * side / seconds;
+    if (seconds > 1e-3 || n == most) return bench::product_rate(n, seconds);
   }
 }
 
@@ -51,7 +51,11 @@ double measured_peak_flops(DType dtype, const ArenaPtr& arena) {
   Tensor a = Tensor::empty({n, n}, dtype, arena), b = Tensor::empty({n, n}, dtype, arena);
   a.fill(0.5);
   b.fill(0.25);
-  return 2.0 * n * n * n / product_seconds(a, b);
+  return bench::product_rate(n, product_seconds(a, b));
+}
+
+int64_t ranks_at_once(int64_t ranks, int64_t processors, int64_t each) {
+  return std::clamp<int64_t>(processors / each, 1, ranks);
 }
 
 }  // namespace tessera

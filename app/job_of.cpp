@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "app/option_values.h"
+#include "data/files.h"
 #include "models/presets.h"
 #include "parallel/comm/surroundings.h"
 #include "tensor/error.h"
@@ -151,6 +152,16 @@ void check_ranks(const TrainOptions& o, const Plan& p) {
 }  // namespace
 
 Job job_of(const TrainOptions& o) { return {model_of(o), optimisation_of(o), plan_of(o)}; }
+
+LaunchOptions ranks_of(const std::string& command, const TrainOptions& o, const Plan& plan) {
+  LaunchOptions how = launch_options(plan);
+  how.shown = with_options;
+  if (!has_processes(plan)) return how;
+  how.same = all_values(o);
+  how.same.emplace_back("command", command);
+  how.same.emplace_back("program", fmt::format("tessera {} ({:016x})", TESSERA_VERSION, checksum_of("/proc/self/exe")));
+  return how;
+}
 
 void check_plan(const TrainOptions& o) {
   const Job s = job_of(o);

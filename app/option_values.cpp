@@ -19,8 +19,9 @@
 namespace tessera {
 namespace {
 
-std::string range_of(const OptionInfo& info) {
-  const bool low = info.least > -1e300, high = info.most < 1e300;
+// `above`: the number is larger than any can be, so that the upper bound is to be said even where it is that of all.
+std::string range_of(const OptionInfo& info, bool above = false) {
+  const bool low = info.least > -1e300, high = info.most < 1e300 || above;
   if (low && high) return fmt::format(" in [{}, {}{}", info.least, info.most, info.most_excluded ? ")" : "]");
   return low ? fmt::format(" of at least {}", info.least) : "";
 }
@@ -68,7 +69,8 @@ double to_double(const std::string& where, const OptionInfo& info, const std::st
   double v = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
   const bool whole = error == std::errc() && end == text.data() + text.size();
-  if (!whole || !std::isfinite(v) || !in_range(v, info)) wrong(where, "a number" + range_of(info), text);
+  if (!whole || !std::isfinite(v) || !in_range(v, info))
+    wrong(where, "a number" + range_of(info, v > info.most || error == std::errc::result_out_of_range), text);
   return v;
 }
 
@@ -212,12 +214,27 @@ void apply_config(TrainOptions& options, std::string_view file, const std::strin
   }
 }
 
-std::vector<std::pair<std::string, std::string>> config_values(const TrainOptions& options) {
+namespace {
+
+template <class Chosen>
+std::vector<std::pair<std::string, std::string>> values(const TrainOptions& options, const Chosen& chosen) {
   std::vector<std::pair<std::string, std::string>> out;
   for_each_option(options, [&](const OptionInfo& info, const auto& field) {
-    if (std::string value = show(field); info.in_file && !value.empty()) out.emplace_back(info.name, std::move(value));
+    if (std::string value = show(field); chosen(info) && !value.empty()) out.emplace_back(info.name, std::move(value));
   });
   return out;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> config_values(const TrainOptions& options) {
+  return values(options, [](const OptionInfo& info) { return info.in_file; });
+}
+
+std::vector<std::pair<std::string, std::string>> all_values(const TrainOptions& options) {
+  return values(options, [](const OptionInfo& info) {
+    return info.name != "format" && info.name != "quiet" && info.name != "config";
+  });
 }
 
 std::string to_toml(const TrainOptions& options) {

@@ -28,6 +28,10 @@ std::string to_toml(const TrainOptions& options);
 // Keys and values of to_toml() one by one; options that were not given are left out.
 std::vector<std::pair<std::string, std::string>> config_values(const TrainOptions& options);
 
+// The same of all options but those about what is said to the user, and of --config, which is one of the files that the
+// others come from.
+std::vector<std::pair<std::string, std::string>> all_values(const TrainOptions& options);
+
 // A message of a library, which names fields between backticks, as the user knows them: "`grad_dtype`: expected ..."
 // becomes "--grad-dtype: expected ...". What is no option's name stays as it is.
 std::string with_options(const std::string& message);

@@ -60,7 +60,8 @@ struct TrainOptions {
   int64_t seed = 1337;
   // files
   std::optional<std::string> out;
-  int64_t save_every = 500, eval_every = 500;
+  int64_t save_every = 500, keep = 2, eval_every = 500;
+  int64_t check_replicas = 0;
   bool no_save = false, no_eval = false;
   bool resume = false;
   std::optional<std::string> config;
@@ -115,6 +116,8 @@ struct OptionInfo {
   bool most_excluded = false;  // the value stays below `most`
   bool in_file = true;         // false: about this call of the program, so not part of a configuration
 };
+
+constexpr double kMostSteps = 1e12;  // times ranks, still far from the end of 64 bits
 
 constexpr OptionInfo not_in_file(OptionInfo info) {
   info.in_file = false;
@@ -243,11 +246,11 @@ void for_each_option(Options&& o, F&& f) {
     o.recompute);
   f(OptionInfo{"optimizer", "Optimisation", "update rule", "sgd|adam|adamw"}, o.optimizer);
   f(OptionInfo{"momentum", "Optimisation", "of sgd", "", 0, 1, true}, o.momentum);
-  f(OptionInfo{"steps", "Optimisation", "updates", "", 1}, o.steps);
+  f(OptionInfo{"steps", "Optimisation", "updates", "", 1, kMostSteps}, o.steps);
   f(OptionInfo{"lr", "Optimisation", "learning rate after the warm-up", "", 0}, o.lr);
   f(OptionInfo{"min-lr", "Optimisation", "learning rate at the end of the cosine; default: a tenth of --lr", "", 0},
     o.min_lr);
-  f(OptionInfo{"warmup", "Optimisation", "steps of linear warm-up", "", 0}, o.warmup);
+  f(OptionInfo{"warmup", "Optimisation", "steps of linear warm-up", "", 0, kMostSteps}, o.warmup);
   f(OptionInfo{"weight-decay", "Optimisation", "on matrices only", "", 0}, o.weight_decay);
   f(OptionInfo{"beta1", "Optimisation", "Adam's decay of the mean", "", 0, 1, true}, o.beta1);
   f(OptionInfo{"beta2", "Optimisation", "Adam's decay of the mean square", "", 0, 1, true}, o.beta2);
@@ -256,8 +259,14 @@ void for_each_option(Options&& o, F&& f) {
   f(not_in_file({"out", "Files",
                  "run directory (settings, metrics, TensorBoard events, checkpoints); default: runs/DATE-TIME"}),
     o.out);
-  f(OptionInfo{"save-every", "Files", "steps between checkpoints; 0: only the last", "", 0}, o.save_every);
-  f(OptionInfo{"eval-every", "Files", "steps between validations; 0: only the last", "", 0}, o.eval_every);
+  f(OptionInfo{"save-every", "Files", "steps between checkpoints; 0: only the last", "", 0, kMostSteps}, o.save_every);
+  f(OptionInfo{"keep", "Files", "checkpoints that stay, the newest ones; the best by validation stays too", "", 1, 1e6},
+    o.keep);
+  f(OptionInfo{"check-replicas", "Files",
+               "steps between comparisons of what several ranks hold copies of, which every save makes too; 0: none",
+               "", 0, kMostSteps},
+    o.check_replicas);
+  f(OptionInfo{"eval-every", "Files", "steps between validations; 0: only the last", "", 0, kMostSteps}, o.eval_every);
   f(OptionInfo{"no-save", "Files", "no checkpoint, not even the last: for measurements; such a run cannot be resumed"},
     o.no_save);
   f(OptionInfo{"no-eval", "Files", "no validation, not even the last"}, o.no_eval);

@@ -1,15 +1,24 @@
 // Writing to standard output.
 #include "app/output.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "tensor/error.h"
 
 namespace tessera {
+
+void open_standard_descriptors() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
+    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) != fd)  // the lowest that is free
+      std::abort();
+}
 
 bool print(std::string_view text) {
   errno = 0;

@@ -8,4 +8,7 @@ namespace tessera {
 // choice and no error. Throws OutputError for anything else, such as a full disk.
 bool print(std::string_view text);
 
+// Opens /dev/null where descriptor 0, 1 or 2 is closed, before a file gets its number and with it what is printed.
+void open_standard_descriptors();
+
 }  // namespace tessera

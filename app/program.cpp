@@ -9,6 +9,7 @@
 #include "app/option_values.h"
 #include "app/output.h"
 #include "app/signals.h"
+#include "parallel/comm/surroundings.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 
@@ -22,6 +23,8 @@ int run(const Command& command) {
   }
   if (const auto* train = std::get_if<TrainOptions>(&command)) return run_train(*train);
   if (const auto* verify = std::get_if<VerifyOptions>(&command)) return run_verify(verify->run);
+  if (const auto job = mpi_surroundings(); job && job->ranks > 1)
+    throw Error(fmt::format("the job has {} ranks; expected one: only train and verify share their work", job->ranks));
   if (const auto* generate = std::get_if<GenerateOptions>(&command)) return run_generate(*generate);
   if (const auto* bench = std::get_if<BenchOptions>(&command)) return run_bench(*bench);
   if (const auto* report = std::get_if<ReportOptions>(&command)) return run_report(*report);
@@ -29,7 +32,7 @@ int run(const Command& command) {
 }
 
 // OpenMP itself dies of 100,000, without a word of ours.
-void check_threads() {
+void check_openmp() {
   constexpr int most = 1024;  // as of --threads-per-rank
   if (cpu::threads() > most)
     throw Error(fmt::format("OMP_NUM_THREADS: expected at most {} threads, found {}", most, cpu::threads()));
@@ -45,8 +48,9 @@ int fail(const std::string& message, Status status) {
 
 int run_program(int argc, const char* const* argv) {
   try {
+    open_standard_descriptors();
     watch_signals();
-    check_threads();
+    check_openmp();
     return run(parse_command_line(argc, argv));
   } catch (const Error& e) {
     return fail(e.what(), e.status());

@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "tensor/error.h"
+
 namespace tessera {
 namespace {
 
@@ -101,6 +103,11 @@ std::string Progress::terminal_line(const StepReport& r) const {
   return (o_.color ? fmt::format("\033[36m{}\033[0m ", bar) : bar + " ") + text;
 }
 
+void say_above_progress(const std::string& line) {
+  const std::string text = fmt::format("{}tessera: {}\n", ::isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "", line);
+  std::fputs(text.c_str(), stderr);  // which is not buffered
+}
+
 void Progress::step(const StepReport& r) {
   if (o_.quiet) return;
   step_ms_ = step_ms_ == 0 ? r.step_ms : step_ms_ + kNewStep * (r.step_ms - step_ms_);
@@ -138,7 +145,7 @@ void Progress::work(const std::string& text) {
 void Progress::message(const std::string& text) {
   if (o_.quiet) return;
   clear();
-  std::fputs((text + "\n").c_str(), o_.to);
+  std::fputs((one_line(text) + "\n").c_str(), o_.to);
   std::fflush(o_.to);
 }
 

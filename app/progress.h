@@ -19,6 +19,10 @@ std::string duration(double seconds);
 // A line of bars, one per `width`-th part of the values (its mean): the highest is full, the lowest a thin line.
 std::string sparkline(const std::vector<double>& values, size_t width);
 
+// A line on standard error from any rank's thread, or process: in one piece, and over a terminal's line of progress,
+// which the next step writes again.
+void say_above_progress(const std::string& line);
+
 class Progress {
  public:
   struct Options {

@@ -11,11 +11,14 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "app/option_values.h"
+#include "data/files.h"
 #include "data/json.h"
 #include "data/safetensors.h"
 #include "tensor/error.h"
+#include "train/check_state.h"
 #include "train/names.h"
 #include "train/whole_state.h"
 
@@ -24,7 +27,6 @@ namespace fs = std::filesystem;
 namespace {
 
 using Json = nlohmann::json;
-constexpr size_t kKept = 2;  // checkpoints
 
 // What makes two runs the same run: a checkpoint goes on only where these are equal.
 Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
@@ -38,8 +40,8 @@ Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
               {"batch", o.batch},
               {"optimizer", o.optimizer},
               {"seed", o.seed},
-              {"data", fmt::format("{:016x}", d.train.checksum())},
               {"tokenizer", d.tokenizer->kind()}};
+  for (const auto& [name, sum] : d.checksums()) out[name] = sum;
   // Where they are not as in the first runs, whose manifests do not name them.
   const auto add = [&](const char* name, const auto& found, const auto& usual) {
     if (found != usual) out[name] = found;
@@ -64,19 +66,36 @@ Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
   return out;
 }
 
+// A new folder named after the time.
 fs::path default_path() {
+  make_directories("runs");
   const std::string base = fmt::format("runs/{:%Y-%m-%d-%H%M%S}", fmt::localtime(std::time(nullptr)));
   fs::path path = base;
-  for (int i = 2; fs::exists(path); ++i) path = fmt::format("{}-{}", base, i);
+  std::error_code error;
+  for (int i = 2; !fs::create_directory(path, error) && !error; ++i) path = fmt::format("{}-{}", base, i);
+  if (error) throw OutputError(fmt::format("cannot make the directory {}: {}", path.string(), error.message()));
   return path;
 }
 
-// True of a new folder, and of one in which a run was killed while it wrote its first file.
+// True of a new folder, and of one in which a run failed before its first file, or was killed while it wrote it.
 bool holds_nothing(const fs::path& directory) {
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
-    if (!it->path().filename().string().starts_with("config.toml.tmp-")) return false;
+    if (const std::string name = it->path().filename().string();
+        name != "lock" && name != kFlightFile && !name.starts_with("config.toml.tmp-"))
+      return false;
   return !error;
+}
+
+// A checkpoint of a run that had gone wrong is none to go on from. Throws InputError naming file and tensor.
+void check_numbers(const Checkpoint& checkpoint) {
+  for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+    const Safetensors file(checkpoint.path / name);
+    for (const TensorBytes& t : file.tensors())
+      if (const int64_t at = first_not_finite(t.dtype, t.bytes); at >= 0)
+        throw InputError(fmt::format("{}: tensor '{}' holds inf or nan at element {}; expected finite numbers",
+                                     (checkpoint.path / name).string(), t.name, at));
+  }
 }
 
 [[noreturn]] void refuse_unusable(const fs::path& run, const std::vector<std::string>& passed_over) {
@@ -88,48 +107,54 @@ bool holds_nothing(const fs::path& directory) {
 
 RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : default_path()) {
   std::error_code error;
-  const bool is_run = fs::exists(path_ / "config.toml", error);
-  if (o.resume && !is_run) throw InputError(fmt::format("--resume: {} holds no run (no config.toml)", path_.string()));
-  if (!o.resume && fs::exists(path_, error) && !holds_nothing(path_))
-    throw Error(fmt::format("--out: {} {}", path_.string(),
-                            is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
-                                   : "exists and is not an empty folder; expected a new name"));
+  const auto check_content = [&] {
+    const bool is_run = fs::exists(path_ / "config.toml", error);
+    if (o.resume && !is_run)
+      throw InputError(fmt::format("--resume: {} holds no run (no config.toml)", path_.string()));
+    if (!o.resume && fs::exists(path_, error) && !holds_nothing(path_))
+      throw Error(fmt::format("--out: {} {}", path_.string(),
+                              is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
+                                     : "exists and is not an empty folder; expected a new name"));
+  };
+  check_content();
   make_directories(path_);
-  removed_ = remove_stale_attempts(path_);
-  for (const fs::path& path : remove_stale_attempts(checkpoints())) removed_.push_back(path);
+  lock_ = std::make_unique<RunLock>(path_);
+  check_content();  // another run may have begun and ended since
+  removed_ = remove_stale(path_, true);
+  for (const fs::path& path : remove_stale(checkpoints(), true)) removed_.push_back(path);
 }
 
 void RunDirectory::write_config(const TrainOptions& o) const {
+  check();
   write_file(path_ / "config.toml",
              "# The options of this run, resolved; tessera train --config reads them.\n" + to_toml(o));
 }
 
-void RunDirectory::save(Trainer& trainer, const TrainOptions& o, const Dataset& dataset) const {
-  const Whole whole{.values = whole_values(trainer),
-                    .state = whole_state(trainer),
-                    .steps = trainer.steps_done(),
-                    .updates = trainer.updates_done(),
-                    .ranks = trainer.world().size(),
-                    .strategy = trainer.strategy().name()};
-  if (trainer.world().rank() == 0) save(whole, trainer.whole_model().config, o, dataset);
+std::unique_ptr<NewCheckpoint> RunDirectory::begin_checkpoint(int64_t step, const TrainOptions& o,
+                                                              const Dataset& dataset) const {
+  check();
+  auto made = std::make_unique<NewCheckpoint>(checkpoints(), step);
+  write_file(made->path() / "config.toml", to_toml(o));
+  write_file(made->path() / "tokenizer.json", dataset.tokenizer->to_json());
+  return made;
 }
 
-void RunDirectory::save(const Whole& whole, const ModelConfig& config, const TrainOptions& o,
-                        const Dataset& dataset) const {
-  const std::map<std::string, std::string> steps = {{"steps", std::to_string(whole.updates)}};
-  std::vector<CheckpointFile> files = {
-      {"model.safetensors", [&](const fs::path& f) { write_tensors(whole.values, f, {}); }},
-      {"optimizer.safetensors", [&](const fs::path& f) { write_tensors(whole.state, f, steps); }},
-      {"config.toml", [&](const fs::path& f) { write_file(f, to_toml(o)); }},
-      {"tokenizer.json", [&](const fs::path& f) { write_file(f, dataset.tokenizer->to_json()); }}};
-  files.insert(files.end(), whole.more.begin(), whole.more.end());
-  const Json about = {{"run", identity(o, config, dataset)},
-                      {"layout", {{"ranks", whole.ranks}, {"strategy", whole.strategy}}},
-                      {"data_cursor", {{"next_step", whole.steps}}},
-                      {"updates", whole.updates},
-                      {"losses", whole.losses}};
-  save_checkpoint(checkpoints(), whole.steps, files, about.dump(), kKept);
+std::string about(const SavedRun& run, const ModelConfig& config, const TrainOptions& o, const Dataset& dataset) {
+  return Json{{"run", identity(o, config, dataset)},
+              {"layout", {{"ranks", run.ranks}, {"strategy", run.strategy}}},
+              {"data_cursor", {{"next_step", run.steps}}},
+              {"updates", run.updates},
+              {"losses", run.losses}}
+      .dump();
 }
+
+namespace {
+std::set<std::string> names_of(const std::vector<WholeTensor>& tensors) {
+  std::set<std::string> names;
+  for (const WholeTensor& t : tensors) names.insert(t.name);
+  return names;
+}
+}  // namespace
 
 void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
                           std::vector<std::string>& passed_over) const {
@@ -137,6 +162,8 @@ void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset
   if (!from) return;
   saved_order(from->path, 0, 0);
   const Safetensors model(from->path / "model.safetensors"), state(from->path / "optimizer.safetensors");
+  model.expect_no_others(names_of(list_values(trainer)));
+  state.expect_no_others(names_of(list_state(trainer)));
   read_values(trainer.strategy().residents(), tensors_of(model));
   read_state(trainer.optimizer(), tensors_of(state));
   trainer.set_done(from->steps, from->updates);
@@ -145,7 +172,7 @@ void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset
 std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config, const TrainOptions& o,
                                                        const Dataset& dataset,
                                                        std::vector<std::string>& passed_over) const {
-  const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over);
+  const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over, check_numbers);
   if (!checkpoint && passed_over.empty()) return {};
   if (!checkpoint) refuse_unusable(path_, passed_over);
   const std::string now = identity(o, config, dataset).dump(), what = checkpoint->path.string();
@@ -186,7 +213,9 @@ std::vector<std::string> differences(const std::string& about, const std::string
   Json all = saved;
   all.update(current);
   for (const auto& [key, any] : all.items())
-    if (const Json before = saved.value(key, Json()), value = current.value(key, Json()); before != value)
+    if (const Json before = saved.value(key, Json()), value = current.value(key, Json());
+        before != value &&
+        !(before.is_null() && (key == "validation" || key == "vocabulary")))  // not in the first runs
       out.push_back(fmt::format("{} is {} and was {}", key, shown(value), shown(before)));
   return out;
 }
@@ -195,10 +224,19 @@ Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passe
   std::error_code error;
   if (!fs::exists(from, error))
     throw InputError(fmt::format("{}: no such file or directory; expected a run or a checkpoint", from.string()));
-  if (fs::exists(from / "manifest.json", error) || from.filename().string().starts_with("step-"))
-    return open_checkpoint(from);
+  if (fs::is_regular_file(from, error) && (from.filename() == "best" || from.filename() == "latest")) {
+    const std::string text = read_file(from), name = text.substr(0, text.find_first_of(" \n"));
+    if (!name.starts_with("step-"))
+      throw InputError(fmt::format("{}: expected the name of a checkpoint, found '{}'", from.string(), name));
+    return find_checkpoint(from.parent_path() / name, passed_over);
+  }
+  if (fs::exists(from / "manifest.json", error) || from.filename().string().starts_with("step-")) {
+    Checkpoint found = open_checkpoint(from);
+    check_numbers(found);
+    return found;
+  }
   const fs::path directory = fs::is_directory(from / "checkpoints", error) ? from / "checkpoints" : from;
-  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over)) return *found;
+  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_numbers)) return *found;
   refuse_unusable(from, passed_over);
 }
 
@@ -211,6 +249,9 @@ void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file
 
 void load_model(LanguageModel& model, const Checkpoint& checkpoint) {
   const Safetensors weights(checkpoint.path / "model.safetensors");
+  std::set<std::string> names;
+  for (const Parameter* p : model.parameters()) names.insert(p->name);
+  weights.expect_no_others(names);
   for (const Parameter* p : model.parameters()) weights.read_into(p->name, p->var.value());
   for (const FlatUnit& unit : model.units()) ++unit.values.storage()->version;
 }

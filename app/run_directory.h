@@ -1,6 +1,7 @@
 // What a run leaves on disk, and how it is picked up again.
 //
 //   config.toml     the options, resolved: `--config` of it, or `--resume --out`, means the same run
+//   lock            says which process writes here
 //   metrics.jsonl   one record per step and validation; events.out.tfevents.* hold the same for TensorBoard
 //   checkpoints/    step-N, each with model and optimizer (safetensors, one tensor per parameter), config and
 //                   tokenizer, so that one folder is enough to write text or to go on; of an asynchronous run also the
@@ -8,21 +9,27 @@
 #pragma once
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "app/options.h"
+#include "app/run_lock.h"
 #include "data/checkpoint_dir.h"
 #include "parallel/push_log.h"
 #include "train/trainer.h"
 
 namespace tessera {
 
+// Of a run that failed: what its ranks did last (parallel/comm/flight.h).
+inline constexpr const char* kFlightFile = "flight.json";
+
 class RunDirectory {
  public:
-  // The folder of --out, or runs/DATE-TIME, made when it is missing. Throws Error (usage) when it holds a run already
-  // and the options do not say --resume, and the other way round; OutputError when it cannot be made or written.
+  // The folder of --out, or runs/DATE-TIME, made when it is missing, and locked for this process (app/run_lock.h).
+  // Throws Error (usage) when it holds a run already and the options do not say --resume, and the other way round, and
+  // when another process writes to it; OutputError when it cannot be made or written.
   explicit RunDirectory(const TrainOptions& options);
   // The same folder, as another process of the same run sees it.
   explicit RunDirectory(std::filesystem::path made) : path_(std::move(made)) {}
@@ -32,20 +39,15 @@ class RunDirectory {
 
   // What a killed run had left half-written here, removed when this one began.
   const std::vector<std::filesystem::path>& removed() const { return removed_; }
+  // Before something is written. Throws OutputError when the folder is no longer the one that was locked.
+  void check() const {
+    if (lock_) lock_->check();
+  }
 
   void write_config(const TrainOptions& options) const;
-  // Saves model and optimizer as checkpoints/step-N; the two newest are kept. Every rank calls it, rank 0 writes.
-  void save(Trainer& trainer, const TrainOptions& options, const Dataset& dataset) const;
-  // The same of tensors that are whole already: one per parameter, and one per parameter and kind of optimizer state.
-  struct Whole {
-    std::vector<NamedTensor> values = {}, state = {};
-    int64_t steps = 0, updates = 0;
-    int ranks = 1;
-    std::string_view strategy = {};
-    double losses = 0;                      // of an asynchronous run: the sum in the step that has begun
-    std::vector<CheckpointFile> more = {};  // files
-  };
-  void save(const Whole& whole, const ModelConfig& config, const TrainOptions& options, const Dataset& dataset) const;
+  // A checkpoint that has options and tokenizer; the caller adds tensors. Throws OutputError.
+  std::unique_ptr<NewCheckpoint> begin_checkpoint(int64_t step, const TrainOptions& options,
+                                                  const Dataset& dataset) const;
   // Loads the newest checkpoint that is whole; `passed_over` says why newer ones were not. A run that was killed before
   // its first checkpoint begins again. Every rank calls it. Throws InputError when there are only damaged ones, and
   // Error (usage) naming each key in which the run differs from the one that was saved.
@@ -62,13 +64,23 @@ class RunDirectory {
 
  private:
   std::filesystem::path path_;
+  std::unique_ptr<RunLock> lock_;
   std::vector<std::filesystem::path> removed_;
 };
 
+// What the manifest of a checkpoint says about its run.
+struct SavedRun {
+  int64_t steps = 0, updates = 0;
+  int ranks = 1;
+  std::string_view strategy = {};
+  double losses = 0;  // of an asynchronous run: the sum in the step that has begun
+};
+std::string about(const SavedRun& run, const ModelConfig& config, const TrainOptions& options, const Dataset& dataset);
 // What differs between the run that a checkpoint is of (Checkpoint::about) and this one (a JSON object), one text for
 // each key of `now`. `what` names the checkpoint. Throws InputError when it does not say which run it is of.
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what);
-// The checkpoint that a path names: a checkpoint itself, or the newest of a run directory. Throws InputError.
+// The checkpoint that a path names: a checkpoint itself, `best` or `latest` beside them, or the newest of a run
+// directory that has no infinities or NaNs. Throws InputError.
 Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::string>& passed_over);
 // The order of an asynchronous run's pushes, which its checkpoints hold where all of it is known: `pushes.txt`. Throws
 // InputError when it is none, and Error (usage) when its workers were at different steps, which only a run of as many

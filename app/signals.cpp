@@ -1,25 +1,104 @@
-// A handler that only sets a flag.
+// A handler that sets flags, and a thread that it wakes to end the program.
 #include "app/signals.h"
 
+#include <semaphore.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
 #include <csignal>
+#include <string>
+#include <thread>
+
+#include "data/mapped_file.h"
+#include "data/process.h"
+#include "tensor/error.h"
+#include "tensor/temporary.h"
 
 namespace tessera {
 namespace {
-std::atomic<int> came{0};  // written by the handler on whichever thread it runs, read by every rank
-static_assert(std::atomic<int>::is_always_lock_free);
+
+// Written by the handler on whichever thread it runs.
+std::atomic<int> came{0};
+std::atomic<bool> steps_in_hand{false}, save_requested{false};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+std::atomic<const char*> cut_file{nullptr};
+sem_t ending;
+
+void handle(int signal) {
+  if (signal == SIGUSR1) {
+    save_requested = true;
+    return;
+  }
+  const bool first = came.exchange(signal == SIGHUP ? SIGTERM : signal) == 0;
+  const int error = errno;
+  if (!first || !steps_in_hand) sem_post(&ending);
+  errno = error;
+}
+
+// A file was cut short while a thread reads it where it is mapped: that thread can do nothing more.
+void handle_bus_error(int, siginfo_t* info, void*) {
+  const char* const file = mapped_file_at(info->si_addr);
+  if (file == nullptr) {
+    std::signal(SIGBUS, SIG_DFL);  // the reading is tried again, and ends the process
+    return;
+  }
+  cut_file = file;
+  sem_post(&ending);
+  for (;;) pause();
+}
+
+// Not from the handlers: what it would wait for may be held by the thread that it interrupted.
+void end_program() {
+  while (sem_wait(&ending) != 0) {
+  }
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);  // should this last too long
+  kill_running_programs();
+  remove_temporaries();
+  const char* const file = cut_file;
+  const std::string cause = file != nullptr  ? std::string(file) + " was cut short while it was read"
+                            : came == SIGINT ? "interrupted (SIGINT)"
+                                             : "terminated (SIGTERM)";
+  const std::string line = "tessera: " + one_line(cause) + "\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  _exit(file != nullptr ? static_cast<int>(Status::input) : status_of_interruption());
+}
+
+void on(int signal) {
+  struct sigaction action {};
+  action.sa_handler = handle;
+  action.sa_flags = SA_RESTART;
+  sigaction(signal, &action, nullptr);
+}
+
 }  // namespace
 
 void watch_signals() {
-  struct sigaction on {};
-  on.sa_handler = [](int signal) { came = signal; };
-  on.sa_flags = static_cast<int>(SA_RESETHAND) | SA_RESTART;
-  sigaction(SIGINT, &on, nullptr);
-  sigaction(SIGTERM, &on, nullptr);
+  sem_init(&ending, 0, 0);
+  // Signals are for the other threads: this one must come to its end.
+  sigset_t all, before;
+  sigfillset(&all);
+  sigdelset(&all, SIGBUS);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread(end_program).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) on(signal);
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) on(SIGHUP);
+  struct sigaction bus {};
+  bus.sa_sigaction = handle_bus_error;
+  bus.sa_flags = static_cast<int>(SA_SIGINFO);
+  sigaction(SIGBUS, &bus, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
 }
 
 int interrupted() { return came; }
+int status_of_interruption() { return 128 + (came != 0 ? came.load() : SIGTERM); }
+bool take_save_request() { return save_requested.exchange(false); }
+
+StepsInHand::StepsInHand() { steps_in_hand = true; }
+StepsInHand::~StepsInHand() { steps_in_hand = false; }
 
 }  // namespace tessera

@@ -1,12 +1,30 @@
-// Ctrl-C and SIGTERM: the first asks the program to stop after the step in hand, a second ends it at once.
+// What signals do.
+//
+// SIGINT (Ctrl-C), SIGTERM and SIGHUP, which counts as SIGTERM, end the program at once: what it was writing is
+// removed, what it has started is killed, and the status is 130 or 143. While a run makes its steps (StepsInHand) the
+// first only asks for an end, which the run comes to after the step in hand; the second ends it. SIGUSR1 asks a run to
+// save, and is nothing to others. SIGBUS, of a file that was cut short while it is mapped, ends the program with
+// status 4.
 #pragma once
 
 namespace tessera {
 
 // Installs the handlers, and ignores SIGPIPE and SIGXFSZ, so that a closed output or a file size limit is an error of
-// the write and not a silent end.
+// the write and not a silent end. A SIGHUP that was ignored (nohup) still is.
 void watch_signals();
 // SIGINT or SIGTERM when one has come, else 0.
 int interrupted();
+// 128 + the signal, SIGTERM where another rank's process got it.
+int status_of_interruption();
+// True once for each time that SIGUSR1 came, on one of the threads that ask.
+bool take_save_request();
+
+class StepsInHand {
+ public:
+  StepsInHand();
+  ~StepsInHand();
+  StepsInHand(const StepsInHand&) = delete;
+  StepsInHand& operator=(const StepsInHand&) = delete;
+};
 
 }  // namespace tessera

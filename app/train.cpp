@@ -7,11 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "app/ask_memory.h"
 #include "app/commands.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
+#include "app/signals.h"
 #include "app/tokenizer_choice.h"
 #include "app/training.h"
+#include "data/files.h"
 #include "models/sample.h"
 #include "tensor/cpu/amx.h"
 #include "tensor/cpu/vectorize.h"
@@ -44,41 +47,54 @@ int train_rank(const Run& run, Communicator& world) {
   return run.job.plan.dp_mode == DataMode::ps_async ? train_asynchronously(run, world) : train_in_steps(run, world);
 }
 
-LaunchOptions ranks_of(const Plan& plan) {
-  LaunchOptions how = launch_options(plan);
-  how.shown = with_options;
-  return how;
+// What processes may have found otherwise than each other: data, and the run's folder with what it holds.
+Facts facts_of(const Dataset& d, const std::filesystem::path& run) {
+  const auto sums = d.checksums();
+  Facts out(sums.begin(), sums.end());
+  std::error_code error;
+  const bool there = std::filesystem::exists(run / "lock", error);
+  out.emplace_back("folder of the run", there ? "that of " + RunLock::read(run) : "missing");
+  std::vector<std::string> passed_over;
+  const auto newest = newest_checkpoint(run / "checkpoints", passed_over);
+  out.emplace_back("newest checkpoint", newest ? fmt::format("{} ({:016x})", newest->path.filename().string(),
+                                                             checksum_of(newest->path / "manifest.json"))
+                                               : "none");
+  return out;
 }
 
-// Rank 0's text on every rank.
-std::string from_rank_0(Communicator& world, const std::string& text) {
-  const ArenaPtr arena = make_arena();
-  const Tensor size = Tensor::of<int64_t>(std::vector<int64_t>{std::ssize(text)}, {1}, arena);
-  world.broadcast(size, 0);
-  const Tensor letters = Tensor::zeros({size.item<int64_t>()}, DType::int32, arena);
-  if (world.rank() == 0) std::ranges::copy(text, letters.data<int32_t>());
-  world.broadcast(letters, 0);
-  const std::vector<int32_t> all = letters.to_vector<int32_t>();
-  return {all.begin(), all.end()};
+// `run` is asked for where the run's folder is, when something failed.
+LaunchOptions ranks_of_run(const TrainOptions& o, const Plan& plan, const std::function<std::filesystem::path()>& run) {
+  LaunchOptions how = ranks_of("train", o, plan);
+  how.say = say_above_progress;
+  how.flight_file = [run] { return run().empty() ? std::filesystem::path() : run() / kFlightFile; };
+  return how;
 }
 
 // Each process opens the data for itself, after rank 0 has made what is missing.
 int train_under_mpi(const TrainOptions& o, const Job& job) {
   int status = 0;
-  launch(ranks_of(job.plan), [&](Communicator& world) {
+  std::filesystem::path made;
+  launch(ranks_of_run(o, job.plan, [&] { return made; }), [&](Communicator& world) {
+    const HostMemory here{.first = world.rank(), .ranks = static_cast<int64_t>(world.max(world.rank_here())) + 1};
     std::optional<Dataset> dataset;
     std::optional<RunDirectory> directory;
     if (world.rank() == 0) {
       dataset = dataset_of(o, o.quiet);
       sequences_for(job, *dataset);
+      ask_for_training(o, job, dataset->tokenizer->vocab_size(), here);
       directory.emplace(o);
     }
-    const std::string path = from_rank_0(world, directory ? directory->path().string() : "");
+    const std::string path = broadcast_text(world, directory ? directory->path().string() : "", 0);
     if (!directory) {
       dataset = dataset_of(o, true);
+      if (world.rank_here() == 0) ask_for_training(o, job, dataset->tokenizer->vocab_size(), here);
       directory.emplace(std::filesystem::path(path));
     }
+    require_same(world, facts_of(*dataset, path));
+    world.reset_counts();
+    made = directory->path();
     const Sequences sequences = sequences_for(job, *dataset);
+    const StepsInHand in_hand;
     status = train_rank({o, job, *dataset, sequences, *directory}, world);
   });
   return status;
@@ -128,6 +144,8 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
 
 std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
   run.directory.write_config(run.options);
+  std::error_code none;
+  std::filesystem::remove(run.directory.path() / kFlightFile, none);  // of a run that failed here before
   auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), b.done);
   for (const std::filesystem::path& path : run.directory.removed())
     output->message("removed what a killed run had left half-written: " + path.string());
@@ -139,10 +157,16 @@ std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
   return output;
 }
 
-void say_stopped(const Run& run, int64_t step, TrainOutput& output) {
-  output.message(run.options.no_save ? fmt::format("stopped after step {}; nothing was saved (--no-save)", step)
-                                     : fmt::format("stopped after step {}; tessera train --resume --out {} goes on",
-                                                   step, run.directory.path().string()));
+void say_stopped(const Run& run, int64_t step, bool validating, TrainOutput& output) {
+  const std::string where = fmt::format("stopped {}after step {}", validating ? "in the validation " : "", step);
+  if (run.options.no_save) return output.message(where + "; nothing was saved (--no-save)");
+  output.message(fmt::format("{}{}; tessera train --resume --out {} goes on", where,
+                             validating ? ", which is saved" : "", run.directory.path().string()));
+}
+
+void say_saved(const Run& run, int64_t step, TrainOutput& output) {
+  output.message(fmt::format("SIGUSR1: {} after step {}{}", run.options.no_save ? "nothing is saved" : "saved", step,
+                             run.options.no_save ? " (--no-save)" : ""));
 }
 
 void check_steps_done(const Run& run, int64_t done) {
@@ -156,6 +180,7 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
   std::vector<std::string> passed_over;
   const std::unique_ptr<LanguageModel> model = run.job.make(config);
   const Plan& plan = run.job.plan;  // but for its kernels: a text grows token by token, which is for our own
+  model->freeze();                  // or there would be memory for gradients
   model->materialize(0, rank_arena(plan.device, 0), run.job.optim.dtype, DType::float32);
   load_model(*model, find_checkpoint(run.directory.path(), passed_over));
   std::vector<int32_t> written;
@@ -165,7 +190,7 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
                               .vocab = run.dataset.tokenizer->vocab_size()};
   sample(*model, prompt, kSampleTokens, options, [&](int32_t token) {
     written.push_back(token);
-    return true;
+    return interrupted() == 0;
   });
   return run.dataset.tokenizer->decode(written);
 }
@@ -175,9 +200,11 @@ int run_train(const TrainOptions& o) {
   if (has_processes(job.plan)) return train_under_mpi(o, job);
   const Dataset dataset = dataset_of(o, o.quiet);
   const Sequences sequences = sequences_for(job, dataset);
+  ask_for_training(o, job, dataset.tokenizer->vocab_size(), {.ranks = job.plan.ranks()});
+  const StepsInHand in_hand;
   const RunDirectory directory(o);
   int status = 0;
-  launch(ranks_of(job.plan), [&](Communicator& world) {
+  launch(ranks_of_run(o, job.plan, [&] { return directory.path(); }), [&](Communicator& world) {
     const int mine = train_rank({o, job, dataset, sequences, directory}, world);
     if (world.rank() == 0) status = mine;
   });

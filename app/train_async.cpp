@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <csignal>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,8 +32,8 @@ void AsyncRun::show(const AppliedPush& push) {
   report.loss = losses_ / static_cast<double>(pushes_);
   report.lr = push.lr;
   report.grad_norm = push.grad_norm;
-  report.step_ms = seconds * 1e3;
-  report.tokens_per_s = static_cast<double>(trainer_.tokens_per_step()) / seconds;
+  run_.directory.check();
+  set_time(report, seconds, trainer_.tokens_per_step());
   output_->step(report);
   losses_ = 0;
   pushes_ = 0;
@@ -56,7 +56,7 @@ void AsyncRun::begin(const std::vector<std::string>& passed_over) {
 bool AsyncRun::train() {
   const AsyncServer::Hooks hooks{.step = [&](int worker, int64_t clock) { return trainer_.worker_step(worker, clock); },
                                  .on_push = [&](const AppliedPush& push) { show(push); },
-                                 .wish = [] { return interrupted() != 0; }};
+                                 .wish = [&] { return interrupted() != 0 || (!o_.no_save && take_save_request()); }};
   AsyncServer& server = trainer_.server();
   while (!server.complete()) {
     const bool meet = o_.save_every > 0 && !o_.no_save;
@@ -66,18 +66,19 @@ bool AsyncRun::train() {
     const bool stopped = world_.max(interrupted()) > 0;
     if (!o_.no_save) save();
     if (stopped) return false;
+    if (output_ && step_ < std::min(until, o_.steps)) say_saved(run_, step_, *output_);
   }
   return true;
 }
 
-// All ranks call it; rank 0 writes it down.
-void AsyncRun::validate() {
-  const double loss = trainer_.mean_loss(run_.dataset.val);
-  if (output_) output_->eval(step_, {loss, run_.dataset.bits_per_byte(loss)});
+// All ranks call it; rank 0 writes it down. False when it was stopped.
+bool AsyncRun::validate() {
+  const std::optional<double> loss = trainer_.mean_loss(run_.dataset.val, [] { return interrupted() != 0; });
+  if (loss && output_) output_->eval(step_, {*loss, run_.dataset.bits_per_byte(*loss)});
+  return loss.has_value();
 }
 
 void AsyncRun::finish(const AsyncSummary& summary) {
-  if (!o_.no_eval) validate();
   const RunUsage usage = usage_of(world_, {&world_, &trainer_.axis()}, trainer_.arena());
   if (!output_) return;
   output_->message(
@@ -88,7 +89,7 @@ void AsyncRun::finish(const AsyncSummary& summary) {
   facts.steps = step_;
   facts.tokens_per_step = trainer_.tokens_per_step();
   facts.flops_per_token = trainer_.model().training_flops();
-  facts.dtype = run_.job.optim.dtype;
+  facts.rank_peak_flops = measured_peak_flops(run_.job.optim.dtype, trainer_.arena());
   facts.strategy = "ps-async";
   facts.backend = world_.kind();
   facts.usage = usage;
@@ -106,12 +107,13 @@ int AsyncRun::execute() {
   begin(passed_over);
   const bool ended = train();
   const AsyncSummary summary = trainer_.server().finish();
-  if (ended) {
+  const bool validated = !ended || o_.no_eval || validate();
+  if (ended && validated) {
     finish(summary);
-    return 0;
+    return output_ && interrupted() != 0 ? status_of_interruption() : 0;
   }
-  if (output_) say_stopped(run_, step_, *output_);
-  return 128 + (interrupted() != 0 ? interrupted() : SIGTERM);
+  if (output_) say_stopped(run_, step_, ended, *output_);
+  return status_of_interruption();
 }
 
 int train_asynchronously(const Run& run, Communicator& world) { return AsyncRun(run, world).execute(); }

@@ -14,6 +14,7 @@
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "tensor/cpu/vectorize.h"
+#include "tensor/error.h"
 #include "tensor/kernels.h"
 #include "train/device.h"
 
@@ -55,6 +56,10 @@ Json gpu_json(const TrainOutput::Facts& f) {
             {"gelu_gradient", pass_json(log.gelu_gradient)},
             {"bias_sums", pass_json(log.bias_sums)}}},
           {"padded_products", log.padded_products}};
+}
+
+Json straggler_json(const std::optional<Straggler>& s) {
+  return s ? Json{{"rank", s->rank}, {"share", s->share}} : Json();
 }
 
 }  // namespace
@@ -106,12 +111,11 @@ void TrainOutput::summary(const Facts& f) {
   const double rate = median_rate(rates_);
   const bool stepped = !rates_.empty();  // a resumed run may have had nothing left to do
   const auto ranks = std::ssize(f.usage.peak_bytes);
-  // Thread ranks that are more than the machine's processors, or GPUs, take turns on them.
-  const int64_t at_once = has_processes(plan_) ? ranks
-                          : plan_.device == Device::cuda
-                              ? std::min<int64_t>(gpu_count(), ranks)
-                              : std::clamp<int64_t>(std::thread::hardware_concurrency() / cpu::threads(), 1, ranks);
-  const double peak = measured_peak_flops(f.dtype, f.arena) * static_cast<double>(at_once);
+  const int64_t units = plan_.device == Device::cuda ? gpu_count() : std::thread::hardware_concurrency(),
+                at_once = has_processes(plan_)
+                              ? ranks
+                              : ranks_at_once(ranks, units, plan_.device == Device::cuda ? 1 : cpu::threads());
+  const double peak = f.rank_peak_flops * static_cast<double>(at_once), mfu = rate * f.flops_per_token / peak;
   Json sent = Json::object();
   for (const SentBytes& s : f.usage.sent) sent[s.axis][s.operation] = s.bytes;
   const int64_t steps = f.steps;
@@ -126,20 +130,24 @@ void TrainOutput::summary(const Facts& f) {
               {"val_loss", validation_ ? Json(validation_->loss) : Json()},
               {"val_bits_per_byte", validation_ ? Json(validation_->bits_per_byte) : Json()},
               {"tokens_per_s", stepped ? Json(rate) : Json()},
-              {"mfu", stepped ? Json(rate * f.flops_per_token / peak) : Json()},
+              {"mfu", stepped ? Json(mfu) : Json()},
+              {"flops_per_token", f.flops_per_token},
+              {"peak_flops", peak},
               {"peak_bytes", f.usage.peak_bytes},
               {"sent_bytes", sent},
+              {"straggler", straggler_json(f.usage.straggler)},
               {"plan", plan},
               {"out", run_.string()}};
   if (options_.device == "cuda") fields["gpu"] = gpu_json(f);
   const std::string record = fields.dump();
   metrics_.write(record);
   show(record);
-  if (options_.format != "json") print(in_words(f, rate, rate * f.flops_per_token / peak));
+  if (options_.format != "json") print(in_words(f, rate, mfu));
 }
 
 // `share`: of what the machine's products reach.
 std::string TrainOutput::in_words(const Facts& f, double rate, double share) const {
+  const std::string run = one_line(run_.string());
   const bool stepped = !rates_.empty();
   const int64_t steps = f.steps;
   std::string text =
@@ -153,10 +161,13 @@ std::string TrainOutput::in_words(const Facts& f, double rate, double share) con
   const double peak_mb = static_cast<double>(*std::ranges::max_element(f.usage.peak_bytes)) / 1e6;
   text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most", peak_mb,
                       peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
+  if (const auto& late = f.usage.straggler)
+    text +=
+        fmt::format("The other ranks waited for rank {} in {:.0f}% of their time.\n", late->rank, 100 * late->share);
   text += options_.no_save
-              ? fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run_.string())
+              ? fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run)
               : fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {}\n", f.sample,
-                            run_.string(), run_.string());
+                            run, run);
   return text;
 }
 

@@ -24,12 +24,13 @@ class TrainOutput {
 
   void message(const std::string& line) { progress_.message(line); }
   void step(const StepReport& report);
+  bool has_validation_of(int64_t step) const { return metrics_.has_validation_of(step); }
   void eval(int64_t step, const Validation& v);
   // The last record, and for a person the result: the sample of text and where the run lies.
   struct Facts {
     int64_t steps = 0, tokens_per_step = 0;
     double flops_per_token = 0;
-    DType dtype = DType::float32;
+    double rank_peak_flops = 0;  // measured_peak_flops() of a rank
     std::string strategy, backend;
     RunUsage usage;
     ArenaPtr arena;

@@ -1,16 +1,18 @@
 // A run in steps that all ranks make together.
 #include <fmt/format.h>
 
-#include <csignal>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "app/flops.h"
 #include "app/option_values.h"
+#include "app/saver.h"
 #include "app/signals.h"
 #include "app/trace_file.h"
 #include "app/training.h"
+#include "train/check_state.h"
 #include "train/trainer.h"
 #include "train/usage.h"
 
@@ -20,47 +22,72 @@ namespace {
 // True at every `every`-th step; the last step is the caller's.
 bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
+Wish wish_of_signals() {
+  if (interrupted() != 0) return Wish::stop;
+  return take_save_request() ? Wish::save : Wish::none;
+}
+
 // The steps of one rank. Returns the exit status; only rank 0 has an output.
 int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* trace) {
   const TrainOptions& o = run.options;
-  const auto save = [&] {
-    if (!o.no_save) run.directory.save(trainer, o, run.dataset);
+  Saver saver(run, trainer);
+  const auto evaluate = [&] {  // false when it was stopped
+    if (o.no_eval) return true;
+    const std::optional<double> loss = trainer.mean_loss(run.dataset.val, [] { return interrupted() != 0; });
+    if (!loss) return false;
+    saver.validated(*loss);
+    if (output) output->eval(trainer.steps_done(), {*loss, run.dataset.bits_per_byte(*loss)});
+    return true;
   };
-  const auto evaluate = [&] {
-    if (o.no_eval) return;
-    const double loss = trainer.mean_loss(run.dataset.val);
-    if (output) output->eval(trainer.steps_done(), {loss, run.dataset.bits_per_byte(loss)});
+  const auto stopped = [&](bool validating) {
+    if (output) say_stopped(run, trainer.steps_done(), validating, *output);
+    return status_of_interruption();
   };
+  // Of a run that was stopped before it was made.
+  if (o.resume && trainer.steps_done() > 0 && trainer.steps_done() < o.steps &&
+      due(trainer.steps_done(), o.eval_every) &&
+      trainer.world().max(output && !output->has_validation_of(trainer.steps_done()) ? 1 : 0) > 0 && !evaluate())
+    return stopped(true);
   bool captures = true;  // as far as was said
   while (trainer.steps_done() < o.steps) {
     if (trace) trace->begin_step(trainer.steps_done() + 1);
-    const StepReport report = trainer.step(interrupted() != 0);
+    const StepReport report = trainer.step(wish_of_signals());
     if (trace) trace->end_step();
     if (output && captures && !trainer.step_record().given_up.empty()) {
       output->message(fmt::format("CUDA graph: off (a step could not be captured: {})",
                                   with_options(trainer.step_record().given_up)));
       captures = false;
     }
-    if (output) output->step(report);
-    if (report.stop) {
-      save();
-      if (output) say_stopped(run, report.step, *output);
-      return 128 + (interrupted() != 0 ? interrupted() : SIGTERM);
+    if (output) {
+      run.directory.check();
+      output->step(report);
+    }
+    saver.poll();
+    if (report.wish == Wish::stop) {
+      saver.save();
+      return stopped(false);
     }
     if (report.step == o.steps) break;
-    if (due(report.step, o.eval_every)) evaluate();
-    if (due(report.step, o.save_every)) save();
+    if (report.wish == Wish::save) {
+      saver.save();
+      if (output) say_saved(run, report.step, *output);
+    }
+    if (due(report.step, o.eval_every) && !evaluate()) {
+      saver.save();
+      return stopped(true);
+    }
+    if (due(report.step, o.check_replicas)) check_replicas(trainer);
+    if (due(report.step, o.save_every)) saver.begin();
   }
-  save();
-  evaluate();
-  return 0;
+  saver.save();
+  return evaluate() ? 0 : stopped(true);
 }
 
 void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainOutput& output) {
   output.summary({.steps = trainer.steps_done(),
                   .tokens_per_step = trainer.tokens_per_step(),
                   .flops_per_token = trainer.whole_model().training_flops(),
-                  .dtype = run.job.optim.dtype,
+                  .rank_peak_flops = measured_peak_flops(run.job.optim.dtype, trainer.arena()),
                   .strategy = std::string(trainer.strategy().name()),
                   .backend = std::string(trainer.world().kind()),
                   .usage = usage,
@@ -94,8 +121,9 @@ int train_in_steps(const Run& run, Communicator& world) {
   if (!output) return status;
   if (traced)
     output->message(fmt::format("the timeline is written; tessera report {} draws it", run.directory.path().string()));
-  if (status == 0) say_summary(run, trainer, usage, *output);
-  return status;
+  if (status != 0) return status;
+  say_summary(run, trainer, usage, *output);
+  return interrupted() != 0 ? status_of_interruption() : 0;
 }
 
 }  // namespace tessera

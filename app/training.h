@@ -37,11 +37,14 @@ struct Beginning {
   std::string memory = {};  // what is unusual about it
 };
 std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& beginning);
-void say_stopped(const Run& run, int64_t step, TrainOutput& output);
+// After a step, or in the validation that follows.
+void say_stopped(const Run& run, int64_t step, bool validating, TrainOutput& output);
+// That a checkpoint was asked for by SIGUSR1.
+void say_saved(const Run& run, int64_t step, TrainOutput& output);
 // Throws Error (usage) when a resumed run has made more steps than it shall.
 void check_steps_done(const Run& run, int64_t done);
 // Text by the model as it was saved last: no rank needs to hold the whole of it while it is trained. Empty for a
-// program that reads the output, and with --no-save.
+// program that reads the output, and with --no-save; cut short by a signal.
 std::string sample_of_saved(const Run& run, const ModelConfig& config);
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "app/ask_memory.h"
 #include "app/commands.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
@@ -148,7 +149,8 @@ std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& pl
 
 int run_verify(const TrainOptions& o) {
   const Job job = job_of(o);
-  const VerifyResult r = verify(job, {}, with_options);
+  ask_for_verifying(job);
+  const VerifyResult r = verify(job, {.launching = [&](LaunchOptions& how) { how = ranks_of("verify", o, job.plan); }});
   if (!r.known) return 0;
   print(o.format == "json" ? to_json(r, o, job.plan).dump() + "\n" : to_text(r, o, job.plan));
   if (!r.passed()) throw Error("verify: " + r.failures.front(), Status::verification);

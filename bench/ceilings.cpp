@@ -41,6 +41,17 @@ void copy_by_all_threads(const Tensor& to, const Tensor& from) {
 
 }  // namespace
 
+double copy_rate(int64_t bytes, double seconds) { return 2.0 * static_cast<double>(bytes) / seconds; }
+
+double product_rate(int64_t n, double seconds) {
+  const auto side = static_cast<double>(n);
+  return 2 * side * side * side / seconds;
+}
+
+Rates rates_of(double bytes, double flops, double seconds, const Ceilings& c) {
+  return {bytes / seconds, flops / seconds, std::max(bytes / c.bytes_per_s, flops / c.flops) / seconds};
+}
+
 Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena) {
   const bool on_gpu = arena->device() == Device::cuda;
   const Tensor from = Tensor::zeros({bytes / 8}, DType::float64, arena);
@@ -55,8 +66,7 @@ Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena) {
     matmul(a, b);
     wait_for(arena);
   });
-  const auto side = static_cast<double>(n);
-  return {2.0 * static_cast<double>(bytes) / copy, 2 * side * side * side / product};
+  return {copy_rate(bytes, copy), product_rate(n, product)};
 }
 
 }  // namespace tessera::bench

@@ -12,6 +12,7 @@
 #include "bench/ceilings.h"
 #include "bench/op_cases.h"
 #include "bench/op_data.h"
+#include "bench/outputs.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "tensor/ops/matmul/matmul.h"
@@ -46,10 +47,10 @@ double bytes_of(const std::vector<Var>& operands) {
 
 void report(benchmark::State& state, const Context& context, double bytes, double flops, double seconds) {
   const auto runs = static_cast<double>(state.iterations());
-  const double least = std::max(bytes / context.ceilings.bytes_per_s, flops / context.ceilings.flops);
-  state.counters["bytes/s"] = benchmark::Counter(bytes * runs / seconds);
-  if (flops > 0) state.counters["FLOP/s"] = benchmark::Counter(flops * runs / seconds);
-  state.counters["share"] = benchmark::Counter(least * runs / seconds);
+  const Rates rates = rates_of(bytes * runs, flops * runs, seconds, context.ceilings);
+  state.counters["bytes/s"] = benchmark::Counter(rates.bytes_per_s);
+  if (flops > 0) state.counters["FLOP/s"] = benchmark::Counter(rates.flops);
+  state.counters["share"] = benchmark::Counter(rates.share);
 }
 
 void forward(benchmark::State& state, const OpCase& c, const Context& context, Data& data) {
@@ -104,8 +105,9 @@ void add_rows(const std::shared_ptr<Context>& context, const std::shared_ptr<std
 
 }  // namespace
 
-void run_benchmarks(const std::vector<std::string>& words, const std::function<ArenaPtr()>& make) {
+void run_benchmarks(const std::vector<std::string>& words, const std::function<ArenaPtr()>& make, const Print& print) {
   std::vector<std::string> kept = words;
+  const OutputChoice choice = take_output_choice(kept);
   kept.insert(kept.begin(), "tessera bench");
   std::vector<char*> argv;
   for (std::string& word : kept) argv.push_back(word.data());
@@ -128,8 +130,10 @@ void run_benchmarks(const std::vector<std::string>& words, const std::function<A
         fmt::format("{:.1f} GB/s, {:.1f} GFLOP/s", context->ceilings.bytes_per_s / 1e9, context->ceilings.flops / 1e9));
     add_rows(context, data);
   }
-  const size_t matched = benchmark::RunSpecifiedBenchmarks();
+  Outputs outputs(choice, print);
+  const size_t matched = benchmark::RunSpecifiedBenchmarks(&outputs);
   const std::string filter = benchmark::GetBenchmarkFilter();
+  if (matched > 0) outputs.write_file();
   data->reset();
   benchmark::Shutdown();
   if (matched == 0)

@@ -5,6 +5,7 @@
 #pragma once
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tensor/arena.h"
@@ -12,8 +13,9 @@
 namespace tessera::bench {
 
 // Runs with the words behind `bench` (Google Benchmark's flags), where the arenas that `make` makes lie: on a GPU with
-// larger problems, and the time until it is done. Throws Error (usage) for a word that it does not know, and
-// for a filter that matches nothing.
-void run_benchmarks(const std::vector<std::string>& words, const std::function<ArenaPtr()>& make);
+// larger problems, and the time until it is done. `print` gets what is for standard output. Throws Error (usage) for a
+// word that it does not know and for a filter that matches nothing, and OutputError.
+void run_benchmarks(const std::vector<std::string>& words, const std::function<ArenaPtr()>& make,
+                    const std::function<void(std::string_view)>& print);
 
 }  // namespace tessera::bench

@@ -3,18 +3,15 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <signal.h>
-#include <unistd.h>
-#include <xxhash.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "data/files.h"
 #include "data/json.h"
@@ -25,16 +22,9 @@ namespace fs = std::filesystem;
 namespace {
 
 using Json = nlohmann::json;
-constexpr std::string_view kFormat = "tessera checkpoint", kStep = "step-", kAttempt = ".tmp-";
+constexpr std::string_view kFormat = "tessera checkpoint", kStep = "step-";
 
-std::string checksum(const fs::path& file) {
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
-  if (!state) throw std::bad_alloc();
-  XXH3_64bits_reset(state.get());
-  read_pieces(file,
-              [&](std::span<const std::byte> piece) { XXH3_64bits_update(state.get(), piece.data(), piece.size()); });
-  return fmt::format("{:016x}", XXH3_64bits_digest(state.get()));
-}
+std::string hex(uint64_t checksum) { return fmt::format("{:016x}", checksum); }
 
 // Of a file in the checkpoint's own folder: nothing that leads out of it, and nothing that the system would cut short.
 bool is_plain_name(std::string_view name) {
@@ -69,67 +59,65 @@ std::vector<fs::path> newest_first(const fs::path& directory) {
   return found;
 }
 
-// The folder of an attempt, removed at the end of the scope unless it has become a checkpoint.
-class Attempt {
- public:
-  explicit Attempt(const fs::path& path) : path_(path) { make_directories(path); }
-  ~Attempt() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove_all(path_, ignored);
-  }
-  Attempt(const Attempt&) = delete;
-  Attempt& operator=(const Attempt&) = delete;
-  const fs::path& path() const { return path_; }
-  // Where the name is taken the two change places in one step, and the older one goes with this attempt.
-  void become(const fs::path& name) {
-    const bool taken = fs::is_directory(name);
-    const unsigned int flags = taken ? RENAME_EXCHANGE : RENAME_NOREPLACE;
-    if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, name.c_str(), flags) != 0)
-      throw OutputError(fmt::format("cannot make the checkpoint {}: {}", name.string(), std::strerror(errno)));
-    if (!taken) path_.clear();
-  }
-
- private:
-  fs::path path_;
-};
-
-fs::path attempt_path(const fs::path& name) { return fmt::format("{}{}{}", name.string(), kAttempt, ::getpid()); }
-
 // Best effort: what stays is tried again at the next save or the next start.
 void remove_checkpoint(const fs::path& path) {
-  const fs::path nameless = attempt_path(path);
+  const TemporaryName nameless(path);
   std::error_code error;
-  fs::rename(path, nameless, error);
-  fs::remove_all(error ? path : nameless, error);
+  fs::rename(path, nameless.path(), error);
+  if (error) fs::remove_all(path, error);
 }
 
-Json manifest_of(const Attempt& attempt, int64_t step, std::span<const CheckpointFile> files,
-                 const std::string& about) {
+Json manifest_of(const fs::path& attempt, int64_t step, const std::string& about) {
   Json listed = Json::object();
-  for (const CheckpointFile& f : files) {
-    const fs::path path = attempt.path() / f.name;
-    listed[f.name] = {{"bytes", fs::file_size(path)}, {"xxh3", checksum(path)}};
-  }
+  for (const fs::path& file : entries(attempt))
+    listed[file.filename().string()] = {{"bytes", fs::file_size(file)}, {"xxh3", hex(checksum_of(file))}};
   return {{"format", kFormat}, {"version", 1}, {"step", step}, {"about", Json::parse(about)}, {"files", listed}};
 }
 
+fs::path name_of(const fs::path& directory, int64_t step) { return directory / fmt::format("{}{}", kStep, step); }
+
 }  // namespace
 
-Checkpoint save_checkpoint(const fs::path& directory, int64_t step, std::span<const CheckpointFile> files,
-                           const std::string& about, size_t keep) {
-  make_directories(directory);
-  const fs::path name = directory / fmt::format("{}{}", kStep, step);
-  Attempt attempt(attempt_path(name));
-  for (const CheckpointFile& f : files) f.write(attempt.path() / f.name);
-  write_file(attempt.path() / "manifest.json", manifest_of(attempt, step, files, about).dump(2) + "\n");
-  sync_directory(attempt.path());
-  attempt.become(name);
-  sync_directory(directory);
-  write_file(directory / "latest", name.filename().string() + "\n");
-  const std::vector<fs::path> all = newest_first(directory);
+NewCheckpoint::NewCheckpoint(fs::path directory, int64_t step)
+    : directory_(std::move(directory)), name_(name_of(directory_, step)), step_(step) {
+  make_directories(directory_);
+  if (::mkdir(path().c_str(), 0777) != 0)
+    throw OutputError(fmt::format("cannot make the directory {}: {}", path().string(), std::strerror(errno)));
+}
+
+Checkpoint NewCheckpoint::finish(const std::string& about, size_t keep) {
+  write_file(path() / "manifest.json", manifest_of(path(), step_, about).dump(2) + "\n");
+  sync_directory(path());
+  const fs::path name = name_of(directory_, step_);
+  // Where the name is taken the two change places in one step, and the older one goes with this attempt.
+  const bool taken = fs::is_directory(name);
+  if (::renameat2(AT_FDCWD, path().c_str(), AT_FDCWD, name.c_str(), taken ? RENAME_EXCHANGE : RENAME_NOREPLACE) != 0)
+    throw OutputError(fmt::format("cannot make the checkpoint {}: {}", name.string(), std::strerror(errno)));
+  sync_directory(directory_);
+  write_file(directory_ / "latest", name.filename().string() + "\n");
+  const std::optional<BestCheckpoint> best = best_checkpoint(directory_);
+  const std::vector<fs::path> all = newest_first(directory_);
   for (size_t i = keep; i < all.size(); ++i)
-    if (all[i] != name) remove_checkpoint(all[i]);
-  return {name, step, about};
+    if (const int64_t step = *step_of(all[i]); step != step_ && !(best && best->step == step))
+      remove_checkpoint(all[i]);
+  return {name, step_, about};
+}
+
+std::optional<BestCheckpoint> best_checkpoint(const fs::path& directory) {
+  std::error_code error;
+  if (!fs::is_regular_file(directory / "best", error)) return {};
+  std::istringstream words(read_file(directory / "best"));
+  std::string name;
+  BestCheckpoint best;
+  words >> name >> best.val_loss;
+  const std::optional<int64_t> step = step_of(name);
+  if (!words || !step || !fs::is_directory(name_of(directory, *step), error)) return {};
+  best.step = *step;
+  return best;
+}
+
+void write_best(const fs::path& directory, const BestCheckpoint& best) {
+  write_file(directory / "best", fmt::format("{} {}\n", name_of({}, best.step).string(), best.val_loss));
 }
 
 Manifest parse_manifest(std::string_view json, const std::string& what) {
@@ -142,6 +130,7 @@ Manifest parse_manifest(std::string_view json, const std::string& what) {
   const std::optional<int64_t> step = natural(manifest.value("step", Json()));
   if (!step) refuse(fmt::format("step is {}; expected a whole number", manifest.value("step", Json()).dump()));
   if (!files.is_object() || !about.is_object()) refuse("expected files and about, two objects");
+  if (files.empty()) refuse("it lists no files; expected those of a checkpoint");
   Manifest out{*step, about.dump(), {}};
   for (const auto& [name, listed] : files.items()) {
     if (!is_plain_name(name)) refuse(fmt::format("it lists '{}'; expected the name of a file beside it", name));
@@ -166,38 +155,24 @@ Checkpoint open_checkpoint(const fs::path& path) {
     if (error) throw InputError(fmt::format("{}: {}; the manifest lists it", file.string(), error.message()));
     if (listed.bytes != size)
       throw InputError(fmt::format("{}: {} bytes; the manifest says {}", file.string(), size, listed.bytes));
-    if (const std::string found = checksum(file); listed.xxh3 != found)
+    if (const std::string found = hex(checksum_of(file)); listed.xxh3 != found)
       throw InputError(fmt::format("{}: checksum {}; the manifest says {}", file.string(), found, listed.xxh3));
   }
   return {path, manifest.step, manifest.about};
 }
 
-std::optional<Checkpoint> newest_checkpoint(const fs::path& directory, std::vector<std::string>& passed_over) {
+std::optional<Checkpoint> newest_checkpoint(const fs::path& directory, std::vector<std::string>& passed_over,
+                                            const std::function<void(const Checkpoint&)>& check) {
   for (const fs::path& path : newest_first(directory)) {
     try {
-      return open_checkpoint(path);
+      Checkpoint found = open_checkpoint(path);
+      check(found);
+      return found;
     } catch (const Error& e) {
       passed_over.emplace_back(e.what());
     }
   }
   return std::nullopt;
-}
-
-std::vector<fs::path> remove_stale_attempts(const fs::path& directory) {
-  std::vector<fs::path> removed;
-  for (const fs::path& path : entries(directory)) {
-    const std::string name = path.filename().string();
-    const size_t at = name.find(kAttempt);
-    if (at == std::string::npos) continue;
-    int pid = 0;
-    const char* const digits = name.data() + at + kAttempt.size();
-    std::from_chars(digits, name.data() + name.size(), pid);
-    if (pid > 0 && pid != ::getpid() && (::kill(pid, 0) == 0 || errno == EPERM)) continue;  // its process lives
-    std::error_code error;
-    fs::remove_all(path, error);
-    if (!error) removed.push_back(path);
-  }
-  return removed;
 }
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 // Checkpoints on disk: folders `step-N` that are whole or absent.
 //
-//   step-N.tmp-PID/ gets the files; manifest.json (step, what the caller says about the run, size and XXH3-64 of every
+//   step-N.tmp-.../ gets the files; manifest.json (step, what the caller says about the run, size and XXH3-64 of every
 //   file) comes last; everything is flushed; one rename makes it step-N; `latest` names it. So a kill, a full disk or a
 //   power cut at any moment leaves the earlier checkpoints as they were, and what is left half-written is never loaded.
 //   An old checkpoint loses its name before its files, so what is left half-removed is none either.
@@ -14,12 +14,9 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera {
+#include "tensor/temporary.h"
 
-struct CheckpointFile {
-  std::string name;
-  std::function<void(const std::filesystem::path&)> write;
-};
+namespace tessera {
 
 struct Checkpoint {
   std::filesystem::path path;
@@ -27,10 +24,30 @@ struct Checkpoint {
   std::string about;  // JSON object, as it was saved
 };
 
-// Saves and returns `directory`/step-N; keeps the newest `keep` checkpoints. A folder of that name is replaced. Throws
-// OutputError naming the path and the cause; nothing is left of a failed attempt.
-Checkpoint save_checkpoint(const std::filesystem::path& directory, int64_t step, std::span<const CheckpointFile> files,
-                           const std::string& about, size_t keep);
+// A checkpoint that is being written: files go into path(). Everything throws OutputError naming the path and the
+// cause.
+class NewCheckpoint {
+ public:
+  NewCheckpoint(std::filesystem::path directory, int64_t step);
+  const std::filesystem::path& path() const { return name_.path(); }
+  int64_t step() const { return step_; }
+  // Makes it directory/step-N, with all files that are in path() now; a folder of that name is replaced. The newest
+  // `keep` checkpoints stay, and the best.
+  Checkpoint finish(const std::string& about, size_t keep);
+
+ private:
+  std::filesystem::path directory_;
+  TemporaryName name_;  // which removes what did not become a checkpoint
+  int64_t step_;
+};
+
+// The checkpoint with the lowest validation loss is named in a file beside it, `best`: "step-N 1.87".
+struct BestCheckpoint {
+  int64_t step = 0;
+  double val_loss = 0;
+};
+std::optional<BestCheckpoint> best_checkpoint(const std::filesystem::path& directory);
+void write_best(const std::filesystem::path& directory, const BestCheckpoint& best);
 
 // What a manifest says; the names of its files have no directory in them.
 struct ListedFile {
@@ -49,13 +66,10 @@ Manifest parse_manifest(std::string_view json, const std::string& what);
 // Checks the manifest, and the size and checksum of every file. Throws InputError naming the file.
 Checkpoint open_checkpoint(const std::filesystem::path& path);
 
-// The newest that opens; `passed_over` gets one line for each newer one that does not, with the reason.
-std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& directory,
-                                            std::vector<std::string>& passed_over);
-
-// Removes what processes that are no more have left half-written or half-removed: entries named *.tmp-PID. Returns
-// them. For a process that has not written yet, since its own number may be that of a dead one (in a container that was
-// started again it often is).
-std::vector<std::filesystem::path> remove_stale_attempts(const std::filesystem::path& directory);
+// The newest that opens and that `check` does not throw for; `passed_over` gets one line for each newer one, with the
+// reason.
+std::optional<Checkpoint> newest_checkpoint(
+    const std::filesystem::path& directory, std::vector<std::string>& passed_over,
+    const std::function<void(const Checkpoint&)>& check = [](const Checkpoint&) {});
 
 }  // namespace tessera

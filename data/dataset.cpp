@@ -3,8 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <tuple>
 
 #include "data/bpe/bpe_tokenizer.h"
 #include "data/files.h"
@@ -27,6 +30,13 @@ int64_t integer(const Json& json, const char* part, const char* key, const std::
   throw InputError(fmt::format("{}: the key '{}.{}' must be a non-negative integer", what, part, key));
 }
 
+int64_t longest_token(const Tokenizer& tokenizer) {
+  int64_t longest = 0;
+  for (int32_t token = 0; token < tokenizer.vocab_size(); ++token)
+    longest = std::max(longest, std::ssize(tokenizer.decode(std::span(&token, 1))));
+  return longest;
+}
+
 // Moves a finished directory to its name. False when another process was first.
 bool publish(const fs::path& finished, const fs::path& directory) {
   std::error_code error;
@@ -37,6 +47,13 @@ bool publish(const fs::path& finished, const fs::path& directory) {
 }
 
 }  // namespace
+
+std::map<std::string, std::string> Dataset::checksums() const {
+  const auto hex = [](uint64_t sum) { return fmt::format("{:016x}", sum); };
+  return {{"data", hex(train.checksum())},
+          {"validation", hex(val.checksum())},
+          {"vocabulary", hex(checksum(tokenizer->to_json()))}};
+}
 
 double Dataset::bits_per_byte(double nats_per_token) const {
   return nats_per_token / std::log(2.0) * static_cast<double>(val.size()) / static_cast<double>(val_bytes);
@@ -78,6 +95,12 @@ Dataset Dataset::open(const fs::path& directory) {
   if (d.train.vocab_size() != vocab || d.val.vocab_size() != vocab)
     throw InputError(fmt::format("{}: the vocabularies differ: train.tok {}, val.tok {}, tokenizer.json {}",
                                  directory.string(), d.train.vocab_size(), d.val.vocab_size(), vocab));
+  const int64_t longest = longest_token(*d.tokenizer);
+  for (const auto& [split, bytes, tokens] :
+       {std::tuple("train", d.train_bytes, d.train.size()), {"val", d.val_bytes, d.val.size()}})
+    if (bytes > tokens * longest)
+      throw InputError(fmt::format("{}: {}.bytes is {}; expected at most {}, for {} tokens of at most {} bytes", what,
+                                   split, bytes, tokens * longest, tokens, longest));
   return d;
 }
 
@@ -85,7 +108,8 @@ bool write_dataset(const Tokens& t, const fs::path& named) {
   fs::path directory = fs::absolute(named).lexically_normal();
   if (!directory.has_filename()) directory = directory.parent_path();  // "name/"
   make_directories(directory.parent_path());
-  const TemporaryDirectory beside(directory.string() + ".tmp-");
+  remove_stale(directory.parent_path(), false);
+  const TemporaryDirectory beside(directory);
   const fs::path made = beside.path() / "dataset";
   make_directories(made);
   const int64_t vocab = t.tokenizer->vocab_size();

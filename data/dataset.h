@@ -1,6 +1,7 @@
 // A dataset: a directory with train.tok, val.tok, tokenizer.json and dataset.json.
 #pragma once
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -30,6 +31,8 @@ struct Dataset {
   int64_t train_bytes = 0;  // of text, per split
   int64_t val_bytes = 0;
 
+  // What tells it from any other: hashes of "data", "validation" and "vocabulary".
+  std::map<std::string, std::string> checksums() const;
   // Bits per byte of the validation text that a mean loss in nats per token means; independent of the tokenizer.
   double bits_per_byte(double nats_per_token) const;
 

@@ -4,15 +4,17 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <openssl/evp.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <vector>
 
 #include "tensor/error.h"
@@ -25,29 +27,17 @@ namespace {
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() { close_now(); }
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return fd_; }
-  bool close_now() {
-    const int fd = fd_;
-    fd_ = -1;
-    return fd < 0 || ::close(fd) == 0;
-  }
+  int release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_;
 };
-
-bool write_all(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    bytes.remove_prefix(static_cast<size_t>(n));
-  }
-  return true;
-}
 
 // O_NONBLOCK: opening a FIFO must not wait for its writer.
 constexpr int kToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
@@ -99,16 +89,33 @@ void read_pieces(const fs::path& file, const std::function<void(std::span<const 
   for (size_t n = 0; (n = read_some(in, file, piece.data(), piece.size())) > 0;) f({piece.data(), n});
 }
 
-void write_file(const fs::path& file, std::span<const std::string_view> parts) {
-  const std::string beside = fmt::format("{}.tmp-{}", file.string(), ::getpid());
-  Descriptor out(::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  const auto write_part = [&](std::string_view part) { return write_all(out.get(), part); };
-  const bool ok = out.get() >= 0 && std::ranges::all_of(parts, write_part) && ::fsync(out.get()) == 0 &&
-                  out.close_now() && ::rename(beside.c_str(), file.c_str()) == 0;
-  if (ok) return;
-  const int cause = errno;
-  ::unlink(beside.c_str());
-  throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(cause)));
+void SharedFile::create(const fs::path& file, std::string_view first, int64_t size) {
+  const Descriptor out(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+  if (const int cause = out.get() < 0 ? errno : ::posix_fallocate(out.get(), 0, size); cause != 0)
+    throw OutputError(fmt::format("cannot write {} of {} bytes: {}", file.string(), size, std::strerror(cause)));
+  SharedFile(file).write(0, std::as_bytes(std::span(first)));
+}
+
+SharedFile::SharedFile(const fs::path& file) : file_(file), fd_(::open(file.c_str(), O_WRONLY | O_CLOEXEC)) {
+  if (fd_ < 0) throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
+}
+
+SharedFile::~SharedFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void SharedFile::write(int64_t at, std::span<const std::byte> bytes) const {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) throw OutputError(fmt::format("cannot write {}: {}", file_.string(), std::strerror(errno)));
+    bytes = bytes.subspan(static_cast<size_t>(n));
+    at += n;
+  }
+}
+
+void SharedFile::flush() const {
+  if (::fsync(fd_) != 0) throw OutputError(fmt::format("cannot write {}: {}", file_.string(), std::strerror(errno)));
 }
 
 void sync_directory(const fs::path& directory) {
@@ -117,21 +124,25 @@ void sync_directory(const fs::path& directory) {
     throw OutputError(fmt::format("cannot flush {}: {}", directory.string(), std::strerror(errno)));
 }
 
-MappedFile::MappedFile(const fs::path& file) {
-  const Descriptor in(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat info {};
-  if (in.get() < 0 || ::fstat(in.get(), &info) != 0)
-    throw InputError(fmt::format("cannot open {}: {}", file.string(), std::strerror(errno)));
-  if (!S_ISREG(info.st_mode)) throw InputError(fmt::format("{} is not a regular file", file.string()));
-  size_ = static_cast<size_t>(info.st_size);
-  if (size_ == 0) return;
-  void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, in.get(), 0);
-  if (map == MAP_FAILED) throw InputError(fmt::format("cannot map {}: {}", file.string(), std::strerror(errno)));
-  data_ = static_cast<const std::byte*>(map);
+OpenFile::OpenFile(const fs::path& file) : file_(file) {
+  Descriptor in(::open(file.c_str(), kToRead));
+  size_ = static_cast<int64_t>(regular_size(in, file));
+  fd_ = in.release();
 }
 
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+OpenFile::~OpenFile() { ::close(fd_); }
+
+void OpenFile::read(int64_t at, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const ssize_t n = ::pread(fd_, out.data(), out.size(), at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw InputError(fmt::format("cannot read {}: {}", file_.string(), std::strerror(errno)));
+    if (n == 0)
+      throw InputError(fmt::format("{} was cut short while it was used: it had {} bytes, and there are none at {}",
+                                   file_.string(), size_, at));
+    out = out.subspan(static_cast<size_t>(n));
+    at += n;
+  }
 }
 
 void make_directories(const fs::path& directory) {
@@ -140,6 +151,17 @@ void make_directories(const fs::path& directory) {
   if (error || !fs::is_directory(directory, error))
     throw OutputError(fmt::format("cannot make the directory {}: {}", directory.string(),
                                   error ? error.message() : "something else has that name"));
+}
+
+uint64_t checksum(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+uint64_t checksum_of(const fs::path& file) {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
+  if (!state) throw std::bad_alloc();
+  XXH3_64bits_reset(state.get());
+  read_pieces(file,
+              [&](std::span<const std::byte> piece) { XXH3_64bits_update(state.get(), piece.data(), piece.size()); });
+  return XXH3_64bits_digest(state.get());
 }
 
 std::string sha256(std::string_view bytes) {
@@ -159,16 +181,9 @@ fs::path cache_directory() {
   throw Error("there is no cache directory: set TESSERA_CACHE (or HOME) to a directory that can be written");
 }
 
-TemporaryDirectory::TemporaryDirectory(const fs::path& prefix) {
-  std::string name = prefix.string() + "XXXXXX";
-  if (::mkdtemp(name.data()) == nullptr)
-    throw OutputError(fmt::format("cannot make a temporary directory {}: {}", name, std::strerror(errno)));
-  path_ = name;
-}
-
-TemporaryDirectory::~TemporaryDirectory() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
+TemporaryDirectory::TemporaryDirectory(const fs::path& stem) : name_(stem) {
+  if (::mkdir(path().c_str(), 0700) != 0)
+    throw OutputError(fmt::format("cannot make a temporary directory {}: {}", path().string(), std::strerror(errno)));
 }
 
 }  // namespace tessera

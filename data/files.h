@@ -1,12 +1,16 @@
 // Small helpers of the data layer: whole files, checksums, the cache directory.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+
+#include "tensor/temporary.h"
+#include "tensor/write_file.h"
 
 namespace tessera {
 
@@ -17,44 +21,51 @@ std::string read_file(const std::filesystem::path& file);
 // process's own for as long as it is read. Throws like read_file().
 void read_pieces(const std::filesystem::path& file, const std::function<void(std::span<const std::byte>)>& f);
 
-// Writes a file beside `file`, flushes it to disk and renames it, so that `file` is whole or absent. Throws
-// OutputError.
-void write_file(const std::filesystem::path& file, std::span<const std::string_view> parts);
-inline void write_file(const std::filesystem::path& file, std::string_view first, std::string_view second = {}) {
-  const std::string_view parts[] = {first, second};
-  write_file(file, parts);
-}
+// A file that several writers fill, each its own bytes. Everything throws OutputError.
+class SharedFile {
+ public:
+  // Makes the file, with room for `size` bytes, of which `first` are the first; it must not be there yet.
+  static void create(const std::filesystem::path& file, std::string_view first, int64_t size);
+  explicit SharedFile(const std::filesystem::path& file);
+  SharedFile(SharedFile&& other) noexcept : file_(std::move(other.file_)), fd_(std::exchange(other.fd_, -1)) {}
+  SharedFile& operator=(SharedFile&&) = delete;
+  ~SharedFile();
+  void write(int64_t at, std::span<const std::byte> bytes) const;
+  void flush() const;  // to disk
+
+ private:
+  std::filesystem::path file_;
+  int fd_;
+};
+
 // Flushes a directory's entries to disk, so that a rename in it survives a power cut. Throws OutputError.
 void sync_directory(const std::filesystem::path& directory);
 
-// A file mapped read-only for as long as the object lives; by default nothing.
-class MappedFile {
+// A regular file that is open for reading, which may be written to or cut short meanwhile.
+class OpenFile {
  public:
-  MappedFile() = default;
   // Throws InputError when it is missing, unreadable or something else than a file.
-  explicit MappedFile(const std::filesystem::path& file);
-  MappedFile(MappedFile&& other) noexcept { swap(other); }
-  MappedFile& operator=(MappedFile&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  explicit OpenFile(const std::filesystem::path& file);
+  ~OpenFile();
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+  // When it was opened.
+  int64_t size() const { return size_; }
+  // The bytes from `at`. Throws InputError when they are not there.
+  void read(int64_t at, std::span<std::byte> out) const;
 
  private:
-  void swap(MappedFile& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-  }
-  const std::byte* data_ = nullptr;
-  size_t size_ = 0;
+  std::filesystem::path file_;
+  int fd_;
+  int64_t size_;
 };
 
 // Makes a directory and its parents. Throws OutputError.
 void make_directories(const std::filesystem::path& directory);
 
+// XXH3-64 of bytes, and of a file. Throws like read_file().
+uint64_t checksum(std::string_view bytes);
+uint64_t checksum_of(const std::filesystem::path& file);
 // SHA-256 in lower-case hexadecimal.
 std::string sha256(std::string_view bytes);
 
@@ -64,15 +75,12 @@ std::filesystem::path cache_directory();
 // A new empty directory that is removed, with all in it, at the end of the scope. Throws OutputError.
 class TemporaryDirectory {
  public:
-  // Named `prefix` and six random characters; the parent must exist.
-  explicit TemporaryDirectory(const std::filesystem::path& prefix);
-  ~TemporaryDirectory();
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  const std::filesystem::path& path() const { return path_; }
+  // Named `stem` and what TemporaryName adds; the parent must exist.
+  explicit TemporaryDirectory(const std::filesystem::path& stem);
+  const std::filesystem::path& path() const { return name_.path(); }
 
  private:
-  std::filesystem::path path_;
+  TemporaryName name_;
 };
 
 }  // namespace tessera

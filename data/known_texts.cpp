@@ -76,11 +76,18 @@ void run_or_explain(const std::vector<std::string>& command, const fs::path& dir
                   line, result.status, result.last_line, kPackage));
 }
 
+// Where something is downloaded to.
+fs::path new_work_folder() {
+  const fs::path folder = temporary_folder();
+  remove_stale(folder, false);
+  return folder / "tessera-download";
+}
+
 std::string fetch_austen() {
   const fs::path installed = fs::path("/") / kDatabase;
   std::error_code error;
   if (fs::is_regular_file(installed, error)) return keep(kAusten, unpack_novels(installed), installed.string());
-  const TemporaryDirectory work(fs::temp_directory_path() / "tessera-austen-");
+  const TemporaryDirectory work(new_work_folder());
   run_or_explain({"apt-get", "download", std::string(kPackage)}, work.path());
   fs::path archive;
   for (const auto& entry : fs::directory_iterator(work.path()))
@@ -94,7 +101,7 @@ std::string fetch_austen() {
 }
 
 std::string fetch_shakespeare() {
-  const TemporaryDirectory work(fs::temp_directory_path() / "tessera-text-");
+  const TemporaryDirectory work(new_work_folder());
   const std::string url(kShakespeareUrl);
   ProgramResult result =
       run_program({"curl", "-fsSL", "--connect-timeout", "15", "-o", "input.txt", url}, work.path(), 120);

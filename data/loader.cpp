@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "tensor/error.h"
 
@@ -27,10 +28,11 @@ void Loader::load(int64_t step, int64_t first, int64_t count, int32_t* inputs, i
   if (step < 0 || first < 0 || count < 0 || first > batch_ - count)
     throw Error(
         fmt::format("sequences {} to {} of step {} are not in a batch of {}", first, first + count, step, batch_));
+  std::vector<int32_t> row(static_cast<size_t>(context_ + 1));
   for (int64_t s = 0; s < count; ++s) {
-    const int64_t begin = start(step, first + s);
-    tokens_.copy(begin, context_, inputs + s * context_);
-    tokens_.copy(begin + 1, context_, targets + s * context_);
+    tokens_.copy(start(step, first + s), context_ + 1, row.data());
+    std::copy(row.begin(), row.end() - 1, inputs + s * context_);
+    std::copy(row.begin() + 1, row.end(), targets + s * context_);
   }
 }
 

@@ -34,7 +34,8 @@ std::optional<fs::path> validation_of(const fs::path& file) {
 }
 
 std::vector<int32_t> read_llmc(const fs::path& file, int64_t vocab) {
-  return parse_llmc(MappedFile(file).bytes(), vocab, file.string());
+  const std::string bytes = read_file(file);
+  return parse_llmc(std::as_bytes(std::span(bytes)), vocab, file.string());
 }
 
 void require_folder(const fs::path& file, const TokenizerChoice& choice) {
@@ -81,12 +82,8 @@ std::string cache_key(const Text& text, const TokenizerChoice& choice) {
   return fmt::format("{:016x}{:016x}{:016x}-{}", content.high64, content.low64, cuts, cache_name(choice));
 }
 std::string cache_key(const fs::path& file, const TokenizerChoice& choice) {
-  const auto hash = [](const fs::path& path) {
-    const MappedFile map(path);
-    return XXH3_64bits(map.bytes().data(), map.bytes().size());
-  };
   const std::optional<fs::path> val = validation_of(file);
-  return fmt::format("{:016x}{:016x}-{}", hash(file), val ? hash(*val) : 0, cache_name(choice));
+  return fmt::format("{:016x}{:016x}-{}", checksum_of(file), val ? checksum_of(*val) : 0, cache_name(choice));
 }
 
 Dataset open_fitting(const fs::path& directory, const TokenizerChoice& choice) {
@@ -101,6 +98,8 @@ Dataset open_fitting(const fs::path& directory, const TokenizerChoice& choice) {
 template <class Make>
 Dataset cached(const std::string& key, const std::string& source, const Make& make) {
   const fs::path directory = cache_directory() / "datasets" / key;
+  remove_stale(cache_directory(), false);
+  remove_stale(directory.parent_path(), false);
   std::error_code error;
   if (fs::exists(directory, error)) {
     try {

@@ -12,11 +12,16 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <mutex>
+#include <set>
 
 namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+std::mutex listing;
+std::set<pid_t> running;  // each in a process group of its own
 
 // Starts the program in a process group of its own, with its output on `out`; 0 or an errno.
 int spawn(const std::vector<std::string>& command, const std::filesystem::path& directory, int out, pid_t& child) {
@@ -32,7 +37,9 @@ int spawn(const std::vector<std::string>& command, const std::filesystem::path& 
   posix_spawn_file_actions_adddup2(&actions, out, 2);
   posix_spawn_file_actions_addchdir_np(&actions, directory.c_str());
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  const std::lock_guard lock(listing);
   const int error = ::posix_spawnp(&child, arguments[0], &actions, &attributes, arguments.data(), environ);
+  if (error == 0) running.insert(child);
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   return error;
@@ -53,6 +60,18 @@ bool drain(int pipe, Clock::time_point deadline, std::string& output) {
     output.append(block.data(), static_cast<size_t>(n));
     if (output.size() > 1 << 17) output.erase(0, 1 << 16);
   }
+}
+
+// The status as waitpid() says it. Until a child is taken from the list its number is no other's.
+int wait_for(pid_t child) {
+  siginfo_t ended{};
+  while (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
+  }
+  const std::lock_guard lock(listing);
+  running.erase(child);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return status;
 }
 
 std::string last_line_of(std::string output) {
@@ -78,12 +97,15 @@ ProgramResult run_program(const std::vector<std::string>& command, const std::fi
   const bool ended = drain(pipe[0], Clock::now() + std::chrono::seconds(timeout_seconds), output);
   ::close(pipe[0]);
   if (!ended) ::kill(-child, SIGKILL);
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
+  const int status = wait_for(child);
   if (!ended) return {124, "no answer within " + std::to_string(timeout_seconds) + " s"};
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return {code, last_line_of(std::move(output))};
+}
+
+void kill_running_programs() {
+  listing.lock();  // and never unlocked
+  for (const pid_t child : running) ::kill(-child, SIGKILL);
 }
 
 }  // namespace tessera

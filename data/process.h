@@ -16,4 +16,7 @@ struct ProgramResult {
 ProgramResult run_program(const std::vector<std::string>& command, const std::filesystem::path& directory,
                           int timeout_seconds);
 
+// Kills what run_program() is waiting for, for a process that ends at once; nothing is started any more.
+void kill_running_programs();
+
 }  // namespace tessera

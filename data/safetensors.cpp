@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "data/json.h"
+#include "tensor/write_file.h"
 
 namespace tessera {
 namespace {
@@ -90,25 +91,34 @@ TensorBytes bytes_of(const std::string& name, const Tensor& tensor) {
           {tensor.raw(), static_cast<size_t>(tensor.nbytes())}};
 }
 
-void write_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
-                       const std::map<std::string, std::string>& metadata) {
+SafetensorsLayout safetensors_layout(std::span<const TensorBytes> tensors,
+                                     const std::map<std::string, std::string>& metadata) {
   Json header = Json::object();
   header["__metadata__"] = metadata;
   header["__metadata__"]["format"] = "pt";
-  std::vector<std::string_view> parts(1);
+  SafetensorsLayout out;
   int64_t at = 0;
   for (const TensorBytes& t : tensors) {
-    if (header.contains(t.name)) throw Error(fmt::format("{}: two tensors are named '{}'", file.string(), t.name));
-    const int64_t end = at + std::ssize(t.bytes);
+    const int64_t end = at + product(t.shape, size_of(t.dtype)).value();
+    if (!out.begins.emplace(t.name, at).second) throw Error(fmt::format("two tensors are named '{}'", t.name));
     header[t.name] = {{"dtype", format_name(t.dtype)}, {"shape", t.shape}, {"data_offsets", {at, end}}};
-    parts.push_back(view(t.bytes));
     at = end;
   }
   std::string text = header.dump();
   text.append((kAlignment - (kLengthBytes + text.size()) % kAlignment) % kAlignment, ' ');
   const uint64_t length = text.size();
   text.insert(0, reinterpret_cast<const char*>(&length), kLengthBytes);
-  parts[0] = text;
+  for (auto& [name, begin] : out.begins) begin += std::ssize(text);
+  out.size = at + std::ssize(text);
+  out.header = std::move(text);
+  return out;
+}
+
+void write_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  const SafetensorsLayout layout = safetensors_layout(tensors, metadata);
+  std::vector<std::string_view> parts = {layout.header};
+  for (const TensorBytes& t : tensors) parts.push_back(view(t.bytes));
   write_file(file, parts);
 }
 
@@ -159,6 +169,13 @@ const TensorBytes& Safetensors::at(const std::string& name) const {
   const auto found = index_.find(name);
   if (found == index_.end()) throw InputError(fmt::format("{}: there is no tensor '{}'", what_, name));
   return tensors_[found->second];
+}
+
+void Safetensors::expect_no_others(const std::set<std::string>& names) const {
+  for (const TensorBytes& t : tensors_)
+    if (!names.contains(t.name))
+      throw InputError(fmt::format("{}: the model has no tensor '{}'; expected those of {} parameters", what_, t.name,
+                                   names.size()));
 }
 
 void Safetensors::read_into(const std::string& name, const Tensor& out) const {

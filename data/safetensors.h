@@ -7,11 +7,12 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "data/files.h"
+#include "data/mapped_file.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
@@ -25,6 +26,16 @@ struct TensorBytes {
 
 // Of a contiguous tensor in the host's memory, which must outlive the result.
 TensorBytes bytes_of(const std::string& name, const Tensor& tensor);
+
+// A file's header, and where each tensor begins in the file: for those who write it in parts.
+struct SafetensorsLayout {
+  std::string header;
+  std::map<std::string, int64_t> begins;
+  int64_t size = 0;  // of the file
+};
+// Of tensors in this order, whose bytes are not looked at. Throws Error for a name given twice.
+SafetensorsLayout safetensors_layout(std::span<const TensorBytes> tensors,
+                                     const std::map<std::string, std::string>& metadata = {});
 
 // Writes beside and renames. Data begins at a multiple of 64 bytes. The metadata gets {"format": "pt"}, which other
 // readers ask for. Throws OutputError; Error for a name given twice.
@@ -43,6 +54,8 @@ class Safetensors {
   bool contains(const std::string& name) const { return index_.contains(name); }
   // Throws InputError when there is none of that name.
   const TensorBytes& at(const std::string& name) const;
+  // Throws InputError naming a tensor that is not among `names`.
+  void expect_no_others(const std::set<std::string>& names) const;
   // Copies the tensor of that name into `out`, contiguous, of the same dtype and shape and on any device. Throws
   // InputError.
   void read_into(const std::string& name, const Tensor& out) const;

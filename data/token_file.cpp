@@ -1,4 +1,4 @@
-// The memory-mapped token file.
+// Writing, checking and reading token files.
 #include "data/token_file.h"
 
 #include <fmt/format.h>
@@ -8,6 +8,8 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -27,7 +29,7 @@ struct Header {
   std::array<uint64_t, 3> zero{};
 };
 static_assert(sizeof(Header) == 64);
-static_assert(std::endian::native == std::endian::little, "token files are mapped as they are");
+static_assert(std::endian::native == std::endian::little, "token files are read as they are");
 
 template <class T>
 std::vector<T> narrowed(std::span<const int32_t> tokens, int64_t vocab) {
@@ -52,13 +54,6 @@ void write_as(const std::filesystem::path& file, std::span<const int32_t> tokens
   write_file(file, {reinterpret_cast<const char*>(&header), sizeof(header)}, bytes);
 }
 
-// The largest token of a payload, whose elements are at their natural alignment.
-template <class T>
-uint64_t largest(const void* tokens, uint64_t count) {
-  const T* t = static_cast<const T*>(tokens);
-  return count == 0 ? 0 : *std::max_element(t, t + count);
-}
-
 }  // namespace
 
 void TokenFile::write(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab) {
@@ -68,47 +63,101 @@ void TokenFile::write(const std::filesystem::path& file, std::span<const int32_t
 }
 
 TokenFile TokenFile::open(const std::filesystem::path& file) {
-  MappedFile map(file);
-  TokenFile out = of_bytes(map.bytes(), file.string());
-  out.map_ = std::move(map);
+  TokenFile out;
+  out.what_ = file.string();
+  out.file_ = std::make_shared<OpenFile>(file);
+  out.check(out.file_->size());
+  return out;
+}
+
+TokenFile TokenFile::of_bytes(std::span<const std::byte> bytes, const std::string& what) {
+  TokenFile out;
+  out.what_ = what;
+  out.bytes_ = bytes;
+  out.check(std::ssize(bytes));
   return out;
 }
 
 // Everything in the file is checked before anything of it is used.
-TokenFile TokenFile::of_bytes(std::span<const std::byte> bytes, const std::string& what) {
+void TokenFile::check(int64_t size) {
   const auto require = [&](bool ok, const auto& why) {
-    if (!ok) throw InputError(fmt::format("the token file {}: {}", what, why()));
+    if (!ok) throw InputError(fmt::format("the token file {}: {}", what_, why()));
   };
   Header h;
-  require(bytes.size() >= sizeof(h),
-          [&] { return fmt::format("{} bytes; a header of {} was expected", bytes.size(), sizeof(h)); });
-  std::memcpy(&h, bytes.data(), sizeof(h));
+  require(size >= int64_t{sizeof(h)},
+          [&] { return fmt::format("{} bytes; a header of {} was expected", size, sizeof(h)); });
+  read(0, std::as_writable_bytes(std::span(&h, 1)));
   require(h.magic == Header().magic, [] { return "it does not begin as a token file does"; });
   require(h.version == 1, [&] { return fmt::format("version {}; expected 1", h.version); });
   require(h.width == 2 || h.width == 4, [&] { return fmt::format("{} bytes per token; expected 2 or 4", h.width); });
   require(h.vocab >= 1 && h.vocab <= uint64_t{1} << 31,
           [&] { return fmt::format("a vocabulary of {} tokens; expected 1 to 2^31", h.vocab); });
   require(h.zero == Header().zero, [] { return "the header's last 24 bytes must be zero"; });
-  const std::span<const std::byte> payload = bytes.subspan(sizeof(h));
-  require(h.count <= payload.size() && h.count * h.width == payload.size(), [&] {
-    return fmt::format("{} tokens of {} bytes were expected, {} bytes are there", h.count, h.width, payload.size());
+  const uint64_t payload = static_cast<uint64_t>(size) - sizeof(h);
+  require(h.count <= payload && h.count * h.width == payload, [&] {
+    return fmt::format("{} tokens of {} bytes were expected, {} bytes are there", h.count, h.width, payload);
   });
-  const uint64_t hash = XXH3_64bits(payload.data(), payload.size());
-  require(hash == h.hash, [&] { return fmt::format("its checksum is {:016x}; expected {:016x}", hash, h.hash); });
-  const uint64_t top =
-      h.width == 2 ? largest<uint16_t>(payload.data(), h.count) : largest<uint32_t>(payload.data(), h.count);
-  require(top < h.vocab, [&] { return fmt::format("token {} is outside the vocabulary of {}", top, h.vocab); });
-  TokenFile out;
-  out.tokens_ = payload.data();
-  out.count_ = static_cast<int64_t>(h.count);
-  out.vocab_ = static_cast<int64_t>(h.vocab);
-  out.checksum_ = hash;
-  out.width_ = static_cast<int>(h.width);
-  return out;
+  count_ = static_cast<int64_t>(h.count);
+  vocab_ = static_cast<int64_t>(h.vocab);
+  width_ = h.width;
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), XXH3_freeState);
+  if (!hash) throw std::bad_alloc();
+  XXH3_64bits_reset(hash.get());
+  for_each_piece(0, count_, [&](std::span<const std::byte> piece, int64_t) {
+    XXH3_64bits_update(hash.get(), piece.data(), piece.size());
+  });
+  checksum_ = XXH3_64bits_digest(hash.get());
+  require(checksum_ == h.hash,
+          [&] { return fmt::format("its checksum is {:016x}; expected {:016x}", checksum_, h.hash); });
+  std::vector<int32_t> tokens;
+  for_each_piece(0, count_, [&](std::span<const std::byte> piece, int64_t position) {
+    tokens.resize(piece.size() / static_cast<size_t>(width_));
+    widen(piece, position, tokens.data());
+  });
+}
+
+// Calls f with the bytes of tokens, as many as fit into a small buffer, and the position of the first.
+template <class F>
+void TokenFile::for_each_piece(int64_t begin, int64_t count, const F& f) const {
+  constexpr int64_t kPiece = 8192;
+  std::array<std::byte, kPiece> buffer;
+  for (const int64_t end = begin + count; begin < end;) {
+    const int64_t here = std::min(end - begin, kPiece / width_);
+    const std::span piece(buffer.data(), static_cast<size_t>(here * width_));
+    read(int64_t{sizeof(Header)} + begin * width_, piece);
+    f(std::span<const std::byte>(piece), begin);
+    begin += here;
+  }
+}
+
+void TokenFile::read(int64_t at, std::span<std::byte> out) const {
+  if (file_) return file_->read(at, out);
+  std::ranges::copy(bytes_.subspan(static_cast<size_t>(at), out.size()), out.begin());
+}
+
+void TokenFile::widen(std::span<const std::byte> from, int64_t position, int32_t* out) const {
+  const auto each = [&]<class T>(T token) {
+    for (size_t i = 0; i * sizeof(T) < from.size(); ++i) {
+      std::memcpy(&token, from.data() + i * sizeof(T), sizeof(T));
+      if (int64_t{token} >= vocab_)
+        throw InputError(fmt::format("the token file {}: token {} at position {} is outside the vocabulary of {}",
+                                     what_, token, position + static_cast<int64_t>(i), vocab_));
+      out[i] = static_cast<int32_t>(token);
+    }
+  };
+  width_ == 2 ? each(uint16_t{0}) : each(uint32_t{0});
+}
+
+int32_t TokenFile::operator[](int64_t i) const {
+  int32_t token = 0;
+  copy(i, 1, &token);
+  return token;
 }
 
 void TokenFile::copy(int64_t begin, int64_t count, int32_t* out) const {
-  for (int64_t i = 0; i < count; ++i) out[i] = (*this)[begin + i];
+  for_each_piece(begin, count, [&](std::span<const std::byte> piece, int64_t position) {
+    widen(piece, position, out + (position - begin));
+  });
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// A file of tokens, memory-mapped: a 64-byte header and then the tokens as 16 or 32 bits each, little-endian.
+// A file of tokens: a 64-byte header and then the tokens as 16 or 32 bits each, little-endian.
 //
 //   bytes 0..7 "TESSTOK\n"   8..11 version (1)   12..15 bytes per token (2 or 4)   16..23 vocabulary
 //   24..31 count             32..39 XXH3-64 of the tokens' bytes                   40..63 zero
@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -15,10 +16,10 @@ namespace tessera {
 
 class TokenFile {
  public:
-  // Maps a file read-only and checks all of it: header, length, checksum, every token inside the vocabulary. Throws
+  // Checks all of the file: header, length, checksum, every token inside the vocabulary. It stays open. Throws
   // InputError. Cost: one pass over the file.
   static TokenFile open(const std::filesystem::path& file);
-  // The same of bytes in memory, which must outlive the result and begin at a multiple of 4; `what` names them.
+  // The same of bytes in memory, which must outlive the result; `what` names them.
   static TokenFile of_bytes(std::span<const std::byte> bytes, const std::string& what);
   // Writes tokens, each in [0, vocab_size), beside `file` and renames. Throws OutputError; Error for a bad token.
   static void write(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab_size);
@@ -27,20 +28,25 @@ class TokenFile {
   int64_t vocab_size() const { return vocab_; }
   uint64_t checksum() const { return checksum_; }  // XXH3-64 of the tokens' bytes
   // Token i of [0, size()).
-  int32_t operator[](int64_t i) const {
-    return width_ == 2 ? static_cast<int32_t>(static_cast<const uint16_t*>(tokens_)[i])
-                       : static_cast<const int32_t*>(tokens_)[i];
-  }
-  // Tokens [begin, begin + count) to `out`. The caller keeps them inside [0, size()).
+  int32_t operator[](int64_t i) const;
+  // Tokens [begin, begin + count) to `out`. The caller keeps them inside [0, size()). Throws InputError when the file
+  // was changed so that they are not there, or are outside the vocabulary.
   void copy(int64_t begin, int64_t count, int32_t* out) const;
 
  private:
-  MappedFile map_;
-  const void* tokens_ = nullptr;
+  void check(int64_t size);
+  void read(int64_t at, std::span<std::byte> out) const;
+  void widen(std::span<const std::byte> from, int64_t position, int32_t* out) const;
+  template <class F>
+  void for_each_piece(int64_t begin, int64_t count, const F& f) const;
+
+  std::string what_;
+  std::shared_ptr<const OpenFile> file_;  // or
+  std::span<const std::byte> bytes_;
   int64_t count_ = 0;
   int64_t vocab_ = 0;
   uint64_t checksum_ = 0;
-  int width_ = 2;
+  int64_t width_ = 2;
 };
 
 }  // namespace tessera

@@ -15,7 +15,7 @@ struct LrSchedule {
 
   // The rate of step 0, 1, ...: lr (step + 1) / (warmup + 1) during the warm-up.
   double at(int64_t step) const {
-    if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
+    if (step < warmup) return lr * (static_cast<double>(step) + 1) / (static_cast<double>(warmup) + 1);
     if (min_lr == lr) return lr;
     if (step >= steps) return min_lr;
     const double done = static_cast<double>(step - warmup) / static_cast<double>(steps - warmup);

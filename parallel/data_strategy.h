@@ -77,9 +77,6 @@ class DataStrategy {
   Communicator& axis() const { return axis_; }
   const ArenaPtr& arena() const { return arena_; }
 
-  // Of a tensor like a shard: see gather_unit().
-  Tensor gather(size_t unit, const Tensor& shard) const { return gather_unit(axis_, layout_, unit, shard); }
-
  protected:
   struct Identity {
     std::string name;

@@ -7,11 +7,10 @@
 #include <charconv>
 #include <fstream>
 #include <initializer_list>
-#include <iterator>
 #include <limits>
-#include <system_error>
 
 #include "tensor/error.h"
+#include "tensor/write_file.h"
 
 namespace tessera {
 namespace {
@@ -167,26 +166,22 @@ PushLog parse_push_log(std::string_view text, const std::string& name) {
 }
 
 std::string read_push_log(const std::filesystem::path& file) {
+  constexpr uintmax_t kLargest = uintmax_t{1} << 30;  // bytes: some fifty million pushes
+  std::error_code error;
+  const bool regular = std::filesystem::is_regular_file(file, error);
+  if (!regular && std::filesystem::exists(file, error))
+    throw InputError(fmt::format("{}: expected a file with a record, found something else", file.string()));
+  const uintmax_t size = regular ? std::filesystem::file_size(file, error) : 0;
+  if (size > kLargest)
+    throw InputError(fmt::format("{}: {} bytes; expected a record of at most {}", file.string(), size, kLargest));
   std::ifstream in(file, std::ios::binary);
-  std::string text;
-  if (in) text.assign(std::istreambuf_iterator<char>(in), {});
-  if (!in || in.bad()) throw InputError(fmt::format("{}: cannot be read", file.string()));
+  std::string text(size, '\0');
+  if (!in.read(text.data(), static_cast<std::streamsize>(size)))
+    throw InputError(fmt::format("{}: cannot be read", file.string()));
   return text;
 }
 
-void write_push_log(const std::filesystem::path& file, const PushLog& log) {
-  std::filesystem::path beside = file;
-  beside += ".part";
-  std::ofstream out(beside, std::ios::binary | std::ios::trunc);
-  out << text_of(log);
-  out.close();
-  std::error_code error;
-  if (out) std::filesystem::rename(beside, file, error);
-  if (out && !error) return;
-  std::error_code ignored;
-  std::filesystem::remove(beside, ignored);
-  throw OutputError(fmt::format("{}: cannot be written", file.string()));
-}
+void write_push_log(const std::filesystem::path& file, const PushLog& log) { write_file(file, text_of(log)); }
 
 std::vector<int64_t> clocks_after(const std::vector<Push>& order, int64_t pushes, int workers) {
   std::vector<int64_t> out(static_cast<size_t>(workers));

@@ -2,6 +2,7 @@
 #include "tensor/arena.h"
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -84,13 +85,18 @@ std::byte* Arena::allocate(int64_t bytes, Category category) {
       throw Error("[arena] " + std::to_string(bytes) + " bytes of " + std::string(name_of(category)) +
                   " do not fit what is free of " + std::to_string(top_) +
                   " bytes, and nothing may be added while a step is captured; `cuda_graph` off runs without");
-    if (need > region_->capacity() - at)
+    const auto refuse = [&](const std::string& of) {
       throw OutOfMemory("[arena] " + std::to_string(bytes) + " bytes of " + std::string(name_of(category)) +
-                        " do not fit beside the " + std::to_string(total_.live) + " in use of " +
-                        std::to_string(region_->capacity()) + " on the " + std::string(name_of(device())));
+                        " do not fit beside the " + std::to_string(total_.live) + " in use" + of + " on the " +
+                        std::string(name_of(device())));
+    };
+    if (need > region_->capacity() - at) refuse(" of " + std::to_string(region_->capacity()));
     const int64_t before = std::exchange(top_, at + need);
     try {
       region_->commit(top_);
+    } catch (const std::bad_alloc&) {
+      top_ = before;
+      refuse("");
     } catch (...) {
       top_ = before;
       throw;

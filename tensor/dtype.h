@@ -75,11 +75,22 @@ struct AccumulateIn<bfloat16> {
 template <class T>
 using Accumulate = typename AccumulateIn<T>::type;
 
+// x, or of the two floats beside it the one whose last bit is odd: rounded again, that gives what x would.
+constexpr float to_odd(double x) {
+  const auto nearest = static_cast<float>(x);
+  const auto back = static_cast<double>(nearest);
+  const uint32_t bits = std::bit_cast<uint32_t>(nearest);
+  if (back == x || bits % 2 == 1) return nearest;
+  return std::bit_cast<float>((x < 0 ? back > x : back < x) ? bits + 1 : bits - 1);
+}
+
 // x in another type, rounded once (to nearest even).
 template <class To, class From>
 constexpr To converted(From x) {
   if constexpr (std::is_same_v<To, From>)
     return x;
+  else if constexpr (std::is_same_v<To, bfloat16> && std::is_same_v<From, double>)
+    return bfloat16(to_odd(x));
   else if constexpr (std::is_same_v<To, bfloat16>)
     return bfloat16(static_cast<float>(x));
   else

@@ -1,7 +1,7 @@
 // The one exception type of Tessera, and the exit status each kind of failure ends the program with.
 //
 // A message is one line that says which option, key, file, tensor or rank is meant, what was expected and what was
-// found. It may quote what a user typed or a file holds, and stays one line of at most 8,000 bytes: nothing in it
+// found. It may quote what a user typed or a file holds, and stays one line of at most 1,000 bytes: nothing in it
 // reaches the terminal as a command. Ops tag theirs: `[matmul] inner dims differ: a (4, 8) x b (6, 3); b must have 8
 // rows`.
 #pragma once

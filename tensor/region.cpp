@@ -11,6 +11,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <mutex>
+#include <new>
+#include <set>
 #include <string>
 
 #include "tensor/error.h"
@@ -28,31 +31,72 @@ constexpr int64_t kMostReserved = int64_t{4} << 30;
 constexpr int64_t kMostReserved = std::numeric_limits<int64_t>::max();
 #endif
 
+// Places for regions that grow, far from where the system puts what it is asked for without an address.
+class Places {
+ public:
+  static constexpr int64_t kSize = int64_t{1} << 36;
+  static int64_t take() {
+    const std::lock_guard lock(mutex());
+    int64_t place = 0;
+    while (taken().contains(place)) ++place;
+    taken().insert(place);
+    return place;
+  }
+  static void give_back(int64_t place) {
+    const std::lock_guard lock(mutex());
+    taken().erase(place);
+  }
+  static std::byte* address(int64_t place) { return reinterpret_cast<std::byte*>(kFirst + place * kSize); }
+
+ private:
+  static constexpr int64_t kFirst = int64_t{1} << 44;
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static std::set<int64_t>& taken() {
+    static std::set<int64_t> all;
+    return all;
+  }
+};
+
 class HostRegion final : public Region {
  public:
   explicit HostRegion(int64_t capacity) : Region(Device::cpu) {
     capacity_ = std::min(capacity, kMostReserved);
-    void* p = reserve();
-    // A limit on address space (ulimit -v, strict overcommit, a sanitizer's shadow) may leave room for less.
-    while (p == MAP_FAILED && capacity_ > kLeastReserved) {
-      capacity_ /= 2;
-      p = reserve();
+    void* const p = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p != MAP_FAILED) {
+      use(p, capacity_);
+      base_ = static_cast<std::byte*>(p);
+      return;
     }
-    if (p == MAP_FAILED)
-      throw Error("[arena] cannot reserve " + std::to_string(capacity_) +
-                  " bytes of address space: " + std::strerror(errno));
-    madvise(p, static_cast<size_t>(capacity_),
-            MADV_HUGEPAGE);  // a hint: without huge pages all is slower, nothing else
-    base_ = static_cast<std::byte*>(p);
+    // A limit on address space (ulimit -v, strict overcommit): all regions share it, and each takes what it uses.
+    place_ = Places::take();
+    capacity_ = std::min(capacity_, Places::kSize);
+    base_ = Places::address(place_);
   }
-  ~HostRegion() override { munmap(base_, static_cast<size_t>(capacity_)); }
-  void commit(int64_t) override {}  // by the first touch
+  ~HostRegion() override {
+    if (mapped_ > 0) munmap(base_, static_cast<size_t>(mapped_));
+    if (place_ >= 0) Places::give_back(place_);
+  }
+  void commit(int64_t bytes) override {  // memory comes by the first touch
+    if (bytes <= mapped_) return;
+    const int64_t more = std::min(capacity_, (bytes + kStep - 1) / kStep * kStep) - mapped_;
+    void* const p = mmap(base_ + mapped_, static_cast<size_t>(more), PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+    use(p, more);
+  }
 
  private:
-  void* reserve() const {
-    return mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  static constexpr int64_t kStep = int64_t{1} << 21;
+  void use(void* p, int64_t bytes) {
+    madvise(p, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // a hint: without huge pages all is slower, nothing else
+    mapped_ += bytes;
   }
+
+  int64_t mapped_ = 0, place_ = -1;
 };
 
 class SharedRegion final : public Region {
@@ -62,7 +106,8 @@ class SharedRegion final : public Region {
     capacity_ = std::min(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), kMostReserved);
     file_ = {memfd_create("tessera", MFD_CLOEXEC), made++};
     void* p = reserve();
-    while (p == MAP_FAILED && file_.descriptor >= 0 && capacity_ > kLeastReserved) {  // as above
+    // A limit on address space may leave room for less.
+    while (p == MAP_FAILED && file_.descriptor >= 0 && capacity_ > kLeastReserved) {
       capacity_ /= 2;
       p = reserve();
     }

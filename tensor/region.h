@@ -28,7 +28,8 @@ class Region {
   File file() const { return file_; }
   // For the head of a run: what is unusual about this memory; mostly empty.
   const std::string& note() const { return note_; }
-  // Makes the first `bytes` usable; called before more than ever before is handed out. Throws when there is no room.
+  // Makes the first `bytes` usable; called before more than ever before is handed out. Throws when there is no room:
+  // std::bad_alloc where the system has none.
   virtual void commit(int64_t bytes) = 0;
 
  protected:
@@ -42,8 +43,8 @@ class Region {
   Device device_;
 };
 
-// Address space of `capacity` bytes on huge pages, halved while the system refuses; memory comes with the first touch.
-// Throws Error when even 1 GiB is refused.
+// Address space of `capacity` bytes on huge pages; memory comes with the first touch. Where the system refuses so much,
+// 64 GiB at most, of which commit() takes what is used.
 std::unique_ptr<Region> host_region(int64_t capacity);
 // Twice the machine's memory in addresses, halved while the system refuses, which other processes of this host can map
 // (file()); on huge pages where these are for shared memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled). It

@@ -13,13 +13,6 @@ namespace {
 
 std::string of_worker(int worker) { return fmt::format("worker.{}.", worker); }
 
-std::vector<std::string> kinds_of(const Optimisation& o) {
-  std::vector<std::string> kinds = {"m", "v"};
-  if (o.optimizer == OptimizerKind::sgd) kinds.assign(o.momentum != 0 ? 1 : 0, "momentum");
-  if (o.dtype == DType::bfloat16) kinds.emplace_back("master");
-  return kinds;
-}
-
 void add_slots(const std::vector<Slot>& slots, const Tensor& whole, const std::string& prefix,
                const std::string& suffix, std::vector<NamedTensor>& out) {
   const Tensor here = whole.on_host();
@@ -85,7 +78,7 @@ double AsyncTrainer::worker_step(int worker, int64_t step) {
   return sum / static_cast<double>(tokens);
 }
 
-double AsyncTrainer::mean_loss(const TokenFile& split) {
+std::optional<double> AsyncTrainer::mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
   const auto forward = [&](const Tensor& ids, const Tensor& targets) {
     model_->set_step({.documents = documents(ids)});
     return model_->loss(ids.to(arena_), targets.to(arena_), 1).loss_sum;
@@ -95,7 +88,8 @@ double AsyncTrainer::mean_loss(const TokenFile& split) {
                              .at_once = job_.optim.batch / (job_.plan.microbatches * axis_->size()),
                              .turn = axis_->rank(),
                              .turns = axis_->size(),
-                             .arena = arena_->host()},
+                             .arena = arena_->host(),
+                             .stop = stop},
                             *axis_, split);
 }
 
@@ -118,7 +112,7 @@ std::vector<NamedTensor> AsyncTrainer::values() {
 
 std::vector<NamedTensor> AsyncTrainer::state() {
   std::vector<NamedTensor> out;
-  for (const std::string& kind : kinds_of(job_.optim))
+  for (const std::string& kind : state_kinds(job_.optim))
     gather(
         "." + kind,
         [&](size_t u) {

@@ -4,6 +4,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,8 @@ class AsyncTrainer {
 
   // The mean loss of a worker's sequences of a step, and its gradient.
   double worker_step(int worker, int64_t step);
-  // The mean loss over a whole split. Every rank calls it.
-  double mean_loss(const TokenFile& split);
+  // The mean loss over a whole split. Every rank calls it; nothing where one has stopped it.
+  std::optional<double> mean_loss(const TokenFile& split, const std::function<bool()>& stop);
 
   // Whole tensors on rank 0, elsewhere none; every rank calls these: parameters; optimizer state; what workers have
   // pulled for their next step, "worker.1.blocks.0...", none but inside a replay.

@@ -172,6 +172,11 @@ void check_sizes(const Job& s) {
 // A backend is a wish; what started this process may not be able to fulfil it.
 void check_backend(const Plan& p, int64_t ranks) {
   const std::optional<MpiSurroundings> job = mpi_surroundings();
+  if (const int tasks = lone_tasks(); tasks > 0)
+    refuse("backend",
+           "srun has started {} tasks that cannot join each other, each of which would be a run of its own; expected "
+           "one task, or a PMI (pmix or pmi2) for srun to join them by",
+           tasks);
   if (!has_processes(p) && job && job->ranks > 1)
     refuse("backend",
            "{} has started {} processes, each of which would be a run of its own; expected mpi, "

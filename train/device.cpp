@@ -44,7 +44,7 @@ ArenaPtr rank_arena(const Plan& plan, const Communicator& world) {
 }
 
 ArenaPtr offload_arena(Device device) {
-  return device == Device::cuda ? make_pinned_arena() : make_file_arena(std::filesystem::temp_directory_path());
+  return device == Device::cuda ? make_pinned_arena() : make_file_arena(temporary_folder());
 }
 
 std::string describe_device() {

@@ -1,6 +1,7 @@
 // The loss over a whole split.
 #pragma once
 #include <functional>
+#include <optional>
 
 #include "data/token_file.h"
 #include "parallel/comm/communicator.h"
@@ -14,10 +15,11 @@ struct Evaluation {
   int64_t at_once = 1;      // sequences of one forward pass
   int turn = 0, turns = 1;  // groups of ranks take turns
   ArenaPtr arena = {};
+  std::function<bool()> stop = {};  // asked before each round; what one rank says all do
 };
 
 // The mean loss over the targets of `split`, in windows of the context; the same on every rank of `world`, each of
-// which calls it. Throws Error (not_finite) when it is not a number.
-double mean_loss(const Evaluation& evaluation, Communicator& world, const TokenFile& split);
+// which calls it; nothing where it was stopped. Throws Error (not_finite) when it is not a number.
+std::optional<double> mean_loss(const Evaluation& evaluation, Communicator& world, const TokenFile& split);
 
 }  // namespace tessera

@@ -44,7 +44,7 @@ class StepGraph {
   };
   struct Found {
     double loss_sum = 0, grad_norm = 0;  // of all ranks
-    bool stop = false;
+    Wish wish = Wish::none;
   };
 
   StepGraph() = default;
@@ -54,8 +54,8 @@ class StepGraph {
 
   // One step, number `step` of those that dropout counts, with learning rate `lr`. Parameters were updated, and the
   // optimizer's step was counted, when both numbers are finite (and no rank has met an index outside its bounds, which
-  // that rank throws and ends the others with). `stop` is true on all ranks when it was on one.
-  virtual Found run(int64_t step, double lr, bool stop) = 0;
+  // that rank throws and ends the others with). `wish` is the same on all ranks afterwards.
+  virtual Found run(int64_t step, double lr, Wish wish) = 0;
   // Where the GPU finds the step's number, while the passes are queued; otherwise null.
   virtual const uint64_t* step_on_gpu() const = 0;
   // How the steps were made. A step that is captured is launched then, and counts as a replay.

@@ -13,11 +13,11 @@ StepRanks::How StepRanks::choose(bool can_launch, bool can_capture) {
   return can_capture ? How::capture : How::queue;
 }
 
-StepRanks::Agreed StepRanks::agree(bool stop, bool can_launch, bool can_capture) {
+StepRanks::Agreed StepRanks::agree(Wish wish, bool can_launch, bool can_capture) {
   const auto vote = [](bool yes) { return yes ? 1.0 : 0.0; };
-  std::array<double, 3> votes{vote(stop), vote(!can_launch), vote(!can_launch && !can_capture)};
+  std::array<double, 3> votes{vote_for(wish), vote(!can_launch), vote(!can_launch && !can_capture)};
   world_.sum(votes);
-  return {choose(votes[1] == 0, votes[2] == 0), votes[0] > 0};
+  return {choose(votes[1] == 0, votes[2] == 0), wish_of(votes[0])};
 }
 
 void StepRanks::begin_capture() {

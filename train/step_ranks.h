@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "parallel/comm/communicator.h"
+#include "train/step_report.h"
 
 namespace tessera {
 
@@ -17,14 +18,14 @@ class StepRanks {
   enum class How : uint8_t { queue, capture, launch };
   struct Agreed {
     How how = How::queue;
-    bool stop = false;  // a rank wants to end the run
+    Wish wish = Wish::none;  // of all ranks
   };
 
   // Every communicator that this rank uses in a step, once; they must outlive it.
   StepRanks(Communicator& world, std::vector<Communicator*> all);
 
   // Launched where every rank has a graph that fits, captured where every rank could do one or the other.
-  Agreed agree(bool stop, bool can_launch, bool can_capture);
+  Agreed agree(Wish wish, bool can_launch, bool can_capture);
   // What a rank does on its own.
   static How choose(bool can_launch, bool can_capture);
   // Queues the sum over ranks, in place.

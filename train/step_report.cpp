@@ -1,4 +1,4 @@
-// Numbers that are none end a run.
+// Times; and numbers that are none, which end a run.
 #include "train/step_report.h"
 
 #include <fmt/format.h>
@@ -9,13 +9,19 @@
 
 namespace tessera {
 
+void set_time(StepReport& r, double seconds, int64_t tokens) {
+  r.step_ms = seconds * 1e3;
+  r.tokens_per_s = static_cast<double>(tokens) / seconds;
+}
+
 // A NaN has a sign, which nobody wants to read.
+std::string number_text(double v) { return std::isnan(v) ? "nan" : fmt::format("{}", v); }
+
 void check_finite(const StepReport& r, int64_t step) {
   if (std::isfinite(r.loss) && std::isfinite(r.grad_norm)) return;
-  const auto number = [](double v) { return std::isnan(v) ? "nan" : fmt::format("{}", v); };
   throw Error(
       fmt::format("step {}: the loss is {} and the gradient norm {}; expected finite numbers (a smaller `lr` may help)",
-                  step, number(r.loss), number(r.grad_norm)),
+                  step, number_text(r.loss), number_text(r.grad_norm)),
       Status::not_finite);
 }
 

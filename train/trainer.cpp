@@ -113,17 +113,17 @@ void Trainer::queue_sums() {
   sum_tied_gradients();
 }
 
-StepReport Trainer::compute_gradients(bool stop) {
+StepReport Trainer::compute_gradients(Wish wish) {
   tokens_->begin(steps_done());
   const DeviceScalar sum = queue_passes();
   const TraceSpan span(trace_, "finish gradients");
   queue_sums();
   // All ranks of a tensor axis know the same loss: one says it.
-  std::array<double, 2> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, stop ? 1.0 : 0.0};
+  std::array<double, 2> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, vote_for(wish)};
   world_.sum(totals);
   StepReport r;
   r.loss = totals[0] / static_cast<double>(tokens_per_step());
-  r.stop = totals[1] > 0;
+  r.wish = wish_of(totals[1]);
   r.grad_norm = std::sqrt(sum_of_squares());
   r.lr = schedule_.at(steps_done());
   check_finite(r, steps_done() + 1);
@@ -172,19 +172,17 @@ void Trainer::update(const StepReport& r) {
   strategy().share_parameters();
 }
 
-StepReport Trainer::step(bool stop) {
+StepReport Trainer::step(Wish wish) {
   const auto start = std::chrono::steady_clock::now();
-  StepReport r = graph_ ? queued_step(stop) : compute_gradients(stop);
+  StepReport r = graph_ ? queued_step(wish) : compute_gradients(wish);
   if (!graph_) update(r);
   r.step = steps_done();
-  const double seconds = seconds_since(start);
-  r.step_ms = seconds * 1e3;
-  r.tokens_per_s = static_cast<double>(tokens_per_step()) / seconds;
+  set_time(r, seconds_since(start), tokens_per_step());
   return r;
 }
 
 // As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights.
-double Trainer::mean_loss(const TokenFile& split) {
+std::optional<double> Trainer::mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
   StepInfo at = where(0, false);
   const auto forward = [&](const Tensor& ids, const Tensor& targets) {
     at.documents = tokens_->documents(ids);
@@ -198,7 +196,8 @@ double Trainer::mean_loss(const TokenFile& split) {
                              .at_once = job_.optim.batch / (job_.plan.microbatches * job_.plan.dp),
                              .turn = mesh_.coordinate("dp"),
                              .turns = mesh_.size("dp"),
-                             .arena = arena_->host()},
+                             .arena = arena_->host(),
+                             .stop = stop},
                             world_, split);
 }
 

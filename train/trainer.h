@@ -1,7 +1,9 @@
 // One rank of a training run: its part of the model, its optimizer, and its place in the data and on the mesh. One path
 // for every plan: an axis of size 1 costs nothing, and a run without a pipeline is a pipeline of one stage.
 #pragma once
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,14 +28,16 @@ class Trainer {
 
   // One update; on GPUs, of one rank or over NCCL, as train/step_graph.h says, of one rank to the same bits. Throws
   // Error (not_finite) on every rank when the loss or the gradient norm is not a number, before anything is updated.
-  // `stop` tells a rank's wish to end the run to all others: see StepReport::stop.
-  StepReport step(bool stop = false);
+  // The report says what any rank wishes.
+  StepReport step(Wish wish = Wish::none);
   // The two halves of step(), for those who want to see the gradients in between: they are in strategy().shards().
-  StepReport compute_gradients(bool stop);
+  StepReport compute_gradients(Wish wish = Wish::none);
   void update(const StepReport& report);
 
-  // The mean loss over a whole split, in windows of the context; the same on every rank.
-  double mean_loss(const TokenFile& split);
+  // The mean loss over a whole split, in windows of the context; the same on every rank. Nothing where a rank has
+  // stopped it.
+  std::optional<double> mean_loss(const TokenFile& split, const std::function<bool()>& stop);
+  double mean_loss(const TokenFile& split) { return *mean_loss(split, {}); }
 
   int64_t steps_done() const { return updates_done() - more_updates_; }
   // A run that was asynchronous once has made more updates than steps.
@@ -74,7 +78,7 @@ class Trainer {
   StepInfo where(int64_t microbatch, bool training) const;
   DeviceScalar queue_passes();
   void queue_sums();
-  StepReport queued_step(bool stop);
+  StepReport queued_step(Wish wish);
   double sum_of_squares();
   void sum_tied_gradients();
 

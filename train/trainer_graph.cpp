@@ -47,10 +47,10 @@ Tensor Trainer::queue_squares() {
 }
 
 // Loss and norm are known when the update has been made, or left out.
-StepReport Trainer::queued_step(bool stop) {
+StepReport Trainer::queued_step(Wish wish) {
   const double lr = schedule_.at(steps_done());
-  const StepGraph::Found found = graph_->run(steps_done(), lr, stop);
-  StepReport r{.lr = lr, .stop = found.stop};
+  const StepGraph::Found found = graph_->run(steps_done(), lr, wish);
+  StepReport r{.lr = lr, .wish = found.wish};
   r.loss = found.loss_sum / static_cast<double>(tokens_per_step());
   r.grad_norm = found.grad_norm;
   check_finite(r, steps_done() + 1);

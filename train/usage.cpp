@@ -1,12 +1,30 @@
 // Counts of all ranks, added up.
 #include "train/usage.h"
 
+#include <algorithm>
+#include <numeric>
+
+#include "parallel/comm/flight.h"
+
 namespace tessera {
+
+std::optional<Straggler> straggler_of(const std::vector<double>& waited, double seconds) {
+  constexpr double kLeastSeconds = 2, kLeastShare = 0.2, kLeastTimes = 2;
+  const auto others = static_cast<double>(waited.size()) - 1;
+  if (others < 1 || seconds < kLeastSeconds) return {};
+  const auto most = std::ranges::max_element(waited);
+  const double share = *most / (others * seconds),
+               mean = (std::accumulate(waited.begin(), waited.end(), 0.0) - *most) / others;
+  if (share < kLeastShare || *most < kLeastTimes * mean) return {};
+  return Straggler{static_cast<int>(most - waited.begin()), share};
+}
 
 RunUsage usage_of(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena) {
   std::vector<int64_t> counts;  // before this function communicates itself
   for (const Communicator* axis : axes)
     for (const OpCount& c : axis->counts()) counts.insert(counts.end(), {c.calls, c.sent});
+  std::vector<double> waited = world.flight() ? world.flight()->waits() : std::vector<double>();
+  const double seconds = world.flight() ? world.flight()->seconds() : 0;
   const ArenaPtr host = arena->host();
   const Tensor total = Tensor::of<int64_t>(counts, {std::ssize(counts)}, host);
   const Tensor peak = Tensor::of<int64_t>(std::vector<int64_t>{arena->total().peak}, {1}, host);
@@ -14,6 +32,8 @@ RunUsage usage_of(Communicator& world, const std::vector<Communicator*>& axes, c
   world.all_reduce(total);
   world.all_gather(peak, peaks);
   RunUsage usage{.peak_bytes = peaks.to_vector<int64_t>(), .sent = {}};
+  world.sum(waited);
+  usage.straggler = straggler_of(waited, seconds);
   const int64_t* at = total.data<int64_t>();
   for (const Communicator* axis : axes)
     for (int op = 0; op < kOps; ++op, at += 2)

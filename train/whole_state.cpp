@@ -1,4 +1,4 @@
-// Gathering and reading, unit by unit.
+// Parts of a whole: who has them, and their way to rank 0 and back.
 #include "train/whole_state.h"
 
 #include <fmt/format.h>
@@ -6,195 +6,174 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <map>
 
 #include "tensor/error.h"
 
 namespace tessera {
 namespace {
 
-// Takes this rank's part of a parameter to the whole that rank 0 of the tensor axis puts together, where it returns it.
-// The others send their elements, after their numbers in the whole.
-Tensor join_shards(Mesh& mesh, const Slot& slot, const Tensor& part) {
-  const Parameter& parameter = *slot.parameter;
-  if (parameter.shard.is_whole()) return part;
-  Communicator& tp = mesh[parameter.shard.axis];
-  std::vector<int64_t> runs;  // of elements: begin in the whole, count
-  for_each_run(parameter, 0, slot.size, [&](int64_t, int64_t whole, int64_t count) {
-    runs.insert(runs.end(), {whole, count});
-  });
-  const auto sizes = [&](int64_t count, int64_t elements) {
-    return Tensor::of<int64_t>(std::vector<int64_t>{count, elements}, {2}, part.arena());
-  };
-  const auto length = std::ssize(runs);
-  if (tp.rank() != 0) {
-    tp.send(sizes(length, part.numel()), 0);
-    tp.send(Tensor::of<int64_t>(runs, {length}, part.arena()), 0);
-    tp.send(part.contiguous(), 0);
-    return {};
-  }
-  Tensor whole = part.make(parameter.whole, part.dtype(), Category::workspace);
-  const auto place = [&](const int64_t* run, int64_t count, const Tensor& from) {
-    const int64_t element = size_of(from.dtype());
-    for (int64_t r = 0, at = 0; r < count; at += run[r + 1], r += 2)
-      std::memcpy(whole.raw() + run[r] * element, from.raw() + at * element, static_cast<size_t>(run[r + 1] * element));
-  };
-  place(runs.data(), length, part.contiguous());
-  for (int r = 1; r < tp.size(); ++r) {
-    const Tensor size = sizes(0, 0);
-    tp.recv(size, r);
-    const Tensor theirs = Tensor::empty({size.data<int64_t>()[0]}, DType::int64, part.arena());
-    tp.recv(theirs, r);
-    const Tensor elements = part.make({size.data<int64_t>()[1]}, part.dtype(), Category::workspace);
-    tp.recv(elements, r);
-    place(theirs.data<int64_t>(), theirs.numel(), elements);
-  }
-  return whole;
-}
-
-// What is gathered: what its names end with, and its dtype.
-struct Kind {
-  std::string suffix;
-  DType dtype;
-  bool of_frozen = false;
-};
-
-// `shard(name)` is this rank's part of a unit's tensor, undefined where it has none. Gathered over the data axis, then
-// over the tensor axis, then sent to rank 0 of the pipeline; units in the order of the whole model, a copy of a tied
-// weight left out.
-void gather_slots(Trainer& trainer, const Kind& kind, const std::function<Tensor(const std::string&)>& shard,
-                  std::vector<NamedTensor>& out) {
-  Mesh& mesh = trainer.mesh();
-  const std::vector<Module::Unit> here = trainer.model().layout();
-  const std::vector<Module::Unit> units = trainer.whole_model().layout();
-  for (size_t u = 0; u < units.size(); ++u) {
-    const Module::Unit& unit = units[u];
-    if (!unit.trainable && !kind.of_frozen) continue;
-    const int owner = trainer.pipeline_rank_of(u);
-    const bool mine = owner == mesh.coordinate("pp"), wanted = trainer.world().rank() == 0;
-    if (!mine && !wanted) continue;
-    const auto own = std::ranges::find_if(here, [&](const Module::Unit& one) { return one.name == unit.name; });
-    Tensor gathered;
-    if (mine) gathered = trainer.strategy().gather(static_cast<size_t>(own - here.begin()), shard(unit.name));
-    if (gathered.defined()) gathered = gathered.on_host();
-    if (trainer.data_axis().rank() != 0) continue;
-    for (size_t i = 0; i < unit.slots.size(); ++i) {
-      Tensor whole;
-      if (mine) {
-        const Slot& slot = own->slots[i];
-        whole = join_shards(mesh, slot, gathered.narrow(0, slot.begin, slot.size).reshape(slot.parameter->local()));
-        if (wanted) {
-          out.push_back({unit.slots[i].parameter->name + kind.suffix, whole});
-        } else if (mesh.coordinate("tp") == 0) {
-          mesh["pp"].send(whole.contiguous(), 0);
-        }
-      } else {
-        const Parameter& parameter = *unit.slots[i].parameter;
-        whole = Tensor::empty(parameter.whole, kind.dtype, trainer.arena()->host(), Category::workspace);
-        mesh["pp"].recv(whole, owner);
-        out.push_back({parameter.name + kind.suffix, whole});
-      }
-    }
+// What `flat`, a tensor like the unit's values, has of each parameter. A slot may begin before it or end past it.
+void add_parts(const FlatUnit& unit, const Tensor& flat, const std::string& suffix, std::vector<HeldPart>& out) {
+  for (const Slot& slot : unit.slots) {
+    const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.end(), flat.numel());
+    if (from < to)
+      out.push_back(
+          {slot.parameter->source() + suffix, slot.parameter, flat.narrow(0, from, to - from), from - slot.begin});
   }
 }
 
-// The tensor that this rank's optimizer keeps of one kind for a unit; undefined where it has none.
-Tensor state_of(Trainer& trainer, const std::string& unit, const std::string& kind) {
-  const std::string name = unit + "." + kind;
-  for (const NamedTensor& state : trainer.optimizer().state())
-    if (state.name == name) return state.tensor;
-  return {};
-}
-
-DType value_dtype(Trainer& trainer) { return trainer.model().layout()[0].slots[0].parameter->var.dtype(); }
-
-// What this rank's optimizer updates of a unit; without tensors where that is nothing.
-FlatUnit shard_of(Trainer& trainer, const std::string& unit) {
-  for (const FlatUnit& shard : trainer.strategy().shards())
-    if (shard.name == unit) return shard;
-  return {};
-}
-
-// The elements of `part`, in the host's memory, whose slots may begin before or end past it, from whole tensors.
-void read_slots(const WholeTensors& source, const std::string& suffix, const std::vector<Slot>& slots,
-                const Tensor& part) {
-  for (const Slot& slot : slots) {
-    const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.end(), part.numel());
-    if (from >= to) continue;
-    const Parameter& parameter = *slot.parameter;
-    const std::byte* const elements = source(parameter.source() + suffix, part.dtype(), parameter.whole);
-    const int64_t element = size_of(part.dtype());
-    for_each_run(parameter, from - slot.begin, to - slot.begin, [&](int64_t here, int64_t there, int64_t count) {
-      std::memcpy(part.narrow(0, slot.begin + here, count).raw(), elements + there * element,
-                  static_cast<size_t>(count * element));
-    });
-  }
-}
-
-// The same of a part anywhere: what lies between its slots stays.
-void read_any(const WholeTensors& source, const std::string& suffix, const std::vector<Slot>& slots, Tensor part) {
-  const Tensor here = part.on_host();
-  read_slots(source, suffix, slots, here);
-  if (part.device() != Device::cpu) part.copy_from(here);
-}
-
-}  // namespace
-
-std::vector<NamedTensor> whole_values(Trainer& trainer) {
-  std::vector<NamedTensor> out;
-  gather_slots(
-      trainer, {"", value_dtype(trainer), true},
-      [&](const std::string& unit) { return shard_of(trainer, unit).values; }, out);
+std::vector<HeldPart> values_of(const std::vector<FlatUnit>& units) {
+  std::vector<HeldPart> out;
+  for (const FlatUnit& unit : units) add_parts(unit, unit.values, "", out);
   return out;
 }
 
-std::vector<NamedTensor> whole_gradients(Trainer& trainer) {
-  std::vector<NamedTensor> out;
-  gather_slots(
-      trainer, {"", trainer.gradient_dtype()}, [&](const std::string& unit) { return shard_of(trainer, unit).grads; },
-      out);
-  return out;
-}
-
-std::vector<std::string> state_kinds(Trainer& trainer) {
-  std::vector<std::string> kinds = trainer.job().optim.optimizer == OptimizerKind::sgd
-                                       ? std::vector<std::string>{"momentum"}
-                                       : std::vector<std::string>{"m", "v"};
-  if (value_dtype(trainer) == DType::bfloat16) kinds.emplace_back("master");
-  std::erase_if(kinds, [&](const std::string& kind) {  // sgd without momentum keeps none
-    const std::vector<NamedTensor>& kept = trainer.optimizer().state();
-    const bool here =
-        std::ranges::any_of(kept, [&](const NamedTensor& state) { return state.name.ends_with("." + kind); });
-    return trainer.world().max(here ? 1 : 0) == 0;
-  });
-  return kinds;
-}
-
-std::vector<NamedTensor> whole_state(Trainer& trainer) {
-  const DType wide = wide_of(value_dtype(trainer));
-  std::vector<NamedTensor> out;
-  for (const std::string& kind : state_kinds(trainer)) {
-    gather_slots(
-        trainer, {"." + kind, wide}, [&](const std::string& unit) { return state_of(trainer, unit, kind); }, out);
-  }
-  return out;
-}
-
-void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source) {
-  for (const FlatUnit& unit : units) {
-    read_any(source, "", unit.slots, unit.values);
-    ++unit.values.storage()->version;
-  }
-}
-
-void read_state(const Optimizer& optimizer, const WholeTensors& source) {
+std::vector<HeldPart> state_of(const Optimizer& optimizer) {
+  std::vector<HeldPart> out;
   for (const NamedTensor& state : optimizer.state())
     for (const FlatUnit& unit : optimizer.units()) {
       if (!state.name.starts_with(unit.name + ".")) continue;
       const std::string kind = state.name.substr(unit.name.size());
       if (kind.find('.', 1) == std::string::npos)  // else of a unit whose name begins with this one's
-        read_any(source, kind, unit.slots, state.tensor);
+        add_parts(unit, state.tensor, kind, out);
     }
+  return out;
 }
+
+// Of ranks that hold the same the first has it to save; a copy of a tied weight is nobody's.
+std::vector<HeldPart> own(Trainer& trainer, std::vector<HeldPart> held) {
+  const bool copied = trainer.strategy().layout().kept == Kept::everywhere && trainer.data_axis().rank() > 0;
+  std::erase_if(held, [&](const HeldPart& h) {
+    const ShardSpec& shard = h.parameter->shard;
+    return copied || h.parameter->is_copy() || (shard.is_whole() && trainer.mesh().coordinate("tp") > 0);
+  });
+  return held;
+}
+
+std::vector<WholeTensor> list(Trainer& trainer, const std::string& suffix, DType dtype, bool of_frozen) {
+  std::vector<WholeTensor> out;
+  for (const Module::Unit& unit : trainer.whole_model().layout())
+    for (const Slot& slot : unit.slots)
+      if (unit.trainable || of_frozen) out.push_back({slot.parameter->name + suffix, dtype, slot.parameter->whole});
+  return out;
+}
+
+// Whole tensors on rank 0. A rank's table has for each run of its elements, which follow one another: the tensor, where
+// the run begins in it, and its length.
+std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<WholeTensor>& all,
+                                const std::vector<HeldPart>& mine) {
+  Communicator& world = trainer.world();
+  const ArenaPtr host = trainer.arena()->host();
+  std::map<std::string, int64_t> index;
+  for (const WholeTensor& t : all) index.emplace(t.name, std::ssize(index));
+  std::vector<int64_t> table;
+  int64_t count = 0;
+  for (const HeldPart& h : mine) {
+    for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(), [&](int64_t, int64_t whole, int64_t length) {
+      table.insert(table.end(), {index.at(h.name), whole, length});
+    });
+    count += h.part.numel();
+  }
+  const auto numbers = [&](const std::vector<int64_t>& v) { return Tensor::of<int64_t>(v, {std::ssize(v)}, host); };
+  const auto room = [&](int64_t n) { return Tensor::empty({n}, all.at(0).dtype, host, Category::workspace); };
+  if (all.empty()) return {};
+  const Tensor elements = room(count);
+  for (int64_t at = 0; const HeldPart& h : mine) {
+    elements.narrow(0, at, h.part.numel()).copy_from(h.part);
+    at += h.part.numel();
+  }
+  if (world.rank() > 0) {
+    world.send(numbers({std::ssize(table), count}), 0);
+    world.send(numbers(table), 0);
+    world.send(elements, 0);
+    return {};
+  }
+  std::vector<NamedTensor> out;
+  for (const WholeTensor& t : all) out.push_back({t.name, Tensor::empty(t.shape, t.dtype, host, Category::workspace)});
+  const auto place = [&](const Tensor& runs, const Tensor& from) {
+    const std::byte* at = from.raw();
+    for (const int64_t *run = runs.data<int64_t>(), *const end = run + runs.numel(); run < end; run += 3) {
+      const Tensor& to = out[static_cast<size_t>(run[0])].tensor;
+      const int64_t element = size_of(to.dtype());
+      std::memcpy(to.raw() + run[1] * element, at, static_cast<size_t>(run[2] * element));
+      at += run[2] * element;
+    }
+  };
+  place(numbers(table), elements);
+  for (int r = 1; r < world.size(); ++r) {
+    const Tensor sizes = numbers({0, 0});
+    world.recv(sizes, r);
+    const Tensor runs = Tensor::empty({sizes.data<int64_t>()[0]}, DType::int64, host);
+    world.recv(runs, r);
+    const Tensor theirs = room(sizes.data<int64_t>()[1]);
+    world.recv(theirs, r);
+    place(runs, theirs);
+  }
+  return out;
+}
+
+void read_parts(const std::vector<HeldPart>& parts, const WholeTensors& source) {
+  for (const HeldPart& h : parts) {
+    const std::byte* const whole = source(h.name, h.part.dtype(), h.parameter->whole);
+    const Tensor here = h.part.on_host();
+    const int64_t element = size_of(here.dtype());
+    for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t at, int64_t count) {
+      std::memcpy(here.raw() + (local - h.begin) * element, whole + at * element, static_cast<size_t>(count * element));
+    });
+    if (h.part.device() != Device::cpu) Tensor(h.part).copy_from(here);
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> state_kinds(const Optimisation& o) {
+  std::vector<std::string> kinds = {"m", "v"};
+  if (o.optimizer == OptimizerKind::sgd) kinds.assign(o.momentum != 0 ? 1 : 0, "momentum");
+  if (o.dtype == DType::bfloat16) kinds.emplace_back("master");
+  return kinds;
+}
+
+std::vector<WholeTensor> list_values(Trainer& trainer) { return list(trainer, "", trainer.job().optim.dtype, true); }
+
+std::vector<WholeTensor> list_state(Trainer& trainer) {
+  std::vector<WholeTensor> out;
+  for (const std::string& kind : state_kinds(trainer.job().optim))
+    std::ranges::move(list(trainer, "." + kind, wide_of(trainer.job().optim.dtype), false), std::back_inserter(out));
+  return out;
+}
+
+std::vector<HeldPart> own_values(Trainer& trainer) { return own(trainer, values_of(trainer.strategy().shards())); }
+
+std::vector<HeldPart> own_state(Trainer& trainer) { return own(trainer, state_of(trainer.optimizer())); }
+
+std::vector<HeldPart> held_between_steps(Trainer& trainer) {
+  std::vector<HeldPart> out = values_of(trainer.strategy().residents());
+  std::ranges::move(state_of(trainer.optimizer()), std::back_inserter(out));
+  return out;
+}
+
+std::vector<NamedTensor> whole_values(Trainer& trainer) {
+  return gather(trainer, list_values(trainer), own_values(trainer));
+}
+
+std::vector<NamedTensor> whole_gradients(Trainer& trainer) {
+  std::vector<HeldPart> held;
+  for (const FlatUnit& unit : trainer.strategy().shards())
+    if (unit.trainable()) add_parts(unit, unit.grads, "", held);
+  return gather(trainer, list(trainer, "", trainer.gradient_dtype(), false), own(trainer, std::move(held)));
+}
+
+std::vector<NamedTensor> whole_state(Trainer& trainer) {
+  return gather(trainer, list_state(trainer), own_state(trainer));
+}
+
+void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source) {
+  read_parts(values_of(units), source);
+  for (const FlatUnit& unit : units) ++unit.values.storage()->version;
+}
+
+void read_state(const Optimizer& optimizer, const WholeTensors& source) { read_parts(state_of(optimizer), source); }
 
 WholeTensors tensors_of(const Safetensors& file) {
   return [&file](const std::string& name, DType dtype, const Shape& shape) {

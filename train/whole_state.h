@@ -11,14 +11,37 @@
 
 namespace tessera {
 
-// Full names of parameters with their values; of gradients; and of the optimizer's tensors,
-// "blocks.0.mlp.up.weight.m". On rank 0; elsewhere empty, but every rank calls these.
+// One tensor of the whole state: "blocks.0.mlp.up.weight", or the optimizer's "blocks.0.mlp.up.weight.m".
+struct WholeTensor {
+  std::string name;
+  DType dtype{};
+  Shape shape;
+};
+// The kinds of tensors that the optimizer keeps: "m", "v".
+std::vector<std::string> state_kinds(const Optimisation& optim);
+// All parameters, and all that the optimizer keeps, in the order of a file.
+std::vector<WholeTensor> list_values(Trainer& trainer);
+std::vector<WholeTensor> list_state(Trainer& trainer);
+
+// What a rank holds of one: elements [begin, begin + part.numel()) of its part of the parameter. for_each_run() says
+// where these are in the whole.
+struct HeldPart {
+  std::string name;
+  const Parameter* parameter = nullptr;
+  Tensor part;  // 1-D, where the rank has it
+  int64_t begin = 0;
+};
+// Each element of the whole state is among these on exactly one rank: the one that saves it.
+std::vector<HeldPart> own_values(Trainer& trainer);
+std::vector<HeldPart> own_state(Trainer& trainer);
+// All that this rank holds between steps, copies of what other ranks hold too among it.
+std::vector<HeldPart> held_between_steps(Trainer& trainer);
+
+// Full names of parameters with their values; of gradients; and of the optimizer's tensors. On rank 0; elsewhere empty,
+// but every rank calls these.
 std::vector<NamedTensor> whole_values(Trainer& trainer);
 std::vector<NamedTensor> whole_gradients(Trainer& trainer);
 std::vector<NamedTensor> whole_state(Trainer& trainer);
-
-// The kinds of tensors that the optimizer keeps ("m", "v"), known on ranks too that keep none. Every rank calls it.
-std::vector<std::string> state_kinds(Trainer& trainer);
 
 // Where the elements of a whole tensor are, which must be of that dtype and shape.
 using WholeTensors = std::function<const std::byte*(const std::string& name, DType dtype, const Shape& shape)>;

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "train/plan.h"
-#include "verify/plan_sizes.h"
+#include "train/plan_sizes.h"
 
 namespace tessera {
 namespace {
@@ -177,7 +177,7 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps) {
   const Plan& p = s.plan;
   const int64_t ranks = s.plan.ranks();
   Sent out(p.all_reduce == Algorithm::root);
-  out.all_reduce("world", ranks, 1, 16);  // the loss, and the wish to stop
+  out.all_reduce("world", ranks, 1, 16);  // the loss, and what a rank wishes
   for (const std::vector<PartSizes>& stage : s.parts) {
     for (const PartSizes& part : stage) {
       if (p.dp_mode == DataMode::dataparallel)
@@ -192,31 +192,6 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps) {
   }
   add_pipeline(out, s, p);
   return out.result(steps);
-}
-
-std::vector<HeldBytes> expected_memory(const Job& job) {
-  const PlanSizes s(job);
-  const Plan& p = s.plan;
-  std::vector<HeldBytes> out;
-  for (const std::vector<PartSizes>& stage : s.parts)
-    for (int64_t d = 0; d < s.data; ++d)
-      for (const PartSizes& part : stage) {  // in the order of ranks
-        const int64_t piece = part.padded(s.data) / s.data,
-                      whole = p.zero == ZeroStage::none ? part.whole() : part.padded(s.data);
-        HeldBytes held{.parameters = (p.zero == ZeroStage::three ? piece : whole) * s.value,
-                       .gradients = (p.zero >= ZeroStage::two ? piece : whole) * s.grad,
-                       .optimizer = (p.zero >= ZeroStage::one ? piece : whole) * s.state};
-        if (p.dp_mode == DataMode::dataparallel && d > 0) held = {};  // copies are communication
-        if (p.dp_mode == DataMode::ps_sync) {
-          int64_t served = 0;
-          for (const UnitSizes& u : part.units)
-            if (d < p.servers) served += std::clamp(u.size() - d * u.piece(p.servers), int64_t{0}, u.piece(p.servers));
-          held.optimizer = served * s.state;
-        }
-        if (p.offload == Offload::optimizer) held.optimizer = 0;
-        out.push_back(held);
-      }
-  return out;
 }
 
 }  // namespace tessera

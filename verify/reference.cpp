@@ -138,7 +138,6 @@ double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_he
 Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
   const int64_t size = job_.optim.batch / (order_.ranks * job_.plan.microbatches), context = model_->config.context;
   const int64_t first = (rank * job_.plan.microbatches + microbatch) * size;
-  arena_->reset_peaks();
   Tensor of_head;
   {
     const ArenaPtr host = arena_->host();
@@ -155,10 +154,7 @@ Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
                       .documents = documents});
     loss_sum += passes(ids.to(arena_), targets.to(arena_), of_head);
   }
-  int64_t kept = 0, total = 0;
-  for (const Category c : {Category::parameters, Category::gradients, Category::optimizer})
-    kept += arena_->usage(c).live;
-  peak_ = std::max(peak_, arena_->total().peak - kept);
+  int64_t total = 0;
   std::vector<Tensor> parts;
   for (const SumOrder::Part& part : order_.parts) {
     parts.push_back(part.copy ? of_head : model_->units()[part.unit].grads);

@@ -47,8 +47,6 @@ class Reference {
   void adopt(const std::vector<NamedTensor>& gradients);
   const std::vector<FlatUnit>& units() { return model_->units(); }  // values, and the gradient of the last step
   const Optimizer& optimizer() const { return *optimizer_; }
-  // The most that a micro-batch held beside parameters, gradients and optimizer state.
-  int64_t peak_of_microbatch() const { return peak_; }
 
  private:
   Tensor gradient(int rank, int64_t microbatch, double& loss);
@@ -64,7 +62,6 @@ class Reference {
   std::unique_ptr<LanguageModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   LrSchedule schedule_;
-  int64_t peak_ = 0;
 };
 
 }  // namespace tessera

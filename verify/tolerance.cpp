@@ -80,17 +80,21 @@ double error_of_fp32(Job job, const Sequences& sequences) {
 
 }  // namespace
 
-Tolerance tolerance_of(const Job& job, const Sequences& sequences) {
-  const DType dtype = job.optim.dtype;
+Tolerance tolerance_of(DType dtype, int64_t layers, double orders, double error) {
   if (dtype == DType::float64) return {kExact, fmt::format("{:g}", kExact)};
-  const double eps = std::ldexp(1.0, dtype == DType::bfloat16 ? -8 : -24);
-  const auto layers = static_cast<double>(job.model.layers);
-  const double unit = std::pow(kGrowth, layers) * eps, found = difference_of_orders(job, sequences);
-  const double error = dtype == DType::float32 ? error_of_fp32(job, sequences) : 0;
-  const double k = std::clamp(std::max(kSafety * found, 2 * error) / unit, kLeast, kMost);
+  const double eps = std::ldexp(1.0, dtype == DType::bfloat16 ? -8 : -24),
+               unit = std::pow(kGrowth, static_cast<double>(layers)) * eps,
+               k = std::clamp(std::max(kSafety * orders, 2 * error) / unit, kLeast, kMost);
   return {k * unit,
           fmt::format("{:.3g} = k 1.03^{} eps with k = {:.3g}; two orders of summation on one rank differ by {:.3g}{}",
-                      k * unit, layers, k, found, error > 0 ? fmt::format(", float64 by {:.3g}", error) : "")};
+                      k * unit, layers, k, orders, error > 0 ? fmt::format(", float64 by {:.3g}", error) : "")};
+}
+
+Tolerance tolerance_of(const Job& job, const Sequences& sequences) {
+  const DType dtype = job.optim.dtype;
+  const double orders = dtype == DType::float64 ? 0 : difference_of_orders(job, sequences),
+               error = dtype == DType::float32 ? error_of_fp32(job, sequences) : 0;
+  return tolerance_of(dtype, job.model.layers, orders, error);
 }
 
 }  // namespace tessera

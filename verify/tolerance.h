@@ -21,6 +21,8 @@ struct Tolerance {
   std::string text;  // how it came to be, for people
 };
 
+// `orders` and `error`: what two orders of sums, and float64, differ by from a serial run; float64 asks for neither.
+Tolerance tolerance_of(DType dtype, int64_t layers, double orders, double error);
 // Of the loss, the norm and the gradients of a step.
 Tolerance tolerance_of(const Job& job, const Sequences& sequences);
 

@@ -6,14 +6,13 @@
 #include <algorithm>
 #include <map>
 
-#include "tensor/ops/linear_cross_entropy.h"
 #include "tensor/ops/matmul/cuda/product.h"
 #include "train/attention_choice.h"
 #include "train/plan.h"
+#include "train/plan_sizes.h"
+#include "train/rank_memory.h"
 #include "train/whole_state.h"
 #include "verify/plan_order.h"
-#include "verify/plan_sizes.h"
-#include "verify/stage_memory.h"
 
 namespace tessera {
 namespace {
@@ -44,7 +43,7 @@ void VerifiedRank::run() {
 void VerifiedRank::one_step() {
   trainer_.arena()->reset_peaks();
   std::vector<int64_t> before = counts_now();
-  const StepReport report = trainer_.compute_gradients(false);
+  const StepReport report = trainer_.compute_gradients();
   count_since(before);
   hooks_.summed(trainer_);
   note_peaks();
@@ -72,10 +71,7 @@ void VerifiedRank::count_since(const std::vector<int64_t>& before) {
   for (size_t i = 0; i < now.size(); ++i) counts_[i] += now[i] - before[i];
 }
 
-void VerifiedRank::note_peaks() {
-  peak_ = std::max(peak_, trainer_.arena()->total().peak);
-  moved_ = std::max(moved_, trainer_.arena()->usage(Category::communication).peak);
-}
+void VerifiedRank::note_peaks() { peak_ = std::max(peak_, trainer_.arena()->total().peak); }
 
 // Copies that do not count as held by the rank.
 std::vector<NamedTensor> VerifiedRank::aside(const std::vector<NamedTensor>& tensors) const {
@@ -123,9 +119,8 @@ void VerifiedRank::finish() {
   Communicator& world = trainer_.world();
   const ArenaPtr& arena = trainer_.arena();
   const auto held = [&](Category c) { return arena->usage(c).live; };
-  const std::vector<int64_t> mine = {
-      held(Category::parameters), held(Category::gradients), held(Category::optimizer), peak_, moved_,
-      trainer_.peak_in_flight()};
+  const std::vector<int64_t> mine = {held(Category::parameters), held(Category::gradients), held(Category::optimizer),
+                                     peak_, trainer_.peak_in_flight()};
   const auto width = std::ssize(mine);
   const ArenaPtr host = arena->host();
   const Tensor counts = Tensor::of<int64_t>(counts_, {std::ssize(counts_)}, host);
@@ -142,40 +137,16 @@ void VerifiedRank::finish() {
     for (int op = 0; op < kOps; ++op, c += 2, busiest += 2)
       if (c[0] > 0)
         result_.sent.push_back({axis->axis(), std::string(name_of(static_cast<Op>(op))), c[0], c[1], busiest[1]});
-  const bool data_only = job_.plan.ranks() == job_.plan.dp && !trainer_.schedule().has(Do::I);
-  if (!data_only) {
-    of_passes_ = peaks_of_ranks(trainer_.schedule(), measure_stages(job_), handed_bytes(job_));
-  }
+  expected_ = memory_of_ranks(job_);
   for (int r = 0; r < world.size(); ++r) note_rank(r, all.data<int64_t>() + r * width);
 }
 
 void VerifiedRank::note_rank(int rank, const int64_t* m) {
   result_.held.push_back({m[0], m[1], m[2]});
   result_.peak.push_back(m[3]);
-  const Plan& p = job_.plan;
-  const int64_t alike = p.ranks() / p.pp;  // ranks with the same stages
-  const HeldBytes& e = result_.expected_held.at(static_cast<size_t>(rank));
-  const int64_t held = e.parameters + e.gradients + e.optimizer;
-  if (of_passes_.empty())
-    result_.expected_peak.push_back(held + m[4] + reference_->peak_of_microbatch() + second_microbatch() +
-                                    whole_logits());
-  else  // what passes send is among what they hold; what the strategy of the data axis needs besides comes on top
-    result_.expected_peak.push_back(held + (p.dp * p.cp > 1 || p.zero != ZeroStage::none ? m[4] : 0) +
-                                    of_passes_.at(static_cast<size_t>(rank / alike)));
-  result_.expected_peak.back() += library_workspace();
-  if (rank % alike == 0) result_.in_flight.push_back(m[5]);
-}
-
-// DataParallel has the logits of its rows whole, of which the oracle has a block.
-int64_t VerifiedRank::whole_logits() {
-  if (job_.plan.dp_mode != DataMode::dataparallel) return 0;
-  const PlanSizes sizes(job_);
-  const ModelConfig& config = sizes.config;
-  const int64_t rows = sizes.sequences * sizes.tokens;
-  const DType dtype = job_.optim.dtype;
-  const RowBlocks blocks =
-      row_blocks(Tensor::meta({rows, config.channels}, dtype), Tensor::meta({config.vocab, config.channels}, dtype));
-  return (rows - std::min(rows, blocks.block)) * config.vocab * sizes.value;
+  const int64_t alike = job_.plan.ranks() / job_.plan.pp;  // ranks with the same stages
+  result_.expected_peak.push_back(expected_.at(static_cast<size_t>(rank)).total() + library_workspace());
+  if (rank % alike == 0) result_.in_flight.push_back(m[4]);
 }
 
 // What NVIDIA's libraries may take on a GPU while they compute: one product, or cuDNN's backward pass of attention,
@@ -185,15 +156,6 @@ int64_t VerifiedRank::library_workspace() {
   const PlanSizes sizes(job_);
   const int64_t scores = sizes.sequences * trainer_.whole_model().config.heads * sizes.tokens * sizes.tokens;
   return std::max(cuda::kMostWorkspace, asks_cudnn(job_.plan) ? 2 * scores : 0);
-}
-
-// A later micro-batch's gradient of a parameter is made beside the sum of the earlier ones, twice for a tied weight.
-int64_t VerifiedRank::second_microbatch() const {
-  if (job_.plan.microbatches == 1 || trainer_.strategy().layout().every_microbatch) return 0;
-  int64_t largest = 0;
-  for (const FlatUnit& unit : reference_->units())
-    for (const Slot& slot : unit.slots) largest = std::max(largest, (slot.parameter->is_tied() ? 2 : 1) * slot.size);
-  return largest * size_of(reference_->units()[0].grads.dtype());
 }
 
 }  // namespace tessera

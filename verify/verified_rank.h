@@ -27,8 +27,6 @@ class VerifiedRank {
                const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state);
   void finish();
   void note_rank(int rank, const int64_t* counted);
-  int64_t second_microbatch() const;
-  int64_t whole_logits();
   int64_t library_workspace();
 
   const Job& job_;
@@ -39,8 +37,8 @@ class VerifiedRank {
   std::unique_ptr<Comparison> comparison_;
   std::vector<int64_t> counts_;
   ArenaPtr aside_ = make_arena();
-  int64_t peak_ = 0, moved_ = 0;    // moved: of what only the strategy needs
-  std::vector<int64_t> of_passes_;  // the most that passes hold on each pipeline rank
+  int64_t peak_ = 0;
+  std::vector<RankMemory> expected_;  // by rank
 };
 
 }  // namespace tessera

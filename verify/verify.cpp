@@ -41,8 +41,7 @@ Job verifiable(Job job) {
   return job;
 }
 
-VerifyResult verify(const Job& given, const VerifyHooks& hooks,
-                    const std::function<std::string(const std::string& cause)>& shown) {
+VerifyResult verify(const Job& given, const VerifyHooks& hooks) {
   const Job s = verifiable(given);
   check_can_be_verified(s);
   const Optimisation& o = s.optim;
@@ -54,7 +53,6 @@ VerifyResult verify(const Job& given, const VerifyHooks& hooks,
   result.expected_held = expected_memory(s);
   expect_pipeline(result, schedule_of(s.plan));
   LaunchOptions l = launch_options(s.plan);
-  l.shown = shown;
   hooks.launching(l);
   if (!result.exact) {
     const Tolerance tolerance = tolerance_of(s, sequences);

@@ -10,8 +10,8 @@
 //                              so that parameters and optimizer state are equal to the last bit again, and every step
 //                              begins with the same state on both sides
 //
-// What was sent and what is held is counted and held against closed forms (verify/expected.h), the peak of what is
-// held against a bound that is worked out from single micro-batches (verify/stage_memory.h), and so are the
+// What was sent and what is held is counted and held against closed forms (verify/expected.h, train/rank_memory.h), the
+// peak of what is held against a bound worked out from single micro-batches (train/stage_memory.h), and so are the
 // micro-batches in flight and the pipeline's bubble on the simulated clock. And it is checked that the plan did run:
 // ranks communicated, what they hold is what the plan says, and after forty steps the loss has fallen.
 #pragma once
@@ -26,7 +26,8 @@
 
 namespace tessera {
 
-// Where a run under a plan may be spoilt, never its oracle, to see that the contract turns red.
+// How ranks are started, and where a run under a plan may be spoilt, never its oracle, to see that the contract turns
+// red.
 struct VerifyHooks {
   std::function<void(LaunchOptions& how)> launching = [](LaunchOptions&) {};
   // The sequences that a rank of the world loads.
@@ -64,9 +65,8 @@ struct VerifyResult {
 Job verifiable(Job job);
 
 // Trains job.optim.steps steps of counted random tokens under the plan, on ranks of its own or those of the MPI job,
-// and compares. `shown`: see LaunchOptions. Throws what training throws.
-VerifyResult verify(const Job& job, const VerifyHooks& hooks = {},
-                    const std::function<std::string(const std::string& cause)>& shown = {});
+// and compares. Throws what training throws.
+VerifyResult verify(const Job& job, const VerifyHooks& hooks = {});
 
 // Its last part: adds a line to result.failures for each bound of the whole run that is broken, bytes and memory
 // against the closed forms, and that there was something to see.

@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "parallel/comm/flight.h"
 #include "parallel/comm/memory.h"
 #include "parallel/comm/trace.h"
 #include "parallel/comm/worker.h"
@@ -71,12 +72,19 @@ Call Communicator::cut(Op op, const Tensor& in, const Tensor& out) const {
   return call;
 }
 
+void Communicator::set_flight(std::shared_ptr<Flight> flight) {
+  flight_axis_ = flight ? flight->axis(axis_) : 0;
+  transport_->set_flight(flight);
+  flight_ = std::move(flight);
+}
+
 double Communicator::now() const { return trace_ ? trace_->now() : 0; }
 
 // Runs f, which returns the bytes it sent; names the axis in what it throws.
 template <class F>
 void Communicator::observed(const Call& call, double requested, const F& f) {
   const double begin = now();
+  const uint64_t ticket = flight_ ? flight_->begin(flight_axis_, call.op, call.bytes()) : 0;
   int64_t sent = 0;
   try {
     sent = f();
@@ -85,6 +93,7 @@ void Communicator::observed(const Call& call, double requested, const F& f) {
   } catch (const CommError& e) {
     throw CommError(axis_ + " axis, " + e.what());
   }
+  if (flight_) flight_->end(ticket);
   OpCount& count = counts_[static_cast<size_t>(call.op)];
   ++count.calls;
   count.sent += sent;
@@ -279,6 +288,7 @@ void Communicator::sum(std::span<double> x) { over_ranks(x, Reduction::sum); }
 std::unique_ptr<Communicator> Communicator::split(int color, int key, std::string axis) {
   auto made = std::make_unique<Communicator>(transport_->split(color, key), std::move(axis), algorithm_);
   made->set_trace(trace_);
+  if (flight_) made->set_flight(flight_);
   return made;
 }
 

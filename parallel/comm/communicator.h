@@ -119,11 +119,15 @@ class Communicator {
 
   // Since the communicator was made or the counts were reset.
   const OpCounts& counts() const { return counts_; }
-  void reset_counts() { counts_ = {}; }
+  void reset_counts(const OpCounts& to = {}) { counts_ = to; }
   // For what was queued once and has been done again, without a call.
   void count_again(const OpCounts& more);
   // Every communication from now on is noted there too (null: no more). The trace must outlive the communicator.
   void set_trace(Trace* trace) { trace_ = trace; }
+
+  // The same of a flight, also of waits, and of groups that are split from this one.
+  void set_flight(std::shared_ptr<Flight> flight);
+  const std::shared_ptr<Flight>& flight() const { return flight_; }
 
   Transport& transport() { return *transport_; }
 
@@ -149,6 +153,8 @@ class Communicator {
   Algorithm algorithm_;
   OpCounts counts_{};
   Trace* trace_ = nullptr;
+  std::shared_ptr<Flight> flight_;
+  int flight_axis_ = 0;
   std::shared_ptr<CommWorker> worker_;  // of the transport, or made by the first start_...()
   std::atomic<int> in_background_ = 0;  // what was started and is not done
 };

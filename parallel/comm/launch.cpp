@@ -1,15 +1,26 @@
 // Threads as ranks.
 #include "parallel/comm/launch.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <malloc.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "parallel/comm/backends.h"
+#include "parallel/comm/flight.h"
 #include "parallel/comm/mpi_launch.h"
 #include "parallel/comm/nccl_transport.h"
 #include "parallel/comm/surroundings.h"
@@ -26,15 +37,15 @@ namespace {
 [[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const Board& board) {
   const std::string who = "[rank " + std::to_string(rank) + "] ";
   if (!thrown) throw CommError(who + "ended while its communication was still in the background");
-  if (ranks == 1) std::rethrow_exception(thrown);
   try {
     std::rethrow_exception(thrown);
   } catch (const PeerFailed&) {
     throw CommError(who + board.cause());
   } catch (const Error& e) {
+    if (ranks == 1) throw;
     throw Error(who + e.what(), e.status());
   } catch (const std::exception& e) {
-    throw CommError(who + e.what());
+    throw CommError(who + cause_of(e));
   }
 }
 
@@ -43,8 +54,10 @@ std::unique_ptr<Transport> transport_of(const LaunchOptions& o, const std::share
 }
 
 // A thread cannot be killed: when a rank neither ends nor communicates, the whole process has to go.
-void await_others(Flag& done, const LaunchOptions& o, int rank, const std::string& cause) {
+void await_others(Flag& done, const LaunchOptions& o, int rank, const std::string& cause,
+                  const std::function<void()>& before) {
   if (wait_for(done, static_cast<uint32_t>(o.ranks), {.timeout_s = o.timeout_s}) == Waited::arrived) return;
+  before();
   const std::string line = "tessera: [rank " + std::to_string(rank) + "] " + (o.shown ? o.shown(cause) : cause) +
                            " (and another rank does not stop: ending the process)\n";
   std::fputs(line.c_str(), stderr);
@@ -65,6 +78,60 @@ std::unique_ptr<Transport> finished_transport(const LaunchOptions& o, std::uniqu
   return o.around ? o.around(std::move(transport)) : std::move(transport);
 }
 
+std::shared_ptr<LongWaits> long_waits(const LaunchOptions& o) {
+  return std::make_shared<LongWaits>(
+      o.say ? o.say : [](const std::string& line) { std::fputs(("tessera: " + line + "\n").c_str(), stderr); });
+}
+
+void write_flight(const LaunchOptions& o, const Flight& flight, const std::string& cause) {
+  const std::filesystem::path path = o.flight_file ? o.flight_file() : std::filesystem::path();
+  if (path.empty()) return;
+  const int file = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  if (file < 0) return;
+  const std::string line = flight.to_json(cause);  // one write, so that the lines of processes stay whole
+  const ssize_t written = write(file, line.data(), line.size());
+  struct stat whole {};
+  if (written > 0 && written < std::ssize(line) && fstat(file, &whole) == 0 &&
+      ftruncate(file, whole.st_size - written) != 0)
+    unlink(path.c_str());  // no half of a line stays
+  close(file);
+}
+
+void check_threads(int64_t count) {
+  std::atomic<bool> ended{false};
+  std::vector<std::jthread> all;
+  std::string cause;
+  try {
+    for (int64_t i = 0; i < count; ++i) all.emplace_back([&] { ended.wait(false); });
+  } catch (const std::system_error& e) {
+    cause = e.code().message();
+  }
+  const auto started = std::ssize(all);
+  ended = true;
+  ended.notify_all();
+  all.clear();
+  if (started < count)
+    throw FieldError("ranks", fmt::format("{} threads more cannot be started: {} ({} could); expected fewer `ranks`, a "
+                                          "smaller `threads_per_rank`, or a higher limit (ulimit -u, ulimit -v)",
+                                          count, cause, started));
+}
+
+std::string cause_of(const std::exception& failure) {
+  if (dynamic_cast<const std::bad_alloc*>(&failure)) {
+    int64_t pages = 0, resident = 0;
+    std::ifstream("/proc/self/statm") >> pages >> resident;
+    return OutOfMemory(fmt::format("an array outside of tensors does not fit beside the {} bytes in use on the cpu",
+                                   resident * sysconf(_SC_PAGESIZE)))
+        .what();
+  }
+  if (const auto* system = dynamic_cast<const std::system_error*>(&failure))
+    return fmt::format(
+        "the system refuses: {}; where that is a thread, expected fewer `ranks` or a higher limit "
+        "(ulimit -u, ulimit -v)",
+        system->code().message());
+  return failure.what();
+}
+
 void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& body) {
   if constexpr (kWithNccl)
     if (o.backend == Backend::nccl) load_kernels_early();
@@ -82,9 +149,27 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
   const int team = o.threads_per_rank > 0 ? o.threads_per_rank
                    : o.ranks == 1         ? threads_before
                                           : std::max(1, threads_before / o.ranks);
+  rlimit addresses{};
+  if (getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY)
+    mallopt(M_ARENA_MAX, 1);  // or each thread's malloc reserves 64 MiB, of which ranks may need every one
+  check_threads(int64_t{o.ranks} * team - 1 + (o.ranks > 1 ? o.ranks : 0));  // and each has one in the background
   const auto board = std::make_shared<Board>();
   const auto group = make_thread_group(o.ranks, o.timeout_s, o.ranks * team > cores, board);
   std::vector<std::exception_ptr> thrown(static_cast<size_t>(o.ranks));
+  std::vector<std::shared_ptr<Flight>> flights;
+  for (const auto waits = long_waits(o); std::ssize(flights) < o.ranks;)
+    flights.push_back(std::make_shared<Flight>(static_cast<int>(flights.size()), o.ranks, waits));
+  const auto why = [&](size_t rank) -> std::string {
+    try {
+      if (thrown[rank]) std::rethrow_exception(thrown[rank]);
+      return "";
+    } catch (const std::exception& e) {
+      return cause_of(e);
+    }
+  };
+  const auto write_flights = [&] {
+    for (size_t r = 0; r < flights.size(); ++r) write_flight(o, *flights[r], why(r));
+  };
   Flag done;  // counts the ranks that have come to their end
   std::mutex counting;
   const auto count_done = [&] {
@@ -95,21 +180,29 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
     try {
       cpu::set_threads(team);
       Communicator world(transport_of(o, group, rank), "world", o.algorithm);
+      world.set_flight(flights[static_cast<size_t>(rank)]);
       body(world);
       count_done();
     } catch (const std::exception& e) {
       thrown[static_cast<size_t>(rank)] = std::current_exception();
-      board->fail(rank, e.what());
+      board->fail(rank, cause_of(e));
       count_done();
-      if (board->failed_rank() == rank) await_others(done, o, rank, e.what());
+      if (board->failed_rank() == rank) await_others(done, o, rank, cause_of(e), write_flights);
     }
   };
-  std::vector<std::thread> threads;
-  for (int r = 1; r < o.ranks; ++r) threads.emplace_back(run, r);
-  run(0);
-  for (std::thread& t : threads) t.join();
+  {
+    std::vector<std::jthread> threads;
+    try {
+      for (int r = 1; r < o.ranks; ++r) threads.emplace_back(run, r);
+      run(0);
+    } catch (const std::system_error& e) {
+      thrown[0] = std::current_exception();
+      board->fail(0, cause_of(e));
+    }
+  }
   cpu::set_threads(threads_before);
   const int failed = board->failed_rank();
+  if (failed >= 0) write_flights();
   if (failed >= 0) rethrow(thrown[static_cast<size_t>(failed)], failed, o.ranks, *board);
 }
 

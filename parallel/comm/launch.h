@@ -12,13 +12,17 @@
 //
 // Backend::nccl: threads, or processes under MPI, with a GPU each; arrays on GPUs go over NCCL.
 #pragma once
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
 
+#include "parallel/comm/agreement.h"
 #include "parallel/comm/communicator.h"
 
 namespace tessera {
+
+class LongWaits;
 
 enum class Backend : uint8_t { threads, mpi, nccl };
 
@@ -32,11 +36,29 @@ struct LaunchOptions {
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> around = {};
   // A cause as it is printed where it cannot be thrown to the caller: of a job that is ended. Empty: as it is.
   std::function<std::string(const std::string& cause)> shown = {};
+  // What must be the same in every process, compared before the body runs.
+  Facts same = {};
+  // Takes a line about a rank that has waited long, from any rank's thread. Empty: it goes to standard error.
+  std::function<void(const std::string& line)> say = {};
+  // Where the flights of all ranks are written when one of them has failed (parallel/comm/flight.h); asked for then.
+  // Empty, or an empty path: nowhere.
+  std::function<std::filesystem::path()> flight_file = {};
 };
+
+// For a rank's flight: what the options say about long waits.
+std::shared_ptr<LongWaits> long_waits(const LaunchOptions& options);
+// Adds a rank's flight to the file, with why it has ended. Says nothing where it cannot: there is a failure to be told.
+void write_flight(const LaunchOptions& options, const Flight& flight, const std::string& cause);
 
 // A rank's transport with what the options put around it: NCCL on the GPU of its number on this host, and `around`.
 std::unique_ptr<Transport> finished_transport(const LaunchOptions& options, std::unique_ptr<Transport> transport,
                                               int rank_here, int ranks_here);
+
+// Throws FieldError where this process may not start so many threads more (ulimit -u, or memory for their stacks): it
+// starts and ends them. A thread that OpenMP cannot start would end the process.
+void check_threads(int64_t count);
+// What is said of a failure; where memory or threads were not to be had, what for.
+std::string cause_of(const std::exception& failure);
 
 void launch(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 

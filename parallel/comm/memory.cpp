@@ -6,6 +6,7 @@
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/cuda/sums.h"
 #include "parallel/comm/sums.h"
+#include "tensor/cpu/vectorize.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
@@ -17,7 +18,7 @@ Device device_of(const Call& call) { return call.gpu ? Device::cuda : Device::cp
 
 void Memory::copy(std::byte* to, const std::byte* from, int64_t bytes) const {
   const auto on_host = [&] {
-    if (to != from && bytes > 0) std::memmove(to, from, static_cast<size_t>(bytes));
+    if (to != from && bytes > 0 && !cpu::Idle::here()) std::memmove(to, from, static_cast<size_t>(bytes));
   };
   on_device(device_of(call_), on_host, [&] { cuda::copy(*call_.gpu, to, from, bytes); });
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "parallel/comm/flight.h"
 #include "parallel/comm/mpi_transport.h"
 #include "tensor/cpu/vectorize.h"
 
@@ -27,17 +28,24 @@ std::string shown(const LaunchOptions& o, const std::string& cause) { return o.s
 
 void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
          const std::shared_ptr<MpiWorld>& world) {
+  const auto flight = std::make_shared<Flight>(world->rank(), world->size(), long_waits(o));
   try {
     Communicator all(transport_of(o, world), "world", o.algorithm);
+    all.set_flight(flight);
+    require_same(all, o.same);
+    all.reset_counts();
     body(all);
     all.barrier();  // who leaves early would take the others with it
   } catch (const PeerFailed& e) {
+    write_flight(o, *flight, e.what());
     if (world->watch().culprit_is_silent()) world->abort(e.what(), static_cast<int>(e.status()));
     world->wait_for_the_end(e.what());
   } catch (const Error& e) {
+    write_flight(o, *flight, e.what());
     leave(*world, shown(o, e.what()), e.status());
   } catch (const std::exception& e) {
-    leave(*world, e.what(), Status::communication);
+    write_flight(o, *flight, cause_of(e));
+    leave(*world, cause_of(e), Status::communication);
   }
 }
 
@@ -53,7 +61,13 @@ void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communica
                        std::to_string(o.ranks)),
           Status::usage);
   cpu::set_threads(world->threads_per_rank());
-  run(o, body, world);
+  run(
+      o,
+      [&](Communicator& all) {
+        check_threads(world->threads_per_rank());  // and one in the background, less this one
+        body(all);
+      },
+      world);
   world->end();
   cpu::set_threads(threads_before);
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "parallel/comm/algorithms.h"
+#include "parallel/comm/flight.h"
 
 namespace tessera {
 namespace {
@@ -67,7 +68,8 @@ MpiTransport::MpiTransport(std::shared_ptr<MpiWorld> world, MpiGroup& group) : w
                               .patience = std::move(patience),
                               .peers = world_->peers(),
                               .give_up = [this] { fail(""); },
-                              .failure = [this] { return failure(); }});
+                              .failure = [this] { return failure(); },
+                              .transport = this});
 }
 
 std::vector<CallLog*> MpiTransport::logs() {
@@ -95,8 +97,12 @@ void MpiTransport::patiently(int from, int64_t bytes, const Done& done) {
     if (done()) return;
   const auto start = Clock::now();
   const std::chrono::duration<double> limit(patience.timeout_s);
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  PeerWait observer(*this, from, [bytes] { return std::pair(receiving(bytes), std::string()); });
+  Reminder reminder;
   for (int i = 0; !done(); ++i) {
     const auto waited = Clock::now() - start;
+    if (i % 16 == 0 && reminder.is_due(seconds())) observer.overdue(seconds(), reminder.again());
     if (i % 16 == 0) world_->reap();
     if (world_->watch().failed_rank() >= 0) throw PeerFailed(receiving(bytes) + ": " + failure());
     if (waited > limit)
@@ -107,6 +113,7 @@ void MpiTransport::patiently(int from, int64_t bytes, const Done& done) {
     else
       std::this_thread::sleep_for(waited < kSoon ? kShortSleep : kLongSleep);
   }
+  observer.waited(seconds());
 }
 
 void MpiTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {

@@ -24,7 +24,6 @@ class MpiTransport final : public Transport {
   int world_rank(int rank) const override { return group_.world_ranks[static_cast<size_t>(rank)]; }
   int rank_here() const override { return world_->rank_here(); }
   std::string_view kind() const override { return "MPI ranks"; }
-  void set_axis(const std::string& axis) override { axis_ = axis; }
   void send(int to, int tag, const std::byte* data, int64_t bytes) override;
   void recv(int from, int tag, std::byte* data, int64_t bytes) override;
   int64_t direct(const Call& call) override;
@@ -43,7 +42,6 @@ class MpiTransport final : public Transport {
 
   std::shared_ptr<MpiWorld> world_;
   MpiGroup& group_;
-  std::string axis_ = "world";
   std::optional<SharedExchange> shared_;
 };
 

@@ -11,6 +11,7 @@
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/call_log.h"
+#include "parallel/comm/flight.h"
 #include "parallel/comm/worker.h"
 
 namespace tessera {
@@ -85,39 +86,56 @@ void NcclTransport::compare(const Call& call) const {
   }
 }
 
+// The first rank that has not come to this rank's last call; negative: none, or it cannot be seen from here.
+int NcclTransport::behind(const Call* call) const {
+  if (!call || logs_.empty()) return -1;
+  const uint64_t number = logs_[static_cast<size_t>(rank())]->made();
+  for (int r = 0; r < size(); ++r)
+    if (logs_[static_cast<size_t>(r)]->made() < number) return r;
+  return -1;
+}
+
+std::string NcclTransport::last_of(int rank, const Call& call) const {
+  const CallLog& log = *logs_[static_cast<size_t>(rank)];
+  std::optional<Call> last = log.find(log.made());
+  if (last) last->gpu = call.gpu;
+  return last ? "the last it came to was " + describe(*last) : "it has not communicated here yet";
+}
+
 // Why the time is over, as far as it can be seen from here. `call`: the last, where the wait is for its end.
 std::string NcclTransport::in_vain(const Call* call) const {
   const std::string within = " within " + seconds_text(timeout_s_);
   if (!call || logs_.empty())
     return "NCCL did not end it" + within + "; a rank does not come, or asks for something else";
-  const uint64_t number = logs_[static_cast<size_t>(rank())]->made();
-  for (int r = 0; r < size(); ++r) {
-    const CallLog& log = *logs_[static_cast<size_t>(r)];
-    if (log.made() >= number) continue;
-    std::optional<Call> last = log.find(log.made());
-    if (last) last->gpu = call->gpu;
-    return "rank " + std::to_string(world_rank(r)) + " did not come" + within + "; " +
-           (last ? "the last it came to was " + describe(*last) : "it has not communicated here yet");
-  }
+  if (const int r = behind(call); r >= 0)
+    return "rank " + std::to_string(world_rank(r)) + " did not come" + within + "; " + last_of(r, *call);
   return "NCCL did not end it" + within + ", although every rank has come to it";
 }
 
 void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& during, const Call* call) {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
+  Reminder reminder;
+  int late = -1;
   try {
     for (int64_t i = 0; !(*api_.*reached)(); ++i) {
       if (i % 64 != 0) continue;
       check_peers(during);
       if (call) compare(*call);
-      if (std::chrono::duration<double>(Clock::now() - start).count() > timeout_s_)
-        throw CommError(during + ": " + in_vain(call));
+      const double waited = std::chrono::duration<double>(Clock::now() - start).count();
+      if (waited > timeout_s_) throw CommError(during + ": " + in_vain(call));
+      if (const int r = behind(call); r >= 0) late = r;
+      if (flight_ && reminder.is_due(waited))
+        flight_->overdue(axis_, during, late < 0 ? -1 : world_rank(late), late < 0 ? "" : last_of(late, *call), waited,
+                         reminder.again());
       std::this_thread::yield();
     }
   } catch (const CommError&) {
     family_->abort();
     throw;
   }
+  if (flight_ && late >= 0)
+    flight_->waited(world_rank(late), std::chrono::duration<double>(Clock::now() - start).count());
 }
 
 void NcclTransport::look_after(double waited_s, const std::string& during) {

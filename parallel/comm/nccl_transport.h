@@ -44,7 +44,14 @@ class NcclTransport final : public Transport {
   int world_rank(int rank) const override { return carrier_->world_rank(rank); }
   int rank_here() const override { return carrier_->rank_here(); }
   std::string_view kind() const override { return "NCCL ranks"; }
-  void set_axis(const std::string& axis) override { carrier_->set_axis(axis); }
+  void set_axis(const std::string& axis) override {
+    Transport::set_axis(axis);
+    carrier_->set_axis(axis);
+  }
+  void set_flight(std::shared_ptr<Flight> flight) override {
+    carrier_->set_flight(flight);
+    Transport::set_flight(std::move(flight));
+  }
   void send(int to, int tag, const std::byte* data, int64_t bytes) override { carrier_->send(to, tag, data, bytes); }
   void recv(int from, int tag, std::byte* data, int64_t bytes) override { carrier_->recv(from, tag, data, bytes); }
   void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) override {
@@ -72,6 +79,8 @@ class NcclTransport final : public Transport {
                 std::shared_ptr<Family> family);
   void check_peers(const std::string& during) const;
   void compare(const Call& call) const;
+  int behind(const Call* call) const;
+  std::string last_of(int rank, const Call& call) const;
   std::string in_vain(const Call* call) const;
   void wait_until(bool (NcclApi::*reached)(), const std::string& during, const Call* call = nullptr);
   std::shared_ptr<void> begin(const Call& call);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -36,15 +37,16 @@ void SharedExchange::abandon(Waited why, int waiting_for) const {
   const Call& mine = post(group_.rank);
   if (why == Waited::poisoned) throw PeerFailed(describe(mine) + ": " + group_.failure());
   group_.give_up();
-  const SharedPlace& missing = place(waiting_for);
-  std::string last = "it has not communicated yet";
-  const uint32_t reached = missing.flag.value.load(std::memory_order_acquire);
-  if (static_cast<int32_t>(reached - first_round_) >= 0)
-    last = "it stopped in the middle of this";
-  else if (reached > 0)
-    last = "the last it came to was " + describe(missing.posts[(calls_ + 1) % 2]);
   throw CommError(describe(mine) + ": rank " + std::to_string(group_.world_ranks[static_cast<size_t>(waiting_for)]) +
-                  " did not come within " + seconds_text(group_.patience.timeout_s) + "; " + last);
+                  " did not come within " + seconds_text(group_.patience.timeout_s) + "; " + last_of(waiting_for));
+}
+
+std::string SharedExchange::last_of(int rank) const {
+  const SharedPlace& missing = place(rank);
+  const uint32_t reached = missing.flag.value.load(std::memory_order_acquire);
+  if (static_cast<int32_t>(reached - first_round_) >= 0) return "it stopped in the middle of this";
+  if (reached == 0) return "it has not communicated yet";
+  return "the last it came to was " + describe(missing.posts[(calls_ + 1) % 2]);
 }
 
 void SharedExchange::compare_posts() const {
@@ -62,7 +64,10 @@ void SharedExchange::meet(bool first) {
   raise(place(group_.rank).flag, round_);
   for (int r = 0; r < n_; ++r) {
     if (r == group_.rank) continue;
-    const Waited waited = wait_for(place(r).flag, round_, group_.patience);
+    std::optional<PeerWait> observer;
+    if (group_.transport)
+      observer.emplace(*group_.transport, r, [this, r] { return std::pair(describe(post(group_.rank)), last_of(r)); });
+    const Waited waited = wait_for(place(r).flag, round_, group_.patience, observer ? &*observer : nullptr);
     if (waited != Waited::arrived) abandon(waited, r);
   }
   if (first) compare_posts();

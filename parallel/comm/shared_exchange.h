@@ -25,6 +25,7 @@
 #include "parallel/comm/call_log.h"
 #include "parallel/comm/in_place.h"
 #include "parallel/comm/peer_memory.h"
+#include "parallel/comm/transport.h"
 #include "parallel/comm/wait.h"
 
 namespace tessera {
@@ -49,6 +50,7 @@ struct SharedGroup {
   PeerMemory* peers = nullptr;           // null: everything goes through the window
   std::function<void()> give_up;         // tells all ranks that this one cannot go on
   std::function<std::string()> failure;  // "rank 1 has failed", once a rank has
+  const Transport* transport = nullptr;  // whose waits these are; null: nobody is told
 };
 
 class SharedExchange {
@@ -68,6 +70,7 @@ class SharedExchange {
   void through_window(const Call& call);
   void meet(bool first);
   void compare_posts() const;
+  std::string last_of(int rank) const;
   [[noreturn]] void abandon(Waited why, int waiting_for) const;
   const Call& post(int rank) const { return place(rank).posts[calls_ % 2]; }
   SharedPlace& place(int rank) const { return *group_.places[static_cast<size_t>(rank)]; }

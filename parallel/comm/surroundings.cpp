@@ -39,4 +39,14 @@ std::optional<MpiSurroundings> mpi_surroundings() {
   return mpi_surroundings([](const char* variable) { return std::getenv(variable); });
 }
 
+// An allocation sets SLURM_NTASKS too, for a program that is the only one.
+int lone_tasks(const std::function<const char*(const char*)>& environment) {
+  const int tasks = number(environment("SLURM_STEP_NUM_TASKS"));
+  return tasks > 1 && !mpi_surroundings(environment) ? tasks : 0;
+}
+
+int lone_tasks() {
+  return lone_tasks([](const char* variable) { return std::getenv(variable); });
+}
+
 }  // namespace tessera

@@ -15,5 +15,8 @@ struct MpiSurroundings {
 // job step: without a PMI, which the MPI library would join the others by, each task stands alone and is no rank.
 std::optional<MpiSurroundings> mpi_surroundings(const std::function<const char*(const char* variable)>& environment);
 std::optional<MpiSurroundings> mpi_surroundings();  // of this process
+// The tasks of a job step of SLURM's that cannot join each other, where they are several; else 0.
+int lone_tasks(const std::function<const char*(const char* variable)>& environment);
+int lone_tasks();
 
 }  // namespace tessera

@@ -14,6 +14,7 @@
 #include "parallel/comm/thread_group.h"
 
 namespace tessera {
+using namespace std::string_literals;
 namespace {
 
 [[noreturn]] void refuse_kind(int64_t bytes, int from, const char* sent, const char* expected) {
@@ -70,19 +71,22 @@ void ThreadTransport::leave_meeting() {
 void ThreadTransport::give_up(Waited why, int waiting_for, const Call& call) {
   leave_meeting();
   if (why == Waited::poisoned) throw PeerFailed(group_->board->failed_rank(), describe(call));
-  const Place& place = group_->places[static_cast<size_t>(waiting_for)];
-  // Of the two posts the later is the last thing that the missing rank came to; it does not write while it is missing.
-  const uint32_t reached = place.flag.value.load(std::memory_order_acquire);
-  std::string last = "it has not communicated yet";
-  if (reached > 0) last = "the last it came to was " + describe(place.posts[(calls_ + 1) % 2]);
   throw CommError(describe(call) + ": rank " + std::to_string(world_rank(waiting_for)) + " did not come within " +
-                  seconds_text(group_->patience.timeout_s) + "; " + last);
+                  seconds_text(group_->patience.timeout_s) + "; " + last_of(waiting_for));
+}
+
+// Of the two posts the later is the last thing that the missing rank came to; it does not write while it is missing.
+std::string ThreadTransport::last_of(int rank) const {
+  const Place& place = group_->places[static_cast<size_t>(rank)];
+  if (place.flag.value.load(std::memory_order_acquire) == 0) return "it has not communicated yet";
+  return "the last it came to was " + describe(place.posts[(calls_ + 1) % 2]);
 }
 
 void ThreadTransport::wait_for_all() {
   for (int r = 0; r < size(); ++r) {
     if (r == rank_) continue;
-    const Waited waited = wait_for(group_->places[static_cast<size_t>(r)].flag, sequence_, group_->patience);
+    PeerWait observer(*this, r, [this, r] { return std::pair(describe(post(rank_)), last_of(r)); });
+    const Waited waited = wait_for(group_->places[static_cast<size_t>(r)].flag, sequence_, group_->patience, &observer);
     if (waited != Waited::arrived) give_up(waited, r, post(rank_));
   }
 }
@@ -179,7 +183,8 @@ Letter ThreadTransport::take(int from, int tag, int64_t bytes) {
         return letter;
       }
     }
-    const Waited waited = wait_for(box.arrivals, seen + 1, group_->patience);
+    PeerWait observer(*this, from, [bytes] { return std::pair("recv of " + std::to_string(bytes) + " bytes", ""s); });
+    const Waited waited = wait_for(box.arrivals, seen + 1, group_->patience, &observer);
     if (waited == Waited::poisoned)
       throw PeerFailed(group_->board->failed_rank(), "recv of " + std::to_string(bytes) + " bytes");
     if (waited == Waited::timed_out)

@@ -42,6 +42,7 @@ class ThreadTransport final : public Transport {
   void end_work();
   // Called before anything is thrown out of a meeting: when it returns, nobody reads or writes this rank's memory.
   void leave_meeting();
+  std::string last_of(int rank) const;
   [[noreturn]] void give_up(Waited why, int waiting_for, const Call& call);
   const Call& post(int rank) const;
   void put(int to, Letter letter);

@@ -6,6 +6,7 @@
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/cuda/streams.h"
+#include "parallel/comm/flight.h"
 #include "tensor/cuda/copy.h"
 
 namespace tessera {
@@ -20,6 +21,16 @@ void Board::fail(int world_rank, const std::string& cause) {
 std::string Board::cause() const {
   const std::lock_guard lock(mutex_);
   return cause_;
+}
+
+void PeerWait::overdue(double seconds, bool again) {
+  if (!transport_.flight_) return;
+  const auto [during, last] = what_();
+  transport_.flight_->overdue(transport_.axis_, during, transport_.world_rank(rank_), last, seconds, again);
+}
+
+void PeerWait::waited(double seconds) {
+  if (transport_.flight_) transport_.flight_->waited(transport_.world_rank(rank_), seconds);
 }
 
 void Transport::send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) {

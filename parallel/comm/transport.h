@@ -9,14 +9,17 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/comm/call.h"
+#include "parallel/comm/wait.h"
 
 namespace tessera {
 
 class CallLog;
 class CommWorker;
+class Flight;
 
 // Where the first rank that fails says so, for all ranks and all groups of one launch.
 class Board {
@@ -47,7 +50,9 @@ class Transport {
   virtual int rank_here() const { return world_rank(rank()); }
   virtual std::string_view kind() const = 0;  // "threads"
   // The name of the mesh axis, for what is said where no exception passes through the Communicator.
-  virtual void set_axis(const std::string& /*axis*/) {}
+  virtual void set_axis(const std::string& axis) { axis_ = axis; }
+  // Where this rank's waits are noted; null: nowhere.
+  virtual void set_flight(std::shared_ptr<Flight> flight) { flight_ = std::move(flight); }
 
   // Messages between two ranks arrive in the order of sending, by tag. send() copies what it is given and never waits
   // for the receiver. recv() throws CommError when the message has another size, a rank fails or the time is over.
@@ -91,6 +96,27 @@ class Transport {
   virtual std::string failure() const { return "rank " + std::to_string(failed_rank()) + " has failed"; }
   // Of each rank, for calls in which they do not meet on the host. Empty where not all can see them.
   virtual std::vector<CallLog*> logs() { return {}; }
+
+ protected:
+  friend class PeerWait;
+  std::string axis_ = "world";
+  std::shared_ptr<Flight> flight_;
+};
+
+// A wait of a transport's rank for another one of its group, told to its flight. `what` says, where it is asked, in
+// what the rank waits, and what the other one did last.
+class PeerWait final : public WaitObserver {
+ public:
+  using What = std::function<std::pair<std::string, std::string>()>;
+  PeerWait(const Transport& transport, int rank, What what)
+      : transport_(transport), rank_(rank), what_(std::move(what)) {}
+  void overdue(double seconds, bool again) override;
+  void waited(double seconds) override;
+
+ private:
+  const Transport& transport_;
+  int rank_;
+  What what_;
 };
 
 }  // namespace tessera

@@ -11,6 +11,8 @@
 #include <climits>
 #include <ctime>
 
+#include "parallel/comm/flight.h"
+
 namespace tessera {
 namespace {
 
@@ -44,7 +46,7 @@ void raise(Flag& flag, uint32_t value) {
     syscall(SYS_futex, &flag.value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-Waited wait_for(Flag& flag, uint32_t value, const Patience& patience) {
+Waited wait_for(Flag& flag, uint32_t value, const Patience& patience, WaitObserver* observer) {
   const int spins = patience.crowded ? kSpinsWhenCrowded : kSpins;
   for (int i = 0; i < spins; ++i) {
     if (reached(flag.value, value, std::memory_order_acquire)) return Waited::arrived;
@@ -53,16 +55,20 @@ Waited wait_for(Flag& flag, uint32_t value, const Patience& patience) {
   const auto start = Clock::now();
   const auto deadline =
       start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(patience.timeout_s));
+  const auto seconds_at = [&](Clock::time_point now) { return std::chrono::duration<double>(now - start).count(); };
+  Reminder reminder;
   while (!reached(flag.value, value, std::memory_order_acquire)) {
     if (has_failed(patience)) return Waited::poisoned;
     const bool busy = patience.meanwhile && patience.meanwhile();
     const auto now = Clock::now();
     if (now >= deadline) return Waited::timed_out;
+    if (observer && reminder.is_due(seconds_at(now))) observer->overdue(seconds_at(now), reminder.again());
     if (now - start < kYielding)
       sched_yield();
     else
       sleep_on(flag, value, busy ? kBusySlice_ns : kSlice_ns);
   }
+  if (observer) observer->waited(seconds_at(Clock::now()));
   return Waited::arrived;
 }
 

@@ -27,9 +27,20 @@ struct Patience {
   std::function<bool()> meanwhile = {};
 };
 
+// Who wants to know of a wait: that it is long (at times of a Reminder), and in the end how long it was. Not told of
+// waits that end while this rank still spins.
+class WaitObserver {
+ public:
+  virtual void overdue(double seconds, bool again) = 0;
+  virtual void waited(double seconds) = 0;
+
+ protected:
+  ~WaitObserver() = default;
+};
+
 enum class Waited { arrived, timed_out, poisoned };
 
 // Until the flag has `value` or one that is later (numbers wrap around), a rank fails, or the time is over.
-Waited wait_for(Flag& flag, uint32_t value, const Patience& patience);
+Waited wait_for(Flag& flag, uint32_t value, const Patience& patience, WaitObserver* observer = nullptr);
 
 }  // namespace tessera

@@ -57,10 +57,25 @@ void vectorized(const F& f) {
 inline int threads() { return omp_get_max_threads(); }
 inline void set_threads(int n) { omp_set_num_threads(n); }
 
+// While one lives, this thread computes nothing: ops take the memory that they would take and leave it as it is. So
+// what a model of any size would hold can be known on any machine (train/stage_memory.h).
+class Idle {
+ public:
+  Idle() { here_ = true; }
+  ~Idle() { here_ = false; }
+  Idle(const Idle&) = delete;
+  Idle& operator=(const Idle&) = delete;
+  static bool here() { return here_; }
+
+ private:
+  static inline thread_local bool here_ = false;
+};
+
 // Cuts [0, n) into one contiguous range per thread, at multiples of `grain`, and runs f(begin, end) on each. No thread
 // is woken when there is only one grain of work.
 template <class F>
 void split(int64_t n, int64_t grain, const F& f) {
+  if (Idle::here()) return;
   const int64_t grains = (n + grain - 1) / grain;
   const int64_t team = std::min<int64_t>(threads(), grains);
   if (team <= 1) {

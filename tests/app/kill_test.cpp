@@ -171,7 +171,7 @@ TEST_F(KillTest, ARunKilledAtFiftyMomentsEndsWithTheSameBits) {
   EXPECT_EQ(optimizer("run/" + end), optimizer("whole/" + end));
   EXPECT_EQ(read_file(path("run/checkpoints/latest")), fmt::format("step-{}\n", kSteps));
   for (const auto& e : fs::recursive_directory_iterator(path("run")))
-    EXPECT_EQ(e.path().string().find(".tmp-"), std::string::npos) << e.path();
+    EXPECT_EQ(e.path().filename().string().find(".tmp-"), std::string::npos) << e.path();
   EXPECT_EQ(records("run", true), records("whole", true));
   if (const std::string why = test::tensorboard_missing(); why.empty())
     EXPECT_EQ(test::read_curves(path("run"), "shown"), test::recorded_curves(path("run")));

@@ -183,7 +183,7 @@ TEST_F(ProgramTest, OutputThatCannotBeWrittenIsStatus6) {
   expect_failure("train " + kSmall + " --out run", 6, "run/",
                  "ulimit -f 3;");  // blocks of 1 KiB: a checkpoint does not fit
   for (const auto& e : fs::recursive_directory_iterator(path("run")))
-    EXPECT_EQ(e.path().string().find(".tmp-"), std::string::npos) << e.path();
+    EXPECT_EQ(e.path().filename().string().find(".tmp-"), std::string::npos) << e.path();
 }
 
 TEST_F(ProgramTest, ALossThatIsNotANumberIsStatus5) {
@@ -204,6 +204,7 @@ TEST_F(ProgramTest, AFullStandardOutputIsStatus6) {
   EXPECT_EQ(full("--help"), 6);
   EXPECT_EQ(full("generate run --tokens 5 --prompt Line"), 6);
   EXPECT_EQ(full("data text.txt"), 6);
+  EXPECT_EQ(full("bench --benchmark_filter=^gelu/forward/fp32 --benchmark_min_time=0.001"), 6);
   EXPECT_EQ(full("train " + kSmall + " --format json --out full"), 6);
 }
 

@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/op_cases.h"
@@ -23,6 +26,25 @@ TEST(OpBench, CoversTheOpTable) {
   for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, make_arena()))
     EXPECT_TRUE(timed.insert(c.name).second) << c.name;
   EXPECT_EQ(tested, timed);
+}
+
+// Of 3,072 rows of 384 channels, 1,536 hidden ones and a vocabulary of 4,096: two for each multiplication.
+TEST(OpBench, CountsTheArithmeticOfProducts) {
+  constexpr double kProduct = 3'623'878'656, kScores = 301'989'888;  // 2 3,072 384 1,536; 12 256^2 384
+  const std::map<std::string, std::pair<double, double>> expected = {
+      {"matmul", {kProduct, 2 * kProduct}},
+      {"linear", {kProduct, 2 * kProduct}},
+      {"gelu_mlp", {2 * kProduct, 4 * kProduct}},
+      {"linear_cross_entropy", {28'991'029'248, 0}},
+      {"attention", {2 * kScores, 5 * kScores}},
+      {"packed_attention", {2 * kScores, 5 * kScores}},
+      {"grouped_attention", {2 * kScores, 5 * kScores}},
+  };
+  for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, make_arena())) {
+    const auto found = expected.find(c.name);
+    EXPECT_EQ(c.forward_flops, found == expected.end() ? 0 : found->second.first) << c.name;
+    EXPECT_EQ(c.backward_flops, found == expected.end() ? 0 : found->second.second) << c.name;
+  }
 }
 
 TEST(OpBench, EveryCaseRunsBothWays) {

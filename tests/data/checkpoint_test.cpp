@@ -10,6 +10,7 @@
 
 #include "data/checkpoint_dir.h"
 #include "data/files.h"
+#include "data/safetensors.h"
 #include "tensor/error.h"
 #include "tensor/random.h"
 
@@ -22,9 +23,10 @@ class CheckpointTest : public testing::Test {
   // Two files whose bytes follow from the step.
   Checkpoint save(int64_t step, size_t keep = 9, size_t bytes = 3000) const {
     const auto content = [=](char c) { return std::string(bytes, static_cast<char>(c + step % 20)); };
-    const std::vector<CheckpointFile> files = {{"model.bin", [=](const fs::path& f) { write_file(f, content('a')); }},
-                                               {"state.bin", [=](const fs::path& f) { write_file(f, content('A')); }}};
-    return save_checkpoint(dir(), step, files, R"({"seed": 5})", keep);
+    NewCheckpoint made(dir(), step);
+    write_file(made.path() / "model.bin", content('a'));
+    write_file(made.path() / "state.bin", content('A'));
+    return made.finish(R"({"seed": 5})", keep);
   }
   fs::path dir() const { return folder_.path() / "checkpoints"; }
   std::optional<Checkpoint> newest() {
@@ -50,6 +52,38 @@ TEST_F(CheckpointTest, TheNewestIsFoundAndOldOnesGo) {
   EXPECT_EQ(read_file(dir() / "latest"), "step-20\n");
   save(200, 2);
   EXPECT_EQ(names(), (std::vector<std::string>{"latest", "step-100", "step-200"}));
+}
+
+TEST_F(CheckpointTest, TheBestStays) {
+  EXPECT_FALSE(best_checkpoint(dir()));
+  save(10);
+  write_best(dir(), {10, 1.5});
+  for (const int64_t step : {20, 30, 40}) save(step, 2);
+  EXPECT_EQ(names(), (std::vector<std::string>{"best", "latest", "step-10", "step-30", "step-40"}));
+  EXPECT_EQ(best_checkpoint(dir())->val_loss, 1.5);
+  write_best(dir(), {40, 1.25});
+  save(50, 1);
+  EXPECT_EQ(names(), (std::vector<std::string>{"best", "latest", "step-40", "step-50"}));
+  fs::remove_all(dir() / "step-40");
+  EXPECT_FALSE(best_checkpoint(dir())) << "it is no more";
+}
+
+// Several writers fill a file, each its own bytes, and all of it is the file that one writes.
+TEST_F(CheckpointTest, AFileInPartsIsTheFileOfOneWriter) {
+  fs::create_directories(dir());
+  const std::string a(40, 'a'), b(24, 'b');
+  const auto bytes = [](const std::string& s) { return std::as_bytes(std::span(s)); };
+  const std::vector<TensorBytes> tensors = {{"x", DType::float32, {5, 2}, bytes(a)},
+                                            {"y", DType::int64, {3}, bytes(b)}};
+  write_safetensors(dir() / "one", tensors, {{"steps", "3"}});
+  const SafetensorsLayout layout = safetensors_layout(tensors, {{"steps", "3"}});
+  SharedFile::create(dir() / "parts", layout.header, layout.size);
+  EXPECT_THROW(SharedFile::create(dir() / "parts", layout.header, layout.size), OutputError) << "it is there";
+  const SharedFile first(dir() / "parts"), second(dir() / "parts");
+  second.write(layout.begins.at("y"), bytes(b));
+  first.write(layout.begins.at("x") + 8, bytes(a).subspan(8));
+  second.write(layout.begins.at("x"), bytes(a).first(8));
+  EXPECT_EQ(read_file(dir() / "parts"), read_file(dir() / "one"));
 }
 
 TEST_F(CheckpointTest, ATakenNameIsReplacedAndAFileThereIsAnError) {
@@ -93,16 +127,19 @@ TEST_F(CheckpointTest, DamageIsRefusedByNameAndPassedOver) {
   damage("version",
          [](const fs::path& p) { write_file(p / "manifest.json", R"({"format":"tessera checkpoint","version":2})"); });
   damage("not a checkpoint", [](const fs::path& p) { write_file(p / "manifest.json", "[]"); });
+  damage("it lists no files", [](const fs::path& p) {
+    write_file(p / "manifest.json", R"({"format":"tessera checkpoint","version":1,"step":1,"files":{},"about":{}})");
+  });
   EXPECT_THROW(open_checkpoint(dir() / "step-99"), InputError);
 }
 
 TEST_F(CheckpointTest, AFailedSaveLeavesNothingAndKeepsTheEarlier) {
   save(10);
   const std::vector<std::string> before = names();
-  const std::vector<CheckpointFile> files = {
-      {"model.bin", [](const fs::path& f) { write_file(f, "abc"); }},
-      {"state.bin", [](const fs::path&) { throw OutputError("the disk is full"); }}};
-  EXPECT_THROW(save_checkpoint(dir(), 20, files, "{}", 1), OutputError);
+  {
+    const NewCheckpoint given_up(dir(), 20);
+    write_file(given_up.path() / "model.bin", "abc");
+  }
   EXPECT_EQ(names(), before);
   EXPECT_EQ(newest()->step, 10);
 }
@@ -149,7 +186,7 @@ TEST_F(CheckpointTest, AKillAtAnyMomentLeavesAWholeCheckpoint) {
     EXPECT_TRUE(passed_over_.empty()) << passed_over_[0];
     EXPECT_GE(found->step, from);
     for (const std::string& name : names()) unfinished += name.find(".tmp-") != std::string::npos;
-    remove_stale_attempts(dir());
+    remove_stale(dir(), true);
   }
   for (const std::string& name : names()) EXPECT_EQ(name.find(".tmp-"), std::string::npos) << name;
   EXPECT_GT(unfinished, 0);
@@ -165,7 +202,7 @@ TEST_F(CheckpointTest, AttemptsOfOtherLivingProcessesStay) {
   const fs::path theirs = dir() / ("step-5.tmp-" + std::to_string(living)), dead = dir() / "step-6.tmp-999999999",
                  ours = dir() / ("step-7.tmp-" + std::to_string(getpid()));
   for (const fs::path& attempt : {theirs, dead, ours}) fs::create_directories(attempt);
-  std::vector<fs::path> removed = remove_stale_attempts(dir());
+  std::vector<fs::path> removed = remove_stale(dir(), true);
   std::sort(removed.begin(), removed.end());
   EXPECT_EQ(removed, (std::vector<fs::path>{dead, ours}));
   EXPECT_TRUE(fs::exists(theirs));
@@ -173,7 +210,7 @@ TEST_F(CheckpointTest, AttemptsOfOtherLivingProcessesStay) {
   EXPECT_EQ(newest()->step, 1);
   kill(living, SIGKILL);
   waitpid(living, nullptr, 0);
-  EXPECT_EQ(remove_stale_attempts(dir()), (std::vector<fs::path>{theirs}));
+  EXPECT_EQ(remove_stale(dir(), true), (std::vector<fs::path>{theirs}));
 }
 
 }  // namespace

@@ -74,6 +74,11 @@ TEST_F(DatasetTest, RefusesDirectoriesThatDoNotFitTogether) {
   damage("tokenizer.json", R"({"format":"tessera tokenizer","version":1,"kind":"bytes"})",
          {"vocabularies differ", "256"});
   damage("val.tok", "TESS", {"val.tok"});
+  make_dataset(one_document("prose", prose()), {"char"}, path("whole"));
+  std::string huge = read_file(path("whole/dataset.json"));
+  const size_t bytes = huge.find("\"bytes\": ", huge.find("\"val\"")) + 9;
+  huge.replace(bytes, huge.find_first_of(",\n", bytes) - bytes, "4611686018427387904");
+  damage("dataset.json", huge, {"dataset.json", "val.bytes is 4611686018427387904", "tokens of at most 2 bytes"});
 }
 
 TEST_F(DatasetTest, CacheDirectoryFollowsTheEnvironment) {

@@ -61,7 +61,21 @@ TEST_F(TokenFileTest, RefusesEveryTruncationAndEveryChangedByte) {
     EXPECT_TRUE(caught || (at >= 16 && at <= 23)) << at;
   }
   expect_error(Status::input, {"absent", "No such file"}, [&] { TokenFile::open(path("absent")); });
-  expect_error(Status::input, {"regular"}, [&] { TokenFile::open(path("")); });
+  expect_error(Status::input, {"directory"}, [&] { TokenFile::open(path("")); });
+}
+
+TEST_F(TokenFileTest, AFileThatChangesWhileItIsOpenIsRefused) {
+  const TokenFile f = counting(20000);
+  std::vector<int32_t> out(20000);
+  std::fstream(path("t.tok"), std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(64 + 2 * 15000)
+      .write("\xff\xff", 2);
+  f.copy(0, 15000, out.data());
+  expect_error(Status::input, {"t.tok", "token 65535 at position 15000", "vocabulary of 20001"},
+               [&] { f.copy(0, 20000, out.data()); });
+  std::filesystem::resize_file(path("t.tok"), 64 + 2 * 9000 + 1);
+  f.copy(0, 9000, out.data());
+  expect_error(Status::input, {"t.tok", "cut short"}, [&] { f.copy(8000, 2000, out.data()); });
 }
 
 TEST_F(TokenFileTest, OrderIsAFunctionOfSeedAndStepUnderEverySlicing) {

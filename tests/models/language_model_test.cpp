@@ -5,8 +5,9 @@
 
 #include "models/gpt.h"
 #include "models/layout.h"
+#include "models/presets.h"
 #include "tensor/field_error.h"
-#include "verify/fake_transport.h"
+#include "parallel/comm/fake_transport.h"
 
 namespace tessera {
 namespace {
@@ -53,6 +54,19 @@ TEST(LanguageModel, CountsFlops) {
   Gpt gpt({.layers = 3, .heads = 2, .channels = 8, .context = 4, .vocab = 11});
   EXPECT_EQ(gpt.layer_flops(2), 24 * 8 * 8 + 2 * 4 * 8);
   EXPECT_EQ(gpt.training_flops(), 6.0 * static_cast<double>(gpt.parameter_count() - 4 * 8) + 12 * 3 * 8 * 4);
+}
+
+// Of published models: 6 for each parameter that multiplies (GPT-2 124M has 124,439,808, of which 786,432 are
+// positions; a Llama's table of tokens is only looked up), and 12 L C T.
+TEST(LanguageModel, CountsFlopsOfPublishedModels) {
+  const auto flops = [](const char* name, int64_t vocab) {
+    ModelConfig config = preset(name).value();
+    config.vocab = vocab;
+    return make_model(config)->training_flops();
+  };
+  EXPECT_EQ(flops("gpt2", 50257), 6.0 * 123'653'376 + 113'246'208);
+  EXPECT_EQ(flops("llama2-7b", 32000), 6.0 * (6'738'415'616 - 131'072'000) + 6'442'450'944);
+  EXPECT_EQ(flops("llama3-8b", 128256), 6.0 * (8'030'261'248 - 525'336'576) + 12'884'901'888);
 }
 
 // Without a loss of its own a model has that of its logits.

@@ -9,7 +9,7 @@
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
 #include "tests/support/strategy.h"
-#include "verify/fake_transport.h"
+#include "parallel/comm/fake_transport.h"
 
 namespace tessera {
 namespace {

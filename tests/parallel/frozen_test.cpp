@@ -73,7 +73,8 @@ std::vector<std::vector<std::byte>> values_of(Gpt& model, const DataStrategy& st
   const std::vector<Module::Unit> layout = model.layout();
   for (size_t u = 0; u < layout.size(); ++u) {
     const bool none = strategy.shards().empty();  // of a rank that DataParallel keeps nothing on
-    const Tensor whole = strategy.gather(u, none ? Tensor() : strategy.shards()[u].values);
+    const Tensor whole =
+        gather_unit(strategy.axis(), strategy.layout(), u, none ? Tensor() : strategy.shards()[u].values);
     for (const Slot& slot : layout[u].slots)
       if (whole.defined()) out.push_back(test::bytes(whole.narrow(0, slot.begin, slot.size)));
   }

@@ -137,7 +137,7 @@ Training served(const Plan& plan) {
            }
            const std::vector<Module::Unit> layout = model.layout();
            for (size_t u = 0; u < layout.size(); ++u) {
-             const Tensor grads = strategy->gather(u, strategy->shards()[u].grads);
+             const Tensor grads = gather_unit(strategy->axis(), strategy->layout(), u, strategy->shards()[u].grads);
              EXPECT_EQ(grads.defined(), world.rank() == 0);
              if (grads.defined()) run.grads.push_back(bytes(grads));
            }

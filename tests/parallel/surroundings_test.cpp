@@ -34,6 +34,20 @@ TEST(Surroundings, OthersAreNot) {
   EXPECT_FALSE(with({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}}));  // an allocation, or tasks without a PMI
 }
 
+TEST(Surroundings, TasksOfAStepThatCannotJoinAreAlone) {
+  const auto lone = [](const std::map<std::string, std::string>& environment) {
+    return lone_tasks([&](const char* variable) {
+      const auto found = environment.find(variable);
+      return found == environment.end() ? nullptr : found->second.c_str();
+    });
+  };
+  EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}}), 4);
+  EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}, {"PMI_RANK", "1"}}), 0);
+  EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "2"}, {"OMPI_COMM_WORLD_SIZE", "8"}}), 0);  // mpirun's daemons are the step
+  EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "1"}}), 0);
+  EXPECT_EQ(lone({{"SLURM_NTASKS", "4"}}), 0);  // an allocation
+}
+
 TEST(Surroundings, ABackendThatIsNotBuiltIsNamed) {
   if (kWithMpi) GTEST_SKIP() << "this build has MPI";
   try {

@@ -176,7 +176,7 @@ void expect_whole_gradients(DataStrategy& strategy, Gpt& model, Gpt& whole, Mesh
   const std::vector<Parameter*> wholes = whole.parameters();
   size_t at = 0;
   for (size_t u = 0; u < layout.size(); ++u) {
-    const Tensor gradients = strategy.gather(u, strategy.shards()[u].grads);
+    const Tensor gradients = gather_unit(strategy.axis(), strategy.layout(), u, strategy.shards()[u].grads);
     for (const Slot& slot : layout[u].slots) {
       const Parameter& one = *wholes[at++];
       ASSERT_EQ(one.name, slot.parameter->name);

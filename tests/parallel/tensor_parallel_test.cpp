@@ -14,7 +14,7 @@
 #include "models/layout.h"
 #include "parallel/comm/launch.h"
 #include "tests/parallel/cut_gpt.h"
-#include "verify/fake_transport.h"
+#include "parallel/comm/fake_transport.h"
 
 namespace tessera {
 namespace {

@@ -39,6 +39,7 @@ class FaultTransport final : public Transport {
   int rank_here() const override { return inner_->rank_here(); }
   std::string_view kind() const override { return inner_->kind(); }
   void set_axis(const std::string& axis) override { inner_->set_axis(axis); }
+  void set_flight(std::shared_ptr<Flight> flight) override { inner_->set_flight(std::move(flight)); }
   void send(int to, int tag, const std::byte* data, int64_t bytes) override {
     if (takes_part()) inner_->send(to, tag, data, bytes);
   }

@@ -108,7 +108,7 @@ TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
       for (int64_t step = 0; step < 5; ++step) trainer.step();
       EXPECT_GT(trainer.step_record().replays, 0);
       if (trainer.world().rank() == 1) {
-        if (agreed) StepRanks(trainer.world(), {}).agree(false, true, true);
+        if (agreed) StepRanks(trainer.world(), {}).agree(Wish::none, true, true);
         throw CommError("the cause");
       }
       trainer.step();
@@ -120,7 +120,7 @@ TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
   const std::string what = failure(hasty, [&](Trainer& trainer) {
     for (int64_t step = 0; step < 5; ++step) trainer.step();
     if (trainer.world().rank() == 0) return void(trainer.step());
-    StepRanks(trainer.world(), {}).agree(false, true, true);
+    StepRanks(trainer.world(), {}).agree(Wish::none, true, true);
     std::this_thread::sleep_for(std::chrono::milliseconds(1300));
   });
   EXPECT_NE(what.find("step: NCCL did not end it within 1 s"), std::string::npos) << what;

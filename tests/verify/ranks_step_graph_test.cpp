@@ -126,12 +126,14 @@ TEST_F(RanksStepGraphGpu, AStepWaitsOnce) {
     }
 }
 
-TEST_F(RanksStepGraphGpu, AWishToStopIsHeardByAll) {
+TEST_F(RanksStepGraphGpu, AWishIsHeardByAll) {
   const TrainOptions o = over_nccl(2, [](TrainOptions&) {});
-  on_ranks(o, true, [&](Trainer& trainer) {
-    for (int64_t step = 0; step < 6; ++step)
-      EXPECT_EQ(trainer.step(step == 5 && trainer.world().rank() == 1).stop, step == 5);
-  });
+  for (const Wish wish : {Wish::save, Wish::stop})
+    on_ranks(o, true, [&](Trainer& trainer) {
+      for (int64_t step = 0; step < 6; ++step)
+        EXPECT_EQ(trainer.step(step == 4 || (step == 5 && trainer.world().rank() == 1) ? wish : Wish::none).wish,
+                  step >= 4 ? wish : Wish::none);
+    });
 }
 
 }  // namespace

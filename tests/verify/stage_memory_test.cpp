@@ -1,6 +1,6 @@
 // The bound on what a pipeline's ranks hold: counted by hand, tight where it can be, and broken by a plan that holds
 // more.
-#include "verify/stage_memory.h"
+#include "train/stage_memory.h"
 
 #include <gtest/gtest.h>
 
@@ -66,7 +66,7 @@ TEST(StageMemory, TheBoundIsTight) {
 TEST(StageMemory, AMicrobatchTooManyIsSeen) {
   const TrainOptions o = pipeline_plan("gpipe");
   const VerifyResult r = verify(job_of(o));
-  const auto stages = measure_stages(job_of(o));
+  const auto stages = measure_stages(job_of(o), 0);
   const Peaks all = peaks_of_ranks(gpipe(2, 6), stages, handed_bytes(job_of(o))),
               few = peaks_of_ranks(one_f_one_b(2, 6), stages, handed_bytes(job_of(o)));
   for (size_t rank = 0; rank < 2; ++rank)

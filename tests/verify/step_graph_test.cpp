@@ -88,7 +88,7 @@ void on_one_rank(TrainOptions o, Way way, const std::function<void(Trainer&)>& f
 
 StepReport step_of(Trainer& trainer, Way way) {
   if (way != Way::halves) return trainer.step();
-  const StepReport report = trainer.compute_gradients(false);
+  const StepReport report = trainer.compute_gradients();
   trainer.update(report);
   return report;
 }

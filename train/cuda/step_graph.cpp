@@ -31,10 +31,10 @@ class QueuedStep final : public StepGraph {
     clip_factor(0, parts_.clip);  // refuses what is no norm
   }
 
-  Found run(int64_t step, double lr, bool stop) override {
+  Found run(int64_t step, double lr, Wish wish) override {
     parts_.load(step);
     state_.set(static_cast<uint64_t>(step), parts_.optimizer->next(lr));
-    StepRanks::Agreed agreed = agree(stop);
+    StepRanks::Agreed agreed = agree(wish);
     if (agreed.how == StepRanks::How::capture && !captures()) agreed.how = StepRanks::How::queue;
     std::optional<Arena::Lent> lent;  // to what is launched, until it is done
     if (agreed.how != StepRanks::How::queue) lent.emplace(*arena_);
@@ -42,11 +42,11 @@ class QueuedStep final : public StepGraph {
     parts_.ahead(step + 1);
     if (parts_.ranks) parts_.ranks->wait(*arena_);
     arena_->local<cuda::Context>().synchronize();  // the only wait of a step
-    const Found found{state_.found().loss_sum, state_.found().grad_norm, agreed.stop};
+    const Found found{state_.found().loss_sum, state_.found().grad_norm, agreed.wish};
     if (!state_.found().update.skip)
       parts_.optimizer->count_step();
     else if (parts_.ranks && std::isfinite(found.loss_sum) && std::isfinite(found.grad_norm))
-      parts_.ranks->agree(stop, false, false);  // another rank has met an index outside: its cause ends this one
+      parts_.ranks->agree(wish, false, false);  // another rank has met an index outside: its cause ends this one
     return found;
   }
 
@@ -55,13 +55,13 @@ class QueuedStep final : public StepGraph {
  private:
   // The first steps choose algorithms and make the arena grow. When one has begun with the layout that is there now,
   // the arena has grown no more, and the next will ask for the same blocks.
-  StepRanks::Agreed agree(bool stop) {
+  StepRanks::Agreed agree(Wish wish) {
     const Arena::Layout now = arena_->layout();
     if (graph_ && !graph_->fits()) graph_.reset();  // a validation, say, has made the arena grow
     const bool launches = graph_.has_value(), captures = parts_.captured && (launches || now == before_);
     before_ = now;
-    if (parts_.ranks) return parts_.ranks->agree(stop, launches, captures);
-    return {StepRanks::choose(launches, captures), stop};
+    if (parts_.ranks) return parts_.ranks->agree(wish, launches, captures);
+    return {StepRanks::choose(launches, captures), wish};
   }
 
   void launch_or_queue(StepRanks::How how) {

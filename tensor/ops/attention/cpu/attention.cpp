@@ -18,10 +18,10 @@ class Forward {
   void run() const {
     const int64_t blocks = (p_.tq + width_ - 1) / width_, tasks = p_.batch * p_.heads * blocks;
     const int64_t size = width_ * (3 * ld_ + 2 * kBlock + 3) + 2 * kBlock * ld_ + 16 * kLanes<A>;
+    const Buffers<A> memory(p_.q, tasks, size);
     split(tasks, 1, [&](int64_t begin, int64_t end) {
-      Buffer<A> memory(p_.q, size);
       for (int64_t task = begin; task < end; ++task) {
-        Buffer<A> fresh = memory;
+        Buffer<A> fresh = memory.of_this_thread();
         block(fresh, task / blocks / p_.heads, task / blocks % p_.heads, task % blocks * width_);
       }
     });
@@ -88,10 +88,10 @@ class Backward {
   void run() const {
     const int64_t size =
         (5 * padded_ + 2 * padded_keys_ + 2 * kBlock) * ld_ + 2 * padded_ + 4 * kBlock * kBlock + 32 * kLanes<A>;
+    const Buffers<A> memory(p_.q, p_.batch * p_.key_heads, size);
     split(p_.batch * p_.key_heads, 1, [&](int64_t begin, int64_t end) {
-      Buffer<A> memory(p_.q, size);
       for (int64_t task = begin; task < end; ++task) {
-        Buffer<A> fresh = memory;
+        Buffer<A> fresh = memory.of_this_thread();
         group(fresh, task / p_.key_heads, task % p_.key_heads);
       }
     });

@@ -227,6 +227,8 @@ void dropout_tile(A* keep, int64_t width, const AttentionProblem& p, int64_t b, 
   }
 }
 
+inline int64_t lanes_up(int64_t n, int64_t lanes) { return (n + lanes - 1) / lanes * lanes; }
+
 // Memory of one task, cut from one block.
 template <class A>
 struct Buffer {
@@ -241,6 +243,21 @@ struct Buffer {
   A* at;
 };
 
-inline int64_t lanes_up(int64_t n, int64_t lanes) { return (n + lanes - 1) / lanes * lanes; }
+// One for each thread of split(tasks, 1, ...).
+template <class A>
+class Buffers {
+ public:
+  Buffers(const Tensor& owner, int64_t tasks, int64_t elements)
+      : each_(lanes_up(elements, kLanes<A>)), all_(owner, std::min<int64_t>(threads(), tasks) * each_) {}
+  Buffer<A> of_this_thread() const {
+    Buffer<A> own = all_;
+    own.at += omp_get_thread_num() * each_;
+    return own;
+  }
+
+ private:
+  int64_t each_;
+  Buffer<A> all_;
+};
 
 }  // namespace tessera::cpu

@@ -100,6 +100,7 @@ void execute(const Compiled& c, Dnnl& lib, Tensor& out, const Tensor& a, std::by
   const int64_t scratch_bytes = static_cast<int64_t>(c.desc.scratchpad_desc().get_size());
   const Tensor scratch =
       scratch_bytes > 0 ? a.make({(scratch_bytes + 3) / 4}, DType::int32, Category::workspace) : Tensor();
+  if (Idle::here()) return;
   std::unordered_map<int, memory> args = {
       {DNNL_ARG_SRC, memory(c.desc.src_desc(), lib.engine, a.raw())},
       {DNNL_ARG_WEIGHTS, memory(c.desc.weights_desc(), lib.engine, b)},
@@ -116,13 +117,14 @@ void pack(Packed& packed, const Compiled& c, Dnnl& lib, const Tensor& b) {
   const int64_t bytes = static_cast<int64_t>(to.get_size());
   if (!packed.bytes.defined() || packed.bytes.nbytes() < bytes)
     packed.bytes = b.make({(bytes + 3) / 4}, DType::int32, Category::workspace);
+  packed.version = b.storage()->version;
+  packed.source = b.raw();
+  if (Idle::here()) return;
   const auto [row, col] = strides_of(b);
   memory from({{b.dim(0), b.dim(1)}, data_type_of(b.dtype()), memory::dims{row, col}}, lib.engine, b.raw());
   memory target(to, lib.engine, packed.bytes.raw());
   dnnl::reorder(from, target).execute(lib.stream, from, target);
   lib.stream.wait();
-  packed.version = b.storage()->version;
-  packed.source = b.raw();
 }
 
 // The product of bfloat16 matrices where there is no instruction for it: float32 of the same inputs, rounded once.

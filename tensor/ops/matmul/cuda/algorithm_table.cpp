@@ -12,6 +12,7 @@
 
 #include "tensor/error.h"
 #include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/write_file.h"
 
 namespace tessera::cuda {
 namespace {
@@ -106,15 +107,9 @@ void AlgorithmTable::read() {
 }
 
 void AlgorithmTable::write() const {
-  fs::path beside = file_;
-  beside += ".new";
-  std::ofstream out(beside, std::ios::trunc);
-  out << kTitle << device_ << '\n';
-  for (const auto& [key, choice] : choices_) out << key << ": " << choice << '\n';
-  out.close();
-  std::error_code failed;
-  if (out) fs::rename(beside, file_, failed);
-  if (!out || failed) throw OutputError("[matmul] cannot write " + file_.string());
+  std::string text = std::string(kTitle) + device_ + '\n';
+  for (const auto& [key, choice] : choices_) text.append(key).append(": ").append(choice).append("\n");
+  write_file(file_, text);
 }
 
 AlgorithmTable& algorithm_table(const std::string& device) {

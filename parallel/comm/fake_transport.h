@@ -4,22 +4,33 @@
 #pragma once
 #include <memory>
 
+#include "parallel/comm/algorithms.h"
 #include "parallel/comm/transport.h"
+#include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 
 namespace tessera {
 
 class FakeTransport final : public Transport {
  public:
-  FakeTransport(int rank, int size) : rank_(rank), size_(size) {}
+  FakeTransport(int rank, int size, std::string_view kind = "fake ranks") : rank_(rank), size_(size), kind_(kind) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   int world_rank(int rank) const override { return rank; }
-  std::string_view kind() const override { return "fake ranks"; }
+  std::string_view kind() const override { return kind_; }
   void send(int, int, const std::byte*, int64_t) override {}
   void recv(int, int, std::byte*, int64_t) override {}
   void send_from_gpu(int, int, const std::byte*, int64_t, Arena&) override {}
   void recv_to_gpu(int, int, std::byte*, int64_t, Arena&) override {}
+  // Where nothing is computed (cpu::Idle) there are no messages either, and what is started holds its arrays until it
+  // is waited for.
+  int64_t direct(const Call& call) override {
+    return cpu::Idle::here() ? sent_directly(call, size_, rank_) : Transport::direct(call);
+  }
+  bool only_queues(const Call&) const override { return cpu::Idle::here(); }
+  std::function<void()> native_beside(const Call&) override {
+    return [] {};
+  }
   // What the other ranks would ask for is not known. Throws Error; make another FakeTransport instead.
   std::unique_ptr<Transport> split(int /*color*/, int /*key*/) override {
     throw Error("[comm] fake ranks cannot be split: the colors of the others are not known");
@@ -28,6 +39,7 @@ class FakeTransport final : public Transport {
 
  private:
   int rank_, size_;
+  std::string_view kind_;
 };
 
 }  // namespace tessera

@@ -1,9 +1,9 @@
 // Sizes from sizes.
-#include "verify/plan_sizes.h"
+#include "train/plan_sizes.h"
 
 #include "models/layout.h"
 #include "models/stages.h"
-#include "verify/fake_transport.h"
+#include "parallel/comm/fake_transport.h"
 
 namespace tessera {
 namespace {

@@ -1,7 +1,8 @@
 // What a rank of a pipeline holds at its peak, from what single micro-batches hold of its stages.
 //
 // One rank alone takes one micro-batch after another through all stages, so that what each pass takes and gives back is
-// seen by itself; ranks of tp and cp that it would speak to are not there. The rest is counting: a rank goes through
+// seen by itself; the ranks that it would speak to are not there, and nothing is computed (cpu::Idle): a model that is
+// larger than the machine has its figures in milliseconds. The rest is counting: a rank goes through
 // its list, and holds of every micro-batch what it has between its passes, and the most that the pass under way takes.
 // Nothing is run in the order of the plan, so a runtime that keeps what it should have let go is seen.
 //
@@ -9,6 +10,7 @@
 //   holds    kept   2 kept    kept  2 kept    kept     0          the peak: kept + the most during F or B
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "parallel/pipeline/schedule.h"
@@ -18,16 +20,18 @@ namespace tessera {
 
 // Bytes of one micro-batch and stage, beside parameters, gradients and optimizer state.
 struct StageMemory {
-  int64_t kept = 0;      // from F to B, or to I
-  int64_t deferred = 0;  // from I to W
-  int64_t forward = 0;   // the most during F,
-  int64_t backward = 0;  // during B,
-  int64_t input = 0;     // during I,
-  int64_t weight = 0;    // and during W; each with what is received, kept and deferred
-  int64_t packs = 0;     // packed copies of the weights, which stay
+  int64_t kept = 0;           // from F to B, or to I
+  int64_t deferred = 0;       // from I to W
+  int64_t forward = 0;        // the most during F,
+  int64_t backward = 0;       // during B,
+  int64_t input = 0;          // during I,
+  int64_t weight = 0;         // and during W; each with what is received, kept and deferred
+  int64_t packs = 0;          // packed copies of the weights, which stay
+  int64_t communication = 0;  // the most of all this that is for other ranks, in any pass of any stage
 };
-// Of every stage of the plan.
-std::vector<StageMemory> measure_stages(const Job& job);
+// Of every stage of the plan, without what the strategy of the data axis does, or with what it does on a rank of that
+// axis.
+std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank = {});
 
 // Bytes that one stage hands to the next.
 int64_t handed_bytes(const Job& job);

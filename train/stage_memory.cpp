@@ -1,20 +1,23 @@
 // A pipeline on one rank, looked at between its passes.
-#include "verify/stage_memory.h"
+#include "train/stage_memory.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 
+#include "parallel/comm/fake_transport.h"
 #include "parallel/pipeline/passes.h"
+#include "tensor/cpu/vectorize.h"
 #include "train/model_part.h"
-#include "verify/fake_transport.h"
-#include "verify/plan_sizes.h"
+#include "train/plan_sizes.h"
 
 namespace tessera {
 namespace {
 
-std::unique_ptr<Communicator> first_of(int64_t ranks, const std::string& axis) {
-  return std::make_unique<Communicator>(std::make_unique<FakeTransport>(0, static_cast<int>(ranks)), axis);
+std::unique_ptr<Communicator> alone_on(const std::string& axis, int64_t ranks, int rank = 0) {
+  return std::make_unique<Communicator>(std::make_unique<FakeTransport>(rank, static_cast<int>(ranks), "threads"),
+                                        axis);
 }
 
 // One micro-batch after another, through all stages and back, with whole backward passes or split ones.
@@ -29,19 +32,28 @@ Schedule one_after_another(int stages, int microbatches, bool split) {
 
 // Of the arena, at the beginning of a pass: what is live, and the most that was since the pass before began.
 struct Sample {
-  int64_t live = 0, peak = 0;
+  int64_t live = 0, peak = 0, communication = 0;
 };
+
+// Without the strategy of the data axis: the plainest one, alone.
+Job without_strategy(Job job) {
+  job.plan.dp_mode = DataMode::ddp;
+  job.plan.zero = ZeroStage::none;
+  return job;
+}
 
 // The ranks that it would speak to send nothing: numbers are whatever memory held, sizes are right.
 class LoneRank {
  public:
-  LoneRank(const Job& job, bool split)
+  LoneRank(const Job& job, bool split, std::optional<int> data_rank)
       : sizes_(job),
-        tp_(first_of(sizes_.plan.tp, "tp")),
-        cp_(first_of(sizes_.plan.cp, "cp")),
-        alone_(first_of(1, "dp")),
+        through_root_(data_rank && job.plan.dp_mode == DataMode::dataparallel),
+        tp_(alone_on("tp", sizes_.plan.tp)),
+        cp_(alone_on("cp", sizes_.plan.cp)),
+        pp_(alone_on("pp", 1)),
+        data_(alone_on("dp", data_rank ? sizes_.data : 1, data_rank.value_or(0))),
         whole_(job.make(sizes_.config)),
-        part_(*whole_, job.make, {*alone_, *alone_, *cp_, *tp_}, options(job, split)) {}
+        part_(*whole_, job.make, {*pp_, *data_, *cp_, *tp_}, options(data_rank ? job : without_strategy(job), split)) {}
 
   const Schedule& list() const { return part_.schedule(); }
   // A step, and a sample for the beginning of each pass and for the end.
@@ -57,9 +69,7 @@ class LoneRank {
  private:
   ModelPart::Options options(const Job& job, bool split) {
     Job lone = job;
-    lone.plan.dp_mode = DataMode::ddp;
-    lone.plan.zero = ZeroStage::none;
-    lone.plan.cp = 1;
+    if (data_->size() == 1) lone.plan.cp = 1;
     lone.plan.microbatches = job.plan.microbatches > 1 ? 2 : 1;
     return {.schedule = one_after_another(sizes_.schedule.stages, static_cast<int>(lone.plan.microbatches), split),
             .cp_mode = job.plan.cp_mode,
@@ -72,15 +82,23 @@ class LoneRank {
             .arena = arena_};
   }
   void sample() {
-    samples_.push_back({arena_->total().live, arena_->total().peak});
+    samples_.push_back({arena_->total().live, arena_->total().peak, arena_->usage(Category::communication).peak});
     arena_->reset_peaks();
   }
-  Tensor tokens() {
-    const Tensor whole = Tensor::zeros({sizes_.sequences, part_.model().config.context}, DType::int32, arena_);
-    return cp_->size() > 1 ? whole.narrow(1, 0, sizes_.tokens).clone() : whole;
+  Tensor tokens(int64_t sequences, int64_t length) {
+    const Tensor made = Tensor::empty({sequences, length}, DType::int32, arena_);
+    std::memset(made.raw(), 0, static_cast<size_t>(made.nbytes()));
+    return made;
+  }
+  Tensor tokens() { return tokens(sizes_.sequences, sizes_.tokens); }
+  // Of DataParallel the first rank loads those of all ranks, and the others none.
+  Tensor loaded() {
+    if (!through_root_) return tokens();
+    if (data_->rank() > 0) return Tensor::meta({sizes_.sequences, sizes_.tokens}, DType::int32);
+    return tokens(data_->size() * sizes_.sequences, sizes_.tokens);
   }
   Microbatch load(bool ids, bool targets) {
-    const Microbatch both{tokens(), tokens()};
+    const Microbatch both{loaded(), loaded()};
     return {ids ? both.ids : Tensor(), targets ? both.targets : Tensor()};
   }
   StepInfo where() {
@@ -89,22 +107,23 @@ class LoneRank {
     at.positions = part_.positions();
     at.tokens_total = part_.model().config.context;
     if (sizes_.documents) {
-      const Tensor all = Tensor::zeros({sizes_.sequences, at.tokens_total}, DType::int32, arena_);
+      const Tensor all = tokens(sizes_.sequences, at.tokens_total);
       at.documents = {sizes_.plan.cp_mode == ContextMode::ulysses ? all : tokens(), tokens()};
     }
     return at;
   }
 
   PlanSizes sizes_;
-  std::unique_ptr<Communicator> tp_, cp_, alone_;
+  bool through_root_;
+  std::unique_ptr<Communicator> tp_, cp_, pp_, data_;
   std::unique_ptr<LanguageModel> whole_;
   ArenaPtr arena_ = make_arena();
   std::vector<Sample> samples_;
   ModelPart part_;
 };
 
-// The first step packs weights and is not looked at otherwise; of the second one the last micro-batch counts, whose
-// gradients are made beside those of the first.
+// The first step packs weights and is not looked at otherwise. Of the second one the first micro-batch may hold what
+// was fetched for the next, and the last one makes its gradients beside those of the first.
 void measure(LoneRank& rank, int64_t handed, std::vector<StageMemory>& out) {
   const std::vector<Sample> first = rank.step(), then = rank.step();
   const Schedule& list = rank.list();
@@ -116,18 +135,23 @@ void measure(LoneRank& rank, int64_t handed, std::vector<StageMemory>& out) {
     StageMemory& m = out[static_cast<size_t>(stage)];
     packs[static_cast<size_t>(stage)] += first[i + 1].live - first[i].live - (after - before);
     if (what == Do::F) {
-      m.forward = peak - (before - below);
+      m.forward = std::max(m.forward, peak - (before - below));
       m.kept = after - above - (before - below);
     } else if (what == Do::B) {
-      m.backward = peak - (before - m.kept - above);
+      m.backward = std::max(m.backward, peak - (before - m.kept - above));
     } else if (what == Do::I) {
-      m.input = peak - (before - m.kept - above);
+      m.input = std::max(m.input, peak - (before - m.kept - above));
       m.deferred = after - below - (before - m.kept - above);
     } else {
-      m.weight = peak - (before - m.deferred);
+      m.weight = std::max(m.weight, peak - (before - m.deferred));
     }
   }
-  for (size_t stage = 0; stage < out.size(); ++stage) out[stage].packs = std::max(out[stage].packs, packs[stage]);
+  int64_t moved = 0;
+  for (const Sample& s : then) moved = std::max(moved, s.communication);
+  for (size_t stage = 0; stage < out.size(); ++stage) {
+    out[stage].packs = std::max(out[stage].packs, packs[stage]);
+    out[stage].communication = std::max(out[stage].communication, moved);
+  }
 }
 
 }  // namespace
@@ -137,12 +161,13 @@ int64_t handed_bytes(const Job& job) {
   return s.micro_elements() / (s.plan.sp ? s.plan.tp : 1) * s.value;
 }
 
-std::vector<StageMemory> measure_stages(const Job& job) {
+std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank) {
+  const cpu::Idle nothing_is_computed;
   const Schedule plan = schedule_of(job.plan);
   std::vector<StageMemory> out(static_cast<size_t>(plan.stages));
   for (const bool split : {false, true})
     if (plan.has(split ? Do::I : Do::B)) {
-      LoneRank rank(job, split);
+      LoneRank rank(job, split, data_rank);
       measure(rank, handed_bytes(job), out);
     }
   return out;

@@ -1,0 +1,115 @@
+// Which sums a command makes.
+#include "app/ask_memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "app/option_values.h"
+#include "parallel/comm/launch.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/error.h"
+#include "verify/verify.h"
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+void refuse(const std::optional<MemoryRefusal>& refusal) {
+  if (!refusal) return;
+  std::fputs(refusal->table.c_str(), stderr);
+  throw Error(with_options(refusal->line));
+}
+
+int64_t bytes_of(double elements, int64_t each) { return static_cast<int64_t>(elements) * each; }
+
+// For the threads of the ranks, which are tried, and for what they hold.
+MemoryLimit limit_beside_threads(const Job& job, int64_t ranks_here) {
+  if (has_processes(job.plan)) return memory_limit();
+  const int64_t team =
+      job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank : std::max<int64_t>(1, cpu::threads() / ranks_here);
+  const int64_t threads = ranks_here * (team + (ranks_here > 1 ? 1 : 0)) - 1;  // and each has one in the background
+  check_threads(threads);
+  return memory_limit(threads);
+}
+
+// Bytes of optimizer state for each parameter.
+int64_t state_of(const Job& job) {
+  const LeastMemory least = least_memory(job);
+  const int64_t rest = size_of(job.optim.dtype) + size_of(data_options(job).grad_dtype);
+  return static_cast<int64_t>(least.held / least.parameters) - rest;
+}
+
+}  // namespace
+
+void ask_for_least_memory(const Job& job) {
+  if (job.plan.device == Device::cpu && !has_processes(job.plan))
+    refuse(least_refusal(job, job.plan.ranks(), memory_limit()));
+}
+
+void ask_for_training(const TrainOptions& o, const Job& given, int64_t vocab, HostMemory here) {
+  if (given.plan.device != Device::cpu) return;
+  Job job = given;
+  job.model = model_config(job, vocab);
+  const Plan& p = job.plan;
+  const double parameters = parameters_of(job.model, job.make);
+  const int64_t value = size_of(job.optim.dtype);
+  const bool cut = p.tp > 1 || p.pp > 1 || p.zero != ZeroStage::none, by_servers = p.dp_mode != DataMode::ddp;
+  if (!o.no_save && (cut || by_servers)) here.gathered = bytes_of(parameters, (cut ? value : 0) + state_of(job));
+  if (!o.no_save && o.format == "text" && p.ranks() == 1) {
+    here.more = bytes_of(parameters, value);
+    here.more_is = "the model that writes a sample";
+  }
+  refuse(memory_refusal(job, here, limit_beside_threads(job, here.ranks)));
+}
+
+void check_described(const fs::path& config, const fs::path& folder, const Job& job, int64_t vocab) {
+  const double parameters = parameters_of(model_config(job, vocab), job.make),
+               expected = parameters * static_cast<double>(size_of(job.optim.dtype));
+  std::vector<fs::path> files = {folder / "model.safetensors"};
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    files.push_back(it->path() / "model.safetensors");
+  const auto bytes_in = [](const fs::path& file) {
+    std::error_code none;
+    const uintmax_t bytes = fs::file_size(file, none);
+    return none ? uintmax_t{0} : bytes;
+  };
+  const fs::path largest = *std::ranges::max_element(files, {}, bytes_in);
+  const uintmax_t most = bytes_in(largest);
+  if (most > 0 && expected > static_cast<double>(most))
+    throw InputError(
+        fmt::format("{}: describes a model of {:.4g} parameters, {:.4g} bytes; expected at most the {} of {}",
+                    config.string(), parameters, expected, most, largest.string()));
+}
+
+void ask_for_generating(const Job& given, int64_t vocab) {
+  if (given.plan.device != Device::cpu) return;
+  Job job = given;
+  job.model = model_config(job, vocab);
+  const double needed = parameters_of(job.model, job.make) * static_cast<double>(size_of(job.optim.dtype));
+  const MemoryLimit limit = memory_limit();
+  if (needed > static_cast<double>(limit.bytes))
+    throw Error(
+        fmt::format("out of memory before the first token: the model needs {:.3g} GB; expected at most the "
+                    "{:.3g} GB that {}",
+                    needed / 1e9, static_cast<double>(limit.bytes) / 1e9, limit.of));
+}
+
+void ask_for_verifying(const Job& given) {
+  const Job job = verifiable(given);
+  if (job.plan.device != Device::cpu || has_processes(job.plan)) return;
+  const double parameters = parameters_of(job.model, job.make);
+  const int64_t value = size_of(job.optim.dtype), grad = size_of(data_options(job).grad_dtype);
+  const MemoryLimit limit = limit_beside_threads(job, job.plan.ranks());
+  refuse(least_refusal(job, job.plan.ranks(), limit));
+  // The oracle is a model of its own, and has the gradient of each data rank beside what it gathers of the plan.
+  HostMemory here{.ranks = job.plan.ranks(), .more_is = "the oracle"};
+  here.more =
+      bytes_of(parameters, value + grad + state_of(job)) + bytes_of(parameters, grad * (job.plan.dp * job.plan.cp + 1));
+  refuse(memory_refusal(job, here, limit));
+}
+
+}  // namespace tessera

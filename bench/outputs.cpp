@@ -1,0 +1,90 @@
+// Rows for two reporters of Google Benchmark.
+#include "bench/outputs.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <optional>
+#include <utility>
+
+#include "tensor/error.h"
+#include "tensor/write_file.h"
+
+namespace tessera::bench {
+namespace {
+
+std::optional<std::string> take(std::vector<std::string>& words, std::string_view flag) {
+  std::optional<std::string> value;
+  const std::string begin = fmt::format("--{}=", flag);
+  std::erase_if(words, [&](const std::string& word) {
+    if (!word.starts_with(begin)) return false;
+    value = word.substr(begin.size());
+    return true;
+  });
+  return value;
+}
+
+std::unique_ptr<benchmark::BenchmarkReporter> reporter(const std::string& format) {
+  if (format == "json") return std::make_unique<benchmark::JSONReporter>();
+  return std::make_unique<benchmark::ConsoleReporter>(benchmark::ConsoleReporter::OO_None);
+}
+
+}  // namespace
+
+OutputChoice take_output_choice(std::vector<std::string>& words) {
+  const char* const usual = std::getenv("BENCHMARK_OUT");  // read by Google Benchmark too
+  OutputChoice out{.file = take(words, "benchmark_out").value_or(usual != nullptr ? usual : "")};
+  out.format = take(words, "benchmark_out_format").value_or(out.format);
+  if (out.format != "json" && out.format != "console")
+    throw Error(fmt::format("--benchmark_out_format: expected json or console, found '{}'", out.format));
+  words.emplace_back("--benchmark_out=");
+  std::error_code error;
+  if (const std::filesystem::path folder = out.file.parent_path();
+      !folder.empty() && !std::filesystem::is_directory(folder, error))
+    throw OutputError(fmt::format("--benchmark_out: {} is no folder", folder.string()));
+  return out;
+}
+
+Outputs::Outputs(const OutputChoice& choice, Print print)
+    : choice_(choice),
+      printed_(std::move(print)),
+      shown_(&printed_),
+      display_(benchmark::CreateDefaultDisplayReporter()) {
+  shown_.exceptions(std::ios::badbit);  // what print throws
+  SetOutputStream(&shown_);
+  display_->SetOutputStream(&shown_);
+  if (choice_.file.empty()) return;
+  file_ = reporter(choice_.format);
+  file_->SetOutputStream(&written_);
+}
+
+bool Outputs::ReportContext(const Context& context) {
+  return (!file_ || file_->ReportContext(context)) && display_->ReportContext(context);
+}
+
+void Outputs::ReportRuns(const std::vector<Run>& rows) {
+  display_->ReportRuns(rows);
+  if (file_) file_->ReportRuns(rows);
+}
+
+void Outputs::Finalize() {
+  display_->Finalize();
+  if (file_) file_->Finalize();
+}
+
+void Outputs::write_file() const {
+  if (file_) tessera::write_file(choice_.file, written_.str());
+}
+
+Outputs::Printed::int_type Outputs::Printed::overflow(int_type c) {
+  const char letter = traits_type::to_char_type(c);
+  print_({&letter, 1});
+  return traits_type::not_eof(c);
+}
+
+std::streamsize Outputs::Printed::xsputn(const char* text, std::streamsize size) {
+  print_({text, static_cast<size_t>(size)});
+  return size;
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,58 @@
+// Where the rows of the microbenchmarks go: standard output, and the file of `--benchmark_out` when all are there.
+#pragma once
+#include <benchmark/benchmark.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <sstream>
+#include <streambuf>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::bench {
+
+using Print = std::function<void(std::string_view)>;
+
+// The words about the file are ours, since Google Benchmark would write into it row by row.
+struct OutputChoice {
+  std::filesystem::path file = {};  // empty: none
+  std::string format = "json";
+};
+// Takes them out of the words. Throws Error (usage) for an unknown format, and OutputError for a folder that is none.
+OutputChoice take_output_choice(std::vector<std::string>& words);
+
+class Outputs final : public benchmark::BenchmarkReporter {
+ public:
+  // After benchmark::Initialize(), which knows how the rows are to be shown.
+  Outputs(const OutputChoice& choice, Print print);
+  bool ReportContext(const Context& context) override;
+  void ReportRuns(const std::vector<Run>& rows) override;
+  void Finalize() override;
+  // Throws OutputError.
+  void write_file() const;
+
+ private:
+  class Printed final : public std::streambuf {
+   public:
+    explicit Printed(Print print) : print_(std::move(print)) {}
+
+   protected:
+    int_type overflow(int_type c) override;
+    std::streamsize xsputn(const char* text, std::streamsize size) override;
+
+   private:
+    Print print_;
+  };
+
+  OutputChoice choice_;
+  Printed printed_;
+  std::ostream shown_;
+  std::ostringstream written_;
+  benchmark::BenchmarkReporter* display_;  // the library's own
+  std::unique_ptr<benchmark::BenchmarkReporter> file_;
+};
+
+}  // namespace tessera::bench

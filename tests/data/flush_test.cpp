@@ -1,0 +1,123 @@
+// What a power cut leaves: nothing gets its name before its bytes are on the disk. The system's calls are watched by
+// functions of the same name, which the program finds before the C library's.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "data/checkpoint_dir.h"
+#include "data/files.h"
+
+namespace {
+
+struct Watched {
+  std::string call, path;
+};
+std::vector<Watched>* watched = nullptr;  // of the test that runs
+
+std::string path_of(int fd) {
+  std::string name(4096, '\0');
+  const ssize_t n = readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), name.data(), name.size());
+  return n > 0 ? name.substr(0, static_cast<size_t>(n)) : "";
+}
+
+void note(const char* call, const std::string& path) {
+  if (watched != nullptr) watched->push_back({call, path});
+}
+
+template <class F>
+F* original(const char* name) {
+  return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+extern "C" {
+int fsync(int fd) {
+  note("fsync", path_of(fd));
+  return original<int(int)>("fsync")(fd);
+}
+ssize_t write(int fd, const void* bytes, size_t count) {
+  note("write", watched != nullptr ? path_of(fd) : "");
+  return original<ssize_t(int, const void*, size_t)>("write")(fd, bytes, count);
+}
+ssize_t pwrite(int fd, const void* bytes, size_t count, off_t at) {
+  note("write", path_of(fd));
+  return original<ssize_t(int, const void*, size_t, off_t)>("pwrite")(fd, bytes, count, at);
+}
+int rename(const char* from, const char* to) noexcept {
+  note("rename", from);
+  note("named", to);
+  return original<int(const char*, const char*)>("rename")(from, to);
+}
+int renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned int flags) noexcept {
+  note("rename", from);
+  note("named", to);
+  return original<int(int, const char*, int, const char*, unsigned int)>("renameat2")(from_dir, from, to_dir, to,
+                                                                                      flags);
+}
+}
+
+namespace tessera {
+namespace {
+namespace fs = std::filesystem;
+
+class FlushTest : public testing::Test {
+ protected:
+  FlushTest() { watched = &calls_; }
+  ~FlushTest() override { watched = nullptr; }
+  // The place of the last such call, -1 where there is none.
+  int64_t last(const std::string& call, const fs::path& path) const {
+    for (size_t i = calls_.size(); i-- > 0;)
+      if (calls_[i].call == call && calls_[i].path == path.string()) return static_cast<int64_t>(i);
+    return -1;
+  }
+  void expect_flushed_before(const fs::path& path, int64_t before) const {
+    EXPECT_GT(last("fsync", path), last("write", path)) << path;
+    EXPECT_LT(last("fsync", path), before) << path;
+    EXPECT_GE(last("fsync", path), 0) << path;
+  }
+  TemporaryDirectory folder_{fs::canonical(fs::temp_directory_path()) / "tessera-flush-"};
+  std::vector<Watched> calls_;
+};
+
+TEST_F(FlushTest, AFileIsOnTheDiskBeforeItHasItsName) {
+  write_file(folder_.path() / "file", "some words");
+  const int64_t named = last("named", folder_.path() / "file");
+  ASSERT_GT(named, 0);
+  expect_flushed_before(calls_[static_cast<size_t>(named) - 1].path, named);
+}
+
+TEST_F(FlushTest, ACheckpointIsOnTheDiskBeforeItHasItsName) {
+  NewCheckpoint made(folder_.path(), 3);
+  const fs::path attempt = made.path();
+  write_file(attempt / "one", "words");
+  SharedFile::create(attempt / "parts", "header", 100);
+  const std::string bytes(50, 'x');
+  const SharedFile parts(attempt / "parts");
+  parts.write(6, std::as_bytes(std::span(bytes)));
+  parts.flush();
+  made.finish("{}", 2);
+  const int64_t named = last("named", folder_.path() / "step-3");
+  ASSERT_GT(named, 0);
+  expect_flushed_before(attempt / "parts", named);
+  for (const char* file : {"one", "manifest.json"}) {
+    const int64_t file_named = last("named", attempt / file);
+    ASSERT_GT(file_named, 0) << file;
+    EXPECT_LT(file_named, last("fsync", attempt)) << file;
+    expect_flushed_before(calls_[static_cast<size_t>(file_named) - 1].path, file_named);
+  }
+  EXPECT_LT(last("fsync", attempt), named) << "the folder's own entries";
+  EXPECT_GT(last("named", attempt / "manifest.json"), last("write", attempt / "parts")) << "the manifest comes last";
+  EXPECT_GT(last("fsync", folder_.path()), named) << "its name is on the disk";
+  EXPECT_GT(last("named", folder_.path() / "latest"), last("fsync", folder_.path())) << "before `latest` says it";
+}
+
+}  // namespace
+}  // namespace tessera

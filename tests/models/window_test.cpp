@@ -1,0 +1,186 @@
+// What a model reads when it writes: every token of the window, each at its place, and none before it; and how a token
+// is drawn of its logits.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "models/sample.h"
+#include "tests/support/drawn_weights.h"
+#include "tests/support/gpu.h"
+#include "tests/support/one_thread.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kVocab = 13;
+using Text = std::vector<int32_t>;
+
+ModelConfig config_of(Family family, int64_t context) {
+  ModelConfig c{.family = family, .layers = 2, .heads = 4, .channels = 16, .context = context, .vocab = kVocab};
+  if (family == Family::llama) c.kv_heads = 2;
+  return c;
+}
+
+std::unique_ptr<LanguageModel> made(const ModelConfig& config, DType dtype, const ArenaPtr& arena) {
+  std::unique_ptr<LanguageModel> model = make_model(config);
+  model->materialize(1, arena, dtype, dtype);
+  test::draw_weights(*model);
+  return model;
+}
+
+Text drawn_text(int64_t count, uint64_t seed) {
+  const Philox random = Philox::named(seed, "window");
+  Text out;
+  for (int64_t i = 0; i < count; ++i)
+    out.push_back(static_cast<int32_t>(random.below(kVocab, static_cast<uint64_t>(i))));
+  return out;
+}
+
+Tensor ids_of(const Text& text, const ArenaPtr& arena) {
+  return Tensor::of<int32_t>(text, {1, std::ssize(text)}, arena);
+}
+
+// Logits (V) of the token after a text, by a forward pass over all of it.
+Tensor after(LanguageModel& model, const Text& text, const ArenaPtr& arena) {
+  const NoGrad no_grad;
+  model.set_step({});
+  const Tensor logits = model.logits(model.hidden(ids_of(text, arena))).value();
+  return logits.select(0, logits.dim(0) - 1);
+}
+
+double apart(const Tensor& a, const Tensor& b) {
+  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
+  EXPECT_EQ(x.size(), y.size());
+  double most = 0;
+  for (size_t i = 0; i < y.size(); ++i) most = std::max(most, std::abs(x.at(i) - y[i]));
+  return most;
+}
+
+using Window = test::OneThread;
+
+// Otherwise nothing below could see a wrong token.
+TEST_F(Window, EveryTokenAndItsPlaceCount) {
+  const ArenaPtr arena = make_arena();
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const auto model = made(config_of(family, 8), DType::float64, arena);
+    const Text text = drawn_text(8, 1);
+    const Tensor logits = after(*model, text, arena);
+    for (size_t i = 0; i < text.size(); ++i) {
+      Text other = text;
+      other[i] = (other[i] + 1) % static_cast<int32_t>(kVocab);
+      EXPECT_GT(apart(after(*model, other, arena), logits), 1e-3) << i;
+    }
+    EXPECT_GT(apart(after(*model, {text.begin() + 1, text.end()}, arena), logits), 1e-3);
+    Text swapped = text;
+    std::swap(swapped[1], swapped[2]);
+    ASSERT_NE(text[1], text[2]);
+    EXPECT_GT(apart(after(*model, swapped, arena), logits), 1e-3);
+  }
+}
+
+// With every cut of the text into pieces that are decoded one after another.
+void expect_decoding(DType dtype, const ArenaPtr& arena, double bound) {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const auto model = made(config_of(family, 9), dtype, arena);
+    for (uint64_t cuts = 0; cuts < 256; cuts += 5) {
+      const Text text = drawn_text(9, cuts);
+      std::vector<KvCache> caches = model->caches(1);
+      for (size_t begin = 0, end = 1; begin < text.size(); begin = end++) {
+        while (end < text.size() && (cuts >> (end - 1) & 1) == 0) ++end;
+        const Tensor found = model->decode(
+            ids_of({text.begin() + static_cast<std::ptrdiff_t>(begin), text.begin() + static_cast<std::ptrdiff_t>(end)},
+                   arena),
+            caches);
+        const Tensor expected = after(*model, {text.begin(), text.begin() + static_cast<std::ptrdiff_t>(end)}, arena);
+        EXPECT_LE(apart(found.reshape({kVocab}), expected), bound) << "cuts " << cuts << ", after " << end;
+      }
+    }
+  }
+}
+
+// The same draw of the logits of a forward pass over the window: the prompt's last tokens, one more after each draw,
+// and when the context is full its last half.
+void expect_written(DType dtype, const ArenaPtr& arena, const std::vector<int64_t>& contexts) {
+  for (const Family family : {Family::gpt2, Family::llama})
+    for (const int64_t context : contexts) {
+      const auto model = made(config_of(family, context), dtype, arena);
+      const auto limit = static_cast<size_t>(context);
+      for (const int64_t prompt : {int64_t{1}, int64_t{3}, context, context + 1, 2 * context + 3}) {
+        Text text = drawn_text(prompt, static_cast<uint64_t>(context));
+        size_t window = std::min(text.size(), limit);
+        uint64_t draws = 0;
+        const SampleOptions options{.temperature = 1.5, .seed = static_cast<uint64_t>(prompt)};
+        sample(*model, text, 3 * context + 5, options, [&](int32_t token) {
+          const Text read(text.end() - static_cast<std::ptrdiff_t>(window), text.end());
+          EXPECT_EQ(token, draw_token(after(*model, read, arena), options, draws++))
+              << "context " << context << ", a prompt of " << prompt << ", token " << draws;
+          text.push_back(token);
+          if (++window > limit) window = std::max<size_t>(1, limit / 2);
+          return true;
+        });
+        EXPECT_EQ(std::ssize(text), prompt + 3 * context + 5);
+      }
+    }
+}
+
+TEST_F(Window, DecodingInPiecesIsTheForwardPass) { expect_decoding(DType::float64, make_arena(), 1e-11); }
+TEST_F(Window, WritingReadsTheWindowAndNothingElse) {
+  expect_written(DType::float64, make_arena(), {1, 2, 3, 5, 8, 16});
+}
+
+using WindowGpu = test::OnGpu;
+
+TEST_F(WindowGpu, WritingReadsTheWindowAndNothingElse) { expect_written(DType::float64, arena, {5}); }
+
+// The probabilities of tokens, by their definition.
+std::vector<double> probabilities(const std::vector<double>& logits, const SampleOptions& o) {
+  const size_t vocab = o.vocab > 0 ? static_cast<size_t>(o.vocab) : logits.size();
+  std::vector<double> p(logits.size(), 0.0);
+  for (size_t i = 0; i < vocab; ++i) p[i] = std::exp(logits[i] / o.temperature);
+  const auto keep = [&](const auto& wanted) {  // of the likeliest, while wanted(how many are kept, their sum)
+    std::vector<size_t> order(p.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, [&](size_t a, size_t b) { return p[a] > p[b]; });
+    const double total = std::accumulate(p.begin(), p.end(), 0.0);
+    double sum = 0;
+    for (size_t n = 0; n < order.size(); ++n) {
+      const bool kept = n == 0 || wanted(n, sum / total);
+      sum += p[order[n]];
+      if (!kept) p[order[n]] = 0;
+    }
+  };
+  if (o.top_k > 0) keep([&](size_t n, double) { return n < static_cast<size_t>(o.top_k); });
+  if (o.top_p < 1) keep([&](size_t, double sum) { return sum < o.top_p; });
+  const double total = std::accumulate(p.begin(), p.end(), 0.0);
+  for (double& x : p) x /= total;
+  return p;
+}
+
+TEST_F(Window, DrawsFollowTheSoftmaxOfTheKeptLogits) {
+  constexpr int kDraws = 20000;
+  const std::vector<double> logits = {0.3, -1.2, 2.1, 0.9, -0.4, 1.6, -2.5, 0.0, 1.1};
+  const Tensor tensor = Tensor::of<double>(logits, {9}, make_arena());
+  uint64_t seed = 0;
+  for (const double temperature : {0.4, 1.0, 4.0})
+    for (const int64_t top_k : {0, 1, 4, 20})
+      for (const double top_p : {0.05, 0.5, 0.8, 1.0})
+        for (const int64_t vocab : {0, 5}) {
+          const SampleOptions o{
+              .temperature = temperature, .top_k = top_k, .top_p = top_p, .seed = ++seed, .vocab = vocab};
+          const std::vector<double> expected = probabilities(logits, o);
+          std::vector<int> found(logits.size());
+          for (uint64_t i = 0; i < kDraws; ++i) ++found.at(static_cast<size_t>(draw_token(tensor, o, i)));
+          for (size_t t = 0; t < logits.size(); ++t) {
+            const double p = expected[t];
+            EXPECT_NEAR(found[t], kDraws * p, 4.5 * std::sqrt(kDraws * p * (1 - p)) + 1e-6)
+                << "token " << t << ": temperature " << temperature << ", top-k " << top_k << ", top-p " << top_p
+                << ", vocabulary " << vocab;
+          }
+        }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,212 @@
+// Who waits for whom: nobody leaves a barrier early, nobody writes over what another still reads, a rank that asks for
+// something else is found wherever it stands, and what is fetched ahead is fetched ahead.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "autograd/ops.h"
+#include "models/gpt.h"
+#include "parallel/comm/launch.h"
+#include "parallel/comm/trace.h"
+#include "parallel/zero.h"
+#include "tensor/random.h"
+#include "tests/parallel/tiny_gpt.h"
+#include "tests/support/fault_transport.h"
+
+namespace tessera {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr Algorithm kAlgorithms[] = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root};
+
+TEST(Waiting, NobodyLeavesABarrierBeforeTheLastHasCome) {
+  for (const int ranks : {2, 3, 5})
+    for (int late = 0; late < ranks; ++late) {
+      std::atomic<int> come = 0;
+      launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
+        for (int round = 1; round <= 3; ++round) {
+          if (world.rank() == late) std::this_thread::sleep_for(milliseconds(10));
+          ++come;
+          world.barrier();
+          EXPECT_GE(come, round * ranks) << "rank " << late << " of " << ranks << " was late";
+        }
+      });
+    }
+}
+
+// As soon as a call returns, its arrays are its rank's own again: written over with other numbers while slower ranks
+// may still be in the call. More ranks than processors, and arrays long enough for the system to change between them.
+TEST(Waiting, ArraysMayBeWrittenOverWhenACallReturns) {
+  constexpr int kRanks = 4;
+  constexpr int64_t kElements = 60000;
+  for (const Algorithm algorithm : kAlgorithms)
+    launch({.ranks = kRanks, .threads_per_rank = 1, .timeout_s = 60, .algorithm = algorithm}, [&](Communicator& world) {
+      const ArenaPtr arena = world.make_arena();
+      const auto make = [&](int64_t n) { return Tensor::empty({n}, DType::float32, arena); };
+      const Tensor whole = make(kElements), other = make(kElements), part = make(kElements / kRanks);
+      const int me = world.rank();
+      const Philox random = Philox::named(static_cast<uint64_t>(me), "waits");
+      const auto expect_all = [&](const Tensor& x, float value, const char* what) {
+        const float* const p = x.data<float>();
+        const bool right = std::all_of(p, p + x.numel(), [&](float v) { return v == value; });
+        EXPECT_TRUE(right) << what << " on rank " << me;
+      };
+      for (uint64_t round = 0; round < 30; ++round) {
+        const auto base = static_cast<float>(10 * round);
+        const auto pause = [&] {
+          if (random.below(4, round) == 0) std::this_thread::sleep_for(milliseconds(1));
+        };
+        Tensor(whole).fill(base + static_cast<float>(me));
+        world.all_reduce(whole);
+        expect_all(whole, base * kRanks + 6, "all_reduce");
+        Tensor(whole).fill(base + static_cast<float>(me));
+        pause();
+        world.reduce_scatter(whole, part);
+        Tensor(whole).fill(-1);
+        expect_all(part, base * kRanks + 6, "reduce_scatter");
+        Tensor(part).fill(base);
+        world.all_gather(part, whole);
+        Tensor(part).fill(-1);
+        expect_all(whole, base, "all_gather");
+        pause();
+        Tensor(whole).fill(base + static_cast<float>(me));
+        world.all_to_all(whole, other);
+        Tensor(whole).fill(-1);
+        for (int r = 0; r < kRanks; ++r)
+          expect_all(other.narrow(0, r * kElements / kRanks, kElements / kRanks), base + static_cast<float>(r),
+                     "all_to_all");
+        const int root = static_cast<int>(round) % kRanks;
+        Tensor(whole).fill(base + static_cast<float>(me));
+        world.broadcast(whole, root);
+        expect_all(whole, base + static_cast<float>(root), "broadcast");
+        Tensor(whole).fill(base + static_cast<float>(me));
+        world.reduce(whole, root);
+        if (me == root) expect_all(whole, base * kRanks + 6, "reduce");
+        Tensor(whole).fill(-1);
+      }
+    });
+}
+
+// One of several asks for another size, dtype, operation, root or reduction; the others agree.
+TEST(Waiting, TheOddOneOutIsFoundWhereverItStands) {
+  struct Odd {
+    const char* what;
+    std::function<void(Communicator&, const ArenaPtr&)> usual, other;
+  };
+  const auto zeros = [](int64_t n, const ArenaPtr& arena, DType dtype = DType::float32) {
+    return Tensor::zeros({n}, dtype, arena);
+  };
+  const std::vector<Odd> kinds = {{"size", [&](auto& c, auto& a) { c.all_reduce(zeros(12, a)); },
+                                   [&](auto& c, auto& a) { c.all_reduce(zeros(24, a)); }},
+                                  {"dtype", [&](auto& c, auto& a) { c.all_reduce(zeros(12, a)); },
+                                   [&](auto& c, auto& a) { c.all_reduce(zeros(12, a, DType::int32)); }},
+                                  {"operation", [&](auto& c, auto& a) { c.broadcast(zeros(12, a), 0); },
+                                   [&](auto& c, auto& a) { c.reduce(zeros(12, a), 0); }},
+                                  {"root", [&](auto& c, auto& a) { c.broadcast(zeros(12, a), 0); },
+                                   [&](auto& c, auto& a) { c.broadcast(zeros(12, a), 1); }},
+                                  {"reduction", [&](auto& c, auto& a) { c.all_reduce(zeros(12, a)); },
+                                   [&](auto& c, auto& a) { c.all_reduce(zeros(12, a), Reduction::max); }}};
+  for (const int ranks : {3, 4, 5})
+    for (int odd = 0; odd < ranks; ++odd)
+      for (const Odd& kind : kinds) {
+        const std::string what =
+            std::string(kind.what) + " on rank " + std::to_string(odd) + " of " + std::to_string(ranks);
+        try {
+          launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
+            const ArenaPtr arena = make_arena();
+            world.barrier();
+            (world.rank() == odd ? kind.other : kind.usual)(world, arena);
+          });
+          ADD_FAILURE() << "accepted: another " << what;
+        } catch (const Error& e) {
+          EXPECT_EQ(std::string(e.what()).find("did not come within"), std::string::npos) << what << ": " << e.what();
+        }
+      }
+}
+
+// When blocks computed, in seconds, and what was sent meanwhile.
+struct Watched {
+  std::vector<double> begins, ends, backwards;  // forward passes; where backward passes begin, the last block first
+  std::vector<TraceEvent> gathers, sums;        // of whole blocks
+};
+
+// The second step of a stage of ZeRO, when the order of units is known, on rank 1 of two. Rank 0 comes late to
+// everything, so what rank 1 asks for takes longer than what it computes.
+Watched watch_zero(int stage) {
+  Watched out;
+  std::vector<test::Fault> always_late;
+  for (int64_t call = 0; call < 500; ++call) always_late.push_back({.call = call, .seconds = 0.004});
+  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60, .around = test::with_faults({{0, always_late}})},
+         [&](Communicator& world) {
+           const ArenaPtr arena = make_arena();
+           ModelConfig config = test::tiny_gpt(0);
+           config.layers = 4;
+           Gpt model(config);
+           Trace trace;
+           Watched seen;
+           for (GptBlock* block : model.blocks)
+             block->wrap([&](const Module::Inner& inner, const Var& x) {
+               seen.begins.push_back(trace.now());
+               Var y = inner(x);
+               seen.ends.push_back(trace.now());
+               return on_backward(std::move(y), [&] { seen.backwards.push_back(trace.now()); });
+             });
+           Zero zero(model, world, arena, {.zero = stage, .seed = 5});
+           for (int64_t step = 0; step < 2; ++step) {
+             seen = {};
+             if (step == 1) world.set_trace(&trace);
+             zero.begin_step();
+             zero.begin_gradients(0);
+             const test::Sequences s = test::sequences(config, step, 2 * world.rank(), 2, arena);
+             test::learn(model, s, {.seed = 5, .step = step, .first_sequence = 2 * world.rank(), .training = true}, 40);
+             zero.end_gradients(0);
+             zero.finish_gradients();
+           }
+           world.set_trace(nullptr);
+           int64_t block = 0;
+           for (const Module::Unit& unit : model.layout())
+             if (unit.name == "blocks.1") block = shard_size(unit.size, 2) * 2 * 4;
+           for (const TraceEvent& e : trace.events())
+             if (e.bytes == block) (e.what == "all_gather" ? seen.gathers : seen.sums).push_back(e);
+           if (world.rank() == 1) out = seen;
+         });
+  return out;
+}
+
+TEST(Waiting, TheNextUnitIsFetchedWhileThisOneComputes) {
+  const Watched w = watch_zero(3);
+  const size_t blocks = w.begins.size();
+  ASSERT_EQ(blocks, 4U);
+  ASSERT_EQ(w.backwards.size(), blocks);
+  ASSERT_GE(w.gathers.size(), 2 * blocks - 1);  // the last block's may stay from one pass to the other
+  for (size_t i = 0; i + 1 < blocks; ++i) {
+    EXPECT_LT(w.gathers[i + 1].requested, w.begins[i])
+        << "block " << i + 1 << " is asked for before " << i << " computes";
+    EXPECT_GT(w.gathers[i + 1].end, w.begins[i]) << "and not waited for until it is needed";
+    EXPECT_LT(w.gathers[i + 1].end, w.begins[i + 1]);
+  }
+  const size_t back = w.gathers.size() - blocks;  // of the backward pass: the first block's is the last
+  for (size_t i = 1; i < blocks; ++i) {
+    EXPECT_LT(w.gathers[back + i].requested, w.backwards[i - 1]) << i;
+    EXPECT_GT(w.gathers[back + i].end, w.backwards[i - 1]) << i;
+  }
+}
+
+TEST(Waiting, GradientsAreSummedWhileTheNextAreComputed) {
+  for (const int stage : {2, 3}) {
+    const Watched w = watch_zero(stage);
+    ASSERT_EQ(w.sums.size(), 4U) << stage;
+    ASSERT_EQ(w.backwards.size(), 4U);
+    for (size_t i = 0; i + 1 < 4; ++i) {
+      EXPECT_GT(w.sums[i].requested, w.backwards[i]) << stage;
+      EXPECT_LT(w.sums[i].requested, w.backwards[i + 1]) << "the sum waited for the next block's gradients";
+      EXPECT_GT(w.sums[i].end, w.backwards[i + 1]) << "the next block's gradients waited for the sum";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,227 @@
+// A run holds after many steps what it held after a few: of each category, on every rank, under every strategy; and so
+// does the process.
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "tensor/random.h"
+#include "tests/support/gpu.h"
+#include "tests/support/one_thread.h"
+#include "train/async_trainer.h"
+#include "train/whole_state.h"
+
+namespace {
+
+std::atomic<int64_t> in_use{0};  // bytes, by new
+
+void* counted(void* made) {
+  if (made == nullptr) throw std::bad_alloc();
+  in_use += static_cast<int64_t>(malloc_usable_size(made));
+  return made;
+}
+void give_back(void* made) {
+  in_use -= static_cast<int64_t>(malloc_usable_size(made));
+  std::free(made);
+}
+
+}  // namespace
+
+// In place of the library's, so that they count. What malloc says of itself goes by what its threads keep for later.
+void* operator new(size_t size) { return counted(std::malloc(size)); }
+void* operator new(size_t size, std::align_val_t align) {
+  const auto to = static_cast<size_t>(align);
+  return counted(std::aligned_alloc(to, (size + to - 1) / to * to));
+}
+void operator delete(void* made) noexcept { give_back(made); }
+void operator delete(void* made, size_t) noexcept { give_back(made); }
+void operator delete(void* made, std::align_val_t) noexcept { give_back(made); }
+void operator delete(void* made, size_t, std::align_val_t) noexcept { give_back(made); }
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kEarly = 3, kLate = 30, kContext = 8, kVocab = 37;
+
+// Live bytes by category, of a rank's arena and of the host's memory beside it.
+std::vector<int64_t> live(const ArenaPtr& arena) {
+  std::vector<int64_t> out;
+  for (const ArenaPtr& one : {arena, arena->host()}) {
+    for (int c = 0; c < kCategories; ++c) out.push_back(one->usage(static_cast<Category>(c)).live);
+  }
+  return out;
+}
+
+Job job_of(const Plan& plan) {
+  Job job{.model = {.layers = 4, .heads = 4, .channels = 16, .context = kContext, .vocab = kVocab, .dropout = 0.1},
+          .optim = {.lr = 0.01, .warmup = 1, .steps = kLate, .batch = 2 * plan.dp * plan.microbatches},
+          .plan = plan};
+  job.plan.threads_per_rank = 1;
+  return job;
+}
+
+Sequences sequences_of(const Job& job) { return counted_sequences(kVocab, kContext, job.optim.batch, 1); }
+
+// What else a run does between steps: validation, and gathering all that is saved.
+void look_around(Trainer& trainer, const TokenFile& split) {
+  trainer.mean_loss(split);
+  whole_values(trainer);
+  whole_state(trainer);
+}
+
+class Growth : public test::OneThread {
+ protected:
+  Growth() {
+    std::vector<int32_t> tokens(50);
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * i % kVocab);
+    TokenFile::write(folder_.path() / "val.tok", tokens, kVocab);
+    split_ = TokenFile::open(folder_.path() / "val.tok");
+  }
+
+  void expect_steady(const Job& job) const {
+    SCOPED_TRACE(to_text(job.plan));
+    check(job);
+    launch(launch_options(job.plan), [&](Communicator& world) {
+      Trainer trainer(job, sequences_of(job), world);
+      std::vector<int64_t> early;
+      int64_t footprint = 0;
+      for (int64_t step = 1; step <= kLate; ++step) {
+        trainer.step();
+        if (step == kEarly || step == kLate) {
+          const std::vector<int64_t> now = live(trainer.arena());
+          EXPECT_TRUE(step == kEarly || now == early) << "rank " << world.rank() << ": " << testing::PrintToString(now)
+                                                      << " after " << testing::PrintToString(early);
+          if (step == kEarly) {
+            early = now;
+            footprint = trainer.arena()->footprint();
+          }
+          // Where a message is still under way, what comes next to lie beside it lies further off.
+          EXPECT_LE(trainer.arena()->footprint(), footprint + footprint / 2) << "rank " << world.rank();
+        }
+        if (step % 9 == 2) look_around(trainer, split_);
+      }
+    });
+  }
+  const TokenFile& split() const { return split_; }
+
+ private:
+  TemporaryDirectory folder_{std::filesystem::temp_directory_path() / "tessera-growth-"};
+  TokenFile split_ = TokenFile();
+};
+
+const std::vector<Plan> kPlans = {
+    {.microbatches = 2},
+    {.dp = 2, .bucket_mb = 0.001},
+    {.dp = 2, .zero = ZeroStage::one, .all_reduce = Algorithm::ring},
+    {.dp = 2, .zero = ZeroStage::two, .microbatches = 2},
+    {.dp = 3, .zero = ZeroStage::three, .recompute = Recompute::block},
+    {.dp = 2, .dp_mode = DataMode::dataparallel},
+    {.dp = 3, .dp_mode = DataMode::ps_sync, .servers = 2},
+    {.dp = 2, .all_reduce = Algorithm::tree, .offload = Offload::optimizer},
+    {.tp = 2},
+    {.tp = 2, .sp = true, .recompute = Recompute::activation_norm},
+    {.cp = 2},
+    {.cp = 2, .cp_mode = ContextMode::ulysses},
+    {.pp = 2, .schedule = ScheduleKind::zb_v, .microbatches = 4},
+    {.pp = 2, .schedule = ScheduleKind::interleaved, .microbatches = 2},
+    {.pp = 2, .dp = 2, .tp = 2, .zero = ZeroStage::three, .microbatches = 2},
+};
+
+TEST_F(Growth, OfLiveBytesIsNoneUnderEveryStrategy) {
+  for (const Plan& plan : kPlans) expect_steady(job_of(plan));
+}
+
+TEST_F(Growth, OfLiveBytesIsNoneUnderRandomPlans) {
+  for (uint64_t trial = 0; trial < 12; ++trial) {
+    uint64_t at = 0;
+    const Philox random = Philox::named(trial, "growth");
+    const auto draw = [&](uint64_t below) { return static_cast<int64_t>(random.below(below, at++)); };
+    Plan plan{.dp = 1 + draw(3), .zero = static_cast<ZeroStage>(draw(4)), .microbatches = 1 + draw(3)};
+    (draw(2) == 1 ? plan.tp : plan.pp) = 2;
+    if (plan.dp < 3) plan.cp = 1 + draw(2);
+    plan.sp = plan.tp > 1 && draw(2) == 1;
+    if (draw(2) == 1) plan.cp_mode = ContextMode::ulysses;
+    if (plan.pp > 1) plan.schedule = draw(2) == 1 ? ScheduleKind::zb_h1 : ScheduleKind::gpipe;
+    plan.recompute = static_cast<Recompute>(draw(4));
+    Job job = job_of(plan);
+    job.model.family = draw(2) == 1 ? Family::llama : Family::gpt2;
+    job.model.tied = draw(2) == 1;
+    job.optim.document_mask = draw(2) == 1;
+    job.optim.dtype = draw(2) == 1 ? DType::bfloat16 : DType::float32;
+    expect_steady(job);
+  }
+}
+
+// Their memory is emulated where there is none.
+TEST_F(Growth, OfLiveBytesIsNoneOnGpus) {
+  if (const std::string why = test::no_gpu(); !why.empty()) GTEST_SKIP() << why;
+  for (Plan plan : {Plan{.microbatches = 2}, Plan{.dp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .cp = 2}}) {
+    plan.device = Device::cuda;
+    plan.deterministic = true;
+    Job job = job_of(plan);
+    job.model.layers = job.model.heads = 2;
+    job.model.channels = 8;
+    expect_steady(job);
+  }
+}
+
+TEST_F(Growth, OfLiveBytesIsNoneOfAsynchronousWorkers) {
+  const Job job = job_of({.dp = 3, .dp_mode = DataMode::ps_async, .servers = 2, .staleness = 1});
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    AsyncTrainer trainer(job, sequences_of(job), world);
+    std::vector<int64_t> early;
+    for (const int64_t steps : {kEarly, int64_t{9}, kLate}) {
+      trainer.server().run(steps,
+                           {.step = [&](int worker, int64_t clock) { return trainer.worker_step(worker, clock); }});
+      if (steps == kEarly) early = live(trainer.arena());
+      trainer.mean_loss(split());
+      trainer.values();
+      trainer.state();
+    }
+    EXPECT_EQ(live(trainer.arena()), early) << world.rank();
+  });
+}
+
+struct Held {
+  int64_t resident = 0, heap = 0;  // bytes of the process, and of them by new
+};
+Held held() {
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages >> pages;
+  return {pages * sysconf(_SC_PAGESIZE), in_use};
+}
+
+// Of a process, while all ranks are between two steps.
+TEST_F(Growth, OfTheProcessIsNone) {
+  constexpr int64_t kFirst = 20, kLast = 120;
+  for (const Plan& plan :
+       {Plan{.microbatches = 2}, Plan{.dp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .tp = 2, .microbatches = 2},
+        Plan{.cp = 2}, Plan{.dp = 2, .dp_mode = DataMode::ps_sync}}) {
+    SCOPED_TRACE(to_text(plan));
+    const Job job = job_of(plan);
+    launch(launch_options(job.plan), [&](Communicator& world) {
+      Trainer trainer(job, sequences_of(job), world);
+      Held first;
+      for (int64_t step = 1; step <= kLast; ++step) {
+        trainer.step();
+        if (step % 10 == 0) look_around(trainer, split());
+        if (step != kFirst && step != kLast) continue;
+        world.barrier();
+        const Held now = held();
+        world.barrier();
+        if (step == kFirst) first = now;
+        EXPECT_LE(now.heap - first.heap, 16 << 10) << "rank " << world.rank();  // 160 bytes of a step
+        EXPECT_LE(now.resident - first.resident, 4 << 20) << "rank " << world.rank();
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera

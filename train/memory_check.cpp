@@ -1,0 +1,194 @@
+// Sums, and a search among plans that need less.
+#include "train/memory_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <ranges>
+
+namespace tessera {
+namespace {
+
+constexpr double kGigabyte = 1e9;
+constexpr int64_t kMostParts = 1 << 14;
+
+std::string gigabytes(double bytes) { return fmt::format("{:.3g} GB", bytes / kGigabyte); }
+
+double share_of(const Job& job, int64_t ranks_here) {
+  return static_cast<double>(ranks_here) / static_cast<double>(job.plan.ranks());
+}
+
+// Of the ranks here. Nothing where they need several times `most`, or one more addresses than there may be.
+std::optional<std::vector<RankMemory>> ranks_here(const Job& job, const HostMemory& here, int64_t most) {
+  constexpr double kFarOff = 4;
+  const LeastMemory least = least_memory(job);
+  if ((least.held + least.activations) * share_of(job, here.ranks) > kFarOff * static_cast<double>(most)) return {};
+  try {
+    std::vector<RankMemory> all = memory_of_ranks(job);
+    const auto begin = all.begin() + here.first;
+    return std::vector<RankMemory>(begin, begin + std::min<int64_t>(here.ranks, all.end() - begin));
+  } catch (const OutOfMemory&) {
+    return {};
+  }
+}
+
+int64_t sum_of(const std::vector<RankMemory>& ranks, const HostMemory& here) {
+  int64_t sum = here.more;
+  for (const RankMemory& r : ranks) sum += r.total();
+  return sum + (here.first == 0 ? std::max<int64_t>(0, here.gathered - ranks[0].activations) : 0);
+}
+
+std::string row(const std::string& who, const RankMemory& m) {
+  return fmt::format("  {:<10} {:>14} {:>14} {:>14} {:>14} {:>14} {:>15}\n", who, m.held.parameters, m.held.gradients,
+                     m.held.optimizer, m.activations, m.communication, m.total());
+}
+
+// One row for neighbours that hold the same.
+std::string table_of(const std::vector<RankMemory>& ranks, const HostMemory& here) {
+  std::string out = fmt::format("  {:<10} {:>14} {:>14} {:>14} {:>14} {:>14} {:>15}   bytes\n", "rank", "parameters",
+                                "gradients", "optimizer", "activations", "communication", "in all");
+  const auto count = static_cast<int64_t>(ranks.size());
+  const auto at = [&](int64_t i) -> const RankMemory& { return ranks[static_cast<size_t>(i)]; };
+  for (int64_t i = 0, end = 0; i < count; i = end) {
+    while (end < count && at(end) == at(i)) ++end;
+    const int64_t first = here.first + i, last = here.first + end - 1;
+    out += row(first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last), at(i));
+  }
+  if (here.gathered > ranks[0].activations)
+    out += fmt::format("  {:<30} {:>69}\n", "gathered by rank 0 to be saved", here.gathered - ranks[0].activations);
+  if (here.more > 0) out += fmt::format("  {:<30} {:>69}\n", here.more_is, here.more);
+  return out;
+}
+
+std::string row_of_least(const LeastMemory& least) {
+  return fmt::format(
+      "  {:<12} {:>22}   bytes, at least\n  {:<12} {:>22.0f}   (of {:.4g} parameters)\n  {:<12} {:>22.0f}\n", "",
+      "all ranks", "held", least.held, least.parameters, "activations", least.activations);
+}
+
+// The divisors of n above `least`, ascending, of as many parts as a schedule may reasonably have.
+std::vector<int64_t> divisors_above(int64_t n, int64_t least) {
+  std::vector<int64_t> out;
+  for (int64_t d = 1; d <= n / d; ++d)
+    if (n % d == 0)
+      for (const int64_t one : {d, n / d})
+        if (one > least && one <= kMostParts && std::ranges::find(out, one) == out.end()) out.push_back(one);
+  std::ranges::sort(out);
+  return out;
+}
+
+class Search {
+ public:
+  Search(const Job& job, const HostMemory& here, int64_t most) : job_(job), here_(here), most_(most) {}
+
+  // "`microbatches` 4 (3.1 GB) or `recompute` block (2 GB)"
+  std::string result() {
+    using Value = std::function<int64_t(int64_t)>;
+    const std::vector<int64_t> parts = divisors_above(job_.optim.batch / job_.plan.dp, job_.plan.microbatches);
+    const Value part = [&](int64_t i) { return parts[static_cast<size_t>(i)]; };
+    const auto cut = [](Job& j, int64_t m) { j.plan.microbatches = m; };
+    first_of(std::ssize(parts), part, cut, "`microbatches` {}");
+    if (job_.plan.recompute != Recompute::block) {
+      const auto again = [](Job& j, int64_t m) {
+        j.plan.recompute = Recompute::block;
+        j.plan.microbatches = m;
+      };
+      const Value as_is = [&](int64_t) { return job_.plan.microbatches; };
+      if (!first_of(1, as_is, again, "`recompute` block") && found_.empty())
+        first_of(std::ssize(parts), part, again, "`recompute` block with `microbatches` {}");
+    }
+    const int64_t least = job_.plan.dp * job_.plan.microbatches, most = job_.optim.batch / least;
+    const Value batch = [&](int64_t i) { return (most - 1 - i) * least; };
+    first_of(
+        most - 1, batch, [](Job& j, int64_t sequences) { j.optim.batch = sequences; }, "`batch` {}");
+    return found_;
+  }
+
+ private:
+  // The first of `count` values, each of which needs less than the one before, with which the job fits.
+  bool first_of(int64_t count, const std::function<int64_t(int64_t)>& value,
+                const std::function<void(Job&, int64_t)>& change, const char* words) {
+    int64_t bytes = 0;  // of the last one that was asked
+    const auto fits = [&](int64_t i) {
+      Job changed = job_;
+      change(changed, value(i));
+      const auto ranks = ranks_here(changed, here_, most_);
+      bytes = ranks ? sum_of(*ranks, here_) : std::numeric_limits<int64_t>::max();
+      return bytes <= most_;
+    };
+    if (count < 1 || !fits(count - 1)) return false;
+    const auto all = std::views::iota(int64_t{0}, count);
+    const int64_t first = *std::ranges::partition_point(all, [&](int64_t i) { return !fits(i); });
+    fits(first);
+    found_ += fmt::format("{}{} ({})", found_.empty() ? "" : " or ", fmt::format(fmt::runtime(words), value(first)),
+                          gigabytes(static_cast<double>(bytes)));
+    return true;
+  }
+
+  const Job& job_;
+  const HostMemory& here_;
+  int64_t most_;
+  std::string found_;
+};
+
+std::string line_of(const std::string& bytes, int64_t ranks, const MemoryLimit& limit, const std::string& found) {
+  return fmt::format("out of memory before the run: {} {}; expected at most the {} that {}; {}",
+                     ranks == 1 ? "one rank needs" : fmt::format("{} ranks of this host need", ranks), bytes,
+                     gigabytes(static_cast<double>(limit.bytes)), limit.of,
+                     found.empty() ? "no smaller `batch`, `microbatches` or `recompute` would fit, a smaller model or "
+                                     "more hosts may"
+                                   : "what would fit: " + found);
+}
+
+}  // namespace
+
+double parameters_of(const ModelConfig& config, const ModelFactory& make) {
+  const auto count = [&](int64_t layers) {  // of shapes; one layer has what every other has
+    ModelConfig sized = config;
+    sized.layers = layers;
+    sized.vocab = std::max<int64_t>(config.vocab, 1);
+    return static_cast<double>(make(sized)->parameter_count());
+  };
+  const double one = count(1);
+  return one + static_cast<double>(config.layers - 1) * (count(2) - one);
+}
+
+LeastMemory least_memory(const Job& job) {
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  const Optimisation& o = job.optim;
+  const double value = number(size_of(o.dtype)), wide = o.dtype == DType::float64 ? 8 : 4;
+  double state = wide * (o.optimizer == OptimizerKind::sgd ? (o.momentum > 0 ? 1 : 0) : 2);
+  if (o.dtype == DType::bfloat16) state += wide;  // the master copy
+  if (job.plan.offload == Offload::optimizer) state = 0;
+  LeastMemory out;
+  out.parameters = parameters_of(job.model, job.make);
+  out.held = out.parameters * (value + number(size_of(data_options(job).grad_dtype)) + state);
+  out.activations = number(o.batch / job.plan.microbatches) * number(job.model.context) * number(job.model.channels) *
+                    number(job.model.layers) * value;
+  return out;
+}
+
+std::optional<MemoryRefusal> least_refusal(const Job& job, int64_t ranks_here, const MemoryLimit& limit) {
+  const LeastMemory least = least_memory(job);
+  const double held = least.held * share_of(job, ranks_here);
+  if (held <= static_cast<double>(limit.bytes)) return {};
+  return MemoryRefusal{row_of_least(least), line_of("at least " + gigabytes(held), ranks_here, limit, "")};
+}
+
+std::optional<MemoryRefusal> memory_refusal(const Job& job, const HostMemory& here, const MemoryLimit& limit) {
+  if (auto refusal = least_refusal(job, here.ranks, limit)) return refusal;
+  const std::optional<std::vector<RankMemory>> ranks = ranks_here(job, here, limit.bytes);
+  if (ranks && sum_of(*ranks, here) <= limit.bytes) return {};
+  const std::string found = Search(job, here, limit.bytes).result();
+  if (ranks)
+    return MemoryRefusal{table_of(*ranks, here),
+                         line_of(gigabytes(static_cast<double>(sum_of(*ranks, here))), here.ranks, limit, found)};
+  const LeastMemory least = least_memory(job);
+  const double at_least =
+      std::max(static_cast<double>(limit.bytes), (least.held + least.activations) * share_of(job, here.ranks));
+  return MemoryRefusal{row_of_least(least), line_of("more than " + gigabytes(at_least), here.ranks, limit, found)};
+}
+
+}  // namespace tessera

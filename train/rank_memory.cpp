@@ -1,0 +1,109 @@
+// Closed forms of what stays, and the peaks of passes beside them.
+#include "train/rank_memory.h"
+
+#include <algorithm>
+
+#include "tensor/cpu/vectorize.h"
+#include "train/plan_sizes.h"
+#include "train/stage_memory.h"
+
+namespace tessera {
+namespace {
+
+// Elements of a part that server k of the plan has.
+int64_t served(const PartSizes& part, int64_t k, int64_t servers) {
+  int64_t sum = 0;
+  for (const UnitSizes& u : part.units)
+    if (k < servers) sum += std::clamp(u.size() - k * u.piece(servers), int64_t{0}, u.piece(servers));
+  return sum;
+}
+
+HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) {
+  const Plan& p = s.plan;
+  const int64_t piece = part.padded(s.data) / s.data,
+                whole = p.zero == ZeroStage::none ? part.whole() : part.padded(s.data);
+  HeldBytes held{.parameters = (p.zero == ZeroStage::three ? piece : whole) * s.value,
+                 .gradients = (p.zero >= ZeroStage::two ? piece : whole) * s.grad,
+                 .optimizer = (p.zero >= ZeroStage::one ? piece : whole) * s.state};
+  if (p.dp_mode == DataMode::dataparallel && data_rank > 0) held = {};  // copies are communication
+  const int64_t own = served(part, data_rank, p.servers);
+  if (p.dp_mode == DataMode::ps_sync || p.dp_mode == DataMode::ps_async) held.optimizer = own * s.state;
+  if (p.dp_mode == DataMode::ps_async) {  // a server has a shard beside its worker's whole
+    held.parameters += own * s.value;
+    held.gradients += own * s.grad;
+  }
+  if (p.offload == Offload::optimizer) held.optimizer = 0;
+  return held;
+}
+
+// In a pipeline stage 3 of ZeRO fetches a unit ahead for another micro-batch than the one that single ones show.
+int64_t fetched_ahead(const PlanSizes& s, const PartSizes& part) {
+  int64_t largest = 0;
+  if (s.plan.zero == ZeroStage::three && s.plan.pp > 1)
+    for (const UnitSizes& u : part.units) largest = std::max(largest, u.padded(s.data));
+  return largest * s.value;
+}
+
+// Without a pipeline one is in flight at a time, and those after the second are like the second.
+Job with_few_microbatches(Job job) {
+  const int64_t few = std::min<int64_t>(2, job.plan.microbatches);
+  const ScheduleKind kind = job.plan.schedule;
+  const bool one_by_one = kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::naive;
+  if (job.plan.pp > 1 || !job.plan.schedule_file.empty() || !one_by_one) return job;
+  job.optim.batch = job.optim.batch / job.plan.microbatches * few;
+  job.plan.microbatches = few;
+  return job;
+}
+
+// The threads of a rank, on which the workspace of kernels depends, while one lives.
+class Team {
+ public:
+  explicit Team(const Plan& p) : before_(cpu::threads()) {
+    if (!has_processes(p)) cpu::set_threads(static_cast<int>(std::max<int64_t>(1, before_ / p.ranks())));
+    if (p.threads_per_rank > 0) cpu::set_threads(static_cast<int>(p.threads_per_rank));
+  }
+  ~Team() { cpu::set_threads(before_); }
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+ private:
+  int before_;
+};
+
+}  // namespace
+
+std::vector<HeldBytes> expected_memory(const Job& job) {
+  const PlanSizes s(job);
+  std::vector<HeldBytes> out;
+  for (const std::vector<PartSizes>& stage : s.parts)
+    for (int64_t d = 0; d < s.data; ++d)
+      for (const PartSizes& part : stage) out.push_back(held_by(s, part, d));  // in the order of ranks
+  return out;
+}
+
+std::vector<RankMemory> memory_of_ranks(const Job& given) {
+  const Job job = with_few_microbatches(given);
+  const Team team(job.plan);
+  const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
+  const PlanSizes s(job);
+  const int64_t handed = handed_bytes(job), copies = s.parts[0][0].whole() * (s.value + s.grad);
+  std::vector<std::vector<int64_t>> peaks;  // of the first data rank and of another one, by pipeline rank
+  std::vector<int64_t> moved;
+  for (int d = 0; d < (rooted && s.data > 1 ? 2 : 1); ++d) {
+    const std::vector<StageMemory> stages = measure_stages(job, apart ? std::optional<int>() : d);
+    peaks.push_back(peaks_of_ranks(s.schedule, stages, handed));
+    moved.push_back(stages[0].communication - (d > 0 ? copies : 0));
+  }
+  std::vector<RankMemory> out;
+  for (const HeldBytes& held : expected_memory(job)) {
+    const auto rank = std::ssize(out), alike = s.plan.ranks() / s.plan.pp;
+    const size_t kind = peaks.size() > 1 && rank > 0 ? 1 : 0;
+    const int64_t peak = peaks[kind][static_cast<size_t>(rank / alike)], sent = std::min(moved[kind], peak);
+    const auto& stage = s.parts[static_cast<size_t>(rank / alike)];
+    out.push_back({held, peak - sent, sent + fetched_ahead(s, stage[0])});
+    if (kind > 0) out.back().communication += copies;
+  }
+  return out;
+}
+
+}  // namespace tessera
