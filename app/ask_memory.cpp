@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "app/option_values.h"
+#include "app/saver.h"
 #include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
@@ -19,9 +20,11 @@ namespace {
 
 void refuse(const std::optional<MemoryRefusal>& refusal) {
   if (!refusal) return;
-  std::fputs(refusal->table.c_str(), stderr);
+  std::fputs(with_options(refusal->table).c_str(), stderr);
   throw Error(with_options(refusal->line));
 }
+
+constexpr double kFarOff = 16;  // a little is for those to say who know which tensor, or which option, it is
 
 int64_t bytes_of(double elements, int64_t each) { return static_cast<int64_t>(elements) * each; }
 
@@ -56,11 +59,16 @@ void ask_for_training(const TrainOptions& o, const Job& given, int64_t vocab, Ho
   const Plan& p = job.plan;
   const double parameters = parameters_of(job.model, job.make);
   const int64_t value = size_of(job.optim.dtype);
-  const bool cut = p.tp > 1 || p.pp > 1 || p.zero != ZeroStage::none, by_servers = p.dp_mode != DataMode::ddp;
-  if (!o.no_save && (cut || by_servers)) here.gathered = bytes_of(parameters, (cut ? value : 0) + state_of(job));
+  const bool cut = p.tp > 1 || p.pp > 1 || p.zero != ZeroStage::none, asynchronous = p.dp_mode == DataMode::ps_async;
+  if (!o.no_save && asynchronous) here.gathered = bytes_of(parameters, state_of(job));
   if (!o.no_save && o.format == "text" && p.ranks() == 1) {
     here.more = bytes_of(parameters, value);
     here.more_is = "the model that writes a sample";
+  }
+  if (saves_in_background(o)) {  // where ranks hold the same, the first copies it
+    const double share = static_cast<double>(here.ranks) / static_cast<double>(p.ranks());
+    here.more = bytes_of(parameters * (cut ? share : here.first == 0 ? 1 : 0), value + state_of(job));
+    here.more_is = "a copy, saved meanwhile (not with `save_every` 0)";
   }
   refuse(memory_refusal(job, here, limit_beside_threads(job, here.ranks)));
 }
@@ -79,7 +87,7 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
   };
   const fs::path largest = *std::ranges::max_element(files, {}, bytes_in);
   const uintmax_t most = bytes_in(largest);
-  if (most > 0 && expected > static_cast<double>(most))
+  if (most > 0 && expected > kFarOff * static_cast<double>(most))
     throw InputError(
         fmt::format("{}: describes a model of {:.4g} parameters, {:.4g} bytes; expected at most the {} of {}",
                     config.string(), parameters, expected, most, largest.string()));

@@ -77,9 +77,12 @@ void Saver::write() const {
   }
 }
 
+bool saves_in_background(const TrainOptions& o) {
+  return !o.no_save && o.save_every > 0 && o.save_every < o.steps && o.offload == "none" && o.dp_mode != "ps-async";
+}
+
 void Saver::begin() {
-  if (run_.options.no_save) return;
-  if (run_.job.plan.offload != Offload::none) return save();
+  if (!saves_in_background(run_.options)) return save();
   open(true);
   writing_ = std::async(std::launch::async, [this] { write(); });
 }

@@ -21,6 +21,9 @@
 
 namespace tessera {
 
+// True when there are checkpoints before the last one that are written from a copy.
+bool saves_in_background(const TrainOptions& options);
+
 class Saver {
  public:
   // Both must outlive it. Does nothing with --no-save.

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
-#include <ranges>
 
 namespace tessera {
 namespace {
@@ -119,8 +118,14 @@ class Search {
       return bytes <= most_;
     };
     if (count < 1 || !fits(count - 1)) return false;
-    const auto all = std::views::iota(int64_t{0}, count);
-    const int64_t first = *std::ranges::partition_point(all, [&](int64_t i) { return !fits(i); });
+    int64_t first = 0;
+    for (int64_t end = count - 1; first < end;) {
+      const int64_t middle = first + (end - first) / 2;
+      if (fits(middle))
+        end = middle;
+      else
+        first = middle + 1;
+    }
     fits(first);
     found_ += fmt::format("{}{} ({})", found_.empty() ? "" : " or ", fmt::format(fmt::runtime(words), value(first)),
                           gigabytes(static_cast<double>(bytes)));

@@ -86,7 +86,7 @@ class LoneRank {
     arena_->reset_peaks();
   }
   Tensor tokens(int64_t sequences, int64_t length) {
-    const Tensor made = Tensor::empty({sequences, length}, DType::int32, arena_);
+    Tensor made = Tensor::empty({sequences, length}, DType::int32, arena_);
     std::memset(made.raw(), 0, static_cast<size_t>(made.nbytes()));
     return made;
   }

@@ -9,13 +9,12 @@
 
 namespace tessera {
 
+std::string number_text(double v) { return std::isnan(v) ? "nan" : fmt::format("{}", v); }
+
 void set_time(StepReport& r, double seconds, int64_t tokens) {
   r.step_ms = seconds * 1e3;
   r.tokens_per_s = static_cast<double>(tokens) / seconds;
 }
-
-// A NaN has a sign, which nobody wants to read.
-std::string number_text(double v) { return std::isnan(v) ? "nan" : fmt::format("{}", v); }
 
 void check_finite(const StepReport& r, int64_t step) {
   if (std::isfinite(r.loss) && std::isfinite(r.grad_norm)) return;

@@ -90,10 +90,11 @@ void write_flight(const LaunchOptions& o, const Flight& flight, const std::strin
   if (file < 0) return;
   const std::string line = flight.to_json(cause);  // one write, so that the lines of processes stay whole
   const ssize_t written = write(file, line.data(), line.size());
-  struct stat whole {};
-  if (written > 0 && written < std::ssize(line) && fstat(file, &whole) == 0 &&
-      ftruncate(file, whole.st_size - written) != 0)
-    unlink(path.c_str());  // no half of a line stays
+  struct stat all {};
+  if (written < std::ssize(line) && fstat(file, &all) == 0) {  // no half of a line stays
+    const off_t before = all.st_size - std::max<ssize_t>(0, written);
+    if (before == 0 || ftruncate(file, before) != 0) unlink(path.c_str());
+  }
   close(file);
 }
 

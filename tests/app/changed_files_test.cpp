@@ -140,8 +140,8 @@ TEST_F(ChangedFilesTest, LimitsOnAddressSpaceLeaveRoom) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer wants more addresses";
 #endif
-  for (const int gb : {4, 6, 8, 12, 16, 18, 20, 24, 33, 40, 65}) {
-    const Ran r = run(fmt::format("train {} --steps 2 --no-save --ranks 2 --out run-{}", kSmall, gb),
+  for (const int gb : {6, 8, 12, 16, 20, 24, 33, 65}) {
+    const Ran r = run(fmt::format("train {} --steps 2 --no-save --batch 8 --ranks 8 --out run-{}", kSmall, gb),
                       fmt::format("ulimit -v {};", gb * 1000 * 1000));
     EXPECT_EQ(r.status, 0) << gb << " GB: " << r.err;
   }

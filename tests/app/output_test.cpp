@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <clocale>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 
@@ -10,6 +11,7 @@
 #include "app/progress.h"
 #include "data/files.h"
 #include "tensor/error.h"
+#include "train/step_report.h"
 
 namespace tessera {
 namespace {
@@ -105,6 +107,11 @@ TEST(Words, ForNumbersAndTimes) {
   EXPECT_EQ(duration(4.4), "4 s");
   EXPECT_EQ(duration(185), "3 min 05 s");
   EXPECT_EQ(duration(3720), "1 h 02 min");
+}
+
+TEST(Words, ForWhatIsNoNumberHaveNoSign) {
+  EXPECT_EQ(number_text(std::copysign(std::nan(""), -1.0)), "nan");
+  EXPECT_EQ(number_text(-2.5), "-2.5");
 }
 
 TEST(Words, DrawACurve) {

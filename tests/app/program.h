@@ -68,8 +68,9 @@ class ProgramTest : public testing::Test {
   pid_t start(const std::string& arguments, const std::string& before = "") const {
     const pid_t child = fork();
     if (child != 0) return child;
-    const std::string command = fmt::format("cd '{}' && export TESSERA_CACHE=cache && {} exec '{}' {} > /dev/null 2> err.txt",
-                                            folder_.path().string(), before, TESSERA_BINARY, arguments);
+    const std::string command =
+        fmt::format("cd '{}' && export TESSERA_CACHE=cache && {} exec '{}' {} > /dev/null 2> err.txt",
+                    folder_.path().string(), before, TESSERA_BINARY, arguments);
     execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
     _exit(99);
   }

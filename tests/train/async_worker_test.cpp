@@ -88,7 +88,7 @@ Seen one_rank(Job job, int64_t step) {
   launch(launch_options(job.plan), [&](Communicator& world) {
     Trainer trainer(job, sequences_of(job), world);
     trainer.set_done(step, step);
-    seen.loss = trainer.compute_gradients(false).loss;
+    seen.loss = trainer.compute_gradients(Wish::none).loss;
     seen.gradient = gradient_of(trainer.strategy().shards());
   });
   return seen;

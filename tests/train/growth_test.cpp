@@ -180,7 +180,7 @@ TEST_F(Growth, OfLiveBytesIsNoneOfAsynchronousWorkers) {
       trainer.server().run(steps,
                            {.step = [&](int worker, int64_t clock) { return trainer.worker_step(worker, clock); }});
       if (steps == kEarly) early = live(trainer.arena());
-      trainer.mean_loss(split());
+      trainer.mean_loss(split(), {});
       trainer.values();
       trainer.state();
     }

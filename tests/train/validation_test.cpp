@@ -91,7 +91,7 @@ class ValidationTest : public testing::Test {
       const Sequences sequences = counted_sequences(kVocab, kContext, job.optim.batch, 1);
       const auto each = [&](auto& trainer) {
         for (const TokenFile& split : splits_)
-          out[static_cast<size_t>(world.rank())].push_back(trainer.mean_loss(split));
+          out[static_cast<size_t>(world.rank())].push_back(*trainer.mean_loss(split, {}));
       };
       if (job.plan.dp_mode == DataMode::ps_async) {
         AsyncTrainer trainer(job, sequences, world);

@@ -197,8 +197,8 @@ void fault(Communicator& world, const std::string& what, const ArenaPtr& arena) 
   world.all_reduce(zeros(10));
   if (world.rank() == 1) {
     if (what == "throw") throw std::runtime_error("the cause");
-    if (what == "kill") raise(SIGKILL);
-    if (what == "stop") raise(SIGSTOP);
+    if (what == "kill") std::raise(SIGKILL);
+    if (what == "stop") std::raise(SIGSTOP);
     if (what == "exit") _exit(0);
     if (what == "loop")
       for (;;) std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -207,7 +207,7 @@ void fault(Communicator& world, const std::string& what, const ArenaPtr& arena) 
   }
   if (what == "kill-computing")
     for (int i = 0; i < 100; ++i) {
-      if (world.rank() == 1) raise(SIGKILL);
+      if (world.rank() == 1) std::raise(SIGKILL);
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
   if (what == "message" && world.rank() == 1) return world.send(zeros(7), 0);
