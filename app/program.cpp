@@ -32,7 +32,7 @@ int run(const Command& command) {
 }
 
 // OpenMP itself dies of 100,000, without a word of ours.
-void check_threads() {
+void check_openmp() {
   constexpr int most = 1024;  // as of --threads-per-rank
   if (cpu::threads() > most)
     throw Error(fmt::format("OMP_NUM_THREADS: expected at most {} threads, found {}", most, cpu::threads()));
@@ -50,7 +50,7 @@ int run_program(int argc, const char* const* argv) {
   try {
     open_standard_descriptors();
     watch_signals();
-    check_threads();
+    check_openmp();
     return run(parse_command_line(argc, argv));
   } catch (const Error& e) {
     return fail(e.what(), e.status());

@@ -125,7 +125,7 @@ def complaints(line, status, out, err, mpi):
     seen = []
     text = err.decode("utf-8", "backslashreplace")
     spoken = [x for x in text.split("\n") if x and not x.startswith(("/bin/bash: warning", "libgomp: "))]
-    if strike and (not spoken or mpi and -status == strike[0]):  # before it began; mpirun itself
+    if strike and (not spoken or mpi and status < 0):  # before it began; mpirun itself
         return seen
     if status < 0:
         seen.append(f"died of signal {-status}")
@@ -138,7 +138,7 @@ def complaints(line, status, out, err, mpi):
     if status == 0 and re.search(r"\b(error|fatal|failed)\b", text, re.I):
         seen.append("status 0, and an error on standard error")
     if status > 0 and "2>&-" not in before:
-        promised = ("tessera: ", "[rank ") + ("stopped after step ", "the timeline is written") * (status in (130, 143))
+        promised = ("tessera: ", "[rank ") + ("stopped after step ", "the timeline is written") * bool(strike)
         if mpi or re.search("OMPI_|PMI_|SLURM_", " ".join(changes)):  # MPI's words stand among ours
             spoken = [x for x in spoken if x.startswith(promised)]
         last = spoken[-1:] or [""]
