@@ -6,8 +6,8 @@
 #include "models/gpt.h"
 #include "models/layout.h"
 #include "models/presets.h"
-#include "tensor/field_error.h"
 #include "parallel/comm/fake_transport.h"
+#include "tensor/field_error.h"
 
 namespace tessera {
 namespace {

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "models/gpt.h"
+#include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
 #include "tests/support/strategy.h"
-#include "parallel/comm/fake_transport.h"
 
 namespace tessera {
 namespace {

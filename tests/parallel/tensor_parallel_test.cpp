@@ -12,9 +12,9 @@
 
 #include "models/gpt.h"
 #include "models/layout.h"
+#include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "tests/parallel/cut_gpt.h"
-#include "parallel/comm/fake_transport.h"
 
 namespace tessera {
 namespace {
