@@ -21,18 +21,19 @@ namespace {
 
 std::atomic<int64_t> in_use{0};  // bytes, by new
 
-void* counted(void* made) {
+[[maybe_unused]] void* counted(void* made) {
   if (made == nullptr) throw std::bad_alloc();
   in_use += static_cast<int64_t>(malloc_usable_size(made));
   return made;
 }
-void give_back(void* made) {
+[[maybe_unused]] void give_back(void* made) {
   in_use -= static_cast<int64_t>(malloc_usable_size(made));
   std::free(made);
 }
 
 }  // namespace
 
+#if !defined(__SANITIZE_ADDRESS__)  // which has its own
 // In place of the library's, so that they count. What malloc says of itself goes by what its threads keep for later.
 void* operator new(size_t size) { return counted(std::malloc(size)); }
 void* operator new(size_t size, std::align_val_t align) {
@@ -43,6 +44,7 @@ void operator delete(void* made) noexcept { give_back(made); }
 void operator delete(void* made, size_t) noexcept { give_back(made); }
 void operator delete(void* made, std::align_val_t) noexcept { give_back(made); }
 void operator delete(void* made, size_t, std::align_val_t) noexcept { give_back(made); }
+#endif
 
 namespace tessera {
 namespace {
@@ -199,6 +201,9 @@ Held held() {
 
 // Of a process, while all ranks are between two steps.
 TEST_F(Growth, OfTheProcessIsNone) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the address sanitizer keeps what was given back";
+#endif
   constexpr int64_t kFirst = 20, kLast = 120;
   for (const Plan& plan :
        {Plan{.microbatches = 2}, Plan{.dp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .tp = 2, .microbatches = 2},

@@ -135,6 +135,9 @@ TEST(MemoryCheck, CountsTheRanksOfThisHostAndWhatIsBesides) {
 }
 
 TEST(MemoryCheck, TakesNoTimeForAnySizes) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
+#endif
   const auto start = std::chrono::steady_clock::now();
   Job job = job_of_sizes(48);
   job.model.layers = 1'000'000'000;

@@ -101,6 +101,9 @@ TEST(RankMemory, SumsByHand) {
 
 // Llama 3 8B in bf16 on 64 sequences of 8192 tokens: more than any machine has.
 TEST(RankMemory, IsKnownOfWhatNoMachineHas) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
+#endif
   Job job = small_job({.dp = 2, .tp = 4, .zero = ZeroStage::one});
   ModelConfig& m = job.model;
   m.family = Family::llama;
