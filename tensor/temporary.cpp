@@ -130,7 +130,7 @@ std::vector<fs::path> remove_stale(const fs::path& directory, bool ours) {
 
 fs::path temporary_folder() {
   std::error_code error;
-  const fs::path folder = fs::temp_directory_path(error);
+  fs::path folder = fs::temp_directory_path(error);
   if (!error) return folder;
   const char* const named = std::getenv("TMPDIR");
   throw OutputError("TMPDIR: expected a folder for temporary files, found '" +

@@ -1,6 +1,8 @@
 // Facts are compared by a hash first, and shown where that differs.
 #include "parallel/comm/agreement.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -73,8 +75,7 @@ void require_same(Communicator& world, const Facts& mine) {
       what += "; and more";
       break;
     }
-    what += (what.empty() ? "`" : "; `") + name + "` is " + here + " on rank 0 and " + there + " on rank " +
-            std::to_string(rank);
+    what += fmt::format("{}`{}` is {} on rank 0 and {} on rank {}", what.empty() ? "" : "; ", name, here, there, rank);
   }
   throw Error("ranks do not agree: " + what + "; expected the same on every rank");
 }
