@@ -17,7 +17,7 @@ namespace tessera {
 class TokenFile {
  public:
   // Checks all of the file: header, length, checksum, every token inside the vocabulary. It stays open. Throws
-  // InputError. Cost: one pass over the file.
+  // InputError. Cost: two passes over the file.
   static TokenFile open(const std::filesystem::path& file);
   // The same of bytes in memory, which must outlive the result; `what` names them.
   static TokenFile of_bytes(std::span<const std::byte> bytes, const std::string& what);

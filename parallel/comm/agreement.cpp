@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 
 #include "tensor/error.h"
 #include "tensor/random.h"
