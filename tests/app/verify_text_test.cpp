@@ -39,5 +39,14 @@ TEST_F(VerifyTextTest, HasALineForEachOperationAndEachRank) {
   EXPECT_TRUE(has("bubble on the simulated clock.*: 0\\.3333 of the time; by formula 0\\.3333\n")) << text.out;
 }
 
+TEST_F(VerifyTextTest, SaysNothingOfAPipelineWhereThereIsNone) {
+  const std::string line =
+      "verify --layers 1 --heads 2 --channels 16 --context 8 --vocab 32 --batch 4 --steps 1 --ranks 2 "
+      "--threads-per-rank 1";
+  const test::Ran text = run(line), json = run(line + " --format json");
+  EXPECT_EQ(text.out.find("bubble"), std::string::npos) << text.out;
+  EXPECT_TRUE(nlohmann::json::parse(json.out)["bubble"].is_null()) << json.out;
+}
+
 }  // namespace
 }  // namespace tessera
