@@ -152,5 +152,13 @@ TEST_F(OutputPlacesTest, ClosedDescriptorsAreNotTakenByFiles) {
   }
 }
 
+TEST_F(OutputPlacesTest, FilesOfARunAreForAllToRead) {
+  ASSERT_EQ(run("train " + kSmall + "--out mine --trace", "umask 022;").status, 0);
+  for (const auto& e : fs::recursive_directory_iterator(path("mine"))) {
+    const auto expected = e.is_directory() ? 0755 : 0644;
+    EXPECT_EQ(static_cast<int>(e.status().permissions()), expected) << e.path();
+  }
+}
+
 }  // namespace
 }  // namespace tessera
