@@ -152,7 +152,7 @@ std::vector<Case> ways(const Collective& collective, Backend backend) {
 }
 
 // As many calls in a round as take a while, and not too long.
-int64_t usual_calls(int64_t bytes) { return kRounds * std::clamp<int64_t>((4 << 20) / bytes, 1, 2000); }
+int64_t usual_calls(int64_t bytes) { return kRounds * std::clamp<int64_t>((32 << 20) / bytes, 1, 2000); }
 
 void add_family(const Place& place, Backend backend, int ranks, Case c, Families& families,
                 std::vector<RankRow>& rows) {

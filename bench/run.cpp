@@ -4,6 +4,7 @@
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <memory>
@@ -82,6 +83,13 @@ void register_rows(const std::vector<Row>& rows, bool by_time) {
   }
 }
 
+// Memory that messages have taken stays with the process: otherwise it depends on the rows before whether the next one
+// pays for fresh pages. 32 MiB is the most that malloc takes.
+void keep_memory() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+}
+
 // All rows of one process, which is rank 0 where there is a job.
 void run_rows(const Words& words, const Place& place, const Print& print) {
   Words kept = words;
@@ -103,11 +111,15 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
         fmt::format("bench: no benchmark matches the filter '{}'; expected part of a name, as op/matmul/forward/fp32 "
                     "or collective/all_reduce",
                     filter));
-  if (place.processes() && place.job->rank() > 0) return by_ranks.follow();
+  if (place.processes() && place.job->rank() > 0) {
+    keep_memory();
+    return by_ranks.follow();
+  }
   if (lists) {
     for (const Row& row : rows) print(row.name + "\n");
     return by_ranks.dismiss();
   }
+  keep_memory();
   add_context();
   if (ops.ceilings)
     for (const auto& [name, value] : ops.ceilings(rows)) benchmark::AddCustomContext(name, value);

@@ -1,21 +1,25 @@
 // The rows of `tessera bench` as a user sees them: their names, that their figures go together, and that what was sent
 // is what the closed forms say.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "bench/fit.h"
 #include "bench/ranks.h"
 #include "bench/selection.h"
 #include "parallel/comm/backends.h"
+#include "parallel/comm/held_up.h"
 #include "tests/app/program.h"
 
 namespace tessera {
@@ -147,6 +151,31 @@ TEST(BenchRow, HasAnErrorWhereItSentSomethingElse) {
   EXPECT_EQ(same.error, "");
   other.add_sent(4096, 2048);
   EXPECT_EQ(other.error, "4096 bytes were sent in an iteration; by the closed form it is 2048");
+}
+
+// A rank is held up by one that comes late, but not while it computes beside what it has started.
+TEST(BenchHeldUp, CountsWhatHoldsUpARanksOwnThread) {
+  constexpr auto kLate = std::chrono::milliseconds(100);
+  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
+    HeldUp blocking, beside;
+    const Tensor x = Tensor::zeros({1024}, DType::float32, world.make_arena());
+    const bool late = world.rank() == 1;
+    const std::unique_ptr<Communicator> apart = world.split(0, world.rank(), "apart");  // from which nobody hears
+    world.set_held_up(&blocking);
+    const std::unique_ptr<Communicator> inner = world.split(0, world.rank(), "inner");
+    apart->barrier();
+    if (late) std::this_thread::sleep_for(kLate);
+    inner->all_reduce(x);
+    apart->barrier();
+    world.set_held_up(&beside);
+    if (late) std::this_thread::sleep_for(kLate);
+    Pending sum = world.start_all_reduce(x);
+    if (!late) std::this_thread::sleep_for(4 * kLate);
+    sum.wait();
+    if (late) return;
+    EXPECT_GT(blocking.seconds(), 0.05);
+    EXPECT_LT(beside.seconds(), 0.05);
+  });
 }
 
 TEST_F(BenchTest, StrategiesAreOneRankBesideWhatTheySendAndHold) {
