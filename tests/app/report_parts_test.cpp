@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "app/report/measured.h"
+#include "app/report/parts.h"
 #include "app/report/record.h"
 #include "app/trace/rank_log.h"
 #include "parallel/pipeline/schedule.h"
@@ -94,6 +95,20 @@ TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
   EXPECT_TRUE(report::measure_pipeline(r, step));
   std::erase_if(r.ranks[1].events, [](const report::Event& e) { return e.name == "1B2"; });
   EXPECT_FALSE(report::measure_pipeline(r, step));
+}
+
+TEST(Report, EachPanelOfThePipelineSaysHowLongARankIsIdle) {
+  const report::Record r = made_record();
+  const report::StepSpan step = report::median_step(r);
+  const auto measured = report::measure_pipeline(r, step);
+  ASSERT_TRUE(measured);
+  const std::string part = report::pipeline_part(r, *measured, step);
+  size_t found = 0;
+  for (size_t at = 0; (at = part.find("idle | rank ", at)) != std::string::npos; ++at) ++found;
+  EXPECT_EQ(found, 3 * 2U) << "planned, replayed and measured, of two ranks each";
+  // Rank 0 of 1f1b waits once for B0: p - 1 times F + B, of 3 (F + B) and that.
+  EXPECT_NE(part.find("idle | rank 0 is idle for 3 units of 12 units"), std::string::npos);
+  EXPECT_NE(part.find("idle | rank 1 is idle for 3 units of 12 units"), std::string::npos);
 }
 
 }  // namespace

@@ -1,0 +1,52 @@
+// What `tessera verify` prints for people says what its JSON says.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <string>
+
+#include "tests/app/program.h"
+
+namespace tessera {
+namespace {
+
+using VerifyTextTest = test::ProgramTest;
+
+TEST_F(VerifyTextTest, HasALineForEachOperationAndEachRank) {
+  const std::string line =
+      "verify --layers 2 --heads 2 --channels 16 --context 8 --vocab 32 --batch 4 --microbatches 2 --steps 1 --dp 1 "
+      "--pp 2 --threads-per-rank 1";
+  const test::Ran text = run(line), json = run(line + " --format json");
+  ASSERT_EQ(text.status, 0) << text.err;
+  ASSERT_EQ(json.status, 0) << json.err;
+  const nlohmann::json said = nlohmann::json::parse(json.out);
+  const auto has = [&](const std::string& pattern) { return std::regex_search(text.out, std::regex(pattern)); };
+  for (const auto& [axis, operations] : said["bytes"].items())
+    for (const auto& [operation, counts] : operations.items())
+      EXPECT_TRUE(has(fmt::format("\n +{} +{} +{} +{} +{} ok +\\d+\n", axis, operation, counts["calls"].dump(),
+                                  counts["sent"].dump(), counts["expected"].dump())))
+          << axis << " " << operation << "\n"
+          << text.out;
+  const nlohmann::json& memory = said["memory"];
+  for (size_t rank = 0; rank < 2; ++rank) {
+    std::string pattern = fmt::format("\n +{}", rank);
+    for (const char* category : {"parameters", "gradients", "optimizer"})
+      pattern += fmt::format(" +{}", memory[category]["measured"][rank].dump());
+    pattern += fmt::format(" ok +{} +\\d+ ok\n", memory["peak"]["measured"][rank].dump());
+    EXPECT_TRUE(has(pattern)) << pattern << "\n" << text.out;
+  }
+  EXPECT_TRUE(has("in flight, by pipeline rank: 2 1; expected 2 1 ok\n")) << text.out;
+  EXPECT_TRUE(has("bubble on the simulated clock.*: 0\\.3333 of the time; by formula 0\\.3333\n")) << text.out;
+}
+
+TEST_F(VerifyTextTest, SaysNothingOfAPipelineWhereThereIsNone) {
+  const std::string line =
+      "verify --layers 1 --heads 2 --channels 16 --context 8 --vocab 32 --batch 4 --steps 1 --ranks 2 "
+      "--threads-per-rank 1";
+  const test::Ran text = run(line), json = run(line + " --format json");
+  EXPECT_EQ(text.out.find("bubble"), std::string::npos) << text.out;
+  EXPECT_TRUE(nlohmann::json::parse(json.out)["bubble"].is_null()) << json.out;
+}
+
+}  // namespace
+}  // namespace tessera
