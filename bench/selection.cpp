@@ -29,7 +29,7 @@ bool take_listing(std::vector<std::string>& words) {
   std::erase_if(words, [&](const std::string& word) {
     if (!word.starts_with(kFlag)) return false;
     const std::string value = word.substr(kFlag.size());
-    if (value != "" && value != "=true" && value != "=false")
+    if (!value.empty() && value != "=true" && value != "=false")
       throw Error(fmt::format("{}: expected true or false, found '{}'", kFlag, value.substr(1)));
     lists = value != "=false";
     return true;
