@@ -1,7 +1,7 @@
 // The command `bench`: the microbenchmarks.
 #include "app/commands.h"
 #include "app/output.h"
-#include "bench/op_bench.h"
+#include "bench/run.h"
 #include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
@@ -13,8 +13,7 @@ int run_bench(const BenchOptions& o) {
   const Device device = value_named<Device>(kDeviceNames, o.device).value();
   check_device(device);
   check_threads(cpu::threads() - 1);
-  bench::run_benchmarks(
-      o.words, [&] { return rank_arena(device, 0); }, print);
+  bench::run_benchmarks(o.words, device, print);
   return 0;
 }
 

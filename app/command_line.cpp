@@ -41,11 +41,15 @@ constexpr const char* kDataExamples =
 
 constexpr const char* kBenchExamples =
     "Examples:\n"
-    "  tessera bench                                   all operations, forward and backward, fp32 and bf16\n"
-    "  tessera bench --benchmark_filter=norm/.*fp32    some of them\n"
-    "  tessera bench --device cuda                     larger problems, on a GPU\n"
-    "The other flags are Google Benchmark's. Share is of the time that the bytes or the arithmetic must take at the "
-    "machine's measured ceilings.";
+    "  tessera bench --benchmark_filter=^op/                          operations, forward and backward\n"
+    "  tessera bench --benchmark_filter=op/attention.*fp32            some of them\n"
+    "  tessera bench --benchmark_filter=collective/all_reduce/direct  by size: bandwidth, latency, bytes\n"
+    "  mpirun -n 2 tessera bench --benchmark_filter=collective        beside MPI's own\n"
+    "  tessera bench --benchmark_filter=strategy/zero-3/fp32/2        a step beside one rank's\n"
+    "  tessera bench --benchmark_filter=schedule/zb-h1/4/8            a pipeline's bubble\n"
+    "  tessera bench --benchmark_list_tests                           all names\n"
+    "  tessera bench --device cuda                                    on GPUs, where operations are larger\n"
+    "The other flags are Google Benchmark's. docs/measurements.md says how to read the rows.";
 
 constexpr const char* kReportExamples =
     "Examples:\n"
@@ -151,8 +155,8 @@ void add_data(CLI::App& app, DatasetOptions& o) {
 }
 
 void add_bench(CLI::App& app, BenchOptions& o) {
-  CLI::App* b = app.add_subcommand("bench", "Time every operation beside the machine's measured ceilings");
-  add(b, "--device", "where operations run: cpu|cuda [cpu]",
+  CLI::App* b = app.add_subcommand("bench", "Time operations, collectives, strategies and schedules");
+  add(b, "--device", "where rows run: cpu|cuda [cpu]",
       [&o](const std::string& t) { o.device = parse_choice("--device", t, "cpu|cuda"); });
   b->prefix_command();  // the words behind are Google Benchmark's
   b->footer(kBenchExamples);

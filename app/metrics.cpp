@@ -14,15 +14,9 @@
 #include "data/files.h"
 #include "data/json.h"
 #include "tensor/error.h"
+#include "train/median.h"
 
 namespace tessera {
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 double median_rate(std::vector<double> rates) {
   constexpr size_t kWarmupSteps = 5;

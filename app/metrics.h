@@ -21,8 +21,6 @@ struct KeptRecords {
 };
 KeptRecords records_until(std::string_view file, int64_t step, const std::string& what);
 
-// The middle value, the upper one of two; 0 where there is none.
-double median(std::vector<double> values);
 // Of the tokens per second of a run's steps: the median, without the first steps where there are more, which touch
 // memory for the first time and compile kernels.
 double median_rate(std::vector<double> rates);

@@ -167,7 +167,7 @@ part_4() {
   plain_memory 30
   bench strategies 200 strategies --models gpt2 --batch 32 --rounds 1 --steps 10 --limit 30
   finish
-  step ops 90 "$build/bin/tessera" bench --device cuda --benchmark_filter=bf16 --benchmark_min_time=0.1
+  step ops 90 "$build/bin/tessera" bench --device cuda "--benchmark_filter=^op/.*bf16" --benchmark_min_time=0.1
 }
 
 pack_up() {

@@ -135,7 +135,7 @@ bench ways "Ways of one rank"
 bench kernels "Kernels of a queued step"
 bench strategies "Strategies, ranks sharing the card"
 bench curve "Loss beside the CPU's"
-part ops "Ops" "$build/bin/tessera" bench --device cuda
+part ops "Ops" "$build/bin/tessera" bench --device cuda --benchmark_filter=^op/
 bench pytorch "Training beside PyTorch"
 ((${#failed[@]} == 0)) || die "failed: ${failed[*]}; the report is $report, with the logs in $report.tar.gz" 1
 echo "the report is $report, with the logs in $report.tar.gz"

@@ -106,7 +106,7 @@ def ops(bench):
     """What stands in for ncu where it may not be used: each op of the op table by itself, in bf16."""
     try:
         print("The ops by themselves, in bf16, by events:\n\n```\n" + bench.runner.run(
-            "ops", [bench.options.binary, "bench", "--device", "cuda", "--benchmark_filter=bf16", "--benchmark_min_time=0.05"],
+            "ops", [bench.options.binary, "bench", "--device", "cuda", "--benchmark_filter=^op/.*bf16", "--benchmark_min_time=0.05"],
             bench.options.limit).rstrip() + "\n```")
     except Failed as e:
         print(f"ops: {bench.failed('ops', e)}\n\n```\n{e.out.rstrip()}\n```")

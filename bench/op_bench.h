@@ -1,21 +1,26 @@
-// The microbenchmarks of `tessera bench`: every op of the op table, forward and backward, under Google Benchmark.
+// The group `op/`: every op of the op table, forward and backward.
+//
+//   op/matmul/forward/fp32
 //
 // Each row gives the bytes that the op must move at least (operands and results, once), the arithmetic of its products,
 // and `share`: of the time that the slower of the two would take at the machine's measured ceilings.
 #pragma once
 #include <functional>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
-#include "tensor/arena.h"
+#include "bench/row.h"
+#include "tensor/device.h"
 
 namespace tessera::bench {
 
-// Runs with the words behind `bench` (Google Benchmark's flags), where the arenas that `make` makes lie: on a GPU with
-// larger problems, and the time until it is done. `print` gets what is for standard output. Throws Error (usage) for a
-// word that it does not know and for a filter that matches nothing, and OutputError.
-void run_benchmarks(const std::vector<std::string>& words, const std::function<ArenaPtr()>& make,
-                    const std::function<void(std::string_view)>& print);
+struct OpRows {
+  std::vector<Row> rows;
+  // Measures the ceilings, unless they were: "ceiling_fp32" and what it is, for each dtype that `wanted` has rows of.
+  std::function<std::vector<std::pair<std::string, std::string>>(const std::vector<Row>& wanted)> ceilings;
+};
+
+OpRows op_rows(Device device);
 
 }  // namespace tessera::bench

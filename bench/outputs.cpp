@@ -29,6 +29,15 @@ std::unique_ptr<benchmark::BenchmarkReporter> reporter(const std::string& format
   return std::make_unique<benchmark::ConsoleReporter>(benchmark::ConsoleReporter::OO_None);
 }
 
+// The field has another name since version 1.8.
+template <class Run>
+std::string error_of(const Run& row) {
+  if constexpr (requires { row.error_message; })
+    return row.error_message;
+  else
+    return row.skip_message;
+}
+
 }  // namespace
 
 OutputChoice take_output_choice(std::vector<std::string>& words) {
@@ -45,8 +54,9 @@ OutputChoice take_output_choice(std::vector<std::string>& words) {
   return out;
 }
 
-Outputs::Outputs(const OutputChoice& choice, Print print)
+Outputs::Outputs(const OutputChoice& choice, Print print, std::function<Rows()> last)
     : choice_(choice),
+      last_(std::move(last)),
       printed_(std::move(print)),
       shown_(&printed_),
       display_(benchmark::CreateDefaultDisplayReporter()) {
@@ -62,12 +72,25 @@ bool Outputs::ReportContext(const Context& context) {
   return (!file_ || file_->ReportContext(context)) && display_->ReportContext(context);
 }
 
+// A row has our name, without Google Benchmark's words about how it was timed.
 void Outputs::ReportRuns(const std::vector<Run>& rows) {
+  Rows named = rows;
+  for (Run& row : named) {
+    benchmark::BenchmarkName& name = row.run_name;
+    name.min_time = name.iterations = name.time_type = "";
+    if (first_error_.empty() && !error_of(row).empty()) first_error_ = name.str() + ": " + error_of(row);
+  }
+  show(named);
+}
+
+void Outputs::show(const Rows& rows) {
+  if (rows.empty()) return;
   display_->ReportRuns(rows);
   if (file_) file_->ReportRuns(rows);
 }
 
 void Outputs::Finalize() {
+  show(last_());
   display_->Finalize();
   if (file_) file_->Finalize();
 }

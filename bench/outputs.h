@@ -26,13 +26,17 @@ OutputChoice take_output_choice(std::vector<std::string>& words);
 
 class Outputs final : public benchmark::BenchmarkReporter {
  public:
-  // After benchmark::Initialize(), which knows how the rows are to be shown.
-  Outputs(const OutputChoice& choice, Print print);
+  using Rows = std::vector<Run>;
+  // After benchmark::Initialize(), which knows how the rows are to be shown. `last` gives rows to show after all
+  // others.
+  Outputs(const OutputChoice& choice, Print print, std::function<Rows()> last);
   bool ReportContext(const Context& context) override;
   void ReportRuns(const std::vector<Run>& rows) override;
   void Finalize() override;
   // Throws OutputError.
   void write_file() const;
+  // What was wrong in the first row that had an error; empty: in none.
+  const std::string& first_error() const { return first_error_; }
 
  private:
   class Printed final : public std::streambuf {
@@ -47,7 +51,11 @@ class Outputs final : public benchmark::BenchmarkReporter {
     Print print_;
   };
 
+  void show(const Rows& rows);
+
   OutputChoice choice_;
+  std::function<Rows()> last_;
+  std::string first_error_;
   Printed printed_;
   std::ostream shown_;
   std::ostringstream written_;

@@ -105,10 +105,9 @@ void Communicator::perform(const Call& call, Algorithm algorithm, double request
 }
 
 void Communicator::run(const Call& call, const std::vector<Tensor>& held, Algorithm algorithm) {
-  if (worker_ && !worker_->idle())
-    start(call, held, algorithm).wait();  // after what was started before
-  else
-    perform(call, algorithm, now());
+  if (worker_ && !worker_->idle()) return start(call, held, algorithm).wait();  // after what was started before
+  const HeldUpSpan span(held_up_);
+  perform(call, algorithm, now());
 }
 
 Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
@@ -130,7 +129,7 @@ Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorith
       throw;
     }
   });
-  return Pending(std::move(done), std::move(until_waited));
+  return Pending(std::move(done), std::move(until_waited), held_up_);
 }
 
 // On this thread, since the order in which work is captured is that of the calls. What waits makes the rank's stream
@@ -237,6 +236,7 @@ void Communicator::send(const Tensor& x, int to, int tag) {
   Call call = whole(Op::send, x);
   call.root = checked(call, to);
   if (to == rank()) complain(call, "a rank cannot send to itself");
+  const HeldUpSpan span(held_up_);
   observed(call, now(), [&] {
     Memory(call).send(*transport_, to, tag, call.in, call.bytes());
     return call.bytes();
@@ -247,6 +247,7 @@ void Communicator::recv(const Tensor& x, int from, int tag) {
   Call call = whole(Op::recv, x);
   call.root = checked(call, from);
   if (from == rank()) complain(call, "a rank cannot receive from itself");
+  const HeldUpSpan span(held_up_);
   observed(call, now(), [&] {
     Memory(call).recv(*transport_, from, tag, call.out, call.bytes());
     return 0;
@@ -288,6 +289,7 @@ void Communicator::sum(std::span<double> x) { over_ranks(x, Reduction::sum); }
 std::unique_ptr<Communicator> Communicator::split(int color, int key, std::string axis) {
   auto made = std::make_unique<Communicator>(transport_->split(color, key), std::move(axis), algorithm_);
   made->set_trace(trace_);
+  made->set_held_up(held_up_);
   if (flight_) made->set_flight(flight_);
   return made;
 }

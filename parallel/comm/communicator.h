@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "parallel/comm/algorithms.h"
+#include "parallel/comm/held_up.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
@@ -46,16 +47,18 @@ using OpCounts = std::array<OpCount, kOps>;
 class [[nodiscard]] Pending {
  public:
   Pending() = default;  // nothing to wait for
-  explicit Pending(std::future<void> done, std::vector<Tensor> held = {})
-      : done_(std::move(done)), held_(std::move(held)) {}
+  explicit Pending(std::future<void> done, std::vector<Tensor> held = {}, HeldUp* held_up = nullptr)
+      : done_(std::move(done)), held_(std::move(held)), held_up_(held_up) {}
   void wait() {
     const std::vector<Tensor> until_done = std::exchange(held_, {});
+    const HeldUpSpan span(held_up_);
     if (done_.valid()) done_.get();
   }
 
  private:
   std::future<void> done_;
   std::vector<Tensor> held_;
+  HeldUp* held_up_ = nullptr;
 };
 
 class Communicator {
@@ -124,6 +127,9 @@ class Communicator {
   void count_again(const OpCounts& more);
   // Every communication from now on is noted there too (null: no more). The trace must outlive the communicator.
   void set_trace(Trace* trace) { trace_ = trace; }
+  // Where it is added how long this rank's own thread is held up from now on (null: nowhere), also by groups that are
+  // split from this one. It must outlive them.
+  void set_held_up(HeldUp* held_up) { held_up_ = held_up; }
 
   // The same of a flight, also of waits, and of groups that are split from this one.
   void set_flight(std::shared_ptr<Flight> flight);
@@ -153,6 +159,7 @@ class Communicator {
   Algorithm algorithm_;
   OpCounts counts_{};
   Trace* trace_ = nullptr;
+  HeldUp* held_up_ = nullptr;
   std::shared_ptr<Flight> flight_;
   int flight_axis_ = 0;
   std::shared_ptr<CommWorker> worker_;  // of the transport, or made by the first start_...()

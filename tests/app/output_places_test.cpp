@@ -36,7 +36,7 @@ class OutputPlacesTest : public test::ProgramTest {
   }
 };
 
-const std::string kRows = "bench --benchmark_filter=^gelu/forward/fp32 --benchmark_min_time=0.001 ";
+const std::string kRows = "bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=0.001 ";
 
 TEST_F(OutputPlacesTest, ADeviceIsWrittenTo) {
   const std::string null = "null", full = "full";
@@ -115,7 +115,7 @@ TEST_F(OutputPlacesTest, TemporaryNamesAreNotReused) {
 TEST_F(OutputPlacesTest, BenchWritesItsRowsOrFails) {
   const Ran r = run(kRows + "--benchmark_out=rows.json");
   ASSERT_EQ(r.status, 0) << r.err;
-  EXPECT_NE(r.out.find("gelu/forward/fp32"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("op/gelu/forward/fp32"), std::string::npos) << r.out;
   const auto rows = nlohmann::json::parse(read_file(path("rows.json")));
   EXPECT_EQ(rows.at("benchmarks").size(), 1U);
   EXPECT_TRUE(rows.at("context").contains("ceiling_fp32")) << rows;

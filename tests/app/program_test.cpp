@@ -204,7 +204,7 @@ TEST_F(ProgramTest, AFullStandardOutputIsStatus6) {
   EXPECT_EQ(full("--help"), 6);
   EXPECT_EQ(full("generate run --tokens 5 --prompt Line"), 6);
   EXPECT_EQ(full("data text.txt"), 6);
-  EXPECT_EQ(full("bench --benchmark_filter=^gelu/forward/fp32 --benchmark_min_time=0.001"), 6);
+  EXPECT_EQ(full("bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=0.001"), 6);
   EXPECT_EQ(full("train " + kSmall + " --format json --out full"), 6);
 }
 

@@ -1,12 +1,12 @@
 // One call of MPI.
-#include "bench/main/mpi_reference.h"
+#include "bench/mpi_reference.h"
 
 #include <mpi.h>
 
-namespace tessera {
+namespace tessera::bench {
 
 void mpi_all_reduce_out_of_place(const float* in, float* out, int64_t count) {
   MPI_Allreduce(in, out, static_cast<int>(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
-}  // namespace tessera
+}  // namespace tessera::bench

@@ -1,0 +1,202 @@
+// The collectives and how they are timed.
+#include "bench/collective_bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <string_view>
+#include <thread>
+
+#include "bench/mpi_reference.h"
+#include "parallel/comm/backends.h"
+#include "train/device.h"
+#include "train/median.h"
+#include "train/names.h"
+
+namespace tessera::bench {
+namespace {
+
+constexpr int kRounds = 9;
+constexpr auto kAll = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root};
+constexpr auto kCut = {Algorithm::direct, Algorithm::ring, Algorithm::root};
+constexpr auto kPairs = {Algorithm::direct, Algorithm::tree};
+constexpr auto kDirect = {Algorithm::direct};
+
+// The memory of a row: the whole array, this rank's piece inside it, and as much again.
+struct Arrays {
+  Arrays(const ArenaPtr& arena, DType dtype, int64_t count, const Communicator& world)
+      : whole(Tensor::zeros({count}, dtype, arena)),
+        piece(whole.narrow(0, count / world.size() * world.rank(), count / world.size())),
+        other(Tensor::zeros({count}, dtype, arena)) {}
+  Tensor whole, piece, other;
+};
+
+struct Collective {
+  std::string_view name;
+  std::initializer_list<Algorithm> algorithms;
+  bool native;           // MPI and NCCL have one of their own
+  double bus_numerator;  // busbw / algbw, times n / (n - 1) where `cut`
+  bool cut;              // each rank has a part of the result or of the work
+  // Bytes that all ranks send together, over S / n.
+  int64_t (*volume)(int64_t n, bool through_root);
+  void (*call)(Communicator& world, const Arrays& at);
+
+  double bus_factor(double n) const { return bus_numerator * (cut ? (n - 1) / n : 1); }
+};
+
+int64_t others(int64_t n, bool) { return (n - 1) * n; }
+int64_t half(int64_t n, bool through_root) { return (n - 1) * (through_root ? n + 1 : n); }
+int64_t shares(int64_t n, bool) { return n - 1; }
+
+const Collective kCollectives[] = {
+    {"all_reduce", kAll, true, 2, true, [](int64_t n, bool) { return 2 * (n - 1) * n; },
+     [](Communicator& w, const Arrays& at) { w.all_reduce(at.whole); }},
+    {"reduce_scatter", kCut, true, 1, true, half,
+     [](Communicator& w, const Arrays& at) { w.reduce_scatter(at.whole, at.piece); }},
+    {"all_gather", kCut, true, 1, true, half,
+     [](Communicator& w, const Arrays& at) { w.all_gather(at.piece, at.whole); }},
+    {"broadcast", kPairs, true, 1, false, others, [](Communicator& w, const Arrays& at) { w.broadcast(at.whole, 0); }},
+    {"reduce", kPairs, true, 1, false, others, [](Communicator& w, const Arrays& at) { w.reduce(at.whole, 0); }},
+    {"gather", kDirect, false, 1, true, shares,
+     [](Communicator& w, const Arrays& at) { w.gather(at.piece, at.whole, 0); }},
+    {"scatter", kDirect, false, 1, true, shares,
+     [](Communicator& w, const Arrays& at) { w.scatter(at.whole, at.piece, 0); }},
+    {"all_to_all", kDirect, false, 1, true, others,
+     [](Communicator& w, const Arrays& at) { w.all_to_all(at.whole, at.other); }},
+    {"send_recv", kDirect, false, 1, false, [](int64_t n, bool) { return n * n; },
+     [](Communicator& w, const Arrays& at) {
+       w.send(at.whole, (w.rank() + 1) % w.size());
+       w.recv(at.other, (w.rank() + w.size() - 1) % w.size());
+     }},
+};
+
+int64_t sent_by(const Communicator& world) {
+  int64_t sent = 0;
+  for (const OpCount& op : world.counts()) sent += op.sent;
+  return sent;
+}
+
+struct Timed {
+  double seconds = 0;  // of a call: the median over rounds, by the slowest rank
+  double sent = 0;     // bytes in a call, by all ranks
+};
+// Every rank calls it.
+template <class F>
+Timed timed(Communicator& world, Arena& arena, int64_t calls, const F& call) {
+  const int64_t rounds = std::min<int64_t>(kRounds, calls), repeats = std::max<int64_t>(1, calls / kRounds);
+  std::vector<double> seconds;
+  double sent = 0;
+  for (int64_t round = -1; round < rounds; ++round) {
+    world.barrier();
+    const int64_t before = sent_by(world);
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < repeats; ++i) call();
+    if (arena.device() == Device::cuda) world.wait_for_gpu(arena, "a benchmark");
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    sent += static_cast<double>(sent_by(world) - before);
+    const double slowest = world.max(took.count());
+    if (round >= 0) seconds.push_back(slowest / static_cast<double>(repeats));
+  }
+  return {median(seconds), world.sum(sent) / static_cast<double>((rounds + 1) * repeats)};
+}
+
+struct Case {
+  const Collective* collective;
+  Algorithm algorithm;
+  bool reference = false;  // MPI's own from one array to another
+  DType dtype = DType::float32;
+  int64_t bytes = 0;
+  Place place = {};
+  size_t family = 0;
+};
+
+// S is `bytes`, or a little less where that is no multiple of the ranks.
+Measured measure(const Case& c, Families& families, Communicator& world, int64_t calls) {
+  const int64_t n = world.size(), count = c.bytes / size_of(c.dtype) / n * n;
+  const ArenaPtr arena =
+      c.place.device == Device::cuda ? rank_arena(Device::cuda, world.rank_here()) : world.make_arena();
+  const Arrays arrays(arena, c.dtype, count, world);
+  world.set_algorithm(c.algorithm);
+  const Timed found = timed(world, *arena, calls, [&] {
+    if constexpr (kWithMpi)
+      if (c.reference)
+        return mpi_all_reduce_out_of_place(arrays.whole.data<float>(), arrays.other.data<float>(), count);
+    c.collective->call(world, arrays);
+  });
+  world.set_algorithm(Algorithm::direct);
+  const auto size = static_cast<double>(count * size_of(c.dtype));
+  Measured m{.seconds = found.seconds};
+  m.add("bytes", size);
+  m.add("algbw", size / m.seconds);
+  m.add("busbw", c.collective->bus_factor(static_cast<double>(n)) * size / m.seconds);
+  if (!c.reference)  // MPI does not say what it sends
+    m.add_sent(found.sent, size / static_cast<double>(n) *
+                               static_cast<double>(c.collective->volume(n, c.algorithm == Algorithm::root)));
+  if (world.rank() > 0) return m;
+  std::vector<Sample>& samples = families[c.family].samples;
+  std::erase_if(samples, [&](const Sample& s) { return s.bytes == size; });  // of a guess at the number of calls
+  samples.push_back({size, m.seconds});
+  return m;
+}
+
+// What a place has besides the algorithms over messages. On GPUs NCCL adds in an order of its own, and no other.
+std::vector<Case> ways(const Collective& collective, Backend backend) {
+  std::vector<Case> out;
+  if (backend != Backend::nccl)
+    for (const Algorithm a : collective.algorithms) out.push_back({&collective, a});
+  if (backend != Backend::threads && collective.native) out.push_back({&collective, Algorithm::native});
+  if (backend == Backend::mpi && collective.name == "all_reduce") out.push_back({&collective, Algorithm::direct, true});
+  return out;
+}
+
+// As many calls in a round as take a while, and not too long.
+int64_t usual_calls(int64_t bytes) { return kRounds * std::clamp<int64_t>((32 << 20) / bytes, 1, 2000); }
+
+void add_family(const Place& place, Backend backend, int ranks, Case c, Families& families,
+                std::vector<RankRow>& rows) {
+  if (c.reference && c.dtype != DType::float32) return;  // MPI has no type for it
+  const std::string name =
+                        fmt::format("collective/{}/{}/{}/{}", c.collective->name,
+                                    c.reference ? "mpi-out-of-place" : name_of(c.algorithm), text_of(backend), ranks),
+                    end = c.dtype == DType::float32 ? "" : fmt::format("/{}", text_of(c.dtype));
+  c.place = place;
+  c.family = families.size();
+  families.push_back({name + end, c.collective->bus_factor(ranks)});
+  for (const int64_t bytes : {1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20}) {
+    if (bytes > 16 << 20 && c.dtype != DType::float32) break;  // which says no more, and takes long
+    c.bytes = bytes;
+    rows.push_back(
+        {.name = fmt::format("{}/{}{}", name, bytes, end),
+         .ranks = ranks,
+         .measure = [c, &families](Communicator& world, int64_t calls) { return measure(c, families, world, calls); },
+         .iterations = usual_calls(bytes),
+         .backend = backend,
+         .unit = benchmark::kMicrosecond});
+  }
+}
+
+}  // namespace
+
+std::vector<RankRow> collective_rows(const Place& place, Families& families) {
+  std::vector<int> thread_ranks{2};  // and 4 and 8 where each has a processor
+  for (const int n : {4, 8})
+    if (static_cast<unsigned>(n) <= std::thread::hardware_concurrency()) thread_ranks.push_back(n);
+  std::vector<RankRow> rows;
+  const auto add = [&](Backend backend, const std::vector<int>& ranks) {
+    for (const int n : ranks)
+      for (const Collective& collective : kCollectives)
+        for (Case c : ways(collective, backend))
+          for (const DType dtype : {DType::float32, DType::bfloat16}) {
+            c.dtype = dtype;
+            add_family(place, backend, n, c, families, rows);
+          }
+  };
+  add(place.backend(), place.ranks(thread_ranks));
+  if (kWithNccl && !place.processes() && place.device == Device::cuda && gpu_count() > 1)
+    add(Backend::nccl, {gpu_count()});
+  return rows;
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,239 @@
+// The rows of `tessera bench` as a user sees them: their names, that their figures go together, and that what was sent
+// is what the closed forms say.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "bench/fit.h"
+#include "bench/ranks.h"
+#include "bench/selection.h"
+#include "parallel/comm/backends.h"
+#include "parallel/comm/held_up.h"
+#include "tests/app/program.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+using test::Ran;
+
+class BenchTest : public test::ProgramTest {
+ protected:
+  // The rows of a filter, each made as few times as can be.
+  json rows(const std::string& filter, const std::string& before = "", const std::string& more = "") {
+    const Ran r = run(
+        "bench --benchmark_format=json --benchmark_min_time=0.0001 '--benchmark_filter=" + filter + "'" + more, before);
+    EXPECT_EQ(r.status, 0) << filter << ": " << r.err;
+    return r.status == 0 ? json::parse(r.out).at("benchmarks") : json::array();
+  }
+  static double number(const json& row, const std::string& counter) {
+    EXPECT_TRUE(row.contains(counter)) << row.at("name") << " has no " << counter;
+    return row.value(counter, -1.0);
+  }
+  static double seconds(const json& row) {
+    return row.at("real_time").get<double>() * (row.at("time_unit") == "ms" ? 1e-3 : 1e-6);
+  }
+};
+
+TEST_F(BenchTest, RowsAreNamedByGroup) {
+  const Ran r = run("bench --benchmark_list_tests");
+  ASSERT_EQ(r.status, 0) << r.err;
+  std::set<std::string> names;
+  std::istringstream lines(r.out);
+  const std::regex pattern(
+      "op/[a-z_ ]+/(forward|backward)/(fp32|bf16)|collective/[a-z_]+/[a-z-]+/threads/[0-9]+/[0-9]+(/bf16)?|"
+      "strategy/[a-z0-9+-]+/(fp32|bf16)/[0-9]+|schedule/[a-z0-9-]+/[0-9]+/[0-9]+");
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_TRUE(names.insert(line).second) << line << " is there twice";
+    EXPECT_TRUE(std::regex_match(line, pattern)) << line;
+  }
+  for (const char* name :
+       {"op/matmul/backward/bf16", "collective/all_reduce/direct/threads/2/1048576",
+        "collective/all_reduce/ring/threads/2/1024/bf16", "collective/reduce_scatter/root/threads/2/65536",
+        "collective/broadcast/tree/threads/2/1024", "collective/send_recv/direct/threads/2/1024",
+        "strategy/one-rank/fp32/1", "strategy/zero-3/fp32/2", "strategy/ps-async/bf16/4", "strategy/tp+sp/bf16/2",
+        "strategy/pp-zb-v/fp32/2", "strategy/dp2+tp2/fp32/4", "schedule/zb-h1/4/8", "schedule/naive/2/2"})
+    EXPECT_TRUE(names.contains(name)) << name;
+}
+
+TEST_F(BenchTest, AFilterThatMatchesNothingIsRefusedInEveryGroup) {
+  for (const std::string name : {"op/matmul/sideways", "collective/all_reduce/direct/threads/2/7$",
+                                 "strategy/zero-4/fp32/2", "schedule/zb-h1/4/9"})
+    expect_failure("bench '--benchmark_filter=" + name + "'", 2, "no benchmark matches the filter '" + name + "'");
+  expect_failure("bench '--benchmark_filter=op/('", 2, "expected a regular expression, found 'op/('");
+}
+
+TEST(BenchSelection, ReadsAFilterAsGoogleBenchmarkDoes) {
+  EXPECT_TRUE(bench::Selection("").has("op/add"));
+  EXPECT_TRUE(bench::Selection("all").has("op/add"));
+  EXPECT_TRUE(bench::Selection("^op/(add|mul)$").has("op/mul"));
+  EXPECT_FALSE(bench::Selection("^op/(add|mul)$").has("op/multiply"));
+  EXPECT_TRUE(bench::Selection("-add").has("op/mul"));
+  EXPECT_FALSE(bench::Selection("-add").has("op/add"));
+}
+
+// Of two ranks: (bus bandwidth over algorithm bandwidth, bytes that all ranks send over the array's).
+const std::map<std::string, std::pair<double, double>> kOfTwo = {
+    {"all_reduce", {1, 2}},  {"reduce_scatter", {0.5, 1}}, {"all_gather", {0.5, 1}},
+    {"broadcast", {1, 1}},   {"reduce", {1, 1}},           {"gather", {0.5, 0.5}},
+    {"scatter", {0.5, 0.5}}, {"all_to_all", {0.5, 1}},     {"send_recv", {1, 2}}};
+
+void expect_collective(const json& row, double bus_factor, double volume) {
+  const std::string name = row.at("name");
+  const double bytes = row.at("bytes"), algbw = row.at("algbw"), time = row.at("real_time").get<double>() * 1e-6;
+  EXPECT_NEAR(algbw * time, bytes, 1e-6 * bytes) << name;
+  EXPECT_NEAR(row.at("busbw").get<double>(), bus_factor * algbw, 1e-6 * algbw) << name;
+  EXPECT_NEAR(row.at("sent").get<double>(), volume * bytes, 1e-6 * volume * bytes) << name;
+  EXPECT_EQ(row.at("sent"), row.at("sent_expected")) << name;
+}
+
+TEST_F(BenchTest, CollectivesSendWhatTheClosedFormsSay) {
+  const json all = rows("collective/.*/threads/2/1024");
+  EXPECT_EQ(all.size(), 2U * (4 + 3 + 3 + 2 + 2 + 4));  // each in two dtypes
+  for (const json& row : all) {
+    const std::string name = row.at("name"), operation = name.substr(11, name.find('/', 11) - 11);
+    const bool detour = name.find("/root/") != std::string::npos && operation != "all_reduce";
+    const auto [bus_factor, volume] = kOfTwo.at(operation);
+    EXPECT_EQ(row.at("bytes"), 1024);
+    expect_collective(row, bus_factor, detour ? 1.5 * volume : volume);
+  }
+}
+
+TEST_F(BenchTest, SizesAreFittedByALatencyAndABandwidth) {
+  const json all = rows("all_reduce/direct/threads/2/(1024|65536|1048576)$");
+  ASSERT_EQ(all.size(), 4U) << all;
+  const json& fit = all.back();
+  EXPECT_EQ(fit.at("name"), "collective/all_reduce/direct/threads/2/fit");
+  EXPECT_NEAR(number(fit, "latency_s"), fit.at("real_time").get<double>() * 1e-6, 1e-12);
+  EXPECT_EQ(number(fit, "busbw"), number(fit, "algbw"));
+  EXPECT_GE(number(fit, "worst_error"), 0);
+  EXPECT_EQ(rows("all_reduce/direct/threads/2/(1024|65536)$").size(), 2U);  // nothing to fit
+}
+
+TEST(BenchFit, RecoversALatencyAndABandwidth) {
+  std::vector<bench::Sample> samples;
+  for (const double bytes : {1024.0, 65536.0, 1048576.0, 16777216.0}) samples.push_back({bytes, 3e-6 + bytes / 5e9});
+  const auto exact = bench::fit(samples);
+  ASSERT_TRUE(exact);
+  EXPECT_NEAR(exact->latency, 3e-6, 1e-12);
+  EXPECT_NEAR(exact->bytes_per_s, 5e9, 1);
+  EXPECT_NEAR(exact->worst, 0, 1e-9);
+  for (size_t i = 0; i < samples.size(); ++i) samples[i].seconds *= i % 2 == 0 ? 1.1 : 0.9;
+  const auto near = bench::fit(samples);  // small sizes count as much as large ones
+  ASSERT_TRUE(near);
+  EXPECT_NEAR(near->latency, 3e-6, 0.6e-6);
+  EXPECT_NEAR(near->bytes_per_s, 5e9, 1e9);
+  EXPECT_GT(near->worst, 0.02);
+}
+
+TEST(BenchFit, HasNoLatencyBelowNothingAndNoneOfTwoSizes) {
+  const auto steep = bench::fit({{1e3, 1e-7}, {1e4, 1e-5}, {1e5, 1e-3}});
+  ASSERT_TRUE(steep);
+  EXPECT_EQ(steep->latency, 0);
+  EXPECT_FALSE(bench::fit({{1e3, 1e-6}, {1e6, 1e-3}, {1e6, 2e-3}}));
+  EXPECT_FALSE(bench::fit({{1e3, 1e-3}, {1e4, 1e-4}, {1e5, 1e-5}}));  // the larger, the faster
+}
+
+TEST(BenchRow, HasAnErrorWhereItSentSomethingElse) {
+  bench::Measured same, other;
+  same.add_sent(4096, 4096);
+  EXPECT_EQ(same.error, "");
+  other.add_sent(4096, 2048);
+  EXPECT_EQ(other.error, "4096 bytes were sent in an iteration; by the closed form it is 2048");
+}
+
+// A rank is held up by one that comes late, but not while it computes beside what it has started.
+TEST(BenchHeldUp, CountsWhatHoldsUpARanksOwnThread) {
+  constexpr auto kLate = std::chrono::milliseconds(100);
+  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
+    HeldUp blocking, beside;
+    const Tensor x = Tensor::zeros({1024}, DType::float32, world.make_arena());
+    const bool late = world.rank() == 1;
+    const std::unique_ptr<Communicator> apart = world.split(0, world.rank(), "apart");  // from which nobody hears
+    world.set_held_up(&blocking);
+    const std::unique_ptr<Communicator> inner = world.split(0, world.rank(), "inner");
+    apart->barrier();
+    if (late) std::this_thread::sleep_for(kLate);
+    inner->all_reduce(x);
+    apart->barrier();
+    world.set_held_up(&beside);
+    if (late) std::this_thread::sleep_for(kLate);
+    Pending sum = world.start_all_reduce(x);
+    if (!late) std::this_thread::sleep_for(4 * kLate);
+    sum.wait();
+    if (late) return;
+    EXPECT_GT(blocking.seconds(), 0.05);
+    EXPECT_LT(beside.seconds(), 0.05);
+  });
+}
+
+TEST_F(BenchTest, StrategiesAreOneRankBesideWhatTheySendAndHold) {
+  const json all = rows("strategy/(one-rank/fp32/1|zero-3/bf16/2|tp/fp32/2|ps-async/fp32/2|pp2.dp2/fp32/4)$");
+  ASSERT_EQ(all.size(), 5U);
+  for (const json& row : all) {
+    const std::string name = row.at("name");
+    const bool alone = name.ends_with("/1"), asynchronous = name.find("async") != std::string::npos;
+    EXPECT_NEAR(number(row, "tokens/s") * seconds(row), 12 * 64, 1e-3) << name;
+    EXPECT_EQ(row.at("sent"), row.at("sent_expected")) << name;
+    EXPECT_EQ(number(row, "sent") == 0, alone) << name;
+    EXPECT_NEAR(number(row, "peak_bytes"), number(row, "peak_expected"), 0.02 * number(row, "peak_expected")) << name;
+    EXPECT_GT(number(row, alone ? "of_plain_loop" : "of_one_rank"), 0) << name;
+    EXPECT_GT(number(row, alone ? "peak_of_plain_loop" : "peak_of_one_rank"), 0) << name;
+    EXPECT_EQ(row.contains("exposed_s"), !asynchronous) << name;
+    if (asynchronous) continue;
+    EXPECT_EQ(number(row, "exposed_s") > 0, !alone) << name;
+  }
+}
+
+TEST_F(BenchTest, SchedulesAreSimulatedReplayedAndMeasured) {
+  const json all = rows("schedule/(1f1b/2/4|zb-h1/2/4|zb-v/2/2|gpipe/4/4)$");
+  ASSERT_EQ(all.size(), 4U);
+  for (const json& row : all) {
+    const std::string name = row.at("name");
+    const bool split = name.find("/zb-") != std::string::npos, four = name.find("/4/4") != std::string::npos;
+    EXPECT_EQ(row.at("sent"), row.at("sent_expected")) << name;
+    EXPECT_GT(number(row, "bubble_replayed"), 0) << name;
+    EXPECT_LT(number(row, "bubble_replayed"), 1) << name;
+    if (name != "schedule/zb-v/2/2") {
+      EXPECT_NEAR(number(row, "bubble_predicted"), number(row, "bubble_formula"), 1e-9) << name;
+    }
+    EXPECT_GT(number(row, "forward_s"), 0) << name;
+    EXPECT_EQ(row.contains("backward_s"), !split) << name;
+    EXPECT_EQ(row.contains("weight_s"), split) << name;
+    const bool measured = std::thread::hardware_concurrency() >= (four ? 4U : 2U);
+    EXPECT_EQ(row.contains("bubble_measured"), measured) << name;
+    EXPECT_EQ(row.contains("label"), !measured) << name;
+  }
+  EXPECT_EQ(all.at(1).at("name"), "schedule/1f1b/2/4");
+  EXPECT_NEAR(all.at(1).at("bubble_predicted").get<double>(), 1.0 / 5, 1e-9);  // (p - 1) / (m + p - 1)
+}
+
+TEST_F(BenchTest, RanksOfAJobMeasureTogetherAndOnePrints) {
+  if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun here";
+  const std::string mpirun =
+      "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ASAN_OPTIONS=detect_leaks=0 && mpirun "
+      "--oversubscribe --bind-to none -n 2 ";
+  const json all = rows("(all_reduce/(direct|native|mpi-out-of-place)/mpi/2/1024|strategy/ddp/fp32/2)$", mpirun);
+  ASSERT_EQ(all.size(), 4U) << all;
+  for (size_t i = 0; i < 2; ++i) expect_collective(all[i], 1, 2);
+  EXPECT_EQ(all[2].at("name"), "collective/all_reduce/mpi-out-of-place/mpi/2/1024");
+  EXPECT_GT(number(all[2], "algbw"), 0);
+  EXPECT_FALSE(all[2].contains("sent"));  // MPI does not say
+  EXPECT_GT(number(all[3], "of_one_rank"), 0);
+  const Ran nothing = run("bench --benchmark_filter=op/", mpirun);  // those are no rank's
+  EXPECT_NE(nothing.err.find("no benchmark matches the filter 'op/'"), std::string::npos) << nothing.err;
+}
+
+}  // namespace
+}  // namespace tessera
