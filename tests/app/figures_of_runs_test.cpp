@@ -131,8 +131,9 @@ TEST_F(FiguresOfRunsTest, AStepTakesTheTimeThatItTakes) {
 }
 
 TEST_F(FiguresOfRunsTest, RatesOfBenchmarksAreWorkOverTime) {
-  const test::Ran ran = run(
-      "bench --benchmark_filter='^op/(add|scale|matmul|gelu_mlp)/.*' --benchmark_format=json --benchmark_min_time=0.001");
+  const test::Ran ran =
+      run("bench --benchmark_filter='^op/(add|scale|matmul|gelu_mlp)/.*' --benchmark_format=json "
+          "--benchmark_min_time=0.001");
   ASSERT_EQ(ran.status, 0) << ran.err;
   const json all = json::parse(ran.out);
   constexpr double kPlane = 12 * 256 * 384, kProduct = 3'623'878'656;
