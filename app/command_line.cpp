@@ -158,6 +158,14 @@ void add_bench(CLI::App& app, BenchOptions& o) {
   b->footer(kBenchExamples);
 }
 
+void add_plan(CLI::App& app, PlanOptions& o) {
+  CLI::App* p = app.add_subcommand("plan", "Predict time, bytes and memory of plans before they run");
+  add(p, "--cases", "JSONL file of models, plans and machines: one prediction for each line",
+      [&o](const std::string& t) { o.cases = t; });
+  add(p, "--format", "of standard output: text|json [text]",
+      [&o](const std::string& t) { o.format = parse_choice("--format", t, "text|json"); });
+}
+
 void add_report(CLI::App& app, ReportOptions& o) {
   CLI::App* r = app.add_subcommand("report", "Draw a run as one HTML file, or as text: timeline, memory, bytes, loss");
   r->add_option("RUN", o.run, "run directory of a run with --trace")->required()->type_name("");
@@ -180,8 +188,8 @@ void refuse_leftovers(const CLI::App& app, const CLI::App* command) {
   const std::string& word = left.front();
   if (!command && !word.starts_with("-")) {
     for (const CLI::App* c : app.get_subcommands({})) known.push_back(c->get_name());
-    throw Error(fmt::format("unknown command '{}'; expected train, verify, generate, data, bench or report{}", word,
-                            did_you_mean(word, known)));
+    throw Error(fmt::format("unknown command '{}'; expected train, verify, generate, data, bench, plan or report{}",
+                            word, did_you_mean(word, known)));
   }
   const CLI::App* owner = command ? command : &app;
   for (const CLI::Option* option : owner->get_options())
@@ -229,6 +237,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   GenerateOptions generate;
   DatasetOptions data;
   BenchOptions bench;
+  PlanOptions plan;
   ReportOptions report;
   add_run(app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose"), {}, words);
   add_run(app.add_subcommand("verify", "Prove that a plan trains like one rank, and count what it sends and holds"),
@@ -236,6 +245,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   add_generate(app, generate);
   add_data(app, data);
   add_bench(app, bench);
+  add_plan(app, plan);
   add_report(app, report);
   for (CLI::App* c : app.get_subcommands({})) c->allow_extras();
   try {
@@ -266,10 +276,12 @@ Command parse_command_line(int argc, const char* const* argv) {
   }
   refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());
   if (chosen.empty())
-    throw Error("no command given; expected train, verify, generate, data, bench or report (tessera --help says more)");
+    throw Error(
+        "no command given; expected train, verify, generate, data, bench, plan or report (tessera --help says more)");
   if (chosen.front()->get_name() == "train") return train_options(words);
   if (chosen.front()->get_name() == "verify") return verify_options(words);
   if (chosen.front()->get_name() == "generate") return generate;
+  if (chosen.front()->get_name() == "plan") return plan;
   if (chosen.front()->get_name() == "report") return report;
   return data;
 }

@@ -12,7 +12,7 @@ struct Print {
   std::string text;
 };
 using Command =
-    std::variant<TrainOptions, VerifyOptions, GenerateOptions, DatasetOptions, BenchOptions, ReportOptions, Print>;
+    std::variant<TrainOptions, VerifyOptions, GenerateOptions, DatasetOptions, BenchOptions, PlanOptions, ReportOptions, Print>;
 
 // Throws Error (usage) for an unknown command or option, a missing or wrong value; InputError for an unreadable
 // --config.

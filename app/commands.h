@@ -9,6 +9,7 @@ int run_verify(const TrainOptions& options);
 int run_generate(const GenerateOptions& options);
 int run_data(const DatasetOptions& options);
 int run_bench(const BenchOptions& options);
+int run_plan(const PlanOptions& options);
 int run_report(const ReportOptions& options);
 
 // The whole program: parses, runs, and turns what is thrown into one line on standard error and the exit status.
