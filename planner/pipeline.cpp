@@ -19,7 +19,40 @@ double seconds_of(const Simulation& s, bool spans) {
   return longest;
 }
 
+// A rank's passes, and what they leave of so many seconds.
+PipelineTime finished(const Plan& plan, const std::vector<StageTimes>& stages, double seconds,
+                      const std::vector<int>& in_flight) {
+  const std::vector<int> rank = rank_of_stages(plan);
+  PipelineTime out{
+      .seconds = seconds, .busy = std::vector<double>(static_cast<size_t>(plan.pp)), .in_flight = in_flight};
+  double busy = 0;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const StageTimes& t = stages[s];
+    const double backward = splits_backward(plan.schedule) ? t.input + t.weight : t.backward,
+                 all = static_cast<double>(plan.microbatches) * (t.forward + backward);
+    out.busy[static_cast<size_t>(rank[s])] += all;
+    busy += all;
+  }
+  out.bubble = seconds > 0 ? std::max(0.0, 1 - busy / seconds / static_cast<double>(plan.pp)) : 0;
+  return out;
+}
+
 }  // namespace
+
+bool splits_backward(ScheduleKind kind) {
+  return kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_h2 || kind == ScheduleKind::zb_v;
+}
+
+// Stages go around the ranks; of zb-v the second chunk goes back.
+std::vector<int> rank_of_stages(const Plan& plan) {
+  if (!plan.schedule_file.empty()) return schedule_with(plan, plan.microbatches).rank_of_stage;
+  const auto p = static_cast<int>(plan.pp), chosen = static_cast<int>(plan.chunks);
+  const bool back = plan.schedule == ScheduleKind::zb_v;
+  const int chunks = back || (plan.schedule == ScheduleKind::interleaved && chosen == 0) ? 2 : std::max(1, chosen);
+  std::vector<int> out;
+  for (int s = 0; s < p * chunks; ++s) out.push_back(back && s >= p ? 2 * p - 1 - s : s % p);
+  return out;
+}
 
 Schedule schedule_with(const Plan& plan, int64_t microbatches) {
   Plan p = plan;
@@ -46,17 +79,32 @@ PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stag
       seconds = seconds_of(last, spans);
     }
   }
-  PipelineTime out{
-      .seconds = seconds, .busy = std::vector<double>(static_cast<size_t>(p)), .in_flight = last.in_flight};
-  for (size_t s = 0; s < stages.size(); ++s) {
-    const StageTimes& t = stages[s];
-    const double backward = last.schedule.has(Do::I) ? t.input + t.weight : t.backward;
-    out.busy[static_cast<size_t>(last.schedule.rank_of_stage[s])] += static_cast<double>(m) * (t.forward + backward);
+  return finished(plan, stages, seconds, last.in_flight);
+}
+
+PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans) {
+  const auto p = static_cast<double>(plan.pp), m = static_cast<double>(plan.microbatches),
+             n = static_cast<double>(stages.size()), v = n / p;
+  StageTimes mean{.forward = message, .backward = message, .input = message, .weight = 0};
+  for (const StageTimes& t : stages) {
+    mean.forward += t.forward / n, mean.backward += t.backward / n;
+    mean.input += t.input / n, mean.weight += t.weight / n;
   }
-  double busy = 0;
-  for (const double b : out.busy) busy += b;
-  out.bubble = seconds > 0 ? 1 - busy / seconds / static_cast<double>(p) : 0;
-  return out;
+  const double stagger = spans ? 0 : (p - 1) * mean.forward;
+  double idle = (p - 1) * (mean.forward + mean.backward), most = m * v;
+  if (plan.schedule == ScheduleKind::naive) idle *= m, most = 1;
+  if (plan.schedule == ScheduleKind::zb_h1) idle = (p - 1) * std::max(0.0, mean.forward + mean.input - mean.weight);
+  if (plan.schedule == ScheduleKind::zb_h2 || plan.schedule == ScheduleKind::zb_v) idle = stagger;
+  if (plan.schedule == ScheduleKind::zb_h2) most = std::min(m, 2 * p - 1);
+  if (plan.schedule == ScheduleKind::zb_h1 || plan.schedule == ScheduleKind::zb_v) most = std::min(m, p) * v;
+  std::vector<int> in_flight;
+  for (double rank = 0; rank < p; ++rank) {
+    if (plan.schedule == ScheduleKind::one_f_one_b) most = std::min(m, p - rank);
+    if (plan.schedule == ScheduleKind::interleaved) most = std::min(m * v, p * v + p - 1 - 2 * rank);
+    in_flight.push_back(static_cast<int>(most));
+  }
+  const std::vector<double> busy = finished(plan, stages, 0, in_flight).busy;
+  return finished(plan, stages, idle + *std::ranges::max_element(busy), in_flight);
 }
 
 }  // namespace tessera::planner

@@ -14,6 +14,9 @@ struct PipelineTime {
   std::vector<int> in_flight = {};  // the most of each rank, in stages times micro-batches
 };
 
+bool splits_backward(ScheduleKind kind);
+// Known without the schedule.
+std::vector<int> rank_of_stages(const Plan& plan);
 // As the plan says, of any number of micro-batches. Throws FieldError for numbers that do not fit.
 Schedule schedule_with(const Plan& plan, int64_t microbatches);
 
@@ -21,5 +24,7 @@ Schedule schedule_with(const Plan& plan, int64_t microbatches);
 // so (Qi et al. 2024, section 4): then a step takes as long as the longest span of a rank, and not from the first start
 // to the last end.
 PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
+// The same by closed forms (parallel/pipeline/schedules.h), which are of stages that take equally long.
+PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
 
 }  // namespace tessera::planner

@@ -62,7 +62,7 @@ struct Prediction {
 
 // Throws FieldError for a case that cannot be: the field, what was expected and found.
 Prediction predict(const Case& c);
-// The same without a simulation, for a search among many: only step_s, memory and fits, step_s by closed forms.
+// The same in microseconds, for a search: the bubble by its closed form, memory by description, no bytes.
 Prediction estimate(const Case& c);
 
 }  // namespace tessera::planner
