@@ -191,7 +191,8 @@ Prediction predict(const Case& given) {
   const int64_t count = std::ssize(rank_of_stages(c.layout.plan));
   const Stages s = stages_of(c, own ? own_layers(*own) : layers_of_stages(c, count), true);
   Prediction out = time_of(c, s);
-  set_memory(c, own ? own_memory(*own) : described_memory(c, s.pipeline.in_flight), out);
+  const std::vector<MemoryParts> described = described_memory(c, s.pipeline.in_flight);
+  set_memory(c, own ? own_memory(*own).value_or(described) : described, out);
   out.bytes = own ? own_bytes(*own) : described_bytes(c);
   return out;
 }
