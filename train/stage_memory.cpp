@@ -197,8 +197,9 @@ StageMemory after(const StageMemory& four, const StageMemory& five, int64_t laye
 }  // namespace
 
 int64_t handed_bytes(const Job& job) {
-  const PlanSizes s(job);
-  return s.micro_elements() / (s.plan.sp ? s.plan.tp : 1) * s.value;
+  const Plan& p = job.plan;
+  const int64_t tokens = job.optim.batch / (p.dp * p.microbatches) * (job.model.context / p.cp / (p.sp ? p.tp : 1));
+  return tokens * job.model.channels * size_of(data_options(job).dtype);
 }
 
 std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank, bool alike) {
