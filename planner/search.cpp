@@ -1,13 +1,15 @@
 // Bounds first, then simulations.
 #include "planner/search.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
 
 #include "tensor/field_error.h"
+#include "train/names.h"
 
 namespace tessera::planner {
 namespace {
@@ -121,7 +123,12 @@ Answer search_nodes(const Question& q, size_t top, bool whole) {
     if (variants(q, base).empty()) continue;
     nodes.push_back(whole ? Node{base, 0, {}} : node_of(q, base));
   }
-  if (nodes.empty()) throw FieldError("schedule", "cuts the model into more stages or micro-batches than there are");
+  if (nodes.empty())
+    throw FieldError(
+        "schedule",
+        fmt::format("{} cuts the model into more stages than its {} layers, or wants a multiple of the ranks "
+                    "of `pp` as `microbatches`",
+                    text_of(q.fixed.schedule.value_or(ScheduleKind::interleaved)), q.model.layers));
   answer.feasible = static_cast<int64_t>(nodes.size());
   std::ranges::stable_sort(nodes, {}, &Node::bound);
   Kept kept(top);
