@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace tessera::planner {
 namespace {
@@ -74,29 +75,39 @@ PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stag
   return finished(plan, stages, seconds, after.in_flight);
 }
 
+// The slowest rank is busy all the time but while the pipeline fills and drains; where backward passes are whole, a
+// message and its answer hold up every p micro-batches.
 PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans) {
   const auto p = static_cast<double>(plan.pp), m = static_cast<double>(plan.microbatches),
-             n = static_cast<double>(stages.size()), v = n / p;
-  StageTimes mean{.forward = message, .backward = message, .input = message, .weight = 0};
-  for (const StageTimes& t : stages) {
-    mean.forward += t.forward / n, mean.backward += t.backward / n;
-    mean.input += t.input / n, mean.weight += t.weight / n;
-  }
-  const double stagger = spans ? 0 : (p - 1) * mean.forward;
-  double idle = (p - 1) * (mean.forward + mean.backward), most = m * v;
-  if (plan.schedule == ScheduleKind::naive) idle *= m, most = 1;
-  if (plan.schedule == ScheduleKind::zb_h1) idle = (p - 1) * std::max(0.0, mean.forward + mean.input - mean.weight);
-  if (plan.schedule == ScheduleKind::zb_h2 || plan.schedule == ScheduleKind::zb_v) idle = stagger;
-  if (plan.schedule == ScheduleKind::zb_h2) most = std::min(m, 2 * p - 1);
-  if (plan.schedule == ScheduleKind::zb_h1 || plan.schedule == ScheduleKind::zb_v) most = std::min(m, p) * v;
+             v = static_cast<double>(stages.size()) / p;
+  const ScheduleKind kind = plan.schedule;
+  double most = m * v;  // in flight
+  if (kind == ScheduleKind::naive) most = 1;
+  if (kind == ScheduleKind::zb_h2) most = std::min(m, 2 * p - 1);
+  if (kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_v) most = std::min(m, p) * v;
   std::vector<int> in_flight;
   for (double rank = 0; rank < p; ++rank) {
-    if (plan.schedule == ScheduleKind::one_f_one_b) most = std::min(m, p - rank);
-    if (plan.schedule == ScheduleKind::interleaved) most = std::min(m * v, p * v + p - 1 - 2 * rank);
+    if (kind == ScheduleKind::one_f_one_b) most = std::min(m, p - rank);
+    if (kind == ScheduleKind::interleaved) most = std::min(m * v, p * v + p - 1 - 2 * rank);
     in_flight.push_back(static_cast<int>(most));
   }
   const std::vector<double> busy = finished(plan, stages, 0, in_flight).busy;
-  return finished(plan, stages, idle + *std::ranges::max_element(busy), in_flight);
+  StageTimes all{.forward = 0, .backward = 0, .input = 0, .weight = 0};  // for one micro-batch
+  for (const StageTimes& t : stages) all.forward += t.forward, all.input += t.input, all.weight += t.weight;
+  const double slowest = *std::ranges::max_element(busy), passes = std::accumulate(busy.begin(), busy.end(), 0.0) / m,
+               others = passes - slowest / m, share = (p - 1) / p, way = 2 * (p - 1) * message;
+  // Of few micro-batches: there and back through all stages, the turn for each.
+  const double turns = all.forward + all.input + (m - 1) * (stages.back().forward + stages.back().input),
+               stagger = spans ? 0 : share * all.forward / v;
+  double seconds = slowest + others + way;
+  if (kind == ScheduleKind::naive) seconds = m * (passes + way);
+  if (kind == ScheduleKind::one_f_one_b) seconds = slowest + others + m * 2 * share * message;
+  if (kind == ScheduleKind::interleaved) seconds = slowest + others / v + way;
+  if (kind == ScheduleKind::zb_h1)
+    seconds = slowest + share * std::max(0.0, all.forward + all.input - all.weight) + way;
+  if (kind == ScheduleKind::zb_h2 || kind == ScheduleKind::zb_v) seconds = slowest + stagger + way / 2;
+  if (splits_backward(kind)) seconds = std::max(seconds, turns + stages[0].weight + way);
+  return finished(plan, stages, plan.pp == 1 ? slowest : seconds, in_flight);
 }
 
 }  // namespace tessera::planner

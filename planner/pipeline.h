@@ -24,7 +24,7 @@ Schedule schedule_with(const Plan& plan, int64_t microbatches);
 // so (Qi et al. 2024, section 4): then a step takes as long as the longest span of a rank, and not from the first start
 // to the last end.
 PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
-// The same by closed forms (parallel/pipeline/schedules.h), which are of stages that take equally long.
+// The same by closed forms (parallel/pipeline/schedules.h), within a few percent.
 PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
 
 }  // namespace tessera::planner

@@ -197,11 +197,11 @@ Prediction predict(const Case& given) {
   return out;
 }
 
-Prediction estimate(const Case& given) {
-  const Case c = checked_case(given);
-  const Stages s = stages_of(c, layers_of_stages(c, std::ssize(rank_of_stages(c.layout.plan))), false);
+Prediction by_description(const Case& c, const std::vector<int64_t>& layers, bool simulated) {
+  const Stages s = stages_of(c, layers, simulated);
   Prediction out = time_of(c, s);
   set_memory(c, described_memory(c, s.pipeline.in_flight), out);
+  if (simulated) out.bytes = described_bytes(c);
   return out;
 }
 
