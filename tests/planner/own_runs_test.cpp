@@ -1,6 +1,7 @@
 // What is said of Tessera's own runs, beside what verify then counts.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 
@@ -70,10 +71,10 @@ TEST(OwnRuns, AreAsVerifyCountsThem) {
     ASSERT_EQ(p.memory.size(), static_cast<size_t>(job.plan.pp));
     const size_t alike = r.peak.size() / p.memory.size();
     for (size_t stage = 0; stage < p.memory.size(); ++stage) {
-      int64_t peak = 0;
-      for (size_t k = 0; k < alike; ++k) peak = std::max(peak, r.expected_peak[stage * alike + k]);
-      EXPECT_EQ(p.memory[stage].peak(), static_cast<double>(peak)) << plan << ", stage " << stage;
-      const HeldBytes& held = r.held[stage * alike];
+      const auto first = r.expected_peak.begin() + static_cast<int64_t>(stage * alike);
+      const auto fullest = std::max_element(first, first + static_cast<int64_t>(alike));
+      EXPECT_EQ(p.memory[stage].peak(), static_cast<double>(*fullest)) << plan << ", stage " << stage;
+      const HeldBytes& held = r.held[static_cast<size_t>(fullest - r.expected_peak.begin())];
       EXPECT_EQ(p.memory[stage].parameters, static_cast<double>(held.parameters)) << plan;
       EXPECT_EQ(p.memory[stage].gradients, static_cast<double>(held.gradients)) << plan;
       EXPECT_EQ(p.memory[stage].optimizer, static_cast<double>(held.optimizer)) << plan;

@@ -77,15 +77,6 @@ TEST(Predict, BetterHardwareIsNeverSlowerAndTwiceTheBatchNeverMoreThanTwice) {
   }
 }
 
-// By closed forms what the simulation says, but for uneven ends and messages.
-TEST(Predict, EstimatesAreNear) {
-  for (uint64_t trial = 0; trial < 100; ++trial) {
-    const Case c = drawn(trial);
-    EXPECT_NEAR(estimate(c).step_s / predict(c).step_s, 1, 0.35) << trial;
-    EXPECT_EQ(estimate(c).parts.compute, predict(c).parts.compute);
-  }
-}
-
 std::string refusal(const std::string& model, const std::string& plan, const std::string& rest = "") {
   const std::string text = R"({"model":{"layers":4,"channels":64,"heads":4,"vocab":100,"context":64)" + model +
                            R"(},"plan":{)" + plan + R"(},"hardware":)" + (rest.empty() ? R"("h100")" : rest) + "}";
