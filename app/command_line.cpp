@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "app/option_values.h"
+#include "app/plan_line.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -56,8 +57,6 @@ constexpr const char* kReportExamples =
     "  tessera train --trace --pp 2 --microbatches 6 --out runs/mine   a run that leaves a timeline\n"
     "  tessera report runs/mine                        draws it: runs/mine/report.html, for any browser";
 
-using Words = std::vector<std::pair<std::string, std::string>>;  // option name, text
-
 std::string help_of(const OptionInfo& info, const std::string& value) {
   std::string text(info.help);
   if (!info.choices.empty()) text += fmt::format(": {}", info.choices);
@@ -73,11 +72,11 @@ bool is_of_verify(std::string_view name) {
   return std::ranges::find(others, name) == others.end();
 }
 
-// A command that takes the options of a run; of verify not all.
+// A command that takes the options of a run; of verify and plan not all.
 void add_run(CLI::App* train, const TrainOptions& defaults, Words& words) {
-  const bool verify = train->get_name() == "verify";
+  const std::string command = train->get_name();
   for_each_option(defaults, [&]<class T>(const OptionInfo& info, const T& field) {
-    if (verify && !is_of_verify(info.name)) return;
+    if ((command == "verify" && !is_of_verify(info.name)) || (command == "plan" && !is_of_plan(info.name))) return;
     const std::string name(info.name), shown = "--" + name;
     if constexpr (std::is_same_v<T, bool>) {
       train
@@ -99,6 +98,7 @@ void add_run(CLI::App* train, const TrainOptions& defaults, Words& words) {
         value = field;
       else if constexpr (std::is_arithmetic_v<T>)
         value = fmt::format("{}", field);
+      if (command == "plan" && is_searched(name)) value.clear();
       train
           ->add_option_function<std::string>(
               shown, [&words, name](const std::string& text) { words.emplace_back(name, text); }, help_of(info, value))
@@ -106,7 +106,7 @@ void add_run(CLI::App* train, const TrainOptions& defaults, Words& words) {
           ->type_name("");
     }
   });
-  train->footer(verify ? kVerifyExamples : kTrainExamples);
+  train->footer(command == "verify" ? kVerifyExamples : kTrainExamples);
 }
 
 // An option of a command other than train: its words go to `set`.
@@ -184,8 +184,8 @@ void refuse_leftovers(const CLI::App& app, const CLI::App* command) {
   const std::string& word = left.front();
   if (!command && !word.starts_with("-")) {
     for (const CLI::App* c : app.get_subcommands({})) known.push_back(c->get_name());
-    throw Error(fmt::format("unknown command '{}'; expected train, verify, generate, data, bench or report{}", word,
-                            did_you_mean(word, known)));
+    throw Error(fmt::format("unknown command '{}'; expected train, verify, generate, data, bench, plan or report{}",
+                            word, did_you_mean(word, known)));
   }
   const CLI::App* owner = command ? command : &app;
   for (const CLI::Option* option : owner->get_options())
@@ -233,6 +233,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   GenerateOptions generate;
   DatasetOptions data;
   BenchOptions bench;
+  PlanOptions plan;
   ReportOptions report;
   add_run(app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose"), {}, words);
   add_run(app.add_subcommand("verify", "Prove that a plan trains like one rank, and count what it sends and holds"),
@@ -240,6 +241,9 @@ Command parse_command_line(int argc, const char* const* argv) {
   add_generate(app, generate);
   add_data(app, data);
   add_bench(app, bench);
+  CLI::App* planning = app.add_subcommand("plan", "Choose a layout for a model and a machine before anything runs");
+  add_run(planning, plan_defaults(), words);
+  add_plan(*planning, plan);
   add_report(app, report);
   for (CLI::App* c : app.get_subcommands({})) c->allow_extras();
   try {
@@ -270,10 +274,15 @@ Command parse_command_line(int argc, const char* const* argv) {
   }
   refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());
   if (chosen.empty())
-    throw Error("no command given; expected train, verify, generate, data, bench or report (tessera --help says more)");
+    throw Error(
+        "no command given; expected train, verify, generate, data, bench, plan or report (tessera --help says more)");
   if (chosen.front()->get_name() == "train") return train_options(words);
   if (chosen.front()->get_name() == "verify") return verify_options(words);
   if (chosen.front()->get_name() == "generate") return generate;
+  if (chosen.front()->get_name() == "plan") {
+    set_words(plan, words);
+    return plan;
+  }
   if (chosen.front()->get_name() == "report") return report;
   return data;
 }

@@ -1,6 +1,7 @@
 // The commands. Each returns the exit status; failures are thrown.
 #pragma once
 #include "app/options.h"
+#include "app/plan_options.h"
 
 namespace tessera {
 
@@ -9,6 +10,7 @@ int run_verify(const TrainOptions& options);
 int run_generate(const GenerateOptions& options);
 int run_data(const DatasetOptions& options);
 int run_bench(const BenchOptions& options);
+int run_plan(const PlanOptions& options);
 int run_report(const ReportOptions& options);
 
 // The whole program: parses, runs, and turns what is thrown into one line on standard error and the exit status.

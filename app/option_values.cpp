@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "app/config_file.h"
+#include "data/config_file.h"
 #include "data/files.h"
 #include "data/utf8.h"
 #include "tensor/error.h"

@@ -28,6 +28,7 @@ int run(const Command& command) {
     throw Error(
         fmt::format("the job has {} ranks; expected one: only train, verify and bench share their work", job->ranks));
   if (const auto* generate = std::get_if<GenerateOptions>(&command)) return run_generate(*generate);
+  if (const auto* plan = std::get_if<PlanOptions>(&command)) return run_plan(*plan);
   if (const auto* report = std::get_if<ReportOptions>(&command)) return run_report(*report);
   return run_data(std::get<DatasetOptions>(command));
 }

@@ -34,8 +34,8 @@ std::vector<std::string> literals_of(const std::string& text) {
 }
 
 std::string says_an_option(const Source& source) {
-  static const std::set<std::string> libraries{"tensor", "autograd", "nn",     "optim", "parallel",
-                                               "models", "train",    "verify", "data"};
+  static const std::set<std::string> libraries{"tensor", "autograd", "nn",      "optim",  "parallel",
+                                               "models", "train",    "planner", "verify", "data"};
   static const std::regex option("--[a-z]");
   if (!source.is_code() || !libraries.contains(source.folder())) return "";
   for (const std::string& literal : literals_of(source.text))

@@ -1,5 +1,5 @@
 // Cuts lines into keys and values; JSON's parser says what a value is.
-#include "app/config_file.h"
+#include "data/config_file.h"
 
 #include <fmt/format.h>
 

@@ -1,0 +1,75 @@
+// Hardware by name, from files and from JSON.
+#include "planner/hardware.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "planner/fields.h"
+#include "tensor/field_error.h"
+
+namespace tessera::planner {
+namespace {
+
+// attention_flash2_flops, attention_flash2_half_tokens: of a kernel.
+bool take_attention(Hardware& h, const std::string& key, const nlohmann::json& value) {
+  const std::string begin = "attention_", flops = "_flops", half = "_half_tokens";
+  if (!key.starts_with(begin)) return false;
+  for (const std::string& end : {flops, half})
+    if (key.ends_with(end) && key.size() > begin.size() + end.size()) {
+      AttentionRate& rate = h.attention[key.substr(begin.size(), key.size() - begin.size() - end.size())];
+      take(key.c_str(), value, end == flops ? rate.flops : rate.half_tokens);
+      return true;
+    }
+  return false;
+}
+
+}  // namespace
+
+const std::vector<std::string>& hardware_names() {
+  static const std::vector<std::string> names = names_of(hardware_files());
+  return names;
+}
+
+Hardware hardware_named(std::string_view name) {
+  const File& file = file_named(hardware_files(), name, "hardware");
+  Hardware h = hardware_from_file(file.text, std::string(name) + ".toml");
+  h.name = name;
+  return h;
+}
+
+Hardware hardware_from_file(std::string_view text, const std::string& path) {
+  return hardware_from_json(json_of_file(text, path));
+}
+
+Hardware hardware_from_json(const nlohmann::json& object) {
+  Hardware h;
+  if (const auto base = object.find("base"); base != object.end()) {
+    std::string name;
+    take("base", *base, name);
+    h = hardware_named(name);
+  }
+  for (const auto& [key, value] : object.items()) {
+    bool known = key == "base" || take_attention(h, key, value);
+    for_each_field_of_hardware(h, [&, &key = key, &value = value](const char* name, auto& field) {
+      if (key != name) return;
+      take(name, value, field);
+      known = true;
+    });
+    if (!known) throw FieldError(key, "no field of hardware");
+  }
+  check(h);
+  return h;
+}
+
+void check(const Hardware& h) {
+  for_each_field_of_hardware(h, [](const std::string& name, auto value) {
+    const bool may_be_zero = name.ends_with("_s") == name.ends_with("bytes_per_s") ? false : true;
+    if (!(static_cast<double>(value) > 0 || (may_be_zero && value == 0)) || !std::isfinite(static_cast<double>(value)))
+      if (name != "processors" && name != "reserved_bytes" && name != "contention")
+        throw FieldError(name, fmt::format("expected more than 0, found {}", value));
+  });
+}
+
+}  // namespace tessera::planner

@@ -1,0 +1,226 @@
+// Bounds first, then simulations.
+#include "planner/search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "planner/estimate.h"
+#include "tensor/field_error.h"
+#include "train/names.h"
+
+namespace tessera::planner {
+namespace {
+
+constexpr size_t kSimulated = 50;  // of the best by closed forms
+// Of Tessera's runs, whose memory a dry run tells and a description roughly: how far that may be from it, how many
+// plans have one, and are looked at besides because they may fit, or fit with room.
+constexpr double kRoughly = 0.1, kRoomy = 0.15;
+constexpr size_t kDryRuns = 4, kBesides = 20;
+constexpr double kSlack = 0.98;  // times a bound: closed forms are that near to simulations
+
+using Kind = std::tuple<int64_t, int64_t, int64_t, int64_t, ZeroStage>;  // pp, dp, cp, tp, ZeRO
+
+Kind kind_of(const Layout& l) { return {l.plan.pp, l.plan.dp, l.plan.cp, l.plan.tp, l.plan.zero}; }
+
+// Of plans that take equally long the one with less in it comes first.
+auto order_of(const Candidate& c) {
+  const Plan& p = c.layout.plan;
+  return std::tuple(c.prediction.step_s, p.zero, p.sp, p.recompute, p.schedule, p.chunks, p.cp_mode, p.pp, p.tp);
+}
+bool is_before(const Candidate& a, const Candidate& b) { return order_of(a) < order_of(b); }
+
+// A base with the bound of its variants.
+struct Node {
+  Layout base;
+  double bound = 0;
+  Candidate smallest;  // what of it needs the least memory
+};
+
+// The times of a schedule without a bubble and of a shared update bound those of all others.
+Node node_of(Estimator& estimate, const Question& q, const Layout& base) {
+  const bool shared = base.plan.dp * base.plan.cp > 1;
+  Layout quick = base, small = base;
+  if (!q.fixed.schedule && base.plan.pp > 1) quick.plan.schedule = ScheduleKind::zb_h2;
+  if (!q.fixed.zero && shared) quick.plan.zero = ZeroStage::one, small.plan.zero = ZeroStage::three;
+  const double bound = std::min(estimate(quick).step_s, estimate(base).step_s);
+  return {base, bound, {small, estimate(small)}};
+}
+
+// The candidates that are kept: some best ones, and the best of each kind.
+class Kept {
+ public:
+  Kept(size_t size, size_t kinds) : size_(size), kinds_(kinds) {}
+
+  void add(Candidate c) {
+    const Kind kind = kind_of(c.layout);
+    if (const auto found = of_kinds_.find(kind); found == of_kinds_.end())
+      of_kinds_.emplace(kind, c);
+    else if (is_before(c, found->second))
+      found->second = c;
+    if (best_.size() == size_ && !is_before(c, best_.back())) return;
+    best_.insert(std::ranges::upper_bound(best_, c, is_before), std::move(c));
+    if (best_.size() > size_) best_.pop_back();
+  }
+  // Whether a plan that takes at least this long could still be kept.
+  bool wants(double seconds) const {
+    if (best_.size() < size_ || seconds < best_.back().prediction.step_s) return true;
+    size_t faster = 0;
+    for (const auto& [kind, c] : of_kinds_) faster += c.prediction.step_s <= seconds ? 1 : 0;
+    return faster < kinds_;
+  }
+  void give(std::vector<Candidate>& to) const {
+    std::vector<Candidate> all = best_, others;
+    for (const auto& [kind, c] : of_kinds_) others.push_back(c);
+    std::ranges::sort(others, is_before);
+    others.resize(std::min(others.size(), 2 * kinds_));
+    all.insert(all.end(), others.begin(), others.end());
+    for (Candidate& c : all)
+      if (std::ranges::none_of(to, [&](const Candidate& t) { return t.layout == c.layout; }))
+        to.push_back(std::move(c));
+  }
+
+ private:
+  size_t size_, kinds_;
+  std::vector<Candidate> best_ = {};
+  std::map<Kind, Candidate> of_kinds_ = {};
+};
+
+// Of each kind what is nearest to fitting.
+class TooLarge {
+ public:
+  void add(const Candidate& c) {
+    const auto [found, is_new] = of_kinds_.emplace(kind_of(c.layout), c);
+    if (!is_new && c.prediction.over_bytes < found->second.prediction.over_bytes) found->second = c;
+  }
+  std::vector<Candidate> nearest(size_t most) const {
+    std::vector<Candidate> out;
+    for (const auto& [kind, c] : of_kinds_) out.push_back(c);
+    std::ranges::sort(out, {}, [](const Candidate& c) { return c.prediction.over_bytes; });
+    out.resize(std::min(out.size(), most));
+    return out;
+  }
+
+ private:
+  std::map<Kind, Candidate> of_kinds_ = {};
+};
+
+// Of candidates by time the first of each kind that fits; where these are fewer than asked for, the next ones too.
+class Ranking {
+ public:
+  Ranking(const Question& q, bool own, TooLarge& too_large) : q_(q), own_(own), too_large_(too_large) {}
+
+  std::vector<Candidate> of(std::vector<Candidate> all, size_t top) {
+    std::ranges::sort(all, is_before);
+    std::vector<const Candidate*> rest;
+    std::map<Kind, bool> seen;
+    for (const Candidate& c : all) {
+      if (out_.size() == top) break;
+      const Kind kind = kind_of(c.layout);
+      if (seen[kind])
+        rest.push_back(&c);
+      else
+        seen[kind] = take(c);
+    }
+    for (const Candidate* c : rest)
+      if (out_.size() < top) take(*c);
+    std::ranges::sort(out_, is_before);
+    return std::move(out_);
+  }
+
+ private:
+  // What decides how far a description is from a dry run.
+  using Memory = std::tuple<Recompute, ScheduleKind, bool, bool>;
+
+  bool take(Candidate c) {
+    const Plan& p = c.layout.plan;
+    const Memory memory{p.recompute, p.schedule, p.tp > 1, p.zero == ZeroStage::three};
+    if (own_) correct(c.prediction, ratios_.contains(memory) ? ratios_[memory] : 1);
+    const bool hopeless = c.prediction.over_bytes > kRoughly / 2 * q_.hardware.memory_bytes;
+    if (!own_ || (dry_runs_ < kDryRuns && !hopeless) || (out_.empty() && !hopeless)) {
+      const double described = peak(c.prediction);
+      c.prediction = predict(case_of(q_, c.layout));
+      c.described = false;
+      ratios_[memory] = peak(c.prediction) / described * (ratios_.contains(memory) ? ratios_[memory] : 1);
+      ++dry_runs_;
+    }
+    const bool fits = c.prediction.fits;
+    fits ? out_.push_back(std::move(c)) : too_large_.add(c);
+    return fits;
+  }
+  static double peak(const Prediction& p) { return p.memory[p.fullest].peak(); }
+  void correct(Prediction& p, double ratio) const {
+    const double over = ratio * peak(p) - (q_.hardware.memory_bytes - q_.hardware.reserved_bytes);
+    for (MemoryParts& m : p.memory) m.activations += (ratio - 1) * m.peak();
+    p.over_bytes = std::max(0.0, over);
+    p.fits = over <= 0;
+  }
+
+  const Question& q_;
+  bool own_;
+  TooLarge& too_large_;
+  size_t dry_runs_ = 0;
+  std::map<Memory, double> ratios_ = {};
+  std::vector<Candidate> out_ = {};
+};
+
+// Looks at all nodes; where not `whole`, only as long as they can be among the best.
+Answer search_nodes(const Question& q, size_t top, bool whole) {
+  Answer answer;
+  Estimator estimate(q);
+  const bool own = estimate.is_of_tessera();
+  const double allowed = own ? kRoughly * q.hardware.memory_bytes : 0;
+  const auto may_fit = [&](const Candidate& c) { return c.prediction.over_bytes <= allowed; };
+  const auto is_roomy = [&](const Candidate& c) {
+    return c.prediction.memory[c.prediction.fullest].peak() < (1 - kRoomy) * q.hardware.memory_bytes;
+  };
+  std::vector<Node> nodes;
+  for (const Layout& base : bases(q))
+    if (!variants(q, base).empty()) nodes.push_back(whole ? Node{base, 0, {}} : node_of(estimate, q, base));
+  if (nodes.empty())
+    throw FieldError("schedule",
+                     fmt::format("{} cuts the model into more stages than its {} layers, or wants a multiple of the "
+                                 "ranks of `pp` as `microbatches`",
+                                 text_of(q.fixed.schedule.value_or(ScheduleKind::interleaved)), q.model.layers));
+  answer.feasible = std::ssize(nodes);
+  std::ranges::stable_sort(nodes, {}, &Node::bound);
+  Kept kept(kSimulated, top), tight(kBesides, 0), roomy(kBesides, top);
+  TooLarge too_large;
+  std::vector<Candidate> simulated;
+  for (const Node& node : nodes) {
+    if (!whole && !kept.wants(kSlack * node.bound) && !(own && roomy.wants(kSlack * node.bound))) break;
+    if (!whole && !may_fit(node.smallest)) {
+      too_large.add(node.smallest);
+      continue;
+    }
+    for (const Layout& layout : variants(q, node.base)) {
+      ++answer.estimated;
+      Candidate c{layout, whole ? estimate.simulated(layout) : estimate(layout)};
+      if (!may_fit(c))
+        too_large.add(c);
+      else if (whole)
+        simulated.push_back(std::move(c));
+      else
+        (!c.prediction.fits ? tight : own && is_roomy(c) ? roomy : kept).add(std::move(c));
+    }
+  }
+  if (!whole) {
+    for (const Kept* some : {&kept, &tight, &roomy}) some->give(simulated);
+    for (Candidate& c : simulated) c.prediction = estimate.simulated(c.layout);
+  }
+  answer.simulated = std::ssize(simulated);
+  answer.best = Ranking(q, own, too_large).of(std::move(simulated), top);
+  answer.too_large = too_large.nearest(top);
+  return answer;
+}
+
+}  // namespace
+
+Answer search(const Question& q, size_t top) { return search_nodes(q, top, false); }
+
+Answer search_all(const Question& q, size_t top) { return search_nodes(q, top, true); }
+
+}  // namespace tessera::planner
