@@ -76,7 +76,7 @@ std::vector<int64_t> own_layers(const Job& job) {
 std::optional<std::vector<MemoryParts>> own_memory(const Job& job) {
   std::vector<RankMemory> ranks;
   try {
-    ranks = memory_of_ranks(job);
+    ranks = memory_of_ranks(job, true);
   } catch (const OutOfMemory&) {  // more addresses than an arena has
     return {};
   }
