@@ -3,7 +3,7 @@
 #include <string>
 #include <variant>
 
-#include "app/options.h"
+#include "app/plan_options.h"
 
 namespace tessera {
 
@@ -11,8 +11,8 @@ namespace tessera {
 struct Print {
   std::string text;
 };
-using Command =
-    std::variant<TrainOptions, VerifyOptions, GenerateOptions, DatasetOptions, BenchOptions, PlanOptions, ReportOptions, Print>;
+using Command = std::variant<TrainOptions, VerifyOptions, GenerateOptions, DatasetOptions, BenchOptions, PlanOptions,
+                             ReportOptions, Print>;
 
 // Throws Error (usage) for an unknown command or option, a missing or wrong value; InputError for an unreadable
 // --config.

@@ -1,6 +1,7 @@
 // The commands. Each returns the exit status; failures are thrown.
 #pragma once
 #include "app/options.h"
+#include "app/plan_options.h"
 
 namespace tessera {
 

@@ -1,0 +1,19 @@
+// From options to what the planner is asked.
+#pragma once
+#include <string>
+
+#include "app/plan_options.h"
+#include "planner/search.h"
+
+namespace tessera {
+
+struct PlanQuestion {
+  planner::Question question;
+  std::string model;  // what the user calls it
+};
+
+// Throws Error (usage) in the words of the options, or that names the file, for what cannot be; InputError for a file
+// that cannot be read.
+PlanQuestion question_of(const PlanOptions& options);
+
+}  // namespace tessera
