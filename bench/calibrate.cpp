@@ -44,7 +44,7 @@ void exchange(Exchange what, Communicator& world, const Tensor& x, const Tensor&
 }  // namespace
 
 // Each size in turn in every round, so that a machine that is slow for a moment is slow for all; the median counts.
-planner::Link measure_exchange(Exchange what, const Calibration& how, Communicator& world) {
+planner::LinkCost measure_exchange(Exchange what, const Calibration& how, Communicator& world) {
   constexpr std::array<int64_t, 6> kBytes = {256, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20};
   std::vector<std::vector<double>> seconds(kBytes.size());
   const ArenaPtr arena = world.make_arena();
@@ -100,7 +100,7 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
   for (const int ranks : {2, 4, 8})
     on(ranks, 1, [&](Communicator& world) {
       for (size_t e = 0; e < planner::kExchangeNames.size(); ++e) {
-        const planner::Link link = measure_exchange(static_cast<Exchange>(e), how, world);
+        const planner::LinkCost link = measure_exchange(static_cast<Exchange>(e), how, world);
         if (world.rank() == 0) m.links[e][ranks] = link;
       }
     });

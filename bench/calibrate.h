@@ -23,6 +23,6 @@ planner::Machine calibrate(const planner::Identity& identity, const Calibration&
 
 // The parts of it. Every rank of `world` calls them at a time; rank 0's figures are the result.
 planner::Machine::Costs measure_kernels(DType dtype, const Calibration& how, Communicator& world);
-planner::Link measure_exchange(planner::Exchange exchange, const Calibration& how, Communicator& world);
+planner::LinkCost measure_exchange(planner::Exchange exchange, const Calibration& how, Communicator& world);
 
 }  // namespace tessera::bench

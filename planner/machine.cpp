@@ -58,7 +58,7 @@ double Machine::seconds(Kernel kernel, const Sizes& sizes, DType dtype, int64_t 
 double Machine::seconds(Exchange exchange, int64_t ranks, double bytes) const {
   if (ranks < 2) return 0;
   const auto& measured = links[static_cast<size_t>(exchange)];
-  const auto of = [&](const Link& link) { return link.latency_s + link.s_per_byte * bytes; };
+  const auto of = [&](const LinkCost& link) { return link.latency_s + link.s_per_byte * bytes; };
   const auto above = measured.lower_bound(ranks);
   if (above == measured.end())  // more ranks share the same processors
     return of(measured.rbegin()->second) * static_cast<double>(ranks) / static_cast<double>(measured.rbegin()->first);

@@ -33,9 +33,9 @@ inline constexpr std::array<std::string_view, 3> kCompanyNames = {"alone", "toge
 inline constexpr std::array<std::string_view, 5> kExchangeNames = {"all_reduce", "reduce_scatter", "all_gather",
                                                                    "all_to_all", "send"};
 enum class Exchange : uint8_t { all_reduce, reduce_scatter, all_gather, all_to_all, send };
-struct Link {
+struct LinkCost {
   double latency_s = 0, s_per_byte = 0;
-  bool operator==(const Link&) const = default;
+  bool operator==(const LinkCost&) const = default;
 };
 
 struct Machine {
@@ -44,8 +44,8 @@ struct Machine {
   double copy_bytes_per_s = 0;                     // by all processors, read and written bytes together
   std::array<double, 2> product_flops_per_s = {};  // of 1024^3, by all processors: fp32, bf16
   using Costs = std::array<Cost, kKernels>;
-  std::array<std::array<Costs, 2>, 3> costs = {};                         // [Company][fp32, bf16]
-  std::array<std::map<int64_t, Link>, kExchangeNames.size()> links = {};  // [Exchange][ranks that are threads]
+  std::array<std::array<Costs, 2>, 3> costs = {};                             // [Company][fp32, bf16]
+  std::array<std::map<int64_t, LinkCost>, kExchangeNames.size()> links = {};  // [Exchange][ranks that are threads]
   bool operator==(const Machine&) const = default;
 
   // Seconds of a call where `busy` ranks of `threads` threads work at a time, so many of them may be more than the

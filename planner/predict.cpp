@@ -15,6 +15,8 @@
 #include "planner/layer.h"
 #include "planner/own.h"
 #include "planner/pipeline.h"
+#include "planner/predict_measured.h"
+#include "tensor/field_error.h"
 
 namespace tessera::planner {
 namespace {
@@ -126,9 +128,26 @@ void set_memory(const Case& c, std::vector<MemoryParts> memory, Prediction& out)
   out.largest = largest_of(*fullest);
 }
 
+// A run of ours on a machine that was measured.
+Prediction predict_here(const Case& c, const Job& own) {
+  Prediction out;
+  set_measured_times(c, *c.hardware.measured, out);
+  const LayerTime layer = layer_time(c), head = head_time(c);
+  set_rates(c, {.flops = real(c.model.layers) * layer.flops + head.flops, .again = real(c.model.layers) * layer.again},
+            out);
+  set_memory(c, own_memory(own), out);
+  out.bytes = own_bytes(own);
+  return out;
+}
+
 Prediction predict_checked(const Case& c) {
   const Plan& p = c.layout.plan;
   const std::optional<Job> own = own_job(c);
+  if (c.hardware.measured && !own)
+    throw FieldError("hardware",
+                     "this machine was measured with Tessera's own kernels; expected `software` tessera "
+                     "and a model that it trains");
+  if (c.hardware.measured) return predict_here(c, *own);
   const Schedule few = schedule_with(p, std::min(p.microbatches, 6 * p.pp + p.microbatches % p.pp));
   const std::vector<int64_t> layers = own ? own_layers(*own) : layers_of_stages(c, few.stages);
 

@@ -129,7 +129,7 @@ void Clock::set(Prediction& out) {
 
 Hardware hardware_of(const std::shared_ptr<const Machine>& machine, DType dtype) {
   const auto p = static_cast<double>(machine->identity.processors);
-  const Link link = machine->links[static_cast<size_t>(Exchange::send)].begin()->second;
+  const LinkCost link = machine->links[static_cast<size_t>(Exchange::send)].begin()->second;
   return {.name = "this",
           .peak_flops = machine->product_flops_per_s[dtype == DType::bfloat16 ? 1 : 0] / p,
           .hbm_bytes_per_s = machine->copy_bytes_per_s / p,
@@ -140,18 +140,16 @@ Hardware hardware_of(const std::shared_ptr<const Machine>& machine, DType dtype)
           .inter_bytes_per_s = 1 / link.s_per_byte,
           .intra_latency_s = link.latency_s,
           .inter_latency_s = link.latency_s,
+
           .product_efficiency = 1,
           .memory_efficiency = 1,
-          .link_efficiency = 1,
+          .intra_efficiency = 1,
+          .inter_efficiency = 1,
           .contention = 0,
-          .processors = machine->identity.processors};
+          .processors = machine->identity.processors,
+          .measured = machine};
 }
 
-void set_measured_times(const Case& c, const Machine& machine, Prediction& out) {
-  Clock(c, machine).set(out);
-  const double tokens = static_cast<double>(c.layout.batch()) * static_cast<double>(c.model.context);
-  out.fastest_s = out.slowest_s = out.step_s;
-  out.tokens_per_s = tokens / out.step_s;
-}
+void set_measured_times(const Case& c, const Machine& machine, Prediction& out) { Clock(c, machine).set(out); }
 
 }  // namespace tessera::planner

@@ -11,7 +11,8 @@ namespace tessera::planner {
 // This machine as ranks see it, for products of this type; each has an equal part of the memory.
 Hardware hardware_of(const std::shared_ptr<const Machine>& machine, DType dtype);
 
-// The times of a prediction: all of Prediction that is made of seconds. The type is the one that the software keeps.
+// The times of a prediction: the step, its parts, its stages and the bubble. The type is the one that the software
+// keeps.
 void set_measured_times(const Case& c, const Machine& machine, Prediction& out);
 
 }  // namespace tessera::planner
