@@ -122,7 +122,9 @@ std::string plan_text(const PlanAnswer& a) {
   for (size_t i = 0; i < std::min(kMostAlternatives, r.why_not.size()); ++i)
     out += fmt::format("  - {}: {}\n", to_text(r.why_not[i].layout.plan), r.why_not[i].because);
   out += fmt::format("Weakest assumption: {}\n", r.weakest_assumption);
-  return a.command.empty() ? out : out + "\nRun it:\n  " + a.command + "\n";
+  if (!a.command.empty()) out += "\nRun it:\n  " + a.command + "\n";
+  for (const MeasuredPlan& plan : a.measured) out += "\n" + measured_text(plan);
+  return out;
 }
 
 std::string plan_json_lines(const PlanAnswer& a) {
@@ -130,6 +132,7 @@ std::string plan_json_lines(const PlanAnswer& a) {
   std::string out;
   for (const auto* list : {&a.found.best, &a.found.too_large})
     for (const Candidate& c : *list) out += to_json(case_of(q, c.layout), c.prediction).dump() + "\n";
+  for (const MeasuredPlan& plan : a.measured) out += measured_json(plan).dump() + "\n";
   if (!a.fits()) return out;
   const planner::Recommendation& r = a.recommended;
   nlohmann::ordered_json last = {{"event", "recommendation"}, {"plan", to_json(r.plan.layout)}, {"why", r.why}};

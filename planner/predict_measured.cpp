@@ -128,6 +128,11 @@ void Clock::set(Prediction& out) {
 }  // namespace
 
 Hardware hardware_of(const std::shared_ptr<const Machine>& machine, DType dtype) {
+  // Of heads of 64: seconds of a query for itself, and for each of the keys that it sees, which are half of them.
+  constexpr double kHead = 64;
+  const Cost& attention = machine->costs[static_cast<size_t>(Company::alone)][dtype == DType::bfloat16 ? 1 : 0]
+                                        [static_cast<size_t>(Kernel::attention_forward)];
+  const double query = attention[1] * kHead, key = attention[2] + attention[3] * kHead;
   const auto p = static_cast<double>(machine->identity.processors);
   const LinkCost link = machine->links[static_cast<size_t>(Exchange::send)].begin()->second;
   return {.name = "this",
@@ -146,6 +151,8 @@ Hardware hardware_of(const std::shared_ptr<const Machine>& machine, DType dtype)
           .intra_efficiency = 1,
           .inter_efficiency = 1,
           .contention = 0,
+          .attention = {{"flash2",
+                         {.flops = 4 * kHead / std::max(key, 1e-15), .half_tokens = 2 * query / std::max(key, 1e-15)}}},
           .processors = machine->identity.processors,
           .measured = machine};
 }
