@@ -174,6 +174,10 @@ std::vector<int64_t> chunks_of(const Question& q, const Plan& p) {
 
 }  // namespace
 
+Case case_of(const Question& q, const Layout& layout) {
+  return {.model = q.model, .layout = layout, .hardware = q.hardware, .software = q.software};
+}
+
 std::vector<Layout> bases(const Question& q) {
   Bases made(q);
   std::vector<Layout> out = made.all(q.ranks);

@@ -6,6 +6,7 @@
 
 #include "planner/shared_processors.h"
 #include "planner/step_work.h"
+#include "tensor/field_error.h"
 
 namespace tessera::planner {
 namespace {
@@ -157,6 +158,12 @@ Hardware hardware_of(const std::shared_ptr<const Machine>& machine, DType dtype)
           .measured = machine};
 }
 
-void set_measured_times(const Case& c, const Machine& machine, Prediction& out) { Clock(c, machine).set(out); }
+void set_measured_times(const Case& c, const Machine& machine, Prediction& out) {
+  if (c.software.name != "tessera" || c.model.experts > 0 || c.model.gated != (c.model.positions == Positions::rope))
+    throw FieldError("hardware",
+                     "this machine was measured with Tessera's own kernels; expected `software` tessera and a model "
+                     "that it trains");
+  Clock(c, machine).set(out);
+}
 
 }  // namespace tessera::planner
