@@ -14,8 +14,9 @@
 namespace tessera::bench {
 
 struct Calibration {
-  double seconds_of_case = 0.05;  // spent on each size of a kernel
-  int rounds = 15;                // of each communication
+  double seconds_of_case = 0.05;      // spent on each size of a kernel
+  int rounds = 15;                    // of each communication
+  int64_t bytes = int64_t{24} << 20;  // that a kernel's calls go through in turn: more than caches keep
 };
 // `say` gets lines for people.
 planner::Machine calibrate(const planner::Identity& identity, const Calibration& how,

@@ -1,19 +1,13 @@
-// Timing the kernels of a step.
-#include <algorithm>
-#include <chrono>
-#include <functional>
-#include <memory>
+// The kernels of a step, by the sizes that they are timed at.
+#include <array>
 #include <utility>
 #include <vector>
 
 #include "autograd/ops.h"
-#include "bench/calibrate.h"
+#include "bench/kernel_timer.h"
 #include "models/language_model.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"
-#include "parallel/comm/communicator.h"
-#include "parallel/comm/trace.h"
-#include "tensor/cpu/vectorize.h"
 #include "tensor/random.h"
 
 namespace tessera::bench {
@@ -21,145 +15,9 @@ namespace {
 
 using planner::Kernel;
 using planner::Sizes;
-using planner::Timed;
-
-constexpr int64_t kBeyondCaches = int64_t{24} << 20;  // bytes that are used in turn
-constexpr int64_t kMostCopies = 48;
-
-double now() {
-  if (cpu::threads() == 1) return Trace::processor_now();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// One op, of some sizes: inputs first, then parameters.
-struct Case {
-  Kernel forward, backward;
-  Sizes sizes, backward_sizes;
-  std::vector<Shape> inputs = {}, parameters = {};
-  std::function<Var(std::vector<Var>& in, const std::vector<Var>& weights)> op;
-  bool of_inputs = true, of_parameters = true;  // gradients that are made
-  // Makes the root of the backward pass of the result, in time that does not count.
-  std::function<Var(std::vector<Var>& in, Var result)> root = {};
-};
-
-class Kernels {
- public:
-  Kernels(DType dtype, const Calibration& how, Communicator& world) : dtype_(dtype), how_(how), world_(world) {}
-  planner::Machine::Costs all() {
-    products();
-    attentions();
-    rows();
-    tables();
-    state();
-    planner::Machine::Costs out{};
-    for (size_t k = 0; k < out.size(); ++k) out[k] = planner::fit(timed_[k]);
-    return out;
-  }
-
- private:
-  Tensor drawn(const Shape& shape, DType dtype) const;
-  void time(const Case& c);
-  double repeat(const std::function<double()>& once) const;
-  void note(Kernel kernel, const Sizes& sizes, double seconds) {
-    timed_[static_cast<size_t>(kernel)].push_back({sizes, std::max(seconds, 1e-9)});
-  }
-  void products();
-  void attentions();
-  void rows();
-  void tables();
-  void state();
-
-  DType dtype_;
-  Calibration how_;
-  Communicator& world_;
-  ArenaPtr arena_ = make_arena();
-  std::array<std::vector<Timed>, planner::kKernels> timed_;
-};
-
-Tensor Kernels::drawn(const Shape& shape, DType dtype) const {
-  constexpr int64_t kDrawn = 4096;
-  Tensor out = Tensor::empty({(shape.numel() + kDrawn - 1) / kDrawn, kDrawn}, DType::float32, arena_);
-  const Philox random = Philox::named(1, "calibrate");
-  for (int64_t i = 0; i < kDrawn; ++i) out.data<float>()[i] = random.uniform(static_cast<uint64_t>(i)) - 0.5F;
-  for (int64_t i = 1; i < out.dim(0); ++i) out.select(0, i).copy_from(out.select(0, 0));
-  return out.to(dtype).reshape({-1}).narrow(0, 0, shape.numel()).clone().reshape(shape);
-}
-
-// The median of rounds, as many on every rank.
-double Kernels::repeat(const std::function<double()>& once) const {
-  const auto start = std::chrono::steady_clock::now();
-  once();
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  const double slowest = std::max(world_.max(took.count()), 1e-6);
-  const auto rounds = static_cast<size_t>(std::clamp(how_.seconds_of_case / slowest, 1.0, 50.0));
-  std::vector<double> seconds;
-  while (seconds.size() < rounds) seconds.push_back(once());
-  world_.barrier();
-  std::ranges::nth_element(seconds, seconds.begin() + std::ssize(seconds) / 2);
-  return seconds[seconds.size() / 2];
-}
-
-void Kernels::time(const Case& c) {
-  int64_t bytes = 0;
-  for (const auto* shapes : {&c.inputs, &c.parameters})
-    for (const Shape& shape : *shapes) bytes += 2 * shape.numel() * size_of(dtype_);
-  const int64_t copies = std::clamp<int64_t>(kBeyondCaches / bytes, 2, kMostCopies);
-  struct Set {
-    std::vector<Tensor> inputs;
-    std::vector<Var> weights;
-  };
-  std::vector<Set> sets(static_cast<size_t>(copies));
-  std::vector<Tensor> given;
-  for (const Shape& shape : c.inputs) given.push_back(drawn(shape, dtype_));
-  for (Set& set : sets) {
-    for (const Tensor& x : given) set.inputs.push_back(x.clone());
-    for (const Shape& shape : c.parameters) {
-      set.weights.emplace_back(drawn(shape, dtype_), c.of_parameters);
-      if (c.of_parameters) set.weights.back().set_grad_buffer(Tensor::zeros(shape, DType::float32, arena_));
-    }
-  }
-  Tensor seed;
-  std::vector<double> backward_seconds;
-  const auto once = [&] {
-    std::vector<Var> results;
-    double total = 0, back = 0;
-    for (Set& set : sets) {
-      std::vector<Var> in;
-      for (size_t i = 0; i < given.size(); ++i) {
-        if (c.inputs.size() < 3) set.inputs[i].copy_from(given[i]);  // as the kernel before it left them
-        in.push_back(c.of_inputs ? Var::input(set.inputs[i]) : Var(set.inputs[i]));
-      }
-      const double begin = now();
-      results.push_back(c.op(in, set.weights));
-      total += now() - begin;
-      if (c.root) results.back() = c.root(in, std::exchange(results.back(), Var()));
-    }
-    if (!seed.defined()) seed = results[0].dtype() == dtype_ ? drawn(results[0].shape(), dtype_) : Tensor();
-    const Tensor pristine = seed.defined() ? seed.clone() : Tensor();
-    for (size_t i = results.size(); i-- > 0 && (c.of_inputs || c.of_parameters);) {
-      if (c.of_parameters)
-        for (Var& w : sets[i].weights) w.clear_grad();
-      BackwardOptions options;
-      if (pristine.defined()) {
-        options.seed = pristine;
-        options.seed.copy_from(seed);
-      }
-      const Var root = std::exchange(results[i], Var());
-      const double begin = now();
-      tessera::backward(root, options);
-      back += now() - begin;
-    }
-    backward_seconds.push_back(back / static_cast<double>(copies));
-    return total / static_cast<double>(copies);
-  };
-  note(c.forward, c.sizes, repeat(once));
-  if (!c.of_inputs && !c.of_parameters) return;
-  std::ranges::nth_element(backward_seconds, backward_seconds.begin() + std::ssize(backward_seconds) / 2);
-  note(c.backward, c.backward_sizes, backward_seconds[backward_seconds.size() / 2]);
-}
 
 // (rows, outputs, inputs) of linear layers: narrow and wide ones, few rows and many.
-void Kernels::products() {
+void time_products(KernelTimer& timer) {
   constexpr std::array<std::array<int64_t, 3>, 13> kSizes{{{768, 384, 128},
                                                            {768, 128, 128},
                                                            {768, 128, 512},
@@ -176,24 +34,26 @@ void Kernels::products() {
   for (const auto& [m, n, k] : kSizes)
     for (const bool of_input : {true, false}) {
       const auto a = static_cast<double>(m), b = static_cast<double>(n), d = static_cast<double>(k);
-      time({.forward = Kernel::product_forward,
-            .backward = of_input ? Kernel::product_input : Kernel::product_weight,
-            .sizes = planner::product_sizes(a, b, d),
-            .backward_sizes = of_input ? planner::product_sizes(a, d, b) : planner::product_sizes(b, d, a),
-            .inputs = {{m, k}},
-            .parameters = {{n, k}, {n}},
-            .op = [](std::vector<Var>& in,
-                     const std::vector<Var>& w) { return linear(std::exchange(in[0], Var()), w[0], w[1]); },
-            .of_inputs = of_input,
-            .of_parameters = !of_input});
+      timer.time({.forward = Kernel::product_forward,
+                  .backward = of_input ? Kernel::product_input : Kernel::product_weight,
+                  .sizes = planner::product_sizes(a, b, d),
+                  .backward_sizes = of_input ? planner::product_sizes(a, d, b) : planner::product_sizes(b, d, a),
+                  .inputs = {{m, k}},
+                  .parameters = {{n, k}, {n}},
+                  .op = [](std::vector<Var>& in,
+                           const std::vector<Var>& w) { return linear(std::exchange(in[0], Var()), w[0], w[1]); },
+                  .of_inputs = of_input,
+                  .of_parameters = !of_input});
     }
 }
 
-void Kernels::attentions() {
+void time_attentions(KernelTimer& timer) {
   struct Size {
     int64_t sequences, tokens, heads, head_dim;
   };
-  for (const Size& s : {Size{12, 64, 4, 32},
+  for (const Size& s : {Size{24, 16, 4, 32},
+                        {12, 32, 4, 32},
+                        {12, 64, 4, 32},
                         {4, 64, 2, 32},
                         {3, 128, 4, 32},
                         {2, 256, 6, 64},
@@ -204,34 +64,34 @@ void Kernels::attentions() {
     const Sizes sizes =
         planner::attention_sizes(static_cast<double>(s.sequences * s.heads), static_cast<double>(s.tokens),
                                  static_cast<double>(s.tokens) / 2, static_cast<double>(s.head_dim));
-    time({.forward = Kernel::attention_forward,
-          .backward = Kernel::attention_backward,
-          .sizes = sizes,
-          .backward_sizes = sizes,
-          .inputs = {{s.sequences, s.tokens, 3 * s.heads * s.head_dim}},
-          .op = [heads = s.heads](std::vector<Var>& in, const std::vector<Var>&) {
-            return packed_attention(in[0], {heads, heads});
-          }});
+    timer.time({.forward = Kernel::attention_forward,
+                .backward = Kernel::attention_backward,
+                .sizes = sizes,
+                .backward_sizes = sizes,
+                .inputs = {{s.sequences, s.tokens, 3 * s.heads * s.head_dim}},
+                .op = [heads = s.heads](std::vector<Var>& in, const std::vector<Var>&) {
+                  return packed_attention(in[0], {heads, heads});
+                }});
     const Sizes turned =
         planner::row_sizes(static_cast<double>(s.sequences * s.tokens), static_cast<double>(2 * s.heads * s.head_dim));
-    time({.forward = Kernel::rotate,
-          .backward = Kernel::rotate,
-          .sizes = turned,
-          .backward_sizes = turned,
-          .inputs = {{s.sequences, s.tokens, 3 * s.heads * s.head_dim}},
-          .op = [turn = Turn{.heads = 2 * s.heads,
-                             .table = rotary_table({}, s.tokens, s.head_dim, DType::float32, arena_)}](
-                    std::vector<Var>& in, const std::vector<Var>&) {
-            return rotate(std::exchange(in[0], Var()), turn);
-          }});
+    timer.time({.forward = Kernel::rotate,
+                .backward = Kernel::rotate,
+                .sizes = turned,
+                .backward_sizes = turned,
+                .inputs = {{s.sequences, s.tokens, 3 * s.heads * s.head_dim}},
+                .op = [turn = Turn{.heads = 2 * s.heads,
+                                   .table = rotary_table({}, s.tokens, s.head_dim, DType::float32, timer.arena())}](
+                          std::vector<Var>& in, const std::vector<Var>&) {
+                  return rotate(std::exchange(in[0], Var()), turn);
+                }});
   }
 }
 
-void Kernels::rows() {
+void time_rows(KernelTimer& timer) {
   const auto add_rows = [&](Kernel forward, Kernel backward, int64_t m, int64_t n, std::vector<Shape> inputs,
-                            std::vector<Shape> parameters, decltype(Case::op) op, bool back = true) {
+                            std::vector<Shape> parameters, decltype(KernelCase::op) op, bool back = true) {
     const Sizes sizes = planner::row_sizes(static_cast<double>(m), static_cast<double>(n));
-    time({forward, backward, sizes, sizes, std::move(inputs), std::move(parameters), std::move(op), back, back});
+    timer.time({forward, backward, sizes, sizes, std::move(inputs), std::move(parameters), std::move(op), back, back});
   };
   using Vars = std::vector<Var>;
   for (const auto& [m, n] : {std::pair<int64_t, int64_t>{768, 128},
@@ -245,19 +105,19 @@ void Kernels::rows() {
     add_rows(Kernel::norm_forward, Kernel::norm_backward, m, n, {x}, {c, c},
              [](Vars& in, const Vars& w) { return norm(in[0], w[0], w[1]); });
     const Sizes sizes = planner::row_sizes(static_cast<double>(m), static_cast<double>(n));
-    time({.forward = Kernel::add_norm_forward,
-          .backward = Kernel::add_norm_backward,
-          .sizes = sizes,
-          .backward_sizes = sizes,
-          .inputs = {x, x},
-          .parameters = {c, c},
-          .op =
-              [](Vars& in, const Vars& w) {
-                auto [sum, normed] = add_norm(in[0], std::exchange(in[1], Var()), w[0], w[1]);
-                in[1] = std::move(sum);
-                return std::move(normed);
-              },
-          .root = [](Vars& in, Var normed) { return add(in[1], std::move(normed)); }});
+    timer.time({.forward = Kernel::add_norm_forward,
+                .backward = Kernel::add_norm_backward,
+                .sizes = sizes,
+                .backward_sizes = sizes,
+                .inputs = {x, x},
+                .parameters = {c, c},
+                .op =
+                    [](Vars& in, const Vars& w) {
+                      auto [sum, normed] = add_norm(in[0], std::exchange(in[1], Var()), w[0], w[1]);
+                      in[1] = std::move(sum);
+                      return std::move(normed);
+                    },
+                .root = [](Vars& in, Var normed) { return add(in[1], std::move(normed)); }});
     add_rows(Kernel::gelu_forward, Kernel::gelu_backward, m, 4 * n, {{m, 4 * n}}, {{4 * n}},
              [](Vars& in, const Vars& w) { return bias_gelu(std::exchange(in[0], Var()), w[0]); });
     add_rows(Kernel::swiglu_forward, Kernel::swiglu_backward, m, 2 * n, {{m, 4 * n}}, {},
@@ -268,7 +128,7 @@ void Kernels::rows() {
 }
 
 // Lookups, and the loss over narrow and wide vocabularies. A lookup's gradient is as large as the table.
-void Kernels::tables() {
+void time_tables(KernelTimer& timer) {
   constexpr std::array<std::array<int64_t, 3>, 5> kSizes{
       {{768, 65, 128}, {192, 256, 128}, {1024, 4096, 64}, {512, 256, 512}, {256, 2048, 384}}};
   for (const auto& [rows, entries, channels] : kSizes) {
@@ -276,31 +136,31 @@ void Kernels::tables() {
     const Philox random = Philox::named(1, "ids");
     for (size_t i = 0; i < drawn_ids.size(); ++i)
       drawn_ids[i] = static_cast<int32_t>(random.below(static_cast<uint64_t>(entries), i));
-    const Tensor ids = Tensor::of<int32_t>(drawn_ids, {rows}, arena_);
+    const Tensor ids = Tensor::of<int32_t>(drawn_ids, {rows}, timer.arena());
     const auto m = static_cast<double>(rows), v = static_cast<double>(entries), c = static_cast<double>(channels);
-    time({.forward = Kernel::lookup_forward,
-          .backward = Kernel::lookup_backward,
-          .sizes = planner::row_sizes(m, c),
-          .backward_sizes = {1, v * c, m * c},
-          .parameters = {{entries, channels}},
-          .op = [ids](std::vector<Var>&, const std::vector<Var>& w) { return embedding(ids, w[0]); }});
-    time({.forward = Kernel::loss_forward,
-          .backward = Kernel::loss_backward,
-          .sizes = planner::row_sizes(m, v),
-          .backward_sizes = planner::row_sizes(m, v),
-          .inputs = {{rows, entries}},
-          .op = [ids, scale = 1 / m](std::vector<Var>& in, const std::vector<Var>&) {
-            return cross_entropy(std::exchange(in[0], Var()), ids, scale).mean;
-          }});
+    timer.time({.forward = Kernel::lookup_forward,
+                .backward = Kernel::lookup_backward,
+                .sizes = planner::row_sizes(m, c),
+                .backward_sizes = {1, v * c, m * c},
+                .parameters = {{entries, channels}},
+                .op = [ids](std::vector<Var>&, const std::vector<Var>& w) { return embedding(ids, w[0]); }});
+    timer.time({.forward = Kernel::loss_forward,
+                .backward = Kernel::loss_backward,
+                .sizes = planner::row_sizes(m, v),
+                .backward_sizes = planner::row_sizes(m, v),
+                .inputs = {{rows, entries}},
+                .op = [ids, scale = 1 / m](std::vector<Var>& in, const std::vector<Var>&) {
+                  return cross_entropy(std::exchange(in[0], Var()), ids, scale).mean;
+                }});
   }
 }
 
 // What is done to parameters once a step, by units and elements.
-void Kernels::state() {
+void time_state(KernelTimer& timer) {
   for (const auto& [layers, channels] :
        {std::pair<int64_t, int64_t>{2, 64}, {4, 128}, {8, 128}, {2, 256}, {2, 384}, {1, 512}}) {
     const auto model = make_model({.layers = layers, .heads = 1, .channels = channels, .vocab = 64});
-    std::vector<FlatUnit>& units = model->materialize(1, arena_, dtype_, DType::float32);
+    std::vector<FlatUnit>& units = model->materialize(1, timer.arena(), timer.dtype(), DType::float32);
     double elements = 0;
     std::vector<Tensor> more;
     for (FlatUnit& unit : units) {
@@ -311,14 +171,14 @@ void Kernels::state() {
     const Sizes sizes =
         planner::row_sizes(static_cast<double>(units.size()), elements / static_cast<double>(units.size()));
     const auto optimizer = make_optimizer(OptimizerKind::adamw, units, {.weight_decay = 0.1});
-    Tensor other = Tensor::zeros({kBeyondCaches / 16}, DType::float32, arena_);
+    Tensor other = Tensor::zeros({timer.bytes() / 16}, DType::float32, timer.arena());
     const auto timed = [&](Kernel kernel, const std::function<void()>& work) {
-      note(kernel, sizes, repeat([&] {
-             scale_(other, 1.0);  // out of the nearest caches, as after the passes of a step
-             const double begin = now();
-             work();
-             return now() - begin;
-           }));
+      timer.time(kernel, sizes, [&] {
+        scale_(other, 1.0);  // out of the nearest caches, as after the passes of a step
+        const double begin = KernelTimer::now();
+        work();
+        return KernelTimer::now() - begin;
+      });
     };
     timed(Kernel::accumulate, [&] {
       for (size_t u = 0; u < units.size(); ++u) add_(units[u].grads, more[u]);
@@ -331,7 +191,13 @@ void Kernels::state() {
 }  // namespace
 
 planner::Machine::Costs measure_kernels(DType dtype, const Calibration& how, Communicator& world) {
-  return Kernels(dtype, how, world).all();
+  KernelTimer timer(dtype, how, world);
+  time_products(timer);
+  time_attentions(timer);
+  time_rows(timer);
+  time_tables(timer);
+  time_state(timer);
+  return timer.costs();
 }
 
 }  // namespace tessera::bench

@@ -135,7 +135,8 @@ Hardware hardware_of(const std::shared_ptr<const Machine>& machine, DType dtype)
                                         [static_cast<size_t>(Kernel::attention_forward)];
   const double query = attention[1] * kHead, key = attention[2] + attention[3] * kHead;
   const auto p = static_cast<double>(machine->identity.processors);
-  const LinkCost link = machine->links[static_cast<size_t>(Exchange::send)].begin()->second;
+  LinkCost link = machine->links[static_cast<size_t>(Exchange::send)].begin()->second;
+  link.s_per_byte = std::max(link.s_per_byte, 1e-13);  // a fit may find that bytes are free
   return {.name = "this",
           .peak_flops = machine->product_flops_per_s[dtype == DType::bfloat16 ? 1 : 0] / p,
           .hbm_bytes_per_s = machine->copy_bytes_per_s / p,

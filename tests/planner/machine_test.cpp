@@ -193,7 +193,7 @@ TEST(MeasuredStep, PartsAddUp) {
 
 TEST(Calibrate, MeasuresKernelsAndExchanges) {
   launch({.ranks = 2, .threads_per_rank = 1}, [](Communicator& world) {
-    const bench::Calibration quick{.seconds_of_case = 0, .rounds = 3};
+    const bench::Calibration quick{.seconds_of_case = 0, .rounds = 3, .bytes = 1 << 16};
     const LinkCost link = bench::measure_exchange(Exchange::all_reduce, quick, world);
     EXPECT_GT(link.s_per_byte, 0);
     EXPECT_LT(link.latency_s, 1);
