@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "planner/case_json.h"
 #include "planner/own.h"
 #include "tensor/error.h"
 
@@ -52,7 +51,7 @@ std::string measured_text(const MeasuredPlan& plan) {
 }
 
 nlohmann::ordered_json measured_json(const MeasuredPlan& plan) {
-  nlohmann::ordered_json out = {{"event", "measured"}, {"number", plan.number}, {"plan", to_json(plan.layout)}};
+  nlohmann::ordered_json out = {{"event", "measured"}, {"number", plan.number}};
   out["parts"] = nlohmann::ordered_json::array();
   for (const planner::Compared& c : plan.parts)
     out["parts"].push_back({{"part", c.part}, {"predicted", c.predicted}, {"measured", c.measured}, {"off", c.off}});

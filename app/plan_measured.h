@@ -20,7 +20,7 @@ std::vector<MeasuredPlan> measure_plans(const planner::Question& question, const
                                         const std::vector<int64_t>& numbers);
 
 std::string measured_text(const MeasuredPlan& plan);
-// {"event": "measured", "number": 1, "plan": {..}, "parts": [{"part": .., "predicted": .., "measured": .., "off": ..}]}
+// {"event": "measured", "number": 1, "parts": [{"part": .., "predicted": .., "measured": .., "off": ..}, ..]}
 nlohmann::ordered_json measured_json(const MeasuredPlan& plan);
 
 }  // namespace tessera

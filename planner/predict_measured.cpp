@@ -142,7 +142,7 @@ Hardware hardware_of(const std::shared_ptr<const Machine>& machine, DType dtype)
           .hbm_bytes_per_s = machine->copy_bytes_per_s / p,
           .memory_bytes = machine->memory_bytes,
           .multiprocessors = 1,
-          .ranks_per_node = 1 << 20,
+          .ranks_per_node = 1024,
           .intra_bytes_per_s = 1 / link.s_per_byte,
           .inter_bytes_per_s = 1 / link.s_per_byte,
           .intra_latency_s = link.latency_s,
