@@ -21,7 +21,7 @@ MODELS = {
     "C": "--model gpt-nano --vocab 65 --batch 12",
     "W": "--layers 4 --heads 6 --channels 384 --context 128 --vocab 256 --batch 8",
 }
-USUAL = {"pp": 1, "dp": 1, "cp": 1, "tp": 1, "microbatches": 1, "zero": 0, "recompute": "none", "schedule": "1f1b"}
+USUAL = {"cp-mode": "ring", "pp": 1, "dp": 1, "cp": 1, "tp": 1, "microbatches": 1, "zero": 0, "recompute": "none", "schedule": "1f1b"}
 PLANS = [  # model, dtype, what differs from one rank
     *((model, dtype, plan) for model in MODELS for dtype in ("fp32", "bf16") for plan in (
         {}, {"dp": 2}, {"dp": 2, "zero": 3}, {"tp": 2}, {"pp": 2, "microbatches": 4}, {"dp": 4})),
@@ -32,23 +32,25 @@ PLANS = [  # model, dtype, what differs from one rank
 ]
 
 
-def plan_lines(binary, model, dtype, plan, more):
-    words = f"plan {MODELS[model]} --dtype {dtype} --hardware this --top 1 --format json".split()
+def plan_lines(binary, model, dtype, plan, more=()):
+    words = f"plan {MODELS[model]} --dtype {dtype} --hardware this --format json".split()
     for key, value in {**USUAL, **plan}.items():
-        words += ["--sp"] if key == "sp" else [f"--{key}", str(value)]
-    words += [] if plan.get("tp", 1) == 1 or "sp" in plan else ["--sp=false"]
+        words += [] if key == "sp" else [f"--{key}", str(value)]
     done = subprocess.run([binary, *words, *more], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(words)}: {done.stderr.strip().splitlines()[-1]}")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def predicted(binary, *row):
-    return plan_lines(binary, *row, [])[0]["step_s"]
+def predicted(binary, model, dtype, plan):
+    """(seconds, number in the ranking)"""
+    lines = [x for x in plan_lines(binary, model, dtype, plan) if x["event"] == "plan"]
+    number = next(i for i, x in enumerate(lines) if x["plan"]["sp"] == plan.get("sp", False))
+    return lines[number]["step_s"], number + 1
 
 
-def measured(binary, *row):
-    line = next(x for x in plan_lines(binary, *row, ["--measure", "1"]) if x["event"] == "measured")
+def measured(binary, row, number):
+    line = next(x for x in plan_lines(binary, *row, ("--measure", str(number))) if x["event"] == "measured")
     return next(part["measured"] for part in line["parts"] if part["part"] == "step")
 
 
@@ -73,11 +75,11 @@ def main():
     options = parser.parse_args()
     binary, rounds = os.path.abspath(options.binary), 1 if options.quick else options.rounds
     plans = PLANS[:4] if options.quick else PLANS
-    before = [predicted(binary, *row) for row in plans]
+    before, numbers = zip(*(predicted(binary, *row) for row in plans))
     after = [[] for _ in plans]
     for number in range(rounds):
-        for row, seconds in zip(plans, after):
-            seconds.append(measured(binary, *row))
+        for row, place, seconds in zip(plans, numbers, after):
+            seconds.append(measured(binary, row, place))
         print(f"round {number + 1} of {rounds} is done", file=sys.stderr)
     found = [statistics.median(seconds) for seconds in after]
     print("| model | dtype | plan | predicted, ms | measured, ms | apart |\n|---|---|---|---|---|---|")

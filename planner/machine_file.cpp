@@ -3,7 +3,7 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <ranges>
+#include <sstream>
 
 #include "data/config_file.h"
 #include "data/files.h"
@@ -96,9 +96,9 @@ Machine machine_from_text(std::string_view text, const std::string& path) {
   if (m.identity.processors < 1)
     throw InputError(fmt::format("{}: processors: expected a number from 1 on", processors.where));
   const ConfigEntry ranks = take("ranks");
-  for (const auto& word : ranks.text.value_or("") | std::views::split(' ')) {
-    const std::string digits(word.begin(), word.end());
-    if (digits.empty() || digits.size() > 4 || digits.find_first_not_of("0123456789") != std::string::npos)
+  std::istringstream words(ranks.text.value_or(""));
+  for (std::string digits; words >> digits;) {
+    if (digits.size() > 4 || digits.find_first_not_of("0123456789") != std::string::npos)
       throw InputError(fmt::format("{}: ranks: expected numbers, found {}", ranks.where, ranks.value));
     for (auto& links : m.links) links[std::stol(digits)] = {};
   }

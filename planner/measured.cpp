@@ -46,7 +46,7 @@ RankStep of_step(const std::vector<TraceEvent>& events, const TraceStep& step) {
     if (!within(e, step)) continue;
     if (e.kind == TraceKind::action) {
       const Action action = Action::parse(e.what);
-      out.actions.push_back({action, e.begin + 0, e.end});
+      out.actions.push_back({action, e.begin, e.end});
       if (!action.is_message()) passes.push_back(&e);
     }
     if (e.kind == TraceKind::phase) phases.push_back(&e);
@@ -121,7 +121,7 @@ Measured measure(const Job& job, int steps) {
   std::vector<double> seconds, bubbles;
   std::map<std::pair<int, Do>, std::vector<double>> passes;
   std::array<std::vector<double>, 8> parts;
-  for (size_t s = kWarmUp; s < static_cast<size_t>(steps + kWarmUp); ++s) {
+  for (size_t s = kWarmUp; s < static_cast<size_t>(steps) + kWarmUp; ++s) {
     double longest = 0;
     Parts mean;
     TimedLists lists(static_cast<size_t>(job.plan.pp));

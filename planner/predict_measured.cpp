@@ -48,7 +48,7 @@ class Clock {
 
 StageTimes Clock::times(size_t stage, int working) const {
   const Plan& p = c_.layout.plan;
-  const double busy = static_cast<double>(working) * static_cast<double>(ranks_ / p.pp);
+  const double busy = static_cast<double>(working * (ranks_ / p.pp));
   const StageWork& w = stages_[stage];
   const auto rank = static_cast<size_t>(schedule_.rank_of_stage[stage]);
   const double chunks = schedule_.chunks(), half = message(stage, working);
@@ -70,7 +70,7 @@ double Clock::message(size_t stage, int working) const {
   const double e = dtype_ == DType::bfloat16 ? 2 : 4,
                bytes = e * static_cast<double>(c_.layout.sequences * c_.model.context * c_.model.channels) /
                        static_cast<double>(p.cp * (p.sp ? p.tp : 1)),
-               busy = static_cast<double>(working) * static_cast<double>(ranks_ / p.pp);
+               busy = static_cast<double>(working * (ranks_ / p.pp));
   const auto s = static_cast<int>(stage);
   const int sides =
       (s > 0 && schedule_.crosses(s - 1) ? 1 : 0) + (s + 1 < schedule_.stages && schedule_.crosses(s) ? 1 : 0);

@@ -175,7 +175,7 @@ StageWork last_work(const Here& s) {
   return w;
 }
 
-StageWork operator+(StageWork a, const StageWork& b) {
+StageWork operator+(const StageWork& a, const StageWork& b) {
   return {a.forward + b.forward, a.input + b.input, a.weight + b.weight, a.again + b.again};
 }
 

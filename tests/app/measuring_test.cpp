@@ -51,7 +51,9 @@ TEST_F(MeasuringTest, EveryPartOfAPlanOfTwoRanksIsPrinted) {
     EXPECT_GE(part["measured"].get<double>(), 0) << part;
     EXPECT_GE(part["predicted"].get<double>(), 0) << part;
     const double p = part["predicted"], m = part["measured"];
-    if (part["part"] == "step") EXPECT_EQ(part["off"].get<bool>(), std::abs(p - m) > 0.15 * m) << part;
+    if (part["part"] == "step") {
+      EXPECT_EQ(part["off"].get<bool>(), std::abs(p - m) > 0.15 * m) << part;
+    }
   }
   for (const char* part :
        {"step", "F of stage 0", "I of stage 0", "W of stage 0", "F of stage 1", "I of stage 1", "W of stage 1",
@@ -59,9 +61,11 @@ TEST_F(MeasuringTest, EveryPartOfAPlanOfTwoRanksIsPrinted) {
         "memory, gradients", "memory, optimizer", "memory, activations", "memory, communication", "memory, peak"})
     EXPECT_TRUE(parts.contains(part)) << part;
   // What is counted and not timed agrees to the byte.
-  for (const Json& part : measured["parts"])
-    for (const char* name : {"memory, parameters", "memory, gradients", "memory, optimizer"})
-      if (part["part"] == name) EXPECT_EQ(part["predicted"], part["measured"]) << part;
+  for (const Json& part : measured["parts"]) {
+    const std::string name = part["part"];
+    const bool counted = name == "memory, parameters" || name == "memory, gradients" || name == "memory, optimizer";
+    EXPECT_TRUE(!counted || part["predicted"] == part["measured"]) << part;
+  }
 }
 
 TEST_F(MeasuringTest, PartsThatAreOffAreNamed) {
