@@ -73,8 +73,9 @@ planner::Hardware hardware_of(const PlanOptions& o) {
 }
 
 planner::Software software_of(const PlanOptions& o) {
-  if (o.hardware == "this" && o.software == "tessera")
-    return planner::own_software(job_of(o.run).optim.dtype, DType::float32);
+  if (o.hardware == "this" && o.software != "tessera")
+    throw Error("--software: expected tessera, with whose kernels --hardware this was measured; found " + o.software);
+  if (o.hardware == "this") return planner::own_software(job_of(o.run).optim.dtype, DType::float32);
   planner::Software s =
       is_file(o.software) ? from_file(o.software, planner::software_from_file) : planner::software_named(o.software);
   if (is_file(o.software)) s.name = o.software;

@@ -83,7 +83,7 @@ TEST_F(MeasuringTest, OptionsThatCannotBe) {
   for (const char* bad : {"0", "1,", "x", "1,,2", "1 2"})
     expect_failure(plan_ + "--measure '" + bad + "'", 2, "--measure: expected a whole number");
   expect_failure(plan_ + "--measure 999", 2, "--measure: expected numbers of the ranking, 1 to ");
-  expect_failure(plan_ + "--software megatron", 2, "--hardware: ");
+  expect_failure(plan_ + "--software megatron", 2, "--software: expected tessera");
 }
 
 TEST_F(MeasuringTest, TrainSaysThePredictionOnlyWhereThereIsOne) {
