@@ -89,10 +89,11 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
         {Company::together, processors, 1, "a rank on every processor"},
         {Company::threads, 1, processors, "a rank with a thread on every processor"}}) {
     say(fmt::format("measuring the kernels of a step: {}", what));
+    auto& costs_of = m.costs[static_cast<size_t>(company)];
     on(ranks, threads, [&](Communicator& world) {
       for (size_t t = 0; t < kTypes.size(); ++t) {
         const Machine::Costs costs = measure_kernels(kTypes[t], how, world);
-        if (world.rank() == 0) m.costs[static_cast<size_t>(company)][t] = costs;
+        if (world.rank() == 0) costs_of[t] = costs;
       }
     });
   }
