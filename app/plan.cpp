@@ -6,6 +6,7 @@
 #include "app/output.h"
 #include "app/plan_cases.h"
 #include "app/plan_command.h"
+#include "app/plan_machine.h"
 #include "app/plan_page.h"
 #include "app/plan_text.h"
 #include "tensor/error.h"
@@ -50,12 +51,20 @@ int run_plan(const PlanOptions& o) {
     if (o.format != "json") throw Error("--format: expected json with --cases, found '" + o.format + "'");
     return predict_cases(*o.cases);
   }
+  if (o.calibrate && !o.hardware) {
+    print(machine_words(*measured_here(true)));
+    return 0;
+  }
+  if (o.hardware != "this" && (o.calibrate || !o.measure.empty()))
+    throw Error(fmt::format("--{}: expected --hardware this with it, found {}", o.calibrate ? "calibrate" : "measure",
+                            o.hardware.value_or("none")));
   PlanAnswer a{.asked = question_of(o)};
   const planner::Question& q = a.asked.question;
   a.found = search(q, static_cast<size_t>(o.top));
   if (a.fits()) {
     a.recommended = recommend(q, a.found);
     a.command = train_command(o, q, a.recommended.plan.layout);
+    a.measured = measure_plans(q, a.found, o.measure);
   }
   if (o.html) write_file(*o.html, plan_page(a));
   print(o.format == "json" ? plan_json_lines(a) : plan_text(a));

@@ -69,7 +69,7 @@ std::string train_command(const PlanOptions& o, const planner::Question& q, cons
   const bool gpu = q.hardware.processors == 0, one_node = q.ranks <= node || node <= 0;
   std::string out = one_node ? "" : fmt::format("mpirun -n {} --npernode {} ", q.ranks, node);
   out += "tessera train" + (o.model_file ? model_words(q.model) : model_words(o));
-  out += fmt::format(" --dtype bf16 --batch {}", q.batch);
+  out += fmt::format(" --dtype {} --batch {}", o.run.dtype, q.batch);
   if (one_node) out += fmt::format(" --ranks {}", q.ranks);
   out += layout_words(l);
   if (!gpu) return out;

@@ -2,6 +2,7 @@
 #include "app/plan_line.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <functional>
 
 #include "app/option_values.h"
@@ -19,6 +20,8 @@ constexpr const char* kExamples =
     "  tessera plan --model my.json --hardware cluster.toml --software megatron --ranks 3072 --batch 1536\n"
     "  tessera plan --cases cases.jsonl --format json                             predictions of given plans, no "
     "search\n"
+    "  tessera plan --model gpt-nano --hardware this --ranks 2 --batch 12 --measure 1,2   on the machine here, and "
+    "tried\n"
     "An option of the layout is a fixed choice; what is not given is searched. my.json has sizes, as {\"layers\": 32,\n"
     "\"channels\": 4096, \"heads\": 32, \"ffn\": 11008, \"gated\": true, \"vocab\": 32000, \"context\": 4096, "
     "\"tied\": false,\n"
@@ -27,6 +30,16 @@ constexpr const char* kExamples =
 
 OptionInfo range(double least, double most) {
   return {.name = "", .group = "", .help = "", .least = least, .most = most};
+}
+
+std::vector<int64_t> numbers_in(const std::string& name, const std::string& text) {
+  std::vector<int64_t> out;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    out.push_back(parse_integer(name, text.substr(at, end - at), 1, 1000));
+    at = end + 1;
+  }
+  return out;
 }
 
 }  // namespace
@@ -39,7 +52,8 @@ void add_plan(CLI::App& plan, PlanOptions& o) {
     if (text.empty()) throw Error(name + ": expected a file, found ''");
     return text;
   };
-  add("--hardware", "what ranks compute on: a name, as h100 or a100-80, or a TOML file",
+  add("--hardware",
+      "what ranks compute on: a name, as h100 or a100-80, a TOML file, or this: the machine here, measured",
       [&o](const std::string& t) { o.hardware = t; });
   add("--software", "what trains: tessera, megatron, deepspeed, fsdp, or a TOML file [tessera]",
       [&o](const std::string& t) { o.software = t; });
@@ -53,6 +67,9 @@ void add_plan(CLI::App& plan, PlanOptions& o) {
       [&o, path](const std::string& t) { o.html = path("--html", t); });
   add("--cases", "JSONL file of models, plans and machines: one prediction for each line",
       [&o, path](const std::string& t) { o.cases = path("--cases", t); });
+  add("--measure", "runs these of the ranking here, as 1,2,3, and says what was predicted beside what was measured",
+      [&o](const std::string& t) { o.measure = numbers_in("--measure", t); });
+  plan.add_flag("--calibrate", o.calibrate, "measures this machine again, and keeps it")->group("Planning");
   add("--format", "of standard output: text|json [text]",
       [&o](const std::string& t) { o.format = parse_choice("--format", t, "text|json"); });
   plan.footer(kExamples);

@@ -59,7 +59,7 @@ void set_words(PlanOptions& o, const Words& words) {
     std::erase_if(o.words, [&](const auto& w) { return w.first == name; });
     o.words.emplace_back(name, text);
   }
-  if (o.run.dtype != "bf16")
+  if (o.run.dtype != "bf16" && (o.hardware != "this" || o.run.dtype == "fp64"))
     throw Error(fmt::format("--dtype: expected bf16, of which descriptions of hardware say the rates, found '{}'",
                             o.run.dtype));
 }

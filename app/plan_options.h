@@ -30,6 +30,8 @@ struct PlanOptions {
   std::optional<double> memory_gb;
   int64_t top = 10;
   std::optional<std::string> html, cases;
+  bool calibrate = false;             // this machine is measured again
+  std::vector<int64_t> measure = {};  // numbers of the ranking
   std::string format = "text";
 
   bool gives(std::string_view option) const;

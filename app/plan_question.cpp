@@ -5,8 +5,11 @@
 
 #include "app/job_of.h"
 #include "app/option_values.h"
+#include "app/plan_machine.h"
 #include "data/files.h"
 #include "planner/case_json.h"
+#include "planner/own.h"
+#include "planner/predict_measured.h"
 #include "tensor/field_error.h"
 #include "train/job.h"
 
@@ -46,10 +49,22 @@ planner::ModelShape model_of(const PlanOptions& o) {
   return planner::shape_of(job.model);
 }
 
+// Those of the axes where they are not said.
+int64_t ranks_of(const PlanOptions& o) {
+  if (o.ranks) return *o.ranks;
+  if (!o.pp && !o.dp && !o.cp && !o.tp) throw Error("--ranks: expected how many ranks there are, found none");
+  return o.pp.value_or(1) * o.dp.value_or(1) * o.cp.value_or(1) * o.tp.value_or(1);
+}
+
 planner::Hardware hardware_of(const PlanOptions& o) {
   if (!o.hardware)
-    throw Error(
-        fmt::format("--hardware: expected {}, or a TOML file; found none", fmt::join(planner::hardware_names(), ", ")));
+    throw Error(fmt::format("--hardware: expected {}, this, or a TOML file; found none",
+                            fmt::join(planner::hardware_names(), ", ")));
+  if (*o.hardware == "this") {
+    planner::Hardware h = planner::hardware_of(measured_here(o.calibrate), job_of(o.run).optim.dtype);
+    h.memory_bytes = o.memory_gb ? *o.memory_gb * 1e9 : h.memory_bytes / static_cast<double>(ranks_of(o));
+    return h;
+  }
   planner::Hardware h =
       is_file(*o.hardware) ? from_file(*o.hardware, planner::hardware_from_file) : planner::hardware_named(*o.hardware);
   if (h.name.empty()) h.name = *o.hardware;
@@ -59,6 +74,9 @@ planner::Hardware hardware_of(const PlanOptions& o) {
 
 // A program by name takes the attention that the hardware has.
 planner::Software software_of(const PlanOptions& o, const planner::Hardware& h) {
+  if (o.hardware == "this" && o.software != "tessera")
+    throw Error("--software: expected tessera, with whose kernels --hardware this was measured; found " + o.software);
+  if (o.hardware == "this") return planner::own_software(job_of(o.run).optim.dtype, DType::float32);
   planner::Software s =
       is_file(o.software) ? from_file(o.software, planner::software_from_file) : planner::software_named(o.software);
   if (is_file(o.software))
@@ -80,13 +98,6 @@ planner::Fixed fixed_of(const PlanOptions& o, const Plan& p) {
   fix(o, "sp", f.sp, p.sp), fix(o, "zero", f.zero, p.zero), fix(o, "schedule", f.schedule, p.schedule);
   fix(o, "cp-mode", f.cp_mode, p.cp_mode), fix(o, "recompute", f.recompute, p.recompute);
   return f;
-}
-
-// Those of the axes where they are not said.
-int64_t ranks_of(const PlanOptions& o) {
-  if (o.ranks) return *o.ranks;
-  if (!o.pp && !o.dp && !o.cp && !o.tp) throw Error("--ranks: expected how many ranks there are, found none");
-  return o.pp.value_or(1) * o.dp.value_or(1) * o.cp.value_or(1) * o.tp.value_or(1);
 }
 
 }  // namespace

@@ -148,7 +148,9 @@ std::string plan_text(const PlanAnswer& a) {
   for (size_t i = 0; i < std::min(kMostAlternatives, r.why_not.size()); ++i)
     out += fmt::format("  - {}: {}\n", difference(r.why_not[i].layout.plan, r.plan.layout.plan), r.why_not[i].because);
   out += fmt::format("Weakest assumption: {}\n", r.weakest_assumption);
-  return a.command.empty() ? out : out + "\nRun it:\n  " + a.command + "\n";
+  if (!a.command.empty()) out += "\nRun it:\n  " + a.command + "\n";
+  for (const MeasuredPlan& plan : a.measured) out += "\n" + measured_text(plan);
+  return out;
 }
 
 std::string plan_json_lines(const PlanAnswer& a) {
@@ -160,6 +162,11 @@ std::string plan_json_lines(const PlanAnswer& a) {
       line["plan"] = layout_json(c.layout);
       out += line.dump() + "\n";
     }
+  for (const MeasuredPlan& plan : a.measured) {
+    nlohmann::ordered_json line = measured_json(plan);
+    line["plan"] = layout_json(plan.layout);
+    out += line.dump() + "\n";
+  }
   if (!a.fits()) return out;
   const planner::Recommendation& r = a.recommended;
   nlohmann::ordered_json last = {{"event", "recommendation"}, {"plan", layout_json(r.plan.layout)}, {"why", r.why}};

@@ -2,6 +2,7 @@
 #pragma once
 #include <string>
 
+#include "app/plan_measured.h"
 #include "app/plan_question.h"
 #include "planner/recommend.h"
 
@@ -12,6 +13,7 @@ struct PlanAnswer {
   planner::Answer found = {};
   planner::Recommendation recommended = {};  // where a plan fits
   std::string command = {};                  // that trains under it; may be empty
+  std::vector<MeasuredPlan> measured = {};
   bool fits() const { return !found.best.empty(); }
 };
 

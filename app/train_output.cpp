@@ -138,6 +138,9 @@ void TrainOutput::summary(const Facts& f) {
               {"straggler", straggler_json(f.usage.straggler)},
               {"plan", plan},
               {"out", run_.string()}};
+  if (f.predicted_s && stepped)
+    fields["predicted"] = {{"step_s", *f.predicted_s},
+                           {"measured_step_s", static_cast<double>(f.tokens_per_step) / rate}};
   if (options_.device == "cuda") fields["gpu"] = gpu_json(f);
   const std::string record = fields.dump();
   metrics_.write(record);
@@ -161,6 +164,9 @@ std::string TrainOutput::in_words(const Facts& f, double rate, double share) con
   const double peak_mb = static_cast<double>(*std::ranges::max_element(f.usage.peak_bytes)) / 1e6;
   text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most", peak_mb,
                       peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
+  if (f.predicted_s && stepped)
+    text += fmt::format("A step was predicted to take {:.2f} ms on this machine and took {:.2f} ms.\n",
+                        *f.predicted_s * 1e3, static_cast<double>(f.tokens_per_step) / rate * 1e3);
   if (const auto& late = f.usage.straggler)
     text +=
         fmt::format("The other ranks waited for rank {} in {:.0f}% of their time.\n", late->rank, 100 * late->share);

@@ -34,9 +34,10 @@ class TrainOutput {
     std::string strategy, backend;
     RunUsage usage;
     ArenaPtr arena;
-    StepGraph::Record graph = {};  // how steps were made on a GPU
-    std::string no_graph = {};     // why none was to be captured; empty: they were to be
-    std::string sample = {};       // empty: none
+    StepGraph::Record graph = {};            // how steps were made on a GPU
+    std::string no_graph = {};               // why none was to be captured; empty: they were to be
+    std::optional<double> predicted_s = {};  // a step, where this machine was measured
+    std::string sample = {};                 // empty: none
   };
   void summary(const Facts& facts);
 

@@ -8,10 +8,12 @@
 
 #include "app/flops.h"
 #include "app/option_values.h"
+#include "app/plan_machine.h"
 #include "app/saver.h"
 #include "app/signals.h"
 #include "app/trace_file.h"
 #include "app/training.h"
+#include "tensor/cpu/vectorize.h"
 #include "train/check_state.h"
 #include "train/trainer.h"
 #include "train/usage.h"
@@ -83,6 +85,15 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
   return evaluate() ? 0 : stopped(true);
 }
 
+std::optional<double> prediction_of(const Run& run, Trainer& trainer) {
+  const auto machine = kept_here();
+  if (!machine) return {};
+  Job job = run.job;
+  job.model = trainer.whole_model().config;
+  job.plan.threads_per_rank = cpu::threads();
+  return predicted_step(*machine, job);
+}
+
 void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainOutput& output) {
   output.summary({.steps = trainer.steps_done(),
                   .tokens_per_step = trainer.tokens_per_step(),
@@ -94,6 +105,7 @@ void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainO
                   .arena = trainer.arena(),
                   .graph = trainer.step_record(),
                   .no_graph = with_options(no_graph_because(run.job.plan, run.options.trace)),
+                  .predicted_s = prediction_of(run, trainer),
                   .sample = sample_of_saved(run, trainer.whole_model().config)});
 }
 

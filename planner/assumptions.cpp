@@ -5,10 +5,12 @@
 
 #include <array>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "planner/estimate.h"
+#include "planner/machine.h"
 
 namespace tessera::planner {
 namespace {
@@ -20,7 +22,34 @@ struct Assumption {
   std::function<void(Hardware&, double factor)> scale;
 };
 
+// A rate of the machine at hand: constants of its kernels, from one to another, are divided by it.
+std::function<void(Hardware&, double)> kernels(Kernel first, Kernel last) {
+  return [=](Hardware& h, double f) {
+    auto other = std::make_shared<Machine>(*h.measured);
+    for (auto& company : other->costs)
+      for (auto& costs : company)
+        for (auto k = static_cast<size_t>(first); k <= static_cast<size_t>(last); ++k)
+          for (double& constant : costs[k]) constant /= f;
+    h.measured = other;
+  };
+}
+
+std::function<void(Hardware&, double)> links(double LinkCost::*part, bool rate) {
+  return [=](Hardware& h, double f) {
+    auto other = std::make_shared<Machine>(*h.measured);
+    for (auto& exchange : other->links)
+      for (auto& [ranks, link] : exchange) link.*part *= rate ? 1 / f : f;
+    h.measured = other;
+  };
+}
+
 std::vector<Assumption> assumptions(const Question& q) {
+  if (q.hardware.measured)
+    return {{"the rate of products", kernels(Kernel::product_forward, Kernel::product_weight)},
+            {"the rate of memory", kernels(Kernel::norm_forward, Kernel::update)},
+            {"the rate of attention", kernels(Kernel::attention_forward, Kernel::attention_backward)},
+            {"the rate between ranks", links(&LinkCost::s_per_byte, true)},
+            {"the time that a message takes to start", links(&LinkCost::latency_s, false)}};
   std::vector<Assumption> out = {
       {"the rate of products", [](Hardware& h, double f) { h.peak_flops *= f; }},
       {"the rate of memory", [](Hardware& h, double f) { h.hbm_bytes_per_s *= f; }},

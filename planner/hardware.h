@@ -3,11 +3,14 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace tessera::planner {
+
+struct Machine;
 
 // Attention over s tokens runs at `flops` s / (s + half_tokens).
 struct AttentionRate {
@@ -32,6 +35,7 @@ struct Hardware {
   double reserved_bytes = 0;                            // of memory_bytes: the driver's and the libraries'
   int64_t processors = 0;                               // that the ranks of a node share; 0: each has its own
   double range_fastest = 1, range_slowest = 1;          // times a predicted time; both 1: measured here
+  std::shared_ptr<const Machine> measured = {};         // by whose figures Tessera's own steps are predicted
   bool operator==(const Hardware&) const = default;
 };
 

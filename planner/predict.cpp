@@ -15,6 +15,7 @@
 #include "planner/layer.h"
 #include "planner/own.h"
 #include "planner/pipeline.h"
+#include "planner/predict_measured.h"
 
 namespace tessera::planner {
 namespace {
@@ -179,6 +180,7 @@ Prediction time_of(const Case& c, const Stages& s) {
   out.bubble = s.pipeline.bubble;
   out.stages = s.times;
   out.message_s = s.message_s;
+  if (c.hardware.measured) set_measured_times(c, *c.hardware.measured, out);
   set_rates(c, whole, out);
   return out;
 }

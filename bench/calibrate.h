@@ -1,0 +1,29 @@
+// Measuring this machine for the planner, in about two minutes: products, attention, elementwise kernels, the optimizer
+// and communication, each by sizes as training steps have them, and the constants that explain the times.
+//
+// A call finds its inputs as in a step: what the kernel before it wrote is in the caches, weights and what was saved
+// for the backward pass are not. Ranks are threads. Times of single threads are of the processor, so that other work on
+// the machine disturbs less; a rank with several threads and communication are timed by the clock on the wall.
+#pragma once
+#include <functional>
+#include <string_view>
+
+#include "parallel/comm/communicator.h"
+#include "planner/machine.h"
+
+namespace tessera::bench {
+
+struct Calibration {
+  double seconds_of_case = 0.05;      // spent on each size of a kernel
+  int rounds = 15;                    // of each communication
+  int64_t bytes = int64_t{24} << 20;  // that a kernel's calls go through in turn: more than caches keep
+};
+// `say` gets lines for people.
+planner::Machine calibrate(const planner::Identity& identity, const Calibration& how,
+                           const std::function<void(std::string_view)>& say);
+
+// The parts of it. Every rank of `world` calls them at a time; rank 0's figures are the result.
+planner::Machine::Costs measure_kernels(DType dtype, const Calibration& how, Communicator& world);
+planner::LinkCost measure_exchange(planner::Exchange exchange, const Calibration& how, Communicator& world);
+
+}  // namespace tessera::bench

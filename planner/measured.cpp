@@ -1,0 +1,196 @@
+// What traces of ranks say of a plan.
+#include "planner/measured.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include "parallel/comm/launch.h"
+#include "parallel/comm/trace.h"
+#include "parallel/pipeline/replay.h"
+#include "train/trainer.h"
+
+namespace tessera::planner {
+namespace {
+
+constexpr int kWarmUp = 3;
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
+  return values[values.size() / 2];
+}
+
+bool within(const TraceEvent& e, const TraceStep& step) { return e.begin >= step.begin && e.begin < step.end; }
+
+// One rank's step: seconds of its own thread by what it did.
+struct RankStep {
+  Parts parts = {};
+  double passes = 0;  // communication inside is not in it
+  std::vector<TimedAction> actions = {};
+};
+
+double overlap(const TraceEvent& a, const TraceEvent& b) {
+  return std::max(0.0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
+}
+
+// Communication that its own thread asks for keeps a rank for as long as it takes; what goes on in the background only
+// while the thread does nothing else: so much of it as no pass covers.
+RankStep of_step(const std::vector<TraceEvent>& events, const TraceStep& step) {
+  RankStep out;
+  std::vector<const TraceEvent*> passes, phases;
+  for (const TraceEvent& e : events) {
+    if (!within(e, step)) continue;
+    if (e.kind == TraceKind::action) {
+      const Action action = Action::parse(e.what);
+      out.actions.push_back({action, e.begin, e.end});
+      if (!action.is_message()) passes.push_back(&e);
+    }
+    if (e.kind == TraceKind::phase) phases.push_back(&e);
+  }
+  for (const TraceEvent* p : passes) out.passes += p->end - p->begin;
+  for (const TraceEvent* p : phases) out.parts.optimizer += p->end - p->begin;
+  for (const TraceEvent& e : events) {
+    if (!within(e, step) || e.kind != TraceKind::communication || e.axis == "pp") continue;
+    double inside = 0, after = 0;
+    for (const TraceEvent* p : passes) inside += overlap(e, *p);
+    for (const TraceEvent* p : phases) after += overlap(e, *p);
+    if (e.axis == "tp" || e.axis == "cp") {
+      (e.axis == "tp" ? out.parts.tp : out.parts.cp) += inside + after;
+      out.passes -= inside;
+    } else {
+      out.parts.dp += after;
+      const bool gathers = e.what == "all_gather" && inside > 0;  // of ZeRO-3: a pass waits for it
+      if (gathers) out.parts.dp += inside, out.passes -= inside;
+    }
+    out.parts.optimizer -= after;
+  }
+  out.parts.optimizer = std::max(0.0, out.parts.optimizer);
+  return out;
+}
+
+struct Log {
+  Trace trace;
+  Schedule schedule;
+  std::vector<StageTimes> stages;
+  std::map<std::pair<int, Do>, std::vector<double>> passes;  // by stage
+  MemoryParts memory;
+  int pp = 0;
+};
+
+MemoryParts memory_of(const Arena& arena) {
+  const auto peak = [&](Category c) { return static_cast<double>(arena.usage(c).peak); };
+  MemoryParts m{.parameters = peak(Category::parameters),
+                .gradients = peak(Category::gradients),
+                .optimizer = peak(Category::optimizer),
+                .communication = peak(Category::communication)};
+  m.activations = static_cast<double>(arena.total().peak) - m.peak();  // and workspace: what is left of the whole
+  return m;
+}
+
+double* field(Parts& p, size_t i) {
+  return std::array<double*, 8>{&p.compute, &p.recompute, &p.bubble, &p.tp, &p.cp, &p.ep, &p.dp, &p.optimizer}[i];
+}
+
+}  // namespace
+
+Measured measure(const Job& job, int steps) {
+  const auto ranks = static_cast<size_t>(job.plan.ranks());
+  std::vector<Log> logs(ranks);
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    Log& log = logs[static_cast<size_t>(world.rank())];
+    Trainer trainer(
+        job,
+        counted_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(job.optim.seed)),
+        world, &log.trace);
+    for (int s = 0; s < steps + kWarmUp; ++s) {
+      if (s == 1) trainer.arena()->reset_peaks();
+      world.barrier();
+      log.trace.begin_step(s + 1);
+      trainer.step();
+      log.trace.end_step();
+    }
+    log.schedule = trainer.schedule();
+    log.pp = trainer.mesh().coordinate("pp");
+    log.memory = memory_of(*trainer.arena());
+  });
+  Measured out;
+  std::vector<double> seconds, bubbles;
+  std::map<std::pair<int, Do>, std::vector<double>> passes;
+  std::array<std::vector<double>, 8> parts;
+  for (size_t s = kWarmUp; s < static_cast<size_t>(steps) + kWarmUp; ++s) {
+    double longest = 0;
+    Parts mean;
+    TimedLists lists(static_cast<size_t>(job.plan.pp));
+    for (const Log& log : logs) {
+      const TraceStep step = log.trace.steps()[s];
+      longest = std::max(longest, step.end - step.begin);
+      const RankStep r = of_step(log.trace.events(), step);
+      mean.compute += r.passes, mean.tp += r.parts.tp, mean.cp += r.parts.cp, mean.dp += r.parts.dp;
+      mean.optimizer += r.parts.optimizer;
+      for (const TimedAction& t : r.actions)
+        if (!t.action.is_message()) passes[{t.action.stage, t.action.what}].push_back(t.end - t.start);
+      if (lists[static_cast<size_t>(log.pp)].empty()) {
+        lists[static_cast<size_t>(log.pp)] = r.actions;
+        const double offset = log.trace.origin() - logs[0].trace.origin();
+        for (TimedAction& t : lists[static_cast<size_t>(log.pp)]) t.start += offset, t.end += offset;
+      }
+    }
+    seconds.push_back(longest);
+    const Simulation sim = as_measured(logs[0].schedule, lists);
+    bubbles.push_back(job.plan.pp > 1 ? sim.bubble_share() * sim.makespan / longest : 0);
+    for (size_t i = 0; i < parts.size(); ++i) parts[i].push_back(*field(mean, i) / static_cast<double>(ranks));
+  }
+  out.step_s = median(seconds);
+  out.bubble = median(bubbles);
+  for (size_t i = 0; i < parts.size(); ++i) *field(out.parts, i) = median(parts[i]);
+  out.parts.bubble = out.bubble * out.step_s;
+  out.stages.assign(static_cast<size_t>(logs[0].schedule.stages), {0, 0, 0, 0});
+  for (auto& [at, times] : passes) {
+    StageTimes& t = out.stages[static_cast<size_t>(at.first)];
+    (at.second == Do::F   ? t.forward
+     : at.second == Do::B ? t.backward
+     : at.second == Do::I ? t.input
+                          : t.weight) = median(times);
+  }
+  for (const Log& log : logs)
+    if (log.memory.peak() > out.memory.peak()) out.memory = log.memory;
+  return out;
+}
+
+std::vector<Compared> compare(const Prediction& p, const Measured& m) {
+  constexpr double kOff = 0.15, kSeen = 0.01;
+  std::vector<Compared> out;
+  const auto add = [&](std::string part, double predicted, double measured, double whole) {
+    const double apart = std::abs(predicted - measured);
+    out.push_back({std::move(part), predicted, measured, apart > kOff * measured && apart > kSeen * whole});
+  };
+  add("step", p.step_s, m.step_s, m.step_s);
+  for (size_t s = 0; s < m.stages.size(); ++s) {
+    const StageTimes &a = p.stages[s], &b = m.stages[s];
+    const auto pass = [&](const char* name, double predicted, double measured) {
+      if (measured > 0) add(fmt::format("{} of stage {}", name, s), predicted, measured, measured);
+    };
+    pass("F", a.forward, b.forward), pass("B", a.backward, b.backward);
+    pass("I", a.input, b.input), pass("W", a.weight, b.weight);
+  }
+  add("compute", p.parts.compute + p.parts.recompute, m.parts.compute, m.step_s);
+  add("tp exposed", p.parts.tp, m.parts.tp, m.step_s);
+  add("cp exposed", p.parts.cp, m.parts.cp, m.step_s);
+  add("dp exposed", p.parts.dp, m.parts.dp, m.step_s);
+  add("bubble", p.bubble * p.step_s, m.parts.bubble, m.step_s);
+  add("optimizer", p.parts.optimizer, m.parts.optimizer, m.step_s);
+  const MemoryParts& a = p.memory[p.fullest];
+  const auto memory = [&](const char* name, double predicted, double measured) {
+    add(fmt::format("memory, {}", name), predicted, measured, m.memory.peak());
+  };
+  memory("parameters", a.parameters, m.memory.parameters), memory("gradients", a.gradients, m.memory.gradients);
+  memory("optimizer", a.optimizer, m.memory.optimizer), memory("activations", a.activations, m.memory.activations);
+  memory("communication", a.communication, m.memory.communication), memory("peak", a.peak(), m.memory.peak());
+  return out;
+}
+
+}  // namespace tessera::planner

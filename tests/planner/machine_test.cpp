@@ -1,0 +1,217 @@
+// A machine that is measured: constants from times, the file that keeps them, and ranks that share processors.
+#include "planner/machine.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "bench/calibrate.h"
+#include "data/files.h"
+#include "models/presets.h"
+#include "parallel/comm/launch.h"
+#include "planner/own.h"
+#include "planner/predict_measured.h"
+#include "planner/shared_processors.h"
+#include "tensor/error.h"
+#include "tensor/temporary.h"
+#include "tests/support/planted_machine.h"
+
+namespace tessera::planner {
+namespace {
+
+TEST(Fit, FindsPlantedConstantsAndNoNegativeOnes) {
+  const Cost planted = {2e-6, 4e-12, 0, 1.5e-10, 3e-10};
+  std::vector<Timed> timed;
+  for (const auto& [m, n, k] : {std::array<double, 3>{64, 64, 64},
+                                {768, 384, 128},
+                                {768, 128, 512},
+                                {48, 1024, 64},
+                                {2048, 65, 256},
+                                {256, 2048, 512}}) {
+    const Sizes sizes = product_sizes(m, n, k);
+    timed.push_back({sizes, seconds(planted, sizes)});
+  }
+  const Cost found = fit(timed);
+  for (size_t i = 0; i < kSizes; ++i) EXPECT_NEAR(found[i], planted[i], 1e-3 * planted[i] + 1e-15) << i;
+  // Times that fall as rows grow would need a negative constant.
+  const Cost falling = fit({{row_sizes(1, 100), 2e-6}, {row_sizes(2, 100), 1.9e-6}, {row_sizes(4, 100), 1.8e-6}});
+  for (const double c : falling) EXPECT_GE(c, 0);
+  EXPECT_THROW(fit({}), Error);
+  EXPECT_THROW(fit({{row_sizes(1, 1), 0}}), Error);
+}
+
+TEST(Fit, FindsLatencyAndBandwidth) {
+  std::vector<Timed> timed;
+  for (const double bytes : {256.0, 8192.0, 65536.0, 4194304.0}) timed.push_back({{1, bytes}, 5e-6 + bytes * 2e-11});
+  const Cost found = fit(timed);
+  EXPECT_NEAR(found[0], 5e-6, 1e-9);
+  EXPECT_NEAR(found[1], 2e-11, 1e-14);
+}
+
+class MachineFile : public testing::Test {
+ protected:
+  MachineFile() { ::setenv("TESSERA_CACHE", folder_.path().c_str(), 1); }
+  ~MachineFile() override { ::unsetenv("TESSERA_CACHE"); }
+  std::string refusal() const {
+    try {
+      kept_machine(machine_.identity);
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "";
+  }
+  void write(const std::string& text) const { std::ofstream(machine_file(machine_.identity)) << text; }
+
+  const TemporaryDirectory folder_{temporary_folder() / "tessera-machine"};
+  Machine machine_ = test::planted_machine(2);
+};
+
+TEST_F(MachineFile, IsReadBackAsItWasWritten) {
+  EXPECT_FALSE(kept_machine(machine_.identity));
+  machine_.costs[1][0][3] = {1.25e-6, 3e-10, 4.5e-12, 1e-9};
+  machine_.links[4][2] = {7e-6, 2.5e-10};
+  keep(machine_);
+  const std::optional<Machine> kept = kept_machine(machine_.identity);
+  ASSERT_TRUE(kept);
+  EXPECT_EQ(*kept, machine_);
+  Identity newer = machine_.identity;
+  newer.version = "next";
+  EXPECT_FALSE(kept_machine(newer)) << "a version has figures of its own";
+}
+
+TEST_F(MachineFile, DamagedIsRefusedInOneLine) {
+  const std::string good = to_text(machine_);
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    return text.replace(text.find(from), from.size(), to);
+  };
+  const std::vector<std::pair<std::string, std::string>> table = {
+      {"", "expected a line format = VALUE, found none"},
+      {good.substr(0, good.size() / 2), "found"},
+      {good + "more = 1\n", "unknown key more"},
+      {with("format = 1", "format = 2"), "format: expected 1, found 2"},
+      {with("alone_fp32_update_call = 0.001", "alone_fp32_update_call = -1"),
+       "alone_fp32_update_call: expected a number"},
+      {with("alone_fp32_update_call = 0.001", "alone_fp32_update_call = true"),
+       "expected a number from 0 on, found true"},
+      {with("processors = 2", "processors = 0"), "processors: expected a number from 1 on"},
+      {with("ranks = \"2 4\"", "ranks = \"2 x\""), "ranks: expected numbers"},
+      {with("processors = 2", "processors = 3"), "3 processors"},
+      {with("version = \"test\"", "version = \"other\""), "by version other, not here"}};
+  for (const auto& [text, words] : table) {
+    write(text);
+    const std::string said = refusal();
+    EXPECT_NE(said.find(words), std::string::npos) << said;
+    EXPECT_NE(said.find(machine_file(machine_.identity).string()), std::string::npos) << said;
+    EXPECT_EQ(said.find('\n'), std::string::npos) << said;
+  }
+}
+
+TEST(SharedProcessors, RanksOnOneProcessorTakeTurns) {
+  const Machine one = test::planted_machine(1), two = test::planted_machine(2);
+  const Sizes call = row_sizes(1, 1);
+  for (const double busy : {1.0, 2.0, 3.0}) {
+    EXPECT_DOUBLE_EQ(one.seconds(Kernel::add, call, DType::float32, 1, busy), busy * 1e-3);
+    EXPECT_DOUBLE_EQ(two.seconds(Kernel::add, call, DType::float32, 1, busy), std::max(1.0, busy / 2) * 1e-3);
+  }
+  // Two ranks with two threads each share two processors.
+  EXPECT_DOUBLE_EQ(two.seconds(Kernel::add, call, DType::float32, 2, 2), 2e-3);
+}
+
+TEST(SharedProcessors, NeighboursSlowEachOtherDownAsMeasured) {
+  Machine m = test::planted_machine(4);
+  m.costs[static_cast<size_t>(Company::together)][0][static_cast<size_t>(Kernel::add)] = {1.6e-3};
+  const auto at = [&](double busy) { return m.seconds(Kernel::add, row_sizes(1, 1), DType::float32, 1, busy); };
+  EXPECT_NEAR(at(1), 1.0e-3, 1e-12);
+  EXPECT_NEAR(at(2), 1.2e-3, 1e-12);
+  EXPECT_NEAR(at(4), 1.6e-3, 1e-12);
+  EXPECT_NEAR(at(8), 3.2e-3, 1e-12);
+}
+
+TEST(SharedProcessors, AProcessorForEachRankGivesTheSimulator) {
+  const Times times{.stages = {{.forward = 1, .backward = 2.5, .input = 1.5, .weight = 1}}};
+  for (const Schedule& s : {one_f_one_b(3, 5), gpipe(2, 3), zb_h1(3, 4), zb_v(2, 4), interleaved(2, 4, 2)}) {
+    const Simulation alone = simulate(s, times),
+                     shared = simulate_shared(s, [](const Action&a, int) {
+                       return a.what == Do::F ? 1 : a.what == Do::B ? 2.5 : a.what == Do::I ? 1.5 : 1;
+                     });
+    EXPECT_NEAR(shared.makespan, alone.makespan, 1e-6) << s.name;
+    EXPECT_NEAR(shared.bubble_share(), alone.bubble_share(), 1e-6) << s.name;
+  }
+}
+
+TEST(SharedProcessors, OnOneProcessorNothingIsIdle) {
+  for (const Schedule& s : {one_f_one_b(3, 5), gpipe(4, 4), zb_h2(3, 5)}) {
+    double work = 0;
+    for (const auto& list : s.actions)
+      for (const Action& a : list) work += a.what == Do::B ? 2 : 1;
+    const Simulation sim =
+        simulate_shared(s, [](const Action& a, int working) { return (a.what == Do::B ? 2.0 : 1.0) * working; });
+    EXPECT_NEAR(sim.makespan, work, 1e-6) << s.name;
+  }
+}
+
+Prediction on(const std::shared_ptr<const Machine>& machine, const Plan& plan) {
+  Case c{.model = shape_of(*preset("gpt-nano")),
+         .layout = {.plan = plan, .sequences = 8 / (plan.dp * plan.microbatches)},
+         .hardware = hardware_of(machine, DType::float32),
+         .software = own_software(DType::float32, DType::float32)};
+  c.model.vocab = 65;
+  return predict(c);
+}
+
+TEST(MeasuredStep, TwoRanksOnOneProcessorTakeTwiceTheTime) {
+  Machine m = test::planted_machine(1);
+  for (auto& links : m.links) links = {{2, {}}, {4, {}}};
+  const auto one = std::make_shared<const Machine>(m);
+  m.identity.processors = 2;
+  const auto two = std::make_shared<const Machine>(m);
+  EXPECT_NEAR(on(one, {.dp = 2}).step_s, 2 * on(two, {.dp = 2}).step_s, 1e-9);
+  EXPECT_NEAR(on(two, {.dp = 4}).step_s, 2 * on(two, {.dp = 2}).step_s, 1e-9);
+  // A pipeline on one processor has no bubble: it takes as long as its passes do.
+  const Prediction pipe = on(one, {.pp = 2, .microbatches = 4}), pipe_of_two = on(two, {.pp = 2, .microbatches = 4});
+  EXPECT_GT(pipe_of_two.bubble, 0.1);
+  EXPECT_LT(pipe_of_two.step_s, pipe.step_s);
+  EXPECT_GT(pipe_of_two.step_s, pipe.step_s / 2);
+}
+
+TEST(MeasuredStep, PartsAddUp) {
+  const auto machine = std::make_shared<const Machine>(test::planted_machine(2));
+  for (const Plan& plan : {Plan{}, Plan{.dp = 2, .zero = ZeroStage::three}, Plan{.tp = 2, .sp = true}, Plan{.cp = 2},
+                           Plan{.pp = 2, .schedule = ScheduleKind::zb_h1, .microbatches = 4},
+                           Plan{.dp = 2, .tp = 2, .recompute = Recompute::block}}) {
+    const Prediction p = on(machine, plan);
+    EXPECT_NEAR(p.parts.sum(), p.step_s, 0.02 * p.step_s) << to_text(plan);
+    EXPECT_EQ(p.parts.tp > 0, plan.tp > 1) << to_text(plan);
+    EXPECT_EQ(p.parts.cp > 0, plan.cp > 1) << to_text(plan);
+    EXPECT_EQ(p.parts.recompute > 0, plan.recompute != Recompute::none) << to_text(plan);
+    EXPECT_EQ(p.fastest_s, p.slowest_s);
+    EXPECT_GT(p.memory[p.fullest].peak(), 0);
+  }
+}
+
+TEST(Calibrate, MeasuresKernelsAndExchanges) {
+  launch({.ranks = 2, .threads_per_rank = 1}, [](Communicator& world) {
+    const bench::Calibration quick{.seconds_of_case = 0, .rounds = 3, .bytes = 1 << 16};
+    const LinkCost link = bench::measure_exchange(Exchange::all_reduce, quick, world);
+    EXPECT_GT(link.s_per_byte, 0);
+    EXPECT_LT(link.latency_s, 1);
+    const Machine::Costs costs = bench::measure_kernels(DType::float32, quick, world);
+    for (size_t k = 0; k < kKernels; ++k) {
+      const auto kernel = static_cast<Kernel>(k);
+      const bool product = kernel <= Kernel::product_weight, attends = !product && kernel <= Kernel::attention_backward;
+      const double small = seconds(costs[k], product   ? product_sizes(64, 64, 64)
+                                             : attends ? attention_sizes(4, 64, 32, 32)
+                                                       : row_sizes(4, 256)),
+                   large = seconds(costs[k], product   ? product_sizes(1024, 512, 512)
+                                             : attends ? attention_sizes(8, 512, 256, 64)
+                                                       : row_sizes(4096, 1024));
+      EXPECT_GT(small, 0) << kKernelNames[k];
+      EXPECT_GT(large, 3 * small) << kKernelNames[k];
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::planner
