@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <memory>
 
+#include "train/expected_bytes.h"
 #include "train/median.h"
 #include "train/rank_memory.h"
-#include "verify/expected.h"
 
 namespace tessera::bench {
 
