@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "planner/case_json.h"
+#include "planner/described.h"
+#include "planner/pipeline.h"
 #include "tensor/field_error.h"
 #include "tensor/random.h"
 
@@ -81,8 +83,10 @@ TEST(Predict, BetterHardwareIsNeverSlowerAndTwiceTheBatchNeverMoreThanTwice) {
 TEST(Predict, EstimatesAreNear) {
   for (uint64_t trial = 0; trial < 100; ++trial) {
     const Case c = drawn(trial);
-    EXPECT_NEAR(estimate(c).step_s / predict(c).step_s, 1, 0.35) << trial;
-    EXPECT_EQ(estimate(c).parts.compute, predict(c).parts.compute);
+    const auto layers = layers_of_stages(c, std::ssize(rank_of_stages(c.layout.plan)));
+    const Prediction near = by_description(c, layers, false), whole = predict(c);
+    EXPECT_NEAR(near.step_s / whole.step_s, 1, 0.35) << trial;
+    EXPECT_EQ(near.parts.compute, whole.parts.compute);
   }
 }
 
