@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "planner/case_json.h"
+#include "planner/described.h"
+#include "planner/pipeline.h"
 #include "tensor/field_error.h"
 #include "tensor/random.h"
 
@@ -74,6 +76,17 @@ TEST(Predict, BetterHardwareIsNeverSlowerAndTwiceTheBatchNeverMoreThanTwice) {
     twice.layout.plan.microbatches *= 2;
     EXPECT_LE(predict(twice).step_s, 2 * step * (1 + 1e-9)) << trial;
     EXPECT_GE(predict(twice).step_s, step) << trial;
+  }
+}
+
+// By closed forms what the simulation says, but for uneven ends and messages.
+TEST(Predict, EstimatesAreNear) {
+  for (uint64_t trial = 0; trial < 100; ++trial) {
+    const Case c = drawn(trial);
+    const auto layers = layers_of_stages(c, std::ssize(rank_of_stages(c.layout.plan)));
+    const Prediction near = by_description(c, layers, false), whole = predict(c);
+    EXPECT_NEAR(near.step_s / whole.step_s, 1, 0.35) << trial;
+    EXPECT_EQ(near.parts.compute, whole.parts.compute);
   }
 }
 
