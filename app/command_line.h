@@ -3,6 +3,7 @@
 #include <string>
 #include <variant>
 
+#include "app/explore/options.h"
 #include "app/options.h"
 
 namespace tessera {
@@ -11,8 +12,8 @@ namespace tessera {
 struct Print {
   std::string text;
 };
-using Command =
-    std::variant<TrainOptions, VerifyOptions, GenerateOptions, DatasetOptions, BenchOptions, PlanOptions, ReportOptions, Print>;
+using Command = std::variant<TrainOptions, VerifyOptions, GenerateOptions, DatasetOptions, BenchOptions, PlanOptions,
+                             ReportOptions, ExploreOptions, Print>;
 
 // Throws Error (usage) for an unknown command or option, a missing or wrong value; InputError for an unreadable
 // --config.

@@ -29,6 +29,7 @@ int run(const Command& command) {
   if (const auto* bench = std::get_if<BenchOptions>(&command)) return run_bench(*bench);
   if (const auto* plan = std::get_if<PlanOptions>(&command)) return run_plan(*plan);
   if (const auto* report = std::get_if<ReportOptions>(&command)) return run_report(*report);
+  if (const auto* explore = std::get_if<ExploreOptions>(&command)) return run_explore(*explore);
   return run_data(std::get<DatasetOptions>(command));
 }
 

@@ -12,6 +12,8 @@ namespace tessera::planner {
 // are unknown or missing and for values that cannot be, InputError for text that is no JSON object; `what` names it.
 Case case_from_json(std::string_view text, const std::string& what);
 nlohmann::ordered_json to_json(const Layout& layout);
+// {"parameters": .., ..., "peak": ..}
+nlohmann::ordered_json to_json(const MemoryParts& memory);
 // {"event": "plan", "plan": {..}, "fits": true, "step_s": .., ...}
 nlohmann::ordered_json to_json(const Case& c, const Prediction& p);
 

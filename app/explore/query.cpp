@@ -1,0 +1,150 @@
+// A query becomes a case in JSON, which the planner's own reader takes.
+#include "app/explore/query.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+
+#include "models/presets.h"
+#include "planner/case_json.h"
+#include "tensor/field_error.h"
+
+namespace tessera::explore {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kLongest = 64;           // characters of a value
+constexpr int64_t kMost = 1'000'000'000;  // of a number
+constexpr int64_t kGpt2Vocab = 50257;
+
+enum class Kind : uint8_t { number, yes_or_no, word };
+enum class Part : uint8_t { top, model, plan, question };
+struct Key {
+  std::string_view name;
+  Part part = Part::plan;
+  Kind kind = Kind::number;
+};
+constexpr std::array<Key, 30> kKeys = {{{"model", Part::top, Kind::word},
+                                        {"hardware", Part::top, Kind::word},
+                                        {"software", Part::top, Kind::word},
+                                        {"layers", Part::model},
+                                        {"channels", Part::model},
+                                        {"heads", Part::model},
+                                        {"kv_heads", Part::model},
+                                        {"head_dim", Part::model},
+                                        {"ffn", Part::model},
+                                        {"experts", Part::model},
+                                        {"experts_per_token", Part::model},
+                                        {"gated", Part::model, Kind::yes_or_no},
+                                        {"vocab", Part::model},
+                                        {"context", Part::model},
+                                        {"tied", Part::model, Kind::yes_or_no},
+                                        {"positions", Part::model, Kind::word},
+                                        {"dp", Part::plan},
+                                        {"tp", Part::plan},
+                                        {"pp", Part::plan},
+                                        {"cp", Part::plan},
+                                        {"ep", Part::plan},
+                                        {"sp", Part::plan, Kind::yes_or_no},
+                                        {"zero", Part::plan},
+                                        {"sequences", Part::plan},
+                                        {"microbatches", Part::plan},
+                                        {"schedule", Part::plan, Kind::word},
+                                        {"chunks", Part::plan},
+                                        {"recompute", Part::plan, Kind::word},
+                                        {"ranks", Part::question},
+                                        {"batch", Part::question}}};
+
+Json value_of(const Key& key, const std::string& text) {
+  const std::string name(key.name);
+  if (text.size() > kLongest)
+    throw FieldError(name, fmt::format("expected at most {} characters, found {}", kLongest, text.size()));
+  if (key.kind == Kind::word) return text;
+  if (key.kind == Kind::yes_or_no) {
+    if (text == "true" || text == "false") return text == "true";
+    throw FieldError(name, fmt::format("expected true or false, found '{}'", text));
+  }
+  int64_t number = 0;
+  const char* const end = text.data() + text.size();
+  if (const auto [stop, error] = std::from_chars(text.data(), end, number);
+      error != std::errc() || stop != end || number < 0 || number > kMost)
+    throw FieldError(name, fmt::format("expected a whole number from 0 to {}, found '{}'", kMost, text));
+  return number;
+}
+
+// What is given, by part. `other` is the part that this request has no keys of.
+std::map<Part, Json> parts_of(const Request& request, Part other) {
+  std::map<Part, Json> out;
+  for (const Part part : {Part::top, Part::model, Part::plan, Part::question}) out[part] = Json::object();
+  for (const auto& [name, text] : request.query) {
+    const auto key = std::ranges::find(kKeys, std::string_view(name), &Key::name);
+    if (key == kKeys.end() || key->part == other) {
+      std::string known;
+      for (const Key& k : kKeys)
+        if (k.part != other) known += fmt::format("{}{}", known.empty() ? "" : ", ", k.name);
+      throw FieldError(name.substr(0, kLongest), "unknown key; expected one of " + known);
+    }
+    if (out[key->part].contains(name)) throw FieldError(name, "expected it once, found it twice");
+    out[key->part][name] = value_of(*key, text);
+  }
+  return out;
+}
+
+planner::Case case_of(std::map<Part, Json> parts) {
+  Json& top = parts[Part::top];
+  Json sizes = Json::object();
+  planner::ModelShape preset;  // whose sizes stand where no others are given
+  if (top.contains("model")) sizes = to_json(preset = shape_of_preset(top["model"].get<std::string>()));
+  sizes.update(parts[Part::model]);
+  top["model"] = sizes;
+  top["plan"] = parts[Part::plan];
+  planner::Case c = planner::case_from_json(top.dump(-1, ' ', false, Json::error_handler_t::replace), "the request");
+  c.model.qkv_bias = preset.qkv_bias;
+  c.model.qk_norm = preset.qk_norm;
+  return c;
+}
+
+}  // namespace
+
+planner::Case case_of_query(const Request& request) { return case_of(parts_of(request, Part::question)); }
+
+Asked question_of_query(const Request& request) {
+  std::map<Part, Json> parts = parts_of(request, Part::plan);
+  const Json question = parts[Part::question];
+  return {.what = case_of(std::move(parts)),
+          .ranks = question.value("ranks", int64_t{1}),
+          .batch = question.value("batch", int64_t{1})};
+}
+
+planner::ModelShape shape_of_preset(std::string_view name) {
+  const std::optional<ModelConfig> config = preset(name);
+  if (!config) throw FieldError("model", fmt::format("expected one of {}, found '{}'", preset_names(), name));
+  planner::ModelShape shape = planner::shape_of(*config);
+  if (shape.vocab == 0) shape.vocab = kGpt2Vocab;
+  return shape;
+}
+
+Json to_json(const planner::ModelShape& m) {
+  return {{"layers", m.layers},
+          {"channels", m.channels},
+          {"heads", m.heads},
+          {"kv_heads", m.key_heads()},
+          {"head_dim", m.head_size()},
+          {"ffn", m.hidden()},
+          {"experts", m.experts},
+          {"experts_per_token", m.experts_per_token},
+          {"gated", m.gated},
+          {"vocab", m.vocab},
+          {"context", m.context},
+          {"tied", m.tied},
+          {"positions", m.positions == planner::Positions::rope ? "rope" : "learned"}};
+}
+
+}  // namespace tessera::explore
