@@ -100,9 +100,10 @@ class Browser:
         self.call("Page.navigate", url=url)
 
     def key(self, name, code):
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code,
-                      **({"text": "\r"} if name == "Enter" and kind == "rawKeyDown" else {}))
+        text = {"Enter": "\r", " ": " "}.get(name)
+        down = {"type": "keyDown", "text": text} if text else {"type": "rawKeyDown"}
+        for kind in (down, {"type": "keyUp"}):
+            self.call("Input.dispatchKeyEvent", key=name, code=name, windowsVirtualKeyCode=code, **kind)
 
     def scheme(self, name):
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])

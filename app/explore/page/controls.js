@@ -27,7 +27,7 @@ const FIELDS = [
   { key: "sp", group: "Plan", label: "Tensor ranks divide tokens too (sp)", kind: "tick", value: false },
 ];
 const FIELD = Object.fromEntries(FIELDS.map((f) => [f.key, f]));
-const ZERO = { 0: "nothing", 1: "the optimizer's state (ZeRO-1)", 2: "gradients too (ZeRO-2)", 3: "parameters too (ZeRO-3)" };
+const ZERO = { 0: "nothing", 1: "state (ZeRO-1)", 2: "and gradients (ZeRO-2)", 3: "and parameters (ZeRO-3)" };
 const CHUNKS = { interleaved: 2, "zb-v": 2 };  // that a schedule has at least
 const state = Object.fromEntries(FIELDS.filter((f) => "value" in f).map((f) => [f.key, f.value]));
 let choices = {};
@@ -79,7 +79,7 @@ function makeControls(changed) {
     byId(key).append(...names.map((name) => node("option", { value: name, textContent: words[name] || name })));
   fill("model", Object.keys(choices.model));
   fill("hardware", Object.keys(choices.hardware), Object.fromEntries(Object.entries(choices.hardware)
-    .map(([name, h]) => [name, `${name}, ${bytes(h.memory_bytes)}, ${h.ranks_per_node} in a node`])));
+    .map(([name, h]) => [name, `${name} (${bytes(h.memory_bytes)})`])));
   fill("software", choices.software);
   fill("schedule", choices.schedule);
   fill("recompute", choices.recompute);

@@ -89,12 +89,12 @@ function changed(control) {
     `${microbatches()} micro-batch${microbatches() > 1 ? "es" : ""} in a step.`;
   history.replaceState(null, "", linkOfState());
   markShown();
+  if (search(searchQuery().toString())) byId("ranking").setAttribute("aria-busy", "true");
   if (wrong) {
     predict(null);
     return showImpossible(wrong);
   }
   if (predict(predictQuery().toString())) byId("prediction").setAttribute("aria-busy", "true");
-  if (search(searchQuery().toString())) byId("ranking").setAttribute("aria-busy", "true");
 }
 
 async function begin() {

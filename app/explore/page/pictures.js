@@ -28,6 +28,7 @@ function drawMemory(p) {
       svg.append(words(left - 8, y + tall / 2 + 3, "pp " + i, "soft end"));
       svg.append(words(at(m.peak) + 6, y + tall / 2 + 3, bytes(m.peak), m.peak > limit ? "bad" : ""));
     });
+    svg.append(line(at(limit), top - 4, at(limit), end + 4, "halo"));
     svg.append(line(at(limit), top - 4, at(limit), end + 4, "limit"));
     svg.append(words(at(limit), top - 8, `the card: ${bytes(limit)}`, "bad end"));
     return end + 26;

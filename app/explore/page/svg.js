@@ -26,7 +26,7 @@ function drawLegend(svg, entries, width) {
 
 // A numbered axis under a picture; `y` is where the picture ends.
 function drawAxis(svg, { left, right, top, y, most, unit }) {
-  for (const tick of ticks(most, Math.max(2, (right - left) / 110))) {
+  for (const tick of ticks(most, Math.max(3, (right - left) / 110))) {
     const x = left + (tick / most) * (right - left);
     svg.append(line(x, top, x, y, "grid"), words(x, y + 15, unit(tick), x > right - 24 ? "soft end" : "soft mid"));
   }

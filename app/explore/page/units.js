@@ -1,7 +1,7 @@
 // Numbers as words.
 const three = (x) => x >= 99.95 ? x.toFixed(0) : x >= 9.995 ? x.toFixed(1) : x.toFixed(2);
 function scaled(x, units) {
-  if (!(Math.abs(x) > 0)) return "0 " + units[units.length - 1][1];
+  if (!(Math.abs(x) > 0)) return "0";
   const [size, name] = units.find(([least]) => Math.abs(x) >= 0.9995 * least) || units[units.length - 1];
   return three(x / size) + " " + name;
 }
