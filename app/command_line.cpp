@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "app/option_values.h"
+#include "app/plan_line.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -52,8 +53,6 @@ constexpr const char* kReportExamples =
     "  tessera train --trace --pp 2 --microbatches 6 --out runs/mine   a run that leaves a timeline\n"
     "  tessera report runs/mine                        draws it: runs/mine/report.html, for any browser";
 
-using Words = std::vector<std::pair<std::string, std::string>>;  // option name, text
-
 std::string help_of(const OptionInfo& info, const std::string& value) {
   std::string text(info.help);
   if (!info.choices.empty()) text += fmt::format(": {}", info.choices);
@@ -69,11 +68,11 @@ bool is_of_verify(std::string_view name) {
   return std::ranges::find(others, name) == others.end();
 }
 
-// A command that takes the options of a run; of verify not all.
+// A command that takes the options of a run; of verify and plan not all.
 void add_run(CLI::App* train, const TrainOptions& defaults, Words& words) {
-  const bool verify = train->get_name() == "verify";
+  const std::string command = train->get_name();
   for_each_option(defaults, [&]<class T>(const OptionInfo& info, const T& field) {
-    if (verify && !is_of_verify(info.name)) return;
+    if ((command == "verify" && !is_of_verify(info.name)) || (command == "plan" && !is_of_plan(info.name))) return;
     const std::string name(info.name), shown = "--" + name;
     if constexpr (std::is_same_v<T, bool>) {
       train
@@ -95,6 +94,7 @@ void add_run(CLI::App* train, const TrainOptions& defaults, Words& words) {
         value = field;
       else if constexpr (std::is_arithmetic_v<T>)
         value = fmt::format("{}", field);
+      if (command == "plan" && is_searched(name)) value.clear();
       train
           ->add_option_function<std::string>(
               shown, [&words, name](const std::string& text) { words.emplace_back(name, text); }, help_of(info, value))
@@ -102,7 +102,7 @@ void add_run(CLI::App* train, const TrainOptions& defaults, Words& words) {
           ->type_name("");
     }
   });
-  train->footer(verify ? kVerifyExamples : kTrainExamples);
+  train->footer(command == "verify" ? kVerifyExamples : kTrainExamples);
 }
 
 // An option of a command other than train: its words go to `set`.
@@ -156,14 +156,6 @@ void add_bench(CLI::App& app, BenchOptions& o) {
       [&o](const std::string& t) { o.device = parse_choice("--device", t, "cpu|cuda"); });
   b->prefix_command();  // the words behind are Google Benchmark's
   b->footer(kBenchExamples);
-}
-
-void add_plan(CLI::App& app, PlanOptions& o) {
-  CLI::App* p = app.add_subcommand("plan", "Predict time, bytes and memory of plans before they run");
-  add(p, "--cases", "JSONL file of models, plans and machines: one prediction for each line",
-      [&o](const std::string& t) { o.cases = t; });
-  add(p, "--format", "of standard output: text|json [text]",
-      [&o](const std::string& t) { o.format = parse_choice("--format", t, "text|json"); });
 }
 
 void add_report(CLI::App& app, ReportOptions& o) {
@@ -247,7 +239,9 @@ Command parse_command_line(int argc, const char* const* argv) {
   add_generate(app, generate);
   add_data(app, data);
   add_bench(app, bench);
-  add_plan(app, plan);
+  CLI::App* planning = app.add_subcommand("plan", "Choose a layout for a model and a machine before anything runs");
+  add_run(planning, plan_defaults(), words);
+  add_plan(*planning, plan);
   add_report(app, report);
   add_explore(app, explore);
   for (CLI::App* c : app.get_subcommands({})) c->allow_extras();
@@ -285,7 +279,10 @@ Command parse_command_line(int argc, const char* const* argv) {
   if (chosen.front()->get_name() == "train") return train_options(words);
   if (chosen.front()->get_name() == "verify") return verify_options(words);
   if (chosen.front()->get_name() == "generate") return generate;
-  if (chosen.front()->get_name() == "plan") return plan;
+  if (chosen.front()->get_name() == "plan") {
+    set_words(plan, words);
+    return plan;
+  }
   if (chosen.front()->get_name() == "report") return report;
   if (chosen.front()->get_name() == "explore") return explore;
   return data;

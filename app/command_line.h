@@ -4,7 +4,7 @@
 #include <variant>
 
 #include "app/explore/options.h"
-#include "app/options.h"
+#include "app/plan_options.h"
 
 namespace tessera {
 

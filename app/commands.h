@@ -2,6 +2,7 @@
 #pragma once
 #include "app/explore/options.h"
 #include "app/options.h"
+#include "app/plan_options.h"
 
 namespace tessera {
 

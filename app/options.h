@@ -103,11 +103,6 @@ struct ReportOptions {
   std::optional<std::string> out;
 };
 
-struct PlanOptions {
-  std::optional<std::string> cases;  // a file of them, one on each line
-  std::string format = "text";
-};
-
 struct BenchOptions {
   std::string device = "cpu";
   std::vector<std::string> words;  // for Google Benchmark

@@ -117,6 +117,10 @@ Case case_from_json(std::string_view text, const std::string& what) {
   return c;
 }
 
+ModelShape model_from_json(std::string_view text, const std::string& what) {
+  return model_from(parse_json(text, what));
+}
+
 nlohmann::ordered_json to_json(const Layout& l) {
   const Plan& p = l.plan;
   return {{"dp", p.dp},

@@ -189,6 +189,13 @@ void check_backend(const Plan& p, int64_t ranks) {
            ranks);
 }
 
+void check_layout(const Plan& p, const ModelConfig& m, int64_t batch) {
+  check_numbers(p);
+  check_batch(p, batch);
+  check_tensor(p, m);
+  check_context(p, m);
+}
+
 void check(const Plan& p) {
   if constexpr (kWithNccl)
     if (uses_nccl(p)) load_kernels_early();  // before the first call of CUDA's, which looks for GPUs
@@ -209,12 +216,10 @@ void check(const Job& s, bool traced) {
   check_numbers(p);
   check_sizes(s);
   check_backend(p, p.ranks());
-  check_batch(p, s.optim.batch);
   check_documents(s);
   check_data(p);
   check_modes(p);
-  check_tensor(p, s.model);
-  check_context(p, s.model);
+  check_layout(p, s.model, s.optim.batch);
   check_pipeline(p, s.model);
   check_attention(s);
   check_place(p, traced);

@@ -46,8 +46,10 @@ struct Job {
 void check_sizes(const Job& job);
 // Throws FieldError where this process cannot start, or be one of, so many ranks of that kind.
 void check_backend(const Plan& plan, int64_t ranks);
-// Both, and all that keeps this machine from training the model under the plan. `traced`: somebody looks at the parts
-// of each step.
+// Throws FieldError for what no machine could do: a batch, heads or tokens that the plan cannot divide.
+void check_layout(const Plan& plan, const ModelConfig& model, int64_t batch);
+// All of it, and all that keeps this machine from training the model under the plan. `traced`: somebody looks at the
+// parts of each step.
 void check(const Job& job, bool traced = false);
 
 // The whole model, with the vocabulary of the tokens where the job has none. Throws FieldError where it is smaller.

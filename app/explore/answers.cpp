@@ -2,11 +2,15 @@
 #include "app/explore/answers.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "app/explore/page.h"
 #include "app/explore/query.h"
+#include "app/plan_text.h"
 #include "models/presets.h"
 #include "parallel/pipeline/simulate.h"
 #include "planner/case_json.h"
@@ -99,11 +103,23 @@ Json prediction(const Request& request) {
   return out;
 }
 
+// One at a time, since it takes both processors for a while.
+Answer search(const Request& request) {
+  static std::timed_mutex one;
+  const std::unique_lock lock(one, std::chrono::seconds(10));
+  if (!lock) return refusal(503, "another search takes long; try again");
+  std::string lines = plan_json_lines(answer_of_query(request));
+  lines.pop_back();
+  std::ranges::replace(lines, '\n', ',');
+  return {.body = "[" + lines + "]\n"};
+}
+
 }  // namespace
 
 Answer answer(const Request& request) {
   try {
     if (request.path == "/predict") return json_answer(prediction(request));
+    if (request.path == "/search") return search(request);
     if (!request.query.empty()) return refusal(400, "expected no query for this path");
     if (request.path == "/") return {.type = "text/html", .body = std::string(kPage)};
     if (request.path == "/choices") return json_answer(choices());

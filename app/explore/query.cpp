@@ -11,6 +11,8 @@
 #include <optional>
 #include <string_view>
 
+#include "app/plan_command.h"
+#include "app/plan_question.h"
 #include "models/presets.h"
 #include "planner/case_json.h"
 #include "tensor/field_error.h"
@@ -22,7 +24,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kLongest = 64;           // characters of a value
 constexpr int64_t kMost = 1'000'000'000;  // of a number
-constexpr int64_t kGpt2Vocab = 50257;
 
 enum class Kind : uint8_t { number, yes_or_no, word };
 enum class Part : uint8_t { top, model, plan, question };
@@ -115,19 +116,29 @@ planner::Case case_of(std::map<Part, Json> parts) {
 
 planner::Case case_of_query(const Request& request) { return case_of(parts_of(request, Part::question)); }
 
-Asked question_of_query(const Request& request) {
+PlanAnswer answer_of_query(const Request& request) {
   std::map<Part, Json> parts = parts_of(request, Part::plan);
-  const Json question = parts[Part::question];
-  return {.what = case_of(std::move(parts)),
-          .ranks = question.value("ranks", int64_t{1}),
-          .batch = question.value("batch", int64_t{1})};
+  const Json numbers = parts[Part::question], top = parts[Part::top];
+  const bool as_named = parts[Part::model].empty();
+  const planner::Case c = case_of(std::move(parts));
+  PlanOptions options;
+  if (as_named)
+    options.words = {{"model", top.value("model", "")}};
+  else
+    options.model_file = "the page";  // its sizes stand in the command
+  return answer_of(options, {.question = {.model = c.model,
+                                          .hardware = c.hardware,
+                                          .software = c.software,
+                                          .ranks = numbers.value("ranks", int64_t{1}),
+                                          .batch = numbers.value("batch", int64_t{1})},
+                             .model = top.value("model", "the page's model")});
 }
 
 planner::ModelShape shape_of_preset(std::string_view name) {
   const std::optional<ModelConfig> config = preset(name);
   if (!config) throw FieldError("model", fmt::format("expected one of {}, found '{}'", preset_names(), name));
   planner::ModelShape shape = planner::shape_of(*config);
-  if (shape.vocab == 0) shape.vocab = kGpt2Vocab;
+  if (shape.vocab == 0) shape.vocab = usual_vocab(name);
   return shape;
 }
 

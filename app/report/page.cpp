@@ -23,16 +23,18 @@ std::string numbers(const Record& r, const StepSpan& step, const std::optional<M
 
 }  // namespace
 
+std::string whole_page(const std::string& title, const std::string& main, const std::string& data) {
+  return "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
+         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
+         "<link rel=\"icon\" href=\"data:,\"/>\n<title>" +
+         escaped(title) + "</title>\n<style>" + kStyle + "</style>\n</head>\n<body>\n<main>\n" + main +
+         "</main>\n<div id=\"tip\"></div>\n" + data + "<script>" + kScript + "</script>\n</body>\n</html>\n";
+}
+
 std::string page(const Record& r) {
   const StepSpan step = median_step(r);
   const std::optional<MeasuredPipeline> pipeline = measure_pipeline(r, step);
-  std::string out =
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
-      "<link rel=\"icon\" href=\"data:,\"/>\n<title>" +
-      escaped(r.model.substr(0, r.model.find(':'))) + ", a run of Tessera</title>\n<style>" + kStyle +
-      "</style>\n</head>\n<body>\n<main>\n";
-  out += head_part(r);
+  std::string out = head_part(r);
   if (step.step > 0) {
     if (pipeline)
       out += pipeline_part(r, *pipeline, step);
@@ -42,8 +44,8 @@ std::string page(const Record& r) {
           "schedule.</p></section>\n";
     out += timeline_part(r, step) + memory_part(r, step);
   }
-  out += bytes_part(r) + "</main>\n<div id=\"tip\"></div>\n" + numbers(r, step, pipeline);
-  return out + "<script>" + kScript + "</script>\n</body>\n</html>\n";
+  return whole_page(r.model.substr(0, r.model.find(':')) + ", a run of Tessera", out + bytes_part(r),
+                    numbers(r, step, pipeline));
 }
 
 }  // namespace tessera::report

@@ -9,6 +9,17 @@
 
 namespace tessera::report {
 
+// The file around what its <main> has: style and script stand in it, and `data` behind it, for programs.
+std::string whole_page(const std::string& title, const std::string& main, const std::string& data = "");
+// A schedule on its clock, a row of boxes for each rank; `scale` is the time that the whole width shows.
+struct Panel {
+  const Simulation& sim;
+  std::string title;
+  double scale = 1;
+  bool in_ms = true;
+};
+std::string panel_svg(const Panel& panel);
+
 std::string head_part(const Record& record);  // what ran, and its loss
 std::string pipeline_part(const Record& record, const MeasuredPipeline& pipeline, const StepSpan& step);
 std::string timeline_part(const Record& record, const StepSpan& step);  // every rank's tracks in one step

@@ -13,13 +13,6 @@ namespace {
 
 constexpr double kRow = 26, kGap = 4, kAxis = 22;
 
-struct Panel {
-  const Simulation& sim;
-  std::string title;
-  double scale = 1;  // the time that the whole width shows
-  bool in_ms = true;
-};
-
 std::string time_words(double time, bool in_ms) { return in_ms ? short_time(time) : fmt::format("{} units", time); }
 
 std::string cell(const Panel& panel, const TimedAction& t, size_t rank, double y) {
@@ -37,24 +30,6 @@ std::string cell(const Panel& panel, const TimedAction& t, size_t rank, double y
   const int chunk = s.chunks() > 1 ? t.action.stage * 3 / s.stages : 0;  // later stages of a rank are paler
   return box(at, fmt::format("k-{} c{}", name_of(t.action.what), chunk), tip, fmt::format("{}", t.action.microbatch),
              fmt::format(" data-mb=\"{}\"", t.action.microbatch));
-}
-
-std::string panel_svg(const Panel& p) {
-  const double rows = static_cast<double>(p.sim.actions.size()) * kRow, pixel = (kWidth - kGutter) / p.scale;
-  std::string out = fmt::format("<h3>{}</h3>\n", escaped(p.title)) + open_svg(rows + kAxis, p.title);
-  for (size_t r = 0; r < p.sim.actions.size(); ++r) {
-    const double y = static_cast<double>(r) * kRow;
-    out += text_at(kGutter - 8, y + 16, "end", fmt::format("pipeline rank {}", r));
-    out += box({kGutter, y, p.sim.makespan * pixel, kRow - kGap}, "idle",
-               fmt::format("idle | rank {} is idle for {} of {}", r, time_words(p.sim.idle[r], p.in_ms),
-                           time_words(p.sim.makespan, p.in_ms)));
-    for (const TimedAction& t : p.sim.actions[r]) out += cell(p, t, r, y);
-  }
-  for (const double tick : ticks(0, p.scale, 10))
-    if (const double x = kGutter + tick * pixel; x < kWidth - 20)
-      out += text_at(x, rows + 14, tick > 0 ? "mid" : "start",
-                     p.in_ms ? fmt::format("{:.4g} ms", tick) : fmt::format("{:.4g}", tick));
-  return out + "</svg>\n";
 }
 
 std::string row(const std::string& what, const std::string& share, const std::string& why) {
@@ -105,6 +80,24 @@ std::string times_table(const Record& r, const MeasuredPipeline& p) {
 }
 
 }  // namespace
+
+std::string panel_svg(const Panel& p) {
+  const double rows = static_cast<double>(p.sim.actions.size()) * kRow, pixel = (kWidth - kGutter) / p.scale;
+  std::string out = fmt::format("<h3>{}</h3>\n", escaped(p.title)) + open_svg(rows + kAxis, p.title);
+  for (size_t r = 0; r < p.sim.actions.size(); ++r) {
+    const double y = static_cast<double>(r) * kRow;
+    out += text_at(kGutter - 8, y + 16, "end", fmt::format("pipeline rank {}", r));
+    out += box({kGutter, y, p.sim.makespan * pixel, kRow - kGap}, "idle",
+               fmt::format("idle | rank {} is idle for {} of {}", r, time_words(p.sim.idle[r], p.in_ms),
+                           time_words(p.sim.makespan, p.in_ms)));
+    for (const TimedAction& t : p.sim.actions[r]) out += cell(p, t, r, y);
+  }
+  for (const double tick : ticks(0, p.scale, 10))
+    if (const double x = kGutter + tick * pixel; x < kWidth - 20)
+      out += text_at(x, rows + 14, tick > 0 ? "mid" : "start",
+                     p.in_ms ? fmt::format("{:.4g} ms", tick) : fmt::format("{:.4g}", tick));
+  return out + "</svg>\n";
+}
 
 std::string pipeline_part(const Record& r, const MeasuredPipeline& p, const StepSpan& step) {
   const Schedule& s = r.schedule;

@@ -4,6 +4,8 @@ word that says so and status 77, where there is no browser.
 
 usage: page_test.py TESSERA
 """
+import itertools
+import math
 import os
 import sys
 import tempfile
@@ -44,6 +46,24 @@ CONTRAST = """(() => {
   }
   return least;
 })()"""
+
+# How red, green and blue are seen without each kind of cone (Machado, Oliveira and Fernandes 2009, severity 1).
+SIGHT = {
+    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "no red cones": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "no green cones": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "no blue cones": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+
+
+def seen(colour, sight):
+    """CIE Lab of #rrggbb."""
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in (int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5))]
+    red, green, blue = (min(1, max(0, sum(a * b for a, b in zip(row, linear)))) for row in SIGHT[sight])
+    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (
+        (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047, 0.2126 * red + 0.7152 * green + 0.0722 * blue,
+        (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
 class Page(unittest.TestCase):
@@ -181,6 +201,18 @@ class Page(unittest.TestCase):
                 seen.append(sum(map(sum, (pixel for row in rows for pixel in row))) / (3 * len(rows) * len(rows[0])))
         self.assertGreater(min(seen[:2]), 170)  # of 255
         self.assertLess(max(seen[2:]), 80)
+
+    def test_colours_differ_for_every_eye(self):
+        for scheme in ("light", "dark"):
+            self.browser.scheme(scheme)
+            for names in ("parameters gradients optimizer activations communication workspace", "F B W idle", "F I W idle",
+                          "compute waiting sending"):
+                colours = {name: self.value(f"getComputedStyle(document.documentElement).getPropertyValue('--{name}').trim()")
+                           for name in names.split()}
+                for one, other in itertools.combinations(colours, 2):
+                    for sight in SIGHT:
+                        apart = math.dist(seen(colours[one], sight), seen(colours[other], sight))
+                        self.assertGreater(apart, 14, f"{scheme}: {one} and {other} with {sight}")
 
     def test_serves_a_keyboard_and_a_screen_reader(self):
         named = self.browser.call("Accessibility.getFullAXTree")["nodes"]

@@ -59,7 +59,7 @@ function showPrediction(p) {
   byId("verdict-why").textContent = p.fits
     ? (range[1] > range[0] ? `Software that is built well takes ${seconds(range[0])} to ${seconds(range[1])}: the numbers are those of data sheets.` : "")
     : `${where}Most of it: ${nameOf(p.over.largest)}, ${bytes(p.memory[p.over.largest])}. ${HINTS[p.over.largest] || ""}`;
-  byId("figures").replaceChildren(...[["step", seconds(p.step_s)], ["tokens per second", count(p.tokens_per_s)],
+  byId("figures").replaceChildren(...[["step", seconds(p.step_s)], ["tokens/s", count(p.tokens_per_s)],
     ["of the peak (MFU)", percent(p.mfu)], ["TFLOP/s of a rank", three(p.tflops_per_rank)], ["bubble", percent(p.bubble)],
     ["fullest rank", bytes(p.memory.peak)]]
     .map(([name, value]) => node("div", {}, node("dt", { textContent: name }), node("dd", { textContent: value }))));

@@ -24,9 +24,10 @@ function markShown() {
   }
 }
 
-function showRanking(found) {
+function showRanking(events) {
+  const plans = events.filter((e) => e.event === "plan"), recommended = events.find((e) => e.event === "recommendation");
   const body = document.querySelector("#ranking tbody");
-  body.replaceChildren(...found.plans.map((p) => {
+  body.replaceChildren(...plans.map((p) => {
     const choose = node("button", { type: "button", textContent: planWords(p.plan) });
     choose.setAttribute("aria-label", `Show the plan ${planWords(p.plan)}`);
     const row = node("tr", { plan: p.plan, className: p.fits ? "" : "over" }, node("td", {}, choose),
@@ -36,11 +37,11 @@ function showRanking(found) {
     row.addEventListener("click", () => takePlan(p.plan));
     return row;
   }));
-  document.querySelector("#ranking table").hidden = found.plans.length === 0;
-  const fit = found.plans.filter((p) => p.fits).length;
+  document.querySelector("#ranking table").hidden = plans.length === 0;
+  const fit = plans.filter((p) => p.fits).length;
   byId("ranking-line").textContent = fit ? `Of all ways to divide ${state.ranks} ranks, the fastest that fit. Choose one to see it.`
     : "No plan fits. Nearest to fitting:";
-  showAdvice(found.recommendation);
+  showAdvice(recommended);
   markShown();
 }
 

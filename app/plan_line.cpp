@@ -1,0 +1,61 @@
+// What `plan --help` teaches.
+#include "app/plan_line.h"
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+#include "app/option_values.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  tessera plan --model llama2-7b --hardware h100 --ranks 8 --batch 256       7B on 8 H100: the best plans, and "
+    "why\n"
+    "  tessera plan --model llama3-70b --context 8192 --hardware h100 --ranks 64 --batch 512 --html plan.html\n"
+    "  tessera plan --model llama2-7b --hardware a100-80 --ranks 8 --batch 64 --tp 2 --zero 1   some choices made\n"
+    "  tessera plan --model my.json --hardware cluster.toml --software megatron --ranks 3072 --batch 1536\n"
+    "  tessera plan --cases cases.jsonl --format json                             predictions of given plans, no "
+    "search\n"
+    "An option of the layout is a fixed choice; what is not given is searched. my.json has sizes, as {\"layers\": 32,\n"
+    "\"channels\": 4096, \"heads\": 32, \"ffn\": 11008, \"gated\": true, \"vocab\": 32000, \"context\": 4096, "
+    "\"tied\": false,\n"
+    "\"positions\": \"rope\"}; cluster.toml has what differs from a known machine: base = \"h100\", memory_bytes = "
+    "94e9.";
+
+OptionInfo range(double least, double most) {
+  return {.name = "", .group = "", .help = "", .least = least, .most = most};
+}
+
+}  // namespace
+
+void add_plan(CLI::App& plan, PlanOptions& o) {
+  const auto add = [&](const char* name, const char* help, const std::function<void(const std::string&)>& set) {
+    plan.add_option_function<std::string>(name, set, help)->type_name("")->group("Planning");
+  };
+  const auto path = [](const std::string& name, const std::string& text) {
+    if (text.empty()) throw Error(name + ": expected a file, found ''");
+    return text;
+  };
+  add("--hardware", "what ranks compute on: a name, as h100 or a100-80, or a TOML file",
+      [&o](const std::string& t) { o.hardware = t; });
+  add("--software", "what trains: tessera, megatron, deepspeed, fsdp, or a TOML file [tessera]",
+      [&o](const std::string& t) { o.software = t; });
+  add("--memory", "GB that a rank may use; default: all that the hardware has",
+      [&o](const std::string& t) { o.memory_gb = parse_number("--memory", t, range(1e-3, 1e6)); });
+  add("--ep", "ranks that share out the experts of a model that has some; cut out of dp x cp",
+      [&o](const std::string& t) { o.ep = parse_integer("--ep", t, 1, 1e6); });
+  add("--top", "how many plans are shown [10]",
+      [&o](const std::string& t) { o.top = parse_integer("--top", t, 1, 1000); });
+  add("--html", "file to draw the answer in: one page, for any browser",
+      [&o, path](const std::string& t) { o.html = path("--html", t); });
+  add("--cases", "JSONL file of models, plans and machines: one prediction for each line",
+      [&o, path](const std::string& t) { o.cases = path("--cases", t); });
+  add("--format", "of standard output: text|json [text]",
+      [&o](const std::string& t) { o.format = parse_choice("--format", t, "text|json"); });
+  plan.footer(kExamples);
+}
+
+}  // namespace tessera

@@ -1,0 +1,110 @@
+// Names and files become descriptions.
+#include "app/plan_question.h"
+
+#include <fmt/format.h>
+
+#include "app/job_of.h"
+#include "app/option_values.h"
+#include "data/files.h"
+#include "planner/case_json.h"
+#include "tensor/field_error.h"
+#include "train/job.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kUsualVocab = 50257, kCharacters = 256;  // where a vocabulary is the tokenizer's: GPT-2's
+
+bool is_file(const std::string& name) { return name.find('/') != std::string::npos || name.ends_with(".toml"); }
+
+// What `read` makes of the file; its errors name the file and its keys.
+template <class F>
+auto from_file(const std::string& path, const F& read) {
+  const std::string text = read_file(path);
+  try {
+    return read(text, path);
+  } catch (const FieldError& e) {
+    std::string words = e.what();
+    std::erase(words, '`');
+    throw Error(fmt::format("{}: {}", path, words));
+  }
+}
+
+planner::ModelShape model_of(const PlanOptions& o) {
+  if (o.model_file) {
+    for (const auto& [name, text] : o.words)
+      if (name != "model" && name != "batch" && !is_searched(name) && name != "dtype")
+        throw Error(fmt::format("--{}: expected a model by name beside it; found --model {}, whose sizes stand in it",
+                                name, *o.model_file));
+    return from_file(*o.model_file, planner::model_from_json);
+  }
+  Job job = job_of(o.run);
+  job.plan.microbatches = 1;
+  check_sizes(job);
+  if (job.model.vocab == 0) job.model.vocab = usual_vocab(o.run.model);
+  return planner::shape_of(job.model);
+}
+
+planner::Hardware hardware_of(const PlanOptions& o) {
+  if (!o.hardware)
+    throw Error(
+        fmt::format("--hardware: expected {}, or a TOML file; found none", fmt::join(planner::hardware_names(), ", ")));
+  planner::Hardware h =
+      is_file(*o.hardware) ? from_file(*o.hardware, planner::hardware_from_file) : planner::hardware_named(*o.hardware);
+  if (h.name.empty()) h.name = *o.hardware;
+  if (o.memory_gb) h.memory_bytes = *o.memory_gb * 1e9;
+  return h;
+}
+
+planner::Software software_of(const PlanOptions& o) {
+  planner::Software s =
+      is_file(o.software) ? from_file(o.software, planner::software_from_file) : planner::software_named(o.software);
+  if (is_file(o.software)) s.name = o.software;
+  return s;
+}
+
+// What was not given is open.
+template <class T>
+void fix(const PlanOptions& o, std::string_view option, std::optional<T>& choice, const T& value) {
+  if (o.gives(option)) choice = value;
+}
+
+planner::Fixed fixed_of(const PlanOptions& o, const Plan& p) {
+  planner::Fixed f{.pp = o.pp, .dp = o.dp, .cp = o.cp, .tp = o.tp, .ep = o.ep};
+  fix(o, "microbatches", f.microbatches, p.microbatches), fix(o, "chunks", f.chunks, p.chunks);
+  fix(o, "sp", f.sp, p.sp), fix(o, "zero", f.zero, p.zero), fix(o, "schedule", f.schedule, p.schedule);
+  fix(o, "cp-mode", f.cp_mode, p.cp_mode), fix(o, "recompute", f.recompute, p.recompute);
+  return f;
+}
+
+// Those of the axes where they are not said.
+int64_t ranks_of(const PlanOptions& o) {
+  if (o.ranks) return *o.ranks;
+  if (!o.pp && !o.dp && !o.cp && !o.tp) throw Error("--ranks: expected how many ranks there are, found none");
+  return o.pp.value_or(1) * o.dp.value_or(1) * o.cp.value_or(1) * o.tp.value_or(1);
+}
+
+}  // namespace
+
+int64_t usual_vocab(std::string_view preset) {
+  return preset.ends_with("-nano") || preset.ends_with("-mini") ? kCharacters : kUsualVocab;
+}
+
+PlanQuestion question_of(const PlanOptions& o) {
+  const Plan given = job_of(o.run).plan;
+  if (!given.schedule_file.empty())
+    throw Error("--schedule: expected a name, found the file " + given.schedule_file +
+                ", which is for one number of ranks");
+  PlanQuestion out;
+  planner::Question& q = out.question;
+  q.model = model_of(o);
+  q.hardware = hardware_of(o);
+  q.software = software_of(o);
+  q.ranks = ranks_of(o);
+  q.batch = o.run.batch;
+  q.fixed = fixed_of(o, given);
+  out.model = o.model_file.value_or(o.run.model);
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,194 @@
+// Divisors, and what divides what.
+#include "planner/enumerate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "tensor/field_error.h"
+#include "train/job.h"
+
+namespace tessera::planner {
+namespace {
+
+constexpr std::array kRecomputes = {Recompute::none, Recompute::activation, Recompute::activation_norm,
+                                    Recompute::attention, Recompute::block};
+constexpr std::array kContextModes = {ContextMode::ring, ContextMode::ulysses};
+constexpr std::array kZeroStages = {ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three};
+constexpr std::array kSchedules = {ScheduleKind::one_f_one_b, ScheduleKind::gpipe, ScheduleKind::zb_h1,
+                                   ScheduleKind::zb_h2,       ScheduleKind::zb_v,  ScheduleKind::interleaved};
+constexpr int64_t kNear = 64;  // how far from the number of ranks another is looked for
+
+std::vector<int64_t> divisors(int64_t n) {
+  std::vector<int64_t> low, high;
+  for (int64_t d = 1; d * d <= n; ++d) {
+    if (n % d != 0) continue;
+    low.push_back(d);
+    if (d * d < n) high.push_back(n / d);
+  }
+  low.insert(low.end(), high.rbegin(), high.rend());
+  return low;
+}
+
+// What is fixed, or all there is.
+template <class T, class All>
+std::vector<T> choices(const std::optional<T>& fixed, const All& all) {
+  return fixed ? std::vector<T>{*fixed} : std::vector<T>(all.begin(), all.end());
+}
+
+ModelConfig sizes_of(const ModelShape& m) {
+  return {.layers = m.layers,
+          .heads = m.heads,
+          .channels = m.channels,
+          .context = m.context,
+          .vocab = m.vocab,
+          .kv_heads = m.kv_heads,
+          .head_dim = m.head_dim};
+}
+
+bool fixes(const Fixed& f, const std::string& field) {
+  return (field == "pp" && f.pp) || (field == "dp" && f.dp) || (field == "cp" && f.cp) || (field == "tp" && f.tp) ||
+         (field == "sp" && f.sp) || (field == "batch" && (f.dp || f.microbatches));
+}
+
+class Bases {
+ public:
+  explicit Bases(const Question& q) : q_(q), sizes_(sizes_of(q.model)) {}
+
+  std::vector<Layout> all(int64_t ranks) {
+    const Fixed& f = q_.fixed;
+    const std::vector<int64_t> of_ranks = divisors(ranks);
+    for (const int64_t pp : choices(f.pp, of_ranks)) {
+      if (ranks % pp != 0 || (!f.pp && pp > q_.model.layers)) continue;
+      for (const int64_t tp : choices(f.tp, of_ranks)) {
+        if (ranks / pp % tp != 0) continue;
+        for (const int64_t cp : choices(f.cp, of_ranks))
+          if (const int64_t rest = ranks / pp / tp; rest % cp == 0 && (!f.dp || *f.dp == rest / cp))
+            add_mesh(pp, rest / cp, cp, tp);
+      }
+    }
+    return std::move(found_);
+  }
+  // Why a mesh that the user's choices ask for was none.
+  const std::optional<FieldError>& why_none() const { return why_none_; }
+
+ private:
+  void add_mesh(int64_t pp, int64_t dp, int64_t cp, int64_t tp) {
+    const Fixed& f = q_.fixed;
+    if (pp > q_.model.layers && !why_none_)
+      why_none_.emplace("pp", fmt::format("{} ranks are more than the {} layers", pp, q_.model.layers));
+    if (pp > q_.model.layers) return;
+    Plan p = q_.rest;
+    p.pp = pp, p.dp = dp, p.cp = cp, p.tp = tp;
+    p.microbatches = f.microbatches.value_or(1);
+    for (const bool sp : choices(f.sp, std::array{false, true})) {
+      if (sp && tp == 1 && !f.sp) continue;
+      p.sp = sp;
+      for (const ContextMode mode : choices(f.cp_mode, kContextModes)) {
+        if (cp == 1 && !f.cp_mode && mode != ContextMode::ring) continue;
+        p.cp_mode = mode;
+        if (can_be(p)) add_parts(p);
+      }
+    }
+  }
+
+  bool can_be(const Plan& p) {
+    try {
+      check_layout(p, sizes_, q_.batch);
+      return true;
+    } catch (const FieldError& e) {
+      if (!why_none_ && fixes(q_.fixed, e.field())) why_none_.emplace(e);
+      return false;
+    }
+  }
+
+  void add_parts(Plan p) {
+    const Fixed& f = q_.fixed;
+    const int64_t here = q_.batch / p.dp;  // sequences of a step
+    for (const int64_t m : choices(f.microbatches, divisors(here))) {
+      if (here % m != 0) continue;
+      p.microbatches = m;
+      p.schedule = f.schedule.value_or(ScheduleKind::one_f_one_b);
+      p.zero = f.zero.value_or(ZeroStage::none);
+      for (const Recompute recompute : choices(f.recompute, kRecomputes)) {
+        p.recompute = recompute;
+        for (const int64_t ep : experts(p)) found_.push_back({.plan = p, .ep = ep, .sequences = here / m});
+      }
+    }
+  }
+
+  std::vector<int64_t> experts(const Plan& p) const {
+    if (q_.model.experts == 0) return {1};
+    std::vector<int64_t> out;
+    for (const int64_t ep : choices(q_.fixed.ep, divisors(q_.model.experts)))
+      if (q_.model.experts % ep == 0 && p.dp * p.cp % ep == 0) out.push_back(ep);
+    return out;
+  }
+
+  const Question& q_;
+  ModelConfig sizes_;
+  std::vector<Layout> found_ = {};
+  std::optional<FieldError> why_none_ = {};
+};
+
+[[noreturn]] void refuse(const Question& q, const std::optional<FieldError>& why_none) {
+  if (why_none) throw *why_none;
+  std::string nearest;
+  for (int64_t step = 1; step < kNear && nearest.empty(); ++step)
+    for (const int64_t ranks : {q.ranks + step, q.ranks - step})
+      if (ranks > 0 && nearest.empty() && !Bases(q).all(ranks).empty()) nearest = std::to_string(ranks);
+  throw FieldError("ranks",
+                   fmt::format("{} cannot be divided among the layers, heads, tokens and the batch of {}{}; "
+                               "the nearest that can: {}",
+                               q.ranks, q.batch, nearest.empty() ? "" : "", nearest.empty() ? "none" : nearest));
+}
+
+bool can_be(const Question& q, const Plan& p, int64_t chunks) {
+  return p.pp * chunks <= q.model.layers && (p.schedule != ScheduleKind::interleaved || p.microbatches % p.pp == 0);
+}
+
+// Chunks of each rank that a schedule may have.
+std::vector<int64_t> chunks_of(const Question& q, const Plan& p) {
+  if (p.schedule != ScheduleKind::interleaved) return {0};
+  if (q.fixed.chunks) return {*q.fixed.chunks};
+  std::vector<int64_t> out;
+  for (int64_t v = 2; v * p.pp <= q.model.layers; ++v)
+    if (v == 2 || q.model.layers % (v * p.pp) == 0) out.push_back(v);
+  return out;
+}
+
+}  // namespace
+
+std::vector<Layout> bases(const Question& q) {
+  Bases made(q);
+  std::vector<Layout> out = made.all(q.ranks);
+  if (out.empty()) refuse(q, made.why_none());
+  return out;
+}
+
+std::vector<Layout> variants(const Question& q, const Layout& base) {
+  std::vector<Layout> out;
+  Layout layout = base;
+  Plan& p = layout.plan;
+  const bool pipeline = p.pp > 1, shared = p.dp * p.cp > 1;
+  for (const ScheduleKind kind : choices(q.fixed.schedule, kSchedules)) {
+    if (!pipeline && !q.fixed.schedule && kind != ScheduleKind::one_f_one_b) continue;
+    if (q.fixed.chunks && *q.fixed.chunks > 0 && pipeline && !q.fixed.schedule && kind != ScheduleKind::interleaved)
+      continue;
+    p.schedule = kind;
+    for (const int64_t chunks : chunks_of(q, p)) {
+      p.chunks = chunks;
+      if (!can_be(q, p, chunks > 0 ? chunks : kind == ScheduleKind::zb_v ? 2 : 1)) continue;
+      for (const ZeroStage zero : choices(q.fixed.zero, kZeroStages)) {
+        if (!shared && !q.fixed.zero && zero != ZeroStage::none) continue;
+        p.zero = zero;
+        out.push_back(layout);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace tessera::planner

@@ -1,0 +1,193 @@
+// Sentences about numbers.
+#include "planner/recommend.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "planner/assumptions.h"
+#include "tensor/field_error.h"
+
+namespace tessera::planner {
+namespace {
+
+constexpr double kTight = 0.92;    // of the memory: little is left for what is not modelled
+constexpr double kNothing = 1e-3;  // of a time: no difference
+
+std::vector<std::pair<std::string_view, double>> named(const Parts& p) {
+  return {{"compute", p.compute},
+          {"recomputation", p.recompute},
+          {"the bubble", p.bubble},
+          {"tp", p.tp},
+          {"cp", p.cp},
+          {"ep", p.ep},
+          {"dp", p.dp},
+          {"the optimizer", p.optimizer}};
+}
+
+std::string seconds(double s) { return s < 1 ? fmt::format("{:.1f} ms", 1e3 * s) : fmt::format("{:.2f} s", s); }
+
+const MemoryParts& fullest(const Prediction& p) { return p.memory[p.fullest]; }
+
+bool same_mesh(const Layout& a, const Layout& b) {
+  const Plan &p = a.plan, &q = b.plan;
+  return p.pp == q.pp && p.dp == q.dp && p.cp == q.cp && p.tp == q.tp;
+}
+
+std::string time_words(const Prediction& p) {
+  std::string out;
+  for (const auto& [name, s] : named(p.parts))
+    if (s > 0.005 * p.step_s) out += fmt::format("{}{:.0f}% {}", out.empty() ? "" : ", ", 100 * s / p.step_s, name);
+  return "of a step " + out + (p.parts.tp + p.parts.cp + p.parts.dp > 0 ? " (of an axis: what is not hidden)" : "");
+}
+
+std::string memory_words(const Question& q, const Prediction& p) {
+  const double peak = fullest(p).peak();
+  std::string out = fmt::format("the fullest rank holds {:.1f} of {:.1f} GB, most of it {}", peak / 1e9,
+                                q.hardware.memory_bytes / 1e9, p.largest);
+  if (peak > kTight * q.hardware.memory_bytes) out += "; that is tight: fragmentation is not in it";
+  return out;
+}
+
+std::string node_words(const Question& q, const Plan& p) {
+  const int64_t node = q.hardware.ranks_per_node;
+  if (node <= 0 || q.ranks <= node) return "";
+  std::string inside, across;
+  int64_t width = 1;
+  for (const auto& [name, size] : {std::pair{"tp", p.tp}, {"cp", p.cp}, {"dp", p.dp}, {"pp", p.pp}}) {
+    if (size == 1) continue;
+    width *= size;
+    std::string& list = width <= node ? inside : across;
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", name);
+  }
+  if (inside.empty()) return fmt::format("{} goes over the links between nodes", across);
+  return fmt::format("{} stays within a node of {} ranks, {} goes over the links between nodes", inside, node, across);
+}
+
+// The plans beside it that the model cannot tell from it.
+std::string close_words(const Answer& a) {
+  std::vector<std::string> close;
+  for (size_t i = 1; i < a.best.size(); ++i)
+    if (a.best[i].prediction.step_s < (1 + kCloseCall) * a.best[0].prediction.step_s)
+      close.push_back(std::to_string(i + 1));
+  if (close.empty()) return "no other of the plans listed is within the model's error of 4%";
+  return fmt::format("too close to call, within the model's error of 4%: number {} of the plans listed",
+                     fmt::join(close, ", "));
+}
+
+bool respects(const Fixed& f, const Layout& l) {
+  const Plan& p = l.plan;
+  const auto is = [](const auto& fixed, const auto& value) { return !fixed || *fixed == value; };
+  return is(f.pp, p.pp) && is(f.dp, p.dp) && is(f.cp, p.cp) && is(f.tp, p.tp) && is(f.ep, l.ep) && is(f.sp, p.sp) &&
+         is(f.microbatches, p.microbatches) && is(f.zero, p.zero) && is(f.schedule, p.schedule) &&
+         is(f.cp_mode, p.cp_mode) && is(f.recompute, p.recompute) && is(f.chunks, p.chunks);
+}
+
+bool is_feasible(const Question& q, const Layout& l) {
+  const Plan& p = l.plan;
+  if (!respects(q.fixed, l)) return false;
+  Question one = q;
+  one.fixed = {p.pp,           p.dp, p.cp,   p.tp,       l.ep,      p.chunks,
+               p.microbatches, p.sp, p.zero, p.schedule, p.cp_mode, p.recompute};
+  try {
+    for (const Layout& base : bases(one))
+      if (!variants(one, base).empty()) return true;
+  } catch (const FieldError&) {
+  }
+  return false;
+}
+
+// The same plan with one other choice.
+std::vector<Layout> neighbours(const Question& q, const Layout& l) {
+  std::vector<Layout> out;
+  const auto with = [&](const auto& change) {
+    Layout other = l;
+    change(other.plan, other);
+    if (!(other == l) && is_feasible(q, other)) out.push_back(other);
+  };
+  constexpr std::array axes = {&Plan::tp, &Plan::pp, &Plan::cp, &Plan::dp};
+  for (const auto more : axes)
+    for (const auto less : axes) {
+      if (more == less || l.plan.*less % 2 != 0) continue;
+      with([&](Plan& p, Layout& o) {
+        p.*more *= 2, p.*less /= 2;
+        if (p.tp == 1) p.sp = false;
+        if (p.pp == 1) p.schedule = ScheduleKind::one_f_one_b, p.chunks = 0;
+        if (p.dp * p.cp == 1) p.zero = ZeroStage::none;
+        p.microbatches = std::max<int64_t>(1, q.batch / (p.dp * o.sequences));
+        o.sequences = q.batch / (p.dp * p.microbatches);
+      });
+    }
+  for (const ZeroStage z : {ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three})
+    if (l.plan.dp * l.plan.cp > 1) with([&](Plan& p, Layout&) { p.zero = z; });
+  for (const Recompute r : {Recompute::none, Recompute::activation, Recompute::attention, Recompute::block})
+    with([&](Plan& p, Layout&) { p.recompute = r; });
+  if (l.plan.tp > 1) with([](Plan& p, Layout&) { p.sp = !p.sp; });
+  if (l.plan.pp > 1)
+    for (const ScheduleKind s : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zb_h1,
+                                 ScheduleKind::zb_h2, ScheduleKind::zb_v})
+      with([&](Plan& p, Layout&) {
+        p.chunks = s == ScheduleKind::interleaved ? (p.chunks > 0 ? p.chunks : 2) : 0;
+        p.schedule = s;
+      });
+  with([](Plan& p, Layout& o) { p.microbatches *= 2, o.sequences /= 2; });
+  if (l.plan.microbatches % 2 == 0) with([](Plan& p, Layout& o) { p.microbatches /= 2, o.sequences *= 2; });
+  return out;
+}
+
+std::vector<WhyNot> why_not(const Question& q, const Answer& a) {
+  std::vector<WhyNot> out;
+  const Candidate& best = a.best[0];
+  for (size_t i = 1; i < a.best.size(); ++i)
+    if (!same_mesh(a.best[i].layout, best.layout)) {
+      out.push_back({a.best[i].layout, "the runner-up: " + compared(a.best[i], best)});
+      break;
+    }
+  for (const Layout& l : neighbours(q, best.layout)) {
+    if (!out.empty() && out[0].layout == l) continue;
+    out.push_back({l, compared({l, predict(case_of(q, l))}, best)});
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string compared(const Candidate& other, const Candidate& best) {
+  const Prediction &p = other.prediction, &b = best.prediction;
+  if (!p.fits) return fmt::format("does not fit: {:.1f} GB too much, most of it {}", p.over_bytes / 1e9, p.largest);
+  const double more = p.step_s / b.step_s - 1, memory = (fullest(p).peak() - fullest(b).peak()) / 1e9;
+  std::string out = std::abs(more) < kNothing
+                        ? "as fast"
+                        : fmt::format("{:.1f}% {}", 100 * std::abs(more), more > 0 ? "slower" : "faster");
+  if (more >= kNothing) {
+    const auto theirs = named(p.parts), ours = named(b.parts);
+    size_t most = 0;
+    for (size_t i = 0; i < ours.size(); ++i)
+      if (theirs[i].second - ours[i].second > theirs[most].second - ours[most].second) most = i;
+    out += fmt::format(": {} more for {}", seconds(theirs[most].second - ours[most].second), ours[most].first);
+  }
+  if (std::abs(memory) >= 0.1)
+    out += fmt::format("; {:.1f} GB {} on the fullest rank", std::abs(memory), memory > 0 ? "more" : "less");
+  return out;
+}
+
+Recommendation recommend(const Question& q, const Answer& a) {
+  const Candidate& best = a.best.at(0);
+  const Prediction& p = best.prediction;
+  Recommendation r{.plan = best};
+  r.why.push_back(fmt::format("the fastest that fits: {} a step, {:.4g} tokens/s, {:.0f}% of the peak (MFU)",
+                              seconds(p.step_s), p.tokens_per_s, 100 * p.mfu));
+  r.why.push_back(time_words(p));
+  r.why.push_back(memory_words(q, p));
+  if (const std::string words = node_words(q, best.layout.plan); !words.empty()) r.why.push_back(words);
+  r.why.push_back(close_words(a));
+  r.why_not = why_not(q, a);
+  r.weakest_assumption = weakest_assumption(q, a);
+  return r;
+}
+
+}  // namespace tessera::planner

@@ -1,0 +1,170 @@
+// Bounds first, then simulations.
+#include "planner/search.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "tensor/field_error.h"
+
+namespace tessera::planner {
+namespace {
+
+constexpr size_t kSimulated = 50;  // of the best by closed forms
+constexpr double kSlack = 0.98;    // times a bound: closed forms are that near to simulations
+
+using Kind = std::tuple<int64_t, int64_t, int64_t, int64_t, ZeroStage>;  // pp, dp, cp, tp, ZeRO
+
+Kind kind_of(const Layout& l) { return {l.plan.pp, l.plan.dp, l.plan.cp, l.plan.tp, l.plan.zero}; }
+
+// Of plans that take equally long the one with less in it comes first.
+auto order_of(const Candidate& c) {
+  const Plan& p = c.layout.plan;
+  return std::tuple(c.prediction.step_s, p.zero, p.sp, p.recompute, p.schedule, p.chunks, p.cp_mode, p.pp, p.tp);
+}
+bool is_before(const Candidate& a, const Candidate& b) { return order_of(a) < order_of(b); }
+
+// A base with the bound of its variants.
+struct Node {
+  Layout base;
+  double bound = 0;
+  Candidate smallest;  // what of it needs the least memory
+};
+
+// The times of a schedule without a bubble and of a shared update bound those of all others.
+Node node_of(const Question& q, const Layout& base) {
+  const bool shared = base.plan.dp * base.plan.cp > 1;
+  Layout quick = base, small = base;
+  if (!q.fixed.schedule && base.plan.pp > 1) quick.plan.schedule = ScheduleKind::zb_h2;
+  if (!q.fixed.zero && shared) quick.plan.zero = ZeroStage::one, small.plan.zero = ZeroStage::three;
+  const double bound = std::min(estimate(case_of(q, quick)).step_s, estimate(case_of(q, base)).step_s);
+  return {base, bound, {small, estimate(case_of(q, small))}};
+}
+
+// The candidates that are kept: some best ones, and the best of each kind.
+class Kept {
+ public:
+  explicit Kept(size_t kinds) : kinds_(kinds) {}
+
+  void add(Candidate c) {
+    const Kind kind = kind_of(c.layout);
+    if (const auto found = of_kinds_.find(kind); found == of_kinds_.end())
+      of_kinds_.emplace(kind, c);
+    else if (is_before(c, found->second))
+      found->second = c;
+    if (best_.size() == kSimulated && !is_before(c, best_.back())) return;
+    best_.insert(std::ranges::upper_bound(best_, c, is_before), std::move(c));
+    if (best_.size() > kSimulated) best_.pop_back();
+  }
+  // Whether a plan that takes at least this long could still be kept.
+  bool wants(double seconds) const {
+    if (best_.size() < kSimulated || seconds < best_.back().prediction.step_s) return true;
+    size_t faster = 0;
+    for (const auto& [kind, c] : of_kinds_) faster += c.prediction.step_s <= seconds ? 1 : 0;
+    return faster < kinds_;
+  }
+  std::vector<Candidate> all() const {
+    std::vector<Candidate> out, others;
+    for (const auto& [kind, c] : of_kinds_) others.push_back(c);
+    std::ranges::sort(others, is_before);
+    others.resize(std::min(others.size(), 2 * kinds_));
+    out = best_;
+    for (const Candidate& c : others)
+      if (std::ranges::none_of(best_, [&](const Candidate& b) { return b.layout == c.layout; })) out.push_back(c);
+    return out;
+  }
+
+ private:
+  size_t kinds_;
+  std::vector<Candidate> best_ = {};
+  std::map<Kind, Candidate> of_kinds_ = {};
+};
+
+// Of each kind what is nearest to fitting.
+class TooLarge {
+ public:
+  void add(const Candidate& c) {
+    const auto [found, is_new] = of_kinds_.emplace(kind_of(c.layout), c);
+    if (!is_new && c.prediction.over_bytes < found->second.prediction.over_bytes) found->second = c;
+  }
+  std::vector<Candidate> nearest(size_t most) const {
+    std::vector<Candidate> out;
+    for (const auto& [kind, c] : of_kinds_) out.push_back(c);
+    std::ranges::sort(out, {}, [](const Candidate& c) { return c.prediction.over_bytes; });
+    out.resize(std::min(out.size(), most));
+    return out;
+  }
+
+ private:
+  std::map<Kind, Candidate> of_kinds_ = {};
+};
+
+// The first of each kind; where these are fewer than asked for, the next ones too.
+std::vector<Candidate> ranking(std::vector<Candidate> all, size_t top) {
+  std::ranges::sort(all, is_before);
+  std::vector<Candidate> first, rest;
+  std::map<Kind, bool> seen;
+  for (Candidate& c : all) (seen.emplace(kind_of(c.layout), true).second ? first : rest).push_back(std::move(c));
+  first.resize(std::min(first.size(), top));
+  for (size_t i = 0; i < rest.size() && first.size() < top; ++i) first.push_back(std::move(rest[i]));
+  std::ranges::sort(first, is_before);
+  return first;
+}
+
+// Looks at all nodes; where not `whole`, only as long as they can be among the best.
+Answer search_nodes(const Question& q, size_t top, bool whole) {
+  Answer answer;
+  std::vector<Node> nodes;
+  for (const Layout& base : bases(q)) {
+    if (variants(q, base).empty()) continue;
+    nodes.push_back(whole ? Node{base, 0, {}} : node_of(q, base));
+  }
+  if (nodes.empty()) throw FieldError("schedule", "cuts the model into more stages or micro-batches than there are");
+  answer.feasible = static_cast<int64_t>(nodes.size());
+  std::ranges::stable_sort(nodes, {}, &Node::bound);
+  Kept kept(top);
+  TooLarge too_large;
+  std::vector<Candidate> simulated;
+  for (const Node& node : nodes) {
+    if (!whole && !kept.wants(kSlack * node.bound)) break;
+    if (!whole && !node.smallest.prediction.fits) {
+      too_large.add(node.smallest);
+      continue;
+    }
+    for (const Layout& layout : variants(q, node.base)) {
+      ++answer.estimated;
+      Candidate c{layout, whole ? predict(case_of(q, layout)) : estimate(case_of(q, layout))};
+      if (!c.prediction.fits)
+        too_large.add(c);
+      else if (whole)
+        simulated.push_back(std::move(c));
+      else
+        kept.add(std::move(c));
+    }
+  }
+  if (!whole)
+    for (Candidate& c : kept.all()) simulated.push_back({c.layout, predict(case_of(q, c.layout))});
+  answer.simulated = static_cast<int64_t>(simulated.size());
+  std::erase_if(simulated, [&](const Candidate& c) {
+    if (!c.prediction.fits) too_large.add(c);
+    return !c.prediction.fits;
+  });
+  answer.best = ranking(std::move(simulated), top);
+  answer.too_large = too_large.nearest(top);
+  for (Candidate& c : answer.too_large) c.prediction = predict(case_of(q, c.layout));
+  return answer;
+}
+
+}  // namespace
+
+Case case_of(const Question& q, const Layout& layout) {
+  return {.model = q.model, .layout = layout, .hardware = q.hardware, .software = q.software};
+}
+
+Answer search(const Question& q, size_t top) { return search_nodes(q, top, false); }
+
+Answer search_all(const Question& q, size_t top) { return search_nodes(q, top, true); }
+
+}  // namespace tessera::planner
