@@ -21,7 +21,8 @@ void for_each_field_of_hardware(H& h, const F& f) {
   f("intra_bytes_per_s", h.intra_bytes_per_s), f("inter_bytes_per_s", h.inter_bytes_per_s);
   f("intra_latency_s", h.intra_latency_s), f("inter_latency_s", h.inter_latency_s), f("launch_s", h.launch_s);
   f("product_efficiency", h.product_efficiency), f("memory_efficiency", h.memory_efficiency);
-  f("link_efficiency", h.link_efficiency), f("contention", h.contention), f("reserved_bytes", h.reserved_bytes);
+  f("intra_efficiency", h.intra_efficiency), f("inter_efficiency", h.inter_efficiency);
+  f("contention", h.contention), f("reserved_bytes", h.reserved_bytes);
   f("processors", h.processors), f("range_fastest", h.range_fastest), f("range_slowest", h.range_slowest);
 }
 
@@ -31,7 +32,8 @@ void for_each_field_of_software(S& s, const F& f) {
   f("parameter_bytes", s.parameter_bytes), f("gradient_bytes", s.gradient_bytes), f("state_bytes", s.state_bytes);
   f("gather_bytes", s.gather_bytes), f("reduce_bytes", s.reduce_bytes), f("logit_bytes", s.logit_bytes);
   f("tp_overlap", s.tp_overlap), f("dp_overlap", s.dp_overlap), f("pp_overlap", s.pp_overlap);
-  f("dropout", s.dropout), f("fp8", s.fp8), f("reshard_after_forward", s.reshard_after_forward);
+  f("scatter_messages", s.scatter_messages), f("dropout", s.dropout), f("fp8", s.fp8),
+      f("reshard_after_forward", s.reshard_after_forward);
   f("fewer_layers_at_ends", s.fewer_layers_at_ends), f("gated_activation_pieces", s.gated_activation_pieces);
 }
 

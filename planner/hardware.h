@@ -26,7 +26,7 @@ struct Hardware {
   double launch_s = 0;                                  // of a kernel, or of a call, where the device waits for it
   double product_efficiency = 0.85;                     // of peak_flops, that long products reach
   double memory_efficiency = 0.85;                      // of hbm_bytes_per_s, that elementwise kernels reach
-  double link_efficiency = 0.8;                         // of the links' rates, that collectives reach
+  double intra_efficiency = 0.78, inter_efficiency = 0.85;  // of the links' rates, that collectives reach
   double contention = 0.15;  // of the time of communication that hides: what the compute beside it takes longer
   std::map<std::string, AttentionRate> attention = {};  // by kernel: unfused, flash1, flash2, cudnn, ...
   double reserved_bytes = 0;                            // of memory_bytes: the driver's and the libraries'

@@ -1,6 +1,8 @@
 // Sizes of a model from its shape.
 #include "planner/model_shape.h"
 
+#include <algorithm>
+
 namespace tessera::planner {
 
 ModelShape shape_of(const ModelConfig& c) {
@@ -20,15 +22,22 @@ ModelShape shape_of(const ModelConfig& c) {
           .qk_norm = c.qk_norm};
 }
 
+double expert_parameters(const ModelShape& m) {
+  const double one = (m.gated ? 3 : 2) * static_cast<double>(m.channels) * static_cast<double>(m.hidden());
+  return one * static_cast<double>(std::max<int64_t>(1, m.experts));
+}
+
+double layer_matrices(const ModelShape& m) {
+  const auto h = static_cast<double>(m.channels), q = static_cast<double>(m.query()), k = static_cast<double>(m.key());
+  return h * (q + 2 * k) + q * h + expert_parameters(m);
+}
+
 double layer_parameters(const ModelShape& m) {
-  const auto h = static_cast<double>(m.channels), q = static_cast<double>(m.query()), k = static_cast<double>(m.key()),
-             f = static_cast<double>(m.hidden()), experts = static_cast<double>(m.experts);
-  const double matrices = m.gated ? 3 : 2, feed = matrices * h * f;
-  const double attention = h * (q + 2 * k) + q * h;
-  const double small =
-      m.gated ? 2 * h + (m.qkv_bias ? q + 2 * k : 0) + (m.qk_norm ? 2 * static_cast<double>(m.head_size()) : 0)
-              : 4 * h + (q + 2 * k) + h + (m.experts > 0 ? 0 : f + h);
-  return attention + small + (m.experts > 0 ? experts * feed + experts * h : feed);
+  const auto h = static_cast<double>(m.channels), qkv = static_cast<double>(m.query() + 2 * m.key()),
+             f = static_cast<double>(m.hidden());
+  double small = m.gated ? 2 * h + (m.qkv_bias ? qkv : 0) : 4 * h + qkv + h + f + h;
+  if (m.qk_norm) small += 2 * static_cast<double>(m.head_size());
+  return layer_matrices(m) + small + h * static_cast<double>(m.experts);  // with the router
 }
 
 double parameters(const ModelShape& m) {

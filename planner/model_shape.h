@@ -30,7 +30,9 @@ struct ModelShape {
 
 ModelShape shape_of(const ModelConfig& config);
 
-// Parameters; those of a layer have its experts in them.
+// Parameters: of the feed-forward layer, or of all experts; of all that a layer multiplies with; of a layer; of all.
+double expert_parameters(const ModelShape& m);
+double layer_matrices(const ModelShape& m);
 double layer_parameters(const ModelShape& m);
 double parameters(const ModelShape& m);
 

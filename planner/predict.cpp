@@ -1,35 +1,189 @@
-// The model of a step.
+// A step put together: passes of the stages, the pipeline's schedule, the data axis, the optimizer.
+//
+//   step = the busiest rank's passes + its waiting in the pipeline + what is seen of the data axis + the update
+//
+// Of a rank's passes compute, recomputation and the axes tp, cp and ep are parts by themselves; what is seen of
+// ZeRO-3's gathering belongs to dp.
 #include "planner/predict.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
+
+#include "planner/check_case.h"
+#include "planner/described.h"
+#include "planner/layer.h"
+#include "planner/own.h"
+#include "planner/pipeline.h"
 
 namespace tessera::planner {
+namespace {
 
-Prediction predict(const Case& c) {
-  const Plan& p = c.layout.plan;
-  const double tokens = static_cast<double>(c.layout.batch()) * static_cast<double>(c.model.context);
-  const double ranks = static_cast<double>(p.ranks());
-  const double flops = 6 * parameters(c.model) * tokens;
-  Prediction out;
-  out.parts.compute = flops / ranks / (c.hardware.peak_flops * c.hardware.product_efficiency);
-  const double m = static_cast<double>(p.microbatches);
-  out.parts.bubble = out.parts.compute * static_cast<double>(p.pp - 1) / m;
-  out.step_s = out.parts.sum();
+double real(int64_t x) { return static_cast<double>(x); }
+
+// What one stage takes for one micro-batch, by part.
+struct StageWork {
+  Passes all = {};
+  Parts parts = {};
+  double flops = 0, again = 0;
+
+  void add(double n, const LayerTime& t) {
+    all += n * Passes{t.forward(), t.input(), t.weight()};
+    parts.compute += n * t.compute.sum();
+    parts.recompute += n * t.recompute;
+    parts.tp += n * t.tp.sum(), parts.cp += n * t.cp.sum(), parts.ep += n * t.ep.sum();
+    flops += n * t.flops, again += n * t.again;
+  }
+  void add_dp(double n, const Passes& p) {
+    all += n * p;
+    parts.dp += n * p.sum();
+  }
+};
+
+// Rajbhandari et al. 2020, section 5: with ZeRO-3 a layer's parameters are gathered for each pass, beside the layer
+// before it, and its gradient is scattered beside the next; with ZeRO-2 gradients are scattered for each micro-batch.
+Passes sharing_of_layer(const Case& c, const LayerTime& layer) {
+  const Software& s = c.software;
+  const Link link = link_of(c.hardware, data_axis(c));
+  const ZeroStage zero = c.layout.plan.zero;
+  if (link.ranks == 1 || zero < ZeroStage::two) return {};
+  const double size = parameters_of(c, 1, false, false).all();
+  const double gather = zero == ZeroStage::three ? all_gather_s(link, size * s.gather_bytes) : 0,
+               scatter = all_gather_s(link, size * s.reduce_bytes), again = s.reshard_after_forward ? gather : 0;
+  if (!s.dp_overlap) return {gather, again + scatter, 0};
+  const auto seen = [&](double sent, double beside) {
+    const double hidden = std::min(sent, beside);
+    return sent - hidden + c.hardware.contention * hidden;
+  };
+  return {seen(gather, layer.forward()), seen(again + scatter, layer.input() + layer.weight()), 0};
+}
+
+// Of a stage's gradients and parameters, once in a step: beside the last backward pass, and the first forward pass of
+// the next step (Li et al. 2020, "PyTorch Distributed").
+double sharing_of_step(const Case& c, double held, const Passes& passes) {
+  const Software& s = c.software;
+  const Hardware& h = c.hardware;
+  const Link link = link_of(h, data_axis(c));
+  const ZeroStage zero = c.layout.plan.zero;
+  if (link.ranks == 1 || zero == ZeroStage::three) return 0;
+  const double sums = zero == ZeroStage::none  ? all_reduce_s(h, link, held * s.reduce_bytes)
+                      : zero == ZeroStage::one ? all_gather_s(link, held * s.reduce_bytes)
+                                               : 0;
+  const double values = zero == ZeroStage::none ? 0 : all_gather_s(link, held * s.gather_bytes);
+  if (!s.dp_overlap) return sums + values;
+  const double beside = std::min(sums, passes.backward()), before = std::min(values, passes.forward);
+  return sums + values - (1 - h.contention) * (beside + before);
+}
+
+// Gradients are read for their norm, and all of a parameter's state is read and written once.
+double update_s(const Case& c, double held) {
+  const Software& s = c.software;
+  const double n = c.layout.plan.zero == ZeroStage::none ? 1 : real(data_axis(c).ranks);
+  return bytes_s(c.hardware, held / n * (2 * s.state_bytes + 3 * s.gradient_bytes + s.parameter_bytes));
+}
+
+Parts times(double n, const Parts& p) {
+  return {n * p.compute, n * p.recompute, n * p.bubble, n * p.tp, n * p.cp, n * p.ep, n * p.dp, n * p.optimizer};
+}
+
+std::string largest_of(const MemoryParts& m) {
+  const std::array<std::pair<double, const char*>, 6> all{{{m.parameters, "parameters"},
+                                                           {m.gradients, "gradients"},
+                                                           {m.optimizer, "optimizer"},
+                                                           {m.activations, "activations"},
+                                                           {m.communication, "communication"},
+                                                           {m.workspace, "workspace"}}};
+  return std::ranges::max_element(all)->second;
+}
+
+// Chowdhery et al. 2022, appendix B: 6 N + 12 L q s for a token, N without tables that are only looked up; of experts
+// those that see the token.
+double model_flops_of_token(const ModelShape& m) {
+  double layer = layer_parameters(m);
+  if (m.experts > 0) layer -= expert_parameters(m) * (1 - real(m.experts_per_token) / real(m.experts));
+  const double matrices = real(m.layers) * layer + real(m.vocab) * real(m.channels);
+  return 6 * matrices + 12 * real(m.layers) * real(m.query()) * real(m.context);
+}
+
+void set_rates(const Case& c, const StageWork& all, Prediction& out) {
+  const double tokens = real(c.layout.batch()) * real(c.model.context), ranks = real(c.layout.plan.ranks());
+  const double each = model_flops_of_token(c.model) * tokens / ranks;
   out.fastest_s = out.step_s * c.hardware.range_fastest;
   out.slowest_s = out.step_s * c.hardware.range_slowest;
   out.tokens_per_s = tokens / out.step_s;
-  out.tflops_per_rank = flops / ranks / out.step_s / 1e12;
-  out.mfu = out.hfu = flops / ranks / out.step_s / c.hardware.peak_flops;
-  out.bubble = out.parts.bubble / out.step_s;
-  const double here = parameters(c.model) / static_cast<double>(p.tp * p.pp);
-  out.memory.assign(static_cast<size_t>(p.pp), {.parameters = here * c.software.parameter_bytes,
-                                                .gradients = here * c.software.gradient_bytes,
-                                                .optimizer = here * c.software.state_bytes});
-  const double over = out.memory[0].peak() - c.hardware.memory_bytes;
+  out.tflops_per_rank = each / out.step_s / 1e12;
+  out.mfu = each / out.step_s / c.hardware.peak_flops;
+  out.hfu = out.mfu * (1 + (all.flops > 0 ? all.again / all.flops / 3 : 0));
+}
+
+void set_memory(const Case& c, std::vector<MemoryParts> memory, Prediction& out) {
+  out.memory = std::move(memory);
+  const auto fullest = std::ranges::max_element(out.memory, {}, &MemoryParts::peak);
+  out.fullest = static_cast<size_t>(fullest - out.memory.begin());
+  const double over = fullest->peak() - (c.hardware.memory_bytes - c.hardware.reserved_bytes);
   out.fits = over <= 0;
   out.over_bytes = std::max(0.0, over);
+  out.largest = largest_of(*fullest);
+}
+
+Prediction predict_checked(const Case& c) {
+  const Plan& p = c.layout.plan;
+  const std::optional<Job> own = own_job(c);
+  const Schedule few = schedule_with(p, std::min(p.microbatches, 6 * p.pp + p.microbatches % p.pp));
+  const std::vector<int64_t> layers = own ? own_layers(*own) : layers_of_stages(c, few.stages);
+
+  const LayerTime layer = layer_time(c), embedding = embedding_time(c), head = head_time(c);
+  const Passes shared = sharing_of_layer(c, layer);
+  std::vector<StageWork> work(layers.size());
+  StageWork whole;
+  std::vector<StageTimes> stages;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    work[i].add(real(layers[i]), layer);
+    work[i].add_dp(real(layers[i]), shared);
+    if (i == 0) work[i].add(1, embedding);
+    if (i + 1 == layers.size()) work[i].add(1, head);
+    const Passes& t = work[i].all;
+    stages.push_back({t.forward, t.backward(), t.input, t.weight});
+    whole.flops += work[i].flops, whole.again += work[i].again;
+  }
+  Prediction out;
+  const double array =
+      2 * local_tokens(c) * real(c.model.channels) / (p.sp || c.software.scatter_messages ? real(p.tp) : 1);
+  out.message_s = p.pp > 1 ? message_s(c.hardware, pp_axis(c), array) : 0;
+  if (!c.software.pp_overlap && p.pp > 1)
+    for (StageTimes& t : stages) {
+      t.forward += out.message_s, t.backward += out.message_s, t.input += out.message_s;
+    }
+  const bool spans = c.software.name != "tessera" && few.has(Do::I);
+  const PipelineTime pipeline = pipeline_time(p, stages, c.software.pp_overlap ? out.message_s : 0, spans);
+  out.stages = stages;
+  out.bubble = pipeline.bubble;
+
+  // The rank that ends last of all that then have the data axis and the update before them: the busiest.
+  const size_t rank = static_cast<size_t>(std::ranges::max_element(pipeline.busy) - pipeline.busy.begin());
+  double held = 0;
+  Passes once;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (few.rank_of_stage[i] != static_cast<int>(rank)) continue;
+    const Parts here = times(real(p.microbatches), work[i].parts);
+    out.parts.compute += here.compute, out.parts.recompute += here.recompute, out.parts.tp += here.tp;
+    out.parts.cp += here.cp, out.parts.ep += here.ep, out.parts.dp += here.dp;
+    held += parameters_of(c, layers[i], i == 0, i + 1 == layers.size()).all();
+    once += work[i].all;
+  }
+  out.parts.bubble = std::max(0.0, pipeline.seconds - out.parts.sum());
+  out.parts.dp += sharing_of_step(c, held, once);
+  out.parts.optimizer = update_s(c, held);
+  out.step_s = out.parts.sum();
+  set_rates(c, whole, out);
+  set_memory(c, own ? own_memory(*own) : described_memory(c, few, pipeline.in_flight), out);
+  out.bytes = own ? own_bytes(*own) : described_bytes(c, few);
   return out;
 }
+
+}  // namespace
+
+Prediction predict(const Case& c) { return predict_checked(checked_case(c)); }
 
 Prediction estimate(const Case& c) { return predict(c); }
 

@@ -21,6 +21,7 @@ struct Software {
   double logit_bytes = 4;            // that the loss holds for a token and an entry of the vocabulary
   TensorOverlap tp_overlap = TensorOverlap::none;
   bool dp_overlap = true, pp_overlap = true;
+  bool scatter_messages = false;       // each rank of tp sends its part of what goes to the next stage
   bool dropout = false;                // its masks are kept
   bool fp8 = false;                    // products of layers, at twice the peak
   bool reshard_after_forward = true;   // ZeRO-3 gathers again for the backward pass

@@ -18,7 +18,7 @@
 #include "app/job_of.h"
 #include "parallel/pipeline/schedule.h"
 #include "train/trainer.h"
-#include "verify/expected.h"
+#include "train/expected_bytes.h"
 
 namespace tessera::test {
 

@@ -1,5 +1,5 @@
 // The closed forms themselves, against the table of the paper and numbers worked out by hand.
-#include "verify/expected.h"
+#include "train/expected_bytes.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Bytes on the wire, axis by axis.
-#include "verify/expected.h"
+#include "train/expected_bytes.h"
 
 #include <algorithm>
 #include <map>

@@ -1,0 +1,25 @@
+// How long a pipeline takes, and what it holds in flight, by simulating its schedule.
+#pragma once
+#include <vector>
+
+#include "parallel/pipeline/simulate.h"
+#include "train/plan.h"
+
+namespace tessera::planner {
+
+struct PipelineTime {
+  double seconds = 0;               // of a step
+  double bubble = 0;                // share of it in which the mean rank waits
+  std::vector<double> busy = {};    // seconds, of each rank
+  std::vector<int> in_flight = {};  // the most of each rank, in stages times micro-batches
+};
+
+// As the plan says, of any number of micro-batches. Throws FieldError for numbers that do not fit.
+Schedule schedule_with(const Plan& plan, int64_t microbatches);
+
+// `spans`: the next step begins on a rank when its own has ended, as where an update is taken back when the norm says
+// so (Qi et al. 2024, section 4): then a step takes as long as the longest span of a rank, and not from the first start
+// to the last end.
+PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
+
+}  // namespace tessera::planner
