@@ -1,6 +1,8 @@
 // Requests to the planner and back.
 #include "app/explore/answers.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -14,6 +16,7 @@
 #include "models/presets.h"
 #include "parallel/pipeline/simulate.h"
 #include "planner/case_json.h"
+#include "planner/check_case.h"
 #include "planner/predict.h"
 #include "tensor/field_error.h"
 #include "train/names.h"
@@ -23,6 +26,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr double kMostRanks = 65'536;
 constexpr int64_t kMostPasses = 200'000;  // of a pipeline: stages times micro-batches
 constexpr size_t kMostDrawn = 6000;       // actions
 constexpr double kSpan = 1e6;             // of a step in the times of actions
@@ -56,8 +60,11 @@ Json choices() {
           {"recompute", kRecomputeNames}};
 }
 
-// A simulation takes its time, and so does a picture.
+// What the planner would take long for.
 void check_size(const Plan& p) {
+  double ranks = 1;
+  for (const int64_t axis : {p.pp, p.dp, p.cp, p.tp}) ranks *= static_cast<double>(axis);
+  if (ranks > kMostRanks) throw FieldError("dp", fmt::format("expected at most {} ranks, found {}", kMostRanks, ranks));
   const double passes = static_cast<double>(p.pp) * static_cast<double>(std::max<int64_t>(p.chunks, 2)) *
                         static_cast<double>(p.microbatches);
   if (passes > kMostPasses)
@@ -69,7 +76,8 @@ void check_size(const Plan& p) {
 // The passes of each rank, [what, stage, micro-batch, begin, end], on a clock that ends at kSpan; of a long pipeline
 // those that begin before `shown`.
 Json pipeline(const planner::Case& c, const planner::Prediction& p) {
-  const Simulation s = simulate(schedule_of(c.layout.plan), {.stages = p.stages, .message = p.message_s});
+  const Simulation s =
+      simulate(schedule_of(c.layout.plan), {.stages = p.stages, .message = c.software.pp_overlap ? p.message_s : 0});
   std::vector<double> starts;
   for (const auto& rank : s.actions)
     for (const TimedAction& a : rank) starts.push_back(a.start);
@@ -93,7 +101,7 @@ Json pipeline(const planner::Case& c, const planner::Prediction& p) {
 }
 
 Json prediction(const Request& request) {
-  const planner::Case c = case_of_query(request);
+  const planner::Case c = planner::checked_case(case_of_query(request));
   check_size(c.layout.plan);
   const planner::Prediction p = planner::predict(c);
   Json out = planner::to_json(c, p);
