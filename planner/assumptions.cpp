@@ -8,6 +8,8 @@
 #include <optional>
 #include <vector>
 
+#include "planner/estimate.h"
+
 namespace tessera::planner {
 namespace {
 
@@ -36,15 +38,15 @@ std::vector<Assumption> assumptions(const Question& q) {
 }
 
 // Seconds of the answer's plans, by closed forms that are set right by the simulation.
-std::vector<double> times(const Question& q, const Answer& a) {
+std::vector<double> times(Estimator estimate, const Answer& a) {
   std::vector<double> out;
-  for (const Candidate& c : a.best) out.push_back(estimate(case_of(q, c.layout)).step_s);
+  for (const Candidate& c : a.best) out.push_back(estimate(c.layout).step_s);
   return out;
 }
 
 // Who wins instead of the first.
-std::optional<size_t> turned(const Question& q, const Answer& a, const std::vector<double>& usual) {
-  const std::vector<double> changed = times(q, a);
+std::optional<size_t> turned(const Estimator& other, const Answer& a, const std::vector<double>& usual) {
+  const std::vector<double> changed = times(other, a);
   size_t best = 0;
   const auto seconds = [&](size_t i) { return a.best[i].prediction.step_s * changed[i] / usual[i]; };
   for (size_t i = 1; i < changed.size(); ++i)
@@ -52,20 +54,32 @@ std::optional<size_t> turned(const Question& q, const Answer& a, const std::vect
   return best == 0 ? std::nullopt : std::optional(best);
 }
 
+bool is_faster(Estimator on, const Layout& l, const Layout& than) {
+  return on.simulated(l).step_s < on.simulated(than).step_s;
+}
+
 }  // namespace
 
-std::string weakest_assumption(const Question& q, const Answer& a) {
-  const std::vector<double> usual = times(q, a);
+std::optional<Turn> nearest_turn(const Question& q, const Answer& a) {
+  const Estimator estimate(q);
+  const std::vector<double> usual = times(estimate, a);
   for (const double factor : kFactors)
     for (const Assumption& assumption : assumptions(q))
-      for (const bool more : {false, true}) {
-        Question other = q;
-        assumption.scale(other.hardware, more ? factor : 1 / factor);
-        if (const auto winner = turned(other, a, usual))
-          return fmt::format("{}: were it {} times {}, number {} would win ({})", assumption.what, factor,
-                             more ? "larger" : "smaller", *winner + 1, to_text(a.best[*winner].layout.plan));
+      for (const bool larger : {false, true}) {
+        Hardware other = q.hardware;
+        assumption.scale(other, larger ? factor : 1 / factor);
+        const auto winner = turned(estimate.on(other), a, usual);
+        if (winner && is_faster(estimate.on(other), a.best[*winner].layout, a.best[0].layout))
+          return Turn{assumption.what, factor, larger, other, *winner};
       }
-  return "none alone: each rate four times larger or smaller leaves this plan the fastest of those listed";
+  return {};
+}
+
+std::string weakest_assumption(const Question& q, const Answer& a) {
+  const std::optional<Turn> turn = nearest_turn(q, a);
+  if (!turn) return "none alone: each rate four times larger or smaller leaves this plan the fastest of those listed";
+  return fmt::format("{}: were it {} times {}, number {} would win ({})", turn->what, turn->factor,
+                     turn->larger ? "larger" : "smaller", turn->winner + 1, to_text(a.best[turn->winner].layout.plan));
 }
 
 }  // namespace tessera::planner

@@ -133,16 +133,29 @@ class Bases {
   std::optional<FieldError> why_none_ = {};
 };
 
+// What the user's choices make of the ranks.
+std::string fixed_words(const Fixed& f) {
+  std::string out;
+  for (const auto& [name, size] : {std::pair{"pp", f.pp}, {"dp", f.dp}, {"cp", f.cp}, {"tp", f.tp}})
+    if (size) out += fmt::format("{}{} {}", out.empty() ? "" : " x ", name, *size);
+  return out;
+}
+
 [[noreturn]] void refuse(const Question& q, const std::optional<FieldError>& why_none) {
   if (why_none) throw *why_none;
-  std::string nearest;
-  for (int64_t step = 1; step < kNear && nearest.empty(); ++step)
+  const Fixed& f = q.fixed;
+  const int64_t product = f.pp.value_or(1) * f.dp.value_or(1) * f.cp.value_or(1) * f.tp.value_or(1);
+  const bool whole = f.pp && f.dp && f.cp && f.tp;
+  if (whole && product != q.ranks)
+    throw FieldError("ranks", fmt::format("{} makes {} ranks; expected {}", fixed_words(f), product, q.ranks));
+  if (q.ranks % product != 0) throw FieldError("ranks", fmt::format("{} does not divide {}", fixed_words(f), q.ranks));
+  std::string nearest = "none";
+  for (int64_t step = 1; step < kNear && nearest == "none"; ++step)
     for (const int64_t ranks : {q.ranks + step, q.ranks - step})
-      if (ranks > 0 && nearest.empty() && !Bases(q).all(ranks).empty()) nearest = std::to_string(ranks);
-  throw FieldError("ranks",
-                   fmt::format("{} cannot be divided among the layers, heads, tokens and the batch of {}{}; "
-                               "the nearest that can: {}",
-                               q.ranks, q.batch, nearest.empty() ? "" : "", nearest.empty() ? "none" : nearest));
+      if (ranks > 0 && nearest == "none" && !Bases(q).all(ranks).empty()) nearest = std::to_string(ranks);
+  throw FieldError("ranks", fmt::format("{} cannot be divided among the layers, heads, tokens and a batch of {}; the "
+                                        "nearest that can: {}",
+                                        q.ranks, q.batch, nearest));
 }
 
 bool can_be(const Question& q, const Plan& p, int64_t chunks) {
@@ -160,6 +173,10 @@ std::vector<int64_t> chunks_of(const Question& q, const Plan& p) {
 }
 
 }  // namespace
+
+Case case_of(const Question& q, const Layout& layout) {
+  return {.model = q.model, .layout = layout, .hardware = q.hardware, .software = q.software};
+}
 
 std::vector<Layout> bases(const Question& q) {
   Bases made(q);

@@ -32,6 +32,8 @@ struct Question {
   Plan rest = {};  // the fields that are not searched
 };
 
+Case case_of(const Question& question, const Layout& layout);
+
 // With the schedule 1f1b and without ZeRO, where these are free. Throws FieldError where there is none, with the field
 // that keeps it from being, or the nearest number of ranks that can be divided.
 std::vector<Layout> bases(const Question& question);

@@ -27,6 +27,17 @@ Schedule schedule_with(const Plan& plan, int64_t microbatches) {
   return schedule_of(p);
 }
 
+std::vector<double> busy_of(const Plan& plan, const std::vector<int>& rank_of_stage,
+                            const std::vector<StageTimes>& stages, bool split) {
+  std::vector<double> busy(static_cast<size_t>(plan.pp));
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const StageTimes& t = stages[s];
+    busy[static_cast<size_t>(rank_of_stage[s])] +=
+        static_cast<double>(plan.microbatches) * (t.forward + (split ? t.input + t.weight : t.backward));
+  }
+  return busy;
+}
+
 PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans) {
   const int64_t p = plan.pp, m = plan.microbatches;
   const auto simulated = [&](int64_t microbatches) {
@@ -46,16 +57,12 @@ PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stag
       seconds = seconds_of(last, spans);
     }
   }
-  PipelineTime out{
-      .seconds = seconds, .busy = std::vector<double>(static_cast<size_t>(p)), .in_flight = last.in_flight};
-  for (size_t s = 0; s < stages.size(); ++s) {
-    const StageTimes& t = stages[s];
-    const double backward = last.schedule.has(Do::I) ? t.input + t.weight : t.backward;
-    out.busy[static_cast<size_t>(last.schedule.rank_of_stage[s])] += static_cast<double>(m) * (t.forward + backward);
-  }
+  PipelineTime out{.seconds = seconds,
+                   .busy = busy_of(plan, last.schedule.rank_of_stage, stages, last.schedule.has(Do::I)),
+                   .in_flight = last.in_flight};
   double busy = 0;
   for (const double b : out.busy) busy += b;
-  out.bubble = seconds > 0 ? 1 - busy / seconds / static_cast<double>(p) : 0;
+  out.bubble = seconds > 0 ? std::max(0.0, 1 - busy / seconds / static_cast<double>(p)) : 0;
   return out;
 }
 

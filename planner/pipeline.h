@@ -17,6 +17,10 @@ struct PipelineTime {
 // As the plan says, of any number of micro-batches. Throws FieldError for numbers that do not fit.
 Schedule schedule_with(const Plan& plan, int64_t microbatches);
 
+// Seconds that each rank's passes of a step take; `split`: of I and W.
+std::vector<double> busy_of(const Plan& plan, const std::vector<int>& rank_of_stage,
+                            const std::vector<StageTimes>& stages, bool split);
+
 // `spans`: the next step begins on a rank when its own has ended, as where an update is taken back when the norm says
 // so (Qi et al. 2024, section 4): then a step takes as long as the longest span of a rank, and not from the first start
 // to the last end.

@@ -14,7 +14,7 @@
 #include "planner/described.h"
 #include "planner/layer.h"
 #include "planner/own.h"
-#include "planner/pipeline.h"
+#include "planner/pieces.h"
 
 namespace tessera::planner {
 namespace {
@@ -126,12 +126,11 @@ void set_memory(const Case& c, std::vector<MemoryParts> memory, Prediction& out)
   out.largest = largest_of(*fullest);
 }
 
-Prediction predict_checked(const Case& c) {
-  const Plan& p = c.layout.plan;
-  const std::optional<Job> own = own_job(c);
-  const Schedule few = schedule_with(p, std::min(p.microbatches, 6 * p.pp + p.microbatches % p.pp));
-  const std::vector<int64_t> layers = own ? own_layers(*own) : layers_of_stages(c, few.stages);
+}  // namespace
 
+Prediction put_together(const Case& c, const Pieces& how) {
+  const Plan& p = c.layout.plan;
+  const std::vector<int64_t>& layers = how.layers;
   const LayerTime layer = layer_time(c), embedding = embedding_time(c), head = head_time(c);
   const Passes shared = sharing_of_layer(c, layer);
   std::vector<StageWork> work(layers.size());
@@ -154,8 +153,7 @@ Prediction predict_checked(const Case& c) {
     for (StageTimes& t : stages) {
       t.forward += out.message_s, t.backward += out.message_s, t.input += out.message_s;
     }
-  const bool spans = c.software.name != "tessera" && few.has(Do::I);
-  const PipelineTime pipeline = pipeline_time(p, stages, c.software.pp_overlap ? out.message_s : 0, spans);
+  const PipelineTime pipeline = how.pipeline(stages, c.software.pp_overlap ? out.message_s : 0);
   out.stages = stages;
   out.bubble = pipeline.bubble;
 
@@ -164,7 +162,7 @@ Prediction predict_checked(const Case& c) {
   double held = 0;
   Passes once;
   for (size_t i = 0; i < layers.size(); ++i) {
-    if (few.rank_of_stage[i] != static_cast<int>(rank)) continue;
+    if (how.rank_of_stage[i] != static_cast<int>(rank)) continue;
     const Parts here = times(real(p.microbatches), work[i].parts);
     out.parts.compute += here.compute, out.parts.recompute += here.recompute, out.parts.tp += here.tp;
     out.parts.cp += here.cp, out.parts.ep += here.ep, out.parts.dp += here.dp;
@@ -176,15 +174,27 @@ Prediction predict_checked(const Case& c) {
   out.parts.optimizer = update_s(c, held);
   out.step_s = out.parts.sum();
   set_rates(c, whole, out);
-  set_memory(c, own ? own_memory(*own) : described_memory(c, few, pipeline.in_flight), out);
-  out.bytes = own ? own_bytes(*own) : described_bytes(c, few);
+  set_memory(c, how.memory(pipeline), out);
   return out;
 }
 
-}  // namespace
-
-Prediction predict(const Case& c) { return predict_checked(checked_case(c)); }
-
-Prediction estimate(const Case& c) { return predict(c); }
+Prediction predict(const Case& given) {
+  const Case c = checked_case(given);
+  const Plan& p = c.layout.plan;
+  const std::optional<Job> own = own_job(c);
+  const Schedule few = schedule_with(p, std::min(p.microbatches, 6 * p.pp + p.microbatches % p.pp));
+  const bool spans = c.software.name != "tessera" && few.has(Do::I);
+  Prediction out =
+      put_together(c, {.layers = own ? own_layers(*own) : layers_of_stages(c, few.stages),
+                       .rank_of_stage = few.rank_of_stage,
+                       .pipeline = [&](const std::vector<StageTimes>& stages,
+                                       double message) { return pipeline_time(p, stages, message, spans); },
+                       .memory =
+                           [&](const PipelineTime& pipeline) {
+                             return own ? own_memory(*own) : described_memory(c, few, pipeline.in_flight);
+                           }});
+  out.bytes = own ? own_bytes(*own) : described_bytes(c, few);
+  return out;
+}
 
 }  // namespace tessera::planner

@@ -62,7 +62,5 @@ struct Prediction {
 
 // Throws FieldError for a case that cannot be: the field, what was expected and found.
 Prediction predict(const Case& c);
-// The same without a simulation, for a search among many: only step_s, memory and fits, step_s by closed forms.
-Prediction estimate(const Case& c);
 
 }  // namespace tessera::planner

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "planner/assumptions.h"
+#include "planner/estimate.h"
 #include "tensor/field_error.h"
 
 namespace tessera::planner {
@@ -147,10 +148,10 @@ std::vector<WhyNot> why_not(const Question& q, const Answer& a) {
       out.push_back({a.best[i].layout, "the runner-up: " + compared(a.best[i], best)});
       break;
     }
-  for (const Layout& l : neighbours(q, best.layout)) {
-    if (!out.empty() && out[0].layout == l) continue;
-    out.push_back({l, compared({l, predict(case_of(q, l))}, best)});
-  }
+  Estimator estimate(q);  // both sides by the same means
+  const Candidate here{best.layout, estimate.simulated(best.layout)};
+  for (const Layout& l : neighbours(q, best.layout))
+    if (out.empty() || !(out[0].layout == l)) out.push_back({l, compared({l, estimate.simulated(l)}, here)});
   return out;
 }
 

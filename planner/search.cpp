@@ -1,18 +1,22 @@
 // Bounds first, then simulations.
 #include "planner/search.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
 
+#include "planner/estimate.h"
 #include "tensor/field_error.h"
+#include "train/names.h"
 
 namespace tessera::planner {
 namespace {
 
 constexpr size_t kSimulated = 50;  // of the best by closed forms
+constexpr double kRoughly = 0.1;   // of the memory: how far descriptions may be from dry runs
 constexpr double kSlack = 0.98;    // times a bound: closed forms are that near to simulations
 
 using Kind = std::tuple<int64_t, int64_t, int64_t, int64_t, ZeroStage>;  // pp, dp, cp, tp, ZeRO
@@ -34,13 +38,13 @@ struct Node {
 };
 
 // The times of a schedule without a bubble and of a shared update bound those of all others.
-Node node_of(const Question& q, const Layout& base) {
+Node node_of(Estimator& estimate, const Question& q, const Layout& base) {
   const bool shared = base.plan.dp * base.plan.cp > 1;
   Layout quick = base, small = base;
   if (!q.fixed.schedule && base.plan.pp > 1) quick.plan.schedule = ScheduleKind::zb_h2;
   if (!q.fixed.zero && shared) quick.plan.zero = ZeroStage::one, small.plan.zero = ZeroStage::three;
-  const double bound = std::min(estimate(case_of(q, quick)).step_s, estimate(case_of(q, base)).step_s);
-  return {base, bound, {small, estimate(case_of(q, small))}};
+  const double bound = std::min(estimate(quick).step_s, estimate(base).step_s);
+  return {base, bound, {small, estimate(small)}};
 }
 
 // The candidates that are kept: some best ones, and the best of each kind.
@@ -101,42 +105,74 @@ class TooLarge {
   std::map<Kind, Candidate> of_kinds_ = {};
 };
 
-// The first of each kind; where these are fewer than asked for, the next ones too.
-std::vector<Candidate> ranking(std::vector<Candidate> all, size_t top) {
-  std::ranges::sort(all, is_before);
-  std::vector<Candidate> first, rest;
-  std::map<Kind, bool> seen;
-  for (Candidate& c : all) (seen.emplace(kind_of(c.layout), true).second ? first : rest).push_back(std::move(c));
-  first.resize(std::min(first.size(), top));
-  for (size_t i = 0; i < rest.size() && first.size() < top; ++i) first.push_back(std::move(rest[i]));
-  std::ranges::sort(first, is_before);
-  return first;
-}
+// Of candidates by time the first of each kind that fits; where these are fewer than asked for, the next ones too.
+// Memory by description may be wrong: what is taken is predicted as a whole.
+class Ranking {
+ public:
+  Ranking(const Question& q, TooLarge& too_large) : q_(q), too_large_(too_large) {}
+
+  std::vector<Candidate> of(std::vector<Candidate> all, size_t top) {
+    std::ranges::sort(all, is_before);
+    std::vector<const Candidate*> rest;
+    std::map<Kind, bool> seen;
+    for (const Candidate& c : all) {
+      if (out_.size() == top) break;
+      const Kind kind = kind_of(c.layout);
+      if (seen[kind])
+        rest.push_back(&c);
+      else
+        seen[kind] = take(c);
+    }
+    for (const Candidate* c : rest)
+      if (out_.size() < top) take(*c);
+    std::ranges::sort(out_, is_before);
+    return std::move(out_);
+  }
+
+ private:
+  bool take(const Candidate& c) {
+    Candidate whole{c.layout, predict(case_of(q_, c.layout))};
+    const bool fits = whole.prediction.fits;
+    if (fits)
+      out_.push_back(std::move(whole));
+    else
+      too_large_.add(whole);
+    return fits;
+  }
+  const Question& q_;
+  TooLarge& too_large_;
+  std::vector<Candidate> out_ = {};
+};
 
 // Looks at all nodes; where not `whole`, only as long as they can be among the best.
 Answer search_nodes(const Question& q, size_t top, bool whole) {
   Answer answer;
+  Estimator estimate(q);
+  const double allowed = estimate.is_of_tessera() ? kRoughly * q.hardware.memory_bytes : 0;
+  const auto may_fit = [&](const Candidate& c) { return c.prediction.over_bytes <= allowed; };
   std::vector<Node> nodes;
-  for (const Layout& base : bases(q)) {
-    if (variants(q, base).empty()) continue;
-    nodes.push_back(whole ? Node{base, 0, {}} : node_of(q, base));
-  }
-  if (nodes.empty()) throw FieldError("schedule", "cuts the model into more stages or micro-batches than there are");
-  answer.feasible = static_cast<int64_t>(nodes.size());
+  for (const Layout& base : bases(q))
+    if (!variants(q, base).empty()) nodes.push_back(whole ? Node{base, 0, {}} : node_of(estimate, q, base));
+  if (nodes.empty())
+    throw FieldError("schedule",
+                     fmt::format("{} cuts the model into more stages than its {} layers, or wants a multiple of the "
+                                 "ranks of `pp` as `microbatches`",
+                                 text_of(q.fixed.schedule.value_or(ScheduleKind::interleaved)), q.model.layers));
+  answer.feasible = std::ssize(nodes);
   std::ranges::stable_sort(nodes, {}, &Node::bound);
   Kept kept(top);
   TooLarge too_large;
   std::vector<Candidate> simulated;
   for (const Node& node : nodes) {
     if (!whole && !kept.wants(kSlack * node.bound)) break;
-    if (!whole && !node.smallest.prediction.fits) {
+    if (!whole && !may_fit(node.smallest)) {
       too_large.add(node.smallest);
       continue;
     }
     for (const Layout& layout : variants(q, node.base)) {
       ++answer.estimated;
-      Candidate c{layout, whole ? predict(case_of(q, layout)) : estimate(case_of(q, layout))};
-      if (!c.prediction.fits)
+      Candidate c{layout, whole ? estimate.simulated(layout) : estimate(layout)};
+      if (!may_fit(c))
         too_large.add(c);
       else if (whole)
         simulated.push_back(std::move(c));
@@ -145,23 +181,14 @@ Answer search_nodes(const Question& q, size_t top, bool whole) {
     }
   }
   if (!whole)
-    for (Candidate& c : kept.all()) simulated.push_back({c.layout, predict(case_of(q, c.layout))});
-  answer.simulated = static_cast<int64_t>(simulated.size());
-  std::erase_if(simulated, [&](const Candidate& c) {
-    if (!c.prediction.fits) too_large.add(c);
-    return !c.prediction.fits;
-  });
-  answer.best = ranking(std::move(simulated), top);
+    for (const Candidate& c : kept.all()) simulated.push_back({c.layout, estimate.simulated(c.layout)});
+  answer.simulated = std::ssize(simulated);
+  answer.best = Ranking(q, too_large).of(std::move(simulated), top);
   answer.too_large = too_large.nearest(top);
-  for (Candidate& c : answer.too_large) c.prediction = predict(case_of(q, c.layout));
   return answer;
 }
 
 }  // namespace
-
-Case case_of(const Question& q, const Layout& layout) {
-  return {.model = q.model, .layout = layout, .hardware = q.hardware, .software = q.software};
-}
 
 Answer search(const Question& q, size_t top) { return search_nodes(q, top, false); }
 

@@ -4,9 +4,9 @@
 //                      .batch = 256});
 //   a.best.front().layout;     // the fastest that fits
 //
-// Every layout has a bound of its time by closed forms (estimate()). They are looked at from the smallest bound on,
-// until it exceeds the time of the plans that are kept; what cannot fit even under ZeRO-3 is not looked at further. The
-// best by closed forms are then simulated.
+// Every layout has a bound of its time by closed forms (planner/estimate.h). They are looked at from the smallest bound
+// on, until it exceeds the time of the plans that are kept; what cannot fit even under ZeRO-3 is not looked at further.
+// The best by closed forms are then simulated.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -29,7 +29,6 @@ struct Answer {
   int64_t feasible = 0, estimated = 0, simulated = 0;  // meshes with their micro-batches; closed forms; predictions
 };
 
-Case case_of(const Question& question, const Layout& layout);
 // Throws FieldError where no plan can be, whatever the memory.
 Answer search(const Question& question, size_t top = 10);
 // The same without leaving out any: for tests, and for few ranks.

@@ -1,8 +1,9 @@
-// What must hold of `tessera report --format text`, against report.json and trace.json.
+// What must hold of every page of HTML, and of `tessera report --format text` against report.json and trace.json.
 #pragma once
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -10,8 +11,38 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace tessera::test {
+
+// Tags open and close in order, quotes are even within each, and text has none of their characters; what stands in
+// styles and scripts is no text.
+inline void expect_balanced(const std::string& html) {
+  std::vector<std::string> open;
+  for (size_t at = html.find('<'); at != std::string::npos; at = html.find('<', at + 1)) {
+    const size_t end = html.find('>', at);
+    ASSERT_NE(end, std::string::npos);
+    const std::string tag = html.substr(at + 1, end - at - 1), name = tag.substr(0, tag.find_first_of(" /", 1));
+    EXPECT_EQ(tag.find('<'), std::string::npos) << tag;
+    EXPECT_EQ(std::count(tag.begin(), tag.end(), '"') % 2, 0) << tag;
+    if (tag.starts_with("!") || tag.ends_with("/")) continue;
+    if (tag.starts_with("/")) {
+      ASSERT_FALSE(open.empty()) << tag;
+      ASSERT_EQ("/" + open.back(), tag);
+      open.pop_back();
+    } else {
+      open.push_back(name);
+      if (name == "style" || name == "script") at = html.find("</", end) - 1;
+    }
+  }
+  EXPECT_TRUE(open.empty());
+}
+
+inline void expect_page(const std::string& html) {
+  expect_balanced(html);
+  for (const char* none : {"http", "url(", "@import", " src=", "\"nan", ",nan", ">nan", " nan", "inf "})
+    EXPECT_EQ(html.find(none), std::string::npos) << none;
+}
 
 // Of a run with threads of ranks on cores of their own, or not.
 inline void expect_text(const std::string& text, const nlohmann::json& report, const nlohmann::json& trace) {

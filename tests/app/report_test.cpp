@@ -68,35 +68,6 @@ TrainOptions options_of(const std::string& more) {
   return std::get<TrainOptions>(parse_command_line(static_cast<int>(argv.size()), argv.data()));
 }
 
-// Tags open and close in order, quotes are even within each, and text has none of their characters; what stands in
-// styles and scripts is no text.
-void expect_balanced(const std::string& html) {
-  std::vector<std::string> open;
-  for (size_t at = html.find('<'); at != std::string::npos; at = html.find('<', at + 1)) {
-    const size_t end = html.find('>', at);
-    ASSERT_NE(end, std::string::npos);
-    const std::string tag = html.substr(at + 1, end - at - 1), name = tag.substr(0, tag.find_first_of(" /", 1));
-    EXPECT_EQ(tag.find('<'), std::string::npos) << tag;
-    EXPECT_EQ(std::count(tag.begin(), tag.end(), '"') % 2, 0) << tag;
-    if (tag.starts_with("!") || tag.ends_with("/")) continue;
-    if (tag.starts_with("/")) {
-      ASSERT_FALSE(open.empty()) << tag;
-      ASSERT_EQ("/" + open.back(), tag);
-      open.pop_back();
-    } else {
-      open.push_back(name);
-      if (name == "style" || name == "script") at = html.find("</", end) - 1;
-    }
-  }
-  EXPECT_TRUE(open.empty());
-}
-
-void expect_page(const std::string& html) {
-  expect_balanced(html);
-  for (const char* none : {"http", "url(", "@import", " src=", "\"nan", ",nan", ">nan", " nan", "inf "})
-    EXPECT_EQ(html.find(none), std::string::npos) << none;
-}
-
 void expect_figures(const std::string& html, const Json& report) {
   for (const Json& s : report["sent"])
     EXPECT_NE(html.find(fmt::format("<td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>",
@@ -127,7 +98,7 @@ TEST_F(ReportTest, EveryPlanLeavesATimelineThatTheReportDraws) {
     ASSERT_EQ(r.status, 0) << r.err;
     EXPECT_EQ(r.out, "run/report.html\n");
     const std::string html = read_file(path("run/report.html"));
-    expect_page(html);
+    test::expect_page(html);
     expect_figures(html, report);
     const bool pipeline = plan.name != "one stage";
     for (const char* id : {"run", "loss", "timeline", "memory", "bytes"})

@@ -1,0 +1,246 @@
+// The command `plan`, as a user and as a program see it.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "app/command_line.h"
+#include "app/plan_command.h"
+#include "app/plan_question.h"
+#include "planner/search.h"
+#include "tests/app/program.h"
+#include "tests/app/report_checks.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+
+Command parse(const std::string& line) {
+  std::istringstream in("tessera " + line);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  std::vector<const char*> argv;
+  for (const std::string& word : words) argv.push_back(word.c_str());
+  return parse_command_line(static_cast<int>(argv.size()), argv.data());
+}
+
+class PlanningTest : public test::ProgramTest {
+ protected:
+  void file(const std::string& name, const std::string& text) const { std::ofstream(path(name)) << text; }
+  std::vector<Json> lines(const std::string& arguments, int status = 0) const {
+    const test::Ran r = run("plan --format json " + arguments);
+    EXPECT_EQ(r.status, status) << r.err;
+    std::vector<Json> out;
+    std::istringstream in(r.out);
+    for (std::string line; std::getline(in, line);) out.push_back(Json::parse(line));
+    return out;
+  }
+  const std::string k7b_ = "--model llama2-7b --hardware h100 --software megatron --batch 64 ";
+};
+
+void expect_numbers(const Json& object, std::initializer_list<const char*> keys) {
+  for (const char* key : keys) EXPECT_TRUE(object.contains(key) && object[key].is_number()) << key << " " << object;
+}
+
+void expect_layout(const Json& plan) {
+  expect_numbers(plan, {"dp", "tp", "pp", "cp", "zero", "sequences", "microbatches", "ep"});
+  EXPECT_TRUE(plan["sp"].is_boolean() && plan["schedule"].is_string() && plan["recompute"].is_string()) << plan;
+}
+
+void expect_plan(const Json& line) {
+  EXPECT_EQ(line["event"], "plan");
+  expect_layout(line["plan"]);
+  expect_numbers(line, {"step_s", "tokens_per_s", "mfu", "hfu", "tflops_per_rank", "bubble"});
+  expect_numbers(line["parts"], {"compute", "recompute", "bubble", "tp", "cp", "ep", "dp", "optimizer"});
+  expect_numbers(line["memory"], {"parameters", "gradients", "optimizer", "activations", "communication", "peak"});
+  EXPECT_EQ(line["step_s_range"].size(), 2U);
+  EXPECT_EQ(line["memory_per_stage"].size(), line["plan"]["pp"].get<size_t>());
+  for (const auto& [axis, operations] : line["bytes"].items())
+    for (const auto& [operation, bytes] : operations.items()) EXPECT_TRUE(bytes.is_number()) << axis << operation;
+  EXPECT_EQ(line["fits"].get<bool>(), !line.contains("over"));
+  if (line["fits"]) return;
+  EXPECT_GT(line["over"]["bytes"], 0);
+  EXPECT_TRUE(line["over"]["largest"].is_string());
+}
+
+TEST_F(PlanningTest, JsonHasEveryField) {
+  const std::vector<Json> all = lines(k7b_ + "--ranks 16 --top 5");
+  ASSERT_GE(all.size(), 6U);
+  double before = 0;
+  bool fitting = true;
+  for (size_t i = 0; i + 1 < all.size(); ++i) {
+    expect_plan(all[i]);
+    if (fitting && !all[i]["fits"].get<bool>()) fitting = false;
+    EXPECT_EQ(all[i]["fits"].get<bool>(), fitting);
+    if (fitting) EXPECT_LE(before, all[i]["step_s"].get<double>());
+    before = all[i]["step_s"];
+  }
+  const Json& last = all.back();
+  EXPECT_EQ(last["event"], "recommendation");
+  EXPECT_EQ(last["plan"], all[0]["plan"]);
+  EXPECT_TRUE(last["why"].is_array() && last["why"].size() >= 3 && last["why"][0].is_string());
+  for (const Json& w : last["why_not"]) {
+    expect_layout(w["plan"]);
+    EXPECT_TRUE(w["because"].is_string());
+  }
+  EXPECT_TRUE(last["weakest_assumption"].is_string());
+  EXPECT_TRUE(last["command"].get<std::string>().starts_with("mpirun -n 16 --npernode 8 tessera train "));
+}
+
+TEST_F(PlanningTest, WholeLayoutIsPredictedWhetherItFitsOrNot) {
+  const std::string whole = "--dp 8 --tp 1 --pp 1 --cp 1 --microbatches 8 --recompute none --zero ";
+  const std::vector<Json> small = lines(k7b_ + whole + "3 --memory 1000");
+  ASSERT_EQ(small.size(), 2U);
+  EXPECT_EQ(small[0]["plan"]["zero"], 3);
+  EXPECT_TRUE(small[0]["fits"]);
+  const std::vector<Json> large = lines(k7b_ + whole + "0");
+  ASSERT_EQ(large.size(), 1U);
+  EXPECT_FALSE(large[0]["fits"]);
+}
+
+// What is printed to be copied is what train takes; where ranks are and how they start is another machine's.
+TEST_F(PlanningTest, CommandIsOneThatTrainTakes) {
+  for (const std::string question :
+       {"--model llama2-7b --hardware h100 --software megatron --ranks 8 --batch 256",
+        "--model llama3-70b --context 4096 --hardware a100-80 --software megatron --ranks 64 --batch 128",
+        "--model gpt2-xl --vocab 50304 --hardware a100-40 --software megatron --ranks 4 --batch 64 --pp 2",
+        "--model gpt2 --untied --hardware v100 --software megatron --ranks 2 --batch 8 --cp 2",
+        "--model llama3-8b --hardware h100 --software megatron --ranks 16 --batch 32 --pp 4 --schedule interleaved "
+        "--tp 2 --sp --recompute block"}) {
+    SCOPED_TRACE(question);
+    const auto o = std::get<PlanOptions>(parse("plan " + question));
+    const planner::Question q = question_of(o).question;
+    const planner::Answer a = search(q, 3);
+    ASSERT_FALSE(a.best.empty());
+    for (const planner::Candidate& c : a.best) {
+      std::string line = train_command(o, q, c.layout);
+      const std::string place = " --device cuda --backend nccl --all-reduce native";
+      ASSERT_TRUE(line.ends_with(place)) << line;
+      line = line.substr(line.find("train "));
+      line.resize(line.size() - place.size());
+      if (line.find("--ranks") == std::string::npos) line += fmt::format(" --ranks {}", q.ranks);
+      ASSERT_NO_THROW(parse(line)) << line;
+      const auto run = std::get<TrainOptions>(parse(line));
+      EXPECT_EQ(run.batch, q.batch);
+      EXPECT_EQ(run.pp.value_or(1), c.layout.plan.pp);
+      EXPECT_EQ(run.tp.value_or(1), c.layout.plan.tp);
+      EXPECT_EQ(run.cp.value_or(1), c.layout.plan.cp);
+      EXPECT_EQ(run.sp, c.layout.plan.sp);
+      EXPECT_EQ(run.zero, static_cast<int64_t>(c.layout.plan.zero));
+      EXPECT_EQ(run.microbatches, c.layout.plan.microbatches);
+    }
+  }
+}
+
+TEST_F(PlanningTest, PageStandsAlone) {
+  for (const std::string more : {"--ranks 8", "--ranks 16 --pp 4 --tp 2 --schedule zb-v",
+                                 "--ranks 2 --dp 2 --tp 1 --pp 1 --cp 1 "
+                                 "--microbatches 1 --zero 0 --recompute none"}) {
+    const test::Ran r = run("plan " + k7b_ + more + " --html page.html");
+    EXPECT_EQ(r.status, 0) << r.err;
+    const std::string html = read_file(path("page.html"));
+    test::expect_page(html);
+    for (const char* id :
+         {"id=\"plan\"", "id=\"ranking\"", "id=\"memory\"", "id=\"time\"", "id=\"bytes\"", "limit 80.0 GB"})
+      EXPECT_NE(html.find(id), std::string::npos) << id;
+    EXPECT_EQ(html.find("id=\"pipeline\"") != std::string::npos, more.find("--pp 4") != std::string::npos);
+  }
+}
+
+TEST_F(PlanningTest, TextIsReadInAMinute) {
+  const test::Ran r = run("plan " + k7b_ + "--ranks 8");
+  EXPECT_EQ(r.status, 0) << r.err;
+  EXPECT_LE(std::count(r.out.begin(), r.out.end(), '\n'), 50);
+  for (const char* words : {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nTake number 1: ",
+                            "\nInstead:\n", "\nWeakest assumption: ", "\nRun it:\n  tessera train --model llama2-7b "})
+    EXPECT_NE(r.out.find(words), std::string::npos) << words << "\n" << r.out;
+}
+
+TEST_F(PlanningTest, SaysWhatIsMissingWhereNothingFits) {
+  const test::Ran r =
+      run("plan --model llama3-70b --context 4096 --hardware a100-40 --software megatron --ranks 8 --batch 64");
+  EXPECT_EQ(r.status, 2);
+  EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
+  EXPECT_NE(r.err.find("no plan fits 40.0 GB: the nearest, "), std::string::npos) << r.err;
+  EXPECT_NE(r.err.find(" GB more, most of it "), std::string::npos) << r.err;
+  EXPECT_NE(r.err.find(" such ranks one does"), std::string::npos) << r.err;
+  for (const Json& line :
+       lines("--model llama3-70b --context 4096 --hardware a100-40 --software megatron --ranks 8 --batch 64", 2))
+    expect_plan(line);
+}
+
+TEST_F(PlanningTest, BadInputIsOneLine) {
+  const std::string good = R"("layers": 2, "channels": 64, "heads": 2, "vocab": 100, "context": 64)";
+  file("missing.json", R"({"layers": 2, "channels": 64, "heads": 2, "context": 64})");
+  file("unknown.json", "{" + good + R"(, "widht": 3})");
+  file("negative.json", R"({"layers": -2, "channels": 64, "heads": 2, "vocab": 100, "context": 64})");
+  file("torn.json", R"({"layers": 2,)");
+  file("huge.json", R"({"layers": 99999999999999999999, "channels": 64, "heads": 2, "vocab": 100, "context": 64})");
+  file("good.json", "{" + good + "}");
+  file("zero.toml", "base = \"h100\"\nintra_bytes_per_s = 0\n");
+  file("nan.toml", "base = \"h100\"\nmemory_bytes = nan\n");
+  file("unknown.toml", "base = \"h100\"\npeak = 1\n");
+  file("minus.toml", "base = \"h100\"\npeak_flops = -1e15\n");
+  file("base.toml", "base = \"h1000\"\n");
+  const std::string h100 = "plan --hardware h100 --ranks 8 --batch 8 ",
+                    nano = "plan --model gpt-nano --ranks 2 --batch 8 ";
+  struct Bad {
+    std::string line, words;
+    int status = 2;
+  };
+  const std::vector<Bad> table = {
+      {"plan --ranks 8", "--hardware: expected a100-40, "},
+      {"plan --hardware h100", "--ranks: expected how many ranks there are"},
+      {nano + "--hardware h101", "h101"},
+      {nano + "--hardware none.toml", "none.toml", 4},
+      {nano + "--hardware zero.toml", "zero.toml: intra_bytes_per_s: expected more than 0, found 0"},
+      {nano + "--hardware nan.toml", "nan.toml"},
+      {nano + "--hardware unknown.toml", "unknown.toml: peak"},
+      {nano + "--hardware minus.toml", "minus.toml: peak_flops: expected more than 0"},
+      {nano + "--hardware base.toml", "h1000"},
+      {nano + "--hardware h100 --software fdsp", "fdsp"},
+      {h100 + "--model missing.json", "missing.json: model.vocab: expected a value, found none"},
+      {h100 + "--model unknown.json", "unknown.json: model.widht"},
+      {h100 + "--model negative.json", "negative.json: "},
+      {h100 + "--model torn.json", "torn.json", 4},
+      {h100 + "--model huge.json", "huge.json", 4},
+      {h100 + "--model nowhere.json", "nowhere.json", 4},
+      {h100 + "--model good.json --layers 3", "--layers: expected a model by name beside it"},
+      {h100 + "--model lama2-7b", "did you mean 'llama2-7b'?"},
+      {h100 + "--model gpt2 --batch 1e18", "--batch: expected a whole number"},
+      {h100 + "--model gpt2 --batch 1000000000000000000", "--batch: expected a whole number"},
+      {h100 + "--model gpt2 --ranks 1000000000", "--ranks: expected a whole number in [1, 1048576]"},
+      {h100 + "--model gpt2 --ranks nan", "--ranks: expected a whole number"},
+      {h100 + "--model gpt2 --memory 1e300", "--memory: expected a number in [0.001, 1000000]"},
+      {h100 + "--model gpt2 --memory nan", "--memory: expected a number"},
+      {h100 + "--model gpt2 --memory 0", "--memory: expected a number"},
+      {h100 + "--model gpt2 --top 0", "--top: expected a whole number"},
+      {h100 + "--model gpt2 --ranks 8191", "--ranks: 8191 cannot be divided among"},
+      {h100 + "--model gpt2 --tp 8", "--tp: 8 does not divide the 12 heads"},
+      {h100 + "--model gpt2 --dp 3", "--ranks: dp 3 does not divide 8"},
+      {h100 + "--model gpt2 --pp 2 --dp 2 --tp 1 --cp 1",
+       "--ranks: pp 2 x dp 2 x cp 1 x tp 1 makes 4 ranks; expected 8"},
+      {h100 + "--model gpt2 --microbatches 3", "--batch: "},
+      {h100 + "--model gpt2 --schedule 2f2b", "--schedule: there is none named '2f2b'"},
+      {h100 + "--model gpt2 --schedule plan.txt", "--schedule: expected a name"},
+      {h100 + "--model gpt2 --zero 4", "--zero: expected"},
+      {h100 + "--model gpt2 --dtype fp32", "--dtype: expected bf16"},
+      {h100 + "--model gpt2 --html ''", "--html: expected a file"},
+      {h100 + "--model gpt2 --out x", "unknown option '--out'"},
+      {h100 + "--model gpt2 --memory 0.1", "no plan fits 0.1 GB: the nearest, "},
+  };
+  for (const Bad& bad : table) {
+    expect_failure(bad.line, bad.status, bad.words);
+    const std::string said = read_file(path("err.txt"));
+    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << bad.line << ": " << said;
+  }
+  const test::Ran r = run(nano + "--hardware h100 --html missing/page.html");
+  EXPECT_EQ(r.status, 6) << r.err;
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,227 @@
+// The search against brute force, its layouts against the rules of a run, and what it says.
+#include "planner/search.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "models/presets.h"
+#include "planner/assumptions.h"
+#include "planner/recommend.h"
+#include "tensor/field_error.h"
+#include "train/job.h"
+
+namespace tessera::planner {
+namespace {
+
+// A small model on small cards, so that some plans do not fit.
+Question small(int64_t ranks = 4, int64_t batch = 4) {
+  Question q{.model = {.layers = 4, .channels = 512, .heads = 4, .kv_heads = 2, .vocab = 4096, .context = 256},
+             .hardware = hardware_named("h100"),
+             .software = software_named("megatron"),
+             .ranks = ranks,
+             .batch = batch};
+  q.hardware.ranks_per_node = 2;
+  q.hardware.memory_bytes = 0.25e9;
+  q.hardware.reserved_bytes = 0;
+  return q;
+}
+
+std::set<std::string> names_of(const Question& q) {
+  std::set<std::string> out;
+  for (const Layout& base : bases(q))
+    for (const Layout& l : variants(q, base)) out.insert(to_text(l.plan));
+  return out;
+}
+
+std::string refusal(const Question& q) {
+  try {
+    search(q);
+  } catch (const FieldError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Search, FindsWhatBruteForceFinds) {
+  for (const auto& [ranks, batch, memory] : {std::tuple<int64_t, int64_t, double>{1, 4, 1e9},
+                                             {2, 4, 0.3e9},
+                                             {4, 4, 0.25e9},
+                                             {4, 8, 0.15e9},
+                                             {8, 8, 0.2e9}}) {
+    Question q = small(ranks, batch);
+    q.hardware.memory_bytes = memory;
+    const Answer found = search(q), all = search_all(q);
+    ASSERT_EQ(found.best.empty(), all.best.empty()) << ranks;
+    if (all.best.empty()) continue;
+    EXPECT_NEAR(found.best[0].prediction.step_s / all.best[0].prediction.step_s, 1, 1e-9)
+        << ranks << ": " << to_text(found.best[0].layout.plan) << " and " << to_text(all.best[0].layout.plan);
+    EXPECT_LE(found.simulated, all.simulated);
+    for (size_t i = 1; i < found.best.size(); ++i)
+      EXPECT_LE(found.best[i - 1].prediction.step_s, found.best[i].prediction.step_s);
+    for (const Candidate& c : found.best) EXPECT_TRUE(c.prediction.fits);
+    for (const Candidate& c : found.too_large) {
+      EXPECT_FALSE(c.prediction.fits);
+      EXPECT_GT(c.prediction.over_bytes, 0);
+      EXPECT_NE(c.prediction.largest, "");
+    }
+  }
+}
+
+// What is searched is what a run may be: no more, and nothing left out.
+TEST(Search, LooksAtEveryLayoutThatARunMayHave) {
+  const Question q = small(8, 8);
+  const std::set<std::string> searched = names_of(q);
+  std::set<std::string> allowed;
+  ModelConfig model{.layers = 4, .heads = 4, .channels = 512, .context = 256, .vocab = 4096, .kv_heads = 2};
+  for (const int64_t pp : {1, 2, 4, 8})
+    for (const int64_t tp : {1, 2, 4, 8})
+      for (const int64_t cp : {1, 2, 4, 8})
+        for (int64_t m = 1; m <= 8; ++m)
+          for (const bool sp : {false, true})
+            for (const ContextMode mode : {ContextMode::ring, ContextMode::ulysses})
+              for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::gpipe, ScheduleKind::zb_h1,
+                                                  ScheduleKind::zb_h2, ScheduleKind::zb_v, ScheduleKind::interleaved}) {
+                if (8 % (pp * tp * cp) != 0 || (sp && tp == 1) || (cp == 1 && mode == ContextMode::ulysses)) continue;
+                if (pp == 1 && schedule != ScheduleKind::one_f_one_b) continue;
+                Job job{.model = model, .optim = {.batch = 8}};
+                job.plan = {.pp = pp,
+                            .dp = 8 / pp / tp / cp,
+                            .cp = cp,
+                            .tp = tp,
+                            .sp = sp,
+                            .schedule = schedule,
+                            .cp_mode = mode,
+                            .microbatches = m};
+                if (schedule == ScheduleKind::interleaved) job.plan.chunks = 2;
+                try {
+                  check(job);
+                  allowed.insert(to_text(job.plan));
+                } catch (const FieldError&) {
+                }
+              }
+  EXPECT_GT(allowed.size(), 100U);
+  for (const std::string& plan : allowed) EXPECT_TRUE(searched.contains(plan)) << plan;
+  for (const Layout& base : bases(q))
+    for (const Layout& l : variants(q, base)) {
+      Job job{.model = model, .optim = {.batch = 8}, .plan = l.plan};
+      EXPECT_NO_THROW(check(job)) << to_text(l.plan);
+      EXPECT_EQ(l.batch(), 8);
+      EXPECT_EQ(l.plan.ranks(), 8);
+    }
+}
+
+TEST(Search, KeepsWhatIsFixed) {
+  Question q = small(8, 8);
+  q.hardware.memory_bytes = 1e9;
+  q.fixed = {.pp = 2,
+             .tp = 2,
+             .microbatches = 4,
+             .sp = true,
+             .zero = ZeroStage::two,
+             .schedule = ScheduleKind::zb_h1,
+             .recompute = Recompute::block};
+  const Answer a = search(q);
+  ASSERT_FALSE(a.best.empty());
+  for (const Candidate& c : a.best) {
+    const Plan& p = c.layout.plan;
+    EXPECT_EQ(to_text(Plan{.pp = 2,
+                           .dp = p.dp,
+                           .cp = p.cp,
+                           .tp = 2,
+                           .sp = true,
+                           .zero = ZeroStage::two,
+                           .schedule = ScheduleKind::zb_h1,
+                           .cp_mode = p.cp_mode,
+                           .microbatches = 4,
+                           .recompute = Recompute::block}),
+              to_text(p));
+  }
+  q.fixed.dp = 2, q.fixed.cp = 1;
+  EXPECT_EQ(search(q).best.size(), 1U);
+  q.fixed = {.pp = 2, .chunks = 2};
+  for (const Candidate& c : search(q).best) EXPECT_EQ(c.layout.plan.chunks, 2);
+}
+
+TEST(Search, RefusesWhatCannotBeDivided) {
+  EXPECT_EQ(refusal(small(7)),
+            "`ranks`: 7 cannot be divided among the layers, heads, tokens and a batch of 4; the "
+            "nearest that can: 8");
+  Question q = small(6, 6);
+  q.fixed.tp = 3;
+  EXPECT_EQ(refusal(q), "`tp`: 3 does not divide the 4 heads; the nearest that does: 2 or 4");
+  q = small(8);
+  q.fixed.pp = 8;
+  EXPECT_EQ(refusal(q), "`pp`: 8 ranks are more than the 4 layers");
+  q.fixed = {.pp = 2, .dp = 3};
+  EXPECT_EQ(refusal(q), "`ranks`: pp 2 x dp 3 does not divide 8");
+  q.fixed = {.pp = 2, .microbatches = 1, .schedule = ScheduleKind::interleaved};
+  EXPECT_EQ(refusal(q),
+            "`schedule`: interleaved cuts the model into more stages than its 4 layers, or wants a multiple "
+            "of the ranks of `pp` as `microbatches`");
+}
+
+TEST(Search, IsBoundedByWhatItSimulates) {
+  Question q{.model = shape_of(*preset("llama3-70b")),
+             .hardware = hardware_named("h100"),
+             .software = software_named("megatron"),
+             .ranks = 256,
+             .batch = 512};
+  const Answer a = search(q);
+  ASSERT_EQ(a.best.size(), 10U);
+  EXPECT_GT(a.feasible, 1000);
+  EXPECT_LE(a.simulated, 70);
+  std::set<std::string> meshes;
+  for (const Candidate& c : a.best) {
+    const Plan& p = c.layout.plan;
+    meshes.insert(fmt::format("{} {} {} {} {}", p.pp, p.dp, p.cp, p.tp, static_cast<int>(p.zero)));
+  }
+  EXPECT_EQ(meshes.size(), 10U);  // each is another way to divide the work
+}
+
+TEST(Recommendation, SaysWhyAndWhatElse) {
+  Question q{.model = shape_of(*preset("llama2-7b")),
+             .hardware = hardware_named("h100"),
+             .software = software_named("megatron"),
+             .ranks = 16,
+             .batch = 64};
+  const Answer a = search(q);
+  const Recommendation r = recommend(q, a);
+  EXPECT_EQ(r.plan.layout, a.best[0].layout);
+  EXPECT_GE(r.why.size(), 4U);
+  ASSERT_GE(r.why_not.size(), 4U);
+  EXPECT_TRUE(r.why_not[0].because.starts_with("the runner-up: ")) << r.why_not[0].because;
+  for (const WhyNot& w : r.why_not) {
+    EXPECT_FALSE(w.layout == r.plan.layout);
+    EXPECT_FALSE(w.because.empty());
+    EXPECT_EQ(w.layout.plan.ranks(), 16);
+    EXPECT_EQ(w.layout.batch(), 64);
+  }
+  EXPECT_FALSE(r.weakest_assumption.empty());
+}
+
+// On the machine that is named another plan is faster indeed.
+TEST(Recommendation, NamesTheAssumptionThatTurnsIt) {
+  Question q{.model = shape_of(*preset("llama2-7b")),
+             .hardware = hardware_named("h100"),
+             .software = software_named("megatron"),
+             .ranks = 8,
+             .batch = 256};
+  Answer a = search(q);
+  ASSERT_GE(a.best.size(), 5U);
+  const std::optional<Turn> turn = nearest_turn(q, a);
+  ASSERT_TRUE(turn);
+  EXPECT_GT(turn->winner, 0U);
+  Question other = q;
+  other.hardware = turn->hardware;
+  EXPECT_LT(predict(case_of(other, a.best[turn->winner].layout)).step_s,
+            predict(case_of(other, a.best[0].layout)).step_s);
+  EXPECT_EQ(weakest_assumption(q, a).substr(0, turn->what.size()), turn->what);
+  a.best.resize(1);
+  EXPECT_TRUE(weakest_assumption(q, a).starts_with("none alone"));
+}
+
+}  // namespace
+}  // namespace tessera::planner
