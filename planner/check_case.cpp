@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "tensor/field_error.h"
@@ -39,6 +40,10 @@ Case checked_case(const Case& given) {
   positive("sequences", c.layout.sequences, kMost);
   divides("tp", p.tp, "heads", m.heads), divides("tp", p.tp, "hidden channels", m.hidden());
   divides("cp", p.cp, "tokens of the context", m.context);
+  if (const int64_t stages = p.pp * std::max<int64_t>(p.chunks, 1); stages > m.layers)
+    throw FieldError(p.pp > m.layers ? "pp" : "chunks",
+                     fmt::format("{} layers cannot be cut into {} stages; expected at most one for each layer",
+                                 m.layers, stages));
   if (c.layout.ep > 1) {
     divides("ep", c.layout.ep, "experts", m.experts);
     divides("ep", c.layout.ep, "ranks of dp x cp", p.dp * p.cp);

@@ -22,8 +22,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kLongest = 64;           // characters of a value
-constexpr int64_t kMost = 1'000'000'000;  // of a number
+constexpr size_t kLongest = 64;  // characters of a value
 
 enum class Kind : uint8_t { number, yes_or_no, word };
 enum class Part : uint8_t { top, model, plan, question };
@@ -31,17 +30,18 @@ struct Key {
   std::string_view name;
   Part part = Part::plan;
   Kind kind = Kind::number;
+  int64_t most = 1'000'000'000;  // of a number; more would take the planner long
 };
 constexpr std::array<Key, 30> kKeys = {{{"model", Part::top, Kind::word},
                                         {"hardware", Part::top, Kind::word},
                                         {"software", Part::top, Kind::word},
-                                        {"layers", Part::model},
+                                        {"layers", Part::model, Kind::number, 1000},
                                         {"channels", Part::model},
                                         {"heads", Part::model},
                                         {"kv_heads", Part::model},
                                         {"head_dim", Part::model},
                                         {"ffn", Part::model},
-                                        {"experts", Part::model},
+                                        {"experts", Part::model, Kind::number, 4096},
                                         {"experts_per_token", Part::model},
                                         {"gated", Part::model, Kind::yes_or_no},
                                         {"vocab", Part::model},
@@ -60,8 +60,8 @@ constexpr std::array<Key, 30> kKeys = {{{"model", Part::top, Kind::word},
                                         {"schedule", Part::plan, Kind::word},
                                         {"chunks", Part::plan},
                                         {"recompute", Part::plan, Kind::word},
-                                        {"ranks", Part::question},
-                                        {"batch", Part::question}}};
+                                        {"ranks", Part::question, Kind::number, 65'536},
+                                        {"batch", Part::question, Kind::number, 1'000'000}}};
 
 Json value_of(const Key& key, const std::string& text) {
   const std::string name(key.name);
@@ -75,8 +75,8 @@ Json value_of(const Key& key, const std::string& text) {
   int64_t number = 0;
   const char* const end = text.data() + text.size();
   if (const auto [stop, error] = std::from_chars(text.data(), end, number);
-      error != std::errc() || stop != end || number < 0 || number > kMost)
-    throw FieldError(name, fmt::format("expected a whole number from 0 to {}, found '{}'", kMost, text));
+      error != std::errc() || stop != end || number < 0 || number > key.most)
+    throw FieldError(name, fmt::format("expected a whole number from 0 to {}, found '{}'", key.most, text));
   return number;
 }
 

@@ -85,11 +85,11 @@ class Page(unittest.TestCase):
         self.browser.size(1600, 1000)
         self.open("")
 
-    def tearDown(self):
-        self.assertEqual(self.browser.complaints, [])
+    def tearDown(self):  # the browser itself says of a refused plan that it was refused
+        self.assertEqual([c for c in self.browser.complaints if "status of 400" not in c], [])
 
     def open(self, link):
-        self.browser.open(self.server.url + link)
+        self.browser.open(f"{self.server.url}#ranks=4&batch=16&{link}")
         self.browser.wait(IDLE)
 
     def value(self, script):
@@ -129,10 +129,11 @@ class Page(unittest.TestCase):
         self.assertEqual(self.value("document.querySelectorAll('#pipeline rect.later').length > 0"), True)
 
     def test_a_link_reproduces_the_view(self):
+        self.open("pp=2")
         for _ in range(2):
             self.press("batch-slider", ("ArrowRight", 39))
         self.press("tp-slider", ("ArrowRight", 39))
-        link, before = self.value("location.hash"), self.pictures()
+        link, before = self.value("location.hash.slice(1)"), self.pictures()
         self.assertIn("tp=2", link)
         self.open(link)
         self.assertEqual(self.pictures(), before)
@@ -142,7 +143,7 @@ class Page(unittest.TestCase):
         self.assertNotEqual(self.pictures(), before)
 
     def test_a_link_is_not_believed(self):
-        self.open("#model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pp=-1&__proto__=1&constructor=2&zero=7&tp=2")
+        self.open("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pp=-1&__proto__=1&constructor=2&zero=7&tp=2")
         self.assertEqual(self.value("document.querySelectorAll('img').length"), 0)
         self.assertEqual(self.value(STATE)["tp"], "2")
         said = self.value("document.getElementById('copied').textContent")
@@ -151,11 +152,11 @@ class Page(unittest.TestCase):
 
     def test_says_at_the_control_what_cannot_be(self):
         error = "document.getElementById('{0}-error').textContent + document.getElementById('{0}').getAttribute('aria-invalid')"
-        self.open("#pp=3")  # 8 ranks
-        self.assertEqual(self.value(error.format("pp")), "8 ranks cannot be divided by pp 3 x tp 1 x cp 1 = 3.true")
-        self.open("#batch=31")  # two data ranks
+        self.open("pp=3")
+        self.assertEqual(self.value(error.format("pp")), "4 ranks cannot be divided by pp 3 x tp 1 x cp 1 = 3.true")
+        self.open("batch=31&pp=2")
         self.assertIn("31 cannot be divided", self.value(error.format("batch")))
-        self.open("#ranks=64&pp=64")  # which the planner refuses, since there are 32 layers
+        self.open("ranks=64&pp=64&batch=64")  # which the planner refuses, since there are 32 layers
         self.assertTrue(self.value(error.format("pp")).endswith("true"))
         self.assertNotIn("`", self.value(error.format("pp")))
         self.assertEqual(self.value("document.getElementById('verdict-line').textContent"), "There is no such plan.")
@@ -164,7 +165,7 @@ class Page(unittest.TestCase):
         self.assertEqual(self.value("document.querySelectorAll('.stale').length"), 0)
 
     def test_says_what_does_not_fit(self):
-        self.open("#model=llama3-70b&pp=1")
+        self.open("model=llama3-70b&pp=1")
         self.assertIn("It does not fit: a rank needs", self.value("document.getElementById('verdict-line').textContent"))
         self.assertIn("Most of it:", self.value("document.getElementById('verdict-why').textContent"))
 
@@ -191,7 +192,7 @@ class Page(unittest.TestCase):
             for width in (1600, 800):
                 self.browser.scheme(scheme)
                 self.browser.size(width, 1000)
-                self.open("#schedule=zb-h1")
+                self.open("schedule=zb-h1")
                 self.assertLessEqual(self.value("document.scrollingElement.scrollWidth"), width)
                 least, text = self.value(CONTRAST)
                 self.assertGreaterEqual(least, 4.5, f"{scheme}: {text}")

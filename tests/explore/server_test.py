@@ -118,7 +118,7 @@ class Server(unittest.TestCase):
         for number in ("", "x", "1.5", "-1", "1e3", "0x10", "99999999999999999999", "1\0", "１"):
             self.refused(400, "pp", **{**PLAN, "pp": number})
         self.refused(400, "sp", **{**PLAN, "sp": "yes"})
-        self.refused(400, "pp", **{**PLAN, "pp": 3})
+        self.refused(400, "tp", **{**PLAN, "tp": 3})
         for name, value in (("pp", 10**9), ("microbatches", 10**9), ("microbatches", 0), ("dp", 0), ("layers", 0), ("heads", 10**9)):
             found, answer = self.server.json("/predict", **{**PLAN, name: value})
             self.assertEqual(found, 400, (name, value, answer))
