@@ -52,7 +52,7 @@ std::string list(const std::vector<std::string>& lines) {
 }
 
 std::vector<std::string> layout_cells(const planner::Layout& l) {
-  return {axes_words(l), fmt::format("ZeRO-{}", static_cast<int>(l.plan.zero)),
+  return {axes_words(l), l.plan.zero == ZeroStage::none ? "-" : std::to_string(static_cast<int>(l.plan.zero)),
           fmt::format("{} x {}", l.plan.microbatches, l.sequences), std::string(text_of(l.plan.recompute)),
           schedule_words(l)};
 }

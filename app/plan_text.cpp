@@ -34,12 +34,16 @@ std::string table(const std::vector<Row>& rows, size_t left) {
 }
 
 Row layout_cells(const Layout& l) {
-  return {axes_words(l), fmt::format("ZeRO-{}", static_cast<int>(l.plan.zero)),
+  return {axes_words(l), l.plan.zero == ZeroStage::none ? "-" : std::to_string(static_cast<int>(l.plan.zero)),
           fmt::format("{} x {}", l.plan.microbatches, l.sequences), std::string(text_of(l.plan.recompute)),
           schedule_words(l)};
 }
 
-double peak_gb(const Candidate& c) { return c.prediction.memory[c.prediction.fullest].peak() / 1e9; }
+// What no dry run has told is rough.
+std::string gb_words(const PlanAnswer& a, const Candidate& c) {
+  const bool rough = c.described && a.asked.question.software.name == "tessera";
+  return fmt::format("{}{:.1f}", rough ? "~" : "", c.prediction.memory[c.prediction.fullest].peak() / 1e9);
+}
 
 std::string fitting(const PlanAnswer& a) {
   std::vector<Row> rows = {
@@ -52,7 +56,7 @@ std::string fitting(const PlanAnswer& a) {
     row.push_back(fmt::format("{:.0f}", p.tokens_per_s));
     row.push_back(fmt::format("{:.1f}%", 100 * p.mfu));
     row.push_back(fmt::format("{:.1f}%", 100 * p.bubble));
-    row.push_back(fmt::format("{:.1f}", peak_gb(c)));
+    row.push_back(gb_words(a, c));
     rows.push_back(std::move(row));
   }
   return table(rows, 6);
@@ -63,12 +67,30 @@ std::string not_fitting(const PlanAnswer& a) {
   for (const Candidate& c : a.found.too_large) {
     if (rows.size() > 5) break;
     Row row = layout_cells(c.layout);
-    row.push_back(fmt::format("{:.1f}", peak_gb(c)));
+    row.push_back(gb_words(a, c));
     row.push_back(fmt::format("{:.1f}", c.prediction.over_bytes / 1e9));
     row.push_back(c.prediction.largest);
     rows.push_back(std::move(row));
   }
   return fmt::format("Does not fit {:.1f} GB:\n", a.asked.question.hardware.memory_bytes / 1e9) + table(rows, 5);
+}
+
+// "zero=2", "dp=4 tp=2 microbatches=32": what one plan has that the other has not.
+std::string difference(const Plan& plan, const Plan& from) {
+  const auto fields = nlohmann::ordered_json::parse(to_json(plan)),
+             others = nlohmann::ordered_json::parse(to_json(from));
+  std::string out;
+  for (const auto& [name, value] : fields.items())
+    if (value != others[name])
+      out += fmt::format("{}{}={}", out.empty() ? "" : " ", name,
+                         value.is_string() ? value.get<std::string>() : value.dump());
+  return out;
+}
+
+nlohmann::ordered_json layout_json(const Layout& l) {
+  nlohmann::ordered_json out = to_json(l);
+  if (l.plan.cp > 1) out["cp_mode"] = text_of(l.plan.cp_mode);
+  return out;
 }
 
 }  // namespace
@@ -104,10 +126,10 @@ std::string question_words(const PlanQuestion& asked) {
   const double tokens = static_cast<double>(q.batch) * static_cast<double>(q.model.context);
   return fmt::format(
       "{}: {:.2f} billion parameters, {} layers, context {}, vocabulary {}\n"
-      "{} rank{} of {}, {:.1f} GB each, {} in a node; {} sequences a step ({:.3g} tokens); software {}\n",
+      "{} rank{} of {}, {:.1f} GB each, {} in a node; {} sequences a step = {:.4g} million tokens; software {}\n",
       asked.model, planner::parameters(q.model) / 1e9, q.model.layers, q.model.context, q.model.vocab, q.ranks,
       q.ranks == 1 ? "" : "s", q.hardware.name, q.hardware.memory_bytes / 1e9, q.hardware.ranks_per_node, q.batch,
-      tokens, q.software.name);
+      tokens / 1e6, q.software.name);
 }
 
 std::string plan_text(const PlanAnswer& a) {
@@ -120,7 +142,7 @@ std::string plan_text(const PlanAnswer& a) {
   for (const std::string& why : r.why) out += "  - " + why + "\n";
   out += "Instead:\n";
   for (size_t i = 0; i < std::min(kMostAlternatives, r.why_not.size()); ++i)
-    out += fmt::format("  - {}: {}\n", to_text(r.why_not[i].layout.plan), r.why_not[i].because);
+    out += fmt::format("  - {}: {}\n", difference(r.why_not[i].layout.plan, r.plan.layout.plan), r.why_not[i].because);
   out += fmt::format("Weakest assumption: {}\n", r.weakest_assumption);
   return a.command.empty() ? out : out + "\nRun it:\n  " + a.command + "\n";
 }
@@ -129,13 +151,17 @@ std::string plan_json_lines(const PlanAnswer& a) {
   const planner::Question& q = a.asked.question;
   std::string out;
   for (const auto* list : {&a.found.best, &a.found.too_large})
-    for (const Candidate& c : *list) out += to_json(case_of(q, c.layout), c.prediction).dump() + "\n";
+    for (const Candidate& c : *list) {
+      nlohmann::ordered_json line = to_json(case_of(q, c.layout), c.prediction);
+      line["plan"] = layout_json(c.layout);
+      out += line.dump() + "\n";
+    }
   if (!a.fits()) return out;
   const planner::Recommendation& r = a.recommended;
-  nlohmann::ordered_json last = {{"event", "recommendation"}, {"plan", to_json(r.plan.layout)}, {"why", r.why}};
+  nlohmann::ordered_json last = {{"event", "recommendation"}, {"plan", layout_json(r.plan.layout)}, {"why", r.why}};
   last["why_not"] = nlohmann::ordered_json::array();
   for (const planner::WhyNot& w : r.why_not)
-    last["why_not"].push_back({{"plan", to_json(w.layout)}, {"because", w.because}});
+    last["why_not"].push_back({{"plan", layout_json(w.layout)}, {"because", w.because}});
   last["weakest_assumption"] = r.weakest_assumption;
   if (!a.command.empty()) last["command"] = a.command;
   return out + last.dump() + "\n";

@@ -117,7 +117,9 @@ Prediction Estimator::of(const Layout& layout, bool simulated) {
     return out;
   };
   const auto memory = [&](const PipelineTime& t) { return described_memory(case_, outline, t.in_flight); };
-  return put_together(case_, {layers_of(outline.stages), outline.rank_of_stage, pipeline, memory});
+  Prediction out = put_together(case_, {layers_of(outline.stages), outline.rank_of_stage, pipeline, memory});
+  if (simulated) out.bytes = described_bytes(case_, outline);
+  return out;
 }
 
 }  // namespace tessera::planner

@@ -17,7 +17,7 @@ class Estimator {
   explicit Estimator(const Question& question);
   // Of layouts as bases() and variants() make them; without bytes, and with memory by description.
   Prediction operator()(const Layout& layout) { return of(layout, false); }
-  // The same with the pipeline simulated.
+  // The same with the pipeline simulated, and with bytes by description.
   Prediction simulated(const Layout& layout) { return of(layout, true); }
   // Whether predict() finds other memory, by dry runs of Tessera's own step.
   bool is_of_tessera() const { return own_; }

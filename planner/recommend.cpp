@@ -43,14 +43,20 @@ std::string time_words(const Prediction& p) {
   std::string out;
   for (const auto& [name, s] : named(p.parts))
     if (s > 0.005 * p.step_s) out += fmt::format("{}{:.0f}% {}", out.empty() ? "" : ", ", 100 * s / p.step_s, name);
-  return "of a step " + out + (p.parts.tp + p.parts.cp + p.parts.dp > 0 ? " (of an axis: what is not hidden)" : "");
+  return "of a step " + out;
 }
 
-std::string memory_words(const Question& q, const Prediction& p) {
-  const double peak = fullest(p).peak();
-  std::string out = fmt::format("the fullest rank holds {:.1f} of {:.1f} GB, most of it {}", peak / 1e9,
-                                q.hardware.memory_bytes / 1e9, p.largest);
-  if (peak > kTight * q.hardware.memory_bytes) out += "; that is tight: fragmentation is not in it";
+double usable(const Question& q) { return q.hardware.memory_bytes - q.hardware.reserved_bytes; }
+
+std::string memory_words(const Question& q, const Answer& a) {
+  const Prediction& p = a.best[0].prediction;
+  const auto is_tight = [&](const Candidate& c) { return fullest(c.prediction).peak() > kTight * usable(q); };
+  std::string out = fmt::format("the fullest rank holds {:.1f} of {:.1f} GB, most of it {}", fullest(p).peak() / 1e9,
+                                usable(q) / 1e9, p.largest);
+  if (!is_tight(a.best[0])) return out;
+  out += "; that is tight, and fragmentation is not in it";
+  for (size_t i = 1; i < a.best.size(); ++i)
+    if (!is_tight(a.best[i])) return out + fmt::format(": number {} leaves more room", i + 1);
   return out;
 }
 
@@ -65,19 +71,18 @@ std::string node_words(const Question& q, const Plan& p) {
     std::string& list = width <= node ? inside : across;
     list += fmt::format("{}{}", list.empty() ? "" : ", ", name);
   }
-  if (inside.empty()) return fmt::format("{} goes over the links between nodes", across);
-  return fmt::format("{} stays within a node of {} ranks, {} goes over the links between nodes", inside, node, across);
+  return fmt::format("{}over the links between nodes: {}",
+                     inside.empty() ? "" : fmt::format("within a node of {} ranks: {}; ", node, inside), across);
 }
 
 // The plans beside it that the model cannot tell from it.
 std::string close_words(const Answer& a) {
-  std::vector<std::string> close;
-  for (size_t i = 1; i < a.best.size(); ++i)
-    if (a.best[i].prediction.step_s < (1 + kCloseCall) * a.best[0].prediction.step_s)
-      close.push_back(std::to_string(i + 1));
-  if (close.empty()) return "no other of the plans listed is within the model's error of 4%";
-  return fmt::format("too close to call, within the model's error of 4%: number {} of the plans listed",
-                     fmt::join(close, ", "));
+  size_t last = 1;
+  while (last < a.best.size() && a.best[last].prediction.step_s < (1 + kCloseCall) * a.best[0].prediction.step_s)
+    ++last;
+  if (last == 1) return "no other of the plans listed is within the model's error of 4%";
+  if (last == 2) return "too close to call: number 2 is within the model's error of 4%";
+  return fmt::format("too close to call: numbers 2 to {} are within the model's error of 4%", last);
 }
 
 bool respects(const Fixed& f, const Layout& l) {
@@ -180,10 +185,10 @@ Recommendation recommend(const Question& q, const Answer& a) {
   const Candidate& best = a.best.at(0);
   const Prediction& p = best.prediction;
   Recommendation r{.plan = best};
-  r.why.push_back(fmt::format("the fastest that fits: {} a step, {:.4g} tokens/s, {:.0f}% of the peak (MFU)",
+  r.why.push_back(fmt::format("the fastest that fits: {} a step, {:.0f} tokens/s, {:.0f}% of the peak (MFU)",
                               seconds(p.step_s), p.tokens_per_s, 100 * p.mfu));
   r.why.push_back(time_words(p));
-  r.why.push_back(memory_words(q, p));
+  r.why.push_back(memory_words(q, a));
   if (const std::string words = node_words(q, best.layout.plan); !words.empty()) r.why.push_back(words);
   r.why.push_back(close_words(a));
   r.why_not = why_not(q, a);

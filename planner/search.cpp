@@ -16,8 +16,11 @@ namespace tessera::planner {
 namespace {
 
 constexpr size_t kSimulated = 50;  // of the best by closed forms
-constexpr double kRoughly = 0.1;   // of the memory: how far descriptions may be from dry runs
-constexpr double kSlack = 0.98;    // times a bound: closed forms are that near to simulations
+// Of Tessera's runs, whose memory a dry run tells and a description roughly: how far that may be from it, how many
+// plans have one, and are looked at besides because they may fit, or fit with room.
+constexpr double kRoughly = 0.1, kRoomy = 0.15;
+constexpr size_t kDryRuns = 4, kBesides = 20;
+constexpr double kSlack = 0.98;  // times a bound: closed forms are that near to simulations
 
 using Kind = std::tuple<int64_t, int64_t, int64_t, int64_t, ZeroStage>;  // pp, dp, cp, tp, ZeRO
 
@@ -50,7 +53,7 @@ Node node_of(Estimator& estimate, const Question& q, const Layout& base) {
 // The candidates that are kept: some best ones, and the best of each kind.
 class Kept {
  public:
-  explicit Kept(size_t kinds) : kinds_(kinds) {}
+  Kept(size_t size, size_t kinds) : size_(size), kinds_(kinds) {}
 
   void add(Candidate c) {
     const Kind kind = kind_of(c.layout);
@@ -58,30 +61,30 @@ class Kept {
       of_kinds_.emplace(kind, c);
     else if (is_before(c, found->second))
       found->second = c;
-    if (best_.size() == kSimulated && !is_before(c, best_.back())) return;
+    if (best_.size() == size_ && !is_before(c, best_.back())) return;
     best_.insert(std::ranges::upper_bound(best_, c, is_before), std::move(c));
-    if (best_.size() > kSimulated) best_.pop_back();
+    if (best_.size() > size_) best_.pop_back();
   }
   // Whether a plan that takes at least this long could still be kept.
   bool wants(double seconds) const {
-    if (best_.size() < kSimulated || seconds < best_.back().prediction.step_s) return true;
+    if (best_.size() < size_ || seconds < best_.back().prediction.step_s) return true;
     size_t faster = 0;
     for (const auto& [kind, c] : of_kinds_) faster += c.prediction.step_s <= seconds ? 1 : 0;
     return faster < kinds_;
   }
-  std::vector<Candidate> all() const {
-    std::vector<Candidate> out, others;
+  void give(std::vector<Candidate>& to) const {
+    std::vector<Candidate> all = best_, others;
     for (const auto& [kind, c] : of_kinds_) others.push_back(c);
     std::ranges::sort(others, is_before);
     others.resize(std::min(others.size(), 2 * kinds_));
-    out = best_;
-    for (const Candidate& c : others)
-      if (std::ranges::none_of(best_, [&](const Candidate& b) { return b.layout == c.layout; })) out.push_back(c);
-    return out;
+    all.insert(all.end(), others.begin(), others.end());
+    for (Candidate& c : all)
+      if (std::ranges::none_of(to, [&](const Candidate& t) { return t.layout == c.layout; }))
+        to.push_back(std::move(c));
   }
 
  private:
-  size_t kinds_;
+  size_t size_, kinds_;
   std::vector<Candidate> best_ = {};
   std::map<Kind, Candidate> of_kinds_ = {};
 };
@@ -106,10 +109,9 @@ class TooLarge {
 };
 
 // Of candidates by time the first of each kind that fits; where these are fewer than asked for, the next ones too.
-// Memory by description may be wrong: what is taken is predicted as a whole.
 class Ranking {
  public:
-  Ranking(const Question& q, TooLarge& too_large) : q_(q), too_large_(too_large) {}
+  Ranking(const Question& q, bool own, TooLarge& too_large) : q_(q), own_(own), too_large_(too_large) {}
 
   std::vector<Candidate> of(std::vector<Candidate> all, size_t top) {
     std::ranges::sort(all, is_before);
@@ -130,17 +132,38 @@ class Ranking {
   }
 
  private:
-  bool take(const Candidate& c) {
-    Candidate whole{c.layout, predict(case_of(q_, c.layout))};
-    const bool fits = whole.prediction.fits;
-    if (fits)
-      out_.push_back(std::move(whole));
-    else
-      too_large_.add(whole);
+  // What decides how far a description is from a dry run.
+  using Memory = std::tuple<Recompute, ScheduleKind, bool, bool>;
+
+  bool take(Candidate c) {
+    const Plan& p = c.layout.plan;
+    const Memory memory{p.recompute, p.schedule, p.tp > 1, p.zero == ZeroStage::three};
+    if (own_) correct(c.prediction, ratios_.contains(memory) ? ratios_[memory] : 1);
+    const bool hopeless = c.prediction.over_bytes > kRoughly / 2 * q_.hardware.memory_bytes;
+    if (!own_ || (dry_runs_ < kDryRuns && !hopeless) || (out_.empty() && !hopeless)) {
+      const double described = peak(c.prediction);
+      c.prediction = predict(case_of(q_, c.layout));
+      c.described = false;
+      ratios_[memory] = peak(c.prediction) / described * (ratios_.contains(memory) ? ratios_[memory] : 1);
+      ++dry_runs_;
+    }
+    const bool fits = c.prediction.fits;
+    fits ? out_.push_back(std::move(c)) : too_large_.add(c);
     return fits;
   }
+  static double peak(const Prediction& p) { return p.memory[p.fullest].peak(); }
+  void correct(Prediction& p, double ratio) const {
+    const double over = ratio * peak(p) - (q_.hardware.memory_bytes - q_.hardware.reserved_bytes);
+    for (MemoryParts& m : p.memory) m.activations += (ratio - 1) * m.peak();
+    p.over_bytes = std::max(0.0, over);
+    p.fits = over <= 0;
+  }
+
   const Question& q_;
+  bool own_;
   TooLarge& too_large_;
+  size_t dry_runs_ = 0;
+  std::map<Memory, double> ratios_ = {};
   std::vector<Candidate> out_ = {};
 };
 
@@ -148,8 +171,12 @@ class Ranking {
 Answer search_nodes(const Question& q, size_t top, bool whole) {
   Answer answer;
   Estimator estimate(q);
-  const double allowed = estimate.is_of_tessera() ? kRoughly * q.hardware.memory_bytes : 0;
+  const bool own = estimate.is_of_tessera();
+  const double allowed = own ? kRoughly * q.hardware.memory_bytes : 0;
   const auto may_fit = [&](const Candidate& c) { return c.prediction.over_bytes <= allowed; };
+  const auto is_roomy = [&](const Candidate& c) {
+    return c.prediction.memory[c.prediction.fullest].peak() < (1 - kRoomy) * q.hardware.memory_bytes;
+  };
   std::vector<Node> nodes;
   for (const Layout& base : bases(q))
     if (!variants(q, base).empty()) nodes.push_back(whole ? Node{base, 0, {}} : node_of(estimate, q, base));
@@ -160,11 +187,11 @@ Answer search_nodes(const Question& q, size_t top, bool whole) {
                                  text_of(q.fixed.schedule.value_or(ScheduleKind::interleaved)), q.model.layers));
   answer.feasible = std::ssize(nodes);
   std::ranges::stable_sort(nodes, {}, &Node::bound);
-  Kept kept(top);
+  Kept kept(kSimulated, top), tight(kBesides, 0), roomy(kBesides, top);
   TooLarge too_large;
   std::vector<Candidate> simulated;
   for (const Node& node : nodes) {
-    if (!whole && !kept.wants(kSlack * node.bound)) break;
+    if (!whole && !kept.wants(kSlack * node.bound) && !(own && roomy.wants(kSlack * node.bound))) break;
     if (!whole && !may_fit(node.smallest)) {
       too_large.add(node.smallest);
       continue;
@@ -177,13 +204,15 @@ Answer search_nodes(const Question& q, size_t top, bool whole) {
       else if (whole)
         simulated.push_back(std::move(c));
       else
-        kept.add(std::move(c));
+        (!c.prediction.fits ? tight : own && is_roomy(c) ? roomy : kept).add(std::move(c));
     }
   }
-  if (!whole)
-    for (const Candidate& c : kept.all()) simulated.push_back({c.layout, estimate.simulated(c.layout)});
+  if (!whole) {
+    for (const Kept* some : {&kept, &tight, &roomy}) some->give(simulated);
+    for (Candidate& c : simulated) c.prediction = estimate.simulated(c.layout);
+  }
   answer.simulated = std::ssize(simulated);
-  answer.best = Ranking(q, too_large).of(std::move(simulated), top);
+  answer.best = Ranking(q, own, too_large).of(std::move(simulated), top);
   answer.too_large = too_large.nearest(top);
   return answer;
 }

@@ -19,6 +19,7 @@ namespace tessera::planner {
 struct Candidate {
   Layout layout = {};
   Prediction prediction = {};
+  bool described = true;  // its memory and bytes are by description, where a dry run would tell Tessera's
 };
 
 struct Answer {

@@ -206,7 +206,7 @@ TEST(Recommendation, SaysWhyAndWhatElse) {
 TEST(Recommendation, NamesTheAssumptionThatTurnsIt) {
   Question q{.model = shape_of(*preset("llama2-7b")),
              .hardware = hardware_named("h100"),
-             .software = software_named("megatron"),
+             .software = software_named("tessera"),
              .ranks = 8,
              .batch = 256};
   Answer a = search(q);
