@@ -114,7 +114,7 @@ Json prediction(const Request& request) {
 // One at a time, since it takes both processors for a while.
 Answer search(const Request& request) {
   static std::timed_mutex one;
-  const std::unique_lock lock(one, std::chrono::seconds(10));
+  const std::unique_lock lock(one, std::chrono::seconds(5));
   if (!lock) return refusal(503, "another search takes long; try again");
   std::string lines = plan_json_lines(answer_of_query(request));
   lines.pop_back();

@@ -16,15 +16,17 @@ function asker(path, delay, done) {
   async function ask() {
     if (busy || newest === null || newest === answered) return;
     const query = newest;
-    let answer;
+    let answer, again = false;
     busy = true;
     try {
-      answer = await (await fetch(`${path}?${query}`)).json();
+      const response = await fetch(`${path}?${query}`);
+      again = response.status === 503;  // it works on what another page asked
+      answer = await response.json();
     } catch {
       answer = { error: "The server does not answer. Does `tessera explore` still run?" };
     }
     busy = false;
-    if (query !== newest) return ask();
+    if (query !== newest || again) return setTimeout(ask, again ? 1000 : 0);
     answered = query;
     done(answer);
   }
@@ -57,7 +59,7 @@ function showPrediction(p) {
     : `It does not fit: a rank needs ${bytes(p.memory.peak)}, ${bytes(p.over.bytes)} more than it has.`;
   const where = p.memory_of_stages.length > 1 ? `Pipeline rank ${fullest} is the fullest. ` : "";
   byId("verdict-why").textContent = p.fits
-    ? (range[1] > range[0] ? `Software that is built well takes ${seconds(range[0])} to ${seconds(range[1])}: the numbers are those of data sheets.` : "")
+    ? (range[1] > range[0] ? `The numbers are those of data sheets: real runs take from ${seconds(range[0])} to ${seconds(range[1])}.` : "")
     : `${where}Most of it: ${nameOf(p.over.largest)}, ${bytes(p.memory[p.over.largest])}. ${HINTS[p.over.largest] || ""}`;
   byId("figures").replaceChildren(...[["step", seconds(p.step_s)], ["tokens/s", count(p.tokens_per_s)],
     ["of the peak (MFU)", percent(p.mfu)], ["TFLOP/s of a rank", three(p.tflops_per_rank)], ["bubble", percent(p.bubble)],
@@ -80,7 +82,7 @@ function showSearch(found) {
   showAdvice(null);
 }
 
-const predict = asker("/predict", 60, showPrediction), search = asker("/search", 350, showSearch);
+const predict = asker("/predict", 60, showPrediction), search = asker("/search", 200, showSearch);
 
 function changed(control) {
   showState(control);

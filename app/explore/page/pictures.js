@@ -41,7 +41,7 @@ function drawPipeline(p) {
   const kinds = Object.keys(PASSES).filter((k) => actions.some((row) => row.some((a) => a[0] === k)));
   const whole = shown_s >= makespan_s * 0.999;
   const sentence = "Each row is a pipeline rank and time goes to the right; a box is a pass of one micro-batch, with its number" +
-    (chunks > 1 ? ", paler for a rank's later stages" : "") +
+    (chunks > 1 ? ", fainter for a rank's later stages" : "") +
     (actions.length > 1 ? `; what is empty is waiting: ${percent(bubble)} of the pipeline's time.` : "; one rank never waits for another.") +
     (whole ? "" : ` Drawn are the first ${seconds(shown_s)} of ${seconds(makespan_s)}.`);
   show("pipeline", sentence, (svg, width) => {
@@ -83,7 +83,7 @@ const PARTS = [["compute", "products", "compute"], ["recompute", "made again", "
 function drawTime(p) {
   const rows = PARTS.filter(([key]) => p.parts[key] > 0).map(([key, name, css]) =>
     ({ name, css, value: p.parts[key], note: `${seconds(p.parts[key])}, ${percent(p.parts[key] / p.step_s)}` }));
-  show("time", "Where the slowest rank's step goes: blue computes, grey waits for the pipeline, pink waits for what other ranks send, " +
+  show("time", "Where the slowest rank's step goes: blue computes, grey waits for the pipeline, purple waits for what other ranks send, " +
     "as far as nothing is computed meanwhile.", (svg, width) => drawBars(svg, width, rows));
 }
 

@@ -25,7 +25,8 @@ function markShown() {
 }
 
 function showRanking(events) {
-  const plans = events.filter((e) => e.event === "plan"), recommended = events.find((e) => e.event === "recommendation");
+  const all = events.filter((e) => e.event === "plan"), fitting = all.filter((p) => p.fits), large = all.filter((p) => !p.fits);
+  const plans = [...fitting, ...large.slice(0, fitting.length ? 3 : 10)], recommended = events.find((e) => e.event === "recommendation");
   const body = document.querySelector("#ranking tbody");
   body.replaceChildren(...plans.map((p) => {
     const choose = node("button", { type: "button", textContent: planWords(p.plan) });
@@ -38,8 +39,7 @@ function showRanking(events) {
     return row;
   }));
   document.querySelector("#ranking table").hidden = plans.length === 0;
-  const fit = plans.filter((p) => p.fits).length;
-  byId("ranking-line").textContent = fit ? `Of all ways to divide ${state.ranks} ranks, the fastest that fit. Choose one to see it.`
+  byId("ranking-line").textContent = fitting.length ? `Of all ways to divide ${state.ranks} ranks, the fastest that fit. Choose one to see it.`
     : "No plan fits. Nearest to fitting:";
   showAdvice(recommended);
   markShown();
