@@ -24,10 +24,10 @@ StageParameters parameters_of(const Case& c, int64_t layers, bool first, bool la
 double kept_by_layer(const Case& c);
 
 // Of each pipeline rank. `in_flight`: micro-batches times stages that each has at most.
-std::vector<MemoryParts> described_memory(const Case& c, const Schedule& schedule, const std::vector<int>& in_flight);
+std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int>& in_flight);
 
 using Bytes = std::map<std::string, std::map<std::string, double>>;
 // Sent in a step by the mean rank, by axis and operation.
-Bytes described_bytes(const Case& c, const Schedule& schedule);
+Bytes described_bytes(const Case& c);
 
 }  // namespace tessera::planner

@@ -3,6 +3,7 @@
 
 #include "planner/described.h"
 #include "planner/layer.h"
+#include "planner/pipeline.h"
 
 namespace tessera::planner {
 namespace {
@@ -11,8 +12,11 @@ double real(int64_t x) { return static_cast<double>(x); }
 
 }  // namespace
 
-Bytes described_bytes(const Case& c, const Schedule& schedule) {
+Bytes described_bytes(const Case& c) {
   const Plan& p = c.layout.plan;
+  const std::vector<int> rank_of_stage = rank_of_stages(p);
+  int64_t boundaries = 0;  // between ranks
+  for (size_t s = 1; s < rank_of_stage.size(); ++s) boundaries += rank_of_stage[s - 1] != rank_of_stage[s] ? 1 : 0;
   const Software& s = c.software;
   const double m = real(p.microbatches), t = real(p.tp), n = real(data_axis(c).ranks), pp = real(p.pp);
   const double layers = m * real(c.model.layers) / pp;  // a mean rank's, of all micro-batches
@@ -35,11 +39,11 @@ Bytes described_bytes(const Case& c, const Schedule& schedule) {
     const double ep = real(c.layout.ep), sent = array * real(c.model.experts_per_token) * (ep - 1) / ep;
     out["ep"]["all_to_all"] = layers * sent * (2 * forwards + 2);
   }
-  if (p.pp > 1) out["pp"]["send"] = 2 * m * schedule.wire_boundaries() / pp * array / (p.sp ? t : 1);
+  if (p.pp > 1) out["pp"]["send"] = 2 * m * real(boundaries) / pp * array / (p.sp ? t : 1);
   if (n == 1) return out;
   const std::string axis = p.cp > 1 ? "dp+cp" : "dp";
   double held = 0, experts = 0;  // of the mean rank
-  const std::vector<int64_t> split = layers_of_stages(c, schedule.stages);
+  const std::vector<int64_t> split = layers_of_stages(c, std::ssize(rank_of_stage));
   for (size_t i = 0; i < split.size(); ++i) {
     const StageParameters stage = parameters_of(c, split[i], i == 0, i + 1 == split.size());
     held += stage.dense / pp;

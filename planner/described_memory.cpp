@@ -3,6 +3,7 @@
 
 #include "planner/described.h"
 #include "planner/layer.h"
+#include "planner/pipeline.h"
 
 namespace tessera::planner {
 namespace {
@@ -83,39 +84,42 @@ double kept_by_layer(const Case& c) {
   return kept;
 }
 
-std::vector<MemoryParts> described_memory(const Case& c, const Schedule& schedule, const std::vector<int>& in_flight) {
+std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int>& in_flight) {
   const Software& s = c.software;
   const Plan& p = c.layout.plan;
   const Arrays a = arrays_of(c);
-  const std::vector<int64_t> layers = layers_of_stages(c, schedule.stages);
+  const std::vector<int> rank_of_stage = rank_of_stages(p);
+  const size_t stages = rank_of_stage.size();
+  const std::vector<int64_t> layers = layers_of_stages(c, std::ssize(rank_of_stage));
+  const double chunks = real(std::ssize(rank_of_stage)) / real(p.pp);
   const double n = real(data_axis(c).ranks), t = real(p.tp), kept = kept_by_layer(c);
   const double own = local_tokens(c) * real(c.model.vocab) / t * s.logit_bytes;
   Case none = c;
   none.layout.plan.recompute = Recompute::none;
   const double again = p.recompute == Recompute::block ? kept_by_layer(none) : 0;  // of one layer, during backward
   std::vector<MemoryParts> out;
-  for (int rank = 0; rank < schedule.ranks; ++rank) {
+  for (int rank = 0; rank < p.pp; ++rank) {
     int64_t here = 0;
     bool first = false, last = false;
-    for (int stage = 0; stage < schedule.stages; ++stage) {
-      if (schedule.rank_of_stage[static_cast<size_t>(stage)] != rank) continue;
-      here += layers[static_cast<size_t>(stage)];
+    for (size_t stage = 0; stage < stages; ++stage) {
+      if (rank_of_stage[stage] != rank) continue;
+      here += layers[stage];
       first |= stage == 0;
-      last |= stage + 1 == schedule.stages;
+      last |= stage + 1 == stages;
     }
     const StageParameters held = parameters_of(c, here, first, last);
     const auto shared = [&](ZeroStage from) {  // experts lie on n / ep ranks
       return p.zero >= from ? held.dense / n + held.experts / std::max(1.0, n / real(c.layout.ep)) : held.all();
     };
-    const double flights = in_flight[static_cast<size_t>(rank)], stage_layers = real(here) / schedule.chunks();
+    const double flights = in_flight[static_cast<size_t>(rank)], stage_layers = real(here) / chunks;
     MemoryParts m{.parameters = shared(ZeroStage::three) * s.parameter_bytes,
                   .gradients = shared(ZeroStage::two) * s.gradient_bytes,
                   .optimizer = shared(ZeroStage::one) * s.state_bytes,
                   .activations = flights * stage_layers * kept,
                   .communication = gathered(c, parameters_of(c, 1, false, false).all(), real(here)),
                   .workspace = again};
-    if (first) m.activations += flights / schedule.chunks() * a.mask;  // of the embeddings' dropout
-    if (last) m.activations += 2 * a.between + own;                    // the last norm's input, the head's, and logits
+    if (first) m.activations += flights / chunks * a.mask;  // of the embeddings' dropout
+    if (last) m.activations += 2 * a.between + own;         // the last norm's input, the head's, and logits
     out.push_back(m);
   }
   return out;

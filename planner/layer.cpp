@@ -36,17 +36,16 @@ Sizes sizes_of(const Case& c) {
 }
 
 // A product with a weight: forward (rows, in) x (in, out), then the gradients of its input and of its weight, which
-// adds to what other micro-batches gave.
+// adds to what other micro-batches gave. In fp8 each operand is read and written in one byte before.
 Passes linear(const Case& c, double rows, double in, double out, double count = 1) {
-  const double speed = c.software.fp8 ? 2 : 1;
-  return {product_s(c.hardware, {.rows = rows, .columns = out, .inner = in, .count = count, .speed = speed}),
-          product_s(c.hardware, {.rows = rows, .columns = in, .inner = out, .count = count, .speed = speed}),
-          product_s(c.hardware, {.rows = in,
-                                 .columns = out,
-                                 .inner = rows,
-                                 .count = count,
-                                 .out_bytes = 2 * c.software.gradient_bytes,
-                                 .speed = speed})};
+  const double speed = c.software.fp8 ? 2 : 1, cast = c.software.fp8 ? 3 * count : 0;
+  const Product forward{.rows = rows, .columns = out, .inner = in, .count = count, .speed = speed},
+      input{.rows = rows, .columns = in, .inner = out, .count = count, .speed = speed},
+      weight{in, out, rows, count, 2 * c.software.gradient_bytes, speed};
+  const auto seconds = [&](const Product& p) {
+    return product_s(c.hardware, p) + bytes_s(c.hardware, cast * (p.rows + p.columns) * p.inner);
+  };
+  return {seconds(forward), seconds(input), seconds(weight)};
 }
 
 // The matrices of a layer; with experts each sees its share of the tokens.
@@ -128,19 +127,25 @@ double exposed(const Hardware& h, double sent, double beside) {
   return sent - hidden + h.contention * hidden;
 }
 
-// Shoeybi et al. 2019: an all-reduce after each block, and one of its input's gradient; with sequence parallelism
-// (Korthikanti et al. 2022, section 4.2.2) an all-gather and a reduce-scatter each, and the input gathered again.
+// Shoeybi et al. 2019: an all-reduce after each block, and one of its input's gradient. With sequence parallelism
+// (Korthikanti et al. 2022, section 4.2.2) an all-gather and a reduce-scatter each; backward a block's input is
+// gathered again beside a product, and nothing is there to be done beside the gathering of its output's gradient.
 Passes tensor_parallel(const Case& c, const Sizes& s, const Passes& work) {
   const Hardware& h = c.hardware;
   const Link link = link_of(h, tp_axis(c));
   if (link.ranks == 1) return {};
-  const double whole = 2 * s.tokens * s.h;
+  const double whole = 2 * s.tokens * s.h, gather = all_gather_s(link, whole);
   const bool sp = c.layout.plan.sp;
-  const double once = sp ? 2 * all_gather_s(link, whole) : all_reduce_s(h, link, whole);
-  const double forward = 2 * once, backward = 2 * once + (sp ? 2 * all_gather_s(link, whole) : 0);
-  const TensorOverlap overlap = c.software.tp_overlap;
-  return {overlap == TensorOverlap::all ? exposed(h, forward, work.forward) : forward,
-          overlap == TensorOverlap::none ? backward : exposed(h, backward, work.backward()), 0};
+  const double forward = 2 * (sp ? 2 * gather : all_reduce_s(h, link, whole)),
+               backward = forward + (sp ? 2 * gather : 0), alone = sp ? 2 * gather : 0;
+  switch (c.software.tp_overlap) {
+    case TensorOverlap::none:
+      return {forward, backward, 0};
+    case TensorOverlap::backward:
+      return {forward, alone + exposed(h, backward - alone, work.backward()), 0};
+    default:
+      return {exposed(h, forward, work.forward), exposed(h, backward, work.backward()), 0};
+  }
 }
 
 // Liu et al. 2023, ring attention: keys and values go around beside the attention of the blocks that are here; backward

@@ -71,8 +71,13 @@ std::vector<int64_t> own_layers(const Job& job) {
   return out;
 }
 
-std::vector<MemoryParts> own_memory(const Job& job) {
-  const std::vector<RankMemory> ranks = memory_of_ranks(job);
+std::optional<std::vector<MemoryParts>> own_memory(const Job& job) {
+  std::vector<RankMemory> ranks;
+  try {
+    ranks = memory_of_ranks(job);
+  } catch (const OutOfMemory&) {  // more addresses than an arena has
+    return {};
+  }
   const size_t alike = ranks.size() / static_cast<size_t>(job.plan.pp);
   std::vector<MemoryParts> out(static_cast<size_t>(job.plan.pp));
   for (size_t r = 0; r < ranks.size(); ++r) {

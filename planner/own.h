@@ -15,7 +15,8 @@ std::optional<Job> own_job(const Case& c);
 Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer = OptimizerKind::adamw);
 
 std::vector<int64_t> own_layers(const Job& job);
-std::vector<MemoryParts> own_memory(const Job& job);  // of each pipeline rank, the fullest of its ranks
+// Of each pipeline rank, the fullest of its ranks. Nothing where one needs more than a terabyte.
+std::optional<std::vector<MemoryParts>> own_memory(const Job& job);
 Bytes own_bytes(const Job& job);
 
 }  // namespace tessera::planner

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace tessera::planner {
 namespace {
@@ -19,23 +20,45 @@ double seconds_of(const Simulation& s, bool spans) {
   return longest;
 }
 
+// A rank's passes, and what they leave of so many seconds.
+PipelineTime finished(const Plan& plan, const std::vector<StageTimes>& stages, double seconds,
+                      const std::vector<int>& in_flight) {
+  const std::vector<int> rank = rank_of_stages(plan);
+  PipelineTime out{
+      .seconds = seconds, .busy = std::vector<double>(static_cast<size_t>(plan.pp)), .in_flight = in_flight};
+  double busy = 0;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const StageTimes& t = stages[s];
+    const double backward = splits_backward(plan.schedule) ? t.input + t.weight : t.backward,
+                 all = static_cast<double>(plan.microbatches) * (t.forward + backward);
+    out.busy[static_cast<size_t>(rank[s])] += all;
+    busy += all;
+  }
+  out.bubble = seconds > 0 ? std::max(0.0, 1 - busy / seconds / static_cast<double>(plan.pp)) : 0;
+  return out;
+}
+
 }  // namespace
+
+bool splits_backward(ScheduleKind kind) {
+  return kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_h2 || kind == ScheduleKind::zb_v;
+}
+
+// Stages go around the ranks; of zb-v the second chunk goes back.
+std::vector<int> rank_of_stages(const Plan& plan) {
+  if (!plan.schedule_file.empty()) return schedule_with(plan, plan.microbatches).rank_of_stage;
+  const auto p = static_cast<int>(plan.pp), chosen = static_cast<int>(plan.chunks);
+  const bool back = plan.schedule == ScheduleKind::zb_v;
+  const int chunks = back || (plan.schedule == ScheduleKind::interleaved && chosen == 0) ? 2 : std::max(1, chosen);
+  std::vector<int> out;
+  for (int s = 0; s < p * chunks; ++s) out.push_back(back && s >= p ? 2 * p - 1 - s : s % p);
+  return out;
+}
 
 Schedule schedule_with(const Plan& plan, int64_t microbatches) {
   Plan p = plan;
   p.microbatches = microbatches;
   return schedule_of(p);
-}
-
-std::vector<double> busy_of(const Plan& plan, const std::vector<int>& rank_of_stage,
-                            const std::vector<StageTimes>& stages, bool split) {
-  std::vector<double> busy(static_cast<size_t>(plan.pp));
-  for (size_t s = 0; s < stages.size(); ++s) {
-    const StageTimes& t = stages[s];
-    busy[static_cast<size_t>(rank_of_stage[s])] +=
-        static_cast<double>(plan.microbatches) * (t.forward + (split ? t.input + t.weight : t.backward));
-  }
-  return busy;
 }
 
 PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans) {
@@ -57,13 +80,42 @@ PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stag
       seconds = seconds_of(last, spans);
     }
   }
-  PipelineTime out{.seconds = seconds,
-                   .busy = busy_of(plan, last.schedule.rank_of_stage, stages, last.schedule.has(Do::I)),
-                   .in_flight = last.in_flight};
-  double busy = 0;
-  for (const double b : out.busy) busy += b;
-  out.bubble = seconds > 0 ? std::max(0.0, 1 - busy / seconds / static_cast<double>(p)) : 0;
-  return out;
+  return finished(plan, stages, seconds, last.in_flight);
+}
+
+// The slowest rank is busy all the time but while the pipeline fills and drains; where backward passes are whole, a
+// message and its answer hold up every p micro-batches.
+PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans) {
+  const auto p = static_cast<double>(plan.pp), m = static_cast<double>(plan.microbatches),
+             v = static_cast<double>(stages.size()) / p;
+  const ScheduleKind kind = plan.schedule;
+  double most = m * v;  // in flight
+  if (kind == ScheduleKind::naive) most = 1;
+  if (kind == ScheduleKind::zb_h2) most = std::min(m, 2 * p - 1);
+  if (kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_v) most = std::min(m, p) * v;
+  std::vector<int> in_flight;
+  for (double rank = 0; rank < p; ++rank) {
+    if (kind == ScheduleKind::one_f_one_b) most = std::min(m, p - rank);
+    if (kind == ScheduleKind::interleaved) most = std::min(m * v, p * v + p - 1 - 2 * rank);
+    in_flight.push_back(static_cast<int>(most));
+  }
+  const std::vector<double> busy = finished(plan, stages, 0, in_flight).busy;
+  StageTimes all{.forward = 0, .backward = 0, .input = 0, .weight = 0};  // for one micro-batch
+  for (const StageTimes& t : stages) all.forward += t.forward, all.input += t.input, all.weight += t.weight;
+  const double slowest = *std::ranges::max_element(busy), passes = std::accumulate(busy.begin(), busy.end(), 0.0) / m,
+               others = passes - slowest / m, share = (p - 1) / p, way = 2 * (p - 1) * message;
+  // Of few micro-batches: there and back through all stages, the turn for each.
+  const double turns = all.forward + all.input + (m - 1) * (stages.back().forward + stages.back().input),
+               stagger = spans ? 0 : share * all.forward / v;
+  double seconds = slowest + others + way;
+  if (kind == ScheduleKind::naive) seconds = m * (passes + way);
+  if (kind == ScheduleKind::one_f_one_b) seconds = slowest + others + m * 2 * share * message;
+  if (kind == ScheduleKind::interleaved) seconds = slowest + others / v + way;
+  if (kind == ScheduleKind::zb_h1)
+    seconds = slowest + share * std::max(0.0, all.forward + all.input - all.weight) + way;
+  if (kind == ScheduleKind::zb_h2 || kind == ScheduleKind::zb_v) seconds = slowest + stagger + way / 2;
+  if (splits_backward(kind)) seconds = std::max(seconds, turns + stages[0].weight + way);
+  return finished(plan, stages, plan.pp == 1 ? slowest : seconds, in_flight);
 }
 
 }  // namespace tessera::planner

@@ -14,16 +14,17 @@ struct PipelineTime {
   std::vector<int> in_flight = {};  // the most of each rank, in stages times micro-batches
 };
 
+bool splits_backward(ScheduleKind kind);
+// Known without the schedule.
+std::vector<int> rank_of_stages(const Plan& plan);
 // As the plan says, of any number of micro-batches. Throws FieldError for numbers that do not fit.
 Schedule schedule_with(const Plan& plan, int64_t microbatches);
-
-// Seconds that each rank's passes of a step take; `split`: of I and W.
-std::vector<double> busy_of(const Plan& plan, const std::vector<int>& rank_of_stage,
-                            const std::vector<StageTimes>& stages, bool split);
 
 // `spans`: the next step begins on a rank when its own has ended, as where an update is taken back when the norm says
 // so (Qi et al. 2024, section 4): then a step takes as long as the longest span of a rank, and not from the first start
 // to the last end.
 PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
+// The same by closed forms (parallel/pipeline/schedules.h), within a few percent.
+PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
 
 }  // namespace tessera::planner

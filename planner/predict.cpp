@@ -14,7 +14,7 @@
 #include "planner/described.h"
 #include "planner/layer.h"
 #include "planner/own.h"
-#include "planner/pieces.h"
+#include "planner/pipeline.h"
 
 namespace tessera::planner {
 namespace {
@@ -82,10 +82,6 @@ double update_s(const Case& c, double held) {
   return bytes_s(c.hardware, held / n * (2 * s.state_bytes + 3 * s.gradient_bytes + s.parameter_bytes));
 }
 
-Parts times(double n, const Parts& p) {
-  return {n * p.compute, n * p.recompute, n * p.bubble, n * p.tp, n * p.cp, n * p.ep, n * p.dp, n * p.optimizer};
-}
-
 std::string largest_of(const MemoryParts& m) {
   const std::array<std::pair<double, const char*>, 6> all{{{m.parameters, "parameters"},
                                                            {m.gradients, "gradients"},
@@ -126,74 +122,86 @@ void set_memory(const Case& c, std::vector<MemoryParts> memory, Prediction& out)
   out.largest = largest_of(*fullest);
 }
 
-}  // namespace
+// Every stage's passes, and the pipeline that they make.
+struct Stages {
+  std::vector<int64_t> layers = {};
+  std::vector<int> rank = {};
+  std::vector<StageWork> work = {};
+  std::vector<StageTimes> times = {};
+  double message_s = 0;
+  PipelineTime pipeline = {};
+};
 
-Prediction put_together(const Case& c, const Pieces& how) {
+Stages stages_of(const Case& c, const std::vector<int64_t>& layers, bool simulated) {
   const Plan& p = c.layout.plan;
-  const std::vector<int64_t>& layers = how.layers;
   const LayerTime layer = layer_time(c), embedding = embedding_time(c), head = head_time(c);
   const Passes shared = sharing_of_layer(c, layer);
-  std::vector<StageWork> work(layers.size());
-  StageWork whole;
-  std::vector<StageTimes> stages;
+  Stages s{.layers = layers, .rank = rank_of_stages(p)};
+  const double array = 2 * local_tokens(c) * real(c.model.channels),
+               parts = p.sp || c.software.scatter_messages ? real(p.tp) : 1;
+  if (p.pp > 1) s.message_s = message_s(c.hardware, pp_axis(c), array / parts);
+  const double waited = c.software.pp_overlap ? 0 : s.message_s;
   for (size_t i = 0; i < layers.size(); ++i) {
-    work[i].add(real(layers[i]), layer);
-    work[i].add_dp(real(layers[i]), shared);
-    if (i == 0) work[i].add(1, embedding);
-    if (i + 1 == layers.size()) work[i].add(1, head);
-    const Passes& t = work[i].all;
-    stages.push_back({t.forward, t.backward(), t.input, t.weight});
-    whole.flops += work[i].flops, whole.again += work[i].again;
+    StageWork& w = s.work.emplace_back();
+    w.add(real(layers[i]), layer);
+    w.add_dp(real(layers[i]), shared);
+    if (i == 0) w.add(1, embedding);
+    if (i + 1 == layers.size()) w.add(1, head);
+    const Passes& t = w.all;
+    s.times.push_back({t.forward + waited, t.backward() + waited, t.input + waited, t.weight});
   }
-  Prediction out;
-  const double array =
-      2 * local_tokens(c) * real(c.model.channels) / (p.sp || c.software.scatter_messages ? real(p.tp) : 1);
-  out.message_s = p.pp > 1 ? message_s(c.hardware, pp_axis(c), array) : 0;
-  if (!c.software.pp_overlap && p.pp > 1)
-    for (StageTimes& t : stages) {
-      t.forward += out.message_s, t.backward += out.message_s, t.input += out.message_s;
-    }
-  const PipelineTime pipeline = how.pipeline(stages, c.software.pp_overlap ? out.message_s : 0);
-  out.stages = stages;
-  out.bubble = pipeline.bubble;
+  const bool spans = c.software.name != "tessera" && splits_backward(p.schedule);
+  s.pipeline = (simulated ? pipeline_time : pipeline_formula)(p, s.times, s.message_s - waited, spans);
+  return s;
+}
 
-  // The rank that ends last of all that then have the data axis and the update before them: the busiest.
-  const size_t rank = static_cast<size_t>(std::ranges::max_element(pipeline.busy) - pipeline.busy.begin());
+// Time; the update and the data axis are those of the busiest rank.
+Prediction time_of(const Case& c, const Stages& s) {
+  const double m = real(c.layout.plan.microbatches);
+  const auto busiest = std::ranges::max_element(s.pipeline.busy) - s.pipeline.busy.begin();
+  Prediction out;
   double held = 0;
   Passes once;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    if (how.rank_of_stage[i] != static_cast<int>(rank)) continue;
-    const Parts here = times(real(p.microbatches), work[i].parts);
-    out.parts.compute += here.compute, out.parts.recompute += here.recompute, out.parts.tp += here.tp;
-    out.parts.cp += here.cp, out.parts.ep += here.ep, out.parts.dp += here.dp;
-    held += parameters_of(c, layers[i], i == 0, i + 1 == layers.size()).all();
-    once += work[i].all;
+  StageWork whole;
+  for (size_t i = 0; i < s.work.size(); ++i) {
+    whole.flops += s.work[i].flops, whole.again += s.work[i].again;
+    if (s.rank[i] != busiest) continue;
+    const Parts& w = s.work[i].parts;
+    out.parts.compute += m * w.compute, out.parts.recompute += m * w.recompute, out.parts.tp += m * w.tp;
+    out.parts.cp += m * w.cp, out.parts.ep += m * w.ep, out.parts.dp += m * w.dp;
+    held += parameters_of(c, s.layers[i], i == 0, i + 1 == s.work.size()).all();
+    once += s.work[i].all;
   }
-  out.parts.bubble = std::max(0.0, pipeline.seconds - out.parts.sum());
+  out.parts.bubble = std::max(0.0, s.pipeline.seconds - out.parts.sum());
   out.parts.dp += sharing_of_step(c, held, once);
   out.parts.optimizer = update_s(c, held);
   out.step_s = out.parts.sum();
+  out.bubble = s.pipeline.bubble;
+  out.stages = s.times;
+  out.message_s = s.message_s;
   set_rates(c, whole, out);
-  set_memory(c, how.memory(pipeline), out);
   return out;
 }
 
+}  // namespace
+
 Prediction predict(const Case& given) {
   const Case c = checked_case(given);
-  const Plan& p = c.layout.plan;
   const std::optional<Job> own = own_job(c);
-  const Schedule few = schedule_with(p, std::min(p.microbatches, 6 * p.pp + p.microbatches % p.pp));
-  const bool spans = c.software.name != "tessera" && few.has(Do::I);
-  Prediction out =
-      put_together(c, {.layers = own ? own_layers(*own) : layers_of_stages(c, few.stages),
-                       .rank_of_stage = few.rank_of_stage,
-                       .pipeline = [&](const std::vector<StageTimes>& stages,
-                                       double message) { return pipeline_time(p, stages, message, spans); },
-                       .memory =
-                           [&](const PipelineTime& pipeline) {
-                             return own ? own_memory(*own) : described_memory(c, few, pipeline.in_flight);
-                           }});
-  out.bytes = own ? own_bytes(*own) : described_bytes(c, few);
+  const int64_t count = std::ssize(rank_of_stages(c.layout.plan));
+  const Stages s = stages_of(c, own ? own_layers(*own) : layers_of_stages(c, count), true);
+  Prediction out = time_of(c, s);
+  const std::vector<MemoryParts> described = described_memory(c, s.pipeline.in_flight);
+  set_memory(c, own ? own_memory(*own).value_or(described) : described, out);
+  out.bytes = own ? own_bytes(*own) : described_bytes(c);
+  return out;
+}
+
+Prediction by_description(const Case& c, const std::vector<int64_t>& layers, bool simulated) {
+  const Stages s = stages_of(c, layers, simulated);
+  Prediction out = time_of(c, s);
+  set_memory(c, described_memory(c, s.pipeline.in_flight), out);
+  if (simulated) out.bytes = described_bytes(c);
   return out;
 }
 

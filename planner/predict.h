@@ -62,5 +62,8 @@ struct Prediction {
 
 // Throws FieldError for a case that cannot be: the field, what was expected and found.
 Prediction predict(const Case& c);
+// Of a checked case whose stages have so many layers: memory by description. Where not simulated, for a search among
+// many, times are by closed forms and bytes are left out.
+Prediction by_description(const Case& c, const std::vector<int64_t>& layers, bool simulated);
 
 }  // namespace tessera::planner

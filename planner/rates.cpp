@@ -29,7 +29,7 @@ double tiles_s(const Product& p, const Tile& tile, double multiprocessors) {
   const double tiles = std::ceil(p.rows / tile.rows) * std::ceil(p.columns / tile.columns) * p.count;
   const double parts = std::clamp(std::floor(multiprocessors / tiles), 1.0, std::max(1.0, p.inner / kLeastInner));
   const double waves = std::ceil(tiles * parts / multiprocessors);
-  return waves * 2 * tile.rows * tile.columns * (p.inner / parts + kStartUp) / tile.speed;
+  return waves * 2 * tile.rows * tile.columns * (p.inner / parts + kStartUp * p.speed) / tile.speed;
 }
 
 }  // namespace

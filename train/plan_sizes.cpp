@@ -8,23 +8,26 @@
 namespace tessera {
 namespace {
 
-// As the model lays itself out there, beside ranks that are not.
-PartSizes part_of(const Job& job, const PlanSizes& s, const std::vector<Range>& layers, int pp, int tp) {
+// As the model lays itself out on that rank of tp, beside ranks that are not there: of each pipeline rank.
+std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::vector<Range>& layers, int tp) {
   Communicator axis(std::make_unique<FakeTransport>(tp, static_cast<int>(s.plan.tp)), "tp");
   ModelConfig config = s.config;
   config.tie_copies = s.plan.tie_copies || s.schedule.stages > 1;
   const std::unique_ptr<LanguageModel> model = job.make(config);
   model->place({.tp = &axis, .between = s.plan.sp ? S(1, s.tokens) : I});
-  const auto here = [&](int stage) { return s.schedule.rank_of_stage[static_cast<size_t>(stage)] == pp; };
-  keep_stages(*model, layers, here);
-  PartSizes part;
-  part.first = here(0);
-  part.last = here(s.schedule.stages - 1);
+  std::vector<PartSizes> parts(static_cast<size_t>(s.plan.pp));
+  const auto part_with = [&](int stage) -> PartSizes& {
+    return parts[static_cast<size_t>(s.schedule.rank_of_stage[static_cast<size_t>(stage)])];
+  };
+  part_with(0).first = true;
+  part_with(s.schedule.stages - 1).last = true;
   for (int stage = 0; stage < s.schedule.stages; ++stage)
-    if (here(stage)) part.layers += layers[static_cast<size_t>(stage)].size();
+    part_with(stage).layers += layers[static_cast<size_t>(stage)].size();
   const std::vector<Module::Unit> units = model->layout();
   const std::vector<int64_t> at = model->layers_of_units();
+  const std::vector<int> stages = stages_of_units(*model, layers);
   for (size_t u = 0; u < units.size(); ++u) {
+    PartSizes& part = part_with(stages[u]);
     UnitSizes unit;
     unit.table = units[u].slots[0].parameter->is_tied();
     int64_t whole = 0, norms = 0, head_norms = 0;
@@ -44,7 +47,7 @@ PartSizes part_of(const Job& job, const PlanSizes& s, const std::vector<Range>& 
     unit.uses = at[u] >= 0 ? 2 : unit.table && !config.tie_copies ? 3 : 1;
     part.units.push_back(std::move(unit));
   }
-  return part;
+  return parts;
 }
 
 }  // namespace
@@ -88,9 +91,14 @@ PlanSizes::PlanSizes(const Job& job)
   const std::unique_ptr<LanguageModel> whole = job.make(config);
   units = static_cast<int64_t>(whole->layout().size());
   const std::vector<Range> layers = split_layers(*whole, schedule.stages);
-  for (int p = 0; p < plan.pp; ++p) {
-    parts.emplace_back();
-    for (int t = 0; t < plan.tp; ++t) parts.back().push_back(part_of(job, *this, layers, p, t));
+  parts.resize(static_cast<size_t>(plan.pp));
+  // Sizes fall from rank to rank of tp, if they differ at all: where the first and the last are alike, all are.
+  const std::vector<PartSizes> first = parts_of(job, *this, layers, 0),
+                               last = parts_of(job, *this, layers, static_cast<int>(plan.tp) - 1);
+  for (int t = 0; t < plan.tp; ++t) {
+    const bool middle = t > 0 && t + 1 < plan.tp && first != last;
+    const std::vector<PartSizes> here = middle ? parts_of(job, *this, layers, t) : t + 1 < plan.tp ? first : last;
+    for (size_t p = 0; p < parts.size(); ++p) parts[p].push_back(here[p]);
   }
 }
 

@@ -71,9 +71,9 @@ void bias_gelu_backward_on_cpu(const Tensor& dh, const Tensor& dy, const Tensor&
         }
       }
     });
-    cpu::vectorized([=] {
+    cpu::parallel_for(c, cpu::kGrain, [=](int64_t begin, int64_t end) {
       for (int64_t chunk = 1; chunk < chunks; ++chunk)
-        for (int64_t j = 0; j < c; ++j) sums[j] += sums[chunk * c + j];
+        for (int64_t j = begin; j < end; ++j) sums[j] += sums[chunk * c + j];
     });
   });
   if (dbias) dbias->copy_from(total.narrow(0, 0, 1).reshape({c}));

@@ -2,6 +2,7 @@
 #include "train/rank_memory.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <mutex>
@@ -121,6 +122,27 @@ TEST(RankMemory, IsKnownOfWhatNoMachineHas) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
   EXPECT_GT(ranks.at(0).total(), 300 * kGiB);
   EXPECT_LT(ranks.at(0).total(), 3000 * kGiB);
+}
+
+int64_t most_resident_bytes() {
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  return int64_t{1024} * used.ru_maxrss;
+}
+
+// The sums of a bias' gradient alone are 2 GiB.
+TEST(RankMemory, TakesNoMemory) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
+#endif
+  Job job = small_job({});
+  job.model.layers = 1;
+  job.model.channels = 4096;
+  job.model.context = 4096;
+  job.optim.batch = 512;
+  const int64_t before = most_resident_bytes();
+  EXPECT_GT(memory_of_ranks(job).at(0).total(), 400 * kGiB);
+  EXPECT_LT(most_resident_bytes() - before, kGiB);
 }
 
 }  // namespace
