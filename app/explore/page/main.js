@@ -62,7 +62,7 @@ function showPrediction(p) {
     ? (range[1] > range[0] ? `The numbers are those of data sheets: real runs take from ${seconds(range[0])} to ${seconds(range[1])}.` : "")
     : `${where}Most of it: ${nameOf(p.over.largest)}, ${bytes(p.memory[p.over.largest])}. ${HINTS[p.over.largest] || ""}`;
   byId("figures").replaceChildren(...[["step", seconds(p.step_s)], ["tokens/s", count(p.tokens_per_s)],
-    ["of the peak (MFU)", percent(p.mfu)], ["TFLOP/s of a rank", three(p.tflops_per_rank)], ["bubble", percent(p.bubble)],
+    ["share of peak", percent(p.mfu)], ["TFLOP/s each", three(p.tflops_per_rank)], ["bubble", percent(p.bubble)],
     ["fullest rank", bytes(p.memory.peak)]]
     .map(([name, value]) => node("div", {}, node("dt", { textContent: name }), node("dd", { textContent: value }))));
   showError(null);
