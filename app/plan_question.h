@@ -11,6 +11,7 @@ namespace tessera {
 struct PlanQuestion {
   planner::Question question;
   std::string model;  // what the user calls it
+  double memory() const { return question.hardware.memory_bytes - question.hardware.reserved_bytes; }  // of a rank
 };
 
 // Of a preset where it is the tokenizer's: characters, or GPT-2's.
