@@ -24,9 +24,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kMostPasses = 200'000;  // of a pipeline: stages times micro-batches
-constexpr size_t kMostDrawn = 6000;       // actions
-constexpr double kSpan = 1e6;             // of a step in the times of actions
+constexpr int64_t kMostTokens = 10'000'000;  // of a micro-batch
+constexpr int64_t kMostPasses = 200'000;     // of a pipeline: stages times micro-batches
+constexpr size_t kMostDrawn = 6000;          // actions
+constexpr double kSpan = 1e6;                // of a step in the times of actions
 
 Answer json_answer(const Json& json) {
   return {.body = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"};
@@ -58,7 +59,10 @@ Json choices() {
 }
 
 // What the planner would take long for.
-void check_size(const Plan& p) {
+void check_size(const planner::Case& c) {
+  const Plan& p = c.layout.plan;
+  if (static_cast<double>(c.layout.sequences) * static_cast<double>(c.model.context) > kMostTokens)
+    throw FieldError("sequences", "expected fewer: a micro-batch has at most ten million tokens here");
   const double passes = static_cast<double>(p.pp) * static_cast<double>(std::max<int64_t>(p.chunks, 2)) *
                         static_cast<double>(p.microbatches);
   if (passes > kMostPasses)
@@ -96,7 +100,7 @@ Json pipeline(const planner::Case& c, const planner::Prediction& p) {
 
 Json prediction(const Request& request) {
   const planner::Case given = case_of_query(request);
-  check_size(given.layout.plan);
+  check_size(given);
   const planner::Case c = planner::checked_case(given);
   const planner::Prediction p = planner::predict(c);
   Json out = planner::to_json(c, p);

@@ -119,7 +119,7 @@ class Server(unittest.TestCase):
             self.refused(400, "pp", **{**PLAN, "pp": number})
         self.refused(400, "sp", **{**PLAN, "sp": "yes"})
         self.refused(400, "tp", **{**PLAN, "tp": 3})
-        for name, value in (("pp", 10**9), ("microbatches", 10**9), ("microbatches", 0), ("dp", 0), ("layers", 0), ("heads", 10**9)):
+        for name, value in (("pp", 10**9), ("microbatches", 10**9), ("sequences", 10**6), ("context", 10**7 + 1), ("microbatches", 0), ("dp", 0), ("layers", 0), ("heads", 10**9)):
             found, answer = self.server.json("/predict", **{**PLAN, name: value})
             self.assertEqual(found, 400, (name, value, answer))
         status, _, body = self.server.ask("/predict?pp=1&pp=2")
