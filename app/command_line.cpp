@@ -185,8 +185,9 @@ void refuse_leftovers(const CLI::App& app, const CLI::App* command) {
   const std::string& word = left.front();
   if (!command && !word.starts_with("-")) {
     for (const CLI::App* c : app.get_subcommands({})) known.push_back(c->get_name());
-    throw Error(fmt::format("unknown command '{}'; expected train, verify, generate, data, bench, plan or report{}",
-                            word, did_you_mean(word, known)));
+    throw Error(
+        fmt::format("unknown command '{}'; expected train, verify, generate, data, bench, plan, report or explore{}",
+                    word, did_you_mean(word, known)));
   }
   const CLI::App* owner = command ? command : &app;
   for (const CLI::Option* option : owner->get_options())
@@ -236,6 +237,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   BenchOptions bench;
   PlanOptions plan;
   ReportOptions report;
+  ExploreOptions explore;
   add_run(app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose"), {}, words);
   add_run(app.add_subcommand("verify", "Prove that a plan trains like one rank, and count what it sends and holds"),
           verify_defaults(), words);
@@ -246,6 +248,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   add_run(planning, plan_defaults(), words);
   add_plan(*planning, plan);
   add_report(app, report);
+  add_explore(app, explore);
   for (CLI::App* c : app.get_subcommands({})) c->allow_extras();
   try {
     app.parse(argc, const_cast<char**>(argv));  // CLI11 2.1 takes a pointer to non-const and does not write
@@ -276,7 +279,8 @@ Command parse_command_line(int argc, const char* const* argv) {
   refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());
   if (chosen.empty())
     throw Error(
-        "no command given; expected train, verify, generate, data, bench, plan or report (tessera --help says more)");
+        "no command given; expected train, verify, generate, data, bench, plan, report or explore (tessera --help says "
+        "more)");
   if (chosen.front()->get_name() == "train") return train_options(words);
   if (chosen.front()->get_name() == "verify") return verify_options(words);
   if (chosen.front()->get_name() == "generate") return generate;
@@ -285,6 +289,7 @@ Command parse_command_line(int argc, const char* const* argv) {
     return plan;
   }
   if (chosen.front()->get_name() == "report") return report;
+  if (chosen.front()->get_name() == "explore") return explore;
   return data;
 }
 

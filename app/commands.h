@@ -1,5 +1,6 @@
 // The commands. Each returns the exit status; failures are thrown.
 #pragma once
+#include "app/explore/options.h"
 #include "app/options.h"
 #include "app/plan_options.h"
 
@@ -12,6 +13,7 @@ int run_data(const DatasetOptions& options);
 int run_bench(const BenchOptions& options);
 int run_plan(const PlanOptions& options);
 int run_report(const ReportOptions& options);
+int run_explore(const ExploreOptions& options);
 
 // The whole program: parses, runs, and turns what is thrown into one line on standard error and the exit status.
 int run_program(int argc, const char* const* argv);

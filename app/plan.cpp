@@ -58,17 +58,11 @@ int run_plan(const PlanOptions& o) {
   if (o.hardware != "this" && (o.calibrate || !o.measure.empty()))
     throw Error(fmt::format("--{}: expected --hardware this with it, found {}", o.calibrate ? "calibrate" : "measure",
                             o.hardware.value_or("none")));
-  PlanAnswer a{.asked = question_of(o)};
-  const planner::Question& q = a.asked.question;
-  a.found = search(q, static_cast<size_t>(o.top));
-  if (a.fits()) {
-    a.recommended = recommend(q, a.found);
-    a.command = train_command(o, q, a.recommended.plan.layout);
-    a.measured = measure_plans(q, a.found, o.measure);
-  }
+  PlanAnswer a = answer_of(o, question_of(o));
+  if (a.fits()) a.measured = measure_plans(a.asked.question, a.found, o.measure);
   if (o.html) write_file(*o.html, plan_page(a));
   print(o.format == "json" ? plan_json_lines(a) : plan_text(a));
-  if (!a.fits() && !is_whole(q)) refuse(a);
+  if (!a.fits() && !is_whole(a.asked.question)) refuse(a);
   return 0;
 }
 

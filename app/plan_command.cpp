@@ -1,4 +1,4 @@
-// A layout in the options of `train`.
+// A layout in the options of `train`, and the answer that it is part of.
 #include "app/plan_command.h"
 
 #include <fmt/format.h>
@@ -74,6 +74,16 @@ std::string train_command(const PlanOptions& o, const planner::Question& q, cons
   out += layout_words(l);
   if (!gpu) return out;
   return out + (q.ranks > 1 ? " --device cuda --backend nccl --all-reduce native" : " --device cuda");
+}
+
+PlanAnswer answer_of(const PlanOptions& o, PlanQuestion asked) {
+  PlanAnswer a{.asked = std::move(asked)};
+  const planner::Question& q = a.asked.question;
+  a.found = search(q, static_cast<size_t>(o.top));
+  if (!a.fits()) return a;
+  a.recommended = recommend(q, a.found);
+  a.command = train_command(o, q, a.recommended.plan.layout);
+  return a;
 }
 
 }  // namespace tessera

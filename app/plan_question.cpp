@@ -44,8 +44,7 @@ planner::ModelShape model_of(const PlanOptions& o) {
   Job job = job_of(o.run);
   job.plan.microbatches = 1;
   check_sizes(job);
-  const bool letters = o.run.model.ends_with("-nano") || o.run.model.ends_with("-mini");
-  if (job.model.vocab == 0) job.model.vocab = letters ? kCharacters : kUsualVocab;
+  if (job.model.vocab == 0) job.model.vocab = usual_vocab(o.run.model);
   return planner::shape_of(job.model);
 }
 
@@ -101,6 +100,10 @@ planner::Fixed fixed_of(const PlanOptions& o, const Plan& p) {
 }
 
 }  // namespace
+
+int64_t usual_vocab(std::string_view preset) {
+  return preset.ends_with("-nano") || preset.ends_with("-mini") ? kCharacters : kUsualVocab;
+}
 
 PlanQuestion question_of(const PlanOptions& o) {
   const Plan given = job_of(o.run).plan;

@@ -1,6 +1,7 @@
 // From options to what the planner is asked.
 #pragma once
 #include <string>
+#include <string_view>
 
 #include "app/plan_options.h"
 #include "planner/search.h"
@@ -12,6 +13,9 @@ struct PlanQuestion {
   std::string model;  // what the user calls it
   double memory() const { return question.hardware.memory_bytes - question.hardware.reserved_bytes; }  // of a rank
 };
+
+// Of a preset where it is the tokenizer's: characters, or GPT-2's.
+int64_t usual_vocab(std::string_view preset);
 
 // Throws Error (usage) in the words of the options, or that names the file, for what cannot be; InputError for a file
 // that cannot be read.

@@ -100,16 +100,6 @@ std::string name_of(const Json& json, const std::string& field) {
   return name;
 }
 
-Json memory_json(const MemoryParts& m) {
-  return {{"parameters", m.parameters},
-          {"gradients", m.gradients},
-          {"optimizer", m.optimizer},
-          {"activations", m.activations},
-          {"communication", m.communication},
-          {"workspace", m.workspace},
-          {"peak", m.peak()}};
-}
-
 }  // namespace
 
 Case case_from_json(std::string_view text, const std::string& what) {
@@ -147,6 +137,16 @@ nlohmann::ordered_json to_json(const Layout& l) {
           {"recompute", text_of(p.recompute)}};
 }
 
+nlohmann::ordered_json to_json(const MemoryParts& m) {
+  return {{"parameters", m.parameters},
+          {"gradients", m.gradients},
+          {"optimizer", m.optimizer},
+          {"activations", m.activations},
+          {"communication", m.communication},
+          {"workspace", m.workspace},
+          {"peak", m.peak()}};
+}
+
 nlohmann::ordered_json to_json(const Case& c, const Prediction& p) {
   nlohmann::ordered_json out = {{"event", "plan"},
                                 {"plan", to_json(c.layout)},
@@ -167,7 +167,7 @@ nlohmann::ordered_json to_json(const Case& c, const Prediction& p) {
                                   {"dp", p.parts.dp},
                                   {"optimizer", p.parts.optimizer}}},
                                 {"bubble", p.bubble},
-                                {"memory", memory_json(p.memory.at(p.fullest))}};
+                                {"memory", to_json(p.memory.at(p.fullest))}};
   for (const MemoryParts& m : p.memory) out["memory_per_stage"].push_back(m.peak());
   out["bytes"] = p.bytes;
   if (!p.fits) out["over"] = {{"bytes", p.over_bytes}, {"largest", p.largest}};

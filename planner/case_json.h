@@ -14,6 +14,8 @@ Case case_from_json(std::string_view text, const std::string& what);
 // The object of a case's model alone.
 ModelShape model_from_json(std::string_view text, const std::string& what);
 nlohmann::ordered_json to_json(const Layout& layout);
+// {"parameters": .., ..., "peak": ..}
+nlohmann::ordered_json to_json(const MemoryParts& memory);
 // {"event": "plan", "plan": {..}, "fits": true, "step_s": .., ...}
 nlohmann::ordered_json to_json(const Case& c, const Prediction& p);
 

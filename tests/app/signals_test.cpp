@@ -94,7 +94,7 @@ TEST_F(SignalsTest, EndEveryCommandSoonAndLeaveNothing) {
   for (const char* arguments :
        {"data long.txt --tokenizer bpe --vocab 30000 --out made", "train --data long.txt --tokenizer bpe --out run",
         "verify --steps 1000000 --threads-per-rank 1", "bench --benchmark_filter=matmul --benchmark_min_time=1000",
-        "generate made-run --tokens 100000000", "report made-run --out pipe"}) {
+        "generate made-run --tokens 100000000", "report made-run --out pipe", "explore --port 0"}) {
     EXPECT_EQ(signalled(arguments, SIGINT), 130) << arguments;
     EXPECT_EQ(signalled(arguments, SIGTERM), 143) << arguments << ": " << read_file(path("err.txt"));
     EXPECT_NE(read_file(path("err.txt")).find("tessera: terminated (SIGTERM)\n"), std::string::npos) << arguments;

@@ -1,0 +1,165 @@
+// The server over GNU libmicrohttpd, which bounds the memory and the time of a connection.
+#include "app/explore/server.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <microhttpd.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "tensor/error.h"
+
+namespace tessera::explore {
+namespace {
+
+constexpr size_t kMostBytes = 16384;  // that a connection may hold, its request among them
+constexpr unsigned kMostConnections = 800;
+constexpr unsigned kSeconds = 3;  // that a connection may be silent
+constexpr unsigned kThreads = 4;  // a search leaves the others to predictions
+constexpr size_t kMostKeys = 64;
+
+// Pages of other origins may neither show nor read anything here, and ours loads nothing from elsewhere.
+constexpr std::pair<const char*, const char*> kHeaders[] = {
+    {"Content-Security-Policy",
+     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data: "
+     "blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
+    {"X-Content-Type-Options", "nosniff"},
+    {"Cross-Origin-Resource-Policy", "same-origin"},
+    {"Referrer-Policy", "no-referrer"},
+    {"Cache-Control", "no-store"},
+    {"Connection", "close"},  // the next request goes to a thread that is free
+};
+
+// A socket that listens on the loopback interface, and its port.
+int listen_on(int port, int& bound) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int yes = 1;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* const raw = reinterpret_cast<sockaddr*>(&address);
+  if (fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0 && bind(fd, raw, size) == 0 &&
+      listen(fd, SOMAXCONN) == 0 && getsockname(fd, raw, &size) == 0) {
+    bound = ntohs(address.sin_port);
+    return fd;
+  }
+  const int cause = errno;
+  if (fd >= 0) close(fd);
+  throw Error(cause == EADDRINUSE
+                  ? fmt::format("expected a free port, found {}, which another program has", port)
+                  : fmt::format("cannot listen on port {} of 127.0.0.1: {}", port, std::strerror(cause)));
+}
+
+MHD_Result queue(MHD_Connection* connection, const Answer& answer) {
+  MHD_Response* const response =
+      MHD_create_response_from_buffer(answer.body.size(), const_cast<char*>(answer.body.data()), MHD_RESPMEM_MUST_COPY);
+  if (response == nullptr) return MHD_NO;
+  for (const auto& [name, value] : kHeaders) MHD_add_response_header(response, name, value);
+  MHD_add_response_header(response, "Content-Type", (answer.type + "; charset=utf-8").c_str());
+  if (answer.status == 405) MHD_add_response_header(response, "Allow", "GET, HEAD");
+  const MHD_Result result = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
+  MHD_destroy_response(response);
+  return result;
+}
+
+// What the headers of a request say that matters here.
+struct Headers {
+  std::vector<std::string> hosts;
+  std::string site;
+};
+MHD_Result take_header(void* to, MHD_ValueKind, const char* key, const char* value) {
+  Headers& headers = *static_cast<Headers*>(to);
+  if (strcasecmp(key, "Host") == 0) headers.hosts.emplace_back(value != nullptr ? value : "");
+  if (strcasecmp(key, "Sec-Fetch-Site") == 0 && value != nullptr) headers.site = value;
+  return MHD_YES;
+}
+MHD_Result take_argument(void* to, MHD_ValueKind, const char* key, size_t key_size, const char* value,
+                         size_t value_size) {
+  auto& query = *static_cast<decltype(Request::query)*>(to);
+  query.emplace_back(std::string(key, key_size), value != nullptr ? std::string(value, value_size) : "");
+  return query.size() <= kMostKeys ? MHD_YES : MHD_NO;
+}
+
+}  // namespace
+
+struct Server::State {
+  Handler handler;
+  int port = 0, socket = -1;
+  MHD_Daemon* daemon = nullptr;
+
+  bool is_ours(const std::vector<std::string>& hosts) const {
+    if (hosts.size() != 1) return false;
+    for (const char* name : {"127.0.0.1", "localhost"}) {
+      const std::string with_port = fmt::format("{}:{}", name, port);
+      if (strcasecmp(hosts[0].c_str(), with_port.c_str()) == 0) return true;
+      if (port == 80 && strcasecmp(hosts[0].c_str(), name) == 0) return true;
+    }
+    return false;
+  }
+
+  Answer answer(MHD_Connection* connection, const char* path, std::string_view method) const {
+    Headers headers;
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, take_header, &headers);
+    if (!is_ours(headers.hosts))
+      return refusal(403, fmt::format("expected a request to 127.0.0.1:{} by that name or as localhost", port));
+    if (method != "GET" && method != "HEAD") return refusal(405, "expected GET or HEAD");
+    Request request{.path = path};
+    const bool is_page = request.path == "/";  // which a link of another site may open
+    if (!is_page && !headers.site.empty() && headers.site != "same-origin" && headers.site != "none")
+      return refusal(403, "expected a request of this server's own page, found one of another site");
+    MHD_get_connection_values_n(connection, MHD_GET_ARGUMENT_KIND, take_argument, &request.query);
+    if (request.query.size() > kMostKeys) return refusal(400, fmt::format("expected at most {} keys", kMostKeys));
+    return handler(request);
+  }
+
+  static MHD_Result on_request(void* state, MHD_Connection* connection, const char* path, const char* method,
+                               const char*, const char*, size_t* body, void** seen);
+};
+
+// Called twice: when the headers are there, and when the body is, which nobody reads.
+MHD_Result Server::State::on_request(void* state, MHD_Connection* connection, const char* path, const char* method,
+                                     const char*, const char*, size_t* body, void** seen) {
+  static char mark;
+  const bool first = *seen == nullptr;
+  *seen = &mark;
+  if (first && (strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0)) return MHD_YES;
+  *body = 0;
+  try {
+    return queue(connection, static_cast<const State*>(state)->answer(connection, path, method));
+  } catch (const std::exception& e) {
+    return queue(connection, refusal(500, e.what()));
+  }
+}
+
+Server::Server(int port, Handler handler) : state_(std::make_unique<State>()) {
+  state_->handler = std::move(handler);
+  state_->socket = listen_on(port, state_->port);
+  state_->daemon = MHD_start_daemon(
+      MHD_USE_EPOLL_INTERNAL_THREAD, 0, nullptr, nullptr, State::on_request, state_.get(), MHD_OPTION_LISTEN_SOCKET,
+      state_->socket, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kMostBytes, MHD_OPTION_CONNECTION_LIMIT, kMostConnections,
+      MHD_OPTION_CONNECTION_TIMEOUT, kSeconds, MHD_OPTION_THREAD_POOL_SIZE, kThreads, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+      MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+  if (state_->daemon == nullptr) {
+    close(state_->socket);
+    throw Error("the web server cannot start", Status::communication);
+  }
+}
+
+Server::~Server() { MHD_stop_daemon(state_->daemon); }
+int Server::port() const { return state_->port; }
+
+Answer refusal(int status, const std::string& message, const std::string& field) {
+  nlohmann::ordered_json json = {{"error", one_line(message)}};
+  if (!field.empty()) json["field"] = one_line(field);
+  return {.status = status, .body = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)};
+}
+
+}  // namespace tessera::explore

@@ -1,0 +1,23 @@
+# tessera_page(target folder): the page of the folder in the program itself: page.html with the text of every other file
+# in the place of its name between braces, such as {style.css}. A source with `kPage` of app/explore/page.h.
+function(tessera_page target folder)
+  file(READ ${PROJECT_SOURCE_DIR}/${folder}/page.html page)
+  file(GLOB parts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*)
+  foreach(part IN LISTS parts)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${part})
+    get_filename_component(name ${part} NAME)
+    file(READ ${part} text)
+    string(REPLACE "{${name}}" "${text}" page "${page}")
+  endforeach()
+  set(source ${PROJECT_BINARY_DIR}/${target}_page.cpp)
+  file(CONFIGURE OUTPUT ${source} @ONLY CONTENT "// Made of ${folder}/*.
+#include \"app/explore/page.h\"
+
+namespace tessera::explore {
+
+const std::string_view kPage = R\"page(@page@)page\";
+
+}  // namespace tessera::explore
+")
+  target_sources(${target} PRIVATE ${source})
+endfunction()

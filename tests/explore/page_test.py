@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Tests of the page of `tessera explore` in a headless browser: by keyboard, by links, in light and in dark. Skipped, with a
+word that says so and status 77, where there is no browser.
+
+usage: page_test.py TESSERA
+"""
+import itertools
+import math
+import os
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import browser  # noqa: E402
+from served import Served  # noqa: E402
+
+BINARY = ""
+BARS = "document.querySelectorAll('#memory text.end').length - 1"  # one name for each bar, and the card's
+STATE = "Object.fromEntries(new URLSearchParams(location.hash.slice(1)))"
+IDLE = "document.readyState === 'complete' && document.getElementById('pp') && !document.querySelector('[aria-busy=true]')"
+# The contrast of every text with what lies behind it, as WCAG 2 defines it; the least, and whose it is.
+CONTRAST = """(() => {
+  const numbers = (css) => css.match(/[0-9.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((x) => x / 255).map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (at) => {
+    for (; at; at = at.parentElement) {
+      const color = numbers(getComputedStyle(at).backgroundColor);
+      if (color.length < 4 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  let least = [99, ""];
+  for (const at of document.querySelectorAll("body *")) {
+    const text = [...at.childNodes].filter((x) => x.nodeType === 3).map((x) => x.data.trim()).join("");
+    if (!text || !at.getClientRects().length || ["SCRIPT", "STYLE", "OPTION", "title"].includes(at.tagName)) continue;
+    if (at.closest(".skip")) continue;
+    const svg = at.tagName === "text", box = at.classList.contains("on") && at.previousElementSibling;
+    const front = light(numbers(getComputedStyle(at)[svg ? "fill" : "color"]));
+    const back = light(box ? numbers(getComputedStyle(box).fill) : ground(at));
+    const ratio = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
+    if (ratio < least[0]) least = [ratio, text];
+  }
+  return least;
+})()"""
+
+# How red, green and blue are seen without each kind of cone (Machado, Oliveira and Fernandes 2009, severity 1).
+SIGHT = {
+    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "no red cones": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "no green cones": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "no blue cones": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+
+
+def seen(colour, sight):
+    """CIE Lab of #rrggbb."""
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in (int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5))]
+    red, green, blue = (min(1, max(0, sum(a * b for a, b in zip(row, linear)))) for row in SIGHT[sight])
+    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (
+        (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047, 0.2126 * red + 0.7152 * green + 0.0722 * blue,
+        (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+class Page(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.server = Served(BINARY, cls.folder.name)
+        cls.browser = browser.Browser()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.browser.close()
+        cls.server.end()
+        cls.folder.cleanup()
+
+    def setUp(self):
+        self.browser.complaints.clear()
+        self.browser.scheme("light")
+        self.browser.size(1600, 1000)
+        self.open("")
+
+    def tearDown(self):  # the browser itself says of a refused plan that it was refused
+        self.assertEqual([c for c in self.browser.complaints if "status of 400" not in c], [])
+
+    def open(self, link):
+        self.browser.open(f"{self.server.url}#ranks=4&batch=16&{link}")
+        self.browser.wait(IDLE)
+
+    def value(self, script):
+        return self.browser.value(script)
+
+    def press(self, id, *keys):
+        self.value(f"document.getElementById('{id}').focus()")
+        for key, code in keys:
+            self.browser.key(key, code)
+        self.browser.wait(IDLE)
+
+    def pictures(self):
+        return self.value("['memory', 'pipeline', 'time', 'bytes'].map((id) => document.querySelector(`#${id} svg`).outerHTML)")
+
+    def test_shows_a_plan_and_the_best(self):
+        self.assertEqual(self.value(BARS), 4)
+        self.assertEqual(self.value("document.querySelectorAll('#pipeline rect.F').length"), 4 * 16 + 1)  # and the legend's
+        self.assertGreater(self.value("document.querySelectorAll('#memory rect.optimizer').length"), 4)
+        self.assertGreater(self.value("document.querySelectorAll('#time rect').length"), 1)
+        self.assertGreater(self.value("document.querySelectorAll('#bytes rect').length"), 1)
+        self.assertGreater(self.value("document.querySelectorAll('#ranking tbody tr').length"), 2)
+        self.assertIn("a step takes", self.value("document.getElementById('verdict-line').textContent"))
+        self.assertTrue(self.value("document.querySelector('#advice code').textContent").startswith("tessera train "))
+
+    def test_follows_a_slider_moved_by_keyboard(self):
+        before = self.pictures()
+        self.press("pp-slider", ("ArrowLeft", 37))
+        self.assertEqual((self.value(BARS), self.value(STATE)["pp"], self.value("document.getElementById('pp').value")), (2, "2", "2"))
+        after = self.pictures()
+        for one, other in zip(before, after):
+            self.assertNotEqual(one, other)
+        self.press("pp-slider", ("ArrowRight", 39))
+        self.assertEqual(self.pictures(), before)
+        self.press("sp", (" ", 32))
+        self.press("schedule", ("ArrowDown", 40))
+        self.assertEqual((self.value(STATE)["sp"], self.value(STATE)["schedule"]), ("true", "interleaved"))
+        self.assertEqual(self.value("document.querySelectorAll('#pipeline rect.later').length > 0"), True)
+
+    def test_a_link_reproduces_the_view(self):
+        self.open("pp=2")
+        for _ in range(2):
+            self.press("batch-slider", ("ArrowRight", 39))
+        self.press("tp-slider", ("ArrowRight", 39))
+        link, before = self.value("location.hash.slice(1)"), self.pictures()
+        self.assertIn("tp=2", link)
+        self.open(link)
+        self.assertEqual(self.pictures(), before)
+        self.value("location.hash = location.hash.replace('tp=2', 'tp=1')")
+        self.browser.wait("document.getElementById('tp').value === '1'")
+        self.browser.wait(IDLE)
+        self.assertNotEqual(self.pictures(), before)
+
+    def test_a_link_is_not_believed(self):
+        self.open("model=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&pp=-1&__proto__=1&constructor=2&zero=7&tp=2")
+        self.assertEqual(self.value("document.querySelectorAll('img').length"), 0)
+        self.assertEqual(self.value(STATE)["tp"], "2")
+        said = self.value("document.getElementById('copied').textContent")
+        for word in ("model=<img", "pp=-1", "__proto__=1", "constructor=2", "zero=7"):
+            self.assertIn(word, said)
+
+    def test_says_at_the_control_what_cannot_be(self):
+        error = "document.getElementById('{0}-error').textContent + document.getElementById('{0}').getAttribute('aria-invalid')"
+        self.open("pp=3")
+        self.assertEqual(self.value(error.format("pp")), "4 ranks cannot be divided by pp 3 x tp 1 x cp 1 = 3.true")
+        self.open("batch=31&pp=2")
+        self.assertIn("31 cannot be divided", self.value(error.format("batch")))
+        self.open("ranks=64&pp=64&batch=64")  # which the planner refuses, since there are 32 layers
+        self.assertTrue(self.value(error.format("pp")).endswith("true"))
+        self.assertNotIn("`", self.value(error.format("pp")))
+        self.assertEqual(self.value("document.getElementById('verdict-line').textContent"), "There is no such plan.")
+        self.press("pp-slider", ("ArrowLeft", 37))
+        self.assertEqual(self.value(error.format("pp")), "null")
+        self.assertEqual(self.value("document.querySelectorAll('.stale').length"), 0)
+
+    def test_says_what_does_not_fit(self):
+        self.open("model=llama3-70b&pp=1")
+        self.assertIn("It does not fit: a rank needs", self.value("document.getElementById('verdict-line').textContent"))
+        self.assertIn("Most of it:", self.value("document.getElementById('verdict-why').textContent"))
+
+    def test_takes_a_plan_of_the_ranking(self):
+        self.value("document.querySelectorAll('#ranking td button')[1].focus()")
+        self.browser.key("Enter", 13)
+        self.browser.wait(IDLE)
+        self.assertEqual(self.value("[...document.querySelectorAll('#ranking tbody tr')].findIndex((r) => r.hasAttribute('aria-current'))"), 1)
+        self.assertEqual(self.value("document.querySelector('#ranking tr[aria-current] .n').textContent"),
+                         self.value("document.querySelector('#figures dd').textContent"))
+
+    def test_pictures_stand_alone_as_svg(self):
+        for id in ("memory", "pipeline", "time", "bytes"):
+            text = self.value(f"svgText('{id}')")
+            root = xml.etree.ElementTree.fromstring(text)
+            self.assertEqual(root.tag, "{http://www.w3.org/2000/svg}svg")
+            self.assertNotIn("var(", text)
+            self.assertGreater(len(root.findall(".//{http://www.w3.org/2000/svg}text")), 2)
+        self.assertEqual(self.value("document.querySelectorAll('figure button').length"), 4)
+
+    def test_is_read_in_light_and_dark_wide_and_narrow(self):
+        seen = []
+        for scheme in ("light", "dark"):
+            for width in (1600, 800):
+                self.browser.scheme(scheme)
+                self.browser.size(width, 1000)
+                self.open("schedule=zb-h1")
+                self.assertLessEqual(self.value("document.scrollingElement.scrollWidth"), width)
+                least, text = self.value(CONTRAST)
+                self.assertGreaterEqual(least, 4.5, f"{scheme}: {text}")
+                rows = browser.pixels(self.browser.picture(0.1))
+                colours = {pixel for row in rows for pixel in row}
+                self.assertGreater(len(colours), 100)
+                seen.append(sum(map(sum, (pixel for row in rows for pixel in row))) / (3 * len(rows) * len(rows[0])))
+        self.assertGreater(min(seen[:2]), 170)  # of 255
+        self.assertLess(max(seen[2:]), 80)
+
+    def test_colours_differ_for_every_eye(self):
+        for scheme in ("light", "dark"):
+            self.browser.scheme(scheme)
+            for names in ("parameters gradients optimizer activations communication workspace", "F B W idle", "F I W idle",
+                          "compute waiting sending"):
+                colours = {name: self.value(f"getComputedStyle(document.documentElement).getPropertyValue('--{name}').trim()")
+                           for name in names.split()}
+                for one, other in itertools.combinations(colours, 2):
+                    for sight in SIGHT:
+                        apart = math.dist(seen(colours[one], sight), seen(colours[other], sight))
+                        self.assertGreater(apart, 14, f"{scheme}: {one} and {other} with {sight}")
+
+    def test_serves_a_keyboard_and_a_screen_reader(self):
+        named = self.browser.call("Accessibility.getFullAXTree")["nodes"]
+        roles = {"button", "slider", "spinbutton", "combobox", "checkbox", "image", "img", "form", "complementary", "link"}
+        found = [(n["role"]["value"], n.get("name", {}).get("value")) for n in named if n.get("role", {}).get("value") in roles]
+        self.assertGreater(len(found), 30)
+        self.assertEqual([role for role, name in found if not name], [])
+        self.value("document.activeElement.blur()")
+        order = []
+        for _ in range(6):
+            self.browser.key("Tab", 9)
+            order.append(self.value("document.activeElement.id || document.activeElement.className || document.activeElement.tagName"))
+        self.assertEqual(order[:3], ["skip", "copy-link", "model"])
+        self.assertNotEqual(self.value("getComputedStyle(document.activeElement).outlineStyle"), "none")
+
+
+if __name__ == "__main__":
+    BINARY = os.path.abspath(sys.argv.pop(1))
+    if not browser.found():
+        print("SKIPPED: the page was not tested, since there is no browser here; one is in the package chromium-headless-shell")
+        sys.exit(77)
+    unittest.main(verbosity=2)

@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Tests of the server of `tessera explore`: what it answers, what it refuses, and how it ends.
+
+usage: server_test.py TESSERA
+"""
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from served import Served  # noqa: E402
+
+BINARY = ""
+PLAN = {"model": "llama2-7b", "hardware": "h100", "software": "tessera", "pp": 4, "dp": 2, "microbatches": 8}
+
+
+def run(*words):
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.run([BINARY, *words], cwd=folder, capture_output=True, text=True, timeout=20)
+
+
+class Server(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.server = Served(BINARY, cls.folder.name)
+
+    @classmethod
+    def tearDownClass(cls):
+        status, said = cls.server.end()
+        left = os.listdir(cls.folder.name)
+        cls.folder.cleanup()
+        if (status, said, left) != (130, "tessera: interrupted (SIGINT)\n", []):
+            raise AssertionError(f"expected an end by Ctrl-C that leaves nothing, found {status}, {said!r}, {left}")
+
+    def refused(self, status, field, path="/predict", **query):
+        found, answer = self.server.json(path, **query)
+        self.assertEqual(found, status, answer)
+        self.assertEqual(answer.get("field", "").split(".")[-1], field, answer)
+        self.assertNotIn("\n", answer["error"])
+
+    def test_gives_the_page_and_nothing_from_elsewhere(self):
+        status, head, body = self.server.ask("/")
+        self.assertEqual(status, 200)
+        self.assertIn("Content-Type: text/html; charset=utf-8", head)
+        self.assertIn("default-src 'none'", head)
+        text = body.decode()
+        self.assertTrue(text.startswith("<!doctype html>") and text.rstrip().endswith("</html>"))
+        for word in ("http://", "https://", "@import", "url("):
+            self.assertNotIn(word, text.replace("http://www.w3.org/2000/svg", ""))
+        for name in ("style.css", "main.js"):  # everything is in it
+            self.assertNotIn("{" + name + "}", text)
+        status, head, body = self.server.ask("/", method="HEAD")
+        self.assertEqual((status, body), (200, b""))
+
+    def test_predicts_as_plan_does(self):
+        status, found = self.server.json("/predict", **PLAN)
+        self.assertEqual(status, 200, found)
+        case = ('{"model":{"layers":32,"channels":4096,"heads":32,"ffn":11008,"gated":true,"vocab":32000,"context":4096,'
+                '"tied":false,"positions":"rope"},"plan":{"pp":4,"dp":2,"microbatches":8},"hardware":"h100"}\n')
+        with open(os.path.join(self.folder.name, "cases"), "w") as f:
+            f.write(case)
+        said = subprocess.run([BINARY, "plan", "--cases", "cases", "--format", "json"], cwd=self.folder.name,
+                              capture_output=True, text=True, timeout=20)
+        os.remove(os.path.join(self.folder.name, "cases"))
+        self.assertEqual(said.returncode, 0, said.stderr)
+        expected = json.loads(said.stdout)
+        self.assertEqual({key: found[key] for key in expected}, expected)
+        self.assertEqual([m["peak"] for m in found["memory_of_stages"]], expected["memory_per_stage"])
+
+    def test_draws_the_pipeline_of_the_simulator(self):
+        found = self.server.json("/predict", **PLAN)[1]["pipeline"]
+        self.assertEqual(len(found["actions"]), 4)
+        for row in found["actions"]:
+            self.assertEqual(sorted(a[2] for a in row if a[0] == "F"), list(range(8)))
+            self.assertEqual([a[3] >= b[4] for b, a in zip(row, row[1:])], [True] * (len(row) - 1))
+        self.assertEqual(max(a[4] for row in found["actions"] for a in row), 1000000)
+        long = self.server.json("/predict", **{**PLAN, "microbatches": 4096})[1]["pipeline"]
+        self.assertLess(long["shown_s"], long["makespan_s"])
+        self.assertLessEqual(sum(map(len, long["actions"])), 6000)
+
+    def test_believes_no_name_of_another_host(self):
+        port = self.server.port
+        for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"LocalHost:{port}"):
+            self.assertEqual(self.server.ask("/", host=host)[0], 200, host)
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}", f"127.0.0.1.evil:{port}",
+                     f"[::1]:{port}", " "):
+            self.assertEqual(self.server.ask("/", host=host)[0], 403, host)
+        self.assertEqual(self.server.ask("/", "Host: evil.example")[0] // 100, 4)
+        self.assertIn(self.server.exchange(b"GET / HTTP/1.1\r\n\r\n").split()[1], (b"400", b"403"))
+        self.assertEqual(self.server.exchange(b"GET / HTTP/1.0\r\n\r\n").split()[1], b"403")
+        self.assertEqual(self.server.ask("/choices", "Sec-Fetch-Site: cross-site")[0], 403)
+        self.assertEqual(self.server.ask("/choices", "Sec-Fetch-Site: same-origin")[0], 200)
+
+    def test_listens_to_this_machine_alone(self):
+        with open("/proc/net/tcp") as f:
+            local = [line.split()[1] for line in f if line.split()[3] == "0A"]
+        self.assertEqual([a for a in local if a.endswith(f":{self.server.port:04X}")], [f"0100007F:{self.server.port:04X}"])
+
+    def test_refuses_what_it_does_not_know(self):
+        self.refused(400, "nope", nope=1)
+        self.refused(400, "ranks", **PLAN, ranks=8)
+        self.refused(400, "pp", path="/search", model="gpt2", hardware="h100", pp=2)
+        self.refused(400, "", path="/choices", pp=2)
+        self.refused(400, "model", **{**PLAN, "model": "/etc/passwd"})
+        self.refused(400, "hardware", **{**PLAN, "hardware": "/etc/passwd"})
+        self.refused(400, "software", **{**PLAN, "software": "../x.toml"})
+        self.refused(400, "schedule", **{**PLAN, "schedule": "./schedule.txt"})
+        self.refused(400, "hardware", **{**PLAN, "hardware": "h" * 65})
+        for number in ("", "x", "1.5", "-1", "1e3", "0x10", "99999999999999999999", "1\0", "１"):
+            self.refused(400, "pp", **{**PLAN, "pp": number})
+        self.refused(400, "sp", **{**PLAN, "sp": "yes"})
+        self.refused(400, "tp", **{**PLAN, "tp": 3})
+        for name, value in (("pp", 10**9), ("microbatches", 10**9), ("sequences", 10**6), ("context", 10**7 + 1), ("microbatches", 0), ("dp", 0), ("layers", 0), ("heads", 10**9)):
+            found, answer = self.server.json("/predict", **{**PLAN, name: value})
+            self.assertEqual(found, 400, (name, value, answer))
+        status, _, body = self.server.ask("/predict?pp=1&pp=2")
+        self.assertEqual((status, b"twice" in body), (400, True))
+        status, _, body = self.server.ask("/predict?" + "&".join(f"k{i}" for i in range(100)))
+        self.assertEqual(status, 400)
+
+    def test_reads_no_file(self):
+        for path in ("/../../../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/etc/passwd", "/./", "/page.html",
+                     "/..%2f..%2fetc/passwd", "/predict/../x", "/\xff", "http://127.0.0.1/etc/passwd", "*"):
+            status, _, body = self.server.ask(path.encode("latin-1").decode("latin-1"))
+            self.assertIn(status, (400, 404), path)
+            self.assertNotIn(b"root:", body)
+
+    def test_takes_no_body_and_no_other_method(self):
+        for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW"):
+            status, head, _ = self.server.ask("/", method=method)
+            self.assertIn(status, (400, 405), method)
+        length = "Content-Length: 1000000000000"
+        self.assertEqual(self.server.ask("/", length, method="POST")[0], 405)
+
+    def test_bounds_what_it_reads(self):
+        for line in (b"GET /", b"GET /predict?pp=", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nHost: "):
+            back, sent = b"", 0
+            with self.server.connect() as s:
+                try:
+                    while sent < 64 << 20:
+                        sent += s.send(b"a" * 65536)
+                    back = s.recv(100)
+                except ConnectionError:
+                    pass
+            self.assertLess(sent, 64 << 20, line)
+            self.assertNotIn(b"200 OK", back)
+        headers = "\r\n".join(f"X-{i}: y" for i in range(5000))
+        self.assertNotEqual(self.server.ask("/", headers)[0], 200)
+        with open(f"/proc/{self.server.process.pid}/status") as f:
+            resident = next(int(line.split()[1]) for line in f if line.startswith("VmRSS"))
+        self.assertLess(resident, 300_000)
+
+    def test_lives_through_garbage(self):
+        draw = random.Random(7)
+        for i in range(150):
+            text = bytes(draw.randrange(256) for _ in range(draw.randrange(1, 400)))
+            if i % 3 == 0:
+                text = b"GET /predict?" + text.replace(b"\n", b"") + b" HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % self.server.port
+            with self.server.connect() as s:
+                s.sendall(text)
+                if i % 3 == 0:
+                    s.recv(100)
+        self.assertEqual(self.server.ask("/choices")[0], 200)
+
+    def test_answers_beside_many_silent_connections(self):
+        silent = [self.server.connect() for _ in range(300)]
+        begin = time.monotonic()
+        self.assertEqual(self.server.ask("/choices")[0], 200)
+        self.assertLess(time.monotonic() - begin, 2)
+        silent[0].settimeout(10)
+        self.assertEqual(silent[0].recv(1), b"")  # it has waited long enough
+        for s in silent:
+            s.close()
+
+
+class Command(unittest.TestCase):
+    def fails(self, words, *said):
+        done = run("explore", *words)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1)
+        for word in said:
+            self.assertIn(word, done.stderr)
+
+    def test_says_what_is_wrong_with_a_port(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            self.fails(["--port", str(port)], "--port", str(port), "another program")
+        self.fails(["--port", "x"], "--port", "'x'")
+        self.fails(["--port", "65536"], "--port", "65535")
+        self.fails(["--port", "-1"], "--port")
+        self.fails(["--port"], "--port")
+        self.fails(["page.html"], "page.html")
+
+    def test_takes_a_free_port_where_the_usual_one_is_taken(self):
+        with socket.socket() as taken:
+            try:
+                taken.bind(("127.0.0.1", 8421))
+                taken.listen()
+            except OSError:
+                pass  # another program has it
+            server = Served(BINARY, "/", words=())
+            self.assertNotEqual(server.port, 8421)
+            self.assertTrue(server.line.startswith("port 8421 is taken; "), server.line)
+            self.assertEqual(server.end(signal.SIGTERM), (143, "tessera: terminated (SIGTERM)\n"))
+
+    def test_help_teaches(self):
+        said = run("explore", "--help").stdout
+        for word in ("--port", "Ctrl-C", "127.0.0.1", "Examples:"):
+            self.assertIn(word, said)
+
+
+if __name__ == "__main__":
+    BINARY = os.path.abspath(sys.argv.pop(1))
+    unittest.main(verbosity=2)
