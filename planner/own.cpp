@@ -17,7 +17,8 @@ double state_bytes(DType dtype, OptimizerKind optimizer) {
 std::optional<ModelConfig> config_of(const Case& c) {
   const ModelShape& m = c.model;
   const bool llama = m.gated;
-  if (m.experts > 0 || llama != (m.positions == Positions::rope)) return {};
+  constexpr int64_t kMostLayers = 1024;  // that are laid out in milliseconds
+  if (m.layers > kMostLayers || m.experts > 0 || llama != (m.positions == Positions::rope)) return {};
   return ModelConfig{.family = llama ? Family::llama : Family::gpt2,
                      .layers = m.layers,
                      .heads = m.heads,

@@ -99,6 +99,7 @@ TEST(Predict, RefusesWhatCannotBe) {
   EXPECT_NE(refusal("", R"("microbatches":4611686018427387904)").find("microbatches"), std::string::npos);
   EXPECT_NE(refusal("", R"("dp":1000000)").find("ranks"), std::string::npos);
   EXPECT_NE(refusal("", R"("pp":4,"schedule":"interleaved","chunks":1,"microbatches":6)"), "");
+  EXPECT_NE(refusal("", R"("dp":2,"ep":2)").find("ep"), std::string::npos);
   EXPECT_NE(refusal(R"(,"kv_heads":3)", "").find("kv_heads"), std::string::npos);
   EXPECT_NE(refusal("", "", R"("h1000")").find("a100-80"), std::string::npos);
   EXPECT_NE(refusal("", "", R"({"base":"h100","hbm_bytes_per_s":0})").find("hbm_bytes_per_s"), std::string::npos);
