@@ -9,6 +9,7 @@
 
 #include "data/json.h"
 #include "planner/fields.h"
+#include "planner/pipeline.h"
 #include "tensor/field_error.h"
 #include "train/names.h"
 
@@ -104,6 +105,7 @@ std::string name_of(const Json& json, const std::string& field) {
 
 Case case_from_json(std::string_view text, const std::string& what) {
   const Json json = parse_json(text, what);
+  if (!json.is_object()) throw InputError(what + ": expected an object, found " + json.dump());
   Object o(json, "");
   Case c{.model = model_from(o.at("model")), .layout = layout_from(o.at("plan"))};
   const Json& hardware = o.at("hardware");
@@ -133,7 +135,7 @@ nlohmann::ordered_json to_json(const Layout& l) {
           {"sequences", l.sequences},
           {"microbatches", p.microbatches},
           {"schedule", text_of(p.schedule)},
-          {"chunks", p.chunks},
+          {"chunks", std::ssize(rank_of_stages(p)) / p.pp},
           {"recompute", text_of(p.recompute)}};
 }
 

@@ -47,6 +47,8 @@ Case checked_case(const Case& given) {
     throw FieldError("dp", fmt::format("expected at most {} ranks of all axes", kMostRanks));
   if (real(p.dp) * real(p.microbatches) * real(c.layout.sequences) * real(m.context) > 1e15)
     throw FieldError("sequences", "expected at most 1e15 tokens in a step");
+  if (c.layout.ep > 1 && m.experts == 0)
+    throw FieldError("ep", fmt::format("expected 1 without experts, found {}", c.layout.ep));
   if (c.layout.ep > 1) {
     divides("ep", c.layout.ep, "experts", m.experts);
     divides("ep", c.layout.ep, "ranks of dp x cp", p.dp * p.cp);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "planner/fields.h"
 #include "tensor/field_error.h"
@@ -12,8 +13,13 @@
 namespace tessera::planner {
 namespace {
 
-// attention_flash2_flops, attention_flash2_half_tokens: of a kernel.
+// attention_flash2_flops, attention_flash2_half_tokens: of a kernel; or the first of several in an object.
 bool take_attention(Hardware& h, const std::string& key, const nlohmann::json& value) {
+  if (key == "attention" && value.is_object()) {  // {"flash2": 2e14}
+    for (const auto& [kernel, rate] : value.items())
+      take(("attention." + kernel).c_str(), rate, h.attention[kernel].flops);
+    return true;
+  }
   const std::string begin = "attention_", flops = "_flops", half = "_half_tokens";
   if (!key.starts_with(begin)) return false;
   for (const std::string& end : {flops, half})
@@ -64,12 +70,22 @@ Hardware hardware_from_json(const nlohmann::json& object) {
 }
 
 void check(const Hardware& h) {
-  for_each_field_of_hardware(h, [](const std::string& name, auto value) {
-    const bool may_be_zero = name.ends_with("_s") == name.ends_with("bytes_per_s") ? false : true;
-    if (!(static_cast<double>(value) > 0 || (may_be_zero && value == 0)) || !std::isfinite(static_cast<double>(value)))
-      if (name != "processors" && name != "reserved_bytes" && name != "contention")
-        throw FieldError(name, fmt::format("expected more than 0, found {}", value));
+  // Latencies, and what is taken from something, may be nothing.
+  static const std::set<std::string> may_be_zero = {"intra_latency_s", "inter_latency_s", "launch_s",
+                                                    "contention",      "processors",      "reserved_bytes"};
+  for_each_field_of_hardware(h, [](const std::string& name, auto field) {
+    const auto value = static_cast<double>(field);
+    if (!std::isfinite(value) || value < 0 || (value == 0 && !may_be_zero.contains(name)))
+      throw FieldError(
+          name, fmt::format("expected {} 0, found {}", may_be_zero.contains(name) ? "at least" : "more than", value));
+    const bool share = name.ends_with("_efficiency") || name == "contention";
+    if (share && value > 1) throw FieldError(name, fmt::format("expected at most 1, found {}", value));
   });
+  for (const auto& [kernel, rate] : h.attention)
+    if (!(rate.flops > 0) || !std::isfinite(rate.flops) || !(rate.half_tokens >= 0) || !std::isfinite(rate.half_tokens))
+      throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, found {}", rate.flops));
+  if (h.range_fastest > h.range_slowest)
+    throw FieldError("range_fastest", fmt::format("expected at most {}, found {}", h.range_slowest, h.range_fastest));
 }
 
 }  // namespace tessera::planner

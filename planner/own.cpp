@@ -19,7 +19,7 @@ double state_bytes(DType dtype, OptimizerKind optimizer) {
 std::optional<ModelConfig> config_of(const Case& c) {
   const ModelShape& m = c.model;
   const bool llama = m.gated;
-  if (m.experts > 0 || llama != (m.positions == Positions::rope)) return {};
+  if (m.layers > kMostLayers || m.experts > 0 || llama != (m.positions == Positions::rope)) return {};
   return ModelConfig{.family = llama ? Family::llama : Family::gpt2,
                      .layers = m.layers,
                      .heads = m.heads,

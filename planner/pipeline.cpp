@@ -71,7 +71,8 @@ PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stag
   // Ranks have long come to a rhythm: p micro-batches more take as much longer each time.
   const Simulation before = simulated(few), after = simulated(few + p);
   const double step = seconds_of(after, spans) - seconds_of(before, spans);
-  const double seconds = seconds_of(after, spans) + step * static_cast<double>((m - few - p) / p);
+  const int64_t more = (m - few - p) / p;
+  const double seconds = seconds_of(after, spans) + step * static_cast<double>(more);
   return finished(plan, stages, seconds, after.in_flight);
 }
 

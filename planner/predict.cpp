@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 
 #include "planner/check_case.h"
@@ -16,6 +17,7 @@
 #include "planner/own.h"
 #include "planner/pipeline.h"
 #include "planner/predict_measured.h"
+#include "tensor/field_error.h"
 
 namespace tessera::planner {
 namespace {
@@ -189,13 +191,18 @@ Prediction time_of(const Case& c, const Stages& s) {
 
 Prediction predict(const Case& given) {
   const Case c = checked_case(given);
-  const std::optional<Job> own = own_job(c);
+  std::optional<Job> own = own_job(c);
   const int64_t count = std::ssize(rank_of_stages(c.layout.plan));
   const Stages s = stages_of(c, own ? own_layers(*own) : layers_of_stages(c, count), true);
   Prediction out = time_of(c, s);
-  const std::vector<MemoryParts> described = described_memory(c, s.pipeline.in_flight);
-  set_memory(c, own ? own_memory(*own).value_or(described) : described, out);
+  set_memory(c, described_memory(c, s.pipeline.in_flight), out);
+  constexpr double kDryRun = 4e12;  // bytes: more than an arena has
+  if (out.memory[out.fullest].peak() > kDryRun) own.reset();
+  if (own)
+    if (std::optional<std::vector<MemoryParts>> found = own_memory(*own)) set_memory(c, *std::move(found), out);
   out.bytes = own ? own_bytes(*own) : described_bytes(c);
+  if (!std::isfinite(out.slowest_s) || !std::isfinite(out.memory[out.fullest].peak()) || !(out.step_s > 0))
+    throw FieldError("hardware", "expected rates by which a step takes a time that can be written down");
   return out;
 }
 

@@ -112,12 +112,17 @@ TEST(Predict, RefusesWhatCannotBe) {
   EXPECT_NE(refusal("", R"("microbatches":4611686018427387904)").find("microbatches"), std::string::npos);
   EXPECT_NE(refusal("", R"("dp":1000000)").find("ranks"), std::string::npos);
   EXPECT_NE(refusal("", R"("pp":4,"schedule":"interleaved","chunks":1,"microbatches":6)"), "");
+  EXPECT_NE(refusal("", R"("dp":2,"ep":2)").find("ep"), std::string::npos);
   EXPECT_NE(refusal(R"(,"kv_heads":3)", "").find("kv_heads"), std::string::npos);
   EXPECT_NE(refusal("", "", R"("h1000")").find("a100-80"), std::string::npos);
   EXPECT_NE(refusal("", "", R"({"base":"h100","hbm_bytes_per_s":0})").find("hbm_bytes_per_s"), std::string::npos);
   EXPECT_NE(refusal("", "", R"({"base":"h100","peak_flops":-1})").find("peak_flops"), std::string::npos);
   EXPECT_NE(refusal("", "", R"({"base":"h100","speed":1})").find("speed"), std::string::npos);
   EXPECT_NE(refusal("", "", R"({"base":"h100","memory_bytes":1e999})"), "");
+  EXPECT_NE(refusal("", "", R"({"base":"h100","peak_flops":1e-300,"hbm_bytes_per_s":1e-300})").find("hardware"),
+            std::string::npos);
+  EXPECT_NE(refusal("", "", R"({"base":"h100","contention":2})").find("contention"), std::string::npos);
+  EXPECT_EQ(refusal("", "", R"({"base":"h100","intra_latency_s":0,"attention":{"flash2":1e14}})"), "");
   EXPECT_NE(refusal("", "", R"({"peak_flops":1e12})").find("hbm_bytes_per_s"), std::string::npos);
 }
 
