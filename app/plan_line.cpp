@@ -1,8 +1,6 @@
 // What `plan --help` teaches.
 #include "app/plan_line.h"
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
 #include <functional>
 
 #include "app/option_values.h"

@@ -1,10 +1,8 @@
 // The options of `plan` that no run has, and its examples.
 #pragma once
-#include "app/plan_options.h"
+#include <CLI/CLI.hpp>
 
-namespace CLI {
-class App;
-}
+#include "app/plan_options.h"
 
 namespace tessera {
 

@@ -56,7 +56,7 @@ void set_words(PlanOptions& o, const Words& words) {
       set_option(o.run, name, text);
       if (name == "model") o.model_file.reset();
     }
-    std::erase_if(o.words, [&](const auto& w) { return w.first == name; });
+    std::erase_if(o.words, [&, &name = name](const auto& w) { return w.first == name; });
     o.words.emplace_back(name, text);
   }
   if (o.run.dtype != "bf16" && (o.hardware != "this" || o.run.dtype == "fp64"))

@@ -119,7 +119,7 @@ std::string schedule_words(const Layout& l) {
 
 std::string step_words(const planner::Prediction& p) {
   const int digits = p.step_s < 0.1 ? 4 : p.step_s < 10 ? 3 : 1;
-  const std::string step = fmt::format("{:.{}f}", p.step_s, digits);
+  std::string step = fmt::format("{:.{}f}", p.step_s, digits);
   if (p.fastest_s == p.slowest_s) return step;
   return fmt::format("{} ({:.{}f}-{:.{}f})", step, p.fastest_s, digits, p.slowest_s, digits);
 }
