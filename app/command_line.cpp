@@ -74,12 +74,13 @@ void add_run(CLI::App* train, const TrainOptions& defaults, Words& words) {
   for_each_option(defaults, [&]<class T>(const OptionInfo& info, const T& field) {
     if ((command == "verify" && !is_of_verify(info.name)) || (command == "plan" && !is_of_plan(info.name))) return;
     const std::string name(info.name), shown = "--" + name;
-    if constexpr (std::is_same_v<T, bool>) {
+    constexpr bool flag = std::is_same_v<T, bool>;
+    if (flag && command != "plan") {
       train
           ->add_flag_callback(
               shown, [&words, name] { words.emplace_back(name, "true"); }, std::string(info.help))
           ->group(std::string(info.group));
-    } else if constexpr (std::is_same_v<T, std::optional<bool>>) {  // --untied, or --untied=false
+    } else if constexpr (flag || std::is_same_v<T, std::optional<bool>>) {  // --untied, or --untied=false
       train
           ->add_flag_function(
               shown, [&words, name](int64_t n) { words.emplace_back(name, n > 0 ? "true" : "false"); },

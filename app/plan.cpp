@@ -40,7 +40,7 @@ std::string where_it_fits(planner::Question q) {
   const planner::Candidate& nearest = a.found.too_large.at(0);
   const planner::Prediction& p = nearest.prediction;
   throw Error(fmt::format("no plan fits {:.1f} GB: the nearest, {}, needs {:.1f} GB more, most of it {}{}",
-                          q.hardware.memory_bytes / 1e9, to_text(nearest.layout.plan), p.over_bytes / 1e9, p.largest,
+                          a.asked.memory() / 1e9, to_text(nearest.layout.plan), p.over_bytes / 1e9, p.largest,
                           where_it_fits(q)));
 }
 

@@ -26,7 +26,7 @@ bool is_flag(std::string_view option) {
 
 // As it was given.
 std::string model_words(const PlanOptions& o) {
-  std::string out = o.words.empty() || !o.gives("model") ? " --model " + o.run.model : "";
+  std::string out;
   for (const auto& [name, text] : o.words) {
     if (name == "batch" || name == "dtype" || is_searched(name)) continue;
     out += is_flag(name) ? fmt::format(" --{}{}", name, text == "true" ? "" : "=" + text)

@@ -89,8 +89,7 @@ std::string ranking_part(const PlanAnswer& a) {
   }
   out += "</tbody></table>\n";
   if (a.found.too_large.empty()) return out + "</section>\n";
-  out += fmt::format("<h3>Does not fit {}</h3>\n<table id=\"too-large\">",
-                     short_bytes(a.asked.question.hardware.memory_bytes)) +
+  out += fmt::format("<h3>Does not fit {}</h3>\n<table id=\"too-large\">", short_bytes(a.asked.memory())) +
          heads(layout, {"fullest rank", "too much", "most of it"}) + "<tbody>\n";
   for (const Candidate& c : a.found.too_large)
     out += cells(layout_cells(c.layout),
@@ -100,7 +99,7 @@ std::string ranking_part(const PlanAnswer& a) {
 
 // A bar for each pipeline rank, with the line that it may not cross.
 std::string memory_part(const PlanAnswer& a, const Candidate& c) {
-  const double limit = a.asked.question.hardware.memory_bytes;
+  const double limit = a.asked.memory();
   const std::vector<MemoryParts>& ranks = c.prediction.memory;
   const size_t drawn = std::min(kMostRows, ranks.size());
   double most = limit;

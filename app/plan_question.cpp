@@ -68,17 +68,21 @@ planner::Hardware hardware_of(const PlanOptions& o) {
   planner::Hardware h =
       is_file(*o.hardware) ? from_file(*o.hardware, planner::hardware_from_file) : planner::hardware_named(*o.hardware);
   if (h.name.empty()) h.name = *o.hardware;
-  if (o.memory_gb) h.memory_bytes = *o.memory_gb * 1e9;
+  if (o.memory_gb) h.memory_bytes = *o.memory_gb * 1e9, h.reserved_bytes = 0;
   return h;
 }
 
-planner::Software software_of(const PlanOptions& o) {
+// A program by name takes the attention that the hardware has.
+planner::Software software_of(const PlanOptions& o, const planner::Hardware& h) {
   if (o.hardware == "this" && o.software != "tessera")
     throw Error("--software: expected tessera, with whose kernels --hardware this was measured; found " + o.software);
   if (o.hardware == "this") return planner::own_software(job_of(o.run).optim.dtype, DType::float32);
   planner::Software s =
       is_file(o.software) ? from_file(o.software, planner::software_from_file) : planner::software_named(o.software);
-  if (is_file(o.software)) s.name = o.software;
+  if (is_file(o.software))
+    s.name = o.software;
+  else if (!h.attention.empty() && !h.attention.contains(s.attention))
+    s.attention = h.attention.contains("unfused") ? "unfused" : h.attention.begin()->first;
   return s;
 }
 
@@ -107,11 +111,12 @@ PlanQuestion question_of(const PlanOptions& o) {
   planner::Question& q = out.question;
   q.model = model_of(o);
   q.hardware = hardware_of(o);
-  q.software = software_of(o);
+  q.software = software_of(o, q.hardware);
   q.ranks = ranks_of(o);
   q.batch = o.run.batch;
   q.fixed = fixed_of(o, given);
-  out.model = o.model_file.value_or(o.run.model);
+  const bool by_family = o.gives("family") && !o.gives("model");
+  out.model = o.model_file.value_or(by_family ? "a " + *o.run.family : o.run.model);
   return out;
 }
 

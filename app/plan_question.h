@@ -10,6 +10,7 @@ namespace tessera {
 struct PlanQuestion {
   planner::Question question;
   std::string model;  // what the user calls it
+  double memory() const { return question.hardware.memory_bytes - question.hardware.reserved_bytes; }  // of a rank
 };
 
 // Throws Error (usage) in the words of the options, or that names the file, for what cannot be; InputError for a file

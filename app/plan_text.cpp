@@ -59,7 +59,10 @@ std::string fitting(const PlanAnswer& a) {
     row.push_back(gb_words(a, c));
     rows.push_back(std::move(row));
   }
-  return table(rows, 6);
+  const bool rough = std::ranges::any_of(rows, [](const Row& row) { return row.back().starts_with('~'); });
+  return table(rows, 6) +
+         fmt::format("  micro-batches: how many a step has x the sequences of each; GB: of the fullest rank{}\n",
+                     rough ? ", ~ by a formula" : "");
 }
 
 std::string not_fitting(const PlanAnswer& a) {
@@ -72,7 +75,7 @@ std::string not_fitting(const PlanAnswer& a) {
     row.push_back(c.prediction.largest);
     rows.push_back(std::move(row));
   }
-  return fmt::format("Does not fit {:.1f} GB:\n", a.asked.question.hardware.memory_bytes / 1e9) + table(rows, 5);
+  return fmt::format("Does not fit {:.1f} GB:\n", a.asked.memory() / 1e9) + table(rows, 5);
 }
 
 // "zero=2", "dp=4 tp=2 microbatches=32": what one plan has that the other has not.
@@ -126,10 +129,11 @@ std::string question_words(const PlanQuestion& asked) {
   const double tokens = static_cast<double>(q.batch) * static_cast<double>(q.model.context);
   return fmt::format(
       "{}: {:.2f} billion parameters, {} layers, context {}, vocabulary {}\n"
-      "{} rank{} of {}, {:.1f} GB each, {} in a node; {} sequences a step = {:.4g} million tokens; software {}\n",
+      "{} rank{} of {}, {:.1f} GB for each, {} in a node; {} sequences a step = {:.4g} million tokens; software {}, {} "
+      "attention\n",
       asked.model, planner::parameters(q.model) / 1e9, q.model.layers, q.model.context, q.model.vocab, q.ranks,
-      q.ranks == 1 ? "" : "s", q.hardware.name, q.hardware.memory_bytes / 1e9, q.hardware.ranks_per_node, q.batch,
-      tokens / 1e6, q.software.name);
+      q.ranks == 1 ? "" : "s", q.hardware.name, asked.memory() / 1e9, q.hardware.ranks_per_node, q.batch, tokens / 1e6,
+      q.software.name, q.software.attention);
 }
 
 std::string plan_text(const PlanAnswer& a) {

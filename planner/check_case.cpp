@@ -5,10 +5,13 @@
 
 #include <cmath>
 
+#include "planner/pipeline.h"
 #include "tensor/field_error.h"
 
 namespace tessera::planner {
 namespace {
+
+double real(int64_t x) { return static_cast<double>(x); }
 
 void positive(const char* field, int64_t value, int64_t most) {
   if (value < 1 || value > most) throw FieldError(field, fmt::format("expected 1 to {}, found {}", most, value));
@@ -39,12 +42,25 @@ Case checked_case(const Case& given) {
   positive("sequences", c.layout.sequences, kMost);
   divides("tp", p.tp, "heads", m.heads), divides("tp", p.tp, "hidden channels", m.hidden());
   divides("cp", p.cp, "tokens of the context", m.context);
+  constexpr int64_t kMostRanks = 1 << 17;
+  if (static_cast<double>(p.dp) * real(p.tp) * real(p.pp) * real(p.cp) > kMostRanks)
+    throw FieldError("dp", fmt::format("expected at most {} ranks of all axes", kMostRanks));
+  if (real(p.dp) * real(p.microbatches) * real(c.layout.sequences) * real(m.context) > 1e15)
+    throw FieldError("sequences", "expected at most 1e15 tokens in a step");
   if (c.layout.ep > 1) {
     divides("ep", c.layout.ep, "experts", m.experts);
     divides("ep", c.layout.ep, "ranks of dp x cp", p.dp * p.cp);
   }
   if (p.schedule != ScheduleKind::interleaved && p.chunks == 1) p.chunks = 0;
   if (p.pp == 1 && p.schedule != ScheduleKind::interleaved) p.chunks = 0;
+  if (const int64_t stages = std::ssize(rank_of_stages(p));
+      stages > m.layers + (c.software.fewer_layers_at_ends ? 2 : 0))
+    throw FieldError("pp",
+                     fmt::format("{} stages for {} layers; expected at most one for each layer", stages, m.layers));
+  if (p.pp > 1 && p.schedule == ScheduleKind::interleaved && p.microbatches % p.pp != 0)
+    throw FieldError("microbatches",
+                     fmt::format("{} are no multiple of {} pipeline ranks, as interleaved needs; {} are",
+                                 p.microbatches, p.pp, multiples_near(p.pp, p.microbatches)));
   check(c.hardware);
   check(c.software);
   return c;

@@ -19,7 +19,8 @@ constexpr std::array kContextModes = {ContextMode::ring, ContextMode::ulysses};
 constexpr std::array kZeroStages = {ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three};
 constexpr std::array kSchedules = {ScheduleKind::one_f_one_b, ScheduleKind::gpipe, ScheduleKind::zb_h1,
                                    ScheduleKind::zb_h2,       ScheduleKind::zb_v,  ScheduleKind::interleaved};
-constexpr int64_t kNear = 64;  // how far from the number of ranks another is looked for
+constexpr int64_t kMostStages = 512;  // of a pipeline that nobody asked for
+constexpr int64_t kNear = 64;         // how far from the number of ranks another is looked for
 
 std::vector<int64_t> divisors(int64_t n) {
   std::vector<int64_t> low, high;
@@ -61,7 +62,7 @@ class Bases {
     const Fixed& f = q_.fixed;
     const std::vector<int64_t> of_ranks = divisors(ranks);
     for (const int64_t pp : choices(f.pp, of_ranks)) {
-      if (ranks % pp != 0 || (!f.pp && pp > q_.model.layers)) continue;
+      if (ranks % pp != 0 || (!f.pp && pp > std::min(q_.model.layers, kMostStages))) continue;
       for (const int64_t tp : choices(f.tp, of_ranks)) {
         if (ranks / pp % tp != 0) continue;
         for (const int64_t cp : choices(f.cp, of_ranks))
@@ -167,7 +168,7 @@ std::vector<int64_t> chunks_of(const Question& q, const Plan& p) {
   if (p.schedule != ScheduleKind::interleaved) return {0};
   if (q.fixed.chunks) return {*q.fixed.chunks};
   std::vector<int64_t> out;
-  for (int64_t v = 2; v * p.pp <= q.model.layers; ++v)
+  for (int64_t v = 2; v * p.pp <= std::min(q.model.layers, kMostStages); ++v)
     if (v == 2 || q.model.layers % (v * p.pp) == 0) out.push_back(v);
   return out;
 }

@@ -8,6 +8,8 @@
 namespace tessera::planner {
 namespace {
 
+constexpr int64_t kMostLayers = 512;  // that are cut by their FLOPs, and run dry, in no time
+
 // Bytes that the optimizer keeps of a parameter: moments, and of bfloat16 a master copy.
 double state_bytes(DType dtype, OptimizerKind optimizer) {
   const double wide = dtype == DType::float64 ? 8 : 4;
@@ -46,7 +48,7 @@ Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer) {
 std::optional<Job> own_job(const Case& c) {
   const Software& s = c.software;
   const std::optional<ModelConfig> config = config_of(c);
-  if (s.name != "tessera" || !config || c.layout.ep > 1) return {};
+  if (s.name != "tessera" || !config || c.layout.ep > 1 || c.model.layers > kMostLayers) return {};
   for (const DType dtype : {DType::bfloat16, DType::float32, DType::float64})
     for (const DType grad : {DType::float32, DType::bfloat16})
       for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::sgd}) {
@@ -74,7 +76,7 @@ std::vector<int64_t> own_layers(const Job& job) {
 std::optional<std::vector<MemoryParts>> own_memory(const Job& job) {
   std::vector<RankMemory> ranks;
   try {
-    ranks = memory_of_ranks(job);
+    ranks = memory_of_ranks(job, true);
   } catch (const OutOfMemory&) {  // more addresses than an arena has
     return {};
   }

@@ -1,5 +1,4 @@
-// The whole schedule where it is short. In a long one ranks come to a rhythm, so that p micro-batches more take as much
-// longer each time: where three lengths show that, the rest of it is counted and not simulated.
+// The schedule itself, made and simulated.
 #include "planner/pipeline.h"
 
 #include <algorithm>
@@ -8,8 +7,6 @@
 
 namespace tessera::planner {
 namespace {
-
-constexpr int64_t kShort = 1 << 14;  // stages times micro-batches
 
 double span(const std::vector<TimedAction>& list) { return list.back().end - list.front().start; }
 
@@ -62,25 +59,20 @@ Schedule schedule_with(const Plan& plan, int64_t microbatches) {
 }
 
 PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans) {
-  const int64_t p = plan.pp, m = plan.microbatches;
+  constexpr int64_t kMost = 1 << 21;  // passes of a direction, for a second of simulation
   const auto simulated = [&](int64_t microbatches) {
     return simulate(schedule_with(plan, microbatches), {.stages = stages, .message = message});
   };
-  const int64_t few = 6 * p + m % p;
-  const bool is_long = std::ssize(stages) * m > kShort && m > few + 2 * p;
-  Simulation last = simulated(is_long ? few : m);
-  double seconds = seconds_of(last, spans);
-  if (is_long) {
-    const Simulation more = simulated(few + p), most = simulated(few + 2 * p);
-    const double a = seconds_of(more, spans), b = seconds_of(most, spans), step = b - a;
-    if (std::abs(step - (a - seconds)) < 1e-9 * b) {
-      seconds = b + step * static_cast<double>((m - few - 2 * p) / p);
-    } else {
-      last = simulated(m);
-      seconds = seconds_of(last, spans);
-    }
+  const int64_t p = plan.pp, m = plan.microbatches, few = (kMost / std::ssize(stages) / p - 2) * p + m % p;
+  if (m <= few + p) {
+    const Simulation all = simulated(m);
+    return finished(plan, stages, seconds_of(all, spans), all.in_flight);
   }
-  return finished(plan, stages, seconds, last.in_flight);
+  // Ranks have long come to a rhythm: p micro-batches more take as much longer each time.
+  const Simulation before = simulated(few), after = simulated(few + p);
+  const double step = seconds_of(after, spans) - seconds_of(before, spans);
+  const double seconds = seconds_of(after, spans) + step * static_cast<double>((m - few - p) / p);
+  return finished(plan, stages, seconds, after.in_flight);
 }
 
 // The slowest rank is busy all the time but while the pipeline fills and drains; where backward passes are whole, a

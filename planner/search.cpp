@@ -46,8 +46,7 @@ Node node_of(Estimator& estimate, const Question& q, const Layout& base) {
   Layout quick = base, small = base;
   if (!q.fixed.schedule && base.plan.pp > 1) quick.plan.schedule = ScheduleKind::zb_h2;
   if (!q.fixed.zero && shared) quick.plan.zero = ZeroStage::one, small.plan.zero = ZeroStage::three;
-  const double bound = std::min(estimate(quick).step_s, estimate(base).step_s);
-  return {base, bound, {small, estimate(small)}};
+  return {base, estimate(quick).step_s, {small, estimate(small)}};
 }
 
 // The candidates that are kept: some best ones, and the best of each kind.
@@ -177,9 +176,10 @@ Answer search_nodes(const Question& q, size_t top, bool whole) {
   const auto is_roomy = [&](const Candidate& c) {
     return c.prediction.memory[c.prediction.fullest].peak() < (1 - kRoomy) * q.hardware.memory_bytes;
   };
+  const bool always = !q.fixed.schedule && !q.fixed.chunks;  // 1f1b takes any numbers
   std::vector<Node> nodes;
   for (const Layout& base : bases(q))
-    if (!variants(q, base).empty()) nodes.push_back(whole ? Node{base, 0, {}} : node_of(estimate, q, base));
+    if (always || !variants(q, base).empty()) nodes.push_back(whole ? Node{base, 0, {}} : node_of(estimate, q, base));
   if (nodes.empty())
     throw FieldError("schedule",
                      fmt::format("{} cuts the model into more stages than its {} layers, or wants a multiple of the "

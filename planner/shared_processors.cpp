@@ -17,7 +17,7 @@ struct Rank {
 };
 
 bool may_begin(const Schedule& s, const Action& action, ActionTable& ends, bool messages) {
-  const std::vector<Action> all = needs(s, action, messages);
+  const Needs all = needs(s, action, messages);
   return std::ranges::all_of(all, [&](const Action& n) { return ends.of_need(n) >= 0; });
 }
 

@@ -17,7 +17,7 @@ ModelConfig with_copies(ModelConfig config, bool copies) {
 
 ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes& axes, Options o)
     : schedule_(std::move(o.schedule)),
-      layers_(split_layers(whole, schedule_.stages)),
+      layers_(o.layers.empty() ? split_layers(whole, schedule_.stages) : std::move(o.layers)),
       model_(make(with_copies(whole.config, o.tie_copies || schedule_.stages > 1))) {
   cut(axes, o);
   strategy_ = make_data_strategy(*model_, axes.data, o.arena, o.data);

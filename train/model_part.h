@@ -18,7 +18,8 @@ class ModelPart {
     Communicator &pp, &data, &cp, &tp;
   };
   struct Options {
-    Schedule schedule;  // for the ranks of pp, not yet lowered
+    Schedule schedule;               // for the ranks of pp, not yet lowered
+    std::vector<Range> layers = {};  // of each stage; empty: those of split_layers()
     ContextMode cp_mode = ContextMode::ring;
     bool sp = false;
     bool tie_copies = false;  // also in one stage

@@ -93,11 +93,11 @@ PlanSizes::PlanSizes(const Job& job)
   const std::vector<Range> layers = split_layers(*whole, schedule.stages);
   parts.resize(static_cast<size_t>(plan.pp));
   // Sizes fall from rank to rank of tp, if they differ at all: where the first and the last are alike, all are.
-  const std::vector<PartSizes> first = parts_of(job, *this, layers, 0),
-                               last = parts_of(job, *this, layers, static_cast<int>(plan.tp) - 1);
-  for (int t = 0; t < plan.tp; ++t) {
+  const auto of_rank = [&](int64_t t) { return parts_of(job, *this, layers, static_cast<int>(t)); };
+  const std::vector<PartSizes> first = of_rank(0), last = plan.tp > 1 ? of_rank(plan.tp - 1) : first;
+  for (int64_t t = 0; t < plan.tp; ++t) {
     const bool middle = t > 0 && t + 1 < plan.tp && first != last;
-    const std::vector<PartSizes> here = middle ? parts_of(job, *this, layers, t) : t + 1 < plan.tp ? first : last;
+    const std::vector<PartSizes> here = middle ? of_rank(t) : t + 1 < plan.tp ? first : last;
     for (size_t p = 0; p < parts.size(); ++p) parts[p].push_back(here[p]);
   }
 }

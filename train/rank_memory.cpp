@@ -36,6 +36,14 @@ HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) 
   return held;
 }
 
+std::vector<HeldBytes> held_by_ranks(const PlanSizes& s) {
+  std::vector<HeldBytes> out;
+  for (const std::vector<PartSizes>& stage : s.parts)
+    for (int64_t d = 0; d < s.data; ++d)
+      for (const PartSizes& part : stage) out.push_back(held_by(s, part, d));  // in the order of ranks
+  return out;
+}
+
 // Without a pipeline one is in flight at a time, and those after the second are like the second.
 Job with_few_microbatches(Job job) {
   const int64_t few = std::min<int64_t>(2, job.plan.microbatches);
@@ -64,16 +72,9 @@ class Team {
 
 }  // namespace
 
-std::vector<HeldBytes> expected_memory(const Job& job) {
-  const PlanSizes s(job);
-  std::vector<HeldBytes> out;
-  for (const std::vector<PartSizes>& stage : s.parts)
-    for (int64_t d = 0; d < s.data; ++d)
-      for (const PartSizes& part : stage) out.push_back(held_by(s, part, d));  // in the order of ranks
-  return out;
-}
+std::vector<HeldBytes> expected_memory(const Job& job) { return held_by_ranks(PlanSizes(job)); }
 
-std::vector<RankMemory> memory_of_ranks(const Job& given) {
+std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   const Job job = with_few_microbatches(given);
   const Team team(job.plan);
   const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
@@ -85,15 +86,15 @@ std::vector<RankMemory> memory_of_ranks(const Job& given) {
   std::vector<std::vector<int64_t>> peaks;  // of the first data rank and of another one, by pipeline rank
   std::vector<int64_t> moved;
   for (int d = 0; d < (rooted && s.data > 1 ? 2 : 1); ++d) {
-    const std::vector<StageMemory> stages = measure_stages(job, apart ? std::optional<int>() : d);
-    peaks.push_back(peaks_of_ranks(s.schedule, on_top ? measure_stages(job) : stages, handed));
+    const std::vector<StageMemory> stages = measure_stages(job, apart ? std::optional<int>() : d, alike);
+    peaks.push_back(peaks_of_ranks(s.schedule, on_top ? measure_stages(job, {}, alike) : stages, handed));
     moved.push_back(stages[0].communication - (d > 0 ? copies : 0));
   }
   std::vector<RankMemory> out;
-  for (const HeldBytes& held : expected_memory(job)) {
-    const auto rank = std::ssize(out), alike = s.plan.ranks() / s.plan.pp;
+  for (const HeldBytes& held : held_by_ranks(s)) {
+    const auto rank = std::ssize(out), together = s.plan.ranks() / s.plan.pp;
     const size_t kind = peaks.size() > 1 && rank > 0 ? 1 : 0;
-    const int64_t peak = peaks[kind][static_cast<size_t>(rank / alike)],
+    const int64_t peak = peaks[kind][static_cast<size_t>(rank / together)],
                   sent = on_top ? 0 : std::min(moved[kind], peak);
     out.push_back({held, peak - sent, on_top ? moved[kind] : sent});
     if (kind > 0) out.back().communication += copies;

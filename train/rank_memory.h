@@ -23,7 +23,8 @@ struct RankMemory {
   int64_t total() const { return held.parameters + held.gradients + held.optimizer + activations + communication; }
 };
 // Of each rank, on the host, of a job with a known vocabulary that check() has not refused. Takes milliseconds and no
-// memory, whatever the sizes. Throws OutOfMemory where a rank needs more addresses than this process may have.
-std::vector<RankMemory> memory_of_ranks(const Job& job);
+// memory, whatever the sizes; fewer where the model's layers are `alike`. Throws OutOfMemory where a rank needs more
+// addresses than this process may have.
+std::vector<RankMemory> memory_of_ranks(const Job& job, bool alike = false);
 
 }  // namespace tessera

@@ -45,7 +45,7 @@ Job without_strategy(Job job) {
 // The ranks that it would speak to send nothing: numbers are whatever memory held, sizes are right.
 class LoneRank {
  public:
-  LoneRank(const Job& job, bool split, std::optional<int> data_rank)
+  LoneRank(const Job& job, bool split, std::optional<int> data_rank, std::vector<Range> layers)
       : sizes_(job),
         through_root_(data_rank && job.plan.dp_mode == DataMode::dataparallel),
         tp_(alone_on("tp", sizes_.plan.tp)),
@@ -53,7 +53,8 @@ class LoneRank {
         pp_(alone_on("pp", 1)),
         data_(alone_on("dp", data_rank ? sizes_.data : 1, data_rank.value_or(0))),
         whole_(job.make(sizes_.config)),
-        part_(*whole_, job.make, {*pp_, *data_, *cp_, *tp_}, options(data_rank ? job : without_strategy(job), split)) {}
+        part_(*whole_, job.make, {*pp_, *data_, *cp_, *tp_},
+              options(data_rank ? job : without_strategy(job), split, std::move(layers))) {}
 
   const Schedule& list() const { return part_.schedule(); }
   // A step, and a sample for the beginning of each pass and for the end.
@@ -67,11 +68,12 @@ class LoneRank {
   }
 
  private:
-  ModelPart::Options options(const Job& job, bool split) {
+  ModelPart::Options options(const Job& job, bool split, std::vector<Range> layers) {
     Job lone = job;
     if (data_->size() == 1) lone.plan.cp = 1;
     lone.plan.microbatches = job.plan.microbatches > 1 ? 2 : 1;
     return {.schedule = one_after_another(sizes_.schedule.stages, static_cast<int>(lone.plan.microbatches), split),
+            .layers = std::move(layers),
             .cp_mode = job.plan.cp_mode,
             .sp = job.plan.sp,
             .tie_copies = job.plan.tie_copies,
@@ -154,22 +156,65 @@ void measure(LoneRank& rank, int64_t handed, std::vector<StageMemory>& out) {
   }
 }
 
+std::vector<StageMemory> measure_all(const Job& job, std::optional<int> data_rank, const Schedule& plan,
+                                     const std::vector<Range>& layers = {}) {
+  std::vector<StageMemory> out(layers.empty() ? static_cast<size_t>(plan.stages) : layers.size());
+  for (const bool split : {false, true})
+    if (plan.has(split ? Do::I : Do::B)) {
+      LoneRank rank(job, split, data_rank, layers);
+      measure(rank, handed_bytes(job), out);
+    }
+  return out;
+}
+
+// The first, a middle and the last stage, of so many layers each.
+std::vector<StageMemory> measure_short(Job job, std::optional<int> data_rank, const Schedule& plan, int64_t each) {
+  job.plan.pp = std::min(3, plan.stages);
+  job.plan.schedule = ScheduleKind::gpipe;
+  job.plan.schedule_file.clear();
+  job.plan.chunks = 0;
+  job.model.layers = job.plan.pp * each;
+  std::vector<Range> layers;
+  for (int64_t s = 0; s < job.plan.pp; ++s) layers.push_back({s * each, (s + 1) * each});
+  return measure_all(job, data_rank, plan, layers);
+}
+
+// ZeRO-3 holds up to four layers at a time, so that fewer are no measure.
+StageMemory after(const StageMemory& four, const StageMemory& five, int64_t layers) {
+  const auto follow = [&](int64_t StageMemory::*field) {
+    return four.*field + (layers - 4) * (five.*field - four.*field);
+  };
+  return {.kept = follow(&StageMemory::kept),
+          .deferred = follow(&StageMemory::deferred),
+          .forward = follow(&StageMemory::forward),
+          .backward = follow(&StageMemory::backward),
+          .input = follow(&StageMemory::input),
+          .weight = follow(&StageMemory::weight),
+          .packs = follow(&StageMemory::packs),
+          .communication = follow(&StageMemory::communication)};
+}
+
 }  // namespace
 
 int64_t handed_bytes(const Job& job) {
-  const PlanSizes s(job);
-  return s.micro_elements() / (s.plan.sp ? s.plan.tp : 1) * s.value;
+  const Plan& p = job.plan;
+  const int64_t tokens = job.optim.batch / (p.dp * p.microbatches) * (job.model.context / p.cp / (p.sp ? p.tp : 1));
+  return tokens * job.model.channels * size_of(data_options(job).dtype);
 }
 
-std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank) {
+std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank, bool alike) {
   const cpu::Idle nothing_is_computed;
   const Schedule plan = schedule_of(job.plan);
-  std::vector<StageMemory> out(static_cast<size_t>(plan.stages));
-  for (const bool split : {false, true})
-    if (plan.has(split ? Do::I : Do::B)) {
-      LoneRank rank(job, split, data_rank);
-      measure(rank, handed_bytes(job), out);
-    }
+  const std::vector<Range> layers = split_layers(*whole_model(job, job.model.vocab), plan.stages);
+  const bool is_short = std::ranges::all_of(layers, [](const Range& r) { return r.size() <= 5; });
+  if (!alike || is_short) return measure_all(job, data_rank, plan);
+  const std::vector<StageMemory> four = measure_short(job, data_rank, plan, 4),
+                                 five = measure_short(job, data_rank, plan, 5);
+  std::vector<StageMemory> out;
+  for (size_t s = 0; s < layers.size(); ++s) {
+    const size_t kind = s == 0 ? 0 : s + 1 == layers.size() ? four.size() - 1 : 1;
+    out.push_back(after(four[kind], five[kind], layers[s].size()));
+  }
   return out;
 }
 

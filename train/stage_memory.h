@@ -30,8 +30,8 @@ struct StageMemory {
   int64_t communication = 0;  // the most of all this that is for other ranks, in any pass of any stage
 };
 // Of every stage of the plan, without what the strategy of the data axis does, or with what it does on a rank of that
-// axis.
-std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank = {});
+// axis. `alike`: the model's layers are, so that what more than five of them hold follows from four and from five.
+std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank = {}, bool alike = false);
 
 // Bytes that one stage hands to the next.
 int64_t handed_bytes(const Job& job);

@@ -12,13 +12,13 @@ bool has_messages(const Schedule& schedule) {
   return false;
 }
 
-std::vector<Action> needs(const Schedule& schedule, const Action& action, bool has_messages) {
+Needs needs(const Schedule& schedule, const Action& action, bool has_messages) {
   const int s = action.stage, i = action.microbatch;
   const bool first = s == 0, last = s + 1 == schedule.stages;
   const auto arrived = [&](Do message, bool crosses, const Action& made) {
     return has_messages && crosses ? Action{message, s, i} : made;
   };
-  std::vector<Action> out;
+  Needs out;
   switch (action.what) {
     case Do::F:
       if (!first) out.push_back(arrived(Do::recv_forward, schedule.crosses(s - 1), {Do::F, s - 1, i}));
@@ -53,7 +53,7 @@ std::vector<ActionPlace> walk(const Schedule& schedule, ActionTable& table,
   const auto ranks = static_cast<int>(schedule.actions.size());
   std::vector<size_t> next(static_cast<size_t>(ranks));
   const auto may_begin = [&](const Action& a) {
-    const std::vector<Action> all = needs(schedule, a, messages);
+    const Needs all = needs(schedule, a, messages);
     return std::ranges::all_of(all, [&](const Action& n) { return table.of_need(n) >= 0; });
   };
   for (bool moved = true; moved;) {

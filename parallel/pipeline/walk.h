@@ -1,6 +1,7 @@
 // Going through a schedule as its ranks would: what each action waits for, and an order in which all of it can happen.
 // The validator, the simulator and the drawings stand on it.
 #pragma once
+#include <array>
 #include <functional>
 #include <vector>
 
@@ -17,7 +18,17 @@ struct ActionPlace {
 // What has to be over before an action may begin, besides the actions before it on its rank. A `B` among them stands
 // for either form of the backward pass. Where ranks meet it is the message, when the schedule has messages, and else
 // the action that makes the value.
-std::vector<Action> needs(const Schedule& schedule, const Action& action, bool has_messages);
+class Needs {
+ public:
+  void push_back(const Action& a) { all_[size_++] = a; }
+  const Action* begin() const { return all_.data(); }
+  const Action* end() const { return all_.data() + size_; }
+
+ private:
+  std::array<Action, 2> all_ = {};
+  size_t size_ = 0;
+};
+Needs needs(const Schedule& schedule, const Action& action, bool has_messages);
 bool has_messages(const Schedule& schedule);
 
 // A number for each action of a schedule, found by the action.

@@ -74,6 +74,8 @@ std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t hea
 
 Tensor rotary_table(const RotaryOptions& options, int64_t positions, int64_t head_dim, DType dtype,
                     const ArenaPtr& arena) {
+  Tensor table = Tensor::empty({positions, head_dim}, dtype, arena, Category::workspace);
+  if (cpu::Idle::here()) return table;
   const std::vector<double> frequencies = rotary_frequencies(options, head_dim);
   std::vector<double> values;
   values.reserve(static_cast<size_t>(positions * head_dim));
@@ -81,7 +83,6 @@ Tensor rotary_table(const RotaryOptions& options, int64_t positions, int64_t hea
     for (const double f : frequencies) values.push_back(std::cos(static_cast<double>(p) * f));
     for (const double f : frequencies) values.push_back(std::sin(static_cast<double>(p) * f));
   }
-  Tensor table = Tensor::empty({positions, head_dim}, dtype, arena, Category::workspace);
   table.copy_from(Tensor::of<double>(values, table.shape(), arena->host()));
   return table;
 }

@@ -41,12 +41,13 @@ struct Example {
   size_t begin = 0, end = 0;
   bool shows() const { return end > 0; }
   bool is_report() const { return arguments.starts_with("report "); }
+  bool is_plan() const { return arguments.starts_with("plan "); }
 };
 
 // Throws std::runtime_error for a command without a block of output.
 inline std::vector<Example> examples_of(const Lines& page) {
   static const std::regex command(
-      R"(\$ (?:\./|build/release/bin/)?(tessera(?= verify| train .*--trace| report .*--format text)|schedules|cat) (.*))");
+      R"(\$ (?:\./|build/release/bin/)?(tessera(?= verify| plan| train .*--trace| report .*--format text)|schedules|cat) (.*))");
   std::vector<Example> out;
   std::smatch match;
   for (size_t i = 0; i + 1 < page.size(); ++i) {
@@ -80,6 +81,30 @@ inline std::vector<std::pair<std::string, Lines>> quotes_of(const Lines& page) {
     Lines& lines = out.emplace_back(match[1], Lines()).second;
     for (i += 2; i < page.size() && !is_fence(page[i]); ++i) lines.push_back(page[i]);
   }
+  return out;
+}
+
+// Of `found` the lines that a page leaves out, each run of them as its "...": those up to the line with the same first
+// words as the next one that the page has.
+inline Lines left_out(const Lines& page, const Lines& found) {
+  Lines out;
+  size_t at = 0;
+  for (size_t i = 0; i < page.size(); ++i) {
+    if (page[i] != "...") {
+      if (at < found.size()) out.push_back(found[at]);
+      ++at;
+      continue;
+    }
+    out.push_back(page[i]);
+    const Lines next = i + 1 < page.size() ? words_of(page[i + 1]) : Lines();
+    const auto begins = [&](const std::string& line) {
+      const Lines words = words_of(line);
+      return std::equal(next.begin(), next.begin() + std::min<std::ptrdiff_t>(2, std::ssize(next)), words.begin(),
+                        words.begin() + std::min<std::ptrdiff_t>(2, std::ssize(words)));
+    };
+    while (at < found.size() && (next.empty() || !begins(found[at]))) ++at;
+  }
+  out.insert(out.end(), found.begin() + static_cast<std::ptrdiff_t>(std::min(at, found.size())), found.end());
   return out;
 }
 

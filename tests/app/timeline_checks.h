@@ -17,8 +17,8 @@
 
 #include "app/job_of.h"
 #include "parallel/pipeline/schedule.h"
-#include "train/trainer.h"
 #include "train/expected_bytes.h"
+#include "train/trainer.h"
 
 namespace tessera::test {
 

@@ -23,7 +23,9 @@ INPUTS = ["text.txt", "tokens", "run", "run/checkpoints/step-2", "traced", "empt
 DEVICES = ["null", "full", "pipe", "link"]
 OUTPUTS = ["new", "new/deep", "run", "text.txt", "text.txt/x", "tokens", "empty", "a b", "é", "x" * 300, "train"]
 PATHS = {"data": INPUTS, "tokenizer": ["char", "bytes", "bpe", "tokenizer", "bad-tokenizer", "tokens", "text.txt",
-         "missing"], "out": OUTPUTS, "schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "plan.txt",
+         "missing"], "out": OUTPUTS, "hardware": ["h100", "v100", "laptop", "h101", "machine.toml", "bad.toml", "missing.toml", "."], "software": ["fsdp", "megatron",
+         "tessera", "good.toml", "missing.toml"], "html": OUTPUTS, "cases": ["cases.jsonl", "text.txt", "binary.bin",
+         "missing"], "schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "plan.txt",
          "binary.bin", "missing", "."], "record": OUTPUTS, "replay": INPUTS, "config": ["good.toml", "bad.toml",
          "drawn.toml", "drawn.toml", "binary.bin", "empty.txt", "missing", "."]}
 SHELLS = {"": ["ulimit -n 20", "ulimit -n 6", "ulimit -s 1024", "ulimit -c 0", "umask 777", "umask 0"],
@@ -45,6 +47,9 @@ PLANS = ["--ranks 1", "--ranks 2", "--tp 2 --heads 2", "--tp 2 --heads 2 --sp --
          "--pp 2 --layers 4 --microbatches 2 --batch 4 --schedule interleaved",
          "--pp 2 --layers 4 --microbatches 2 --batch 4 --schedule zb-v",
          "--pp 2 --layers 2 --microbatches 2 --batch 4 --schedule plan.txt", "--dtype bf16 --channels 16"]
+QUESTIONS = ["--model gpt2 --hardware h100 --ranks 4 --batch 8", "--model llama2-7b --hardware a100-80 --software megatron --ranks 8 --batch 16",
+             "--model model.json --hardware machine.toml --ranks 2 --batch 4", "--model gpt-nano --hardware laptop --ranks 2 --pp 2 --batch 4",
+             "--cases cases.jsonl --format json", "--model llama3-8b --hardware v100 --ranks 4 --batch 4 --format json"]
 # Options whose values seldom contradict others.
 EASY = ["beta1", "beta2", "bucket-mb", "clip", "deterministic", "dropout", "dtype", "lr", "optimizer", "recompute",
         "seed", "tie-copies", "untied", "weight-decay", "zero"]
@@ -58,7 +63,7 @@ class Lines:
     def __init__(self, program, home, without):
         self.program, self.home, self.without = os.path.abspath(program), home, without
         self.options, self.template = {}, os.path.join(home, "template")
-        for command in ("train", "verify", "generate", "data", "report", "bench"):
+        for command in ("train", "verify", "generate", "data", "report", "bench", "plan"):
             said = subprocess.run([self.program, command, "--help"], capture_output=True, text=True, check=True).stdout
             found = re.findall(r"^  --([a-z][a-z0-9-]*)[ \n]+(.*)$", said, re.M)
             self.options[command] = {name: (re.findall(r"(?<=[: ])[\w.+-]+(?:\|[\w.+-]+)+", words) or [""])[-1] for name, words in found}
@@ -69,6 +74,9 @@ class Lines:
         os.makedirs(os.path.join(t, "empty"))
         text = "".join(f"Line {i} of a text that says little.\n" for i in range(60))
         files = {"text.txt": text, "empty.txt": "", "binary.bin": bytes(range(256)) * 8, "plan.txt": "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n",
+                 "model.json": '{"layers": 4, "channels": 64, "heads": 4, "vocab": 100, "context": 64, "experts": 4, "experts_per_token": 2}',
+                 "machine.toml": 'base = "h100"\nmemory_bytes = 1e9\nranks_per_node = 1\n',
+                 "cases.jsonl": '{"model": {"layers": 2, "channels": 64, "heads": 2, "vocab": 100, "context": 64}, "plan": {"dp": 2}, "hardware": "h100"}\n',
                  "good.toml": "layers = 2\nlr = 0.01\n", "bad.toml": "layers = \"two\"\n[x\n"}
         for name, content in files.items():
             with open(os.path.join(t, name), "wb") as f:
@@ -146,6 +154,8 @@ class Lines:
                 words += dice.choice(PLANS).split()
             if dice.random() < 0.3:
                 words += ["--format", "json"]
+        elif command == "plan":
+            words += dice.choice(QUESTIONS).split()
         elif command == "bench":
             return words + dice.choice(["--benchmark_list_tests", "--device", "--device tpu", "--dvice cpu", "x",
                                         "--benchmark_nonsense=1", "-h", "--help"]).split()
@@ -174,7 +184,7 @@ class Lines:
         """A line: its words, its environment, what its shell does before, when which signal comes, the file drawn.toml."""
         for again in range(1000):
             dice, classes = random.Random(f"{seed}:{n}:{again}:{mpi}"), set()
-            others = [] if mpi else ["generate"] * 3 + ["data"] * 3 + ["report"] * 2 + ["bench"]
+            others = [] if mpi else ["generate"] * 3 + ["data"] * 3 + ["report"] * 2 + ["bench"] + ["plan"] * 2
             command = dice.choice(["train"] * 7 + ["verify"] * 3 + others)
             words = self.words(dice, command, classes)
             if mpi:

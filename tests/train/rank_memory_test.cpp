@@ -124,6 +124,19 @@ TEST(RankMemory, IsKnownOfWhatNoMachineHas) {
   EXPECT_LT(ranks.at(0).total(), 3000 * kGiB);
 }
 
+// Of layers that are alike four and five say what more hold, under every plan and with every way to recompute.
+TEST(RankMemory, OfManyLayersFollowsFromFew) {
+  int trial = 0;
+  for (const Plan& plan : kPlans) {
+    Job job = small_job(plan);
+    job.model.family = ++trial % 2 == 0 ? Family::gpt2 : Family::llama;
+    job.model.layers = plan.pp > 1 ? 15 : 8;
+    job.plan.recompute = static_cast<Recompute>(trial % 5);
+    job.optim.dtype = trial % 3 == 0 ? DType::bfloat16 : DType::float32;
+    EXPECT_EQ(memory_of_ranks(job, true), memory_of_ranks(job)) << to_text(job.plan);
+  }
+}
+
 int64_t most_resident_bytes() {
   rusage used{};
   getrusage(RUSAGE_SELF, &used);

@@ -1,0 +1,98 @@
+// Bubbles, activations and states against the formulas of the papers.
+#include <gtest/gtest.h>
+
+#include "planner/described.h"
+#include "planner/pipeline.h"
+
+namespace tessera::planner {
+namespace {
+
+constexpr double kPoint = 0.01;
+
+double bubble(ScheduleKind kind, int64_t p, int64_t m) {
+  const Plan plan{.pp = p, .schedule = kind, .microbatches = m};
+  const std::vector<StageTimes> equal(rank_of_stages(plan).size(),
+                                      {.forward = 1, .backward = 2, .input = 1, .weight = 1});
+  return pipeline_time(plan, equal, 0, true).bubble;
+}
+
+// Huang et al. 2019; Qi et al. 2024, table 2.
+TEST(ClosedForms, BubblesOfEqualStages) {
+  for (const int64_t p : {2, 4, 8, 64})
+    for (const int64_t m : {2 * p, 5 * p + 1, int64_t{3000}}) {
+      const auto ranks = static_cast<double>(p), batches = static_cast<double>(m);
+      EXPECT_NEAR(bubble(ScheduleKind::one_f_one_b, p, m), (ranks - 1) / (batches + ranks - 1), 0.005 * kPoint);
+      EXPECT_NEAR(bubble(ScheduleKind::gpipe, p, m), (ranks - 1) / (batches + ranks - 1), 0.005 * kPoint);
+      EXPECT_NEAR(bubble(ScheduleKind::zb_h2, p, m), 0, 0.005 * kPoint);
+      const Plan h1{.pp = p, .schedule = ScheduleKind::zb_h1, .microbatches = m};
+      const std::vector<StageTimes> equal(static_cast<size_t>(p), {.input = 1, .weight = 1});
+      EXPECT_NEAR(pipeline_time(h1, equal, 0, false).bubble, (ranks - 1) / (3 * batches + ranks - 1), 0.005 * kPoint);
+    }
+}
+
+// GPT-3's sizes, on ranks of tp.
+Case korthikanti(int64_t t, bool sp, Recompute recompute) {
+  Case c;
+  c.model = {.layers = 96, .channels = 12288, .heads = 96, .vocab = 51200, .context = 2048};
+  c.layout.plan.tp = t;
+  c.layout.plan.sp = sp;
+  c.layout.plan.recompute = recompute;
+  c.layout.sequences = 2;
+  c.hardware = hardware_named("a100-80");
+  c.software = software_named("megatron");
+  c.software.attention = "unfused";
+  return c;
+}
+
+// Korthikanti et al. 2022, equations 1 to 6 and table 2.
+TEST(ClosedForms, ActivationsOfALayer) {
+  const double s = 2048, b = 2, h = 12288, a = 96, t = 8, sbh = s * b * h, pairs = 5 * a * s / h;
+  EXPECT_EQ(kept_by_layer(korthikanti(1, false, Recompute::none)), sbh * (34 + pairs));
+  EXPECT_EQ(kept_by_layer(korthikanti(8, false, Recompute::none)), sbh * (10 + 24 / t + pairs / t));
+  EXPECT_EQ(kept_by_layer(korthikanti(8, true, Recompute::none)), sbh / t * (34 + pairs));
+  EXPECT_EQ(kept_by_layer(korthikanti(8, false, Recompute::attention)), sbh * (10 + 24 / t));
+  EXPECT_EQ(kept_by_layer(korthikanti(8, true, Recompute::attention)), sbh * 34 / t);
+  EXPECT_EQ(kept_by_layer(korthikanti(8, false, Recompute::block)), sbh * 2);
+}
+
+// The first stage holds what all layers keep of one micro-batch, whatever p is, and L / (p m) (p - 1) more of
+// interleaved chunks (section 4.2.3); the last one in one stage has the embeddings' mask, the norm's input, the head's,
+// and logits.
+TEST(ClosedForms, ActivationsOfAllLayers) {
+  const double s = 2048, b = 2, h = 12288, v = 51200, sbh = s * b * h, layer = sbh * 34 / 8;
+  Case c = korthikanti(8, true, Recompute::attention);
+  const double ends = sbh / 8 * (1 + 2 + 2) + 4 * s * b * v / 8;
+  EXPECT_EQ(predict(c).memory.at(0).activations, 96 * layer + ends);
+  c.layout.plan.pp = 8;
+  c.layout.plan.microbatches = 64;
+  const double mask = sbh / 8;
+  EXPECT_EQ(predict(c).memory.at(0).activations, 96 * layer + 8 * mask);
+  c.layout.plan.schedule = ScheduleKind::interleaved;
+  c.layout.plan.chunks = 3;
+  EXPECT_NEAR(predict(c).memory.at(0).activations, 96 * layer * (1 + 7.0 / 24) + 8 * (1 + 7.0 / 24) * mask, 1);
+}
+
+// Rajbhandari et al. 2020, figure 1 and table 1: 7.5e9 parameters in mixed precision, in GB.
+TEST(ClosedForms, StatesOfZero) {
+  Case c;
+  c.model = {.layers = 36, .channels = 4096, .heads = 32, .vocab = 51200, .context = 2048};
+  c.hardware = hardware_named("v100");
+  c.software = software_named("deepspeed");
+  c.software.attention = "unfused";
+  const double psi = parameters(c.model), scale = 7.5 / psi;
+  const double table[3][4] = {{120, 120, 120, 120}, {120, 31.4, 16.6, 1.88}, {120, 30.1, 15.1, 0.12}};
+  const int64_t ranks[] = {1, 64, 1024};
+  for (int i = 0; i < 3; ++i)
+    for (int zero = 0; zero <= 3; ++zero) {
+      c.layout.plan.dp = ranks[i];
+      c.layout.plan.zero = static_cast<ZeroStage>(zero);
+      const MemoryParts m = predict(c).memory.at(0);
+      const double states = m.parameters + m.gradients + m.optimizer, n = static_cast<double>(ranks[i]);
+      EXPECT_NEAR(states * scale, table[i][zero], 0.06) << n << " ranks, stage " << zero;
+      const double exact[] = {16, 4 + 12 / n, 2 + 14 / n, 16 / n};
+      EXPECT_DOUBLE_EQ(states, exact[zero] * psi);
+    }
+}
+
+}  // namespace
+}  // namespace tessera::planner

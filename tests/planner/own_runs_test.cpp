@@ -1,0 +1,85 @@
+// What is said of Tessera's own runs, beside what verify then counts.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+
+#include "planner/own.h"
+#include "tensor/random.h"
+#include "verify/verify.h"
+
+namespace tessera::planner {
+namespace {
+
+// TESSERA_PLANS of them, or a few.
+uint64_t plans() {
+  const char* const wanted = std::getenv("TESSERA_PLANS");
+  return wanted ? std::strtoull(wanted, nullptr, 10) : 10;
+}
+
+class Draw {
+ public:
+  explicit Draw(uint64_t trial) : at_(100 * trial) {}
+  int64_t between(int64_t least, int64_t most) {
+    return least + static_cast<int64_t>(random_.below(static_cast<uint64_t>(most - least + 1), at_++));
+  }
+  template <class T>
+  T of(std::initializer_list<T> choices) {
+    return *(choices.begin() + between(0, static_cast<int64_t>(choices.size()) - 1));
+  }
+
+ private:
+  Philox random_ = Philox::named(5, "cases");
+  uint64_t at_;
+};
+
+Case drawn(uint64_t trial) {
+  Draw d(trial);
+  const bool llama = d.between(0, 1) == 1;
+  Case c{.hardware = hardware_named("laptop")};
+  c.model = {
+      .layers = d.between(2, 7), .channels = 32, .heads = 4, .gated = llama, .vocab = d.between(40, 70), .context = 16};
+  c.model.tied = d.between(0, 1) == 1;
+  c.model.positions = llama ? Positions::rope : Positions::learned;
+  Plan& p = c.layout.plan;
+  p = {.pp = d.between(1, 2), .dp = d.between(1, 2), .cp = d.between(1, 2), .tp = d.of<int64_t>({1, 2})};
+  p.sp = p.tp > 1 && d.between(0, 1) == 1;
+  p.zero = static_cast<ZeroStage>(d.between(0, 3));
+  p.schedule = d.of({ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1});
+  p.microbatches = 2 * d.between(1, 2);
+  p.recompute = static_cast<Recompute>(d.between(0, 4));
+  p.threads_per_rank = 1;
+  c.layout.sequences = d.between(1, 2);
+  c.software = own_software(d.of({DType::float32, DType::bfloat16}), DType::float32);
+  return c;
+}
+
+TEST(OwnRuns, AreAsVerifyCountsThem) {
+  for (uint64_t trial = 0; trial < plans(); ++trial) {
+    const Case c = drawn(trial);
+    Job job = own_job(c).value();
+    job.optim.steps = 1;
+    const Prediction p = predict(c);
+    const VerifyResult r = verify(job);
+    const std::string plan = to_text(job.plan);
+    EXPECT_TRUE(r.passed()) << plan << "\n" << (r.failures.empty() ? "" : r.failures.front());
+    std::map<std::string, std::map<std::string, double>> sent;
+    for (const SentBytes& s : r.sent)
+      if (s.bytes > 0) sent[s.axis][s.operation] = static_cast<double>(s.bytes) / static_cast<double>(job.plan.ranks());
+    EXPECT_EQ(p.bytes, sent) << plan;
+    ASSERT_EQ(p.memory.size(), static_cast<size_t>(job.plan.pp));
+    const size_t alike = r.peak.size() / p.memory.size();
+    for (size_t stage = 0; stage < p.memory.size(); ++stage) {
+      int64_t peak = 0;
+      for (size_t k = 0; k < alike; ++k) peak = std::max(peak, r.expected_peak[stage * alike + k]);
+      EXPECT_EQ(p.memory[stage].peak(), static_cast<double>(peak)) << plan << ", stage " << stage;
+      const HeldBytes& held = r.held[stage * alike];
+      EXPECT_EQ(p.memory[stage].parameters, static_cast<double>(held.parameters)) << plan;
+      EXPECT_EQ(p.memory[stage].gradients, static_cast<double>(held.gradients)) << plan;
+      EXPECT_EQ(p.memory[stage].optimizer, static_cast<double>(held.optimizer)) << plan;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::planner
