@@ -1,11 +1,10 @@
 // The closed forms themselves, against the table of the paper and numbers worked out by hand.
-#include "train/expected_bytes.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "tests/verify/plans.h"
+#include "train/expected_bytes.h"
 #include "train/trainer.h"
 
 namespace tessera {
