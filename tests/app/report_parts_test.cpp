@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "app/report/parts.h"
 #include "app/report/record.h"
 #include "app/trace/rank_log.h"
+#include "parallel/comm/launch.h"
 #include "parallel/pipeline/schedule.h"
 #include "parallel/pipeline/simulate.h"
 
@@ -109,6 +111,28 @@ TEST(Report, EachPanelOfThePipelineSaysHowLongARankIsIdle) {
   // Rank 0 of 1f1b waits once for B0: p - 1 times F + B, of 3 (F + B) and that.
   EXPECT_NE(part.find("idle | rank 0 is idle for 3 units of 12 units"), std::string::npos);
   EXPECT_NE(part.find("idle | rank 1 is idle for 3 units of 12 units"), std::string::npos);
+}
+
+TEST(RankLog, ComesToRankZeroAsItWas) {
+  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& world) {
+    RankLog own = log_of("host", 1.5, 2.5, {3, 5});
+    own.peaks[1] = 77;
+    own.events = {{"send", "pp", 11, 0.25, 0.5, 0.75, 13, TraceKind::action, 0.125}};
+    own.memory = {{0.375, {1, 2, 3}}};
+    const std::vector<RankLog> all = gather_logs(world, own);
+    ASSERT_EQ(all.size(), world.rank() == 0 ? 2U : 0U);
+    for (const RankLog& log : all) {
+      EXPECT_EQ(std::tie(log.host, log.origin, log.cores, log.threads, log.peaks),
+                std::tie(own.host, own.origin, own.cores, own.threads, own.peaks));
+      const auto fields = [](const TraceEvent& e) {
+        return std::tuple(e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, e.kind, e.processor);
+      };
+      EXPECT_EQ(fields(log.events.at(0)), fields(own.events.at(0)));
+      EXPECT_EQ(log.steps.at(0).begin, own.steps.at(0).begin);
+      EXPECT_EQ(log.memory.at(0).time, 0.375);
+      EXPECT_EQ(log.memory.at(0).live, own.memory.at(0).live);
+    }
+  });
 }
 
 }  // namespace

@@ -161,5 +161,31 @@ TEST(Ddp, TheSizeOfBucketsChangesNoBit) {
   }
 }
 
+TEST(Ddp, WhatNoGradientReachedIsSentAtTheEnd) {
+  for (const int64_t bucket : {int64_t{1}, int64_t{1} << 30})
+    launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
+      const ArenaPtr arena = make_arena();
+      Gpt model(test::tiny_gpt(0));
+      Ddp ddp(model, world, arena, {.microbatches = 1, .bucket_bytes = bucket, .seed = kSeed});
+      ddp.begin_step();
+      ddp.begin_gradients(0);
+      model.set_step({.seed = kSeed, .training = true});
+      backward(sum(model.embed(test::sequences(model.config, 0, world.rank(), 1, arena).ids)));  // no block, no norm
+      ddp.end_gradients(0);
+      ddp.finish_gradients();
+      double total = 0;
+      for (const FlatUnit& unit : ddp.shards())
+        for (const float g : unit.grads.to_vector<float>()) total += g;
+      // A token of each rank counts for its row and for that of its position, once for each channel.
+      EXPECT_EQ(total, 2 * 2.0 * static_cast<double>(model.config.context * model.config.channels));
+    });
+}
+
+TEST(Trace, TimeBeginsWithIt) {
+  const Trace trace;
+  EXPECT_GE(trace.now(), 0);
+  EXPECT_LT(trace.now(), 60);
+}
+
 }  // namespace
 }  // namespace tessera

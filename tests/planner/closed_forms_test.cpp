@@ -1,6 +1,11 @@
 // Bubbles, activations and states against the formulas of the papers.
 #include <gtest/gtest.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/presets.h"
 #include "planner/described.h"
 #include "planner/pipeline.h"
 
@@ -92,6 +97,28 @@ TEST(ClosedForms, StatesOfZero) {
       const double exact[] = {16, 4 + 12 / n, 2 + 14 / n, 16 / n};
       EXPECT_DOUBLE_EQ(states, exact[zero] * psi);
     }
+}
+
+// As their makers publish them, to the last parameter.
+TEST(ClosedForms, ParametersOfPublishedModels) {
+  for (const auto& [name, expected] : std::vector<std::pair<std::string, double>>{{"llama2-7b", 6738415616},
+                                                                                  {"llama2-13b", 13015864320},
+                                                                                  {"llama2-70b", 68976648192},
+                                                                                  {"llama3-8b", 8030261248},
+                                                                                  {"llama3-70b", 70553706496},
+                                                                                  {"llama3-405b", 405853388800},
+                                                                                  {"qwen2.5-0.5b", 494032768},
+                                                                                  {"qwen2.5-1.5b", 1543714304},
+                                                                                  {"qwen2.5-3b", 3085938688},
+                                                                                  {"qwen2.5-7b", 7615616512},
+                                                                                  {"mistral-7b", 7241732096}})
+    EXPECT_EQ(parameters(shape_of(preset(name).value())), expected) << name;
+  for (const auto& [name, expected] : std::vector<std::pair<std::string, double>>{
+           {"gpt2", 124439808}, {"gpt2-medium", 354823168}, {"gpt2-large", 774030080}, {"gpt2-xl", 1557611200}}) {
+    ModelConfig config = preset(name).value();
+    config.vocab = 50257;
+    EXPECT_EQ(parameters(shape_of(config)), expected) << name;
+  }
 }
 
 }  // namespace

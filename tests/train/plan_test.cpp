@@ -166,5 +166,14 @@ TEST(Job, TrainsTheSameUnderEveryPlan) {
   EXPECT_EQ(losses({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 2, .threads_per_rank = 1}), alone);
 }
 
+TEST(Plan, RanksThatNobodyStartedAreRefused) {
+  try {
+    check(Plan{.dp = 2, .backend = Backend::mpi});
+    FAIL() << "no mpirun has started this";
+  } catch (const FieldError& e) {
+    EXPECT_EQ(e.field(), "backend");
+  }
+}
+
 }  // namespace
 }  // namespace tessera
