@@ -32,6 +32,10 @@ class Clock {
   };
   double of(const Work& work, double busy) const { return seconds(m_, work, dtype_, threads_, busy, ranks_); }
   double of(const std::vector<ExchangeCalls>& calls, double busy) const { return seconds(m_, calls, busy, ranks_); }
+  double busy_ranks(int working) const {
+    const int64_t of_each = ranks_ / c_.layout.plan.pp;
+    return static_cast<double>(working * of_each);
+  }
   // Of a stage beside so many ranks of the pipeline, each of which stands for those of the other axes.
   StageTimes times(size_t stage, int working) const;
   double message(size_t stage, int working) const;
@@ -47,8 +51,7 @@ class Clock {
 };
 
 StageTimes Clock::times(size_t stage, int working) const {
-  const Plan& p = c_.layout.plan;
-  const double busy = static_cast<double>(working * (ranks_ / p.pp));
+  const double busy = busy_ranks(working);
   const StageWork& w = stages_[stage];
   const auto rank = static_cast<size_t>(schedule_.rank_of_stage[stage]);
   const double chunks = schedule_.chunks(), half = message(stage, working);
@@ -70,7 +73,7 @@ double Clock::message(size_t stage, int working) const {
   const double e = dtype_ == DType::bfloat16 ? 2 : 4,
                bytes = e * static_cast<double>(c_.layout.sequences * c_.model.context * c_.model.channels) /
                        static_cast<double>(p.cp * (p.sp ? p.tp : 1)),
-               busy = static_cast<double>(working * (ranks_ / p.pp));
+               busy = busy_ranks(working);
   const auto s = static_cast<int>(stage);
   const int sides =
       (s > 0 && schedule_.crosses(s - 1) ? 1 : 0) + (s + 1 < schedule_.stages && schedule_.crosses(s) ? 1 : 0);
