@@ -142,8 +142,9 @@ Stages stages_of(const Case& c, const std::vector<int64_t>& layers, bool simulat
   Stages s{.layers = layers, .rank = rank_of_stages(p)};
   const double array = 2 * local_tokens(c) * real(c.model.channels),
                parts = p.sp || c.software.scatter_messages ? real(p.tp) : 1;
-  if (p.pp > 1) s.message_s = message_s(c.hardware, pp_axis(c), array / parts);
-  const double waited = c.software.pp_overlap ? 0 : s.message_s;
+  const double message = p.pp > 1 ? message_s(c.hardware, pp_axis(c), array / parts) : 0;
+  const double waited = c.software.pp_overlap ? 0 : message;
+  s.message_s = message - waited;
   for (size_t i = 0; i < layers.size(); ++i) {
     StageWork& w = s.work.emplace_back();
     w.add(real(layers[i]), layer);
@@ -154,7 +155,7 @@ Stages stages_of(const Case& c, const std::vector<int64_t>& layers, bool simulat
     s.times.push_back({t.forward + waited, t.backward() + waited, t.input + waited, t.weight});
   }
   const bool spans = c.software.name != "tessera" && splits_backward(p.schedule);
-  s.pipeline = (simulated ? pipeline_time : pipeline_formula)(p, s.times, s.message_s - waited, spans);
+  s.pipeline = (simulated ? pipeline_time : pipeline_formula)(p, s.times, s.message_s, spans);
   return s;
 }
 

@@ -51,7 +51,7 @@ struct Prediction {
   Parts parts = {};
   double bubble = 0;                     // share of the step that the mean rank waits in the pipeline
   std::vector<StageTimes> stages = {};   // of the schedule: what simulate() draws
-  double message_s = 0;                  // between stages
+  double message_s = 0;                  // between stages, beside what their times have of it
   std::vector<MemoryParts> memory = {};  // of each pipeline rank
   size_t fullest = 0;                    // of them
   bool fits = true;

@@ -91,7 +91,7 @@ double Clock::passes(Prediction& out) const {
   });
   const auto all = static_cast<int>(c_.layout.plan.pp);
   for (size_t s = 0; s < stages_.size(); ++s) out.stages.push_back(times(s, all));
-  out.message_s = message(0, all);
+  out.message_s = 0;
   out.bubble = sim.makespan * sim.bubble_share();
   return sim.makespan;
 }

@@ -74,8 +74,7 @@ void check_size(const planner::Case& c) {
 // The passes of each rank, [what, stage, micro-batch, begin, end], on a clock that ends at kSpan; of a long pipeline
 // those that begin before `shown`.
 Json pipeline(const planner::Case& c, const planner::Prediction& p) {
-  const Simulation s =
-      simulate(schedule_of(c.layout.plan), {.stages = p.stages, .message = c.software.pp_overlap ? p.message_s : 0});
+  const Simulation s = simulate(schedule_of(c.layout.plan), {.stages = p.stages, .message = p.message_s});
   std::vector<double> starts;
   for (const auto& rank : s.actions)
     for (const TimedAction& a : rank) starts.push_back(a.start);

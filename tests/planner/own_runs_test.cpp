@@ -2,40 +2,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 
 #include "planner/own.h"
-#include "tensor/random.h"
+#include "tests/support/draw.h"
 #include "verify/verify.h"
 
 namespace tessera::planner {
 namespace {
 
-// TESSERA_PLANS of them, or a few.
-uint64_t plans() {
-  const char* const wanted = std::getenv("TESSERA_PLANS");
-  return wanted ? std::strtoull(wanted, nullptr, 10) : 10;
-}
-
-class Draw {
- public:
-  explicit Draw(uint64_t trial) : at_(100 * trial) {}
-  int64_t between(int64_t least, int64_t most) {
-    return least + static_cast<int64_t>(random_.below(static_cast<uint64_t>(most - least + 1), at_++));
-  }
-  template <class T>
-  T of(std::initializer_list<T> choices) {
-    return *(choices.begin() + between(0, static_cast<int64_t>(choices.size()) - 1));
-  }
-
- private:
-  Philox random_ = Philox::named(5, "cases");
-  uint64_t at_;
-};
-
 Case drawn(uint64_t trial) {
-  Draw d(trial);
+  test::Draw d("cases", trial);
   const bool llama = d.between(0, 1) == 1;
   Case c{.hardware = hardware_named("laptop")};
   c.model = {
@@ -56,7 +33,7 @@ Case drawn(uint64_t trial) {
 }
 
 TEST(OwnRuns, AreAsVerifyCountsThem) {
-  for (uint64_t trial = 0; trial < plans(); ++trial) {
+  for (uint64_t trial = 0; trial < test::plans(10); ++trial) {
     const Case c = drawn(trial);
     Job job = own_job(c).value();
     job.optim.steps = 1;

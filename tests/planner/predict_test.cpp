@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "models/presets.h"
 #include "planner/case_json.h"
 #include "planner/described.h"
 #include "planner/pipeline.h"
@@ -87,6 +88,22 @@ TEST(Predict, EstimatesAreNear) {
     const Prediction near = by_description(c, layers, false), whole = predict(c);
     EXPECT_NEAR(near.step_s / whole.step_s, 1, 0.35) << trial;
     EXPECT_EQ(near.parts.compute, whole.parts.compute);
+  }
+}
+
+// Pages draw the pipeline again from these times: it takes the step, but for the update.
+TEST(Predict, WhatIsDrawnTakesWhatWasPredicted) {
+  for (const bool overlap : {false, true}) {
+    Case c;
+    c.model = shape_of(preset("llama2-7b").value());
+    c.hardware = hardware_named("a100-80");
+    c.software = software_named("megatron");
+    c.layout.plan.pp = 4;
+    c.layout.plan.microbatches = 8;
+    c.software.pp_overlap = overlap;
+    const Prediction p = predict(c);
+    const Simulation drawn = simulate(schedule_of(c.layout.plan), {.stages = p.stages, .message = p.message_s});
+    EXPECT_NEAR(drawn.makespan, p.step_s - p.parts.optimizer - p.parts.dp, 1e-9 * p.step_s) << overlap;
   }
 }
 

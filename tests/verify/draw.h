@@ -2,10 +2,9 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <initializer_list>
 
-#include "tensor/random.h"
+#include "tests/support/draw.h"
 #include "tests/verify/plans.h"
 #include "verify/verify.h"
 
@@ -17,33 +16,6 @@ inline void expect_passes(const TrainOptions& o) {
   EXPECT_TRUE(r.bitwise || !r.exact) << command_of(o);
   EXPECT_EQ(r.losses.size(), static_cast<size_t>(o.steps));
 }
-
-// How many plans a test draws: TESSERA_PLANS of them, or as many as is usual.
-inline uint64_t plans(uint64_t usual) {
-  const char* const wanted = std::getenv("TESSERA_PLANS");
-  return wanted ? std::strtoull(wanted, nullptr, 10) : usual;
-}
-
-// Of the plans that TESSERA_DRAW stands for, a number; always the same ones without it.
-class Draw {
- public:
-  Draw(const char* what, uint64_t trial) : random_(Philox::named(seed(), what)), at_(1000 * trial) {}
-  int64_t between(int64_t least, int64_t most) {
-    return least + static_cast<int64_t>(random_.below(static_cast<uint64_t>(most - least + 1), at_++));
-  }
-  template <class T>
-  T of(std::initializer_list<T> choices) {
-    return *(choices.begin() + between(0, static_cast<int64_t>(choices.size()) - 1));
-  }
-
- private:
-  static uint64_t seed() {
-    const char* const wanted = std::getenv("TESSERA_DRAW");
-    return wanted ? std::strtoull(wanted, nullptr, 10) : 11;
-  }
-  Philox random_;
-  uint64_t at_;
-};
 
 // A family for `o`, which has its heads, channels and context: `unit` is what ranks share heads by.
 inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
