@@ -8,6 +8,8 @@
 #include "models/presets.h"
 #include "planner/described.h"
 #include "planner/pipeline.h"
+#include "tests/support/draw.h"
+#include "train/names.h"
 
 namespace tessera::planner {
 namespace {
@@ -33,6 +35,27 @@ TEST(ClosedForms, BubblesOfEqualStages) {
       const std::vector<StageTimes> equal(static_cast<size_t>(p), {.input = 1, .weight = 1});
       EXPECT_NEAR(pipeline_time(h1, equal, 0, false).bubble, (ranks - 1) / (3 * batches + ranks - 1), 0.005 * kPoint);
     }
+}
+
+// pipeline_time simulates the first turns of a long pipeline only.
+TEST(ClosedForms, ALongPipelineIsAsLongAsItsWholeSimulation) {
+  for (uint64_t trial = 0; trial < test::plans(60); ++trial) {
+    test::Draw draw("long pipelines", trial);
+    const int64_t p = draw.between(2, 8);
+    Plan plan{.pp = p};
+    plan.schedule = draw.of({ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved,
+                             ScheduleKind::zb_h1, ScheduleKind::zb_h2, ScheduleKind::zb_v});
+    plan.microbatches = p * draw.between(20, 60);
+    if (plan.schedule != ScheduleKind::interleaved) plan.microbatches += draw.between(0, p - 1);
+    std::vector<StageTimes> stages(rank_of_stages(plan).size());
+    const auto about = [&](double x) { return x * static_cast<double>(draw.between(90, 110)) / 100; };
+    for (StageTimes& s : stages) s = {about(1), about(2), about(1), about(1)};
+    const double message = static_cast<double>(draw.between(0, 3)) / 20;
+    const Simulation whole = simulate(schedule_with(plan, plan.microbatches), {.stages = stages, .message = message});
+    const PipelineTime found = pipeline_time(plan, stages, message, false);
+    EXPECT_NEAR(found.seconds, whole.makespan, 0.01 * whole.makespan) << text_of(plan.schedule) << ' ' << p;
+    EXPECT_EQ(found.in_flight, whole.in_flight) << text_of(plan.schedule) << ' ' << p;
+  }
 }
 
 // GPT-3's sizes, on ranks of tp.

@@ -85,6 +85,23 @@ TEST(Published, RunsAreWithinTheBars) {
   EXPECT_LE(outside, static_cast<int>(h100.size() / 7));
 }
 
+// Each of the A100's tables with one speed factor: the median of the other tables'. The H100 has two tables, too few.
+TEST(Published, OneFactorForAGeneration) {
+  std::map<std::string, std::vector<double>> tables;  // published over predicted
+  for (const Record& r : published())
+    if (r.c.hardware.multiprocessors == 108) tables[r.source].push_back(r.step_s / r.p.step_s);
+  std::vector<double> medians;
+  for (const auto& [table, ratios] : tables) {
+    std::vector<double> factors, errors;
+    for (const auto& [other, theirs] : tables)
+      if (other != table) factors.push_back(quantile(theirs, 0.5));
+    for (const double ratio : ratios) errors.push_back(std::abs(quantile(factors, 0.5) / ratio - 1));
+    medians.push_back(quantile(errors, 0.5));
+  }
+  fmt::print("A100, one factor: {} tables, mean of their medians {:.1f}%\n", tables.size(), 100 * mean(medians));
+  EXPECT_LE(mean(medians), 0.08);
+}
+
 // Plans of one model on one cluster: the group of a run.
 TEST(Published, PlansAreInTheirOrder) {
   std::map<std::string, std::vector<Record>> groups;
