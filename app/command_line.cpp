@@ -12,6 +12,7 @@
 
 #include "app/option_values.h"
 #include "app/plan_line.h"
+#include "app/pretrained.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -19,6 +20,7 @@ namespace {
 
 constexpr const char* kAbout =
     "Tessera trains a small GPT, under any layout, and proves that the layout changed nothing.";
+constexpr const char* kCommands = "train, verify, generate, checkpoint, data, bench, plan, report or explore";
 constexpr const char* kTrainExamples =
     "Examples:\n"
     "  tessera train                                   a small GPT on six novels of Jane Austen, in a minute or two\n"
@@ -65,10 +67,10 @@ std::string help_of(const OptionInfo& info, const std::string& value) {
 
 // verify makes its own sequences and writes nothing.
 bool is_of_verify(std::string_view name) {
-  constexpr std::array<std::string_view, 22> others = {
+  constexpr std::array<std::string_view, 23> others = {
       "cuda-graph",  "staleness",      "record",     "replay",   "data",    "tokenizer", "out",        "resume",
       "keep",        "quiet",          "save-every", "no-save",  "no-eval", "config",    "eval-every", "trace",
-      "trace-steps", "check-replicas", "template",   "train-on", "pack",    "skip-bad"};
+      "trace-steps", "check-replicas", "template",   "train-on", "pack",    "skip-bad",  "init"};
   return std::ranges::find(others, name) == others.end();
 }
 
@@ -185,9 +187,7 @@ void refuse_leftovers(const CLI::App& app, const CLI::App* command) {
   const std::string& word = left.front();
   if (!command && !word.starts_with("-")) {
     for (const CLI::App* c : app.get_subcommands({})) known.push_back(c->get_name());
-    throw Error(
-        fmt::format("unknown command '{}'; expected train, verify, generate, data, bench, plan, report or explore{}",
-                    word, did_you_mean(word, known)));
+    throw Error(fmt::format("unknown command '{}'; expected {}{}", word, kCommands, did_you_mean(word, known)));
   }
   const CLI::App* owner = command ? command : &app;
   for (const CLI::Option* option : owner->get_options())
@@ -216,6 +216,7 @@ TrainOptions train_options(const Words& words) {
   if (resume && !out.empty() && config.empty()) config = (std::filesystem::path(out) / "config.toml").string();
   if (!config.empty()) apply_config_file(o, config);
   for (const auto& [name, text] : words) set_option(o, name, text);
+  if (o.init && !resume) take_model(o, pretrained_config(*o.init));
   if (o.dtype == "fp64") throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
   validate(o);
   return o;
@@ -237,6 +238,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   BenchOptions bench;
   PlanOptions plan;
   ReportOptions report;
+  CheckpointOptions checkpoint;
   ExploreOptions explore;
   add_run(app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose"), {}, words);
   add_run(app.add_subcommand("verify", "Prove that a plan trains like one rank, and count what it sends and holds"),
@@ -248,6 +250,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   add_run(planning, plan_defaults(), words);
   add_plan(*planning, plan);
   add_report(app, report);
+  add_checkpoint(app, checkpoint);
   add_explore(app, explore);
   for (CLI::App* c : app.get_subcommands({})) c->allow_extras();
   try {
@@ -277,10 +280,7 @@ Command parse_command_line(int argc, const char* const* argv) {
     return bench;
   }
   refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());
-  if (chosen.empty())
-    throw Error(
-        "no command given; expected train, verify, generate, data, bench, plan, report or explore (tessera --help says "
-        "more)");
+  if (chosen.empty()) throw Error(fmt::format("no command given; expected {} (tessera --help says more)", kCommands));
   if (chosen.front()->get_name() == "train") return train_options(words);
   if (chosen.front()->get_name() == "verify") return verify_options(words);
   if (chosen.front()->get_name() == "generate") return generate;
@@ -289,6 +289,10 @@ Command parse_command_line(int argc, const char* const* argv) {
     return plan;
   }
   if (chosen.front()->get_name() == "report") return report;
+  if (chosen.front()->get_name() == "checkpoint") {
+    choose_what(*chosen.front(), checkpoint);
+    return checkpoint;
+  }
   if (chosen.front()->get_name() == "explore") return explore;
   return data;
 }

@@ -3,6 +3,7 @@
 #include <string>
 #include <variant>
 
+#include "app/checkpoint_options.h"
 #include "app/explore/options.h"
 #include "app/plan_options.h"
 
@@ -13,7 +14,7 @@ struct Print {
   std::string text;
 };
 using Command = std::variant<TrainOptions, VerifyOptions, GenerateOptions, DatasetOptions, BenchOptions, PlanOptions,
-                             ReportOptions, ExploreOptions, Print>;
+                             ReportOptions, CheckpointOptions, ExploreOptions, Print>;
 
 // Throws Error (usage) for an unknown command or option, a missing or wrong value; InputError for an unreadable
 // --config.

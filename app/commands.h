@@ -1,5 +1,6 @@
 // The commands. Each returns the exit status; failures are thrown.
 #pragma once
+#include "app/checkpoint_options.h"
 #include "app/explore/options.h"
 #include "app/options.h"
 #include "app/plan_options.h"
@@ -13,6 +14,7 @@ int run_data(const DatasetOptions& options);
 int run_bench(const BenchOptions& options);
 int run_plan(const PlanOptions& options);
 int run_report(const ReportOptions& options);
+int run_checkpoint(const CheckpointOptions& options);
 int run_explore(const ExploreOptions& options);
 
 // The whole program: parses, runs, and turns what is thrown into one line on standard error and the exit status.

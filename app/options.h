@@ -25,7 +25,7 @@ struct TrainOptions {
   std::string dtype = "fp32";
   // data
   std::string data = "austen";
-  std::optional<std::string> tokenizer;
+  std::optional<std::string> init, tokenizer;
   int64_t batch = 12, microbatches = 1;
   bool document_mask = false;
   std::string chat_template = "auto", train_on = "responses";
@@ -157,6 +157,7 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"qkv-bias", "Model", "biases of q, k and v in the llama family, as in Qwen2"}, o.qkv_bias);
   f(OptionInfo{"qk-norm", "Model", "each head of q and k is normalised, as in Qwen3"}, o.qk_norm);
   f(OptionInfo{"norm-eps", "Model", "what norms add to the mean square [1e-5]", "", 0, 1}, o.norm_eps);
+  f(OptionInfo{"init", "Model", "weights, sizes and tokenizer of a run, checkpoint or Hugging Face folder"}, o.init);
   f(OptionInfo{"dropout", "Model", "probability of dropping an activation", "", 0, 1, true}, o.dropout);
   f(OptionInfo{"dtype", "Model", "parameters and activations; bf16 keeps fp32 master weights; fp64 is for verify",
                "fp32|bf16|fp64"},

@@ -30,6 +30,7 @@ int run(const Command& command) {
   if (const auto* generate = std::get_if<GenerateOptions>(&command)) return run_generate(*generate);
   if (const auto* plan = std::get_if<PlanOptions>(&command)) return run_plan(*plan);
   if (const auto* report = std::get_if<ReportOptions>(&command)) return run_report(*report);
+  if (const auto* checkpoint = std::get_if<CheckpointOptions>(&command)) return run_checkpoint(*checkpoint);
   if (const auto* explore = std::get_if<ExploreOptions>(&command)) return run_explore(*explore);
   return run_data(std::get<DatasetOptions>(command));
 }

@@ -90,6 +90,8 @@ bool holds_nothing(const fs::path& directory) {
 // A checkpoint of a run that had gone wrong is none to go on from. Throws InputError naming file and tensor.
 void check_numbers(const Checkpoint& checkpoint) {
   for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+    std::error_code error;
+    if (name[0] == 'o' && !fs::exists(checkpoint.path / name, error)) continue;  // imported: weights alone
     const Safetensors file(checkpoint.path / name);
     for (const TensorBytes& t : file.tensors())
       if (const int64_t at = first_not_finite(t.dtype, t.bytes); at >= 0)
@@ -156,10 +158,10 @@ std::set<std::string> names_of(const std::vector<WholeTensor>& tensors) {
 }
 }  // namespace
 
-void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
+bool RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
                           std::vector<std::string>& passed_over) const {
   const std::optional<Saved> from = saved(trainer.whole_model().config, o, dataset, passed_over);
-  if (!from) return;
+  if (!from) return false;
   saved_order(from->path, 0, 0);
   const Safetensors model(from->path / "model.safetensors"), state(from->path / "optimizer.safetensors");
   model.expect_no_others(names_of(list_values(trainer)));
@@ -167,6 +169,7 @@ void RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset
   read_values(trainer.strategy().residents(), tensors_of(model));
   read_state(trainer.optimizer(), tensors_of(state));
   trainer.set_done(from->steps, from->updates);
+  return true;
 }
 
 std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config, const TrainOptions& o,
@@ -176,6 +179,10 @@ std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config
   if (!checkpoint && passed_over.empty()) return {};
   if (!checkpoint) refuse_unusable(path_, passed_over);
   const std::string now = identity(o, config, dataset).dump(), what = checkpoint->path.string();
+  std::error_code error;
+  if (!fs::exists(checkpoint->path / "optimizer.safetensors", error))
+    throw Error(
+        fmt::format("--resume: {} has weights alone; expected --init {} and a new --out", what, path_.string()));
   if (const auto found = differences(checkpoint->about, now, what); !found.empty())
     throw Error(fmt::format("--resume: {}: {}", what, fmt::join(found, "; ")));
   const Json about = parse_json(checkpoint->about, what);

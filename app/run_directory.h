@@ -49,9 +49,9 @@ class RunDirectory {
   std::unique_ptr<NewCheckpoint> begin_checkpoint(int64_t step, const TrainOptions& options,
                                                   const Dataset& dataset) const;
   // Loads the newest checkpoint that is whole; `passed_over` says why newer ones were not. A run that was killed before
-  // its first checkpoint begins again. Every rank calls it. Throws InputError when there are only damaged ones, and
-  // Error (usage) naming each key in which the run differs from the one that was saved.
-  void resume(Trainer& trainer, const TrainOptions& options, const Dataset& dataset,
+  // its first checkpoint begins again: false. Every rank calls it. Throws InputError when there are only damaged ones,
+  // and Error (usage) naming each key in which the run differs from the one that was saved.
+  bool resume(Trainer& trainer, const TrainOptions& options, const Dataset& dataset,
               std::vector<std::string>& passed_over) const;
   // The same without loading: the checkpoint and what it says of the run; nothing where there is none yet.
   struct Saved {

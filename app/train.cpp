@@ -12,6 +12,7 @@
 #include "app/example_options.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
+#include "app/pretrained.h"
 #include "app/signals.h"
 #include "app/tokenizer_choice.h"
 #include "app/training.h"
@@ -32,7 +33,8 @@ constexpr int64_t kSampleTokens = 300;
 
 Dataset dataset_of(const TrainOptions& o, bool quiet) {
   const std::string usual = o.model.ends_with("-nano") || o.model.ends_with("-mini") ? "char" : "bpe";
-  const TokenizerChoice tokenizer = tokenizer_choice(o.tokenizer, usual, quiet);
+  const TokenizerChoice tokenizer = o.init && !o.tokenizer ? TokenizerChoice{.name = pretrained_path(*o.init).string()}
+                                                           : tokenizer_choice(o.tokenizer, usual, quiet);
   Dataset dataset =
       is_jsonl_name(o.data) ? load_examples(o.data, tokenizer, example_options(o)) : dataset_for(o.data, tokenizer);
   model_config(job_of(o), dataset.tokenizer->vocab_size());  // refuses a vocabulary that is too small

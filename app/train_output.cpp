@@ -67,10 +67,10 @@ Json straggler_json(const std::optional<Straggler>& s) {
 std::string describe_model(const TrainOptions& o, LanguageModel& model) {
   const ModelConfig& c = model.config;
   const int64_t shared = c.all_heads().key;
-  return fmt::format("{}: {} layers, {} heads{}, {} channels, context {}, vocabulary {} ({} parameters, {})", o.model,
-                     c.layers, c.heads, shared == c.heads ? "" : fmt::format(" on {} of keys and values", shared),
-                     c.channels, c.context, c.vocab, short_number(static_cast<double>(model.parameter_count())),
-                     o.dtype);
+  return fmt::format("{}: {} layers, {} heads{}, {} channels, context {}, vocabulary {} ({} parameters, {})",
+                     o.init ? one_line("from " + *o.init) : o.model, c.layers, c.heads,
+                     shared == c.heads ? "" : fmt::format(" on {} of keys and values", shared), c.channels, c.context,
+                     c.vocab, short_number(static_cast<double>(model.parameter_count())), o.dtype);
 }
 
 TrainOutput::TrainOutput(const TrainOptions& o, const Plan& plan, const std::filesystem::path& run,

@@ -9,6 +9,7 @@
 #include "app/flops.h"
 #include "app/option_values.h"
 #include "app/plan_machine.h"
+#include "app/pretrained.h"
 #include "app/saver.h"
 #include "app/signals.h"
 #include "app/trace_file.h"
@@ -119,7 +120,8 @@ int train_in_steps(const Run& run, Communicator& world) {
   RunTrace trace(o, world);
   Trainer trainer(run.job, run.sequences, world, trace.get());
   std::vector<std::string> passed_over;
-  if (o.resume) run.directory.resume(trainer, o, run.dataset, passed_over);
+  const bool resumed = o.resume && run.directory.resume(trainer, o, run.dataset, passed_over);
+  if (o.init && !resumed) begin_with(trainer, open_pretrained(*o.init).tensors);
   check_steps_done(run, trainer.steps_done());
   world.barrier();  // everybody has read what there is before anything is written
   std::unique_ptr<TrainOutput> output;

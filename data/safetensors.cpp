@@ -6,11 +6,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "data/json.h"
+#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {
@@ -59,16 +62,19 @@ std::string_view view(std::span<const std::byte> bytes) {
 }
 
 // What the header says of one tensor, checked against the data.
-TensorBytes described(const std::string& name, const Json& j, std::span<const std::byte> data,
-                      const std::string& what) {
+TensorBytes described(const std::string& name, const Json& j, std::span<const std::byte> data, const std::string& what,
+                      bool may_be_half) {
   const auto refuse = [&](const std::string& why) {
     throw InputError(fmt::format("{}: tensor '{}': {}", what, name, why));
   };
   if (!j.is_object() || j.size() != 3 || !j.contains("dtype") || !j.contains("shape") || !j.contains("data_offsets"))
     refuse("expected exactly dtype, shape and data_offsets");
-  const auto dtype = std::ranges::find_if(kDTypes, [&](const DTypeName& d) { return j["dtype"] == d.name; });
+  const bool half = may_be_half && j["dtype"] == "F16";
+  const auto dtype = std::ranges::find_if(
+      kDTypes, [&](const DTypeName& d) { return half ? d.dtype == DType::bfloat16 : j["dtype"] == d.name; });
   if (dtype == kDTypes.end())
-    refuse(fmt::format("dtype is {}; expected F64, F32, BF16, I32 or I64", j["dtype"].dump()));
+    refuse(fmt::format("dtype is {}; expected F64, F32, {}BF16, I32 or I64", j["dtype"].dump(),
+                       may_be_half ? "F16, " : ""));
   const auto shape = naturals(j["shape"]), span = naturals(j["data_offsets"]);
   if (!shape) refuse(fmt::format("shape is {}; expected whole numbers", j["shape"].dump()));
   if (!span || span->size() != 2 || (*span)[0] > (*span)[1] || (*span)[1] > std::ssize(data))
@@ -78,7 +84,7 @@ TensorBytes described(const std::string& name, const Json& j, std::span<const st
   const int64_t found = (*span)[1] - (*span)[0];
   if (!expected || *expected != found)
     refuse(fmt::format("shape ({}) of {} does not fit its {} bytes", fmt::join(*shape, ", "), dtype->name, found));
-  return {name, dtype->dtype, *shape, data.subspan(static_cast<size_t>((*span)[0]), static_cast<size_t>(found))};
+  return {name, dtype->dtype, *shape, data.subspan(static_cast<size_t>((*span)[0]), static_cast<size_t>(found)), half};
 }
 
 }  // namespace
@@ -88,7 +94,8 @@ TensorBytes bytes_of(const std::string& name, const Tensor& tensor) {
   return {name,
           tensor.dtype(),
           {tensor.shape().begin(), tensor.shape().end()},
-          {tensor.raw(), static_cast<size_t>(tensor.nbytes())}};
+          {tensor.raw(), static_cast<size_t>(tensor.nbytes())},
+          false};
 }
 
 SafetensorsLayout safetensors_layout(std::span<const TensorBytes> tensors,
@@ -122,11 +129,28 @@ void write_safetensors(const std::filesystem::path& file, std::span<const Tensor
   write_file(file, parts);
 }
 
-Safetensors::Safetensors(const std::filesystem::path& file) : what_(file.string()), map_(file) { parse(map_.bytes()); }
+void stream_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
+                        const std::function<std::span<const std::byte>(size_t i)>& bytes) {
+  std::ofstream out(file, std::ios::binary);
+  const auto append = [&](std::string_view part) {
+    if (!out.write(part.data(), std::ssize(part)))
+      throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
+  };
+  append(safetensors_layout(tensors).header);
+  for (size_t i = 0; i < tensors.size(); ++i) append(view(bytes(i)));
+  out.close();
+  append("");
+}
 
-Safetensors::Safetensors(std::span<const std::byte> bytes, const std::string& what) : what_(what) { parse(bytes); }
+Safetensors::Safetensors(const std::filesystem::path& file, bool may_be_half) : what_(file.string()), map_(file) {
+  parse(map_.bytes(), may_be_half);
+}
 
-void Safetensors::parse(std::span<const std::byte> all) {
+Safetensors::Safetensors(std::span<const std::byte> bytes, const std::string& what, bool may_be_half) : what_(what) {
+  parse(bytes, may_be_half);
+}
+
+void Safetensors::parse(std::span<const std::byte> all, bool may_be_half) {
   uint64_t length = 0;
   if (all.size() >= kLengthBytes) std::memcpy(&length, all.data(), kLengthBytes);
   if (all.size() < kLengthBytes || length > kMaxHeader || length > all.size() - kLengthBytes)
@@ -136,7 +160,7 @@ void Safetensors::parse(std::span<const std::byte> all) {
   const std::span<const std::byte> data = all.subspan(kLengthBytes + length);
   for (const auto& [name, value] : header.items()) {
     if (name != "__metadata__") {
-      tensors_.push_back(described(name, value, data, what_));
+      tensors_.push_back(described(name, value, data, what_, may_be_half));
       continue;
     }
     if (!value.is_object()) throw InputError(fmt::format("{}: __metadata__ is not an object", what_));

@@ -5,6 +5,7 @@
 // refuses it names. Cost of opening: the header; the tensors are mapped, not read.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -22,6 +23,7 @@ struct TensorBytes {
   DType dtype{};
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;
+  bool is_half = false;  // IEEE's float16, which no tensor has: `dtype` is bfloat16, of as many bytes
 };
 
 // Of a contiguous tensor in the host's memory, which must outlive the result.
@@ -42,12 +44,17 @@ SafetensorsLayout safetensors_layout(std::span<const TensorBytes> tensors,
 void write_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
+// Writes a file whose tensors are made one at a time: `bytes(i)` of the i-th, whose own are not looked at. For folders
+// that get their name when all is in them: what is half-written stays. Throws OutputError.
+void stream_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
+                        const std::function<std::span<const std::byte>(size_t i)>& bytes);
+
 class Safetensors {
  public:
-  // Throws InputError naming the file and the tensor.
-  explicit Safetensors(const std::filesystem::path& file);
+  // Throws InputError naming the file and the tensor. float16 is refused unless the caller asks for it.
+  explicit Safetensors(const std::filesystem::path& file, bool may_be_half = false);
   // The same of bytes in memory, which must outlive the object; `what` names them in messages.
-  Safetensors(std::span<const std::byte> bytes, const std::string& what);
+  Safetensors(std::span<const std::byte> bytes, const std::string& what, bool may_be_half = false);
 
   const std::vector<TensorBytes>& tensors() const { return tensors_; }  // in order of their bytes
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
@@ -61,7 +68,7 @@ class Safetensors {
   void read_into(const std::string& name, const Tensor& out) const;
 
  private:
-  void parse(std::span<const std::byte> all);
+  void parse(std::span<const std::byte> all, bool may_be_half);
   void order_and_check(std::span<const std::byte> data);
   std::string what_;
   MappedFile map_;

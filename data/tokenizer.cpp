@@ -75,6 +75,12 @@ std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& file) {
   return from_json(read_file(file), file.string());
 }
 
+std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (std::filesystem::exists(folder / "tokenizer.json", error)) return load(folder / "tokenizer.json");
+  return std::make_unique<BpeTokenizer>(BpeTokenizer::load_files(folder));
+}
+
 CharTokenizer::CharTokenizer(std::vector<char32_t> characters) : characters_(std::move(characters)) {
   if (characters_.empty()) throw InputError("a char tokenizer needs at least one character");
   index_.reserve(characters_.size());

@@ -38,6 +38,8 @@ class Tokenizer {
   static std::unique_ptr<Tokenizer> from_json(std::string_view json, const std::string& what);
   // from_json() of a file.
   static std::unique_ptr<Tokenizer> load(const std::filesystem::path& file);
+  // The tokenizer of a folder: tokenizer.json, or vocab.json and merges.txt as GPT-2's are. Throws InputError.
+  static std::unique_ptr<Tokenizer> open_folder(const std::filesystem::path& folder);
 };
 
 // One token per Unicode character of a given set.

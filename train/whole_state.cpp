@@ -115,11 +115,11 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<WholeTensor>
 
 void read_parts(const std::vector<HeldPart>& parts, const WholeTensors& source) {
   for (const HeldPart& h : parts) {
-    const std::byte* const whole = source(h.name, h.part.dtype(), h.parameter->whole);
+    const TensorReader whole = source(h.name, h.part.dtype(), h.parameter->whole);
     const Tensor here = h.part.on_host();
     const int64_t element = size_of(here.dtype());
     for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t at, int64_t count) {
-      std::memcpy(here.raw() + (local - h.begin) * element, whole + at * element, static_cast<size_t>(count * element));
+      whole(at, {here.raw() + (local - h.begin) * element, static_cast<size_t>(count * element)});
     });
     if (h.part.device() != Device::cpu) Tensor(h.part).copy_from(here);
   }
@@ -175,13 +175,28 @@ void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source)
 
 void read_state(const Optimizer& optimizer, const WholeTensors& source) { read_parts(state_of(optimizer), source); }
 
+void begin_with(Trainer& trainer, const WholeTensors& source) {
+  read_values(trainer.strategy().residents(), source);
+  std::vector<HeldPart> masters = state_of(trainer.optimizer());
+  constexpr std::string_view kMaster = ".master";
+  std::erase_if(masters, [&](const HeldPart& h) { return !h.name.ends_with(kMaster); });
+  for (HeldPart& h : masters) h.name.resize(h.name.size() - kMaster.size());
+  read_parts(masters, source);
+}
+
+TensorReader reader_of(std::span<const std::byte> bytes, DType dtype) {
+  return [bytes, element = size_of(dtype)](int64_t begin, std::span<std::byte> to) {
+    std::memcpy(to.data(), bytes.subspan(static_cast<size_t>(begin * element), to.size()).data(), to.size());
+  };
+}
+
 WholeTensors tensors_of(const Safetensors& file) {
   return [&file](const std::string& name, DType dtype, const Shape& shape) {
     const TensorBytes& whole = file.at(name);
     if (whole.dtype != dtype || whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
       throw InputError(
           fmt::format("the checkpoint's '{}' does not fit: expected {} {}", name, name_of(dtype), shape.str()));
-    return reinterpret_cast<const std::byte*>(whole.bytes.data());
+    return reader_of(whole.bytes, dtype);
   };
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,12 +44,18 @@ std::vector<NamedTensor> whole_values(Trainer& trainer);
 std::vector<NamedTensor> whole_gradients(Trainer& trainer);
 std::vector<NamedTensor> whole_state(Trainer& trainer);
 
-// Where the elements of a whole tensor are, which must be of that dtype and shape.
-using WholeTensors = std::function<const std::byte*(const std::string& name, DType dtype, const Shape& shape)>;
+// Copies elements of a whole tensor, from the one at `begin` on, as many as `to` has room for.
+using TensorReader = std::function<void(int64_t begin, std::span<std::byte> to)>;
+// Whole tensors by name, to be read in that dtype and shape: nothing is read of what nobody asks for.
+using WholeTensors = std::function<TensorReader(const std::string& name, DType dtype, const Shape& shape)>;
+// Of bytes that outlive the result.
+TensorReader reader_of(std::span<const std::byte> bytes, DType dtype);
 // Those of a file, which must outlive the result. Throws InputError for one that is missing or of another kind.
 WholeTensors tensors_of(const Safetensors& file);
 // Units, or shards of them, take their part. Throws what `source` throws.
 void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source);
 void read_state(const Optimizer& optimizer, const WholeTensors& source);
+// The first weights of a run: parameters, and their master copies, which are rounded less.
+void begin_with(Trainer& trainer, const WholeTensors& source);
 
 }  // namespace tessera

@@ -24,6 +24,7 @@ const Graph& law() {
       {"parallel", {"tensor", "autograd", "nn", "optim"}},
       {"data", {"tensor"}},
       {"train", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data"}},
+      {"hub", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "train"}},
       {"planner", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "train"}},
       {"verify", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "train"}},
   };

@@ -34,8 +34,8 @@ Values drawn_values(LanguageModel& model) {
 }
 
 WholeTensors source_of(const Values& values) {
-  return [&values](const std::string& name, DType, const Shape&) {
-    return reinterpret_cast<const std::byte*>(values.at(name).data());
+  return [&values](const std::string& name, DType dtype, const Shape&) {
+    return reader_of(std::as_bytes(std::span(values.at(name))), dtype);
   };
 }
 

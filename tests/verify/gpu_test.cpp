@@ -105,7 +105,7 @@ TEST_F(TrainingGpu, ReadsWhatWasSaved) {
       const Philox random = Philox::named(3, name);
       for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(random.below(120, i));
     }
-    return static_cast<const std::byte*>(bytes.data());
+    return reader_of(bytes, dtype);
   };
   for (TrainOptions o : layouts()) {
     o.device = "cuda";

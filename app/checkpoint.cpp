@@ -1,0 +1,144 @@
+// The command `checkpoint`.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "app/checkpoint_options.h"
+#include "app/commands.h"
+#include "app/job_of.h"
+#include "app/option_values.h"
+#include "app/output.h"
+#include "app/pretrained.h"
+#include "app/progress.h"
+#include "app/run_directory.h"
+#include "data/bpe/bpe_tokenizer.h"
+#include "data/files.h"
+#include "data/tokenizer_choice.h"
+#include "hub/folder.h"
+#include "models/layout.h"
+#include "tensor/error.h"
+#include "tensor/write_file.h"
+#include "train/names.h"
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+DType stored_in(const CheckpointOptions& o, DType found) {
+  if (o.dtype) return *o.dtype == "bf16" ? DType::bfloat16 : DType::float32;
+  return found == DType::bfloat16 ? found : DType::float32;
+}
+
+std::unique_ptr<Tokenizer> tokenizer_for(const CheckpointOptions& o, int64_t vocab) {
+  std::unique_ptr<Tokenizer> made =
+      o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, "", "", o.from) : Tokenizer::open_folder(o.from);
+  if (made->vocab_size() > vocab)
+    throw InputError(fmt::format("{}: the tokenizer has {} tokens, and the model's vocabulary {}", o.from,
+                                 made->vocab_size(), vocab));
+  return made;
+}
+
+// One tensor is in memory at a time.
+void write_model(const fs::path& file, const Pretrained& from, DType dtype) {
+  const std::vector<HubTensor> all = hub_tensors(from.config);  // with our names and shapes
+  std::vector<TensorBytes> listed;
+  for (const HubTensor& t : all) listed.push_back({t.name, dtype, {t.shape.begin(), t.shape.end()}, {}});
+  std::vector<std::byte> bytes;
+  stream_safetensors(file, listed, [&](size_t i) {
+    bytes.resize(static_cast<size_t>(all[i].shape.numel() * size_of(dtype)));
+    from.tensors(all[i].name, dtype, all[i].shape)(0, bytes);
+    return std::span<const std::byte>(bytes);
+  });
+}
+
+void import_model(const CheckpointOptions& o) {
+  if (!is_hub_folder(o.from))
+    throw InputError(fmt::format("{}: no config.json; expected the folder of a model", o.from));
+  const Pretrained from = open_pretrained(o.from);
+  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_for(o, from.config.vocab);
+  const DType dtype = stored_in(o, from.dtype);
+  TrainOptions run;
+  take_model(run, from.config);
+  run.dtype = dtype == DType::bfloat16 ? "bf16" : "fp32";
+  run.out = o.out;
+  const RunDirectory directory(run);
+  NewCheckpoint made(directory.checkpoints(), 0);
+  write_file(made.path() / "config.toml", to_toml(run));
+  write_file(made.path() / "tokenizer.json", tokenizer->to_json());
+  write_model(made.path() / "model.safetensors", from, dtype);
+  directory.write_config(run);
+  made.finish(nlohmann::json{{"run", {{"imported_from", one_line(o.from)}}}}.dump(), 1);
+  print(fmt::format("{} is in {}; tessera generate {} writes with it, train --init {} goes on from it\n",
+                    one_line(o.from), one_line(o.out), one_line(o.out), one_line(o.out)));
+}
+
+void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer) {
+  const auto* const bpe = dynamic_cast<const BpeTokenizer*>(&tokenizer);
+  if (!bpe) {
+    write_file(folder / "tokenizer.json", tokenizer.to_json());
+    return;
+  }
+  write_file(folder / "vocab.json", bpe->vocab_json());
+  write_file(folder / "merges.txt", bpe->merges_txt());
+}
+
+void export_model(const CheckpointOptions& o) {
+  const Pretrained from = open_pretrained(o.from);
+  const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.path);
+  fs::path folder = fs::absolute(o.out).lexically_normal();
+  if (!folder.has_filename()) folder = folder.parent_path();
+  const auto refuse = [&] {
+    throw OutputError(fmt::format("--out: {} exists already; expected a new name", folder.string()));
+  };
+  std::error_code error;
+  if (fs::exists(folder, error)) refuse();
+  make_directories(folder.parent_path());
+  const TemporaryDirectory beside(folder);
+  const fs::path made = beside.path() / "model";
+  make_directories(made);
+  const DType dtype = stored_in(o, from.dtype);
+  write_hub_folder(made, from.config, dtype, from.tensors, from.dtype);
+  write_tokenizer(made, *tokenizer);
+  fs::rename(made, folder, error);
+  if (error && fs::exists(folder)) refuse();
+  if (error) throw OutputError(fmt::format("cannot make {}: {}", folder.string(), error.message()));
+  print(fmt::format("{} is in {}, in {}\n", one_line(from.path.string()), one_line(folder.string()), name_of(dtype)));
+}
+
+void inspect(const CheckpointOptions& o) {
+  const Pretrained from = open_pretrained(o.from);
+  const ModelConfig& c = from.config;
+  const std::vector<HubTensor> all = hub_tensors(c);
+  int64_t parameters = 0;
+  size_t width = 0;
+  for (const HubTensor& t : all) {
+    parameters += t.shape.numel();
+    width = std::max(width, t.name.size());
+  }
+  std::string out = fmt::format(
+      "{}\n{}: {} layers, {} heads on {} of keys and values of {} numbers, {} channels, {} hidden, context {}, "
+      "vocabulary {}{}\n{} parameters in {}\n\n",
+      one_line(from.path.string()), text_of(c.family), c.layers, c.heads, c.all_heads().key, c.head_size(), c.channels,
+      c.hidden(), c.context, c.vocab, c.tied ? ", head tied" : "", short_number(static_cast<double>(parameters)), name_of(from.dtype));
+  for (const HubTensor& t : all) {
+    std::vector<std::string> theirs;
+    for (const HubTensor::Piece& piece : t.pieces) theirs.push_back(piece.name);
+    out += fmt::format("  {:<{}}  {:<14}  {}{}\n", t.name, width, t.shape.str(), fmt::join(theirs, " | "),
+                       t.transposed ? ", transposed" : "");
+  }
+  print(out);
+}
+
+}  // namespace
+
+int run_checkpoint(const CheckpointOptions& o) {
+  using Way = CheckpointOptions::Way;
+  if (o.way == Way::import) import_model(o);
+  if (o.way == Way::write) export_model(o);
+  if (o.way == Way::inspect) inspect(o);
+  return 0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,69 @@
+// The words of `checkpoint`.
+#include "app/checkpoint_options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "app/option_values.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  tessera checkpoint import SmolLM-135M --out runs/smol     a Hugging Face folder becomes a run\n"
+    "  tessera checkpoint export runs/mine --out mine            a run becomes a folder that transformers loads\n"
+    "  tessera checkpoint inspect runs/mine                      sizes, and every tensor";
+
+void add_from(CLI::App* action, CheckpointOptions& o, const char* what) {
+  action->add_option("FROM", o.from, what)->required()->type_name("");
+  action->allow_extras();
+}
+
+void add_out(CLI::App* action, CheckpointOptions& o, const char* what) {
+  action
+      ->add_option_function<std::string>(
+          "--out",
+          [&o](const std::string& text) {
+            if (text.empty()) throw Error("--out: expected a folder to make, found ''");
+            o.out = text;
+          },
+          what)
+      ->type_name("");
+  action
+      ->add_option_function<std::string>(
+          "--dtype", [&o](const std::string& text) { o.dtype = parse_choice("--dtype", text, "fp32|bf16"); },
+          "what tensors are stored in: fp32|bf16; default: as they are")
+      ->type_name("");
+}
+
+}  // namespace
+
+void add_checkpoint(CLI::App& app, CheckpointOptions& o) {
+  CLI::App* c = app.add_subcommand("checkpoint", "Take models in and give them out, in the form of Hugging Face");
+  CLI::App* in = c->add_subcommand("import", "Make a run of a folder, for train --init, generate and export");
+  add_from(in, o, "folder with config.json and model.safetensors, or shards of it");
+  add_out(in, o, "run to make");
+  in->add_option_function<std::string>(
+        "--tokenizer", [&o](const std::string& text) { o.tokenizer = text; },
+        "bytes, or a tokenizer's folder; default: the folder's own")
+      ->type_name("");
+  CLI::App* out = c->add_subcommand("export", "Make a folder of a run or a checkpoint, which transformers loads");
+  add_from(out, o, "run directory, or a checkpoint in one");
+  add_out(out, o, "folder to make");
+  CLI::App* look = c->add_subcommand("inspect", "Say what a run, a checkpoint or a folder holds");
+  add_from(look, o, "run directory, checkpoint, or Hugging Face folder");
+  c->footer(kExamples);
+}
+
+void choose_what(const CLI::App& command, CheckpointOptions& o) {
+  const std::vector<CLI::App*> chosen = command.get_subcommands();
+  if (chosen.empty()) throw Error("checkpoint: expected import, export or inspect");
+  const std::string name = chosen.front()->get_name();
+  using Way = CheckpointOptions::Way;
+  o.way = name == "import" ? Way::import : name == "export" ? Way::write : Way::inspect;
+  if (o.way != Way::inspect && o.out.empty())
+    throw Error("--out: expected a name for what checkpoint " + name + " makes");
+}
+
+}  // namespace tessera

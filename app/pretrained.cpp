@@ -1,0 +1,99 @@
+// Models from runs and from folders.
+#include "app/pretrained.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "app/job_of.h"
+#include "app/option_values.h"
+#include "app/run_directory.h"
+#include "hub/convert.h"
+#include "hub/folder.h"
+#include "tensor/error.h"
+#include "train/names.h"
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+TrainOptions options_in(const fs::path& checkpoint) {
+  TrainOptions o;
+  apply_config_file(o, (checkpoint / "config.toml").string());
+  return o;
+}
+
+ModelConfig config_in(const fs::path& checkpoint) {
+  Job job = job_of(options_in(checkpoint));
+  job.model.dropout = 0;
+  job.model.recompute = Recompute::none;
+  if (job.model.vocab == 0) job.model.vocab = Tokenizer::open_folder(checkpoint)->vocab_size();
+  return job.model;
+}
+
+// Of a checkpoint's file, in the dtype that is asked for.
+WholeTensors tensors_in(const std::shared_ptr<const Safetensors>& file) {
+  return [file](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
+    const TensorBytes& whole = file->at(name);
+    if (!is_floating(whole.dtype) || whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
+      throw InputError(fmt::format("the checkpoint's '{}' does not fit: expected the shape {}", name, shape.str()));
+    return [file, &whole, dtype](int64_t begin, std::span<std::byte> to) { convert(whole, begin, dtype, to); };
+  };
+}
+
+}  // namespace
+
+Pretrained open_pretrained(const fs::path& from) {
+  if (is_hub_folder(from)) {
+    const auto folder = std::make_shared<const HubFolder>(from);
+    return {from, folder->config(), folder->dtype(),
+            [folder, of = folder->tensors()](const std::string& name, DType dtype, const Shape& shape) {
+              return of(name, dtype, shape);
+            }};
+  }
+  Pretrained out;
+  out.path = find_checkpoint(from, out.passed_over).path;
+  out.config = config_in(out.path);
+  out.dtype = job_of(options_in(out.path)).optim.dtype;
+  const auto file = std::make_shared<const Safetensors>(out.path / "model.safetensors");
+  out.tensors = tensors_in(file);
+  return out;
+}
+
+fs::path pretrained_path(const fs::path& from) {
+  std::vector<std::string> passed_over;
+  return is_hub_folder(from) ? from : find_checkpoint(from, passed_over).path;
+}
+
+ModelConfig pretrained_config(const fs::path& from) {
+  return is_hub_folder(from) ? HubFolder(from).config() : config_in(pretrained_path(from));
+}
+
+void take_model(TrainOptions& o, const ModelConfig& c) {
+  const auto take = [](const char* option, auto& field, const auto& value) {
+    if (field && *field != value)
+      throw Error(fmt::format("--{}: the model of --init has {}, found {}", option, value, *field));
+    field = value;
+  };
+  const std::string usual = TrainOptions().model, family(text_of(c.family)),
+                    plain = c.family == Family::gpt2 ? "gpt-nano" : "llama-nano";
+  if (o.model != usual && o.model != plain)
+    throw Error(fmt::format("--model: --init says what the model is, found {}", o.model));
+  o.model = plain;
+  take("family", o.family, family);
+  take("layers", o.layers, c.layers), take("heads", o.heads, c.heads), take("kv-heads", o.kv_heads, c.all_heads().key);
+  take("head-dim", o.head_dim, c.head_size()), take("channels", o.channels, c.channels), take("ffn", o.ffn, c.hidden());
+  take("vocab", o.vocab, c.vocab), take("untied", o.untied, !c.tied), take("norm-eps", o.norm_eps, c.norm_eps);
+  if (c.family == Family::gpt2 || !o.context || *o.context > c.context) take("context", o.context, c.context);
+  if (c.family == Family::gpt2) return;
+  take("qkv-bias", o.qkv_bias, c.qkv_bias), take("qk-norm", o.qk_norm, c.qk_norm);
+  const RotaryOptions& r = c.rotary;
+  take("rope-theta", o.rope_theta, r.theta), take("rope-factor", o.rope_factor, r.factor);
+  take("rope-scaling", o.rope_scaling, std::string(text_of(r.scaling)));
+  if (r.scaling != RopeScaling::llama3) return;
+  take("rope-low-freq", o.rope_low_freq, r.low_freq_factor),
+      take("rope-high-freq", o.rope_high_freq, r.high_freq_factor);
+  take("rope-original-context", o.rope_original_context, r.original_context);
+}
+
+}  // namespace tessera

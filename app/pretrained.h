@@ -1,0 +1,34 @@
+// A model that somebody trained before: a run, one of its checkpoints, or a Hugging Face folder. Whoever begins with
+// such a model takes it from here and does not ask which of them it was.
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "app/options.h"
+#include "data/tokenizer.h"
+#include "train/whole_state.h"
+
+namespace tessera {
+
+struct Pretrained {
+  std::filesystem::path path;    // of the checkpoint, or of the folder
+  ModelConfig config;            // without dropout
+  DType dtype = DType::float32;  // that its tensors are stored in
+  WholeTensors tensors;          // by our names, in any floating dtype; files stay mapped as long as this lives
+  std::vector<std::string> passed_over = {};  // of a run: why newer checkpoints were not taken
+};
+
+// Throws InputError for what is missing, malformed, or no model that Tessera can be. Cost: headers are read and tensors
+// mapped; a checkpoint's files are hashed.
+Pretrained open_pretrained(const std::filesystem::path& from);
+// The folder of the checkpoint, or of the model: with a tokenizer in it.
+std::filesystem::path pretrained_path(const std::filesystem::path& from);
+ModelConfig pretrained_config(const std::filesystem::path& from);
+
+// Writes the sizes of a model into the options. Throws Error (usage) for an option that says another one. A smaller
+// context stays: rotary positions know no length.
+void take_model(TrainOptions& options, const ModelConfig& config);
+
+}  // namespace tessera

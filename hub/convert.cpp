@@ -1,0 +1,74 @@
+// From each stored dtype to each that a tensor may have.
+#include "hub/convert.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+struct Half {
+  uint16_t bits = 0;
+};
+
+// Every float16 is a float.
+float wide(Half h) {
+  const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16, exponent = (h.bits >> 10) & 0x1fu,
+                 fraction = h.bits & 0x3ffu;
+  if (exponent == 0) return std::copysign(std::ldexp(static_cast<float>(fraction), -24), sign != 0 ? -1.0F : 1.0F);
+  const uint32_t biased = exponent == 0x1fu ? 0xffu : exponent + 112;
+  return std::bit_cast<float>(sign | biased << 23 | fraction << 13);
+}
+
+template <class To, class From>
+To cast(From x) {
+  if constexpr (std::is_same_v<From, Half>)
+    return converted<To>(wide(x));
+  else
+    return converted<To>(x);
+}
+
+template <class F>
+void with_type(DType dtype, bool half, const F& f) {
+  if (half) return f(Half());
+  if (dtype == DType::float64) return f(double());
+  if (dtype == DType::float32) return f(float());
+  if (dtype == DType::bfloat16) return f(bfloat16());
+  throw Error("[hub] floating numbers cannot come from " + std::string(name_of(dtype)));
+}
+
+// place(i): where element i of the result stands in `from`. Bytes of a file may lie anywhere.
+template <class Place>
+void copy(const TensorBytes& from, DType dtype, std::span<std::byte> to, const Place& place) {
+  with_type(from.dtype, from.is_half, [&]<class From>(From) {
+    with_type(dtype, false, [&]<class To>(To) {
+      const int64_t count = std::ssize(to) / static_cast<int64_t>(sizeof(To));
+      for (int64_t i = 0; i < count; ++i) {
+        From x;
+        std::memcpy(&x, from.bytes.data() + place(i) * static_cast<int64_t>(sizeof(From)), sizeof(From));
+        const To y = cast<To>(x);
+        std::memcpy(to.data() + i * static_cast<int64_t>(sizeof(To)), &y, sizeof(To));
+      }
+    });
+  });
+}
+
+}  // namespace
+
+void convert(const TensorBytes& from, int64_t begin, DType dtype, std::span<std::byte> to) {
+  if (from.dtype == dtype && !from.is_half) {
+    std::memcpy(to.data(), from.bytes.data() + begin * size_of(dtype), to.size());
+    return;
+  }
+  copy(from, dtype, to, [=](int64_t i) { return begin + i; });
+}
+
+void convert_transposed(const TensorBytes& from, int64_t begin, DType dtype, std::span<std::byte> to) {
+  const int64_t rows = from.shape.at(0), columns = from.shape.at(1);  // ours has `columns` rows
+  copy(from, dtype, to, [=](int64_t i) { return (begin + i) % rows * columns + (begin + i) / rows; });
+}
+
+}  // namespace tessera

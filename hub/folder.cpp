@@ -1,0 +1,210 @@
+// Reading and writing folders.
+#include "hub/folder.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "data/files.h"
+#include "data/json.h"
+#include "hub/convert.h"
+#include "tensor/error.h"
+#include "tensor/write_file.h"
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kConfig = "config.json";
+constexpr const char* kOneFile = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr std::string_view kHead = "lm_head.weight";
+constexpr size_t kMostShards = 10000;
+
+// GPT-2's own files leave the first word of a name out, and keep masks, which are no parameters; older files of Llama
+// keep frequencies, which follow from the configuration.
+std::string common_name(const std::string& name, Family family) {
+  if (family == Family::gpt2 && !name.starts_with("transformer.") && name != kHead) return "transformer." + name;
+  return name;
+}
+bool follows_from_the_rest(const std::string& name, Family family) {
+  if (family == Family::gpt2) return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+  return name.ends_with(".rotary_emb.inv_freq");
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
+
+}  // namespace
+
+bool is_hub_folder(const fs::path& folder) {
+  std::error_code error;
+  return fs::is_regular_file(folder / kConfig, error) && !fs::exists(folder / "config.toml", error);
+}
+
+std::map<std::string, std::string> parse_hub_index(std::string_view text, const std::string& what) {
+  const nlohmann::json json = parse_json(text, what);
+  const auto map = json.is_object() ? json.find("weight_map") : json.end();
+  if (!json.is_object() || map == json.end() || !map->is_object() || map->empty())
+    throw InputError(what + ": expected an object 'weight_map' from tensors to files");
+  std::map<std::string, std::string> out;
+  std::set<std::string> files;
+  for (const auto& [tensor, file] : map->items()) {
+    if (!file.is_string()) throw InputError(fmt::format("{}: '{}' names no file", what, tensor));
+    const std::string name = file.get<std::string>();
+    if (name.empty() || name != fs::path(name).filename().string() || !name.ends_with(".safetensors"))
+      throw InputError(fmt::format("{}: '{}' is in '{}'; expected the name of a .safetensors file beside it", what,
+                                   tensor, name.substr(0, 200)));
+    files.insert(name);
+    if (files.size() > kMostShards) throw InputError(fmt::format("{}: more than {} files", what, kMostShards));
+    out.emplace(tensor, name);
+  }
+  return out;
+}
+
+HubFolder::HubFolder(const fs::path& folder)
+    : path_(folder),
+      config_(parse_hub_config(read_file(folder / kConfig), (folder / kConfig).string())),
+      table_(hub_tensors(config_)) {
+  for (const HubTensor& t : table_) by_name_[t.name] = &t;
+  open_files();
+  check_names();
+}
+
+void HubFolder::open_files() {
+  std::error_code error;
+  std::map<std::string, std::string> index;
+  std::vector<std::string> names{kOneFile};
+  if (!fs::exists(path_ / kOneFile, error)) {
+    if (!fs::exists(path_ / kIndex, error))
+      throw InputError(
+          fmt::format("{}: no {} and no {}; files of other formats are not read", path_.string(), kOneFile, kIndex));
+    index = parse_hub_index(read_file(path_ / kIndex), (path_ / kIndex).string());
+    std::set<std::string> files;
+    for (const auto& [tensor, file] : index) files.insert(file);
+    names.clear();
+    for (const std::string& file : files) names.push_back(file);
+  }
+  size_t listed = 0;
+  for (const std::string& name : names) {
+    const fs::path file = path_ / name;
+    if (!fs::exists(file, error)) throw InputError(fmt::format("{}: the shard {} is missing", path_.string(), name));
+    files_.push_back(std::make_unique<Safetensors>(file, true));
+    for (const TensorBytes& t : files_.back()->tensors()) {
+      const auto at = index.find(t.name);
+      if (!index.empty() && (at == index.end() || at->second != name))
+        throw InputError(
+            fmt::format("{}: tensor '{}' is in {}, where the index does not name it", path_.string(), t.name, name));
+      ++listed;
+      if (follows_from_the_rest(t.name, config_.family)) continue;
+      if (!is_floating(t.dtype))
+        throw InputError(
+            fmt::format("{}: tensor '{}' is {}; expected floating numbers", file.string(), t.name, name_of(t.dtype)));
+      if (!tensors_.emplace(common_name(t.name, config_.family), &t).second)
+        throw InputError(fmt::format("{}: tensor '{}' is there twice", path_.string(), t.name));
+    }
+  }
+  if (!index.empty() && listed != index.size())
+    throw InputError(
+        fmt::format("{}: the index names {} tensors, and its files hold {}", path_.string(), index.size(), listed));
+}
+
+void HubFolder::check_names() {
+  std::map<std::pair<DType, bool>, uint64_t> bytes;
+  std::set<std::string> known;
+  for (const HubTensor& ours : table_)
+    for (const HubTensor::Piece& piece : ours.pieces) {
+      const TensorBytes& found = stored(piece.name);
+      if (found.shape != ours.shape_of(piece))
+        throw InputError(fmt::format("{}: tensor '{}' is {}; expected {} by {}", path_.string(), piece.name,
+                                     shape_text(found.shape), shape_text(ours.shape_of(piece)), kConfig));
+      known.insert(piece.name);
+      bytes[{found.dtype, found.is_half}] += found.bytes.size();
+    }
+  for (const auto& [name, found] : tensors_) {
+    if (known.contains(name)) continue;
+    // Files of a tied model may hold the head as well: then it must be the table.
+    if (name == kHead && config_.tied) {
+      const TensorBytes& table = stored(table_[0].pieces[0].name);
+      if (found->shape == table.shape && found->dtype == table.dtype &&
+          std::memcmp(found->bytes.data(), table.bytes.data(), table.bytes.size()) == 0)
+        continue;
+      throw InputError(
+          fmt::format("{}: tensor '{}' is not the token table that {} ties it to", path_.string(), name, kConfig));
+    }
+    throw InputError(fmt::format("{}: tensor '{}' is no part of this model", path_.string(), name));
+  }
+  const auto most = std::ranges::max_element(bytes, {}, [](const auto& b) { return b.second; });
+  dtype_ = most->first.second ? DType::float32 : most->first.first;
+}
+
+const TensorBytes& HubFolder::stored(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) throw InputError(fmt::format("{}: tensor '{}' is missing", path_.string(), name));
+  return *found->second;
+}
+
+WholeTensors HubFolder::tensors() const {
+  return [this](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end() || found->second->shape != shape)
+      throw InputError(
+          fmt::format("{}: a model of this {} has no '{}' of shape {}", path_.string(), kConfig, name, shape.str()));
+    const HubTensor& tensor = *found->second;
+    if (tensor.transposed)
+      return [&from = stored(tensor.pieces[0].name), dtype](int64_t begin, std::span<std::byte> to) {
+        convert_transposed(from, begin, dtype, to);
+      };
+    std::vector<const TensorBytes*> pieces;
+    for (const HubTensor::Piece& piece : tensor.pieces) pieces.push_back(&stored(piece.name));
+    return [pieces, dtype](int64_t begin, std::span<std::byte> to) {
+      for (const TensorBytes* from : pieces) {
+        const int64_t size = std::ssize(from->bytes) / size_of(from->dtype), element = size_of(dtype);
+        const int64_t count = std::clamp(size - begin, int64_t{0}, std::ssize(to) / element);
+        if (count > 0) convert(*from, begin, dtype, to.first(static_cast<size_t>(count * element)));
+        to = to.subspan(static_cast<size_t>(count * element));
+        begin = std::max<int64_t>(begin - size, 0);
+      }
+    };
+  };
+}
+
+void write_hub_folder(const fs::path& folder, const ModelConfig& config, DType dtype, const WholeTensors& source,
+                      DType stored) {
+  const std::string description = hub_config(config, dtype);
+  struct Part {
+    const HubTensor* ours;
+    int64_t first;
+    HubTensor::Piece piece;
+  };
+  const std::vector<HubTensor> all = hub_tensors(config);
+  std::vector<TensorBytes> listed;
+  std::vector<Part> pieces;
+  for (const HubTensor& ours : all)
+    for (int64_t first = 0; const HubTensor::Piece& piece : ours.pieces) {
+      listed.push_back({piece.name, dtype, ours.shape_of(piece), {}});
+      pieces.push_back({&ours, first, piece});
+      first += piece.rows;
+    }
+  const int64_t element = size_of(stored);
+  std::vector<std::byte> rows, converted;
+  stream_safetensors(folder / kOneFile, listed, [&](size_t i) {
+    const auto& [ours, first, piece] = pieces[i];
+    const int64_t width = ours->shape.numel() / ours->shape[0];
+    rows.resize(static_cast<size_t>(piece.rows * width * element));
+    source(ours->name, stored, ours->shape)(first * width, rows);
+    const TensorBytes from{piece.name, stored, {piece.rows, width}, rows};
+    converted.resize(static_cast<size_t>(piece.rows * width * size_of(dtype)));
+    if (ours->transposed)
+      convert_transposed(from, 0, dtype, converted);
+    else
+      convert(from, 0, dtype, converted);
+    return std::span<const std::byte>(converted);
+  });
+  write_file(folder / kConfig, description);
+}
+
+}  // namespace tessera

@@ -1,0 +1,69 @@
+// Models in and out of runs: checkpoint import, export and inspect, and train --init.
+#include <fstream>
+
+#include "tests/app/program.h"
+
+namespace tessera {
+namespace {
+namespace fs = std::filesystem;
+
+class ModelsInAndOutTest : public test::ProgramTest {
+ protected:
+  const std::string base_ =
+      "train --data text.txt --model llama-nano --layers 2 --heads 2 --channels 16 --context 16 --tokenizer bytes "
+      "--batch "
+      "4 --steps 5 --warmup 2 --threads-per-rank 1 --out base ";
+};
+
+TEST_F(ModelsInAndOutTest, ImportAndExportGiveTheSameBytes) {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    ASSERT_EQ(run(base_ + "--qkv-bias --untied=false --dtype " + dtype).status, 0);
+    ASSERT_EQ(run("checkpoint export base --out folder").status, 0);
+    ASSERT_EQ(run("checkpoint import folder --out imported").status, 0);
+    ASSERT_EQ(run("checkpoint export imported --out again").status, 0);
+    EXPECT_EQ(weights("imported/checkpoints/step-0"), weights("base/checkpoints/step-5"));
+    for (const char* file : {"model.safetensors", "config.json", "tokenizer.json"})
+      EXPECT_EQ(read_file(path("again") / file), read_file(path("folder") / file)) << file;
+    const std::string said = "generate {} --prompt Line --tokens 8 --seed 3";
+    EXPECT_EQ(run(fmt::format(fmt::runtime(said), "imported")).out, run(fmt::format(fmt::runtime(said), "base")).out);
+    EXPECT_NE(run("checkpoint inspect folder").out.find("self_attn.q_proj.weight | "), std::string::npos);
+    for (const char* made : {"base", "folder", "imported", "again"}) fs::remove_all(path(made));
+  }
+}
+
+// What a run begins with has the loss that the run before ended with, whatever it came from and under every plan.
+TEST_F(ModelsInAndOutTest, ARunBeginsWithWhatAnotherEndedWith) {
+  ASSERT_EQ(run(base_ + "--ranks 1").status, 0);
+  ASSERT_EQ(run("checkpoint export base --out folder").status, 0);
+  const std::string more = " --data text.txt --batch 4 --steps 1 --lr 0 --min-lr 0 --threads-per-rank 1 --out next ";
+  for (const std::string from : {"base", "base/checkpoints/step-5", "folder"})
+    for (const char* plan : {"--ranks 1", "--dp 2 --zero 3", "--dp 1 --tp 2", "--dp 1 --pp 2"}) {
+      const auto ran = run("train --init " + from + more + plan);
+      ASSERT_EQ(ran.status, 0) << from << plan << ran.err;
+      EXPECT_EQ(weights("next/checkpoints/step-1"), weights("base/checkpoints/step-5")) << from << plan;
+      fs::remove_all(path("next"));
+    }
+}
+
+TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
+  ASSERT_EQ(run(base_).status, 0);
+  ASSERT_EQ(run("checkpoint export base --out folder").status, 0);
+  expect_failure("checkpoint", 2, "expected import, export or inspect");
+  expect_failure("checkpoint export base", 2, "--out: expected a name");
+  expect_failure("checkpoint export base --out folder", 6, "exists already");
+  expect_failure("checkpoint import base --out imported", 4, "no config.json");
+  expect_failure("checkpoint inspect nowhere", 4, "nowhere: no such file");
+  expect_failure("train --init base --layers 3 --out run", 2, "--layers: the model of --init has 2, found 3");
+  expect_failure("train --init base --model gpt2 --out run", 2, "--model: --init says what the model is");
+  expect_failure("train --init nowhere --out run", 4, "nowhere");
+  expect_failure("train --init base --dp-mode ps-async --out run", 2, "--init: goes with other --dp-modes");
+  ASSERT_EQ(run("checkpoint import folder --out imported").status, 0);
+  expect_failure("train --resume --out imported", 2, "has weights alone; expected --init imported");
+  fs::resize_file(path("folder/model.safetensors"), 500);
+  expect_failure("checkpoint import folder --out other", 4, "model.safetensors");
+  EXPECT_FALSE(fs::exists(path("other")));
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
+}  // namespace
+}  // namespace tessera

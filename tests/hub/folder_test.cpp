@@ -1,0 +1,227 @@
+// Folders in the form of the Hugging Face hub: what the transformers library computed with a model's weights, Tessera
+// computes with its folder; what it writes is read back the same; and what is damaged is refused in one line.
+#include "hub/folder.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "data/files.h"
+#include "hub/convert.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+const fs::path kFixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/models/fixtures";
+constexpr std::array kVariants{"plain", "grouped", "untied", "linear", "llama3", "biased", "normed", "theta"};
+
+bool is_weight(const std::string& name) { return name.starts_with("model.") || name == "lm_head.weight"; }
+
+class HubFolderTest : public testing::Test {
+ protected:
+  fs::path path(const std::string& name) const { return made_.path() / name; }
+  void write_config(const Json& config) const { std::ofstream(path("config.json")) << config.dump(); }
+  // The fixture's model as a folder of one file, or of so many shards.
+  void make_folder(const Safetensors& fixture, size_t shards = 1) const {
+    write_config(Json::parse(fixture.metadata().at("config")));
+    std::vector<std::vector<TensorBytes>> parts(shards);
+    Json map;
+    size_t next = 0;
+    for (const TensorBytes& t : fixture.tensors())
+      if (is_weight(t.name)) {
+        parts[next % shards].push_back(t);
+        map[t.name] = fmt::format("model-{}.safetensors", next++ % shards);
+      }
+    if (shards == 1) return write_safetensors(path("model.safetensors"), parts[0]);
+    for (size_t i = 0; i < shards; ++i) write_safetensors(path(fmt::format("model-{}.safetensors", i)), parts[i]);
+    std::ofstream(path("model.safetensors.index.json")) << Json{{"metadata", Json::object()}, {"weight_map", map}};
+  }
+  void expect_refused(const std::string& words) const {
+    try {
+      HubFolder folder(made_.path());
+      ADD_FAILURE() << "taken; expected: " << words;
+    } catch (const InputError& e) {
+      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
+      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
+    }
+  }
+
+ private:
+  TemporaryDirectory made_{fs::temp_directory_path() / "hub"};
+};
+
+std::unique_ptr<LanguageModel> model_of(const HubFolder& folder, DType dtype) {
+  std::unique_ptr<LanguageModel> model = make_model(folder.config());
+  model->materialize(0, make_arena(), dtype, wide_of(dtype));
+  read_values(model->units(), folder.tensors());
+  return model;
+}
+
+double loss_of(LanguageModel& model, const Safetensors& fixture) {
+  const auto read = [&](const std::string& name) {
+    const TensorBytes& t = fixture.at(name);
+    Tensor out = Tensor::empty({t.shape[0], t.shape[1]}, DType::int32, make_arena());
+    fixture.read_into(name, out);
+    return out;
+  };
+  const Tensor ids = read("ids"), targets = read("targets");
+  const NoGrad no_grad;
+  return model.loss(ids, targets, 1).loss_sum / static_cast<double>(targets.numel());
+}
+
+float number(const TensorBytes& t, size_t i) {
+  float x = 0;
+  std::memcpy(&x, t.bytes.data() + i * sizeof(float), sizeof(float));
+  return x;
+}
+
+TEST_F(HubFolderTest, ComputesWhatTransformersComputed) {
+  for (const char* name : kVariants)
+    for (const size_t shards : {1, 3}) {
+      const Safetensors fixture(kFixtures / (std::string(name) + ".safetensors"));
+      for (const auto& e : fs::directory_iterator(path(""))) fs::remove(e.path());
+      make_folder(fixture, shards);
+      const HubFolder folder(path(""));
+      EXPECT_EQ(folder.dtype(), DType::float32);
+      EXPECT_NEAR(loss_of(*model_of(folder, DType::float32), fixture), number(fixture.at("loss"), 0), 1e-5) << name;
+    }
+}
+
+TEST_F(HubFolderTest, IsWrittenAsItWasRead) {
+  for (const char* name : kVariants) {
+    const Safetensors fixture(kFixtures / (std::string(name) + ".safetensors"));
+    for (const auto& e : fs::directory_iterator(path(""))) fs::remove_all(e.path());
+    make_folder(fixture);
+    const HubFolder folder(path(""));
+    fs::create_directory(path("again"));
+    write_hub_folder(path("again"), folder.config(), DType::float32, folder.tensors(), DType::float32);
+    const Safetensors written(path("again/model.safetensors"));
+    size_t weights = 0;
+    for (const TensorBytes& t : fixture.tensors()) {
+      if (!is_weight(t.name)) continue;
+      ++weights;
+      ASSERT_TRUE(written.contains(t.name)) << t.name;
+      EXPECT_EQ(written.at(t.name).shape, t.shape);
+      EXPECT_TRUE(std::ranges::equal(written.at(t.name).bytes, t.bytes)) << name << t.name;
+    }
+    EXPECT_EQ(written.tensors().size(), weights);
+    const HubFolder again(path("again"));
+    EXPECT_EQ(hub_config(again.config(), DType::float32), hub_config(folder.config(), DType::float32)) << name;
+  }
+}
+
+// GPT-2's layers keep (in, out): a folder from drawn weights, and back.
+TEST_F(HubFolderTest, Gpt2IsTransposedAndBack) {
+  const ModelConfig config{.layers = 2, .heads = 2, .channels = 8, .context = 16, .vocab = 11, .ffn = 24};
+  const auto model = make_model(config);
+  model->materialize(3, make_arena(), DType::float32, DType::float32);
+  const WholeTensors values = [&](const std::string& name, DType dtype, const Shape&) {
+    for (const Parameter* p : model->parameters())
+      if (p->name == name)
+        return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
+    throw Error("no " + name);
+  };
+  write_hub_folder(path(""), config, DType::float32, values, DType::float32);
+  const Safetensors file(path("model.safetensors"));
+  EXPECT_EQ(file.at("transformer.h.1.attn.c_attn.weight").shape, (std::vector<int64_t>{8, 24}));
+  EXPECT_EQ(file.at("transformer.h.0.mlp.c_proj.weight").shape, (std::vector<int64_t>{24, 8}));
+  const HubFolder folder(path(""));
+  const auto again = model_of(folder, DType::float32);
+  ASSERT_EQ(again->parameters().size(), model->parameters().size());
+  for (size_t i = 0; i < model->parameters().size(); ++i) {
+    const Parameter &a = *model->parameters()[i], &b = *again->parameters()[i];
+    EXPECT_EQ(a.var.value().to_vector<float>(), b.var.value().to_vector<float>()) << a.name;
+  }
+  // And an element by hand: ours (24, 8) at (5, 3) is theirs (8, 24) at (3, 5).
+  for (const Parameter* p : model->parameters())
+    if (p->name == "blocks.0.attn.qkv.weight") {
+      EXPECT_EQ(p->var.value().to_vector<float>()[5 * 8 + 3],
+                number(file.at("transformer.h.0.attn.c_attn.weight"), 3 * 24 + 5));
+    }
+}
+
+TEST(HubConvert, ReadsEveryFloat16) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const auto half = static_cast<uint16_t>(bits);
+    const TensorBytes from{"x", DType::bfloat16, {1}, std::as_bytes(std::span(&half, 1)), true};
+    float found = 0;
+    convert(from, 0, DType::float32, std::as_writable_bytes(std::span(&found, 1)));
+    const int exponent = static_cast<int>(bits >> 10 & 31);
+    const double fraction = static_cast<double>(bits & 1023) / 1024,
+                 size = exponent == 0 ? std::ldexp(fraction, -14) : std::ldexp(1 + fraction, exponent - 15);
+    if (exponent == 31) {
+      EXPECT_TRUE(fraction == 0 ? std::isinf(found) : std::isnan(found)) << bits;
+    } else {
+      ASSERT_EQ(found, (bits & 0x8000) != 0 ? -size : size) << bits;
+    }
+    EXPECT_TRUE(std::isnan(found) || std::signbit(found) == ((bits & 0x8000) != 0)) << bits;
+  }
+}
+
+TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
+  const Safetensors fixture(kFixtures / "untied.safetensors");
+  make_folder(fixture, 2);
+  const Json config = Json::parse(read_file(path("config.json")));
+  const auto with = [&](const char* key, const Json& value, const std::string& words) {
+    Json changed = config;
+    if (value.is_discarded())
+      changed.erase(key);
+    else
+      changed[key] = value;
+    write_config(changed);
+    expect_refused(words);
+  };
+  with("model_type", "mamba", "'model_type': expected gpt2, llama, mistral, qwen2 or qwen3, found \"mamba\"");
+  with("model_type", "mistral", "'sliding_window': expected null");
+  with("hidden_size", -3, "'hidden_size': expected a size, found -3");
+  with("hidden_size", int64_t{1} << 39, "expected (48, 549755813888)");
+  with("vocab_size", int64_t{1} << 40, "expected (1099511627776, 24)");
+  write_config([&] {
+    Json changed = config;
+    changed["hidden_size"] = changed["intermediate_size"] = int64_t{1} << 40;
+    return changed;
+  }());
+  expect_refused("no memory has so many");
+  with("num_key_value_heads", 3, "'num_key_value_heads': expected a divisor of the heads");
+  with("attention_bias", true, "'attention_bias': expected false, found true");
+  with("hidden_act", "relu", "'hidden_act': expected \"silu\"");
+  with("quantization_config", Json::object(), "'quantization_config' is not known");
+  with("sliding_window", 512, "'sliding_window'");
+  with("rope_parameters", Json{{"rope_type", "yarn"}, {"factor", 2}}, "default, linear or llama3, found \"yarn\"");
+  with("vocab_size", 49, "is (48, 24); expected (49, 24)");
+  with("tie_word_embeddings", true, "is not the token table");
+  with("num_hidden_layers", 1, "is no part of this model");
+  with("num_hidden_layers", 3, "model.layers.2.input_layernorm.weight' is missing");
+  write_config(config);
+  HubFolder{path("")};
+  const std::string index = read_file(path("model.safetensors.index.json"));
+  for (const char* name : {"../model-0.safetensors", "/etc/passwd", "a/model-0.safetensors", "model.bin", ""}) {
+    Json changed = Json::parse(index);
+    changed["weight_map"]["model.norm.weight"] = name;
+    std::ofstream(path("model.safetensors.index.json")) << changed;
+    expect_refused("expected the name of a .safetensors file beside it");
+  }
+  Json other = Json::parse(index);
+  const std::string home = other["weight_map"]["model.norm.weight"];
+  other["weight_map"]["model.norm.weight"] =
+      home == "model-0.safetensors" ? "model-1.safetensors" : "model-0.safetensors";
+  std::ofstream(path("model.safetensors.index.json")) << other;
+  expect_refused("where the index does not name it");
+  std::ofstream(path("model.safetensors.index.json")) << index;
+  fs::copy(path("model-0.safetensors"), path("copy"));
+  fs::remove(path("model-0.safetensors"));
+  expect_refused("the shard model-0.safetensors is missing");
+  fs::remove(path("model.safetensors.index.json"));
+  expect_refused("no model.safetensors and no model.safetensors.index.json");
+}
+
+}  // namespace
+}  // namespace tessera
