@@ -163,7 +163,7 @@ void for_each_option(Options&& o, F&& f) {
                "austen, tinyshakespeare, a text file, llm.c's token file, or a folder made by `tessera data`"},
     o.data);
   f(OptionInfo{"tokenizer", "Data",
-               "char, bytes, bpe, or a folder with vocab.json and merges.txt; default: char for nano and mini models, "
+               "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt; default: char for nano and mini models, "
                "bpe for others"},
     o.tokenizer);
   f(OptionInfo{"batch", "Data", "sequences per step", "", 1, 1e9}, o.batch);

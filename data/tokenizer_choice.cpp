@@ -6,9 +6,7 @@
 
 #include <filesystem>
 
-#include "data/bpe/bpe_tokenizer.h"
 #include "data/bpe/bpe_train.h"
-#include "data/files.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -19,12 +17,11 @@ constexpr int64_t kLeastCount = 16;
 
 bool is_builtin(std::string_view name) { return name == "char" || name == "bytes" || name == "bpe"; }
 
-BpeTokenizer load_folder(std::string_view name) {
+std::unique_ptr<Tokenizer> load_folder(std::string_view name) {
   std::error_code error;
   if (!std::filesystem::is_directory(name, error))
-    throw Error(
-        fmt::format("`tokenizer` '{}': expected char, bytes, bpe, or a folder with vocab.json and merges.txt", name));
-  return BpeTokenizer::load_files(name);
+    throw Error(fmt::format("`tokenizer` '{}': expected char, bytes, bpe, or a tokenizer's folder", name));
+  return Tokenizer::open_folder(name);
 }
 
 }  // namespace
@@ -34,7 +31,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::st
   const std::string_view name = choice.chosen();
   if (name == "char") return std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, what));
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
-  if (name != "bpe") return std::make_unique<BpeTokenizer>(load_folder(name));
+  if (name != "bpe") return load_folder(name);
   BpeTraining training{.vocab_size = choice.vocab_size, .least_count = kLeastCount};
   if (choice.progress) training.progress = [&](int64_t made) { choice.progress(made, choice.vocab_size); };
   return std::make_unique<BpeTokenizer>(train_bpe(train, training));
@@ -44,14 +41,14 @@ std::string cache_name(const TokenizerChoice& choice) {
   const std::string_view name = choice.chosen();
   if (name == "bpe") return fmt::format("bpe{}", choice.vocab_size);
   if (is_builtin(name)) return std::string(name);
-  const std::string json = load_folder(name).to_json();
+  const std::string json = load_folder(name)->to_json();
   return fmt::format("{:016x}", XXH3_64bits(json.data(), json.size()));
 }
 
 bool fits(const TokenizerChoice& choice, const Tokenizer& tokenizer) {
   if (choice.name.empty()) return true;
   if (is_builtin(choice.name)) return choice.name == tokenizer.kind();
-  return load_folder(choice.name).to_json() == tokenizer.to_json();
+  return load_folder(choice.name)->to_json() == tokenizer.to_json();
 }
 
 }  // namespace tessera
