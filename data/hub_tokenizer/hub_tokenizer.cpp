@@ -16,7 +16,6 @@ namespace tessera {
 
 using hub::at;
 using hub::Json;
-using hub::kMark;
 using hub::shown;
 
 namespace {

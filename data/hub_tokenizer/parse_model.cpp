@@ -22,13 +22,15 @@ std::optional<uint8_t> byte_of(std::string_view spelling) {
   return static_cast<uint8_t>(value);
 }
 
+bool is_blank(const Json& text) { return text.is_string() && text.get_ref<const std::string&>().empty(); }
+
 class Model {
  public:
   Model(const Json& json, const std::string& what, Description& d) : model_(at(json, "model")), what_(what), d_(d) {
     flags();
     number_tokens(at(json, "added_tokens"));
     read_merges();
-    if (const Json& name = at(model_, "unk_token"); name.is_string() && name != "") {
+    if (const Json& name = at(model_, "unk_token"); name.is_string() && !is_blank(name)) {
       const auto found = d_.vocab.find(name.get_ref<const std::string&>());
       if (found == d_.vocab.end()) fail(fmt::format("'unk_token' {} is not in the vocabulary", shown(name)));
       d_.unknown = found->second;
@@ -45,7 +47,7 @@ class Model {
     if (const Json& dropout = at(model_, "dropout"); !dropout.is_null() && dropout != 0)
       fail(fmt::format("'dropout' is {}; expected none", shown(dropout)));
     for (const char* const key : {"continuing_subword_prefix", "end_of_word_suffix"})
-      if (const Json& text = at(model_, key); !text.is_null() && text != "")
+      if (const Json& text = at(model_, key); !text.is_null() && !is_blank(text))
         fail(fmt::format("'{}' is {}; expected none", key, shown(text)));
     d_.fuse_unknown = flag(model_, "fuse_unk", false, what_);
     d_.byte_fallback = flag(model_, "byte_fallback", false, what_);

@@ -116,6 +116,31 @@ TEST_F(HubTokenizerTest, ReadsItsConfigurationAndSurvivesItsOwnFile) {
   }
 }
 
+// What trained files do not show: there, the merges lead to every token, and digits were never joined.
+TEST_F(HubTokenizerTest, WholePiecesAndSingleDigitsGoBeforeMerges) {
+  for (const bool ignore : {true, false}) {
+    const auto folder = changed("llama3", [&](Json& json) {
+      json["model"]["merges"] = Json::array();
+      json["model"]["ignore_merges"] = ignore;
+    });
+    EXPECT_EQ(Tokenizer::open_folder(folder)->encode(" a").size(), ignore ? 1U : 2U);
+    std::filesystem::remove_all(folder);
+  }
+  for (const bool individual : {true, false}) {
+    const auto folder = changed("smollm", [&](Json& json) {
+      json["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = individual;
+      Json& model = json["model"];
+      Json& last = model["merges"].back();
+      const std::string made = last[0].get<std::string>() + last[1].get<std::string>();
+      model["vocab"]["12"] = model["vocab"][made];
+      model["vocab"].erase(made);
+      last = {"1", "2"};
+    });
+    EXPECT_EQ(Tokenizer::open_folder(folder)->encode("12").size(), individual ? 2U : 1U);
+    std::filesystem::remove_all(folder);
+  }
+}
+
 TEST_F(HubTokenizerTest, ADatasetKeepsItAndLendsItToAnother) {
   std::string text;
   for (int i = 0; i < 40; ++i) text += "She'd said <|end|> caf\xC3\xA9 " + std::to_string(i) + "\n";
