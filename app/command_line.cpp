@@ -65,10 +65,10 @@ std::string help_of(const OptionInfo& info, const std::string& value) {
 
 // verify makes its own sequences and writes nothing.
 bool is_of_verify(std::string_view name) {
-  constexpr std::array<std::string_view, 18> others = {
-      "cuda-graph", "staleness", "record",     "replay", "data",        "tokenizer",
-      "out",        "resume",    "keep",       "quiet",  "save-every",  "no-save",
-      "no-eval",    "config",    "eval-every", "trace",  "trace-steps", "check-replicas"};
+  constexpr std::array<std::string_view, 22> others = {
+      "cuda-graph",  "staleness",      "record",     "replay",   "data",    "tokenizer", "out",        "resume",
+      "keep",        "quiet",          "save-every", "no-save",  "no-eval", "config",    "eval-every", "trace",
+      "trace-steps", "check-replicas", "template",   "train-on", "pack",    "skip-bad"};
   return std::ranges::find(others, name) == others.end();
 }
 

@@ -30,7 +30,7 @@ int run_data(const DatasetOptions& o) {
   choice.vocab_size = o.vocab;
   const Dataset d = make(o, choice);
   print(fmt::format("{}\n  {} tokens to train on, {} held out; vocabulary {} ({})\n  {}\n", one_line(d.source),
-                    d.train.size(), d.val.size(), d.tokenizer->vocab_size(), d.tokenizer->kind(),
+                    d.train_tokens(), d.val_tokens(), d.tokenizer->vocab_size(), d.tokenizer->kind(),
                     one_line(d.directory.string())));
   return 0;
 }

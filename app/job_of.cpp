@@ -63,7 +63,7 @@ Optimisation optimisation_of(const TrainOptions& o) {
           .batch = o.batch,
           .seed = o.seed,
           .dtype = chosen<DType>(o.dtype),
-          .document_mask = o.document_mask};
+          .document_mask = o.document_mask || o.pack};
 }
 
 Backend backend_of(const TrainOptions& o) {

@@ -28,6 +28,8 @@ struct TrainOptions {
   std::optional<std::string> tokenizer;
   int64_t batch = 12, microbatches = 1;
   bool document_mask = false;
+  std::string chat_template = "auto", train_on = "responses";
+  bool pack = false, skip_bad = false;
   // plan
   std::optional<int64_t> ranks, dp, tp, pp, cp;
   bool sp = false, tie_copies = false;
@@ -160,7 +162,9 @@ void for_each_option(Options&& o, F&& f) {
                "fp32|bf16|fp64"},
     o.dtype);
   f(OptionInfo{"data", "Data",
-               "austen, tinyshakespeare, a text file, llm.c's token file, or a folder made by `tessera data`"},
+               "austen, tinyshakespeare, a text file (.gz and .zst too), llm.c's token file, a folder made by `tessera "
+               "data`, or, to be "
+               "tuned on, a file of examples, FILE.jsonl"},
     o.data);
   f(OptionInfo{"tokenizer", "Data",
                "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt; default: char for nano and mini models, "
@@ -172,6 +176,15 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"document-mask", "Data",
                "attention stays within a document, and positions begin again in each; for tokens with <|endoftext|>"},
     o.document_mask);
+  f(OptionInfo{"template", "Data",
+               "what stands around the turns of an example; auto: chatml for messages, alpaca for instructions, none "
+               "for the rest",
+               "auto|chatml|llama3|alpaca|none"},
+    o.chat_template);
+  f(OptionInfo{"train-on", "Data", "what of an example is learnt", "responses|all"}, o.train_on);
+  f(OptionInfo{"pack", "Data", "several examples in a sequence, each of which sees itself alone"}, o.pack);
+  f(OptionInfo{"skip-bad", "Data", "lines that are no example, or have nothing to learn, are counted and left out"},
+    o.skip_bad);
   f(OptionInfo{"ranks", "Plan", "ranks; default: 2 where the batch can be halved; under mpirun those of the job", "", 1,
                1024},
     o.ranks);

@@ -71,13 +71,17 @@ std::string head_part(const PlanAnswer& a) {
   return out + "</section>\n";
 }
 
+std::string fullest_words(const PlanAnswer& a, const Candidate& c) {
+  return (a.is_rough(c) ? "~" : "") + short_bytes(fullest(c).peak());
+}
+
 std::string ranking_part(const PlanAnswer& a) {
   const std::vector<std::string> layout = {"ranks", "ZeRO", "micro-batches", "recompute", "schedule"};
   std::vector<std::string> words = layout;
   words.insert(words.begin(), "#");
   std::string out =
       "<section id=\"ranking\">\n<h2>The best plans</h2>\n<p>Fastest first; micro-batches: how many in a step, and "
-      "the sequences of each.</p>\n<table id=\"best\">" +
+      "the sequences of each; ~: by a formula, where a dry run would tell it.</p>\n<table id=\"best\">" +
       heads(words, {"s/step", "tokens/s", "MFU", "bubble", "fullest rank"}) + "<tbody>\n";
   for (size_t i = 0; i < a.found.best.size(); ++i) {
     const Candidate& c = a.found.best[i];
@@ -85,7 +89,7 @@ std::string ranking_part(const PlanAnswer& a) {
     words.insert(words.begin(), std::to_string(i + 1));
     const Prediction& p = c.prediction;
     out += cells(words, {step_words(p), grouped(static_cast<int64_t>(p.tokens_per_s)), percent(p.mfu),
-                         percent(p.bubble), short_bytes(fullest(c).peak())});
+                         percent(p.bubble), fullest_words(a, c)});
   }
   out += "</tbody></table>\n";
   if (a.found.too_large.empty()) return out + "</section>\n";
@@ -93,7 +97,7 @@ std::string ranking_part(const PlanAnswer& a) {
          heads(layout, {"fullest rank", "too much", "most of it"}) + "<tbody>\n";
   for (const Candidate& c : a.found.too_large)
     out += cells(layout_cells(c.layout),
-                 {short_bytes(fullest(c).peak()), short_bytes(c.prediction.over_bytes), c.prediction.largest});
+                 {fullest_words(a, c), short_bytes(c.prediction.over_bytes), c.prediction.largest});
   return out + "</tbody></table>\n</section>\n";
 }
 

@@ -39,10 +39,8 @@ Row layout_cells(const Layout& l) {
           schedule_words(l)};
 }
 
-// What no dry run has told is rough.
 std::string gb_words(const PlanAnswer& a, const Candidate& c) {
-  const bool rough = c.described && a.asked.question.software.name == "tessera";
-  return fmt::format("{}{:.1f}", rough ? "~" : "", c.prediction.memory[c.prediction.fullest].peak() / 1e9);
+  return fmt::format("{}{:.1f}", a.is_rough(c) ? "~" : "", c.prediction.memory[c.prediction.fullest].peak() / 1e9);
 }
 
 std::string fitting(const PlanAnswer& a) {
@@ -160,6 +158,7 @@ std::string plan_json_lines(const PlanAnswer& a) {
     for (const Candidate& c : *list) {
       nlohmann::ordered_json line = to_json(case_of(q, c.layout), c.prediction);
       line["plan"] = layout_json(c.layout);
+      line["memory_by"] = c.described ? "formula" : "dry run";
       out += line.dump() + "\n";
     }
   for (const MeasuredPlan& plan : a.measured) {

@@ -15,6 +15,8 @@ struct PlanAnswer {
   std::string command = {};                  // that trains under it; may be empty
   std::vector<MeasuredPlan> measured = {};
   bool fits() const { return !found.best.empty(); }
+  // Its memory is by a formula, where a dry run would tell it.
+  bool is_rough(const planner::Candidate& c) const { return c.described && asked.question.software.name == "tessera"; }
 };
 
 // "pp 2 x dp 4 x tp 2+sp", "one rank".

@@ -62,7 +62,7 @@ Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
   add("rope_low_freq", r.low_freq_factor, usual.low_freq_factor);
   add("rope_high_freq", r.high_freq_factor, usual.high_freq_factor);
   add("rope_original_context", r.original_context, usual.original_context);
-  add("document_mask", o.document_mask, false);
+  add("document_mask", o.document_mask || o.pack, false);
   return out;
 }
 

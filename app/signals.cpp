@@ -25,6 +25,18 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_alw
 std::atomic<const char*> cut_file{nullptr};
 sem_t ending;
 
+// Whether SIGHUP was ignored when the program was started, as nohup asks. It is looked at before the libraries are
+// initialised: UCX, which Open MPI 5 brings, takes SIGHUP for its debugger.
+bool hangup_is_ignored = false;
+
+void look_at_hangup() {
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  hangup_is_ignored = hangup.sa_handler == SIG_IGN;
+}
+
+[[gnu::section(".preinit_array"), gnu::used]] void (*const before_libraries)() = look_at_hangup;
+
 void handle(int signal) {
   if (signal == SIGUSR1) {
     save_requested = true;
@@ -82,14 +94,12 @@ void watch_signals() {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   std::thread(end_program).detach();
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) on(signal);
-  struct sigaction hangup {};
-  sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) on(SIGHUP);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) on(signal);
   struct sigaction bus {};
   bus.sa_sigaction = handle_bus_error;
   bus.sa_flags = static_cast<int>(SA_SIGINFO);
   sigaction(SIGBUS, &bus, nullptr);
+  if (hangup_is_ignored) std::signal(SIGHUP, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
 }

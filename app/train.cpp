@@ -9,6 +9,7 @@
 
 #include "app/ask_memory.h"
 #include "app/commands.h"
+#include "app/example_options.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
 #include "app/signals.h"
@@ -32,15 +33,18 @@ constexpr int64_t kSampleTokens = 300;
 
 Dataset dataset_of(const TrainOptions& o, bool quiet) {
   const std::string usual = o.model.ends_with("-nano") || o.model.ends_with("-mini") ? "char" : "bpe";
-  Dataset dataset = dataset_for(o.data, tokenizer_choice(o.tokenizer, usual, quiet));
+  const TokenizerChoice tokenizer = tokenizer_choice(o.tokenizer, usual, quiet);
+  Dataset dataset =
+      is_jsonl_name(o.data) ? load_examples(o.data, tokenizer, example_options(o)) : dataset_for(o.data, tokenizer);
   model_config(job_of(o), dataset.tokenizer->vocab_size());  // refuses a vocabulary that is too small
   return dataset;
 }
 
-// Refuses a text that is too short, and one without the documents that are to be masked.
+// Refuses a text that is too short, and what the plan cannot train on.
 Sequences sequences_for(const Job& s, const Dataset& dataset) {
   Sequences made = sequences_of(dataset, s.model.context, s.optim.batch, static_cast<uint64_t>(s.optim.seed));
-  if (s.optim.document_mask) document_end_of(made);
+  check_sequences(s, made);
+  no_graph_because(s.plan, false, made.trained != nullptr);
   return made;
 }
 
@@ -118,10 +122,8 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
   const TrainOptions& o = run.options;
   const Dataset& d = run.dataset;
   output.message(describe_model(o, b.model));
-  output.message(fmt::format("{}: {} characters of training text as {} tokens ({}), {} tokens held out", d.source,
-                             short_number(static_cast<double>(d.train_bytes)),
-                             short_number(static_cast<double>(d.train.size())), d.tokenizer->kind(),
-                             short_number(static_cast<double>(d.val.size()))));
+  output.message(describe_data(d));
+  for (const std::string& note : d.notes) output.message(note);
   output.message(fmt::format("{} on {}, {} of each ({}); the run is written to {}", b.steps, describe(run.job.plan),
                              cpu::threads() == 1 ? "one thread" : fmt::format("{} threads", cpu::threads()),
                              o.device == "cuda"                    ? describe_device()
@@ -131,7 +133,7 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
   if (o.device == "cuda") {
     output.message(with_options(describe_attention(run.job)));
     if (!b.memory.empty()) output.message(b.memory);
-    const std::string why = with_options(no_graph_because(run.job.plan, o.trace));
+    const std::string why = with_options(no_graph_because(run.job.plan, o.trace, d.train_examples != nullptr));
     output.message(why.empty() ? "CUDA graph: on (a step is captured once and launched again)"
                                : fmt::format("CUDA graph: off ({})", why));
     if (const std::string hint = vocab_hint(run.job, b.model.config.vocab); !hint.empty() && !o.resume)
@@ -186,7 +188,7 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
   load_model(*model, find_checkpoint(run.directory.path(), passed_over));
   StreamDecoder text(*run.dataset.tokenizer);
   std::string written;
-  const std::vector<int32_t> prompt(1, run.dataset.val[0]);
+  const std::vector<int32_t> prompt = run.dataset.prompt();
   const SampleOptions options{.temperature = 0.8,
                               .seed = static_cast<uint64_t>(run.options.seed),
                               .vocab = run.dataset.tokenizer->vocab_size()};

@@ -35,7 +35,9 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
   Saver saver(run, trainer);
   const auto evaluate = [&] {  // false when it was stopped
     if (o.no_eval) return true;
-    const std::optional<double> loss = trainer.mean_loss(run.dataset.val, [] { return interrupted() != 0; });
+    const auto stop = [] { return interrupted() != 0; };
+    const std::optional<double> loss =
+        trainer.mean_loss(*run.dataset.validation(trainer.whole_model().config.context), stop);
     if (!loss) return false;
     saver.validated(*loss);
     if (output) output->eval(trainer.steps_done(), {*loss, run.dataset.bits_per_byte(*loss)});
@@ -104,7 +106,8 @@ void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainO
                   .usage = usage,
                   .arena = trainer.arena(),
                   .graph = trainer.step_record(),
-                  .no_graph = with_options(no_graph_because(run.job.plan, run.options.trace)),
+                  .no_graph = with_options(
+                      no_graph_because(run.job.plan, run.options.trace, run.dataset.train_examples != nullptr)),
                   .predicted_s = prediction_of(run, trainer),
                   .sample = sample_of_saved(run, trainer.whole_model().config)});
 }

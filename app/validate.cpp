@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "app/ask_memory.h"
+#include "app/example_options.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
 #include "tensor/error.h"
@@ -30,6 +31,7 @@ void validate(const TrainOptions& o) {
   if (o.resume && o.out)
     check_described(std::filesystem::path(*o.out) / "config.toml", std::filesystem::path(*o.out) / "checkpoints", s);
   check_plan(o);
+  check_example_options(o);
   if (o.min_lr && *o.min_lr > o.lr)
     throw Error(fmt::format("--min-lr: expected at most --lr ({}), found {}", o.lr, *o.min_lr));
   if (o.check_replicas > 0 && o.dp_mode == "ps-async")

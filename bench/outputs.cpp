@@ -3,8 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cstdlib>
-#include <optional>
+#include <system_error>
 #include <utility>
 
 #include "tensor/error.h"
@@ -52,6 +53,17 @@ OutputChoice take_output_choice(std::vector<std::string>& words) {
       !folder.empty() && !std::filesystem::is_directory(folder, error))
     throw OutputError(fmt::format("--benchmark_out: {} is no folder", folder.string()));
   return out;
+}
+
+std::optional<double> take_min_time(std::vector<std::string>& words) {
+  const std::optional<std::string> given = take(words, "benchmark_min_time");
+  if (!given) return {};
+  const char* const end = given->data() + given->size();
+  double seconds = 0;
+  const auto [rest, error] = std::from_chars(given->data(), end, seconds);
+  if (error != std::errc() || seconds <= 0 || (rest != end && std::string_view(rest, end) != "s"))
+    throw Error(fmt::format("--benchmark_min_time: expected seconds, as 0.1 or 0.1s, found '{}'", *given));
+  return seconds;
 }
 
 Outputs::Outputs(const OutputChoice& choice, Print print, std::function<Rows()> last)

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <sstream>
 #include <streambuf>
@@ -23,6 +24,9 @@ struct OutputChoice {
 };
 // Takes them out of the words. Throws Error (usage) for an unknown format, and OutputError for a folder that is none.
 OutputChoice take_output_choice(std::vector<std::string>& words);
+// The seconds of --benchmark_min_time, which versions of Google Benchmark write as 0.1 or as 0.1s: both are read.
+// Throws Error (usage).
+std::optional<double> take_min_time(std::vector<std::string>& words);
 
 class Outputs final : public benchmark::BenchmarkReporter {
  public:

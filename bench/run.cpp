@@ -6,7 +6,6 @@
 #include <fmt/ranges.h>
 #include <malloc.h>
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -79,14 +78,13 @@ void add_context() {
 // Of a row that counts no iterations of its own, so that all operations take less than two minutes.
 constexpr double kSeconds = 0.05;
 
-void register_rows(const std::vector<Row>& rows, bool by_time) {
+void register_rows(const std::vector<Row>& rows, std::optional<double> seconds) {
   for (const Row& row : rows) {
     auto* made = benchmark::RegisterBenchmark(row.name.c_str(), row.run)->UseManualTime()->Unit(row.unit);
-    if (by_time) continue;
-    if (row.iterations > 0)
+    if (row.iterations > 0 && !seconds)
       made->Iterations(row.iterations);
     else
-      made->MinTime(kSeconds);
+      made->MinTime(seconds.value_or(kSeconds));
   }
 }
 
@@ -102,8 +100,7 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
   Words kept = words;
   const OutputChoice choice = take_output_choice(kept);
   const bool lists = take_listing(kept);
-  const bool by_time =
-      std::ranges::any_of(kept, [](const std::string& word) { return word.starts_with("--benchmark_min_time"); });
+  const std::optional<double> seconds = take_min_time(kept);
   initialise(kept);
   const std::string filter = benchmark::GetBenchmarkFilter();
   const Selection selection(filter);
@@ -130,7 +127,7 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
   add_context();
   if (ops.ceilings)
     for (const auto& [name, value] : ops.ceilings(rows)) benchmark::AddCustomContext(name, value);
-  register_rows(rows, by_time);
+  register_rows(rows, seconds);
   Outputs outputs(choice, print, [&] { return fits(families); });
   benchmark::RunSpecifiedBenchmarks(&outputs, "all");
   by_ranks.dismiss();

@@ -10,8 +10,10 @@
 #include <tuple>
 
 #include "data/bpe/bpe_tokenizer.h"
+#include "data/examples.h"
 #include "data/files.h"
 #include "data/json.h"
+#include "data/loader.h"
 #include "data/write_dataset.h"
 #include "tensor/error.h"
 
@@ -50,13 +52,26 @@ bool publish(const fs::path& finished, const fs::path& directory) {
 
 std::map<std::string, std::string> Dataset::checksums() const {
   const auto hex = [](uint64_t sum) { return fmt::format("{:016x}", sum); };
-  return {{"data", hex(train.checksum())},
-          {"validation", hex(val.checksum())},
+  return {{"data", hex(train_examples ? train_examples->checksum() : train.checksum())},
+          {"validation", hex(val_examples ? val_examples->checksum() : val.checksum())},
           {"vocabulary", hex(checksum(tokenizer->to_json()))}};
 }
 
 double Dataset::bits_per_byte(double nats_per_token) const {
-  return nats_per_token / std::log(2.0) * static_cast<double>(val.size()) / static_cast<double>(val_bytes);
+  const int64_t tokens = val_examples ? val_examples->targets() : val.size();
+  return nats_per_token / std::log(2.0) * static_cast<double>(tokens) / static_cast<double>(val_bytes);
+}
+
+int64_t Dataset::train_tokens() const { return train_examples ? train_examples->tokens() : train.size(); }
+int64_t Dataset::val_tokens() const { return val_examples ? val_examples->tokens() : val.size(); }
+
+std::vector<int32_t> Dataset::prompt() const {
+  return val_examples ? val_examples->prompt() : std::vector<int32_t>(1, val[0]);
+}
+
+std::shared_ptr<const Rows> Dataset::validation(int64_t context) const {
+  if (val_examples) return val_examples;
+  return std::make_shared<Windows>(val, context);
 }
 
 DatasetDescription parse_description(std::string_view text, const std::string& what) {

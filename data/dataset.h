@@ -5,7 +5,9 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "data/rows.h"
 #include "data/text.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"
@@ -22,14 +24,24 @@ struct DatasetDescription {
 // `what` names it in messages. Throws InputError.
 DatasetDescription parse_description(std::string_view json, const std::string& what);
 
+class ExampleRows;  // data/examples.h
+
 struct Dataset {
   std::string source;  // the text it was made from
   std::filesystem::path directory;
-  TokenFile train;
-  TokenFile val;
+  TokenFile train, val;  // of a text; or, from a JSONL file for fine-tuning, examples:
+  std::shared_ptr<const ExampleRows> train_examples = {}, val_examples = {};
   std::unique_ptr<Tokenizer> tokenizer;
-  int64_t train_bytes = 0;  // of text, per split
+  int64_t train_bytes = 0;  // of text, or of what of the examples is trained, per split
   int64_t val_bytes = 0;
+  std::vector<std::string> notes = {};  // what a user should hear of it
+
+  int64_t train_tokens() const;
+  int64_t val_tokens() const;
+  // What a model can be given to go on from, as it met it in training.
+  std::vector<int32_t> prompt() const;
+  // The validation split in rows of `context` tokens, which examples were made for already. This must outlive them.
+  std::shared_ptr<const Rows> validation(int64_t context) const;
 
   // What tells it from any other: hashes of "data", "validation" and "vocabulary".
   std::map<std::string, std::string> checksums() const;

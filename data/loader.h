@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 
+#include "data/rows.h"
 #include "data/token_file.h"
 #include "tensor/random.h"
 
@@ -34,19 +35,15 @@ class Loader {
 
 // Consecutive windows that cover a whole split: every token but the first is a target exactly once. The last window is
 // filled with input 0 and target kIgnored, so that a mean over the targets is the mean over the split.
-class Windows {
+class Windows final : public Rows {
  public:
-  static constexpr int32_t kIgnored = -1;
-
   // Keeps a reference to `tokens`. Throws Error (usage) for a context below 1 or a split of fewer than two tokens.
   Windows(const TokenFile& tokens, int64_t context);
 
-  // How many windows there are: ceil((tokens - 1) / context).
-  int64_t count() const { return (targets() + context_ - 1) / context_; }
-  // How many targets there are over all windows: tokens - 1.
-  int64_t targets() const { return tokens_.size() - 1; }
-  // Windows [first, first + count) of [0, count()): `inputs` and `targets` are (count, context). Throws Error (usage).
-  void load(int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const;
+  int64_t context() const override { return context_; }
+  int64_t count() const override { return (targets() + context_ - 1) / context_; }
+  int64_t targets() const override { return tokens_.size() - 1; }
+  void load(int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const override;
 
  private:
   const TokenFile& tokens_;

@@ -3,12 +3,12 @@
 
 #include <fmt/format.h>
 
-#include "data/files.h"
+#include "data/compressed.h"
 #include "tensor/error.h"
 
 namespace tessera {
 
-Text load_text_file(const std::filesystem::path& file) { return text_of_bytes(read_file(file), file.string()); }
+Text load_text_file(const std::filesystem::path& file) { return text_of_bytes(read_text(file), file.string()); }
 
 Text text_of_bytes(std::string bytes, const std::string& name) {
   if (bytes.empty()) throw InputError(fmt::format("{} is empty; expected a text", name));

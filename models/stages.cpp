@@ -85,7 +85,7 @@ StageOutput ModelStages::forward(int stage, int microbatch, const Var& input) {
                   [this](const Var& hidden, const Tensor& targets, double scale) {
                     return model_.head_loss(hidden, targets, scale);
                   }};
-  Root root = strategy_.batches().loss(x, tokens.targets, options_.scale, head);
+  Root root = strategy_.batches().loss(x, tokens.targets, tokens.scale, head);
   return {std::move(root.value), std::move(root.seed), root.loss_sum};
 }
 

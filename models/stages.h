@@ -27,13 +27,13 @@ void keep_stages(LanguageModel& model, const std::vector<Range>& layers, const s
 // What one micro-batch is made of on this rank: int32 (B, T), meta tensors where they are not asked for.
 struct Microbatch {
   Tensor ids, targets;
+  double scale = 1;  // of the loss: one over the targets of the whole batch
 };
 
 class ModelStages final : public Stages {
  public:
   struct Options {
     std::vector<Range> layers;  // of every stage
-    double scale = 1;           // of the loss
     // The tokens of a micro-batch, and where it stands in the run.
     std::function<Microbatch(int64_t index, bool ids, bool targets)> load;
     std::function<StepInfo(int64_t index)> where;

@@ -20,4 +20,7 @@ struct Documents {
 // Of whole sequences: ids int32 (B, T) on the host -> both (B, T), there.
 Documents documents_of(const Tensor& ids, int32_t end);
 
+// Of starts that are known, int32 (B, T) on the host.
+Documents documents_from(const Tensor& starts);
+
 }  // namespace tessera

@@ -87,8 +87,10 @@ void Zero::begin_gradients(int64_t microbatch, UnitRange units) {
   }
 }
 
-// The first gradient of a unit has come: memory for all of them, whose gaps and padding must be zero.
+// The first gradient of a unit has come: memory for all of them, whose gaps and padding must be zero. The sum of one
+// unit is under way meanwhile; that of the unit before it is waited for, and gives its memory back.
 void Zero::provide_gradients(size_t u) {
+  while (reducing_.size() > 1) finish_reducing(reducing_.front());
   Unit& unit = units_[u];
   unit.grads = Tensor::empty({unit.piece * axis_.size()}, options_.grad_dtype, arena_, Category::communication);
   int64_t gap = 0;
@@ -106,9 +108,7 @@ void Zero::gradient_arrived(size_t u) {
   if (stage_ >= 2 || microbatch_ + 1 == options_.microbatches) start_reducing(u);
 }
 
-// One unit is on its way while the next is computed; with a third, the first is waited for.
 void Zero::start_reducing(size_t u) {
-  while (reducing_.size() > 1) finish_reducing(reducing_.front());
   Unit& unit = units_[u];
   unit.reduced = true;
   const Tensor mine = shards_[u].grads;

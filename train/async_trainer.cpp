@@ -33,7 +33,7 @@ AsyncTrainer::AsyncTrainer(const Job& job, Sequences sequences, Communicator& wo
       model_(whole_model(job, sequences_.vocab)),
       schedule_(lr_schedule(job.optim)),
       server_(*model_, *axis_, arena_, data_options(job), async_options()) {
-  if (job_.optim.document_mask) document_end_of(sequences_);
+  check_sequences(job_, sequences_);
 }
 
 // Of ids in the host's memory.
@@ -78,13 +78,12 @@ double AsyncTrainer::worker_step(int worker, int64_t step) {
   return sum / static_cast<double>(tokens);
 }
 
-std::optional<double> AsyncTrainer::mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
-  const auto forward = [&](const Tensor& ids, const Tensor& targets) {
+std::optional<double> AsyncTrainer::mean_loss(const Rows& split, const std::function<bool()>& stop) {
+  const auto forward = [&](const Tensor& ids, const Tensor& targets, const Tensor&) {
     model_->set_step({.documents = documents(ids)});
     return model_->loss(ids.to(arena_), targets.to(arena_), 1).loss_sum;
   };
   return tessera::mean_loss({.forward = forward,
-                             .context = model_->config.context,
                              .at_once = job_.optim.batch / (job_.plan.microbatches * axis_->size()),
                              .turn = axis_->rank(),
                              .turns = axis_->size(),

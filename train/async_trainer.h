@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "data/token_file.h"
+#include "data/loader.h"
 #include "parallel/async_server.h"
 #include "train/job.h"
 #include "train/sequences.h"
@@ -18,7 +18,8 @@ namespace tessera {
 
 class AsyncTrainer {
  public:
-  // Makes the model with its first weights. Every rank of `world`, which must outlive it, makes one.
+  // Makes the model with its first weights. Every rank of `world`, which must outlive it, makes one. Throws FieldError
+  // for sequences of which not all targets are trained: updates of single workers have no batch to take a mean over.
   AsyncTrainer(const Job& job, Sequences sequences, Communicator& world);
 
   AsyncServer& server() { return server_; }
@@ -29,8 +30,11 @@ class AsyncTrainer {
 
   // The mean loss of a worker's sequences of a step, and its gradient.
   double worker_step(int worker, int64_t step);
-  // The mean loss over a whole split. Every rank calls it; nothing where one has stopped it.
-  std::optional<double> mean_loss(const TokenFile& split, const std::function<bool()>& stop);
+  // The mean loss over the targets of a whole split. Every rank calls it; nothing where one has stopped it.
+  std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop);
+  std::optional<double> mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
+    return mean_loss(Windows(split, model_->config.context), stop);
+  }
 
   // Whole tensors on rank 0, elsewhere none; every rank calls these: parameters; optimizer state; what workers have
   // pulled for their next step, "worker.1.blocks.0...", none but inside a replay.

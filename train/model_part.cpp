@@ -25,7 +25,6 @@ ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes&
   stages_ =
       std::make_unique<ModelStages>(*model_, *strategy_,
                                     ModelStages::Options{.layers = layers_,
-                                                         .scale = o.scale,
                                                          .load = std::move(o.load),
                                                          .where = std::move(o.where),
                                                          .activation = {o.sequences, tokens, whole.config.channels},

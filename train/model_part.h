@@ -25,7 +25,6 @@ class ModelPart {
     bool tie_copies = false;  // also in one stage
     DataOptions data = {};
     int64_t sequences = 1;  // of a micro-batch on this rank
-    double scale = 1;       // of the loss
     // The tokens of a micro-batch, and where it stands in the run: asked before each of its passes.
     std::function<Microbatch(int64_t index, bool ids, bool targets)> load = {};
     std::function<StepInfo(int64_t index)> where = {};

@@ -1,6 +1,8 @@
 // Sizes from sizes.
 #include "train/plan_sizes.h"
 
+#include <utility>
+
 #include "models/layout.h"
 #include "models/stages.h"
 #include "parallel/comm/fake_transport.h"
@@ -92,7 +94,7 @@ PlanSizes::PlanSizes(const Job& job)
   units = static_cast<int64_t>(whole->layout().size());
   const std::vector<Range> layers = split_layers(*whole, schedule.stages);
   parts.resize(static_cast<size_t>(plan.pp));
-  // Sizes fall from rank to rank of tp, if they differ at all: where the first and the last are alike, all are.
+  // Where the first and the last rank of tp have the same sizes, all have.
   const auto of_rank = [&](int64_t t) { return parts_of(job, *this, layers, static_cast<int>(t)); };
   const std::vector<PartSizes> first = of_rank(0), last = plan.tp > 1 ? of_rank(plan.tp - 1) : first;
   for (int64_t t = 0; t < plan.tp; ++t) {
@@ -100,6 +102,16 @@ PlanSizes::PlanSizes(const Job& job)
     const std::vector<PartSizes> here = middle ? of_rank(t) : t + 1 < plan.tp ? first : last;
     for (size_t p = 0; p < parts.size(); ++p) parts[p].push_back(here[p]);
   }
+}
+
+int PlanSizes::largest_tp_rank() const {
+  std::vector<std::pair<int64_t, int64_t>> sums(parts[0].size());
+  for (const std::vector<PartSizes>& of_stage : parts)
+    for (size_t t = 0; t < sums.size(); ++t) {
+      sums[t].first += of_stage[t].padded(data);
+      sums[t].second += of_stage[t].whole();
+    }
+  return static_cast<int>(std::ranges::max_element(sums) - sums.begin());
 }
 
 }  // namespace tessera

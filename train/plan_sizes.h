@@ -51,6 +51,7 @@ struct PlanSizes {
   bool tied_over_ranks = false;                      // two pipeline ranks have a copy of the tied weight each
   int64_t units = 0;                                 // of the whole model
   std::vector<std::vector<PartSizes>> parts;         // [pp][tp]
+  int largest_tp_rank() const;                       // the tp rank that has most of the model
   int64_t micro_elements() const { return sequences * tokens * config.channels; }
   // The same of q, and of k or v, on a rank of tp.
   int64_t query_elements() const { return sequences * tokens * config.attended() / plan.tp; }

@@ -36,6 +36,14 @@ HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) 
   return held;
 }
 
+// Values of the largest unit of a pipeline rank, gathered.
+int64_t largest_fetch(const PlanSizes& s, int64_t rank) {
+  int64_t most = 0;
+  for (const PartSizes& part : s.parts[static_cast<size_t>(rank)])
+    for (const UnitSizes& u : part.units) most = std::max(most, u.padded(s.data) * s.value);
+  return most;
+}
+
 std::vector<HeldBytes> held_by_ranks(const PlanSizes& s) {
   std::vector<HeldBytes> out;
   for (const std::vector<PartSizes>& stage : s.parts)
@@ -81,7 +89,7 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   const PlanSizes s(job);
   const int64_t handed = handed_bytes(job), copies = s.parts[0][0].whole() * (s.value + s.grad);
   // In a pipeline stage 3 of ZeRO fetches for another micro-batch than the one that single ones show: what it holds for
-  // that comes on top of passes without it.
+  // that comes on top of passes without it, and another unit is there where the next pass begins with one.
   const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;
   std::vector<std::vector<int64_t>> peaks;  // of the first data rank and of another one, by pipeline rank
   std::vector<int64_t> moved;
@@ -96,7 +104,7 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
     const size_t kind = peaks.size() > 1 && rank > 0 ? 1 : 0;
     const int64_t peak = peaks[kind][static_cast<size_t>(rank / together)],
                   sent = on_top ? 0 : std::min(moved[kind], peak);
-    out.push_back({held, peak - sent, on_top ? moved[kind] : sent});
+    out.push_back({held, peak - sent, on_top ? moved[kind] + largest_fetch(s, rank / together) : sent});
     if (kind > 0) out.back().communication += copies;
   }
   return out;

@@ -5,20 +5,35 @@
 #include <optional>
 
 #include "data/dataset.h"
+#include "train/job.h"
 
 namespace tessera {
 
 struct Sequences {
   int64_t vocab = 0;
   // Sequences [first, first + count) of a step: `inputs` and the tokens after them, `targets`, both (count, context).
+  // A target may be Rows::kIgnored only where `trained` is there.
   std::function<void(int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets)> load;
   std::optional<int32_t> document_end = {};  // the token that ends documents, where there is one
+  // How many targets of a step's whole batch are trained, the same on every rank: the loss is their mean. Without it
+  // all are.
+  std::function<int64_t(int64_t step)> trained = {};
+  // Where the documents begin, for sequences that know it without such a token: for each token the place in its
+  // sequence, (count, context).
+  std::function<void(int64_t step, int64_t first, int64_t count, int32_t* starts)> starts = {};
 };
 
-// That token, for a run that masks documents. Throws FieldError where there is none.
+// That token, for a run that masks documents by it. Throws FieldError where there is none.
 int32_t document_end_of(const Sequences& sequences);
 
-// Of the training split, which must outlive the result.
+// Whether the job can be trained on them. Throws FieldError: documents that are to be masked and cannot be told;
+// targets that are not all trained, under a plan whose updates have no whole batch to take the mean over.
+void check_sequences(const Job& job, const Sequences& sequences);
+
+// The targets that the loss of a step is divided by.
+int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all);
+
+// Of the training split, which must outlive the result. Rows of examples come in an order drawn anew for each epoch.
 Sequences sequences_of(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed);
 
 // Counted random tokens in [0, vocab), most of which follow from the one before, so that there is something to learn.

@@ -48,7 +48,7 @@ class LoneRank {
   LoneRank(const Job& job, bool split, std::optional<int> data_rank, std::vector<Range> layers)
       : sizes_(job),
         through_root_(data_rank && job.plan.dp_mode == DataMode::dataparallel),
-        tp_(alone_on("tp", sizes_.plan.tp)),
+        tp_(alone_on("tp", sizes_.plan.tp, sizes_.largest_tp_rank())),
         cp_(alone_on("cp", sizes_.plan.cp)),
         pp_(alone_on("pp", 1)),
         data_(alone_on("dp", data_rank ? sizes_.data : 1, data_rank.value_or(0))),

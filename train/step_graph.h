@@ -22,9 +22,9 @@ namespace tessera {
 // Whether a run makes its steps so: one rank on a GPU, or several over NCCL that send no messages, and no look at the
 // parts of a step from the host (`traced`).
 bool steps_without_host(const Plan& plan, bool traced);
-// Why a run's steps are not captured; empty when they are. Throws FieldError where CudaGraph::on asks for what cannot
-// be.
-std::string no_graph_because(const Plan& plan, bool traced);
+// Why a run's steps are not captured; empty when they are. `counted`: each step has as many trained targets as its
+// sequences happen to hold. Throws FieldError where CudaGraph::on asks for what cannot be.
+std::string no_graph_because(const Plan& plan, bool traced, bool counted = false);
 
 class StepGraph {
  public:

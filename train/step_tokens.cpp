@@ -15,16 +15,18 @@ StepTokens::StepTokens(const Job& job, Sequences sequences, int64_t context, std
       sequences_(std::move(sequences)),
       context_(context),
       positions_(std::move(positions)),
+      masks_documents_(job.optim.document_mask),
       all_queries_(job.plan.cp_mode == ContextMode::ulysses),
       strategy_(strategy),
       arena_(std::move(arena)),
       places_(static_cast<size_t>(job.plan.microbatches)) {
-  if (job.optim.document_mask) document_end_ = document_end_of(sequences_);
+  check_sequences(job, sequences_);
 }
 
 // Micro-batches that this rank has asked for before it will ask for again.
 void StepTokens::begin(int64_t step) {
   step_ = step;
+  targets_ = static_cast<double>(targets_of_step(sequences_, step, batch_ * context_));
   for (size_t m = 0; m < places_.size(); ++m)
     if (places_[m].memory) fill(places_[m], ahead_step_ == step ? ahead_[m] : read(step, static_cast<int64_t>(m)));
 }
@@ -52,12 +54,16 @@ StepTokens::Parts StepTokens::read(int64_t step, int64_t microbatch) const {
   if (rows == 0) return {Tensor::meta(shape, DType::int32), Tensor::meta(shape, DType::int32)};
   const Tensor ids = Tensor::empty(shape, DType::int32, arena_->host(), Category::activations);
   const Tensor targets = Tensor::empty(shape, DType::int32, arena_->host(), Category::activations);
+  Tensor starts;
+  if (masks_documents_ && sequences_.starts)
+    starts = Tensor::empty(shape, DType::int32, arena_->host(), Category::activations);
   int64_t at = 0;
   for (const BatchSlice& slice : loads) {
     sequences_.load(step, slice.first, slice.count, ids.data<int32_t>() + at, targets.data<int32_t>() + at);
+    if (starts.defined()) sequences_.starts(step, slice.first, slice.count, starts.data<int32_t>() + at);
     at += slice.count * context_;
   }
-  const Documents documents = own_documents(ids);
+  const Documents documents = own_documents(ids, starts);
   return {own_columns(ids), own_columns(targets), documents.starts, documents.positions};
 }
 
@@ -110,25 +116,25 @@ StepTokens::Parts StepTokens::parts(int64_t microbatch, const std::array<bool, 4
 
 Microbatch StepTokens::load(int64_t microbatch, bool ids, bool targets) {
   const Parts some = parts(microbatch, {ids, targets});
-  return {some[0], some[1]};
+  return {some[0], some[1], 1 / targets_};
 }
 
 Documents StepTokens::documents(int64_t microbatch) {
-  if (!document_end_) return {};
+  if (!masks_documents_) return {};
   const Parts some = parts(microbatch, {false, false, true, true});
   return {some[2], some[3]};
 }
 
-Documents StepTokens::documents(const Tensor& whole) const {
-  if (!document_end_) return {};
-  const Documents here = own_documents(whole);
+Documents StepTokens::documents(const Tensor& whole, const Tensor& starts) const {
+  if (!masks_documents_) return {};
+  const Documents here = own_documents(whole, starts);
   return {here.starts.to(arena_), here.positions.to(arena_)};
 }
 
 // In the host's memory.
-Documents StepTokens::own_documents(const Tensor& whole) const {
-  if (!document_end_) return {};
-  const Documents all = documents_of(whole, *document_end_);
+Documents StepTokens::own_documents(const Tensor& whole, const Tensor& starts) const {
+  if (!masks_documents_) return {};
+  const Documents all = starts.defined() ? documents_from(starts) : documents_of(whole, document_end_of(sequences_));
   return {all_queries_ ? all.starts : own_columns(all.starts), own_columns(all.positions)};
 }
 

@@ -20,7 +20,7 @@ namespace tessera {
 class StepTokens {
  public:
   // `positions`: the columns of every sequence that this rank has; empty: all `context`. `strategy` must outlive it.
-  // Throws FieldError when the job masks documents and the sequences have no token that ends them.
+  // Throws FieldError as check_sequences() does.
   StepTokens(const Job& job, Sequences sequences, int64_t context, std::vector<int64_t> positions,
              const DataStrategy& strategy, ArenaPtr arena);
 
@@ -35,8 +35,12 @@ class StepTokens {
   // Of a micro-batch of whole sequences, for the parts of them that are here; undefined where the job does not mask
   // documents. Queued on a GPU; reads the sequences on any rank, also on one that loads no ids.
   Documents documents(int64_t microbatch);
-  // Of ids (B, context) in the host's memory. Waits on a GPU.
-  Documents documents(const Tensor& whole) const;
+  // Of ids (B, context) in the host's memory, or by `starts` where that is defined. Waits on a GPU.
+  Documents documents(const Tensor& whole, const Tensor& starts) const;
+  // Of the whole batch of the step: those that are trained.
+  double targets() const { return targets_; }
+  // Whether each step has another number of them.
+  bool counts_targets() const { return sequences_.trained != nullptr; }
   // This rank's columns of (B, context) in the host's memory, where it computes. Waits on a GPU.
   Tensor own(const Tensor& whole) const;
 
@@ -51,7 +55,7 @@ class StepTokens {
   };
   Parts read(int64_t step, int64_t microbatch) const;
   Parts parts(int64_t microbatch, const std::array<bool, 4>& wanted);
-  Documents own_documents(const Tensor& whole) const;
+  Documents own_documents(const Tensor& whole, const Tensor& starts) const;
   Tensor own_columns(const Tensor& whole) const;
   void fill(Place& place, const Parts& parts) const;
 
@@ -59,11 +63,12 @@ class StepTokens {
   Sequences sequences_;
   int64_t context_;
   std::vector<int64_t> positions_;
-  std::optional<int32_t> document_end_ = {};  // where documents are masked
-  bool all_queries_;                          // attention has the queries of all tokens, not of those that are here
+  bool masks_documents_;
+  bool all_queries_;  // attention has the queries of all tokens, not of those that are here
   const DataStrategy& strategy_;
   ArenaPtr arena_;
   int64_t step_ = 0;
+  double targets_ = 1;
   std::vector<Place> places_;
   std::vector<Parts> ahead_;  // by micro-batch, in the host's memory
   int64_t ahead_step_ = -1;

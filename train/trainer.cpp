@@ -60,7 +60,6 @@ ModelPart::Options Trainer::part_options() {
       .tie_copies = p.tie_copies,
       .data = data_options(job_),
       .sequences = job_.optim.batch / (p.dp * p.microbatches),
-      .scale = 1.0 / static_cast<double>(tokens_per_step()),
       .load = [this](int64_t microbatch, bool ids, bool targets) { return tokens_->load(microbatch, ids, targets); },
       .where = [this](int64_t microbatch) { return where(microbatch, true); },
       .arena = arena_,
@@ -122,7 +121,7 @@ StepReport Trainer::compute_gradients(Wish wish) {
   std::array<double, 2> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, vote_for(wish)};
   world_.sum(totals);
   StepReport r;
-  r.loss = totals[0] / static_cast<double>(tokens_per_step());
+  r.loss = totals[0] / tokens_->targets();
   r.wish = wish_of(totals[1]);
   r.grad_norm = std::sqrt(sum_of_squares());
   r.lr = schedule_.at(steps_done());
@@ -182,17 +181,16 @@ StepReport Trainer::step(Wish wish) {
 }
 
 // As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights.
-std::optional<double> Trainer::mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
+std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<bool()>& stop) {
   StepInfo at = where(0, false);
-  const auto forward = [&](const Tensor& ids, const Tensor& targets) {
-    at.documents = tokens_->documents(ids);
+  const auto forward = [&](const Tensor& ids, const Tensor& targets, const Tensor& starts) {
+    at.documents = tokens_->documents(ids, starts);
     model().set_step(at);
     const double sum =
         part_->stages().evaluate({tokens_->own(ids), tokens_->own(targets)}, part_->schedule(), mesh_["pp"]);
     return mesh_.coordinate("tp") == 0 ? sum : 0.0;
   };
   return tessera::mean_loss({.forward = forward,
-                             .context = whole_->config.context,
                              .at_once = job_.optim.batch / (job_.plan.microbatches * job_.plan.dp),
                              .turn = mesh_.coordinate("dp"),
                              .turns = mesh_.size("dp"),

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "data/token_file.h"
+#include "data/loader.h"
 #include "parallel/mesh.h"
 #include "train/job.h"
 #include "train/model_part.h"
@@ -34,9 +34,12 @@ class Trainer {
   StepReport compute_gradients(Wish wish = Wish::none);
   void update(const StepReport& report);
 
-  // The mean loss over a whole split, in windows of the context; the same on every rank. Nothing where a rank has
-  // stopped it.
-  std::optional<double> mean_loss(const TokenFile& split, const std::function<bool()>& stop);
+  // The mean loss over the targets of a whole split, whose rows have the context's length; the same on every rank.
+  // Nothing where a rank has stopped it.
+  std::optional<double> mean_loss(const Rows& split, const std::function<bool()>& stop);
+  std::optional<double> mean_loss(const TokenFile& split, const std::function<bool()>& stop) {
+    return mean_loss(Windows(split, whole_->config.context), stop);
+  }
   double mean_loss(const TokenFile& split) { return *mean_loss(split, {}); }
 
   int64_t steps_done() const { return updates_done() - more_updates_; }

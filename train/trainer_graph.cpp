@@ -26,7 +26,7 @@ void Trainer::make_graph() {
          .squares = [this] { return queue_squares(); },
          .optimizer = optimizer_.get(),
          .clip = job_.optim.clip,
-         .captured = no_graph_because(p, trace_ != nullptr).empty(),
+         .captured = no_graph_because(p, trace_ != nullptr, tokens_->counts_targets()).empty(),
          .may_give_up = p.cuda_graph == CudaGraph::automatic && !step_ranks_ && p.zero == ZeroStage::none,
          .ranks = step_ranks_.get(),
          .says_loss = mesh_.coordinate("tp") == 0,
@@ -51,7 +51,7 @@ StepReport Trainer::queued_step(Wish wish) {
   const double lr = schedule_.at(steps_done());
   const StepGraph::Found found = graph_->run(steps_done(), lr, wish);
   StepReport r{.lr = lr, .wish = found.wish};
-  r.loss = found.loss_sum / static_cast<double>(tokens_per_step());
+  r.loss = found.loss_sum / tokens_->targets();
   r.grad_norm = found.grad_norm;
   check_finite(r, steps_done() + 1);
   return r;

@@ -113,10 +113,31 @@ const FlatUnit* Reference::copied() {
   return nullptr;
 }
 
+// Of the step in hand.
+double Reference::step_targets() const {
+  return static_cast<double>(
+      targets_of_step(sequences_, optimizer_->steps(), job_.optim.batch * model_->config.context));
+}
+
+// Of the sequences from `first` on, whose ids are in the host's memory.
+Documents Reference::documents(const Tensor& ids, int64_t first) const {
+  if (!job_.optim.document_mask) return {};
+  Documents made;
+  if (sequences_.starts) {
+    made = {ids.clone(), ids.clone()};
+    sequences_.starts(optimizer_->steps(), first, ids.dim(0), made.starts.data<int32_t>());
+    for (int64_t i = 0; i < ids.numel(); ++i)
+      made.positions.data<int32_t>()[i] = static_cast<int32_t>(i % ids.dim(1)) - made.starts.data<int32_t>()[i];
+  } else {
+    made = documents_in(ids, document_end_of(sequences_));
+  }
+  return {made.starts.to(arena_), made.positions.to(arena_)};
+}
+
 // Forward and backward. With a head of its own the graph is cut before it: its use of the tied weight is walked alone.
 double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_head) {
   const FlatUnit* const apart = copied();
-  const double scale = 1.0 / static_cast<double>(job_.optim.batch * model_->config.context);
+  const double scale = 1.0 / step_targets();
   model_->clear_gradients();
   if (!apart) {
     const Loss loss = model_->head_loss(model_->hidden(ids), targets, scale);
@@ -144,14 +165,11 @@ Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
     const Tensor ids = Tensor::empty({size, context}, DType::int32, host),
                  targets = Tensor::empty({size, context}, DType::int32, host);
     sequences_.load(optimizer_->steps(), first, size, ids.data<int32_t>(), targets.data<int32_t>());
-    Documents documents;
-    if (job_.optim.document_mask) documents = documents_in(ids, document_end_of(sequences_));
-    if (documents.starts.defined()) documents = {documents.starts.to(arena_), documents.positions.to(arena_)};
     model_->set_step({.seed = static_cast<uint64_t>(job_.optim.seed),
                       .step = optimizer_->steps(),
                       .first_sequence = first,
                       .training = true,
-                      .documents = documents});
+                      .documents = documents(ids, first)});
     loss_sum += passes(ids.to(arena_), targets.to(arena_), of_head);
   }
   int64_t total = 0;
@@ -226,7 +244,7 @@ StepReport Reference::compute_gradients() {
   StepReport report;
   double loss = losses[0];
   for (size_t r = 1; r < ranks; ++r) loss += losses[r];
-  report.loss = loss / static_cast<double>(job_.optim.batch * model_->config.context);
+  report.loss = loss / step_targets();
   report.grad_norm = grad_norm(model_->units());
   report.lr = schedule_.at(optimizer_->steps());
   report.step = optimizer_->steps() + 1;

@@ -51,6 +51,8 @@ class Reference {
  private:
   Tensor gradient(int rank, int64_t microbatch, double& loss);
   double passes(const Tensor& ids, const Tensor& targets, Tensor& of_head);
+  double step_targets() const;
+  Documents documents(const Tensor& ids, int64_t first) const;
   const FlatUnit* copied();
   void take(const Tensor& total);
   Tensor sum_over_ranks(const std::vector<Tensor>& ranks) const;

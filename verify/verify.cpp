@@ -45,7 +45,7 @@ VerifyResult verify(const Job& given, const VerifyHooks& hooks) {
   const Job s = verifiable(given);
   check_can_be_verified(s);
   const Optimisation& o = s.optim;
-  const Sequences sequences = counted_sequences(s.model.vocab, s.model.context, o.batch, static_cast<uint64_t>(o.seed));
+  const Sequences sequences = hooks.sequences(s);
   VerifyResult result;
   result.steps = o.steps;
   result.exact = !splits_sums(s.plan);

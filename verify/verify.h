@@ -31,6 +31,11 @@ namespace tessera {
 // red.
 struct VerifyHooks {
   std::function<void(LaunchOptions& how)> launching = [](LaunchOptions&) {};
+  // What plan and oracle are trained on.
+  std::function<Sequences(const Job& job)> sequences = [](const Job& job) {
+    return counted_sequences(job.model.vocab, job.model.context, job.optim.batch,
+                             static_cast<uint64_t>(job.optim.seed));
+  };
   // The sequences that a rank of the world loads.
   std::function<Sequences(Sequences sequences, const Job& job, int rank)> loading = [](Sequences s, const Job&, int) {
     return s;

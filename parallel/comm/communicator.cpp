@@ -113,9 +113,9 @@ void Communicator::run(const Call& call, const std::vector<Tensor>& held, Algori
 Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
   if (transport_->only_queues(call)) return start_queued(call, std::move(held), algorithm);
   if (!worker_) worker_ = std::make_shared<CommWorker>();
-  // On a GPU memory is given back when the caller waits, and not when it happens to be done: then a step asks for the
-  // same addresses every time (tensor/cuda/graph.h).
-  std::vector<Tensor> until_waited = call.gpu ? held : std::vector<Tensor>();
+  // Memory is given back when the caller waits, and not when it happens to be done: then a step has the same peak every
+  // time, and on a GPU the same addresses (tensor/cuda/graph.h).
+  std::vector<Tensor> until_waited = held;
   ++in_background_;
   std::future<void> done = worker_->push([this, call, algorithm, requested = now(), tensors = std::move(held)] {
     const auto less = [](std::atomic<int>* count) { --*count; };

@@ -219,6 +219,16 @@ TEST_F(BenchTest, SchedulesAreSimulatedReplayedAndMeasured) {
   EXPECT_NEAR(all.at(1).at("bubble_predicted").get<double>(), 1.0 / 5, 1e-9);  // (p - 1) / (m + p - 1)
 }
 
+// Google Benchmark wants "0.0001" before version 1.8 and "0.0001s" since.
+TEST_F(BenchTest, SecondsAreReadInBothSpellings) {
+  for (const char* seconds : {"0.0001", "0.0001s"}) {
+    const Ran r = run("bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=" + std::string(seconds));
+    EXPECT_EQ(r.status, 0) << r.err;
+    EXPECT_EQ(r.err.find("--benchmark_min_time"), std::string::npos) << r.err;
+  }
+  expect_failure("bench --benchmark_min_time=5x", 2, "--benchmark_min_time: expected seconds, as 0.1 or 0.1s");
+}
+
 TEST_F(BenchTest, RanksOfAJobMeasureTogetherAndOnePrints) {
   if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun here";
   const std::string mpirun =

@@ -75,10 +75,39 @@ TEST(RankMemory, IsWhatRanksThenHold) {
       EXPECT_EQ(expected[r].held, found[r].held) << to_text(plan) << ", rank " << r;
       const double share = static_cast<double>(expected[r].total()) / static_cast<double>(found[r].total);
       EXPECT_GT(share, 0.97) << to_text(plan) << ", rank " << r;
-      const bool summed = plan.pp > 1 && plan.zero == ZeroStage::three;  // of two peaks, which need not come together
-      EXPECT_LT(share, summed ? 1.15 : 1.06) << to_text(plan) << ", rank " << r;
+      const bool summed = plan.pp > 1 && plan.zero == ZeroStage::three;  // of peaks that need not come together
+      EXPECT_LT(share, summed ? 1.2 : 1.06) << to_text(plan) << ", rank " << r;
     }
   }
+}
+
+// Ranks wait for sums and values of units that another thread brings, and hold the same whenever it comes.
+TEST(RankMemory, IsTheSameInEveryRun) {
+  Job job = small_job({.pp = 2, .dp = 2, .zero = ZeroStage::three, .schedule = ScheduleKind::gpipe, .microbatches = 3});
+  job.model.channels = 32;
+  job.model.context = 8;
+  const std::vector<RankMemory> expected = memory_of_ranks(job);
+  const std::vector<Peak> first = measured(job);
+  for (size_t r = 0; r < first.size(); ++r) EXPECT_LE(first[r].total, expected[r].total()) << "rank " << r;
+  for (int again = 0; again < 4; ++again) {
+    const std::vector<Peak> found = measured(job);
+    for (size_t r = 0; r < found.size(); ++r) EXPECT_EQ(found[r].total, first[r].total) << "rank " << r;
+  }
+}
+
+// A ffn of 9 is cut in 4 and 5, so that pieces of the last rank's units are padded to 256 more elements.
+TEST(RankMemory, OfTheTpRankThatHasMost) {
+  Job job = small_job({.dp = 2, .cp = 2, .tp = 2, .sp = true, .zero = ZeroStage::three});
+  job.model.kv_heads = 2;
+  job.model.channels = 32;
+  job.model.ffn = 9;
+  job.model.context = 16;
+  job.model.vocab = 29;
+  job.optim.batch = 4;
+  const std::vector<RankMemory> expected = memory_of_ranks(job);
+  const std::vector<Peak> found = measured(job);
+  EXPECT_LT(found[0].held.parameters, found[1].held.parameters);
+  for (size_t r = 0; r < found.size(); ++r) EXPECT_LE(found[r].total, expected[r].total()) << "rank " << r;
 }
 
 // Elements: the table 200 x 64, positions 64 x 64, in each of four layers 12 x 64 x 64 of matrices and 13 x 64 besides,

@@ -1,0 +1,78 @@
+// Examples as rows of tokens: what fine-tuning trains on. A token that is no part of a response is read and never a
+// target; what is left of a row is filled with token 0 and no targets.
+//
+//   one example to a row      p p p r r . . .          p: prompt, r: response, .: nothing
+//   packed                    p p r|p r r r|p p r r    attention stays within an example (`document_mask`)
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "data/chat_template.h"
+#include "data/dataset.h"
+#include "data/rows.h"
+
+namespace tessera {
+
+struct EncodedExample {
+  std::vector<int32_t> tokens;
+  std::vector<bool> trained;  // of each token, whether it is a target
+};
+
+// How many targets an example has: what is trained and is not the first token, which nothing predicts.
+int64_t targets_of(const EncodedExample& example);
+
+class ExampleRows final : public Rows {
+ public:
+  // Each example has a target and at most context + 1 tokens. Packed: the longest first, each into the row that it
+  // fills best.
+  ExampleRows(const std::vector<EncodedExample>& examples, int64_t context, bool packed);
+
+  int64_t context() const override { return context_; }
+  int64_t count() const override { return std::ssize(row_ends_); }
+  int64_t targets() const override { return targets_; }
+  void load(int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const override;
+  bool has_starts() const override { return packed_; }
+  void starts(int64_t first, int64_t count, int32_t* out) const override;
+  int64_t targets_of(int64_t row) const { return row_targets_[static_cast<size_t>(row)]; }
+
+  int64_t examples() const { return std::ssize(begins_) - 1; }
+  int64_t tokens() const { return std::ssize(tokens_); }
+  // The tokens of the first example before its first target.
+  std::vector<int32_t> prompt() const;
+  // The targets of all rows, one after another.
+  std::vector<int32_t> target_tokens() const;
+  uint64_t checksum() const;
+
+ private:
+  // Calls f(example, where in the row it begins) for each of a row, and gives where the last one ends.
+  template <class F>
+  int64_t walk(int64_t row, const F& f) const;
+
+  int64_t context_;
+  bool packed_;
+  std::vector<int32_t> tokens_;     // of all examples
+  std::vector<uint8_t> trained_;    // of each token
+  std::vector<int64_t> begins_{0};  // of each example, and the end of the last
+  std::vector<int64_t> members_;    // examples, row by row
+  std::vector<int64_t> row_ends_;   // in members_
+  std::vector<int64_t> row_targets_;
+  int64_t targets_ = 0;
+};
+
+struct ExampleOptions {
+  ChatTemplate style = ChatTemplate::automatic;
+  bool responses_only = true;
+  bool packed = false;
+  bool skip_bad = false;
+  int64_t context = 0;
+};
+
+// The examples of a JSONL file: the last tenth of its lines, at least one, are for validation. Throws InputError naming
+// file and line of the first that cannot be trained on, unless these are to be skipped; Dataset::notes says how many
+// were, how many were cut at the context, and which markers the tokenizer does not have.
+Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& tokenizer,
+                      const ExampleOptions& options);
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+// Examples for fine-tuning: a file of JSON, one object on each line. A line is one of four shapes, told by its keys; of
+// several the first that fits:
+//
+//   {"messages": [{"role": "system|user|assistant", "content": "..."}, ...]}
+//   {"prompt": "...", "completion": "..."}
+//   {"instruction": "...", "input": "..." (may be empty or absent), "output": "..."}
+//   {"text": "..."}
+//
+// Other keys of a line are passed over; a message has its two and no other.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+enum class Role : uint8_t { system, user, assistant };
+struct Message {
+  Role role = Role::user;
+  std::string text;
+};
+
+struct Example {
+  enum class Shape : uint8_t { messages, completion, instruction, text };
+  Shape shape = Shape::text;
+  std::vector<Message> turns;  // a text is one turn of the assistant, the others begin with what is asked
+  std::string input = {};      // of an instruction
+};
+
+// The example on a line; `what` names file and line. Throws InputError.
+Example parse_example(std::string_view line, const std::string& what);
+
+// Calls f with each line of a file, which may be compressed (data/compressed.h), that is not blank, and with its number
+// from 1. A byte order mark is dropped. Throws InputError for a file that cannot be read, and for a line of more than
+// 64 MiB.
+using LineFunction = std::function<void(std::string_view line, int64_t number)>;
+void for_each_line(const std::filesystem::path& file, const LineFunction& f);
+// The same of bytes in memory.
+void for_each_line_of(std::string_view bytes, const std::string& what, const LineFunction& f);
+
+// Whether a name says that it is such a file: .jsonl, also with .gz or .zst behind it.
+bool is_jsonl_name(const std::filesystem::path& file);
+
+}  // namespace tessera

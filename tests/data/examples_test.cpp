@@ -1,0 +1,290 @@
+// Examples for fine-tuning: the shapes of a line, the templates, what is trained of them, and how rows hold them.
+#include "data/examples.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <set>
+
+#include "data/permutation.h"
+#include "tensor/error.h"
+#include "tensor/temporary.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+std::string refused(std::string_view line) {
+  return error_of([&] { parse_example(line, "f:3"); });
+}
+
+TEST(Jsonl, HasFourShapes) {
+  const Example chat = parse_example(
+      R"({"id": 7, "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé"}]})", "f:1");
+  EXPECT_EQ(chat.shape, Example::Shape::messages);
+  ASSERT_EQ(chat.turns.size(), 2U);
+  EXPECT_EQ(chat.turns[0].role, Role::system);
+  EXPECT_EQ(chat.turns[1].text, "Hé");
+  const Example completion = parse_example(R"({"prompt": "1+1=", "completion": "2"})", "f:1");
+  EXPECT_EQ(completion.shape, Example::Shape::completion);
+  EXPECT_EQ(completion.turns[1].text, "2");
+  // Alpaca's own files have a text beside the rest.
+  const Example instruction =
+      parse_example(R"({"instruction": "Add.", "input": "1 1", "output": "2", "text": "all of it"})", "f:1");
+  EXPECT_EQ(instruction.shape, Example::Shape::instruction);
+  EXPECT_EQ(instruction.input, "1 1");
+  EXPECT_EQ(parse_example(R"({"instruction": "Add.", "output": "2"})", "f:1").input, "");
+  EXPECT_EQ(parse_example(R"({"text": "once"})", "f:1").shape, Example::Shape::text);
+}
+
+TEST(Jsonl, NamesTheLineThatIsWrong) {
+  EXPECT_EQ(refused("{}"),
+            "f:3: expected messages, prompt and completion, instruction and output, or text among its keys");
+  EXPECT_EQ(refused(R"({"text": 3})"), "f:3: the key 'text' is a number; expected a string");
+  EXPECT_EQ(refused(R"({"instruction": "Add."})"), "f:3: the key 'output' is missing");
+  EXPECT_EQ(refused(R"({"messages": []})"), "f:3: the key 'messages' must be a list of messages that is not empty");
+  EXPECT_EQ(refused(R"({"messages": [{"role": "tool", "content": ""}]})"),
+            "f:3: message 1: the role 'tool'; expected system, user or assistant");
+  EXPECT_EQ(refused(R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b",
+"weight": 0}]})"),
+            "f:3: message 2 has the key 'weight'; expected role and content alone");
+  EXPECT_EQ(refused("[1]"), "f:3: expected an object");
+  EXPECT_TRUE(refused(R"({"text": "a", "text": "b"})").starts_with("f:3: the key 'text' stands twice"));
+  EXPECT_TRUE(refused(R"({"text": "a)").starts_with("f:3: not valid JSON at byte"));
+  EXPECT_TRUE(refused("{\"text\": \"\xff\"}").starts_with("f:3: not valid JSON at byte"));
+}
+
+TEST(Jsonl, LinesAreCountedWithTheBlankOnes) {
+  std::vector<std::string> found;
+  for_each_line_of("\xEF\xBB\xBF" "a\r\n\n  \nb\n\nc", "f", [&](std::string_view line, int64_t number) {
+    found.push_back(std::to_string(number) + std::string(line));
+  });
+  EXPECT_EQ(found, (std::vector<std::string>{"1a\r", "4b", "6c"}));
+}
+
+// As text, with the response in brackets, and * for the end.
+std::string shown(const Example& example, ChatTemplate style) {
+  std::string out;
+  bool within = false;
+  for (const Piece& piece : render(example, {style}, "f:1")) {
+    if (piece.response != within) out += within ? "]" : "[";
+    within = piece.response;
+    out += piece.kind == Piece::Kind::end ? "*" : piece.text;
+  }
+  return out + (within ? "]" : "");
+}
+
+TEST(ChatTemplates, AreThoseOfTheField) {
+  const Example chat{Example::Shape::messages,
+                     {{Role::system, "S"}, {Role::user, " U "}, {Role::assistant, " A "}, {Role::user, "V"},
+                      {Role::assistant, "B"}}};
+  EXPECT_EQ(shown(chat, ChatTemplate::chatml),
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n U <|im_end|>\n<|im_start|>assistant\n[ A <|im_end|>]\n"
+            "<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n[B<|im_end|>]\n");
+  EXPECT_EQ(shown(chat, ChatTemplate::automatic), shown(chat, ChatTemplate::chatml));
+  EXPECT_EQ(shown(chat, ChatTemplate::llama3),
+            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n[A<|eot_id|>]"
+            "<|start_header_id|>user<|end_header_id|>\n\nV<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n[B<|eot_id|>]");
+  EXPECT_EQ(shown(chat, ChatTemplate::alpaca),
+            "S\n\n### Instruction:\n U \n\n### Response:\n[ A *]\n\n### Instruction:\nV\n\n### Response:\n[B*]");
+  EXPECT_EQ(error_of([&] { render(chat, {ChatTemplate::none}, "f:1"); }),
+            "f:1: messages need a `template`: expected chatml, llama3 or alpaca, found none");
+
+  const Example asked{Example::Shape::instruction, {{Role::user, "Add."}, {Role::assistant, "2"}}, "1 1"};
+  EXPECT_EQ(shown(asked, ChatTemplate::automatic),
+            "Below is an instruction that describes a task, paired with an input that provides further context. Write "
+            "a response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 1\n\n"
+            "### Response:\n[2*]");
+  EXPECT_EQ(shown(asked, ChatTemplate::none), "Add.\n1 1[2*]");
+  const Example bare{Example::Shape::instruction, {{Role::user, "Add."}, {Role::assistant, "2"}}};
+  EXPECT_EQ(shown(bare, ChatTemplate::automatic),
+            "Below is an instruction that describes a task. Write a response that appropriately completes the "
+            "request.\n\n### Instruction:\nAdd.\n\n### Response:\n[2*]");
+  const Example completion{Example::Shape::completion, {{Role::user, "1+1="}, {Role::assistant, "2"}}};
+  EXPECT_EQ(shown(completion, ChatTemplate::automatic), "1+1=[2*]");
+  const Example text{Example::Shape::text, {{Role::assistant, "once"}}};
+  EXPECT_EQ(shown(text, ChatTemplate::chatml), "[once*]");
+}
+
+TEST(ChatTemplates, AModelsOwnIsRecognisedOnlyIfItSaysTheSame) {
+  constexpr std::string_view kChatml =
+      "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}"
+      "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
+      "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+  EXPECT_EQ(recognised(kChatml), ChatTemplate::chatml);
+  std::string other(kChatml);
+  other.replace(other.find("<|im_end|>"), 10, "<|end|>");
+  EXPECT_EQ(recognised(other), std::nullopt);
+  EXPECT_EQ(recognised(""), std::nullopt);
+}
+
+EncodedExample example_of(int32_t first, int64_t prompt, int64_t response) {
+  EncodedExample out{std::vector<int32_t>(static_cast<size_t>(prompt + response)),
+                     std::vector<bool>(static_cast<size_t>(prompt), false)};
+  std::iota(out.tokens.begin(), out.tokens.end(), first);
+  out.trained.resize(out.tokens.size(), true);
+  return out;
+}
+
+TEST(ExampleRows, TrainTheResponseAndNeverThePadding) {
+  const ExampleRows rows({example_of(10, 2, 2), example_of(20, 0, 2)}, 5, false);
+  std::vector<int32_t> in(10), out(10);
+  rows.load(0, 2, in.data(), out.data());
+  EXPECT_EQ(in, (std::vector<int32_t>{10, 11, 12, 0, 0, 20, 0, 0, 0, 0}));
+  EXPECT_EQ(out, (std::vector<int32_t>{-1, 12, 13, -1, -1, 21, -1, -1, -1, -1}));
+  EXPECT_EQ(rows.targets(), 3);
+  EXPECT_EQ(rows.targets_of(0), 2);
+  EXPECT_EQ(rows.prompt(), (std::vector<int32_t>{10, 11}));
+  EXPECT_EQ(rows.target_tokens(), (std::vector<int32_t>{12, 13, 21}));
+  EXPECT_THROW(rows.load(1, 2, in.data(), out.data()), Error);
+  EXPECT_THROW(ExampleRows({example_of(0, 2, 5)}, 5, false), Error);  // too long
+  EXPECT_THROW(ExampleRows({example_of(0, 3, 0)}, 5, false), Error);  // nothing to learn
+}
+
+// Every target once, with the same tokens before it as alone, and its document's beginning.
+TEST(ExampleRows, PackedHoldEachExampleOnceAndApart) {
+  std::vector<EncodedExample> examples;
+  const Philox random = Philox::named(1, "packing");
+  for (uint64_t e = 0; e < 50; ++e)
+    examples.push_back(example_of(static_cast<int32_t>(100 * e), static_cast<int64_t>(random.below(5, e)),
+                                  2 + static_cast<int64_t>(random.below(7, e, 1))));
+  const ExampleRows rows(examples, 16, true);
+  EXPECT_LT(rows.count(), 25);
+  int64_t targets = 0, positions = 0;
+  std::set<int32_t> seen;
+  for (int64_t r = 0; r < rows.count(); ++r) {
+    std::vector<int32_t> in(16), out(16), starts(16);
+    rows.load(r, 1, in.data(), out.data());
+    rows.starts(r, 1, starts.data());
+    int64_t own = 0;
+    for (size_t t = 0; t < 16; ++t) {
+      if (out[t] < 0) continue;
+      ++own;
+      EXPECT_TRUE(seen.insert(out[t]).second);
+      const auto& example = examples[static_cast<size_t>(out[t] / 100)];
+      const auto start = static_cast<size_t>(starts[t]);
+      EXPECT_EQ(in[start], example.tokens[0]);
+      EXPECT_EQ(static_cast<size_t>(out[t] % 100), t - start + 1);
+      EXPECT_TRUE(example.trained[t - start + 1]);
+    }
+    EXPECT_EQ(own, rows.targets_of(r));
+    targets += own;
+  }
+  for (const EncodedExample& e : examples) positions += targets_of(e);
+  EXPECT_EQ(targets, positions);
+  EXPECT_EQ(rows.targets(), positions);
+  EXPECT_NE(rows.checksum(), ExampleRows(examples, 16, false).checksum());
+}
+
+class LoadedExamples : public testing::Test {
+ protected:
+  fs::path write(const std::string& text) const {
+    const fs::path file = folder_.path() / "f.jsonl";
+    std::ofstream(file, std::ios::binary) << text;
+    return file;
+  }
+  TemporaryName folder_{fs::temp_directory_path() / "tessera-examples"};
+  LoadedExamples() { fs::create_directories(folder_.path()); }
+};
+
+const TokenizerChoice kBytes{.name = "bytes"};
+constexpr const char* kGood = "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n";
+
+TEST_F(LoadedExamples, AreTokensOfPromptAndResponse) {
+  const Dataset d = load_examples(write(std::string(kGood) + kGood + kGood), kBytes, {.context = 8});
+  EXPECT_EQ(d.train_examples->examples(), 2);
+  EXPECT_EQ(d.val_examples->examples(), 1);
+  EXPECT_EQ(d.train_examples->targets(), 4);
+  EXPECT_EQ(d.prompt(), (std::vector<int32_t>{'a', 'b'}));
+  EXPECT_EQ(d.notes, std::vector<std::string>{
+                         "the tokenizer has no token that ends a text: a model cannot learn where to stop"});
+  ExampleOptions all{.responses_only = false, .context = 8};
+  EXPECT_EQ(load_examples(write(std::string(kGood) + kGood), kBytes, all).train_examples->targets(), 3);
+  const Dataset chat = load_examples(
+      write("{\"instruction\": \"a\", \"output\": \"b\"}\n{\"instruction\": \"a\", \"output\": \"c\"}\n"),
+      {.name = "char"}, {.style = ChatTemplate::chatml, .context = 200});
+  EXPECT_EQ(chat.notes, std::vector<std::string>{"the tokenizer has no <|im_end|>, <|im_start|>; written as text, which "
+                                                 "a message could hold too"});
+  EXPECT_EQ(chat.tokenizer->decode(chat.prompt()),
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(chat.tokenizer->decode(chat.val_examples->target_tokens()), "c<|im_end|>");
+}
+
+TEST_F(LoadedExamples, ABadLineIsNamedOrCounted) {
+  const std::string good = kGood;
+  const fs::path file = write(good + "{\"prompt\": \"ab\"}\n" + good + "nonsense\n{\"prompt\": \"ab\", \"completion\": "
+                              "\"\"}\n{\"prompt\": \"abcdefghij\", \"completion\": \"k\"}\n" + good);
+  const std::string name = file.string();
+  const auto load = [&](bool skip) { return load_examples(file, kBytes, {.skip_bad = skip, .context = 8}); };
+  EXPECT_EQ(error_of([&] { load(false); }),
+            name + ":2: expected messages, prompt and completion, instruction and output, or text among its keys");
+  const Dataset d = load(true);
+  EXPECT_EQ(d.train_examples->examples() + d.val_examples->examples(), 3);
+  EXPECT_TRUE(d.notes.front().starts_with("4 bad lines are skipped; the first: " + name + ":2: ")) << d.notes.front();
+  EXPECT_EQ(error_of([&] {
+              load_examples(write(good + "{\"prompt\": \"ab\", \"completion\": \"\"}\n"), kBytes, {.context = 8});
+            }),
+            name + ":2: no token to train on: there is no response in it");
+  EXPECT_EQ(error_of([&] {
+              load_examples(write(good + "{\"prompt\": \"abcdefghi\", \"completion\": \"k\"}\n"), kBytes,
+                            {.context = 8});
+            }),
+            name + ":2: no token to train on: the response begins behind the context of 8 tokens");
+  EXPECT_TRUE(error_of([&] { load_examples(write(good + "{}\n"), kBytes, {.skip_bad = true, .context = 8}); })
+                  .starts_with(name + ": 1 examples to train on; expected at least 2"));
+  EXPECT_TRUE(error_of([&] { load_examples(write(""), {.name = "char"}, {.context = 8}); })
+                  .starts_with(name + ": 0 examples"));
+}
+
+TEST_F(LoadedExamples, LongOnesAreCutAndCounted) {
+  const std::string line = "{\"prompt\": \"ab\", \"completion\": \"cdefghijkl\"}\n";
+  const Dataset d = load_examples(write(line + line), kBytes, {.context = 6});
+  EXPECT_EQ(d.train_examples->tokens(), 7);
+  EXPECT_EQ(d.train_examples->targets(), 5);
+  EXPECT_EQ(d.notes.front(), "2 examples are longer than the context and are cut after 7 tokens");
+}
+
+TEST(Permutation, HoldsEveryPlaceOnceInEachRound) {
+  const Philox random = Philox::named(3, "shuffle");
+  for (const uint64_t count : {1U, 2U, 3U, 7U, 64U, 65U, 1000U}) {
+    std::set<std::vector<uint64_t>> orders;
+    for (uint64_t round = 0; round < 20; ++round) {
+      std::vector<uint64_t> order, sorted(count);
+      for (uint64_t place = 0; place < count; ++place) order.push_back(permuted(random, round, count, place));
+      orders.insert(order);
+      std::sort(order.begin(), order.end());
+      std::iota(sorted.begin(), sorted.end(), 0);
+      EXPECT_EQ(order, sorted);
+    }
+    EXPECT_GE(orders.size(), count == 1 ? 1 : count == 2 ? 2 : count == 3 ? 4 : 19) << count;
+  }
+}
+
+// What stands first is any of five alike: chi-square with four degrees of freedom below its 99.9% quantile.
+TEST(Permutation, HasNoFavourites) {
+  const Philox random = Philox::named(4, "shuffle");
+  std::vector<double> firsts(5, 0.0);
+  constexpr uint64_t kTrials = 5000;
+  for (uint64_t round = 0; round < kTrials; ++round) ++firsts[permuted(random, round, 5, 0)];
+  double chi = 0;
+  for (const double found : firsts) chi += (found - kTrials / 5.0) * (found - kTrials / 5.0) / (kTrials / 5.0);
+  EXPECT_LT(chi, 18.5);
+}
+
+}  // namespace
+}  // namespace tessera

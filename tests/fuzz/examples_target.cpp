@@ -1,0 +1,33 @@
+// A file of examples, as it may be compressed: lines, shapes and templates. Every line that is an example has a form in
+// each template but one, and a response.
+#include <algorithm>
+
+#include "data/chat_template.h"
+#include "data/compressed.h"
+#include "data/jsonl.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse_examples(std::string_view bytes) {
+  std::string text;
+  unpack_text(bytes, kWhat, [&](std::string_view piece) { text += piece; });
+  for_each_line_of(text, kWhat, [](std::string_view line, int64_t number) {
+    const std::string where = std::string(kWhat) + ":" + std::to_string(number);
+    const Example example = parse_example(line, where);
+    for (const ChatTemplate style :
+         {ChatTemplate::automatic, ChatTemplate::chatml, ChatTemplate::llama3, ChatTemplate::alpaca}) {
+      const std::vector<Piece> pieces = render(example, style, where);
+      const bool answers =
+          std::ranges::any_of(example.turns, [](const Message& m) { return m.role == Role::assistant; });
+      require(std::ranges::any_of(pieces, &Piece::response) == answers, "what an assistant says is the response");
+    }
+    recognised(line);
+  });
+}
+
+const Target target("examples", parse_examples);
+
+}  // namespace
+}  // namespace tessera::fuzz

@@ -1,0 +1,22 @@
+// One line of `plan --cases`: a model, a plan, hardware and software. What is accepted has a plan that can be printed.
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "planner/case_json.h"
+#include "tensor/field_error.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse_plan_case(std::string_view bytes) try {
+  const planner::Case c = planner::case_from_json(bytes, kWhat);
+  require(planner::to_json(c.layout).contains("schedule"), "what is accepted can be printed");
+} catch (const FieldError& e) {  // the field is named, and the line by whoever reads lines
+  throw InputError(std::string(kWhat) + ": " + e.what());
+}
+
+const Target target("plan_case", parse_plan_case);
+
+}  // namespace
+}  // namespace tessera::fuzz
