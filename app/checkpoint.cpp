@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "app/checkpoint_options.h"
@@ -13,7 +14,6 @@
 #include "app/pretrained.h"
 #include "app/progress.h"
 #include "app/run_directory.h"
-#include "data/bpe/bpe_tokenizer.h"
 #include "data/files.h"
 #include "data/tokenizer_choice.h"
 #include "hub/folder.h"
@@ -74,14 +74,11 @@ void import_model(const CheckpointOptions& o) {
                     one_line(o.from), one_line(o.out), one_line(o.out), one_line(o.out)));
 }
 
+// As other programs know it, or as only we do.
 void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer) {
-  const auto* const bpe = dynamic_cast<const BpeTokenizer*>(&tokenizer);
-  if (!bpe) {
-    write_file(folder / "tokenizer.json", tokenizer.to_json());
-    return;
-  }
-  write_file(folder / "vocab.json", bpe->vocab_json());
-  write_file(folder / "merges.txt", bpe->merges_txt());
+  const std::map<std::string, std::string> files = tokenizer.files();
+  for (const auto& [name, text] : files) write_file(folder / name, text);
+  if (files.empty()) write_file(folder / "tokenizer.json", tokenizer.to_json());
 }
 
 void export_model(const CheckpointOptions& o) {
@@ -121,7 +118,8 @@ void inspect(const CheckpointOptions& o) {
       "{}\n{}: {} layers, {} heads on {} of keys and values of {} numbers, {} channels, {} hidden, context {}, "
       "vocabulary {}{}\n{} parameters in {}\n\n",
       one_line(from.path.string()), text_of(c.family), c.layers, c.heads, c.all_heads().key, c.head_size(), c.channels,
-      c.hidden(), c.context, c.vocab, c.tied ? ", head tied" : "", short_number(static_cast<double>(parameters)), name_of(from.dtype));
+      c.hidden(), c.context, c.vocab, c.tied ? ", head tied" : "", short_number(static_cast<double>(parameters)),
+      name_of(from.dtype));
   for (const HubTensor& t : all) {
     std::vector<std::string> theirs;
     for (const HubTensor::Piece& piece : t.pieces) theirs.push_back(piece.name);

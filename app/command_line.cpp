@@ -146,7 +146,7 @@ void add_data(CLI::App& app, DatasetOptions& o) {
   d->add_option("SOURCE", o.source, "austen, tinyshakespeare, a text file, or llm.c's token file")
       ->required()
       ->type_name("");
-  add(d, "--tokenizer", "char, bytes, bpe, or a folder with vocab.json and merges.txt [char]",
+  add(d, "--tokenizer", "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt [char]",
       [&o](const std::string& t) { o.tokenizer = t; });
   add(d, "--vocab", "most tokens of a bpe tokenizer that is trained [50257]",
       [&o](const std::string& t) { o.vocab = parse_integer("--vocab", t, 256, 1e9); });

@@ -11,6 +11,7 @@
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/run_directory.h"
+#include "data/stream_decoder.h"
 #include "models/sample.h"
 #include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
@@ -50,12 +51,13 @@ int run_generate(const GenerateOptions& o) {
   print(o.prompt);
   const auto start = std::chrono::steady_clock::now();
   int64_t written = 0;
+  StreamDecoder text(*tokenizer);
   sample(*model, prompt, o.tokens, options, [&](int32_t token) {
-    const bool open = print(tokenizer->decode(std::span(&token, 1)));
+    const bool open = print(text.add(token));
     ++written;
     return open;
   });
-  print("\n");
+  print(text.end() + "\n");
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::fputs(fmt::format("{} tokens from {}, {} tokens/s\n", written, one_line(checkpoint.path.string()),
                          short_number(static_cast<double>(written) / seconds))

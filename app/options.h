@@ -168,7 +168,8 @@ void for_each_option(Options&& o, F&& f) {
                "tuned on, a file of examples, FILE.jsonl"},
     o.data);
   f(OptionInfo{"tokenizer", "Data",
-               "char, bytes, bpe, or a folder with vocab.json and merges.txt; default: char for nano and mini models, "
+               "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt; default: char for "
+               "nano and mini models, "
                "bpe for others"},
     o.tokenizer);
   f(OptionInfo{"batch", "Data", "sequences per step", "", 1, 1e9}, o.batch);

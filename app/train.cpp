@@ -17,6 +17,7 @@
 #include "app/tokenizer_choice.h"
 #include "app/training.h"
 #include "data/files.h"
+#include "data/stream_decoder.h"
 #include "models/sample.h"
 #include "tensor/cpu/amx.h"
 #include "tensor/cpu/vectorize.h"
@@ -187,16 +188,17 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
   model->freeze();                  // or there would be memory for gradients
   model->materialize(0, rank_arena(plan.device, 0), run.job.optim.dtype, DType::float32);
   load_model(*model, find_checkpoint(run.directory.path(), passed_over));
-  std::vector<int32_t> written;
+  StreamDecoder text(*run.dataset.tokenizer);
+  std::string written;
   const std::vector<int32_t> prompt = run.dataset.prompt();
   const SampleOptions options{.temperature = 0.8,
                               .seed = static_cast<uint64_t>(run.options.seed),
                               .vocab = run.dataset.tokenizer->vocab_size()};
   sample(*model, prompt, kSampleTokens, options, [&](int32_t token) {
-    written.push_back(token);
+    written += text.add(token);
     return interrupted() == 0;
   });
-  return run.dataset.tokenizer->decode(written);
+  return written + text.end();
 }
 
 int run_train(const TrainOptions& o) {

@@ -41,7 +41,8 @@ std::vector<int32_t> read_llmc(const fs::path& file, int64_t vocab) {
 void require_folder(const fs::path& file, const TokenizerChoice& choice) {
   if (choice.name.empty() || choice.name == "char" || choice.name == "bytes" || choice.name == "bpe")
     throw Error(fmt::format(
-        "`tokenizer`: expected the folder with the vocab.json and merges.txt that {} was made with, found {}",
+        "`tokenizer`: expected the folder with the tokenizer.json, or the vocab.json and merges.txt, that {} was made "
+        "with, found {}",
         file.string(), choice.name.empty() ? "none" : "'" + choice.name + "'"));
 }
 

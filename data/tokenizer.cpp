@@ -8,7 +8,7 @@
 #include <set>
 
 #include "data/bpe/bpe_tokenizer.h"
-#include "data/files.h"
+#include "data/hub_tokenizer/hub_tokenizer.h"
 #include "data/json.h"
 #include "data/utf8.h"
 #include "tensor/error.h"
@@ -40,10 +40,21 @@ CharTokenizer chars_from_json(const nlohmann::json& json, const std::string& wha
   return CharTokenizer(std::move(characters));
 }
 
-}  // namespace
+HubTokenizer hub_from_json(const nlohmann::json& json, const std::string& what) {
+  const nlohmann::json files = json.value("files", nlohmann::json());
+  if (!files.is_object() || !files.contains("tokenizer.json"))
+    throw InputError(fmt::format("{}: the key 'files' must be an object with a 'tokenizer.json'", what));
+  HubTokenizer::Files texts;
+  for (const auto& [name, text] : files.items()) {
+    if (!HubTokenizer::is_file(name) || !text.is_string())
+      throw InputError(fmt::format("{}: 'files' has '{}', which is no text of a tokenizer's file", what, name));
+    texts.emplace(name, text.get<std::string>());
+  }
+  const nlohmann::json main = parse_json(texts.at("tokenizer.json"), what + ": tokenizer.json");
+  return {std::move(texts), main, what + ": "};
+}
 
-std::unique_ptr<Tokenizer> Tokenizer::from_json(std::string_view text, const std::string& what) {
-  const nlohmann::json json = parse_json(text, what);
+std::unique_ptr<Tokenizer> tokenizer_of(const nlohmann::json& json, const std::string& what) {
   if (!json.is_object() || json.value("format", nlohmann::json()) != kTokenizerFormat)
     throw InputError(fmt::format("{}: not a tokenizer (the key 'format' must be \"{}\")", what, kTokenizerFormat));
   if (json.value("version", nlohmann::json()) != 1)
@@ -66,19 +77,39 @@ std::unique_ptr<Tokenizer> Tokenizer::from_json(std::string_view text, const std
                                                                     json["merges.txt"].get_ref<const std::string&>(),
                                                                     what + ": vocab.json", what + ": merges.txt"));
   }
-  if (kind != "bytes") throw InputError(fmt::format("{}: the key 'kind' must be \"char\", \"bytes\" or \"bpe\"", what));
+  if (kind == "hub") {
+    expect_keys(4);
+    return std::make_unique<HubTokenizer>(hub_from_json(json, what));
+  }
+  if (kind != "bytes")
+    throw InputError(fmt::format("{}: the key 'kind' must be \"char\", \"bytes\", \"bpe\" or \"hub\"", what));
   expect_keys(3);
   return std::make_unique<ByteTokenizer>();
 }
 
+}  // namespace
+
+std::unique_ptr<Tokenizer> Tokenizer::from_json(std::string_view text, const std::string& what) {
+  return tokenizer_of(parse_json(text, what), what);
+}
+
 std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& file) {
-  return from_json(read_file(file), file.string());
+  return from_json(read_tokenizer_file(file), file.string());
 }
 
 std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& folder) {
+  const std::filesystem::path file = folder / "tokenizer.json";
   std::error_code error;
-  if (std::filesystem::exists(folder / "tokenizer.json", error)) return load(folder / "tokenizer.json");
-  return std::make_unique<BpeTokenizer>(BpeTokenizer::load_files(folder));
+  if (!std::filesystem::exists(file, error)) {
+    if (!std::filesystem::exists(folder / "vocab.json", error))
+      throw InputError(
+          fmt::format("{}: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt", folder.string()));
+    return std::make_unique<BpeTokenizer>(BpeTokenizer::load_files(folder));
+  }
+  std::string text = read_tokenizer_file(file);
+  const nlohmann::json json = parse_json(text, file.string());
+  if (json.is_object() && json.contains("format")) return tokenizer_of(json, file.string());
+  return HubTokenizer::load(folder, std::move(text), json);
 }
 
 CharTokenizer::CharTokenizer(std::vector<char32_t> characters) : characters_(std::move(characters)) {

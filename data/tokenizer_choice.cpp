@@ -6,9 +6,7 @@
 
 #include <filesystem>
 
-#include "data/bpe/bpe_tokenizer.h"
 #include "data/bpe/bpe_train.h"
-#include "data/files.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -22,8 +20,7 @@ bool is_builtin(std::string_view name) { return name == "char" || name == "bytes
 std::unique_ptr<Tokenizer> load_folder(std::string_view name) {
   std::error_code error;
   if (!std::filesystem::is_directory(name, error))
-    throw Error(
-        fmt::format("`tokenizer` '{}': expected char, bytes, bpe, or a folder with vocab.json and merges.txt", name));
+    throw Error(fmt::format("`tokenizer` '{}': expected char, bytes, bpe, or a tokenizer's folder", name));
   return Tokenizer::open_folder(name);
 }
 

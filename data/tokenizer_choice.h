@@ -11,7 +11,7 @@
 namespace tessera {
 
 struct TokenizerChoice {
-  std::string name = {};  // char, bytes, bpe, or a folder with vocab.json and merges.txt; empty: `otherwise`
+  std::string name = {};  // char, bytes, bpe, or a tokenizer's folder (Tokenizer::open_folder); empty: `otherwise`
   std::string otherwise = "char";
   int64_t vocab_size = 50257;  // of a bpe tokenizer that is trained
   // Called while one is trained, with the tokens made so far.

@@ -1,6 +1,8 @@
 // Decoding and encoding of UTF-8.
 #include "data/utf8.h"
 
+#include <algorithm>
+
 namespace tessera {
 
 std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position) {
@@ -39,6 +41,37 @@ size_t find_invalid_utf8(std::string_view bytes) {
   while (position < bytes.size())
     if (!next_code_point(bytes, position)) return position;
   return std::string_view::npos;
+}
+
+size_t begun_character(std::string_view bytes, size_t position) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(bytes[i]); };
+  if (position >= bytes.size()) return 0;
+  const unsigned char lead = byte(position);
+  if (lead < 0xC2 || lead > 0xF4) return 0;
+  const size_t most = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : 1;
+  size_t length = 1;
+  for (; length < most && position + length < bytes.size(); ++length) {
+    const unsigned char next = byte(position + length);
+    const bool second = length == 1;  // which tells overlong forms, surrogates and what is beyond U+10FFFF
+    const unsigned char least = second && lead == 0xE0 ? 0xA0 : second && lead == 0xF0 ? 0x90 : 0x80;
+    const unsigned char last = second && lead == 0xED ? 0x9F : second && lead == 0xF4 ? 0x8F : 0xBF;
+    if (next < least || next > last) break;
+  }
+  return length;
+}
+
+std::string replace_broken(std::string_view bytes) {
+  std::string out;
+  out.reserve(bytes.size());
+  while (!bytes.empty()) {
+    const size_t valid = std::min(find_invalid_utf8(bytes), bytes.size());
+    out += bytes.substr(0, valid);
+    bytes.remove_prefix(valid);
+    if (bytes.empty()) break;
+    append_utf8(out, 0xFFFD);
+    bytes.remove_prefix(std::max<size_t>(1, begun_character(bytes, 0)));
+  }
+  return out;
 }
 
 }  // namespace tessera

@@ -32,8 +32,10 @@ std::string common_name(const std::string& name, Family family) {
   return name;
 }
 bool follows_from_the_rest(const std::string& name, Family family) {
-  if (family == Family::gpt2) return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-  return name.ends_with(".rotary_emb.inv_freq");
+  static const std::vector<std::string_view> gpt2{".attn.bias", ".attn.masked_bias"};
+  static const std::vector<std::string_view> llama{".rotary_emb.inv_freq"};
+  return std::ranges::any_of(family == Family::gpt2 ? gpt2 : llama,
+                             [&](std::string_view end) { return name.ends_with(end); });
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }

@@ -9,18 +9,16 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
+#include "data/bpe/merges.h"
 #include "data/tokenizer.h"
 
 namespace tessera {
 
 class BpeTokenizer final : public Tokenizer {
  public:
-  struct Merge {
-    int32_t left, right;
-  };
+  using Merge = bpe::Merge;
 
   // The bytes of each token, and the merges in order of rank. A token that is neither one byte nor the result of a
   // merge is special, like <|endoftext|>: encode() never makes it, decode() writes it out. Throws InputError, naming
@@ -49,13 +47,11 @@ class BpeTokenizer final : public Tokenizer {
  private:
   void index_bytes(const std::string& what);
   void index_merges(const std::string& what);
-  void encode_piece(std::string_view piece, std::vector<int32_t>& out) const;
 
   std::vector<std::string> tokens_;
   std::vector<Merge> merges_;
-  std::vector<int32_t> results_;                 // of each merge
-  std::array<int32_t, 256> byte_tokens_{};       // the token of each byte
-  std::unordered_map<uint64_t, int32_t> ranks_;  // by the pair
+  std::array<int32_t, 256> byte_tokens_{};  // the token of each byte
+  bpe::MergeTable table_;
 };
 
 }  // namespace tessera

@@ -32,7 +32,8 @@ std::string refused(std::string_view line) {
 
 TEST(Jsonl, HasFourShapes) {
   const Example chat = parse_example(
-      R"({"id": 7, "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé"}]})", "f:1");
+      R"({"id": 7, "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé"}]})",
+      "f:1");
   EXPECT_EQ(chat.shape, Example::Shape::messages);
   ASSERT_EQ(chat.turns.size(), 2U);
   EXPECT_EQ(chat.turns[0].role, Role::system);
@@ -68,9 +69,10 @@ TEST(Jsonl, NamesTheLineThatIsWrong) {
 
 TEST(Jsonl, LinesAreCountedWithTheBlankOnes) {
   std::vector<std::string> found;
-  for_each_line_of("\xEF\xBB\xBF" "a\r\n\n  \nb\n\nc", "f", [&](std::string_view line, int64_t number) {
-    found.push_back(std::to_string(number) + std::string(line));
-  });
+  for_each_line_of(
+      "\xEF\xBB\xBF"
+      "a\r\n\n  \nb\n\nc",
+      "f", [&](std::string_view line, int64_t number) { found.push_back(std::to_string(number) + std::string(line)); });
   EXPECT_EQ(found, (std::vector<std::string>{"1a\r", "4b", "6c"}));
 }
 
@@ -87,9 +89,9 @@ std::string shown(const Example& example, ChatTemplate style) {
 }
 
 TEST(ChatTemplates, AreThoseOfTheField) {
-  const Example chat{Example::Shape::messages,
-                     {{Role::system, "S"}, {Role::user, " U "}, {Role::assistant, " A "}, {Role::user, "V"},
-                      {Role::assistant, "B"}}};
+  const Example chat{
+      Example::Shape::messages,
+      {{Role::system, "S"}, {Role::user, " U "}, {Role::assistant, " A "}, {Role::user, "V"}, {Role::assistant, "B"}}};
   EXPECT_EQ(shown(chat, ChatTemplate::chatml),
             "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n U <|im_end|>\n<|im_start|>assistant\n[ A <|im_end|>]\n"
             "<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n[B<|im_end|>]\n");
@@ -215,20 +217,22 @@ TEST_F(LoadedExamples, AreTokensOfPromptAndResponse) {
                          "the tokenizer has no token that ends a text: a model cannot learn where to stop"});
   ExampleOptions all{.responses_only = false, .context = 8};
   EXPECT_EQ(load_examples(write(std::string(kGood) + kGood), kBytes, all).train_examples->targets(), 3);
-  const Dataset chat = load_examples(
-      write("{\"instruction\": \"a\", \"output\": \"b\"}\n{\"instruction\": \"a\", \"output\": \"c\"}\n"),
-      {.name = "char"}, {.style = ChatTemplate::chatml, .context = 200});
-  EXPECT_EQ(chat.notes, std::vector<std::string>{"the tokenizer has no <|im_end|>, <|im_start|>; written as text, which "
-                                                 "a message could hold too"});
-  EXPECT_EQ(chat.tokenizer->decode(chat.prompt()),
-            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
+  const Dataset chat =
+      load_examples(write("{\"instruction\": \"a\", \"output\": \"b\"}\n{\"instruction\": \"a\", \"output\": \"c\"}\n"),
+                    {.name = "char"}, {.style = ChatTemplate::chatml, .context = 200});
+  EXPECT_EQ(chat.notes,
+            std::vector<std::string>{"the tokenizer has no <|im_end|>, <|im_start|>; written as text, which "
+                                     "a message could hold too"});
+  EXPECT_EQ(chat.tokenizer->decode(chat.prompt()), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(chat.tokenizer->decode(chat.val_examples->target_tokens()), "c<|im_end|>");
 }
 
 TEST_F(LoadedExamples, ABadLineIsNamedOrCounted) {
   const std::string good = kGood;
-  const fs::path file = write(good + "{\"prompt\": \"ab\"}\n" + good + "nonsense\n{\"prompt\": \"ab\", \"completion\": "
-                              "\"\"}\n{\"prompt\": \"abcdefghij\", \"completion\": \"k\"}\n" + good);
+  const fs::path file = write(good + "{\"prompt\": \"ab\"}\n" + good +
+                              "nonsense\n{\"prompt\": \"ab\", \"completion\": "
+                              "\"\"}\n{\"prompt\": \"abcdefghij\", \"completion\": \"k\"}\n" +
+                              good);
   const std::string name = file.string();
   const auto load = [&](bool skip) { return load_examples(file, kBytes, {.skip_bad = skip, .context = 8}); };
   EXPECT_EQ(error_of([&] { load(false); }),
@@ -245,10 +249,11 @@ TEST_F(LoadedExamples, ABadLineIsNamedOrCounted) {
                             {.context = 8});
             }),
             name + ":2: no token to train on: the response begins behind the context of 8 tokens");
-  EXPECT_TRUE(error_of([&] { load_examples(write(good + "{}\n"), kBytes, {.skip_bad = true, .context = 8}); })
-                  .starts_with(name + ": 1 examples to train on; expected at least 2"));
-  EXPECT_TRUE(error_of([&] { load_examples(write(""), {.name = "char"}, {.context = 8}); })
-                  .starts_with(name + ": 0 examples"));
+  EXPECT_TRUE(error_of([&] {
+                load_examples(write(good + "{}\n"), kBytes, {.skip_bad = true, .context = 8});
+              }).starts_with(name + ": 1 examples to train on; expected at least 2"));
+  EXPECT_TRUE(
+      error_of([&] { load_examples(write(""), {.name = "char"}, {.context = 8}); }).starts_with(name + ": 0 examples"));
 }
 
 TEST_F(LoadedExamples, LongOnesAreCutAndCounted) {

@@ -1,0 +1,71 @@
+// Merging by a heap of the merges that apply.
+#include "data/bpe/merges.h"
+
+#include <functional>
+#include <queue>
+
+#include "tensor/error.h"
+
+namespace tessera::bpe {
+namespace {
+
+uint64_t pair_key(int32_t left, int32_t right) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+}
+
+// A piece while it is merged: a linked list of tokens in an array.
+struct Symbol {
+  int32_t token, previous, next;  // next -1: none; token -1: merged into the one before
+};
+
+}  // namespace
+
+void MergeTable::reserve(size_t merges) {
+  ranks_.reserve(merges);
+  results_.reserve(merges);
+}
+
+bool MergeTable::add(Merge merge, int32_t result) {
+  if (!ranks_.emplace(pair_key(merge.left, merge.right), static_cast<int32_t>(results_.size())).second) return false;
+  results_.push_back(result);
+  return true;
+}
+
+// Merges in order of rank, and of place among equals: the heap holds those that applied when they were pushed, and what
+// an earlier merge has taken away is noticed when it comes up.
+void MergeTable::apply(std::span<const int32_t> piece, std::vector<int32_t>& out) const {
+  if (piece.size() >= size_t{1} << 30) throw Error("a piece of text of 2^30 tokens or more");
+  const auto n = static_cast<int32_t>(piece.size());
+  std::vector<Symbol> symbols(piece.size());
+  for (int32_t i = 0; i < n; ++i)
+    symbols[static_cast<size_t>(i)] = {piece[static_cast<size_t>(i)], i - 1, i + 1 < n ? i + 1 : -1};
+  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> heap;  // rank, then place
+  const auto rank_at = [&](int32_t i) {
+    const Symbol& s = symbols[static_cast<size_t>(i)];
+    if (s.token < 0 || s.next < 0) return -1;
+    const auto found = ranks_.find(pair_key(s.token, symbols[static_cast<size_t>(s.next)].token));
+    return found == ranks_.end() ? -1 : found->second;
+  };
+  const auto push = [&](int32_t i) {
+    if (i < 0) return;
+    if (const int32_t rank = rank_at(i); rank >= 0) heap.push(pair_key(rank, i));
+  };
+  for (int32_t i = 0; i < n; ++i) push(i);
+  while (!heap.empty()) {
+    const auto rank = static_cast<int32_t>(heap.top() >> 32), i = static_cast<int32_t>(heap.top() & 0xFFFFFFFF);
+    heap.pop();
+    if (rank_at(i) != rank) continue;
+    Symbol& s = symbols[static_cast<size_t>(i)];
+    Symbol& eaten = symbols[static_cast<size_t>(s.next)];
+    s.token = results_[static_cast<size_t>(rank)];
+    s.next = eaten.next;
+    eaten.token = -1;
+    if (s.next >= 0) symbols[static_cast<size_t>(s.next)].previous = i;
+    push(i);
+    push(s.previous);
+  }
+  for (int32_t i = n > 0 ? 0 : -1; i >= 0; i = symbols[static_cast<size_t>(i)].next)
+    out.push_back(symbols[static_cast<size_t>(i)].token);
+}
+
+}  // namespace tessera::bpe

@@ -1,0 +1,27 @@
+// Text from tokens, one after another, without broken characters.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "data/tokenizer.h"
+
+namespace tessera {
+
+// A token may end inside a character of several bytes: those bytes wait for the tokens that bring the rest. What can
+// never become a character is shown as U+FFFD, so that everything that comes out is UTF-8. The text is taken to go on
+// behind a prompt. The tokenizer must outlive this.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+
+  // The characters that are whole after this token; maybe none. Throws Error (usage) as decode() does.
+  std::string add(int32_t token);
+  // Of what still waits, at the end of the text: U+FFFD or nothing.
+  std::string end();
+
+ private:
+  const Tokenizer* tokenizer_;
+  std::string waiting_;  // the beginning of a character
+};
+
+}  // namespace tessera

@@ -1,0 +1,234 @@
+// Tokenizers of Hugging Face folders: the same tokens as the library `tokenizers` makes, and files that are refused.
+#include "data/hub_tokenizer/hub_tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "data/dataset.h"
+#include "data/utf8.h"
+#include "tests/data/support.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+const std::filesystem::path kFixtures = std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/data/fixtures/tokenizers";
+// As tests/data/fixtures/make_tokenizers.py names them.
+constexpr std::array kNames{"gpt2", "roberta", "llama3", "qwen", "smollm", "llama2", "mistral", "words"};
+
+Json json_of(const std::filesystem::path& file) { return Json::parse(read_file(file)); }
+
+std::string unhex(const std::string& digits) {
+  std::string bytes;
+  for (size_t i = 0; i < digits.size(); i += 2) bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+class HubTokenizerTest : public DataTest {
+ protected:
+  // The folder of a fixture with its tokenizer.json changed.
+  std::filesystem::path changed(const std::string& name, const std::function<void(Json&)>& change) const {
+    Json json = json_of(kFixtures / name / "tokenizer.json");
+    change(json);
+    return folder_with(json.dump());
+  }
+  std::filesystem::path folder_with(const std::string& tokenizer) const {
+    std::filesystem::create_directory(path("made"));
+    file("made/tokenizer.json", tokenizer);
+    return path("made");
+  }
+  void expect_refused(const std::filesystem::path& folder, std::initializer_list<std::string> parts) const {
+    expect_error(Status::input, parts, [&] { Tokenizer::open_folder(folder); });
+  }
+};
+
+TEST_F(HubTokenizerTest, EncodesAndDecodesTokenForTokenAsTheLibrary) {
+  for (const char* const name : kNames) {
+    const auto tokenizer = Tokenizer::open_folder(kFixtures / name);
+    for (const Json& e : json_of(kFixtures / name / "expected.json")) {
+      SCOPED_TRACE(std::string(name) + " " + e.dump().substr(0, 300));
+      const std::string text = unhex(e["bytes"]);
+      const auto ids = e["ids"].get<std::vector<int32_t>>();
+      EXPECT_EQ(tokenizer->encode(text), ids);
+      const std::string mended = replace_broken(text);
+      EXPECT_EQ(replace_broken(tokenizer->decode(ids)), e.value("text", mended));
+      if (e.contains("special")) {
+        EXPECT_EQ(tokenizer->encode_with(text, {.special_in_text = true, .add_ends = true}),
+                  e["special"].get<std::vector<int32_t>>());
+      }
+    }
+  }
+}
+
+TEST_F(HubTokenizerTest, SpecialTokensInATextAreTextUnlessAskedOtherwise) {
+  for (const char* const name : kNames) {
+    SCOPED_TRACE(name);
+    const auto tokenizer = Tokenizer::open_folder(kFixtures / name);
+    const auto holds = [&](const EncodeOptions& options, int32_t token) {
+      const std::vector<int32_t> tokens = tokenizer->encode_with("a<|end|>b</s>", options);
+      return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
+    };
+    const int32_t end = tokenizer->special("<|end|>").value();
+    EXPECT_FALSE(holds({}, end));
+    EXPECT_TRUE(holds({.special_in_text = true}, end));
+    EXPECT_FALSE(holds({}, tokenizer->document_end().value()));
+    EXPECT_TRUE(holds({.special_in_text = true}, tokenizer->document_end().value()));
+    EXPECT_EQ(tokenizer->special("<|none|>"), std::nullopt);
+    EXPECT_EQ(tokenizer->bytes_of(end), "<|end|>");
+  }
+}
+
+TEST_F(HubTokenizerTest, ATextThatGoesOnGetsNoMarkOfABeginning) {
+  for (const char* const name : {"roberta", "llama2", "mistral"}) {
+    const auto tokenizer = Tokenizer::open_folder(kFixtures / name);
+    const std::vector<int32_t> begun = tokenizer->encode("single");
+    const std::vector<int32_t> goes_on = tokenizer->encode_with("single", {.begins = false});
+    std::string text;
+    for (const int32_t t : goes_on) text += tokenizer->bytes_of(t);
+    EXPECT_EQ(text, "single") << name;
+    text.clear();
+    for (const int32_t t : begun) text += tokenizer->bytes_of(t);
+    EXPECT_EQ(text, " single") << name;
+  }
+}
+
+TEST_F(HubTokenizerTest, ReadsItsConfigurationAndSurvivesItsOwnFile) {
+  for (const char* const name : kNames) {
+    SCOPED_TRACE(name);
+    const auto tokenizer = Tokenizer::open_folder(kFixtures / name);
+    EXPECT_EQ(tokenizer->kind(), "hub");
+    EXPECT_EQ(tokenizer->bytes_of(tokenizer->bos().value()), "<s>");
+    EXPECT_EQ(tokenizer->bytes_of(tokenizer->document_end().value()), "</s>");
+    EXPECT_EQ(tokenizer->chat_template(), std::string("{{ messages }} of ") + name);
+    const std::string json = tokenizer->to_json();
+    const auto again = Tokenizer::from_json(json, "kept");
+    EXPECT_EQ(again->to_json(), json);
+    EXPECT_EQ(again->files().at("tokenizer.json"), read_file(kFixtures / name / "tokenizer.json"));
+    EXPECT_EQ(again->encode("She'd <tool> 12"), tokenizer->encode("She'd <tool> 12"));
+    EXPECT_EQ(again->bos(), tokenizer->bos());
+  }
+}
+
+// What trained files do not show: there, the merges lead to every token, and digits were never joined.
+TEST_F(HubTokenizerTest, WholePiecesAndSingleDigitsGoBeforeMerges) {
+  for (const bool ignore : {true, false}) {
+    const auto folder = changed("llama3", [&](Json& json) {
+      json["model"]["merges"] = Json::array();
+      json["model"]["ignore_merges"] = ignore;
+    });
+    EXPECT_EQ(Tokenizer::open_folder(folder)->encode(" a").size(), ignore ? 1U : 2U);
+    std::filesystem::remove_all(folder);
+  }
+  for (const bool individual : {true, false}) {
+    const auto folder = changed("smollm", [&](Json& json) {
+      json["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = individual;
+      Json& model = json["model"];
+      Json& last = model["merges"].back();
+      const std::string made = last[0].get<std::string>() + last[1].get<std::string>();
+      model["vocab"]["12"] = model["vocab"][made];
+      model["vocab"].erase(made);
+      last = {"1", "2"};
+    });
+    EXPECT_EQ(Tokenizer::open_folder(folder)->encode("12").size(), individual ? 2U : 1U);
+    std::filesystem::remove_all(folder);
+  }
+}
+
+TEST_F(HubTokenizerTest, ADatasetKeepsItAndLendsItToAnother) {
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += "She'd said <|end|> caf\xC3\xA9 " + std::to_string(i) + "\n";
+  const std::string name = (kFixtures / "qwen").string();
+  const Dataset made = make_dataset(one_document("text", text), {.name = name}, path("dataset"));
+  EXPECT_EQ(made.tokenizer->kind(), "hub");
+  std::vector<int32_t> train;
+  for (int64_t i = 0; i < made.train.size(); ++i) train.push_back(made.train[i]);
+  EXPECT_EQ(made.tokenizer->decode(train), text.substr(0, static_cast<size_t>(made.train_bytes)));
+  const auto lent = Tokenizer::open_folder(path("dataset"));
+  EXPECT_EQ(lent->to_json(), Tokenizer::open_folder(name)->to_json());
+  EXPECT_TRUE(fits({.name = name}, *made.tokenizer));
+  EXPECT_FALSE(fits({.name = (kFixtures / "gpt2").string()}, *made.tokenizer));
+  EXPECT_NE(cache_name({.name = name}), cache_name({.name = (kFixtures / "gpt2").string()}));
+}
+
+TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
+  const auto set = [](const char* pointer, const Json& value) {
+    return [=](Json& json) { json[Json::json_pointer(pointer)] = value; };
+  };
+  // A pattern that would try every way to cut a run of one letter.
+  const Json evil = {{"type", "Split"}, {"pattern", {{"Regex", "(a+)+$"}}}, {"behavior", "Isolated"}};
+  expect_refused(changed("llama3", set("/pre_tokenizer", evil)), {"made/tokenizer.json", "the pattern \"(a+)+$\""});
+  expect_refused(changed("gpt2", set("/pre_tokenizer", {{"type", "Whitespace"}})), {"pre_tokenizer", "Whitespace"});
+  expect_refused(changed("gpt2", set("/normalizer", {{"type", "Lowercase"}})), {"normalizer", "Lowercase"});
+  expect_refused(changed("gpt2", set("/decoder", {{"type", "WordPiece"}})), {"decoder", "WordPiece"});
+  expect_refused(changed("llama2", set("/decoder", {{"type", "ByteLevel"}})), {"decoder", "ByteLevel"});
+  expect_refused(changed("gpt2", set("/post_processor", {{"type", "BertProcessing"}})), {"post_processor", "Bert"});
+  expect_refused(changed("gpt2", set("/model/type", "Unigram")), {"Unigram", "expected BPE"});
+  expect_refused(changed("gpt2", set("/model/dropout", 0.1)), {"'dropout' is 0.1"});
+  expect_refused(changed("gpt2", set("/model/end_of_word_suffix", "</w>")), {"'end_of_word_suffix'", "</w>"});
+  expect_refused(changed("llama2", set("/model/byte_fallback", 1)), {"'byte_fallback' must be true or false"});
+  expect_refused(changed("gpt2", set("/added_tokens/0/lstrip", true)), {"<unk>", "'lstrip'"});
+  expect_refused(changed("gpt2", set("/added_tokens/0/id", 7)), {"<unk>", "number 7 and in the vocabulary 0"});
+  expect_refused(changed("gpt2", set("/added_tokens/3/id", 9999)), {"<|end|>", "number 9999; expected each of 0 to"});
+  expect_refused(changed("gpt2", set("/model/vocab/a", -1)), {"\"a\"", "-1"});
+  expect_refused(changed("gpt2", set("/model/merges/2", "no token")), {"merge 2", "'no'"});
+  expect_refused(changed("gpt2", [](Json& json) { json["model"]["merges"][2] = json["model"]["merges"][1]; }),
+                 {"merge 2", "twice"});
+  expect_refused(changed("llama3", set("/post_processor/special_tokens", Json::object())), {"post_processor", "<s>"});
+  expect_refused(changed("llama3", set("/post_processor/special_tokens/<s>/ids", {-3})), {"post_processor", "-3"});
+  expect_refused(folder_with("{}"), {"tokenizer.json", "'model'"});
+  expect_refused(folder_with("[]"), {"tokenizer.json", "'model'"});
+  expect_refused(folder_with("nonsense"), {"tokenizer.json", "JSON"});
+  std::filesystem::remove_all(path("made"));
+  std::filesystem::create_directory(path("made"));
+  expect_refused(path("made"), {"tokenizer.json", "vocab.json"});
+}
+
+TEST_F(HubTokenizerTest, ItsConfigurationIsCheckedToo) {
+  const auto with_config = [&](const Json& config) {
+    const auto folder = changed("gpt2", [](Json&) {});
+    file("made/tokenizer_config.json", config.dump());
+    return folder;
+  };
+  expect_refused(with_config({{"eos_token", "<none>"}}), {"tokenizer_config.json", "'eos_token'", "<none>"});
+  expect_refused(with_config({{"bos_token", 3}}), {"tokenizer_config.json", "'bos_token'", "3"});
+  expect_refused(with_config({{"chat_template", 3}}), {"tokenizer_config.json", "'chat_template'"});
+  expect_refused(with_config(Json::array()), {"tokenizer_config.json", "one object"});
+  const Json several = {{{"name", "tools"}, {"template", "x"}}, {{"name", "default"}, {"template", "y"}}};
+  EXPECT_EQ(Tokenizer::open_folder(with_config({{"chat_template", several}}))->chat_template(), "y");
+  file("made/chat_template.jinja", "z");
+  EXPECT_EQ(Tokenizer::open_folder(path("made"))->chat_template(), "z");
+  file("made/chat_template.jinja", "\xFF");
+  expect_refused(path("made"), {"chat_template.jinja", "UTF-8"});
+}
+
+TEST_F(HubTokenizerTest, AMillionMergesAreRefused) {
+  std::string json = R"({"decoder":{"type":"Fuse"},"model":{"type":"BPE","vocab":{"a":0,"aa":1},"merges":[)";
+  for (int i = 0; i < 1'000'000; ++i) json += i == 0 ? "\"a a\"" : ",\"a a\"";
+  expect_refused(folder_with(json + "]}}"), {"1000000 merges; expected at most 600000"});
+  std::filesystem::resize_file(path("made/tokenizer.json"), 200'000'000);  // with a hole
+  expect_refused(path("made"), {"200000000 bytes; expected a tokenizer's at most"});
+}
+
+TEST_F(HubTokenizerTest, LongRunsTakeTheirLengthAndNotItsSquare) {
+  const auto began = std::chrono::steady_clock::now();
+  std::string marks = "a";
+  for (int i = 0; i < 100'000; ++i) marks += i % 2 == 0 ? "\xCC\x81" : "\xCC\xA3";
+  const std::string texts[] = {std::string(300'000, 'a'),   std::string(300'000, ' '), std::string(300'000, '\n'),
+                               std::string(300'000, '\''),  std::string(300'000, '<'), marks,
+                               std::string(300'000, '\xFF')};
+  for (const char* const name : kNames) {
+    const auto tokenizer = Tokenizer::open_folder(kFixtures / name);
+    for (const std::string& text : texts) EXPECT_FALSE(tokenizer->encode(text).empty());
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));  // their squares take hours
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,53 @@
+// A tokenizer.json of the library `tokenizers`: what is accepted encodes any bytes, survives its own file, and streams
+// a text as it decodes it. Behind a line "%" stands a tokenizer_config.json, and behind another the text.
+#include <nlohmann/json.hpp>
+
+#include "data/hub_tokenizer/hub_tokenizer.h"
+#include "data/json.h"
+#include "data/stream_decoder.h"
+#include "data/utf8.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+std::string_view take(std::string_view& bytes) {
+  constexpr std::string_view kBetween = "\n%\n";
+  const size_t cut = std::min(bytes.find(kBetween), bytes.size());
+  const std::string_view part = bytes.substr(0, cut);
+  bytes.remove_prefix(std::min(cut + kBetween.size(), bytes.size()));
+  return part;
+}
+
+void parse_hub(std::string_view bytes) {
+  const std::string json(take(bytes)), config(take(bytes));
+  HubTokenizer::Files files{{"tokenizer.json", json}};
+  if (!config.empty()) files.emplace("tokenizer_config.json", config);
+  const HubTokenizer tokenizer(std::move(files), parse_json(json, kWhat), std::string(kWhat) + ": ");
+  require(Tokenizer::from_json(tokenizer.to_json(), kWhat)->to_json() == tokenizer.to_json(), "it survives its file");
+  for (const EncodeOptions& options :
+       {EncodeOptions{}, {.special_in_text = true, .add_ends = true}, {.begins = false}}) {
+    std::vector<int32_t> tokens;
+    try {
+      tokens = tokenizer.encode_with(bytes, options);
+    } catch (const InputError&) {
+      throw std::logic_error("a text is no file");
+    } catch (const Error&) {
+      continue;  // no token for a character
+    }
+    std::string whole, streamed;
+    StreamDecoder stream(tokenizer);
+    for (const int32_t t : tokens) {
+      whole += tokenizer.bytes_of(t);
+      streamed += stream.add(t);
+    }
+    streamed += stream.end();
+    require(streamed == replace_broken(whole), "a stream says what the whole does");
+    require(tokenizer.decode(tokens).size() <= whole.size(), "decoding adds nothing");
+  }
+}
+
+const Target target("hub_tokenizer", parse_hub);
+
+}  // namespace
+}  // namespace tessera::fuzz
