@@ -39,9 +39,9 @@ void AsyncRun::save() {
   made->finish(about(saved, trainer_.model().config, o_, run_.dataset), static_cast<size_t>(o_.keep));
 }
 
-void AsyncRun::resume(std::vector<std::string>& passed_over) {
+bool AsyncRun::resume(std::vector<std::string>& passed_over) {
   const auto from = run_.directory.saved(trainer_.model().config, o_, run_.dataset, passed_over);
-  if (!from) return;
+  if (!from) return false;
   AsyncServer& server = trainer_.server();
   Communicator& axis = trainer_.axis();
   const std::optional<PushLog> order = saved_order(from->path, axis.size(), static_cast<int>(o_.servers));
@@ -61,9 +61,10 @@ void AsyncRun::resume(std::vector<std::string>& passed_over) {
     trainer_.read_pulled(tensors_of(pulled));
   }
   step_ = shown_ = from->steps;
-  if (!order) return;
+  if (!order) return true;
   pushes_ = std::ssize(order->servers[0]) - step_ * order->workers;
   losses_ = from->losses;
+  return true;
 }
 
 }  // namespace tessera

@@ -26,7 +26,7 @@ class AsyncRun {
   void finish(const AsyncSummary& summary);
   // checkpoints: app/async_checkpoint.cpp
   void save();
-  void resume(std::vector<std::string>& passed_over);
+  bool resume(std::vector<std::string>& passed_over);  // whether there was one
 
   const Run& run_;
   const TrainOptions& o_;

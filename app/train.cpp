@@ -32,9 +32,18 @@ namespace {
 
 constexpr int64_t kSampleTokens = 300;
 
+// The folder with the tokenizer of what --init names; of a resumed run its own newest checkpoint: what it began with
+// may be gone.
+std::filesystem::path first_tokenizer(const TrainOptions& o) {
+  std::vector<std::string> passed_over;
+  const auto own =
+      o.resume ? newest_checkpoint(std::filesystem::path(o.out.value()) / "checkpoints", passed_over) : std::nullopt;
+  return own ? own->path : pretrained_path(*o.init);
+}
+
 Dataset dataset_of(const TrainOptions& o, bool quiet) {
   const std::string usual = o.model.ends_with("-nano") || o.model.ends_with("-mini") ? "char" : "bpe";
-  const TokenizerChoice tokenizer = o.init && !o.tokenizer ? TokenizerChoice{.name = pretrained_path(*o.init).string()}
+  const TokenizerChoice tokenizer = o.init && !o.tokenizer ? TokenizerChoice{.name = first_tokenizer(o).string()}
                                                            : tokenizer_choice(o.tokenizer, usual, quiet);
   Dataset dataset =
       is_jsonl_name(o.data) ? load_examples(o.data, tokenizer, example_options(o)) : dataset_for(o.data, tokenizer);

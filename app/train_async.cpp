@@ -13,6 +13,7 @@
 #include "app/async_run.h"
 #include "app/flops.h"
 #include "app/option_values.h"
+#include "app/pretrained.h"
 #include "app/signals.h"
 #include "train/step_graph.h"
 
@@ -101,7 +102,8 @@ void AsyncRun::finish(const AsyncSummary& summary) {
 
 int AsyncRun::execute() {
   std::vector<std::string> passed_over;
-  if (o_.resume) resume(passed_over);
+  const bool resumed = o_.resume && resume(passed_over);
+  if (o_.init && !resumed) trainer_.begin_with(open_pretrained(*o_.init).tensors);
   check_steps_done(run_, step_);
   world_.barrier();  // everybody has read what there is before anything is written
   begin(passed_over);

@@ -32,7 +32,6 @@ void validate(const TrainOptions& o) {
     check_described(std::filesystem::path(*o.out) / "config.toml", std::filesystem::path(*o.out) / "checkpoints", s);
   check_plan(o);
   check_example_options(o);
-  if (o.init && o.dp_mode == "ps-async") throw Error("--init: goes with other --dp-modes than ps-async");
   if (o.min_lr && *o.min_lr > o.lr)
     throw Error(fmt::format("--min-lr: expected at most --lr ({}), found {}", o.lr, *o.min_lr));
   if (o.check_replicas > 0 && o.dp_mode == "ps-async")

@@ -33,8 +33,9 @@ constexpr std::array<DTypeName, 5> kDTypes{{{DType::float64, "F64"},
                                             {DType::int32, "I32"},
                                             {DType::int64, "I64"}}};
 
-std::string_view format_name(DType dtype) {
-  return std::ranges::find_if(kDTypes, [&](const DTypeName& d) { return d.dtype == dtype; })->name;
+std::string_view format_name(const TensorBytes& t) {
+  if (t.is_half) return "F16";
+  return std::ranges::find_if(kDTypes, [&](const DTypeName& d) { return d.dtype == t.dtype; })->name;
 }
 
 // A product of sizes, or nothing past 2^62.
@@ -108,7 +109,7 @@ SafetensorsLayout safetensors_layout(std::span<const TensorBytes> tensors,
   for (const TensorBytes& t : tensors) {
     const int64_t end = at + product(t.shape, size_of(t.dtype)).value();
     if (!out.begins.emplace(t.name, at).second) throw Error(fmt::format("two tensors are named '{}'", t.name));
-    header[t.name] = {{"dtype", format_name(t.dtype)}, {"shape", t.shape}, {"data_offsets", {at, end}}};
+    header[t.name] = {{"dtype", format_name(t)}, {"shape", t.shape}, {"data_offsets", {at, end}}};
     at = end;
   }
   std::string text = header.dump();

@@ -142,6 +142,10 @@ void AsyncTrainer::read(const WholeTensors& values, const WholeTensors& state, i
   optimizer->set_steps(updates);
 }
 
+void AsyncTrainer::begin_with(const WholeTensors& values) {
+  if (server_.optimizer()) tessera::begin_with(server_.shards(), *server_.optimizer(), values);
+}
+
 void AsyncTrainer::read_pulled(const WholeTensors& pulled) {
   read_values(server_.units(), [&](const std::string& name, DType dtype, const Shape& shape) {
     return pulled(of_worker(axis_->rank()) + name, dtype, shape);

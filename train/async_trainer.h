@@ -44,6 +44,8 @@ class AsyncTrainer {
   // This server's and this worker's part of them.
   void read(const WholeTensors& values, const WholeTensors& state, int64_t updates);
   void read_pulled(const WholeTensors& pulled);
+  // The first weights of a run, this server's part of them.
+  void begin_with(const WholeTensors& values);
 
  private:
   AsyncOptions async_options();

@@ -175,9 +175,9 @@ void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source)
 
 void read_state(const Optimizer& optimizer, const WholeTensors& source) { read_parts(state_of(optimizer), source); }
 
-void begin_with(Trainer& trainer, const WholeTensors& source) {
-  read_values(trainer.strategy().residents(), source);
-  std::vector<HeldPart> masters = state_of(trainer.optimizer());
+void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const WholeTensors& source) {
+  read_values(units, source);
+  std::vector<HeldPart> masters = state_of(optimizer);
   constexpr std::string_view kMaster = ".master";
   std::erase_if(masters, [&](const HeldPart& h) { return !h.name.ends_with(kMaster); });
   for (HeldPart& h : masters) h.name.resize(h.name.size() - kMaster.size());

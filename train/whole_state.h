@@ -56,6 +56,6 @@ WholeTensors tensors_of(const Safetensors& file);
 void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source);
 void read_state(const Optimizer& optimizer, const WholeTensors& source);
 // The first weights of a run: parameters, and their master copies, which are rounded less.
-void begin_with(Trainer& trainer, const WholeTensors& source);
+void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const WholeTensors& source);
 
 }  // namespace tessera

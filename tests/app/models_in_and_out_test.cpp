@@ -37,12 +37,26 @@ TEST_F(ModelsInAndOutTest, ARunBeginsWithWhatAnotherEndedWith) {
   ASSERT_EQ(run("checkpoint export base --out folder").status, 0);
   const std::string more = " --data text.txt --batch 4 --steps 1 --lr 0 --min-lr 0 --threads-per-rank 1 --out next ";
   for (const std::string from : {"base", "base/checkpoints/step-5", "folder"})
-    for (const char* plan : {"--ranks 1", "--dp 2 --zero 3", "--dp 1 --tp 2", "--dp 1 --pp 2"}) {
+    for (const char* plan :
+         {"--ranks 1", "--dp 2 --zero 3", "--dp 1 --tp 2", "--dp 1 --pp 2", "--dp 2 --dp-mode ps-async"}) {
       const auto ran = run("train --init " + from + more + plan);
       ASSERT_EQ(ran.status, 0) << from << plan << ran.err;
       EXPECT_EQ(weights("next/checkpoints/step-1"), weights("base/checkpoints/step-5")) << from << plan;
       fs::remove_all(path("next"));
     }
+}
+
+TEST_F(ModelsInAndOutTest, ARunIsPickedUpWithoutWhatItBeganWith) {
+  ASSERT_EQ(run(base_ + "--ranks 1").status, 0);
+  ASSERT_EQ(run("checkpoint export base --out folder").status, 0);
+  const std::string more = "train --init folder --data text.txt --batch 4 --threads-per-rank 1 --ranks 1 ";
+  ASSERT_EQ(run(more + "--steps 4 --save-every 2 --keep 2 --out whole").status, 0);
+  ASSERT_EQ(run(more + "--steps 4 --save-every 2 --keep 2 --out parted").status, 0);
+  fs::remove_all(path("parted/checkpoints/step-4"));
+  fs::remove_all(path("folder"));
+  const auto ran = run("train --resume --out parted");
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  EXPECT_EQ(weights("parted/checkpoints/step-4"), weights("whole/checkpoints/step-4"));
 }
 
 TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
@@ -56,7 +70,6 @@ TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
   expect_failure("train --init base --layers 3 --out run", 2, "--layers: the model of --init has 2, found 3");
   expect_failure("train --init base --model gpt2 --out run", 2, "--model: --init says what the model is");
   expect_failure("train --init nowhere --out run", 4, "nowhere");
-  expect_failure("train --init base --dp-mode ps-async --out run", 2, "--init: goes with other --dp-modes");
   ASSERT_EQ(run("checkpoint import folder --out imported").status, 0);
   expect_failure("train --resume --out imported", 2, "has weights alone; expected --init imported");
   fs::resize_file(path("folder/model.safetensors"), 500);

@@ -13,6 +13,8 @@
 
 #include "data/files.h"
 #include "hub/convert.h"
+#include "models/sample.h"
+#include "optim/sgd.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -21,9 +23,12 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 const fs::path kFixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/models/fixtures";
-constexpr std::array kVariants{"plain", "grouped", "untied", "linear", "llama3", "biased", "normed", "theta"};
+constexpr std::array kVariants{"gpt2",   "mistral", "plain",  "grouped", "untied",
+                               "linear", "llama3",  "biased", "normed",  "theta"};
 
-bool is_weight(const std::string& name) { return name.starts_with("model.") || name == "lm_head.weight"; }
+bool is_weight(const std::string& name) {
+  return name.starts_with("model.") || name.starts_with("transformer.") || name == "lm_head.weight";
+}
 
 class HubFolderTest : public testing::Test {
  protected:
@@ -31,6 +36,7 @@ class HubFolderTest : public testing::Test {
   void write_config(const Json& config) const { std::ofstream(path("config.json")) << config.dump(); }
   // The fixture's model as a folder of one file, or of so many shards.
   void make_folder(const Safetensors& fixture, size_t shards = 1) const {
+    for (const auto& e : fs::directory_iterator(path(""))) fs::remove_all(e.path());
     write_config(Json::parse(fixture.metadata().at("config")));
     std::vector<std::vector<TensorBytes>> parts(shards);
     Json map;
@@ -65,16 +71,32 @@ std::unique_ptr<LanguageModel> model_of(const HubFolder& folder, DType dtype) {
   return model;
 }
 
-double loss_of(LanguageModel& model, const Safetensors& fixture) {
+struct Rows {
+  Tensor ids, targets;
+};
+
+Rows rows_of(const Safetensors& fixture) {
   const auto read = [&](const std::string& name) {
     const TensorBytes& t = fixture.at(name);
     Tensor out = Tensor::empty({t.shape[0], t.shape[1]}, DType::int32, make_arena());
     fixture.read_into(name, out);
     return out;
   };
-  const Tensor ids = read("ids"), targets = read("targets");
+  return {read("ids"), read("targets")};
+}
+
+double loss_of(LanguageModel& model, const Safetensors& fixture) {
+  const auto [ids, targets] = rows_of(fixture);
   const NoGrad no_grad;
   return model.loss(ids, targets, 1).loss_sum / static_cast<double>(targets.numel());
+}
+
+Safetensors fixture_of(const std::string& variant) { return Safetensors(kFixtures / (variant + ".safetensors"), true); }
+
+std::vector<float> floats(const TensorBytes& t) {
+  std::vector<float> out(t.bytes.size() / static_cast<size_t>(size_of(t.dtype)));
+  convert(t, 0, DType::float32, std::as_writable_bytes(std::span(out)));
+  return out;
 }
 
 float number(const TensorBytes& t, size_t i) {
@@ -84,21 +106,61 @@ float number(const TensorBytes& t, size_t i) {
 }
 
 TEST_F(HubFolderTest, ComputesWhatTransformersComputed) {
+  const Json written = Json::parse(read_file(kFixtures / "greedy.json"));
   for (const char* name : kVariants)
     for (const size_t shards : {1, 3}) {
-      const Safetensors fixture(kFixtures / (std::string(name) + ".safetensors"));
-      for (const auto& e : fs::directory_iterator(path(""))) fs::remove(e.path());
+      const Safetensors fixture = fixture_of(name);
       make_folder(fixture, shards);
       const HubFolder folder(path(""));
       EXPECT_EQ(folder.dtype(), DType::float32);
-      EXPECT_NEAR(loss_of(*model_of(folder, DType::float32), fixture), number(fixture.at("loss"), 0), 1e-5) << name;
+      const auto model = model_of(folder, DType::float32);
+      EXPECT_NEAR(loss_of(*model, fixture), number(fixture.at("loss"), 0), 1e-5) << name;
+      constexpr size_t kPrompt = 5;  // of make.py
+      std::vector<int32_t> prompt(kPrompt), greedy;
+      std::memcpy(prompt.data(), fixture.at("ids").bytes.data(), kPrompt * sizeof(int32_t));
+      sample(*model, prompt, std::ssize(written.at(name)), {.temperature = 0}, [&](int32_t token) {
+        greedy.push_back(token);
+        return true;
+      });
+      EXPECT_EQ(greedy, written.at(name).get<std::vector<int32_t>>()) << name;
     }
+}
+
+// One step of SGD, and the folder that is written then: each weight is w - lr g by the gradients of PyTorch.
+TEST_F(HubFolderTest, AStepOfSgdWritesTheWeightsOfPyTorch) {
+  constexpr float kRate = 0.1F;
+  for (const char* name : kVariants) {
+    const Safetensors fixture = fixture_of(name);
+    make_folder(fixture);
+    const HubFolder folder(path(""));
+    const auto model = model_of(folder, DType::float32);
+    const auto [ids, targets] = rows_of(fixture);
+    backward(model->loss(ids, targets, 1.0 / static_cast<double>(targets.numel())).mean);
+    model->zero_missing_gradients();
+    Sgd(model->units(), {.momentum = 0}).step(kRate, 1);
+    fs::create_directory(path("stepped"));
+    const WholeTensors values = [&](const std::string& wanted, DType dtype, const Shape&) {
+      for (const Parameter* p : model->parameters())
+        if (p->name == wanted)
+          return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
+      throw Error("no " + wanted);
+    };
+    write_hub_folder(path("stepped"), folder.config(), DType::float32, values, DType::float32);
+    const Safetensors written(path("stepped/model.safetensors"));
+    for (const TensorBytes& t : fixture.tensors()) {
+      if (!is_weight(t.name)) continue;
+      const std::vector<float> before = floats(t), after = floats(written.at(t.name)),
+                               gradient = floats(fixture.at("grad." + t.name));
+      ASSERT_EQ(after.size(), before.size());
+      for (size_t i = 0; i < before.size(); ++i)
+        ASSERT_NEAR(after[i], before[i] - kRate * gradient[i], 1e-5) << name << " " << t.name << " " << i;
+    }
+  }
 }
 
 TEST_F(HubFolderTest, IsWrittenAsItWasRead) {
   for (const char* name : kVariants) {
-    const Safetensors fixture(kFixtures / (std::string(name) + ".safetensors"));
-    for (const auto& e : fs::directory_iterator(path(""))) fs::remove_all(e.path());
+    const Safetensors fixture = fixture_of(name);
     make_folder(fixture);
     const HubFolder folder(path(""));
     fs::create_directory(path("again"));
@@ -110,7 +172,10 @@ TEST_F(HubFolderTest, IsWrittenAsItWasRead) {
       ++weights;
       ASSERT_TRUE(written.contains(t.name)) << t.name;
       EXPECT_EQ(written.at(t.name).shape, t.shape);
-      EXPECT_TRUE(std::ranges::equal(written.at(t.name).bytes, t.bytes)) << name << t.name;
+      if (t.is_half)
+        EXPECT_EQ(floats(written.at(t.name)), floats(t)) << name << t.name;
+      else
+        EXPECT_TRUE(std::ranges::equal(written.at(t.name).bytes, t.bytes)) << name << t.name;
     }
     EXPECT_EQ(written.tensors().size(), weights);
     const HubFolder again(path("again"));
@@ -167,7 +232,7 @@ TEST(HubConvert, ReadsEveryFloat16) {
 }
 
 TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
-  const Safetensors fixture(kFixtures / "untied.safetensors");
+  const Safetensors fixture = fixture_of("untied");
   make_folder(fixture, 2);
   const Json config = Json::parse(read_file(path("config.json")));
   const auto with = [&](const char* key, const Json& value, const std::string& words) {

@@ -1,0 +1,26 @@
+// config.json of a Hugging Face folder: what is accepted is a model whose own config.json says the same.
+#include "hub/config.h"
+#include "hub/names.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse_config(std::string_view bytes) {
+  const ModelConfig c = parse_hub_config(bytes, kWhat);
+  if (c.layers <= 64) require(!hub_tensors(c).empty(), "a model has tensors");
+  std::string written;
+  try {
+    written = hub_config(c, DType::float32);
+  } catch (const InputError&) {
+    throw std::logic_error("a model is no file");
+  } catch (const Error&) {
+    return;  // heads of another size in a family that has none
+  }
+  require(hub_config(parse_hub_config(written, kWhat), DType::float32) == written, "it survives its file");
+}
+
+const Target target("hub_config", parse_config);
+
+}  // namespace
+}  // namespace tessera::fuzz

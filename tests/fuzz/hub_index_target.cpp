@@ -1,0 +1,19 @@
+// model.safetensors.index.json: what is accepted names files beside it and nothing else.
+#include "hub/folder.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse_index(std::string_view bytes) {
+  const auto shards = parse_hub_index(bytes, kWhat);
+  require(!shards.empty(), "there are tensors");
+  for (const auto& [tensor, file] : shards)
+    require(file.ends_with(".safetensors") && file.find('/') == std::string::npos && !file.starts_with(".."),
+            "a file beside it");
+}
+
+const Target target("hub_index", parse_index);
+
+}  // namespace
+}  // namespace tessera::fuzz
