@@ -1,0 +1,105 @@
+// Folders that we write, read by the transformers library, and folders that it writes, read by us. Runs where Python
+// has transformers; tests/hub/folder_test.cpp has numbers of it that are always there.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "hub/folder.h"
+#include "tensor/error.h"
+#include "tests/support/python.h"
+
+namespace tessera {
+namespace {
+namespace fs = std::filesystem;
+
+constexpr int64_t kBatch = 2, kTokens = 12;
+
+struct Sample {
+  const char* name;
+  ModelConfig config;
+};
+
+std::vector<Sample> samples() {
+  const ModelConfig gpt2{.layers = 2, .heads = 2, .channels = 16, .context = 32, .vocab = 40, .ffn = 24};
+  ModelConfig llama = gpt2;
+  llama.family = Family::llama, llama.kv_heads = 1;
+  ModelConfig scaled = llama, qwen2 = llama, qwen3 = llama;
+  scaled.tied = false;
+  scaled.rotary = {.theta = 100,
+                   .scaling = RopeScaling::llama3,
+                   .factor = 4,
+                   .low_freq_factor = 0.3,
+                   .high_freq_factor = 2,
+                   .original_context = 16};
+  qwen2.qkv_bias = true;
+  qwen3.qk_norm = true, qwen3.head_dim = 12;
+  return {{"gpt2", gpt2}, {"llama", llama}, {"scaled", scaled}, {"qwen2", qwen2}, {"qwen3", qwen3}};
+}
+
+std::unique_ptr<LanguageModel> with_memory(const ModelConfig& config) {
+  std::unique_ptr<LanguageModel> model = make_model(config);
+  model->materialize(3, make_arena(), DType::float32, DType::float32);
+  return model;
+}
+
+// First weights leave a model nearly linear, and biases at zero.
+void spread(LanguageModel& model) {
+  for (const Parameter* p : model.parameters()) {
+    const Tensor& values = p->var.value();
+    const Philox random = Philox::named(1, p->name);
+    for (int64_t i = 0; i < values.numel(); ++i)
+      values.data<float>()[i] += 0.2F * static_cast<float>(random.normal(static_cast<uint64_t>(i)));
+  }
+}
+
+std::vector<float> logits_of(LanguageModel& model, const std::vector<int32_t>& ids) {
+  const NoGrad no_grad;
+  const Tensor rows = Tensor::constant<int32_t>(ids, {kBatch, kTokens}, make_arena());
+  return model.logits(model.hidden(rows)).value().to_vector<float>();
+}
+
+void expect_near(const std::vector<float>& found, const std::vector<float>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 1e-5 * (1 + std::abs(expected[i]))) << i;
+}
+
+TEST(Transformers, ReadsOurFoldersAndWeReadItsFolders) {
+  if (const std::string why = test::missing("transformers"); !why.empty()) GTEST_SKIP() << why;
+  const test::Exchange exchange;
+  std::vector<int32_t> ids(kBatch * kTokens);
+  std::iota(ids.begin(), ids.end(), 7);
+  std::string folders;
+  std::vector<std::vector<float>> ours;
+  for (const Sample& s : samples()) {
+    const auto model = with_memory(s.config);
+    spread(*model);
+    fs::create_directory(exchange.path(s.name));
+    write_hub_folder(
+        exchange.path(s.name), s.config, DType::float32,
+        [&](const std::string& name, DType dtype, const Shape&) {
+          for (const Parameter* p : model->parameters())
+            if (p->name == name)
+              return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
+          throw Error("no " + name);
+        },
+        DType::float32);
+    exchange.write<int32_t>(std::string(s.name) + "/ids.bin", ids);
+    ours.push_back(logits_of(*model, ids));
+    folders.append(" ").append(s.name);
+  }
+  exchange.run(TESSERA_SOURCE_DIR "/tests/compare/hub_folder.py", folders);
+  for (size_t i = 0; const Sample& s : samples()) {
+    SCOPED_TRACE(s.name);
+    const fs::path path = exchange.path(s.name);
+    expect_near(exchange.read<float>(std::string(s.name) + "/logits.bin"), ours[i]);
+    EXPECT_TRUE(fs::exists(path / "again/model.safetensors.index.json"));
+    const HubFolder again(path / "again");
+    const auto model = with_memory(again.config());
+    read_values(model->units(), again.tensors());
+    EXPECT_EQ(logits_of(*model, ids), ours[i++]);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
