@@ -13,12 +13,12 @@
 #include "data/safetensors.h"
 #include "tensor/error.h"
 #include "train/check_state.h"
-#include "train/whole_state.h"
+#include "train/saved_tensors.h"
 
 namespace tessera {
 namespace {
 
-constexpr const char* kHeld = "pulled.safetensors";
+constexpr const char* kHeld = "pulled";
 
 }  // namespace
 
@@ -33,7 +33,7 @@ void AsyncRun::save() {
   write_tensors(values, made->path() / "model.safetensors", {});
   write_tensors(state, made->path() / "optimizer.safetensors", {{"steps", std::to_string(updates)}});
   if (order) write_file(made->path() / "pushes.txt", text_of(*order));
-  if (!pulled.empty()) write_tensors(pulled, made->path() / kHeld, {});
+  if (!pulled.empty()) write_tensors(pulled, made->path() / "pulled.safetensors", {});
   const SavedRun saved{
       .steps = step_, .updates = updates, .ranks = world_.size(), .strategy = "ps-async", .losses = losses_};
   made->finish(about(saved, trainer_.model().config, o_, run_.dataset), static_cast<size_t>(o_.keep));
@@ -47,18 +47,16 @@ bool AsyncRun::resume(std::vector<std::string>& passed_over) {
   const std::optional<PushLog> order = saved_order(from->path, axis.size(), static_cast<int>(o_.servers));
   server.go_on(from->steps, order);
   if (server.optimizer()) {
-    const Safetensors model(from->path / "model.safetensors"), state(from->path / "optimizer.safetensors");
-    trainer_.read(tensors_of(model), tensors_of(state), from->updates);
+    const SavedTensors model(from->path, kModel), state(from->path, kOptimizer);
+    trainer_.read(model.tensors(), state.tensors(), from->updates);
   }
   if (server.holds(axis.rank())) {
-    std::error_code error;
-    if (!std::filesystem::exists(from->path / kHeld, error))
+    if (!SavedTensors::are_in(from->path, kHeld))
       throw Error(
           fmt::format("--replay: in {} worker {} has pulled parameters that {} does not hold; expected the record that "
                       "was replayed when it was saved",
                       o_.replay.value_or(""), axis.rank(), from->path.string()));
-    const Safetensors pulled(from->path / kHeld);
-    trainer_.read_pulled(tensors_of(pulled));
+    trainer_.read_pulled(SavedTensors(from->path, kHeld).tensors());
   }
   step_ = shown_ = from->steps;
   if (!order) return true;

@@ -13,6 +13,7 @@
 #include "app/output.h"
 #include "app/pretrained.h"
 #include "app/progress.h"
+#include "app/reshard.h"
 #include "app/run_directory.h"
 #include "data/files.h"
 #include "data/tokenizer_choice.h"
@@ -136,6 +137,7 @@ int run_checkpoint(const CheckpointOptions& o) {
   if (o.way == Way::import) import_model(o);
   if (o.way == Way::write) export_model(o);
   if (o.way == Way::inspect) inspect(o);
+  if (o.way == Way::reshard) reshard(o);
   return 0;
 }
 

@@ -1,7 +1,11 @@
 // The words of `checkpoint`.
 #include "app/checkpoint_options.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 
 #include "app/option_values.h"
 #include "tensor/error.h"
@@ -13,7 +17,8 @@ constexpr const char* kExamples =
     "Examples:\n"
     "  tessera checkpoint import SmolLM-135M --out runs/smol     a Hugging Face folder becomes a run\n"
     "  tessera checkpoint export runs/mine --out mine            a run becomes a folder that transformers loads\n"
-    "  tessera checkpoint inspect runs/mine                      sizes, and every tensor";
+    "  tessera checkpoint inspect runs/mine                      sizes, and every tensor\n"
+    "  tessera checkpoint reshard runs/mine --out parts --dp 2 --tp 2 --zero 3   one file for each rank, and back";
 
 void add_from(CLI::App* action, CheckpointOptions& o, const char* what) {
   action->add_option("FROM", o.from, what)->required()->type_name("");
@@ -30,11 +35,30 @@ void add_out(CLI::App* action, CheckpointOptions& o, const char* what) {
           },
           what)
       ->type_name("");
+}
+
+void add_dtype(CLI::App* action, CheckpointOptions& o) {
   action
       ->add_option_function<std::string>(
           "--dtype", [&o](const std::string& text) { o.dtype = parse_choice("--dtype", text, "fp32|bf16"); },
           "what tensors are stored in: fp32|bf16; default: as they are")
       ->type_name("");
+}
+
+// What says which rank keeps what.
+void add_layout(CLI::App* action, CheckpointOptions& o) {
+  constexpr std::array<std::string_view, 9> kNames = {"ranks", "dp",       "tp",     "pp",     "cp",
+                                                      "zero",  "schedule", "chunks", "servers"};
+  for_each_option(TrainOptions(), [&](const OptionInfo& info, const auto&) {
+    if (std::ranges::find(kNames, info.name) == kNames.end()) return;
+    action
+        ->add_option_function<std::string>(
+            fmt::format("--{}", info.name),
+            [&o, name = std::string(info.name)](const std::string& text) { o.layout.emplace_back(name, text); },
+            std::string(info.help))
+        ->group("Layout; default: whole files")
+        ->type_name("");
+  });
 }
 
 }  // namespace
@@ -44,6 +68,7 @@ void add_checkpoint(CLI::App& app, CheckpointOptions& o) {
   CLI::App* in = c->add_subcommand("import", "Make a run of a folder, for train --init, generate and export");
   add_from(in, o, "folder with config.json and model.safetensors, or shards of it");
   add_out(in, o, "run to make");
+  add_dtype(in, o);
   in->add_option_function<std::string>(
         "--tokenizer", [&o](const std::string& text) { o.tokenizer = text; },
         "bytes, or a tokenizer's folder; default: the folder's own")
@@ -51,6 +76,12 @@ void add_checkpoint(CLI::App& app, CheckpointOptions& o) {
   CLI::App* out = c->add_subcommand("export", "Make a folder of a run or a checkpoint, which transformers loads");
   add_from(out, o, "run directory, or a checkpoint in one");
   add_out(out, o, "folder to make");
+  add_dtype(out, o);
+  CLI::App* parts =
+      c->add_subcommand("reshard", "Make a run in parts, a file for each rank of a layout; or whole again");
+  add_from(parts, o, "run directory, or a checkpoint in one");
+  add_out(parts, o, "run to make");
+  add_layout(parts, o);
   CLI::App* look = c->add_subcommand("inspect", "Say what a run, a checkpoint or a folder holds");
   add_from(look, o, "run directory, checkpoint, or Hugging Face folder");
   c->footer(kExamples);
@@ -58,10 +89,13 @@ void add_checkpoint(CLI::App& app, CheckpointOptions& o) {
 
 void choose_what(const CLI::App& command, CheckpointOptions& o) {
   const std::vector<CLI::App*> chosen = command.get_subcommands();
-  if (chosen.empty()) throw Error("checkpoint: expected import, export or inspect");
+  if (chosen.empty()) throw Error("checkpoint: expected import, export, inspect or reshard");
   const std::string name = chosen.front()->get_name();
   using Way = CheckpointOptions::Way;
-  o.way = name == "import" ? Way::import : name == "export" ? Way::write : Way::inspect;
+  o.way = name == "import"    ? Way::import
+          : name == "export"  ? Way::write
+          : name == "reshard" ? Way::reshard
+                              : Way::inspect;
   if (o.way != Way::inspect && o.out.empty())
     throw Error("--out: expected a name for what checkpoint " + name + " makes");
 }

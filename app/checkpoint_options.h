@@ -1,7 +1,9 @@
-// The command `checkpoint`: models in, out, and looked at.
+// The command `checkpoint`: models in, out, looked at, and in parts.
 #pragma once
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -10,12 +12,13 @@ class App;
 namespace tessera {
 
 struct CheckpointOptions {
-  enum class Way { import, write, inspect };
+  enum class Way { import, write, inspect, reshard };
   Way way = Way::inspect;
   std::string from;
-  std::string out;                       // of import a run, of export a folder
-  std::optional<std::string> dtype;      // default: as it is stored
-  std::optional<std::string> tokenizer;  // of import, where the folder has none
+  std::string out;                                          // of import and reshard a run, of export a folder
+  std::optional<std::string> dtype;                         // default: as it is stored
+  std::optional<std::string> tokenizer;                     // of import, where the folder has none
+  std::vector<std::pair<std::string, std::string>> layout;  // of reshard: options of a plan, and their words
 };
 
 void add_checkpoint(CLI::App& app, CheckpointOptions& options);

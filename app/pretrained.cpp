@@ -12,6 +12,7 @@
 #include "hub/folder.h"
 #include "tensor/error.h"
 #include "train/names.h"
+#include "train/saved_tensors.h"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -31,13 +32,19 @@ ModelConfig config_in(const fs::path& checkpoint) {
   return job.model;
 }
 
-// Of a checkpoint's file, in the dtype that is asked for.
-WholeTensors tensors_in(const std::shared_ptr<const Safetensors>& file) {
-  return [file](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
-    const TensorBytes& whole = file->at(name);
+// Of a checkpoint, in the dtype that is asked for.
+WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
+  return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
+    const SavedTensors::Whole& whole = saved->at(name);
     if (!is_floating(whole.dtype) || whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
       throw InputError(fmt::format("the checkpoint's '{}' does not fit: expected the shape {}", name, shape.str()));
-    return [file, &whole, dtype](int64_t begin, std::span<std::byte> to) { convert(whole, begin, dtype, to); };
+    return [saved, read = saved->reader(name), stored = whole.dtype, dtype](int64_t begin, std::span<std::byte> to) {
+      if (stored == dtype) return read(begin, to);
+      const int64_t count = std::ssize(to) / size_of(dtype);
+      std::vector<std::byte> from(static_cast<size_t>(count * size_of(stored)));
+      read(begin, from);
+      convert({"", stored, {count}, from}, 0, dtype, to);
+    };
   };
 }
 
@@ -55,8 +62,7 @@ Pretrained open_pretrained(const fs::path& from) {
   out.path = find_checkpoint(from, out.passed_over).path;
   out.config = config_in(out.path);
   out.dtype = job_of(options_in(out.path)).optim.dtype;
-  const auto file = std::make_shared<const Safetensors>(out.path / "model.safetensors");
-  out.tensors = tensors_in(file);
+  out.tensors = tensors_in(std::make_shared<const SavedTensors>(out.path, "model"));
   return out;
 }
 

@@ -16,10 +16,10 @@
 #include "app/option_values.h"
 #include "data/files.h"
 #include "data/json.h"
-#include "data/safetensors.h"
 #include "tensor/error.h"
 #include "train/check_state.h"
 #include "train/names.h"
+#include "train/saved_tensors.h"
 #include "train/whole_state.h"
 
 namespace tessera {
@@ -89,14 +89,14 @@ bool holds_nothing(const fs::path& directory) {
 
 // A checkpoint of a run that had gone wrong is none to go on from. Throws InputError naming file and tensor.
 void check_numbers(const Checkpoint& checkpoint) {
-  for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
-    std::error_code error;
-    if (name[0] == 'o' && !fs::exists(checkpoint.path / name, error)) continue;  // imported: weights alone
-    const Safetensors file(checkpoint.path / name);
-    for (const TensorBytes& t : file.tensors())
-      if (const int64_t at = first_not_finite(t.dtype, t.bytes); at >= 0)
-        throw InputError(fmt::format("{}: tensor '{}' holds inf or nan at element {}; expected finite numbers",
-                                     (checkpoint.path / name).string(), t.name, at));
+  for (const char* stem : {kModel, kOptimizer}) {
+    if (stem == kOptimizer && !SavedTensors::are_in(checkpoint.path, stem)) continue;  // imported: weights alone
+    const SavedTensors saved(checkpoint.path, stem);
+    for (const auto& file : saved.files())
+      for (const TensorBytes& t : file->tensors())
+        if (const int64_t at = first_not_finite(t.dtype, t.bytes); at >= 0)
+          throw InputError(fmt::format("{}: tensor '{}' holds inf or nan at element {}; expected finite numbers",
+                                       file->what(), t.name, at));
   }
 }
 
@@ -163,11 +163,11 @@ bool RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset
   const std::optional<Saved> from = saved(trainer.whole_model().config, o, dataset, passed_over);
   if (!from) return false;
   saved_order(from->path, 0, 0);
-  const Safetensors model(from->path / "model.safetensors"), state(from->path / "optimizer.safetensors");
+  const SavedTensors model(from->path, kModel), state(from->path, kOptimizer);
   model.expect_no_others(names_of(list_values(trainer)));
   state.expect_no_others(names_of(list_state(trainer)));
-  read_values(trainer.strategy().residents(), tensors_of(model));
-  read_state(trainer.optimizer(), tensors_of(state));
+  read_values(trainer.strategy().residents(), model.tensors());
+  read_state(trainer.optimizer(), state.tensors());
   trainer.set_done(from->steps, from->updates);
   return true;
 }
@@ -179,8 +179,7 @@ std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config
   if (!checkpoint && passed_over.empty()) return {};
   if (!checkpoint) refuse_unusable(path_, passed_over);
   const std::string now = identity(o, config, dataset).dump(), what = checkpoint->path.string();
-  std::error_code error;
-  if (!fs::exists(checkpoint->path / "optimizer.safetensors", error))
+  if (!SavedTensors::are_in(checkpoint->path, kOptimizer))
     throw Error(
         fmt::format("--resume: {} has weights alone; expected --init {} and a new --out", what, path_.string()));
   if (const auto found = differences(checkpoint->about, now, what); !found.empty())
@@ -255,11 +254,11 @@ void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file
 }
 
 void load_model(LanguageModel& model, const Checkpoint& checkpoint) {
-  const Safetensors weights(checkpoint.path / "model.safetensors");
+  const SavedTensors weights(checkpoint.path, kModel);
   std::set<std::string> names;
   for (const Parameter* p : model.parameters()) names.insert(p->name);
   weights.expect_no_others(names);
-  for (const Parameter* p : model.parameters()) weights.read_into(p->name, p->var.value());
+  read_values(model.units(), weights.tensors());
   for (const FlatUnit& unit : model.units()) ++unit.values.storage()->version;
 }
 

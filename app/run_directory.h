@@ -68,6 +68,9 @@ class RunDirectory {
   std::vector<std::filesystem::path> removed_;
 };
 
+// The files of a checkpoint (train/saved_tensors.h).
+inline constexpr const char *kModel = "model", *kOptimizer = "optimizer";
+
 // What the manifest of a checkpoint says about its run.
 struct SavedRun {
   int64_t steps = 0, updates = 0;

@@ -63,7 +63,8 @@ struct Manifest {
 // `what` names the manifest in messages. Throws InputError.
 Manifest parse_manifest(std::string_view json, const std::string& what);
 
-// Checks the manifest, and the size and checksum of every file. Throws InputError naming the file.
+// Checks the manifest, and the size and checksum of every file. Parts of ranks ("model.rank-2-of-4.safetensors") may be
+// missing: another host has them. Throws InputError naming the file.
 Checkpoint open_checkpoint(const std::filesystem::path& path);
 
 // The newest that opens and that `check` does not throw for; `passed_over` gets one line for each newer one, with the

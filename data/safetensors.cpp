@@ -131,13 +131,14 @@ void write_safetensors(const std::filesystem::path& file, std::span<const Tensor
 }
 
 void stream_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
-                        const std::function<std::span<const std::byte>(size_t i)>& bytes) {
+                        const std::function<std::span<const std::byte>(size_t i)>& bytes,
+                        const std::map<std::string, std::string>& metadata) {
   std::ofstream out(file, std::ios::binary);
   const auto append = [&](std::string_view part) {
     if (!out.write(part.data(), std::ssize(part)))
       throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
   };
-  append(safetensors_layout(tensors).header);
+  append(safetensors_layout(tensors, metadata).header);
   for (size_t i = 0; i < tensors.size(); ++i) append(view(bytes(i)));
   out.close();
   append("");

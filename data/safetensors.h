@@ -47,7 +47,8 @@ void write_safetensors(const std::filesystem::path& file, std::span<const Tensor
 // Writes a file whose tensors are made one at a time: `bytes(i)` of the i-th, whose own are not looked at. For folders
 // that get their name when all is in them: what is half-written stays. Throws OutputError.
 void stream_safetensors(const std::filesystem::path& file, std::span<const TensorBytes> tensors,
-                        const std::function<std::span<const std::byte>(size_t i)>& bytes);
+                        const std::function<std::span<const std::byte>(size_t i)>& bytes,
+                        const std::map<std::string, std::string>& metadata = {});
 
 class Safetensors {
  public:
@@ -56,6 +57,7 @@ class Safetensors {
   // The same of bytes in memory, which must outlive the object; `what` names them in messages.
   Safetensors(std::span<const std::byte> bytes, const std::string& what, bool may_be_half = false);
 
+  const std::string& what() const { return what_; }                     // the file's name
   const std::vector<TensorBytes>& tensors() const { return tensors_; }  // in order of their bytes
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   bool contains(const std::string& name) const { return index_.contains(name); }

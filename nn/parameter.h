@@ -64,22 +64,25 @@ struct Parameter {
 // Calls f(here, whole, count) for the longest runs of elements that are consecutive in both: `here` and `whole` are
 // flat indices. [begin, end) are elements of what is here.
 template <class F>
-void for_each_run(const Parameter& p, int64_t begin, int64_t end, const F& f) {
-  if (p.shard.is_whole()) {
-    if (begin < end) f(begin, begin, end - begin);
-    return;
-  }
-  int64_t inner = 1, outer = 1;
-  for (int d = 0; d < p.whole.rank(); ++d) (d < p.shard.dim ? outer : inner) *= d == p.shard.dim ? 1 : p.whole[d];
-  const int64_t row = p.whole[p.shard.dim] * inner;
-  int64_t here = 0;
-  for (int64_t o = 0; o < outer; ++o)
-    for (const ShardSpec::Run& run : p.shard.runs) {
+void for_each_run(const Shape& whole, const ShardSpec& shard, int64_t begin, int64_t end, const F& f) {
+  if (begin >= end) return;
+  if (shard.is_whole()) return f(begin, begin, end - begin);
+  int64_t inner = 1, kept = 0;
+  for (int d = shard.dim + 1; d < whole.rank(); ++d) inner *= whole[d];
+  for (const ShardSpec::Run& run : shard.runs) kept += run.size * inner;  // of each index of the dims before
+  const int64_t row = whole[shard.dim] * inner;
+  int64_t o = begin / kept, here = o * kept;
+  for (; here < end; ++o)
+    for (const ShardSpec::Run& run : shard.runs) {
       const int64_t size = run.size * inner, from = begin > here ? begin : here,
                     to = end < here + size ? end : here + size;
       if (from < to) f(from, o * row + run.begin * inner + from - here, to - from);
       here += size;
     }
+}
+template <class F>
+void for_each_run(const Parameter& p, int64_t begin, int64_t end, const F& f) {
+  for_each_run(p.whole, p.shard, begin, end, f);
 }
 
 }  // namespace tessera

@@ -190,14 +190,4 @@ TensorReader reader_of(std::span<const std::byte> bytes, DType dtype) {
   };
 }
 
-WholeTensors tensors_of(const Safetensors& file) {
-  return [&file](const std::string& name, DType dtype, const Shape& shape) {
-    const TensorBytes& whole = file.at(name);
-    if (whole.dtype != dtype || whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
-      throw InputError(
-          fmt::format("the checkpoint's '{}' does not fit: expected {} {}", name, name_of(dtype), shape.str()));
-    return reader_of(whole.bytes, dtype);
-  };
-}
-
 }  // namespace tessera

@@ -50,8 +50,6 @@ using TensorReader = std::function<void(int64_t begin, std::span<std::byte> to)>
 using WholeTensors = std::function<TensorReader(const std::string& name, DType dtype, const Shape& shape)>;
 // Of bytes that outlive the result.
 TensorReader reader_of(std::span<const std::byte> bytes, DType dtype);
-// Those of a file, which must outlive the result. Throws InputError for one that is missing or of another kind.
-WholeTensors tensors_of(const Safetensors& file);
 // Units, or shards of them, take their part. Throws what `source` throws.
 void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source);
 void read_state(const Optimizer& optimizer, const WholeTensors& source);

@@ -1,6 +1,8 @@
 // Models in and out of runs: checkpoint import, export and inspect, and train --init.
+#include <algorithm>
 #include <fstream>
 
+#include "data/safetensors.h"
 #include "tests/app/program.h"
 
 namespace tessera {
@@ -59,10 +61,40 @@ TEST_F(ModelsInAndOutTest, ARunIsPickedUpWithoutWhatItBeganWith) {
   EXPECT_EQ(weights("parted/checkpoints/step-4"), weights("whole/checkpoints/step-4"));
 }
 
+// A run in parts goes on under its layout and under others, writes text, and becomes the run again that it was made of.
+TEST_F(ModelsInAndOutTest, ARunInPartsIsTheSameRun) {
+  ASSERT_EQ(run(base_ + "--ranks 2 --save-every 3 --keep 2").status, 0);
+  const std::string end = weights("base/checkpoints/step-5");
+  fs::rename(path("base/checkpoints/step-5"), path("end"));
+  ASSERT_EQ(run("checkpoint reshard base --out parts --dp 2 --zero 3").status, 0);
+  EXPECT_TRUE(fs::exists(path("parts/checkpoints/step-3/model.rank-1-of-2.safetensors")));
+  ASSERT_EQ(run("checkpoint reshard base --out cube --pp 2 --dp 2 --tp 2 --zero 1").status, 0);
+  EXPECT_TRUE(fs::exists(path("cube/checkpoints/step-3/optimizer.rank-7-of-8.safetensors")));
+  for (const char* from : {"parts", "cube"}) {
+    const std::string said = "generate {} --prompt Line --tokens 8 --seed 3";
+    EXPECT_EQ(run(fmt::format(fmt::runtime(said), from)).out, run(fmt::format(fmt::runtime(said), "base")).out);
+    ASSERT_EQ(run(fmt::format("checkpoint reshard {} --out back", from)).status, 0);
+    for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+      const Safetensors a(path("base/checkpoints/step-3") / file), b(path("back/checkpoints/step-3") / file);
+      ASSERT_EQ(a.tensors().size(), b.tensors().size());
+      for (const TensorBytes& t : a.tensors()) EXPECT_TRUE(std::ranges::equal(t.bytes, b.at(t.name).bytes)) << t.name;
+    }
+    fs::remove_all(path("back"));
+    ASSERT_EQ(run(fmt::format("train --resume --out {} --dp 2 --pp 1 --tp 1 --zero 3", from)).status, 0);
+    EXPECT_EQ(weights(fmt::format("{}/checkpoints/step-5", from)), end) << from;
+  }
+  fs::remove_all(path("cube/checkpoints/step-5"));
+  fs::remove(path("cube/checkpoints/step-3/model.rank-0-of-8.safetensors"));
+  expect_failure("train --resume --out cube", 4, "is in no part here");
+  expect_failure("checkpoint reshard base --out other --tp 3", 2, "--tp: 3 does not divide the 2 heads");
+  expect_failure("checkpoint reshard base --out other --dp 2 --dp-mode ddp", 2, "unknown option");
+  EXPECT_FALSE(fs::exists(path("other")));
+}
+
 TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
   ASSERT_EQ(run(base_).status, 0);
   ASSERT_EQ(run("checkpoint export base --out folder").status, 0);
-  expect_failure("checkpoint", 2, "expected import, export or inspect");
+  expect_failure("checkpoint", 2, "expected import, export, inspect or reshard");
   expect_failure("checkpoint export base", 2, "--out: expected a name");
   expect_failure("checkpoint export base --out folder", 6, "exists already");
   expect_failure("checkpoint import base --out imported", 4, "no config.json");

@@ -9,7 +9,7 @@
 #include "data/safetensors.h"
 #include "tests/app/program.h"
 #include "tests/support/direct_loss.h"
-#include "train/whole_state.h"
+#include "train/saved_tensors.h"
 
 namespace tessera {
 namespace {
@@ -48,8 +48,7 @@ class ValidationOfRunsTest : public test::ProgramTest {
         {.layers = 1, .heads = 2, .channels = 16, .context = 16, .vocab = static_cast<int64_t>(vocabulary_.size())});
     const ArenaPtr arena = make_arena();
     model->materialize(1, arena, DType::float32, DType::float32);
-    const Safetensors file(path(checkpoint) / "model.safetensors");
-    read_values(model->units(), tensors_of(file));
+    read_values(model->units(), SavedTensors(path(checkpoint), "model").tensors());
     std::vector<int32_t> tokens;
     for (const std::string& c : held_out_)
       tokens.push_back(static_cast<int32_t>(std::distance(vocabulary_.begin(), vocabulary_.find(c))));

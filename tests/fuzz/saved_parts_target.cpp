@@ -1,0 +1,20 @@
+// What a checkpoint's part says of its elements: what is accepted is said again the same.
+#include "tests/fuzz/target.h"
+#include "train/saved_tensors.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse(std::string_view bytes) {
+  const std::vector<SavedPart> parts = parse_parts(bytes, kWhat);
+  const std::string said = describe_parts(parts);
+  require(describe_parts(parse_parts(said, kWhat)) == said, "it survives its text");
+  for (const SavedPart& p : parts)
+    for (const ShardSpec::Run& run : p.shard.runs)
+      require(run.begin >= 0 && run.size > 0 && run.begin + run.size <= p.whole[p.shard.dim], "a run is in its dim");
+}
+
+const Target target("saved_parts", parse);
+
+}  // namespace
+}  // namespace tessera::fuzz
