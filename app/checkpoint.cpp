@@ -18,6 +18,7 @@
 #include "data/files.h"
 #include "data/tokenizer_choice.h"
 #include "hub/folder.h"
+#include "hub/peft.h"
 #include "models/layout.h"
 #include "tensor/error.h"
 #include "tensor/write_file.h"
@@ -32,38 +33,42 @@ DType stored_in(const CheckpointOptions& o, DType found) {
   return found == DType::bfloat16 ? found : DType::float32;
 }
 
-std::unique_ptr<Tokenizer> tokenizer_for(const CheckpointOptions& o, int64_t vocab) {
+std::unique_ptr<Tokenizer> tokenizer_for(const CheckpointOptions& o, const Pretrained& from) {
   std::unique_ptr<Tokenizer> made =
-      o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, "", "", o.from) : Tokenizer::open_folder(o.from);
-  if (made->vocab_size() > vocab)
+      o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, "", "", o.from) : Tokenizer::open_folder(from.path);
+  if (made->vocab_size() > from.config.vocab)
     throw InputError(fmt::format("{}: the tokenizer has {} tokens, and the model's vocabulary {}", o.from,
-                                 made->vocab_size(), vocab));
+                                 made->vocab_size(), from.config.vocab));
   return made;
 }
 
 // One tensor is in memory at a time.
 void write_model(const fs::path& file, const Pretrained& from, DType dtype) {
-  const std::vector<HubTensor> all = hub_tensors(from.config);  // with our names and shapes
+  const std::unique_ptr<LanguageModel> model = make_model(from.config);
+  std::vector<const Parameter*> all;
+  for (const Module::Unit& unit : model->layout())
+    for (const Slot& slot : unit.slots) all.push_back(slot.parameter);
   std::vector<TensorBytes> listed;
-  for (const HubTensor& t : all) listed.push_back({t.name, dtype, {t.shape.begin(), t.shape.end()}, {}});
+  for (const Parameter* p : all) listed.push_back({p->name, dtype, {p->whole.begin(), p->whole.end()}, {}});
   std::vector<std::byte> bytes;
   stream_safetensors(file, listed, [&](size_t i) {
-    bytes.resize(static_cast<size_t>(all[i].shape.numel() * size_of(dtype)));
-    from.tensors(all[i].name, dtype, all[i].shape)(0, bytes);
+    bytes.resize(static_cast<size_t>(all[i]->whole.numel() * size_of(dtype)));
+    from.tensors(all[i]->name, dtype, all[i]->whole)(0, bytes);
     return std::span<const std::byte>(bytes);
   });
 }
 
 void import_model(const CheckpointOptions& o) {
-  if (!is_hub_folder(o.from))
+  if (!is_hub_folder(o.from) && !is_peft_folder(o.from))
     throw InputError(fmt::format("{}: no config.json; expected the folder of a model", o.from));
   const Pretrained from = open_pretrained(o.from);
-  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_for(o, from.config.vocab);
+  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_for(o, from);
   const DType dtype = stored_in(o, from.dtype);
   TrainOptions run;
   take_model(run, from.config);
   run.dtype = dtype == DType::bfloat16 ? "bf16" : "fp32";
   run.out = o.out;
+  if (!from.base.empty()) run.init = from.base;
   const RunDirectory directory(run);
   NewCheckpoint made(directory.checkpoints(), 0);
   write_file(made.path() / "config.toml", to_toml(run));
@@ -82,8 +87,21 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer) {
   if (files.empty()) write_file(folder / "tokenizer.json", tokenizer.to_json());
 }
 
+// A whole model, adapters alone, or a whole model that has them in its weights.
+void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pretrained& from, DType dtype) {
+  const bool adapted = from.config.lora.rank > 0;
+  if (adapted && o.merge)
+    write_hub_folder(folder, merged(from.config), dtype, merged(from.config, from.tensors), DType::float32);
+  else if (adapted)
+    write_peft_folder(folder, from.config, dtype, from.tensors, fs::absolute(from.base).lexically_normal().string());
+  else
+    write_hub_folder(folder, from.config, dtype, from.tensors, from.dtype);
+}
+
 void export_model(const CheckpointOptions& o) {
   const Pretrained from = open_pretrained(o.from);
+  if (o.merge && from.config.lora.rank == 0)
+    throw Error(fmt::format("--merge: expected a model with adapters, and {} has none", one_line(o.from)));
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.path);
   fs::path folder = fs::absolute(o.out).lexically_normal();
   if (!folder.has_filename()) folder = folder.parent_path();
@@ -97,18 +115,21 @@ void export_model(const CheckpointOptions& o) {
   const fs::path made = beside.path() / "model";
   make_directories(made);
   const DType dtype = stored_in(o, from.dtype);
-  write_hub_folder(made, from.config, dtype, from.tensors, from.dtype);
+  write_folder(made, o, from, dtype);
   write_tokenizer(made, *tokenizer);
   fs::rename(made, folder, error);
   if (error && fs::exists(folder)) refuse();
   if (error) throw OutputError(fmt::format("cannot make {}: {}", folder.string(), error.message()));
-  print(fmt::format("{} is in {}, in {}\n", one_line(from.path.string()), one_line(folder.string()), name_of(dtype)));
+  print(fmt::format("{} is in {}, in {}\n", one_line(o.from), one_line(folder.string()), name_of(dtype)));
 }
 
 void inspect(const CheckpointOptions& o) {
   const Pretrained from = open_pretrained(o.from);
   const ModelConfig& c = from.config;
-  const std::vector<HubTensor> all = hub_tensors(c);
+  std::vector<HubTensor> all = hub_tensors(c);
+  if (c.lora.rank > 0)
+    for (const PeftTensor& t : peft_tensors(c))
+      all.push_back({.name = t.ours, .shape = t.shape, .pieces = {{t.theirs, t.shape[0]}}});
   int64_t parameters = 0;
   size_t width = 0;
   for (const HubTensor& t : all) {

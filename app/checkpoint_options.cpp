@@ -17,6 +17,7 @@ constexpr const char* kExamples =
     "Examples:\n"
     "  tessera checkpoint import SmolLM-135M --out runs/smol     a Hugging Face folder becomes a run\n"
     "  tessera checkpoint export runs/mine --out mine            a run becomes a folder that transformers loads\n"
+    "  tessera checkpoint export runs/lora --out whole --merge   one with adapters: the base and what they learnt\n"
     "  tessera checkpoint inspect runs/mine                      sizes, and every tensor\n"
     "  tessera checkpoint reshard runs/mine --out parts --dp 2 --tp 2 --zero 3   one file for each rank, and back";
 
@@ -77,6 +78,7 @@ void add_checkpoint(CLI::App& app, CheckpointOptions& o) {
   add_from(out, o, "run directory, or a checkpoint in one");
   add_out(out, o, "folder to make");
   add_dtype(out, o);
+  out->add_flag("--merge", o.merge, "adapters are added to the weights; default: they are written alone, as PEFT's");
   CLI::App* parts =
       c->add_subcommand("reshard", "Make a run in parts, a file for each rank of a layout; or whole again");
   add_from(parts, o, "run directory, or a checkpoint in one");

@@ -16,6 +16,7 @@ struct CheckpointOptions {
   Way way = Way::inspect;
   std::string from;
   std::string out;                                          // of import and reshard a run, of export a folder
+  bool merge = false;                                       // of export: adapters into the weights
   std::optional<std::string> dtype;                         // default: as it is stored
   std::optional<std::string> tokenizer;                     // of import, where the folder has none
   std::vector<std::pair<std::string, std::string>> layout;  // of reshard: options of a plan, and their words

@@ -9,6 +9,7 @@
 
 #include "app/option_values.h"
 #include "data/files.h"
+#include "models/lora.h"
 #include "models/presets.h"
 #include "parallel/comm/surroundings.h"
 #include "tensor/error.h"
@@ -26,6 +27,25 @@ Enum chosen(const std::string& name) {
 }
 
 Recompute recompute_of(const TrainOptions& o) { return chosen<Recompute>(std::string(recompute_name(o.recompute))); }
+
+LoraConfig lora_of(const TrainOptions& o, Family family) {
+  LoraConfig c{.rank = o.lora_rank,
+               .alpha = o.lora_alpha.value_or(static_cast<double>(o.lora_rank)),
+               .dropout = o.lora_dropout,
+               .rank_stabilised = o.lora_rslora};
+  const std::string usual = family == Family::gpt2 ? "c_attn" : "q_proj,v_proj";
+  const std::string given = o.lora_targets.value_or(usual);
+  if (given == "all") {
+    for (const LoraTarget& t : lora_targets(family)) c.targets.emplace_back(t.name);
+    return c;
+  }
+  for (size_t at = 0; at <= given.size();) {
+    const size_t comma = std::min(given.find(',', at), given.size());
+    c.targets.push_back(given.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return c;
+}
 
 ModelConfig model_of(const TrainOptions& o) {
   ModelConfig c = preset(o.model).value();
@@ -46,6 +66,7 @@ ModelConfig model_of(const TrainOptions& o) {
   given(o.rope_original_context, c.rotary.original_context);
   c.dropout = o.dropout;
   c.recompute = recompute_of(o);
+  if (o.lora_rank > 0) c.lora = lora_of(o, c.family);
   return c;
 }
 

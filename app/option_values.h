@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "app/options.h"
+#include "app/option_table.h"
 
 namespace tessera {
 

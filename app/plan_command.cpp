@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "app/option_table.h"
 #include "train/names.h"
 
 namespace tessera {

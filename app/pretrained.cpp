@@ -2,14 +2,17 @@
 #include "app/pretrained.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 
 #include "app/job_of.h"
 #include "app/option_values.h"
 #include "app/run_directory.h"
 #include "hub/convert.h"
 #include "hub/folder.h"
+#include "hub/peft.h"
 #include "tensor/error.h"
 #include "train/names.h"
 #include "train/saved_tensors.h"
@@ -26,7 +29,7 @@ TrainOptions options_in(const fs::path& checkpoint) {
 
 ModelConfig config_in(const fs::path& checkpoint) {
   Job job = job_of(options_in(checkpoint));
-  job.model.dropout = 0;
+  job.model.dropout = job.model.lora.dropout = 0;
   job.model.recompute = Recompute::none;
   if (job.model.vocab == 0) job.model.vocab = Tokenizer::open_folder(checkpoint)->vocab_size();
   return job.model;
@@ -50,7 +53,25 @@ WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
 
 }  // namespace
 
+namespace {
+
+// The base, with what lies beside it.
+Pretrained open_adapted(const fs::path& from) {
+  const PeftFolder adapters(from);
+  const fs::path base = adapters.base();
+  Pretrained out = open_pretrained(base);
+  if (out.config.lora.rank > 0)
+    throw InputError(fmt::format("{}: its base {} has adapters of its own", from.string(), base.string()));
+  out.config = adapters.config(out.config);
+  out.tensors = adapters.tensors(out.config, std::move(out.tensors));
+  out.base = base.string();
+  return out;
+}
+
+}  // namespace
+
 Pretrained open_pretrained(const fs::path& from) {
+  if (is_peft_folder(from)) return open_adapted(from);
   if (is_hub_folder(from)) {
     const auto folder = std::make_shared<const HubFolder>(from);
     return {from, folder->config(), folder->dtype(),
@@ -61,18 +82,34 @@ Pretrained open_pretrained(const fs::path& from) {
   Pretrained out;
   out.path = find_checkpoint(from, out.passed_over).path;
   out.config = config_in(out.path);
-  out.dtype = job_of(options_in(out.path)).optim.dtype;
+  const TrainOptions run = options_in(out.path);
+  out.dtype = job_of(run).optim.dtype;
+  out.base = run.init.value_or("");
   out.tensors = tensors_in(std::make_shared<const SavedTensors>(out.path, "model"));
   return out;
 }
 
 fs::path pretrained_path(const fs::path& from) {
   std::vector<std::string> passed_over;
+  if (is_peft_folder(from)) return pretrained_path(PeftFolder(from).base());
   return is_hub_folder(from) ? from : find_checkpoint(from, passed_over).path;
 }
 
 ModelConfig pretrained_config(const fs::path& from) {
+  if (is_peft_folder(from)) {
+    const PeftFolder adapters(from);
+    return adapters.config(pretrained_config(adapters.base()));
+  }
   return is_hub_folder(from) ? HubFolder(from).config() : config_in(pretrained_path(from));
+}
+
+WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
+  if (config.lora.rank == 0 || from.config.lora.rank > 0) return from.tensors;
+  std::set<std::string> own;
+  for (const PeftTensor& t : peft_tensors(config)) own.insert(t.ours);
+  return [own, base = from.tensors](const std::string& name, DType dtype, const Shape& shape) {
+    return own.contains(name) ? TensorReader() : base(name, dtype, shape);
+  };
 }
 
 void take_model(TrainOptions& o, const ModelConfig& c) {
@@ -91,6 +128,12 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   take("head-dim", o.head_dim, c.head_size()), take("channels", o.channels, c.channels), take("ffn", o.ffn, c.hidden());
   take("vocab", o.vocab, c.vocab), take("untied", o.untied, !c.tied), take("norm-eps", o.norm_eps, c.norm_eps);
   if (c.family == Family::gpt2 || !o.context || *o.context > c.context) take("context", o.context, c.context);
+  if (c.lora.rank > 0) {
+    if (o.lora_rank > 0 || o.lora_alpha || o.lora_targets || o.lora_rslora)
+      throw Error("--lora-rank: what --init names has adapters, which go on; expected --lora-dropout alone");
+    o.lora_rank = c.lora.rank, o.lora_alpha = c.lora.alpha, o.lora_rslora = c.lora.rank_stabilised;
+    o.lora_targets = fmt::format("{}", fmt::join(c.lora.targets, ","));
+  }
   if (c.family == Family::gpt2) return;
   take("qkv-bias", o.qkv_bias, c.qkv_bias), take("qk-norm", o.qk_norm, c.qk_norm);
   const RotaryOptions& r = c.rotary;

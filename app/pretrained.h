@@ -1,5 +1,5 @@
-// A model that somebody trained before: a run, one of its checkpoints, or a Hugging Face folder. Whoever begins with
-// such a model takes it from here and does not ask which of them it was.
+// A model that somebody trained before: a run, one of its checkpoints, a Hugging Face folder, or a PEFT folder beside
+// one of these. Whoever begins with such a model takes it from here and does not ask which of them it was.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -17,6 +17,7 @@ struct Pretrained {
   ModelConfig config;            // without dropout
   DType dtype = DType::float32;  // that its tensors are stored in
   WholeTensors tensors;          // by our names, in any floating dtype; files stay mapped as long as this lives
+  std::string base = {};         // of adapters: what they were trained beside
   std::vector<std::string> passed_over = {};  // of a run: why newer checkpoints were not taken
 };
 
@@ -26,6 +27,9 @@ Pretrained open_pretrained(const std::filesystem::path& from);
 // The folder of the checkpoint, or of the model: with a tokenizer in it.
 std::filesystem::path pretrained_path(const std::filesystem::path& from);
 ModelConfig pretrained_config(const std::filesystem::path& from);
+
+// Its tensors for a model of `config`: adapters that only the latter has keep their first values.
+WholeTensors first_weights(const Pretrained& from, const ModelConfig& config);
 
 // Writes the sizes of a model into the options. Throws Error (usage) for an option that says another one. A smaller
 // context stays: rotary positions know no length.

@@ -62,6 +62,10 @@ Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
   add("rope_low_freq", r.low_freq_factor, usual.low_freq_factor);
   add("rope_high_freq", r.high_freq_factor, usual.high_freq_factor);
   add("rope_original_context", r.original_context, usual.original_context);
+  add("lora_rank", c.lora.rank, plain.lora.rank);
+  add("lora_scale", c.lora.rank > 0 ? c.lora.scale() : 0, 0.0);
+  add("lora_dropout", c.lora.dropout, plain.lora.dropout);
+  add("lora_targets", c.lora.targets, plain.lora.targets);
   add("document_mask", o.document_mask || o.pack, false);
   return out;
 }

@@ -211,6 +211,8 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
 }
 
 int run_train(const TrainOptions& o) {
+  if (o.lora_rank > 0 && !o.init)
+    throw Error("--lora-rank: expected --init, the model that adapters are for; found none");
   const Job job = job_of(o);
   ask_for_least_memory(job);
   if (has_processes(job.plan)) return train_under_mpi(o, job);

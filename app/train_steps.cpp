@@ -122,7 +122,8 @@ int train_in_steps(const Run& run, Communicator& world) {
   std::vector<std::string> passed_over;
   const bool resumed = o.resume && run.directory.resume(trainer, o, run.dataset, passed_over);
   if (o.init && !resumed)
-    begin_with(trainer.strategy().residents(), trainer.optimizer(), open_pretrained(*o.init).tensors);
+    begin_with(trainer.strategy().residents(), trainer.optimizer(),
+               first_weights(open_pretrained(*o.init), trainer.whole_model().config));
   check_steps_done(run, trainer.steps_done());
   world.barrier();  // everybody has read what there is before anything is written
   std::unique_ptr<TrainOutput> output;

@@ -21,6 +21,20 @@ TrainOptions verify_defaults() {
   return o;
 }
 
+namespace {
+
+void check_lora_options(const TrainOptions& o) {
+  for (const auto& [name, given] : {std::pair{"alpha", o.lora_alpha.has_value()},
+                                    {"dropout", o.lora_dropout > 0},
+                                    {"rslora", o.lora_rslora},
+                                    {"targets", o.lora_targets.has_value()}})
+    if (given && o.lora_rank == 0) throw Error(fmt::format("--lora-{}: goes with --lora-rank, found none", name));
+  if (o.lora_rank > 0 && o.dp_mode == "ps-async")
+    throw Error("--lora-rank: expected a strategy that leaves frozen weights alone, found --dp-mode ps-async");
+}
+
+}  // namespace
+
 void validate(const TrainOptions& o) {
   const Job s = job_of(o);
   try {
@@ -32,6 +46,7 @@ void validate(const TrainOptions& o) {
     check_described(std::filesystem::path(*o.out) / "config.toml", std::filesystem::path(*o.out) / "checkpoints", s);
   check_plan(o);
   check_example_options(o);
+  check_lora_options(o);
   if (o.min_lr && *o.min_lr > o.lr)
     throw Error(fmt::format("--min-lr: expected at most --lr ({}), found {}", o.lr, *o.min_lr));
   if (o.check_replicas > 0 && o.dp_mode == "ps-async")

@@ -83,7 +83,7 @@ void Grads::give_into(int input, std::function<void(Tensor&)> write) {
   if (edge.leaf) {
     LeafActions(defer_, node_.arena)(edge.leaf, [w = std::move(write)](Leaf& l) { l.receive(w); });
   } else if (edge.node) {
-    Tensor g = Tensor::empty(node_.input_shapes[at], node_.input_dtypes[at], node_.arena);
+    Tensor g = Tensor::empty(node_.input_shapes[at], wide_of(node_.input_dtypes[at]), node_.arena);
     write(g);
     edge.node->add_output_grad(edge.output, std::move(g));
   }
@@ -95,7 +95,7 @@ void Grads::give_early(int input, std::shared_ptr<EarlyGrad> gradient) {
   if (edge.leaf) {
     LeafActions(defer_, node_.arena)(edge.leaf, [early = std::move(gradient)](Leaf& l) { l.receive(early); });
   } else if (edge.node) {
-    edge.node->add_output_grad(edge.output, gradient->at.to(node_.input_dtypes[at]));
+    edge.node->add_output_grad(edge.output, gradient->at.to(wide_of(node_.input_dtypes[at])));
   }
 }
 

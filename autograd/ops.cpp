@@ -51,6 +51,20 @@ Var sum(const Var& x) {
                     [shape = x.shape()](Grads& g) { g.give(0, g.output().expand(shape).contiguous()); });
 }
 
+Var add_columns(Var y, int64_t first, const Var& t) {
+  const Var y_edge = y.edge();
+  Tensor out = std::move(y).take();
+  if (!out.unique()) out = out.clone();
+  const int64_t width = t.dim(-1);
+  const auto part = [=](const Tensor& whole) { return whole.narrow(whole.rank() - 1, first, width); };
+  Tensor columns = part(out);
+  add_(columns, t.value());
+  return record_one("add_columns", std::move(out), {y_edge, t.edge()}, [part](Grads& g) {
+    if (g.needs(1)) g.give(1, part(g.output()).contiguous());
+    if (g.needs(0)) g.give(0, g.take_output());
+  });
+}
+
 Var on_backward(Var x, std::function<void()> f) {
   const Var x_edge = x.edge();
   return record_one("on_backward", std::move(x).take(), {x_edge}, [f = std::move(f)](Grads& g) {
@@ -99,7 +113,7 @@ void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x) {
 
 Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
   return record_one("linear", linear(x.value(), w.value(), value_or_none(b), packs), {x, w, b},
-                    [x = x.saved(), w = w.saved(), packs](Grads& g) {
+                    [x = saved_for(w, x), w = w.saved(), packs](Grads& g) {
                       const Tensor dy = g.output();
                       if (g.needs(0)) g.give(0, linear_input_grad(dy, w.get(), packs));
                       give_linear(g, 1, dy, x);
@@ -111,10 +125,11 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
   BiasGelu hidden = linear_gelu(x.value(), up.w.value(), value_or_none(up.b), up.packs);
   Tensor y = linear(hidden.y, down.w.value(), value_or_none(down.b), down.packs);
   Saved activated = recompute ? Saved([h = hidden.h] { return unary<Gelu>(h); }) : Saved(hidden.y);
+  if (!down.w.requires_grad()) activated = Saved();
   return record_one(
       "gelu_mlp", std::move(y), {x, up.w, up.b, down.w, down.b},
-      [in = x.saved(), w_up = up.w.saved(), w_down = down.w.saved(), up_packs = up.packs, down_packs = down.packs,
-       h = std::move(hidden.h), activated = std::move(activated)](Grads& g) mutable {
+      [in = saved_for(up.w, x), w_up = up.w.saved(), w_down = down.w.saved(), up_packs = up.packs,
+       down_packs = down.packs, h = std::move(hidden.h), activated = std::move(activated)](Grads& g) mutable {
         Tensor dy = g.take_output();
         Tensor dbias = g.needs(2) ? h.make({h.dim(-1)}, wide_of(dy.dtype())) : Tensor();
         const Tensor dh = linear_input_grad_gelu(dy, w_down.get(), h, dbias.defined() ? &dbias : nullptr, down_packs);

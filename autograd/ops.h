@@ -43,6 +43,8 @@ Var reshape(const Var& x, const Shape& shape);
 Var transpose(const Var& x, int a, int b);
 Var narrow(const Var& x, int dim, int64_t start, int64_t length);
 Var sum(const Var& x);  // all elements, shape ()
+// y (..., N) with t (..., n) added to its columns from `first` on.
+Var add_columns(Var y, int64_t first, const Var& t);
 // x itself; calls f when the backward pass comes by, before x's own node runs. Calls nothing when no gradient comes.
 Var on_backward(Var x, std::function<void()> f);
 

@@ -104,6 +104,8 @@ class Var {
 // For inputs that an op may have to do without, such as a bias.
 inline Tensor value_or_none(const Var& v) { return v.defined() ? v.value() : Tensor(); }
 inline Saved saved_or_none(const Var& v) { return v.defined() ? v.saved() : Saved(); }
+// What the gradient of `w` needs of x, if there is to be one.
+inline Saved saved_for(const Var& w, const Var& x) { return w.requires_grad() ? x.saved() : Saved(); }
 
 // A parameter's gradient that an op makes in its forward pass (Var::early_grad, Grads::give_early). It stands in the
 // parameter's own buffer where that is free, and moves to memory of its own when another gradient comes there first.
@@ -162,7 +164,8 @@ class Grads {
   bool needs(int input) const;
   void give(int input, Tensor gradient);
   // A gradient written by `write` into a given tensor: straight into a parameter's buffer where that is possible, and
-  // later than now when backward() defers weight gradients. For inputs that are no parameters it is made at once.
+  // later than now when backward() defers weight gradients. For inputs that are no parameters it is made at once, in
+  // float32 where they are bfloat16.
   void give_into(int input, std::function<void(Tensor& out)> write);
   // A gradient that was made in the forward pass.
   void give_early(int input, std::shared_ptr<EarlyGrad> gradient);

@@ -67,6 +67,9 @@ void Cases::add_shape() {
   push({.name = "transpose", .operands = {plane_}, .op = [](const std::vector<Var>& v) {
           return scale(transpose(v[0], 0, 1), 1);
         }});
+  push({.name = "add_columns", .operands = {plane_}, .op = [](const std::vector<Var>& v) {
+          return add_columns(scale(v[0], 1), 64, narrow(v[0], 1, 64, 128));
+        }});
   push({.name = "narrow", .operands = {plane_}, .op = [](const std::vector<Var>& v) {
           return scale(narrow(v[0], 1, 64, 128), 1);
         }});

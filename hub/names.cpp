@@ -59,6 +59,7 @@ std::vector<HubTensor> hub_tensors(const ModelConfig& config) {
   const bool gpt2 = config.family == Family::gpt2;
   ModelConfig plain = config;
   plain.tie_copies = false;
+  plain.lora = {};
   const std::unique_ptr<LanguageModel> model = make_model(plain);
   const int64_t key = config.all_heads().key * config.head_size();
   std::map<const Parameter*, std::pair<int64_t, std::string>> layers;  // the number, and the layer's own name

@@ -24,8 +24,13 @@ void LanguageModel::place(const ModelAxes& axes) {
                        "this model declares no layout for it; expected 1, found " + std::to_string(axis->size()));
 }
 
-Var LanguageModel::hidden(const Tensor& ids) {
+Var LanguageModel::embedded(const Tensor& ids) {
   Var x = embed(ids);
+  return config.lora.rank > 0 && grad_enabled() ? x.tracked() : x;
+}
+
+Var LanguageModel::hidden(const Tensor& ids) {
+  Var x = embedded(ids);
   for (int64_t i = 0; i < config.layers; ++i) x = layer(i)(x);
   return finish(x);
 }
@@ -93,14 +98,14 @@ double LanguageModel::layer_flops(int64_t i) {
 }
 
 double LanguageModel::training_flops() {
-  int64_t weights = parameter_count();
+  int64_t passes = 0;  // of elements: a forward one, one for the gradient of what goes in, and one for its own
   const std::vector<Unit> units = layout();
   const std::vector<int64_t> at = layers_of_units();
   for (size_t u = 0; u < units.size(); ++u)
     for (const Slot& slot : units[u].slots)
-      if (at[u] < 0 && !slot.parameter->is_tied()) weights -= slot.parameter->whole.numel();
-  return 6 * static_cast<double>(weights) +
-         12 * static_cast<double>(config.layers * config.attended() * config.context);
+      if (at[u] >= 0 || slot.parameter->is_tied())
+        passes += (units[u].trainable ? 3 : 2) * slot.parameter->whole.numel();
+  return 2 * static_cast<double>(passes) + 12 * static_cast<double>(config.layers * config.attended() * config.context);
 }
 
 }  // namespace tessera

@@ -20,6 +20,20 @@ namespace tessera {
 
 enum class Family : uint8_t { gpt2, llama };
 
+// Low-rank adaptation of a model whose own weights are frozen (nn/lora.h, models/lora.h).
+struct LoraConfig {
+  int64_t rank = 0;  // 0: none
+  double alpha = 0, dropout = 0;
+  bool rank_stabilised = false;           // alpha / sqrt(rank) in place of alpha / rank (Kalajdzievski 2023)
+  std::vector<std::string> targets = {};  // names of linear layers
+  bool starts_idle = true;                // the adapted model begins as the one that it adapts
+
+  double scale() const {
+    return alpha / (rank_stabilised ? std::sqrt(static_cast<double>(rank)) : static_cast<double>(rank));
+  }
+  bool operator==(const LoraConfig&) const = default;
+};
+
 struct ModelConfig {
   Family family = Family::gpt2;  // a model of your own does not look at it
   int64_t layers = 4, heads = 4, channels = 128, context = 64, vocab = 256;
@@ -35,6 +49,7 @@ struct ModelConfig {
   RotaryOptions rotary = {};
   bool qkv_bias = false;  // of q, k and v
   bool qk_norm = false;   // each head of q and k is normalised
+  LoraConfig lora = {};
 
   Heads all_heads() const { return {heads, kv_heads > 0 ? kv_heads : heads}; }
   int64_t head_size() const { return head_dim > 0 ? head_dim : channels / heads; }
@@ -78,6 +93,8 @@ class LanguageModel : public Module {
   virtual void place(const ModelAxes& axes);
 
   // --- what follows ---
+  // embed(), of which backward passes by on their way where only layers are trained: so all layers are passed alike.
+  Var embedded(const Tensor& ids);
   Var hidden(const Tensor& ids);  // int32 (B, T) -> (B, T, C)
   Loss loss(const Tensor& ids, const Tensor& targets, double scale);
 
@@ -91,8 +108,8 @@ class LanguageModel : public Module {
   // FLOPs of a token's forward pass through layer i: two for each element of a matrix, and its causal attention.
   double layer_flops(int64_t i);
   double head_flops() const { return 2 * static_cast<double>(config.channels) * static_cast<double>(config.vocab); }
-  // FLOPs of training on a token, 6 N + 12 L C T (Chowdhery et al. 2022, appendix B); tables that are only looked up
-  // are not in N.
+  // FLOPs of training on a token, 6 N + 12 L C T (Chowdhery et al. 2022, appendix B), 4 N for what is frozen; tables
+  // that are only looked up are not in N.
   double training_flops();
 
  protected:

@@ -1,10 +1,13 @@
 // The families of models, a line for each.
 #include "models/gpt.h"
 #include "models/llama.h"
+#include "models/lora.h"
 
 namespace tessera {
 
-std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
+namespace {
+
+std::unique_ptr<LanguageModel> make_family(const ModelConfig& config) {
   switch (config.family) {
     case Family::gpt2:
       return std::make_unique<Gpt>(config);
@@ -12,6 +15,14 @@ std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
       return std::make_unique<Llama>(config);
   }
   throw Error("[model] there is no family " + std::to_string(static_cast<int>(config.family)));
+}
+
+}  // namespace
+
+std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
+  std::unique_ptr<LanguageModel> made = make_family(config);
+  attach_lora(*made);
+  return made;
 }
 
 }  // namespace tessera

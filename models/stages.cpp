@@ -79,7 +79,7 @@ StageOutput ModelStages::forward(int stage, int microbatch, const Var& input) {
   const bool first = stage == 0;
   Microbatch tokens;
   if (first || stage == last()) tokens = options_.load(microbatch, first, stage == last());
-  Var x = body(stage, first ? model_.embed(strategy_.batches().scatter_batch(tokens.ids)) : input);
+  Var x = body(stage, first ? model_.embedded(strategy_.batches().scatter_batch(tokens.ids)) : input);
   if (stage != last()) return {std::move(x), {}, 0};
   const Head head{[this](const Var& hidden) { return model_.logits(hidden); },
                   [this](const Var& hidden, const Tensor& targets, double scale) {

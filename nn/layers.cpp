@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "autograd/checkpoint.h"
+#include "nn/lora.h"
 #include "tensor/field_error.h"
 #include "tensor/random.h"
 
@@ -47,8 +48,13 @@ Var Linear::forward(const Var& x) {
   const Var b = bias ? seen(*bias) : Var();
   const bool plain = options_.activation == Activation::none;
   Var y = multiply(product_, x, seen(weight), plain ? b : Var(), that_pay(packs_));
+  for (Lora* adapter : adapters_) y = adapter->add_to(std::move(y), x);
   if (plain) return y;
   return bias_gelu(std::move(y), b, makes_activation_again(options_.recompute));
+}
+
+Lora& Linear::adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options) {
+  return *adapters_.emplace_back(&child<Lora>(name, weight.dim(1), first, out, options));
 }
 
 Norm::Norm(int64_t channels, const NormOptions& options, Recompute recompute)
@@ -101,6 +107,8 @@ Var Dropout::apply(Var x) {
   tile.first_sequence = at.first_sequence;
   tile.tokens_total = at.tokens_total;
   tile.positions = at.positions;
+  tile.first_channel = first_channel_;
+  tile.channels_total = channels_total_;
   return dropout(std::move(x), p_, tile);
 }
 

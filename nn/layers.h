@@ -4,7 +4,9 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "autograd/ops.h"
 #include "nn/module.h"
@@ -26,6 +28,9 @@ enum class Activation { none, gelu };
 // Another way to x w^T + b, b maybe undefined, than linear() of autograd/ops.h.
 using Product = std::function<Var(const Var& x, const Var& w, const Var& b, WeightPacks* packs)>;
 
+class Lora;
+struct LoraOptions;
+
 // y = activation(x w^T + b): (..., in) -> (..., out).
 class Linear : public Module {
  public:
@@ -39,8 +44,11 @@ class Linear : public Module {
   Var forward(const Var& x) override;
   void set_product(Product product) { product_ = std::move(product); }
   void drop_packs() override { packs_.packs.clear(); }
+  // Adds an adapter of the rows [first, first + out) of the weight; see nn/lora.h. Before there is memory.
+  Lora& adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options);
+  const std::vector<Lora*>& adapters() const { return adapters_; }
   // Whether forward() is linear() and the activation and nothing else: then an op may do this layer with others.
-  bool is_plain() const { return !product_ && !is_wrapped(); }
+  bool is_plain() const { return !product_ && !is_wrapped() && adapters_.empty(); }
   LinearWeights weights();  // as the forward pass sees them
 
   Var& weight;  // (out, in)
@@ -49,6 +57,7 @@ class Linear : public Module {
  private:
   Options options_;
   Product product_;
+  std::vector<Lora*> adapters_;
   WeightPacks packs_;
 };
 
@@ -117,9 +126,12 @@ class Dropout : public Module {
   explicit Dropout(double p) : p_(p) {}
   Var apply(Var x);  // may write over x
   double p() const { return p_; }
+  // What it is given are the channels from `first` on, of `total`.
+  void keep_channels(int64_t first, int64_t total) { first_channel_ = first, channels_total_ = total; }
 
  private:
   double p_;
+  int64_t first_channel_ = 0, channels_total_ = 0;
 };
 
 // Keys and values of the tokens so far, for decoding one token after another: (B, capacity, H, D), `length` filled.

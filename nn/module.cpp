@@ -93,7 +93,7 @@ void Module::freeze() {
 void Module::adopt(std::string name, std::unique_ptr<Module> module) {
   module->name_ = std::move(name);
   module->parent_ = this;
-  module->rename(module->name_ + ".");
+  module->rename(module->full_name() + ".");  // with what is above, where that is known already
   children_.push_back(std::move(module));
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "nn/lora.h"
 #include "tensor/ops/reduce.h"
 
 namespace tessera {
@@ -93,7 +94,7 @@ Product column_product(Communicator& tp, Placement in) {
   return [&tp, in](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
     const Tensor whole = redistribute(x.value(), tp, in, R);
     return record_one("column_product", linear(whole, w.value(), b.defined() ? b.value() : Tensor(), packs), {x, w, b},
-                      [&tp, in, x = x.saved(), w = w.saved(), packs](Grads& g) {
+                      [&tp, in, x = saved_for(w, x), w = w.saved(), packs](Grads& g) {
                         const Tensor dy = g.output();
                         std::optional<Moving> input, gradient;
                         if (is_sharded(in) && g.needs(1)) input = start_redistribute(x.get(), tp, in, R);
@@ -119,16 +120,48 @@ Var join(Var partial, Communicator& tp, Placement between) {
   return redistribute(std::move(partial), tp, P, between);
 }
 
-void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_t>& segments) {
+namespace {
+
+// Of a column layer A is whole and B cut as the weight is; of a row layer A is cut as the weight is and B whole. What
+// lies between them is small: it moves from `from` to `to`. With S(1) the whole one sees a rank's own tokens.
+void place_adapter(Lora& l, Communicator& tp, int64_t first_here, Placement from, Placement to) {
+  l.place(first_here, [&tp, from, to](Var low) { return redistribute(std::move(low), tp, from, to); });
+  if (is_sharded(from)) token_wise(l.a, tp, from);
+  if (is_sharded(from)) token_wise(l.drop, tp, from);
+  if (is_sharded(to)) token_wise(l.b, tp, to);
+}
+
+}  // namespace
+
+void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_t>& given) {
   if (tp.size() == 1) return;
+  const std::vector<int64_t> segments = given.empty() ? std::vector<int64_t>{l.weight.dim(0)} : given;
   cut_over_ranks(l, l.weight, 0, tp, segments);
   if (l.bias) cut_over_ranks(l, *l.bias, 0, tp, segments);
+  for (Lora* adapter : l.adapters()) {
+    const int64_t end = adapter->first() + adapter->b.weight.dim(0);
+    std::vector<int64_t> own;  // of the segments
+    int64_t begin = 0, before = 0;
+    for (const int64_t size : segments) {
+      if (begin < adapter->first()) before += piece(size, tp.size(), tp.rank()).size();
+      if (begin >= adapter->first() && begin < end) own.push_back(size);
+      begin += size;
+    }
+    cut_over_ranks(adapter->b, adapter->b.weight, 0, tp, own);
+    place_adapter(*adapter, tp, before, in, R);
+  }
   l.set_product(column_product(tp, in));
 }
 
 void rowwise(Linear& l, Communicator& tp, Placement out) {
   if (tp.size() == 1) return;
   cut_over_ranks(l, l.weight, 1, tp);
+  for (Lora* adapter : l.adapters()) {
+    const int64_t inputs = adapter->a.weight.dim(1);
+    cut_over_ranks(adapter->a, adapter->a.weight, 1, tp);
+    adapter->drop.keep_channels(piece(inputs, tp.size(), tp.rank()).begin, inputs);
+    place_adapter(*adapter, tp, 0, P, out);
+  }
   l.set_product([&tp, out, biased = l.bias != nullptr](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
     if (biased && !b.defined()) throw Error("[rowwise] a layer with an activation cannot be cut by rows");
     Var y = join(linear(x, w, Var(), packs), tp, out);

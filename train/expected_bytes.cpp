@@ -62,7 +62,7 @@ class Sent {
 int64_t buckets(const std::vector<UnitSizes>& units, int64_t element, int64_t bucket_bytes) {
   int64_t count = 1, filled = 0;
   for (auto u = units.rbegin(); u != units.rend(); ++u)
-    for (auto p = u->parameters.rbegin(); p != u->parameters.rend(); ++p) {
+    for (auto p = u->parameters.rbegin(); u->trainable && p != u->parameters.rend(); ++p) {
       if (filled * element >= bucket_bytes) {
         ++count;
         filled = 0;
@@ -77,8 +77,8 @@ void add_dataparallel(Sent& out, const PlanSizes& s, const PartSizes& part) {
   const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // of one rank in a step
   const int64_t logits = tokens * s.config.vocab * s.value;
   out.all_reduce("dp", n, 1, 8 * std::ssize(part.units));  // the norm
-  out.add("dp", Op::broadcast, n, 1, others * part.whole() * s.value);
-  out.add("dp", Op::reduce, n, 1, others * part.whole() * s.grad);
+  out.add("dp", Op::broadcast, n, 1, others * part.whole(true) * s.value);
+  out.add("dp", Op::reduce, n, 1, others * part.whole(true) * s.grad);
   out.add("dp", Op::gather, n, s.m, others * logits);
   out.add("dp", Op::scatter, n, 3 * s.m, others * (4 * tokens + 8 * s.m + logits));
 }
@@ -89,7 +89,7 @@ void add_server(Sent& out, const PlanSizes& s, int64_t servers, const PartSizes&
   int64_t parts = 0, blocks = 0, with_blocks = 0;
   std::vector<int64_t> served(static_cast<size_t>(servers), 0);  // norm blocks
   for (const UnitSizes& u : part.units)
-    for (int64_t k = 0; k < servers; ++k) {
+    for (int64_t k = 0; u.trainable && k < servers; ++k) {
       const int64_t size = std::clamp(u.size() - k * u.piece(servers), int64_t{0}, u.piece(servers));
       parts += size > 0 ? 1 : 0;
       served[static_cast<size_t>(k)] += (size + UnitSizes::kBlock - 1) / UnitSizes::kBlock;
@@ -98,8 +98,8 @@ void add_server(Sent& out, const PlanSizes& s, int64_t servers, const PartSizes&
     blocks += b;
     with_blocks += b > 0 ? 1 : 0;
   }
-  out.add("dp", Op::broadcast, n, parts + with_blocks, others * (part.whole() * s.value + 8 * blocks));
-  out.add("dp", Op::reduce, n, parts, others * part.whole() * s.grad);
+  out.add("dp", Op::broadcast, n, parts + with_blocks, others * (part.whole(true) * s.value + 8 * blocks));
+  out.add("dp", Op::reduce, n, parts, others * part.whole(true) * s.grad);
 }
 
 // One group of ranks that share out gradients, and maybe more.
@@ -108,17 +108,32 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& par
   const int64_t n = s.data, units = std::ssize(part.units);
   if (p.zero == ZeroStage::none) {
     const int64_t calls = buckets(part.units, s.grad, s.bucket_bytes);
-    out.add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * part.whole() * s.grad);
+    out.add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * part.whole(true) * s.grad);
     return;
   }
   for (const UnitSizes& u : part.units) {
-    out.reduce_scatter(axis, n, p.zero == ZeroStage::one ? 1 : s.m, u.padded(n) * s.grad);
-    out.all_gather(axis, n, p.zero == ZeroStage::three ? u.uses * s.m : 1, u.padded(n) * s.value);
+    if (u.trainable) out.reduce_scatter(axis, n, p.zero == ZeroStage::one ? 1 : s.m, u.padded(n) * s.grad);
+    const int64_t once = u.trainable ? 1 : 0;  // after each update
+    out.all_gather(axis, n, p.zero == ZeroStage::three ? u.uses * s.m : once, u.padded(n) * s.value);
   }
   if (s.plan.tp > 1)
     out.all_reduce(axis, n, 1, 8 * units);  // the norm
   else
-    out.all_gather(axis, n, 1, part.padded(n) / UnitSizes::kBlock * 8);
+    out.all_gather(axis, n, 1, part.padded(n, true) / UnitSizes::kBlock * 8);
+}
+
+// What lies between the two matrices of an adapter, and with --sp gradients of those that see a rank's own tokens.
+void add_adapters(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
+  const int64_t n = s.plan.tp, rank = s.config.lora.rank, low = s.sequences * s.tokens * rank * s.value;
+  const int64_t forwards = p.recompute == Recompute::block ? 2 : 1;
+  const int64_t columns = part.column_adapters * s.m, rows = part.row_adapters * s.m;
+  if (!p.sp) {
+    out.all_reduce("tp", n, columns + rows * forwards, low);
+    return;
+  }
+  out.all_gather("tp", n, columns * forwards + rows, low);
+  out.reduce_scatter("tp", n, columns + rows * forwards, low);
+  out.all_reduce("tp", n, columns + rows, rank * s.config.channels * s.wide);
 }
 
 // One group of a tensor axis: `part` is what its ranks have, of a micro-batch of N elements.
@@ -130,13 +145,16 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
   if (!p.sp) {
     out.all_reduce("tp", n, inputs * forwards + columns + first + last, whole);
   } else {
-    out.all_gather("tp", n, columns * (forwards + 1) + inputs + first + 2 * last, whole);
+    // Inputs of column layers and of the head come back for the gradients of their weights, those of tables for theirs.
+    const int64_t again = s.config.lora.rank > 0 ? 0 : columns + first + last;
+    out.all_gather("tp", n, columns * forwards + again + inputs + last, whole);
     out.reduce_scatter("tp", n, inputs * forwards + columns + first + last, whole);
     // Of the gradients of tables: (T, C), or (B, T, C) where documents have positions of their own.
     out.all_gather("tp", n, part.tables * m, (s.documents ? s.sequences : 1) * s.tokens * s.config.channels * s.value);
     out.all_reduce("tp", n, part.norms * m, s.config.channels * s.wide);
     out.all_reduce("tp", n, part.biases * m, s.config.channels * s.grad);
   }
+  add_adapters(out, s, p, part);
   out.all_reduce("tp", n, part.head_norms * m, s.config.head_size() * s.wide);
   out.all_reduce("tp", n, 3 * last, rows * s.wide);        // the loss
   out.all_reduce("tp", n, 1, 8 * std::ssize(part.units));  // the norm, once per step
@@ -166,7 +184,7 @@ void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p) {
   if (!s.tied_over_ranks) return;
   for (const PartSizes& part : s.parts.front())
     for (const UnitSizes& u : part.units)
-      for (int64_t i = 0; u.table && i < s.data; ++i)
+      for (int64_t i = 0; u.table && u.trainable && i < s.data; ++i)
         out.all_reduce("tied", 2, 1, (p.zero == ZeroStage::none ? u.size() : u.piece(s.data)) * s.grad);
 }
 

@@ -5,10 +5,16 @@
 
 #include "models/layout.h"
 #include "models/stages.h"
+#include "nn/lora.h"
 #include "parallel/comm/fake_transport.h"
 
 namespace tessera {
 namespace {
+
+void add_adapters(PartSizes& part, Module& unit) {
+  for (const Lora* l : unit.all<Lora>())
+    ++(l->b.parameter(l->b.weight).shard.is_whole() ? part.row_adapters : part.column_adapters);
+}
 
 // As the model lays itself out on that rank of tp, beside ranks that are not there: of each pipeline rank.
 std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::vector<Range>& layers, int tp) {
@@ -32,19 +38,24 @@ std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::v
     PartSizes& part = part_with(stages[u]);
     UnitSizes unit;
     unit.table = units[u].slots[0].parameter->is_tied();
+    unit.trainable = units[u].trainable;
+    const bool adapters = unit.trainable && config.lora.rank > 0;
     int64_t whole = 0, norms = 0, head_norms = 0;
     for (const Slot& slot : units[u].slots) {
       unit.parameters.push_back(slot.size);
       const ShardSpec& shard = slot.parameter->shard;
       if (shard.is_whole()) ++whole;
       const bool matrix = !shard.is_whole() && slot.parameter->whole.rank() == 2;
-      if (matrix && at[u] >= 0 && at[u] < config.layers) ++(shard.dim == 0 ? part.columns : part.rows);
+      if (matrix && !adapters && at[u] >= 0 && at[u] < config.layers) ++(shard.dim == 0 ? part.columns : part.rows);
     }
+    if (adapters) add_adapters(part, *units[u].module);
     for (Norm* norm : units[u].module->all<Norm>()) norms += static_cast<int64_t>(norm->parameters().size());
     for (const Attention* attention : units[u].module->all<Attention>()) head_norms += attention->norm_q ? 2 : 0;
-    part.norms += norms;
-    part.head_norms += head_norms;
-    (at[u] < 0 ? part.tables : part.biases) += whole - norms - head_norms;
+    if (config.lora.rank == 0) {  // else nothing of what is whole is trained but parts of adapters
+      part.norms += norms;
+      part.head_norms += head_norms;
+      (at[u] < 0 ? part.tables : part.biases) += whole - norms - head_norms;
+    }
     // What is looked up is needed once, the rest forward and backward; a table that is the head too is both.
     unit.uses = at[u] >= 0 ? 2 : unit.table && !config.tie_copies ? 3 : 1;
     part.units.push_back(std::move(unit));
@@ -60,15 +71,15 @@ int64_t UnitSizes::size() const {
   return sum;
 }
 
-int64_t PartSizes::whole() const {
+int64_t PartSizes::whole(bool trained) const {
   int64_t sum = 0;
-  for (const UnitSizes& u : units) sum += u.size();
+  for (const UnitSizes& u : units) sum += u.trainable || !trained ? u.size() : 0;
   return sum;
 }
 
-int64_t PartSizes::padded(int64_t ranks) const {
+int64_t PartSizes::padded(int64_t ranks, bool trained) const {
   int64_t sum = 0;
-  for (const UnitSizes& u : units) sum += u.padded(ranks);
+  for (const UnitSizes& u : units) sum += u.trainable || !trained ? u.padded(ranks) : 0;
   return sum;
 }
 

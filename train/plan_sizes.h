@@ -17,6 +17,7 @@ struct UnitSizes {
   std::vector<int64_t> parameters;
   int64_t uses = 0;
   bool table = false;  // of the tied weight
+  bool trainable = true;
   bool operator==(const UnitSizes&) const = default;
   int64_t size() const;
   int64_t piece(int64_t ranks) const { return round_up((size() + ranks - 1) / ranks, kBlock); }
@@ -31,9 +32,11 @@ struct PartSizes {
   // Parameters: matrices of layers, cut by outputs and by inputs; and what every rank of tp has of norms, of norms of
   // heads, of tables before the layers, and besides.
   int64_t columns = 0, rows = 0, norms = 0, head_norms = 0, tables = 0, biases = 0;
+  int64_t column_adapters = 0, row_adapters = 0;  // of such matrices
   bool operator==(const PartSizes&) const = default;
-  int64_t whole() const;
-  int64_t padded(int64_t ranks) const;
+  // Of all units, or of those alone that are trained.
+  int64_t whole(bool trained = false) const;
+  int64_t padded(int64_t ranks, bool trained = false) const;
 };
 
 struct PlanSizes {

@@ -14,17 +14,20 @@ namespace {
 int64_t served(const PartSizes& part, int64_t k, int64_t servers) {
   int64_t sum = 0;
   for (const UnitSizes& u : part.units)
-    if (k < servers) sum += std::clamp(u.size() - k * u.piece(servers), int64_t{0}, u.piece(servers));
+    if (u.trainable && k < servers) sum += std::clamp(u.size() - k * u.piece(servers), int64_t{0}, u.piece(servers));
   return sum;
 }
 
 HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) {
   const Plan& p = s.plan;
-  const int64_t piece = part.padded(s.data) / s.data,
-                whole = p.zero == ZeroStage::none ? part.whole() : part.padded(s.data);
-  HeldBytes held{.parameters = (p.zero == ZeroStage::three ? piece : whole) * s.value,
-                 .gradients = (p.zero >= ZeroStage::two ? piece : whole) * s.grad,
-                 .optimizer = (p.zero >= ZeroStage::one ? piece : whole) * s.state};
+  // Of all that is there, or of what is trained alone: all of it, and a rank's share.
+  const auto whole = [&](bool trained) {
+    return p.zero == ZeroStage::none ? part.whole(trained) : part.padded(s.data, trained);
+  };
+  const auto piece = [&](bool trained) { return part.padded(s.data, trained) / s.data; };
+  HeldBytes held{.parameters = (p.zero == ZeroStage::three ? piece(false) : whole(false)) * s.value,
+                 .gradients = (p.zero >= ZeroStage::two ? piece(true) : whole(true)) * s.grad,
+                 .optimizer = (p.zero >= ZeroStage::one ? piece(true) : whole(true)) * s.state};
   if (p.dp_mode == DataMode::dataparallel && data_rank > 0) held = {};  // copies are communication
   const int64_t own = served(part, data_rank, p.servers);
   if (p.dp_mode == DataMode::ps_sync || p.dp_mode == DataMode::ps_async) held.optimizer = own * s.state;
@@ -87,7 +90,8 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   const Team team(job.plan);
   const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
   const PlanSizes s(job);
-  const int64_t handed = handed_bytes(job), copies = s.parts[0][0].whole() * (s.value + s.grad);
+  const int64_t handed = handed_bytes(job),
+                copies = s.parts[0][0].whole() * s.value + s.parts[0][0].whole(true) * s.grad;
   // In a pipeline stage 3 of ZeRO fetches for another micro-batch than the one that single ones show: what it holds for
   // that comes on top of passes without it, and another unit is there where the next pass begins with one.
   const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;

@@ -116,6 +116,7 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<WholeTensor>
 void read_parts(const std::vector<HeldPart>& parts, const WholeTensors& source) {
   for (const HeldPart& h : parts) {
     const TensorReader whole = source(h.name, h.part.dtype(), h.parameter->whole);
+    if (!whole) continue;
     const Tensor here = h.part.on_host();
     const int64_t element = size_of(here.dtype());
     for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t at, int64_t count) {

@@ -53,7 +53,8 @@ TensorReader reader_of(std::span<const std::byte> bytes, DType dtype);
 // Units, or shards of them, take their part. Throws what `source` throws.
 void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source);
 void read_state(const Optimizer& optimizer, const WholeTensors& source);
-// The first weights of a run: parameters, and their master copies, which are rounded less.
+// The first weights of a run: parameters, and their master copies, which are rounded less. What `source` gives no
+// reader for keeps the values that it has.
 void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const WholeTensors& source);
 
 }  // namespace tessera

@@ -31,9 +31,10 @@ SumOrder order_of_sums(Trainer& t) {
   if (splits_sums(p)) {
     SumOrder order{.ranks = t.mesh().size("dp")};
     int64_t size = 0;
-    for (const Module::Unit& unit : whole) {
-      order.parts.push_back({order.parts.size()});
-      size += unit.size;
+    for (size_t u = 0; u < whole.size(); ++u) {
+      if (!whole[u].trainable) continue;
+      order.parts.push_back({u});
+      size += whole[u].size;
     }
     order.reductions = {{{0, size}, size}};
     return order;
@@ -64,9 +65,9 @@ SumOrder order_of_sums(Trainer& t) {
       begin += whole[unit].size;
     };
     for (size_t u = 0; u < whole.size(); ++u)
-      if (t.pipeline_rank_of(u) == rank) add(u, false);
+      if (whole[u].trainable && t.pipeline_rank_of(u) == rank) add(u, false);
     for (size_t u = 0; u < whole.size(); ++u)
-      if (copied_to(t, whole[u]) == rank) add(u, true);
+      if (whole[u].trainable && copied_to(t, whole[u]) == rank) add(u, true);
   }
   return order;
 }

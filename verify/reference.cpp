@@ -102,8 +102,15 @@ Reference::Reference(const Job& job, Sequences sequences, SumOrder order)
   const DataOptions d = data_options(job);
   const std::vector<FlatUnit>& units = model_->materialize(d.seed, arena_, d.dtype, d.grad_dtype);
   if (order_.parts.empty())
-    for (size_t u = 0; u < units.size(); ++u) order_.parts.push_back({u});
+    for (size_t u = 0; u < units.size(); ++u)
+      if (units[u].trainable()) order_.parts.push_back({u});
   optimizer_ = make_optimizer(job_, model_->units());
+}
+
+std::vector<FlatUnit> Reference::trained() {
+  std::vector<FlatUnit> out = model_->units();
+  std::erase_if(out, [](const FlatUnit& unit) { return !unit.trainable(); });
+  return out;
 }
 
 // The unit of which the plan has a copy; null where it has none.
@@ -178,7 +185,7 @@ Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
     parts.push_back(part.copy ? of_head : model_->units()[part.unit].grads);
     total += parts.back().numel();
   }
-  Tensor all = Tensor::empty({total}, model_->units()[0].grads.dtype(), aside_);
+  Tensor all = Tensor::empty({total}, parts.at(0).dtype(), aside_);
   int64_t at = 0;
   for (const Tensor& part : parts) {
     all.narrow(0, at, part.numel()).copy_from(part);
@@ -257,7 +264,7 @@ void Reference::update(const StepReport& report) {
 
 void Reference::adopt(const std::vector<NamedTensor>& gradients) {
   size_t at = 0;
-  for (const FlatUnit& u : model_->units())
+  for (const FlatUnit& u : trained())
     for (const Slot& slot : u.slots)
       u.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole).copy_from(gradients.at(at++).tensor);
 }

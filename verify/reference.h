@@ -25,9 +25,9 @@ struct SumOrder {
   int ranks = 1;                            // that have sequences of their own
   Algorithm algorithm = Algorithm::direct;  // of the collective that sums gradients
   bool every_microbatch = false;
-  // All gradients in a row: the units as pipeline ranks have them, one rank's after another's, by their numbers in the
-  // whole model. A copy is the tied weight's use at the end of a pipeline, which has a sum of its own, added to that of
-  // its unit at the very end.
+  // All gradients in a row: the units that are trained, as pipeline ranks have them, one rank's after another's, by
+  // their numbers in the whole model. A copy is the tied weight's use at the end of a pipeline, which has a sum of its
+  // own, added to that of its unit at the very end.
   struct Part {
     size_t unit = 0;
     bool copy = false;
@@ -46,6 +46,7 @@ class Reference {
   // Goes on with other gradients than its own, in the order of units and slots: then update() does what a plan does.
   void adopt(const std::vector<NamedTensor>& gradients);
   const std::vector<FlatUnit>& units() { return model_->units(); }  // values, and the gradient of the last step
+  std::vector<FlatUnit> trained();                                  // those that are not frozen
   const Optimizer& optimizer() const { return *optimizer_; }
 
  private:

@@ -20,7 +20,7 @@ constexpr double kSafety = 4, kGrowth = 1.03;
 
 std::vector<NamedTensor> gradients_of(Reference& run) {
   std::vector<NamedTensor> out;
-  for (const FlatUnit& unit : run.units())
+  for (const FlatUnit& unit : run.trained())
     for (const Slot& slot : unit.slots)
       out.push_back({slot.parameter->name, unit.grads.narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole)});
   return out;
@@ -31,7 +31,7 @@ double difference(Reference& run, Reference& other) {
   const std::vector<NamedTensor> expected = gradients_of(run), found = gradients_of(other);
   double worst = 0;
   size_t i = 0;
-  for (const FlatUnit& unit : run.units())
+  for (const FlatUnit& unit : run.trained())
     for (const Slot& slot : unit.slots) {
       const Tensor& e = expected[i].tensor;
       worst = std::max(worst, relative_distance(*slot.parameter, e, found[i++].tensor.to(e.dtype())));

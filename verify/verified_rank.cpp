@@ -87,10 +87,10 @@ std::vector<NamedTensor> VerifiedRank::aside(const std::vector<NamedTensor>& ten
 void VerifiedRank::compare(const StepReport& report, const std::vector<NamedTensor>& gradients,
                            const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state) {
   StepReport expected = reference_->compute_gradients();
-  const std::vector<FlatUnit>& units = reference_->units();
+  const std::vector<FlatUnit>&units = reference_->units(), trained = reference_->trained();
   comparison_->number(expected.step, "loss", report.loss, expected.loss);
   comparison_->number(expected.step, "gradient norm", report.grad_norm, expected.grad_norm);
-  comparison_->tensors(expected.step, "gradient", gradients, units, of_units(units, true), result_.grad_max_rel);
+  comparison_->tensors(expected.step, "gradient", gradients, trained, of_units(trained, true), result_.grad_max_rel);
   if (!result_.exact) {
     reference_->adopt(gradients);
     expected.grad_norm = report.grad_norm;
@@ -103,10 +103,10 @@ void VerifiedRank::compare(const StepReport& report, const std::vector<NamedTens
   size_t kinds = 0;
   for (const auto& [kind, tensors] : by_kind) {
     std::vector<Tensor> whole;
-    for (const FlatUnit& unit : units)
+    for (const FlatUnit& unit : trained)
       for (const NamedTensor& t : reference_->optimizer().state())
         if (t.name == unit.name + "." + kind) whole.push_back(t.tensor.on_host());
-    comparison_->tensors(expected.step, "state", tensors, units, whole, result_.param_max_rel);
+    comparison_->tensors(expected.step, "state", tensors, trained, whole, result_.param_max_rel);
     kinds += whole.size();
   }
   comparison_->within_bound();

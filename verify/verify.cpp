@@ -37,6 +37,7 @@ void check_can_be_verified(const Job& s) {
 Job verifiable(Job job) {
   if (job.model.vocab == 0) job.model.vocab = kVocab;
   job.plan.deterministic = true;
+  job.model.lora.starts_idle = false;  // else A has no gradient in the first step
   if (job.plan.attention == AttentionKernels::automatic) job.plan.attention = AttentionKernels::own;
   return job;
 }

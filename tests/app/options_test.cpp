@@ -91,11 +91,13 @@ TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
   EXPECT_EQ(message({"train", "--hedas", "3"}), "unknown option '--hedas'; did you mean '--heads'?");
   EXPECT_EQ(message({"train", "--rnaks=2"}), "unknown option '--rnaks'; did you mean '--ranks'?");
   EXPECT_EQ(message({"trian"}),
-            "unknown command 'trian'; expected train, verify, generate, data, bench, plan, report or explore; did you "
+            "unknown command 'trian'; expected train, verify, generate, checkpoint, data, bench, plan, report or "
+            "explore; did you "
             "mean 'train'?");
   EXPECT_EQ(message({"report"}), "RUN is required");
   EXPECT_EQ(message({}),
-            "no command given; expected train, verify, generate, data, bench, plan, report or explore (tessera --help "
+            "no command given; expected train, verify, generate, checkpoint, data, bench, plan, report or explore "
+            "(tessera --help "
             "says more)");
   EXPECT_EQ(message({"train", "--lay", "3"}), "unknown option '--lay'; did you mean '--layers'?");
   EXPECT_EQ(message({"train", "generate", "x"}), "unexpected word 'generate'");

@@ -106,6 +106,20 @@ Problem draw_narrow(Random& random) {
           }};
 }
 
+Problem draw_add_columns(Random& random) {
+  const Shape s = random.shape(2, 15);
+  const int64_t first = random.between(0, s[1] - 1), width = random.between(1, s[1] - first);
+  return {{{s}, {{s[0], width}}},
+          [=](const std::vector<Var>& v) { return add_columns(scale(v[0], 1), first, v[1]); },
+          [=](const Values& v) {
+            std::vector<double> y = v[0];
+            for (int64_t i = 0; i < s[0]; ++i)
+              for (int64_t j = 0; j < width; ++j)
+                y[static_cast<size_t>(i * s[1] + first + j)] += v[1][static_cast<size_t>(i * width + j)];
+            return y;
+          }};
+}
+
 Problem draw_reshape(Random& random) {
   const Shape s = random.shape(3, 9);
   return {{{s}},
@@ -149,6 +163,7 @@ void add_elementwise_rows(std::vector<OpRow>& table) {
                    }});
   table.push_back({"transpose", draw_transpose});
   table.push_back({"narrow", draw_narrow});
+  table.push_back({"add_columns", draw_add_columns});
   table.push_back({"reshape", draw_reshape});
   table.push_back({"sum", draw_sum});
   table.push_back({"scale", draw_scale});

@@ -17,6 +17,18 @@ inline void expect_passes(const TrainOptions& o) {
   EXPECT_EQ(r.losses.size(), static_cast<size_t>(o.steps));
 }
 
+// Adapters on some layers of a model whose family is known, now and then.
+inline void draw_adapters(Draw& d, TrainOptions& o) {
+  if (d.between(0, 3) != 0) return;
+  const bool llama = *o.family == "llama";
+  o.lora_rank = d.of<int64_t>({1, 2, 5});
+  o.lora_alpha = d.of({1.0, 4.0});
+  o.lora_dropout = d.of({0.0, 0.2});
+  o.lora_rslora = d.between(0, 1) == 1;
+  o.lora_targets = llama ? d.of<const char*>({"all", "q_proj,v_proj", "k_proj,o_proj,up_proj", "gate_proj,down_proj"})
+                         : d.of<const char*>({"all", "c_attn", "attn.c_proj,c_fc", "mlp.c_proj"});
+}
+
 // A family for `o`, which has its heads, channels and context: `unit` is what ranks share heads by.
 inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
   o.family = d.of<const char*>({"gpt2", "llama"});
@@ -25,6 +37,7 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
   if (d.between(0, 2) == 0) o.ffn = d.between(4, 50);
   o.untied = d.between(0, 1) == 1;
   o.document_mask = o.dp_mode != "dataparallel" && d.between(0, 2) == 0;
+  draw_adapters(d, o);
   if (*o.family == "gpt2") return;
   o.qkv_bias = d.between(0, 2) == 0;
   o.qk_norm = d.between(0, 2) == 0;

@@ -1,0 +1,63 @@
+// Adapters in the form of the PEFT library: a folder with adapter_config.json and adapter_model.safetensors, beside the
+// model that it names as its base.
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/safetensors.h"
+#include "models/language_model.h"
+#include "train/whole_state.h"
+
+namespace tessera {
+
+// Whether a folder has an adapter_config.json and is no run of Tessera's.
+bool is_peft_folder(const std::filesystem::path& folder);
+
+// What adapter_config.json says. `targets` are as it has them.
+struct PeftConfig {
+  LoraConfig lora;
+  std::string base;  // maybe a path
+};
+// Keys that change what an adapter computes are read, or held to what Tessera computes; any other that is set is
+// refused by its name. `what` names the file. Throws InputError.
+PeftConfig parse_peft_config(std::string_view json, const std::string& what);
+std::string peft_config(const LoraConfig& lora, Family family, const std::string& base);
+
+// A matrix of an adapter, by our name and by PEFT's.
+struct PeftTensor {
+  std::string ours;
+  Shape shape;
+  std::string theirs;
+};
+// All of a model with adapters, in the order of its layers. Cost: shapes only.
+std::vector<PeftTensor> peft_tensors(const ModelConfig& config);
+
+class PeftFolder {
+ public:
+  // Throws InputError naming the file and the key.
+  explicit PeftFolder(const std::filesystem::path& folder);
+  // The folder or run of the base: as it is named, or beside the adapters. Throws InputError where there is none.
+  std::filesystem::path base() const;
+  // The base with the adapters: its configuration, and its tensors with theirs. Throws InputError for a layer that the
+  // base does not have, and naming a tensor that is missing, is of another shape, or is no part of the adapters.
+  ModelConfig config(const ModelConfig& base) const;
+  WholeTensors tensors(const ModelConfig& config, WholeTensors base) const;
+
+ private:
+  std::filesystem::path path_;
+  PeftConfig config_;
+  std::shared_ptr<const Safetensors> file_;
+};
+
+// Writes both files into a folder that is there. Throws OutputError.
+void write_peft_folder(const std::filesystem::path& folder, const ModelConfig& config, DType dtype,
+                       const WholeTensors& source, const std::string& base);
+
+// The model without adapters that computes the same: W + scale B A, added in float32. `config` has adapters.
+ModelConfig merged(ModelConfig config);
+WholeTensors merged(const ModelConfig& config, WholeTensors source);
+
+}  // namespace tessera

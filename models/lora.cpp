@@ -1,0 +1,85 @@
+// The targets of each family, and adapters in their places.
+#include "models/lora.h"
+
+#include <algorithm>
+#include <string>
+
+#include "tensor/field_error.h"
+
+namespace tessera {
+namespace {
+
+// Rows of each of the parts that a linear layer's outputs are fused of.
+std::vector<int64_t> parts_of(const ModelConfig& c, std::string_view linear, const Linear& l) {
+  if (c.family == Family::gpt2) return {l.weight.dim(0)};
+  const int64_t d = c.head_size(), key = c.all_heads().key * d;
+  if (linear == lora_targets(c.family).front().linear) return {c.attended(), key, key};
+  return l.weight.dim(0) == 2 * c.hidden() ? std::vector<int64_t>(2, c.hidden())
+                                           : std::vector<int64_t>{l.weight.dim(0)};
+}
+
+std::string names_of(Family family) {
+  std::string out;
+  for (const LoraTarget& t : lora_targets(family)) out += (out.empty() ? "" : ", ") + std::string(t.name);
+  return out;
+}
+
+bool is_wanted(const LoraConfig& lora, const LoraTarget& target) {
+  return std::ranges::any_of(lora.targets, [&](const std::string& name) { return name == target.name; });
+}
+
+// In the order of layers and targets: f(layer, target, its linear layer).
+template <class F>
+void for_each_target(LanguageModel& model, const F& f) {
+  for (int64_t i = 0; i < model.config.layers; ++i) {
+    const std::string above = model.layer(i).full_name() + ".";
+    const std::vector<Linear*> linears = model.layer(i).all<Linear>();
+    for (const LoraTarget& target : lora_targets(model.config.family))
+      for (Linear* l : linears)
+        if (l->full_name() == above + std::string(target.linear)) f(i, target, *l);
+  }
+}
+
+}  // namespace
+
+const std::vector<LoraTarget>& lora_targets(Family family) {
+  static const std::vector<LoraTarget> gpt2{
+      {"c_attn", "attn.qkv"}, {"attn.c_proj", "attn.proj"}, {"c_fc", "mlp.up"}, {"mlp.c_proj", "mlp.down"}};
+  static const std::vector<LoraTarget> llama{{"q_proj", "attn.qkv", 0},       {"k_proj", "attn.qkv", 1},
+                                             {"v_proj", "attn.qkv", 2},       {"o_proj", "attn.proj"},
+                                             {"gate_proj", "mlp.gate_up", 0}, {"up_proj", "mlp.gate_up", 1},
+                                             {"down_proj", "mlp.down"}};
+  return family == Family::gpt2 ? gpt2 : llama;
+}
+
+void attach_lora(LanguageModel& model) {
+  const ModelConfig& c = model.config;
+  if (c.lora.rank == 0) return;
+  const std::vector<LoraTarget>& known = lora_targets(c.family);
+  for (const std::string& name : c.lora.targets)
+    if (std::ranges::none_of(known, [&](const LoraTarget& t) { return t.name == name; }))
+      throw FieldError("lora_targets", "expected some of " + names_of(c.family) + ", found '" + name + "'");
+  if (c.lora.targets.empty()) throw FieldError("lora_targets", "expected some of " + names_of(c.family));
+  model.freeze();
+  for_each_target(model, [&](int64_t, const LoraTarget& target, Linear& l) {
+    if (!is_wanted(c.lora, target)) return;
+    const std::vector<int64_t> parts = parts_of(c, target.linear, l);
+    int64_t first = 0;
+    for (int i = 0; i < target.part; ++i) first += parts[static_cast<size_t>(i)];
+    l.adapt(
+        std::string(target.name), first, parts.at(static_cast<size_t>(target.part)),
+        {.rank = c.lora.rank, .scale = c.lora.scale(), .dropout = c.lora.dropout, .starts_idle = c.lora.starts_idle});
+  });
+}
+
+std::vector<AttachedLora> adapters_of(LanguageModel& model) {
+  std::vector<AttachedLora> out;
+  for_each_target(model, [&](int64_t layer, const LoraTarget& target, Linear& l) {
+    for (Lora* adapter : l.adapters())
+      if (adapter->full_name() == l.full_name() + "." + std::string(target.name))
+        out.push_back({layer, &target, &l, adapter});
+  });
+  return out;
+}
+
+}  // namespace tessera

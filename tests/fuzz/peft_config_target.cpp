@@ -1,0 +1,18 @@
+// adapter_config.json of a PEFT folder: what is accepted is adapters whose own file says the same.
+#include "hub/peft.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse_config(std::string_view bytes) {
+  const PeftConfig c = parse_peft_config(bytes, kWhat);
+  require(c.lora.rank >= 1 && !c.lora.targets.empty(), "adapters have a rank and layers");
+  const PeftConfig again = parse_peft_config(peft_config(c.lora, Family::llama, c.base), kWhat);
+  require(again.base == c.base && again.lora.rank == c.lora.rank && again.lora.alpha == c.lora.alpha, "it survives");
+}
+
+const Target target("peft_config", parse_config);
+
+}  // namespace
+}  // namespace tessera::fuzz

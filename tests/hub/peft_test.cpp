@@ -1,0 +1,193 @@
+// Adapters in the form of the PEFT library: what it computed with them, Tessera computes with its folder, gradients and
+// all; what is written is read back the same; merged weights compute the same; what is damaged is refused in one line.
+#include "hub/peft.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "data/files.h"
+#include "hub/folder.h"
+#include "models/lora.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+const fs::path kFixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/models/fixtures";
+constexpr const char* kVariants[] = {"gpt2", "grouped"};
+
+std::vector<TensorBytes> those(const Safetensors& file, const std::function<bool(const std::string&)>& wanted) {
+  std::vector<TensorBytes> out;
+  for (const TensorBytes& t : file.tensors())
+    if (wanted(t.name)) out.push_back(t);
+  return out;
+}
+
+bool is_adapter(const std::string& name) { return name.starts_with("base_model."); }
+bool is_weight(const std::string& name) { return name.starts_with("model.") || name.starts_with("transformer."); }
+
+class PeftFolderTest : public testing::Test {
+ protected:
+  fs::path path(const std::string& name) const { return made_.path() / name; }
+  // The fixture's base and its adapters as folders, and what the library computed.
+  void make_folders(const std::string& variant) {
+    for (const char* name : {"base", "adapters"}) {
+      fs::remove_all(path(name));
+      fs::create_directory(path(name));
+    }
+    model_ = std::make_unique<Safetensors>(kFixtures / (variant + ".safetensors"), true);
+    adapters_ = std::make_unique<Safetensors>(kFixtures / ("lora_" + variant + ".safetensors"));
+    std::ofstream(path("base/config.json")) << model_->metadata().at("config");
+    write_safetensors(path("base/model.safetensors"), those(*model_, is_weight));
+    Json config = Json::parse(adapters_->metadata().at("adapter_config"));
+    config["base_model_name_or_path"] = "../base";
+    write_config(config);
+    write_safetensors(path("adapters/adapter_model.safetensors"), those(*adapters_, is_adapter));
+  }
+  void write_config(const Json& config) const { std::ofstream(path("adapters/adapter_config.json")) << config.dump(); }
+  Json config() const { return Json::parse(read_file(path("adapters/adapter_config.json"))); }
+  void expect_refused(const std::string& words) const {
+    try {
+      const PeftFolder folder(path("adapters"));
+      const HubFolder base(folder.base());
+      folder.tensors(folder.config(base.config()), base.tensors());
+      ADD_FAILURE() << "taken; expected: " << words;
+    } catch (const InputError& e) {
+      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
+      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
+    }
+  }
+  Tensor rows(const char* name) const {
+    const TensorBytes& t = model_->at(name);
+    Tensor out = Tensor::empty({t.shape[0], t.shape[1]}, DType::int32, make_arena());
+    model_->read_into(name, out);
+    return out;
+  }
+  double loss_of(LanguageModel& model) const {
+    const Tensor targets = rows("targets");
+    const NoGrad no_grad;
+    return model.loss(rows("ids"), targets, 1).loss_sum / static_cast<double>(targets.numel());
+  }
+  double expected_loss() const {
+    float x = 0;
+    std::memcpy(&x, adapters_->at("loss").bytes.data(), sizeof(float));
+    return static_cast<double>(x);
+  }
+  std::unique_ptr<Safetensors> model_, adapters_;
+
+ private:
+  TemporaryDirectory made_{fs::temp_directory_path() / "peft"};
+};
+
+std::unique_ptr<LanguageModel> model_of(const ModelConfig& config, const WholeTensors& tensors) {
+  std::unique_ptr<LanguageModel> model = make_model(config);
+  model->materialize(0, make_arena(), DType::float32, DType::float32);
+  read_values(model->units(), tensors);
+  return model;
+}
+
+TEST_F(PeftFolderTest, ComputesWhatPeftComputed) {
+  for (const char* variant : kVariants) {
+    make_folders(variant);
+    const PeftFolder folder(path("adapters"));
+    const HubFolder base(folder.base());
+    const ModelConfig config = folder.config(base.config());
+    const auto model = model_of(config, folder.tensors(config, base.tensors()));
+    EXPECT_NEAR(loss_of(*model), expected_loss(), 1e-5) << variant;
+    const Tensor targets = rows("targets");
+    backward(model->loss(rows("ids"), targets, 1.0 / static_cast<double>(targets.numel())).mean);
+    size_t compared = 0;
+    for (const PeftTensor& t : peft_tensors(config))
+      for (const Parameter* p : model->parameters()) {
+        if (p->name != t.ours) continue;
+        const TensorBytes& expected = adapters_->at("grad." + t.theirs);
+        const Tensor grad = p->var.grad();
+        ASSERT_EQ(expected.bytes.size(), static_cast<size_t>(grad.nbytes()));
+        for (int64_t i = 0; i < grad.numel(); ++i) {
+          float want = 0;
+          std::memcpy(&want, expected.bytes.data() + 4 * i, sizeof(float));
+          ASSERT_NEAR(grad.data<float>()[i], want, 1e-5F * (1 + std::abs(want))) << t.theirs << " " << i;
+        }
+        ++compared;
+      }
+    EXPECT_EQ(compared, peft_tensors(config).size());
+    EXPECT_EQ(2 * compared + 1, adapters_->tensors().size()) << variant;
+  }
+}
+
+TEST_F(PeftFolderTest, IsWrittenAsItWasRead) {
+  for (const char* variant : kVariants) {
+    make_folders(variant);
+    const PeftFolder folder(path("adapters"));
+    const HubFolder base(folder.base());
+    const ModelConfig config = folder.config(base.config());
+    fs::create_directory(path("again"));
+    write_peft_folder(path("again"), config, DType::float32, folder.tensors(config, base.tensors()), "../base");
+    const Safetensors found(path("again/adapter_model.safetensors"));
+    const std::vector<TensorBytes> expected = those(*adapters_, is_adapter);
+    ASSERT_EQ(found.tensors().size(), expected.size());
+    for (const TensorBytes& t : expected) EXPECT_TRUE(std::ranges::equal(found.at(t.name).bytes, t.bytes)) << t.name;
+    const PeftFolder again(path("again"));
+    EXPECT_EQ(again.config(base.config()).lora, config.lora);
+    fs::remove_all(path("again"));
+  }
+}
+
+TEST_F(PeftFolderTest, MergedWeightsComputeTheSame) {
+  for (const char* variant : kVariants) {
+    make_folders(variant);
+    const PeftFolder folder(path("adapters"));
+    const HubFolder base(folder.base());
+    const ModelConfig config = folder.config(base.config());
+    fs::create_directory(path("merged"));
+    write_hub_folder(path("merged"), merged(config), DType::float32,
+                     merged(config, folder.tensors(config, base.tensors())), DType::float32);
+    const HubFolder whole(path("merged"));
+    EXPECT_NEAR(loss_of(*model_of(whole.config(), whole.tensors())), expected_loss(), 1e-5) << variant;
+    fs::remove_all(path("merged"));
+  }
+}
+
+TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
+  make_folders("grouped");
+  const Json good = config();
+  const auto with = [&](const char* key, const Json& value) {
+    Json changed = good;
+    changed[key] = value;
+    write_config(changed);
+  };
+  const std::tuple<const char*, Json, const char*> wrong[] = {
+      {"peft_type", "IA3", "peft_type: expected \"LORA\""},
+      {"bias", "all", "bias: expected \"none\""},
+      {"use_dora", true, "use_dora: expected nothing, found true"},
+      {"modules_to_save", {"lm_head"}, "modules_to_save: expected nothing"},
+      {"rank_pattern", {{"q_proj", 2}}, "rank_pattern: expected nothing"},
+      {"a_new_key", 1, "a_new_key: expected nothing"},
+      {"r", 0, "r: expected a whole number"},
+      {"r", 5, "tensor 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'"},
+      {"lora_alpha", "8", "lora_alpha: expected a number"},
+      {"target_modules", {"q_proj", "lm_head"}, "has no layer 'lm_head'"},
+      {"target_modules", ".*", "target_modules: expected a list"},
+      {"target_modules", {"q_proj"}, "expected those of 4 parameters"},
+      {"base_model_name_or_path", "nowhere", "expected the folder of a model, found 'nowhere'"}};
+  for (const auto& [key, value, words] : wrong) {
+    with(key, value);
+    expect_refused(words);
+  }
+  write_config(good);
+  auto fewer = those(*adapters_, is_adapter);
+  fewer.pop_back();
+  write_safetensors(path("adapters/adapter_model.safetensors"), fewer);
+  expect_refused("lora_");
+  fs::remove(path("adapters/adapter_model.safetensors"));
+  expect_refused("no adapter_model.safetensors");
+}
+
+}  // namespace
+}  // namespace tessera
