@@ -93,17 +93,20 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
                     config.string(), parameters, expected, most, largest.string()));
 }
 
-void ask_for_generating(const Job& given, int64_t vocab) {
-  if (given.plan.device != Device::cpu) return;
-  Job job = given;
-  job.model = model_config(job, vocab);
-  const double needed = parameters_of(job.model, job.make) * static_cast<double>(size_of(job.optim.dtype));
-  const MemoryLimit limit = memory_limit();
-  if (needed > static_cast<double>(limit.bytes))
+void ask_for_inference(const Job& job) {
+  if (job.plan.device != Device::cpu) return;
+  int64_t needed = 0, most = 0;  // of all ranks, which may be threads of this process, and of one
+  for (const HeldBytes& held : expected_memory(job)) {
+    needed += held.parameters;
+    most = std::max(most, held.parameters);
+  }
+  if (has_processes(job.plan)) needed = most;
+  const MemoryLimit limit = limit_beside_threads(job, has_processes(job.plan) ? 1 : job.plan.ranks());
+  if (needed > limit.bytes)
     throw Error(
         fmt::format("out of memory before the first token: the model needs {:.3g} GB; expected at most the "
                     "{:.3g} GB that {}",
-                    needed / 1e9, static_cast<double>(limit.bytes) / 1e9, limit.of));
+                    static_cast<double>(needed) / 1e9, static_cast<double>(limit.bytes) / 1e9, limit.of));
 }
 
 void ask_for_verifying(const Job& given) {

@@ -15,8 +15,8 @@ void ask_for_least_memory(const Job& job);
 void ask_for_training(const TrainOptions& options, const Job& job, int64_t vocab, HostMemory here);
 // The same beside the oracle.
 void ask_for_verifying(const Job& job);
-// The same of a model that only computes.
-void ask_for_generating(const Job& job, int64_t vocab);
+// Of a model that only computes.
+void ask_for_inference(const Job& job);
 // Sizes in a file cost nothing: throws InputError, naming both files, where the model that `config` describes has many
 // times the bytes of any `model.safetensors` in `folder` or in a checkpoint there. A vocabulary that is not known is 1.
 void check_described(const std::filesystem::path& config, const std::filesystem::path& folder, const Job& job,

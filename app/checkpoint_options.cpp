@@ -8,6 +8,7 @@
 #include <array>
 
 #include "app/option_values.h"
+#include "app/run_words.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -46,22 +47,6 @@ void add_dtype(CLI::App* action, CheckpointOptions& o) {
       ->type_name("");
 }
 
-// What says which rank keeps what.
-void add_layout(CLI::App* action, CheckpointOptions& o) {
-  constexpr std::array<std::string_view, 9> kNames = {"ranks", "dp",       "tp",     "pp",     "cp",
-                                                      "zero",  "schedule", "chunks", "servers"};
-  for_each_option(TrainOptions(), [&](const OptionInfo& info, const auto&) {
-    if (std::ranges::find(kNames, info.name) == kNames.end()) return;
-    action
-        ->add_option_function<std::string>(
-            fmt::format("--{}", info.name),
-            [&o, name = std::string(info.name)](const std::string& text) { o.layout.emplace_back(name, text); },
-            std::string(info.help))
-        ->group("Layout; default: whole files")
-        ->type_name("");
-  });
-}
-
 }  // namespace
 
 void add_checkpoint(CLI::App& app, CheckpointOptions& o) {
@@ -83,7 +68,10 @@ void add_checkpoint(CLI::App& app, CheckpointOptions& o) {
       c->add_subcommand("reshard", "Make a run in parts, a file for each rank of a layout; or whole again");
   add_from(parts, o, "run directory, or a checkpoint in one");
   add_out(parts, o, "run to make");
-  add_layout(parts, o);
+  constexpr std::array<std::string_view, 9> layout = {"ranks", "dp",       "tp",     "pp",     "cp",
+                                                      "zero",  "schedule", "chunks", "servers"};
+  add_run_words(*parts, o.layout, layout);
+  parts->footer("Without a layout: whole files.");
   CLI::App* look = c->add_subcommand("inspect", "Say what a run, a checkpoint or a folder holds");
   add_from(look, o, "run directory, checkpoint, or Hugging Face folder");
   c->footer(kExamples);

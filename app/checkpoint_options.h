@@ -2,8 +2,8 @@
 #pragma once
 #include <optional>
 #include <string>
-#include <utility>
-#include <vector>
+
+#include "app/options.h"
 
 namespace CLI {
 class App;
@@ -15,11 +15,11 @@ struct CheckpointOptions {
   enum class Way { import, write, inspect, reshard };
   Way way = Way::inspect;
   std::string from;
-  std::string out;                                          // of import and reshard a run, of export a folder
-  bool merge = false;                                       // of export: adapters into the weights
-  std::optional<std::string> dtype;                         // default: as it is stored
-  std::optional<std::string> tokenizer;                     // of import, where the folder has none
-  std::vector<std::pair<std::string, std::string>> layout;  // of reshard: options of a plan, and their words
+  std::string out;                       // of import and reshard a run, of export a folder
+  bool merge = false;                    // of export: adapters into the weights
+  std::optional<std::string> dtype;      // default: as it is stored
+  std::optional<std::string> tokenizer;  // of import, where the folder has none
+  Words layout;                          // of reshard
 };
 
 void add_checkpoint(CLI::App& app, CheckpointOptions& options);

@@ -10,9 +10,11 @@
 #include <filesystem>
 #include <vector>
 
+#include "app/inference_options.h"
 #include "app/option_values.h"
 #include "app/plan_line.h"
 #include "app/pretrained.h"
+#include "app/run_words.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -20,7 +22,7 @@ namespace {
 
 constexpr const char* kAbout =
     "Tessera trains a small GPT, under any layout, and proves that the layout changed nothing.";
-constexpr const char* kCommands = "train, verify, generate, checkpoint, data, bench, plan, report or explore";
+constexpr const char* kCommands = "train, verify, generate, evaluate, checkpoint, data, bench, plan, report or explore";
 constexpr const char* kTrainExamples =
     "Examples:\n"
     "  tessera train                                   a small GPT on six novels of Jane Austen, in a minute or two\n"
@@ -32,10 +34,6 @@ constexpr const char* kVerifyExamples =
     "  tessera verify                                  two data-parallel ranks against one rank, bit for bit\n"
     "  tessera verify --ranks 4 --zero 3 --dtype bf16 --microbatches 3\n"
     "  tessera verify --all-reduce ring --bucket-mb 0.1 --optimizer sgd --format json";
-constexpr const char* kGenerateExamples =
-    "Examples:\n"
-    "  tessera generate runs/mine --prompt \"It was a\" --tokens 200\n"
-    "  tessera generate runs/mine/checkpoints/step-500 --temperature 1 --top-p 0.9";
 constexpr const char* kDataExamples =
     "Examples:\n"
     "  tessera data austen                             make the default dataset and say where it is kept\n"
@@ -59,12 +57,6 @@ constexpr const char* kReportExamples =
     "  tessera train --trace --pp 2 --microbatches 6 --out runs/mine   a run that leaves a timeline\n"
     "  tessera report runs/mine                        draws it: runs/mine/report.html, for any browser";
 
-std::string help_of(const OptionInfo& info, const std::string& value) {
-  std::string text(info.help);
-  if (!info.choices.empty()) text += fmt::format(": {}", info.choices);
-  return value.empty() ? text : fmt::format("{} [{}]", text, value);
-}
-
 // verify makes its own sequences and writes nothing.
 bool is_of_verify(std::string_view name) {
   constexpr std::array<std::string_view, 23> others = {
@@ -74,71 +66,9 @@ bool is_of_verify(std::string_view name) {
   return std::ranges::find(others, name) == others.end();
 }
 
-// A command that takes the options of a run; of verify and plan not all.
-void add_run(CLI::App* train, const TrainOptions& defaults, Words& words) {
-  const std::string command = train->get_name();
-  for_each_option(defaults, [&]<class T>(const OptionInfo& info, const T& field) {
-    if ((command == "verify" && !is_of_verify(info.name)) || (command == "plan" && !is_of_plan(info.name))) return;
-    const std::string name(info.name), shown = "--" + name;
-    constexpr bool flag = std::is_same_v<T, bool>;
-    if (flag && command != "plan") {
-      train
-          ->add_flag_callback(
-              shown, [&words, name] { words.emplace_back(name, "true"); }, std::string(info.help))
-          ->group(std::string(info.group));
-    } else if constexpr (flag || std::is_same_v<T, std::optional<bool>>) {  // --untied, or --untied=false
-      train
-          ->add_flag_function(
-              shown, [&words, name](int64_t n) { words.emplace_back(name, n > 0 ? "true" : "false"); },
-              std::string(info.help))
-          ->check([](const std::string& text) {  // CLI11 lets stoll throw
-            return text == "true" || text == "false" ? "" : fmt::format("expected true or false, found '{}'", text);
-          })
-          ->group(std::string(info.group));
-    } else {
-      std::string value;
-      if constexpr (std::is_same_v<T, std::string>)
-        value = field;
-      else if constexpr (std::is_arithmetic_v<T>)
-        value = fmt::format("{}", field);
-      if (command == "plan" && is_searched(name)) value.clear();
-      train
-          ->add_option_function<std::string>(
-              shown, [&words, name](const std::string& text) { words.emplace_back(name, text); }, help_of(info, value))
-          ->group(std::string(info.group))
-          ->type_name("");
-    }
-  });
-  train->footer(command == "verify" ? kVerifyExamples : kTrainExamples);
-}
-
-// An option of a command other than train: its words go to `set`.
-void add(CLI::App* app, const std::string& name, const std::string& help,
-         const std::function<void(const std::string&)>& set) {
-  app->add_option_function<std::string>(name, set, help)->type_name("");
-}
-
-void add_generate(CLI::App& app, GenerateOptions& o) {
-  CLI::App* g = app.add_subcommand("generate", "Write text with a trained model");
-  g->add_option("FROM", o.from, "run directory, or a checkpoint in one")->required()->type_name("");
-  add(g, "--prompt", "text to go on from [a new line]", [&o](const std::string& t) { o.prompt = t; });
-  add(g, "--tokens", "how many to write [300]",
-      [&o](const std::string& t) { o.tokens = parse_integer("--tokens", t, 1, 1e9); });
-  add(g, "--temperature", "0 takes the likeliest, 1 samples as trained [0.8]", [&o](const std::string& t) {
-    o.temperature = parse_number("--temperature", t, {.name = "", .group = "", .help = "", .least = 0, .most = 100});
-  });
-  add(g, "--top-k", "only among the k likeliest; 0: all [0]",
-      [&o](const std::string& t) { o.top_k = parse_integer("--top-k", t, 0, 1e9); });
-  add(g, "--top-p", "only among the likeliest that make up this probability [1]", [&o](const std::string& t) {
-    o.top_p = parse_number("--top-p", t, {.name = "", .group = "", .help = "", .least = 1e-9, .most = 1});
-  });
-  add(g, "--seed", "of the samples [1337]",
-      [&o](const std::string& t) { o.seed = parse_integer("--seed", t, 0, 9e18); });
-  add(g, "--device", "where the model computes: cpu|cuda [cpu]",
-      [&o](const std::string& t) { o.device = parse_choice("--device", t, "cpu|cuda"); });
-  add(g, "--threads-per-rank", "threads of the CPU; default: all cores",
-      [&o](const std::string& t) { o.threads_per_rank = parse_integer("--threads-per-rank", t, 1, 1024); });
-  g->footer(kGenerateExamples);
+void add_run(CLI::App* command, Words& words, const char* examples, const RunWords& how) {
+  add_run_words(*command, words, how);
+  command->footer(examples);
 }
 
 void add_data(CLI::App& app, DatasetOptions& o) {
@@ -146,11 +76,11 @@ void add_data(CLI::App& app, DatasetOptions& o) {
   d->add_option("SOURCE", o.source, "austen, tinyshakespeare, a text file, or llm.c's token file")
       ->required()
       ->type_name("");
-  add(d, "--tokenizer", "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt [char]",
-      [&o](const std::string& t) { o.tokenizer = t; });
-  add(d, "--vocab", "most tokens of a bpe tokenizer that is trained [50257]",
-      [&o](const std::string& t) { o.vocab = parse_integer("--vocab", t, 256, 1e9); });
-  add(d, "--out", "folder to make; default: the cache", [&o](const std::string& t) {
+  add_words(*d, "--tokenizer", "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt [char]",
+            [&o](const std::string& t) { o.tokenizer = t; });
+  add_words(*d, "--vocab", "most tokens of a bpe tokenizer that is trained [50257]",
+            [&o](const std::string& t) { o.vocab = parse_integer("--vocab", t, 256, 1e9); });
+  add_words(*d, "--out", "folder to make; default: the cache", [&o](const std::string& t) {
     if (t.empty()) throw Error("--out: expected a folder to make, found ''");
     o.out = t;
   });
@@ -159,8 +89,8 @@ void add_data(CLI::App& app, DatasetOptions& o) {
 
 void add_bench(CLI::App& app, BenchOptions& o) {
   CLI::App* b = app.add_subcommand("bench", "Time operations, collectives, strategies and schedules");
-  add(b, "--device", "where rows run: cpu|cuda [cpu]",
-      [&o](const std::string& t) { o.device = parse_choice("--device", t, "cpu|cuda"); });
+  add_words(*b, "--device", "where rows run: cpu|cuda [cpu]",
+            [&o](const std::string& t) { o.device = parse_choice("--device", t, "cpu|cuda"); });
   b->prefix_command();  // the words behind are Google Benchmark's
   b->footer(kBenchExamples);
 }
@@ -168,11 +98,11 @@ void add_bench(CLI::App& app, BenchOptions& o) {
 void add_report(CLI::App& app, ReportOptions& o) {
   CLI::App* r = app.add_subcommand("report", "Draw a run as one HTML file, or as text: timeline, memory, bytes, loss");
   r->add_option("RUN", o.run, "run directory of a run with --trace")->required()->type_name("");
-  add(r, "--format", "html: a file; text: on standard output [html]", [&o](const std::string& t) {
+  add_words(*r, "--format", "html: a file; text: on standard output [html]", [&o](const std::string& t) {
     if (t != "html" && t != "text") throw Error(fmt::format("--format: expected html or text, found '{}'", t));
     o.format = t;
   });
-  add(r, "--out", "file to write; default: RUN/report.html", [&o](const std::string& t) {
+  add_words(*r, "--out", "file to write; default: RUN/report.html", [&o](const std::string& t) {
     if (t.empty()) throw Error("--out: expected a file to write, found ''");
     o.out = t;
   });
@@ -195,6 +125,14 @@ void refuse_leftovers(const CLI::App& app, const CLI::App* command) {
   const std::string name = word.substr(0, word.find('='));
   if (word.starts_with("-")) throw Error(fmt::format("unknown option '{}'{}", name, did_you_mean(name, known)));
   throw Error(fmt::format("unexpected word '{}'", word));
+}
+
+// Of a model that is not open yet: what the words set is looked at by itself.
+template <class Options>
+Options with_good_words(Options o) {
+  TrainOptions run;
+  for (const auto& [name, text] : o.words) set_option(run, name, text);
+  return o;
 }
 
 VerifyOptions verify_options(const Words& words) {
@@ -234,20 +172,25 @@ Command parse_command_line(int argc, const char* const* argv) {
   app.require_subcommand(0, 1);  // a second name of a command is a word like others: a run may be called "train"
   Words words;
   GenerateOptions generate;
+  EvaluateOptions evaluate;
   DatasetOptions data;
   BenchOptions bench;
   PlanOptions plan;
   ReportOptions report;
   CheckpointOptions checkpoint;
   ExploreOptions explore;
-  add_run(app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose"), {}, words);
+  const TrainOptions of_train, of_verify = verify_defaults(), of_plan = plan_defaults();
+  add_run(app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose"), words,
+          kTrainExamples, {.defaults = of_train, .wanted = [](std::string_view) { return true; }});
   add_run(app.add_subcommand("verify", "Prove that a plan trains like one rank, and count what it sends and holds"),
-          verify_defaults(), words);
+          words, kVerifyExamples, {.defaults = of_verify, .wanted = is_of_verify});
   add_generate(app, generate);
+  add_evaluate(app, evaluate);
   add_data(app, data);
   add_bench(app, bench);
   CLI::App* planning = app.add_subcommand("plan", "Choose a layout for a model and a machine before anything runs");
-  add_run(planning, plan_defaults(), words);
+  add_run_words(*planning, words,
+                {.defaults = of_plan, .wanted = is_of_plan, .flags_take_values = true, .without_default = is_searched});
   add_plan(*planning, plan);
   add_report(app, report);
   add_checkpoint(app, checkpoint);
@@ -283,7 +226,8 @@ Command parse_command_line(int argc, const char* const* argv) {
   if (chosen.empty()) throw Error(fmt::format("no command given; expected {} (tessera --help says more)", kCommands));
   if (chosen.front()->get_name() == "train") return train_options(words);
   if (chosen.front()->get_name() == "verify") return verify_options(words);
-  if (chosen.front()->get_name() == "generate") return generate;
+  if (chosen.front()->get_name() == "generate") return with_good_words(generate);
+  if (chosen.front()->get_name() == "evaluate") return with_good_words(evaluate);
   if (chosen.front()->get_name() == "plan") {
     set_words(plan, words);
     return plan;

@@ -3,9 +3,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera {
+
+using Words = std::vector<std::pair<std::string, std::string>>;  // of options: name, text
 
 struct TrainOptions {
   // model; sizes that are not given come from the preset
@@ -82,16 +85,25 @@ struct VerifyOptions {
 };
 TrainOptions verify_defaults();
 
+// Of commands that use a model: a run directory, a checkpoint in one, or the folder of a model or of adapters.
 struct GenerateOptions {
-  std::string from;  // a run directory or a checkpoint in one
-  std::string prompt = "\n";
+  std::string from;
+  std::vector<std::string> prompts;         // empty: a new line
+  std::optional<std::string> prompts_file;  // one on each line
   int64_t tokens = 300;
   double temperature = 0.8;
   int64_t top_k = 0;  // 0: all
-  double top_p = 1;
+  double top_p = 1, min_p = 0, repetition_penalty = 1;
   int64_t seed = 1337;
-  std::optional<int64_t> threads_per_rank;
-  std::string device = "cpu";
+  std::vector<std::string> stop;  // texts
+  bool ignore_end = false;
+  std::string format = "text";
+  Words words;  // of the plan
+};
+
+struct EvaluateOptions {
+  std::string from;
+  Words words;  // of the data and of the plan
 };
 
 struct DatasetOptions {

@@ -12,8 +12,6 @@
 
 namespace tessera {
 
-using Words = std::vector<std::pair<std::string, std::string>>;  // option name, text
-
 inline TrainOptions plan_defaults() {
   TrainOptions o;
   o.dtype = "bf16";

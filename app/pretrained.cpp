@@ -114,8 +114,7 @@ WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
 
 void take_model(TrainOptions& o, const ModelConfig& c) {
   const auto take = [](const char* option, auto& field, const auto& value) {
-    if (field && *field != value)
-      throw Error(fmt::format("--{}: the model of --init has {}, found {}", option, value, *field));
+    if (field && *field != value) throw Error(fmt::format("--{}: the model has {}, found {}", option, value, *field));
     field = value;
   };
   const std::string usual = TrainOptions().model, family(text_of(c.family)),

@@ -24,10 +24,12 @@ int run(const Command& command) {
   if (const auto* train = std::get_if<TrainOptions>(&command)) return run_train(*train);
   if (const auto* verify = std::get_if<VerifyOptions>(&command)) return run_verify(verify->run);
   if (const auto* bench = std::get_if<BenchOptions>(&command)) return run_bench(*bench);
-  if (const auto job = mpi_surroundings(); job && job->ranks > 1)
-    throw Error(
-        fmt::format("the job has {} ranks; expected one: only train, verify and bench share their work", job->ranks));
   if (const auto* generate = std::get_if<GenerateOptions>(&command)) return run_generate(*generate);
+  if (const auto* evaluate = std::get_if<EvaluateOptions>(&command)) return run_evaluate(*evaluate);
+  if (const auto job = mpi_surroundings(); job && job->ranks > 1)
+    throw Error(fmt::format(
+        "the job has {} ranks; expected one: only train, verify, generate, evaluate and bench share their work",
+        job->ranks));
   if (const auto* plan = std::get_if<PlanOptions>(&command)) return run_plan(*plan);
   if (const auto* report = std::get_if<ReportOptions>(&command)) return run_report(*report);
   if (const auto* checkpoint = std::get_if<CheckpointOptions>(&command)) return run_checkpoint(*checkpoint);

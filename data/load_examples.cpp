@@ -17,6 +17,16 @@ struct Rendered {
   std::vector<Piece> pieces;
 };
 
+// What `automatic` means beside a tokenizer that knows how its model was talked to.
+ChatTemplate style_for(const ExampleOptions& o, const Tokenizer* tokenizer, const std::string& what) {
+  if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return o.style;
+  if (const auto found = recognised(tokenizer->chat_template())) return *found;
+  throw Error(
+      fmt::format("`template` for {}: the tokenizer's own template is none of chatml, llama3 and alpaca; "
+                  "expected one of these or none by name, found auto",
+                  what));
+}
+
 // Lines that cannot be trained on: an error, or counted.
 class BadLines {
  public:
@@ -31,6 +41,11 @@ class BadLines {
       if (count_++ == 0) first_ = e.what();
     }
   }
+  void note(std::vector<std::string>& notes) const {
+    if (count_ == 0) return;
+    notes.push_back(fmt::format("{} skipped; the first: {}",
+                                count_ == 1 ? "1 bad line is" : fmt::format("{} bad lines are", count_), first_));
+  }
   int64_t count() const { return count_; }
   const std::string& first() const { return first_; }
 
@@ -40,12 +55,12 @@ class BadLines {
   std::string first_;
 };
 
-std::vector<Rendered> read_rendered(const std::filesystem::path& file, const ExampleOptions& o, BadLines& bad) {
+std::vector<Rendered> read_rendered(const std::filesystem::path& file, ChatTemplate style, BadLines& bad) {
   std::vector<Rendered> out;
   for_each_line(file, [&](std::string_view line, int64_t number) {
     bad.attempt([&] {
       const std::string where = fmt::format("{}:{}", file.string(), number);
-      out.push_back({where, render(parse_example(line, where), o.style, where)});
+      out.push_back({where, render(parse_example(line, where), style, where)});
     });
   });
   return out;
@@ -115,8 +130,9 @@ class Encoder {
       endless_ = endless_ || !end;
       return end;
     }
-    as_text_.insert(piece.text);
-    return {};
+    const std::optional<int32_t> token = tokenizer_.special(piece.text);
+    if (!token) as_text_.insert(piece.text);
+    return token;
   }
   EncodedExample cut(EncodedExample e, const std::string& where) {
     const auto most = static_cast<size_t>(options_.context) + 1;
@@ -145,7 +161,9 @@ class Encoder {
 Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& choice, const ExampleOptions& o) {
   const std::string what = file.string();
   BadLines bad(o.skip_bad);
-  const std::vector<Rendered> rendered = read_rendered(file, o, bad);
+  const bool learnt = choice.chosen() == "char" || choice.chosen() == "bpe";  // from the examples
+  std::unique_ptr<Tokenizer> tokenizer = learnt ? nullptr : make_tokenizer(choice, "", "", what);
+  const std::vector<Rendered> rendered = read_rendered(file, style_for(o, tokenizer.get(), what), bad);
   const auto require_two = [&](size_t count) {
     if (count < 2)
       throw InputError(fmt::format(
@@ -157,15 +175,13 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   const std::span<const Rendered> all(rendered);
   Dataset d;
   d.source = what;
-  d.tokenizer = make_tokenizer(choice, text_of(all), text_of(all.first(trained(all.size()))), what);
+  d.tokenizer = learnt ? make_tokenizer(choice, text_of(all), text_of(all.first(trained(all.size()))), what)
+                       : std::move(tokenizer);
   Encoder encoder(*d.tokenizer, o);
   std::vector<EncodedExample> encoded;
   for (const Rendered& example : rendered) bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
   require_two(encoded.size());
-  if (bad.count() > 0)
-    d.notes.push_back(fmt::format("{} skipped; the first: {}",
-                                  bad.count() == 1 ? "1 bad line is" : fmt::format("{} bad lines are", bad.count()),
-                                  bad.first()));
+  bad.note(d.notes);
   encoder.note(d.notes);
   const auto cut = encoded.begin() + static_cast<std::ptrdiff_t>(trained(encoded.size()));
   d.val_examples = std::make_shared<ExampleRows>(std::vector(cut, encoded.end()), o.context, o.packed);
@@ -174,6 +190,19 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   d.train_bytes = std::ssize(d.tokenizer->decode(d.train_examples->target_tokens()));
   d.val_bytes = std::ssize(d.tokenizer->decode(d.val_examples->target_tokens()));
   return d;
+}
+
+std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& file, const Tokenizer& tokenizer,
+                                                const ExampleOptions& o, std::vector<std::string>& notes) {
+  BadLines bad(o.skip_bad);
+  Encoder encoder(tokenizer, o);
+  std::vector<EncodedExample> encoded;
+  for (const Rendered& example : read_rendered(file, style_for(o, &tokenizer, file.string()), bad))
+    bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
+  if (encoded.empty()) throw InputError(fmt::format("{}: no example in it", file.string()));
+  bad.note(notes);
+  encoder.note(notes);
+  return std::make_shared<ExampleRows>(encoded, o.context, o.packed);
 }
 
 }  // namespace tessera

@@ -42,8 +42,13 @@ std::vector<T> narrowed(std::span<const int32_t> tokens, int64_t vocab) {
   return out;
 }
 
+// The bytes of a file: header and tokens.
+struct Bytes {
+  std::string header, tokens;
+};
+
 template <class T>
-void write_as(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab) {
+Bytes bytes_as(std::span<const int32_t> tokens, int64_t vocab) {
   const std::vector<T> payload = narrowed<T>(tokens, vocab);
   const std::string_view bytes(reinterpret_cast<const char*>(payload.data()), payload.size() * sizeof(T));
   Header header;
@@ -51,15 +56,28 @@ void write_as(const std::filesystem::path& file, std::span<const int32_t> tokens
   header.vocab = static_cast<uint64_t>(vocab);
   header.count = payload.size();
   header.hash = XXH3_64bits(bytes.data(), bytes.size());
-  write_file(file, {reinterpret_cast<const char*>(&header), sizeof(header)}, bytes);
+  return {{reinterpret_cast<const char*>(&header), sizeof(header)}, std::string(bytes)};
+}
+
+Bytes bytes_of(std::span<const int32_t> tokens, int64_t vocab) {
+  if (vocab < 1 || vocab > int64_t{1} << 31)
+    throw Error(fmt::format("a vocabulary of {} tokens; expected 1 to 2^31", vocab));
+  return vocab <= 65536 ? bytes_as<uint16_t>(tokens, vocab) : bytes_as<uint32_t>(tokens, vocab);
 }
 
 }  // namespace
 
 void TokenFile::write(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab) {
-  if (vocab < 1 || vocab > int64_t{1} << 31)
-    throw Error(fmt::format("a vocabulary of {} tokens; expected 1 to 2^31", vocab));
-  vocab <= 65536 ? write_as<uint16_t>(file, tokens, vocab) : write_as<uint32_t>(file, tokens, vocab);
+  const Bytes bytes = bytes_of(tokens, vocab);
+  write_file(file, bytes.header, bytes.tokens);
+}
+
+TokenFile TokenFile::of_tokens(std::span<const int32_t> tokens, int64_t vocab, const std::string& what) {
+  const Bytes bytes = bytes_of(tokens, vocab);
+  const auto owned = std::make_shared<const std::string>(bytes.header + bytes.tokens);
+  TokenFile out = of_bytes(std::as_bytes(std::span(*owned)), what);
+  out.owned_ = owned;
+  return out;
 }
 
 TokenFile TokenFile::open(const std::filesystem::path& file) {

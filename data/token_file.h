@@ -21,6 +21,8 @@ class TokenFile {
   static TokenFile open(const std::filesystem::path& file);
   // The same of bytes in memory, which must outlive the result; `what` names them.
   static TokenFile of_bytes(std::span<const std::byte> bytes, const std::string& what);
+  // Of tokens that are in no file.
+  static TokenFile of_tokens(std::span<const int32_t> tokens, int64_t vocab_size, const std::string& what);
   // Writes tokens, each in [0, vocab_size), beside `file` and renames. Throws OutputError; Error for a bad token.
   static void write(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab_size);
 
@@ -42,6 +44,7 @@ class TokenFile {
 
   std::string what_;
   std::shared_ptr<const OpenFile> file_;  // or
+  std::shared_ptr<const std::string> owned_;
   std::span<const std::byte> bytes_;
   int64_t count_ = 0;
   int64_t vocab_ = 0;

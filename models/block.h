@@ -24,9 +24,9 @@ class PreNormBlock : public DecoderLayer {
     return add(residual, drop2.apply(mlp(normed)));
   }
 
-  Tensor decode(const Tensor& x, KvCache& cache) override {
+  Tensor decode(const Tensor& x, std::span<KvCache* const> texts) override {
     const NoGrad no_grad;
-    Var attended(attn.decode(norm1(Var(x)).value(), cache));
+    Var attended(attn.decode(norm1(Var(x)).value(), texts));
     const auto [residual, normed] = norm2.add(Var(x), std::move(attended));
     return add(residual, mlp(normed)).value();
   }

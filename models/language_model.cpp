@@ -1,15 +1,26 @@
 // What holds for any language model.
 #include "models/language_model.h"
 
-#include <numeric>
+#include <algorithm>
+#include <vector>
 
 #include "autograd/checkpoint.h"
 #include "models/layout.h"
 #include "tensor/field_error.h"
 
 namespace tessera {
+namespace {
 
-Tensor DecoderLayer::decode(const Tensor&, KvCache&) {
+// Of a text whose layers may be on other ranks too: those that are here are all of one length.
+int64_t lengths_of(const TextCache& text) {
+  int64_t most = 0;
+  for (const KvCache& layer : text) most = std::max(most, layer.length);
+  return most;
+}
+
+}  // namespace
+
+Tensor DecoderLayer::decode(const Tensor&, std::span<KvCache* const>) {
   throw Error("[model] '" + full_name() + "' cannot decode: it has no decode() of its own");
 }
 
@@ -55,27 +66,42 @@ Loss LanguageModel::loss(const Tensor& ids, const Tensor& targets, double scale)
   return head_loss(hidden(ids), targets, scale);
 }
 
-std::vector<KvCache> LanguageModel::caches(int64_t batch) {
-  const Tensor& like = parameters().at(0)->var.value();
-  std::vector<KvCache> made(static_cast<size_t>(config.layers));
-  for (KvCache& cache : made) {
-    const Shape shape{batch, config.context, config.all_heads().key, config.head_size()};
-    cache.keys = like.make(shape);
-    cache.values = like.make(shape);
-  }
-  return made;
+StepInfo LanguageModel::decode_step(int64_t tokens, std::span<TextCache* const> texts, const ArenaPtr& arena) const {
+  std::vector<int32_t> at;
+  for (const TextCache* text : texts)
+    for (int64_t t = 0; t < tokens; ++t) at.push_back(static_cast<int32_t>(lengths_of(*text) + t));
+  const Tensor positions = Tensor::constant<int32_t>(at, {std::ssize(texts), tokens}, arena);
+  return {.tokens_total = tokens, .documents = {{}, positions}};
 }
 
-Tensor LanguageModel::decode(const Tensor& ids, std::vector<KvCache>& kv) {
+Tensor LanguageModel::decode_first(const Tensor& ids, std::span<TextCache* const> texts) {
   const NoGrad no_grad;
-  const int64_t before = kv.at(0).length, t = ids.dim(1);
-  std::vector<int64_t> positions(static_cast<size_t>(t));
-  std::iota(positions.begin(), positions.end(), before);
-  set_step({.positions = positions, .tokens_total = before + t});
-  Tensor x = embed(ids).value();
-  set_step({});  // which sees no positions that are gone
-  for (size_t i = 0; i < kv.size(); ++i) x = layer(static_cast<int64_t>(i)).decode(x, kv[i]);
-  return logits(finish(Var(x.narrow(1, t - 1, 1).contiguous()))).value();
+  for (const TextCache* text : texts)
+    if (lengths_of(*text) + ids.dim(1) > config.context)
+      throw Error("[model] " + std::to_string(lengths_of(*text) + ids.dim(1)) + " tokens; the context is " +
+                  std::to_string(config.context));
+  return embed(ids).value();
+}
+
+Tensor LanguageModel::decode_layer(int64_t i, const Tensor& x, std::span<TextCache* const> texts) {
+  const NoGrad no_grad;
+  std::vector<KvCache*> own;
+  for (TextCache* text : texts) own.push_back(&(*text)[static_cast<size_t>(i)]);
+  DecoderLayer& one = layer(i);
+  return one.call([&](const Var& in) { return Var(one.decode(in.value(), own)); }, Var(x)).value();
+}
+
+Tensor LanguageModel::decode_last(const Tensor& x) {
+  const NoGrad no_grad;
+  return logits(finish(Var(x.narrow(1, x.dim(1) - 1, 1).contiguous()))).value();
+}
+
+Tensor LanguageModel::decode(const Tensor& ids, std::span<TextCache* const> texts) {
+  set_step(decode_step(ids.dim(1), texts, ids.arena()));
+  Tensor x = decode_first(ids, texts);
+  for (int64_t i = 0; i < config.layers; ++i) x = decode_layer(i, x, texts);
+  set_step({});  // which keeps no positions
+  return decode_last(x);
 }
 
 std::vector<int64_t> LanguageModel::layers_of_units() {

@@ -5,10 +5,12 @@
 // A model declares its modules in that order: those before the layers go with the first stage of a pipeline, those
 // after them with the last one.
 #pragma once
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -70,10 +72,12 @@ struct ModelConfig {
 // (B, T, C) -> (B, T, C); under Recompute::block its forward pass runs again in the backward pass.
 class DecoderLayer : public Module {
  public:
-  // The same for new tokens that follow `cache.length` older ones; appends their keys and values. No gradient. Throws
-  // Error unless it is overridden.
-  virtual Tensor decode(const Tensor& x, KvCache& cache);
+  // The same for new tokens (B, T, C) of B texts, behind those in their caches; appends their keys and values. No
+  // gradient. Throws Error unless it is overridden.
+  virtual Tensor decode(const Tensor& x, std::span<KvCache* const> texts);
 };
+
+using TextCache = std::vector<KvCache>;  // of one text, by layer
 
 struct ModelAxes;  // models/layout.h
 
@@ -98,10 +102,19 @@ class LanguageModel : public Module {
   Var hidden(const Tensor& ids);  // int32 (B, T) -> (B, T, C)
   Loss loss(const Tensor& ids, const Tensor& targets, double scale);
 
-  // Decoding without gradients: logits (B, V) of the token that follows the last of `ids` (B, T), which stand after the
-  // tokens already in the caches. Leaves set_step() as of no training.
-  std::vector<KvCache> caches(int64_t batch);
-  Tensor decode(const Tensor& ids, std::vector<KvCache>& caches);
+  // Decoding without gradients: logits (B, V) of the token that follows the last of `ids` (B, T), which stand behind
+  // the tokens in the caches of B texts. Leaves set_step() as of no training.
+  TextCache cache(int64_t capacity) const { return TextCache(static_cast<size_t>(config.layers), KvCache{capacity}); }
+  TextCache cache() const { return cache(config.context); }
+  Tensor decode(const Tensor& ids, std::span<TextCache* const> texts);
+  Tensor decode(const Tensor& ids, TextCache& text) { return decode(ids, std::array{&text}); }
+  // What it is made of, for ranks that have some of the layers: embeddings (B, T, C), after set_step() to where the
+  // tokens stand; a layer; and logits (B, V) of the last token, or this rank's columns of them.
+  Tensor decode_first(const Tensor& ids, std::span<TextCache* const> texts);
+  Tensor decode_layer(int64_t i, const Tensor& x, std::span<TextCache* const> texts);
+  Tensor decode_last(const Tensor& x);
+  // The step of tokens that stand behind those in the caches.
+  StepInfo decode_step(int64_t tokens, std::span<TextCache* const> texts, const ArenaPtr& arena) const;
 
   // Of each unit of layout(): the layer that it belongs to; -1 before the layers, config.layers after them.
   std::vector<int64_t> layers_of_units();

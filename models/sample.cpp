@@ -10,10 +10,22 @@
 namespace tessera {
 namespace {
 
-// How many of the `order`ed weights take part, by top-k and top-p.
+// Divided where it is positive, else multiplied: less likely in both cases.
+void penalise(std::vector<double>& logits, std::span<const int32_t> before, double penalty) {
+  if (penalty == 1) return;
+  std::vector<int32_t> seen(before.begin(), before.end());
+  std::ranges::sort(seen);
+  for (auto it = seen.begin(); it != std::unique(seen.begin(), seen.end()); ++it) {
+    double& logit = logits[static_cast<size_t>(*it)];
+    logit = logit > 0 ? logit / penalty : logit * penalty;
+  }
+}
+
+// How many of the `order`ed weights take part, by top-k, min-p and top-p. The largest weight is 1.
 size_t kept(const std::vector<double>& weights, const std::vector<int32_t>& order, const SampleOptions& o) {
   size_t n = order.size();
   if (o.top_k > 0) n = std::min(n, static_cast<size_t>(o.top_k));
+  while (n > 1 && weights[static_cast<size_t>(order[n - 1])] < o.min_p) --n;
   if (o.top_p >= 1) return n;
   double total = 0, reached = 0;
   for (size_t i = 0; i < n; ++i) total += weights[static_cast<size_t>(order[i])];
@@ -22,22 +34,18 @@ size_t kept(const std::vector<double>& weights, const std::vector<int32_t>& orde
   return std::max<size_t>(take, 1);
 }
 
-Tensor as_ids(const std::vector<int32_t>& tokens, size_t from, const Tensor& like) {
-  const std::span<const int32_t> part = std::span(tokens).subspan(from);
-  return Tensor::of<int32_t>(part, {1, static_cast<int64_t>(part.size())}, like.arena());
-}
-
 }  // namespace
 
-int32_t draw_token(const Tensor& logits_any, const SampleOptions& o, uint64_t index) {
-  const std::vector<double> logits = logits_any.to(DType::float64).to_vector<double>();
-  const size_t vocab = o.vocab > 0 ? std::min(logits.size(), static_cast<size_t>(o.vocab)) : logits.size();
+int32_t draw_token(const Tensor& logits_any, const SampleOptions& o, uint64_t index, std::span<const int32_t> before) {
+  std::vector<double> logits = logits_any.to(DType::float64).to_vector<double>();
+  if (o.vocab > 0) logits.resize(std::min(logits.size(), static_cast<size_t>(o.vocab)));
+  penalise(logits, before, o.repetition_penalty);
+  const size_t vocab = logits.size();
+  if (o.temperature == 0) return static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
   std::vector<int32_t> order(vocab);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
-  });
-  if (o.temperature == 0) return order[0];
+  std::ranges::stable_sort(
+      order, [&](int32_t a, int32_t b) { return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)]; });
   const double top = logits[static_cast<size_t>(order[0])];
   std::vector<double> weights(vocab);
   for (size_t i = 0; i < vocab; ++i) weights[i] = std::exp((logits[i] - top) / o.temperature);
@@ -50,24 +58,45 @@ int32_t draw_token(const Tensor& logits_any, const SampleOptions& o, uint64_t in
   return order[n - 1];
 }
 
+GrowingText::GrowingText(const LanguageModel& model, std::vector<int32_t> prompt, int64_t count, uint64_t number)
+    : context_(static_cast<size_t>(model.config.context)),
+      tokens_(std::move(prompt)),
+      prompt_(std::ssize(tokens_)),
+      number_(number),
+      cache_(model.cache(std::min(model.config.context, prompt_ + count))) {
+  if (tokens_.empty()) throw Error("[sample] the prompt has no tokens; expected at least one");
+  if (tokens_.size() > context_) from_ = tokens_.size() - context_;
+}
+
+std::span<const int32_t> GrowingText::unread() {
+  int64_t read = 0;
+  for (const KvCache& layer : cache_) read = std::max(read, layer.length);
+  if (static_cast<size_t>(read) + tokens_.size() - from_ > context_) {
+    from_ = tokens_.size() - std::max<size_t>(1, context_ / 2);
+    for (KvCache& layer : cache_) layer.length = 0;
+  }
+  return std::span(tokens_).subspan(from_);
+}
+
+int32_t GrowingText::grow(const Tensor& logits, const SampleOptions& options) {
+  const int32_t next = draw_token(logits, options, (number_ << 32) + static_cast<uint64_t>(written()), tokens_);
+  grow(next);
+  return next;
+}
+
+void GrowingText::grow(int32_t token) {
+  from_ = tokens_.size();
+  tokens_.push_back(token);
+}
+
 void sample(LanguageModel& model, const std::vector<int32_t>& prompt, int64_t count, const SampleOptions& options,
             const std::function<bool(int32_t)>& f) {
-  if (prompt.empty()) throw Error("[sample] the prompt has no tokens; expected at least one");
-  const auto context = static_cast<size_t>(model.config.context);
-  const Tensor& like = model.parameters().at(0)->var.value();
-  std::vector<int32_t> text = prompt;
-  auto caches = model.caches(1);
-  size_t from = text.size() > context ? text.size() - context : 0;
+  const ArenaPtr arena = model.parameters().at(0)->var.value().arena();
+  GrowingText text(model, prompt, count);
   for (int64_t i = 0; i < count; ++i) {
-    if (static_cast<size_t>(caches[0].length) + text.size() - from > context) {
-      from = text.size() - std::max<size_t>(1, context / 2);
-      for (KvCache& c : caches) c.length = 0;
-    }
-    const Tensor logits = model.decode(as_ids(text, from, like), caches);
-    const int32_t next = draw_token(logits, options, static_cast<uint64_t>(i));
-    from = text.size();
-    text.push_back(next);
-    if (!f(next)) return;
+    const std::span<const int32_t> unread = text.unread();
+    const Tensor logits = model.decode(Tensor::of<int32_t>(unread, {1, std::ssize(unread)}, arena), text.cache());
+    if (!f(text.grow(logits, options))) return;
   }
 }
 

@@ -131,13 +131,13 @@ Rotary::Rotary(int64_t context, int64_t head_dim, const RotaryOptions& o)
     throw FieldError("rope_low_freq", "expected less than `rope_high_freq`");
 }
 
-Var Rotary::apply(Var x, int64_t heads, const StepInfo& at, int64_t first) {
+Var Rotary::apply(Var x, int64_t heads, const StepInfo& at) {
   const Tensor& like = x.value();
   if (!table_.defined()) {
     const DType wide = wide_of(like.dtype());
     table_ = rotary_table(options_, context_, head_dim_, wide, like.arena());
   }
-  Turn turn{.heads = heads, .table = table_, .positions = at.documents.positions, .first = first};
+  Turn turn{.heads = heads, .table = table_, .positions = at.documents.positions};
   if (turn.positions.defined() || !at.positions.empty()) {
     const int64_t last =
         at.positions.empty() ? like.dim(1) - 1 : *std::max_element(at.positions.begin(), at.positions.end());
@@ -184,9 +184,9 @@ AttentionOptions Attention::at_step() {
   return o;
 }
 
-Var Attention::prepare(Var packed, int64_t first) {
+Var Attention::prepare(Var packed) {
   if (norm_q) packed = norm_heads(packed, here_, seen(*norm_q), seen(*norm_k), *options_.norm_eps);
-  if (options_.rotary) packed = options_.rotary->apply(std::move(packed), here_.query + here_.key, step(), first);
+  if (options_.rotary) packed = options_.rotary->apply(std::move(packed), here_.query + here_.key, step());
   return packed;
 }
 
@@ -198,19 +198,31 @@ Var Attention::forward(const Var& x) {
   return proj(checkpoint(attend, {packed.tracked()}, true));
 }
 
-Tensor Attention::decode(const Tensor& x, KvCache& cache) {
+// Texts may differ in length, so each attends for itself.
+Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts) {
   const NoGrad no_grad;
-  const int64_t b = x.dim(0), t = x.dim(1);
-  if (cache.length + t > cache.keys.dim(1))
-    throw Error("[attention] " + std::to_string(cache.length + t) + " tokens do not fit a cache of " +
-                std::to_string(cache.keys.dim(1)));
-  const Tensor packed = prepare(qkv(Var(x)), cache.length).value();
-  cache.keys.narrow(1, cache.length, t).copy_from(packed_part(packed, heads(), 1));
-  cache.values.narrow(1, cache.length, t).copy_from(packed_part(packed, heads(), 2));
-  cache.length += t;
-  const Attended a = attention(packed_part(packed, heads(), 0), cache.keys.narrow(1, 0, cache.length),
-                               cache.values.narrow(1, 0, cache.length));
-  return proj(Var(a.out.reshape({b, t, -1}))).value();
+  const int64_t t = x.dim(1), d = options_.head_dim;
+  const Tensor packed = prepare(qkv(Var(x))).value();
+  const Tensor out = x.make({x.dim(0), t, here_.query * d});
+  for (size_t i = 0; i < texts.size(); ++i) {
+    KvCache& cache = *texts[i];
+    const auto at = static_cast<int64_t>(i);
+    if (cache.length + t > cache.capacity)
+      throw Error("[attention] " + std::to_string(cache.length + t) + " tokens do not fit a cache of " +
+                  std::to_string(cache.capacity));
+    if (!cache.keys.defined()) {
+      cache.keys = x.make({1, cache.capacity, here_.key, d});
+      cache.values = x.make({1, cache.capacity, here_.key, d});
+    }
+    const Tensor own = packed.narrow(0, at, 1);
+    cache.keys.narrow(1, cache.length, t).copy_from(packed_part(own, here_, 1));
+    cache.values.narrow(1, cache.length, t).copy_from(packed_part(own, here_, 2));
+    cache.length += t;
+    const Attended a = attention(packed_part(own, here_, 0), cache.keys.narrow(1, 0, cache.length),
+                                 cache.values.narrow(1, 0, cache.length));
+    out.narrow(0, at, 1).copy_from(a.out.reshape({1, t, -1}));
+  }
+  return proj(Var(out)).value();
 }
 
 GatedMlp::GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute)

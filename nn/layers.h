@@ -134,10 +134,11 @@ class Dropout : public Module {
   int64_t first_channel_ = 0, channels_total_ = 0;
 };
 
-// Keys and values of the tokens so far, for decoding one token after another: (B, capacity, H, D), `length` filled.
+// Keys and values of the tokens of one text so far, for decoding one token after another: (1, capacity, H, D) of the
+// heads that are here, made when they are first needed; `length` is filled.
 struct KvCache {
-  Tensor keys, values;
-  int64_t length = 0;
+  int64_t capacity = 0, length = 0;
+  Tensor keys = {}, values = {};
 };
 
 // The table of rotary positions that the attention layers of a model share.
@@ -146,8 +147,8 @@ class Rotary {
   // Throws FieldError for an odd head_dim, and for numbers of a scaling that is not chosen or that they do nothing to.
   Rotary(int64_t context, int64_t head_dim, const RotaryOptions& options);
   // Turns the first `heads` heads of packed x (B, T, W) at their positions within documents, where the step has these,
-  // else at the step's positions, or from `first` on where it has none.
-  Var apply(Var x, int64_t heads, const StepInfo& at, int64_t first = 0);
+  // else at the step's positions, or from 0 on where it has none.
+  Var apply(Var x, int64_t heads, const StepInfo& at);
 
  private:
   int64_t context_, head_dim_;
@@ -175,9 +176,9 @@ class Attention : public Module {
   };
   Attention(int64_t channels, const Options& options);
   Var forward(const Var& x) override;
-  // The same for new tokens (B, T, C) that follow `cache.length` older ones; appends their keys and values. No
-  // gradient.
-  Tensor decode(const Tensor& x, KvCache& cache);
+  // The same for new tokens (B, T, C) of B texts, behind those in their caches, at the step's positions within
+  // documents; appends their keys and values. No gradient.
+  Tensor decode(const Tensor& x, std::span<KvCache* const> texts);
   // Another way to compute the same; packed_attention() unless it is set.
   void set_core(Core core) { core_ = std::move(core); }
 
@@ -192,8 +193,8 @@ class Attention : public Module {
  private:
   AttentionOptions at_step();
   Attention(const Options& resolved, int64_t channels);
-  // q and k normalised and turned, where the options say so: of tokens at the step's positions, or from `first` on.
-  Var prepare(Var packed, int64_t first = 0);
+  // q and k normalised and turned, where the options say so.
+  Var prepare(Var packed);
   Options options_;
   Heads here_;
   Core core_ = packed_attention;

@@ -63,6 +63,7 @@ class Trainer {
   // The world and every axis, once: what counts of communications are kept for.
   std::vector<Communicator*> communicators();
   const Schedule& schedule() const { return part_->runtime().schedule(); }
+  const std::vector<Range>& layers() const { return part_->layers(); }  // of each stage
   // The pipeline rank that has a unit of the whole model, by its number.
   int pipeline_rank_of(size_t unit) const { return ranks_of_units_[unit]; }
   DType gradient_dtype() const { return data_options(job_).grad_dtype; }

@@ -99,7 +99,7 @@ TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
   expect_failure("checkpoint export base --out folder", 6, "exists already");
   expect_failure("checkpoint import base --out imported", 4, "no config.json");
   expect_failure("checkpoint inspect nowhere", 4, "nowhere: no such file");
-  expect_failure("train --init base --layers 3 --out run", 2, "--layers: the model of --init has 2, found 3");
+  expect_failure("train --init base --layers 3 --out run", 2, "--layers: the model has 2, found 3");
   expect_failure("train --init base --model gpt2 --out run", 2, "--model: --init says what the model is");
   expect_failure("train --init nowhere --out run", 4, "nowhere");
   ASSERT_EQ(run("checkpoint import folder --out imported").status, 0);

@@ -90,15 +90,17 @@ TEST(CommandLine, HelpTeachesEveryOption) {
 TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
   EXPECT_EQ(message({"train", "--hedas", "3"}), "unknown option '--hedas'; did you mean '--heads'?");
   EXPECT_EQ(message({"train", "--rnaks=2"}), "unknown option '--rnaks'; did you mean '--ranks'?");
-  EXPECT_EQ(message({"trian"}),
-            "unknown command 'trian'; expected train, verify, generate, checkpoint, data, bench, plan, report or "
-            "explore; did you "
-            "mean 'train'?");
+  EXPECT_EQ(
+      message({"trian"}),
+      "unknown command 'trian'; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report or "
+      "explore; did you "
+      "mean 'train'?");
   EXPECT_EQ(message({"report"}), "RUN is required");
-  EXPECT_EQ(message({}),
-            "no command given; expected train, verify, generate, checkpoint, data, bench, plan, report or explore "
-            "(tessera --help "
-            "says more)");
+  EXPECT_EQ(
+      message({}),
+      "no command given; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report or explore "
+      "(tessera --help "
+      "says more)");
   EXPECT_EQ(message({"train", "--lay", "3"}), "unknown option '--lay'; did you mean '--layers'?");
   EXPECT_EQ(message({"train", "generate", "x"}), "unexpected word 'generate'");
   EXPECT_EQ(message({"train", "--quiet=maybe"}), "--quiet: expected true or false, found 'maybe'");
@@ -137,7 +139,7 @@ TEST_F(ConfigTest, ADeviceMustBeThere) {
     const std::string line = message(way);
     EXPECT_TRUE(test::no_gpu().empty() ? line.empty() : line.starts_with("--device cuda: ")) << line;
   }
-  EXPECT_EQ(std::get<GenerateOptions>(parse({"generate", "x", "--device", "cuda"})).device, "cuda");
+  EXPECT_EQ(std::get<GenerateOptions>(parse({"generate", "x", "--device", "cuda"})).words, (Words{{"device", "cuda"}}));
   const std::string offload = message({"train", "--device", "cuda", "--offload", "optimizer"});
   EXPECT_TRUE(test::no_gpu().empty() ? offload.empty() : offload.starts_with("--device cuda: ")) << offload;
 }

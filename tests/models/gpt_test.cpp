@@ -183,10 +183,11 @@ TEST(Gpt, DecodingWithACacheIsTheForwardPass) {
   const Tensor ids = random_ids({2, 90}, c.config.vocab, 1, arena);
   const NoGrad no_grad;
   const Tensor whole = model->logits(model->hidden(ids)).value().reshape({2, 90, c.config.vocab});
-  auto caches = model->caches(2);
+  TextCache first = model->cache(), second = model->cache();
+  const std::array texts{&first, &second};
   int64_t at = 0;
   for (const int64_t length : {70, 1, 1, 17, 1}) {
-    const Tensor next = model->decode(ids.narrow(1, at, length).contiguous(), caches);
+    const Tensor next = model->decode(ids.narrow(1, at, length).contiguous(), texts);
     at += length;
     for (int64_t b = 0; b < 2; ++b)
       for (int64_t v = 0; v < c.config.vocab; ++v)

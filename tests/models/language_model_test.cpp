@@ -94,8 +94,8 @@ TEST(LanguageModel, RefusesWhatItDoesNotDeclare) {
   }
   const ArenaPtr arena = make_arena();
   model.materialize(1, arena, DType::float32, DType::float32);
-  auto caches = model.caches(1);
-  EXPECT_THROW(model.decode(Tensor::range(2, arena).reshape({1, 2}), caches), Error);
+  TextCache cache = model.cache();
+  EXPECT_THROW(model.decode(Tensor::range(2, arena).reshape({1, 2}), cache), Error);
 }
 
 }  // namespace

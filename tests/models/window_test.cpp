@@ -87,13 +87,13 @@ void expect_decoding(DType dtype, const ArenaPtr& arena, double bound) {
     const auto model = made(config_of(family, 9), dtype, arena);
     for (uint64_t cuts = 0; cuts < 256; cuts += 5) {
       const Text text = drawn_text(9, cuts);
-      std::vector<KvCache> caches = model->caches(1);
+      TextCache cache = model->cache();
       for (size_t begin = 0, end = 1; begin < text.size(); begin = end++) {
         while (end < text.size() && (cuts >> (end - 1) & 1) == 0) ++end;
         const Tensor found = model->decode(
             ids_of({text.begin() + static_cast<std::ptrdiff_t>(begin), text.begin() + static_cast<std::ptrdiff_t>(end)},
                    arena),
-            caches);
+            cache);
         const Tensor expected = after(*model, {text.begin(), text.begin() + static_cast<std::ptrdiff_t>(end)}, arena);
         EXPECT_LE(apart(found.reshape({kVocab}), expected), bound) << "cuts " << cuts << ", after " << end;
       }

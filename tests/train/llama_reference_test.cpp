@@ -172,20 +172,21 @@ void expect_decoding(const Reference& fixture, DType dtype, const ArenaPtr& aren
   const auto model = fixture.model(dtype, arena);
   const ModelConfig& c = model->config;
   constexpr int64_t kBatch = 2, kTokens = 20;
-  auto caches = model->caches(kBatch);
-  int64_t bytes = 0;
-  for (const KvCache& cache : caches) bytes += cache.keys.nbytes() + cache.values.nbytes();
-  const int64_t k = c.kv_heads * c.head_size();
-  EXPECT_EQ(bytes, kBatch * 2 * c.layers * c.context * k * size_of(dtype));
-
+  TextCache first = model->cache(), second = model->cache();
+  const std::array texts{&first, &second};
   const Tensor ids = Tensor::zeros({kBatch, kTokens}, DType::int32, arena->host());
   std::vector<Tensor> decoded;
   for (int64_t b = 0; b < kBatch; ++b) ids.data<int32_t>()[b * kTokens] = static_cast<int32_t>(7 + b);
   for (int64_t t = 0; t < kTokens; ++t) {
-    decoded.push_back(model->decode(ids.narrow(1, t, 1).contiguous().to(arena), caches));
+    decoded.push_back(model->decode(ids.narrow(1, t, 1).contiguous().to(arena), texts));
     for (int64_t b = 0; b < kBatch && t + 1 < kTokens; ++b)
       ids.data<int32_t>()[b * kTokens + t + 1] = likeliest(decoded.back().select(0, b));
   }
+  int64_t bytes = 0;
+  for (const TextCache* text : texts)
+    for (const KvCache& cache : *text) bytes += cache.keys.nbytes() + cache.values.nbytes();
+  const int64_t k = c.kv_heads * c.head_size();
+  EXPECT_EQ(bytes, kBatch * 2 * c.layers * c.context * k * size_of(dtype));
   const NoGrad no_grad;
   const Tensor logits = model->logits(model->hidden(ids.to(arena))).value();
   const Tensor whole = logits.on_host().to(DType::float64).reshape({kBatch, kTokens, c.vocab});

@@ -1,0 +1,67 @@
+// Options to a job, and weights into its parts.
+#include "app/inference.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "app/ask_memory.h"
+#include "app/example_options.h"
+#include "app/job_of.h"
+#include "app/option_values.h"
+#include "app/output.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
+  std::unique_ptr<LanguageModel> model = make_model(config);
+  model->freeze();
+  return model;
+}
+
+}  // namespace
+
+Inference open_inference(const std::string& from, const Words& words) {
+  Inference out;
+  out.from = open_pretrained(from);
+  for (const std::string& why : out.from.passed_over)
+    std::fputs((one_line("passed over a checkpoint: " + why) + "\n").c_str(), stderr);
+  out.tokenizer = Tokenizer::open_folder(out.from.path);
+  TrainOptions& run = out.run;
+  run.dtype = out.from.dtype == DType::bfloat16 ? "bf16" : "fp32";
+  run.data = "";
+  for (const auto& [name, text] : words) set_option(run, name, text);
+  if (!run.ranks && !run.dp && !run.tp && !run.pp && !run.cp) run.ranks = 1;
+  take_model(run, out.from.config);
+  if (run.dtype == "fp64") throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
+  if (out.tokenizer->vocab_size() > out.from.config.vocab)
+    throw InputError(fmt::format("{}: the tokenizer has {} tokens, and the model's vocabulary {}",
+                                 out.from.path.string(), out.tokenizer->vocab_size(), out.from.config.vocab));
+  const bool given = std::ranges::any_of(words, [](const auto& w) { return w.first == "batch"; });
+  constexpr int64_t kSequences = 4;  // of a rank, at once
+  if (!given) run.batch = kSequences * job_of(run).plan.dp;
+  try {
+    check_sizes(job_of(run));
+  } catch (const Error& e) {
+    throw Error(with_options(e.what()), e.status());
+  }
+  check_plan(run);
+  out.job = job_of(run);
+  out.job.make = make_frozen;
+  ask_for_inference(out.job);
+  return out;
+}
+
+std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world) {
+  const Job& job = inference.job;
+  auto part =
+      std::make_unique<Trainer>(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 0), world);
+  read_values(part->strategy().residents(), inference.from.tensors);
+  world.barrier();
+  return part;
+}
+
+}  // namespace tessera

@@ -1,0 +1,15 @@
+// The commands that use a model: `generate` and `evaluate`.
+#pragma once
+#include "app/options.h"
+#include "train/job.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tessera {
+
+void add_generate(CLI::App& app, GenerateOptions& options);
+void add_evaluate(CLI::App& app, EvaluateOptions& options);
+
+}  // namespace tessera

@@ -1,0 +1,31 @@
+// Options of a run on the command line of any command: as words, to be set when all of them are known.
+#pragma once
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "app/options.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tessera {
+
+// Adds those of the table that are wanted, each by its name. `defaults` are shown.
+struct RunWords {
+  const TrainOptions& defaults;
+  std::function<bool(std::string_view name)> wanted;
+  bool flags_take_values = false;                                   // --sp=false
+  std::function<bool(std::string_view name)> without_default = {};  // its default is not a value
+};
+void add_run_words(CLI::App& command, Words& words, const RunWords& how);
+// Those with these names.
+void add_run_words(CLI::App& command, Words& words, std::span<const std::string_view> names);
+
+// An option whose words go to `set`.
+void add_words(CLI::App& command, const std::string& name, const std::string& help,
+               const std::function<void(const std::string&)>& set);
+
+}  // namespace tessera
