@@ -120,7 +120,7 @@ void export_model(const CheckpointOptions& o) {
   fs::rename(made, folder, error);
   if (error && fs::exists(folder)) refuse();
   if (error) throw OutputError(fmt::format("cannot make {}: {}", folder.string(), error.message()));
-  print(fmt::format("{} is in {}, in {}\n", one_line(o.from), one_line(folder.string()), name_of(dtype)));
+  print(fmt::format("{} is in {}, in {}\n", one_line(o.from), one_line(o.out), name_of(dtype)));
 }
 
 void inspect(const CheckpointOptions& o) {

@@ -32,19 +32,16 @@ To cast(From x) {
 }
 
 template <class F>
-void with_type(DType dtype, bool half, const F& f) {
-  if (half) return f(Half());
-  if (dtype == DType::float64) return f(double());
-  if (dtype == DType::float32) return f(float());
-  if (dtype == DType::bfloat16) return f(bfloat16());
-  throw Error("[hub] floating numbers cannot come from " + std::string(name_of(dtype)));
+void with_stored(const TensorBytes& from, const F& f) {
+  if (from.is_half) return f(Half());
+  with_floating(from.dtype, "hub", f);
 }
 
 // place(i): where element i of the result stands in `from`. Bytes of a file may lie anywhere.
 template <class Place>
 void copy(const TensorBytes& from, DType dtype, std::span<std::byte> to, const Place& place) {
-  with_type(from.dtype, from.is_half, [&]<class From>(From) {
-    with_type(dtype, false, [&]<class To>(To) {
+  with_stored(from, [&]<class From>(From) {
+    with_floating(dtype, "hub", [&]<class To>(To) {
       const int64_t count = std::ssize(to) / static_cast<int64_t>(sizeof(To));
       for (int64_t i = 0; i < count; ++i) {
         From x;
