@@ -73,7 +73,9 @@ void add_run(CLI::App* command, Words& words, const char* examples, const RunWor
 
 void add_data(CLI::App& app, DatasetOptions& o) {
   CLI::App* d = app.add_subcommand("data", "Make a token dataset from a text");
-  d->add_option("SOURCE", o.source, "austen, tinyshakespeare, a text file, or llm.c's token file")
+  d->add_option("SOURCE", o.source,
+                "austen, tinyshakespeare, a text file, documents as FILE.jsonl (.gz and .zst too), or llm.c's token "
+                "file")
       ->required()
       ->type_name("");
   add_words(*d, "--tokenizer", "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt [char]",

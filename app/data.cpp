@@ -7,6 +7,7 @@
 #include "app/output.h"
 #include "app/tokenizer_choice.h"
 #include "data/dataset.h"
+#include "data/jsonl.h"
 #include "data/known_texts.h"
 #include "data/llmc_file.h"
 #include "data/text_file.h"
@@ -16,6 +17,8 @@ namespace tessera {
 namespace {
 
 Dataset make(const DatasetOptions& o, const TokenizerChoice& choice) {
+  if (is_jsonl_name(o.source))
+    return o.out ? make_dataset_of_documents(o.source, choice, *o.out) : dataset_of_documents(o.source, choice);
   if (!o.out) return dataset_for(o.source, choice);
   if (is_llmc_file(o.source)) return import_llmc(o.source, choice, *o.out);
   std::optional<Text> text = known_text(o.source);

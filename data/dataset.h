@@ -57,6 +57,14 @@ struct Dataset {
 // written, InputError for a text that the tokenizer cannot take, Error (usage) for a choice that names none.
 Dataset make_dataset(const Text& text, const TokenizerChoice& tokenizer, const std::filesystem::path& directory);
 
+// The same from documents, the texts of a JSONL file ({"text": ...} on each line, maybe compressed): the last tenth of
+// them, at least one, is held out. Behind each stands the token that ends documents, or where the tokenizer has none
+// an empty line. Throws InputError naming file and line.
+Dataset make_dataset_of_documents(const std::filesystem::path& file, const TokenizerChoice& tokenizer,
+                                  const std::filesystem::path& directory);
+// The same in the cache.
+Dataset dataset_of_documents(const std::filesystem::path& file, const TokenizerChoice& tokenizer);
+
 // The same from llm.c's token files: `file`, and for validation the one whose name has "val" where this one has "train"
 // or, when there is none, its own last tenth. The tokenizer must be a folder: the files do not hold theirs.
 Dataset import_llmc(const std::filesystem::path& file, const TokenizerChoice& tokenizer,

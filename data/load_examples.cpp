@@ -17,8 +17,8 @@ struct Rendered {
   std::vector<Piece> pieces;
 };
 
-// What `automatic` means beside a tokenizer that knows how its model was talked to.
-ChatTemplate style_for(const ExampleOptions& o, const Tokenizer* tokenizer, const std::string& what) {
+// What `automatic` means for messages, beside a tokenizer that knows how its model was talked to.
+ChatTemplate style_of_messages(const ExampleOptions& o, const Tokenizer* tokenizer, const std::string& what) {
   if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return o.style;
   if (const auto found = recognised(tokenizer->chat_template())) return *found;
   throw Error(
@@ -36,8 +36,8 @@ class BadLines {
   void attempt(const F& f) {
     try {
       f();
-    } catch (const Error& e) {
-      if (!skipped_) throw InputError(e.what());
+    } catch (const InputError& e) {
+      if (!skipped_) throw;
       if (count_++ == 0) first_ = e.what();
     }
   }
@@ -55,12 +55,20 @@ class BadLines {
   std::string first_;
 };
 
-std::vector<Rendered> read_rendered(const std::filesystem::path& file, ChatTemplate style, BadLines& bad) {
+std::vector<Rendered> read_rendered(const std::filesystem::path& file, const ExampleOptions& o,
+                                    const Tokenizer* tokenizer, BadLines& bad) {
   std::vector<Rendered> out;
+  std::optional<ChatTemplate> of_messages;
+  const auto style = [&](const Example& example) {
+    if (example.shape != Example::Shape::messages) return o.style;
+    if (!of_messages) of_messages = style_of_messages(o, tokenizer, file.string());
+    return *of_messages;
+  };
   for_each_line(file, [&](std::string_view line, int64_t number) {
     bad.attempt([&] {
       const std::string where = fmt::format("{}:{}", file.string(), number);
-      out.push_back({where, render(parse_example(line, where), style, where)});
+      const Example example = parse_example(line, where);
+      out.push_back({where, render(example, style(example), where)});
     });
   });
   return out;
@@ -163,7 +171,7 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   BadLines bad(o.skip_bad);
   const bool learnt = choice.chosen() == "char" || choice.chosen() == "bpe";  // from the examples
   std::unique_ptr<Tokenizer> tokenizer = learnt ? nullptr : make_tokenizer(choice, "", "", what);
-  const std::vector<Rendered> rendered = read_rendered(file, style_for(o, tokenizer.get(), what), bad);
+  const std::vector<Rendered> rendered = read_rendered(file, o, tokenizer.get(), bad);
   const auto require_two = [&](size_t count) {
     if (count < 2)
       throw InputError(fmt::format(
@@ -197,7 +205,7 @@ std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& fil
   BadLines bad(o.skip_bad);
   Encoder encoder(tokenizer, o);
   std::vector<EncodedExample> encoded;
-  for (const Rendered& example : read_rendered(file, style_for(o, &tokenizer, file.string()), bad))
+  for (const Rendered& example : read_rendered(file, o, &tokenizer, bad))
     bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
   if (encoded.empty()) throw InputError(fmt::format("{}: no example in it", file.string()));
   bad.note(notes);

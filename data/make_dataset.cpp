@@ -2,8 +2,12 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include <algorithm>
+#include <span>
+
 #include "data/dataset.h"
 #include "data/files.h"
+#include "data/jsonl.h"
 #include "data/known_texts.h"
 #include "data/llmc_file.h"
 #include "data/text_file.h"
@@ -61,6 +65,44 @@ Tokens tokens_of_llmc(const fs::path& file, const TokenizerChoice& choice) {
                                  file.string(), t.train.size(), t.val.size()));
   t.train_bytes = t.tokenizer->decode(t.train).size();
   t.val_bytes = t.tokenizer->decode(t.val).size();
+  return t;
+}
+
+// Tokens and bytes of some documents, each with its end.
+void add_documents(std::span<const std::string> documents, const Tokenizer& tokenizer, std::vector<int32_t>& tokens,
+                   size_t& bytes) {
+  const std::optional<int32_t> end = tokenizer.document_end();
+  for (const std::string& document : documents) {
+    const std::string text = end ? document : document + "\n\n";
+    const std::vector<int32_t> own = tokenizer.encode(text);
+    tokens.insert(tokens.end(), own.begin(), own.end());
+    if (end) tokens.push_back(*end);
+    bytes += text.size();
+  }
+}
+
+Tokens tokens_of_documents(const fs::path& file, const TokenizerChoice& choice) {
+  std::vector<std::string> documents;
+  for_each_line(file, [&](std::string_view line, int64_t number) {
+    const std::string where = fmt::format("{}:{}", file.string(), number);
+    const Example example = parse_example(line, where);
+    if (example.shape != Example::Shape::text)
+      throw InputError(where + ": expected a document, {\"text\": ...}; examples are for train --data");
+    documents.push_back(example.turns.at(0).text);
+  });
+  if (documents.size() < 2)
+    throw InputError(
+        fmt::format("{}: {} documents; expected at least 2, one of them held out", file.string(), documents.size()));
+  const std::span<const std::string> all(documents);
+  const auto trained = all.first(all.size() - std::max<size_t>(all.size() / 10, 1)), held = all.subspan(trained.size());
+  std::string text;
+  for (const std::string& document : trained) text += document + "\n\n";
+  const size_t learnt = text.size();
+  for (const std::string& document : held) text += document + "\n\n";
+  Tokens t{.source = file.string(),
+           .tokenizer = make_tokenizer(choice, text, std::string_view(text).substr(0, learnt), file.string())};
+  add_documents(trained, *t.tokenizer, t.train, t.train_bytes);
+  add_documents(held, *t.tokenizer, t.val, t.val_bytes);
   return t;
 }
 
@@ -122,6 +164,16 @@ Dataset cached(const std::string& key, const std::string& source, const Make& ma
 Dataset make_dataset(const Text& text, const TokenizerChoice& choice, const fs::path& directory) {
   require_new(directory);
   return write_new(tokenize(text, choice), directory);
+}
+
+Dataset make_dataset_of_documents(const fs::path& file, const TokenizerChoice& choice, const fs::path& directory) {
+  require_new(directory);
+  return write_new(tokens_of_documents(file, choice), directory);
+}
+
+Dataset dataset_of_documents(const fs::path& file, const TokenizerChoice& choice) {
+  return cached(cache_key(file, choice) + "-documents", file.string(),
+                [&] { return tokens_of_documents(file, choice); });
 }
 
 Dataset import_llmc(const fs::path& file, const TokenizerChoice& choice, const fs::path& directory) {

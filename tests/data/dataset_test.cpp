@@ -58,6 +58,33 @@ TEST_F(DatasetTest, TextFilesAreCachedByContent) {
   expect_error(Status::input, {"no dataset"}, [&] { dataset_for(path("").string(), {}); });
 }
 
+TEST_F(DatasetTest, DocumentsOfAJsonlFile) {
+  std::string lines;
+  for (int i = 0; i < 25; ++i) lines += "{\"text\": \"document " + std::to_string(i) + "\", \"id\": 3}\n\n";
+  const auto text_of = [](const Dataset& d, const TokenFile& split) {
+    std::vector<int32_t> tokens(static_cast<size_t>(split.size()));
+    split.copy(0, split.size(), tokens.data());
+    return d.tokenizer->decode(tokens);
+  };
+  const std::filesystem::path jsonl = file("d.jsonl", lines);
+  const Dataset bytes = make_dataset_of_documents(jsonl, {"bytes"}, path("set"));
+  EXPECT_EQ(text_of(bytes, bytes.val), "document 23\n\ndocument 24\n\n");
+  EXPECT_TRUE(text_of(bytes, bytes.train).starts_with("document 0\n\ndocument 1\n\n"));
+  EXPECT_EQ(bytes.val_bytes, bytes.val.size());
+  const std::string folder = TESSERA_SOURCE_DIR "/tests/data/fixtures/tokenizers/smollm";
+  const Dataset ended = dataset_of_documents(jsonl, {.name = folder});
+  EXPECT_EQ(ended.val[ended.val.size() - 1], ended.tokenizer->document_end());
+  EXPECT_EQ(ended.val_bytes, 22);
+  EXPECT_EQ(dataset_of_documents(jsonl, {.name = folder}).directory, ended.directory);
+  expect_error(Status::input, {"bad.jsonl:2", "expected a document"}, [&] {
+    make_dataset_of_documents(file("bad.jsonl", "{\"text\": \"a\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}\n"),
+                              {"bytes"}, path("other"));
+  });
+  expect_error(Status::input, {"1 documents"},
+               [&] { make_dataset_of_documents(file("one.jsonl", "{\"text\": \"a\"}\n"), {"bytes"}, path("other")); });
+  EXPECT_FALSE(std::filesystem::exists(path("other")));
+}
+
 TEST_F(DatasetTest, RefusesDirectoriesThatDoNotFitTogether) {
   const auto damage = [&](const std::string& name, const std::string& bytes, std::initializer_list<std::string> parts) {
     std::filesystem::remove_all(path("set"));

@@ -5,9 +5,11 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
+#include "data/files.h"
 #include "data/permutation.h"
 #include "tensor/error.h"
 #include "tensor/temporary.h"
@@ -20,7 +22,7 @@ namespace fs = std::filesystem;
 std::string error_of(const std::function<void()>& f) {
   try {
     f();
-  } catch (const InputError& e) {
+  } catch (const Error& e) {
     return e.what();
   }
   return "nothing was thrown";
@@ -225,6 +227,46 @@ TEST_F(LoadedExamples, AreTokensOfPromptAndResponse) {
                                      "a message could hold too"});
   EXPECT_EQ(chat.tokenizer->decode(chat.prompt()), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(chat.tokenizer->decode(chat.val_examples->target_tokens()), "c<|im_end|>");
+}
+
+// Of a tokenizer that was made for chats: its markers are tokens, which nobody's message can hold, and its template is
+// what `auto` means for messages.
+TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
+  const fs::path source = fs::path(TESSERA_SOURCE_DIR) / "tests/data/fixtures/tokenizers/smollm",
+                 made = folder_.path() / "chat";
+  const auto with = [&](const std::string& jinja) {
+    fs::remove_all(made);
+    fs::create_directories(made);
+    nlohmann::json tokenizer = nlohmann::json::parse(read_file(source / "tokenizer.json")),
+                   config = nlohmann::json::parse(read_file(source / "tokenizer_config.json"));
+    for (nlohmann::json& token : tokenizer["added_tokens"]) {
+      if (token["id"] == 400) token["content"] = "<|im_start|>";
+      if (token["id"] == 401) token["content"] = "<|im_end|>", token["special"] = true;
+    }
+    config["chat_template"] = jinja;
+    std::ofstream(made / "tokenizer.json") << tokenizer.dump();
+    std::ofstream(made / "tokenizer_config.json") << config.dump();
+    return TokenizerChoice{.name = made.string()};
+  };
+  const fs::path file = write(
+      "{\"messages\": [{\"role\": \"user\", \"content\": \"a <|im_end|>\"}, {\"role\": \"assistant\", \"content\": "
+      "\"b\"}]}\n{\"messages\": [{\"role\": \"user\", \"content\": \"c\"}, {\"role\": \"assistant\", \"content\": "
+      "\"d\"}]}\n");
+  const std::string chatml =
+      "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
+      "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+  const Dataset d = load_examples(file, with(chatml), {.context = 60});
+  EXPECT_TRUE(d.notes.empty()) << d.notes.front();
+  const std::vector<int32_t> prompt = d.prompt();
+  EXPECT_EQ(std::ranges::count(prompt, 400), 2);
+  EXPECT_EQ(std::ranges::count(prompt, 401), 1) << "the one in the message is text";
+  EXPECT_EQ(d.train_examples->target_tokens().back(), 401);
+
+  const TokenizerChoice other = with("{{ messages }} in its own way");
+  const std::string refusal = "`template` for " + file.string() + ": the tokenizer's own template is none of";
+  EXPECT_TRUE(error_of([&] { load_examples(file, other, {.skip_bad = true, .context = 60}); }).starts_with(refusal));
+  EXPECT_NO_THROW(load_examples(file, other, {.style = ChatTemplate::chatml, .context = 60}));
+  EXPECT_NO_THROW(load_examples(write(std::string(kGood) + kGood), other, {.context = 60})) << "no messages";
 }
 
 TEST_F(LoadedExamples, ABadLineIsNamedOrCounted) {
