@@ -5,7 +5,7 @@
 
 #include "app/options.h"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's
 class App;
 }
 

@@ -37,8 +37,8 @@ int run_evaluate(const EvaluateOptions& o) {
   const EvaluationText text = evaluation_text(model.run.data, *model.tokenizer, example_options(model.run));
   for (const std::string& note : text.notes) std::fputs((one_line(note) + "\n").c_str(), stderr);
   launch(ranks_of("evaluate", model.run, model.job.plan), [&](Communicator& world) {
-    const auto begin = std::chrono::steady_clock::now();
     const std::unique_ptr<Trainer> part = part_of(model, world);
+    const auto begin = std::chrono::steady_clock::now();
     const double loss = part->mean_loss(*text.rows, {}).value();
     if (world.rank() != 0) return;
     print(result(model.run, text, loss));

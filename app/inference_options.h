@@ -3,7 +3,7 @@
 #include "app/options.h"
 #include "train/job.h"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's
 class App;
 }
 

@@ -82,7 +82,7 @@ TEST(Jsonl, LinesAreCountedWithTheBlankOnes) {
 std::string shown(const Example& example, ChatTemplate style) {
   std::string out;
   bool within = false;
-  for (const Piece& piece : render(example, {style}, "f:1")) {
+  for (const Piece& piece : render(example, style, "f:1")) {
     if (piece.response != within) out += within ? "]" : "[";
     within = piece.response;
     out += piece.kind == Piece::Kind::end ? "*" : piece.text;
@@ -106,7 +106,7 @@ TEST(ChatTemplates, AreThoseOfTheField) {
             "<|start_header_id|>assistant<|end_header_id|>\n\n[B<|eot_id|>]");
   EXPECT_EQ(shown(chat, ChatTemplate::alpaca),
             "S\n\n### Instruction:\n U \n\n### Response:\n[ A *]\n\n### Instruction:\nV\n\n### Response:\n[B*]");
-  EXPECT_EQ(error_of([&] { render(chat, {ChatTemplate::none}, "f:1"); }),
+  EXPECT_EQ(error_of([&] { render(chat, ChatTemplate::none, "f:1"); }),
             "f:1: messages need a `template`: expected chatml, llama3 or alpaca, found none");
 
   const Example asked{Example::Shape::instruction, {{Role::user, "Add."}, {Role::assistant, "2"}}, "1 1"};

@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""A fine-tuning step beside PEFT, and evaluation, prefill and decoding beside transformers, with the same weights.
+
+usage: bench/fine_tuning.py [--binary build/release/bin/tessera] [--dtype fp32|bf16] [--rounds 5] [--threads N]
+       [--only lora,evaluate,prefill,decode]
+
+The model has the sizes of SmolLM-135M and random weights. Each round runs Tessera and then the library, each in a
+process of its own; a table row is the median over rounds. The library uses its fused attention ("sdpa") and, for LoRA,
+PyTorch's fused AdamW. Decoding also stands beside the bandwidth of a copy: bytes of all weights, read once for each
+token, by the bytes that two threads copy in that time.
+
+Needs: pip install torch transformers peft numpy
+"""
+import argparse
+import json
+import os
+import random
+import re
+import statistics
+import string
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+BATCH, CONTEXT, WINDOWS, PROMPT, WRITTEN = 4, 256, 32, 512, 64
+LORA = ["--lora-rank", "8", "--lora-targets", "q_proj,v_proj"]
+STEPS, WARMUP = 12, 5
+
+
+def make_model(folder, dtype):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=2048, rms_norm_eps=1e-5, tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16 if dtype == "bf16" else torch.float32).save_pretrained(folder)
+
+
+def open_model(folder, dtype, threads):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    wanted = torch.bfloat16 if dtype == "bf16" else torch.float32
+    return torch, AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, attn_implementation="sdpa").eval()
+
+
+def median_time(f, count, warmup):
+    times = []
+    for i in range(warmup + count):
+        start = time.perf_counter()
+        f()
+        if i >= warmup:
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def peer(what, folder, dtype, threads):
+    """Tokens per second of the library; for `copy` gigabytes per second."""
+    import torch
+
+    torch.set_num_threads(threads)
+    if what == "copy":
+        source, target = torch.ones(1 << 28), torch.zeros(1 << 28)
+        return (1 << 30) / min(median_time(lambda: target.copy_(source), 1, 1) for _ in range(5)) / 1e9
+    torch, model = open_model(folder, dtype, threads)
+    generator = torch.Generator().manual_seed(1)
+
+    def ids(rows, tokens):
+        return torch.randint(0, 256, (rows, tokens), generator=generator)
+
+    if what == "lora":
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=8, lora_alpha=8, target_modules=["q_proj", "v_proj"])).train()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=True)
+
+        def step():
+            tokens = ids(BATCH, CONTEXT + 1)
+            logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+
+        return BATCH * CONTEXT / median_time(step, STEPS - WARMUP, 2)
+    with torch.no_grad():
+        if what == "evaluate":
+
+            def windows():
+                for _ in range(WINDOWS // BATCH):
+                    tokens = ids(BATCH, CONTEXT + 1)
+                    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+                    torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+            return WINDOWS * CONTEXT / median_time(windows, 1, 1)
+        if what == "prefill":
+            tokens = ids(1, PROMPT)
+            return PROMPT / median_time(lambda: model(input_ids=tokens, use_cache=True, logits_to_keep=1), 3, 1)
+        tokens = ids(1, 8)
+        start = time.perf_counter()
+        model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=WRITTEN, do_sample=False,
+                       eos_token_id=None, pad_token_id=0)
+        return WRITTEN / (time.perf_counter() - start)
+
+
+def ours(what, o, run, text):
+    threads = ["--threads-per-rank", str(o.threads)]
+    if what == "lora":
+        out = os.path.join(os.path.dirname(run), "tuned")
+        subprocess.run(["rm", "-rf", out])
+        command = [o.binary, "train", "--init", run, "--data", text, "--context", str(CONTEXT), "--batch", str(BATCH),
+                   "--steps", str(STEPS), "--warmup", "1", "--lr", "1e-3", "--no-save", "--no-eval", "--ranks", "1",
+                   "--format", "json", "--dtype", o.dtype, "--out", out, *LORA, *threads]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        return json.loads(lines[-1])["tokens_per_s"]
+    if what == "evaluate":
+        command = [o.binary, "evaluate", run, "--data", text + ".short", "--context", str(CONTEXT), "--batch",
+                   str(BATCH), *threads]
+    else:
+        prompt = "".join(random.Random(2).choices(string.ascii_letters, k=PROMPT if what == "prefill" else 8))
+        tokens = "1" if what == "prefill" else str(WRITTEN)
+        command = [o.binary, "generate", run, "--prompt", prompt, "--tokens", tokens, "--temperature", "0", *threads]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr.splitlines()[-1]
+    number, unit = re.search(r"([0-9.]+)([KM]?) tokens/s", said).groups()
+    speed = float(number) * {"": 1, "K": 1e3, "M": 1e6}[unit]
+    return speed * PROMPT if what == "prefill" else speed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", default=os.path.join(ROOT, "build/release/bin/tessera"))
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--only", default="lora,evaluate,prefill,decode")
+    parser.add_argument("--peer", nargs=2, help=argparse.SUPPRESS)
+    o = parser.parse_args()
+    if o.peer:
+        print(peer(o.peer[0], o.peer[1], o.dtype, o.threads))
+        return
+    with tempfile.TemporaryDirectory() as made:
+        folder, run, text = (os.path.join(made, name) for name in ("folder", "run", "text.txt"))
+        make_model(folder, o.dtype)
+        bytes_of_weights = os.path.getsize(os.path.join(folder, "model.safetensors"))
+        subprocess.run([o.binary, "checkpoint", "import", folder, "--tokenizer", "bytes", "--out", run], check=True,
+                       stdout=subprocess.DEVNULL)
+        letters = random.Random(1)
+        for name, length in ((text, 200000), (text + ".short", WINDOWS * CONTEXT + 1)):
+            with open(name, "w") as file:
+                file.write("".join(letters.choices(string.ascii_letters + " ", k=length)))
+
+        def theirs(what):
+            command = [sys.executable, os.path.abspath(__file__), "--dtype", o.dtype, "--threads", str(o.threads),
+                       "--peer", what, folder]
+            return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+        print(f"| {o.dtype} | Tessera, tokens/s | library, tokens/s | ratio | of each round |\n|---|---|---|---|---|")
+        for what in o.only.split(","):
+            pairs = [(ours(what, o, run, text), theirs(what)) for _ in range(o.rounds)]
+            mine, other = (statistics.median(p[i] for p in pairs) for i in (0, 1))
+            ratios = [a / b for a, b in pairs]
+            print(f"| {what} | {mine:.0f} | {other:.0f} | {statistics.median(ratios):.2f} | "
+                  f"{', '.join(f'{r:.2f}' for r in ratios)} |", flush=True)
+            if what == "decode":
+                copy = theirs("copy")
+                print(f"\ndecoding reads {mine * bytes_of_weights / 1e9:.1f} GB/s of weights; a copy moves {copy:.1f} "
+                      f"GB/s: {mine * bytes_of_weights / 1e9 / copy:.2f} of it")
+
+
+if __name__ == "__main__":
+    main()
