@@ -45,7 +45,8 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
       const int pp = schedule.rank_of_stage[static_cast<size_t>(stages[u])];
       for (int data = 0; data < data_ranks; ++data) {
         const Range range = saved_range(plan, units[u].size, data);
-        std::vector<SavedPart>& rank = out[static_cast<size_t>((pp * data_ranks + data) * tp_ranks + tp)];
+        const int number = (pp * data_ranks + data) * tp_ranks + tp;
+        std::vector<SavedPart>& rank = out[static_cast<size_t>(number)];
         for (const Slot& slot : units[u].slots) {
           const Parameter& p = *slot.parameter;
           const int64_t from = std::max(slot.begin, range.begin), to = std::min(slot.end(), range.end);
