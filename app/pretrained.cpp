@@ -35,6 +35,12 @@ ModelConfig config_in(const fs::path& checkpoint) {
   return job.model;
 }
 
+std::set<std::string> names_of(LanguageModel& model) {
+  std::set<std::string> out;
+  for (const Parameter* p : model.parameters()) out.insert(p->name);
+  return out;
+}
+
 // Of a checkpoint, in the dtype that is asked for.
 WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
@@ -85,7 +91,9 @@ Pretrained open_pretrained(const fs::path& from) {
   const TrainOptions run = options_in(out.path);
   out.dtype = job_of(run).optim.dtype;
   out.base = run.init.value_or("");
-  out.tensors = tensors_in(std::make_shared<const SavedTensors>(out.path, "model"));
+  const auto saved = std::make_shared<const SavedTensors>(out.path, "model");
+  saved->expect_no_others(names_of(*make_model(out.config)));
+  out.tensors = tensors_in(saved);
   return out;
 }
 

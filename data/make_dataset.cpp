@@ -87,7 +87,8 @@ Tokens tokens_of_documents(const fs::path& file, const TokenizerChoice& choice) 
     const std::string where = fmt::format("{}:{}", file.string(), number);
     const Example example = parse_example(line, where);
     if (example.shape != Example::Shape::text)
-      throw InputError(where + ": expected a document, {\"text\": ...}; examples are for train --data");
+      throw InputError(where +
+                       ": expected a document, {\"text\": ...}; conversations are what a run of `train` reads itself");
     documents.push_back(example.turns.at(0).text);
   });
   if (documents.size() < 2)

@@ -163,7 +163,7 @@ TEST_F(OneRunTest, ProcessesThatWereToldOtherThingsDoNotTrain) {
   refused(all, all + "--lr 0.5", "--lr is 0.03 on rank 0 and 0.5 on rank 1");
   refused(all, all + "--microbatches 2", "--microbatches is 1 on rank 0 and 2 on rank 1");
   refused("verify --steps 2", "verify --steps 3", "--steps is 2 on rank 0 and 3 on rank 1");
-  refused("verify --steps 2", "generate nothing", "only train, verify and bench");
+  refused("verify --steps 2", "report nothing", "only train, verify, generate, evaluate and bench");
   EXPECT_EQ(two_processes(all, all).status, 0);
 }
 
