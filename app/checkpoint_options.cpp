@@ -16,11 +16,11 @@ namespace {
 
 constexpr const char* kExamples =
     "Examples:\n"
-    "  tessera checkpoint import SmolLM-135M --out runs/smol     a Hugging Face folder becomes a run\n"
-    "  tessera checkpoint export runs/mine --out mine            a run becomes a folder that transformers loads\n"
-    "  tessera checkpoint export runs/lora --out whole --merge   one with adapters: the base and what they learnt\n"
-    "  tessera checkpoint inspect runs/mine                      sizes, and every tensor\n"
-    "  tessera checkpoint reshard runs/mine --out parts --dp 2 --tp 2 --zero 3   one file for each rank, and back";
+    "  tessera checkpoint import SmolLM-135M --out runs/smol     make a run from a Hugging Face folder\n"
+    "  tessera checkpoint export runs/mine --out mine            make a folder that transformers loads\n"
+    "  tessera checkpoint export runs/lora --out whole --merge   add the adapters to the weights of the base\n"
+    "  tessera checkpoint inspect runs/mine                      show the sizes and every tensor\n"
+    "  tessera checkpoint reshard runs/mine --out parts --dp 2 --tp 2 --zero 3   write one file for each rank";
 
 void add_from(CLI::App* action, CheckpointOptions& o, const char* what) {
   action->add_option("FROM", o.from, what)->required()->type_name("");
@@ -43,15 +43,15 @@ void add_dtype(CLI::App* action, CheckpointOptions& o) {
   action
       ->add_option_function<std::string>(
           "--dtype", [&o](const std::string& text) { o.dtype = parse_choice("--dtype", text, "fp32|bf16"); },
-          "what tensors are stored in: fp32|bf16; default: as they are")
+          "type of the stored tensors: fp32|bf16; default: unchanged")
       ->type_name("");
 }
 
 }  // namespace
 
 void add_checkpoint(CLI::App& app, CheckpointOptions& o) {
-  CLI::App* c = app.add_subcommand("checkpoint", "Take models in and give them out, in the form of Hugging Face");
-  CLI::App* in = c->add_subcommand("import", "Make a run of a folder, for train --init, generate and export");
+  CLI::App* c = app.add_subcommand("checkpoint", "Import and export models in the format of Hugging Face");
+  CLI::App* in = c->add_subcommand("import", "Make a run from a folder, for train --init, generate and export");
   add_from(in, o, "folder with config.json and model.safetensors, or shards of it");
   add_out(in, o, "run to make");
   add_dtype(in, o);
@@ -59,20 +59,20 @@ void add_checkpoint(CLI::App& app, CheckpointOptions& o) {
         "--tokenizer", [&o](const std::string& text) { o.tokenizer = text; },
         "bytes, or a tokenizer's folder; default: the folder's own")
       ->type_name("");
-  CLI::App* out = c->add_subcommand("export", "Make a folder of a run or a checkpoint, which transformers loads");
+  CLI::App* out = c->add_subcommand("export", "Make a folder that transformers loads from a run or a checkpoint");
   add_from(out, o, "run directory, or a checkpoint in one");
   add_out(out, o, "folder to make");
   add_dtype(out, o);
-  out->add_flag("--merge", o.merge, "adapters are added to the weights; default: they are written alone, as PEFT's");
+  out->add_flag("--merge", o.merge, "adds adapters to the weights; default: writes the adapters alone, as PEFT does");
   CLI::App* parts =
-      c->add_subcommand("reshard", "Make a run in parts, a file for each rank of a layout; or whole again");
+      c->add_subcommand("reshard", "Make a run with one file for each rank of a layout, or with whole files again");
   add_from(parts, o, "run directory, or a checkpoint in one");
   add_out(parts, o, "run to make");
   constexpr std::array<std::string_view, 9> layout = {"ranks", "dp",       "tp",     "pp",     "cp",
                                                       "zero",  "schedule", "chunks", "servers"};
   add_run_words(*parts, o.layout, layout);
-  parts->footer("Without a layout: whole files.");
-  CLI::App* look = c->add_subcommand("inspect", "Say what a run, a checkpoint or a folder holds");
+  parts->footer("Without a layout it writes whole files.");
+  CLI::App* look = c->add_subcommand("inspect", "Show the contents of a run, a checkpoint or a folder");
   add_from(look, o, "run directory, checkpoint, or Hugging Face folder");
   c->footer(kExamples);
 }
@@ -87,7 +87,7 @@ void choose_what(const CLI::App& command, CheckpointOptions& o) {
           : name == "reshard" ? Way::reshard
                               : Way::inspect;
   if (o.way != Way::inspect && o.out.empty())
-    throw Error("--out: expected a name for what checkpoint " + name + " makes");
+    throw Error("--out: expected a name for the result of checkpoint " + name);
 }
 
 }  // namespace tessera

@@ -46,19 +46,21 @@ void add_generate(CLI::App& app, GenerateOptions& o) {
   const auto texts = [&](const char* name, const char* help, std::vector<std::string>& to) {
     g.add_option(name, to, help)->type_name("")->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->expected(1);
   };
-  texts("--prompt", "text to go on from; given again: another text [a new line]", o.prompts);
+  texts("--prompt", "text to continue; may be given several times [a new line]", o.prompts);
   add_words(g, "--prompts", "file with a prompt on each line", [&o](const std::string& t) { o.prompts_file = t; });
-  integer("--tokens", "how many to write [300]", o.tokens, 1, 1e9);
+  integer("--tokens", "tokens to write [300]", o.tokens, 1, 1e9);
   number("--temperature", "0 takes the likeliest, 1 samples as trained [0.8]", o.temperature, range(0, 100));
-  integer("--top-k", "only among the k likeliest; 0: all [0]", o.top_k, 0, 1e9);
-  number("--top-p", "only among the likeliest that make up this probability [1]", o.top_p, range(1e-9, 1));
-  number("--min-p", "only among those that have this share of the likeliest's probability [0]", o.min_p, range(0, 1));
-  number("--repetition-penalty", "divides what speaks for a token that was read or written already [1]",
+  integer("--top-k", "samples among the k likeliest tokens only; 0: among all [0]", o.top_k, 0, 1e9);
+  number("--top-p", "samples among the likeliest tokens that together have this probability [1]", o.top_p,
+         range(1e-9, 1));
+  number("--min-p", "samples among tokens with at least this share of the likeliest one's probability [0]", o.min_p,
+         range(0, 1));
+  number("--repetition-penalty", "makes tokens that were read or written before less likely; 1: does nothing [1]",
          o.repetition_penalty, range(0.01, 100));
-  integer("--seed", "of the samples [1337]", o.seed, 0, 9e18);
-  texts("--stop", "text that ends the writing, and is not shown; may be given again", o.stop);
-  g.add_flag("--ignore-end", o.ignore_end, "the token that ends a text does not end the writing");
-  add_words(g, "--format", "of standard output: text|json [text]",
+  integer("--seed", "seed of the samples [1337]", o.seed, 0, 9e18);
+  texts("--stop", "text that ends the writing and is not shown; may be given several times", o.stop);
+  g.add_flag("--ignore-end", o.ignore_end, "goes on after the token that ends a text");
+  add_words(g, "--format", "format of standard output: text|json [text]",
             [&o](const std::string& t) { o.format = parse_choice("--format", t, "text|json"); });
   constexpr std::array<std::string_view, 10> plan = {"ranks", "dp",      "tp",     "pp",      "zero",
                                                      "dtype", "backend", "device", "timeout", "threads-per-rank"};

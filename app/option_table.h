@@ -27,184 +27,193 @@ constexpr OptionInfo not_in_file(OptionInfo info) {
 // Calls f(OptionInfo, field) for every option of `train`, in the order of --help.
 template <class Options, class F>
 void for_each_option(Options&& o, F&& f) {
-  f(OptionInfo{"model", "Model", "sizes by name", preset_names()}, o.model);
-  f(OptionInfo{"family", "Model", "how layers are built; default: that of --model", "gpt2|llama"}, o.family);
+  f(OptionInfo{"model", "Model", "sizes of a known model", preset_names()}, o.model);
+  f(OptionInfo{"family", "Model", "kind of layers; default: that of --model", "gpt2|llama"}, o.family);
   f(OptionInfo{"layers", "Model", "transformer blocks", "", 1, 100000}, o.layers);
   f(OptionInfo{"heads", "Model", "attention heads; must divide the channels", "", 1, 1e6}, o.heads);
-  f(OptionInfo{"kv-heads", "Model", "heads of keys and values, which queries share; must divide the heads", "", 1, 1e6},
+  f(OptionInfo{"kv-heads", "Model", "heads of keys and values (grouped-query attention); must divide the heads", "", 1,
+               1e6},
     o.kv_heads);
-  f(OptionInfo{"head-dim", "Model", "numbers of a head; default: channels / heads", "", 1, 1e6}, o.head_dim);
+  f(OptionInfo{"head-dim", "Model", "channels of one head; default: channels / heads", "", 1, 1e6}, o.head_dim);
   f(OptionInfo{"channels", "Model", "width of the model", "", 1, 1e6}, o.channels);
   f(OptionInfo{"ffn", "Model", "hidden channels of a feed-forward layer; default: 4 times the channels", "", 1, 1e7},
     o.ffn);
   f(OptionInfo{"context", "Model", "tokens that the model sees at once", "", 1, 1e9}, o.context);
   f(OptionInfo{"vocab", "Model", "pads the tokenizer's vocabulary to this size", "", 1, 1e9}, o.vocab);
-  f(OptionInfo{"untied", "Model", "the head is a table of its own, not the token embedding"}, o.untied);
+  f(OptionInfo{"untied", "Model", "gives the head its own table; default: that of the tokens"}, o.untied);
   f(OptionInfo{"rope-theta", "Model", "base of the rotary positions' frequencies [10000]", "", 1, 1e12}, o.rope_theta);
-  f(OptionInfo{"rope-scaling", "Model", "how rotary positions reach a longer context", "none|linear|llama3"},
+  f(OptionInfo{"rope-scaling", "Model", "way for rotary positions to reach a longer context", "none|linear|llama3"},
     o.rope_scaling);
-  f(OptionInfo{"rope-factor", "Model", "of --rope-scaling: how many times longer [1]", "", 1, 1e6}, o.rope_factor);
-  f(OptionInfo{"rope-low-freq", "Model", "of llama3 scaling: turns per context below which a frequency is divided [1]",
-               "", 0, 1e6},
+  f(OptionInfo{"rope-factor", "Model", "with --rope-scaling: how many times longer the context gets [1]", "", 1, 1e6},
+    o.rope_factor);
+  f(OptionInfo{"rope-low-freq", "Model", "with llama3 scaling: divides frequencies of fewer turns per context [1]", "",
+               0, 1e6},
     o.rope_low_freq);
-  f(OptionInfo{"rope-high-freq", "Model", "of llama3 scaling: turns per context above which it is kept [4]", "", 0,
+  f(OptionInfo{"rope-high-freq", "Model", "with llama3 scaling: keeps frequencies of more turns per context [4]", "", 0,
                1e6},
     o.rope_high_freq);
-  f(OptionInfo{"rope-original-context", "Model", "of llama3 scaling: the context before it [8192]", "", 1, 1e9},
+  f(OptionInfo{"rope-original-context", "Model", "with llama3 scaling: the context before it [8192]", "", 1, 1e9},
     o.rope_original_context);
-  f(OptionInfo{"qkv-bias", "Model", "biases of q, k and v in the llama family, as in Qwen2"}, o.qkv_bias);
-  f(OptionInfo{"qk-norm", "Model", "each head of q and k is normalised, as in Qwen3"}, o.qk_norm);
-  f(OptionInfo{"norm-eps", "Model", "what norms add to the mean square [1e-5]", "", 0, 1}, o.norm_eps);
+  f(OptionInfo{"qkv-bias", "Model", "adds biases to q, k and v in the llama family, as Qwen2 does"}, o.qkv_bias);
+  f(OptionInfo{"qk-norm", "Model", "normalises each head of q and k, as Qwen3 does"}, o.qk_norm);
+  f(OptionInfo{"norm-eps", "Model", "epsilon of the norms [1e-5]", "", 0, 1}, o.norm_eps);
   f(OptionInfo{"dropout", "Model", "probability of dropping an activation", "", 0, 1, true}, o.dropout);
-  f(OptionInfo{"dtype", "Model", "parameters and activations; bf16 keeps fp32 master weights; fp64 is for verify",
+  f(OptionInfo{"dtype", "Model",
+               "type of parameters and activations; bf16 keeps fp32 master weights; fp64 is for verify",
                "fp32|bf16|fp64"},
     o.dtype);
-  f(OptionInfo{"data", "Data",
-               "austen, tinyshakespeare, a text file (.gz and .zst too), llm.c's token file, a folder made by `tessera "
-               "data`, or, to be "
-               "tuned on, a file of examples, FILE.jsonl"},
-    o.data);
+  f(
+      OptionInfo{
+          "data", "Data",
+          "austen, tinyshakespeare, a text file (.gz and .zst too), a token file of llm.c, a folder made by `tessera "
+          "data`, or a file of examples for fine-tuning, FILE.jsonl"},
+      o.data);
   f(OptionInfo{"tokenizer", "Data",
                "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt; default: char for "
                "nano and mini models, "
                "bpe for others"},
     o.tokenizer);
   f(OptionInfo{"batch", "Data", "sequences per step", "", 1, 1e9}, o.batch);
-  f(OptionInfo{"microbatches", "Data", "parts that a step's batch is cut into, one after another", "", 1, 1e9},
+  f(OptionInfo{"microbatches", "Data", "micro-batches of a data rank in a step, computed one after another", "", 1,
+               1e9},
     o.microbatches);
   f(OptionInfo{"document-mask", "Data",
-               "attention stays within a document, and positions begin again in each; for tokens with <|endoftext|>"},
+               "keeps attention within a document and restarts positions in each; needs tokens with <|endoftext|>"},
     o.document_mask);
-  f(OptionInfo{"init", "Fine-tuning", "weights, sizes and tokenizer of a run, checkpoint or Hugging Face folder"},
+  f(OptionInfo{"init", "Fine-tuning",
+               "starts from the weights, sizes and tokenizer of a run, a checkpoint or a Hugging Face folder"},
     o.init);
   f(OptionInfo{"template", "Fine-tuning",
-               "what stands around the turns of an example; auto: chatml for messages, alpaca for instructions, none "
-               "for the rest",
+               "text around the turns of an example; auto: chatml for messages, alpaca for instructions, none for the "
+               "rest",
                "auto|chatml|llama3|alpaca|none"},
     o.chat_template);
-  f(OptionInfo{"train-on", "Fine-tuning", "what of an example is learnt", "responses|all"}, o.train_on);
-  f(OptionInfo{"pack", "Fine-tuning", "several examples in a sequence, each of which sees itself alone"}, o.pack);
-  f(OptionInfo{"skip-bad", "Fine-tuning",
-               "lines that are no example, or have nothing to learn, are counted and left out"},
+  f(OptionInfo{"train-on", "Fine-tuning", "part of an example that counts in the loss", "responses|all"}, o.train_on);
+  f(OptionInfo{"pack", "Fine-tuning", "puts several examples into one sequence; none of them sees another"}, o.pack);
+  f(OptionInfo{"skip-bad", "Fine-tuning", "counts and leaves out lines that are no example or have nothing to learn"},
     o.skip_bad);
-  f(
-      OptionInfo{
-          "lora-rank", "Fine-tuning",
-          "adapters of this rank learn (LoRA), and the model that --init names stays as it is; 0: all of it learns", "",
-          0, 1e6},
-      o.lora_rank);
-  f(OptionInfo{"lora-alpha", "Fine-tuning", "adapters count by alpha / rank; default: the rank", "", 0, 1e6},
+  f(OptionInfo{"lora-rank", "Fine-tuning",
+               "trains adapters of this rank (LoRA) and freezes the model of --init; 0: trains the whole model", "", 0,
+               1e6},
+    o.lora_rank);
+  f(OptionInfo{"lora-alpha", "Fine-tuning", "scales adapters by alpha / rank; default: the rank", "", 0, 1e6},
     o.lora_alpha);
-  f(OptionInfo{"lora-dropout", "Fine-tuning", "probability of dropping what goes into an adapter", "", 0, 1, true},
+  f(OptionInfo{"lora-dropout", "Fine-tuning", "probability of dropping an input of an adapter", "", 0, 1, true},
     o.lora_dropout);
-  f(OptionInfo{"lora-rslora", "Fine-tuning", "adapters count by alpha / sqrt(rank) instead"}, o.lora_rslora);
+  f(OptionInfo{"lora-rslora", "Fine-tuning", "scales adapters by alpha / sqrt(rank) instead"}, o.lora_rslora);
   f(OptionInfo{"lora-targets", "Fine-tuning",
-               "layers with adapters, separated by commas, or all; default: q_proj,v_proj, of gpt2 c_attn"},
+               "layers with adapters, separated by commas, or all; default: q_proj,v_proj, and c_attn for gpt2"},
     o.lora_targets);
-  f(OptionInfo{"ranks", "Plan", "ranks; default: 2 where the batch can be halved; under mpirun those of the job", "", 1,
-               1024},
+  f(OptionInfo{"ranks", "Plan", "number of ranks; default: 2 if the batch can be halved; under mpirun those of the job",
+               "", 1, 1024},
     o.ranks);
-  f(OptionInfo{"dp", "Plan", "data-parallel ranks; default: those that the other axes leave", "", 1, 1024}, o.dp);
+  f(OptionInfo{"dp", "Plan", "data-parallel ranks; default: as many as the other axes leave", "", 1, 1024}, o.dp);
   f(OptionInfo{"tp", "Plan", "tensor-parallel ranks: each has a part of every matrix", "", 1, 1024}, o.tp);
-  f(OptionInfo{"sp", "Plan", "with --tp: cuts the tokens between the blocks too (sequence parallel)"}, o.sp);
-  f(
-      OptionInfo{
-          "tie-copies", "Plan",
-          "sums the gradients of a tied weight's uses apart, as a pipeline does: one rank then has a pipeline's bits"},
-      o.tie_copies);
+  f(OptionInfo{"sp", "Plan", "with --tp: also cuts the tokens between the blocks (sequence parallel)"}, o.sp);
+  f(OptionInfo{"tie-copies", "Plan",
+               "sums the two gradients of a tied weight as a pipeline does; one rank then has a pipeline's bits"},
+    o.tie_copies);
   f(OptionInfo{"cp", "Plan", "context-parallel ranks: each has a part of the tokens of every sequence", "", 1, 1024},
     o.cp);
-  f(OptionInfo{"cp-mode", "Plan", "attention over the parts: keys go around a ring, or heads are dealt out",
+  f(OptionInfo{"cp-mode", "Plan", "attention over the parts: keys go around a ring, or ranks exchange tokens for heads",
                "ring|ulysses"},
     o.cp_mode);
   f(OptionInfo{"pp", "Plan", "pipeline-parallel ranks: each has some of the layers", "", 1, 1024}, o.pp);
   f(
       OptionInfo{
           "schedule", "Plan",
-          "of the pipeline: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, or a file with one line per rank"},
+          "pipeline schedule: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, or a file with one line per rank"},
       o.schedule);
   f(OptionInfo{"chunks", "Plan", "stages of each pipeline rank, with --schedule interleaved; default: 2", "", 1, 1024},
     o.chunks);
-  f(OptionInfo{"zero", "Plan", "ZeRO stage: shares out optimizer state (1), gradients (2), parameters (3)", "", 0, 3},
+  f(OptionInfo{"zero", "Plan", "ZeRO stage: shares out optimizer state (1), gradients too (2), parameters too (3)", "",
+               0, 3},
     o.zero);
   f(OptionInfo{"dp-mode", "Plan", "how data-parallel ranks work together", "ddp|dataparallel|ps-sync|ps-async"},
     o.dp_mode);
-  f(OptionInfo{"servers", "Plan", "parameter servers, on the first ranks", "", 1, 1024}, o.servers);
+  f(OptionInfo{"servers", "Plan", "number of parameter servers; they are on the first ranks", "", 1, 1024}, o.servers);
   f(OptionInfo{"staleness", "Plan", "steps that a worker of ps-async may be ahead of the slowest", "", 0, 1e6},
     o.staleness);
-  f(not_in_file({"record", "Plan", "file for the order in which ps-async applied what"}), o.record);
-  f(not_in_file({"replay", "Plan", "file with such an order, to be repeated; with --resume the one that was begun"}),
+  f(not_in_file({"record", "Plan", "writes the order of the pushes of ps-async to this file"}), o.record);
+  f(not_in_file({"replay", "Plan", "repeats the order in this file; with --resume: the file that the run began with"}),
     o.replay);
-  f(OptionInfo{"bucket-mb", "Plan", "gradients that ddp sends at once, in MiB", "", 1e-6, 1e6}, o.bucket_mb);
-  f(OptionInfo{"grad-dtype", "Plan", "of gradients while they are summed and sent", "fp32|bf16"}, o.grad_dtype);
-  f(OptionInfo{"all-reduce", "Plan", "algorithm of sums over ranks", "direct|ring|tree|root|native"}, o.all_reduce);
-  f(OptionInfo{"offload", "Plan",
-               "what waits elsewhere between updates: in a mapped file, or of a GPU in the host's memory",
-               "none|optimizer"},
-    o.offload);
+  f(OptionInfo{"bucket-mb", "Plan", "size of a bucket: the gradients that ddp sends in one call, in MiB", "", 1e-6,
+               1e6},
+    o.bucket_mb);
+  f(OptionInfo{"grad-dtype", "Plan", "type of gradients while they are summed and sent", "fp32|bf16"}, o.grad_dtype);
+  f(OptionInfo{"all-reduce", "Plan", "algorithm that sums over ranks", "direct|ring|tree|root|native"}, o.all_reduce);
+  f(
+      OptionInfo{
+          "offload", "Plan",
+          "moves optimizer state out of the way between updates: to a mapped file, or from a GPU to the host's memory",
+          "none|optimizer"},
+      o.offload);
   f(not_in_file(
         {"backend", "Place",
-         "threads of one process, or processes of mpirun (default: what started the program); nccl: either, with a "
-         "GPU each",
+         "ranks are threads of one process, or processes of mpirun (default: as the program was started); nccl: either "
+         "of them, with a GPU each",
          "threads|mpi|nccl"}),
     o.backend);
   f(OptionInfo{"timeout", "Place", "seconds that a rank waits for another", "", 0.01, 1e6}, o.timeout);
   f(OptionInfo{"device", "Place",
-               "where ranks compute; cuda: the GPU of each rank's number, shared where GPUs are fewer", "cpu|cuda"},
+               "where ranks compute; cuda: rank r uses GPU r, and ranks share GPUs if there are fewer", "cpu|cuda"},
     o.device);
   f(OptionInfo{"cuda-graph", "Place",
-               "a step as one CUDA graph, launched again at every step; auto: on one rank, and on ranks over NCCL that "
-               "send no messages (no --pp, no ring)",
+               "captures a step as one CUDA graph and launches it at every step; auto: on one rank, and on NCCL ranks "
+               "that send no messages (no --pp, no ring)",
                "auto|on|off"},
     o.cuda_graph);
   f(
       OptionInfo{
           "attention", "Place",
-          "on a GPU, whose kernels: cuDNN's where they serve the model, or our own; default: cudnn where it is built, "
-          "for verify own",
+          "attention kernels on a GPU: cuDNN's where they can run the model, or our own; default: cudnn if it is built "
+          "in, own for verify",
           "cudnn|own"},
       o.attention);
   f(OptionInfo{"deterministic", "Place",
-               "the same bits in every run on a GPU too, for some speed; on the CPU they always are"},
+               "gives the same bits in every run on a GPU, and costs some speed; the CPU always does"},
     o.deterministic);
-  f(OptionInfo{"threads-per-rank", "Place", "threads of a rank; default: the cores, divided among the ranks", "", 1,
+  f(OptionInfo{"threads-per-rank", "Place", "threads of each rank; default: the cores, divided among the ranks", "", 1,
                1024},
     o.threads_per_rank);
-  f(OptionInfo{"recompute", "Place", "what backward makes again instead of keeping; gelu is another name of activation",
+  f(OptionInfo{"recompute", "Place",
+               "what the backward pass computes again instead of keeping it; gelu is another name of activation",
                "none|activation|activation+norm|attention|block|gelu|gelu+norm"},
     o.recompute);
   f(OptionInfo{"optimizer", "Optimisation", "update rule", "sgd|adam|adamw"}, o.optimizer);
-  f(OptionInfo{"momentum", "Optimisation", "of sgd", "", 0, 1, true}, o.momentum);
-  f(OptionInfo{"steps", "Optimisation", "updates", "", 1, kMostSteps}, o.steps);
+  f(OptionInfo{"momentum", "Optimisation", "momentum of sgd", "", 0, 1, true}, o.momentum);
+  f(OptionInfo{"steps", "Optimisation", "optimizer steps", "", 1, kMostSteps}, o.steps);
   f(OptionInfo{"lr", "Optimisation", "learning rate after the warm-up", "", 0}, o.lr);
   f(OptionInfo{"min-lr", "Optimisation", "learning rate at the end of the cosine; default: a tenth of --lr", "", 0},
     o.min_lr);
   f(OptionInfo{"warmup", "Optimisation", "steps of linear warm-up", "", 0, kMostSteps}, o.warmup);
-  f(OptionInfo{"weight-decay", "Optimisation", "on matrices only", "", 0}, o.weight_decay);
+  f(OptionInfo{"weight-decay", "Optimisation", "weight decay of matrices; other parameters have none", "", 0},
+    o.weight_decay);
   f(OptionInfo{"beta1", "Optimisation", "Adam's decay of the mean", "", 0, 1, true}, o.beta1);
   f(OptionInfo{"beta2", "Optimisation", "Adam's decay of the mean square", "", 0, 1, true}, o.beta2);
   f(OptionInfo{"clip", "Optimisation", "largest global gradient norm; 0 does not clip", "", 0}, o.clip);
-  f(OptionInfo{"seed", "Optimisation", "of weights, data order and dropout", "", 0}, o.seed);
+  f(OptionInfo{"seed", "Optimisation", "seed of weights, data order and dropout", "", 0}, o.seed);
   f(not_in_file({"out", "Files",
                  "run directory (settings, metrics, TensorBoard events, checkpoints); default: runs/DATE-TIME"}),
     o.out);
   f(OptionInfo{"save-every", "Files", "steps between checkpoints; 0: only the last", "", 0, kMostSteps}, o.save_every);
-  f(OptionInfo{"keep", "Files", "checkpoints that stay, the newest ones; the best by validation stays too", "", 1, 1e6},
-    o.keep);
+  f(OptionInfo{"keep", "Files", "newest checkpoints to keep; the best by validation is kept too", "", 1, 1e6}, o.keep);
   f(OptionInfo{"check-replicas", "Files",
-               "steps between comparisons of what several ranks hold copies of, which every save makes too; 0: none",
+               "steps between checks that the copies of several ranks are equal; every save checks too; 0: no others",
                "", 0, kMostSteps},
     o.check_replicas);
   f(OptionInfo{"eval-every", "Files", "steps between validations; 0: only the last", "", 0, kMostSteps}, o.eval_every);
-  f(OptionInfo{"no-save", "Files", "no checkpoint, not even the last: for measurements; such a run cannot be resumed"},
+  f(OptionInfo{"no-save", "Files",
+               "writes no checkpoint, not even the last: for measurements; such a run cannot be resumed"},
     o.no_save);
-  f(OptionInfo{"no-eval", "Files", "no validation, not even the last"}, o.no_eval);
+  f(OptionInfo{"no-eval", "Files", "makes no validation, not even the last"}, o.no_eval);
   f(not_in_file({"resume", "Files", "continue the run in --out from its newest checkpoint"}), o.resume);
-  f(not_in_file({"config", "Files", "TOML file with the same keys; options win"}), o.config);
-  f(not_in_file({"format", "Output", "of standard output", "text|json"}), o.format);
-  f(not_in_file({"quiet", "Output", "no progress"}), o.quiet);
+  f(not_in_file({"config", "Files", "TOML file with the same keys; an option of the command line wins over its key"}),
+    o.config);
+  f(not_in_file({"format", "Output", "format of standard output", "text|json"}), o.format);
+  f(not_in_file({"quiet", "Output", "prints no progress"}), o.quiet);
   f(not_in_file({"trace", "Output", "writes a timeline into the run directory; `tessera report` draws it"}), o.trace);
-  f(not_in_file({"trace-steps", "Output", "with --trace: how many steps are kept, the last ones", "", 1, 1e6}),
+  f(not_in_file({"trace-steps", "Output", "with --trace: how many of the last steps are kept", "", 1, 1e6}),
     o.trace_steps);
 }
 

@@ -51,24 +51,24 @@ void add_plan(CLI::App& plan, PlanOptions& o) {
     return text;
   };
   add("--hardware",
-      "what ranks compute on: a name, as h100 or a100-80, a TOML file, or this: the machine here, measured",
+      "hardware of the ranks: a name such as h100 or a100-80, a TOML file, or this (this machine, measured)",
       [&o](const std::string& t) { o.hardware = t; });
-  add("--software", "what trains: tessera, megatron, deepspeed, fsdp, or a TOML file [tessera]",
+  add("--software", "software that trains: tessera, megatron, deepspeed, fsdp, or a TOML file [tessera]",
       [&o](const std::string& t) { o.software = t; });
   add("--memory", "GB that a rank may use; default: all that the hardware has",
       [&o](const std::string& t) { o.memory_gb = parse_number("--memory", t, range(1e-3, 1e6)); });
-  add("--ep", "ranks that share out the experts of a model that has some; cut out of dp x cp",
+  add("--ep", "expert-parallel ranks: they share out the experts of a model; they are cut out of dp x cp",
       [&o](const std::string& t) { o.ep = parse_integer("--ep", t, 1, 1e6); });
-  add("--top", "how many plans are shown [10]",
+  add("--top", "number of plans to show [10]",
       [&o](const std::string& t) { o.top = parse_integer("--top", t, 1, 1000); });
-  add("--html", "file to draw the answer in: one page, for any browser",
+  add("--html", "draws the answer in this file: one page, for any browser",
       [&o, path](const std::string& t) { o.html = path("--html", t); });
   add("--cases", "JSONL file of models, plans and machines: one prediction for each line",
       [&o, path](const std::string& t) { o.cases = path("--cases", t); });
-  add("--measure", "runs these of the ranking here, as 1,2,3, and says what was predicted beside what was measured",
+  add("--measure", "runs these plans of the ranking here, for example 1,2,3, and compares prediction and measurement",
       [&o](const std::string& t) { o.measure = numbers_in("--measure", t); });
-  plan.add_flag("--calibrate", o.calibrate, "measures this machine again, and keeps it")->group("Planning");
-  add("--format", "of standard output: text|json [text]",
+  plan.add_flag("--calibrate", o.calibrate, "measures this machine again and keeps the result")->group("Planning");
+  add("--format", "format of standard output: text|json [text]",
       [&o](const std::string& t) { o.format = parse_choice("--format", t, "text|json"); });
   plan.footer(kExamples);
 }

@@ -60,8 +60,8 @@ void set_words(PlanOptions& o, const Words& words) {
     o.words.emplace_back(name, text);
   }
   if (o.run.dtype != "bf16" && (o.hardware != "this" || o.run.dtype == "fp64"))
-    throw Error(fmt::format("--dtype: expected bf16, of which descriptions of hardware say the rates, found '{}'",
-                            o.run.dtype));
+    throw Error(fmt::format(
+        "--dtype: expected bf16, the one type that descriptions of hardware have rates for; found '{}'", o.run.dtype));
 }
 
 }  // namespace tessera

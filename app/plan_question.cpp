@@ -37,7 +37,7 @@ planner::ModelShape model_of(const PlanOptions& o) {
   if (o.model_file) {
     for (const auto& [name, text] : o.words)
       if (name != "model" && name != "batch" && !is_searched(name) && name != "dtype")
-        throw Error(fmt::format("--{}: expected a model by name beside it; found --model {}, whose sizes stand in it",
+        throw Error(fmt::format("--{}: expected a model by name beside it; found --model {}, a file with its own sizes",
                                 name, *o.model_file));
     return from_file(*o.model_file, planner::model_from_json);
   }
@@ -51,7 +51,7 @@ planner::ModelShape model_of(const PlanOptions& o) {
 // Those of the axes where they are not said.
 int64_t ranks_of(const PlanOptions& o) {
   if (o.ranks) return *o.ranks;
-  if (!o.pp && !o.dp && !o.cp && !o.tp) throw Error("--ranks: expected how many ranks there are, found none");
+  if (!o.pp && !o.dp && !o.cp && !o.tp) throw Error("--ranks: expected a number of ranks, found none");
   return o.pp.value_or(1) * o.dp.value_or(1) * o.cp.value_or(1) * o.tp.value_or(1);
 }
 
@@ -74,7 +74,8 @@ planner::Hardware hardware_of(const PlanOptions& o) {
 // A program by name takes the attention that the hardware has.
 planner::Software software_of(const PlanOptions& o, const planner::Hardware& h) {
   if (o.hardware == "this" && o.software != "tessera")
-    throw Error("--software: expected tessera, with whose kernels --hardware this was measured; found " + o.software);
+    throw Error("--software: expected tessera, because --hardware this was measured with its kernels; found " +
+                o.software);
   if (o.hardware == "this") return planner::own_software(job_of(o.run).optim.dtype, DType::float32);
   planner::Software s =
       is_file(o.software) ? from_file(o.software, planner::software_from_file) : planner::software_named(o.software);

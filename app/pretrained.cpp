@@ -128,7 +128,7 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   const std::string usual = TrainOptions().model, family(text_of(c.family)),
                     plain = c.family == Family::gpt2 ? "gpt-nano" : "llama-nano";
   if (o.model != usual && o.model != plain)
-    throw Error(fmt::format("--model: --init says what the model is, found {}", o.model));
+    throw Error(fmt::format("--model: --init names the model already; expected no --model, found {}", o.model));
   o.model = plain;
   take("family", o.family, family);
   take("layers", o.layers, c.layers), take("heads", o.heads, c.heads), take("kv-heads", o.kv_heads, c.all_heads().key);
@@ -137,7 +137,9 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   if (c.family == Family::gpt2 || !o.context || *o.context > c.context) take("context", o.context, c.context);
   if (c.lora.rank > 0) {
     if (o.lora_rank > 0 || o.lora_alpha || o.lora_targets || o.lora_rslora)
-      throw Error("--lora-rank: what --init names has adapters, which go on; expected --lora-dropout alone");
+      throw Error(
+          "--lora-rank: the model of --init has adapters, and these are trained further; expected --lora-dropout "
+          "alone");
     o.lora_rank = c.lora.rank, o.lora_alpha = c.lora.alpha, o.lora_rslora = c.lora.rank_stabilised;
     o.lora_targets = fmt::format("{}", fmt::join(c.lora.targets, ","));
   }

@@ -185,7 +185,7 @@ std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config
   const std::string now = identity(o, config, dataset).dump(), what = checkpoint->path.string();
   if (!SavedTensors::are_in(checkpoint->path, kOptimizer))
     throw Error(
-        fmt::format("--resume: {} has weights alone; expected --init {} and a new --out", what, path_.string()));
+        fmt::format("--resume: {} holds only weights; expected --init {} and a new --out", what, path_.string()));
   if (const auto found = differences(checkpoint->about, now, what); !found.empty())
     throw Error(fmt::format("--resume: {}: {}", what, fmt::join(found, "; ")));
   const Json about = parse_json(checkpoint->about, what);

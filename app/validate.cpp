@@ -50,7 +50,7 @@ void validate(const TrainOptions& o) {
   if (o.min_lr && *o.min_lr > o.lr)
     throw Error(fmt::format("--min-lr: expected at most --lr ({}), found {}", o.lr, *o.min_lr));
   if (o.check_replicas > 0 && o.dp_mode == "ps-async")
-    throw Error("--check-replicas: expected ranks that hold the same after a step, found --dp-mode ps-async");
+    throw Error("--check-replicas: expected ranks with equal copies after a step, found --dp-mode ps-async");
   if (o.trace && o.dp_mode == "ps-async")
     throw Error("--trace: expected steps that all ranks make together, found --dp-mode ps-async");
   if (o.resume && !o.out) throw Error("--resume: expected --out DIR, the run to continue; found no --out");

@@ -49,7 +49,7 @@ double attention_s(const Hardware& h, const std::string& kernel, double flops, d
   constexpr double kHalfHead = 16;
   const auto found = h.attention.find(kernel);
   if (found == h.attention.end())
-    throw FieldError("attention", fmt::format("expected a kernel whose rate the hardware says, found {}", kernel));
+    throw FieldError("attention", fmt::format("expected a kernel that the hardware has a rate for, found {}", kernel));
   const AttentionRate& rate = found->second;
   return flops * (tokens + rate.half_tokens) / tokens * (head_dim + kHalfHead) / head_dim / rate.flops + h.launch_s;
 }

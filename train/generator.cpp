@@ -18,7 +18,7 @@ struct Generator::Writing {
 
 Generator::Generator(Trainer& part) : part_(part) {
   if (part.job().plan.cp > 1)
-    throw FieldError("cp", "a text is written token by token, which no ranks share; expected 1, found " +
+    throw FieldError("cp", "a text is written token by token, and ranks cannot share a token; expected 1, found " +
                                std::to_string(part.job().plan.cp));
 }
 

@@ -103,9 +103,9 @@ Flights parse_flights(std::string_view file, const std::string& what) {
       out.written.push_back(flight_of(line));
     }
   } catch (const Json::exception& e) {
-    throw InputError(fmt::format("{}: not what ranks write of a failure: {}", what, e.what()));
+    throw InputError(fmt::format("{}: not a failure as ranks record it: {}", what, e.what()));
   } catch (const std::bad_optional_access&) {
-    throw InputError(fmt::format("{}: not what ranks write of a failure: expected whole numbers", what));
+    throw InputError(fmt::format("{}: not a failure as ranks record it: expected whole numbers", what));
   }
   constexpr int64_t kMost = 1 << 16;
   for (const RankFlight& r : out.written)

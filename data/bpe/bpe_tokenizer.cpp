@@ -44,13 +44,13 @@ void BpeTokenizer::index_merges(const std::string& what) {
     const auto [left, right] = merges_[rank];
     for (const int32_t part : {left, right})
       if (part < 0 || part >= vocab_size())
-        throw InputError(fmt::format("{}: merge {} is of the token {}, which is not there", what, rank, part));
+        throw InputError(fmt::format("{}: merge {} uses the token {}, which is not there", what, rank, part));
     const std::string joined = tokens_[static_cast<size_t>(left)] + tokens_[static_cast<size_t>(right)];
     const auto result = ids.find(joined);
     if (result == ids.end())
       throw InputError(fmt::format("{}: merge {} makes '{}', which is no token", what, rank, bpe::spell(joined)));
     if (!table_.add(merges_[rank], result->second))
-      throw InputError(fmt::format("{}: merge {} (into '{}') stands there twice", what, rank, bpe::spell(joined)));
+      throw InputError(fmt::format("{}: merge {} (into '{}') appears twice", what, rank, bpe::spell(joined)));
   }
 }
 

@@ -42,7 +42,7 @@ HubTokenizer::HubTokenizer(Files files, const Json& json, const std::string& wha
     : files_(std::move(files)), d_(hub::describe(json, what + kTokenizer)) {
   for (const hub::AddedToken& t : d_.added) {
     if (!names_.emplace(t.content, t.token).second)
-      throw InputError(fmt::format("{}{}: the added token '{}' stands there twice", what, kTokenizer, t.content));
+      throw InputError(fmt::format("{}{}: the added token '{}' appears twice", what, kTokenizer, t.content));
     (t.normalized ? normal_ : written_).add(t.normalized ? normalized(t.content, true) : t.content, t.token, t.special);
   }
   read_config(what);

@@ -159,7 +159,7 @@ class Model {
       const std::string joined = std::string(left) + std::string(right);
       const bpe::Merge merge{.left = id_of(left, rank), .right = id_of(right, rank)};
       if (!d_.merges.add(merge, id_of(joined, rank)))
-        fail(fmt::format("merge {} (into '{}') stands there twice", rank, joined));
+        fail(fmt::format("merge {} (into '{}') appears twice", rank, joined));
       if (right.starts_with(kMark) && !left.ends_with(kMark)) d_.marks_begin_words = false;
     }
   }

@@ -34,8 +34,8 @@ class Steps {
       return;
     }
     if (d_.byte_level || metaspace_)
-      throw InputError(fmt::format("{}: the pre_tokenizer goes on behind its {} with {}; expected that to be the last",
-                                   what_, d_.byte_level ? "ByteLevel" : "Metaspace", shown(type)));
+      throw InputError(fmt::format("{}: the pre_tokenizer's {} is followed by {}; expected it to be the last", what_,
+                                   d_.byte_level ? "ByteLevel" : "Metaspace", shown(type)));
     if (type == "ByteLevel") {
       byte_level(step);
     } else if (type == "Split") {

@@ -41,7 +41,8 @@ Action Action::parse(std::string_view word) {
   const int microbatch = take_number(rest);
   if (stage < 0 || microbatch < 0 || !rest.empty() || known == kWords.end())
     throw Error("'" + std::string(word) +
-                "' is no action; expected stage, what, micro-batch, as 2F0, with one of F, B, I, W, SEND_F, RECV_F, "
+                "' is no action; expected a stage, an action and a micro-batch, as 2F0, with one of F, B, I, W, "
+                "SEND_F, RECV_F, "
                 "SEND_B, RECV_B");
   return {static_cast<Do>(known - kWords.begin()), stage, microbatch};
 }

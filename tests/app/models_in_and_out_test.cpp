@@ -100,10 +100,10 @@ TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
   expect_failure("checkpoint import base --out imported", 4, "no config.json");
   expect_failure("checkpoint inspect nowhere", 4, "nowhere: no such file");
   expect_failure("train --init base --layers 3 --out run", 2, "--layers: the model has 2, found 3");
-  expect_failure("train --init base --model gpt2 --out run", 2, "--model: --init says what the model is");
+  expect_failure("train --init base --model gpt2 --out run", 2, "--model: --init names the model already");
   expect_failure("train --init nowhere --out run", 4, "nowhere");
   ASSERT_EQ(run("checkpoint import folder --out imported").status, 0);
-  expect_failure("train --resume --out imported", 2, "has weights alone; expected --init imported");
+  expect_failure("train --resume --out imported", 2, "holds only weights; expected --init imported");
   fs::resize_file(path("folder/model.safetensors"), 500);
   expect_failure("checkpoint import folder --out other", 4, "model.safetensors");
   EXPECT_FALSE(fs::exists(path("other")));

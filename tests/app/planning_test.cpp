@@ -197,7 +197,7 @@ TEST_F(PlanningTest, BadInputIsOneLine) {
   };
   const std::vector<Bad> table = {
       {"plan --ranks 8", "--hardware: expected a100-40, "},
-      {"plan --hardware h100", "--ranks: expected how many ranks there are"},
+      {"plan --hardware h100", "--ranks: expected a number of ranks"},
       {nano + "--hardware h101", "h101"},
       {nano + "--hardware none.toml", "none.toml", 4},
       {nano + "--hardware zero.toml", "zero.toml: intra_bytes_per_s: expected more than 0, found 0"},
