@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-// What a leaf's buffer holds.
+// The contents of a leaf's buffer.
 //
 //   nothing ----- a gradient ----> this_pass ---- the last of this backward ----> all
 //      ^  \___________________ settle() ___________________________________________^
@@ -28,7 +28,7 @@ struct Leaf {
   bool transient = false;                    // see Var::input()
   std::vector<std::function<void()>> hooks;  // called when the last gradient of a backward has been added
   std::function<void()> provide;             // called when a gradient comes and there is no buffer
-  std::weak_ptr<EarlyGrad> lent;             // what stands in `grad` ahead of its time; it holds nothing then
+  std::weak_ptr<EarlyGrad> lent;             // the early gradient in `grad`; it holds nothing then
 
   // A gradient arrives: the first is written in place, later ones are made fresh and then added, so that one rank with
   // two micro-batches does what two ranks do (never a matmul that accumulates into its output). For the same reason the

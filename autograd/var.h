@@ -20,7 +20,7 @@ class Grads;
 struct Node;
 struct Leaf;
 
-// What an op keeps of an input for its backward: the tensor, or how to make it again (see Var::with_recipe).
+// The part of an input that an op keeps for its backward: the tensor, or a recipe for it (see Var::with_recipe).
 class Saved {
  public:
   Saved() = default;
@@ -41,7 +41,7 @@ class Var {
   Var() = default;
   explicit Var(Tensor value, bool requires_grad = false);
   // A leaf that stands for a value made elsewhere (before a recomputed block, on another pipeline stage). Its gradient
-  // is to be passed on to where the value was made: it is not copied, and does not wait when weight gradients do.
+  // is passed on to that place. It is not copied, and does not wait when weight gradients wait.
   static Var input(Tensor value);
 
   bool defined() const { return impl_ != nullptr; }
@@ -51,7 +51,7 @@ class Var {
   DType dtype() const { return value().dtype(); }
   bool requires_grad() const;
   bool is_leaf() const;
-  // This value, or where it requires no gradient an input() in its place: backward passes by it on its way to
+  // This value. If it requires no gradient, an input() in its place, so that the backward pass goes through it to the
   // parameters below.
   Var tracked() const;
 
@@ -60,15 +60,15 @@ class Var {
   Tensor grad() const;
   // Gradients go into this view from now on (a slice of a flat buffer; float32 under a bfloat16 value is allowed).
   void set_grad_buffer(Tensor buffer);
-  // The next gradient overwrites the buffer; nothing is written now. What a backward() that threw had begun is
-  // forgotten.
+  // The next gradient overwrites the buffer; nothing is written now. Gradients of a backward() that threw are
+  // dropped.
   void clear_grad();
   // A gradient that no one brought becomes zero in its buffer.
   void zero_missing_grad();
   // Replaces the value (materialize() gives a meta parameter its memory; a frozen one too). The shape must not change.
   void set_value(Tensor value);
-  // There is no buffer until `provide` makes one (by set_grad_buffer), when the first gradient comes; drop_grad() takes
-  // it away again.
+  // `provide` makes the buffer (by set_grad_buffer) when the first gradient comes; before that there is none.
+  // drop_grad() takes it away again.
   void provide_grad(std::function<void()> provide);
   void drop_grad();
   // Ops that keep this leaf for their backward read its value then, and hold no memory until then: for parameters
@@ -81,7 +81,7 @@ class Var {
   // This value, known to be cheap to make again: an op that saves it keeps `recipe` instead of the elements.
   Var with_recipe(std::function<Tensor()> recipe) const;
   Saved saved() const;
-  // This Var's place in the graph without its value: what an op that keeps no input passes to record().
+  // This Var's place in the graph without its value: an op that keeps no input passes it to record().
   Var edge() const;
   // Room for a gradient of this Var, of its shape and of dtype `wide`, contents undefined. Nothing is said of the
   // gradient until it is given: grad() and on_grad() know nothing of it.
@@ -104,7 +104,7 @@ class Var {
 // For inputs that an op may have to do without, such as a bias.
 inline Tensor value_or_none(const Var& v) { return v.defined() ? v.value() : Tensor(); }
 inline Saved saved_or_none(const Var& v) { return v.defined() ? v.saved() : Saved(); }
-// What the gradient of `w` needs of x, if there is to be one.
+// The part of x that the gradient of `w` needs, if `w` gets a gradient.
 inline Saved saved_for(const Var& w, const Var& x) { return w.requires_grad() ? x.saved() : Saved(); }
 
 // A parameter's gradient that an op makes in its forward pass (Var::early_grad, Grads::give_early). It stands in the
@@ -129,10 +129,10 @@ struct NoGrad : GradMode {
   NoGrad() : GradMode(false) {}
 };
 
-// What backward() would have done to parameters, written down: run() does it, in the same order. Until then nothing of
-// them has changed, neither gradients nor what on_grad() counts, so other backward passes over the same weights may
-// come between, and the bits are those of the pass that did not wait. The split that overlap of communication and
-// zero-bubble pipelines are built on (Qi et al. 2024, section 2).
+// The work of backward() on parameters, put off: run() does it, in the same order. Until then the parameters are
+// unchanged, their gradients and the counts of on_grad() too. So other backward passes over the same weights may come
+// between, and the bits stay the same. Overlap of communication and zero-bubble pipelines use this split (Qi et al.
+// 2024, section 2).
 class DeferredWeightGrads {
  public:
   void run();
@@ -153,7 +153,7 @@ struct BackwardOptions {
 // before (saved values are gone), or when the seed does not have root's shape.
 void backward(const Var& root, const BackwardOptions& options = {});
 
-// What a vjp sees: gradients of the outputs in, gradients of the inputs out.
+// The argument of a vjp: gradients of the outputs in, gradients of the inputs out.
 class Grads {
  public:
   // Gradient of output i; undefined when nothing depended on that output.

@@ -1,5 +1,5 @@
-// The decoder layer of GPT-2 and of Llama, whose norms come before what they serve (Xiong et al. 2020, "On layer
-// normalization in the transformer architecture"): x + attention(norm(x)), then + mlp(norm(.)).
+// The decoder layer of GPT-2 and of Llama, with a norm before attention and before the MLP (Xiong et al. 2020, "On
+// layer normalization in the transformer architecture"): x + attention(norm(x)), then + mlp(norm(.)).
 #pragma once
 #include <utility>
 

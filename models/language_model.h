@@ -65,7 +65,7 @@ struct ModelConfig {
             .recompute = recompute == Recompute::attention};
   }
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
-  // Of the first weights of what is added to the residual: GPT-2's 0.02 / sqrt(2 layers).
+  // Deviation of the first weights of layers that add to the residual: GPT-2's 0.02 / sqrt(2 layers).
   double residual_deviation() const { return 0.02 / std::sqrt(2.0 * static_cast<double>(layers)); }
 };
 
@@ -97,23 +97,23 @@ class LanguageModel : public Module {
   virtual void place(const ModelAxes& axes);
 
   // --- what follows ---
-  // embed(), of which backward passes by on their way where only layers are trained: so all layers are passed alike.
+  // embed(). Backward passes reach it even if only layers are trained, so that all layers are treated alike.
   Var embedded(const Tensor& ids);
   Var hidden(const Tensor& ids);  // int32 (B, T) -> (B, T, C)
   Loss loss(const Tensor& ids, const Tensor& targets, double scale);
 
-  // Decoding without gradients: logits (B, V) of the token that follows the last of `ids` (B, T), which stand behind
-  // the tokens in the caches of B texts. Leaves set_step() as of no training.
+  // Decoding without gradients: logits (B, V) of the token that follows the last of `ids` (B, T). The ids continue the
+  // B texts whose tokens are in the caches. Afterwards set_step() says: not training.
   TextCache cache(int64_t capacity) const { return TextCache(static_cast<size_t>(config.layers), KvCache{capacity}); }
   TextCache cache() const { return cache(config.context); }
   Tensor decode(const Tensor& ids, std::span<TextCache* const> texts);
   Tensor decode(const Tensor& ids, TextCache& text) { return decode(ids, std::array{&text}); }
-  // What it is made of, for ranks that have some of the layers: embeddings (B, T, C), after set_step() to where the
-  // tokens stand; a layer; and logits (B, V) of the last token, or this rank's columns of them.
+  // The parts of decode(), for ranks that have some of the layers: embeddings (B, T, C), after set_step() to the place
+  // of the tokens; a layer; and logits (B, V) of the last token, or this rank's columns of them.
   Tensor decode_first(const Tensor& ids, std::span<TextCache* const> texts);
   Tensor decode_layer(int64_t i, const Tensor& x, std::span<TextCache* const> texts);
   Tensor decode_last(const Tensor& x);
-  // The step of tokens that stand behind those in the caches.
+  // The step of tokens that continue those in the caches.
   StepInfo decode_step(int64_t tokens, std::span<TextCache* const> texts, const ArenaPtr& arena) const;
 
   // Of each unit of layout(): the layer that it belongs to; -1 before the layers, config.layers after them.
@@ -121,8 +121,8 @@ class LanguageModel : public Module {
   // FLOPs of a token's forward pass through layer i: two for each element of a matrix, and its causal attention.
   double layer_flops(int64_t i);
   double head_flops() const { return 2 * static_cast<double>(config.channels) * static_cast<double>(config.vocab); }
-  // FLOPs of training on a token, 6 N + 12 L C T (Chowdhery et al. 2022, appendix B), 4 N for what is frozen; tables
-  // that are only looked up are not in N.
+  // FLOPs of training on a token, 6 N + 12 L C T (Chowdhery et al. 2022, appendix B), with 4 N for frozen parameters.
+  // Tables that are only looked up are not in N.
   double training_flops();
 
  protected:

@@ -31,7 +31,7 @@ inline bool is_cut(const Communicator* axis) { return axis && axis->size() > 1; 
 // the vocabulary.
 Placement checked_between(const ModelConfig& config, const ModelAxes& axes);
 
-// Attention over sequences of which each rank of `cp` has a part.
+// Attention over sequences that are cut: each rank of `cp` has a part of each.
 Attention::Core context_core(Communicator& cp, ContextMode mode);
 
 }  // namespace tessera

@@ -14,7 +14,7 @@ struct SampleOptions {
   int64_t top_k = 0;       // only among the k likeliest; 0: all
   double top_p = 1;  // only among the fewest likeliest that together reach this probability (Holtzman et al. 2020)
   double min_p = 0;  // only among those of at least this share of the likeliest's probability (Nguyen et al. 2024)
-  // What speaks for a token that was there before is divided by this (Keskar et al. 2019, section 4.1).
+  // Divides the score of a token that was read or written before (Keskar et al. 2019, section 4.1).
   double repetition_penalty = 1;
   uint64_t seed = 0;
   int64_t vocab = 0;  // tokens from here on are padding and never drawn; 0: the model's whole vocabulary
@@ -24,8 +24,8 @@ struct SampleOptions {
 int32_t draw_token(const Tensor& logits, const SampleOptions& options, uint64_t index,
                    std::span<const int32_t> before = {});
 
-// A text that grows: which of its tokens the model is to read next, and the token behind those. When the context is
-// full, the last half of it is read again and writing goes on from there.
+// A text that grows: the tokens that the model must read next, and the token behind them. When the context is full, the
+// last half of it is read again, and writing continues from there.
 class GrowingText {
  public:
   // The prompt has at least one token. The `number` tells its draws from those of other texts.

@@ -18,13 +18,13 @@ namespace tessera {
 // of the forward pass: those of its layers, and of the head in the last stage. Looking up embeddings costs nothing.
 std::vector<Range> split_layers(LanguageModel& model, int stages);
 
-// What each unit of the model's layout() belongs to.
+// The stage of each unit of the model's layout().
 std::vector<int> stages_of_units(LanguageModel& model, const std::vector<Range>& layers);
 
 // Takes the units of other ranks' stages out of the model, before it has memory; `mine` says which stages are here.
 void keep_stages(LanguageModel& model, const std::vector<Range>& layers, const std::function<bool(int stage)>& mine);
 
-// What one micro-batch is made of on this rank: int32 (B, T), meta tensors where they are not asked for.
+// The data of one micro-batch on this rank: int32 (B, T), meta tensors where they are not asked for.
 struct Microbatch {
   Tensor ids, targets;
   double scale = 1;  // of the loss: one over the targets of the whole batch
@@ -34,10 +34,10 @@ class ModelStages final : public Stages {
  public:
   struct Options {
     std::vector<Range> layers;  // of every stage
-    // The tokens of a micro-batch, and where it stands in the run.
+    // The tokens of a micro-batch, and its place in the run.
     std::function<Microbatch(int64_t index, bool ids, bool targets)> load;
     std::function<StepInfo(int64_t index)> where;
-    Shape activation = {};  // of what goes from stage to stage on this rank
+    Shape activation = {};  // of the activation between stages on this rank
     DType dtype = DType::float32;
     ArenaPtr arena = {};
   };

@@ -13,7 +13,7 @@ namespace tessera {
 struct Slot {
   Parameter* parameter = nullptr;
   int64_t begin = 0;  // its first element there; multiples of 16, gaps are zero and stay zero
-  int64_t size = 0;   // elements of what is here
+  int64_t size = 0;   // elements of the part here
   int64_t end() const { return begin + size; }
 };
 

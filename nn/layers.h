@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-// What backward makes again instead of keeping (Chen et al. 2016; Korthikanti et al. 2022, "Reducing activation
-// recomputation in large transformer models"). Gradients are bit for bit the same in all five.
+// Activations that backward makes again instead of keeping (Chen et al. 2016; Korthikanti et al. 2022, "Reducing
+// activation recomputation in large transformer models"). Gradients are bit for bit the same in all five.
 enum class Recompute {
   none,
   activation,       // the output of GELU (4 C numbers per token less) or of SwiGLU (F less): an elementwise pass more
@@ -61,7 +61,8 @@ class Linear : public Module {
   WeightPacks packs_;
 };
 
-// What LayerNorm and RMSNorm share: a normalisation over the last dim with gamma, and with beta where it centers.
+// The common part of LayerNorm and RMSNorm: a normalisation over the last dim with gamma, and with beta where it
+// centers.
 class Norm : public Module {
  public:
   Var forward(const Var& x) override { return norm(x, seen(weight), beta(), options_, recompute_); }
@@ -126,7 +127,7 @@ class Dropout : public Module {
   explicit Dropout(double p) : p_(p) {}
   Var apply(Var x);  // may write over x
   double p() const { return p_; }
-  // What it is given are the channels from `first` on, of `total`.
+  // Its input has the channels from `first` on, of `total`.
   void keep_channels(int64_t first, int64_t total) { first_channel_ = first, channels_total_ = total; }
 
  private:
@@ -144,7 +145,7 @@ struct KvCache {
 // The table of rotary positions that the attention layers of a model share.
 class Rotary {
  public:
-  // Throws FieldError for an odd head_dim, and for numbers of a scaling that is not chosen or that they do nothing to.
+  // Throws FieldError for an odd head_dim, and for numbers of a scaling that is not chosen or does not use them.
   Rotary(int64_t context, int64_t head_dim, const RotaryOptions& options);
   // Turns the first `heads` heads of packed x (B, T, W) at their positions within documents, where the step has these,
   // else at the step's positions, or from 0 on where it has none.
@@ -160,7 +161,7 @@ class Rotary {
 // heads of keys and values than of queries Ainslie et al. 2023.
 class Attention : public Module {
  public:
-  // What happens between the two projections: packed (B, T, (H + 2 K) D) of the heads that are here, maybe not all ->
+  // The attention between the two projections: packed (B, T, (H + 2 K) D) of the heads that are here, maybe not all ->
   // (B, T, H D).
   using Core = std::function<Var(const Var& qkv, const Heads& heads, const AttentionOptions& options)>;
   struct Options {
@@ -172,7 +173,7 @@ class Attention : public Module {
     bool qkv_bias = true, projection_bias = true;
     std::shared_ptr<Rotary> rotary = {};  // or null
     std::optional<double> norm_eps = {};  // where there is one, each head of q and k is normalised (Qwen3)
-    bool recompute = false;               // what happens between the projections is made again in the backward pass
+    bool recompute = false;               // the attention between the projections is made again in backward
   };
   Attention(int64_t channels, const Options& options);
   Var forward(const Var& x) override;

@@ -1,10 +1,10 @@
 // Low-rank adaptation (Hu et al. 2021, "LoRA", arXiv 2106.09685, section 4.1): beside a frozen weight W (out, in) two
-// small matrices learn what is added to it.
+// small matrices are trained, and their product is added to it.
 //
 //   y = x W^T + scale * dropout(x) A^T B^T      A (rank, in), drawn;  B (out, rank), zeros at first
 //
-// An adapter may be of some rows of W alone: of q and v in a fused [q | k | v]. Beside W it adds rank / out + rank / in
-// of its FLOPs.
+// An adapter may be for some rows of W only: for q and v in a fused [q | k | v]. It costs rank / out + rank / in of the
+// FLOPs of W.
 #pragma once
 #include <functional>
 

@@ -33,8 +33,8 @@ class Module {
   Var call(Inner inner, const Var& x);
   void wrap(std::function<Var(const Inner&, const Var&)> f) { wraps_.push_back(std::move(f)); }
   bool is_wrapped() const { return !wraps_.empty(); }
-  // What the forward pass sees of this module's parameters from now on; f is called at each use. Its result may hold no
-  // memory of its own beyond the use (Var::with_recipe).
+  // From now on the forward pass sees f(parameter) in place of each parameter of this module; f is called at each use.
+  // Its result may hold no memory of its own beyond the use (Var::with_recipe).
   void see(std::function<Var(const Var&)> f) { sees_ = std::move(f); }
 
   // All that is known of one of this module's own parameters.
@@ -42,8 +42,8 @@ class Module {
   // Keeps only a part of one of this module's parameters, before it has memory. Throws when it has, and when a run lies
   // outside the dim.
   void shard(const Var& var, ShardSpec spec);
-  // The parameters of this module and of what is below it are not trained. Before they have memory; throws when they
-  // have.
+  // Freezes the parameters of this module and of all modules below it: they are not trained. To be called before they
+  // have memory; throws afterwards.
   void freeze();
   // A module whose parameters are not here has none in parameters() and layout(): another rank has them.
   void set_here(bool here) { here_ = here; }
@@ -87,15 +87,15 @@ class Module {
   // Frees copies of weights in other layouts; they are made again when they are needed.
   virtual void drop_packs();
 
-  // Where the running step stands (dropout reads it); set on the root, seen by all, but for what adjust_step() changes
-  // for a module and what is below it.
+  // The place of the running step in the run (dropout reads it). It is set on the root and seen by all modules;
+  // adjust_step() changes it for one module and those below.
   void set_step(const StepInfo& step) { step_ = step; }
   StepInfo step() const;
   void adjust_step(std::function<StepInfo(StepInfo)> f) { adjust_ = std::move(f); }
 
  protected:
   Var& param(std::string name, const Shape& shape, Init init);
-  // A parameter as the forward pass is to see it.
+  // A parameter as the forward pass sees it.
   Var seen(const Var& parameter) const { return sees_ ? sees_(parameter) : parameter; }
   template <class M, class... Args>
   M& child(const std::string& name, Args&&... args) {

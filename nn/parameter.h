@@ -1,7 +1,7 @@
-// A parameter: the one home of all that is known of it. What an optimizer does to it, what it starts as, the name that
-// a checkpoint has for it, how often the gradient norm counts it and what of it a rank holds all follow from here.
+// A parameter: the one home of all that is known of it. Five things follow from here: its first values, its optimizer
+// update, its name in a checkpoint, how often the gradient norm counts it, and the part of it that a rank holds.
 //
-// Of a parameter that tensor parallelism cuts, some indices of one dim are here:
+// If tensor parallelism cuts a parameter, a rank has some indices of one dim:
 //
 //   whole (6, C)     runs {0, 1} {2, 1} {4, 1} of dim 0: rows 0, 2 and 4, the first half of each of q, k and v
 //   here  (3, C)
@@ -24,7 +24,7 @@ struct Init {
   static Init ones() { return {0, 1}; }
 };
 
-// What the ranks of a mesh axis have of a parameter: these runs of indices along `dim` are here.
+// The part of a parameter on one rank of a mesh axis: these runs of indices along `dim` are here.
 struct ShardSpec {
   struct Run {
     int64_t begin = 0, size = 0;
@@ -43,26 +43,26 @@ struct Parameter {
   };
 
   std::string name;  // in the whole model: "blocks.0.mlp.up.weight"
-  Shape whole;       // `var` has the shape of what is here
+  Shape whole;       // `var` has the shape of the part here
   Init init = {};
   bool trainable = true;  // a frozen one has no gradient and no optimizer state; nothing of it is summed or counted
   bool decays = false;    // by weight decay: matrices, not biases nor norms
-  // All that have the same `tie` are one parameter in several places, or with several uses: `tie` is the name of the
-  // one that a whole model has. Each copy's gradient is also summed over the ranks with the others.
+  // Parameters with the same `tie` are one parameter in several places, or with several uses. `tie` is its name in a
+  // whole model. Gradients of the copies are also summed over the ranks that have them.
   std::string tie = {};
   ShardSpec shard = {};
-  Span vanishes = {};  // where the true gradient is zero, and what is computed is rounding
+  Span vanishes = {};  // where the true gradient is zero, and the computed one is rounding
   Var var = {};        // the value, and its gradient
 
   bool is_tied() const { return !tie.empty(); }
   bool is_copy() const { return is_tied() && tie != name; }  // a checkpoint and the norm know the original alone
   // The name that its first values are drawn by, and that a checkpoint has for it.
   const std::string& source() const { return is_tied() ? tie : name; }
-  Shape local() const;  // the shape of what is here
+  Shape local() const;  // the shape of the part here
 };
 
 // Calls f(here, whole, count) for the longest runs of elements that are consecutive in both: `here` and `whole` are
-// flat indices. [begin, end) are elements of what is here.
+// flat indices. [begin, end) are elements of the part here.
 template <class F>
 void for_each_run(const Shape& whole, const ShardSpec& shard, int64_t begin, int64_t end, const F& f) {
   if (begin >= end) return;

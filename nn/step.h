@@ -1,5 +1,5 @@
-// Where a forward pass stands in the run, for counted randomness and positions: with it a dropout mask is a function of
-// the logical element alone, whatever part of the activation is computed here.
+// The place of a forward pass in the run, for counted randomness and positions. With it a dropout mask is a function of
+// the logical element alone, for any part of the activation that is computed here.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -13,15 +13,15 @@ struct StepInfo {
   int64_t step = 0;
   int64_t first_sequence = 0;  // index of the first row of this micro-batch within the global batch
   bool training = false;       // dropout is off otherwise
-  // Where a GPU finds `step` when its kernels run, which then draw by that: a captured step is replayed with others.
+  // Where the kernels of a GPU find `step` when they run: a captured step is replayed with other values of it.
   const uint64_t* step_on_gpu = nullptr;
-  // Of a part of each sequence: the position of each of its tokens, and how many tokens the whole has. Empty and 0: the
-  // tokens are all there are, from position 0. What it views must outlive the pass.
+  // If only a part of each sequence is here: the position of each of its tokens, and the number of tokens of the whole.
+  // Empty and 0: all tokens are here, from position 0. The viewed memory must outlive the pass.
   std::span<const int64_t> positions = {};
   int64_t tokens_total = 0;
-  // Of sequences that hold several documents. Dropout goes by `positions` none the less.
+  // For sequences that hold several documents. Dropout still uses `positions`.
   Documents documents = {};
-  // Of a part of the attention heads: where it begins, and how many the whole has; 0: all heads are here.
+  // If only some attention heads are here: the first of them, and the number of all heads; 0: all heads are here.
   int64_t first_head = 0, heads_total = 0;
 };
 

@@ -1,11 +1,11 @@
 // Optimizers over flat memory: one pass over each unit's buffers reads the gradient, updates the state and writes the
 // parameters.
 //
-// What an element becomes is a function of its own value, gradient and state only, with the same roundings everywhere:
-// a shard of a unit gets the bits that the same elements get in the whole unit, for any number of threads.
+// The new value of an element is a function of its own value, gradient and state only, with the same roundings
+// everywhere: a shard of a unit gets the bits that the same elements get in the whole unit, for any number of threads.
 //
-// State is float32 (float64 when the values are float64). bfloat16 values have a float32 master copy in the state,
-// which is what is updated; the values are the master rounded to nearest even. Weight decay applies only to parameters
+// State is float32 (float64 when the values are float64). bfloat16 values have a float32 master copy in the state.
+// The master is updated, and the values are the master rounded to nearest even. Weight decay applies only to parameters
 // that decay; frozen units are left out. A unit may be a shard: a slot may begin before element 0 or end past the last
 // one, and only the part inside is updated. Elements outside every slot are neither read nor written.
 #pragma once
@@ -65,16 +65,16 @@ class Optimizer {
   void queue_step(const UpdateNumbers* on_gpu) { update({}, on_gpu); }
   void count_step();
 
-  // What a checkpoint must keep beside steps(), in an order that depends only on the units: for each unit in turn its
-  // tensors, named "<unit>.momentum", "<unit>.m", "<unit>.v", "<unit>.master". Each is as long as the unit's values.
-  // Waits for an update that a GPU has still under way when they lie in the host's memory.
+  // The state that a checkpoint must keep beside steps(), in an order that depends only on the units: for each unit in
+  // turn its tensors, named "<unit>.momentum", "<unit>.m", "<unit>.v", "<unit>.master". Each is as long as the unit's
+  // values. Waits for an update that a GPU has still under way when they lie in the host's memory.
   const std::vector<NamedTensor>& state() const;
   int64_t steps() const { return steps_; }  // steps done: the t of Adam's bias correction
   void set_steps(int64_t steps) { steps_ = steps; }
   const std::vector<FlatUnit>& units() const { return units_; }
 
  protected:
-  // Makes the update with `now`, or, on a GPU, with what it finds at `on_gpu` unless that is null.
+  // Makes the update with `now`, or, on a GPU, with the numbers at `on_gpu` unless that is null.
   virtual void update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) = 0;
   // Zeros as long as the unit's values, in the arena's optimizer category, in the dtype of the unit's state.
   Tensor add_state(const FlatUnit& unit, std::string_view suffix);

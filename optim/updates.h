@@ -1,4 +1,4 @@
-// What an update makes of one element. The loops of the CPU and the kernels of the GPU call the same functions, so both
+// The update of one element. The loops of the CPU and the kernels of the GPU call the same functions, so both
 // give the same bits.
 #pragma once
 #include <type_traits>
@@ -18,7 +18,7 @@ void with_unit_types(const FlatUnit& unit, const F& f) {
 
 enum class Decay { coupled, decoupled };  // L2 regularisation inside the gradient, or AdamW
 
-// What Adam keeps of a unit beside its values; `master` is what is updated, maybe the values themselves.
+// Adam's state of a unit; `master` is updated, and may be the values themselves.
 struct AdamState {
   Tensor m, v, master;
 };

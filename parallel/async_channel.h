@@ -1,4 +1,4 @@
-// What a worker and a server of the asynchronous parameter server say to each other, over point-to-point messages.
+// The messages between a worker and a server of the asynchronous parameter server, point to point.
 //
 //   worker -> server   pull (clock)                                      then nothing
 //                      push (clock, version, scale, loss, norm)          then the gradients that the server keeps

@@ -8,23 +8,21 @@
 //   server     0        ------>       1   2            ------>     3    4
 //
 // placements     a worker's parameters are its own, as it last pulled them; its gradient is its own. A server's shard
-// and
-//                its optimizer state S(0) over the first K ranks
-// memory/rank    parameters and gradients whole; on a server, which is one of K, beside them 1/K of the parameters, of
-// the
+//                and its optimizer state are S(0) over the first K ranks
+// memory/rank    parameters and gradients whole; a server (one of K) has another 1/K of the parameters, of the
 //                gradients and of the optimizer state
 // volume         for each clock of each worker S bytes of parameters in (also once more at the end) and S bytes of
 //                gradients out, less what the server beside it keeps; messages of 48 bytes beside each
 //
 // A worker's clocks count its pushes. Its gradient is a mean over its own tokens, so each push is a whole optimizer
 // step of a small batch: n workers make n steps where a synchronous run makes one, and the learning rate goes by the
-// count of applied pushes. The run depends on who is fast. What it depends on is recorded (parallel/push_log.h), and a
-// replay of the record gives the same bits: parameters, optimizer state and losses.
+// count of applied pushes. The run depends on which worker is fast. The order of pushes is recorded
+// (parallel/push_log.h), and a replay of the record gives the same bits: parameters, optimizer state and losses.
 //
-// A run is stopped where all workers have made as many clocks: whoever wishes to stop tells server 0, and all go on to
-// the clock that the fastest has begun. So what is saved is what any plan saves. A replay can be stopped only where its
-// record lets every server have the same pushes (common_places()); there workers differ in their clocks, and what one
-// has pulled for its next clock is part of what is saved, since no server has that version any more.
+// A run stops when all workers have made the same number of clocks: a rank that wants to stop tells server 0, and all
+// continue to the clock that the fastest has begun. So the checkpoint is like that of any plan. A replay can stop only
+// where its record gives every server the same pushes (common_places()). There workers differ in their clocks. A worker
+// may have pulled parameters for its next clock, and no server has that version any more, so the checkpoint has it.
 //
 // A server has a thread for each of the other workers, so that it serves while the worker beside it computes; each
 // connection is a communicator of its own.
@@ -70,9 +68,10 @@ class AsyncServer {
   // Forward and backward of the batch of (worker, clock), with a gradient that is a mean over that batch's tokens.
   // Returns the loss to be reported.
   using Step = std::function<double(int worker, int64_t clock)>;
-  // What server 0 has applied, in order; called on rank 0 by the thread that called run(), between two of its steps.
+  // The pushes that server 0 has applied, in order; called on rank 0 by the thread that called run(), between two of
+  // its steps.
   using OnPush = std::function<void(const AppliedPush&)>;
-  // Whether this rank wishes to stop; what one wishes all do.
+  // Whether this rank wants to stop; if one does, all stop.
   using Wish = std::function<bool()>;
   struct Hooks {
     Step step = {};
@@ -80,14 +79,15 @@ class AsyncServer {
     Wish wish = {};
   };
 
-  // Before run(): shards(), the optimizer, and the units of a worker that holds() something, have what they had in a
-  // run that was stopped after `step` steps; `order` is what order() gave then. With none, or one of other workers or
-  // servers, every worker had made that many steps, and from then on the order is not known. Throws Error (usage) where
-  // a record or a replay needs it.
+  // Before run(): says that shards(), the optimizer, and the units of a worker that holds() something, now have the
+  // values of a run that was stopped after `step` steps; `order` is the result of order() then. With none, or one of
+  // other workers or servers, every worker had made that many steps, and from then on the order is not known. Throws
+  // Error (usage) where a record or a replay needs it.
   void go_on(int64_t step, const std::optional<PushLog>& order);
-  // Until each worker has made `steps` steps, or all that there are, or somebody wishes to stop; a replay may have to
-  // go on a little. Called by every rank, and again to go on. After the last step every rank's model has the same
-  // last parameters. Throws what a rank threw; Error (not_finite) for a loss or gradient that is no number.
+  // Runs until each worker has made `steps` steps, or all that there are, or a rank wants to stop; a replay may have to
+  // run a little longer. Called by every rank, and again to continue. After the last step every rank's model has the
+  // same last parameters. Throws the error of a failed rank; Error (not_finite) for a loss or gradient that is no
+  // number.
   void run(int64_t steps, const Hooks& hooks);
   bool complete() const { return complete_; }
   // That all workers have made; in a replay, their mean.

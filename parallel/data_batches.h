@@ -28,8 +28,8 @@ struct Root {
   DeviceScalar loss_sum = {};  // over the target tokens that this rank computes
 };
 
-// What follows a model's last hidden states (B, T, C): its logits (B T, V), for a rank 0 that needs them, and its
-// loss, of targets int32 (B T), with `scale` as in cross_entropy() of autograd/ops.h.
+// The functions that follow a model's last hidden states (B, T, C): its logits (B T, V), for a rank 0 that needs them,
+// and its loss, of targets int32 (B T), with `scale` as in cross_entropy() of autograd/ops.h.
 using LossFunction = std::function<Loss(const Var& hidden, const Tensor& targets, double scale)>;
 struct Head {
   std::function<Var(const Var& hidden)> logits;
@@ -45,13 +45,13 @@ class DataBatches {
   // `axis` must outlive it.
   DataBatches(Communicator& axis, ArenaPtr arena, const Options& options);
 
-  // The sequences of which this rank makes the forward and backward pass in micro-batch `index` of a step. Throws Error
+  // The sequences that this rank computes, forward and backward, in micro-batch `index` of a step. Throws Error
   // (usage) when `batch` is no multiple of ranks times micro-batches.
   BatchSlice computes(int64_t batch, int64_t microbatches, int64_t index) const;
   // Those that it reads from the data set for that, in this order: maybe those of all ranks, maybe none.
   std::vector<BatchSlice> loads(int64_t batch, int64_t microbatches, int64_t index) const;
-  // What this rank computes of what was loaded: int32 (B, T), one slice below the other; a rank that loads none gives a
-  // meta tensor of the shape that it computes.
+  // The part of the loaded tokens that this rank computes: int32 (B, T), one slice below the other. A rank that loads
+  // none passes a meta tensor of the shape that it computes.
   Tensor scatter_batch(const Tensor& ids) const;
   // The loss of the hidden states, and where their backward pass begins. `targets` were loaded like the ids; `scale` is
   // that of cross_entropy().

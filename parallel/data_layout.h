@@ -1,6 +1,6 @@
-// How the ranks of a data axis share out the units of a model and sum their gradients, in plain numbers: what a
-// strategy is asked to keep follows from it, and so do the gradient norm, the gathering of a unit, and the order that
-// verify replays.
+// How the ranks of a data axis share out the units of a model and sum their gradients, in plain numbers. From these
+// follow the memory that a strategy needs, the gradient norm, the gathering of a unit, and the order that verify
+// replays.
 //
 //   everywhere   [ all ] [ all ] [ all ] [ all ]     DDP
 //   at_root      [ all ] [     ] [     ] [     ]     DataParallel
@@ -8,8 +8,8 @@
 //   in_shards    [a    ] [ b   ] [  c  ] [   d0]     ZeRO; the last shard is padded with zeros
 //
 // A unit is cut evenly, at multiples of a norm block, so that ranks can exchange the block sums of the gradient norm.
-// Owners pad nothing: of a unit that they cannot share evenly the last ones keep less, or nothing, so what all of them
-// together keep, receive and send does not depend on their number.
+// Owners pad nothing. If they cannot share a unit evenly, the last ones keep less, or nothing. So the bytes that all
+// owners together keep, receive and send do not depend on their number.
 #pragma once
 #include <vector>
 
@@ -18,7 +18,8 @@
 
 namespace tessera {
 
-// Who keeps what of a unit between two steps: the values that its optimizer updates, and the sum of their gradients.
+// Which rank keeps which part of a unit between two steps: the values that its optimizer updates, and the sum of their
+// gradients.
 enum class Kept { everywhere, at_root, by_owners, in_shards };
 
 // One collective that sums gradients over ranks, and how it is cut: ring and tree depend on that.
@@ -43,7 +44,7 @@ Range shard_range(int64_t size, int owners, int rank);
 void check_servers(int servers, int ranks);
 
 // The whole of a tensor that lies like a unit's values (an optimizer's moment, the gradient), on rank 0, undefined
-// elsewhere: `shard` is what this rank keeps of it. Every rank calls it. Rank 0 receives what it lacks.
+// elsewhere: `shard` is this rank's part of it. Every rank calls it. Rank 0 receives the other parts.
 Tensor gather_unit(Communicator& axis, const DataLayout& layout, size_t unit, const Tensor& shard);
 
 }  // namespace tessera

@@ -11,8 +11,8 @@
 //
 // placements     parameters I, gradients P -> rank 0 alone, optimizer state on rank 0 alone
 // memory         rank 0: all of parameters, gradients and optimizer state, and the logits of all ranks; others: a copy
-//                of the parameters and gradients of their own. What exists only because of the strategy (copies, the
-//                others' gradients, what is dealt out and gathered) counts as communication
+//                of the parameters and gradients of their own. Memory that exists only because of the strategy
+//                (copies, the others' gradients, dealt out and gathered arrays) counts as communication
 // volume         per step, n ranks, m micro-batches of b sequences of T tokens, V vocabulary, Psi parameters:
 //                rank 0 sends     (n - 1) (m (4 b T + 8 + e b T V) + e Psi)
 //                rank 0 receives  (n - 1) (m e b T V + g Psi)           e bytes of a value, g of a gradient
@@ -22,8 +22,8 @@
 //
 // PyTorch copies the parameters before every forward pass; here once per step, when they have changed. Gradients of a
 // rank's micro-batches are added first, then ranks in rank order (in pairs where the communicator's algorithm is tree),
-// so the bits are those of DDP. Rows of a rank have one loss sum of their own, which goes back to it. What happens to
-// tokens, logits and losses is in parallel/data_batches.h.
+// so the bits are those of DDP. Rows of a rank have one loss sum of their own, which goes back to it. Tokens, logits
+// and losses are moved in parallel/data_batches.h.
 #pragma once
 #include "parallel/data_strategy.h"
 

@@ -1,4 +1,4 @@
-// What the strategies of the data axis have in common, as the training loop sees them.
+// The interface of the strategies of the data axis, as the training loop sees them.
 //
 //   for each step:
 //     strategy.begin_step();
@@ -10,10 +10,10 @@
 //     strategy.finish_gradients();                   // shards() hold the gradient of the global batch
 //     unit_sums(strategy);                           // for the gradient norm: parallel/gradient_norm.h
 //     optimizer over strategy.shards() steps
-//     strategy.share_parameters();                   // every rank has what it needs for the next step
+//     strategy.share_parameters();                   // every rank has the parameters for the next step
 //
-// In a pipeline a rank has some of the units, and the passes of its stages alternate: then begin_gradients() and
-// end_gradients() stand around what brings the gradients of one stage's units.
+// In a pipeline a rank has some of the units, and the passes of its stages alternate. Then begin_gradients() and
+// end_gradients() are called before and after each pass that brings gradients to the units of one stage.
 //
 // The loss is divided once, by the target tokens of the global batch, so gradients of ranks and micro-batches add up
 // without a division here.
@@ -32,7 +32,7 @@
 
 namespace tessera {
 
-// How data-parallel ranks work together. ps_async has no steps in common, so it is AsyncServer's and no DataStrategy.
+// How data-parallel ranks work together. ps_async has no common steps, so AsyncServer does it and no DataStrategy.
 enum class DataMode : uint8_t { ddp, dataparallel, ps_sync, ps_async };
 inline constexpr std::array<std::string_view, 4> kDataModeNames = {"ddp", "dataparallel", "ps-sync", "ps-async"};
 
@@ -59,20 +59,20 @@ class DataStrategy {
   DataStrategy(const DataStrategy&) = delete;
   DataStrategy& operator=(const DataStrategy&) = delete;
 
-  // --- what it does ---
+  // --- actions ---
   virtual void begin_step() { model_.clear_gradients(); }
   virtual void begin_gradients(int64_t /*microbatch*/, UnitRange /*units*/ = {}) {}
   virtual void end_gradients(int64_t /*microbatch*/, UnitRange /*units*/ = {}) {}
   virtual void finish_gradients() = 0;
   virtual void share_parameters() = 0;
 
-  // --- what it is, as its constructor left it ---
+  // --- facts that the constructor has set ---
   std::string_view name() const { return name_; }
   const DataLayout& layout() const { return layout_; }
   const DataBatches& batches() const { return batches_; }
   // The values and gradients that this rank's optimizer updates; they stay where they are.
   const std::vector<FlatUnit>& shards() const { return shards_; }
-  // The values that this rank holds between steps, whole or in part: what a checkpoint is read into.
+  // The values that this rank holds between steps, whole or in part; a checkpoint is read into them.
   const std::vector<FlatUnit>& residents() const { return residents_; }
   Communicator& axis() const { return axis_; }
   const ArenaPtr& arena() const { return arena_; }
@@ -106,7 +106,7 @@ class DataStrategy {
 };
 
 // DDP, a stage of ZeRO, DataParallel or a parameter server for the model's parameters, which get their memory and their
-// first values here. `model` and `axis` must outlive it. Throws Error (usage) for what a mode cannot do.
+// first values here. `model` and `axis` must outlive it. Throws Error (usage) for options that a mode cannot serve.
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options);
 

@@ -1,9 +1,9 @@
 // Placements: how a tensor lies on the ranks of one mesh axis, and the one differentiable way from one to another.
 //
 //   R     replicated: every rank has all of it, and each has a part of its gradient, still to be summed
-//   I     replicated, and so is its gradient: what every rank computes alike
+//   I     replicated, and so is its gradient: every rank computes the same
 //   S(d)  sharded: rank r has piece r of dim d, as piece() cuts it, and the same piece of the gradient
-//   P     a partial sum: the tensor is the sum of what the ranks have; each has all of the gradient
+//   P     a partial sum: the tensor is the sum of the ranks' arrays; each has all of the gradient
 //
 //            to R         to I         to S(b)          to P
 //   from R   -            -            own piece        rank 0's
@@ -47,7 +47,7 @@ constexpr Placement S(int dim, int64_t whole = 0) { return {Placement::Kind::sha
 // The placement of the gradient of a value in p.
 constexpr Placement dual(const Placement& p) { return p == R ? P : p == P ? R : p; }
 
-// `x` in another placement; shapes are those of what a rank has. Free on an axis of size 1 and from a placement to
+// `x` in another placement; shapes are those of one rank's part. Free on an axis of size 1 and from a placement to
 // itself. May write over x when nobody else holds it. Every rank of the axis calls it; `axis` must outlive the graph.
 // Throws Error (usage) that names both placements and the axis when a dim does not exist, or a rank's piece has not the
 // size that piece() gives it. Cost: the bytes of the collective, for a tensor of as many elements as the whole; where
@@ -60,7 +60,7 @@ Tensor redistribute(Tensor x, Communicator& axis, Placement from, Placement to);
 class [[nodiscard]] Moving {
  public:
   explicit Moving(Tensor arrived) : tensor_(std::move(arrived)) {}
-  // `unpack` makes the result of what has arrived in `tensor`, when that is not it.
+  // `unpack` makes the result from the arrived `tensor`, if `tensor` is not the result itself.
   Moving(Pending pending, Tensor tensor, std::function<Tensor(const Tensor&)> unpack = nullptr)
       : pending_(std::move(pending)), tensor_(std::move(tensor)), unpack_(std::move(unpack)) {}
   // The tensor in its new placement; throws what its communication threw. To be called once.

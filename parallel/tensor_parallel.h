@@ -1,6 +1,6 @@
 // Tensor parallelism: the matrices of a layer are cut over ranks, in pairs whose inner dim is never put together
-// (Shoeybi et al. 2019, "Megatron-LM", section 3). Sequence parallelism: what lies between two such pairs is cut by
-// tokens, so that nothing of the layer is there twice (Korthikanti et al. 2022, "Reducing activation recomputation in
+// (Shoeybi et al. 2019, "Megatron-LM", section 3). Sequence parallelism: activations between two such pairs are cut by
+// tokens, so that nothing of the layer exists twice (Korthikanti et al. 2022, "Reducing activation recomputation in
 // large transformer models", section 4.2). The ranks must divide the heads, and with S(1) the tokens.
 //
 //            x between     colwise            here alone              rowwise            x between
@@ -28,7 +28,7 @@
 //   background    [ gather x ]          [ reduce dx ]
 //
 // With DeferredWeightGrads the sum is waited for at once, and an input that came back is kept until dW is made; the
-// gradient of a row bias is summed over ranks when it is made. So all ranks run what was deferred in the same order.
+// gradient of a row bias is summed over ranks when it is made. So all ranks run deferred work in the same order.
 #pragma once
 #include <vector>
 
@@ -49,11 +49,11 @@ void rowwise(Linear& l, Communicator& tp, Placement out);
 void token_wise(Module& module, Communicator& tp, Placement between);
 // Draws for this rank's tokens; a training step must say how many there are (StepInfo::tokens_total, or positions).
 void token_wise(Dropout& dropout, Communicator& tp, Placement between);
-// Both projections by heads: this rank's of the queries, and of keys and values. It draws for its own heads, and what
-// normalises heads sums its gradient over the ranks. Throws Error (usage) when the ranks do not divide both numbers.
+// Both projections by heads: this rank's heads of the queries, and of keys and values. Dropout draws for these heads. A
+// norm of heads sums its gradient over the ranks. Throws Error (usage) when the ranks do not divide both numbers.
 void head_wise(Attention& attention, Communicator& tp, Placement between);
 
-// --- what they are made of ---
+// --- the parts of the functions above ---
 
 // This rank's part of a parameter of `module` along `dim`, of each of `segments`.
 void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communicator& tp,

@@ -25,8 +25,8 @@ void vocab_wise(Embedding& e, Communicator& tp, Placement between);
 // ids int32 (...), table (V_r, C), which is this rank's piece of `vocab` entries -> (..., C) in P.
 Var vocab_parallel_embedding(const Tensor& ids, const Var& table, const Communicator& tp, int64_t vocab);
 
-// cross_entropy() of logits of which each rank has its piece of `vocab` columns: (N, V_r), targets int32 (N). The loss
-// is the same on every rank, and so are errors. On one rank it is cross_entropy().
+// cross_entropy() of logits that are cut: each rank has its piece of the `vocab` columns, (N, V_r); targets int32 (N).
+// The loss is the same on every rank, and so are errors. On one rank it is cross_entropy().
 Loss vocab_parallel_cross_entropy(Var logits, const Tensor& targets, double scale, Communicator& tp, int64_t vocab);
 
 }  // namespace tessera

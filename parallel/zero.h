@@ -1,5 +1,5 @@
-// ZeRO: the data-parallel ranks share out what they would all hold alike (Rajbhandari et al. 2020, "ZeRO: memory
-// optimizations toward training trillion parameter models"; stage 3 is what PyTorch calls FSDP, Zhao et al. 2023).
+// ZeRO: the data-parallel ranks share out state that all of them would hold (Rajbhandari et al. 2020, "ZeRO: memory
+// optimizations toward training trillion parameter models"; PyTorch calls stage 3 FSDP, Zhao et al. 2023).
 //
 //                 rank 0        rank 1        rank 2          of every unit (an embedding, a block, the last norm)
 //   stage 1   p  [#########]   [#########]   [#########]      p parameters, g gradients, s optimizer state
@@ -14,10 +14,10 @@
 //   3        S(0)               S(0)             S(0)    per micro-batch: all-gather 1 forward and 1 backward,
 //                                                        reduce-scatter 1
 //
-// A unit is cut evenly, at multiples of a norm block, and padded to that; the padding is zero, and counted. In stages 2
-// and 3 a unit's gradient is made whole in transient memory and is gone when it was summed and cut. In stage 3 a unit
-// is whole only around its use, forward and backward; the next one is fetched while this one computes; a tied weight is
-// fetched for each use, and looking up an embedding needs no weights in its backward pass.
+// A unit is cut evenly, at multiples of a norm block, and padded with zeros, which are counted. In stages 2 and 3 a
+// unit's whole gradient lies in transient memory, which is freed when the gradient was summed and cut. In stage 3 a
+// unit is whole only around its use, forward and backward; the next one is fetched while this one computes; a tied
+// weight is fetched for each use, and looking up an embedding needs no weights in its backward pass.
 #pragma once
 #include <deque>
 

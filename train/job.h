@@ -1,4 +1,4 @@
-// All that a training run is made of: the model, how it is optimised, and the plan by which ranks do it.
+// A whole training run: the model, its optimisation, and the plan of the ranks.
 //
 //   Job job{.model = {.layers = 2, .vocab = 64}, .optim = {.lr = 3e-4, .batch = 8}, .plan = {.dp = 2}};
 //   check(job);
@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// What is the same under every plan, and makes two runs the same run.
+// The settings that are the same under every plan. With equal ones two runs are the same run.
 struct Optimisation {
   OptimizerKind optimizer = OptimizerKind::adamw;
   double momentum = 0.9;              // of sgd
@@ -46,10 +46,9 @@ struct Job {
 void check_sizes(const Job& job);
 // Throws FieldError where this process cannot start, or be one of, so many ranks of that kind.
 void check_backend(const Plan& plan, int64_t ranks);
-// Throws FieldError for what no machine could do: a batch, heads or tokens that the plan cannot divide.
+// Throws FieldError for a job that no machine can run: a batch, heads or tokens that the plan cannot divide.
 void check_layout(const Plan& plan, const ModelConfig& model, int64_t batch);
-// All of it, and all that keeps this machine from training the model under the plan. `traced`: somebody looks at the
-// parts of each step.
+// All of these checks, and those of this machine (memory, devices). `traced`: the parts of each step are noted.
 void check(const Job& job, bool traced = false);
 
 // The whole model, with the vocabulary of the tokens where the job has none. Throws FieldError where it is smaller.

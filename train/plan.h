@@ -20,7 +20,7 @@
 namespace tessera {
 
 enum class ZeroStage : uint8_t { none, one, two, three };  // shares out state, gradients too, parameters too
-enum class Offload : uint8_t { none, optimizer };          // what waits elsewhere between updates
+enum class Offload : uint8_t { none, optimizer };          // moved out of the way between updates
 enum class CudaGraph : uint8_t { automatic, on, off };     // whether a step is captured and launched again
 
 struct Plan {
@@ -33,7 +33,7 @@ struct Plan {
   DataMode dp_mode = DataMode::ddp;
   int64_t servers = 1;                   // of a parameter server, on the first ranks
   int64_t staleness = 1;                 // steps that a worker of ps_async may be ahead of the slowest
-  std::string record = {}, replay = {};  // files: the order in which ps_async applied what; empty: none
+  std::string record = {}, replay = {};  // files: the order of the pushes of ps_async; empty: none
   double bucket_mb = 4;                  // gradients that ddp sends at once, in MiB
   DType grad_dtype = DType::float32;     // of gradients while they are summed and sent; a float64 model has float64
   Algorithm all_reduce = Algorithm::direct;
@@ -56,8 +56,8 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-// Throws FieldError for a plan that cannot be whatever is trained: the field, what was expected and found, and the
-// nearest value that can. What a model and a batch add to that: check() of train/job.h.
+// Throws FieldError for a plan that no model can be trained under: the field, what was expected and found, and the
+// nearest legal value. check() of train/job.h also looks at the model and the batch.
 void check(const Plan& plan);
 
 // Every field by its name; empty file names are left out.
@@ -69,7 +69,7 @@ Plan plan_from_json(std::string_view json);
 std::string to_text(const Plan& plan);
 // For people: "2 thread ranks, ddp", "one rank".
 std::string describe(const Plan& plan);
-// What the user calls the pipeline's schedule: its name, or its file.
+// The user's word for the pipeline's schedule: its name, or its file.
 std::string schedule_name(const Plan& plan);
 
 // Ranks are processes under MPI (as NCCL's may be), or threads of this one.
@@ -79,7 +79,7 @@ bool uses_nccl(const Plan& plan);
 // It sums inside a product or a softmax, and so agrees with one rank to rounding, not to the bit; and so does attention
 // by cuDNN, which does not say that a row has the same bits in another batch.
 bool splits_sums(const Plan& plan);
-// What the pipeline does, not yet lowered. Throws FieldError, and InputError for what is wrong in a file.
+// The pipeline's schedule, not yet lowered. Throws FieldError, and InputError for a fault in a file.
 Schedule schedule_of(const Plan& plan);
 LaunchOptions launch_options(const Plan& plan);
 

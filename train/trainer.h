@@ -28,7 +28,7 @@ class Trainer {
 
   // One update; on GPUs, of one rank or over NCCL, as train/step_graph.h says, of one rank to the same bits. Throws
   // Error (not_finite) on every rank when the loss or the gradient norm is not a number, before anything is updated.
-  // The report says what any rank wishes.
+  // The report says whether any rank wants to stop or to save.
   StepReport step(Wish wish = Wish::none);
   // The two halves of step(), for those who want to see the gradients in between: they are in strategy().shards().
   StepReport compute_gradients(Wish wish = Wish::none);
@@ -51,7 +51,7 @@ class Trainer {
   }
   const Job& job() const { return job_; }
   LanguageModel& model() { return part_->model(); }  // this rank's part
-  // The whole model, shapes only: what the parts are parts of.
+  // The whole model, shapes only; the ranks have its parts.
   LanguageModel& whole_model() { return *whole_; }
   Optimizer& optimizer() { return *optimizer_; }
   DataStrategy& strategy() { return part_->strategy(); }
@@ -60,7 +60,7 @@ class Trainer {
   Mesh& mesh() { return mesh_; }
   // The ranks that share out the gradients: dp, and cp with it.
   Communicator& data_axis() { return data_axis_; }
-  // The world and every axis, once: what counts of communications are kept for.
+  // The world and every axis, once each; each has its own counts of communications.
   std::vector<Communicator*> communicators();
   const Schedule& schedule() const { return part_->runtime().schedule(); }
   const std::vector<Range>& layers() const { return part_->layers(); }  // of each stage

@@ -5,15 +5,14 @@
 //   ... compute ...
 //   p.wait();                                            // done here
 //
-// Every rank of a group must ask for the same communications in the same order; one that does not is reported, with
-// what each side asked for. Calls and bytes sent are counted by operation; on a group of one rank nothing is sent and
-// nothing counted. Tensors must be contiguous. Arrays that are cut over ranks are cut as piece() says, so pieces may be
-// uneven.
+// Every rank of a group must make the same calls in the same order; otherwise the error shows the call of each side.
+// Calls and bytes sent are counted by operation. A group of one rank sends nothing and counts nothing. Tensors must be
+// contiguous. Arrays that are cut over ranks are cut as piece() says, so pieces may be uneven.
 //
-// Arrays may lie on GPUs, on every rank or on none: then what a call does is queued on the stream of the rank's arena,
-// behind what was queued there before, and the call returns, or wait() does, when it is queued. While that stream is
-// captured as a CUDA graph (tensor/cuda/graph.h), which only NCCL's ranks can do, a start_...() begins at once, and the
-// graph runs it beside what is queued until wait().
+// Arrays may lie on GPUs, on every rank or on none. Then a call queues its work on the stream of the rank's arena,
+// behind earlier work, and the call (or wait()) returns when the work is queued. That stream may be captured as a CUDA
+// graph (tensor/cuda/graph.h; NCCL's ranks only). Then a start_...() begins at once, and the graph runs it beside the
+// work that is queued until wait().
 //
 // Everything throws CommError that names rank, axis, operation and bytes when a rank fails, does not come within the
 // timeout, or asks for something else. One thread at a time may use a communicator.
@@ -78,7 +77,7 @@ class Communicator {
   // An arena on the host in which the ranks reach each other's arrays, as far as they can: what lies there is exchanged
   // without copies.
   ArenaPtr make_arena() const { return transport_->maps_peers() ? make_shared_arena() : tessera::make_arena(); }
-  // What all_reduce, reduce_scatter and all_gather go by; the order of summation is the algorithm's.
+  // The algorithm of all_reduce, reduce_scatter and all_gather; it also gives the order of summation.
   Algorithm algorithm() const { return algorithm_; }
   void set_algorithm(Algorithm algorithm) { algorithm_ = algorithm; }
 
@@ -123,7 +122,7 @@ class Communicator {
   // Since the communicator was made or the counts were reset.
   const OpCounts& counts() const { return counts_; }
   void reset_counts(const OpCounts& to = {}) { counts_ = to; }
-  // For what was queued once and has been done again, without a call.
+  // For work that was queued once and is done again without a call (a launched graph).
   void count_again(const OpCounts& more);
   // Every communication from now on is noted there too (null: no more). The trace must outlive the communicator.
   void set_trace(Trace* trace) { trace_ = trace; }
@@ -163,7 +162,7 @@ class Communicator {
   std::shared_ptr<Flight> flight_;
   int flight_axis_ = 0;
   std::shared_ptr<CommWorker> worker_;  // of the transport, or made by the first start_...()
-  std::atomic<int> in_background_ = 0;  // what was started and is not done
+  std::atomic<int> in_background_ = 0;  // communications that have started and not ended
 };
 
 }  // namespace tessera

@@ -1,8 +1,8 @@
-// What carries bytes between the ranks of a group: threads of one process, processes under MPI, GPUs under NCCL.
+// Transport: carries bytes between the ranks of a group: threads of one process, processes under MPI, GPUs under NCCL.
 //
 // A transport has messages, from which every algorithm is built (parallel/comm/algorithms.h), and two collectives of
-// its own: the direct exchange, which ranks that see each other's memory do without messages, and whatever its library
-// brings. Users see a Communicator, which counts, checks and traces.
+// its own: the direct exchange, which ranks that see each other's memory do without messages, and the collective of its
+// library. Users see a Communicator, which counts, checks and traces.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -46,7 +46,7 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual int world_rank(int rank) const = 0;  // of a rank of this group, for messages to people
-  // This rank's number among those of the world that are on this machine: what its GPU is chosen by.
+  // This rank's number among the ranks of the world on this machine; it chooses the GPU.
   virtual int rank_here() const { return world_rank(rank()); }
   virtual std::string_view kind() const = 0;  // "threads"
   // The name of the mesh axis, for what is said where no exception passes through the Communicator.
@@ -103,8 +103,8 @@ class Transport {
   std::shared_ptr<Flight> flight_;
 };
 
-// A wait of a transport's rank for another one of its group, told to its flight. `what` says, where it is asked, in
-// what the rank waits, and what the other one did last.
+// A rank's wait for another rank of its group, reported to its flight recorder. `what` is called if a text is needed:
+// it names the waiting operation and the other rank's last one.
 class PeerWait final : public WaitObserver {
  public:
   using What = std::function<std::pair<std::string, std::string>()>;

@@ -15,11 +15,12 @@ namespace tessera {
 // [rank][time]: what was done and when, messages among it, on one clock.
 using TimedLists = std::vector<std::vector<TimedAction>>;
 
-// What happened, on a clock that begins with the first pass of a stage. Whatever is no pass is idle time, messages too.
+// The measured step, on a clock that begins with the first pass of a stage. All time outside passes is idle, messages
+// too.
 Simulation as_measured(const Schedule& schedule, TimedLists lists);
 
-// Of each pass its own time, of each stage the means, and what a message took on average from when both sides were
-// ready (0 where there is none).
+// The time of each pass, the means of each stage, and the mean time of a message from when both sides were ready (0 if
+// there is none).
 Times times_of(const Schedule& schedule, const TimedLists& lists);
 
 }  // namespace tessera

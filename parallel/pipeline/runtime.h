@@ -7,10 +7,10 @@
 //   received [input leaf]--> stage --[output] sent      received [output's gradient]--> stage --[input's gradient] sent
 //                                                      W: the weights' gradients that I put off
 //
-// Volume: one activation forward and one gradient backward per micro-batch and boundary between ranks. Held for each
-// micro-batch in flight: what the stage's graph keeps, its input among it where an op needs it; an output is freed when
-// it was sent. Weights get the gradients of micro-batches in ascending order under every schedule, so they have the
-// bits of one rank that takes one micro-batch after another.
+// Volume: one activation forward and one gradient backward per micro-batch and boundary between ranks. Memory of
+// each micro-batch in flight: the tensors of the stage's graph, with its input if an op needs it. An output is freed
+// when it was sent. Weights get the gradients of micro-batches in ascending order under every schedule, so they have
+// the bits of one rank that takes one micro-batch after another.
 #pragma once
 #include <map>
 #include <utility>
@@ -23,8 +23,8 @@
 
 namespace tessera {
 
-// What a stage makes of a micro-batch. Of the last stage: the root of the backward pass, its gradient when that is not
-// one, and what the loss adds up to; of the others the value alone.
+// The result of a stage for a micro-batch. Last stage: the root of the backward pass, its gradient if that is not one,
+// and the loss sum. Other stages: the value only.
 struct StageOutput {
   Var value;
   Tensor seed = {};
@@ -43,9 +43,9 @@ class Stages {
   virtual void enter(int /*stage*/, int /*microbatch*/) {}
   // `input` is a leaf that requires a gradient; undefined for stage 0, which reads the micro-batch itself.
   virtual StageOutput forward(int stage, int microbatch, const Var& input) = 0;
-  // Memory for what stage `stage` receives.
+  // Memory for the arrays that stage `stage` receives.
   virtual Tensor make_activation(int stage, int microbatch) = 0;
-  // Around what brings gradients to weights (B or W).
+  // Called before and after each pass that brings gradients to weights (B or W).
   virtual void begin_gradients(int stage, int microbatch) = 0;
   virtual void end_gradients(int stage, int microbatch) = 0;
 };
@@ -65,7 +65,7 @@ class PipelineRuntime {
   int peak_in_flight() const { return peak_; }  // of all steps: stages times micro-batches, from F to B or W
 
  private:
-  // Of one stage and micro-batch, from its F to its B or W.
+  // The tensors of one stage and micro-batch, from its F to its B or W.
   struct Passing {
     Tensor input;      // received, until F
     Tensor output;     // made by F, until it is sent

@@ -1,11 +1,11 @@
-// A pipeline schedule is data: for each rank the list of what it does, in order.
+// A pipeline schedule is data: for each rank the list of its actions, in order.
 //
 //   rank 0:  0F0 0F1 0F2         0B0     0B1     0B2        2F0 is the forward pass of stage 2 for micro-batch 0
 //   rank 1:      1F0 1B0 1F1 1B1 1F2 1B2
 //
-// Generators make such lists (schedules.h), passes rewrite them (passes.h), find_fault() says what is wrong with one
-// (validate.h), simulate() runs it on a made-up clock and draw() draws that (simulate.h), and the runtime executes it
-// (runtime.h): all of them the same value. A schedule may also come from a text file.
+// Generators make such lists (schedules.h), passes rewrite them (passes.h), and find_fault() finds the fault of one
+// (validate.h). simulate() runs it on a made-up clock and draw() draws that (simulate.h). The runtime executes it
+// (runtime.h). All of them use the same value. A schedule may also come from a text file.
 //
 // The model's layers are cut into `stages`, the same number on every rank: its chunks. Which rank has which stage is
 // part of the schedule. A stage's micro-batches go forward in ascending order, and so do their gradients, so every
@@ -41,7 +41,7 @@ struct Action {
 
   bool is_message() const { return what >= Do::send_forward; }
   std::string str() const;
-  // Throws Error that says what was expected.
+  // Throws Error that says which words are expected.
   static Action parse(std::string_view word);
 };
 

@@ -12,8 +12,8 @@
 //   zb-v          I, W      0 inside a rank's span   min(m, p)                             2p - 2
 //
 // zb-h1 for m >= p; zb-h2 and zb-v for m >= 2p - 1: between its first and its last action no rank waits, but ranks
-// begin and end at different times. In flight is what was forwarded and has not had its B or W, in units of a rank's
-// whole share of the layers (a chunk counts 1/v).
+// begin and end at different times. A micro-batch is in flight from its F to its B or W; the unit is a rank's whole
+// share of the layers (a chunk counts 1/v).
 #pragma once
 #include <array>
 #include <string>
@@ -41,9 +41,9 @@ const std::vector<std::string>& schedule_names();
 // `chunks` may be 0: as many as the schedule has (interleaved: 2). Throws Error (usage) that names the number that does
 // not fit and one that does.
 Schedule make_schedule(ScheduleKind kind, int ranks, int microbatches, int chunks = 0);
-// The schedule in a file, which must be for these numbers. Throws InputError too, for what is wrong in it.
+// The schedule in a file, which must be for these numbers. Throws InputError too, for a fault in the file.
 Schedule schedule_from_file(const std::string& path, int ranks, int microbatches, int chunks = 0);
-// What a user calls a schedule: its name, or the path of a file, which has a slash or a dot in it.
+// A user's word for a schedule: its name, or the path of a file, which has a slash or a dot in it.
 struct NamedSchedule {
   ScheduleKind kind = ScheduleKind::one_f_one_b;
   std::string file = {};  // not empty: this, and no kind

@@ -7,9 +7,9 @@
 //   rank 1 | .. F0 F1 .. .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. ..
 //   rank 2 | .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. ..
 //
-// Each rank goes through its list; an action begins when the one before it on its rank has ended and what it needs is
-// there. A value that crosses from one rank to another is there `message` seconds after it was made, or sent where the
-// schedule has messages; sending takes its rank no time.
+// Each rank goes through its list. An action begins when the one before it on its rank has ended and its inputs are
+// there. A value that crosses from one rank to another arrives `message` seconds after it was made (or sent, if the
+// schedule has messages); sending takes its rank no time.
 #pragma once
 #include <map>
 #include <optional>
@@ -51,18 +51,18 @@ struct Simulation {
 // Throws Error for a schedule that cannot be run to its end, or when the times are not for its stages.
 Simulation simulate(const Schedule& schedule, const Times& times = {});
 
-// What theory says of bubble_share() where F, I and W take equally long and messages none: Huang et al. 2019, Narayanan
+// The formula for bubble_share() if F, I and W take equally long and messages no time: Huang et al. 2019, Narayanan
 // et al. 2021, Qi et al. 2024. Nothing where no formula is known.
 std::optional<double> bubble_formula(const Schedule& schedule);
 
 // One row for each rank. A column is `unit` seconds (0: the shortest action); a picture of more than `columns` of them
-// (0: any number) takes a longer unit. What is under way in the middle of a column is shown there, dots where nothing
-// is. Names of stages are left out where each rank has one.
+// (0: any number) takes a longer unit. A column shows the action at its middle, or dots if there is
+// none. Names of stages are left out where each rank has one.
 std::string draw(const Simulation& simulation, double unit = 0, int columns = 0);
 
 // One row for each rank, in which lengths are to scale: `columns` characters are `span` seconds (0: the makespan). A
 // pass begins with its name, or the letter of what it does where there is no room for the name, and goes on with
-// dashes; dots are idle time. What is shorter than half a character may be missing.
+// dashes; dots are idle time. A pass shorter than half a character may be missing.
 //
 //   rank 0 |F0--F1--........B0------F2--B1------....B2------|
 //   rank 1 |....F0--B0------F1--B1------F2--B2------........|

@@ -1,4 +1,4 @@
-// What is wrong with a schedule, if anything.
+// The check of a schedule, and its fault if it has one.
 //
 // A right one has every forward pass and every backward pass (whole or split) of every stage and micro-batch once, on
 // the rank that has the stage, in ascending order within a stage; every rank can go through its list to the end; and

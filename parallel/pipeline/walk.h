@@ -15,9 +15,9 @@ struct ActionPlace {
   size_t index = 0;
 };
 
-// What has to be over before an action may begin, besides the actions before it on its rank. A `B` among them stands
-// for either form of the backward pass. Where ranks meet it is the message, when the schedule has messages, and else
-// the action that makes the value.
+// The actions that must end before an action may begin, besides those before it on its rank. A `B` among them stands
+// for either form of the backward pass. For a value of another rank it is the message, if the schedule has messages, or
+// else the action that makes the value.
 class Needs {
  public:
   void push_back(const Action& a) { all_[size_++] = a; }
