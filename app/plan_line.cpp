@@ -20,10 +20,10 @@ constexpr const char* kExamples =
     "search\n"
     "  tessera plan --model gpt-nano --hardware this --ranks 2 --batch 12 --measure 1,2   on the machine here, and "
     "tried\n"
-    "An option of the layout is a fixed choice; what is not given is searched. my.json has sizes, as {\"layers\": 32,\n"
+    "An option of the layout fixes that choice; the planner searches the others. my.json has sizes: {\"layers\": 32,\n"
     "\"channels\": 4096, \"heads\": 32, \"ffn\": 11008, \"gated\": true, \"vocab\": 32000, \"context\": 4096, "
     "\"tied\": false,\n"
-    "\"positions\": \"rope\"}; cluster.toml has what differs from a known machine: base = \"h100\", memory_bytes = "
+    "\"positions\": \"rope\"}; cluster.toml has changes to a known machine: base = \"h100\", memory_bytes = "
     "94e9.";
 
 OptionInfo range(double least, double most) {

@@ -13,10 +13,10 @@ namespace {
 constexpr const char* kExamples =
     "Examples:\n"
     "  tessera explore                                 prints an address: open it in a browser of this machine\n"
-    "  tessera explore --port 9000                     at http://127.0.0.1:9000/; port 0 is any that is free\n"
-    "The page has a model, hardware and a plan behind lists and sliders, and draws what the planner says of them: the\n"
-    "memory of each stage, the pipeline, time and bytes by axis, and beside them the best plans. It needs no network\n"
-    "and keeps nothing; other machines cannot reach it. Ctrl-C ends it.";
+    "  tessera explore --port 9000                     at http://127.0.0.1:9000/; port 0 means any free one\n"
+    "You choose a model, hardware and a plan with lists and sliders. The page draws the planner's prediction: memory\n"
+    "of each stage, the pipeline, time and bytes by axis, and the best plans. It needs no network and keeps nothing.\n"
+    "Other machines cannot reach it. Ctrl-C ends it.";
 
 }  // namespace
 
@@ -24,7 +24,7 @@ void add_explore(CLI::App& app, ExploreOptions& o) {
   CLI::App* e = app.add_subcommand("explore", "Play with the planner: a page with sliders, for a browser here");
   e->add_option_function<std::string>(
        "--port", [&o](const std::string& t) { o.port = parse_integer("--port", t, 0, 65535); },
-       "of 127.0.0.1; default: 8421, or where that is taken any that is free")
+       "port of 127.0.0.1; default: 8421, or any free one if that is taken")
       ->type_name("");
   e->footer(kExamples);
 }
