@@ -33,7 +33,8 @@ std::vector<std::shared_ptr<Leaf>> leaves_under(const std::shared_ptr<Node>& roo
 
 }  // namespace
 
-// What a walk does to leaves: at once, or, to parameters when weight gradients are put off, at run().
+// The actions of a walk on leaves. They happen at once; for parameters they wait until run() when weight gradients are
+// put off.
 class LeafActions {
  public:
   LeafActions(DeferredWeightGrads* defer, const ArenaPtr& arena) : defer_(defer) {

@@ -120,7 +120,7 @@ Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
                     });
 }
 
-// What the backward pass is done with goes at once: the hidden values are the largest of a block.
+// The backward pass frees each value when it is done with it: the hidden values are the largest of a block.
 Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute) {
   BiasGelu hidden = linear_gelu(x.value(), up.w.value(), value_or_none(up.b), up.packs);
   Tensor y = linear(hidden.y, down.w.value(), value_or_none(down.b), down.packs);

@@ -33,7 +33,7 @@ ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes&
   runtime_ = std::make_unique<PipelineRuntime>(insert_messages(schedule_), axes.pp, *stages_, o.trace);
 }
 
-// What this rank has of the model, before there is memory for it.
+// Cuts the model down to this rank's part, before there is memory for it.
 void ModelPart::cut(const Axes& axes, const Options& o) {
   Communicator& cp = axes.cp;
   const int64_t context = model_->config.context;

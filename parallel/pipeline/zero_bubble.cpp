@@ -1,6 +1,6 @@
-// ZB-H1 and ZB-H2: the backward pass is split. Only I, the gradient of the input, is what the stage before waits for;
-// W, the gradients of the weights, may come any time later, and so fills the bubble (Qi et al. 2024, "Zero bubble
-// pipeline parallelism", section 2).
+// ZB-H1 and ZB-H2: the backward pass is split. The stage before waits only for I, the gradient of the input. W, the
+// gradients of the weights, may come at any later time, and so fills the bubble (Qi et al. 2024, "Zero bubble pipeline
+// parallelism", section 2).
 //
 // zb-h1:
 //   rank 0 | F0 F1 F2 .. .. I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4
@@ -13,16 +13,16 @@
 //   rank 2 | .. .. F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 W1 W2 W3 W4
 //
 // Both are one rule with two numbers. Rank i goes `ahead` micro-batches ahead, then repeats I, W, F, its W being
-// `delay` micro-batches behind its I. What was forwarded is in flight until its W:
+// `delay` micro-batches behind its I. A micro-batch is in flight until its W:
 //
 //            ahead            delay   in flight           bubble
 //   zb-h1    p - i            i       p                   p - 1 units of F, I or W: a third of 1F1B's
 //   zb-h2    2 (p - i) - 1    2 i     2 p - 1             none inside the span of a rank, from m = 2 p - 1 on
 //
 // zb-h1 has 1F1B's memory. In zb-h2 the first I comes back to rank 0 after 2 p - 1 units, just as the forward passes
-// before it are done. Ranks start and end one after another there, so a step takes p - 1 units more than the work; they
-// vanish only where the next step may begin before all ranks have ended this one, which clipping by the global norm
-// forbids.
+// before it are done. Ranks start and end one after another there, so a step takes p - 1 units more than the work.
+// These units vanish only if the next step may begin before all ranks have ended this one, and clipping by the global
+// norm forbids that.
 #include <algorithm>
 #include <utility>
 
