@@ -38,7 +38,7 @@ struct Spread {
   Spread(int ranks, const Placement& p, uint64_t name) : n(ranks) {
     const std::vector<double> whole = drawn(name, kRows * kColumns);
     for (int r = 0; r < n; ++r)
-      rank.push_back(p == P                                   ? drawn(name + 100 + static_cast<uint64_t>(r), kRows * kColumns)
+      rank.push_back(p == P ? drawn(name + 100 + static_cast<uint64_t>(r), kRows * kColumns)
                      : p.kind == Placement::Kind::sharded ? columns(whole, n, r)
                                                           : whole);
   }
@@ -53,7 +53,8 @@ struct Spread {
     for (int r = 0; r < n; ++r) {
       const Range own = piece(kColumns, n, r);
       for (int64_t i = 0; i < kRows * own.size(); ++i)
-        out[static_cast<size_t>(i / own.size() * kColumns + own.begin + i % own.size())] = rank[static_cast<size_t>(r)][static_cast<size_t>(i)];
+        out[static_cast<size_t>(i / own.size() * kColumns + own.begin + i % own.size())] =
+            rank[static_cast<size_t>(r)][static_cast<size_t>(i)];
     }
     return out;
   }
@@ -106,20 +107,25 @@ void check_case(const Case& c, int n) {
   for (int r = 0; r < n; ++r) {
     const Seen& seen = ranks[static_cast<size_t>(r)];
     const std::string where = fmt::format("{} ({} -> {}) on {} ranks, rank {}", c.name, c.from.str(), c.to.str(), n, r);
-    expect_values(where + ", forward", seen.value, moved(x, c.from, c.to, r),
-                  {{"the value is the rank's own, unchanged: forward nothing was moved", x.rank[static_cast<size_t>(r)]}}, n, 1e-12);
+    expect_values(
+        where + ", forward", seen.value, moved(x, c.from, c.to, r),
+        {{"the value is the rank's own, unchanged: forward nothing was moved", x.rank[static_cast<size_t>(r)]}}, n,
+        1e-12);
     const std::vector<double> expected = moved(dy, dual(c.to), dual(c.from), r);
-    expect_values(where + ", gradient", seen.gradient, expected,
-                  {{fmt::format("the gradient is the rank's own, unchanged; expected {}", c.backward), dy.rank[static_cast<size_t>(r)]},
-                   {fmt::format("the gradient is the sum over the ranks; expected {}. The way back goes between the duals: "
-                                "R and P change places, I and S do not",
-                                c.backward),
-                    dy.rank[0].size() == expected.size() ? dy.sum() : std::vector<double>{}},
-                   {"the gradient is summed although every rank has the same one", expected * n}},
-                  n, 1e-12);
+    expect_values(
+        where + ", gradient", seen.gradient, expected,
+        {{fmt::format("the gradient is the rank's own, unchanged; expected {}", c.backward),
+          dy.rank[static_cast<size_t>(r)]},
+         {fmt::format("the gradient is the sum over the ranks; expected {}. The way back goes between the duals: "
+                      "R and P change places, I and S do not",
+                      c.backward),
+          dy.rank[0].size() == expected.size() ? dy.sum() : std::vector<double>{}},
+         {"the gradient is summed although every rank has the same one", expected * n}},
+        n, 1e-12);
     const auto bytes = [&](const Placement& from, const Placement& to) {
       if (from == P && to.kind != Placement::Kind::sharded) return 2 * all - 2 * all / n;
-      const bool scatters = from == P, gathers = from.kind == Placement::Kind::sharded && to.kind != Placement::Kind::sharded;
+      const bool scatters = from == P,
+                 gathers = from.kind == Placement::Kind::sharded && to.kind != Placement::Kind::sharded;
       return scatters || gathers ? all - all / n : 0;
     };
     expect_bytes(where + ", forward", seen.sent_forward, bytes(c.from, c.to), "one collective, or none");
@@ -131,10 +137,11 @@ void check_case(const Case& c, int n) {
 }  // namespace
 
 Held grade_f_and_g() {
-  const std::array<Case, 4> cases{{{"g", P, I, "the gradient as it is: every rank has all of it"},
-                                   {"f", I, R, "the sum of all ranks' gradients"},
-                                   {"f of sequence parallelism", S(1), R, "the sum of all ranks' gradients, cut"},
-                                   {"g of sequence parallelism", P, S(1), "all ranks' pieces of the gradient, put together"}}};
+  const std::array<Case, 4> cases{
+      {{"g", P, I, "the gradient as it is: every rank has all of it"},
+       {"f", I, R, "the sum of all ranks' gradients"},
+       {"f of sequence parallelism", S(1), R, "the sum of all ranks' gradients, cut"},
+       {"g of sequence parallelism", P, S(1), "all ranks' pieces of the gradient, put together"}}};
   for (const int n : {2, 3})
     for (const Case& c : cases) check_case(c, n);
   return {"f: forward as it is, backward an all-reduce; g: forward an all-reduce, backward as it is",

@@ -27,8 +27,7 @@ std::vector<Inputs::Result> exchange(const Inputs& in, bool result_is_whole, con
   std::vector<int64_t> sent(static_cast<size_t>(in.ranks));
   auto results = in.run(
       [&](Communicator& world, Tensor whole, Tensor own) {
-        sent[static_cast<size_t>(world.rank())] =
-            body(world.transport(), {.count = in.count}, whole, own);
+        sent[static_cast<size_t>(world.rank())] = body(world.transport(), {.count = in.count}, whole, own);
         return result_is_whole ? whole : own;
       },
       Op::barrier, Algorithm::direct);

@@ -27,8 +27,8 @@ struct Problem {
     return Philox(3).normal(static_cast<uint64_t>((token * 3 + which) * kHead + c)) * (which == 0 ? 2 : 1);
   }
   std::string where(int rank) const {
-    return fmt::format("{} tokens on {} ranks, {}{}, rank {}", tokens, ranks, balance == Balance::zigzag ? "zig-zag" : "contiguous",
-                       causal ? ", causal" : "", rank);
+    return fmt::format("{} tokens on {} ranks, {}{}, rank {}", tokens, ranks,
+                       balance == Balance::zigzag ? "zig-zag" : "contiguous", causal ? ", causal" : "", rank);
   }
 };
 
@@ -79,11 +79,14 @@ std::vector<double> expected(const Problem& p, int rank) {
 
 std::vector<Guess> guesses(const Problem& p, int rank) {
   const auto parts = [&](const auto& f) { return outputs(p, rank, f); };
-  const auto seen = [](const std::vector<Row>& rows) { return std::ranges::count_if(rows, [](const Row& r) { return r.sum > 0; }); };
+  const auto seen = [](const std::vector<Row>& rows) {
+    return std::ranges::count_if(rows, [](const Row& r) { return r.sum > 0; });
+  };
   return {
       {"it is the attention to this rank's own keys alone: what comes from others is not merged",
        parts([](int64_t, const auto& rows) { return rows[0].out; })},
-      {"it is the attention to the keys of the last hop that the query sees: each block is written over the one before; "
+      {"it is the attention to the keys of the last hop that the query sees: each block is written over the one "
+       "before; "
        "merge them",
        parts([](int64_t, const auto& rows) {
          std::vector<double> last = rows[0].out;
@@ -97,8 +100,7 @@ std::vector<Guess> guesses(const Problem& p, int rank) {
          for (const Row& r : rows) all = all + r.out;
          return all;
        })},
-      {"blocks are averaged; they must be weighed by exp(lse_i - lse)",
-       parts([&](int64_t, const auto& rows) {
+      {"blocks are averaged; they must be weighed by exp(lse_i - lse)", parts([&](int64_t, const auto& rows) {
          std::vector<double> all(kHead);
          for (const Row& r : rows) all = all + r.out;
          return all * (1.0 / static_cast<double>(std::max<int64_t>(1, seen(rows))));

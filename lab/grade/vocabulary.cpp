@@ -21,7 +21,9 @@ struct Problem {
   double logit(int64_t row, int64_t column) const {
     return spread * Philox(7).normal(static_cast<uint64_t>(row * vocab + column));
   }
-  int32_t target(int64_t row) const { return static_cast<int32_t>(Philox(8).below(static_cast<uint64_t>(vocab), static_cast<uint64_t>(row))); }
+  int32_t target(int64_t row) const {
+    return static_cast<int32_t>(Philox(8).below(static_cast<uint64_t>(vocab), static_cast<uint64_t>(row)));
+  }
   Range own(int r) const { return piece(vocab, ranks, r); }
   int owner(int64_t row) const {
     int r = 0;
@@ -83,15 +85,15 @@ std::vector<Guess> guesses(const Problem& p, int rank) {
          const double m = p.top(row, all);
          return std::log(p.sum_exp(row, own, m)) + m - target(row);
        })},
-      {"each rank takes the maximum of its own columns, so the sums that are added are of different scales: the maximum "
+      {"each rank takes the maximum of its own columns, so the sums that are added are of different scales: the "
+       "maximum "
        "of a row is one number for all ranks",
        loss([&](int64_t row) {
          double s = 0;
          for (int r = 0; r < p.ranks; ++r) s += p.sum_exp(row, p.own(r), p.top(row, p.own(r)));
          return std::log(s) + p.top(row, own) - target(row);
        })},
-      {"the maxima are added over ranks; expected the largest of them (Reduction::max)",
-       loss([&](int64_t row) {
+      {"the maxima are added over ranks; expected the largest of them (Reduction::max)", loss([&](int64_t row) {
          double m = 0;
          for (int r = 0; r < p.ranks; ++r) m += p.top(row, p.own(r));
          return std::log(p.sum_exp(row, all, m)) + m - target(row);
@@ -120,8 +122,8 @@ void check_problem(const Problem& p) {
       targets.push_back(p.target(row));
     }
     const Var logits(Tensor::of<double>(mine, {p.rows, own.size()}, arena), true);
-    const Loss loss =
-        vocab_parallel_cross_entropy(scale(logits, 1), Tensor::of<int32_t>(targets, {p.rows}, arena), kScale, world, p.vocab);
+    const Loss loss = vocab_parallel_cross_entropy(scale(logits, 1), Tensor::of<int32_t>(targets, {p.rows}, arena),
+                                                   kScale, world, p.vocab);
     Seen& seen = ranks[static_cast<size_t>(world.rank())];
     seen.loss = loss.loss_sum;
     for (const OpCount& c : world.counts()) seen.sent += c.sent;
@@ -151,7 +153,8 @@ void check_problem(const Problem& p) {
 
 Held grade_vocabulary() {
   for (const int n : {2, 3, 4})
-    for (const Problem& p : {Problem{n, 3, 12, 3}, Problem{n, 1, n, 1}, Problem{n, 17, 101, 5}, Problem{n, 5, 23, 2000}})
+    for (const Problem& p :
+         {Problem{n, 3, 12, 3}, Problem{n, 1, n, 1}, Problem{n, 17, 101, 5}, Problem{n, 5, 23, 2000}})
       check_problem(p);
   return {"losses and gradients of 1 to 17 rows on 2, 3 and 4 ranks, to 1e-10, pieces even and uneven",
           "logits in the thousands, which overflow without the maximum of all ranks",
