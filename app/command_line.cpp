@@ -22,7 +22,8 @@ namespace {
 
 constexpr const char* kAbout =
     "Tessera trains a small GPT, under any layout, and proves that the layout changed nothing.";
-constexpr const char* kCommands = "train, verify, generate, evaluate, checkpoint, data, bench, plan, report or explore";
+constexpr const char* kCommands =
+    "train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore or lab";
 constexpr const char* kTrainExamples =
     "Examples:\n"
     "  tessera train                                   a small GPT on six novels of Jane Austen, in a minute or two\n"
@@ -181,6 +182,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   ReportOptions report;
   CheckpointOptions checkpoint;
   ExploreOptions explore;
+  LabOptions lab;
   const TrainOptions of_train, of_verify = verify_defaults(), of_plan = plan_defaults();
   add_run(app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose"), words,
           kTrainExamples, {.defaults = of_train, .wanted = [](std::string_view) { return true; }});
@@ -197,6 +199,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   add_report(app, report);
   add_checkpoint(app, checkpoint);
   add_explore(app, explore);
+  add_lab(app, lab);
   for (CLI::App* c : app.get_subcommands({})) c->allow_extras();
   try {
     app.parse(argc, const_cast<char**>(argv));  // CLI11 2.1 takes a pointer to non-const and does not write
@@ -240,6 +243,10 @@ Command parse_command_line(int argc, const char* const* argv) {
     return checkpoint;
   }
   if (chosen.front()->get_name() == "explore") return explore;
+  if (chosen.front()->get_name() == "lab") {
+    choose_what(*chosen.front(), lab);
+    return lab;
+  }
   return data;
 }
 

@@ -5,6 +5,7 @@
 
 #include "app/checkpoint_options.h"
 #include "app/explore/options.h"
+#include "app/lab_options.h"
 #include "app/plan_options.h"
 
 namespace tessera {
@@ -14,7 +15,7 @@ struct Print {
   std::string text;
 };
 using Command = std::variant<TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, DatasetOptions,
-                             BenchOptions, PlanOptions, ReportOptions, CheckpointOptions, ExploreOptions, Print>;
+                             BenchOptions, PlanOptions, ReportOptions, CheckpointOptions, ExploreOptions, LabOptions, Print>;
 
 // Throws Error (usage) for an unknown command or option, a missing or wrong value; InputError for an unreadable
 // --config.

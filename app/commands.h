@@ -2,6 +2,7 @@
 #pragma once
 #include "app/checkpoint_options.h"
 #include "app/explore/options.h"
+#include "app/lab_options.h"
 #include "app/options.h"
 #include "app/plan_options.h"
 
@@ -17,6 +18,7 @@ int run_plan(const PlanOptions& options);
 int run_report(const ReportOptions& options);
 int run_checkpoint(const CheckpointOptions& options);
 int run_explore(const ExploreOptions& options);
+int run_lab(const LabOptions& options);
 
 // The whole program: parses, runs, and turns what is thrown into one line on standard error and the exit status.
 int run_program(int argc, const char* const* argv);

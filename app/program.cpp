@@ -34,6 +34,7 @@ int run(const Command& command) {
   if (const auto* report = std::get_if<ReportOptions>(&command)) return run_report(*report);
   if (const auto* checkpoint = std::get_if<CheckpointOptions>(&command)) return run_checkpoint(*checkpoint);
   if (const auto* explore = std::get_if<ExploreOptions>(&command)) return run_explore(*explore);
+  if (const auto* lab = std::get_if<LabOptions>(&command)) return run_lab(*lab);
   return run_data(std::get<DatasetOptions>(command));
 }
 

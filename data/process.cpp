@@ -14,6 +14,7 @@
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <string_view>
 
 namespace tessera {
 namespace {
@@ -74,10 +75,11 @@ int wait_for(pid_t child) {
   return status;
 }
 
-std::string last_line_of(std::string output) {
-  while (!output.empty() && (output.back() == '\n' || output.back() == '\r' || output.back() == ' ')) output.pop_back();
+std::string last_line_of(std::string_view output) {
+  while (!output.empty() && (output.back() == '\n' || output.back() == '\r' || output.back() == ' '))
+    output.remove_suffix(1);
   const size_t newline = output.find_last_of("\r\n");
-  return newline == std::string::npos ? output : output.substr(newline + 1);
+  return std::string(newline == std::string::npos ? output : output.substr(newline + 1));
 }
 
 }  // namespace
@@ -100,7 +102,7 @@ ProgramResult run_program(const std::vector<std::string>& command, const std::fi
   const int status = wait_for(child);
   if (!ended) return {124, "no answer within " + std::to_string(timeout_seconds) + " s"};
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return {code, last_line_of(std::move(output))};
+  return {code, last_line_of(output), output};
 }
 
 void kill_running_programs() {

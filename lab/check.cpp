@@ -1,0 +1,190 @@
+// The build's own commands, with the learner's file in the place of the product's.
+#include "lab/check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "data/files.h"
+#include "data/process.h"
+#include "lab/function_text.h"
+#include "tensor/error.h"
+
+namespace tessera::lab {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+constexpr int kBuildSeconds = 600, kGradeSeconds = 300;
+constexpr size_t kShownLines = 30;
+
+// How the build compiles one file of the product.
+struct Compilation {
+  fs::path directory, source;
+  Words command;
+};
+
+// The folder of the build that this program was made in: build/release of build/release/bin/tessera.
+fs::path build_folder() {
+  std::error_code none;
+  const fs::path folder = fs::read_symlink("/proc/self/exe", none).parent_path().parent_path();
+  for (const char* needed : {"compile_commands.json", "lab_link.txt"})
+    if (!fs::exists(folder / needed, none))
+      throw Error(
+          fmt::format("lab: {} is no build folder of a checkout (it has no {}); expected this program to be "
+                      "started as ./tessera in a clone of the repository",
+                      folder.string(), needed));
+  return folder;
+}
+
+// The words of a command for a shell, as CMake writes it: blanks between them, quotes and backslashes.
+Words words_of(const std::string& command) {
+  Words out;
+  std::string word;
+  bool quoted = false, begun = false;
+  for (size_t i = 0; i < command.size(); ++i) {
+    const char c = command[i];
+    if (c == '\\' && i + 1 < command.size()) {
+      word += command[++i];
+      begun = true;
+    } else if (c == '"') {
+      quoted = !quoted;
+      begun = true;
+    } else if (c == ' ' && !quoted) {
+      if (begun) out.push_back(std::exchange(word, {}));
+      begun = false;
+    } else {
+      word += c;
+      begun = true;
+    }
+  }
+  if (begun) out.push_back(word);
+  return out;
+}
+
+Compilation compilation_of(const Exercise& e) {
+  const fs::path list = build_folder() / "compile_commands.json";
+  const auto commands = nlohmann::json::parse(read_file(list), nullptr, false);
+  const std::string end = "/" + std::string(e.file);
+  for (const auto& entry : commands) {
+    if (!entry.is_object()) break;
+    const std::string file = entry.value("file", "");
+    if (!file.ends_with(end)) continue;
+    return {entry.value("directory", ""), file, words_of(entry.value("command", ""))};
+  }
+  throw InputError(
+      fmt::format("{}: no command for {}; expected the file of a build by ./tessera", list.string(), e.file));
+}
+
+// The same for a learner's file: quickly, and with warnings that say something of a file that is half written.
+Words learners(const Compilation& product, const fs::path& source, const fs::path& object) {
+  Words out;
+  for (size_t i = 0; i < product.command.size(); ++i) {
+    const std::string& word = product.command[i];
+    if (word == "-o" || word == "-c")
+      ++i;
+    else if (!word.starts_with("-O") && word != "-Werror")
+      out.push_back(word);
+  }
+  out.insert(out.end(), {"-O1", "-fdiagnostics-color=never", "-Wno-unused", "-Wno-unused-parameter", "-o",
+                         object.string(), "-c", source.string()});
+  return out;
+}
+
+// The link of this program, with one more object, before the libraries: it has all that the product's own object has,
+// which is why nobody takes that one out of its library.
+Words link_with(const fs::path& build, const fs::path& object, const fs::path& program) {
+  Words out;
+  std::istringstream lines(read_file(build / "lab_link.txt"));
+  for (std::string word; std::getline(lines, word);) out.push_back(word);
+  const auto output = std::ranges::find(out, "-o");
+  if (out.end() - output < 2) throw InputError((build / "lab_link.txt").string() + ": no output among its words");
+  *(output + 1) = program.string();
+  out.insert(output, object.string());
+  return out;
+}
+
+std::string first_lines(const std::string& text) {
+  std::istringstream in(text);
+  std::string out;
+  size_t count = 0;
+  for (std::string line; std::getline(in, line); ++count)
+    if (count < kShownLines) out += "  " + line + "\n";
+  return count > kShownLines ? out + fmt::format("  ... {} lines more\n", count - kShownLines) : out;
+}
+
+Verdict not_yet(const Exercise& e, const Wrong& wrong) { return {false, not_yet_text(e, wrong)}; }
+
+// Nothing where it was built.
+std::optional<Verdict> failed(const Exercise& e, const char* what, const Words& command, const fs::path& directory) {
+  const ProgramResult built = run_program(command, directory, kBuildSeconds);
+  if (built.status == 0) return {};
+  if (built.status == 127)
+    throw Error(fmt::format("lab: {}: {}; expected the compiler of the build", command[0], built.last_line));
+  return not_yet(e,
+                 {what, fmt::format("{} does not come to its end; its words:", what), "", first_lines(built.output)});
+}
+
+std::string readme(const Exercise& e, const fs::path& root) {
+  return read_file(root / "lab" / "pages" / (std::string(e.name) + ".md"));
+}
+
+fs::path root_of(const Compilation& c, const Exercise& e) {
+  const std::string source = c.source.string();
+  return source.substr(0, source.size() - e.file.size());
+}
+
+}  // namespace
+
+void give_out(const Exercise& e, const fs::path& given) {
+  const fs::path folder = fs::absolute(given).lexically_normal();
+  const Compilation product = compilation_of(e);
+  std::error_code none;
+  if (fs::exists(folder, none) && !(fs::is_directory(folder, none) && fs::is_empty(folder, none)))
+    throw Error(
+        fmt::format("lab start: {} has something in it; expected a folder that is new or empty", folder.string()));
+  const fs::path source = folder / product.source.filename();
+  const std::string file = blanked_file(read_file(product.source), e), page = readme(e, root_of(product, e));
+  nlohmann::ordered_json commands = nlohmann::ordered_json::array();
+  commands.push_back({{"directory", product.directory.string()},
+                      {"file", source.string()},
+                      {"arguments", learners(product, source, folder / "build" / "learner.o")}});
+  make_directories(folder.parent_path());
+  const TemporaryDirectory whole(folder);
+  write_file(whole.path() / "compile_commands.json", commands.dump(1) + "\n");
+  write_file(whole.path() / "README.md", page);
+  write_file(whole.path() / source.filename(), file);
+  fs::rename(whole.path(), folder, none);  // takes the place of an empty folder
+  if (none) throw OutputError(fmt::format("{}: {}", folder.string(), none.message()));
+}
+
+Verdict check(const Exercise& e, const fs::path& given) {
+  const fs::path folder = fs::absolute(given).lexically_normal(), build = build_folder();
+  const Compilation product = compilation_of(e);
+  const fs::path source = folder / product.source.filename(), made = folder / "build";
+  std::error_code none;
+  if (!fs::exists(source, none))
+    throw InputError(fmt::format("{} is missing; `tessera lab start {} {}` gives it out", source.string(), e.number,
+                                 given.string()));
+  make_directories(made);
+  const fs::path object = made / "learner.o", program = made / "tessera";
+  if (auto verdict = failed(e, "compiler", learners(product, source, object), product.directory)) return *verdict;
+  if (auto verdict = failed(e, "linker", link_with(build, object, program), build)) return *verdict;
+  const ProgramResult graded =
+      run_program({program.string(), "lab", "grade", std::string(e.name)}, folder, kGradeSeconds);
+  if (graded.status == 0 || graded.status == 1) return {graded.status == 0, graded.output};
+  if (graded.status == 124)
+    return not_yet(e, {"time", fmt::format("no end within {} s", kGradeSeconds), "a loop that does not end"});
+  if (graded.status > 128)
+    return not_yet(e,
+                   {"crash", fmt::format("signal {} ended the program", graded.status - 128),
+                    graded.status == 128 + 11 ? "it reads or writes outside of an array, or a tensor that is undefined"
+                                              : "memory was overwritten, or std::abort() was called"});
+  return not_yet(e, {"error", graded.last_line, ""});
+}
+
+}  // namespace tessera::lab

@@ -1,0 +1,130 @@
+// The first wrong element, a factor, a guess that matches.
+#include "lab/compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+namespace tessera::lab {
+namespace {
+
+constexpr double kPatience = 5;     // seconds that a rank waits for another
+constexpr double kRounding = 1e-4;  // differences below it may be of the order of a sum
+constexpr double kMatches = 2e-6;   // what a guess may be off by: its sums have another order
+
+double largest(const std::vector<double>& x) {
+  double most = 0;
+  for (const double v : x)
+    if (std::isfinite(v)) most = std::max(most, std::abs(v));
+  return most;
+}
+
+bool close(const std::vector<double>& a, const std::vector<double>& b, double relative) {
+  if (a.size() != b.size()) return false;
+  const double most = relative * std::max(largest(a), largest(b));
+  for (size_t i = 0; i < a.size(); ++i)
+    if (!(std::abs(a[i] - b[i]) <= most)) return false;
+  return true;
+}
+
+// k where a = k b.
+std::optional<double> factor_between(const std::vector<double>& a, const std::vector<double>& b) {
+  double dot = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    dot += a[i] * b[i];
+    norm += b[i] * b[i];
+  }
+  if (norm == 0 || !std::isfinite(dot)) return {};
+  const double k = dot / norm;
+  if (k == 0 || !close(a, b * k, 10 * kMatches)) return {};
+  return k;
+}
+
+bool about(double a, double b) { return std::abs(a - b) <= 1e-4 * std::abs(b); }
+
+std::string factor_cause(double k, int n) {
+  if (n > 1 && about(k, n))
+    return fmt::format(
+        "every number is {0} times too large, and there are {0} ranks: what was summed already is summed "
+        "again, or each rank adds what only one should",
+        n);
+  if (n > 1 && about(k, 1.0 / n))
+    return fmt::format(
+        "every number is {0} times too small, and there are {0} ranks: you averaged; the loss was divided "
+        "by all tokens already, so a sum is meant",
+        n);
+  if (about(k, -1)) return "every number has the wrong sign";
+  return fmt::format("every number is {:.4g} times what it should be", k);
+}
+
+std::string cause_of_values(const std::vector<double>& found, const std::vector<double>& expected,
+                            const std::vector<Guess>& guesses, int n, bool exact) {
+  if (std::ranges::any_of(found, [](double x) { return !std::isfinite(x); }))
+    return "a number that is none: memory that nobody has written, or a difference of infinities";
+  for (const Guess& guess : guesses)
+    if (close(found, guess.would_be, kMatches) && !close(guess.would_be, expected, kMatches)) return guess.cause;
+  if (close(found, expected, kRounding))
+    return exact ? "the numbers are right up to rounding: they are added in another order than the exercise asks for"
+                 : "";
+  if (largest(found) == 0) return "all numbers are zero: nothing was written there";
+  if (const auto k = factor_between(found, expected)) return factor_cause(*k, n);
+  return "";
+}
+
+}  // namespace
+
+void expect_values(const std::string& where, const std::vector<double>& found, const std::vector<double>& expected,
+                   const std::vector<Guess>& guesses, int ranks, double tolerance) {
+  if (found.size() != expected.size())
+    throw Wrong{"values", fmt::format("{}: {} numbers; expected {}", where, found.size(), expected.size()), ""};
+  const double most = tolerance * largest(expected);
+  const auto wrong = [&](size_t i) { return !(std::abs(found[i] - expected[i]) <= most); };
+  size_t first = found.size(), count = 0;
+  for (size_t i = found.size(); i-- > 0;)
+    if (wrong(i)) {
+      first = i;
+      ++count;
+    }
+  if (count == 0) return;
+  const bool near = std::abs(found[first] - expected[first]) < 1e-5 * std::abs(expected[first]);
+  const std::string pair = near ? fmt::format("{:.9g}; expected {:.9g}", found[first], expected[first])
+                                : fmt::format("{:.6g}; expected {:.6g}", found[first], expected[first]);
+  throw Wrong{"values",
+              found.size() == 1
+                  ? fmt::format("{}: {}", where, pair)
+                  : fmt::format("{}: element {} is {} ({} of {} are wrong)", where, first, pair, count, found.size()),
+              cause_of_values(found, expected, guesses, ranks, tolerance == 0)};
+}
+
+void expect_bytes(const std::string& where, int64_t found, int64_t expected, const std::string& formula,
+                  const std::vector<BytesGuess>& guesses) {
+  if (found == expected) return;
+  std::string cause;
+  for (const BytesGuess& guess : guesses)
+    if (cause.empty() && guess.would_be == found) cause = guess.cause;
+  throw Wrong{"bytes",
+              fmt::format("{}: {} bytes; expected {} = {}: {} too {}", where, found, expected, formula,
+                          std::abs(found - expected), found > expected ? "many" : "few"),
+              cause};
+}
+
+void on_ranks(int ranks, const std::function<void(Communicator& world)>& body, Algorithm algorithm) {
+  launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = kPatience, .algorithm = algorithm, .say = [](auto&) {}},
+         body);
+}
+
+std::vector<double> numbers(const Tensor& t) { return t.contiguous().to(DType::float64).to_vector<double>(); }
+
+std::vector<double> operator+(std::vector<double> a, const std::vector<double>& b) {
+  for (size_t i = 0; i < a.size(); ++i) a[i] += b.at(i);
+  return a;
+}
+
+std::vector<double> operator*(std::vector<double> a, double factor) {
+  for (double& x : a) x *= factor;
+  return a;
+}
+
+}  // namespace tessera::lab

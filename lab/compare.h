@@ -1,0 +1,43 @@
+// What graders hold numbers and bytes to, and how they find the likely cause of what is wrong: each typical mistake
+// says what it would have computed, and the one that matches is named.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lab/exercise.h"
+#include "parallel/comm/launch.h"
+#include "tensor/tensor.h"
+
+namespace tessera::lab {
+
+// A mistake, and the numbers that it makes.
+struct Guess {
+  std::string cause;
+  std::vector<double> would_be;
+};
+
+// Throws Wrong with the first wrong element. `where` says which case it is: "3 ranks, 7 numbers, float32, rank 1". With
+// `ranks` above 1 a constant factor of them is a cause too. `tolerance` is relative to the largest expected number; 0:
+// the same numbers, and a difference that rounding explains is said to be one of order.
+void expect_values(const std::string& where, const std::vector<double>& found, const std::vector<double>& expected,
+                   const std::vector<Guess>& guesses = {}, int ranks = 1, double tolerance = 0);
+
+struct BytesGuess {
+  std::string cause;
+  int64_t would_be = 0;
+};
+// Throws Wrong that says how many bytes are too many or too few; `formula` is what they should be, in symbols.
+void expect_bytes(const std::string& where, int64_t found, int64_t expected, const std::string& formula,
+                  const std::vector<BytesGuess>& guesses = {});
+
+// Ranks as threads that wait for each other only a short time. What a rank throws comes out, its number in front.
+void on_ranks(int ranks, const std::function<void(Communicator& world)>& body, Algorithm algorithm = Algorithm::direct);
+
+// A tensor's numbers.
+std::vector<double> numbers(const Tensor& t);
+std::vector<double> operator+(std::vector<double> a, const std::vector<double>& b);
+std::vector<double> operator*(std::vector<double> a, double factor);
+
+}  // namespace tessera::lab

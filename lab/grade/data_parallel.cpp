@@ -1,0 +1,276 @@
+// DDP and ZeRO: the gradients that ranks end a step with, what the update leaves, bytes, memory, and when buckets
+// leave.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "lab/compare.h"
+#include "lab/grade/micro_gradients.h"
+#include "lab/graders.h"
+#include "optim/optimizer.h"
+#include "parallel/comm/trace.h"
+#include "parallel/data_strategy.h"
+
+namespace tessera::lab {
+namespace {
+
+constexpr double kRate = 0.5;  // of learning
+constexpr int kSteps = 2;      // with the same parameters: what a step leaves behind would be seen in the next
+
+// What a rank has of a parameter: its elements [begin, end).
+struct HeldPart {
+  size_t parameter = 0;
+  Range range;
+  std::vector<double> numbers;
+};
+
+struct Seen {
+  std::vector<std::vector<HeldPart>> gradients;  // [step]
+  std::vector<HeldPart> values;
+  std::vector<double> requested;  // of the first step's collectives, seconds
+  double passes_end = 0;          // of the backward passes
+  OpCounts counts{};              // of the first step, with its update
+  int64_t left = 0;               // bytes of category communication that are held after a step
+  int64_t whole = 0;              // elements of all units, padding with it
+};
+
+std::vector<HeldPart> held(const std::vector<FlatUnit>& units, bool gradients) {
+  std::vector<HeldPart> out;
+  size_t parameter = 0;
+  for (const FlatUnit& unit : units) {
+    const Tensor& all = gradients ? unit.grads : unit.values;
+    for (const Slot& slot : unit.slots) {
+      const Range here{std::max(slot.begin, int64_t{0}), std::min(slot.end(), all.numel())};
+      if (here.size() > 0)
+        out.push_back({parameter,
+                       {here.begin - slot.begin, here.end - slot.begin},
+                       numbers(all.narrow(0, here.begin, here.size()))});
+      ++parameter;
+    }
+  }
+  return out;
+}
+
+std::vector<Seen> run(const DataCase& c) {
+  std::vector<Seen> ranks(static_cast<size_t>(c.ranks));
+  on_ranks(c.ranks, [&](Communicator& world) {
+    Seen& seen = ranks[static_cast<size_t>(world.rank())];
+    const ArenaPtr arena = make_arena();
+    Gpt model(small_model());
+    const auto strategy =
+        make_data_strategy(model, world, arena,
+                           {.zero = c.zero, .microbatches = c.microbatches, .bucket_bytes = c.bucket_bytes, .seed = 5});
+    const auto optimizer = make_optimizer(OptimizerKind::sgd, strategy->shards(), {.momentum = 0});
+    for (const FlatUnit& shard : strategy->shards()) seen.whole += shard.values.numel() * (c.zero > 0 ? c.ranks : 1);
+    Trace trace;
+    for (int step = 0; step < kSteps; ++step) {
+      world.set_trace(step == 0 ? &trace : nullptr);
+      strategy->begin_step();
+      for (int64_t j = 0; j < c.microbatches; ++j) {
+        strategy->begin_gradients(j);
+        learn(model, c, world.rank(), j, arena);
+        if (step == 0 && j + 1 == c.microbatches) seen.passes_end = trace.now();
+        strategy->end_gradients(j);
+      }
+      strategy->finish_gradients();
+      world.set_trace(nullptr);
+      seen.gradients.push_back(held(strategy->shards(), true));
+      if (step == 0) {
+        seen.left = arena->usage(Category::communication).live;
+        seen.counts = world.counts();
+      }
+    }
+    for (const TraceEvent& e : trace.events()) seen.requested.push_back(e.requested);
+    const OpCounts before = world.counts();
+    optimizer->step(kRate, 1);
+    strategy->share_parameters();
+    for (size_t op = 0; op < before.size(); ++op) {
+      seen.counts[op].sent += world.counts()[op].sent - before[op].sent;
+      seen.counts[op].calls += world.counts()[op].calls - before[op].calls;
+    }
+    seen.values = held(strategy->residents(), false);
+  });
+  return ranks;
+}
+
+std::vector<double> slice(const std::vector<float>& x, Range r) { return {x.begin() + r.begin, x.begin() + r.end}; }
+
+void check_gradients(const DataCase& c, const MicroGradients& g, const std::vector<Seen>& ranks) {
+  const Gradients sum = g.summed();
+  struct Mistake {
+    std::string cause;
+    Gradients would_be;
+  };
+  std::vector<Mistake> mistakes;
+  for (int r = 0; r < c.ranks; ++r)
+    mistakes.push_back(
+        {fmt::format("it is what rank {} alone brings: the gradients are not summed over the ranks, or not yet "
+                     "when the step goes on",
+                     r),
+         g.of_rank(r)});
+  if (c.microbatches > 1) {
+    const int64_t last = c.microbatches - 1;
+    Gradients earlier, again;
+    for (int64_t j = 0; j < last; ++j) add(earlier, g.of_microbatch(j));
+    for (int i = 0; i < c.ranks; ++i) add(again, earlier);
+    add(again, g.of_microbatch(last));
+    mistakes.push_back({"it is what the last micro-batch brings: those before it are lost", g.of_microbatch(last)});
+    mistakes.push_back({"it is what the micro-batches before the last one bring: the last one is lost", earlier});
+    mistakes.push_back(
+        {"it is summed over the ranks after every micro-batch, in place: what was summed before is summed again, "
+         "once for each rank",
+         again});
+    Gradients twice = g.of_microbatch(last);
+    add(twice, twice);
+    mistakes.push_back({"it is the last micro-batch, twice: those before it are lost", twice});
+    Gradients more = sum;
+    add(more, g.of_microbatch(0));
+    mistakes.push_back({"the first micro-batch is in the sum twice", more});
+  }
+  for (int step = 0; step < kSteps; ++step)
+    for (int r = 0; r < c.ranks; ++r)
+      for (const HeldPart& h : ranks[static_cast<size_t>(r)].gradients[static_cast<size_t>(step)]) {
+        std::vector<Guess> guesses;
+        for (const Mistake& m : mistakes) guesses.push_back({m.cause, slice(m.would_be[h.parameter], h.range)});
+        expect_values(fmt::format("{}, step {}, gradient of '{}'", c.where(r), step + 1, g.names[h.parameter]),
+                      h.numbers, slice(sum[h.parameter], h.range), guesses, c.ranks);
+      }
+}
+
+void check_values(const DataCase& c, const MicroGradients& g, const std::vector<Seen>& ranks) {
+  const Gradients sum = g.summed();
+  for (int r = 0; r < c.ranks; ++r) {
+    const Seen& seen = ranks[static_cast<size_t>(r)];
+    for (const HeldPart& h : seen.values) {
+      const std::vector<double> before = slice(g.values[h.parameter], h.range);
+      const std::vector<double> after = before + slice(sum[h.parameter], h.range) * -kRate;
+      std::vector<double> own_alone = before;  // only what this rank has updated
+      for (const HeldPart& mine : seen.gradients[0])
+        if (mine.parameter == h.parameter)
+          for (int64_t i = std::max(mine.range.begin, h.range.begin); i < std::min(mine.range.end, h.range.end); ++i)
+            own_alone[static_cast<size_t>(i - h.range.begin)] = after[static_cast<size_t>(i - h.range.begin)];
+      const char* stale =
+          "what other ranks have updated is as it was before the update: their shards have not come here";
+      expect_values(fmt::format("{}, after the update, values of '{}'", c.where(r), g.names[h.parameter]), h.numbers,
+                    after, {{stale, own_alone}, {stale, before}}, c.ranks, 1e-5);
+    }
+  }
+}
+
+OpCount total(const std::vector<Seen>& ranks, Op op) {
+  OpCount all;
+  for (const Seen& s : ranks) {
+    all.calls += s.counts[static_cast<size_t>(op)].calls;
+    all.sent += s.counts[static_cast<size_t>(op)].sent;
+  }
+  return all;
+}
+
+std::string all_ranks(const DataCase& c, const char* what) {
+  const std::string where = c.where(0);
+  return fmt::format("{} all ranks together, one step, {}", where.substr(0, where.rfind(' ', where.rfind(' ') - 1)),
+                     what);
+}
+
+// Buckets of whole parameters from the end of the gradients on; each is closed once it is large enough.
+int64_t expected_buckets(const DataCase& c) {
+  std::vector<int64_t> begins;
+  int64_t all = 0;
+  Gpt model(small_model());
+  for (const Module::Unit& unit : model.layout()) {
+    for (const Slot& slot : unit.slots) begins.push_back(all + slot.begin);
+    all += unit.size;
+  }
+  int64_t count = 1, end = all, begin = all;
+  for (size_t p = begins.size(); p-- > 0;) {
+    if ((end - begin) * 4 >= c.bucket_bytes) {
+      ++count;
+      end = begin;
+    }
+    begin = begins[p];
+  }
+  return count;
+}
+
+void check_buckets(const DataCase& c, const std::vector<Seen>& ranks) {
+  const int64_t buckets = expected_buckets(c), calls = total(ranks, Op::all_reduce).calls / c.ranks;
+  const std::string where = fmt::format("{} with buckets of {} bytes", c.where(0), c.bucket_bytes);
+  if (calls != buckets)
+    throw Wrong{"calls",
+                fmt::format("{}: {} all-reduces in a step; expected {}, one for each bucket", where, calls, buckets),
+                calls == buckets * c.microbatches ? "buckets leave in every micro-batch; expected in the last one alone"
+                : calls == 1 ? "everything is one bucket: a bucket is closed once it has bucket_bytes"
+                             : "a bucket is closed once it has bucket_bytes or more, and not before"};
+  const int64_t bytes = ranks[0].whole * 4;
+  expect_bytes(all_ranks(c, "all-reduces"), total(ranks, Op::all_reduce).sent, 2 * (c.ranks - 1) * bytes, "2 (n - 1) S",
+               {{"buckets leave in every micro-batch; expected in the last one alone",
+                 2 * (c.ranks - 1) * bytes * c.microbatches}});
+  const auto early = std::ranges::count_if(ranks[0].requested, [&](double t) { return t < ranks[0].passes_end; });
+  if (c.bucket_bytes == 1 && early < buckets)
+    throw Wrong{
+        "overlap",
+        fmt::format("{}: {} of {} all-reduces were asked for before the last backward pass had ended; expected all of "
+                    "them",
+                    where, early, buckets),
+        early == 0 ? "buckets leave only when the backward pass is over, so nothing of the sum is hidden behind it: "
+                     "send from the hook, when the last gradient of a bucket has come"
+                   : "some buckets wait longer than for their last gradient"};
+}
+
+void check_shards(const DataCase& c, const std::vector<Seen>& ranks) {
+  const int64_t bytes = ranks[0].whole * 4, one = (c.ranks - 1) * bytes;
+  const int64_t sums = c.zero >= 2 ? c.microbatches : 1;
+  expect_bytes(all_ranks(c, "reduce-scatters"), total(ranks, Op::reduce_scatter).sent, sums * one,
+               c.zero >= 2 ? "(n - 1) S for each micro-batch" : "(n - 1) S",
+               {{"there is no reduce-scatter", 0}, {"a sum is made twice", 2 * sums * one}});
+  expect_bytes(all_ranks(c, "all-reduces"), total(ranks, Op::all_reduce).sent, 0,
+               "none: a rank needs its own piece alone",
+               {{"gradients are summed for every rank; ZeRO needs a reduce-scatter, half of that", 2 * sums * one}});
+  if (c.zero < 3)
+    expect_bytes(all_ranks(c, "all-gathers"), total(ranks, Op::all_gather).sent, one, "(n - 1) S, after the update",
+                 {{"there is no all-gather: updated parameters stay where they are", 0}});
+  for (int r = 0; r < c.ranks; ++r)
+    if (const int64_t left = ranks[static_cast<size_t>(r)].left; left != 0)
+      throw Wrong{"memory",
+                  fmt::format("{}: {} bytes of transient gradients are still held after the step; expected none",
+                              c.where(r), left),
+                  "a unit's whole gradient is to go once its sum is on its way: drop the views of the parameters and "
+                  "the tensor"};
+}
+
+}  // namespace
+
+Held grade_ddp() {
+  for (const DataCase& c : {DataCase{2, 1}, DataCase{3, 1, 0, 3000}, DataCase{2, 3, 0, 1}, DataCase{3, 2, 0, 8000}}) {
+    const std::vector<Seen> ranks = run(c);
+    check_gradients(c, micro_gradients(c), ranks);
+    check_buckets(c, ranks);
+  }
+  return {
+      "gradients of every parameter, in two steps, on 2 and 3 ranks with 1 to 3 micro-batches: the bits of one rank "
+      "that "
+      "adds in the same order",
+      "one all-reduce for each bucket, in the last micro-batch alone: 2 (n - 1) S bytes by all ranks together",
+      "buckets of one parameter all leave before the backward pass has ended"};
+}
+
+Held grade_zero() {
+  for (const int zero : {1, 2, 3})
+    for (const int n : {2, 3}) {
+      const DataCase c{n, n == 2 ? 2 : 1, zero};
+      const std::vector<Seen> ranks = run(c);
+      const MicroGradients g = micro_gradients(c);
+      check_gradients(c, g, ranks);
+      check_values(c, g, ranks);
+      check_shards(c, ranks);
+    }
+  return {
+      "each rank's piece of every gradient, in two steps, in stages 1, 2 and 3: the bits of one rank that adds in the "
+      "same "
+      "order",
+      "after the update every rank has every parameter as it is now",
+      "bytes: a reduce-scatter (stages 2 and 3: for each micro-batch) and an all-gather, (n - 1) S each",
+      "no transient gradient is left after a step"};
+}
+
+}  // namespace tessera::lab

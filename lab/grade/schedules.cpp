@@ -1,0 +1,142 @@
+// Schedules by what they must keep: complete and free of deadlock, so many micro-batches in flight, so large a bubble.
+#include "parallel/pipeline/schedules.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "lab/graders.h"
+#include "parallel/pipeline/simulate.h"
+#include "parallel/pipeline/validate.h"
+
+namespace tessera::lab {
+namespace {
+
+std::string lists(const Schedule& s) {
+  std::string out = "  what each rank does, in its order:\n";
+  for (size_t r = 0; r < s.actions.size(); ++r) {
+    out += fmt::format("  rank {} |", r);
+    for (const Action& a : s.actions[r]) out += " " + a.str();
+    out += "\n";
+  }
+  return out;
+}
+
+std::string picture(const Schedule& s) {
+  std::string out = "  your schedule on a clock, B twice as long as F:\n", drawing = draw(simulate(s), 0, 60);
+  for (size_t at = 0; at < drawing.size();) {
+    const size_t end = std::min(drawing.find('\n', at), drawing.size());
+    out += "  " + drawing.substr(at, end - at) + "\n";
+    at = end + 1;
+  }
+  return out;
+}
+
+std::string cause_of_fault(const std::string& fault) {
+  const auto says = [&](const char* words) { return fault.find(words) != std::string::npos; };
+  if (says("later on the same rank"))
+    return "a backward pass stands before the forward pass that it needs, or a W before its I";
+  if (says("deadlock"))
+    return "ranks wait for each other: one goes backward before it has gone forward far enough for those behind it";
+  if (says("is missing")) return "a loop ends too early, or begins too late: some micro-batches never get that action";
+  if (says("twice")) return "two loops both make that action: one should begin where the other has ended";
+  if (says("whole and split")) return "a backward pass is either one B or an I and a W";
+  if (says("ascend")) return "micro-batches of a stage go in their order";
+  if (says("there are"))
+    return "an index runs past the last micro-batch: the warm-up must not be longer than there are micro-batches";
+  return "";
+}
+
+struct Expected {
+  const char* what;
+  int in_flight = 0;
+  std::string formula, too_many, too_few;
+};
+
+void check_sound(const std::string& where, const Schedule& s) {
+  if (const auto fault = find_fault(s))
+    throw Wrong{"schedule", where + ": " + *fault, cause_of_fault(*fault), lists(s)};
+}
+
+void check_in_flight(const std::string& where, const Schedule& s, int rank, const Expected& e) {
+  const int found = peak_in_flight(s)[static_cast<size_t>(rank)];
+  if (found == e.in_flight) return;
+  const bool all = found == s.microbatches && found > e.in_flight;
+  throw Wrong{
+      "memory",
+      fmt::format("{}: rank {} has {} micro-batches in flight at once; expected {} = {}: {} too {}", where, rank, found,
+                  e.in_flight, e.formula, std::abs(found - e.in_flight), found > e.in_flight ? "many" : "few"),
+      all                   ? "all micro-batches go forward before the first goes backward: that is GPipe"
+      : found > e.in_flight ? e.too_many
+                            : e.too_few,
+      picture(s)};
+}
+
+void check_bubble(const std::string& where, const Schedule& s, double expected, const std::string& formula,
+                  const std::string& cause) {
+  const double found = simulate(s).bubble_share();
+  if (std::abs(found - expected) < 1e-9) return;
+  throw Wrong{
+      "bubble",
+      fmt::format("{}: ranks are idle for {:.4f} of the time; expected {:.4f} = {}", where, found, expected, formula),
+      cause, picture(s)};
+}
+
+std::string sizes(int p, int m) {
+  return fmt::format("{} rank{}, {} micro-batch{}", p, p == 1 ? "" : "s", m, m == 1 ? "" : "es");
+}
+
+template <class Check>
+void each_size(const Check& check) {
+  for (const int p : {3, 1, 2, 4, 6})
+    for (const int m : {6, 4, 1, 2, 3, 9}) check(p, m);
+}
+
+}  // namespace
+
+Held grade_1f1b() {
+  each_size([](int p, int m) {
+    const Schedule s = one_f_one_b(p, m);
+    const std::string where = sizes(p, m);
+    check_sound(where, s);
+    for (int r = 0; r < p; ++r)
+      check_in_flight(where, s, r,
+                      {"1f1b", std::min(p - r, m), "min(p - i, m)",
+                       "the rank goes too many forward passes ahead: p - i - 1 of them, then F and B by turns",
+                       "the rank goes too few forward passes ahead: p - i - 1 of them, so that it has work while the "
+                       "first micro-batch travels to the end and back"});
+    check_bubble(where, s, (p - 1.0) / (m + p - 1.0), "(p - 1) / (m + p - 1)",
+                 "the memory is right and the order is not: after the warm-up a rank does F and then B, by turns");
+  });
+  return {"complete, and free of deadlock, on 1 to 6 ranks with 1 to 9 micro-batches",
+          "in flight on rank i: min(p - i, m) micro-batches", "bubble: (p - 1) / (m + p - 1) of the time"};
+}
+
+Held grade_zb_h1() {
+  each_size([](int p, int m) {
+    const Schedule s = zb_h1(p, m);
+    const std::string where = sizes(p, m);
+    check_sound(where, s);
+    if (s.has(Do::B))
+      throw Wrong{"schedule", where + ": there are whole backward passes; expected I and W", "B is not split",
+                  lists(s)};
+    for (int r = 0; r < p; ++r)
+      check_in_flight(
+          where, s, r,
+          {"zb-h1", std::min(p, m), "min(p, m), counted from F to W",
+           "a W comes later than it must: what was forwarded is kept until its W",
+           "a W comes at once after its I, or the rank goes too few ahead: rank i may be i micro-batches behind "
+           "with its W and still keep no more than 1F1B's rank 0"});
+    if (m < p) return;
+    check_bubble(
+        where, s, (p - 1.0) / (3.0 * m + p - 1.0), "(p - 1) / (3 m + p - 1)",
+        "where a rank would wait, a W must be ready to fill the time; and I must never wait behind a W that could "
+        "come later");
+  });
+  return {"complete, split, and free of deadlock, on 1 to 6 ranks with 1 to 9 micro-batches",
+          "in flight, from F to W: min(p, m) micro-batches",
+          "bubble: (p - 1) / (3 m + p - 1) of the time where m >= p"};
+}
+
+}  // namespace tessera::lab

@@ -1,0 +1,164 @@
+// The cross-entropy of logits that are cut by columns, beside plain sums in double.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "autograd/ops.h"
+#include "lab/compare.h"
+#include "lab/graders.h"
+#include "parallel/vocab_parallel.h"
+#include "tensor/random.h"
+
+namespace tessera::lab {
+namespace {
+
+struct Problem {
+  int ranks = 2;
+  int64_t rows = 3, vocab = 10;
+  double spread = 3;  // of the logits
+
+  double logit(int64_t row, int64_t column) const {
+    return spread * Philox(7).normal(static_cast<uint64_t>(row * vocab + column));
+  }
+  int32_t target(int64_t row) const {
+    return static_cast<int32_t>(Philox(8).below(static_cast<uint64_t>(vocab), static_cast<uint64_t>(row)));
+  }
+  Range own(int r) const { return piece(vocab, ranks, r); }
+  int owner(int64_t row) const {
+    int r = 0;
+    while (target(row) >= own(r).end) ++r;
+    return r;
+  }
+  double sum_exp(int64_t row, Range columns, double top) const {
+    double s = 0;
+    for (int64_t j = columns.begin; j < columns.end; ++j) s += std::exp(logit(row, j) - top);
+    return s;
+  }
+  double top(int64_t row, Range columns) const {
+    double most = -INFINITY;
+    for (int64_t j = columns.begin; j < columns.end; ++j) most = std::max(most, logit(row, j));
+    return most;
+  }
+  // Calls f(row) and adds up.
+  template <class F>
+  double over_rows(const F& f) const {
+    double all = 0;
+    for (int64_t row = 0; row < rows; ++row) all += f(row);
+    return all;
+  }
+  double loss() const {
+    return over_rows([&](int64_t row) {
+      const double m = top(row, {0, vocab});
+      return std::log(sum_exp(row, {0, vocab}, m)) + m - logit(row, target(row));
+    });
+  }
+};
+
+constexpr double kScale = 0.25;
+
+std::vector<double> gradient(const Problem& p, int rank) {
+  std::vector<double> out;
+  for (int64_t row = 0; row < p.rows; ++row) {
+    const double m = p.top(row, {0, p.vocab}), s = p.sum_exp(row, {0, p.vocab}, m);
+    for (int64_t j = p.own(rank).begin; j < p.own(rank).end; ++j)
+      out.push_back(kScale * (std::exp(p.logit(row, j) - m) / s - (j == p.target(row) ? 1 : 0)));
+  }
+  return out;
+}
+
+// What typical mistakes make of the loss, on a rank.
+std::vector<Guess> guesses(const Problem& p, int rank) {
+  const Range own = p.own(rank), all{0, p.vocab};
+  const auto loss = [&](const auto& of_row) { return std::vector<double>{p.over_rows(of_row)}; };
+  const auto target = [&](int64_t row) { return p.logit(row, p.target(row)); };
+  const auto log_sum = [&](int64_t row, Range columns) {
+    const double m = p.top(row, columns);
+    return std::log(p.sum_exp(row, columns, m)) + m;
+  };
+  return {
+      {"the target's logit is missing where another rank has it: target_logits() gives 0 there, and the sum over ranks "
+       "is what it is",
+       loss([&](int64_t row) { return log_sum(row, all) - (p.owner(row) == rank ? target(row) : 0); })},
+      {"the denominator is of this rank's columns alone: the sums of exponentials are to be added over ranks",
+       loss([&](int64_t row) {
+         const double m = p.top(row, all);
+         return std::log(p.sum_exp(row, own, m)) + m - target(row);
+       })},
+      {"each rank takes the maximum of its own columns, so the sums that are added are of different scales: the "
+       "maximum "
+       "of a row is one number for all ranks",
+       loss([&](int64_t row) {
+         double s = 0;
+         for (int r = 0; r < p.ranks; ++r) s += p.sum_exp(row, p.own(r), p.top(row, p.own(r)));
+         return std::log(s) + p.top(row, own) - target(row);
+       })},
+      {"the maxima are added over ranks; expected the largest of them (Reduction::max)", loss([&](int64_t row) {
+         double m = 0;
+         for (int r = 0; r < p.ranks; ++r) m += p.top(row, p.own(r));
+         return std::log(p.sum_exp(row, all, m)) + m - target(row);
+       })},
+      {"it is the loss of this rank's columns alone: nothing was added over ranks",
+       loss([&](int64_t row) { return log_sum(row, own) - (p.owner(row) == rank ? target(row) : 0); })},
+      {"the target's logit is not subtracted", loss([&](int64_t row) { return log_sum(row, all); })},
+  };
+}
+
+struct Seen {
+  double loss = 0;
+  std::vector<double> gradient;
+  int64_t sent = 0;
+};
+
+void check_problem(const Problem& p) {
+  std::vector<Seen> ranks(static_cast<size_t>(p.ranks));
+  on_ranks(p.ranks, [&](Communicator& world) {
+    const ArenaPtr arena = make_arena();
+    const Range own = p.own(world.rank());
+    std::vector<double> mine;
+    std::vector<int32_t> targets;
+    for (int64_t row = 0; row < p.rows; ++row) {
+      for (int64_t j = own.begin; j < own.end; ++j) mine.push_back(p.logit(row, j));
+      targets.push_back(p.target(row));
+    }
+    const Var logits(Tensor::of<double>(mine, {p.rows, own.size()}, arena), true);
+    const Loss loss = vocab_parallel_cross_entropy(scale(logits, 1), Tensor::of<int32_t>(targets, {p.rows}, arena),
+                                                   kScale, world, p.vocab);
+    Seen& seen = ranks[static_cast<size_t>(world.rank())];
+    seen.loss = loss.loss_sum;
+    for (const OpCount& c : world.counts()) seen.sent += c.sent;
+    backward(loss.mean);
+    seen.gradient = numbers(logits.grad());
+  });
+  int64_t sent = 0;
+  for (int r = 0; r < p.ranks; ++r) {
+    const Seen& seen = ranks[static_cast<size_t>(r)];
+    const std::string where = fmt::format("{} rows of {} logits on {} ranks, rank {}", p.rows, p.vocab, p.ranks, r);
+    expect_values(where + ": the sum of the losses", {seen.loss}, {p.loss()}, guesses(p, r), p.ranks, 1e-10);
+    expect_values(where + ": the gradient of the logits", seen.gradient, gradient(p, r),
+                  {{"the gradient is not scaled: the loss is the sum times `scale`", gradient(p, r) * (1 / kScale)}},
+                  p.ranks, 1e-10);
+    sent += seen.sent;
+  }
+  const int64_t numbers_of_rows = 2 * (p.ranks - 1) * p.rows * 8;
+  expect_bytes(fmt::format("{} rows on {} ranks, all ranks", p.rows, p.ranks), sent, 3 * numbers_of_rows,
+               "three all-reduces of a number for each row, 3 x 2 (n - 1) x 8 N",
+               {{"there are two all-reduces, and should be three", 2 * numbers_of_rows},
+                {"there are four all-reduces, and should be three", 4 * numbers_of_rows},
+                {"the logits are gathered: that is what vocabulary parallelism is there to avoid",
+                 3 * numbers_of_rows + (p.ranks - 1) * p.rows * p.vocab * 8}});
+}
+
+}  // namespace
+
+Held grade_vocabulary() {
+  for (const int n : {2, 3, 4})
+    for (const Problem& p :
+         {Problem{n, 3, 12, 3}, Problem{n, 1, n, 1}, Problem{n, 17, 101, 5}, Problem{n, 5, 23, 2000}})
+      check_problem(p);
+  return {"losses and gradients of 1 to 17 rows on 2, 3 and 4 ranks, to 1e-10, pieces even and uneven",
+          "logits in the thousands, which overflow without the maximum of all ranks",
+          "bytes: three all-reduces of a number for each row"};
+}
+
+}  // namespace tessera::lab

@@ -1,0 +1,14 @@
+// What the function of an exercise does until a learner has written it.
+#pragma once
+#include <string>
+
+#include "tensor/error.h"
+
+namespace tessera::lab {
+
+inline constexpr const char* kNotYet = "not written yet: ";
+
+// Throws Error that names the function.
+[[noreturn]] inline void not_yet(const char* function) { throw Error(std::string(kNotYet) + function); }
+
+}  // namespace tessera::lab

@@ -1,0 +1,149 @@
+// The exercises as a learner meets them: files that are given out, stubs, mistakes and solutions that are built and
+// graded.
+//
+// Building one takes about two seconds, so TESSERA_DRAW draws which are built: a fourth of the stubs and mistakes.
+// TESSERA_LAB=all builds everything, TESSERA_LAB=NAME all of one exercise.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <future>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "data/files.h"
+#include "lab/check.h"
+#include "lab/function_text.h"
+#include "lab/not_yet.h"
+#include "tests/lab/mistakes.h"
+
+namespace tessera::lab {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string product_file(const Exercise& e) { return read_file(fs::path(TESSERA_SOURCE_DIR) / e.file); }
+
+std::string changed(std::string text, const Mistake& m) {
+  for (const auto& [from, to] : m.changes) {
+    const size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << m.exercise << ", " << m.name << ": the file has no '" << from << "'";
+    if (at == std::string::npos) continue;
+    EXPECT_EQ(text.find(from, at + 1), std::string::npos) << m.exercise << ", " << m.name << ": twice '" << from << "'";
+    text.replace(at, from.size(), to);
+  }
+  return text;
+}
+
+// A file that is handed in, and what its verdict must say.
+struct Submission {
+  const Exercise* exercise;
+  std::string name, text, bound, cause;
+};
+
+bool is_wanted(size_t number, const std::string& exercise) {
+  if (const char* only = std::getenv("TESSERA_LAB")) return std::string(only) == "all" || exercise == only;
+  const char* draw = std::getenv("TESSERA_DRAW");
+  return (number + (draw ? std::stoull(draw) : 0)) % 4 == 0;
+}
+
+std::vector<Submission> submissions() {
+  std::vector<Submission> out;
+  size_t number = 0;
+  for (const Exercise& e : exercises())
+    if (is_wanted(number++, std::string(e.name)))
+      out.push_back({&e, "the stub", blanked_file(product_file(e), e), "broke  nothing", "as it was given out"});
+  for (const Mistake& m : mistakes())
+    if (is_wanted(number++, m.exercise)) {
+      const Exercise& e = exercise(m.exercise);
+      out.push_back({&e, m.name, changed(product_file(e), m), m.bound.empty() ? "" : "broke  " + m.bound, m.cause});
+    }
+  return out;
+}
+
+std::string graded(const Submission& s, size_t number) {
+  const TemporaryDirectory folder(temporary_folder() / fmt::format("tessera-lab-{}", number));
+  write_file(folder.path() / fs::path(s.exercise->file).filename(), s.text);
+  const Verdict verdict = check(*s.exercise, folder.path());
+  if (std::getenv("TESSERA_LAB_SHOW")) fmt::print("--- {}: {}\n{}", s.exercise->name, s.name, verdict.text);
+  const bool right = !verdict.solved && verdict.text.find(s.bound) != std::string::npos &&
+                     verdict.text.find(s.cause) != std::string::npos;
+  return right ? ""
+               : fmt::format("{}, {}: expected '{}' and '{}', found\n{}", s.exercise->name, s.name, s.bound, s.cause,
+                             verdict.text);
+}
+
+TEST(Lab, MistakesAreToldApart) {
+  const std::vector<Submission> all = submissions();
+  ASSERT_FALSE(all.empty());
+  std::mutex taking;
+  size_t next = 0;
+  const auto work = [&] {
+    std::string wrong;
+    for (;;) {
+      size_t mine = 0;
+      {
+        const std::lock_guard lock(taking);
+        if (next == all.size()) return wrong;
+        mine = next++;
+      }
+      wrong += graded(all[mine], mine);
+    }
+  };
+  std::future<std::string> other = std::async(std::launch::async, work);
+  EXPECT_EQ(work(), "");
+  EXPECT_EQ(other.get(), "");
+}
+
+TEST(Lab, TheProductSolvesEveryExercise) {
+  for (const Exercise& e : exercises()) {
+    const Verdict verdict = grade(e);
+    EXPECT_TRUE(verdict.solved) << verdict.text;
+  }
+}
+
+// One exercise all the way, as the command does it.
+TEST(Lab, AnExerciseIsGivenOutAndSolved) {
+  const TemporaryDirectory place(temporary_folder() / "tessera-lab");
+  const fs::path folder = place.path() / "my ring's";
+  const Exercise& e = exercise("2");
+  give_out(e, folder);
+  EXPECT_THROW(give_out(e, folder), Error);
+  for (const char* name : {"ring.cpp", "README.md", "compile_commands.json"})
+    EXPECT_TRUE(fs::exists(folder / name)) << name;
+  write_file(folder / "ring.cpp", product_file(e));
+  const Verdict verdict = check(e, folder);
+  EXPECT_TRUE(verdict.solved) << verdict.text;
+  write_file(folder / "ring.cpp", "int wrong(\n");
+  EXPECT_NE(check(e, folder).text.find("broke  compiler"), std::string::npos);
+  fs::remove(folder / "ring.cpp");
+  EXPECT_THROW(check(e, folder), InputError);
+}
+
+TEST(Lab, EveryExerciseHasThreeMistakesAndAShortPage) {
+  int number = 0;
+  for (const Exercise& e : exercises()) {
+    EXPECT_EQ(e.number, ++number);
+    const auto count = std::ranges::count_if(mistakes(), [&](const Mistake& m) { return m.exercise == e.name; });
+    EXPECT_GE(count, 3) << e.name;
+    const std::string page = read_file(fs::path(TESSERA_SOURCE_DIR) / "lab/pages" / (std::string(e.name) + ".md"));
+    EXPECT_TRUE(page.starts_with(fmt::format("# {}. {}\n", e.number, e.title))) << e.name;
+    EXPECT_LE(std::ranges::count(page, '\n'), 70) << e.name << ": two screens";
+    for (const Blank& blank : e.blanks) {
+      const std::string_view before = blank.function.substr(0, blank.function.find('('));
+      const std::string_view name = before.substr(before.find_last_of(" :") + 1);
+      EXPECT_NE(page.find(name), std::string::npos) << e.name << ": the page does not say " << name;
+    }
+  }
+  EXPECT_GE(number, 10);
+}
+
+TEST(Lab, EveryMistakeIsAChangeOfItsFile) {
+  for (const Mistake& m : mistakes())
+    EXPECT_NE(changed(product_file(exercise(m.exercise)), m), product_file(exercise(m.exercise)));
+}
+
+}  // namespace
+}  // namespace tessera::lab
