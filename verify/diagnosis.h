@@ -23,22 +23,22 @@ enum class Cause : uint8_t {
   order_of_sums,         // they are added in another order
   microbatch_skipped,
   microbatch_repeated,
-  wrong_sequences,        // ranks compute other sequences than the plan gives them
-  wrong_targets,          // the last stage compares with other targets than belong to its inputs
-  wrong_message,          // a pipeline stage computes with the activations of another micro-batch
-  tied_copies,            // the two copies of a tied weight are not summed
-  missing_forward_sum,    // a row layer's outputs are not summed over the tensor axis
-  missing_backward_sum,   // a column layer's input gradient is not summed over it
-  weight_not_summed,      // the gradient of one replicated weight is not: R and I are swapped
-  context_positions,      // attention over context ranks takes tokens for others: positions or mask
-  document_mask,          // attention sees another document, or not all of its own
-  dropout_masks,          // ranks or micro-batches draw the same masks, or others than they should
-  missing_gather,         // updated shards are not gathered
-  misplaced_gather,       // gathered shards are put in each other's places
-  stale_part,             // a part of the parameters is not updated
-  update_skipped,         // nothing is
-  clipping,               // gradients are not clipped, or by another norm
-  norm,                   // the gradient norm lacks the part of some ranks
+  wrong_sequences,       // ranks compute other sequences than the plan gives them
+  wrong_targets,         // the last stage compares with other targets than belong to its inputs
+  wrong_message,         // a pipeline stage computes with the activations of another micro-batch
+  tied_copies,           // the two copies of a tied weight are not summed
+  missing_forward_sum,   // a row layer's outputs are not summed over the tensor axis
+  missing_backward_sum,  // a column layer's input gradient is not summed over it
+  weight_not_summed,     // the gradient of one replicated weight is not: R and I are swapped
+  context_positions,     // attention over context ranks takes tokens for others: positions or mask
+  document_mask,         // attention sees another document, or not all of its own
+  dropout_masks,         // ranks or micro-batches draw the same masks, or others than they should
+  missing_gather,        // updated shards are not gathered
+  misplaced_gather,      // gathered shards are put in each other's places
+  stale_part,            // a part of the parameters is not updated
+  update_skipped,        // nothing is
+  clipping,              // gradients are not clipped, or by another norm
+  norm,                  // the gradient norm lacks the part of some ranks
   needless_communication,
   schedule,     // the pipeline executes another schedule
   kept_memory,  // something is kept that should be cut or freed
