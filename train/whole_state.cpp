@@ -41,9 +41,17 @@ std::vector<HeldPart> state_of(const Optimizer& optimizer) {
   return out;
 }
 
-// Of ranks that hold the same the first has it to save; a copy of a tied weight is nobody's.
-std::vector<HeldPart> own(Trainer& trainer, std::vector<HeldPart> held) {
-  const bool copied = trainer.strategy().layout().kept == Kept::everywhere && trainer.data_axis().rank() > 0;
+std::vector<HeldPart> gradients_of(Trainer& trainer) {
+  std::vector<HeldPart> out;
+  for (const FlatUnit& unit : trainer.strategy().shards())
+    if (unit.trainable()) add_parts(unit, unit.grads, "", out);
+  return out;
+}
+
+// Of ranks that hold the same the first has it to save, or that with the number `copy` on the data axis; a copy of a
+// tied weight is nobody's.
+std::vector<HeldPart> own(Trainer& trainer, std::vector<HeldPart> held, int copy = 0) {
+  const bool copied = trainer.strategy().layout().kept == Kept::everywhere && trainer.data_axis().rank() != copy;
   std::erase_if(held, [&](const HeldPart& h) {
     const ShardSpec& shard = h.parameter->shard;
     return copied || h.parameter->is_copy() || (shard.is_whole() && trainer.mesh().coordinate("tp") > 0);
@@ -154,19 +162,26 @@ std::vector<HeldPart> held_between_steps(Trainer& trainer) {
   return out;
 }
 
-std::vector<NamedTensor> whole_values(Trainer& trainer) {
-  return gather(trainer, list_values(trainer), own_values(trainer));
+std::vector<NamedTensor> whole_values(Trainer& trainer, int copy) {
+  return gather(trainer, list_values(trainer), own(trainer, values_of(trainer.strategy().shards()), copy));
 }
 
 std::vector<NamedTensor> whole_gradients(Trainer& trainer) {
-  std::vector<HeldPart> held;
-  for (const FlatUnit& unit : trainer.strategy().shards())
-    if (unit.trainable()) add_parts(unit, unit.grads, "", held);
-  return gather(trainer, list(trainer, "", trainer.gradient_dtype(), false), own(trainer, std::move(held)));
+  return gather(trainer, list(trainer, "", trainer.gradient_dtype(), false), own(trainer, gradients_of(trainer)));
 }
 
-std::vector<NamedTensor> whole_state(Trainer& trainer) {
-  return gather(trainer, list_state(trainer), own_state(trainer));
+std::vector<NamedTensor> whole_state(Trainer& trainer, int copy) {
+  return gather(trainer, list_state(trainer), own(trainer, state_of(trainer.optimizer()), copy));
+}
+
+std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients) {
+  std::vector<HeldPart> held =
+      own(trainer, of_gradients ? gradients_of(trainer) : values_of(trainer.strategy().shards()));
+  for (HeldPart& h : held) {
+    const std::vector<int32_t> rank(static_cast<size_t>(h.part.numel()), trainer.world().rank());
+    h.part = Tensor::of<int32_t>(rank, {h.part.numel()}, trainer.arena()->host());
+  }
+  return gather(trainer, list(trainer, "", DType::int32, !of_gradients), held);
 }
 
 void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source) {

@@ -40,9 +40,12 @@ std::vector<HeldPart> held_between_steps(Trainer& trainer);
 
 // Full names of parameters with their values; of gradients; and of the optimizer's tensors. On rank 0; elsewhere empty,
 // but every rank calls these.
-std::vector<NamedTensor> whole_values(Trainer& trainer);
+// Of what all ranks of the data axis hold, `copy` says whose is taken.
+std::vector<NamedTensor> whole_values(Trainer& trainer, int copy = 0);
 std::vector<NamedTensor> whole_gradients(Trainer& trainer);
-std::vector<NamedTensor> whole_state(Trainer& trainer);
+std::vector<NamedTensor> whole_state(Trainer& trainer, int copy = 0);
+// The rank of the world, int32, that each element of whole_gradients(), or of whole_values(), comes from.
+std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients);
 
 // Copies elements of a whole tensor, from the one at `begin` on, as many as `to` has room for.
 using TensorReader = std::function<void(int64_t begin, std::span<std::byte> to)>;

@@ -2,10 +2,14 @@
 #include "verify/comparison.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+
+#include "verify/difference.h"
 
 namespace tessera {
 namespace {
@@ -38,45 +42,130 @@ double relative_distance(const Parameter& parameter, const Tensor& a, const Tens
   return d.relative();
 }
 
+namespace {
+
+constexpr int64_t kSteps = 20;  // that are wrong and are described tensor by tensor
+
+Tensor whole_of(const Slot& slot, const std::vector<Tensor>& units, size_t unit) {
+  if (units.empty()) return {};
+  return units[unit].narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole).contiguous();
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.nbytes() == b.nbytes() && std::memcmp(a.raw(), b.raw(), static_cast<size_t>(b.nbytes())) == 0;
+}
+
+const char* name_of(TensorDifference::Kind kind) {
+  using Kind = TensorDifference::Kind;
+  return kind == Kind::gradient ? "gradient" : kind == Kind::parameter ? "parameter" : "state";
+}
+
+}  // namespace
+
+// Of a step in which something is wrong.
+void Comparison::note(int64_t step) {
+  if (result_.wrong_steps.empty() || result_.wrong_steps.back() != step) result_.wrong_steps.push_back(step);
+}
+
 void Comparison::number(int64_t step, const std::string& what, double found, double expected) {
   const double d = std::abs(found - expected) / std::abs(expected);
   if (what == "loss") {
     result_.losses.push_back(found);
     result_.loss_max_rel = std::max(result_.loss_max_rel, d);
   }
-  if (found != expected) differs(d, fmt::format("step {}: the {} is {}; expected {}", step, what, found, expected));
+  if (found == expected) return;
+  result_.bitwise = false;
+  if (allowed(d)) return;
+  note(step);
+  if (std::ssize(result_.wrong_steps) <= kSteps) result_.seen.numbers.push_back({step, what, found, expected});
 }
 
-void Comparison::tensors(int64_t step, const char* what, const std::vector<NamedTensor>& found,
-                         const std::vector<FlatUnit>& units, const std::vector<Tensor>& whole, double& worst_distance) {
+bool Comparison::tensors(const Tensors& all, double& worst_distance) {
   size_t at = 0;
-  for (size_t u = 0; u < units.size(); ++u)
-    for (const Slot& slot : units[u].slots) {
-      const Tensor expected = whole[u].narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole);
-      one({step, what, *slot.parameter}, found.at(at++), expected, worst_distance);
+  bool right = true;
+  std::vector<Compared> pairs;
+  for (size_t u = 0; u < all.units.size(); ++u)
+    for (const Slot& slot : all.units[u].slots) {
+      const NamedTensor& found = all.found.at(at);
+      const Tensor owners = all.owners.empty() ? Tensor() : all.owners.at(at).tensor;
+      ++at;
+      const Pair pair{*slot.parameter, whole_of(slot, all.whole, u), whole_of(slot, all.before, u), owners};
+      right = one(all, found, pair, worst_distance) && right;
+      if (all.kind == TensorDifference::Kind::parameter) pairs.push_back({found.tensor.contiguous(), pair.expected});
     }
+  const bool first = result_.wrong_steps.size() == 1 && result_.wrong_steps[0] == all.step;
+  if (!right && first && !pairs.empty()) result_.seen.permuted = are_permuted(pairs);
+  return right;
 }
 
-void Comparison::one(const About& about, const NamedTensor& found, const Tensor& expected, double& worst_distance) {
-  const Tensor a = found.tensor.contiguous(), b = expected.contiguous();
-  if (a.nbytes() == b.nbytes() && std::memcmp(a.raw(), b.raw(), static_cast<size_t>(b.nbytes())) == 0) return;
-  const double d = relative_distance(about.parameter, a, b);
+bool Comparison::one(const Tensors& all, const NamedTensor& found, const Pair& pair, double& worst_distance) {
+  const Tensor a = found.tensor.contiguous();
+  if (same_bits(a, pair.expected)) return true;
+  const double d = relative_distance(pair.parameter, a, pair.expected);
   if (!(d <= worst_)) {
     worst_ = d;
     result_.worst = found.name;
   }
   worst_distance = std::max(worst_distance, d);
-  differs(d,
-          fmt::format("step {}: {} '{}' differs by {:.3g} of its norm; expected {}", about.step, about.what, found.name,
-                      d, result_.exact || bits_ ? "the same bits" : fmt::format("at most {:.3g}", result_.bound)));
+  result_.bitwise = false;
+  if (allowed(d)) return true;
+  note(all.step);
+  if (std::ssize(result_.wrong_steps) > kSteps) return false;
+  const double tolerance = result_.exact || bits_ ? 0 : result_.bound;
+  TensorDifference wrong = difference_of({a, pair.expected, pair.before, pair.owners, tolerance});
+  wrong.step = all.step;
+  wrong.kind = all.kind;
+  wrong.name = found.name;
+  wrong.distance = d;
+  wrong.rank += all.rank_of_copy;
+  result_.seen.tensors.push_back(std::move(wrong));
+  return false;
 }
 
-// The first difference says most.
-void Comparison::differs(double distance, const std::string& line) {
-  result_.bitwise = false;
-  if (!result_.exact && !bits_ && distance <= result_.bound) return;
-  if (!reported_) result_.failures.push_back(line);
-  reported_ = true;
+namespace {
+
+std::string line_of(const TensorDifference& t, const VerifyResult& result) {
+  const bool bits = result.exact || t.kind != TensorDifference::Kind::gradient;
+  std::string line =
+      fmt::format("step {}: {} '{}' differs by {:.3g} of its norm; expected {}", t.step, name_of(t.kind), t.name,
+                  t.distance, bits ? "the same bits" : fmt::format("at most {:.3g}", result.bound));
+  if (t.wrong == 0) return line;
+  line += fmt::format("; {} of {} elements", t.wrong, t.elements);
+  if (t.unchanged)
+    line += ", which are as before the step";
+  else if (t.factor)
+    line += fmt::format(", all {:.4g} times what they should be", *t.factor);
+  return line + fmt::format(", first [{}] of rank {}: {:.6g} instead of {:.6g}", fmt::join(t.first, ", "), t.rank,
+                            t.found, t.expected);
+}
+
+}  // namespace
+
+std::vector<std::string> lines_of(const VerifyResult& result) {
+  std::vector<std::string> out;
+  const auto& steps = result.wrong_steps;
+  if (steps.empty()) return out;
+  const auto add_numbers = [&](int64_t step) {
+    for (const NumberDifference& n : result.seen.numbers)
+      if (n.step == step)
+        out.push_back(fmt::format("step {}: the {} is {}; expected {}", step, n.what, n.found, n.expected));
+  };
+  add_numbers(steps[0]);
+  for (const TensorDifference& t : result.seen.tensors)
+    if (t.step == steps[0]) out.push_back(line_of(t, result));
+  for (size_t i = 1; i < std::min<size_t>(steps.size(), kSteps); ++i) {
+    std::array<int64_t, 3> counts{};
+    for (const TensorDifference& t : result.seen.tensors)
+      if (t.step == steps[i]) ++counts[static_cast<size_t>(t.kind)];
+    const auto numbers =
+        std::ranges::count_if(result.seen.numbers, [&](const NumberDifference& n) { return n.step == steps[i]; });
+    out.push_back(
+        fmt::format("step {}: {} of loss and gradient norm, {} gradients, {} parameters, {} tensors of state "
+                    "differ too",
+                    steps[i], numbers, counts[0], counts[1], counts[2]));
+  }
+  if (std::ssize(steps) > kSteps) out.push_back(fmt::format("and {} steps more", std::ssize(steps) - kSteps));
+  return out;
 }
 
 }  // namespace tessera

@@ -15,28 +15,41 @@ class Comparison {
  public:
   explicit Comparison(VerifyResult& result) : result_(result) {}
 
+  // Gathered tensors, slot by slot, against whole units of the oracle.
+  struct Tensors {
+    int64_t step = 0;
+    TensorDifference::Kind kind{};
+    const std::vector<NamedTensor>& found;
+    const std::vector<FlatUnit>& units;
+    std::vector<Tensor> whole;
+    std::vector<Tensor> before = {};  // as `whole`, of the step before; empty: not known
+    const std::vector<NamedTensor>& owners;  // the rank of each element of `found`
+    int rank_of_copy = 0;                    // what is added to that rank: other ranks' copies
+  };
+
   // What follows must have the same bits whatever the plan; or, again, be within the bound of a plan that splits sums.
   void exactly() { bits_ = true; }
   void within_bound() { bits_ = false; }
 
   // The loss, or the norm of the gradients.
   void number(int64_t step, const std::string& what, double found, double expected);
-  // Gathered tensors, slot by slot, against whole units of the oracle; `what` they are. `worst_distance` becomes the
-  // largest distance that was seen.
-  void tensors(int64_t step, const char* what, const std::vector<NamedTensor>& found,
-               const std::vector<FlatUnit>& units, const std::vector<Tensor>& whole, double& worst_distance);
+  // `worst_distance` becomes the largest distance that was seen. True where all are equal, or within the bound.
+  bool tensors(const Tensors& all, double& worst_distance);
 
  private:
-  struct About {
-    int64_t step;
-    const char* what;
+  struct Pair {
     const Parameter& parameter;
+    Tensor expected, before, owners;
   };
-  void one(const About& about, const NamedTensor& found, const Tensor& expected, double& worst_distance);
-  void differs(double distance, const std::string& line);
+  bool one(const Tensors& all, const NamedTensor& found, const Pair& pair, double& worst_distance);
+  bool allowed(double distance) const { return !result_.exact && !bits_ && distance <= result_.bound; }
+  void note(int64_t step);
   VerifyResult& result_;
   double worst_ = 0;
-  bool reported_ = false, bits_ = false;
+  bool bits_ = false;
 };
+
+// One line for each number and tensor that is wrong in the first step in which any is, one for each step after it.
+std::vector<std::string> lines_of(const VerifyResult& result);
 
 }  // namespace tessera

@@ -162,10 +162,15 @@ double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_he
   return loss.loss_sum;
 }
 
-// One micro-batch of one rank, from nothing: all gradients in the order of the plan.
+// One micro-batch of one rank.
 Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
-  const int64_t size = job_.optim.batch / (order_.ranks * job_.plan.microbatches), context = model_->config.context;
-  const int64_t first = (rank * job_.plan.microbatches + microbatch) * size;
+  const int64_t size = job_.optim.batch / (order_.ranks * job_.plan.microbatches);
+  return gradient_of((rank * job_.plan.microbatches + microbatch) * size, size, loss_sum);
+}
+
+// Some sequences, from nothing: all gradients in the order of the plan.
+Tensor Reference::gradient_of(int64_t first, int64_t size, double& loss_sum) {
+  const int64_t context = model_->config.context;
   Tensor of_head;
   {
     const ArenaPtr host = arena_->host();
@@ -256,6 +261,11 @@ StepReport Reference::compute_gradients() {
   report.lr = schedule_.at(optimizer_->steps());
   report.step = optimizer_->steps() + 1;
   return report;
+}
+
+void Reference::compute_gradients_of(int64_t sequence) {
+  double loss = 0;
+  take(gradient_of(sequence, 1, loss));
 }
 
 void Reference::update(const StepReport& report) {

@@ -45,12 +45,15 @@ class Reference {
   void update(const StepReport& report);
   // Goes on with other gradients than its own, in the order of units and slots: then update() does what a plan does.
   void adopt(const std::vector<NamedTensor>& gradients);
+  // The gradients of one sequence of the step in hand, alone; overwrites those in units().
+  void compute_gradients_of(int64_t sequence);
   const std::vector<FlatUnit>& units() { return model_->units(); }  // values, and the gradient of the last step
   std::vector<FlatUnit> trained();                                  // those that are not frozen
   const Optimizer& optimizer() const { return *optimizer_; }
 
  private:
   Tensor gradient(int rank, int64_t microbatch, double& loss);
+  Tensor gradient_of(int64_t first, int64_t size, double& loss);
   double passes(const Tensor& ids, const Tensor& targets, Tensor& of_head);
   double step_targets() const;
   Documents documents(const Tensor& ids, int64_t first) const;

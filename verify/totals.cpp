@@ -25,33 +25,43 @@ const SentBytes* find(const std::vector<SentBytes>& all, const SentBytes& wanted
 void check_sent(VerifyResult& r) {
   for (const SentBytes& e : r.expected_sent) {
     const SentBytes* const found = find(r.sent, e);
-    if (!found || found->calls != e.calls || found->bytes != e.bytes)
-      r.failures.push_back(fmt::format("{} axis, {}: {} calls and {} bytes; expected {} and {}", e.axis, e.operation,
-                                       found ? found->calls : 0, found ? found->bytes : 0, e.calls, e.bytes));
+    if (found && found->calls == e.calls && found->bytes == e.bytes) continue;
+    const SentBytes f = found ? *found : SentBytes{};
+    r.seen.sent.push_back({e.axis, e.operation, f.calls, e.calls, f.bytes, e.bytes});
+    r.failures.push_back(fmt::format("{} axis, {}: {} calls and {} bytes; expected {} and {}", e.axis, e.operation,
+                                     f.calls, f.bytes, e.calls, e.bytes));
   }
-  for (const SentBytes& s : r.sent)
-    if (!find(r.expected_sent, s))
-      r.failures.push_back(
-          fmt::format("{} axis, {}: {} calls and {} bytes; expected none", s.axis, s.operation, s.calls, s.bytes));
+  for (const SentBytes& s : r.sent) {
+    if (find(r.expected_sent, s)) continue;
+    r.seen.sent.push_back({s.axis, s.operation, s.calls, 0, s.bytes, 0});
+    r.failures.push_back(
+        fmt::format("{} axis, {}: {} calls and {} bytes; expected none", s.axis, s.operation, s.calls, s.bytes));
+  }
 }
 
 void check_held(VerifyResult& r) {
   for (size_t rank = 0; rank < r.held.size(); ++rank) {
     const HeldBytes &f = r.held[rank], &e = r.expected_held[rank];
     const auto one = [&](std::string_view what, int64_t found, int64_t expected) {
-      if (found != expected)
-        r.failures.push_back(fmt::format("rank {} holds {} bytes of {}; expected {}", rank, found, what, expected));
+      if (found == expected) return;
+      r.seen.held.push_back({static_cast<int>(rank), std::string(what), found, expected});
+      r.failures.push_back(fmt::format("rank {} holds {} bytes of {}; expected {}", rank, found, what, expected));
     };
     one("parameters", f.parameters, e.parameters);
     one("gradients", f.gradients, e.gradients);
     one("optimizer state", f.optimizer, e.optimizer);
-    if (r.peak[rank] > peak_bound(r.expected_peak[rank]))
-      r.failures.push_back(fmt::format("rank {} held {} bytes at its peak; expected at most {}", rank, r.peak[rank],
-                                       peak_bound(r.expected_peak[rank])));
+    if (r.peak[rank] <= peak_bound(r.expected_peak[rank])) continue;
+    r.seen.held.push_back({static_cast<int>(rank), "peak", r.peak[rank], peak_bound(r.expected_peak[rank])});
+    r.failures.push_back(fmt::format("rank {} held {} bytes at its peak; expected at most {}", rank, r.peak[rank],
+                                     peak_bound(r.expected_peak[rank])));
   }
 }
 
 void check_pipeline(VerifyResult& r) {
+  if (r.in_flight != r.expected_in_flight && !r.in_flight.empty()) {
+    r.seen.in_flight = r.in_flight;
+    r.seen.expected_in_flight = r.expected_in_flight;
+  }
   for (size_t p = 0; p < r.in_flight.size(); ++p)
     if (r.in_flight[p] != r.expected_in_flight[p])
       r.failures.push_back(fmt::format("pipeline rank {} had {} micro-batches of a stage in flight; expected {}", p,

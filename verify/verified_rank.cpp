@@ -8,10 +8,12 @@
 
 #include "tensor/ops/matmul/cuda/product.h"
 #include "train/attention_choice.h"
+#include "train/check_state.h"
 #include "train/plan.h"
 #include "train/plan_sizes.h"
 #include "train/rank_memory.h"
 #include "train/whole_state.h"
+#include "verify/mixture.h"
 #include "verify/plan_order.h"
 
 namespace tessera {
@@ -25,14 +27,44 @@ std::vector<Tensor> of_units(const std::vector<FlatUnit>& units, bool gradients)
 
 }  // namespace
 
+// Notes where a rank loads other tokens than the oracle.
+Sequences VerifiedRank::watched(Sequences loading, const Sequences& right, int64_t context,
+                                const std::shared_ptr<Given>& given) {
+  loading.load = [=, load = loading.load, right = right.load](int64_t step, int64_t first, int64_t count,
+                                                              int32_t* inputs, int32_t* targets) {
+    load(step, first, count, inputs, targets);
+    const auto all = static_cast<size_t>(count * context);
+    std::vector<int32_t> ids(all), next(all);
+    right(step, first, count, ids.data(), next.data());
+    for (int64_t i = 0; i < count; ++i) {
+      const auto same = [&](const int32_t* mine, const std::vector<int32_t>& theirs) {
+        return std::equal(mine + i * context, mine + (i + 1) * context, theirs.begin() + i * context);
+      };
+      if (same(inputs, ids) && same(targets, next)) continue;
+      if (given->sequences++ == 0) {
+        given->step = step + 1;
+        given->sequence = first + i;
+      }
+    }
+  };
+  return loading;
+}
+
 VerifiedRank::VerifiedRank(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
                            VerifyResult& result)
-    : job_(job), trainer_(job, hooks.loading(sequences, job, world.rank()), world), hooks_(hooks), result_(result) {
+    : job_(job),
+      trainer_(hooks.running(job),
+               watched(hooks.loading(sequences, job, world.rank()), sequences, job.model.context, given_), world),
+      hooks_(hooks),
+      result_(result) {
   const SumOrder order = order_of_sums(trainer_);
   hooks_.made(trainer_);
+  owners_of_gradients_ = whole_owners(trainer_, true);
+  owners_of_values_ = whole_owners(trainer_, false);
   if (world.rank() != 0) return;
   reference_ = std::make_unique<Reference>(job, sequences, order);
   comparison_ = std::make_unique<Comparison>(result);
+  for (const FlatUnit& unit : reference_->trained()) result.seen.trained += std::ssize(unit.slots);
 }
 
 void VerifiedRank::run() {
@@ -55,6 +87,7 @@ void VerifiedRank::one_step() {
   note_peaks();
   const std::vector<NamedTensor> values = whole_values(trainer_), state = whole_state(trainer_);
   if (reference_) compare(report, gradients, values, state);
+  look_at_copies();
 }
 
 // The counts of all axes of one rank, as one list.
@@ -86,18 +119,49 @@ std::vector<NamedTensor> VerifiedRank::aside(const std::vector<NamedTensor>& ten
 
 void VerifiedRank::compare(const StepReport& report, const std::vector<NamedTensor>& gradients,
                            const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state) {
+  using Kind = TensorDifference::Kind;
   StepReport expected = reference_->compute_gradients();
-  const std::vector<FlatUnit>&units = reference_->units(), trained = reference_->trained();
+  const std::vector<FlatUnit> trained = reference_->trained();
   comparison_->number(expected.step, "loss", report.loss, expected.loss);
   comparison_->number(expected.step, "gradient norm", report.grad_norm, expected.grad_norm);
-  comparison_->tensors(expected.step, "gradient", gradients, trained, of_units(trained, true), result_.grad_max_rel);
+  const bool first = result_.wrong_steps.empty() || result_.wrong_steps[0] == expected.step;
+  const bool right = comparison_->tensors({.step = expected.step,
+                                           .kind = Kind::gradient,
+                                           .found = gradients,
+                                           .units = trained,
+                                           .whole = of_units(trained, true),
+                                           .owners = owners_of_gradients_},
+                                          result_.grad_max_rel);
+  if (!right && first) {
+    result_.seen.mixture = mixture_of(*reference_, job_.optim.batch, gradients);
+    if (result_.seen.mixture) result_.seen.mixture->step = expected.step;
+  }
   if (!result_.exact) {
     reference_->adopt(gradients);
     expected.grad_norm = report.grad_norm;
   }
+  before_.clear();
+  for (const Tensor& values_before : of_units(reference_->units(), false)) before_.push_back(values_before.clone());
   reference_->update(expected);
+  compare_kept(expected.step, values, state, 0);
+}
+
+// Parameters and state, of one rank of the data axis where all have their own.
+void VerifiedRank::compare_kept(int64_t step, const std::vector<NamedTensor>& values,
+                                const std::vector<NamedTensor>& state, int copy) {
+  using Kind = TensorDifference::Kind;
+  const std::vector<FlatUnit> trained = reference_->trained();
+  const int rank_of_copy = copy * static_cast<int>(job_.plan.tp);
   comparison_->exactly();
-  comparison_->tensors(expected.step, "parameter", values, units, of_units(units, false), result_.param_max_rel);
+  comparison_->tensors({.step = step,
+                        .kind = Kind::parameter,
+                        .found = values,
+                        .units = reference_->units(),
+                        .whole = of_units(reference_->units(), false),
+                        .before = before_,
+                        .owners = owners_of_values_,
+                        .rank_of_copy = rank_of_copy},
+                       result_.param_max_rel);
   std::map<std::string, std::vector<NamedTensor>> by_kind;
   for (const NamedTensor& t : state) by_kind[t.name.substr(t.name.rfind('.') + 1)].push_back(t);
   size_t kinds = 0;
@@ -106,7 +170,14 @@ void VerifiedRank::compare(const StepReport& report, const std::vector<NamedTens
     for (const FlatUnit& unit : trained)
       for (const NamedTensor& t : reference_->optimizer().state())
         if (t.name == unit.name + "." + kind) whole.push_back(t.tensor.on_host());
-    comparison_->tensors(expected.step, "state", tensors, trained, whole, result_.param_max_rel);
+    comparison_->tensors({.step = step,
+                          .kind = Kind::state,
+                          .found = tensors,
+                          .units = trained,
+                          .whole = whole,
+                          .owners = owners_of_gradients_,
+                          .rank_of_copy = rank_of_copy},
+                         result_.param_max_rel);
     kinds += whole.size();
   }
   comparison_->within_bound();
@@ -114,13 +185,51 @@ void VerifiedRank::compare(const StepReport& report, const std::vector<NamedTens
     result_.failures.emplace_back("the optimizer keeps other tensors than the oracle's");
 }
 
+// Where copies that several ranks hold are not equal, each rank of the data axis shows its own.
+void VerifiedRank::look_at_copies() {
+  std::string cause;
+  try {
+    check_replicas(trainer_);
+  } catch (const Error& e) {
+    if (e.status() != Status::communication || dynamic_cast<const CommError*>(&e)) throw;
+    cause = e.what();
+  }
+  if (trainer_.world().max(cause.empty() ? 0 : 1) == 0) return;
+  note_copies(cause);
+  if (trainer_.strategy().layout().kept != Kept::everywhere) return;
+  for (int copy = 1; copy < trainer_.data_axis().size(); ++copy) {
+    const std::vector<NamedTensor> values = whole_values(trainer_, copy), state = whole_state(trainer_, copy);
+    if (reference_) compare_kept(trainer_.steps_done(), values, state, copy);
+  }
+}
+
+// Rank 0 hears what each rank has found.
+void VerifiedRank::note_copies(const std::string& mine) {
+  Communicator& world = trainer_.world();
+  const ArenaPtr host = trainer_.arena()->host();
+  constexpr int64_t kLength = 256;
+  std::vector<int32_t> letters(mine.begin(), mine.end());
+  letters.resize(kLength);
+  const Tensor all = Tensor::empty({kLength * world.size()}, DType::int32, host);
+  world.all_gather(Tensor::of<int32_t>(letters, {kLength}, host), all);
+  if (!reference_) return;
+  for (int64_t r = 0; r < world.size(); ++r) {
+    const int32_t* const from = all.data<int32_t>() + r * kLength;
+    std::string text(from, std::find(from, from + kLength, 0));
+    std::vector<std::string>& known = result_.seen.copies;
+    if (!text.empty() && std::ranges::find(known, text) == known.end()) known.push_back(std::move(text));
+  }
+}
+
 // What each rank counted and holds goes to rank 0.
 void VerifiedRank::finish() {
   Communicator& world = trainer_.world();
   const ArenaPtr& arena = trainer_.arena();
   const auto held = [&](Category c) { return arena->usage(c).live; };
-  const std::vector<int64_t> mine = {held(Category::parameters), held(Category::gradients), held(Category::optimizer),
-                                     peak_, trainer_.peak_in_flight()};
+  const std::vector<int64_t> mine = {held(Category::parameters), held(Category::gradients),
+                                     held(Category::optimizer),  peak_,
+                                     trainer_.peak_in_flight(),  given_->step,
+                                     given_->sequence,           given_->sequences};
   const auto width = std::ssize(mine);
   const ArenaPtr host = arena->host();
   const Tensor counts = Tensor::of<int64_t>(counts_, {std::ssize(counts_)}, host);
@@ -147,6 +256,7 @@ void VerifiedRank::note_rank(int rank, const int64_t* m) {
   const int64_t alike = job_.plan.ranks() / job_.plan.pp;  // ranks with the same stages
   result_.expected_peak.push_back(expected_.at(static_cast<size_t>(rank)).total() + library_workspace());
   if (rank % alike == 0) result_.in_flight.push_back(m[4]);
+  if (m[7] > 0) result_.seen.given.push_back({rank, static_cast<int>(rank / alike), m[5], m[6], m[7]});
 }
 
 // What NVIDIA's libraries may take on a GPU while they compute: one product, or cuDNN's backward pass of attention,

@@ -25,11 +25,22 @@ class VerifiedRank {
   std::vector<int64_t> counts_now();
   void compare(const StepReport& report, const std::vector<NamedTensor>& gradients,
                const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state);
+  void compare_kept(int64_t step, const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state,
+                    int copy);
+  void look_at_copies();
+  void note_copies(const std::string& mine);
   void finish();
   void note_rank(int rank, const int64_t* counted);
   int64_t library_workspace();
 
+  struct Given {  // tokens of this rank's that are not the oracle's
+    int64_t step = 0, sequence = 0, sequences = 0;
+  };
+  static Sequences watched(Sequences loading, const Sequences& right, int64_t context,
+                           const std::shared_ptr<Given>& given);
+
   const Job& job_;
+  std::shared_ptr<Given> given_ = std::make_shared<Given>();
   Trainer trainer_;
   const VerifyHooks& hooks_;
   VerifyResult& result_;
@@ -39,6 +50,8 @@ class VerifiedRank {
   ArenaPtr aside_ = make_arena();
   int64_t peak_ = 0;
   std::vector<RankMemory> expected_;  // by rank
+  std::vector<Tensor> before_;        // the oracle's values before its update
+  std::vector<NamedTensor> owners_of_gradients_, owners_of_values_;
 };
 
 }  // namespace tessera

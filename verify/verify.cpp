@@ -1,11 +1,14 @@
 // Launching a run beside its oracle, and the bounds of the whole of it.
 #include "verify/verify.h"
 
+#include <fmt/format.h>
+
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/simulate.h"
 #include "tensor/field_error.h"
 #include "train/sequences.h"
 #include "train/trainer.h"
+#include "verify/comparison.h"
 #include "verify/tolerance.h"
 #include "verify/verified_rank.h"
 
@@ -30,6 +33,32 @@ void check_can_be_verified(const Job& s) {
   if (s.plan.all_reduce == Algorithm::native)
     throw FieldError("all_reduce",
                      "the order of a library's own sums is not known; expected direct, ring, tree or root");
+}
+
+void describe_run(Observations& o, const Job& job, bool exact) {
+  const Plan& p = job.plan;
+  o.pp = p.pp;
+  o.dp = p.dp;
+  o.cp = p.cp;
+  o.tp = p.tp;
+  o.batch = job.optim.batch;
+  o.microbatches = p.microbatches;
+  const DType sums = data_options(job).grad_dtype;
+  if (exact) o.rounding = sums == DType::float64 ? 1e-11 : sums == DType::float32 ? 1e-5 : 0.03;
+}
+
+// launch(), whose failure may be one of the things that are seen.
+void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hooks,
+         const std::function<void(Communicator&)>& body) {
+  try {
+    launch(how, body);
+  } catch (const Error& e) {
+    const bool of_a_rank = e.status() == Status::communication || e.status() == Status::not_finite;
+    if (!hooks.failure_is_seen || !of_a_rank) throw;
+    result.seen.stopped = e.what();
+    result.seen.timed_out = result.seen.stopped.find(" within ") != std::string::npos;
+    result.failures.push_back("the run ended: " + result.seen.stopped);
+  }
 }
 
 }  // namespace
@@ -60,11 +89,21 @@ VerifyResult verify(const Job& given, const VerifyHooks& hooks) {
     result.bound = tolerance.bound;
     result.bound_text = tolerance.text;
   }
-  launch(l, [&](Communicator& world) {
+  describe_run(result.seen, s, result.exact);
+  run(l, result, hooks, [&](Communicator& world) {
     VerifiedRank(s, world, sequences, hooks, result).run();
     if (has_processes(s.plan)) result.known = world.rank() == 0;
   });
-  if (result.known) check_totals(result, s.plan);
+  if (!result.known) return result;
+  for (std::string& line : lines_of(result)) result.failures.push_back(std::move(line));
+  if (!result.seen.stopped.empty()) return result;  // what was counted and held is not known
+  for (const GivenDifference& g : result.seen.given)
+    result.failures.push_back(
+        fmt::format("rank {} was given other tokens than the oracle for {} sequences, first for "
+                    "sequence {} of step {}",
+                    g.rank, g.sequences, g.sequence, g.step));
+  for (const std::string& line : result.seen.copies) result.failures.push_back(line);
+  check_totals(result, s.plan);
   return result;
 }
 

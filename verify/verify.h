@@ -24,6 +24,7 @@
 #include "train/expected_bytes.h"
 #include "train/trainer.h"
 #include "train/usage.h"
+#include "verify/diagnosis.h"
 
 namespace tessera {
 
@@ -31,6 +32,8 @@ namespace tessera {
 // red.
 struct VerifyHooks {
   std::function<void(LaunchOptions& how)> launching = [](LaunchOptions&) {};
+  // What the ranks run, where the oracle runs `job`.
+  std::function<Job(const Job& job)> running = [](const Job& job) { return job; };
   // What plan and oracle are trained on.
   std::function<Sequences(const Job& job)> sequences = [](const Job& job) {
     return counted_sequences(job.model.vocab, job.model.context, job.optim.batch,
@@ -45,6 +48,9 @@ struct VerifyHooks {
   std::function<void(Trainer& rank, const StepReport& report)> update = [](Trainer& rank, const StepReport& report) {
     rank.update(report);
   };
+  // A run that ends with the failure of a rank, or a loss that is no number, is a bound that is broken; else verify()
+  // throws it.
+  bool failure_is_seen = false;
 };
 
 struct VerifyResult {
@@ -62,6 +68,9 @@ struct VerifyResult {
   std::vector<int64_t> in_flight, expected_in_flight;  // by pipeline rank: stages times micro-batches
   std::optional<double> bubble, bubble_formula;        // share of the time, where there is a pipeline
   bool known = true;                                   // false in a process without rank 0, which knows nothing
+  std::vector<int64_t> wrong_steps;                    // in which a number or a tensor is not what it should be
+  Observations seen;                                   // all that is
+  std::vector<Diagnosis> diagnosis;                    // what is likely to be wrong: explain() fills it in
   std::vector<std::string> failures;                   // one line for each bound that is broken
   bool passed() const { return failures.empty(); }
 };
@@ -74,8 +83,14 @@ Job verifiable(Job job);
 // and compares. Throws what training throws.
 VerifyResult verify(const Job& job, const VerifyHooks& hooks = {});
 
-// Its last part: adds a line to result.failures for each bound of the whole run that is broken, bytes and memory
-// against the closed forms, and that there was something to see.
+// The hooks of a job: planted defects ask what they spoil.
+using HooksOf = std::function<VerifyHooks(const Job& job)>;
+// verify(), and where it is broken what the likely cause is. Forward passes that are wrong are tried again without
+// dropout, without the document mask, on one context rank and without a pipeline, as many steps as it takes to see.
+VerifyResult explain(const Job& job, const HooksOf& hooks);
+
+// The last part of verify(): adds a line to result.failures for each bound of the whole run that is broken, bytes and
+// memory against the closed forms, and that there was something to see.
 void check_totals(VerifyResult& result, const Plan& plan);
 // 2% and a few small arrays over what is expected of a peak, which no formula gives to the byte.
 int64_t peak_bound(int64_t expected);
