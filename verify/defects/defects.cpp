@@ -62,7 +62,10 @@ void check_applies(const Defect& d, const Job& job) {
   const std::vector<Need> needs = d.needs(job);
   if (needs.empty()) return;
   std::vector<std::string> changes;
-  for (const Need& n : needs) changes.push_back(fmt::format("`{}` {}", n.field, n.value));
+  for (const Need& n : needs)
+    changes.push_back(n.value == "true"    ? fmt::format("`{}`", n.field)
+                      : n.value == "false" ? fmt::format("no `{}`", n.field)
+                                           : fmt::format("`{}` {}", n.field, n.value));
   throw FieldError(
       "defect", fmt::format("{} cannot be planted in this plan; it can with {}", d.name, fmt::join(changes, " and ")));
 }
