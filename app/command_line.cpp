@@ -34,7 +34,8 @@ constexpr const char* kVerifyExamples =
     "Examples:\n"
     "  tessera verify                                  two data-parallel ranks against one rank, bit for bit\n"
     "  tessera verify --ranks 4 --zero 3 --dtype bf16 --microbatches 3\n"
-    "  tessera verify --all-reduce ring --bucket-mb 0.1 --optimizer sgd --format json";
+    "  tessera verify --all-reduce ring --bucket-mb 0.1 --optimizer sgd --format json\n"
+    "  tessera verify --tp 2 --defect random --hide    a game: what was planted?";
 constexpr const char* kDataExamples =
     "Examples:\n"
     "  tessera data austen                             make the default dataset and say where it is kept\n"
@@ -138,8 +139,17 @@ Options with_good_words(Options o) {
   return o;
 }
 
-VerifyOptions verify_options(const Words& words) {
-  VerifyOptions o{verify_defaults()};
+void add_verify(CLI::App& v, VerifyOptions& o) {
+  v.add_option_function<std::string>(
+       "--defect", [&o](const std::string& name) { o.defect = name; },
+       "plants a known defect in the plan, and says what broke and why: its name, random (by --seed), or list")
+      ->group("Defect")
+      ->type_name("");
+  v.add_flag("--hide", o.hide, "keeps the defect's name until the end")->group("Defect");
+}
+
+VerifyOptions verify_options(const Words& words, VerifyOptions o) {
+  if (o.hide && !o.defect) throw Error("--hide: hides what --defect plants; expected --defect random or a name");
   for (const auto& [name, text] : words) set_option(o.run, name, text);
   validate(o.run);
   return o;
@@ -183,11 +193,14 @@ Command parse_command_line(int argc, const char* const* argv) {
   CheckpointOptions checkpoint;
   ExploreOptions explore;
   LabOptions lab;
+  VerifyOptions verify{verify_defaults()};
   const TrainOptions of_train, of_verify = verify_defaults(), of_plan = plan_defaults();
   add_run(app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose"), words,
           kTrainExamples, {.defaults = of_train, .wanted = [](std::string_view) { return true; }});
-  add_run(app.add_subcommand("verify", "Prove that a plan trains like one rank, and count what it sends and holds"),
-          words, kVerifyExamples, {.defaults = of_verify, .wanted = is_of_verify});
+  CLI::App* verifying =
+      app.add_subcommand("verify", "Prove that a plan trains like one rank, and count what it sends and holds");
+  add_run(verifying, words, kVerifyExamples, {.defaults = of_verify, .wanted = is_of_verify});
+  add_verify(*verifying, verify);
   add_generate(app, generate);
   add_evaluate(app, evaluate);
   add_data(app, data);
@@ -230,7 +243,7 @@ Command parse_command_line(int argc, const char* const* argv) {
   refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());
   if (chosen.empty()) throw Error(fmt::format("no command given; expected {} (tessera --help says more)", kCommands));
   if (chosen.front()->get_name() == "train") return train_options(words);
-  if (chosen.front()->get_name() == "verify") return verify_options(words);
+  if (chosen.front()->get_name() == "verify") return verify_options(words, verify);
   if (chosen.front()->get_name() == "generate") return with_good_words(generate);
   if (chosen.front()->get_name() == "evaluate") return with_good_words(evaluate);
   if (chosen.front()->get_name() == "plan") {

@@ -9,7 +9,7 @@
 namespace tessera {
 
 int run_train(const TrainOptions& options);
-int run_verify(const TrainOptions& options);
+int run_verify(const VerifyOptions& options);
 int run_generate(const GenerateOptions& options);
 int run_evaluate(const EvaluateOptions& options);
 int run_data(const DatasetOptions& options);

@@ -161,7 +161,7 @@ std::string did_you_mean(std::string_view typed, const std::vector<std::string>&
 }
 
 std::string with_options(const std::string& message) {
-  std::vector<std::string> known{"hardware", "software"};  // of plan
+  std::vector<std::string> known{"hardware", "software", "defect"};  // of plan and verify
   for_each_option(TrainOptions{}, [&](const OptionInfo& info, const auto&) { known.emplace_back(info.name); });
   std::string out;
   size_t at = 0;

@@ -82,6 +82,8 @@ struct TrainOptions {
 // `verify` trains counted random tokens under a plan, beside one rank.
 struct VerifyOptions {
   TrainOptions run;
+  std::optional<std::string> defect = {};  // the name of one, "random" or "list"
+  bool hide = false;
 };
 TrainOptions verify_defaults();
 

@@ -22,7 +22,7 @@ int run(const Command& command) {
     return 0;
   }
   if (const auto* train = std::get_if<TrainOptions>(&command)) return run_train(*train);
-  if (const auto* verify = std::get_if<VerifyOptions>(&command)) return run_verify(verify->run);
+  if (const auto* verify = std::get_if<VerifyOptions>(&command)) return run_verify(*verify);
   if (const auto* bench = std::get_if<BenchOptions>(&command)) return run_bench(*bench);
   if (const auto* generate = std::get_if<GenerateOptions>(&command)) return run_generate(*generate);
   if (const auto* evaluate = std::get_if<EvaluateOptions>(&command)) return run_evaluate(*evaluate);

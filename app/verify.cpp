@@ -3,78 +3,18 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "app/ask_memory.h"
 #include "app/commands.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
 #include "app/output.h"
-#include "app/plan_json.h"
+#include "app/verify_output.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "train/attention_choice.h"
 
 namespace tessera {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-template <class F>
-Json by_rank(const std::vector<HeldBytes>& held, const F& f) {
-  Json out = Json::array();
-  for (const HeldBytes& h : held) out.push_back(f(h));
-  return out;
-}
-
-Json bytes_json(const VerifyResult& r) {
-  Json bytes = Json::object();
-  for (const SentBytes& s : r.expected_sent)
-    bytes[s.axis][s.operation] = {{"calls", 0}, {"sent", 0}, {"expected", s.bytes}};
-  for (const SentBytes& s : r.sent) {
-    Json& entry = bytes[s.axis][s.operation];
-    entry["calls"] = s.calls;
-    entry["sent"] = s.bytes;
-    entry["busiest_rank"] = s.most;
-    if (!entry.contains("expected")) entry["expected"] = 0;
-  }
-  return bytes;
-}
-
-Json memory_json(const VerifyResult& r) {
-  Json memory = Json::object();
-  const auto category = [&](const char* name, int64_t HeldBytes::*field) {
-    const auto get = [&](const HeldBytes& h) { return h.*field; };
-    memory[name] = {{"measured", by_rank(r.held, get)}, {"expected", by_rank(r.expected_held, get)}};
-  };
-  category("parameters", &HeldBytes::parameters);
-  category("gradients", &HeldBytes::gradients);
-  category("optimizer", &HeldBytes::optimizer);
-  memory["peak"] = {{"measured", r.peak}, {"expected", r.expected_peak}};
-  return memory;
-}
-
-Json to_json(const VerifyResult& r, const TrainOptions& o, const Plan& plan) {
-  const auto share = [](const std::optional<double>& x) { return x ? Json(*x) : Json(nullptr); };
-  Json bubble = nullptr;
-  if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
-  return {{"passed", r.passed()},
-          {"steps", r.steps},
-          {"dtype", o.dtype},
-          {"plan", plan_json(plan)},
-          {"losses", r.losses},
-          {"bound", r.bound},
-          {"loss_max_rel", r.loss_max_rel},
-          {"grad_max_rel", r.grad_max_rel},
-          {"param_max_rel", r.param_max_rel},
-          {"worst", r.worst},
-          {"bitwise", r.bitwise},
-          {"bytes", bytes_json(r)},
-          {"memory", memory_json(r)},
-          {"in_flight", {{"measured", r.in_flight}, {"expected", r.expected_in_flight}}},
-          {"bubble", bubble},
-          {"failures", r.failures}};
-}
 
 std::string mark(bool good) { return good ? "ok" : "WRONG"; }
 
@@ -140,6 +80,7 @@ std::string pipeline_text(const VerifyResult& r) {
 std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& plan) {
   std::string out = fmt::format("{} steps in {} of {}, beside one rank{}\n\n", r.steps, o.dtype, plan_of(plan),
                                 r.exact ? " that adds in the same order" : "");
+  if (r.losses.empty() || !r.seen.stopped.empty()) return out + "  the run did not end\n\n";
   out += fmt::format("  loss {:.4f} -> {:.4f}; losses, gradients, parameters and optimizer state: {}\n\n",
                      r.losses.front(), r.losses.back(), how_equal(r));
   return out + bytes_text(r) + "\n" + memory_text(r) + pipeline_text(r) + "\n";
@@ -147,14 +88,38 @@ std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& pl
 
 }  // namespace
 
-int run_verify(const TrainOptions& o) {
+int run_verify(const VerifyOptions& options) {
+  const TrainOptions& o = options.run;
+  if (options.defect == "list") {
+    print(defect_list());
+    return 0;
+  }
+  const bool json = o.format == "json";
+  if (json && options.hide) throw Error("--hide: a game for people; expected --format text");
   const Job job = job_of(o);
+  const Defect* const planted_one = options.defect == "random" ? &random_defect(job, static_cast<uint64_t>(o.seed))
+                                    : options.defect           ? &defect(*options.defect)
+                                                               : nullptr;
+  if (planted_one) check_applies(*planted_one, job);
   ask_for_verifying(job);
-  const VerifyResult r = verify(job, {.launching = [&](LaunchOptions& how) { how = ranks_of("verify", o, job.plan); }});
+  const VerifyResult r = explain(job, [&](const Job& j) {
+    VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = ranks_of("verify", o, j.plan); }};
+    return planted_one ? planted(*planted_one, j, std::move(hooks)) : hooks;
+  });
   if (!r.known) return 0;
-  print(o.format == "json" ? to_json(r, o, job.plan).dump() + "\n" : to_text(r, o, job.plan));
+  print(json ? verify_json(r, o, job, planted_one) : to_text(r, o, job.plan));
+  if (!json && planted_one && !options.hide) print(defect_text(*planted_one, job) + "\n");
+  if (!json && !r.passed()) {
+    print(broken_text(r));
+    if (options.hide) ask_player(*planted_one);
+    print(diagnosis_text(r));
+  }
+  if (!json && options.hide) print(defect_text(*planted_one, job));
   if (!r.passed()) throw Error("verify: " + r.failures.front(), Status::verification);
-  if (o.format != "json") print("The plan trains like one rank.\n");
+  if (planted_one)
+    throw Error(fmt::format("verify: {} broke no bound in these {} steps", planted_one->name, r.steps),
+                Status::verification);
+  if (!json) print("The plan trains like one rank.\n");
   return 0;
 }
 

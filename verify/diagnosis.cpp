@@ -67,21 +67,26 @@ Found missing_gather(const Symptoms& s) {
   return s.bytes_text(*sent) + (s.seen().copies.empty() ? "" : "; " + s.seen().copies.front());
 }
 
-// Of a tensor axis: what is wrong tells which sum is missing.
+// Of a tensor axis: what is wrong tells which sum is missing. Where a bound is so wide that nothing is, the size of the
+// missing calls does: a weight has fewer numbers than an activation.
 Found tensor_sum(const Symptoms& s, Cause cause) {
   const SentDifference* sent = s.fewer("tp");
-  if (!sent || s.right_gradients()) return {};
-  std::set<std::string> modules;
+  if (!sent || (s.right_gradients() && !s.right_numbers())) return {};
+  std::set<std::string> blocks;
   bool vectors = true;
   for (const TensorDifference* g : s.gradients()) {
-    modules.insert(g->name.substr(0, g->name.rfind('.')));
+    blocks.insert(g->name.substr(0, g->name.find('.', g->name.find('.') + 1)));
     vectors = vectors && g->shape.size() == 1;
   }
-  const bool one_weight = modules.size() == 1 && vectors;
+  const int64_t missing = sent->expected_calls - sent->calls;
+  const bool small =
+      missing > 0 && sent->calls > 0 && (sent->expected_bytes - sent->bytes) / missing < sent->bytes / sent->calls;
+  const bool one_weight = s.right_gradients() ? small : blocks.size() == 1 && vectors;
   const Cause is = s.wrong_loss() ? Cause::missing_forward_sum
                    : one_weight   ? Cause::weight_not_summed
                                   : Cause::missing_backward_sum;
   if (is != cause) return {};
+  if (s.right_gradients()) return s.bytes_text(*sent) + "; what was computed is within the bounds of its dtype";
   return fmt::format("{}; step {}: {}, {}{}", s.bytes_text(*sent), s.step(), s.numbers_text(), s.gradients_text(),
                      s.blocks_text());
 }

@@ -41,7 +41,10 @@ struct Example {
   size_t begin = 0, end = 0;
   bool shows() const { return end > 0; }
   bool is_report() const { return arguments.starts_with("report "); }
-  bool is_plan() const { return arguments.starts_with("plan "); }
+  // Of what it prints a page may leave out lines.
+  bool leaves_out() const {
+    return arguments.starts_with("plan ") || arguments.find(" --defect ") != std::string::npos;
+  }
 };
 
 // Throws std::runtime_error for a command without a block of output.

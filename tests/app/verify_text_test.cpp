@@ -1,6 +1,7 @@
 // What `tessera verify` prints for people says what its JSON says.
 #include <fmt/format.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
@@ -46,6 +47,36 @@ TEST_F(VerifyTextTest, SaysNothingOfAPipelineWhereThereIsNone) {
   const test::Ran text = run(line), json = run(line + " --format json");
   EXPECT_EQ(text.out.find("bubble"), std::string::npos) << text.out;
   EXPECT_TRUE(nlohmann::json::parse(json.out)["bubble"].is_null()) << json.out;
+}
+
+constexpr const char* kOfDefects =
+    "verify --layers 1 --heads 2 --channels 16 --context 8 --vocab 32 --batch 4 --steps 1 --dp 2 --threads-per-rank 1 ";
+
+TEST_F(VerifyTextTest, SaysWhatADefectBreaksAndWhy) {
+  const std::string line = std::string(kOfDefects) + "--defect missing-gradient-sum";
+  const test::Ran json = run(line + " --format json");
+  EXPECT_EQ(json.status, 1) << json.err;
+  const nlohmann::json said = nlohmann::json::parse(json.out);
+  EXPECT_FALSE(said["passed"].get<bool>());
+  EXPECT_EQ(said["defect"]["name"], "missing-gradient-sum");
+  EXPECT_EQ(said["diagnosis"][0]["cause"], "missing-gradient-sum");
+  std::map<std::string, int> bounds;
+  for (const nlohmann::json& b : said["broken"]) ++bounds[b["bound"].get<std::string>()];
+  for (const char* bound : {"gradient", "parameter", "state", "bytes", "gradient norm"}) EXPECT_GE(bounds[bound], 1);
+  const test::Ran hidden = run(line + " --hide");
+  EXPECT_EQ(hidden.status, 1);
+  const auto at = [&](const char* words) { return hidden.out.find(words); };
+  EXPECT_LT(at("bounds broke:"), at("What is wrong?")) << hidden.out;
+  EXPECT_LT(at("What is wrong?"), at("Likely cause: gradients are not summed")) << hidden.out;
+  EXPECT_LT(at("Likely cause"), at("Planted: missing-gradient-sum, on every rank")) << hidden.out;
+}
+
+TEST_F(VerifyTextTest, RefusesDefectsThatCannotBePlanted) {
+  expect_failure(std::string(kOfDefects) + "--defect missing-output-sum", 2, "--defect: missing-output-sum cannot be");
+  expect_failure(std::string(kOfDefects) + "--defect missing-output-sum", 2, "it can with --tp 2");
+  expect_failure(std::string(kOfDefects) + "--defect nothing", 2, "expected random or one of missing-gradient-sum, ");
+  expect_failure(std::string(kOfDefects) + "--hide", 2, "--hide");
+  EXPECT_NE(run("verify --defect list").out.find("stale-part"), std::string::npos);
 }
 
 }  // namespace

@@ -8,13 +8,12 @@
 #include "parallel/comm/launch.h"
 #include "tensor/random.h"
 #include "tests/parallel/arrays.h"
-#include "tests/support/fault_transport.h"
+#include "verify/defects/fault_transport.h"
 
 namespace tessera {
 namespace {
 
 using test::array_of;
-using test::Fault;
 using test::summed;
 using test::values;
 
@@ -117,7 +116,7 @@ TEST(CommFailure, NoPlantedFaultHangs) {
     const Algorithm algorithm = static_cast<Algorithm>(random.below(4, 4 * trial + 3));
     const Fault fault{kind, static_cast<int64_t>(trial % 12), 0.05};
     const LaunchOptions options{
-        .ranks = ranks, .timeout_s = 0.5, .algorithm = algorithm, .around = test::with_faults({{culprit, {fault}}})};
+        .ranks = ranks, .timeout_s = 0.5, .algorithm = algorithm, .around = with_faults({{culprit, {fault}}})};
     const auto body = [](Communicator& world) {
       const ArenaPtr arena = make_arena();
       for (int i = 0; i < 20; ++i) {

@@ -16,13 +16,12 @@
 
 #include "parallel/comm/launch.h"
 #include "tests/parallel/arrays.h"
-#include "tests/support/fault_transport.h"
+#include "verify/defects/fault_transport.h"
 
 namespace tessera {
 namespace {
 
 using test::array_of;
-using test::Fault;
 
 class Said {
  public:

@@ -12,7 +12,7 @@
 #include "parallel/comm/launch.h"
 #include "parallel/placement.h"
 #include "tensor/random.h"
-#include "tests/support/fault_transport.h"
+#include "verify/defects/fault_transport.h"
 
 namespace tessera {
 namespace {
@@ -221,7 +221,7 @@ TEST_F(CommGpu, DevicesMustBeTheSame) {
 // A lost message and a rank that stays away are found as they are on the CPU.
 TEST_F(CommGpu, FaultsAreFound) {
   LaunchOptions o{.ranks = 2, .timeout_s = 0.5};
-  o.around = test::with_faults({{1, {{.kind = test::Fault::Kind::drop}}}});
+  o.around = with_faults({{1, {{.kind = Fault::Kind::drop}}}});
   const std::string lost = failure(o, [](Communicator& world) {
     const ArenaPtr gpu = make_arena(Device::cuda);
     const Tensor x = brought(world.rank(), {10}, DType::float32, gpu);

@@ -14,7 +14,7 @@
 #include "parallel/data_strategy.h"
 #include "parallel/mesh.h"
 #include "tests/parallel/cut_gpt.h"
-#include "tests/support/fault_transport.h"
+#include "verify/defects/fault_transport.h"
 
 namespace tessera {
 namespace {
@@ -114,10 +114,10 @@ struct Seen {
 Seen watch_backward(const Placement& between, const std::vector<size_t>& late) {
   Seen out;
   LaunchOptions options{.ranks = 2, .threads_per_rank = 1, .timeout_s = 60};
-  std::vector<test::Fault> faults;
+  std::vector<Fault> faults;
   for (const size_t call : late)
-    faults.push_back({.kind = test::Fault::Kind::delay, .call = static_cast<int64_t>(call), .seconds = 0.3});
-  options.around = test::with_faults({{1, faults}});
+    faults.push_back({.kind = Fault::Kind::delay, .call = static_cast<int64_t>(call), .seconds = 0.3});
+  options.around = with_faults({{1, faults}});
   launch(options, [&](Communicator& tp) {
     const ModelConfig config{.layers = 1, .heads = 4, .channels = 64, .context = 32, .vocab = 64};
     const ArenaPtr arena = make_arena();

@@ -13,7 +13,7 @@
 #include "parallel/zero.h"
 #include "tensor/random.h"
 #include "tests/parallel/tiny_gpt.h"
-#include "tests/support/fault_transport.h"
+#include "verify/defects/fault_transport.h"
 
 namespace tessera {
 namespace {
@@ -137,9 +137,9 @@ struct Watched {
 // everything, so what rank 1 asks for takes longer than what it computes.
 Watched watch_zero(int stage, double late) {
   Watched out;
-  std::vector<test::Fault> always_late;
+  std::vector<Fault> always_late;
   for (int64_t call = 0; call < 500; ++call) always_late.push_back({.call = call, .seconds = late});
-  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60, .around = test::with_faults({{0, always_late}})},
+  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60, .around = with_faults({{0, always_late}})},
          [&](Communicator& world) {
            const ArenaPtr arena = make_arena();
            ModelConfig config = test::tiny_gpt(0);

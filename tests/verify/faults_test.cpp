@@ -11,19 +11,17 @@
 #include "parallel/comm/launch.h"
 #include "tensor/error.h"
 #include "tensor/random.h"
-#include "tests/support/fault_transport.h"
 #include "tests/verify/plans.h"
 #include "train/plan.h"
 #include "train/sequences.h"
 #include "train/trainer.h"
 #include "train/whole_state.h"
+#include "verify/defects/fault_transport.h"
 
 namespace tessera {
 namespace {
 
 using test::command_of;
-using test::Fault;
-using test::Faults;
 
 #ifdef __SANITIZE_THREAD__
 constexpr int kFailures = 2, kLate = 1;  // of each plan (and rank): everything takes many times as long
@@ -54,7 +52,7 @@ std::vector<TrainOptions> plans() {
 std::string train(const TrainOptions& o, const Faults& faults, const Sequences& sequences) {
   std::string out;
   LaunchOptions how = launch_options(job_of(o).plan);
-  how.around = test::with_faults(faults);
+  how.around = with_faults(faults);
   launch(how, [&](Communicator& world) {
     Trainer trainer(job_of(o), sequences, world);
     while (trainer.steps_done() < o.steps) trainer.step();

@@ -10,10 +10,10 @@
 #include <mutex>
 
 #include "tests/verify/draw.h"
-#include "tests/verify/mutate.h"
 #include "train/plan.h"
 #include "train/trainer.h"
 #include "train/whole_state.h"
+#include "verify/defects/defects.h"
 
 namespace tessera {
 namespace {
@@ -157,9 +157,11 @@ TEST(Verifiable, ChoosesKernelsThatPromiseBits) {
 TEST_F(TrainingGpu, DefectsAreSeen) {
   TrainOptions o = plan([](TrainOptions& p) { p.ranks = 2; });
   o.device = "cuda";
-  using test::Mutation;
-  for (const Mutation mutation : {Mutation::divide_twice, Mutation::unclipped, Mutation::stale_shard})
-    EXPECT_FALSE(verify(job_of(o), test::hooks_of(mutation)).passed());
+  o.clip = 0.1;
+  for (const char* name : {"skipped-microbatch", "unclipped-rank", "stale-part"}) {
+    check_applies(defect(name), job_of(o));
+    EXPECT_FALSE(verify(job_of(o), planted(defect(name), job_of(o))).passed()) << name;
+  }
 }
 
 }  // namespace

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/comm/transport.h"
+#include "verify/defects/around_transport.h"
 
-namespace tessera::test {
+namespace tessera {
 
 // What happens to one rank when it comes to its call number `call` (counted from 0 over sends, receives and
 // collectives).
@@ -27,52 +27,38 @@ struct Fault {
   double seconds = 0;
 };
 
-class FaultTransport final : public Transport {
+class FaultTransport final : public AroundTransport {
  public:
   FaultTransport(std::unique_ptr<Transport> inner, std::vector<Fault> faults)
       : FaultTransport(std::move(inner), std::make_shared<Plan>()) {
     plan_->faults = std::move(faults);
   }
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  int world_rank(int rank) const override { return inner_->world_rank(rank); }
-  int rank_here() const override { return inner_->rank_here(); }
-  std::string_view kind() const override { return inner_->kind(); }
-  void set_axis(const std::string& axis) override { inner_->set_axis(axis); }
-  void set_flight(std::shared_ptr<Flight> flight) override { inner_->set_flight(std::move(flight)); }
   void send(int to, int tag, const std::byte* data, int64_t bytes) override {
-    if (takes_part()) inner_->send(to, tag, data, bytes);
+    if (takes_part()) inner().send(to, tag, data, bytes);
   }
   void recv(int from, int tag, std::byte* data, int64_t bytes) override {
-    if (!takes_part()) inner_->recv(from, tag, data, bytes);  // the message is lost: the next one is waited for
-    inner_->recv(from, tag, data, bytes);
+    if (!takes_part()) inner().recv(from, tag, data, bytes);  // the message is lost: the next one is waited for
+    inner().recv(from, tag, data, bytes);
   }
   void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) override {
-    if (takes_part()) inner_->send_from_gpu(to, tag, data, bytes, gpu);
+    if (takes_part()) inner().send_from_gpu(to, tag, data, bytes, gpu);
   }
   void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) override {
-    if (!takes_part()) inner_->recv_to_gpu(from, tag, data, bytes, gpu);
-    inner_->recv_to_gpu(from, tag, data, bytes, gpu);
+    if (!takes_part()) inner().recv_to_gpu(from, tag, data, bytes, gpu);
+    inner().recv_to_gpu(from, tag, data, bytes, gpu);
   }
-  int64_t direct(const Call& call) override { return takes_part() ? inner_->direct(call) : 0; }
-  int64_t native(const Call& call) override { return takes_part() ? inner_->native(call) : 0; }
-  bool only_queues(const Call& call) const override { return inner_->only_queues(call); }
+  int64_t direct(const Call& call) override { return takes_part() ? inner().direct(call) : 0; }
+  int64_t native(const Call& call) override { return takes_part() ? inner().native(call) : 0; }
   std::function<void()> native_beside(const Call& call) override {
-    if (takes_part()) return inner_->native_beside(call);
+    if (takes_part()) return inner().native_beside(call);
     return [] {};
   }
-  std::shared_ptr<CommWorker> background() override { return inner_->background(); }
-  void look_after(double waited_s, const std::string& during) override { inner_->look_after(waited_s, during); }
+
+ protected:
   // The groups made of this one count on with the same calls.
-  std::unique_ptr<Transport> split(int color, int key) override {
-    return std::unique_ptr<Transport>(new FaultTransport(inner_->split(color, key), plan_));
+  std::unique_ptr<Transport> around(std::unique_ptr<Transport> made) const override {
+    return std::unique_ptr<Transport>(new FaultTransport(std::move(made), plan_));
   }
-  void fail(const std::string& cause) override { inner_->fail(cause); }
-  bool only_native(const Call& call) const override { return inner_->only_native(call); }
-  int failed_rank() const override { return inner_->failed_rank(); }
-  std::string failure() const override { return inner_->failure(); }
-  std::vector<CallLog*> logs() override { return inner_->logs(); }
-  bool maps_peers() const override { return inner_->maps_peers(); }
 
  private:
   struct Plan {
@@ -80,7 +66,7 @@ class FaultTransport final : public Transport {
     std::atomic<int64_t> calls{0};  // main thread and background together
   };
   FaultTransport(std::unique_ptr<Transport> inner, std::shared_ptr<Plan> plan)
-      : inner_(std::move(inner)), plan_(std::move(plan)) {}
+      : AroundTransport(std::move(inner)), plan_(std::move(plan)) {}
   bool takes_part() {
     const int64_t now = plan_->calls++;
     bool present = true;
@@ -99,7 +85,6 @@ class FaultTransport final : public Transport {
     }
     return present;
   }
-  std::unique_ptr<Transport> inner_;
   std::shared_ptr<Plan> plan_;
 };
 
@@ -114,4 +99,4 @@ inline auto with_faults(Faults faults) {
   };
 }
 
-}  // namespace tessera::test
+}  // namespace tessera

@@ -1,0 +1,47 @@
+// Known defects of parallel training, to be planted in a plan, one at a time, and never in the oracle: `tessera verify
+// --defect NAME` and the tests plant the same ones.
+//
+//   const Defect& d = defect("missing-gradient-sum");
+//   check_applies(d, job);                                          // throws FieldError: what the plan lacks
+//   const VerifyResult r = explain(job, [&](const Job& j) { return planted(d, j); });
+//   r.diagnosis[0].cause == d.cause;
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "verify/verify.h"
+
+namespace tessera {
+
+// A field of a job, and a value with which a defect can be planted.
+struct Need {
+  std::string field, value;
+};
+
+struct Defect {
+  std::string_view name;  // "missing-gradient-sum"
+  std::string_view what;  // a sentence: what the code does
+  Cause cause{};          // what a diagnosis should say
+  // What of the job keeps it from being planted; empty: nothing. The nearest values that would do.
+  std::function<std::vector<Need>(const Job&)> needs;
+  // Where it is then: "on rank 3".
+  std::function<std::string(const Job&)> where;
+  std::function<void(VerifyHooks&, const Job&)> plant;
+};
+
+const std::vector<Defect>& defects();
+// Throws FieldError that names all of them.
+const Defect& defect(std::string_view name);
+// One that applies, drawn by the number. Throws FieldError where none does.
+const Defect& random_defect(const Job& job, uint64_t draw);
+
+// Throws FieldError that says with which fields it could be planted.
+void check_applies(const Defect& defect, const Job& job);
+// Hooks with the defect in them, where it applies to the job; else as they were. A run that ends with the failure of a
+// rank is a bound that breaks.
+VerifyHooks planted(const Defect& defect, const Job& job, VerifyHooks hooks = {});
+
+}  // namespace tessera
