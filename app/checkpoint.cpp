@@ -49,11 +49,15 @@ void write_model(const fs::path& file, const Pretrained& from, DType dtype) {
   for (const Module::Unit& unit : model->layout())
     for (const Slot& slot : unit.slots) all.push_back(slot.parameter);
   std::vector<TensorBytes> listed;
-  for (const Parameter* p : all) listed.push_back({p->name, dtype, {p->whole.begin(), p->whole.end()}, {}});
+  for (const Parameter* p : all) {
+    const Shape shape = p->stored();
+    listed.push_back({p->name, p->stored_dtype(dtype), {shape.begin(), shape.end()}, {}});
+  }
   std::vector<std::byte> bytes;
   stream_safetensors(file, listed, [&](size_t i) {
-    bytes.resize(static_cast<size_t>(all[i]->whole.numel() * size_of(dtype)));
-    from.tensors(all[i]->name, dtype, all[i]->whole)(0, bytes);
+    const Shape shape = all[i]->stored();
+    bytes.resize(static_cast<size_t>(shape.numel() * size_of(listed[i].dtype)));
+    from.tensors(all[i]->name, listed[i].dtype, shape)(0, bytes);
     return std::span<const std::byte>(bytes);
   });
 }
@@ -120,7 +124,10 @@ void export_model(const CheckpointOptions& o) {
   fs::rename(made, folder, error);
   if (error && fs::exists(folder)) refuse();
   if (error) throw OutputError(fmt::format("cannot make {}: {}", folder.string(), error.message()));
-  print(fmt::format("{} is in {}, in {}\n", one_line(o.from), one_line(o.out), name_of(dtype)));
+  const bool numbers_again = from.config.quantize.codec != Codec::none && o.merge;
+  print(fmt::format("{} is in {}, in {}{}\n", one_line(o.from), one_line(o.out), name_of(dtype),
+                    numbers_again ? "; weights that were held in 4 bits are numbers again, with what the adapters learnt"
+                                  : ""));
 }
 
 void inspect(const CheckpointOptions& o) {

@@ -15,6 +15,7 @@
 #include "hub/peft.h"
 #include "tensor/error.h"
 #include "train/names.h"
+#include "train/quantized_tensors.h"
 #include "train/saved_tensors.h"
 
 namespace tessera {
@@ -45,8 +46,10 @@ std::set<std::string> names_of(LanguageModel& model) {
 WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const SavedTensors::Whole& whole = saved->at(name);
-    if (!is_floating(whole.dtype) || whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
-      throw InputError(fmt::format("the checkpoint's '{}' does not fit: expected the shape {}", name, shape.str()));
+    const bool bytes = dtype == DType::uint8;  // of a weight in four bits
+    if (bytes != (whole.dtype == DType::uint8) || !(bytes || is_floating(whole.dtype)) || whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
+      throw InputError(fmt::format("the checkpoint's '{}' does not fit: expected {} of the shape {}", name,
+                                   bytes ? "bytes" : "numbers", shape.str()));
     return [saved, read = saved->reader(name), stored = whole.dtype, dtype](int64_t begin, std::span<std::byte> to) {
       if (stored == dtype) return read(begin, to);
       const int64_t count = std::ssize(to) / size_of(dtype);
@@ -94,6 +97,7 @@ Pretrained open_pretrained(const fs::path& from) {
   const auto saved = std::make_shared<const SavedTensors>(out.path, "model");
   saved->expect_no_others(names_of(*make_model(out.config)));
   out.tensors = tensors_in(saved);
+  if (out.config.quantize.codec != Codec::none) out.tensors = dequantized(out.config, std::move(out.tensors));
   return out;
 }
 
@@ -112,10 +116,16 @@ ModelConfig pretrained_config(const fs::path& from) {
 }
 
 WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
-  if (config.lora.rank == 0 || from.config.lora.rank > 0) return from.tensors;
+  WholeTensors all = from.tensors;
+  const Codec wanted = config.quantize.codec, found = from.config.quantize.codec;
+  if (wanted == Codec::gptq && found != wanted)
+    throw InputError(fmt::format("{}: expected weights in gptq, which tessera checkpoint quantize makes; found {}",
+                                 from.path.string(), text_of(from.dtype)));
+  if (wanted != found) all = quantized(config, std::move(all));
+  if (config.lora.rank == 0 || from.config.lora.rank > 0) return all;
   std::set<std::string> own;
   for (const PeftTensor& t : peft_tensors(config)) own.insert(t.ours);
-  return [own, base = from.tensors](const std::string& name, DType dtype, const Shape& shape) {
+  return [own, base = std::move(all)](const std::string& name, DType dtype, const Shape& shape) {
     return own.contains(name) ? TensorReader() : base(name, dtype, shape);
   };
 }
@@ -140,6 +150,10 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
       throw Error("--lora-rank: what --init names has adapters, which go on; expected --lora-dropout alone");
     o.lora_rank = c.lora.rank, o.lora_alpha = c.lora.alpha, o.lora_rslora = c.lora.rank_stabilised;
     o.lora_targets = fmt::format("{}", fmt::join(c.lora.targets, ","));
+  }
+  if (c.quantize.codec != Codec::none) {
+    take("quantize", o.quantize, std::string(text_of(c.quantize.codec)));
+    if (c.quantize.codec == Codec::gptq) take("quantize-group", o.quantize_group, c.quantize.group);
   }
   if (c.family == Family::gpt2) return;
   take("qkv-bias", o.qkv_bias, c.qkv_bias), take("qk-norm", o.qk_norm, c.qk_norm);

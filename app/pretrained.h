@@ -16,7 +16,8 @@ struct Pretrained {
   std::filesystem::path path;    // of the checkpoint, or of the folder
   ModelConfig config;            // without dropout
   DType dtype = DType::float32;  // that its tensors are stored in
-  WholeTensors tensors;          // by our names, in any floating dtype; files stay mapped as long as this lives
+  // By our names, in any floating dtype; what is held in four bits as bytes too. Files stay mapped as long as this lives.
+  WholeTensors tensors;
   std::string base = {};         // of adapters: what they were trained beside
   std::vector<std::string> passed_over = {};  // of a run: why newer checkpoints were not taken
 };
@@ -28,7 +29,8 @@ Pretrained open_pretrained(const std::filesystem::path& from);
 std::filesystem::path pretrained_path(const std::filesystem::path& from);
 ModelConfig pretrained_config(const std::filesystem::path& from);
 
-// Its tensors for a model of `config`: adapters that only the latter has keep their first values.
+// Its tensors for a model of `config`: adapters that only the latter has keep their first values, and what it holds in
+// nf4 is quantised. Throws InputError where it holds gptq's codes and there are none.
 WholeTensors first_weights(const Pretrained& from, const ModelConfig& config);
 
 // Writes the sizes of a model into the options. Throws Error (usage) for an option that says another one. A smaller

@@ -52,7 +52,7 @@ void Comparison::tensors(int64_t step, const char* what, const std::vector<Named
   size_t at = 0;
   for (size_t u = 0; u < units.size(); ++u)
     for (const Slot& slot : units[u].slots) {
-      const Tensor expected = whole[u].narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole);
+      const Tensor expected = whole[u].narrow(0, slot.begin, slot.size).reshape(slot.parameter->stored());
       one({step, what, *slot.parameter}, found.at(at++), expected, worst_distance);
     }
 }

@@ -14,7 +14,7 @@
 //   [ shared | codes of each block | scales of each block ]
 //
 // shared   nf4: the largest magnitudes of the groups of all pieces (float), then the mean of each piece (float); every
-//          rank has them all. gptq: nothing, or where columns are `ordered` the group of each (int32), for each piece
+//          rank has them all. gptq: nothing
 // codes    four bits for each element, the first one in the low bits
 // scales   nf4: 8 bits, which one of 256 values between -1 and 1 (Dettmers et al. 2021, arXiv 2110.02861, section 2.2)
 //          gptq: a block is two groups: their scales, and a byte with both zeros
@@ -26,11 +26,10 @@
 #include <string>
 #include <vector>
 
+#include "tensor/ops/quantize/codec.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
-
-enum class Codec : uint8_t { none, nf4, gptq };
 
 // How a whole matrix is quantised.
 struct Packing {
@@ -38,7 +37,6 @@ struct Packing {
   int64_t rows = 0, columns = 0;
   std::vector<int64_t> pieces = {};  // rows of each matrix that it is fused of, at least one
   int64_t group = 128;               // of gptq
-  bool ordered = false;              // of gptq: each column says which group it is in
 
   int64_t elements() const { return rows * columns; }
   int64_t block() const { return codec == Codec::nf4 ? 64 : 2 * group; }  // elements; cuts are at multiples of it
