@@ -95,11 +95,11 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer) {
 void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pretrained& from, DType dtype) {
   const bool adapted = from.config.lora.rank > 0;
   if (adapted && o.merge)
-    write_hub_folder(folder, merged(from.config), dtype, merged(from.config, from.tensors), DType::float32);
+    write_hub_folder(folder, merged(from.config), {dtype, merged(from.config, from.tensors), DType::float32});
   else if (adapted)
     write_peft_folder(folder, from.config, dtype, from.tensors, fs::absolute(from.base).lexically_normal().string());
   else
-    write_hub_folder(folder, from.config, dtype, from.tensors, from.dtype);
+    write_hub_folder(folder, from.config, {dtype, from.tensors, from.dtype});
 }
 
 void export_model(const CheckpointOptions& o) {

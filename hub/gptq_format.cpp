@@ -113,30 +113,32 @@ std::string gptq_config(const GptqConfig& config) {
   return out.dump(2) + "\n";
 }
 
-GptqTensors pack_gptq(const Int4Matrix& m) {
-  if (m.rows % kPerWord != 0 || m.columns % kPerWord != 0)
-    throw Error(fmt::format("[gptq] a matrix ({}, {}); expected multiples of {}", m.rows, m.columns, kPerWord));
+GptqTensors pack_gptq(const Int4Matrix& m, int64_t first, int64_t rows) {
+  if (rows % kPerWord != 0 || m.columns % kPerWord != 0)
+    throw Error(fmt::format("[gptq] a matrix ({}, {}); expected multiples of {}", rows, m.columns, kPerWord));
   GptqTensors out;
-  out.qweight.resize(static_cast<size_t>(m.columns / kPerWord * m.rows));
-  out.qzeros.assign(static_cast<size_t>(m.groups() * m.rows / kPerWord), static_cast<int32_t>(kStoredZeros));
-  out.scales.resize(static_cast<size_t>(m.groups() * m.rows));
+  out.qweight.resize(static_cast<size_t>(m.columns / kPerWord * rows));
+  out.qzeros.assign(static_cast<size_t>(m.groups() * rows / kPerWord), static_cast<int32_t>(kStoredZeros));
+  out.scales.resize(static_cast<size_t>(m.groups() * rows));
   for (int64_t i = 0; i < m.columns / kPerWord; ++i)
-    for (int64_t row = 0; row < m.rows; ++row) {
+    for (int64_t row = 0; row < rows; ++row) {
       uint32_t packed = 0;
-      for (int64_t j = 0; j < kPerWord; ++j) packed |= static_cast<uint32_t>(m.code(row, kPerWord * i + j)) << (4 * j);
-      out.qweight[static_cast<size_t>(i * m.rows + row)] = static_cast<int32_t>(packed);
+      for (int64_t j = 0; j < kPerWord; ++j)
+        packed |= static_cast<uint32_t>(m.code(first + row, kPerWord * i + j)) << (4 * j);
+      out.qweight[static_cast<size_t>(i * rows + row)] = static_cast<int32_t>(packed);
     }
   for (int64_t g = 0; g < m.groups(); ++g)
-    for (int64_t row = 0; row < m.rows; ++row) out.scales[static_cast<size_t>(g * m.rows + row)] = m.scale(row, g);
+    for (int64_t row = 0; row < rows; ++row) out.scales[static_cast<size_t>(g * rows + row)] = m.scale(first + row, g);
   for (int64_t c = 0; c < m.columns; ++c) out.g_idx.push_back(static_cast<int32_t>(c / m.group));
   return out;
 }
 
-std::vector<TensorBytes> listed_gptq(const GptqTensors& t, const std::string& layer, const Int4Matrix& m) {
+std::vector<TensorBytes> listed_gptq(const GptqTensors& t, const std::string& layer, const Int4Matrix& m,
+                                     int64_t rows) {
   return {{layer + ".g_idx", DType::int32, {m.columns}, bytes_of(t.g_idx)},
-          {layer + ".qweight", DType::int32, {m.columns / kPerWord, m.rows}, bytes_of(t.qweight)},
-          {layer + ".qzeros", DType::int32, {m.groups(), m.rows / kPerWord}, bytes_of(t.qzeros)},
-          {layer + ".scales", DType::bfloat16, {m.groups(), m.rows}, bytes_of(t.scales), true}};
+          {layer + ".qweight", DType::int32, {m.columns / kPerWord, rows}, bytes_of(t.qweight)},
+          {layer + ".qzeros", DType::int32, {m.groups(), rows / kPerWord}, bytes_of(t.qzeros)},
+          {layer + ".scales", DType::bfloat16, {m.groups(), rows}, bytes_of(t.scales), true}};
 }
 
 GptqLayer::GptqLayer(const Stored& stored, int64_t rows, int64_t columns, int64_t group, const std::string& what)
@@ -186,6 +188,11 @@ Int4Matrix GptqLayer::unpack(int64_t first, int64_t count) const {
                   stored_.scales->bytes.data() + (g * rows_ + first + row) * static_cast<int64_t>(sizeof(Half)),
                   sizeof(Half));
   return out;
+}
+
+void GptqLayer::decode(int64_t begin, std::span<float> out) const {
+  const int64_t first = begin / columns_, last = (begin + std::ssize(out) - 1) / columns_;
+  if (!out.empty()) unpack(first, last - first + 1).decode(begin - first * columns_, out);
 }
 
 }  // namespace tessera

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "data/safetensors.h"
-#include "tensor/int4.h"
+#include "tensor/ops/quantize/int4.h"
 
 namespace tessera {
 
@@ -38,10 +38,12 @@ struct GptqTensors {
   std::vector<int32_t> qweight, qzeros, g_idx;
   std::vector<Half> scales;
 };
-// Throws Error unless rows and columns are multiples of 8.
-GptqTensors pack_gptq(const Int4Matrix& matrix);
-// As TensorBytes of these names, which refer to `tensors`.
-std::vector<TensorBytes> listed_gptq(const GptqTensors& tensors, const std::string& layer, const Int4Matrix& shape);
+// Of rows [first, first + rows) of a matrix. Throws Error unless rows and columns are multiples of 8.
+GptqTensors pack_gptq(const Int4Matrix& matrix, int64_t first, int64_t rows);
+// As a file lists them, four for each layer: `tensors` must outlive the result, or be empty where only their names and
+// shapes are wanted.
+std::vector<TensorBytes> listed_gptq(const GptqTensors& tensors, const std::string& layer, const Int4Matrix& matrix,
+                                     int64_t rows);
 
 // A stored layer, held to the format: shapes by (rows, columns), g_idx (which may be missing), qzeros and scales by
 // their values. Throws InputError naming the tensor, what was expected and found. Cost: qweight is not read.
@@ -54,6 +56,8 @@ class GptqLayer {
   // Rows [first, first + count), in our order.
   Int4Matrix unpack(int64_t first, int64_t count) const;
   Int4Matrix unpack() const { return unpack(0, rows_); }
+  // Elements of (rows, columns) from the one at `begin` on.
+  void decode(int64_t begin, std::span<float> out) const;
 
  private:
   Stored stored_;

@@ -1,5 +1,5 @@
 // Codes and numbers.
-#include "tensor/int4.h"
+#include "tensor/ops/quantize/int4.h"
 
 #include <algorithm>
 #include <cstring>
