@@ -83,10 +83,13 @@ Pretrained open_pretrained(const fs::path& from) {
   if (is_peft_folder(from)) return open_adapted(from);
   if (is_hub_folder(from)) {
     const auto folder = std::make_shared<const HubFolder>(from);
-    return {from, folder->config(), folder->dtype(),
-            [folder, of = folder->tensors()](const std::string& name, DType dtype, const Shape& shape) {
-              return of(name, dtype, shape);
-            }};
+    return {.path = from,
+            .config = folder->config(),
+            .dtype = folder->dtype(),
+            .tensors = [folder, of = folder->tensors()](const std::string& name, DType dtype,
+                                                        const Shape& shape) { return of(name, dtype, shape); },
+            .gptq = folder->gptq(),
+            .codes = [folder](const std::string& name) { return folder->codes(name); }};
   }
   Pretrained out;
   out.path = find_checkpoint(from, out.passed_over).path;

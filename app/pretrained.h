@@ -2,12 +2,15 @@
 // one of these. Whoever begins with such a model takes it from here and does not ask which of them it was.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "app/options.h"
 #include "data/tokenizer.h"
+#include "hub/gptq_format.h"
 #include "train/whole_state.h"
 
 namespace tessera {
@@ -19,6 +22,9 @@ struct Pretrained {
   // By our names, in any floating dtype; what is held in four bits as bytes too. Files stay mapped as long as this lives.
   WholeTensors tensors;
   std::string base = {};         // of adapters: what they were trained beside
+  // Of a folder whose layers are in 4 bits, by our names: a tensor's codes, or nothing where it has none.
+  std::optional<GptqConfig> gptq = {};
+  std::function<std::optional<Int4Matrix>(const std::string& name)> codes = {};
   std::vector<std::string> passed_over = {};  // of a run: why newer checkpoints were not taken
 };
 

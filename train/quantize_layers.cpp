@@ -67,11 +67,13 @@ void replace(Linear& linear, const Int4Matrix& matrix) {
   ++value.storage()->version;
 }
 
-void check(LanguageModel& model, const Rows& rows, const QuantizeOptions& o) {
+void check(LanguageModel& model, const Rows* rows, const QuantizeOptions& o) {
   if (model.config.lora.rank > 0) throw Error("[quantize] the model has adapters; expected one without");
-  if (rows.has_starts()) throw Error("[quantize] the rows hold documents that begin within them; expected a text");
-  if (rows.context() > model.config.context)
-    throw Error("[quantize] rows of " + std::to_string(rows.context()) + " tokens; the context is " +
+  if (!rows && o.method == Rounding::gptq) throw Error("[quantize] no calibration data");
+  if (rows && rows->has_starts())
+    throw Error("[quantize] the rows hold documents that begin within them; expected a text");
+  if (rows && rows->context() > model.config.context)
+    throw Error("[quantize] rows of " + std::to_string(rows->context()) + " tokens; the context is " +
                 std::to_string(model.config.context));
   for (int64_t i = 0; i < model.config.layers; ++i)
     for (Linear* l : model.layer(i).all<Linear>())
@@ -82,12 +84,13 @@ void check(LanguageModel& model, const Rows& rows, const QuantizeOptions& o) {
 
 }  // namespace
 
-std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows& calibration, const QuantizeOptions& o,
+std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows* calibration, const QuantizeOptions& o,
                                              const std::function<void(const QuantizedWeight&)>& done) {
   check(model, calibration, o);
   const NoGrad no_grad;
   model.set_step({});
-  std::vector<Batch> batches = embedded(model, calibration, o);
+  std::vector<Batch> batches;
+  if (calibration) batches = embedded(model, *calibration, o);
   std::vector<QuantizedWeight> out;
   for (int64_t i = 0; i < model.config.layers; ++i) {
     DecoderLayer& layer = model.layer(i);
@@ -97,7 +100,7 @@ std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows& c
       QuantizedWeight made{.name = l->parameter(l->weight).name,
                            .matrix = o.method == Rounding::gptq ? gptq(weight, inputs, o.group, o.damping)
                                                                 : round_to_nearest(weight, o.group)};
-      made.error = output_error(weight, made.matrix, inputs);
+      if (calibration) made.error = output_error(weight, made.matrix, inputs);
       replace(*l, made.matrix);
       if (done) done(made);
       out.push_back(std::move(made));

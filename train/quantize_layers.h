@@ -32,11 +32,12 @@ struct QuantizedWeight {
 
 // The weights of all linear layers within the layers of a model that is whole, has memory and no adapters, in order. In
 // the model they are replaced by what they were rounded to. Tokens that predict nothing (targets that are ignored) do
-// not count as inputs. `done` (may be empty) hears of each weight. Throws Error: for rows that begin documents or are
-// longer than the model's context, FieldError ("group") where groups do not divide a layer's inputs, and as gptq()
-// does. Cost: a forward pass of all windows for each linear and one more, through one layer; 4 C bytes for each of
-// their tokens; the inputs' squares and GPTQ for each weight.
-std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows& calibration,
+// not count as inputs. Rounding to nearest goes without calibration data (null), and then knows no errors. `done` (may
+// be empty) hears of each weight. Throws Error: for rows that begin documents or are longer than the model's context,
+// FieldError ("group") where groups do not divide a layer's inputs, and as gptq() does. Cost: a forward pass of all
+// windows for each linear and one more, through one layer; 4 C bytes for each of their tokens; the inputs' squares and
+// GPTQ for each weight.
+std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows* calibration,
                                              const QuantizeOptions& options,
                                              const std::function<void(const QuantizedWeight&)>& done = {});
 
