@@ -26,7 +26,6 @@ void refuse(const std::optional<MemoryRefusal>& refusal) {
 
 constexpr double kFarOff = 16;  // a little is for those to say who know which tensor, or which option, it is
 
-
 // For the threads of the ranks, which are tried, and for what they hold.
 MemoryLimit limit_beside_threads(const Job& job, int64_t ranks_here) {
   if (has_processes(job.plan)) return memory_limit();

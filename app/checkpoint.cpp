@@ -107,9 +107,9 @@ void export_model(const CheckpointOptions& o) {
     write_tokenizer(made, *tokenizer);
   });
   const bool numbers_again = from.config.quantize.codec != Codec::none && o.merge;
-  print(fmt::format("{} is in {}, in {}{}\n", one_line(o.from), one_line(o.out), name_of(dtype),
-                    numbers_again ? "; weights that were held in 4 bits are numbers again, with what the adapters learnt"
-                                  : ""));
+  print(fmt::format(
+      "{} is in {}, in {}{}\n", one_line(o.from), one_line(o.out), name_of(dtype),
+      numbers_again ? "; weights that were held in 4 bits are numbers again, with what the adapters learnt" : ""));
 }
 
 void inspect(const CheckpointOptions& o) {

@@ -60,8 +60,8 @@ void add_generate(CLI::App& app, GenerateOptions& o) {
   g.add_flag("--ignore-end", o.ignore_end, "the token that ends a text does not end the writing");
   add_words(g, "--format", "of standard output: text|json [text]",
             [&o](const std::string& t) { o.format = parse_choice("--format", t, "text|json"); });
-  constexpr std::array<std::string_view, 11> plan = {"ranks", "dp",      "tp",     "pp",      "zero",
-                                                     "dtype", "quantize", "backend", "device", "timeout", "threads-per-rank"};
+  constexpr std::array<std::string_view, 11> plan = {
+      "ranks", "dp", "tp", "pp", "zero", "dtype", "quantize", "backend", "device", "timeout", "threads-per-rank"};
   add_run_words(g, o.words, plan);
   g.footer(kGenerateExamples);
 }
@@ -69,27 +69,10 @@ void add_generate(CLI::App& app, GenerateOptions& o) {
 void add_evaluate(CLI::App& app, EvaluateOptions& o) {
   CLI::App& e = *app.add_subcommand("evaluate", "Say how well a model predicts a text");
   e.add_option("FROM", o.from, kFrom)->required()->type_name("");
-  constexpr std::array<std::string_view, 21> run = {"data",
-                                                    "batch",
-                                                    "context",
-                                                    "template",
-                                                    "train-on",
-                                                    "skip-bad",
-                                                    "ranks",
-                                                    "dp",
-                                                    "tp",
-                                                    "sp",
-                                                    "cp",
-                                                    "pp",
-                                                    "cp-mode",
-                                                    "zero",
-                                                    "dtype",
-                                                    "quantize",
-                                                    "backend",
-                                                    "device",
-                                                    "timeout",
-                                                    "threads-per-rank",
-                                                    "format"};
+  constexpr std::array<std::string_view, 21> run = {
+      "data",  "batch",    "context", "template", "train-on", "skip-bad",         "ranks",
+      "dp",    "tp",       "sp",      "cp",       "pp",       "cp-mode",          "zero",
+      "dtype", "quantize", "backend", "device",   "timeout",  "threads-per-rank", "format"};
   add_run_words(e, o.words, run);
   e.footer(kEvaluateExamples);
 }

@@ -19,9 +19,10 @@ struct Pretrained {
   std::filesystem::path path;    // of the checkpoint, or of the folder
   ModelConfig config;            // without dropout
   DType dtype = DType::float32;  // that its tensors are stored in
-  // By our names, in any floating dtype; what is held in four bits as bytes too. Files stay mapped as long as this lives.
+  // By our names, in any floating dtype; what is held in four bits as bytes too. Files stay mapped as long as this
+  // lives.
   WholeTensors tensors;
-  std::string base = {};         // of adapters: what they were trained beside
+  std::string base = {};  // of adapters: what they were trained beside
   // Of a folder whose layers are in 4 bits, by our names: a tensor's codes, or nothing where it has none.
   std::optional<GptqConfig> gptq = {};
   std::function<std::optional<Int4Matrix>(const std::string& name)> codes = {};

@@ -37,8 +37,8 @@ void check_quantize_options(const TrainOptions& o) {
   if (o.quantize_group && o.quantize.value_or("none") != "gptq")
     throw Error(fmt::format("--quantize-group: goes with --quantize gptq, found {}", o.quantize.value_or("none")));
   if (o.quantize.value_or("none") != "none" && o.lora_rank == 0)
-    throw Error(fmt::format(
-        "--quantize: expected --lora-rank, since weights in 4 bits do not learn; found {} alone", *o.quantize));
+    throw Error(fmt::format("--quantize: expected --lora-rank, since weights in 4 bits do not learn; found {} alone",
+                            *o.quantize));
 }
 
 }  // namespace

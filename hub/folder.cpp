@@ -183,18 +183,21 @@ bool HubFolder::open_codes(const HubTensor& ours, const HubTensor::Piece& piece)
   return true;
 }
 
+bool HubFolder::has_codes(const std::string& name) const {
+  const auto tensor = by_name_.find(name);
+  return tensor != by_name_.end() && std::ranges::all_of(tensor->second->pieces, [&](const HubTensor::Piece& piece) {
+           return codes_.contains(piece.name);
+         });
+}
+
 std::optional<Int4Matrix> HubFolder::codes(const std::string& name) const {
   std::optional<Int4Matrix> out;
-  const auto tensor = by_name_.find(name);
-  if (tensor == by_name_.end()) return out;
-  for (const HubTensor::Piece& piece : tensor->second->pieces) {
-    const auto found = codes_.find(piece.name);
-    if (found == codes_.end()) return std::nullopt;
-    if (out)
-      out->append(found->second.unpack());
+  if (!has_codes(name)) return out;
+  for (const HubTensor::Piece& piece : by_name_.at(name)->pieces)
+    if (const GptqLayer& layer = codes_.at(piece.name); out)
+      out->append(layer.unpack());
     else
-      out = found->second.unpack();
-  }
+      out = layer.unpack();
   return out;
 }
 

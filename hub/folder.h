@@ -33,6 +33,8 @@ class HubFolder {
   WholeTensors tensors() const;
   // Where layers are in 4 bits.
   const std::optional<GptqConfig>& gptq() const { return gptq_; }
+  // Whether all that a tensor of our name is made of is in 4 bits. Cost: names only.
+  bool has_codes(const std::string& name) const;
   // A tensor's codes, by our name, all rows of all that it is made of; nothing where not all of these are in 4 bits.
   std::optional<Int4Matrix> codes(const std::string& name) const;
 

@@ -37,7 +37,7 @@ struct LoraConfig {
   bool operator==(const LoraConfig&) const = default;
 };
 
-// Frozen weights of linear layers in four bits (models/quantize.h).
+// Frozen weights of linear layers in four bits (models/packed_layers.h).
 struct QuantizeConfig {
   Codec codec = Codec::none;
   int64_t group = 128;  // of gptq: columns that share a scale; -1: all of a row

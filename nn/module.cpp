@@ -183,8 +183,10 @@ std::vector<Module::Unit> Module::layout() {
     for (const auto& [kind, trainable, packed] :
          {std::tuple{"", true, false}, {" (frozen)", false, false}, {" (four bits)", false, true}}) {
       const std::string name = group.module->full_name();
-      Unit unit{
-          .name = (name.empty() ? "model" : name) + kind, .module = group.module, .trainable = trainable, .packed = packed};
+      Unit unit{.name = (name.empty() ? "model" : name) + kind,
+                .module = group.module,
+                .trainable = trainable,
+                .packed = packed};
       for (Parameter* p : group.members) {
         if (p->trainable != trainable || (p->packed != nullptr) != packed) continue;
         unit.slots.push_back({p, unit.size, p->stored_here()});
@@ -207,7 +209,8 @@ void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, u
     const int64_t from = std::max(begin, slot.begin), to = std::min(end, slot.end());
     const Philox random = Philox::named(seed, slot.parameter->source());
     if (unit.packed) {
-      if (from < to) initialise_bytes(all.narrow(0, from - begin, to - from), *slot.parameter, random, from - slot.begin);
+      if (from < to)
+        initialise_bytes(all.narrow(0, from - begin, to - from), *slot.parameter, random, from - slot.begin);
       continue;
     }
     for_each_run(*slot.parameter, from - slot.begin, to - slot.begin, [&](int64_t at, int64_t whole, int64_t count) {

@@ -15,13 +15,15 @@ std::shared_ptr<Packed> make_packed(const Packing& packing) {
 void cut(Packed& packed, const Parameter& p) {
   const Packing& packing = packed.packing;
   packed.runs.clear();
-  for_each_run(p.whole, p.shard, 0, p.local().numel(),
-               [&](int64_t here, int64_t whole, int64_t count) { packed.runs.push_back({here, whole, count}); });
+  for_each_run(p.whole, p.shard, 0, p.local().numel(), [&](int64_t here, int64_t whole, int64_t count) {
+    packed.runs.push_back({here, whole, count});
+  });
   if (const int64_t bound = splits_block(packing, packed.runs); bound > 0) {
     int64_t step = bound;  // what all bounds are multiples of
     for (const ElementRun& run : packed.runs) step = std::gcd(step, std::gcd(run.whole, run.count));
     throw FieldError(p.shard.axis, "'" + p.name + "' " + p.whole.str() + " would be cut at multiples of " +
-                                       std::to_string(step) + " elements, which the " + std::to_string(packing.block()) +
+                                       std::to_string(step) + " elements, which the " +
+                                       std::to_string(packing.block()) +
                                        " that are quantised together do not divide; expected fewer ranks");
   }
   packed.shard = {.axis = p.shard.axis};

@@ -1,5 +1,6 @@
 // IEEE's float16 as bits that files hold; no tensor has it.
 #pragma once
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -25,8 +26,8 @@ inline Half half_of(float x) {
   const float magnitude = std::abs(x);
   if (magnitude >= 65520.0F) return {static_cast<uint16_t>(sign | 0x7c00u)};
   int exponent = 0;
-  std::frexp(magnitude, &exponent);  // magnitude = f 2^exponent with f in [0.5, 1)
-  const int step = std::max(exponent - 11, -24);  // what one of the last bit counts
+  std::frexp(magnitude, &exponent);               // magnitude = f 2^exponent with f in [0.5, 1)
+  const int step = magnitude > 0 ? std::max(exponent - 11, -24) : -24;  // what one of the last bit counts
   const auto count = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -step)));
   // A count of 2048 carries into the exponent by itself, and counts below 1024 are subnormal.
   const uint32_t bits = step == -24 ? count : (static_cast<uint32_t>(step + 24) << 10) + count;

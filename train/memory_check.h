@@ -35,8 +35,8 @@ std::optional<MemoryRefusal> least_refusal(const Job& job, int64_t ranks_here, c
 // and of what goes into each layer.
 struct LeastMemory {
   double parameters = 0, trained = 0;  // numbers of them
-  double values = 0, state = 0;        // bytes of all parameters, and of the optimizer's state for those that are trained
-  double held = 0;                     // bytes of both, and of gradients
+  double values = 0, state = 0;  // bytes of all parameters, and of the optimizer's state for those that are trained
+  double held = 0;               // bytes of both, and of gradients
   double activations = 0;
 };
 LeastMemory least_memory(const Job& job);

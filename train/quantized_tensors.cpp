@@ -5,7 +5,7 @@
 #include <map>
 #include <memory>
 
-#include "models/quantize.h"
+#include "models/packed_layers.h"
 
 namespace tessera {
 namespace {
@@ -13,16 +13,14 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 TensorReader reader_of(const std::shared_ptr<const Bytes>& bytes) {
-  return [bytes](int64_t begin, std::span<std::byte> to) {
-    std::memcpy(to.data(), bytes->data() + begin, to.size());
-  };
+  return [bytes](int64_t begin, std::span<std::byte> to) { std::memcpy(to.data(), bytes->data() + begin, to.size()); };
 }
 
 }  // namespace
 
 WholeTensors quantized(const ModelConfig& config, WholeTensors numbers) {
   return [all = packings_of(config), numbers = std::move(numbers)](const std::string& name, DType dtype,
-                                                                  const Shape& shape) -> TensorReader {
+                                                                   const Shape& shape) -> TensorReader {
     const auto found = all.find(name);
     if (found == all.end() || dtype != DType::uint8) return numbers(name, dtype, shape);
     const Packing& p = found->second;
@@ -40,7 +38,7 @@ WholeTensors quantized(const ModelConfig& config, WholeTensors numbers) {
 
 WholeTensors dequantized(const ModelConfig& config, WholeTensors stored) {
   return [all = packings_of(config), stored = std::move(stored)](const std::string& name, DType dtype,
-                                                                const Shape& shape) -> TensorReader {
+                                                                 const Shape& shape) -> TensorReader {
     const auto found = all.find(name);
     if (found == all.end() || dtype == DType::uint8) return stored(name, dtype, shape);
     const Packing& p = found->second;

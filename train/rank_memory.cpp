@@ -89,8 +89,7 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   const Team team(job.plan);
   const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
   const PlanSizes s(job);
-  const int64_t handed = handed_bytes(job),
-                copies = s.parts[0][0].value_bytes() + s.parts[0][0].whole(true) * s.grad;
+  const int64_t handed = handed_bytes(job), copies = s.parts[0][0].value_bytes() + s.parts[0][0].whole(true) * s.grad;
   // In a pipeline stage 3 of ZeRO fetches for another micro-batch than the one that single ones show: what it holds for
   // that comes on top of passes without it, and another unit is there where the next pass begins with one.
   const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;

@@ -6,13 +6,13 @@
 #include <limits>
 
 #include "tensor/cpu/vectorize.h"
-#include "tensor/half.h"
+#include "tensor/ops/quantize/gptq.h"
 #include "tensor/ops/quantize/sections.h"
 
 namespace tessera {
 namespace {
 
-constexpr int64_t kAtOnce = 1 << 18;  // elements: a multiple of any block
+constexpr int64_t kAtOnce = 1 << 18;  // elements: a multiple of a block
 constexpr int kLevels = 16;
 
 // Of ascending values, the place of the one nearest to x: the number of middles between neighbours that it is above.
@@ -63,49 +63,28 @@ void encode_scales(std::span<const float> scales, float* groups, float* mean, st
     float most = 0;
     for (const float s : group) most = std::max(most, std::abs(s - *mean));
     *groups++ = most;
-    for (const float s : group) *to++ = static_cast<std::byte>(nearest(dynamic_values(), most > 0 ? (s - *mean) / most : 0));
+    for (const float s : group)
+      *to++ = static_cast<std::byte>(nearest(dynamic_values(), most > 0 ? (s - *mean) / most : 0));
   }
 }
 
-// A group of a row: 16 levels from its smallest to its largest number, zero among them.
-void encode_gptq(std::span<const float> x, uint8_t* codes, Half& scale, int& zero) {
-  float low = 0, high = 0;
-  for (const float v : x) low = std::min(low, v), high = std::max(high, v);
-  scale = half_of((high - low) / (kLevels - 1));
-  const float step = wide(scale);
-  if (!std::isfinite(step)) throw Error("[quantize] a group of gptq reaches from " + std::to_string(low) + " to " +
-                                        std::to_string(high) + ", further than float16 can say");
-  zero = step > 0 ? static_cast<int>(std::nearbyint(-low / step)) : 0;
-  zero = std::clamp(zero, 0, kLevels - 1);
-  for (size_t i = 0; i < x.size(); ++i) {
-    const float level = step > 0 ? std::nearbyint(x[i] / step) + static_cast<float>(zero) : 0;
-    codes[i] = static_cast<uint8_t>(std::clamp(level, 0.0F, static_cast<float>(kLevels - 1)));
-  }
-}
-
-void encode_pair(const Packing& p, std::span<const float> x, std::byte* codes, std::byte* scales) {
-  std::vector<uint8_t> both(static_cast<size_t>(p.block()), 0);
-  int zeros = 0;
-  for (size_t i = 0, g = static_cast<size_t>(p.group); i < 2 && i * g < x.size(); ++i) {
-    Half scale;
-    int zero = 0;
-    encode_gptq(x.subspan(i * g, std::min(g, x.size() - i * g)), both.data() + i * g, scale, zero);
-    std::memcpy(scales + 2 * i, &scale.bits, sizeof scale.bits);
-    zeros |= zero << (4 * i);
-  }
-  scales[4] = static_cast<std::byte>(zeros);
-  put_codes(codes, both);
+// Without GPTQ's algorithm, which wants to see inputs.
+std::vector<std::byte> rounded_to_nearest(const Packing& p, const FloatSource& source) {
+  const Tensor weight = Tensor::empty({p.rows, p.columns}, DType::float32, make_arena());
+  source(0, {weight.data<float>(), static_cast<size_t>(p.elements())});
+  return round_to_nearest(weight, p.group).packed();
 }
 
 }  // namespace
 
 std::vector<std::byte> quantize(const Packing& p, const FloatSource& source) {
+  if (p.codec == Codec::gptq) return rounded_to_nearest(p, source);
   std::vector<std::byte> out(static_cast<size_t>(p.bytes()), std::byte{0});
   const Sections at(p, p.elements());
   const int64_t block = p.block();
   std::vector<float> chunk, scales(static_cast<size_t>((p.elements() + block - 1) / block));
-  for (int64_t begin = 0; begin < p.elements(); begin += kAtOnce / block * block) {
-    chunk.resize(static_cast<size_t>(std::min(kAtOnce / block * block, p.elements() - begin)));
+  for (int64_t begin = 0; begin < p.elements(); begin += kAtOnce) {
+    chunk.resize(static_cast<size_t>(std::min(kAtOnce, p.elements() - begin)));
     source(begin, chunk);
     for (size_t i = 0; i < chunk.size(); ++i)
       if (!(std::abs(chunk[i]) <= std::numeric_limits<float>::max()))
@@ -116,26 +95,20 @@ std::vector<std::byte> quantize(const Packing& p, const FloatSource& source) {
         const auto first = static_cast<size_t>(b * block);
         const std::span<const float> x = std::span(chunk).subspan(first, std::min<size_t>(block, chunk.size() - first));
         const int64_t whole = begin / block + b;
-        std::byte* const codes = out.data() + at.codes + whole * block / 2;
-        if (p.codec == Codec::nf4)
-          scales[static_cast<size_t>(whole)] = encode_nf4(x, codes);
-        else
-          encode_pair(p, x, codes, out.data() + at.scales + whole * p.scale_bytes());
+        scales[static_cast<size_t>(whole)] = encode_nf4(x, out.data() + at.codes + whole * block / 2);
       }
     });
   }
   const PieceBounds pieces(p);
   std::vector<float> groups(static_cast<size_t>(pieces.groups)), means(p.pieces.size());
-  for (size_t i = 0; p.codec == Codec::nf4 && i < p.pieces.size(); ++i) {
+  for (size_t i = 0; i < p.pieces.size(); ++i) {
     const int64_t first = pieces.first_blocks[i],
                   end = i + 1 < p.pieces.size() ? pieces.first_blocks[i + 1] : std::ssize(scales);
     encode_scales(std::span(scales).subspan(static_cast<size_t>(first), static_cast<size_t>(end - first)),
                   groups.data() + pieces.first_groups[i], &means[i], out.data() + at.scales + first);
   }
-  if (p.codec == Codec::nf4) {
-    std::memcpy(out.data(), groups.data(), 4 * groups.size());
-    std::memcpy(out.data() + 4 * groups.size(), means.data(), 4 * means.size());
-  }
+  std::memcpy(out.data(), groups.data(), 4 * groups.size());
+  std::memcpy(out.data() + 4 * groups.size(), means.data(), 4 * means.size());
   return out;
 }
 

@@ -33,9 +33,8 @@ std::array<float, 256> make_dynamic_values() {
 
 std::span<const float, 16> nf4_values() {
   static constexpr std::array<float, 16> values{
-      -1.0F,          -0.696192801F, -0.525073051F, -0.394917488F, -0.284441382F, -0.184773430F,
-      -0.0910500363F, 0.0F,          0.0795802996F, 0.160930201F,  0.246112302F,  0.337915242F,
-      0.440709829F,   0.562617004F,  0.722956836F,  1.0F};
+      -1.0F,         -0.696192801F, -0.525073051F, -0.394917488F, -0.284441382F, -0.184773430F, -0.0910500363F, 0.0F,
+      0.0795802996F, 0.160930201F,  0.246112302F,  0.337915242F,  0.440709829F,  0.562617004F,  0.722956836F,   1.0F};
   return values;
 }
 
@@ -68,8 +67,8 @@ void check(const Packing& p, const std::string& name) {
                 std::to_string(by) + " does not divide");
   };
   for (const int64_t rows : p.pieces)
-    if (p.pieces.size() > 1 && rows * p.columns % p.block() != 0)
-      refuse("elements in a part that is quantised for itself", rows * p.columns, p.block());
+    if ((p.pieces.size() > 1 || p.codec == Codec::gptq) && rows * p.columns % p.block() != 0)
+      refuse("elements that are quantised for themselves", rows * p.columns, p.block());
   if (p.codec == Codec::gptq && p.columns % p.group != 0) refuse("columns", p.columns, p.group);
 }
 

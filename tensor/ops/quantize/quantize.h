@@ -64,8 +64,8 @@ void for_each_byte_run(const Packing& packing, std::span<const ElementRun> runs,
 
 // Elements of the whole matrix, from the one at `begin` on, as many as `to` has room for.
 using FloatSource = std::function<void(int64_t begin, std::span<float> to)>;
-// The whole in bytes, each element rounded to the nearest value that there is: gptq without its algorithm, by the
-// largest and the smallest of each group. Throws Error for a number that is not finite. Cost: reads each element once.
+// The whole in bytes, each element rounded to the nearest value that there is: gptq without its algorithm, which is in
+// tensor/ops/quantize/gptq.h. Throws Error for a number that is not finite. Cost: reads each element once.
 std::vector<std::byte> quantize(const Packing& packing, const FloatSource& source);
 
 // The part's elements (rows here, columns here), in the dtype of `out`, which has as many: each is made in float and

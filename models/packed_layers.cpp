@@ -1,5 +1,5 @@
 // The linear layers of each decoder layer.
-#include "models/quantize.h"
+#include "models/packed_layers.h"
 
 #include <algorithm>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-void quantize_layers(LanguageModel& model) {
+void pack_layers(LanguageModel& model) {
   const QuantizeConfig& q = model.config.quantize;
   if (q.codec == Codec::none) return;
   for (int64_t i = 0; i < model.config.layers; ++i) {

@@ -11,7 +11,7 @@ namespace tessera {
 
 // Freezes these weights of a model whose configuration asks for it, and says how they are quantised. Before place(),
 // and before there is memory. Throws Error (usage) for sizes that do not divide.
-void quantize_layers(LanguageModel& model);
+void pack_layers(LanguageModel& model);
 
 // Of the whole model, by the names of their parameters. Cost: shapes only.
 std::map<std::string, Packing> packings_of(const ModelConfig& config);
