@@ -26,8 +26,6 @@ void refuse(const std::optional<MemoryRefusal>& refusal) {
 
 constexpr double kFarOff = 16;  // a little is for those to say who know which tensor, or which option, it is
 
-int64_t bytes_of(double elements, int64_t each) { return static_cast<int64_t>(elements) * each; }
-
 // For the threads of the ranks, which are tried, and for what they hold.
 MemoryLimit limit_beside_threads(const Job& job, int64_t ranks_here) {
   if (has_processes(job.plan)) return memory_limit();
@@ -36,13 +34,6 @@ MemoryLimit limit_beside_threads(const Job& job, int64_t ranks_here) {
   const int64_t threads = ranks_here * (team + (ranks_here > 1 ? 1 : 0)) - 1;  // and each has one in the background
   check_threads(threads);
   return memory_limit(threads);
-}
-
-// Bytes of optimizer state for each parameter.
-int64_t state_of(const Job& job) {
-  const LeastMemory least = least_memory(job);
-  const int64_t rest = size_of(job.optim.dtype) + size_of(data_options(job).grad_dtype);
-  return static_cast<int64_t>(least.held / least.parameters) - rest;
 }
 
 }  // namespace
@@ -57,25 +48,25 @@ void ask_for_training(const TrainOptions& o, const Job& given, int64_t vocab, Ho
   Job job = given;
   job.model = model_config(job, vocab);
   const Plan& p = job.plan;
-  const double parameters = parameters_of(job.model, job.make);
-  const int64_t value = size_of(job.optim.dtype);
+  const LeastMemory of = least_memory(job);
   const bool cut = p.tp > 1 || p.pp > 1 || p.zero != ZeroStage::none, asynchronous = p.dp_mode == DataMode::ps_async;
-  if (!o.no_save && asynchronous) here.gathered = bytes_of(parameters, state_of(job));
+  if (!o.no_save && asynchronous) here.gathered = static_cast<int64_t>(of.state);
   if (!o.no_save && o.format == "text" && p.ranks() == 1) {
-    here.more = bytes_of(parameters, value);
+    here.more = static_cast<int64_t>(of.values);
     here.more_is = "the model that writes a sample";
   }
   if (saves_in_background(o)) {  // where ranks hold the same, the first copies it
     const double share = static_cast<double>(here.ranks) / static_cast<double>(p.ranks());
-    here.more = bytes_of(parameters * (cut ? share : here.first == 0 ? 1 : 0), value + state_of(job));
+    here.more = static_cast<int64_t>((cut ? share : here.first == 0 ? 1 : 0) * (of.values + of.state));
     here.more_is = "a copy, saved meanwhile (not with `save_every` 0)";
   }
   refuse(memory_refusal(job, here, limit_beside_threads(job, here.ranks)));
 }
 
 void check_described(const fs::path& config, const fs::path& folder, const Job& job, int64_t vocab) {
-  const double parameters = parameters_of(model_config(job, vocab), job.make),
-               expected = parameters * static_cast<double>(size_of(job.optim.dtype));
+  Job sized = job;
+  sized.model = model_config(job, vocab);
+  const LeastMemory of = least_memory(sized);
   std::vector<fs::path> files = {folder / "model.safetensors"};
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
@@ -87,10 +78,10 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
   };
   const fs::path largest = *std::ranges::max_element(files, {}, bytes_in);
   const uintmax_t most = bytes_in(largest);
-  if (most > 0 && expected > kFarOff * static_cast<double>(most))
+  if (most > 0 && of.values > kFarOff * static_cast<double>(most))
     throw InputError(
         fmt::format("{}: describes a model of {:.4g} parameters, {:.4g} bytes; expected at most the {} of {}",
-                    config.string(), parameters, expected, most, largest.string()));
+                    config.string(), of.parameters, of.values, most, largest.string()));
 }
 
 void ask_for_inference(const Job& job) {
@@ -112,14 +103,13 @@ void ask_for_inference(const Job& job) {
 void ask_for_verifying(const Job& given) {
   const Job job = verifiable(given);
   if (job.plan.device != Device::cpu || has_processes(job.plan)) return;
-  const double parameters = parameters_of(job.model, job.make);
-  const int64_t value = size_of(job.optim.dtype), grad = size_of(data_options(job).grad_dtype);
+  const LeastMemory of = least_memory(job);
   const MemoryLimit limit = limit_beside_threads(job, job.plan.ranks());
   refuse(least_refusal(job, job.plan.ranks(), limit));
   // The oracle is a model of its own, and has the gradient of each data rank beside what it gathers of the plan.
+  const double gradients = of.trained * static_cast<double>(size_of(data_options(job).grad_dtype));
   HostMemory here{.ranks = job.plan.ranks(), .more_is = "the oracle"};
-  here.more =
-      bytes_of(parameters, value + grad + state_of(job)) + bytes_of(parameters, grad * (job.plan.dp * job.plan.cp + 1));
+  here.more = static_cast<int64_t>(of.held + gradients * static_cast<double>(job.plan.dp * job.plan.cp + 1));
   refuse(memory_refusal(job, here, limit));
 }
 

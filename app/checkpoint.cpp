@@ -3,16 +3,17 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "app/checkpoint_options.h"
 #include "app/commands.h"
 #include "app/job_of.h"
+#include "app/model_folder.h"
 #include "app/option_values.h"
 #include "app/output.h"
 #include "app/pretrained.h"
 #include "app/progress.h"
+#include "app/quantize.h"
 #include "app/reshard.h"
 #include "app/run_directory.h"
 #include "data/files.h"
@@ -49,11 +50,15 @@ void write_model(const fs::path& file, const Pretrained& from, DType dtype) {
   for (const Module::Unit& unit : model->layout())
     for (const Slot& slot : unit.slots) all.push_back(slot.parameter);
   std::vector<TensorBytes> listed;
-  for (const Parameter* p : all) listed.push_back({p->name, dtype, {p->whole.begin(), p->whole.end()}, {}});
+  for (const Parameter* p : all) {
+    const Shape shape = p->stored();
+    listed.push_back({p->name, p->stored_dtype(dtype), {shape.begin(), shape.end()}, {}});
+  }
   std::vector<std::byte> bytes;
   stream_safetensors(file, listed, [&](size_t i) {
-    bytes.resize(static_cast<size_t>(all[i]->whole.numel() * size_of(dtype)));
-    from.tensors(all[i]->name, dtype, all[i]->whole)(0, bytes);
+    const Shape shape = all[i]->stored();
+    bytes.resize(static_cast<size_t>(shape.numel() * size_of(listed[i].dtype)));
+    from.tensors(all[i]->name, listed[i].dtype, shape)(0, bytes);
     return std::span<const std::byte>(bytes);
   });
 }
@@ -80,22 +85,15 @@ void import_model(const CheckpointOptions& o) {
                     one_line(o.from), one_line(o.out), one_line(o.out), one_line(o.out)));
 }
 
-// As other programs know it, or as only we do.
-void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer) {
-  const std::map<std::string, std::string> files = tokenizer.files();
-  for (const auto& [name, text] : files) write_file(folder / name, text);
-  if (files.empty()) write_file(folder / "tokenizer.json", tokenizer.to_json());
-}
-
 // A whole model, adapters alone, or a whole model that has them in its weights.
 void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pretrained& from, DType dtype) {
   const bool adapted = from.config.lora.rank > 0;
   if (adapted && o.merge)
-    write_hub_folder(folder, merged(from.config), dtype, merged(from.config, from.tensors), DType::float32);
+    write_hub_folder(folder, merged(from.config), {dtype, merged(from.config, from.tensors), DType::float32});
   else if (adapted)
     write_peft_folder(folder, from.config, dtype, from.tensors, fs::absolute(from.base).lexically_normal().string());
   else
-    write_hub_folder(folder, from.config, dtype, from.tensors, from.dtype);
+    write_hub_folder(folder, from.config, {dtype, from.tensors, from.dtype});
 }
 
 void export_model(const CheckpointOptions& o) {
@@ -103,24 +101,15 @@ void export_model(const CheckpointOptions& o) {
   if (o.merge && from.config.lora.rank == 0)
     throw Error(fmt::format("--merge: expected a model with adapters, and {} has none", one_line(o.from)));
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.path);
-  fs::path folder = fs::absolute(o.out).lexically_normal();
-  if (!folder.has_filename()) folder = folder.parent_path();
-  const auto refuse = [&] {
-    throw OutputError(fmt::format("--out: {} exists already; expected a new name", folder.string()));
-  };
-  std::error_code error;
-  if (fs::exists(folder, error)) refuse();
-  make_directories(folder.parent_path());
-  const TemporaryDirectory beside(folder);
-  const fs::path made = beside.path() / "model";
-  make_directories(made);
   const DType dtype = stored_in(o, from.dtype);
-  write_folder(made, o, from, dtype);
-  write_tokenizer(made, *tokenizer);
-  fs::rename(made, folder, error);
-  if (error && fs::exists(folder)) refuse();
-  if (error) throw OutputError(fmt::format("cannot make {}: {}", folder.string(), error.message()));
-  print(fmt::format("{} is in {}, in {}\n", one_line(o.from), one_line(o.out), name_of(dtype)));
+  make_model_folder(o.out, [&](const fs::path& made) {
+    write_folder(made, o, from, dtype);
+    write_tokenizer(made, *tokenizer);
+  });
+  const bool numbers_again = from.config.quantize.codec != Codec::none && o.merge;
+  print(fmt::format(
+      "{} is in {}, in {}{}\n", one_line(o.from), one_line(o.out), name_of(dtype),
+      numbers_again ? "; weights that were held in 4 bits are numbers again, with what the adapters learnt" : ""));
 }
 
 void inspect(const CheckpointOptions& o) {
@@ -138,10 +127,13 @@ void inspect(const CheckpointOptions& o) {
   }
   std::string out = fmt::format(
       "{}\n{}: {} layers, {} heads on {} of keys and values of {} numbers, {} channels, {} hidden, context {}, "
-      "vocabulary {}{}\n{} parameters in {}\n\n",
+      "vocabulary {}{}\n{} parameters in {}{}\n\n",
       one_line(from.path.string()), text_of(c.family), c.layers, c.heads, c.all_heads().key, c.head_size(), c.channels,
       c.hidden(), c.context, c.vocab, c.tied ? ", head tied" : "", short_number(static_cast<double>(parameters)),
-      name_of(from.dtype));
+      name_of(from.dtype),
+      from.gptq ? fmt::format(", of these the layers' in 4 bits in {} (GPTQ)",
+                              from.gptq->group > 0 ? fmt::format("groups of {}", from.gptq->group) : "rows")
+                : "");
   for (const HubTensor& t : all) {
     std::vector<std::string> theirs;
     for (const HubTensor::Piece& piece : t.pieces) theirs.push_back(piece.name);
@@ -159,6 +151,7 @@ int run_checkpoint(const CheckpointOptions& o) {
   if (o.way == Way::write) export_model(o);
   if (o.way == Way::inspect) inspect(o);
   if (o.way == Way::reshard) reshard(o);
+  if (o.way == Way::quantize) quantize(o);
   return 0;
 }
 

@@ -20,7 +20,12 @@ constexpr const char* kExamples =
     "  tessera checkpoint export runs/mine --out mine            make a folder that transformers loads\n"
     "  tessera checkpoint export runs/lora --out whole --merge   add the adapters to the weights of the base\n"
     "  tessera checkpoint inspect runs/mine                      show the sizes and every tensor\n"
-    "  tessera checkpoint reshard runs/mine --out parts --dp 2 --tp 2 --zero 3   write one file for each rank";
+    "  tessera checkpoint reshard runs/mine --out parts --dp 2 --tp 2 --zero 3   write one file for each rank\n"
+    "  tessera checkpoint quantize runs/mine --calibrate notes.txt --out small   round the layers to 4 bits";
+constexpr const char* kQuantizeFooter =
+    "Makes a folder, in GPTQ's format v1, that transformers, generate and evaluate load. The last two, as train "
+    "--init\n"
+    "without --quantize, hold its layers in full while they compute.";
 
 void add_from(CLI::App* action, CheckpointOptions& o, const char* what) {
   action->add_option("FROM", o.from, what)->required()->type_name("");
@@ -45,6 +50,25 @@ void add_dtype(CLI::App* action, CheckpointOptions& o) {
           "--dtype", [&o](const std::string& text) { o.dtype = parse_choice("--dtype", text, "fp32|bf16"); },
           "type of the stored tensors: fp32|bf16; default: unchanged")
       ->type_name("");
+}
+
+void add_quantize(CLI::App& checkpoint, CheckpointOptions& o) {
+  CLI::App& q =
+      *checkpoint.add_subcommand("quantize", "Round the weights of attention and feed-forward layers to 4 bits");
+  add_from(&q, o, "run directory, a checkpoint in one, or a Hugging Face folder");
+  add_out(&q, o, "folder to make");
+  add_words(q, "--method", "gptq, or rtn: each weight to the nearest value, to compare with [gptq]",
+            [&o](const std::string& t) { o.method = parse_choice("--method", t, "gptq|rtn"); });
+  add_words(q, "--bits", "of a weight: 4 [4]", [](const std::string& t) { parse_choice("--bits", t, "4"); });
+  add_words(q, "--group", "inputs whose weights share a scale; divides the inputs of every layer [128]",
+            [&o](const std::string& t) { o.group = parse_integer("--group", t, 1, 1e9); });
+  add_words(q, "--calibrate", "text, tokens or examples like those that the model is to read; not needed by rtn",
+            [&o](const std::string& t) { o.calibrate = t; });
+  add_words(q, "--windows", "of the context's length, spread over the calibration data [128]",
+            [&o](const std::string& t) { o.windows = parse_integer("--windows", t, 1, 1e9); });
+  constexpr std::array<std::string_view, 4> run = {"context", "batch", "device", "threads-per-rank"};
+  add_run_words(q, o.layout, run);
+  q.footer(kQuantizeFooter);
 }
 
 }  // namespace
@@ -72,6 +96,7 @@ void add_checkpoint(CLI::App& app, CheckpointOptions& o) {
                                                       "zero",  "schedule", "chunks", "servers"};
   add_run_words(*parts, o.layout, layout);
   parts->footer("Without a layout it writes whole files.");
+  add_quantize(*c, o);
   CLI::App* look = c->add_subcommand("inspect", "Show the contents of a run, a checkpoint or a folder");
   add_from(look, o, "run directory, checkpoint, or Hugging Face folder");
   c->footer(kExamples);
@@ -79,13 +104,14 @@ void add_checkpoint(CLI::App& app, CheckpointOptions& o) {
 
 void choose_what(const CLI::App& command, CheckpointOptions& o) {
   const std::vector<CLI::App*> chosen = command.get_subcommands();
-  if (chosen.empty()) throw Error("checkpoint: expected import, export, inspect or reshard");
+  if (chosen.empty()) throw Error("checkpoint: expected import, export, inspect, quantize or reshard");
   const std::string name = chosen.front()->get_name();
   using Way = CheckpointOptions::Way;
-  o.way = name == "import"    ? Way::import
-          : name == "export"  ? Way::write
-          : name == "reshard" ? Way::reshard
-                              : Way::inspect;
+  o.way = name == "import"     ? Way::import
+          : name == "export"   ? Way::write
+          : name == "reshard"  ? Way::reshard
+          : name == "quantize" ? Way::quantize
+                               : Way::inspect;
   if (o.way != Way::inspect && o.out.empty())
     throw Error("--out: expected a name for the result of checkpoint " + name);
 }

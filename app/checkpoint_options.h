@@ -1,4 +1,4 @@
-// The command `checkpoint`: models in, out, looked at, and in parts.
+// The command `checkpoint`: models in, out, looked at, in parts, and in 4 bits.
 #pragma once
 #include <optional>
 #include <string>
@@ -12,14 +12,17 @@ class App;
 namespace tessera {
 
 struct CheckpointOptions {
-  enum class Way { import, write, inspect, reshard };
+  enum class Way { import, write, inspect, reshard, quantize };
   Way way = Way::inspect;
   std::string from;
-  std::string out;                       // of import and reshard a run, of export a folder
+  std::string out;                       // of import and reshard a run, of export and quantize a folder
   bool merge = false;                    // of export: adapters into the weights
   std::optional<std::string> dtype;      // default: as it is stored
   std::optional<std::string> tokenizer;  // of import, where the folder has none
-  Words layout;                          // of reshard
+  Words layout;                          // of reshard; of quantize the words of its one rank
+  // Of quantize.
+  std::string method = "gptq", calibrate;
+  int64_t group = 128, windows = 128;
 };
 
 void add_checkpoint(CLI::App& app, CheckpointOptions& options);

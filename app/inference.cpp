@@ -59,7 +59,7 @@ std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world
   const Job& job = inference.job;
   auto part =
       std::make_unique<Trainer>(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 0), world);
-  read_values(part->strategy().residents(), inference.from.tensors);
+  read_values(part->strategy().residents(), first_weights(inference.from, job.model));
   world.barrier();
   return part;
 }

@@ -62,8 +62,8 @@ void add_generate(CLI::App& app, GenerateOptions& o) {
   g.add_flag("--ignore-end", o.ignore_end, "goes on after the token that ends a text");
   add_words(g, "--format", "format of standard output: text|json [text]",
             [&o](const std::string& t) { o.format = parse_choice("--format", t, "text|json"); });
-  constexpr std::array<std::string_view, 10> plan = {"ranks", "dp",      "tp",     "pp",      "zero",
-                                                     "dtype", "backend", "device", "timeout", "threads-per-rank"};
+  constexpr std::array<std::string_view, 11> plan = {
+      "ranks", "dp", "tp", "pp", "zero", "dtype", "quantize", "backend", "device", "timeout", "threads-per-rank"};
   add_run_words(g, o.words, plan);
   g.footer(kGenerateExamples);
 }
@@ -71,26 +71,10 @@ void add_generate(CLI::App& app, GenerateOptions& o) {
 void add_evaluate(CLI::App& app, EvaluateOptions& o) {
   CLI::App& e = *app.add_subcommand("evaluate", "Say how well a model predicts a text");
   e.add_option("FROM", o.from, kFrom)->required()->type_name("");
-  constexpr std::array<std::string_view, 20> run = {"data",
-                                                    "batch",
-                                                    "context",
-                                                    "template",
-                                                    "train-on",
-                                                    "skip-bad",
-                                                    "ranks",
-                                                    "dp",
-                                                    "tp",
-                                                    "sp",
-                                                    "cp",
-                                                    "pp",
-                                                    "cp-mode",
-                                                    "zero",
-                                                    "dtype",
-                                                    "backend",
-                                                    "device",
-                                                    "timeout",
-                                                    "threads-per-rank",
-                                                    "format"};
+  constexpr std::array<std::string_view, 21> run = {
+      "data",  "batch",    "context", "template", "train-on", "skip-bad",         "ranks",
+      "dp",    "tp",       "sp",      "cp",       "pp",       "cp-mode",          "zero",
+      "dtype", "quantize", "backend", "device",   "timeout",  "threads-per-rank", "format"};
   add_run_words(e, o.words, run);
   e.footer(kEvaluateExamples);
 }

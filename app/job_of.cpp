@@ -67,6 +67,8 @@ ModelConfig model_of(const TrainOptions& o) {
   c.dropout = o.dropout;
   c.recompute = recompute_of(o);
   if (o.lora_rank > 0) c.lora = lora_of(o, c.family);
+  if (o.quantize) c.quantize.codec = chosen<Codec>(*o.quantize);
+  given(o.quantize_group, c.quantize.group);
   return c;
 }
 

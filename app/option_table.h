@@ -104,6 +104,14 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"lora-targets", "Fine-tuning",
                "layers with adapters, separated by commas, or all; default: q_proj,v_proj, and c_attn for gpt2"},
     o.lora_targets);
+  f(OptionInfo{"quantize", "Fine-tuning",
+               "weights of the layers that do not learn are held in 4 bits (QLoRA): nf4, or gptq of a model that "
+               "`tessera checkpoint quantize` made; default: as --init has them",
+               "none|nf4|gptq"},
+    o.quantize);
+  f(OptionInfo{"quantize-group", "Fine-tuning", "of gptq: columns that share a scale, -1 for all; default: 128", "", -1,
+               1e6},
+    o.quantize_group);
   f(OptionInfo{"ranks", "Plan", "number of ranks; default: 2 if the batch can be halved; under mpirun those of the job",
                "", 1, 1024},
     o.ranks);

@@ -34,7 +34,8 @@ struct TrainOptions {
   std::optional<double> lora_alpha;
   double lora_dropout = 0;
   bool lora_rslora = false;
-  std::optional<std::string> lora_targets;
+  std::optional<std::string> lora_targets, quantize;
+  std::optional<int64_t> quantize_group;
   // plan
   std::optional<int64_t> ranks, dp, tp, pp, cp;
   bool sp = false, tie_copies = false;

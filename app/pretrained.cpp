@@ -13,8 +13,10 @@
 #include "hub/convert.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
+#include "models/packed_layers.h"
 #include "tensor/error.h"
 #include "train/names.h"
+#include "train/quantized_tensors.h"
 #include "train/saved_tensors.h"
 
 namespace tessera {
@@ -45,8 +47,11 @@ std::set<std::string> names_of(LanguageModel& model) {
 WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const SavedTensors::Whole& whole = saved->at(name);
-    if (!is_floating(whole.dtype) || whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
-      throw InputError(fmt::format("the checkpoint's '{}' does not fit: expected the shape {}", name, shape.str()));
+    const bool bytes = dtype == DType::uint8;  // of a weight in four bits
+    if (bytes != (whole.dtype == DType::uint8) || !(bytes || is_floating(whole.dtype)) ||
+        whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
+      throw InputError(fmt::format("the checkpoint's '{}' does not fit: expected {} of the shape {}", name,
+                                   bytes ? "bytes" : "numbers", shape.str()));
     return [saved, read = saved->reader(name), stored = whole.dtype, dtype](int64_t begin, std::span<std::byte> to) {
       if (stored == dtype) return read(begin, to);
       const int64_t count = std::ssize(to) / size_of(dtype);
@@ -60,6 +65,32 @@ WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
 }  // namespace
 
 namespace {
+
+// Of a folder whose layers are in GPTQ's codes the model that holds them as they are, where all are, and their groups
+// can be held so; else they are the numbers that the codes stand for.
+ModelConfig config_of(const HubFolder& folder) {
+  ModelConfig config = folder.config();
+  if (!folder.gptq()) return config;
+  config.quantize = {Codec::gptq, folder.gptq()->group};
+  try {
+    for (const auto& [name, packing] : packings_of(config))
+      if (!folder.has_codes(name)) return folder.config();
+  } catch (const Error&) {
+    return folder.config();
+  }
+  return config;
+}
+
+// Bytes of codes too.
+WholeTensors tensors_of(const std::shared_ptr<const HubFolder>& folder) {
+  return [folder, of = folder->tensors()](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
+    if (dtype != DType::uint8) return of(name, dtype, shape);
+    const auto codes = folder->codes(name);
+    if (!codes) throw InputError(fmt::format("{}: '{}' is not in 4 bits", folder->path().string(), name));
+    const auto bytes = std::make_shared<const std::vector<std::byte>>(codes->packed());
+    return [bytes, read = reader_of(*bytes, DType::uint8)](int64_t begin, std::span<std::byte> to) { read(begin, to); };
+  };
+}
 
 // The base, with what lies beside it.
 Pretrained open_adapted(const fs::path& from) {
@@ -80,10 +111,12 @@ Pretrained open_pretrained(const fs::path& from) {
   if (is_peft_folder(from)) return open_adapted(from);
   if (is_hub_folder(from)) {
     const auto folder = std::make_shared<const HubFolder>(from);
-    return {from, folder->config(), folder->dtype(),
-            [folder, of = folder->tensors()](const std::string& name, DType dtype, const Shape& shape) {
-              return of(name, dtype, shape);
-            }};
+    return {.path = from,
+            .config = config_of(*folder),
+            .dtype = folder->dtype(),
+            .tensors = tensors_of(folder),
+            .gptq = folder->gptq(),
+            .codes = [folder](const std::string& name) { return folder->codes(name); }};
   }
   Pretrained out;
   out.path = find_checkpoint(from, out.passed_over).path;
@@ -94,6 +127,7 @@ Pretrained open_pretrained(const fs::path& from) {
   const auto saved = std::make_shared<const SavedTensors>(out.path, "model");
   saved->expect_no_others(names_of(*make_model(out.config)));
   out.tensors = tensors_in(saved);
+  if (out.config.quantize.codec != Codec::none) out.tensors = dequantized(out.config, std::move(out.tensors));
   return out;
 }
 
@@ -108,14 +142,20 @@ ModelConfig pretrained_config(const fs::path& from) {
     const PeftFolder adapters(from);
     return adapters.config(pretrained_config(adapters.base()));
   }
-  return is_hub_folder(from) ? HubFolder(from).config() : config_in(pretrained_path(from));
+  return is_hub_folder(from) ? config_of(HubFolder(from)) : config_in(pretrained_path(from));
 }
 
 WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
-  if (config.lora.rank == 0 || from.config.lora.rank > 0) return from.tensors;
+  WholeTensors all = from.tensors;
+  const Codec wanted = config.quantize.codec, found = from.config.quantize.codec;
+  if (wanted == Codec::gptq && found != wanted)
+    throw InputError(fmt::format("{}: expected weights in gptq, which tessera checkpoint quantize makes; found {}",
+                                 from.path.string(), text_of(from.dtype)));
+  if (wanted == Codec::nf4 && found != wanted) all = quantized(config, std::move(all));
+  if (config.lora.rank == 0 || from.config.lora.rank > 0) return all;
   std::set<std::string> own;
   for (const PeftTensor& t : peft_tensors(config)) own.insert(t.ours);
-  return [own, base = from.tensors](const std::string& name, DType dtype, const Shape& shape) {
+  return [own, base = std::move(all)](const std::string& name, DType dtype, const Shape& shape) {
     return own.contains(name) ? TensorReader() : base(name, dtype, shape);
   };
 }
@@ -143,6 +183,10 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
     o.lora_rank = c.lora.rank, o.lora_alpha = c.lora.alpha, o.lora_rslora = c.lora.rank_stabilised;
     o.lora_targets = fmt::format("{}", fmt::join(c.lora.targets, ","));
   }
+  const std::string held(text_of(c.quantize.codec));
+  if (held != "none" && o.quantize.value_or("none") != "none") take("quantize", o.quantize, held);
+  if (held != "none" && !o.quantize) o.quantize = held;
+  if (o.quantize == "gptq") take("quantize-group", o.quantize_group, c.quantize.group);
   if (c.family == Family::gpt2) return;
   take("qkv-bias", o.qkv_bias, c.qkv_bias), take("qk-norm", o.qk_norm, c.qk_norm);
   const RotaryOptions& r = c.rotary;

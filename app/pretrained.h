@@ -2,12 +2,15 @@
 // one of these. Whoever begins with such a model takes it from here and does not ask which of them it was.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "app/options.h"
 #include "data/tokenizer.h"
+#include "hub/gptq_format.h"
 #include "train/whole_state.h"
 
 namespace tessera {
@@ -16,8 +19,13 @@ struct Pretrained {
   std::filesystem::path path;    // of the checkpoint, or of the folder
   ModelConfig config;            // without dropout
   DType dtype = DType::float32;  // that its tensors are stored in
-  WholeTensors tensors;          // by our names, in any floating dtype; files stay mapped as long as this lives
-  std::string base = {};         // of adapters: what they were trained beside
+  // By our names, in any floating dtype; what is held in four bits as bytes too. Files stay mapped as long as this
+  // lives.
+  WholeTensors tensors;
+  std::string base = {};  // of adapters: what they were trained beside
+  // Of a folder whose layers are in 4 bits, by our names: a tensor's codes, or nothing where it has none.
+  std::optional<GptqConfig> gptq = {};
+  std::function<std::optional<Int4Matrix>(const std::string& name)> codes = {};
   std::vector<std::string> passed_over = {};  // of a run: why newer checkpoints were not taken
 };
 
@@ -28,7 +36,8 @@ Pretrained open_pretrained(const std::filesystem::path& from);
 std::filesystem::path pretrained_path(const std::filesystem::path& from);
 ModelConfig pretrained_config(const std::filesystem::path& from);
 
-// Its tensors for a model of `config`: adapters that only the latter has keep their first values.
+// Its tensors for a model of `config`: adapters that only the latter has keep their first values, and what it holds in
+// nf4 is quantised. Throws InputError where it holds gptq's codes and there are none.
 WholeTensors first_weights(const Pretrained& from, const ModelConfig& config);
 
 // Writes the sizes of a model into the options. Throws Error (usage) for an option that says another one. A smaller

@@ -66,6 +66,8 @@ Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
   add("lora_scale", c.lora.rank > 0 ? c.lora.scale() : 0, 0.0);
   add("lora_dropout", c.lora.dropout, plain.lora.dropout);
   add("lora_targets", c.lora.targets, plain.lora.targets);
+  add("quantize", text_of(c.quantize.codec), text_of(plain.quantize.codec));
+  add("quantize_group", c.quantize.group, plain.quantize.group);
   add("document_mask", o.document_mask || o.pack, false);
   return out;
 }

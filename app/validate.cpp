@@ -33,6 +33,14 @@ void check_lora_options(const TrainOptions& o) {
     throw Error("--lora-rank: expected a strategy that leaves frozen weights alone, found --dp-mode ps-async");
 }
 
+void check_quantize_options(const TrainOptions& o) {
+  if (o.quantize_group && o.quantize.value_or("none") != "gptq")
+    throw Error(fmt::format("--quantize-group: goes with --quantize gptq, found {}", o.quantize.value_or("none")));
+  if (o.quantize.value_or("none") != "none" && o.lora_rank == 0)
+    throw Error(fmt::format("--quantize: expected --lora-rank, since weights in 4 bits do not learn; found {} alone",
+                            *o.quantize));
+}
+
 }  // namespace
 
 void validate(const TrainOptions& o) {
@@ -47,6 +55,7 @@ void validate(const TrainOptions& o) {
   check_plan(o);
   check_example_options(o);
   check_lora_options(o);
+  check_quantize_options(o);
   if (o.min_lr && *o.min_lr > o.lr)
     throw Error(fmt::format("--min-lr: expected at most --lr ({}), found {}", o.lr, *o.min_lr));
   if (o.check_replicas > 0 && o.dp_mode == "ps-async")

@@ -27,11 +27,12 @@ struct DTypeName {
   DType dtype;
   std::string_view name;
 };
-constexpr std::array<DTypeName, 5> kDTypes{{{DType::float64, "F64"},
+constexpr std::array<DTypeName, 6> kDTypes{{{DType::float64, "F64"},
                                             {DType::float32, "F32"},
                                             {DType::bfloat16, "BF16"},
                                             {DType::int32, "I32"},
-                                            {DType::int64, "I64"}}};
+                                            {DType::int64, "I64"},
+                                            {DType::uint8, "U8"}}};
 
 std::string_view format_name(const TensorBytes& t) {
   if (t.is_half) return "F16";
@@ -74,7 +75,7 @@ TensorBytes described(const std::string& name, const Json& j, std::span<const st
   const auto dtype = std::ranges::find_if(
       kDTypes, [&](const DTypeName& d) { return half ? d.dtype == DType::bfloat16 : j["dtype"] == d.name; });
   if (dtype == kDTypes.end())
-    refuse(fmt::format("dtype is {}; expected F64, F32, {}BF16, I32 or I64", j["dtype"].dump(),
+    refuse(fmt::format("dtype is {}; expected F64, F32, {}BF16, I32, I64 or U8", j["dtype"].dump(),
                        may_be_half ? "F16, " : ""));
   const auto shape = naturals(j["shape"]), span = naturals(j["data_offsets"]);
   if (!shape) refuse(fmt::format("shape is {}; expected whole numbers", j["shape"].dump()));

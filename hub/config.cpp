@@ -185,7 +185,7 @@ ModelConfig llama_from(Keys& keys, const std::string& type) {
 
 }  // namespace
 
-ModelConfig parse_hub_config(std::string_view text, const std::string& what) {
+ModelConfig parse_hub_config(std::string_view text, const std::string& what, std::optional<GptqConfig>* gptq) {
   const Json json = parse_json(text, what);
   if (!json.is_object()) throw InputError(what + ": expected an object");
   Keys keys(json, what);
@@ -198,6 +198,8 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what) {
   if (type == "mistral" && !json.contains("sliding_window"))
     keys.refuse("sliding_window", "null: every token attends to all before it", "none, which means 4096");
   ModelConfig c = type == "gpt2" ? gpt2_from(keys) : llama_from(keys, type);
+  if (const Json* const quantised = gptq ? keys.find("quantization_config") : nullptr)
+    *gptq = parse_gptq_config(quantised->dump(), what + ": quantization_config");
   keys.end();
   if (c.channels % c.heads != 0 && !json.contains("head_dim"))
     keys.refuse(type == "gpt2" ? "n_head" : "num_attention_heads", "a divisor of the channels", c.heads);
@@ -211,7 +213,7 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what) {
   return c;
 }
 
-std::string hub_config(const ModelConfig& c, DType dtype) {
+std::string hub_config(const ModelConfig& c, DType dtype, const GptqConfig* gptq) {
   nlohmann::ordered_json out;
   const std::string stored(name_of(dtype));
   if (c.family == Family::gpt2) {
@@ -268,6 +270,7 @@ std::string hub_config(const ModelConfig& c, DType dtype) {
   out["tie_word_embeddings"] = c.tied;
   out["torch_dtype"] = stored;
   out["dtype"] = stored;
+  if (gptq) out["quantization_config"] = nlohmann::ordered_json::parse(gptq_config(*gptq));
   return out.dump(2) + "\n";
 }
 

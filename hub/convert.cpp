@@ -6,22 +6,10 @@
 #include <cstring>
 
 #include "tensor/error.h"
+#include "tensor/half.h"
 
 namespace tessera {
 namespace {
-
-struct Half {
-  uint16_t bits = 0;
-};
-
-// Every float16 is a float.
-float wide(Half h) {
-  const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16, exponent = (h.bits >> 10) & 0x1fu,
-                 fraction = h.bits & 0x3ffu;
-  if (exponent == 0) return std::copysign(std::ldexp(static_cast<float>(fraction), -24), sign != 0 ? -1.0F : 1.0F);
-  const uint32_t biased = exponent == 0x1fu ? 0xffu : exponent + 112;
-  return std::bit_cast<float>(sign | biased << 23 | fraction << 13);
-}
 
 template <class To, class From>
 To cast(From x) {

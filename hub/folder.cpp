@@ -22,7 +22,8 @@ namespace {
 constexpr const char* kConfig = "config.json";
 constexpr const char* kOneFile = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-constexpr std::string_view kHead = "lm_head.weight";
+constexpr const char* kQuantised = "quantize_config.json";  // where config.json does not say it, as in older folders
+constexpr std::string_view kHead = "lm_head.weight", kWeight = ".weight", kBias = ".bias";
 constexpr size_t kMostShards = 10000;
 
 // GPT-2's own files leave the first word of a name out, and keep masks, which are no parameters; older files of Llama
@@ -37,6 +38,13 @@ bool follows_from_the_rest(const std::string& name, Family family) {
   return std::ranges::any_of(family == Family::gpt2 ? gpt2 : llama,
                              [&](std::string_view end) { return name.ends_with(end); });
 }
+
+bool is_code(const std::string& name) {
+  return name.ends_with(".qweight") || name.ends_with(".qzeros") || name.ends_with(".g_idx");
+}
+
+// Of a weight: the name of its layer.
+std::string layer_of(const std::string& name) { return name.substr(0, name.size() - kWeight.size()); }
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
 
@@ -69,8 +77,11 @@ std::map<std::string, std::string> parse_hub_index(std::string_view text, const 
 
 HubFolder::HubFolder(const fs::path& folder)
     : path_(folder),
-      config_(parse_hub_config(read_file(folder / kConfig), (folder / kConfig).string())),
+      config_(parse_hub_config(read_file(folder / kConfig), (folder / kConfig).string(), &gptq_)),
       table_(hub_tensors(config_)) {
+  std::error_code error;
+  if (!gptq_ && fs::exists(folder / kQuantised, error))
+    gptq_ = parse_gptq_config(read_file(folder / kQuantised), (folder / kQuantised).string(), false);
   for (const HubTensor& t : table_) by_name_[t.name] = &t;
   open_files();
   check_names();
@@ -102,7 +113,7 @@ void HubFolder::open_files() {
             fmt::format("{}: tensor '{}' is in {}, where the index does not name it", path_.string(), t.name, name));
       ++listed;
       if (follows_from_the_rest(t.name, config_.family)) continue;
-      if (!is_floating(t.dtype))
+      if (!is_floating(t.dtype) && !(gptq_ && is_code(t.name)))
         throw InputError(
             fmt::format("{}: tensor '{}' is {}; expected floating numbers", file.string(), t.name, name_of(t.dtype)));
       if (!tensors_.emplace(common_name(t.name, config_.family), &t).second)
@@ -119,6 +130,10 @@ void HubFolder::check_names() {
   std::set<std::string> known;
   for (const HubTensor& ours : table_)
     for (const HubTensor::Piece& piece : ours.pieces) {
+      if (open_codes(ours, piece)) {
+        for (const char* part : {".qweight", ".qzeros", ".scales", ".g_idx"}) known.insert(layer_of(piece.name) + part);
+        continue;
+      }
       const TensorBytes& found = stored(piece.name);
       if (found.shape != ours.shape_of(piece))
         throw InputError(fmt::format("{}: tensor '{}' is {}; expected {} by {}", path_.string(), piece.name,
@@ -128,6 +143,10 @@ void HubFolder::check_names() {
     }
   for (const auto& [name, found] : tensors_) {
     if (known.contains(name)) continue;
+    // AutoGPTQ gives every layer a bias; one that is all zeros is none.
+    if (name.ends_with(kBias) && codes_.contains(name.substr(0, name.size() - kBias.size()).append(kWeight)) &&
+        std::ranges::all_of(found->bytes, [](std::byte b) { return b == std::byte{0}; }))
+      continue;
     // Files of a tied model may hold the head as well: then it must be the table.
     if (name == kHead && config_.tied) {
       const TensorBytes& table = stored(table_[0].pieces[0].name);
@@ -149,6 +168,50 @@ const TensorBytes& HubFolder::stored(const std::string& name) const {
   return *found->second;
 }
 
+// Whether a piece is in 4 bits; then its tensors are held to the format.
+bool HubFolder::open_codes(const HubTensor& ours, const HubTensor::Piece& piece) {
+  if (!gptq_ || ours.shape.rank() != 2 || !piece.name.ends_with(kWeight)) return false;
+  const std::string layer = layer_of(piece.name);
+  if (!tensors_.contains(layer + ".qweight")) return false;
+  const auto order = tensors_.find(layer + ".g_idx");
+  const GptqLayer::Stored parts{.qweight = &stored(layer + ".qweight"),
+                                .qzeros = &stored(layer + ".qzeros"),
+                                .scales = &stored(layer + ".scales"),
+                                .g_idx = order == tensors_.end() ? nullptr : order->second};
+  const int64_t columns = ours.shape[1];
+  codes_.emplace(piece.name, GptqLayer(parts, piece.rows, columns, gptq_->group_of(columns), path_.string()));
+  return true;
+}
+
+bool HubFolder::has_codes(const std::string& name) const {
+  const auto tensor = by_name_.find(name);
+  return tensor != by_name_.end() && std::ranges::all_of(tensor->second->pieces, [&](const HubTensor::Piece& piece) {
+           return codes_.contains(piece.name);
+         });
+}
+
+std::optional<Int4Matrix> HubFolder::codes(const std::string& name) const {
+  std::optional<Int4Matrix> out;
+  if (!has_codes(name)) return out;
+  for (const HubTensor::Piece& piece : by_name_.at(name)->pieces)
+    if (const GptqLayer& layer = codes_.at(piece.name); out)
+      out->append(layer.unpack());
+    else
+      out = layer.unpack();
+  return out;
+}
+
+TensorReader HubFolder::piece_reader(const HubTensor::Piece& piece, DType dtype) const {
+  if (const auto found = codes_.find(piece.name); found != codes_.end())
+    return [&layer = found->second, dtype](int64_t begin, std::span<std::byte> to) {
+      std::vector<float> values(to.size() / static_cast<size_t>(size_of(dtype)));
+      layer.decode(begin, values);
+      convert({"", DType::float32, {std::ssize(values)}, std::as_bytes(std::span(values))}, 0, dtype, to);
+    };
+  return
+      [&from = stored(piece.name), dtype](int64_t begin, std::span<std::byte> to) { convert(from, begin, dtype, to); };
+}
+
 WholeTensors HubFolder::tensors() const {
   return [this](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const auto found = by_name_.find(name);
@@ -156,17 +219,17 @@ WholeTensors HubFolder::tensors() const {
       throw InputError(
           fmt::format("{}: a model of this {} has no '{}' of shape {}", path_.string(), kConfig, name, shape.str()));
     const HubTensor& tensor = *found->second;
-    if (tensor.transposed)
+    if (tensor.transposed && !codes_.contains(tensor.pieces[0].name))
       return [&from = stored(tensor.pieces[0].name), dtype](int64_t begin, std::span<std::byte> to) {
         convert_transposed(from, begin, dtype, to);
       };
-    std::vector<const TensorBytes*> pieces;
-    for (const HubTensor::Piece& piece : tensor.pieces) pieces.push_back(&stored(piece.name));
-    return [pieces, dtype](int64_t begin, std::span<std::byte> to) {
-      for (const TensorBytes* from : pieces) {
-        const int64_t size = std::ssize(from->bytes) / size_of(from->dtype), element = size_of(dtype);
+    std::vector<std::pair<int64_t, TensorReader>> pieces;  // with their sizes
+    for (const HubTensor::Piece& piece : tensor.pieces)
+      pieces.emplace_back(piece.rows * (shape.numel() / shape[0]), piece_reader(piece, dtype));
+    return [pieces, element = size_of(dtype)](int64_t begin, std::span<std::byte> to) {
+      for (const auto& [size, read] : pieces) {
         const int64_t count = std::clamp(size - begin, int64_t{0}, std::ssize(to) / element);
-        if (count > 0) convert(*from, begin, dtype, to.first(static_cast<size_t>(count * element)));
+        if (count > 0) read(begin, to.first(static_cast<size_t>(count * element)));
         to = to.subspan(static_cast<size_t>(count * element));
         begin = std::max<int64_t>(begin - size, 0);
       }
@@ -174,38 +237,52 @@ WholeTensors HubFolder::tensors() const {
   };
 }
 
-void write_hub_folder(const fs::path& folder, const ModelConfig& config, DType dtype, const WholeTensors& source,
-                      DType stored) {
-  const std::string description = hub_config(config, dtype);
+void write_hub_folder(const fs::path& folder, const ModelConfig& config, const HubWeights& w) {
+  const std::string description = hub_config(config, w.dtype, w.codes.empty() ? nullptr : &w.gptq);
   struct Part {
     const HubTensor* ours;
     int64_t first;
     HubTensor::Piece piece;
+    const Int4Matrix* codes = nullptr;
+    size_t which = 0;  // of a layer's four tensors
   };
   const std::vector<HubTensor> all = hub_tensors(config);
   std::vector<TensorBytes> listed;
-  std::vector<Part> pieces;
+  std::vector<Part> parts;
   for (const HubTensor& ours : all)
     for (int64_t first = 0; const HubTensor::Piece& piece : ours.pieces) {
-      listed.push_back({piece.name, dtype, ours.shape_of(piece), {}});
-      pieces.push_back({&ours, first, piece});
+      if (const auto codes = w.codes.find(ours.name); codes != w.codes.end())
+        for (size_t which = 0; TensorBytes & t : listed_gptq({}, layer_of(piece.name), codes->second, piece.rows)) {
+          parts.push_back({&ours, first, piece, &codes->second, which++});
+          listed.push_back(std::move(t));
+        }
+      else {
+        listed.push_back({piece.name, w.dtype, ours.shape_of(piece), {}});
+        parts.push_back({&ours, first, piece});
+      }
       first += piece.rows;
     }
-  const int64_t element = size_of(stored);
+  const int64_t element = size_of(w.stored);
   std::vector<std::byte> rows, converted;
+  GptqTensors packed;
   stream_safetensors(folder / kOneFile, listed, [&](size_t i) {
-    const auto& [ours, first, piece] = pieces[i];
+    const auto& [ours, first, piece, codes, which] = parts[i];
+    if (codes) {
+      if (which == 0) packed = pack_gptq(*codes, first, piece.rows);
+      return listed_gptq(packed, "", *codes, piece.rows)[which].bytes;
+    }
     const int64_t width = ours->shape.numel() / ours->shape[0];
     rows.resize(static_cast<size_t>(piece.rows * width * element));
-    source(ours->name, stored, ours->shape)(first * width, rows);
-    const TensorBytes from{piece.name, stored, {piece.rows, width}, rows};
-    converted.resize(static_cast<size_t>(piece.rows * width * size_of(dtype)));
+    w.tensors(ours->name, w.stored, ours->shape)(first * width, rows);
+    const TensorBytes from{piece.name, w.stored, {piece.rows, width}, rows};
+    converted.resize(static_cast<size_t>(piece.rows * width * size_of(w.dtype)));
     if (ours->transposed)
-      convert_transposed(from, 0, dtype, converted);
+      convert_transposed(from, 0, w.dtype, converted);
     else
-      convert(from, 0, dtype, converted);
+      convert(from, 0, w.dtype, converted);
     return std::span<const std::byte>(converted);
   });
+  if (!w.codes.empty()) write_file(folder / kQuantised, gptq_config(w.gptq));
   write_file(folder / kConfig, description);
 }
 

@@ -1,14 +1,16 @@
 // A model's folder in the form of the Hugging Face hub: config.json, and its tensors in model.safetensors or in shards
-// that model.safetensors.index.json names. Files are mapped: of a tensor only what is asked for is read. Files of
-// Python's pickle are never opened.
+// that model.safetensors.index.json names; layers may be in GPTQ's 4 bits. Files are mapped: of a tensor only what is
+// asked for is read. Files of Python's pickle are never opened.
 #pragma once
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "hub/config.h"
+#include "hub/gptq_format.h"
 #include "hub/names.h"
 #include "train/whole_state.h"
 
@@ -26,30 +28,51 @@ class HubFolder {
   const ModelConfig& config() const { return config_; }
   // That most elements are stored in; float32 for float16, which no op takes.
   DType dtype() const { return dtype_; }
-  // By our names, in any floating dtype, rounded once. This must outlive it.
+  // By our names, in any floating dtype, rounded once: of layers in 4 bits what their codes stand for. This must
+  // outlive it.
   WholeTensors tensors() const;
+  // Where layers are in 4 bits.
+  const std::optional<GptqConfig>& gptq() const { return gptq_; }
+  // Whether all that a tensor of our name is made of is in 4 bits. Cost: names only.
+  bool has_codes(const std::string& name) const;
+  // A tensor's codes, by our name, all rows of all that it is made of; nothing where not all of these are in 4 bits.
+  std::optional<Int4Matrix> codes(const std::string& name) const;
 
  private:
   void open_files();
   void check_names();
+  bool open_codes(const HubTensor& ours, const HubTensor::Piece& piece);
+  TensorReader piece_reader(const HubTensor::Piece& piece, DType dtype) const;
   const TensorBytes& stored(const std::string& name) const;
 
   std::filesystem::path path_;
+  std::optional<GptqConfig> gptq_;
   ModelConfig config_;
   DType dtype_ = DType::float32;
   std::vector<HubTensor> table_;
   std::map<std::string, const HubTensor*> by_name_;
   std::vector<std::unique_ptr<Safetensors>> files_;
   std::map<std::string, const TensorBytes*> tensors_;  // by the names of hub_tensors()
+  std::map<std::string, GptqLayer> codes_;             // by those of the weights that they stand for
 };
 
 // The shards by tensor: model.safetensors.index.json, whose "weight_map" gives each tensor a file beside it. `what`
 // names it. Throws InputError.
 std::map<std::string, std::string> parse_hub_index(std::string_view json, const std::string& what);
 
-// Writes config.json and model.safetensors of a model, in `dtype`, into a folder that is there. Holds one tensor in
-// memory at a time. Throws OutputError, and Error for a model that the hub has no family for.
-void write_hub_folder(const std::filesystem::path& folder, const ModelConfig& config, DType dtype,
-                      const WholeTensors& source, DType stored);
+// A model to write.
+struct HubWeights {
+  DType dtype = DType::float32;   // that is written
+  WholeTensors tensors;           // by our names
+  DType stored = DType::float32;  // that they are read in
+  // Of weights that are written in 4 bits, by our names.
+  std::map<std::string, Int4Matrix> codes = {};
+  GptqConfig gptq = {};
+};
+
+// Writes config.json and model.safetensors of a model into a folder that is there; and quantize_config.json where there
+// are codes. Holds one tensor in memory at a time. Throws OutputError, and Error for a model that the hub has no family
+// for.
+void write_hub_folder(const std::filesystem::path& folder, const ModelConfig& config, const HubWeights& weights);
 
 }  // namespace tessera

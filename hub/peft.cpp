@@ -244,6 +244,7 @@ void write_peft_folder(const fs::path& folder, const ModelConfig& config, DType 
 
 ModelConfig merged(ModelConfig config) {
   config.lora = {};
+  config.quantize = {};
   return config;
 }
 

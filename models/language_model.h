@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "nn/layers.h"
+#include "tensor/ops/quantize/codec.h"
 
 namespace tessera {
 
@@ -36,6 +37,13 @@ struct LoraConfig {
   bool operator==(const LoraConfig&) const = default;
 };
 
+// Frozen weights of linear layers in four bits (models/packed_layers.h).
+struct QuantizeConfig {
+  Codec codec = Codec::none;
+  int64_t group = 128;  // of gptq: columns that share a scale; -1: all of a row
+  bool operator==(const QuantizeConfig&) const = default;
+};
+
 struct ModelConfig {
   Family family = Family::gpt2;  // a model of your own does not look at it
   int64_t layers = 4, heads = 4, channels = 128, context = 64, vocab = 256;
@@ -52,6 +60,7 @@ struct ModelConfig {
   bool qkv_bias = false;  // of q, k and v
   bool qk_norm = false;   // each head of q and k is normalised
   LoraConfig lora = {};
+  QuantizeConfig quantize = {};
 
   Heads all_heads() const { return {heads, kv_heads > 0 ? kv_heads : heads}; }
   int64_t head_size() const { return head_dim > 0 ? head_dim : channels / heads; }

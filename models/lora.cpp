@@ -9,15 +9,6 @@
 namespace tessera {
 namespace {
 
-// Rows of each of the parts that a linear layer's outputs are fused of.
-std::vector<int64_t> parts_of(const ModelConfig& c, std::string_view linear, const Linear& l) {
-  if (c.family == Family::gpt2) return {l.weight.dim(0)};
-  const int64_t d = c.head_size(), key = c.all_heads().key * d;
-  if (linear == lora_targets(c.family).front().linear) return {c.attended(), key, key};
-  return l.weight.dim(0) == 2 * c.hidden() ? std::vector<int64_t>(2, c.hidden())
-                                           : std::vector<int64_t>{l.weight.dim(0)};
-}
-
 std::string names_of(Family family) {
   std::string out;
   for (const LoraTarget& t : lora_targets(family)) out += (out.empty() ? "" : ", ") + std::string(t.name);
@@ -52,6 +43,20 @@ const std::vector<LoraTarget>& lora_targets(Family family) {
   return family == Family::gpt2 ? gpt2 : llama;
 }
 
+std::vector<int64_t> fused_rows(LanguageModel& model, Linear& l) {
+  const ModelConfig& c = model.config;
+  const int64_t rows = l.parameter(l.weight).whole[0];
+  if (c.family == Family::gpt2) return {rows};
+  const int64_t d = c.head_size(), key = c.all_heads().key * d;
+  for (int64_t i = 0; i < c.layers; ++i) {
+    for (const Attention* attention : model.layer(i).all<Attention>())
+      if (&attention->qkv == &l) return {c.attended(), key, key};
+    for (const GatedMlp* mlp : model.layer(i).all<GatedMlp>())
+      if (&mlp->gate_up == &l) return {c.hidden(), c.hidden()};
+  }
+  return {rows};
+}
+
 void attach_lora(LanguageModel& model) {
   const ModelConfig& c = model.config;
   if (c.lora.rank == 0) return;
@@ -63,7 +68,7 @@ void attach_lora(LanguageModel& model) {
   model.freeze();
   for_each_target(model, [&](int64_t, const LoraTarget& target, Linear& l) {
     if (!is_wanted(c.lora, target)) return;
-    const std::vector<int64_t> parts = parts_of(c, target.linear, l);
+    const std::vector<int64_t> parts = fused_rows(model, l);
     int64_t first = 0;
     for (int i = 0; i < target.part; ++i) first += parts[static_cast<size_t>(i)];
     l.adapt(

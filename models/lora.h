@@ -21,6 +21,9 @@ struct LoraTarget {
 // All that a family has, in the order of its layers.
 const std::vector<LoraTarget>& lora_targets(Family family);
 
+// Rows of each of the matrices that the weight of a linear layer is fused of, at least one.
+std::vector<int64_t> fused_rows(LanguageModel& model, Linear& linear);
+
 // Freezes the model and adds the adapters of its configuration; models of rank 0 stay as they are. Before place(), and
 // before there is memory. Throws FieldError ("lora_targets") for a name that the family does not have.
 void attach_lora(LanguageModel& model);

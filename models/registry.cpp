@@ -2,6 +2,7 @@
 #include "models/gpt.h"
 #include "models/llama.h"
 #include "models/lora.h"
+#include "models/packed_layers.h"
 
 namespace tessera {
 
@@ -22,6 +23,7 @@ std::unique_ptr<LanguageModel> make_family(const ModelConfig& config) {
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
   std::unique_ptr<LanguageModel> made = make_family(config);
   attach_lora(*made);
+  pack_layers(*made);
   return made;
 }
 

@@ -13,7 +13,7 @@ namespace tessera {
 struct Slot {
   Parameter* parameter = nullptr;
   int64_t begin = 0;  // its first element there; multiples of 16, gaps are zero and stay zero
-  int64_t size = 0;   // elements of the part here
+  int64_t size = 0;   // elements of the part here, or its bytes
   int64_t end() const { return begin + size; }
 };
 
@@ -21,7 +21,7 @@ struct Slot {
 // last. The parameters must outlive it.
 struct FlatUnit {
   std::string name;         // "blocks.0"
-  Tensor values;            // 1-D: float64, float32 or bfloat16
+  Tensor values;            // 1-D: float64, float32 or bfloat16; uint8 of matrices in four bits
   Tensor grads;             // 1-D, as long as values; may be of another floating dtype
   std::vector<Slot> slots;  // in order of begin, not overlapping
 

@@ -8,6 +8,7 @@
 
 #include "autograd/checkpoint.h"
 #include "nn/lora.h"
+#include "nn/packed.h"
 #include "tensor/field_error.h"
 #include "tensor/random.h"
 
@@ -47,10 +48,16 @@ LinearWeights Linear::weights() { return {seen(weight), bias ? seen(*bias) : Var
 Var Linear::forward(const Var& x) {
   const Var b = bias ? seen(*bias) : Var();
   const bool plain = options_.activation == Activation::none;
-  Var y = multiply(product_, x, seen(weight), plain ? b : Var(), that_pay(packs_));
+  Var y = packed_ ? multiply(product_, x, unpacked(*packed_, x.dtype()), plain ? b : Var(), nullptr)
+                  : multiply(product_, x, seen(weight), plain ? b : Var(), that_pay(packs_));
   for (Lora* adapter : adapters_) y = adapter->add_to(std::move(y), x);
   if (plain) return y;
   return bias_gelu(std::move(y), b, makes_activation_again(options_.recompute));
+}
+
+void Linear::quantize(const Packing& packing) {
+  Module::quantize(weight, packing);
+  packed_ = &parameter(weight);
 }
 
 Lora& Linear::adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options) {

@@ -48,7 +48,9 @@ class Linear : public Module {
   Lora& adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options);
   const std::vector<Lora*>& adapters() const { return adapters_; }
   // Whether forward() is linear() and the activation and nothing else: then an op may do this layer with others.
-  bool is_plain() const { return !product_ && !is_wrapped() && adapters_.empty(); }
+  bool is_plain() const { return !product_ && !is_wrapped() && adapters_.empty() && !packed_; }
+  // The weight is frozen, and held in four bits from now on. Before there is memory.
+  void quantize(const Packing& packing);
   LinearWeights weights();  // as the forward pass sees them
 
   Var& weight;  // (out, in)
@@ -58,6 +60,7 @@ class Linear : public Module {
   Options options_;
   Product product_;
   std::vector<Lora*> adapters_;
+  const Parameter* packed_ = nullptr;  // the weight, where it is
   WeightPacks packs_;
 };
 

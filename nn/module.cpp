@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "nn/packed.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/random.h"
 
@@ -25,6 +26,21 @@ void initialise_elements(const Tensor& values, const Init& init, const Philox& r
       for (int64_t i = begin; i < end; ++i)
         p[i] = T(static_cast<Accumulate<T>>(random.normal(static_cast<uint64_t>(from + i)) * init.deviation));
     });
+  });
+}
+
+// Bytes [begin, begin + values.numel()) of what is here of a matrix in four bits.
+void initialise_bytes(const Tensor& values, const Parameter& p, const Philox& random, int64_t begin) {
+  const std::vector<std::byte> whole = quantize(p.packed->packing, [&](int64_t from, std::span<float> to) {
+    cpu::split(std::ssize(to), 4096, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i)
+        to[static_cast<size_t>(i)] = static_cast<float>(
+            p.init.deviation == 0 ? p.init.constant
+                                  : random.normal(static_cast<uint64_t>(from + i)) * p.init.deviation);
+    });
+  });
+  for_each_run(p, begin, begin + values.numel(), [&](int64_t at, int64_t from, int64_t count) {
+    std::copy_n(whole.begin() + from, count, values.raw() + (at - begin));
   });
 }
 
@@ -78,7 +94,18 @@ void Module::shard(const Var& var, ShardSpec spec) {
                   std::to_string(spec.dim) + "; it cannot be cut to " + std::to_string(run.size) + " from " +
                   std::to_string(run.begin));
   p.shard = std::move(spec);
+  if (p.packed) cut(*p.packed, p);
   p.var = Var(Tensor::meta(p.local(), p.var.dtype()), p.trainable);
+}
+
+void Module::quantize(const Var& var, const Packing& packing) {
+  Parameter& p = parameter(var);
+  if (p.var.value().device() != Device::meta || !p.shard.is_whole())
+    throw Error("[module] '" + p.name + "' cannot be quantised: it has memory, or was cut before");
+  check(packing, p.name);
+  p.packed = make_packed(packing);
+  p.trainable = false;
+  p.var = Var(Tensor::meta(p.whole, p.var.dtype()));
 }
 
 void Module::freeze() {
@@ -153,13 +180,16 @@ std::vector<Module::Unit> Module::layout() {
   collect_units(groups);
   std::vector<Unit> out;
   for (const Group& group : groups)
-    for (const bool trainable : {true, false}) {
+    for (const auto& [kind, trainable, packed] :
+         {std::tuple{"", true, false}, {" (frozen)", false, false}, {" (four bits)", false, true}}) {
       const std::string name = group.module->full_name();
-      Unit unit{.name = name.empty() ? "model" : name, .module = group.module, .trainable = trainable};
-      if (!trainable) unit.name += " (frozen)";
+      Unit unit{.name = (name.empty() ? "model" : name) + kind,
+                .module = group.module,
+                .trainable = trainable,
+                .packed = packed};
       for (Parameter* p : group.members) {
-        if (p->trainable != trainable) continue;
-        unit.slots.push_back({p, unit.size, p->var.value().numel()});
+        if (p->trainable != trainable || (p->packed != nullptr) != packed) continue;
+        unit.slots.push_back({p, unit.size, p->stored_here()});
         unit.size = (unit.slots.back().end() + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
       }
       if (!unit.slots.empty()) out.push_back(std::move(unit));
@@ -178,6 +208,11 @@ void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, u
   for (const Slot& slot : unit.slots) {
     const int64_t from = std::max(begin, slot.begin), to = std::min(end, slot.end());
     const Philox random = Philox::named(seed, slot.parameter->source());
+    if (unit.packed) {
+      if (from < to)
+        initialise_bytes(all.narrow(0, from - begin, to - from), *slot.parameter, random, from - slot.begin);
+      continue;
+    }
     for_each_run(*slot.parameter, from - slot.begin, to - slot.begin, [&](int64_t at, int64_t whole, int64_t count) {
       initialise_elements(all.narrow(0, slot.begin + at - begin, count), slot.parameter->init, random, whole);
     });
@@ -192,7 +227,19 @@ Tensor view(const Tensor& buffer, const Slot& slot) {
 }  // namespace
 
 void bind_values(const Module::Unit& unit, const Tensor& values) {
-  for (const Slot& slot : unit.slots) slot.parameter->var.set_value(view(values, slot));
+  for (const Slot& slot : unit.slots)
+    if (unit.packed)
+      slot.parameter->packed->bytes = values.narrow(0, slot.begin, slot.size);
+    else
+      slot.parameter->var.set_value(view(values, slot));
+}
+
+void drop_values(const Module::Unit& unit, DType dtype) {
+  for (const Slot& slot : unit.slots)
+    if (unit.packed)
+      slot.parameter->packed->bytes = Tensor();
+    else
+      slot.parameter->var.set_value(Tensor::meta(slot.parameter->var.shape(), dtype));
 }
 
 void bind_gradients(const Module::Unit& unit, const Tensor& grads) {
@@ -209,7 +256,7 @@ FlatUnit make_flat(const Module::Unit& unit, Tensor values, Tensor grads, uint64
 }
 
 FlatUnit make_unit(const Module::Unit& unit, const ArenaPtr& arena, DType dtype, DType grad_dtype, uint64_t seed) {
-  const Tensor values = Tensor::empty({unit.size}, dtype, arena, Category::parameters);
+  const Tensor values = Tensor::empty({unit.size}, unit.dtype(dtype), arena, Category::parameters);
   if (!unit.trainable) return make_flat(unit, values, {}, seed);
   return make_flat(unit, values, Tensor::empty({unit.size}, grad_dtype, arena, Category::gradients), seed);
 }

@@ -17,6 +17,8 @@
 
 namespace tessera {
 
+struct Packing;  // tensor/ops/quantize/quantize.h
+
 class Module {
  public:
   Module() = default;
@@ -45,6 +47,9 @@ class Module {
   // Freezes the parameters of this module and of all modules below it: they are not trained. To be called before they
   // have memory; throws afterwards.
   void freeze();
+  // One of this module's own matrices is frozen, and held in four bits. Before it is cut, and before it has memory;
+  // throws otherwise, and for sizes that do not divide.
+  void quantize(const Var& var, const Packing& packing);
   // A module whose parameters are not here has none in parameters() and layout(): another rank has them.
   void set_here(bool here) { here_ = here; }
 
@@ -66,13 +71,14 @@ class Module {
   // Marks this module's parameters, and those of children that are no unit themselves, as one flat buffer.
   void make_unit() { is_unit_ = true; }
   // A unit before it has memory: where each of its parameters goes in `size` elements. Frozen parameters of a module
-  // are a unit of their own, after that of the others.
+  // are a unit of their own, after that of the others, and those in four bits one of bytes.
   struct Unit {
     std::string name;
     Module* module = nullptr;
-    bool trainable = true;
+    bool trainable = true, packed = false;
     std::vector<Slot> slots = {};
     int64_t size = 0;
+    DType dtype(DType of_values) const { return packed ? DType::uint8 : of_values; }
   };
   std::vector<Unit> layout();
   // Gives every parameter memory for its value (of `dtype`) and its gradient (of `grad_dtype`), and its first value.
@@ -129,7 +135,8 @@ class Module {
 };
 
 // The first values of elements [begin, begin + values.numel()) of a unit, whatever the layout: element i of a whole
-// parameter is Philox::named(seed, name).normal(i) times its deviation. Gaps and what lies past the unit are zero.
+// parameter is Philox::named(seed, name).normal(i) times its deviation. Gaps and what lies past the unit are zero. What
+// is held in four bits is drawn whole, in float, whatever of it is here.
 void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed);
 // A unit with this memory, of unit.size elements or more: its first values, gradients of zero, and its parameters as
 // views of both. A frozen unit has no gradients: `grads` is not looked at.
@@ -139,5 +146,7 @@ FlatUnit make_unit(const Module::Unit& unit, const ArenaPtr& arena, DType dtype,
 // Makes the unit's parameters views of these buffers (of unit.size elements or more).
 void bind_values(const Module::Unit& unit, const Tensor& values);
 void bind_gradients(const Module::Unit& unit, const Tensor& grads);
+// Leaves them without memory, until they are bound again.
+void drop_values(const Module::Unit& unit, DType dtype);
 
 }  // namespace tessera

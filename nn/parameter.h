@@ -7,6 +7,7 @@
 //   here  (3, C)
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ struct ShardSpec {
   bool is_whole() const { return runs.empty(); }
 };
 
+struct Packed;  // nn/packed.h
+
 struct Parameter {
   // Elements [begin, end) of the whole.
   struct Span {
@@ -53,12 +56,19 @@ struct Parameter {
   ShardSpec shard = {};
   Span vanishes = {};  // where the true gradient is zero, and the computed one is rounding
   Var var = {};        // the value, and its gradient
+  // Of a frozen matrix that is held in four bits: then these bytes are its value, and `var` has a shape alone.
+  std::shared_ptr<Packed> packed = {};
 
   bool is_tied() const { return !tie.empty(); }
   bool is_copy() const { return is_tied() && tie != name; }  // a checkpoint and the norm know the original alone
   // The name that its first values are drawn by, and that a checkpoint has for it.
   const std::string& source() const { return is_tied() ? tie : name; }
   Shape local() const;  // the shape of the part here
+  // What buffers, messages and files have of it: its elements, or the bytes of one in four bits.
+  Shape stored() const;                   // of the whole
+  const ShardSpec& stored_shard() const;  // what is here of that
+  int64_t stored_here() const;            // how many
+  DType stored_dtype(DType of_values) const { return packed ? DType::uint8 : of_values; }
 };
 
 // Calls f(here, whole, count) for the longest runs of elements that are consecutive in both: `here` and `whole` are
@@ -80,9 +90,10 @@ void for_each_run(const Shape& whole, const ShardSpec& shard, int64_t begin, int
       here += size;
     }
 }
+// The same of what is stored of a parameter.
 template <class F>
 void for_each_run(const Parameter& p, int64_t begin, int64_t end, const F& f) {
-  for_each_run(p.whole, p.shard, begin, end, f);
+  for_each_run(p.stored(), p.stored_shard(), begin, end, f);
 }
 
 }  // namespace tessera

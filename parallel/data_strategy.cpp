@@ -30,8 +30,8 @@ DataStrategy::Stretch DataStrategy::make_stretch(Category of_values, Category of
   int64_t begin = 0;
   for (const Module::Unit& unit : layout) {
     if (!unit.trainable) {
-      residents_.push_back(
-          make_flat(unit, Tensor::empty({unit.size}, options_.dtype, arena_, of_values), {}, options_.seed));
+      residents_.push_back(make_flat(unit, Tensor::empty({unit.size}, unit.dtype(options_.dtype), arena_, of_values),
+                                     {}, options_.seed));
       continue;
     }
     residents_.push_back(

@@ -29,25 +29,18 @@ void Zero::make_unit(const Module::Unit& layout) {
   FlatUnit shard{layout.name, {}, {}, layout.slots};
   for (Slot& slot : shard.slots) slot.begin -= begin;
   if (stage_ < 3) {
-    unit.values = Tensor::empty({whole}, options_.dtype, arena_, Category::parameters);
+    unit.values = Tensor::empty({whole}, layout.dtype(options_.dtype), arena_, Category::parameters);
     initialise(layout, unit.values, 0, options_.seed);
     bind_values(layout, unit.values);
     shard.values = unit.values.narrow(0, begin, unit.piece);
   } else {
-    shard.values = Tensor::empty({unit.piece}, options_.dtype, arena_, Category::parameters);
+    shard.values = Tensor::empty({unit.piece}, layout.dtype(options_.dtype), arena_, Category::parameters);
     initialise(layout, shard.values, begin, options_.seed);
-    drop_values(layout);
+    drop_values(layout, options_.dtype);
   }
   if (layout.trainable) make_gradients(unit, shard);
   residents_.push_back(stage_ == 3 ? shard : FlatUnit{layout.name, unit.values, {}, layout.slots});
   shards_.push_back(std::move(shard));
-}
-
-void Zero::drop_values(const Module::Unit& layout) const {
-  for (const Slot& slot : layout.slots) {
-    Var& var = slot.parameter->var;
-    var.set_value(Tensor::meta(var.shape(), options_.dtype));
-  }
 }
 
 void Zero::make_gradients(Unit& unit, FlatUnit& shard) {

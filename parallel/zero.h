@@ -53,7 +53,6 @@ class Zero final : public DataStrategy {
 
   void make_unit(const Module::Unit& layout);
   void make_gradients(Unit& unit, FlatUnit& shard);
-  void drop_values(const Module::Unit& layout) const;
   void hook(size_t u);
   void provide_gradients(size_t u);
   void gradient_arrived(size_t u);

@@ -50,7 +50,7 @@ void Zero::release(size_t u) {
   Unit& unit = units_[u];
   if (--unit.users > 0) return;
   unit.values = Tensor();
-  drop_values(unit.layout);
+  drop_values(unit.layout, options_.dtype);
   unit.layout.module->drop_packs();
 }
 

@@ -1,4 +1,4 @@
-// The element types of a tensor, and bfloat16 as a storage type.
+// The element types of a tensor, and bfloat16 as a storage type. uint8 is bytes whose meaning somebody else knows.
 //
 // Arithmetic on bfloat16 is done in float and rounded once, to nearest even, when the value is stored.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-enum class DType : uint8_t { float64, float32, bfloat16, int32, int64 };
+enum class DType : uint8_t { float64, float32, bfloat16, int32, int64, uint8 };
 
 constexpr int64_t size_of(DType t) {
   switch (t) {
@@ -21,6 +21,8 @@ constexpr int64_t size_of(DType t) {
       return 4;
     case DType::bfloat16:
       return 2;
+    case DType::uint8:
+      return 1;
   }
   return 0;
 }
@@ -37,6 +39,8 @@ constexpr std::string_view name_of(DType t) {
       return "int32";
     case DType::int64:
       return "int64";
+    case DType::uint8:
+      return "uint8";
   }
   return "?";
 }
@@ -107,5 +111,7 @@ template <>
 inline constexpr DType kDTypeOf<int32_t> = DType::int32;
 template <>
 inline constexpr DType kDTypeOf<int64_t> = DType::int64;
+template <>
+inline constexpr DType kDTypeOf<uint8_t> = DType::uint8;
 
 }  // namespace tessera

@@ -177,6 +177,8 @@ decltype(auto) with_dtype(DType dtype, F&& f) {
       return f(int32_t{});
     case DType::int64:
       return f(int64_t{});
+    case DType::uint8:
+      return f(uint8_t{});
     default:
       return with_floating(dtype, "dtype", static_cast<F&&>(f));
   }

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <optional>
 
+#include "models/layout.h"
 #include "parallel/comm/backends.h"
+#include "parallel/comm/fake_transport.h"
 #include "parallel/comm/nccl_api.h"
 #include "parallel/comm/surroundings.h"
 #include "tensor/field_error.h"
@@ -128,6 +131,20 @@ void check_pipeline(const Plan& p, const ModelConfig& m) {
            m.layers);
 }
 
+// As the model lays one layer out on each rank of tp, beside ranks that are not there.
+void check_quantized(const Job& s) {
+  if (s.model.quantize.codec == Codec::none) return;
+  if (s.plan.device == Device::cuda)
+    refuse("quantize", "weights in 4 bits are unpacked on the CPU alone; expected `device` cpu, found cuda");
+  ModelConfig one = s.model;
+  one.layers = 1;
+  one.vocab = std::max<int64_t>(one.vocab, s.plan.tp);
+  for (int64_t rank = 0; s.plan.tp > 1 && rank < s.plan.tp; ++rank) {
+    Communicator axis(std::make_unique<FakeTransport>(static_cast<int>(rank), static_cast<int>(s.plan.tp)), "tp");
+    s.make(one)->place({.tp = &axis, .between = s.plan.sp ? S(1, one.context / s.plan.cp) : I});
+  }
+}
+
 void check_place(const Plan& p, bool traced) {
   check_attention(p);
   check_device(p.device);
@@ -221,6 +238,7 @@ void check(const Job& s, bool traced) {
   check_modes(p);
   check_layout(p, s.model, s.optim.batch);
   check_pipeline(p, s.model);
+  check_quantized(s);
   check_attention(s);
   check_place(p, traced);
   check_nccl(p);

@@ -114,7 +114,7 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& par
   for (const UnitSizes& u : part.units) {
     if (u.trainable) out.reduce_scatter(axis, n, p.zero == ZeroStage::one ? 1 : s.m, u.padded(n) * s.grad);
     const int64_t once = u.trainable ? 1 : 0;  // after each update
-    out.all_gather(axis, n, p.zero == ZeroStage::three ? u.uses * s.m : once, u.padded(n) * s.value);
+    out.all_gather(axis, n, p.zero == ZeroStage::three ? u.uses * s.m : once, u.padded(n) * u.value);
   }
   if (s.plan.tp > 1)
     out.all_reduce(axis, n, 1, 8 * units);  // the norm

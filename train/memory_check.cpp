@@ -149,29 +149,55 @@ std::string line_of(const std::string& bytes, int64_t ranks, const MemoryLimit& 
 
 }  // namespace
 
-double parameters_of(const ModelConfig& config, const ModelFactory& make) {
-  const auto count = [&](int64_t layers) {  // of shapes; one layer has what every other has
+namespace {
+
+// Of a model's parameters: their number, bytes of their values, and how many are trained.
+struct Counted {
+  double parameters = 0, values = 0, trained = 0;
+};
+
+Counted count(const ModelConfig& config, const ModelFactory& make, int64_t value) {
+  const auto of_layers = [&](int64_t layers) {  // of shapes; one layer has what every other has
     ModelConfig sized = config;
     sized.layers = layers;
     sized.vocab = std::max<int64_t>(config.vocab, 1);
-    return static_cast<double>(make(sized)->parameter_count());
+    const std::unique_ptr<LanguageModel> model = make(sized);
+    Counted out;
+    for (const Parameter* p : model->parameters()) {
+      const auto elements = static_cast<double>(p->whole.numel());
+      out.parameters += elements;
+      out.values += p->packed ? static_cast<double>(p->stored_here()) : elements * static_cast<double>(value);
+      out.trained += p->trainable ? elements : 0;
+    }
+    return out;
   };
-  const double one = count(1);
-  return one + static_cast<double>(config.layers - 1) * (count(2) - one);
+  const Counted one = of_layers(1), two = of_layers(2);
+  const auto follow = [&](double Counted::*field) {
+    return one.*field + static_cast<double>(config.layers - 1) * (two.*field - one.*field);
+  };
+  return {follow(&Counted::parameters), follow(&Counted::values), follow(&Counted::trained)};
 }
+
+}  // namespace
+
+double parameters_of(const ModelConfig& config, const ModelFactory& make) { return count(config, make, 1).parameters; }
 
 LeastMemory least_memory(const Job& job) {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
   const Optimisation& o = job.optim;
-  const double value = number(size_of(o.dtype)), wide = o.dtype == DType::float64 ? 8 : 4;
+  const int64_t value = size_of(o.dtype);
+  const double wide = o.dtype == DType::float64 ? 8 : 4;
   double state = wide * (o.optimizer == OptimizerKind::sgd ? (o.momentum > 0 ? 1 : 0) : 2);
   if (o.dtype == DType::bfloat16) state += wide;  // the master copy
   if (job.plan.offload == Offload::optimizer) state = 0;
-  LeastMemory out;
-  out.parameters = parameters_of(job.model, job.make);
-  out.held = out.parameters * (value + number(size_of(data_options(job).grad_dtype)) + state);
+  const Counted counted = count(job.model, job.make, value);
+  LeastMemory out{.parameters = counted.parameters,
+                  .trained = counted.trained,
+                  .values = counted.values,
+                  .state = counted.trained * state};
+  out.held = out.values + out.trained * number(size_of(data_options(job).grad_dtype)) + out.state;
   out.activations = number(o.batch / job.plan.microbatches) * number(job.model.context) * number(job.model.channels) *
-                    number(job.model.layers) * value;
+                    number(job.model.layers) * number(value);
   return out;
 }
 

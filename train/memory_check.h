@@ -34,7 +34,10 @@ std::optional<MemoryRefusal> least_refusal(const Job& job, int64_t ranks_here, c
 // Bytes that no plan of the job can do without, over all ranks: of the parameters, gradients and state of one model,
 // and of what goes into each layer.
 struct LeastMemory {
-  double parameters = 0, held = 0, activations = 0;  // parameters: a number of them; held: bytes
+  double parameters = 0, trained = 0;  // numbers of them
+  double values = 0, state = 0;  // bytes of all parameters, and of the optimizer's state for those that are trained
+  double held = 0;               // bytes of both, and of gradients
+  double activations = 0;
 };
 LeastMemory least_memory(const Job& job);
 // Elements of all parameters of a model.

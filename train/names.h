@@ -21,6 +21,7 @@ constexpr std::string_view recompute_name(std::string_view name) {
 constexpr std::array<std::string_view, 2> kFamilyNames = {"gpt2", "llama"};
 constexpr std::array<std::string_view, 3> kRopeScalingNames = {"none", "linear", "llama3"};
 constexpr std::array<std::string_view, 2> kDeviceNames = {"cpu", "cuda"};
+constexpr std::array<std::string_view, 3> kCodecNames = {"none", "nf4", "gptq"};
 constexpr std::array<std::string_view, 3> kFloatNames = {"fp64", "fp32", "bf16"};
 
 constexpr const auto& names_of(DataMode) { return kDataModeNames; }
@@ -36,6 +37,7 @@ constexpr const auto& names_of(Recompute) { return kRecomputeNames; }
 constexpr const auto& names_of(Family) { return kFamilyNames; }
 constexpr const auto& names_of(RopeScaling) { return kRopeScalingNames; }
 constexpr const auto& names_of(Device) { return kDeviceNames; }
+constexpr const auto& names_of(Codec) { return kCodecNames; }
 constexpr const auto& names_of(DType) { return kFloatNames; }
 
 template <class Enum>

@@ -39,6 +39,7 @@ std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::v
     UnitSizes unit;
     unit.table = units[u].slots[0].parameter->is_tied();
     unit.trainable = units[u].trainable;
+    unit.value = units[u].packed ? 1 : s.value;
     const bool adapters = unit.trainable && config.lora.rank > 0;
     int64_t whole = 0, norms = 0, head_norms = 0;
     for (const Slot& slot : units[u].slots) {
@@ -83,6 +84,12 @@ int64_t PartSizes::padded(int64_t ranks, bool trained) const {
   return sum;
 }
 
+int64_t PartSizes::value_bytes(int64_t ranks) const {
+  int64_t sum = 0;
+  for (const UnitSizes& u : units) sum += (ranks > 0 ? u.padded(ranks) : u.size()) * u.value;
+  return sum;
+}
+
 PlanSizes::PlanSizes(const Job& job)
     : plan(job.plan),
       config(model_config(job, job.model.vocab)),
@@ -119,8 +126,8 @@ int PlanSizes::largest_tp_rank() const {
   std::vector<std::pair<int64_t, int64_t>> sums(parts[0].size());
   for (const std::vector<PartSizes>& of_stage : parts)
     for (size_t t = 0; t < sums.size(); ++t) {
-      sums[t].first += of_stage[t].padded(data);
-      sums[t].second += of_stage[t].whole();
+      sums[t].first += of_stage[t].value_bytes(data);
+      sums[t].second += of_stage[t].value_bytes();
     }
   return static_cast<int>(std::ranges::max_element(sums) - sums.begin());
 }

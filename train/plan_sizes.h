@@ -15,6 +15,7 @@ inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; 
 struct UnitSizes {
   static constexpr int64_t kSlot = 16, kBlock = 256;  // elements: where parameters begin, and where shards may be cut
   std::vector<int64_t> parameters;
+  int64_t value = 4;  // bytes of an element; 1 of what is held in four bits, whose elements are bytes
   int64_t uses = 0;
   bool table = false;  // of the tied weight
   bool trainable = true;
@@ -37,6 +38,8 @@ struct PartSizes {
   // Of all units, or of those alone that are trained.
   int64_t whole(bool trained = false) const;
   int64_t padded(int64_t ranks, bool trained = false) const;
+  // Bytes of their values: whole, or padded for so many ranks.
+  int64_t value_bytes(int64_t ranks = 0) const;
 };
 
 struct PlanSizes {

@@ -20,14 +20,13 @@ int64_t served(const PartSizes& part, int64_t k, int64_t servers) {
 
 HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) {
   const Plan& p = s.plan;
-  // Of all that is there, or of what is trained alone: all of it, and a rank's share.
-  const auto whole = [&](bool trained) {
-    return p.zero == ZeroStage::none ? part.whole(trained) : part.padded(s.data, trained);
-  };
-  const auto piece = [&](bool trained) { return part.padded(s.data, trained) / s.data; };
-  HeldBytes held{.parameters = (p.zero == ZeroStage::three ? piece(false) : whole(false)) * s.value,
-                 .gradients = (p.zero >= ZeroStage::two ? piece(true) : whole(true)) * s.grad,
-                 .optimizer = (p.zero >= ZeroStage::one ? piece(true) : whole(true)) * s.state};
+  // Of what is trained: all of it, and a rank's share.
+  const int64_t whole = p.zero == ZeroStage::none ? part.whole(true) : part.padded(s.data, true),
+                piece = part.padded(s.data, true) / s.data;
+  const int64_t values = part.value_bytes(p.zero == ZeroStage::none ? 0 : s.data);
+  HeldBytes held{.parameters = p.zero == ZeroStage::three ? values / s.data : values,
+                 .gradients = (p.zero >= ZeroStage::two ? piece : whole) * s.grad,
+                 .optimizer = (p.zero >= ZeroStage::one ? piece : whole) * s.state};
   if (p.dp_mode == DataMode::dataparallel && data_rank > 0) held = {};  // copies are communication
   const int64_t own = served(part, data_rank, p.servers);
   if (p.dp_mode == DataMode::ps_sync || p.dp_mode == DataMode::ps_async) held.optimizer = own * s.state;
@@ -43,7 +42,7 @@ HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) 
 int64_t largest_fetch(const PlanSizes& s, int64_t rank) {
   int64_t most = 0;
   for (const PartSizes& part : s.parts[static_cast<size_t>(rank)])
-    for (const UnitSizes& u : part.units) most = std::max(most, u.padded(s.data) * s.value);
+    for (const UnitSizes& u : part.units) most = std::max(most, u.padded(s.data) * u.value);
   return most;
 }
 
@@ -90,8 +89,7 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   const Team team(job.plan);
   const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
   const PlanSizes s(job);
-  const int64_t handed = handed_bytes(job),
-                copies = s.parts[0][0].whole() * s.value + s.parts[0][0].whole(true) * s.grad;
+  const int64_t handed = handed_bytes(job), copies = s.parts[0][0].value_bytes() + s.parts[0][0].whole(true) * s.grad;
   // In a pipeline stage 3 of ZeRO fetches for another micro-batch than the one that single ones show: what it holds for
   // that comes on top of passes without it, and another unit is there where the next pass begins with one.
   const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;

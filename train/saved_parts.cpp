@@ -53,8 +53,8 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
           if (from >= to || p.is_copy() || (p.shard.is_whole() && tp > 0)) continue;
           for (const std::string& kind : kinds)
             rank.push_back({kind.empty() ? p.source() : p.source() + "." + kind,
-                            p.whole,
-                            {.axis = {}, .dim = p.shard.dim, .runs = p.shard.runs},
+                            p.stored(),
+                            {.axis = {}, .dim = p.stored_shard().dim, .runs = p.stored_shard().runs},
                             from - slot.begin,
                             to - from});
         }

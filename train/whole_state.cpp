@@ -63,7 +63,8 @@ std::vector<WholeTensor> list(Trainer& trainer, const std::string& suffix, DType
   std::vector<WholeTensor> out;
   for (const Module::Unit& unit : trainer.whole_model().layout())
     for (const Slot& slot : unit.slots)
-      if (unit.trainable || of_frozen) out.push_back({slot.parameter->name + suffix, dtype, slot.parameter->whole});
+      if (unit.trainable || of_frozen)
+        out.push_back({slot.parameter->name + suffix, unit.dtype(dtype), slot.parameter->stored()});
   return out;
 }
 
@@ -76,20 +77,21 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<WholeTensor>
   std::map<std::string, int64_t> index;
   for (const WholeTensor& t : all) index.emplace(t.name, std::ssize(index));
   std::vector<int64_t> table;
-  int64_t count = 0;
+  int64_t count = 0;  // bytes
   for (const HeldPart& h : mine) {
     for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(), [&](int64_t, int64_t whole, int64_t length) {
       table.insert(table.end(), {index.at(h.name), whole, length});
     });
-    count += h.part.numel();
+    count += h.part.nbytes();
   }
   const auto numbers = [&](const std::vector<int64_t>& v) { return Tensor::of<int64_t>(v, {std::ssize(v)}, host); };
-  const auto room = [&](int64_t n) { return Tensor::empty({n}, all.at(0).dtype, host, Category::workspace); };
+  const auto room = [&](int64_t n) { return Tensor::empty({n}, DType::uint8, host, Category::workspace); };
   if (all.empty()) return {};
   const Tensor elements = room(count);
   for (int64_t at = 0; const HeldPart& h : mine) {
-    elements.narrow(0, at, h.part.numel()).copy_from(h.part);
-    at += h.part.numel();
+    const Tensor here = h.part.on_host();
+    std::memcpy(elements.raw() + at, here.raw(), static_cast<size_t>(here.nbytes()));
+    at += here.nbytes();
   }
   if (world.rank() > 0) {
     world.send(numbers({std::ssize(table), count}), 0);
@@ -123,7 +125,7 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<WholeTensor>
 
 void read_parts(const std::vector<HeldPart>& parts, const WholeTensors& source) {
   for (const HeldPart& h : parts) {
-    const TensorReader whole = source(h.name, h.part.dtype(), h.parameter->whole);
+    const TensorReader whole = source(h.name, h.part.dtype(), h.parameter->stored());
     if (!whole) continue;
     const Tensor here = h.part.on_host();
     const int64_t element = size_of(here.dtype());

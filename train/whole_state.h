@@ -32,7 +32,8 @@ struct HeldPart {
   Tensor part;  // 1-D, where the rank has it
   int64_t begin = 0;
 };
-// Each element of the whole state is among these on exactly one rank: the one that saves it.
+// Each element of the whole state is among these on exactly one rank, the one that saves it; what all parts of a matrix
+// in four bits share is with each of them.
 std::vector<HeldPart> own_values(Trainer& trainer);
 std::vector<HeldPart> own_state(Trainer& trainer);
 // All that this rank holds between steps, copies of what other ranks hold too among it.

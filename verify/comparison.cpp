@@ -48,7 +48,7 @@ constexpr int64_t kSteps = 20;  // that are wrong and are described tensor by te
 
 Tensor whole_of(const Slot& slot, const std::vector<Tensor>& units, size_t unit) {
   if (units.empty()) return {};
-  return units[unit].narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole).contiguous();
+  return units[unit].narrow(0, slot.begin, slot.size).reshape(slot.parameter->stored()).contiguous();
 }
 
 bool same_bits(const Tensor& a, const Tensor& b) {

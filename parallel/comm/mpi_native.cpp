@@ -48,6 +48,8 @@ MPI_Datatype type_of(DType dtype) {
       return MPI_UINT16_T;
     case DType::int32:
       return MPI_INT32_T;
+    case DType::uint8:
+      return MPI_UINT8_T;
     default:
       return MPI_INT64_T;
   }

@@ -35,6 +35,8 @@ ncclDataType_t type_of(DType dtype) {
       return ncclBfloat16;
     case DType::int32:
       return ncclInt32;
+    case DType::uint8:
+      return ncclUint8;
     default:
       return ncclInt64;
   }

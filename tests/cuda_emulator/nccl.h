@@ -29,7 +29,7 @@ enum ncclResult_t {
   ncclInvalidUsage = 5,
   ncclInProgress = 7
 };
-enum ncclDataType_t { ncclInt32 = 2, ncclInt64 = 4, ncclFloat32 = 7, ncclFloat64 = 8, ncclBfloat16 = 9 };
+enum ncclDataType_t { ncclUint8 = 1, ncclInt32 = 2, ncclInt64 = 4, ncclFloat32 = 7, ncclFloat64 = 8, ncclBfloat16 = 9 };
 enum ncclRedOp_t { ncclSum = 0, ncclMax = 2 };
 struct ncclUniqueId {
   char internal[128];

@@ -16,6 +16,8 @@ using Bytes = std::vector<std::byte>;
 template <class F>
 void with_type(ncclDataType_t type, const F& f) {
   switch (type) {
+    case ncclUint8:
+      return f(uint8_t{});
     case ncclInt32:
       return f(int32_t{});
     case ncclInt64:

@@ -145,7 +145,7 @@ TEST_F(HubFolderTest, AStepOfSgdWritesTheWeightsOfPyTorch) {
           return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
       throw Error("no " + wanted);
     };
-    write_hub_folder(path("stepped"), folder.config(), DType::float32, values, DType::float32);
+    write_hub_folder(path("stepped"), folder.config(), {DType::float32, values});
     const Safetensors written(path("stepped/model.safetensors"));
     for (const TensorBytes& t : fixture.tensors()) {
       if (!is_weight(t.name)) continue;
@@ -164,7 +164,7 @@ TEST_F(HubFolderTest, IsWrittenAsItWasRead) {
     make_folder(fixture);
     const HubFolder folder(path(""));
     fs::create_directory(path("again"));
-    write_hub_folder(path("again"), folder.config(), DType::float32, folder.tensors(), DType::float32);
+    write_hub_folder(path("again"), folder.config(), {DType::float32, folder.tensors()});
     const Safetensors written(path("again/model.safetensors"));
     size_t weights = 0;
     for (const TensorBytes& t : fixture.tensors()) {
@@ -194,7 +194,7 @@ TEST_F(HubFolderTest, Gpt2IsTransposedAndBack) {
         return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
     throw Error("no " + name);
   };
-  write_hub_folder(path(""), config, DType::float32, values, DType::float32);
+  write_hub_folder(path(""), config, {DType::float32, values});
   const Safetensors file(path("model.safetensors"));
   EXPECT_EQ(file.at("transformer.h.1.attn.c_attn.weight").shape, (std::vector<int64_t>{8, 24}));
   EXPECT_EQ(file.at("transformer.h.0.mlp.c_proj.weight").shape, (std::vector<int64_t>{24, 8}));

@@ -146,8 +146,8 @@ TEST_F(PeftFolderTest, MergedWeightsComputeTheSame) {
     const HubFolder base(folder.base());
     const ModelConfig config = folder.config(base.config());
     fs::create_directory(path("merged"));
-    write_hub_folder(path("merged"), merged(config), DType::float32,
-                     merged(config, folder.tensors(config, base.tensors())), DType::float32);
+    write_hub_folder(path("merged"), merged(config),
+                     {DType::float32, merged(config, folder.tensors(config, base.tensors()))});
     const HubFolder whole(path("merged"));
     EXPECT_NEAR(loss_of(*model_of(whole.config(), whole.tensors())), expected_loss(), 1e-5) << variant;
     fs::remove_all(path("merged"));

@@ -76,14 +76,13 @@ TEST(Transformers, ReadsOurFoldersAndWeReadItsFolders) {
     spread(*model);
     fs::create_directory(exchange.path(s.name));
     write_hub_folder(
-        exchange.path(s.name), s.config, DType::float32,
-        [&](const std::string& name, DType dtype, const Shape&) {
-          for (const Parameter* p : model->parameters())
-            if (p->name == name)
-              return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
-          throw Error("no " + name);
-        },
-        DType::float32);
+        exchange.path(s.name), s.config,
+        {DType::float32, [&](const std::string& name, DType dtype, const Shape&) {
+           for (const Parameter* p : model->parameters())
+             if (p->name == name)
+               return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
+           throw Error("no " + name);
+         }});
     exchange.write<int32_t>(std::string(s.name) + "/ids.bin", ids);
     ours.push_back(logits_of(*model, ids));
     folders.append(" ").append(s.name);

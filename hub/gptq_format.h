@@ -1,0 +1,67 @@
+// The files of GPTQ, version 1, as AutoGPTQ, GPTQModel and transformers have them: in place of a layer's `weight`
+//
+//   qweight  int32 (in / 8, out)          column 8 i + j of row o in bits [4 j, 4 j + 4) of element (i, o)
+//   qzeros   int32 (groups, out / 8)      the code of 0, less one, of row 8 i + j in the same bits of (g, i)
+//   scales   float16 (groups, out)
+//   g_idx    int32 (in)                   the group of each column
+//
+// and what they are in config.json's "quantization_config", or in a file quantize_config.json. Read and written are
+// symmetric codes of 4 bits without activation order: the code of 0 is 8, and column c is in group c / group_size.
+#pragma once
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/safetensors.h"
+#include "tensor/ops/quantize/int4.h"
+
+namespace tessera {
+
+struct GptqConfig {
+  int64_t group = 128;  // "group_size"; -1: a row is one group
+  double damping = 0.01;
+
+  int64_t group_of(int64_t columns) const { return group > 0 ? group : columns; }
+};
+
+// The value of "quantization_config", or all of quantize_config.json, where `quant_method` may be left out: `what` says
+// which. Keys about how codes were made are passed over; any other is refused by its name. Throws InputError for other
+// methods, bits and formats, for activation order and for codes that are not symmetric.
+GptqConfig parse_gptq_config(std::string_view json, const std::string& what, bool needs_method = true);
+// What parse_gptq_config() reads, and other loaders.
+std::string gptq_config(const GptqConfig& config);
+
+// A layer's tensors, by the part of their names behind the layer's.
+struct GptqTensors {
+  std::vector<int32_t> qweight, qzeros, g_idx;
+  std::vector<Half> scales;
+};
+// Of rows [first, first + rows) of a matrix. Throws Error unless rows and columns are multiples of 8.
+GptqTensors pack_gptq(const Int4Matrix& matrix, int64_t first, int64_t rows);
+// As a file lists them, four for each layer: `tensors` must outlive the result, or be empty where only their names and
+// shapes are wanted.
+std::vector<TensorBytes> listed_gptq(const GptqTensors& tensors, const std::string& layer, const Int4Matrix& matrix,
+                                     int64_t rows);
+
+// A stored layer, held to the format: shapes by (rows, columns), g_idx (which may be missing), qzeros and scales by
+// their values. Throws InputError naming the tensor, what was expected and found. Cost: qweight is not read.
+class GptqLayer {
+ public:
+  struct Stored {
+    const TensorBytes *qweight = nullptr, *qzeros = nullptr, *scales = nullptr, *g_idx = nullptr;
+  };
+  GptqLayer(const Stored& stored, int64_t rows, int64_t columns, int64_t group, const std::string& what);
+  // Rows [first, first + count), in our order.
+  Int4Matrix unpack(int64_t first, int64_t count) const;
+  Int4Matrix unpack() const { return unpack(0, rows_); }
+  // Elements of (rows, columns) from the one at `begin` on.
+  void decode(int64_t begin, std::span<float> out) const;
+
+ private:
+  Stored stored_;
+  int64_t rows_, columns_, group_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,165 @@
+// Adapters beside weights in four bits train under every plan as on one rank: bits, bytes and memory. Planted defects
+// of these weights turn the contract red.
+#include <algorithm>
+
+#include "nn/packed.h"
+#include "tests/verify/draw.h"
+
+namespace tessera {
+namespace {
+
+using test::Draw;
+using test::expect_passes;
+using test::small_plan;
+
+// The smallest model whose weights two ranks of tp can share at bounds of blocks.
+TrainOptions small_qlora(const char* codec = "nf4") {
+  TrainOptions o = small_plan();
+  o.family = "llama";
+  o.layers = 2;
+  o.channels = 128;
+  o.head_dim = 64;
+  o.ffn = 128;
+  o.lora_rank = 2;
+  o.lora_targets = "all";
+  o.quantize = codec;
+  if (*o.quantize == "gptq") o.quantize_group = 32;
+  o.steps = 3;
+  o.batch = 4;
+  o.dtype = "fp32";
+  return o;
+}
+
+TEST(Quantized, EveryStrategyTrainsLikeOneRank) {
+  for (const char* codec : {"nf4", "gptq"})
+    for (int64_t zero = 0; zero <= 3; ++zero) {
+      TrainOptions o = small_qlora(codec);
+      o.ranks = 2;
+      o.zero = zero;
+      o.microbatches = 2;
+      expect_passes(o);
+    }
+  for (const char* mode : {"dataparallel", "ps-sync"}) {
+    TrainOptions o = small_qlora();
+    o.ranks = 2;
+    o.dp_mode = mode;
+    expect_passes(o);
+  }
+}
+
+TEST(Quantized, AndUnderTheAxesOfTheModel) {
+  const auto with = [](const char* codec, const auto& choose) {
+    TrainOptions o = small_qlora(codec);
+    o.dtype = "fp64";
+    choose(o);
+    expect_passes(o);
+  };
+  for (const char* codec : {"nf4", "gptq"}) {
+    with(codec, [](TrainOptions& o) { o.tp = 2; });
+    with(codec, [](TrainOptions& o) { o.pp = 2, o.microbatches = 4, o.schedule = "zb-h1"; });
+  }
+  with("nf4", [](TrainOptions& o) { o.tp = 2, o.sp = true, o.dp = 2, o.zero = 3; });
+  with("nf4", [](TrainOptions& o) { o.cp = 2, o.recompute = "block"; });
+  with("nf4", [](TrainOptions& o) { o.pp = 2, o.tp = 2, o.microbatches = 2, o.zero = 3; });
+  with("nf4", [](TrainOptions& o) { o.family = "gpt2", o.dtype = "bf16", o.tp = 2; });
+}
+
+TEST(Quantized, RandomPlansTrainLikeOneRank) {
+  for (uint64_t trial = 0; trial < test::plans(4); ++trial) {
+    Draw d("quantized", trial);
+    TrainOptions o = small_qlora(d.of({"nf4", "gptq"}));
+    o.dtype = d.of<const char*>({"fp64", "fp32", "bf16"});
+    o.family = d.of<const char*>({"gpt2", "llama"});
+    (d.between(0, 1) == 1 ? o.pp : o.cp) = d.between(1, 2);
+    o.tp = d.between(1, 2);
+    o.dp = d.between(1, 2);
+    o.sp = *o.tp > 1 && d.between(0, 1) == 1;
+    o.zero = d.between(0, 3);
+    o.microbatches = d.between(1, 2);
+    o.lora_dropout = d.of({0.0, 0.2});
+    o.recompute = d.of<const char*>({"none", "activation", "attention", "block"});
+    expect_passes(o);
+  }
+}
+
+// Of the model: 0.516 bytes for each quantised weight, one mean for each matrix.
+TEST(Quantized, MemoryIsTheClosedForm) {
+  const Job job = job_of(small_qlora());
+  const std::unique_ptr<LanguageModel> model = make_model(verifiable(job).model);
+  int64_t elements = 0, bytes = 0, matrices = 0, means = 0;
+  for (const Parameter* p : model->parameters())
+    if (p->packed) {
+      elements += p->whole.numel();
+      bytes += p->stored_here();
+      means += std::ssize(p->packed->packing.pieces);
+      ++matrices;
+    }
+  EXPECT_EQ(matrices, 4 * 2);
+  EXPECT_EQ(means, 7 * 2);
+  // Groups of 16384: q, k, v, o, gate, up and down are one each here.
+  EXPECT_EQ(bytes, elements / 2 + elements / 64 + 4 * means + 4 * means);
+  EXPECT_NEAR(static_cast<double>(bytes) / static_cast<double>(elements), (4 + 8 / 64.0 + 32 / (64.0 * 256)) / 8, 4e-4);
+}
+
+// The bytes of the first matrix that is here.
+Packed& first_packed(Trainer& rank) {
+  for (const Parameter* p : rank.model().parameters())
+    if (p->packed) return *p->packed;
+  throw Error("no matrix in four bits");
+}
+
+bool is_caught(TrainOptions o, const std::function<void(Packed&)>& spoil) {
+  VerifyHooks hooks;
+  hooks.made = [&](Trainer& rank) {
+    if (rank.world().rank() + 1 == rank.world().size()) spoil(first_packed(rank));
+  };
+  return !verify(job_of(o), hooks).passed();
+}
+
+// The scale of its neighbour.
+void take_another_scale(Packed& p) {
+  std::byte* const scales = p.bytes.raw() + p.bytes.numel();
+  for (int64_t i = 1; i < 64; ++i)
+    if (scales[-i] != scales[-i - 1]) return std::swap(scales[-i], scales[-i - 1]);
+}
+
+// A rank that quantises its tile by itself: blocks have their own scales, and the mean is of the tile.
+void quantise_by_itself(Packed& p) {
+  Tensor numbers = p.bytes.make({p.packing.elements() / 2}, DType::float32);
+  dequantize(p.packing, p.runs, p.bytes, numbers);
+  Packing own = p.packing;
+  own.rows /= 2;
+  for (int64_t& rows : own.pieces) rows /= 2;
+  const std::vector<std::byte> bytes = quantize(own, [&](int64_t begin, std::span<float> to) {
+    std::copy_n(numbers.data<float>() + begin, to.size(), to.begin());
+  });
+  ASSERT_EQ(std::ssize(bytes), p.bytes.numel());
+  std::ranges::copy(bytes, p.bytes.raw());
+}
+
+TEST(Quantized, PlantedDefectsAreCaught) {
+  for (const int64_t tp : {1, 2}) {
+    TrainOptions o = small_qlora();
+    (tp > 1 ? o.tp : o.dp) = 2;
+    EXPECT_FALSE(is_caught(o, [](Packed&) {}));
+    EXPECT_TRUE(is_caught(o, take_another_scale));
+    if (tp > 1) EXPECT_TRUE(is_caught(o, quantise_by_itself));
+  }
+}
+
+TEST(Quantized, CutsThroughBlocksAreRefused) {
+  TrainOptions o = small_qlora();
+  o.head_dim = 32;
+  o.tp = 2;
+  try {
+    verify(job_of(o));
+    FAIL() << "32 columns were cut out of blocks of 64";
+  } catch (const Error& e) {
+    EXPECT_EQ(std::string(e.what()),
+              "`tp`: 'blocks.0.attn.proj.weight' (128, 64) would be cut at multiples of 32 elements, which the 64 that "
+              "are quantised together do not divide; expected fewer ranks");
+  }
+}
+
+}  // namespace
+}  // namespace tessera
