@@ -90,7 +90,7 @@ TEST_F(LoraTest, MistakesAreNamed) {
   expect_failure("train --init base --lora-rank 2 --dp 2 --dp-mode ps-async --out run", 2, "found --dp-mode ps-async");
   expect_failure("checkpoint export base --merge --out whole", 2, "--merge: expected a model with adapters");
   ASSERT_EQ(run(tuned_).status, 0);
-  expect_failure("train --init tuned --lora-rank 2 --out run", 2, "--lora-rank: what --init names has adapters");
+  expect_failure("train --init tuned --lora-rank 2 --out run", 2, "--lora-rank: the model of --init has adapters");
   expect_failure("train --resume --out tuned --lora-alpha 5", 2, "lora_scale");
   ASSERT_EQ(run("checkpoint export tuned --out adapters").status, 0);
   fs::rename(path("base"), path("gone"));
