@@ -88,8 +88,8 @@ void expect_values(const std::string& where, const std::vector<double>& found, c
       ++count;
     }
   if (count == 0) return;
-  const bool near = std::abs(found[first] - expected[first]) < 1e-5 * std::abs(expected[first]);
-  const std::string pair = near ? fmt::format("{:.9g}; expected {:.9g}", found[first], expected[first])
+  const bool near = std::abs(found[first] - expected[first]) < 1e-4 * std::abs(expected[first]);
+  const std::string pair = near ? fmt::format("{:.16g}; expected {:.16g}", found[first], expected[first])
                                 : fmt::format("{:.6g}; expected {:.6g}", found[first], expected[first]);
   throw Wrong{"values",
               found.size() == 1

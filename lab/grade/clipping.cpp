@@ -57,6 +57,11 @@ void check_ones(const Job& job) {
       guesses.push_back(
           {fmt::format("it is the sum of what rank {} has alone: the sums of all shards belong together", q),
            {ranks[static_cast<size_t>(q)].here}});
+    if (dp > 1)
+      guesses.push_back(
+          {"it is the sum of this rank's own shards, counted once for each data rank: the runs do not go "
+           "through the blocks of the others",
+           {ranks[static_cast<size_t>(r)].here * dp}});
     if (tp > 1) {
       guesses.push_back({"norms and row biases, which every tensor rank has whole, are counted on each of them",
                          {all + (tp - 1) * whole}});

@@ -43,8 +43,10 @@ std::vector<Inputs::Result> Inputs::run(const Body& body, Op op, Algorithm algor
 std::vector<Guess> Inputs::guesses_of_sum(int r) const {
   std::vector<double> sum(static_cast<size_t>(range(r).size()));
   for (int q = 0; q < ranks; ++q) sum = sum + of_piece(q, r);
-  std::vector<Guess> out{{"nothing was written there", std::vector<double>(sum.size(), kUntouched)},
-                         {"it is this rank's own piece: nothing that came from others was added", of_piece(r, r)}};
+  std::vector<Guess> out{
+      {"nothing was written there", std::vector<double>(sum.size(), kUntouched)},
+      {"it is this rank's own piece: nothing that came from others was added", of_piece(r, r)},
+      {"this rank's own piece is added once for each rank: what the others sent is not used", of_piece(r, r) * ranks}};
   for (int q = 0; q < ranks; ++q) {
     const std::vector<double> theirs = of_piece(q, r);
     out.push_back(

@@ -12,14 +12,24 @@ constexpr uint64_t kSeed = 5;
 
 std::vector<float> floats(const Tensor& t) { return t.contiguous().to_vector<float>(); }
 
+class GptWithIdle : public Gpt {
+ public:
+  explicit GptWithIdle(const ModelConfig& c) : Gpt(c) { child<Embedding>("idle", 30, c.channels).make_unit(); }
+};
+
 }  // namespace
 
 std::string DataCase::where(int rank) const {
-  return fmt::format("{} on {} ranks, {} micro-batch{} each, rank {}", zero == 0 ? "ddp" : fmt::format("zero-{}", zero),
-                     ranks, microbatches, microbatches == 1 ? "" : "es", rank);
+  return fmt::format("{} on {} ranks, {} micro-batch{} each{}, rank {}",
+                     zero == 0 ? "ddp" : fmt::format("zero-{}", zero), ranks, microbatches,
+                     microbatches == 1 ? "" : "es", idle ? ", a parameter without a gradient" : "", rank);
 }
 
-ModelConfig small_model() { return {.layers = 2, .heads = 2, .channels = 24, .context = 8, .vocab = 37}; }
+std::unique_ptr<Gpt> small_model(const DataCase& c) {
+  const ModelConfig sizes{.layers = 2, .heads = 2, .channels = 24, .context = 8, .vocab = 37};
+  if (c.idle) return std::make_unique<GptWithIdle>(sizes);
+  return std::make_unique<Gpt>(sizes);
+}
 
 void learn(Gpt& model, const DataCase& c, int rank, int64_t microbatch, const ArenaPtr& arena) {
   const ModelConfig& m = model.config;
@@ -68,7 +78,8 @@ MicroGradients micro_gradients(const DataCase& c) {
   out.parts.resize(static_cast<size_t>(c.ranks));
   on_ranks(1, [&](Communicator&) {
     const ArenaPtr arena = make_arena();
-    Gpt model(small_model());
+    const std::unique_ptr<Gpt> made = small_model(c);
+    Gpt& model = *made;
     std::vector<FlatUnit> units;
     for (const Module::Unit& unit : model.layout())
       units.push_back(make_unit(unit, arena, DType::float32, DType::float32, kSeed));

@@ -1,6 +1,7 @@
 // What each micro-batch of each data rank brings to the gradients, computed by one rank without a strategy; and their
 // sums in the orders of the strategies, and as typical mistakes would have them.
 #pragma once
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,11 +17,13 @@ struct DataCase {
   int64_t microbatches = 1;
   int zero = 0;
   int64_t bucket_bytes = int64_t{1} << 20;
+  bool idle = false;  // the model has a parameter that is never used
 
   std::string where(int rank) const;
 };
 
-ModelConfig small_model();
+// A GPT; with `idle` a parameter more, declared last, that no gradient reaches.
+std::unique_ptr<Gpt> small_model(const DataCase& c);
 // Forward and backward of one micro-batch of one rank: its part of the gradient of the mean over the global batch.
 void learn(Gpt& model, const DataCase& c, int rank, int64_t microbatch, const ArenaPtr& arena);
 

@@ -24,6 +24,17 @@ std::vector<double> around(const Inputs& in, int c) {
   return out;
 }
 
+std::vector<Guess> guesses(const Inputs& in, int r) {
+  std::vector<Guess> out = in.guesses_of_sum(r);
+  const int next = (r + 1) % in.ranks;
+  std::vector<double> before(static_cast<size_t>(in.range(next).size()));
+  for (int q = 0; q < in.ranks; ++q)
+    if (q != next) before = before + in.of_piece(q, next);
+  out.push_back(
+      {fmt::format("it is piece {}, to which rank {} alone has not added yet: a step is missing", next, next), before});
+  return out;
+}
+
 void check_reduce_scatter(const Inputs& in) {
   const auto results = in.run(
       [&](Communicator& world, Tensor whole, Tensor own) {
@@ -33,7 +44,7 @@ void check_reduce_scatter(const Inputs& in) {
       Op::reduce_scatter, Algorithm::ring);
   for (int r = 0; r < in.ranks; ++r) {
     const std::string where = in.where("reduce-scatter", r);
-    expect_values(where, results[r].values, around(in, r), in.guesses_of_sum(r), in.ranks);
+    expect_values(where, results[r].values, around(in, r), guesses(in, r), in.ranks);
     const int64_t all = in.count * kFloat, own = in.range(r).size() * kFloat;
     expect_bytes(where, results[r].sent, all - own, "S less its own piece",
                  {{"the whole array is sent in each step; a step moves one piece", (in.ranks - 1) * all},
@@ -80,7 +91,7 @@ void check_all_reduce(const Inputs& in) {
 
 Held grade_ring() {
   for (const bool whole_numbers : {true, false})  // whole ones first: their sums have one value in any order
-    for (const int n : {2, 3, 5})
+    for (const int n : {3, 2, 5})
       for (const int64_t count : {int64_t{n}, int64_t{7}, int64_t{1}, int64_t{1003}}) {
         const Inputs in{n, count, whole_numbers};
         check_reduce_scatter(in);

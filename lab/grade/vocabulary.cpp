@@ -134,6 +134,11 @@ void check_problem(const Problem& p) {
   for (int r = 0; r < p.ranks; ++r) {
     const Seen& seen = ranks[static_cast<size_t>(r)];
     const std::string where = fmt::format("{} rows of {} logits on {} ranks, rank {}", p.rows, p.vocab, p.ranks, r);
+    if (!std::isfinite(seen.loss))
+      throw Wrong{"values", fmt::format("{}: the sum of the losses is {}; expected {:.6g}", where, seen.loss, p.loss()),
+                  "exponentials overflow, or all of them vanish: the number that is subtracted must be the largest "
+                  "logit of the "
+                  "whole row, over all ranks (Reduction::max), and neither a sum nor a rank's own"};
     expect_values(where + ": the sum of the losses", {seen.loss}, {p.loss()}, guesses(p, r), p.ranks, 1e-10);
     expect_values(where + ": the gradient of the logits", seen.gradient, gradient(p, r),
                   {{"the gradient is not scaled: the loss is the sum times `scale`", gradient(p, r) * (1 / kScale)}},

@@ -8,8 +8,8 @@
 //   what it printed
 //   ```
 //
-// The commands are `./tessera verify`, `./tessera plan` (of whose output, and of `verify --defect`, a page may leave
-// out lines, as `...`),
+// The commands are `./tessera verify`, `./tessera lab`, `./tessera plan` (of whose output, and of `verify --defect`, a
+// page may leave out lines, as `...`),
 // `./tessera report RUN --format text`, `build/release/bin/schedules`, and `cat
 // FILE`, whose block becomes that file for the page's later commands; `./tessera train --trace` is run for a report and
 // has no block of output. Of a block of C++ that begins with a line `// path`, all other lines stand together in

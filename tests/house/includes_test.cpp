@@ -27,7 +27,7 @@ const Graph& law() {
       {"hub", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "train"}},
       {"planner", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "train"}},
       {"verify", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "train"}},
-      {"lab", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "train", "verify"}},
+      {"lab", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "train"}},
   };
   return allowed;
 }

@@ -34,7 +34,7 @@ std::vector<std::string> literals_of(const std::string& text) {
 }
 
 std::string says_an_option(const Source& source) {
-  static const std::set<std::string> libraries{"tensor", "autograd", "nn",      "optim",  "parallel",
+  static const std::set<std::string> libraries{"tensor", "autograd", "nn",      "optim",  "parallel", "lab",
                                                "models", "train",    "planner", "verify", "data"};
   static const std::regex option("--[a-z]");
   if (!source.is_code() || !libraries.contains(source.folder())) return "";
