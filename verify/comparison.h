@@ -22,7 +22,7 @@ class Comparison {
     const std::vector<NamedTensor>& found;
     const std::vector<FlatUnit>& units;
     std::vector<Tensor> whole;
-    std::vector<Tensor> before = {};  // as `whole`, of the step before; empty: not known
+    std::vector<Tensor> before = {};         // as `whole`, of the step before; empty: not known
     const std::vector<NamedTensor>& owners;  // the rank of each element of `found`
     int rank_of_copy = 0;                    // what is added to that rank: other ranks' copies
   };

@@ -18,8 +18,8 @@ namespace {
 // What a rule has to say where its pattern is there: evidence.
 using Found = std::optional<std::string>;
 
-Found stopped(const Symptoms& s, bool timed_out) {
-  if (s.seen().stopped.empty() || s.seen().timed_out != timed_out) return {};
+Found stopped(const Symptoms& s, bool out_of_step) {
+  if (s.seen().stopped.empty() || s.seen().out_of_step != out_of_step) return {};
   return s.seen().stopped;
 }
 
@@ -30,9 +30,11 @@ Found tied_copies(const Symptoms& s) {
 }
 
 Found norm(const Symptoms& s) {
-  if (!s.right_gradients() || !s.wrong_norm()) return {};
-  const SentDifference* sent = s.fewer("");
-  return fmt::format("step {}: all gradients are right, but {}{}", s.step(), s.numbers_text(),
+  if (!s.right_gradients()) return {};
+  const SentDifference* sent = s.fewer("pp", is_sum);  // of nothing else
+  if (!sent && !s.right_numbers()) sent = s.fewer("tp", is_sum);
+  if (!sent && !s.wrong_norm()) return {};
+  return fmt::format("step {}: all gradients are right, {}{}", s.step(), s.numbers_text(),
                      sent ? "; " + s.bytes_text(*sent) : "");
 }
 
@@ -81,7 +83,7 @@ Found tensor_sum(const Symptoms& s, Cause cause) {
   const int64_t missing = sent->expected_calls - sent->calls;
   const bool small =
       missing > 0 && sent->calls > 0 && (sent->expected_bytes - sent->bytes) / missing < sent->bytes / sent->calls;
-  const bool one_weight = s.right_gradients() ? small : blocks.size() == 1 && vectors;
+  const bool one_weight = small && (s.right_gradients() || (blocks.size() == 1 && vectors));
   const Cause is = s.wrong_loss() ? Cause::missing_forward_sum
                    : one_weight   ? Cause::weight_not_summed
                                   : Cause::missing_backward_sum;
@@ -118,7 +120,8 @@ struct Shares {
   bool whole = true;                 // they are whole micro-batches
 };
 std::optional<Shares> shares_of(const Observations& o) {
-  if (!o.mixture || o.mixture->residual > 0.6) return {};
+  // With other dropout masks or another mask of attention shares say little, unless tokens are known to be others.
+  if (!o.mixture || o.mixture->residual > (o.given.empty() ? 0.05 : 0.6)) return {};
   constexpr double kNone = 0.35, kTwice = 1.5, kOne = 0.45;
   const int64_t size = std::max<int64_t>(1, o.batch / (o.dp * o.microbatches));
   Shares found;
@@ -151,7 +154,7 @@ Found shares(const Symptoms& s, Cause cause) {
 }
 
 Found wrong_sequences(const Symptoms& s) {
-  if (const Found by_shares = shares(s, Cause::wrong_sequences)) return by_shares;
+  if (Found by_shares = shares(s, Cause::wrong_sequences)) return by_shares;
   if (s.seen().given.empty()) return {};
   return given_text(s.seen());
 }
@@ -202,6 +205,13 @@ Found parameters(const Symptoms& s, Cause cause) {
   return where + ": they have the values from before the step";
 }
 
+// Copies of what other ranks updated: the owners' are right, and later all goes wrong.
+Found stale_copies(const Symptoms& s) {
+  const int64_t since = s.seen().copies_step;
+  if (since == 0 || (s.step() > 0 && s.step() <= since)) return {};
+  return s.seen().copies.front() + "; until then everything was right";
+}
+
 Found schedule(const Symptoms& s) {
   if (s.seen().in_flight.empty() || !s.right_numbers()) return {};
   return fmt::format(
@@ -226,9 +236,9 @@ struct Rule {
 constexpr auto kRules = std::to_array<Rule>({
     {Cause::lost_call, [](const Symptoms& s) { return stopped(s, true); }},
     {Cause::failed_rank, [](const Symptoms& s) { return stopped(s, false); }},
-    {Cause::tied_copies, tied_copies},
     {Cause::norm, norm},
     {Cause::narrow_sums, narrow_sums},
+    {Cause::tied_copies, tied_copies},
     {Cause::missing_gradient_sum, missing_gradient_sum},
     {Cause::summed_twice, summed_twice},
     {Cause::missing_gather, missing_gather},
@@ -236,6 +246,7 @@ constexpr auto kRules = std::to_array<Rule>({
     {Cause::weight_not_summed, [](const Symptoms& s) { return tensor_sum(s, Cause::weight_not_summed); }},
     {Cause::missing_backward_sum, [](const Symptoms& s) { return tensor_sum(s, Cause::missing_backward_sum); }},
     {Cause::needless_communication, needless},
+    {Cause::stale_part, stale_copies},
     {Cause::wrong_targets, wrong_targets},
     {Cause::microbatch_skipped, [](const Symptoms& s) { return shares(s, Cause::microbatch_skipped); }},
     {Cause::microbatch_repeated, [](const Symptoms& s) { return shares(s, Cause::microbatch_repeated); }},

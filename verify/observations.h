@@ -78,13 +78,14 @@ struct Observations {
 
   // --- what is different ---
   std::string stopped = {};  // why it ended early; then little else may be known
-  bool timed_out = false;    // that was a rank's waiting for another
+  bool out_of_step = false;  // that was a rank's waiting in vain, or ranks that met in different calls
   std::vector<NumberDifference> numbers = {};
   std::vector<TensorDifference> tensors = {};
   std::vector<SentDifference> sent = {};
   std::vector<HeldDifference> held = {};
   std::vector<GivenDifference> given = {};
   std::vector<std::string> copies = {};  // of parameters and state on several ranks that differ from each other
+  int64_t copies_step = 0;               // the first step after which they do
   bool permuted = false;                 // of the first wrong parameters: all values are there, in other places
   std::vector<int64_t> in_flight = {}, expected_in_flight = {};  // by pipeline rank, where any differs
   std::optional<Mixture> mixture = {};                           // of the first step with a wrong gradient

@@ -213,6 +213,7 @@ void VerifiedRank::note_copies(const std::string& mine) {
   const Tensor all = Tensor::empty({kLength * world.size()}, DType::int32, host);
   world.all_gather(Tensor::of<int32_t>(letters, {kLength}, host), all);
   if (!reference_) return;
+  if (result_.seen.copies_step == 0) result_.seen.copies_step = trainer_.steps_done();
   for (int64_t r = 0; r < world.size(); ++r) {
     const int32_t* const from = all.data<int32_t>() + r * kLength;
     std::string text(from, std::find(from, from + kLength, 0));

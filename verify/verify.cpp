@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <regex>
+
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/simulate.h"
 #include "tensor/field_error.h"
@@ -56,7 +58,8 @@ void run(const LaunchOptions& how, VerifyResult& result, const VerifyHooks& hook
     const bool of_a_rank = e.status() == Status::communication || e.status() == Status::not_finite;
     if (!hooks.failure_is_seen || !of_a_rank) throw;
     result.seen.stopped = e.what();
-    result.seen.timed_out = result.seen.stopped.find(" within ") != std::string::npos;
+    static const std::regex words(" within |asks for|recv of .* sent ");
+    result.seen.out_of_step = std::regex_search(result.seen.stopped, words);
     result.failures.push_back("the run ended: " + result.seen.stopped);
   }
 }

@@ -53,9 +53,12 @@ TEST(Diagnosis, TellsAScaleFromASumThatIsMadeTwice) {
 TEST(Diagnosis, TellsWhichSumOfTheTensorAxisIsMissing) {
   Observations o = of_two();
   o.tp = 2;
-  o.sent = {{"tp", "all_reduce", 6, 8, 600, 800}};
+  o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
   o.tensors = {gradient("blocks.1.norm1.weight", {2}), gradient("blocks.1.norm1.bias", {2})};
   EXPECT_EQ(first_of(o), Cause::weight_not_summed);
+  o.sent[0].expected_bytes = 1000;  // the missing calls are as large as an activation
+  EXPECT_EQ(first_of(o), Cause::missing_backward_sum);
+  o.sent[0].expected_bytes = 620;
   o.tensors.push_back(gradient("tokens.weight", {4, 2}));
   EXPECT_EQ(first_of(o), Cause::missing_backward_sum);
   o.numbers = {{1, "loss", 2, 1}};

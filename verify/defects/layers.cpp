@@ -19,6 +19,11 @@ DecoderLayer& last_layer(Trainer& t) { return t.model().layer(t.model().config.l
 
 Needs of_tensor_axis(const Job& job) { return Needs(job).ranks("tp", &Plan::tp, 2); }
 
+// In bf16 the bound of a plan that splits sums is wide enough for a wrong mask.
+Needs of_context_axis(const Job& job) {
+  return Needs(job).ranks("cp", &Plan::cp, 2).need(job.optim.dtype != DType::bfloat16, "dtype", "fp32");
+}
+
 // R for I: what flows back is this rank's part alone.
 void unsum_input(Trainer& t) {
   last_layer(t).all<Attention>().at(0)->qkv.set_product(column_product(t.mesh()["tp"], R));
@@ -99,22 +104,23 @@ std::vector<Defect> defects_of_layers() {
        in_last_block, [](VerifyHooks& h, const Job&) { in_model(h, unsum_head_norm); }},
       {"wrong-causal-mask", "ring attention takes each rank's tokens to lie in one stretch, though they lie in two",
        Cause::context_positions,
-       [](const Job& j) {
-         return Needs(j).ranks("cp", &Plan::cp, 2).need(j.plan.cp_mode == ContextMode::ring, "cp_mode", "ring");
-       },
+       [](const Job& j) { return of_context_axis(j).need(j.plan.cp_mode == ContextMode::ring, "cp_mode", "ring"); },
        in_last_block, [](VerifyHooks& h, const Job&) { in_model(h, take_contiguous); }},
       {"wrong-positions", "each context rank counts the rotary positions of its tokens from 0",
        Cause::context_positions,
-       [](const Job& j) {
-         return Needs(j).ranks("cp", &Plan::cp, 2).need(j.model.family == Family::llama, "family", "llama");
-       },
+       [](const Job& j) { return of_context_axis(j).need(j.model.family == Family::llama, "family", "llama"); },
        in_last_block,
        [](VerifyHooks& h, const Job&) {
          in_model(h, [](Trainer& t) { last_layer(t).adjust_step(without_positions); });
        }},
       {"wrong-documents", "a layer's attention takes the documents of one sequence for those of another",
        Cause::document_mask,
-       [](const Job& j) { return Needs(j).need(j.optim.document_mask, "document_mask", "true").batch_of(2); },
+       [](const Job& j) {
+         return Needs(j)
+             .need(j.optim.document_mask, "document_mask", "true")
+             .need(!splits_sums(j.plan) || j.optim.dtype != DType::bfloat16, "dtype", "fp32")
+             .batch_of(2);
+       },
        in_last_block,
        [](VerifyHooks& h, const Job&) {
          in_model(h, [](Trainer& t) { last_layer(t).adjust_step(with_other_documents); });
