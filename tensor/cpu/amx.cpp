@@ -1,4 +1,4 @@
-// Asking the processor and the system for the tiles.
+// Asking the processor and the system for the tiles, and for pair products.
 #include "tensor/cpu/amx.h"
 
 #include <cpuid.h>
@@ -7,6 +7,8 @@
 
 #include <cstdlib>
 #include <string_view>
+
+#include "tensor/cpu/vectorize.h"
 
 namespace tessera::cpu {
 namespace {
@@ -24,12 +26,20 @@ bool ask() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
   const bool bf16_tiles = (d >> 22 & 1) != 0 && (d >> 24 & 1) != 0;
-  if (!bf16_tiles || __get_cpuid_count(7, 1, &a, &b, &c, &d) == 0 || (a >> 5 & 1) == 0) return false;  // AVX512_BF16
-  if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") || !system_saves_tiles()) return false;
+  if (!bf16_tiles || !has_pair_products() || !system_saves_tiles()) return false;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
 }  // namespace
+
+bool has_pair_products() {
+  static const bool has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return instruction_set() == InstructionSet::avx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 &&
+           (a >> 5 & 1) != 0;
+  }();
+  return has;
+}
 
 bool has_amx() {
   static const bool has = ask();

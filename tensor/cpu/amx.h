@@ -12,6 +12,8 @@ namespace tessera::cpu {
 
 // Whether this process may use the tiles. TESSERA_AMX=0 says no, for tests and comparisons.
 bool has_amx();
+// Whether the processor has AVX-512 with the pair products of bfloat16 (AVX512_BF16).
+bool has_pair_products();
 
 inline constexpr int64_t kTileRows = 16;                          // of any tile; columns of a float32 tile
 inline constexpr int64_t kTileDepth = 32;                         // bfloat16 elements of a tile's row

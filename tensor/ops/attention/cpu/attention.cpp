@@ -1,8 +1,9 @@
-// The walk over blocks, and who writes what, for every dtype; bfloat16 on the processor's tiles is amx.cpp's.
+// The walk over blocks, and who writes what, for every dtype; bfloat16 where the processor multiplies pairs is
+// bf16.cpp's.
 #include <algorithm>
 #include <limits>
 
-#include "tensor/ops/attention/cpu/amx.h"
+#include "tensor/ops/attention/cpu/bf16.h"
 #include "tensor/ops/attention/cpu/tiles.h"
 
 namespace tessera::cpu {
@@ -208,13 +209,13 @@ void merge_rows(const Attended& into, const Attended& part) {
 }  // namespace
 
 void attention(const AttentionProblem& p, const Attended& result) {
-  if (amx_takes_attention(p)) return amx_attention(p, result);
+  if (bf16_takes_attention(p)) return bf16_attention(p, result);
   with_floating(p.q.dtype(), "attention", [&](auto t) { Forward<decltype(t)>(p, result).run(); });
 }
 
 void attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
                         const AttentionGradients& gradients) {
-  if (amx_takes_attention(p)) return amx_attention_backward(p, dout, forward, gradients);
+  if (bf16_takes_attention(p)) return bf16_attention_backward(p, dout, forward, gradients);
   with_floating(p.q.dtype(), "attention_backward",
                 [&](auto t) { Backward<decltype(t)>(p, dout, forward, gradients).run(); });
 }

@@ -1,25 +1,24 @@
 // Forward and backward of one key-value head at a time: its keys and values are packed once and met by every block of
 // queries of the heads that share it.
-#include "tensor/ops/attention/cpu/amx.h"
+#include "tensor/ops/attention/cpu/bf16.h"
 
 #include <limits>
 
-#include "tensor/ops/attention/cpu/amx_tiles.h"
+#include "tensor/ops/attention/cpu/bf16_tiles.h"
 
 namespace tessera::cpu {
 namespace {
 
 constexpr int64_t kTile = kBlock * kBlock;
+constexpr int64_t kAlignment = 512;  // floats: what beginning each array at a multiple of 64 bytes may take
 
 int64_t blocks_of(int64_t n) { return (n + kBlock - 1) / kBlock; }
 int64_t deep_of(int64_t d) { return (d + kTileDepth - 1) / kTileDepth; }
 
-// Memory of one thread, cut from one block at multiples of 64 bytes.
+// Memory of one thread, handed out at multiples of 64 bytes.
 class Memory {
  public:
-  Memory(const Tensor& owner, int64_t floats)
-      : tensor_(owner.make({floats + 1024}, DType::float32, Category::workspace)),
-        at_(reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(tensor_.raw()) + 63) / 64 * 64)) {}
+  explicit Memory(float* at) : at_(reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(at) + 63) / 64 * 64)) {}
   template <class T>
   T* take(int64_t n) {
     T* const here = reinterpret_cast<T*>(at_);
@@ -28,30 +27,33 @@ class Memory {
   }
 
  private:
-  Tensor tensor_;
   std::byte* at_;
 };
 
+template <class By>
 class Forward {
  public:
-  Forward(const AttentionProblem& p, const Attended& result)
+  static int64_t floats(const AttentionProblem& p) {
+    const int64_t dp = deep_of(p.d) * kTileDepth;
+    return blocks_of(p.tk) * kBlock * dp + kBlock * dp * 3 + 3 * kTile + 3 * kBlock;
+  }
+  Forward(Memory memory, const AttentionProblem& p, const Attended& result)
       : p_(p),
         result_(result),
         deep_(deep_of(p.d)),
         dp_(deep_ * kTileDepth),
         key_blocks_(blocks_of(p.tk)),
-        memory_(p.q, key_blocks_ * kBlock * dp_ + kBlock * dp_ * 3 + 3 * kTile + 3 * kBlock),
-        keys_(memory_.take<bfloat16>(key_blocks_ * kBlock * dp_)),
-        values_(memory_.take<bfloat16>(key_blocks_ * kBlock * dp_)),
-        query_(memory_.take<bfloat16>(kBlock * dp_)),
-        rounded_(memory_.take<bfloat16>(kTile)),
-        out_(memory_.take<float>(kBlock * dp_)),
-        turned_(memory_.take<float>(kBlock * dp_)),
-        scores_(memory_.take<float>(kTile)),
-        keep_(memory_.take<float>(kTile)),
-        max_(memory_.take<float>(kBlock)),
-        sum_(memory_.take<float>(kBlock)),
-        shrink_(memory_.take<float>(kBlock)) {}
+        keys_(memory.take<bfloat16>(key_blocks_ * kBlock * dp_)),
+        values_(memory.take<bfloat16>(key_blocks_ * kBlock * dp_)),
+        query_(memory.take<bfloat16>(kBlock * dp_)),
+        rounded_(memory.take<bfloat16>(kTile)),
+        out_(memory.take<float>(kBlock * dp_)),
+        turned_(memory.take<float>(kBlock * dp_)),
+        scores_(memory.take<float>(kTile)),
+        keep_(memory.take<float>(kTile)),
+        max_(memory.take<float>(kBlock)),
+        sum_(memory.take<float>(kBlock)),
+        shrink_(memory.take<float>(kBlock)) {}
 
   void group(int64_t b, int64_t key_head) {
     for (int64_t i = 0; i < key_blocks_; ++i) {
@@ -77,8 +79,8 @@ class Forward {
     std::fill(sum_, sum_ + kBlock, 0.0f);
     if (first >= seen) std::fill(out_, out_ + kBlock * dp_, 0.0f);
     for (int64_t key0 = first; key0 < seen; key0 += kBlock) {
-      tile_product(packed_rows(key(key0 / kBlock)), deep_ * kPair, kHalves, query_, kHalves, deep_, scores_, kBlock,
-                   false);
+      tile_product<By>(packed_rows(key(key0 / kBlock)), deep_ * kPair, kHalves, query_, kHalves, deep_, scores_, kBlock,
+                       false);
       scale_tile(scores_, static_cast<float>(p_.options.scale), kTile);
       mask_tile(scores_, kBlock, mask_at(p_, b, key0, query0));
       softmax_tile(scores_, kBlock, max_, sum_, shrink_);
@@ -88,8 +90,8 @@ class Forward {
         multiply_tile(scores_, scores_, keep_, kTile);
       }
       round_columns(rounded_, scores_);
-      tile_product(packed_rows(value(key0 / kBlock)), kHalves * kPair, deep_, rounded_, kHalves, kHalves, out_, kBlock,
-                   key0 > first);
+      tile_product<By>(packed_rows(value(key0 / kBlock)), kHalves * kPair, deep_, rounded_, kHalves, kHalves, out_,
+                       kBlock, key0 > first);
     }
     float* const lse = result_.lse.data<float>() + (b * p_.heads + h) * p_.tq + query0;
     for (int64_t i = 0; i < kBlock; ++i) {
@@ -112,14 +114,19 @@ class Forward {
   const AttentionProblem& p_;
   const Attended& result_;
   const int64_t deep_, dp_, key_blocks_;
-  Memory memory_;
   bfloat16 *const keys_, *const values_, *const query_, *const rounded_;
   float *const out_, *const turned_, *const scores_, *const keep_, *const max_, *const sum_, *const shrink_;
 };
 
+template <class By>
 class Backward {
  public:
-  Backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward, const AttentionGradients& grads)
+  static int64_t floats(const AttentionProblem& p) {
+    const int64_t dp = deep_of(p.d) * kTileDepth, queries = blocks_of(p.tq) * kBlock, keys = blocks_of(p.tk) * kBlock;
+    return 3 * queries * dp + 2 * queries + 2 * keys * dp + 2 * kBlock * dp + 5 * kTile;
+  }
+  Backward(Memory memory, const AttentionProblem& p, const Tensor& dout, const Attended& forward,
+           const AttentionGradients& grads)
       : p_(p),
         given_(dout),
         forward_(forward),
@@ -128,24 +135,23 @@ class Backward {
         dp_(deep_ * kTileDepth),
         blocks_(blocks_of(p.tq)),
         keys_(blocks_of(p.tk) * kBlock * dp_),
-        memory_(p.q, 3 * blocks_ * kBlock * dp_ + 2 * blocks_ * kBlock + 2 * keys_ + 2 * kBlock * dp_ + 5 * kTile),
-        query_t_(memory_.take<bfloat16>(blocks_ * kBlock * dp_)),
-        dout_t_(memory_.take<bfloat16>(blocks_ * kBlock * dp_)),
-        query_(memory_.take<bfloat16>(blocks_ * kBlock * dp_)),
-        dout_(memory_.take<bfloat16>(blocks_ * kBlock * dp_)),
-        dquery_(memory_.take<float>(blocks_ * kBlock * dp_)),
-        lse_(memory_.take<float>(blocks_ * kBlock)),
-        delta_(memory_.take<float>(blocks_ * kBlock)),
-        key_rows_(memory_.take<bfloat16>(kBlock * dp_)),
-        value_rows_(memory_.take<bfloat16>(kBlock * dp_)),
-        key_columns_(memory_.take<bfloat16>(kBlock * dp_)),
-        dkey_(memory_.take<float>(keys_)),
-        dvalue_(memory_.take<float>(keys_)),
-        scores_(memory_.take<float>(kTile)),
-        dscores_(memory_.take<float>(kTile)),
-        keep_(memory_.take<float>(kTile)),
-        rounded_(memory_.take<bfloat16>(kTile)),
-        turned_(memory_.take<bfloat16>(kTile)) {}
+        query_t_(memory.take<bfloat16>(blocks_ * kBlock * dp_)),
+        dout_t_(memory.take<bfloat16>(blocks_ * kBlock * dp_)),
+        query_(memory.take<bfloat16>(blocks_ * kBlock * dp_)),
+        dout_(memory.take<bfloat16>(blocks_ * kBlock * dp_)),
+        dquery_(memory.take<float>(blocks_ * kBlock * dp_)),
+        lse_(memory.take<float>(blocks_ * kBlock)),
+        delta_(memory.take<float>(blocks_ * kBlock)),
+        key_rows_(memory.take<bfloat16>(kBlock * dp_)),
+        value_rows_(memory.take<bfloat16>(kBlock * dp_)),
+        key_columns_(memory.take<bfloat16>(kBlock * dp_)),
+        dkey_(memory.take<float>(keys_)),
+        dvalue_(memory.take<float>(keys_)),
+        scores_(memory.take<float>(kTile)),
+        dscores_(memory.take<float>(kTile)),
+        keep_(memory.take<float>(kTile)),
+        rounded_(memory.take<bfloat16>(kTile)),
+        turned_(memory.take<bfloat16>(kTile)) {}
 
   void group(int64_t b, int64_t key_head) {
     const auto scale = static_cast<float>(p_.options.scale);
@@ -197,34 +203,35 @@ class Backward {
   // One block of keys against one of queries; tiles are keys x queries.
   void pair(int64_t b, int64_t h, int64_t key0, int64_t query0) {
     const int64_t at = query0 * dp_;
-    tile_product(packed_rows(key_rows_), deep_ * kPair, kHalves, query_t_ + at, kHalves, deep_, scores_, kBlock, false);
+    tile_product<By>(packed_rows(key_rows_), deep_ * kPair, kHalves, query_t_ + at, kHalves, deep_, scores_, kBlock,
+                     false);
     scale_tile(scores_, static_cast<float>(p_.options.scale), kTile);
     mask_tile(scores_, kBlock, mask_at(p_, b, key0, query0));
     probability_tile(scores_, kBlock, lse_ + query0);
-    tile_product(packed_rows(value_rows_), deep_ * kPair, kHalves, dout_t_ + at, kHalves, deep_, dscores_, kBlock,
-                 false);
+    tile_product<By>(packed_rows(value_rows_), deep_ * kPair, kHalves, dout_t_ + at, kHalves, deep_, dscores_, kBlock,
+                     false);
     if (p_.options.dropout > 0) {
       dropout_tile(keep_, kBlock, p_, b, h, key0, query0);
       multiply_tile(dscores_, dscores_, keep_, kTile);
       multiply_tile(keep_, scores_, keep_, kTile);
     }
     round_rows(rounded_, p_.options.dropout > 0 ? keep_ : scores_);  // what multiplied the values
-    tile_product(plain_rows(rounded_), kTileBlock * kBlock, kHalves, dout_ + at, deep_, kHalves, dvalue_ + key0 * dp_,
-                 dp_, true);
+    tile_product<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, dout_ + at, deep_, kHalves,
+                     dvalue_ + key0 * dp_, dp_, true);
     score_gradient_tile(dscores_, scores_, kBlock, delta_ + query0);
     round_rows(rounded_, dscores_);
-    tile_product(plain_rows(rounded_), kTileBlock * kBlock, kHalves, query_ + at, deep_, kHalves, dkey_ + key0 * dp_,
-                 dp_, true);
+    tile_product<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, query_ + at, deep_, kHalves,
+                     dkey_ + key0 * dp_, dp_, true);
     pack_rows(turned_, {rounded_, 1, kBlock}, kHalves, kHalves, kBlock, kBlock);
-    tile_product(packed_rows(turned_), kHalves * kPair, kHalves, key_columns_, deep_, kHalves, dquery_ + at, dp_, true);
+    tile_product<By>(packed_rows(turned_), kHalves * kPair, kHalves, key_columns_, deep_, kHalves, dquery_ + at, dp_,
+                     true);
   }
 
   const AttentionProblem& p_;
   const Tensor& given_;  // dout
   const Attended& forward_;
   const AttentionGradients& grads_;
-  const int64_t deep_, dp_, blocks_, keys_;  // keys_: numbers of all keys
-  Memory memory_;
+  const int64_t deep_, dp_, blocks_, keys_;                               // keys_: numbers of all keys
   bfloat16 *const query_t_, *const dout_t_, *const query_, *const dout_;  // of all queries
   float *const dquery_, *const lse_, *const delta_;
   bfloat16 *const key_rows_, *const value_rows_, *const key_columns_;  // of one block of keys
@@ -233,28 +240,34 @@ class Backward {
   bfloat16 *const rounded_, *const turned_;
 };
 
-template <class Make>
-void for_each_group(const AttentionProblem& p, const Make& make) {
-  split(p.batch * p.key_heads, 1, [&](int64_t begin, int64_t end) {
-    const TileScope tiles;
-    auto worker = make();
+// Each thread's share of the key-value heads, by a worker of its own.
+template <template <class> class Worker, class By, class... Rest>
+void run(const AttentionProblem& p, const Rest&... rest) {
+  const int64_t groups = p.batch * p.key_heads, each = Worker<By>::floats(p) + kAlignment;
+  const Tensor all = p.q.make({std::min<int64_t>(threads(), groups) * each}, DType::float32, Category::workspace);
+  split(groups, 1, [&](int64_t begin, int64_t end) {
+    [[maybe_unused]] const typename By::Scope scope;
+    Worker<By> worker(Memory(all.data<float>() + omp_get_thread_num() * each), p, rest...);
     for (int64_t task = begin; task < end; ++task) worker.group(task / p.key_heads, task % p.key_heads);
   });
 }
 
+template <template <class> class Worker, class... Rest>
+void run_by_best(const AttentionProblem& p, const Rest&... rest) {
+  has_amx() ? run<Worker, ByTiles>(p, rest...) : run<Worker, ByPairs>(p, rest...);
+}
+
 }  // namespace
 
-bool amx_takes_attention(const AttentionProblem& p) {
-  return p.q.dtype() == DType::bfloat16 && p.tq >= kTileBlock && p.d >= kTileRows && has_amx();
+bool bf16_takes_attention(const AttentionProblem& p) {
+  return p.q.dtype() == DType::bfloat16 && p.tq >= kTileBlock && p.d >= kTileRows && (has_amx() || has_pair_products());
 }
 
-void amx_attention(const AttentionProblem& p, const Attended& result) {
-  for_each_group(p, [&] { return Forward(p, result); });
-}
+void bf16_attention(const AttentionProblem& p, const Attended& result) { run_by_best<Forward>(p, result); }
 
-void amx_attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
-                            const AttentionGradients& gradients) {
-  for_each_group(p, [&] { return Backward(p, dout, forward, gradients); });
+void bf16_attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
+                             const AttentionGradients& gradients) {
+  run_by_best<Backward>(p, dout, forward, gradients);
 }
 
 }  // namespace tessera::cpu

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "tensor/cpu/amx_pack.h"
+#include "tensor/cpu/pairs.h"
 #include "tensor/ops/attention/cpu/tiles.h"
 
 namespace tessera::cpu {
@@ -31,18 +32,32 @@ inline void pack_columns(bfloat16* to, Bf16View b, int64_t panels, int64_t deep,
       pack_b_block(to, b.at(d * kTileDepth, j * kTileBlock), depth - d * kTileDepth, cols - j * kTileBlock);
 }
 
-struct NothingBeside {
-  [[gnu::always_inline]] void operator()(int64_t) const {}
+// What multiplies a 32 x 32 block: the processor's tiles, or its pair products.
+struct ByTiles {
+  using Scope = TileScope;
+  struct NothingBeside {
+    [[gnu::always_inline]] void operator()(int64_t) const {}
+  };
+  [[gnu::target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512bf16")]] static void block(
+      TileOperandA a, const bfloat16* b, int64_t deep, float* c, int64_t ldc, bool accumulate) {
+    tile_block(a, b, deep, c, ldc, accumulate, NothingBeside{});
+  }
+};
+struct ByPairs {
+  struct Scope {};
+  static void block(TileOperandA a, const bfloat16* b, int64_t deep, float* c, int64_t ldc, bool accumulate) {
+    pair_block(a, b, deep, c, ldc, accumulate);
+  }
 };
 
 // C (32 blocks x 32 panels) = or += A B; `a_block` elements from one block of rows of A to the next.
-[[gnu::target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512bf16")]] inline void tile_product(
-    TileOperandA a, int64_t a_block, int64_t blocks, const bfloat16* b, int64_t panels, int64_t deep, float* c,
-    int64_t ldc, bool accumulate) {
+template <class By>
+void tile_product(TileOperandA a, int64_t a_block, int64_t blocks, const bfloat16* b, int64_t panels, int64_t deep,
+                  float* c, int64_t ldc, bool accumulate) {
   for (int64_t i = 0; i < blocks; ++i)
     for (int64_t j = 0; j < panels; ++j)
-      tile_block({a.data + i * a_block, a.lda, a.step, a.down}, b + j * deep * kPair, deep,
-                 c + i * kTileBlock * ldc + j * kTileBlock, ldc, accumulate, NothingBeside{});
+      By::block({a.data + i * a_block, a.lda, a.step, a.down}, b + j * deep * kPair, deep,
+                c + i * kTileBlock * ldc + j * kTileBlock, ldc, accumulate);
 }
 // A as pack_rows() left it.
 inline TileOperandA packed_rows(const bfloat16* a) { return {a, kTileDepth, kPair, kTileElements}; }
