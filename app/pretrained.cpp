@@ -148,9 +148,6 @@ ModelConfig pretrained_config(const fs::path& from) {
 WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
   WholeTensors all = from.tensors;
   const Codec wanted = config.quantize.codec, found = from.config.quantize.codec;
-  if (wanted == Codec::gptq && found != wanted)
-    throw InputError(fmt::format("{}: expected weights in gptq, which tessera checkpoint quantize makes; found {}",
-                                 from.path.string(), text_of(from.dtype)));
   if (wanted == Codec::nf4 && found != wanted) all = quantized(config, std::move(all));
   if (config.lora.rank == 0 || from.config.lora.rank > 0) return all;
   std::set<std::string> own;
@@ -184,8 +181,10 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
     o.lora_targets = fmt::format("{}", fmt::join(c.lora.targets, ","));
   }
   const std::string held(text_of(c.quantize.codec));
-  if (held != "none" && o.quantize.value_or("none") != "none") take("quantize", o.quantize, held);
-  if (held != "none" && !o.quantize) o.quantize = held;
+  const std::string wanted = o.quantize.value_or(held);
+  if (wanted == "gptq" && held == "none")
+    throw Error("--quantize: gptq is for codes that tessera checkpoint quantize made, and the model has none");
+  if (held != "none" && wanted != "none") take("quantize", o.quantize, held);
   if (o.quantize == "gptq") take("quantize-group", o.quantize_group, c.quantize.group);
   if (c.family == Family::gpt2) return;
   take("qkv-bias", o.qkv_bias, c.qkv_bias), take("qk-norm", o.qk_norm, c.qk_norm);

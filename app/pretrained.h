@@ -37,7 +37,7 @@ std::filesystem::path pretrained_path(const std::filesystem::path& from);
 ModelConfig pretrained_config(const std::filesystem::path& from);
 
 // Its tensors for a model of `config`: adapters that only the latter has keep their first values, and what it holds in
-// nf4 is quantised. Throws InputError where it holds gptq's codes and there are none.
+// nf4 is quantised.
 WholeTensors first_weights(const Pretrained& from, const ModelConfig& config);
 
 // Writes the sizes of a model into the options. Throws Error (usage) for an option that says another one. A smaller

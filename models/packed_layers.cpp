@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "models/lora.h"
+#include "nn/packed.h"
 
 namespace tessera {
 

@@ -88,8 +88,8 @@ TEST_F(QuantizeTest, MistakesAreNamed) {
   expect_failure("train --init base --data text.txt --quantize nf4 --out run", 2, "--quantize: expected --lora-rank");
   expect_failure("train --init base --data text.txt --lora-rank 2 --quantize-group 64 --out run", 2,
                  "--quantize-group: goes with --quantize gptq, found none");
-  expect_failure("train --init base --data text.txt --lora-rank 2 --quantize gptq --ranks 1 --out run", 4,
-                 "base/checkpoints/step-3: expected weights in gptq");
+  expect_failure("train --init base --data text.txt --lora-rank 2 --quantize gptq --out run", 2,
+                 "--quantize: gptq is for codes that tessera checkpoint quantize made");
   expect_failure("verify --model llama-nano --channels 64 --ffn 128 --lora-rank 2 --quantize nf4 --dp 1 --tp 2", 2,
                  "--tp: 'blocks.0.attn.proj.weight' (64, 64) would be cut at multiples of 32 elements");
   ASSERT_EQ(run(tuned_).status, 0);

@@ -143,7 +143,8 @@ TEST(Quantized, PlantedDefectsAreCaught) {
     (tp > 1 ? o.tp : o.dp) = 2;
     EXPECT_FALSE(is_caught(o, [](Packed&) {}));
     EXPECT_TRUE(is_caught(o, take_another_scale));
-    if (tp > 1) EXPECT_TRUE(is_caught(o, quantise_by_itself));
+    if (tp == 1) continue;
+    EXPECT_TRUE(is_caught(o, quantise_by_itself));
   }
 }
 
