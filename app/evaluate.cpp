@@ -97,8 +97,7 @@ int run_evaluate(const EvaluateOptions& o) {
     if (world.rank() != 0) return;
     print(result(model.run, found));
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    std::fputs(fmt::format("{} tokens/s\n", short_number(tokens / seconds)).c_str(),
-               stderr);
+    std::fputs(fmt::format("{} tokens/s\n", short_number(tokens / seconds)).c_str(), stderr);
   });
   return 0;
 }

@@ -77,8 +77,7 @@ std::vector<std::string> describe_data(const Dataset& d) {
   for (const MixturePart& p : d.parts) shares += static_cast<double>(p.share);
   std::vector<std::string> lines{fmt::format("a mixture of {} datasets", d.parts.size())};
   for (const MixturePart& p : d.parts)
-    lines.push_back(
-        fmt::format("{:.4g}% {}", 100 * static_cast<double>(p.share) / shares, describe_one(*p.dataset)));
+    lines.push_back(fmt::format("{:.4g}% {}", 100 * static_cast<double>(p.share) / shares, describe_one(*p.dataset)));
   return lines;
 }
 

@@ -10,7 +10,8 @@ namespace tessera {
 
 ExampleOptions example_options(const TrainOptions& options);
 
-// What `data` names: a dataset, examples, or a mixture of either. Throws as dataset_for(), load_examples() and mixed() do.
+// What `data` names: a dataset, examples, or a mixture of either. Throws as dataset_for(), load_examples() and mixed()
+// do.
 Dataset open_data(const TrainOptions& options, const TokenizerChoice& tokenizer);
 
 // Throws Error (usage) for an option about examples beside data that has none.

@@ -59,11 +59,13 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"dtype", "Model", "parameters and activations; bf16 keeps fp32 master weights; fp64 is for verify",
                "fp32|bf16|fp64"},
     o.dtype);
-  f(OptionInfo{"data", "Data",
-               "austen, tinyshakespeare, a text file (.gz and .zst too), llm.c's token file or a folder or 'pattern*' of "
-               "them, a folder made by `tessera data`, or, to be tuned on, a file of examples, FILE.jsonl; or a mixture: "
-               "A=0.7,B=0.3, or a .json or .toml file of names and weights"},
-    o.data);
+  f(
+      OptionInfo{
+          "data", "Data",
+          "austen, tinyshakespeare, a text file (.gz and .zst too), llm.c's token file or a folder or 'pattern*' of "
+          "them, a folder made by `tessera data`, or, to be tuned on, a file of examples, FILE.jsonl; or a mixture: "
+          "A=0.7,B=0.3, or a .json or .toml file of names and weights"},
+      o.data);
   f(OptionInfo{"tokenizer", "Data",
                "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt; default: char for "
                "nano and mini models, "
@@ -72,10 +74,12 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"batch", "Data", "sequences per step", "", 1, 1e9}, o.batch);
   f(OptionInfo{"microbatches", "Data", "parts that a step's batch is cut into, one after another", "", 1, 1e9},
     o.microbatches);
-  f(OptionInfo{"shuffle", "Data",
-               "each window of the text once in an epoch, in an order drawn for it, as with shards and mixtures always; "
-               "without it windows begin anywhere"},
-    o.shuffle);
+  f(
+      OptionInfo{
+          "shuffle", "Data",
+          "each window of the text once in an epoch, in an order drawn for it, as with shards and mixtures always; "
+          "without it windows begin anywhere"},
+      o.shuffle);
   f(OptionInfo{"document-mask", "Data",
                "attention stays within a document, and positions begin again in each; for tokens with <|endoftext|>"},
     o.document_mask);

@@ -48,8 +48,8 @@ std::vector<std::string> files_in(const Json& train, const std::string& what) {
     throw InputError(what + ": the key 'train.files' must be a list of names, at least one");
   for (const std::string& name : out)
     if (!name.ends_with(".tok") || name.find('/') != std::string::npos)
-      throw InputError(fmt::format("{}: train.files: expected names of files beside it that end in .tok, found '{}'",
-                                   what, name));
+      throw InputError(
+          fmt::format("{}: train.files: expected names of files beside it that end in .tok, found '{}'", what, name));
   if (std::set<std::string>(out.begin(), out.end()).size() != out.size())
     throw InputError(what + ": train.files: a name stands twice");
   return out;
@@ -121,8 +121,8 @@ DatasetDescription parse_description(std::string_view text, const std::string& w
   if (!json.is_object() || json.value("format", Json()) != kDatasetFormat || json.value("version", Json()) != 1)
     throw InputError(fmt::format("{}: expected \"format\": \"{}\" and \"version\": 1", what, kDatasetFormat));
   if (!json.value("source", Json()).is_string()) throw InputError(what + ": the key 'source' must be a string");
-  DatasetDescription d{json["source"].get<std::string>(), integer(json, "train", "bytes", what),
-                       integer(json, "val", "bytes", what), integer(json, "train", "tokens", what),
+  DatasetDescription d{json["source"].get<std::string>(),    integer(json, "train", "bytes", what),
+                       integer(json, "val", "bytes", what),  integer(json, "train", "tokens", what),
                        integer(json, "val", "tokens", what), files_in(json["train"], what)};
   if (d.train_bytes < 1 || d.val_bytes < 1) throw InputError(what + ": a split of 0 bytes");
   return d;
@@ -152,8 +152,8 @@ Dataset Dataset::open(const fs::path& directory) {
   for (size_t i = 0; i < d.train.size(); ++i)
     if (d.train[i].vocab_size() != vocab || d.val.vocab_size() != vocab)
       throw InputError(fmt::format("{}: the vocabularies differ: {} {}, val.tok {}, tokenizer.json {}",
-                                   directory.string(), said.train_files[i], d.train[i].vocab_size(),
-                                   d.val.vocab_size(), vocab));
+                                   directory.string(), said.train_files[i], d.train[i].vocab_size(), d.val.vocab_size(),
+                                   vocab));
   const int64_t longest = longest_token(*d.tokenizer);
   for (const auto& [split, bytes, tokens] :
        {std::tuple("train", d.train_bytes, d.train_tokens()), {"val", d.val_bytes, d.val.size()}})

@@ -76,8 +76,8 @@ Dataset make_dataset(const Text& text, const TokenizerChoice& tokenizer, const s
 // The same from several sources, one behind the other, each of which is known by name, a text file, or documents, the
 // texts of a JSONL file ({"text": ...} on each line, maybe compressed): the last tenth of these, at least one, is held
 // out. Behind each document stands the token that ends documents, or where the tokenizer has none an empty line. A
-// tokenizer that is learnt learns from all sources, which are in memory together then; else one is at a time, and of its
-// tokens `shard_tokens`, if that is not 0 (data/write_dataset.h). Throws InputError naming file and line.
+// tokenizer that is learnt learns from all sources, which are in memory together then; else one is at a time, and of
+// its tokens `shard_tokens`, if that is not 0 (data/write_dataset.h). Throws InputError naming file and line.
 Dataset make_dataset_of(const std::vector<std::string>& sources, const TokenizerChoice& tokenizer,
                         const std::filesystem::path& directory, int64_t shard_tokens = 0);
 // Documents, in the cache.
@@ -89,8 +89,8 @@ Dataset import_llmc(const std::filesystem::path& file, const TokenizerChoice& to
                     const std::filesystem::path& directory);
 
 // The dataset for what `--data` says: "austen", "tinyshakespeare", a text file, llm.c's token file or several of them
-// (data/shards.h), or a dataset directory (which has its own tokenizer: another one is refused). A text is tokenized once and kept in the cache under
-// its content and tokenizer. Throws Error, InputError or OutputError.
+// (data/shards.h), or a dataset directory (which has its own tokenizer: another one is refused). A text is tokenized
+// once and kept in the cache under its content and tokenizer. Throws Error, InputError or OutputError.
 Dataset dataset_for(const std::string& spec, const TokenizerChoice& tokenizer);
 
 }  // namespace tessera

@@ -63,8 +63,8 @@ LlmcHeader parse_llmc_header(std::span<const std::byte> begin, int64_t size, con
       throw InputError(fmt::format("{}: number {} of the header is {}; expected 0", what, i, header[i]));
   const int64_t payload = size - LlmcHeader::kBytes, width = format->width;
   if (header[2] < 0 || payload != header[2] * width)
-    throw InputError(fmt::format("{}: {} tokens of {} bytes were expected, {} bytes are there", what, header[2], width,
-                                 payload));
+    throw InputError(
+        fmt::format("{}: {} tokens of {} bytes were expected, {} bytes are there", what, header[2], width, payload));
   return {.count = header[2], .width = width};
 }
 

@@ -34,8 +34,9 @@ class Loader {
   Philox order_;
 };
 
-// Windows to train on once in an epoch: of each of several files, one after another, as many windows of `context` tokens,
-// each with the token that follows it, as there are; what is left at the end of a file fills none and is passed over.
+// Windows to train on once in an epoch: of each of several files, one after another, as many windows of `context`
+// tokens, each with the token that follows it, as there are; what is left at the end of a file fills none and is passed
+// over.
 class TrainingWindows final : public Rows {
  public:
   // Throws Error (usage) for a context below 1, and InputError for a file in which there is no window.

@@ -73,8 +73,7 @@ std::vector<Weighted> parse_weights(std::string_view text, const std::string& wh
 std::vector<Weighted> parse_weights_file(std::string_view bytes, const std::string& what) {
   std::vector<Weighted> out;
   if (what.ends_with(".toml")) {
-    for (const ConfigEntry& e : read_config(bytes, what))
-      out.push_back({.name = e.key, .weight = number_in(e.value)});
+    for (const ConfigEntry& e : read_config(bytes, what)) out.push_back({.name = e.key, .weight = number_in(e.value)});
   } else {
     const nlohmann::json all = parse_json(bytes, what);
     if (!all.is_object()) throw InputError(what + ": expected an object of names and weights");
@@ -110,11 +109,12 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
     const std::string& name = weights[k].name;
     if (k == 0) out.tokenizer = d->tokenizer;
     if (d->tokenizer->to_json() != out.tokenizer->to_json())
-      throw Error(fmt::format(
-          "`data`: '{}' has another tokenizer ({}, {} tokens) than '{}' ({}, {} tokens); expected datasets of one, which "
-          "`tokenizer` or `tessera data` gives them",
-          name, d->tokenizer->kind(), d->tokenizer->vocab_size(), weights[0].name, out.tokenizer->kind(),
-          out.tokenizer->vocab_size()));
+      throw Error(
+          fmt::format("`data`: '{}' has another tokenizer ({}, {} tokens) than '{}' ({}, {} tokens); expected datasets "
+                      "of one, which "
+                      "`tokenizer` or `tessera data` gives them",
+                      name, d->tokenizer->kind(), d->tokenizer->vocab_size(), weights[0].name, out.tokenizer->kind(),
+                      out.tokenizer->vocab_size()));
     if (k > 0 && d->has_examples() != out.parts[0].dataset->has_examples())
       throw Error(fmt::format("`data`: '{}' and '{}': expected examples in both or in none", weights[0].name, name));
     out.train_bytes += d->train_bytes;

@@ -22,8 +22,8 @@ struct Weighted {
   std::string spec = name;  // what `data` would say to name the dataset alone
 };
 
-// "A=0.7,B=0.3". `what` names it in messages. Throws Error (usage): a name that is empty or comes twice, a weight that is
-// no positive finite number, fewer than two, more than 256.
+// "A=0.7,B=0.3". `what` names it in messages. Throws Error (usage): a name that is empty or comes twice, a weight that
+// is no positive finite number, fewer than two, more than 256.
 std::vector<Weighted> parse_weights(std::string_view text, const std::string& what);
 // The same of a file that `what` names, JSON or TOML by the end of that name. Throws InputError; of TOML that cannot be
 // read, Error (usage).

@@ -1,8 +1,9 @@
-// From which dataset each sequence of a mixture comes: a pure function of its number, so that nothing is kept or carried.
+// From which dataset each sequence of a mixture comes: a pure function of its number, so that nothing is kept or
+// carried.
 //
 // Of the first n sequences, for any n, each dataset has less than one more or fewer than its share of n: the chairman
-// assignment of Tijdeman (1980, "The chairman assignment problem", Discrete Mathematics 32), computed once for the period
-// after which shares of whole numbers come out even. Of shares 3 and 1: a a b a, a a b a, ...
+// assignment of Tijdeman (1980, "The chairman assignment problem", Discrete Mathematics 32), computed once for the
+// period after which shares of whole numbers come out even. Of shares 3 and 1: a a b a, a a b a, ...
 #pragma once
 #include <cstdint>
 #include <span>

@@ -99,9 +99,9 @@ ShardFiles find_shards(const std::string& spec) {
     out.train.pop_back();
   }
   if (out.train.empty())
-    throw InputError(fmt::format(
-        "`data` '{}': {} file{}; expected at least one to train on, and another to validate on", spec, files.size(),
-        files.size() == 1 ? "" : "s"));
+    throw InputError(
+        fmt::format("`data` '{}': {} file{}; expected at least one to train on, and another to validate on", spec,
+                    files.size(), files.size() == 1 ? "" : "s"));
   out.val = val.front();
   out.unused.assign(val.begin() + 1, val.end());
   return out;
@@ -118,13 +118,14 @@ Dataset open_shards(const std::string& spec, const TokenizerChoice& choice) {
   for (const fs::path& f : files.train) d.train.push_back(TokenFile::open_llmc(f, vocab));
   d.val = TokenFile::open_llmc(files.val, vocab);
   if (d.val.size() < 2)
-    throw InputError(fmt::format("{}: {} tokens to validate on; expected at least 2", files.val.string(), d.val.size()));
+    throw InputError(
+        fmt::format("{}: {} tokens to validate on; expected at least 2", files.val.string(), d.val.size()));
   std::vector<int32_t> held(static_cast<size_t>(d.val.size()));
   d.val.copy(0, d.val.size(), held.data());
   d.val_bytes = std::ssize(d.tokenizer->decode(held));
-  d.notes.push_back(fmt::format("validated on {}{}", files.val.string(),
-                                files.unused.empty() ? "" : fmt::format(", not on {} more with \"val\" in their names",
-                                                                        files.unused.size())));
+  d.notes.push_back(fmt::format(
+      "validated on {}{}", files.val.string(),
+      files.unused.empty() ? "" : fmt::format(", not on {} more with \"val\" in their names", files.unused.size())));
   return d;
 }
 

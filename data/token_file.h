@@ -19,8 +19,8 @@ class TokenFile {
   // Checks all of the file: header, length, checksum, every token inside the vocabulary. It stays open. Throws
   // InputError. Cost: two passes over the file.
   static TokenFile open(const std::filesystem::path& file);
-  // llm.c's token file (data/llmc_file.h), read where it lies. It holds no checksum, so only what open() says of length and
-  // tokens is checked.
+  // llm.c's token file (data/llmc_file.h), read where it lies. It holds no checksum, so only what open() says of length
+  // and tokens is checked.
   static TokenFile open_llmc(const std::filesystem::path& file, int64_t vocab_size);
   // The same as open() of bytes in memory, which must outlive the result; `what` names them.
   static TokenFile of_bytes(std::span<const std::byte> bytes, const std::string& what);

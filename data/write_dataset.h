@@ -19,8 +19,8 @@ struct Tokens {
 // Writes the files beside the directory and moves them there in the end. Everything throws OutputError.
 class DatasetWriter {
  public:
-  // With `shard_tokens` the tokens to train on are cut into files of so many, the last of up to twice as many, which are
-  // written as soon as they are full; 0: one file.
+  // With `shard_tokens` the tokens to train on are cut into files of so many, the last of up to twice as many, which
+  // are written as soon as they are full; 0: one file.
   DatasetWriter(const std::filesystem::path& directory, std::string source, std::shared_ptr<const Tokenizer> tokenizer,
                 int64_t shard_tokens = 0);
   void add(const Tokens& tokens);

@@ -91,7 +91,8 @@ Sequences in_epochs(const Dataset& dataset, int64_t context, int64_t batch, uint
   if (all->sources().front().rows->has_starts())
     made.starts = [=](int64_t step, int64_t first, int64_t count, int32_t* starts) {
       for (int64_t s = 0; s < count; ++s)
-        all->at(step, first + s, [&](const Epochs& e, int64_t row) { e.rows->starts(row, 1, starts + s * e.rows->context()); });
+        all->at(step, first + s,
+                [&](const Epochs& e, int64_t row) { e.rows->starts(row, 1, starts + s * e.rows->context()); });
     };
   return made;
 }

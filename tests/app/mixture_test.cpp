@@ -17,7 +17,7 @@ class MixturesTest : public test::ProgramTest {
 };
 
 TEST_F(MixturesTest, GoesOnAndIsLaidOutWithTheSameBits) {
-  const test::Ran whole = train(kMixed + "--save-every 5 --eval-every 5 --microbatches 4 --format json --out whole");
+  const test::Ran whole = train(kMixed + "--save-every 5 --eval-every 5 --microbatches 2 --format json --out whole");
   ASSERT_EQ(whole.status, 0) << whole.err;
   EXPECT_NE(whole.err.find("a mixture of 2 datasets\n70% text.txt"), std::string::npos) << whole.err;
   EXPECT_NE(whole.err.find("30% more.txt"), std::string::npos) << whole.err;
@@ -25,11 +25,12 @@ TEST_F(MixturesTest, GoesOnAndIsLaidOutWithTheSameBits) {
   for (size_t at = 0, end; (end = whole.out.find('\n', at)) != std::string::npos; at = end + 1)
     if (const Json record = Json::parse(whole.out.substr(at, end - at)); record["event"] == "eval") eval = record;
   EXPECT_NEAR(eval.at("val_loss").get<double>(),
-              0.7 * eval.at("val_loss/text.txt").get<double>() + 0.3 * eval.at("val_loss/more.txt").get<double>(), 1e-9);
-  EXPECT_EQ(train(kMixed + "--save-every 5 --dp 4 --no-eval --out run").status, 0);
+              0.7 * eval.at("val_loss/text.txt").get<double>() + 0.3 * eval.at("val_loss/more.txt").get<double>(),
+              1e-9);
+  EXPECT_EQ(train(kMixed + "--save-every 5 --dp 2 --no-eval --format json --out run").status, 0);
   EXPECT_TRUE(weights("run/checkpoints/step-12") == weights("whole/checkpoints/step-12"));
   fs::remove_all(path("run/checkpoints/step-12"));
-  const test::Ran resumed = run("train --resume --out run");
+  const test::Ran resumed = run("train --resume --format json --out run");
   EXPECT_EQ(resumed.status, 0) << resumed.err;
   EXPECT_NE(resumed.err.find("going on after step 10\n"), std::string::npos) << resumed.err;
   EXPECT_TRUE(weights("run/checkpoints/step-12") == weights("whole/checkpoints/step-12"));
@@ -59,7 +60,8 @@ TEST_F(MixturesTest, ADatasetOfShards) {
 }
 
 TEST_F(MixturesTest, WhatIsRefused) {
-  expect_failure("train --data text.txt=1,more.txt=0", 2, "--data: the weight of 'more.txt': expected a positive number");
+  expect_failure("train --data text.txt=1,more.txt=0", 2,
+                 "--data: the weight of 'more.txt': expected a positive number");
   expect_failure("train --data text.txt=1,text.txt=2", 2, "'text.txt' is named twice");
   expect_failure("train --data text.txt=1", 2, "1 dataset with a weight");
   expect_failure("train --data text.txt=1,nowhere=1", 4, "nowhere");

@@ -43,7 +43,8 @@ class EpochsTest : public testing::Test {
     for (int64_t i = first; i < first + count; ++i) {
       sequences.load(i / batch, i % batch, 1, inputs.data(), targets.data());
       out.push_back(inputs[0]);
-      for (int64_t t = 0; t + 1 < kContext; ++t) EXPECT_EQ(inputs[static_cast<size_t>(t) + 1], targets[static_cast<size_t>(t)]);
+      for (int64_t t = 0; t + 1 < kContext; ++t)
+        EXPECT_EQ(inputs[static_cast<size_t>(t) + 1], targets[static_cast<size_t>(t)]);
     }
     return out;
   }
@@ -107,7 +108,7 @@ TEST_F(EpochsTest, OfAMixtureEachHasItsOwn) {
   const Dataset data = mixture();
   const Sequences sequences = sequences_of(data, kContext, kBatch, 3);
   const std::vector<int32_t> seen = firsts(sequences, kBatch, 0, 100);  // 50, 20 and 30 of them
-  std::multiset<int32_t> expected;  // of whole epochs
+  std::multiset<int32_t> expected;                                      // of whole epochs
   int64_t begun = 0;
   for (size_t k = 0; k < 3; ++k) {
     std::vector<int32_t> windows;
