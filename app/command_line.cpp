@@ -40,7 +40,8 @@ constexpr const char* kDataExamples =
     "Examples:\n"
     "  tessera data austen                             make the default dataset and say where it is kept\n"
     "  tessera data notes.txt --tokenizer bpe --vocab 4096 --out notes-bpe   train --data notes-bpe takes it\n"
-    "  tessera data more.txt --tokenizer notes-bpe --out more-bpe            the same tokenizer for another text";
+    "  tessera data more.txt --tokenizer notes-bpe --out more-bpe            the same tokenizer for another text\n"
+    "  tessera data web/*.jsonl.zst --tokenizer notes-bpe --shard-tokens 100000000 --out web";
 
 constexpr const char* kBenchExamples =
     "Examples:\n"
@@ -61,10 +62,10 @@ constexpr const char* kReportExamples =
 
 // verify makes its own sequences and writes nothing.
 bool is_of_verify(std::string_view name) {
-  constexpr std::array<std::string_view, 23> others = {
+  constexpr std::array<std::string_view, 24> others = {
       "cuda-graph",  "staleness",      "record",     "replay",   "data",    "tokenizer", "out",        "resume",
       "keep",        "quiet",          "save-every", "no-save",  "no-eval", "config",    "eval-every", "trace",
-      "trace-steps", "check-replicas", "template",   "train-on", "pack",    "skip-bad",  "init"};
+      "trace-steps", "check-replicas", "template",   "train-on", "pack",    "skip-bad",  "init",       "shuffle"};
   return std::ranges::find(others, name) == others.end();
 }
 
@@ -74,17 +75,20 @@ void add_run(CLI::App* command, Words& words, const char* examples, const RunWor
 }
 
 void add_data(CLI::App& app, DatasetOptions& o) {
-  CLI::App* d = app.add_subcommand("data", "Make a token dataset from a text");
-  d->add_option("SOURCE", o.source,
+  CLI::App* d = app.add_subcommand("data", "Make a token dataset from texts");
+  d->add_option("SOURCE", o.sources,
                 "austen, tinyshakespeare, a text file, documents as FILE.jsonl (.gz and .zst too), or llm.c's token "
-                "file")
+                "file; several, or a 'pattern*', become one dataset")
       ->required()
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->type_name("");
   add_words(*d, "--tokenizer", "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt [char]",
             [&o](const std::string& t) { o.tokenizer = t; });
   add_words(*d, "--vocab", "most tokens of a bpe tokenizer that is trained [50257]",
             [&o](const std::string& t) { o.vocab = parse_integer("--vocab", t, 256, 1e9); });
-  add_words(*d, "--out", "folder to make; default: the cache", [&o](const std::string& t) {
+  add_words(*d, "--shard-tokens", "tokens of a file, of which the folder then has several [0: all in one]",
+            [&o](const std::string& t) { o.shard_tokens = parse_integer("--shard-tokens", t, 0, 1e12); });
+  add_words(*d, "--out", "folder to make; default for one source: the cache", [&o](const std::string& t) {
     if (t.empty()) throw Error("--out: expected a folder to make, found ''");
     o.out = t;
   });

@@ -1,4 +1,4 @@
-// The command `data`: a token dataset from a text or from token files.
+// The command `data`: a token dataset from texts or from token files.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -8,22 +8,34 @@
 #include "app/tokenizer_choice.h"
 #include "data/dataset.h"
 #include "data/jsonl.h"
-#include "data/known_texts.h"
 #include "data/llmc_file.h"
-#include "data/text_file.h"
+#include "data/shards.h"
 #include "tensor/error.h"
 
 namespace tessera {
 namespace {
 
+std::vector<std::string> sources_of(const DatasetOptions& o) {
+  std::vector<std::string> out;
+  for (const std::string& source : o.sources) {
+    const auto files = matching_files(source);
+    if (files.empty()) out.push_back(source);
+    for (const std::filesystem::path& f : files) out.push_back(f.string());
+  }
+  return out;
+}
+
 Dataset make(const DatasetOptions& o, const TokenizerChoice& choice) {
-  if (is_jsonl_name(o.source))
-    return o.out ? make_dataset_of_documents(o.source, choice, *o.out) : dataset_of_documents(o.source, choice);
-  if (!o.out) return dataset_for(o.source, choice);
-  if (is_llmc_file(o.source)) return import_llmc(o.source, choice, *o.out);
-  std::optional<Text> text = known_text(o.source);
-  if (!text) text = load_text_file(o.source);
-  return make_dataset(*text, choice, *o.out);
+  const std::vector<std::string> sources = sources_of(o);
+  const std::string& first = sources.front();
+  if (o.out)
+    return sources.size() == 1 && is_llmc_file(first) && o.shard_tokens == 0
+               ? import_llmc(first, choice, *o.out)
+               : make_dataset_of(sources, choice, *o.out, o.shard_tokens);
+  if (sources.size() > 1)
+    throw Error(fmt::format("--out: expected a folder for a dataset of {} sources, found none", sources.size()));
+  if (o.shard_tokens > 0) throw Error("--shard-tokens: goes with --out, the folder that the files are written to");
+  return is_jsonl_name(first) ? dataset_of_documents(first, choice) : dataset_for(first, choice);
 }
 
 }  // namespace
@@ -32,8 +44,9 @@ int run_data(const DatasetOptions& o) {
   TokenizerChoice choice = tokenizer_choice(o.tokenizer, "char", false);
   choice.vocab_size = o.vocab;
   const Dataset d = make(o, choice);
-  print(fmt::format("{}\n  {} tokens to train on, {} held out; vocabulary {} ({})\n  {}\n", one_line(d.source),
-                    d.train_tokens(), d.val_tokens(), d.tokenizer->vocab_size(), d.tokenizer->kind(),
+  const std::string files = d.train.size() > 1 ? fmt::format(" in {} files", d.train.size()) : "";
+  print(fmt::format("{}\n  {} tokens to train on{}, {} held out; vocabulary {} ({})\n  {}\n", one_line(d.source),
+                    d.train_tokens(), files, d.val_tokens(), d.tokenizer->vocab_size(), d.tokenizer->kind(),
                     one_line(d.directory.string())));
   return 0;
 }

@@ -65,8 +65,9 @@ void for_each_option(Options&& o, F&& f) {
   f(
       OptionInfo{
           "data", "Data",
-          "austen, tinyshakespeare, a text file (.gz and .zst too), a token file of llm.c, a folder made by `tessera "
-          "data`, or a file of examples for fine-tuning, FILE.jsonl"},
+          "austen, tinyshakespeare, a text file (.gz and .zst too), a token file of llm.c, a folder or 'pattern*' of "
+          "them, a folder made by `tessera data`, or a file of examples for fine-tuning, FILE.jsonl; or a mixture: "
+          "A=0.7,B=0.3, or a .json or .toml file of names and weights"},
       o.data);
   f(OptionInfo{"tokenizer", "Data",
                "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt; default: char for "
@@ -77,6 +78,12 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"microbatches", "Data", "micro-batches of a data rank in a step, computed one after another", "", 1,
                1e9},
     o.microbatches);
+  f(
+      OptionInfo{
+          "shuffle", "Data",
+          "reads each window of the text once in an epoch, in an order drawn for it, as shards and mixtures always "
+          "do; without it windows begin anywhere"},
+      o.shuffle);
   f(OptionInfo{"document-mask", "Data",
                "keeps attention within a document and restarts positions in each; needs tokens with <|endoftext|>"},
     o.document_mask);

@@ -26,7 +26,7 @@ struct TrainOptions {
   std::string data = "austen";
   std::optional<std::string> init, tokenizer;
   int64_t batch = 12, microbatches = 1;
-  bool document_mask = false;
+  bool shuffle = false, document_mask = false;
   // fine-tuning
   std::string chat_template = "auto", train_on = "responses";
   bool pack = false, skip_bad = false;
@@ -110,9 +110,10 @@ struct EvaluateOptions {
 };
 
 struct DatasetOptions {
-  std::string source;
+  std::vector<std::string> sources;
   std::optional<std::string> tokenizer;
   int64_t vocab = 50257;  // of a bpe tokenizer that is trained
+  int64_t shard_tokens = 0;
   std::optional<std::string> out;
 };
 

@@ -28,6 +28,13 @@ namespace {
 
 using Json = nlohmann::json;
 
+// "7:3", of a mixture.
+std::string shares_of(const Dataset& d) {
+  std::string out;
+  for (const MixturePart& p : d.parts) out += fmt::format("{}{}", out.empty() ? "" : ":", p.share);
+  return out;
+}
+
 // What makes two runs the same run: a checkpoint goes on only where these are equal.
 Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
   Json out = {{"layers", c.layers},
@@ -68,6 +75,8 @@ Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
   add("lora_targets", c.lora.targets, plain.lora.targets);
   add("quantize", text_of(c.quantize.codec), text_of(plain.quantize.codec));
   add("quantize_group", c.quantize.group, plain.quantize.group);
+  add("shuffle", o.shuffle, false);
+  add("mixture", shares_of(d), std::string());
   add("document_mask", o.document_mask || o.pack, false);
   return out;
 }

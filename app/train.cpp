@@ -45,15 +45,15 @@ Dataset dataset_of(const TrainOptions& o, bool quiet) {
   const std::string usual = o.model.ends_with("-nano") || o.model.ends_with("-mini") ? "char" : "bpe";
   const TokenizerChoice tokenizer = o.init && !o.tokenizer ? TokenizerChoice{.name = first_tokenizer(o).string()}
                                                            : tokenizer_choice(o.tokenizer, usual, quiet);
-  Dataset dataset =
-      is_jsonl_name(o.data) ? load_examples(o.data, tokenizer, example_options(o)) : dataset_for(o.data, tokenizer);
+  Dataset dataset = open_data(o, tokenizer);
   model_config(job_of(o), dataset.tokenizer->vocab_size());  // refuses a vocabulary that is too small
   return dataset;
 }
 
 // Refuses a text that is too short, and what the plan cannot train on.
-Sequences sequences_for(const Job& s, const Dataset& dataset) {
-  Sequences made = sequences_of(dataset, s.model.context, s.optim.batch, static_cast<uint64_t>(s.optim.seed));
+Sequences sequences_for(const TrainOptions& o, const Job& s, const Dataset& dataset) {
+  const auto seed = static_cast<uint64_t>(s.optim.seed);
+  Sequences made = sequences_of(dataset, s.model.context, s.optim.batch, seed, o.shuffle);
   check_sequences(s, made);
   no_graph_because(s.plan, false, made.trained != nullptr);
   return made;
@@ -96,7 +96,7 @@ int train_under_mpi(const TrainOptions& o, const Job& job) {
     std::optional<RunDirectory> directory;
     if (world.rank() == 0) {
       dataset = dataset_of(o, o.quiet);
-      sequences_for(job, *dataset);
+      sequences_for(o, job, *dataset);
       ask_for_training(o, job, dataset->tokenizer->vocab_size(), here);
       directory.emplace(o);
     }
@@ -109,7 +109,7 @@ int train_under_mpi(const TrainOptions& o, const Job& job) {
     require_same(world, facts_of(*dataset, path));
     world.reset_counts();
     made = directory->path();
-    const Sequences sequences = sequences_for(job, *dataset);
+    const Sequences sequences = sequences_for(o, job, *dataset);
     const StepsInHand in_hand;
     status = train_rank({o, job, *dataset, sequences, *directory}, world);
   });
@@ -133,7 +133,7 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
   const TrainOptions& o = run.options;
   const Dataset& d = run.dataset;
   output.message(describe_model(o, b.model));
-  output.message(describe_data(d));
+  for (const std::string& line : describe_data(d)) output.message(line);
   for (const std::string& note : d.notes) output.message(note);
   output.message(fmt::format("{} on {}, {} of each ({}); the run is written to {}", b.steps, describe(run.job.plan),
                              cpu::threads() == 1 ? "one thread" : fmt::format("{} threads", cpu::threads()),
@@ -144,7 +144,7 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
   if (o.device == "cuda") {
     output.message(with_options(describe_attention(run.job)));
     if (!b.memory.empty()) output.message(b.memory);
-    const std::string why = with_options(no_graph_because(run.job.plan, o.trace, d.train_examples != nullptr));
+    const std::string why = with_options(no_graph_because(run.job.plan, o.trace, d.has_examples()));
     output.message(why.empty() ? "CUDA graph: on (a step is captured once and launched again)"
                                : fmt::format("CUDA graph: off ({})", why));
     if (const std::string hint = vocab_hint(run.job, b.model.config.vocab); !hint.empty() && !o.resume)
@@ -217,7 +217,7 @@ int run_train(const TrainOptions& o) {
   ask_for_least_memory(job);
   if (has_processes(job.plan)) return train_under_mpi(o, job);
   const Dataset dataset = dataset_of(o, o.quiet);
-  const Sequences sequences = sequences_for(job, dataset);
+  const Sequences sequences = sequences_for(o, job, dataset);
   ask_for_training(o, job, dataset.tokenizer->vocab_size(), {.ranks = job.plan.ranks()});
   const StepsInHand in_hand;
   const RunDirectory directory(o);

@@ -74,9 +74,11 @@ bool AsyncRun::train() {
 
 // All ranks call it; rank 0 writes it down. False when it was stopped.
 bool AsyncRun::validate() {
-  const std::optional<double> loss = trainer_.mean_loss(run_.dataset.val, [] { return interrupted() != 0; });
-  if (loss && output_) output_->eval(step_, {*loss, run_.dataset.bits_per_byte(*loss)});
-  return loss.has_value();
+  const auto found = validation_of(run_.dataset, trainer_.model().config.context, [&](const Rows& rows) {
+    return trainer_.mean_loss(rows, [] { return interrupted() != 0; });
+  });
+  if (found && output_) output_->eval(step_, *found);
+  return found.has_value();
 }
 
 void AsyncRun::finish(const AsyncSummary& summary) {

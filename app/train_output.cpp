@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <deque>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <thread>
@@ -99,12 +100,19 @@ void TrainOutput::step(const StepReport& r) {
 
 void TrainOutput::eval(int64_t step, const Validation& v) {
   validation_ = v;
-  const std::array<Scalar, 2> scalars{{{"val_loss", v.loss}, {"val_bits_per_byte", v.bits_per_byte}}};
+  std::vector<Scalar> scalars{{"val_loss", v.loss}, {"val_bits_per_byte", v.bits_per_byte}};
+  std::string parts;
+  std::deque<std::string> tags;
+  for (const Validation::Part& p : v.parts) {
+    scalars.push_back({tags.emplace_back("val_loss/" + p.name), p.loss});
+    scalars.push_back({tags.emplace_back("val_bits_per_byte/" + p.name), p.bits_per_byte});
+    parts += fmt::format("{}{} {:.4f}", parts.empty() ? ": " : ", ", one_line(p.name), p.loss);
+  }
   const std::string record = with_scalars("eval", step, scalars).dump();
   if (!metrics_.has_validation_of(step)) metrics_.write(record, step, scalars);
   show(record);
   progress_.message(
-      fmt::format("step {}: validation loss {:.4f} ({:.4f} bits per byte)", step, v.loss, v.bits_per_byte));
+      fmt::format("step {}: validation loss {:.4f} ({:.4f} bits per byte){}", step, v.loss, v.bits_per_byte, parts));
 }
 
 void TrainOutput::summary(const Facts& f) {

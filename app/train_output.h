@@ -8,15 +8,12 @@
 #include "app/metrics.h"
 #include "app/options.h"
 #include "app/progress.h"
+#include "app/validation.h"
 #include "train/step_graph.h"
 #include "train/trainer.h"
 #include "train/usage.h"
 
 namespace tessera {
-
-struct Validation {
-  double loss = 0, bits_per_byte = 0;
-};
 
 class TrainOutput {
  public:

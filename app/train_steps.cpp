@@ -37,11 +37,12 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
   const auto evaluate = [&] {  // false when it was stopped
     if (o.no_eval) return true;
     const auto stop = [] { return interrupted() != 0; };
-    const std::optional<double> loss =
-        trainer.mean_loss(*run.dataset.validation(trainer.whole_model().config.context), stop);
-    if (!loss) return false;
-    saver.validated(*loss);
-    if (output) output->eval(trainer.steps_done(), {*loss, run.dataset.bits_per_byte(*loss)});
+    const std::optional<Validation> found =
+        validation_of(run.dataset, trainer.whole_model().config.context,
+                      [&](const Rows& rows) { return trainer.mean_loss(rows, stop); });
+    if (!found) return false;
+    saver.validated(found->loss);
+    if (output) output->eval(trainer.steps_done(), *found);
     return true;
   };
   const auto stopped = [&](bool validating) {
@@ -98,19 +99,19 @@ std::optional<double> prediction_of(const Run& run, Trainer& trainer) {
 }
 
 void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainOutput& output) {
-  output.summary({.steps = trainer.steps_done(),
-                  .tokens_per_step = trainer.tokens_per_step(),
-                  .flops_per_token = trainer.whole_model().training_flops(),
-                  .rank_peak_flops = measured_peak_flops(run.job.optim.dtype, trainer.arena()),
-                  .strategy = std::string(trainer.strategy().name()),
-                  .backend = std::string(trainer.world().kind()),
-                  .usage = usage,
-                  .arena = trainer.arena(),
-                  .graph = trainer.step_record(),
-                  .no_graph = with_options(
-                      no_graph_because(run.job.plan, run.options.trace, run.dataset.train_examples != nullptr)),
-                  .predicted_s = prediction_of(run, trainer),
-                  .sample = sample_of_saved(run, trainer.whole_model().config)});
+  output.summary(
+      {.steps = trainer.steps_done(),
+       .tokens_per_step = trainer.tokens_per_step(),
+       .flops_per_token = trainer.whole_model().training_flops(),
+       .rank_peak_flops = measured_peak_flops(run.job.optim.dtype, trainer.arena()),
+       .strategy = std::string(trainer.strategy().name()),
+       .backend = std::string(trainer.world().kind()),
+       .usage = usage,
+       .arena = trainer.arena(),
+       .graph = trainer.step_record(),
+       .no_graph = with_options(no_graph_because(run.job.plan, run.options.trace, run.dataset.has_examples())),
+       .predicted_s = prediction_of(run, trainer),
+       .sample = sample_of_saved(run, trainer.whole_model().config)});
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Writing and opening datasets.
+// Opening datasets, and what they say of themselves.
 #include "data/dataset.h"
 
 #include <fmt/format.h>
@@ -6,15 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <tuple>
 
-#include "data/bpe/bpe_tokenizer.h"
 #include "data/examples.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "data/loader.h"
-#include "data/write_dataset.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -22,7 +21,6 @@ namespace fs = std::filesystem;
 namespace {
 
 using Json = nlohmann::json;
-constexpr std::string_view kFormat = "tessera dataset";
 
 // A non-negative integer at json[part][key].
 int64_t integer(const Json& json, const char* part, const char* key, const std::string& what) {
@@ -39,49 +37,93 @@ int64_t longest_token(const Tokenizer& tokenizer) {
   return longest;
 }
 
-// Moves a finished directory to its name. False when another process was first.
-bool publish(const fs::path& finished, const fs::path& directory) {
-  std::error_code error;
-  fs::rename(finished, directory, error);
-  if (!error) return true;
-  if (fs::exists(directory)) return false;
-  throw OutputError(fmt::format("cannot make the dataset {}: {}", directory.string(), error.message()));
+// The names of shards, in the folder of dataset.json and nowhere else.
+std::vector<std::string> files_in(const Json& train, const std::string& what) {
+  std::vector<std::string> out;
+  const Json list = train.value("files", Json::array({"train.tok"}));
+  if (list.is_array())
+    for (const Json& name : list)
+      if (name.is_string()) out.push_back(name.get<std::string>());
+  if (out.empty() || out.size() != list.size())
+    throw InputError(what + ": the key 'train.files' must be a list of names, at least one");
+  for (const std::string& name : out)
+    if (!name.ends_with(".tok") || name.find('/') != std::string::npos)
+      throw InputError(
+          fmt::format("{}: train.files: expected names of files beside it that end in .tok, found '{}'", what, name));
+  if (std::set<std::string>(out.begin(), out.end()).size() != out.size())
+    throw InputError(what + ": train.files: a name stands twice");
+  return out;
 }
 
 }  // namespace
 
 std::map<std::string, std::string> Dataset::checksums() const {
   const auto hex = [](uint64_t sum) { return fmt::format("{:016x}", sum); };
-  return {{"data", hex(train_examples ? train_examples->checksum() : train.checksum())},
-          {"validation", hex(val_examples ? val_examples->checksum() : val.checksum())},
+  std::string data, validation;
+  for (const MixturePart& p : parts) {
+    const auto sums = p.dataset->checksums();
+    data += fmt::format("{} of {},", p.share, sums.at("data"));
+    validation += sums.at("validation") + ",";
+  }
+  if (train.size() > 1)
+    for (const TokenFile& f : train) data += hex(f.checksum()) + ",";
+  const auto of = [&](const std::string& several, const auto& one) {
+    return hex(several.empty() ? one() : checksum(several));
+  };
+  return {{"data", of(data, [&] { return train_examples ? train_examples->checksum() : train.at(0).checksum(); })},
+          {"validation", of(validation, [&] { return val_examples ? val_examples->checksum() : val.checksum(); })},
           {"vocabulary", hex(checksum(tokenizer->to_json()))}};
 }
 
 double Dataset::bits_per_byte(double nats_per_token) const {
+  if (!parts.empty()) {
+    double bytes = 0, shares = 0;
+    for (const MixturePart& p : parts) {
+      bytes += static_cast<double>(p.share) / p.dataset->bits_per_byte(std::log(2.0));
+      shares += static_cast<double>(p.share);
+    }
+    return nats_per_token / std::log(2.0) * shares / bytes;
+  }
   const int64_t tokens = val_examples ? val_examples->targets() : val.size();
   return nats_per_token / std::log(2.0) * static_cast<double>(tokens) / static_cast<double>(val_bytes);
 }
 
-int64_t Dataset::train_tokens() const { return train_examples ? train_examples->tokens() : train.size(); }
-int64_t Dataset::val_tokens() const { return val_examples ? val_examples->tokens() : val.size(); }
+int64_t Dataset::train_tokens() const {
+  int64_t sum = train_examples ? train_examples->tokens() : 0;
+  for (const TokenFile& f : train) sum += f.size();
+  for (const MixturePart& p : parts) sum += p.dataset->train_tokens();
+  return sum;
+}
+
+int64_t Dataset::val_tokens() const {
+  int64_t sum = val_examples ? val_examples->tokens() : val.size();
+  for (const MixturePart& p : parts) sum += p.dataset->val_tokens();
+  return sum;
+}
+
+bool Dataset::has_examples() const {
+  return train_examples != nullptr || (!parts.empty() && parts[0].dataset->has_examples());
+}
 
 std::vector<int32_t> Dataset::prompt() const {
+  if (!parts.empty()) return parts[0].dataset->prompt();
   return val_examples ? val_examples->prompt() : std::vector<int32_t>(1, val[0]);
 }
 
 std::shared_ptr<const Rows> Dataset::validation(int64_t context) const {
+  if (!parts.empty()) throw Error("[dataset] a mixture is validated part by part");
   if (val_examples) return val_examples;
   return std::make_shared<Windows>(val, context);
 }
 
 DatasetDescription parse_description(std::string_view text, const std::string& what) {
   const Json json = parse_json(text, what);
-  if (!json.is_object() || json.value("format", Json()) != kFormat || json.value("version", Json()) != 1)
-    throw InputError(fmt::format("{}: expected \"format\": \"{}\" and \"version\": 1", what, kFormat));
+  if (!json.is_object() || json.value("format", Json()) != kDatasetFormat || json.value("version", Json()) != 1)
+    throw InputError(fmt::format("{}: expected \"format\": \"{}\" and \"version\": 1", what, kDatasetFormat));
   if (!json.value("source", Json()).is_string()) throw InputError(what + ": the key 'source' must be a string");
-  DatasetDescription d{json["source"].get<std::string>(), integer(json, "train", "bytes", what),
-                       integer(json, "val", "bytes", what), integer(json, "train", "tokens", what),
-                       integer(json, "val", "tokens", what)};
+  DatasetDescription d{json["source"].get<std::string>(),    integer(json, "train", "bytes", what),
+                       integer(json, "val", "bytes", what),  integer(json, "train", "tokens", what),
+                       integer(json, "val", "tokens", what), files_in(json["train"], what)};
   if (d.train_bytes < 1 || d.val_bytes < 1) throw InputError(what + ": a split of 0 bytes");
   return d;
 }
@@ -95,7 +137,7 @@ Dataset Dataset::open(const fs::path& directory) {
   Dataset d;
   d.source = said.source;
   d.directory = directory;
-  d.train = TokenFile::open(directory / "train.tok");
+  for (const std::string& name : said.train_files) d.train.push_back(TokenFile::open(directory / name));
   d.val = TokenFile::open(directory / "val.tok");
   d.tokenizer = Tokenizer::load(directory / "tokenizer.json");
   d.train_bytes = said.train_bytes;
@@ -104,47 +146,21 @@ Dataset Dataset::open(const fs::path& directory) {
     if (found != expected)
       throw InputError(fmt::format("{}: {} is {} there and {} in the other files", what, name, expected, found));
   };
-  same("train.tokens", said.train_tokens, d.train.size());
+  same("train.tokens", said.train_tokens, d.train_tokens());
   same("val.tokens", said.val_tokens, d.val.size());
   const int64_t vocab = d.tokenizer->vocab_size();
-  if (d.train.vocab_size() != vocab || d.val.vocab_size() != vocab)
-    throw InputError(fmt::format("{}: the vocabularies differ: train.tok {}, val.tok {}, tokenizer.json {}",
-                                 directory.string(), d.train.vocab_size(), d.val.vocab_size(), vocab));
+  for (size_t i = 0; i < d.train.size(); ++i)
+    if (d.train[i].vocab_size() != vocab || d.val.vocab_size() != vocab)
+      throw InputError(fmt::format("{}: the vocabularies differ: {} {}, val.tok {}, tokenizer.json {}",
+                                   directory.string(), said.train_files[i], d.train[i].vocab_size(), d.val.vocab_size(),
+                                   vocab));
   const int64_t longest = longest_token(*d.tokenizer);
   for (const auto& [split, bytes, tokens] :
-       {std::tuple("train", d.train_bytes, d.train.size()), {"val", d.val_bytes, d.val.size()}})
+       {std::tuple("train", d.train_bytes, d.train_tokens()), {"val", d.val_bytes, d.val.size()}})
     if (bytes > tokens * longest)
       throw InputError(fmt::format("{}: {}.bytes is {}; expected at most {}, for {} tokens of at most {} bytes", what,
                                    split, bytes, tokens * longest, tokens, longest));
   return d;
-}
-
-bool write_dataset(const Tokens& t, const fs::path& named) {
-  fs::path directory = fs::absolute(named).lexically_normal();
-  if (!directory.has_filename()) directory = directory.parent_path();  // "name/"
-  make_directories(directory.parent_path());
-  remove_stale(directory.parent_path(), false);
-  const TemporaryDirectory beside(directory);
-  const fs::path made = beside.path() / "dataset";
-  make_directories(made);
-  const int64_t vocab = t.tokenizer->vocab_size();
-  TokenFile::write(made / "train.tok", t.train, vocab);
-  TokenFile::write(made / "val.tok", t.val, vocab);
-  write_file(made / "tokenizer.json", t.tokenizer->to_json());
-  if (const auto* const bpe = dynamic_cast<const BpeTokenizer*>(t.tokenizer.get())) {
-    write_file(made / "vocab.json", bpe->vocab_json());
-    write_file(made / "merges.txt", bpe->merges_txt());
-  }
-  const Json description = {{"format", kFormat},
-                            {"version", 1},
-                            {"source", t.source},
-                            {"tokenizer", t.tokenizer->kind()},
-                            {"vocab_size", vocab},
-                            {"train", {{"tokens", t.train.size()}, {"bytes", t.train_bytes}}},
-                            {"val", {{"tokens", t.val.size()}, {"bytes", t.val_bytes}}}};
-  // A file name need not be UTF-8; JSON must be.
-  write_file(made / "dataset.json", description.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
-  return publish(made, directory);
 }
 
 }  // namespace tessera

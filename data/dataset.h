@@ -1,4 +1,4 @@
-// A dataset: a directory with train.tok, val.tok, tokenizer.json and dataset.json.
+// A dataset: a directory with train.tok (or shards, train-00000.tok and on), val.tok, tokenizer.json and dataset.json.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -15,37 +15,53 @@
 
 namespace tessera {
 
+inline constexpr std::string_view kDatasetFormat = "tessera dataset";
+
 // What dataset.json says of the other files.
 struct DatasetDescription {
   std::string source;
   int64_t train_bytes = 0, val_bytes = 0;
   int64_t train_tokens = 0, val_tokens = 0;
+  std::vector<std::string> train_files{"train.tok"};  // beside it
 };
 // `what` names it in messages. Throws InputError.
 DatasetDescription parse_description(std::string_view json, const std::string& what);
 
 class ExampleRows;  // data/examples.h
+struct Dataset;
+
+// One of those that a mixture is made of: of the sum of all shares, so many sequences are its.
+struct MixturePart {
+  std::string name;
+  int64_t share = 1;
+  std::shared_ptr<const Dataset> dataset;
+};
 
 struct Dataset {
   std::string source;  // the text it was made from
   std::filesystem::path directory;
-  TokenFile train, val;  // of a text; or, from a JSONL file for fine-tuning, examples:
+  std::vector<TokenFile> train;  // of a text: one file, or shards; or, from a JSONL file for fine-tuning, examples:
+  TokenFile val;
   std::shared_ptr<const ExampleRows> train_examples = {}, val_examples = {};
-  std::unique_ptr<Tokenizer> tokenizer;
-  int64_t train_bytes = 0;  // of text, or of what of the examples is trained, per split
+  std::vector<MixturePart> parts = {};  // or, of a mixture, all that is in it (data/mixture.h)
+  std::shared_ptr<const Tokenizer> tokenizer;
+  int64_t train_bytes = 0;  // of text, or of what of the examples is trained, per split; 0: not counted
   int64_t val_bytes = 0;
   std::vector<std::string> notes = {};  // what a user should hear of it
 
   int64_t train_tokens() const;
   int64_t val_tokens() const;
+  bool has_examples() const;
   // What a model can be given to go on from, as it met it in training.
   std::vector<int32_t> prompt() const;
-  // The validation split in rows of `context` tokens, which examples were made for already. This must outlive them.
+  // The validation split in rows of `context` tokens, which examples were made for already. This must outlive them. A
+  // mixture has none: each of its parts has its own.
   std::shared_ptr<const Rows> validation(int64_t context) const;
 
   // What tells it from any other: hashes of "data", "validation" and "vocabulary".
   std::map<std::string, std::string> checksums() const;
-  // Bits per byte of the validation text that a mean loss in nats per token means; independent of the tokenizer.
+  // Bits per byte of the validation text that a mean loss in nats per token means; independent of the tokenizer. Of a
+  // mixture, of text that is mixed as it is.
   double bits_per_byte(double nats_per_token) const;
 
   // Opens a directory that make_dataset() made and checks that its files fit together. Throws InputError.
@@ -57,12 +73,14 @@ struct Dataset {
 // written, InputError for a text that the tokenizer cannot take, Error (usage) for a choice that names none.
 Dataset make_dataset(const Text& text, const TokenizerChoice& tokenizer, const std::filesystem::path& directory);
 
-// The same from documents, the texts of a JSONL file ({"text": ...} on each line, maybe compressed): the last tenth of
-// them, at least one, is held out. Behind each stands the token that ends documents, or where the tokenizer has none
-// an empty line. Throws InputError naming file and line.
-Dataset make_dataset_of_documents(const std::filesystem::path& file, const TokenizerChoice& tokenizer,
-                                  const std::filesystem::path& directory);
-// The same in the cache.
+// The same from several sources, one behind the other, each of which is known by name, a text file, or documents, the
+// texts of a JSONL file ({"text": ...} on each line, maybe compressed): the last tenth of these, at least one, is held
+// out. Behind each document stands the token that ends documents, or where the tokenizer has none an empty line. A
+// tokenizer that is learnt learns from all sources, which are in memory together then; else one is at a time, and of
+// its tokens `shard_tokens`, if that is not 0 (data/write_dataset.h). Throws InputError naming file and line.
+Dataset make_dataset_of(const std::vector<std::string>& sources, const TokenizerChoice& tokenizer,
+                        const std::filesystem::path& directory, int64_t shard_tokens = 0);
+// Documents, in the cache.
 Dataset dataset_of_documents(const std::filesystem::path& file, const TokenizerChoice& tokenizer);
 
 // The same from llm.c's token files: `file`, and for validation the one whose name has "val" where this one has "train"
@@ -70,9 +88,9 @@ Dataset dataset_of_documents(const std::filesystem::path& file, const TokenizerC
 Dataset import_llmc(const std::filesystem::path& file, const TokenizerChoice& tokenizer,
                     const std::filesystem::path& directory);
 
-// The dataset for what `--data` says: "austen", "tinyshakespeare", a text file, llm.c's token file, or a dataset
-// directory (which has its own tokenizer: another one is refused). A text is tokenized once and kept in the cache under
-// its content and tokenizer. Throws Error, InputError or OutputError.
+// The dataset for what `--data` says: "austen", "tinyshakespeare", a text file, llm.c's token file or several of them
+// (data/shards.h), or a dataset directory (which has its own tokenizer: another one is refused). A text is tokenized
+// once and kept in the cache under its content and tokenizer. Throws Error, InputError or OutputError.
 Dataset dataset_for(const std::string& spec, const TokenizerChoice& tokenizer);
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #include "data/files.h"
 #include "data/llmc_file.h"
 #include "data/loader.h"
+#include "data/shards.h"
 #include "data/text_file.h"
 #include "tensor/error.h"
 
@@ -38,6 +39,12 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
     const auto examples = all_examples(spec, tokenizer, o, out.notes);
     out.bytes = std::ssize(tokenizer.decode(examples->target_tokens()));
     out.rows = examples;
+    return out;
+  }
+  if (names_shards(spec)) {
+    const std::string file = find_shards(spec).val.string();
+    out = evaluation_text(file, tokenizer, o);
+    out.notes.push_back(fmt::format("{}: evaluated on {}", spec, file));
     return out;
   }
   if (fs::is_directory(spec, error)) {

@@ -16,10 +16,10 @@ struct EvaluationText {
   std::vector<std::string> notes = {};  // what a user should hear of it
 };
 
-// A text file (compressed too), llm.c's token file, a folder that `tessera data` made (its part for validation), or a
-// JSONL file of examples. A text is one sequence of tokens without special ones, in consecutive windows of
-// options.context: each token but the first is predicted once. Throws InputError; Error (usage) for a folder of another
-// tokenizer.
+// A text file (compressed too), llm.c's token file, the one for validation of several, a folder that `tessera data`
+// made (its part for validation), or a JSONL file of examples. A text is one sequence of tokens without special ones,
+// in consecutive windows of options.context: each token but the first is predicted once. Throws InputError; Error
+// (usage) for a folder of another tokenizer.
 EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokenizer, const ExampleOptions& options);
 
 }  // namespace tessera

@@ -14,7 +14,7 @@ namespace {
 
 struct Format {
   int32_t magic, version;
-  size_t width;  // bytes per token
+  int64_t width;  // bytes per token
 };
 constexpr std::array<Format, 2> kFormats{{{20240520, 1, 2}, {20240801, 7, 4}}};
 constexpr size_t kHeader = 256;  // numbers
@@ -44,11 +44,12 @@ bool is_llmc_file(const std::filesystem::path& file) {
   return in && (magic == kFormats[0].magic || magic == kFormats[1].magic);
 }
 
-std::vector<int32_t> parse_llmc(std::span<const std::byte> bytes, int64_t vocab, const std::string& what) {
+LlmcHeader parse_llmc_header(std::span<const std::byte> begin, int64_t size, const std::string& what) {
   std::array<int32_t, kHeader> header{};
-  if (bytes.size() < sizeof(header))
-    throw InputError(fmt::format("{}: {} bytes; a header of {} was expected", what, bytes.size(), sizeof(header)));
-  std::memcpy(header.data(), bytes.data(), sizeof(header));
+  static_assert(sizeof(header) == LlmcHeader::kBytes);
+  if (begin.size() < sizeof(header))
+    throw InputError(fmt::format("{}: {} bytes; a header of {} was expected", what, begin.size(), sizeof(header)));
+  std::memcpy(header.data(), begin.data(), sizeof(header));
   const Format* format = nullptr;
   for (const Format& f : kFormats)
     if (f.magic == header[0]) format = &f;
@@ -60,13 +61,18 @@ std::vector<int32_t> parse_llmc(std::span<const std::byte> bytes, int64_t vocab,
   for (size_t i = 3; i < kHeader; ++i)
     if (header[i] != 0)
       throw InputError(fmt::format("{}: number {} of the header is {}; expected 0", what, i, header[i]));
-  const size_t payload = bytes.size() - sizeof(header);
-  if (header[2] < 0 || payload != static_cast<size_t>(header[2]) * format->width)
-    throw InputError(fmt::format("{}: {} tokens of {} bytes were expected, {} bytes are there", what, header[2],
-                                 format->width, payload));
-  const auto count = static_cast<size_t>(header[2]);
-  const std::byte* const data = bytes.data() + sizeof(header);
-  return format->width == 2 ? widened<uint16_t>(data, count, vocab, what) : widened<uint32_t>(data, count, vocab, what);
+  const int64_t payload = size - LlmcHeader::kBytes, width = format->width;
+  if (header[2] < 0 || payload != header[2] * width)
+    throw InputError(
+        fmt::format("{}: {} tokens of {} bytes were expected, {} bytes are there", what, header[2], width, payload));
+  return {.count = header[2], .width = width};
+}
+
+std::vector<int32_t> parse_llmc(std::span<const std::byte> bytes, int64_t vocab, const std::string& what) {
+  const LlmcHeader header = parse_llmc_header(bytes, std::ssize(bytes), what);
+  const auto count = static_cast<size_t>(header.count);
+  const std::byte* const data = bytes.data() + LlmcHeader::kBytes;
+  return header.width == 2 ? widened<uint16_t>(data, count, vocab, what) : widened<uint32_t>(data, count, vocab, what);
 }
 
 }  // namespace tessera

@@ -15,8 +15,17 @@ namespace tessera {
 // Whether a file begins as one of these does. False for what cannot be read.
 bool is_llmc_file(const std::filesystem::path& file);
 
-// The tokens of such a file's bytes. `what` names it in messages. Throws InputError: another magic or version, a header
-// that is not zero behind its three numbers, another length than the count says, or a token outside [0, vocab_size).
+// What its header says: where the tokens begin is LlmcHeader::kBytes.
+struct LlmcHeader {
+  static constexpr int64_t kBytes = 1024;
+  int64_t count = 0, width = 2;  // tokens, and the bytes of each
+};
+// Of a file of `size` bytes, of which `begin` are the first kBytes or all. `what` names it. Throws InputError: another
+// magic or version, a header that is not zero behind its three numbers, or another length than the count says.
+LlmcHeader parse_llmc_header(std::span<const std::byte> begin, int64_t size, const std::string& what);
+
+// The tokens of such a file's bytes. `what` names it in messages. Throws InputError as parse_llmc_header() does,
+// and for a token outside [0, vocab_size).
 std::vector<int32_t> parse_llmc(std::span<const std::byte> bytes, int64_t vocab_size, const std::string& what);
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 // its own slice of a step, under any split of the batch.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "data/rows.h"
 #include "data/token_file.h"
@@ -31,6 +32,25 @@ class Loader {
   const TokenFile& tokens_;
   int64_t context_, batch_;
   Philox order_;
+};
+
+// Windows to train on once in an epoch: of each of several files, one after another, as many windows of `context`
+// tokens, each with the token that follows it, as there are; what is left at the end of a file fills none and is passed
+// over.
+class TrainingWindows final : public Rows {
+ public:
+  // Throws Error (usage) for a context below 1, and InputError for a file in which there is no window.
+  TrainingWindows(std::vector<TokenFile> files, int64_t context);
+
+  int64_t context() const override { return context_; }
+  int64_t count() const override { return ends_.back(); }
+  int64_t targets() const override { return count() * context_; }
+  void load(int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const override;
+
+ private:
+  std::vector<TokenFile> files_;
+  int64_t context_;
+  std::vector<int64_t> ends_;  // of each file's windows
 };
 
 // Consecutive windows that cover a whole split: every token but the first is a target exactly once. The last window is

@@ -1,15 +1,19 @@
 // Making datasets from texts and token files, and the cache of those made.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <iterator>
 #include <span>
+#include <utility>
 
 #include "data/dataset.h"
 #include "data/files.h"
 #include "data/jsonl.h"
 #include "data/known_texts.h"
 #include "data/llmc_file.h"
+#include "data/shards.h"
 #include "data/text_file.h"
 #include "data/write_dataset.h"
 #include "tensor/error.h"
@@ -18,14 +22,16 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-Tokens tokenize(const Text& text, const TokenizerChoice& choice) {
-  const Split split = split_text(text);
-  Tokens t{.source = text.name, .tokenizer = make_tokenizer(choice, text.bytes, split.train, text.name)};
-  t.train = t.tokenizer->encode(split.train);
-  t.val = t.tokenizer->encode(split.val);
-  t.train_bytes = split.train.size();
-  t.val_bytes = split.val.size();
-  return t;
+// A text on its way to tokens, or documents.
+struct Parts {
+  std::string name;
+  std::vector<std::string> train, val;
+  bool documents = false;  // each has its end behind it
+};
+
+Parts parts_of(const Text& text) {
+  Split split = split_text(text);
+  return {text.name, {std::move(split.train)}, {std::move(split.val)}};
 }
 
 // The file to validate on: "train" in the last part of the name replaced by "val".
@@ -42,19 +48,11 @@ std::vector<int32_t> read_llmc(const fs::path& file, int64_t vocab) {
   return parse_llmc(std::as_bytes(std::span(bytes)), vocab, file.string());
 }
 
-void require_folder(const fs::path& file, const TokenizerChoice& choice) {
-  if (choice.name.empty() || choice.name == "char" || choice.name == "bytes" || choice.name == "bpe")
-    throw Error(fmt::format(
-        "`tokenizer`: expected the folder with the tokenizer.json, or the vocab.json and merges.txt, that {} was made "
-        "with, found {}",
-        file.string(), choice.name.empty() ? "none" : "'" + choice.name + "'"));
-}
-
-Tokens tokens_of_llmc(const fs::path& file, const TokenizerChoice& choice) {
-  Tokens t{.source = file.string(), .tokenizer = make_tokenizer(choice, "", "", file.string())};
-  t.train = read_llmc(file, t.tokenizer->vocab_size());
+Tokens tokens_of_llmc(const fs::path& file, const Tokenizer& tokenizer) {
+  Tokens t;
+  t.train = read_llmc(file, tokenizer.vocab_size());
   if (const std::optional<fs::path> val = validation_of(file)) {
-    t.val = read_llmc(*val, t.tokenizer->vocab_size());
+    t.val = read_llmc(*val, tokenizer.vocab_size());
   } else {
     const auto cut = static_cast<std::ptrdiff_t>(t.train.size() * 9 / 10);
     t.val.assign(t.train.begin() + cut, t.train.end());
@@ -63,17 +61,44 @@ Tokens tokens_of_llmc(const fs::path& file, const TokenizerChoice& choice) {
   if (t.train.size() < 2 || t.val.size() < 2)
     throw InputError(fmt::format("{}: {} tokens to train on and {} held out; expected at least 2 of each",
                                  file.string(), t.train.size(), t.val.size()));
-  t.train_bytes = t.tokenizer->decode(t.train).size();
-  t.val_bytes = t.tokenizer->decode(t.val).size();
+  t.train_bytes = tokenizer.decode(t.train).size();
+  t.val_bytes = tokenizer.decode(t.val).size();
   return t;
 }
 
-// Tokens and bytes of some documents, each with its end.
-void add_documents(std::span<const std::string> documents, const Tokenizer& tokenizer, std::vector<int32_t>& tokens,
-                   size_t& bytes) {
-  const std::optional<int32_t> end = tokenizer.document_end();
-  for (const std::string& document : documents) {
-    const std::string text = end ? document : document + "\n\n";
+Parts documents_in(const fs::path& file) {
+  Parts out{.name = file.string(), .train = {}, .val = {}, .documents = true};
+  for_each_line(file, [&](std::string_view line, int64_t number) {
+    const std::string where = fmt::format("{}:{}", file.string(), number);
+    const Example example = parse_example(line, where);
+    if (example.shape != Example::Shape::text)
+      throw InputError(where +
+                       ": expected a document, {\"text\": ...}; conversations are what a run of `train` reads itself");
+    out.train.push_back(example.turns.at(0).text);
+  });
+  if (out.train.size() < 2)
+    throw InputError(
+        fmt::format("{}: {} documents; expected at least 2, one of them held out", file.string(), out.train.size()));
+  const auto held = out.train.end() - static_cast<std::ptrdiff_t>(std::max<size_t>(out.train.size() / 10, 1));
+  out.val.assign(std::make_move_iterator(held), std::make_move_iterator(out.train.end()));
+  out.train.erase(held, out.train.end());
+  return out;
+}
+
+Parts parts_of(const std::string& source) {
+  if (is_jsonl_name(source)) return documents_in(source);
+  if (is_llmc_file(source))
+    throw InputError(fmt::format("{}: holds tokens of llm.c; `train` reads several such files where they lie", source));
+  std::optional<Text> text = known_text(source);
+  return parts_of(text ? *text : load_text_file(source));
+}
+
+// Tokens and bytes of one split.
+void encode(const std::vector<std::string>& texts, bool documents, const Tokenizer& tokenizer,
+            std::vector<int32_t>& tokens, size_t& bytes) {
+  const std::optional<int32_t> end = documents ? tokenizer.document_end() : std::nullopt;
+  for (const std::string& one : texts) {
+    const std::string text = documents && !end ? one + "\n\n" : one;
     const std::vector<int32_t> own = tokenizer.encode(text);
     tokens.insert(tokens.end(), own.begin(), own.end());
     if (end) tokens.push_back(*end);
@@ -81,30 +106,27 @@ void add_documents(std::span<const std::string> documents, const Tokenizer& toke
   }
 }
 
-Tokens tokens_of_documents(const fs::path& file, const TokenizerChoice& choice) {
-  std::vector<std::string> documents;
-  for_each_line(file, [&](std::string_view line, int64_t number) {
-    const std::string where = fmt::format("{}:{}", file.string(), number);
-    const Example example = parse_example(line, where);
-    if (example.shape != Example::Shape::text)
-      throw InputError(where +
-                       ": expected a document, {\"text\": ...}; conversations are what a run of `train` reads itself");
-    documents.push_back(example.turns.at(0).text);
-  });
-  if (documents.size() < 2)
-    throw InputError(
-        fmt::format("{}: {} documents; expected at least 2, one of them held out", file.string(), documents.size()));
-  const std::span<const std::string> all(documents);
-  const auto trained = all.first(all.size() - std::max<size_t>(all.size() / 10, 1)), held = all.subspan(trained.size());
-  std::string text;
-  for (const std::string& document : trained) text += document + "\n\n";
-  const size_t learnt = text.size();
-  for (const std::string& document : held) text += document + "\n\n";
-  Tokens t{.source = file.string(),
-           .tokenizer = make_tokenizer(choice, text, std::string_view(text).substr(0, learnt), file.string())};
-  add_documents(trained, *t.tokenizer, t.train, t.train_bytes);
-  add_documents(held, *t.tokenizer, t.val, t.val_bytes);
+Tokens encode(const Parts& parts, const Tokenizer& tokenizer) {
+  Tokens t;
+  encode(parts.train, parts.documents, tokenizer, t.train, t.train_bytes);
+  encode(parts.val, parts.documents, tokenizer, t.val, t.val_bytes);
   return t;
+}
+
+bool learns(const TokenizerChoice& choice) { return choice.chosen() == "char" || choice.chosen() == "bpe"; }
+
+// One that is learnt learns from all of them.
+std::shared_ptr<const Tokenizer> tokenizer_for(std::span<const Parts> all, const TokenizerChoice& choice,
+                                               const std::string& what) {
+  if (!learns(choice)) return make_tokenizer(choice, "", "", what);
+  std::string text;
+  const auto add = [&](const std::vector<std::string>& texts, bool documents) {
+    for (const std::string& one : texts) text.append(one).append(documents ? "\n\n" : "");
+  };
+  for (const Parts& p : all) add(p.train, p.documents);
+  const size_t train = text.size();
+  for (const Parts& p : all) add(p.val, p.documents);
+  return make_tokenizer(choice, text, std::string_view(text).substr(0, train), what);
 }
 
 void require_new(const fs::path& directory) {
@@ -113,9 +135,32 @@ void require_new(const fs::path& directory) {
     throw OutputError(fmt::format("the dataset {} exists already; give another name", directory.string()));
 }
 
-Dataset write_new(const Tokens& tokens, const fs::path& directory) {
-  if (!write_dataset(tokens, directory))
-    throw OutputError(fmt::format("the dataset {} appeared while it was made", directory.string()));
+// A dataset of one source, to be written.
+struct Made {
+  std::string source;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  Tokens tokens;
+
+  // False when the name was taken meanwhile.
+  bool write(const fs::path& directory) const {
+    DatasetWriter writer(directory, source, tokenizer);
+    writer.add(tokens);
+    return writer.finish();
+  }
+};
+
+Made made_of(const Parts& parts, const TokenizerChoice& choice) {
+  const auto tokenizer = tokenizer_for(std::span(&parts, 1), choice, parts.name);
+  return {parts.name, tokenizer, encode(parts, *tokenizer)};
+}
+
+Made made_of_llmc(const fs::path& file, const TokenizerChoice& choice) {
+  const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(choice, "", "", file.string());
+  return {file.string(), tokenizer, tokens_of_llmc(file, *tokenizer)};
+}
+
+Dataset opened(bool written, const fs::path& directory) {
+  if (!written) throw OutputError(fmt::format("the dataset {} appeared while it was made", directory.string()));
   return Dataset::open(directory);
 }
 
@@ -154,7 +199,7 @@ Dataset cached(const std::string& key, const std::string& source, const Make& ma
       fs::remove_all(directory, error);
     }
   }
-  write_dataset(make(), directory);
+  make().write(directory);
   Dataset made = Dataset::open(directory);
   made.source = source;
   return made;
@@ -164,38 +209,48 @@ Dataset cached(const std::string& key, const std::string& source, const Make& ma
 
 Dataset make_dataset(const Text& text, const TokenizerChoice& choice, const fs::path& directory) {
   require_new(directory);
-  return write_new(tokenize(text, choice), directory);
+  return opened(made_of(parts_of(text), choice).write(directory), directory);
 }
 
-Dataset make_dataset_of_documents(const fs::path& file, const TokenizerChoice& choice, const fs::path& directory) {
+Dataset make_dataset_of(const std::vector<std::string>& sources, const TokenizerChoice& choice,
+                        const fs::path& directory, int64_t shard_tokens) {
   require_new(directory);
-  return write_new(tokens_of_documents(file, choice), directory);
+  std::vector<Parts> all;
+  if (learns(choice))
+    for (const std::string& source : sources) all.push_back(parts_of(source));
+  const std::string what = fmt::format("{}", fmt::join(sources, ", "));
+  const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(all, choice, what);
+  DatasetWriter writer(directory, what, tokenizer, shard_tokens);
+  for (size_t i = 0; i < sources.size(); ++i)
+    writer.add(encode(all.empty() ? parts_of(sources[i]) : all[i], *tokenizer));
+  return opened(writer.finish(), directory);
 }
 
 Dataset dataset_of_documents(const fs::path& file, const TokenizerChoice& choice) {
   return cached(cache_key(file, choice) + "-documents", file.string(),
-                [&] { return tokens_of_documents(file, choice); });
+                [&] { return made_of(documents_in(file), choice); });
 }
 
 Dataset import_llmc(const fs::path& file, const TokenizerChoice& choice, const fs::path& directory) {
   require_new(directory);
-  require_folder(file, choice);
-  return write_new(tokens_of_llmc(file, choice), directory);
+  require_folder(file.string(), choice);
+  return opened(made_of_llmc(file, choice).write(directory), directory);
 }
 
 Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice) {
   std::optional<Text> text = known_text(spec);
   std::error_code error;
+  if (!text && names_shards(spec)) return open_shards(spec, choice);
   if (!text && fs::is_directory(spec, error)) return open_fitting(spec, choice);
   if (!text && !fs::exists(spec, error))
     throw InputError(fmt::format(
         "`data` '{}': no such file or directory, and no known text (those are austen and tinyshakespeare)", spec));
   if (!text && is_llmc_file(spec)) {
     require_folder(spec, choice);
-    return cached(cache_key(fs::path(spec), choice), spec, [&] { return tokens_of_llmc(spec, choice); });
+    return cached(cache_key(fs::path(spec), choice), spec, [&] { return made_of_llmc(spec, choice); });
   }
   if (!text) text = load_text_file(spec);
-  return cached(cache_key(*text, choice), text->name, [&] { return tokenize(*text, choice); });
+  return cached(cache_key(*text, choice), text->name, [&] { return made_of(parts_of(*text), choice); });
 }
 
 }  // namespace tessera

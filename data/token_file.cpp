@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "data/files.h"
+#include "data/llmc_file.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -88,6 +89,22 @@ TokenFile TokenFile::open(const std::filesystem::path& file) {
   return out;
 }
 
+TokenFile TokenFile::open_llmc(const std::filesystem::path& file, int64_t vocab) {
+  TokenFile out;
+  out.what_ = file.string();
+  out.file_ = std::make_shared<OpenFile>(file);
+  std::vector<std::byte> header(static_cast<size_t>(std::min(out.file_->size(), LlmcHeader::kBytes)));
+  out.file_->read(0, header);
+  const LlmcHeader found = parse_llmc_header(header, out.file_->size(), out.what_);
+  out.count_ = found.count;
+  out.vocab_ = vocab;
+  out.begin_ = LlmcHeader::kBytes;
+  out.width_ = found.width;
+  out.checksum_ = out.hashed();
+  out.check_tokens();
+  return out;
+}
+
 TokenFile TokenFile::of_bytes(std::span<const std::byte> bytes, const std::string& what) {
   TokenFile out;
   out.what_ = what;
@@ -117,16 +134,25 @@ void TokenFile::check(int64_t size) {
   });
   count_ = static_cast<int64_t>(h.count);
   vocab_ = static_cast<int64_t>(h.vocab);
+  begin_ = int64_t{sizeof(h)};
   width_ = h.width;
+  checksum_ = hashed();
+  require(checksum_ == h.hash,
+          [&] { return fmt::format("its checksum is {:016x}; expected {:016x}", checksum_, h.hash); });
+  check_tokens();
+}
+
+uint64_t TokenFile::hashed() const {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), XXH3_freeState);
   if (!hash) throw std::bad_alloc();
   XXH3_64bits_reset(hash.get());
   for_each_piece(0, count_, [&](std::span<const std::byte> piece, int64_t) {
     XXH3_64bits_update(hash.get(), piece.data(), piece.size());
   });
-  checksum_ = XXH3_64bits_digest(hash.get());
-  require(checksum_ == h.hash,
-          [&] { return fmt::format("its checksum is {:016x}; expected {:016x}", checksum_, h.hash); });
+  return XXH3_64bits_digest(hash.get());
+}
+
+void TokenFile::check_tokens() const {
   std::vector<int32_t> tokens;
   for_each_piece(0, count_, [&](std::span<const std::byte> piece, int64_t position) {
     tokens.resize(piece.size() / static_cast<size_t>(width_));
@@ -142,7 +168,7 @@ void TokenFile::for_each_piece(int64_t begin, int64_t count, const F& f) const {
   for (const int64_t end = begin + count; begin < end;) {
     const int64_t here = std::min(end - begin, kPiece / width_);
     const std::span piece(buffer.data(), static_cast<size_t>(here * width_));
-    read(int64_t{sizeof(Header)} + begin * width_, piece);
+    read(begin_ + begin * width_, piece);
     f(std::span<const std::byte>(piece), begin);
     begin += here;
   }

@@ -19,13 +19,17 @@ class TokenFile {
   // Checks all of the file: header, length, checksum, every token inside the vocabulary. It stays open. Throws
   // InputError. Cost: two passes over the file.
   static TokenFile open(const std::filesystem::path& file);
-  // The same of bytes in memory, which must outlive the result; `what` names them.
+  // llm.c's token file (data/llmc_file.h), read where it lies. It holds no checksum, so only what open() says of length
+  // and tokens is checked.
+  static TokenFile open_llmc(const std::filesystem::path& file, int64_t vocab_size);
+  // The same as open() of bytes in memory, which must outlive the result; `what` names them.
   static TokenFile of_bytes(std::span<const std::byte> bytes, const std::string& what);
   // Of tokens that are in no file.
   static TokenFile of_tokens(std::span<const int32_t> tokens, int64_t vocab_size, const std::string& what);
   // Writes tokens, each in [0, vocab_size), beside `file` and renames. Throws OutputError; Error for a bad token.
   static void write(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab_size);
 
+  const std::string& name() const { return what_; }
   int64_t size() const { return count_; }
   int64_t vocab_size() const { return vocab_; }
   uint64_t checksum() const { return checksum_; }  // XXH3-64 of the tokens' bytes
@@ -37,6 +41,8 @@ class TokenFile {
 
  private:
   void check(int64_t size);
+  uint64_t hashed() const;
+  void check_tokens() const;  // against the vocabulary
   void read(int64_t at, std::span<std::byte> out) const;
   void widen(std::span<const std::byte> from, int64_t position, int32_t* out) const;
   template <class F>
@@ -49,7 +55,7 @@ class TokenFile {
   int64_t count_ = 0;
   int64_t vocab_ = 0;
   uint64_t checksum_ = 0;
-  int64_t width_ = 2;
+  int64_t begin_ = 0, width_ = 2;  // bytes: where the tokens begin, and of each
 };
 
 }  // namespace tessera

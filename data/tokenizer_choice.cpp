@@ -45,6 +45,14 @@ std::string cache_name(const TokenizerChoice& choice) {
   return fmt::format("{:016x}", XXH3_64bits(json.data(), json.size()));
 }
 
+void require_folder(const std::string& file, const TokenizerChoice& choice) {
+  if (choice.name.empty() || is_builtin(choice.name))
+    throw Error(fmt::format(
+        "`tokenizer`: expected the folder with the tokenizer.json, or the vocab.json and merges.txt, that {} was made "
+        "with, found {}",
+        file, choice.name.empty() ? "none" : "'" + choice.name + "'"));
+}
+
 bool fits(const TokenizerChoice& choice, const Tokenizer& tokenizer) {
   if (choice.name.empty()) return true;
   if (is_builtin(choice.name)) return choice.name == tokenizer.kind();

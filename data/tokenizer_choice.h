@@ -29,6 +29,9 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::st
 // files. Throws as make_tokenizer() does.
 std::string cache_name(const TokenizerChoice& choice);
 
+// Throws Error (usage) where the choice is no folder, for a file of tokens that does not hold its tokenizer.
+void require_folder(const std::string& file, const TokenizerChoice& choice);
+
 // Whether a tokenizer is what the choice names; an empty name takes any. `bpe` takes every bpe tokenizer.
 bool fits(const TokenizerChoice& choice, const Tokenizer& tokenizer);
 

@@ -33,8 +33,11 @@ void check_sequences(const Job& job, const Sequences& sequences);
 // The targets that the loss of a step is divided by.
 int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all);
 
-// Of the training split, which must outlive the result. Rows of examples come in an order drawn anew for each epoch.
-Sequences sequences_of(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed);
+// Of the training split, which must outlive the result. Examples, shards and mixtures come in epochs, and so does a
+// single file if it is to be shuffled: each row (data/examples.h, or TrainingWindows) once in an epoch, in an order of
+// its own (data/permutation.h). Otherwise sequences of a file begin where Loader draws them. Throws InputError, Error
+// (usage) for files that are too short.
+Sequences sequences_of(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed, bool shuffle = false);
 
 // Counted random tokens in [0, vocab), most of which follow from the one before, so that there is something to learn.
 // Any rank can make any sequence, and no file is needed. Token 0 ends documents.

@@ -10,7 +10,7 @@
 //
 // The commands are `./tessera verify`, `./tessera lab`, `./tessera plan` (of whose output, and of `verify --defect`, a
 // page may leave out lines, as `...`),
-// `./tessera report RUN --format text`, `build/release/bin/schedules`, and `cat
+// `./tessera data SOURCE --out FOLDER`, `./tessera report RUN --format text`, `build/release/bin/schedules`, and `cat
 // FILE`, whose block becomes that file for the page's later commands; `./tessera train --trace` is run for a report and
 // has no block of output. Of a block of C++ that begins with a line `// path`, all other lines stand together in
 // that file.

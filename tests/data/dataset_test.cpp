@@ -67,9 +67,9 @@ TEST_F(DatasetTest, DocumentsOfAJsonlFile) {
     return d.tokenizer->decode(tokens);
   };
   const std::filesystem::path jsonl = file("d.jsonl", lines);
-  const Dataset bytes = make_dataset_of_documents(jsonl, {"bytes"}, path("set"));
+  const Dataset bytes = make_dataset_of({jsonl.string()}, {"bytes"}, path("set"));
   EXPECT_EQ(text_of(bytes, bytes.val), "document 23\n\ndocument 24\n\n");
-  EXPECT_TRUE(text_of(bytes, bytes.train).starts_with("document 0\n\ndocument 1\n\n"));
+  EXPECT_TRUE(text_of(bytes, bytes.train[0]).starts_with("document 0\n\ndocument 1\n\n"));
   EXPECT_EQ(bytes.val_bytes, bytes.val.size());
   const std::string folder = TESSERA_SOURCE_DIR "/tests/data/fixtures/tokenizers/smollm";
   const Dataset ended = dataset_of_documents(jsonl, {.name = folder});
@@ -77,11 +77,11 @@ TEST_F(DatasetTest, DocumentsOfAJsonlFile) {
   EXPECT_EQ(ended.val_bytes, 22);
   EXPECT_EQ(dataset_of_documents(jsonl, {.name = folder}).directory, ended.directory);
   expect_error(Status::input, {"bad.jsonl:2", "expected a document"}, [&] {
-    make_dataset_of_documents(file("bad.jsonl", "{\"text\": \"a\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}\n"),
-                              {"bytes"}, path("other"));
+    make_dataset_of({file("bad.jsonl", "{\"text\": \"a\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}\n").string()},
+                    {"bytes"}, path("other"));
   });
   expect_error(Status::input, {"1 documents"},
-               [&] { make_dataset_of_documents(file("one.jsonl", "{\"text\": \"a\"}\n"), {"bytes"}, path("other")); });
+               [&] { make_dataset_of({file("one.jsonl", "{\"text\": \"a\"}\n").string()}, {"bytes"}, path("other")); });
   EXPECT_FALSE(std::filesystem::exists(path("other")));
 }
 

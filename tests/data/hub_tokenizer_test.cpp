@@ -148,7 +148,7 @@ TEST_F(HubTokenizerTest, ADatasetKeepsItAndLendsItToAnother) {
   const Dataset made = make_dataset(one_document("text", text), {.name = name}, path("dataset"));
   EXPECT_EQ(made.tokenizer->kind(), "hub");
   std::vector<int32_t> train;
-  for (int64_t i = 0; i < made.train.size(); ++i) train.push_back(made.train[i]);
+  for (int64_t i = 0; i < made.train_tokens(); ++i) train.push_back(made.train[0][i]);
   EXPECT_EQ(made.tokenizer->decode(train), text.substr(0, static_cast<size_t>(made.train_bytes)));
   const auto lent = Tokenizer::open_folder(path("dataset"));
   EXPECT_EQ(lent->to_json(), Tokenizer::open_folder(name)->to_json());

@@ -65,12 +65,12 @@ class LlmcDataset : public DataTest {
 
 TEST_F(LlmcDataset, HoldsOutTheLastTenthOrItsSibling) {
   const Dataset alone = dataset_for(path("text_train.bin").string(), folder());
-  EXPECT_EQ(alone.val.size(), (alone.train.size() + alone.val.size() + 9) / 10);
+  EXPECT_EQ(alone.val.size(), (alone.train_tokens() + alone.val.size() + 9) / 10);
   EXPECT_EQ(alone.train_bytes + alone.val_bytes, static_cast<int64_t>(test::unseen_text().size()));
   file("text_val.bin", gpt2_file({1, 2, 3, 4}));
   const Dataset both = import_llmc(path("text_train.bin"), folder(), path("both"));
   EXPECT_EQ(both.val.size(), 4);
-  EXPECT_EQ(both.train.size(), alone.train.size() + alone.val.size());
+  EXPECT_EQ(both.train_tokens(), alone.train_tokens() + alone.val.size());
   EXPECT_EQ(dataset_for(path("text_train.bin").string(), folder()).val.size(), 4);  // not what the cache had
 }
 

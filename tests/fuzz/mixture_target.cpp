@@ -1,0 +1,41 @@
+// Names and weights of a mixture, from the command line and from both kinds of file: what is accepted has shares that
+// can be dealt.
+#include <cmath>
+
+#include "data/mixture.h"
+#include "data/mixture_order.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void check(const std::vector<Weighted>& all) {
+  std::vector<double> weights;
+  for (const Weighted& w : all) {
+    require(!w.name.empty() && std::isfinite(w.weight) && w.weight > 0, "names and positive weights");
+    weights.push_back(w.weight);
+  }
+  const std::vector<int64_t> shares = whole_shares(weights);
+  int64_t sum = 0;
+  for (const int64_t s : shares) {
+    require(s > 0 && s <= 1'000'000, "a share is positive");
+    sum += s;
+  }
+  require(shares.size() == all.size() && sum <= 1'000'000, "a period of a million at most");
+  if (sum < 1000) require(MixtureOrder(shares).at(sum).nth <= shares[0], "the order is there");
+}
+
+// The first byte says which of the three.
+void parse_mixture(std::string_view bytes) {
+  if (bytes.empty()) throw InputError(std::string(kWhat) + ": nothing");
+  const std::string_view rest = bytes.substr(1);
+  const std::string what(kWhat);
+  if (bytes[0] == '{') return check(parse_weights_file(bytes, what + ".json"));
+  if (bytes[0] == '#') return check(parse_weights_file(bytes, what + ".toml"));
+  check(parse_weights(rest, what));
+}
+
+const Target target("mixture", parse_mixture);
+
+}  // namespace
+}  // namespace tessera::fuzz
