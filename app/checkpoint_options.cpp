@@ -27,47 +27,38 @@ void add_from(CLI::App* action, CheckpointOptions& o, const char* what) {
   action->allow_extras();
 }
 
-void add_out(CLI::App* action, CheckpointOptions& o, const char* what) {
-  action
-      ->add_option_function<std::string>(
-          "--out",
-          [&o](const std::string& text) {
-            if (text.empty()) throw Error("--out: expected a folder to make, found ''");
-            o.out = text;
-          },
-          what)
-      ->type_name("");
+void add_out(CLI::App* action, CheckpointOptions& o, const char* what, Findings& wrong) {
+  const auto set = [&o](const std::string& text) {
+    if (text.empty()) throw Error("--out: expected a folder to make, found ''");
+    o.out = text;
+  };
+  add_words(*action, "--out", what, {set, wrong});
 }
 
-void add_dtype(CLI::App* action, CheckpointOptions& o) {
-  action
-      ->add_option_function<std::string>(
-          "--dtype", [&o](const std::string& text) { o.dtype = parse_choice("--dtype", text, "fp32|bf16"); },
-          "what tensors are stored in: fp32|bf16; default: as they are")
-      ->type_name("");
+void add_dtype(CLI::App* action, CheckpointOptions& o, Findings& wrong) {
+  add_words(*action, "--dtype", "what tensors are stored in: fp32|bf16; default: as they are",
+            {[&o](const std::string& text) { o.dtype = parse_choice("--dtype", text, "fp32|bf16"); }, wrong});
 }
 
 }  // namespace
 
-void add_checkpoint(CLI::App& app, CheckpointOptions& o) {
+void add_checkpoint(CLI::App& app, CheckpointOptions& o, Findings& wrong) {
   CLI::App* c = app.add_subcommand("checkpoint", "Take models in and give them out, in the form of Hugging Face");
   CLI::App* in = c->add_subcommand("import", "Make a run of a folder, for train --init, generate and export");
   add_from(in, o, "folder with config.json and model.safetensors, or shards of it");
-  add_out(in, o, "run to make");
-  add_dtype(in, o);
-  in->add_option_function<std::string>(
-        "--tokenizer", [&o](const std::string& text) { o.tokenizer = text; },
-        "bytes, or a tokenizer's folder; default: the folder's own")
-      ->type_name("");
+  add_out(in, o, "run to make", wrong);
+  add_dtype(in, o, wrong);
+  add_words(*in, "--tokenizer", "bytes, or a tokenizer's folder; default: the folder's own",
+            {[&o](const std::string& text) { o.tokenizer = text; }, wrong});
   CLI::App* out = c->add_subcommand("export", "Make a folder of a run or a checkpoint, which transformers loads");
   add_from(out, o, "run directory, or a checkpoint in one");
-  add_out(out, o, "folder to make");
-  add_dtype(out, o);
+  add_out(out, o, "folder to make", wrong);
+  add_dtype(out, o, wrong);
   out->add_flag("--merge", o.merge, "adapters are added to the weights; default: they are written alone, as PEFT's");
   CLI::App* parts =
       c->add_subcommand("reshard", "Make a run in parts, a file for each rank of a layout; or whole again");
   add_from(parts, o, "run directory, or a checkpoint in one");
-  add_out(parts, o, "run to make");
+  add_out(parts, o, "run to make", wrong);
   constexpr std::array<std::string_view, 9> layout = {"ranks", "dp",       "tp",     "pp",     "cp",
                                                       "zero",  "schedule", "chunks", "servers"};
   add_run_words(*parts, o.layout, layout);

@@ -9,6 +9,7 @@
 #include "app/example_options.h"
 #include "app/inference.h"
 #include "app/job_of.h"
+#include "app/option_values.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "data/evaluation_text.h"
@@ -34,7 +35,9 @@ int run_evaluate(const EvaluateOptions& o) {
   const Inference model = open_inference(o.from, o.words);
   if (model.run.data.empty()) throw Error("--data: expected a text, tokens or examples; found none");
   check_example_options(model.run);
-  const EvaluationText text = evaluation_text(model.run.data, *model.tokenizer, example_options(model.run));
+  const EvaluationText text = of_option("data", model.run.data, [&] {
+    return evaluation_text(model.run.data, *model.tokenizer, example_options(model.run));
+  });
   for (const std::string& note : text.notes) std::fputs((one_line(note) + "\n").c_str(), stderr);
   launch(ranks_of("evaluate", model.run, model.job.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> part = part_of(model, world);

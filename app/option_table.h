@@ -65,9 +65,8 @@ void for_each_option(Options&& o, F&& f) {
                "tuned on, a file of examples, FILE.jsonl"},
     o.data);
   f(OptionInfo{"tokenizer", "Data",
-               "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt; default: char for "
-               "nano and mini models, "
-               "bpe for others"},
+               "char, bytes, bpe, bpe-N of at most N tokens (bpe: 50257), or a folder with tokenizer.json, or "
+               "vocab.json and merges.txt; default: char for nano and mini models, bpe for others"},
     o.tokenizer);
   f(OptionInfo{"batch", "Data", "sequences per step", "", 1, 1e9}, o.batch);
   f(OptionInfo{"microbatches", "Data", "parts that a step's batch is cut into, one after another", "", 1, 1e9},

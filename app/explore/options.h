@@ -14,6 +14,6 @@ struct ExploreOptions {
 };
 
 // The command and its help; what the user gives goes to `options`.
-void add_explore(CLI::App& app, ExploreOptions& options);
+void add_explore(CLI::App& app, ExploreOptions& options, Findings& wrong);
 
 }  // namespace tessera
