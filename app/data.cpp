@@ -30,7 +30,7 @@ Dataset make(const DatasetOptions& o, const TokenizerChoice& choice) {
 
 int run_data(const DatasetOptions& o) {
   TokenizerChoice choice = tokenizer_choice(o.tokenizer, "char", false);
-  if (o.vocab) choice.vocab_size = *o.vocab;
+  if (o.tokenizer == "bpe") choice.vocab_size = o.vocab;  // and not bpe-N
   const Dataset d = make(o, choice);
   print(fmt::format("{}\n  {} tokens to train on, {} held out; vocabulary {} ({})\n  {}\n", one_line(d.source),
                     d.train_tokens(), d.val_tokens(), d.tokenizer->vocab_size(), d.tokenizer->kind(),

@@ -6,17 +6,22 @@
 #include <algorithm>
 #include <set>
 
+#include "app/job_of.h"
 #include "app/option_values.h"
 
 namespace tessera {
 
 TrainOptions default_job() {
   TrainOptions o;
-  o.is_default_job = true;
   o.model = "llama-nano";
   o.tokenizer = "bpe-1024";
   o.lr = 3e-3;
   return o;
+}
+
+bool is_default_job(const TrainOptions& o) {
+  const TrainOptions job = default_job();
+  return o.model == job.model && o.data == job.data && o.tokenizer == job.tokenizer;
 }
 
 bool chooses_job(std::string_view option) {
@@ -41,6 +46,11 @@ std::string default_job_words(const TrainOptions& o) {
     out += fmt::format("{}--{} {}", out.empty() ? "" : " ", name, text ? value.substr(1, value.size() - 2) : value);
   }
   return out;
+}
+
+std::string useless_options(const TrainOptions& o) {
+  if (!o.sp || job_of(o).plan.tp > 1) return "";
+  return "--sp: cuts the tokens among the ranks of --tp, and there is one; expected --tp 2 or more beside it";
 }
 
 }  // namespace tessera

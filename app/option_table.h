@@ -201,7 +201,7 @@ void for_each_option(Options&& o, F&& f) {
   f(not_in_file({"resume", "Files", "continue the run in --out from its newest checkpoint"}), o.resume);
   f(not_in_file({"config", "Files", "TOML file with the same keys; options win"}), o.config);
   f(not_in_file({"format", "Output", "of standard output", "text|json"}), o.format);
-  f(not_in_file({"quiet", "Output", "no progress"}), o.quiet);
+  f(not_in_file({"quiet", "Output", "no progress, and no sample of text at the end"}), o.quiet);
   f(not_in_file({"trace", "Output", "writes a timeline into the run directory; `tessera report` draws it"}), o.trace);
   f(not_in_file({"trace-steps", "Output", "with --trace: how many steps are kept, the last ones", "", 1, 1e6}),
     o.trace_steps);

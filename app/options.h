@@ -77,7 +77,6 @@ struct TrainOptions {
   bool quiet = false;
   bool trace = false;
   int64_t trace_steps = 10;
-  bool is_default_job = false;  // nothing said what to train: see app/default_job.h
 };
 
 // `verify` trains counted random tokens under a plan, beside one rank.
@@ -110,7 +109,7 @@ struct EvaluateOptions {
 struct DatasetOptions {
   std::string source;
   std::optional<std::string> tokenizer;
-  std::optional<int64_t> vocab;  // of a bpe tokenizer that is trained
+  int64_t vocab = 50257;  // of a bpe tokenizer that is trained
   std::optional<std::string> out;
 };
 
@@ -125,10 +124,7 @@ struct BenchOptions {
   std::vector<std::string> words;  // for Google Benchmark
 };
 
-// Throws Error (usage) for values that do not go together, naming the options: all of them, where several are wrong.
-// Single values were checked when set.
+// Throws Error (usage) for values that do not go together, naming the options. Single values were checked when set.
 void validate(const TrainOptions& options);
-// What a user should hear of options that go together and do nothing; empty where there are none.
-std::string useless_options(const TrainOptions& options);
 
 }  // namespace tessera

@@ -142,7 +142,7 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
   const TrainOptions& o = run.options;
   const Dataset& d = run.dataset;
   output.message(describe_model(o, b.model));
-  if (o.is_default_job) output.message("the default job, which is: tessera train " + default_job_words(o));
+  if (is_default_job(o)) output.message("the default job, which is: tessera train " + default_job_words(o));
   if (const std::string useless = useless_options(o); !useless.empty()) output.message(useless);
   output.message(describe_data(d));
   for (const std::string& note : d.notes) output.message(note);

@@ -44,7 +44,7 @@ void say_saved(const Run& run, int64_t step, TrainOutput& output);
 // Throws Error (usage) when a resumed run has made more steps than it shall.
 void check_steps_done(const Run& run, int64_t done);
 // Text by the model as it was saved last: no rank needs to hold the whole of it while it is trained. Empty for a
-// program that reads the output, with --quiet, and with --no-save; cut short by a signal.
+// program that reads the output, and with --no-save; cut short by a signal.
 std::string sample_of_saved(const Run& run, const ModelConfig& config);
 
 }  // namespace tessera

@@ -73,9 +73,4 @@ void validate(const TrainOptions& options) {
   found.raise();
 }
 
-std::string useless_options(const TrainOptions& o) {
-  if (!o.sp || job_of(o).plan.tp > 1) return "";
-  return "--sp: cuts the tokens among the ranks of --tp, and there is one; expected --tp 2 or more beside it";
-}
-
 }  // namespace tessera

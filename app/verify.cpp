@@ -8,6 +8,7 @@
 
 #include "app/ask_memory.h"
 #include "app/commands.h"
+#include "app/default_job.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
 #include "app/output.h"

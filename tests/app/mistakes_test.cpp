@@ -159,7 +159,7 @@ TEST(CommandLine, HelpIsACommandToo) {
 
 TEST(DefaultJob, IsWhatItsWordsSay) {
   const TrainOptions job = train({});
-  EXPECT_TRUE(job.is_default_job);
+  EXPECT_TRUE(is_default_job(job));
   const std::string words = default_job_words(job);
   std::vector<std::string> parts;
   for (size_t at = 0; at <= words.size();) {
@@ -174,14 +174,14 @@ TEST(DefaultJob, IsWhatItsWordsSay) {
 
 TEST(DefaultJob, IsChangedByItsPlanAndEndsWhereAModelOrATextIsChosen) {
   const TrainOptions cube = train({"--pp", "2", "--steps", "9", "--lr", "0.001"});
-  EXPECT_TRUE(cube.is_default_job);
+  EXPECT_TRUE(is_default_job(cube));
   EXPECT_EQ(cube.model, default_job().model);
   EXPECT_EQ(cube.lr, 0.001);
   EXPECT_NE(default_job_words(cube).find("--lr 0.001"), std::string::npos);
   for (const auto& words : std::vector<std::vector<const char*>>{
            {"--data", "x.txt"}, {"--model", "gpt-nano"}, {"--layers", "4"}, {"--tokenizer", "char"}}) {
     const TrainOptions o = train(words);
-    EXPECT_FALSE(o.is_default_job) << words[0];
+    EXPECT_FALSE(is_default_job(o)) << words[0];
     EXPECT_EQ(o.lr, TrainOptions().lr) << words[0];
     EXPECT_EQ(o.model, "gpt-nano") << words[0];
   }
@@ -190,8 +190,8 @@ TEST(DefaultJob, IsChangedByItsPlanAndEndsWhereAModelOrATextIsChosen) {
 TEST_F(ProgramTest, AFileMayChooseToo) {
   std::ofstream(path("a.toml")) << "channels = 64\n";
   std::ofstream(path("b.toml")) << "steps = 7\n";
-  EXPECT_FALSE(train({"--config", path("a.toml").c_str()}).is_default_job);
-  EXPECT_TRUE(train({"--config", path("b.toml").c_str()}).is_default_job);
+  EXPECT_FALSE(is_default_job(train({"--config", path("a.toml").c_str()})));
+  EXPECT_TRUE(is_default_job(train({"--config", path("b.toml").c_str()})));
 }
 
 TEST(TokenizerChoice, OfASize) {
