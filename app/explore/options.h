@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "tensor/findings.h"
+
 namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's
 class App;
 }
