@@ -29,7 +29,7 @@ Command parse(std::vector<const char*> words) {
   words.insert(words.begin(), "tessera");
   return parse_command_line(static_cast<int>(words.size()), words.data());
 }
-TrainOptions train(std::vector<const char*> words) {
+TrainOptions parse_train(std::vector<const char*> words) {
   words.insert(words.begin(), "train");
   return std::get<TrainOptions>(parse(words));
 }
@@ -48,8 +48,8 @@ TEST(Mistakes, OnTheCommandLineAreAllSaid) {
   EXPECT_EQ(refused({"train", "--layers", "0", "--hedas", "3", "--lr", "fast", "--dtype", "fp23", "--whats"}),
             (Messages{"unknown option '--hedas'; did you mean '--heads'?", "unknown option '--whats'",
                       "--layers: expected a whole number in [1, 100000], found '0'",
-                      "--lr: expected a number of at least 0, found 'fast'",
-                      "--dtype: expected fp32, bf16, fp64, found 'fp23'; did you mean 'fp32'?"}));
+                      "--dtype: expected fp32, bf16, fp64, found 'fp23'; did you mean 'fp32'?",
+                      "--lr: expected a number of at least 0, found 'fast'"}));
   EXPECT_EQ(refused({"generate", "x", "--top-p", "0", "--tokens", "x", "--tp", "0"}),
             (Messages{"--tokens: expected a whole number in [1, 1000000000], found 'x'",
                       "--top-p: expected a number in [1e-09, 1], found '0'",
@@ -158,7 +158,7 @@ TEST(CommandLine, HelpIsACommandToo) {
 }
 
 TEST(DefaultJob, IsWhatItsWordsSay) {
-  const TrainOptions job = train({});
+  const TrainOptions job = parse_train({});
   EXPECT_TRUE(is_default_job(job));
   const std::string words = default_job_words(job);
   std::vector<std::string> parts;
@@ -169,18 +169,18 @@ TEST(DefaultJob, IsWhatItsWordsSay) {
   }
   std::vector<const char*> typed;
   for (const std::string& part : parts) typed.push_back(part.c_str());
-  EXPECT_EQ(config_values(train(typed)), config_values(job)) << words;
+  EXPECT_EQ(config_values(parse_train(typed)), config_values(job)) << words;
 }
 
 TEST(DefaultJob, IsChangedByItsPlanAndEndsWhereAModelOrATextIsChosen) {
-  const TrainOptions cube = train({"--pp", "2", "--steps", "9", "--lr", "0.001"});
+  const TrainOptions cube = parse_train({"--pp", "2", "--steps", "9", "--lr", "0.001"});
   EXPECT_TRUE(is_default_job(cube));
   EXPECT_EQ(cube.model, default_job().model);
   EXPECT_EQ(cube.lr, 0.001);
   EXPECT_NE(default_job_words(cube).find("--lr 0.001"), std::string::npos);
   for (const auto& words : std::vector<std::vector<const char*>>{
            {"--data", "x.txt"}, {"--model", "gpt-nano"}, {"--layers", "4"}, {"--tokenizer", "char"}}) {
-    const TrainOptions o = train(words);
+    const TrainOptions o = parse_train(words);
     EXPECT_FALSE(is_default_job(o)) << words[0];
     EXPECT_EQ(o.lr, TrainOptions().lr) << words[0];
     EXPECT_EQ(o.model, "gpt-nano") << words[0];
@@ -190,8 +190,8 @@ TEST(DefaultJob, IsChangedByItsPlanAndEndsWhereAModelOrATextIsChosen) {
 TEST_F(ProgramTest, AFileMayChooseToo) {
   std::ofstream(path("a.toml")) << "channels = 64\n";
   std::ofstream(path("b.toml")) << "steps = 7\n";
-  EXPECT_FALSE(is_default_job(train({"--config", path("a.toml").c_str()})));
-  EXPECT_TRUE(is_default_job(train({"--config", path("b.toml").c_str()})));
+  EXPECT_FALSE(is_default_job(parse_train({"--config", path("a.toml").c_str()})));
+  EXPECT_TRUE(is_default_job(parse_train({"--config", path("b.toml").c_str()})));
 }
 
 TEST(TokenizerChoice, OfASize) {
