@@ -4,6 +4,7 @@
 #include <string>
 
 #include "app/options.h"
+#include "tensor/findings.h"
 
 namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's
 class App;
@@ -25,7 +26,7 @@ struct CheckpointOptions {
   int64_t group = 128, windows = 128;
 };
 
-void add_checkpoint(CLI::App& app, CheckpointOptions& options);
+void add_checkpoint(CLI::App& app, CheckpointOptions& options, Findings& wrong);
 // What was asked for. Throws Error (usage) when there was none.
 void choose_what(const CLI::App& command, CheckpointOptions& options);
 

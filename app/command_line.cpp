@@ -10,11 +10,14 @@
 #include <filesystem>
 #include <vector>
 
+#include "app/default_job.h"
 #include "app/inference_options.h"
 #include "app/option_values.h"
 #include "app/plan_line.h"
 #include "app/pretrained.h"
 #include "app/run_words.h"
+#include "data/config_file.h"
+#include "data/files.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -26,7 +29,7 @@ constexpr const char* kCommands =
     "train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore or lab";
 constexpr const char* kTrainExamples =
     "Examples:\n"
-    "  tessera train                                   a small GPT on six novels of Jane Austen, in a minute or two\n"
+    "  tessera train                                   a small model on six novels of Jane Austen, in a minute or two\n"
     "  tessera train --data notes.txt --steps 500      your own text\n"
     "  tessera train --model gpt-mini --dtype bf16     six layers of 384 channels, in bfloat16\n"
     "  tessera train --resume --out runs/mine          go on where a run was stopped";
@@ -69,125 +72,171 @@ bool is_of_verify(std::string_view name) {
   return std::ranges::find(others, name) == others.end();
 }
 
-void add_run(CLI::App* command, Words& words, const char* examples, const RunWords& how) {
+void add_run(CLI::App* command, Words& words, const std::string& examples, const RunWords& how) {
   add_run_words(*command, words, how);
   command->footer(examples);
 }
 
-void add_data(CLI::App& app, DatasetOptions& o) {
+// Of a folder or a file that the command makes.
+std::function<void(const std::string&)> name_of(std::optional<std::string>& out, const char* what) {
+  return [&out, what](const std::string& t) {
+    if (t.empty()) throw Error(fmt::format("--out: expected a {}, found ''", what));
+    out = t;
+  };
+}
+
+void add_data(CLI::App& app, DatasetOptions& o, Findings& wrong) {
   CLI::App* d = app.add_subcommand("data", "Make a token dataset from texts");
-  d->add_option("SOURCE", o.sources,
+  d->add_option("SOURCE", o.source,
                 "austen, tinyshakespeare, a text file, documents as FILE.jsonl (.gz and .zst too), or llm.c's token "
                 "file; several, or a 'pattern*', become one dataset")
       ->required()
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->type_name("");
-  add_words(*d, "--tokenizer", "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt [char]",
-            [&o](const std::string& t) { o.tokenizer = t; });
+  add_words(*d, "--tokenizer",
+            "char, bytes, bpe, bpe-N of at most N tokens, or a folder with tokenizer.json, or vocab.json and "
+            "merges.txt [char]",
+            {[&o](const std::string& t) { o.tokenizer = t; }, wrong});
   add_words(*d, "--vocab", "most tokens of a bpe tokenizer that is trained [50257]",
-            [&o](const std::string& t) { o.vocab = parse_integer("--vocab", t, 256, 1e9); });
+            {[&o](const std::string& t) { o.vocab = parse_integer("--vocab", t, 256, 1e9); }, wrong});
   add_words(*d, "--shard-tokens", "tokens of a file, of which the folder then has several [0: all in one]",
-            [&o](const std::string& t) { o.shard_tokens = parse_integer("--shard-tokens", t, 0, 1e12); });
-  add_words(*d, "--out", "folder to make; default for one source: the cache", [&o](const std::string& t) {
-    if (t.empty()) throw Error("--out: expected a folder to make, found ''");
-    o.out = t;
-  });
+            {[&o](const std::string& t) { o.shard_tokens = parse_integer("--shard-tokens", t, 0, 1e12); }, wrong});
+  add_words(*d, "--out", "folder to make; default for one source: the cache",
+            {name_of(o.out, "folder to make"), wrong});
   d->footer(kDataExamples);
 }
 
-void add_bench(CLI::App& app, BenchOptions& o) {
+void add_bench(CLI::App& app, BenchOptions& o, Findings& wrong) {
   CLI::App* b = app.add_subcommand("bench", "Time operations, collectives, strategies and schedules");
   add_words(*b, "--device", "where rows run: cpu|cuda [cpu]",
-            [&o](const std::string& t) { o.device = parse_choice("--device", t, "cpu|cuda"); });
+            {[&o](const std::string& t) { o.device = parse_choice("--device", t, "cpu|cuda"); }, wrong});
   b->prefix_command();  // the words behind are Google Benchmark's
   b->footer(kBenchExamples);
 }
 
-void add_report(CLI::App& app, ReportOptions& o) {
+void add_report(CLI::App& app, ReportOptions& o, Findings& wrong) {
   CLI::App* r = app.add_subcommand("report", "Draw a run as one HTML file, or as text: timeline, memory, bytes, loss");
   r->add_option("RUN", o.run, "run directory of a run with --trace")->required()->type_name("");
-  add_words(*r, "--format", "html: a file; text: on standard output [html]", [&o](const std::string& t) {
-    if (t != "html" && t != "text") throw Error(fmt::format("--format: expected html or text, found '{}'", t));
-    o.format = t;
-  });
-  add_words(*r, "--out", "file to write; default: RUN/report.html", [&o](const std::string& t) {
-    if (t.empty()) throw Error("--out: expected a file to write, found ''");
-    o.out = t;
-  });
+  add_words(*r, "--format", "html: a file; text: on standard output [html]",
+            {[&o](const std::string& t) { o.format = parse_choice("--format", t, "html|text"); }, wrong});
+  add_words(*r, "--out", "file to write; default: RUN/report.html", {name_of(o.out, "file to write"), wrong});
   r->footer(kReportExamples);
 }
 
-// The first word that nothing took, and what it may have been meant to be.
-void refuse_leftovers(const CLI::App& app, const CLI::App* command) {
+// The options that nothing took, or where all are known the first word, and what each may have been meant to be.
+void refuse_leftovers(const CLI::App& app, const CLI::App* command, Findings& wrong) {
   const std::vector<std::string> left = app.remaining(true);
   if (left.empty()) return;
   std::vector<std::string> known;
-  const std::string& word = left.front();
-  if (!command && !word.starts_with("-")) {
+  if (!command && !left.front().starts_with("-")) {
     for (const CLI::App* c : app.get_subcommands({})) known.push_back(c->get_name());
-    throw Error(fmt::format("unknown command '{}'; expected {}{}", word, kCommands, did_you_mean(word, known)));
+    wrong.check([&] {
+      throw Error(fmt::format("unknown command '{}'; expected {}{}", left.front(), kCommands,
+                              did_you_mean(left.front(), known)));
+    });
+    return;
   }
   const CLI::App* owner = command ? command : &app;
   for (const CLI::Option* option : owner->get_options())
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
-  const std::string name = word.substr(0, word.find('='));
-  if (word.starts_with("-")) throw Error(fmt::format("unknown option '{}'{}", name, did_you_mean(name, known)));
-  throw Error(fmt::format("unexpected word '{}'", word));
+  const bool options = std::ranges::any_of(left, [](const std::string& word) { return word.starts_with("-"); });
+  for (const std::string& word : left) {
+    if (options && !word.starts_with("-")) continue;  // most likely the value of one
+    const std::string name = word.substr(0, word.find('='));
+    wrong.check([&] {
+      throw Error(options ? fmt::format("unknown option '{}'{}", name, did_you_mean(name, known))
+                          : fmt::format("unexpected word '{}'", word));
+    });
+    if (!options) return;
+  }
+}
+
+// What CLI11 says of words that it cannot split, in ours.
+std::string words_of(const CLI::ParseError& e) {
+  const std::string text = e.what();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr)
+    return fmt::format("{}: expected a value, found none", text.substr(0, text.find(':')));
+  const size_t name = text.find("--"), value = text.find(" = ");  // of a flag: "Could not convert: --quiet = maybe"
+  if (dynamic_cast<const CLI::ConversionError*>(&e) == nullptr || name == text.npos || value == text.npos) return text;
+  return fmt::format("{}: expected true or false, found '{}'", text.substr(name, value - name), text.substr(value + 3));
+}
+
+void set_all(TrainOptions& o, const Words& words, Findings& wrong) {
+  for (const auto& [name, text] : words) wrong.check([&, &name = name, &text = text] { set_option(o, name, text); });
+  wrong.raise();
 }
 
 // Of a model that is not open yet: what the words set is looked at by itself.
 template <class Options>
-Options with_good_words(Options o) {
+Options with_good_words(Options o, Findings& wrong) {
   TrainOptions run;
-  for (const auto& [name, text] : o.words) set_option(run, name, text);
+  set_all(run, o.words, wrong);
   return o;
 }
 
-void add_verify(CLI::App& v, VerifyOptions& o) {
-  v.add_option_function<std::string>(
-       "--defect", [&o](const std::string& name) { o.defect = name; },
-       "plants a known defect in the plan, and says what broke and why: its name, random (by --seed), or list")
-      ->group("Defect")
-      ->type_name("");
+void add_verify(CLI::App& v, VerifyOptions& o, Findings& wrong) {
+  add_words(v, "--defect",
+            "plants a known defect in the plan, and says what broke and why: its name, random (by --seed), or list",
+            {[&o](const std::string& name) { o.defect = name; }, wrong})
+      ->group("Defect");
   v.add_flag("--hide", o.hide, "keeps the defect's name until the end")->group("Defect");
 }
 
-VerifyOptions verify_options(const Words& words, VerifyOptions o) {
-  if (o.hide && !o.defect) throw Error("--hide: hides what --defect plants; expected --defect random or a name");
-  for (const auto& [name, text] : words) set_option(o.run, name, text);
+VerifyOptions verify_options(const Words& words, VerifyOptions o, Findings& wrong) {
+  wrong.check([&] {
+    if (o.hide && !o.defect) throw Error("--hide: hides what --defect plants; expected --defect random or a name");
+  });
+  set_all(o.run, words, wrong);
   validate(o.run);
   return o;
 }
 
-TrainOptions train_options(const Words& words) {
-  TrainOptions o;
+TrainOptions train_options(const Words& words, Findings& wrong) {
   std::string config, out;
   bool resume = false;
+  if (TrainOptions o; !wrong.none()) set_all(o, words, wrong);  // no file is read
   for (const auto& [name, text] : words) {
     if (name == "config") config = text;
     if (name == "out") out = text;
     if (name == "resume") resume = true;
   }
-  if (resume && !out.empty() && config.empty()) config = (std::filesystem::path(out) / "config.toml").string();
-  if (!config.empty()) apply_config_file(o, config);
-  for (const auto& [name, text] : words) set_option(o, name, text);
-  if (o.init && !resume) take_model(o, pretrained_config(*o.init));
+  const bool resumed = resume && !out.empty() && config.empty();
+  if (resumed) config = (std::filesystem::path(out) / "config.toml").string();
+  bool chooses = std::ranges::any_of(words, [](const auto& w) { return chooses_job(w.first); });
+  const std::string file =
+      config.empty() ? "" : of_option(resumed ? "resume" : "config", config, [&] { return read_file(config); });
+  for (const ConfigEntry& entry : read_config(file, config)) chooses = chooses || chooses_job(entry.key);
+  TrainOptions o = chooses ? TrainOptions{} : default_job();
+  wrong.check([&] { apply_config(o, file, config); });
+  set_all(o, words, wrong);
+  if (o.init && !resume) take_model(o, of_option("init", *o.init, [&] { return pretrained_config(*o.init); }));
   if (o.dtype == "fp64") throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
   validate(o);
   return o;
 }
 
+// `help` and `help train`, as others have it, are `--help` and `train --help`.
+std::vector<const char*> with_help(int argc, const char* const* argv) {
+  std::vector<const char*> words(argv, argv + argc);
+  if (words.size() < 2 || std::string_view(words[1]) != "help") return words;
+  words.erase(words.begin() + 1);
+  words.push_back("--help");
+  return words;
+}
+
 }  // namespace
 
 Command parse_command_line(int argc, const char* const* argv) {
+  const std::vector<const char*> given = with_help(argc, argv);
   CLI::App app(kAbout, "tessera");
   app.get_formatter()->column_width(24);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
-  app.footer("tessera COMMAND --help says more about a command.");
+  app.footer("tessera COMMAND --help, or tessera help COMMAND, says more about a command.");
   app.allow_extras();
   app.require_subcommand(0, 1);  // a second name of a command is a word like others: a run may be called "train"
   Words words;
+  Findings wrong;
   GenerateOptions generate;
   EvaluateOptions evaluate;
   DatasetOptions data;
@@ -200,68 +249,68 @@ Command parse_command_line(int argc, const char* const* argv) {
   VerifyOptions verify{verify_defaults()};
   const TrainOptions of_train, of_verify = verify_defaults(), of_plan = plan_defaults();
   add_run(app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose"), words,
-          kTrainExamples, {.defaults = of_train, .wanted = [](std::string_view) { return true; }});
+          fmt::format("{}\nWhere nothing says which model, text or tokenizer, it trains the default job:\n  {}",
+                      kTrainExamples, default_job_words(default_job())),
+          {.defaults = of_train, .wanted = [](std::string_view) { return true; }});
   CLI::App* verifying =
       app.add_subcommand("verify", "Prove that a plan trains like one rank, and count what it sends and holds");
   add_run(verifying, words, kVerifyExamples, {.defaults = of_verify, .wanted = is_of_verify});
-  add_verify(*verifying, verify);
-  add_generate(app, generate);
+  add_verify(*verifying, verify, wrong);
+  add_generate(app, generate, wrong);
   add_evaluate(app, evaluate);
-  add_data(app, data);
-  add_bench(app, bench);
+  add_data(app, data, wrong);
+  add_bench(app, bench, wrong);
   CLI::App* planning = app.add_subcommand("plan", "Choose a layout for a model and a machine before anything runs");
   add_run_words(*planning, words,
                 {.defaults = of_plan, .wanted = is_of_plan, .flags_take_values = true, .without_default = is_searched});
-  add_plan(*planning, plan);
-  add_report(app, report);
-  add_checkpoint(app, checkpoint);
-  add_explore(app, explore);
+  add_plan(*planning, plan, wrong);
+  add_report(app, report, wrong);
+  add_checkpoint(app, checkpoint, wrong);
+  add_explore(app, explore, wrong);
   add_lab(app, lab);
   for (CLI::App* c : app.get_subcommands({})) c->allow_extras();
+  const auto chosen_of = [&app]() -> const CLI::App* {
+    const auto all = app.get_subcommands();
+    return all.empty() ? nullptr : all.front();
+  };
   try {
-    app.parse(argc, const_cast<char**>(argv));  // CLI11 2.1 takes a pointer to non-const and does not write
+    app.parse(static_cast<int>(given.size()), const_cast<char**>(given.data()));  // CLI11 2.1 does not write there
   } catch (const CLI::CallForHelp&) {
-    for (const CLI::App* c : app.get_subcommands()) return Print{c->help("tessera")};
-    return Print{app.help()};
+    return Print{chosen_of() ? chosen_of()->help("tessera") : app.help()};
   } catch (const CLI::CallForVersion& e) {
     return Print{std::string(e.what()) + "\n"};
-  } catch (const CLI::ArgumentMismatch& e) {
-    throw Error(fmt::format("{}: expected a value, found none",
-                            std::string(e.what()).substr(0, std::string(e.what()).find(':'))));
-  } catch (const CLI::ConversionError& e) {  // of a flag; its words are "Could not convert: --quiet = maybe"
-    const std::string words_of(e.what());
-    const size_t name = words_of.find("--"), value = words_of.find(" = ");
-    if (name == std::string::npos || value == std::string::npos) throw Error(words_of);
-    throw Error(fmt::format("{}: expected true or false, found '{}'", words_of.substr(name, value - name),
-                            words_of.substr(value + 3)));
   } catch (const CLI::ParseError& e) {
-    const auto chosen = app.get_subcommands();
-    refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());
-    throw Error(e.what());
+    refuse_leftovers(app, chosen_of(), wrong);
+    if (wrong.none() || dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr ||
+        dynamic_cast<const CLI::ConversionError*>(&e) != nullptr)
+      wrong.check([&] { throw Error(words_of(e)); });
+    wrong.raise();
   }
-  const auto chosen = app.get_subcommands();
-  if (!chosen.empty() && chosen.front()->get_name() == "bench") {
-    bench.words = chosen.front()->remaining();
+  const CLI::App* const chosen = chosen_of();
+  const std::string name = chosen ? chosen->get_name() : "";
+  if (name == "bench") {
+    wrong.raise();
+    bench.words = chosen->remaining();
     return bench;
   }
-  refuse_leftovers(app, chosen.empty() ? nullptr : chosen.front());
-  if (chosen.empty()) throw Error(fmt::format("no command given; expected {} (tessera --help says more)", kCommands));
-  if (chosen.front()->get_name() == "train") return train_options(words);
-  if (chosen.front()->get_name() == "verify") return verify_options(words, verify);
-  if (chosen.front()->get_name() == "generate") return with_good_words(generate);
-  if (chosen.front()->get_name() == "evaluate") return with_good_words(evaluate);
-  if (chosen.front()->get_name() == "plan") {
-    set_words(plan, words);
-    return plan;
+  refuse_leftovers(app, chosen, wrong);
+  if (name == "train" || name == "verify" || name == "generate" || name == "evaluate") {
+    if (name == "train") return train_options(words, wrong);
+    if (name == "verify") return verify_options(words, verify, wrong);
+    return name == "generate" ? Command(with_good_words(generate, wrong)) : with_good_words(evaluate, wrong);
   }
-  if (chosen.front()->get_name() == "report") return report;
-  if (chosen.front()->get_name() == "checkpoint") {
-    choose_what(*chosen.front(), checkpoint);
+  if (name == "plan") set_words(plan, words, wrong);
+  wrong.raise();
+  if (!chosen) throw Error(fmt::format("no command given; expected {} (tessera --help says more)", kCommands));
+  if (name == "plan") return plan;
+  if (name == "report") return report;
+  if (name == "checkpoint") {
+    choose_what(*chosen, checkpoint);
     return checkpoint;
   }
-  if (chosen.front()->get_name() == "explore") return explore;
-  if (chosen.front()->get_name() == "lab") {
-    choose_what(*chosen.front(), lab);
+  if (name == "explore") return explore;
+  if (name == "lab") {
+    choose_what(*chosen, lab);
     return lab;
   }
   return data;

@@ -14,8 +14,9 @@ namespace tessera {
 struct Print {
   std::string text;
 };
-using Command = std::variant<TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, DatasetOptions,
-                             BenchOptions, PlanOptions, ReportOptions, CheckpointOptions, ExploreOptions, LabOptions, Print>;
+using Command =
+    std::variant<TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, DatasetOptions, BenchOptions,
+                 PlanOptions, ReportOptions, CheckpointOptions, ExploreOptions, LabOptions, Print>;
 
 // Throws Error (usage) for an unknown command or option, a missing or wrong value; InputError for an unreadable
 // --config.

@@ -42,7 +42,7 @@ Dataset make(const DatasetOptions& o, const TokenizerChoice& choice) {
 
 int run_data(const DatasetOptions& o) {
   TokenizerChoice choice = tokenizer_choice(o.tokenizer, "char", false);
-  choice.vocab_size = o.vocab;
+  if (o.tokenizer == "bpe") choice.vocab_size = o.vocab;  // and not bpe-N
   const Dataset d = make(o, choice);
   const std::string files = d.train.size() > 1 ? fmt::format(" in {} files", d.train.size()) : "";
   print(fmt::format("{}\n  {} tokens to train on{}, {} held out; vocabulary {} ({})\n  {}\n", one_line(d.source),

@@ -10,6 +10,7 @@
 #include "app/example_options.h"
 #include "app/inference.h"
 #include "app/job_of.h"
+#include "app/option_values.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "data/evaluation_text.h"
@@ -33,7 +34,7 @@ struct Found {
 
 std::vector<Found> texts_of(const Inference& model) {
   const auto one = [&](const std::string& spec) {
-    return evaluation_text(spec, *model.tokenizer, example_options(model.run));
+    return of_option("data", spec, [&] { return evaluation_text(spec, *model.tokenizer, example_options(model.run)); });
   };
   const std::optional<std::vector<Weighted>> mixture = mixture_in(model.run.data);
   std::vector<Found> out;

@@ -10,6 +10,7 @@
 #include "app/commands.h"
 #include "app/inference.h"
 #include "app/job_of.h"
+#include "app/option_values.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "data/files.h"
@@ -25,7 +26,9 @@ namespace {
 class Shown {
  public:
   Shown(const Tokenizer& tokenizer, const GenerateOptions& o)
-      : decoder_(tokenizer), stop_(o.stop), end_(o.ignore_end ? std::nullopt : tokenizer.document_end()) {}
+      : decoder_(tokenizer, o.format == "json" ? StreamDecoder::Broken::replaced : StreamDecoder::Broken::escaped),
+        stop_(o.stop),
+        end_(o.ignore_end ? std::nullopt : tokenizer.document_end()) {}
 
   enum class By { length, stop, end };  // what ended it
 
@@ -85,7 +88,7 @@ class Shown {
 std::vector<std::string> prompts_of(const GenerateOptions& o) {
   std::vector<std::string> out = o.prompts;
   if (o.prompts_file) {
-    const std::string text = read_file(*o.prompts_file);
+    const std::string text = of_option("prompts", *o.prompts_file, [&] { return read_file(*o.prompts_file); });
     for (size_t at = 0; at < text.size();) {
       const size_t end = std::min(text.find('\n', at), text.size());
       const std::string line = text.substr(at, end - at - (end > at && text[end - 1] == '\r' ? 1 : 0));

@@ -33,21 +33,22 @@ OptionInfo range(double least, double most) {
 
 }  // namespace
 
-void add_generate(CLI::App& app, GenerateOptions& o) {
+void add_generate(CLI::App& app, GenerateOptions& o, Findings& wrong) {
   CLI::App& g = *app.add_subcommand("generate", "Write text with a trained model");
   g.add_option("FROM", o.from, kFrom)->required()->type_name("");
   const auto number = [&](const char* name, const char* help, double& to, const OptionInfo& info) {
-    add_words(g, name, help, [&to, info, name](const std::string& t) { to = parse_number(name, t, info); });
+    add_words(g, name, help, {[&to, info, name](const std::string& t) { to = parse_number(name, t, info); }, wrong});
   };
   const auto integer = [&](const char* name, const char* help, int64_t& to, double least, double most) {
     add_words(g, name, help,
-              [&to, least, most, name](const std::string& t) { to = parse_integer(name, t, least, most); });
+              {[&to, least, most, name](const std::string& t) { to = parse_integer(name, t, least, most); }, wrong});
   };
   const auto texts = [&](const char* name, const char* help, std::vector<std::string>& to) {
     g.add_option(name, to, help)->type_name("")->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->expected(1);
   };
   texts("--prompt", "text to continue; may be given several times [a new line]", o.prompts);
-  add_words(g, "--prompts", "file with a prompt on each line", [&o](const std::string& t) { o.prompts_file = t; });
+  add_words(g, "--prompts", "file with a prompt on each line",
+            {[&o](const std::string& t) { o.prompts_file = t; }, wrong});
   integer("--tokens", "tokens to write [300]", o.tokens, 1, 1e9);
   number("--temperature", "0 takes the likeliest, 1 samples as trained [0.8]", o.temperature, range(0, 100));
   integer("--top-k", "samples among the k likeliest tokens only; 0: among all [0]", o.top_k, 0, 1e9);
@@ -61,7 +62,7 @@ void add_generate(CLI::App& app, GenerateOptions& o) {
   texts("--stop", "text that ends the writing and is not shown; may be given several times", o.stop);
   g.add_flag("--ignore-end", o.ignore_end, "goes on after the token that ends a text");
   add_words(g, "--format", "format of standard output: text|json [text]",
-            [&o](const std::string& t) { o.format = parse_choice("--format", t, "text|json"); });
+            {[&o](const std::string& t) { o.format = parse_choice("--format", t, "text|json"); }, wrong});
   constexpr std::array<std::string_view, 11> plan = {
       "ranks", "dp", "tp", "pp", "zero", "dtype", "quantize", "backend", "device", "timeout", "threads-per-rank"};
   add_run_words(g, o.words, plan);

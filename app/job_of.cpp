@@ -13,6 +13,7 @@
 #include "models/presets.h"
 #include "parallel/comm/surroundings.h"
 #include "tensor/error.h"
+#include "tensor/findings.h"
 #include "train/names.h"
 
 namespace tessera {
@@ -189,13 +190,15 @@ LaunchOptions ranks_of(const std::string& command, const TrainOptions& o, const 
 void check_plan(const TrainOptions& o) {
   const Job s = job_of(o);
   try {
-    check_backend(s.plan, std::max(o.ranks.value_or(1), s.plan.ranks()));
-    check_ranks(o, s.plan);
-    check(s, o.trace);
-  } catch (const InputError&) {
-    throw;
+    Findings found;
+    found.check([&] { check_backend(s.plan, std::max(o.ranks.value_or(1), s.plan.ranks())); });
+    found.check([&] { check_ranks(o, s.plan); });
+    found.check([&] { check(s, o.trace); });
+    found.raise();
+  } catch (const InputError& e) {
+    throw_of_option("schedule", o.schedule, e);
   } catch (const Error& e) {
-    throw Error(with_options(e.what()), e.status());
+    throw_with_options(e);
   }
 }
 

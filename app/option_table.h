@@ -70,9 +70,8 @@ void for_each_option(Options&& o, F&& f) {
           "A=0.7,B=0.3, or a .json or .toml file of names and weights"},
       o.data);
   f(OptionInfo{"tokenizer", "Data",
-               "char, bytes, bpe, or a folder with tokenizer.json, or vocab.json and merges.txt; default: char for "
-               "nano and mini models, "
-               "bpe for others"},
+               "char, bytes, bpe, bpe-N of at most N tokens (bpe: 50257), or a folder with tokenizer.json, or "
+               "vocab.json and merges.txt; default: char for nano and mini models, bpe for others"},
     o.tokenizer);
   f(OptionInfo{"batch", "Data", "sequences per step", "", 1, 1e9}, o.batch);
   f(OptionInfo{"microbatches", "Data", "micro-batches of a data rank in a step, computed one after another", "", 1,
@@ -226,7 +225,7 @@ void for_each_option(Options&& o, F&& f) {
   f(not_in_file({"config", "Files", "TOML file with the same keys; an option of the command line wins over its key"}),
     o.config);
   f(not_in_file({"format", "Output", "format of standard output", "text|json"}), o.format);
-  f(not_in_file({"quiet", "Output", "prints no progress"}), o.quiet);
+  f(not_in_file({"quiet", "Output", "prints no progress, and no sample of text at the end"}), o.quiet);
   f(not_in_file({"trace", "Output", "writes a timeline into the run directory; `tessera report` draws it"}), o.trace);
   f(not_in_file({"trace-steps", "Output", "with --trace: how many of the last steps are kept", "", 1, 1e6}),
     o.trace_steps);

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <type_traits>
@@ -15,6 +14,7 @@
 #include "data/files.h"
 #include "data/utf8.h"
 #include "tensor/error.h"
+#include "tensor/findings.h"
 
 namespace tessera {
 namespace {
@@ -117,48 +117,7 @@ std::string show(const std::optional<T>& v) {
   return v ? show(*v) : "";
 }
 
-// What other programs call it, where no letters are near.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kOtherNames = {{{"gpu", "cuda"},
-                                                                                       {"float32", "fp32"},
-                                                                                       {"float", "fp32"},
-                                                                                       {"bfloat16", "bf16"},
-                                                                                       {"float64", "fp64"},
-                                                                                       {"double", "fp64"}}};
-
-size_t distance(std::string_view a, std::string_view b) {  // Levenshtein
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t corner = std::exchange(row[0], i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t up = row[j];
-      row[j] = std::min({up + 1, row[j - 1] + 1, corner + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      corner = up;
-    }
-  }
-  return row[b.size()];
-}
-
 }  // namespace
-
-std::string did_you_mean(std::string_view typed, const std::vector<std::string>& known) {
-  std::string word(typed);
-  for (char& c : word)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  for (const auto& [other, ours] : kOtherNames)
-    if (word == other && std::ranges::find(known, ours) != known.end()) word = ours;
-  for (const std::string& k : known)  // a beginning of a name is no slip: --lay is --layers, not --lr
-    if (word.size() > 3 && k.starts_with(word)) return fmt::format("; did you mean '{}'?", k);
-  if (word.size() > 64) return "";  // nothing is near to it, and the search takes time
-  const std::string* best = nullptr;
-  size_t nearest = std::max<size_t>(2, word.size() / 3) + 1;
-  for (const std::string& k : known)
-    if (const size_t d = distance(word, k); d < nearest) {
-      nearest = d;
-      best = &k;
-    }
-  return best ? fmt::format("; did you mean '{}'?", *best) : "";
-}
 
 std::string with_options(const std::string& message) {
   std::vector<std::string> known{"hardware", "software", "defect"};  // of plan and verify
@@ -175,6 +134,20 @@ std::string with_options(const std::string& message) {
     at = ours ? close + 1 : open + 1;
   }
   return out + message.substr(at);
+}
+
+void throw_with_options(const Error& error) {
+  std::vector<std::string> messages = messages_of(error);
+  for (std::string& message : messages) message = with_options(message);
+  if (messages.size() == 1) throw Error(messages.front(), error.status());
+  throw Errors(messages, error.status());
+}
+
+void throw_of_option(std::string_view option, const std::string& path, const InputError& error) {
+  const std::string words = with_options(error.what());
+  if (path.empty() || words.starts_with("--") || words.find(one_line(path)) == std::string::npos)
+    throw InputError(words);
+  throw InputError(fmt::format("--{}: {}", option, words));
 }
 
 int64_t parse_integer(const std::string& shown, const std::string& text, double least, double most) {
@@ -201,17 +174,20 @@ void apply_config(TrainOptions& options, std::string_view file, const std::strin
   for_each_option(options, [&](const OptionInfo& info, auto&) {
     if (info.in_file) known.emplace_back(info.name);
   });
-  for (const ConfigEntry& entry : read_config(file, path)) {
-    const std::string where = fmt::format("{}: {}", entry.where, entry.key);
-    if (std::ranges::find(known, entry.key) == known.end())
-      throw Error(fmt::format("{}: unknown key{}", where, did_you_mean(entry.key, known)));
-    for_each_option(options, [&](const OptionInfo& info, auto& field) {
-      if (info.name != entry.key) return;
-      constexpr bool wants_text = std::is_convertible_v<std::string, std::remove_reference_t<decltype(field)>>;
-      if (wants_text && !entry.text) wrong(where, "a string", entry.value);
-      assign(field, info, where, wants_text ? *entry.text : entry.value);
+  Findings found;
+  for (const ConfigEntry& entry : read_config(file, path))
+    found.check([&] {
+      const std::string where = fmt::format("{}: {}", entry.where, entry.key);
+      if (std::ranges::find(known, entry.key) == known.end())
+        throw Error(fmt::format("{}: unknown key{}", where, did_you_mean(entry.key, known)));
+      for_each_option(options, [&](const OptionInfo& info, auto& field) {
+        if (info.name != entry.key) return;
+        constexpr bool wants_text = std::is_convertible_v<std::string, std::remove_reference_t<decltype(field)>>;
+        if (wants_text && !entry.text) wrong(where, "a string", entry.value);
+        assign(field, info, where, wants_text ? *entry.text : entry.value);
+      });
     });
-  }
+  found.raise();
 }
 
 namespace {

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "app/option_table.h"
+#include "tensor/error.h"
+#include "tensor/nearest_name.h"
 
 namespace tessera {
 
@@ -36,7 +38,20 @@ std::vector<std::pair<std::string, std::string>> all_values(const TrainOptions& 
 // becomes "--grad-dtype: expected ...". What is no option's name stays as it is.
 std::string with_options(const std::string& message);
 
-// The entry of `known` nearest to `word` when it is near enough to be a slip of the finger, as "; did you mean 'x'?".
-std::string did_you_mean(std::string_view word, const std::vector<std::string>& known);
+// The same of all messages of an error, which is being handled.
+[[noreturn]] void throw_with_options(const Error& error);
+
+// That error again, with the option before it where it is about `path` and names none.
+[[noreturn]] void throw_of_option(std::string_view option, const std::string& path, const InputError& error);
+// What f returns. Its InputError about `path`, a file that cannot be read or used, begins with the option that named
+// it.
+template <class F>
+auto of_option(std::string_view option, const std::string& path, const F& f) {
+  try {
+    return f();
+  } catch (const InputError& e) {
+    throw_of_option(option, path, e);
+  }
+}
 
 }  // namespace tessera

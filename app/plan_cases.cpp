@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "app/option_values.h"
 #include "app/output.h"
 #include "data/files.h"
 #include "planner/case_json.h"
@@ -23,7 +24,7 @@ std::string without_backticks(std::string text) {
 }  // namespace
 
 int predict_cases(const std::string& path) {
-  const std::string file = read_file(path);
+  const std::string file = of_option("cases", path, [&] { return read_file(path); });
   std::string_view rest = file;
   for (int64_t number = 1; !rest.empty(); ++number) {
     const std::string_view line = rest.substr(0, rest.find('\n'));

@@ -3,6 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "app/default_job.h"
 #include "app/option_table.h"
 #include "train/names.h"
 
@@ -28,6 +31,8 @@ bool is_flag(std::string_view option) {
 // As it was given.
 std::string model_words(const PlanOptions& o) {
   std::string out;
+  if (std::ranges::none_of(o.words, [](const auto& w) { return chooses_job(w.first); }))
+    out = " --model " + o.run.model;  // or it would be the default job
   for (const auto& [name, text] : o.words) {
     if (name == "batch" || name == "dtype" || is_searched(name)) continue;
     out += is_flag(name) ? fmt::format(" --{}{}", name, text == "true" ? "" : "=" + text)

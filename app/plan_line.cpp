@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "app/option_values.h"
+#include "app/run_words.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -42,9 +43,9 @@ std::vector<int64_t> numbers_in(const std::string& name, const std::string& text
 
 }  // namespace
 
-void add_plan(CLI::App& plan, PlanOptions& o) {
+void add_plan(CLI::App& plan, PlanOptions& o, Findings& wrong) {
   const auto add = [&](const char* name, const char* help, const std::function<void(const std::string&)>& set) {
-    plan.add_option_function<std::string>(name, set, help)->type_name("")->group("Planning");
+    add_words(plan, name, help, {set, wrong})->group("Planning");
   };
   const auto path = [](const std::string& name, const std::string& text) {
     if (text.empty()) throw Error(name + ": expected a file, found ''");

@@ -3,9 +3,10 @@
 #include <CLI/CLI.hpp>
 
 #include "app/plan_options.h"
+#include "tensor/findings.h"
 
 namespace tessera {
 
-void add_plan(CLI::App& plan, PlanOptions& options);
+void add_plan(CLI::App& plan, PlanOptions& options, Findings& wrong);
 
 }  // namespace tessera

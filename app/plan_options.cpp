@@ -43,22 +43,29 @@ bool is_of_plan(std::string_view option) {
   return of_model;
 }
 
-void set_words(PlanOptions& o, const Words& words) {
-  for (const auto& [name, text] : words) {
-    const std::string shown = "--" + name;
-    if (auto* ranks = rank_field(o, name)) {
-      *ranks = parse_integer(shown, text, 1, kMostRanks);
-    } else if (name == "batch") {
-      o.run.batch = parse_integer(shown, text, 1, kMostBatch);
-    } else if (name == "model" && text.ends_with(".json")) {
-      o.model_file = text;
-    } else {
-      set_option(o.run, name, text);
-      if (name == "model") o.model_file.reset();
-    }
-    std::erase_if(o.words, [&, &name = name](const auto& w) { return w.first == name; });
-    o.words.emplace_back(name, text);
+namespace {
+
+void set_word(PlanOptions& o, const std::string& name, const std::string& text) {
+  const std::string shown = "--" + name;
+  if (auto* ranks = rank_field(o, name)) {
+    *ranks = parse_integer(shown, text, 1, kMostRanks);
+  } else if (name == "batch") {
+    o.run.batch = parse_integer(shown, text, 1, kMostBatch);
+  } else if (name == "model" && text.ends_with(".json")) {
+    o.model_file = text;
+  } else {
+    set_option(o.run, name, text);
+    if (name == "model") o.model_file.reset();
   }
+  std::erase_if(o.words, [&](const auto& w) { return w.first == name; });
+  o.words.emplace_back(name, text);
+}
+
+}  // namespace
+
+void set_words(PlanOptions& o, const Words& words, Findings& wrong) {
+  for (const auto& [name, text] : words) wrong.check([&, &name = name, &text = text] { set_word(o, name, text); });
+  wrong.raise();
   if (o.run.dtype != "bf16" && (o.hardware != "this" || o.run.dtype == "fp64"))
     throw Error(fmt::format(
         "--dtype: expected bf16, the one type that descriptions of hardware have rates for; found '{}'", o.run.dtype));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "app/options.h"
+#include "tensor/findings.h"
 
 namespace tessera {
 
@@ -39,7 +40,7 @@ struct PlanOptions {
 bool is_of_plan(std::string_view option);
 // Whether it searches for its value where it is not given.
 bool is_searched(std::string_view option);
-// From the words of the command line. Throws Error (usage).
-void set_words(PlanOptions& options, const Words& words);
+// From the words of the command line, of which `wrong` are known to be. Throws Error (usage) for all that are.
+void set_words(PlanOptions& options, const Words& words, Findings& wrong);
 
 }  // namespace tessera

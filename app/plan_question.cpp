@@ -20,10 +20,10 @@ constexpr int64_t kUsualVocab = 50257, kCharacters = 256;  // where a vocabulary
 
 bool is_file(const std::string& name) { return name.find('/') != std::string::npos || name.ends_with(".toml"); }
 
-// What `read` makes of the file; its errors name the file and its keys.
+// What `read` makes of the file that the option names; its errors name the file and its keys.
 template <class F>
-auto from_file(const std::string& path, const F& read) {
-  const std::string text = read_file(path);
+auto from_file(std::string_view option, const std::string& path, const F& read) {
+  const std::string text = of_option(option, path, [&] { return read_file(path); });
   try {
     return read(text, path);
   } catch (const FieldError& e) {
@@ -39,7 +39,7 @@ planner::ModelShape model_of(const PlanOptions& o) {
       if (name != "model" && name != "batch" && !is_searched(name) && name != "dtype")
         throw Error(fmt::format("--{}: expected a model by name beside it; found --model {}, a file with its own sizes",
                                 name, *o.model_file));
-    return from_file(*o.model_file, planner::model_from_json);
+    return from_file("model", *o.model_file, planner::model_from_json);
   }
   Job job = job_of(o.run);
   job.plan.microbatches = 1;
@@ -64,8 +64,8 @@ planner::Hardware hardware_of(const PlanOptions& o) {
     h.memory_bytes = o.memory_gb ? *o.memory_gb * 1e9 : h.memory_bytes / static_cast<double>(ranks_of(o));
     return h;
   }
-  planner::Hardware h =
-      is_file(*o.hardware) ? from_file(*o.hardware, planner::hardware_from_file) : planner::hardware_named(*o.hardware);
+  planner::Hardware h = is_file(*o.hardware) ? from_file("hardware", *o.hardware, planner::hardware_from_file)
+                                             : planner::hardware_named(*o.hardware);
   if (h.name.empty()) h.name = *o.hardware;
   if (o.memory_gb) h.memory_bytes = *o.memory_gb * 1e9, h.reserved_bytes = 0;
   return h;
@@ -77,8 +77,8 @@ planner::Software software_of(const PlanOptions& o, const planner::Hardware& h) 
     throw Error("--software: expected tessera, because --hardware this was measured with its kernels; found " +
                 o.software);
   if (o.hardware == "this") return planner::own_software(job_of(o.run).optim.dtype, DType::float32);
-  planner::Software s =
-      is_file(o.software) ? from_file(o.software, planner::software_from_file) : planner::software_named(o.software);
+  planner::Software s = is_file(o.software) ? from_file("software", o.software, planner::software_from_file)
+                                            : planner::software_named(o.software);
   if (is_file(o.software))
     s.name = o.software;
   else if (!h.attention.empty() && !h.attention.contains(s.attention))

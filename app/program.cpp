@@ -1,8 +1,11 @@
 // From argv to an exit status.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <new>
+#include <string>
+#include <vector>
 
 #include "app/command_line.h"
 #include "app/commands.h"
@@ -12,6 +15,7 @@
 #include "parallel/comm/surroundings.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
+#include "tensor/findings.h"
 
 namespace tessera {
 namespace {
@@ -45,9 +49,13 @@ void check_openmp() {
     throw Error(fmt::format("OMP_NUM_THREADS: expected at most {} threads, found {}", most, cpu::threads()));
 }
 
-int fail(const std::string& message, Status status) {
+// The first, which was noticed before the others, stands in the last line.
+int fail(std::vector<std::string> messages, Status status) {
   std::fflush(stdout);
-  std::fputs(fmt::format("tessera: {}\n", one_line(with_options(message))).c_str(), stderr);
+  std::ranges::rotate(messages, messages.begin() + 1);
+  std::string lines;
+  for (const std::string& message : messages) lines += fmt::format("tessera: {}\n", one_line(with_options(message)));
+  std::fputs(lines.c_str(), stderr);
   return static_cast<int>(status);
 }
 
@@ -60,12 +68,12 @@ int run_program(int argc, const char* const* argv) {
     check_openmp();
     return run(parse_command_line(argc, argv));
   } catch (const Error& e) {
-    return fail(e.what(), e.status());
+    return fail(messages_of(e), e.status());
   } catch (const std::bad_alloc&) {
-    return fail("out of memory; a smaller --batch, more --microbatches or --recompute block need less",
+    return fail({"out of memory; a smaller --batch, more --microbatches or --recompute block need less"},
                 Status::communication);
   } catch (const std::exception& e) {
-    return fail(fmt::format("unexpected failure: {}", e.what()), Status::communication);
+    return fail({fmt::format("unexpected failure: {}", e.what())}, Status::communication);
   }
 }
 

@@ -45,6 +45,8 @@ std::string short_number(double v) {
   return fmt::format("{:.0f}", v);
 }
 
+std::string megabytes(int64_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / 1e6); }
+
 std::string duration(double seconds) {
   const auto s = static_cast<int64_t>(std::lround(std::clamp(seconds, 0.0, 1e9)));
   if (s >= 3600) return fmt::format("{} h {:02} min", s / 3600, s / 60 % 60);

@@ -13,6 +13,8 @@ namespace tessera {
 
 // "12.3K" for 12345.
 std::string short_number(double v);
+// Bytes in MB, of 10^6 bytes, as it stands in tables beside the bytes: "12.35".
+std::string megabytes(int64_t bytes);
 // "1 h 02 min", "3 min 05 s", "42 s".
 std::string duration(double seconds);
 

@@ -62,9 +62,9 @@ void add_run_words(CLI::App& command, Words& words, std::span<const std::string_
                 {.defaults = usual, .wanted = is_one, .without_default = [](std::string_view) { return true; }});
 }
 
-void add_words(CLI::App& command, const std::string& name, const std::string& help,
-               const std::function<void(const std::string&)>& set) {
-  command.add_option_function<std::string>(name, set, help)->type_name("");
+CLI::Option* add_words(CLI::App& command, const std::string& name, const std::string& help, const Set& how) {
+  const auto set = [how](const std::string& text) { how.wrong.check([&] { how.set(text); }); };
+  return command.add_option_function<std::string>(name, set, help)->type_name("");
 }
 
 }  // namespace tessera

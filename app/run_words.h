@@ -6,10 +6,12 @@
 #include <string_view>
 
 #include "app/options.h"
+#include "tensor/findings.h"
 
 namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace tessera {
 
@@ -24,8 +26,11 @@ void add_run_words(CLI::App& command, Words& words, const RunWords& how);
 // Those with these names.
 void add_run_words(CLI::App& command, Words& words, std::span<const std::string_view> names);
 
-// An option whose words go to `set`.
-void add_words(CLI::App& command, const std::string& name, const std::string& help,
-               const std::function<void(const std::string&)>& set);
+// An option whose words go to `set`; what that refuses is added to `wrong`, so that the user hears of all of it.
+struct Set {
+  std::function<void(const std::string&)> set;
+  Findings& wrong;
+};
+CLI::Option* add_words(CLI::App& command, const std::string& name, const std::string& help, const Set& set);
 
 }  // namespace tessera

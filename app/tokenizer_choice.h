@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-// Throws Error (usage) when --tokenizer names neither a kind of tokenizer nor a folder.
+// bpe-N is a bpe tokenizer of at most N tokens. Throws Error (usage) when --tokenizer names neither a kind of tokenizer
+// nor a folder.
 TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet);
 
 }  // namespace tessera

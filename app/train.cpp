@@ -9,16 +9,19 @@
 
 #include "app/ask_memory.h"
 #include "app/commands.h"
+#include "app/default_job.h"
 #include "app/example_options.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
 #include "app/pretrained.h"
+#include "app/sentences.h"
 #include "app/signals.h"
 #include "app/tokenizer_choice.h"
 #include "app/training.h"
 #include "data/files.h"
 #include "data/stream_decoder.h"
 #include "models/sample.h"
+#include "parallel/push_log.h"
 #include "tensor/cpu/amx.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
@@ -45,7 +48,10 @@ Dataset dataset_of(const TrainOptions& o, bool quiet) {
   const std::string usual = o.model.ends_with("-nano") || o.model.ends_with("-mini") ? "char" : "bpe";
   const TokenizerChoice tokenizer = o.init && !o.tokenizer ? TokenizerChoice{.name = first_tokenizer(o).string()}
                                                            : tokenizer_choice(o.tokenizer, usual, quiet);
-  Dataset dataset = open_data(o, tokenizer);
+  std::error_code error;
+  const std::string folder = std::filesystem::is_directory(tokenizer.name, error) ? tokenizer.name : "";
+  Dataset dataset = of_option("data", o.data,
+                              [&] { return of_option("tokenizer", folder, [&] { return open_data(o, tokenizer); }); });
   model_config(job_of(o), dataset.tokenizer->vocab_size());  // refuses a vocabulary that is too small
   return dataset;
 }
@@ -133,6 +139,8 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
   const TrainOptions& o = run.options;
   const Dataset& d = run.dataset;
   output.message(describe_model(o, b.model));
+  if (is_default_job(o)) output.message("the default job, which is: tessera train " + default_job_words(o));
+  if (const std::string useless = useless_options(o); !useless.empty()) output.message(useless);
   for (const std::string& line : describe_data(d)) output.message(line);
   for (const std::string& note : d.notes) output.message(note);
   output.message(fmt::format("{} on {}, {} of each ({}); the run is written to {}", b.steps, describe(run.job.plan),
@@ -190,29 +198,33 @@ void check_steps_done(const Run& run, int64_t done) {
 }
 
 std::string sample_of_saved(const Run& run, const ModelConfig& config) {
-  if (run.options.format == "json" || run.options.no_save) return "";
+  if (run.options.format == "json" || run.options.no_save || run.options.quiet) return "";
   std::vector<std::string> passed_over;
   const std::unique_ptr<LanguageModel> model = run.job.make(config);
   const Plan& plan = run.job.plan;  // but for its kernels: a text grows token by token, which is for our own
   model->freeze();                  // or there would be memory for gradients
   model->materialize(0, rank_arena(plan.device, 0), run.job.optim.dtype, DType::float32);
   load_model(*model, find_checkpoint(run.directory.path(), passed_over));
-  StreamDecoder text(*run.dataset.tokenizer);
+  StreamDecoder text(*run.dataset.tokenizer, StreamDecoder::Broken::escaped);
   std::string written;
   const std::vector<int32_t> prompt = run.dataset.prompt();
   const SampleOptions options{.temperature = 0.8,
+                              .top_p = 0.9,
                               .seed = static_cast<uint64_t>(run.options.seed),
                               .vocab = run.dataset.tokenizer->vocab_size()};
   sample(*model, prompt, kSampleTokens, options, [&](int32_t token) {
     written += text.add(token);
     return interrupted() == 0;
   });
-  return written + text.end();
+  written += text.end();
+  return run.dataset.val_examples ? written : whole_sentences(written);
 }
 
 int run_train(const TrainOptions& o) {
   if (o.lora_rank > 0 && !o.init)
     throw Error("--lora-rank: expected --init, the model that adapters are for; found none");
+  if (o.replay && !o.resume)
+    of_option("replay", *o.replay, [&] { return read_push_log(*o.replay); });  // or a rank would
   const Job job = job_of(o);
   ask_for_least_memory(job);
   if (has_processes(job.plan)) return train_under_mpi(o, job);

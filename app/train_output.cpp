@@ -178,11 +178,9 @@ std::string TrainOutput::in_words(const Facts& f, double rate, double share) con
   if (const auto& late = f.usage.straggler)
     text +=
         fmt::format("The other ranks waited for rank {} in {:.0f}% of their time.\n", late->rank, 100 * late->share);
-  text += options_.no_save
-              ? fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run)
-              : fmt::format("\nA sample:\n{}\n\nThe run is in {}; write more with\n  ./tessera generate {}\n", f.sample,
-                            run, run);
-  return text;
+  if (options_.no_save) return text + fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run);
+  if (!f.sample.empty()) text += fmt::format("\nA sample:\n{}\n", f.sample);
+  return text + fmt::format("\nThe run is in {}; write more with\n  ./tessera generate {}\n", run, run);
 }
 
 }  // namespace tessera

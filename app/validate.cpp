@@ -6,6 +6,7 @@
 #include "app/job_of.h"
 #include "app/option_values.h"
 #include "tensor/error.h"
+#include "tensor/findings.h"
 
 namespace tessera {
 
@@ -41,30 +42,44 @@ void check_quantize_options(const TrainOptions& o) {
                             *o.quantize));
 }
 
+// Asks what does not depend on the plan.
+void check_pairs(const TrainOptions& o, Findings& found) {
+  const auto refuse = [&](bool wrong, const std::string& words) {
+    if (wrong) found.check([&] { throw Error(words); });
+  };
+  found.check([&] { check_example_options(o); });
+  found.check([&] { check_lora_options(o); });
+  found.check([&] { check_quantize_options(o); });
+  refuse(o.min_lr && *o.min_lr > o.lr,
+         fmt::format("--min-lr: expected at most --lr ({}), found {}", o.lr, o.min_lr.value_or(0)));
+  refuse(o.check_replicas > 0 && o.dp_mode == "ps-async",
+         "--check-replicas: expected ranks with equal copies after a step, found --dp-mode ps-async");
+  refuse(o.trace && o.dp_mode == "ps-async",
+         "--trace: expected steps that all ranks make together, found --dp-mode ps-async");
+  refuse(o.resume && !o.out, "--resume: expected --out DIR, the run to continue; found no --out");
+  refuse(o.resume && o.no_save,
+         "--resume: expected a run that saves checkpoints, found --no-save, by option or in its config.toml");
+}
+
 }  // namespace
 
-void validate(const TrainOptions& o) {
+void validate(const TrainOptions& options) {
+  Findings found;
+  TrainOptions o = options;
+  found.check([&] { job_of(o); });
+  if (!found.none()) o.schedule = TrainOptions().schedule;  // the only value that a job cannot be made of
   const Job s = job_of(o);
+  bool has_sizes = true;
   try {
     check_sizes(s);
-  } catch (const Error& e) {
-    throw Error(with_options(e.what()), e.status());
+  } catch (const Error&) {
+    has_sizes = false;  // which check_plan() says too
   }
-  if (o.resume && o.out)
+  if (has_sizes && o.resume && o.out)
     check_described(std::filesystem::path(*o.out) / "config.toml", std::filesystem::path(*o.out) / "checkpoints", s);
-  check_plan(o);
-  check_example_options(o);
-  check_lora_options(o);
-  check_quantize_options(o);
-  if (o.min_lr && *o.min_lr > o.lr)
-    throw Error(fmt::format("--min-lr: expected at most --lr ({}), found {}", o.lr, *o.min_lr));
-  if (o.check_replicas > 0 && o.dp_mode == "ps-async")
-    throw Error("--check-replicas: expected ranks with equal copies after a step, found --dp-mode ps-async");
-  if (o.trace && o.dp_mode == "ps-async")
-    throw Error("--trace: expected steps that all ranks make together, found --dp-mode ps-async");
-  if (o.resume && !o.out) throw Error("--resume: expected --out DIR, the run to continue; found no --out");
-  if (o.resume && o.no_save)
-    throw Error("--resume: expected a run that saves checkpoints, found --no-save, by option or in its config.toml");
+  found.check([&] { check_plan(o); });
+  check_pairs(o, found);
+  found.raise();
 }
 
 }  // namespace tessera

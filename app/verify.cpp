@@ -3,11 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
+
 #include "app/ask_memory.h"
 #include "app/commands.h"
+#include "app/default_job.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
 #include "app/output.h"
+#include "app/progress.h"
 #include "app/verify_output.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
@@ -44,26 +48,26 @@ std::string how_equal(const VerifyResult& r) {
 }
 
 std::string bytes_text(const VerifyResult& r) {
-  std::string out = fmt::format("  {:<6} {:<15} {:>7} {:>15} {:>15}     {:>15}\n", "axis", "operation", "calls",
-                                "bytes sent", "expected", "busiest rank");
+  std::string out = fmt::format("  {:<6} {:<15} {:>7} {:>15} {:>9} {:>15}     {:>15}\n", "axis", "operation", "calls",
+                                "bytes sent", "MB", "expected", "busiest rank");
   for (const SentBytes& s : r.sent) {
     int64_t expected = 0;
     for (const SentBytes& e : r.expected_sent)
       if (e.axis == s.axis && e.operation == s.operation) expected = e.bytes;
-    out += fmt::format("  {:<6} {:<15} {:>7} {:>15} {:>15} {:<5} {:>13}\n", s.axis, s.operation, s.calls, s.bytes,
-                       expected, mark(s.bytes == expected), s.most);
+    out += fmt::format("  {:<6} {:<15} {:>7} {:>15} {:>9} {:>15} {:<5} {:>13}\n", s.axis, s.operation, s.calls, s.bytes,
+                       megabytes(s.bytes), expected, mark(s.bytes == expected), s.most);
   }
   return r.sent.empty() ? out + "  nothing is sent: there is one rank\n" : out;
 }
 
 std::string memory_text(const VerifyResult& r) {
-  std::string out = fmt::format("  {:<6} {:>13} {:>13} {:>13}       {:>13} {:>13}   bytes held\n", "rank", "parameters",
-                                "gradients", "optimizer", "peak", "bound");
+  std::string out = fmt::format("  {:<6} {:>13} {:>13} {:>13}       {:>13} {:>9} {:>13}   bytes held\n", "rank",
+                                "parameters", "gradients", "optimizer", "peak", "MB", "bound");
   for (size_t rank = 0; rank < r.held.size(); ++rank) {
     const int64_t bound = peak_bound(r.expected_peak[rank]);
-    out += fmt::format("  {:<6} {:>13} {:>13} {:>13} {:<5} {:>13} {:>13} {}\n", rank, r.held[rank].parameters,
+    out += fmt::format("  {:<6} {:>13} {:>13} {:>13} {:<5} {:>13} {:>9} {:>13} {}\n", rank, r.held[rank].parameters,
                        r.held[rank].gradients, r.held[rank].optimizer, mark(r.held[rank] == r.expected_held[rank]),
-                       r.peak[rank], bound, mark(r.peak[rank] <= bound));
+                       r.peak[rank], megabytes(r.peak[rank]), bound, mark(r.peak[rank] <= bound));
   }
   return out;
 }
@@ -107,6 +111,7 @@ int run_verify(const VerifyOptions& options) {
     return planted_one ? planted(*planted_one, j, std::move(hooks)) : hooks;
   });
   if (!r.known) return 0;
+  if (const std::string useless = useless_options(o); !useless.empty()) std::fputs((useless + "\n").c_str(), stderr);
   print(json ? verify_json(r, o, job, planted_one) : to_text(r, o, job.plan));
   if (!json && planted_one && !options.hide) print(defect_text(*planted_one, job) + "\n");
   if (!json && !r.passed()) {

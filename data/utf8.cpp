@@ -5,24 +5,6 @@
 
 namespace tessera {
 
-std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position) {
-  if (position >= bytes.size()) return std::nullopt;
-  const auto byte = [&](size_t i) { return static_cast<char32_t>(static_cast<unsigned char>(bytes[i])); };
-  const char32_t lead = byte(position);
-  if (lead < 0x80) return ++position, lead;
-  const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-  if (lead < 0xC2 || lead > 0xF4 || bytes.size() - position < length) return std::nullopt;
-  char32_t c = lead & (0xFFu >> (length + 1));
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(position + i) & 0xC0) != 0x80) return std::nullopt;
-    c = c << 6 | (byte(position + i) & 0x3F);
-  }
-  const char32_t least = length == 4 ? 0x10000 : length == 3 ? 0x800 : 0x80;
-  if (c < least || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) return std::nullopt;
-  position += length;
-  return c;
-}
-
 void append_utf8(std::string& out, char32_t c) {
   const auto tail = [&](int shift) { out.push_back(static_cast<char>(0x80 | ((c >> shift) & 0x3F))); };
   if (c < 0x80) {
@@ -60,7 +42,11 @@ size_t begun_character(std::string_view bytes, size_t position) {
   return length;
 }
 
-std::string replace_broken(std::string_view bytes) {
+namespace {
+
+// `show` adds what stands for bytes that are not UTF-8: one that begins no character, or the beginning of one.
+template <class F>
+std::string with_broken(std::string_view bytes, const F& show) {
   std::string out;
   out.reserve(bytes.size());
   while (!bytes.empty()) {
@@ -68,10 +54,23 @@ std::string replace_broken(std::string_view bytes) {
     out += bytes.substr(0, valid);
     bytes.remove_prefix(valid);
     if (bytes.empty()) break;
-    append_utf8(out, 0xFFFD);
-    bytes.remove_prefix(std::max<size_t>(1, begun_character(bytes, 0)));
+    const size_t broken = std::max<size_t>(1, begun_character(bytes, 0));
+    show(out, bytes.substr(0, broken));
+    bytes.remove_prefix(broken);
   }
   return out;
+}
+
+}  // namespace
+
+std::string replace_broken(std::string_view bytes) {
+  return with_broken(bytes, [](std::string& out, std::string_view) { append_utf8(out, 0xFFFD); });
+}
+
+std::string escape_broken(std::string_view bytes) {
+  return with_broken(bytes, [](std::string& out, std::string_view broken) {
+    for (const char c : broken) append_escaped(out, c);
+  });
 }
 
 }  // namespace tessera

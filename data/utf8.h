@@ -1,14 +1,12 @@
-// UTF-8, strictly: no overlong forms, no surrogates, nothing beyond U+10FFFF.
+// Texts of UTF-8, which tensor/code_point.h reads.
 #pragma once
 #include <cstddef>
-#include <optional>
 #include <string>
 #include <string_view>
 
-namespace tessera {
+#include "tensor/code_point.h"
 
-// The code point at `position`, which is moved past it; nothing (and `position` stays) where the bytes are not UTF-8.
-std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position);
+namespace tessera {
 
 // Appends a code point's one to four bytes.
 void append_utf8(std::string& out, char32_t code_point);
@@ -22,5 +20,7 @@ size_t begun_character(std::string_view bytes, size_t position);
 // The text with U+FFFD for everything that is not UTF-8: one for each byte that begins no character, and one for each
 // beginning of a character that is not whole, as Python and Rust do (the Unicode Standard, 3.9, "maximal subparts").
 std::string replace_broken(std::string_view bytes);
+// The same with every byte that is not UTF-8 as `\xe9`, for people to read.
+std::string escape_broken(std::string_view bytes);
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tensor/field_error.h"
+#include "tensor/nearest_name.h"
 
 namespace tessera {
 namespace {
@@ -61,9 +62,12 @@ void attach_lora(LanguageModel& model) {
   const ModelConfig& c = model.config;
   if (c.lora.rank == 0) return;
   const std::vector<LoraTarget>& known = lora_targets(c.family);
+  std::vector<std::string> names;
+  for (const LoraTarget& t : known) names.emplace_back(t.name);
   for (const std::string& name : c.lora.targets)
-    if (std::ranges::none_of(known, [&](const LoraTarget& t) { return t.name == name; }))
-      throw FieldError("lora_targets", "expected some of " + names_of(c.family) + ", found '" + name + "'");
+    if (std::ranges::find(names, name) == names.end())
+      throw FieldError("lora_targets",
+                       "expected some of " + names_of(c.family) + ", found '" + name + "'" + did_you_mean(name, names));
   if (c.lora.targets.empty()) throw FieldError("lora_targets", "expected some of " + names_of(c.family));
   model.freeze();
   for_each_target(model, [&](int64_t, const LoraTarget& target, Linear& l) {

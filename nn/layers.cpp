@@ -124,8 +124,8 @@ Rotary::Rotary(int64_t context, int64_t head_dim, const RotaryOptions& o)
   const RotaryOptions usual;
   const bool scaled = o.scaling != RopeScaling::none, bands = o.scaling == RopeScaling::llama3;
   if (head_dim % 2 != 0)
-    throw FieldError("head_dim", "rotary positions turn pairs of numbers; expected an even number, found " +
-                                     std::to_string(head_dim));
+    throw FieldError("head_dim", "rotary positions turn pairs of numbers; expected an even number, as " +
+                                     std::to_string(head_dim + 1) + ", found " + std::to_string(head_dim));
   if (scaled && o.factor == 1)
     throw FieldError("rope_factor", "expected how many times longer the context is, found 1");
   if (!scaled && o.factor != 1)

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <fstream>
 #include <initializer_list>
 #include <limits>
@@ -174,10 +176,11 @@ std::string read_push_log(const std::filesystem::path& file) {
   const uintmax_t size = regular ? std::filesystem::file_size(file, error) : 0;
   if (size > kLargest)
     throw InputError(fmt::format("{}: {} bytes; expected a record of at most {}", file.string(), size, kLargest));
+  errno = 0;
   std::ifstream in(file, std::ios::binary);
   std::string text(size, '\0');
   if (!in.read(text.data(), static_cast<std::streamsize>(size)))
-    throw InputError(fmt::format("{}: cannot be read", file.string()));
+    throw InputError(fmt::format("{}: cannot be read: {}", file.string(), std::strerror(errno)));
   return text;
 }
 

@@ -11,6 +11,7 @@
 #include "planner/fields.h"
 #include "planner/pipeline.h"
 #include "tensor/field_error.h"
+#include "tensor/nearest_name.h"
 #include "train/names.h"
 
 namespace tessera::planner {
@@ -50,13 +51,15 @@ class Object {
     const std::string text = found->is_string() ? std::string(recompute_name(found->get<std::string>())) : "";
     const auto value = value_named<Enum>(names, text);
     if (!value)
-      throw FieldError(where(key), fmt::format("expected {}, found {}", fmt::join(names, ", "), found->dump()));
+      throw FieldError(where(key), fmt::format("expected {}, found {}{}", fmt::join(names, ", "), found->dump(),
+                                               did_you_mean(text, names)));
     to = *value;
   }
   void end() {
     for (const auto& [key, value] : json_.items())
       if (std::ranges::find(known_, key) == known_.end())
-        throw FieldError(where(key), fmt::format("unknown key; expected one of {}", fmt::join(known_, ", ")));
+        throw FieldError(where(key), fmt::format("unknown key; expected one of {}{}", fmt::join(known_, ", "),
+                                                 did_you_mean(key, known_)));
   }
   std::string where(const std::string& key) const { return path_.empty() ? key : path_ + "." + key; }
 

@@ -9,6 +9,7 @@
 #include "data/config_file.h"
 #include "data/json.h"
 #include "tensor/field_error.h"
+#include "tensor/nearest_name.h"
 
 namespace tessera::planner {
 
@@ -52,7 +53,8 @@ std::vector<std::string> names_of(const std::vector<File>& files) {
 const File& file_named(const std::vector<File>& files, std::string_view name, const std::string& field) {
   const auto found = std::ranges::find(files, name, &File::name);
   if (found == files.end())
-    throw FieldError(field, fmt::format("expected {} or a file, found {}", fmt::join(names_of(files), ", "), name));
+    throw FieldError(field, fmt::format("expected {} or a file, found {}{}", fmt::join(names_of(files), ", "), name,
+                                        did_you_mean(name, names_of(files))));
   return *found;
 }
 

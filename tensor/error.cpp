@@ -1,7 +1,10 @@
 // How the message of an error is made fit to be shown.
 #include "tensor/error.h"
 
+#include <optional>
 #include <string_view>
+
+#include "tensor/code_point.h"
 
 namespace tessera {
 namespace {
@@ -23,18 +26,16 @@ std::string shortened(const std::string& text) {
 }  // namespace
 
 std::string one_line(const std::string& message) {
-  constexpr std::string_view digits = "0123456789abcdef";
   std::string line;
-  for (size_t i = 0; i < message.size(); ++i) {
-    auto byte = static_cast<unsigned char>(message[i]);
-    const unsigned next = i + 1 < message.size() ? static_cast<unsigned char>(message[i + 1]) : 0U;
-    const bool high = byte == 0xC2 && next >= 0x80 && next < 0xA0;  // U+0080 to U+009F
-    if (high) byte = static_cast<unsigned char>(next);
-    if (byte < 0x20 || byte == 0x7F || high)
-      line.append("\\x").append({digits[byte >> 4U], digits[byte & 15U]});
+  for (size_t i = 0; i < message.size();) {
+    const size_t begin = i;
+    const std::optional<char32_t> c = next_code_point(message, i);
+    if (!c)
+      append_escaped(line, message[i++]);
+    else if (*c < 0x20 || (*c >= 0x7F && *c < 0xA0))
+      append_escaped(line, static_cast<char>(*c));
     else
-      line += message[i];
-    i += high;
+      line.append(message, begin, i - begin);
   }
   return shortened(line);
 }

@@ -12,6 +12,7 @@
 #include "parallel/comm/nccl_api.h"
 #include "parallel/comm/surroundings.h"
 #include "tensor/field_error.h"
+#include "tensor/findings.h"
 #include "train/attention_choice.h"
 #include "train/device.h"
 #include "train/job.h"
@@ -93,7 +94,8 @@ void check_tensor(const Plan& p, const ModelConfig& m) {
   };
   shared(m.heads, "");
   shared(m.all_heads().key, " of keys and values");
-  if (m.vocab > 0 && m.vocab < p.tp) refuse("tp", "a vocabulary of {} has no row for each of {} ranks", m.vocab, p.tp);
+  if (m.vocab > 0 && m.vocab < p.tp)
+    refuse("tp", "a vocabulary of {} has no row for each of {} ranks; expected at most {}", m.vocab, p.tp, m.vocab);
   const int64_t tokens = m.context / p.cp;
   if (p.sp && tokens % p.tp != 0)
     refuse("sp", "{} ranks of `tp` do not divide the {} tokens that each has; the nearest that does: `tp` {}", p.tp,
@@ -127,8 +129,8 @@ void check_pipeline(const Plan& p, const ModelConfig& m) {
   check_chunks(p);
   const int stages = schedule_of(p).stages;
   if (stages > m.layers)
-    refuse("pp", "{} ranks make {} stages, more than the {} layers; expected at most {} stages", p.pp, stages, m.layers,
-           m.layers);
+    refuse("pp", "{} ranks make {} stages, more than the {} layers; expected at most {} stages, as of `pp` {}", p.pp,
+           stages, m.layers, m.layers, std::max<int64_t>(m.layers * p.pp / stages, 1));
 }
 
 // As the model lays one layer out on each rank of tp, beside ranks that are not there.
@@ -171,10 +173,13 @@ void check_nccl(const Plan& p) {
 
 }  // namespace
 
-void check_sizes(const Job& s) {
+namespace {
+
+void check_model(const Job& s) {
   const ModelConfig& m = s.model;
   if (m.head_dim == 0 && m.channels % m.heads != 0)
-    refuse("heads", "{} heads do not divide {} channels; expected a divisor", m.heads, m.channels);
+    refuse("heads", "{} heads do not divide {} channels; the nearest that does: {}", m.heads, m.channels,
+           divisors_near(m.channels, m.heads));
   if (m.heads % m.all_heads().key != 0)
     refuse("kv_heads", "{} do not divide the {} heads; the nearest that does: {}", m.kv_heads, m.heads,
            divisors_near(m.heads, m.kv_heads));
@@ -182,8 +187,21 @@ void check_sizes(const Job& s) {
   one.layers = 1;
   one.vocab = std::max<int64_t>(m.vocab, 1);
   s.make(one);
+}
+
+void check_microbatches(const Job& s) {
   if (s.optim.batch % s.plan.microbatches != 0)
-    refuse("microbatches", "{} do not divide a batch of {}; expected a divisor", s.plan.microbatches, s.optim.batch);
+    refuse("microbatches", "{} do not divide a batch of {}; the nearest that does: {}", s.plan.microbatches,
+           s.optim.batch, divisors_near(s.optim.batch, s.plan.microbatches));
+}
+
+}  // namespace
+
+void check_sizes(const Job& s) {
+  Findings found;
+  found.check([&] { check_model(s); });
+  found.check([&] { check_microbatches(s); });
+  found.raise();
 }
 
 // A backend is a wish; what started this process may not be able to fulfil it.
@@ -230,18 +248,22 @@ void check(const Job& s, bool traced) {
   const Plan& p = s.plan;
   if constexpr (kWithNccl)
     if (uses_nccl(p)) load_kernels_early();
-  check_numbers(p);
-  check_sizes(s);
-  check_backend(p, p.ranks());
-  check_documents(s);
-  check_data(p);
-  check_modes(p);
-  check_layout(p, s.model, s.optim.batch);
-  check_pipeline(p, s.model);
-  check_quantized(s);
-  check_attention(s);
-  check_place(p, traced);
-  check_nccl(p);
+  check_numbers(p);  // by which the others divide
+  Findings found;
+  found.check([&] { check_sizes(s); });
+  found.check([&] { check_backend(p, p.ranks()); });
+  found.check([&] { check_documents(s); });
+  found.check([&] { check_data(p); });
+  found.check([&] { check_modes(p); });
+  if (s.optim.batch % p.microbatches == 0) found.check([&] { check_batch(p, s.optim.batch); });
+  found.check([&] { check_tensor(p, s.model); });
+  found.check([&] { check_context(p, s.model); });
+  found.check([&] { check_pipeline(p, s.model); });
+  found.check([&] { check_quantized(s); });
+  found.check([&] { check_attention(s); });
+  found.check([&] { check_place(p, traced); });
+  found.check([&] { check_nccl(p); });
+  found.raise();
 }
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tensor/field_error.h"
+#include "tensor/nearest_name.h"
 #include "train/names.h"
 
 namespace tessera {
@@ -62,7 +63,9 @@ template <class Enum>
 void take(const char* name, const Json& from, Enum& to) {
   const std::string text = from.is_string() ? from.get<std::string>() : "";
   const auto found = value_named<Enum>(names_of(to), recompute_name(text));
-  if (!found) throw FieldError(name, fmt::format("expected {}, found {}", fmt::join(names_of(to), ", "), from.dump()));
+  if (!found)
+    throw FieldError(name, fmt::format("expected {}, found {}{}", fmt::join(names_of(to), ", "), from.dump(),
+                                       did_you_mean(text, names_of(to))));
   to = *found;
 }
 
@@ -90,7 +93,8 @@ Plan plan_from_json(std::string_view text) {
   });
   for (const auto& [key, value] : json.items())
     if (std::ranges::find(known, key) == known.end())
-      throw FieldError(key, fmt::format("no field of a plan; expected one of {}", fmt::join(known, ", ")));
+      throw FieldError(key, fmt::format("no field of a plan; expected one of {}{}", fmt::join(known, ", "),
+                                        did_you_mean(key, known)));
   return plan;
 }
 

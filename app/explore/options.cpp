@@ -5,6 +5,7 @@
 #include <string>
 
 #include "app/option_values.h"
+#include "app/run_words.h"
 
 namespace tessera {
 
@@ -20,12 +21,10 @@ constexpr const char* kExamples =
 
 }  // namespace
 
-void add_explore(CLI::App& app, ExploreOptions& o) {
+void add_explore(CLI::App& app, ExploreOptions& o, Findings& wrong) {
   CLI::App* e = app.add_subcommand("explore", "Play with the planner: a page with sliders, for a browser here");
-  e->add_option_function<std::string>(
-       "--port", [&o](const std::string& t) { o.port = parse_integer("--port", t, 0, 65535); },
-       "port of 127.0.0.1; default: 8421, or any free one if that is taken")
-      ->type_name("");
+  add_words(*e, "--port", "port of 127.0.0.1; default: 8421, or any free one if that is taken",
+            {[&o](const std::string& t) { o.port = parse_integer("--port", t, 0, 65535); }, wrong});
   e->footer(kExamples);
 }
 

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "tensor/findings.h"
+
 namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's
 class App;
 }
@@ -14,6 +16,6 @@ struct ExploreOptions {
 };
 
 // The command and its help; what the user gives goes to `options`.
-void add_explore(CLI::App& app, ExploreOptions& options);
+void add_explore(CLI::App& app, ExploreOptions& options, Findings& wrong);
 
 }  // namespace tessera

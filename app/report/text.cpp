@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "app/progress.h"
 #include "app/report/parts.h"
 #include "app/report/svg.h"
 
@@ -102,22 +103,22 @@ std::string bytes(const Record& r, const StepSpan& step) {
       row.bytes += e.sent;
       row.ms += e.end - e.begin;
     }
-  std::string out = fmt::format("\n{:<6} {:<15} {:>8} {:>15} {:>15}\n", "axis", "operation", "calls", "bytes in step",
-                                "ms of a rank");
+  std::string out = fmt::format("\n{:<6} {:<15} {:>8} {:>15} {:>9} {:>15}\n", "axis", "operation", "calls",
+                                "bytes in step", "MB", "ms of a rank");
   for (const auto& [name, row] : rows)
-    out += fmt::format("{:<6} {:<15} {:>8} {:>15} {:>15.3f}\n", name.first, name.second, row.calls, row.bytes,
-                       row.ms / static_cast<double>(r.ranks.size()));
+    out += fmt::format("{:<6} {:<15} {:>8} {:>15} {:>9} {:>15.3f}\n", name.first, name.second, row.calls, row.bytes,
+                       megabytes(row.bytes), row.ms / static_cast<double>(r.ranks.size()));
   return rows.empty() ? out + "nothing was sent\n" : out;
 }
 
 std::string peaks(const Record& r) {
   std::string out = fmt::format("\nmost bytes at one time\n{:<6}", "rank");
   for (size_t c = 0; c < kCategories; ++c) out += fmt::format(" {:>13}", name_of(static_cast<Category>(c)));
-  out += fmt::format(" {:>13}\n", "peak");
+  out += fmt::format(" {:>13} {:>9}\n", "peak", "MB");
   for (size_t rank = 0; rank < r.ranks.size(); ++rank) {
     out += fmt::format("{:<6}", rank);
     for (const int64_t b : r.ranks[rank].peaks) out += fmt::format(" {:>13}", b);
-    out += fmt::format(" {:>13}\n", r.ranks[rank].peak);
+    out += fmt::format(" {:>13} {:>9}\n", r.ranks[rank].peak, megabytes(r.ranks[rank].peak));
   }
   return out;
 }

@@ -7,6 +7,7 @@
 #include "parallel/pipeline/schedules.h"
 #include "tensor/error.h"
 #include "tensor/named.h"
+#include "tensor/nearest_name.h"
 
 namespace tessera {
 namespace {
@@ -67,7 +68,8 @@ NamedSchedule schedule_named(const std::string& name_or_path) {
   if (const auto kind = value_named<ScheduleKind>(kScheduleNames, name_or_path)) return {.kind = *kind};
   std::string all;
   for (const std::string& name : schedule_names()) all += name + ", ";
-  throw Error("[schedule] there is none named '" + name_or_path + "'; expected " + all + "or the path of a file");
+  throw Error("[schedule] there is none named '" + name_or_path + "'; expected " + all + "or the path of a file" +
+              did_you_mean(name_or_path, schedule_names()));
 }
 
 Schedule make_schedule(const std::string& name_or_path, int ranks, int microbatches, int chunks) {

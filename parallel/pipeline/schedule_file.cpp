@@ -1,5 +1,7 @@
 // Schedules as text.
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -79,9 +81,10 @@ Schedule parse_schedule(std::string_view text, const std::string& name) {
 Schedule read_schedule(const std::filesystem::path& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) throw InputError(path.string() + ": is a folder; expected a file");
+  errno = 0;
   std::ifstream file(path, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file) throw InputError(path.string() + ": cannot be read");
+  if (!file) throw InputError(path.string() + ": cannot be read: " + std::strerror(errno));
   return parse_schedule(text, path.string());
 }
 

@@ -156,7 +156,8 @@ class Difference {
       const std::string column = w - marks < columns_.size() ? columns_[w - marks] : "";
       const bool is_memory = column == "peak" || column == "bound";
       if (e[w] != f[w] && !(report_ && is_measured(e, w, column, f[w])) && !(is_loss && within(e[w], f[w], 0.01, 0)) &&
-          !(is_memory && within(e[w], f[w], 0, 0.1)) && !(is_rounding && is_figure(e[w])))
+          !(is_memory && within(e[w], f[w], 0, 0.1)) && !(column == "MB" && within(e[w], f[w], 0.02, 0.1)) &&
+          !(is_rounding && is_figure(e[w])))
         return false;
     }
     return true;
@@ -171,7 +172,8 @@ class Difference {
     if (both(ms) || (w > 0 && e[w - 1] == "step" && both(number))) return true;
     if (e[0] == "replayed" || e[0] == "measured") return both(share);
     return (column == "activations" || column == "workspace" || column == "communication" || column == "peak") &&
-           within(e[w], found, 1 << 14, 0.1);
+               within(e[w], found, 1 << 14, 0.1) ||
+           (column == "MB" && within(e[w], found, 0.02, 0.1));
   }
   // A number, or the name of the tensor that is farthest from the oracle's.
   static bool is_figure(const std::string& word) {

@@ -175,7 +175,7 @@ TEST_F(ReportTest, WithoutTheOptionNothingIsWritten) {
   expect_failure("report run", 4, "run: there is no report.json in it; train with --trace to have one");
   expect_failure("report nowhere", 4, "nowhere: no such directory");
   expect_failure("report nowhere --format text", 4, "nowhere: no such directory");
-  expect_failure("report run --format pdf", 2, "--format: expected html or text, found 'pdf'");
+  expect_failure("report run --format pdf", 2, "--format: expected html, text, found 'pdf'");
   expect_failure("report run --format text --out page.html", 2, "--out: expected no file with --format text");
   expect_failure("train " + kTiny + "--trace --dp-mode ps-async --out other", 2, "--trace");
 }

@@ -70,5 +70,13 @@ TEST(StreamDecoder, ShowsWhatIsNoCharacterAsPythonDoes) {
   }
 }
 
+TEST(StreamDecoder, ShowsPeopleTheBytesThatAreNoCharacter) {
+  const ByteTokenizer tokenizer;
+  StreamDecoder decoder(tokenizer, StreamDecoder::Broken::escaped);
+  std::string out;
+  for (const int32_t token : tokenizer.encode("a\xFF \xE2\x82 \xC3\xA9\xF0\x9F")) out += decoder.add(token);
+  EXPECT_EQ(out + decoder.end(), "a\\xff \\xe2\\x82 \xC3\xA9\\xf0\\x9f");
+}
+
 }  // namespace
 }  // namespace tessera

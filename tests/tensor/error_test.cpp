@@ -10,7 +10,8 @@ namespace {
 
 TEST(Error, IsOneLine) {
   EXPECT_STREQ(Error("a\nb\x1b[2J\t\x7f").what(), "a\\x0ab\\x1b[2J\\x09\\x7f");
-  EXPECT_STREQ(Error("\u009b2J\u0085 \u00e9").what(), "\\x9b2J\\x85 \u00e9");     // commands above ASCII
+  EXPECT_STREQ(Error("\u009b2J\u0085 \u00e9").what(), "\\x9b2J\\x85 \u00e9");  // commands above ASCII
+  EXPECT_STREQ(Error("caf\xe9 \xe2\x82 \xf0\x9f\x98\x80").what(), "caf\\xe9 \\xe2\\x82 \xf0\x9f\x98\x80");  // no UTF-8
   EXPECT_STREQ(InputError("caf\u00e9 \\x0a 'x'").what(), "caf\u00e9 \\x0a 'x'");  // as it is, and shown twice the same
 }
 

@@ -132,7 +132,7 @@ TEST(Job, ACheckNamesTheFieldAndTheNearestThatCan) {
   };
   EXPECT_NO_THROW(check(Job{}));
   expect({.model = {.heads = 3}}, "heads", "3 heads do not divide 128 channels");
-  expect({.plan = {.microbatches = 5}}, "microbatches", "5 do not divide a batch of 12; expected a divisor");
+  expect({.plan = {.microbatches = 5}}, "microbatches", "5 do not divide a batch of 12; the nearest that does: 4 or 6");
   expect({.plan = {.dp = 5}}, "batch", "the nearest that can: 10 or 15");
   expect({.plan = {.tp = 3}}, "tp", "3 does not divide the 4 heads; the nearest that does: 2 or 4");
   expect({.plan = {.cp = 3}}, "cp", "the nearest `context` that can be cut: 60 or 66");

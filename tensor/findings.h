@@ -1,0 +1,69 @@
+// Several mistakes at once: checks that do not depend on each other all run, and a user hears of all that they found.
+//
+//   Findings found;
+//   found.check([&] { check_batch(plan); });
+//   found.check([&] { check_heads(model); });
+//   found.raise();
+#pragma once
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tensor/error.h"
+
+namespace tessera {
+
+// What several checks found: what() is the first message, messages() has all.
+class Errors : public Error {
+ public:
+  Errors(std::vector<std::string> messages, Status status)
+      : Error(messages.front(), status), messages_(std::move(messages)) {}
+  const std::vector<std::string>& messages() const { return messages_; }
+
+ private:
+  std::vector<std::string> messages_;
+};
+
+// All that an error says, message by message.
+inline std::vector<std::string> messages_of(const Error& e) {
+  if (const auto* several = dynamic_cast<const Errors*>(&e)) return several->messages();
+  return {e.what()};
+}
+
+class Findings {
+ public:
+  template <class F>
+  void check(const F& f) {
+    try {
+      f();
+    } catch (const Error& e) {
+      add(e);
+    }
+  }
+  // An error that is being handled.
+  void add(const Error& e) {
+    if (!first_) first_ = std::current_exception(), status_ = e.status();
+    for (const std::string& message : messages_of(e))
+      if (std::ranges::none_of(messages_, [&](const std::string& m) { return subject(m) == subject(message); }))
+        messages_.push_back(message);
+  }
+  bool none() const { return messages_.empty(); }
+  // Throws what was found: one error as it was, several as Errors with the first one's status.
+  void raise() const {
+    if (messages_.size() == 1) std::rethrow_exception(first_);
+    if (!none()) throw Errors(messages_, status_);
+  }
+
+ private:
+  // The option, field or file that a message begins with: what is wrong with one is said once.
+  static std::string_view subject(std::string_view message) { return message.substr(0, message.find(": ")); }
+
+  std::vector<std::string> messages_;
+  std::exception_ptr first_;
+  Status status_ = Status::usage;
+};
+
+}  // namespace tessera
