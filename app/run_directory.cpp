@@ -66,6 +66,7 @@ Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
   add("lora_scale", c.lora.rank > 0 ? c.lora.scale() : 0, 0.0);
   add("lora_dropout", c.lora.dropout, plain.lora.dropout);
   add("lora_targets", c.lora.targets, plain.lora.targets);
+  add("state_dtype", o.state_dtype, TrainOptions().state_dtype);
   add("document_mask", o.document_mask || o.pack, false);
   return out;
 }

@@ -163,10 +163,8 @@ double parameters_of(const ModelConfig& config, const ModelFactory& make) {
 LeastMemory least_memory(const Job& job) {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
   const Optimisation& o = job.optim;
-  const double value = number(size_of(o.dtype)), wide = o.dtype == DType::float64 ? 8 : 4;
-  double state = wide * (o.optimizer == OptimizerKind::sgd ? (o.momentum > 0 ? 1 : 0) : 2);
-  if (o.dtype == DType::bfloat16) state += wide;  // the master copy
-  if (job.plan.offload == Offload::optimizer) state = 0;
+  const double value = number(size_of(o.dtype)),
+               state = job.plan.offload == Offload::optimizer ? 0 : number(state_bytes(o));
   LeastMemory out;
   out.parameters = parameters_of(job.model, job.make);
   out.held = out.parameters * (value + number(size_of(data_options(job).grad_dtype)) + state);
