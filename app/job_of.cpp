@@ -87,6 +87,7 @@ Optimisation optimisation_of(const TrainOptions& o) {
           .batch = o.batch,
           .seed = o.seed,
           .dtype = chosen<DType>(o.dtype),
+          .state_dtype = chosen<DType>(o.state_dtype),
           .document_mask = o.document_mask || o.pack};
 }
 

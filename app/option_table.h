@@ -201,6 +201,11 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"min-lr", "Optimisation", "learning rate at the end of the cosine; default: a tenth of --lr", "", 0},
     o.min_lr);
   f(OptionInfo{"warmup", "Optimisation", "steps of linear warm-up", "", 0, kMostSteps}, o.warmup);
+  f(OptionInfo{"state-dtype", "Optimisation",
+               "type of the optimizer's moments; bf16, with --dtype bf16: keeps no master weights and rounds "
+               "stochastically (8 bytes per parameter with --grad-dtype bf16)",
+               "fp32|bf16"},
+    o.state_dtype);
   f(OptionInfo{"weight-decay", "Optimisation", "weight decay of matrices; other parameters have none", "", 0},
     o.weight_decay);
   f(OptionInfo{"beta1", "Optimisation", "Adam's decay of the mean", "", 0, 1, true}, o.beta1);

@@ -64,6 +64,7 @@ struct TrainOptions {
   double lr = 1e-3;
   std::optional<double> min_lr;  // a tenth of lr
   int64_t warmup = 100;
+  std::string state_dtype = "fp32";
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.99, clip = 1;
   int64_t seed = 1337;
   // files

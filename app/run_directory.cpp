@@ -77,6 +77,7 @@ Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
   add("quantize_group", c.quantize.group, plain.quantize.group);
   add("shuffle", o.shuffle, false);
   add("mixture", shares_of(d), std::string());
+  add("state_dtype", o.state_dtype, TrainOptions().state_dtype);
   add("document_mask", o.document_mask || o.pack, false);
   return out;
 }

@@ -8,6 +8,7 @@
 #pragma once
 #include "optim/optimizer.h"
 #include "optim/updates.h"
+#include "tensor/random.h"
 
 namespace tessera {
 
@@ -18,9 +19,9 @@ class Adam final : public Optimizer {
 
  private:
   void update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) override;
-  OptimizerOptions options_;
   Decay decay_;
   std::vector<AdamState> states_;
+  std::vector<std::vector<Philox>> rounding_;  // of each unit; empty where nothing is rounded stochastically
 };
 
 }  // namespace tessera

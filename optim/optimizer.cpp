@@ -35,16 +35,21 @@ void check_options(const OptimizerOptions& o) {
   fraction("beta1", o.beta1);
   fraction("beta2", o.beta2);
   if (!(o.eps > 0)) throw Error(fmt::format("[optimizer] eps is {}; expected a number above 0", o.eps));
+  if (o.state != DType::float32 && o.state != DType::bfloat16)
+    throw Error(fmt::format("[optimizer] state is {}; expected float32 or bfloat16", name_of(o.state)));
   if (!(o.weight_decay >= 0))
     throw Error(fmt::format("[optimizer] weight_decay is {}; expected a number of at least 0", o.weight_decay));
 }
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<FlatUnit> units, ArenaPtr state_arena)
-    : units_(std::move(units)), state_arena_(std::move(state_arena)) {
+Optimizer::Optimizer(std::vector<FlatUnit> units, const OptimizerOptions& options)
+    : units_(std::move(units)), options_(options) {
   std::erase_if(units_, [](const FlatUnit& unit) { return !unit.trainable(); });
   for (const FlatUnit& unit : units_) check_unit(unit);
+  for (const FlatUnit& unit : units_)
+    if (rounds(unit) && unit.values.device() != Device::cpu)
+      throw Error(fmt::format("[optimizer] state of {} is bfloat16 on a GPU; expected the CPU, or float32", unit.name));
 }
 
 void Optimizer::step(double lr, double grad_scale) {
@@ -59,23 +64,23 @@ void Optimizer::count_step() {
   for (const FlatUnit& unit : units_) ++unit.values.storage()->version;
 }
 
-Tensor Optimizer::add_state(const FlatUnit& unit, std::string_view suffix) {
-  Tensor t = Tensor::empty(unit.values.shape(), wide_of(unit.values.dtype()),
-                           state_arena_ ? state_arena_ : unit.values.arena(), Category::optimizer);
+Tensor Optimizer::add_state(const FlatUnit& unit, std::string_view suffix, DType dtype) {
+  const ArenaPtr& arena = options_.state_arena ? options_.state_arena : unit.values.arena();
+  Tensor t = Tensor::empty(unit.values.shape(), dtype, arena, Category::optimizer);
   t.fill(0);
   state_.push_back({unit.name + "." + std::string(suffix), t});
   return t;
 }
 
 Tensor Optimizer::add_master(const FlatUnit& unit) {
-  if (unit.values.dtype() != DType::bfloat16) return unit.values;
-  Tensor master = add_state(unit, "master");
+  if (unit.values.dtype() != DType::bfloat16 || rounds(unit)) return unit.values;
+  Tensor master = add_state(unit, "master", DType::float32);
   master.copy_from(master.device() == unit.values.device() ? unit.values : unit.values.on_host());
   return master;
 }
 
 const std::vector<NamedTensor>& Optimizer::state() const {
-  if (state_arena_)
+  if (options_.state_arena)
     for (const FlatUnit& unit : units_) wait_for(unit.values.arena());
   return state_;
 }

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// Runs f(begin, end, decay), vectorised, on ranges that together are the elements of the unit's slots, each in one
+// Runs f(begin, end, slot), vectorised, on ranges that together are the elements of the unit's slots, each in one
 // slot. Cut evenly over the threads; a slot that reaches past the unit's buffers is clipped to them.
 template <class F>
 void for_each_segment(const FlatUnit& unit, const F& f) {
@@ -17,8 +17,7 @@ void for_each_segment(const FlatUnit& unit, const F& f) {
   cpu::split(n, cpu::kGrain, [&](int64_t from, int64_t to) {
     for (const Slot* slot = first; slot != last; ++slot) {
       const int64_t begin = std::max(from, slot->begin), end = std::min(to, slot->end());
-      const bool decay = slot->parameter->decays;
-      if (begin < end) cpu::vectorized([&f, begin, end, decay] { f(begin, end, decay); });
+      if (begin < end) cpu::vectorized([&f, begin, end, slot] { f(begin, end, *slot); });
     }
   });
 }

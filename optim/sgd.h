@@ -4,6 +4,7 @@
 #pragma once
 #include "optim/optimizer.h"
 #include "optim/updates.h"
+#include "tensor/random.h"
 
 namespace tessera {
 
@@ -15,8 +16,8 @@ class Sgd final : public Optimizer {
 
  private:
   void update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) override;
-  OptimizerOptions options_;
   std::vector<SgdState> states_;
+  std::vector<std::vector<Philox>> rounding_;  // of each unit; empty where nothing is rounded stochastically
 };
 
 }  // namespace tessera

@@ -10,12 +10,6 @@ namespace {
 
 constexpr int64_t kMostLayers = 512;  // that are cut by their FLOPs, and run dry, in no time
 
-// Bytes that the optimizer keeps of a parameter: moments, and of bfloat16 a master copy.
-double state_bytes(DType dtype, OptimizerKind optimizer) {
-  const double wide = dtype == DType::float64 ? 8 : 4;
-  return (optimizer == OptimizerKind::sgd ? wide : 2 * wide) + (dtype == DType::bfloat16 ? wide : 0);
-}
-
 std::optional<ModelConfig> config_of(const Case& c) {
   const ModelShape& m = c.model;
   const bool llama = m.gated;
@@ -41,7 +35,7 @@ Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer) {
   Software s = software_named("tessera");
   s.parameter_bytes = s.gather_bytes = static_cast<double>(size_of(dtype));
   s.gradient_bytes = s.reduce_bytes = static_cast<double>(size_of(dtype == DType::float64 ? dtype : grad_dtype));
-  s.state_bytes = state_bytes(dtype, optimizer);
+  s.state_bytes = static_cast<double>(state_bytes({.optimizer = optimizer, .dtype = dtype}));
   return s;
 }
 

@@ -79,6 +79,15 @@ void check_documents(const Job& s) {
            "expected `dp_mode` ddp, found dataparallel");
 }
 
+void check_state_dtype(const Job& s) {
+  if (s.optim.state_dtype != DType::bfloat16) return;
+  if (s.optim.dtype != DType::bfloat16)
+    refuse("state_dtype", "bf16 is for parameters of `dtype` bf16, which are {}; expected fp32",
+           text_of(s.optim.dtype));
+  if (s.plan.device != Device::cpu)
+    refuse("state_dtype", "bf16 is built for `device` cpu alone; expected fp32, found bf16 on cuda");
+}
+
 void check_batch(const Plan& p, int64_t batch) {
   const int64_t parts = p.dp * p.microbatches;
   if (batch % parts != 0)
@@ -253,6 +262,7 @@ void check(const Job& s, bool traced) {
   found.check([&] { check_sizes(s); });
   found.check([&] { check_backend(p, p.ranks()); });
   found.check([&] { check_documents(s); });
+  found.check([&] { check_state_dtype(s); });
   found.check([&] { check_data(p); });
   found.check([&] { check_modes(p); });
   if (s.optim.batch % p.microbatches == 0) found.check([&] { check_batch(p, s.optim.batch); });

@@ -40,6 +40,16 @@ DataOptions data_options(const Job& s) {
           .seed = static_cast<uint64_t>(s.optim.seed)};
 }
 
+DType state_dtype_of(const Optimisation& o) {
+  return o.state_dtype == DType::bfloat16 ? DType::bfloat16 : wide_of(o.dtype);
+}
+
+int64_t state_bytes(const Optimisation& o) {
+  const int64_t moments = o.optimizer == OptimizerKind::sgd ? (o.momentum > 0 ? 1 : 0) : 2;
+  const bool master = o.dtype == DType::bfloat16 && o.state_dtype != DType::bfloat16;
+  return moments * size_of(state_dtype_of(o)) + (master ? size_of(DType::float32) : 0);
+}
+
 LrSchedule lr_schedule(const Optimisation& o) {
   return {.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps};
 }
@@ -51,6 +61,8 @@ std::unique_ptr<Optimizer> make_optimizer(const Job& s, std::vector<FlatUnit> un
                          .beta1 = o.beta1,
                          .beta2 = o.beta2,
                          .weight_decay = o.weight_decay,
+                         .state = o.state_dtype,
+                         .seed = static_cast<uint64_t>(o.seed),
                          .state_arena = s.plan.offload == Offload::optimizer ? offload_arena(s.plan.device) : nullptr});
 }
 

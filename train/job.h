@@ -30,6 +30,8 @@ struct Optimisation {
   int64_t batch = 12;            // sequences per step, of all ranks
   int64_t seed = 1337;           // of weights, data order and dropout
   DType dtype = DType::float32;  // of parameters and activations; bfloat16 keeps float32 master weights
+  // Of the optimizer's state; bfloat16, for bfloat16 parameters: without master weights, rounded stochastically.
+  DType state_dtype = DType::float32;
   // Attention stays within documents, and positions begin again in each; the tokens must say where documents end.
   bool document_mask = false;
   bool operator==(const Optimisation&) const = default;
@@ -56,6 +58,9 @@ ModelConfig model_config(const Job& job, int64_t tokens_vocab);
 // It, shapes only.
 std::unique_ptr<LanguageModel> whole_model(const Job& job, int64_t tokens_vocab);
 DataOptions data_options(const Job& job);
+// Bytes that the optimizer keeps of each parameter that is trained: moments, and the master copy of bfloat16.
+int64_t state_bytes(const Optimisation& optim);
+DType state_dtype_of(const Optimisation& optim);  // of the moments
 LrSchedule lr_schedule(const Optimisation& optim);
 // With Offload::optimizer the state lies elsewhere (offload_arena()), in a place of its own for each call.
 std::unique_ptr<Optimizer> make_optimizer(const Job& job, std::vector<FlatUnit> units);

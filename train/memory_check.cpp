@@ -186,10 +186,7 @@ LeastMemory least_memory(const Job& job) {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
   const Optimisation& o = job.optim;
   const int64_t value = size_of(o.dtype);
-  const double wide = o.dtype == DType::float64 ? 8 : 4;
-  double state = wide * (o.optimizer == OptimizerKind::sgd ? (o.momentum > 0 ? 1 : 0) : 2);
-  if (o.dtype == DType::bfloat16) state += wide;  // the master copy
-  if (job.plan.offload == Offload::optimizer) state = 0;
+  const double state = job.plan.offload == Offload::optimizer ? 0 : number(state_bytes(o));
   const Counted counted = count(job.model, job.make, value);
   LeastMemory out{.parameters = counted.parameters,
                   .trained = counted.trained,

@@ -101,8 +101,7 @@ PlanSizes::PlanSizes(const Job& job)
   value = size_of(d.dtype);
   grad = size_of(d.grad_dtype);
   wide = d.dtype == DType::float64 ? 8 : 4;
-  state = wide * (o.optimizer == OptimizerKind::sgd ? (o.momentum > 0 ? 1 : 0) : 2);
-  if (d.dtype == DType::bfloat16) state += wide;  // the master copy
+  state = state_bytes(o);
   bucket_bytes = d.bucket_bytes;
   documents = o.document_mask;
   sequences = o.batch / (plan.dp * m);

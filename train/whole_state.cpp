@@ -141,7 +141,7 @@ void read_parts(const std::vector<HeldPart>& parts, const WholeTensors& source) 
 std::vector<std::string> state_kinds(const Optimisation& o) {
   std::vector<std::string> kinds = {"m", "v"};
   if (o.optimizer == OptimizerKind::sgd) kinds.assign(o.momentum != 0 ? 1 : 0, "momentum");
-  if (o.dtype == DType::bfloat16) kinds.emplace_back("master");
+  if (o.dtype == DType::bfloat16 && o.state_dtype != DType::bfloat16) kinds.emplace_back("master");
   return kinds;
 }
 
@@ -150,7 +150,9 @@ std::vector<WholeTensor> list_values(Trainer& trainer) { return list(trainer, ""
 std::vector<WholeTensor> list_state(Trainer& trainer) {
   std::vector<WholeTensor> out;
   for (const std::string& kind : state_kinds(trainer.job().optim))
-    std::ranges::move(list(trainer, "." + kind, wide_of(trainer.job().optim.dtype), false), std::back_inserter(out));
+    std::ranges::move(
+        list(trainer, "." + kind, kind == "master" ? DType::float32 : state_dtype_of(trainer.job().optim), false),
+        std::back_inserter(out));
   return out;
 }
 

@@ -39,6 +39,7 @@ TrainOptions draw_plan(uint64_t trial) {
   o.offload = d.of<const char*>({"none", "none", "optimizer"});
   if (o.dp_mode == "ps-sync") o.servers = d.between(1, *o.ranks);
   test::draw_family(d, o);
+  if (o.dtype == "bf16") o.state_dtype = d.of<const char*>({"fp32", "bf16"});
   return o;
 }
 

@@ -42,6 +42,15 @@ TEST(Expected, MemoryIsTheTableOfThePaper) {
   }
 }
 
+// With all of it in bfloat16 a parameter takes 8 bytes.
+TEST(Expected, StatesOfBfloat16TakeEightBytes) {
+  TrainOptions o = gpt2(4, 0, "bf16");
+  o.state_dtype = "bf16";
+  const std::vector<HeldBytes> held = expected_memory(job_of(o));
+  const HeldBytes& h = held.front();
+  EXPECT_NEAR(static_cast<double>(h.parameters + h.gradients + h.optimizer) / 124'475'904, 8, 0.001);
+}
+
 int64_t bytes_of(const std::vector<SentBytes>& all, const std::string& operation) {
   int64_t sum = 0;
   for (const SentBytes& s : all)

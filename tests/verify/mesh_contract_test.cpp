@@ -58,6 +58,7 @@ TrainOptions draw_exact_plan(uint64_t trial) {
   o.all_reduce = d.of<const char*>({"direct", "direct", "ring", "tree", "root"});
   o.bucket_mb = d.of({1e-6, 0.001, 4.0});
   test::draw_family(d, o);
+  if (o.dtype == "bf16") o.state_dtype = d.of<const char*>({"fp32", "bf16"});
   return o;
 }
 

@@ -1,0 +1,77 @@
+// Stochastic rounding to bfloat16 (Gupta et al. 2015, "Deep learning with limited numerical precision", section 3): up
+// or down, with probabilities by which the mean is the number itself. So what is smaller than half of the last bit is
+// not lost, but added now and then, and weights need no float32 master copy.
+//
+// It is counted: the random bits of an element are a function of the seed, its parameter's name, the step and its index
+// in the whole parameter. A shard is rounded as the same elements of the whole are.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nn/flat.h"
+#include "tensor/random.h"
+
+namespace tessera {
+
+// x and sixteen random bits, the low ones of `random`, in bfloat16. What is not finite is rounded to nearest.
+constexpr bfloat16 round_stochastically(float x, uint32_t random) {
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  bfloat16 up_or_down;
+  up_or_down.bits = static_cast<uint16_t>((u + (random & 0xffffu)) >> 16);
+  return (u & 0x7f800000u) == 0x7f800000u ? bfloat16(x) : up_or_down;
+}
+
+inline constexpr int64_t kRoundedAtOnce = 256;
+
+// Random bits for three numbers of each of some elements: half a Philox block for an element.
+class RoundingBits {
+ public:
+  // Of elements [whole, whole + count) of a parameter; count is at most kRoundedAtOnce.
+  void draw(const Philox& random, uint64_t step, int64_t whole, int64_t count) {
+    const auto pair = static_cast<uint64_t>(whole) / 2;
+    skipped_ = whole % 2;
+    const int64_t pairs = (skipped_ + count + 1) / 2;
+    for (int64_t i = 0; i < pairs; ++i) {
+      const Philox::Block b = random(pair + static_cast<uint64_t>(i), step);
+      words_[0][2 * i] = b[0];
+      words_[0][2 * i + 1] = b[2];
+      words_[1][2 * i] = b[1];
+      words_[1][2 * i + 1] = b[3];
+    }
+  }
+  // to[i] = from[i], rounded by bits of their own for each `number` (0, 1, 2).
+  void round(bfloat16* to, const float* from, int64_t count, int number) const {
+    const uint32_t* const words = words_[number / 2] + skipped_;
+    const int shift = number % 2 * 16;
+    for (int64_t i = 0; i < count; ++i) to[i] = round_stochastically(from[i], words[i] >> shift);
+  }
+
+ private:
+  alignas(64) uint32_t words_[2][kRoundedAtOnce + 2];
+  int64_t skipped_ = 0;
+};
+
+// The streams that a unit's parameters are rounded by, one for each slot.
+inline std::vector<Philox> rounding_streams(const FlatUnit& unit, uint64_t seed) {
+  std::vector<Philox> out;
+  for (const Slot& slot : unit.slots) out.push_back(Philox::named(seed, slot.parameter->source() + ".rounding"));
+  return out;
+}
+
+// f(begin, count, bits) for elements [begin, end) of a unit, which are the slot's, a few at a time.
+template <class F>
+void for_each_rounded(const Slot& slot, const Philox& random, int64_t step, int64_t begin, int64_t end, const F& f) {
+  RoundingBits bits;
+  for_each_run(*slot.parameter, begin - slot.begin, end - slot.begin, [&](int64_t here, int64_t whole, int64_t count) {
+    for (int64_t done = 0; done < count; done += kRoundedAtOnce) {
+      const int64_t now = std::min(kRoundedAtOnce, count - done);
+      bits.draw(random, static_cast<uint64_t>(step), whole + done, now);
+      f(slot.begin + here + done, now, bits);
+    }
+  });
+}
+
+}  // namespace tessera
