@@ -1,4 +1,5 @@
-// config.json of a Hugging Face folder: what is accepted is a model whose own config.json says the same.
+// config.json of a Hugging Face folder: what is accepted is a model whose own config.json says the same, of its layers'
+// bits too.
 #include "hub/config.h"
 #include "hub/names.h"
 #include "tests/fuzz/target.h"
@@ -7,17 +8,20 @@ namespace tessera::fuzz {
 namespace {
 
 void parse_config(std::string_view bytes) {
-  const ModelConfig c = parse_hub_config(bytes, kWhat);
+  std::optional<GptqConfig> gptq;
+  const ModelConfig c = parse_hub_config(bytes, kWhat, &gptq);
   if (c.layers <= 64) require(!hub_tensors(c).empty(), "a model has tensors");
   std::string written;
   try {
-    written = hub_config(c, DType::float32);
+    written = hub_config(c, DType::float32, gptq ? &*gptq : nullptr);
   } catch (const InputError&) {
     throw std::logic_error("a model is no file");
   } catch (const Error&) {
     return;  // heads of another size in a family that has none
   }
-  require(hub_config(parse_hub_config(written, kWhat), DType::float32) == written, "it survives its file");
+  std::optional<GptqConfig> again;
+  const ModelConfig same = parse_hub_config(written, kWhat, &again);
+  require(hub_config(same, DType::float32, again ? &*again : nullptr) == written, "it survives its file");
 }
 
 const Target target("hub_config", parse_config);

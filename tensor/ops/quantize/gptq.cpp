@@ -55,7 +55,7 @@ std::vector<double> factor(std::vector<double> h, int64_t n) {
     h[at(j, j, n)] = root;
     for (int64_t i = 0; i < j; ++i) column[static_cast<size_t>(i)] = h[at(i, j, n)] /= root;
     const double* const r = column.data();
-    cpu::parallel_for(j, std::max<int64_t>(1, cpu::kGrain / (j + 1)), [&h, r, j, n](int64_t begin, int64_t end) {
+    cpu::parallel_for(j, std::max<int64_t>(1, 8 * cpu::kGrain / (j + 1)), [&h, r, j, n](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         double* const row = h.data() + i * n;
         const double x = r[i];

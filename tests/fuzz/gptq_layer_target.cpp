@@ -1,0 +1,38 @@
+// A layer in GPTQ's codes, as a file of tensors: what is accepted has the numbers of its codes, and is packed to the
+// same bits.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "hub/gptq_format.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse_layer(std::string_view bytes) {
+  const Safetensors file(bytes_of(bytes), kWhat, true);
+  const TensorBytes &qweight = file.at("qweight"), &scales = file.at("scales");
+  // A model says its sizes; here they follow from two tensors, which may not fit each other.
+  if (qweight.shape.size() != 2 || scales.shape.size() != 2 || qweight.bytes.empty() || scales.bytes.empty())
+    throw InputError(std::string(kWhat) + ": no sizes");
+  const int64_t rows = qweight.shape[1], columns = 8 * qweight.shape[0], groups = scales.shape[0];
+  const int64_t group = std::max<int64_t>(1, columns / groups);
+  const GptqLayer layer({.qweight = &qweight,
+                         .qzeros = &file.at("qzeros"),
+                         .scales = &scales,
+                         .g_idx = file.contains("g_idx") ? &file.at("g_idx") : nullptr},
+                        rows, columns, group, kWhat);
+  std::vector<float> values(static_cast<size_t>(rows * columns));
+  layer.decode(0, values);
+  require(std::ranges::all_of(values, [](float v) { return std::isfinite(v); }), "numbers are finite");
+  const Int4Matrix matrix = layer.unpack();
+  const GptqTensors packed = pack_gptq(matrix, 0, rows);
+  require(std::memcmp(packed.qweight.data(), qweight.bytes.data(), qweight.bytes.size()) == 0, "codes stay");
+  require(std::memcmp(packed.scales.data(), scales.bytes.data(), scales.bytes.size()) == 0, "scales stay");
+}
+
+const Target target("gptq_layer", parse_layer);
+
+}  // namespace
+}  // namespace tessera::fuzz

@@ -1,0 +1,251 @@
+// GPTQ's files: bits against numbers by hand and against those that AutoGPTQ wrote, folders out and in to the bit, and
+// what is damaged or of another format refused in one line.
+#include "tensor/ops/quantize/gptq.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "data/files.h"
+#include "hub/folder.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+// Codes and scales that AutoGPTQ 0.3.1 was given too (QuantLinear.pack of qlinear_cuda, 64 inputs, 32 outputs).
+Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
+  Int4Matrix m(rows, columns, group);
+  for (int64_t o = 0; o < rows; ++o) {
+    for (int64_t i = 0; i < columns; ++i) m.set_code(o, i, static_cast<int>((5 * o + 3 * i + o * i / 7) % 16));
+    for (int64_t g = 0; g < m.groups(); ++g) m.scale(o, g) = half_of(static_cast<float>(1 + o + 2 * g) / 64);
+  }
+  return m;
+}
+
+TEST(GptqFormat, WritesTheBitsOfAutoGptq) {
+  const GptqTensors t = pack_gptq(counted(32, 64, 32), 0, 32);
+  ASSERT_EQ(t.qweight.size(), 8u * 32);
+  const auto word = [&](size_t i, size_t o) { return static_cast<uint32_t>(t.qweight[i * 32 + o]); };
+  // Row 0, inputs 0 to 7: 0 3 6 9 12 15 18 21, of which 16 is taken from the last two.
+  EXPECT_EQ(word(0, 0), 0x52fc9630U);
+  EXPECT_EQ(word(0, 1), 0xb741eb85U);
+  EXPECT_EQ(word(0, 3), 0x730c952fU);
+  EXPECT_EQ(word(7, 28), 0x5e7092b4U);
+  EXPECT_EQ(word(7, 31), 0xf708192bU);
+  uint64_t sum = 0;
+  for (size_t i = 0; i < t.qweight.size(); ++i) sum += static_cast<uint32_t>(t.qweight[i]) * uint64_t{i + 1};
+  EXPECT_EQ(sum, 73937970900033U);
+  ASSERT_EQ(t.qzeros.size(), 2u * 4);
+  for (const int32_t z : t.qzeros) EXPECT_EQ(z, 0x77777777);
+  ASSERT_EQ(t.scales.size(), 2u * 32);
+  EXPECT_EQ(wide(t.scales[32 + 5]), 8.0F / 64);  // (group 1, row 5)
+  EXPECT_EQ(t.g_idx[31], 0);
+  EXPECT_EQ(t.g_idx[32], 1);
+  const std::vector<TensorBytes> listed = listed_gptq(t, "l", counted(32, 64, 32), 32);
+  EXPECT_EQ(listed[1].name, "l.qweight");
+  EXPECT_EQ(listed[1].shape, (std::vector<int64_t>{8, 32}));
+  EXPECT_TRUE(listed[3].is_half);
+  EXPECT_THROW((void)pack_gptq(counted(12, 64, 32), 0, 12), Error);
+}
+
+TEST(GptqFormat, IsReadAsItWasWritten) {
+  for (const auto& [rows, columns, group] : {std::array<int64_t, 3>{32, 64, 32}, {8, 24, 16}, {16, 8, 8}}) {
+    const Int4Matrix m = counted(rows, columns, group);
+    const GptqTensors t = pack_gptq(m, 0, rows);
+    const std::vector<TensorBytes> listed = listed_gptq(t, "l", m, rows);
+    for (const bool ordered : {true, false}) {
+      const GptqLayer layer({&listed[1], &listed[2], &listed[3], ordered ? &listed[0] : nullptr}, rows, columns, group,
+                            "here");
+      const Int4Matrix again = layer.unpack();
+      EXPECT_EQ(again.codes, m.codes);
+      EXPECT_EQ(0, std::memcmp(again.scales.data(), m.scales.data(), m.scales.size() * sizeof(Half)));
+      std::vector<float> all(static_cast<size_t>(rows * columns)), part(static_cast<size_t>(2 * columns - 3));
+      m.decode(0, all);
+      layer.decode(columns + 1, part);
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + columns + 1));
+    }
+  }
+}
+
+class GptqFolderTest : public testing::Test {
+ protected:
+  fs::path path(const std::string& name) const { return made_.path() / name; }
+  // A model of drawn weights, each layer's rounded to nearest.
+  HubWeights drawn(const ModelConfig& config, int64_t group) {
+    model_ = make_model(config);
+    model_->materialize(4, make_arena(), DType::float32, DType::float32);
+    HubWeights out{
+        .tensors =
+            [this](const std::string& name, DType dtype, const Shape&) {
+              for (const Parameter* p : model_->parameters())
+                if (p->name == name)
+                  return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
+              throw Error("no " + name);
+            },
+        .gptq = {.group = group}};
+    for (int64_t i = 0; i < config.layers; ++i)
+      for (Linear* l : model_->layer(i).all<Linear>())
+        out.codes.emplace(l->parameter(l->weight).name,
+                          round_to_nearest(l->weight.value(), GptqConfig{.group = group}.group_of(l->weight.dim(1))));
+    return out;
+  }
+  Json json(const char* file) const { return Json::parse(read_file(path(file))); }
+  void write(const char* file, const Json& json) const { std::ofstream(path(file)) << json.dump(); }
+  void expect_refused(const std::string& words) const {
+    try {
+      HubFolder folder(path(""));
+      ADD_FAILURE() << "taken; expected: " << words;
+    } catch (const InputError& e) {
+      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
+      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
+    }
+  }
+  // The file's tensors, as `change` leaves them.
+  void rewrite(const std::function<void(std::map<std::string, TensorBytes>&)>& change) const {
+    const std::string kept = read_file(path("model.safetensors"));
+    const Safetensors file(std::as_bytes(std::span(kept)), "kept", true);
+    std::map<std::string, TensorBytes> tensors;
+    for (const TensorBytes& t : file.tensors()) tensors[t.name] = t;
+    change(tensors);
+    std::vector<TensorBytes> listed;
+    for (auto& [name, t] : tensors) {
+      t.name = name;
+      listed.push_back(t);
+    }
+    write_safetensors(path("model.safetensors"), listed);
+  }
+
+  std::unique_ptr<LanguageModel> model_;
+
+ private:
+  TemporaryDirectory made_{fs::temp_directory_path() / "gptq"};
+};
+
+const ModelConfig kLlama{.family = Family::llama,
+                         .layers = 2,
+                         .heads = 4,
+                         .channels = 32,
+                         .context = 16,
+                         .vocab = 11,
+                         .kv_heads = 2,
+                         .ffn = 64,
+                         .qkv_bias = true};
+const ModelConfig kGpt2{.layers = 1, .heads = 2, .channels = 32, .context = 16, .vocab = 11};
+
+TEST_F(GptqFolderTest, GoesOutAndComesInToTheBit) {
+  for (const ModelConfig& config : {kLlama, kGpt2})
+    for (const int64_t group : {16, -1}) {
+      const HubWeights weights = drawn(config, group);
+      write_hub_folder(path(""), config, weights);
+      const Safetensors file(path("model.safetensors"), true);
+      EXPECT_EQ(file.contains("model.layers.1.self_attn.k_proj.qweight"), config.family == Family::llama);
+      EXPECT_EQ(file.contains("transformer.h.0.attn.c_attn.qweight"), config.family == Family::gpt2);
+      EXPECT_FALSE(file.contains("model.layers.1.self_attn.k_proj.weight"));
+      EXPECT_EQ(json("config.json").at("quantization_config"), json("quantize_config.json"));
+      for (const bool in_config : {true, false}) {  // older folders have the other file alone
+        Json said = json("config.json");
+        if (!in_config) said.erase("quantization_config");
+        write("config.json", said);
+        const HubFolder folder(path(""));
+        ASSERT_TRUE(folder.gptq());
+        EXPECT_EQ(folder.gptq()->group, group);
+        EXPECT_EQ(folder.dtype(), DType::float32);
+        const WholeTensors read = folder.tensors();
+        for (const Parameter* p : model_->parameters()) {
+          std::vector<float> found(static_cast<size_t>(p->whole.numel())), expected = p->var.value().to_vector<float>();
+          const auto codes = weights.codes.find(p->name);
+          if (codes != weights.codes.end()) codes->second.decode(0, expected);
+          // In two parts, the bound of which is no row's.
+          const TensorReader part = read(p->name, DType::float32, p->whole);
+          const auto half = static_cast<int64_t>(found.size() / 2 - 3);
+          part(0, std::as_writable_bytes(std::span(found).first(static_cast<size_t>(half))));
+          part(half, std::as_writable_bytes(std::span(found).subspan(static_cast<size_t>(half))));
+          EXPECT_EQ(found, expected) << p->name;
+          const auto again = folder.codes(p->name);
+          ASSERT_EQ(again.has_value(), codes != weights.codes.end()) << p->name;
+          if (again) {
+            EXPECT_EQ(again->codes, codes->second.codes) << p->name;
+          }
+        }
+      }
+    }
+}
+
+TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
+  write_hub_folder(path(""), kLlama, drawn(kLlama, 16));
+  const Json config = json("config.json");
+  const auto with = [&](const char* key, const Json& value, const std::string& words) {
+    Json changed = config;
+    changed["quantization_config"][key] = value;
+    write("config.json", changed);
+    expect_refused("quantization_config: " + words);
+    write("config.json", config);
+  };
+  with("bits", 8, "bits: expected 4, found 8");
+  with("bits", "4", "bits: expected 4, found \"4\"");
+  with("desc_act", true, "desc_act: expected false (no activation order), found true");
+  with("sym", false, "sym: expected true (symmetric codes), found false");
+  with("checkpoint_format", "gptq_v2", "checkpoint_format: expected \"gptq\", found \"gptq_v2\"");
+  with("quant_method", "awq", "quant_method: expected \"gptq\", found \"awq\"");
+  with("group_size", 0, "group_size: expected a number of columns, or -1, found 0");
+  with("lm_head", true, "lm_head: expected false");
+  with("dynamic", {{"-:mlp", Json::object()}}, "dynamic: expected nothing");
+  Json changed = config;
+  changed["quantization_config"]["group_size"] = 32;
+  write("config.json", changed);
+  expect_refused("q_proj.qzeros': expected int32 (1, 4), found int32 (2, 4)");
+  write("config.json", config);
+
+  const std::string kept = read_file(path("model.safetensors")), layer = "model.layers.0.mlp.up_proj";
+  const auto refused = [&](const std::function<void(std::map<std::string, TensorBytes>&)>& change,
+                           const std::string& words) {
+    rewrite(change);
+    expect_refused(words);
+    std::ofstream(path("model.safetensors"), std::ios::binary) << kept;
+  };
+  std::vector<std::byte> bytes;  // that a tensor has in place of its own
+  const auto poke = [&](const std::string& part, size_t at, std::initializer_list<int> values) {
+    return [&, part, at, values = std::vector<int>(values)](std::map<std::string, TensorBytes>& tensors) {
+      TensorBytes& t = tensors.at(layer + part);
+      bytes.assign(t.bytes.begin(), t.bytes.end());
+      for (size_t i = 0; i < values.size(); ++i) bytes[at + i] = static_cast<std::byte>(values[i]);
+      t.bytes = bytes;
+    };
+  };
+  refused(poke(".g_idx", 4, {1}), "g_idx': expected column 1 in group 0 (no activation order), found 1");
+  refused(poke(".g_idx", 0, {0xff, 0xff, 0xff, 0xff}), "expected column 0 in group 0 (no activation order), found -1");
+  refused(poke(".qzeros", 8, {0x88, 0x88, 0x88, 0x88}),
+          "expected 0x77777777 (symmetric codes, version 1), found 0x88888888");
+  refused(poke(".scales", 2, {0x00, 0x7c}), "scales': expected finite numbers, found inf");
+  refused([&](auto& t) { t.erase(layer + ".scales"); }, "up_proj.scales' is missing");
+  refused([&](auto& t) { t.at(layer + ".scales").is_half = false; },
+          "expected float16 (2, 64), found bfloat16 (2, 64)");
+  refused(
+      [&](auto& t) {
+        t.at(layer + ".qweight").shape = {64, 4};
+      },
+      "qweight': expected int32 (4, 64), found int32 (64, 4)");
+  refused([&](auto& t) { t[layer + ".qweights"] = t.at(layer + ".qweight"); }, "qweights' is int32; expected floating");
+  // A bias that AutoGPTQ adds is none; one with numbers is.
+  const std::vector<uint16_t> none(64, 0), some(64, 0x3c00);
+  const auto biased = [&](const std::vector<uint16_t>& values) {
+    return [&](auto& t) { t[layer + ".bias"] = {"", DType::bfloat16, {64}, std::as_bytes(std::span(values)), true}; };
+  };
+  refused(biased(some), "up_proj.bias' is no part of this model");
+  rewrite(biased(none));
+  EXPECT_NO_THROW(HubFolder(path("")));
+  fs::remove(path("quantize_config.json"));
+  changed.erase("quantization_config");
+  write("config.json", changed);
+  expect_refused("is int32; expected floating numbers");
+}
+
+}  // namespace
+}  // namespace tessera

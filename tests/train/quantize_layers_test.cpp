@@ -1,0 +1,155 @@
+// Layers in 4 bits: each sees what those before it, already rounded, make of the calibration data; and by GPTQ the
+// model stays nearer to what it was than by rounding to nearest.
+#include "train/quantize_layers.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "data/loader.h"
+#include "tensor/field_error.h"
+#include "tensor/random.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kVocab = 29, kContext = 16;
+
+ModelConfig llama() {
+  return {.family = Family::llama,
+          .layers = 2,
+          .heads = 4,
+          .channels = 32,
+          .context = kContext,
+          .vocab = kVocab,
+          .kv_heads = 2,
+          .ffn = 64};
+}
+ModelConfig gpt2() { return {.layers = 2, .heads = 2, .channels = 32, .context = kContext, .vocab = kVocab}; }
+
+// Its weights are large enough for layers to matter.
+std::unique_ptr<LanguageModel> drawn(const ModelConfig& config) {
+  std::unique_ptr<LanguageModel> model = make_model(config);
+  model->freeze();
+  model->materialize(5, make_arena(), DType::float32, DType::float32);
+  for (Parameter* p : model->parameters())
+    if (p->whole.rank() == 2) {
+      const Philox random = Philox::named(7, p->name);
+      for (int64_t i = 0; i < p->whole.numel(); ++i)
+        p->var.value().data<float>()[i] = static_cast<float>(0.15 * random.normal(static_cast<uint64_t>(i)));
+    }
+  return model;
+}
+
+// A text in which what comes next depends on what was there: 85 tokens are 5 whole windows and a part of one.
+TokenFile tokens() {
+  std::vector<int32_t> out{1, 2};
+  const Philox random = Philox::named(3, "tokens");
+  while (out.size() < 86)
+    out.push_back(static_cast<int32_t>((out.back() * 3 + out[out.size() - 2] + random.below(3, out.size())) % kVocab));
+  return TokenFile::of_tokens(out, kVocab, "drawn");
+}
+
+std::vector<Linear*> linears_of(LanguageModel& model) {
+  std::vector<Linear*> out;
+  for (int64_t i = 0; i < model.config.layers; ++i)
+    for (Linear* l : model.layer(i).all<Linear>()) out.push_back(l);
+  return out;
+}
+
+std::vector<float> hidden(LanguageModel& model, const Windows& windows) {
+  const NoGrad no_grad;
+  std::vector<int32_t> ids(5 * kContext), targets(ids);
+  windows.load(0, 5, ids.data(), targets.data());
+  model.set_step({});
+  return model.hidden(Tensor::of<int32_t>(ids, {5, kContext}, make_arena())).value().to_vector<float>();
+}
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += std::pow(static_cast<double>(a[i]) - static_cast<double>(b[i]), 2);
+  return sum;
+}
+
+TEST(QuantizeLayers, EachSeesWhatTheRoundedOnesBeforeItMake) {
+  const TokenFile text = tokens();
+  const Windows windows(text, kContext);
+  for (const ModelConfig& config : {llama(), gpt2()}) {
+    const auto model = drawn(config);
+    std::map<std::string, Tensor> before;
+    for (Linear* l : linears_of(*model)) before[l->parameter(l->weight).name] = l->weight.value().clone();
+    std::vector<std::string> heard;
+    const std::vector<QuantizedWeight> made =
+        quantize_layers(*model, &windows, {.group = 16, .at_once = 2}, [&](const auto& w) { heard.push_back(w.name); });
+    ASSERT_EQ(made.size(), 8u);
+    EXPECT_EQ(heard.front(), "blocks.0.attn.qkv.weight");
+    EXPECT_EQ(heard.back(), "blocks.1.mlp.down.weight");
+    for (size_t i = 0; i < made.size(); ++i) {
+      Linear& l = *linears_of(*model)[i];
+      std::vector<float> decoded(static_cast<size_t>(l.weight.value().numel()));
+      made[i].matrix.decode(0, decoded);
+      EXPECT_EQ(l.weight.value().to_vector<float>(), decoded) << made[i].name;
+      // Of the model as it is now: the inputs of a layer depend on those before it alone.
+      InputSquares inputs(l.weight.dim(1));
+      l.set_product([&](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
+        const Tensor rows = x.value().flat_rows();
+        inputs.add(rows.narrow(0, 0, std::min<int64_t>(rows.dim(0), 5)));  // the last window has 5 targets
+        return linear(x, w, b, packs);
+      });
+      std::vector<int32_t> ids(kContext), targets(ids);
+      const NoGrad no_grad;
+      model->set_step({});
+      windows.load(5, 1, ids.data(), targets.data());
+      model->hidden(Tensor::of<int32_t>(ids, {1, kContext}, make_arena()));
+      InputSquares last = inputs;
+      l.set_product([&](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
+        last.add(x.value());
+        return linear(x, w, b, packs);
+      });
+      hidden(*model, windows);
+      l.set_product({});
+      const double error = output_error(before.at(made[i].name), made[i].matrix, last);
+      EXPECT_NEAR(error, made[i].error, 1e-4 * error) << made[i].name;
+      EXPECT_GT(error, 0);
+    }
+  }
+}
+
+TEST(QuantizeLayers, GptqStaysNearerThanRounding) {
+  const TokenFile text = tokens();
+  const Windows windows(text, kContext);
+  for (const ModelConfig& config : {llama(), gpt2()}) {
+    const std::vector<float> before = hidden(*drawn(config), windows);
+    const auto rounded = drawn(config), better = drawn(config), blind = drawn(config);
+    quantize_layers(*rounded, &windows, {.method = Rounding::nearest, .group = 32});
+    quantize_layers(*better, &windows, {.group = 32});
+    quantize_layers(*blind, nullptr, {.method = Rounding::nearest, .group = 32});
+    EXPECT_LT(distance(hidden(*better, windows), before), 0.5 * distance(hidden(*rounded, windows), before));
+    EXPECT_EQ(hidden(*blind, windows), hidden(*rounded, windows));
+  }
+}
+
+TEST(QuantizeLayers, WhatDoesNotFitIsRefused) {
+  const TokenFile text = tokens();
+  const Windows windows(text, kContext), longer(text, 2 * kContext);
+  const auto expect_refused = [&](const Rows* rows, const QuantizeOptions& o, const std::string& words) {
+    try {
+      quantize_layers(*drawn(gpt2()), rows, o);
+      ADD_FAILURE() << "taken; expected: " << words;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
+    }
+  };
+  expect_refused(&windows, {.group = 24},
+                 "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, found 24");
+  expect_refused(&windows, {.group = 64}, "`group`: expected a divisor of the 32 inputs");
+  expect_refused(&longer, {.group = 16}, "rows of 32 tokens; the context is 16");
+  expect_refused(nullptr, {.group = 16}, "no calibration data");
+}
+
+}  // namespace
+}  // namespace tessera
