@@ -87,7 +87,7 @@ std::function<void(const std::string&)> name_of(std::optional<std::string>& out,
 
 void add_data(CLI::App& app, DatasetOptions& o, Findings& wrong) {
   CLI::App* d = app.add_subcommand("data", "Make a token dataset from texts");
-  d->add_option("SOURCE", o.source,
+  d->add_option("SOURCE", o.sources,
                 "austen, tinyshakespeare, a text file, documents as FILE.jsonl (.gz and .zst too), or llm.c's token "
                 "file; several, or a 'pattern*', become one dataset")
       ->required()
