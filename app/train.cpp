@@ -208,7 +208,7 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
   StreamDecoder text(*run.dataset.tokenizer, StreamDecoder::Broken::escaped);
   std::string written;
   const std::vector<int32_t> prompt = run.dataset.prompt();
-  const SampleOptions options{.temperature = 0.8,
+  const SampleOptions options{.temperature = 0.7,
                               .top_p = 0.9,
                               .seed = static_cast<uint64_t>(run.options.seed),
                               .vocab = run.dataset.tokenizer->vocab_size()};

@@ -171,9 +171,9 @@ class Difference {
     };
     if (both(ms) || (w > 0 && e[w - 1] == "step" && both(number))) return true;
     if (e[0] == "replayed" || e[0] == "measured") return both(share);
-    return (column == "activations" || column == "workspace" || column == "communication" || column == "peak") &&
-               within(e[w], found, 1 << 14, 0.1) ||
-           (column == "MB" && within(e[w], found, 0.02, 0.1));
+    const bool is_held =
+        column == "activations" || column == "workspace" || column == "communication" || column == "peak";
+    return (is_held && within(e[w], found, 1 << 14, 0.1)) || (column == "MB" && within(e[w], found, 0.02, 0.1));
   }
   // A number, or the name of the tensor that is farthest from the oracle's.
   static bool is_figure(const std::string& word) {

@@ -75,7 +75,8 @@ inline void expect_text(const std::string& text, const nlohmann::json& report, c
     std::string row = fmt::format("\n{:<6}", r);
     for (const char* category : {"parameters", "gradients", "optimizer", "activations", "workspace", "communication"})
       row += fmt::format(" {:>13}", report["ranks"][r]["peaks"][category].get<int64_t>());
-    EXPECT_TRUE(has(row + fmt::format(" {:>13}\n", report["ranks"][r]["peak_bytes"].get<int64_t>()))) << row;
+    const auto peak = report["ranks"][r]["peak_bytes"].get<int64_t>();
+    EXPECT_TRUE(has(row + fmt::format(" {:>13} {:>9.2f}\n", peak, static_cast<double>(peak) / 1e6))) << row;
   }
 }
 

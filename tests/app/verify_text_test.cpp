@@ -24,8 +24,9 @@ TEST_F(VerifyTextTest, HasALineForEachOperationAndEachRank) {
   const auto has = [&](const std::string& pattern) { return std::regex_search(text.out, std::regex(pattern)); };
   for (const auto& [axis, operations] : said["bytes"].items())
     for (const auto& [operation, counts] : operations.items())
-      EXPECT_TRUE(has(fmt::format("\n +{} +{} +{} +{} +{} ok +\\d+\n", axis, operation, counts["calls"].dump(),
-                                  counts["sent"].dump(), counts["expected"].dump())))
+      EXPECT_TRUE(
+          has(fmt::format("\n +{} +{} +{} +{} +{:.2f} +{} ok +\\d+\n", axis, operation, counts["calls"].dump(),
+                          counts["sent"].dump(), counts["sent"].get<double>() / 1e6, counts["expected"].dump())))
           << axis << " " << operation << "\n"
           << text.out;
   const nlohmann::json& memory = said["memory"];
@@ -33,7 +34,8 @@ TEST_F(VerifyTextTest, HasALineForEachOperationAndEachRank) {
     std::string pattern = fmt::format("\n +{}", rank);
     for (const char* category : {"parameters", "gradients", "optimizer"})
       pattern += fmt::format(" +{}", memory[category]["measured"][rank].dump());
-    pattern += fmt::format(" ok +{} +\\d+ ok\n", memory["peak"]["measured"][rank].dump());
+    const nlohmann::json& peak = memory["peak"]["measured"][rank];
+    pattern += fmt::format(" ok +{} +{:.2f} +\\d+ ok\n", peak.dump(), peak.get<double>() / 1e6);
     EXPECT_TRUE(has(pattern)) << pattern << "\n" << text.out;
   }
   EXPECT_TRUE(has("in flight, by pipeline rank: 2 1; expected 2 1 ok\n")) << text.out;
