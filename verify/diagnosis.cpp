@@ -166,15 +166,25 @@ Found order_of_sums(const Symptoms& s) {
   return fmt::format("gradients differ in their last bits only, by {:.2g} of their norm", worst);
 }
 
-Found wrong_scale(const Symptoms& s) {
-  const double factor = s.common_factor();
-  if (factor == 0 || s.wrong_loss()) return {};
-  std::string ranks;
-  for (const auto& [n, axis] : {std::pair{s.seen().dp * s.seen().cp, "data"}, {s.seen().tp, "tensor"}})
+// A number of ranks, or one over it, that a factor is; empty: it is none.
+std::string ranks_of(const Observations& o, double factor) {
+  for (const auto& [n, axis] : {std::pair{o.dp * o.cp, "data"}, {o.tp, "tensor"}})
     for (const double f : {static_cast<double>(n), 1.0 / static_cast<double>(n)})
-      if (n > 1 && std::abs(factor / f - 1) < 1e-2) ranks = fmt::format(", and the {} axis has {} ranks", axis, n);
+      if (n > 1 && std::abs(factor / f - 1) < 1e-2) return fmt::format(", and the {} axis has {} ranks", axis, n);
+  return "";
+}
+
+// Where bounds are wide, the norm has the factor that single gradients only show roughly.
+Found wrong_scale(const Symptoms& s) {
+  if (s.wrong_loss()) return {};
+  double factor = s.common_factor();
+  for (const NumberDifference& n : s.seen().numbers)
+    if (factor == 0 && n.step == s.step() && n.what == "gradient norm" &&
+        !ranks_of(s.seen(), n.found / n.expected).empty())
+      factor = n.found / n.expected;
+  if (factor == 0) return {};
   return fmt::format("step {}: all gradients are {:.4g} times what they should be{}; loss and bytes are right",
-                     s.step(), factor, ranks);
+                     s.step(), factor, ranks_of(s.seen(), factor));
 }
 
 Found probe(const Symptoms& s, Probe::Without without, const char* text) {
