@@ -32,7 +32,7 @@ Found tied_copies(const Symptoms& s) {
 Found norm(const Symptoms& s) {
   if (!s.right_gradients()) return {};
   const SentDifference* sent = s.fewer("pp", is_sum);  // of nothing else
-  if (!sent && !s.right_numbers()) sent = s.fewer("tp", is_sum);
+  if (!sent && !s.parameters().empty()) sent = s.fewer("tp", is_sum);
   if (!sent && !s.wrong_norm()) return {};
   return fmt::format("step {}: all gradients are right, {}{}", s.step(), s.numbers_text(),
                      sent ? "; " + s.bytes_text(*sent) : "");
@@ -73,7 +73,7 @@ Found missing_gather(const Symptoms& s) {
 // missing calls does: a weight has fewer numbers than an activation.
 Found tensor_sum(const Symptoms& s, Cause cause) {
   const SentDifference* sent = s.fewer("tp");
-  if (!sent || (s.right_gradients() && !s.right_numbers())) return {};
+  if (!sent || (s.right_gradients() && !s.parameters().empty())) return {};
   std::set<std::string> blocks;
   bool vectors = true;
   for (const TensorDifference* g : s.gradients()) {
@@ -83,7 +83,7 @@ Found tensor_sum(const Symptoms& s, Cause cause) {
   const int64_t missing = sent->expected_calls - sent->calls;
   const bool small =
       missing > 0 && sent->calls > 0 && (sent->expected_bytes - sent->bytes) / missing < sent->bytes / sent->calls;
-  const bool one_weight = small && (s.right_gradients() || (blocks.size() == 1 && vectors));
+  const bool one_weight = s.right_gradients() ? small : blocks.size() == 1 && vectors;
   const Cause is = s.wrong_loss() ? Cause::missing_forward_sum
                    : one_weight   ? Cause::weight_not_summed
                                   : Cause::missing_backward_sum;
@@ -197,6 +197,11 @@ Found probe(const Symptoms& s, Probe::Without without, const char* text) {
 Found parameters(const Symptoms& s, Cause cause) {
   if (!s.right_gradients() || s.wrong_norm() || s.step() == 0 || s.parameters().empty()) return {};
   const double factor = s.moment_factor();
+  int64_t wrong = 0, elements = 0;
+  for (const TensorDifference* p : s.parameters()) {
+    wrong += p->wrong;
+    elements += p->elements;
+  }
   const auto all = [&](auto is) { return std::ranges::all_of(s.parameters(), is); };
   const bool unchanged = all([](const auto*p) { return p->unchanged; }),
              whole = all([](const auto*p) { return p->wrong == p->elements; }) &&

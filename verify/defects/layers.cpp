@@ -19,7 +19,7 @@ DecoderLayer& last_layer(Trainer& t) { return t.model().layer(t.model().config.l
 
 Needs of_tensor_axis(const Job& job) { return Needs(job).ranks("tp", &Plan::tp, 2); }
 
-// In bf16 the bound of a plan that splits sums is wide enough for a wrong mask.
+// In bf16 the bound of a plan that splits sums is wide enough for a wrong mask, or a sum that is missing in one layer.
 Needs of_context_axis(const Job& job) {
   return Needs(job).ranks("cp", &Plan::cp, 2).need(job.optim.dtype != DType::bfloat16, "dtype", "fp32");
 }
@@ -76,13 +76,19 @@ std::vector<Defect> defects_of_layers() {
        "the query, key and value layer does not sum the gradient of its input over the tensor ranks",
        Cause::missing_backward_sum,
        [](const Job& j) {
-         return of_tensor_axis(j).need(!j.plan.sp, "sp", "false").need(j.model.lora.rank == 0, "lora_rank", "0");
+         return of_tensor_axis(j)
+             .need(!j.plan.sp, "sp", "false")
+             .need(j.model.lora.rank == 0, "lora_rank", "0")
+             .need(j.optim.dtype != DType::bfloat16, "dtype", "fp32");
        },
        in_last_block, [](VerifyHooks& h, const Job&) { in_model(h, unsum_input); }},
       {"missing-output-sum", "attention's output layer does not sum its parts over the tensor ranks",
        Cause::missing_forward_sum,
        [](const Job& j) {
-         return of_tensor_axis(j).need(!j.plan.sp, "sp", "false").need(j.model.lora.rank == 0, "lora_rank", "0");
+         return of_tensor_axis(j)
+             .need(!j.plan.sp, "sp", "false")
+             .need(j.model.lora.rank == 0, "lora_rank", "0")
+             .need(j.optim.dtype != DType::bfloat16, "dtype", "fp32");
        },
        in_last_block, [](VerifyHooks& h, const Job&) { in_model(h, unsum_output); }},
       {"unsummed-norm-weight",
