@@ -23,9 +23,9 @@ constexpr const char* kExamples =
     "  tessera checkpoint reshard runs/mine --out parts --dp 2 --tp 2 --zero 3   write one file for each rank\n"
     "  tessera checkpoint quantize runs/mine --calibrate notes.txt --out small   round the layers to 4 bits";
 constexpr const char* kQuantizeFooter =
-    "Makes a folder, in GPTQ's format v1, that transformers, generate and evaluate load. The last two, as train "
+    "Makes a folder in GPTQ's format, version 1, which transformers and its like load. generate, evaluate and train "
     "--init\n"
-    "without --quantize, hold its layers in full while they compute.";
+    "compute with the numbers that its codes stand for, and hold these in full.";
 
 void add_from(CLI::App* action, CheckpointOptions& o, const char* what) {
   action->add_option("FROM", o.from, what)->required()->type_name("");
@@ -59,7 +59,8 @@ void add_quantize(CLI::App& checkpoint, CheckpointOptions& o, Findings& wrong) {
             {[&o](const std::string& t) { o.calibrate = t; }, wrong});
   add_words(q, "--windows", "of the context's length, spread over the calibration data [128]",
             {[&o](const std::string& t) { o.windows = parse_integer("--windows", t, 1, 1e9); }, wrong});
-  constexpr std::array<std::string_view, 4> run = {"context", "batch", "device", "threads-per-rank"};
+  constexpr std::array<std::string_view, 7> run = {"context",  "batch",  "template",        "train-on",
+                                                   "skip-bad", "device", "threads-per-rank"};
   add_run_words(q, o.layout, run);
   q.footer(kQuantizeFooter);
 }

@@ -12,6 +12,7 @@
 #include "app/output.h"
 #include "app/progress.h"
 #include "data/evaluation_text.h"
+#include "data/jsonl.h"
 #include "hub/folder.h"
 #include "parallel/comm/launch.h"
 #include "tensor/field_error.h"
@@ -49,6 +50,10 @@ void quantize(const CheckpointOptions& o) {
   const bool by_gptq = o.method == "gptq";
   if (by_gptq && o.calibrate.empty())
     throw Error("--calibrate: expected a text like those that the model is to read; found none");
+  for (const auto& [name, value] : o.layout)
+    if ((name == "template" || name == "train-on" || name == "skip-bad") && !is_jsonl_name(o.calibrate))
+      throw Error(fmt::format("--{}: goes with --calibrate FILE.jsonl, found {}", name,
+                              o.calibrate.empty() ? "none" : "--calibrate " + one_line(o.calibrate)));
   Words words = o.layout;
   words.emplace_back("dtype", "fp32");
   if (!o.calibrate.empty()) words.emplace_back("data", o.calibrate);
@@ -59,7 +64,6 @@ void quantize(const CheckpointOptions& o) {
                             one_line(o.from)));
   if (from.gptq) throw Error(fmt::format("{}: it is quantised already; expected one that is not", one_line(o.from)));
   check_sizes(from.config);
-  check_example_options(model.run);
   EvaluationText text;
   if (!o.calibrate.empty()) text = evaluation_text(o.calibrate, *model.tokenizer, example_options(model.run));
   for (const std::string& note : text.notes) std::fputs((one_line(note) + "\n").c_str(), stderr);

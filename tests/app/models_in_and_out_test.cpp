@@ -94,7 +94,7 @@ TEST_F(ModelsInAndOutTest, ARunInPartsIsTheSameRun) {
 TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
   ASSERT_EQ(run(base_).status, 0);
   ASSERT_EQ(run("checkpoint export base --out folder").status, 0);
-  expect_failure("checkpoint", 2, "expected import, export, inspect or reshard");
+  expect_failure("checkpoint", 2, "expected import, export, inspect, quantize or reshard");
   expect_failure("checkpoint export base", 2, "--out: expected a name");
   expect_failure("checkpoint export base --out folder", 6, "exists already");
   expect_failure("checkpoint import base --out imported", 4, "no config.json");
