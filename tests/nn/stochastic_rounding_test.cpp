@@ -60,7 +60,7 @@ TEST(StochasticRounding, LeavesWhatBfloat16HasAndWhatIsNotFinite) {
 
 // Steps of a hundredth of the last bit: each is lost when it is rounded to nearest, and none on average here.
 TEST(StochasticRounding, SmallStepsAddUp) {
-  const FlatUnit unit = make_unit("u", {40000}, DType::bfloat16, DType::float32, make_arena());
+  FlatUnit unit = make_unit("u", {40000}, DType::bfloat16, DType::float32, make_arena());
   unit.values.fill(1.25);
   unit.grads.fill(1);
   OptimizerOptions o{.momentum = 0, .state = DType::bfloat16, .seed = 1};
