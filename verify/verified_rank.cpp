@@ -59,8 +59,8 @@ VerifiedRank::VerifiedRank(const Job& job, Communicator& world, const Sequences&
       result_(result) {
   const SumOrder order = order_of_sums(trainer_);
   hooks_.made(trainer_);
-  owners_of_gradients_ = whole_owners(trainer_, true);
-  owners_of_values_ = whole_owners(trainer_, false);
+  owners_of_gradients_ = aside(whole_owners(trainer_, true));
+  owners_of_values_ = aside(whole_owners(trainer_, false));
   if (world.rank() != 0) return;
   reference_ = std::make_unique<Reference>(job, sequences, order);
   comparison_ = std::make_unique<Comparison>(result);
