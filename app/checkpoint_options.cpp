@@ -24,8 +24,7 @@ constexpr const char* kExamples =
     "  tessera checkpoint quantize runs/mine --calibrate notes.txt --out small   round the layers to 4 bits";
 constexpr const char* kQuantizeFooter =
     "Makes a folder in GPTQ's format, version 1, which transformers and its like load. generate, evaluate and train "
-    "--init\n"
-    "compute with the numbers that its codes stand for, and hold these in full.";
+    "--init\nhold its codes as they are stored, in 4 bits.";
 
 void add_from(CLI::App* action, CheckpointOptions& o, const char* what) {
   action->add_option("FROM", o.from, what)->required()->type_name("");

@@ -99,7 +99,15 @@ struct Tensors {
     Comparison comparison(result);
     if (exactly) comparison.exactly();
     double worst = 0;
-    comparison.tensors(1, "gradient", found, {unit}, {whole}, worst);
+    const std::vector<FlatUnit> units{unit};
+    const std::vector<NamedTensor> nobody;
+    comparison.tensors({.step = 1,
+                        .kind = TensorDifference::Kind::gradient,
+                        .found = found,
+                        .units = units,
+                        .whole = {whole},
+                        .owners = nobody},
+                       worst);
     return result.passed();
   }
 };
