@@ -7,8 +7,8 @@
 namespace tessera {
 
 struct ProgramResult {
-  int status = 0;         // its exit status; 127 if it was not found, 124 if it took too long, 128 + n for signal n
-  std::string last_line;  // the last line that it wrote, standard output and standard error together
+  int status = 0;           // its exit status; 127 if it was not found, 124 if it took too long, 128 + n for signal n
+  std::string last_line;    // the last line that it wrote, standard output and standard error together
   std::string output = {};  // both, at least the last 64 KiB
 };
 

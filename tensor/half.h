@@ -26,7 +26,7 @@ inline Half half_of(float x) {
   const float magnitude = std::abs(x);
   if (magnitude >= 65520.0F) return {static_cast<uint16_t>(sign | 0x7c00u)};
   int exponent = 0;
-  std::frexp(magnitude, &exponent);               // magnitude = f 2^exponent with f in [0.5, 1)
+  std::frexp(magnitude, &exponent);                                     // magnitude = f 2^exponent with f in [0.5, 1)
   const int step = magnitude > 0 ? std::max(exponent - 11, -24) : -24;  // what one of the last bit counts
   const auto count = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -step)));
   // A count of 2048 carries into the exponent by itself, and counts below 1024 are subnormal.
