@@ -14,6 +14,7 @@
 #include "app/option_values.h"
 #include "app/plan_line.h"
 #include "app/pretrained.h"
+#include "app/report_options.h"
 #include "app/run_words.h"
 #include "tensor/error.h"
 
@@ -51,11 +52,6 @@ constexpr const char* kBenchExamples =
     "  tessera bench --benchmark_list_tests                           all names\n"
     "  tessera bench --device cuda                                    on GPUs, where operations are larger\n"
     "The other flags are Google Benchmark's. docs/measurements.md says how to read the rows.";
-
-constexpr const char* kReportExamples =
-    "Examples:\n"
-    "  tessera train --trace --pp 2 --microbatches 6 --out runs/mine   a run that leaves a timeline\n"
-    "  tessera report runs/mine                        draws it: runs/mine/report.html, for any browser";
 
 // verify makes its own sequences and writes nothing.
 bool is_of_verify(std::string_view name) {
@@ -95,20 +91,6 @@ void add_bench(CLI::App& app, BenchOptions& o) {
             [&o](const std::string& t) { o.device = parse_choice("--device", t, "cpu|cuda"); });
   b->prefix_command();  // the words behind are Google Benchmark's
   b->footer(kBenchExamples);
-}
-
-void add_report(CLI::App& app, ReportOptions& o) {
-  CLI::App* r = app.add_subcommand("report", "Draw a run as one HTML file, or as text: timeline, memory, bytes, loss");
-  r->add_option("RUN", o.run, "run directory of a run with --trace")->required()->type_name("");
-  add_words(*r, "--format", "html: a file; text: on standard output [html]", [&o](const std::string& t) {
-    if (t != "html" && t != "text") throw Error(fmt::format("--format: expected html or text, found '{}'", t));
-    o.format = t;
-  });
-  add_words(*r, "--out", "file to write; default: RUN/report.html", [&o](const std::string& t) {
-    if (t.empty()) throw Error("--out: expected a file to write, found ''");
-    o.out = t;
-  });
-  r->footer(kReportExamples);
 }
 
 // The first word that nothing took, and what it may have been meant to be.

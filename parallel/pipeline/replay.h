@@ -18,6 +18,9 @@ using TimedLists = std::vector<std::vector<TimedAction>>;
 // What happened, on a clock that begins with the first pass of a stage. Whatever is no pass is idle time, messages too.
 Simulation as_measured(const Schedule& schedule, TimedLists lists);
 
+// The message that a receive action takes, as the action that sends it.
+Action sent_as(const Action& received);
+
 // Of each pass its own time, of each stage the means, and what a message took on average from when both sides were
 // ready (0 where there is none).
 Times times_of(const Schedule& schedule, const TimedLists& lists);
