@@ -15,6 +15,7 @@
 #include "app/option_values.h"
 #include "app/plan_line.h"
 #include "app/pretrained.h"
+#include "app/report_options.h"
 #include "app/run_words.h"
 #include "data/config_file.h"
 #include "data/files.h"
@@ -57,11 +58,6 @@ constexpr const char* kBenchExamples =
     "  tessera bench --benchmark_list_tests                           all names\n"
     "  tessera bench --device cuda                                    on GPUs, where operations are larger\n"
     "The other flags are Google Benchmark's. docs/measurements.md says how to read the rows.";
-
-constexpr const char* kReportExamples =
-    "Examples:\n"
-    "  tessera train --trace --pp 2 --microbatches 6 --out runs/mine   a run that leaves a timeline\n"
-    "  tessera report runs/mine                        draws it: runs/mine/report.html, for any browser";
 
 // verify makes its own sequences and writes nothing.
 bool is_of_verify(std::string_view name) {
@@ -112,15 +108,6 @@ void add_bench(CLI::App& app, BenchOptions& o, Findings& wrong) {
             {[&o](const std::string& t) { o.device = parse_choice("--device", t, "cpu|cuda"); }, wrong});
   b->prefix_command();  // the words behind are Google Benchmark's
   b->footer(kBenchExamples);
-}
-
-void add_report(CLI::App& app, ReportOptions& o, Findings& wrong) {
-  CLI::App* r = app.add_subcommand("report", "Draw a run as one HTML file, or as text: timeline, memory, bytes, loss");
-  r->add_option("RUN", o.run, "run directory of a run with --trace")->required()->type_name("");
-  add_words(*r, "--format", "html: a file; text: on standard output [html]",
-            {[&o](const std::string& t) { o.format = parse_choice("--format", t, "html|text"); }, wrong});
-  add_words(*r, "--out", "file to write; default: RUN/report.html", {name_of(o.out, "file to write"), wrong});
-  r->footer(kReportExamples);
 }
 
 // The options that nothing took, or where all are known the first word, and what each may have been meant to be.

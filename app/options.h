@@ -119,9 +119,11 @@ struct DatasetOptions {
 };
 
 struct ReportOptions {
-  std::string run;              // a run directory
-  std::string format = "html";  // or "text", on standard output
-  std::optional<std::string> out;
+  std::vector<std::string> runs;  // run directories: one, or two to be compared; with a figure also none
+  std::string format = "html";    // or "text", on standard output
+  std::optional<std::string> figure, out;
+  bool svg = false;
+  Words words = {};  // of a plan that is drawn where there is no run
 };
 
 struct BenchOptions {

@@ -19,7 +19,7 @@ using planner::Candidate;
 using planner::MemoryParts;
 using planner::Prediction;
 
-constexpr double kBar = 420, kRow = 22;
+constexpr double kBar = 420;
 constexpr int64_t kMostBoxes = 5000;  // that a browser draws at once
 constexpr size_t kMostRows = 64;
 
@@ -108,30 +108,25 @@ std::string memory_part(const PlanAnswer& a, const Candidate& c) {
   const size_t drawn = std::min(kMostRows, ranks.size());
   double most = limit;
   for (const MemoryParts& m : ranks) most = std::max(most, m.peak());
-  const double byte = (kWidth - kGutter - 90) / (1.05 * most), height = static_cast<double>(drawn) * kRow;
   std::vector<LegendEntry> entries;
   for (size_t k = 0; k < kCategories.size(); ++k) entries.push_back({fmt::format("m{}", k), kCategories[k].first});
-  std::string out = "<section id=\"memory\">\n<h2>Memory at the peak, by pipeline rank</h2>\n" + legend(entries) +
-                    open_svg(height + 24, "memory by pipeline rank");
+  Bars bars{.title = "memory by pipeline rank",
+            .bars = {},
+            .most = most,
+            .limit = limit,
+            .limit_words = "limit " + short_bytes(limit)};
   for (size_t r = 0; r < drawn; ++r) {
-    const double y = static_cast<double>(r) * kRow;
-    out += text_at(kGutter - 8, y + 15, "end", fmt::format("pipeline rank {}", r));
-    double x = kGutter;
+    Bar& bar = bars.bars.emplace_back();
+    bar.name = fmt::format("pipeline rank {}", r);
+    bar.total = short_bytes(ranks[r].peak());
     for (size_t k = 0; k < kCategories.size(); ++k) {
       const double bytes = ranks[r].*kCategories[k].second;
-      if (bytes <= 0) continue;
-      out += box({x, y, bytes * byte, kRow - 4}, fmt::format("m{}", k),
-                 fmt::format("pipeline rank {} | {}: {}", r, kCategories[k].first, short_bytes(bytes)),
-                 short_bytes(bytes));
-      x += bytes * byte;
+      bar.parts.push_back({fmt::format("m{}", k),
+                           fmt::format("{} | {}: {}", bar.name, kCategories[k].first, short_bytes(bytes)), bytes});
     }
-    out += text_at(x + 6, y + 15, "start", short_bytes(ranks[r].peak()));
   }
-  const double at = kGutter + limit * byte;
-  out +=
-      fmt::format("<line x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"0\" y2=\"{:.1f}\" stroke=\"var(--B)\" stroke-width=\"2\"/>",
-                  at, at, height);
-  out += text_at(at, height + 16, "mid", "limit " + short_bytes(limit)) + "</svg>\n";
+  std::string out = "<section id=\"memory\">\n<h2>Memory at the peak, by pipeline rank</h2>\n" + legend(entries) +
+                    inline_svg(bars_picture(bars));
   if (drawn < ranks.size())
     out += fmt::format("<p class=\"note\">The first {} of {} are drawn.</p>\n", drawn, ranks.size());
   return out + "</section>\n";

@@ -17,14 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// "rank 3 (pp 1, dp 0, tp 1)": axes of one rank are left out.
 std::string name_of_rank(const Mesh& mesh, int rank) {
-  const std::vector<int> at = mesh.coordinates(rank);
-  std::string places;
-  for (size_t a = 0; a < at.size(); ++a)
-    if (mesh.axes()[a].size > 1)
-      places += fmt::format("{}{} {}", places.empty() ? "" : ", ", mesh.axes()[a].name, at[a]);
-  return places.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, places);
+  return tessera::name_of_rank(mesh.axes(), mesh.coordinates(rank), rank);
 }
 
 std::string kept_steps(const std::vector<TraceStep>& steps, int64_t done) {
@@ -91,6 +85,13 @@ Json report_json(const Run& run, Trainer& trainer, const RunUsage& usage, const 
 
 }  // namespace
 
+std::string name_of_rank(const std::vector<MeshAxis>& axes, const std::vector<int>& at, int64_t rank) {
+  std::string places;
+  for (size_t a = 0; a < at.size(); ++a)
+    if (axes[a].size > 1) places += fmt::format("{}{} {}", places.empty() ? "" : ", ", axes[a].name, at[a]);
+  return places.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, places);
+}
+
 RunTrace::RunTrace(const TrainOptions& o, Communicator& world) : world_(world) {
   if (o.trace) trace_.emplace(static_cast<size_t>(o.trace_steps));
 }
@@ -105,6 +106,7 @@ void RunTrace::stop(Trainer& trainer) {
   log_ = describe_rank(*trainer.arena());
   log_.origin = trace_->origin();
   log_.events = trace_->events();
+  for (TraceEvent& wait : trace_->waits()) log_.events.push_back(std::move(wait));
   log_.steps = trace_->steps();
   log_.memory = trace_->memory();
 }

@@ -4,14 +4,20 @@
 //   report.json    what `tessera report` needs beside it: model, plan and schedule, bytes by axis and operation, peaks
 #pragma once
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "app/trace/rank_log.h"
 #include "app/training.h"
 #include "parallel/comm/trace.h"
+#include "parallel/mesh.h"
 #include "train/trainer.h"
 #include "train/usage.h"
 
 namespace tessera {
+
+// "rank 3 (pp 1, dp 0, tp 1)": axes of one rank are left out.
+std::string name_of_rank(const std::vector<MeshAxis>& axes, const std::vector<int>& at, int64_t rank);
 
 class RunTrace {
  public:

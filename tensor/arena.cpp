@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "tensor/arena_watch.h"
 #include "tensor/cuda/region.h"
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -130,11 +131,41 @@ void Arena::release(std::byte* block, int64_t bytes, Category category) {
   count(category, -bytes);
 }
 
+namespace {
+
+// What is kept of a watcher in its arena. The arena's own lock is held when it is told, and its lock inside of that.
+struct Watched {
+  std::mutex mutex;
+  ArenaWatcher watcher;
+  void tell(const std::array<int64_t, kCategories>& live) {
+    const std::lock_guard lock(mutex);
+    if (watcher) watcher(live);
+  }
+};
+
+}  // namespace
+
+void watch(Arena& arena, ArenaWatcher watcher) {
+  auto& watched = arena.local<Watched>();
+  {
+    const std::lock_guard lock(watched.mutex);
+    watched.watcher = std::move(watcher);
+  }
+  std::array<int64_t, kCategories> live = {};
+  for (size_t c = 0; c < live.size(); ++c) live[c] = arena.usage(static_cast<Category>(c)).live;
+  watched.tell(live);
+}
+
 void Arena::count(Category category, int64_t bytes) {
   for (Usage* u : {&usage_[static_cast<size_t>(category)], &total_}) {
     u->live += bytes;
     u->peak = std::max(u->peak, u->live);
   }
+  const auto watched = locals_.find(typeid(Watched));
+  if (watched == locals_.end()) return;
+  std::array<int64_t, kCategories> live = {};
+  for (size_t c = 0; c < live.size(); ++c) live[c] = usage_[c].live;
+  static_cast<Watched*>(watched->second.get())->tell(live);
 }
 
 Usage Arena::usage(Category category) const {

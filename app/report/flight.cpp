@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/report/parts.h"
+#include "app/report/style.h"
 #include "app/report/svg.h"
 #include "data/json.h"
 #include "tensor/error.h"
@@ -133,7 +134,7 @@ std::string flight_text(const Flights& all) {
 std::string flight_page(const Flights& all) {
   std::string out =
       std::string("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n") +
-      "<link rel=\"icon\" href=\"data:,\"/>\n<title>A failed run of Tessera</title>\n<style>" + kStyle +
+      "<link rel=\"icon\" href=\"data:,\"/>\n<title>A failed run of Tessera</title>\n<style>" + page_style() +
       "td.in { background: var(--warn); } td.missing { color: var(--B); } tr.differs td { font-weight: 600; }" +
       "</style>\n</head>\n<body>\n<main>\n<section><h1>This run failed</h1><table><tr><th>rank</th><th>why it "
       "ended</th></tr>\n";

@@ -49,6 +49,24 @@ StepSpan median_step(const Record& record) {
   return *middle;
 }
 
+std::vector<SentInStep> sent_in_step(const Record& record, const StepSpan& step) {
+  std::map<std::pair<std::string, std::string>, SentInStep> rows;
+  for (const Rank& rank : record.ranks) {
+    std::map<SentInStep*, int64_t> own;
+    for (const Event& e : rank.events) {
+      if (e.step != step.step || e.operation.empty()) continue;
+      SentInStep& row = rows.try_emplace({e.axis, e.operation}, SentInStep{e.axis, e.operation}).first->second;
+      ++row.calls;
+      row.bytes += e.sent;
+      row.most = std::max(row.most, own[&row] += e.sent);
+      row.ms += (e.end - e.begin) / static_cast<double>(record.ranks.size());
+    }
+  }
+  std::vector<SentInStep> out;
+  for (const auto& [name, row] : rows) out.push_back(row);
+  return out;
+}
+
 std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const StepSpan& step) {
   const Schedule& s = record.schedule;
   if (s.ranks < 2) return std::nullopt;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "app/report/record.h"
@@ -16,6 +17,15 @@ struct StepSpan {
 };
 // The step that took the median time.
 StepSpan median_step(const Record& record);
+
+// What all ranks together sent in a step, by axis and operation, and how long a rank was in it on average.
+struct SentInStep {
+  std::string axis, operation;
+  int64_t calls = 0, bytes = 0;
+  int64_t most = 0;  // bytes of the busiest rank; 0: not known
+  double ms = 0;
+};
+std::vector<SentInStep> sent_in_step(const Record& record, const StepSpan& step);
 
 // One pipeline of ranks (those that differ from rank 0 along pp only) in one step.
 struct MeasuredPipeline {

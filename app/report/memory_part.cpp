@@ -12,7 +12,8 @@
 namespace tessera::report {
 namespace {
 
-constexpr double kWide = 580, kHeight = 190, kLeft = 74, kTop = 8, kBottom = 24;
+constexpr double kHeight = 190, kLeft = 74, kTop = 8, kBottom = 24;
+constexpr double kHalf = 580;  // two pictures beside each other
 constexpr size_t kMostRanks = 16;
 
 int64_t total(const Held& h) {
@@ -37,8 +38,8 @@ std::vector<Held> samples_of(const Rank& rank, const StepSpan& step) {
 }
 
 struct Scale {
-  double begin = 0, end = 1, most = 1;
-  double x(double time) const { return kLeft + (kWide - kLeft - 6) * (time - begin) / (end - begin); }
+  double begin = 0, end = 1, most = 1, width = 1;
+  double x(double time) const { return kLeft + (width - kLeft - 6) * (time - begin) / (end - begin); }
   double y(double bytes) const { return kHeight - kBottom - (kHeight - kTop - kBottom) * bytes / most; }
 };
 
@@ -53,7 +54,7 @@ std::string area(const std::vector<Held>& samples, size_t category, const Scale&
     upper += fmt::format("{:.1f},{:.1f} {:.1f},{:.1f} ", from, s.y(above), to, s.y(above));
     lower.insert(0, fmt::format("{:.1f},{:.1f} {:.1f},{:.1f} ", to, s.y(below), from, s.y(below)));
   }
-  return fmt::format("<polygon class=\"m{}\" points=\"{}{}\"/>\n", category, upper, lower);
+  return fmt::format("<polygon class=\"m{} area\" points=\"{}{}\"/>\n", category, upper, lower);
 }
 
 std::string words_of(const Held& h, const StepSpan& step) {
@@ -62,26 +63,6 @@ std::string words_of(const Held& h, const StepSpan& step) {
   for (size_t c = 0; c < h.bytes.size(); ++c)
     out += fmt::format(" | {} {}", name_of(static_cast<Category>(c)), short_bytes(static_cast<double>(h.bytes[c])));
   return out;
-}
-
-std::string rank_picture(const Rank& rank, const StepSpan& step, double most) {
-  const std::vector<Held> samples = samples_of(rank, step);
-  const Scale s{step.begin, std::max(step.end, step.begin + 1e-9), most};
-  std::string out = fmt::format("<figure><figcaption>{}</figcaption>\n", escaped(rank.name)) +
-                    open_svg(kHeight, rank.name + ": memory", kWide);
-  for (const double tick : ticks(0, most, 4)) {
-    out += fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>", kLeft, kWide - 6,
-                       s.y(tick), s.y(tick));
-    out += text_at(kLeft - 6, s.y(tick) + 4, "end", short_bytes(tick));
-  }
-  for (size_t c = 0; c < kCategories; ++c) out += area(samples, c, s);
-  for (size_t i = 0; i + 1 < samples.size(); ++i)  // what is pointed at
-    out += box({s.x(samples[i].time), kTop, s.x(samples[i + 1].time) - s.x(samples[i].time), kHeight - kTop - kBottom},
-               "glass", words_of(samples[i], step));
-  for (const double tick : ticks(0, step.end - step.begin, 5))
-    if (const double x = s.x(step.begin + tick); x < kWide - 24)
-      out += text_at(x, kHeight - 8, tick > 0 ? "mid" : "start", fmt::format("{:.4g} ms", tick));
-  return out + "</svg></figure>\n";
 }
 
 std::string peaks_table(const Record& r) {
@@ -99,22 +80,51 @@ std::string peaks_table(const Record& r) {
 
 }  // namespace
 
+int64_t most_held(const Rank& rank, const StepSpan& step) {
+  int64_t most = 0;
+  for (const Held& h : samples_of(rank, step)) most = std::max(most, total(h));
+  return most;
+}
+
+Picture rank_memory(const Rank& rank, const StepSpan& step, double most, double width, bool tips) {
+  const std::vector<Held> samples = samples_of(rank, step);
+  const Scale s{step.begin, std::max(step.end, step.begin + 1e-9), most, width};
+  Picture out{.title = rank.name, .width = width, .height = kHeight};
+  for (const double tick : ticks(0, most, 5)) {
+    out.body += fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n", kLeft,
+                            width - 6, s.y(tick), s.y(tick));
+    out.body += text_at(kLeft - 6, s.y(tick) + 4, "end", short_bytes(tick));
+  }
+  for (size_t c = 0; c < kCategories; ++c) out.body += area(samples, c, s);
+  for (size_t i = 0; tips && i + 1 < samples.size(); ++i)  // what is pointed at
+    out.body +=
+        box({s.x(samples[i].time), kTop, s.x(samples[i + 1].time) - s.x(samples[i].time), kHeight - kTop - kBottom},
+            "glass", words_of(samples[i], step));
+  out.body += time_axis({.left = kLeft, .width = width - 6, .y = kHeight - 8, .span = step.end - step.begin});
+  return out;
+}
+
+std::vector<LegendEntry> memory_legend() {
+  std::vector<LegendEntry> out;
+  for (size_t c = 0; c < kCategories; ++c)
+    out.push_back({fmt::format("m{}", c), std::string(name_of(static_cast<Category>(c)))});
+  return out;
+}
+
 std::string memory_part(const Record& r, const StepSpan& step) {
   std::string out = fmt::format(
       "<section id=\"memory\">\n<h2>Memory in step {}</h2>\n<p>The height of a colour is what a rank held of that "
       "kind, "
-      "noted after each action and communication; all ranks have one scale. Activations pile up in forward passes and "
-      "fall in backward ones; the table has the peaks of the whole run, also those within an action.</p>\n",
+      "noted whenever it had changed by a thirty-second of the most; all ranks have one scale. Activations pile up in "
+      "forward passes and fall in backward ones; the table has the peaks of the whole run.</p>\n",
       step.step);
-  std::vector<LegendEntry> entries;
-  for (size_t c = 0; c < kCategories; ++c)
-    entries.push_back({fmt::format("m{}", c), std::string(name_of(static_cast<Category>(c)))});
-  out += legend(entries) + "<div class=\"pair\">\n";
+  out += legend(memory_legend()) + "<div class=\"pair\">\n";
   int64_t most = 1;
   const size_t drawn = std::min(kMostRanks, r.ranks.size());
+  for (size_t i = 0; i < drawn; ++i) most = std::max(most, most_held(r.ranks[i], step));
   for (size_t i = 0; i < drawn; ++i)
-    for (const Held& h : samples_of(r.ranks[i], step)) most = std::max(most, total(h));
-  for (size_t i = 0; i < drawn; ++i) out += rank_picture(r.ranks[i], step, static_cast<double>(most) * 1.05);
+    out += fmt::format("<figure><figcaption>{}</figcaption>\n", escaped(r.ranks[i].name)) +
+           inline_svg(rank_memory(r.ranks[i], step, static_cast<double>(most) * 1.05, kHalf)) + "</figure>\n";
   out += "</div>\n";
   if (r.ranks.size() > kMostRanks)
     out += fmt::format("<p class=\"note\">The first {} of {} ranks are drawn.</p>\n", kMostRanks, r.ranks.size());

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "app/report/parts.h"
+#include "app/report/style.h"
 #include "app/report/svg.h"
 
 namespace tessera::report {
@@ -27,7 +28,7 @@ std::string whole_page(const std::string& title, const std::string& main, const 
   return "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
          "<link rel=\"icon\" href=\"data:,\"/>\n<title>" +
-         escaped(title) + "</title>\n<style>" + kStyle + "</style>\n</head>\n<body>\n<main>\n" + main +
+         escaped(title) + "</title>\n<style>" + page_style() + "</style>\n</head>\n<body>\n<main>\n" + main +
          "</main>\n<div id=\"tip\"></div>\n" + data + "<script>" + kScript + "</script>\n</body>\n</html>\n";
 }
 
@@ -44,7 +45,7 @@ std::string page(const Record& r) {
           "schedule.</p></section>\n";
     out += timeline_part(r, step) + memory_part(r, step);
   }
-  return whole_page(r.model.substr(0, r.model.find(':')) + ", a run of Tessera", out + bytes_part(r),
+  return whole_page(r.model.substr(0, r.model.find(':')) + ", a run of Tessera", out + bytes_part(r, step),
                     numbers(r, step, pipeline));
 }
 

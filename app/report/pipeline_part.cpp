@@ -16,7 +16,7 @@ constexpr double kRow = 26, kGap = 4, kAxis = 22;
 std::string time_words(double time, bool in_ms) { return in_ms ? short_time(time) : fmt::format("{} units", time); }
 
 std::string cell(const Panel& panel, const TimedAction& t, size_t rank, double y) {
-  const double pixel = (kWidth - kGutter) / panel.scale;
+  const double pixel = (panel.width - kGutter) / panel.scale;
   const Box at{kGutter + t.start * pixel, y, (t.end - t.start) * pixel, kRow - kGap};
   const Schedule& s = panel.sim.schedule;
   const std::string tip =
@@ -28,7 +28,8 @@ std::string cell(const Panel& panel, const TimedAction& t, size_t rank, double y
     return box({at.x, at.y + at.height - 4, at.width, 4}, "wait", tip);
   }
   const int chunk = s.chunks() > 1 ? t.action.stage * 3 / s.stages : 0;  // later stages of a rank are paler
-  return box(at, fmt::format("k-{} c{}", name_of(t.action.what), chunk), tip, fmt::format("{}", t.action.microbatch),
+  return box(at, fmt::format("k-{} pass c{}", name_of(t.action.what), chunk), tip,
+             {fmt::format("{}{}", name_of(t.action.what), t.action.microbatch), fmt::format("{}", t.action.microbatch)},
              fmt::format(" data-mb=\"{}\"", t.action.microbatch));
 }
 
@@ -81,22 +82,39 @@ std::string times_table(const Record& r, const MeasuredPipeline& p) {
 
 }  // namespace
 
-std::string panel_svg(const Panel& p) {
-  const double rows = static_cast<double>(p.sim.actions.size()) * kRow, pixel = (kWidth - kGutter) / p.scale;
-  std::string out = fmt::format("<h3>{}</h3>\n", escaped(p.title)) + open_svg(rows + kAxis, p.title);
+Picture panel_picture(const Panel& p) {
+  const double rows = static_cast<double>(p.sim.actions.size()) * kRow, pixel = (p.width - kGutter) / p.scale;
+  Picture out{.title = p.title, .width = p.width, .height = rows + kAxis};
   for (size_t r = 0; r < p.sim.actions.size(); ++r) {
     const double y = static_cast<double>(r) * kRow;
-    out += text_at(kGutter - 8, y + 16, "end", fmt::format("pipeline rank {}", r));
-    out += box({kGutter, y, p.sim.makespan * pixel, kRow - kGap}, "idle",
-               fmt::format("idle | rank {} is idle for {} of {}", r, time_words(p.sim.idle[r], p.in_ms),
-                           time_words(p.sim.makespan, p.in_ms)));
-    for (const TimedAction& t : p.sim.actions[r]) out += cell(p, t, r, y);
+    out.body += text_at(kGutter - 8, y + 16, "end", fmt::format("pipeline rank {}", r));
+    out.body += box({kGutter, y, p.sim.makespan * pixel, kRow - kGap}, "idle",
+                    fmt::format("idle | rank {} is idle for {} of {}", r, time_words(p.sim.idle[r], p.in_ms),
+                                time_words(p.sim.makespan, p.in_ms)));
+    for (const TimedAction& t : p.sim.actions[r]) out.body += cell(p, t, r, y);
   }
-  for (const double tick : ticks(0, p.scale, 10))
-    if (const double x = kGutter + tick * pixel; x < kWidth - 20)
-      out += text_at(x, rows + 14, tick > 0 ? "mid" : "start",
-                     p.in_ms ? fmt::format("{:.4g} ms", tick) : fmt::format("{:.4g}", tick));
-  return out + "</svg>\n";
+  out.body += time_axis({.width = p.width, .y = rows + 14, .span = p.scale, .in_ms = p.in_ms});
+  return out;
+}
+
+std::string panel_svg(const Panel& panel) {
+  return fmt::format("<h3>{}</h3>\n", escaped(panel.title)) + inline_svg(panel_picture(panel));
+}
+
+std::vector<LegendEntry> pass_legend(const Schedule& s) {
+  std::vector<LegendEntry> out = {{"k-F", "F: forward"}};
+  if (s.has(Do::B)) out.push_back({"k-B", "B: backward"});
+  if (s.has(Do::I)) out.push_back({"k-I", "I: gradient of the input"});
+  if (s.has(Do::W)) out.push_back({"k-W", "W: gradient of the weights"});
+  return out;
+}
+
+std::vector<Panel> panels_of(const Record& r, const MeasuredPipeline& p, const StepSpan& step) {
+  const double ms = std::max({p.replayed.makespan, r.shared ? 0 : p.measured.makespan, 1e-9});
+  std::vector<Panel> out = {{p.equal, "Planned, equal times", p.equal.makespan, false},
+                            {p.replayed, "Planned, measured times", ms, true}};
+  if (!r.shared) out.push_back({p.measured, fmt::format("Measured, step {}", step.step), ms, true});
+  return out;
 }
 
 std::string pipeline_part(const Record& r, const MeasuredPipeline& p, const StepSpan& step) {
@@ -104,27 +122,26 @@ std::string pipeline_part(const Record& r, const MeasuredPipeline& p, const Step
   std::string out = fmt::format(
       "<section id=\"pipeline\">\n<h2>Pipeline: {}, planned and measured</h2>\n<p>Each row is a rank, time runs to the "
       "right, and the number on a box is its micro-batch; bare ground is time in which a rank waits, the bubble. The "
-      "first picture is the schedule as it is taught, the second gives its boxes the lengths that were measured, the "
-      "third is step {} as it happened, with a thin line where a rank waited for a message.</p>\n",
-      escaped(s.name), step.step);
-  std::vector<LegendEntry> entries = {{"k-F", "forward"}};
-  if (s.has(Do::B)) entries.push_back({"k-B", "backward"});
-  if (s.has(Do::I)) entries.push_back({"k-I", "input gradient"});
-  if (s.has(Do::W)) entries.push_back({"k-W", "weight gradient"});
+      "first picture is the schedule as it is taught, the second gives its boxes the lengths that were "
+      "measured{}.</p>\n",
+      escaped(s.name),
+      r.shared
+          ? std::string()
+          : fmt::format(", the third is step {} as it happened, with a thin line where a rank waited for a message",
+                        step.step));
+  std::vector<LegendEntry> entries = pass_legend(s);
   entries.push_back({"idle", "idle"});
-  entries.push_back({"wait", "waiting for a message"});
+  if (!r.shared) entries.push_back({"wait", "waiting for a message"});
   out += legend(entries);
   if (s.chunks() > 1) out += "<p class=\"note\">Each rank has several stages; later ones are paler.</p>\n";
   if (r.ranks.size() > p.measured.actions.size())
     out += "<p class=\"note\">Of the pipelines that run side by side, the one with rank 0 is drawn.</p>\n";
-  const double ms = std::max({p.replayed.makespan, p.measured.makespan, 1e-9});
-  out += panel_svg({p.equal, "Planned, equal times", p.equal.makespan, false});
-  out += panel_svg({p.replayed, "Planned, measured times", ms, true});
-  out += panel_svg({p.measured, fmt::format("Measured, step {}", step.step), ms, true});
+  for (const Panel& panel : panels_of(r, p, step)) out += panel_svg(panel);
   if (r.shared)
     out += fmt::format(
-        "<p class=\"warn\">The measured bubble is not the plan's here: {} threads of ranks share {} cores "
-        "and take turns on them.</p>\n",
+        "<p class=\"warn\">What happened is not drawn: {} threads of ranks share {} cores and take turns on them, so "
+        "what a rank waited for is not the plan's bubble. Above are the times for which single passes had a processor, "
+        "replayed on the simulated clock.</p>\n",
         r.threads, r.cores);
   return out + bubble_table(r, p) + times_table(r, p) + "</section>\n";
 }

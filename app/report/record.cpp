@@ -175,14 +175,31 @@ void read_trace(Record& r, std::string_view text, const std::string& file) {
       const auto track = tracks.find({pid, tid});
       if (track == tracks.end()) v.refuse("an event on a track that was named before");
       rank.events.push_back(read_event(v, track->second, r.schedule));
+      r.waits_noted = r.waits_noted || track->second == "waiting";
     } else if (phase == "C") {
       rank.memory.push_back({v["ts"].number() / 1e3, categories(v["args"])});
     }
   }
 }
 
+// Of the run's last line: where there is no trace, all that is known of bytes and memory.
+void read_summary(Record& r, const Value& v) {
+  r.ranks.clear();
+  r.sent.clear();
+  if (v.has("peak_bytes"))
+    for (const Value& peak : v["peak_bytes"].list()) {
+      Rank& rank = r.ranks.emplace_back();
+      rank.name = fmt::format("rank {}", r.ranks.size() - 1);
+      rank.peak = peak.count(kMostBytes);
+    }
+  if (v.has("sent_bytes"))
+    for (const auto& [axis, operations] : v["sent_bytes"].members())
+      for (const auto& [operation, bytes] : operations.members())
+        r.sent.push_back({axis, operation, 0, bytes.count(kMostBytes)});
+}
+
 void read_metrics(Record& r, std::string_view text, const std::string& file) {
-  std::vector<double> rates;
+  std::vector<double> rates, lengths;
   // A last line without its end was cut by a kill.
   for (size_t at = 0, end; (end = text.find('\n', at)) != std::string_view::npos; at = end + 1) {
     const Json json = parse_json(text.substr(at, end - at), file);
@@ -191,20 +208,43 @@ void read_metrics(Record& r, std::string_view text, const std::string& file) {
     if (event == "step") {
       r.losses.push_back({v["step"].count(), v["loss"].number()});
       rates.push_back(v["tokens_per_s"].number());
+      if (v.has("step_ms")) lengths.push_back(v["step_ms"].number());
     } else if (event == "eval") {
       r.validations.push_back({v["step"].count(), v["val_loss"].number()});
+    } else if (event == "summary" && !r.traced) {
+      read_summary(r, v);
     }
   }
   r.tokens_per_s = median_rate(std::move(rates));
+  r.step_ms = median_rate(std::move(lengths));
 }
 
 }  // namespace
 
 Record parse_record(const Files& files, const std::string& name) {
   Record r;
+  r.traced = true;
   read_about(r, files.report, name + "report.json");
   read_trace(r, files.trace, name + "trace.json");
   read_metrics(r, files.metrics, name + "metrics.jsonl");
+  return r;
+}
+
+Record parse_metrics(std::string_view metrics, const std::string& name) {
+  Record r;
+  read_metrics(r, metrics, name + "metrics.jsonl");
+  r.steps = r.losses.empty() ? 0 : r.losses.back().step;
+  return r;
+}
+
+Record read_any_record(const fs::path& run) {
+  std::error_code error;
+  const bool traced = fs::exists(run / "report.json", error) && fs::exists(run / "trace.json", error);
+  if (!traced && fs::exists(run, error) && !fs::exists(run / "metrics.jsonl", error))
+    throw InputError(fmt::format("{}: there is no metrics.jsonl in it; expected a run directory", run.string()));
+  Record r = traced || !fs::exists(run, error) ? read_record(run)
+                                               : parse_metrics(read_file(run / "metrics.jsonl"), (run / "").string());
+  r.label = run.lexically_normal().string();
   return r;
 }
 

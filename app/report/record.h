@@ -1,4 +1,5 @@
-// A run with --trace as it is read back: report.json, trace.json and metrics.jsonl of its folder, in plain structs.
+// A run as it is read back, in plain structs: metrics.jsonl of its folder, and of one with --trace report.json and
+// trace.json. A plan that has not run is one too, as far as theory knows it (app/report/planned.h).
 #pragma once
 #include <array>
 #include <cstdint>
@@ -38,6 +39,7 @@ struct Rank {
 struct Sent {
   std::string axis, operation;
   int64_t calls = 0, bytes = 0;  // sums over ranks
+  int64_t most = 0;              // of the busiest rank, where it is known
 };
 struct Point {
   int64_t step = 0;
@@ -45,6 +47,10 @@ struct Point {
 };
 
 struct Record {
+  std::string label;         // what it is called beside others
+  bool planned = false;      // it has not run: sizes and bytes of a step are those of closed forms
+  bool traced = false;       // else it has losses, rates and what the summary of the run says alone
+  bool waits_noted = false;  // the trace says how long communications held up each rank
   std::string written, kept, clock;
   std::string model;                                      // "gpt-nano: 4 layers, ..."
   std::vector<std::pair<std::string, std::string>> plan;  // words and values, for people
@@ -52,19 +58,22 @@ struct Record {
   int64_t steps = 0, cores = 0, threads = 0;
   bool shared = false;  // there are more threads of ranks than cores
   std::vector<Rank> ranks;
-  std::vector<Sent> sent;
+  std::vector<Sent> sent;  // in the whole run; of a plan, in a step
   std::vector<Point> losses, validations;
-  double tokens_per_s = 0;  // median_rate() of the run's steps
+  double tokens_per_s = 0, step_ms = 0;  // median_rate() of the run's steps
 };
 
 // Throws InputError: where the run has no trace, in a line that says how to have one; where a file is damaged, naming
 // it.
 Record read_record(const std::filesystem::path& run);
+// The same of a run that may have no trace.
+Record read_any_record(const std::filesystem::path& run);
 // The same of files in memory; `name` is put before their names in messages. What they claim is held together: ranks,
 // stages and micro-batches are those of the schedule, and nothing ends before it began.
 struct Files {
   std::string_view report, trace, metrics;
 };
 Record parse_record(const Files& files, const std::string& name);
+Record parse_metrics(std::string_view metrics, const std::string& name);  // of a run without a trace
 
 }  // namespace tessera::report

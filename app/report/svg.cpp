@@ -9,7 +9,7 @@
 
 namespace tessera::report {
 namespace {
-constexpr double kLetter = 6.4;  // about the width of one, in pixels
+constexpr double kLetter = 6.7;  // about the width of one, in pixels
 }
 
 std::string escaped(std::string_view text) {
@@ -51,14 +51,21 @@ std::string short_time(double ms) {
 
 std::string percent(double share) { return fmt::format("{:.1f}%", 100 * share); }
 
-std::string box(const Box& at, std::string_view css, std::string_view tip, std::string_view label,
+// Of UTF-8.
+double width_of(std::string_view text) {
+  return kLetter * static_cast<double>(std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+std::string box(const Box& at, std::string_view css, std::string_view tip, const std::vector<std::string>& labels,
                 std::string_view attributes) {
   std::string out =
       fmt::format(R"(<rect class="{}" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" data-tip="{}"{}/>)", css,
                   at.x, at.y, std::max(0.4, at.width), at.height, escaped(tip), attributes);
-  if (!label.empty() && at.width > kLetter * static_cast<double>(label.size()) + 3)
+  const auto fits = std::ranges::find_if(
+      labels, [&](const std::string& label) { return !label.empty() && at.width > width_of(label) + 3; });
+  if (fits != labels.end())
     out += fmt::format(R"(<text class="on" x="{:.2f}" y="{:.2f}">{}</text>)", at.x + at.width / 2,
-                       at.y + at.height / 2 + 4, escaped(label));
+                       at.y + at.height / 2 + 4, escaped(*fits));
   return out + "\n";
 }
 
@@ -66,9 +73,15 @@ std::string text_at(double x, double y, std::string_view css, std::string_view t
   return fmt::format("<text class=\"{}\" x=\"{:.2f}\" y=\"{:.2f}\">{}</text>\n", css, x, y, escaped(text));
 }
 
-std::string open_svg(double height, std::string_view name, double width) {
-  return fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n", width, height,
-                     escaped(name));
+std::string time_axis(const TimeAxis& a) {
+  std::string out;
+  for (const double tick : ticks(0, a.span, a.width > kFigureWidth ? 10 : 6)) {
+    const std::string words = fmt::format("{:.4g}{}", tick, a.in_ms ? " ms" : "");
+    const double x = a.left + tick / a.span * (a.width - a.left);
+    if (x + width_of(words) / 2 > a.width) break;
+    out += text_at(x, a.y, tick > 0 ? "mid" : "start", words);
+  }
+  return out;
 }
 
 std::vector<double> ticks(double low, double high, int count) {
@@ -90,6 +103,12 @@ std::string legend(const std::vector<LegendEntry>& entries) {
         R"(<span><svg class="key" viewBox="0 0 12 12"><rect class="{}" width="12" height="12"/></svg>{}</span> )",
         e.css, escaped(e.words));
   return out + "</p>\n";
+}
+
+std::string inline_svg(const Picture& p) {
+  return fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n", p.width, p.height,
+                     escaped(p.title)) +
+         p.body + "</svg>\n";
 }
 
 }  // namespace tessera::report

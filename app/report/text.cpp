@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -90,24 +89,12 @@ std::string pipeline(const Record& r, const StepSpan& step) {
 
 // Of one step, all ranks together.
 std::string bytes(const Record& r, const StepSpan& step) {
-  struct Row {
-    int64_t calls = 0, bytes = 0;
-    double ms = 0;
-  };
-  std::map<std::pair<std::string, std::string>, Row> rows;
-  for (const Rank& rank : r.ranks)
-    for (const Event& e : rank.events) {
-      if (e.step != step.step || e.operation.empty()) continue;
-      Row& row = rows[{e.axis, e.operation}];
-      ++row.calls;
-      row.bytes += e.sent;
-      row.ms += e.end - e.begin;
-    }
   std::string out = fmt::format("\n{:<6} {:<15} {:>8} {:>15} {:>9} {:>15}\n", "axis", "operation", "calls",
                                 "bytes in step", "MB", "ms of a rank");
-  for (const auto& [name, row] : rows)
-    out += fmt::format("{:<6} {:<15} {:>8} {:>15} {:>9} {:>15.3f}\n", name.first, name.second, row.calls, row.bytes,
-                       megabytes(row.bytes), row.ms / static_cast<double>(r.ranks.size()));
+  const std::vector<SentInStep> rows = sent_in_step(r, step);
+  for (const SentInStep& row : rows)
+    out += fmt::format("{:<6} {:<15} {:>8} {:>15} {:>9} {:>15.3f}\n", row.axis, row.operation, row.calls, row.bytes,
+                       megabytes(row.bytes), row.ms);
   return rows.empty() ? out + "nothing was sent\n" : out;
 }
 

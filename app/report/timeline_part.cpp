@@ -13,7 +13,8 @@ namespace tessera::report {
 namespace {
 
 constexpr double kRow = 20, kGap = 3, kAxis = 22;
-constexpr size_t kMostRanks = 16;  // that are drawn
+constexpr double kThin = 5, kSeen = 0.3;  // of waits: how tall, and how long in pixels those are that are drawn
+constexpr size_t kMostRanks = 16;         // that are drawn
 
 // A row of a rank's picture.
 struct Track {
@@ -22,7 +23,7 @@ struct Track {
 };
 
 bool computes(const Event& e) {
-  return e.track != "step" && e.operation.empty() && e.track != "send" && e.track != "receive";
+  return e.track != "step" && e.track != "waiting" && e.operation.empty() && e.track != "send" && e.track != "receive";
 }
 
 // Computing first; sends and receives share a row, each axis has its own.
@@ -30,7 +31,7 @@ std::vector<Track> tracks_of(const Rank& rank, const StepSpan& step) {
   std::map<std::string, Track> by_name;
   Track compute{"computing", {}};
   for (const Event& e : rank.events) {
-    if (e.step != step.step || e.track == "step") continue;
+    if (e.step != step.step || e.track == "step" || e.track == "waiting") continue;
     if (computes(e)) {
       compute.events.push_back(&e);
       continue;
@@ -50,9 +51,7 @@ std::string css_of(const Event& e) {
   if (e.track == "weight gradient") return "k-W";
   if (e.track == "update") return e.name == "optimizer" ? "k-opt" : "k-fin";
   if (e.track == "send" || e.track == "receive") return "k-msg";
-  for (const char* axis : {"dp", "tp", "cp", "pp"})
-    if (e.axis.starts_with(axis)) return fmt::format("a-{}", axis);
-  return "a-world";
+  return css_of_axis(e.axis);
 }
 
 std::string tip_of(const Event& e, const StepSpan& step) {
@@ -65,32 +64,35 @@ std::string tip_of(const Event& e, const StepSpan& step) {
   return tip;
 }
 
-std::string rank_picture(const Rank& rank, const StepSpan& step) {
+}  // namespace
+
+Picture rank_timeline(const Rank& rank, const StepSpan& step, double span, double width) {
   const std::vector<Track> tracks = tracks_of(rank, step);
-  const double height = static_cast<double>(tracks.size()) * kRow, span = std::max(1e-9, step.end - step.begin),
-               pixel = (kWidth - kGutter) / span;
-  std::string out = fmt::format("<h3>{}</h3>\n", escaped(rank.name)) + open_svg(height + kAxis, rank.name);
+  const double height = static_cast<double>(tracks.size()) * kRow, pixel = (width - kGutter) / span;
+  Picture out{.title = rank.name, .width = width, .height = height + kAxis};
+  const auto at = [&](const Event& e, double y, double tall) {
+    return Box{kGutter + (e.begin - step.begin) * pixel, y, (e.end - e.begin) * pixel, tall};
+  };
   for (size_t t = 0; t < tracks.size(); ++t) {
     const double y = static_cast<double>(t) * kRow;
-    out += text_at(kGutter - 8, y + 13, "end", tracks[t].name);
-    out += fmt::format("<rect class=\"idle\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"/>", kGutter, y,
-                       kWidth - kGutter, kRow - kGap);
+    out.body += text_at(kGutter - 8, y + 13, "end", tracks[t].name);
+    out.body += fmt::format("<rect class=\"idle\" x=\"{}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\"/>\n", kGutter, y,
+                            (step.end - step.begin) * pixel, kRow - kGap);
     for (const Event* e : tracks[t].events)
-      out += box({kGutter + (e->begin - step.begin) * pixel, y, (e->end - e->begin) * pixel, kRow - kGap}, css_of(*e),
-                 tip_of(*e, step), e->stage >= 0 ? fmt::format("{}", e->microbatch) : e->name);
+      out.body += box(at(*e, y, kRow - kGap), css_of(*e), tip_of(*e, step),
+                      {e->name, e->stage >= 0 ? fmt::format("{}", e->microbatch) : ""});
   }
-  for (const double tick : ticks(0, span, 10))
-    if (const double x = kGutter + tick * pixel; x < kWidth - 20)
-      out += text_at(x, height + 14, tick > 0 ? "mid" : "start", fmt::format("{:.4g} ms", tick));
-  return out + "</svg>\n";
+  for (const Event& e : rank.events)  // over what it computes
+    if (e.track == "waiting" && e.step == step.step && (e.end - e.begin) * pixel > kSeen)
+      out.body += box(at(e, kRow - kGap - kThin, kThin), "wait", tip_of(e, step));
+  out.body += time_axis({.width = width, .y = height + 14, .span = span});
+  return out;
 }
 
-std::vector<LegendEntry> entries_of(const Record& r) {
-  std::vector<LegendEntry> out = {{"k-F", "forward"}};
-  if (r.schedule.has(Do::B)) out.push_back({"k-B", "backward"});
-  if (r.schedule.has(Do::I)) out.push_back({"k-I", "input gradient"});
-  if (r.schedule.has(Do::W)) out.push_back({"k-W", "weight gradient"});
+std::vector<LegendEntry> timeline_legend(const Record& r) {
+  std::vector<LegendEntry> out = pass_legend(r.schedule);
   out.insert(out.end(), {{"k-fin", "finishing gradients, their norm"}, {"k-opt", "optimizer"}});
+  if (r.waits_noted) out.push_back({"wait", "held up by communication"});
   if (r.schedule.ranks > 1) out.push_back({"k-msg", "messages"});
   for (const char* axis : {"dp", "tp", "cp", "pp"})
     for (const Sent& s : r.sent)
@@ -102,16 +104,17 @@ std::vector<LegendEntry> entries_of(const Record& r) {
   return out;
 }
 
-}  // namespace
-
 std::string timeline_part(const Record& r, const StepSpan& step) {
   std::string out = fmt::format(
       "<section id=\"timeline\">\n<h2>Timeline of step {}</h2>\n<p>For each rank the upper row is what it computes and "
       "the rows below are what it communicates at the same time. Communication beneath a box that computes costs no "
-      "time of its own; beneath bare ground, or within a pass that waits for it, it does.</p>\n",
+      "time of its own; beneath bare ground, or beneath the grey line of a pass that waits for it, it does.</p>\n",
       step.step);
-  out += legend(entries_of(r));
-  for (size_t i = 0; i < std::min(kMostRanks, r.ranks.size()); ++i) out += rank_picture(r.ranks[i], step);
+  out += legend(timeline_legend(r));
+  const double span = std::max(1e-9, step.end - step.begin);
+  for (size_t i = 0; i < std::min(kMostRanks, r.ranks.size()); ++i)
+    out += fmt::format("<h3>{}</h3>\n", escaped(r.ranks[i].name)) +
+           inline_svg(rank_timeline(r.ranks[i], step, span, kWidth));
   if (r.ranks.size() > kMostRanks)
     out += fmt::format("<p class=\"note\">The first {} of {} ranks are drawn; trace.json has all.</p>\n", kMostRanks,
                        r.ranks.size());

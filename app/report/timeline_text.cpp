@@ -80,7 +80,7 @@ std::string timeline_text(const Record& r, const StepSpan& step) {
   for (size_t i = 0; i < std::min(kMostRanks, r.ranks.size()); ++i) {
     Line computes(step.begin, step.end), communicates(step.begin, step.end);
     for (const Event& e : r.ranks[i].events) {
-      if (e.step != step.step || e.track == "step") continue;
+      if (e.step != step.step || e.track == "step" || e.track == "waiting") continue;
       const char letter = letter_of(e);
       seen.insert(letter);
       (e.operation.empty() ? computes : communicates).add(letter, e.begin, e.end);

@@ -17,6 +17,7 @@ using Json = nlohmann::ordered_json;
 
 std::string track_of(const TraceEvent& e) {
   if (e.kind == TraceKind::phase) return "update";
+  if (e.kind == TraceKind::wait) return "waiting";
   if (e.kind == TraceKind::communication) {
     if (e.what == "send") return "send";
     return e.what == "recv" ? "receive" : "collective " + e.axis;

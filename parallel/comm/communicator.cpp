@@ -32,6 +32,17 @@ void Communicator::complain(const Call& call, const std::string& what) const {
 
 namespace {
 
+constexpr const char* kHeldUp = "held up";
+
+// It, so that the trace knows how long whoever waits for it was held up.
+std::future<void> noted(std::future<void> done, Trace* trace) {
+  if (!trace) return done;
+  return std::async(std::launch::deferred, [trace, until = std::move(done)]() mutable {
+    const TraceSpan span(trace, kHeldUp, TraceKind::wait);
+    until.get();
+  });
+}
+
 Arena* gpu_of(const Tensor& t) { return t.device() == Device::cuda ? t.arena().get() : nullptr; }
 const Region* region_of(const Tensor& t) { return t.device() == Device::cpu ? &t.arena()->region() : nullptr; }
 
@@ -107,6 +118,7 @@ void Communicator::perform(const Call& call, Algorithm algorithm, double request
 void Communicator::run(const Call& call, const std::vector<Tensor>& held, Algorithm algorithm) {
   if (worker_ && !worker_->idle()) return start(call, held, algorithm).wait();  // after what was started before
   const HeldUpSpan span(held_up_);
+  const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
   perform(call, algorithm, now());
 }
 
@@ -129,7 +141,7 @@ Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorith
       throw;
     }
   });
-  return Pending(std::move(done), std::move(until_waited), held_up_);
+  return Pending(noted(std::move(done), trace_), std::move(until_waited), held_up_);
 }
 
 // On this thread, since the order in which work is captured is that of the calls. What waits makes the rank's stream
@@ -237,6 +249,7 @@ void Communicator::send(const Tensor& x, int to, int tag) {
   call.root = checked(call, to);
   if (to == rank()) complain(call, "a rank cannot send to itself");
   const HeldUpSpan span(held_up_);
+  const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
   observed(call, now(), [&] {
     Memory(call).send(*transport_, to, tag, call.in, call.bytes());
     return call.bytes();
@@ -248,6 +261,7 @@ void Communicator::recv(const Tensor& x, int from, int tag) {
   call.root = checked(call, from);
   if (from == rank()) complain(call, "a rank cannot receive from itself");
   const HeldUpSpan span(held_up_);
+  const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
   observed(call, now(), [&] {
     Memory(call).recv(*transport_, from, tag, call.out, call.bytes());
     return 0;

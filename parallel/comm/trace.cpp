@@ -1,16 +1,24 @@
 // Times on the steady clock.
 #include "parallel/comm/trace.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <ctime>
+#include <numeric>
 #include <utility>
+
+#include "tensor/arena_watch.h"
 
 namespace tessera {
 namespace {
+constexpr int64_t kShare = 32;  // of the most bytes ever: changes below are noted with the next event
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+int64_t sum(const std::array<int64_t, kCategories>& x) { return std::accumulate(x.begin(), x.end(), int64_t{0}); }
 }  // namespace
 
 Trace::Trace(size_t keep) : began_(seconds()), keep_(keep), noting_(keep == 0) {}
+Trace::~Trace() { watch(nullptr); }
 double Trace::now() const { return seconds() - began_; }
 
 double Trace::processor_now() {
@@ -22,13 +30,23 @@ double Trace::processor_now() {
 void Trace::add(TraceEvent event) {
   const std::lock_guard lock(mutex_);
   if (!noting_) return;
-  events_.push_back(std::move(event));
+  (event.kind == TraceKind::wait ? waits_ : events_).push_back(std::move(event));
   sample();
 }
 
+// The arena calls with its own lock held, so it is called without ours.
 void Trace::watch(ArenaPtr arena) {
-  const std::lock_guard lock(mutex_);
+  if (arena_) tessera::watch(*arena_, nullptr);
   arena_ = std::move(arena);
+  if (arena_) tessera::watch(*arena_, [this](const auto& live) { changed(live); });
+}
+
+void Trace::changed(const std::array<int64_t, kCategories>& live) {
+  const std::lock_guard lock(mutex_);
+  live_ = live;
+  const int64_t held = sum(live);
+  most_ = std::max(most_, held);
+  if (noting_ && std::abs(held - noted_) * kShare >= most_) sample();
 }
 
 void Trace::begin_step(int64_t step) {
@@ -49,22 +67,27 @@ void Trace::end_step() {
 
 void Trace::sample() {
   if (!arena_) return;
-  TraceMemory at{.time = now()};
-  for (size_t c = 0; c < at.live.size(); ++c) at.live[c] = arena_->usage(static_cast<Category>(c)).live;
-  memory_.push_back(at);
+  memory_.push_back({.time = now(), .live = live_});
+  noted_ = sum(live_);
 }
 
 void Trace::forget() {
   if (keep_ == 0 || steps_.size() <= keep_) return;
   while (steps_.size() > keep_) steps_.pop_front();
   const double oldest = steps_.front().begin;
-  std::erase_if(events_, [&](const TraceEvent& e) { return e.begin < oldest; });
+  for (std::deque<TraceEvent>* list : {&events_, &waits_})
+    std::erase_if(*list, [&](const TraceEvent& e) { return e.begin < oldest; });
   std::erase_if(memory_, [&](const TraceMemory& m) { return m.time < oldest; });
 }
 
 std::vector<TraceEvent> Trace::events() const {
   const std::lock_guard lock(mutex_);
   return {events_.begin(), events_.end()};
+}
+
+std::vector<TraceEvent> Trace::waits() const {
+  const std::lock_guard lock(mutex_);
+  return {waits_.begin(), waits_.end()};
 }
 
 std::vector<TraceStep> Trace::steps() const {
@@ -80,7 +103,7 @@ std::vector<TraceMemory> Trace::memory() const {
 TraceSpan::~TraceSpan() {
   if (!trace_) return;
   const double end = trace_->now();
-  trace_->add({.what = what_, .axis = {}, .begin = begin_, .end = end, .kind = TraceKind::phase});
+  trace_->add({.what = what_, .axis = {}, .begin = begin_, .end = end, .kind = kind_});
 }
 
 }  // namespace tessera

@@ -7,6 +7,12 @@
 #include <utility>
 
 namespace tessera {
+
+Action sent_as(const Action& received) {
+  return received.what == Do::recv_forward ? Action{Do::send_forward, received.stage - 1, received.microbatch}
+                                           : Action{Do::send_backward, received.stage + 1, received.microbatch};
+}
+
 namespace {
 
 struct Mean {
@@ -18,12 +24,6 @@ struct Mean {
   }
   double value() const { return count > 0 ? sum / count : 0; }
 };
-
-// What was received, by what was sent.
-Action sent_as(const Action& received) {
-  return received.what == Do::recv_forward ? Action{Do::send_forward, received.stage - 1, received.microbatch}
-                                           : Action{Do::send_backward, received.stage + 1, received.microbatch};
-}
 
 double message_time(const TimedLists& lists) {
   std::map<Action, double> sent;  // when

@@ -19,6 +19,9 @@ using TimedLists = std::vector<std::vector<TimedAction>>;
 // too.
 Simulation as_measured(const Schedule& schedule, TimedLists lists);
 
+// The message that a receive action takes, as the action that sends it.
+Action sent_as(const Action& received);
+
 // The time of each pass, the means of each stage, and the mean time of a message from when both sides were ready (0 if
 // there is none).
 Times times_of(const Schedule& schedule, const TimedLists& lists);

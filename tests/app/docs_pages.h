@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdlib>
+#include <map>
 #include <regex>
 #include <sstream>
 #include <stdexcept>
@@ -41,6 +42,14 @@ struct Example {
   size_t begin = 0, end = 0;
   bool shows() const { return end > 0; }
   bool is_report() const { return arguments.starts_with("report "); }
+  // The file that `report --figure` writes; empty for others.
+  std::string figure() const {
+    static const std::string out = " --out ";
+    const size_t at = arguments.find(out);
+    return is_report() && arguments.find("--figure ") != std::string::npos && at != std::string::npos
+               ? arguments.substr(at + out.size())
+               : "";
+  }
   // Of what it prints a page may leave out lines.
   bool leaves_out() const {
     return arguments.starts_with("plan ") || arguments.find(" --defect ") != std::string::npos;
@@ -50,7 +59,7 @@ struct Example {
 // Throws std::runtime_error for a command without a block of output.
 inline std::vector<Example> examples_of(const Lines& page) {
   static const std::regex command(
-      R"(\$ (?:\./|build/release/bin/)?(tessera(?= verify| plan| lab| data .*--out| train .*--trace| report .*--format text)|schedules|cat) (.*))");
+      R"(\$ (?:\./|build/release/bin/)?(tessera(?= verify| plan| lab| data .*--out| train .*--trace| report .*--format text| report .*--figure .*--svg.* --out \S+)|schedules|cat) (.*))");
   std::vector<Example> out;
   std::smatch match;
   for (size_t i = 0; i + 1 < page.size(); ++i) {
@@ -58,8 +67,8 @@ inline std::vector<Example> examples_of(const Lines& page) {
     size_t at = i + 3;
     if (at > page.size() || page[i + 2] != "```")
       throw std::runtime_error(fmt::format("{}: expected one command in the block", i + 1));
-    if (match.str(2).starts_with("train ")) {
-      out.push_back({match[1], match[2]});
+    if (const Example silent{match[1], match[2]}; match.str(2).starts_with("train ") || !silent.figure().empty()) {
+      out.push_back(silent);
       continue;
     }
     while (at < page.size() && page[at].empty()) ++at;
@@ -108,6 +117,24 @@ inline Lines left_out(const Lines& page, const Lines& found) {
     while (at < found.size() && (next.empty() || !begins(found[at]))) ++at;
   }
   out.insert(out.end(), found.begin() + static_cast<std::ptrdiff_t>(std::min(at, found.size())), found.end());
+  return out;
+}
+
+// What of a figure is the same each time it is drawn of a run like it: its words without numbers, how many boxes of
+// which name it has, and its rules; not how long anything took, nor what was too short to be drawn.
+inline std::map<std::string, int> structure_of(const std::string& svg) {
+  static const std::regex number("[0-9]+([.,][0-9]+)*( (ms|µs|s|B|KB|MB)\\b)?|[0-9.]+%"),
+      kept(
+          "<title id[^/]*|<desc[^/]*|<text class=\"(?:title|name|end)\"[^>]*>[^<]*|\n[a-z.][^\n]* \\{[^\n]*|<rect "
+          "class=\"[^\"]*\"[^>]*><title>[^,<]*,[^,<]*");
+  std::map<std::string, int> out;
+  for (std::sregex_iterator it(svg.begin(), svg.end(), kept), end; it != end; ++it) {
+    const std::string part = it->str();
+    if (part.find("\"wait\"") != std::string::npos || part.find("\"idle\"") != std::string::npos) continue;
+    const bool box = part.starts_with("<rect");
+    const std::string word = box ? part.substr(part.find("<title>")) : part;
+    ++out[part.starts_with("\n") ? part : std::regex_replace(word, number, "#")];
+  }
   return out;
 }
 

@@ -12,8 +12,9 @@
 // page may leave out lines, as `...`),
 // `./tessera data SOURCE --out FOLDER`, `./tessera report RUN --format text`, `build/release/bin/schedules`, and `cat
 // FILE`, whose block becomes that file for the page's later commands; `./tessera train --trace` is run for a report and
-// has no block of output. Of a block of C++ that begins with a line `// path`, all other lines stand together in
-// that file.
+// has no block of output, nor has `./tessera report --figure NAME --svg --out FILE`: that file is in the repository,
+// and the page shows it. Of a plan it is compared byte by byte, of a run by its structure. Of a block of C++ that
+// begins with a line `// path`, all other lines stand together in that file.
 //
 // Spaces do not count, numbers do; but a loss may be 0.01 away and a peak of memory 10%, and the rounding of sums may
 // be anything, since processors multiply matrices in different ways; oneDNN, whose working memory differs most, is held
@@ -80,6 +81,7 @@ class DocsTest : public test::ProgramTest {
   // Pages train on the README, so that their commands work where it lies.
   DocsTest() {
     std::filesystem::copy_file(std::filesystem::path(TESSERA_SOURCE_DIR) / "README.md", path("README.md"));
+    std::filesystem::create_directories(path("docs/strategies/figures"));
     setenv("DNNL_MAX_CPU_ISA", "AVX2", 1);
     setenv("TESSERA_AMX", "0", 1);
   }
@@ -87,6 +89,27 @@ class DocsTest : public test::ProgramTest {
     unsetenv("DNNL_MAX_CPU_ISA");
     unsetenv("TESSERA_AMX");
   }
+  // The file of a figure that the page shows is as the example has drawn it.
+  void check_figure(const Example& e, const std::filesystem::path& page, const Lines& text, bool update) const {
+    const std::filesystem::path kept = std::filesystem::path(TESSERA_SOURCE_DIR) / e.figure();
+    const std::string shown = "](" + kept.lexically_relative(page.parent_path()).generic_string() + ")";
+    EXPECT_TRUE(std::ranges::any_of(text, [&](const std::string& line) { return line.find(shown) != line.npos; }))
+        << name_of(page) << " does not show " << e.figure();
+    const std::string made = read_file(path(e.figure())), before = std::filesystem::exists(kept) ? read_file(kept) : "";
+    const bool planned = e.arguments.starts_with("report --");
+    const auto [left, right] = std::pair(test::structure_of(before), test::structure_of(made));
+    if (planned ? made == before : left == right) return;
+    if (update) {
+      write_file(kept, made);
+      return;
+    }
+    if (!planned && !OnTwoProcessors().are_there()) return;
+    ADD_FAILURE() << e.figure() << " is not what tessera " << e.arguments << " draws";
+    for (const auto& [part, times] : left)
+      if (const auto found = right.find(part); found == right.end() || found->second != times)
+        ADD_FAILURE() << times << " times " << part << ", now " << (found == right.end() ? 0 : found->second);
+  }
+
   // What the example prints; `shown` is what the page says.
   Lines printed(const Example& e, const Lines& shown) const {
     if (e.program == "cat") {
@@ -119,13 +142,18 @@ TEST_F(DocsTest, PagesShowWhatIsPrinted) {
     ASSERT_NO_THROW(examples = examples_of(text)) << name_of(page);
     count += examples.size();
     std::vector<Lines> found;
+    size_t figures = 0;
     for (const Example& e : examples) {
       const Lines shown(text.begin() + static_cast<std::ptrdiff_t>(e.begin),
                         text.begin() + static_cast<std::ptrdiff_t>(e.end));
       found.push_back(printed(e, shown));
+      if (!e.figure().empty()) check_figure(e, page, text, update), ++figures;
       if (update || !e.shows() || (e.is_report() && !OnTwoProcessors().are_there())) continue;
       if (const std::string wrong = Difference(e.is_report()).between(shown, found.back(), e.begin + 1); !wrong.empty())
         ADD_FAILURE() << name_of(page) << ":" << wrong << "\nby " << e.program << " " << e.arguments;
+    }
+    if (page.parent_path().filename() == "strategies") {
+      EXPECT_GE(figures, 1U) << name_of(page) << " shows no figure";
     }
     if (!update) continue;
     for (size_t i = examples.size(); i-- > 0;) {  // from the end, since lines move
@@ -211,6 +239,17 @@ TEST(Docs, DifferencesOfReportsAreSeen) {
   EXPECT_TRUE(examples[1].shows() && examples[1].is_report());
   EXPECT_EQ(examples[1].begin, 8U);
   EXPECT_TRUE(examples_of({"```console", "$ ./tessera report runs/a", "```"}).empty());
+  const Lines page = {"```console", "$ ./tessera report runs/a --figure timeline --svg --out a.svg", "```", "text"};
+  ASSERT_EQ(examples_of(page).size(), 1U);
+  EXPECT_EQ(examples_of(page)[0].figure(), "a.svg");
+  EXPECT_FALSE(examples_of(page)[0].shows());
+  const auto structure = [](const std::string& part) { return test::structure_of("<svg>\n" + part + "</svg>"); };
+  EXPECT_EQ(structure("<rect class=\"k-F\" x=\"1\"><title>0F0, forward, from 1 ms</title></rect>"),
+            structure("<rect class=\"k-F\" x=\"2\"><title>0F0, forward, from 3.5 ms</title></rect>"));
+  EXPECT_NE(structure("<rect class=\"k-F\" x=\"1\"><title>0F0, forward, x</title></rect>"), structure(""));
+  EXPECT_NE(structure("<text class=\"end\" x=\"1\">computing</text>"),
+            structure("<text class=\"end\" x=\"1\">dp</text>"));
+  EXPECT_NE(structure(".k-F { fill: #123456; }\n"), structure(".k-F { fill: #123457; }\n"));
   const auto same = [](const Lines& a, const Lines& b) { return Difference(true).between(a, b, 1).empty(); };
   EXPECT_TRUE(same({"step 7, the median of 9, took 1.234 ms"}, {"step 8, the median of 9, took 12.345 ms"}));
   EXPECT_FALSE(same({"step 7, the median of 9, took 1.234 ms"}, {"step 8, the median of 8, took 1.234 ms"}));

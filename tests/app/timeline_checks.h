@@ -37,7 +37,7 @@ inline void expect_apart(std::vector<Span> spans, const std::string& where) {
 // Every event has a track with a name; nothing on a track overlaps, nor do two actions of a rank.
 inline void expect_tracks(const nlohmann::json& trace, int ranks) {
   static const std::regex known(
-      "step|forward|backward|input gradient|weight gradient|send|receive|update|collective .+");
+      "step|forward|backward|input gradient|weight gradient|send|receive|update|waiting|collective .+");
   std::map<std::pair<int, int>, std::string> tracks;
   std::map<std::string, std::vector<Span>> spans;
   std::set<int> processes;

@@ -1,12 +1,15 @@
 // A traced run as `tessera report` reads it: report.json, trace.json and metrics.jsonl behind one another, with a line
 // of
-// --- between them. What is accepted can be drawn.
+// --- between them. What is accepted can be drawn, also as single figures, and beside a run without a trace.
 #include <algorithm>
 #include <string>
 #include <string_view>
 
+#include "app/report/compare.h"
+#include "app/report/figures.h"
 #include "app/report/parts.h"
 #include "app/report/record.h"
+#include "tensor/error.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
@@ -27,6 +30,16 @@ void parse_run_record(std::string_view bytes) {
   const std::string page = report::page(record);
   require(page.ends_with("</html>\n"), "what is accepted can be drawn");
   require(report::text(record).ends_with('\n'), "and be told");
+  report::Record bare = report::parse_metrics(bytes, std::string(kWhat) + "/");
+  require(report::comparison_page(record, bare).ends_with("</html>\n"), "and be set beside another");
+  require(report::comparison_text(bare, record).ends_with('\n'), "in either order");
+  for (const char* name : {"pipeline", "memory", "timeline", "bytes", "loss"}) try {
+      const std::string svg = report::svg_file(report::figure_of(name, {record, record}));
+      require(svg.ends_with("</svg>\n"), "and be a figure");
+    } catch (const InputError&) {
+      throw;
+    } catch (const Error&) {  // it lacks what the figure shows
+    }
 }
 
 const Target target("run_record", parse_run_record);

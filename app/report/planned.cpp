@@ -1,0 +1,137 @@
+// Closed forms as a record.
+#include "app/report/planned.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <string>
+
+#include "app/job_of.h"
+#include "app/option_values.h"
+#include "app/plan_question.h"
+#include "app/trace_file.h"
+#include "parallel/mesh.h"
+#include "tensor/error.h"
+#include "train/expected_bytes.h"
+
+namespace tessera::report {
+namespace {
+
+constexpr int64_t kMostPlans = 8, kMostRanks = 1024;
+
+// What --lora-targets and file names have in them is no list.
+bool is_list(std::string_view option, const std::string& text) {
+  return text.find(',') != std::string::npos && option != "lora-targets" && text.find('/') == std::string::npos;
+}
+
+std::vector<std::string> values_of(const std::string& text) {
+  std::vector<std::string> out;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    out.push_back(text.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return out;
+}
+
+Job checked_job(const TrainOptions& o) {
+  if (o.dp_mode == "ps-async")
+    throw Error("--dp-mode: expected a strategy whose ranks make steps together, found ps-async, which has to run");
+  Job job = job_of(o);
+  if (job.model.vocab == 0) job.model.vocab = usual_vocab(o.model);
+  try {
+    check_sizes(job);
+    check(job.plan);
+    check_layout(job.plan, job.model, job.optim.batch);
+  } catch (const InputError&) {
+    throw;
+  } catch (const Error& e) {
+    throw Error(with_options(e.what()), e.status());
+  }
+  if (job.plan.ranks() > kMostRanks)
+    throw Error(fmt::format("--ranks: expected at most {} to draw, found {}", kMostRanks, job.plan.ranks()));
+  return job;
+}
+
+// Of all-reduces along the data axis, of which all n ranks send 2 (n - 1) S (docs/strategies/all-reduce.md).
+int64_t busiest(const SentBytes& s, const Plan& p) {
+  const int64_t n = p.dp * p.cp;
+  if (!s.axis.starts_with("dp") || s.operation != "all_reduce" || n < 2) return 0;
+  const int64_t whole = s.bytes / (2 * (n - 1) * (p.ranks() / n));
+  switch (p.all_reduce) {
+    case Algorithm::root:
+      return (n - 1) * whole;
+    case Algorithm::tree:
+      return static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(n - 1))) * whole;
+    case Algorithm::native:
+      return 0;
+    default:
+      return 2 * (n - 1) * whole / n;
+  }
+}
+
+}  // namespace
+
+Record planned(const TrainOptions& o) {
+  const Job job = checked_job(o);
+  const Plan& p = job.plan;
+  Record r;
+  r.planned = true;
+  r.label = to_text(p);
+  r.model =
+      fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {}, {}", o.model, job.model.layers,
+                  job.model.heads, job.model.channels, job.model.context, job.model.vocab, o.dtype);
+  r.schedule = schedule_of(p);
+  const std::vector<MeshAxis> axes = {{"pp", static_cast<int>(p.pp)},
+                                      {"dp", static_cast<int>(p.dp)},
+                                      {"cp", static_cast<int>(p.cp)},
+                                      {"tp", static_cast<int>(p.tp)}};
+  for (const RankMemory& m : memory_of_ranks(job)) {
+    Rank& rank = r.ranks.emplace_back();
+    auto rest = std::ssize(r.ranks) - 1;
+    std::vector<int> at(axes.size());
+    for (size_t a = axes.size(); a-- > 0; rest /= axes[a].size) at[a] = static_cast<int>(rest % axes[a].size);
+    for (size_t a = 0; a < axes.size(); ++a) rank.at.emplace_back(axes[a].name, at[a]);
+    rank.name = name_of_rank(axes, at, std::ssize(r.ranks) - 1);
+    rank.peaks = {m.held.parameters, m.held.gradients, m.held.optimizer, m.activations, 0, m.communication};
+    rank.peak = m.total();
+  }
+  for (const SentBytes& s : expected_bytes(job, 1))
+    r.sent.push_back({s.axis, s.operation, s.calls, s.bytes, busiest(s, p)});
+  return r;
+}
+
+std::vector<Record> planned(const Words& words) {
+  std::string many, shown;
+  std::vector<std::string> values = {""};
+  for (const auto& [name, text] : words) {
+    if (!is_list(name, text)) continue;
+    if (!many.empty() && many != name)
+      throw Error(fmt::format("--{}: expected one value, since --{} has several", name, many));
+    many = name;
+    values = values_of(text);
+  }
+  if (std::ssize(values) > kMostPlans)
+    throw Error(fmt::format("--{}: expected at most {} values, found {}", many, kMostPlans, values.size()));
+  std::vector<Record> out;
+  for (const std::string& value : values) {
+    TrainOptions o;
+    bool batch = false;
+    for (const auto& [name, text] : words) {
+      set_option(o, name, name == many ? value : text);
+      batch = batch || name == "batch";
+    }
+    if (!batch) {  // as usual, or a little more, so that it can be cut
+      const Plan p = job_of(o).plan;
+      const int64_t pieces = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
+      o.batch = (o.batch + pieces - 1) / pieces * pieces;
+    }
+    out.push_back(planned(o));
+    if (!many.empty()) out.back().label = fmt::format("{} {}", many, value);
+  }
+  return out;
+}
+
+}  // namespace tessera::report

@@ -1,0 +1,207 @@
+// Figures of `tessera report`, what communication costs, and two runs beside each other.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "app/report/compare.h"
+#include "app/report/exposure.h"
+#include "app/report/figures.h"
+#include "app/report/parts.h"
+#include "app/report/planned.h"
+#include "app/report/svg.h"
+#include "tensor/error.h"
+#include "tests/app/report_checks.h"
+
+namespace tessera {
+namespace {
+
+using report::Event;
+using report::Record;
+
+std::string svg_of(const char* name, const Words& words) {
+  return report::svg_file(report::figure_of(name, report::planned(words)));
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t n = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
+  return n;
+}
+
+// It can be read anywhere: alone, by browsers in light and dark, by programs that know no variables, and aloud.
+void expect_figure(const std::string& svg) {
+  test::expect_balanced(svg);
+  EXPECT_TRUE(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
+  for (const char* part :
+       {"<title id=\"t\">", "<desc id=\"d\">", "@media screen and (prefers-color-scheme: dark)", "class=\"card\""})
+    EXPECT_EQ(count(svg, part), 1U) << part;
+  for (const char* none : {"var(", "<script", "url(", "href", "data-tip", "data-mb", "nan", "inf"})
+    EXPECT_EQ(count(svg, none), 0U) << none;
+}
+
+TEST(Figures, SchedulesAreDrawnOnOneScale) {
+  const std::string svg =
+      svg_of("pipeline", {{"pp", "4"}, {"microbatches", "8"}, {"layers", "8"}, {"schedule", "gpipe,1f1b,zb-h1"}});
+  expect_figure(svg);
+  EXPECT_EQ(count(svg, "k-F pass"), 3 * 4 * 8U);
+  EXPECT_EQ(count(svg, "k-B pass"), 2 * 4 * 8U);
+  EXPECT_EQ(count(svg, "k-I pass"), 4 * 8U);
+  EXPECT_NE(svg.find("schedule 1f1b: bubble 27.3% of the time, at most 4 passes in flight on a rank"),
+            std::string::npos);
+  EXPECT_NE(svg.find("schedule gpipe: bubble 27.3% of the time, at most 8 passes"), std::string::npos);
+  EXPECT_NE(svg.find("schedule zb-h1: bubble 11.1% of the time"), std::string::npos);
+  EXPECT_EQ(
+      svg, svg_of("pipeline", {{"pp", "4"}, {"microbatches", "8"}, {"layers", "8"}, {"schedule", "gpipe,1f1b,zb-h1"}}));
+}
+
+TEST(Figures, MemoryAndBytesOfPlansAreThoseOfTheirClosedForms) {
+  const Words plan = {{"ranks", "4"}, {"layers", "2"}, {"channels", "64"}, {"vocab", "64"}, {"zero", "0,1,3"}};
+  const std::vector<Record> all = report::planned(plan);
+  ASSERT_EQ(all.size(), 3U);
+  // 108,288 parameters; 109,568 where units are padded to four pieces of blocks (docs/strategies/zero.md).
+  EXPECT_EQ(all[0].ranks[3].peaks[0], 4 * 108288);
+  EXPECT_EQ(all[0].ranks[3].peaks[2], 8 * 108288);
+  EXPECT_EQ(all[1].ranks[3].peaks[0], 4 * 109568);
+  EXPECT_EQ(all[1].ranks[3].peaks[2], 8 * 109568 / 4);
+  EXPECT_EQ(all[2].ranks[3].peaks[1], 4 * 109568 / 4);
+  const std::string memory = svg_of("memory", plan), bytes = svg_of("bytes", plan);
+  expect_figure(memory);
+  expect_figure(bytes);
+  for (const char* words : {"zero 0: each of 4 ranks", "zero 3: each of 4 ranks", "parameters: 433,152 bytes"})
+    EXPECT_NE(memory.find(words), std::string::npos) << words;
+  EXPECT_NE(bytes.find("<title>2,598,912 bytes in 4 calls</title>"), std::string::npos);  // 2 (n - 1) S
+  EXPECT_NE(bytes.find("<title>649,728 bytes of the busiest rank</title>"), std::string::npos);
+  for (const auto& [algorithm, most] : {std::pair{"ring", 649728}, {"tree", 866304}, {"root", 1299456}}) {
+    const Words one = {{"ranks", "4"}, {"layers", "2"}, {"channels", "64"}, {"vocab", "64"}, {"all-reduce", algorithm}};
+    EXPECT_EQ(report::planned(one)[0].sent.back().most, most) << algorithm;
+  }
+}
+
+TEST(Figures, WhatCannotBeDrawnIsRefused) {
+  const auto refused = [](const char* name, const Words& words) {
+    try {
+      svg_of(name, words);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("drawn");
+  };
+  EXPECT_EQ(refused("timeline", {{"ranks", "2"}}),
+            "--figure timeline: dp=2: expected a run, found a plan that has not run");
+  EXPECT_EQ(refused("pipeline", {{"ranks", "2"}}),
+            "--figure pipeline: dp=2: expected at least 2 pipeline ranks, found 1");
+  EXPECT_EQ(refused("memory", {{"zero", "1,2"}, {"ranks", "2,4"}}),
+            "--ranks: expected one value, since --zero has several");
+  EXPECT_NE(refused("memory", {{"zero", "1,7"}, {"ranks", "2"}}).find("--zero"), std::string::npos);
+  EXPECT_NE(refused("bytes", {{"tp", "3"}}).find("--tp"), std::string::npos);
+  EXPECT_NE(refused("bytes", {{"dp-mode", "ps-async"}}).find("has to run"), std::string::npos);
+}
+
+Event event(const char* track, const char* name, double begin, double end, const char* operation = "") {
+  Event e;
+  e.track = track, e.name = name, e.begin = begin, e.end = end, e.step = 1, e.operation = operation;
+  if (*operation) e.axis = "dp", e.bytes = 100, e.sent = 50;
+  return e;
+}
+
+// Two ranks of dp. Rank 1 comes to the first sum 10 ms later; rank 0 waits for nothing of it, since it computes beside,
+// and then both wait for a second one.
+Record two_ranks() {
+  Record r;
+  r.label = "a", r.traced = r.waits_noted = true;
+  r.steps = 1, r.step_ms = 100, r.losses = {{1, 3.5}, {2, 3.25}}, r.schedule.ranks = 1;
+  r.sent = {{"dp", "all_reduce", 4, 200}};
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    report::Rank& made = r.ranks.emplace_back();
+    made.name = fmt::format("rank {}", rank), made.at = {{"pp", 0}, {"dp", rank}};
+    made.peaks = {10, 20, 30, 40, 0, 0}, made.peak = 100 + rank;
+    const double first = rank == 0 ? 20 : 30, second = rank == 0 ? 60 : 70;
+    made.events = {event("step", "step 1", 0, 100),
+                   event("forward", "0F0", 0, 20),
+                   event("backward", "0B0", 20, 60),
+                   event("collective dp", "all_reduce", first, 40, "all_reduce"),
+                   event("collective dp", "all_reduce", second, 80, "all_reduce"),
+                   event("waiting", "held up", second, 85)};
+    made.memory = {{0, {10, 20, 30, 0, 0, 0}}, {10, {10, 20, 30, 20, 0, 0}}, {20, {10, 20, 30, 40, 0, 0}}};
+  }
+  return r;
+}
+
+TEST(Exposure, WaitingIsToldFromTransferAndBothFromWhatIsHidden) {
+  const Record r = two_ranks();
+  const auto found = report::exposures(r, report::median_step(r));
+  ASSERT_TRUE(found && found->size() == 2);
+  EXPECT_NEAR((*found)[0].waiting, 10, 1e-9);   // from 60 to 70
+  EXPECT_NEAR((*found)[0].transfer, 15, 1e-9);  // to 80, and until it was told at 85
+  EXPECT_NEAR((*found)[0].hidden, 20, 1e-9);    // from 20 to 40
+  EXPECT_NEAR((*found)[1].waiting, 0, 1e-9);
+  EXPECT_NEAR((*found)[1].transfer, 15, 1e-9);
+  EXPECT_NEAR((*found)[1].hidden, 10, 1e-9);
+  EXPECT_NEAR(report::mean(*found).exposed(), 20, 1e-9);
+  Record old = r;
+  old.waits_noted = false;
+  EXPECT_FALSE(report::exposures(old, report::median_step(old)));
+}
+
+TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
+  const Record a = two_ranks();
+  Record longer = a;
+  longer.label = "b", longer.losses.push_back({3, 3}), longer.step_ms = 50;
+  const std::string text = report::comparison_text(a, longer);
+  const auto row = [](const std::string& of, const std::string& name) {
+    const size_t at = of.find("\n  " + name);
+    return at == std::string::npos ? "no row" : of.substr(at + 45, of.find('\n', at + 1) - at - 45);
+  };
+  EXPECT_EQ(row(text, "median of the run"), "        100.000 ms         50.000 ms         -50.0%");
+  EXPECT_EQ(row(text, "exposed "), "         20.000 ms         20.000 ms           same");
+  EXPECT_EQ(row(text, "- waiting for other ranks "), "          5.000 ms          5.000 ms           same");
+  EXPECT_EQ(row(text, "hidden behind computing, of the step"), "             15.0%             15.0%           same");
+  EXPECT_EQ(row(text, "dp all_reduce"), "               200               200           same");
+  EXPECT_EQ(row(text, "all at once"), "               101               101           same");
+  EXPECT_EQ(row(text, "of step 2"), "            3.2500            3.2500           same");
+  EXPECT_EQ(row(text, "at its end"), "            3.2500            3.0000        -0.2500");
+  EXPECT_NE(text.find("b has 3 steps and a 2: losses are compared at the last that both have"), std::string::npos);
+  test::expect_page(report::comparison_page(a, longer));
+
+  Record bare = report::parse_metrics(
+      "{\"event\":\"step\",\"step\":1,\"loss\":3.5,\"tokens_per_s\":10,\"step_ms\":80}\n"
+      "{\"event\":\"summary\",\"peak_bytes\":[7,9],\"sent_bytes\":{\"dp\":{\"all_reduce\":320}}}\n",
+      "");
+  bare.label = "bare";
+  const std::string other = report::comparison_text(bare, a);
+  EXPECT_EQ(row(other, "median of the run"), "         80.000 ms        100.000 ms         +25.0%");
+  EXPECT_EQ(row(other, "exposed "), "                 -         20.000 ms               ");
+  EXPECT_EQ(row(other, "dp all_reduce"), "               320               200         -37.5%");
+  EXPECT_EQ(row(other, "all at once"), "                 9               101       +1022.2%");
+  EXPECT_EQ(row(other, "of step 1"), "            3.5000            3.5000           same");
+  EXPECT_NE(other.find("bare has no trace"), std::string::npos);
+  const std::string page = report::comparison_page(bare, a);
+  test::expect_page(page);
+  EXPECT_EQ(count(page, "<polyline"), 2U);
+  EXPECT_EQ(count(page, "<section id=\"timeline\">"), 1U);
+  const auto losses = report::svg_file(report::figure_of("loss", {bare, a}));
+  expect_figure(losses);
+}
+
+TEST(Panels, AReplayFillsTheWidthWhereCoresAreShared) {
+  const Simulation equal = simulate(parse_schedule("0F0 0B0\n1F0 1B0\n", "made"));
+  Simulation slow = equal;
+  slow.makespan *= 4;  // ranks that took turns
+  const report::MeasuredPipeline p{.times = {}, .equal = equal, .replayed = equal, .measured = slow, .formula = {}};
+  Record r;
+  const auto apart = report::panels_of(r, p, {.step = 1});
+  ASSERT_EQ(apart.size(), 3U);
+  EXPECT_EQ(apart[1].scale, slow.makespan);
+  r.shared = true;
+  const auto panels = report::panels_of(r, p, {.step = 1});
+  ASSERT_EQ(panels.size(), 2U) << "what happened says nothing of the plan";
+  EXPECT_EQ(panels[1].scale, equal.makespan);
+}
+
+}  // namespace
+}  // namespace tessera
