@@ -185,7 +185,9 @@ std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients) {
     const std::vector<int32_t> rank(static_cast<size_t>(h.part.numel()), trainer.world().rank());
     h.part = Tensor::of<int32_t>(rank, {h.part.numel()}, trainer.arena()->host());
   }
-  return gather(trainer, list(trainer, "", DType::int32, !of_gradients), held);
+  std::vector<WholeTensor> whole = list(trainer, "", DType::int32, !of_gradients);
+  for (WholeTensor& t : whole) t.dtype = DType::int32;  // of bytes too
+  return gather(trainer, whole, held);
 }
 
 void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source) {
