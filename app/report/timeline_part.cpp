@@ -13,7 +13,7 @@ namespace tessera::report {
 namespace {
 
 constexpr double kRow = 20, kGap = 3, kAxis = 22;
-constexpr double kThin = 5, kSeen = 0.3;  // of waits: how tall, and how long in pixels those are that are drawn
+constexpr double kThin = 4, kSeen = 0.3;  // of waits: how tall, and how long in pixels those are that are drawn
 constexpr size_t kMostRanks = 16;         // that are drawn
 
 // A row of a rank's picture.
