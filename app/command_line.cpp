@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "app/data_options.h"
 #include "app/default_job.h"
 #include "app/inference_options.h"
 #include "app/option_values.h"
@@ -40,13 +41,6 @@ constexpr const char* kVerifyExamples =
     "  tessera verify --ranks 4 --zero 3 --dtype bf16 --microbatches 3\n"
     "  tessera verify --all-reduce ring --bucket-mb 0.1 --optimizer sgd --format json\n"
     "  tessera verify --tp 2 --defect random --hide    a game: what was planted?";
-constexpr const char* kDataExamples =
-    "Examples:\n"
-    "  tessera data austen                             make the default dataset and say where it is kept\n"
-    "  tessera data notes.txt --tokenizer bpe --vocab 4096 --out notes-bpe   train --data notes-bpe takes it\n"
-    "  tessera data more.txt --tokenizer notes-bpe --out more-bpe            the same tokenizer for another text\n"
-    "  tessera data web/*.jsonl.zst --tokenizer notes-bpe --shard-tokens 100000000 --out web";
-
 constexpr const char* kBenchExamples =
     "Examples:\n"
     "  tessera bench --benchmark_filter=^op/                          operations, forward and backward\n"
@@ -71,35 +65,6 @@ bool is_of_verify(std::string_view name) {
 void add_run(CLI::App* command, Words& words, const std::string& examples, const RunWords& how) {
   add_run_words(*command, words, how);
   command->footer(examples);
-}
-
-// Of a folder or a file that the command makes.
-std::function<void(const std::string&)> name_of(std::optional<std::string>& out, const char* what) {
-  return [&out, what](const std::string& t) {
-    if (t.empty()) throw Error(fmt::format("--out: expected a {}, found ''", what));
-    out = t;
-  };
-}
-
-void add_data(CLI::App& app, DatasetOptions& o, Findings& wrong) {
-  CLI::App* d = app.add_subcommand("data", "Make a token dataset from texts");
-  d->add_option("SOURCE", o.sources,
-                "austen, tinyshakespeare, a text file, documents as FILE.jsonl (.gz and .zst too), or llm.c's token "
-                "file; several, or a 'pattern*', become one dataset")
-      ->required()
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->type_name("");
-  add_words(*d, "--tokenizer",
-            "char, bytes, bpe, bpe-N of at most N tokens, or a folder with tokenizer.json, or vocab.json and "
-            "merges.txt [char]",
-            {[&o](const std::string& t) { o.tokenizer = t; }, wrong});
-  add_words(*d, "--vocab", "most tokens of a bpe tokenizer that is trained [50257]",
-            {[&o](const std::string& t) { o.vocab = parse_integer("--vocab", t, 256, 1e9); }, wrong});
-  add_words(*d, "--shard-tokens", "tokens of a file, of which the folder then has several [0: all in one]",
-            {[&o](const std::string& t) { o.shard_tokens = parse_integer("--shard-tokens", t, 0, 1e12); }, wrong});
-  add_words(*d, "--out", "folder to make; default for one source: the cache",
-            {name_of(o.out, "folder to make"), wrong});
-  d->footer(kDataExamples);
 }
 
 void add_bench(CLI::App& app, BenchOptions& o, Findings& wrong) {

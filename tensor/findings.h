@@ -13,23 +13,35 @@
 #include <vector>
 
 #include "tensor/error.h"
+#include "tensor/field_error.h"
 
 namespace tessera {
 
-// What several checks found: what() is the first message, messages() has all.
-class Errors : public Error {
+// What several checks found: what() is the first message.
+class Several {
  public:
-  Errors(std::vector<std::string> messages, Status status)
-      : Error(messages.front(), status), messages_(std::move(messages)) {}
+  explicit Several(std::vector<std::string> messages) : messages_(std::move(messages)) {}
+  virtual ~Several() = default;
   const std::vector<std::string>& messages() const { return messages_; }
 
  private:
   std::vector<std::string> messages_;
 };
+class Errors : public Error, public Several {
+ public:
+  Errors(const std::vector<std::string>& messages, Status status)
+      : Error(messages.front(), status), Several(messages) {}
+};
+// The same where the first is an error of a field.
+class FieldErrors : public FieldError, public Several {
+ public:
+  FieldErrors(const FieldError& first, std::vector<std::string> messages)
+      : FieldError(first), Several(std::move(messages)) {}
+};
 
 // All that an error says, message by message.
 inline std::vector<std::string> messages_of(const Error& e) {
-  if (const auto* several = dynamic_cast<const Errors*>(&e)) return several->messages();
+  if (const auto* several = dynamic_cast<const Several*>(&e)) return several->messages();
   return {e.what()};
 }
 
@@ -51,10 +63,18 @@ class Findings {
         messages_.push_back(message);
   }
   bool none() const { return messages_.empty(); }
-  // Throws what was found: one error as it was, several as Errors with the first one's status.
+  // Throws what was found: one error as it was, several as FieldErrors or Errors with the first one's status.
   void raise() const {
-    if (messages_.size() == 1) std::rethrow_exception(first_);
-    if (!none()) throw Errors(messages_, status_);
+    if (none()) return;
+    try {
+      std::rethrow_exception(first_);
+    } catch (const FieldError& e) {
+      if (messages_.size() > 1) throw FieldErrors(e, messages_);
+      throw;
+    } catch (const Error&) {
+      if (messages_.size() > 1) throw Errors(messages_, status_);
+      throw;
+    }
   }
 
  private:

@@ -197,11 +197,6 @@ Found probe(const Symptoms& s, Probe::Without without, const char* text) {
 Found parameters(const Symptoms& s, Cause cause) {
   if (!s.right_gradients() || s.wrong_norm() || s.step() == 0 || s.parameters().empty()) return {};
   const double factor = s.moment_factor();
-  int64_t wrong = 0, elements = 0;
-  for (const TensorDifference* p : s.parameters()) {
-    wrong += p->wrong;
-    elements += p->elements;
-  }
   const auto all = [&](auto is) { return std::ranges::all_of(s.parameters(), is); };
   const bool unchanged = all([](const auto*p) { return p->unchanged; }),
              whole = all([](const auto*p) { return p->wrong == p->elements; }) &&

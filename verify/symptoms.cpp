@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <set>
 
@@ -108,7 +109,8 @@ std::string Symptoms::gradients_text() const {
 std::string Symptoms::blocks_text() const {
   std::set<int64_t> blocks;
   for (const TensorDifference* g : gradients_)
-    if (g->name.starts_with("blocks.")) blocks.insert(std::strtoll(g->name.c_str() + 7, nullptr, 10));
+    if (const size_t dot = g->name.find('.'); dot != std::string::npos && std::isdigit(g->name[dot + 1]) != 0)
+      blocks.insert(std::strtoll(g->name.c_str() + dot + 1, nullptr, 10));
   if (blocks.empty()) return "";
   if (blocks.size() == 1) return fmt::format(" of block {}", *blocks.begin());
   return fmt::format(" of blocks {} to {}", *blocks.begin(), *blocks.rbegin());

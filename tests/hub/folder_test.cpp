@@ -258,7 +258,7 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
   with("num_key_value_heads", 3, "'num_key_value_heads': expected a divisor of the heads");
   with("attention_bias", true, "'attention_bias': expected false, found true");
   with("hidden_act", "relu", "'hidden_act': expected \"silu\"");
-  with("quantization_config", Json::object(), "'quantization_config' is not known");
+  with("quantization_config", Json::object(), "quantization_config: quant_method: expected \"gptq\", found null");
   with("sliding_window", 512, "'sliding_window'");
   with("rope_parameters", Json{{"rope_type", "yarn"}, {"factor", 2}}, "default, linear or llama3, found \"yarn\"");
   with("vocab_size", 49, "is (48, 24); expected (49, 24)");
