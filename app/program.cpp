@@ -52,7 +52,7 @@ void check_openmp() {
 // The first, which was noticed before the others, stands in the last line.
 int fail(std::vector<std::string> messages, Status status) {
   std::fflush(stdout);
-  std::ranges::rotate(messages, messages.begin() + 1);
+  std::rotate(messages.begin(), messages.begin() + 1, messages.end());
   std::string lines;
   for (const std::string& message : messages) lines += fmt::format("tessera: {}\n", one_line(with_options(message)));
   std::fputs(lines.c_str(), stderr);

@@ -76,7 +76,7 @@ TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) 
     plan.zero = draw.of({ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three});
     if (plan.pp > 1) plan.microbatches = 2;
     plan.schedule = plan.pp > 1 ? draw.of({ScheduleKind::one_f_one_b, ScheduleKind::zb_v}) : ScheduleKind::one_f_one_b;
-    if (plan.pp == 1 && plan.cp == 1 && plan.zero == ZeroStage::none)
+    if (plan.ranks() == plan.dp && plan.zero == ZeroStage::none)
       plan.dp_mode = draw.of({DataMode::ddp, DataMode::dataparallel, DataMode::ps_sync});
     if (plan.dp_mode == DataMode::ps_sync) plan.servers = plan.dp;
     SCOPED_TRACE(to_text(plan));
