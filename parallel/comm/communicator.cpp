@@ -32,17 +32,6 @@ void Communicator::complain(const Call& call, const std::string& what) const {
 
 namespace {
 
-constexpr const char* kHeldUp = "held up";
-
-// It, so that the trace knows how long whoever waits for it was held up.
-std::future<void> noted(std::future<void> done, Trace* trace) {
-  if (!trace) return done;
-  return std::async(std::launch::deferred, [trace, until = std::move(done)]() mutable {
-    const TraceSpan span(trace, kHeldUp, TraceKind::wait);
-    until.get();
-  });
-}
-
 Arena* gpu_of(const Tensor& t) { return t.device() == Device::cuda ? t.arena().get() : nullptr; }
 const Region* region_of(const Tensor& t) { return t.device() == Device::cpu ? &t.arena()->region() : nullptr; }
 
@@ -141,7 +130,7 @@ Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorith
       throw;
     }
   });
-  return Pending(noted(std::move(done), trace_), std::move(until_waited), held_up_);
+  return Pending(held_up_until(std::move(done), trace_), std::move(until_waited), held_up_);
 }
 
 // On this thread, since the order in which work is captured is that of the calls. What waits makes the rank's stream

@@ -106,4 +106,12 @@ TraceSpan::~TraceSpan() {
   trace_->add({.what = what_, .axis = {}, .begin = begin_, .end = end, .kind = kind_});
 }
 
+std::future<void> held_up_until(std::future<void> done, Trace* trace) {
+  if (!trace) return done;
+  return std::async(std::launch::deferred, [trace, until = std::move(done)]() mutable {
+    const TraceSpan span(trace, kHeldUp, TraceKind::wait);
+    until.get();
+  });
+}
+
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <future>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -89,5 +90,10 @@ class TraceSpan {
   TraceKind kind_;
   double begin_;
 };
+
+// A rank's thread that waits for a communication.
+inline constexpr const char* kHeldUp = "held up";
+// `done`, such that the trace knows how long whoever waits for it was held up.
+std::future<void> held_up_until(std::future<void> done, Trace* trace);
 
 }  // namespace tessera
