@@ -56,6 +56,12 @@ std::string heading(const std::string& what, const Records& runs) {
   return runs.size() == 1 && !runs[0].planned ? fmt::format("{} of {}", what, runs[0].label) : what;
 }
 
+// Forward takes one unit through all that a rank has.
+Simulation on_equal_times(const Schedule& s) {
+  const double part = 1.0 / s.chunks();
+  return simulate(s, {.stages = {{.forward = part, .backward = 2 * part, .input = part, .weight = part}}});
+}
+
 Figure pipelines(const Records& runs, double width) {
   Figure f{.title = heading("Pipeline", runs),
            .words =
@@ -67,7 +73,7 @@ Figure pipelines(const Records& runs, double width) {
   for (const Record& r : runs) {
     if (!r.planned) need_trace("pipeline", r);
     if (r.schedule.ranks < 2) refuse("pipeline", r, "expected at least 2 pipeline ranks, found 1");
-    units = std::max(units, plans.emplace_back(simulate(r.schedule)).makespan);
+    units = std::max(units, plans.emplace_back(on_equal_times(r.schedule)).makespan);
   }
   measured.reserve(runs.size());  // pictures refer to them
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -76,10 +82,10 @@ Figure pipelines(const Records& runs, double width) {
     const Simulation& plan = plans[i];
     const std::string bubble = fmt::format("bubble {} of the time", percent(plan.bubble_share()));
     if (r.planned) {
-      const int held = *std::ranges::max_element(plan.in_flight);
-      f.pictures.push_back(
-          panel_picture({plan, of_run(runs, r, fmt::format("{}, at most {} passes in flight on a rank", bubble, held)),
-                         units, false, width}));
+      const double held = static_cast<double>(*std::ranges::max_element(plan.in_flight)) / r.schedule.chunks();
+      f.pictures.push_back(panel_picture(
+          {plan, of_run(runs, r, fmt::format("{}, at most {:.3g} micro-batches in flight on a rank", bubble, held)),
+           units, false, width}));
       f.words += fmt::format(" {}: {}.", r.label, bubble);
       continue;
     }

@@ -51,9 +51,9 @@ TEST(Figures, SchedulesAreDrawnOnOneScale) {
   EXPECT_EQ(count(svg, "k-F pass"), 3 * 4 * 8U);
   EXPECT_EQ(count(svg, "k-B pass"), 2 * 4 * 8U);
   EXPECT_EQ(count(svg, "k-I pass"), 4 * 8U);
-  EXPECT_NE(svg.find("schedule 1f1b: bubble 27.3% of the time, at most 4 passes in flight on a rank"),
+  EXPECT_NE(svg.find("schedule 1f1b: bubble 27.3% of the time, at most 4 micro-batches in flight on a rank"),
             std::string::npos);
-  EXPECT_NE(svg.find("schedule gpipe: bubble 27.3% of the time, at most 8 passes"), std::string::npos);
+  EXPECT_NE(svg.find("schedule gpipe: bubble 27.3% of the time, at most 8 micro-batches"), std::string::npos);
   EXPECT_NE(svg.find("schedule zb-h1: bubble 11.1% of the time"), std::string::npos);
   EXPECT_EQ(
       svg, svg_of("pipeline", {{"pp", "4"}, {"microbatches", "8"}, {"layers", "8"}, {"schedule", "gpipe,1f1b,zb-h1"}}));
