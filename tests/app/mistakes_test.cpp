@@ -79,8 +79,8 @@ TEST(Mistakes, OfAPlanThatDoNotHangTogetherAreAllSaid) {
   try {
     check(wrong);
     ADD_FAILURE() << "is taken";
-  } catch (const Errors& e) {
-    EXPECT_EQ(e.messages().size(), 3U) << e.what();
+  } catch (const Error& e) {
+    EXPECT_EQ(messages_of(e).size(), 3U) << e.what();
   }
 }
 

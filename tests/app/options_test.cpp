@@ -91,15 +91,13 @@ TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
   EXPECT_EQ(message({"train", "--rnaks=2"}), "unknown option '--rnaks'; did you mean '--ranks'?");
   EXPECT_EQ(
       message({"trian"}),
-      "unknown command 'trian'; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report or "
-      "explore; did you "
-      "mean 'train'?");
-  EXPECT_EQ(message({"report"}), "RUN is required");
+      "unknown command 'trian'; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, "
+      "explore or lab; did you mean 'train'?");
+  EXPECT_EQ(message({"evaluate"}), "FROM is required");
   EXPECT_EQ(
       message({}),
-      "no command given; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report or explore "
-      "(tessera --help "
-      "says more)");
+      "no command given; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore or "
+      "lab (tessera --help says more)");
   EXPECT_EQ(message({"train", "--lay", "3"}), "unknown option '--lay'; did you mean '--layers'?");
   EXPECT_EQ(message({"train", "generate", "x"}), "unexpected word 'generate'");
   EXPECT_EQ(message({"train", "--quiet=maybe"}), "--quiet: expected true or false, found 'maybe'");
