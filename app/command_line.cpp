@@ -105,7 +105,7 @@ void refuse_leftovers(const CLI::App& app, const CLI::App* command, Findings& wr
 
 // What CLI11 says of words that it cannot split, in ours.
 std::string words_of(const CLI::ParseError& e) {
-  const std::string text = e.what();
+  std::string text = e.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr)
     return fmt::format("{}: expected a value, found none", text.substr(0, text.find(':')));
   const size_t name = text.find("--"), value = text.find(" = ");  // of a flag: "Could not convert: --quiet = maybe"
