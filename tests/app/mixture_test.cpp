@@ -17,7 +17,8 @@ class MixturesTest : public test::ProgramTest {
 };
 
 TEST_F(MixturesTest, GoesOnAndIsLaidOutWithTheSameBits) {
-  const test::Ran whole = train(kMixed + "--save-every 5 --eval-every 5 --ranks 1 --microbatches 2 --format json --out whole");
+  const test::Ran whole =
+      train(kMixed + "--save-every 5 --eval-every 5 --ranks 1 --microbatches 2 --format json --out whole");
   ASSERT_EQ(whole.status, 0) << whole.err;
   EXPECT_NE(whole.err.find("a mixture of 2 datasets\n70% text.txt"), std::string::npos) << whole.err;
   EXPECT_NE(whole.err.find("30% more.txt"), std::string::npos) << whole.err;
