@@ -76,4 +76,10 @@ void Inputs::expect_gathered(const std::string& where, const std::vector<double>
   }
 }
 
+void for_inputs(const std::function<void(const Inputs&)>& check) {
+  for (const bool whole_numbers : {true, false})
+    for (const int n : {3, 2, 5})
+      for (const int64_t count : {int64_t{n}, int64_t{7}, int64_t{1}, int64_t{1003}}) check({n, count, whole_numbers});
+}
+
 }  // namespace tessera::lab

@@ -37,4 +37,8 @@ struct Inputs {
   void expect_gathered(const std::string& where, const std::vector<double>& found) const;
 };
 
+// Calls check() for arrays over 2, 3 and 5 ranks, of 1 to 1003 numbers: of whole ones first, whose sums have one value
+// in any order.
+void for_inputs(const std::function<void(const Inputs&)>& check);
+
 }  // namespace tessera::lab

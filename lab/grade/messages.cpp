@@ -94,14 +94,11 @@ void check_all_reduce(const Inputs& in) {
 }  // namespace
 
 Held grade_messages() {
-  for (const bool whole_numbers : {true, false})
-    for (const int n : {3, 2, 5})
-      for (const int64_t count : {int64_t{n}, int64_t{7}, int64_t{1}, int64_t{1003}}) {
-        const Inputs in{n, count, whole_numbers};
-        check_reduce_scatter(in);
-        check_all_gather(in);
-        check_all_reduce(in);
-      }
+  for_inputs([](const Inputs& in) {
+    check_reduce_scatter(in);
+    check_all_gather(in);
+    check_all_reduce(in);
+  });
   return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
           "order: ranks are added from 0 up, to the bit", "bytes: each half sends (n - 1) / n of the array"};
 }

@@ -90,14 +90,11 @@ void check_all_reduce(const Inputs& in) {
 }  // namespace
 
 Held grade_ring() {
-  for (const bool whole_numbers : {true, false})  // whole ones first: their sums have one value in any order
-    for (const int n : {3, 2, 5})
-      for (const int64_t count : {int64_t{n}, int64_t{7}, int64_t{1}, int64_t{1003}}) {
-        const Inputs in{n, count, whole_numbers};
-        check_reduce_scatter(in);
-        check_all_gather(in);
-        check_all_reduce(in);
-      }
+  for_inputs([](const Inputs& in) {
+    check_reduce_scatter(in);
+    check_all_gather(in);
+    check_all_reduce(in);
+  });
   return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
           "order: piece c is added from rank c + 1 around to rank c, to the bit",
           "bytes: each rank sends all but one piece in each half, 2 (n - 1) / n of the array"};

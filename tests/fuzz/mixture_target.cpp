@@ -22,7 +22,9 @@ void check(const std::vector<Weighted>& all) {
     sum += s;
   }
   require(shares.size() == all.size() && sum <= 1'000'000, "a period of a million at most");
-  if (sum < 1000) require(MixtureOrder(shares).at(sum).nth <= shares[0], "the order is there");
+  if (sum >= 1000) return;
+  const MixtureOrder::Place next = MixtureOrder(shares).at(sum);  // the first of the second period
+  require(next.nth == shares[next.dataset], "a period deals each dataset its share");
 }
 
 // The first byte says which of the three.
