@@ -4,6 +4,7 @@
 
 #include "tests/app/docs_pages.h"
 #include "tests/app/program.h"
+#include "tests/support/draw.h"
 
 namespace tessera {
 namespace {
@@ -20,6 +21,7 @@ TEST(FineTuningPage, SaysWhatIsPrinted) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "many times slower with sanitizers";
 #endif
+  if (!test::is_drawn(0, 3)) GTEST_SKIP() << "a minute; TESSERA_DRAW draws every third time";
   const fs::path source = TESSERA_SOURCE_DIR;
   const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-page-");
   fs::create_directory_symlink(source / "examples", folder.path() / "examples");

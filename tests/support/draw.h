@@ -14,6 +14,12 @@ inline uint64_t plans(uint64_t usual) {
   return wanted ? std::strtoull(wanted, nullptr, 10) : usual;
 }
 
+// Whether item `number` of a long list is tested: all are without TESSERA_DRAW, a number; with it every `every`-th is.
+inline bool is_drawn(uint64_t number, uint64_t every) {
+  const char* const draw = std::getenv("TESSERA_DRAW");
+  return !draw || (number + std::strtoull(draw, nullptr, 10)) % every == 0;
+}
+
 // Of the plans that TESSERA_DRAW stands for, a number; always the same ones without it.
 class Draw {
  public:

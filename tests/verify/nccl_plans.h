@@ -2,13 +2,13 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "parallel/comm/launch.h"
+#include "tests/support/draw.h"
 #include "tests/support/gpus.h"
 #include "tests/verify/plans.h"
 #include "train/plan.h"
@@ -92,13 +92,12 @@ inline std::vector<NcclPlan> all_nccl_plans() {
           with("two copies of the tied weight", 2, [](TrainOptions& o) { o.schedule = "interleaved"; })};
 }
 
-// With TESSERA_DRAW, a number, every third of them, from one of the first three on.
+// With TESSERA_DRAW, a number, every third of them.
 inline std::vector<NcclPlan> nccl_plans() {
-  const char* const draw = std::getenv("TESSERA_DRAW");
   std::vector<NcclPlan> out;
-  size_t number = draw ? std::strtoull(draw, nullptr, 10) : 0;
+  uint64_t number = 0;
   for (NcclPlan& plan : all_nccl_plans())
-    if (!draw || number++ % 3 == 0) out.push_back(std::move(plan));
+    if (is_drawn(number++, 3)) out.push_back(std::move(plan));
   return out;
 }
 
