@@ -133,12 +133,17 @@ int run_generate(const GenerateOptions& o) {
     const bool says = world.rank() == 0;
     const auto start = std::chrono::steady_clock::now();
     if (streams && says) print(prompts[0]);
+    double first = 0;  // seconds
+    const auto elapsed = [&] {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    };
     generator.write(tokens, o.tokens, options, [&](size_t p, int32_t token) {
+      if (first == 0) first = elapsed();
       const bool on = shown[p].add(token);
       const bool open = !streams || !says || print(shown[p].take());
       return on && (open || world.size() > 1);
     });
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = elapsed();
     double written = 0;
     for (size_t p = 0; p < prompts.size(); ++p) {
       shown[p].finish();
@@ -152,9 +157,12 @@ int run_generate(const GenerateOptions& o) {
     if (streams && says) print(shown[0].take() + "\n");
     const Plan& plan = model.job.plan;
     written = world.size() > 1 ? world.sum(written) / static_cast<double>(plan.pp * plan.tp) : written;
+    const double all = static_cast<double>(prompts.size()),
+                 rest = written - all;  // the first ones come with the prompts
     if (says)
-      std::fputs(fmt::format("{} tokens from {}, {} tokens/s\n", written, one_line(model.from.path.string()),
-                             short_number(written / seconds))
+      std::fputs(fmt::format("{} tokens from {}, {} tokens/s; the first after {:.3f} s\n", written,
+                             one_line(model.from.path.string()),
+                             short_number(rest > 0 ? rest / (seconds - first) : written / seconds), first)
                      .c_str(),
                  stderr);
   });

@@ -16,9 +16,11 @@
 namespace tessera {
 namespace {
 
+// All values are read: none is drawn before.
 std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
   std::unique_ptr<LanguageModel> model = make_model(config);
   model->freeze();
+  for (Parameter* p : model->parameters()) p->init = Init::zeros();
   return model;
 }
 

@@ -130,8 +130,9 @@ def ours(what, o, run, text):
         command = [o.binary, "generate", run, "--prompt", prompt, "--tokens", tokens, "--temperature", "0", *threads]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stderr.splitlines()[-1]
     number, unit = re.search(r"([0-9.]+)([KM]?) tokens/s", said).groups()
-    speed = float(number) * {"": 1, "K": 1e3, "M": 1e6}[unit]
-    return speed * PROMPT if what == "prefill" else speed
+    if what == "prefill":
+        return PROMPT / float(re.search(r"first after ([0-9.]+) s", said).group(1))
+    return float(number) * {"": 1, "K": 1e3, "M": 1e6}[unit]
 
 
 def main():
