@@ -26,7 +26,7 @@ namespace tessera {
 namespace {
 
 constexpr const char* kAbout =
-    "Tessera trains a small GPT, under any layout, and proves that the layout changed nothing.";
+    "Tessera trains small language models under any layout, and proves that the layout changes nothing.";
 constexpr const char* kCommands =
     "train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore or lab";
 constexpr const char* kTrainExamples =
@@ -40,7 +40,7 @@ constexpr const char* kVerifyExamples =
     "  tessera verify                                  two data-parallel ranks against one rank, bit for bit\n"
     "  tessera verify --ranks 4 --zero 3 --dtype bf16 --microbatches 3\n"
     "  tessera verify --all-reduce ring --bucket-mb 0.1 --optimizer sgd --format json\n"
-    "  tessera verify --tp 2 --defect random --hide    a game: what was planted?";
+    "  tessera verify --tp 2 --defect random --hide    a game: which defect was planted?";
 constexpr const char* kBenchExamples =
     "Examples:\n"
     "  tessera bench --benchmark_filter=^op/                          operations, forward and backward\n"
@@ -200,9 +200,10 @@ Command parse_command_line(int argc, const char* const* argv) {
   LabOptions lab;
   VerifyOptions verify{verify_defaults()};
   const TrainOptions of_train, of_verify = verify_defaults(), of_plan = plan_defaults();
-  add_run(app.add_subcommand("train", "Train a GPT; with no option: a small one on real English prose"), words,
-          fmt::format("{}\nWhere nothing says which model, text or tokenizer, it trains the default job:\n  {}",
-                      kTrainExamples, default_job_words(default_job())),
+  add_run(app.add_subcommand("train", "Train a language model; with no option: a small one on real English prose"),
+          words,
+          fmt::format("{}\nIf you name no model, text or tokenizer, it trains the default job:\n  {}", kTrainExamples,
+                      default_job_words(default_job())),
           {.defaults = of_train, .wanted = [](std::string_view) { return true; }});
   CLI::App* verifying =
       app.add_subcommand("verify", "Prove that a plan trains like one rank, and count what it sends and holds");

@@ -31,9 +31,9 @@ void add_data(CLI::App& app, DatasetOptions& o, Findings& wrong) {
             "char, bytes, bpe, bpe-N of at most N tokens, or a folder with tokenizer.json, or vocab.json and "
             "merges.txt [char]",
             {[&o](const std::string& t) { o.tokenizer = t; }, wrong});
-  add_words(*d, "--vocab", "most tokens of a bpe tokenizer that is trained [50257]",
+  add_words(*d, "--vocab", "largest number of tokens of a bpe tokenizer that is trained [50257]",
             {[&o](const std::string& t) { o.vocab = parse_integer("--vocab", t, 256, 1e9); }, wrong});
-  add_words(*d, "--shard-tokens", "tokens of a file, of which the folder then has several [0: all in one]",
+  add_words(*d, "--shard-tokens", "writes several files of so many tokens each [0: one file]",
             {[&o](const std::string& t) { o.shard_tokens = parse_integer("--shard-tokens", t, 0, 1e12); }, wrong});
   const auto set_out = [&o](const std::string& t) {
     if (t.empty()) throw Error("--out: expected a folder to make, found ''");

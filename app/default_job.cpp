@@ -50,7 +50,7 @@ std::string default_job_words(const TrainOptions& o) {
 
 std::string useless_options(const TrainOptions& o) {
   if (!o.sp || job_of(o).plan.tp > 1) return "";
-  return "--sp: cuts the tokens among the ranks of --tp, and there is one; expected --tp 2 or more beside it";
+  return "--sp: cuts the tokens among the ranks of --tp, and there is only one; expected --tp 2 or more beside it";
 }
 
 }  // namespace tessera

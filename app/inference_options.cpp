@@ -50,11 +50,12 @@ void add_generate(CLI::App& app, GenerateOptions& o, Findings& wrong) {
   add_words(g, "--prompts", "file with a prompt on each line",
             {[&o](const std::string& t) { o.prompts_file = t; }, wrong});
   integer("--tokens", "tokens to write [300]", o.tokens, 1, 1e9);
-  number("--temperature", "0 takes the likeliest, 1 samples as trained [0.8]", o.temperature, range(0, 100));
+  number("--temperature", "0 takes the likeliest token, 1 samples by the probabilities of the model [0.8]",
+         o.temperature, range(0, 100));
   integer("--top-k", "samples among the k likeliest tokens only; 0: among all [0]", o.top_k, 0, 1e9);
   number("--top-p", "samples among the likeliest tokens that together have this probability [1]", o.top_p,
          range(1e-9, 1));
-  number("--min-p", "samples among tokens with at least this share of the likeliest one's probability [0]", o.min_p,
+  number("--min-p", "samples among tokens with at least this share of the probability of the likeliest [0]", o.min_p,
          range(0, 1));
   number("--repetition-penalty", "makes tokens that were read or written before less likely; 1: does nothing [1]",
          o.repetition_penalty, range(0.01, 100));

@@ -9,10 +9,11 @@ namespace {
 constexpr const char* kExamples =
     "Examples:\n"
     "  tessera lab                     the exercises\n"
-    "  tessera lab start 2 my-ring     README.md, the page of exercise 2, and ring.cpp, a function of which is yours\n"
+    "  tessera lab start 2 my-ring     makes README.md, the page of exercise 2, and ring.cpp, where you write a "
+    "function\n"
     "  tessera lab check 2 my-ring     builds it and says whether it is solved, or what is wrong: status 0 or 1\n"
     "  my-ring/build/tessera train --dp 2 --all-reduce ring   trains with your function in it\n"
-    "docs/lab.md shows an exercise done.";
+    "docs/lab.md shows a whole exercise.";
 
 void add_words(CLI::App* action, LabOptions& o, bool in_a_folder, const char* folder) {
   action->add_option("N", o.exercise, "number or name of an exercise")->required()->type_name("");
@@ -24,9 +25,9 @@ void add_words(CLI::App* action, LabOptions& o, bool in_a_folder, const char* fo
 
 void add_lab(CLI::App& app, LabOptions& o) {
   CLI::App* lab = app.add_subcommand("lab", "Exercises on parallel training: functions of Tessera to write again");
-  add_words(lab->add_subcommand("start", "Give an exercise out: its page and the file with a function blanked"), o,
-            true, "folder to make");
-  add_words(lab->add_subcommand("check", "Build what was written, and grade it"), o, true, "folder of lab start");
+  add_words(lab->add_subcommand("start", "Give an exercise out: its page, and the file in which you write a function"),
+            o, true, "folder to make");
+  add_words(lab->add_subcommand("check", "Build your function, and grade it"), o, true, "folder of lab start");
   add_words(lab->add_subcommand("grade", "Grade the function that this program was built with"), o, false, "");
   lab->require_subcommand(0, 1);
   lab->footer(kExamples);

@@ -77,12 +77,10 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"microbatches", "Data", "micro-batches of a data rank in a step, computed one after another", "", 1,
                1e9},
     o.microbatches);
-  f(
-      OptionInfo{
-          "shuffle", "Data",
-          "reads each window of the text once in an epoch, in an order drawn for it, as shards and mixtures always "
-          "do; without it windows begin anywhere"},
-      o.shuffle);
+  f(OptionInfo{"shuffle", "Data",
+               "reads each window of a text once in an epoch, in a random order, as it is for shards and mixtures; "
+               "without it windows begin at random places"},
+    o.shuffle);
   f(OptionInfo{"document-mask", "Data",
                "keeps attention within a document and restarts positions in each; needs tokens with <|endoftext|>"},
     o.document_mask);
@@ -96,7 +94,7 @@ void for_each_option(Options&& o, F&& f) {
     o.chat_template);
   f(OptionInfo{"train-on", "Fine-tuning", "part of an example that counts in the loss", "responses|all"}, o.train_on);
   f(OptionInfo{"pack", "Fine-tuning", "puts several examples into one sequence; none of them sees another"}, o.pack);
-  f(OptionInfo{"skip-bad", "Fine-tuning", "counts and leaves out lines that are no example or have nothing to learn"},
+  f(OptionInfo{"skip-bad", "Fine-tuning", "skips and counts lines that are no example or have nothing to learn"},
     o.skip_bad);
   f(OptionInfo{"lora-rank", "Fine-tuning",
                "trains adapters of this rank (LoRA) and freezes the model of --init; 0: trains the whole model", "", 0,
@@ -111,12 +109,12 @@ void for_each_option(Options&& o, F&& f) {
                "layers with adapters, separated by commas, or all; default: q_proj,v_proj, and c_attn for gpt2"},
     o.lora_targets);
   f(OptionInfo{"quantize", "Fine-tuning",
-               "weights of the layers that do not learn are held in 4 bits (QLoRA): nf4, or gptq of a model that "
+               "keeps frozen weights of the layers in 4 bits (QLoRA): nf4, or gptq for a model that "
                "`tessera checkpoint quantize` made; default: as --init has them",
                "none|nf4|gptq"},
     o.quantize);
-  f(OptionInfo{"quantize-group", "Fine-tuning", "of gptq: columns that share a scale, -1 for all; default: 128", "", -1,
-               1e6},
+  f(OptionInfo{"quantize-group", "Fine-tuning", "with gptq: columns that share a scale, -1 for all; default: 128", "",
+               -1, 1e6},
     o.quantize_group);
   f(OptionInfo{"ranks", "Plan", "number of ranks; default: 2 if the batch can be halved; under mpirun those of the job",
                "", 1, 1024},
@@ -159,7 +157,7 @@ void for_each_option(Options&& o, F&& f) {
   f(
       OptionInfo{
           "offload", "Plan",
-          "moves optimizer state out of the way between updates: to a mapped file, or from a GPU to the host's memory",
+          "keeps optimizer state elsewhere between updates: in a mapped file, or, with a GPU, in the host's memory",
           "none|optimizer"},
       o.offload);
   f(not_in_file(
@@ -227,7 +225,8 @@ void for_each_option(Options&& o, F&& f) {
     o.no_save);
   f(OptionInfo{"no-eval", "Files", "makes no validation, not even the last"}, o.no_eval);
   f(not_in_file({"resume", "Files", "continue the run in --out from its newest checkpoint"}), o.resume);
-  f(not_in_file({"config", "Files", "TOML file with the same keys; an option of the command line wins over its key"}),
+  f(not_in_file({"config", "Files",
+                 "file of lines KEY = VALUE with the same keys; an option of the command line wins over its key"}),
     o.config);
   f(not_in_file({"format", "Output", "format of standard output", "text|json"}), o.format);
   f(not_in_file({"quiet", "Output", "prints no progress, and no sample of text at the end"}), o.quiet);

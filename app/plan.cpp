@@ -27,7 +27,7 @@ std::string where_it_fits(planner::Question q) {
   const int64_t asked = q.ranks;
   q.fixed.dp.reset();
   while ((q.ranks *= 2) <= most) try {
-      if (!search(q, 1).best.empty()) return fmt::format("; on {} such ranks one does", q.ranks);
+      if (!search(q, 1).best.empty()) return fmt::format("; on {} such ranks a plan fits", q.ranks);
     } catch (const Error&) {
       break;
     }

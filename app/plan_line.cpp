@@ -15,12 +15,12 @@ constexpr const char* kExamples =
     "  tessera plan --model llama2-7b --hardware h100 --ranks 8 --batch 256       7B on 8 H100: the best plans, and "
     "why\n"
     "  tessera plan --model llama3-70b --context 8192 --hardware h100 --ranks 64 --batch 512 --html plan.html\n"
-    "  tessera plan --model llama2-7b --hardware a100-80 --ranks 8 --batch 64 --tp 2 --zero 1   some choices made\n"
+    "  tessera plan --model llama2-7b --hardware a100-80 --ranks 8 --batch 64 --tp 2 --zero 1   with fixed choices\n"
     "  tessera plan --model my.json --hardware cluster.toml --software megatron --ranks 3072 --batch 1536\n"
     "  tessera plan --cases cases.jsonl --format json                             predictions of given plans, no "
     "search\n"
-    "  tessera plan --model gpt-nano --hardware this --ranks 2 --batch 12 --measure 1,2   on the machine here, and "
-    "tried\n"
+    "  tessera plan --model gpt-nano --hardware this --ranks 2 --batch 12 --measure 1,2   on this machine, and "
+    "measured\n"
     "An option of the layout fixes that choice; the planner searches the others. my.json has sizes: {\"layers\": 32,\n"
     "\"channels\": 4096, \"heads\": 32, \"ffn\": 11008, \"gated\": true, \"vocab\": 32000, \"context\": 4096, "
     "\"tied\": false,\n"
@@ -62,7 +62,7 @@ void add_plan(CLI::App& plan, PlanOptions& o, Findings& wrong) {
       [&o](const std::string& t) { o.ep = parse_integer("--ep", t, 1, 1e6); });
   add("--top", "number of plans to show [10]",
       [&o](const std::string& t) { o.top = parse_integer("--top", t, 1, 1000); });
-  add("--html", "draws the answer in this file: one page, for any browser",
+  add("--html", "writes the answer to this file, as one page for any browser",
       [&o, path](const std::string& t) { o.html = path("--html", t); });
   add("--cases", "JSONL file of models, plans and machines: one prediction for each line",
       [&o, path](const std::string& t) { o.cases = path("--cases", t); });

@@ -81,7 +81,7 @@ std::string ranking_part(const PlanAnswer& a) {
   words.insert(words.begin(), "#");
   std::string out =
       "<section id=\"ranking\">\n<h2>The best plans</h2>\n<p>Fastest first; micro-batches: how many in a step, and "
-      "the sequences of each; ~: by a formula, where a dry run would tell it.</p>\n<table id=\"best\">" +
+      "the sequences of each; ~: by a formula; a dry run would be exact.</p>\n<table id=\"best\">" +
       heads(words, {"s/step", "tokens/s", "MFU", "bubble", "fullest rank"}) + "<tbody>\n";
   for (size_t i = 0; i < a.found.best.size(); ++i) {
     const Candidate& c = a.found.best[i];
@@ -152,7 +152,7 @@ std::string pipeline_part(const Candidate& c) {
   out += legend(entries) + panel_svg({sim, fmt::format("{} micro-batches on the predicted times", shown.microbatches),
                                       std::max(sim.makespan, 1e-9), true});
   if (shown.microbatches < p.microbatches)
-    out += fmt::format("<p class=\"note\">A step has {} micro-batches; the pattern in the middle goes on.</p>\n",
+    out += fmt::format("<p class=\"note\">A step has {} micro-batches; the pattern in the middle repeats.</p>\n",
                        p.microbatches);
   return out + "</section>\n";
 }
@@ -173,8 +173,8 @@ std::string time_part(const Candidate& c) {
                                                                               {"dp, exposed", t.dp, "a-dp"},
                                                                               {"optimizer", t.optimizer, "k-opt"}}};
   std::string out =
-      "<section id=\"time\">\n<h2>Where a step's time goes</h2>\n<p>Of the slowest rank. Communication is what "
-      "computing does not hide.</p>\n<table>" +
+      "<section id=\"time\">\n<h2>Where a step's time goes</h2>\n<p>Of the slowest rank. Communication counts "
+      "only if computing does not hide it.</p>\n<table>" +
       heads({"part"}, {"time", "share"}) + "<tbody>\n";
   for (const auto& [name, s, css] : parts)
     out += fmt::format("<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>", name, short_time(1e3 * s),

@@ -63,8 +63,9 @@ fs::path place_of(const ReportOptions& o) {
 
 void check(const ReportOptions& o) {
   if (o.svg && !o.figure) throw Error("--svg: expected --figure beside it, found none");
-  if (o.figure && !o.svg) throw Error("--figure: expected --svg beside it, the form that a figure has, found none");
-  if (o.figure && o.format == "text") throw Error("--format: expected no text of a figure, found text");
+  if (o.figure && !o.svg) throw Error("--figure: a figure is an SVG file; expected --svg beside it, found none");
+  if (o.figure && o.format == "text")
+    throw Error("--format: a figure has no text; expected no --format beside --figure, found text");
   if (o.format == "text" && o.out)
     throw Error("--out: expected no file with --format text, which goes to standard output");
   if (o.runs.empty() && !o.figure) throw Error("RUN: expected a run directory, found none");

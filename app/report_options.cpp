@@ -36,17 +36,18 @@ bool is_of_plan_drawn(std::string_view name) {
 
 void add_report(CLI::App& app, ReportOptions& o, Findings& wrong) {
   CLI::App* r = app.add_subcommand("report", "Draw a run, or two beside each other: timeline, memory, bytes, loss");
-  r->add_option("RUN", o.runs,
-                "run directory of a run with --trace; of two, one may have none; with --figure also no run: the plan "
-                "that the options below say, where one may have several values: 1f1b,zb-h1")
+  r->add_option(
+       "RUN", o.runs,
+       "run directory of a run with --trace; one of two runs may lack a trace; with --figure and no run: the plan "
+       "of the options below, one of which may have several values: 1f1b,zb-h1")
       ->expected(0, 2)
       ->type_name("");
   add_words(*r, "--format", "html: a file; text: on standard output [html]",
             {[&o](const std::string& t) { o.format = parse_choice("--format", t, "html|text"); }, wrong});
   add_words(*r, "--figure", fmt::format("one picture: {}", report::kFigures),
             {[&o](const std::string& t) { o.figure = parse_choice("--figure", t, report::kFigures); }, wrong});
-  r->add_flag("--svg", o.svg, "its form: one SVG file");
-  add_words(*r, "--out", "file to write; default: a name in RUN; of a plan standard output",
+  r->add_flag("--svg", o.svg, "form of the picture: one SVG file");
+  add_words(*r, "--out", "file to write; default: a name in RUN, or standard output for a plan",
             {[&o](const std::string& t) {
                if (t.empty()) throw Error("--out: expected a file to write, found ''");
                o.out = t;

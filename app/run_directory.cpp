@@ -229,7 +229,7 @@ std::string shown(const Json& value) { return value.is_null() ? "as usual" : val
 
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what) {
   const Json saved = parse_json(about, what).value("run", Json());
-  if (!saved.is_object()) throw InputError(fmt::format("{}: the manifest does not say which run it is of", what));
+  if (!saved.is_object()) throw InputError(fmt::format("{}: the manifest does not say to which run it belongs", what));
   const Json current = Json::parse(now);
   std::vector<std::string> out;
   Json all = saved;

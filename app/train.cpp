@@ -129,7 +129,7 @@ std::string vocab_hint(const Job& s, int64_t vocab) {
   const int64_t parts = s.plan.tp, row = parts * kVector / size_of(s.optim.dtype), round = parts * kRound;
   if (vocab % row == 0) return "";
   return fmt::format(
-      "a vocabulary of {} does not divide by {}, which makes a GPU slow at the head and the loss; --vocab "
+      "a vocabulary of {} is not a multiple of {}, which makes a GPU slow at the head and the loss; --vocab "
       "{} pads it",
       vocab, row, (vocab + round - 1) / round * round);
 }

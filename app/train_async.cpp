@@ -50,7 +50,7 @@ void AsyncRun::begin(const std::vector<std::string>& passed_over) {
                                 .memory = trainer_.arena()->region().note()});
   if (!o_.no_eval)
     output_->message(
-        "it is validated at its end only: but for when it saves, workers and servers are at no common step");
+        "the run is validated at its end only: workers and servers have no common step, except when it saves");
 }
 
 // False when it was stopped before or at its end.

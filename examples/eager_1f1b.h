@@ -11,8 +11,8 @@
 //   rank 0 | F0 F1 F2 .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --
 //   rank 1 | .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. ..
 //
-// A worked example: docs/adding_a_strategy.md goes through it. Rank i has min(m, 2 (p - i) - 1) micro-batches in flight
-// where 1F1B has min(m, p - i), and where messages take no time both take equally long.
+// A worked example: docs/adding_a_strategy.md goes through it. Rank i of p has min(m, 2 (p - i) - 1) of m micro-batches
+// in flight; 1F1B has min(m, p - i). If messages take no time, both take equally long.
 #pragma once
 #include <algorithm>
 

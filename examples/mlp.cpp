@@ -22,8 +22,8 @@ class Network : public Module {
   Linear& out_ = child<Linear>("out", 32, 1, Linear::Options{.deviation = 0.2});
 };
 
-// Samples of a step's batch (N, 3): a point of the plane, and the height there, which is to be learnt. A sample is
-// drawn by its number, so it is the same whichever rank draws it.
+// Samples of a step's batch (N, 3): a point of the plane, and the height there, which the network learns. A sample
+// depends only on its number, so every rank draws the same one.
 Tensor draw(int64_t step, BatchSlice slice, const ArenaPtr& arena) {
   const Philox random = Philox::named(1, "points");
   std::vector<float> samples;
@@ -37,8 +37,8 @@ Tensor draw(int64_t step, BatchSlice slice, const ArenaPtr& arena) {
 // The mean of the squared error. It is divided by the size of the whole batch, so the parts of all ranks add up.
 Var loss(const Var& output, const Var& heights) { return scale(sum(unary<Square>(output - heights)), 1.0 / kBatch); }
 
-// Trains on the ranks of `world`, each of which does `parts` parts of every batch, by DDP or a
-// stage of ZeRO. Returns the loss of the last step.
+// Trains on the ranks of `world` by DDP or a stage of ZeRO. Each rank computes `parts` parts of every batch. Returns
+// the loss of the last step.
 double train(Communicator& world, int64_t parts, int zero) {
   const ArenaPtr arena = world.make_arena();
   Network network;

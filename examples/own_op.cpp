@@ -43,7 +43,8 @@ Var glu(const Var& a, const Var& b) {
   });
 }
 
-// The largest difference between the gradient of f() by x and (f(x + h) - f(x - h)) / 2h, over the elements of x.
+// The largest difference between the gradient of f() with respect to x and (f(x + h) - f(x - h)) / 2h, over the
+// elements of x.
 double largest_error(const std::function<Var()>& f, const Var& x) {
   const NoGrad off;
   constexpr double kStep = 1e-5;

@@ -1,4 +1,4 @@
-// Pipeline schedules beside each other on a made-up clock: how long a step takes, how much of it is bubble, and how
+// Pipeline schedules beside each other on a simulated clock: how long a step takes, how much of it is bubble, and how
 // much memory that costs. Nothing is trained.
 //
 //   schedules 4 8                        all schedules of 4 ranks and 8 micro-batches; F, I and W take one unit each
@@ -29,8 +29,8 @@ struct Choice {
   std::string lists = {};
 };
 
-// Times are of a rank's whole share of the layers; a stage of a schedule with chunks has a part of it. The head comes
-// on top of the last stage.
+// Times are those of a rank's whole share of the layers; a stage of a schedule with chunks has a part of it. The head
+// is added to the last stage.
 Times times_of(const Schedule& s, const Choice& c) {
   Times times{.stages = {}, .message = c.message};
   for (int stage = 0; stage < s.stages; ++stage) {

@@ -102,7 +102,7 @@ Words link_with(const fs::path& build, const fs::path& object, const fs::path& p
   std::istringstream lines(read_file(build / "lab_link.txt"));
   for (std::string word; std::getline(lines, word);) out.push_back(word);
   const auto output = std::ranges::find(out, "-o");
-  if (out.end() - output < 2) throw InputError((build / "lab_link.txt").string() + ": no output among its words");
+  if (out.end() - output < 2) throw InputError((build / "lab_link.txt").string() + ": the link command has no -o");
   *(output + 1) = program.string();
   out.insert(output, object.string());
   return out;
@@ -125,8 +125,7 @@ std::optional<Verdict> failed(const Exercise& e, const char* what, const Words& 
   if (built.status == 0) return {};
   if (built.status == 127)
     throw Error(fmt::format("lab: {}: {}; expected the compiler of the build", command[0], built.last_line));
-  return not_yet(e,
-                 {what, fmt::format("{} does not come to its end; its words:", what), "", first_lines(built.output)});
+  return not_yet(e, {what, fmt::format("the {} found errors and stopped:", what), "", first_lines(built.output)});
 }
 
 std::string readme(const Exercise& e, const fs::path& root) {

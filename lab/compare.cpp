@@ -47,13 +47,13 @@ bool about(double a, double b) { return std::abs(a - b) <= 1e-4 * std::abs(b); }
 std::string factor_cause(double k, int n) {
   if (n > 1 && about(k, n))
     return fmt::format(
-        "every number is {0} times too large, and there are {0} ranks: what was summed already is summed "
-        "again, or each rank adds what only one should",
+        "every number is {0} times too large, and there are {0} ranks: a finished sum is summed again, "
+        "or each rank adds numbers that only one rank should add",
         n);
   if (n > 1 && about(k, 1.0 / n))
     return fmt::format(
-        "every number is {0} times too small, and there are {0} ranks: you averaged; the loss was divided "
-        "by all tokens already, so a sum is meant",
+        "every number is {0} times too small, and there are {0} ranks: you averaged; the loss is already "
+        "divided by all tokens, so sum and do not average",
         n);
   if (about(k, -1)) return "every number has the wrong sign";
   return fmt::format("every number is {:.4g} times what it should be", k);
@@ -62,7 +62,7 @@ std::string factor_cause(double k, int n) {
 std::string cause_of_values(const std::vector<double>& found, const std::vector<double>& expected,
                             const std::vector<Guess>& guesses, int n, bool exact) {
   if (std::ranges::any_of(found, [](double x) { return !std::isfinite(x); }))
-    return "a number that is none: memory that nobody has written, or a difference of infinities";
+    return "a number is NaN or infinite: memory that nobody has written, or a difference of infinities";
   for (const Guess& guess : guesses)
     if (close(found, guess.would_be, kMatches) && !close(guess.would_be, expected, kMatches)) return guess.cause;
   if (close(found, expected, kRounding))

@@ -94,20 +94,21 @@ Wrong explained(const Error& e) {
   const std::string what = e.what();
   const auto says = [&](const char* words) { return what.find(words) != std::string::npos; };
   if (const size_t at = what.find(kNotYet); at != std::string::npos)
-    return {"nothing", what.substr(at), "the function still is as it was given out"};
+    return {"nothing", what.substr(at), "the function is still as it was given out"};
   if (says("sent nothing within"))
-    return {"deadlock", what,
-            "a rank waits for a message that is never sent: a rank sends to another one than that which waits, or one "
-            "message too few; or all wait before any of them has sent"};
+    return {
+        "deadlock", what,
+        "a rank waits for a message that is never sent. Either a rank sends to the wrong rank, or it sends one message "
+        "too few, or all wait before any of them has sent"};
   if (says("did not come within"))
     return {"deadlock", what,
-            "a rank waits for one that does not take part: all ranks of a group must call a collective"};
+            "a rank waits for a rank that takes no part: all ranks of a group must call a collective"};
   if (says("asks for")) return {"order", what, "ranks ask for different communications at the same time"};
   if (says("recv of"))
     return {
         "message", what,
-        "a message has another size than the one that is waited for: the rank that sends and the rank that receives "
-        "do not mean the same piece in this step"};
+        "a message has the wrong size: the rank that sends and the rank that receives do not mean the same piece in "
+        "this step"};
   if (e.status() == Status::communication) return {"communication", what, ""};
   return {"error", what, ""};
 }

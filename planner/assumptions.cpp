@@ -58,7 +58,7 @@ std::vector<Assumption> assumptions(const Question& q) {
          for (auto& [kernel, rate] : h.attention) rate.flops *= f;
        }},
       {"the rate of links within a node", [](Hardware& h, double f) { h.intra_bytes_per_s *= f; }},
-      {"what computing suffers from communication beside it", [](Hardware& h, double f) { h.contention *= f; }},
+      {"how much communication slows the computing beside it", [](Hardware& h, double f) { h.contention *= f; }},
       {"the time that a message and a kernel take to start",
        [](Hardware& h, double f) { h.intra_latency_s *= f, h.inter_latency_s *= f, h.launch_s *= f; }}};
   if (q.ranks > q.hardware.ranks_per_node)

@@ -203,7 +203,7 @@ Prediction predict(const Case& given) {
     if (std::optional<std::vector<MemoryParts>> found = own_memory(*own)) set_memory(c, *std::move(found), out);
   out.bytes = own ? own_bytes(*own) : described_bytes(c);
   if (!std::isfinite(out.slowest_s) || !std::isfinite(out.memory[out.fullest].peak()) || !(out.step_s > 0))
-    throw FieldError("hardware", "expected rates by which a step takes a time that can be written down");
+    throw FieldError("hardware", "expected rates with which a step takes a finite time");
   return out;
 }
 

@@ -74,9 +74,10 @@ void check_modes(const Plan& p) {
 
 void check_documents(const Job& s) {
   if (s.optim.document_mask && s.plan.dp_mode == DataMode::dataparallel)
-    refuse("document_mask",
-           "the ranks of `dp_mode` dataparallel hear of tokens from rank 0, which does not say where documents begin; "
-           "expected `dp_mode` ddp, found dataparallel");
+    refuse(
+        "document_mask",
+        "the ranks of `dp_mode` dataparallel get their tokens from rank 0, and it does not send where documents begin; "
+        "expected `dp_mode` ddp, found dataparallel");
 }
 
 void check_state_dtype(const Job& s) {
@@ -146,7 +147,7 @@ void check_pipeline(const Plan& p, const ModelConfig& m) {
 void check_quantized(const Job& s) {
   if (s.model.quantize.codec == Codec::none) return;
   if (s.plan.device == Device::cuda)
-    refuse("quantize", "weights in 4 bits are unpacked on the CPU alone; expected `device` cpu, found cuda");
+    refuse("quantize", "weights in 4 bits are unpacked on the CPU only; expected `device` cpu, found cuda");
   ModelConfig one = s.model;
   one.layers = 1;
   one.vocab = std::max<int64_t>(one.vocab, s.plan.tp);
@@ -162,7 +163,7 @@ void check_place(const Plan& p, bool traced) {
   no_graph_because(p, traced);
   if (p.device == Device::cpu) return;
   if (p.all_reduce == Algorithm::native && !uses_nccl(p))
-    refuse("all_reduce", "MPI's own sums are of arrays in the host's memory; expected direct, ring, tree or root");
+    refuse("all_reduce", "MPI can sum only arrays in the host's memory; expected direct, ring, tree or root");
 }
 
 // NCCL has one order of sums, its own, and no GPU for a second rank.
@@ -218,12 +219,12 @@ void check_backend(const Plan& p, int64_t ranks) {
   const std::optional<MpiSurroundings> job = mpi_surroundings();
   if (const int tasks = lone_tasks(); tasks > 0)
     refuse("backend",
-           "srun has started {} tasks that cannot join each other, each of which would be a run of its own; expected "
-           "one task, or a PMI (pmix or pmi2) for srun to join them by",
+           "srun has started {} tasks that cannot join each other, so each would be a separate run; expected "
+           "one task, or a PMI (pmix or pmi2) with which srun can join them",
            tasks);
   if (!has_processes(p) && job && job->ranks > 1)
     refuse("backend",
-           "{} has started {} processes, each of which would be a run of its own; expected mpi, "
+           "{} has started {} processes, and each would be a separate run; expected mpi, "
            "or one process, found threads",
            job->launcher, job->ranks);
   if (has_processes(p) && !job && ranks > 1)

@@ -109,9 +109,10 @@ int32_t document_end_of(const Sequences& sequences) {
 void check_sequences(const Job& job, const Sequences& sequences) {
   if (job.optim.document_mask && !sequences.starts) document_end_of(sequences);
   if (sequences.trained && job.plan.dp_mode == DataMode::ps_async)
-    throw FieldError("dp_mode",
-                     "the loss is a mean over the trained targets of a whole batch, and the updates of ps-async are of "
-                     "single workers; expected ddp, dataparallel or ps-sync");
+    throw FieldError(
+        "dp_mode",
+        "the loss is a mean over the trained targets of a whole batch, and ps-async updates by the batch of "
+        "one worker; expected ddp, dataparallel or ps-sync");
 }
 
 int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all) {

@@ -27,7 +27,7 @@ bool steps_without_host(const Plan& p, bool traced) { return obstacle(p, traced)
 std::string no_graph_because(const Plan& p, bool traced, bool counted) {
   if (p.cuda_graph == CudaGraph::off) return "`cuda_graph` off";
   std::string why = obstacle(p, traced);
-  if (why.empty() && counted) why = "every step has another number of targets, by which its loss is divided";
+  if (why.empty() && counted) why = "the loss is divided by the number of targets, which differs from step to step";
   if (!why.empty() && p.cuda_graph == CudaGraph::on)
     throw FieldError("cuda_graph",
                      fmt::format("a step cannot be captured because {}; expected auto or off, found on", why));

@@ -28,9 +28,10 @@ std::string bar(const Sent& s, int64_t bytes, int64_t most) {
 
 std::string bytes_part(const Record& r, const StepSpan& step) {
   std::string out = fmt::format(
-      "<section id=\"bytes\">\n<h2>Bytes by axis and operation</h2>\n<p>Each bar is what all ranks together sent in "
-      "step {} by one operation along one axis of the mesh. A long bar along an axis is what a faster network between "
-      "those ranks would shorten. Beside it the whole run, setting up and validation among it.</p>\n",
+      "<section id=\"bytes\">\n<h2>Bytes by axis and operation</h2>\n<p>Each bar shows the bytes that all ranks "
+      "together "
+      "sent in step {} by one operation along one axis of the mesh. A long bar shows where a faster network between "
+      "ranks would help. Beside it is the whole run, with its set-up and validation.</p>\n",
       step.step);
   if (r.sent.empty()) return out + "<p>One rank sends nothing.</p>\n</section>\n";
   std::map<std::pair<std::string, std::string>, SentInStep> in_step;

@@ -113,10 +113,10 @@ std::vector<LegendEntry> memory_legend() {
 
 std::string memory_part(const Record& r, const StepSpan& step) {
   std::string out = fmt::format(
-      "<section id=\"memory\">\n<h2>Memory in step {}</h2>\n<p>The height of a colour is what a rank held of that "
-      "kind, "
-      "noted whenever it had changed by a thirty-second of the most; all ranks have one scale. Activations pile up in "
-      "forward passes and fall in backward ones; the table has the peaks of the whole run.</p>\n",
+      "<section id=\"memory\">\n<h2>Memory in step {}</h2>\n<p>The height of a colour is the memory of that kind "
+      "that a rank held. It was noted each time that it had changed by 1/32 of its maximum. All ranks have one scale. "
+      "Activations grow in "
+      "forward passes and shrink in backward passes. The table has the peaks of the whole run.</p>\n",
       step.step);
   out += legend(memory_legend()) + "<div class=\"pair\">\n";
   int64_t most = 1;

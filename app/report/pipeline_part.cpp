@@ -42,9 +42,9 @@ std::string bubble_table(const Record& r, const MeasuredPipeline& p) {
       "<table id=\"bubble\"><thead><tr><th>bubble</th><th class=\"n\">share of the time</th><th>how it is "
       "found</th></tr></thead>\n<tbody>\n";
   out += row("formula", p.formula ? percent(*p.formula) : "none known",
-             "the closed form of the schedule, where forward, input and weight gradients take equally long");
+             "the closed form of the schedule, if forward, input and weight gradients take equally long");
   out += row("planned, equal times", percent(p.equal.bubble_share()),
-             "the schedule on a made-up clock, the same assumption");
+             "the schedule on a simulated clock, with the same assumption");
   out += row("planned, measured times", percent(p.replayed.bubble_share()),
              r.shared ? "the schedule on the same clock: each pass for as long as it had a processor in this step; "
                         "messages take no time"
@@ -121,13 +121,12 @@ std::string pipeline_part(const Record& r, const MeasuredPipeline& p, const Step
   const Schedule& s = r.schedule;
   std::string out = fmt::format(
       "<section id=\"pipeline\">\n<h2>Pipeline: {}, planned and measured</h2>\n<p>Each row is a rank, time runs to the "
-      "right, and the number on a box is its micro-batch; bare ground is time in which a rank waits, the bubble. The "
-      "first picture is the schedule as it is taught, the second gives its boxes the lengths that were "
-      "measured{}.</p>\n",
+      "right, and the number on a box is its micro-batch. Empty space is time in which a rank waits: the bubble. The "
+      "first picture is the schedule as it is taught. In the second its boxes have the measured lengths{}.</p>\n",
       escaped(s.name),
       r.shared
           ? std::string()
-          : fmt::format(", the third is step {} as it happened, with a thin line where a rank waited for a message",
+          : fmt::format(". The third is step {} as it happened, with a thin line where a rank waited for a message",
                         step.step));
   std::vector<LegendEntry> entries = pass_legend(s);
   entries.push_back({"idle", "idle"});

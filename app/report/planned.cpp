@@ -38,7 +38,8 @@ std::vector<std::string> values_of(const std::string& text) {
 
 Job checked_job(const TrainOptions& o) {
   if (o.dp_mode == "ps-async")
-    throw Error("--dp-mode: expected a strategy whose ranks make steps together, found ps-async, which has to run");
+    throw Error(
+        "--dp-mode: expected a strategy whose ranks make steps together, found ps-async; only a run shows its steps");
   Job job = job_of(o);
   if (job.model.vocab == 0) job.model.vocab = usual_vocab(o.model);
   try {

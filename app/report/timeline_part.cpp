@@ -107,8 +107,8 @@ std::vector<LegendEntry> timeline_legend(const Record& r) {
 std::string timeline_part(const Record& r, const StepSpan& step) {
   std::string out = fmt::format(
       "<section id=\"timeline\">\n<h2>Timeline of step {}</h2>\n<p>For each rank the upper row is what it computes and "
-      "the rows below are what it communicates at the same time. Communication beneath a box that computes costs no "
-      "time of its own; beneath bare ground, or beneath the grey line of a pass that waits for it, it does.</p>\n",
+      "the rows below are what it communicates at the same time. Communication below a box that computes costs no "
+      "time. Below empty space, or below the grey line of a pass that waits for it, it does.</p>\n",
       step.step);
   out += legend(timeline_legend(r));
   const double span = std::max(1e-9, step.end - step.begin);

@@ -54,19 +54,18 @@ void check_ones(const Job& job) {
     const std::string where = fmt::format("{}, all gradients one, rank {}: the sum of squares", describe(job.plan), r);
     std::vector<Guess> guesses;
     for (int q = 0; q < n; ++q)
-      guesses.push_back(
-          {fmt::format("it is the sum of what rank {} has alone: the sums of all shards belong together", q),
-           {ranks[static_cast<size_t>(q)].here}});
+      guesses.push_back({fmt::format("it is the sum of the shards of rank {} alone: add the sums of all shards", q),
+                         {ranks[static_cast<size_t>(q)].here}});
     if (dp > 1)
       guesses.push_back(
           {"it is the sum of this rank's own shards, counted once for each data rank: the runs do not go "
            "through the blocks of the others",
            {ranks[static_cast<size_t>(r)].here * dp}});
     if (tp > 1) {
-      guesses.push_back({"norms and row biases, which every tensor rank has whole, are counted on each of them",
+      guesses.push_back({"norms and row biases, which every tensor rank has whole, are counted on every tensor rank",
                          {all + (tp - 1) * whole}});
       guesses.push_back(
-          {"norms and row biases, which every tensor rank has whole, are counted on none of them", {all - whole}});
+          {"norms and row biases, which every tensor rank has whole, are counted on no tensor rank", {all - whole}});
     }
     if (dp > 1) guesses.push_back({"every gradient is counted once for each data rank", {all * dp}});
     guesses.push_back({"every gradient is counted on each rank that has it", {everything}});
@@ -99,7 +98,7 @@ Held grade_clipping() {
     check_step(small_job(plan), 1e-5);
   }
   return {"gradients that are all one have a norm of sqrt(N), under DDP, ZeRO-2, ZeRO-3, TP and TP with ZeRO-2",
-          "the norm of a training step has the bits of one rank where only data is shared out",
+          "the norm of a training step has the bits of one rank if only the batch is divided",
           "parameters that every tensor rank has whole count once"};
 }
 

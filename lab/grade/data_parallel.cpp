@@ -106,8 +106,8 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
   std::vector<Mistake> mistakes;
   for (int r = 0; r < c.ranks; ++r)
     mistakes.push_back(
-        {fmt::format("it is what rank {} alone brings: the gradients are not summed over the ranks, or not yet "
-                     "when the step goes on",
+        {fmt::format("it is the gradient of rank {} alone: the gradients are not summed over the ranks, or the step "
+                     "goes on before the sum is there",
                      r),
          g.of_rank(r)});
   if (c.microbatches > 1) {
@@ -116,10 +116,10 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
     for (int64_t j = 0; j < last; ++j) add(earlier, g.of_microbatch(j));
     for (int i = 0; i < c.ranks; ++i) add(again, earlier);
     add(again, g.of_microbatch(last));
-    mistakes.push_back({"it is what the last micro-batch brings: those before it are lost", g.of_microbatch(last)});
-    mistakes.push_back({"it is what the micro-batches before the last one bring: the last one is lost", earlier});
+    mistakes.push_back({"it is the gradient of the last micro-batch: those before it are lost", g.of_microbatch(last)});
+    mistakes.push_back({"it is the gradient of the micro-batches before the last one: the last one is lost", earlier});
     mistakes.push_back(
-        {"it is summed over the ranks after every micro-batch, in place: what was summed before is summed again, "
+        {"it is summed over the ranks after every micro-batch, in place: earlier micro-batches are summed again, "
          "once for each rank",
          again});
     Gradients twice = g.of_microbatch(last);
@@ -151,8 +151,7 @@ void check_values(const DataCase& c, const MicroGradients& g, const std::vector<
         if (mine.parameter == h.parameter)
           for (int64_t i = std::max(mine.range.begin, h.range.begin); i < std::min(mine.range.end, h.range.end); ++i)
             own_alone[static_cast<size_t>(i - h.range.begin)] = after[static_cast<size_t>(i - h.range.begin)];
-      const char* stale =
-          "what other ranks have updated is as it was before the update: their shards have not come here";
+      const char* stale = "the parts that other ranks have updated have old values: their shards have not come here";
       expect_values(fmt::format("{}, after the update, values of '{}'", c.where(r), g.names[h.parameter]), h.numbers,
                     after, {{stale, own_alone}, {stale, before}}, c.ranks, 1e-5);
     }
@@ -224,9 +223,9 @@ void check_buckets(const DataCase& c, const std::vector<Seen>& ranks) {
         fmt::format("{}: {} of {} all-reduces were asked for before the last backward pass had ended; expected all of "
                     "them",
                     where, early, buckets),
-        early == 0 ? "buckets leave only when the backward pass is over, so nothing of the sum is hidden behind it: "
+        early == 0 ? "buckets leave only when the backward pass is over, so no part of the sum is hidden behind it: "
                      "send from the hook, when the last gradient of a bucket has come"
-                   : "some buckets wait longer than for their last gradient"};
+                   : "some buckets leave later than their last gradient comes"};
 }
 
 void check_shards(const DataCase& c, const std::vector<Seen>& ranks) {
@@ -246,8 +245,8 @@ void check_shards(const DataCase& c, const std::vector<Seen>& ranks) {
       throw Wrong{"memory",
                   fmt::format("{}: {} bytes of transient gradients are still held after the step; expected none",
                               c.where(r), left),
-                  "a unit's whole gradient is to go once its sum is on its way: drop the views of the parameters and "
-                  "the tensor"};
+                  "free a unit's whole gradient when its sum has started: drop the views of the parameters and the "
+                  "tensor"};
 }
 
 }  // namespace

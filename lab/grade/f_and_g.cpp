@@ -107,10 +107,10 @@ void check_case(const Case& c, int n) {
   for (int r = 0; r < n; ++r) {
     const Seen& seen = ranks[static_cast<size_t>(r)];
     const std::string where = fmt::format("{} ({} -> {}) on {} ranks, rank {}", c.name, c.from.str(), c.to.str(), n, r);
-    expect_values(
-        where + ", forward", seen.value, moved(x, c.from, c.to, r),
-        {{"the value is the rank's own, unchanged: forward nothing was moved", x.rank[static_cast<size_t>(r)]}}, n,
-        1e-12);
+    expect_values(where + ", forward", seen.value, moved(x, c.from, c.to, r),
+                  {{"the value is the rank's own, unchanged: nothing was moved in the forward pass",
+                    x.rank[static_cast<size_t>(r)]}},
+                  n, 1e-12);
     const std::vector<double> expected = moved(dy, dual(c.to), dual(c.from), r);
     const std::string way = fmt::format("{} -> {}", dual(c.to).str(), dual(c.from).str());
     std::vector<Guess> guesses{{fmt::format("the gradient is the rank's own, unchanged; expected {}", c.backward),

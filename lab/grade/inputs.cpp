@@ -50,7 +50,7 @@ std::vector<Guess> Inputs::guesses_of_sum(int r) const {
   for (int q = 0; q < ranks; ++q) {
     const std::vector<double> theirs = of_piece(q, r);
     out.push_back(
-        {fmt::format("it is the piece of rank {} alone: what arrived was put over the sum, not added to it", q),
+        {fmt::format("it is the piece of rank {} alone: the message replaced the sum, and was not added to it", q),
          theirs});
     out.push_back({fmt::format("the numbers of rank {} are missing in the sum", q), sum + theirs * -1});
     out.push_back({fmt::format("the numbers of rank {} are in the sum twice", q), sum + theirs});
@@ -58,7 +58,7 @@ std::vector<Guess> Inputs::guesses_of_sum(int r) const {
   for (int p = 0; p < ranks; ++p) {
     std::vector<double> other(static_cast<size_t>(range(p).size()));
     for (int q = 0; q < ranks; ++q) other = other + of_piece(q, p);
-    out.push_back({fmt::format("it is the sum of piece {0}; rank {1} is to end with piece {1}", p, r), other});
+    out.push_back({fmt::format("it is the sum of piece {0}; rank {1} must end with piece {1}", p, r), other});
   }
   return out;
 }

@@ -39,11 +39,12 @@ void expect_direct_bytes(const std::string& where, const Inputs& in, Op op, int 
   const int64_t all = in.count * 4, own = in.range(rank).size() * 4, n = in.ranks;
   const Call call{.op = op, .count = in.count};
   const bool gathers = op == Op::all_gather;
-  expect_bytes(where, found, sent_directly(call, in.ranks, rank),
-               gathers ? "its piece to each of the others" : "of each other rank's piece once, S less its own",
-               {{"the whole array goes to every other rank; each needs its own piece alone", (n - 1) * all},
-                {"a rank sends to itself too", gathers ? n * own : all},
-                {"what is sent is not counted: send() of this struct counts, that of `memory` does not", 0}});
+  expect_bytes(
+      where, found, sent_directly(call, in.ranks, rank),
+      gathers ? "its piece to each of the others" : "of each other rank's piece once, S less its own",
+      {{"the whole array goes to every other rank; each needs its own piece alone", (n - 1) * all},
+       {"a rank sends to itself too", gathers ? n * own : all},
+       {"the number of bytes is not counted: send() of this struct counts, and that of `memory` does not", 0}});
 }
 
 void check_reduce_scatter(const Inputs& in) {

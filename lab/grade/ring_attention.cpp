@@ -83,7 +83,7 @@ std::vector<Guess> guesses(const Problem& p, int rank) {
     return std::ranges::count_if(rows, [](const Row& r) { return r.sum > 0; });
   };
   return {
-      {"it is the attention to this rank's own keys alone: what comes from others is not merged",
+      {"it is the attention to this rank's own keys alone: the blocks of other ranks are not merged",
        parts([](int64_t, const auto& rows) { return rows[0].out; })},
       {"it is the attention to the keys of the last hop that the query sees: each block is written over the one "
        "before; "
@@ -94,13 +94,13 @@ std::vector<Guess> guesses(const Problem& p, int rank) {
            if (r.sum > 0) last = r.out;
          return last;
        })},
-      {"blocks are added as they are; each has its own denominator, so they must be weighed by exp(lse_i - lse)",
+      {"blocks are added as they are; each has its own denominator, so they must be weighted by exp(lse_i - lse)",
        parts([](int64_t, const auto& rows) {
          std::vector<double> all(kHead);
          for (const Row& r : rows) all = all + r.out;
          return all;
        })},
-      {"blocks are averaged; they must be weighed by exp(lse_i - lse)", parts([&](int64_t, const auto& rows) {
+      {"blocks are averaged; they must be weighted by exp(lse_i - lse)", parts([&](int64_t, const auto& rows) {
          std::vector<double> all(kHead);
          for (const Row& r : rows) all = all + r.out;
          return all * (1.0 / static_cast<double>(std::max<int64_t>(1, seen(rows))));

@@ -36,9 +36,10 @@ std::string picture(const Schedule& s) {
 std::string cause_of_fault(const std::string& fault) {
   const auto says = [&](const char* words) { return fault.find(words) != std::string::npos; };
   if (says("later on the same rank"))
-    return "a backward pass stands before the forward pass that it needs, or a W before its I";
+    return "a backward pass comes before the forward pass that it needs, or a W before its I";
   if (says("deadlock"))
-    return "ranks wait for each other: one goes backward before it has gone forward far enough for those behind it";
+    return "ranks wait for each other: a rank goes backward too early, while the ranks after it still need its forward "
+           "passes";
   if (says("is missing")) return "a loop ends too early, or begins too late: some micro-batches never get that action";
   if (says("twice")) return "two loops both make that action: one should begin where the other has ended";
   if (says("whole and split")) return "a backward pass is either one B or an I and a W";
@@ -104,11 +105,11 @@ Held grade_1f1b() {
     for (int r = 0; r < p; ++r)
       check_in_flight(where, s, r,
                       {std::min(p - r, m), "min(p - i, m)",
-                       "the rank goes too many forward passes ahead: p - i - 1 of them, then F and B by turns",
-                       "the rank goes too few forward passes ahead: p - i - 1 of them, so that it has work while the "
-                       "first micro-batch travels to the end and back"});
+                       "the rank makes too many forward passes first: expected p - i - 1 of them, then F and B in turn",
+                       "the rank makes too few forward passes first: expected p - i - 1 of them, so that it has work "
+                       "while the first micro-batch travels to the end and back"});
     check_bubble(where, s, (p - 1.0) / (m + p - 1.0), "(p - 1) / (m + p - 1)",
-                 "the memory is right and the order is not: after the warm-up a rank does F and then B, by turns");
+                 "the memory is right, but the order is wrong: after the warm-up a rank does F and B in turn");
   });
   return {"complete, and free of deadlock, on 1 to 6 ranks with 1 to 9 micro-batches",
           "in flight on rank i: min(p - i, m) micro-batches", "bubble: (p - 1) / (m + p - 1) of the time"};
@@ -126,19 +127,17 @@ Held grade_zb_h1() {
       check_in_flight(
           where, s, r,
           {std::min(p, m), "min(p, m), counted from F to W",
-           "W's come later than they must: what was forwarded is kept until its W, so at most i of them may wait on "
-           "rank i",
-           "a W comes at once after its I, or the rank goes too few ahead: rank i may be i micro-batches behind "
-           "with its W and still keep no more than 1F1B's rank 0"});
+           "W's come too late: the activations of an F are kept until its W, so at most i of them may wait on rank i",
+           "a W comes at once after its I, or the rank makes too few forward passes first: the W's of rank i may be "
+           "i micro-batches behind, and it still keeps no more than rank 0 of 1F1B"});
     if (m < p) return;
     check_bubble(
         where, s, (p - 1.0) / (3.0 * m + p - 1.0), "(p - 1) / (3 m + p - 1)",
-        "where a rank would wait, a W must be ready to fill the time; and I must never wait behind a W that could "
-        "come later");
+        "when a rank would wait, a W must be ready to fill the time; and I must never wait for a W that could come "
+        "later");
   });
   return {"complete, split, and free of deadlock, on 1 to 6 ranks with 1 to 9 micro-batches",
-          "in flight, from F to W: min(p, m) micro-batches",
-          "bubble: (p - 1) / (3 m + p - 1) of the time where m >= p"};
+          "in flight, from F to W: min(p, m) micro-batches", "bubble: (p - 1) / (3 m + p - 1) of the time if m >= p"};
 }
 
 }  // namespace tessera::lab

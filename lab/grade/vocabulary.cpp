@@ -77,17 +77,15 @@ std::vector<Guess> guesses(const Problem& p, int rank) {
     return std::log(p.sum_exp(row, columns, m)) + m;
   };
   return {
-      {"the target's logit is missing where another rank has it: target_logits() gives 0 there, and the sum over ranks "
-       "is what it is",
+      {"the target's logit is missing if another rank has it: target_logits() gives 0 then, so sum it over the ranks",
        loss([&](int64_t row) { return log_sum(row, all) - (p.owner(row) == rank ? target(row) : 0); })},
-      {"the denominator is of this rank's columns alone: the sums of exponentials are to be added over ranks",
+      {"the denominator is of this rank's columns alone: add the sums of exponentials over the ranks",
        loss([&](int64_t row) {
          const double m = p.top(row, all);
          return std::log(p.sum_exp(row, own, m)) + m - target(row);
        })},
-      {"each rank takes the maximum of its own columns, so the sums that are added are of different scales: the "
-       "maximum "
-       "of a row is one number for all ranks",
+      {"each rank takes the maximum of its own columns, so the sums that are added have different scales: the "
+       "maximum of a row is one number for all ranks",
        loss([&](int64_t row) {
          double s = 0;
          for (int r = 0; r < p.ranks; ++r) s += p.sum_exp(row, p.own(r), p.top(row, p.own(r)));
@@ -150,7 +148,7 @@ void check_problem(const Problem& p) {
                "three all-reduces of a number for each row, 3 x 2 (n - 1) x 8 N",
                {{"there are two all-reduces, and should be three", 2 * numbers_of_rows},
                 {"there are four all-reduces, and should be three", 4 * numbers_of_rows},
-                {"the logits are gathered: that is what vocabulary parallelism is there to avoid",
+                {"the logits are gathered: vocabulary parallelism must avoid this",
                  3 * numbers_of_rows + (p.ranks - 1) * p.rows * p.vocab * 8}});
 }
 

@@ -142,7 +142,8 @@ TEST_F(ProgramTest, QuietRunsEndWithoutASample) {
   EXPECT_EQ(r.out.find("A sample"), std::string::npos) << r.out;
   EXPECT_NE(r.out.find("write more with"), std::string::npos) << r.out;
   const Ran told = train("--out told --sp");
-  EXPECT_NE(told.err.find("--sp: cuts the tokens among the ranks of --tp, and there is one; expected --tp 2 or more"),
+  EXPECT_NE(told.err.find("--sp: cuts the tokens among the ranks of --tp, and there is only one; expected --tp 2 or "
+                          "more"),
             std::string::npos)
       << told.err;
   const Ran bytes = run("generate run --tokens 400 --temperature 50");  // as good as any byte

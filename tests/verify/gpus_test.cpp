@@ -72,13 +72,13 @@ TEST_F(GpusTest, AVocabularyThatIsReadSlowlyIsNamed) {
     EXPECT_EQ(r.status, 0) << r.err;
     return r.out + r.err;
   };
-  EXPECT_NE(said("--vocab 50").find("a vocabulary of 50 does not divide by 4"), std::string::npos);
+  EXPECT_NE(said("--vocab 50").find("a vocabulary of 50 is not a multiple of 4"), std::string::npos);
   EXPECT_NE(said("--vocab 60 --dtype bf16")
-                .find("60 does not divide by 8, which makes a GPU slow at the head and the "
+                .find("60 is not a multiple of 8, which makes a GPU slow at the head and the "
                       "loss; --vocab 64 pads it"),
             std::string::npos);
   for (const char* const good : {"--vocab 60", "--vocab 64 --dtype bf16"})
-    EXPECT_EQ(said(good).find("does not divide by"), std::string::npos) << good;
+    EXPECT_EQ(said(good).find("is not a multiple of"), std::string::npos) << good;
 }
 
 class GpuProgramTest : public test::ProgramTest {

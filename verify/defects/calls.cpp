@@ -67,7 +67,8 @@ std::vector<Defect> defects_of_calls() {
            t.data_axis().all_reduce(unread);
          };
        }},
-      {"early-receive", "the last stage reads its receive buffer before the message is there, and finds the one before",
+      {"early-receive",
+       "the last stage reads its receive buffer before the message is there, and finds the previous message",
        Cause::wrong_message,
        [](const Job& j) {
          return Needs(j)

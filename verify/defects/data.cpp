@@ -45,7 +45,8 @@ std::vector<Defect> defects_of_data() {
        [](VerifyHooks& h, const Job& j) {
          load_from(h, j, [last = j.optim.batch - micro_size(j)](int64_t s) { return s >= last ? -1 : s; });
        }},
-      {"repeated-microbatch", "the last data rank computes its last micro-batch but one twice, and the last one never",
+      {"repeated-microbatch",
+       "the last data rank computes its second-to-last micro-batch twice, and its last one never",
        Cause::microbatch_repeated,
        [](const Job& j) { return Needs(j).need(j.plan.microbatches > 1, "microbatches", "2"); },
        [](const Job& j) { return "on data rank " + std::to_string(j.plan.dp - 1); },

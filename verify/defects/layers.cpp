@@ -92,14 +92,14 @@ std::vector<Defect> defects_of_layers() {
        },
        in_last_block, [](VerifyHooks& h, const Job&) { in_model(h, unsum_output); }},
       {"unsummed-norm-weight",
-       "a norm's weight is replicated, and its gradient, of a rank's own tokens, is not summed over the tensor ranks",
+       "each tensor rank has the gradient of a norm's weight for its own tokens, and these gradients are not summed",
        Cause::weight_not_summed,
        [](const Job& j) {
          return of_tensor_axis(j).need(j.plan.sp, "sp", "true").need(j.model.lora.rank == 0, "lora_rank", "0");
        },
        in_last_block, [](VerifyHooks& h, const Job&) { in_model(h, unsum_norm); }},
       {"unsummed-head-norm",
-       "what normalises queries and keys does not sum its gradient over the ranks that have heads",
+       "the norm of queries and keys does not sum its gradient over the ranks that share out the heads",
        Cause::weight_not_summed,
        [](const Job& j) {
          return of_tensor_axis(j)
@@ -108,7 +108,7 @@ std::vector<Defect> defects_of_layers() {
              .need(j.model.lora.rank == 0, "lora_rank", "0");
        },
        in_last_block, [](VerifyHooks& h, const Job&) { in_model(h, unsum_head_norm); }},
-      {"wrong-causal-mask", "ring attention takes each rank's tokens to lie in one stretch, though they lie in two",
+      {"wrong-causal-mask", "ring attention treats each rank's tokens as one run of the sequence, though they are two",
        Cause::context_positions,
        [](const Job& j) { return of_context_axis(j).need(j.plan.cp_mode == ContextMode::ring, "cp_mode", "ring"); },
        in_last_block, [](VerifyHooks& h, const Job&) { in_model(h, take_contiguous); }},
@@ -119,8 +119,7 @@ std::vector<Defect> defects_of_layers() {
        [](VerifyHooks& h, const Job&) {
          in_model(h, [](Trainer& t) { last_layer(t).adjust_step(without_positions); });
        }},
-      {"wrong-documents", "a layer's attention takes the documents of one sequence for those of another",
-       Cause::document_mask,
+      {"wrong-documents", "a layer's attention uses the documents of another sequence", Cause::document_mask,
        [](const Job& j) {
          return Needs(j)
              .need(j.optim.document_mask, "document_mask", "true")

@@ -73,7 +73,8 @@ std::vector<Defect> defects_of_sums() {
                      return sent + transport.direct(call);
                    }});
        }},
-      {"gradients-divided-twice", "summed gradients are divided by the data ranks, though the loss was already a mean",
+      {"gradients-divided-twice",
+       "summed gradients are divided by the number of data ranks, though the loss is already a mean",
        Cause::wrong_scale, [](const Job& j) { return of_sums(j); }, everywhere,
        [](VerifyHooks& h, const Job& j) { scale_sums(h, j, false); }},
       {"local-mean-loss", "each data rank divides by its own tokens, not by those of the whole batch",

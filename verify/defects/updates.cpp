@@ -46,14 +46,15 @@ std::vector<Need> needs_shards(const Job& j) {
 
 std::vector<Defect> defects_of_updates() {
   return {
-      {"missing-gather", "updated shards are not gathered: each rank goes on with old values of the others'",
+      {"missing-gather",
+       "updated shards are not gathered: each rank goes on with old values of the other ranks' shards",
        Cause::missing_gather, needs_shards, everywhere,
        [](VerifyHooks& h, const Job&) {
          instead_of_update(h, [](Trainer& t, const StepReport& r) {
            t.optimizer().step(r.lr, clip_factor(r.grad_norm, t.job().optim.clip));
          });
        }},
-      {"misplaced-gather", "gathered shards are each put in the place of the next rank's", Cause::misplaced_gather,
+      {"misplaced-gather", "each gathered shard is put in the place of the next rank's shard", Cause::misplaced_gather,
        needs_shards, everywhere,
        [](VerifyHooks& h, const Job&) {
          instead_of_update(h, [](Trainer& t, const StepReport& r) {

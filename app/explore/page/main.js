@@ -104,7 +104,7 @@ async function begin() {
   makeControls(changed);
   const refused = takeLink(location.hash);
   changed();
-  if (refused.length) byId("copied").textContent = `The link says what cannot be: ${refused.join(", ")}`;
+  if (refused.length) byId("copied").textContent = `These values of the link are impossible: ${refused.join(", ")}`;
   addEventListener("hashchange", () => {
     takeLink(location.hash);
     changed();

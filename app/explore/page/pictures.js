@@ -42,8 +42,8 @@ function drawPipeline(p) {
   const whole = shown_s >= makespan_s * 0.999;
   const sentence = "Each row is a pipeline rank and time goes to the right; a box is a pass of one micro-batch, with its number" +
     (chunks > 1 ? ", fainter for a rank's later stages" : "") +
-    (actions.length > 1 ? `; what is empty is waiting: ${percent(bubble)} of the pipeline's time.` : "; one rank never waits for another.") +
-    (whole ? "" : ` Drawn are the first ${seconds(shown_s)} of ${seconds(makespan_s)}.`);
+    (actions.length > 1 ? `; empty space is waiting time: ${percent(bubble)} of the pipeline's time.` : "; one rank never waits for another.") +
+    (whole ? "" : ` The picture shows the first ${seconds(shown_s)} of ${seconds(makespan_s)}.`);
   show("pipeline", sentence, (svg, width) => {
     const left = 56, right = width - 4, at = (t) => left + (t / 1e6) * (right - left);
     const tall = Math.max(8, Math.min(34, 380 / actions.length));
