@@ -34,7 +34,8 @@ constexpr const char* kTrainExamples =
     "  tessera train                                   a small model on six novels of Jane Austen, in a minute or two\n"
     "  tessera train --data notes.txt --steps 500      your own text\n"
     "  tessera train --model gpt-mini --dtype bf16     six layers of 384 channels, in bfloat16\n"
-    "  tessera train --resume --out runs/mine          go on where a run was stopped";
+    "  tessera train --resume --out runs/mine          go on where a run was stopped\n"
+    "  tessera train --restarts 3 --save-every 100     start again by itself, should the process be killed";
 constexpr const char* kVerifyExamples =
     "Examples:\n"
     "  tessera verify                                  two data-parallel ranks against one rank, bit for bit\n"
@@ -55,10 +56,11 @@ constexpr const char* kBenchExamples =
 
 // verify makes its own sequences and writes nothing.
 bool is_of_verify(std::string_view name) {
-  constexpr std::array<std::string_view, 24> others = {
-      "cuda-graph",  "staleness",      "record",     "replay",   "data",    "tokenizer", "out",        "resume",
-      "keep",        "quiet",          "save-every", "no-save",  "no-eval", "config",    "eval-every", "trace",
-      "trace-steps", "check-replicas", "template",   "train-on", "pack",    "skip-bad",  "init",       "shuffle"};
+  constexpr std::array<std::string_view, 27> others = {
+      "cuda-graph", "staleness", "record",      "replay",         "data",     "tokenizer", "out",
+      "resume",     "keep",      "quiet",       "save-every",     "no-save",  "no-eval",   "config",
+      "eval-every", "trace",     "trace-steps", "check-replicas", "template", "train-on",  "pack",
+      "skip-bad",   "init",      "shuffle",     "restarts",       "launch",   "hostfile"};
   return std::ranges::find(others, name) == others.end();
 }
 

@@ -92,13 +92,15 @@ Optimisation optimisation_of(const TrainOptions& o) {
 }
 
 Backend backend_of(const TrainOptions& o) {
+  if (o.launch) return Backend::threads;  // of the launcher, which starts the ranks as it is told
   if (o.backend) return chosen<Backend>(*o.backend);
+  if (o.rendezvous) return Backend::tcp;
   return mpi_surroundings() ? Backend::mpi : Backend::threads;
 }
 
 // By an MPI job or --ranks; 0 when there is none.
 int64_t given_ranks(const TrainOptions& o, const Plan& p) {
-  if (!has_processes(p)) return o.ranks.value_or(0);
+  if (!has_processes(p) || o.rendezvous) return o.ranks.value_or(0);
   const std::optional<MpiSurroundings> job = mpi_surroundings();
   return job ? job->ranks : 1;
 }
@@ -143,6 +145,7 @@ Plan plan_of(const TrainOptions& o) {
          .recompute = recompute_of(o),
          .device = chosen<Device>(o.device),
          .backend = backend_of(o),
+         .rendezvous = o.rendezvous.value_or(""),
          .cuda_graph = chosen<CudaGraph>(o.cuda_graph),
          .attention = chosen<AttentionKernels>(o.attention.value_or("auto")),
          .deterministic = o.deterministic,
@@ -181,8 +184,10 @@ Job job_of(const TrainOptions& o) { return {model_of(o), optimisation_of(o), pla
 LaunchOptions ranks_of(const std::string& command, const TrainOptions& o, const Plan& plan) {
   LaunchOptions how = launch_options(plan);
   how.shown = with_options;
+  how.rank = static_cast<int>(o.rank.value_or(0));
   if (!has_processes(plan)) return how;
   how.same = all_values(o);
+  std::erase_if(how.same, [](const auto& option) { return option.first == "rank"; });
   how.same.emplace_back("command", command);
   how.same.emplace_back("program", fmt::format("tessera {} ({:016x})", TESSERA_VERSION, checksum_of("/proc/self/exe")));
   return how;

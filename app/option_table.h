@@ -131,11 +131,10 @@ void for_each_option(Options&& o, F&& f) {
                "ring|ulysses"},
     o.cp_mode);
   f(OptionInfo{"pp", "Plan", "pipeline-parallel ranks: each has some of the layers", "", 1, 1024}, o.pp);
-  f(
-      OptionInfo{
-          "schedule", "Plan",
-          "pipeline schedule: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, or a file with one line per rank"},
-      o.schedule);
+  f(OptionInfo{"schedule", "Plan",
+               "pipeline schedule: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, or a file with "
+               "one line per rank"},
+    o.schedule);
   f(OptionInfo{"chunks", "Plan", "stages of each pipeline rank, with --schedule interleaved; default: 2", "", 1, 1024},
     o.chunks);
   f(OptionInfo{"zero", "Plan", "ZeRO stage: shares out optimizer state (1), gradients too (2), parameters too (3)", "",
@@ -160,12 +159,16 @@ void for_each_option(Options&& o, F&& f) {
           "keeps optimizer state elsewhere between updates: in a mapped file, or, with a GPU, in the host's memory",
           "none|optimizer"},
       o.offload);
-  f(not_in_file(
-        {"backend", "Place",
-         "ranks are threads of one process, or processes of mpirun (default: as the program was started); nccl: either "
-         "of them, with a GPU each",
-         "threads|mpi|nccl"}),
+  f(not_in_file({"backend", "Place",
+                 "ranks are threads of one process, processes of mpirun, or processes that meet over TCP (default: as "
+                 "the program "
+                 "was started); nccl: any of them, with a GPU each",
+                 "threads|mpi|nccl|tcp"}),
     o.backend);
+  f(not_in_file(
+        {"rendezvous", "Place", "HOST:PORT on the host of rank 0, where the processes of --ranks meet without mpirun"}),
+    o.rendezvous);
+  f(not_in_file({"rank", "Place", "with --rendezvous: which of --ranks this process is, from 0", "", 0, 1023}), o.rank);
   f(OptionInfo{"timeout", "Place", "seconds that a rank waits for another", "", 0.01, 1e6}, o.timeout);
   f(OptionInfo{"device", "Place",
                "where ranks compute; cuda: rank r uses GPU r, and ranks share GPUs if there are fewer", "cpu|cuda"},
@@ -225,6 +228,18 @@ void for_each_option(Options&& o, F&& f) {
     o.no_save);
   f(OptionInfo{"no-eval", "Files", "makes no validation, not even the last"}, o.no_eval);
   f(not_in_file({"resume", "Files", "continue the run in --out from its newest checkpoint"}), o.resume);
+  f(not_in_file({"restarts", "Restarts",
+                 "starts a run that fails again from its newest checkpoint, so many times at most", "", 0, 1e6}),
+    o.restarts);
+  f(not_in_file({"launch", "Restarts",
+                 "words in front of each start, such as \"mpirun -n {ranks}\" or \"srun -n {ranks}\"; default: none, "
+                 "ranks are threads"}),
+    o.launch);
+  f(not_in_file(
+        {"hostfile", "Restarts",
+         "hosts and their slots, as mpirun reads them, read before each start: with fewer slots than ranks there "
+         "are fewer data ranks, and more micro-batches on each"}),
+    o.hostfile);
   f(not_in_file({"config", "Files",
                  "file of lines KEY = VALUE with the same keys; an option of the command line wins over its key"}),
     o.config);

@@ -53,7 +53,8 @@ struct TrainOptions {
   std::string device = "cpu", cuda_graph = "auto";
   std::optional<std::string> attention;  // of a GPU
   bool deterministic = false;
-  std::optional<std::string> backend;
+  std::optional<std::string> backend, rendezvous;
+  std::optional<int64_t> rank;
   double timeout = 300;
   std::optional<int64_t> threads_per_rank;
   std::string recompute = "none";
@@ -73,6 +74,8 @@ struct TrainOptions {
   int64_t check_replicas = 0;
   bool no_save = false, no_eval = false;
   bool resume = false;
+  int64_t restarts = 0;
+  std::optional<std::string> launch, hostfile;
   std::optional<std::string> config;
   // output
   std::string format = "text";

@@ -11,6 +11,7 @@
 #include "app/commands.h"
 #include "app/option_values.h"
 #include "app/output.h"
+#include "app/restarts.h"
 #include "app/signals.h"
 #include "parallel/comm/surroundings.h"
 #include "tensor/cpu/vectorize.h"
@@ -20,12 +21,13 @@
 namespace tessera {
 namespace {
 
-int run(const Command& command) {
+int run(const Command& command, const std::vector<std::string>& words) {
   if (const auto* text = std::get_if<Print>(&command)) {
     print(text->text);
     return 0;
   }
-  if (const auto* train = std::get_if<TrainOptions>(&command)) return run_train(*train);
+  if (const auto* train = std::get_if<TrainOptions>(&command))
+    return train->restarts > 0 ? run_with_restarts(*train, words) : run_train(*train);
   if (const auto* verify = std::get_if<VerifyOptions>(&command)) return run_verify(*verify);
   if (const auto* bench = std::get_if<BenchOptions>(&command)) return run_bench(*bench);
   if (const auto* generate = std::get_if<GenerateOptions>(&command)) return run_generate(*generate);
@@ -66,7 +68,7 @@ int run_program(int argc, const char* const* argv) {
     open_standard_descriptors();
     watch_signals();
     check_openmp();
-    return run(parse_command_line(argc, argv));
+    return run(parse_command_line(argc, argv), {argv + 1, argv + argc});
   } catch (const Error& e) {
     return fail(messages_of(e), e.status());
   } catch (const std::bad_alloc&) {

@@ -82,8 +82,9 @@ Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
   return out;
 }
 
-// A new folder named after the time.
-fs::path default_path() {
+}  // namespace
+
+fs::path new_run_folder() {
   make_directories("runs");
   const std::string base = fmt::format("runs/{:%Y-%m-%d-%H%M%S}", fmt::localtime(std::time(nullptr)));
   fs::path path = base;
@@ -92,6 +93,8 @@ fs::path default_path() {
   if (error) throw OutputError(fmt::format("cannot make the directory {}: {}", path.string(), error.message()));
   return path;
 }
+
+namespace {
 
 // True of a new folder, and of one in which a run failed before its first file, or was killed while it wrote it.
 bool holds_nothing(const fs::path& directory) {
@@ -123,7 +126,7 @@ void check_numbers(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : default_path()) {
+RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : new_run_folder()) {
   std::error_code error;
   const auto check_content = [&] {
     const bool is_run = fs::exists(path_ / "config.toml", error);

@@ -25,6 +25,9 @@ namespace tessera {
 // Of a run that failed: what its ranks did last (parallel/comm/flight.h).
 inline constexpr const char* kFlightFile = "flight.json";
 
+// A new folder runs/DATE-TIME. Throws OutputError.
+std::filesystem::path new_run_folder();
+
 class RunDirectory {
  public:
   // The folder of --out, or runs/DATE-TIME, made when it is missing, and locked for this process (app/run_lock.h).

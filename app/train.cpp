@@ -93,7 +93,7 @@ LaunchOptions ranks_of_run(const TrainOptions& o, const Plan& plan, const std::f
 }
 
 // Each process opens the data for itself, after rank 0 has made what is missing.
-int train_under_mpi(const TrainOptions& o, const Job& job) {
+int train_in_processes(const TrainOptions& o, const Job& job) {
   int status = 0;
   std::filesystem::path made;
   launch(ranks_of_run(o, job.plan, [&] { return made; }), [&](Communicator& world) {
@@ -227,7 +227,7 @@ int run_train(const TrainOptions& o) {
     of_option("replay", *o.replay, [&] { return read_push_log(*o.replay); });  // or a rank would
   const Job job = job_of(o);
   ask_for_least_memory(job);
-  if (has_processes(job.plan)) return train_under_mpi(o, job);
+  if (has_processes(job.plan)) return train_in_processes(o, job);
   const Dataset dataset = dataset_of(o, o.quiet);
   const Sequences sequences = sequences_for(o, job, dataset);
   ask_for_training(o, job, dataset.tokenizer->vocab_size(), {.ranks = job.plan.ranks()});

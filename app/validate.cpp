@@ -5,6 +5,7 @@
 #include "app/example_options.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
+#include "parallel/comm/surroundings.h"
 #include "tensor/error.h"
 #include "tensor/findings.h"
 
@@ -42,6 +43,38 @@ void check_quantize_options(const TrainOptions& o) {
                             *o.quantize));
 }
 
+void check_rendezvous(const TrainOptions& o) {
+  if (o.rank.has_value() != o.rendezvous.has_value())
+    throw Error(fmt::format("--{}: goes with --{}, found it alone", o.rank ? "rank" : "rendezvous",
+                            o.rank ? "rendezvous" : "rank"));
+  if (!o.rendezvous) return;
+  if (!o.ranks) throw Error("--rendezvous: expected --ranks beside it, how many processes meet there; found none");
+  if (*o.rank >= *o.ranks)
+    throw Error(
+        fmt::format("--rank: expected one of 0 to {}, of --ranks {}, found {}", *o.ranks - 1, *o.ranks, *o.rank));
+}
+
+void check_restarts(const TrainOptions& o) {
+  if (o.restarts == 0 && (o.launch || o.hostfile))
+    throw Error(fmt::format("--{}: goes with --restarts N, found none", o.launch ? "launch" : "hostfile"));
+  if (o.restarts == 0) return;
+  if (o.no_save) throw Error("--restarts: expected a run that saves checkpoints, found --no-save");
+  if (const auto job = mpi_surroundings(); job && job->ranks > 1)
+    throw Error(
+        fmt::format("--restarts: {} has started {} processes, which end together; expected tessera train "
+                    "--restarts N --launch \"mpirun -n {{ranks}}\", which starts mpirun",
+                    job->launcher, job->ranks));
+  if (o.rendezvous && !o.out) throw Error("--restarts: expected --out beside --rendezvous, one folder for all ranks");
+  if (o.rendezvous && (o.launch || o.hostfile))
+    throw Error(fmt::format("--{}: expected no --rendezvous beside it, where each rank is started by itself",
+                            o.launch ? "launch" : "hostfile"));
+  if (o.hostfile && o.launch && o.launch->find("{ranks}") == std::string::npos)
+    throw Error(
+        fmt::format("--launch: expected {{ranks}} in it where --hostfile gives their number, found '{}'", *o.launch));
+  if (o.hostfile && o.dp_mode == "ps-async")
+    throw Error("--hostfile: expected ranks that all make the same steps, found --dp-mode ps-async");
+}
+
 // Asks what does not depend on the plan.
 void check_pairs(const TrainOptions& o, Findings& found) {
   const auto refuse = [&](bool wrong, const std::string& words) {
@@ -50,6 +83,8 @@ void check_pairs(const TrainOptions& o, Findings& found) {
   found.check([&] { check_example_options(o); });
   found.check([&] { check_lora_options(o); });
   found.check([&] { check_quantize_options(o); });
+  found.check([&] { check_restarts(o); });
+  found.check([&] { check_rendezvous(o); });
   refuse(o.min_lr && *o.min_lr > o.lr,
          fmt::format("--min-lr: expected at most --lr ({}), found {}", o.lr, o.min_lr.value_or(0)));
   refuse(o.check_replicas > 0 && o.dp_mode == "ps-async",

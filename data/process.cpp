@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +17,8 @@
 #include <set>
 #include <string_view>
 
+#include "tensor/error.h"
+
 namespace tessera {
 namespace {
 
@@ -24,11 +27,18 @@ using Clock = std::chrono::steady_clock;
 std::mutex listing;
 std::set<pid_t> running;  // each in a process group of its own
 
-// Starts the program in a process group of its own, with its output on `out`; 0 or an errno.
-int spawn(const std::vector<std::string>& command, const std::filesystem::path& directory, int out, pid_t& child) {
+std::vector<char*> arguments_of(const std::vector<std::string>& command) {
   std::vector<char*> arguments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
+  return arguments;
+}
+
+int status_of(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 128 + WTERMSIG(waited); }
+
+// Starts the program in a process group of its own, with its output on `out`; 0 or an errno.
+int spawn(const std::vector<std::string>& command, const std::filesystem::path& directory, int out, pid_t& child) {
+  const std::vector<char*> arguments = arguments_of(command);
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   posix_spawn_file_actions_init(&actions);
@@ -101,13 +111,74 @@ ProgramResult run_program(const std::vector<std::string>& command, const std::fi
   if (!ended) ::kill(-child, SIGKILL);
   const int status = wait_for(child);
   if (!ended) return {124, "no answer within " + std::to_string(timeout_seconds) + " s"};
-  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return {code, last_line_of(output), output};
+  return {status_of(status), last_line_of(output), output};
 }
 
 void kill_running_programs() {
   listing.lock();  // and never unlocked
   for (const pid_t child : running) ::kill(-child, SIGKILL);
+}
+
+namespace {
+
+// Of the child, between fork() and its program: only what a child of several threads may call.
+[[noreturn]] void become(char* const* arguments, pid_t parent, int report) {
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGXFSZ, SIGBUS}) ::signal(number, SIG_DFL);
+  struct sigaction hangup {};
+  ::sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) ::signal(SIGHUP, SIG_DFL);  // as of nohup it stays ignored
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != parent) ::_exit(128 + SIGTERM);
+  if (const int nothing = ::open("/dev/null", O_RDONLY); nothing >= 0) ::dup2(nothing, 0);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::execvp(arguments[0], arguments);
+  const int error = errno;
+  [[maybe_unused]] const ssize_t written = ::write(report, &error, sizeof(error));
+  ::_exit(127);
+}
+
+}  // namespace
+
+StartedProgram::StartedProgram(const std::vector<std::string>& command) {
+  const std::vector<char*> arguments = arguments_of(command);
+  std::array<int, 2> report{};
+  if (::pipe2(report.data(), O_CLOEXEC) != 0) throw Error(std::string("pipe: ") + std::strerror(errno));
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // no handler of ours runs in the child
+  const pid_t parent = ::getpid();
+  child_ = ::fork();
+  if (child_ == 0) become(arguments.data(), parent, report[1]);
+  int error = child_ < 0 ? errno : 0;
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ::close(report[1]);
+  if (child_ > 0) ::setpgid(child_, child_);  // before anybody signals the group
+  const ssize_t told = ::read(report[0], &error, sizeof(error));
+  ::close(report[0]);
+  if (child_ > 0 && told <= 0) return;
+  if (child_ > 0) ::waitpid(child_, nullptr, 0);
+  child_ = 0;
+  throw Error(command[0] + " cannot be started: " + (error == ENOENT ? "command not found" : std::strerror(error)));
+}
+
+StartedProgram::~StartedProgram() {
+  if (child_ == 0) return;
+  signal(SIGKILL);
+  ::waitpid(child_, nullptr, 0);
+}
+
+std::optional<int> StartedProgram::ended() {
+  int status = 0;
+  if (child_ == 0 || ::waitpid(child_, &status, WNOHANG) <= 0) return {};
+  child_ = 0;
+  return status_of(status);
+}
+
+void StartedProgram::signal(int number) const {
+  if (child_ > 0) ::kill(-child_, number);
 }
 
 }  // namespace tessera

@@ -1,6 +1,9 @@
 // Running another program.
 #pragma once
+#include <sys/types.h>
+
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,5 +22,23 @@ ProgramResult run_program(const std::vector<std::string>& command, const std::fi
 
 // Kills what run_program() is waiting for, for a process that ends at once; nothing is started any more.
 void kill_running_programs();
+
+// A program that goes on beside this one, in a process group of its own, with this one's standard output and standard
+// error and nothing on its standard input. When this process ends, however that ends, it gets SIGTERM.
+class StartedProgram {
+ public:
+  // Found through PATH, by the main thread. Throws Error when it cannot be started.
+  explicit StartedProgram(const std::vector<std::string>& command);
+  ~StartedProgram();  // kills it
+  StartedProgram(const StartedProgram&) = delete;
+  StartedProgram& operator=(const StartedProgram&) = delete;
+
+  // Its exit status once it has ended, 128 + n for signal n.
+  std::optional<int> ended();
+  void signal(int number) const;  // to its group
+
+ private:
+  pid_t child_ = 0;  // 0: it has ended
+};
 
 }  // namespace tessera

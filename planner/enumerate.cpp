@@ -17,8 +17,9 @@ constexpr std::array kRecomputes = {Recompute::none, Recompute::activation, Reco
                                     Recompute::attention, Recompute::block};
 constexpr std::array kContextModes = {ContextMode::ring, ContextMode::ulysses};
 constexpr std::array kZeroStages = {ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three};
-constexpr std::array kSchedules = {ScheduleKind::one_f_one_b, ScheduleKind::gpipe, ScheduleKind::zb_h1,
-                                   ScheduleKind::zb_h2,       ScheduleKind::zb_v,  ScheduleKind::interleaved};
+constexpr std::array kSchedules = {ScheduleKind::one_f_one_b, ScheduleKind::gpipe,      ScheduleKind::zb_h1,
+                                   ScheduleKind::zb_h2,       ScheduleKind::zb_v,       ScheduleKind::v_half,
+                                   ScheduleKind::v_min,       ScheduleKind::interleaved};
 constexpr int64_t kMostStages = 512;  // of a pipeline that nobody asked for
 constexpr int64_t kNear = 64;         // how far from the number of ranks another is looked for
 
@@ -198,7 +199,7 @@ std::vector<Layout> variants(const Question& q, const Layout& base) {
     p.schedule = kind;
     for (const int64_t chunks : chunks_of(q, p)) {
       p.chunks = chunks;
-      if (!can_be(q, p, chunks > 0 ? chunks : kind == ScheduleKind::zb_v ? 2 : 1)) continue;
+      if (!can_be(q, p, chunks > 0 ? chunks : is_v(kind) ? 2 : 1)) continue;
       for (const ZeroStage zero : choices(q.fixed.zero, kZeroStages)) {
         if (!shared && !q.fixed.zero && zero != ZeroStage::none) continue;
         p.zero = zero;

@@ -37,15 +37,11 @@ PipelineTime finished(const Plan& plan, const std::vector<StageTimes>& stages, d
 
 }  // namespace
 
-bool splits_backward(ScheduleKind kind) {
-  return kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_h2 || kind == ScheduleKind::zb_v;
-}
-
-// Stages go around the ranks; of zb-v the second chunk goes back.
+// Stages go around the ranks; in a V the second chunk goes back.
 std::vector<int> rank_of_stages(const Plan& plan) {
   if (!plan.schedule_file.empty()) return schedule_with(plan, plan.microbatches).rank_of_stage;
   const auto p = static_cast<int>(plan.pp), chosen = static_cast<int>(plan.chunks);
-  const bool back = plan.schedule == ScheduleKind::zb_v;
+  const bool back = is_v(plan.schedule);
   const int chunks = back || (plan.schedule == ScheduleKind::interleaved && chosen == 0) ? 2 : std::max(1, chosen);
   std::vector<int> out;
   for (int s = 0; s < p * chunks; ++s) out.push_back(back && s >= p ? 2 * p - 1 - s : s % p);
@@ -91,6 +87,8 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
   if (kind == ScheduleKind::naive) most = 1;
   if (kind == ScheduleKind::zb_h2) most = std::min(m, 2 * p - 1);
   if (kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_v) most = std::min(m, p) * v;
+  if (kind == ScheduleKind::v_half) most = std::min(m, std::floor((p + 2) / 2)) * v;
+  if (kind == ScheduleKind::v_min) most = std::min(m, std::floor((p + 4) / 3)) * v;
   std::vector<int> in_flight;
   for (double rank = 0; rank < p; ++rank) {
     if (kind == ScheduleKind::one_f_one_b) most = std::min(m, p - rank);
@@ -112,6 +110,11 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
   if (kind == ScheduleKind::zb_h1)
     seconds = slowest + share * std::max(0.0, all.forward + all.input - all.weight) + way;
   if (kind == ScheduleKind::zb_h2 || kind == ScheduleKind::zb_v) seconds = slowest + stagger + way / 2;
+  if (kind == ScheduleKind::v_half || kind == ScheduleKind::v_min) {
+    // No more micro-batches come than leave: their way through all stages takes as long as it takes.
+    const double each = slowest / m, waits = (all.forward + all.input + 2 * way) / most - each;
+    seconds = slowest + (kind == ScheduleKind::v_min ? 4 * p - 5 : 3 * p) / 6 * each + m * std::max(0.0, waits);
+  }
   if (splits_backward(kind)) seconds = std::max(seconds, turns + stages[0].weight + way);
   return finished(plan, stages, plan.pp == 1 ? slowest : seconds, in_flight);
 }

@@ -14,7 +14,6 @@ struct PipelineTime {
   std::vector<int> in_flight = {};  // the most of each rank, in stages times micro-batches
 };
 
-bool splits_backward(ScheduleKind kind);
 // Known without the schedule.
 std::vector<int> rank_of_stages(const Plan& plan);
 // As the plan says, of any number of micro-batches. Throws FieldError for numbers that do not fit.

@@ -135,7 +135,7 @@ std::vector<Layout> neighbours(const Question& q, const Layout& l) {
   if (l.plan.tp > 1) with([](Plan& p, Layout&) { p.sp = !p.sp; });
   if (l.plan.pp > 1)
     for (const ScheduleKind s : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zb_h1,
-                                 ScheduleKind::zb_h2, ScheduleKind::zb_v})
+                                 ScheduleKind::zb_h2, ScheduleKind::zb_v, ScheduleKind::v_half, ScheduleKind::v_min})
       with([&](Plan& p, Layout&) {
         p.chunks = s == ScheduleKind::interleaved ? (p.chunks > 0 ? p.chunks : 2) : 0;
         p.schedule = s;

@@ -47,8 +47,9 @@ void check_numbers(const Plan& p) {
 
 void check_data(const Plan& p) {
   if (p.servers > p.dp) refuse("servers", "expected at most the {} ranks, found {}", p.dp, p.servers);
-  if (p.all_reduce == Algorithm::native && !has_processes(p) && !uses_nccl(p))
-    refuse("all_reduce", "thread ranks have no library of their own; expected direct, ring, tree or root");
+  if (p.all_reduce == Algorithm::native && !uses_nccl(p) && p.backend != Backend::mpi)
+    refuse("all_reduce", "{} ranks have no library of their own; expected direct, ring, tree or root",
+           p.backend == Backend::tcp ? "TCP" : "thread");
   if (p.dp_mode == DataMode::ddp) return;
   const std::string_view mode = text_of(p.dp_mode);
   if (uses_nccl(p))
@@ -69,7 +70,7 @@ void check_modes(const Plan& p) {
   if (p.dp_mode == DataMode::ps_async && p.tie_copies)
     refuse("tie_copies", "ps-async has no steps in common; expected another `dp_mode`");
   if (p.dp_mode == DataMode::dataparallel && has_processes(p))
-    refuse("dp_mode", "dataparallel is one process by definition; expected ddp or ps-sync under MPI");
+    refuse("dp_mode", "dataparallel is one process by definition; expected ddp or ps-sync for several");
 }
 
 void check_documents(const Job& s) {
@@ -216,11 +217,17 @@ void check_sizes(const Job& s) {
 
 // A backend is a wish; what started this process may not be able to fulfil it.
 void check_backend(const Plan& p, int64_t ranks) {
+  const bool may_meet = p.backend == Backend::tcp || p.backend == Backend::nccl;
+  if (!p.rendezvous.empty() && !may_meet)
+    refuse("rendezvous", "expected `backend` tcp or nccl beside it, found {}", text_of(p.backend));
+  if (p.backend == Backend::tcp && p.rendezvous.empty())
+    refuse("backend", "tcp wants an address where the ranks meet; expected `rendezvous` HOST:PORT beside it");
+  if (!p.rendezvous.empty()) return;
   const std::optional<MpiSurroundings> job = mpi_surroundings();
   if (const int tasks = lone_tasks(); tasks > 0)
     refuse("backend",
            "srun has started {} tasks that cannot join each other, so each would be a separate run; expected "
-           "one task, or a PMI (pmix or pmi2) with which srun can join them",
+           "one task, a PMI (pmix or pmi2) with which srun can join them, or `rendezvous` and `rank`",
            tasks);
   if (!has_processes(p) && job && job->ranks > 1)
     refuse("backend",

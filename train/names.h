@@ -11,7 +11,7 @@ constexpr std::array<std::string_view, 2> kOffloadNames = {"none", "optimizer"};
 constexpr std::array<std::string_view, 3> kCudaGraphNames = {"auto", "on", "off"};
 constexpr std::array<std::string_view, 3> kAttentionNames = {"auto", "cudnn", "own"};
 constexpr std::array<std::string_view, 2> kContextModeNames = {"ring", "ulysses"};
-constexpr std::array<std::string_view, 3> kBackendNames = {"threads", "mpi", "nccl"};
+constexpr std::array<std::string_view, 4> kBackendNames = {"threads", "mpi", "nccl", "tcp"};
 constexpr std::array<std::string_view, 5> kRecomputeNames = {"none", "activation", "activation+norm", "attention",
                                                              "block"};
 // What the first house called them.

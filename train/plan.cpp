@@ -23,7 +23,10 @@ std::string schedule_name(const Plan& p) {
   return p.schedule_file.empty() ? std::string(text_of(p.schedule)) : p.schedule_file;
 }
 
-bool has_processes(const Plan& p) { return p.backend == Backend::mpi || (uses_nccl(p) && mpi_surroundings()); }
+bool has_processes(const Plan& p) {
+  return p.backend == Backend::mpi || p.backend == Backend::tcp ||
+         (uses_nccl(p) && (!p.rendezvous.empty() || mpi_surroundings()));
+}
 
 bool uses_nccl(const Plan& p) { return p.backend == Backend::nccl; }
 
@@ -48,6 +51,7 @@ LaunchOptions launch_options(const Plan& p) {
           .ranks = static_cast<int>(p.ranks()),
           .threads_per_rank = static_cast<int>(p.threads_per_rank),
           .timeout_s = p.timeout,
+          .rendezvous = p.rendezvous,
           .algorithm = p.all_reduce};
 }
 
@@ -63,7 +67,8 @@ std::string describe(const Plan& p) {
   part(p.dp, "dp");
   part(p.cp, "cp");
   part(p.tp, p.sp ? "tp+sp" : "tp");
-  std::string text = fmt::format("{} {} ranks", p.ranks(), has_processes(p) ? "MPI" : "thread");
+  const char* const kind = !p.rendezvous.empty() ? "TCP" : has_processes(p) ? "MPI" : "thread";
+  std::string text = fmt::format("{} {} ranks", p.ranks(), kind);
   if (uses_nccl(p)) text += " with NCCL";
   if (p.ranks() > p.dp) text += fmt::format(" ({})", parts);
   if (scheduled) text += ", " + schedule_name(p);

@@ -46,6 +46,7 @@ struct Plan {
   Recompute recompute = Recompute::none;
   Device device = Device::cpu;
   Backend backend = Backend::threads;
+  std::string rendezvous = {};  // "HOST:PORT", where processes meet that nobody has joined; empty: nowhere
   CudaGraph cuda_graph = CudaGraph::automatic;
   AttentionKernels attention = AttentionKernels::automatic;
   bool deterministic = false;    // the same bits in every run on a GPU too; on the CPU they always are
@@ -72,7 +73,7 @@ std::string describe(const Plan& plan);
 // The user's word for the pipeline's schedule: its name, or its file.
 std::string schedule_name(const Plan& plan);
 
-// Ranks are processes under MPI (as NCCL's may be), or threads of this one.
+// Ranks are processes under MPI or that meet at an address (as NCCL's may be), or threads of this one.
 bool has_processes(const Plan& plan);
 // Each rank has a GPU of its own and their arrays go over NCCL.
 bool uses_nccl(const Plan& plan);

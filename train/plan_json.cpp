@@ -24,7 +24,8 @@ void for_each_field(P& p, const F& f) {
   f("all_reduce", p.all_reduce), f("offload", p.offload);
   f("schedule", p.schedule), f("schedule_file", p.schedule_file), f("chunks", p.chunks), f("cp_mode", p.cp_mode);
   f("microbatches", p.microbatches), f("recompute", p.recompute);
-  f("device", p.device), f("backend", p.backend), f("cuda_graph", p.cuda_graph), f("attention", p.attention);
+  f("device", p.device), f("backend", p.backend), f("rendezvous", p.rendezvous), f("cuda_graph", p.cuda_graph),
+      f("attention", p.attention);
   f("deterministic", p.deterministic), f("threads_per_rank", p.threads_per_rank), f("timeout", p.timeout);
 }
 

@@ -24,6 +24,7 @@
 #include "parallel/comm/mpi_launch.h"
 #include "parallel/comm/nccl_transport.h"
 #include "parallel/comm/surroundings.h"
+#include "parallel/comm/tcp_transport.h"
 #include "parallel/comm/thread_transport.h"
 #include "parallel/comm/wait.h"
 #include "tensor/cpu/vectorize.h"
@@ -142,6 +143,8 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
     else
       throw Error("`backend` mpi: this build has no MPI; install libopenmpi-dev and openmpi-bin and configure again");
   }
+  if (o.backend == Backend::tcp || (o.backend == Backend::nccl && !o.rendezvous.empty()))
+    return launch_over_tcp(o, body);
   if constexpr (kWithMpi)
     if (o.backend == Backend::nccl && mpi_surroundings()) return launch_under_mpi(o, body);
   if (o.ranks < 1) throw FieldError("ranks", "expected at least 1, found " + std::to_string(o.ranks));

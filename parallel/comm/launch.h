@@ -10,7 +10,9 @@
 // world has the job's ranks; `ranks` may be 1 or must say the same. When a rank throws, is killed or does not come, the
 // job ends: see parallel/comm/mpi_launch.h.
 //
-// Backend::nccl: threads, or processes under MPI, with a GPU each; arrays on GPUs go over NCCL.
+// Backend::tcp: this process is one rank of several that meet at an address (parallel/comm/rendezvous.h).
+//
+// Backend::nccl: threads, processes under MPI, or processes that meet, with a GPU each; arrays on GPUs go over NCCL.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -24,13 +26,17 @@ namespace tessera {
 
 class LongWaits;
 
-enum class Backend : uint8_t { threads, mpi, nccl };
+enum class Backend : uint8_t { threads, mpi, nccl, tcp };
 
 struct LaunchOptions {
   Backend backend = Backend::threads;
   int ranks = 1;
   int threads_per_rank = 0;  // 0: the cores, divided among the ranks, at least one
   double timeout_s = 300;    // the longest that a rank waits for another
+  // Where processes meet that nobody has joined, "HOST:PORT" on the host of rank 0, and which rank this one is; empty:
+  // they do not.
+  std::string rendezvous = {};
+  int rank = 0;
   Algorithm algorithm = Algorithm::direct;
   // Puts something around each rank's transport, to watch it or to spoil what it does. Empty: nothing.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> around = {};

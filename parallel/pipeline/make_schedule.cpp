@@ -29,8 +29,9 @@ Known of(Generator make, int chunks = 1) {
 
 // A new schedule is a file with a generator, its line here, its kind and its name.
 const Known& known(ScheduleKind kind) {
-  static const std::array<Known, kScheduleNames.size()> all{of(naive), of(gpipe), of(one_f_one_b), {interleaved, 0},
-                                                            of(zb_h1), of(zb_h2), of(zb_v, 2)};
+  static const std::array<Known, kScheduleNames.size()> all{of(naive),        of(gpipe),     of(one_f_one_b),
+                                                            {interleaved, 0}, of(zb_h1),     of(zb_h2),
+                                                            of(zb_v, 2),      of(v_half, 2), of(v_min, 2)};
   return all.at(static_cast<size_t>(kind));
 }
 

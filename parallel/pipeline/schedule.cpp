@@ -80,4 +80,11 @@ Schedule empty_schedule(std::string name, int ranks, int chunks, int microbatche
   return s;
 }
 
+Schedule empty_v(std::string name, int ranks, int microbatches) {
+  Schedule s = empty_schedule(std::move(name), ranks, 2, microbatches);
+  for (int stage = ranks; stage < s.stages; ++stage)
+    s.rank_of_stage[static_cast<size_t>(stage)] = 2 * ranks - 1 - stage;
+  return s;
+}
+
 }  // namespace tessera

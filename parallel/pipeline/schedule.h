@@ -61,6 +61,8 @@ struct Schedule {
 
 // A schedule without actions: stage s on rank s % ranks.
 Schedule empty_schedule(std::string name, int ranks, int chunks, int microbatches);
+// The same of two chunks in a V: stage s on rank s, and from the last rank back to the first.
+Schedule empty_v(std::string name, int ranks, int microbatches);
 
 // One line for each rank, actions separated by blanks; # begins a comment. Numbers of ranks, stages and micro-batches,
 // and where the stages are, follow from the actions. Throws InputError that names `name`, line and word, or what

@@ -10,10 +10,12 @@
 //   zb-h1         I, W      (p-1) / (3m+p-1)         min(m, p)                             p - 1
 //   zb-h2         I, W      0 inside a rank's span   min(m, 2p-1)                          p - 1
 //   zb-v          I, W      0 inside a rank's span   min(m, p)                             2p - 2
+//   v-half        I, W      about p / (2m+p)         min(m, floor((p+2)/2))                2p - 2
+//   v-min         I, W      (4p-5) / (6m+4p-5)       min(m, floor((p+4)/3))                2p - 2
 //
 // zb-h1 for m >= p; zb-h2 and zb-v for m >= 2p - 1: between its first and its last action no rank waits, but ranks
-// begin and end at different times. A micro-batch is in flight from its F to its B or W; the unit is a rank's whole
-// share of the layers (a chunk counts 1/v).
+// begin and end at different times; v-min for p >= 2. A micro-batch is in flight from its F to its B or W; the unit is
+// a rank's whole share of the layers (a chunk counts 1/v).
 #pragma once
 #include <array>
 #include <string>
@@ -32,10 +34,15 @@ Schedule interleaved(int ranks, int microbatches, int chunks);
 Schedule zb_h1(int ranks, int microbatches);
 Schedule zb_h2(int ranks, int microbatches);
 Schedule zb_v(int ranks, int microbatches);
+Schedule v_half(int ranks, int microbatches);
+Schedule v_min(int ranks, int microbatches);
 
-enum class ScheduleKind : uint8_t { naive, gpipe, one_f_one_b, interleaved, zb_h1, zb_h2, zb_v };
-inline constexpr std::array<std::string_view, 7> kScheduleNames = {"naive", "gpipe", "1f1b", "interleaved",
-                                                                   "zb-h1", "zb-h2", "zb-v"};
+enum class ScheduleKind : uint8_t { naive, gpipe, one_f_one_b, interleaved, zb_h1, zb_h2, zb_v, v_half, v_min };
+inline constexpr std::array<std::string_view, 9> kScheduleNames = {"naive", "gpipe", "1f1b",   "interleaved", "zb-h1",
+                                                                   "zb-h2", "zb-v",  "v-half", "v-min"};
+inline bool splits_backward(ScheduleKind kind) { return kind >= ScheduleKind::zb_h1; }
+// Two chunks on each rank, the stages in a V.
+inline bool is_v(ScheduleKind kind) { return kind >= ScheduleKind::zb_v; }
 const std::vector<std::string>& schedule_names();
 
 // `chunks` may be 0: as many as the schedule has (interleaved: 2). Throws Error (usage) that names the number that does

@@ -99,6 +99,7 @@ std::optional<double> bubble_formula(const Schedule& s) {
   if (s.name == "gpipe" || s.name == "1f1b") return (p - 1) / (m + p - 1);
   if (s.name == "interleaved") return (p - 1) / (v * m + p - 1);
   if (s.name == "zb-h1" && m >= p) return (p - 1) / (3 * m + p - 1);
+  if (s.name == "v-min" && p > 1) return (4 * p - 5) / (6 * m + 4 * p - 5);
   return std::nullopt;
 }
 

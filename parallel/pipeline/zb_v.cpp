@@ -84,9 +84,7 @@ void add_rank(Schedule& s, int rank) {
 }  // namespace
 
 Schedule zb_v(int ranks, int microbatches) {
-  Schedule s = empty_schedule("zb-v", ranks, 2, microbatches);
-  for (int stage = ranks; stage < s.stages; ++stage)
-    s.rank_of_stage[static_cast<size_t>(stage)] = 2 * ranks - 1 - stage;
+  Schedule s = empty_v("zb-v", ranks, microbatches);
   for (int r = 0; r < ranks; ++r) add_rank(s, r);
   return s;
 }

@@ -38,7 +38,7 @@ inline const Plans kLayouts = {"--ranks 2 --tp 2",
                                "--ranks 4 --tp 2 --sp --zero 3",
                                "--ranks 2 --cp 2 --zero 1",
                                "--ranks 8 --pp 2 --tp 2 --zero 2",
-                               "--ranks 4 --pp 2 --schedule zb-v --tp 2",
+                               "--ranks 4 --pp 2 --schedule v-min --tp 2",
                                "--ranks 8 --pp 2 --cp 2 --tp 2 --cp-mode ulysses",
                                "--ranks 8 --pp 4 --zero 3"};
 

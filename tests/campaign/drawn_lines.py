@@ -25,8 +25,9 @@ OUTPUTS = ["new", "new/deep", "run", "text.txt", "text.txt/x", "tokens", "empty"
 PATHS = {"data": INPUTS, "tokenizer": ["char", "bytes", "bpe", "tokenizer", "bad-tokenizer", "tokens", "text.txt",
          "missing"], "out": OUTPUTS, "hardware": ["h100", "v100", "laptop", "h101", "machine.toml", "bad.toml", "missing.toml", "."], "software": ["fsdp", "megatron",
          "tessera", "good.toml", "missing.toml"], "html": OUTPUTS, "cases": ["cases.jsonl", "text.txt", "binary.bin",
-         "missing"], "schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "plan.txt",
-         "binary.bin", "missing", "."], "record": OUTPUTS, "replay": INPUTS, "config": ["good.toml", "bad.toml",
+         "missing"], "schedule": ["1f1b", "gpipe", "zb-h1", "zb-v", "v-half", "v-min", "interleaved", "plan.txt",
+         "binary.bin", "missing", "."], "record": OUTPUTS, "replay": INPUTS, "hostfile": INPUTS,
+         "launch": ["env", "nice -n 1", "false", "missing", "env {ranks}", "{ranks}"], "config": ["good.toml", "bad.toml",
          "drawn.toml", "drawn.toml", "binary.bin", "empty.txt", "missing", "."]}
 SHELLS = {"": ["ulimit -n 20", "ulimit -n 6", "ulimit -s 1024", "ulimit -c 0", "umask 777", "umask 0"],
           "ulimit-f": ["ulimit -f 0", "ulimit -f 3"], "ulimit-v": ["ulimit -v 900000", "ulimit -v 400000"],

@@ -13,6 +13,7 @@
 
 #include "parallel/pipeline/passes.h"
 #include "tensor/error.h"
+#include "tensor/random.h"
 #include "tests/parallel/schedules.h"
 
 namespace tessera {
@@ -100,6 +101,30 @@ TEST(Simulate, ZbH2AndZbVLeaveNothingIdleFromTwoPLessOneOn) {
   });
 }
 
+// The paper's table: floor((p + 4) / 3) micro-batches in flight for about 4 p units of bubble, floor((p + 2) / 2) for
+// about 3 p, where 1F1B has p and 6 (p - 1). Beside the sizes of the others, random ones to 40 ranks.
+TEST(Simulate, VMinAndVHalfHaveTheMemoryOfThePaper) {
+  const auto expect = [](int p, int m) {
+    const Simulation min = simulate(v_min(p, m)), half = simulate(v_half(p, m));
+    const auto most = [](const Simulation& s) { return *std::ranges::max_element(s.in_flight); };
+    EXPECT_EQ(most(min), 2 * std::min(m, (p + 4) / 3)) << p << " " << m;
+    EXPECT_EQ(most(half), 2 * std::min(m, (p + 2) / 2)) << p << " " << m;
+    if (p > 1) expect_share(min, 4 * p - 5, 6 * m + 4 * p - 5);
+    EXPECT_LE(half.makespan, min.makespan) << p << " " << m;
+    if (m < 2 * p) return;
+    EXPECT_EQ(half.in_flight, std::vector<int>(static_cast<size_t>(p), 2 * ((p + 2) / 2))) << p << " " << m;
+    EXPECT_LE(4 * (half.makespan - 6 * m), 13 * p) << p << " " << m;
+    if (p <= 16) {
+      EXPECT_LE(half.makespan - 6 * m, 3 * p) << p << " " << m;
+    }
+    for (const Simulation& s : {min, half}) EXPECT_EQ(s.schedule.wire_boundaries(), 2 * p - 2);
+  };
+  for_sizes(expect);
+  const Philox draw = Philox::named(3, "v schedules");
+  for (uint64_t trial = 0; trial < 60; ++trial)
+    expect(1 + static_cast<int>(draw.below(40, 2 * trial)), 1 + static_cast<int>(draw.below(100, 2 * trial + 1)));
+}
+
 // A split backward pass that is not moved changes no time; free messages neither.
 TEST(Simulate, PassesThatTakeNoTimeChangeNone) {
   for (const int p : {1, 2, 3, 5})
@@ -157,6 +182,8 @@ TEST(Draw, IsWhatTheGeneratorsShow) {
   shows("zero_bubble.cpp", zb_h1(3, 5));
   shows("zero_bubble.cpp", zb_h2(3, 5));
   shows("zb_v.cpp", zb_v(2, 4));
+  shows("v_blocks.cpp", v_min(2, 3));
+  shows("v_blocks.cpp", v_half(2, 3));
 }
 
 TEST(Draw, LeavesOutMessages) {

@@ -43,8 +43,9 @@ TEST(ClosedForms, ALongPipelineIsAsLongAsItsWholeSimulation) {
     test::Draw draw("long pipelines", trial);
     const int64_t p = draw.between(2, 8);
     Plan plan{.pp = p};
-    plan.schedule = draw.of({ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved,
-                             ScheduleKind::zb_h1, ScheduleKind::zb_h2, ScheduleKind::zb_v});
+    plan.schedule =
+        draw.of({ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zb_h1,
+                 ScheduleKind::zb_h2, ScheduleKind::zb_v, ScheduleKind::v_half, ScheduleKind::v_min});
     plan.microbatches = p * draw.between(20, 60);
     if (plan.schedule != ScheduleKind::interleaved) plan.microbatches += draw.between(0, p - 1);
     std::vector<StageTimes> stages(rank_of_stages(plan).size());

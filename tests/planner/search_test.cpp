@@ -82,8 +82,9 @@ TEST(Search, LooksAtEveryLayoutThatARunMayHave) {
         for (int64_t m = 1; m <= 8; ++m)
           for (const bool sp : {false, true})
             for (const ContextMode mode : {ContextMode::ring, ContextMode::ulysses})
-              for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::gpipe, ScheduleKind::zb_h1,
-                                                  ScheduleKind::zb_h2, ScheduleKind::zb_v, ScheduleKind::interleaved}) {
+              for (const ScheduleKind schedule :
+                   {ScheduleKind::one_f_one_b, ScheduleKind::gpipe, ScheduleKind::zb_h1, ScheduleKind::zb_h2,
+                    ScheduleKind::zb_v, ScheduleKind::v_half, ScheduleKind::v_min, ScheduleKind::interleaved}) {
                 if (8 % (pp * tp * cp) != 0 || (sp && tp == 1) || (cp == 1 && mode == ContextMode::ulysses)) continue;
                 if (pp == 1 && schedule != ScheduleKind::one_f_one_b) continue;
                 Job job{.model = model, .optim = {.batch = 8}};

@@ -70,7 +70,7 @@ TEST(SameFile, OfOneRank) {
     (draw.of({true, false}) ? plan.dp : plan.microbatches) = parts;
     if (plan.pp > 1)
       plan.schedule = draw.of({ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1,
-                               ScheduleKind::zb_v});
+                               ScheduleKind::zb_v, ScheduleKind::v_half, ScheduleKind::v_min});
     draw_data(draw, plan);
     const Plan one{.tie_copies = plan.pp > 1, .microbatches = parts};
     EXPECT_TRUE(file_of(job, plan) == file_of(job, one)) << trial << ": " << to_text(plan);

@@ -34,7 +34,7 @@ void draw_pipeline(Draw& d, TrainOptions& o, int64_t ranks) {
   const auto& names = schedule_names();
   o.schedule = names[static_cast<size_t>(d.between(0, static_cast<int64_t>(names.size()) - 1))];
   o.microbatches = d.between(1, 6);
-  int64_t chunks = o.schedule == "zb-v" ? 2 : 1;
+  int64_t chunks = is_v(*value_named<ScheduleKind>(kScheduleNames, o.schedule)) ? 2 : 1;
   if (o.schedule == "interleaved") {
     o.chunks = chunks = d.between(1, 3);
     o.microbatches = ranks * d.between(1, 2);

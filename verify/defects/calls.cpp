@@ -73,7 +73,7 @@ std::vector<Defect> defects_of_calls() {
        [](const Job& j) {
          return Needs(j)
              .ranks("pp", &Plan::pp, 2)
-             .need(j.plan.schedule != ScheduleKind::zb_v, "schedule", "1f1b")
+             .need(!is_v(j.plan.schedule), "schedule", "1f1b")
              .need(j.plan.microbatches > 1, "microbatches", "2")
              .need(j.plan.device == Device::cpu, "device", "cpu");
        },

@@ -62,7 +62,7 @@ std::vector<Defect> defects_of_data() {
        }},
       {"other-targets", "the last stage compares with the targets of the next micro-batch", Cause::wrong_targets,
        [=](const Job& j) {
-         return several(j).ranks("pp", &Plan::pp, 2).need(j.plan.schedule != ScheduleKind::zb_v, "schedule", "1f1b");
+         return several(j).ranks("pp", &Plan::pp, 2).need(!is_v(j.plan.schedule), "schedule", "1f1b");
        },
        [](const Job& j) { return "on pipeline rank " + std::to_string(j.plan.pp - 1); },
        [](VerifyHooks& h, const Job& j) {

@@ -126,7 +126,7 @@ std::vector<Defect> defects_of_sums() {
              .ranks("pp", &Plan::pp, 2)
              .need(j.model.tied, "untied", "false")
              .need(j.model.lora.rank == 0, "lora_rank", "0")
-             .need(j.plan.schedule != ScheduleKind::zb_v, "schedule", "1f1b")
+             .need(!is_v(j.plan.schedule), "schedule", "1f1b")
              .direct();
        },
        [](const Job&) { return "between the first and the last pipeline stage"; },

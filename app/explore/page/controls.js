@@ -28,7 +28,7 @@ const FIELDS = [
 ];
 const FIELD = Object.fromEntries(FIELDS.map((f) => [f.key, f]));
 const ZERO = { 0: "nothing", 1: "state (ZeRO-1)", 2: "and gradients (ZeRO-2)", 3: "and parameters (ZeRO-3)" };
-const CHUNKS = { interleaved: 2, "zb-v": 2 };  // that a schedule has at least
+const CHUNKS = { interleaved: 2, "zb-v": 2, "v-half": 2, "v-min": 2 };  // that a schedule has at least
 const state = Object.fromEntries(FIELDS.filter((f) => "value" in f).map((f) => [f.key, f.value]));
 let choices = {};
 

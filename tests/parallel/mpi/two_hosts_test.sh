@@ -2,7 +2,7 @@
 # MPI between two hosts, which are two network namespaces with names of their own, joined by a pair of virtual Ethernet
 # devices: mpirun starts its other half through `ip netns exec` where it would use ssh, and MPI speaks TCP.
 #   two_hosts_test.sh PROGRAM TESSERA
-# TESSERA trains a pipeline whose stages are on different hosts, to the bits of the same plan on thread ranks. Ends with 77 (skipped) and the reason where that cannot be set up.
+# TESSERA trains a pipeline whose stages are on different hosts, under MPI and with ranks that meet over TCP, to the bits of the same plan on thread ranks. Ends with 77 (skipped) and the reason where that cannot be set up.
 set -euo pipefail
 program=$1 tessera=$2
 export OMP_NUM_THREADS=1
@@ -71,6 +71,18 @@ done
 over_hosts 2 "$tessera" verify "${plan[@]}" --steps 5 >"$work/output" 2>&1 || { cat "$work/output"; exit 1; }
 grep -q 'of 4 MPI ranks (pp 2 x dp 2)' "$work/output" || { cat "$work/output"; exit 1; }
 echo "2 hosts: tessera verify finds that the pipeline trains like one rank"
+
+# The same without MPI: each rank is started by itself, and they meet at an address of the first host.
+ranks=()
+for rank in 0 1 2 3; do
+  "$work/on" "10.213.7.$((rank / 2 + 1))" timeout -k 5 120 "$tessera" train --data "$work/text.txt" "${plan[@]}" --schedule 1f1b \
+    --steps 8 --warmup 2 --lr 0.03 --dropout 0.1 --eval-every 0 --quiet --out "$work/met" --rendezvous 10.213.7.1:29500 \
+    --ranks 4 --rank "$rank" >"$work/output-$rank" 2>&1 &
+  ranks+=($!)
+done
+for rank in "${ranks[@]}"; do wait "$rank" || { cat "$work"/output-*; exit 1; }; done
+for file in model optimizer; do cmp "$work"/{threads-1f1b,met}"/checkpoints/step-8/$file.safetensors"; done
+echo "2 hosts: ranks that met over TCP have the bits of thread ranks"
 
 failed=0
 fault() {  # fault RANKS_EACH SCENARIO LINE

@@ -1,0 +1,273 @@
+// Runs that start again by themselves: what is killed ends with the bits of an undisturbed run, what cannot get better
+// is left, fewer hosts make fewer data ranks, and a signal to the launcher ends all.
+#include "app/restarts.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "app/hostfile.h"
+#include "data/safetensors.h"
+#include "parallel/comm/backends.h"
+#include "tensor/error.h"
+#include "tests/app/program.h"
+#include "tests/parallel/tcp.h"
+
+namespace tessera {
+namespace {
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+TEST(Restarts, TheStartedProgramHasTheWordsThatAreNotTheLaunchers) {
+  const Words words = {"train",      "--restarts", "3",      "--dp=2", "--launch=mpirun -n {ranks}",
+                       "--hostfile", "hosts",      "--quiet"};
+  EXPECT_EQ(words_of_start(words, {"--resume"}), (Words{"train", "--dp=2", "--quiet", "--resume"}));
+}
+
+TEST(Restarts, TheDataAxisShrinksToTheSlotsAndTheBatchStays) {
+  const auto on = [](const Plan& plan, int64_t slots) {
+    const Plan found = plan_on(plan, slots);
+    EXPECT_EQ(found.dp * found.microbatches, plan.dp * plan.microbatches);
+    EXPECT_LE(found.ranks(), slots);
+    return found.dp;
+  };
+  const Plan plan{.pp = 2, .dp = 6, .tp = 2, .microbatches = 2};
+  EXPECT_EQ(on(plan, 1000), 6);
+  EXPECT_EQ(on(plan, 24), 6);
+  EXPECT_EQ(on(plan, 23), 4);  // 12 micro-batches in all do not divide by 5
+  EXPECT_EQ(on(plan, 15), 3);
+  EXPECT_EQ(on(plan, 4), 1);
+  EXPECT_THROW(plan_on(plan, 3), Error);
+}
+
+TEST(Restarts, WhatCannotGetBetterIsLeft) {
+  for (const int status : {0, 2, 4, 5, 6, 127, 130, 143}) EXPECT_FALSE(is_worth_a_restart(status)) << status;
+  for (const int status : {1, 3, 134, 137, 139}) EXPECT_TRUE(is_worth_a_restart(status)) << status;
+}
+
+TEST(Hostfile, IsReadAsMpirunReadsIt) {
+  const auto hosts = parse_hosts("# two\n\n  node1 slots=4 # here\r\nnode2:3\nnode3\nnode1 slots=0", "hosts");
+  ASSERT_EQ(hosts.size(), 4U);
+  EXPECT_EQ(hosts[1].name, "node2");
+  EXPECT_EQ(slots_of(hosts), 8);
+  const auto refuses = [](const std::string& text, const std::string& words) {
+    try {
+      parse_hosts(text, "hosts");
+      ADD_FAILURE() << text;
+    } catch (const InputError& e) {
+      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
+    }
+  };
+  refuses("a\nb slots=x", "hosts: line 2: expected 0 to 100000 slots, found 'x'");
+  refuses("a slots=-1", "found '-1'");
+  refuses("a:1000000", "found '1000000'");
+  refuses("a 4", "expected slots=N behind the host, found '4'");
+  refuses("a slots=4 max", "expected nothing behind the slots, found 'max'");
+  refuses(":4", "expected the name of a host");
+}
+
+std::vector<pid_t> children_of(pid_t parent) {
+  std::vector<pid_t> out;
+  std::error_code gone;
+  for (fs::directory_iterator it(fmt::format("/proc/{}/task", parent), gone), end; !gone && it != end;
+       it.increment(gone)) {
+    std::ifstream file(it->path() / "children");
+    for (pid_t child = 0; file >> child;) out.push_back(child);
+  }
+  return out;
+}
+
+class RestartsTest : public test::ProgramTest {
+ protected:
+  // Until it holds; false after half a minute.
+  static bool comes(const std::function<bool()>& condition) {
+    for (int i = 0; i < 15000; ++i) {
+      if (condition()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return false;
+  }
+  static bool is_running(pid_t process) {
+    std::error_code gone;
+    return !fs::read_symlink(fmt::format("/proc/{}/exe", process), gone).empty();
+  }
+  // When "run" has made `step` steps since the launcher's child began, kills what `whom` finds below the launcher.
+  void kill_at(int64_t step, const std::function<pid_t()>& whom) const {
+    pid_t rank = 0;
+    ASSERT_TRUE(comes([&] { return (rank = whom()) > 0; }));
+    ASSERT_TRUE(comes([&] { return newest_saved() >= step; })) << read_file(path("err.txt"));
+    ASSERT_EQ(kill(rank, SIGKILL), 0);
+    ASSERT_TRUE(comes([&] { return whom() != rank; }));
+  }
+  int64_t newest_saved() const {
+    const fs::path latest = checkpoints() / "latest";
+    std::error_code error;
+    return fs::exists(latest, error) ? std::stoll(read_file(latest).substr(5)) : 0;
+  }
+  static int status_of(pid_t child) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000;
+  }
+  static std::function<pid_t()> child_of(pid_t launcher) {
+    return [launcher] {
+      const auto all = children_of(launcher);
+      return all.empty() ? 0 : all.front();
+    };
+  }
+  std::string log() const { return read_file(path("err.txt")); }
+  void expect_said(const std::string& words) const { EXPECT_NE(log().find(words), std::string::npos) << log(); }
+  std::string end_of(const std::string& run) const { return weights(run + kEnd) + optimizer(run + kEnd); }
+  const std::string kSettings = kSmall + "--steps 240 --save-every 20 --eval-every 0 --dropout 0.1 ";
+  const std::string kEnd = "/checkpoints/step-240";
+};
+
+TEST_F(RestartsTest, AKilledRunGoesOnByItselfToTheSameBits) {
+  ASSERT_EQ(run("train " + kSettings + "--ranks 2 --out whole").status, 0);
+  const pid_t launcher = start("train " + kSettings + "--ranks 2 --restarts 2 --out run");
+  kill_at(40, child_of(launcher));
+  kill_at(120, child_of(launcher));
+  EXPECT_EQ(status_of(launcher), 0) << log();
+  EXPECT_TRUE(end_of("run") == end_of("whole"));
+  expect_said("start 1 of 3 failed at step ");
+  expect_said("killed by signal 9 (Killed); ");
+  expect_said("start 3 of 3: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 1 micro-batches each");
+  expect_said("2 restarts: ");
+}
+
+TEST_F(RestartsTest, WhenAllAreUsedUpTheRunCanStillBeResumed) {
+  ASSERT_EQ(run("train " + kSettings + "--ranks 2 --out whole").status, 0);
+  const pid_t launcher = start("train " + kSettings + "--ranks 2 --zero 1 --restarts 1 --out run");
+  kill_at(40, child_of(launcher));
+  kill_at(100, child_of(launcher));
+  EXPECT_EQ(status_of(launcher), 3);
+  EXPECT_NE(
+      log().find("tessera: --restarts: all 1 are used up; the last start failed: killed by signal 9 (Killed); tessera "
+                 "train --resume --out run goes on after step "),
+      std::string::npos)
+      << log();
+  ASSERT_EQ(run("train --resume --out run").status, 0);
+  EXPECT_TRUE(end_of("run") == end_of("whole"));
+}
+
+TEST_F(RestartsTest, NothingIsStartedAgainThatCannotGetBetter) {
+  const auto fails_once = [&](const std::string& options, int status, const std::string& words) {
+    const test::Ran r = run("train " + kSmall + "--quiet --restarts 5 " + options);
+    EXPECT_EQ(r.status, status) << r.err;
+    EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
+    EXPECT_NE(r.err.find(words), std::string::npos) << r.err;
+  };
+  fails_once("--lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --steps 50", 5, "expected finite numbers");
+  fails_once("--data missing.txt", 4, "missing.txt");
+  fails_once("--ranks 5", 2, "--batch: 4 sequences");
+  fails_once("--launch 'no-such-program -n {ranks}'", 2,
+             "--launch: no-such-program cannot be started: command not found");
+  fails_once("--hostfile none", 4, "--hostfile: cannot open none");
+  fails_once("--no-save", 2, "--restarts: expected a run that saves checkpoints, found --no-save");
+  fails_once("--launch mpirun --hostfile text.txt", 2, "--launch: expected {ranks} in it");
+  expect_failure("train " + kSmall + "--launch mpirun", 2, "--launch: goes with --restarts N, found none");
+  for (const auto& entry : fs::directory_iterator(path("runs")))  // of the loss that was none
+    EXPECT_TRUE(fs::exists(entry.path() / "config.toml")) << entry.path();
+}
+
+TEST_F(RestartsTest, OnFewerSlotsThereAreFewerDataRanksAndTheBatchStays) {
+  ASSERT_EQ(run("train " + kSettings + "--ranks 4 --optimizer sgd --out whole").status, 0);
+  write_file(path("hosts"), "localhost slots=4\n");
+  const pid_t launcher =
+      start("train " + kSettings + "--ranks 4 --optimizer sgd --restarts 1 --hostfile hosts --out run");
+  ASSERT_TRUE(comes([&] { return newest_saved() >= 40; })) << log();
+  write_file(path("hosts"), "localhost slots=2  # one has gone\n");
+  kill_at(60, child_of(launcher));
+  EXPECT_EQ(status_of(launcher), 0) << log();
+  expect_said("2 slots on 1 hosts: localhost 2");
+  expect_said("2 of 4 data ranks: each now computes 2 micro-batches, and the batch stays");
+  expect_said("start 2 of 2: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 2 micro-batches each");
+  const std::string config = read_file(path("run/config.toml"));
+  EXPECT_NE(config.find("dp = 2\n"), std::string::npos) << config;
+  // Rounding, after more than a hundred steps of SGD, and no more.
+  const Safetensors one(path("whole" + kEnd) / "model.safetensors"), other(path("run" + kEnd) / "model.safetensors");
+  double most = 0, largest = 0;
+  for (size_t i = 0; i < one.tensors().size(); ++i) {
+    const auto a = one.tensors()[i].bytes, b = other.tensors()[i].bytes;
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t at = 0; at < a.size(); at += 4) {
+      float x = 0, y = 0;
+      std::memcpy(&x, a.data() + at, 4), std::memcpy(&y, b.data() + at, 4);
+      most = std::max<double>(most, std::abs(x - y)), largest = std::max<double>(largest, std::abs(x));
+    }
+  }
+  EXPECT_LT(most, 1e-3 * largest);
+}
+
+TEST_F(RestartsTest, ASignalToTheLauncherEndsTheRunAfterItsStep) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const pid_t launcher = start("train " + kSettings + "--steps 100000 --restarts 5 --out run");
+    ASSERT_TRUE(comes([&] { return newest_saved() >= 20; })) << log();
+    const pid_t rank = child_of(launcher)();
+    kill(launcher, signal);
+    EXPECT_EQ(status_of(launcher), 128 + signal);
+    EXPECT_FALSE(is_running(rank));
+    expect_said("stopped after step ");
+    EXPECT_EQ(log().find("start 2"), std::string::npos) << log();
+    fs::remove_all(path("run"));
+  }
+}
+
+TEST_F(RestartsTest, AKilledLauncherLeavesNoRunBehind) {
+  const pid_t launcher = start("train " + kSettings + "--steps 100000 --restarts 5 --out run");
+  ASSERT_TRUE(comes([&] { return newest_saved() >= 20; })) << log();
+  const pid_t rank = child_of(launcher)();
+  kill(launcher, SIGKILL);
+  status_of(launcher);
+  EXPECT_TRUE(comes([&] { return !is_running(rank); }));
+  expect_said("stopped after step ");
+}
+
+// Ranks that meet: one that is killed ends the others, and their launchers bring all of them together again.
+TEST_F(RestartsTest, RanksThatMeetAreStartedAgainByTheirLaunchers) {
+  ASSERT_EQ(run("train " + kSettings + "--ranks 2 --out whole").status, 0);
+  const std::string met =
+      fmt::format("{}--ranks 2 --rendezvous {} --restarts 2 --out run ", kSettings, test::free_address());
+  const pid_t first = start("train " + met + "--rank 0"), second = start("train " + met + "--rank 1");
+  kill_at(40, child_of(second));
+  EXPECT_EQ(status_of(first), 0) << log();
+  EXPECT_EQ(status_of(second), 0) << log();
+  EXPECT_TRUE(end_of("run") == end_of("whole"));
+}
+
+// A rank under mpirun: mpirun ends the others, and the launcher starts mpirun again.
+TEST_F(RestartsTest, AKilledRankOfMpirunIsStartedAgainWithTheOthers) {
+  if (!kWithMpi || std::system("mpirun --version 2>/dev/null | grep -qiE 'open(rte| mpi)'") != 0)
+    GTEST_SKIP() << "no Open MPI here";
+  ASSERT_EQ(run("train " + kSettings + "--ranks 2 --out whole").status, 0);
+  const pid_t launcher =
+      start("train " + kSettings +
+            "--ranks 2 --restarts 2 --launch 'mpirun --allow-run-as-root --oversubscribe -n {ranks}' --out run");
+  const auto rank_of = [&]() -> pid_t {
+    for (const pid_t mpirun : children_of(launcher))
+      for (const pid_t rank : children_of(mpirun))
+        if (std::error_code gone; fs::read_symlink(fmt::format("/proc/{}/exe", rank), gone) == fs::path(TESSERA_BINARY))
+          return rank;
+    return 0;
+  };
+  kill_at(40, rank_of);
+  EXPECT_EQ(status_of(launcher), 0) << log();
+  EXPECT_TRUE(end_of("run") == end_of("whole"));
+  expect_said("has failed: its process ");
+  expect_said("start 2 of 3: 2 ranks");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Runs under --restarts whose ranks are killed at random moments, again and again. Each must end with the bits of the same
+run that was left alone, tell as many restarts as there were kills, and leave nothing half-written and no process.
+
+    tests/campaign/restarts.py PROGRAM [--runs 40] [--seed 1] [--only N] [--mpi]
+
+A rank of threads is its process; with --mpi every second run is under mpirun (Open MPI), where one rank of several is
+killed. Where a kill falls is drawn: a moment in the start, between two saves, or while a checkpoint is written.
+"""
+import argparse
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+
+TINY = ("--data text.txt --layers 2 --heads 2 --channels 32 --context 16 --batch 8 --steps 300 --warmup 5 --lr 0.01 "
+        "--dropout 0.1 --threads-per-rank 1 --eval-every 60 --save-every 10")
+PLANS = ["--ranks 1", "--ranks 2", "--ranks 4 --zero 1", "--ranks 2 --zero 3 --microbatches 2", "--pp 2 --microbatches 2",
+         "--pp 2 --schedule zb-h1 --microbatches 4", "--tp 2", "--cp 2", "--ranks 2 --dp-mode ps-sync", "--pp 2 --dp 2 --zero 2",
+         "--ranks 2 --zero 3 --dtype bf16", "--ranks 2 --all-reduce ring --optimizer sgd"]
+MPIRUN = "mpirun --allow-run-as-root --oversubscribe -n {ranks}"
+LIMIT = 300  # seconds for a run
+
+
+def children(pid):
+    found = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as f:
+                found += map(int, f.read().split())
+    except OSError:
+        pass
+    return found
+
+
+def ranks(program, pid):
+    """The processes of the program below this one that have made no others."""
+    found = []
+    for child in children(pid):
+        below = ranks(program, child)
+        try:
+            found += below or [child] * (os.readlink(f"/proc/{child}/exe") == program)
+        except OSError:
+            pass
+    return found
+
+
+def saved(place):
+    """(steps of the newest checkpoint, whether one is being written)"""
+    try:
+        names = os.listdir(os.path.join(place, "run", "checkpoints"))
+    except OSError:
+        return 0, False
+    steps = [int(n[5:]) for n in names if re.fullmatch(r"step-\d+", n)]
+    return max(steps, default=0), any(".tmp-" in n for n in names)
+
+
+def end_of(place, run):
+    out = b""
+    for name in ("model", "optimizer"):
+        with open(os.path.join(place, run, "checkpoints", "step-300", name + ".safetensors"), "rb") as f:
+            out += f.read()
+    return out
+
+
+class Soak:
+    def __init__(self, program, home):
+        self.program, self.home, self.wholes = os.path.abspath(program), home, {}
+        self.env = {**os.environ, "TESSERA_CACHE": os.path.join(home, "cache"), "OMP_WAIT_POLICY": "passive"}
+        with open(os.path.join(home, "text.txt"), "w") as f:
+            f.writelines(f"Line {i} of a text that says little, but {i * i % 97} of it.\n" for i in range(900))
+
+    def whole(self, plan):
+        if plan not in self.wholes:
+            name = f"whole-{len(self.wholes)}"
+            subprocess.run([self.program, "train", *shlex.split(f"{TINY} {plan} --quiet --out {name}")], cwd=self.home, check=True,
+                           capture_output=True, env=self.env)
+            self.wholes[plan] = end_of(self.home, name)
+        return self.wholes[plan]
+
+    def one(self, dice, mpi):
+        """(what was drawn, kills, complaints)"""
+        plan = dice.choice(PLANS)
+        expected = self.whole(plan)
+        place = os.path.join(self.home, "place")
+        shutil.rmtree(place, ignore_errors=True)
+        os.mkdir(place)
+        os.symlink("../text.txt", os.path.join(place, "text.txt"))
+        words = shlex.split(f"{TINY} {plan} --out run --restarts 20") + (["--launch", MPIRUN] if mpi else [])
+        with open(os.path.join(place, "err"), "wb") as err:
+            launcher = subprocess.Popen([self.program, "train", *words], cwd=place, env=self.env, stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.DEVNULL, stderr=err)
+        kills, begin = 0, time.time()
+        for _ in range(dice.randint(1, 4)):
+            where, fraction = dice.choice(["start", "work", "work", "save", "save"]), dice.random()
+            until = saved(place)[0] + dice.randint(1, 8) * 10
+            while launcher.poll() is None and not (found := ranks(self.program, launcher.pid)):
+                time.sleep(0.005)
+            if where == "start":
+                time.sleep(fraction * (1.5 if mpi else 0.4))
+            else:
+                while launcher.poll() is None and saved(place)[0] < until:
+                    time.sleep(0.002)
+                time.sleep(fraction * 0.05)
+                while where == "save" and launcher.poll() is None and not saved(place)[1]:
+                    pass
+            if launcher.poll() is not None:
+                break
+            found = ranks(self.program, launcher.pid)
+            if not found:
+                continue
+            target = dice.choice(found)
+            try:
+                os.kill(target, signal.SIGKILL)
+                kills += 1
+            except ProcessLookupError:
+                continue
+            while os.path.exists(f"/proc/{target}") and launcher.poll() is None and time.time() - begin < LIMIT:
+                time.sleep(0.005)
+        seen = []
+        try:
+            launcher.wait(max(1, LIMIT - (time.time() - begin)))
+        except subprocess.TimeoutExpired:
+            launcher.kill()
+            launcher.wait()
+            seen.append(f"it has not ended after {LIMIT} s")
+        with open(os.path.join(place, "err"), errors="replace") as f:
+            text = f.read()
+        if launcher.returncode != 0:
+            seen.append(f"status {launcher.returncode}")
+        elif end_of(place, "run") != expected:
+            seen.append("other bits than the run that was left alone")
+        told = len(re.findall(r"^tessera: start \d+ of 21 failed", text, re.M))
+        if told > kills or (told < kills and not mpi):  # mpirun may be ending already when a second rank is hit
+            seen.append(f"{kills} kills, and {told} failures were told")
+        seen += [f"half-written: {n}" for at, _, names in os.walk(os.path.join(place, "run")) for n in names if ".tmp-" in n]
+        if seen:
+            print(text)
+        return f"{'mpirun, ' if mpi else ''}{plan}", kills, seen
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("program")
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--mpi", action="store_true")
+    o = parser.parse_args()
+    home = tempfile.mkdtemp(prefix="tessera-restarts-")
+    counts, begin = Counter(), time.time()
+    try:
+        soak = Soak(o.program, home)
+        for number in range(o.runs) if o.only is None else [o.only]:
+            what, kills, seen = soak.one(random.Random(f"{o.seed} {number}"), o.mpi and number % 2 == 1)
+            counts.update(runs=1, kills=kills, undisturbed=kills == 0, wrong=bool(seen))
+            print(f"{number}: {what}: {kills} kills: {'; '.join(seen) or 'the same bits'}", flush=True)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    print(f"{counts['runs']} runs, {counts['kills']} kills ({counts['undisturbed']} runs ended before one), {counts['wrong']} wrong; "
+          f"{time.time() - begin:.0f} s")
+    return min(1, counts["wrong"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

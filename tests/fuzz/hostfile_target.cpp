@@ -1,0 +1,21 @@
+// The file with hosts and their slots, which is read before each start of a run.
+#include "app/hostfile.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse_hostfile(std::string_view bytes) {
+  const std::vector<Host> hosts = parse_hosts(bytes, kWhat);
+  std::string written;
+  for (const Host& host : hosts) {
+    require(!host.name.empty() && host.slots >= 0, "a host has a name and no less than no slot");
+    written += host.name + " slots=" + std::to_string(host.slots) + "\n";
+  }
+  require(slots_of(parse_hosts(written, kWhat)) == slots_of(hosts), "what was written means the same");
+}
+
+const Target target("hostfile", parse_hostfile);
+
+}  // namespace
+}  // namespace tessera::fuzz

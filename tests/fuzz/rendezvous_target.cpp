@@ -1,0 +1,34 @@
+// What a rank says first where ranks meet, and the address where they do.
+#include <algorithm>
+#include <cstring>
+
+#include "parallel/comm/rendezvous.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+// The first letter: how many ranks there are to be; then a hello, and the rest an address.
+void parse_rendezvous(std::string_view bytes) {
+  Hello hello;
+  const size_t head = std::min(bytes.size(), sizeof(hello) + 1);
+  if (head > 1) std::memcpy(&hello, bytes.data() + 1, head - 1);
+  std::vector<bool> there(bytes.empty() ? 1 : 1 + static_cast<unsigned char>(bytes[0]) % 8);
+  there[0] = true;
+  const std::string why = refusal(hello, there);
+  require(!why.empty() || (hello.ranks == there.size() && hello.rank > 0 && hello.rank < there.size()),
+          "who is let in is a rank that is missing");
+  const std::string address(bytes.substr(head));
+  if (address.empty()) throw InputError(std::string(kWhat) + ": no address");
+  try {
+    const auto [host, port] = parse_address(address);
+    require(!host.empty() && !port.empty() && port.size() <= address.size(), "an address has a host and a port");
+  } catch (const Error& e) {
+    throw InputError(std::string(kWhat) + ": " + e.what());
+  }
+}
+
+const Target target("rendezvous", parse_rendezvous);
+
+}  // namespace
+}  // namespace tessera::fuzz
