@@ -75,7 +75,7 @@ ModelConfig model_of(const TrainOptions& o) {
 
 Optimisation optimisation_of(const TrainOptions& o) {
   return {.optimizer = chosen<OptimizerKind>(o.optimizer),
-          .momentum = o.momentum,
+          .momentum = o.momentum.value_or(o.optimizer == "muon" ? 0.95 : 0.9),
           .lr = o.lr,
           .min_lr = o.min_lr,
           .warmup = o.warmup,
@@ -130,7 +130,11 @@ Plan plan_of(const TrainOptions& o) {
   Plan p{.sp = o.sp,
          .tie_copies = o.tie_copies,
          .zero = static_cast<ZeroStage>(o.zero),
+         .shard_ranks = o.shard_ranks.value_or(0),
          .dp_mode = chosen<DataMode>(o.dp_mode),
+         .sync_every = o.sync_every,
+         .outer_lr = o.outer_lr,
+         .outer_momentum = o.outer_momentum,
          .servers = o.servers,
          .staleness = o.staleness,
          .record = o.record.value_or(""),

@@ -140,8 +140,19 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"zero", "Plan", "ZeRO stage: shares out optimizer state (1), gradients too (2), parameters too (3)", "",
                0, 3},
     o.zero);
-  f(OptionInfo{"dp-mode", "Plan", "how data-parallel ranks work together", "ddp|dataparallel|ps-sync|ps-async"},
+  f(OptionInfo{"shard-ranks", "Plan",
+               "with --zero: data ranks of a group that shares out what --zero says; groups hold copies; default: all",
+               "", 1, 1024},
+    o.shard_ranks);
+  f(OptionInfo{"dp-mode", "Plan", "how data-parallel ranks work together", "ddp|dataparallel|ps-sync|ps-async|diloco"},
     o.dp_mode);
+  f(OptionInfo{"sync-every", "Plan", "with --dp-mode diloco: steps that each data rank makes alone", "", 1, 1e9},
+    o.sync_every);
+  f(OptionInfo{"outer-lr", "Plan", "with --dp-mode diloco: learning rate of the step that all make together", "", 0,
+               1e3},
+    o.outer_lr);
+  f(OptionInfo{"outer-momentum", "Plan", "with --dp-mode diloco: Nesterov momentum of that step", "", 0, 1, true},
+    o.outer_momentum);
   f(OptionInfo{"servers", "Plan", "number of parameter servers; they are on the first ranks", "", 1, 1024}, o.servers);
   f(OptionInfo{"staleness", "Plan", "steps that a worker of ps-async may be ahead of the slowest", "", 0, 1e6},
     o.staleness);
@@ -195,8 +206,11 @@ void for_each_option(Options&& o, F&& f) {
                "what the backward pass computes again instead of keeping it; gelu is another name of activation",
                "none|activation|activation+norm|attention|block|gelu|gelu+norm"},
     o.recompute);
-  f(OptionInfo{"optimizer", "Optimisation", "update rule", "sgd|adam|adamw"}, o.optimizer);
-  f(OptionInfo{"momentum", "Optimisation", "momentum of sgd", "", 0, 1, true}, o.momentum);
+  f(OptionInfo{"optimizer", "Optimisation", "update rule; muon: of matrices of layers, and adamw of the rest",
+               "sgd|adam|adamw|muon"},
+    o.optimizer);
+  f(OptionInfo{"momentum", "Optimisation", "momentum of sgd [0.9], and of the matrices of muon [0.95]", "", 0, 1, true},
+    o.momentum);
   f(OptionInfo{"steps", "Optimisation", "optimizer steps", "", 1, kMostSteps}, o.steps);
   f(OptionInfo{"lr", "Optimisation", "learning rate after the warm-up", "", 0}, o.lr);
   f(OptionInfo{"min-lr", "Optimisation", "learning rate at the end of the cosine; default: a tenth of --lr", "", 0},

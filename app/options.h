@@ -43,7 +43,10 @@ struct TrainOptions {
   std::optional<int64_t> chunks;
   std::string cp_mode = "ring";
   int64_t zero = 0;
+  std::optional<int64_t> shard_ranks;
   std::string dp_mode = "ddp";
+  int64_t sync_every = 1;
+  double outer_lr = 0.7, outer_momentum = 0.9;
   int64_t servers = 1, staleness = 1;
   std::optional<std::string> record, replay;
   double bucket_mb = 4;
@@ -60,7 +63,7 @@ struct TrainOptions {
   std::string recompute = "none";
   // optimisation
   std::string optimizer = "adamw";
-  double momentum = 0.9;
+  std::optional<double> momentum;
   int64_t steps = 3000;
   double lr = 1e-3;
   std::optional<double> min_lr;  // a tenth of lr

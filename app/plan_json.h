@@ -13,6 +13,8 @@ inline nlohmann::ordered_json plan_json(const Plan& p) {
        {"pp", "dp", "cp", "tp", "sp", "dp_mode", "zero", "microbatches", "all_reduce", "recompute", "device"})
     out[field] = all.at(field);
   if (p.pp > 1) out["schedule"] = schedule_name(p);
+  if (p.shard_ranks > 0) out["shard_ranks"] = p.shard_ranks;
+  if (p.dp_mode == DataMode::diloco) out["sync_every"] = p.sync_every;
   if (p.cp > 1) out["cp_mode"] = all.at("cp_mode");
   return out;
 }

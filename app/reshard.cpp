@@ -62,6 +62,7 @@ void reshard(const CheckpointOptions& o) {
   apply_config_file(run, (from.path / "config.toml").string());
   if (!o.layout.empty()) {  // which is a whole one, not a change of the run's
     run.ranks = run.dp = run.tp = run.pp = run.cp = run.chunks = std::nullopt;
+    run.shard_ranks = std::nullopt;
     run.zero = usual.zero, run.schedule = usual.schedule, run.servers = usual.servers;
   }
   for (const auto& [name, text] : o.layout) set_option(run, name, text);

@@ -98,7 +98,7 @@ Plan Launcher::plan_now() {
   if (!o_.hostfile) return whole_;
   const std::vector<Host> hosts =
       of_option("hostfile", *o_.hostfile, [&] { return parse_hosts(read_file(*o_.hostfile), *o_.hostfile); });
-  const Plan plan = plan_on(whole_, slots_of(hosts));
+  Plan plan = plan_on(whole_, slots_of(hosts));
   std::string members = fmt::format("{} slots on {} hosts", slots_of(hosts), hosts.size());
   for (size_t i = 0; i < std::min<size_t>(hosts.size(), 8); ++i)
     members += fmt::format("{}{} {}", i == 0 ? ": " : ", ", hosts[i].name, hosts[i].slots);

@@ -175,6 +175,21 @@ std::set<std::string> names_of(const std::vector<WholeTensor>& tensors) {
   for (const WholeTensor& t : tensors) names.insert(t.name);
   return names;
 }
+
+// Ranks that train alone have a state each, and go on as they were.
+void check_replicas_saved(const SavedTensors& state, const DataStrategy& strategy, const std::string& what) {
+  int saved = 0;  // 0: by another strategy
+  for (const auto& [name, whole] : state.all()) {
+    if (saved == 0 && name.ends_with(".common")) saved = 1;
+    if (const size_t at = name.find(".value.replica"); at != std::string::npos)
+      saved = std::max(saved, 1 + std::stoi(name.substr(at + 14)));
+  }
+  const int wanted = strategy.layout().apart ? strategy.copies() : 0;
+  if (saved == wanted) return;
+  throw Error(fmt::format("--resume: {} has the states of {}; expected {}", what,
+                          saved == 0 ? "ranks that train together" : fmt::format("{} ranks that train alone", saved),
+                          saved == 0 ? "--dp-mode ddp" : fmt::format("--dp-mode diloco --dp {}", saved)));
+}
 }  // namespace
 
 bool RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
@@ -184,9 +199,10 @@ bool RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset
   saved_order(from->path, 0, 0);
   const SavedTensors model(from->path, kModel), state(from->path, kOptimizer);
   model.expect_no_others(names_of(list_values(trainer)));
+  check_replicas_saved(state, trainer.strategy(), from->path.string());
   state.expect_no_others(names_of(list_state(trainer)));
   read_values(trainer.strategy().residents(), model.tensors());
-  read_state(trainer.optimizer(), state.tensors());
+  read_state(trainer, state.tensors());
   trainer.set_done(from->steps, from->updates);
   return true;
 }

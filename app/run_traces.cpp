@@ -56,7 +56,7 @@ std::string cause_of_flight(const fs::path& run, std::chrono::system_clock::time
   std::ifstream file(run / kFlightFile);
   for (std::string line; std::getline(file, line);)
     if (const Json rank = Json::parse(line, nullptr, false); rank.is_object())
-      if (const Json cause = rank.value("cause", Json()); cause.is_string() && cause != "")
+      if (const Json cause = rank.value("cause", Json()); cause.is_string() && !cause.get<std::string>().empty())
         return fmt::format("rank {}: {}", rank.value("rank", Json()).dump(), cause.get<std::string>());
   return "";
 }

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "app/ask_memory.h"
@@ -48,14 +49,16 @@ std::string how_equal(const VerifyResult& r) {
 }
 
 std::string bytes_text(const VerifyResult& r) {
-  std::string out = fmt::format("  {:<6} {:<15} {:>7} {:>15} {:>9} {:>15}     {:>15}\n", "axis", "operation", "calls",
-                                "bytes sent", "MB", "expected", "busiest rank");
+  size_t width = 6;
+  for (const SentBytes& s : r.sent) width = std::max(width, s.axis.size());
+  std::string out = fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15}     {:>15}\n", "axis", width, "operation",
+                                "calls", "bytes sent", "MB", "expected", "busiest rank");
   for (const SentBytes& s : r.sent) {
     int64_t expected = 0;
     for (const SentBytes& e : r.expected_sent)
       if (e.axis == s.axis && e.operation == s.operation) expected = e.bytes;
-    out += fmt::format("  {:<6} {:<15} {:>7} {:>15} {:>9} {:>15} {:<5} {:>13}\n", s.axis, s.operation, s.calls, s.bytes,
-                       megabytes(s.bytes), expected, mark(s.bytes == expected), s.most);
+    out += fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15} {:<5} {:>13}\n", s.axis, width, s.operation, s.calls,
+                       s.bytes, megabytes(s.bytes), expected, mark(s.bytes == expected), s.most);
   }
   return r.sent.empty() ? out + "  nothing is sent: there is one rank\n" : out;
 }
@@ -82,8 +85,10 @@ std::string pipeline_text(const VerifyResult& r) {
 }
 
 std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& plan) {
-  std::string out = fmt::format("{} steps in {} of {}, beside one rank{}\n\n", r.steps, o.dtype, plan_of(plan),
-                                r.exact ? " that adds in the same order" : "");
+  const bool alone = plan.dp_mode == DataMode::diloco;
+  std::string out = fmt::format("{} steps in {} of {}, beside {}{}\n\n", r.steps, o.dtype, plan_of(plan),
+                                alone ? fmt::format("{} serial runs and their outer steps", plan.dp) : "one rank",
+                                r.exact && !alone ? " that adds in the same order" : "");
   if (r.losses.empty() || !r.seen.stopped.empty()) return out + "  the run did not end\n\n";
   out += fmt::format("  loss {:.4f} -> {:.4f}; losses, gradients, parameters and optimizer state: {}\n\n",
                      r.losses.front(), r.losses.back(), how_equal(r));
@@ -124,7 +129,9 @@ int run_verify(const VerifyOptions& options) {
   if (planted_one)
     throw Error(fmt::format("verify: {} broke no bound in these {} steps", planted_one->name, r.steps),
                 Status::verification);
-  if (!json) print("The plan trains like one rank.\n");
+  if (!json)
+    print(job.plan.dp_mode == DataMode::diloco ? "The ranks train like serial runs with outer steps.\n"
+                                               : "The plan trains like one rank.\n");
   return 0;
 }
 

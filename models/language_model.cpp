@@ -53,6 +53,18 @@ void LanguageModel::recompute(Module& layer) {
   });
 }
 
+void LanguageModel::mark_matrices(Module& layer) {
+  for (Parameter* p : layer.parameters()) p->whole_update = p->whole.rank() == 2;
+  for (Attention* a : layer.all<Attention>()) {
+    const int64_t key = a->heads().key * a->head_dim();
+    a->qkv.parameter(a->qkv.weight).rows = {a->heads().query * a->head_dim(), key, key};
+  }
+  for (GatedMlp* mlp : layer.all<GatedMlp>()) {
+    Parameter& both = mlp->gate_up.parameter(mlp->gate_up.weight);
+    both.rows = {both.whole[0] / 2, both.whole[0] / 2};
+  }
+}
+
 Embedding& LanguageModel::make_head(Embedding& tokens) {
   Parameter& table = tokens.parameter(tokens.weight);
   if (config.tied) table.tie = table.name;

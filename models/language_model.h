@@ -61,6 +61,7 @@ struct ModelConfig {
   bool qk_norm = false;   // each head of q and k is normalised
   LoraConfig lora = {};
   QuantizeConfig quantize = {};
+  bool whole_updates = false;  // the optimizer needs matrices of layers whole (Parameter::whole_update)
 
   Heads all_heads() const { return {heads, kv_heads > 0 ? kv_heads : heads}; }
   int64_t head_size() const { return head_dim > 0 ? head_dim : channels / heads; }
@@ -142,6 +143,7 @@ class LanguageModel : public Module {
     M& made = Module::child<M>(name, std::forward<Args>(args)...);
     made.make_unit();
     if (std::is_base_of_v<DecoderLayer, M> && config.recompute == Recompute::block) recompute(made);
+    if (std::is_base_of_v<DecoderLayer, M> && config.whole_updates) mark_matrices(made);
     return made;
   }
   // The head of a model with this table: the table itself where they are tied, else, or where each use is to have its
@@ -150,6 +152,7 @@ class LanguageModel : public Module {
 
  private:
   static void recompute(Module& layer);
+  static void mark_matrices(Module& layer);
 };
 
 using ModelFactory = std::function<std::unique_ptr<LanguageModel>(const ModelConfig&)>;

@@ -17,6 +17,11 @@ struct Slot {
   int64_t end() const { return begin + size; }
 };
 
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
+};
+
 // The values and gradients of a unit, or of a shard of one: then a slot may begin before element 0, or end past the
 // last. The parameters must outlive it.
 struct FlatUnit {
@@ -27,6 +32,8 @@ struct FlatUnit {
 
   // Of a frozen unit, whose parameters all are, there are no gradients.
   bool trainable() const { return slots.empty() || slots[0].parameter->trainable; }
+  // Of matrices that are updated as wholes; a unit has these or others.
+  bool matrices() const { return !slots.empty() && slots[0].parameter->whole_update; }
 };
 
 }  // namespace tessera

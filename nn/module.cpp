@@ -180,15 +180,19 @@ std::vector<Module::Unit> Module::layout() {
   collect_units(groups);
   std::vector<Unit> out;
   for (const Group& group : groups)
-    for (const auto& [kind, trainable, packed] :
-         {std::tuple{"", true, false}, {" (frozen)", false, false}, {" (four bits)", false, true}}) {
+    for (const auto& [kind, trainable, packed, matrices] : {std::tuple{"", true, false, false},
+                                                            {" (matrices)", true, false, true},
+                                                            {" (frozen)", false, false, false},
+                                                            {" (four bits)", false, true, false}}) {
       const std::string name = group.module->full_name();
       Unit unit{.name = (name.empty() ? "model" : name) + kind,
                 .module = group.module,
                 .trainable = trainable,
-                .packed = packed};
+                .packed = packed,
+                .matrices = matrices};
       for (Parameter* p : group.members) {
         if (p->trainable != trainable || (p->packed != nullptr) != packed) continue;
+        if (p->trainable && p->whole_update != matrices) continue;
         unit.slots.push_back({p, unit.size, p->stored_here()});
         unit.size = (unit.slots.back().end() + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
       }

@@ -70,12 +70,13 @@ class Module {
 
   // Marks this module's parameters, and those of children that are no unit themselves, as one flat buffer.
   void make_unit() { is_unit_ = true; }
-  // A unit before it has memory: where each of its parameters goes in `size` elements. Frozen parameters of a module
-  // are a unit of their own, after that of the others, and those in four bits one of bytes.
+  // A unit before it has memory: where each of its parameters goes in `size` elements. Matrices of a module that are
+  // updated as wholes are a unit of their own, after that of the others; so are frozen parameters, and those in four
+  // bits are one of bytes.
   struct Unit {
     std::string name;
     Module* module = nullptr;
-    bool trainable = true, packed = false;
+    bool trainable = true, packed = false, matrices = false;
     std::vector<Slot> slots = {};
     int64_t size = 0;
     DType dtype(DType of_values) const { return packed ? DType::uint8 : of_values; }

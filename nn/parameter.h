@@ -50,6 +50,10 @@ struct Parameter {
   Init init = {};
   bool trainable = true;  // a frozen one has no gradient and no optimizer state; nothing of it is summed or counted
   bool decays = false;    // by weight decay: matrices, not biases nor norms
+  // A matrix of a layer, of which the optimizer needs the whole (optim/muon.h); several where some of its rows are one
+  // matrix and others another: so many rows each. Empty: all are one.
+  bool whole_update = false;
+  std::vector<int64_t> rows = {};
   // Parameters with the same `tie` are one parameter in several places, or with several uses. `tie` is its name in a
   // whole model. Gradients of the copies are also summed over the ranks that have them.
   std::string tie = {};

@@ -72,12 +72,14 @@ void update_rounded(const FlatUnit& unit, const AdamState& state, const AdamStep
 }  // namespace
 
 Adam::Adam(std::vector<FlatUnit> units, const OptimizerOptions& options, Decay decay)
-    : Optimizer(std::move(units), options), decay_(decay) {
-  for (const FlatUnit& unit : this->units()) {
-    const Tensor m = add_state(unit, "m"), v = add_state(unit, "v");
-    states_.push_back({m, v, add_master(unit)});
-    rounding_.push_back(rounds(unit) ? rounding_streams(unit, options.seed) : std::vector<Philox>());
-  }
+    : Adam(std::move(units), options, decay, Stateless()) {
+  for (const FlatUnit& unit : this->units()) add_moments(unit);
+}
+
+void Adam::add_moments(const FlatUnit& unit) {
+  const Tensor m = add_state(unit, "m"), v = add_state(unit, "v");
+  states_.push_back({m, v, add_master(unit)});
+  rounding_.push_back(rounds(unit) ? rounding_streams(unit, options().seed) : std::vector<Philox>());
 }
 
 UpdateNumbers Adam::next(double lr) const {
@@ -91,6 +93,7 @@ UpdateNumbers Adam::next(double lr) const {
 void Adam::update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) {
   for (size_t u = 0; u < states_.size(); ++u) {
     const FlatUnit& unit = units()[u];
+    if (!states_[u].m.defined()) continue;
     with_unit_types(unit, [&](auto value, auto grad) {
       using V = decltype(value);
       using G = decltype(grad);

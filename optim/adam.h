@@ -12,13 +12,21 @@
 
 namespace tessera {
 
-class Adam final : public Optimizer {
+class Adam : public Optimizer {
  public:
   Adam(std::vector<FlatUnit> units, const OptimizerOptions& options, Decay decay);
   UpdateNumbers next(double lr) const override;
 
- private:
+ protected:
+  // Without state: a derived class says of each unit in turn whether Adam updates it.
+  struct Stateless {};
+  Adam(std::vector<FlatUnit> units, const OptimizerOptions& options, Decay decay, Stateless /*none*/)
+      : Optimizer(std::move(units), options), decay_(decay) {}
+  void add_moments(const FlatUnit& unit);
+  void leave_out() { states_.emplace_back(), rounding_.emplace_back(); }
   void update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) override;
+
+ private:
   Decay decay_;
   std::vector<AdamState> states_;
   std::vector<std::vector<Philox>> rounding_;  // of each unit; empty where nothing is rounded stochastically

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "optim/adam.h"
+#include "optim/muon.h"
 #include "optim/sgd.h"
 
 namespace tessera {
@@ -89,6 +90,7 @@ std::unique_ptr<Optimizer> make_optimizer(OptimizerKind kind, std::vector<FlatUn
                                           const OptimizerOptions& options) {
   check_options(options);
   if (kind == OptimizerKind::sgd) return std::make_unique<Sgd>(std::move(units), options);
+  if (kind == OptimizerKind::muon) return std::make_unique<Muon>(std::move(units), options);
   return std::make_unique<Adam>(std::move(units), options,
                                 kind == OptimizerKind::adam ? Decay::coupled : Decay::decoupled);
 }

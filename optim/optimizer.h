@@ -12,6 +12,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -22,7 +23,7 @@
 namespace tessera {
 
 struct OptimizerOptions {
-  double momentum = 0.9;  // sgd
+  double momentum = 0.9;  // sgd; muon, of matrices
   double beta1 = 0.9;     // adam, adamw
   double beta2 = 0.999;
   double eps = 1e-8;
@@ -32,6 +33,9 @@ struct OptimizerOptions {
   // Where the state is kept; null: beside the values. For values on a GPU: memory that its kernels reach, see
   // make_pinned_arena(). An update then reads and writes the state over the bus, both ways at once, while it computes.
   ArenaPtr state_arena = {};
+  // muon: makes updates of matrices from what is here of them, in place. A tensor for each unit, like its values;
+  // undefined for those that are not of matrices. Null: all of each matrix is here.
+  std::function<void(const std::vector<FlatUnit>& units, const std::vector<Tensor>& updates)> orthogonalise = {};
 };
 
 // The numbers of a step that its update is made with; an update rounds them once, to the type that it computes in.
@@ -40,11 +44,6 @@ struct UpdateNumbers {
   double step_size = 0, root_scale = 0;  // Adam's -lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t)
   double keep = 1;                       // AdamW's 1 - lr weight_decay
   bool skip = false;                     // nothing is to be updated
-};
-
-struct NamedTensor {
-  std::string name;
-  Tensor tensor;
 };
 
 class Optimizer {
@@ -100,8 +99,8 @@ class Optimizer {
   std::vector<NamedTensor> state_;
 };
 
-enum class OptimizerKind : uint8_t { sgd, adam, adamw };
-inline constexpr std::array<std::string_view, 3> kOptimizerNames = {"sgd", "adam", "adamw"};
+enum class OptimizerKind : uint8_t { sgd, adam, adamw, muon };
+inline constexpr std::array<std::string_view, 4> kOptimizerNames = {"sgd", "adam", "adamw", "muon"};
 // Throws Error for an option out of range.
 std::unique_ptr<Optimizer> make_optimizer(OptimizerKind kind, std::vector<FlatUnit> units,
                                           const OptimizerOptions& options);

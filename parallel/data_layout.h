@@ -6,6 +6,8 @@
 //   at_root      [ all ] [     ] [     ] [     ]     DataParallel
 //   by_owners    [ a   ] [   b ] [     ] [     ]     a parameter server, here of two servers
 //   in_shards    [a    ] [ b   ] [  c  ] [   d0]     ZeRO; the last shard is padded with zeros
+//                [a    ] [   b0] [a    ] [   b0]     in groups of two: a parameter is cut over one group of ranks and
+//                                                  summed over two, its group and then those with the same shard
 //
 // A unit is cut evenly, at multiples of a norm block, so that ranks can exchange the block sums of the gradient norm.
 // Owners pad nothing. If they cannot share a unit evenly, the last ones keep less, or nothing. So the bytes that all
@@ -34,6 +36,10 @@ struct DataLayout {
   std::vector<int64_t> sizes = {};       // elements of each unit
   std::vector<Reduced> reductions = {};  // in no particular order
   bool every_microbatch = false;         // they are made after each micro-batch of a step, not once
+  // Ranks that keep everything train alone, and have the same values after some steps only; reductions are of the
+  // differences of their values.
+  bool apart = false;
+  std::vector<Reduced> between = {};  // of shards, over groups: the second sum of a step; empty: there is one group
 };
 
 // Elements that an owner keeps of a unit of `size`, but for the last ones.

@@ -3,6 +3,7 @@
 
 #include "parallel/data_parallel.h"
 #include "parallel/ddp.h"
+#include "parallel/diloco.h"
 #include "parallel/parameter_server.h"
 #include "parallel/zero.h"
 #include "tensor/field_error.h"
@@ -19,6 +20,16 @@ DataStrategy::DataStrategy(Module& model, Communicator& axis, const ArenaPtr& ar
       name_(std::move(identity.name)),
       batches_(axis, arena, {.copies = options.copies, .through_root = identity.kept == Kept::at_root}) {
   for (const Module::Unit& unit : model.layout()) layout_.sizes.push_back(unit.size);
+}
+
+void DataStrategy::split_axis(int ranks) {
+  const int n = axis_.size(), own = axis_.rank();
+  if (ranks == n) return;
+  if (ranks < 1 || n % ranks != 0)
+    throw FieldError("shard_ranks", "groups of " + std::to_string(ranks) + " do not divide the " + std::to_string(n) +
+                                        " ranks of the data axis");
+  shard_axis_ = axis_.split(own / ranks, own % ranks, "dp.shard");
+  replicate_axis_ = axis_.split(own % ranks, own / ranks, "dp.replicate");
 }
 
 DataStrategy::Stretch DataStrategy::make_stretch(Category of_values, Category of_grads) {
@@ -46,6 +57,7 @@ std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& ax
   if (options.mode == DataMode::ps_async)
     throw Error("[data parallel] ps-async has no steps that all ranks make; expected ddp, dataparallel or ps-sync");
   if (options.mode == DataMode::dataparallel) return std::make_unique<DataParallel>(model, axis, arena, options);
+  if (options.mode == DataMode::diloco) return std::make_unique<Diloco>(model, axis, arena, options);
   if (options.mode == DataMode::ps_sync) return std::make_unique<ParameterServer>(model, axis, arena, options);
   if (options.zero == 0) return std::make_unique<Ddp>(model, axis, arena, options);
   return std::make_unique<Zero>(model, axis, arena, options);

@@ -33,19 +33,23 @@
 namespace tessera {
 
 // How data-parallel ranks work together. ps_async has no common steps, so AsyncServer does it and no DataStrategy.
-enum class DataMode : uint8_t { ddp, dataparallel, ps_sync, ps_async };
-inline constexpr std::array<std::string_view, 4> kDataModeNames = {"ddp", "dataparallel", "ps-sync", "ps-async"};
+enum class DataMode : uint8_t { ddp, dataparallel, ps_sync, ps_async, diloco };
+inline constexpr std::array<std::string_view, 5> kDataModeNames = {"ddp", "dataparallel", "ps-sync", "ps-async",
+                                                                   "diloco"};
 
 struct DataOptions {
   DataMode mode = DataMode::ddp;
-  int servers = 1;                          // of a parameter server: they live on the first ranks
-  int zero = 0;                             // stage of ZeRO; 0 for none
-  int64_t microbatches = 1;                 // per step and rank
-  int copies = 1;                           // ranks of the axis that have the same sequences, next to each other
-  int64_t bucket_bytes = int64_t{4} << 20;  // of DDP's all-reduces
-  DType dtype = DType::float32;             // of parameters
-  DType grad_dtype = DType::float32;        // of accumulation and on the wire
-  uint64_t seed = 0;                        // of the first parameters
+  int servers = 1;                              // of a parameter server: they live on the first ranks
+  int zero = 0;                                 // stage of ZeRO; 0 for none
+  int shard_ranks = 0;                          // of a group that ZeRO shares out over; 0: all ranks of the axis
+  int64_t sync_every = 1;                       // steps of diloco that each rank makes alone
+  double outer_lr = 0.7, outer_momentum = 0.9;  // of its outer step
+  int64_t microbatches = 1;                     // per step and rank
+  int copies = 1;                               // ranks of the axis that have the same sequences, next to each other
+  int64_t bucket_bytes = int64_t{4} << 20;      // of DDP's all-reduces
+  DType dtype = DType::float32;                 // of parameters
+  DType grad_dtype = DType::float32;            // of accumulation and on the wire
+  uint64_t seed = 0;                            // of the first parameters
 };
 
 // Units of Module::layout(), by number.
@@ -75,6 +79,20 @@ class DataStrategy {
   // The values that this rank holds between steps, whole or in part; a checkpoint is read into them.
   const std::vector<FlatUnit>& residents() const { return residents_; }
   Communicator& axis() const { return axis_; }
+  // The ranks that a unit is cut over, and those that have the same part of it, whose sums are added up afterwards:
+  // with shard_ranks two groups, each along another direction of the axis; otherwise the axis, and nobody.
+  Communicator& shard_axis() const { return shard_axis_ ? *shard_axis_ : axis_; }
+  Communicator* replicate_axis() const { return replicate_axis_.get(); }
+  // Of all that is kept the axis has so many copies; this rank has that one, or a part of it.
+  // Whether they are equal now, if they ever are not.
+  bool agrees() const { return !layout_.apart || steps_ % options_.sync_every == 0; }
+  // What it keeps between steps beside values, named as Optimizer::state() is.
+  const std::vector<NamedTensor>& state() const { return state_; }
+  // The kinds of these names, whatever parameters are here: "common".
+  const std::vector<std::string>& state_kinds() const { return state_kinds_; }
+  void set_steps_done(int64_t steps) { steps_ = steps; }
+  int copies() const { return axis_.size() / ranks_of_copy(); }
+  int copy() const { return axis_.rank() / ranks_of_copy(); }
   const ArenaPtr& arena() const { return arena_; }
 
  protected:
@@ -92,6 +110,8 @@ class DataStrategy {
     Tensor values, grads;
   };
   Stretch make_stretch(Category of_values, Category of_grads);
+  // Makes the two groups where `ranks` are not all of the axis. Every rank of the axis calls it.
+  void split_axis(int ranks);
 
   Module& model_;
   Communicator& axis_;
@@ -99,14 +119,20 @@ class DataStrategy {
   DataOptions options_;
   DataLayout layout_;
   std::vector<FlatUnit> shards_, residents_;
+  std::vector<NamedTensor> state_;
+  std::vector<std::string> state_kinds_;
+  int64_t steps_ = 0;  // done; counted where the strategy needs it
 
  private:
+  int ranks_of_copy() const { return layout_.kept == Kept::everywhere ? 1 : shard_axis().size(); }
   std::string name_;
   DataBatches batches_;
+  std::unique_ptr<Communicator> shard_axis_, replicate_axis_;
 };
 
-// DDP, a stage of ZeRO, DataParallel or a parameter server for the model's parameters, which get their memory and their
-// first values here. `model` and `axis` must outlive it. Throws Error (usage) for options that a mode cannot serve.
+// DDP, a stage of ZeRO, DataParallel, a parameter server or DiLoCo for the model's parameters, which get their memory
+// and their first values here. `model` and `axis` must outlive it. Throws Error (usage) for options that a mode cannot
+// serve.
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options);
 

@@ -40,7 +40,7 @@ int64_t blocks_of(const FlatUnit& unit, int64_t elements) { return unit.trainabl
 
 // Every rank has as many blocks of a unit as every other.
 Tensor squares_of_shards(const DataStrategy& s) {
-  Communicator& axis = s.axis();
+  Communicator& axis = s.shard_axis();
   int64_t blocks = 0;
   for (const FlatUnit& shard : s.shards()) blocks += blocks_of(shard, shard.values.numel());
   const Tensor mine = room(s, blocks), all = room(s, blocks * axis.size());
@@ -107,7 +107,7 @@ std::vector<double> unit_sums(const DataStrategy& s, Communicator* beside) {
   std::vector<double> sums = unit_squares(s, beside).to_vector<double>();
   const Kept kept = s.layout().kept;
   const bool parts = beside && beside->size() > 1;
-  if (kept == Kept::at_root || (parts && kept != Kept::everywhere)) s.axis().sum(sums);
+  if (kept == Kept::at_root || (parts && kept != Kept::everywhere)) s.shard_axis().sum(sums);
   if (parts) beside->sum(sums);
   return sums;
 }

@@ -13,8 +13,8 @@ namespace tessera {
 // numbers are added on the host). DataParallel's are still to be added up over ranks.
 //
 // `beside`, where it has several ranks, is an axis over which parameters are cut. Then the numbers are of this rank's
-// shards alone, in another order, and are to be added up over both axes (but over the data axis where every rank has
-// all of each unit's). What every rank of `beside` has counts on its first.
+// shards alone, in another order, and are to be added up over both axes (but over the strategy's shard_axis() where
+// every rank has all of each unit's). What every rank of `beside` has counts on its first.
 Tensor unit_squares(const DataStrategy& strategy, const Communicator* beside = nullptr);
 // The same, added up: the same bits on every rank. Every rank calls it.
 std::vector<double> unit_sums(const DataStrategy& strategy, Communicator* beside = nullptr);

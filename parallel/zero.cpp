@@ -17,6 +17,8 @@ Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataO
                     .every_microbatch = options.zero >= 2}),
       stage_(options.zero) {
   if (stage_ < 1 || stage_ > 3) throw FieldError("zero", "expected 1, 2 or 3, found " + std::to_string(stage_));
+  split_axis(options.shard_ranks > 0 ? options.shard_ranks : axis.size());
+  layout_.owners = shard_axis().size();
   for (const Module::Unit& layout : model.layout()) make_unit(layout);
   for (size_t u = 0; u < units_.size(); ++u) hook(u);
 }
@@ -24,8 +26,8 @@ Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataO
 void Zero::make_unit(const Module::Unit& layout) {
   Unit& unit = units_.emplace_back();
   unit.layout = layout;
-  unit.piece = shard_size(layout.size, axis_.size());
-  const int64_t whole = unit.piece * axis_.size(), begin = unit.piece * axis_.rank();
+  unit.piece = shard_size(layout.size, shard_axis().size());
+  const int64_t whole = unit.piece * shard_axis().size(), begin = unit.piece * shard_axis().rank();
   FlatUnit shard{layout.name, {}, {}, layout.slots};
   for (Slot& slot : shard.slots) slot.begin -= begin;
   if (stage_ < 3) {
@@ -44,18 +46,21 @@ void Zero::make_unit(const Module::Unit& layout) {
 }
 
 void Zero::make_gradients(Unit& unit, FlatUnit& shard) {
-  const int64_t whole = unit.piece * axis_.size();
+  const int64_t whole = unit.piece * shard_axis().size();
   if (stage_ == 1) {
     unit.grads = Tensor::empty({whole}, options_.grad_dtype, arena_, Category::gradients);
     unit.grads.fill(0);
     bind_gradients(unit.layout, unit.grads);
-    shard.grads = unit.grads.narrow(0, unit.piece * axis_.rank(), unit.piece);
+    shard.grads = unit.grads.narrow(0, unit.piece * shard_axis().rank(), unit.piece);
   } else {
     shard.grads = Tensor::empty({unit.piece}, options_.grad_dtype, arena_, Category::gradients);
     shard.grads.fill(0);
   }
   const int64_t first = layout_.reductions.empty() ? 0 : layout_.reductions.back().range.end;
-  layout_.reductions.push_back({{first, first + unit.layout.size}, whole});
+  const Range all{first, first + unit.layout.size};
+  layout_.reductions.push_back({all, whole});
+  for (int64_t begin = all.begin; replicate_axis() && begin < all.end; begin += unit.piece)
+    layout_.between.push_back({{begin, std::min(begin + unit.piece, all.end)}, unit.piece});
 }
 
 void Zero::hook(size_t u) {
@@ -83,9 +88,9 @@ void Zero::begin_gradients(int64_t microbatch, UnitRange units) {
 // The first gradient of a unit has come: memory for all of them, whose gaps and padding must be zero. The sum of one
 // unit is under way meanwhile; that of the unit before it is waited for, and gives its memory back.
 void Zero::provide_gradients(size_t u) {
-  while (reducing_.size() > 1) finish_reducing(reducing_.front());
+  while (reducing_.size() > 1) finish_first();
   Unit& unit = units_[u];
-  unit.grads = Tensor::empty({unit.piece * axis_.size()}, options_.grad_dtype, arena_, Category::communication);
+  unit.grads = Tensor::empty({unit.piece * shard_axis().size()}, options_.grad_dtype, arena_, Category::communication);
   int64_t gap = 0;
   const auto clear_to = [&](int64_t end) { unit.grads.narrow(0, gap, end - gap).fill(0); };
   for (const Slot& slot : unit.layout.slots) {
@@ -107,12 +112,20 @@ void Zero::start_reducing(size_t u) {
   const Tensor mine = shards_[u].grads;
   unit.arriving =
       stage_ == 1 || microbatch_ == 0 ? mine : mine.make({unit.piece}, mine.dtype(), Category::communication);
-  unit.reducing = axis_.start_reduce_scatter(unit.grads, unit.arriving);
+  unit.reducing = shard_axis().start_reduce_scatter(unit.grads, unit.arriving);
   if (stage_ >= 2) {
     for (const Slot& slot : unit.layout.slots) slot.parameter->var.drop_grad();
     unit.grads = Tensor();
   }
   reducing_.push_back(u);
+}
+
+// What a group has summed of the last micro-batch is summed over the groups.
+void Zero::finish_first() {
+  const size_t u = reducing_.front();
+  finish_reducing(u);
+  if (replicate_axis() && microbatch_ + 1 == options_.microbatches)
+    units_[u].summing = replicate_axis()->start_all_reduce(shards_[u].grads);
 }
 
 void Zero::finish_reducing(size_t u) {
@@ -132,14 +145,19 @@ void Zero::end_gradients(int64_t microbatch, UnitRange units) {
       if (!slot.parameter->var.grad().defined()) slot.parameter->var.zero_missing_grad();
     start_reducing(u);
   }
-  while (!reducing_.empty()) finish_reducing(reducing_.front());
+  while (!reducing_.empty()) finish_first();
+}
+
+void Zero::finish_gradients() {
+  learning_ = false;
+  for (Unit& unit : units_) std::exchange(unit.summing, {}).wait();
 }
 
 void Zero::share_parameters() {
   if (stage_ == 3) return;  // each use fetches them
   std::vector<Pending> pending;
   for (size_t u = 0; u < units_.size(); ++u)
-    if (shards_[u].trainable()) pending.push_back(axis_.start_all_gather(shards_[u].values, units_[u].values));
+    if (shards_[u].trainable()) pending.push_back(shard_axis().start_all_gather(shards_[u].values, units_[u].values));
   for (Pending& p : pending) p.wait();
 }
 

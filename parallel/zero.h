@@ -18,6 +18,15 @@
 // unit's whole gradient lies in transient memory, which is freed when the gradient was summed and cut. In stage 3 a
 // unit is whole only around its use, forward and backward; the next one is fetched while this one computes; a tied
 // weight is fetched for each use, and looking up an embedding needs no weights in its backward pass.
+//
+// With shard_ranks K the axis is n / K groups of K ranks (FSDP's hybrid sharding, Zhao et al. 2023, section 3.2.2;
+// Zhang et al. 2022, "MiCS: near-linear scaling for training gigantic model on public cloud"). All of the above happens
+// within a group, and once per step each shard's gradient is summed over the groups:
+//
+//   group 0   rank 0 [###      ]   rank 1 [   ###   ]   rank 2 [      ###]      reduce-scatter, all-gather: along
+//   group 1   rank 3 [###      ]   rank 4 [   ###   ]   rank 5 [      ###]      all-reduce of gradients: across
+//
+// Volume per rank: the table's with K for n, and 2 (n/K - 1) / (n/K) of a shard's gradients, once per step.
 #pragma once
 #include <deque>
 
@@ -33,7 +42,7 @@ class Zero final : public DataStrategy {
   void begin_step() override;
   void begin_gradients(int64_t microbatch, UnitRange units = {}) override;
   void end_gradients(int64_t microbatch, UnitRange units = {}) override;
-  void finish_gradients() override { learning_ = false; }
+  void finish_gradients() override;
   void share_parameters() override;
 
  private:
@@ -47,6 +56,7 @@ class Zero final : public DataStrategy {
     int64_t missing = 0;   // parameters whose gradient has not come in this micro-batch
     Pending fetching;      // values
     Pending reducing;      // grads, into `arriving`
+    Pending summing;       // the shard's gradient, over the groups
     Tensor arriving;       // this rank's piece of this micro-batch's sum
     bool reduced = false;  // the reduction of this micro-batch was started, or there is none
   };
@@ -58,6 +68,7 @@ class Zero final : public DataStrategy {
   void gradient_arrived(size_t u);
   void start_reducing(size_t u);
   void finish_reducing(size_t u);
+  void finish_first();  // of those that are on the way
   // stage 3
   void wrap(size_t u);
   void fetch(size_t u);

@@ -14,6 +14,7 @@
 #include "tensor/field_error.h"
 #include "tensor/findings.h"
 #include "train/attention_choice.h"
+#include "train/check_data.h"
 #include "train/device.h"
 #include "train/job.h"
 #include "train/names.h"
@@ -36,6 +37,8 @@ void check_numbers(const Plan& p) {
   at_least(1, "microbatches", p.microbatches);
   at_least(1, "servers", p.servers);
   at_least(0, "staleness", p.staleness);
+  at_least(0, "shard_ranks", p.shard_ranks);
+  at_least(1, "sync_every", p.sync_every);
   at_least(0, "chunks", p.chunks);
   at_least(0, "threads_per_rank", p.threads_per_rank);
   const auto positive = [](const char* field, double found) {
@@ -43,34 +46,6 @@ void check_numbers(const Plan& p) {
   };
   positive("bucket_mb", p.bucket_mb);
   positive("timeout", p.timeout);
-}
-
-void check_data(const Plan& p) {
-  if (p.servers > p.dp) refuse("servers", "expected at most the {} ranks, found {}", p.dp, p.servers);
-  if (p.all_reduce == Algorithm::native && !uses_nccl(p) && p.backend != Backend::mpi)
-    refuse("all_reduce", "{} ranks have no library of their own; expected direct, ring, tree or root",
-           p.backend == Backend::tcp ? "TCP" : "thread");
-  if (p.dp_mode == DataMode::ddp) return;
-  const std::string_view mode = text_of(p.dp_mode);
-  if (uses_nccl(p))
-    refuse("backend",
-           "{} adds at one rank, in rank order, and nccl does not; expected threads or mpi "
-           "beside `dp_mode` {}, found nccl",
-           mode, mode);
-  if (p.all_reduce != Algorithm::direct)
-    refuse("all_reduce", "{} adds at one rank, in rank order; expected direct, found {}", mode, text_of(p.all_reduce));
-  if (p.zero != ZeroStage::none) refuse("zero", "{} goes with `dp_mode` ddp, found {}", static_cast<int>(p.zero), mode);
-  if (p.ranks() > p.dp)
-    refuse("dp_mode", "{} is for data-parallel ranks alone; expected ddp beside `tp`, `pp` and `cp`", mode);
-}
-
-void check_modes(const Plan& p) {
-  if (p.dp_mode != DataMode::ps_async && !(p.record.empty() && p.replay.empty()))
-    refuse(p.record.empty() ? "replay" : "record", "goes with `dp_mode` ps-async, found {}", text_of(p.dp_mode));
-  if (p.dp_mode == DataMode::ps_async && p.tie_copies)
-    refuse("tie_copies", "ps-async has no steps in common; expected another `dp_mode`");
-  if (p.dp_mode == DataMode::dataparallel && has_processes(p))
-    refuse("dp_mode", "dataparallel is one process by definition; expected ddp or ps-sync for several");
 }
 
 void check_documents(const Job& s) {
@@ -271,6 +246,7 @@ void check(const Job& s, bool traced) {
   found.check([&] { check_backend(p, p.ranks()); });
   found.check([&] { check_documents(s); });
   found.check([&] { check_state_dtype(s); });
+  found.check([&] { check_updates(s); });
   found.check([&] { check_data(p); });
   found.check([&] { check_modes(p); });
   if (s.optim.batch % p.microbatches == 0) found.check([&] { check_batch(p, s.optim.batch); });

@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "parallel/matrix_owners.h"
 #include "train/plan.h"
 #include "train/plan_sizes.h"
 
@@ -20,8 +21,8 @@ class Sent {
   void add(const std::string& axis, Op op, int64_t ranks, int64_t calls, int64_t bytes) {
     if (ranks < 2 || calls == 0) return;
     SentBytes& entry = sent_[{axis, op}];
-    entry.calls += ranks * calls;
-    entry.bytes += bytes;
+    entry.calls += ranks * calls * steps_;
+    entry.bytes += bytes * steps_;
   }
   // Of `bytes` each.
   void all_reduce(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
@@ -38,23 +39,26 @@ class Sent {
     if (count == 0) return;
     for (const Op op : {Op::send, Op::recv}) {
       SentBytes& entry = sent_[{axis, op}];
-      entry.calls += count;
-      entry.bytes += op == Op::send ? count * bytes : 0;
+      entry.calls += count * steps_;
+      entry.bytes += op == Op::send ? count * bytes * steps_ : 0;
     }
   }
 
-  std::vector<SentBytes> result(int64_t steps) const {
+  // What follows happens in so many steps.
+  void in_steps(int64_t steps) { steps_ = steps; }
+
+  std::vector<SentBytes> result() const {
     std::vector<SentBytes> out;
-    for (const char* axis : {"world", "pp", "dp", "cp", "tp", "dp+cp", "tied"})
+    for (const char* axis : {"world", "pp", "dp", "cp", "tp", "dp+cp", "dp.shard", "dp.replicate", "tied"})
       for (const auto& [key, entry] : sent_)
-        if (key.first == axis)
-          out.push_back({axis, std::string(name_of(key.second)), entry.calls * steps, entry.bytes * steps, 0});
+        if (key.first == axis) out.push_back({axis, std::string(name_of(key.second)), entry.calls, entry.bytes, 0});
     return out;
   }
 
  private:
   int64_t half(int64_t n, int64_t bytes) const { return (n - 1) * bytes + (through_root_ ? (n - 1) * bytes / n : 0); }
   bool through_root_;
+  int64_t steps_ = 1;
   std::map<std::pair<std::string, Op>, SentBytes> sent_;
 };
 
@@ -102,24 +106,69 @@ void add_server(Sent& out, const PlanSizes& s, int64_t servers, const PartSizes&
   out.add("dp", Op::reduce, n, parts, others * part.whole(true) * s.grad);
 }
 
-// One group of ranks that share out gradients, and maybe more.
-void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
-  const std::string axis = s.plan.cp > 1 ? "dp+cp" : "dp";
-  const int64_t n = s.data, units = std::ssize(part.units);
-  if (p.zero == ZeroStage::none) {
-    const int64_t calls = buckets(part.units, s.grad, s.bucket_bytes);
-    out.add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * part.whole(true) * s.grad);
-    return;
-  }
+// One group of ranks that ZeRO cuts over.
+void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part, const std::string& axis) {
+  const int64_t n = s.cut;
   for (const UnitSizes& u : part.units) {
     if (u.trainable) out.reduce_scatter(axis, n, p.zero == ZeroStage::one ? 1 : s.m, u.padded(n) * s.grad);
     const int64_t once = u.trainable ? 1 : 0;  // after each update
     out.all_gather(axis, n, p.zero == ZeroStage::three ? u.uses * s.m : once, u.padded(n) * u.value);
   }
   if (s.plan.tp > 1)
-    out.all_reduce(axis, n, 1, 8 * units);  // the norm
+    out.all_reduce(axis, n, 1, 8 * std::ssize(part.units));  // the norm
   else
     out.all_gather(axis, n, 1, part.padded(n, true) / UnitSizes::kBlock * 8);
+}
+
+// The data axis of some pipeline and tensor ranks.
+void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part, int64_t steps) {
+  const std::string axis = s.plan.cp > 1 ? "dp+cp" : "dp";
+  const int64_t n = s.data;
+  if (p.dp_mode == DataMode::diloco) {
+    out.in_steps(steps / p.sync_every);
+    out.all_reduce(axis, n, 1, part.whole(true) * s.value);  // differences of parameters
+    out.in_steps(steps);
+    return;
+  }
+  if (p.zero == ZeroStage::none) {
+    const int64_t calls = buckets(part.units, s.grad, s.bucket_bytes);
+    out.add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * part.whole(true) * s.grad);
+    return;
+  }
+  for (int64_t group = 0; group < n / s.cut; ++group) add_shards(out, s, p, part, s.cut < n ? "dp.shard" : axis);
+  for (const UnitSizes& u : part.units)
+    for (int64_t shard = 0; u.trainable && shard < s.cut; ++shard)
+      out.all_reduce("dp.replicate", n / s.cut, 1, u.piece(s.cut) * s.grad);
+}
+
+// Matrices on their way to their owners and back, of some pipeline and tensor ranks.
+void add_owners(Sent& out, const PlanSizes& s, const std::vector<PartSizes>& of_tp, const PartSizes& part) {
+  const bool alone = s.plan.dp_mode != DataMode::ddp, cut = s.plan.zero != ZeroStage::none;
+  const int64_t n = alone ? 1
+                    : cut ? s.cut
+                          : s.data,
+                groups = s.plan.dp_mode == DataMode::dataparallel ? 1 : s.data / n;
+  const std::string axis = s.cut > 1 && s.cut < s.data ? "dp.shard" : s.plan.cp > 1 ? "dp+cp" : "dp";
+  std::vector<int64_t> sizes;
+  for (const UnitSizes& u : part.units)
+    for (const Shape& whole : u.matrices) sizes.push_back(whole.numel());
+  const std::vector<int> owners = balanced_owners(sizes, static_cast<int>(n));
+  size_t next = 0;
+  for (size_t unit = 0; unit < part.units.size(); ++unit) {
+    const UnitSizes& u = part.units[unit];
+    int64_t begin = 0;
+    for (size_t i = 0; i < u.matrices.size(); begin += round_up(u.parameters[i++], UnitSizes::kSlot), ++next) {
+      const int64_t size = u.parameters[i];
+      int64_t largest = 0;
+      for (const PartSizes& other : of_tp) largest = std::max(largest, other.units[unit].parameters[i]);
+      if (!cut) out.add(axis, Op::broadcast, n, groups, groups * (n - 1) * size * s.wide);
+      for (int64_t r = 0; cut && r < n; ++r) {
+        const int64_t from = std::max(begin, r * u.piece(n)), to = std::min(begin + size, (r + 1) * u.piece(n));
+        if (r != owners[next] && from < to) out.messages(axis, 2 * groups, (to - from) * s.wide);
+      }
+      if (&part == &of_tp.front()) out.all_gather("tp", s.plan.tp, groups, s.plan.tp * largest * s.wide);
+    }
+  }
 }
 
 // What lies between the two matrices of an adapter, and with --sp gradients of those that see a rank's own tokens.
@@ -185,7 +234,7 @@ void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p) {
   for (const PartSizes& part : s.parts.front())
     for (const UnitSizes& u : part.units)
       for (int64_t i = 0; u.table && u.trainable && i < s.data; ++i)
-        out.all_reduce("tied", 2, 1, (p.zero == ZeroStage::none ? u.size() : u.piece(s.data)) * s.grad);
+        out.all_reduce("tied", 2, 1, (p.zero == ZeroStage::none ? u.size() : u.piece(s.cut)) * s.grad);
 }
 
 }  // namespace
@@ -195,7 +244,8 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps) {
   const Plan& p = s.plan;
   const int64_t ranks = s.plan.ranks();
   Sent out(p.all_reduce == Algorithm::root);
-  out.all_reduce("world", ranks, 1, 16);  // the loss, and what a rank wishes
+  out.in_steps(steps);
+  out.all_reduce("world", ranks, 1, p.dp_mode == DataMode::diloco ? 24 : 16);  // the loss, a rank's wish and norm
   for (const std::vector<PartSizes>& stage : s.parts) {
     for (const PartSizes& part : stage) {
       if (p.dp_mode == DataMode::dataparallel)
@@ -203,13 +253,14 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps) {
       else if (p.dp_mode == DataMode::ps_sync)
         add_server(out, s, p.servers, part);
       else
-        add_data(out, s, p, part);
+        add_data(out, s, p, part, steps);
+      add_owners(out, s, stage, part);
       for (int64_t i = 0; i < s.plan.dp; ++i) add_context(out, s, p, part);
     }
     for (int64_t i = 0; i < s.data; ++i) add_tensor(out, s, p, stage.front());
   }
   add_pipeline(out, s, p);
-  return out.result(steps);
+  return out.result();
 }
 
 }  // namespace tessera

@@ -20,6 +20,7 @@ ModelConfig model_config(const Job& s, int64_t tokens_vocab) {
                      fmt::format("expected at least the tokenizer's {}, found {}", tokens_vocab, config.vocab));
   if (config.vocab == 0) config.vocab = tokens_vocab;
   config.recompute = s.plan.recompute;
+  config.whole_updates = s.optim.optimizer == OptimizerKind::muon;
   return config;
 }
 
@@ -32,6 +33,10 @@ DataOptions data_options(const Job& s) {
   return {.mode = s.plan.dp_mode,
           .servers = static_cast<int>(s.plan.servers),
           .zero = static_cast<int>(s.plan.zero),
+          .shard_ranks = static_cast<int>(s.plan.shard_ranks),
+          .sync_every = s.plan.sync_every,
+          .outer_lr = s.plan.outer_lr,
+          .outer_momentum = s.plan.outer_momentum,
           .microbatches = s.plan.microbatches,
           .copies = static_cast<int>(s.plan.cp),
           .bucket_bytes = static_cast<int64_t>(s.plan.bucket_mb * kMegabyte),
@@ -44,8 +49,8 @@ DType state_dtype_of(const Optimisation& o) {
   return o.state_dtype == DType::bfloat16 ? DType::bfloat16 : wide_of(o.dtype);
 }
 
-int64_t state_bytes(const Optimisation& o) {
-  const int64_t moments = o.optimizer == OptimizerKind::sgd ? (o.momentum > 0 ? 1 : 0) : 2;
+int64_t state_bytes(const Optimisation& o, bool matrices) {
+  const int64_t moments = matrices ? 1 : o.optimizer == OptimizerKind::sgd ? (o.momentum > 0 ? 1 : 0) : 2;
   const bool master = o.dtype == DType::bfloat16 && o.state_dtype != DType::bfloat16;
   return moments * size_of(state_dtype_of(o)) + (master ? size_of(DType::float32) : 0);
 }
@@ -54,7 +59,8 @@ LrSchedule lr_schedule(const Optimisation& o) {
   return {.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps};
 }
 
-std::unique_ptr<Optimizer> make_optimizer(const Job& s, std::vector<FlatUnit> units) {
+std::unique_ptr<Optimizer> make_optimizer(const Job& s, std::vector<FlatUnit> units,
+                                          decltype(OptimizerOptions::orthogonalise) orthogonalise) {
   const Optimisation& o = s.optim;
   return make_optimizer(o.optimizer, std::move(units),
                         {.momentum = o.momentum,
@@ -63,7 +69,8 @@ std::unique_ptr<Optimizer> make_optimizer(const Job& s, std::vector<FlatUnit> un
                          .weight_decay = o.weight_decay,
                          .state = o.state_dtype,
                          .seed = static_cast<uint64_t>(o.seed),
-                         .state_arena = s.plan.offload == Offload::optimizer ? offload_arena(s.plan.device) : nullptr});
+                         .state_arena = s.plan.offload == Offload::optimizer ? offload_arena(s.plan.device) : nullptr,
+                         .orthogonalise = std::move(orthogonalise)});
 }
 
 }  // namespace tessera

@@ -21,7 +21,7 @@ namespace tessera {
 // The settings that are the same under every plan. With equal ones two runs are the same run.
 struct Optimisation {
   OptimizerKind optimizer = OptimizerKind::adamw;
-  double momentum = 0.9;              // of sgd
+  double momentum = 0.9;              // of sgd, and of muon's matrices
   double lr = 1e-3;                   // after the warm-up
   std::optional<double> min_lr = {};  // at the end of the cosine; not given: a tenth of lr
   int64_t warmup = 100, steps = 3000;
@@ -58,11 +58,14 @@ ModelConfig model_config(const Job& job, int64_t tokens_vocab);
 // It, shapes only.
 std::unique_ptr<LanguageModel> whole_model(const Job& job, int64_t tokens_vocab);
 DataOptions data_options(const Job& job);
-// Bytes that the optimizer keeps of each parameter that is trained: moments, and the master copy of bfloat16.
-int64_t state_bytes(const Optimisation& optim);
+// Bytes that the optimizer keeps of each parameter that is trained, or of those in matrices that it updates as wholes:
+// moments, and the master copy of bfloat16.
+int64_t state_bytes(const Optimisation& optim, bool matrices = false);
 DType state_dtype_of(const Optimisation& optim);  // of the moments
 LrSchedule lr_schedule(const Optimisation& optim);
 // With Offload::optimizer the state lies elsewhere (offload_arena()), in a place of its own for each call.
-std::unique_ptr<Optimizer> make_optimizer(const Job& job, std::vector<FlatUnit> units);
+// `orthogonalise` as in OptimizerOptions.
+std::unique_ptr<Optimizer> make_optimizer(const Job& job, std::vector<FlatUnit> units,
+                                          decltype(OptimizerOptions::orthogonalise) orthogonalise = {});
 
 }  // namespace tessera

@@ -32,6 +32,11 @@ bool uses_nccl(const Plan& p) { return p.backend == Backend::nccl; }
 
 bool splits_sums(const Plan& p) { return p.tp > 1 || p.cp > 1 || asks_cudnn(p); }
 
+int64_t shared_over(const Plan& p) {
+  if (p.zero == ZeroStage::none) return 1;
+  return p.shard_ranks > 0 ? p.shard_ranks : p.dp * p.cp;
+}
+
 Schedule schedule_of(const Plan& p) {
   const auto ranks = static_cast<int>(p.pp), microbatches = static_cast<int>(p.microbatches),
              chunks = static_cast<int>(p.chunks);
@@ -74,8 +79,12 @@ std::string describe(const Plan& p) {
   if (scheduled) text += ", " + schedule_name(p);
   if (p.cp > 1) text += fmt::format(", {}", text_of(p.cp_mode));
   const bool zero = p.zero != ZeroStage::none;
+  if (zero && p.shard_ranks > 0)
+    return text + fmt::format(", ZeRO-{} in groups of {}", static_cast<int>(p.zero), p.shard_ranks);
   if (zero) return text + fmt::format(", ZeRO-{}", static_cast<int>(p.zero));
-  return p.dp * p.cp > 1 ? text + fmt::format(", {}", text_of(p.dp_mode)) : text;
+  if (p.dp * p.cp == 1) return text;
+  text += fmt::format(", {}", text_of(p.dp_mode));
+  return p.dp_mode == DataMode::diloco ? text + fmt::format(" every {} steps", p.sync_every) : text;
 }
 
 std::string divisors_near(int64_t n, int64_t wanted) {

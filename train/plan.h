@@ -30,12 +30,15 @@ struct Plan {
   // Each use of a tied weight has a copy, and a sum of its own, on one rank too: the bits of a pipeline.
   bool tie_copies = false;
   ZeroStage zero = ZeroStage::none;
+  int64_t shard_ranks = 0;  // of a group that ZeRO shares out over; 0: all data ranks
   DataMode dp_mode = DataMode::ddp;
-  int64_t servers = 1;                   // of a parameter server, on the first ranks
-  int64_t staleness = 1;                 // steps that a worker of ps_async may be ahead of the slowest
-  std::string record = {}, replay = {};  // files: the order of the pushes of ps_async; empty: none
-  double bucket_mb = 4;                  // gradients that ddp sends at once, in MiB
-  DType grad_dtype = DType::float32;     // of gradients while they are summed and sent; a float64 model has float64
+  int64_t sync_every = 1;                       // steps of diloco that each rank makes alone
+  double outer_lr = 0.7, outer_momentum = 0.9;  // of its outer step
+  int64_t servers = 1;                          // of a parameter server, on the first ranks
+  int64_t staleness = 1;                        // steps that a worker of ps_async may be ahead of the slowest
+  std::string record = {}, replay = {};         // files: the order of the pushes of ps_async; empty: none
+  double bucket_mb = 4;                         // gradients that ddp sends at once, in MiB
+  DType grad_dtype = DType::float32;  // of gradients while they are summed and sent; a float64 model has float64
   Algorithm all_reduce = Algorithm::direct;
   Offload offload = Offload::none;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
@@ -80,6 +83,8 @@ bool uses_nccl(const Plan& plan);
 // It sums inside a product or a softmax, and so agrees with one rank to rounding, not to the bit; and so does attention
 // by cuDNN, which does not say that a row has the same bits in another batch.
 bool splits_sums(const Plan& plan);
+// The data ranks that what ZeRO shares out is cut over; 1 where nothing is.
+int64_t shared_over(const Plan& plan);
 // The pipeline's schedule, not yet lowered. Throws FieldError, and InputError for a fault in a file.
 Schedule schedule_of(const Plan& plan);
 LaunchOptions launch_options(const Plan& plan);

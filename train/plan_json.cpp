@@ -19,7 +19,9 @@ using Json = nlohmann::ordered_json;
 template <class P, class F>
 void for_each_field(P& p, const F& f) {
   f("pp", p.pp), f("dp", p.dp), f("cp", p.cp), f("tp", p.tp), f("sp", p.sp), f("tie_copies", p.tie_copies);
-  f("zero", p.zero), f("dp_mode", p.dp_mode), f("servers", p.servers), f("staleness", p.staleness);
+  f("zero", p.zero), f("shard_ranks", p.shard_ranks), f("dp_mode", p.dp_mode), f("sync_every", p.sync_every);
+  f("outer_lr", p.outer_lr), f("outer_momentum", p.outer_momentum);
+  f("servers", p.servers), f("staleness", p.staleness);
   f("record", p.record), f("replay", p.replay), f("bucket_mb", p.bucket_mb), f("grad_dtype", p.grad_dtype);
   f("all_reduce", p.all_reduce), f("offload", p.offload);
   f("schedule", p.schedule), f("schedule_file", p.schedule_file), f("chunks", p.chunks), f("cp_mode", p.cp_mode);

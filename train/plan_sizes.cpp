@@ -40,10 +40,12 @@ std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::v
     unit.table = units[u].slots[0].parameter->is_tied();
     unit.trainable = units[u].trainable;
     unit.value = units[u].packed ? 1 : s.value;
+    unit.state = unit.trainable ? state_bytes(job.optim, units[u].matrices) : 0;
     const bool adapters = unit.trainable && config.lora.rank > 0;
     int64_t whole = 0, norms = 0, head_norms = 0;
     for (const Slot& slot : units[u].slots) {
       unit.parameters.push_back(slot.size);
+      if (units[u].matrices) unit.matrices.push_back(slot.parameter->whole);
       const ShardSpec& shard = slot.parameter->shard;
       if (shard.is_whole()) ++whole;
       const bool matrix = !shard.is_whole() && slot.parameter->whole.rank() == 2;
@@ -52,7 +54,8 @@ std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::v
     if (adapters) add_adapters(part, *units[u].module);
     for (Norm* norm : units[u].module->all<Norm>()) norms += static_cast<int64_t>(norm->parameters().size());
     for (const Attention* attention : units[u].module->all<Attention>()) head_norms += attention->norm_q ? 2 : 0;
-    if (config.lora.rank == 0) {  // else nothing of what is whole is trained but parts of adapters
+    if (config.lora.rank == 0 &&
+        !units[u].matrices) {  // else nothing of what is whole is trained but parts of adapters
       part.norms += norms;
       part.head_norms += head_norms;
       (at[u] < 0 ? part.tables : part.biases) += whole - norms - head_norms;
@@ -90,18 +93,24 @@ int64_t PartSizes::value_bytes(int64_t ranks) const {
   return sum;
 }
 
+int64_t PartSizes::state_bytes(int64_t ranks) const {
+  int64_t sum = 0;
+  for (const UnitSizes& u : units) sum += (ranks > 0 ? u.padded(ranks) : u.size()) * u.state;
+  return sum;
+}
+
 PlanSizes::PlanSizes(const Job& job)
     : plan(job.plan),
       config(model_config(job, job.model.vocab)),
       schedule(schedule_of(plan)),
       data(plan.dp * plan.cp),
+      cut(shared_over(plan)),
       m(plan.microbatches) {
   const DataOptions d = data_options(job);
   const Optimisation& o = job.optim;
   value = size_of(d.dtype);
   grad = size_of(d.grad_dtype);
   wide = d.dtype == DType::float64 ? 8 : 4;
-  state = state_bytes(o);
   bucket_bytes = d.bucket_bytes;
   documents = o.document_mask;
   sequences = o.batch / (plan.dp * m);
@@ -125,7 +134,7 @@ int PlanSizes::largest_tp_rank() const {
   std::vector<std::pair<int64_t, int64_t>> sums(parts[0].size());
   for (const std::vector<PartSizes>& of_stage : parts)
     for (size_t t = 0; t < sums.size(); ++t) {
-      sums[t].first += of_stage[t].value_bytes(data);
+      sums[t].first += of_stage[t].value_bytes(cut);
       sums[t].second += of_stage[t].value_bytes();
     }
   return static_cast<int>(std::ranges::max_element(sums) - sums.begin());

@@ -19,6 +19,8 @@ struct UnitSizes {
   int64_t uses = 0;
   bool table = false;  // of the tied weight
   bool trainable = true;
+  int64_t state = 0;                 // bytes that the optimizer keeps of an element
+  std::vector<Shape> matrices = {};  // of parameters that are updated as wholes: their whole shapes
   bool operator==(const UnitSizes&) const = default;
   int64_t size() const;
   int64_t piece(int64_t ranks) const { return round_up((size() + ranks - 1) / ranks, kBlock); }
@@ -40,6 +42,7 @@ struct PartSizes {
   int64_t padded(int64_t ranks, bool trained = false) const;
   // Bytes of their values: whole, or padded for so many ranks.
   int64_t value_bytes(int64_t ranks = 0) const;
+  int64_t state_bytes(int64_t ranks = 0) const;  // of all that is trained, as the optimizer keeps it
 };
 
 struct PlanSizes {
@@ -48,16 +51,17 @@ struct PlanSizes {
   Plan plan;
   ModelConfig config;
   Schedule schedule;
-  int64_t data = 1;                                  // ranks of the data axis
-  int64_t m = 1;                                     // micro-batches
-  int64_t value = 4, grad = 4, state = 8, wide = 4;  // bytes of an element; wide: of sums in float
-  int64_t bucket_bytes = 0;                          // of DDP
-  int64_t sequences = 1, tokens = 1;                 // of a micro-batch: sequences, and tokens of each on a rank of cp
-  bool documents = false;                            // are masked
-  bool tied_over_ranks = false;                      // two pipeline ranks have a copy of the tied weight each
-  int64_t units = 0;                                 // of the whole model
-  std::vector<std::vector<PartSizes>> parts;         // [pp][tp]
-  int largest_tp_rank() const;                       // the tp rank that has most of the model
+  int64_t data = 1;                           // ranks of the data axis
+  int64_t cut = 1;                            // of them those that share out what ZeRO shares out
+  int64_t m = 1;                              // micro-batches
+  int64_t value = 4, grad = 4, wide = 4;      // bytes of an element; wide: of sums in float
+  int64_t bucket_bytes = 0;                   // of DDP
+  int64_t sequences = 1, tokens = 1;          // of a micro-batch: sequences, and tokens of each on a rank of cp
+  bool documents = false;                     // are masked
+  bool tied_over_ranks = false;               // two pipeline ranks have a copy of the tied weight each
+  int64_t units = 0;                          // of the whole model
+  std::vector<std::vector<PartSizes>> parts;  // [pp][tp]
+  int largest_tp_rank() const;                // the tp rank that has most of the model
   int64_t micro_elements() const { return sequences * tokens * config.channels; }
   // The same of q, and of k or v, on a rank of tp.
   int64_t query_elements() const { return sequences * tokens * config.attended() / plan.tp; }

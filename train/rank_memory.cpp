@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "optim/muon.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/plan_sizes.h"
 #include "train/stage_memory.h"
@@ -21,20 +22,23 @@ int64_t served(const PartSizes& part, int64_t k, int64_t servers) {
 HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) {
   const Plan& p = s.plan;
   // Of what is trained: all of it, and a rank's share.
-  const int64_t whole = p.zero == ZeroStage::none ? part.whole(true) : part.padded(s.data, true),
-                piece = part.padded(s.data, true) / s.data;
-  const int64_t values = part.value_bytes(p.zero == ZeroStage::none ? 0 : s.data);
-  HeldBytes held{.parameters = p.zero == ZeroStage::three ? values / s.data : values,
+  const int64_t whole = p.zero == ZeroStage::none ? part.whole(true) : part.padded(s.cut, true),
+                piece = part.padded(s.cut, true) / s.cut;
+  const int64_t values = part.value_bytes(p.zero == ZeroStage::none ? 0 : s.cut);
+  HeldBytes held{.parameters = p.zero == ZeroStage::three ? values / s.cut : values,
                  .gradients = (p.zero >= ZeroStage::two ? piece : whole) * s.grad,
-                 .optimizer = (p.zero >= ZeroStage::one ? piece : whole) * s.state};
+                 .optimizer = p.zero == ZeroStage::none ? part.state_bytes() : part.state_bytes(s.cut) / s.cut};
   if (p.dp_mode == DataMode::dataparallel && data_rank > 0) held = {};  // copies are communication
+  int64_t state = 0;                                                    // bytes of an element
+  for (const UnitSizes& u : part.units) state = std::max(state, u.state);
   const int64_t own = served(part, data_rank, p.servers);
-  if (p.dp_mode == DataMode::ps_sync || p.dp_mode == DataMode::ps_async) held.optimizer = own * s.state;
+  if (p.dp_mode == DataMode::ps_sync || p.dp_mode == DataMode::ps_async) held.optimizer = own * state;
   if (p.dp_mode == DataMode::ps_async) {  // a server has a shard beside its worker's whole
     held.parameters += own * s.value;
     held.gradients += own * s.grad;
   }
   if (p.offload == Offload::optimizer) held.optimizer = 0;
+  if (p.dp_mode == DataMode::diloco) held.optimizer += (p.outer_momentum > 0 ? 2 : 1) * whole * s.value;
   return held;
 }
 
@@ -42,8 +46,20 @@ HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) 
 int64_t largest_fetch(const PlanSizes& s, int64_t rank) {
   int64_t most = 0;
   for (const PartSizes& part : s.parts[static_cast<size_t>(rank)])
-    for (const UnitSizes& u : part.units) most = std::max(most, u.padded(s.data) * u.value);
+    for (const UnitSizes& u : part.units) most = std::max(most, u.padded(s.cut) * u.value);
   return most;
+}
+
+// What an update that needs whole matrices takes: what is here of all of them, and the largest on its way.
+int64_t update_bytes(const PlanSizes& s, const PartSizes& part) {
+  int64_t here = 0, most = 0;
+  for (const UnitSizes& u : part.units) {
+    if (!u.matrices.empty()) here += (s.plan.zero == ZeroStage::none ? u.size() : u.piece(s.cut)) * s.wide;
+    for (const Shape& m : u.matrices)
+      most = std::max(most, orthogonalise_bytes(m[0], m[1], s.wide) + (s.cut > 1 ? m.numel() : 0) * s.wide +
+                                (s.plan.tp > 1 ? 3 * m.numel() : 0) * s.wide);
+  }
+  return here + most;
 }
 
 std::vector<HeldBytes> held_by_ranks(const PlanSizes& s) {
@@ -104,7 +120,8 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   for (const HeldBytes& held : held_by_ranks(s)) {
     const auto rank = std::ssize(out), together = s.plan.ranks() / s.plan.pp;
     const size_t kind = peaks.size() > 1 && rank > 0 ? 1 : 0;
-    const int64_t peak = peaks[kind][static_cast<size_t>(rank / together)],
+    const PartSizes& part = s.parts[static_cast<size_t>(rank / together)][static_cast<size_t>(rank % s.plan.tp)];
+    const int64_t peak = std::max(peaks[kind][static_cast<size_t>(rank / together)], update_bytes(s, part)),
                   sent = on_top ? 0 : std::min(moved[kind], peak);
     out.push_back({held, peak - sent, on_top ? moved[kind] + largest_fetch(s, rank / together) : sent});
     if (kind > 0) out.back().communication += copies;

@@ -17,7 +17,10 @@ namespace {
 // Elements of a unit that a rank of the data axis saves.
 Range saved_range(const Plan& plan, int64_t size, int rank) {
   const Range all{0, size}, none{0, 0};
-  if (plan.zero != ZeroStage::none) return shard_range(size, static_cast<int>(plan.dp * plan.cp), rank);
+  if (plan.zero != ZeroStage::none) {
+    const int cut = static_cast<int>(shared_over(plan));
+    return rank < cut ? shard_range(size, cut, rank) : none;
+  }
   if (plan.dp_mode == DataMode::ps_sync) return shard_range(size, static_cast<int>(plan.servers), rank);
   return rank == 0 ? all : none;
 }
@@ -28,10 +31,11 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
   const Plan& plan = job.plan;
   if (plan.dp_mode == DataMode::ps_async)
     throw FieldError("dp_mode", "the servers of ps-async save whole tensors; expected another one");
+  if (plan.dp_mode == DataMode::diloco && state)
+    throw FieldError("dp_mode", "each rank of diloco keeps a state of its own, which is not cut; expected another one");
   const Schedule schedule = schedule_of(plan);
-  const std::vector<std::string> kinds = state ? state_kinds(job.optim) : std::vector<std::string>{""};
   const auto data_ranks = static_cast<int>(plan.dp * plan.cp), tp_ranks = static_cast<int>(plan.tp);
-  ModelConfig config = job.model;
+  ModelConfig config = model_config(job, job.model.vocab);
   config.tie_copies = plan.tie_copies || schedule.stages > 1;
   std::vector<std::vector<SavedPart>> out(static_cast<size_t>(plan.ranks()));
   for (int tp = 0; tp < tp_ranks; ++tp) {
@@ -47,6 +51,8 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
         const Range range = saved_range(plan, units[u].size, data);
         const int number = (pp * data_ranks + data) * tp_ranks + tp;
         std::vector<SavedPart>& rank = out[static_cast<size_t>(number)];
+        const std::vector<std::string> kinds =
+            state ? state_kinds(job.optim, units[u].matrices) : std::vector<std::string>{""};
         for (const Slot& slot : units[u].slots) {
           const Parameter& p = *slot.parameter;
           const int64_t from = std::max(slot.begin, range.begin), to = std::min(slot.end(), range.end);

@@ -51,7 +51,7 @@ class LoneRank {
         tp_(alone_on("tp", sizes_.plan.tp, sizes_.largest_tp_rank())),
         cp_(alone_on("cp", sizes_.plan.cp)),
         pp_(alone_on("pp", 1)),
-        data_(alone_on("dp", data_rank ? sizes_.data : 1, data_rank.value_or(0))),
+        data_(alone_on("dp", data_rank ? shared(job) : 1, data_rank.value_or(0))),
         whole_(job.make(sizes_.config)),
         part_(*whole_, job.make, {*pp_, *data_, *cp_, *tp_},
               options(data_rank ? job : without_strategy(job), split, std::move(layers))) {}
@@ -68,9 +68,11 @@ class LoneRank {
   }
 
  private:
+  int64_t shared(const Job& job) const { return job.plan.shard_ranks > 0 ? sizes_.cut : sizes_.data; }
   ModelPart::Options options(const Job& job, bool split, std::vector<Range> layers) {
     Job lone = job;
-    if (data_->size() == 1) lone.plan.cp = 1;
+    if (data_->size() < sizes_.data) lone.plan.cp = 1;
+    lone.plan.shard_ranks = 0;  // sums over groups are made in place
     lone.plan.microbatches = job.plan.microbatches > 1 ? 2 : 1;
     return {.schedule = one_after_another(sizes_.schedule.stages, static_cast<int>(lone.plan.microbatches), split),
             .layers = std::move(layers),

@@ -1,6 +1,8 @@
 // Steps and validation.
 #include "train/trainer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -8,6 +10,7 @@
 
 #include "optim/grad_norm.h"
 #include "parallel/gradient_norm.h"
+#include "tensor/field_error.h"
 #include "tensor/ops/elementwise.h"
 #include "train/device.h"
 #include "train/evaluate.h"
@@ -45,7 +48,8 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
   join_tied_weights();
   tokens_ = std::make_unique<StepTokens>(job_, std::move(sequences), whole_->config.context, part_->positions(),
                                          strategy(), arena_);
-  optimizer_ = make_optimizer(job_, strategy().shards());
+  if (job.optim.optimizer == OptimizerKind::muon) matrices_ = std::make_unique<MatrixOwners>(strategy(), mesh_["tp"]);
+  optimizer_ = make_optimizer(job_, strategy().shards(), matrices_ ? matrices_->hook() : nullptr);
   make_graph();
 }
 
@@ -117,13 +121,16 @@ StepReport Trainer::compute_gradients(Wish wish) {
   const DeviceScalar sum = queue_passes();
   const TraceSpan span(trace_, "finish gradients");
   queue_sums();
-  // All ranks of a tensor axis know the same loss: one says it.
-  std::array<double, 2> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, vote_for(wish)};
-  world_.sum(totals);
   StepReport r;
+  r.grad_norm = std::sqrt(sum_of_squares());
+  // All ranks of a tensor axis know the same loss: one says it. Where ranks have norms of their own, all hear of one
+  // that is no number.
+  std::vector<double> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, vote_for(wish)};
+  if (strategy().layout().apart) totals.push_back(r.grad_norm);
+  world_.sum(totals);
   r.loss = totals[0] / tokens_->targets();
   r.wish = wish_of(totals[1]);
-  r.grad_norm = std::sqrt(sum_of_squares());
+  if (!std::isfinite(totals.back()) && strategy().layout().apart) r.grad_norm = totals.back();
   r.lr = schedule_.at(steps_done());
   check_finite(r, steps_done() + 1);
   return r;
@@ -161,6 +168,8 @@ std::vector<Communicator*> Trainer::communicators() {
   std::vector<Communicator*> out{&world_};
   for (const char* axis : {"pp", "dp", "cp", "tp"}) out.push_back(&mesh_[axis]);
   if (&data_axis_ != &mesh_["dp"]) out.push_back(&data_axis_);
+  if (part_ && strategy().replicate_axis())
+    out.insert(out.end(), {&strategy().shard_axis(), strategy().replicate_axis()});
   if (tied_) out.push_back(tied_.get());
   return out;
 }
@@ -182,6 +191,11 @@ StepReport Trainer::step(Wish wish) {
 
 // As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights.
 std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<bool()>& stop) {
+  if (!strategy().agrees())
+    throw FieldError("sync_every",
+                     fmt::format("ranks have a model each after {} steps; expected a multiple of {} before a "
+                                 "loss of one model can be told",
+                                 steps_done(), job_.plan.sync_every));
   StepInfo at = where(0, false);
   const auto forward = [&](const Tensor& ids, const Tensor& targets, const Tensor& starts) {
     at.documents = tokens_->documents(ids, starts);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/loader.h"
+#include "parallel/matrix_owners.h"
 #include "parallel/mesh.h"
 #include "train/job.h"
 #include "train/model_part.h"
@@ -47,6 +48,7 @@ class Trainer {
   int64_t updates_done() const { return optimizer_->steps(); }
   void set_done(int64_t steps, int64_t updates) {
     optimizer_->set_steps(updates);
+    strategy().set_steps_done(steps);
     more_updates_ = updates - steps;
   }
   const Job& job() const { return job_; }
@@ -98,6 +100,7 @@ class Trainer {
   std::vector<int> ranks_of_units_;     // of the whole model: their places on the pipeline axis
   std::unique_ptr<Communicator> tied_;  // the ranks with the first and the last stage, where they are two
   std::unique_ptr<StepTokens> tokens_;
+  std::unique_ptr<MatrixOwners> matrices_;  // of an optimizer that needs them whole
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<StepRanks> step_ranks_;  // where there are several
   std::unique_ptr<StepGraph> graph_;       // of steps that the host only begins and ends

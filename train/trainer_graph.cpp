@@ -30,7 +30,7 @@ void Trainer::make_graph() {
          .may_give_up = p.cuda_graph == CudaGraph::automatic && !step_ranks_ && p.zero == ZeroStage::none,
          .ranks = step_ranks_.get(),
          .says_loss = mesh_.coordinate("tp") == 0,
-         .says_squares = own_sums || data_axis_.rank() == 0},
+         .says_squares = own_sums ? strategy().copy() == 0 : data_axis_.rank() == 0},
         arena_);
   }
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <optional>
 
 #include "tensor/error.h"
 
@@ -29,15 +30,37 @@ std::vector<HeldPart> values_of(const std::vector<FlatUnit>& units) {
   return out;
 }
 
-std::vector<HeldPart> state_of(const Optimizer& optimizer) {
+// Of tensors that are named after their units.
+std::vector<HeldPart> state_of(const std::vector<NamedTensor>& all, const std::vector<FlatUnit>& units) {
   std::vector<HeldPart> out;
-  for (const NamedTensor& state : optimizer.state())
-    for (const FlatUnit& unit : optimizer.units()) {
+  for (const NamedTensor& state : all)
+    for (const FlatUnit& unit : units) {
       if (!state.name.starts_with(unit.name + ".")) continue;
       const std::string kind = state.name.substr(unit.name.size());
       if (kind.find('.', 1) == std::string::npos)  // else of a unit whose name begins with this one's
         add_parts(unit, state.tensor, kind, out);
     }
+  return out;
+}
+
+std::vector<HeldPart> state_of(const Optimizer& optimizer) { return state_of(optimizer.state(), optimizer.units()); }
+
+std::vector<HeldPart> state_of(const DataStrategy& strategy) {
+  return strategy.state().empty() ? std::vector<HeldPart>() : state_of(strategy.state(), strategy.shards());
+}
+
+// Ranks that train alone have states and values of their own: whose they are is said behind the first one's names.
+std::string of_copy(int copy) { return copy == 0 ? "" : fmt::format(".replica{}", copy); }
+
+// The optimizer's, by those names, and values where a file of values has the first rank's.
+std::vector<HeldPart> apart_state(Trainer& trainer) {
+  std::vector<HeldPart> out = state_of(trainer.optimizer());
+  const DataStrategy& strategy = trainer.strategy();
+  if (!strategy.layout().apart) return out;
+  if (strategy.copy() > 0)
+    for (const FlatUnit& unit : strategy.shards())
+      if (unit.trainable()) add_parts(unit, unit.values, ".value", out);
+  for (HeldPart& h : out) h.name += of_copy(strategy.copy());
   return out;
 }
 
@@ -48,10 +71,10 @@ std::vector<HeldPart> gradients_of(Trainer& trainer) {
   return out;
 }
 
-// Of ranks that hold the same the first has it to save, or that with the number `copy` on the data axis; a copy of a
-// tied weight is nobody's.
-std::vector<HeldPart> own(Trainer& trainer, std::vector<HeldPart> held, int copy = 0) {
-  const bool copied = trainer.strategy().layout().kept == Kept::everywhere && trainer.data_axis().rank() != copy;
+// Of ranks that hold the same the first has it to save, or those of that copy on the data axis; a copy of a tied weight
+// is nobody's.
+std::vector<HeldPart> own(Trainer& trainer, std::vector<HeldPart> held, std::optional<int> copy = 0) {
+  const bool copied = copy && trainer.strategy().copy() != *copy;  // none: of each copy
   std::erase_if(held, [&](const HeldPart& h) {
     const ShardSpec& shard = h.parameter->shard;
     return copied || h.parameter->is_copy() || (shard.is_whole() && trainer.mesh().coordinate("tp") > 0);
@@ -59,12 +82,12 @@ std::vector<HeldPart> own(Trainer& trainer, std::vector<HeldPart> held, int copy
   return held;
 }
 
-std::vector<WholeTensor> list(Trainer& trainer, const std::string& suffix, DType dtype, bool of_frozen) {
+std::vector<WholeTensor> list(Trainer& trainer, DType dtype, bool of_frozen) {
   std::vector<WholeTensor> out;
   for (const Module::Unit& unit : trainer.whole_model().layout())
     for (const Slot& slot : unit.slots)
       if (unit.trainable || of_frozen)
-        out.push_back({slot.parameter->name + suffix, unit.dtype(dtype), slot.parameter->stored()});
+        out.push_back({slot.parameter->name, unit.dtype(dtype), slot.parameter->stored()});
   return out;
 }
 
@@ -138,31 +161,64 @@ void read_parts(const std::vector<HeldPart>& parts, const WholeTensors& source) 
 
 }  // namespace
 
-std::vector<std::string> state_kinds(const Optimisation& o) {
+std::vector<std::string> state_kinds(const Optimisation& o, bool matrices) {
   std::vector<std::string> kinds = {"m", "v"};
-  if (o.optimizer == OptimizerKind::sgd) kinds.assign(o.momentum != 0 ? 1 : 0, "momentum");
+  if (matrices || o.optimizer == OptimizerKind::sgd) kinds.assign(matrices || o.momentum != 0 ? 1 : 0, "momentum");
   if (o.dtype == DType::bfloat16 && o.state_dtype != DType::bfloat16) kinds.emplace_back("master");
   return kinds;
 }
 
-std::vector<WholeTensor> list_values(Trainer& trainer) { return list(trainer, "", trainer.job().optim.dtype, true); }
+std::vector<WholeTensor> list_values(Trainer& trainer) { return list(trainer, trainer.job().optim.dtype, true); }
+
+namespace {
+
+// Of the optimizer and of the strategy of the data axis, of so many of its copies.
+std::vector<WholeTensor> list_state(Trainer& trainer, int copies) {
+  const Optimisation& o = trainer.job().optim;
+  const std::vector<Module::Unit> units = trainer.whole_model().layout();
+  std::vector<WholeTensor> out;
+  // Of the units that keep that kind, in their order.
+  const auto add = [&](const std::string& kind, DType dtype, const std::string& suffix, bool of_rest,
+                       bool of_matrices) {
+    for (const Module::Unit& unit : units)
+      for (const Slot& slot : unit.slots)
+        if (unit.trainable && (unit.matrices ? of_matrices : of_rest))
+          out.push_back({slot.parameter->name + "." + kind + suffix, dtype, slot.parameter->stored()});
+  };
+  const std::vector<std::string> rest = state_kinds(o), matrices = state_kinds(o, true);
+  const auto keeps = [](const std::vector<std::string>& kinds, const std::string& kind) {
+    return std::ranges::find(kinds, kind) != kinds.end();
+  };
+  for (int copy = 0; copy < copies; ++copy) {
+    for (const std::string kind : {"m", "v", "momentum", "master"})
+      add(kind, kind == "master" ? DType::float32 : state_dtype_of(o), of_copy(copy), keeps(rest, kind),
+          keeps(matrices, kind));
+    if (copy > 0) add("value", o.dtype, of_copy(copy), true, true);
+  }
+  for (const std::string& kind : trainer.strategy().state_kinds()) add(kind, o.dtype, "", true, true);
+  return out;
+}
+
+}  // namespace
 
 std::vector<WholeTensor> list_state(Trainer& trainer) {
-  std::vector<WholeTensor> out;
-  for (const std::string& kind : state_kinds(trainer.job().optim))
-    std::ranges::move(
-        list(trainer, "." + kind, kind == "master" ? DType::float32 : state_dtype_of(trainer.job().optim), false),
-        std::back_inserter(out));
-  return out;
+  return list_state(trainer, trainer.strategy().layout().apart ? trainer.strategy().copies() : 1);
 }
 
 std::vector<HeldPart> own_values(Trainer& trainer) { return own(trainer, values_of(trainer.strategy().shards())); }
 
-std::vector<HeldPart> own_state(Trainer& trainer) { return own(trainer, state_of(trainer.optimizer())); }
+std::vector<HeldPart> own_state(Trainer& trainer) {
+  const bool apart = trainer.strategy().layout().apart;
+  std::vector<HeldPart> out = own(trainer, apart_state(trainer), apart ? std::optional<int>() : 0);
+  std::ranges::move(own(trainer, state_of(trainer.strategy())), std::back_inserter(out));
+  return out;
+}
 
 std::vector<HeldPart> held_between_steps(Trainer& trainer) {
-  std::vector<HeldPart> out = values_of(trainer.strategy().residents());
-  std::ranges::move(state_of(trainer.optimizer()), std::back_inserter(out));
+  const DataStrategy& strategy = trainer.strategy();
+  std::vector<HeldPart> out = state_of(strategy);
+  if (strategy.agrees()) std::ranges::move(values_of(strategy.residents()), std::back_inserter(out));
+  if (!strategy.layout().apart) std::ranges::move(state_of(trainer.optimizer()), std::back_inserter(out));
   return out;
 }
 
@@ -170,12 +226,14 @@ std::vector<NamedTensor> whole_values(Trainer& trainer, int copy) {
   return gather(trainer, list_values(trainer), own(trainer, values_of(trainer.strategy().shards()), copy));
 }
 
-std::vector<NamedTensor> whole_gradients(Trainer& trainer) {
-  return gather(trainer, list(trainer, "", trainer.gradient_dtype(), false), own(trainer, gradients_of(trainer)));
+std::vector<NamedTensor> whole_gradients(Trainer& trainer, int copy) {
+  return gather(trainer, list(trainer, trainer.gradient_dtype(), false), own(trainer, gradients_of(trainer), copy));
 }
 
 std::vector<NamedTensor> whole_state(Trainer& trainer, int copy) {
-  return gather(trainer, list_state(trainer), own(trainer, state_of(trainer.optimizer()), copy));
+  std::vector<HeldPart> held = state_of(trainer.optimizer());
+  std::ranges::move(state_of(trainer.strategy()), std::back_inserter(held));
+  return gather(trainer, list_state(trainer, 1), own(trainer, held, copy));
 }
 
 std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients) {
@@ -185,7 +243,7 @@ std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients) {
     const std::vector<int32_t> rank(static_cast<size_t>(h.part.numel()), trainer.world().rank());
     h.part = Tensor::of<int32_t>(rank, {h.part.numel()}, trainer.arena()->host());
   }
-  std::vector<WholeTensor> whole = list(trainer, "", DType::int32, !of_gradients);
+  std::vector<WholeTensor> whole = list(trainer, DType::int32, !of_gradients);
   for (WholeTensor& t : whole) t.dtype = DType::int32;  // of bytes too
   return gather(trainer, whole, held);
 }
@@ -196,6 +254,11 @@ void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source)
 }
 
 void read_state(const Optimizer& optimizer, const WholeTensors& source) { read_parts(state_of(optimizer), source); }
+
+void read_state(Trainer& trainer, const WholeTensors& source) {
+  read_parts(apart_state(trainer), source);
+  read_parts(state_of(trainer.strategy()), source);
+}
 
 void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const WholeTensors& source) {
   read_values(units, source);

@@ -18,9 +18,11 @@ struct WholeTensor {
   DType dtype{};
   Shape shape;
 };
-// The kinds of tensors that the optimizer keeps: "m", "v".
-std::vector<std::string> state_kinds(const Optimisation& optim);
-// All parameters, and all that the optimizer keeps, in the order of a file.
+// The kinds of tensors that the optimizer keeps, or keeps of matrices that it updates as wholes: "m", "v".
+std::vector<std::string> state_kinds(const Optimisation& optim, bool matrices = false);
+// All parameters, and all that optimizers and strategies keep, in the order of a file. Of ranks that train alone the
+// parameters are the first one's, and the others' are among what is kept: "....weight.m.replica1",
+// "....value.replica1".
 std::vector<WholeTensor> list_values(Trainer& trainer);
 std::vector<WholeTensor> list_state(Trainer& trainer);
 
@@ -36,14 +38,14 @@ struct HeldPart {
 // in four bits share is with each of them.
 std::vector<HeldPart> own_values(Trainer& trainer);
 std::vector<HeldPart> own_state(Trainer& trainer);
-// All that this rank holds between steps, copies of what other ranks hold too among it.
+// All that this rank holds between steps and that other ranks hold too, if any does.
 std::vector<HeldPart> held_between_steps(Trainer& trainer);
 
 // Full names of parameters with their values; of gradients; and of the optimizer's tensors. On rank 0; elsewhere empty,
 // but every rank calls these.
-// Of what all ranks of the data axis hold, `copy` says whose is taken.
+// Where the data axis holds several copies (DataStrategy::copies()), `copy` says which is taken.
 std::vector<NamedTensor> whole_values(Trainer& trainer, int copy = 0);
-std::vector<NamedTensor> whole_gradients(Trainer& trainer);
+std::vector<NamedTensor> whole_gradients(Trainer& trainer, int copy = 0);
 std::vector<NamedTensor> whole_state(Trainer& trainer, int copy = 0);
 // The rank of the world, int32, that each element of whole_gradients(), or of whole_values(), comes from.
 std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients);
@@ -57,6 +59,8 @@ TensorReader reader_of(std::span<const std::byte> bytes, DType dtype);
 // Units, or shards of them, take their part. Throws what `source` throws.
 void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source);
 void read_state(const Optimizer& optimizer, const WholeTensors& source);
+// And what the strategy of the data axis keeps; of ranks that train alone also their values.
+void read_state(Trainer& trainer, const WholeTensors& source);
 // The first weights of a run: parameters, and their master copies, which are rounded less. What `source` gives no
 // reader for keeps the values that it has.
 void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const WholeTensors& source);

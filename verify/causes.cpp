@@ -14,6 +14,10 @@ struct Named {
 constexpr auto kCauses = std::to_array<Named>({
     {Cause::lost_call, "lost-call", "a rank took no part in a collective, or a message was lost"},
     {Cause::failed_rank, "failed-rank", "a rank ended with an error of its own"},
+    {Cause::group_not_summed, "group-not-summed", "shards are summed within groups of ranks, and not over the groups"},
+    {Cause::wrong_group, "wrong-group", "shards are summed over other ranks than those that have the same shard"},
+    {Cause::outer_step, "outer-step", "ranks that train alone leave out a step that they should make together"},
+    {Cause::silent_owner, "silent-owner", "the owner of a matrix does not send its update to the other ranks"},
     {Cause::missing_gradient_sum, "missing-gradient-sum", "gradients are not summed over the data axis"},
     {Cause::summed_twice, "summed-twice", "gradients are summed over the data axis twice"},
     {Cause::wrong_scale, "wrong-scale", "gradients are multiplied or divided once too often"},

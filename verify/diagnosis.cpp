@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 
+#include "verify/group_rules.h"
 #include "verify/symptoms.h"
 
 namespace tessera {
@@ -65,7 +66,7 @@ Found summed_twice(const Symptoms& s) {
 
 Found missing_gather(const Symptoms& s) {
   const SentDifference* sent = s.fewer("data", is_gather);
-  if (!sent) return {};
+  if (!sent || (sent->operation == "broadcast" && s.seen().copies.empty())) return {};
   return s.bytes_text(*sent) + (s.seen().copies.empty() ? "" : "; " + s.seen().copies.front());
 }
 
@@ -249,6 +250,10 @@ constexpr auto kRules = std::to_array<Rule>({
     {Cause::norm, norm},
     {Cause::narrow_sums, narrow_sums},
     {Cause::tied_copies, tied_copies},
+    {Cause::group_not_summed, group_not_summed},
+    {Cause::wrong_group, wrong_group},
+    {Cause::outer_step, outer_step},
+    {Cause::silent_owner, silent_owner},
     {Cause::missing_gradient_sum, missing_gradient_sum},
     {Cause::summed_twice, summed_twice},
     {Cause::missing_gather, missing_gather},

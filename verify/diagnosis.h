@@ -16,6 +16,10 @@ namespace tessera {
 enum class Cause : uint8_t {
   lost_call,             // a rank took no part in a collective, or a message was lost
   failed_rank,           // a rank ended with an error
+  group_not_summed,      // shards are summed within groups of ranks only
+  wrong_group,           // shards are summed over other ranks than those that have the same
+  outer_step,            // ranks that train alone leave out a step that they should make together
+  silent_owner,          // the owner of a matrix does not send its update
   missing_gradient_sum,  // the data axis does not sum gradients
   summed_twice,          // it sums them twice
   wrong_scale,           // gradients are multiplied or divided once too often

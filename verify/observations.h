@@ -72,6 +72,7 @@ struct Probe {
 struct Observations {
   // --- the run ---
   int64_t pp = 1, dp = 1, cp = 1, tp = 1;
+  int64_t groups = 1;                   // of data ranks that share out state
   int64_t batch = 1, microbatches = 1;  // sequences of a step; micro-batches of a step and data rank
   int64_t trained = 0;                  // tensors that have a gradient
   double rounding = 0;                  // no relative difference of gradients below it is more than another rounding

@@ -11,7 +11,9 @@ Algorithm algorithm_of(const Plan& p) {
 
 std::vector<int64_t> cuts_of(const DataStrategy& strategy) {
   std::vector<int64_t> out;
-  for (const Reduced& r : strategy.layout().reductions) out.insert(out.end(), {r.range.begin, r.range.end, r.count});
+  const DataLayout& l = strategy.layout();
+  for (const Reduced& r : l.reductions) out.insert(out.end(), {r.range.begin, r.range.end, r.count, 0});
+  for (const Reduced& r : l.between) out.insert(out.end(), {r.range.begin, r.range.end, r.count, 1});
   return out;
 }
 
@@ -41,7 +43,9 @@ SumOrder order_of_sums(Trainer& t) {
   }
   SumOrder order{.ranks = t.mesh().size("dp"),
                  .algorithm = algorithm_of(p),
-                 .every_microbatch = t.strategy().layout().every_microbatch};
+                 .every_microbatch = t.strategy().layout().every_microbatch,
+                 .group = t.strategy().shard_axis().size(),
+                 .between_algorithm = p.all_reduce};
   const std::vector<int64_t> own = cuts_of(t.strategy());
   const Tensor count = Tensor::of<int64_t>(std::vector<int64_t>{std::ssize(own)}, {1}, t.arena());
   if (pp.rank() != 0) {
@@ -58,8 +62,9 @@ SumOrder order_of_sums(Trainer& t) {
       pp.recv(theirs, rank);
       cuts = theirs.to_vector<int64_t>();
     }
-    for (size_t i = 0; i < cuts.size(); i += 3)
-      order.reductions.push_back({{begin + cuts[i], begin + cuts[i + 1]}, cuts[i + 2]});
+    for (size_t i = 0; i < cuts.size(); i += 4)
+      (cuts[i + 3] == 0 ? order.reductions : order.between)
+          .push_back({{begin + cuts[i], begin + cuts[i + 1]}, cuts[i + 2]});
     const auto add = [&](size_t unit, bool copy) {
       order.parts.push_back({unit, copy});
       begin += whole[unit].size;

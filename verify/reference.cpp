@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "optim/grad_norm.h"
+#include "tensor/ops/elementwise.h"
 #include "train/attention_choice.h"
 #include "train/device.h"
 
@@ -215,47 +216,60 @@ void Reference::take(const Tensor& total) {
   if (of_head.defined()) add_to_any(copied()->grads, of_head);
 }
 
-Tensor Reference::sum_over_ranks(const std::vector<Tensor>& ranks) const {
+Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<Reduced>& reductions, Algorithm algorithm) {
   Tensor out = ranks[0].clone();
   if (ranks.size() == 1) return out;
   with_floating(out.dtype(), "reference", [&](auto t) {
     using T = decltype(t);
     std::vector<const T*> x;
     for (const Tensor& rank : ranks) x.push_back(rank.data<T>());
-    for (const Reduced& reduced : order_.reductions) sum_reduction(x, out.data<T>(), reduced, order_.algorithm);
+    for (const Reduced& reduced : reductions) sum_reduction(x, out.data<T>(), reduced, algorithm);
   });
   return out;
+}
+
+// The gradients of ranks from `first` on; their losses are added to `losses`.
+Tensor Reference::sum_of_group(int first, int ranks, std::vector<double>& losses) {
+  std::vector<Tensor> of_rank(static_cast<size_t>(ranks));
+  const auto one = [&](size_t r, int64_t microbatch) {
+    const int rank = first + static_cast<int>(r);
+    return gradient(rank, microbatch, losses[static_cast<size_t>(rank)]);
+  };
+  const auto add = [](Tensor& total, const Tensor& x, int64_t microbatch) {
+    if (microbatch == 0)
+      total = x;
+    else
+      add_to(total, x);
+  };
+  if (!order_.every_microbatch) {
+    for (size_t r = 0; r < of_rank.size(); ++r)
+      for (int64_t m = 0; m < job_.plan.microbatches; ++m) add(of_rank[r], one(r, m), m);
+    return sum_over(of_rank, order_.reductions, order_.algorithm);
+  }
+  Tensor total;
+  for (int64_t m = 0; m < job_.plan.microbatches; ++m) {
+    for (size_t r = 0; r < of_rank.size(); ++r) of_rank[r] = one(r, m);
+    add(total, sum_over(of_rank, order_.reductions, order_.algorithm), m);
+  }
+  return total;
 }
 
 StepReport Reference::compute_gradients() {
   const auto ranks = static_cast<size_t>(order_.ranks);
   std::vector<double> losses(ranks, 0);
-  std::vector<Tensor> of_rank(ranks);
-  Tensor total;
-  if (order_.every_microbatch) {
-    for (int64_t m = 0; m < job_.plan.microbatches; ++m) {
-      for (size_t r = 0; r < ranks; ++r) of_rank[r] = gradient(static_cast<int>(r), m, losses[r]);
-      const Tensor sum = sum_over_ranks(of_rank);
-      if (m == 0)
-        total = sum;
-      else
-        add_to(total, sum);
-    }
+  const int group = order_.group > 0 ? order_.group : order_.ranks;
+  std::vector<Tensor> of_group;
+  if (order_.alone >= 0) {
+    of_group = {sum_of_group(order_.alone, 1, losses)};
+    scale_(of_group[0], order_.ranks);
   } else {
-    for (size_t r = 0; r < ranks; ++r)
-      for (int64_t m = 0; m < job_.plan.microbatches; ++m) {
-        const Tensor g = gradient(static_cast<int>(r), m, losses[r]);
-        if (m == 0)
-          of_rank[r] = g;
-        else
-          add_to(of_rank[r], g);
-      }
-    total = sum_over_ranks(of_rank);
+    for (int first = 0; first < order_.ranks; first += group) of_group.push_back(sum_of_group(first, group, losses));
   }
-  take(total);
+  take(sum_over(of_group, order_.between, order_.between_algorithm));
   StepReport report;
   double loss = losses[0];
   for (size_t r = 1; r < ranks; ++r) loss += losses[r];
+  loss_sum_ = loss;
   report.loss = loss / step_targets();
   report.grad_norm = grad_norm(model_->units());
   report.lr = schedule_.at(optimizer_->steps());

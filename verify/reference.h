@@ -3,7 +3,8 @@
 //
 // A plan that sums over ranks once per step (DDP, ZeRO-1, DataParallel, the parameter server): each rank's
 // micro-batches in order, then the ranks. A plan that sums after every micro-batch (ZeRO-2, ZeRO-3): the ranks of each
-// micro-batch, then the micro-batches. The order over ranks is the algorithm's, as its file documents it. Nothing here
+// micro-batch, then the micro-batches. With groups of ranks (hybrid sharding) all of this within each group, and then
+// the groups. The order over ranks is the algorithm's, as its file documents it. Nothing here
 // shares code with what it judges but the model, the kernels and the optimizer.
 #pragma once
 #include <memory>
@@ -34,6 +35,12 @@ struct SumOrder {
   };
   std::vector<Part> parts = {};
   std::vector<Reduced> reductions = {};  // in that row
+  // Sums over groups of so many ranks each, after those within: how they are made.
+  int group = 0;  // 0: all ranks
+  int alone =
+      -1;  // this rank trains alone, on so many times its part of the gradient as there are ranks; -1: none does
+  Algorithm between_algorithm = Algorithm::direct;
+  std::vector<Reduced> between = {};
 };
 
 class Reference {
@@ -50,16 +57,18 @@ class Reference {
   const std::vector<FlatUnit>& units() { return model_->units(); }  // values, and the gradient of the last step
   std::vector<FlatUnit> trained();                                  // those that are not frozen
   const Optimizer& optimizer() const { return *optimizer_; }
+  double loss_sum() const { return loss_sum_; }  // of the step in hand
+  double step_targets() const;
+  const SumOrder& order() const { return order_; }
 
  private:
   Tensor gradient(int rank, int64_t microbatch, double& loss);
   Tensor gradient_of(int64_t first, int64_t size, double& loss);
   double passes(const Tensor& ids, const Tensor& targets, Tensor& of_head);
-  double step_targets() const;
   Documents documents(const Tensor& ids, int64_t first) const;
   const FlatUnit* copied();
   void take(const Tensor& total);
-  Tensor sum_over_ranks(const std::vector<Tensor>& ranks) const;
+  Tensor sum_of_group(int first, int ranks, std::vector<double>& losses);
 
   Job job_;
   Sequences sequences_;
@@ -68,6 +77,10 @@ class Reference {
   std::unique_ptr<LanguageModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   LrSchedule schedule_;
+  double loss_sum_ = 0;
 };
+
+// The sum over ranks of arrays in a row, made as these collectives make it.
+Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<Reduced>& reductions, Algorithm algorithm);
 
 }  // namespace tessera

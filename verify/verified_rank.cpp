@@ -17,15 +17,6 @@
 #include "verify/plan_order.h"
 
 namespace tessera {
-namespace {
-
-std::vector<Tensor> of_units(const std::vector<FlatUnit>& units, bool gradients) {
-  std::vector<Tensor> out;
-  for (const FlatUnit& u : units) out.push_back((gradients ? u.grads : u.values).on_host());
-  return out;
-}
-
-}  // namespace
 
 // Notes where a rank loads other tokens than the oracle.
 Sequences VerifiedRank::watched(Sequences loading, const Sequences& right, int64_t context,
@@ -62,9 +53,9 @@ VerifiedRank::VerifiedRank(const Job& job, Communicator& world, const Sequences&
   owners_of_gradients_ = aside(whole_owners(trainer_, true));
   owners_of_values_ = aside(whole_owners(trainer_, false));
   if (world.rank() != 0) return;
-  reference_ = std::make_unique<Reference>(job, sequences, order);
+  oracle_ = std::make_unique<Replicas>(job, sequences, order);
   comparison_ = std::make_unique<Comparison>(result);
-  for (const FlatUnit& unit : reference_->trained()) result.seen.trained += std::ssize(unit.slots);
+  for (const FlatUnit& unit : oracle_->of(0).trained()) result.seen.trained += std::ssize(unit.slots);
 }
 
 void VerifiedRank::run() {
@@ -79,15 +70,36 @@ void VerifiedRank::one_step() {
   count_since(before);
   hooks_.summed(trainer_);
   note_peaks();
-  const std::vector<NamedTensor> gradients = aside(whole_gradients(trainer_));
+  OfCopies gradients, values, state;
+  for (int copy = 0; copy < trained_copies(); ++copy) gradients.push_back(aside(whole_gradients(trainer_, copy)));
   trainer_.arena()->reset_peaks();
   before = counts_now();
   hooks_.update(trainer_, report);
   count_since(before);
   note_peaks();
-  const std::vector<NamedTensor> values = whole_values(trainer_), state = whole_state(trainer_);
-  if (reference_) compare(report, gradients, values, state);
+  for (int copy = 0; copy < trained_copies(); ++copy) {
+    values.push_back(whole_values(trainer_, copy));
+    state.push_back(whole_state(trainer_, copy));
+  }
+  const std::vector<double> of_copies = norms(report);
+  if (oracle_) compare(report, of_copies, gradients, values, state);
   look_at_copies();
+}
+
+int VerifiedRank::trained_copies() const {
+  return trainer_.strategy().layout().apart ? trainer_.strategy().copies() : 1;
+}
+
+// Of the gradients of each copy, as its first rank reports it.
+std::vector<double> VerifiedRank::norms(const StepReport& report) {
+  Communicator& world = trainer_.world();
+  const ArenaPtr host = trainer_.arena()->host();
+  const Tensor all = Tensor::empty({world.size()}, DType::float64, host);
+  world.all_gather(Tensor::of<double>(std::vector<double>{report.grad_norm}, {1}, host), all);
+  std::vector<double> out;
+  for (int copy = 0; copy < trained_copies(); ++copy)
+    out.push_back(all.data<double>()[copy * static_cast<int>(job_.plan.tp)]);
+  return out;
 }
 
 // The counts of all axes of one rank, as one list.
@@ -117,74 +129,6 @@ std::vector<NamedTensor> VerifiedRank::aside(const std::vector<NamedTensor>& ten
   return out;
 }
 
-void VerifiedRank::compare(const StepReport& report, const std::vector<NamedTensor>& gradients,
-                           const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state) {
-  using Kind = TensorDifference::Kind;
-  StepReport expected = reference_->compute_gradients();
-  const std::vector<FlatUnit> trained = reference_->trained();
-  comparison_->number(expected.step, "loss", report.loss, expected.loss);
-  comparison_->number(expected.step, "gradient norm", report.grad_norm, expected.grad_norm);
-  const bool first = result_.wrong_steps.empty() || result_.wrong_steps[0] == expected.step;
-  const bool right = comparison_->tensors({.step = expected.step,
-                                           .kind = Kind::gradient,
-                                           .found = gradients,
-                                           .units = trained,
-                                           .whole = of_units(trained, true),
-                                           .owners = owners_of_gradients_},
-                                          result_.grad_max_rel);
-  if (!right && first) {
-    result_.seen.mixture = mixture_of(*reference_, job_.optim.batch, gradients);
-    if (result_.seen.mixture) result_.seen.mixture->step = expected.step;
-  }
-  if (!result_.exact) {
-    reference_->adopt(gradients);
-    expected.grad_norm = report.grad_norm;
-  }
-  before_.clear();
-  for (const Tensor& values_before : of_units(reference_->units(), false)) before_.push_back(values_before.clone());
-  reference_->update(expected);
-  compare_kept(expected.step, values, state, 0);
-}
-
-// Parameters and state, of one rank of the data axis where all have their own.
-void VerifiedRank::compare_kept(int64_t step, const std::vector<NamedTensor>& values,
-                                const std::vector<NamedTensor>& state, int copy) {
-  using Kind = TensorDifference::Kind;
-  const std::vector<FlatUnit> trained = reference_->trained();
-  const int rank_of_copy = copy * static_cast<int>(job_.plan.tp);
-  comparison_->exactly();
-  comparison_->tensors({.step = step,
-                        .kind = Kind::parameter,
-                        .found = values,
-                        .units = reference_->units(),
-                        .whole = of_units(reference_->units(), false),
-                        .before = before_,
-                        .owners = owners_of_values_,
-                        .rank_of_copy = rank_of_copy},
-                       result_.param_max_rel);
-  std::map<std::string, std::vector<NamedTensor>> by_kind;
-  for (const NamedTensor& t : state) by_kind[t.name.substr(t.name.rfind('.') + 1)].push_back(t);
-  size_t kinds = 0;
-  for (const auto& [kind, tensors] : by_kind) {
-    std::vector<Tensor> whole;
-    for (const FlatUnit& unit : trained)
-      for (const NamedTensor& t : reference_->optimizer().state())
-        if (t.name == unit.name + "." + kind) whole.push_back(t.tensor.on_host());
-    comparison_->tensors({.step = step,
-                          .kind = Kind::state,
-                          .found = tensors,
-                          .units = trained,
-                          .whole = whole,
-                          .owners = owners_of_gradients_,
-                          .rank_of_copy = rank_of_copy},
-                         result_.param_max_rel);
-    kinds += whole.size();
-  }
-  comparison_->within_bound();
-  if (kinds != reference_->optimizer().state().size())
-    result_.failures.emplace_back("the optimizer keeps other tensors than the oracle's");
-}
-
 // Where copies that several ranks hold are not equal, each rank of the data axis shows its own.
 void VerifiedRank::look_at_copies() {
   std::string cause;
@@ -196,10 +140,9 @@ void VerifiedRank::look_at_copies() {
   }
   if (trainer_.world().max(cause.empty() ? 0 : 1) == 0) return;
   note_copies(cause);
-  if (trainer_.strategy().layout().kept != Kept::everywhere) return;
-  for (int copy = 1; copy < trainer_.data_axis().size(); ++copy) {
+  for (int copy = 1; trained_copies() == 1 && copy < trainer_.strategy().copies(); ++copy) {
     const std::vector<NamedTensor> values = whole_values(trainer_, copy), state = whole_state(trainer_, copy);
-    if (reference_) compare_kept(trainer_.steps_done(), values, state, copy);
+    if (oracle_) compare_kept(trainer_.steps_done(), values, state, copy);
   }
 }
 
@@ -212,7 +155,7 @@ void VerifiedRank::note_copies(const std::string& mine) {
   letters.resize(kLength);
   const Tensor all = Tensor::empty({kLength * world.size()}, DType::int32, host);
   world.all_gather(Tensor::of<int32_t>(letters, {kLength}, host), all);
-  if (!reference_) return;
+  if (!oracle_) return;
   if (result_.seen.copies_step == 0) result_.seen.copies_step = trainer_.steps_done();
   for (int64_t r = 0; r < world.size(); ++r) {
     const int32_t* const from = all.data<int32_t>() + r * kLength;
@@ -240,7 +183,7 @@ void VerifiedRank::finish() {
   world.all_reduce(counts);
   world.all_reduce(most, Reduction::max);
   world.all_gather(own, all);
-  if (!reference_) return;
+  if (!oracle_) return;
   const int64_t* c = counts.data<int64_t>();
   const int64_t* busiest = most.data<int64_t>();
   for (const Communicator* axis : trainer_.communicators())

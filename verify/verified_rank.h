@@ -5,7 +5,7 @@
 
 #include "train/trainer.h"
 #include "verify/comparison.h"
-#include "verify/reference.h"
+#include "verify/replicas.h"
 #include "verify/verify.h"
 
 namespace tessera {
@@ -23,8 +23,13 @@ class VerifiedRank {
   std::vector<NamedTensor> aside(const std::vector<NamedTensor>& tensors) const;
   void count_since(const std::vector<int64_t>& before);
   std::vector<int64_t> counts_now();
-  void compare(const StepReport& report, const std::vector<NamedTensor>& gradients,
-               const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state);
+  // Of each copy that is trained alone, or of the one.
+  using OfCopies = std::vector<std::vector<NamedTensor>>;
+  int trained_copies() const;
+  std::vector<double> norms(const StepReport& report);
+  void compare(const StepReport& report, const std::vector<double>& norms, const OfCopies& gradients,
+               const OfCopies& values, const OfCopies& state);
+  void compare_state(int64_t step, const std::vector<NamedTensor>& state, int copy, int rank_of_copy);
   void compare_kept(int64_t step, const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state,
                     int copy);
   void look_at_copies();
@@ -44,13 +49,13 @@ class VerifiedRank {
   Trainer trainer_;
   const VerifyHooks& hooks_;
   VerifyResult& result_;
-  std::unique_ptr<Reference> reference_;
+  std::unique_ptr<Replicas> oracle_;
   std::unique_ptr<Comparison> comparison_;
   std::vector<int64_t> counts_;
   ArenaPtr aside_ = make_arena();
   int64_t peak_ = 0;
-  std::vector<RankMemory> expected_;  // by rank
-  std::vector<Tensor> before_;        // the oracle's values before its update
+  std::vector<RankMemory> expected_;         // by rank
+  std::vector<std::vector<Tensor>> before_;  // the oracle's values before its update
   std::vector<NamedTensor> owners_of_gradients_, owners_of_values_;
 };
 

@@ -43,6 +43,7 @@ void describe_run(Observations& o, const Job& job, bool exact) {
   o.dp = p.dp;
   o.cp = p.cp;
   o.tp = p.tp;
+  o.groups = p.zero == ZeroStage::none ? 1 : p.dp * p.cp / shared_over(p);
   o.batch = job.optim.batch;
   o.microbatches = p.microbatches;
   const DType sums = data_options(job).grad_dtype;

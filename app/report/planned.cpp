@@ -59,7 +59,7 @@ Job checked_job(const TrainOptions& o) {
 // Of all-reduces along the data axis, of which all n ranks send 2 (n - 1) S (docs/strategies/all-reduce.md).
 int64_t busiest(const SentBytes& s, const Plan& p) {
   const int64_t n = p.dp * p.cp;
-  if (!s.axis.starts_with("dp") || s.operation != "all_reduce" || n < 2) return 0;
+  if ((s.axis != "dp" && s.axis != "dp+cp") || s.operation != "all_reduce" || n < 2) return 0;
   const int64_t whole = s.bytes / (2 * (n - 1) * (p.ranks() / n));
   switch (p.all_reduce) {
     case Algorithm::root:
@@ -99,8 +99,9 @@ Record planned(const TrainOptions& o) {
     rank.peaks = {m.held.parameters, m.held.gradients, m.held.optimizer, m.activations, 0, m.communication};
     rank.peak = m.total();
   }
-  for (const SentBytes& s : expected_bytes(job, 1))
-    r.sent.push_back({s.axis, s.operation, s.calls, s.bytes, busiest(s, p)});
+  const int64_t steps = p.sync_every;  // after which everything begins again: of a step a share
+  for (const SentBytes& s : expected_bytes(job, steps))
+    r.sent.push_back({s.axis, s.operation, s.calls / steps, s.bytes / steps, busiest(s, p) / steps});
   return r;
 }
 

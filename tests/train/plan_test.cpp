@@ -99,7 +99,8 @@ TEST(Plan, WrongJsonNamesTheField) {
   expect(R"({"sp": 1})", "sp", "expected true or false, found 1");
   expect(R"({"zero": 4})", "zero", "expected 0, 1, 2 or 3, found 4");
   expect(R"({"zero": -1})", "zero", "found -1");
-  expect(R"({"schedule": "fast"})", "schedule", "expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, found");
+  expect(R"({"schedule": "fast"})", "schedule",
+         "expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, found");
   expect(R"({"timeout": null})", "timeout", "expected a number, found null");
   expect(R"({"record": 3})", "record", "expected a string, found 3");
   EXPECT_NE(refusal([] { plan_from_json("[1]"); }).second.find("expected a JSON object, found [1]"), std::string::npos);

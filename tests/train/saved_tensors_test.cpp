@@ -79,6 +79,8 @@ TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) 
     if (plan.ranks() == plan.dp && plan.zero == ZeroStage::none)
       plan.dp_mode = draw.of({DataMode::ddp, DataMode::dataparallel, DataMode::ps_sync});
     if (plan.dp_mode == DataMode::ps_sync) plan.servers = plan.dp;
+    if (plan.zero != ZeroStage::none && plan.dp * plan.cp == 4) plan.shard_ranks = draw.of<int64_t>({0, 1, 2});
+    if (plan.dp_mode != DataMode::ps_sync && draw.of({true, false})) job.optim.optimizer = OptimizerKind::muon;
     SCOPED_TRACE(to_text(plan));
     check(job);
     for (const auto& e : fs::directory_iterator(path())) fs::remove(e.path());

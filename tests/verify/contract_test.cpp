@@ -40,6 +40,7 @@ TrainOptions draw_plan(uint64_t trial) {
   if (o.dp_mode == "ps-sync") o.servers = d.between(1, *o.ranks);
   test::draw_family(d, o);
   if (o.dtype == "bf16") o.state_dtype = d.of<const char*>({"fp32", "bf16"});
+  test::draw_replicas(d, o, *o.ranks);
   return o;
 }
 

@@ -29,6 +29,26 @@ inline void draw_adapters(Draw& d, TrainOptions& o) {
                          : d.of<const char*>({"all", "c_attn", "attn.c_proj,c_fc", "mlp.c_proj"});
 }
 
+// For a plan of so many data ranks, now and then: groups of shards, Muon, ranks that train alone.
+inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
+  const bool ddp = o.dp_mode == "ddp";
+  if (o.zero > 0 && d.between(0, 2) == 0) {
+    o.shard_ranks = d.between(1, data_ranks);
+    while (data_ranks % *o.shard_ranks != 0) --*o.shard_ranks;
+  }
+  if ((ddp || o.dp_mode == "dataparallel") && o.lora_rank == 0 && d.between(0, 4) == 0) {
+    o.optimizer = "muon";
+    o.state_dtype = "fp32";
+    o.lr = 0.01;
+  }
+  const bool ring = o.all_reduce == "ring" && (o.pp.value_or(1) > 1 || o.tie_copies);
+  if (ddp && o.zero == 0 && o.cp.value_or(1) == 1 && o.dtype != "bf16" && !ring && d.between(0, 2) == 0) {
+    o.dp_mode = "diloco";
+    o.sync_every = d.between(1, 6);
+    o.outer_momentum = d.of({0.0, 0.9});
+  }
+}
+
 // A family for `o`, which has its heads, channels and context: `unit` is what ranks share heads by.
 inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
   o.family = d.of<const char*>({"gpt2", "llama"});

@@ -51,10 +51,10 @@ TEST(Expected, StatesOfBfloat16TakeEightBytes) {
   EXPECT_NEAR(static_cast<double>(h.parameters + h.gradients + h.optimizer) / 124'475'904, 8, 0.001);
 }
 
-int64_t bytes_of(const std::vector<SentBytes>& all, const std::string& operation) {
+int64_t bytes_of(const std::vector<SentBytes>& all, const std::string& operation, const std::string& axis = "dp") {
   int64_t sum = 0;
   for (const SentBytes& s : all)
-    if (s.axis == "dp" && s.operation == operation) sum += s.bytes;
+    if (s.axis == axis && s.operation == operation) sum += s.bytes;
   return sum;
 }
 
@@ -85,6 +85,56 @@ TEST(Expected, BytesWorkedByHand) {
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "reduce"), 3952 * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "gather"),
             6 * 8 * 32 * 4);  // the logits of half of 12 sequences
+}
+
+TrainOptions tiny(int64_t ranks) {
+  TrainOptions o = verify_defaults();
+  o.layers = 1;
+  o.heads = 2;
+  o.channels = 16;
+  o.context = 8;
+  o.vocab = 32;
+  o.ranks = ranks;
+  return o;
+}
+
+// The same model on four ranks, in two groups of two: each group as above, and two all-reduces over two ranks, of 2560
+// elements each, once per step.
+TEST(Expected, BytesOfGroupsWorkedByHand) {
+  TrainOptions o = tiny(4);
+  o.zero = 2;
+  o.shard_ranks = 2;
+  o.microbatches = 3;
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "reduce_scatter", "dp.shard"), 2 * 3 * 5120 * 4);
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_gather", "dp.shard"), 2 * (5120 * 4 + 20 * 8));
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_reduce", "dp.replicate"), 2 * 2 * 2560 * 4);
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_reduce"), 0);
+  const HeldBytes held = expected_memory(job_of(o)).at(3);
+  EXPECT_EQ(held.parameters, 5120 * 4);
+  EXPECT_EQ(held.gradients, 2560 * 4);
+  EXPECT_EQ(held.optimizer, 2560 * 8);
+}
+
+// Matrices of 768, 256, 1024 and 1024 elements, of which one rank owns 1024 + 768, and the other 1024 + 256.
+TEST(Expected, BytesOfMuonWorkedByHand) {
+  TrainOptions o = tiny(2);
+  o.optimizer = "muon";
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "broadcast"), 3072 * 4);
+  EXPECT_EQ(expected_memory(job_of(o)).at(0).optimizer, 3072 * 4 + (3952 - 3072) * 8);
+  // Shards of 1536: rank 0 has qkv and proj and the first half of up. The first owns up and qkv, the second down and
+  // proj: so the second sends 512 of up, the first 256 of proj, and both get them back.
+  o.zero = 1;
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "send"), 2 * (512 + 256) * 4);
+}
+
+// Three sums in ten steps.
+TEST(Expected, BytesOfRanksThatTrainAloneWorkedByHand) {
+  TrainOptions o = tiny(2);
+  o.dp_mode = "diloco";
+  o.sync_every = 3;
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 10), "all_reduce"), 3 * 2 * 3952 * 4);
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 10), "all_reduce", "world"), 10 * 2 * 24);
+  EXPECT_EQ(expected_memory(job_of(o)).at(0).optimizer, 3952 * (8 + 8));
 }
 
 }  // namespace

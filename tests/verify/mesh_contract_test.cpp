@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "parallel/pipeline/schedules.h"
+#include "tensor/named.h"
 #include "tests/verify/draw.h"
 #include "train/plan.h"
 
@@ -59,6 +60,7 @@ TrainOptions draw_exact_plan(uint64_t trial) {
   o.bucket_mb = d.of({1e-6, 0.001, 4.0});
   test::draw_family(d, o);
   if (o.dtype == "bf16") o.state_dtype = d.of<const char*>({"fp32", "bf16"});
+  test::draw_replicas(d, o, *o.dp * o.cp.value_or(1));
   return o;
 }
 

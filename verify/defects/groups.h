@@ -13,6 +13,7 @@ std::vector<Defect> defects_of_calls();      // other calls and messages
 std::vector<Defect> defects_of_data();       // sequences and micro-batches
 std::vector<Defect> defects_of_layers();     // tensor and context axis, dropout, documents
 std::vector<Defect> defects_of_updates();    // updates and what is gathered after them
+std::vector<Defect> defects_of_replicas();   // groups of ranks, ranks that train alone, owners
 std::vector<Defect> defects_of_resources();  // memory and schedules
 
 // What a job lacks.
@@ -41,6 +42,11 @@ class Needs {
   std::vector<Need> lacking_;
 };
 
+// Of its sums of gradients: the group within which ranks are added first.
+inline std::string sum_axis_of(const Job& job) {
+  const int64_t ranks = job.plan.dp * job.plan.cp, group = job.plan.shard_ranks;
+  return group > 0 && group < ranks ? "dp.shard" : job.plan.cp > 1 ? "dp+cp" : "dp";
+}
 inline std::string data_axis_of(const Job& job) { return job.plan.cp > 1 ? "dp+cp" : "dp"; }
 inline int last_rank(const Job& job) { return static_cast<int>(job.plan.ranks()) - 1; }
 inline std::string on_last_rank(const Job& job) { return "on rank " + std::to_string(last_rank(job)); }

@@ -15,7 +15,7 @@ Op gradient_sum(const Job& job) {
 }
 
 auto gradients_of(const Job& job) {
-  return [axis = data_axis_of(job), op = gradient_sum(job)](const std::string& name, const Call& call) {
+  return [axis = sum_axis_of(job), op = gradient_sum(job)](const std::string& name, const Call& call) {
     return name == axis && call.op == op;
   };
 }
@@ -42,7 +42,13 @@ void scale(Transport& transport, const Call& call, double factor) {
 }
 
 Needs of_sums(const Job& job) {
-  return Needs(job).data_ranks().direct().need(job.plan.device == Device::cpu, "device", "cpu");
+  const bool groups = job.plan.shard_ranks == 1;  // which sum nothing within
+  return Needs(job)
+      .data_ranks()
+      .direct()
+      .need(job.plan.device == Device::cpu, "device", "cpu")
+      .need(job.plan.dp_mode != DataMode::diloco, "dp_mode", "ddp")
+      .need(!groups, "shard_ranks", "2");
 }
 
 void scale_sums(VerifyHooks& hooks, const Job& job, bool up) {

@@ -27,7 +27,7 @@ void update_but_a_quarter(Trainer& t, const StepReport& report) {
 
 // Every shard one place further.
 void misplace(Trainer& t) {
-  const int ranks = t.data_axis().size();
+  const int ranks = t.strategy().shard_axis().size();
   for (const FlatUnit& unit : t.strategy().residents()) {
     if (!unit.trainable() && unit.values.numel() % ranks != 0) continue;
     const Tensor right = unit.values.clone();
@@ -39,7 +39,7 @@ void misplace(Trainer& t) {
 
 std::vector<Need> needs_shards(const Job& j) {
   const bool gathers = j.plan.zero == ZeroStage::one || j.plan.zero == ZeroStage::two;
-  return Needs(j).data_ranks().ddp().need(gathers, "zero", "1");
+  return Needs(j).data_ranks().ddp().need(gathers, "zero", "1").need(j.plan.shard_ranks != 1, "shard_ranks", "2");
 }
 
 }  // namespace

@@ -1,0 +1,159 @@
+// Parts to their owners, and back.
+#include "parallel/matrix_owners.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "optim/muon.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kTag = 7101;
+constexpr size_t kMostRuns = 3;  // of a part: queries, keys and values
+
+int64_t elements(const Shape& whole, const ShardSpec& spec) {
+  int64_t indices = 0;
+  for (const ShardSpec::Run& run : spec.runs) indices += run.size;
+  return spec.is_whole() ? whole.numel() : whole.numel() / whole[spec.dim] * indices;
+}
+
+// Copies between the part of a matrix and the whole.
+void copy(const Parameter& p, const ShardSpec& spec, const Tensor& part, const Tensor& whole, bool to_whole) {
+  for_each_run(p.whole, spec, 0, elements(p.whole, spec), [&](int64_t here, int64_t there, int64_t count) {
+    Tensor a = part.narrow(0, here, count), b = whole.narrow(0, there, count);
+    (to_whole ? b : a).copy_from(to_whole ? a : b);
+  });
+}
+
+}  // namespace
+
+std::vector<int> balanced_owners(std::span<const int64_t> sizes, int ranks) {
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return sizes[a] > sizes[b]; });
+  std::vector<int64_t> loads(static_cast<size_t>(ranks), 0);
+  std::vector<int> owners(sizes.size(), 0);
+  for (const size_t i : order) {
+    const auto least = std::ranges::min_element(loads);
+    *least += sizes[i];
+    owners[i] = static_cast<int>(least - loads.begin());
+  }
+  return owners;
+}
+
+MatrixOwners::MatrixOwners(const DataStrategy& strategy, Communicator& tp)
+    : axis_(strategy.shard_axis()),
+      tp_(tp),
+      cut_(strategy.layout().kept == Kept::in_shards),
+      alone_(strategy.layout().kept == Kept::at_root || strategy.layout().apart) {
+  std::vector<int64_t> sizes;
+  for (const FlatUnit& unit : strategy.shards()) {
+    if (!unit.trainable()) continue;
+    if (unit.matrices())
+      for (const Slot& slot : unit.slots) {
+        matrices_.push_back({pieces_.size(), slot});
+        sizes.push_back(slot.parameter->whole.numel());
+      }
+    pieces_.push_back(unit.values.numel());
+  }
+  const std::vector<int> owners = balanced_owners(sizes, axis_.size());
+  for (size_t i = 0; i < matrices_.size(); ++i) matrices_[i].owner = alone_ ? axis_.rank() : owners[i];
+  find_parts();
+}
+
+// Ranks of a tensor axis tell each other which rows or columns they have.
+void MatrixOwners::find_parts() {
+  const auto n = static_cast<size_t>(tp_.size()), width = 2 * kMostRuns;
+  std::vector<int64_t> mine(matrices_.size() * width, 0);
+  for (size_t i = 0; i < matrices_.size(); ++i) {
+    const std::vector<ShardSpec::Run>& runs = matrices_[i].slot.parameter->shard.runs;
+    if (runs.size() > kMostRuns) throw Error("[muon] a matrix is cut into more runs than three on a rank");
+    for (size_t r = 0; r < runs.size(); ++r) {
+      mine[i * width + 2 * r] = runs[r].begin;
+      mine[i * width + 2 * r + 1] = runs[r].size;
+    }
+  }
+  const ArenaPtr host = make_arena();
+  const Tensor own = Tensor::of<int64_t>(mine, {std::ssize(mine)}, host);
+  const Tensor all = Tensor::empty({std::ssize(mine) * tp_.size()}, DType::int64, host);
+  if (!mine.empty()) tp_.all_gather(own, all);
+  for (size_t i = 0; i < matrices_.size(); ++i) {
+    Matrix& m = matrices_[i];
+    for (size_t t = 0; t < n; ++t) {
+      ShardSpec spec{.dim = m.slot.parameter->shard.dim};
+      const int64_t* run = all.data<int64_t>() + t * mine.size() + i * width;
+      for (size_t r = 0; r < kMostRuns; ++r, run += 2)
+        if (run[1] > 0) spec.runs.push_back({run[0], run[1]});
+      m.largest = std::max(m.largest, elements(m.slot.parameter->whole, spec));
+      m.parts.push_back(std::move(spec));
+    }
+  }
+}
+
+// Elements of the part of the matrix here that a rank of the data axis has.
+Range MatrixOwners::held(const Matrix& m, int rank) const {
+  if (!cut_) return {0, m.slot.size};
+  const int64_t piece = pieces_[m.unit], begin = m.slot.begin + (axis_.rank() - rank) * piece;
+  const auto inside = [&](int64_t at) { return std::clamp(at, int64_t{0}, m.slot.size); };
+  return {inside(-begin), inside(piece - begin)};
+}
+
+// All of the matrix that this rank of tp has, on the owner.
+Tensor MatrixOwners::gathered(const Matrix& m, const Tensor& update) {
+  if (!cut_) return update.narrow(0, m.slot.begin, m.slot.size);
+  Tensor here = update.make({m.slot.size}, update.dtype(), Category::workspace);
+  for (int rank = 0; rank < axis_.size(); ++rank) {
+    const Range range = held(m, rank);
+    if (range.size() == 0) continue;
+    Tensor part = here.narrow(0, range.begin, range.size());
+    if (rank == axis_.rank())
+      part.copy_from(update.narrow(0, m.slot.begin + range.begin, range.size()));
+    else
+      axis_.recv(part, rank, kTag);
+  }
+  return here;
+}
+
+void MatrixOwners::make_whole(const Matrix& m, const Tensor& here) {
+  const Parameter& p = *m.slot.parameter;
+  if (tp_.size() == 1) return make_matrix_update(p, here.reshape(p.whole));
+  const auto room = [&](int64_t n) { return here.make({n}, here.dtype(), Category::workspace); };
+  const Tensor own = room(m.largest), all = room(m.largest * tp_.size()), whole = room(p.whole.numel());
+  own.narrow(0, 0, here.numel()).copy_from(here);
+  tp_.all_gather(own, all);
+  for (int t = 0; t < tp_.size(); ++t)
+    copy(p, m.parts[static_cast<size_t>(t)], all.narrow(0, t * m.largest, m.largest), whole, true);
+  make_matrix_update(p, whole.reshape(p.whole));
+  copy(p, m.parts[static_cast<size_t>(tp_.rank())], here, whole, false);
+}
+
+void MatrixOwners::make_updates(const std::vector<Tensor>& updates) {
+  const int rank = axis_.rank();
+  const auto mine = [&](const Matrix& m) {
+    const Range range = held(m, rank);
+    return updates[m.unit].narrow(0, m.slot.begin + range.begin, range.size());
+  };
+  for (const Matrix& m : matrices_)
+    if (cut_ && m.owner != rank && held(m, rank).size() > 0) axis_.send(mine(m), m.owner, kTag);
+  for (const Matrix& m : matrices_) {
+    if (m.owner != rank) continue;
+    const Tensor here = gathered(m, updates[m.unit]);
+    make_whole(m, here);
+    for (int to = 0; cut_ && to < axis_.size(); ++to) {
+      const Range range = held(m, to);
+      if (range.size() == 0) continue;
+      const Tensor part = here.narrow(0, range.begin, range.size());
+      if (to == rank)
+        mine(m).copy_from(part);
+      else
+        axis_.send(part, to, kTag);
+    }
+  }
+  for (const Matrix& m : matrices_) {
+    if (cut_ && m.owner != rank && held(m, rank).size() > 0) axis_.recv(mine(m), m.owner, kTag);
+    if (!cut_ && !alone_) axis_.broadcast(mine(m), m.owner);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,143 @@
+// Muon against its paper in float64, with loops of its own for every product.
+#include "optim/muon.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/support/units.h"
+
+namespace tessera {
+namespace {
+
+using Matrix = std::vector<std::vector<double>>;
+
+Matrix product(const Matrix& a, const Matrix& b) {
+  Matrix out(a.size(), std::vector<double>(b[0].size(), 0));
+  for (size_t i = 0; i < a.size(); ++i)
+    for (size_t k = 0; k < b.size(); ++k)
+      for (size_t j = 0; j < b[0].size(); ++j) out[i][j] += a[i][k] * b[k][j];
+  return out;
+}
+
+Matrix transposed(const Matrix& a) {
+  Matrix out(a[0].size(), std::vector<double>(a.size()));
+  for (size_t i = 0; i < a.size(); ++i)
+    for (size_t j = 0; j < a[0].size(); ++j) out[j][i] = a[i][j];
+  return out;
+}
+
+// As the authors write it: on the transpose where there are more rows than columns.
+Matrix newton_schulz(Matrix x) {
+  const bool tall = x.size() > x[0].size();
+  if (tall) x = transposed(x);
+  double sum = 0;
+  for (const auto& row : x)
+    for (const double e : row) sum += e * e;
+  for (auto& row : x)
+    for (double& e : row) e /= std::sqrt(sum) + 1e-7;
+  for (int step = 0; step < 5; ++step) {
+    const Matrix a = product(x, transposed(x)), a2 = product(a, a);
+    Matrix b = a;
+    for (size_t i = 0; i < a.size(); ++i)
+      for (size_t j = 0; j < a.size(); ++j) b[i][j] = -4.7750 * a[i][j] + 2.0315 * a2[i][j];
+    const Matrix bx = product(b, x);
+    for (size_t i = 0; i < x.size(); ++i)
+      for (size_t j = 0; j < x[0].size(); ++j) x[i][j] = 3.4445 * x[i][j] + bx[i][j];
+  }
+  return tall ? transposed(x) : x;
+}
+
+Matrix matrix_of(const double* from, int64_t rows, int64_t columns) {
+  Matrix out;
+  for (int64_t r = 0; r < rows; ++r) out.emplace_back(from + r * columns, from + (r + 1) * columns);
+  return out;
+}
+
+struct Held {
+  std::vector<std::unique_ptr<Parameter>> parameters;
+  FlatUnit unit;
+};
+
+// A unit of one matrix, of whose rows the first `top` are a matrix of their own where that is not 0.
+Held matrix_unit(int64_t rows, int64_t columns, int64_t top, DType dtype, const ArenaPtr& arena) {
+  Held out;
+  auto& p = *out.parameters.emplace_back(std::make_unique<Parameter>());
+  p.name = "w";
+  p.whole = {rows, columns};
+  p.decays = p.whole_update = true;
+  if (top > 0) p.rows = {top, rows - top};
+  p.var = Var(Tensor::meta(p.whole, dtype), true);
+  const auto room = [&] { return Tensor::empty({rows * columns}, dtype, arena, Category::parameters); };
+  out.unit = {"u (matrices)", room(), room(), {{&p, 0, rows * columns}}};
+  return out;
+}
+
+void expect_follows(int64_t rows, int64_t columns, int64_t top, DType dtype, double bound) {
+  SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(columns));
+  const ArenaPtr arena = make_arena();
+  const Held held = matrix_unit(rows, columns, top, dtype, arena);
+  const FlatUnit& unit = held.unit;
+  test::fill_normal(unit, unit.values, 1, 0.1);
+  constexpr double kMomentum = 0.95, kDecay = 0.1, kScale = 0.5;
+  const auto optimizer = make_optimizer(OptimizerKind::muon, {unit}, {.momentum = kMomentum, .weight_decay = kDecay});
+  std::vector<double> p = unit.values.to(DType::float64).to_vector<double>(), m(p.size(), 0);
+  for (int t = 1; t <= 3; ++t) {
+    test::fill_normal(unit, unit.grads, 100 + static_cast<uint64_t>(t), 0.3);
+    const std::vector<double> g = unit.grads.to(DType::float64).to_vector<double>();
+    const double lr = 0.01 * t;
+    optimizer->step(lr, kScale);
+    std::vector<double> u(g.size());
+    for (size_t i = 0; i < g.size(); ++i) {
+      m[i] = kMomentum * m[i] + kScale * g[i];
+      u[i] = kScale * g[i] + kMomentum * m[i];
+    }
+    const auto update = [&](int64_t first, int64_t count) {
+      const Matrix o = newton_schulz(matrix_of(u.data() + first * columns, count, columns));
+      const double factor = 0.2 * std::sqrt(static_cast<double>(std::max(count, columns)));
+      for (int64_t i = 0; i < count * columns; ++i) {
+        double& e = p[static_cast<size_t>(first * columns + i)];
+        e = e * (1 - lr * kDecay) - lr * factor * o[static_cast<size_t>(i / columns)][static_cast<size_t>(i % columns)];
+      }
+    };
+    if (top > 0) update(0, top);
+    update(top, rows - top);
+  }
+  const std::vector<double> found = unit.values.to(DType::float64).to_vector<double>();
+  for (size_t i = 0; i < p.size(); ++i) ASSERT_NEAR(found[i], p[i], bound * (1 + std::abs(p[i]))) << i;
+}
+
+TEST(Muon, FollowsThePaper) {
+  for (const auto& [rows, columns, top] :
+       {std::tuple{8, 8, 0}, {5, 12, 0}, {12, 5, 0}, {24, 8, 16}, {1, 7, 0}, {48, 16, 32}}) {
+    expect_follows(rows, columns, top, DType::float64, 1e-11);
+    expect_follows(rows, columns, top, DType::float32, 2e-5);
+  }
+}
+
+// Singular values end near 1: the polynomial makes no more of them than it promises.
+TEST(Muon, MakesMatricesNearlyOrthogonal) {
+  const ArenaPtr arena = make_arena();
+  const Held held = matrix_unit(16, 40, 0, DType::float64, arena);
+  test::fill_normal(held.unit, held.unit.values, 3, 5.0);
+  const Tensor x = held.unit.values.reshape({16, 40});
+  orthogonalise(x);
+  const Matrix o = matrix_of(x.data<double>(), 16, 40), gram = product(o, transposed(o));
+  double trace = 0;
+  for (size_t i = 0; i < gram.size(); ++i) {
+    EXPECT_GT(gram[i][i], 0.4);
+    EXPECT_LT(gram[i][i], 1.5);
+    trace += gram[i][i];
+  }
+  EXPECT_NEAR(trace / 16, 0.8, 0.3);
+}
+
+TEST(Muon, OfNothingIsNothing) {
+  const ArenaPtr arena = make_arena();
+  const Tensor x = Tensor::zeros({4, 6}, DType::float32, arena);
+  orthogonalise(x);
+  for (const float e : x.to_vector<float>()) EXPECT_EQ(e, 0);
+}
+
+}  // namespace
+}  // namespace tessera

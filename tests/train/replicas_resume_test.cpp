@@ -1,0 +1,101 @@
+// A run whose state is read back goes on with the same bits: in the middle of steps that ranks make alone, and of Muon
+// and hybrid sharding under another layout.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "tensor/error.h"
+#include "train/whole_state.h"
+
+namespace tessera {
+namespace {
+
+// What all ranks save, whole, by name.
+class Saved {
+ public:
+  void save(Trainer& trainer) {
+    for (const auto& parts : {own_values(trainer), own_state(trainer)})
+      for (const HeldPart& h : parts) add(h);
+  }
+  WholeTensors source() const {
+    return [this](const std::string& name, DType dtype, const Shape&) {
+      const auto found = all_.find(name);
+      if (found == all_.end()) throw Error("nobody has saved " + name);
+      return reader_of(found->second, dtype);
+    };
+  }
+  std::map<std::string, std::vector<std::byte>> all_;
+
+ private:
+  void add(const HeldPart& h) {
+    const std::lock_guard lock(mutex_);
+    const int64_t element = size_of(h.part.dtype());
+    std::vector<std::byte>& whole = all_[h.name];
+    whole.resize(static_cast<size_t>(h.parameter->stored().numel() * element));
+    for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(), [&](int64_t here, int64_t there, int64_t count) {
+      std::memcpy(whole.data() + there * element, h.part.contiguous().raw() + (here - h.begin) * element,
+                  static_cast<size_t>(count * element));
+    });
+  }
+  std::mutex mutex_;
+};
+
+Job job_with(const Plan& plan, OptimizerKind optimizer) {
+  Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37, .dropout = 0.1},
+          .optim = {.optimizer = optimizer, .lr = 0.02, .warmup = 1, .steps = 7, .batch = 8},
+          .plan = plan};
+  job.plan.threads_per_rank = 1;
+  check(job);
+  return job;
+}
+
+// Steps from `from`, if there is any, to `to`.
+void run(const Job& job, const Saved* start, int64_t from, int64_t to, Saved& end) {
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
+    if (start) {
+      read_values(trainer.strategy().residents(), start->source());
+      read_state(trainer, start->source());
+      trainer.set_done(from, from);
+    }
+    for (int64_t i = from; i < to; ++i) trainer.step();
+    end.save(trainer);
+  });
+}
+
+void expect_goes_on(const Plan& before, const Plan& after, OptimizerKind optimizer) {
+  SCOPED_TRACE(to_text(before) + " then " + to_text(after));
+  Saved whole, half, rest;
+  run(job_with(before, optimizer), nullptr, 0, 7, whole);
+  run(job_with(before, optimizer), nullptr, 0, 4, half);
+  run(job_with(after, optimizer), &half, 4, 7, rest);
+  EXPECT_EQ(whole.all_.size(), rest.all_.size());
+  for (const auto& [name, bytes] : whole.all_) EXPECT_TRUE(bytes == rest.all_[name]) << name;
+}
+
+// Step 4 is one after the outer step of step 3.
+TEST(ReplicasResume, GoesOnInTheMiddleOfStepsAlone) {
+  const Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3};
+  expect_goes_on(plan, plan, OptimizerKind::adamw);
+  Plan with_stages = plan;
+  with_stages.pp = 2;
+  expect_goes_on(with_stages, with_stages, OptimizerKind::sgd);
+}
+
+TEST(ReplicasResume, AnotherLayoutGoesOnWithTheSameBits) {
+  const Plan ddp{.dp = 4}, zero{.dp = 4, .zero = ZeroStage::one}, staged{.pp = 2, .dp = 4, .tie_copies = true};
+  expect_goes_on(ddp, zero, OptimizerKind::muon);
+  expect_goes_on(zero, ddp, OptimizerKind::muon);
+  expect_goes_on({.dp = 4, .zero = ZeroStage::three}, {.dp = 4, .zero = ZeroStage::two}, OptimizerKind::muon);
+  Plan copies = ddp;
+  copies.tie_copies = true;
+  expect_goes_on(copies, staged, OptimizerKind::muon);
+  // Two sums of two ranks each: the order does not depend on the stage where there is one micro-batch.
+  expect_goes_on({.dp = 4, .zero = ZeroStage::three, .shard_ranks = 2},
+                 {.dp = 4, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::adamw);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,204 @@
+// Groups of ranks, ranks that train alone, and owners of matrices, held to the contract.
+#include <gtest/gtest.h>
+
+#include "tensor/error.h"
+#include "tests/verify/draw.h"
+#include "train/whole_state.h"
+#include "verify/defects/defects.h"
+
+namespace tessera {
+namespace {
+
+using test::Draw;
+using test::expect_passes;
+
+TrainOptions short_plan(int64_t dp) {
+  TrainOptions o = test::small_plan();
+  o.channels = 16;
+  o.steps = 6;
+  o.dp = dp;
+  o.batch = dp * 2;
+  return o;
+}
+
+// Two sums, in every order: within a group, and over the groups.
+TEST(ReplicasContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
+  for (uint64_t trial = 0; trial < test::plans(14); ++trial) {
+    Draw d("groups", trial);
+    TrainOptions o = short_plan(d.of<int64_t>({4, 4, 6, 8}));
+    o.shard_ranks = *o.dp == 6 ? d.of<int64_t>({2, 3}) : d.of<int64_t>({1, 2, *o.dp / 2, *o.dp});
+    o.zero = d.between(1, 3);
+    o.microbatches = d.between(1, 3);
+    o.batch = *o.dp * o.microbatches;
+    o.all_reduce = d.of<const char*>({"direct", "ring", "tree", "root"});
+    o.dtype = d.of<const char*>({"fp32", "bf16", "fp64"});
+    o.optimizer = d.of<const char*>({"adamw", "sgd", "muon"});
+    o.untied = d.between(0, 1) == 1;
+    if (*o.dp == 4 && d.between(0, 2) == 0) o.pp = 2;
+    SCOPED_TRACE(trial);
+    expect_passes(o);
+  }
+}
+
+TEST(ReplicasContract, GroupsBesideTensorAndContextRanks) {
+  TrainOptions o = short_plan(4);
+  o.zero = 2;
+  o.shard_ranks = 2;
+  o.tp = 2;
+  o.steps = 2;
+  expect_passes(o);
+  o = short_plan(2);
+  o.steps = 2;
+  o.zero = 3;
+  o.shard_ranks = 2;
+  o.cp = 2;
+  o.context = 16;
+  expect_passes(o);
+}
+
+TEST(ReplicasContract, MuonTrainsLikeOneRankToTheBit) {
+  for (uint64_t trial = 0; trial < test::plans(14); ++trial) {
+    Draw d("muon", trial);
+    TrainOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
+    o.optimizer = "muon";
+    o.lr = 0.02;
+    o.momentum = d.of({0.0, 0.95});
+    o.zero = d.between(0, 3);
+    o.microbatches = d.between(1, 2);
+    o.batch = *o.dp * o.microbatches;
+    o.dtype = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
+    o.family = d.of<const char*>({"gpt2", "llama"});
+    o.kv_heads = d.of<int64_t>({1, 2});
+    o.offload = d.of<const char*>({"none", "none", "optimizer"});
+    if (d.between(0, 2) == 0) o.pp = 2;
+    if (!o.pp && d.between(0, 2) == 0) o.zero = 0, o.dp_mode = "dataparallel";
+    SCOPED_TRACE(trial);
+    expect_passes(o);
+  }
+}
+
+TEST(ReplicasContract, TensorRanksGatherMatrices) {
+  for (const auto& [family, zero] : {std::pair{"gpt2", 0}, {"llama", 3}}) {
+    TrainOptions o = short_plan(2);
+    o.optimizer = "muon";
+    o.family = family;
+    o.tp = 2;
+    o.ffn = 37;  // which is cut unevenly
+    o.zero = zero;
+    o.steps = 2;
+    expect_passes(o);
+  }
+}
+
+TEST(ReplicasContract, RanksThatTrainAloneAreReplayedToTheBit) {
+  for (uint64_t trial = 0; trial < test::plans(14); ++trial) {
+    Draw d("diloco", trial);
+    TrainOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
+    o.dp_mode = "diloco";
+    o.sync_every = d.between(1, 4);
+    o.outer_lr = d.of({0.7, 1.0});
+    o.outer_momentum = d.of({0.0, 0.9});
+    o.microbatches = d.between(1, 2);
+    o.batch = *o.dp * o.microbatches;
+    o.optimizer = d.of<const char*>({"adamw", "sgd", "muon"});
+    o.clip = d.of({0.0, 0.1});
+    o.dtype = d.of<const char*>({"fp32", "fp64"});
+    o.grad_dtype = "fp32";
+    o.lora_rank = d.of<int64_t>({0, 0, 2});
+    if (o.lora_rank > 0) o.optimizer = "adamw";
+    if (d.between(0, 2) == 0) o.pp = 2;
+    o.all_reduce = o.pp ? d.of<const char*>({"direct", "tree"}) : d.of<const char*>({"direct", "ring", "tree", "root"});
+    SCOPED_TRACE(trial);
+    expect_passes(o);
+  }
+}
+
+TEST(ReplicasContract, RanksThatTrainAloneBesideTensorRanks) {
+  TrainOptions o = short_plan(2);
+  o.dp_mode = "diloco";
+  o.sync_every = 2;
+  o.tp = 2;
+  expect_passes(o);
+}
+
+std::vector<Tensor> trained(const Job& job) {
+  std::vector<Tensor> out;
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
+    for (int64_t i = 0; i < job.optim.steps; ++i) trainer.step();
+    const std::vector<NamedTensor> values = whole_values(trainer);
+    if (world.rank() == 0)
+      for (const NamedTensor& t : values) out.push_back(t.tensor.contiguous().clone());
+  });
+  return out;
+}
+
+// Every step a sum, plain SGD inside and outside: data parallelism, but for the order of operations.
+TEST(ReplicasContract, WithOneStepAloneItIsDdp) {
+  TrainOptions o = short_plan(4);
+  o.steps = 10;
+  o.optimizer = "sgd";
+  o.momentum = 0;
+  o.weight_decay = 0;
+  o.clip = 0;
+  o.lr = 0.3;
+  o.dtype = "fp64";
+  o.outer_lr = 1;
+  o.outer_momentum = 0;
+  const std::vector<Tensor> ddp = trained(job_of(o));
+  o.dp_mode = "diloco";
+  const std::vector<Tensor> alone = trained(job_of(o));
+  ASSERT_EQ(ddp.size(), alone.size());
+  for (size_t i = 0; i < ddp.size(); ++i) {
+    double square = 0, distance = 0;
+    for (int64_t e = 0; e < ddp[i].numel(); ++e) {
+      const double a = ddp[i].data<double>()[e], b = alone[i].data<double>()[e];
+      square += a * a;
+      distance += (a - b) * (a - b);
+    }
+    EXPECT_LE(distance, 1e-24 * square) << i;
+  }
+  o.sync_every = 2;
+  const std::vector<Tensor> two = trained(job_of(o));
+  EXPECT_NE(two[0].data<double>()[5], ddp[0].data<double>()[5]);
+}
+
+TEST(ReplicasContract, PlansThatCannotBeAreRefused) {
+  const auto refused = [](TrainOptions o, const std::string& words) {
+    try {
+      check(job_of(o));
+      ADD_FAILURE() << words;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
+    }
+  };
+  TrainOptions o = short_plan(4);
+  o.shard_ranks = 2;
+  refused(o, "`shard_ranks`: goes with `zero` 1, 2 or 3");
+  o.zero = 1;
+  o.shard_ranks = 3;
+  refused(o, "groups of 3 ranks do not divide the 4 that share the batch; the nearest that do: 2 or 4");
+  o = short_plan(4);
+  o.sync_every = 5;
+  refused(o, "`sync_every`: goes with `dp_mode` diloco");
+  o.dp_mode = "diloco";
+  o.zero = 1;
+  refused(o, "`zero`");
+  o.zero = 0;
+  o.dtype = "bf16";
+  refused(o, "`dtype`");
+  o.dtype = "fp32";
+  o.pp = 2;
+  o.all_reduce = "ring";
+  refused(o, "`all_reduce`");
+  o = short_plan(2);
+  o.optimizer = "muon";
+  o.dp_mode = "ps-sync";
+  refused(o, "`optimizer`: muon needs whole matrices");
+  o.dp_mode = "ddp";
+  o.lora_rank = 2;
+  refused(o, "`optimizer`: muon is for matrices of layers");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,116 @@
+// Modes of the data axis, groups of shards, ranks that train alone, and optimizers that need whole matrices.
+#include "train/check_data.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "tensor/field_error.h"
+#include "train/names.h"
+
+namespace tessera {
+namespace {
+
+void check_diloco(const Plan& p) {
+  if (p.dp_mode != DataMode::diloco) {
+    if (p.sync_every != 1)
+      throw FieldError("sync_every", fmt::format("goes with `dp_mode` diloco, found {}", text_of(p.dp_mode)));
+    return;
+  }
+  if (p.zero != ZeroStage::none)
+    throw FieldError(
+        "zero",
+        fmt::format("ranks of `dp_mode` diloco have nothing to share out between two sums; expected 0, found {}",
+                    static_cast<int>(p.zero)));
+  if (p.cp > 1)
+    throw FieldError(
+        "cp",
+        fmt::format("goes with `dp_mode` ddp, whose ranks sum gradients in every step; expected 1, found {}", p.cp));
+  if (p.all_reduce == Algorithm::ring && (p.pp > 1 || p.tie_copies))
+    throw FieldError(
+        "all_reduce",
+        "a ring adds the copies of a tied weight in two orders, and in `dp_mode` diloco nothing makes them "
+        "equal again; expected direct, tree or root");
+  if (p.device != Device::cpu)
+    throw FieldError("device", fmt::format("`dp_mode` diloco is built for cpu alone, found {}", name_of(p.device)));
+  if (!(p.outer_lr > 0) || !std::isfinite(p.outer_lr))
+    throw FieldError("outer_lr", fmt::format("expected a number above 0, found {}", p.outer_lr));
+  if (!(p.outer_momentum >= 0 && p.outer_momentum < 1))
+    throw FieldError("outer_momentum", fmt::format("expected a number in [0, 1), found {}", p.outer_momentum));
+}
+
+void check_muon(const Job& s) {
+  if (s.optim.optimizer != OptimizerKind::muon) return;
+  const DataMode mode = s.plan.dp_mode;
+  if (mode == DataMode::ps_sync || mode == DataMode::ps_async)
+    throw FieldError(
+        "optimizer",
+        fmt::format("muon needs whole matrices, which the servers of {} have not; expected another, or `dp_mode` ddp",
+                    text_of(mode)));
+  if (s.model.lora.rank > 0)
+    throw FieldError("optimizer", "muon is for matrices of layers, which are frozen beside adapters; expected adamw");
+  if (s.optim.state_dtype == DType::bfloat16)
+    throw FieldError("state_dtype", "muon keeps its momentum in fp32; expected fp32, found bf16");
+  if (s.plan.device != Device::cpu)
+    throw FieldError("optimizer", "muon is built for `device` cpu alone; expected another one on cuda");
+}
+
+void check_diloco_types(const Job& s) {
+  if (s.plan.dp_mode != DataMode::diloco) return;
+  if (s.optim.dtype == DType::bfloat16)
+    throw FieldError("dtype",
+                     "`dp_mode` diloco compares parameters in fp32, and those of bf16 are rounded; expected fp32");
+  if (data_options(s).grad_dtype != s.optim.dtype)
+    throw FieldError("grad_dtype", "`dp_mode` diloco sends differences of parameters in their own type; expected fp32");
+}
+
+}  // namespace
+
+void check_data(const Plan& p) {
+  if (p.servers > p.dp)
+    throw FieldError("servers", fmt::format("expected at most the {} ranks, found {}", p.dp, p.servers));
+  if (p.all_reduce == Algorithm::native && !uses_nccl(p) && p.backend != Backend::mpi)
+    throw FieldError("all_reduce",
+                     fmt::format("{} ranks have no library of their own; expected direct, ring, tree or root",
+                                 p.backend == Backend::tcp ? "TCP" : "thread"));
+  if (p.shard_ranks > 0 && p.zero == ZeroStage::none)
+    throw FieldError("shard_ranks", "goes with `zero` 1, 2 or 3, found 0");
+  if (p.shard_ranks > 0 && (p.dp * p.cp) % p.shard_ranks != 0)
+    throw FieldError(
+        "shard_ranks",
+        fmt::format("groups of {} ranks do not divide the {} that share the batch; the nearest that do: {}",
+                    p.shard_ranks, p.dp * p.cp, divisors_near(p.dp * p.cp, p.shard_ranks)));
+  if (p.dp_mode == DataMode::ddp || p.dp_mode == DataMode::diloco) return;
+  const std::string_view mode = text_of(p.dp_mode);
+  if (uses_nccl(p))
+    throw FieldError("backend",
+                     fmt::format("{} adds at one rank, in rank order, and nccl does not; expected threads or mpi "
+                                 "beside `dp_mode` {}, found nccl",
+                                 mode, mode));
+  if (p.all_reduce != Algorithm::direct)
+    throw FieldError("all_reduce", fmt::format("{} adds at one rank, in rank order; expected direct, found {}", mode,
+                                               text_of(p.all_reduce)));
+  if (p.zero != ZeroStage::none)
+    throw FieldError("zero", fmt::format("{} goes with `dp_mode` ddp, found {}", static_cast<int>(p.zero), mode));
+  if (p.ranks() > p.dp)
+    throw FieldError("dp_mode",
+                     fmt::format("{} is for data-parallel ranks alone; expected ddp beside `tp`, `pp` and `cp`", mode));
+}
+
+void check_modes(const Plan& p) {
+  check_diloco(p);
+  if (p.dp_mode != DataMode::ps_async && !(p.record.empty() && p.replay.empty()))
+    throw FieldError(p.record.empty() ? "replay" : "record",
+                     fmt::format("goes with `dp_mode` ps-async, found {}", text_of(p.dp_mode)));
+  if (p.dp_mode == DataMode::ps_async && p.tie_copies)
+    throw FieldError("tie_copies", "ps-async has no steps in common; expected another `dp_mode`");
+  if (p.dp_mode == DataMode::dataparallel && has_processes(p))
+    throw FieldError("dp_mode", "dataparallel is one process by definition; expected ddp or ps-sync for several");
+}
+
+void check_updates(const Job& s) {
+  check_muon(s);
+  check_diloco_types(s);
+}
+
+}  // namespace tessera

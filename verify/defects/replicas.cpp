@@ -1,0 +1,107 @@
+// Defects of groups of ranks: those between which shards are summed, ranks that train alone, owners of matrices.
+#include <memory>
+#include <tuple>
+#include <utility>
+
+#include "optim/grad_norm.h"
+#include "train/plan.h"
+#include "verify/defects/groups.h"
+#include "verify/defects/spoilt_transport.h"
+
+namespace tessera {
+namespace {
+
+// Of the groups that the data axis is cut into the second has the ranks of the first: shards are summed over the ranks
+// that they are cut over, and not over those that have the same.
+class WrongGroups final : public AroundTransport {
+ public:
+  WrongGroups(std::unique_ptr<Transport> inner, std::string axis)
+      : AroundTransport(std::move(inner)), data_axis_(std::move(axis)) {}
+  std::unique_ptr<Transport> split(int color, int key) override {
+    if (axis_ == data_axis_) {
+      if (splits_++ == 0)
+        first_ = {color, key};
+      else
+        std::tie(color, key) = first_;
+    }
+    return AroundTransport::split(color, key);
+  }
+
+ protected:
+  std::unique_ptr<Transport> around(std::unique_ptr<Transport> made) const override {
+    return std::make_unique<WrongGroups>(std::move(made), data_axis_);
+  }
+
+ private:
+  std::string data_axis_;
+  int splits_ = 0;
+  std::pair<int, int> first_;
+};
+
+Needs of_groups(const Job& j) {
+  const int64_t ranks = j.plan.dp * j.plan.cp, group = j.plan.shard_ranks;
+  return Needs(j)
+      .data_ranks(4)
+      .ddp()
+      .direct()
+      .need(j.plan.device == Device::cpu, "device", "cpu")
+      .need(j.plan.zero != ZeroStage::none, "zero", "1")
+      .need(group > 1 && (ranks < 4 || group < ranks), "shard_ranks", "2");
+}
+
+Spoilt silent(const std::string& axis, Op op) {
+  return {[=](const std::string& name, const Call& call) { return name == axis && call.op == op; },
+          [](Transport&, const Call&) { return int64_t{0}; }};
+}
+
+}  // namespace
+
+std::vector<Defect> defects_of_replicas() {
+  return {
+      {"unsummed-group", "shards are not summed over the groups: each group trains on its own sequences",
+       Cause::group_not_summed, [](const Job& j) { return of_groups(j); }, everywhere,
+       [](VerifyHooks& h, const Job&) { spoil(h, silent("dp.replicate", Op::all_reduce)); }},
+      {"wrong-group", "shards are summed over the ranks of their group, and not over those that have the same shard",
+       Cause::wrong_group, [](const Job& j) { return of_groups(j); }, everywhere,
+       [](VerifyHooks& h, const Job& j) {
+         h.launching = [before = std::move(h.launching), axis = data_axis_of(j)](LaunchOptions& how) {
+           before(how);
+           how.around = [axis](std::unique_ptr<Transport> transport) {
+             return std::make_unique<WrongGroups>(std::move(transport), axis);
+           };
+         };
+       }},
+      {"forgotten-outer-step", "the first outer step is left out: ranks go on alone", Cause::outer_step,
+       [](const Job& j) {
+         return Needs(j)
+             .data_ranks()
+             .need(j.plan.dp_mode == DataMode::diloco, "dp_mode", "diloco")
+             .need(j.plan.sync_every <= j.optim.steps, "sync_every", "2")
+             .need(j.plan.zero == ZeroStage::none, "zero", "0")
+             .need(j.plan.cp == 1, "cp", "1")
+             .need(j.optim.dtype != DType::bfloat16, "dtype", "fp32")
+             .direct();
+       },
+       everywhere,
+       [](VerifyHooks& h, const Job& j) {
+         h.update = [every = j.plan.sync_every](Trainer& t, const StepReport& r) {
+           if (t.steps_done() + 1 != every) return t.update(r);
+           t.optimizer().step(r.lr, clip_factor(r.grad_norm, t.job().optim.clip));
+           t.strategy().set_steps_done(every);
+         };
+       }},
+      {"silent-owner", "owners of matrices do not send what they have made orthogonal", Cause::silent_owner,
+       [](const Job& j) {
+         return Needs(j)
+             .data_ranks()
+             .ddp()
+             .direct()
+             .need(j.optim.optimizer == OptimizerKind::muon, "optimizer", "muon")
+             .need(j.plan.zero == ZeroStage::none, "zero", "0")
+             .need(j.model.lora.rank == 0, "lora_rank", "0");
+       },
+       everywhere, [](VerifyHooks& h, const Job& j) { spoil(h, silent(data_axis_of(j), Op::broadcast)); }},
+  };
+}
+
+}  // namespace tessera

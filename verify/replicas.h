@@ -1,0 +1,39 @@
+// The oracle of a plan whose ranks train copies of the model alone and compare them after some steps
+// (parallel/diloco.h): a serial run for each of them, and plain loops for what they do together. Of any other plan it
+// is one serial run.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "verify/reference.h"
+
+namespace tessera {
+
+class Replicas {
+ public:
+  Replicas(const Job& job, const Sequences& sequences, const SumOrder& order);
+
+  size_t count() const { return all_.size(); }
+  // Of a rank, or of all.
+  Reference& of(int copy) { return *all_[apart_ ? static_cast<size_t>(copy) : 0]; }
+  // The loss is that of all; norms() has each one's.
+  StepReport compute_gradients();
+  double& norm_of(int copy) { return reports_[apart_ ? static_cast<size_t>(copy) : 0].grad_norm; }
+  // Each by its norm; and, when it is time, the outer step.
+  void update();
+  // What all keep together, named as the optimizer's state is.
+  const std::vector<NamedTensor>& state() const { return state_; }
+
+ private:
+  void outer_step();
+  Tensor common_of(const FlatUnit& unit) const;
+
+  Plan plan_;
+  bool apart_;
+  std::vector<std::unique_ptr<Reference>> all_;
+  std::vector<StepReport> reports_;
+  std::vector<NamedTensor> state_;
+  ArenaPtr arena_ = make_arena();
+};
+
+}  // namespace tessera
