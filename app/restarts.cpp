@@ -89,8 +89,8 @@ class Launcher {
 };
 
 std::string describe_ranks(const Plan& p) {
-  return fmt::format("{} {} (pp {} x dp {} x cp {} x tp {}), {} micro-batches each", p.ranks(),
-                     p.ranks() == 1 ? "rank" : "ranks", p.pp, p.dp, p.cp, p.tp, p.microbatches);
+  return fmt::format("{} {} (pp {} x dp {} x cp {} x tp {}), {} {} each", p.ranks(), p.ranks() == 1 ? "rank" : "ranks",
+                     p.pp, p.dp, p.cp, p.tp, p.microbatches, p.microbatches == 1 ? "micro-batch" : "micro-batches");
 }
 
 // Reads who is there, and says so where it has changed.
@@ -99,7 +99,8 @@ Plan Launcher::plan_now() {
   const std::vector<Host> hosts =
       of_option("hostfile", *o_.hostfile, [&] { return parse_hosts(read_file(*o_.hostfile), *o_.hostfile); });
   Plan plan = plan_on(whole_, slots_of(hosts));
-  std::string members = fmt::format("{} slots on {} hosts", slots_of(hosts), hosts.size());
+  std::string members =
+      fmt::format("{} slots on {} {}", slots_of(hosts), hosts.size(), hosts.size() == 1 ? "host" : "hosts");
   for (size_t i = 0; i < std::min<size_t>(hosts.size(), 8); ++i)
     members += fmt::format("{}{} {}", i == 0 ? ": " : ", ", hosts[i].name, hosts[i].slots);
   if (hosts.size() > 8) members += ", ...";

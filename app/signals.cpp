@@ -24,6 +24,7 @@ std::atomic<bool> steps_in_hand{false}, save_requested{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 std::atomic<const char*> cut_file{nullptr};
 sem_t ending;
+pid_t parent = 0;  // of the program's start
 
 // Whether SIGHUP was ignored when the program was started, as nohup asks. It is looked at before the libraries are
 // initialised: UCX, which Open MPI 5 brings, takes SIGHUP for its debugger.
@@ -37,11 +38,13 @@ void look_at_hangup() {
 
 [[gnu::section(".preinit_array"), gnu::used]] void (*const before_libraries)() = look_at_hangup;
 
-void handle(int signal) {
+void handle(int signal, siginfo_t* info, void*) {
   if (signal == SIGUSR1) {
     save_requested = true;
     return;
   }
+  // A launcher's death is said once for each of its threads that the run is handed on to.
+  if (came != 0 && info->si_code == SI_USER && info->si_pid == parent && getppid() != parent) return;
   const bool first = came.exchange(signal == SIGHUP ? SIGTERM : signal) == 0;
   const int error = errno;
   if (!first || !steps_in_hand) sem_post(&ending);
@@ -78,8 +81,8 @@ void end_program() {
 
 void on(int signal) {
   struct sigaction action {};
-  action.sa_handler = handle;
-  action.sa_flags = SA_RESTART;
+  action.sa_sigaction = handle;
+  action.sa_flags = static_cast<int>(SA_RESTART | SA_SIGINFO);
   sigaction(signal, &action, nullptr);
 }
 
@@ -87,6 +90,7 @@ void on(int signal) {
 
 void watch_signals() {
   sem_init(&ending, 0, 0);
+  parent = getppid();
   // Signals are for the other threads: this one must come to its end.
   sigset_t all, before;
   sigfillset(&all);

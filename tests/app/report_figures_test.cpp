@@ -99,7 +99,7 @@ TEST(Figures, WhatCannotBeDrawnIsRefused) {
             "--ranks: expected one value, since --zero has several");
   EXPECT_NE(refused("memory", {{"zero", "1,7"}, {"ranks", "2"}}).find("--zero"), std::string::npos);
   EXPECT_NE(refused("bytes", {{"tp", "3"}}).find("--tp"), std::string::npos);
-  EXPECT_NE(refused("bytes", {{"dp-mode", "ps-async"}}).find("has to run"), std::string::npos);
+  EXPECT_NE(refused("bytes", {{"dp-mode", "ps-async"}}).find("only a run shows"), std::string::npos);
 }
 
 Event event(const char* track, const char* name, double begin, double end, const char* operation = "") {

@@ -143,7 +143,7 @@ TEST_F(RestartsTest, AKilledRunGoesOnByItselfToTheSameBits) {
   EXPECT_TRUE(end_of("run") == end_of("whole"));
   expect_said("start 1 of 3 failed at step ");
   expect_said("killed by signal 9 (Killed); ");
-  expect_said("start 3 of 3: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 1 micro-batches each");
+  expect_said("start 3 of 3: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 1 micro-batch each");
   expect_said("2 restarts: ");
 }
 
@@ -191,7 +191,7 @@ TEST_F(RestartsTest, OnFewerSlotsThereAreFewerDataRanksAndTheBatchStays) {
   write_file(path("hosts"), "localhost slots=2  # one has gone\n");
   kill_at(60, child_of(launcher));
   EXPECT_EQ(status_of(launcher), 0) << log();
-  expect_said("2 slots on 1 hosts: localhost 2");
+  expect_said("2 slots on 1 host: localhost 2");
   expect_said("2 of 4 data ranks: each now computes 2 micro-batches, and the batch stays");
   expect_said("start 2 of 2: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 2 micro-batches each");
   const std::string config = read_file(path("run/config.toml"));
