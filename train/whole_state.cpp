@@ -183,7 +183,7 @@ std::vector<WholeTensor> list_state(Trainer& trainer, int copies) {
     for (const Module::Unit& unit : units)
       for (const Slot& slot : unit.slots)
         if (unit.trainable && (unit.matrices ? of_matrices : of_rest))
-          out.push_back({slot.parameter->name + "." + kind + suffix, dtype, slot.parameter->stored()});
+          out.push_back({fmt::format("{}.{}{}", slot.parameter->name, kind, suffix), dtype, slot.parameter->stored()});
   };
   const std::vector<std::string> rest = state_kinds(o), matrices = state_kinds(o, true);
   const auto keeps = [](const std::vector<std::string>& kinds, const std::string& kind) {

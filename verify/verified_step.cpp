@@ -85,8 +85,8 @@ void VerifiedRank::compare_state(int64_t step, const std::vector<NamedTensor>& s
     std::vector<NamedTensor> owners;
     size_t at = 0;  // among the slots of all that are trained
     for (const FlatUnit& unit : trained) {
-      const auto found =
-          std::ranges::find_if(expected, [&](const NamedTensor& t) { return t.name == unit.name + "." + kind; });
+      const auto found = std::ranges::find_if(
+          expected, [&, &k = kind](const NamedTensor& t) { return t.name == unit.name + "." + k; });
       for (size_t i = 0; i < unit.slots.size(); ++i, ++at)
         if (found != expected.end()) owners.push_back(owners_of_gradients_.at(at));
       if (found == expected.end()) continue;
