@@ -82,7 +82,13 @@ void TcpWorld::read_from(int peer) {
     came_.notify_all();
     if (head.kind == Head::Kind::goodbye) return;
   }
+  wait_for_a_cause();
   lost("its connection has ended");
+}
+
+// A rank that ends may have heard of another's failure, which is then on its way to this one too.
+void TcpWorld::wait_for_a_cause() const {
+  for (int i = 0; i < 25 && board_.failed_rank() < 0 && !closing_; ++i) std::this_thread::sleep_for(kMoment);
 }
 
 void TcpWorld::send(int to, const Head& head, const void* data) {
@@ -93,7 +99,7 @@ void TcpWorld::send(int to, const Head& head, const void* data) {
     return;
   const std::string during = "send of " + std::to_string(head.bytes) + " bytes";
   if (!deadline.is_over()) {
-    std::this_thread::sleep_for(kMoment);  // for the reader to see why
+    wait_for_a_cause();
     board_.fail(to, "its connection has ended");
   }
   if (const int failed = board_.failed_rank(); failed >= 0)

@@ -58,6 +58,7 @@ class TcpWorld {
  private:
   using Address = std::tuple<int, uint64_t, int>;  // rank, group, tag
   void read_from(int peer);
+  void wait_for_a_cause() const;
 
   Met met_;
   int rank_;
