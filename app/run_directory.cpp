@@ -178,12 +178,12 @@ std::set<std::string> names_of(const std::vector<WholeTensor>& tensors) {
 
 // Ranks that train alone have a state each, and go on as they were.
 void check_replicas_saved(const SavedTensors& state, const DataStrategy& strategy, const std::string& what) {
-  int saved = 0;  // 0: by another strategy
+  std::set<std::string> copies;  // the first has no suffix; none: by another strategy
   for (const auto& [name, whole] : state.all()) {
-    if (saved == 0 && name.ends_with(".common")) saved = 1;
-    if (const size_t at = name.find(".value.replica"); at != std::string::npos)
-      saved = std::max(saved, 1 + std::stoi(name.substr(at + 14)));
+    if (name.ends_with(".common")) copies.insert("");
+    if (const size_t at = name.find(".value.replica"); at != std::string::npos) copies.insert(name.substr(at));
   }
+  const int saved = static_cast<int>(copies.size());
   const int wanted = strategy.layout().apart ? strategy.copies() : 0;
   if (saved == wanted) return;
   throw Error(fmt::format("--resume: {} has the states of {}; expected {}", what,
