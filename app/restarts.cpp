@@ -232,14 +232,16 @@ std::vector<std::string> words_of_start(const std::vector<std::string>& words, c
 
 Plan plan_on(Plan plan, int64_t slots) {
   const int64_t each = plan.ranks() / plan.dp, all = plan.dp * plan.microbatches;
-  int64_t dp = std::min(plan.dp, slots / each);
-  while (dp > 0 && all % dp != 0) --dp;
-  if (dp == 0)
-    throw Error(
-        fmt::format("--hostfile: the hosts have {} slots; expected at least the {} ranks of one data rank (pp {} x "
-                    "cp {} x tp {})",
-                    slots, each, plan.pp, plan.cp, plan.tp),
-        Status::communication);
+  const auto fits = [&](int64_t dp) {
+    return all % dp == 0 && (plan.shard_ranks == 0 || dp * plan.cp % plan.shard_ranks == 0);
+  };
+  int64_t least = 1, dp = std::min(plan.dp, slots / each);
+  while (!fits(least)) ++least;  // plan.dp does
+  while (dp > least && !fits(dp)) --dp;
+  if (dp < least)
+    throw Error(fmt::format("--hostfile: the hosts have {} slots; expected at least {} (pp {} x dp {} x cp {} x tp {})",
+                            slots, least * each, plan.pp, least, plan.cp, plan.tp),
+                Status::communication);
   plan.dp = dp, plan.microbatches = all / dp;
   return plan;
 }

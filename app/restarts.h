@@ -23,8 +23,9 @@ int run_with_restarts(const TrainOptions& options, const std::vector<std::string
 
 // The words of the started program: those of the launcher without its own, and `more`.
 std::vector<std::string> words_of_start(const std::vector<std::string>& words, const std::vector<std::string>& more);
-// The plan on so many slots: its data axis shrinks to what fits and divides data ranks x micro-batches, which stay the
-// same in all. Throws Error (communication) where not even one data rank fits.
+// The plan on so many slots: its data axis shrinks to what fits, divides data ranks x micro-batches, which stay the
+// same in all, and keeps groups of shard ranks whole. Throws Error (communication) where not even the least such axis
+// fits.
 Plan plan_on(Plan plan, int64_t slots);
 // Whether a start that ended so may do better the next time.
 bool is_worth_a_restart(int status);

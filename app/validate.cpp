@@ -71,8 +71,8 @@ void check_restarts(const TrainOptions& o) {
   if (o.hostfile && o.launch && o.launch->find("{ranks}") == std::string::npos)
     throw Error(
         fmt::format("--launch: expected {{ranks}} in it where --hostfile gives their number, found '{}'", *o.launch));
-  if (o.hostfile && o.dp_mode == "ps-async")
-    throw Error("--hostfile: expected ranks that all make the same steps, found --dp-mode ps-async");
+  if (o.hostfile && (o.dp_mode == "ps-async" || o.dp_mode == "diloco"))
+    throw Error(fmt::format("--hostfile: expected ranks that all make the same steps, found --dp-mode {}", o.dp_mode));
 }
 
 // Asks what does not depend on the plan.

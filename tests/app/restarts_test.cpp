@@ -50,6 +50,11 @@ TEST(Restarts, TheDataAxisShrinksToTheSlotsAndTheBatchStays) {
   EXPECT_EQ(on(plan, 15), 3);
   EXPECT_EQ(on(plan, 4), 1);
   EXPECT_THROW(plan_on(plan, 3), Error);
+  const Plan groups{.dp = 6, .zero = ZeroStage::two, .shard_ranks = 2, .microbatches = 2};
+  EXPECT_EQ(on(groups, 6), 6);
+  EXPECT_EQ(on(groups, 5), 4);
+  EXPECT_EQ(on(groups, 3), 2);
+  EXPECT_THROW(plan_on(groups, 1), Error);
 }
 
 TEST(Restarts, WhatCannotGetBetterIsLeft) {
