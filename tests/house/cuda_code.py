@@ -35,7 +35,7 @@ HOT = {
     "rotary.cu.o": {r"rotate_kernel<.*true>\(": [LOADS, STORES]},
     "swiglu.cu.o": {r"swiglu_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
     "elementwise.cu.o": {r"flat_kernel<": [EITHER]},
-    "copy.cu.o": {r"flat_kernel<(?!Convert<int, long>)": [EITHER]},  # of an int64 the low half is all that is read
+    "copy.cu.o": {r"flat_kernel<(?!Convert<(int|unsigned char), long>)": [EITHER]},  # of an int64 only the low bytes are read
     "dropout.cu.o": {r"dropout_kernel<": [EITHER]},
     "reduce.cu.o": {r"sum_columns_kernel<.*true>\(": [LOADS]},
     "updates.cu.o": {r"segments_kernel<4, .*Adam<": [LOADS, STORES], r"segments_kernel<4, .*Sgd<": [LOADS, STORES]},
