@@ -65,6 +65,10 @@ ModelConfig model_of(const TrainOptions& o) {
   if (o.rope_scaling) c.rotary.scaling = chosen<RopeScaling>(*o.rope_scaling);
   given(o.rope_low_freq, c.rotary.low_freq_factor), given(o.rope_high_freq, c.rotary.high_freq_factor);
   given(o.rope_original_context, c.rotary.original_context);
+  given(o.experts, c.experts.count), given(o.experts_per_token, c.experts.per_token);
+  given(o.shared_experts, c.experts.shared), given(o.expert_capacity, c.experts.capacity);
+  given(o.balance_loss, c.experts.balance_loss), given(o.z_loss, c.experts.z_loss);
+  if (o.router_softmax) c.experts.softmax = chosen<RouterSoftmax>(*o.router_softmax);
   c.dropout = o.dropout;
   c.recompute = recompute_of(o);
   if (o.lora_rank > 0) c.lora = lora_of(o, c.family);
@@ -127,7 +131,8 @@ void set_axes(const TrainOptions& o, Plan& p) {
 }
 
 Plan plan_of(const TrainOptions& o) {
-  Plan p{.sp = o.sp,
+  Plan p{.ep = o.ep,
+         .sp = o.sp,
          .tie_copies = o.tie_copies,
          .zero = static_cast<ZeroStage>(o.zero),
          .shard_ranks = o.shard_ranks.value_or(0),

@@ -36,7 +36,8 @@ void for_each_option(Options&& o, F&& f) {
     o.kv_heads);
   f(OptionInfo{"head-dim", "Model", "channels of one head; default: channels / heads", "", 1, 1e6}, o.head_dim);
   f(OptionInfo{"channels", "Model", "width of the model", "", 1, 1e6}, o.channels);
-  f(OptionInfo{"ffn", "Model", "hidden channels of a feed-forward layer; default: 4 times the channels", "", 1, 1e7},
+  f(OptionInfo{"ffn", "Model",
+               "hidden channels of a feed-forward layer, or of an expert; default: 4 times the channels", "", 1, 1e7},
     o.ffn);
   f(OptionInfo{"context", "Model", "tokens that the model sees at once", "", 1, 1e9}, o.context);
   f(OptionInfo{"vocab", "Model", "pads the tokenizer's vocabulary to this size", "", 1, 1e9}, o.vocab);
@@ -57,6 +58,28 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"qkv-bias", "Model", "adds biases to q, k and v in the llama family, as Qwen2 does"}, o.qkv_bias);
   f(OptionInfo{"qk-norm", "Model", "normalises each head of q and k, as Qwen3 does"}, o.qk_norm);
   f(OptionInfo{"norm-eps", "Model", "epsilon of the norms [1e-5]", "", 0, 1}, o.norm_eps);
+  f(OptionInfo{"experts", "Model",
+               "experts of each layer, in place of its feed-forward layer (mixture of experts); 0: none", "", 0, 1e4},
+    o.experts);
+  f(OptionInfo{"experts-per-token", "Model", "with --experts: how many of them a token goes to [2]", "", 1, 1e4},
+    o.experts_per_token);
+  f(OptionInfo{"shared-experts", "Model",
+               "with --experts: every token also goes to a layer of so many times their width [0]", "", 0, 1e4},
+    o.shared_experts);
+  f(OptionInfo{"expert-capacity", "Model",
+               "with --experts: an expert takes at most this many times its even share of a sequence, and drops the "
+               "rest; 0 drops none [0]",
+               "", 0, 1e6},
+    o.expert_capacity);
+  f(OptionInfo{"router-softmax", "Model",
+               "with --experts: weights are shares among the chosen experts, or among all of them [chosen]",
+               "chosen|all"},
+    o.router_softmax);
+  f(OptionInfo{"balance-loss", "Model", "with --experts: weight of the loss that balances them [0.01]", "", 0, 1e6},
+    o.balance_loss);
+  f(OptionInfo{"z-loss", "Model", "with --experts: weight of the loss that keeps the router's logits small [0.001]", "",
+               0, 1e6},
+    o.z_loss);
   f(OptionInfo{"dropout", "Model", "probability of dropping an activation", "", 0, 1, true}, o.dropout);
   f(OptionInfo{"dtype", "Model",
                "type of parameters and activations; bf16 keeps fp32 master weights; fp64 is for verify",
@@ -121,6 +144,10 @@ void for_each_option(Options&& o, F&& f) {
     o.ranks);
   f(OptionInfo{"dp", "Plan", "data-parallel ranks; default: as many as the other axes leave", "", 1, 1024}, o.dp);
   f(OptionInfo{"tp", "Plan", "tensor-parallel ranks: each has a part of every matrix", "", 1, 1024}, o.tp);
+  f(OptionInfo{"ep", "Plan",
+               "expert-parallel ranks: those of --dp share out the experts of each layer in groups of so many", "", 1,
+               1024},
+    o.ep);
   f(OptionInfo{"sp", "Plan", "with --tp: also cuts the tokens between the blocks (sequence parallel)"}, o.sp);
   f(OptionInfo{"tie-copies", "Plan",
                "sums the two gradients of a tied weight as a pipeline does; one rank then has a pipeline's bits"},

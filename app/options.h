@@ -20,6 +20,9 @@ struct TrainOptions {
   std::optional<std::string> rope_scaling;
   std::optional<double> rope_factor, rope_low_freq, rope_high_freq;
   std::optional<int64_t> rope_original_context;
+  std::optional<int64_t> experts, experts_per_token, shared_experts;
+  std::optional<double> expert_capacity, balance_loss, z_loss;
+  std::optional<std::string> router_softmax;
   double dropout = 0;
   std::string dtype = "fp32";
   // data
@@ -38,6 +41,7 @@ struct TrainOptions {
   std::optional<int64_t> quantize_group;
   // plan
   std::optional<int64_t> ranks, dp, tp, pp, cp;
+  int64_t ep = 1;
   bool sp = false, tie_copies = false;
   std::string schedule = "1f1b";
   std::optional<int64_t> chunks;

@@ -48,6 +48,7 @@ std::string model_words(const planner::ModelShape& m) {
                   m.gated ? "llama" : "gpt2", m.layers, m.channels, m.heads, m.hidden(), m.vocab, m.context);
   if (m.key_heads() != m.heads) out += fmt::format(" --kv-heads {}", m.key_heads());
   if (m.head_dim > 0) out += fmt::format(" --head-dim {}", m.head_dim);
+  if (m.experts > 0) out += fmt::format(" --experts {} --experts-per-token {}", m.experts, m.experts_per_token);
   return out + (m.tied ? "" : " --untied");
 }
 
@@ -70,7 +71,7 @@ std::string layout_words(const planner::Layout& l) {
 }  // namespace
 
 std::string train_command(const PlanOptions& o, const planner::Question& q, const planner::Layout& l) {
-  if (q.model.experts > 0) return "";
+  if (q.model.experts > 0 && (l.plan.tp > 1 || l.plan.cp > 1 || q.hardware.processors == 0)) return "";
   const int64_t node = q.hardware.ranks_per_node;
   const bool gpu = q.hardware.processors == 0, one_node = q.ranks <= node || node <= 0;
   std::string out = one_node ? "" : fmt::format("mpirun -n {} --npernode {} ", q.ranks, node);
@@ -78,6 +79,7 @@ std::string train_command(const PlanOptions& o, const planner::Question& q, cons
   out += fmt::format(" --dtype {} --batch {}", o.run.dtype, q.batch);
   if (one_node) out += fmt::format(" --ranks {}", q.ranks);
   out += layout_words(l);
+  if (l.ep > 1) out += fmt::format(" --dp {} --ep {}", l.plan.dp, l.ep);
   if (!gpu) return out;
   return out + (q.ranks > 1 ? " --device cuda --backend nccl --all-reduce native" : " --device cuda");
 }

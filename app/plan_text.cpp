@@ -125,11 +125,14 @@ std::string step_words(const planner::Prediction& p) {
 std::string question_words(const PlanQuestion& asked) {
   const planner::Question& q = asked.question;
   const double tokens = static_cast<double>(q.batch) * static_cast<double>(q.model.context);
+  const std::string active = q.model.experts > 0 ? fmt::format(", {:.2f} billion of them for a token",
+                                                               planner::active_parameters(q.model) / 1e9)
+                                                 : "";
   return fmt::format(
-      "{}: {:.2f} billion parameters, {} layers, context {}, vocabulary {}\n"
+      "{}: {:.2f} billion parameters{}, {} layers, context {}, vocabulary {}\n"
       "{} rank{} of {}, {:.1f} GB for each, {} in a node; {} sequences a step = {:.4g} million tokens; software {}, {} "
       "attention\n",
-      asked.model, planner::parameters(q.model) / 1e9, q.model.layers, q.model.context, q.model.vocab, q.ranks,
+      asked.model, planner::parameters(q.model) / 1e9, active, q.model.layers, q.model.context, q.model.vocab, q.ranks,
       q.ranks == 1 ? "" : "s", q.hardware.name, asked.memory() / 1e9, q.hardware.ranks_per_node, q.batch, tokens / 1e6,
       q.software.name, q.software.attention);
 }

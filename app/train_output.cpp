@@ -150,6 +150,7 @@ void TrainOutput::summary(const Facts& f) {
     fields["predicted"] = {{"step_s", *f.predicted_s},
                            {"measured_step_s", static_cast<double>(f.tokens_per_step) / rate}};
   if (options_.device == "cuda") fields["gpu"] = gpu_json(f);
+  if (!f.experts.empty()) fields["experts"] = {{"load", f.experts.rows}, {"dropped", f.experts.dropped}};
   const std::string record = fields.dump();
   metrics_.write(record);
   show(record);
@@ -178,6 +179,10 @@ std::string TrainOutput::in_words(const Facts& f, double rate, double share) con
   if (const auto& late = f.usage.straggler)
     text +=
         fmt::format("The other ranks waited for rank {} in {:.0f}% of their time.\n", late->rank, 100 * late->share);
+  if (const ExpertLoad::Busiest most = f.experts.busiest(); most.times > 0)
+    text += fmt::format(
+        "The busiest expert, number {} of layer {}, took {:.2f} times its even share; {} choices were dropped.\n",
+        most.expert, most.layer, most.times, f.experts.dropped);
   if (options_.no_save) return text + fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run);
   if (!f.sample.empty()) text += fmt::format("\nA sample:\n{}\n", f.sample);
   return text + fmt::format("\nThe run is in {}; write more with\n  ./tessera generate {}\n", run, run);

@@ -9,6 +9,7 @@
 #include "app/options.h"
 #include "app/progress.h"
 #include "app/validation.h"
+#include "train/expert_load.h"
 #include "train/step_graph.h"
 #include "train/trainer.h"
 #include "train/usage.h"
@@ -35,6 +36,7 @@ class TrainOutput {
     std::string no_graph = {};               // why none was to be captured; empty: they were to be
     std::optional<double> predicted_s = {};  // a step, where this machine was measured
     std::string sample = {};                 // empty: none
+    ExpertLoad experts = {};
   };
   void summary(const Facts& facts);
 

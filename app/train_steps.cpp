@@ -98,7 +98,8 @@ std::optional<double> prediction_of(const Run& run, Trainer& trainer) {
   return predicted_step(*machine, job);
 }
 
-void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainOutput& output) {
+void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, const ExpertLoad& experts,
+                 TrainOutput& output) {
   output.summary(
       {.steps = trainer.steps_done(),
        .tokens_per_step = trainer.tokens_per_step(),
@@ -111,7 +112,8 @@ void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, TrainO
        .graph = trainer.step_record(),
        .no_graph = with_options(no_graph_because(run.job.plan, run.options.trace, run.dataset.has_examples())),
        .predicted_s = prediction_of(run, trainer),
-       .sample = sample_of_saved(run, trainer.whole_model().config)});
+       .sample = sample_of_saved(run, trainer.whole_model().config),
+       .experts = experts});
 }
 
 }  // namespace
@@ -137,12 +139,13 @@ int train_in_steps(const Run& run, Communicator& world) {
   const int status = train_steps(run, trainer, output.get(), trace.get());
   trace.stop(trainer);
   const RunUsage usage = usage_of(world, trainer.communicators(), trainer.arena());
+  const ExpertLoad experts = expert_load(trainer);
   const bool traced = trace.write(run, trainer, usage);
   if (!output) return status;
   if (traced)
     output->message(fmt::format("the timeline is written; tessera report {} draws it", run.directory.path().string()));
   if (status != 0) return status;
-  say_summary(run, trainer, usage, *output);
+  say_summary(run, trainer, usage, experts, *output);
   return interrupted() != 0 ? status_of_interruption() : 0;
 }
 

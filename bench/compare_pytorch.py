@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training speed beside PyTorch: the same model, batch, clipping and AdamW, in alternating rounds, as a Markdown table.
 
-usage: bench/compare_pytorch.py [--binary build/release/bin/tessera] [--configs A,B,C,L] [--dtype fp32|bf16]
+usage: bench/compare_pytorch.py [--binary build/release/bin/tessera] [--configs A,B,C,L,M] [--dtype fp32|bf16]
        [--rounds 5] [--threads N]
 
 Each round runs Tessera and then PyTorch, each in a process of its own; a run's number is the median over its steps
@@ -26,14 +26,15 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WARMUP = 5
 TRIAL = 2, 3  # steps of warm-up and timed steps that choose PyTorch's setting
 
-# layers, heads, channels, context, batch, vocab, timed steps; L is A as a Llama
+# layers, heads, channels, context, batch, vocab, timed steps; L is A as a Llama, M is moe-nano
 CONFIGS = {
     "A": dict(layers=6, heads=6, channels=384, context=256, batch=12, vocab=65, steps=10),
     "B": dict(layers=12, heads=12, channels=768, context=256, batch=4, vocab=50304, steps=4),
     "L": dict(layers=6, heads=6, channels=384, context=256, batch=12, vocab=65, steps=10, kv_heads=2, ffn=1152),
     "C": dict(layers=4, heads=4, channels=128, context=64, batch=12, vocab=65, steps=60),
+    "M": dict(layers=4, heads=4, channels=128, context=64, batch=12, vocab=65, steps=60, kv_heads=2, ffn=192, experts=8),
 }
-MODEL_KEYS = ("layers", "heads", "channels", "context", "vocab", "kv_heads", "ffn")
+MODEL_KEYS = ("layers", "heads", "channels", "context", "vocab", "kv_heads", "ffn", "experts")
 
 
 def optimizer_kinds(torch):
@@ -83,11 +84,12 @@ def pytorch_step(config, setting):
     parts = setting.split(", ")
     torch.manual_seed(1)
     model = Llama if "kv_heads" in config else GPT
-    model = model(**{k: config[k] for k in MODEL_KEYS if k in config}, sdpa=parts[0] == "sdpa")
+    experts = {"grouped": "grouped experts" in parts} if "experts" in config else {}
+    model = model(**{k: config[k] for k in MODEL_KEYS if k in config}, sdpa=parts[0] == "sdpa", **experts)
     if "bf16 parameters" in parts:
         model = model.bfloat16()
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    others = [p for p in model.parameters() if p.dim() != 2]
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), **optimizer_kinds(torch)[parts[1]])
     forward = torch.compile(model) if "compile" in parts else model
@@ -162,6 +164,8 @@ def run_tessera(config, folder, args):
 
 def compare(name, choices, folder, args):
     config = CONFIGS[name]
+    if "experts" in config:
+        choices = [f"{c}, {how} experts" for c in choices for how in ("looped", "grouped")]
     trial = {s: run_pytorch(name, s, args, *TRIAL)["tokens_per_s"] for s in choices}
     print(name, {s: round(rate) for s, rate in trial.items()}, file=sys.stderr)
     best = max(trial, key=trial.get)
@@ -194,7 +198,7 @@ def main():
     args = parser.parse_args()
     unknown = [name for name in args.configs.split(",") if name not in CONFIGS]
     if unknown:
-        parser.error(f"--configs: unknown {unknown[0]}; expected some of A,B,C,L")
+        parser.error(f"--configs: unknown {unknown[0]}; expected some of {','.join(CONFIGS)}")
     if args.child == "settings":
         print(json.dumps(settings(args.dtype)))
         return

@@ -41,25 +41,67 @@ class Attention(nn.Module):
         return self.proj(y.transpose(1, 2).reshape(b, t, c))
 
 
-class Block(nn.Module):
-    def __init__(self, channels, heads, kv_heads, ffn, sdpa):
+class FeedForward(nn.Module):
+    def __init__(self, channels, ffn):
         super().__init__()
-        self.norm1, self.attn = RMSNorm(channels), Attention(channels, heads, kv_heads, sdpa)
-        self.norm2 = RMSNorm(channels)
         self.gate_up = nn.Linear(channels, 2 * ffn, bias=False)
         self.down = nn.Linear(ffn, channels, bias=False)
 
+    def forward(self, x):
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(F.silu(gate) * up)
+
+
+class Experts(nn.Module):
+    """Two of them for each token; rows are sorted by expert, and products are grouped, or made in a loop."""
+
+    def __init__(self, channels, ffn, experts, grouped):
+        super().__init__()
+        self.experts, self.grouped = experts, grouped
+        self.router = nn.Linear(channels, experts, bias=False)
+        self.gate_up = nn.Parameter(torch.randn(experts, channels, 2 * ffn) * 0.02)
+        self.down = nn.Parameter(torch.randn(experts, ffn, channels) * 0.02)
+
+    def product(self, rows, weights, counts):
+        if self.grouped:
+            return F.grouped_mm(rows, weights, offs=counts.cumsum(0).to(torch.int32))
+        return torch.cat([part @ w for part, w in zip(rows.split(counts.tolist()), weights)])
+
+    def losses(self, logits, chosen):
+        shares = F.one_hot(chosen, self.experts).to(logits.dtype).mean((1, 2))
+        balance = self.experts * (shares * logits.softmax(-1).mean(1)).sum(-1).mean()
+        return 0.01 * balance + 0.001 * logits.logsumexp(-1).square().mean()
+
+    def forward(self, x):
+        logits = self.router(x).float()
+        best, chosen = logits.topk(2, -1)
+        self.loss = self.losses(logits, chosen)
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=self.experts)
+        tokens = order // 2
+        gate, up = self.product(x.flatten(0, 1)[tokens], self.gate_up, counts).chunk(2, -1)
+        rows = self.product(F.silu(gate) * up, self.down, counts)
+        rows = rows * best.softmax(-1).flatten()[order][:, None].to(rows.dtype)
+        return torch.zeros_like(x.flatten(0, 1)).index_add(0, tokens, rows.to(x.dtype)).view_as(x)
+
+
+class Block(nn.Module):
+    def __init__(self, channels, heads, kv_heads, ffn, sdpa, experts, grouped):
+        super().__init__()
+        self.norm1, self.attn = RMSNorm(channels), Attention(channels, heads, kv_heads, sdpa)
+        self.norm2 = RMSNorm(channels)
+        self.mlp = Experts(channels, ffn, experts, grouped) if experts else FeedForward(channels, ffn)
+
     def forward(self, x, cos, sin):
         x = x + self.attn(self.norm1(x), cos, sin)
-        gate, up = self.gate_up(self.norm2(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+        return x + self.mlp(self.norm2(x))
 
 
 class Llama(nn.Module):
-    def __init__(self, layers, heads, channels, context, vocab, kv_heads, ffn, sdpa=False):
+    def __init__(self, layers, heads, channels, context, vocab, kv_heads, ffn, sdpa=False, experts=0, grouped=False):
         super().__init__()
         self.tokens = nn.Embedding(vocab, channels)
-        self.blocks = nn.ModuleList(Block(channels, heads, kv_heads, ffn, sdpa) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(channels, heads, kv_heads, ffn, sdpa, experts, grouped) for _ in range(layers))
         self.norm = RMSNorm(channels)
         self.head = nn.Linear(channels, vocab, bias=False)
         d = channels // heads
@@ -74,4 +116,5 @@ class Llama(nn.Module):
         x = self.tokens(ids)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+        loss = F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+        return loss + sum(block.mlp.loss for block in self.blocks if isinstance(block.mlp, Experts))

@@ -7,10 +7,10 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "data/json.h"
+#include "hub/config_keys.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -18,108 +18,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-// About training, generation and the file: no layer computes another thing for them.
-const std::set<std::string>& without_effect() {
-  static const std::set<std::string> keys{"_name_or_path",
-                                          "architectures",
-                                          "transformers_version",
-                                          "torch_dtype",
-                                          "dtype",
-                                          "use_cache",
-                                          "initializer_range",
-                                          "bos_token_id",
-                                          "eos_token_id",
-                                          "pad_token_id",
-                                          "unk_token_id",
-                                          "attention_dropout",
-                                          "resid_pdrop",
-                                          "embd_pdrop",
-                                          "attn_pdrop",
-                                          "n_ctx",
-                                          "summary_type",
-                                          "summary_use_proj",
-                                          "summary_activation",
-                                          "summary_first_dropout",
-                                          "problem_type",
-                                          "summary_proj_to_labels",
-                                          "task_specific_params",
-                                          "gradient_checkpointing",
-                                          "pretraining_tp",
-                                          "id2label",
-                                          "label2id",
-                                          "return_dict",
-                                          "output_hidden_states",
-                                          "output_attentions",
-                                          "is_encoder_decoder",
-                                          "chunk_size_feed_forward",
-                                          "max_window_layers",
-                                          "_attn_implementation",
-                                          "attn_implementation",
-                                          "auto_map",
-                                          "finetuning_task",
-                                          "rope_type",
-                                          "original_max_position_embeddings"};
-  return keys;
-}
-
-class Keys {
- public:
-  Keys(const Json& json, const std::string& what) : json_(json), what_(what) {}
-
-  [[noreturn]] void refuse(const std::string& key, const std::string& expected, const Json& found) const {
-    std::string text = found.dump(-1, ' ', true, Json::error_handler_t::replace);
-    if (text.size() > 60) text = text.substr(0, 60) + "...";
-    throw InputError(fmt::format("{}: the key '{}': expected {}, found {}", what_, key, expected, text));
-  }
-  // null counts as a key that is not there.
-  const Json* find(const std::string& key) {
-    known_.insert(key);
-    const auto found = json_.find(key);
-    return found == json_.end() || found->is_null() ? nullptr : &*found;
-  }
-  int64_t size(const std::string& key, std::optional<int64_t> usual = {}) {
-    const Json* const found = find(key);
-    if (!found && usual) return *usual;
-    const std::optional<int64_t> value = found ? natural(*found) : std::nullopt;
-    if (!value || *value < 1 || *value > int64_t{1} << 40) refuse(key, "a size", found ? *found : Json());
-    return *value;
-  }
-  double number(const std::string& key, std::optional<double> usual = {}) {
-    const Json* const found = find(key);
-    if (!found && usual) return *usual;
-    if (!found || !found->is_number() || !(found->get<double>() > 0) || found->get<double>() > 1e12)
-      refuse(key, "a number above 0", found ? *found : Json());
-    return found->get<double>();
-  }
-  bool flag(const std::string& key, bool usual) {
-    const Json* const found = find(key);
-    if (!found) return usual;
-    if (!found->is_boolean()) refuse(key, "true or false", *found);
-    return found->get<bool>();
-  }
-  // Where a key is there, it must have one of these values.
-  void must_be(const std::string& key, const std::vector<Json>& values) {
-    const Json* const found = find(key);
-    if (found && std::ranges::find(values, *found) == values.end()) refuse(key, values[0].dump(), *found);
-  }
-  void end() const {
-    for (const auto& [key, value] : json_.items())
-      if (!known_.contains(key) && !without_effect().contains(key) && !value.is_null())
-        throw InputError(fmt::format("{}: the key '{}' is not known; Tessera may not compute what it asks for", what_,
-                                     key.substr(0, 60)));
-  }
-  const std::string& what() const { return what_; }
-
- private:
-  const Json& json_;
-  const std::string& what_;
-  std::set<std::string> known_;
-};
-
 // "rope_scaling" of older files, or "rope_parameters", in which theta may stand too.
 void read_rope_object(const Json& json, const std::string& what, ModelConfig& c) {
   if (!json.is_object()) throw InputError(what + ": expected an object");
-  Keys keys(json, what);
+  ConfigKeys keys(json, what);
   RotaryOptions& r = c.rotary;
   r.theta = keys.number("rope_theta", r.theta);
   const Json* type = keys.find("rope_type");
@@ -139,7 +41,7 @@ void read_rope_object(const Json& json, const std::string& what, ModelConfig& c)
   keys.end();
 }
 
-ModelConfig gpt2_from(Keys& keys) {
+ModelConfig gpt2_from(ConfigKeys& keys) {
   ModelConfig c;
   c.layers = keys.size("n_layer"), c.heads = keys.size("n_head"), c.channels = keys.size("n_embd");
   c.context = keys.size("n_positions"), c.vocab = keys.size("vocab_size");
@@ -153,8 +55,25 @@ ModelConfig gpt2_from(Keys& keys) {
   return c;
 }
 
-ModelConfig llama_from(Keys& keys, const std::string& type) {
-  const bool llama = type == "llama", qwen3 = type == "qwen3";
+// Of Mixtral and Qwen3-MoE: every layer has experts.
+void read_experts(ConfigKeys& keys, const std::string& type, ModelConfig& c) {
+  const bool mixtral = type == "mixtral";
+  c.experts.count = keys.size(mixtral ? "num_local_experts" : "num_experts");
+  c.experts.per_token = keys.size("num_experts_per_tok");
+  if (c.experts.per_token > c.experts.count)
+    keys.refuse("num_experts_per_tok", fmt::format("at most the {} experts", c.experts.count), c.experts.per_token);
+  if (c.experts.count > 10000)
+    keys.refuse(mixtral ? "num_local_experts" : "num_experts", "at most 10000", c.experts.count);
+  for (const char* key : {"router_aux_loss_coef", "output_router_logits"}) keys.find(key);  // of training
+  if (mixtral) return keys.must_be("router_jitter_noise", {0.0});
+  c.ffn = keys.size("moe_intermediate_size");
+  if (!keys.flag("norm_topk_prob", false)) c.experts.softmax = RouterSoftmax::all;
+  keys.must_be("decoder_sparse_step", {1});
+  keys.must_be("mlp_only_layers", {Json::array()});
+}
+
+ModelConfig llama_from(ConfigKeys& keys, const std::string& type) {
+  const bool llama = type == "llama", qwen3 = type.starts_with("qwen3");
   ModelConfig c{.family = Family::llama};
   c.layers = keys.size("num_hidden_layers"), c.heads = keys.size("num_attention_heads");
   c.channels = keys.size("hidden_size"), c.ffn = keys.size("intermediate_size");
@@ -166,6 +85,7 @@ ModelConfig llama_from(Keys& keys, const std::string& type) {
   c.tied = keys.flag("tie_word_embeddings", false);
   c.qkv_bias = type == "qwen2";
   c.qk_norm = qwen3;
+  if (type == "mixtral" || type == "qwen3_moe") read_experts(keys, type, c);
   keys.must_be("hidden_act", {"silu"});
   for (const char* key : {"attention_bias", "mlp_bias"}) keys.must_be(key, {false});
   c.rotary.theta = keys.number("rope_theta", c.rotary.theta);
@@ -188,11 +108,11 @@ ModelConfig llama_from(Keys& keys, const std::string& type) {
 ModelConfig parse_hub_config(std::string_view text, const std::string& what, std::optional<GptqConfig>* gptq) {
   const Json json = parse_json(text, what);
   if (!json.is_object()) throw InputError(what + ": expected an object");
-  Keys keys(json, what);
+  ConfigKeys keys(json, what);
   const Json* const found = keys.find("model_type");
-  constexpr std::array<std::string_view, 5> types{"gpt2", "llama", "mistral", "qwen2", "qwen3"};
+  constexpr std::array<std::string_view, 7> types{"gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"};
   if (!found || std::ranges::find(types, *found) == types.end())
-    keys.refuse("model_type", "gpt2, llama, mistral, qwen2 or qwen3", found ? *found : Json());
+    keys.refuse("model_type", "gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe", found ? *found : Json());
   const std::string type = found->get<std::string>();
   // Left out, Mistral's window is one of 4096 tokens.
   if (type == "mistral" && !json.contains("sliding_window"))
@@ -213,9 +133,32 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
   return c;
 }
 
+namespace {
+
+nlohmann::ordered_json expert_keys(const ModelConfig& c) {
+  if (c.experts.shared > 0) throw Error("the hub's mixtral and qwen3_moe have no shared experts");
+  if (!c.qk_norm && c.experts.softmax == RouterSoftmax::all)
+    throw Error("the hub's mixtral has weights that are shares among the chosen experts, not among all");
+  if (!c.qk_norm)
+    return {{"num_local_experts", c.experts.count},
+            {"num_experts_per_tok", c.experts.per_token},
+            {"sliding_window", nullptr}};
+  return {{"num_experts", c.experts.count},
+          {"num_experts_per_tok", c.experts.per_token},
+          {"moe_intermediate_size", c.hidden()},
+          {"norm_topk_prob", c.experts.softmax == RouterSoftmax::chosen},
+          {"decoder_sparse_step", 1},
+          {"mlp_only_layers", Json::array()}};
+}
+
+}  // namespace
+
 std::string hub_config(const ModelConfig& c, DType dtype, const GptqConfig* gptq) {
   nlohmann::ordered_json out;
   const std::string stored(name_of(dtype));
+  const bool experts = c.experts.count > 0;
+  if (experts && (c.family == Family::gpt2 || c.qkv_bias))
+    throw Error("the hub has experts in mixtral and qwen3_moe, which are of the family llama and have no biases");
   if (c.family == Family::gpt2) {
     if (c.all_heads().key != c.heads || c.head_size() * c.heads != c.channels)
       throw Error(fmt::format("the hub has no gpt2 with {} heads of keys of {} numbers beside {} heads and {} channels",
@@ -235,12 +178,13 @@ std::string hub_config(const ModelConfig& c, DType dtype, const GptqConfig* gptq
       throw Error("the hub has no family with both biases of q, k and v and norms of q and k");
     if (c.qkv_bias && c.head_size() * c.heads != c.channels)
       throw Error("the hub's qwen2 has no heads of another size than channels / heads");
-    const std::string family = c.qk_norm    ? "Qwen3"
-                               : c.qkv_bias ? "Qwen2"
-                                            : "Llama",
-                      type = c.qk_norm    ? "qwen3"
-                             : c.qkv_bias ? "qwen2"
-                                          : "llama";
+    std::string family = c.qk_norm    ? "Qwen3"
+                         : c.qkv_bias ? "Qwen2"
+                                      : "Llama",
+                type = c.qk_norm    ? "qwen3"
+                       : c.qkv_bias ? "qwen2"
+                                    : "llama";
+    if (experts) family = c.qk_norm ? "Qwen3Moe" : "Mixtral", type = c.qk_norm ? "qwen3_moe" : "mixtral";
     out = {{"architectures", {family + "ForCausalLM"}},
            {"model_type", type},
            {"hidden_act", "silu"},
@@ -254,6 +198,7 @@ std::string hub_config(const ModelConfig& c, DType dtype, const GptqConfig* gptq
            {"rms_norm_eps", c.norm_eps},
            {"rope_theta", c.rotary.theta}};
     if (!c.qkv_bias) out["head_dim"] = c.head_size();
+    if (experts) out.update(expert_keys(c));
     nlohmann::ordered_json rope = {{"rope_type", "default"}, {"rope_theta", c.rotary.theta}};
     if (c.rotary.scaling != RopeScaling::none) {
       rope["rope_type"] = c.rotary.scaling == RopeScaling::linear ? "linear" : "llama3";

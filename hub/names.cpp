@@ -48,6 +48,43 @@ const Table& llama_inside() {
   return names;
 }
 
+// Of layers with experts; {} stands for an expert's number.
+const Table& mixtral_experts() {
+  static const Table names{
+      {"mlp.router", {"block_sparse_moe.gate"}},
+      {"mlp.experts.gate_up", {"block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"}},
+      {"mlp.experts.down", {"block_sparse_moe.experts.{}.w2"}}};
+  return names;
+}
+const Table& qwen3_experts() {
+  static const Table names{{"mlp.router", {"mlp.gate"}},
+                           {"mlp.experts.gate_up", {"mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"}},
+                           {"mlp.experts.down", {"mlp.experts.{}.down_proj"}}};
+  return names;
+}
+
+// Their names for a part of a layer: "mlp.down", "mlp.experts.7.down".
+std::vector<std::string> names_of(const std::string& part, const ModelConfig& c) {
+  constexpr std::string_view kExperts = "mlp.experts.";
+  const Table& inside = c.family == Family::gpt2 ? gpt2_inside() : llama_inside();
+  if (const auto found = inside.find(part); found != inside.end()) return {found->second.begin(), found->second.end()};
+  std::string kind = part, number;
+  if (part.starts_with(kExperts)) {
+    const size_t end = part.find('.', kExperts.size());
+    number = part.substr(kExperts.size(), end - kExperts.size());
+    kind = std::string(kExperts) + part.substr(end + 1);
+  }
+  std::vector<std::string> out;
+  const Table& experts = c.qk_norm ? qwen3_experts() : mixtral_experts();
+  const auto found = experts.find(kind);
+  if (found == experts.end()) throw Error("the hub has no name for '" + part + "' of a layer");
+  for (const std::string_view name : found->second) {
+    std::string& one = out.emplace_back(name);
+    if (const size_t at = one.find("{}"); at != std::string::npos) one.replace(at, 2, number);
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<int64_t> HubTensor::shape_of(const Piece& piece) const {
@@ -78,7 +115,7 @@ std::vector<HubTensor> hub_tensors(const ModelConfig& config) {
     const auto& [layer, above] = inside->second;
     const size_t begin = above.size() + 1, kind = p->name.rfind('.');
     const std::string part = p->name.substr(begin, kind - begin);
-    const Pieces& names = (gpt2 ? gpt2_inside() : llama_inside()).at(part);
+    const std::vector<std::string> names = names_of(part, config);
     std::vector<int64_t> rows{p->whole[0]};
     if (names.size() == 2) rows = {p->whole[0] / 2, p->whole[0] / 2};
     if (names.size() == 3) rows = {p->whole[0] - 2 * key, key, key};

@@ -1,6 +1,8 @@
 // The decoder layer of GPT-2 and of Llama, with a norm before attention and before the MLP (Xiong et al. 2020, "On
-// layer normalization in the transformer architecture"): x + attention(norm(x)), then + mlp(norm(.)).
+// layer normalization in the transformer architecture"): x + attention(norm(x)), then + mlp(norm(.)), where a mixture
+// of experts may stand in place of the MLP.
 #pragma once
+#include <type_traits>
 #include <utility>
 
 #include "models/language_model.h"
@@ -14,7 +16,7 @@ class PreNormBlock : public DecoderLayer {
       : norm1(child<NormKind>("norm1", c.channels, c.recompute, c.norm_eps)),
         attn(child<Attention>("attn", c.channels, attention)),
         norm2(child<NormKind>("norm2", c.channels, c.recompute, c.norm_eps)),
-        mlp(child<MlpKind>("mlp", c.channels, c.hidden(), c.residual_deviation(), c.recompute)),
+        mlp(make_mlp(c)),
         drop1(child<Dropout>("drop1", c.dropout)),
         drop2(child<Dropout>("drop2", c.dropout)) {}
 
@@ -34,8 +36,20 @@ class PreNormBlock : public DecoderLayer {
   NormKind& norm1;
   Attention& attn;
   NormKind& norm2;
-  MlpKind& mlp;
+  Module& mlp;  // MlpKind, or a mixture of experts of this kind
   Dropout &drop1, &drop2;
+
+ private:
+  Module& make_mlp(const ModelConfig& c) {
+    if (c.experts.count > 0)
+      return child<MixtureOfExperts>("mlp", c.channels,
+                                     MixtureOfExperts::Options{.hidden = c.hidden(),
+                                                               .gated = std::is_same_v<MlpKind, GatedMlp>,
+                                                               .down_deviation = c.residual_deviation(),
+                                                               .recompute = c.recompute,
+                                                               .experts = c.experts});
+    return child<MlpKind>("mlp", c.channels, c.hidden(), c.residual_deviation(), c.recompute);
+  }
 };
 
 }  // namespace tessera

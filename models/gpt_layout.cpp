@@ -14,8 +14,10 @@ void cut(GptBlock& b, Communicator& tp, const Placement& between) {
   head_wise(b.attn, tp, between);
   token_wise(b.drop1, tp, between);
   token_wise(b.norm2, tp, between);
-  colwise(b.mlp.up, tp, between);
-  rowwise(b.mlp.down, tp, between);
+  if (auto* mlp = dynamic_cast<Mlp*>(&b.mlp)) {  // else a mixture of experts
+    colwise(mlp->up, tp, between);
+    rowwise(mlp->down, tp, between);
+  }
   token_wise(b.drop2, tp, between);
 }
 
@@ -36,6 +38,7 @@ void Gpt::place(const ModelAxes& axes) {
     token_wise(norm, tp, between);
     if (&head != &tokens) vocab_wise(head, tp, between);
   }
+  place_experts(*this, axes, axes.between);
   if (is_cut(axes.cp))  // after tp, whose heads it deals out again under ulysses
     for (GptBlock* block : blocks) block->attn.set_core(context_core(*axes.cp, axes.cp_mode));
 }

@@ -29,7 +29,7 @@ Loss LanguageModel::head_loss(const Var& hidden_states, const Tensor& targets, d
 }
 
 void LanguageModel::place(const ModelAxes& axes) {
-  for (const Communicator* axis : {axes.tp, axes.cp})
+  for (const Communicator* axis : {axes.tp, axes.cp, axes.ep})
     if (is_cut(axis))
       throw FieldError(axis->axis(),
                        "this model declares no layout for it; expected 1, found " + std::to_string(axis->size()));
@@ -129,9 +129,16 @@ std::vector<int64_t> LanguageModel::layers_of_units() {
   return out;
 }
 
+int64_t LanguageModel::idle_elements(int64_t i) {
+  int64_t idle = 0;
+  for (const MixtureOfExperts* mixture : layer(i).all<MixtureOfExperts>()) idle += mixture->idle_elements();
+  return idle;
+}
+
 double LanguageModel::layer_flops(int64_t i) {
   int64_t elements = 0;
   for (const Parameter* p : layer(i).parameters()) elements += p->whole.rank() == 2 ? p->whole.numel() : 0;
+  elements -= idle_elements(i);
   return 2 * static_cast<double>(elements) + 2 * static_cast<double>(config.context * config.attended());
 }
 
@@ -143,6 +150,7 @@ double LanguageModel::training_flops() {
     for (const Slot& slot : units[u].slots)
       if (at[u] >= 0 || slot.parameter->is_tied())
         passes += (units[u].trainable ? 3 : 2) * slot.parameter->whole.numel();
+  for (int64_t i = 0; i < config.layers; ++i) passes -= 3 * idle_elements(i);
   return 2 * static_cast<double>(passes) + 12 * static_cast<double>(config.layers * config.attended() * config.context);
 }
 

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "nn/experts.h"
 #include "nn/layers.h"
 #include "tensor/ops/quantize/codec.h"
 
@@ -57,8 +58,9 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   // Of the Llama family:
   RotaryOptions rotary = {};
-  bool qkv_bias = false;  // of q, k and v
-  bool qk_norm = false;   // each head of q and k is normalised
+  bool qkv_bias = false;      // of q, k and v
+  bool qk_norm = false;       // each head of q and k is normalised
+  ExpertConfig experts = {};  // in place of the feed-forward layers, each of them `ffn` wide
   LoraConfig lora = {};
   QuantizeConfig quantize = {};
   bool whole_updates = false;  // the optimizer needs matrices of layers whole (Parameter::whole_update)
@@ -128,11 +130,12 @@ class LanguageModel : public Module {
 
   // Of each unit of layout(): the layer that it belongs to; -1 before the layers, config.layers after them.
   std::vector<int64_t> layers_of_units();
-  // FLOPs of a token's forward pass through layer i: two for each element of a matrix, and its causal attention.
+  // FLOPs of a token's forward pass through layer i: two for each element of a matrix that it meets, and its causal
+  // attention.
   double layer_flops(int64_t i);
   double head_flops() const { return 2 * static_cast<double>(config.channels) * static_cast<double>(config.vocab); }
   // FLOPs of training on a token, 6 N + 12 L C T (Chowdhery et al. 2022, appendix B), with 4 N for frozen parameters.
-  // Tables that are only looked up are not in N.
+  // Experts that a token does not meet, and tables that are only looked up, are not in N.
   double training_flops();
 
  protected:
@@ -153,6 +156,7 @@ class LanguageModel : public Module {
  private:
   static void recompute(Module& layer);
   static void mark_matrices(Module& layer);
+  int64_t idle_elements(int64_t i);  // of layer i: in experts that a token does not meet
 };
 
 using ModelFactory = std::function<std::unique_ptr<LanguageModel>(const ModelConfig&)>;

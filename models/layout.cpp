@@ -3,6 +3,9 @@
 
 #include <string>
 
+#include "parallel/expert_parallel.h"
+#include "tensor/field_error.h"
+
 namespace tessera {
 namespace {
 
@@ -36,6 +39,18 @@ Placement checked_between(const ModelConfig& config, const ModelAxes& axes) {
                 std::to_string(config.vocab) + " entries of a vocabulary; at most " + std::to_string(config.vocab) +
                 " ranks can");
   return {between.kind, between.dim};
+}
+
+void place_experts(LanguageModel& model, const ModelAxes& axes, const Placement& between) {
+  if (model.config.experts.count == 0 && is_cut(axes.ep))
+    throw FieldError(
+        "ep", "a model without experts has none to share out; expected 1, found " + std::to_string(axes.ep->size()));
+  for (int64_t i = 0; i < model.config.layers; ++i)
+    for (MixtureOfExperts* mixture : model.layer(i).all<MixtureOfExperts>()) {
+      if (is_cut(axes.tp)) cut_experts(*mixture, *axes.tp, between);
+      if (is_cut(axes.cp)) count_over(*mixture, *axes.cp);
+      if (is_cut(axes.ep)) share_out_experts(*mixture, *axes.ep);
+    }
 }
 
 Attention::Core context_core(Communicator& cp, ContextMode mode) {

@@ -22,6 +22,8 @@ struct ModelAxes {
   // are.
   Communicator* cp = nullptr;
   ContextMode cp_mode = ContextMode::ring;
+  // Ranks that share out the experts of each layer, each with sequences of its own.
+  Communicator* ep = nullptr;
 };
 
 inline bool is_cut(const Communicator* axis) { return axis && axis->size() > 1; }
@@ -30,6 +32,10 @@ inline bool is_cut(const Communicator* axis) { return axis && axis->size() > 1; 
 // what would work, when the ranks of tp do not divide the heads or the tokens of S(1), or are more than the entries of
 // the vocabulary.
 Placement checked_between(const ModelConfig& config, const ModelAxes& axes);
+
+// The experts of each layer: cut over tp, their tokens over cp, and shared out over ep. Throws FieldError for ep
+// without experts.
+void place_experts(LanguageModel& model, const ModelAxes& axes, const Placement& between);
 
 // Attention over sequences that are cut: each rank of `cp` has a part of each.
 Attention::Core context_core(Communicator& cp, ContextMode mode);

@@ -15,13 +15,16 @@ void Llama::place(const ModelAxes& axes) {
       head_wise(b->attn, tp, between);
       token_wise(b->drop1, tp, between);
       token_wise(b->norm2, tp, between);
-      colwise(b->mlp.gate_up, tp, between, {config.hidden(), config.hidden()});
-      rowwise(b->mlp.down, tp, between);
+      if (auto* mlp = dynamic_cast<GatedMlp*>(&b->mlp)) {  // else a mixture of experts
+        colwise(mlp->gate_up, tp, between, {config.hidden(), config.hidden()});
+        rowwise(mlp->down, tp, between);
+      }
       token_wise(b->drop2, tp, between);
     }
     token_wise(norm, tp, between);
     if (&head != &tokens) vocab_wise(head, tp, between);
   }
+  place_experts(*this, axes, axes.between);
   if (is_cut(axes.cp))
     for (LlamaBlock* b : blocks) b->attn.set_core(context_core(*axes.cp, axes.cp_mode));
 }

@@ -3,6 +3,7 @@
 #include "models/llama.h"
 #include "models/lora.h"
 #include "models/packed_layers.h"
+#include "tensor/field_error.h"
 
 namespace tessera {
 
@@ -21,6 +22,13 @@ std::unique_ptr<LanguageModel> make_family(const ModelConfig& config) {
 }  // namespace
 
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
+  if (config.experts.count > 0) {
+    const std::string found = "beside experts it is not built; expected a model without experts, found " +
+                              std::to_string(config.experts.count) + " of them";
+    if (config.lora.rank > 0) throw FieldError("lora_rank", found);
+    if (config.quantize.codec != Codec::none) throw FieldError("quantize", found);
+    if (config.whole_updates) throw FieldError("optimizer", "muon " + found);
+  }
   std::unique_ptr<LanguageModel> made = make_family(config);
   attach_lora(*made);
   pack_layers(*made);

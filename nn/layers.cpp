@@ -237,10 +237,10 @@ GatedMlp::GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Reco
       down(child<Linear>("down", hidden, channels, Linear::Options{.bias = false, .deviation = down_deviation})),
       recompute_(makes_activation_again(recompute)) {}
 
-Mlp::Mlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute)
+Mlp::Mlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias)
     : up(child<Linear>("up", channels, hidden,
-                       Linear::Options{.activation = Activation::gelu, .recompute = recompute})),
-      down(child<Linear>("down", hidden, channels, Linear::Options{.deviation = down_deviation})),
+                       Linear::Options{.bias = bias, .activation = Activation::gelu, .recompute = recompute})),
+      down(child<Linear>("down", hidden, channels, Linear::Options{.bias = bias, .deviation = down_deviation})),
       recompute_(recompute) {}
 
 // One op where nothing comes between the layers, as the ranks of a tensor axis do.

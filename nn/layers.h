@@ -219,7 +219,7 @@ class GatedMlp : public Module {
 // down(gelu(up(x))): (..., C) -> (..., C).
 class Mlp : public Module {
  public:
-  Mlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute);
+  Mlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias = true);
   Var forward(const Var& x) override;
 
   Linear &up, &down;

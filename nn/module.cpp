@@ -164,15 +164,19 @@ int64_t Module::parameter_count() {
 
 void Module::collect_units(std::vector<Group>& out) {
   if (!here_) return;
-  if (is_unit_ || out.empty()) out.push_back({this, {}});
-  const size_t own = out.size() - 1;
-  for (Parameter& p : parameters_) out[own].members.push_back(&p);
-  for (const auto& c : children_) {
+  out.push_back({this, {}});
+  collect_members(out, out.size() - 1);
+}
+
+// Of one unit, and the units below it.
+void Module::collect_members(std::vector<Group>& out, size_t unit) {
+  if (!here_) return;
+  for (Parameter& p : parameters_) out[unit].members.push_back(&p);
+  for (const auto& c : children_)
     if (c->is_unit_)
       c->collect_units(out);
     else
-      c->collect(out[own].members);
-  }
+      c->collect_members(out, unit);
 }
 
 std::vector<Module::Unit> Module::layout() {

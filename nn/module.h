@@ -77,6 +77,7 @@ class Module {
     std::string name;
     Module* module = nullptr;
     bool trainable = true, packed = false, matrices = false;
+    bool is_expert() const { return slots[0].parameter->is_expert; }
     std::vector<Slot> slots = {};
     int64_t size = 0;
     DType dtype(DType of_values) const { return packed ? DType::uint8 : of_values; }
@@ -121,6 +122,7 @@ class Module {
     std::vector<Parameter*> members;
   };
   void collect_units(std::vector<Group>& out);
+  void collect_members(std::vector<Group>& out, size_t unit);
 
   std::string name_;
   Module* parent_ = nullptr;

@@ -48,8 +48,9 @@ struct Parameter {
   std::string name;  // in the whole model: "blocks.0.mlp.up.weight"
   Shape whole;       // `var` has the shape of the part here
   Init init = {};
-  bool trainable = true;  // a frozen one has no gradient and no optimizer state; nothing of it is summed or counted
-  bool decays = false;    // by weight decay: matrices, not biases nor norms
+  bool trainable = true;   // a frozen one has no gradient and no optimizer state; nothing of it is summed or counted
+  bool is_expert = false;  // it is on some ranks of the data axis alone, where they share out experts
+  bool decays = false;     // by weight decay: matrices, not biases nor norms
   // A matrix of a layer, of which the optimizer needs the whole (optim/muon.h); several where some of its rows are one
   // matrix and others another: so many rows each. Empty: all are one.
   bool whole_update = false;

@@ -11,8 +11,9 @@ namespace tessera {
 struct StepInfo {
   uint64_t seed = 0;
   int64_t step = 0;
-  int64_t first_sequence = 0;  // index of the first row of this micro-batch within the global batch
-  bool training = false;       // dropout is off otherwise
+  int64_t first_sequence = 0;   // index of the first row of this micro-batch within the global batch
+  int64_t sequences_total = 0;  // of the whole step, over which losses of a sequence are averaged; 0: those here
+  bool training = false;        // dropout is off otherwise
   // Where the kernels of a GPU find `step` when they run: a captured step is replayed with other values of it.
   const uint64_t* step_on_gpu = nullptr;
   // If only a part of each sequence is here: the position of each of its tokens, and the number of tokens of the whole.

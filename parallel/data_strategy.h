@@ -50,6 +50,8 @@ struct DataOptions {
   DType dtype = DType::float32;                 // of parameters
   DType grad_dtype = DType::float32;            // of accumulation and on the wire
   uint64_t seed = 0;                            // of the first parameters
+  // Where ranks of the axis share out experts: those that have the same ones as this rank.
+  Communicator* experts = nullptr;
 };
 
 // Units of Module::layout(), by number.
@@ -93,6 +95,11 @@ class DataStrategy {
   void set_steps_done(int64_t steps) { steps_ = steps; }
   int copies() const { return axis_.size() / ranks_of_copy(); }
   int copy() const { return axis_.rank() / ranks_of_copy(); }
+  Communicator* experts_axis() const { return options_.experts; }
+  // The ranks that share out a unit, or its gradient's sum: the shard axis, or those that have this expert.
+  Communicator& axis_of(const Parameter& of_unit) const {
+    return of_unit.is_expert && options_.experts ? *options_.experts : shard_axis();
+  }
   const ArenaPtr& arena() const { return arena_; }
 
  protected:

@@ -19,11 +19,15 @@ void Ddp::cut_buckets(const std::vector<Module::Unit>& layout) {
     if (!layout[u].trainable) continue;
     begin -= layout[u].size;
     for (size_t p = layout[u].slots.size(); p-- > 0;) {
-      if (buckets_.back().range.size() * size_of(options_.grad_dtype) >= options_.bucket_bytes) {
-        end = buckets_.back().range.begin;
+      Communicator& axis = axis_of(*layout[u].slots[p].parameter);
+      const Bucket& last = buckets_.back();
+      const bool full = last.range.size() * size_of(options_.grad_dtype) >= options_.bucket_bytes;
+      if (full || (last.parameters > 0 && last.axis != &axis)) {
+        end = last.range.begin;
         buckets_.push_back({.range = {end, end}});
       }
       Bucket& bucket = buckets_.back();
+      bucket.axis = &axis;
       bucket.range.begin = begin + layout[u].slots[p].begin;
       ++bucket.parameters;
       layout[u].slots[p].parameter->var.on_grad([this, b = buckets_.size() - 1] { arrived(b); });
@@ -46,7 +50,7 @@ void Ddp::arrived(size_t bucket) {
 void Ddp::send_ready() {
   for (; next_ < buckets_.size() && buckets_[next_].missing <= 0; ++next_) {
     Bucket& b = buckets_[next_];
-    b.pending = axis_.start_all_reduce(grads_.narrow(0, b.range.begin, b.range.size()));
+    b.pending = (b.axis ? *b.axis : axis_).start_all_reduce(grads_.narrow(0, b.range.begin, b.range.size()));
   }
 }
 

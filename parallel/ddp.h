@@ -12,9 +12,9 @@
 // volume/rank    2 (n - 1) / n of the gradients, once per step: accumulated micro-batches are summed here first
 //
 // Gradients lie in one stretch of memory, in order of declaration; a bucket is a run of whole parameters of it, cut
-// from the end, because the backward pass reaches them in that order. A bucket is sent when each of its parameters has
-// got all that the last backward of the step brings it (a tied weight waits for both uses), and after the buckets
-// before it, so that every rank sends in the same order.
+// from the end, because the backward pass reaches them in that order. Experts that few ranks have are in buckets of
+// their own. A bucket is sent when each of its parameters has got all that the last backward of the step brings it (a
+// tied weight waits for both uses), and after the buckets before it, so that every rank sends in the same order.
 #pragma once
 #include "parallel/data_strategy.h"
 
@@ -33,7 +33,8 @@ class Ddp final : public DataStrategy {
 
  private:
   struct Bucket {
-    Range range;  // of all gradients
+    Range range;                   // of all gradients
+    Communicator* axis = nullptr;  // the ranks that have these parameters
     int parameters = 0, missing = 0;
     Pending pending = {};
   };

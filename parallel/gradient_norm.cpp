@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "optim/grad_norm.h"
+#include "tensor/ops/elementwise.h"
 
 namespace tessera {
 namespace {
@@ -38,16 +39,18 @@ Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
 
 int64_t blocks_of(const FlatUnit& unit, int64_t elements) { return unit.trainable() ? norm_blocks(elements) : 0; }
 
-// Every rank has as many blocks of a unit as every other.
-Tensor squares_of_shards(const DataStrategy& s) {
-  Communicator& axis = s.shard_axis();
+// Of the units that the ranks of an axis have: every rank has as many blocks of one as every other. Others are zero.
+Tensor squares_of_shards(const DataStrategy& s, Communicator& axis) {
+  const auto blocks_here = [&](const FlatUnit& shard) {
+    return &s.axis_of(*shard.slots[0].parameter) == &axis ? blocks_of(shard, shard.values.numel()) : 0;
+  };
   int64_t blocks = 0;
-  for (const FlatUnit& shard : s.shards()) blocks += blocks_of(shard, shard.values.numel());
+  for (const FlatUnit& shard : s.shards()) blocks += blocks_here(shard);
   const Tensor mine = room(s, blocks), all = room(s, blocks * axis.size());
   std::vector<BlockRun> runs;
   int64_t at = 0;
   for (const FlatUnit& shard : s.shards()) {
-    const int64_t count = blocks_of(shard, shard.values.numel());
+    const int64_t count = blocks_here(shard);
     if (count > 0) block_sums(shard.grads, mine.narrow(0, at, count));
     runs.push_back({.begin = at, .count = count, .times = axis.size(), .stride = blocks});
     at += count;
@@ -55,6 +58,12 @@ Tensor squares_of_shards(const DataStrategy& s) {
   axis.all_gather(mine, all);
   Tensor sums = room(s, std::ssize(runs));
   ordered_sums(all, runs, sums);
+  return sums;
+}
+
+Tensor squares_of_shards(const DataStrategy& s) {
+  Tensor sums = squares_of_shards(s, s.shard_axis());
+  if (Communicator* experts = s.experts_axis()) add_(sums, squares_of_shards(s, *experts));
   return sums;
 }
 
@@ -94,6 +103,21 @@ Tensor squares_of_owners(const DataStrategy& s) {
   return Tensor::of<double>(out, {std::ssize(out)}, s.arena()->host());
 }
 
+// Over the ranks that have a part of each unit.
+void sum_over_axes(const DataStrategy& s, std::vector<double>& sums) {
+  const auto sum_of = [&](bool of_experts, Communicator& axis) {
+    std::vector<double> own(sums.size(), 0.0);
+    for (size_t u = 0; u < sums.size(); ++u)
+      if (s.shards()[u].slots[0].parameter->is_expert == of_experts) own[u] = sums[u];
+    axis.sum(own);
+    for (size_t u = 0; u < sums.size(); ++u)
+      if (s.shards()[u].slots[0].parameter->is_expert == of_experts) sums[u] = own[u];
+  };
+  if (!s.experts_axis()) return s.shard_axis().sum(sums);
+  sum_of(false, s.shard_axis());
+  sum_of(true, *s.experts_axis());
+}
+
 }  // namespace
 
 Tensor unit_squares(const DataStrategy& s, const Communicator* beside) {
@@ -107,7 +131,7 @@ std::vector<double> unit_sums(const DataStrategy& s, Communicator* beside) {
   std::vector<double> sums = unit_squares(s, beside).to_vector<double>();
   const Kept kept = s.layout().kept;
   const bool parts = beside && beside->size() > 1;
-  if (kept == Kept::at_root || (parts && kept != Kept::everywhere)) s.shard_axis().sum(sums);
+  if (kept == Kept::at_root || (parts && kept != Kept::everywhere)) sum_over_axes(s, sums);
   if (parts) beside->sum(sums);
   return sums;
 }

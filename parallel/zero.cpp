@@ -26,8 +26,9 @@ Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataO
 void Zero::make_unit(const Module::Unit& layout) {
   Unit& unit = units_.emplace_back();
   unit.layout = layout;
-  unit.piece = shard_size(layout.size, shard_axis().size());
-  const int64_t whole = unit.piece * shard_axis().size(), begin = unit.piece * shard_axis().rank();
+  unit.axis = &axis_of(*layout.slots[0].parameter);
+  unit.piece = shard_size(layout.size, unit.axis->size());
+  const int64_t whole = unit.piece * unit.axis->size(), begin = unit.piece * unit.axis->rank();
   FlatUnit shard{layout.name, {}, {}, layout.slots};
   for (Slot& slot : shard.slots) slot.begin -= begin;
   if (stage_ < 3) {
@@ -46,12 +47,12 @@ void Zero::make_unit(const Module::Unit& layout) {
 }
 
 void Zero::make_gradients(Unit& unit, FlatUnit& shard) {
-  const int64_t whole = unit.piece * shard_axis().size();
+  const int64_t whole = unit.piece * unit.axis->size();
   if (stage_ == 1) {
     unit.grads = Tensor::empty({whole}, options_.grad_dtype, arena_, Category::gradients);
     unit.grads.fill(0);
     bind_gradients(unit.layout, unit.grads);
-    shard.grads = unit.grads.narrow(0, unit.piece * shard_axis().rank(), unit.piece);
+    shard.grads = unit.grads.narrow(0, unit.piece * unit.axis->rank(), unit.piece);
   } else {
     shard.grads = Tensor::empty({unit.piece}, options_.grad_dtype, arena_, Category::gradients);
     shard.grads.fill(0);
@@ -90,7 +91,7 @@ void Zero::begin_gradients(int64_t microbatch, UnitRange units) {
 void Zero::provide_gradients(size_t u) {
   while (reducing_.size() > 1) finish_first();
   Unit& unit = units_[u];
-  unit.grads = Tensor::empty({unit.piece * shard_axis().size()}, options_.grad_dtype, arena_, Category::communication);
+  unit.grads = Tensor::empty({unit.piece * unit.axis->size()}, options_.grad_dtype, arena_, Category::communication);
   int64_t gap = 0;
   const auto clear_to = [&](int64_t end) { unit.grads.narrow(0, gap, end - gap).fill(0); };
   for (const Slot& slot : unit.layout.slots) {
@@ -112,7 +113,7 @@ void Zero::start_reducing(size_t u) {
   const Tensor mine = shards_[u].grads;
   unit.arriving =
       stage_ == 1 || microbatch_ == 0 ? mine : mine.make({unit.piece}, mine.dtype(), Category::communication);
-  unit.reducing = shard_axis().start_reduce_scatter(unit.grads, unit.arriving);
+  unit.reducing = unit.axis->start_reduce_scatter(unit.grads, unit.arriving);
   if (stage_ >= 2) {
     for (const Slot& slot : unit.layout.slots) slot.parameter->var.drop_grad();
     unit.grads = Tensor();
@@ -157,7 +158,8 @@ void Zero::share_parameters() {
   if (stage_ == 3) return;  // each use fetches them
   std::vector<Pending> pending;
   for (size_t u = 0; u < units_.size(); ++u)
-    if (shards_[u].trainable()) pending.push_back(shard_axis().start_all_gather(shards_[u].values, units_[u].values));
+    if (shards_[u].trainable())
+      pending.push_back(units_[u].axis->start_all_gather(shards_[u].values, units_[u].values));
   for (Pending& p : pending) p.wait();
 }
 

@@ -49,16 +49,17 @@ class Zero final : public DataStrategy {
   // A unit on this rank.
   struct Unit {
     Module::Unit layout;
-    int64_t piece = 0;     // elements that each rank keeps
-    Tensor values;         // whole; in stage 3 only while it is in use
-    Tensor grads;          // whole; in stages 2 and 3 only until they are summed
-    int users = 0;         // of the values, in stage 3
-    int64_t missing = 0;   // parameters whose gradient has not come in this micro-batch
-    Pending fetching;      // values
-    Pending reducing;      // grads, into `arriving`
-    Pending summing;       // the shard's gradient, over the groups
-    Tensor arriving;       // this rank's piece of this micro-batch's sum
-    bool reduced = false;  // the reduction of this micro-batch was started, or there is none
+    Communicator* axis = nullptr;  // the ranks that have it
+    int64_t piece = 0;             // elements that each rank keeps
+    Tensor values;                 // whole; in stage 3 only while it is in use
+    Tensor grads;                  // whole; in stages 2 and 3 only until they are summed
+    int users = 0;                 // of the values, in stage 3
+    int64_t missing = 0;           // parameters whose gradient has not come in this micro-batch
+    Pending fetching;              // values
+    Pending reducing;              // grads, into `arriving`
+    Pending summing;               // the shard's gradient, over the groups
+    Tensor arriving;               // this rank's piece of this micro-batch's sum
+    bool reduced = false;          // the reduction of this micro-batch was started, or there is none
   };
 
   void make_unit(const Module::Unit& layout);

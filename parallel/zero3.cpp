@@ -28,9 +28,9 @@ void Zero::fetch(size_t u) {
   Unit& unit = units_[u];
   if (unit.values.defined()) return;
   const Tensor& mine = shards_[u].values;
-  unit.values = mine.make({unit.piece * shard_axis().size()}, mine.dtype(), Category::communication);
+  unit.values = mine.make({unit.piece * unit.axis->size()}, mine.dtype(), Category::communication);
   unit.values.storage()->version = mine.storage()->version;  // a packed copy is stale after the next optimizer step
-  unit.fetching = shard_axis().start_all_gather(mine, unit.values);
+  unit.fetching = unit.axis->start_all_gather(mine, unit.values);
 }
 
 // Training asks for units in the same order in every micro-batch: the next one is fetched while this one computes.

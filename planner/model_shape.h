@@ -28,6 +28,7 @@ struct ModelShape {
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
 };
 
+// Throws FieldError for shared experts, which predictions do not know.
 ModelShape shape_of(const ModelConfig& config);
 
 // Parameters: of the feed-forward layer, or of all experts; of all that a layer multiplies with; of a layer; of all.
@@ -35,5 +36,6 @@ double expert_parameters(const ModelShape& m);
 double layer_matrices(const ModelShape& m);
 double layer_parameters(const ModelShape& m);
 double parameters(const ModelShape& m);
+double active_parameters(const ModelShape& m);  // those that a token meets: of its experts alone
 
 }  // namespace tessera::planner

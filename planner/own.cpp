@@ -13,8 +13,9 @@ constexpr int64_t kMostLayers = 512;  // that are cut by their FLOPs, and run dr
 std::optional<ModelConfig> config_of(const Case& c) {
   const ModelShape& m = c.model;
   const bool llama = m.gated;
-  if (m.layers > kMostLayers || m.experts > 0 || llama != (m.positions == Positions::rope)) return {};
-  return ModelConfig{.family = llama ? Family::llama : Family::gpt2,
+  if (m.layers > kMostLayers || llama != (m.positions == Positions::rope)) return {};
+  if (m.experts > 0 && c.hardware.processors == 0) return {};  // which train does not do
+  ModelConfig config{.family = llama ? Family::llama : Family::gpt2,
                      .layers = m.layers,
                      .heads = m.heads,
                      .channels = m.channels,
@@ -27,6 +28,9 @@ std::optional<ModelConfig> config_of(const Case& c) {
                      .ffn = m.ffn,
                      .qkv_bias = m.qkv_bias,
                      .qk_norm = m.qk_norm};
+  config.experts.count = m.experts;
+  if (m.experts > 0) config.experts.per_token = m.experts_per_token;
+  return config;
 }
 
 }  // namespace
@@ -42,7 +46,7 @@ Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer) {
 std::optional<Job> own_job(const Case& c) {
   const Software& s = c.software;
   const std::optional<ModelConfig> config = config_of(c);
-  if (s.name != "tessera" || !config || c.layout.ep > 1 || c.model.layers > kMostLayers) return {};
+  if (s.name != "tessera" || !config || c.model.layers > kMostLayers) return {};
   for (const DType dtype : {DType::bfloat16, DType::float32, DType::float64})
     for (const DType grad : {DType::float32, DType::bfloat16})
       for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::sgd}) {
@@ -54,6 +58,7 @@ std::optional<Job> own_job(const Case& c) {
                 .optim = {.optimizer = optimizer, .batch = c.layout.batch(), .dtype = dtype},
                 .plan = c.layout.plan};
         job.plan.grad_dtype = grad;
+        job.plan.ep = c.layout.ep;
         check_sizes(job);
         return job;
       }

@@ -98,9 +98,8 @@ std::string largest_of(const MemoryParts& m) {
 // Chowdhery et al. 2022, appendix B: 6 N + 12 L q s for a token, N without tables that are only looked up; of experts
 // those that see the token.
 double model_flops_of_token(const ModelShape& m) {
-  double layer = layer_parameters(m);
-  if (m.experts > 0) layer -= expert_parameters(m) * (1 - real(m.experts_per_token) / real(m.experts));
-  const double matrices = real(m.layers) * layer + real(m.vocab) * real(m.channels);
+  const double idle = parameters(m) - active_parameters(m);
+  const double matrices = real(m.layers) * layer_parameters(m) - idle + real(m.vocab) * real(m.channels);
   return 6 * matrices + 12 * real(m.layers) * real(m.query()) * real(m.context);
 }
 

@@ -68,6 +68,7 @@ double AsyncTrainer::worker_step(int worker, int64_t step) {
     model_->set_step({.seed = static_cast<uint64_t>(job_.optim.seed),
                       .step = step,
                       .first_sequence = first,
+                      .sequences_total = size * microbatches,
                       .training = true,
                       .documents = documents(ids)});
     const Loss loss = model_->loss(ids.to(arena_), targets.to(arena_), 1.0 / static_cast<double>(tokens));

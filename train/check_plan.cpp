@@ -15,6 +15,7 @@
 #include "tensor/findings.h"
 #include "train/attention_choice.h"
 #include "train/check_data.h"
+#include "train/check_experts.h"
 #include "train/device.h"
 #include "train/job.h"
 #include "train/names.h"
@@ -32,7 +33,7 @@ void check_numbers(const Plan& p) {
   const auto at_least = [](int64_t least, const char* field, int64_t found) {
     if (found < least) refuse(field, "expected at least {}, found {}", least, found);
   };
-  for (const auto& [field, size] : {std::pair{"pp", p.pp}, {"dp", p.dp}, {"cp", p.cp}, {"tp", p.tp}})
+  for (const auto& [field, size] : {std::pair{"pp", p.pp}, {"dp", p.dp}, {"cp", p.cp}, {"tp", p.tp}, {"ep", p.ep}})
     at_least(1, field, size);
   at_least(1, "microbatches", p.microbatches);
   at_least(1, "servers", p.servers);
@@ -221,6 +222,7 @@ void check_layout(const Plan& p, const ModelConfig& m, int64_t batch) {
   check_batch(p, batch);
   check_tensor(p, m);
   check_context(p, m);
+  check_experts(p, m);
 }
 
 void check(const Plan& p) {
@@ -252,6 +254,7 @@ void check(const Job& s, bool traced) {
   if (s.optim.batch % p.microbatches == 0) found.check([&] { check_batch(p, s.optim.batch); });
   found.check([&] { check_tensor(p, s.model); });
   found.check([&] { check_context(p, s.model); });
+  found.check([&] { check_experts(p, s.model); });
   found.check([&] { check_pipeline(p, s.model); });
   found.check([&] { check_quantized(s); });
   found.check([&] { check_attention(s); });

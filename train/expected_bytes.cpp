@@ -2,78 +2,35 @@
 #include "train/expected_bytes.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "parallel/matrix_owners.h"
 #include "train/plan.h"
 #include "train/plan_sizes.h"
+#include "train/sent.h"
 
 namespace tessera {
 namespace {
 
-// Adds up what groups of ranks do, by axis and operation, in the order of axes and of operations.
-class Sent {
- public:
-  explicit Sent(bool through_root) : through_root_(through_root) {}
-
-  // `ranks` ranks make `calls` collectives each, that send `bytes` in all together.
-  void add(const std::string& axis, Op op, int64_t ranks, int64_t calls, int64_t bytes) {
-    if (ranks < 2 || calls == 0) return;
-    SentBytes& entry = sent_[{axis, op}];
-    entry.calls += ranks * calls * steps_;
-    entry.bytes += bytes * steps_;
-  }
-  // Of `bytes` each.
-  void all_reduce(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
-    add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls);
-  }
-  void reduce_scatter(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
-    add(axis, Op::reduce_scatter, n, calls, half(n, bytes) * calls);
-  }
-  void all_gather(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
-    add(axis, Op::all_gather, n, calls, half(n, bytes) * calls);
-  }
-  // `count` messages, sent by some ranks of an axis and received by others.
-  void messages(const std::string& axis, int64_t count, int64_t bytes) {
-    if (count == 0) return;
-    for (const Op op : {Op::send, Op::recv}) {
-      SentBytes& entry = sent_[{axis, op}];
-      entry.calls += count * steps_;
-      entry.bytes += op == Op::send ? count * bytes * steps_ : 0;
-    }
-  }
-
-  // What follows happens in so many steps.
-  void in_steps(int64_t steps) { steps_ = steps; }
-
-  std::vector<SentBytes> result() const {
-    std::vector<SentBytes> out;
-    for (const char* axis : {"world", "pp", "dp", "cp", "tp", "dp+cp", "dp.shard", "dp.replicate", "tied"})
-      for (const auto& [key, entry] : sent_)
-        if (key.first == axis) out.push_back({axis, std::string(name_of(key.second)), entry.calls, entry.bytes, 0});
-    return out;
-  }
-
- private:
-  int64_t half(int64_t n, int64_t bytes) const { return (n - 1) * bytes + (through_root_ ? (n - 1) * bytes / n : 0); }
-  bool through_root_;
-  int64_t steps_ = 1;
-  std::map<std::pair<std::string, Op>, SentBytes> sent_;
+// How many all-reduces DDP makes of them: whole parameters from the last on, until a bucket is full or those come that
+// other ranks have. Of those that all ranks of the data axis have, and of experts that share it out.
+struct Buckets {
+  int64_t common = 0, experts = 0;
 };
-
-// How many all-reduces DDP makes of them: whole parameters from the last on, until a bucket is full.
-int64_t buckets(const std::vector<UnitSizes>& units, int64_t element, int64_t bucket_bytes) {
-  int64_t count = 1, filled = 0;
+Buckets buckets(const std::vector<UnitSizes>& units, int64_t element, int64_t bucket_bytes) {
+  Buckets out;
+  int64_t filled = 0, ep = 0;
   for (auto u = units.rbegin(); u != units.rend(); ++u)
     for (auto p = u->parameters.rbegin(); u->trainable && p != u->parameters.rend(); ++p) {
-      if (filled * element >= bucket_bytes) {
-        ++count;
+      if (ep != u->ep || filled * element >= bucket_bytes) {
+        ++(u->ep > 1 ? out.experts : out.common);
         filled = 0;
+        ep = u->ep;
       }
       filled += round_up(*p, UnitSizes::kSlot);
     }
-  return count;
+  if (out.common + out.experts == 0) out.common = 1;
+  return out;
 }
 
 // Rank 0 deals out ids, losses and the logits' gradient, gathers logits, collects gradients, hands out parameters.
@@ -106,18 +63,25 @@ void add_server(Sent& out, const PlanSizes& s, int64_t servers, const PartSizes&
   out.add("dp", Op::reduce, n, parts, others * part.whole(true) * s.grad);
 }
 
-// One group of ranks that ZeRO cuts over.
+// One group of ranks that ZeRO cuts over. Experts are cut over those of them that have the same ones.
 void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part, const std::string& axis) {
   const int64_t n = s.cut;
-  for (const UnitSizes& u : part.units) {
-    if (u.trainable) out.reduce_scatter(axis, n, p.zero == ZeroStage::one ? 1 : s.m, u.padded(n) * s.grad);
-    const int64_t once = u.trainable ? 1 : 0;  // after each update
-    out.all_gather(axis, n, p.zero == ZeroStage::three ? u.uses * s.m : once, u.padded(n) * u.value);
-  }
-  if (s.plan.tp > 1)
+  int64_t of_experts = 0;
+  for (const UnitSizes& u : part.units)
+    for (int64_t group = 0; group < u.ep; ++group) {
+      const std::string over = u.ep > 1 ? "edp" : axis;
+      const int64_t ranks = n / u.ep, once = u.trainable ? 1 : 0;  // after each update
+      if (u.trainable) out.reduce_scatter(over, ranks, p.zero == ZeroStage::one ? 1 : s.m, u.padded(n) * s.grad);
+      out.all_gather(over, ranks, p.zero == ZeroStage::three ? u.uses * s.m : once, u.padded(n) * u.value);
+      if (u.ep > 1 && group == 0 && u.trainable) of_experts += u.padded(n);
+    }
+  if (s.plan.tp > 1) {
     out.all_reduce(axis, n, 1, 8 * std::ssize(part.units));  // the norm
-  else
-    out.all_gather(axis, n, 1, part.padded(n, true) / UnitSizes::kBlock * 8);
+    return;
+  }
+  out.all_gather(axis, n, 1, (part.padded(n, true) - of_experts) / UnitSizes::kBlock * 8);
+  for (int64_t group = 0; of_experts > 0 && group < p.ep; ++group)
+    out.all_gather("edp", n / p.ep, 1, of_experts / UnitSizes::kBlock * 8);
 }
 
 // The data axis of some pipeline and tensor ranks.
@@ -131,13 +95,17 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& par
     return;
   }
   if (p.zero == ZeroStage::none) {
-    const int64_t calls = buckets(part.units, s.grad, s.bucket_bytes);
-    out.add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * part.whole(true) * s.grad);
+    const Buckets calls = buckets(part.units, s.grad, s.bucket_bytes);
+    int64_t of_experts = 0;
+    for (const UnitSizes& u : part.units) of_experts += u.ep > 1 && u.trainable ? u.size() : 0;
+    out.add(axis, Op::all_reduce, n, calls.common, 2 * (n - 1) * (part.whole(true) - of_experts) * s.grad);
+    const int64_t few = n / p.ep;
+    out.add("edp", Op::all_reduce, few, calls.experts * p.ep, 2 * (few - 1) * of_experts * s.grad * p.ep);
     return;
   }
   for (int64_t group = 0; group < n / s.cut; ++group) add_shards(out, s, p, part, s.cut < n ? "dp.shard" : axis);
   for (const UnitSizes& u : part.units)
-    for (int64_t shard = 0; u.trainable && shard < s.cut; ++shard)
+    for (int64_t shard = 0; u.trainable && s.cut < n && shard < s.cut; ++shard)
       out.all_reduce("dp.replicate", n / s.cut, 1, u.piece(s.cut) * s.grad);
 }
 
@@ -190,19 +158,22 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
   const int64_t n = s.plan.tp, whole = s.micro_elements() * s.value, rows = s.sequences * s.tokens;
   const int64_t forwards = p.recompute == Recompute::block ? 2 : 1;
   const int64_t m = s.m, first = part.first ? m : 0, last = part.last ? m : 0;
-  const int64_t columns = part.columns * m, inputs = part.rows * m;
+  const int64_t routers = part.routers * m, columns = part.columns * m + routers, inputs = part.rows * m + routers;
   if (!p.sp) {
     out.all_reduce("tp", n, inputs * forwards + columns + first + last, whole);
   } else {
     // Inputs of column layers and of the head come back for the gradients of their weights, those of tables for theirs.
-    const int64_t again = s.config.lora.rank > 0 ? 0 : columns + first + last;
+    const int64_t again = s.config.lora.rank > 0 ? 0 : columns - routers + first + last;
     out.all_gather("tp", n, columns * forwards + again + inputs + last, whole);
     out.reduce_scatter("tp", n, inputs * forwards + columns + first + last, whole);
     // Of the gradients of tables: (T, C), or (B, T, C) where documents have positions of their own.
     out.all_gather("tp", n, part.tables * m, (s.documents ? s.sequences : 1) * s.tokens * s.config.channels * s.value);
     out.all_reduce("tp", n, part.norms * m, s.config.channels * s.wide);
     out.all_reduce("tp", n, part.biases * m, s.config.channels * s.grad);
+    out.all_gather("tp", n, routers * forwards, rows * s.config.experts.count * s.value);  // logits
+    out.all_reduce("tp", n, routers, s.config.experts.count * s.config.channels * s.grad);
   }
+  out.all_reduce("tp", n, routers, rows * s.config.experts.per_token * s.wide);  // gradients of their weights
   add_adapters(out, s, p, part);
   out.all_reduce("tp", n, part.head_norms * m, s.config.head_size() * s.wide);
   out.all_reduce("tp", n, 3 * last, rows * s.wide);        // the loss
@@ -215,6 +186,9 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& 
   const int64_t forwards = p.recompute == Recompute::block || p.recompute == Recompute::attention ? 2 : 1,
                 layers = part.layers * s.m;
   if (n == 1) return;
+  if (s.config.experts.count > 0 && s.config.experts.balance_loss != 0)
+    out.all_reduce("cp", n, layers * (p.recompute == Recompute::block ? 2 : 1),
+                   8 * s.sequences * s.config.experts.count);
   if (p.cp_mode == ContextMode::ulysses) {
     out.add("cp", Op::all_to_all, n, layers * 2 * (forwards + 1),
             layers * (forwards + 1) * (n - 1) * 2 * (s.query_elements() + keys) * s.value);
@@ -222,6 +196,24 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& 
   }
   out.messages("cp", layers * (forwards + 1) * n * (n - 1), 2 * keys * s.value);  // keys and values
   out.messages("cp", layers * n * (n - 1), 2 * keys * s.wide);                    // their gradients
+}
+
+// The groups of ranks that share out the experts of one pipeline rank's layers: how many rows each sends to each
+// expert, and the norm. The rows themselves are those of the routing.
+void add_experts(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
+  const int64_t e = p.ep, forwards = p.recompute == Recompute::block ? 2 : 1, passes = part.layers * s.m;
+  for (int64_t g = 0; g < s.data / e; ++g) {
+    out.all_reduce("ep", e, 1, 8 * s.units);
+    out.add("ep", Op::all_to_all, e, passes * (3 * forwards + 2),
+            passes * forwards * (e - 1) * s.config.experts.count * 8);
+  }
+}
+
+// Choices of all tokens of a step whose expert is on another rank, where every expert is chosen alike; every rank of tp
+// sends them.
+int64_t balanced_rows(const Job& job) {
+  const ModelConfig& c = job.model;
+  return job.optim.batch * c.context * c.layers * c.experts.per_token / job.plan.ep * (job.plan.ep - 1) * job.plan.tp;
 }
 
 // The groups of a pipeline axis, and the copies of the tied weight at its ends.
@@ -239,7 +231,7 @@ void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p) {
 
 }  // namespace
 
-std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps) {
+std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::optional<int64_t> rows) {
   const PlanSizes s(job);
   const Plan& p = s.plan;
   const int64_t ranks = s.plan.ranks();
@@ -256,11 +248,17 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps) {
         add_data(out, s, p, part, steps);
       add_owners(out, s, stage, part);
       for (int64_t i = 0; i < s.plan.dp; ++i) add_context(out, s, p, part);
+      add_experts(out, s, p, part);
     }
     for (int64_t i = 0; i < s.data; ++i) add_tensor(out, s, p, stage.front());
   }
   add_pipeline(out, s, p);
-  return out.result();
+  std::vector<SentBytes> all = out.result();
+  const int64_t ways = p.recompute == Recompute::block ? 6 : 4;
+  for (SentBytes& sent : all)
+    if (sent.axis == "ep" && sent.operation == name_of(Op::all_to_all))
+      sent.bytes += rows.value_or(balanced_rows(job) * steps) * ways * s.config.channels * s.value;
+  return all;
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 // are sums over ranks. An all-reduce sends 2 (n - 1) S, by every algorithm; a reduce-scatter or an all-gather (n - 1)
 // S, through a root (n - 1) S (1 + 1/n). Rajbhandari et al. 2020, sections 5 and 7.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,8 @@
 namespace tessera {
 
 // Of `steps` steps of training, in the order of axes and operations; operations that the plan does not use are absent.
-std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps);
+// `rows`: how often, in all of them, a token was sent to an expert on another rank; without it all experts are taken to
+// be chosen alike.
+std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::optional<int64_t> rows = {});
 
 }  // namespace tessera

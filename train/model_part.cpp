@@ -40,7 +40,11 @@ void ModelPart::cut(const Axes& axes, const Options& o) {
   const bool ring = o.cp_mode == ContextMode::ring;
   if (cp.size() > 1)
     positions_ = context_positions(context, cp.size(), cp.rank(), ring ? Balance::zigzag : Balance::contiguous);
-  model_->place({.tp = &axes.tp, .between = o.sp ? S(1, context / cp.size()) : I, .cp = &cp, .cp_mode = o.cp_mode});
+  model_->place({.tp = &axes.tp,
+                 .between = o.sp ? S(1, context / cp.size()) : I,
+                 .cp = &cp,
+                 .cp_mode = o.cp_mode,
+                 .ep = axes.ep});
   keep_stages(*model_, layers_, [&, rank = axes.pp.rank()](int stage) {
     return schedule_.rank_of_stage[static_cast<size_t>(stage)] == rank;
   });

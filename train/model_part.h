@@ -16,6 +16,7 @@ class ModelPart {
  public:
   struct Axes {
     Communicator &pp, &data, &cp, &tp;
+    Communicator* ep = nullptr;  // ranks of `data` that share out experts; DataOptions::experts goes with it
   };
   struct Options {
     Schedule schedule;               // for the ranks of pp, not yet lowered

@@ -79,6 +79,7 @@ std::string describe(const Plan& p) {
   if (scheduled) text += ", " + schedule_name(p);
   if (p.cp > 1) text += fmt::format(", {}", text_of(p.cp_mode));
   const bool zero = p.zero != ZeroStage::none;
+  if (p.ep > 1) text += fmt::format(", ep {}", p.ep);
   if (zero && p.shard_ranks > 0)
     return text + fmt::format(", ZeRO-{} in groups of {}", static_cast<int>(p.zero), p.shard_ranks);
   if (zero) return text + fmt::format(", ZeRO-{}", static_cast<int>(p.zero));

@@ -18,7 +18,8 @@ using Json = nlohmann::ordered_json;
 
 template <class P, class F>
 void for_each_field(P& p, const F& f) {
-  f("pp", p.pp), f("dp", p.dp), f("cp", p.cp), f("tp", p.tp), f("sp", p.sp), f("tie_copies", p.tie_copies);
+  f("pp", p.pp), f("dp", p.dp), f("cp", p.cp), f("tp", p.tp), f("ep", p.ep), f("sp", p.sp);
+  f("tie_copies", p.tie_copies);
   f("zero", p.zero), f("shard_ranks", p.shard_ranks), f("dp_mode", p.dp_mode), f("sync_every", p.sync_every);
   f("outer_lr", p.outer_lr), f("outer_momentum", p.outer_momentum);
   f("servers", p.servers), f("staleness", p.staleness);

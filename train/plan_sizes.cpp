@@ -19,10 +19,11 @@ void add_adapters(PartSizes& part, Module& unit) {
 // As the model lays itself out on that rank of tp, beside ranks that are not there: of each pipeline rank.
 std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::vector<Range>& layers, int tp) {
   Communicator axis(std::make_unique<FakeTransport>(tp, static_cast<int>(s.plan.tp)), "tp");
+  Communicator ep(std::make_unique<FakeTransport>(0, static_cast<int>(s.plan.ep)), "ep");
   ModelConfig config = s.config;
   config.tie_copies = s.plan.tie_copies || s.schedule.stages > 1;
   const std::unique_ptr<LanguageModel> model = job.make(config);
-  model->place({.tp = &axis, .between = s.plan.sp ? S(1, s.tokens) : I});
+  model->place({.tp = &axis, .between = s.plan.sp ? S(1, s.tokens) : I, .ep = &ep});
   std::vector<PartSizes> parts(static_cast<size_t>(s.plan.pp));
   const auto part_with = [&](int stage) -> PartSizes& {
     return parts[static_cast<size_t>(s.schedule.rank_of_stage[static_cast<size_t>(stage)])];
@@ -41,6 +42,7 @@ std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::v
     unit.trainable = units[u].trainable;
     unit.value = units[u].packed ? 1 : s.value;
     unit.state = unit.trainable ? state_bytes(job.optim, units[u].matrices) : 0;
+    if (units[u].is_expert()) unit.ep = s.plan.ep;
     const bool adapters = unit.trainable && config.lora.rank > 0;
     int64_t whole = 0, norms = 0, head_norms = 0;
     for (const Slot& slot : units[u].slots) {
@@ -48,20 +50,30 @@ std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::v
       if (units[u].matrices) unit.matrices.push_back(slot.parameter->whole);
       const ShardSpec& shard = slot.parameter->shard;
       if (shard.is_whole()) ++whole;
-      const bool matrix = !shard.is_whole() && slot.parameter->whole.rank() == 2;
+      const bool matrix = !shard.is_whole() && slot.parameter->whole.rank() == 2 && !units[u].is_expert();
       if (matrix && !adapters && at[u] >= 0 && at[u] < config.layers) ++(shard.dim == 0 ? part.columns : part.rows);
     }
     if (adapters) add_adapters(part, *units[u].module);
+    int64_t routers = 0;
+    for (const MixtureOfExperts* mixture : units[u].module->all<MixtureOfExperts>()) {
+      ++routers;
+      const bool pair = mixture->options().experts.shared > 0 && s.plan.tp > 1;  // it goes with the experts
+      part.columns -= pair ? 1 : 0;
+      part.rows -= pair ? 1 : 0;
+    }
+    part.routers += routers;
     for (Norm* norm : units[u].module->all<Norm>()) norms += static_cast<int64_t>(norm->parameters().size());
     for (const Attention* attention : units[u].module->all<Attention>()) head_norms += attention->norm_q ? 2 : 0;
     if (config.lora.rank == 0 &&
         !units[u].matrices) {  // else nothing of what is whole is trained but parts of adapters
       part.norms += norms;
       part.head_norms += head_norms;
-      (at[u] < 0 ? part.tables : part.biases) += whole - norms - head_norms;
+      (at[u] < 0 ? part.tables : part.biases) += whole - norms - head_norms - routers;
     }
     // What is looked up is needed once, the rest forward and backward; a table that is the head too is both.
-    unit.uses = at[u] >= 0 ? 2 : unit.table && !config.tie_copies ? 3 : 1;
+    // An expert is needed once more where its layer is made again, since it is a unit below it.
+    const bool again = units[u].is_expert() && config.recompute == Recompute::block;
+    unit.uses = at[u] >= 0 ? (again ? 3 : 2) : unit.table && !config.tie_copies ? 3 : 1;
     part.units.push_back(std::move(unit));
   }
   return parts;
@@ -87,6 +99,18 @@ int64_t PartSizes::padded(int64_t ranks, bool trained) const {
   return sum;
 }
 
+int64_t PartSizes::pieces(int64_t ranks, bool trained) const {
+  int64_t sum = 0;
+  for (const UnitSizes& u : units) sum += u.trainable || !trained ? u.piece(ranks) : 0;
+  return sum;
+}
+
+int64_t PartSizes::piece_bytes(int64_t ranks) const {
+  int64_t sum = 0;
+  for (const UnitSizes& u : units) sum += u.piece(ranks) * u.value;
+  return sum;
+}
+
 int64_t PartSizes::value_bytes(int64_t ranks) const {
   int64_t sum = 0;
   for (const UnitSizes& u : units) sum += (ranks > 0 ? u.padded(ranks) : u.size()) * u.value;
@@ -95,7 +119,7 @@ int64_t PartSizes::value_bytes(int64_t ranks) const {
 
 int64_t PartSizes::state_bytes(int64_t ranks) const {
   int64_t sum = 0;
-  for (const UnitSizes& u : units) sum += (ranks > 0 ? u.padded(ranks) : u.size()) * u.state;
+  for (const UnitSizes& u : units) sum += (ranks > 0 ? u.piece(ranks) : u.size()) * u.state;
   return sum;
 }
 

@@ -21,10 +21,12 @@ struct UnitSizes {
   bool trainable = true;
   int64_t state = 0;                 // bytes that the optimizer keeps of an element
   std::vector<Shape> matrices = {};  // of parameters that are updated as wholes: their whole shapes
+  int64_t ep = 1;  // of an expert: ranks of the data axis that share out experts, so that 1 / ep of them have it
   bool operator==(const UnitSizes&) const = default;
   int64_t size() const;
-  int64_t piece(int64_t ranks) const { return round_up((size() + ranks - 1) / ranks, kBlock); }
-  int64_t padded(int64_t ranks) const { return piece(ranks) * ranks; }
+  // Over so many ranks of the data axis.
+  int64_t piece(int64_t ranks) const { return round_up((size() * ep + ranks - 1) / ranks, kBlock); }
+  int64_t padded(int64_t ranks) const { return piece(ranks) * (ranks / ep); }
 };
 
 // What the ranks with these coordinates have of the model.
@@ -35,14 +37,18 @@ struct PartSizes {
   // Parameters: matrices of layers, cut by outputs and by inputs; and what every rank of tp has of norms, of norms of
   // heads, of tables before the layers, and besides.
   int64_t columns = 0, rows = 0, norms = 0, head_norms = 0, tables = 0, biases = 0;
+  int64_t routers = 0;                            // each, with its experts, counts as a pair of such matrices
   int64_t column_adapters = 0, row_adapters = 0;  // of such matrices
   bool operator==(const PartSizes&) const = default;
   // Of all units, or of those alone that are trained.
   int64_t whole(bool trained = false) const;
   int64_t padded(int64_t ranks, bool trained = false) const;
-  // Bytes of their values: whole, or padded for so many ranks.
+  int64_t pieces(int64_t ranks, bool trained = false) const;  // of one rank
+  // Bytes of their values: whole, padded for so many ranks, or the piece of one of them.
   int64_t value_bytes(int64_t ranks = 0) const;
-  int64_t state_bytes(int64_t ranks = 0) const;  // of all that is trained, as the optimizer keeps it
+  int64_t piece_bytes(int64_t ranks) const;
+  // Of all that is trained, as the optimizer keeps it: whole, or of the piece of one of so many ranks.
+  int64_t state_bytes(int64_t ranks = 0) const;
 };
 
 struct PlanSizes {

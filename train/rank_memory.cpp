@@ -23,11 +23,11 @@ HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) 
   const Plan& p = s.plan;
   // Of what is trained: all of it, and a rank's share.
   const int64_t whole = p.zero == ZeroStage::none ? part.whole(true) : part.padded(s.cut, true),
-                piece = part.padded(s.cut, true) / s.cut;
+                piece = part.pieces(s.cut, true);
   const int64_t values = part.value_bytes(p.zero == ZeroStage::none ? 0 : s.cut);
-  HeldBytes held{.parameters = p.zero == ZeroStage::three ? values / s.cut : values,
+  HeldBytes held{.parameters = p.zero == ZeroStage::three ? part.piece_bytes(s.cut) : values,
                  .gradients = (p.zero >= ZeroStage::two ? piece : whole) * s.grad,
-                 .optimizer = p.zero == ZeroStage::none ? part.state_bytes() : part.state_bytes(s.cut) / s.cut};
+                 .optimizer = p.zero == ZeroStage::none ? part.state_bytes() : part.state_bytes(s.cut)};
   if (p.dp_mode == DataMode::dataparallel && data_rank > 0) held = {};  // copies are communication
   int64_t state = 0;                                                    // bytes of an element
   for (const UnitSizes& u : part.units) state = std::max(state, u.state);

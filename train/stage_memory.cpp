@@ -52,8 +52,10 @@ class LoneRank {
         cp_(alone_on("cp", sizes_.plan.cp)),
         pp_(alone_on("pp", 1)),
         data_(alone_on("dp", data_rank ? shared(job) : 1, data_rank.value_or(0))),
+        ep_(alone_on("ep", sizes_.plan.ep)),
+        edp_(alone_on("edp", data_rank ? sizes_.data / sizes_.plan.ep : 1)),
         whole_(job.make(sizes_.config)),
-        part_(*whole_, job.make, {*pp_, *data_, *cp_, *tp_},
+        part_(*whole_, job.make, {*pp_, *data_, *cp_, *tp_, ep_.get()},
               options(data_rank ? job : without_strategy(job), split, std::move(layers))) {}
 
   const Schedule& list() const { return part_.schedule(); }
@@ -74,12 +76,14 @@ class LoneRank {
     if (data_->size() < sizes_.data) lone.plan.cp = 1;
     lone.plan.shard_ranks = 0;  // sums over groups are made in place
     lone.plan.microbatches = job.plan.microbatches > 1 ? 2 : 1;
+    DataOptions data = data_options(lone);
+    if (job.plan.ep > 1) data.experts = edp_.get();
     return {.schedule = one_after_another(sizes_.schedule.stages, static_cast<int>(lone.plan.microbatches), split),
             .layers = std::move(layers),
             .cp_mode = job.plan.cp_mode,
             .sp = job.plan.sp,
             .tie_copies = job.plan.tie_copies,
-            .data = data_options(lone),
+            .data = data,
             .sequences = sizes_.sequences,
             .load = [this](int64_t, bool ids, bool targets) { return load(ids, targets); },
             .where = [this](int64_t) { return where(); },
@@ -119,7 +123,7 @@ class LoneRank {
 
   PlanSizes sizes_;
   bool through_root_;
-  std::unique_ptr<Communicator> tp_, cp_, pp_, data_;
+  std::unique_ptr<Communicator> tp_, cp_, pp_, data_, ep_, edp_;
   std::unique_ptr<LanguageModel> whole_;
   ArenaPtr arena_ = make_arena();
   std::vector<Sample> samples_;

@@ -38,12 +38,14 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
       arena_(rank_arena(job.plan, world)),
       whole_(tessera::whole_model(job, sequences.vocab)),
       schedule_(lr_schedule(job.optim)) {
+  split_data_axis();
   if (trace) {
     trace->watch(arena_);
     for (Communicator* axis : communicators()) axis->set_trace(trace);
   }
-  part_ = std::make_unique<ModelPart>(
-      *whole_, job_.make, ModelPart::Axes{mesh_["pp"], data_axis_, mesh_["cp"], mesh_["tp"]}, part_options());
+  part_ = std::make_unique<ModelPart>(*whole_, job_.make,
+                                      ModelPart::Axes{mesh_["pp"], data_axis_, mesh_["cp"], mesh_["tp"], ep_.get()},
+                                      part_options());
   find_units();
   join_tied_weights();
   tokens_ = std::make_unique<StepTokens>(job_, std::move(sequences), whole_->config.context, part_->positions(),
@@ -55,14 +57,25 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
 
 Trainer::~Trainer() = default;
 
+// Ranks [g e, (g + 1) e) of it share out experts; those with the same remainder have the same ones.
+void Trainer::split_data_axis() {
+  const auto e = static_cast<int>(job_.plan.ep);
+  if (e == 1) return;
+  const int rank = data_axis_.rank();
+  ep_ = data_axis_.split(rank / e, rank % e, "ep");
+  edp_ = data_axis_.split(rank % e, rank / e, "edp");
+}
+
 ModelPart::Options Trainer::part_options() {
   const Plan& p = job_.plan;
+  DataOptions data = data_options(job_);
+  data.experts = edp_.get();
   return {
       .schedule = schedule_of(p),
       .cp_mode = p.cp_mode,
       .sp = p.sp,
       .tie_copies = p.tie_copies,
-      .data = data_options(job_),
+      .data = data,
       .sequences = job_.optim.batch / (p.dp * p.microbatches),
       .load = [this](int64_t microbatch, bool ids, bool targets) { return tokens_->load(microbatch, ids, targets); },
       .where = [this](int64_t microbatch) { return where(microbatch, true); },
@@ -96,6 +109,7 @@ StepInfo Trainer::where(int64_t microbatch, bool training) const {
   StepInfo at{.seed = static_cast<uint64_t>(job_.optim.seed), .step = steps_done(), .training = training};
   if (training) {
     at.first_sequence = strategy().batches().computes(job_.optim.batch, job_.plan.microbatches, microbatch).first;
+    at.sequences_total = job_.optim.batch;
     at.documents = tokens_->documents(microbatch);
   }
   if (graph_) at.step_on_gpu = graph_->step_on_gpu();
@@ -155,10 +169,13 @@ void Trainer::sum_tied_gradients() {
 // and later copies of what every rank of a tensor axis has.
 double Trainer::sum_of_squares() {
   const std::vector<double> own = unit_sums(strategy(), &mesh_["tp"]);
+  const bool first = !ep_ || ep_->rank() == 0;  // of ranks that share out experts, it says what all of them have
   std::vector<double> all(ranks_of_units_.size(), 0.0);
   for (size_t u = 0; u < own.size(); ++u)
-    if (places_[u] < all.size()) all[places_[u]] = own[u];
+    if (places_[u] < all.size() && (first || strategy().shards()[u].slots[0].parameter->is_expert))
+      all[places_[u]] = own[u];
   mesh_["pp"].sum(all);
+  if (ep_) ep_->sum(all);
   OrderedSum total;
   for (const double sum : all) total.add(sum);
   return total.total();
@@ -170,6 +187,8 @@ std::vector<Communicator*> Trainer::communicators() {
   if (&data_axis_ != &mesh_["dp"]) out.push_back(&data_axis_);
   if (part_ && strategy().replicate_axis())
     out.insert(out.end(), {&strategy().shard_axis(), strategy().replicate_axis()});
+  for (Communicator* axis : {ep_.get(), edp_.get()})
+    if (axis) out.push_back(axis);
   if (tied_) out.push_back(tied_.get());
   return out;
 }

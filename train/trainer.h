@@ -62,12 +62,16 @@ class Trainer {
   Mesh& mesh() { return mesh_; }
   // The ranks that share out the gradients: dp, and cp with it.
   Communicator& data_axis() { return data_axis_; }
+  // Of that axis, the ranks that share out experts, and those that have the same ones: null without such ranks.
+  Communicator* expert_ranks() { return ep_.get(); }
+  Communicator* same_experts() { return edp_.get(); }
   // The world and every axis, once each; each has its own counts of communications.
   std::vector<Communicator*> communicators();
   const Schedule& schedule() const { return part_->runtime().schedule(); }
   const std::vector<Range>& layers() const { return part_->layers(); }  // of each stage
   // The pipeline rank that has a unit of the whole model, by its number.
   int pipeline_rank_of(size_t unit) const { return ranks_of_units_[unit]; }
+  const std::vector<int64_t>& positions() const { return part_->positions(); }  // of this rank's tokens; empty: all
   DType gradient_dtype() const { return data_options(job_).grad_dtype; }
   int peak_in_flight() const { return part_->runtime().peak_in_flight(); }
   // How steps were made on a GPU; all zero where the host looks into each of them.
@@ -77,6 +81,7 @@ class Trainer {
 
  private:
   ModelPart::Options part_options();
+  void split_data_axis();
   void find_units();
   void join_tied_weights();
   void make_graph();
@@ -93,6 +98,7 @@ class Trainer {
   Communicator& world_;
   Mesh mesh_;
   Communicator& data_axis_;
+  std::unique_ptr<Communicator> ep_, edp_;  // neighbours on the data axis; and those with the same place among them
   ArenaPtr arena_;
   std::unique_ptr<LanguageModel> whole_;
   std::unique_ptr<ModelPart> part_;

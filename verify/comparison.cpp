@@ -117,6 +117,7 @@ bool Comparison::one(const Tensors& all, const NamedTensor& found, const Pair& p
   wrong.kind = all.kind;
   wrong.name = found.name;
   wrong.distance = d;
+  wrong.of_expert = pair.parameter.is_expert;
   wrong.rank += all.rank_of_copy;
   result_.seen.tensors.push_back(std::move(wrong));
   return false;

@@ -37,6 +37,8 @@ enum class Cause : uint8_t {
   context_positions,     // attention over context ranks takes tokens for others: positions or mask
   document_mask,         // attention sees another document, or not all of its own
   dropout_masks,         // ranks or micro-batches draw the same masks, or others than they should
+  wrong_expert,          // tokens meet other experts than the router chose
+  wrong_expert_sum,      // gradients of experts are summed over other ranks than those that have them
   missing_gather,        // updated shards are not gathered
   misplaced_gather,      // gathered shards are put in each other's places
   stale_part,            // a part of the parameters is not updated

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace tessera {
 namespace {
 
@@ -39,6 +41,20 @@ std::optional<std::string> silent_owner(const Symptoms& s) {
   const SentDifference* sent = fewer(s, "broadcast");
   if (!sent || s.seen().copies.empty()) return {};
   return s.bytes_text(*sent) + "; " + s.seen().copies.front();
+}
+
+// What else the forward pass of such a model could do wrong, rules before this one would have seen.
+std::optional<std::string> wrong_expert(const Symptoms& s) {
+  if (s.seen().experts == 0 || !s.wrong_loss() || s.passing() || !s.seen().given.empty()) return {};
+  return fmt::format("step {}: {}, {}{}; its layers have {} experts, and every rank had the tokens of the plan",
+                     s.step(), s.numbers_text(), s.gradients_text(), s.blocks_text(), s.seen().experts);
+}
+
+std::optional<std::string> wrong_expert_sum(const Symptoms& s) {
+  const auto of_expert = [](const auto* g) { return g->of_expert; };
+  if (s.wrong_loss() || s.gradients().empty() || !std::ranges::all_of(s.gradients(), of_expert)) return {};
+  return fmt::format("step {}: the loss is right, and only gradients of experts are wrong: {}", s.step(),
+                     s.gradients_text());
 }
 
 }  // namespace tessera

@@ -27,6 +27,7 @@ struct TensorDifference {
   int64_t elements = 0, wrong = 0;  // wrong: more than rounding, where rounding is allowed
   // found = factor * expected in all wrong elements.
   std::optional<double> factor = {};
+  bool of_expert = false;
   bool unchanged = false;  // the wrong elements have the values from before the step
   // The first wrong element: its place in the whole tensor, the rank of the world that it was taken from.
   std::vector<int64_t> first = {};
@@ -74,6 +75,7 @@ struct Observations {
   int64_t pp = 1, dp = 1, cp = 1, tp = 1;
   int64_t groups = 1;                   // of data ranks that share out state
   int64_t batch = 1, microbatches = 1;  // sequences of a step; micro-batches of a step and data rank
+  int64_t experts = 0;                  // of a layer; 0: none
   int64_t trained = 0;                  // tensors that have a gradient
   double rounding = 0;                  // no relative difference of gradients below it is more than another rounding
 

@@ -42,6 +42,7 @@ SumOrder order_of_sums(Trainer& t) {
     return order;
   }
   SumOrder order{.ranks = t.mesh().size("dp"),
+                 .ep = static_cast<int>(p.ep),
                  .algorithm = algorithm_of(p),
                  .every_microbatch = t.strategy().layout().every_microbatch,
                  .group = t.strategy().shard_axis().size(),

@@ -3,71 +3,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
+#include <numeric>
 
 #include "optim/grad_norm.h"
 #include "tensor/ops/elementwise.h"
 #include "train/attention_choice.h"
 #include "train/device.h"
+#include "verify/sums_in_order.h"
 
 namespace tessera {
 namespace {
-
-template <class T>
-using Wide = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
-
-template <class T>
-T plus(T a, T b) {
-  return static_cast<T>(static_cast<Accumulate<T>>(a) + static_cast<Accumulate<T>>(b));
-}
-
-// Rank order, in float32, rounded once.
-template <class T>
-T in_rank_order(const std::vector<const T*>& x, int64_t i) {
-  auto sum = static_cast<Accumulate<T>>(x[0][i]);
-  for (size_t r = 1; r < x.size(); ++r) sum += static_cast<Accumulate<T>>(x[r][i]);
-  return static_cast<T>(sum);
-}
-
-// From `first` around, rounded at every step.
-template <class T>
-T around(const std::vector<const T*>& x, size_t first, int64_t i) {
-  T sum = x[first % x.size()][i];
-  for (size_t r = 1; r < x.size(); ++r) sum = plus(sum, x[(first + r) % x.size()][i]);
-  return sum;
-}
-
-// Neighbours, neighbours of neighbours, ..., rounded at every step.
-template <class T>
-T in_pairs(const std::vector<const T*>& x, int64_t i) {
-  std::vector<T> sums;
-  for (const T* rank : x) sums.push_back(rank[i]);
-  for (size_t step = 1; step < sums.size(); step *= 2)
-    for (size_t r = 0; r + step < sums.size(); r += 2 * step) sums[r] = plus(sums[r], sums[r + step]);
-  return sums[0];
-}
-
-template <class T>
-void sum_reduction(const std::vector<const T*>& x, T* out, const Reduced& reduced, Algorithm algorithm) {
-  const auto ranks = static_cast<int>(x.size());
-  int owner = 0;  // of the piece that element i lies in
-  for (int64_t i = reduced.range.begin; i < reduced.range.end; ++i) {
-    while (i - reduced.range.begin >= piece(reduced.count, ranks, owner).end) ++owner;
-    if (algorithm == Algorithm::ring)
-      out[i] = around(x, static_cast<size_t>(owner) + 1, i);
-    else
-      out[i] = algorithm == Algorithm::tree ? in_pairs(x, i) : in_rank_order(x, i);
-  }
-}
-
-void add_to(const Tensor& total, const Tensor& x) {
-  with_floating(total.dtype(), "reference", [&](auto t) {
-    using T = decltype(t);
-    T* const a = total.data<T>();
-    const T* const b = x.data<T>();
-    for (int64_t i = 0; i < total.numel(); ++i) a[i] = plus(a[i], b[i]);
-  });
-}
 
 // Of a total that may lie on a GPU.
 void add_to_any(Tensor total, const Tensor& x) {
@@ -112,6 +57,12 @@ std::vector<FlatUnit> Reference::trained() {
   std::vector<FlatUnit> out = model_->units();
   std::erase_if(out, [](const FlatUnit& unit) { return !unit.trainable(); });
   return out;
+}
+
+std::shared_ptr<const Routing> Reference::keep_choices() {
+  keep_passes(*model_);
+  choices_ = std::make_shared<Routing>(*model_, job_.optim.batch);
+  return choices_;
 }
 
 // The unit of which the plan has a copy; null where it has none.
@@ -181,9 +132,18 @@ Tensor Reference::gradient_of(int64_t first, int64_t size, double& loss_sum) {
     model_->set_step({.seed = static_cast<uint64_t>(job_.optim.seed),
                       .step = optimizer_->steps(),
                       .first_sequence = first,
+                      .sequences_total = job_.optim.batch,
                       .training = true,
                       .documents = documents(ids, first)});
     loss_sum += passes(ids.to(arena_), targets.to(arena_), of_head);
+  }
+  routed_.clear();
+  for (MixtureOfExperts* mixture : model_->all<MixtureOfExperts>()) {
+    const MixtureOfExperts::Load load = mixture->take_load();
+    if (choices_) choices_->place(routed_.size(), load.passes);
+    routed_.push_back(load.rows);
+    strayed_ += load.elsewhere;
+    stray_margin_ = std::max(stray_margin_, load.margin);
   }
   int64_t total = 0;
   std::vector<Tensor> parts;
@@ -216,42 +176,85 @@ void Reference::take(const Tensor& total) {
   if (of_head.defined()) add_to_any(copied()->grads, of_head);
 }
 
-Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<Reduced>& reductions, Algorithm algorithm) {
-  Tensor out = ranks[0].clone();
-  if (ranks.size() == 1) return out;
-  with_floating(out.dtype(), "reference", [&](auto t) {
-    using T = decltype(t);
-    std::vector<const T*> x;
-    for (const Tensor& rank : ranks) x.push_back(rank.data<T>());
-    for (const Reduced& reduced : reductions) sum_reduction(x, out.data<T>(), reduced, algorithm);
-  });
+// Where the parts lie in the row: those of experts, or the others.
+std::vector<Reduced> Reference::reductions_of_parts(bool of_experts) const {
+  std::vector<Reduced> out;
+  int64_t at = 0;
+  for (const SumOrder::Part& part : order_.parts) {
+    const FlatUnit& unit = model_->units()[part.unit];
+    const int64_t size = unit.grads.numel();
+    if (unit.slots[0].parameter->is_expert == of_experts) out.push_back({{at, at + size}, size});
+    at += size;
+  }
   return out;
+}
+
+// Ranks that share out experts have one sum of each of them, of all their tokens: it stands at the first of them.
+void Reference::sum_experts(const std::vector<Tensor>& ranks) {
+  for (size_t r = 0; order_.ep > 1 && r < ranks.size(); ++r) {
+    const size_t first = r - r % static_cast<size_t>(order_.ep);
+    for (const Reduced& part : reductions_of_parts(true))
+      if (r > first)
+        add_to(ranks[first].narrow(0, part.range.begin, part.range.size()),
+               ranks[r].narrow(0, part.range.begin, part.range.size()));
+  }
+}
+
+Tensor Reference::sum_over_ranks(const std::vector<Tensor>& ranks) const {
+  if (order_.ep == 1) return sum_over(ranks, order_.reductions, order_.algorithm);
+  std::vector<Tensor> firsts;
+  for (size_t r = 0; r < ranks.size(); r += static_cast<size_t>(order_.ep)) firsts.push_back(ranks[r]);
+  Tensor out = ranks[0].clone();
+  for (const Reduced& part : reductions_of_parts(false)) sum_in_order(ranks, out, part, order_.algorithm);
+  for (const Reduced& part : reductions_of_parts(true)) sum_in_order(firsts, out, part, order_.algorithm);
+  return out;
+}
+
+// Of one micro-batch: rows by rank, layer and expert.
+void Reference::note_routing(const std::vector<std::vector<std::vector<int64_t>>>& rows) {
+  const size_t e = static_cast<size_t>(order_.ep), layers = rows[0].size();
+  for (size_t layer = 0; layer < layers; ++layer)
+    for (size_t group = 0; group < rows.size(); group += e)
+      for (size_t owner = 0; owner < e; ++owner) {
+        int64_t got = 0, even = 0;
+        for (size_t source = 0; source < e; ++source) {
+          const std::vector<int64_t>& of_source = rows[group + source][layer];
+          const size_t here = of_source.size() / e;
+          const auto begin = of_source.begin() + static_cast<int64_t>(owner * here);
+          const int64_t sent = std::accumulate(begin, begin + static_cast<int64_t>(here), int64_t{0});
+          got += sent;
+          even += std::accumulate(of_source.begin(), of_source.end(), int64_t{0});
+          if (source != owner) routing_.leaving += sent;
+        }
+        if (even > 0)
+          routing_.most =
+              std::max(routing_.most, static_cast<double>(got) * static_cast<double>(e) / static_cast<double>(even));
+      }
 }
 
 // The gradients of ranks from `first` on; their losses are added to `losses`.
 Tensor Reference::sum_of_group(int first, int ranks, std::vector<double>& losses) {
   std::vector<Tensor> of_rank(static_cast<size_t>(ranks));
-  const auto one = [&](size_t r, int64_t microbatch) {
-    const int rank = first + static_cast<int>(r);
-    return gradient(rank, microbatch, losses[static_cast<size_t>(rank)]);
-  };
-  const auto add = [](Tensor& total, const Tensor& x, int64_t microbatch) {
-    if (microbatch == 0)
-      total = x;
-    else
-      add_to(total, x);
-  };
-  if (!order_.every_microbatch) {
-    for (size_t r = 0; r < of_rank.size(); ++r)
-      for (int64_t m = 0; m < job_.plan.microbatches; ++m) add(of_rank[r], one(r, m), m);
-    return sum_over(of_rank, order_.reductions, order_.algorithm);
-  }
   Tensor total;
+  const auto add = [](Tensor& to, const Tensor& x, int64_t microbatch) {
+    if (microbatch == 0)
+      to = x;
+    else
+      add_to(to, x);
+  };
   for (int64_t m = 0; m < job_.plan.microbatches; ++m) {
-    for (size_t r = 0; r < of_rank.size(); ++r) of_rank[r] = one(r, m);
-    add(total, sum_over(of_rank, order_.reductions, order_.algorithm), m);
+    std::vector<Tensor> fresh;
+    std::vector<std::vector<std::vector<int64_t>>> routed;
+    for (int rank = first; rank < first + ranks; ++rank) {
+      fresh.push_back(gradient(rank, m, losses[static_cast<size_t>(rank)]));
+      routed.push_back(routed_);
+    }
+    note_routing(routed);
+    sum_experts(fresh);
+    if (order_.every_microbatch) add(total, sum_over_ranks(fresh), m);
+    for (size_t r = 0; r < fresh.size() && !order_.every_microbatch; ++r) add(of_rank[r], fresh[r], m);
   }
-  return total;
+  return order_.every_microbatch ? total : sum_over_ranks(of_rank);
 }
 
 StepReport Reference::compute_gradients() {

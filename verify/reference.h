@@ -4,7 +4,8 @@
 // A plan that sums over ranks once per step (DDP, ZeRO-1, DataParallel, the parameter server): each rank's
 // micro-batches in order, then the ranks. A plan that sums after every micro-batch (ZeRO-2, ZeRO-3): the ranks of each
 // micro-batch, then the micro-batches. With groups of ranks (hybrid sharding) all of this within each group, and then
-// the groups. The order over ranks is the algorithm's, as its file documents it. Nothing here
+// the groups. Of experts that ranks share out, those ranks are added first, in each micro-batch, and then the groups of
+// them in the place of ranks. The order over ranks is the algorithm's, as its file documents it. Nothing here
 // shares code with what it judges but the model, the kernels and the optimizer.
 #pragma once
 #include <memory>
@@ -18,12 +19,15 @@
 #include "train/job.h"
 #include "train/sequences.h"
 #include "train/step_report.h"
+#include "verify/routing.h"
 
 namespace tessera {
 
 // What of a plan decides the order of sums.
 struct SumOrder {
-  int ranks = 1;                            // that have sequences of their own
+  int ranks = 1;  // that have sequences of their own
+  int ep =
+      1;  // neighbours among them that share out experts, and add the gradients of these first, in each micro-batch
   Algorithm algorithm = Algorithm::direct;  // of the collective that sums gradients
   bool every_microbatch = false;
   // All gradients in a row: the units that are trained, as pipeline ranks have them, one rank's after another's, by
@@ -56,6 +60,14 @@ class Reference {
   void compute_gradients_of(int64_t sequence);
   const std::vector<FlatUnit>& units() { return model_->units(); }  // values, and the gradient of the last step
   std::vector<FlatUnit> trained();                                  // those that are not frozen
+  // What its own routing of all steps so far says of the plan's ranks; it has no choices.
+  const Routing& routing() const { return routing_; }
+  // The choices of each step, from now on; and to take those of another run.
+  std::shared_ptr<const Routing> keep_choices();
+  void replay(const std::shared_ptr<const Routing>& routing) { tessera::replay(*model_, routing); }
+  // Tokens whose given choices are not its own, of all passes so far, and the largest margin (Routed::margin).
+  int64_t strayed() const { return strayed_; }
+  double stray_margin() const { return stray_margin_; }
   const Optimizer& optimizer() const { return *optimizer_; }
   double loss_sum() const { return loss_sum_; }  // of the step in hand
   double step_targets() const;
@@ -69,6 +81,10 @@ class Reference {
   const FlatUnit* copied();
   void take(const Tensor& total);
   Tensor sum_of_group(int first, int ranks, std::vector<double>& losses);
+  Tensor sum_over_ranks(const std::vector<Tensor>& ranks) const;
+  void sum_experts(const std::vector<Tensor>& ranks);
+  std::vector<Reduced> reductions_of_parts(bool of_experts) const;
+  void note_routing(const std::vector<std::vector<std::vector<int64_t>>>& rows);
 
   Job job_;
   Sequences sequences_;
@@ -78,9 +94,11 @@ class Reference {
   std::unique_ptr<Optimizer> optimizer_;
   LrSchedule schedule_;
   double loss_sum_ = 0;
+  std::vector<std::vector<int64_t>> routed_;  // by the passes that were made last: of each layer, rows of each expert
+  Routing routing_;
+  std::shared_ptr<Routing> choices_;
+  int64_t strayed_ = 0;
+  double stray_margin_ = 0;
 };
-
-// The sum over ranks of arrays in a row, made as these collectives make it.
-Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<Reduced>& reductions, Algorithm algorithm);
 
 }  // namespace tessera

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "verify/sums_in_order.h"
+
 namespace tessera {
 namespace {
 

@@ -46,6 +46,7 @@ double difference_of_orders(Job job, const Sequences& sequences) {
   Reference together(job, sequences, {});
   job.plan.microbatches = job.optim.batch;
   Reference one_by_one(job, sequences, {});
+  if (job.model.experts.count > 0) one_by_one.replay(together.keep_choices());
   double worst = 0;
   for (int64_t step = 0; step < job.optim.steps; ++step) {
     const StepReport report = together.compute_gradients();
@@ -64,6 +65,7 @@ double error_of_fp32(Job job, const Sequences& sequences) {
   Reference run(job, sequences, {});
   job.optim.dtype = DType::float64;
   Reference exact(job, sequences, {});
+  if (job.model.experts.count > 0) exact.replay(run.keep_choices());
   double worst = 0;
   for (int64_t step = 0; step < job.optim.steps; ++step) {
     for (size_t u = 0; u < run.units().size(); ++u) {

@@ -83,6 +83,15 @@ void check_losses(VerifyResult& r) {
         fmt::format("the loss does not fall: {} at the beginning, {} at the end", r.losses.front(), r.losses.back()));
 }
 
+// A choice between experts that are this near is the rounding's.
+void check_routing(VerifyResult& r) {
+  if (r.stray_margin <= r.bound) return;
+  r.failures.push_back(fmt::format(
+      "{} tokens went to another expert than on one rank, whose logit was lower by up to {:.3g} of the largest; "
+      "expected at most {:.3g}",
+      r.strayed, r.stray_margin, r.bound));
+}
+
 }  // namespace
 
 int64_t peak_bound(int64_t expected) {
@@ -94,6 +103,7 @@ void check_totals(VerifyResult& r, const Plan& plan) {
   check_held(r);
   check_pipeline(r);
   check_losses(r);
+  check_routing(r);
   if (plan.ranks() > 1 && r.sent.empty()) r.failures.emplace_back("no rank has communicated");
 }
 

@@ -50,6 +50,7 @@ VerifiedRank::VerifiedRank(const Job& job, Communicator& world, const Sequences&
       result_(result) {
   const SumOrder order = order_of_sums(trainer_);
   hooks_.made(trainer_);
+  if (replays_routing(job_)) keep_passes(trainer_.model());
   owners_of_gradients_ = aside(whole_owners(trainer_, true));
   owners_of_values_ = aside(whole_owners(trainer_, false));
   if (world.rank() != 0) return;
@@ -70,6 +71,7 @@ void VerifiedRank::one_step() {
   count_since(before);
   hooks_.summed(trainer_);
   note_peaks();
+  take_routing();
   OfCopies gradients, values, state;
   for (int copy = 0; copy < trained_copies(); ++copy) gradients.push_back(aside(whole_gradients(trainer_, copy)));
   trainer_.arena()->reset_peaks();
@@ -84,6 +86,15 @@ void VerifiedRank::one_step() {
   const std::vector<double> of_copies = norms(report);
   if (oracle_) compare(report, of_copies, gradients, values, state);
   look_at_copies();
+}
+
+// Before the oracle computes the same step.
+void VerifiedRank::take_routing() {
+  if (!replays_routing(job_)) return;
+  const auto routing = std::make_shared<const Routing>(routing_of(trainer_));
+  replayed_.leaving += routing->leaving;
+  replayed_.most = std::max(replayed_.most, routing->most);
+  for (size_t copy = 0; oracle_ && copy < oracle_->count(); ++copy) oracle_->of(static_cast<int>(copy)).replay(routing);
 }
 
 int VerifiedRank::trained_copies() const {
@@ -184,6 +195,14 @@ void VerifiedRank::finish() {
   world.all_reduce(most, Reduction::max);
   world.all_gather(own, all);
   if (!oracle_) return;
+  const Routing& routing = replays_routing(job_) ? replayed_ : oracle_->of(0).routing();
+  result_.expected_sent = expected_bytes(job_, job_.optim.steps, routing.leaving);
+  result_.imbalance = std::max(1.0, routing.most);
+  for (size_t copy = 0; copy < oracle_->count(); ++copy) {
+    const Reference& reference = oracle_->of(static_cast<int>(copy));
+    result_.strayed += reference.strayed();
+    result_.stray_margin = std::max(result_.stray_margin, reference.stray_margin());
+  }
   const int64_t* c = counts.data<int64_t>();
   const int64_t* busiest = most.data<int64_t>();
   for (const Communicator* axis : trainer_.communicators())
@@ -198,7 +217,11 @@ void VerifiedRank::note_rank(int rank, const int64_t* m) {
   result_.held.push_back({m[0], m[1], m[2]});
   result_.peak.push_back(m[3]);
   const int64_t alike = job_.plan.ranks() / job_.plan.pp;  // ranks with the same stages
-  result_.expected_peak.push_back(expected_.at(static_cast<size_t>(rank)).total() + library_workspace());
+  // What passes hold grows with the rows that its experts get, at most as these do.
+  const RankMemory& expected = expected_.at(static_cast<size_t>(rank));
+  const auto more = static_cast<int64_t>((result_.imbalance - 1) *
+                                         static_cast<double>(expected.activations + expected.communication));
+  result_.expected_peak.push_back(expected.total() + more + library_workspace());
   if (rank % alike == 0) result_.in_flight.push_back(m[4]);
   if (m[7] > 0) result_.seen.given.push_back({rank, static_cast<int>(rank / alike), m[5], m[6], m[7]});
 }

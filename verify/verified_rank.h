@@ -20,6 +20,7 @@ class VerifiedRank {
  private:
   void one_step();
   void note_peaks();
+  void take_routing();
   std::vector<NamedTensor> aside(const std::vector<NamedTensor>& tensors) const;
   void count_since(const std::vector<int64_t>& before);
   std::vector<int64_t> counts_now();
@@ -56,6 +57,7 @@ class VerifiedRank {
   int64_t peak_ = 0;
   std::vector<RankMemory> expected_;         // by rank
   std::vector<std::vector<Tensor>> before_;  // the oracle's values before its update
+  Routing replayed_;                         // what all steps so far say of ranks
   std::vector<NamedTensor> owners_of_gradients_, owners_of_values_;
 };
 

@@ -46,6 +46,7 @@ void describe_run(Observations& o, const Job& job, bool exact) {
   o.groups = p.zero == ZeroStage::none ? 1 : p.dp * p.cp / shared_over(p);
   o.batch = job.optim.batch;
   o.microbatches = p.microbatches;
+  o.experts = job.model.experts.count;
   const DType sums = data_options(job).grad_dtype;
   if (exact) o.rounding = sums == DType::float64 ? 1e-11 : sums == DType::float32 ? 1e-5 : 0.03;
 }

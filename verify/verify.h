@@ -6,7 +6,9 @@
 //   data and pipeline axes     equal to the last bit, over the whole run
 //   with tp or cp              sums are split inside products and softmaxes: loss, norm and every gradient agree to a
 //                              relative error (2-norms) of at most 1e-12 in float64; in fp32 and bf16 the bound is
-//                              calibrated (verify/tolerance.h). Then the oracle goes on with the plan's gradients,
+//                              calibrated (verify/tolerance.h). Of a mixture of experts the oracle takes the plan's
+//                              choices, after those that are not its own were seen to be within the bound
+//                              (verify/routing.h). Then the oracle goes on with the plan's gradients,
 //                              so that parameters and optimizer state are equal to the last bit again, and every step
 //                              begins with the same state on both sides
 //
@@ -62,6 +64,9 @@ struct VerifyResult {
   double loss_max_rel = 0, grad_max_rel = 0, param_max_rel = 0;  // 2-norms, the largest over tensors and steps
   std::string worst;                                             // the tensor with the largest difference
   std::vector<double> losses;
+  int64_t strayed = 0;      // tokens that one rank would have sent to other experts than the plan did
+  double stray_margin = 0;  // and by how much: of logits, by the largest
+  double imbalance = 1;  // of experts: rows that a rank got in a pass of a layer, by those of an even routing, at most
   std::vector<SentBytes> sent, expected_sent;
   std::vector<HeldBytes> held, expected_held;          // by rank
   std::vector<int64_t> peak, expected_peak;            // by rank, with activations

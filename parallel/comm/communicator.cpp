@@ -7,6 +7,7 @@
 #include "parallel/comm/flight.h"
 #include "parallel/comm/memory.h"
 #include "parallel/comm/trace.h"
+#include "parallel/comm/uneven.h"
 #include "parallel/comm/worker.h"
 
 namespace tessera {
@@ -233,6 +234,22 @@ void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
   if (!alone(call)) run(call, {in, out});
 }
 
+void Communicator::all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
+                              std::span<const int64_t> received) {
+  const Call call = whole(Op::all_to_all, in);
+  const UnevenPieces from{in, sent}, to{out, received};
+  if (!from.fit(size()) || !to.fit(size()) || out.dtype() != in.dtype() || gpu_of(out) != gpu_of(in))
+    complain(call, in.describe() + " and " + out.describe() + " are not the pieces of " + std::to_string(size()) +
+                       " ranks, as many as their counts say");
+  const HeldUpSpan span(held_up_);
+  const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
+  const auto exchange = [&] { return exchange_uneven(*transport_, call, from, to); };
+  if (size() > 1)
+    observed(call, now(), exchange);
+  else
+    exchange();
+}
+
 void Communicator::send(const Tensor& x, int to, int tag) {
   Call call = whole(Op::send, x);
   call.root = checked(call, to);
@@ -265,36 +282,6 @@ int Communicator::checked(const Call& call, int rank) const {
   if (rank < 0 || rank >= size())
     complain(call, "there is no rank " + std::to_string(rank) + " among " + std::to_string(size()));
   return rank;
-}
-
-void Communicator::over_ranks(std::span<double> x, Reduction reduction) {
-  if (size() == 1) return;
-  const auto memory = reinterpret_cast<std::byte*>(x.data());
-  run({.op = Op::all_reduce,
-       .dtype = DType::float64,
-       .reduction = reduction,
-       .count = std::ssize(x),
-       .in = memory,
-       .out = memory},
-      {}, Algorithm::direct);
-}
-
-double Communicator::sum(double x) {
-  over_ranks(std::span(&x, 1), Reduction::sum);
-  return x;
-}
-double Communicator::max(double x) {
-  over_ranks(std::span(&x, 1), Reduction::max);
-  return x;
-}
-void Communicator::sum(std::span<double> x) { over_ranks(x, Reduction::sum); }
-
-std::unique_ptr<Communicator> Communicator::split(int color, int key, std::string axis) {
-  auto made = std::make_unique<Communicator>(transport_->split(color, key), std::move(axis), algorithm_);
-  made->set_trace(trace_);
-  made->set_held_up(held_up_);
-  if (flight_) made->set_flight(flight_);
-  return made;
 }
 
 }  // namespace tessera

@@ -98,6 +98,10 @@ class Communicator {
   // Piece r of `in` goes to rank r, which finds it as piece `rank` of its `out`. The size must be a multiple of the
   // ranks.
   void all_to_all(const Tensor& in, const Tensor& out);
+  // Of uneven pieces, as messages: sent[r] elements of `in` go to rank r, and received[r] come from it, one rank's
+  // after another's. What a rank sends the other must expect. Only what leaves the rank is counted.
+  void all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
+                  std::span<const int64_t> received);
   // Point to point: send() copies and returns at once; messages of one tag arrive in order.
   void send(const Tensor& x, int to, int tag = 0);
   void recv(const Tensor& x, int from, int tag = 0);

@@ -20,6 +20,8 @@
 
 namespace tessera {
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"  // g++ takes scoped names for ones that hide parallel/placement.h's I
 enum class Do : uint8_t {
   F,              // forward
   B,              // backward, or its two halves:
@@ -30,6 +32,7 @@ enum class Do : uint8_t {
   send_backward,  // the input's gradient, to the rank of the stage before
   recv_backward,  // the output's gradient
 };
+#pragma GCC diagnostic pop
 inline constexpr int kDos = 8;
 std::string_view name_of(Do what);  // F, SEND_F
 

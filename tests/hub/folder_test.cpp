@@ -244,7 +244,8 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
     write_config(changed);
     expect_refused(words);
   };
-  with("model_type", "mamba", "'model_type': expected gpt2, llama, mistral, qwen2 or qwen3, found \"mamba\"");
+  with("model_type", "mamba",
+       "'model_type': expected gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe, found \"mamba\"");
   with("model_type", "mistral", "'sliding_window': expected null");
   with("hidden_size", -3, "'hidden_size': expected a size, found -3");
   with("hidden_size", int64_t{1} << 39, "expected (48, 549755813888)");

@@ -34,7 +34,12 @@ std::vector<Sample> samples() {
                    .original_context = 16};
   qwen2.qkv_bias = true;
   qwen3.qk_norm = true, qwen3.head_dim = 12;
-  return {{"gpt2", gpt2}, {"llama", llama}, {"scaled", scaled}, {"qwen2", qwen2}, {"qwen3", qwen3}};
+  ModelConfig mixtral = llama, qwen3_moe = qwen3;
+  mixtral.experts.count = 4;
+  qwen3_moe.experts.count = 6, qwen3_moe.experts.per_token = 3;
+  qwen3_moe.experts.softmax = RouterSoftmax::all;
+  return {{"mixtral", mixtral}, {"qwen3_moe", qwen3_moe}, {"gpt2", gpt2},  {"llama", llama},
+          {"scaled", scaled},   {"qwen2", qwen2},         {"qwen3", qwen3}};
 }
 
 std::unique_ptr<LanguageModel> with_memory(const ModelConfig& config) {

@@ -93,7 +93,7 @@ const std::vector<Mistake>& mistakes() {
        "the last one is lost"},
       {"zero",
        "does not share what was updated",
-       {{"pending.push_back(shard_axis().start_all_gather(shards_[u].values, units_[u].values));", "(void)u;"}},
+       {{"pending.push_back(units_[u].axis->start_all_gather(shards_[u].values, units_[u].values));", "(void)u;"}},
        "values",
        "their shards have not come here"},
       {"zero",

@@ -29,4 +29,34 @@ inline std::vector<double> cut(const std::vector<double>& whole, int ranks, int 
   return {whole.begin() + p.begin, whole.begin() + p.end};
 }
 
+// Whether pieces of sizes of their own, some of them empty, come where they belong, and are counted.
+inline bool exchanges_uneven(Communicator& c, DType dtype, const ArenaPtr& arena) {
+  const auto size = [](int from, int to) -> int64_t { return (3 * from + 2 * to) % 5; };
+  std::vector<int64_t> sent, received;
+  int64_t going = 0, coming = 0, left = 0;
+  for (int r = 0; r < c.size(); ++r) {
+    sent.push_back(size(c.rank(), r));
+    received.push_back(size(r, c.rank()));
+    going += sent.back(), coming += received.back();
+    left += r == c.rank() ? 0 : sent.back();
+  }
+  const Tensor in = array_of(c.rank(), going, dtype, arena), out = Tensor::zeros({coming}, dtype, arena);
+  const OpCount before = c.counts()[static_cast<size_t>(Op::all_to_all)];
+  c.all_to_all(in, out, sent, received);
+  const OpCount after = c.counts()[static_cast<size_t>(Op::all_to_all)];
+  bool right =
+      after.calls - before.calls == (c.size() > 1 ? 1 : 0) && after.sent - before.sent == left * size_of(dtype);
+  for (int64_t r = 0, at = 0; r < c.size(); at += received[static_cast<size_t>(r++)]) {
+    int64_t whole = 0, first = 0;
+    for (int to = 0; to < c.size(); ++to) {
+      if (to == c.rank()) first = whole;
+      whole += size(static_cast<int>(r), to);
+    }
+    const int64_t count = received[static_cast<size_t>(r)];
+    right = right && values(out.narrow(0, at, count)) ==
+                         values(array_of(static_cast<int>(r), whole, dtype, arena).narrow(0, first, count));
+  }
+  return right;
+}
+
 }  // namespace tessera::test

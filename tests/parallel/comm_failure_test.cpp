@@ -101,6 +101,8 @@ TEST(CommFailure, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
     EXPECT_THROW(world.reduce_scatter(x, y), Error);
     EXPECT_THROW(world.broadcast(x, 2), Error);
     EXPECT_THROW(world.all_to_all(x, x), Error);
+    const std::vector<int64_t> none(static_cast<size_t>(world.size()));
+    EXPECT_THROW(world.all_to_all(x, x, none, none), Error);  // which is not all of x
     EXPECT_THROW(world.send(x, world.rank()), Error);
     EXPECT_EQ(world.sum(1), 2);
   });

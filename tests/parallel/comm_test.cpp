@@ -53,6 +53,7 @@ void check_all(Communicator& c, int64_t n, DType dtype) {
   c.all_to_all(in, out);
   for (int r = 0; r < ranks; ++r)
     EXPECT_EQ(values(out.narrow(0, 3 * r, 3)), values(array_of(r, ranks * 3, dtype, arena).narrow(0, 3 * me, 3)));
+  EXPECT_TRUE(test::exchanges_uneven(c, dtype, arena));
   EXPECT_EQ(c.max(me), ranks - 1);
   c.barrier();
 }

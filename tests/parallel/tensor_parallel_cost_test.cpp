@@ -128,7 +128,7 @@ Seen watch_backward(const Placement& between, const std::vector<size_t>& late) {
     Trace trace;
     Seen seen;
     tp.set_trace(&trace);
-    model.blocks[0]->mlp.up.weight.on_grad([&] { seen.up = trace.now(); });
+    model.blocks[0]->all<Mlp>()[0]->up.weight.on_grad([&] { seen.up = trace.now(); });
     model.blocks[0]->attn.qkv.weight.on_grad([&] { seen.qkv = trace.now(); });
     const Loss loss = model.head_loss(model.hidden(batch.ids), batch.targets, 1);
     seen.began = trace.now();

@@ -135,7 +135,9 @@ TEST(ClosedForms, ParametersOfPublishedModels) {
                                                                                   {"qwen2.5-1.5b", 1543714304},
                                                                                   {"qwen2.5-3b", 3085938688},
                                                                                   {"qwen2.5-7b", 7615616512},
-                                                                                  {"mistral-7b", 7241732096}})
+                                                                                  {"mistral-7b", 7241732096},
+                                                                                  {"mixtral-8x7b", 46702792704},
+                                                                                  {"qwen3-30b-a3b", 30532122624}})
     EXPECT_EQ(parameters(shape_of(preset(name).value())), expected) << name;
   for (const auto& [name, expected] : std::vector<std::pair<std::string, double>>{
            {"gpt2", 124439808}, {"gpt2-medium", 354823168}, {"gpt2-large", 774030080}, {"gpt2-xl", 1557611200}}) {

@@ -93,7 +93,7 @@ TEST(Plan, WrongJsonNamesTheField) {
   const auto expect = [](const char* json, const char* field, const char* words) {
     expect_field([&] { plan_from_json(json); }, field, words);
   };
-  expect(R"({"ranks": 2})", "ranks", "no field of a plan; expected one of pp, dp, cp, tp, sp, tie_copies, zero,");
+  expect(R"({"ranks": 2})", "ranks", "no field of a plan; expected one of pp, dp, cp, tp, ep, sp, tie_copies, zero,");
   expect(R"({"dp": "2"})", "dp", "expected a whole number, found \"2\"");
   expect(R"({"dp": 2.5})", "dp", "expected a whole number, found 2.5");
   expect(R"({"sp": 1})", "sp", "expected true or false, found 1");

@@ -39,6 +39,7 @@ TrainOptions draw_plan(uint64_t trial) {
   o.offload = d.of<const char*>({"none", "none", "optimizer"});
   if (o.dp_mode == "ps-sync") o.servers = d.between(1, *o.ranks);
   test::draw_family(d, o);
+  test::draw_experts(d, o, *o.ranks);
   if (o.dtype == "bf16") o.state_dtype = d.of<const char*>({"fp32", "bf16"});
   test::draw_replicas(d, o, *o.ranks);
   return o;

@@ -2,6 +2,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "tests/support/draw.h"
@@ -32,17 +33,19 @@ inline void draw_adapters(Draw& d, TrainOptions& o) {
 // For a plan of so many data ranks, now and then: groups of shards, Muon, ranks that train alone.
 inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
   const bool ddp = o.dp_mode == "ddp";
-  if (o.zero > 0 && d.between(0, 2) == 0) {
+  const bool shares_experts = o.ep > 1;
+  if (o.zero > 0 && !shares_experts && d.between(0, 2) == 0) {
     o.shard_ranks = d.between(1, data_ranks);
     while (data_ranks % *o.shard_ranks != 0) --*o.shard_ranks;
   }
-  if ((ddp || o.dp_mode == "dataparallel") && o.lora_rank == 0 && d.between(0, 4) == 0) {
+  if ((ddp || o.dp_mode == "dataparallel") && o.lora_rank == 0 && !o.experts && d.between(0, 4) == 0) {
     o.optimizer = "muon";
     o.state_dtype = "fp32";
     o.lr = 0.01;
   }
   const bool ring = o.all_reduce == "ring" && (o.pp.value_or(1) > 1 || o.tie_copies);
-  if (ddp && o.zero == 0 && o.cp.value_or(1) == 1 && o.dtype != "bf16" && !ring && d.between(0, 2) == 0) {
+  if (ddp && o.zero == 0 && !shares_experts && o.cp.value_or(1) == 1 && o.dtype != "bf16" && !ring &&
+      d.between(0, 2) == 0) {
     o.dp_mode = "diloco";
     o.sync_every = d.between(1, 6);
     o.outer_momentum = d.of({0.0, 0.9});
@@ -65,6 +68,21 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
   o.rope_scaling = d.of<const char*>({"none", "linear", "llama3"});
   if (*o.rope_scaling != "none") o.rope_factor = 4;
   if (*o.rope_scaling == "llama3") o.rope_original_context = 8;
+}
+
+// Now and then experts in place of feed-forward layers, which some of `data` ranks share out.
+inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
+  if (o.lora_rank > 0 || d.between(0, 2) != 0) return;
+  if (o.dp_mode == "ddp" && o.all_reduce != "ring") do
+      o.ep = d.between(1, data);
+    while (data % o.ep != 0);
+  o.experts = o.ep * d.between(1, 3);
+  o.experts_per_token = d.between(1, std::min<int64_t>(3, *o.experts));
+  o.shared_experts = d.between(0, 1);
+  if (o.cp.value_or(1) == 1) o.expert_capacity = d.of({0.0, 0.0, 0.0, 0.5, 1.0});
+  o.router_softmax = d.of<const char*>({"chosen", "all"});
+  o.balance_loss = d.of({0.0, 0.01, 1.0});
+  o.z_loss = d.of({0.0, 0.001, 0.1});
 }
 
 }  // namespace tessera::test

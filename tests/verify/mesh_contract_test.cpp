@@ -59,6 +59,7 @@ TrainOptions draw_exact_plan(uint64_t trial) {
   o.all_reduce = d.of<const char*>({"direct", "direct", "ring", "tree", "root"});
   o.bucket_mb = d.of({1e-6, 0.001, 4.0});
   test::draw_family(d, o);
+  test::draw_experts(d, o, *o.dp);
   if (o.dtype == "bf16") o.state_dtype = d.of<const char*>({"fp32", "bf16"});
   test::draw_replicas(d, o, *o.dp * o.cp.value_or(1));
   return o;
@@ -101,6 +102,7 @@ TrainOptions draw_split_plan(uint64_t trial) {
   o.dtype = d.of<const char*>({"fp64", "fp64", "fp64", "fp32", "bf16"});
   o.steps = 4;
   test::draw_family(d, o, unit);
+  test::draw_experts(d, o, *o.dp * *o.cp);
   return o;
 }
 

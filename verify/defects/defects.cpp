@@ -34,8 +34,8 @@ std::vector<Need> Needs::batch_of(int64_t least) {
 const std::vector<Defect>& defects() {
   static const std::vector<Defect> all = [] {
     std::vector<Defect> out;
-    for (const auto& group : {defects_of_sums, defects_of_calls, defects_of_data, defects_of_layers, defects_of_updates,
-                              defects_of_replicas, defects_of_resources})
+    for (const auto& group : {defects_of_sums, defects_of_calls, defects_of_data, defects_of_layers, defects_of_experts,
+                              defects_of_updates, defects_of_replicas, defects_of_resources})
       std::ranges::move(group(), std::back_inserter(out));
     return out;
   }();

@@ -12,6 +12,7 @@ std::vector<Defect> defects_of_sums();       // communication of the data axis, 
 std::vector<Defect> defects_of_calls();      // other calls and messages
 std::vector<Defect> defects_of_data();       // sequences and micro-batches
 std::vector<Defect> defects_of_layers();     // tensor and context axis, dropout, documents
+std::vector<Defect> defects_of_experts();    // their tokens, and sums of their gradients
 std::vector<Defect> defects_of_updates();    // updates and what is gathered after them
 std::vector<Defect> defects_of_replicas();   // groups of ranks, ranks that train alone, owners
 std::vector<Defect> defects_of_resources();  // memory and schedules

@@ -74,6 +74,7 @@ inline void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr&
     expect(values(out.narrow(0, each * r, each)) ==
                values(array_of(r, ranks * each, dtype, arena).narrow(0, each * me, each)),
            named(c, n, dtype, "all_to_all"));
+  expect(exchanges_uneven(c, dtype, arena), named(c, n, dtype, "uneven all_to_all"));
 }
 
 }  // namespace tessera::test

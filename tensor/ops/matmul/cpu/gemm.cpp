@@ -46,6 +46,7 @@ void columns(int64_t j0, int64_t j1, int64_t m, int64_t k, Strided<T> a, Strided
 
 template <class T>
 void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int64_t ldc) {
+  if (m == 0) return;
   if (k == 0) {
     for (int64_t i = 0; i < m; ++i) std::fill(c + i * ldc, c + i * ldc + n, T(0));
     return;
@@ -68,5 +69,6 @@ void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int
 }
 
 template void gemm(int64_t, int64_t, int64_t, Strided<double>, Strided<double>, double*, int64_t);
+template void gemm(int64_t, int64_t, int64_t, Strided<float>, Strided<float>, float*, int64_t);
 
 }  // namespace tessera::cpu

@@ -27,9 +27,10 @@ bool amx_takes(const Tensor& a, const Tensor& b);
 // The same contract as dnnl_matmul(). `packed`, when given, keeps b in tiles until its version changes.
 void amx_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed* packed);
 
-// Our own for the dtypes that no library serves: float64, which verification runs in. C (m x n, rows ldc apart) =
-// A (m x k) B (k x n), all operands of any strides. Threads split rows and columns of C, never k, so the bits of an
-// element depend neither on the threads nor on the rows beside it. Cost: 2 m n k FLOPs; B is copied once in panels.
+// Our own: of float64, which no library serves and verification runs in, and of any number of rows in float32
+// (tensor/ops/experts/rows.h). C (m x n, rows ldc apart) = A (m x k) B (k x n), all operands of any strides. Threads
+// split rows and columns of C, never k, so the bits of an element depend neither on the threads nor on the rows beside
+// it. Cost: 2 m n k FLOPs; B is copied once in panels.
 template <class T>
 void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int64_t ldc);
 

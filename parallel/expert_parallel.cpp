@@ -1,0 +1,101 @@
+// Counts, then rows.
+#include "parallel/expert_parallel.h"
+
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "parallel/tensor_parallel.h"
+#include "tensor/field_error.h"
+
+namespace tessera {
+namespace {
+
+Tensor exchanged(const Tensor& x_any, Communicator& axis, const std::vector<int64_t>& sent,
+                 const std::vector<int64_t>& received) {
+  const Tensor x = x_any.contiguous();
+  const int64_t width = x.dim(1);
+  const Tensor out = x.make({std::accumulate(received.begin(), received.end(), int64_t{0}), width});
+  std::vector<int64_t> to = sent, from = received;
+  for (int64_t& n : to) n *= width;
+  for (int64_t& n : from) n *= width;
+  axis.all_to_all(x, out, to, from);
+  return out;
+}
+
+// Of each source rank, how many rows it sends to each expert here.
+std::vector<std::vector<int64_t>> exchange_counts(Communicator& ep, const std::vector<int64_t>& counts,
+                                                  const ArenaPtr& arena) {
+  const auto ranks = static_cast<size_t>(ep.size()), here = counts.size() / ranks;
+  const auto numbers = [&] { return Tensor::of<int64_t>(counts, {std::ssize(counts)}, arena->host()); };
+  const Tensor mine = numbers(), theirs = numbers();  // where nothing is sent, every rank sends as this one
+  ep.all_to_all(mine, theirs);
+  std::vector<std::vector<int64_t>> out;
+  for (size_t r = 0; r < ranks; ++r) {
+    const int64_t* const of_rank = theirs.data<int64_t>() + r * here;
+    out.emplace_back(of_rank, of_rank + here);
+  }
+  return out;
+}
+
+int64_t sum_of(std::span<const int64_t> counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
+}  // namespace
+
+Var exchange_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& sent,
+                  const std::vector<int64_t>& received) {
+  return record_one("exchange_rows", exchanged(x.value(), axis, sent, received), {x.edge()},
+                    [&axis, sent, received](Grads& g) { g.give(0, exchanged(g.output(), axis, received, sent)); });
+}
+
+void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between) {
+  if (tp.size() == 1) return;
+  const auto cut = [&](Linear& in, Linear& out, const std::vector<int64_t>& segments) {
+    cut_over_ranks(in, in.weight, 0, tp, segments);
+    cut_over_ranks(out, out.weight, 1, tp);
+  };
+  for (Mlp* mlp : layer.all<Mlp>()) cut(mlp->up, mlp->down, {});
+  for (GatedMlp* mlp : layer.all<GatedMlp>()) {
+    const int64_t hidden = mlp->down.weight.dim(1);
+    cut(mlp->gate_up, mlp->down, {hidden, hidden});
+  }
+  token_wise(layer.router(), tp, between);
+  const auto moved = [&tp](Placement from, Placement to) {
+    return [&tp, from, to](Var x) { return redistribute(std::move(x), tp, from, to); };
+  };
+  MixtureOfExperts::Ways& ways = layer.ways();
+  ways.logits = moved(between, I);
+  ways.enter = moved(between, R);
+  ways.weights = moved(I, R);
+  ways.leave = [&tp, between](Var y) { return join(std::move(y), tp, between); };
+}
+
+void count_over(MixtureOfExperts& layer, Communicator& cp) {
+  if (cp.size() == 1) return;
+  if (layer.options().experts.capacity > 0)
+    throw FieldError("expert_capacity", "experts take the first tokens of a sequence, which " + cp.axis() +
+                                            " cuts; expected 0, found " +
+                                            std::to_string(layer.options().experts.capacity));
+  layer.ways().count = [&cp](std::vector<double>& choices) { cp.sum(choices); };
+}
+
+void share_out_experts(MixtureOfExperts& layer, Communicator& ep) {
+  const int64_t experts = layer.options().experts.count;
+  if (experts % ep.size() != 0)
+    throw Error("[expert_parallel] " + ep.axis() + " axis: " + std::to_string(ep.size()) + " ranks cannot share " +
+                std::to_string(experts) + " experts evenly");
+  const int64_t here = experts / ep.size();
+  layer.keep_experts(here * ep.rank(), here, [&ep, here](const Var& rows, const std::vector<int64_t>& counts) {
+    std::vector<int64_t> sent, received;
+    for (int64_t r = 0; r < ep.size(); ++r)
+      sent.push_back(sum_of(std::span(counts).subspan(static_cast<size_t>(r * here), static_cast<size_t>(here))));
+    MixtureOfExperts::Exchanged there;
+    there.counts = exchange_counts(ep, counts, rows.value().arena());
+    for (const std::vector<int64_t>& of_source : there.counts) received.push_back(sum_of(of_source));
+    there.rows = exchange_rows(rows, ep, sent, received);
+    there.back = [&ep, sent, received](const Var& done) { return exchange_rows(done, ep, received, sent); };
+    return there;
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,50 @@
+// Expert parallelism: the ranks of an axis share out the experts of each layer, and tokens travel to them (Lepikhin et
+// al. 2020, "GShard"; Fedus et al. 2021, "Switch transformers"). Each rank has its own sequences: the axis is cut out
+// of the data axis.
+//
+//   rank 0: its tokens  [to 0 1 | to 2 3] --.    .--> rank 0: experts 0 1   rows of rank 0, then rows of rank 1
+//                                             \  /
+//                                              ><          first how many for each expert, then the rows
+//                                             /  \.
+//   rank 1: its tokens  [to 0 1 | to 2 3] --'    '--> rank 1: experts 2 3   rows of rank 0, then rows of rank 1
+//
+// placements     experts: on one rank of the axis each, their gradients summed over the ranks of the data axis that
+//                have them; all else as without the axis
+// memory/rank    1 / e of the experts' parameters, gradients and state
+// volume/rank    per layer and micro-batch: (e - 1) / e E numbers of 8 bytes, and of the actual routing: a row of C
+//                values for each choice whose expert is on another rank, there and back, forward and backward: 4 rows,
+//                or 6 where the backward pass makes the layer again
+//
+// An expert sees the rows of one rank at a time, those that it would see if it lived there, and its gradient is made
+// fresh of these, and added in the order of ranks. So nothing but the order in which groups of ranks are added tells
+// how many ranks share out the experts.
+#pragma once
+#include "nn/experts.h"
+#include "parallel/placement.h"
+
+namespace tessera {
+
+// Rank r of n has experts [r E / n, (r + 1) E / n); n divides E, or Error is thrown. `ep` must outlive the layer; every
+// rank of it makes the same passes.
+void share_out_experts(MixtureOfExperts& layer, Communicator& ep);
+
+// Every expert is cut over tp as a feed-forward layer is (parallel/tensor_parallel.h); all ranks route all tokens
+// alike:
+//
+//   x between --f--> R --dispatch--> experts' rows, hidden 0..n of each --combine--> P --g--> between
+//   x between --router--> logits, I --route--> weights --f--> R
+//
+// Volume besides that of a feed-forward layer, per micro-batch of N tokens: backward an all-reduce of the N k weights'
+// gradients; with S(1) also an all-gather of the logits, and the router's gradient is summed. But the input of the
+// experts stays whole: nothing is gathered again. Throws Error (usage) as colwise() does.
+void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between);
+// Each rank of cp has a part of every sequence: the balance loss counts the choices of all of them, by an all-reduce of
+// a number for each sequence and expert. Throws FieldError for a capacity, whose order is that of whole sequences.
+void count_over(MixtureOfExperts& layer, Communicator& cp);
+
+// Rows of x (R, C) to other ranks: the first sent[0] to rank 0, and so on; received[r] come from rank r. The gradient
+// goes the other way.
+Var exchange_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& sent,
+                  const std::vector<int64_t>& received);
+
+}  // namespace tessera

@@ -1,0 +1,64 @@
+// Routing of a mixture of experts: which experts a token goes to, and the way of its row there and back (Shazeer et al.
+// 2017, "Outrageously large neural networks"; Fedus et al. 2021, "Switch transformers").
+//
+//   logits (N, E) --route--> chosen experts, weights (N, k), and a place for each choice among rows by expert
+//   x (N, C) --dispatch_rows--> rows (R, C), those of expert 0 first, tokens in order --experts--> rows (R, C)
+//   rows --combine_rows--> y (N, C): y[t] = sum over j of weights[t, j] rows[place[t, j]], in the order of j
+//
+// For the host's memory: each of these throws Error where its arguments lie on a GPU. Where nothing is computed
+// (cpu::Idle) the tokens are shared out evenly.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+struct RouteOptions {
+  int64_t per_token = 1;       // k: of two experts with equal logits the first is chosen
+  bool softmax_first = false;  // weights are probabilities among all experts, not among the chosen
+  int64_t sequences = 1;       // that the N tokens make, one after another, all of one length
+  // Most tokens of a sequence that an expert takes: first choices of all its tokens first, then second ones, in order
+  // of tokens. What finds no place is dropped: it adds nothing. 0: every choice has a place.
+  int64_t capacity = 0;
+  // Factors of the losses of a sequence of T tokens that route_backward() adds, the mean over sequences included:
+  // balance E sum over experts of (choices / (k T)) (mean probability)         Fedus et al. 2021, equation 4
+  // z       mean over tokens of (log sum exp of logits)^2                       Zoph et al. 2022, "ST-MoE", equation 5
+  double balance = 0, z = 0;
+  int64_t tokens = 0;  // T, where only a part of each sequence is here; 0: all of it
+  Tensor given = {};   // int32 (N, k): choices that were made elsewhere, in the place of those that the logits make
+};
+
+struct Routed {
+  Tensor chosen;                     // int32 (N, k): experts, the best first
+  Tensor place;                      // int32 (N, k): the row of each choice, -1 where it was dropped
+  Tensor weights;                    // (N, k), float32, or float64 for float64
+  std::vector<int64_t> counts = {};  // rows of each expert
+  int64_t rows = 0, dropped = 0;     // of all choices
+  // Of each sequence and expert: choices, dropped ones too. Of the tokens that are elsewhere the caller adds theirs.
+  std::vector<double> of_sequences = {};
+  // With `given`: tokens that the logits would have sent to other experts, and the most by which the logit of an expert
+  // that was left out is above that of the given one, by the largest logit.
+  int64_t elsewhere = 0;
+  double margin = 0;
+};
+
+// logits (N, E) of a floating dtype. Throws Error unless 1 <= per_token <= E and the sequences divide N. Cost: N E
+// exponentials.
+Routed route(const Tensor& logits, const RouteOptions& options);
+// The gradient of the logits: that of the weights `dweights` (N, k), and of the losses above.
+Tensor route_backward(const Tensor& dweights, const Tensor& logits, const Routed& routed, const RouteOptions& options);
+
+// x (N, C) -> (R, C). Cost: one pass over the rows.
+Tensor dispatch_rows(const Tensor& x, const Routed& routed);
+// drows (R, C) -> dx (N, C), summed in the order of choices.
+Tensor dispatch_rows_backward(const Tensor& drows, const Routed& routed);
+// rows (R, C), weights as in `routed` -> (N, C), rounded once.
+Tensor combine_rows(const Tensor& rows, const Tensor& weights, const Routed& routed);
+struct CombineGrads {
+  Tensor rows, weights;
+};
+CombineGrads combine_rows_backward(const Tensor& dy, const Tensor& rows, const Tensor& weights, const Routed& routed);
+
+}  // namespace tessera

@@ -1,0 +1,186 @@
+// A mixture of experts: beside PyTorch, over micro-batches, at its capacity, and what it tells of itself.
+#include "nn/experts.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tensor/field_error.h"
+#include "tests/support/python.h"
+#include "tests/support/tensors.h"
+
+namespace tessera {
+namespace {
+
+struct Passed {
+  Tensor y, dx;
+  std::vector<Tensor> gradients;  // of the router, of each expert, of the shared layer
+};
+
+// In the order in which the oracle has them: what is no expert's comes first in a module.
+std::vector<Parameter*> in_order(MixtureOfExperts& m) {
+  std::vector<Parameter*> router, experts, shared;
+  for (Parameter* p : m.parameters())
+    (p->is_expert ? experts : p->name.starts_with("router") ? router : shared).push_back(p);
+  router.insert(router.end(), experts.begin(), experts.end());
+  router.insert(router.end(), shared.begin(), shared.end());
+  return router;
+}
+
+Passed pass(MixtureOfExperts& m, const Tensor& x, const Tensor& dy, const StepInfo& at) {
+  m.set_step(at);
+  m.clear_gradients();
+  const Var in(x, true), y = m(in);
+  backward(y, {.seed = dy});
+  Passed out{y.value(), in.grad(), {}};
+  for (const Parameter* p : in_order(m)) out.gradients.push_back(p->var.grad().clone());
+  return out;
+}
+
+double distance(const Tensor& ours, const double* theirs) {
+  const std::vector<double> a = ours.to(DType::float64).to_vector<double>();
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += (a[i] - theirs[i]) * (a[i] - theirs[i]);
+    norm += theirs[i] * theirs[i];
+  }
+  return difference == 0 ? 0 : std::sqrt(difference / norm);
+}
+
+TEST(Experts, AgreeWithPyTorch) {
+  if (const std::string why = test::missing("torch"); !why.empty()) GTEST_SKIP() << why;
+  const int64_t b = 3, t = 10, c = 12, hidden = 20;
+  std::vector<float> numbers;
+  std::vector<Tensor> ours;
+  std::string layers;
+  const auto add = [&](const Tensor& all) {
+    const std::vector<float> v = all.to_vector<float>();
+    numbers.insert(numbers.end(), v.begin(), v.end());
+  };
+  for (const auto& [gated, softmax, shared] : {std::tuple{false, RouterSoftmax::chosen, 0},
+                                               {true, RouterSoftmax::chosen, 1},
+                                               {true, RouterSoftmax::all, 0},
+                                               {false, RouterSoftmax::all, 2}}) {
+    const ExpertConfig config{
+        .count = 5, .per_token = 2, .shared = shared, .softmax = softmax, .balance_loss = 0.4, .z_loss = 0.2};
+    MixtureOfExperts m(c, {.hidden = hidden, .gated = gated, .experts = config});
+    m.materialize(3, make_arena(), DType::float32, DType::float32);
+    const Tensor x = test::drawn({b, t, c}, DType::float32, "x"), dy = test::drawn({b, t, c}, DType::float32, "dy");
+    add(x);
+    add(dy);
+    for (const Parameter* p : in_order(m)) {
+      Tensor value = p->var.value();
+      value.copy_from(test::drawn(p->whole, DType::float32, p->name, -0.7, 0.7));
+      add(value);
+    }
+    layers += fmt::format(" {},{},{},{},{},{},{:d},{:d},{},{},{}", b, t, c, config.count, config.per_token, hidden,
+                          gated, softmax == RouterSoftmax::all, shared, config.balance_loss, config.z_loss);
+    const Passed passed = pass(m, x, dy, {.training = true});
+    ours.insert(ours.end(), {passed.y, passed.dx});
+    ours.insert(ours.end(), passed.gradients.begin(), passed.gradients.end());
+  }
+  const test::Exchange exchange;
+  exchange.write("in.bin", std::span<const float>(numbers));
+  exchange.run(TESSERA_SOURCE_DIR "/tests/compare/experts_pytorch.py", layers);
+  const std::vector<double> theirs = exchange.read<double>("out.bin");
+  int64_t at = 0;
+  for (size_t i = 0; i < ours.size(); ++i) {
+    ASSERT_LE(at + ours[i].numel(), std::ssize(theirs));
+    EXPECT_LE(distance(ours[i], theirs.data() + at), 1e-5) << i;
+    at += ours[i].numel();
+  }
+  EXPECT_EQ(at, std::ssize(theirs));
+}
+
+// The losses of the router are means over the sequences of a step, and a capacity is one of each sequence.
+TEST(Experts, MicroBatchesAddUp) {
+  const int64_t c = 8;
+  for (const double capacity : {0.0, 1.0}) {
+    MixtureOfExperts m(
+        c, {.hidden = 12, .experts = {.count = 4, .capacity = capacity, .balance_loss = 0.5, .z_loss = 0.1}});
+    m.materialize(1, make_arena(), DType::float64, DType::float64);
+    const Tensor x = test::drawn({4, 6, c}, DType::float64, "x"), dy = test::drawn({4, 6, c}, DType::float64, "dy");
+    const StepInfo at{.sequences_total = 4, .training = true};
+    const Passed whole = pass(m, x, dy, at);
+    std::vector<std::vector<double>> sums;
+    for (const int64_t first : {0, 3}) {
+      const int64_t count = first == 0 ? 3 : 1;
+      const Passed part = pass(m, x.narrow(0, first, count).clone(), dy.narrow(0, first, count).clone(), at);
+      EXPECT_TRUE(test::same_bits(part.dx, whole.dx.narrow(0, first, count)));
+      for (size_t i = 0; i < part.gradients.size(); ++i) {
+        const std::vector<double> g = part.gradients[i].to_vector<double>();
+        if (first == 0)
+          sums.push_back(g);
+        else
+          for (size_t j = 0; j < g.size(); ++j) sums[i][j] += g[j];
+      }
+    }
+    for (size_t i = 0; i < sums.size(); ++i) EXPECT_LE(distance(whole.gradients[i], sums[i].data()), 1e-13) << i;
+  }
+}
+
+// All tokens want the first expert: it takes its capacity of each sequence, and what it does not take adds nothing.
+TEST(Experts, DropWhatFindsNoPlace) {
+  MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 4, .per_token = 1, .capacity = 1.5}});
+  m.materialize(1, make_arena(), DType::float32, DType::float32);
+  Tensor router = in_order(m)[0]->var.value();
+  router.fill(0);
+  const Tensor x = test::drawn({2, 8, 4}, DType::float32, "x");
+  const Passed passed = pass(m, x, x, {.training = true});
+  const std::vector<float> y = passed.y.to_vector<float>();
+  for (size_t token = 0; token < 16; ++token) {
+    const bool kept = token % 8 < 3;  // ceil(1.5 * 8 / 4)
+    const bool zero = std::all_of(y.begin() + static_cast<int64_t>(4 * token),
+                                  y.begin() + static_cast<int64_t>(4 * token + 4), [](float v) { return v == 0; });
+    EXPECT_EQ(zero, !kept) << token;
+  }
+  const MixtureOfExperts::Load load = m.take_load();
+  EXPECT_EQ(load.rows, (std::vector<int64_t>{6, 0, 0, 0}));
+  EXPECT_EQ(load.dropped, 10);
+  EXPECT_EQ(m.take_load().dropped, 0);
+  m.set_step({});  // not in training
+  const NoGrad no_grad;
+  const Tensor all = m(Var(x)).value();
+  for (const float v : all.to_vector<float>()) EXPECT_NE(v, 0);
+  EXPECT_EQ(m.take_load().rows, (std::vector<int64_t>{0, 0, 0, 0}));
+}
+
+TEST(Experts, AreUnitsOfTheirOwn) {
+  MixtureOfExperts m(4, {.hidden = 6, .gated = true, .experts = {.count = 3, .shared = 2}});
+  std::vector<std::string> names;
+  for (const Module::Unit& unit : m.layout()) names.push_back(unit.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"model", "experts.0", "experts.1", "experts.2"}));
+  EXPECT_EQ(m.idle_elements(), 3 * 4 * 6);
+  m.keep_experts(1, 1, {});
+  names.clear();
+  for (const Module::Unit& unit : m.layout()) names.push_back(unit.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"model", "experts.1"}));
+}
+
+// A router that has nothing to compare still chooses experts that there are.
+TEST(Experts, NumbersThatAreNoneReachTheLoss) {
+  MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 4, .per_token = 3}});
+  m.materialize(1, make_arena(), DType::float32, DType::float32);
+  Tensor x = test::drawn({1, 5, 4}, DType::float32, "x");
+  x.fill(std::numeric_limits<double>::quiet_NaN());
+  EXPECT_TRUE(std::isnan(m(Var(x)).value().to_vector<float>()[0]));
+}
+
+TEST(Experts, RefuseWhatCannotBe) {
+  const auto field = [](const ExpertConfig& config) -> std::string {
+    try {
+      MixtureOfExperts(4, {.hidden = 4, .experts = config});
+    } catch (const FieldError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_NE(field({.count = 4, .per_token = 5}).find("`experts_per_token`"), std::string::npos);
+  EXPECT_NE(field({.count = 4, .per_token = 0}).find("`experts_per_token`"), std::string::npos);
+  EXPECT_NE(field({.count = 4, .shared = -1}).find("`shared_experts`"), std::string::npos);
+  EXPECT_NE(field({.count = 4, .capacity = -1}).find("`expert_capacity`"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera

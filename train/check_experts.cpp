@@ -1,0 +1,47 @@
+// One line for each thing that is not built.
+#include "train/check_experts.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "tensor/field_error.h"
+#include "train/names.h"
+
+namespace tessera {
+namespace {
+
+template <class... Args>
+[[noreturn]] void refuse(const char* field, fmt::format_string<Args...> words, Args&&... args) {
+  throw FieldError(field, fmt::format(words, std::forward<Args>(args)...));
+}
+
+}  // namespace
+
+void check_experts(const Plan& p, const ModelConfig& m) {
+  const int64_t experts = m.experts.count;
+  if (experts == 0 && p.ep > 1)
+    refuse("ep", "a model without experts has none to share out; expected 1, found {}", p.ep);
+  if (experts == 0) return;
+  if (p.device != Device::cpu)
+    refuse("device", "experts have no kernels on a GPU; expected cpu, found {}", name_of(p.device));
+  if (p.cp > 1 && m.experts.capacity > 0)
+    refuse("expert_capacity",
+           "an expert takes the first tokens of a sequence, which {} ranks of `cp` cut; expected 0, found {}", p.cp,
+           m.experts.capacity);
+  if (p.ep == 1) return;
+  if (const int64_t data = p.dp * p.cp; data % p.ep != 0)
+    refuse("ep", "it is cut out of the {} data ranks, which {} does not divide; the nearest that does: {}", data, p.ep,
+           divisors_near(data, p.ep));
+  if (experts % p.ep != 0)
+    refuse("ep", "{} ranks do not divide the {} experts; the nearest that does: {}", p.ep, experts,
+           divisors_near(experts, p.ep));
+  if (p.shard_ranks > 0)
+    refuse("shard_ranks", "groups of ranks beside `ep` are not built; expected 0, found {}", p.shard_ranks);
+  if (p.dp_mode != DataMode::ddp) refuse("ep", "goes with `dp_mode` ddp, found {}", text_of(p.dp_mode));
+  if (p.all_reduce == Algorithm::ring)
+    refuse("all_reduce",
+           "a ring adds in an order of places, which differ between ranks beside `ep`; expected direct, tree or root");
+}
+
+}  // namespace tessera

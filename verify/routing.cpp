@@ -1,0 +1,80 @@
+// Choices of the tokens at hand into those of the batch.
+#include "verify/routing.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "train/plan.h"
+
+namespace tessera {
+namespace {
+
+// Of the ranks that share out experts: what leaves this one, and how many rows those here get.
+void count_rows(Trainer& trainer, const std::vector<int64_t>& rows, Routing& out) {
+  Communicator& ep = *trainer.expert_ranks();
+  const auto here = std::ssize(rows) / ep.size();
+  std::vector<double> all(rows.begin(), rows.end());
+  const double sent = std::accumulate(all.begin(), all.end(), 0.0);
+  const auto own = [&] {
+    return std::accumulate(all.begin() + here * ep.rank(), all.begin() + here * (ep.rank() + 1), 0.0);
+  };
+  out.leaving += static_cast<int64_t>(sent - own());
+  ep.sum(all);
+  const double sum = std::accumulate(all.begin(), all.end(), 0.0);
+  if (sum > 0) out.most = std::max(out.most, own() * ep.size() / sum);
+}
+
+}  // namespace
+
+Routing::Routing(const LanguageModel& model, int64_t batch) {
+  const ArenaPtr arena = make_arena();
+  for (int64_t i = 0; i < model.config.layers; ++i)
+    chosen.push_back(Tensor::zeros({batch, model.config.context, model.config.experts.per_token}, DType::int64, arena));
+}
+
+void Routing::place(size_t layer, const std::vector<MixtureOfExperts::Pass>& passes,
+                    std::span<const int64_t> positions) {
+  const Tensor& whole = chosen.at(layer);
+  const int64_t context = whole.dim(1), k = whole.dim(2), here = positions.empty() ? context : std::ssize(positions);
+  for (const MixtureOfExperts::Pass& pass : passes)
+    for (int64_t i = 0; i < std::ssize(pass.chosen); ++i) {
+      const int64_t token = i / k % here, sequence = pass.first_sequence + i / k / here,
+                    at = positions.empty() ? token : positions[static_cast<size_t>(token)];
+      whole.data<int64_t>()[(sequence * context + at) * k + i % k] = pass.chosen[static_cast<size_t>(i)];
+    }
+}
+
+bool replays_routing(const Job& job) { return job.model.experts.count > 0 && splits_sums(job.plan); }
+
+void keep_passes(LanguageModel& model) {
+  for (MixtureOfExperts* mixture : model.all<MixtureOfExperts>()) mixture->keep_passes();
+}
+
+Routing routing_of(Trainer& trainer) {
+  Routing out(trainer.whole_model(), trainer.job().optim.batch);
+  const bool first = trainer.mesh().coordinate("tp") == 0;  // the ranks of tp route alike
+  size_t layer = 0;
+  for (MixtureOfExperts* mixture : trainer.model().all<MixtureOfExperts>()) {
+    const std::vector<MixtureOfExperts::Pass> passes = mixture->take_load().passes;
+    if (first) out.place(layer, passes, trainer.positions());
+    for (const MixtureOfExperts::Pass& pass : passes)
+      if (trainer.expert_ranks()) count_rows(trainer, pass.rows, out);
+    trainer.world().all_reduce(out.chosen[layer++]);
+  }
+  out.leaving = static_cast<int64_t>(trainer.world().sum(static_cast<double>(out.leaving)));
+  out.most = trainer.world().max(out.most);
+  return out;
+}
+
+void replay(LanguageModel& model, const std::shared_ptr<const Routing>& routing) {
+  size_t next = 0;
+  for (MixtureOfExperts* mixture : model.all<MixtureOfExperts>())
+    mixture->set_choices([routing, layer = next++](int64_t first, int64_t sequences) {
+      const Tensor part = routing->chosen.at(layer).narrow(0, first, sequences);
+      const std::vector<int64_t> choices = part.to_vector<int64_t>();
+      return Tensor::of<int32_t>(std::vector<int32_t>(choices.begin(), choices.end()), {std::ssize(choices)},
+                                 part.arena());
+    });
+}
+
+}  // namespace tessera
