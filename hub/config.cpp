@@ -57,13 +57,13 @@ ModelConfig gpt2_from(ConfigKeys& keys) {
 
 // Of Mixtral and Qwen3-MoE: every layer has experts.
 void read_experts(ConfigKeys& keys, const std::string& type, ModelConfig& c) {
-  const bool mixtral = type == "mixtral";
-  c.experts.count = keys.size(mixtral ? "num_local_experts" : "num_experts");
+  const bool mixtral = type == "mixtral", published = !mixtral && keys.find("num_experts");
+  const char* const count = published ? "num_experts" : "num_local_experts";  // transformers writes the second for both
+  c.experts.count = keys.size(count);
   c.experts.per_token = keys.size("num_experts_per_tok");
   if (c.experts.per_token > c.experts.count)
     keys.refuse("num_experts_per_tok", fmt::format("at most the {} experts", c.experts.count), c.experts.per_token);
-  if (c.experts.count > 10000)
-    keys.refuse(mixtral ? "num_local_experts" : "num_experts", "at most 10000", c.experts.count);
+  if (c.experts.count > 10000) keys.refuse(count, "at most 10000", c.experts.count);
   for (const char* key : {"router_aux_loss_coef", "output_router_logits"}) keys.find(key);  // of training
   if (mixtral) return keys.must_be("router_jitter_noise", {0.0});
   c.ffn = keys.size("moe_intermediate_size");
