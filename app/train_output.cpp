@@ -150,7 +150,8 @@ void TrainOutput::summary(const Facts& f) {
     fields["predicted"] = {{"step_s", *f.predicted_s},
                            {"measured_step_s", static_cast<double>(f.tokens_per_step) / rate}};
   if (options_.device == "cuda") fields["gpu"] = gpu_json(f);
-  if (!f.experts.empty()) fields["experts"] = {{"load", f.experts.rows}, {"dropped", f.experts.dropped}};
+  if (!f.experts.empty())
+    fields["experts"] = {{"load", f.experts.rows}, {"dropped", f.experts.dropped}, {"ranks", options_.ep}};
   const std::string record = fields.dump();
   metrics_.write(record);
   show(record);

@@ -68,6 +68,8 @@ std::string timeline_part(const Record& record, const StepSpan& step);  // every
 std::string timeline_text(const Record& record, const StepSpan& step);  // two lines for each rank
 std::string memory_part(const Record& record, const StepSpan& step);
 std::string bytes_part(const Record& record, const StepSpan& step);
+std::string experts_part(const Record& record, const StepSpan& step);  // nothing of a model without experts
+std::string experts_text(const Record& record, const StepSpan& step);
 
 // The whole file: HTML with its style and script inside.
 std::string page(const Record& record);

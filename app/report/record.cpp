@@ -182,6 +182,18 @@ void read_trace(Record& r, std::string_view text, const std::string& file) {
   }
 }
 
+void read_experts(Record& r, const Value& v) {
+  constexpr int64_t kMostChoices = int64_t{1} << 60;
+  r.experts.load = {.dropped = v["dropped"].count(kMostChoices)};
+  r.experts.ranks = std::max<int64_t>(1, v["ranks"].count());
+  for (const Value& layer : v["load"].list()) {
+    std::vector<int64_t>& rows = r.experts.load.rows.emplace_back();
+    for (const Value& choices : layer.list()) rows.push_back(choices.count(kMostChoices / 1024));
+    if (rows.empty() || rows.size() > 1024 || std::ssize(rows) % r.experts.ranks != 0)
+      layer.refuse("the choices of up to 1024 experts that the ranks share evenly");
+  }
+}
+
 // Of the run's last line: where there is no trace, all that is known of bytes and memory.
 void read_summary(Record& r, const Value& v) {
   r.ranks.clear();
@@ -211,8 +223,10 @@ void read_metrics(Record& r, std::string_view text, const std::string& file) {
       if (v.has("step_ms")) lengths.push_back(v["step_ms"].number());
     } else if (event == "eval") {
       r.validations.push_back({v["step"].count(), v["val_loss"].number()});
-    } else if (event == "summary" && !r.traced) {
-      read_summary(r, v);
+    } else if (event == "summary") {
+      if (!r.traced) read_summary(r, v);
+      r.experts = {};
+      if (v.has("experts")) read_experts(r, v["experts"]);
     }
   }
   r.tokens_per_s = median_rate(std::move(rates));

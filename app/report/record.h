@@ -11,6 +11,7 @@
 
 #include "parallel/pipeline/schedule.h"
 #include "tensor/arena.h"
+#include "train/expert_load.h"
 
 namespace tessera::report {
 
@@ -46,6 +47,12 @@ struct Point {
   double value = 0;
 };
 
+// Of a mixture of experts; `ranks` of them share out the experts, evenly.
+struct ExpertsOfRun {
+  ExpertLoad load = {};
+  int64_t ranks = 1;
+};
+
 struct Record {
   std::string label;         // what it is called beside others
   bool planned = false;      // it has not run: sizes and bytes of a step are those of closed forms
@@ -60,6 +67,7 @@ struct Record {
   std::vector<Rank> ranks;
   std::vector<Sent> sent;  // in the whole run; of a plan, in a step
   std::vector<Point> losses, validations;
+  ExpertsOfRun experts;
   double tokens_per_s = 0, step_ms = 0;  // median_rate() of the run's steps
 };
 

@@ -119,7 +119,7 @@ std::string text(const Record& r) {
     out += pipeline(r, step);
     if (static_cast<int>(r.ranks.size()) > r.schedule.ranks) out += timeline_text(r, step);
   }
-  out += bytes(r, step) + peaks(r);
+  out += bytes(r, step) + experts_text(r, step) + peaks(r);
   for (char& c : out)  // names come from files
     if (c != '\n' && static_cast<unsigned char>(c) < 0x20) c = ' ';
   return out;

@@ -60,7 +60,8 @@ constexpr Kind kComputing[] = {{'F', "forward"},
                                {'W', "of the weights"},
                                {'G', "finishing gradients"},
                                {'U', "update"}};
-constexpr Kind kAxes[] = {{'P', "pp"}, {'D', "dp"}, {'C', "cp"}, {'T', "tp"}, {'E', "tied"}, {'O', "world"}};
+constexpr Kind kAxes[] = {{'P', "pp"}, {'D', "dp"},  {'C', "cp"},   {'T', "tp"},
+                          {'X', "ep"}, {'Y', "edp"}, {'E', "tied"}, {'O', "world"}};
 
 char letter_of(const Event& e) {
   if (e.track == "update") return e.name == "optimizer" ? 'U' : 'G';

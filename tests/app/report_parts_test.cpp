@@ -16,6 +16,7 @@
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/schedule.h"
 #include "parallel/pipeline/simulate.h"
+#include "tensor/error.h"
 
 namespace tessera {
 namespace {
@@ -133,6 +134,22 @@ TEST(RankLog, ComesToRankZeroAsItWas) {
       EXPECT_EQ(log.memory.at(0).live, own.memory.at(0).live);
     }
   });
+}
+
+TEST(Report, LoadsOfExpertsAreByAnEvenShare) {
+  const std::string step = R"({"event":"step","step":1,"loss":2,"tokens_per_s":9})";
+  const auto record = [&](const char* experts) {
+    return report::parse_metrics(step + "\n" + R"({"event":"summary","experts":)" + experts + "}\n", "made ");
+  };
+  const report::Record r = record(R"({"load":[[2,2,2,2],[1,5,1,1]],"dropped":4,"ranks":2})");
+  const std::string text = report::experts_text(r, {});
+  EXPECT_NE(text.find("4 of 20 choices found no place\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("layer 1      0.50   2.50   0.50   0.50\n  by rank    1.50   0.50\n"), std::string::npos) << text;
+  EXPECT_NE(report::experts_part(r, {}).find("5 choices, 2.50 times an even share"), std::string::npos);
+  EXPECT_EQ(report::experts_text(report::parse_metrics(step + "\n", "made "), {}), "");
+  for (const char* wrong : {R"({"load":[[1,2,3]],"dropped":0,"ranks":2})", R"({"load":[[]],"dropped":0,"ranks":1})",
+                            R"({"load":[[-1]],"dropped":0,"ranks":1})", R"({"load":3,"dropped":0,"ranks":1})"})
+    EXPECT_THROW(record(wrong), InputError) << wrong;
 }
 
 }  // namespace
