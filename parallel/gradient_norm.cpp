@@ -2,6 +2,7 @@
 #include "parallel/gradient_norm.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "optim/grad_norm.h"
 #include "tensor/ops/elementwise.h"
@@ -39,21 +40,16 @@ Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
 
 int64_t blocks_of(const FlatUnit& unit, int64_t elements) { return unit.trainable() ? norm_blocks(elements) : 0; }
 
-// Of the units that the ranks of an axis have: every rank has as many blocks of one as every other. Others are zero.
-Tensor squares_of_shards(const DataStrategy& s, Communicator& axis) {
-  const auto blocks_here = [&](const FlatUnit& shard) {
-    return &s.axis_of(*shard.slots[0].parameter) == &axis ? blocks_of(shard, shard.values.numel()) : 0;
-  };
-  int64_t blocks = 0;
-  for (const FlatUnit& shard : s.shards()) blocks += blocks_here(shard);
-  const Tensor mine = room(s, blocks), all = room(s, blocks * axis.size());
+// Every rank of the axis has as many blocks of a unit as every other; of some units there may be none.
+Tensor squares_of_shards(const DataStrategy& s, Communicator& axis, const std::vector<int64_t>& blocks) {
+  const int64_t here = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
+  const Tensor mine = room(s, here), all = room(s, here * axis.size());
   std::vector<BlockRun> runs;
   int64_t at = 0;
-  for (const FlatUnit& shard : s.shards()) {
-    const int64_t count = blocks_here(shard);
-    if (count > 0) block_sums(shard.grads, mine.narrow(0, at, count));
-    runs.push_back({.begin = at, .count = count, .times = axis.size(), .stride = blocks});
-    at += count;
+  for (size_t u = 0; u < blocks.size(); ++u) {
+    if (blocks[u] > 0) block_sums(s.shards()[u].grads, mine.narrow(0, at, blocks[u]));
+    runs.push_back({.begin = at, .count = blocks[u], .times = axis.size(), .stride = here});
+    at += blocks[u];
   }
   axis.all_gather(mine, all);
   Tensor sums = room(s, std::ssize(runs));
@@ -61,9 +57,16 @@ Tensor squares_of_shards(const DataStrategy& s, Communicator& axis) {
   return sums;
 }
 
-Tensor squares_of_shards(const DataStrategy& s) {
-  Tensor sums = squares_of_shards(s, s.shard_axis());
-  if (Communicator* experts = s.experts_axis()) add_(sums, squares_of_shards(s, *experts));
+// Each unit along the axis that it is cut over.
+Tensor squares_along_axes(const DataStrategy& s) {
+  const auto along = [&](Communicator& axis) {
+    std::vector<int64_t> blocks;
+    for (const FlatUnit& shard : s.shards())
+      blocks.push_back(&s.axis_of(*shard.slots[0].parameter) == &axis ? blocks_of(shard, shard.values.numel()) : 0);
+    return squares_of_shards(s, axis, blocks);
+  };
+  Tensor sums = along(s.shard_axis());
+  if (Communicator* experts = s.experts_axis()) add_(sums, along(*experts));
   return sums;
 }
 
@@ -123,7 +126,7 @@ void sum_over_axes(const DataStrategy& s, std::vector<double>& sums) {
 Tensor unit_squares(const DataStrategy& s, const Communicator* beside) {
   if (beside && beside->size() > 1) return squares_of_own(s, beside);
   const Kept kept = s.layout().kept;
-  if (kept == Kept::in_shards) return squares_of_shards(s);
+  if (kept == Kept::in_shards) return squares_along_axes(s);
   return kept == Kept::by_owners ? squares_of_owners(s) : squares_of_own(s, nullptr);
 }
 
