@@ -71,6 +71,12 @@ const std::vector<Exercise>& exercises() {
        "parallel/gradient_norm.cpp",
        {{"Tensor squares_of_own("}, {"Tensor squares_of_shards("}},
        grade_clipping},
+      {11,
+       "experts",
+       "Experts: tokens travel to them and back",
+       "parallel/expert_parallel.cpp",
+       {{"Var exchange_rows("}, {"MixtureOfExperts::Exchanged to_experts("}},
+       grade_experts},
   };
   return all;
 }
@@ -103,6 +109,14 @@ Wrong explained(const Error& e) {
   if (says("did not come within"))
     return {"deadlock", what,
             "a rank waits for a rank that takes no part: all ranks of a group must call a collective"};
+  if (says("are not the pieces"))
+    return {
+        "rows", what,
+        "the numbers of rows do not fit: `sent` must add up to the rows that leave, and `received` to those that come. "
+        "On the way back, and for gradients, the two change places"};
+  if (says("that were dealt out"))
+    return {"rows", what,
+            "as many rows must come back as this rank has sent: `back` returns results to where rows came from"};
   if (says("asks for")) return {"order", what, "ranks ask for different communications at the same time"};
   if (says("recv of"))
     return {

@@ -14,5 +14,6 @@ Held grade_1f1b();
 Held grade_zb_h1();
 Held grade_ring_attention();
 Held grade_clipping();
+Held grade_experts();
 
 }  // namespace tessera::lab

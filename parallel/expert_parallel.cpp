@@ -79,22 +79,32 @@ void count_over(MixtureOfExperts& layer, Communicator& cp) {
   layer.ways().count = [&cp](std::vector<double>& choices) { cp.sum(choices); };
 }
 
+namespace {
+
+MixtureOfExperts::Exchanged to_experts(Communicator& ep, const Var& rows, const std::vector<int64_t>& counts) {
+  const size_t here = counts.size() / static_cast<size_t>(ep.size());  // experts of a rank
+  MixtureOfExperts::Exchanged there;
+  there.counts = exchange_counts(ep, counts, rows.value().arena());
+  std::vector<int64_t> sent, received;
+  for (size_t r = 0; r < there.counts.size(); ++r) {
+    sent.push_back(sum_of(std::span(counts).subspan(r * here, here)));
+    received.push_back(sum_of(there.counts[r]));
+  }
+  there.rows = exchange_rows(rows, ep, sent, received);
+  there.back = [&ep, sent, received](const Var& done) { return exchange_rows(done, ep, received, sent); };
+  return there;
+}
+
+}  // namespace
+
 void share_out_experts(MixtureOfExperts& layer, Communicator& ep) {
   const int64_t experts = layer.options().experts.count;
   if (experts % ep.size() != 0)
     throw Error("[expert_parallel] " + ep.axis() + " axis: " + std::to_string(ep.size()) + " ranks cannot share " +
                 std::to_string(experts) + " experts evenly");
   const int64_t here = experts / ep.size();
-  layer.keep_experts(here * ep.rank(), here, [&ep, here](const Var& rows, const std::vector<int64_t>& counts) {
-    std::vector<int64_t> sent, received;
-    for (int64_t r = 0; r < ep.size(); ++r)
-      sent.push_back(sum_of(std::span(counts).subspan(static_cast<size_t>(r * here), static_cast<size_t>(here))));
-    MixtureOfExperts::Exchanged there;
-    there.counts = exchange_counts(ep, counts, rows.value().arena());
-    for (const std::vector<int64_t>& of_source : there.counts) received.push_back(sum_of(of_source));
-    there.rows = exchange_rows(rows, ep, sent, received);
-    there.back = [&ep, sent, received](const Var& done) { return exchange_rows(done, ep, received, sent); };
-    return there;
+  layer.keep_experts(here * ep.rank(), here, [&ep](const Var& rows, const std::vector<int64_t>& counts) {
+    return to_experts(ep, rows, counts);
   });
 }
 

@@ -266,6 +266,32 @@ const std::vector<Mistake>& mistakes() {
          "runs, sums);\n  axis.all_reduce(sums);"}},
        "values",
        "another order"},
+
+      {"experts",
+       "does not exchange the counts",
+       {{"there.counts = exchange_counts(ep, counts, rows.value().arena());",
+         "for (int r = 0; r < ep.size(); ++r)\n    there.counts.emplace_back(counts.begin(), counts.begin() + "
+         "static_cast<std::ptrdiff_t>(here));"}},
+       "message",
+       "do not mean the same piece"},
+      {"experts",
+       "leaves results where they were made",
+       {{"return exchange_rows(done, ep, received, sent);", "return done;"}},
+       "rows",
+       "returns results to where rows came from"},
+      {"experts",
+       "sends results as rows were sent",
+       {{"return exchange_rows(done, ep, received, sent);", "return exchange_rows(done, ep, sent, received);"}},
+       "rows",
+       "the two change places"},
+      {"experts",
+       "loses the gradients of rows",
+       {{"g.give(0, exchanged(g.output(), axis, received, sent));",
+         "Tensor none = exchanged(g.output(), axis, received, sent);\n                      none.fill(0);\n            "
+         "      "
+         "    g.give(0, none);"}},
+       "values",
+       "that of the router alone"},
   };
   return all;
 }

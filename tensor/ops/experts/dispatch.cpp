@@ -61,6 +61,9 @@ Tensor dispatch_rows_backward(const Tensor& drows_any, const Routed& routed) {
 
 Tensor combine_rows(const Tensor& rows_any, const Tensor& weights, const Routed& routed) {
   check_on_host("combine_rows", rows_any);
+  if (rows_any.dim(0) != routed.rows)
+    throw Error("[combine_rows] found " + rows_any.describe() + "; expected the " + std::to_string(routed.rows) +
+                " rows that were dealt out");
   const Tensor rows = rows_any.contiguous(), y = rows.make({routed.place.dim(0), rows.dim(-1)});
   with_floating(y.dtype(), "combine_rows", [&](auto t) {
     using T = decltype(t);

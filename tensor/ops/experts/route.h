@@ -54,7 +54,7 @@ Tensor route_backward(const Tensor& dweights, const Tensor& logits, const Routed
 Tensor dispatch_rows(const Tensor& x, const Routed& routed);
 // drows (R, C) -> dx (N, C), summed in the order of choices.
 Tensor dispatch_rows_backward(const Tensor& drows, const Routed& routed);
-// rows (R, C), weights as in `routed` -> (N, C), rounded once.
+// rows (R, C), weights as in `routed` -> (N, C), rounded once. Throws Error for another number of rows.
 Tensor combine_rows(const Tensor& rows, const Tensor& weights, const Routed& routed);
 struct CombineGrads {
   Tensor rows, weights;
