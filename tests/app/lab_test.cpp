@@ -21,7 +21,7 @@ TEST_F(LabTest, SaysWhatItCannotDo) {
   std::filesystem::create_directory(path("empty"));
   expect_failure("lab start", 2, "N");
   expect_failure("lab start 2", 2, "DIR");
-  expect_failure("lab start 11 a", 2, "there is no exercise '11'; expected the number or the name of one: 1 messages");
+  expect_failure("lab start 12 a", 2, "there is no exercise '12'; expected the number or the name of one: 1 messages");
   expect_failure("lab again", 2, "unexpected word 'again'");
   expect_failure("lab start 2 .", 2, "has something in it; expected a folder that is new or empty");
   expect_failure("lab check 2 empty", 4, "ring.cpp is missing; `tessera lab start 2 empty` gives it out");
