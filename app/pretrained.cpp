@@ -180,6 +180,11 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
     o.lora_rank = c.lora.rank, o.lora_alpha = c.lora.alpha, o.lora_rslora = c.lora.rank_stabilised;
     o.lora_targets = fmt::format("{}", fmt::join(c.lora.targets, ","));
   }
+  if (const ExpertConfig& e = c.experts; e.count > 0) {
+    take("experts", o.experts, e.count), take("experts-per-token", o.experts_per_token, e.per_token);
+    take("shared-experts", o.shared_experts, e.shared);
+    take("router-softmax", o.router_softmax, std::string(text_of(e.softmax)));
+  }
   const std::string held(text_of(c.quantize.codec));
   const std::string wanted = o.quantize.value_or(held);
   if (wanted == "gptq" && held == "none")

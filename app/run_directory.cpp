@@ -73,6 +73,16 @@ Json identity(const TrainOptions& o, const ModelConfig& c, const Dataset& d) {
   add("lora_scale", c.lora.rank > 0 ? c.lora.scale() : 0, 0.0);
   add("lora_dropout", c.lora.dropout, plain.lora.dropout);
   add("lora_targets", c.lora.targets, plain.lora.targets);
+  const ExpertConfig &e = c.experts, none;
+  add("experts", e.count, none.count);
+  if (e.count > 0) {
+    add("experts_per_token", e.per_token, none.per_token);
+    add("shared_experts", e.shared, none.shared);
+    add("expert_capacity", e.capacity, none.capacity);
+    add("router_softmax", text_of(e.softmax), text_of(none.softmax));
+    add("balance_loss", e.balance_loss, none.balance_loss);
+    add("z_loss", e.z_loss, none.z_loss);
+  }
   add("quantize", text_of(c.quantize.codec), text_of(plain.quantize.codec));
   add("quantize_group", c.quantize.group, plain.quantize.group);
   add("shuffle", o.shuffle, false);

@@ -23,11 +23,11 @@ std::unique_ptr<LanguageModel> make_family(const ModelConfig& config) {
 
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
   if (config.experts.count > 0) {
-    const std::string found = "beside experts it is not built; expected a model without experts, found " +
+    const std::string found = "not built beside experts; expected a model without experts, found " +
                               std::to_string(config.experts.count) + " of them";
     if (config.lora.rank > 0) throw FieldError("lora_rank", found);
     if (config.quantize.codec != Codec::none) throw FieldError("quantize", found);
-    if (config.whole_updates) throw FieldError("optimizer", "muon " + found);
+    if (config.whole_updates) throw FieldError("optimizer", "muon: " + found);
   }
   std::unique_ptr<LanguageModel> made = make_family(config);
   attach_lora(*made);

@@ -49,7 +49,7 @@ TEST_F(InferenceTest, WritesTheSameUnderEveryPlan) {
   const std::string several =
       "--prompt 'Line 7' --prompt 'a text that is longer than all of the context' --prompt of --tokens 40 "
       "--temperature 0.7 --top-k 9 --repetition-penalty 1.1 --seed 5 --format json ";
-  for (const char* model : {"llama-nano --kv-heads 2", "gpt-nano"}) {
+  for (const char* model : {"llama-nano --kv-heads 2", "gpt-nano", "llama-nano --kv-heads 2 --experts 4"}) {
     make(model);
     const std::string one = generate("--prompt 'Line 7' --temperature 0 --tokens 40"), all = generate(several);
     EXPECT_EQ(lines_of(all).size(), 3u);
