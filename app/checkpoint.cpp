@@ -126,11 +126,11 @@ void inspect(const CheckpointOptions& o) {
     width = std::max(width, t.name.size());
   }
   std::string out = fmt::format(
-      "{}\n{}: {} layers, {} heads on {} of keys and values of {} numbers, {} channels, {} hidden, context {}, "
+      "{}\n{}: {} layers, {} heads on {} of keys and values of {} numbers, {} channels, {}{} hidden, context {}, "
       "vocabulary {}{}\n{} parameters in {}{}\n\n",
       one_line(from.path.string()), text_of(c.family), c.layers, c.heads, c.all_heads().key, c.head_size(), c.channels,
-      c.hidden(), c.context, c.vocab, c.tied ? ", head tied" : "", short_number(static_cast<double>(parameters)),
-      name_of(from.dtype),
+      c.experts.count > 0 ? fmt::format("{} experts of ", c.experts.count) : "", c.hidden(), c.context, c.vocab,
+      c.tied ? ", head tied" : "", short_number(static_cast<double>(parameters)), name_of(from.dtype),
       from.gptq ? fmt::format(", of these the layers' in 4 bits in {} (GPTQ)",
                               from.gptq->group > 0 ? fmt::format("groups of {}", from.gptq->group) : "rows")
                 : "");

@@ -77,6 +77,8 @@ void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
     }
   if (s.plan.tp > 1) {
     out.all_reduce(axis, n, 1, 8 * std::ssize(part.units));  // the norm
+    for (int64_t group = 0; p.ep > 1 && group < p.ep; ++group)
+      out.all_reduce("edp", n / p.ep, 1, 8 * std::ssize(part.units));
     return;
   }
   out.all_gather(axis, n, 1, (part.padded(n, true) - of_experts) / UnitSizes::kBlock * 8);

@@ -12,7 +12,13 @@
 namespace tessera::test {
 
 inline void expect_passes(const TrainOptions& o) {
-  const VerifyResult r = verify(job_of(o));
+  VerifyResult r;
+  try {
+    r = verify(job_of(o));
+  } catch (const Error& e) {
+    ADD_FAILURE() << command_of(o) << "\n" << e.what();
+    return;
+  }
   EXPECT_TRUE(r.passed()) << command_of(o) << "\n" << (r.failures.empty() ? "" : r.failures.front());
   EXPECT_TRUE(r.bitwise || !r.exact) << command_of(o);
   EXPECT_EQ(r.losses.size(), static_cast<size_t>(o.steps));
