@@ -194,8 +194,9 @@ void for_each_option(Options&& o, F&& f) {
   f(
       OptionInfo{
           "offload", "Plan",
-          "keeps optimizer state elsewhere between updates: in a mapped file, or, with a GPU, in the host's memory",
-          "none|optimizer"},
+          "keeps elsewhere, between uses: optimizer state, in a mapped file, or, with a GPU, in the host's memory; "
+          "or parameters, with --zero 3 and a GPU, in the host's memory",
+          "none|optimizer|parameters"},
       o.offload);
   f(not_in_file({"backend", "Place",
                  "ranks are threads of one process, processes of mpirun, or processes that meet over TCP (default: as "

@@ -32,7 +32,8 @@ std::string plan_of(const Plan& p) {
         p.all_reduce == Algorithm::tree && p.zero != ZeroStage::none ? " (a reduce-scatter has no tree: direct)" : "");
   if (p.dp_mode == DataMode::ps_sync) text += fmt::format(", {} server{}", p.servers, p.servers == 1 ? "" : "s");
   if (p.device == Device::cuda) text += asks_cudnn(p) ? ", on GPUs, attention by cuDNN" : ", on GPUs";
-  if (p.offload != Offload::none)
+  if (p.offload == Offload::parameters) text += ", parameters in the host's memory";
+  if (p.offload == Offload::optimizer)
     text += p.device == Device::cuda ? ", optimizer state in the host's memory" : ", optimizer state in a file";
   return text;
 }

@@ -102,7 +102,7 @@ void Adam::update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) {
       if constexpr (std::is_same_v<V, bfloat16>)
         if (!rounding_[u].empty()) return update_rounded<G>(unit, states_[u], c, rounding_[u], steps());
       on_device(
-          unit.values.device(), [&] { update_on_cpu<V, G>(unit, states_[u], c); },
+          unit.grads.device(), [&] { update_on_cpu<V, G>(unit, states_[u], c); },
           [&] { cuda::adam(unit, states_[u], c, on_gpu); });
     });
   }

@@ -49,7 +49,7 @@ Optimizer::Optimizer(std::vector<FlatUnit> units, const OptimizerOptions& option
   std::erase_if(units_, [](const FlatUnit& unit) { return !unit.trainable(); });
   for (const FlatUnit& unit : units_) check_unit(unit);
   for (const FlatUnit& unit : units_)
-    if (rounds(unit) && unit.values.device() != Device::cpu)
+    if (rounds(unit) && unit.grads.device() != Device::cpu)
       throw Error(fmt::format("[optimizer] state of {} is bfloat16 on a GPU; expected the CPU, or float32", unit.name));
 }
 
@@ -66,7 +66,7 @@ void Optimizer::count_step() {
 }
 
 Tensor Optimizer::add_state(const FlatUnit& unit, std::string_view suffix, DType dtype) {
-  const ArenaPtr& arena = options_.state_arena ? options_.state_arena : unit.values.arena();
+  const ArenaPtr& arena = options_.state_arena ? options_.state_arena : unit.grads.arena();
   Tensor t = Tensor::empty(unit.values.shape(), dtype, arena, Category::optimizer);
   t.fill(0);
   state_.push_back({unit.name + "." + std::string(suffix), t});
@@ -82,7 +82,7 @@ Tensor Optimizer::add_master(const FlatUnit& unit) {
 
 const std::vector<NamedTensor>& Optimizer::state() const {
   if (options_.state_arena)
-    for (const FlatUnit& unit : units_) wait_for(unit.values.arena());
+    for (const FlatUnit& unit : units_) wait_for(unit.grads.arena());
   return state_;
 }
 

@@ -30,8 +30,9 @@ struct OptimizerOptions {
   double weight_decay = 0;
   DType state = DType::float32;  // bfloat16: for values of bfloat16 on the CPU
   uint64_t seed = 0;             // of stochastic rounding
-  // Where the state is kept; null: beside the values. For values on a GPU: memory that its kernels reach, see
+  // Where the state is kept; null: beside the gradients. For gradients on a GPU: memory that its kernels reach, see
   // make_pinned_arena(). An update then reads and writes the state over the bus, both ways at once, while it computes.
+  // The same holds for values in such memory.
   ArenaPtr state_arena = {};
   // muon: makes updates of matrices from what is here of them, in place. A tensor for each unit, like its values;
   // undefined for those that are not of matrices. Null: all of each matrix is here.

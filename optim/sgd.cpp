@@ -94,7 +94,7 @@ void Sgd::update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) {
           return states_[u].momentum.defined() ? update_rounded<true, G>(unit, states_[u], c, rounding_[u], steps())
                                                : update_rounded<false, G>(unit, states_[u], c, rounding_[u], steps());
       on_device(
-          unit.values.device(), [&] { update_on_cpu<V, G>(unit, states_[u], c); },
+          unit.grads.device(), [&] { update_on_cpu<V, G>(unit, states_[u], c); },
           [&] { cuda::sgd(unit, states_[u], c, on_gpu); });
     });
   }

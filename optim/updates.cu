@@ -1,5 +1,6 @@
 // Adam and SGD on a GPU: gradients, state and values are read and written once, 16 bytes at a time where they are fp32.
-// State that is offloaded lies in the host's pinned memory and comes and goes over the bus as any other operand.
+// State or values that are offloaded lie in the host's pinned memory, and come and go over the bus as any other
+// operand.
 #include "optim/cuda/segments.cuh"
 #include "optim/cuda/updates.h"
 
@@ -77,9 +78,9 @@ struct Sgd {
   }
 };
 
-// The address that a kernel has for state: of the GPU's memory, or of the host's pinned memory.
+// The address that a kernel has for what may be offloaded: of the GPU's memory, or of the host's pinned memory.
 template <class W>
-W* state_data(const Tensor& t) {
+W* reached_data(const Tensor& t) {
   return t.device() == Device::cuda ? t.device_data<W>() : t.data<W>();
 }
 
@@ -100,11 +101,11 @@ void adam(const FlatUnit& unit, const AdamState& state, const AdamStep<W>& step,
     using G = decltype(grad);
     const Adam<V, G, W> f{step,
                           now,
-                          unit.values.device_data<V>(),
+                          reached_data<V>(unit.values),
                           unit.grads.device_data<G>(),
-                          state_data<W>(state.master),
-                          state_data<W>(state.m),
-                          state_data<W>(state.v)};
+                          reached_data<W>(state.master),
+                          reached_data<W>(state.m),
+                          reached_data<W>(state.v)};
     for_each_segment("adam", unit, in_vectors(f.values, f.grads, f.master, f.m, f.v), f);
   });
 }
@@ -114,11 +115,11 @@ void sgd(const FlatUnit& unit, const SgdState& state, const SgdStep<W>& step, co
   with_types<W>(unit, [&](auto value, auto grad) {
     using V = decltype(value);
     using G = decltype(grad);
-    V* const values = unit.values.device_data<V>();
+    V* const values = reached_data<V>(unit.values);
     const G* const grads = unit.grads.device_data<G>();
-    W* const master = state_data<W>(state.master);
+    W* const master = reached_data<W>(state.master);
     if (state.momentum.defined()) {
-      W* const momentum = state_data<W>(state.momentum);
+      W* const momentum = reached_data<W>(state.momentum);
       const Sgd<true, V, G, W> f{step, now, values, grads, master, momentum};
       for_each_segment("sgd", unit, in_vectors(values, grads, master, momentum), f);
     } else {

@@ -52,6 +52,10 @@ struct DataOptions {
   uint64_t seed = 0;                            // of the first parameters
   // Where ranks of the axis share out experts: those that have the same ones as this rank.
   Communicator* experts = nullptr;
+  // Where shards of parameters lie between their uses, with zero 3; null: in the strategy's arena. For a rank on a GPU:
+  // pinned memory of the host, make_pinned_arena(). Each use of a unit copies this rank's shard to the GPU first. Who
+  // reads them on the host after an update waits for it: wait_for() of the strategy's arena.
+  ArenaPtr shard_arena = {};
 };
 
 // Units of Module::layout(), by number.
@@ -95,6 +99,8 @@ class DataStrategy {
   void set_steps_done(int64_t steps) { steps_ = steps; }
   int copies() const { return axis_.size() / ranks_of_copy(); }
   int copy() const { return axis_.rank() / ranks_of_copy(); }
+  // Shards of parameters that were copied from the host's memory to a GPU, up to now.
+  const OpCount& copied() const { return copied_; }
   Communicator* experts_axis() const { return options_.experts; }
   // The ranks that share out a unit, or its gradient's sum: the shard axis, or those that have this expert.
   Communicator& axis_of(const Parameter& of_unit) const {
@@ -129,6 +135,7 @@ class DataStrategy {
   std::vector<NamedTensor> state_;
   std::vector<std::string> state_kinds_;
   int64_t steps_ = 0;  // done; counted where the strategy needs it
+  OpCount copied_;
 
  private:
   int ranks_of_copy() const { return layout_.kept == Kept::everywhere ? 1 : shard_axis().size(); }

@@ -37,7 +37,8 @@ void Zero::make_unit(const Module::Unit& layout) {
     bind_values(layout, unit.values);
     shard.values = unit.values.narrow(0, begin, unit.piece);
   } else {
-    shard.values = Tensor::empty({unit.piece}, layout.dtype(options_.dtype), arena_, Category::parameters);
+    const ArenaPtr& place = options_.shard_arena ? options_.shard_arena : arena_;
+    shard.values = Tensor::empty({unit.piece}, layout.dtype(options_.dtype), place, Category::parameters);
     initialise(layout, shard.values, begin, options_.seed);
     drop_values(layout, options_.dtype);
   }

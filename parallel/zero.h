@@ -19,6 +19,11 @@
 // unit is whole only around its use, forward and backward; the next one is fetched while this one computes; a tied
 // weight is fetched for each use, and looking up an embedding needs no weights in its backward pass.
 //
+// With a shard_arena the shards of stage 3 lie in the host's pinned memory (Rajbhandari et al. 2021, "ZeRO-Infinity:
+// breaking the GPU memory wall for extreme scale deep learning", section 5; FSDP's CPUOffload). Each fetch copies this
+// rank's shard to the GPU, in place, before the all-gather. The update writes the shard over the bus. Gradients and
+// state stay on the GPU.
+//
 // With shard_ranks K the axis is n / K groups of K ranks (FSDP's hybrid sharding, Zhao et al. 2023, section 3.2.2;
 // Zhang et al. 2022, "MiCS: near-linear scaling for training gigantic model on public cloud"). All of the above happens
 // within a group, and once per step each shard's gradient is summed over the groups:
@@ -73,6 +78,7 @@ class Zero final : public DataStrategy {
   // stage 3
   void wrap(size_t u);
   void fetch(size_t u);
+  Tensor copied_shard(const Unit& unit, const Tensor& shard);
   void use(size_t u);
   void release(size_t u);
 

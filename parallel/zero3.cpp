@@ -2,10 +2,13 @@
 //
 //   forward:   fetch block 0 | block 0, fetch block 1 | block 1, fetch block 2 | ...
 //   backward:  ... | fetch block 2 | block 2 backward, fetch block 1 | ...
+//
+// Where the shards lie in the host's memory, a fetch first copies this rank's shard to the GPU.
 #include <utility>
 
 #include "autograd/ops.h"
 #include "parallel/zero.h"
+#include "tensor/cuda/copy.h"
 
 namespace tessera {
 
@@ -24,13 +27,24 @@ void Zero::wrap(size_t u) {
   });
 }
 
+// The shard in its place in the whole. A GPU reads pinned memory in the order of its stream: behind the update that
+// wrote it, and before the next one.
+Tensor Zero::copied_shard(const Unit& unit, const Tensor& shard) {
+  Tensor here = unit.values.narrow(0, unit.piece * unit.axis->rank(), unit.piece);
+  on_device(
+      here.device(), [&] { here.copy_from(shard); }, [&] { cuda::copy_later(here, shard.raw()); });
+  ++copied_.calls;
+  copied_.sent += here.nbytes();
+  return here;
+}
+
 void Zero::fetch(size_t u) {
   Unit& unit = units_[u];
   if (unit.values.defined()) return;
   const Tensor& mine = shards_[u].values;
-  unit.values = mine.make({unit.piece * unit.axis->size()}, mine.dtype(), Category::communication);
+  unit.values = Tensor::empty({unit.piece * unit.axis->size()}, mine.dtype(), arena_, Category::communication);
   unit.values.storage()->version = mine.storage()->version;  // a packed copy is stale after the next optimizer step
-  unit.fetching = unit.axis->start_all_gather(mine, unit.values);
+  unit.fetching = unit.axis->start_all_gather(options_.shard_arena ? copied_shard(unit, mine) : mine, unit.values);
 }
 
 // Training asks for units in the same order in every micro-batch: the next one is fetched while this one computes.

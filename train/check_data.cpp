@@ -39,6 +39,19 @@ void check_diloco(const Plan& p) {
     throw FieldError("outer_momentum", fmt::format("expected a number in [0, 1), found {}", p.outer_momentum));
 }
 
+void check_offload(const Plan& p) {
+  if (p.offload != Offload::parameters) return;
+  if (p.zero != ZeroStage::three)
+    throw FieldError("offload",
+                     fmt::format("parameters moves the shards of `zero` 3; expected `zero` 3 beside it, found {}",
+                                 static_cast<int>(p.zero)));
+  if (p.device == Device::cpu)
+    throw FieldError(
+        "offload",
+        "parameters moves them to the host's memory. With `device` cpu they lie there already, and a mapped "
+        "file would save nothing, since every pass reads them; expected `device` cuda beside it, found cpu");
+}
+
 void check_muon(const Job& s) {
   if (s.optim.optimizer != OptimizerKind::muon) return;
   const DataMode mode = s.plan.dp_mode;
@@ -99,6 +112,7 @@ void check_data(const Plan& p) {
 
 void check_modes(const Plan& p) {
   check_diloco(p);
+  check_offload(p);
   if (p.dp_mode != DataMode::ps_async && !(p.record.empty() && p.replay.empty()))
     throw FieldError(p.record.empty() ? "replay" : "record",
                      fmt::format("goes with `dp_mode` ps-async, found {}", text_of(p.dp_mode)));

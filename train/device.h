@@ -16,7 +16,7 @@ void check_device(Device device);
 ArenaPtr rank_arena(Device device, int rank_here, const KernelChoice& kernels = {});
 // The same of a rank of `world`, for what it exchanges with the others (Communicator::make_arena()).
 ArenaPtr rank_arena(const Plan& plan, const Communicator& world);
-// Where optimizer state waits that is offloaded: a file that is mapped, or for ranks on a GPU the host's pinned memory.
+// Where what is offloaded waits: a file that is mapped, or for ranks on a GPU the host's pinned memory.
 ArenaPtr offload_arena(Device device);
 // For people: the GPU that the calling thread uses.
 std::string describe_device();

@@ -263,4 +263,18 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::option
   return all;
 }
 
+std::optional<SentBytes> expected_copies(const Job& job, int64_t steps) {
+  if (job.plan.offload != Offload::parameters) return {};
+  const PlanSizes s(job);
+  SentBytes out{"host", "copy_to_gpu"};
+  for (const std::vector<PartSizes>& stage : s.parts)
+    for (const PartSizes& part : stage)
+      for (const UnitSizes& u : part.units) {
+        const int64_t calls = s.data * u.uses * s.m * steps;
+        out.calls += calls;
+        out.bytes += calls * u.piece(s.cut) * u.value;
+      }
+  return out;
+}
+
 }  // namespace tessera

@@ -19,5 +19,8 @@ namespace tessera {
 // `rows`: how often, in all of them, a token was sent to an expert on another rank; without it all experts are taken to
 // be chosen alike.
 std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::optional<int64_t> rows = {});
+// The same of what each rank copies from the host's memory to its GPU, with Offload::parameters: its shard of a unit
+// for each use of it.
+std::optional<SentBytes> expected_copies(const Job& job, int64_t steps);
 
 }  // namespace tessera

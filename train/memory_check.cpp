@@ -190,7 +190,7 @@ LeastMemory least_memory(const Job& job) {
   const Counted counted = count(job.model, job.make, value);
   LeastMemory out{.parameters = counted.parameters,
                   .trained = counted.trained,
-                  .values = counted.values,
+                  .values = job.plan.offload == Offload::parameters ? 0 : counted.values,
                   .state = counted.trained * state};
   out.held = out.values + out.trained * number(size_of(data_options(job).grad_dtype)) + out.state;
   out.activations = number(o.batch / job.plan.microbatches) * number(job.model.context) * number(job.model.channels) *

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-constexpr std::array<std::string_view, 2> kOffloadNames = {"none", "optimizer"};
+constexpr std::array<std::string_view, 3> kOffloadNames = {"none", "optimizer", "parameters"};
 constexpr std::array<std::string_view, 3> kCudaGraphNames = {"auto", "on", "off"};
 constexpr std::array<std::string_view, 3> kAttentionNames = {"auto", "cudnn", "own"};
 constexpr std::array<std::string_view, 2> kContextModeNames = {"ring", "ulysses"};

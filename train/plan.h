@@ -19,9 +19,9 @@
 
 namespace tessera {
 
-enum class ZeroStage : uint8_t { none, one, two, three };  // shares out state, gradients too, parameters too
-enum class Offload : uint8_t { none, optimizer };          // moved out of the way between updates
-enum class CudaGraph : uint8_t { automatic, on, off };     // whether a step is captured and launched again
+enum class ZeroStage : uint8_t { none, one, two, three };      // shares out state, gradients too, parameters too
+enum class Offload : uint8_t { none, optimizer, parameters };  // what lies elsewhere while nothing uses it
+enum class CudaGraph : uint8_t { automatic, on, off };         // whether a step is captured and launched again
 
 struct Plan {
   // Ranks of each axis, from the outermost to the innermost, whose ranks are neighbours.

@@ -70,6 +70,7 @@ ModelPart::Options Trainer::part_options() {
   const Plan& p = job_.plan;
   DataOptions data = data_options(job_);
   data.experts = edp_.get();
+  if (p.offload == Offload::parameters) data.shard_arena = offload_arena(p.device);
   return {
       .schedule = schedule_of(p),
       .cp_mode = p.cp_mode,
@@ -197,6 +198,7 @@ void Trainer::update(const StepReport& r) {
   const TraceSpan span(trace_, "optimizer");
   optimizer_->step(r.lr, clip_factor(r.grad_norm, job_.optim.clip));
   strategy().share_parameters();
+  if (job_.plan.offload == Offload::parameters) wait_for(arena_);  // from here on the host may read them
 }
 
 StepReport Trainer::step(Wish wish) {

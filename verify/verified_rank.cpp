@@ -113,11 +113,13 @@ std::vector<double> VerifiedRank::norms(const StepReport& report) {
   return out;
 }
 
-// The counts of all axes of one rank, as one list.
+// The counts of all axes of one rank, and of its copies to the GPU, as one list.
 std::vector<int64_t> VerifiedRank::counts_now() {
   std::vector<int64_t> out;
   for (const Communicator* axis : trainer_.communicators())
     for (const OpCount& c : axis->counts()) out.insert(out.end(), {c.calls, c.sent});
+  const OpCount& copied = trainer_.strategy().copied();
+  out.insert(out.end(), {copied.calls, copied.sent});
   return out;
 }
 
@@ -209,6 +211,8 @@ void VerifiedRank::finish() {
     for (int op = 0; op < kOps; ++op, c += 2, busiest += 2)
       if (c[0] > 0)
         result_.sent.push_back({axis->axis(), std::string(name_of(static_cast<Op>(op))), c[0], c[1], busiest[1]});
+  if (const auto copies = expected_copies(job_, job_.optim.steps)) result_.expected_sent.push_back(*copies);
+  if (c[0] > 0) result_.sent.push_back({"host", "copy_to_gpu", c[0], c[1], busiest[1]});
   expected_ = memory_of_ranks(job_);
   for (int r = 0; r < world.size(); ++r) note_rank(r, all.data<int64_t>() + r * width);
 }

@@ -45,7 +45,7 @@ bool in_vectors(const T*... pointers) {
 // Runs f on the elements of the unit's slots, as far as they lie inside its buffers.
 template <class F>
 void for_each_segment(const char* op, const FlatUnit& unit, bool vectors, const F& f) {
-  Context& c = context(unit.values);
+  Context& c = context(unit.grads);
   Segments s;
   const auto run = [&] {
     if (s.count == 0) return;
