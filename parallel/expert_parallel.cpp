@@ -15,7 +15,7 @@ Tensor exchanged(const Tensor& x_any, Communicator& axis, const std::vector<int6
                  const std::vector<int64_t>& received) {
   const Tensor x = x_any.contiguous();
   const int64_t width = x.dim(1);
-  const Tensor out = x.make({std::accumulate(received.begin(), received.end(), int64_t{0}), width});
+  Tensor out = x.make({std::accumulate(received.begin(), received.end(), int64_t{0}), width});
   std::vector<int64_t> to = sent, from = received;
   for (int64_t& n : to) n *= width;
   for (int64_t& n : from) n *= width;

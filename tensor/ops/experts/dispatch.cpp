@@ -11,7 +11,7 @@ Tensor dispatch_rows(const Tensor& x_any, const Routed& routed) {
   check_on_host("dispatch_rows", x_any);
   const Tensor x = x_any.contiguous();
   const int64_t k = routed.place.dim(1), bytes = x.dim(-1) * size_of(x.dtype());
-  const Tensor rows = x.make({routed.rows, x.dim(-1)});
+  Tensor rows = x.make({routed.rows, x.dim(-1)});
   const int32_t* const place = routed.place.data<int32_t>();
   cpu::split(x.dim(0), tokens_together(x.dim(-1)), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * k; i < end * k; ++i)
@@ -51,7 +51,8 @@ void sum_choices(const Tensor& y, const Tensor& rows, const Routed& routed, cons
 }  // namespace
 
 Tensor dispatch_rows_backward(const Tensor& drows_any, const Routed& routed) {
-  const Tensor drows = drows_any.contiguous(), dx = drows.make({routed.place.dim(0), drows.dim(-1)});
+  const Tensor drows = drows_any.contiguous();
+  Tensor dx = drows.make({routed.place.dim(0), drows.dim(-1)});
   with_floating(dx.dtype(), "dispatch_rows_backward", [&](auto t) {
     using T = decltype(t);
     sum_choices<T>(dx, drows, routed, [](int64_t) { return Accumulate<T>(1); });
@@ -64,7 +65,8 @@ Tensor combine_rows(const Tensor& rows_any, const Tensor& weights, const Routed&
   if (rows_any.dim(0) != routed.rows)
     throw Error("[combine_rows] found " + rows_any.describe() + "; expected the " + std::to_string(routed.rows) +
                 " rows that were dealt out");
-  const Tensor rows = rows_any.contiguous(), y = rows.make({routed.place.dim(0), rows.dim(-1)});
+  const Tensor rows = rows_any.contiguous();
+  Tensor y = rows.make({routed.place.dim(0), rows.dim(-1)});
   with_floating(y.dtype(), "combine_rows", [&](auto t) {
     using T = decltype(t);
     const Accumulate<T>* const w = weights.data<Accumulate<T>>();
@@ -76,7 +78,7 @@ Tensor combine_rows(const Tensor& rows_any, const Tensor& weights, const Routed&
 CombineGrads combine_rows_backward(const Tensor& dy_any, const Tensor& rows_any, const Tensor& weights,
                                    const Routed& routed) {
   const Tensor dy = dy_any.contiguous(), rows = rows_any.contiguous();
-  const CombineGrads out{rows.make(rows.shape()), weights.make(weights.shape())};
+  CombineGrads out{rows.make(rows.shape()), weights.make(weights.shape())};
   const int64_t k = routed.place.dim(1), c = dy.dim(-1);
   with_floating(dy.dtype(), "combine_rows_backward", [&](auto t) {
     using T = decltype(t);

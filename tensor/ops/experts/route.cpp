@@ -163,8 +163,8 @@ Routed route(const Tensor& logits_any, const RouteOptions& o) {
 
 Tensor route_backward(const Tensor& dweights_any, const Tensor& logits_any, const Routed& routed,
                       const RouteOptions& o) {
-  const Tensor logits = logits_any.contiguous(), dweights = dweights_any.contiguous(),
-               out = logits.make(logits.shape());
+  const Tensor logits = logits_any.contiguous(), dweights = dweights_any.contiguous();
+  Tensor out = logits.make(logits.shape());
   const int64_t n = logits.dim(0), experts = logits.dim(1), k = o.per_token;
   dweights.check_size(n * k);
   if (cpu::Idle::here()) return out;
