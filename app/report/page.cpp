@@ -45,8 +45,8 @@ std::string page(const Record& r) {
           "schedule.</p></section>\n";
     out += timeline_part(r, step) + memory_part(r, step);
   }
-  return whole_page(r.model.substr(0, r.model.find(':')) + ", a run of Tessera", out + bytes_part(r, step) + experts_part(r, step),
-                    numbers(r, step, pipeline));
+  return whole_page(r.model.substr(0, r.model.find(':')) + ", a run of Tessera",
+                    out + bytes_part(r, step) + experts_part(r, step), numbers(r, step, pipeline));
 }
 
 }  // namespace tessera::report
