@@ -145,8 +145,8 @@ void for_each_option(Options&& o, F&& f) {
   f(OptionInfo{"dp", "Plan", "data-parallel ranks; default: as many as the other axes leave", "", 1, 1024}, o.dp);
   f(OptionInfo{"tp", "Plan", "tensor-parallel ranks: each has a part of every matrix", "", 1, 1024}, o.tp);
   f(OptionInfo{"ep", "Plan",
-               "expert-parallel ranks: those of --dp share out the experts of each layer in groups of so many", "", 1,
-               1024},
+               "expert-parallel ranks: those of --dp x --cp share out the experts of each layer in groups of so many",
+               "", 1, 1024},
     o.ep);
   f(OptionInfo{"sp", "Plan", "with --tp: also cuts the tokens between the blocks (sequence parallel)"}, o.sp);
   f(OptionInfo{"tie-copies", "Plan",

@@ -26,7 +26,7 @@ enum class CudaGraph : uint8_t { automatic, on, off };         // whether a step
 struct Plan {
   // Ranks of each axis, from the outermost to the innermost, whose ranks are neighbours.
   int64_t pp = 1, dp = 1, cp = 1, tp = 1;
-  int64_t ep = 1;   // ranks of dp, neighbours, that share out the experts of each layer
+  int64_t ep = 1;   // ranks of dp x cp, neighbours, that share out the experts of each layer
   bool sp = false;  // with tp: the tokens between the blocks are cut too
   // Each use of a tied weight has a copy, and a sum of its own, on one rank too: the bits of a pipeline.
   bool tie_copies = false;

@@ -183,14 +183,15 @@ void read_trace(Record& r, std::string_view text, const std::string& file) {
 }
 
 void read_experts(Record& r, const Value& v) {
-  constexpr int64_t kMostChoices = int64_t{1} << 60;
-  r.experts.load = {.dropped = v["dropped"].count(kMostChoices)};
+  constexpr int64_t kMostChoices = int64_t{1} << 38, kMostExperts = 10000, kMostLayers = 1024;  // so that sums fit
+  r.experts.load = {.dropped = v["dropped"].count(kMostChoices * kMostLayers)};
   r.experts.ranks = std::max<int64_t>(1, v["ranks"].count());
   for (const Value& layer : v["load"].list()) {
     std::vector<int64_t>& rows = r.experts.load.rows.emplace_back();
-    for (const Value& choices : layer.list()) rows.push_back(choices.count(kMostChoices / 1024));
-    if (rows.empty() || rows.size() > 1024 || std::ssize(rows) % r.experts.ranks != 0)
-      layer.refuse("the choices of up to 1024 experts that the ranks share evenly");
+    for (const Value& choices : layer.list()) rows.push_back(choices.count(kMostChoices));
+    if (rows.empty() || std::ssize(rows) > kMostExperts || std::ssize(rows) % r.experts.ranks != 0)
+      layer.refuse("the choices of up to 10000 experts that the ranks share evenly");
+    if (std::ssize(r.experts.load.rows) > kMostLayers) v["load"].refuse("up to 1024 layers");
   }
 }
 
