@@ -25,6 +25,7 @@ void add_words(CLI::App* action, LabOptions& o, bool in_a_folder, const char* fo
 
 void add_lab(CLI::App& app, LabOptions& o) {
   CLI::App* lab = app.add_subcommand("lab", "Exercises on parallel training: functions of Tessera to write again");
+  lab->add_subcommand("list", "List the exercises, as without an action");
   add_words(lab->add_subcommand("start", "Give an exercise out: its page, and the file in which you write a function"),
             o, true, "folder to make");
   add_words(lab->add_subcommand("check", "Build your function, and grade it"), o, true, "folder of lab start");

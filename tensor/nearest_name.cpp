@@ -9,16 +9,41 @@ namespace tessera {
 namespace {
 
 // What other programs call it, where no letters are near.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kOtherNames = {{{"gpu", "cuda"},
-                                                                                        {"fp16", "bf16"},
-                                                                                        {"float16", "bf16"},
-                                                                                        {"half", "bf16"},
-                                                                                        {"nccl", "native"},
-                                                                                        {"float32", "fp32"},
-                                                                                        {"float", "fp32"},
-                                                                                        {"bfloat16", "bf16"},
-                                                                                        {"float64", "fp64"},
-                                                                                        {"double", "fp64"}}};
+constexpr auto kOtherNames = std::to_array<std::pair<std::string_view, std::string_view>>({
+    {"gpu", "cuda"},
+    {"fp16", "bf16"},
+    {"float16", "bf16"},
+    {"half", "bf16"},
+    {"nccl", "native"},
+    {"float32", "fp32"},
+    {"float", "fp32"},
+    {"bfloat16", "bf16"},
+    {"float64", "fp64"},
+    {"double", "fp64"},
+    {"--learning-rate", "--lr"},
+    {"--batch-size", "--batch"},
+    {"--global-batch-size", "--batch"},
+    {"--world-size", "--ranks"},
+    {"--tensor-parallel", "--tp"},
+    {"--tensor-model-parallel-size", "--tp"},
+    {"--pipeline-parallel", "--pp"},
+    {"--pipeline-model-parallel-size", "--pp"},
+    {"--context-parallel", "--cp"},
+    {"--context-parallel-size", "--cp"},
+    {"--expert-parallel", "--ep"},
+    {"--expert-model-parallel-size", "--ep"},
+    {"--sequence-parallel", "--sp"},
+    {"--hidden-size", "--channels"},
+    {"--d-model", "--channels"},
+    {"--seq-length", "--context"},
+    {"--seq-len", "--context"},
+    {"--max-steps", "--steps"},
+    {"--train-iters", "--steps"},
+    {"--precision", "--dtype"},
+    {"--grad-clip", "--clip"},
+    {"--max-grad-norm", "--clip"},
+    {"--gradient-accumulation-steps", "--microbatches"},
+});
 
 size_t distance(std::string_view a, std::string_view b) {  // Levenshtein
   std::vector<size_t> row(b.size() + 1);

@@ -11,12 +11,27 @@
 namespace tessera {
 namespace {
 
+// What only one mode reads must have its default in the others.
+void check_owners(const Plan& p) {
+  const auto owned = [&](const char* field, auto found, auto usual, bool read, const char* owners) {
+    if (found != usual && !read)
+      throw FieldError(field, fmt::format("goes with `dp_mode` {}, found {}; expected {} beside it, its default",
+                                          owners, text_of(p.dp_mode), usual));
+  };
+  const Plan usual;
+  const bool async = p.dp_mode == DataMode::ps_async, diloco = p.dp_mode == DataMode::diloco;
+  owned("sync_every", p.sync_every, usual.sync_every, diloco, "diloco");
+  owned("outer_lr", p.outer_lr, usual.outer_lr, diloco, "diloco");
+  owned("outer_momentum", p.outer_momentum, usual.outer_momentum, diloco, "diloco");
+  owned("servers", p.servers, usual.servers, async || p.dp_mode == DataMode::ps_sync, "ps-sync or ps-async");
+  owned("staleness", p.staleness, usual.staleness, async, "ps-async");
+  if (!async && !(p.record.empty() && p.replay.empty()))
+    throw FieldError(p.record.empty() ? "replay" : "record",
+                     fmt::format("goes with `dp_mode` ps-async, found {}", text_of(p.dp_mode)));
+}
+
 void check_diloco(const Plan& p) {
-  if (p.dp_mode != DataMode::diloco) {
-    if (p.sync_every != 1)
-      throw FieldError("sync_every", fmt::format("goes with `dp_mode` diloco, found {}", text_of(p.dp_mode)));
-    return;
-  }
+  if (p.dp_mode != DataMode::diloco) return;
   if (p.zero != ZeroStage::none)
     throw FieldError(
         "zero",
@@ -80,8 +95,6 @@ void check_diloco_types(const Job& s) {
 }  // namespace
 
 void check_data(const Plan& p) {
-  if (p.servers > p.dp)
-    throw FieldError("servers", fmt::format("expected at most the {} ranks, found {}", p.dp, p.servers));
   if (p.all_reduce == Algorithm::native && !uses_nccl(p) && p.backend != Backend::mpi)
     throw FieldError("all_reduce",
                      fmt::format("{} ranks have no library of their own; expected direct, ring, tree or root",
@@ -94,6 +107,8 @@ void check_data(const Plan& p) {
         fmt::format("groups of {} ranks do not divide the {} that share the batch; the nearest that do: {}",
                     p.shard_ranks, p.dp * p.cp, divisors_near(p.dp * p.cp, p.shard_ranks)));
   if (p.dp_mode == DataMode::ddp || p.dp_mode == DataMode::diloco) return;
+  if (p.servers > p.dp)
+    throw FieldError("servers", fmt::format("expected at most the {} ranks, found {}", p.dp, p.servers));
   const std::string_view mode = text_of(p.dp_mode);
   if (uses_nccl(p))
     throw FieldError("backend",
@@ -111,11 +126,9 @@ void check_data(const Plan& p) {
 }
 
 void check_modes(const Plan& p) {
+  check_owners(p);
   check_diloco(p);
   check_offload(p);
-  if (p.dp_mode != DataMode::ps_async && !(p.record.empty() && p.replay.empty()))
-    throw FieldError(p.record.empty() ? "replay" : "record",
-                     fmt::format("goes with `dp_mode` ps-async, found {}", text_of(p.dp_mode)));
   if (p.dp_mode == DataMode::ps_async && p.tie_copies)
     throw FieldError("tie_copies", "ps-async has no steps in common; expected another `dp_mode`");
   if (p.dp_mode == DataMode::dataparallel && has_processes(p))

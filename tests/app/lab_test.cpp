@@ -15,6 +15,7 @@ TEST_F(LabTest, ListsTheExercises) {
   const test::Ran r = run("lab");
   EXPECT_EQ(r.status, 0);
   for (const char* name : {" 1  messages", " 7  1f1b", "10  clipping"}) EXPECT_NE(r.out.find(name), std::string::npos);
+  EXPECT_EQ(run("lab list").out, r.out);
 }
 
 TEST_F(LabTest, SaysWhatItCannotDo) {

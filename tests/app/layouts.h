@@ -44,7 +44,8 @@ inline const Plans kLayouts = {"--ranks 2 --tp 2",
 
 // In front of a plan when a run is resumed: nothing is left of the plan before.
 inline const std::string kNoPlan =
-    "--zero 0 --dp-mode ddp --servers 1 --all-reduce direct --bucket-mb 4 --microbatches 1 --recompute none --pp 1 "
+    "--zero 0 --dp-mode ddp --servers 1 --staleness 1 --all-reduce direct --bucket-mb 4 --microbatches 1 --recompute "
+    "none --pp 1 "
     "--cp 1 "
     "--tp 1 --sp=false --schedule 1f1b --cp-mode ring ";
 

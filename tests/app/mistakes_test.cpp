@@ -94,6 +94,8 @@ TEST(Mistakes, HaveTheNearestThatCanBe) {
   for (const char* half : {"fp16", "float16", "half", "bfloat16"})
     expect({"verify", "--dtype", half}, "did you mean 'bf16'?");
   expect({"verify", "--all-reduce", "nccl"}, "did you mean 'native'?");
+  expect({"train", "--learning-rate", "1e-3"}, "did you mean '--lr'?");
+  expect({"verify", "--tensor-model-parallel-size", "2"}, "did you mean '--tp'?");
   expect({"verify", "--pp", "6", "--schedule", "zb-v", "--microbatches", "12"},
          "expected at most 4 stages, as of --pp 2");
   expect({"verify", "--tp", "2", "--vocab", "1"}, "expected at most 1");
