@@ -66,7 +66,7 @@ Figure pipelines(const Records& runs, double width) {
   Figure f{.title = heading("Pipeline", runs),
            .words =
                "Each row is a rank of the pipeline, time runs to the right, the number in a box is its "
-               "micro-batch, and bare ground is time in which a rank waits."};
+               "micro-batch, and empty space is time in which a rank waits."};
   std::vector<Simulation> plans;
   std::vector<MeasuredPipeline> measured;
   double units = 0;
