@@ -12,10 +12,10 @@ struct Half {
 };
 
 // Every float16 is a float.
-inline float wide(Half h) {
+constexpr float wide(Half h) {
   const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16, exponent = (h.bits >> 10) & 0x1fu,
                  fraction = h.bits & 0x3ffu;
-  if (exponent == 0) return std::copysign(std::ldexp(static_cast<float>(fraction), -24), sign != 0 ? -1.0F : 1.0F);
+  if (exponent == 0) return (sign != 0 ? -0x1p-24F : 0x1p-24F) * static_cast<float>(fraction);
   const uint32_t biased = exponent == 0x1fu ? 0xffu : exponent + 112;
   return std::bit_cast<float>(sign | biased << 23 | fraction << 13);
 }

@@ -123,8 +123,6 @@ void check_pipeline(const Plan& p, const ModelConfig& m) {
 // As the model lays one layer out on each rank of tp, beside ranks that are not there.
 void check_quantized(const Job& s) {
   if (s.model.quantize.codec == Codec::none) return;
-  if (s.plan.device == Device::cuda)
-    refuse("quantize", "weights in 4 bits are unpacked on the CPU only; expected `device` cpu, found cuda");
   ModelConfig one = s.model;
   one.layers = 1;
   one.vocab = std::max<int64_t>(one.vocab, s.plan.tp);

@@ -38,6 +38,7 @@ HOT = {
     "copy.cu.o": {r"flat_kernel<(?!Convert<(int|unsigned char), long>)": [EITHER]},  # of an int64 only the low bytes are read
     "dropout.cu.o": {r"dropout_kernel<": [EITHER]},
     "reduce.cu.o": {r"sum_columns_kernel<.*true>\(": [LOADS]},
+    "quantize/decode.cu.o": {r"decode_kernel<": [STORES]},
     "updates.cu.o": {r"segments_kernel<4, .*Adam<": [LOADS, STORES], r"segments_kernel<4, .*Sgd<": [LOADS, STORES]},
 }
 

@@ -1,8 +1,11 @@
 // Adapters beside weights in four bits train under every plan as on one rank: bits, bytes and memory. Planted defects
 // of these weights turn the contract red.
 #include <algorithm>
+#include <functional>
+#include <vector>
 
 #include "nn/packed.h"
+#include "tests/support/gpu.h"
 #include "tests/verify/draw.h"
 
 namespace tessera {
@@ -80,6 +83,19 @@ TEST(Quantized, RandomPlansTrainLikeOneRank) {
     o.recompute = d.of<const char*>({"none", "activation", "attention", "block"});
     expect_passes(o);
   }
+}
+
+using QuantizedGpu = test::OnGpu;
+TEST_F(QuantizedGpu, RanksTrainLikeOneRank) {
+  for (const char* codec : {"nf4", "gptq"})
+    for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
+             [](TrainOptions& o) { o.dp = 2, o.zero = 3, o.dtype = "bf16"; }, [](TrainOptions& o) { o.tp = 2; },
+             [](TrainOptions& o) { o.pp = 2, o.tp = 2, o.microbatches = 2, o.zero = 1; }}) {
+      TrainOptions o = small_qlora(codec);
+      change(o);
+      o.device = "cuda";
+      expect_passes(o);
+    }
 }
 
 // Of the model: 0.516 bytes for each quantised weight, one mean for each matrix.

@@ -77,12 +77,8 @@ class Decoder {
   const std::byte *bytes_, *codes_, *scales_;
 };
 
-}  // namespace
-
-void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, Tensor& out) {
+void dequantize_on_cpu(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out) {
   const int64_t elements = out.numel(), block = p.block();
-  bytes.check_dtype(DType::uint8);
-  bytes.check_size(p.bytes(elements));
   const Decoder decode(p, bytes.address(), elements);
   with_floating(out.dtype(), "dequantize", [&](auto t) {
     using T = decltype(t);
@@ -97,6 +93,15 @@ void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor
       }
     });
   });
+}
+
+}  // namespace
+
+void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, Tensor& out) {
+  bytes.check_dtype(DType::uint8);
+  bytes.check_size(p.bytes(out.numel()));
+  on_device(
+      out.device(), [&] { dequantize_on_cpu(p, runs, bytes, out); }, [&] { cuda::dequantize(p, runs, bytes, out); });
 }
 
 void dequantize(const Packing& p, std::span<const std::byte> whole, int64_t begin, std::span<float> to) {
