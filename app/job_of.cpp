@@ -138,6 +138,7 @@ Plan plan_of(const TrainOptions& o) {
          .shard_ranks = o.shard_ranks.value_or(0),
          .dp_mode = chosen<DataMode>(o.dp_mode),
          .sync_every = o.sync_every,
+         .sync_fragments = o.sync_fragments,
          .outer_lr = o.outer_lr,
          .outer_momentum = o.outer_momentum,
          .servers = o.servers,

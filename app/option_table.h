@@ -175,6 +175,9 @@ void for_each_option(Options&& o, F&& f) {
     o.dp_mode);
   f(OptionInfo{"sync-every", "Plan", "with --dp-mode diloco: steps that each data rank makes alone", "", 1, 1e9},
     o.sync_every);
+  f(OptionInfo{"sync-fragments", "Plan",
+               "with --dp-mode diloco: parts that the layers are in; they are summed in different steps", "", 1, 1e6},
+    o.sync_fragments);
   f(OptionInfo{"outer-lr", "Plan", "with --dp-mode diloco: learning rate of the step that all make together", "", 0,
                1e3},
     o.outer_lr);

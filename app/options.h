@@ -49,7 +49,7 @@ struct TrainOptions {
   int64_t zero = 0;
   std::optional<int64_t> shard_ranks;
   std::string dp_mode = "ddp";
-  int64_t sync_every = 1;
+  int64_t sync_every = 1, sync_fragments = 1;
   double outer_lr = 0.7, outer_momentum = 0.9;
   int64_t servers = 1, staleness = 1;
   std::optional<std::string> record, replay;

@@ -15,6 +15,7 @@ inline nlohmann::ordered_json plan_json(const Plan& p) {
   if (p.pp > 1) out["schedule"] = schedule_name(p);
   if (p.shard_ranks > 0) out["shard_ranks"] = p.shard_ranks;
   if (p.dp_mode == DataMode::diloco) out["sync_every"] = p.sync_every;
+  if (p.sync_fragments > 1) out["sync_fragments"] = p.sync_fragments;
   if (p.cp > 1) out["cp_mode"] = all.at("cp_mode");
   return out;
 }

@@ -9,6 +9,7 @@
 #include "app/run_directory.h"
 #include "data/checkpoint_dir.h"
 #include "tensor/error.h"
+#include "train/names.h"
 #include "train/saved_tensors.h"
 
 namespace tessera {
@@ -52,6 +53,20 @@ std::vector<std::vector<SavedPart>> whole_parts(const SavedTensors& saved) {
   return {all};
 }
 
+// Ranks that train alone have a state each, which no other number of them could go on with.
+void check_replicas_stay(const Plan& before, const Plan& after) {
+  const auto text = [](const Plan& p) {
+    return p.dp_mode == DataMode::diloco ? fmt::format("--dp-mode diloco --dp {}", p.dp)
+                                         : fmt::format("--dp-mode {}", text_of(p.dp_mode));
+  };
+  const bool alone = before.dp_mode == DataMode::diloco || after.dp_mode == DataMode::diloco;
+  if (alone && text(before) != text(after))
+    throw Error(
+        fmt::format("--dp-mode: each data rank of diloco keeps a state of its own; expected {}, as the run had, "
+                    "found {}",
+                    text(before), text(after)));
+}
+
 }  // namespace
 
 void reshard(const CheckpointOptions& o) {
@@ -60,6 +75,7 @@ void reshard(const CheckpointOptions& o) {
   const TrainOptions usual;
   TrainOptions run;
   apply_config_file(run, (from.path / "config.toml").string());
+  const Plan before = job_of(run).plan;
   if (!o.layout.empty()) {  // which is a whole one, not a change of the run's
     run.ranks = run.dp = run.tp = run.pp = run.cp = run.chunks = std::nullopt;
     run.shard_ranks = std::nullopt;
@@ -70,6 +86,7 @@ void reshard(const CheckpointOptions& o) {
   run.resume = false;
   validate(run);
   Job job = job_of(run);
+  check_replicas_stay(before, job.plan);
   job.model = model_config(job, Tokenizer::open_folder(from.path)->vocab_size());
   const RunDirectory directory(run);
   NewCheckpoint made(directory.checkpoints(), from.step);

@@ -223,11 +223,6 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
 int run_train(const TrainOptions& o) {
   if (o.lora_rank > 0 && !o.init)
     throw Error("--lora-rank: expected --init, the model that adapters are for; found none");
-  if (o.dp_mode == "diloco" && (o.steps % o.sync_every != 0 || (!o.no_eval && o.eval_every % o.sync_every != 0)))
-    throw Error(
-        fmt::format("--sync-every: ranks have one model after every {} steps; expected a divisor of --steps {} and "
-                    "--eval-every {}",
-                    o.sync_every, o.steps, o.eval_every));
   if (o.replay && !o.resume)
     of_option("replay", *o.replay, [&] { return read_push_log(*o.replay); });  // or a rank would
   const Job job = job_of(o);

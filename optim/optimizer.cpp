@@ -74,9 +74,10 @@ Tensor Optimizer::add_state(const FlatUnit& unit, std::string_view suffix, DType
 }
 
 Tensor Optimizer::add_master(const FlatUnit& unit) {
-  if (unit.values.dtype() != DType::bfloat16 || rounds(unit)) return unit.values;
-  Tensor master = add_state(unit, "master", DType::float32);
-  master.copy_from(master.device() == unit.values.device() ? unit.values : unit.values.on_host());
+  const bool is_copy = unit.values.dtype() == DType::bfloat16 && !rounds(unit);
+  Tensor master = is_copy ? add_state(unit, "master", DType::float32) : unit.values;
+  if (is_copy) master.copy_from(master.device() == unit.values.device() ? unit.values : unit.values.on_host());
+  masters_.push_back(master);
   return master;
 }
 

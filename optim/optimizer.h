@@ -72,6 +72,8 @@ class Optimizer {
   // turn its tensors, named "<unit>.momentum", "<unit>.m", "<unit>.v", "<unit>.master". Each is as long as the unit's
   // values. Waits for an update that a GPU has still under way when they lie in the host's memory.
   const std::vector<NamedTensor>& state() const;
+  // The tensor that an update reads and writes, of each of units(): the master copy of bfloat16, or the values.
+  const std::vector<Tensor>& masters() const { return masters_; }
   int64_t steps() const { return steps_; }  // steps done: the t of Adam's bias correction
   void set_steps(int64_t steps) { steps_ = steps; }
   const std::vector<FlatUnit>& units() const { return units_; }
@@ -83,7 +85,7 @@ class Optimizer {
   Tensor add_state(const FlatUnit& unit, std::string_view suffix) {
     return add_state(unit, suffix, rounds(unit) ? DType::bfloat16 : wide_of(unit.values.dtype()));
   }
-  // The tensor that an update reads and writes: the master copy of bfloat16 values, otherwise the values themselves.
+  // Of each unit, in their order: one of masters().
   Tensor add_master(const FlatUnit& unit);
   // Whether values and state of the unit are rounded stochastically.
   bool rounds(const FlatUnit& unit) const {
@@ -98,6 +100,7 @@ class Optimizer {
   std::vector<FlatUnit> units_;
   OptimizerOptions options_;
   std::vector<NamedTensor> state_;
+  std::vector<Tensor> masters_;
 };
 
 enum class OptimizerKind : uint8_t { sgd, adam, adamw, muon };

@@ -37,7 +37,7 @@ struct DataLayout {
   std::vector<Reduced> reductions = {};  // in no particular order
   bool every_microbatch = false;         // they are made after each micro-batch of a step, not once
   // Ranks that keep everything train alone, and have the same values after some steps only; reductions are of the
-  // differences of their values.
+  // differences of their values, where all units are in one fragment.
   bool apart = false;
   std::vector<Reduced> between = {};  // of shards, over groups: the second sum of a step; empty: there is one group
 };

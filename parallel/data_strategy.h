@@ -37,12 +37,25 @@ enum class DataMode : uint8_t { ddp, dataparallel, ps_sync, ps_async, diloco };
 inline constexpr std::array<std::string_view, 5> kDataModeNames = {"ddp", "dataparallel", "ps-sync", "ps-async",
                                                                    "diloco"};
 
+// When ranks that train alone make outer steps: fragment p of P in steps p H / P, p H / P + H, ... (the first one in
+// H, 2 H, ...), and all fragments in the last step of the run.
+struct SyncSteps {
+  int64_t every = 1;      // H: steps from one outer step of a fragment to the next
+  int64_t fragments = 1;  // P, at most H
+  int64_t last = 0;       // of the run; 0: not known
+  bool due(int64_t fragment, int64_t step) const {
+    return step == last || step % every == fragment * every / fragments;
+  }
+  bool all_due(int64_t step) const { return step == last || (fragments == 1 && due(0, step)); }
+};
+
 struct DataOptions {
   DataMode mode = DataMode::ddp;
   int servers = 1;                              // of a parameter server: they live on the first ranks
   int zero = 0;                                 // stage of ZeRO; 0 for none
   int shard_ranks = 0;                          // of a group that ZeRO shares out over; 0: all ranks of the axis
-  int64_t sync_every = 1;                       // steps of diloco that each rank makes alone
+  SyncSteps sync = {};                          // of diloco
+  std::vector<int64_t> fragments = {};          // of diloco: of each unit of Module::layout(); empty: there is one
   double outer_lr = 0.7, outer_momentum = 0.9;  // of its outer step
   int64_t microbatches = 1;                     // per step and rank
   int copies = 1;                               // ranks of the axis that have the same sequences, next to each other
@@ -52,6 +65,8 @@ struct DataOptions {
   uint64_t seed = 0;                            // of the first parameters
   // Where ranks of the axis share out experts: those that have the same ones as this rank.
   Communicator* experts = nullptr;
+  // Of diloco where `copies` is above 1: the ranks with the same sequences, and those with this place among such ranks.
+  Communicator *context = nullptr, *replicas = nullptr;
   // Where shards of parameters lie between their uses, with zero 3; null: in the strategy's arena. For a rank on a GPU:
   // pinned memory of the host, make_pinned_arena(). Each use of a unit copies this rank's shard to the GPU first. Who
   // reads them on the host after an update waits for it: wait_for() of the strategy's arena.
@@ -75,6 +90,9 @@ class DataStrategy {
   virtual void end_gradients(int64_t /*microbatch*/, UnitRange /*units*/ = {}) {}
   virtual void finish_gradients() = 0;
   virtual void share_parameters() = 0;
+  // What the optimizer updates, of each of shards() that is trained: fp32 masters of bfloat16, or the values. To be
+  // called before the first step; without it, it is the values.
+  void set_masters(std::vector<Tensor> masters) { masters_ = std::move(masters); }
 
   // --- facts that the constructor has set ---
   std::string_view name() const { return name_; }
@@ -91,7 +109,7 @@ class DataStrategy {
   Communicator* replicate_axis() const { return replicate_axis_.get(); }
   // Of all that is kept the axis has so many copies; this rank has that one, or a part of it.
   // Whether they are equal now, if they ever are not.
-  bool agrees() const { return !layout_.apart || steps_ % options_.sync_every == 0; }
+  bool agrees() const { return !layout_.apart || steps_ == 0 || options_.sync.all_due(steps_); }
   // What it keeps between steps beside values, named as Optimizer::state() is.
   const std::vector<NamedTensor>& state() const { return state_; }
   // The kinds of these names, whatever parameters are here: "common".
@@ -134,11 +152,14 @@ class DataStrategy {
   std::vector<FlatUnit> shards_, residents_;
   std::vector<NamedTensor> state_;
   std::vector<std::string> state_kinds_;
+  std::vector<Tensor> masters_;
   int64_t steps_ = 0;  // done; counted where the strategy needs it
   OpCount copied_;
 
  private:
-  int ranks_of_copy() const { return layout_.kept == Kept::everywhere ? 1 : shard_axis().size(); }
+  int ranks_of_copy() const {
+    return layout_.apart ? options_.copies : layout_.kept == Kept::everywhere ? 1 : shard_axis().size();
+  }
   std::string name_;
   DataBatches batches_;
   std::unique_ptr<Communicator> shard_axis_, replicate_axis_;

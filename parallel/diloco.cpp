@@ -1,20 +1,24 @@
-// Gradients of a rank alone, and the step that all make together.
+// Gradients of a rank alone, and the steps that all make together.
 #include "parallel/diloco.h"
 
-#include "optim/segments.h"
-#include "tensor/field_error.h"
+#include "tensor/cpu/vectorize.h"
 #include "tensor/math.h"
 #include "tensor/ops/elementwise.h"
 
 namespace tessera {
 namespace {
 
-// Runs f(T*, begin, end) over the elements of a tensor, in its type and on this rank's threads.
+// Runs f(W{}, O*, G*, begin, end) over the elements of a part, on this rank's threads: what the optimizer updates, the
+// gradients' memory, and the type to compute in.
 template <class F>
-void over(const Tensor& x, const F& f) {
-  with_wide(x, [&](auto t) {
-    auto* const data = x.data<decltype(t)>();
-    cpu::split(x.numel(), cpu::kGrain, [&](int64_t begin, int64_t end) { f(data, begin, end); });
+void over(const Tensor& own, const Tensor& sums, const F& f) {
+  with_floating(own.dtype(), "diloco", [&](auto o) {
+    with_floating(sums.dtype(), "diloco", [&](auto g) {
+      auto* const owns = own.data<decltype(o)>();
+      auto* const gs = sums.data<decltype(g)>();
+      cpu::split(own.numel(), cpu::kGrain,
+                 [&](int64_t begin, int64_t end) { f(Accumulate<decltype(o)>{}, owns, gs, begin, end); });
+    });
   });
 }
 
@@ -22,71 +26,101 @@ void over(const Tensor& x, const F& f) {
 
 Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
     : DataStrategy(model, axis, arena, options, {.name = "diloco"}) {
-  if (options.dtype == DType::bfloat16 || options.grad_dtype != options.dtype)
-    throw FieldError("dp_mode", "diloco is for parameters and gradients of one dtype, fp32 or fp64");
-  all_ = make_stretch(Category::parameters, Category::gradients);
+  const Stretch all = make_stretch(Category::parameters, Category::gradients);
+  grads_ = all.grads;
   shards_ = residents_;
-  common_ = Tensor::empty(all_.values.shape(), options.dtype, arena, Category::optimizer);
-  common_.copy_from(all_.values);
-  if (options.outer_momentum > 0) {
-    momentum_ = Tensor::empty(all_.values.shape(), options.dtype, arena, Category::optimizer);
-    momentum_.fill(0);
-  }
+  const auto room = [&] {
+    return Tensor::empty(all.values.shape(), wide_of(options.dtype), arena, Category::optimizer);
+  };
+  Tensor common = room(), momentum;
+  common.copy_from(all.values);
   state_kinds_.emplace_back("common");
-  if (momentum_.defined()) state_kinds_.emplace_back("outer");
+  if (options.outer_momentum > 0) {
+    momentum = room();
+    momentum.fill(0);
+    state_kinds_.emplace_back("outer");
+  }
   int64_t begin = 0;
-  for (const FlatUnit& unit : residents_) {
+  for (size_t u = 0; u < residents_.size(); ++u) {
+    const FlatUnit& unit = residents_[u];
     if (!unit.trainable()) continue;
     const int64_t size = unit.values.numel();
-    for (const std::string& kind : state_kinds_)
-      state_.push_back({unit.name + "." + kind, (kind == "common" ? common_ : momentum_).narrow(0, begin, size)});
+    Part part{unit.values, common.narrow(0, begin, size), {}, options.fragments.empty() ? 0 : options.fragments[u]};
+    state_.push_back({unit.name + ".common", part.common});
+    if (momentum.defined()) {
+      part.momentum = momentum.narrow(0, begin, size);
+      state_.push_back({unit.name + ".outer", part.momentum});
+    }
+    parts_.push_back(std::move(part));
     begin += size;
   }
   layout_.reductions = {{{0, begin}, begin}};
   layout_.apart = true;
 }
 
-// What was read since, into values alone, is what ranks have in common too.
+// What was read into values alone, before the first step, is what ranks have in common too.
 void Diloco::begin_step() {
   DataStrategy::begin_step();
-  if (agrees()) common_.copy_from(all_.values);
+  for (size_t i = 0; steps_ == 0 && i < parts_.size(); ++i) parts_[i].common.copy_from(own(i));
 }
 
 // Parameters that no gradient reached have zeros.
 void Diloco::finish_gradients() {
   model_.zero_missing_gradients();
-  scale_(all_.grads, axis_.size());
+  if (options_.context) options_.context->all_reduce(grads_);
+  scale_(grads_, copies());
 }
 
 void Diloco::share_parameters() {
   ++steps_;
-  if (agrees()) outer_step();
+  for (int64_t fragment = 0; fragment < options_.sync.fragments; ++fragment)
+    if (options_.sync.due(fragment, steps_)) outer_step(fragment);
 }
 
-// The gradients are not needed any more: their memory takes the differences.
-void Diloco::outer_step() {
-  over(all_.grads, [&](auto* g, int64_t begin, int64_t end) {
-    using T = std::remove_pointer_t<decltype(g)>;
-    const T *const common = common_.data<T>(), *const own = all_.values.data<T>();
-    for (int64_t i = begin; i < end; ++i) g[i] = common[i] - own[i];
-  });
-  axis_.all_reduce(all_.grads);
-  over(all_.grads, [&](auto* g, int64_t begin, int64_t end) {
-    using T = std::remove_pointer_t<decltype(g)>;
-    const auto share = static_cast<T>(1.0 / axis_.size()), mu = static_cast<T>(options_.outer_momentum),
-               rate = static_cast<T>(options_.outer_lr);
-    T *const common = common_.data<T>(), *const own = all_.values.data<T>();
-    T* const momentum = momentum_.defined() ? momentum_.data<T>() : nullptr;
-    for (int64_t i = begin; i < end; ++i) {
-      T step = share * g[i];
-      if (momentum) {
-        momentum[i] = math::fma(mu, momentum[i], step);
-        step = math::fma(mu, momentum[i], step);
-      }
-      own[i] = common[i] = math::fma(-rate, step, common[i]);
+// The gradients are not needed any more: from the first one on their memory takes the differences.
+void Diloco::outer_step(int64_t fragment) {
+  int64_t size = 0;
+  // Each part with its place there.
+  const auto each = [&](const auto& f) {
+    int64_t begin = 0;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      if (parts_[i].fragment != fragment) continue;
+      const int64_t count = parts_[i].values.numel();
+      f(parts_[i], own(i), grads_.narrow(0, begin, count));
+      begin += count;
     }
+    size = begin;
+  };
+  each([](const Part& part, const Tensor& mine, const Tensor& sums) {
+    over(mine, sums, [&](auto w, const auto* own, auto* g, int64_t begin, int64_t end) {
+      using W = decltype(w);
+      const W* const common = part.common.data<W>();
+      for (int64_t i = begin; i < end; ++i)
+        g[i] = converted<std::remove_pointer_t<decltype(g)>>(common[i] - static_cast<W>(own[i]));
+    });
   });
-  ++all_.values.storage()->version;
+  if (size == 0) return;  // another pipeline rank has all of it
+  (options_.replicas ? *options_.replicas : axis_).all_reduce(grads_.narrow(0, 0, size));
+  each([this](Part& part, const Tensor& mine, const Tensor& sums) {
+    over(mine, sums, [&](auto w, auto* own, const auto* g, int64_t begin, int64_t end) {
+      using W = decltype(w);
+      const auto share = static_cast<W>(1.0 / copies()), mu = static_cast<W>(options_.outer_momentum),
+                 rate = static_cast<W>(options_.outer_lr);
+      W* const common = part.common.data<W>();
+      W* const momentum = part.momentum.defined() ? part.momentum.data<W>() : nullptr;
+      for (int64_t i = begin; i < end; ++i) {
+        W step = share * static_cast<W>(g[i]);
+        if (momentum) {
+          momentum[i] = math::fma(mu, momentum[i], step);
+          step = math::fma(mu, momentum[i], step);
+        }
+        common[i] = math::fma(-rate, step, common[i]);
+        own[i] = converted<std::remove_pointer_t<decltype(own)>>(common[i]);
+      }
+    });
+    if (mine.dtype() != part.values.dtype()) part.values.copy_from(mine);
+    ++part.values.storage()->version;
+  });
 }
 
 }  // namespace tessera

@@ -21,6 +21,7 @@ void check_owners(const Plan& p) {
   const Plan usual;
   const bool async = p.dp_mode == DataMode::ps_async, diloco = p.dp_mode == DataMode::diloco;
   owned("sync_every", p.sync_every, usual.sync_every, diloco, "diloco");
+  owned("sync_fragments", p.sync_fragments, usual.sync_fragments, diloco, "diloco");
   owned("outer_lr", p.outer_lr, usual.outer_lr, diloco, "diloco");
   owned("outer_momentum", p.outer_momentum, usual.outer_momentum, diloco, "diloco");
   owned("servers", p.servers, usual.servers, async || p.dp_mode == DataMode::ps_sync, "ps-sync or ps-async");
@@ -32,20 +33,20 @@ void check_owners(const Plan& p) {
 
 void check_diloco(const Plan& p) {
   if (p.dp_mode != DataMode::diloco) return;
+  if (p.sync_fragments > p.sync_every)
+    throw FieldError("sync_fragments",
+                     fmt::format("each fragment makes its outer steps in other steps, of which there are {} "
+                                 "(`sync_every`); expected at most {}, found {}",
+                                 p.sync_every, p.sync_every, p.sync_fragments));
   if (p.zero != ZeroStage::none)
     throw FieldError(
         "zero",
         fmt::format("ranks of `dp_mode` diloco have nothing to share out between two sums; expected 0, found {}",
                     static_cast<int>(p.zero)));
-  if (p.cp > 1)
-    throw FieldError(
-        "cp",
-        fmt::format("goes with `dp_mode` ddp, whose ranks sum gradients in every step; expected 1, found {}", p.cp));
-  if (p.all_reduce == Algorithm::ring && (p.pp > 1 || p.tie_copies))
-    throw FieldError(
-        "all_reduce",
-        "a ring adds the copies of a tied weight in two orders, and in `dp_mode` diloco nothing makes them "
-        "equal again; expected direct, tree or root");
+  if (p.all_reduce == Algorithm::ring && (p.pp > 1 || p.tie_copies || p.tp > 1))
+    throw FieldError("all_reduce",
+                     "a ring adds what pipeline ranks or tensor ranks have copies of in several orders, and in "
+                     "`dp_mode` diloco nothing makes them equal again; expected direct, tree or root");
   if (p.device != Device::cpu)
     throw FieldError("device", fmt::format("`dp_mode` diloco is built for cpu alone, found {}", name_of(p.device)));
   if (!(p.outer_lr > 0) || !std::isfinite(p.outer_lr))
@@ -83,13 +84,11 @@ void check_muon(const Job& s) {
     throw FieldError("optimizer", "muon is built for `device` cpu alone; expected another one on cuda");
 }
 
-void check_diloco_types(const Job& s) {
-  if (s.plan.dp_mode != DataMode::diloco) return;
-  if (s.optim.dtype == DType::bfloat16)
-    throw FieldError("dtype",
-                     "`dp_mode` diloco compares parameters in fp32, and those of bf16 are rounded; expected fp32");
-  if (data_options(s).grad_dtype != s.optim.dtype)
-    throw FieldError("grad_dtype", "`dp_mode` diloco sends differences of parameters in their own type; expected fp32");
+void check_fragments(const Job& s) {
+  if (s.plan.sync_fragments > s.model.layers)
+    throw FieldError("sync_fragments",
+                     fmt::format("a fragment has at least one of the {} layers; expected at most {}, found {}",
+                                 s.model.layers, s.model.layers, s.plan.sync_fragments));
 }
 
 }  // namespace
@@ -137,7 +136,7 @@ void check_modes(const Plan& p) {
 
 void check_updates(const Job& s) {
   check_muon(s);
-  check_diloco_types(s);
+  check_fragments(s);
 }
 
 }  // namespace tessera

@@ -40,6 +40,7 @@ void check_numbers(const Plan& p) {
   at_least(0, "staleness", p.staleness);
   at_least(0, "shard_ranks", p.shard_ranks);
   at_least(1, "sync_every", p.sync_every);
+  at_least(1, "sync_fragments", p.sync_fragments);
   at_least(0, "chunks", p.chunks);
   at_least(0, "threads_per_rank", p.threads_per_rank);
   const auto positive = [](const char* field, double found) {

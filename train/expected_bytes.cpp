@@ -86,16 +86,31 @@ void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
     out.all_gather("edp", n / p.ep, 1, of_experts / UnitSizes::kBlock * 8);
 }
 
+// How often a fragment makes an outer step: p H / P steps after the first H, 2 H, ... (p = 0: in these), and in the
+// last step of the run.
+int64_t outer_steps(const Plan& p, int64_t fragment, int64_t steps, int64_t last) {
+  const int64_t first = fragment == 0 ? p.sync_every : fragment * p.sync_every / p.sync_fragments;
+  const int64_t times = steps < first ? 0 : (steps - first) / p.sync_every + 1;
+  const bool once_more = steps >= last && (last < first || (last - first) % p.sync_every != 0);
+  return times + (once_more ? 1 : 0);
+}
+
+// Ranks that train alone: those of the context axis sum gradients; fragments are summed over the data axis.
+void add_alone(Sent& out, const PlanSizes& s, const PartSizes& part, int64_t steps, int64_t last) {
+  const Plan& p = s.plan;
+  for (int64_t i = 0; i < p.dp; ++i) out.all_reduce("cp", p.cp, 1, part.whole(true) * s.grad);
+  for (int64_t fragment = 0; fragment < p.sync_fragments; ++fragment) {
+    const int64_t size = part.whole_of_fragment(fragment, p.sync_fragments, s.config.layers);
+    out.in_steps(outer_steps(p, fragment, steps, last));
+    for (int64_t i = 0; i < p.cp && size > 0; ++i) out.all_reduce("dp", p.dp, 1, size * s.grad);
+  }
+  out.in_steps(steps);
+}
+
 // The data axis of some pipeline and tensor ranks.
-void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part, int64_t steps) {
+void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const std::string axis = s.plan.cp > 1 ? "dp+cp" : "dp";
   const int64_t n = s.data;
-  if (p.dp_mode == DataMode::diloco) {
-    out.in_steps(steps / p.sync_every);
-    out.all_reduce(axis, n, 1, part.whole(true) * s.value);  // differences of parameters
-    out.in_steps(steps);
-    return;
-  }
   if (p.zero == ZeroStage::none) {
     const Buckets calls = buckets(part.units, s.grad, s.bucket_bytes);
     int64_t of_experts = 0;
@@ -246,8 +261,10 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::option
         add_dataparallel(out, s, part);
       else if (p.dp_mode == DataMode::ps_sync)
         add_server(out, s, p.servers, part);
+      else if (p.dp_mode == DataMode::diloco)
+        add_alone(out, s, part, steps, job.optim.steps);
       else
-        add_data(out, s, p, part, steps);
+        add_data(out, s, p, part);
       add_owners(out, s, stage, part);
       for (int64_t i = 0; i < s.plan.dp; ++i) add_context(out, s, p, part);
       add_experts(out, s, p, part);

@@ -34,7 +34,7 @@ DataOptions data_options(const Job& s) {
           .servers = static_cast<int>(s.plan.servers),
           .zero = static_cast<int>(s.plan.zero),
           .shard_ranks = static_cast<int>(s.plan.shard_ranks),
-          .sync_every = s.plan.sync_every,
+          .sync = {.every = s.plan.sync_every, .fragments = s.plan.sync_fragments, .last = s.optim.steps},
           .outer_lr = s.plan.outer_lr,
           .outer_momentum = s.plan.outer_momentum,
           .microbatches = s.plan.microbatches,

@@ -1,6 +1,8 @@
 // Cutting comes before memory.
 #include "train/model_part.h"
 
+#include <algorithm>
+
 #include "models/layout.h"
 #include "parallel/pipeline/passes.h"
 
@@ -13,6 +15,18 @@ ModelConfig with_copies(ModelConfig config, bool copies) {
   return config;
 }
 
+// Of each unit: layer i is in fragment i mod P, what comes before the layers in the first one's, what comes after them
+// in the last one's; all uses of a tied weight are in one.
+std::vector<int64_t> fragments_of(LanguageModel& model, int64_t fragments) {
+  const std::vector<Module::Unit> units = model.layout();
+  std::vector<int64_t> out = model.layers_of_units();
+  for (size_t u = 0; u < out.size(); ++u) {
+    const bool tied = units[u].slots[0].parameter->is_tied();
+    out[u] = tied ? 0 : std::clamp<int64_t>(out[u], 0, model.config.layers - 1) % fragments;
+  }
+  return out;
+}
+
 }  // namespace
 
 ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes& axes, Options o)
@@ -20,6 +34,7 @@ ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes&
       layers_(o.layers.empty() ? split_layers(whole, schedule_.stages) : std::move(o.layers)),
       model_(make(with_copies(whole.config, o.tie_copies || schedule_.stages > 1))) {
   cut(axes, o);
+  o.data.fragments = fragments_of(*model_, o.data.sync.fragments);
   strategy_ = make_data_strategy(*model_, axes.data, o.arena, o.data);
   const int64_t tokens = whole.config.context / axes.cp.size() / (o.sp ? axes.tp.size() : 1);
   stages_ =

@@ -85,7 +85,8 @@ std::string describe(const Plan& p) {
   if (zero) return text + fmt::format(", ZeRO-{}", static_cast<int>(p.zero));
   if (p.dp * p.cp == 1) return text;
   text += fmt::format(", {}", text_of(p.dp_mode));
-  return p.dp_mode == DataMode::diloco ? text + fmt::format(" every {} steps", p.sync_every) : text;
+  if (p.dp_mode == DataMode::diloco) text += fmt::format(" every {} steps", p.sync_every);
+  return p.sync_fragments > 1 ? text + fmt::format(" in {} fragments", p.sync_fragments) : text;
 }
 
 std::string divisors_near(int64_t n, int64_t wanted) {

@@ -33,7 +33,8 @@ struct Plan {
   ZeroStage zero = ZeroStage::none;
   int64_t shard_ranks = 0;  // of a group that ZeRO shares out over; 0: all data ranks
   DataMode dp_mode = DataMode::ddp;
-  int64_t sync_every = 1;                       // steps of diloco that each rank makes alone
+  int64_t sync_every = 1;                       // steps of diloco from one outer step of a parameter to the next
+  int64_t sync_fragments = 1;                   // that layers are in: each makes its outer steps in steps of its own
   double outer_lr = 0.7, outer_momentum = 0.9;  // of its outer step
   int64_t servers = 1;                          // of a parameter server, on the first ranks
   int64_t staleness = 1;                        // steps that a worker of ps_async may be ahead of the slowest

@@ -21,6 +21,7 @@ void for_each_field(P& p, const F& f) {
   f("pp", p.pp), f("dp", p.dp), f("cp", p.cp), f("tp", p.tp), f("ep", p.ep), f("sp", p.sp);
   f("tie_copies", p.tie_copies);
   f("zero", p.zero), f("shard_ranks", p.shard_ranks), f("dp_mode", p.dp_mode), f("sync_every", p.sync_every);
+  f("sync_fragments", p.sync_fragments);
   f("outer_lr", p.outer_lr), f("outer_momentum", p.outer_momentum);
   f("servers", p.servers), f("staleness", p.staleness);
   f("record", p.record), f("replay", p.replay), f("bucket_mb", p.bucket_mb), f("grad_dtype", p.grad_dtype);

@@ -1,6 +1,7 @@
 // Sizes from sizes.
 #include "train/plan_sizes.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "models/layout.h"
@@ -39,6 +40,7 @@ std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::v
     PartSizes& part = part_with(stages[u]);
     UnitSizes unit;
     unit.table = units[u].slots[0].parameter->is_tied();
+    unit.layer = at[u];
     unit.trainable = units[u].trainable;
     unit.value = units[u].packed ? 1 : s.value;
     unit.state = unit.trainable ? state_bytes(job.optim, units[u].matrices) : 0;
@@ -90,6 +92,17 @@ int64_t UnitSizes::size() const {
 int64_t PartSizes::whole(bool trained) const {
   int64_t sum = 0;
   for (const UnitSizes& u : units) sum += u.trainable || !trained ? u.size() : 0;
+  return sum;
+}
+
+// A layer is in every `fragments`-th; what stands before the first or behind the last layer goes with it, but the tied
+// weight with the first.
+int64_t PartSizes::whole_of_fragment(int64_t fragment, int64_t fragments, int64_t all_layers) const {
+  int64_t sum = 0;
+  for (const UnitSizes& u : units) {
+    const int64_t layer = u.table || u.layer < 0 ? 0 : std::min(u.layer, all_layers - 1);
+    if (u.trainable && layer % fragments == fragment) sum += u.size();
+  }
   return sum;
 }
 

@@ -18,6 +18,7 @@ struct UnitSizes {
   int64_t value = 4;  // bytes of an element; 1 of what is held in four bits, whose elements are bytes
   int64_t uses = 0;
   bool table = false;  // of the tied weight
+  int64_t layer = 0;   // that it belongs to: LanguageModel::layers_of_units()
   bool trainable = true;
   int64_t state = 0;                 // bytes that the optimizer keeps of an element
   std::vector<Shape> matrices = {};  // of parameters that are updated as wholes: their whole shapes
@@ -42,6 +43,7 @@ struct PartSizes {
   bool operator==(const PartSizes&) const = default;
   // Of all units, or of those alone that are trained.
   int64_t whole(bool trained = false) const;
+  int64_t whole_of_fragment(int64_t fragment, int64_t fragments, int64_t all_layers) const;  // of diloco
   int64_t padded(int64_t ranks, bool trained = false) const;
   int64_t pieces(int64_t ranks, bool trained = false) const;  // of one rank
   // Bytes of their values: whole, padded for so many ranks, or the piece of one of them.

@@ -39,7 +39,7 @@ HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) 
   }
   if (p.offload == Offload::optimizer) held.optimizer = 0;
   if (p.offload == Offload::parameters) held.parameters = 0;
-  if (p.dp_mode == DataMode::diloco) held.optimizer += (p.outer_momentum > 0 ? 2 : 1) * whole * s.value;
+  if (p.dp_mode == DataMode::diloco) held.optimizer += (p.outer_momentum > 0 ? 2 : 1) * whole * s.wide;
   return held;
 }
 

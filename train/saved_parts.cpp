@@ -25,14 +25,27 @@ Range saved_range(const Plan& plan, int64_t size, int rank) {
   return rank == 0 ? all : none;
 }
 
+// The kinds of state that a rank of the data axis has of a unit to save, as names end.
+std::vector<std::string> saved_kinds(const Job& job, bool matrices, int rank) {
+  std::vector<std::string> kinds = state_kinds(job.optim, matrices);
+  const Plan& plan = job.plan;
+  if (plan.dp_mode != DataMode::diloco) return kinds;
+  const auto cp = static_cast<int>(plan.cp);
+  if (rank % cp != 0) return {};
+  kinds.emplace_back("value");
+  for (std::string& kind : kinds) kind += suffix_of_copy(rank / cp);
+  if (rank > 0) return kinds;
+  kinds.emplace_back("common");
+  if (plan.outer_momentum > 0) kinds.emplace_back("outer");
+  return kinds;
+}
+
 }  // namespace
 
 std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
   const Plan& plan = job.plan;
   if (plan.dp_mode == DataMode::ps_async)
     throw FieldError("dp_mode", "the servers of ps-async save whole tensors; expected another one");
-  if (plan.dp_mode == DataMode::diloco && state)
-    throw FieldError("dp_mode", "each rank of diloco keeps a state of its own, which is not cut; expected another one");
   const Schedule schedule = schedule_of(plan);
   const auto data_ranks = static_cast<int>(plan.dp * plan.cp), tp_ranks = static_cast<int>(plan.tp);
   ModelConfig config = model_config(job, job.model.vocab);
@@ -48,11 +61,12 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
       if (state && !units[u].trainable) continue;
       const int pp = schedule.rank_of_stage[static_cast<size_t>(stages[u])];
       for (int data = 0; data < data_ranks; ++data) {
-        const Range range = saved_range(plan, units[u].size, data);
+        const bool apart = state && plan.dp_mode == DataMode::diloco;
+        const Range range = apart ? Range{0, units[u].size} : saved_range(plan, units[u].size, data);
         const int number = (pp * data_ranks + data) * tp_ranks + tp;
         std::vector<SavedPart>& rank = out[static_cast<size_t>(number)];
         const std::vector<std::string> kinds =
-            state ? state_kinds(job.optim, units[u].matrices) : std::vector<std::string>{""};
+            state ? saved_kinds(job, units[u].matrices, data) : std::vector<std::string>{""};
         for (const Slot& slot : units[u].slots) {
           const Parameter& p = *slot.parameter;
           const int64_t from = std::max(slot.begin, range.begin), to = std::min(slot.end(), range.end);

@@ -1,8 +1,6 @@
 // Steps and validation.
 #include "train/trainer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -10,10 +8,10 @@
 
 #include "optim/grad_norm.h"
 #include "parallel/gradient_norm.h"
-#include "tensor/field_error.h"
 #include "tensor/ops/elementwise.h"
 #include "train/device.h"
 #include "train/evaluate.h"
+#include "train/whole_state.h"
 
 namespace tessera {
 namespace {
@@ -21,6 +19,33 @@ namespace {
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
+
+// While it lives, ranks that train alone have the values that they had in common last. Takes memory for their own ones.
+class InCommon {
+ public:
+  explicit InCommon(const DataStrategy& strategy) : units_(strategy.shards()) {
+    if (strategy.agrees()) return;
+    const std::vector<FlatUnit> model = model_of(strategy);
+    for (size_t u = 0; u < units_.size(); ++u) {
+      own_.push_back(units_[u].trainable() ? units_[u].values.clone() : units_[u].values);
+      set(units_[u], model[u].values);
+    }
+  }
+  ~InCommon() {
+    for (size_t u = 0; u < own_.size(); ++u) set(units_[u], own_[u]);
+  }
+  InCommon(const InCommon&) = delete;
+  InCommon& operator=(const InCommon&) = delete;
+
+ private:
+  static void set(const FlatUnit& unit, const Tensor& values) {
+    if (!unit.trainable()) return;
+    Tensor(unit.values).copy_from(values);
+    ++unit.values.storage()->version;
+  }
+  std::vector<FlatUnit> units_;
+  std::vector<Tensor> own_;
+};
 
 std::vector<MeshAxis> mesh_axes(const Plan& p) {
   const auto size = [](int64_t n) { return static_cast<int>(n); };
@@ -52,6 +77,7 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
                                          strategy(), arena_);
   if (job.optim.optimizer == OptimizerKind::muon) matrices_ = std::make_unique<MatrixOwners>(strategy(), mesh_["tp"]);
   optimizer_ = make_optimizer(job_, strategy().shards(), matrices_ ? matrices_->hook() : nullptr);
+  strategy().set_masters(optimizer_->masters());
   make_graph();
 }
 
@@ -70,6 +96,8 @@ ModelPart::Options Trainer::part_options() {
   const Plan& p = job_.plan;
   DataOptions data = data_options(job_);
   data.experts = edp_.get();
+  data.context = &mesh_["cp"];
+  data.replicas = &mesh_["dp"];
   if (p.offload == Offload::parameters) data.shard_arena = offload_arena(p.device);
   return {
       .schedule = schedule_of(p),
@@ -212,11 +240,7 @@ StepReport Trainer::step(Wish wish) {
 
 // As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights.
 std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<bool()>& stop) {
-  if (!strategy().agrees())
-    throw FieldError("sync_every",
-                     fmt::format("ranks have a model each after {} steps; expected a multiple of {} before a "
-                                 "loss of one model can be told",
-                                 steps_done(), job_.plan.sync_every));
+  const InCommon model_of_all(strategy());
   StepInfo at = where(0, false);
   const auto forward = [&](const Tensor& ids, const Tensor& targets, const Tensor& starts) {
     at.documents = tokens_->documents(ids, starts);

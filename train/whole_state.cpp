@@ -49,18 +49,14 @@ std::vector<HeldPart> state_of(const DataStrategy& strategy) {
   return strategy.state().empty() ? std::vector<HeldPart>() : state_of(strategy.state(), strategy.shards());
 }
 
-// Ranks that train alone have states and values of their own: whose they are is said behind the first one's names.
-std::string of_copy(int copy) { return copy == 0 ? "" : fmt::format(".replica{}", copy); }
-
-// The optimizer's, by those names, and values where a file of values has the first rank's.
+// The optimizer's, and the values of ranks that train alone, by names that say whose they are.
 std::vector<HeldPart> apart_state(Trainer& trainer) {
   std::vector<HeldPart> out = state_of(trainer.optimizer());
   const DataStrategy& strategy = trainer.strategy();
   if (!strategy.layout().apart) return out;
-  if (strategy.copy() > 0)
-    for (const FlatUnit& unit : strategy.shards())
-      if (unit.trainable()) add_parts(unit, unit.values, ".value", out);
-  for (HeldPart& h : out) h.name += of_copy(strategy.copy());
+  for (const FlatUnit& unit : strategy.shards())
+    if (unit.trainable()) add_parts(unit, unit.values, ".value", out);
+  for (HeldPart& h : out) h.name += suffix_of_copy(strategy.copy());
   return out;
 }
 
@@ -76,6 +72,7 @@ std::vector<HeldPart> gradients_of(Trainer& trainer) {
 std::vector<HeldPart> own(Trainer& trainer, std::vector<HeldPart> held, std::optional<int> copy = 0) {
   const auto ep = static_cast<int>(trainer.job().plan.ep);  // neighbours that have one copy of the experts among them
   const int mine = trainer.strategy().copy();
+  if (trainer.strategy().layout().apart && trainer.mesh().coordinate("cp") > 0) return {};  // which are one copy
   std::erase_if(held, [&](const HeldPart& h) {
     const ShardSpec& shard = h.parameter->shard;
     const int alike = h.parameter->is_expert ? ep : 1;
@@ -171,12 +168,14 @@ std::vector<std::string> state_kinds(const Optimisation& o, bool matrices) {
   return kinds;
 }
 
+std::string suffix_of_copy(int copy) { return copy == 0 ? "" : fmt::format(".replica{}", copy); }
+
 std::vector<WholeTensor> list_values(Trainer& trainer) { return list(trainer, trainer.job().optim.dtype, true); }
 
 namespace {
 
-// Of the optimizer and of the strategy of the data axis, of so many of its copies.
-std::vector<WholeTensor> list_state(Trainer& trainer, int copies) {
+// Of the optimizer and of the strategy of the data axis, of so many of its copies, with their values or without.
+std::vector<WholeTensor> list_state(Trainer& trainer, int copies, bool values) {
   const Optimisation& o = trainer.job().optim;
   const std::vector<Module::Unit> units = trainer.whole_model().layout();
   std::vector<WholeTensor> out;
@@ -194,21 +193,31 @@ std::vector<WholeTensor> list_state(Trainer& trainer, int copies) {
   };
   for (int copy = 0; copy < copies; ++copy) {
     for (const std::string kind : {"m", "v", "momentum", "master"})
-      add(kind, kind == "master" ? DType::float32 : state_dtype_of(o), of_copy(copy), keeps(rest, kind),
+      add(kind, kind == "master" ? DType::float32 : state_dtype_of(o), suffix_of_copy(copy), keeps(rest, kind),
           keeps(matrices, kind));
-    if (copy > 0) add("value", o.dtype, of_copy(copy), true, true);
+    if (values) add("value", o.dtype, suffix_of_copy(copy), true, true);
   }
-  for (const std::string& kind : trainer.strategy().state_kinds()) add(kind, o.dtype, "", true, true);
+  for (const std::string& kind : trainer.strategy().state_kinds()) add(kind, wide_of(o.dtype), "", true, true);
   return out;
 }
 
 }  // namespace
 
 std::vector<WholeTensor> list_state(Trainer& trainer) {
-  return list_state(trainer, trainer.strategy().layout().apart ? trainer.strategy().copies() : 1);
+  const bool apart = trainer.strategy().layout().apart;
+  return list_state(trainer, apart ? trainer.strategy().copies() : 1, apart);
 }
 
-std::vector<HeldPart> own_values(Trainer& trainer) { return own(trainer, values_of(trainer.strategy().shards())); }
+std::vector<FlatUnit> model_of(const DataStrategy& strategy) {
+  std::vector<FlatUnit> out = strategy.shards();
+  if (strategy.agrees()) return out;
+  for (FlatUnit& unit : out)
+    for (const NamedTensor& kept : strategy.state())
+      if (kept.name == unit.name + ".common") unit.values = kept.tensor.to(unit.values.dtype());
+  return out;
+}
+
+std::vector<HeldPart> own_values(Trainer& trainer) { return own(trainer, values_of(model_of(trainer.strategy()))); }
 
 std::vector<HeldPart> own_state(Trainer& trainer) {
   const bool apart = trainer.strategy().layout().apart;
@@ -221,7 +230,7 @@ std::vector<HeldPart> held_between_steps(Trainer& trainer) {
   const DataStrategy& strategy = trainer.strategy();
   std::vector<HeldPart> out = state_of(strategy);
   if (strategy.agrees()) std::ranges::move(values_of(strategy.residents()), std::back_inserter(out));
-  if (!strategy.layout().apart) std::ranges::move(state_of(trainer.optimizer()), std::back_inserter(out));
+  std::ranges::move(apart_state(trainer), std::back_inserter(out));
   return out;
 }
 
@@ -236,7 +245,7 @@ std::vector<NamedTensor> whole_gradients(Trainer& trainer, int copy) {
 std::vector<NamedTensor> whole_state(Trainer& trainer, int copy) {
   std::vector<HeldPart> held = state_of(trainer.optimizer());
   std::ranges::move(state_of(trainer.strategy()), std::back_inserter(held));
-  return gather(trainer, list_state(trainer, 1), own(trainer, held, copy));
+  return gather(trainer, list_state(trainer, 1, false), own(trainer, held, copy));
 }
 
 std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients) {

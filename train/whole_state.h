@@ -20,9 +20,11 @@ struct WholeTensor {
 };
 // The kinds of tensors that the optimizer keeps, or keeps of matrices that it updates as wholes: "m", "v".
 std::vector<std::string> state_kinds(const Optimisation& optim, bool matrices = false);
+// What is behind the names of the state of ranks that train alone: nothing of the first copy, ".replica1" of the
+// second.
+std::string suffix_of_copy(int copy);
 // All parameters, and all that optimizers and strategies keep, in the order of a file. Of ranks that train alone the
-// parameters are the first one's, and the others' are among what is kept: "....weight.m.replica1",
-// "....value.replica1".
+// parameters are model_of(), and each rank's own are among what is kept: "....weight.m.replica1", "....value.replica1".
 std::vector<WholeTensor> list_values(Trainer& trainer);
 std::vector<WholeTensor> list_state(Trainer& trainer);
 
@@ -34,6 +36,9 @@ struct HeldPart {
   Tensor part;  // 1-D, where the rank has it
   int64_t begin = 0;
 };
+// The model of the run as this rank has it: its shards; of ranks that train alone what they had in common last, in the
+// dtype of values.
+std::vector<FlatUnit> model_of(const DataStrategy& strategy);
 // Each element of the whole state is among these on exactly one rank, the one that saves it; what all parts of a matrix
 // in four bits share is with each of them.
 std::vector<HeldPart> own_values(Trainer& trainer);

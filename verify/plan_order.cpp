@@ -31,7 +31,7 @@ SumOrder order_of_sums(Trainer& t) {
   Communicator& pp = t.mesh()["pp"];
   const std::vector<Module::Unit> whole = t.whole_model().layout();
   if (splits_sums(p)) {
-    SumOrder order{.ranks = t.mesh().size("dp")};
+    SumOrder order{.ranks = t.mesh().size("dp"), .algorithm = algorithm_of(p)};
     int64_t size = 0;
     for (size_t u = 0; u < whole.size(); ++u) {
       if (!whole[u].trainable) continue;

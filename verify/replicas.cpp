@@ -1,6 +1,7 @@
-// Serial runs beside each other, and the step from their mean.
+// Serial runs beside each other, and the steps from their mean.
 #include "verify/replicas.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "verify/sums_in_order.h"
@@ -23,10 +24,17 @@ struct OuterStep {
   }
 };
 
+// What the optimizer of a run updates of that unit.
+Tensor own(Reference& run, size_t unit) {
+  size_t trained = 0;
+  for (size_t u = 0; u < unit; ++u) trained += run.units()[u].trainable() ? 1 : 0;
+  return run.optimizer().masters().at(trained);
+}
+
 }  // namespace
 
 Replicas::Replicas(const Job& job, const Sequences& sequences, const SumOrder& order)
-    : plan_(job.plan), apart_(job.plan.dp_mode == DataMode::diloco) {
+    : plan_(job.plan), apart_(job.plan.dp_mode == DataMode::diloco), last_(job.optim.steps) {
   for (int rank = 0; rank < (apart_ ? order.ranks : 1); ++rank) {
     SumOrder own = order;
     if (apart_) own.alone = rank;
@@ -34,17 +42,23 @@ Replicas::Replicas(const Job& job, const Sequences& sequences, const SumOrder& o
   }
   reports_.resize(all_.size());
   if (!apart_) return;
-  for (const FlatUnit& unit : all_[0]->trained())
-    for (const char* kind : {"common", "outer"}) {
-      const bool momentum = kind == std::string("outer");
-      if (momentum && plan_.outer_momentum == 0) continue;
-      Tensor t = Tensor::empty(unit.values.shape(), unit.values.dtype(), arena_);
-      if (momentum)
-        t.fill(0);
-      else
-        t.copy_from(unit.values);
-      state_.push_back({unit.name + "." + kind, t});
+  const std::vector<int64_t> layers = whole_model(job, sequences.vocab)->layers_of_units();
+  for (size_t u = 0; u < all_[0]->units().size(); ++u) {
+    const FlatUnit& unit = all_[0]->units()[u];
+    if (!unit.trainable()) continue;
+    const auto room = [&] { return Tensor::empty(unit.values.shape(), wide_of(unit.values.dtype()), arena_); };
+    // Embeddings go with the first layer, what follows the layers with the last one.
+    const int64_t layer = std::clamp<int64_t>(layers[u], 0, job.model.layers - 1);
+    Together t{.unit = u, .common = room(), .fragment = layer % plan_.sync_fragments};
+    t.common.copy_from(unit.values);
+    state_.push_back({unit.name + ".common", t.common});
+    if (plan_.outer_momentum > 0) {
+      t.momentum = room();
+      t.momentum.fill(0);
+      state_.push_back({unit.name + ".outer", t.momentum});
     }
+    together_.push_back(t);
+  }
 }
 
 StepReport Replicas::compute_gradients() {
@@ -58,55 +72,73 @@ StepReport Replicas::compute_gradients() {
   return report;
 }
 
+// Fragments take turns within H steps, by their number.
+bool Replicas::due(int64_t fragment, int64_t step) const {
+  const int64_t behind = fragment * plan_.sync_every / plan_.sync_fragments;
+  return step == last_ || (step - behind) % plan_.sync_every == 0;
+}
+
 void Replicas::update() {
   for (size_t i = 0; i < all_.size(); ++i) all_[i]->update(reports_[i]);
-  if (apart_ && reports_[0].step % plan_.sync_every == 0) outer_step();
+  for (int64_t fragment = 0; apart_ && fragment < plan_.sync_fragments; ++fragment)
+    if (due(fragment, reports_[0].step)) outer_step(fragment);
 }
 
-Tensor Replicas::common_of(const FlatUnit& unit) const {
-  for (const NamedTensor& t : state_)
-    if (t.name == unit.name + ".common") return t.tensor;
-  return {};
+// What each pipeline rank has of the fragment in a row. A copy of a tied weight would only repeat what is summed for
+// the weight.
+void Replicas::outer_step(int64_t fragment) {
+  const SumOrder& order = all_[0]->order();
+  for (const Reduced& of_rank : order.reductions) {
+    std::vector<const Together*> together;
+    int64_t at = 0;
+    for (const SumOrder::Part& part : order.parts) {
+      const bool here = of_rank.range.begin <= at && at < of_rank.range.end;
+      at += all_[0]->units()[part.unit].values.numel();
+      for (const Together& t : together_)
+        if (here && !part.copy && t.unit == part.unit && t.fragment == fragment) together.push_back(&t);
+    }
+    if (!together.empty()) outer_step(together);
+  }
 }
 
-// All differences in a row, as the plan sums them; each use of a tied weight that it has a copy of has its own there.
-void Replicas::outer_step() {
+void Replicas::outer_step(const std::vector<const Together*>& together) {
   const SumOrder& order = all_[0]->order();
   int64_t size = 0;
-  for (const SumOrder::Part& part : order.parts) size += all_[0]->units()[part.unit].values.numel();
-  const DType dtype = all_[0]->trained().at(0).values.dtype();
-  with_floating(dtype, "replicas", [&](auto t) {
-    using T = decltype(t);
-    std::vector<Tensor> rows;
-    for (const std::unique_ptr<Reference>& one : all_) {
-      rows.push_back(Tensor::empty({size}, dtype, arena_));
-      T* to = rows.back().data<T>();
-      for (const SumOrder::Part& part : order.parts) {
-        const FlatUnit& unit = one->units()[part.unit];
-        const T *const common = common_of(unit).data<T>(), *const own = unit.values.data<T>();
-        for (int64_t i = 0; i < unit.values.numel(); ++i) *to++ = common[i] - own[i];
-      }
+  for (const Together* t : together) size += t->common.numel();
+  std::vector<Tensor> rows;
+  for (const std::unique_ptr<Reference>& run : all_) {
+    rows.push_back(Tensor::empty({size}, run->trained().at(0).grads.dtype(), arena_));
+    int64_t at = 0;
+    for (const Together* t : together) {
+      const int64_t count = t->common.numel();
+      Tensor difference = own(*run, t->unit).to(t->common.dtype()).clone();
+      with_floating(difference.dtype(), "replicas", [&](auto zero) {
+        using T = decltype(zero);
+        for (int64_t i = 0; i < count; ++i) difference.data<T>()[i] = t->common.data<T>()[i] - difference.data<T>()[i];
+      });
+      rows.back().narrow(0, at, count).copy_from(difference);
+      at += count;
     }
-    const Tensor sums = sum_over(rows, order.reductions, order.algorithm);
-    const auto n = static_cast<double>(all_.size());
-    const OuterStep<T> step{static_cast<T>(1 / n), static_cast<T>(plan_.outer_momentum),
-                            static_cast<T>(plan_.outer_lr)};
-    const T* sum = sums.data<T>();
-    for (const SumOrder::Part& part : order.parts) {
-      const FlatUnit& unit = all_[0]->units()[part.unit];
-      T *const common = common_of(unit).data<T>(), *momentum = nullptr;
-      for (const NamedTensor& s : state_)
-        if (s.name == unit.name + ".outer") momentum = s.tensor.data<T>();
-      for (int64_t i = 0; i < unit.values.numel(); ++i, ++sum)
-        if (!part.copy) step(*sum, momentum ? momentum + i : nullptr, common[i]);
+  }
+  const Tensor sums = sum_over(rows, {{{0, size}, size}}, order.algorithm).to(together[0]->common.dtype());
+  int64_t at = 0;
+  for (const Together* t : together) {
+    with_floating(t->common.dtype(), "replicas", [&](auto zero) {
+      using T = decltype(zero);
+      const OuterStep<T> step{static_cast<T>(1 / static_cast<double>(all_.size())),
+                              static_cast<T>(plan_.outer_momentum), static_cast<T>(plan_.outer_lr)};
+      T* const momentum = t->momentum.defined() ? t->momentum.data<T>() : nullptr;
+      for (int64_t i = 0; i < t->common.numel(); ++i)
+        step(sums.data<T>()[at + i], momentum ? momentum + i : nullptr, t->common.data<T>()[i]);
+    });
+    at += t->common.numel();
+    for (const std::unique_ptr<Reference>& run : all_) {
+      Tensor values = run->units()[t->unit].values;
+      own(*run, t->unit).copy_from(t->common);
+      values.copy_from(t->common);
+      ++values.storage()->version;
     }
-    for (const std::unique_ptr<Reference>& one : all_)
-      for (const FlatUnit& unit : one->trained()) {
-        Tensor values = unit.values;
-        values.copy_from(common_of(unit));
-        ++values.storage()->version;
-      }
-  });
+  }
 }
 
 }  // namespace tessera

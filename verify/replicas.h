@@ -1,6 +1,6 @@
 // The oracle of a plan whose ranks train copies of the model alone and compare them after some steps
 // (parallel/diloco.h): a serial run for each of them, and plain loops for what they do together. Of any other plan it
-// is one serial run.
+// is one serial run. Ranks of the context axis are one of them.
 #pragma once
 #include <memory>
 #include <vector>
@@ -25,13 +25,22 @@ class Replicas {
   const std::vector<NamedTensor>& state() const { return state_; }
 
  private:
-  void outer_step();
-  Tensor common_of(const FlatUnit& unit) const;
+  // A unit that is trained: what all have in common of it, and the outer momentum where there is one.
+  struct Together {
+    size_t unit = 0;
+    Tensor common = {}, momentum = {};
+    int64_t fragment = 0;
+  };
+  bool due(int64_t fragment, int64_t step) const;
+  void outer_step(int64_t fragment);
+  void outer_step(const std::vector<const Together*>& together);
 
   Plan plan_;
   bool apart_;
   std::vector<std::unique_ptr<Reference>> all_;
   std::vector<StepReport> reports_;
+  int64_t last_;  // step
+  std::vector<Together> together_;
   std::vector<NamedTensor> state_;
   ArenaPtr arena_ = make_arena();
 };

@@ -109,7 +109,7 @@ std::vector<double> VerifiedRank::norms(const StepReport& report) {
   world.all_gather(Tensor::of<double>(std::vector<double>{report.grad_norm}, {1}, host), all);
   std::vector<double> out;
   for (int copy = 0; copy < trained_copies(); ++copy)
-    out.push_back(all.data<double>()[copy * static_cast<int>(job_.plan.tp)]);
+    out.push_back(all.data<double>()[copy * static_cast<int>(job_.plan.cp * job_.plan.tp)]);
   return out;
 }
 

@@ -58,7 +58,7 @@ Job checked_job(const TrainOptions& o) {
 
 // Of all-reduces along the data axis, of which all n ranks send 2 (n - 1) S (docs/strategies/all-reduce.md).
 int64_t busiest(const SentBytes& s, const Plan& p) {
-  const int64_t n = p.dp * p.cp;
+  const int64_t n = s.axis == "dp" ? p.dp : p.dp * p.cp;
   if ((s.axis != "dp" && s.axis != "dp+cp") || s.operation != "all_reduce" || n < 2) return 0;
   const int64_t whole = s.bytes / (2 * (n - 1) * (p.ranks() / n));
   switch (p.all_reduce) {
@@ -100,7 +100,9 @@ Record planned(const TrainOptions& o) {
     rank.peak = m.total();
   }
   const int64_t steps = p.sync_every;  // after which everything begins again: of a step a share
-  for (const SentBytes& s : expected_bytes(job, steps))
+  Job long_run = job;
+  long_run.optim.steps = steps + 1;
+  for (const SentBytes& s : expected_bytes(long_run, steps))
     r.sent.push_back({s.axis, s.operation, s.calls / steps, s.bytes / steps, busiest(s, p) / steps});
   return r;
 }

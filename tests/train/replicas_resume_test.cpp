@@ -2,11 +2,13 @@
 // and hybrid sharding under another layout.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
 
 #include "tensor/error.h"
+#include "tests/support/tensors.h"
 #include "train/whole_state.h"
 
 namespace tessera {
@@ -42,10 +44,11 @@ class Saved {
   std::mutex mutex_;
 };
 
-Job job_with(const Plan& plan, OptimizerKind optimizer) {
+Job job_with(const Plan& plan, OptimizerKind optimizer, DType dtype = DType::float32) {
   Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37, .dropout = 0.1},
           .optim = {.optimizer = optimizer, .lr = 0.02, .warmup = 1, .steps = 7, .batch = 8},
           .plan = plan};
+  job.optim.dtype = dtype;
   job.plan.threads_per_rank = 1;
   check(job);
   return job;
@@ -65,23 +68,72 @@ void run(const Job& job, const Saved* start, int64_t from, int64_t to, Saved& en
   });
 }
 
-void expect_goes_on(const Plan& before, const Plan& after, OptimizerKind optimizer) {
+void expect_goes_on(const Plan& before, const Plan& after, OptimizerKind optimizer, DType dtype = DType::float32) {
   SCOPED_TRACE(to_text(before) + " then " + to_text(after));
   Saved whole, half, rest;
-  run(job_with(before, optimizer), nullptr, 0, 7, whole);
-  run(job_with(before, optimizer), nullptr, 0, 4, half);
-  run(job_with(after, optimizer), &half, 4, 7, rest);
+  run(job_with(before, optimizer, dtype), nullptr, 0, 7, whole);
+  run(job_with(before, optimizer, dtype), nullptr, 0, 4, half);
+  run(job_with(after, optimizer, dtype), &half, 4, 7, rest);
   EXPECT_EQ(whole.all_.size(), rest.all_.size());
   for (const auto& [name, bytes] : whole.all_) EXPECT_TRUE(bytes == rest.all_[name]) << name;
 }
 
-// Step 4 is one after the outer step of step 3.
+// Step 4 is one after the outer step of step 3; of two fragments the second makes its own in steps 1, 4 and 7.
 TEST(ReplicasResume, GoesOnInTheMiddleOfStepsAlone) {
   const Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3};
   expect_goes_on(plan, plan, OptimizerKind::adamw);
   Plan with_stages = plan;
   with_stages.pp = 2;
   expect_goes_on(with_stages, with_stages, OptimizerKind::sgd);
+  Plan fragments = plan;
+  fragments.sync_fragments = 2;
+  for (const DType dtype : {DType::float32, DType::bfloat16})
+    expect_goes_on(fragments, fragments, OptimizerKind::adamw, dtype);
+  Plan context = fragments;
+  context.cp = 2;
+  expect_goes_on(context, context, OptimizerKind::adamw, DType::bfloat16);
+}
+
+// Which fragment a unit is in does not depend on the stage that has it.
+TEST(ReplicasResume, RanksThatTrainAloneGoOnWithOtherStages) {
+  const Plan plan{.dp = 2, .tie_copies = true, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2};
+  Plan with_stages = plan;
+  with_stages.pp = 2;
+  expect_goes_on(plan, with_stages, OptimizerKind::adamw, DType::bfloat16);
+  expect_goes_on(with_stages, plan, OptimizerKind::muon);
+}
+
+// The loss of a model whose values a checkpoint has, and each rank goes on with its own.
+TEST(ReplicasResume, ALossBetweenOuterStepsIsThatOfWhatRanksHaveInCommon) {
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    Job job = job_with({.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 4, .sync_fragments = 2},
+                       OptimizerKind::adamw, dtype);
+    std::vector<int32_t> numbers(41);
+    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<int32_t>(i * i % 37);
+    const TokenFile tokens = TokenFile::of_tokens(numbers, job.model.vocab, "numbers");
+    Saved saved;
+    double found = 0, expected = 0;
+    std::atomic<bool> changed = false;
+    launch(launch_options(job.plan), [&](Communicator& world) {
+      Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
+      for (int i = 0; i < 3; ++i) trainer.step();
+      std::vector<Tensor> before;
+      for (const FlatUnit& unit : trainer.strategy().shards()) before.push_back(unit.values.clone());
+      const double loss = trainer.mean_loss(tokens);
+      for (size_t u = 0; u < before.size(); ++u)
+        if (!test::same_bits(before[u], trainer.strategy().shards()[u].values)) changed = true;
+      saved.save(trainer);
+      if (world.rank() == 0) found = loss;
+    });
+    EXPECT_FALSE(changed);
+    job.plan = {.threads_per_rank = 1};
+    launch(launch_options(job.plan), [&](Communicator& world) {
+      Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
+      read_values(trainer.strategy().residents(), saved.source());
+      expected = trainer.mean_loss(tokens);
+    });
+    EXPECT_NEAR(found, expected, 1e-6 * expected);
+  }
 }
 
 TEST(ReplicasResume, AnotherLayoutGoesOnWithTheSameBits) {

@@ -78,6 +78,8 @@ TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) 
     plan.schedule = plan.pp > 1 ? draw.of({ScheduleKind::one_f_one_b, ScheduleKind::zb_v}) : ScheduleKind::one_f_one_b;
     if (plan.ranks() == plan.dp && plan.zero == ZeroStage::none)
       plan.dp_mode = draw.of({DataMode::ddp, DataMode::dataparallel, DataMode::ps_sync});
+    if (plan.dp_mode == DataMode::ddp && plan.zero == ZeroStage::none && draw.of({true, false}))
+      plan.dp_mode = DataMode::diloco;
     if (plan.dp_mode == DataMode::ps_sync) plan.servers = plan.dp;
     if (plan.zero != ZeroStage::none && plan.dp * plan.cp == 4) plan.shard_ranks = draw.of<int64_t>({0, 1, 2});
     if (plan.dp_mode != DataMode::ps_sync && draw.of({true, false})) job.optim.optimizer = OptimizerKind::muon;

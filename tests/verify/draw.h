@@ -49,11 +49,11 @@ inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
     o.state_dtype = "fp32";
     o.lr = 0.01;
   }
-  const bool ring = o.all_reduce == "ring" && (o.pp.value_or(1) > 1 || o.tie_copies);
-  if (ddp && o.zero == 0 && !shares_experts && o.cp.value_or(1) == 1 && o.dtype != "bf16" && !ring &&
-      d.between(0, 2) == 0) {
+  const bool ring = o.all_reduce == "ring" && (o.pp.value_or(1) > 1 || o.tp.value_or(1) > 1 || o.tie_copies);
+  if (ddp && o.zero == 0 && !shares_experts && !ring && d.between(0, 2) == 0) {
     o.dp_mode = "diloco";
     o.sync_every = d.between(1, 6);
+    o.sync_fragments = d.between(1, std::min(o.sync_every, o.layers.value()));
     o.outer_momentum = d.of({0.0, 0.9});
   }
 }

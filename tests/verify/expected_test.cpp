@@ -127,14 +127,62 @@ TEST(Expected, BytesOfMuonWorkedByHand) {
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "send"), 2 * (512 + 256) * 4);
 }
 
-// Three sums in ten steps.
+// Sums in steps 3, 6, 9, and in step 10, the last one.
 TEST(Expected, BytesOfRanksThatTrainAloneWorkedByHand) {
   TrainOptions o = tiny(2);
   o.dp_mode = "diloco";
   o.sync_every = 3;
-  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 10), "all_reduce"), 3 * 2 * 3952 * 4);
+  o.steps = 10;
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 2), "all_reduce"), 0);
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 9), "all_reduce"), 3 * 2 * 3952 * 4);
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 10), "all_reduce"), 4 * 2 * 3952 * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 10), "all_reduce", "world"), 10 * 2 * 24);
   EXPECT_EQ(expected_memory(job_of(o)).at(0).optimizer, 3952 * (8 + 8));
+  o.steps = 9;  // whose last sum is not a second one
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 9), "all_reduce"), 3 * 2 * 3952 * 4);
+}
+
+// Two layers in two fragments: the embeddings and a block are 512 + 128 + 3280, the other block and the norm 3280 + 32.
+// With H = 5 the first is summed in steps 5 and 10, the second in 2, 7 and 12, and both in step 13.
+TEST(Expected, BytesOfFragmentsWorkedByHand) {
+  TrainOptions o = tiny(2);
+  o.layers = 2;
+  o.dp_mode = "diloco";
+  o.sync_every = 5;
+  o.sync_fragments = 2;
+  o.steps = 13;
+  const auto sent = [&](int64_t steps) { return bytes_of(expected_bytes(job_of(o), steps), "all_reduce"); };
+  EXPECT_EQ(sent(1), 0);
+  EXPECT_EQ(sent(2), 2 * 3312 * 4);
+  EXPECT_EQ(sent(5), 2 * (3312 + 3920) * 4);
+  EXPECT_EQ(sent(12), 2 * (3 * 3312 + 2 * 3920) * 4);
+  EXPECT_EQ(sent(13), 2 * (4 * 3312 + 3 * 3920) * 4);
+  o.steps = 1;  // the last one is the first
+  EXPECT_EQ(sent(1), 2 * (3312 + 3920) * 4);
+}
+
+// Differences have the dtype of gradients, and what ranks have in common is in fp32 beside parameters of bf16.
+TEST(Expected, BytesOfOuterStepsInBfloat16) {
+  TrainOptions o = tiny(2);
+  o.dp_mode = "diloco";
+  o.steps = 1;
+  o.dtype = "bf16";
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_reduce"), 2 * 3952 * 4);
+  EXPECT_EQ(expected_memory(job_of(o)).at(0).optimizer, 3952 * (12 + 8));
+  o.grad_dtype = "bf16";
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_reduce"), 2 * 3952 * 2);
+}
+
+// Two groups of two context ranks: in each step gradients within a group, and, with this H, one sum between them.
+TEST(Expected, BytesOfContextRanksThatTrainAloneTogether) {
+  TrainOptions o = tiny(4);
+  o.cp = 2;
+  o.dp_mode = "diloco";
+  o.sync_every = 3;
+  o.steps = 10;
+  const std::vector<SentBytes> sent = expected_bytes(job_of(o), 3);
+  EXPECT_EQ(bytes_of(sent, "all_reduce", "cp"), 3 * 2 * 2 * 3952 * 4);
+  EXPECT_EQ(bytes_of(sent, "all_reduce"), 2 * 2 * 3952 * 4);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Groups of ranks, ranks that train alone, and owners of matrices, held to the contract.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tensor/error.h"
 #include "tests/verify/draw.h"
 #include "train/whole_state.h"
@@ -95,17 +97,22 @@ TEST(ReplicasContract, RanksThatTrainAloneAreReplayedToTheBit) {
     Draw d("diloco", trial);
     TrainOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
     o.dp_mode = "diloco";
+    o.layers = d.between(2, 4);
     o.sync_every = d.between(1, 4);
+    o.sync_fragments = d.between(1, std::min(o.sync_every, o.layers.value()));
+    o.untied = d.between(0, 2) == 0;
     o.outer_lr = d.of({0.7, 1.0});
     o.outer_momentum = d.of({0.0, 0.9});
     o.microbatches = d.between(1, 2);
     o.batch = *o.dp * o.microbatches;
     o.optimizer = d.of<const char*>({"adamw", "sgd", "muon"});
     o.clip = d.of({0.0, 0.1});
-    o.dtype = d.of<const char*>({"fp32", "fp64"});
-    o.grad_dtype = "fp32";
+    o.dtype = d.of<const char*>({"fp32", "bf16", "fp64"});
+    o.grad_dtype = o.dtype == "fp64" ? "fp32" : d.of<const char*>({"fp32", "bf16"});
     o.lora_rank = d.of<int64_t>({0, 0, 2});
     if (o.lora_rank > 0) o.optimizer = "adamw";
+    if (o.dtype == "bf16" && o.optimizer != "muon") o.state_dtype = d.of<const char*>({"fp32", "bf16"});
+    o.offload = d.of<const char*>({"none", "none", "optimizer"});
     if (d.between(0, 2) == 0) o.pp = 2;
     o.all_reduce = o.pp ? d.of<const char*>({"direct", "tree"}) : d.of<const char*>({"direct", "ring", "tree", "root"});
     SCOPED_TRACE(trial);
@@ -113,12 +120,41 @@ TEST(ReplicasContract, RanksThatTrainAloneAreReplayedToTheBit) {
   }
 }
 
-TEST(ReplicasContract, RanksThatTrainAloneBesideTensorRanks) {
+TEST(ReplicasContract, RanksThatTrainAloneBesideTensorAndContextRanks) {
+  for (uint64_t trial = 0; trial < test::plans(8); ++trial) {
+    Draw d("diloco groups", trial);
+    TrainOptions o = short_plan(d.of<int64_t>({2, 3}));
+    o.dp_mode = "diloco";
+    o.steps = 4;
+    o.layers = d.between(2, 4);
+    o.sync_every = d.between(1, 3);
+    o.sync_fragments = d.between(1, 2);
+    o.sync_fragments = std::min(o.sync_fragments, o.sync_every);
+    const int64_t axis = d.between(0, 2);
+    if (axis != 1) o.tp = 2;
+    if (axis != 0) o.cp = 2;
+    if (*o.dp == 2 && axis != 2 && d.between(0, 1) == 1) o.pp = 2;
+    o.cp_mode = d.of<const char*>({"ring", "ulysses"});
+    if (axis == 2) o.cp_mode = "ring";
+    o.dtype = d.of<const char*>({"fp32", "bf16", "fp64"});
+    o.all_reduce = o.pp || o.tp ? d.of<const char*>({"direct", "tree"}) : d.of<const char*>({"direct", "ring", "root"});
+    SCOPED_TRACE(trial);
+    expect_passes(o);
+  }
+}
+
+// An outer step that is left out is seen in the step in which its fragment should make it.
+TEST(ReplicasContract, AForgottenFragmentIsSeen) {
   TrainOptions o = short_plan(2);
   o.dp_mode = "diloco";
-  o.sync_every = 2;
-  o.tp = 2;
-  expect_passes(o);
+  o.sync_every = 4;
+  o.sync_fragments = 2;
+  const VerifyResult r = explain(job_of(o), [](const Job& j) { return planted(defect("forgotten-outer-step"), j); });
+  ASSERT_FALSE(r.passed());
+  EXPECT_EQ(r.wrong_steps.front(), 2);
+  EXPECT_EQ(r.diagnosis.at(0).cause, Cause::outer_step);
+  for (const TensorDifference& t : r.seen.tensors)
+    EXPECT_TRUE(t.step != 2 || t.name.starts_with("blocks.1.") || t.name.starts_with("norm.")) << t.name;
 }
 
 std::vector<Tensor> trained(const Job& job) {
@@ -185,12 +221,23 @@ TEST(ReplicasContract, PlansThatCannotBeAreRefused) {
   o.zero = 1;
   refused(o, "`zero`");
   o.zero = 0;
-  o.dtype = "bf16";
-  refused(o, "`dtype`");
-  o.dtype = "fp32";
+  o.sync_fragments = 3;
+  refused(o, "`sync_fragments`: a fragment has at least one of the 2 layers; expected at most 2, found 3");
+  o.layers = 9;
+  o.sync_fragments = 6;
+  refused(o,
+          "`sync_fragments`: each fragment makes its outer steps in other steps, of which there are 5 "
+          "(`sync_every`); expected at most 5, found 6");
+  o.sync_fragments = 2;
   o.pp = 2;
   o.all_reduce = "ring";
   refused(o, "`all_reduce`");
+  o.pp = 1;
+  o.tp = 2;
+  refused(o, "`all_reduce`");
+  o = short_plan(4);
+  o.sync_fragments = 2;
+  refused(o, "`sync_fragments`: goes with `dp_mode` diloco, found ddp");
   o = short_plan(2);
   o.optimizer = "muon";
   o.dp_mode = "ps-sync";

@@ -1,4 +1,5 @@
 // Defects of groups of ranks: those between which shards are summed, ranks that train alone, owners of matrices.
+#include <algorithm>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -76,18 +77,18 @@ std::vector<Defect> defects_of_replicas() {
          return Needs(j)
              .data_ranks()
              .need(j.plan.dp_mode == DataMode::diloco, "dp_mode", "diloco")
-             .need(j.plan.sync_every <= j.optim.steps, "sync_every", "2")
+             .need(j.plan.dp > 1, "dp", "2")
              .need(j.plan.zero == ZeroStage::none, "zero", "0")
-             .need(j.plan.cp == 1, "cp", "1")
-             .need(j.optim.dtype != DType::bfloat16, "dtype", "fp32")
              .direct();
        },
        everywhere,
        [](VerifyHooks& h, const Job& j) {
-         h.update = [every = j.plan.sync_every](Trainer& t, const StepReport& r) {
-           if (t.steps_done() + 1 != every) return t.update(r);
+         const Plan& p = j.plan;  // of several fragments the second is the first to make one
+         const int64_t first = p.sync_fragments > 1 ? p.sync_every / p.sync_fragments : p.sync_every;
+         h.update = [first = std::min(first, j.optim.steps)](Trainer& t, const StepReport& r) {
+           if (t.steps_done() + 1 != first) return t.update(r);
            t.optimizer().step(r.lr, clip_factor(r.grad_norm, t.job().optim.clip));
-           t.strategy().set_steps_done(every);
+           t.strategy().set_steps_done(first);
          };
        }},
       {"silent-owner", "owners of matrices do not send what they have made orthogonal", Cause::silent_owner,
