@@ -50,6 +50,20 @@ void expect_whole(const SavedTensors& saved, const std::vector<NamedTensor>& ten
   }
 }
 
+// All that a run keeps beside its model, on rank 0: of ranks that train alone of each, and their values.
+std::vector<NamedTensor> whole_states(Trainer& trainer) {
+  const bool apart = trainer.strategy().layout().apart;
+  std::vector<NamedTensor> out = whole_state(trainer);
+  for (int copy = 0; apart && copy < trainer.strategy().copies(); ++copy) {
+    for (NamedTensor& t : whole_values(trainer, copy))
+      out.push_back({t.name + ".value" + suffix_of_copy(copy), t.tensor});
+    for (NamedTensor& t : whole_state(trainer, copy))
+      if (copy > 0 && !t.name.ends_with(".common") && !t.name.ends_with(".outer"))
+        out.push_back({t.name + suffix_of_copy(copy), t.tensor});
+  }
+  return out;
+}
+
 class SavedTensorsTest : public testing::Test {
  protected:
   fs::path path(const std::string& name = "") const { return made_.path() / name; }
@@ -103,7 +117,7 @@ TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) 
       held[rank] = text(mine), held_state[rank] = text(mine_of_state);
       write_part(path(part_name("model", rank, values.size())), mine);
       write_part(path(part_name("optimizer", rank, values.size())), mine_of_state);
-      std::vector<NamedTensor> all = whole_values(trainer), all_of_state = whole_state(trainer);
+      std::vector<NamedTensor> all = whole_values(trainer), all_of_state = whole_states(trainer);
       if (rank == 0) whole = std::move(all), whole_of_state = std::move(all_of_state);
     });
     for (size_t r = 0; r < values.size(); ++r) {
