@@ -93,7 +93,7 @@ TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) 
     if (plan.ranks() == plan.dp && plan.zero == ZeroStage::none)
       plan.dp_mode = draw.of({DataMode::ddp, DataMode::dataparallel, DataMode::ps_sync});
     if (plan.dp_mode == DataMode::ddp && plan.zero == ZeroStage::none && draw.of({true, false}))
-      plan.dp_mode = DataMode::diloco;
+      plan.dp_mode = DataMode::diloco, plan.dp = plan.ranks() > 4 ? plan.dp : 2;
     if (plan.dp_mode == DataMode::ps_sync) plan.servers = plan.dp;
     if (plan.zero != ZeroStage::none && plan.dp * plan.cp == 4) plan.shard_ranks = draw.of<int64_t>({0, 1, 2});
     if (plan.dp_mode != DataMode::ps_sync && draw.of({true, false})) job.optim.optimizer = OptimizerKind::muon;
