@@ -9,7 +9,6 @@
 #include "app/run_directory.h"
 #include "data/checkpoint_dir.h"
 #include "tensor/error.h"
-#include "train/names.h"
 #include "train/saved_tensors.h"
 
 namespace tessera {
@@ -55,16 +54,11 @@ std::vector<std::vector<SavedPart>> whole_parts(const SavedTensors& saved) {
 
 // Ranks that train alone have a state each, which no other number of them could go on with.
 void check_replicas_stay(const Plan& before, const Plan& after) {
-  const auto text = [](const Plan& p) {
-    return p.dp_mode == DataMode::diloco ? fmt::format("--dp-mode diloco --dp {}", p.dp)
-                                         : fmt::format("--dp-mode {}", text_of(p.dp_mode));
-  };
-  const bool alone = before.dp_mode == DataMode::diloco || after.dp_mode == DataMode::diloco;
-  if (alone && text(before) != text(after))
+  if (before.dp_mode == DataMode::diloco && before.dp != after.dp)
     throw Error(
-        fmt::format("--dp-mode: each data rank of diloco keeps a state of its own; expected {}, as the run had, "
-                    "found {}",
-                    text(before), text(after)));
+        fmt::format("--dp: each data rank of --dp-mode diloco keeps a state of its own; expected {}, as many as "
+                    "the run has, found {}",
+                    before.dp, after.dp));
 }
 
 }  // namespace

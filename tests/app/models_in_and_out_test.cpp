@@ -91,6 +91,25 @@ TEST_F(ModelsInAndOutTest, ARunInPartsIsTheSameRun) {
   EXPECT_FALSE(fs::exists(path("other")));
 }
 
+// Each of them has a state of its own; the checkpoint in the middle is between the outer steps of both fragments, and
+// so is the validation after step 3.
+TEST_F(ModelsInAndOutTest, RanksThatTrainAloneGoOnFromParts) {
+  ASSERT_EQ(
+      run(base_ + "--dp 2 --dp-mode diloco --sync-every 4 --sync-fragments 2 --save-every 3 --eval-every 3 --keep 2")
+          .status,
+      0);
+  const std::string end = weights("base/checkpoints/step-5");
+  fs::remove_all(path("base/checkpoints/step-5"));
+  ASSERT_EQ(run("checkpoint reshard base --out parts --dp 2 --pp 2 --tp 2").status, 0);
+  EXPECT_TRUE(fs::exists(path("parts/checkpoints/step-3/optimizer.rank-7-of-8.safetensors")));
+  ASSERT_EQ(run("train --resume --out parts --dp 2 --pp 1 --tp 1").status, 0);
+  EXPECT_EQ(weights("parts/checkpoints/step-5"), end);
+  expect_failure(
+      "checkpoint reshard base --out other --dp 4", 2,
+      "--dp: each data rank of --dp-mode diloco keeps a state of its own; expected 2, as many as the run has, "
+      "found 4");
+}
+
 TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
   ASSERT_EQ(run(base_).status, 0);
   ASSERT_EQ(run("checkpoint export base --out folder").status, 0);
