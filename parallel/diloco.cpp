@@ -77,7 +77,8 @@ void Diloco::share_parameters() {
     if (options_.sync.due(fragment, steps_)) outer_step(fragment);
 }
 
-// The gradients are not needed any more: from the first one on their memory takes the differences.
+// The gradients are not needed any more: from the first one on their memory takes the differences. These also lie where
+// gradients have gaps, which must be zero again.
 void Diloco::outer_step(int64_t fragment) {
   int64_t size = 0;
   // Each part with its place there.
@@ -121,6 +122,7 @@ void Diloco::outer_step(int64_t fragment) {
     if (mine.dtype() != part.values.dtype()) part.values.copy_from(mine);
     ++part.values.storage()->version;
   });
+  grads_.narrow(0, 0, size).fill(0);
 }
 
 }  // namespace tessera
