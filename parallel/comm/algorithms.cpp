@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "parallel/comm/memory.h"
+#include "parallel/comm/uneven.h"
 
 namespace tessera {
 namespace {
@@ -127,8 +128,9 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
     case Op::all_reduce:
       return all - own + others * own;
     case Op::reduce_scatter:
-    case Op::all_to_all:
       return all - own;
+    case Op::all_to_all:
+      return all - piece_for(call, ranks, rank).size() * size_of(call.dtype);
     case Op::all_gather:
       return others * own;
     case Op::broadcast:
@@ -145,7 +147,7 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
 }
 
 bool goes_native(const Transport& t, Algorithm algorithm, const Call& call) {
-  if (algorithm == Algorithm::native && call.op != Op::barrier) return true;
+  if (algorithm == Algorithm::native && call.op != Op::barrier && !call.pieces) return true;
   if (!t.only_native(call)) return false;
   const bool adds = call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::reduce;
   if (!adds) return true;
@@ -157,6 +159,7 @@ int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call) {
   const bool reduces_or_gathers =
       call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::all_gather;
   if (goes_native(t, algorithm, call)) return t.native(call);
+  if (call.pieces) return of_messages(exchange_uneven, t, call);
   if (algorithm == Algorithm::ring && reduces_or_gathers) return of_messages(ring, t, call);
   if (algorithm == Algorithm::root && reduces_or_gathers) return of_messages(root, t, call);
   if (algorithm == Algorithm::tree && (call.op == Op::all_reduce || call.op == Op::reduce || call.op == Op::broadcast))

@@ -17,8 +17,8 @@ enum class Algorithm : uint8_t { direct, ring, tree, root, native };
 inline constexpr std::array<std::string_view, 5> kAlgorithmNames = {"direct", "ring", "tree", "root", "native"};
 constexpr std::string_view name_of(Algorithm algorithm) { return kAlgorithmNames.at(static_cast<size_t>(algorithm)); }
 
-// Whether a collective is the library's own with this algorithm. Throws Error where it has to be, and is asked to add
-// in another order.
+// Whether a collective is the library's own with this algorithm. Uneven pieces are where nothing else can reach them.
+// Throws Error where it has to be, and is asked to add in another order.
 bool goes_native(const Transport& t, Algorithm algorithm, const Call& call);
 // Runs one collective with the algorithm; operations that an algorithm has no way of its own for go the direct way.
 // Returns the bytes that this rank sent.

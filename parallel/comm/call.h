@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tensor/dtype.h"
 #include "tensor/error.h"
@@ -39,12 +40,19 @@ struct Range {
 // Piece `index` of `count` elements that are cut evenly over n ranks: from index * count / n to the next one's begin.
 inline Range piece(int64_t count, int n, int index) { return {index * count / n, (index + 1) * count / n}; }
 
+// An all_to_all's pieces of any sizes, in elements: sent[r] of `in` go to rank r, and received[r] of `out` come from
+// it, one rank's after another's.
+struct UnevenPieces {
+  std::vector<int64_t> sent, received;
+};
+
 // `count` elements are the whole array: what every rank holds of all_reduce, broadcast and reduce, and the pieces of
 // all ranks together of the others. `in` and `out` are the whole array or this rank's piece of it:
 //
 //   all_reduce, broadcast    whole -> whole, in == out      reduce_scatter, scatter   whole -> piece
 //   reduce                   whole -> whole (at the root)   all_gather, gather        piece -> whole
-//   all_to_all               whole -> whole: piece r of out is this rank's piece of rank r's in
+//   all_to_all               whole -> whole: piece r of out is this rank's piece of rank r's in. With `pieces` each
+//                            rank has arrays of its own sizes, and `count` is that of this rank's `in`
 //
 // A piece may lie where it belongs inside the whole.
 struct Call {
@@ -57,12 +65,14 @@ struct Call {
   std::byte* out = nullptr;
   const Region* region = nullptr;  // of the host, where `in` and `out` are known to lie in the same one
   Arena* gpu = nullptr;  // where `in` and `out` lie on a GPU: this rank's arena there; null: in the host's memory
+  const UnevenPieces* pieces = nullptr;  // of an all_to_all whose pieces are uneven
 
   int64_t bytes() const { return count * size_of(dtype); }
   // True when two ranks mean the same communication.
   bool matches(const Call& other) const {
     return op == other.op && dtype == other.dtype && reduction == other.reduction && root == other.root &&
-           count == other.count && (gpu == nullptr) == (other.gpu == nullptr);
+           (pieces == nullptr) == (other.pieces == nullptr) && (pieces || count == other.count) &&
+           (gpu == nullptr) == (other.gpu == nullptr);
   }
 };
 // "all_reduce of 4096 bytes (float32)", "... (float32, on a GPU)"

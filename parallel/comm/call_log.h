@@ -27,8 +27,8 @@ class CallLog {
     return number;
   }
   uint64_t made() const { return made_.load(std::memory_order_seq_cst); }
-  // Nothing where the rank has not come to it yet, or so many others since that it is no longer kept. The arrays are
-  // not: only whether they lie on a GPU.
+  // Nothing where the rank has not come to it yet, or so many others since that it is no longer kept. Arrays and the
+  // sizes of uneven pieces are not kept: only that these are uneven.
   std::optional<Call> find(uint64_t number) const {
     const Entry& e = entry(number);
     if (number == 0 || e.number.load(std::memory_order_seq_cst) != number) return {};
@@ -39,6 +39,7 @@ class CallLog {
 
  private:
   static constexpr uint64_t kKept = 64;
+  static inline const UnevenPieces kUnknown = {};
   struct Entry {
     std::atomic<uint64_t> number = 0, kind = 0;
     std::atomic<int64_t> count = 0;
@@ -47,7 +48,8 @@ class CallLog {
   const Entry& entry(uint64_t number) const { return entries_[number % kKept]; }
 
   static uint64_t packed(const Call& c) {
-    return static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32 | static_cast<uint64_t>(c.op) << 16 |
+    return static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32 |
+           static_cast<uint64_t>(c.pieces != nullptr) << 24 | static_cast<uint64_t>(c.op) << 16 |
            static_cast<uint64_t>(c.dtype) << 8 | static_cast<uint64_t>(c.reduction);
   }
   static Call unpacked(uint64_t kind, int64_t count) {
@@ -55,7 +57,8 @@ class CallLog {
             .dtype = static_cast<DType>(kind >> 8 & 0xff),
             .reduction = static_cast<Reduction>(kind & 0xff),
             .root = static_cast<int32_t>(kind >> 32),
-            .count = count};
+            .count = count,
+            .pieces = (kind >> 24 & 1) != 0 ? &kUnknown : nullptr};
   }
 
   std::atomic<uint64_t> made_ = 0;

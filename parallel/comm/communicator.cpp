@@ -2,12 +2,12 @@
 #include "parallel/comm/communicator.h"
 
 #include <exception>
+#include <numeric>
 #include <utility>
 
 #include "parallel/comm/flight.h"
 #include "parallel/comm/memory.h"
 #include "parallel/comm/trace.h"
-#include "parallel/comm/uneven.h"
 #include "parallel/comm/worker.h"
 
 namespace tessera {
@@ -112,25 +112,27 @@ void Communicator::run(const Call& call, const std::vector<Tensor>& held, Algori
   perform(call, algorithm, now());
 }
 
-Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
+Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,
+                            std::shared_ptr<const UnevenPieces> pieces) {
   if (transport_->only_queues(call)) return start_queued(call, std::move(held), algorithm);
   if (!worker_) worker_ = std::make_shared<CommWorker>();
   // Memory is given back when the caller waits, and not when it happens to be done: then a step has the same peak every
   // time, and on a GPU the same addresses (tensor/cuda/graph.h).
   std::vector<Tensor> until_waited = held;
   ++in_background_;
-  std::future<void> done = worker_->push([this, call, algorithm, requested = now(), tensors = std::move(held)] {
-    const auto less = [](std::atomic<int>* count) { --*count; };
-    const std::unique_ptr<std::atomic<int>, decltype(less)> counted(&in_background_, less);
-    try {
-      perform(call, algorithm, requested);
-    } catch (const PeerFailed&) {
-      throw;
-    } catch (const std::exception& e) {
-      transport_->fail(e.what());  // or the next one in the queue would meet what the others do now
-      throw;
-    }
-  });
+  std::future<void> done =
+      worker_->push([this, call, algorithm, requested = now(), tensors = std::move(held), pieces = std::move(pieces)] {
+        const auto less = [](std::atomic<int>* count) { --*count; };
+        const std::unique_ptr<std::atomic<int>, decltype(less)> counted(&in_background_, less);
+        try {
+          perform(call, algorithm, requested);
+        } catch (const PeerFailed&) {
+          throw;
+        } catch (const std::exception& e) {
+          transport_->fail(e.what());  // or the next one in the queue would meet what the others do now
+          throw;
+        }
+      });
   return Pending(held_up_until(std::move(done), trace_), std::move(until_waited), held_up_);
 }
 
@@ -144,13 +146,6 @@ Pending Communicator::start_queued(const Call& call, std::vector<Tensor> held, A
     return sent_directly(call, size(), rank());
   });
   return Pending(std::async(std::launch::deferred, [join = std::move(join), tensors = std::move(held)] { join(); }));
-}
-
-void Communicator::count_again(const OpCounts& more) {
-  for (size_t op = 0; op < counts_.size(); ++op) {
-    counts_[op].calls += more[op].calls;
-    counts_[op].sent += more[op].sent;
-  }
 }
 
 void Communicator::all_reduce(const Tensor& x, Reduction reduction) {
@@ -234,20 +229,34 @@ void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
   if (!alone(call)) run(call, {in, out});
 }
 
-void Communicator::all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
-                              std::span<const int64_t> received) {
-  const Call call = whole(Op::all_to_all, in);
-  const UnevenPieces from{in, sent}, to{out, received};
-  if (!from.fit(size()) || !to.fit(size()) || out.dtype() != in.dtype() || gpu_of(out) != gpu_of(in))
+Call Communicator::uneven(const Tensor& in, const Tensor& out, const UnevenPieces& pieces) const {
+  Call call = whole(Op::all_to_all, in);
+  const auto fit = [&](const std::vector<int64_t>& sizes, const Tensor& array) {
+    return std::ssize(sizes) == size() && std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) == array.numel();
+  };
+  const auto own = static_cast<size_t>(rank());
+  if (!fit(pieces.sent, in) || !fit(pieces.received, out) || pieces.sent[own] != pieces.received[own] ||
+      out.dtype() != in.dtype() || !out.is_contiguous() || gpu_of(out) != gpu_of(in))
     complain(call, in.describe() + " and " + out.describe() + " are not the pieces of " + std::to_string(size()) +
                        " ranks, as many as their counts say");
-  const HeldUpSpan span(held_up_);
-  const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
-  const auto exchange = [&] { return exchange_uneven(*transport_, call, from, to); };
-  if (size() > 1)
-    observed(call, now(), exchange);
-  else
-    exchange();
+  call.out = out.address();
+  call.pieces = &pieces;
+  return call;
+}
+
+void Communicator::all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
+                              std::span<const int64_t> received) {
+  const UnevenPieces pieces{{sent.begin(), sent.end()}, {received.begin(), received.end()}};
+  const Call call = uneven(in, out, pieces);
+  if (!alone(call)) run(call, {in, out});
+}
+
+Pending Communicator::start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
+                                       std::span<const int64_t> received) {
+  const auto pieces = std::make_shared<const UnevenPieces>(
+      UnevenPieces{{sent.begin(), sent.end()}, {received.begin(), received.end()}});
+  const Call call = uneven(in, out, *pieces);
+  return alone(call) ? Pending() : start(call, {in, out}, algorithm_, pieces);
 }
 
 void Communicator::send(const Tensor& x, int to, int tag) {

@@ -98,8 +98,9 @@ class Communicator {
   // Piece r of `in` goes to rank r, which finds it as piece `rank` of its `out`. The size must be a multiple of the
   // ranks.
   void all_to_all(const Tensor& in, const Tensor& out);
-  // Of uneven pieces, as messages: sent[r] elements of `in` go to rank r, and received[r] come from it, one rank's
-  // after another's. What a rank sends the other must expect. Only what leaves the rank is counted.
+  // Of uneven pieces, as messages (on GPUs by the library, where there is one): sent[r] elements of `in` go to rank r,
+  // and received[r] come from it, one rank's after another's. What a rank sends the other must expect. Only what leaves
+  // the rank is counted.
   void all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                   std::span<const int64_t> received);
   // Point to point: send() copies and returns at once; messages of one tag arrive in order.
@@ -110,6 +111,8 @@ class Communicator {
   Pending start_all_reduce(const Tensor& x, Reduction reduction = Reduction::sum);
   Pending start_reduce_scatter(const Tensor& in, const Tensor& out);
   Pending start_all_gather(const Tensor& in, const Tensor& out);
+  Pending start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
+                           std::span<const int64_t> received);
 
   // For numbers that every rank needs: added in rank order, whatever the algorithm.
   double sum(double x);
@@ -144,7 +147,9 @@ class Communicator {
   void run(const Call& call, const std::vector<Tensor>& held) { run(call, held, algorithm_); }
   void run(const Call& call, const std::vector<Tensor>& held, Algorithm algorithm);
   Pending start(const Call& call, std::vector<Tensor> held) { return start(call, std::move(held), algorithm_); }
-  Pending start(const Call& call, std::vector<Tensor> held, Algorithm algorithm);
+  // `pieces`: those of the call, which stay alive until it is done.
+  Pending start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,
+                std::shared_ptr<const UnevenPieces> pieces = nullptr);
   Pending start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm);
   void perform(const Call& call, Algorithm algorithm, double requested);
   template <class F>
@@ -152,6 +157,7 @@ class Communicator {
   double now() const;
   Call whole(Op op, const Tensor& x) const;
   Call cut(Op op, const Tensor& in, const Tensor& out) const;
+  Call uneven(const Tensor& in, const Tensor& out, const UnevenPieces& pieces) const;
   bool alone(const Call& call) const;
   int checked(const Call& call, int rank) const;
   void over_ranks(std::span<double> x, Reduction reduction);

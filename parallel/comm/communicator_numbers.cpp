@@ -35,4 +35,11 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key, std::strin
   return made;
 }
 
+void Communicator::count_again(const OpCounts& more) {
+  for (size_t op = 0; op < counts_.size(); ++op) {
+    counts_[op].calls += more[op].calls;
+    counts_[op].sent += more[op].sent;
+  }
+}
+
 }  // namespace tessera

@@ -12,6 +12,7 @@
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/call_log.h"
 #include "parallel/comm/flight.h"
+#include "parallel/comm/uneven.h"
 #include "parallel/comm/worker.h"
 
 namespace tessera {
@@ -238,9 +239,12 @@ void NcclTransport::exchange(const Call& call) {
   if (call.op == Op::scatter) recv(call.out, mine.size(), call.root);
   for (int r = 0; r < size(); ++r) {
     const Range theirs = range(call, r);
-    if (call.op == Op::all_to_all) send(call.in + theirs.begin * element, theirs.size(), r);
+    if (call.op == Op::all_to_all) {
+      const Range there = piece_for(call, size(), r), back = piece_from(call, size(), r);
+      send(call.in + there.begin * element, there.size(), r);
+      recv(call.out + back.begin * element, back.size(), r);
+    }
     if (call.op == Op::scatter && at_root) send(call.in + theirs.begin * element, theirs.size(), r);
-    if (call.op == Op::all_to_all) recv(call.out + theirs.begin * element, theirs.size(), r);
     if (call.op == Op::gather && at_root) recv(call.out + theirs.begin * element, theirs.size(), r);
   }
   api_->group_end();

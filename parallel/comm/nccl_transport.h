@@ -2,7 +2,7 @@
 // carrier (threads or MPI), which also hands around NCCL's id.
 //
 //   array on a GPU    collectives by native(); sums in NCCL's order, bfloat16 too
-//                     messages: the carrier's; of threads from GPU to GPU, of MPI through the host
+//                     other messages: the carrier's; of threads from GPU to GPU, of MPI through the host
 //   array on the host the carrier's, with its own order of sums
 //
 // A collective comes after what the rank's stream was given before it, runs on NCCL's stream, and what the rank's
@@ -11,7 +11,8 @@
 // for something else, where NCCL would wait for ever; only while the rank's stream is captured as a CUDA graph it does
 // not: then collectives are nodes of the graph, and who waits for the graph looks after the ranks (look_after). Those
 // that are started (Communicator::start_...) run beside the kernels that are queued meanwhile. Pieces that are uneven,
-// which NCCL has no collective for, go as a group of one reduce or broadcast for each rank.
+// which NCCL has no collective for, go as a group of one reduce or broadcast for each rank, or of an all_to_all as a
+// group of sends and receives.
 //
 // Order: NCCL wants all ranks to begin the collectives of all their communicators in the same order. Here that is the
 // order of the program, which is one for all ranks: the communicators of a rank (all that were split from one) share

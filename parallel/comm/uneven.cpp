@@ -2,7 +2,6 @@
 #include "parallel/comm/uneven.h"
 
 #include <numeric>
-#include <string>
 
 #include "parallel/comm/memory.h"
 
@@ -11,34 +10,40 @@ namespace {
 
 constexpr int kTag = 7002;
 
+Range part(const std::vector<int64_t>& sizes, int r) {
+  const int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + r, int64_t{0});
+  return {begin, begin + sizes[static_cast<size_t>(r)]};
+}
+
 }  // namespace
 
-bool UnevenPieces::fit(int ranks) const {
-  return std::ssize(counts) == ranks && array.is_contiguous() && begin(ranks) == array.nbytes();
+Range piece_for(const Call& call, int ranks, int r) {
+  return call.pieces ? part(call.pieces->sent, r) : piece(call.count, ranks, r);
 }
 
-int64_t UnevenPieces::begin(int rank) const {
-  const auto before = counts.first(static_cast<size_t>(rank));
-  return std::accumulate(before.begin(), before.end(), int64_t{0}) * size_of(array.dtype());
+Range piece_from(const Call& call, int ranks, int r) {
+  return call.pieces ? part(call.pieces->received, r) : piece(call.count, ranks, r);
 }
 
-int64_t exchange_uneven(Transport& t, const Call& call, const UnevenPieces& from, const UnevenPieces& to) {
+int64_t exchange_uneven(Transport& t, const Call& call) {
   const Memory memory(call);
   const int own = t.rank(), ranks = t.size();
-  if (from.bytes(own) != to.bytes(own))
-    throw CommError("the piece of rank " + std::to_string(own) + " for itself has " + std::to_string(from.bytes(own)) +
-                    " bytes where it is sent and " + std::to_string(to.bytes(own)) + " where it arrives");
+  const int64_t element = size_of(call.dtype);
   int64_t left = 0;
   for (int step = 1; step < ranks; ++step) {
     const int other = (own + step) % ranks;
-    if (from.bytes(other) == 0) continue;
-    memory.send(t, other, kTag, from.array.address() + from.begin(other), from.bytes(other));
-    left += from.bytes(other);
+    const Range there = piece_for(call, ranks, other);
+    if (there.size() == 0) continue;
+    memory.send(t, other, kTag, call.in + there.begin * element, there.size() * element);
+    left += there.size() * element;
   }
-  memory.copy(to.array.address() + to.begin(own), from.array.address() + from.begin(own), to.bytes(own));
+  const Range here = piece_for(call, ranks, own);
+  memory.copy(call.out + piece_from(call, ranks, own).begin * element, call.in + here.begin * element,
+              here.size() * element);
   for (int step = 1; step < ranks; ++step) {
     const int other = (own + ranks - step) % ranks;
-    if (to.bytes(other) > 0) memory.recv(t, other, kTag, to.array.address() + to.begin(other), to.bytes(other));
+    const Range back = piece_from(call, ranks, other);
+    if (back.size() > 0) memory.recv(t, other, kTag, call.out + back.begin * element, back.size() * element);
   }
   return left;
 }

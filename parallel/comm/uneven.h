@@ -1,24 +1,17 @@
-// The all-to-all of pieces whose sizes differ, made of messages: for Communicator::all_to_all().
+// The all-to-all of pieces whose sizes differ, for Communicator::all_to_all(): where they lie, and how they go as
+// messages.
 #pragma once
-#include <cstddef>
-#include <span>
-
 #include "parallel/comm/transport.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 
-// An array in pieces of so many elements, one for each rank, one after another.
-struct UnevenPieces {
-  const Tensor& array;
-  std::span<const int64_t> counts;
-  bool fit(int ranks) const;      // they are the whole of a contiguous array
-  int64_t begin(int rank) const;  // bytes
-  int64_t bytes(int rank) const { return counts[static_cast<size_t>(rank)] * size_of(array.dtype()); }
-};
+// Of an all_to_all among so many ranks, whether its pieces are even or not: where in `in` the piece for rank r lies,
+// and where in `out` that from rank r.
+Range piece_for(const Call& call, int ranks, int r);
+Range piece_from(const Call& call, int ranks, int r);
 
-// Each rank sends piece r of `from` to rank r, the next rank's first; empty pieces are not sent. Returns the bytes that
-// left this rank. Throws CommError where a message is not as long as its piece.
-int64_t exchange_uneven(Transport& t, const Call& call, const UnevenPieces& from, const UnevenPieces& to);
+// Each rank sends its pieces to the others, the next rank's first; empty ones are not sent. Returns the bytes that left
+// this rank. Throws CommError where a message is not as long as its piece.
+int64_t exchange_uneven(Transport& t, const Call& call);
 
 }  // namespace tessera

@@ -19,7 +19,12 @@ TEST(CallLog, KeepsTheLastCalls) {
       .op = Op::scatter, .dtype = DType::bfloat16, .reduction = Reduction::max, .root = 5, .count = int64_t{1} << 40};
   EXPECT_EQ(log.add(scatter), 1U);
   EXPECT_TRUE(log.find(1)->matches(scatter));
-  for (int64_t i = 2; i <= 1000; ++i) log.add({.op = Op::broadcast, .count = i});
+  EXPECT_FALSE(log.find(1)->pieces);
+  const UnevenPieces pieces{{1, 2}, {1, 5}}, others{{4, 5}, {2, 5}};  // of two ranks, which have arrays of their own
+  log.add({.op = Op::all_to_all, .count = 3, .pieces = &pieces});
+  EXPECT_TRUE(log.find(2)->matches({.op = Op::all_to_all, .count = 9, .pieces = &others}));
+  EXPECT_FALSE(log.find(2)->matches({.op = Op::all_to_all, .count = 3}));
+  for (int64_t i = 3; i <= 1000; ++i) log.add({.op = Op::broadcast, .count = i});
   EXPECT_EQ(log.made(), 1000U);
   EXPECT_FALSE(log.find(1));
   EXPECT_FALSE(log.find(1001));

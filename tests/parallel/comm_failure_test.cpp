@@ -103,6 +103,7 @@ TEST(CommFailure, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
     EXPECT_THROW(world.all_to_all(x, x), Error);
     const std::vector<int64_t> none(static_cast<size_t>(world.size()));
     EXPECT_THROW(world.all_to_all(x, x, none, none), Error);  // which is not all of x
+    EXPECT_THROW((void)world.start_all_to_all(x, x, none, none), Error);
     EXPECT_THROW(world.send(x, world.rank()), Error);
     EXPECT_EQ(world.sum(1), 2);
   });

@@ -12,6 +12,7 @@
 #include "parallel/comm/launch.h"
 #include "parallel/placement.h"
 #include "tensor/random.h"
+#include "tests/parallel/arrays.h"
 #include "verify/defects/fault_transport.h"
 
 namespace tessera {
@@ -90,6 +91,7 @@ void every_operation(Communicator& c, const ArenaPtr& arena, int64_t n, DType dt
   }
   const Tensor in = brought(me, {3 * ranks}, dtype, arena), turned = Tensor::zeros({3 * ranks}, dtype, arena);
   c.all_to_all(in, turned);
+  EXPECT_TRUE(test::exchanges_uneven(c, dtype, arena));
   out.push_back(bytes_of(turned));
   out.push_back(bytes_of(mine));  // left alone
 }

@@ -17,6 +17,7 @@
 #include "tensor/cuda/graph.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/random.h"
+#include "tests/parallel/arrays.h"
 #include "tests/support/gpus.h"
 
 namespace tessera {
@@ -73,6 +74,7 @@ void every_operation(Communicator& c, const ArenaPtr& arena, int64_t n, DType dt
   }
   const Tensor in = brought(me, {3 * ranks}, dtype, arena), turned = Tensor::zeros({3 * ranks}, dtype, arena);
   c.all_to_all(in, turned);
+  EXPECT_TRUE(test::exchanges_uneven(c, dtype, arena));
   for (const Tensor& t : {turned, mine}) out.push_back(values_of(t));
   c.barrier();
 }

@@ -152,6 +152,10 @@ TEST(Nccl, MessagesAreGroups) {
   EXPECT_EQ(calls_of({.op = Op::all_to_all, .count = 6}),
             (Calls{"(", "send in+0 2 float32 to 0", "recv out+0 2 float32 from 0", "send in+2 2 float32 to 1",
                    "recv out+2 2 float32 from 1", "send in+4 2 float32 to 2", "recv out+4 2 float32 from 2", ")"}));
+  const UnevenPieces pieces{{2, 1, 0}, {0, 1, 4}};
+  EXPECT_EQ(calls_of({.op = Op::all_to_all, .count = 3, .pieces = &pieces}, Algorithm::direct),
+            (Calls{"(", "send in+0 2 float32 to 0", "send in+2 1 float32 to 1", "recv out+0 1 float32 from 1",
+                   "recv out+1 4 float32 from 2", ")"}));
   EXPECT_EQ(calls_of({.op = Op::gather, .root = 1, .count = 5}),
             (Calls{"(", "send in+0 2 float32 to 1", "recv out+0 1 float32 from 0", "recv out+1 2 float32 from 1",
                    "recv out+3 2 float32 from 2", ")"}));
