@@ -48,7 +48,7 @@ void place_experts(LanguageModel& model, const ModelAxes& axes, const Placement&
   for (int64_t i = 0; i < model.config.layers; ++i)
     for (MixtureOfExperts* mixture : model.layer(i).all<MixtureOfExperts>()) {
       if (is_cut(axes.tp)) cut_experts(*mixture, *axes.tp, between);
-      if (is_cut(axes.cp)) count_over(*mixture, *axes.cp);
+      if (is_cut(axes.cp)) count_over(*mixture, *axes.cp, balance_of(axes.cp_mode));
       if (is_cut(axes.ep)) share_out_experts(*mixture, *axes.ep);
     }
 }

@@ -69,12 +69,11 @@ MixtureOfExperts::Load MixtureOfExperts::take_load() {
 
 // The rows of several sources go through an expert apart, the last source first: so the backward pass, which goes the
 // other way, adds their gradients in the order of sources.
-Var MixtureOfExperts::run(const Exchanged& there) {
-  const size_t sources = there.counts.size(), here = static_cast<size_t>(here_);
+Var MixtureOfExperts::run(const Var& rows, const std::vector<std::vector<int64_t>>& counts) {
+  const size_t sources = counts.size(), here = static_cast<size_t>(here_);
   std::vector<int64_t> sizes;
-  for (const std::vector<int64_t>& of_source : there.counts)
-    sizes.insert(sizes.end(), of_source.begin(), of_source.end());
-  std::vector<Var> parts = split_rows(there.rows, sizes);
+  for (const std::vector<int64_t>& of_source : counts) sizes.insert(sizes.end(), of_source.begin(), of_source.end());
+  std::vector<Var> parts = split_rows(rows, sizes);
   for (size_t e = 0; e < here; ++e) {
     Module& expert = *experts_[static_cast<size_t>(first_) + e];
     if (sources == 1) {
@@ -106,9 +105,11 @@ RouteOptions MixtureOfExperts::options_at(const StepInfo& at, int64_t sequences,
   const auto total = static_cast<double>(at.sequences_total > 0 ? at.sequences_total : sequences);
   o.balance = c.balance_loss / total;
   o.z = c.z_loss / total;
-  o.capacity = static_cast<int64_t>(
-      std::ceil(c.capacity * static_cast<double>(c.per_token * tokens) / static_cast<double>(c.count)));
   o.tokens = at.tokens_total;
+  if (ways_.earlier) o.earlier = [this, sequences](const Tensor& chosen) { return ways_.earlier(chosen, sequences); };
+  const int64_t length = o.earlier ? o.tokens : tokens;
+  o.capacity = static_cast<int64_t>(
+      std::ceil(c.capacity * static_cast<double>(c.per_token * length) / static_cast<double>(c.count)));
   if (given_) o.given = given_(at.first_sequence, sequences);
   return o;
 }
@@ -133,16 +134,15 @@ Var MixtureOfExperts::forward(const Var& x) {
   if (at.training && grad_enabled()) note(routed.routed, at);
   const Var inner = ways_.enter ? ways_.enter(x) : x;
   Var rows = dispatch_rows(reshape(inner, {tokens, channels}), routed.routed);
-  if (exchange_) {
-    const Exchanged there = exchange_(rows, routed.routed.counts);
-    rows = Var();
-    rows = there.back(run(there));
-  } else {
-    rows = run({std::move(rows), {routed.routed.counts}, {}});
-  }
+  Exchanged there{.counts = {routed.routed.counts}};
+  if (exchange_) there = exchange_(std::exchange(rows, Var()), routed.routed.counts);
+  const Var of_all = shared_ ? (*shared_)(inner) : Var();  // while rows travel, there and in the backward pass home
+  if (exchange_) rows = there.rows();
+  rows = run(rows, there.counts);
+  if (exchange_) rows = there.back(rows);
   const Var weights = ways_.weights ? ways_.weights(routed.weights) : routed.weights;
   Var y = reshape(combine_rows(rows, weights, routed.routed), inner.shape());
-  if (shared_) y = add(y, (*shared_)(inner));
+  if (shared_) y = add(y, of_all);
   return ways_.leave ? ways_.leave(std::move(y)) : y;
 }
 

@@ -3,7 +3,7 @@
 //
 //   x (B, T, C) --router--> the k best experts of each token, and their weights
 //               --> rows by expert --> expert e (its rows) --> weighted sums (B, T, C), and shared(x) where there is
-//               one
+//               one: it is made between the departure of rows to other ranks and their arrival
 //
 // Each expert is a unit of its own (nn/module.h): it may live on one rank of several (parallel/expert_parallel.h). Its
 // products are those of any number of rows (tensor/ops/experts/rows.h), and its gradient is made fresh of the rows of
@@ -47,9 +47,10 @@ class MixtureOfExperts : public Module {
 
   // Rows on their way to the ranks of their experts.
   struct Exchanged {
-    Var rows;                                  // of the experts here, by source rank, then by expert
-    std::vector<std::vector<int64_t>> counts;  // [source rank][expert here]
-    std::function<Var(const Var& rows)> back;  // and their results on the way back
+    std::function<Var()> rows =
+        {};  // those of the experts here, by source rank, then by expert, when they have come; once
+    std::vector<std::vector<int64_t>> counts = {};  // [source rank][expert here]
+    std::function<Var(const Var& rows)> back = {};  // and their results on the way back
   };
   using Exchange = std::function<Exchanged(const Var& rows, const std::vector<int64_t>& counts)>;
   // Only experts [first, first + count) are here. Before there is memory.
@@ -62,6 +63,7 @@ class MixtureOfExperts : public Module {
     std::function<Var(Var weights)> weights;          // (N, k), by which their results are added
     std::function<Var(Var y)> leave;                  // the sum here -> the output, which lies like x
     std::function<void(std::vector<double>&)> count;  // choices of each sequence and expert -> of all its tokens
+    std::function<Tensor(const Tensor& chosen, int64_t sequences)> earlier;  // as in RouteOptions, of so many sequences
   };
   Ways& ways() { return ways_; }
 
@@ -89,7 +91,7 @@ class MixtureOfExperts : public Module {
   int64_t idle_elements() const;  // of parameters that a token does not meet
 
  private:
-  Var run(const Exchanged& there);
+  Var run(const Var& rows, const std::vector<std::vector<int64_t>>& counts);
   RouteOptions options_at(const StepInfo& at, int64_t sequences, int64_t tokens) const;
   void note(const Routed& routed, const StepInfo& at);
 

@@ -43,6 +43,10 @@ enum class Balance : uint8_t {
   contiguous  // rank i has chunk i of c
 };
 
+constexpr Balance balance_of(ContextMode mode) {
+  return mode == ContextMode::ring ? Balance::zigzag : Balance::contiguous;
+}
+
 // The chunks that a rank has, in its order, by their number in the sequence.
 std::vector<int> context_chunks(int ranks, int rank, Balance balance);
 

@@ -5,22 +5,18 @@
 #include <string>
 #include <utility>
 
+#include "parallel/expert_capacity.h"
+#include "parallel/rows_underway.h"
 #include "parallel/tensor_parallel.h"
-#include "tensor/field_error.h"
 
 namespace tessera {
 namespace {
 
-Tensor exchanged(const Tensor& x_any, Communicator& axis, const std::vector<int64_t>& sent,
+Tensor exchanged(const Tensor& x, Communicator& axis, const std::vector<int64_t>& sent,
                  const std::vector<int64_t>& received) {
-  const Tensor x = x_any.contiguous();
-  const int64_t width = x.dim(1);
-  Tensor out = x.make({std::accumulate(received.begin(), received.end(), int64_t{0}), width});
-  std::vector<int64_t> to = sent, from = received;
-  for (int64_t& n : to) n *= width;
-  for (int64_t& n : from) n *= width;
-  axis.all_to_all(x, out, to, from);
-  return out;
+  const RowArrays rows(x, sent, received);
+  axis.all_to_all(rows.in, rows.out, rows.sent, rows.received);
+  return rows.out;
 }
 
 // Of each source rank, how many rows it sends to each expert here.
@@ -70,18 +66,28 @@ void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between) {
   ways.leave = [&tp, between](Var y) { return join(std::move(y), tp, between); };
 }
 
-void count_over(MixtureOfExperts& layer, Communicator& cp) {
+void count_over(MixtureOfExperts& layer, Communicator& cp, Balance balance) {
   if (cp.size() == 1) return;
-  if (layer.options().experts.capacity > 0)
-    throw FieldError("expert_capacity", "experts take the first tokens of a sequence, which " + cp.axis() +
-                                            " cuts; expected 0, found " +
-                                            std::to_string(layer.options().experts.capacity));
-  layer.ways().count = [&cp](std::vector<double>& choices) { cp.sum(choices); };
+  MixtureOfExperts::Ways& ways = layer.ways();
+  ways.count = [&cp](std::vector<double>& choices) { cp.sum(choices); };
+  const ExpertConfig& c = layer.options().experts;
+  if (c.capacity > 0)
+    ways.earlier = [&cp, balance, experts = c.count](const Tensor& chosen, int64_t sequences) {
+      return earlier_choices(chosen, sequences, experts, cp, balance);
+    };
 }
 
 namespace {
 
-MixtureOfExperts::Exchanged to_experts(Communicator& ep, const Var& rows, const std::vector<int64_t>& counts) {
+// Where there is nothing to compute meanwhile.
+std::function<Var()> send_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& sent,
+                               const std::vector<int64_t>& received) {
+  return [come = exchange_rows(x, axis, sent, received)] { return come; };
+}
+using SendRows = decltype(send_rows);
+
+MixtureOfExperts::Exchanged to_experts(Communicator& ep, const Var& rows, const std::vector<int64_t>& counts,
+                                       SendRows* send) {
   const size_t here = counts.size() / static_cast<size_t>(ep.size());  // experts of a rank
   MixtureOfExperts::Exchanged there;
   there.counts = exchange_counts(ep, counts, rows.value().arena());
@@ -90,7 +96,7 @@ MixtureOfExperts::Exchanged to_experts(Communicator& ep, const Var& rows, const 
     sent.push_back(sum_of(std::span(counts).subspan(r * here, here)));
     received.push_back(sum_of(there.counts[r]));
   }
-  there.rows = exchange_rows(rows, ep, sent, received);
+  there.rows = send(rows, ep, sent, received);
   there.back = [&ep, sent, received](const Var& done) { return exchange_rows(done, ep, received, sent); };
   return there;
 }
@@ -103,8 +109,9 @@ void share_out_experts(MixtureOfExperts& layer, Communicator& ep) {
     throw Error("[expert_parallel] " + ep.axis() + " axis: " + std::to_string(ep.size()) + " ranks cannot share " +
                 std::to_string(experts) + " experts evenly");
   const int64_t here = experts / ep.size();
-  layer.keep_experts(here * ep.rank(), here, [&ep](const Var& rows, const std::vector<int64_t>& counts) {
-    return to_experts(ep, rows, counts);
+  SendRows* const send = layer.options().experts.shared > 0 ? start_rows : send_rows;
+  layer.keep_experts(here * ep.rank(), here, [&ep, send](const Var& rows, const std::vector<int64_t>& counts) {
+    return to_experts(ep, rows, counts, send);
   });
 }
 

@@ -15,11 +15,15 @@
 //                values for each choice whose expert is on another rank, there and back, forward and backward: 4 rows,
 //                or 6 where the backward pass makes the layer again
 //
+// Where a layer has a shared expert too, which meets every token, this is computed while rows travel to the experts,
+// and its backward pass while their gradients travel home (parallel/rows_underway.h).
+//
 // An expert sees the rows of one rank at a time, those that it would see if it lived there, and its gradient is made
 // fresh of these, and added in the order of ranks. So nothing but the order in which groups of ranks are added tells
 // how many ranks share out the experts.
 #pragma once
 #include "nn/experts.h"
+#include "parallel/context_parallel.h"
 #include "parallel/placement.h"
 
 namespace tessera {
@@ -38,9 +42,10 @@ void share_out_experts(MixtureOfExperts& layer, Communicator& ep);
 // gradients; with S(1) also an all-gather of the logits, and the router's gradient is summed. But the input of the
 // experts stays whole: nothing is gathered again. Throws Error (usage) as colwise() does.
 void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between);
-// Each rank of cp has a part of every sequence: the balance loss counts the choices of all of them, by an all-reduce of
-// a number for each sequence and expert. Throws FieldError for a capacity, whose order is that of whole sequences.
-void count_over(MixtureOfExperts& layer, Communicator& cp);
+// Each rank of cp has the tokens at context_positions() of every sequence. The balance loss counts the choices of all
+// of them, by an all-reduce of a number for each sequence and expert. A capacity is that of whole sequences, for which
+// an all-gather of the choices tells the ranks what comes before their own (parallel/expert_capacity.h).
+void count_over(MixtureOfExperts& layer, Communicator& cp, Balance balance);
 
 // Rows of x (R, C) to other ranks: the first sent[0] to rank 0, and so on; received[r] come from rank r. The gradient
 // goes the other way.

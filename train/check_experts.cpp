@@ -25,10 +25,6 @@ void check_experts(const Plan& p, const ModelConfig& m) {
   if (experts == 0) return;
   if (p.device != Device::cpu)
     refuse("device", "experts have no kernels on a GPU; expected cpu, found {}", name_of(p.device));
-  if (p.cp > 1 && m.experts.capacity > 0)
-    refuse("expert_capacity",
-           "an expert takes the first tokens of a sequence, which {} ranks of `cp` cut; expected 0, found {}", p.cp,
-           m.experts.capacity);
   if (p.ep == 1) return;
   if (const int64_t data = p.dp * p.cp; data % p.ep != 0)
     refuse("ep", "it is cut out of the {} data ranks, which {} does not divide; the nearest that does: {}", data, p.ep,

@@ -203,9 +203,11 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& 
   const int64_t forwards = p.recompute == Recompute::block || p.recompute == Recompute::attention ? 2 : 1,
                 layers = part.layers * s.m;
   if (n == 1) return;
-  if (s.config.experts.count > 0 && s.config.experts.balance_loss != 0)
-    out.all_reduce("cp", n, layers * (p.recompute == Recompute::block ? 2 : 1),
-                   8 * s.sequences * s.config.experts.count);
+  const ExpertConfig& experts = s.config.experts;
+  const int64_t routings = experts.count == 0 ? 0 : part.layers * s.m * (p.recompute == Recompute::block ? 2 : 1);
+  if (experts.balance_loss != 0) out.all_reduce("cp", n, routings, 8 * s.sequences * experts.count);
+  if (experts.capacity > 0)  // the choices of all tokens
+    out.all_gather("cp", n, routings, 4 * n * s.sequences * s.tokens * experts.per_token);
   if (p.cp_mode == ContextMode::ulysses) {
     out.add("cp", Op::all_to_all, n, layers * 2 * (forwards + 1),
             layers * (forwards + 1) * (n - 1) * 2 * (s.query_elements() + keys) * s.value);

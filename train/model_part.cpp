@@ -52,9 +52,7 @@ ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes&
 void ModelPart::cut(const Axes& axes, const Options& o) {
   Communicator& cp = axes.cp;
   const int64_t context = model_->config.context;
-  const bool ring = o.cp_mode == ContextMode::ring;
-  if (cp.size() > 1)
-    positions_ = context_positions(context, cp.size(), cp.rank(), ring ? Balance::zigzag : Balance::contiguous);
+  if (cp.size() > 1) positions_ = context_positions(context, cp.size(), cp.rank(), balance_of(o.cp_mode));
   model_->place({.tp = &axes.tp,
                  .between = o.sp ? S(1, context / cp.size()) : I,
                  .cp = &cp,

@@ -40,11 +40,11 @@ Tensor drawn(const Problem& p, int rank, const char* name, const ArenaPtr& arena
 MixtureOfExperts::Exchanged without_gradient(const Var& rows, const std::vector<int64_t>& counts) {
   MixtureOfExperts::Exchanged there;
   there.counts = {counts};
-  there.rows = record_one("without_gradient", rows.value().clone(), {rows.edge()}, [](Grads& g) {
-    Tensor none = g.output().clone();
-    none.fill(0);
-    g.give(0, none);
-  });
+  there.rows = [x = record_one("without_gradient", rows.value().clone(), {rows.edge()}, [](Grads& g) {
+                  Tensor none = g.output().clone();
+                  none.fill(0);
+                  g.give(0, none);
+                })] { return x; };
   there.back = [](const Var& done) { return done; };
   return there;
 }

@@ -56,6 +56,21 @@ TEST(TrainedExperts, LoadIsThatOfAllRanks) {
   EXPECT_EQ(all, 3 * 2 * 8 * 10 * 2);
 }
 
+// Ranks of cp have parts of the sequences, whose first tokens find a place.
+TEST(TrainedExperts, ACapacityIsOneOfWholeSequences) {
+  Job job = small_job();
+  job.model.context = 12;
+  job.model.experts.capacity = 0.6;
+  const ExpertLoad one = load_of(job);
+  EXPECT_GT(one.dropped, 0);
+  for (const ContextMode mode : {ContextMode::ring, ContextMode::ulysses}) {
+    job.plan = {.dp = 2, .cp = 2, .ep = 4, .cp_mode = mode, .threads_per_rank = 1, .timeout = 20};
+    const ExpertLoad many = load_of(job);
+    EXPECT_EQ(many.rows, one.rows);
+    EXPECT_EQ(many.dropped, one.dropped);
+  }
+}
+
 TEST(TrainedExperts, TheBusiestIsSoManyTimesTooBusy) {
   const ExpertLoad load{.rows = {{2, 2, 2, 2}, {1, 6, 1, 0}}};
   EXPECT_EQ(load.busiest().times, 3);
@@ -80,9 +95,6 @@ TEST(TrainedExperts, WhatIsNotBuiltIsRefusedByName) {
   EXPECT_TRUE(field([](Job& j) { j.model.experts.count = 0, j.plan.dp = 2, j.plan.ep = 2; }).starts_with("`ep`"));
   EXPECT_EQ(field([](Job& j) { j.plan.tp = 2, j.plan.cp = 1, j.plan.dp = 2, j.plan.ep = 2; }), "taken");
   EXPECT_EQ(field([](Job& j) { j.model.context = 12, j.plan.cp = 2, j.plan.dp = 2, j.plan.ep = 4; }), "taken");
-  EXPECT_TRUE(field([](Job& j) {
-                j.model.context = 12, j.plan.cp = 2, j.model.experts.capacity = 1;
-              }).starts_with("`expert_capacity`"));
   EXPECT_TRUE(
       field([](Job& j) { j.plan.dp = 2, j.plan.ep = 2, j.plan.dp_mode = DataMode::ps_sync; }).starts_with("`ep`"));
   EXPECT_TRUE(field([](Job& j) {

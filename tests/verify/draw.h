@@ -85,7 +85,7 @@ inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
   o.experts = o.ep * d.between(1, 3);
   o.experts_per_token = d.between(1, std::min<int64_t>(3, *o.experts));
   o.shared_experts = d.between(0, 1);
-  if (o.cp.value_or(1) == 1) o.expert_capacity = d.of({0.0, 0.0, 0.0, 0.5, 1.0});
+  o.expert_capacity = d.of({0.0, 0.0, 0.0, 0.5, 1.0});
   o.router_softmax = d.of<const char*>({"chosen", "all"});
   o.balance_loss = d.of({0.0, 0.01, 1.0});
   o.z_loss = d.of({0.0, 0.001, 0.1});

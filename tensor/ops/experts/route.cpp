@@ -98,6 +98,7 @@ void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
   const int64_t n = out.chosen.dim(0), k = o.per_token, length = n / o.sequences;
   const int32_t* const chosen = out.chosen.data<int32_t>();
   int32_t* const place = out.place.data<int32_t>();
+  const Tensor earlier = o.capacity > 0 && o.earlier ? o.earlier(out.chosen) : Tensor();
   out.counts.assign(static_cast<size_t>(experts), 0);
   out.of_sequences.assign(static_cast<size_t>(o.sequences * experts), 0);
   for (int64_t s = 0; s < o.sequences; ++s) {
@@ -105,7 +106,8 @@ void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
     for (int64_t j = 0; j < k; ++j)
       for (int64_t i = s * length; i < (s + 1) * length; ++i) {
         const auto expert = static_cast<size_t>(chosen[i * k + j]);
-        const bool fits = o.capacity == 0 || taken[expert] < o.capacity;
+        const int64_t before = earlier.defined() ? earlier.data<int32_t>()[i * k + j] : taken[expert];
+        const bool fits = o.capacity == 0 || before < o.capacity;
         place[i * k + j] = fits ? 0 : -1;
         taken[expert] += fits ? 1 : 0;
       }

@@ -9,6 +9,7 @@
 // (cpu::Idle) the tokens are shared out evenly.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "tensor/tensor.h"
@@ -28,6 +29,9 @@ struct RouteOptions {
   double balance = 0, z = 0;
   int64_t tokens = 0;  // T, where only a part of each sequence is here; 0: all of it
   Tensor given = {};   // int32 (N, k): choices that were made elsewhere, in the place of those that the logits make
+  // Of sequences of which only a part is here, for the capacity: from the choices, int32 (N, k), how many that come
+  // before each of them in its whole sequence want the same expert, int32 (N, k).
+  std::function<Tensor(const Tensor& chosen)> earlier = {};
 };
 
 struct Routed {

@@ -1,0 +1,169 @@
+// Rows of experts on their way: what is computed meanwhile, whose bits they have, and which find a place.
+#include "parallel/expert_parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "autograd/checkpoint.h"
+#include "parallel/comm/launch.h"
+#include "parallel/expert_capacity.h"
+#include "tests/support/draw.h"
+#include "tests/support/tensors.h"
+#include "verify/defects/around_transport.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kChannels = 4;
+constexpr auto kPatience = std::chrono::seconds(5);
+
+// Whether it comes true in time.
+bool comes(const std::function<bool()>& condition) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!condition() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  return condition();
+}
+
+// Of two ranks, how far rank 0 has come with its shared expert, and how many messages each has sent: rows to the
+// experts and back, the gradients of results, and those of rows.
+struct Progress {
+  std::atomic<int> shared = 0;  // 1: forward has begun, 2: backward has
+  std::array<std::atomic<int>, 2> sent = {};
+};
+
+// Rank 1 does not send rows before the shared expert of rank 0 has begun, nor their gradients before its backward pass.
+class LateTransport final : public AroundTransport {
+ public:
+  LateTransport(std::unique_ptr<Transport> inner, Progress& progress)
+      : AroundTransport(std::move(inner)), progress_(progress) {}
+  void send(int to, int tag, const std::byte* data, int64_t bytes) override {
+    const int number = ++progress_.sent[static_cast<size_t>(rank())];
+    if (rank() == 1 && number % 3 == 1) {
+      EXPECT_TRUE(comes([&] { return progress_.shared >= (number == 1 ? 1 : 2); })) << number;
+    }
+    inner().send(to, tag, data, bytes);
+  }
+
+ protected:
+  std::unique_ptr<Transport> around(std::unique_ptr<Transport> made) const override {
+    return std::make_unique<LateTransport>(std::move(made), progress_);
+  }
+
+ private:
+  Progress& progress_;
+};
+
+MixtureOfExperts::Options options(int64_t experts, int64_t shared) {
+  return {.hidden = 6, .gated = true, .experts = {.count = experts, .shared = shared}};
+}
+
+// Two experts, one on each rank, that every token meets. So the shared expert of rank 0 must begin while its own rows
+// are sent and those of rank 1 are not, and its backward pass likewise.
+TEST(ExpertParallel, TheSharedExpertIsComputedWhileRowsTravel) {
+  Progress progress;
+  const LaunchOptions how{.ranks = 2, .threads_per_rank = 1, .timeout_s = 20, .around = [&](auto transport) {
+                            return std::make_unique<LateTransport>(std::move(transport), progress);
+                          }};
+  launch(how, [&](Communicator& world) {
+    MixtureOfExperts layer(kChannels, options(2, 1));
+    share_out_experts(layer, world);
+    layer.materialize(1, make_arena(), DType::float32, DType::float32);
+    layer.set_step({.training = true});
+    layer.clear_gradients();
+    const auto begins = [&](int pass) {
+      if (world.rank() != 0) return;
+      progress.shared = pass;
+      EXPECT_TRUE(comes([&] { return progress.sent[0] >= (pass == 1 ? 1 : 4); })) << pass;
+    };
+    auto* const shared = dynamic_cast<GatedMlp*>(layer.all<GatedMlp>().at(0));
+    shared->wrap([&](const Module::Inner& inner, const Var& x) {
+      begins(1);
+      const Var y = inner(x);
+      return record_one("begins", y.value().clone(), {y.edge()}, [&](Grads& g) {
+        begins(2);
+        g.give(0, g.take_output());
+      });
+    });
+    const Var x(test::drawn({1, 5, kChannels}, DType::float32, "x"), true);
+    const Tensor dy = test::drawn({1, 5, kChannels}, DType::float32, "dy");
+    backward(layer(x), {.seed = dy});
+  });
+  EXPECT_EQ(progress.sent[0], 4);
+  EXPECT_EQ(progress.sent[1], 4);
+}
+
+// Outputs and gradients of one rank's tokens through a layer whose experts `ep` shares out; null: all are here.
+std::vector<Tensor> pass(int rank, Communicator* ep, int64_t experts, int64_t shared, bool again) {
+  MixtureOfExperts layer(kChannels, options(experts, shared));
+  if (ep) share_out_experts(layer, *ep);
+  layer.materialize(3, make_arena(), DType::float32, DType::float32);
+  layer.set_step({.training = true});
+  layer.clear_gradients();
+  const std::string name = "rank " + std::to_string(rank);
+  const Shape shape{2, 3 + rank, kChannels};
+  const Var x(test::drawn(shape, DType::float32, name), true);
+  const auto run = [&](const std::vector<Var>& in) { return layer(in[0]); };
+  const Var y = again ? checkpoint(run, {x}, false) : run({x});
+  std::vector<Tensor> out{y.value()};
+  backward(y, {.seed = test::drawn(shape, DType::float32, name + "'s dy")});
+  out.push_back(x.grad());
+  for (const Parameter* p : layer.parameters())
+    if (!p->is_expert) out.push_back(p->var.grad());
+  return out;
+}
+
+TEST(ExpertParallel, HasTheBitsOfOneRank) {
+  for (const int ranks : {2, 3})
+    for (const int64_t shared : {0, 2})
+      for (const bool again : {false, true})
+        launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
+          const std::vector<Tensor> found = pass(world.rank(), &world, 2 * ranks, shared, again),
+                                    alone = pass(world.rank(), nullptr, 2 * ranks, shared, again);
+          ASSERT_EQ(found.size(), alone.size());
+          for (size_t i = 0; i < found.size(); ++i)
+            EXPECT_TRUE(test::same_bits(found[i], alone[i]))
+                << ranks << " ranks, " << shared << " shared, tensor " << i;
+        });
+}
+
+// Against a count over the whole sequence, in its order.
+TEST(ExpertCapacity, CountsWhatComesBeforeInTheWholeSequence) {
+  for (uint64_t trial = 0; trial < test::plans(20); ++trial) {
+    test::Draw d("capacity", trial);
+    const int ranks = static_cast<int>(d.between(2, 4));
+    const Balance balance = d.of({Balance::zigzag, Balance::contiguous});
+    const int64_t sequences = d.between(1, 3), here = 2 * d.between(1, 4), k = d.between(1, 3),
+                  experts = d.between(k, 5);
+    const int64_t context = here * ranks;
+    std::vector<int32_t> chosen, before;  // (sequences, context, k)
+    for (int64_t i = 0; i < sequences * context * k; ++i)
+      chosen.push_back(static_cast<int32_t>(d.between(0, experts - 1)));
+    before.resize(chosen.size());
+    for (int64_t s = 0; s < sequences; ++s) {
+      std::vector<int32_t> seen(static_cast<size_t>(experts));
+      for (int64_t j = 0; j < k; ++j)
+        for (int64_t t = 0; t < context; ++t) {
+          const auto at = static_cast<size_t>((s * context + t) * k + j);
+          before[at] = seen[static_cast<size_t>(chosen[at])]++;
+        }
+    }
+    launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
+      const auto own = [&](const std::vector<int32_t>& whole) {
+        std::vector<int32_t> out;
+        for (int64_t s = 0; s < sequences; ++s)
+          for (const int64_t t : context_positions(context, ranks, world.rank(), balance))
+            for (int64_t j = 0; j < k; ++j) out.push_back(whole[static_cast<size_t>((s * context + t) * k + j)]);
+        return out;
+      };
+      const Tensor mine = Tensor::of<int32_t>(own(chosen), {sequences * here, k}, make_arena());
+      EXPECT_EQ(earlier_choices(mine, sequences, experts, world, balance).to_vector<int32_t>(), own(before)) << trial;
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera
