@@ -40,6 +40,7 @@ Json plan_json(const TrainOptions& o, Trainer& trainer) {
       {"ranks", trainer.world().size()},
       {"axes", axes},
       {"strategy", trainer.strategy().name()},
+      {"shard_ranks", trainer.job().plan.shard_ranks},
       {"backend", trainer.world().kind()},
       {"all_reduce", o.all_reduce},
       {"recompute", o.recompute},

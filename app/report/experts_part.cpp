@@ -5,6 +5,7 @@
 #include <numeric>
 #include <string>
 
+#include "app/report/exposure.h"
 #include "app/report/parts.h"
 #include "app/report/svg.h"
 
@@ -27,13 +28,14 @@ std::string dropped_words(const ExpertsOfRun& e) {
   return fmt::format("{} of {} choices found no place", grouped(e.load.dropped), grouped(all));
 }
 
-// Of the step's time; ranks make its all-to-alls together.
+// Of the step's time.
 std::string travel_words(const Record& r, const StepSpan& step) {
-  double ms = 0;
-  for (const SentInStep& s : sent_in_step(r, step)) ms += s.axis == "ep" && s.operation == "all_to_all" ? s.ms : 0;
-  if (ms == 0 || step.step == 0) return "";
-  return fmt::format("; a rank was in the all-to-alls for {} of step {}", percent(ms / (step.end - step.begin)),
-                     step.step);
+  const Overlap travel = overlap_of(r, step, "ep", "all_to_all");
+  if (travel.all == 0 || step.step == 0) return "";
+  const std::string words = fmt::format("; a rank was in the all-to-alls for {} of step {}",
+                                        percent(travel.all / (step.end - step.begin)), step.step);
+  if (!r.waits_noted) return words;
+  return words + fmt::format(", and computed meanwhile in {} of that time", percent(1 - travel.exposed / travel.all));
 }
 
 Picture layer_picture(const std::vector<int64_t>& layer, size_t here) {

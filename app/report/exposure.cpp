@@ -46,11 +46,29 @@ double common(const Spans& a, const Spans& b) {
   return sum;
 }
 
+int64_t place_on(const Rank& rank, const std::string& axis) {
+  const auto found = std::ranges::find(rank.at, axis, &std::pair<std::string, int64_t>::first);
+  return found == rank.at.end() ? 0 : found->second;
+}
+
+// Axes that are cut out of the data axis: groups of `size` neighbours, and the ranks with the same place in these.
+struct Cut {
+  const char *neighbours, *across;
+  int64_t size;
+};
+
 // What the ranks that speak to each other along an axis have in common: where they are along all other axes.
-std::string group_of(const Rank& rank, const std::string& axis) {
+std::string group_of(const Record& r, const Rank& rank, const std::string& axis) {
   if (axis == "world") return axis;
-  const std::string along = "+" + (axis == "tied" ? "pp" : axis) + "+";
-  std::string out = axis;
+  std::string along = "+" + (axis == "tied" ? "pp" : axis) + "+", out = axis;
+  for (const Cut& cut : {Cut{"ep", "edp", r.experts.ranks}, Cut{"dp.shard", "dp.replicate", r.shard_ranks}}) {
+    if (cut.size < 1 || (axis != cut.neighbours && axis != cut.across)) continue;
+    int64_t cp = 1;
+    for (const Rank& other : r.ranks) cp = std::max(cp, place_on(other, "cp") + 1);
+    const int64_t at = place_on(rank, "dp") * cp + place_on(rank, "cp");
+    out += " " + std::to_string(axis == cut.neighbours ? at / cut.size : at % cut.size);
+    along = "+dp+cp+";
+  }
   for (const auto& [name, at] : rank.at)
     if (along.find("+" + name + "+") == std::string::npos) out += " " + name + std::to_string(at);
   return out;
@@ -61,11 +79,11 @@ bool is_message(const Event& e) { return e.operation == "send" || e.operation ==
 // When whatever a rank needs of others was there, as far as can be told; else when the rank itself came.
 class Arrivals {
  public:
-  Arrivals(const Record& r, const StepSpan& step) {
+  Arrivals(const Record& r, const StepSpan& step) : record_(r) {
     for (const Rank& rank : r.ranks)
       for (const Event& e : rank.events) {
         if (e.step != step.step || e.operation.empty() || e.operation == "recv") continue;
-        const std::string group = group_of(rank, e.axis);
+        const std::string group = group_of(r, rank, e.axis);
         if (e.stage >= 0)
           sent_[{group, Action::parse(e.name)}] = e.begin;
         else
@@ -78,7 +96,7 @@ class Arrivals {
   // The n-th of its list on the rank, where lists are of a group's collectives, or of its messages outside of a
   // pipeline.
   double of(const Rank& rank, const Event& e, size_t n) const {
-    const std::string group = group_of(rank, e.axis);
+    const std::string group = group_of(record_, rank, e.axis);
     if (e.operation == "send") return e.begin;
     if (e.stage >= 0) {
       const auto found = sent_.find({group, sent_as(Action::parse(e.name))});
@@ -99,6 +117,7 @@ class Arrivals {
   }
 
  private:
+  const Record& record_;
   std::map<std::pair<std::string, Action>, double> sent_;
   std::map<std::string, std::map<const Rank*, std::vector<double>>> lists_;
 };
@@ -134,6 +153,22 @@ std::optional<std::vector<Exposure>> exposures(const Record& r, const StepSpan& 
   const Arrivals arrivals(r, step);
   std::vector<Exposure> out;
   for (const Rank& rank : r.ranks) out.push_back(of_rank(rank, step, arrivals));
+  return out;
+}
+
+Overlap overlap_of(const Record& r, const StepSpan& step, const std::string& axis, const std::string& operation) {
+  Overlap out;
+  for (const Rank& rank : r.ranks) {
+    Spans waits, moving;
+    for (const Event& e : rank.events) {
+      if (e.step != step.step) continue;
+      if (e.track == "waiting") waits.push_back({e.begin, e.end});
+      if (e.axis == axis && e.operation == operation) moving.push_back({e.begin, e.end});
+    }
+    moving = merged(std::move(moving));
+    out.all += length(moving) / static_cast<double>(r.ranks.size());
+    out.exposed += common(merged(std::move(waits)), moving) / static_cast<double>(r.ranks.size());
+  }
   return out;
 }
 

@@ -2,6 +2,7 @@
 // notice.
 #pragma once
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "app/report/measured.h"
@@ -20,5 +21,12 @@ struct Exposure {
 std::optional<std::vector<Exposure>> exposures(const Record& record, const StepSpan& step);
 // The mean of ranks.
 Exposure mean(const std::vector<Exposure>& all);
+
+// Of the calls of one operation on an axis, milliseconds of a step in which a rank was in one: in all, and while one
+// held it up. The mean of ranks.
+struct Overlap {
+  double all = 0, exposed = 0;
+};
+Overlap overlap_of(const Record& record, const StepSpan& step, const std::string& axis, const std::string& operation);
 
 }  // namespace tessera::report

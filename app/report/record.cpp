@@ -100,6 +100,7 @@ void read_plan(Record& r, const Value& plan, const std::string& file) {
                                   r.schedule.microbatches)},
             {"recompute", plan["recompute"].text()},
             {"threads per rank", fmt::format("{}", plan["threads_per_rank"].count())}};
+  if (plan.has("shard_ranks")) r.shard_ranks = plan["shard_ranks"].count(kMostRanks);
   if (r.schedule.ranks > 1)
     r.plan.insert(r.plan.begin() + 1, {"schedule", fmt::format("{}, {} stages", r.schedule.name, r.schedule.stages)});
 }

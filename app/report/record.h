@@ -68,6 +68,7 @@ struct Record {
   std::vector<Sent> sent;  // in the whole run; of a plan, in a step
   std::vector<Point> losses, validations;
   ExpertsOfRun experts;
+  int64_t shard_ranks = 0;               // of the data axis, that share out what ZeRO does; 0: all of them
   double tokens_per_s = 0, step_ms = 0;  // median_rate() of the run's steps
 };
 

@@ -148,6 +148,42 @@ TEST(Exposure, WaitingIsToldFromTransferAndBothFromWhatIsHidden) {
   EXPECT_FALSE(report::exposures(old, report::median_step(old)));
 }
 
+// Four data ranks, of which 0 and 1 share out experts, and 2 and 3: 1 and 3 come late, and 3 later than 1.
+TEST(Exposure, RanksWaitForThoseOfTheirGroup) {
+  Record r = two_ranks();
+  r.ranks.clear();
+  const auto waiting = [&](const char* axis) {
+    r.ranks.clear();
+    for (int64_t rank = 0; rank < 4; ++rank) {
+      report::Rank& made = r.ranks.emplace_back();
+      made.at = {{"pp", 0}, {"dp", rank / 2}, {"cp", rank % 2}};
+      const double begin = std::array<double, 4>{10, 20, 10, 40}[static_cast<size_t>(rank)];
+      made.events = {event("step", "step 1", 0, 100),
+                     event((std::string("collective ") + axis).c_str(), "all_to_all", begin, 50, "all_to_all"),
+                     event("waiting", "held up", begin, 50)};
+      made.events[1].axis = axis;
+    }
+    std::vector<double> out;
+    for (const report::Exposure& e : *report::exposures(r, report::median_step(r))) out.push_back(e.waiting);
+    return out;
+  };
+  r.experts.ranks = 2;
+  EXPECT_EQ(waiting("ep"), (std::vector<double>{10, 0, 30, 0}));
+  EXPECT_EQ(waiting("edp"), (std::vector<double>{0, 20, 0, 0}));
+  r.shard_ranks = 2;
+  EXPECT_EQ(waiting("dp.shard"), (std::vector<double>{10, 0, 30, 0}));
+  EXPECT_EQ(waiting("dp.replicate"), (std::vector<double>{0, 20, 0, 0}));
+  EXPECT_EQ(waiting("dp+cp"), (std::vector<double>{30, 20, 30, 0}));
+}
+
+TEST(Exposure, TheOverlapOfOneOperationIsTold) {
+  Record r = two_ranks();
+  report::Overlap found = report::overlap_of(r, report::median_step(r), "dp", "all_reduce");
+  EXPECT_NEAR(found.all, 30, 1e-9);      // 20 and 20, 10 and 10
+  EXPECT_NEAR(found.exposed, 15, 1e-9);  // 20 and 10: the second ones
+  EXPECT_EQ(report::overlap_of(r, report::median_step(r), "ep", "all_to_all").all, 0);
+}
+
 TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
   const Record a = two_ranks();
   Record longer = a;
