@@ -151,7 +151,6 @@ TEST(Exposure, WaitingIsToldFromTransferAndBothFromWhatIsHidden) {
 // Four data ranks, of which 0 and 1 share out experts, and 2 and 3: 1 and 3 come late, and 3 later than 1.
 TEST(Exposure, RanksWaitForThoseOfTheirGroup) {
   Record r = two_ranks();
-  r.ranks.clear();
   const auto waiting = [&](const char* axis) {
     r.ranks.clear();
     for (int64_t rank = 0; rank < 4; ++rank) {
@@ -164,7 +163,8 @@ TEST(Exposure, RanksWaitForThoseOfTheirGroup) {
       made.events[1].axis = axis;
     }
     std::vector<double> out;
-    for (const report::Exposure& e : *report::exposures(r, report::median_step(r))) out.push_back(e.waiting);
+    const auto found = report::exposures(r, report::median_step(r));
+    for (const report::Exposure& e : found.value()) out.push_back(e.waiting);
     return out;
   };
   r.experts.ranks = 2;
