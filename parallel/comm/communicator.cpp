@@ -2,12 +2,12 @@
 #include "parallel/comm/communicator.h"
 
 #include <exception>
-#include <numeric>
 #include <utility>
 
 #include "parallel/comm/flight.h"
 #include "parallel/comm/memory.h"
 #include "parallel/comm/trace.h"
+#include "parallel/comm/uneven.h"
 #include "parallel/comm/worker.h"
 
 namespace tessera {
@@ -81,19 +81,24 @@ void Communicator::set_flight(std::shared_ptr<Flight> flight) {
 
 double Communicator::now() const { return trace_ ? trace_->now() : 0; }
 
-// Runs f, which returns the bytes it sent; names the axis in what it throws.
+// Runs f, and names the axis in what it throws.
+template <class F>
+static int64_t on_axis(const std::string& axis, const F& f) {
+  try {
+    return f();
+  } catch (const PeerFailed& e) {
+    throw PeerFailed(axis + " axis, " + e.what());
+  } catch (const CommError& e) {
+    throw CommError(axis + " axis, " + e.what());
+  }
+}
+
+// Runs f, which returns the bytes it sent.
 template <class F>
 void Communicator::observed(const Call& call, double requested, const F& f) {
   const double begin = now();
   const uint64_t ticket = flight_ ? flight_->begin(flight_axis_, call.op, call.bytes()) : 0;
-  int64_t sent = 0;
-  try {
-    sent = f();
-  } catch (const PeerFailed& e) {
-    throw PeerFailed(axis_ + " axis, " + e.what());
-  } catch (const CommError& e) {
-    throw CommError(axis_ + " axis, " + e.what());
-  }
+  const int64_t sent = on_axis(axis_, f);
   if (flight_) flight_->end(ticket);
   OpCount& count = counts_[static_cast<size_t>(call.op)];
   ++count.calls;
@@ -116,16 +121,27 @@ Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorith
                             std::shared_ptr<const UnevenPieces> pieces) {
   if (transport_->only_queues(call)) return start_queued(call, std::move(held), algorithm);
   if (!worker_) worker_ = std::make_shared<CommWorker>();
+  // Messages leave at once, on this thread: the others need not wait until the background gets a processor.
+  const bool left = pieces && !transport_->only_native(call);
+  int64_t sent = 0;
+  if (left) {
+    const HeldUpSpan span(held_up_);
+    const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
+    sent = on_axis(axis_, [&] { return send_pieces(*transport_, call); });
+  }
   // Memory is given back when the caller waits, and not when it happens to be done: then a step has the same peak every
   // time, and on a GPU the same addresses (tensor/cuda/graph.h).
   std::vector<Tensor> until_waited = held;
   ++in_background_;
-  std::future<void> done =
-      worker_->push([this, call, algorithm, requested = now(), tensors = std::move(held), pieces = std::move(pieces)] {
+  std::future<void> done = worker_->push(
+      [this, call, algorithm, left, sent, requested = now(), tensors = std::move(held), pieces = std::move(pieces)] {
         const auto less = [](std::atomic<int>* count) { --*count; };
         const std::unique_ptr<std::atomic<int>, decltype(less)> counted(&in_background_, less);
         try {
-          perform(call, algorithm, requested);
+          if (left)
+            observed(call, requested, [&] { return receive_pieces(*transport_, call), sent; });
+          else
+            perform(call, algorithm, requested);
         } catch (const PeerFailed&) {
           throw;
         } catch (const std::exception& e) {
@@ -227,36 +243,6 @@ void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
   call.out = out.address();
   if (region_of(out) != call.region) call.region = nullptr;
   if (!alone(call)) run(call, {in, out});
-}
-
-Call Communicator::uneven(const Tensor& in, const Tensor& out, const UnevenPieces& pieces) const {
-  Call call = whole(Op::all_to_all, in);
-  const auto fit = [&](const std::vector<int64_t>& sizes, const Tensor& array) {
-    return std::ssize(sizes) == size() && std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) == array.numel();
-  };
-  const auto own = static_cast<size_t>(rank());
-  if (!fit(pieces.sent, in) || !fit(pieces.received, out) || pieces.sent[own] != pieces.received[own] ||
-      out.dtype() != in.dtype() || !out.is_contiguous() || gpu_of(out) != gpu_of(in))
-    complain(call, in.describe() + " and " + out.describe() + " are not the pieces of " + std::to_string(size()) +
-                       " ranks, as many as their counts say");
-  call.out = out.address();
-  call.pieces = &pieces;
-  return call;
-}
-
-void Communicator::all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
-                              std::span<const int64_t> received) {
-  const UnevenPieces pieces{{sent.begin(), sent.end()}, {received.begin(), received.end()}};
-  const Call call = uneven(in, out, pieces);
-  if (!alone(call)) run(call, {in, out});
-}
-
-Pending Communicator::start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
-                                       std::span<const int64_t> received) {
-  const auto pieces = std::make_shared<const UnevenPieces>(
-      UnevenPieces{{sent.begin(), sent.end()}, {received.begin(), received.end()}});
-  const Call call = uneven(in, out, *pieces);
-  return alone(call) ? Pending() : start(call, {in, out}, algorithm_, pieces);
 }
 
 void Communicator::send(const Tensor& x, int to, int tag) {

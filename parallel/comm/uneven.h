@@ -11,7 +11,10 @@ Range piece_for(const Call& call, int ranks, int r);
 Range piece_from(const Call& call, int ranks, int r);
 
 // Each rank sends its pieces to the others, the next rank's first; empty ones are not sent. Returns the bytes that left
-// this rank. Throws CommError where a message is not as long as its piece.
+// this rank.
+int64_t send_pieces(Transport& t, const Call& call);
+// Then it copies its own and takes what comes. Throws CommError where a message is not as long as its piece.
+void receive_pieces(Transport& t, const Call& call);
 int64_t exchange_uneven(Transport& t, const Call& call);
 
 }  // namespace tessera
