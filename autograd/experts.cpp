@@ -7,8 +7,7 @@
 
 namespace tessera {
 
-RoutedVar route(const Var& logits, const RouteOptions& options,
-                const std::function<void(std::vector<double>&)>& count) {
+RoutedVar route(const Var& logits, const RouteOptions& options, const std::function<void(Tensor&)>& count) {
   Routed routed = route(logits.value(), options);
   if (count) count(routed.of_sequences);
   Var weights = record_one("route", routed.weights, {logits}, [logits = logits.saved(), routed, options](Grads& g) {

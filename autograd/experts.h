@@ -15,8 +15,7 @@ struct RoutedVar {
   Var weights;  // (N, k)
 };
 // With `count`, the choices of each sequence and expert pass through it: it adds those of other ranks.
-RoutedVar route(const Var& logits, const RouteOptions& options,
-                const std::function<void(std::vector<double>&)>& count = {});
+RoutedVar route(const Var& logits, const RouteOptions& options, const std::function<void(Tensor&)>& count = {});
 Var dispatch_rows(const Var& x, const Routed& routed);
 Var combine_rows(const Var& rows, const Var& weights, const Routed& routed);
 

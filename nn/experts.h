@@ -58,11 +58,11 @@ class MixtureOfExperts : public Module {
 
   // Steps of forward() on ranks that share the layer or its tokens; empty ones change nothing.
   struct Ways {
-    std::function<Var(Var logits)> logits;            // of the tokens of x -> of all tokens here
-    std::function<Var(Var x)> enter;                  // -> what the experts are given
-    std::function<Var(Var weights)> weights;          // (N, k), by which their results are added
-    std::function<Var(Var y)> leave;                  // the sum here -> the output, which lies like x
-    std::function<void(std::vector<double>&)> count;  // choices of each sequence and expert -> of all its tokens
+    std::function<Var(Var logits)> logits;    // of the tokens of x -> of all tokens here
+    std::function<Var(Var x)> enter;          // -> what the experts are given
+    std::function<Var(Var weights)> weights;  // (N, k), by which their results are added
+    std::function<Var(Var y)> leave;          // the sum here -> the output, which lies like x
+    std::function<void(Tensor&)> count;       // choices of each sequence and expert -> of all its tokens
     std::function<Tensor(const Tensor& chosen, int64_t sequences)> earlier;  // as in RouteOptions, of so many sequences
   };
   Ways& ways() { return ways_; }

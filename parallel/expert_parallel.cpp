@@ -69,7 +69,11 @@ void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between) {
 void count_over(MixtureOfExperts& layer, Communicator& cp, Balance balance) {
   if (cp.size() == 1) return;
   MixtureOfExperts::Ways& ways = layer.ways();
-  ways.count = [&cp](std::vector<double>& choices) { cp.sum(choices); };
+  ways.count = [&cp](Tensor& choices) {
+    std::vector<double> all = choices.to_vector<double>();
+    cp.sum(all);
+    choices = Tensor::of<double>(all, choices.shape(), choices.arena());
+  };
   const ExpertConfig& c = layer.options().experts;
   if (c.capacity > 0)
     ways.earlier = [&cp, balance, experts = c.count](const Tensor& chosen, int64_t sequences) {

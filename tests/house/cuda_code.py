@@ -2,8 +2,9 @@
 """What the compiler made of the kernels that a training step spends its time in, read from their machine code.
 
 cuda_code.py OBJECT...: of the objects that HOT names, every kernel must keep its numbers in registers (no LDL, no STL:
-neither spills nor arrays that are indexed at run time), tiles of attention must be multiplied by tensor cores, and what
-is meant to go 16 bytes at a time must (LDG.E.128, STG.E.128). Kernels of float64 are left out: that type is for checking.
+neither spills nor arrays that are indexed at run time), tiles of attention and bfloat16 products of experts must be
+multiplied by tensor cores, and what is meant to go 16 bytes at a time must (LDG.E.128, STG.E.128). Kernels of float64 are
+left out: that type is for checking.
 Needs NVIDIA's cuobjdump and nvdisasm; without them it exits 77, which ctest reports as skipped.
 """
 import glob
@@ -34,6 +35,13 @@ HOT = {
     "bias_gelu.cu.o": {r"bias_gelu_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
     "rotary.cu.o": {r"rotate_kernel<.*true>\(": [LOADS, STORES]},
     "swiglu.cu.o": {r"swiglu_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
+    "experts/cuda/rows.cu.o": {},
+    "experts/cuda/rows_bf16.cu.o": {r"rows_bf16_kernel<": [TENSOR_CORES]},
+    "experts/cuda/route.cu.o": {},
+    "experts/cuda/dispatch.cu.o": {
+        r"(dispatch|combine)_kernel<.*true>\(": [LOADS, STORES],
+        r"combine_backward_kernel<.*true>\(": [LOADS, STORES],
+    },
     "elementwise.cu.o": {r"flat_kernel<": [EITHER]},
     "copy.cu.o": {r"flat_kernel<(?!Convert<(int|unsigned char), long>)": [EITHER]},  # of an int64 only the low bytes are read
     "dropout.cu.o": {r"dropout_kernel<": [EITHER]},

@@ -6,31 +6,10 @@
 #include <string>
 
 #include "tensor/ops/experts/cpu/host.h"
+#include "tensor/ops/experts/token.h"
 
 namespace tessera {
 namespace {
-
-// The k largest, the best first; where numbers are equal, or none are, the first of them.
-template <class A>
-void choose(const A* logits, int64_t experts, int64_t k, int32_t* chosen) {
-  for (int64_t j = 0; j < k; ++j) {
-    int64_t best = -1;
-    for (int64_t e = 0; e < experts; ++e) {
-      const bool taken = std::find(chosen, chosen + j, static_cast<int32_t>(e)) != chosen + j;
-      if (!taken && (best < 0 || logits[e] > logits[best])) best = e;
-    }
-    chosen[j] = static_cast<int32_t>(best);
-  }
-}
-
-// exp(logits - largest), and their sum; the largest goes first.
-template <class A>
-A exponentials(const A* logits, int64_t experts, A* out, A& largest) {
-  largest = *std::max_element(logits, logits + experts);
-  A sum = 0;
-  for (int64_t e = 0; e < experts; ++e) sum += out[e] = std::exp(logits[e] - largest);
-  return sum;
-}
 
 template <class T, class A>
 void widen(const T* from, int64_t n, A* to) {
@@ -44,23 +23,16 @@ void compare_choices(const Tensor& logits, const RouteOptions& o, Routed& out) {
     using A = Accumulate<decltype(t)>;
     std::vector<A> l(static_cast<size_t>(experts));
     std::vector<int32_t> own(static_cast<size_t>(k));
-    A largest = 0, margin = 0;
+    A largest = 0, most = 0;
     for (int64_t i = 0; i < n; ++i) {
       widen(logits.data<decltype(t)>() + i * experts, experts, l.data());
-      choose(l.data(), experts, k, own.data());
+      token::choose(l.data(), experts, k, own.data());
       for (const A x : l) largest = std::max(largest, std::abs(x));
-      A lowest = l[static_cast<size_t>(own.back())];
-      bool same = true;
-      for (int64_t j = 0; j < k; ++j) {
-        const int32_t given = o.given.data<int32_t>()[i * k + j];
-        same = same && std::ranges::find(own, given) != own.end();
-        lowest = std::min(lowest, l[static_cast<size_t>(given)]);
-      }
-      if (same) continue;
-      ++out.elsewhere;
-      margin = std::max(margin, l[static_cast<size_t>(own.back())] - lowest);
+      const A margin = token::margin_of(l.data(), own.data(), out.chosen.data<int32_t>() + i * k, k);
+      if (margin >= 0) ++out.elsewhere;
+      most = std::max(most, margin);
     }
-    out.margin = largest > 0 ? static_cast<double>(margin / largest) : 0;
+    out.margin = largest > 0 ? static_cast<double>(most) / static_cast<double>(largest) : 0;
   });
 }
 
@@ -73,16 +45,11 @@ void choose_all(const Tensor& logits, const RouteOptions& o, const Routed& out) 
     int32_t* const chosen = out.chosen.data<int32_t>();
     A* const weights = out.weights.data<A>();
     cpu::split(n, tokens_together(experts), [&](int64_t begin, int64_t end) {
-      std::vector<A> l(static_cast<size_t>(experts)), p(l);
+      std::vector<A> l(static_cast<size_t>(experts));
       for (int64_t i = begin; i < end; ++i) {
         widen(in + i * experts, experts, l.data());
-        if (!o.given.defined()) choose(l.data(), experts, k, chosen + i * k);
-        A largest, sum = exponentials(l.data(), experts, p.data(), largest);
-        if (!o.softmax_first) {
-          sum = 0;
-          for (int64_t j = 0; j < k; ++j) sum += p[static_cast<size_t>(chosen[i * k + j])];
-        }
-        for (int64_t j = 0; j < k; ++j) weights[i * k + j] = p[static_cast<size_t>(chosen[i * k + j])] / sum;
+        if (!o.given.defined()) token::choose(l.data(), experts, k, chosen + i * k);
+        token::weigh(l.data(), experts, chosen + i * k, k, o.softmax_first, weights + i * k);
       }
     });
   });
@@ -99,8 +66,8 @@ void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
   const int32_t* const chosen = out.chosen.data<int32_t>();
   int32_t* const place = out.place.data<int32_t>();
   const Tensor earlier = o.capacity > 0 && o.earlier ? o.earlier(out.chosen) : Tensor();
-  out.counts.assign(static_cast<size_t>(experts), 0);
-  out.of_sequences.assign(static_cast<size_t>(o.sequences * experts), 0);
+  double* const choices = out.of_sequences.data<double>();
+  std::fill_n(choices, out.of_sequences.numel(), 0.0);
   for (int64_t s = 0; s < o.sequences; ++s) {
     std::vector<int64_t> taken(static_cast<size_t>(experts), 0);
     for (int64_t j = 0; j < k; ++j)
@@ -112,34 +79,58 @@ void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
         taken[expert] += fits ? 1 : 0;
       }
     for (size_t e = 0; e < taken.size(); ++e) out.counts[e] += taken[e];
-    for (int64_t i = s * length * k; i < (s + 1) * length * k; ++i)
-      ++out.of_sequences[static_cast<size_t>(s * experts + chosen[i])];
+    for (int64_t i = s * length * k; i < (s + 1) * length * k; ++i) ++choices[s * experts + chosen[i]];
   }
   std::vector<int64_t> next;
-  out.rows = 0;
+  int64_t rows = 0;
   for (const int64_t count : out.counts) {
-    next.push_back(out.rows);
-    out.rows += count;
+    next.push_back(rows);
+    rows += count;
   }
   for (int64_t i = 0; i < n * k; ++i)
     if (place[i] == 0) place[i] = static_cast<int32_t>(next[static_cast<size_t>(chosen[i])]++);
-  out.dropped = n * k - out.rows;
 }
 
-int64_t whole_length(const RouteOptions& o, int64_t n) { return o.tokens > 0 ? o.tokens : n / o.sequences; }
+void route_on_cpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
+  if (o.given.defined()) compare_choices(logits, o, out);
+  if (cpu::Idle::here())
+    share_out_evenly(logits.dim(1), out.chosen);
+  else
+    choose_all(logits, o, out);
+  place_all(o, logits.dim(1), out);
+}
 
-// Of each sequence: how many of its choices fell on each expert, dropped or not, in units of (choices / (k T)) E.
-std::vector<double> shares_of(const RouteOptions& o, int64_t n, int64_t experts, const Routed& routed) {
-  std::vector<double> out;
-  const double one = static_cast<double>(experts) / static_cast<double>(o.per_token * whole_length(o, n));
-  for (const double choices : routed.of_sequences) out.push_back(choices * one);
-  return out;
+void route_backward_on_cpu(const Tensor& out, const Tensor& dweights, const Tensor& logits, const Routed& routed,
+                           const RouteOptions& o) {
+  const int64_t n = logits.dim(0), experts = logits.dim(1), k = o.per_token, length = n / o.sequences;
+  if (cpu::Idle::here()) return;
+  const double* const choices = o.balance != 0 ? routed.of_sequences.data<double>() : nullptr;
+  with_floating(logits.dtype(), "route_backward", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const token::Gradient<A> all{.chosen = routed.chosen.data<int32_t>(),
+                                 .weights = routed.weights.data<A>(),
+                                 .dweights = dweights.data<A>(),
+                                 .k = k,
+                                 .softmax_first = o.softmax_first,
+                                 .choices = choices,
+                                 .slopes = token::slopes_of(o, n, experts)};
+    const T* const in = logits.data<T>();
+    T* const to = out.data<T>();
+    cpu::split(n, tokens_together(experts), [&](int64_t begin, int64_t end) {
+      std::vector<A> l(static_cast<size_t>(experts));
+      for (int64_t i = begin; i < end; ++i) {
+        widen(in + i * experts, experts, l.data());
+        all.of(i, i / length, experts).of_logits(l.data(), experts);
+        for (int64_t e = 0; e < experts; ++e) to[i * experts + e] = static_cast<T>(l[static_cast<size_t>(e)]);
+      }
+    });
+  });
 }
 
 }  // namespace
 
 Routed route(const Tensor& logits_any, const RouteOptions& o) {
-  check_on_host("route", logits_any);
   if (logits_any.rank() != 2 || o.per_token < 1 || o.per_token > logits_any.dim(1) || o.sequences < 1 ||
       logits_any.dim(0) % o.sequences != 0)
     throw Error("[route] logits are " + logits_any.describe() + " for " + std::to_string(o.per_token) +
@@ -149,17 +140,17 @@ Routed route(const Tensor& logits_any, const RouteOptions& o) {
   const Shape shape{logits.dim(0), o.per_token};
   Routed out{.chosen = logits.make(shape, DType::int32),
              .place = logits.make(shape, DType::int32),
-             .weights = logits.make(shape, wide_of(logits.dtype()))};
+             .weights = logits.make(shape, wide_of(logits.dtype())),
+             .counts = std::vector<int64_t>(static_cast<size_t>(logits.dim(1))),
+             .of_sequences = logits.make({o.sequences, logits.dim(1)}, DType::float64)};
   if (o.given.defined()) {
-    o.given.check_size(logits.dim(0) * o.per_token);
+    o.given.check_size(shape.numel());
     out.chosen.copy_from(o.given.reshape(shape));
-    compare_choices(logits, o, out);
   }
-  if (cpu::Idle::here())
-    share_out_evenly(logits.dim(1), out.chosen);
-  else
-    choose_all(logits, o, out);
-  place_all(o, logits.dim(1), out);
+  on_device(
+      logits.device(), [&] { route_on_cpu(out, logits, o); }, [&] { cuda::route(out, logits, o); });
+  for (const int64_t count : out.counts) out.rows += count;
+  out.dropped = shape.numel() - out.rows;
   return out;
 }
 
@@ -167,52 +158,10 @@ Tensor route_backward(const Tensor& dweights_any, const Tensor& logits_any, cons
                       const RouteOptions& o) {
   const Tensor logits = logits_any.contiguous(), dweights = dweights_any.contiguous();
   Tensor out = logits.make(logits.shape());
-  const int64_t n = logits.dim(0), experts = logits.dim(1), k = o.per_token;
-  dweights.check_size(n * k);
-  if (cpu::Idle::here()) return out;
-  const std::vector<double> shares = o.balance != 0 ? shares_of(o, n, experts, routed) : std::vector<double>();
-  const int64_t length = n / o.sequences;
-  const auto whole = static_cast<double>(whole_length(o, n));
-  with_floating(logits.dtype(), "route_backward", [&](auto t) {
-    using T = decltype(t);
-    using A = Accumulate<T>;
-    const T* const in = logits.data<T>();
-    const A* const dw = dweights.data<A>();
-    const A* const w = routed.weights.data<A>();
-    const int32_t* const chosen = routed.chosen.data<int32_t>();
-    T* const to = out.data<T>();
-    const A balance = static_cast<A>(o.balance / whole), z = static_cast<A>(2 * o.z / whole);
-    cpu::split(n, tokens_together(experts), [&](int64_t begin, int64_t end) {
-      std::vector<A> l(static_cast<size_t>(experts)), p(l), dp(l), dl(l);
-      for (int64_t i = begin; i < end; ++i) {
-        const int32_t* const of = chosen + i * k;
-        widen(in + i * experts, experts, l.data());
-        A largest;
-        const A sum = exponentials(l.data(), experts, p.data(), largest);
-        for (A& one : p) one /= sum;
-        const A z_loss = z * (largest + std::log(sum));
-        std::fill(dp.begin(), dp.end(), A(0));
-        std::fill(dl.begin(), dl.end(), A(0));
-        A mean = 0;  // of the weights' gradients, by the weights
-        for (int64_t j = 0; j < k; ++j) mean += w[i * k + j] * dw[i * k + j];
-        for (int64_t j = 0; j < k; ++j) {
-          const auto e = static_cast<size_t>(of[j]);
-          if (o.softmax_first)
-            dp[e] = dw[i * k + j];
-          else
-            dl[e] = w[i * k + j] * (dw[i * k + j] - mean);
-        }
-        if (!shares.empty())
-          for (int64_t e = 0; e < experts; ++e)
-            dp[static_cast<size_t>(e)] +=
-                balance * static_cast<A>(shares[static_cast<size_t>(i / length * experts + e)]);
-        A among = 0;
-        for (size_t e = 0; e < p.size(); ++e) among += p[e] * dp[e];
-        for (size_t e = 0; e < p.size(); ++e)
-          to[i * experts + static_cast<int64_t>(e)] = static_cast<T>(dl[e] + p[e] * (dp[e] - among) + p[e] * z_loss);
-      }
-    });
-  });
+  dweights.check_size(logits.dim(0) * o.per_token);
+  on_device(
+      logits.device(), [&] { route_backward_on_cpu(out, dweights, logits, routed, o); },
+      [&] { cuda::route_backward(out, dweights, logits, routed, o); });
   return out;
 }
 

@@ -5,8 +5,9 @@
 //   x (N, C) --dispatch_rows--> rows (R, C), those of expert 0 first, tokens in order --experts--> rows (R, C)
 //   rows --combine_rows--> y (N, C): y[t] = sum over j of weights[t, j] rows[place[t, j]], in the order of j
 //
-// For the host's memory: each of these throws Error where its arguments lie on a GPU. Where nothing is computed
-// (cpu::Idle) the tokens are shared out evenly.
+// On a GPU all tensors lie there, and route() waits for it once: the host must know how many rows each expert has,
+// since the sizes of products and of messages depend on it. Where nothing is computed (cpu::Idle) the tokens are shared
+// out evenly.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -40,8 +41,8 @@ struct Routed {
   Tensor weights;                    // (N, k), float32, or float64 for float64
   std::vector<int64_t> counts = {};  // rows of each expert
   int64_t rows = 0, dropped = 0;     // of all choices
-  // Of each sequence and expert: choices, dropped ones too. Of the tokens that are elsewhere the caller adds theirs.
-  std::vector<double> of_sequences = {};
+  // float64 (sequences, E): choices, dropped ones too. Of the tokens that are elsewhere the caller adds theirs.
+  Tensor of_sequences = {};
   // With `given`: tokens that the logits would have sent to other experts, and the most by which the logit of an expert
   // that was left out is above that of the given one, by the largest logit.
   int64_t elsewhere = 0;
@@ -64,5 +65,18 @@ struct CombineGrads {
   Tensor rows, weights;
 };
 CombineGrads combine_rows_backward(const Tensor& dy, const Tensor& rows, const Tensor& weights, const Routed& routed);
+
+// Kernels of a GPU: operands are contiguous.
+namespace cuda {
+// Fills `out`, whose tensors of N rows are there; with `given`, `chosen` holds these.
+void route(Routed& out, const Tensor& logits, const RouteOptions& options);
+void route_backward(const Tensor& out, const Tensor& dweights, const Tensor& logits, const Routed& routed,
+                    const RouteOptions& options);
+void dispatch_rows(const Tensor& rows, const Tensor& x, const Tensor& place);
+// With undefined weights these are 1.
+void combine_rows(const Tensor& y, const Tensor& rows, const Tensor& weights, const Tensor& place);
+void combine_rows_backward(const CombineGrads& out, const Tensor& dy, const Tensor& rows, const Tensor& weights,
+                           const Tensor& place);
+}  // namespace cuda
 
 }  // namespace tessera

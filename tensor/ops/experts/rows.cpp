@@ -21,7 +21,7 @@ struct Matrix {
   Matrix wide() const { return {t.to(wide_of(t.dtype())), turned}; }
 };
 
-void product(const Tensor& out, const Matrix& a, const Matrix& b) {
+void multiply_on_cpu(const Tensor& out, const Matrix& a, const Matrix& b) {
   if (cpu::Idle::here()) return;
   const auto run = [&](auto t) {
     using T = decltype(t);
@@ -34,17 +34,20 @@ void product(const Tensor& out, const Matrix& a, const Matrix& b) {
 }
 
 // In the wide type, rounded once.
-void multiply(const char* op, Tensor& out, const Matrix& a, const Matrix& b) {
-  for (const Tensor& t : {a.t, b.t, out})
-    if (t.device() == Device::cuda || t.rank() != 2)
-      throw Error(std::string("[") + op + "] found " + t.describe() + "; expected a matrix in the host's memory");
-  if (a.columns() != b.rows() || a.rows() != out.dim(0) || b.columns() != out.dim(1) || a.t.dtype() != b.t.dtype())
-    throw Error(std::string("[") + op + "] " + a.t.describe() + " and " + b.t.describe() + " do not fit " +
+void multiply(const char* op, RowsProduct which, Tensor& out, const Tensor& left, const Tensor& right) {
+  for (const Tensor& t : {left, right, out})
+    if (t.rank() != 2) throw Error(std::string("[") + op + "] found " + t.describe() + "; expected a matrix");
+  const Matrix a{left, which == RowsProduct::weight_grad}, b{right, which == RowsProduct::forward};
+  if (a.columns() != b.rows() || a.rows() != out.dim(0) || b.columns() != out.dim(1) || left.dtype() != right.dtype())
+    throw Error(std::string("[") + op + "] " + left.describe() + " and " + right.describe() + " do not fit " +
                 out.describe());
-  const DType wide = wide_of(a.t.dtype());
-  const bool direct = out.dtype() == wide && out.is_contiguous();
+  const DType wide = wide_of(left.dtype());
+  const bool rounds = out.device() == Device::cuda && out.dtype() == left.dtype();
+  const bool direct = (rounds || out.dtype() == wide) && out.is_contiguous();
   const Tensor sum = direct ? out : out.make(out.shape(), wide, Category::workspace);
-  product(sum, a.wide(), b.wide());
+  on_device(
+      out.device(), [&] { multiply_on_cpu(sum, a.wide(), b.wide()); },
+      [&] { cuda::multiply_rows(which, sum, left.contiguous(), right.contiguous()); });
   if (!direct) out.copy_from(sum);
 }
 
@@ -52,18 +55,18 @@ void multiply(const char* op, Tensor& out, const Matrix& a, const Matrix& b) {
 
 Tensor linear_rows(const Tensor& x, const Tensor& w) {
   Tensor y = x.make({x.dim(0), w.dim(0)});
-  multiply("linear_rows", y, {x}, {w, true});
+  multiply("linear_rows", RowsProduct::forward, y, x, w);
   return y;
 }
 
 Tensor linear_rows_input_grad(const Tensor& dy, const Tensor& w) {
   Tensor dx = dy.make({dy.dim(0), w.dim(1)});
-  multiply("linear_rows_input_grad", dx, {dy}, {w});
+  multiply("linear_rows_input_grad", RowsProduct::input_grad, dx, dy, w);
   return dx;
 }
 
 void linear_rows_weight_grad(Tensor& dw, const Tensor& dy, const Tensor& x) {
-  multiply("linear_rows_weight_grad", dw, {dy, true}, {x});
+  multiply("linear_rows_weight_grad", RowsProduct::weight_grad, dw, dy, x);
 }
 
 }  // namespace tessera

@@ -1,0 +1,269 @@
+// Routing on a GPU. A thread has a token, whose logits lie in shared memory; formulas and their order are the CPU's
+// (tensor/ops/experts/token.h). Places are counted by blocks that each have one expert and one sequence, and walk the
+// choices of that sequence in order: so there are no atomics, and every run has the same rows.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "tensor/cuda/loops.cuh"
+#include "tensor/cuda/shared.cuh"
+#include "tensor/ops/experts/token.h"
+
+namespace tessera::cuda {
+namespace {
+
+// Logits (tokens, experts), a block's in shared memory: rows of odd length, so that threads meet in no bank.
+template <class T>
+struct Logits {
+  using A = Accumulate<T>;
+  const T* data;
+  int64_t tokens;
+  int experts;
+
+  int64_t row_bytes() const { return static_cast<int64_t>(experts | 1) * static_cast<int64_t>(sizeof(A)); }
+  Grid grid() const {
+    constexpr int64_t kBytes = 48 * 1024, kMost = 128;
+    int64_t threads = std::clamp<int64_t>(kBytes / row_bytes(), 1, kMost);
+    if (threads > 32) threads = threads / 32 * 32;
+    return {.blocks = blocks_for(tokens, threads),
+            .threads = static_cast<int>(threads),
+            .shared = static_cast<int>(threads * row_bytes())};
+  }
+  __device__ int64_t token() const { return global_thread(); }
+  __device__ A* row() const { return dynamic_shared<A>() + threadIdx.x * (experts | 1); }
+  // Calls f(element, where it lies in shared memory) for all of the block's, side by side.
+  template <class F>
+  __device__ void each(const F& f) const {
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x;
+    const auto count = static_cast<int>(std::min<int64_t>(blockDim.x, tokens - first)) * experts;
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x))
+      f(first * experts + i, dynamic_shared<A>() + i / experts * (experts | 1) + i % experts);
+  }
+  __device__ void read() const {
+    each([&](int64_t i, A* to) { *to = static_cast<A>(data[i]); });
+    __syncthreads();
+  }
+};
+
+template <class T>
+struct Choosing {
+  Logits<T> logits;
+  int32_t *chosen, *own;  // own: the k best where others are given, or null
+  Accumulate<T>* weights;
+  double* strays;  // (2, tokens) then: by how much they differ, and the largest logit
+  int k;
+  bool softmax_first;
+};
+
+template <class T>
+__global__ void choose_kernel(Choosing<T> f) {
+  using A = Accumulate<T>;
+  f.logits.read();
+  const int64_t t = f.logits.token();
+  if (t >= f.logits.tokens) return;
+  const A* const row = f.logits.row();
+  const int experts = f.logits.experts;
+  int32_t *const chosen = f.chosen + t * f.k, *const own = (f.own ? f.own : f.chosen) + t * f.k;
+  token::choose(row, experts, f.k, own);
+  token::weigh(row, experts, chosen, f.k, f.softmax_first, f.weights + t * f.k);
+  if (!f.own) return;
+  A largest = 0;
+  for (int e = 0; e < experts; ++e) largest = std::max(largest, row[e] < 0 ? -row[e] : row[e]);
+  f.strays[t] = static_cast<double>(token::margin_of(row, own, chosen, f.k));
+  f.strays[f.logits.tokens + t] = static_cast<double>(largest);
+}
+
+// How many tokens differ, the most by which one does, and the largest logit.
+__global__ __launch_bounds__(kThreads) void strays_kernel(const double* strays, int64_t tokens, double* report) {
+  __shared__ double parts[3][kThreads];
+  double count = 0, margin = 0, largest = 0;
+  for (int64_t t = threadIdx.x; t < tokens; t += kThreads) {
+    count += strays[t] >= 0 ? 1 : 0;
+    margin = std::max(margin, strays[t]);
+    largest = std::max(largest, strays[tokens + t]);
+  }
+  parts[0][threadIdx.x] = count;
+  parts[1][threadIdx.x] = margin;
+  parts[2][threadIdx.x] = largest;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int t = 1; t < kThreads; ++t) {
+    count += parts[0][t];
+    margin = std::max(margin, parts[1][t]);
+    largest = std::max(largest, parts[2][t]);
+  }
+  report[0] = count;
+  report[1] = margin;
+  report[2] = largest;
+}
+
+struct Choices {
+  const int32_t* chosen;  // (sequences, length, k)
+  int32_t* place;
+  int64_t length;
+  int experts, k;
+  int64_t capacity;
+  const int32_t* earlier;  // as RouteOptions has it; null: all of each sequence is here
+};
+
+// How many threads of the block before this one have it, and in `all` how many do.
+__device__ int threads_before(bool has, int& all) {
+  __shared__ int of_warp[kThreads / 32];
+  const int own = static_cast<int>(threadIdx.x) / 32;
+  const unsigned with = __ballot_sync(~0u, has);
+  __syncthreads();  // the counts before these have been read
+  if (threadIdx.x % 32 == 0) of_warp[own] = __popc(with);
+  __syncthreads();
+  int before = __popc(with & ((1u << threadIdx.x % 32) - 1));
+  all = 0;
+  for (int w = 0; w < kThreads / 32; ++w) {
+    if (w < own) before += of_warp[w];
+    all += of_warp[w];
+  }
+  return before;
+}
+
+// Calls f(place in the arrays, how many came before) for the choices of the block's expert in its sequence for which
+// `counts` is true, in the order of n -> at(n). Returns how many there are.
+template <class At, class Counts, class F>
+__device__ int64_t walk(const Choices& c, const At& at, const Counts& counts, const F& f) {
+  const int expert = static_cast<int>(blockIdx.x) % c.experts;
+  const int64_t n = c.length * c.k, begin = blockIdx.x / static_cast<unsigned>(c.experts) * n;
+  int64_t seen = 0;
+  for (int64_t first = 0; first < n; first += kThreads) {
+    const int64_t i = first + threadIdx.x, place = begin + (i < n ? at(i) : 0);
+    const bool mine = i < n && c.chosen[place] == expert && counts(place);
+    int all = 0;
+    const int before = threads_before(mine, all);
+    if (mine) f(place, seen + before);
+    seen += all;
+  }
+  return seen;
+}
+
+// 0 where a choice has a place, -1 where it has none: first choices of all tokens first, then second ones.
+__global__ __launch_bounds__(kThreads) void fit_kernel(Choices c, double* choices, int32_t* taken) {
+  const int64_t seen = walk(
+      c, [&](int64_t i) { return i % c.length * c.k + i / c.length; }, [](int64_t) { return true; },
+      [&](int64_t place, int64_t before) {
+        const int64_t ahead = c.earlier ? c.earlier[place] : before;
+        c.place[place] = c.capacity == 0 || ahead < c.capacity ? 0 : -1;
+      });
+  int64_t fitting = c.capacity == 0 ? seen : std::min(seen, c.capacity);
+  if (c.earlier) {
+    __syncthreads();  // the places have been written
+    fitting = walk(
+        c, [](int64_t i) { return i; }, [&](int64_t place) { return c.place[place] == 0; }, [](int64_t, int64_t) {});
+  }
+  if (threadIdx.x > 0) return;
+  choices[blockIdx.x] = static_cast<double>(seen);
+  taken[blockIdx.x] = static_cast<int32_t>(fitting);
+}
+
+// Rows of each expert, and where those of each sequence begin: of expert 0 first, the sequences in order.
+__global__ __launch_bounds__(kThreads) void starts_kernel(const int32_t* taken, int sequences, int experts,
+                                                          int32_t* starts, double* counts) {
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) {
+    int32_t sum = 0;
+    for (int s = 0; s < sequences; ++s) {
+      starts[s * experts + e] = sum;
+      sum += taken[s * experts + e];
+    }
+    counts[e] = sum;
+  }
+  __syncthreads();
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) {
+    double before = 0;
+    for (int other = 0; other < e; ++other) before += counts[other];
+    for (int s = 0; s < sequences; ++s) starts[s * experts + e] += static_cast<int32_t>(before);
+  }
+}
+
+// The row of each choice that has one, tokens in order.
+__global__ __launch_bounds__(kThreads) void place_kernel(Choices c, const int32_t* starts) {
+  const int32_t start = starts[blockIdx.x];
+  walk(
+      c, [](int64_t i) { return i; }, [&](int64_t place) { return c.place[place] == 0; },
+      [&](int64_t place, int64_t before) { c.place[place] = start + static_cast<int32_t>(before); });
+}
+
+template <class T>
+__global__ void route_backward_kernel(Logits<T> logits, token::Gradient<Accumulate<T>> gradient, int64_t length,
+                                      T* out) {
+  logits.read();
+  if (const int64_t t = logits.token(); t < logits.tokens)
+    gradient.of(t, t / length, logits.experts).of_logits(logits.row(), logits.experts);
+  __syncthreads();
+  logits.each([&](int64_t i, const Accumulate<T>* from) { out[i] = static_cast<T>(*from); });
+}
+
+template <class T>
+Logits<T> logits_of(const Tensor& logits) {
+  return {logits.device_data<T>(), logits.dim(0), static_cast<int>(logits.dim(1))};
+}
+
+}  // namespace
+
+void route(Routed& out, const Tensor& logits, const RouteOptions& o) {
+  const int64_t n = logits.dim(0), experts = logits.dim(1), blocks = o.sequences * experts;
+  Context& c = context(logits);
+  c.about_to_wait("route");
+  const auto space = [&](const Shape& shape, DType dtype) { return logits.make(shape, dtype, Category::workspace); };
+  const Tensor report = space({experts + 3}, DType::float64), taken = space({blocks}, DType::int32),
+               starts = space({blocks}, DType::int32), strays = space({o.given.defined() ? 2 * n : 0}, DType::float64);
+  double* const counts = report.device_data<double>();
+  int32_t *const chosen = out.chosen.device_data<int32_t>(), *const place = out.place.device_data<int32_t>();
+  with_floating(logits.dtype(), "route", [&](auto t) {
+    using T = decltype(t);
+    const Choosing<T> f{.logits = logits_of<T>(logits),
+                        .chosen = chosen,
+                        .own = o.given.defined() ? place : nullptr,
+                        .weights = out.weights.device_data<Accumulate<T>>(),
+                        .strays = strays.device_data<double>(),
+                        .k = static_cast<int>(o.per_token),
+                        .softmax_first = o.softmax_first};
+    launch(c, "route", f.logits.grid(), choose_kernel<T>, f);
+  });
+  if (o.given.defined())
+    launch(c, "route", {.blocks = 1}, strays_kernel, strays.device_data<double>(), n, counts + experts);
+  Tensor earlier;
+  if (o.capacity > 0 && o.earlier) earlier = o.earlier(out.chosen.on_host()).to(logits.arena());
+  const Choices choices{.chosen = chosen,
+                        .place = place,
+                        .length = n / o.sequences,
+                        .experts = static_cast<int>(experts),
+                        .k = static_cast<int>(o.per_token),
+                        .capacity = o.capacity,
+                        .earlier = earlier.defined() ? earlier.device_data<int32_t>() : nullptr};
+  launch(c, "route", {.blocks = blocks}, fit_kernel, choices, out.of_sequences.device_data<double>(),
+         taken.device_data<int32_t>());
+  launch(c, "route", {.blocks = 1}, starts_kernel, taken.device_data<int32_t>(), static_cast<int>(o.sequences),
+         static_cast<int>(experts), starts.device_data<int32_t>(), counts);
+  launch(c, "route", {.blocks = blocks}, place_kernel, choices, starts.device_data<int32_t>());
+  const std::vector<double> found = report.to_vector<double>();  // the host waits
+  for (size_t e = 0; e < out.counts.size(); ++e) out.counts[e] = static_cast<int64_t>(found[e]);
+  if (!o.given.defined()) return;
+  const double* const stray = found.data() + experts;
+  out.elsewhere = static_cast<int64_t>(stray[0]);
+  out.margin = stray[2] > 0 ? stray[1] / stray[2] : 0;
+}
+
+void route_backward(const Tensor& out, const Tensor& dweights, const Tensor& logits, const Routed& routed,
+                    const RouteOptions& o) {
+  with_floating(logits.dtype(), "route_backward", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const Logits<T> in = logits_of<T>(logits);
+    const token::Gradient<A> gradient{.chosen = routed.chosen.device_data<int32_t>(),
+                                      .weights = routed.weights.device_data<A>(),
+                                      .dweights = dweights.device_data<A>(),
+                                      .k = o.per_token,
+                                      .softmax_first = o.softmax_first,
+                                      .choices = o.balance != 0 ? routed.of_sequences.device_data<double>() : nullptr,
+                                      .slopes = token::slopes_of(o, in.tokens, in.experts)};
+    launch(context(logits), "route_backward", in.grid(), route_backward_kernel<T>, in, gradient,
+           in.tokens / o.sequences, out.device_data<T>());
+  });
+}
+
+}  // namespace tessera::cuda

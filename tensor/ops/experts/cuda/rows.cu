@@ -1,0 +1,124 @@
+// Products for any number of rows in float32 and float64, with the bits of the CPU: an element is one chain of fused
+// multiply-adds in the order of the inner dim, in one thread's register.
+//
+// A block makes a tile of 16 kPer rows and columns, a thread kPer x kPer elements of it. Slabs of the factors, 16 of
+// the inner dim deep, go through shared memory; the next one is on its way to registers while one is multiplied.
+#include "tensor/cuda/loops.cuh"
+#include "tensor/math.h"
+#include "tensor/ops/experts/cuda/rows.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kDepth = 16, kSide = 16, kBlockThreads = kSide * kSide;
+
+// [inner][line]; rows of a length that spreads a line over the banks.
+template <class T, int kPer>
+struct alignas(32) Slab {
+  static constexpr int kLines = kSide * kPer;
+  T at[kDepth][kLines + 4];
+};
+
+// A thread's part of a slab on its way.
+template <class T, int kPer, bool kAlong>
+struct Fetched {
+  static constexpr int kLines = Slab<T, kPer>::kLines;
+  T values[kPer];
+
+  // Threads beside each other read what lies side by side.
+  static __device__ int line(int t, int i) { return kAlong ? t / kDepth + i * (kBlockThreads / kDepth) : t % kLines; }
+  static __device__ int depth(int t, int i) { return kAlong ? t % kDepth : t / kLines + i * (kBlockThreads / kLines); }
+  __device__ void fetch(const T* from, int line0, int lines, int inner0, int inner) {
+    int t = static_cast<int>(threadIdx.x);
+    asm volatile("" : "+r"(t));  // addresses are made anew at each step: kept over all of them they spill the sums
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int l = line0 + line(t, i), k = inner0 + depth(t, i);
+      const int64_t at = kAlong ? static_cast<int64_t>(l) * inner + k : static_cast<int64_t>(k) * lines + l;
+      values[i] = l < lines && k < inner ? from[at] : T(0);
+    }
+  }
+  __device__ void put(Slab<T, kPer>& slab) const {
+    const int t = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) slab.at[depth(t, i)][line(t, i)] = values[i];
+  }
+};
+
+// The lines of a thread: four neighbours of each 64.
+__device__ inline int line_of(int side, int i) { return i / 4 * (4 * kSide) + side * 4 + i % 4; }
+
+template <class T, int kPer>
+__device__ void read_lines(const Slab<T, kPer>& slab, int k, int side, T (&to)[kPer]) {
+#pragma unroll
+  for (int i = 0; i < kPer; i += 4) {
+    const Packed<T, 4> four = load<4>(&slab.at[k][line_of(side, i)]);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) to[i + e] = four.v[e];
+  }
+}
+
+template <class T, int kPer, bool kLeftAlong, bool kRightAlong>
+__global__ __launch_bounds__(kBlockThreads, 2) void rows_kernel(RowsCall<T, T> call) {
+  __shared__ Slab<T, kPer> left, right;
+  const TileStart at = tile_start<kSide * kPer>(call);
+  const int down = static_cast<int>(threadIdx.x) / kSide, across = static_cast<int>(threadIdx.x) % kSide;
+  Fetched<T, kPer, kLeftAlong> of_left;
+  Fetched<T, kPer, kRightAlong> of_right;
+  const auto fetch = [&](int k) {
+    of_left.fetch(call.left, at.row, call.rows, k, call.inner);
+    of_right.fetch(call.right, at.column, call.columns, k, call.inner);
+  };
+  T sums[kPer][kPer] = {};
+  fetch(0);
+  for (int k0 = 0; k0 < call.inner; k0 += kDepth) {
+    __syncthreads();  // the slabs before these have been read
+    of_left.put(left);
+    of_right.put(right);
+    __syncthreads();
+    if (k0 + kDepth < call.inner) fetch(k0 + kDepth);
+    const int depth = call.inner - k0 < kDepth ? call.inner - k0 : kDepth;
+#pragma unroll 2
+    for (int k = 0; k < depth; ++k) {
+      T a[kPer], b[kPer];
+      read_lines<T, kPer>(left, k, down, a);
+      read_lines<T, kPer>(right, k, across, b);
+#pragma unroll
+      for (int i = 0; i < kPer; ++i)
+#pragma unroll
+        for (int j = 0; j < kPer; ++j) sums[i][j] = math::fma(a[i], b[j], sums[i][j]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPer; ++i)
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const int row = at.row + line_of(down, i), column = at.column + line_of(across, j);
+      if (row < call.rows && column < call.columns)
+        call.out[static_cast<int64_t>(row) * call.columns + column] = sums[i][j];
+    }
+}
+
+template <class T, int kPer>
+void queue(RowsProduct which, const Tensor& out, const RowsCall<T, T>& call) {
+  with_lines(which, [&](auto left, auto right) {
+    launch(context(out), "linear_rows", {.blocks = tiles_in(call, kSide * kPer), .threads = kBlockThreads},
+           rows_kernel<T, kPer, decltype(left)::value, decltype(right)::value>, call);
+  });
+}
+
+}  // namespace
+
+void multiply_rows(RowsProduct which, const Tensor& out, const Tensor& left, const Tensor& right) {
+  const int64_t inner = left.dim(which == RowsProduct::weight_grad ? 0 : 1);
+  if (left.dtype() == DType::bfloat16) return multiply_rows_bf16(which, out, left, right, inner);
+  if (left.dtype() == DType::float64)
+    return queue<double, 4>(which, out, rows_call<double, double>(out, left, right, inner));
+  const auto call = rows_call<float, float>(out, left, right, inner);
+  if (tiles_in(call, kSide * 8) < kFewBlocks)
+    queue<float, 4>(which, out, call);
+  else
+    queue<float, 8>(which, out, call);
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,116 @@
+// What a router makes of one token, for loops of the CPU and for kernels: both have the same formulas in the same
+// order. `logits` are the token's E, in the type of sums.
+#pragma once
+#include <cstdint>
+
+#include "tensor/math.h"
+#include "tensor/ops/experts/route.h"
+
+namespace tessera::token {
+
+// Which of the choices `expert` is; -1: none.
+constexpr int64_t place_among(const int32_t* chosen, int64_t count, int64_t expert) {
+  for (int64_t j = 0; j < count; ++j)
+    if (chosen[j] == expert) return j;
+  return -1;
+}
+
+// The k largest, the best first; where numbers are equal, or none are, the first of them.
+template <class A>
+constexpr void choose(const A* logits, int64_t experts, int64_t k, int32_t* chosen) {
+  for (int64_t j = 0; j < k; ++j) {
+    int64_t best = -1;
+    for (int64_t e = 0; e < experts; ++e)
+      if (place_among(chosen, j, e) < 0 && (best < 0 || logits[e] > logits[best])) best = e;
+    chosen[j] = static_cast<int32_t>(best);
+  }
+}
+
+// By how much the best logit that `given` leaves out is above the lowest that it takes; -1 where both name the same
+// experts. `own` are the k best.
+template <class A>
+constexpr A margin_of(const A* logits, const int32_t* own, const int32_t* given, int64_t k) {
+  const A last = logits[own[k - 1]];
+  A lowest = last;
+  bool same = true;
+  for (int64_t j = 0; j < k; ++j) {
+    same = same && place_among(own, k, given[j]) >= 0;
+    lowest = logits[given[j]] < lowest ? logits[given[j]] : lowest;
+  }
+  return same ? A(-1) : last - lowest;
+}
+
+template <class A>
+constexpr A largest_of(const A* logits, int64_t experts) {
+  A largest = logits[0];
+  for (int64_t e = 1; e < experts; ++e) largest = largest < logits[e] ? logits[e] : largest;
+  return largest;
+}
+
+template <class A>
+constexpr void weigh(const A* logits, int64_t experts, const int32_t* chosen, int64_t k, bool softmax_first,
+                     A* weights) {
+  const A largest = largest_of(logits, experts);
+  A sum = 0;
+  if (softmax_first)
+    for (int64_t e = 0; e < experts; ++e) sum += math::exp(logits[e] - largest);
+  else
+    for (int64_t j = 0; j < k; ++j) sum += math::exp(logits[chosen[j]] - largest);
+  for (int64_t j = 0; j < k; ++j) weights[j] = math::exp(logits[chosen[j]] - largest) / sum;
+}
+
+// Factors of a token's part in the losses of its sequence of T tokens.
+struct Slopes {
+  double share = 0;  // of one choice of the sequence: E / (k T)
+  double balance = 0, z = 0;
+};
+
+inline Slopes slopes_of(const RouteOptions& o, int64_t tokens_here, int64_t experts) {
+  const auto length = static_cast<double>(o.tokens > 0 ? o.tokens : tokens_here / o.sequences);
+  return {static_cast<double>(experts) / (static_cast<double>(o.per_token) * length), o.balance / length,
+          2 * o.z / length};
+}
+
+template <class A>
+struct Gradient {
+  const int32_t* chosen;
+  const A *weights, *dweights;
+  int64_t k;
+  bool softmax_first;
+  const double* choices;  // of the token's sequence, for each expert; null without a balance loss
+  Slopes slopes;
+
+  // Of one of several tokens, whose numbers these are, one token's after another's.
+  constexpr Gradient of(int64_t token, int64_t sequence, int64_t experts) const {
+    Gradient one = *this;
+    one.chosen += token * k, one.weights += token * k, one.dweights += token * k;
+    if (choices) one.choices += sequence * experts;
+    return one;
+  }
+  // Of the expert's probability among all.
+  constexpr A of_probability(int64_t expert) const {
+    const int64_t j = softmax_first ? place_among(chosen, k, expert) : -1;
+    A sum = j < 0 ? A(0) : dweights[j];
+    if (choices) sum += static_cast<A>(slopes.balance) * static_cast<A>(choices[expert] * slopes.share);
+    return sum;
+  }
+  // By the softmax among the chosen.
+  constexpr A of_chosen(int64_t expert, A mean) const {
+    const int64_t j = softmax_first ? -1 : place_among(chosen, k, expert);
+    return j < 0 ? A(0) : weights[j] * (dweights[j] - mean);
+  }
+  // Turns the logits into their gradient.
+  constexpr void of_logits(A* logits, int64_t experts) const {
+    const A largest = largest_of(logits, experts);
+    A sum = 0, mean = 0, among = 0;
+    for (int64_t e = 0; e < experts; ++e) sum += logits[e] = math::exp(logits[e] - largest);
+    for (int64_t e = 0; e < experts; ++e) logits[e] /= sum;
+    const A z_loss = static_cast<A>(slopes.z) * (largest + math::log(sum));
+    for (int64_t j = 0; j < k; ++j) mean += weights[j] * dweights[j];
+    for (int64_t e = 0; e < experts; ++e) among += logits[e] * of_probability(e);
+    for (int64_t e = 0; e < experts; ++e)
+      logits[e] = of_chosen(e, mean) + logits[e] * (of_probability(e) - among) + logits[e] * z_loss;
+  }
+};
+
+}  // namespace tessera::token
