@@ -172,8 +172,11 @@ std::shared_ptr<void> NcclTransport::begin(const Call& call) {
 
 int64_t NcclTransport::native(const Call& call) {
   if (!only_native(call)) return carrier_->direct(call);
-  api_->join(*call.gpu, begin(call));
+  const std::shared_ptr<void> end = begin(call);
+  // The rank's own thread goes on meanwhile. Joined before the end, the rank's stream would hold up a message of it,
+  // for which another rank's stream may wait before it comes to this collective: then neither would end.
   if (!api_->is_captured(*call.gpu)) wait_until(&NcclApi::finished, describe(call), &call);
+  api_->join(*call.gpu, end);
   return sent_directly(call, size(), rank());
 }
 
