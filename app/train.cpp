@@ -61,7 +61,7 @@ Sequences sequences_for(const TrainOptions& o, const Job& s, const Dataset& data
   const auto seed = static_cast<uint64_t>(s.optim.seed);
   Sequences made = sequences_of(dataset, s.model.context, s.optim.batch, seed, o.shuffle);
   check_sequences(s, made);
-  no_graph_because(s.plan, false, made.trained != nullptr);
+  no_graph_because(s, false, made.trained != nullptr);
   return made;
 }
 
@@ -152,7 +152,7 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
   if (o.device == "cuda") {
     output.message(with_options(describe_attention(run.job)));
     if (!b.memory.empty()) output.message(b.memory);
-    const std::string why = with_options(no_graph_because(run.job.plan, o.trace, d.has_examples()));
+    const std::string why = with_options(no_graph_because(run.job, o.trace, d.has_examples()));
     output.message(why.empty() ? "CUDA graph: on (a step is captured once and launched again)"
                                : fmt::format("CUDA graph: off ({})", why));
     if (const std::string hint = vocab_hint(run.job, b.model.config.vocab); !hint.empty() && !o.resume)

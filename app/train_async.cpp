@@ -97,7 +97,7 @@ void AsyncRun::finish(const AsyncSummary& summary) {
   facts.backend = world_.kind();
   facts.usage = usage;
   facts.arena = trainer_.arena();
-  facts.no_graph = with_options(no_graph_because(run_.job.plan, o_.trace));
+  facts.no_graph = with_options(no_graph_because(run_.job, o_.trace));
   facts.sample = sample_of_saved(run_, trainer_.model().config);
   output_->summary(facts);
 }

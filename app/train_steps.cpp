@@ -110,7 +110,7 @@ void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, const 
        .usage = usage,
        .arena = trainer.arena(),
        .graph = trainer.step_record(),
-       .no_graph = with_options(no_graph_because(run.job.plan, run.options.trace, run.dataset.has_examples())),
+       .no_graph = with_options(no_graph_because(run.job, run.options.trace, run.dataset.has_examples())),
        .predicted_s = prediction_of(run, trainer),
        .sample = sample_of_saved(run, trainer.whole_model().config),
        .experts = experts});

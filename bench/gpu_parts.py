@@ -18,6 +18,7 @@ STRATEGIES = {  # what is given beside the ranks; R stands for their number
     "tensor and sequence": ["--tp", "R", "--sp"],
     "context, ring": ["--cp", "R"],
     "context, Ulysses": ["--cp", "R", "--cp-mode", "ulysses"],
+    "one of 4 experts": ["--experts", "4", "--experts-per-token", "1", "--ep", "R"],  # one rank's work, and a router
     "naive model parallel": ["--pp", "R", "--schedule", "naive", "--microbatches", "4"],
     "GPipe": ["--pp", "R", "--schedule", "gpipe", "--microbatches", "4"],
     "1F1B": ["--pp", "R", "--schedule", "1f1b", "--microbatches", "4"],

@@ -31,6 +31,7 @@ GROUPS = {  # of the sanitizer: a suite and its tests; ProductsGpu.* is cuBLASLt
     "nn": ("nn", "*Gpu*-ProductsGpu.*"),
     "attention": ("tensor", "AttentionGpu.*"),
     "norms": ("tensor", "StructuredGpu.Norms*:StructuredGpu.WeightGradients*"),
+    "experts": ("tensor", "ExpertsGpu.*"),
     "cross-entropy": ("tensor", "StructuredGpu.CrossEntropy*:StructuredGpu.Losses*"),
 }
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")

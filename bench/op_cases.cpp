@@ -3,6 +3,8 @@
 
 #include <memory>
 
+#include "autograd/experts.h"
+
 namespace tessera::bench {
 namespace {
 
@@ -15,6 +17,7 @@ class Cases {
     add_shape();
     add_rows();
     add_products();
+    add_experts();
     return std::move(cases_);
   }
 
@@ -24,6 +27,7 @@ class Cases {
   void add_shape();
   void add_rows();
   void add_products();
+  void add_experts();
   Tensor ids() const;
 
   Sizes s_;
@@ -174,6 +178,21 @@ void Cases::add_products() {
           if (!table->defined() || table->dtype() != wide)
             *table = rotary_table({}, tokens, d, wide, v[0].value().arena());
           return rotate(v[0], {.heads = heads, .table = *table});
+        }});
+}
+
+// A token goes to two of eight experts, which give it back as it is: the way of rows without the products.
+void Cases::add_experts() {
+  const double flops = 2.0 * static_cast<double>(rows_ * s_.channels * hidden_);
+  push({.name = "linear_rows",
+        .operands = {plane_, {hidden_, s_.channels}},
+        .op = [](const std::vector<Var>& v) { return linear_rows(v[0], v[1]); },
+        .forward_flops = flops,
+        .backward_flops = 2 * flops});
+  const RouteOptions options{.per_token = 2, .sequences = s_.batch, .balance = 0.01, .z = 0.001};
+  push({.name = "mixture", .operands = {{rows_, 8}, plane_}, .op = [options](const std::vector<Var>& v) {
+          const RoutedVar r = route(v[0], options);
+          return combine_rows(dispatch_rows(v[1], r.routed), r.weights, r.routed);
         }});
 }
 

@@ -23,8 +23,6 @@ void check_experts(const Plan& p, const ModelConfig& m) {
   if (experts == 0 && p.ep > 1)
     refuse("ep", "a model without experts has none to share out; expected 1, found {}", p.ep);
   if (experts == 0) return;
-  if (p.device != Device::cpu)
-    refuse("device", "experts have no kernels on a GPU; expected cpu, found {}", name_of(p.device));
   if (p.ep == 1) return;
   if (const int64_t data = p.dp * p.cp; data % p.ep != 0)
     refuse("ep", "it is cut out of the {} data ranks, which {} does not divide; the nearest that does: {}", data, p.ep,

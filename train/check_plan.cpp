@@ -133,10 +133,11 @@ void check_quantized(const Job& s) {
   }
 }
 
-void check_place(const Plan& p, bool traced) {
+void check_place(const Job& s, bool traced) {
+  const Plan& p = s.plan;
   check_attention(p);
   check_device(p.device);
-  no_graph_because(p, traced);
+  no_graph_because(s, traced);
   if (p.device == Device::cpu) return;
   if (p.all_reduce == Algorithm::native && !uses_nccl(p))
     refuse("all_reduce", "MPI can sum only arrays in the host's memory; expected direct, ring, tree or root");
@@ -233,7 +234,7 @@ void check(const Plan& p) {
   check_modes(p);
   check_chunks(p);
   schedule_of(p);
-  check_place(p, false);
+  check_place(Job{.plan = p}, false);
   check_nccl(p);
 }
 
@@ -257,7 +258,7 @@ void check(const Job& s, bool traced) {
   found.check([&] { check_pipeline(p, s.model); });
   found.check([&] { check_quantized(s); });
   found.check([&] { check_attention(s); });
-  found.check([&] { check_place(p, traced); });
+  found.check([&] { check_place(s, traced); });
   found.check([&] { check_nccl(p); });
   found.raise();
 }

@@ -9,7 +9,7 @@ namespace tessera {
 // same gradients after they were summed.
 void Trainer::make_graph() {
   const Plan& p = job_.plan;
-  if (!steps_without_host(p, trace_ != nullptr)) return;
+  if (!steps_without_host(job_, trace_ != nullptr)) return;
   if constexpr (kWithCuda) {
     if (world_.size() > 1) step_ranks_ = std::make_unique<StepRanks>(world_, communicators());
     const auto gradients = [this] {
@@ -26,7 +26,7 @@ void Trainer::make_graph() {
          .squares = [this] { return queue_squares(); },
          .optimizer = optimizer_.get(),
          .clip = job_.optim.clip,
-         .captured = no_graph_because(p, trace_ != nullptr, tokens_->counts_targets()).empty(),
+         .captured = no_graph_because(job_, trace_ != nullptr, tokens_->counts_targets()).empty(),
          .may_give_up = p.cuda_graph == CudaGraph::automatic && !step_ranks_ && p.zero == ZeroStage::none,
          .ranks = step_ranks_.get(),
          .says_loss = mesh_.coordinate("tp") == 0,

@@ -21,6 +21,7 @@ TEST(OpBench, CoversTheOpTable) {
   add_structured_rows(table);
   add_product_rows(table);
   add_head_rows(table);
+  add_expert_rows(table);
   std::set<std::string> tested, timed;
   for (const OpRow& row : table) tested.insert(row.name);
   for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, make_arena()))
@@ -34,6 +35,7 @@ TEST(OpBench, CountsTheArithmeticOfProducts) {
   const std::map<std::string, std::pair<double, double>> expected = {
       {"matmul", {kProduct, 2 * kProduct}},
       {"linear", {kProduct, 2 * kProduct}},
+      {"linear_rows", {kProduct, 2 * kProduct}},
       {"gelu_mlp", {2 * kProduct, 4 * kProduct}},
       {"linear_cross_entropy", {28'991'029'248, 0}},
       {"attention", {2 * kScores, 5 * kScores}},

@@ -15,6 +15,7 @@ std::vector<OpRow> op_table() {
   add_structured_rows(all);
   add_product_rows(all);
   add_head_rows(all);
+  add_expert_rows(all);
   return all;
 }
 

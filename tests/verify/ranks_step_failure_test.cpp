@@ -129,12 +129,12 @@ TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
 std::string reason(int64_t ranks, const std::function<void(TrainOptions&)>& change) {
   TrainOptions o = over_nccl(ranks, change);
   o.cuda_graph = "auto";
-  std::string why = no_graph_because(job_of(o).plan, o.trace);
+  std::string why = no_graph_because(job_of(o), o.trace);
   o.cuda_graph = "on";
   if (why.empty())
-    EXPECT_EQ(no_graph_because(job_of(o).plan, o.trace), "");
+    EXPECT_EQ(no_graph_because(job_of(o), o.trace), "");
   else
-    EXPECT_THROW(no_graph_because(job_of(o).plan, o.trace), Error);
+    EXPECT_THROW(no_graph_because(job_of(o), o.trace), Error);
   return why;
 }
 

@@ -241,11 +241,11 @@ std::string refusal(const std::function<void(TrainOptions&)>& change, int ranks)
   o.ranks = ranks;
   o.cuda_graph = "on";
   try {
-    no_graph_because(job_of(o).plan, o.trace);
+    no_graph_because(job_of(o), o.trace);
   } catch (const Error& e) {
     EXPECT_EQ(e.status(), Status::usage);
     o.cuda_graph = "auto";
-    EXPECT_NE(std::string(e.what()).find(no_graph_because(job_of(o).plan, o.trace)), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find(no_graph_because(job_of(o), o.trace)), std::string::npos) << e.what();
     return e.what();
   }
   return "";
@@ -262,7 +262,7 @@ TEST(StepGraph, SaysWhyNot) {
   on_cpu.cuda_graph = "auto";
   EXPECT_NO_THROW(check_plan(on_cpu));
   TrainOptions o = one_rank([](TrainOptions& p) { p.cuda_graph = "off"; });
-  EXPECT_EQ(no_graph_because(job_of(o).plan, false), "`cuda_graph` off");
+  EXPECT_EQ(no_graph_because(job_of(o), false), "`cuda_graph` off");
 }
 
 // The tokens of the next step are read while the GPU is at this one; what cannot be read ends the step that needs it.

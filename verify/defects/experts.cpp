@@ -29,7 +29,7 @@ Needs of_expert_axis(const Job& job) {
 
 // The expert that the router likes best for the first token, and the one that it likes least, change places.
 Tensor with_a_lost_token(const Tensor& logits) {
-  Tensor out = logits.clone();
+  const Tensor out = logits.on_host().clone();
   with_floating(out.dtype(), "defect", [&](auto t) {
     using T = decltype(t);
     T *const first = out.data<T>(), *best = first, *worst = first;
@@ -39,7 +39,7 @@ Tensor with_a_lost_token(const Tensor& logits) {
     }
     std::swap(*best, *worst);
   });
-  return out;
+  return out.to(logits.arena());
 }
 
 void lose_a_token(Trainer& t) {
