@@ -71,7 +71,6 @@ std::string layout_words(const planner::Layout& l) {
 }  // namespace
 
 std::string train_command(const PlanOptions& o, const planner::Question& q, const planner::Layout& l) {
-  if (q.model.experts > 0 && q.hardware.processors == 0) return "";
   const int64_t node = q.hardware.ranks_per_node;
   const bool gpu = q.hardware.processors == 0, one_node = q.ranks <= node || node <= 0;
   std::string out = one_node ? "" : fmt::format("mpirun -n {} --npernode {} ", q.ranks, node);

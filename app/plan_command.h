@@ -8,7 +8,7 @@
 namespace tessera {
 
 // "tessera train --model llama2-7b ... --tp 2 --device cuda ...", with mpirun in front of it for several nodes; for a
-// shell, and for train's own checks. Nothing for experts on GPUs, which `train` has not.
+// shell, and for train's own checks.
 std::string train_command(const PlanOptions& options, const planner::Question& question, const planner::Layout& layout);
 
 // The best `top` plans. Throws FieldError where there can be none.

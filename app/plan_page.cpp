@@ -66,8 +66,7 @@ std::string head_part(const PlanAnswer& a) {
   const planner::Recommendation& r = a.recommended;
   out += "<h2>Take " + escaped(to_text(r.plan.layout.plan)) + "</h2>\n" + list(r.why);
   out += "<p>Weakest assumption: " + escaped(r.weakest_assumption) + "</p>\n";
-  if (!a.command.empty())
-    out += "<pre id=\"command\" style=\"white-space: pre-wrap\">" + escaped(a.command) + "</pre>\n";
+  out += "<pre id=\"command\" style=\"white-space: pre-wrap\">" + escaped(a.command) + "</pre>\n";
   return out + "</section>\n";
 }
 

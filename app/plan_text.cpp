@@ -149,7 +149,7 @@ std::string plan_text(const PlanAnswer& a) {
   for (size_t i = 0; i < std::min(kMostAlternatives, r.why_not.size()); ++i)
     out += fmt::format("  - {}: {}\n", difference(r.why_not[i].layout.plan, r.plan.layout.plan), r.why_not[i].because);
   out += fmt::format("Weakest assumption: {}\n", r.weakest_assumption);
-  if (!a.command.empty()) out += "\nRun it:\n  " + a.command + "\n";
+  out += "\nRun it:\n  " + a.command + "\n";
   for (const MeasuredPlan& plan : a.measured) out += "\n" + measured_text(plan);
   return out;
 }
@@ -176,7 +176,7 @@ std::string plan_json_lines(const PlanAnswer& a) {
   for (const planner::WhyNot& w : r.why_not)
     last["why_not"].push_back({{"plan", layout_json(w.layout)}, {"because", w.because}});
   last["weakest_assumption"] = r.weakest_assumption;
-  if (!a.command.empty()) last["command"] = a.command;
+  last["command"] = a.command;
   return out + last.dump() + "\n";
 }
 

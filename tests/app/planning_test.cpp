@@ -112,6 +112,7 @@ TEST_F(PlanningTest, CommandIsOneThatTrainTakes) {
         "--model llama3-70b --context 4096 --hardware a100-80 --software megatron --ranks 64 --batch 128",
         "--model gpt2-xl --vocab 50304 --hardware a100-40 --software megatron --ranks 4 --batch 64 --pp 2",
         "--model gpt2 --untied --hardware v100 --software megatron --ranks 2 --batch 8 --cp 2",
+        "--model mixtral-8x7b --hardware h100 --software megatron --ranks 64 --batch 128",
         "--model llama3-8b --hardware h100 --software megatron --ranks 16 --batch 32 --pp 4 --schedule interleaved "
         "--tp 2 --sp --recompute block"}) {
     SCOPED_TRACE(question);
@@ -132,6 +133,7 @@ TEST_F(PlanningTest, CommandIsOneThatTrainTakes) {
       EXPECT_EQ(run.pp.value_or(1), c.layout.plan.pp);
       EXPECT_EQ(run.tp.value_or(1), c.layout.plan.tp);
       EXPECT_EQ(run.cp.value_or(1), c.layout.plan.cp);
+      EXPECT_EQ(run.ep, c.layout.ep);
       EXPECT_EQ(run.sp, c.layout.plan.sp);
       EXPECT_EQ(run.zero, static_cast<int64_t>(c.layout.plan.zero));
       EXPECT_EQ(run.microbatches, c.layout.plan.microbatches);
