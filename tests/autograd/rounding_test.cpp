@@ -19,7 +19,7 @@ namespace {
 // otherwise.
 const std::set<std::string> kMore = {"add_norm",  "bias_gelu",        "gelu_mlp",          "linear_cross_entropy",
                                      "attention", "packed_attention", "grouped_attention", "matmul",
-                                     "linear"};
+                                     "linear",    "mixture"};
 const std::set<std::string> kMoreBackwards = {"mul", "div", "softmax", "log_softmax", "cross_entropy"};
 
 bool rounded_once(const std::string& row, const std::string& output) {
