@@ -100,20 +100,19 @@ std::optional<double> prediction_of(const Run& run, Trainer& trainer) {
 
 void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, const ExpertLoad& experts,
                  TrainOutput& output) {
-  output.summary(
-      {.steps = trainer.steps_done(),
-       .tokens_per_step = trainer.tokens_per_step(),
-       .flops_per_token = trainer.whole_model().training_flops(),
-       .rank_peak_flops = measured_peak_flops(run.job.optim.dtype, trainer.arena()),
-       .strategy = std::string(trainer.strategy().name()),
-       .backend = std::string(trainer.world().kind()),
-       .usage = usage,
-       .arena = trainer.arena(),
-       .graph = trainer.step_record(),
-       .no_graph = with_options(no_graph_because(run.job, run.options.trace, run.dataset.has_examples())),
-       .predicted_s = prediction_of(run, trainer),
-       .sample = sample_of_saved(run, trainer.whole_model().config),
-       .experts = experts});
+  output.summary({.steps = trainer.steps_done(),
+                  .tokens_per_step = trainer.tokens_per_step(),
+                  .flops_per_token = trainer.whole_model().training_flops(),
+                  .rank_peak_flops = measured_peak_flops(run.job.optim.dtype, trainer.arena()),
+                  .strategy = std::string(trainer.strategy().name()),
+                  .backend = std::string(trainer.world().kind()),
+                  .usage = usage,
+                  .arena = trainer.arena(),
+                  .graph = trainer.step_record(),
+                  .no_graph = with_options(no_graph_because(run.job, run.options.trace, run.dataset.has_examples())),
+                  .predicted_s = prediction_of(run, trainer),
+                  .sample = sample_of_saved(run, trainer.whole_model().config),
+                  .experts = experts});
 }
 
 }  // namespace

@@ -19,8 +19,8 @@
 
 namespace tessera {
 
-// Whether a run makes its steps so: one rank on a GPU, or several over NCCL that send no messages, without experts, whose
-// rows the host counts, and without a look at the parts of a step from the host (`traced`).
+// Whether a run makes its steps so: one rank on a GPU, or several over NCCL that send no messages, without experts,
+// whose rows the host counts, and without a look at the parts of a step from the host (`traced`).
 bool steps_without_host(const Job& job, bool traced);
 // Why a run's steps are not captured; empty when they are. `counted`: each step has as many trained targets as its
 // sequences happen to hold. Throws FieldError where CudaGraph::on asks for what cannot be.

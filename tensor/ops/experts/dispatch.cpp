@@ -112,7 +112,7 @@ Tensor combine_rows(const Tensor& rows, const Tensor& weights, const Routed& rou
 CombineGrads combine_rows_backward(const Tensor& dy_any, const Tensor& rows_any, const Tensor& weights_any,
                                    const Routed& routed) {
   const Tensor dy = dy_any.contiguous(), rows = rows_any.contiguous(), weights = weights_any.contiguous();
-  const CombineGrads out{rows.make(rows.shape()), weights.make(weights.shape())};
+  CombineGrads out{rows.make(rows.shape()), weights.make(weights.shape())};
   on_device(
       dy.device(), [&] { combine_backward_on_cpu(out, dy, rows, weights, routed.place); },
       [&] { cuda::combine_rows_backward(out, dy, rows, weights, routed.place); });
