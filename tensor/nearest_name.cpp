@@ -20,29 +20,29 @@ constexpr auto kOtherNames = std::to_array<std::pair<std::string_view, std::stri
     {"bfloat16", "bf16"},
     {"float64", "fp64"},
     {"double", "fp64"},
-    {"--learning-rate", "--lr"},
-    {"--batch-size", "--batch"},
-    {"--global-batch-size", "--batch"},
-    {"--world-size", "--ranks"},
-    {"--tensor-parallel", "--tp"},
-    {"--tensor-model-parallel-size", "--tp"},
-    {"--pipeline-parallel", "--pp"},
-    {"--pipeline-model-parallel-size", "--pp"},
-    {"--context-parallel", "--cp"},
-    {"--context-parallel-size", "--cp"},
-    {"--expert-parallel", "--ep"},
-    {"--expert-model-parallel-size", "--ep"},
-    {"--sequence-parallel", "--sp"},
-    {"--hidden-size", "--channels"},
-    {"--d-model", "--channels"},
-    {"--seq-length", "--context"},
-    {"--seq-len", "--context"},
-    {"--max-steps", "--steps"},
-    {"--train-iters", "--steps"},
-    {"--precision", "--dtype"},
-    {"--grad-clip", "--clip"},
-    {"--max-grad-norm", "--clip"},
-    {"--gradient-accumulation-steps", "--microbatches"},
+    {"learning-rate", "lr"},
+    {"batch-size", "batch"},
+    {"global-batch-size", "batch"},
+    {"world-size", "ranks"},
+    {"tensor-parallel", "tp"},
+    {"tensor-model-parallel-size", "tp"},
+    {"pipeline-parallel", "pp"},
+    {"pipeline-model-parallel-size", "pp"},
+    {"context-parallel", "cp"},
+    {"context-parallel-size", "cp"},
+    {"expert-parallel", "ep"},
+    {"expert-model-parallel-size", "ep"},
+    {"sequence-parallel", "sp"},
+    {"hidden-size", "channels"},
+    {"d-model", "channels"},
+    {"seq-length", "context"},
+    {"seq-len", "context"},
+    {"max-steps", "steps"},
+    {"train-iters", "steps"},
+    {"precision", "dtype"},
+    {"grad-clip", "clip"},
+    {"max-grad-norm", "clip"},
+    {"gradient-accumulation-steps", "microbatches"},
 });
 
 size_t distance(std::string_view a, std::string_view b) {  // Levenshtein
@@ -67,8 +67,11 @@ std::string did_you_mean(std::string_view typed, const std::vector<std::string>&
   std::string word(typed);
   for (char& c : word)
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  for (const auto& [other, ours] : kOtherNames)
-    if (word == other && std::ranges::find(known, ours) != known.end()) return question(ours);
+  const std::string dashes(word.starts_with("--") ? 2 : 0, '-');
+  for (const auto& [other, name] : kOtherNames)
+    if (const std::string ours = dashes + std::string(name);
+        word == dashes + std::string(other) && std::ranges::find(known, ours) != known.end())
+      return question(ours);
   for (const std::string& k : known)  // a beginning of a name is no slip: --lay is --layers, not --lr
     if (word.size() > 3 && k.starts_with(word)) return question(k);
   if (word.empty() || word.size() > 64) return "";  // nothing is near to it, and the search takes time
