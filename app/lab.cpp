@@ -29,7 +29,10 @@ int run_lab(const LabOptions& o) {
     return 0;
   }
   const lab::Exercise& e = lab::exercise(o.exercise);
-  if (o.way == LabOptions::Way::grade) return print_verdict(lab::grade(e));
+  if (o.way == LabOptions::Way::grade) {
+    lab::limit_memory();
+    return print_verdict(lab::grade(e));
+  }
   if (o.way == LabOptions::Way::check) return print_verdict(lab::check(e, o.folder));
   lab::give_out(e, o.folder);
   print(fmt::format("{}: README.md says what to write; tessera lab check {} {} grades it\n", one_line(o.folder),

@@ -2,9 +2,12 @@
 #include "lab/check.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -19,7 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
-constexpr int kBuildSeconds = 600, kGradeSeconds = 120;
+constexpr int kBuildSeconds = 600, kGradeSeconds = 30;  // graders take less than one
+constexpr uint64_t kMemory = uint64_t{2} << 30;         // beyond what the program has when it begins
 constexpr size_t kShownLines = 30;
 
 // How the build compiles one file of the product.
@@ -139,6 +143,16 @@ fs::path root_of(const Compilation& c, const Exercise& e) {
 
 }  // namespace
 
+void limit_memory() {
+  std::ifstream sizes("/proc/self/statm");  // in pages; the sixth is what RLIMIT_DATA limits
+  uint64_t now = 0;
+  for (int i = 0; i < 6; ++i) sizes >> now;
+  rlimit limit{};
+  if (!sizes || ::getrlimit(RLIMIT_DATA, &limit) != 0) return;
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, now * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) + kMemory);
+  ::setrlimit(RLIMIT_DATA, &limit);
+}
+
 void give_out(const Exercise& e, const fs::path& given) {
   const fs::path folder = fs::absolute(given).lexically_normal();
   const Compilation product = compilation_of(e);
@@ -177,17 +191,18 @@ Verdict check(const Exercise& e, const fs::path& given) {
       run_program({program.string(), "lab", "grade", std::string(e.name)}, folder, kGradeSeconds);
   if (graded.status == 1) return {false, graded.output};
   if (graded.status == 0)
-    return {true, fmt::format("{}  made   {}: all of Tessera, with your function in it\n", graded.output,
+    return {true, fmt::format("{}  made   {}: all of Tessera, with your code in it\n", graded.output,
                               one_line((given / "build" / "tessera").string()))};
   if (graded.status == static_cast<int>(Status::communication))
     return not_yet(e, {"time", graded.last_line, "a rank neither ends nor communicates: a loop that does not end"});
   if (graded.status == 124)
     return not_yet(e, {"time", fmt::format("no end within {} s", kGradeSeconds), "a loop that does not end"});
   if (graded.status > 128)
-    return not_yet(e,
-                   {"crash", fmt::format("signal {} ended the program", graded.status - 128),
-                    graded.status == 128 + 11 ? "it reads or writes outside of an array, or a tensor that is undefined"
-                                              : "memory was overwritten, or std::abort() was called"});
+    return not_yet(
+        e, {"crash", fmt::format("signal {} ended the program", graded.status - 128),
+            graded.status == 128 + 11 ? "it reads or writes outside of an array, or a tensor that is undefined, "
+                                        "or a lambda reads a variable that is gone (capture by value)"
+                                      : "memory was overwritten, or std::abort() was called"});
   return not_yet(e, {"error", graded.last_line, ""});
 }
 

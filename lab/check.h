@@ -16,4 +16,7 @@ void give_out(const Exercise& exercise, const std::filesystem::path& folder);
 // is no build folder or no compiler to be found.
 Verdict check(const Exercise& exercise, const std::filesystem::path& folder);
 
+// Of this process, before it grades: two GiB more than it has, so that a loop without an end does not take all of them.
+void limit_memory();
+
 }  // namespace tessera::lab

@@ -13,6 +13,7 @@ namespace {
 constexpr double kPatience = 5;     // seconds that a rank waits for another
 constexpr double kRounding = 1e-4;  // differences below it may be of the order of a sum
 constexpr double kMatches = 2e-6;   // what a guess may be off by: its sums have another order
+constexpr size_t kEnough = 3;       // numbers that show a factor; between one or two there is always some
 
 double largest(const std::vector<double>& x) {
   double most = 0;
@@ -36,7 +37,7 @@ std::optional<double> factor_between(const std::vector<double>& a, const std::ve
     dot += a[i] * b[i];
     norm += b[i] * b[i];
   }
-  if (norm == 0 || !std::isfinite(dot)) return {};
+  if (a.size() < kEnough || norm == 0 || !std::isfinite(dot)) return {};
   const double k = dot / norm;
   if (k == 0 || !close(a, b * k, 10 * kMatches)) return {};
   return k;
@@ -56,7 +57,9 @@ std::string factor_cause(double k, int n) {
         "divided by all tokens, so sum and do not average",
         n);
   if (about(k, -1)) return "every number has the wrong sign";
-  return fmt::format("every number is {:.4g} times what it should be", k);
+  if (about(k, 2)) return "every number is twice what it should be: something is added twice";
+  if (about(k, 0.5)) return "every number is half of what it should be: one of two equal parts is missing";
+  return "";
 }
 
 std::string cause_of_values(const std::vector<double>& found, const std::vector<double>& expected,
@@ -78,7 +81,9 @@ std::string cause_of_values(const std::vector<double>& found, const std::vector<
 void expect_values(const std::string& where, const std::vector<double>& found, const std::vector<double>& expected,
                    const std::vector<Guess>& guesses, int ranks, double tolerance) {
   if (found.size() != expected.size())
-    throw Wrong{"values", fmt::format("{}: {} numbers; expected {}", where, found.size(), expected.size()), ""};
+    throw Wrong{
+        "values", fmt::format("{}: {} numbers; expected {}", where, found.size(), expected.size()),
+        found.empty() ? "nothing has come: of a gradient, g.give(0, tensor) is missing in the backward pass" : ""};
   const double most = tolerance * largest(expected);
   const auto wrong = [&](size_t i) { return !(std::abs(found[i] - expected[i]) <= most); };
   size_t first = found.size(), count = 0;
@@ -89,7 +94,7 @@ void expect_values(const std::string& where, const std::vector<double>& found, c
     }
   if (count == 0) return;
   const bool near = std::abs(found[first] - expected[first]) < 1e-4 * std::abs(expected[first]);
-  const std::string pair = near ? fmt::format("{:.16g}; expected {:.16g}", found[first], expected[first])
+  const std::string pair = near ? fmt::format("{}; expected {}", found[first], expected[first])
                                 : fmt::format("{:.6g}; expected {:.6g}", found[first], expected[first]);
   throw Wrong{"values",
               found.size() == 1
@@ -116,6 +121,8 @@ void on_ranks(int ranks, const std::function<void(Communicator& world)>& body, A
 }
 
 std::vector<double> numbers(const Tensor& t) { return t.contiguous().to(DType::float64).to_vector<double>(); }
+
+std::vector<double> gradient_of(const Var& x) { return x.grad().defined() ? numbers(x.grad()) : std::vector<double>(); }
 
 std::vector<double> operator+(std::vector<double> a, const std::vector<double>& b) {
   for (size_t i = 0; i < a.size(); ++i) a[i] += b.at(i);

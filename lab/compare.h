@@ -6,21 +6,23 @@
 #include <string>
 #include <vector>
 
+#include "autograd/var.h"
 #include "lab/exercise.h"
 #include "parallel/comm/launch.h"
 #include "tensor/tensor.h"
 
 namespace tessera::lab {
 
-// A mistake, and the numbers that it makes.
+// A mistake, and the numbers that it makes. The last may be what was found, for what is known of all others.
 struct Guess {
   std::string cause;
   std::vector<double> would_be;
 };
 
-// Throws Wrong with the first wrong element. `where` says which case it is: "3 ranks, 7 numbers, float32, rank 1". With
-// `ranks` above 1 a constant factor of them is a cause too. `tolerance` is relative to the largest expected number; 0:
-// the same numbers, and a difference that rounding explains is said to be one of order.
+// Throws Wrong with the first wrong element. `where` says which case it is: "3 ranks, 7 numbers, float32, rank 1". A
+// constant factor is a cause too if it means something: 2, 1/2, -1, and `ranks` above 1 or one over them. `tolerance`
+// is relative to the largest expected number; 0: the same numbers, and a difference that rounding explains is said to
+// be one of order.
 void expect_values(const std::string& where, const std::vector<double>& found, const std::vector<double>& expected,
                    const std::vector<Guess>& guesses = {}, int ranks = 1, double tolerance = 0);
 
@@ -37,6 +39,8 @@ void on_ranks(int ranks, const std::function<void(Communicator& world)>& body, A
 
 // A tensor's numbers.
 std::vector<double> numbers(const Tensor& t);
+// Empty where none has come.
+std::vector<double> gradient_of(const Var& x);
 std::vector<double> operator+(std::vector<double> a, const std::vector<double>& b);
 std::vector<double> operator*(std::vector<double> a, double factor);
 

@@ -95,36 +95,56 @@ std::string head(const Exercise& e, const char* how) {
   return fmt::format("exercise {}, {}: {}\n", e.number, e.name, how);
 }
 
+struct Known {
+  std::string_view words, bound, cause;
+};
+// What the product says of typical mistakes; the first whose words are there.
+constexpr Known kKnown[] = {
+    {"sent nothing within", "deadlock",
+     "a rank waits for a message that is never sent. Either a rank sends to the wrong rank, or it sends one message "
+     "too few, or all wait before any of them has sent"},
+    {"did not come within", "deadlock",
+     "a rank waits for a rank that takes no part: all ranks of a group must call a collective"},
+    {"bad_alloc", "memory",
+     "it asks for gigabytes: a loop that never ends adds to a list, or a size is negative or was never set"},
+    {"out of memory", "memory",
+     "it asks for gigabytes: a size is wrong. Perhaps a lambda that runs later reads a variable that no longer exists: "
+     "capture lists and tensors by value, without `&`"},
+    {"bad_function_call", "error", "a function that must be returned is empty: of experts, `back` is not set"},
+    {"are not the pieces", "rows",
+     "the numbers of rows do not fit: `sent` must add up to the rows that leave, and `received` to those that come. On "
+     "the way back, and for gradients, the two change places"},
+    {"that were dealt out", "rows",
+     "as many rows must come back as this rank has sent: `back` returns results to where rows came from"},
+    {"asks for", "order", "ranks ask for different communications at the same time"},
+    {"recv of", "message",
+     "a message has the wrong size: the rank that sends and the rank that receives do not mean the same piece in this "
+     "step"},
+    {"the root has no graph", "gradient",
+     "the result is not joined to its input: call x.edge() before take(), and return what record_one() returns"},
+    {"reached output", "gradient",
+     "the gradient must go back to where the value came from: to the placement of the input, with sizes that are known "
+     "(of a Step); or to the ranks that sent the rows"},
+    {"expected 0 elements", "rows", "a list of counts is empty: of experts, `counts` is not set"},
+    {"where it is sent and", "rows",
+     "ranks do not mean the same number of rows: `received` is what the other ranks have said that they send"},
+    {"outside [0, ", "error",
+     "a target is counted from the first column of the whole vocabulary: VocabPart{own.begin, vocab}"},
+    {"undefined tensor", "error",
+     "a tensor is read that was never made (a frozen unit has no gradients), or was moved away: a lambda that runs "
+     "later takes it along, x = "
+     "std::move(x)"},
+    {"[narrow]", "error", "a part begins or ends outside of its tensor: cut it to what this rank has"},
+};
+
 // Of what the learner's code, or a rank in it, has thrown.
-Wrong explained(const Error& e) {
-  const std::string what = e.what();
-  const auto says = [&](const char* words) { return what.find(words) != std::string::npos; };
+Wrong explained(const std::string& what, const char* otherwise) {
   if (const size_t at = what.find(kNotYet); at != std::string::npos)
     return {"nothing", what.substr(at), "the function is still as it was given out"};
-  if (says("sent nothing within"))
-    return {
-        "deadlock", what,
-        "a rank waits for a message that is never sent. Either a rank sends to the wrong rank, or it sends one message "
-        "too few, or all wait before any of them has sent"};
-  if (says("did not come within"))
-    return {"deadlock", what,
-            "a rank waits for a rank that takes no part: all ranks of a group must call a collective"};
-  if (says("are not the pieces"))
-    return {
-        "rows", what,
-        "the numbers of rows do not fit: `sent` must add up to the rows that leave, and `received` to those that come. "
-        "On the way back, and for gradients, the two change places"};
-  if (says("that were dealt out"))
-    return {"rows", what,
-            "as many rows must come back as this rank has sent: `back` returns results to where rows came from"};
-  if (says("asks for")) return {"order", what, "ranks ask for different communications at the same time"};
-  if (says("recv of"))
-    return {
-        "message", what,
-        "a message has the wrong size: the rank that sends and the rank that receives do not mean the same piece in "
-        "this step"};
-  if (e.status() == Status::communication) return {"communication", what, ""};
-  return {"error", what, ""};
+  for (const Known& k : kKnown)
+    if (what.find(k.words) != std::string::npos)
+      return {std::string(k.bound), what.substr(0, what.find("; a smaller `batch`")), std::string(k.cause)};
+  return {otherwise, what, ""};
 }
 
 }  // namespace
@@ -144,9 +164,10 @@ Verdict grade(const Exercise& e) {
   } catch (const Wrong& wrong) {
     return {false, not_yet_text(e, wrong)};
   } catch (const Error& error) {
-    return {false, not_yet_text(e, explained(error))};
+    return {false, not_yet_text(e, explained(error.what(),
+                                             error.status() == Status::communication ? "communication" : "error"))};
   } catch (const std::exception& error) {
-    return {false, not_yet_text(e, {"error", error.what(), ""})};
+    return {false, not_yet_text(e, explained(error.what(), "error"))};
   }
 }
 

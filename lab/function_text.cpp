@@ -104,7 +104,7 @@ std::string blanked_file(std::string_view source, const Exercise& e) {
                                  line_indent(source, part.begin), plain_name(blank.function)));
   }
   std::string out = filled_file(source, e, bodies);
-  const std::string include = "#include \"lab/not_yet.h\"  // of the exercise; may go when all is written\n";
+  const std::string include = "#include \"lab/not_yet.h\"  // only for the exercise; you may delete it at the end\n";
   return out.insert(out.find("#include"), include);
 }
 

@@ -1,103 +1,192 @@
 // The global norm: of gradients that are all one, and of a training step beside one rank's.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "lab/compare.h"
+#include "lab/grade/micro_gradients.h"
 #include "lab/grade/training.h"
 #include "lab/graders.h"
+#include "optim/grad_norm.h"
 #include "parallel/gradient_norm.h"
 
 namespace tessera::lab {
 namespace {
 
 // The part of a slot that a shard has.
-Range here(const Slot& slot, const FlatUnit& shard) {
+Range part_here(const Slot& slot, const FlatUnit& shard) {
   return {std::max(slot.begin, int64_t{0}), std::min(slot.end(), shard.grads.numel())};
 }
 
+// What the last unit, a norm, is said to be cut over beside tensor ranks: for them its parameters are whole.
+constexpr const char* kOtherAxis = "other";
+
+// Of gradients that are all one, unit by unit.
 struct Counted {
-  double found = 0;                 // the sum of squares, as the rank knows it
-  double here = 0, whole_here = 0;  // gradients that the rank has; among them those that every tensor rank has too
+  std::vector<double> found;             // the sums of squares, as the rank knows them
+  std::vector<double> here, whole_here;  // gradients that it has; among them those that every tensor rank has too
+  std::vector<std::vector<double>> blocks;
 };
 
 std::vector<Counted> count_ones(const Job& job) {
   std::vector<Counted> out(static_cast<size_t>(job.plan.ranks()));
   on_ranks_of(job, [&](Trainer& trainer, int rank) {
     Counted& mine = out[static_cast<size_t>(rank)];
-    for (const FlatUnit& shard : trainer.strategy().shards()) {
+    const std::vector<FlatUnit>& shards = trainer.strategy().shards();
+    if (job.plan.tp > 1)
+      for (const Slot& slot : shards.back().slots) slot.parameter->shard.axis = kOtherAxis;
+    for (const FlatUnit& shard : shards) {
+      double& here = mine.here.emplace_back(0);
+      double& whole = mine.whole_here.emplace_back(0);
+      auto& blocks = mine.blocks.emplace_back();
+      if (!shard.trainable()) continue;
       Tensor(shard.grads).fill(0);
       for (const Slot& slot : shard.slots)
-        if (const Range own = here(slot, shard); own.size() > 0) {
+        if (const Range own = part_here(slot, shard); own.size() > 0) {
           shard.grads.narrow(0, own.begin, own.size()).fill(1);
-          mine.here += static_cast<double>(own.size());
-          if (slot.parameter->shard.axis != "tp") mine.whole_here += static_cast<double>(own.size());
+          here += static_cast<double>(own.size());
+          if (slot.parameter->shard.axis != "tp") whole += static_cast<double>(own.size());
         }
+      const Tensor sums = Tensor::empty({norm_blocks(shard.grads.numel())}, DType::float64, trainer.strategy().arena());
+      block_sums(shard.grads, sums);
+      blocks = numbers(sums);
     }
-    for (const double x : unit_sums(trainer.strategy(), &trainer.mesh()["tp"])) mine.found += x;
+    mine.found = unit_sums(trainer.strategy(), &trainer.mesh()["tp"]);
   });
   return out;
 }
 
+// The runs of all ranks' blocks where each goes on behind itself, and not at the same unit of the next rank.
+std::vector<double> with_short_stride(const std::vector<Counted>& ranks) {
+  std::vector<double> all, out;
+  for (const Counted& c : ranks)
+    for (const auto& blocks : c.blocks) all.insert(all.end(), blocks.begin(), blocks.end());
+  size_t at = 0;
+  for (const auto& blocks : ranks[0].blocks) {
+    double sum = 0;
+    for (size_t i = at; i < std::min(at + ranks.size() * blocks.size(), all.size()); ++i) sum += all[i];
+    out.push_back(sum);
+    at += blocks.size();
+  }
+  return out;
+}
+
+// Whose work a plan shows.
+std::string where_of(const Job& job, const std::string& what) {
+  const Plan& p = job.plan;
+  const char* function = p.tp > 1                    ? "squares_of_own with `beside`"
+                         : p.zero == ZeroStage::none ? "squares_of_own without `beside`"
+                                                     : "squares_of_shards";
+  return fmt::format("{}, {}{}, {}", function, p.ranks() == 1 ? "1 rank" : describe(p),
+                     job.model.lora.rank > 0 ? ", adapters of a frozen model" : "", what);
+}
+
 void check_ones(const Job& job) {
   const std::vector<Counted> ranks = count_ones(job);
-  double all = 0;
-  on_ranks_of(one_rank(job), [&](Trainer& t, int) { all = static_cast<double>(t.model().parameter_count()); });
+  const std::vector<double> all = count_ones(one_rank(job))[0].here, zero(all.size(), 0.0);
   const int n = job.plan.ranks(), tp = static_cast<int>(job.plan.tp), dp = static_cast<int>(job.plan.dp);
-  double whole = 0, everything = 0;
+  std::vector<double> whole = zero, everything = zero;
   for (const Counted& c : ranks) {
-    whole += c.whole_here;
-    everything += c.here;
+    whole = whole + c.whole_here;
+    everything = everything + c.here;
   }
-  whole /= job.plan.zero == ZeroStage::none ? n : tp;
+  whole = whole * (1.0 / (job.plan.zero == ZeroStage::none ? n : tp));
   for (int r = 0; r < n; ++r) {
-    const std::string where = fmt::format("{}, all gradients one, rank {}: the sum of squares", describe(job.plan), r);
+    const Counted& mine = ranks[static_cast<size_t>(r)];
+    const std::string where =
+        where_of(job, fmt::format("all gradients one, rank {}: the sums of squares of the units", r));
+    if (mine.found.size() != all.size())
+      throw Wrong{"values", fmt::format("{}: {} numbers; expected {}", where, mine.found.size(), all.size()),
+                  "there is one number for each unit, and for a frozen one it is 0"};
     std::vector<Guess> guesses;
     for (int q = 0; q < n; ++q)
       guesses.push_back({fmt::format("it is the sum of the shards of rank {} alone: add the sums of all shards", q),
-                         {ranks[static_cast<size_t>(q)].here}});
-    if (dp > 1)
+                         ranks[static_cast<size_t>(q)].here});
+    if (dp > 1) {
       guesses.push_back(
           {"it is the sum of this rank's own shards, counted once for each data rank: the runs do not go "
            "through the blocks of the others",
-           {ranks[static_cast<size_t>(r)].here * dp}});
+           mine.here * dp});
+      guesses.push_back(
+          {"the stride of a run is as long as the blocks of its unit: the next rank's blocks of a unit are "
+           "as far away as the blocks of all units are long",
+           with_short_stride(ranks)});
+    }
     if (tp > 1) {
       guesses.push_back({"norms and row biases, which every tensor rank has whole, are counted on every tensor rank",
-                         {all + (tp - 1) * whole}});
+                         all + whole * (tp - 1)});
       guesses.push_back(
-          {"norms and row biases, which every tensor rank has whole, are counted on no tensor rank", {all - whole}});
+          {"norms and row biases, which every tensor rank has whole, are counted on no tensor rank", all + whole * -1});
+      std::vector<double> other = all;
+      other.back() *= tp;
+      guesses.push_back(
+          {"what is cut over another axis is counted on every tensor rank: compare with beside->axis()", other});
+      guesses.push_back(
+          {"what every tensor rank has whole is counted on all tensor ranks but one", all + whole * (tp - 2)});
+      guesses.push_back(
+          {"the condition is the wrong way round: what is cut is counted on rank 0 alone, and what every "
+           "tensor rank has whole on every one",
+           all * (1.0 / tp) + whole * (tp - 1.0 / tp)});
     }
-    if (dp > 1) guesses.push_back({"every gradient is counted once for each data rank", {all * dp}});
-    guesses.push_back({"every gradient is counted on each rank that has it", {everything}});
-    guesses.push_back({"it is the norm, not its square", {std::sqrt(all)}});
-    expect_values(where, {ranks[static_cast<size_t>(r)].found}, {all}, guesses, n);
+    if (dp > 1) guesses.push_back({"every gradient is counted once for each data rank", all * dp});
+    guesses.push_back({"every gradient is counted on each rank that has it", everything});
+    std::vector<double> roots = all;
+    for (double& x : roots) x = std::sqrt(x);
+    guesses.push_back({"it is the norm, not its square", roots});
+    expect_values(where, mine.found, all, guesses, n);
   }
 }
 
 void check_step(const Job& job, double tolerance) {
   double expected = 0;
   std::vector<double> found(static_cast<size_t>(job.plan.ranks()));
-  on_ranks_of(one_rank(job), [&](Trainer& t, int) { expected = t.compute_gradients().grad_norm; });
+  on_ranks_of(one_rank(job), [&](Trainer& t, int) {
+    t.compute_gradients();
+    expected = grad_norm(t.strategy().shards());
+  });
   on_ranks_of(job, [&](Trainer& t, int rank) { found[static_cast<size_t>(rank)] = t.compute_gradients().grad_norm; });
   for (size_t r = 0; r < found.size(); ++r)
-    expect_values(fmt::format("{}, a training step, rank {}: the norm of the gradients", describe(job.plan), r),
-                  {found[r]}, {expected}, {}, static_cast<int>(found.size()), tolerance);
+    expect_values(where_of(job, fmt::format("a training step, rank {}: the norm of the gradients", r)), {found[r]},
+                  {expected}, {}, 1, tolerance);
+}
+
+// Nothing is to be added up.
+void check_frozen() {
+  on_ranks(1, [](Communicator& world) {
+    const std::unique_ptr<Gpt> model = small_model({});
+    model->freeze();
+    const auto strategy = make_data_strategy(*model, world, make_arena(), {});
+    const std::vector<double> sums = unit_sums(*strategy);
+    expect_values("squares_of_own without `beside`, a model that is frozen: the sums of squares of the units", sums,
+                  std::vector<double>(strategy->shards().size()));
+  });
+}
+
+Job with_adapters(Job job) {
+  job.model.lora = {.rank = 2, .alpha = 4, .targets = {"c_attn", "attn.c_proj"}};
+  return job;
 }
 
 }  // namespace
 
 Held grade_clipping() {
+  // The simple ones first: each plan needs the functions of those before it.
+  std::vector<Plan> plans{{}, {.dp = 2}};
   for (const int dp : {2, 3})
-    for (const ZeroStage zero : {ZeroStage::two, ZeroStage::none, ZeroStage::three}) {
-      const Job job = small_job({.dp = dp, .zero = zero});
-      check_ones(job);
-      check_step(job, 0);
-    }
-  for (const Plan& plan : {Plan{.tp = 2}, Plan{.dp = 2, .tp = 2, .zero = ZeroStage::two}}) {
-    check_ones(small_job(plan));
-    check_step(small_job(plan), 1e-5);
+    for (const ZeroStage zero : {ZeroStage::two, ZeroStage::three, ZeroStage::none})
+      plans.push_back({.dp = dp, .zero = zero});
+  for (const Plan& plan : {Plan{.tp = 2}, Plan{.tp = 3}, Plan{.dp = 2, .tp = 2, .zero = ZeroStage::two}})
+    plans.push_back(plan);
+  for (const Plan& plan : plans) {
+    const Job job = small_job(plan);
+    check_ones(job);
+    check_step(job, plan.tp > 1 ? 1e-5 : 0);
+    if (plan.dp < 3) check_ones(with_adapters(job));
   }
+  check_frozen();
   return {"gradients that are all one have a norm of sqrt(N), under DDP, ZeRO-2, ZeRO-3, TP and TP with ZeRO-2",
+          "units of a frozen model count 0",
           "the norm of a training step has the bits of one rank if only the batch is divided",
           "parameters that every tensor rank has whole count once"};
 }

@@ -60,12 +60,13 @@ struct Spread {
   }
 };
 
-// The value that rank r has after a change of placement.
+// The value that rank r has after a change of placement. Of a change to P only what comes from whole values.
 std::vector<double> moved(const Spread& x, const Placement& from, const Placement& to, int r) {
   const bool cut = to.kind == Placement::Kind::sharded, was_cut = from.kind == Placement::Kind::sharded;
   if (was_cut && cut) return x.rank[static_cast<size_t>(r)];
   const std::vector<double> whole = from == P ? x.sum() : was_cut ? x.joined() : x.rank[0];
   if (from == P && to == P) return x.rank[static_cast<size_t>(r)];
+  if (to == P && r > 0) return std::vector<double>(whole.size());
   return cut ? columns(whole, x.n, r) : whole;
 }
 
@@ -101,10 +102,10 @@ void check_case(const Case& c, int n) {
     seen.value = numbers(y.value());
     backward(y, {.seed = Tensor::of<double>(seed, shape_of(seed), arena)});
     seen.sent_backward = sent(world) - seen.sent_forward;
-    seen.gradient = numbers(leaf.grad());
+    seen.gradient = gradient_of(leaf);
   });
   const int64_t all = kRows * kColumns * 8;
-  for (int r = 0; r < n; ++r) {
+  for (int r = n; r-- > 0;) {  // rank 0 has the same after some changes of different kinds
     const Seen& seen = ranks[static_cast<size_t>(r)];
     const std::string where = fmt::format("{} ({} -> {}) on {} ranks, rank {}", c.name, c.from.str(), c.to.str(), n, r);
     expect_values(where + ", forward", seen.value, moved(x, c.from, c.to, r),
@@ -113,16 +114,24 @@ void check_case(const Case& c, int n) {
                   n, 1e-12);
     const std::vector<double> expected = moved(dy, dual(c.to), dual(c.from), r);
     const std::string way = fmt::format("{} -> {}", dual(c.to).str(), dual(c.from).str());
-    std::vector<Guess> guesses{{fmt::format("the gradient is the rank's own, unchanged; expected {}", c.backward),
-                                dy.rank[static_cast<size_t>(r)]}};
+    std::vector<Guess> guesses{
+        {fmt::format("the gradient is the rank's own, unchanged; expected {}: {}", c.backward, way),
+         dy.rank[static_cast<size_t>(r)]}};
     if (dual(c.to) != P)
       guesses.push_back({"the gradient is summed although every rank has the same one", expected * n});
     else if (dy.rank[0].size() == expected.size())
       guesses.push_back({fmt::format("the gradient is the sum over the ranks; expected {}", c.backward), dy.sum()});
-    if (c.from == P)
-      guesses.push_back(
-          {fmt::format("the gradient goes {} -> {}; expected {}, between the duals", c.to.str(), c.from.str(), way),
-           std::vector<double>(expected.size(), 0.0)});
+    const auto goes = [&](const Placement& from, const Placement& to, const char* names) {
+      if (from.kind == Placement::Kind::sharded ? dual(c.to) != from : dual(c.to).kind == Placement::Kind::sharded)
+        return;
+      guesses.push_back({fmt::format("the gradient goes {} -> {}, which is {}; expected {}: dual(to) -> dual(from), "
+                                     "between the duals",
+                                     from.str(), to.str(), names, way),
+                         moved(dy, from, to, r)});
+    };
+    goes(dual(c.from), dual(c.to), "dual(from) -> dual(to)");
+    goes(c.to, c.from, "to -> from");
+    goes(c.from, c.to, "from -> to");
     expect_values(where + ", gradient", seen.gradient, expected, guesses, n, 1e-12);
     const auto bytes = [&](const Placement& from, const Placement& to) {
       if (from == P && to.kind != Placement::Kind::sharded) return 2 * all - 2 * all / n;

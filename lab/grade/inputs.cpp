@@ -31,13 +31,24 @@ std::vector<Inputs::Result> Inputs::run(const Body& body, Op op, Algorithm algor
         const std::vector<double> mine = of(world.rank(), {0, count});
         const std::vector<float> narrow(mine.begin(), mine.end());
         const Tensor whole = Tensor::of<float>(narrow, {count}, arena);
-        Tensor own = Tensor::empty({range(world.rank()).size()}, DType::float32, arena);
-        own.fill(kUntouched);
-        const std::vector<double> values = numbers(body(world, whole, own));
-        out[static_cast<size_t>(world.rank())] = {values, world.counts()[static_cast<size_t>(op)].sent};
+        const int64_t size = range(world.rank()).size();
+        Tensor room = Tensor::empty({size + 1}, DType::float32, arena);  // a piece is at most one longer than another
+        room.fill(kUntouched);
+        const std::vector<double> values = numbers(body(world, whole, room.narrow(0, 0, size)));
+        out[static_cast<size_t>(world.rank())] = {values, world.counts()[static_cast<size_t>(op)].sent,
+                                                  numbers(whole) == mine, numbers(room).back() == kUntouched};
       },
       algorithm);
   return out;
+}
+
+void Inputs::expect_kept(const std::string& where, const Result& result) const {
+  if (!result.within)
+    throw Wrong{"values", where + ": more than a piece was written to `out`; expected this rank's piece alone",
+                "`out` has room for one piece: the sum that travels needs memory of its own"};
+  if (!result.in_kept)
+    throw Wrong{"values", where + ": the array at `in` has changed; expected it as it was",
+                "a sum is added to `in`, or a message is received there: this needs memory of its own"};
 }
 
 std::vector<Guess> Inputs::guesses_of_sum(int r) const {
@@ -71,6 +82,10 @@ void Inputs::expect_gathered(const std::string& where, const std::vector<double>
                                 std::vector<double>(static_cast<size_t>(r.size()), kUntouched)}};
     for (int q = 0; q < ranks; ++q)
       guesses.push_back({fmt::format("it is the piece of rank {}: pieces are at the wrong places", q), of_piece(q, q)});
+    guesses.push_back(
+        {"a piece is sent from a wrong place, or written to one: piece p begins range(p).begin * element "
+         "bytes behind the beginning",
+         {begin + r.begin, begin + r.end}});
     expect_values(fmt::format("{}, the piece of rank {}", where, p), {begin + r.begin, begin + r.end}, of_piece(p, p),
                   guesses, ranks);
   }
@@ -79,7 +94,8 @@ void Inputs::expect_gathered(const std::string& where, const std::vector<double>
 void for_inputs(const std::function<void(const Inputs&)>& check) {
   for (const bool whole_numbers : {true, false})
     for (const int n : {3, 2, 5})
-      for (const int64_t count : {int64_t{n}, int64_t{7}, int64_t{1}, int64_t{1003}}) check({n, count, whole_numbers});
+      for (const int64_t count : {int64_t{8 * n}, int64_t{n}, int64_t{7}, int64_t{1}, int64_t{1003}})
+        check({n, count, whole_numbers});
 }
 
 }  // namespace tessera::lab

@@ -25,12 +25,15 @@ struct Inputs {
   struct Result {
     std::vector<double> values;
     int64_t sent = 0;
+    bool in_kept = true, within = true;  // its array is as it was; nothing lies behind its piece
   };
   // What body(world, whole, own) returns on each rank, and what that rank has sent by `op`: `whole` is the rank's
   // array, `own` room for its piece.
   using Body = std::function<Tensor(Communicator& world, Tensor whole, Tensor own)>;
   std::vector<Result> run(const Body& body, Op op, Algorithm algorithm) const;
 
+  // Throws Wrong where a reduce-scatter has changed its input, or has written more than a piece.
+  void expect_kept(const std::string& where, const Result& result) const;
   // Of the sum of all ranks' piece `r`, on rank r.
   std::vector<Guess> guesses_of_sum(int r) const;
   // Throws Wrong where a piece is not that of its rank.

@@ -56,6 +56,7 @@ void check_reduce_scatter(const Inputs& in) {
   });
   for (int r = 0; r < in.ranks; ++r) {
     const std::string where = in.where("reduce-scatter", r);
+    in.expect_kept(where, results[static_cast<size_t>(r)]);
     expect_values(where, results[static_cast<size_t>(r)].values, in_rank_order(in, in.range(r)), in.guesses_of_sum(r),
                   in.ranks);
     expect_direct_bytes(where, in, Op::reduce_scatter, r, results[static_cast<size_t>(r)].sent);

@@ -1,7 +1,8 @@
 // The ring, half by half: values, order of sums, bytes.
 #include <fmt/format.h>
 
-#include <cmath>
+#include <algorithm>
+#include <cstring>
 
 #include "lab/compare.h"
 #include "lab/grade/inputs.h"
@@ -24,14 +25,69 @@ std::vector<double> around(const Inputs& in, int c) {
   return out;
 }
 
+// A reduce-scatter: piece rank + first is copied, and in step s the numbers of piece(rank, s) are added to what comes.
+struct Way {
+  const char* cause;
+  int first = -1, steps = -1;  // `steps` less than 0: before n, the steps that it makes too few
+  std::function<int(int rank, int s)> piece = [](int rank, int s) { return rank - s - 2; };
+};
+
+const std::vector<Way>& typical_mistakes() {
+  static const std::vector<Way> all{
+      {"a step is missing: the last rank has not added its numbers yet; there are n - 1 steps", -1, -2},
+      {"there is a step too many: n - 1 of them are enough", -1, 0},
+      {"the same piece is added to in every step: `s` is missing in the number of the piece", -1, -1,
+       [](int rank, int) { return rank - 2; }},
+      {"the number of the piece goes up with s; expected rank - s - 2", 1, -1,
+       [](int rank, int s) { return rank + s + 2; }},
+      {"the number of the piece goes up with s; expected rank - s - 2", -1, -1,
+       [](int rank, int s) { return rank + s - 2; }},
+      {"the first piece is rank + 1; expected rank - 1", 1},
+      {"the first piece is `rank`; expected rank - 1", 0},
+      {"the first piece is `rank`, and all others one too far; expected rank - 1 first", 0, -1,
+       [](int rank, int s) { return rank - s - 1; }}};
+  return all;
+}
+
+// What each rank ends with, where all pieces are equally long.
+std::vector<double> on_this_way(const Inputs& in, const Way& way, int r) {
+  const int n = in.ranks;
+  const auto of = [&](int rank, int p) { return in.of_piece(rank, ((p % n) + n) % n); };
+  std::vector<std::vector<double>> sums;
+  for (int q = 0; q < n; ++q) sums.push_back(of(q, q + way.first));
+  for (int s = 0; s < n + way.steps; ++s) {
+    std::ranges::rotate(sums, sums.end() - 1);  // each to the right
+    for (int q = 0; q < n; ++q) sums[static_cast<size_t>(q)] = sums[static_cast<size_t>(q)] + of(q, way.piece(q, s));
+  }
+  return sums[static_cast<size_t>(r)];
+}
+
+// Of a sum of piece r whose first numbers, or those that are added to them, or all, begin `begin` bytes behind the
+// beginning of their array.
+std::vector<double> from_byte(const Inputs& in, int r, bool first, bool others) {
+  const Range own = in.range(r);
+  std::vector<double> sum(static_cast<size_t>(own.size()));
+  for (int q = 0; q < in.ranks; ++q) {
+    const std::vector<double> all = in.of(q, {0, in.count});
+    const std::vector<float> floats(all.begin(), all.end());
+    for (int64_t i = 0; i < own.size(); ++i) {
+      float x = floats[static_cast<size_t>(own.begin + i)];
+      if (q == (r + 1) % in.ranks ? first : others)
+        std::memcpy(&x, reinterpret_cast<const std::byte*>(floats.data()) + own.begin + i * kFloat, sizeof(x));
+      sum[static_cast<size_t>(i)] += x;
+    }
+  }
+  return sum;
+}
+
 std::vector<Guess> guesses(const Inputs& in, int r) {
-  std::vector<Guess> out = in.guesses_of_sum(r);
-  const int next = (r + 1) % in.ranks;
-  std::vector<double> before(static_cast<size_t>(in.range(next).size()));
-  for (int q = 0; q < in.ranks; ++q)
-    if (q != next) before = before + in.of_piece(q, next);
-  out.push_back(
-      {fmt::format("it is piece {}, to which rank {} alone has not added yet: a step is missing", next, next), before});
+  std::vector<Guess> out;
+  if (in.count % in.ranks == 0)
+    for (const Way& way : typical_mistakes()) out.push_back({way.cause, on_this_way(in, way, r)});
+  for (Guess& guess : in.guesses_of_sum(r)) out.push_back(std::move(guess));
+  for (const auto& [first, others] : {std::pair(true, true), {true, false}, {false, true}})
+    out.push_back({"a place in memory is in bytes: piece p begins at in + range(p).begin * element",
+                   from_byte(in, r, first, others)});
   return out;
 }
 
@@ -44,9 +100,10 @@ void check_reduce_scatter(const Inputs& in) {
       Op::reduce_scatter, Algorithm::ring);
   for (int r = 0; r < in.ranks; ++r) {
     const std::string where = in.where("reduce-scatter", r);
+    in.expect_kept(where, results[r]);
     expect_values(where, results[r].values, around(in, r), guesses(in, r), in.ranks);
     const int64_t all = in.count * kFloat, own = in.range(r).size() * kFloat;
-    expect_bytes(where, results[r].sent, all - own, "S less its own piece",
+    expect_bytes(where, results[r].sent, all - own, "all of the array except its own piece",
                  {{"the whole array is sent in each step; a step moves one piece", (in.ranks - 1) * all},
                   {"there is a step too many: n - 1 of them are enough", all}});
   }
@@ -66,7 +123,7 @@ void check_all_gather(const Inputs& in) {
     const std::string where = in.where("all-gather", r);
     in.expect_gathered(where, results[r].values);
     const int64_t all = in.count * kFloat, next = in.range((r + 1) % in.ranks).size() * kFloat;
-    expect_bytes(where, results[r].sent, all - next, "S less the piece that its right neighbour had",
+    expect_bytes(where, results[r].sent, all - next, "all of the array except its right neighbour's piece",
                  {{"there is a step too many: n - 1 of them are enough", all},
                   {"the whole array is sent in each step; a step moves one piece", (in.ranks - 1) * all}});
   }
@@ -83,18 +140,20 @@ void check_all_reduce(const Inputs& in) {
     std::vector<double> expected;
     for (int c = 0; c < in.ranks; ++c)
       for (const double x : around(in, c)) expected.push_back(x);
-    expect_values(in.where("all-reduce", r), results[r].values, expected, {}, in.ranks);
+    expect_values(in.where("all-reduce", r), results[r].values, expected,
+                  {{"each half is right alone. In an all-reduce `in` and `out` lie in the same array, so the sum that "
+                    "travels needs memory of its own",
+                    results[r].values}},
+                  in.ranks);
   }
 }
 
 }  // namespace
 
 Held grade_ring() {
-  for_inputs([](const Inputs& in) {
-    check_reduce_scatter(in);
-    check_all_gather(in);
-    check_all_reduce(in);
-  });
+  for_inputs(check_reduce_scatter);
+  for_inputs(check_all_gather);
+  for_inputs(check_all_reduce);
   return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
           "order: piece c is added from rank c + 1 around to rank c, to the bit",
           "bytes: each rank sends all but one piece in each half, 2 (n - 1) / n of the array"};

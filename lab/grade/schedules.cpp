@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <regex>
 
 #include "lab/graders.h"
 #include "parallel/pipeline/simulate.h"
@@ -14,7 +15,7 @@ namespace tessera::lab {
 namespace {
 
 std::string lists(const Schedule& s) {
-  std::string out = "  what each rank does, in its order:\n";
+  std::string out = "  what each rank does, in its order, as stage, action and micro-batch:\n";
   for (size_t r = 0; r < s.actions.size(); ++r) {
     out += fmt::format("  rank {} |", r);
     for (const Action& a : s.actions[r]) out += " " + a.str();
@@ -33,10 +34,19 @@ std::string picture(const Schedule& s) {
   return out;
 }
 
-std::string cause_of_fault(const std::string& fault) {
+// "0F1" as "F of micro-batch 1 on stage 0".
+std::string in_words(const std::string& fault) {
+  static const std::regex action(R"((-?\d+)([FBIW])(-?\d+))");
+  return std::regex_replace(fault, action, "$2 of micro-batch $3 on stage $1");
+}
+
+std::string cause_of_fault(const Schedule& s, const std::string& fault) {
+  if (std::ranges::all_of(s.actions, [](const auto& list) { return list.empty(); }))
+    return "all lists are empty. Perhaps you fill a copy of the list: write `auto& list = ...`, with the `&`";
   const auto says = [&](const char* words) { return fault.find(words) != std::string::npos; };
   if (says("later on the same rank"))
-    return "a backward pass comes before the forward pass that it needs, or a W before its I";
+    return s.has(Do::B) ? "a backward pass comes before the forward pass that it needs"
+                        : "a backward pass comes before the forward pass that it needs, or a W before its I";
   if (says("deadlock"))
     return "ranks wait for each other: a rank goes backward too early, while the ranks after it still need its forward "
            "passes";
@@ -44,8 +54,9 @@ std::string cause_of_fault(const std::string& fault) {
   if (says("twice")) return "two loops both make that action: one should begin where the other has ended";
   if (says("whole and split")) return "a backward pass is either one B or an I and a W";
   if (says("ascend")) return "micro-batches of a stage go in their order";
-  if (says("there are"))
-    return "an index runs past the last micro-batch: the warm-up must not be longer than there are micro-batches";
+  if (says("micro-batch") && says("does not exist"))
+    return "an index runs past the last micro-batch, in the warm-up or in the loop after it. The warm-up must not be "
+           "longer than there are micro-batches, and after it an F needs a test whether its micro-batch exists";
   return "";
 }
 
@@ -56,7 +67,7 @@ struct Expected {
 
 void check_sound(const std::string& where, const Schedule& s) {
   if (const auto fault = find_fault(s))
-    throw Wrong{"schedule", where + ": " + *fault, cause_of_fault(*fault), lists(s)};
+    throw Wrong{"schedule", where + ": " + in_words(*fault), cause_of_fault(s, *fault), lists(s)};
 }
 
 void check_in_flight(const std::string& where, const Schedule& s, int rank, const Expected& e) {
@@ -104,15 +115,15 @@ Held grade_1f1b() {
     check_sound(where, s);
     for (int r = 0; r < p; ++r)
       check_in_flight(where, s, r,
-                      {std::min(p - r, m), "min(p - i, m)",
-                       "the rank makes too many forward passes first: expected p - i - 1 of them, then F and B in turn",
-                       "the rank makes too few forward passes first: expected p - i - 1 of them, so that it has work "
+                      {std::min(p - r, m), "min(p - r, m)",
+                       "the rank makes too many forward passes first: expected p - r - 1 of them, then F and B in turn",
+                       "the rank makes too few forward passes first: expected p - r - 1 of them, so that it has work "
                        "while the first micro-batch travels to the end and back"});
     check_bubble(where, s, (p - 1.0) / (m + p - 1.0), "(p - 1) / (m + p - 1)",
                  "the memory is right, but the order is wrong: after the warm-up a rank does F and B in turn");
   });
   return {"complete, and free of deadlock, on 1 to 6 ranks with 1 to 9 micro-batches",
-          "in flight on rank i: min(p - i, m) micro-batches", "bubble: (p - 1) / (m + p - 1) of the time"};
+          "in flight on rank r: min(p - r, m) micro-batches", "bubble: (p - 1) / (m + p - 1) of the total time"};
 }
 
 Held grade_zb_h1() {
@@ -127,9 +138,9 @@ Held grade_zb_h1() {
       check_in_flight(
           where, s, r,
           {std::min(p, m), "min(p, m), counted from F to W",
-           "W's come too late: the activations of an F are kept until its W, so at most i of them may wait on rank i",
-           "a W comes at once after its I, or the rank makes too few forward passes first: the W's of rank i may be "
-           "i micro-batches behind, and it still keeps no more than rank 0 of 1F1B"});
+           "W's come too late: the activations of an F are kept until its W, so at most r of them may wait on rank r",
+           "a W comes at once after its I, or the rank makes too few forward passes first: the W's of rank r may be "
+           "r micro-batches behind, and it still keeps no more than rank 0 of 1F1B"});
     if (m < p) return;
     check_bubble(
         where, s, (p - 1.0) / (3.0 * m + p - 1.0), "(p - 1) / (3 m + p - 1)",

@@ -5,7 +5,7 @@ namespace tessera::lab {
 
 Job small_job(const Plan& plan) {
   Job job{
-      .model = {.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 40},
+      .model = {.layers = 2, .heads = 6, .channels = 48, .context = 16, .vocab = 42},
       .optim =
           {.optimizer = OptimizerKind::sgd, .momentum = 0, .lr = 0.1, .warmup = 0, .steps = 10, .clip = 0, .batch = 12},
       .plan = plan};

@@ -7,7 +7,7 @@
 
 namespace tessera::lab {
 
-// Two layers, whose sizes two tensor ranks divide, 12 sequences in a step.
+// Two layers, whose sizes two and three tensor ranks divide, 12 sequences in a step.
 Job small_job(const Plan& plan);
 // The same sequences on one rank, cut into as many micro-batches as all ranks together have.
 Job one_rank(Job job);

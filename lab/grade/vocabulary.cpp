@@ -57,13 +57,27 @@ struct Problem {
 
 constexpr double kScale = 0.25;
 
-std::vector<double> gradient(const Problem& p, int rank) {
+// With the largest logit in the place of the log of the sum: a typical mistake.
+std::vector<double> gradient(const Problem& p, int rank, bool of_top = false) {
   std::vector<double> out;
   for (int64_t row = 0; row < p.rows; ++row) {
-    const double m = p.top(row, {0, p.vocab}), s = p.sum_exp(row, {0, p.vocab}, m);
+    const double m = p.top(row, {0, p.vocab}), s = of_top ? 1 : p.sum_exp(row, {0, p.vocab}, m);
     for (int64_t j = p.own(rank).begin; j < p.own(rank).end; ++j)
       out.push_back(kScale * (std::exp(p.logit(row, j) - m) / s - (j == p.target(row) ? 1 : 0)));
   }
+  return out;
+}
+
+std::vector<Guess> guesses_of_gradient(const Problem& p, int rank) {
+  const std::vector<double> right = gradient(p, rank);
+  std::vector<Guess> out{
+      {"the gradient is not scaled: the loss is the sum times `scale`", right * (1 / kScale)},
+      {"the gradient is scaled twice: `by` already has the scale", right * kScale},
+      {"it is exp(x - m): expected exp(x - lse), so give r.lse and not `top`", gradient(p, rank, true)}};
+  if (p.vocab % p.ranks != 0) return out;
+  std::vector<double> all(right.size());
+  for (int r = 0; r < p.ranks; ++r) all = all + gradient(p, r);
+  out.push_back({"the gradients of all ranks are added, but each rank has other columns: no message is needed", all});
   return out;
 }
 
@@ -96,6 +110,19 @@ std::vector<Guess> guesses(const Problem& p, int rank) {
          for (int r = 0; r < p.ranks; ++r) m += p.top(row, p.own(r));
          return std::log(p.sum_exp(row, all, m)) + m - target(row);
        })},
+      {"row_sum_exp() has this rank's own maximum: all-reduce `top` before it", loss([&](int64_t row) {
+         double s = 0;
+         for (int r = 0; r < p.ranks; ++r) s += p.sum_exp(row, p.own(r), p.top(row, p.own(r)));
+         return std::log(s) + p.top(row, all) - target(row);
+       })},
+      {"the target's logit is the largest over ranks; expected the sum: a rank without the target has 0",
+       loss([&](int64_t row) { return log_sum(row, all) - std::max(target(row), 0.0); })},
+      {"every rank takes its columns for those from 0 on: `part` begins at own.begin", loss([&](int64_t row) {
+         double x = 0;
+         for (int r = 0; r < p.ranks; ++r)
+           if (p.target(row) < p.own(r).size()) x += p.logit(row, p.own(r).begin + p.target(row));
+         return log_sum(row, all) - x;
+       })},
       {"it is the loss of this rank's columns alone: nothing was added over ranks",
        loss([&](int64_t row) { return log_sum(row, own) - (p.owner(row) == rank ? target(row) : 0); })},
       {"the target's logit is not subtracted", loss([&](int64_t row) { return log_sum(row, all); })},
@@ -103,8 +130,8 @@ std::vector<Guess> guesses(const Problem& p, int rank) {
 }
 
 struct Seen {
-  double loss = 0;
-  std::vector<double> gradient;
+  double loss = 0;  // the sum over rows
+  std::vector<double> root, gradient;
   int64_t sent = 0;
 };
 
@@ -125,8 +152,9 @@ void check_problem(const Problem& p) {
     Seen& seen = ranks[static_cast<size_t>(world.rank())];
     seen.loss = loss.loss_sum;
     for (const OpCount& c : world.counts()) seen.sent += c.sent;
+    seen.root = numbers(loss.mean.value());
     backward(loss.mean);
-    seen.gradient = numbers(logits.grad());
+    seen.gradient = gradient_of(logits);
   });
   int64_t sent = 0;
   for (int r = 0; r < p.ranks; ++r) {
@@ -138,8 +166,11 @@ void check_problem(const Problem& p) {
                   "logit of the "
                   "whole row, over all ranks (Reduction::max), and neither a sum nor a rank's own"};
     expect_values(where + ": the sum of the losses", {seen.loss}, {p.loss()}, guesses(p, r), p.ranks, 1e-10);
-    expect_values(where + ": the gradient of the logits", seen.gradient, gradient(p, r),
-                  {{"the gradient is not scaled: the loss is the sum times `scale`", gradient(p, r) * (1 / kScale)}},
+    expect_values(where + ": the value of the loss, the sum times `scale`", seen.root, {p.loss() * kScale},
+                  {{"the value is the sum alone: give record_one() tessera::scale(r.sum, scale)", {p.loss()}},
+                   {"the value is scaled twice", {p.loss() * kScale * kScale}}},
+                  1, 1e-10);
+    expect_values(where + ": the gradient of the logits", seen.gradient, gradient(p, r), guesses_of_gradient(p, r),
                   p.ranks, 1e-10);
     sent += seen.sent;
   }

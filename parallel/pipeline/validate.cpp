@@ -19,6 +19,11 @@ std::string at(const Schedule& s, const ActionPlace& p) {
          s.actions[static_cast<size_t>(p.rank)][p.index].str() + "): ";
 }
 
+std::string absent(const std::string& what, int number, int count) {
+  return what + " " + std::to_string(number) + " does not exist: " +
+         (count == 1 ? "there is only " + what + " 0" : "expected 0 to " + std::to_string(count - 1));
+}
+
 // Calls rule(action, place) for all actions until one has a fault.
 template <class Rule>
 Fault each(const Schedule& s, const Rule& rule) {
@@ -51,9 +56,9 @@ Fault wrong_form(const Schedule& s) {
 // Where each action is; of one that is not where it may be, or there twice, the fault.
 Fault misplaced(const Schedule& s, ActionTable& table) {
   return each(s, [&](const Action& a, const ActionPlace& p) -> Fault {
-    if (a.stage < 0 || a.stage >= s.stages || a.microbatch < 0 || a.microbatch >= s.microbatches)
-      return at(s, p) + "there are " + std::to_string(s.stages) + " stages and " + std::to_string(s.microbatches) +
-             " micro-batches, counted from 0";
+    if (a.stage < 0 || a.stage >= s.stages) return at(s, p) + absent("stage", a.stage, s.stages);
+    if (a.microbatch < 0 || a.microbatch >= s.microbatches)
+      return at(s, p) + absent("micro-batch", a.microbatch, s.microbatches);
     if (const int rank = s.rank_of_stage[static_cast<size_t>(a.stage)]; rank != p.rank)
       return at(s, p) + "stage " + std::to_string(a.stage) + " is on rank " + std::to_string(rank);
     if (std::exchange(table[a], static_cast<double>(p.index)) >= 0) return at(s, p) + "is there twice";

@@ -1,9 +1,10 @@
-// As changes of the solution, so that each is as small as the mistake is.
+// As changes of the solution, so that each is as small as the mistake is: in communication and in the order of work.
+// The others are in mistakes_of_tensors.cpp.
 #include "tests/lab/mistakes.h"
 
 namespace tessera::lab {
 
-const std::vector<Mistake>& mistakes() {
+const std::vector<Mistake>& mistakes_of_order() {
   static const std::vector<Mistake> all{
       {"messages",
        "receives nothing into the sum",
@@ -59,6 +60,24 @@ const std::vector<Mistake>& mistakes() {
        {{"memory.send(t, right, kTag, data, bytes);", "memory.send(t, left, kTag, data, bytes);"}},
        "deadlock",
        "sends to the wrong rank"},
+      {"ring",
+       "counts a place in elements",
+       {{"memory.copy(sum.data(), in + held.begin * element", "memory.copy(sum.data(), in + held.begin"},
+        {"reduce_into(sum.data(), in + held.begin * element", "reduce_into(sum.data(), in + held.begin"}},
+       "values",
+       "range(p).begin * element"},
+      {"ring",
+       "adds to the same piece in each step",
+       {{"held = range(rank - s - 2);", "held = range(rank - 2);"}},
+       "values",
+       "`s` is missing"},
+      {"ring",
+       "adds up in the result",
+       {{"Scratch sum(call, (call.count + n - 1) / n * element);",
+         "struct {\n      std::byte* p;\n      std::byte* data() { return p; }\n    } sum{out};"},
+        {"    memory.copy(out, sum.data(), held.size() * element);\n", ""}},
+       "values",
+       "needs memory of its own"},
 
       {"ddp",
        "averages",
@@ -104,51 +123,6 @@ const std::vector<Mistake>& mistakes() {
        "those before it are lost"},
       {"zero", "keeps the whole gradient", {{"    unit.grads = Tensor();\n", ""}}, "memory", "drop the views"},
 
-      {"f-and-g",
-       "goes back between the same placements",
-       {{"{step.axis, dual(step.to), dual(step.from)}", "{step.axis, step.to, step.from}"}},
-       "values",
-       "between the duals"},
-      {"f-and-g",
-       "sums in g's backward pass too",
-       {{"{step.axis, dual(step.to), dual(step.from)}",
-         "{step.axis, step.to == I ? P : dual(step.to), dual(step.from)}"}},
-       "values",
-       "although every rank has the same one"},
-      {"f-and-g",
-       "forgets f's all-reduce",
-       {{"convert(g.take_output(), {step.axis, dual(step.to), dual(step.from)}).wait()",
-         "step.from == I ? g.take_output() : convert(g.take_output(), {step.axis, dual(step.to), "
-         "dual(step.from)}).wait()"}},
-       "values",
-       "expected the sum of all ranks' gradients"},
-
-      {"vocabulary",
-       "takes its own maximum",
-       {{"  tp.all_reduce(top, Reduction::max);\n", ""}},
-       "values",
-       "the maximum of a row is one number"},
-      {"vocabulary",
-       "adds the maxima",
-       {{"tp.all_reduce(top, Reduction::max);", "tp.all_reduce(top);"}},
-       "values",
-       "neither a sum nor"},
-      {"vocabulary",
-       "forgets where the target is",
-       {{"  tp.all_reduce(of_target);\n", ""}},
-       "values",
-       "the target's logit is missing"},
-      {"vocabulary",
-       "adds its own denominator alone",
-       {{"  tp.all_reduce(sum);\n", ""}},
-       "values",
-       "the denominator is of this rank's columns"},
-      {"vocabulary",
-       "does not scale",
-       {{"tessera::scale(r.sum, scale)", "tessera::scale(r.sum, 1)"}, {"by(scale, g.output())", "by(1, g.output())"}},
-       "values",
-       "not scaled"},
-
       {"1f1b",
        "goes forward with all first",
        {{"std::min(ranks - r - 1, microbatches)", "microbatches"}},
@@ -177,6 +151,13 @@ const std::vector<Mistake>& mistakes() {
        {{"std::min(ranks - r - 1, microbatches)", "ranks - r - 1"}},
        "schedule",
        "must not be longer"},
+      {"1f1b",
+       "goes forward behind the last micro-batch",
+       {{"      if (i + ahead < microbatches) list", "      list"}},
+       "schedule",
+       "or in the loop after it"},
+      {"1f1b", "fills a copy", {{"auto& list", "auto list"}}, "schedule", "write `auto& list"},
+      {"1f1b", "never ends", {{"i < ahead; ++i)", "i < ahead;)"}}, "memory", "a loop that never ends adds to a list"},
 
       {"zb-h1",
        "does every W at once",
@@ -200,99 +181,14 @@ const std::vector<Mistake>& mistakes() {
          "    if (i >= delay) list.push_back({Do::W, rank, i - delay});\n    list.push_back({Do::I, rank, i});"}},
        "schedule",
        "a W before its I"},
-
-      {"ring-attention",
-       "puts each block over the one before",
-       {{"begun[at] ? part : into);\n      if (begun[at]) merge_attended(into, part);", "into);"}},
-       "values",
-       "written over the one before"},
-      {"ring-attention",
-       "keeps its own keys alone",
-       {{"      if (begun[at]) merge_attended(into, part);\n", ""}},
-       "values",
-       "own keys alone"},
-      {"ring-attention",
-       "sends after the last hop",
-       {{"if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);\n    for",
-         "ring.cp.send(kv, ring.next(), kKeysAndValues);\n    for"}},
-       "bytes",
-       "a message too many"},
-      {"ring-attention",
-       "waits before it sends",
-       {{"    if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);\n    for (const ChunkPair& pair : "
-         "ring.pairs(hop)) {\n      const auto at",
-         "    if (!last) ring.cp.recv(kv, ring.previous(), kKeysAndValues);\n    for (const ChunkPair& pair : "
-         "ring.pairs(hop)) {\n      const auto at"},
-        {"    if (!last) ring.cp.recv(kv, ring.previous(), kKeysAndValues);\n  }\n  sum.out",
-         "    if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);\n  }\n  sum.out"}},
-       "deadlock",
-       "all wait before any of them has sent"},
-      {"ring-attention",
-       "adds blocks without weights",
-       {{"if (begun[at]) merge_attended(into, part);",
-         "if (begun[at]) {\n        Tensor out = into.out;\n        for (int64_t i = 0; i < out.dim(1); ++i) {\n       "
-         "   Tensor row = out.narrow(1, i, 1);\n          for (int64_t c = 0; c < row.numel(); ++c) "
-         "row.data<double>()[c] += part.out.narrow(1, i, 1).data<double>()[c];\n        }\n      }"}},
-       "values",
-       "added as they are"},
-
-      {"clipping",
-       "counts on every tensor rank",
-       {{"const bool counts = beside->rank() == 0 || slot.parameter->shard.axis == beside->axis();",
-         "const bool counts = true;"}},
-       "values",
-       "are counted on every tensor rank"},
-      {"clipping",
-       "counts on none of them",
-       {{"beside->rank() == 0 || slot", "slot"}},
-       "values",
-       "are counted on no tensor rank"},
-      {"clipping",
-       "sums its own piece alone",
-       {{".times = axis.size(), .stride = here}", "}"},
-        {"ordered_sums(all, runs, sums);", "ordered_sums(mine, runs, sums);"}},
-       "values",
-       "add the sums of all shards"},
-      {"clipping",
-       "adds its own piece n times",
-       {{".times = axis.size(), .stride = here}", ".times = axis.size(), .stride = 0}"},
-        {"ordered_sums(all, runs, sums);", "ordered_sums(mine, runs, sums);"}},
-       "values",
-       "the runs do not go"},
-      {"clipping",
-       "adds the sums of pieces",
-       {{"Tensor sums = room(s, std::ssize(runs));\n  ordered_sums(all, runs, sums);",
-         "Tensor sums = room(s, std::ssize(runs));\n  for (BlockRun& run : runs) run.times = 1;\n  ordered_sums(mine, "
-         "runs, sums);\n  axis.all_reduce(sums);"}},
-       "values",
-       "another order"},
-
-      {"experts",
-       "does not exchange the counts",
-       {{"there.counts = exchange_counts(ep, counts, rows.value().arena());",
-         "for (int r = 0; r < ep.size(); ++r)\n    there.counts.emplace_back(counts.begin(), counts.begin() + "
-         "static_cast<std::ptrdiff_t>(here));"}},
-       "message",
-       "do not mean the same piece"},
-      {"experts",
-       "leaves results where they were made",
-       {{"return exchange_rows(done, ep, received, sent);", "return done;"}},
-       "rows",
-       "returns results to where rows came from"},
-      {"experts",
-       "sends results as rows were sent",
-       {{"return exchange_rows(done, ep, received, sent);", "return exchange_rows(done, ep, sent, received);"}},
-       "rows",
-       "the two change places"},
-      {"experts",
-       "loses the gradients of rows",
-       {{"g.give(0, exchanged(g.output(), axis, received, sent));",
-         "Tensor none = exchanged(g.output(), axis, received, sent);\n                      none.fill(0);\n            "
-         "      "
-         "    g.give(0, none);"}},
-       "values",
-       "that of the router alone"},
   };
+  return all;
+}
+
+std::vector<Mistake> mistakes() {
+  std::vector<Mistake> all = mistakes_of_order();
+  const std::vector<Mistake>& others = mistakes_of_tensors();
+  all.insert(all.end(), others.begin(), others.end());
   return all;
 }
 

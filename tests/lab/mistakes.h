@@ -13,6 +13,8 @@ struct Mistake {
   std::string bound, cause;                                  // parts of the verdict's lines
 };
 
-const std::vector<Mistake>& mistakes();
+const std::vector<Mistake>& mistakes_of_order();    // exercises in communication and schedules
+const std::vector<Mistake>& mistakes_of_tensors();  // the others
+std::vector<Mistake> mistakes();                    // all
 
 }  // namespace tessera::lab
