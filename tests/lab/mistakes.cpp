@@ -169,7 +169,7 @@ const std::vector<Mistake>& mistakes_of_order() {
        "puts every W to the end",
        {{"    if (i >= delay) list.push_back({Do::W, rank, i - delay});", ""}, {"std::max(0, m - delay)", "0"}},
        "memory",
-       "at most i of them may wait"},
+       "at most r of them may wait"},
       {"zb-h1",
        "forgets the W's that are left",
        {{"  for (int i = std::max(0, m - delay); i < m; ++i) list.push_back({Do::W, rank, i});\n", ""}},
