@@ -56,7 +56,7 @@ std::vector<double> on_this_way(const Inputs& in, const Way& way, int r) {
   std::vector<std::vector<double>> sums;
   for (int q = 0; q < n; ++q) sums.push_back(of(q, q + way.first));
   for (int s = 0; s < n + way.steps; ++s) {
-    std::ranges::rotate(sums, sums.end() - 1);  // each to the right
+    std::rotate(sums.begin(), sums.end() - 1, sums.end());  // each to the right
     for (int q = 0; q < n; ++q) sums[static_cast<size_t>(q)] = sums[static_cast<size_t>(q)] + of(q, way.piece(q, s));
   }
   return sums[static_cast<size_t>(r)];
