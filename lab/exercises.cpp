@@ -113,7 +113,7 @@ constexpr Known kKnown[] = {
     {"bad_function_call", "error", "a function that must be returned is empty: of experts, `back` is not set"},
     {"are not the pieces", "rows",
      "the numbers of rows do not fit: `sent` must add up to the rows that leave, and `received` to those that come. On "
-     "the way back, and for gradients, the two change places"},
+     "the way back, and for gradients, the two change places. A lambda that runs later must have copies of both"},
     {"that were dealt out", "rows",
      "as many rows must come back as this rank has sent: `back` returns results to where rows came from"},
     {"asks for", "order", "ranks ask for different communications at the same time"},
@@ -132,8 +132,8 @@ constexpr Known kKnown[] = {
      "a target is counted from the first column of the whole vocabulary: VocabPart{own.begin, vocab}"},
     {"undefined tensor", "error",
      "a tensor is read that was never made (a frozen unit has no gradients), or was moved away: a lambda that runs "
-     "later takes it along, x = "
-     "std::move(x)"},
+     "later takes it along, "
+     "x = std::move(x)"},
     {"[narrow]", "error", "a part begins or ends outside of its tensor: cut it to what this rank has"},
 };
 
