@@ -206,8 +206,8 @@ const std::vector<Mistake>& mistakes_of_tensors() {
        "that of the router alone"},
       {"experts",
        "takes experts in another order",
-       {{"  there.rows = exchange_rows",
-         "  for (auto& c : there.counts) std::swap(c.front(), c.back());\n  there.rows = exchange_rows"}},
+       {{"  there.rows = send(",
+         "  for (auto& c : there.counts) std::swap(c.front(), c.back());\n  there.rows = send("}},
        "values",
        "look at the order of `counts`"},
   };

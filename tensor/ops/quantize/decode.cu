@@ -26,8 +26,8 @@ struct Decode {
   const RunStart* starts;  // null: there is one run
   int64_t runs, first_whole, groups;
   int pieces;
-  int64_t first_blocks[kMostPieces], first_groups[kMostPieces];
-  float levels[16], shares[256];
+  int64_t first_blocks[kMostPieces] = {}, first_groups[kMostPieces] = {};
+  float levels[16] = {}, shares[256] = {};
 
   __device__ int64_t whole_of(int64_t here) const {
     if (!starts) return here + first_whole;
