@@ -44,6 +44,7 @@ TEST_F(ExpertsTrainingGpu, EveryAxis) {
            [](TrainOptions& o) { o.dp = 2, o.ep = 2, o.tp = 2; },
            [](TrainOptions& o) { o.dp = 2, o.ep = 2, o.pp = 2, o.microbatches = 2, o.schedule = "zb-h1"; },
            [](TrainOptions& o) { o.cp = 2, o.ep = 2, o.family = "llama"; },
+           [](TrainOptions& o) { o.cp = 2, o.dp = 2, o.ep = 4, o.expert_capacity = 0.7, o.shared_experts = 1; },
            [](TrainOptions& o) { o.ranks = 3, o.zero = 2, o.batch = 9; },
            [](TrainOptions& o) { o.ranks = 2, o.zero = 2, o.offload = "optimizer"; }})
     expect_passes(plan(change));
