@@ -9,7 +9,8 @@ namespace tessera {
 
 Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts, Communicator& cp, Balance balance) {
   const int64_t n = chosen.dim(0), k = chosen.dim(1), here = n / sequences, context = here * cp.size();
-  const Tensor all = chosen.make({cp.size(), sequences, here, k}), out = chosen.make(chosen.shape());
+  const Tensor all = chosen.make({cp.size(), sequences, here, k});
+  Tensor out = chosen.make(chosen.shape());
   cp.all_gather(chosen.contiguous(), all);
   if (cpu::Idle::here()) {  // as if every choice had a place
     std::fill_n(out.data<int32_t>(), out.numel(), 0);
