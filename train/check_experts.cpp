@@ -22,8 +22,7 @@ void check_experts(const Plan& p, const ModelConfig& m) {
   const int64_t experts = m.experts.count;
   if (experts == 0 && p.ep > 1)
     refuse("ep", "a model without experts has none to share out; expected 1, found {}", p.ep);
-  if (experts == 0) return;
-  if (p.ep == 1) return;
+  if (experts == 0 || p.ep == 1) return;
   if (const int64_t data = p.dp * p.cp; data % p.ep != 0)
     refuse("ep", "it is cut out of the {} data ranks, which {} does not divide; the nearest that does: {}", data, p.ep,
            divisors_near(data, p.ep));
