@@ -42,7 +42,7 @@ std::string short_number(double v) {
   if (v >= 1e9) return fmt::format("{:.2f}B", v / 1e9);
   if (v >= 1e6) return fmt::format("{:.2f}M", v / 1e6);
   if (v >= 1e3) return fmt::format("{:.1f}K", v / 1e3);
-  return fmt::format("{:.0f}", v);
+  return v < 100 ? fmt::format("{:.3g}", v) : fmt::format("{:.0f}", v);
 }
 
 std::string megabytes(int64_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / 1e6); }

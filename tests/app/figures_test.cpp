@@ -52,6 +52,9 @@ TEST(Figures, MedianRateLeavesTheFirstFiveStepsOut) {
 
 TEST(Figures, NumbersBytesAndTimesInWords) {
   EXPECT_EQ(short_number(0), "0");
+  EXPECT_EQ(short_number(7), "7");
+  EXPECT_EQ(short_number(1.2345), "1.23");
+  EXPECT_EQ(short_number(99.96), "100");
   EXPECT_EQ(short_number(1234), "1.2K");
   EXPECT_EQ(short_number(2'345'678), "2.35M");
   EXPECT_EQ(short_number(7'654'000'000), "7.65B");
