@@ -152,7 +152,10 @@ void Zero::end_gradients(int64_t microbatch, UnitRange units) {
 
 void Zero::finish_gradients() {
   learning_ = false;
-  for (Unit& unit : units_) std::exchange(unit.summing, {}).wait();
+  for (size_t u = 0; u < units_.size(); ++u) {
+    std::exchange(units_[u].summing, {}).wait();
+    if (units_[u].copied.defined()) shard_here(u);  // the update must not pass a copy of old values
+  }
 }
 
 void Zero::share_parameters() {

@@ -20,9 +20,9 @@
 // weight is fetched for each use, and looking up an embedding needs no weights in its backward pass.
 //
 // With a shard_arena the shards of stage 3 lie in the host's pinned memory (Rajbhandari et al. 2021, "ZeRO-Infinity:
-// breaking the GPU memory wall for extreme scale deep learning", section 5; FSDP's CPUOffload). Each fetch copies this
-// rank's shard to the GPU, in place, before the all-gather. The update writes the shard over the bus. Gradients and
-// state stay on the GPU.
+// breaking the GPU memory wall for extreme scale deep learning", section 5; FSDP's CPUOffload). Before each fetch this
+// rank's shard is copied to the GPU, beside the kernels of the use before. The update writes the shard over the bus.
+// Gradients and state stay on the GPU.
 //
 // With shard_ranks K the axis is n / K groups of K ranks (FSDP's hybrid sharding, Zhao et al. 2023, section 3.2.2;
 // Zhang et al. 2022, "MiCS: near-linear scaling for training gigantic model on public cloud"). All of the above happens
@@ -54,17 +54,19 @@ class Zero final : public DataStrategy {
   // A unit on this rank.
   struct Unit {
     Module::Unit layout;
-    Communicator* axis = nullptr;  // the ranks that have it
-    int64_t piece = 0;             // elements that each rank keeps
-    Tensor values;                 // whole; in stage 3 only while it is in use
-    Tensor grads;                  // whole; in stages 2 and 3 only until they are summed
-    int users = 0;                 // of the values, in stage 3
-    int64_t missing = 0;           // parameters whose gradient has not come in this micro-batch
-    Pending fetching;              // values
-    Pending reducing;              // grads, into `arriving`
-    Pending summing;               // the shard's gradient, over the groups
-    Tensor arriving;               // this rank's piece of this micro-batch's sum
-    bool reduced = false;          // the reduction of this micro-batch was started, or there is none
+    Communicator* axis = nullptr;   // the ranks that have it
+    int64_t piece = 0;              // elements that each rank keeps
+    Tensor values;                  // whole; in stage 3 only while it is in use
+    Tensor copied;                  // the shard, from the host's memory, until it is gathered
+    std::shared_ptr<void> copying;  // of copied
+    Tensor grads;                   // whole; in stages 2 and 3 only until they are summed
+    int users = 0;                  // of the values, in stage 3
+    int64_t missing = 0;            // parameters whose gradient has not come in this micro-batch
+    Pending fetching;               // values
+    Pending reducing;               // grads, into `arriving`
+    Pending summing;                // the shard's gradient, over the groups
+    Tensor arriving;                // this rank's piece of this micro-batch's sum
+    bool reduced = false;           // the reduction of this micro-batch was started, or there is none
   };
 
   void make_unit(const Module::Unit& layout);
@@ -78,7 +80,8 @@ class Zero final : public DataStrategy {
   // stage 3
   void wrap(size_t u);
   void fetch(size_t u);
-  Tensor copied_shard(const Unit& unit, const Tensor& shard);
+  void copy_shard(size_t u);
+  Tensor shard_here(size_t u);
   void use(size_t u);
   void release(size_t u);
 

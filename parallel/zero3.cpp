@@ -3,7 +3,10 @@
 //   forward:   fetch block 0 | block 0, fetch block 1 | block 1, fetch block 2 | ...
 //   backward:  ... | fetch block 2 | block 2 backward, fetch block 1 | ...
 //
-// Where the shards lie in the host's memory, a fetch first copies this rank's shard to the GPU.
+// Where the shards lie in the host's memory, this rank's shard is copied to the GPU one unit earlier, beside the
+// kernels:
+//
+//   forward:   copy 2, fetch block 1 | block 0, copy 3, fetch block 2 | block 1, ...
 #include <utility>
 
 #include "autograd/ops.h"
@@ -27,24 +30,35 @@ void Zero::wrap(size_t u) {
   });
 }
 
-// The shard in its place in the whole. A GPU reads pinned memory in the order of its stream: behind the update that
-// wrote it, and before the next one.
-Tensor Zero::copied_shard(const Unit& unit, const Tensor& shard) {
-  Tensor here = unit.values.narrow(0, unit.piece * unit.axis->rank(), unit.piece);
+// Starts to bring this rank's shard to the GPU, which reads pinned memory in the order of its streams: behind the
+// update that wrote it, and before the next one.
+void Zero::copy_shard(size_t u) {
+  Unit& unit = units_[u];
+  if (!options_.shard_arena || unit.copied.defined()) return;
+  const Tensor& shard = shards_[u].values;
+  unit.copied = Tensor::empty({unit.piece}, shard.dtype(), arena_, Category::communication);
   on_device(
-      here.device(), [&] { here.copy_from(shard); }, [&] { cuda::copy_later(here, shard.raw()); });
+      arena_->device(), [&] { unit.copied.copy_from(shard); },
+      [&] { unit.copying = cuda::start_copy(unit.copied, shard.raw()); });
   ++copied_.calls;
-  copied_.sent += here.nbytes();
-  return here;
+  copied_.sent += shard.nbytes();
+}
+
+Tensor Zero::shard_here(size_t u) {
+  if (!options_.shard_arena) return shards_[u].values;
+  copy_shard(u);
+  on_device(
+      arena_->device(), [] {}, [&] { cuda::join_copy(units_[u].copied, std::exchange(units_[u].copying, {})); });
+  return std::exchange(units_[u].copied, {});
 }
 
 void Zero::fetch(size_t u) {
   Unit& unit = units_[u];
   if (unit.values.defined()) return;
-  const Tensor& mine = shards_[u].values;
+  const Tensor &mine = shards_[u].values, here = shard_here(u);
   unit.values = Tensor::empty({unit.piece * unit.axis->size()}, mine.dtype(), arena_, Category::communication);
   unit.values.storage()->version = mine.storage()->version;  // a packed copy is stale after the next optimizer step
-  unit.fetching = unit.axis->start_all_gather(options_.shard_arena ? copied_shard(unit, mine) : mine, unit.values);
+  unit.fetching = unit.axis->start_all_gather(here, unit.values);
 }
 
 // Training asks for units in the same order in every micro-batch: the next one is fetched while this one computes.
@@ -58,6 +72,8 @@ void Zero::use(size_t u) {
   if (!training) return;
   ++position_;
   if (position_ < order_.size() && order_[position_] != u) fetch(order_[position_]);
+  if (position_ + 1 < order_.size() && !units_[order_[position_ + 1]].values.defined())
+    copy_shard(order_[position_ + 1]);
 }
 
 void Zero::release(size_t u) {

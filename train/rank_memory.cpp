@@ -43,11 +43,18 @@ HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) 
   return held;
 }
 
-// Values of the largest unit of a pipeline rank, gathered.
-int64_t largest_fetch(const PlanSizes& s, int64_t rank) {
-  int64_t most = 0;
+// Values of the largest unit of a pipeline rank: gathered, and a data rank's shard.
+struct LargestUnit {
+  int64_t whole = 0, piece = 0;
+};
+
+LargestUnit largest_unit(const PlanSizes& s, int64_t rank) {
+  LargestUnit most;
   for (const PartSizes& part : s.parts[static_cast<size_t>(rank)])
-    for (const UnitSizes& u : part.units) most = std::max(most, u.padded(s.cut) * u.value);
+    for (const UnitSizes& u : part.units) {
+      most.whole = std::max(most.whole, u.padded(s.cut) * u.value);
+      most.piece = std::max(most.piece, u.piece(s.cut) * u.value);
+    }
   return most;
 }
 
@@ -124,7 +131,10 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
     const PartSizes& part = s.parts[static_cast<size_t>(rank / together)][static_cast<size_t>(rank % s.plan.tp)];
     const int64_t peak = std::max(peaks[kind][static_cast<size_t>(rank / together)], update_bytes(s, part)),
                   sent = on_top ? 0 : std::min(moved[kind], peak);
-    out.push_back({held, peak - sent, on_top ? moved[kind] + largest_fetch(s, rank / together) : sent});
+    const LargestUnit largest = largest_unit(s, rank / together);
+    // copies from the host's memory: of the unit that is gathered, and of the next one
+    const int64_t copied = job.plan.offload == Offload::parameters ? 2 * largest.piece : 0;
+    out.push_back({held, peak - sent, copied + (on_top ? moved[kind] + largest.whole : sent)});
     if (kind > 0) out.back().communication += copies;
   }
   return out;

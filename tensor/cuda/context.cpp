@@ -11,10 +11,14 @@ namespace tessera::cuda {
 Context::Context() {
   check(cudaGetDevice(&gpu_), "context");
   check(cudaDeviceGetAttribute(&most_shared_, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu_), "context");
-  check(cudaStreamCreateWithFlags(stream_.receive(), cudaStreamNonBlocking), "context");
+  for (Stream* made : {&stream_, &copies_})
+    check(cudaStreamCreateWithFlags(made->receive(), cudaStreamNonBlocking), "context");
 }
 
-Context::~Context() { cudaStreamSynchronize(stream()); }  // the arena's memory goes after this
+Context::~Context() {  // the arena's memory goes after this
+  cudaStreamSynchronize(copies());
+  cudaStreamSynchronize(stream());
+}
 
 void Context::about_to_wait(const char* op) const {
   if (capturing_)

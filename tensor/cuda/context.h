@@ -1,4 +1,5 @@
-// What one rank owns on its GPU: its stream, on which all its kernels and copies run in the order they are called.
+// What one rank owns on its GPU: its stream, on which its kernels and copies run in the order they are called, and
+// another one for copies that run beside them.
 //
 // An arena on a GPU holds one context (Arena::local), so any tensor leads to it. Blocks that the arena takes back may
 // be handed out again while older kernels still use them: whatever writes to them next is queued behind those.
@@ -21,6 +22,7 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   cudaStream_t stream() const { return stream_.get(); }
+  cudaStream_t copies() const { return copies_.get(); }
   int gpu() const { return gpu_; }
   int64_t most_shared() const { return most_shared_; }  // bytes of shared memory that a block may have
 
@@ -49,7 +51,7 @@ class Context {
 
  private:
   int gpu_ = 0, most_shared_ = 0;
-  Stream stream_;
+  Stream stream_, copies_;
   std::atomic<const char*> last_op_ = "start";
   IndexChecks indices_;
   std::atomic<int64_t> synchronizations_ = 0;

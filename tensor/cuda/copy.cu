@@ -60,6 +60,22 @@ void copy_later(const Tensor& to, const std::byte* pinned) {
            cudaMemcpyAsync(to.address(), pinned, static_cast<size_t>(to.nbytes()), cudaMemcpyHostToDevice, c.stream()));
 }
 
+std::shared_ptr<void> start_copy(const Tensor& to, const std::byte* pinned) {
+  Context& c = context(to);
+  const auto event = std::make_shared<Event>(make_event());  // first of what is queued, then of the copy
+  c.queued("copy", cudaEventRecord(event->get(), c.stream()));
+  c.queued("copy", cudaStreamWaitEvent(c.copies(), event->get(), 0));
+  c.queued("copy",
+           cudaMemcpyAsync(to.address(), pinned, static_cast<size_t>(to.nbytes()), cudaMemcpyHostToDevice, c.copies()));
+  c.queued("copy", cudaEventRecord(event->get(), c.copies()));
+  return event;
+}
+
+void join_copy(const Tensor& to, const std::shared_ptr<void>& copy) {
+  Context& c = context(to);
+  c.queued("copy", cudaStreamWaitEvent(c.stream(), static_cast<Event*>(copy.get())->get(), 0));
+}
+
 void count_up(const Tensor& t) {
   launch(context(t), "count up", {.blocks = blocks_for(t.numel(), kThreads)}, count_up_kernel, t.device_data<int32_t>(),
          t.numel());

@@ -21,6 +21,10 @@ std::shared_ptr<std::byte> pinned_memory(int64_t bytes);
 // Pinned bytes to a contiguous tensor on a GPU. Queued on the stream of its arena: the bytes must stay as they are
 // until that has been waited for, and a captured copy (tensor/cuda/graph.h) reads them anew at each launch.
 void copy_later(const Tensor& to, const std::byte* pinned);
+// The same beside the kernels: behind what is queued on the arena's stream now, on a stream of its own. `to` must live
+// until join_copy() has told the arena's stream to wait for the copy.
+std::shared_ptr<void> start_copy(const Tensor& to, const std::byte* pinned);
+void join_copy(const Tensor& to, const std::shared_ptr<void>& copy);
 
 // The same of values of which the arena keeps a pinned copy, found again by what they are.
 void copy_kept(const Tensor& to, std::span<const std::byte> values);
