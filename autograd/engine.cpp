@@ -90,6 +90,36 @@ void Grads::give_into(int input, std::function<void(Tensor&)> write) {
   }
 }
 
+// Parameters are counted from the last to the first, as the passes of a chain of layers bring their gradients.
+void Grads::give_into(int first, int count, std::function<void(std::span<const GradTarget>)> write) {
+  std::vector<std::shared_ptr<Leaf>> parameters(static_cast<size_t>(count));
+  std::vector<GradTarget> others(parameters.size());
+  std::shared_ptr<Leaf> any;
+  bool now = false;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const size_t at = static_cast<size_t>(first) + i;
+    const Edge& edge = node_.inputs[at];
+    if (edge.leaf && !edge.leaf->transient) {
+      any = parameters[i] = edge.leaf;
+    } else if (edge.wanted()) {
+      const DType dtype = edge.leaf ? edge.leaf->dtype : wide_of(node_.input_dtypes[at]);
+      others[i].to = Tensor::empty(node_.input_shapes[at], dtype, node_.arena);
+      now = true;
+    }
+  }
+  if (now) write(others);
+  for (size_t i = 0; i < others.size(); ++i)
+    if (others[i].to.defined()) give(first + static_cast<int>(i), std::move(others[i].to));
+  if (!any) return;
+  LeafActions(defer_, node_.arena)(any, [leaves = std::move(parameters), write = std::move(write)](Leaf&) {
+    std::vector<GradTarget> targets;
+    for (const std::shared_ptr<Leaf>& leaf : leaves) targets.push_back(leaf ? leaf->place() : GradTarget{});
+    write(targets);
+    for (size_t i = leaves.size(); i-- > 0;)
+      if (leaves[i]) leaves[i]->one_less();
+  });
+}
+
 void Grads::give_early(int input, std::shared_ptr<EarlyGrad> gradient) {
   const auto at = static_cast<size_t>(input);
   const Edge& edge = node_.inputs[at];

@@ -1,6 +1,8 @@
 // Forward beside vjp.
 #include "autograd/experts.h"
 
+#include <numeric>
+#include <string>
 #include <utility>
 
 #include "tensor/ops/experts/rows.h"
@@ -31,6 +33,7 @@ Var combine_rows(const Var& rows, const Var& weights, const Routed& routed) {
 }
 
 std::vector<Var> split_rows(const Var& x, const std::vector<int64_t>& sizes) {
+  if (sizes.size() == 1 && sizes[0] == x.dim(0)) return {x};
   std::vector<Tensor> parts;
   int64_t at = 0;
   for (const int64_t size : sizes) {
@@ -63,6 +66,7 @@ std::vector<Var> split_rows(const Var& x, const std::vector<int64_t>& sizes) {
 
 Var join_rows(const std::vector<Var>& parts) {
   std::vector<int64_t> sizes;
+  if (parts.size() == 1) return parts[0];
   std::vector<Var> edges;
   int64_t rows = 0;
   for (const Var& part : parts) {
@@ -87,14 +91,53 @@ Var join_rows(const std::vector<Var>& parts) {
   });
 }
 
-Var linear_rows(const Var& x, const Var& w) {
-  return record_one(
-      "linear_rows", linear_rows(x.value(), w.value()), {x, w}, [x = saved_for(w, x), w = w.saved()](Grads& g) {
-        const Tensor dy = g.output();
-        if (g.needs(0)) g.give(0, linear_rows_input_grad(dy, w.get()));
-        if (g.needs(1))
-          g.give_into(1, [dy, in = x.until(g.defer())](Tensor& dw) { linear_rows_weight_grad(dw, dy, in.get()); });
-      });
+namespace {
+
+// Of one round, whose first weight is input `first`.
+void give_weight_grads(Grads& g, int first, const std::vector<int64_t>& counts, const Tensor& dy, const Tensor& x) {
+  g.give_into(first, static_cast<int>(counts.size()), [counts, dy, x](std::span<const GradTarget> targets) {
+    std::vector<RowsGroup> groups;
+    for (size_t i = 0; i < counts.size(); ++i) groups.push_back({targets[i].to, counts[i], targets[i].adds});
+    linear_rows_weight_grads(groups, dy, x);
+  });
+}
+
+}  // namespace
+
+Var linear_rows(const Var& x, const std::vector<Var>& w, const std::vector<int64_t>& counts) {
+  if (w.empty() || counts.empty() || counts.size() % w.size() != 0)
+    throw Error("[linear_rows] found " + std::to_string(counts.size()) + " numbers of rows for " +
+                std::to_string(w.size()) + " weights; expected a multiple");
+  std::vector<Var> inputs{x};
+  std::vector<Saved> kept;
+  std::vector<RowsGroup> groups;
+  bool trains = false;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const Var& weight = w[i % w.size()];
+    inputs.push_back(weight);
+    kept.push_back(weight.saved());
+    groups.push_back({weight.value(), counts[i]});
+    trains = trains || weight.requires_grad();
+  }
+  return record_one("linear_rows", linear_rows(x.value(), groups), inputs,
+                    [in = trains ? x.saved() : Saved(), kept, counts, weights = std::ssize(w), trains](Grads& g) {
+                      const Tensor dy = g.output();
+                      if (g.needs(0)) {
+                        std::vector<RowsGroup> again;
+                        for (size_t i = 0; i < counts.size(); ++i) again.push_back({kept[i].get(), counts[i]});
+                        g.give(0, linear_rows_input_grad(dy, again));
+                      }
+                      if (!trains) return;
+                      const Tensor rows_in = in.get();
+                      int64_t at = 0;
+                      for (auto i = counts.begin(); i != counts.end(); i += weights) {
+                        const std::vector<int64_t> round(i, i + weights);
+                        const int64_t rows = std::accumulate(round.begin(), round.end(), int64_t{0});
+                        give_weight_grads(g, 1 + static_cast<int>(i - counts.begin()), round, dy.narrow(0, at, rows),
+                                          rows_in.narrow(0, at, rows));
+                        at += rows;
+                      }
+                    });
 }
 
 }  // namespace tessera

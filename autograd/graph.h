@@ -36,13 +36,14 @@ struct Leaf {
   void receive(const std::function<void(Tensor&)>& write);
   void receive(Tensor gradient);
   void receive(const std::shared_ptr<EarlyGrad>& early);
-  void take_back();  // of the buffer, before anything else is written to it
-  void settle();     // zero, since no gradient came
-  void one_less();   // counts a gradient that has come, or that will not come
+  GradTarget place();  // for a gradient of a parameter that comes now; one_less() says that it is there
+  void take_back();    // of the buffer, before anything else is written to it
+  void settle();       // zero, since no gradient came
+  void one_less();     // counts a gradient that has come, or that will not come
 
  private:
   void make_buffer();
-  void add(const Tensor& one);
+  Tensor& sum() { return holds == Holds::this_pass || (expected == 1 && !pass.defined()) ? grad : pass; }
   void write_fresh(const Tensor& out, const std::function<void(Tensor&)>& write) const;
 };
 

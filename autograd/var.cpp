@@ -177,26 +177,22 @@ void Leaf::receive(const std::function<void(Tensor&)>& write) {
     write_fresh(one, write);
     return receive(one);
   }
-  take_back();
-  make_buffer();
-  if (holds == Holds::nothing) {
-    write_fresh(grad, write);
-    holds = Holds::this_pass;
-  } else {
-    const Tensor one = grad.make(shape, grad.dtype(), Category::workspace);
-    write_fresh(one, write);
-    add(one);
-  }
+  GradTarget at = place();
+  const Tensor one = at.adds ? at.to.make(shape, at.to.dtype(), Category::workspace) : at.to;
+  write_fresh(one, write);
+  if (at.adds) add_(at.to, one);
   one_less();
 }
 
-// A gradient of the buffer's dtype, made fresh.
-void Leaf::add(const Tensor& one) {
-  Tensor& total = holds == Holds::this_pass || (expected == 1 && !pass.defined()) ? grad : pass;
-  if (total.defined())
-    add_(total, one);
-  else
-    total = one;
+GradTarget Leaf::place() {
+  take_back();
+  make_buffer();
+  if (holds == Holds::nothing) {
+    holds = Holds::this_pass;
+    return {grad};
+  }
+  if (sum().defined()) return {sum(), true};
+  return {sum() = grad.make(shape, grad.dtype(), Category::workspace)};
 }
 
 // What stands in the buffer is there; else it is like a gradient that was written just now.
@@ -207,7 +203,11 @@ void Leaf::receive(const std::shared_ptr<EarlyGrad>& early) {
     return one_less();
   }
   if (transient || holds == Holds::nothing || !grad.defined()) return receive(std::exchange(early->at, {}));
-  add(std::exchange(early->at, {}).to(grad.dtype()));
+  const Tensor one = std::exchange(early->at, {}).to(grad.dtype());
+  if (sum().defined())
+    add_(sum(), one);
+  else
+    sum() = one;
   one_less();
 }
 

@@ -8,6 +8,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "tensor/tensor.h"
@@ -153,6 +154,12 @@ struct BackwardOptions {
 // before (saved values are gone), or when the seed does not have root's shape.
 void backward(const Var& root, const BackwardOptions& options = {});
 
+// Where a gradient goes.
+struct GradTarget {
+  Tensor to;          // undefined where nobody wants it
+  bool adds = false;  // to the sum of gradients that stands there, instead of being written over it
+};
+
 // The argument of a vjp: gradients of the outputs in, gradients of the inputs out.
 class Grads {
  public:
@@ -167,6 +174,9 @@ class Grads {
   // later than now when backward() defers weight gradients. For inputs that are no parameters it is made at once, in
   // float32 where they are bfloat16.
   void give_into(int input, std::function<void(Tensor& out)> write);
+  // The same of `count` inputs from `first` on, no two of them one Var, whose gradients are made at once: `write` adds
+  // those that are to be added, in any floating dtype.
+  void give_into(int first, int count, std::function<void(std::span<const GradTarget>)> write);
   // A gradient that was made in the forward pass.
   void give_early(int input, std::shared_ptr<EarlyGrad> gradient);
   DeferredWeightGrads* defer() const { return defer_; }  // for ops that call backward() themselves

@@ -8,6 +8,8 @@
 namespace tessera::bench {
 namespace {
 
+constexpr int64_t kExperts = 8;
+
 // Every case of one set of sizes.
 class Cases {
  public:
@@ -181,16 +183,22 @@ void Cases::add_products() {
         }});
 }
 
-// A token goes to two of eight experts, which give it back as it is: the way of rows without the products.
+// The products of a layer of eight experts, each with as many rows; and a token that goes to two of them, which give it
+// back as it is: the way of rows without the products.
 void Cases::add_experts() {
   const double flops = 2.0 * static_cast<double>(rows_ * s_.channels * hidden_);
+  std::vector<Shape> rows_and_weights{plane_};
+  rows_and_weights.resize(1 + kExperts, Shape{hidden_, s_.channels});
   push({.name = "linear_rows",
-        .operands = {plane_, {hidden_, s_.channels}},
-        .op = [](const std::vector<Var>& v) { return linear_rows(v[0], v[1]); },
+        .operands = rows_and_weights,
+        .op =
+            [counts = std::vector<int64_t>(kExperts, rows_ / kExperts)](const std::vector<Var>& v) {
+              return linear_rows(v[0], {v.begin() + 1, v.end()}, counts);
+            },
         .forward_flops = flops,
         .backward_flops = 2 * flops});
   const RouteOptions options{.per_token = 2, .sequences = s_.batch, .balance = 0.01, .z = 0.001};
-  push({.name = "mixture", .operands = {{rows_, 8}, plane_}, .op = [options](const std::vector<Var>& v) {
+  push({.name = "mixture", .operands = {{rows_, kExperts}, plane_}, .op = [options](const std::vector<Var>& v) {
           const RoutedVar r = route(v[0], options);
           return combine_rows(dispatch_rows(v[1], r.routed), r.weights, r.routed);
         }});

@@ -44,8 +44,8 @@ MixtureOfExperts::MixtureOfExperts(int64_t channels, const Options& o)
   for (int64_t e = 0; e < o.experts.count; ++e) {
     Module& one = make("experts." + std::to_string(e), o.hidden);
     one.make_unit();
-    for (Linear* l : one.all<Linear>())
-      l->set_product([](const Var& x, const Var& w, const Var&, WeightPacks*) { return linear_rows(x, w); });
+    in_.push_back(one.all<Linear>()[0]);
+    out_.push_back(one.all<Linear>()[1]);
     for (Parameter* p : one.parameters()) p->is_expert = true;
     experts_.push_back(&one);
   }
@@ -67,31 +67,38 @@ MixtureOfExperts::Load MixtureOfExperts::take_load() {
   return std::exchange(load_, {std::vector<int64_t>(experts_.size())});
 }
 
-// The rows of several sources go through an expert apart, the last source first: so the backward pass, which goes the
-// other way, adds their gradients in the order of sources.
+// Rows through experts [first, first + count): counts[i] for each of them in turn, as often as there are counts.
+Var MixtureOfExperts::through(Var rows, size_t first, size_t count, const std::vector<int64_t>& counts) {
+  std::vector<Var> in, out;
+  for (size_t e = first; e < first + count; ++e)
+    for (const auto& [layer, weights] : {std::pair{in_[e], &in}, {out_[e], &out}}) {
+      if (!layer->is_plain())
+        throw Error("[experts] '" + layer->full_name() +
+                    "' has a product, a wrap or an adapter of its own, which products of all experts would pass over");
+      weights->push_back(layer->weights().w);
+    }
+  const bool again = makes_activation_again(options_.recompute);
+  rows = linear_rows(rows, in, counts);
+  rows = options_.gated ? swiglu(rows, again) : bias_gelu(std::move(rows), Var(), again);
+  return linear_rows(rows, out, counts);
+}
+
+// All at once, or one by one.
 Var MixtureOfExperts::run(const Var& rows, const std::vector<std::vector<int64_t>>& counts) {
-  const size_t sources = counts.size(), here = static_cast<size_t>(here_);
+  const size_t sources = counts.size(), first = static_cast<size_t>(first_), here = static_cast<size_t>(here_);
   std::vector<int64_t> sizes;
   for (const std::vector<int64_t>& of_source : counts) sizes.insert(sizes.end(), of_source.begin(), of_source.end());
+  if (!experts_[first]->is_apart()) return through(rows, first, here, sizes);
   std::vector<Var> parts = split_rows(rows, sizes);
   for (size_t e = 0; e < here; ++e) {
-    Module& expert = *experts_[static_cast<size_t>(first_) + e];
-    if (sources == 1) {
-      parts[e] = expert(parts[e]);
-      continue;
-    }
     std::vector<Var> own;
     std::vector<int64_t> by_source;
     for (size_t s = 0; s < sources; ++s) {
       own.push_back(std::exchange(parts[s * here + e], Var()));
       by_source.push_back(sizes[s * here + e]);
     }
-    const auto apart = [&](const Var& x) {
-      std::vector<Var> pieces = split_rows(x, by_source);
-      for (size_t s = sources; s-- > 0;) pieces[s] = expert.forward(pieces[s]);
-      return join_rows(pieces);
-    };
-    std::vector<Var> made = split_rows(expert.call(apart, join_rows(own)), by_source);
+    const auto expert = [&](const Var& x) { return through(x, first + e, 1, by_source); };
+    std::vector<Var> made = split_rows(experts_[first + e]->call(expert, join_rows(own)), by_source);
     for (size_t s = 0; s < sources; ++s) parts[s * here + e] = std::move(made[s]);
   }
   return join_rows(parts);

@@ -5,9 +5,10 @@
 //               --> rows by expert --> expert e (its rows) --> weighted sums (B, T, C), and shared(x) where there is
 //               one: it is made between the departure of rows to other ranks and their arrival
 //
-// Each expert is a unit of its own (nn/module.h): it may live on one rank of several (parallel/expert_parallel.h). Its
-// products are those of any number of rows (tensor/ops/experts/rows.h), and its gradient is made fresh of the rows of
-// one rank and one micro-batch, and then added, whoever computes it.
+// Each expert is a unit of its own (nn/module.h): it may live on one rank of several (parallel/expert_parallel.h). The
+// experts here are one op for each product, of any numbers of rows (tensor/ops/experts/rows.h), unless their memory
+// comes and goes (Module::is_apart). An expert's gradient is made fresh of the rows of one rank and one micro-batch,
+// and then added, whoever computes it.
 #pragma once
 #include <functional>
 #include <vector>
@@ -92,13 +93,15 @@ class MixtureOfExperts : public Module {
 
  private:
   Var run(const Var& rows, const std::vector<std::vector<int64_t>>& counts);
+  Var through(Var rows, size_t first, size_t count, const std::vector<int64_t>& counts);
   RouteOptions options_at(const StepInfo& at, int64_t sequences, int64_t tokens) const;
   void note(const Routed& routed, const StepInfo& at);
 
   Options options_;
   Linear& router_;
   std::vector<Module*> experts_;
-  Module* shared_;  // or null
+  std::vector<Linear*> in_, out_;  // their layers
+  Module* shared_;                 // or null
   int64_t first_ = 0, here_ = 0;
   Exchange exchange_;
   Ways ways_;

@@ -18,8 +18,6 @@ namespace {
 // Packed copies where the processor makes them pay.
 WeightPacks* that_pay(WeightPacks& packs) { return cpu::packing_pays() ? &packs : nullptr; }
 
-bool makes_activation_again(Recompute r) { return r == Recompute::activation || r == Recompute::activation_norm; }
-
 Var multiply(const Product& product, const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
   return product ? product(x, w, b, packs) : linear(x, w, b, packs);
 }

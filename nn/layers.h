@@ -23,6 +23,10 @@ enum class Recompute {
   block,            // everything but the block's input: C are left, one forward pass more
 };
 
+inline bool makes_activation_again(Recompute r) {
+  return r == Recompute::activation || r == Recompute::activation_norm;
+}
+
 enum class Activation { none, gelu };
 
 // Another way to x w^T + b, b maybe undefined, than linear() of autograd/ops.h.

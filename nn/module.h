@@ -35,6 +35,10 @@ class Module {
   Var call(Inner inner, const Var& x);
   void wrap(std::function<Var(const Inner&, const Var&)> f) { wraps_.push_back(std::move(f)); }
   bool is_wrapped() const { return !wraps_.empty(); }
+  // From now on the memory of this unit's parameters or of their gradients comes and goes, unit by unit: no op uses
+  // them together with those of other units.
+  void keep_apart() { is_apart_ = true; }
+  bool is_apart() const { return is_apart_ || is_wrapped(); }
   // From now on the forward pass sees f(parameter) in place of each parameter of this module; f is called at each use.
   // Its result may hold no memory of its own beyond the use (Var::with_recipe).
   void see(std::function<Var(const Var&)> f) { sees_ = std::move(f); }
@@ -126,7 +130,7 @@ class Module {
 
   std::string name_;
   Module* parent_ = nullptr;
-  bool is_unit_ = false;
+  bool is_unit_ = false, is_apart_ = false;
   std::list<Parameter> parameters_;
   std::list<std::unique_ptr<Module>> children_;
   std::vector<std::function<Var(const Inner&, const Var&)>> wraps_;

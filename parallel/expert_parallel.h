@@ -18,9 +18,9 @@
 // Where a layer has a shared expert too, which meets every token, this is computed while rows travel to the experts,
 // and its backward pass while their gradients travel home (parallel/rows_underway.h).
 //
-// An expert sees the rows of one rank at a time, those that it would see if it lived there, and its gradient is made
-// fresh of these, and added in the order of ranks. So nothing but the order in which groups of ranks are added tells
-// how many ranks share out the experts.
+// An expert's gradient is made fresh of the rows of one rank at a time, those that it would see if it lived there, and
+// added in the order of ranks. So nothing but the order in which groups of ranks are added tells how many ranks share
+// out the experts.
 #pragma once
 #include "nn/experts.h"
 #include "parallel/context_parallel.h"

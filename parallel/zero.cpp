@@ -71,6 +71,7 @@ void Zero::hook(size_t u) {
     slot.parameter->var.on_grad([this, u] { gradient_arrived(u); });
     if (stage_ >= 2) slot.parameter->var.provide_grad([this, u] { provide_gradients(u); });
   }
+  if (stage_ >= 2) units_[u].layout.module->keep_apart();
   if (stage_ == 3) wrap(u);
 }
 

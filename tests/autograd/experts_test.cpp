@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "autograd/ops.h"
 #include "tensor/ops/experts/rows.h"
 #include "tests/support/tensors.h"
 
@@ -18,14 +19,65 @@ TEST(ExpertOps, ARowHasItsOwnBits) {
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const Tensor x = test::drawn({97, 70}, dtype, "x"), w = test::drawn({45, 70}, dtype, "w"),
                  dy = test::drawn({97, 45}, dtype, "dy");
-    const Tensor y = linear_rows(x, w), dx = linear_rows_input_grad(dy, w);
+    const Tensor y = linear_rows(x, {{w, 97}}), dx = linear_rows_input_grad(dy, {{w, 97}});
     for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {96, 1}, {13, 50}, {40, 7}, {20, 0}}) {
-      EXPECT_TRUE(test::same_bits(linear_rows(x.narrow(0, first, count), w), y.narrow(0, first, count)));
-      EXPECT_TRUE(test::same_bits(linear_rows_input_grad(dy.narrow(0, first, count), w), dx.narrow(0, first, count)));
+      const std::vector<RowsGroup> one{{w, count}};
+      EXPECT_TRUE(test::same_bits(linear_rows(x.narrow(0, first, count), one), y.narrow(0, first, count)));
+      EXPECT_TRUE(test::same_bits(linear_rows_input_grad(dy.narrow(0, first, count), one), dx.narrow(0, first, count)));
     }
-    Tensor dw = test::drawn({45, 70}, wide_of(dtype), "before");
-    linear_rows_weight_grad(dw, dy.narrow(0, 5, 0), x.narrow(0, 5, 0));
+    const Tensor dw = test::drawn({45, 70}, wide_of(dtype), "before");
+    linear_rows_weight_grads({{dw, 0}}, dy.narrow(0, 5, 0), x.narrow(0, 5, 0));
     EXPECT_EQ(dw.to(DType::float64).to_vector<double>(), std::vector<double>(45 * 70, 0.0));  // of no rows
+  }
+}
+
+// Values and gradients of two passes over a weight that is trained, one that is not, and one that is made of another;
+// rows of two sources.
+struct Passes {
+  std::vector<Tensor> found;
+  int hooks = 0;
+};
+enum class How : uint8_t { at_once, later, one_by_one };
+
+Passes two_passes(DType dtype, How how) {
+  const std::vector<int64_t> counts{3, 0, 5, 1, 4, 0};
+  const auto weight = [&](const std::string& name) { return test::drawn({7, 20}, dtype, name); };
+  Var trained(weight("a"), true), below(weight("c"), true);
+  Passes out;
+  trained.on_grad([&] { ++out.hooks; });
+  for (const char* const pass : {"first", "second"}) {
+    const Var x(test::drawn({13, 20}, dtype, pass), true);
+    const std::vector<Var> w{trained, Var(weight("b")), scale(below, 0.5)};
+    Var y;
+    if (how == How::one_by_one) {  // backward goes from the newest to the oldest
+      std::vector<Var> parts = split_rows(x, counts);
+      for (const size_t first : {size_t{3}, size_t{0}})
+        for (size_t i = first; i < first + 3; ++i) parts[i] = linear_rows(parts[i], {w[i - first]}, {counts[i]});
+      y = join_rows(parts);
+    } else {
+      y = linear_rows(x, w, counts);
+    }
+    DeferredWeightGrads later;
+    backward(y, {.seed = test::drawn({13, 7}, dtype, "dy"), .defer = how == How::later ? &later : nullptr});
+    if (how == How::later) {
+      EXPECT_FALSE(later.empty());
+      later.run();
+    }
+    out.found.insert(out.found.end(), {y.value(), x.grad()});
+  }
+  out.found.insert(out.found.end(), {trained.grad(), below.grad()});
+  return out;
+}
+
+TEST(ExpertOps, AtOnceHaveTheBitsOfOneByOne) {
+  for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
+    const Passes expected = two_passes(dtype, How::one_by_one);
+    for (const How how : {How::at_once, How::later}) {
+      const Passes passes = two_passes(dtype, how);
+      EXPECT_EQ(passes.hooks, 2);
+      for (size_t i = 0; i < passes.found.size(); ++i)
+        EXPECT_TRUE(test::same_bits(passes.found[i], expected.found[i])) << name_of(dtype) << " " << i;
+    }
   }
 }
 
@@ -81,7 +133,12 @@ TEST(ExpertOps, SayWhatDoesNotFit) {
   const Tensor logits = test::drawn({6, 3}, DType::float32, "logits");
   EXPECT_THROW(route(logits, {.per_token = 4}), Error);
   EXPECT_THROW(route(logits, {.per_token = 1, .sequences = 4}), Error);
-  EXPECT_THROW(linear_rows(logits, test::drawn({3, 2}, DType::float32, "w")), Error);
+  const Tensor w = test::drawn({4, 3}, DType::float32, "w");
+  EXPECT_THROW(linear_rows(logits, {{test::drawn({3, 2}, DType::float32, "w"), 6}}), Error);
+  EXPECT_THROW(linear_rows(logits, {{w.to(DType::float64), 6}}), Error);
+  EXPECT_THROW(linear_rows(logits, {{w, 5}}), Error);
+  EXPECT_THROW(linear_rows(logits, std::vector<RowsGroup>()), Error);
+  EXPECT_THROW(linear_rows(Var(logits), {Var(w), Var(w)}, {1, 2, 3}), Error);
 }
 
 }  // namespace

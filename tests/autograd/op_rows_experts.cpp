@@ -9,16 +9,28 @@
 namespace tessera::test {
 namespace {
 
+// Rows of one source or of several, some of them of nobody.
 Problem draw_linear_rows(Random& random) {
-  const int64_t m = random.between(1, 60), in = random.between(1, 300), out = random.between(1, 90);
-  return {{{Shape{m, in}, -1, 1}, {Shape{out, in}, -1, 1}},
-          [](const std::vector<Var>& v) { return linear_rows(v[0], v[1]); },
+  const int64_t in = random.between(1, 300), out = random.between(1, 90), weights = random.between(1, 4);
+  std::vector<int64_t> counts;
+  for (int64_t g = weights * random.between(1, 3); g > 0; --g)
+    counts.push_back(random.between(0, 2) == 0 ? 0 : random.between(1, 20));
+  counts.back() += 1;
+  const int64_t rows = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  std::vector<Operand> operands{{Shape{rows, in}, -1, 1}};
+  operands.resize(1 + static_cast<size_t>(weights), {Shape{out, in}, -1, 1});
+  return {operands,
+          [counts](const std::vector<Var>& v) {
+            return linear_rows(v[0], {v.begin() + 1, v.end()}, counts);
+          },
           [=](const Values& v) {
             std::vector<double> y;
-            for (int64_t r = 0; r < m; ++r)
-              for (int64_t o = 0; o < out; ++o)
-                y.push_back(
-                    std::inner_product(v[0].begin() + r * in, v[0].begin() + (r + 1) * in, v[1].begin() + o * in, 0.0));
+            auto row = v[0].begin();
+            for (size_t g = 0; g < counts.size(); ++g)
+              for (int64_t r = 0; r < counts[g]; ++r, row += in)
+                for (int64_t o = 0; o < out; ++o)
+                  y.push_back(
+                      std::inner_product(row, row + in, v[1 + g % static_cast<size_t>(weights)].begin() + o * in, 0.0));
             return y;
           }};
 }

@@ -192,7 +192,10 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int valu
   allowed_shared().set(kernel, static_cast<size_t>(value));
   return cudaSuccess;
 }
+static thread_local uint64_t asked = 0;
+uint64_t tessera::emulator::launches() { return asked; }
 cudaError_t tessera::emulator::may_run(cudaStream_t stream, const void* kernel, size_t shared_bytes) {
+  ++asked;
   if (stream && stream->gpu != current_device) return cudaErrorInvalidResourceHandle;
   return shared_bytes <= allowed_shared().of(kernel) ? cudaSuccess : cudaErrorInvalidValue;
 }

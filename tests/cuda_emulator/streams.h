@@ -85,6 +85,8 @@ struct Capture {
   bool broken = false;  // by a call that cannot be captured
 };
 
+// Kernels and products that this thread has asked for.
+uint64_t launches();
 // Queues it, or keeps it where the stream is captured.
 void push(cudaStream_t stream, const MakeTask& make);
 // What a capture does not take breaks it off: on a stream that takes part, or by the thread that has begun one.

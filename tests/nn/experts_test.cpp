@@ -146,6 +146,33 @@ TEST(Experts, DropWhatFindsNoPlace) {
   EXPECT_EQ(m.take_load().rows, (std::vector<int64_t>{0, 0, 0, 0}));
 }
 
+// Where memory comes and goes.
+TEST(Experts, OneByOneHaveTheBitsOfAllAtOnce) {
+  for (const bool gated : {false, true}) {
+    std::vector<Passed> passed;
+    for (const bool apart : {false, true}) {
+      MixtureOfExperts m(8, {.hidden = 12, .gated = gated, .experts = {.count = 5, .per_token = 2}});
+      m.materialize(1, make_arena(), DType::float32, DType::float32);
+      if (apart && gated)
+        for (GatedMlp* expert : m.all<GatedMlp>()) expert->keep_apart();
+      else if (apart)
+        for (Mlp* expert : m.all<Mlp>()) expert->keep_apart();
+      const Tensor x = test::drawn({2, 6, 8}, DType::float32, "x");
+      passed.push_back(pass(m, x, x, {.training = true}));
+    }
+    EXPECT_TRUE(test::same_bits(passed[0].y, passed[1].y) && test::same_bits(passed[0].dx, passed[1].dx));
+    for (size_t i = 0; i < passed[0].gradients.size(); ++i)
+      EXPECT_TRUE(test::same_bits(passed[0].gradients[i], passed[1].gradients[i])) << i;
+  }
+}
+
+TEST(Experts, RefuseALayerThatMultipliesInItsOwnWay) {
+  MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 2}});
+  m.materialize(1, make_arena(), DType::float32, DType::float32);
+  m.all<Mlp>()[1]->down.set_product([](const Var& x, const Var&, const Var&, WeightPacks*) { return x; });
+  EXPECT_THROW(m(Var(test::drawn({1, 5, 4}, DType::float32, "x"))), Error);
+}
+
 TEST(Experts, AreUnitsOfTheirOwn) {
   MixtureOfExperts m(4, {.hidden = 6, .gated = true, .experts = {.count = 3, .shared = 2}});
   std::vector<std::string> names;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tensor/cuda/graph.h"
+#include "tensor/ops/elementwise.h"
 #include "tensor/ops/experts/route.h"
 #include "tensor/ops/experts/rows.h"
 #include "tests/support/draw.h"
@@ -130,12 +131,16 @@ TEST_F(ExpertsGpu, TheHostWaitsOncePerLayer) {
   const int64_t before = waits();
   const Routed routed = route(logits, o);
   EXPECT_EQ(waits() - before, 1);
-  const Tensor rows = linear_rows(dispatch_rows(x, routed), w), y = combine_rows(rows, routed.weights, routed);
+  std::vector<RowsGroup> groups, gradients;
+  for (const int64_t count : routed.counts) {
+    groups.push_back({w, count});
+    gradients.push_back({w.clone(), count});
+  }
+  const Tensor rows = linear_rows(dispatch_rows(x, routed), groups), y = combine_rows(rows, routed.weights, routed);
   const CombineGrads d = combine_rows_backward(y, rows, routed.weights, routed);
   route_backward(d.weights, logits, routed, o);
-  Tensor dw = w.clone();
-  linear_rows_weight_grad(dw, d.rows, rows);
-  dispatch_rows_backward(linear_rows_input_grad(d.rows, w), routed);
+  linear_rows_weight_grads(gradients, d.rows, rows);
+  dispatch_rows_backward(linear_rows_input_grad(d.rows, groups), routed);
   EXPECT_EQ(waits() - before, 1);
 }
 
@@ -162,10 +167,6 @@ TEST_F(ExpertsGpu, RowsTravelAsOnTheCpu) {
     }
 }
 
-struct Sizes {
-  int64_t m, k, n;
-};
-
 // bfloat16 is added in steps of sixteen: near, and the bits of the CPU elsewhere.
 void expect_product(const Tensor& found, const Tensor& expected, DType dtype) {
   if (dtype != DType::bfloat16)
@@ -174,54 +175,127 @@ void expect_product(const Tensor& found, const Tensor& expected, DType dtype) {
     EXPECT_LT(apart(found, expected), bound(expected.dtype()));
 }
 
-// Sizes of parts of tiles, of several, and of none; rows of any length, and such as begin anywhere.
-TEST_F(ExpertsGpu, ProductsOfAnyNumberOfRows) {
-  std::vector<Sizes> all = {{1, 1, 1},     {0, 5, 3},    {64, 64, 64},   {65, 63, 129}, {3, 200, 72},
-                            {130, 96, 40}, {17, 8, 264}, {257, 24, 136}, {9, 300, 7}};
+struct Sizes {
+  std::vector<int64_t> rows;  // of each group
+  int64_t k, n;
+};
+
+// Groups of no rows, of one, of a part of a tile and of several; now and then more than a launch has.
+Sizes draw_sizes(Draw& d) {
+  const bool many = d.between(0, 5) == 0;
+  const int64_t unit = d.of<int64_t>({1, 8}), most = (many ? 30 : 150) / unit;
+  Sizes s{.rows = {}, .k = unit * d.between(1, most), .n = unit * d.between(1, most)};
+  for (int64_t g = many ? d.between(190, 400) : d.between(1, 9); g > 0; --g)
+    s.rows.push_back(d.between(0, 2) == 0 ? d.between(0, 1) : many ? d.between(0, 3) : d.between(0, 150));
+  return s;
+}
+
+// Of a GPU beside the CPU's, and beside a launch of its own.
+class RowsOfGroups {
+ public:
+  RowsOfGroups(const Sizes& s, DType dtype, const ArenaPtr& arena) : s_(s), dtype_(dtype), arena_(arena) {
+    for (const int64_t rows : s.rows) all_ += rows;
+    x_ = drawn({all_ + 1, s.k}, dtype, "x").narrow(0, 1, all_);  // which begins anywhere
+    x_there_ = drawn({all_ + 1, s.k}, dtype, "x").to(arena).narrow(0, 1, all_);
+    dy_ = drawn({all_, s.n}, dtype, "dy");
+    dy_there_ = dy_.to(arena);
+    const auto all = std::ssize(s.rows);
+    const Tensor w = drawn({all * s.n, s.k}, dtype, "w"), w_there = w.to(arena);
+    for (int64_t g = 0; g < all; ++g) {
+      groups_.push_back({w.narrow(0, g * s.n, s.n), s.rows[static_cast<size_t>(g)]});
+      there_.push_back({w_there.narrow(0, g * s.n, s.n), groups_.back().rows});
+    }
+  }
+
+  void check() {
+    const Tensor y = linear_rows(x_there_, there_), dx = linear_rows_input_grad(dy_there_, there_);
+    expect_product(y, linear_rows(x_, groups_), dtype_);
+    expect_product(dx, linear_rows_input_grad(dy_, groups_), dtype_);
+    int64_t at = 0;
+    for (size_t g = 0; g < std::min<size_t>(9, there_.size()); ++g) {
+      const int64_t m = s_.rows[g];
+      EXPECT_TRUE(same_bits(linear_rows(x_there_.narrow(0, at, m), {there_[g]}), y.narrow(0, at, m)));
+      EXPECT_TRUE(same_bits(linear_rows_input_grad(dy_there_.narrow(0, at, m), {there_[g]}), dx.narrow(0, at, m)));
+      at += m;
+    }
+  }
+
+  // In each dtype that a gradient may have; also where it does not run on.
+  void check_gradients() {
+    for (const DType to : {dtype_, wide_of(dtype_)}) check_gradients(to, false);
+    check_gradients(DType::float32, true);
+  }
+
+ private:
+  void check_gradients(DType to, bool turned) {
+    std::vector<RowsGroup> here, there;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      here.push_back({x_.make({s_.n, s_.k}, to), s_.rows[g]});
+      Tensor w = turned ? Tensor::empty({s_.k, s_.n}, to, arena_).transpose(0, 1) : here[g].w.to(arena_);
+      w.fill(std::numeric_limits<double>::quiet_NaN());
+      there.push_back({w, s_.rows[g]});
+      if (g % 4 == 3) here[g].w = there[g].w = Tensor();  // nobody wants it
+    }
+    linear_rows_weight_grads(here, dy_, x_);
+    linear_rows_weight_grads(there, dy_there_, x_there_);
+    std::vector<RowsGroup> sums = there;  // of that and the same again
+    for (size_t g = 0; g < here.size(); ++g) {
+      if (!here[g].w.defined()) continue;
+      expect_product(there[g].w, here[g].w, dtype_);
+      EXPECT_TRUE(s_.rows[g] > 0 || same_bits(there[g].w, Tensor::zeros({s_.n, s_.k}, to, x_.arena())));
+      sums[g].w = there[g].w.clone();
+      sums[g].adds = g % 2 == 0;
+    }
+    linear_rows_weight_grads(sums, dy_there_, x_there_);
+    for (size_t g = 0; g < here.size(); ++g) {
+      if (!here[g].w.defined()) continue;
+      Tensor expected = there[g].w.clone();
+      if (sums[g].adds) add_(expected, there[g].w);
+      EXPECT_TRUE(same_bits(sums[g].w, expected)) << g;
+    }
+  }
+
+  Sizes s_;
+  DType dtype_;
+  ArenaPtr arena_;
+  int64_t all_ = 0;
+  Tensor x_, dy_, x_there_, dy_there_;
+  std::vector<RowsGroup> groups_, there_;
+};
+
+TEST_F(ExpertsGpu, ProductsOfAnyNumbersOfRows) {
+  std::vector<Sizes> all = {{{1}, 1, 1},         {{0}, 5, 3},     {{64}, 64, 64}, {{65}, 63, 129},
+                            {{3}, 200, 72},      {{130}, 96, 40}, {{17}, 8, 264}, {{257, 0, 0, 1}, 24, 136},
+                            {{0, 0, 9}, 300, 7}, {{0, 0}, 8, 8}};
   for (uint64_t trial = 0; trial < test::plans(20); ++trial) {
     Draw d("products", trial);
-    const int64_t unit = d.of<int64_t>({1, 8});
-    all.push_back({d.between(0, 150), unit * d.between(1, 150 / unit), unit * d.between(1, 150 / unit)});
+    all.push_back(draw_sizes(d));
   }
-  for (const auto& [m, k, n] : all)
+  for (const Sizes& s : all)
     for (const DType dtype : kFloating) {
-      SCOPED_TRACE(std::string(name_of(dtype)) + " " + Shape({m, k, n}).str());
-      const Tensor x = drawn({m + 1, k}, dtype, "x").narrow(0, 1, m), w = drawn({n, k}, dtype, "w"),
-                   dy = drawn({m, n}, dtype, "dy");
-      const Tensor x_there = drawn({m + 1, k}, dtype, "x").to(arena).narrow(0, 1, m), w_there = w.to(arena),
-                   dy_there = dy.to(arena);
-      expect_product(linear_rows(x_there, w_there), linear_rows(x, w), dtype);
-      expect_product(linear_rows_input_grad(dy_there, w_there), linear_rows_input_grad(dy, w), dtype);
-      for (const DType to : {dtype, wide_of(dtype)}) {
-        Tensor dw = Tensor::empty({n, k}, to, make_arena()), dw_there = Tensor::empty({n, k}, to, arena);
-        dw_there.fill(std::numeric_limits<double>::quiet_NaN());
-        linear_rows_weight_grad(dw, dy, x);
-        linear_rows_weight_grad(dw_there, dy_there, x_there);
-        expect_product(dw_there, dw, dtype);
-        if (m > 0) continue;
-        EXPECT_EQ(dw_there.to(DType::float64).to_vector<double>(), std::vector<double>(static_cast<size_t>(n * k)));
-      }
-      Tensor turned = Tensor::empty({k, n}, DType::float32, arena).transpose(0, 1),
-             straight = w.make({n, k}, DType::float32);
-      linear_rows_weight_grad(turned, dy_there, x_there);
-      linear_rows_weight_grad(straight, dy, x);
-      expect_product(turned, straight, dtype);
+      SCOPED_TRACE(std::string(name_of(dtype)) + " " + Shape({std::ssize(s.rows), s.k, s.n}).str());
+      RowsOfGroups rows(s, dtype, arena);
+      rows.check();
+      rows.check_gradients();
     }
 }
 
-// Whatever rows are beside it, and how many: also where other tiles are taken for more of them.
+// Whatever rows and groups are beside it, and how many: also where other tiles are taken for more of them.
 TEST_F(ExpertsGpu, ARowHasItsOwnBits) {
   for (const DType dtype : kFloating) {
     const int64_t m = dtype == DType::float64 ? 150 : 2100, k = 24, n = 1040;
     const Tensor x = drawn({m, k}, dtype, "x").to(arena), w = drawn({n, k}, dtype, "w").to(arena),
                  dy = drawn({m, k}, dtype, "dy").to(arena), back = drawn({k, n}, dtype, "back").to(arena);
-    const Tensor y = linear_rows(x, w), dx = linear_rows_input_grad(dy, back);
+    const std::vector<RowsGroup> once{{w, m}}, twice{{w, 70}, {w, m - 70}};
+    const Tensor y = linear_rows(x, once), dx = linear_rows_input_grad(dy, {{back, m}});
     for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {m - 1, 1}, {13, 50}, {61, 70}, {20, 0}}) {
       SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(first));
-      EXPECT_TRUE(same_bits(linear_rows(x.narrow(0, first, count), w), y.narrow(0, first, count)));
-      EXPECT_TRUE(same_bits(linear_rows_input_grad(dy.narrow(0, first, count), back), dx.narrow(0, first, count)));
+      EXPECT_TRUE(same_bits(linear_rows(x.narrow(0, first, count), {{w, count}}), y.narrow(0, first, count)));
+      EXPECT_TRUE(
+          same_bits(linear_rows_input_grad(dy.narrow(0, first, count), {{back, count}}), dx.narrow(0, first, count)));
     }
-    EXPECT_TRUE(same_bits(linear_rows(x, w), y));
+    EXPECT_TRUE(same_bits(linear_rows(x, once), y));
+    EXPECT_TRUE(same_bits(linear_rows(x, twice), y));
   }
 }
 

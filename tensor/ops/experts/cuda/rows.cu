@@ -58,26 +58,30 @@ __device__ void read_lines(const Slab<T, kPer>& slab, int k, int side, T (&to)[k
   }
 }
 
+template <class T, bool kLeftAlong>
+using Call = RowsCall<T, T, !kLeftAlong>;
+
 template <class T, int kPer, bool kLeftAlong, bool kRightAlong>
-__global__ __launch_bounds__(kBlockThreads, 2) void rows_kernel(RowsCall<T, T> call) {
+__global__ __launch_bounds__(kBlockThreads, 2) void rows_kernel(const __grid_constant__ Call<T, kLeftAlong> call) {
   __shared__ Slab<T, kPer> left, right;
-  const TileStart at = tile_start<kSide * kPer>(call);
+  const RowsTile at = tile_of<kSide * kPer>(call, static_cast<int>(blockIdx.x));
+  const auto of = factors_of(call, at.group);
   const int down = static_cast<int>(threadIdx.x) / kSide, across = static_cast<int>(threadIdx.x) % kSide;
   Fetched<T, kPer, kLeftAlong> of_left;
   Fetched<T, kPer, kRightAlong> of_right;
   const auto fetch = [&](int k) {
-    of_left.fetch(call.left, at.row, call.rows, k, call.inner);
-    of_right.fetch(call.right, at.column, call.columns, k, call.inner);
+    of_left.fetch(of.left, at.row, of.rows, k, of.inner);
+    of_right.fetch(of.right, at.column, of.columns, k, of.inner);
   };
   T sums[kPer][kPer] = {};
   fetch(0);
-  for (int k0 = 0; k0 < call.inner; k0 += kDepth) {
+  for (int k0 = 0; k0 < of.inner; k0 += kDepth) {
     __syncthreads();  // the slabs before these have been read
     of_left.put(left);
     of_right.put(right);
     __syncthreads();
-    if (k0 + kDepth < call.inner) fetch(k0 + kDepth);
-    const int depth = call.inner - k0 < kDepth ? call.inner - k0 : kDepth;
+    if (k0 + kDepth < of.inner) fetch(k0 + kDepth);
+    const int depth = of.inner - k0 < kDepth ? of.inner - k0 : kDepth;
 #pragma unroll 2
     for (int k = 0; k < depth; ++k) {
       T a[kPer], b[kPer];
@@ -94,31 +98,32 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_kernel(RowsCall<T, T> c
 #pragma unroll
     for (int j = 0; j < kPer; ++j) {
       const int row = at.row + line_of(down, i), column = at.column + line_of(across, j);
-      if (row < call.rows && column < call.columns)
-        call.out[static_cast<int64_t>(row) * call.columns + column] = sums[i][j];
+      if (row >= of.rows || column >= of.columns) continue;
+      T& to = of.out[static_cast<int64_t>(row) * of.columns + column];
+      to = of.adds ? to + sums[i][j] : sums[i][j];
     }
 }
 
 template <class T, int kPer>
-void queue(RowsProduct which, const Tensor& out, const RowsCall<T, T>& call) {
-  with_lines(which, [&](auto left, auto right) {
-    launch(context(out), "linear_rows", {.blocks = tiles_in(call, kSide * kPer), .threads = kBlockThreads},
-           rows_kernel<T, kPer, decltype(left)::value, decltype(right)::value>, call);
+void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups) {
+  with_lines(which, [&](auto of_left, auto of_right) {
+    constexpr bool kLeft = decltype(of_left)::value, kRight = decltype(of_right)::value;
+    for_each_launch<T, T, !kLeft>(which, left, other, groups, kSide * kPer, [&](const auto& call, int64_t blocks) {
+      launch(context(left), "linear_rows", {.blocks = blocks, .threads = kBlockThreads},
+             rows_kernel<T, kPer, kLeft, kRight>, call);
+    });
   });
 }
 
 }  // namespace
 
-void multiply_rows(RowsProduct which, const Tensor& out, const Tensor& left, const Tensor& right) {
-  const int64_t inner = left.dim(which == RowsProduct::weight_grad ? 0 : 1);
-  if (left.dtype() == DType::bfloat16) return multiply_rows_bf16(which, out, left, right, inner);
-  if (left.dtype() == DType::float64)
-    return queue<double, 4>(which, out, rows_call<double, double>(out, left, right, inner));
-  const auto call = rows_call<float, float>(out, left, right, inner);
-  if (tiles_in(call, kSide * 8) < kFewBlocks)
-    queue<float, 4>(which, out, call);
+void multiply_rows(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups) {
+  if (left.dtype() == DType::bfloat16) return multiply_rows_bf16(which, left, other, groups);
+  if (left.dtype() == DType::float64) return queue<double, 4>(which, left, other, groups);
+  if (small_tiles(which, left, other, groups, kSide * 8))
+    queue<float, 4>(which, left, other, groups);
   else
-    queue<float, 8>(which, out, call);
+    queue<float, 8>(which, left, other, groups);
 }
 
 }  // namespace tessera::cuda

@@ -4,9 +4,11 @@
 // A block makes a tile of kTile rows and columns, a warp kTile / 2 rows and 32 columns of it. Slabs of the factors, 64
 // of the inner dim deep, lie in shared memory as they do in the GPU's: a line along a row of the tile, or down a
 // column, and are read as they are or transposed. Two slabs are on their way while one is multiplied.
+#include <algorithm>
 #include <bit>
+#include <cstdint>
 
-#include "tensor/cuda/rows.cuh"
+#include "tensor/cuda/loops.cuh"
 #include "tensor/cuda/shared.cuh"
 #include "tensor/cuda/shared_tile.cuh"
 #include "tensor/ops/experts/cuda/rows.cuh"
@@ -70,10 +72,16 @@ struct Slab {
 };
 
 template <int kTile, bool kLeftAlong, bool kRightAlong, bool kWhole, class Out>
-__global__ __launch_bounds__(kBlockThreads<kTile>, 2) void rows_bf16_kernel(RowsCall<bfloat16, Out> call) {
+__global__ __launch_bounds__(kBlockThreads<kTile>, 2) void rows_bf16_kernel(
+    const __grid_constant__ RowsCall<bfloat16, Out, !kLeftAlong> call) {
   constexpr int kRows = kTile / 32;  // of a warp, by sixteens
   const uint32_t base = shared_address(dynamic_shared<unsigned char>());
-  const TileStart at = tile_start<kTile>(call);
+  const RowsTile at = tile_of<kTile>(call, static_cast<int>(blockIdx.x));
+  const auto factors = [&call, &at] {
+    int group = at.group;
+    if constexpr (!kLeftAlong) asm volatile("" : "+r"(group));  // looked up anew at each step: kept they spill the sums
+    return factors_of(call, group);
+  };
   const int row = warp() % 2 * (kTile / 2), column = warp() / 2 * 32;
   const auto left = [&](int step) {
     return Slab<kTile, kLeftAlong, kWhole>{base + static_cast<uint32_t>(step % kStages) * 2 * kSlabBytes<kTile>};
@@ -81,11 +89,12 @@ __global__ __launch_bounds__(kBlockThreads<kTile>, 2) void rows_bf16_kernel(Rows
   const auto right = [&](int step) {
     return Slab<kTile, kRightAlong, kWhole>{left(step).tile.base + kSlabBytes<kTile>};
   };
-  const int steps = (call.inner + kDepth - 1) / kDepth;
+  const int steps = (factors().inner + kDepth - 1) / kDepth;
   const auto fetch = [&](int step) {
     if (step < steps) {
-      left(step).fetch(call.left, at.row, call.rows, step * kDepth, call.inner);
-      right(step).fetch(call.right, at.column, call.columns, step * kDepth, call.inner);
+      const auto of = factors();
+      left(step).fetch(of.left, at.row, of.rows, step * kDepth, of.inner);
+      right(step).fetch(of.right, at.column, of.columns, step * kDepth, of.inner);
     }
     commit_copies();
   };
@@ -112,44 +121,57 @@ __global__ __launch_bounds__(kBlockThreads<kTile>, 2) void rows_bf16_kernel(Rows
       }
     }
   }
+  const auto of = factors();
   for_each_sum<kRows, kColumns>([&](int r, int c, int e, int down, int across) {
     const int i = at.row + row + down, j = at.column + column + across;
-    if (i < call.rows && j < call.columns)
-      call.out[static_cast<int64_t>(i) * call.columns + j] = converted<Out>(sums[r][c][e]);
+    if (i >= of.rows || j >= of.columns) return;
+    Out& to = of.out[static_cast<int64_t>(i) * of.columns + j];
+    const Out sum = converted<Out>(sums[r][c][e]);
+    to = of.adds ? converted<Out>(static_cast<float>(to) + static_cast<float>(sum)) : sum;
   });
 }
 
 template <int kTile, class Out, class Left, class Right>
-void queue(const Tensor& out, const RowsCall<bfloat16, Out>& call, Left, Right) {
-  const Grid grid{
-      .blocks = tiles_in(call, kTile), .threads = kBlockThreads<kTile>, .shared = kStages * 2 * kSlabBytes<kTile>};
-  const int left = Left::value ? call.inner : call.rows, right = Right::value ? call.inner : call.columns;
-  const auto with = [&](auto whole) {
-    launch(context(out), "linear_rows", grid,
-           rows_bf16_kernel<kTile, Left::value, Right::value, decltype(whole)::value, Out>, call);
+void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups, Left,
+           Right) {
+  // Rows that begin and end with parts of 16 bytes.
+  const auto whole = [&](const Tensor& t) {
+    return t.dim(1) % 8 == 0 && reinterpret_cast<uintptr_t>(t.device_data<bfloat16>()) % 16 == 0;
   };
-  if (left % 8 == 0)
-    with_parts<bfloat16>(right, with, call.left, call.right);
+  const auto with = [&](auto is_whole) {
+    for_each_launch<bfloat16, Out, !Left::value>(
+        which, left, other, groups, kTile, [&](const auto& call, int64_t blocks) {
+          launch(context(left), "linear_rows",
+                 {.blocks = blocks, .threads = kBlockThreads<kTile>, .shared = kStages * 2 * kSlabBytes<kTile>},
+                 rows_bf16_kernel<kTile, Left::value, Right::value, decltype(is_whole)::value, Out>, call);
+        });
+  };
+  const auto own = [&](const RowsGroup& g) { return whole(g.w); };
+  if (whole(left) && (Left::value ? std::ranges::all_of(groups, own) : whole(other)))
+    with(std::true_type{});
   else
     with(std::false_type{});
 }
 
 template <class Out, class Left, class Right>
-void queue(const Tensor& out, const RowsCall<bfloat16, Out>& call, Left left, Right right) {
-  if (tiles_in(call, 128) < kFewBlocks)
-    queue<64>(out, call, left, right);
+void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups,
+           Left of_left, Right of_right) {
+  if (small_tiles(which, left, other, groups, 128))
+    queue<64, Out>(which, left, other, groups, of_left, of_right);
   else
-    queue<128>(out, call, left, right);
+    queue<128, Out>(which, left, other, groups, of_left, of_right);
 }
 
 }  // namespace
 
-void multiply_rows_bf16(RowsProduct which, const Tensor& out, const Tensor& left, const Tensor& right, int64_t inner) {
+void multiply_rows_bf16(RowsProduct which, const Tensor& left, const Tensor& other,
+                        const std::vector<RowsGroup>& groups) {
   with_lines(which, [&](auto of_left, auto of_right) {
     if constexpr (!decltype(of_left)::value)
-      if (out.dtype() == DType::float32)
-        return queue(out, rows_call<bfloat16, float>(out, left, right, inner), of_left, of_right);
-    queue(out, rows_call<bfloat16, bfloat16>(out, left, right, inner), of_left, of_right);
+      if (std::ranges::any_of(groups,
+                              [](const RowsGroup& g) { return g.w.defined() && g.w.dtype() == DType::float32; }))
+        return queue<float>(which, left, other, groups, of_left, of_right);
+    queue<bfloat16>(which, left, other, groups, of_left, of_right);
   });
 }
 
