@@ -5,7 +5,11 @@
 #include <array>
 #include <cmath>
 
+#include "optim/cuda/muon.h"
+#include "optim/grad_norm.h"
 #include "optim/segments.h"
+#include "tensor/cpu/loops.h"
+#include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/matmul.h"
 
 namespace tessera {
@@ -17,65 +21,52 @@ constexpr int kSteps = 5;
 constexpr double kEps = 1e-7;       // of the norm that is divided by
 constexpr double kAdamWSize = 0.2;  // the usual root mean square of AdamW's update
 
+// x = x / |x|.
+void normalise(const Tensor& x) {
+  const Tensor square = sums_of_squares(std::span(&x, 1));
+  const auto on_cpu = [&] {
+    Tensor same = x;
+    scale_(same, 1 / (std::sqrt(*square.data<double>()) + kEps));
+  };
+  on_device(x.device(), on_cpu, [&] { cuda::normalise(x, square, kEps); });
+}
+
 // y = a x + b y.
-template <class W>
-void blend(W* y, const W* x, double a, double b, int64_t count) {
-  const W wa = static_cast<W>(a), wb = static_cast<W>(b);
-  cpu::split(count, cpu::kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) y[i] = math::fma(wa, x[i], wb * y[i]);
-  });
-}
-
-template <class W>
-void normalise(W* x, int64_t count) {
-  double sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum = math::fma(static_cast<double>(x[i]), static_cast<double>(x[i]), sum);
-  const auto scale = static_cast<W>(1 / (std::sqrt(sum) + kEps));
-  for (int64_t i = 0; i < count; ++i) x[i] *= scale;
-}
-
-template <class W>
-void iterate(const Tensor& x) {
-  const int64_t rows = x.dim(0), columns = x.dim(1), n = std::min(rows, columns);
-  const bool wide = rows <= columns;
-  const auto room = [&](int64_t r, int64_t c) { return x.make({r, c}, x.dtype(), Category::workspace); };
-  Tensor gram = room(n, n), polynomial = room(n, n), next = room(rows, columns);
-  normalise(x.data<W>(), x.numel());
-  for (int step = 0; step < kSteps; ++step) {
-    matmul_into(gram, wide ? x : x.transpose(0, 1), wide ? x.transpose(0, 1) : x);
-    matmul_into(polynomial, gram, gram);
-    blend(polynomial.data<W>(), gram.data<W>(), kPolynomial[1], kPolynomial[2], n * n);
-    matmul_into(next, wide ? polynomial : x, wide ? x : polynomial);
-    blend(x.data<W>(), next.data<W>(), 1, kPolynomial[0], x.numel());
-  }
+void blend(const Tensor& y, const Tensor& x, double a, double b) {
+  const auto on_cpu = [&] {
+    with_wide(y, [&](auto t) {
+      using W = decltype(t);
+      const W wa = static_cast<W>(a), wb = static_cast<W>(b);
+      cpu::map2<W, W, W>(y, x, y, [=](W u, W v) { return math::fma(wa, u, wb * v); });
+    });
+  };
+  on_device(y.device(), on_cpu, [&] { cuda::blend(y, x, a, b); });
 }
 
 // m and, to `update`, what is to be made orthogonal.
 template <class G, class W>
-void add_momentum(const FlatUnit& unit, const Tensor& momentum, const Tensor& update, double rate, double scale) {
+void add_momentum(const FlatUnit& unit, const Tensor& momentum, const Tensor& update, const MuonStep<W>& step) {
   const G* const grads = unit.grads.data<G>();
   W *const ms = momentum.data<W>(), *const us = update.data<W>();
-  const auto mu = static_cast<W>(rate), s = static_cast<W>(scale);
   for_each_segment(unit, [&](int64_t begin, int64_t end, const Slot&) {
 #pragma GCC ivdep
     for (int64_t i = begin; i < end; ++i) {
-      const W g = s * static_cast<W>(grads[i]);
-      ms[i] = math::fma(mu, ms[i], g);
-      us[i] = math::fma(mu, ms[i], g);
+      const MuonElement<W> e = with_momentum(step, ms[i], static_cast<W>(grads[i]));
+      ms[i] = e.momentum;
+      us[i] = e.update;
     }
   });
 }
 
 template <class V, class W>
-void apply(const FlatUnit& unit, const Tensor& master, const Tensor& update, double lr, double keep) {
+void apply_update(const FlatUnit& unit, const Tensor& master, const Tensor& update, const MuonStep<W>& step) {
   V* const values = unit.values.data<V>();
   W *const ps = master.data<W>(), *const us = update.data<W>();
-  const auto rate = static_cast<W>(lr);
   for_each_segment(unit, [&](int64_t begin, int64_t end, const Slot& slot) {
-    const auto k = static_cast<W>(slot.parameter->decays ? keep : 1);
+    const MuonStep<W> c = step.of_slot(slot.parameter->decays);
 #pragma GCC ivdep
     for (int64_t i = begin; i < end; ++i) {
-      ps[i] = math::fma(-rate, us[i], k * ps[i]);
+      ps[i] = updated(c, ps[i], us[i]);
       if constexpr (std::is_same_v<V, bfloat16>) values[i] = bfloat16(ps[i]);
     }
   });
@@ -92,12 +83,25 @@ void make_updates(const std::vector<FlatUnit>& units, const std::vector<Tensor>&
 }  // namespace
 
 void orthogonalise(const Tensor& x) {
-  with_wide(x, [&](auto t) { iterate<decltype(t)>(x); });
+  const int64_t rows = x.dim(0), columns = x.dim(1), n = std::min(rows, columns);
+  const bool wide = rows <= columns;
+  normalise(x);
+  const auto room = [&](int64_t r, int64_t c) { return x.make({r, c}, x.dtype(), Category::workspace); };
+  Tensor gram = room(n, n), polynomial = room(n, n), next = room(rows, columns);
+  for (int step = 0; step < kSteps; ++step) {
+    matmul_into(gram, wide ? x : x.transpose(0, 1), wide ? x.transpose(0, 1) : x);
+    matmul_into(polynomial, gram, gram);
+    blend(polynomial, gram, kPolynomial[1], kPolynomial[2]);
+    matmul_into(next, wide ? polynomial : x, wide ? x : polynomial);
+    blend(x, next, 1, kPolynomial[0]);
+  }
 }
 
-int64_t orthogonalise_bytes(int64_t rows, int64_t columns, int64_t element) {
-  const int64_t n = std::min(rows, columns);
-  return (3 * rows * columns + 2 * n * n) * element;
+int64_t orthogonalise_bytes(int64_t rows, int64_t columns, int64_t element, Device device) {
+  const int64_t n = std::min(rows, columns), own = rows * columns + 2 * n * n;
+  if (device == Device::cpu) return (own + 2 * rows * columns) * element;
+  const auto up = [](int64_t size) { return (size + 7) / 8 * 8; };  // of a product through padded copies of all three
+  return (own + up(n) * up(n) + 2 * up(rows) * up(columns)) * element;
 }
 
 void make_matrix_update(const Parameter& p, const Tensor& whole) {
@@ -105,14 +109,9 @@ void make_matrix_update(const Parameter& p, const Tensor& whole) {
   const std::vector<int64_t> parts = p.rows.empty() ? std::vector<int64_t>{rows} : p.rows;
   int64_t first = 0;
   for (const int64_t count : parts) {
-    const Tensor matrix = whole.narrow(0, first, count);
+    Tensor matrix = whole.narrow(0, first, count);
     orthogonalise(matrix);
-    const double factor = kAdamWSize * std::sqrt(static_cast<double>(std::max(count, columns)));
-    with_wide(matrix, [&](auto t) {
-      using W = decltype(t);
-      W* const x = matrix.data<W>();
-      for (int64_t i = 0; i < matrix.numel(); ++i) x[i] *= static_cast<W>(factor);
-    });
+    scale_(matrix, kAdamWSize * std::sqrt(static_cast<double>(std::max(count, columns))));
     first += count;
   }
 }
@@ -141,13 +140,19 @@ void Muon::update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) {
   };
   each([&](const FlatUnit& unit, const SgdState& state, Tensor& update, auto value, auto grad) {
     using W = Accumulate<decltype(value)>;
-    update = unit.values.make(unit.values.shape(), state.momentum.dtype(), Category::workspace);
-    add_momentum<decltype(grad), W>(unit, state.momentum, update, options().momentum, now.grad_scale);
+    update = unit.grads.make(unit.values.shape(), state.momentum.dtype(), Category::workspace);
+    const auto c = MuonStep<W>::of(options()).at(now);
+    on_device(
+        update.device(), [&] { add_momentum<decltype(grad)>(unit, state.momentum, update, c); },
+        [&] { cuda::add_momentum(unit, state.momentum, update, c, on_gpu); });
   });
   options().orthogonalise ? options().orthogonalise(units(), updates) : make_updates(units(), updates);
-  each([&](const FlatUnit& unit, const SgdState& state, Tensor& update, auto value, auto /*grad*/) {
+  each([&](const FlatUnit& unit, const SgdState& state, const Tensor& update, auto value, auto /*grad*/) {
     using V = decltype(value);
-    apply<V, Accumulate<V>>(unit, state.master, update, now.lr, now.keep);
+    const auto c = MuonStep<Accumulate<V>>::of(options()).at(now);
+    on_device(
+        update.device(), [&] { apply_update<V>(unit, state.master, update, c); },
+        [&] { cuda::apply_update(unit, state.master, update, c, on_gpu); });
   });
   Adam::update(now, on_gpu);
 }

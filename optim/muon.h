@@ -22,8 +22,8 @@ namespace tessera {
 // the same shape and number of threads. Cost: 10 (2 rows columns n + n^3) FLOPs, and memory for a matrix of that shape
 // and two of (n, n), n the smaller side, beside what a product's library copies of its operands.
 void orthogonalise(const Tensor& x);
-// Bytes of that memory at most, with copies of two operands, for elements of `element` bytes.
-int64_t orthogonalise_bytes(int64_t rows, int64_t columns, int64_t element);
+// Bytes of that memory at most, with the copies that products make on that device, for elements of `element` bytes.
+int64_t orthogonalise_bytes(int64_t rows, int64_t columns, int64_t element, Device device);
 // The same for the whole of a parameter, matrix by matrix, and then the factor of the update.
 void make_matrix_update(const Parameter& parameter, const Tensor& whole);
 

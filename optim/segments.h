@@ -7,12 +7,6 @@
 
 namespace tessera {
 
-// Calls f(T{}) with the type of a tensor of float32 or float64, as what an optimizer keeps is.
-template <class F>
-void with_wide(const Tensor& x, const F& f) {
-  x.dtype() == DType::float64 ? f(double{}) : f(float{});
-}
-
 // Runs f(begin, end, slot), vectorised, on ranges that together are the elements of the unit's slots, each in one
 // slot. Cut evenly over the threads; a slot that reaches past the unit's buffers is clipped to them.
 template <class F>

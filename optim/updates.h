@@ -16,6 +16,12 @@ void with_unit_types(const FlatUnit& unit, const F& f) {
                 [&](auto v) { with_floating(unit.grads.dtype(), "optimizer", [&](auto g) { f(v, g); }); });
 }
 
+// Calls f(T{}) with the type of a tensor of float32 or float64, as what an optimizer keeps is.
+template <class F>
+void with_wide(const Tensor& x, const F& f) {
+  x.dtype() == DType::float64 ? f(double{}) : f(float{});
+}
+
 enum class Decay { coupled, decoupled };  // L2 regularisation inside the gradient, or AdamW
 
 // Adam's state of a unit; `master` is updated, and may be the values themselves.
@@ -109,6 +115,45 @@ constexpr SgdElement<W> updated(const SgdStep<W>& c, const SgdElement<W>& old, W
   W g = math::fma(c.decay, old.p, c.grad_scale * grad);
   if constexpr (kMomentum) g = math::fma(c.momentum, old.momentum, g);
   return {math::fma(-c.lr, g, old.p), g};
+}
+
+// Of Muon: what is made of an element before its matrix is made orthogonal, and its new value after that. The state is
+// SGD's.
+template <class W>
+struct MuonStep {
+  W momentum;
+  W grad_scale = 1, lr = 0, keep = 1;
+
+  static MuonStep of(const OptimizerOptions& o) { return {.momentum = static_cast<W>(o.momentum)}; }
+  constexpr MuonStep at(const UpdateNumbers& now) const {
+    MuonStep step = *this;
+    step.grad_scale = static_cast<W>(now.grad_scale);
+    step.lr = static_cast<W>(now.lr);
+    step.keep = static_cast<W>(now.keep);
+    return step;
+  }
+
+  constexpr MuonStep of_slot(bool decays) const {
+    MuonStep step = *this;
+    if (!decays) step.keep = W(1);
+    return step;
+  }
+};
+
+template <class W>
+struct MuonElement {
+  W momentum, update;
+};
+
+template <class W>
+constexpr MuonElement<W> with_momentum(const MuonStep<W>& c, W momentum, W grad) {
+  const W g = c.grad_scale * grad, m = math::fma(c.momentum, momentum, g);
+  return {m, math::fma(c.momentum, m, g)};
+}
+
+template <class W>
+constexpr W updated(const MuonStep<W>& c, W p, W update) {
+  return math::fma(-c.lr, update, c.keep * p);
 }
 
 }  // namespace tessera

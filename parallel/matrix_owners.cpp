@@ -18,12 +18,18 @@ int64_t elements(const Shape& whole, const ShardSpec& spec) {
   return spec.is_whole() ? whole.numel() : whole.numel() / whole[spec.dim] * indices;
 }
 
-// Copies between the part of a matrix and the whole.
+// Copies between the part of a matrix and the whole, run by run.
 void copy(const Parameter& p, const ShardSpec& spec, const Tensor& part, const Tensor& whole, bool to_whole) {
-  for_each_run(p.whole, spec, 0, elements(p.whole, spec), [&](int64_t here, int64_t there, int64_t count) {
-    Tensor a = part.narrow(0, here, count), b = whole.narrow(0, there, count);
+  const ShardSpec cut = spec.is_whole() ? ShardSpec{.dim = 0, .runs = {{0, p.whole[0]}}} : spec;
+  const Tensor here = part.narrow(0, 0, elements(p.whole, cut)), all = whole.reshape(p.whole);
+  Shape shape = p.whole;
+  shape[cut.dim] = here.numel() / (p.whole.numel() / p.whole[cut.dim]);
+  int64_t at = 0;
+  for (const ShardSpec::Run& run : cut.runs) {
+    Tensor a = here.reshape(shape).narrow(cut.dim, at, run.size), b = all.narrow(cut.dim, run.begin, run.size);
     (to_whole ? b : a).copy_from(to_whole ? a : b);
-  });
+    at += run.size;
+  }
 }
 
 }  // namespace

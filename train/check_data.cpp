@@ -80,8 +80,6 @@ void check_muon(const Job& s) {
     throw FieldError("optimizer", "muon is for matrices of layers, which are frozen beside adapters; expected adamw");
   if (s.optim.state_dtype == DType::bfloat16)
     throw FieldError("state_dtype", "muon keeps its momentum in fp32; expected fp32, found bf16");
-  if (s.plan.device != Device::cpu)
-    throw FieldError("optimizer", "muon is built for `device` cpu alone; expected another one on cuda");
 }
 
 void check_fragments(const Job& s) {

@@ -58,16 +58,21 @@ LargestUnit largest_unit(const PlanSizes& s, int64_t rank) {
   return most;
 }
 
-// What an update that needs whole matrices takes: what is here of all of them, and the largest on its way.
+// What an update that needs whole matrices takes: what is here of all of them, and the largest on its way. A message of
+// a GPU lies there until it is received: what owners get from here, and what is sent back of those that are owned here,
+// which are at most their share and one matrix more.
 int64_t update_bytes(const PlanSizes& s, const PartSizes& part) {
-  int64_t here = 0, most = 0;
+  int64_t here = 0, most = 0, largest = 0;
   for (const UnitSizes& u : part.units) {
     if (!u.matrices.empty()) here += (s.plan.zero == ZeroStage::none ? u.size() : u.piece(s.cut)) * s.wide;
-    for (const Shape& m : u.matrices)
-      most = std::max(most, orthogonalise_bytes(m[0], m[1], s.wide) + (s.cut > 1 ? m.numel() : 0) * s.wide +
-                                (s.plan.tp > 1 ? 3 * m.numel() : 0) * s.wide);
+    for (const Shape& m : u.matrices) {
+      const int64_t whole = m.numel() * s.wide;
+      most = std::max(most, orthogonalise_bytes(m[0], m[1], s.wide, s.plan.device) + (s.cut > 1 ? whole : 0) +
+                                (s.plan.tp > 1 ? 3 * whole : 0));
+      largest = std::max(largest, whole);
+    }
   }
-  return here + most;
+  return here + most + (s.cut > 1 && s.plan.device == Device::cuda ? 2 * here + largest : 0);
 }
 
 std::vector<HeldBytes> held_by_ranks(const PlanSizes& s) {

@@ -16,6 +16,8 @@ std::string obstacle(const Job& job, bool traced) {
   if (p.dp_mode != DataMode::ddp) return fmt::format("`dp_mode` {} sums on the host", text_of(p.dp_mode));
   if (p.pp > 1) return fmt::format("the {} ranks of `pp` send each other messages", p.pp);
   if (p.cp > 1 && p.cp_mode == ContextMode::ring) return "the ranks of `cp_mode` ring send each other messages";
+  if (job.optim.optimizer == OptimizerKind::muon && shared_over(p) > 1)
+    return fmt::format("the {} owners of matrices of muon get parts of them by messages", shared_over(p));
   if (p.offload != Offload::none)
     return fmt::format("`offload` {} moves {} through the host", text_of(p.offload),
                        p.offload == Offload::optimizer ? "state" : "values");

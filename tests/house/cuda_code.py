@@ -48,6 +48,11 @@ HOT = {
     "reduce.cu.o": {r"sum_columns_kernel<.*true>\(": [LOADS]},
     "quantize/decode.cu.o": {r"decode_kernel<": [STORES]},
     "updates.cu.o": {r"segments_kernel<4, .*Adam<": [LOADS, STORES], r"segments_kernel<4, .*Sgd<": [LOADS, STORES]},
+    "optim/muon.cu.o": {
+        r"segments_kernel<4, .*Momentum<": [LOADS, STORES],
+        r"segments_kernel<4, .*Applied<": [LOADS, STORES],
+        r"flat_kernel<": [LOADS, STORES],
+    },
 }
 
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "nn/layers.h"
@@ -26,7 +27,13 @@ using test::make_unit;
 using UnitsGpu = test::OnGpu;
 
 constexpr DType kFloating[] = {DType::float64, DType::float32, DType::bfloat16};
-const OptimizerOptions kOptions{.momentum = 0.9, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+// Muon leaves matrices as they are: what it makes of them are products, whose bits a library decides.
+const OptimizerOptions kOptions{.momentum = 0.9,
+                                .beta1 = 0.9,
+                                .beta2 = 0.95,
+                                .eps = 1e-8,
+                                .weight_decay = 0.1,
+                                .orthogonalise = [](const auto&, const auto&) {}};
 
 bool same_bits(const Tensor& a, const Tensor& b) {
   const Tensor x = a.on_host(), y = b.on_host();
@@ -56,10 +63,11 @@ class Draws {
 };
 
 // What the gaps between slots hold must stay, so they hold something.
-FlatUnit drawn_unit(Draws& draw, DType values, DType grads, uint64_t seed) {
+FlatUnit drawn_unit(Draws& draw, DType values, DType grads, uint64_t seed, std::string_view optimizer = "") {
   std::vector<int64_t> sizes;
   for (int64_t slots = 1 + draw.below(6); slots > 0; --slots) sizes.push_back(1 + draw.below(1 + draw.below(3000)));
   FlatUnit unit = make_unit("u", sizes, values, grads, make_arena());
+  for (const Slot& slot : unit.slots) slot.parameter->whole_update = optimizer == "muon";
   Tensor gaps = unit.values;
   gaps.fill(7);
   fill_normal(unit, unit.values, seed, 1.0);
@@ -90,10 +98,10 @@ void expect_same_steps(const char* name, const FlatUnit& here, const FlatUnit& t
 TEST_F(UnitsGpu, UpdatesHaveTheBitsOfTheCpu) {
   Draws draw("updates");
   uint64_t seed = 0;
-  for (const char* name : {"sgd", "adam", "adamw"})
+  for (const char* name : {"sgd", "adam", "adamw", "muon"})
     for (const DType values : kFloating)
       for (const DType grads : kFloating) {
-        const FlatUnit unit = drawn_unit(draw, values, grads, seed += 2);
+        const FlatUnit unit = drawn_unit(draw, values, grads, seed += 2, name);
         const int64_t n = unit.values.numel(), from = draw.below(n), to = from + 1 + draw.below(n - from);
         for (const auto& [begin, end] : {std::pair{int64_t{0}, n}, {from, to}})
           expect_same_steps(name, part_of(unit, begin, end, make_arena()), part_of(unit, begin, end, arena), kOptions);
@@ -109,9 +117,9 @@ TEST_F(UnitsGpu, UpdatesHaveTheBitsOfTheCpu) {
 TEST_F(UnitsGpu, OffloadedStateHasTheBitsOfTheCpu) {
   Draws draw("offloaded");
   const ArenaPtr pinned = make_pinned_arena();
-  for (const char* name : {"sgd", "adamw"})
+  for (const char* name : {"sgd", "adamw", "muon"})
     for (const DType values : kFloating) {
-      const FlatUnit unit = drawn_unit(draw, values, DType::float32, 7);
+      const FlatUnit unit = drawn_unit(draw, values, DType::float32, 7, name);
       const int64_t n = unit.values.numel();
       expect_same_steps(name, part_of(unit, 0, n, make_arena()), part_of(unit, 0, n, arena), kOptions, pinned);
     }
@@ -181,10 +189,10 @@ TEST_F(UnitsGpu, RunsOfBlockSumsAreAddedInTheirOrder) {
 // Numbers that the GPU finds make the update that the host would have made with them; found wanting, they make none.
 TEST_F(UnitsGpu, UpdatesTakeTheirNumbersFromMemory) {
   if constexpr (kWithCuda)
-    for (const char* name : {"sgd", "adam", "adamw"})
+    for (const char* name : {"sgd", "adam", "adamw", "muon"})
       for (const DType values : kFloating) {
         Draws draw(name);
-        const FlatUnit unit = drawn_unit(draw, values, DType::float32, 7);
+        const FlatUnit unit = drawn_unit(draw, values, DType::float32, 7, name);
         const FlatUnit here = part_of(unit, 0, unit.values.numel(), arena),
                        there = part_of(unit, 0, unit.values.numel(), arena);
         const auto known = make_optimizer(*value_named<OptimizerKind>(kOptimizerNames, name), {here}, kOptions),

@@ -4,11 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <mutex>
 
+#include "tensor/ops/matmul/cuda/product.h"
 #include "tests/verify/draw.h"
 #include "train/plan.h"
 #include "train/trainer.h"
@@ -143,6 +145,46 @@ TEST_F(TrainingGpu, EveryAxisAndSchedule) {
     TrainOptions o = plan(change);
     o.device = "cuda";
     expect_passes(o);
+  }
+}
+
+// Parts of matrices go to their owners and back, and owners make the bits of one rank.
+TEST_F(TrainingGpu, OwnersOfMatrices) {
+  for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
+           [](TrainOptions& o) { o.ranks = 1, o.microbatches = 2; },
+           [](TrainOptions& o) { o.ranks = 3, o.dtype = "bf16"; },
+           [](TrainOptions& o) { o.ranks = 2, o.zero = 1, o.microbatches = 2, o.family = "llama", o.ffn = 37; },
+           [](TrainOptions& o) { o.ranks = 3, o.zero = 2, o.dtype = o.grad_dtype = "bf16"; },
+           [](TrainOptions& o) { o.ranks = 4, o.zero = 3, o.shard_ranks = 2; },
+           [](TrainOptions& o) { o.ranks = 2, o.zero = 3, o.offload = "parameters"; },
+           [](TrainOptions& o) { o.ranks = 2, o.zero = 2, o.offload = "optimizer", o.dtype = "bf16"; },
+           [](TrainOptions& o) { o.ranks = 4, o.tp = 2, o.family = "llama", o.ffn = 37; },
+           [](TrainOptions& o) { o.ranks = 4, o.tp = 2, o.zero = 3, o.dtype = "fp64"; },
+           [](TrainOptions& o) { o.ranks = 4, o.pp = 2, o.zero = 1, o.microbatches = 2; },
+           [](TrainOptions& o) { o.ranks = 2, o.dp_mode = "dataparallel"; }}) {
+    TrainOptions o = plan(change);
+    o.device = "cuda";
+    o.optimizer = "muon";
+    expect_passes(o);
+  }
+}
+
+// Of a model whose matrices are larger than what its passes keep; without what a library may take.
+TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
+  for (const int64_t zero : {0, 1}) {
+    TrainOptions o = plan([&](TrainOptions& p) { p.zero = zero, p.ranks = 3, p.channels = 64, p.context = 8; });
+    o.device = "cuda";
+    o.batch = 3;
+    o.steps = 2;
+    const auto peaks = [&](const char* optimizer) {
+      o.optimizer = optimizer;
+      const VerifyResult r = verify(job_of(o));
+      EXPECT_TRUE(r.passed()) << test::command_of(o);
+      for (size_t rank = 0; test::emulated() && rank < r.peak.size(); ++rank)
+        EXPECT_LE(r.peak[rank], r.expected_peak[rank] - cuda::kMostWorkspace) << test::command_of(o) << " " << rank;
+      return *std::ranges::max_element(r.peak);
+    };
+    EXPECT_GT(peaks("muon"), peaks("adamw")) << zero;
   }
 }
 

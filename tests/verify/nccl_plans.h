@@ -89,6 +89,17 @@ inline std::vector<NcclPlan> all_nccl_plans() {
                  o.cp_mode = "ulysses";
                  o.zero = 3;
                }),
+          with("muon", 3,
+               [](TrainOptions& o) {
+                 o.optimizer = "muon";
+                 o.batch = 6;
+                 o.dtype = "bf16";
+               }),
+          with("muon and tp", 4,
+               [](TrainOptions& o) {
+                 o.optimizer = "muon";
+                 o.tp = 2;
+               }),
           with("two copies of the tied weight", 2, [](TrainOptions& o) { o.schedule = "interleaved"; })};
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "tensor/cuda/graph.h"
@@ -70,23 +72,39 @@ TEST_F(RanksStepGraphGpu, ReplaysHaveTheBitsAndCountsOfQueuedSteps) {
 }
 
 // In float64, where the order of sums shows in the last digits alone.
+void expect_like_one(const std::string& name, TrainOptions o, bool captured) {
+  o.dtype = "fp64";
+  o.grad_dtype = "fp32";  // which is not asked of float64
+  o.steps = 5;
+  TrainOptions one = o;
+  one.ranks = 1;
+  one.tp = one.cp = one.pp = std::nullopt;
+  one.sp = false;
+  one.zero = 0;
+  const OneRank many = run(o, captured).ranks[0], alone = run(one, true).ranks[0];
+  for (size_t step = 0; step < many.losses.size(); ++step) {
+    EXPECT_NEAR(many.losses[step], alone.losses[step], 1e-11 * alone.losses[step]) << name;
+    EXPECT_NEAR(many.norms[step], alone.norms[step], 1e-9 * alone.norms[step]) << name;
+  }
+}
+
 TEST_F(RanksStepGraphGpu, RanksTrainLikeOne) {
-  for (const auto& [name, plan] : test::nccl_plans()) {
-    if (job_of(plan).plan.ranks() > gpus) continue;
-    TrainOptions o = plan;
-    o.dtype = "fp64";
-    o.grad_dtype = "fp32";  // which is not asked of float64
-    o.steps = 5;
-    TrainOptions one = o;
-    one.ranks = 1;
-    one.tp = one.cp = std::nullopt;
-    one.sp = false;
-    one.zero = 0;
-    const OneRank many = run(o, true).ranks[0], alone = run(one, true).ranks[0];
-    for (size_t step = 0; step < many.losses.size(); ++step) {
-      EXPECT_NEAR(many.losses[step], alone.losses[step], 1e-11 * alone.losses[step]) << name;
-      EXPECT_NEAR(many.norms[step], alone.norms[step], 1e-9 * alone.norms[step]) << name;
-    }
+  for (const auto& [name, plan] : test::nccl_plans())
+    if (job_of(plan).plan.ranks() <= gpus) expect_like_one(name, plan, true);
+}
+
+// Owners of matrices get what shards have of them, and those of a pipeline its activations: no step is captured.
+TEST_F(RanksStepGraphGpu, RanksThatSendMessagesTrainLikeOne) {
+  for (const auto& [ranks, zero, tp, pp] : {std::tuple{2, 1, 1, 1}, {3, 2, 1, 1}, {4, 3, 2, 1}, {4, 1, 1, 2}}) {
+    if (ranks > gpus) continue;
+    const TrainOptions o = over_nccl(ranks, [&](TrainOptions& p) {
+      p.optimizer = "muon";
+      p.zero = zero;
+      p.tp = tp;
+      p.pp = pp;
+      if (ranks == 3) p.batch = 6;
+    });
+    expect_like_one("muon, zero " + std::to_string(zero), o, false);
   }
 }
 

@@ -65,6 +65,7 @@ std::vector<TrainOptions> plans() {
             o.recompute = "block";
             o.grad_dtype = "bf16";
           }),
+          one_rank([](TrainOptions& o) { o.optimizer = "muon", o.dtype = "bf16"; }),
           one_rank([](TrainOptions& o) {
             o.schedule = "interleaved";  // two stages, both here, and two copies of the tied weight
             o.dtype = "fp64";
@@ -136,7 +137,7 @@ TEST_F(StepGraphGpu, ReplaysHaveTheBitsOfEagerSteps) {
 // Somebody looks at a gradient in the middle of a step, which no capture allows: in the backward pass of one parameter
 // or another, with half of the step's state made. The run goes on as if it had been queued from the beginning.
 TEST_F(StepGraphGpu, ACaptureThatFailsIsGivenUp) {
-  for (const TrainOptions& o : {plans()[0], plans()[4]}) {
+  for (const TrainOptions& o : {plans()[0], plans()[5]}) {
     const Ran queued = run(o, Way::queued);
     for (const size_t which : {0, 7, 11}) {
       const auto looks = [&](Trainer& trainer, int64_t step) {
@@ -257,6 +258,10 @@ TEST(StepGraph, SaysWhyNot) {
   EXPECT_NE(refusal([](TrainOptions& o) { o.device = "cpu"; }, 1).find("`device` is cpu"), std::string::npos);
   EXPECT_NE(refusal([](TrainOptions& o) { o.trace = true; }, 1).find("`trace`"), std::string::npos);
   EXPECT_NE(refusal([](TrainOptions& o) { o.dp_mode = "ps-sync"; }, 1).find("ps-sync"), std::string::npos);
+  const auto owners = [](TrainOptions& o) { o.backend = "nccl", o.all_reduce = "native", o.optimizer = "muon"; };
+  EXPECT_EQ(refusal(owners, 2), "");
+  EXPECT_NE(refusal([&](TrainOptions& o) { owners(o), o.zero = 2; }, 2).find("2 owners of matrices of muon get parts"),
+            std::string::npos);
   TrainOptions on_cpu = one_rank([](TrainOptions& p) { p.device = "cpu", p.cuda_graph = "on"; });
   EXPECT_THROW(check_plan(on_cpu), Error);
   on_cpu.cuda_graph = "auto";
