@@ -1,8 +1,8 @@
 // Gradients of a rank alone, and the steps that all make together.
 #include "parallel/diloco.h"
 
+#include "parallel/outer_step.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/math.h"
 #include "tensor/ops/elementwise.h"
 
 namespace tessera {
@@ -20,6 +20,35 @@ void over(const Tensor& own, const Tensor& sums, const F& f) {
                  [&](int64_t begin, int64_t end) { f(Accumulate<decltype(o)>{}, owns, gs, begin, end); });
     });
   });
+}
+
+void make_differences(const Tensor& sums, const Tensor& common, const Tensor& own) {
+  const auto on_cpu = [&] {
+    over(own, sums, [&](auto w, const auto* owns, auto* g, int64_t begin, int64_t end) {
+      using W = decltype(w);
+      const W* const commons = common.data<W>();
+      for (int64_t i = begin; i < end; ++i)
+        g[i] = converted<std::remove_pointer_t<decltype(g)>>(commons[i] - static_cast<W>(owns[i]));
+    });
+  };
+  on_device(sums.device(), on_cpu, [&] { cuda::differences(sums, common, own); });
+}
+
+void step_together(const Tensor& common, const Tensor& momentum, const Tensor& own, const Tensor& sums,
+                   const OuterStep<double>& step) {
+  const auto on_cpu = [&] {
+    over(own, sums, [&](auto w, auto* owns, const auto* g, int64_t begin, int64_t end) {
+      using W = decltype(w);
+      const OuterStep<W> outer = step.as<W>();
+      W* const commons = common.data<W>();
+      W* const buffer = momentum.defined() ? momentum.data<W>() : nullptr;
+      for (int64_t i = begin; i < end; ++i) {
+        outer(static_cast<W>(g[i]), buffer ? buffer + i : nullptr, commons[i]);
+        owns[i] = converted<std::remove_pointer_t<decltype(owns)>>(commons[i]);
+      }
+    });
+  };
+  on_device(sums.device(), on_cpu, [&] { cuda::outer_step(common, momentum, own, sums, step); });
 }
 
 }  // namespace
@@ -92,34 +121,13 @@ void Diloco::outer_step(int64_t fragment) {
     }
     size = begin;
   };
-  each([](const Part& part, const Tensor& mine, const Tensor& sums) {
-    over(mine, sums, [&](auto w, const auto* own, auto* g, int64_t begin, int64_t end) {
-      using W = decltype(w);
-      const W* const common = part.common.data<W>();
-      for (int64_t i = begin; i < end; ++i)
-        g[i] = converted<std::remove_pointer_t<decltype(g)>>(common[i] - static_cast<W>(own[i]));
-    });
-  });
+  each([](const Part& part, const Tensor& own, const Tensor& sums) { make_differences(sums, part.common, own); });
   if (size == 0) return;  // another pipeline rank has all of it
   (options_.replicas ? *options_.replicas : axis_).all_reduce(grads_.narrow(0, 0, size));
-  each([this](Part& part, const Tensor& mine, const Tensor& sums) {
-    over(mine, sums, [&](auto w, auto* own, const auto* g, int64_t begin, int64_t end) {
-      using W = decltype(w);
-      const auto share = static_cast<W>(1.0 / copies()), mu = static_cast<W>(options_.outer_momentum),
-                 rate = static_cast<W>(options_.outer_lr);
-      W* const common = part.common.data<W>();
-      W* const momentum = part.momentum.defined() ? part.momentum.data<W>() : nullptr;
-      for (int64_t i = begin; i < end; ++i) {
-        W step = share * static_cast<W>(g[i]);
-        if (momentum) {
-          momentum[i] = math::fma(mu, momentum[i], step);
-          step = math::fma(mu, momentum[i], step);
-        }
-        common[i] = math::fma(-rate, step, common[i]);
-        own[i] = converted<std::remove_pointer_t<decltype(own)>>(common[i]);
-      }
-    });
-    if (mine.dtype() != part.values.dtype()) part.values.copy_from(mine);
+  const OuterStep<double> step{1.0 / copies(), options_.outer_momentum, options_.outer_lr};
+  each([&](Part& part, const Tensor& own, const Tensor& sums) {
+    step_together(part.common, part.momentum, own, sums, step);
+    if (own.dtype() != part.values.dtype()) part.values.copy_from(part.common);
     ++part.values.storage()->version;
   });
   grads_.narrow(0, 0, size).fill(0);

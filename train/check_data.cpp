@@ -43,12 +43,13 @@ void check_diloco(const Plan& p) {
         "zero",
         fmt::format("ranks of `dp_mode` diloco have nothing to share out between two sums; expected 0, found {}",
                     static_cast<int>(p.zero)));
-  if (p.all_reduce == Algorithm::ring && (p.pp > 1 || p.tie_copies || p.tp > 1))
+  const bool in_any_order = p.all_reduce == Algorithm::ring || p.all_reduce == Algorithm::native;
+  if (in_any_order && (p.pp > 1 || p.tie_copies || p.tp > 1))
     throw FieldError("all_reduce",
-                     "a ring adds what pipeline ranks or tensor ranks have copies of in several orders, and in "
-                     "`dp_mode` diloco nothing makes them equal again; expected direct, tree or root");
-  if (p.device != Device::cpu)
-    throw FieldError("device", fmt::format("`dp_mode` diloco is built for cpu alone, found {}", name_of(p.device)));
+                     fmt::format("{} may add what pipeline ranks or tensor ranks have copies of in several orders, and "
+                                 "in `dp_mode` diloco nothing makes them equal again; expected direct, tree or root{}",
+                                 p.all_reduce == Algorithm::ring ? "a ring" : "a library",
+                                 uses_nccl(p) ? ", and `backend` threads or mpi" : ""));
   if (!(p.outer_lr > 0) || !std::isfinite(p.outer_lr))
     throw FieldError("outer_lr", fmt::format("expected a number above 0, found {}", p.outer_lr));
   if (!(p.outer_momentum >= 0 && p.outer_momentum < 1))

@@ -13,6 +13,7 @@ std::string obstacle(const Job& job, bool traced) {
   const Plan& p = job.plan;
   if (p.device != Device::cuda) return fmt::format("`device` is {}", name_of(p.device));
   if (p.ranks() > 1 && !uses_nccl(p)) return fmt::format("the {} ranks meet on the host within a step", p.ranks());
+  if (p.dp_mode == DataMode::diloco) return "some steps of `dp_mode` diloco end with an outer step, and others do not";
   if (p.dp_mode != DataMode::ddp) return fmt::format("`dp_mode` {} sums on the host", text_of(p.dp_mode));
   if (p.pp > 1) return fmt::format("the {} ranks of `pp` send each other messages", p.pp);
   if (p.cp > 1 && p.cp_mode == ContextMode::ring) return "the ranks of `cp_mode` ring send each other messages";

@@ -24,8 +24,9 @@ struct OuterStep {
   }
 };
 
-// What the optimizer of a run updates of that unit.
+// What the optimizer of a run updates of that unit. Waits for the update, which a GPU may still be making.
 Tensor own(Reference& run, size_t unit) {
+  wait_for(run.units()[unit].values.arena());
   size_t trained = 0;
   for (size_t u = 0; u < unit; ++u) trained += run.units()[u].trainable() ? 1 : 0;
   return run.optimizer().masters().at(trained);
@@ -111,7 +112,7 @@ void Replicas::outer_step(const std::vector<const Together*>& together) {
     int64_t at = 0;
     for (const Together* t : together) {
       const int64_t count = t->common.numel();
-      Tensor difference = own(*run, t->unit).to(t->common.dtype()).clone();
+      Tensor difference = own(*run, t->unit).on_host().to(t->common.dtype()).clone();
       with_floating(difference.dtype(), "replicas", [&](auto zero) {
         using T = decltype(zero);
         for (int64_t i = 0; i < count; ++i) difference.data<T>()[i] = t->common.data<T>()[i] - difference.data<T>()[i];

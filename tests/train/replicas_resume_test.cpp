@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "tensor/error.h"
+#include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
 #include "train/whole_state.h"
 
@@ -35,9 +36,10 @@ class Saved {
     const std::lock_guard lock(mutex_);
     const int64_t element = size_of(h.part.dtype());
     std::vector<std::byte>& whole = all_[h.name];
+    const Tensor part = h.part.on_host();
     whole.resize(static_cast<size_t>(h.parameter->stored().numel() * element));
     for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(), [&](int64_t here, int64_t there, int64_t count) {
-      std::memcpy(whole.data() + there * element, h.part.contiguous().raw() + (here - h.begin) * element,
+      std::memcpy(whole.data() + there * element, part.contiguous().raw() + (here - h.begin) * element,
                   static_cast<size_t>(count * element));
     });
   }
@@ -104,36 +106,38 @@ TEST(ReplicasResume, RanksThatTrainAloneGoOnWithOtherStages) {
 }
 
 // The loss of a model whose values a checkpoint has, and each rank goes on with its own.
+void expect_loss_of_what_is_in_common(Job job) {
+  std::vector<int32_t> numbers(41);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<int32_t>(i * i % 37);
+  const TokenFile tokens = TokenFile::of_tokens(numbers, job.model.vocab, "numbers");
+  Saved saved;
+  double found = 0, expected = 0;
+  std::atomic<bool> changed = false;
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
+    for (int i = 0; i < 3; ++i) trainer.step();
+    std::vector<Tensor> before;
+    for (const FlatUnit& unit : trainer.strategy().shards()) before.push_back(unit.values.clone());
+    const double loss = trainer.mean_loss(tokens);
+    for (size_t u = 0; u < before.size(); ++u)
+      if (!test::same_bits(before[u].on_host(), trainer.strategy().shards()[u].values.on_host())) changed = true;
+    saved.save(trainer);
+    if (world.rank() == 0) found = loss;
+  });
+  EXPECT_FALSE(changed);
+  job.plan = {.device = job.plan.device, .threads_per_rank = 1};
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
+    read_values(trainer.strategy().residents(), saved.source());
+    expected = trainer.mean_loss(tokens);
+  });
+  EXPECT_NEAR(found, expected, 1e-6 * expected);
+}
+
 TEST(ReplicasResume, ALossBetweenOuterStepsIsThatOfWhatRanksHaveInCommon) {
-  for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    Job job = job_with({.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 4, .sync_fragments = 2},
-                       OptimizerKind::adamw, dtype);
-    std::vector<int32_t> numbers(41);
-    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<int32_t>(i * i % 37);
-    const TokenFile tokens = TokenFile::of_tokens(numbers, job.model.vocab, "numbers");
-    Saved saved;
-    double found = 0, expected = 0;
-    std::atomic<bool> changed = false;
-    launch(launch_options(job.plan), [&](Communicator& world) {
-      Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
-      for (int i = 0; i < 3; ++i) trainer.step();
-      std::vector<Tensor> before;
-      for (const FlatUnit& unit : trainer.strategy().shards()) before.push_back(unit.values.clone());
-      const double loss = trainer.mean_loss(tokens);
-      for (size_t u = 0; u < before.size(); ++u)
-        if (!test::same_bits(before[u], trainer.strategy().shards()[u].values)) changed = true;
-      saved.save(trainer);
-      if (world.rank() == 0) found = loss;
-    });
-    EXPECT_FALSE(changed);
-    job.plan = {.threads_per_rank = 1};
-    launch(launch_options(job.plan), [&](Communicator& world) {
-      Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
-      read_values(trainer.strategy().residents(), saved.source());
-      expected = trainer.mean_loss(tokens);
-    });
-    EXPECT_NEAR(found, expected, 1e-6 * expected);
-  }
+  for (const DType dtype : {DType::float32, DType::bfloat16})
+    expect_loss_of_what_is_in_common(job_with(
+        {.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 4, .sync_fragments = 2}, OptimizerKind::adamw, dtype));
 }
 
 TEST(ReplicasResume, AnotherLayoutGoesOnWithTheSameBits) {
@@ -147,6 +151,28 @@ TEST(ReplicasResume, AnotherLayoutGoesOnWithTheSameBits) {
   // Two sums of two ranks each: the order does not depend on the stage where there is one micro-batch.
   expect_goes_on({.dp = 4, .zero = ZeroStage::three, .shard_ranks = 2},
                  {.dp = 4, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::adamw);
+}
+
+// The same on GPUs, whose ranks save what the host gets of it.
+using ReplicasResumeGpu = test::OnGpu;
+TEST_F(ReplicasResumeGpu, GoesOnInTheMiddleOfStepsAlone) {
+  Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2, .device = Device::cuda};
+  for (const DType dtype : {DType::float32, DType::bfloat16}) expect_goes_on(plan, plan, OptimizerKind::adamw, dtype);
+  plan.offload = Offload::optimizer;
+  expect_goes_on(plan, plan, OptimizerKind::muon, DType::bfloat16);
+}
+
+TEST_F(ReplicasResumeGpu, AnotherLayoutGoesOnWithTheSameBits) {
+  const Plan ddp{.dp = 2, .device = Device::cuda}, zero{.dp = 2, .zero = ZeroStage::three, .device = Device::cuda};
+  expect_goes_on(ddp, zero, OptimizerKind::muon);
+  expect_goes_on(zero, ddp, OptimizerKind::muon, DType::bfloat16);
+}
+
+TEST_F(ReplicasResumeGpu, ALossBetweenOuterStepsIsThatOfWhatRanksHaveInCommon) {
+  for (const DType dtype : {DType::float32, DType::bfloat16})
+    expect_loss_of_what_is_in_common(
+        job_with({.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 4, .sync_fragments = 2, .device = Device::cuda},
+                 OptimizerKind::adamw, dtype));
 }
 
 }  // namespace

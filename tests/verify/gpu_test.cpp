@@ -188,6 +188,28 @@ TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
   }
 }
 
+// Each like a serial run of its own on a GPU, with outer steps.
+TEST_F(TrainingGpu, RanksThatTrainAlone) {
+  for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
+           [](TrainOptions& o) { o.ranks = 3; },
+           [](TrainOptions& o) { o.ranks = 2, o.outer_momentum = 0, o.optimizer = "sgd", o.dtype = "fp64"; },
+           [](TrainOptions& o) { o.ranks = 2, o.sync_fragments = 2, o.dtype = "bf16", o.clip = 0.1; },
+           [](TrainOptions& o) { o.ranks = 2, o.sync_fragments = 2, o.channels = 24, o.dtype = o.grad_dtype = "bf16"; },
+           [](TrainOptions& o) { o.ranks = 3, o.offload = "optimizer", o.dtype = "bf16", o.all_reduce = "ring"; },
+           [](TrainOptions& o) { o.ranks = 2, o.optimizer = "muon", o.untied = true, o.microbatches = 2; },
+           [](TrainOptions& o) { o.ranks = 2, o.lora_rank = 2; },
+           [](TrainOptions& o) { o.ranks = 4, o.pp = 2, o.sync_fragments = 2, o.microbatches = 2; },
+           [](TrainOptions& o) { o.ranks = 4, o.tp = 2, o.all_reduce = "tree"; },
+           [](TrainOptions& o) { o.ranks = 4, o.cp = 2, o.cp_mode = "ulysses", o.dtype = "bf16"; }}) {
+    TrainOptions o = plan(change);
+    o.steps = 5;
+    o.device = "cuda";
+    o.dp_mode = "diloco";
+    o.sync_every = 2;
+    expect_passes(o);
+  }
+}
+
 // Not in its command alone: no clock chooses what verify() compares, and attention is by kernels that promise bits.
 TEST(Verifiable, ChoosesKernelsThatPromiseBits) {
   EXPECT_TRUE(verifiable({}).plan.deterministic);

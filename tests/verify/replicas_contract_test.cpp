@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "tensor/error.h"
+#include "tests/support/gpus.h"
 #include "tests/verify/draw.h"
 #include "train/whole_state.h"
 #include "verify/defects/defects.h"
@@ -170,9 +171,21 @@ std::vector<Tensor> trained(const Job& job) {
   return out;
 }
 
+void expect_near(const std::vector<Tensor>& found, const std::vector<Tensor>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    double square = 0, distance = 0;
+    for (int64_t e = 0; e < expected[i].numel(); ++e) {
+      const double a = expected[i].data<double>()[e], b = found[i].data<double>()[e];
+      square += a * a;
+      distance += (a - b) * (a - b);
+    }
+    EXPECT_LE(distance, 1e-24 * square) << i;
+  }
+}
+
 // Every step a sum, plain SGD inside and outside: data parallelism, but for the order of operations.
-TEST(ReplicasContract, WithOneStepAloneItIsDdp) {
-  TrainOptions o = short_plan(4);
+void expect_ddp_with_one_step_alone(TrainOptions o) {
   o.steps = 10;
   o.optimizer = "sgd";
   o.momentum = 0;
@@ -185,19 +198,39 @@ TEST(ReplicasContract, WithOneStepAloneItIsDdp) {
   const std::vector<Tensor> ddp = trained(job_of(o));
   o.dp_mode = "diloco";
   const std::vector<Tensor> alone = trained(job_of(o));
-  ASSERT_EQ(ddp.size(), alone.size());
-  for (size_t i = 0; i < ddp.size(); ++i) {
-    double square = 0, distance = 0;
-    for (int64_t e = 0; e < ddp[i].numel(); ++e) {
-      const double a = ddp[i].data<double>()[e], b = alone[i].data<double>()[e];
-      square += a * a;
-      distance += (a - b) * (a - b);
-    }
-    EXPECT_LE(distance, 1e-24 * square) << i;
-  }
+  expect_near(alone, ddp);
   o.sync_every = 2;
   const std::vector<Tensor> two = trained(job_of(o));
   EXPECT_NE(two[0].data<double>()[5], ddp[0].data<double>()[5]);
+}
+
+TEST(ReplicasContract, WithOneStepAloneItIsDdp) { expect_ddp_with_one_step_alone(short_plan(4)); }
+
+// Ranks with a GPU each, or that share one.
+using ReplicasContractGpu = test::OnGpu;
+TEST_F(ReplicasContractGpu, WithOneStepAloneItIsDdp) {
+  TrainOptions o = short_plan(4);
+  o.device = "cuda";
+  expect_ddp_with_one_step_alone(o);
+}
+
+using ReplicasContractGpus = test::OnGpus;
+TEST_F(ReplicasContractGpus, OverNcclTheyTrainAsThreadsDo) {
+  TrainOptions o = short_plan(2);
+  o.device = "cuda";
+  o.dtype = "fp64";
+  o.layers = 3;
+  o.sync_every = 3;
+  o.sync_fragments = 2;
+  o.dp_mode = "diloco";
+  for (const bool context : {false, true}) {
+    if (context) o.cp = 2, o.cp_mode = "ulysses";
+    if (context && gpus < 4) continue;
+    o.backend = "threads", o.all_reduce = "direct";
+    const std::vector<Tensor> threads = trained(job_of(o));
+    o.backend = "nccl", o.all_reduce = "native";
+    expect_near(trained(job_of(o)), threads);
+  }
 }
 
 TEST(ReplicasContract, PlansThatCannotBeAreRefused) {
@@ -235,7 +268,11 @@ TEST(ReplicasContract, PlansThatCannotBeAreRefused) {
   refused(o, "`all_reduce`");
   o.pp = 1;
   o.tp = 2;
-  refused(o, "`all_reduce`");
+  refused(o, "`all_reduce`: a ring may add");
+  o.backend = "nccl";
+  o.device = "cuda";
+  o.all_reduce = "native";
+  refused(o, "expected direct, tree or root, and `backend` threads or mpi");
   o = short_plan(4);
   o.sync_fragments = 2;
   refused(o, "`sync_fragments`: goes with `dp_mode` diloco, found ddp");

@@ -1,0 +1,36 @@
+// The step that ranks of DiLoCo make together, of one element: the CPU's loops and the GPU's kernel call the same.
+#pragma once
+#include "tensor/math.h"
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+template <class W>
+struct OuterStep {
+  W share, momentum, rate;  // 1 / ranks, mu, outer_lr
+
+  template <class T>
+  OuterStep<T> as() const {
+    return {static_cast<T>(share), static_cast<T>(momentum), static_cast<T>(rate)};
+  }
+  // From a sum of differences over ranks; `buffer` is the momentum, or null.
+  constexpr void operator()(W sum, W* buffer, W& common) const {
+    W step = share * sum;
+    if (buffer) {
+      *buffer = math::fma(momentum, *buffer, step);
+      step = math::fma(momentum, *buffer, step);
+    }
+    common = math::fma(-rate, step, common);
+  }
+};
+
+// On a GPU, of fp32 or fp64 that ranks have in common; `own` may lie in the host's pinned memory. Queued on the stream
+// of `sums`.
+namespace cuda {
+void differences(const Tensor& sums, const Tensor& common, const Tensor& own);  // common - own
+// `common` and the momentum, which may be undefined, from the sum over ranks; then own = common.
+void outer_step(const Tensor& common, const Tensor& momentum, const Tensor& own, const Tensor& sums,
+                const OuterStep<double>& step);
+}  // namespace cuda
+
+}  // namespace tessera
