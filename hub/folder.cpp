@@ -65,7 +65,7 @@ std::map<std::string, std::string> parse_hub_index(std::string_view text, const 
   for (const auto& [tensor, file] : map->items()) {
     if (!file.is_string()) throw InputError(fmt::format("{}: '{}' names no file", what, tensor));
     const std::string name = file.get<std::string>();
-    if (name.empty() || name != fs::path(name).filename().string() || !name.ends_with(".safetensors"))
+    if (name != fs::path(name).filename().string() || !name.ends_with(".safetensors") || name.find('\0') != name.npos)
       throw InputError(fmt::format("{}: '{}' is in '{}'; expected the name of a .safetensors file beside it", what,
                                    tensor, name.substr(0, 200)));
     files.insert(name);

@@ -9,7 +9,7 @@ void parse_index(std::string_view bytes) {
   const auto shards = parse_hub_index(bytes, kWhat);
   require(!shards.empty(), "there are tensors");
   for (const auto& [tensor, file] : shards)
-    require(file.ends_with(".safetensors") && file.find('/') == std::string::npos && !file.starts_with(".."),
+    require(file.ends_with(".safetensors") && file.find_first_of(std::string_view("/\0", 2)) == std::string::npos,
             "a file beside it");
 }
 
