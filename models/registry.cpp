@@ -27,7 +27,6 @@ std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
                               std::to_string(config.experts.count) + " of them";
     if (config.lora.rank > 0) throw FieldError("lora_rank", found);
     if (config.quantize.codec != Codec::none) throw FieldError("quantize", found);
-    if (config.whole_updates) throw FieldError("optimizer", "muon: " + found);
   }
   std::unique_ptr<LanguageModel> made = make_family(config);
   attach_lora(*made);

@@ -49,23 +49,30 @@ std::vector<int> balanced_owners(std::span<const int64_t> sizes, int ranks) {
 }
 
 MatrixOwners::MatrixOwners(const DataStrategy& strategy, Communicator& tp)
-    : axis_(strategy.shard_axis()),
-      tp_(tp),
+    : tp_(tp),
       cut_(strategy.layout().kept == Kept::in_shards),
       alone_(strategy.layout().kept == Kept::at_root || strategy.layout().apart) {
-  std::vector<int64_t> sizes;
   for (const FlatUnit& unit : strategy.shards()) {
     if (!unit.trainable()) continue;
     if (unit.matrices())
-      for (const Slot& slot : unit.slots) {
-        matrices_.push_back({pieces_.size(), slot});
-        sizes.push_back(slot.parameter->whole.numel());
-      }
+      for (const Slot& slot : unit.slots)
+        matrices_.push_back({pieces_.size(), slot, &strategy.axis_of(*slot.parameter)});
     pieces_.push_back(unit.values.numel());
   }
-  const std::vector<int> owners = balanced_owners(sizes, axis_.size());
-  for (size_t i = 0; i < matrices_.size(); ++i) matrices_[i].owner = alone_ ? axis_.rank() : owners[i];
+  share_out(strategy.shard_axis());
+  if (strategy.experts_axis()) share_out(*strategy.experts_axis());
   find_parts();
+}
+
+// The matrices that the ranks of an axis share out.
+void MatrixOwners::share_out(const Communicator& axis) {
+  std::vector<int64_t> sizes;
+  for (const Matrix& m : matrices_)
+    if (m.axis == &axis) sizes.push_back(m.slot.parameter->whole.numel());
+  const std::vector<int> owners = balanced_owners(sizes, axis.size());
+  auto next = owners.begin();
+  for (Matrix& m : matrices_)
+    if (m.axis == &axis) m.owner = alone_ ? axis.rank() : *next++;
 }
 
 // Ranks of a tensor axis tell each other which rows or columns they have.
@@ -100,7 +107,7 @@ void MatrixOwners::find_parts() {
 // Elements of the part of the matrix here that a rank of the data axis has.
 Range MatrixOwners::held(const Matrix& m, int rank) const {
   if (!cut_) return {0, m.slot.size};
-  const int64_t piece = pieces_[m.unit], begin = m.slot.begin + (axis_.rank() - rank) * piece;
+  const int64_t piece = pieces_[m.unit], begin = m.slot.begin + (m.axis->rank() - rank) * piece;
   const auto inside = [&](int64_t at) { return std::clamp(at, int64_t{0}, m.slot.size); };
   return {inside(-begin), inside(piece - begin)};
 }
@@ -109,21 +116,21 @@ Range MatrixOwners::held(const Matrix& m, int rank) const {
 Tensor MatrixOwners::gathered(const Matrix& m, const Tensor& update) {
   if (!cut_) return update.narrow(0, m.slot.begin, m.slot.size);
   Tensor here = update.make({m.slot.size}, update.dtype(), Category::workspace);
-  for (int rank = 0; rank < axis_.size(); ++rank) {
+  for (int rank = 0; rank < m.axis->size(); ++rank) {
     const Range range = held(m, rank);
     if (range.size() == 0) continue;
     Tensor part = here.narrow(0, range.begin, range.size());
-    if (rank == axis_.rank())
+    if (rank == m.axis->rank())
       part.copy_from(update.narrow(0, m.slot.begin + range.begin, range.size()));
     else
-      axis_.recv(part, rank, kTag);
+      m.axis->recv(part, rank, kTag);
   }
   return here;
 }
 
 void MatrixOwners::make_whole(const Matrix& m, const Tensor& here) {
   const Parameter& p = *m.slot.parameter;
-  if (tp_.size() == 1) return make_matrix_update(p, here.reshape(p.whole));
+  if (tp_.size() == 1 || p.shard.is_whole()) return make_matrix_update(p, here.reshape(p.whole));
   const auto room = [&](int64_t n) { return here.make({n}, here.dtype(), Category::workspace); };
   const Tensor own = room(m.largest), all = room(m.largest * tp_.size()), whole = room(p.whole.numel());
   own.narrow(0, 0, here.numel()).copy_from(here);
@@ -135,30 +142,31 @@ void MatrixOwners::make_whole(const Matrix& m, const Tensor& here) {
 }
 
 void MatrixOwners::make_updates(const std::vector<Tensor>& updates) {
-  const int rank = axis_.rank();
   const auto mine = [&](const Matrix& m) {
-    const Range range = held(m, rank);
+    const Range range = held(m, m.axis->rank());
     return updates[m.unit].narrow(0, m.slot.begin + range.begin, range.size());
   };
+  const auto is_owned = [](const Matrix& m) { return m.owner == m.axis->rank(); };
+  const auto is_lent = [&](const Matrix& m) { return cut_ && !is_owned(m) && held(m, m.axis->rank()).size() > 0; };
   for (const Matrix& m : matrices_)
-    if (cut_ && m.owner != rank && held(m, rank).size() > 0) axis_.send(mine(m), m.owner, kTag);
+    if (is_lent(m)) m.axis->send(mine(m), m.owner, kTag);
   for (const Matrix& m : matrices_) {
-    if (m.owner != rank) continue;
+    if (!is_owned(m)) continue;
     const Tensor here = gathered(m, updates[m.unit]);
     make_whole(m, here);
-    for (int to = 0; cut_ && to < axis_.size(); ++to) {
+    for (int to = 0; cut_ && to < m.axis->size(); ++to) {
       const Range range = held(m, to);
       if (range.size() == 0) continue;
       const Tensor part = here.narrow(0, range.begin, range.size());
-      if (to == rank)
+      if (to == m.axis->rank())
         mine(m).copy_from(part);
       else
-        axis_.send(part, to, kTag);
+        m.axis->send(part, to, kTag);
     }
   }
   for (const Matrix& m : matrices_) {
-    if (cut_ && m.owner != rank && held(m, rank).size() > 0) axis_.recv(mine(m), m.owner, kTag);
-    if (!cut_ && !alone_) axis_.broadcast(mine(m), m.owner);
+    if (is_lent(m)) m.axis->recv(mine(m), m.owner, kTag);
+    if (!cut_ && !alone_) m.axis->broadcast(mine(m), m.owner);
   }
 }
 

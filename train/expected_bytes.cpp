@@ -2,6 +2,7 @@
 #include "train/expected_bytes.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "parallel/matrix_owners.h"
@@ -126,32 +127,32 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& par
       out.all_reduce("dp.replicate", n / s.cut, 1, u.piece(s.cut) * s.grad);
 }
 
-// Matrices on their way to their owners and back, of some pipeline and tensor ranks.
-void add_owners(Sent& out, const PlanSizes& s, const std::vector<PartSizes>& of_tp, const PartSizes& part) {
+// Matrices on their way to their owners and back, of some pipeline and tensor ranks: of experts, or with ep 1 all else.
+void add_owners(Sent& out, const PlanSizes& s, const std::vector<PartSizes>& of_tp, const PartSizes& part, int64_t ep) {
   const bool alone = s.plan.dp_mode != DataMode::ddp, cut = s.plan.zero != ZeroStage::none;
-  const int64_t n = alone ? 1
-                    : cut ? s.cut
-                          : s.data,
-                groups = s.plan.dp_mode == DataMode::dataparallel ? 1 : s.data / n;
-  const std::string axis = s.cut > 1 && s.cut < s.data ? "dp.shard" : s.plan.cp > 1 ? "dp+cp" : "dp";
+  const int64_t all = alone ? 1 : cut ? s.cut : s.data, n = all / ep;
+  const int64_t groups = s.plan.dp_mode == DataMode::dataparallel ? 1 : s.data / n;
+  const std::string axis = ep > 1 ? "edp" : s.cut > 1 && s.cut < s.data ? "dp.shard" : s.plan.cp > 1 ? "dp+cp" : "dp";
   std::vector<int64_t> sizes;
   for (const UnitSizes& u : part.units)
-    for (const Shape& whole : u.matrices) sizes.push_back(whole.numel());
+    for (const Shape& whole : u.matrices)
+      if (u.ep == ep) sizes.push_back(whole.numel());
   const std::vector<int> owners = balanced_owners(sizes, static_cast<int>(n));
   size_t next = 0;
   for (size_t unit = 0; unit < part.units.size(); ++unit) {
     const UnitSizes& u = part.units[unit];
     int64_t begin = 0;
-    for (size_t i = 0; i < u.matrices.size(); begin += round_up(u.parameters[i++], UnitSizes::kSlot), ++next) {
-      const int64_t size = u.parameters[i];
-      int64_t largest = 0;
+    for (size_t i = 0; u.ep == ep && i < u.matrices.size();
+         begin += round_up(u.parameters[i++], UnitSizes::kSlot), ++next) {
+      int64_t size = u.parameters[i], largest = 0;
       for (const PartSizes& other : of_tp) largest = std::max(largest, other.units[unit].parameters[i]);
       if (!cut) out.add(axis, Op::broadcast, n, groups, groups * (n - 1) * size * s.wide);
       for (int64_t r = 0; cut && r < n; ++r) {
-        const int64_t from = std::max(begin, r * u.piece(n)), to = std::min(begin + size, (r + 1) * u.piece(n));
+        const int64_t from = std::max(begin, r * u.piece(all)), to = std::min(begin + size, (r + 1) * u.piece(all));
         if (r != owners[next] && from < to) out.messages(axis, 2 * groups, (to - from) * s.wide);
       }
-      if (&part == &of_tp.front()) out.all_gather("tp", s.plan.tp, groups, s.plan.tp * largest * s.wide);
+      if (&part == &of_tp.front() && largest < u.matrices[i].numel())  // which tp cuts
+        out.all_gather("tp", s.plan.tp, groups, s.plan.tp * largest * s.wide);
     }
   }
 }
@@ -267,7 +268,7 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::option
         add_alone(out, s, part, steps, job.optim.steps);
       else
         add_data(out, s, p, part);
-      add_owners(out, s, stage, part);
+      for (const int64_t ep : std::set<int64_t>{1, p.ep}) add_owners(out, s, stage, part, ep);
       for (int64_t i = 0; i < s.plan.dp; ++i) add_context(out, s, p, part);
       add_experts(out, s, p, part);
     }

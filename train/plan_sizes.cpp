@@ -17,6 +17,10 @@ void add_adapters(PartSizes& part, Module& unit) {
     ++(l->b.parameter(l->b.weight).shard.is_whole() ? part.row_adapters : part.column_adapters);
 }
 
+bool has(const Module::Unit& unit, const Var& weight) {
+  return std::ranges::any_of(unit.slots, [&](const Slot& slot) { return &slot.parameter->var == &weight; });
+}
+
 // As the model lays itself out on that rank of tp, beside ranks that are not there: of each pipeline rank.
 std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::vector<Range>& layers, int tp) {
   Communicator axis(std::make_unique<FakeTransport>(tp, static_cast<int>(s.plan.tp)), "tp");
@@ -57,7 +61,8 @@ std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::v
     }
     if (adapters) add_adapters(part, *units[u].module);
     int64_t routers = 0;
-    for (const MixtureOfExperts* mixture : units[u].module->all<MixtureOfExperts>()) {
+    for (MixtureOfExperts* mixture : units[u].module->all<MixtureOfExperts>()) {
+      if (!has(units[u], mixture->router().weight)) continue;
       ++routers;
       const bool pair = mixture->options().experts.shared > 0 && s.plan.tp > 1;  // it goes with the experts
       part.columns -= pair ? 1 : 0;

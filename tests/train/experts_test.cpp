@@ -100,6 +100,7 @@ TEST(TrainedExperts, WhatIsNotBuiltIsRefusedByName) {
   EXPECT_TRUE(field([](Job& j) {
                 j.plan.dp = 2, j.plan.ep = 2, j.plan.all_reduce = Algorithm::ring;
               }).starts_with("`all_reduce`"));
+  EXPECT_EQ(field([](Job& j) { j.plan.dp = 2, j.plan.ep = 2, j.optim.optimizer = OptimizerKind::muon; }), "taken");
   EXPECT_TRUE(field([](Job& j) { j.model.experts.per_token = 5; }).starts_with("`experts_per_token`"));
   EXPECT_TRUE(field([](Job& j) { j.model.lora = {.rank = 2, .targets = {"c_attn"}}; }).starts_with("`lora_rank`"));
   EXPECT_TRUE(field([](Job& j) { j.model.quantize.codec = Codec::nf4; }).starts_with("`quantize`"));

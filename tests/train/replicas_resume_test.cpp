@@ -51,6 +51,7 @@ Job job_with(const Plan& plan, OptimizerKind optimizer, DType dtype = DType::flo
           .optim = {.optimizer = optimizer, .lr = 0.02, .warmup = 1, .steps = 7, .batch = 8},
           .plan = plan};
   job.optim.dtype = dtype;
+  if (plan.ep > 1) job.model.experts = {.count = 4};
   job.plan.threads_per_rank = 1;
   check(job);
   return job;
@@ -145,6 +146,9 @@ TEST(ReplicasResume, AnotherLayoutGoesOnWithTheSameBits) {
   expect_goes_on(ddp, zero, OptimizerKind::muon);
   expect_goes_on(zero, ddp, OptimizerKind::muon);
   expect_goes_on({.dp = 4, .zero = ZeroStage::three}, {.dp = 4, .zero = ZeroStage::two}, OptimizerKind::muon);
+  const Plan experts{.dp = 4, .ep = 2}, cut{.dp = 4, .ep = 2, .zero = ZeroStage::two};
+  expect_goes_on(experts, cut, OptimizerKind::muon);
+  expect_goes_on(cut, experts, OptimizerKind::muon);
   Plan copies = ddp;
   copies.tie_copies = true;
   expect_goes_on(copies, staged, OptimizerKind::muon);

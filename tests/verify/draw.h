@@ -44,7 +44,7 @@ inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
     o.shard_ranks = d.between(1, data_ranks);
     while (data_ranks % *o.shard_ranks != 0) --*o.shard_ranks;
   }
-  if ((ddp || o.dp_mode == "dataparallel") && o.lora_rank == 0 && !o.experts && d.between(0, 4) == 0) {
+  if ((ddp || o.dp_mode == "dataparallel") && o.lora_rank == 0 && d.between(0, 4) == 0) {
     o.optimizer = "muon";
     o.state_dtype = "fp32";
     o.lr = 0.01;

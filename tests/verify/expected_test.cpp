@@ -127,6 +127,24 @@ TEST(Expected, BytesOfMuonWorkedByHand) {
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "send"), 2 * (512 + 256) * 4);
 }
 
+// Matrices of all ranks: qkv 768, proj 256, the router of four experts 64. Of each expert 2048 and 1024, on two of the
+// four ranks.
+TEST(Expected, BytesOfMuonBesideExpertsWorkedByHand) {
+  TrainOptions o = tiny(4);
+  o.family = "llama";
+  o.experts = 4;
+  o.ep = 2;
+  o.optimizer = "muon";
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "broadcast"), 3 * (768 + 256 + 64) * 4);
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "broadcast", "edp"), 4 * 3072 * 4);
+  EXPECT_EQ(expected_memory(job_of(o)).at(0).optimizer, (1088 + 2 * 3072) * 4 + (512 + 3 * 16) * 8);
+  // Shards of 512: the third rank owns the router, which it has; of qkv the second one sends 256. An expert's shards
+  // are 1536: of one expert the first rank owns both matrices, of the other the second does.
+  o.zero = 1;
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "send"), 2 * 256 * 4);
+  EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "send", "edp"), 2 * 2 * (512 + 1024 + 1536) * 4);
+}
+
 // Sums in steps 3, 6, 9, and in step 10, the last one.
 TEST(Expected, BytesOfRanksThatTrainAloneWorkedByHand) {
   TrainOptions o = tiny(2);

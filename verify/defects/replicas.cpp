@@ -50,9 +50,10 @@ Needs of_groups(const Job& j) {
       .need(group > 1 && (ranks < 4 || group < ranks), "shard_ranks", "2");
 }
 
-Spoilt silent(const std::string& axis, Op op) {
-  return {[=](const std::string& name, const Call& call) { return name == axis && call.op == op; },
-          [](Transport&, const Call&) { return int64_t{0}; }};
+Spoilt silent(const std::vector<std::string>& axes, Op op) {
+  return {
+      [=](const std::string& name, const Call& call) { return call.op == op && std::ranges::count(axes, name) > 0; },
+      [](Transport&, const Call&) { return int64_t{0}; }};
 }
 
 }  // namespace
@@ -61,7 +62,7 @@ std::vector<Defect> defects_of_replicas() {
   return {
       {"unsummed-group", "shards are not summed over the groups: each group trains on its own sequences",
        Cause::group_not_summed, [](const Job& j) { return of_groups(j); }, everywhere,
-       [](VerifyHooks& h, const Job&) { spoil(h, silent("dp.replicate", Op::all_reduce)); }},
+       [](VerifyHooks& h, const Job&) { spoil(h, silent({"dp.replicate"}, Op::all_reduce)); }},
       {"wrong-group", "shards are summed over the ranks of their group, and not over those that have the same shard",
        Cause::wrong_group, [](const Job& j) { return of_groups(j); }, everywhere,
        [](VerifyHooks& h, const Job& j) {
@@ -101,7 +102,10 @@ std::vector<Defect> defects_of_replicas() {
              .need(j.plan.zero == ZeroStage::none, "zero", "0")
              .need(j.model.lora.rank == 0, "lora_rank", "0");
        },
-       everywhere, [](VerifyHooks& h, const Job& j) { spoil(h, silent(data_axis_of(j), Op::broadcast)); }},
+       everywhere,
+       [](VerifyHooks& h, const Job& j) {
+         spoil(h, silent({data_axis_of(j), "edp"}, Op::broadcast));
+       }},
   };
 }
 

@@ -1,0 +1,88 @@
+// Experts beside owners of matrices and groups of shards, held to the contract.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/verify/draw.h"
+#include "verify/defects/spoilt_transport.h"
+
+namespace tessera {
+namespace {
+
+using test::Draw;
+using test::expect_passes;
+
+// A short plan of so many data ranks, whose model has experts.
+TrainOptions draw_with_experts(Draw& d, int64_t dp) {
+  TrainOptions o = test::small_plan();
+  o.channels = 16;
+  o.steps = 5;
+  o.dp = dp;
+  o.microbatches = d.between(1, 2);
+  o.batch = dp * o.microbatches;
+  o.family = d.of<const char*>({"gpt2", "llama"});
+  o.ffn = d.between(4, 40);
+  o.dtype = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
+  o.recompute = d.of<const char*>({"none", "none", "block"});
+  o.all_reduce = d.of<const char*>({"direct", "direct", "tree", "root"});
+  do o.experts.reset();  // of every trial some
+  while (test::draw_experts(d, o, dp), !o.experts);
+  return o;
+}
+
+TEST(ExpertsContract, MuonTrainsLikeOneRankToTheBit) {
+  for (uint64_t trial = 0; trial < test::plans(14); ++trial) {
+    Draw d("experts of muon", trial);
+    TrainOptions o = draw_with_experts(d, d.of<int64_t>({1, 2, 4, 4, 6}));
+    o.optimizer = "muon";
+    o.lr = 0.02;
+    o.momentum = d.of({0.0, 0.95});
+    o.zero = d.between(0, 3);
+    o.untied = d.between(0, 1) == 1;
+    if (*o.dp < 6 && d.between(0, 2) == 0) o.pp = 2;
+    SCOPED_TRACE(trial);
+    expect_passes(o);
+  }
+}
+
+TEST(ExpertsContract, TensorRanksGatherMatricesOfExperts) {
+  for (const int64_t zero : {0, 1, 3}) {
+    TrainOptions o = test::small_plan();
+    o.channels = 16;
+    o.steps = 2;
+    o.tp = o.dp = o.ep = 2;
+    o.batch = 4;
+    o.dtype = "fp64";
+    o.family = zero == 1 ? "gpt2" : "llama";
+    o.sp = zero == 3;
+    o.optimizer = "muon";
+    o.experts = 4;
+    o.shared_experts = 1;
+    o.ffn = 37;  // which is cut unevenly
+    o.zero = zero;
+    expect_passes(o);
+  }
+}
+
+// Of the ranks that have an expert; the owners of all else do their part.
+TEST(ExpertsContract, AnOwnerOfExpertsThatDoesNotSendIsSeen) {
+  TrainOptions o = test::small_plan();
+  o.channels = 16;
+  o.steps = 2;
+  o.dp = 4;
+  o.ep = 2;
+  o.experts = 4;
+  o.batch = 4;
+  o.optimizer = "muon";
+  expect_passes(o);
+  VerifyHooks hooks;
+  spoil(hooks, {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::broadcast; },
+                [](Transport&, const Call&) { return int64_t{0}; }});
+  const VerifyResult r = verify(job_of(o), hooks);
+  EXPECT_FALSE(r.passed());
+  ASSERT_FALSE(r.seen.copies.empty());
+  EXPECT_NE(r.seen.copies.front().find(".experts."), std::string::npos) << r.seen.copies.front();
+}
+
+}  // namespace
+}  // namespace tessera
