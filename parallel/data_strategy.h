@@ -63,7 +63,7 @@ struct DataOptions {
   DType dtype = DType::float32;                 // of parameters
   DType grad_dtype = DType::float32;            // of accumulation and on the wire
   uint64_t seed = 0;                            // of the first parameters
-  // Where ranks of the axis share out experts: those that have the same ones as this rank.
+  // Where ranks of the axis share out experts: those, of the group with shard_ranks, that have the same ones as this.
   Communicator* experts = nullptr;
   // Of diloco where `copies` is above 1: the ranks with the same sequences, and those with this place among such ranks.
   Communicator *context = nullptr, *replicas = nullptr;

@@ -29,8 +29,10 @@ void check_experts(const Plan& p, const ModelConfig& m) {
   if (experts % p.ep != 0)
     refuse("ep", "{} ranks do not divide the {} experts; the nearest that does: {}", p.ep, experts,
            divisors_near(experts, p.ep));
-  if (p.shard_ranks > 0)
-    refuse("shard_ranks", "groups of ranks beside `ep` are not built; expected 0, found {}", p.shard_ranks);
+  if (p.shard_ranks % p.ep != 0)
+    refuse("shard_ranks",
+           "each group has all experts, which {} ranks of `ep` share out; expected a multiple of {}, found {}", p.ep,
+           p.ep, p.shard_ranks);
   if (p.dp_mode != DataMode::ddp) refuse("ep", "goes with `dp_mode` ddp, found {}", text_of(p.dp_mode));
   if (p.all_reduce == Algorithm::ring)
     refuse("all_reduce",

@@ -83,13 +83,15 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
 
 Trainer::~Trainer() = default;
 
-// Ranks [g e, (g + 1) e) of it share out experts; those with the same remainder have the same ones.
+// Ranks [g e, (g + 1) e) of it share out experts; those of a group of shard ranks with the same remainder have the same
+// ones, and cut them.
 void Trainer::split_data_axis() {
-  const auto e = static_cast<int>(job_.plan.ep);
+  const Plan& p = job_.plan;
+  const auto e = static_cast<int>(p.ep);
   if (e == 1) return;
-  const int rank = data_axis_.rank();
+  const int rank = data_axis_.rank(), group = p.shard_ranks > 0 ? static_cast<int>(p.shard_ranks) : data_axis_.size();
   ep_ = data_axis_.split(rank / e, rank % e, "ep");
-  edp_ = data_axis_.split(rank % e, rank / e, "edp");
+  edp_ = data_axis_.split(rank / group * e + rank % e, rank / e, "edp");
 }
 
 ModelPart::Options Trainer::part_options() {

@@ -98,7 +98,7 @@ class Trainer {
   Communicator& world_;
   Mesh mesh_;
   Communicator& data_axis_;
-  std::unique_ptr<Communicator> ep_, edp_;  // neighbours on the data axis; and those with the same place among them
+  std::unique_ptr<Communicator> ep_, edp_;  // neighbours on the data axis; and of a group those with a place among them
   ArenaPtr arena_;
   std::unique_ptr<LanguageModel> whole_;
   std::unique_ptr<ModelPart> part_;

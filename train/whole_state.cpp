@@ -70,12 +70,14 @@ std::vector<HeldPart> gradients_of(Trainer& trainer) {
 // Of ranks that hold the same the first has it to save, or those of that copy on the data axis; a copy of a tied weight
 // is nobody's.
 std::vector<HeldPart> own(Trainer& trainer, std::vector<HeldPart> held, std::optional<int> copy = 0) {
-  const auto ep = static_cast<int>(trainer.job().plan.ep);  // neighbours that have one copy of the experts among them
   const int mine = trainer.strategy().copy();
+  // Neighbours that keep everything have one copy of the experts among them; each group of shard ranks has its own.
+  const bool everything = trainer.strategy().layout().kept == Kept::everywhere;
+  const int neighbours = everything ? static_cast<int>(trainer.job().plan.ep) : 1;
   if (trainer.strategy().layout().apart && trainer.mesh().coordinate("cp") > 0) return {};  // which are one copy
   std::erase_if(held, [&](const HeldPart& h) {
     const ShardSpec& shard = h.parameter->shard;
-    const int alike = h.parameter->is_expert ? ep : 1;
+    const int alike = h.parameter->is_expert ? neighbours : 1;
     const bool copied = copy && mine / alike != *copy / alike;  // none: of each copy
     return copied || h.parameter->is_copy() || (shard.is_whole() && trainer.mesh().coordinate("tp") > 0);
   });

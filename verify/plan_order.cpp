@@ -75,6 +75,8 @@ SumOrder order_of_sums(Trainer& t) {
     for (size_t u = 0; u < whole.size(); ++u)
       if (whole[u].trainable && copied_to(t, whole[u]) == rank) add(u, true);
   }
+  // Ranks have different experts, and cuts of their own; but no algorithm that goes with `ep` adds by cuts.
+  if (p.ep > 1) order.between = {{{0, begin}, begin}};
   return order;
 }
 

@@ -67,6 +67,7 @@ std::string group_of(const Record& r, const Rank& rank, const std::string& axis)
     for (const Rank& other : r.ranks) cp = std::max(cp, place_on(other, "cp") + 1);
     const int64_t at = place_on(rank, "dp") * cp + place_on(rank, "cp");
     out += " " + std::to_string(axis == cut.neighbours ? at / cut.size : at % cut.size);
+    if (axis == "edp" && r.shard_ranks > 0) out += " of " + std::to_string(at / r.shard_ranks);
     along = "+dp+cp+";
   }
   for (const auto& [name, at] : rank.at)

@@ -174,6 +174,7 @@ TEST(Exposure, RanksWaitForThoseOfTheirGroup) {
   EXPECT_EQ(waiting("dp.shard"), (std::vector<double>{10, 0, 30, 0}));
   EXPECT_EQ(waiting("dp.replicate"), (std::vector<double>{0, 20, 0, 0}));
   EXPECT_EQ(waiting("dp+cp"), (std::vector<double>{30, 20, 30, 0}));
+  EXPECT_EQ(waiting("edp"), (std::vector<double>{0, 0, 0, 0}));  // one rank of each group has an expert
 }
 
 TEST(Exposure, TheOverlapOfOneOperationIsTold) {

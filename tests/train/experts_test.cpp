@@ -100,6 +100,16 @@ TEST(TrainedExperts, WhatIsNotBuiltIsRefusedByName) {
   EXPECT_TRUE(field([](Job& j) {
                 j.plan.dp = 2, j.plan.ep = 2, j.plan.all_reduce = Algorithm::ring;
               }).starts_with("`all_reduce`"));
+  const auto groups = [&](int64_t ep, int64_t ranks) {
+    return field([=](Job& j) {
+      j.optim.batch = 8, j.model.experts.count = 8;
+      j.plan = {.dp = 8, .ep = ep, .zero = ZeroStage::two, .shard_ranks = ranks, .threads_per_rank = 1, .timeout = 20};
+    });
+  };
+  EXPECT_EQ(groups(2, 4), "taken");
+  EXPECT_EQ(
+      groups(4, 2),
+      "`shard_ranks`: each group has all experts, which 4 ranks of `ep` share out; expected a multiple of 4, found 2");
   EXPECT_EQ(field([](Job& j) { j.plan.dp = 2, j.plan.ep = 2, j.optim.optimizer = OptimizerKind::muon; }), "taken");
   EXPECT_TRUE(field([](Job& j) { j.model.experts.per_token = 5; }).starts_with("`experts_per_token`"));
   EXPECT_TRUE(field([](Job& j) { j.model.lora = {.rank = 2, .targets = {"c_attn"}}; }).starts_with("`lora_rank`"));

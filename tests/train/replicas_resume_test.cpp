@@ -155,6 +155,8 @@ TEST(ReplicasResume, AnotherLayoutGoesOnWithTheSameBits) {
   // Two sums of two ranks each: the order does not depend on the stage where there is one micro-batch.
   expect_goes_on({.dp = 4, .zero = ZeroStage::three, .shard_ranks = 2},
                  {.dp = 4, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::adamw);
+  expect_goes_on({.dp = 4, .ep = 2, .zero = ZeroStage::three, .shard_ranks = 2},
+                 {.dp = 4, .ep = 2, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::muon);
 }
 
 // The same on GPUs, whose ranks save what the host gets of it.

@@ -36,14 +36,16 @@ inline void draw_adapters(Draw& d, TrainOptions& o) {
                          : d.of<const char*>({"all", "c_attn", "attn.c_proj,c_fc", "mlp.c_proj"});
 }
 
+// Groups of ranks that share out shards, of so many data ranks; each has all experts.
+inline void draw_groups(Draw& d, TrainOptions& o, int64_t data_ranks) {
+  o.shard_ranks = o.ep * d.between(1, data_ranks / o.ep);
+  while (data_ranks % *o.shard_ranks != 0) *o.shard_ranks -= o.ep;
+}
+
 // For a plan of so many data ranks, now and then: groups of shards, Muon, ranks that train alone.
 inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
-  const bool ddp = o.dp_mode == "ddp";
-  const bool shares_experts = o.ep > 1;
-  if (o.zero > 0 && !shares_experts && d.between(0, 2) == 0) {
-    o.shard_ranks = d.between(1, data_ranks);
-    while (data_ranks % *o.shard_ranks != 0) --*o.shard_ranks;
-  }
+  const bool ddp = o.dp_mode == "ddp", shares_experts = o.ep > 1;
+  if (o.zero > 0 && d.between(0, 2) == 0) draw_groups(d, o, data_ranks);
   if ((ddp || o.dp_mode == "dataparallel") && o.lora_rank == 0 && d.between(0, 4) == 0) {
     o.optimizer = "muon";
     o.state_dtype = "fp32";

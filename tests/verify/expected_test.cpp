@@ -145,6 +145,29 @@ TEST(Expected, BytesOfMuonBesideExpertsWorkedByHand) {
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "send", "edp"), 2 * 2 * (512 + 1024 + 1536) * 4);
 }
 
+// Eight ranks in two groups of four. Over four ranks the table of 512, the block of 16 + 768 + 256 + 16 + 64 and the
+// norm of 16 are 1024, 2048 and 1024. Two of the four have an expert of 3072, in shards of 1536.
+TEST(Expected, BytesOfGroupsBesideExpertsWorkedByHand) {
+  TrainOptions o = tiny(8);
+  o.batch = 24;
+  o.family = "llama";
+  o.experts = 4;
+  o.ep = 2;
+  o.zero = 2;
+  o.shard_ranks = 4;
+  o.microbatches = 3;
+  const std::vector<SentBytes> sent = expected_bytes(job_of(o), 1);
+  EXPECT_EQ(bytes_of(sent, "reduce_scatter", "dp.shard"), 2 * 3 * 3 * 4096 * 4);
+  EXPECT_EQ(bytes_of(sent, "reduce_scatter", "edp"), 4 * 3 * 2 * 3072 * 4);
+  EXPECT_EQ(bytes_of(sent, "all_gather", "dp.shard"), 2 * 3 * (4096 * 4 + 16 * 8));
+  EXPECT_EQ(bytes_of(sent, "all_gather", "edp"), 4 * 2 * (3072 * 4 + 12 * 8));
+  EXPECT_EQ(bytes_of(sent, "all_reduce", "dp.replicate"), 2 * 4 * (1024 + 2 * 1536) * 4);
+  const HeldBytes held = expected_memory(job_of(o)).at(7);
+  EXPECT_EQ(held.parameters, (4096 + 2 * 3072) * 4);
+  EXPECT_EQ(held.gradients, (1024 + 2 * 1536) * 4);
+  EXPECT_EQ(held.optimizer, (1024 + 2 * 1536) * 8);
+}
+
 // Sums in steps 3, 6, 9, and in step 10, the last one.
 TEST(Expected, BytesOfRanksThatTrainAloneWorkedByHand) {
   TrainOptions o = tiny(2);

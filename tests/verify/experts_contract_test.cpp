@@ -1,9 +1,11 @@
 // Experts beside owners of matrices and groups of shards, held to the contract.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <string>
 
 #include "tests/verify/draw.h"
+#include "verify/defects/defects.h"
 #include "verify/defects/spoilt_transport.h"
 
 namespace tessera {
@@ -30,6 +32,15 @@ TrainOptions draw_with_experts(Draw& d, int64_t dp) {
   return o;
 }
 
+TrainOptions small_experts() {
+  TrainOptions o = test::small_plan();
+  o.channels = 16;
+  o.steps = 2;
+  o.batch = 8;
+  o.experts = 4;
+  return o;
+}
+
 TEST(ExpertsContract, MuonTrainsLikeOneRankToTheBit) {
   for (uint64_t trial = 0; trial < test::plans(14); ++trial) {
     Draw d("experts of muon", trial);
@@ -45,18 +56,39 @@ TEST(ExpertsContract, MuonTrainsLikeOneRankToTheBit) {
   }
 }
 
+TEST(ExpertsContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
+  for (uint64_t trial = 0; trial < test::plans(14); ++trial) {
+    Draw d("experts of groups", trial);
+    TrainOptions o = draw_with_experts(d, d.of<int64_t>({4, 4, 6, 8}));
+    o.zero = d.between(1, 3);
+    o.optimizer = d.of<const char*>({"adamw", "sgd", "muon"});
+    test::draw_groups(d, o, *o.dp);
+    if (*o.dp == 4 && d.between(0, 2) == 0) o.pp = 2;
+    SCOPED_TRACE(trial);
+    expect_passes(o);
+  }
+}
+
+TEST(ExpertsContract, GroupsOfShardsBesideTensorAndContextRanks) {
+  for (const bool context : {false, true}) {
+    TrainOptions o = small_experts();
+    (context ? o.cp : o.tp) = 2;
+    o.dp = context ? 2 : 4;
+    o.ep = 2;
+    o.zero = context ? 3 : 2;
+    o.shard_ranks = 2;
+    expect_passes(o);
+  }
+}
+
 TEST(ExpertsContract, TensorRanksGatherMatricesOfExperts) {
   for (const int64_t zero : {0, 1, 3}) {
-    TrainOptions o = test::small_plan();
-    o.channels = 16;
-    o.steps = 2;
+    TrainOptions o = small_experts();
     o.tp = o.dp = o.ep = 2;
-    o.batch = 4;
     o.dtype = "fp64";
     o.family = zero == 1 ? "gpt2" : "llama";
     o.sp = zero == 3;
     o.optimizer = "muon";
-    o.experts = 4;
     o.shared_experts = 1;
     o.ffn = 37;  // which is cut unevenly
     o.zero = zero;
@@ -66,13 +98,9 @@ TEST(ExpertsContract, TensorRanksGatherMatricesOfExperts) {
 
 // Of the ranks that have an expert; the owners of all else do their part.
 TEST(ExpertsContract, AnOwnerOfExpertsThatDoesNotSendIsSeen) {
-  TrainOptions o = test::small_plan();
-  o.channels = 16;
-  o.steps = 2;
+  TrainOptions o = small_experts();
   o.dp = 4;
   o.ep = 2;
-  o.experts = 4;
-  o.batch = 4;
   o.optimizer = "muon";
   expect_passes(o);
   VerifyHooks hooks;
@@ -82,6 +110,31 @@ TEST(ExpertsContract, AnOwnerOfExpertsThatDoesNotSendIsSeen) {
   EXPECT_FALSE(r.passed());
   ASSERT_FALSE(r.seen.copies.empty());
   EXPECT_NE(r.seen.copies.front().find(".experts."), std::string::npos) << r.seen.copies.front();
+}
+
+// Each on its own: experts that few ranks have, cut over two of a group of four, and summed over two groups.
+TEST(ExpertsContract, GroupsThatDoNotSumAreSeen) {
+  TrainOptions o = small_experts();
+  o.dp = 8;
+  o.ep = 2;
+  o.zero = 2;
+  o.shard_ranks = 4;
+  expect_passes(o);
+  for (const char* name : {"unsummed-group", "wrong-group", "experts-summed-over-all"}) {
+    const VerifyResult r = explain(job_of(o), [&](const Job& j) { return planted(defect(name), j); });
+    EXPECT_FALSE(r.passed()) << name;
+    ASSERT_FALSE(r.diagnosis.empty()) << name;
+    EXPECT_EQ(r.diagnosis[0].cause, defect(name).cause) << name << " is taken for " << name_of(r.diagnosis[0].cause);
+  }
+  VerifyHooks hooks;
+  spoil(hooks,
+        {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::reduce_scatter; },
+         [](Transport& transport, const Call& call) {
+           const int64_t sent = transport.direct(call);
+           std::memset(call.out, 0, static_cast<size_t>(size_of(call.dtype)));  // one element
+           return sent;
+         }});
+  EXPECT_FALSE(verify(job_of(o), hooks).passed());
 }
 
 }  // namespace

@@ -16,26 +16,25 @@ namespace {
 // that they are cut over, and not over those that have the same.
 class WrongGroups final : public AroundTransport {
  public:
-  WrongGroups(std::unique_ptr<Transport> inner, std::string axis)
-      : AroundTransport(std::move(inner)), data_axis_(std::move(axis)) {}
+  // The axis is split so many times before, for other purposes.
+  WrongGroups(std::unique_ptr<Transport> inner, std::string axis, int before)
+      : AroundTransport(std::move(inner)), data_axis_(std::move(axis)), before_(before) {}
   std::unique_ptr<Transport> split(int color, int key) override {
     if (axis_ == data_axis_) {
-      if (splits_++ == 0)
-        first_ = {color, key};
-      else
-        std::tie(color, key) = first_;
+      if (splits_ == before_) first_ = {color, key};
+      if (splits_++ > before_) std::tie(color, key) = first_;
     }
     return AroundTransport::split(color, key);
   }
 
  protected:
   std::unique_ptr<Transport> around(std::unique_ptr<Transport> made) const override {
-    return std::make_unique<WrongGroups>(std::move(made), data_axis_);
+    return std::make_unique<WrongGroups>(std::move(made), data_axis_, before_);
   }
 
  private:
   std::string data_axis_;
-  int splits_ = 0;
+  int before_, splits_ = 0;
   std::pair<int, int> first_;
 };
 
@@ -66,10 +65,11 @@ std::vector<Defect> defects_of_replicas() {
       {"wrong-group", "shards are summed over the ranks of their group, and not over those that have the same shard",
        Cause::wrong_group, [](const Job& j) { return of_groups(j); }, everywhere,
        [](VerifyHooks& h, const Job& j) {
-         h.launching = [before = std::move(h.launching), axis = data_axis_of(j)](LaunchOptions& how) {
+         const int others = j.plan.ep > 1 ? 2 : 0;  // of experts
+         h.launching = [=, before = std::move(h.launching), axis = data_axis_of(j)](LaunchOptions& how) {
            before(how);
-           how.around = [axis](std::unique_ptr<Transport> transport) {
-             return std::make_unique<WrongGroups>(std::move(transport), axis);
+           how.around = [=](std::unique_ptr<Transport> transport) {
+             return std::make_unique<WrongGroups>(std::move(transport), axis, others);
            };
          };
        }},
