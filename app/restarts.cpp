@@ -233,7 +233,8 @@ std::vector<std::string> words_of_start(const std::vector<std::string>& words, c
 Plan plan_on(Plan plan, int64_t slots) {
   const int64_t each = plan.ranks() / plan.dp, all = plan.dp * plan.microbatches;
   const auto fits = [&](int64_t dp) {
-    return all % dp == 0 && (plan.shard_ranks == 0 || dp * plan.cp % plan.shard_ranks == 0);
+    const int64_t data = dp * plan.cp;
+    return all % dp == 0 && data % plan.ep == 0 && (plan.shard_ranks == 0 || data % plan.shard_ranks == 0);
   };
   int64_t least = 1, dp = std::min(plan.dp, slots / each);
   while (!fits(least)) ++least;  // plan.dp does

@@ -55,6 +55,10 @@ TEST(Restarts, TheDataAxisShrinksToTheSlotsAndTheBatchStays) {
   EXPECT_EQ(on(groups, 5), 4);
   EXPECT_EQ(on(groups, 3), 2);
   EXPECT_THROW(plan_on(groups, 1), Error);
+  const Plan experts{.dp = 6, .ep = 2, .microbatches = 2};
+  EXPECT_EQ(on(experts, 5), 4);
+  EXPECT_EQ(on(experts, 3), 2);
+  EXPECT_THROW(plan_on(experts, 1), Error);
 }
 
 TEST(Restarts, WhatCannotGetBetterIsLeft) {
