@@ -29,15 +29,16 @@ Enum chosen(const std::string& name) {
 
 Recompute recompute_of(const TrainOptions& o) { return chosen<Recompute>(std::string(recompute_name(o.recompute))); }
 
-LoraConfig lora_of(const TrainOptions& o, Family family) {
+// Adapters of such a model.
+LoraConfig lora_of(const TrainOptions& o, const ModelConfig& model) {
   LoraConfig c{.rank = o.lora_rank,
                .alpha = o.lora_alpha.value_or(static_cast<double>(o.lora_rank)),
                .dropout = o.lora_dropout,
                .rank_stabilised = o.lora_rslora};
-  const std::string usual = family == Family::gpt2 ? "c_attn" : "q_proj,v_proj";
+  const std::string usual = model.family == Family::gpt2 ? "c_attn" : "q_proj,v_proj";
   const std::string given = o.lora_targets.value_or(usual);
   if (given == "all") {
-    for (const LoraTarget& t : lora_targets(family)) c.targets.emplace_back(t.name);
+    for (const LoraTarget& t : lora_targets(model)) c.targets.emplace_back(t.name);
     return c;
   }
   for (size_t at = 0; at <= given.size();) {
@@ -71,7 +72,7 @@ ModelConfig model_of(const TrainOptions& o) {
   if (o.router_softmax) c.experts.softmax = chosen<RouterSoftmax>(*o.router_softmax);
   c.dropout = o.dropout;
   c.recompute = recompute_of(o);
-  if (o.lora_rank > 0) c.lora = lora_of(o, c.family);
+  if (o.lora_rank > 0) c.lora = lora_of(o, c);
   if (o.quantize) c.quantize.codec = chosen<Codec>(*o.quantize);
   given(o.quantize_group, c.quantize.group);
   return c;

@@ -175,7 +175,7 @@ ModelConfig PeftFolder::config(const ModelConfig& base) const {
   out.lora.targets.clear();
   ModelConfig every = base;
   every.lora = {.rank = 1, .alpha = 1};
-  for (const LoraTarget& t : lora_targets(base.family)) every.lora.targets.emplace_back(t.name);
+  for (const LoraTarget& t : lora_targets(base)) every.lora.targets.emplace_back(t.name);
   const std::vector<HubTensor> all = hub_tensors(every);
   std::map<std::string, const HubTensor*> hub;
   for (const HubTensor& t : all) hub[t.name] = &t;
@@ -196,7 +196,7 @@ ModelConfig PeftFolder::config(const ModelConfig& base) const {
     if (!used.contains(t))
       throw InputError(fmt::format("{}: target_modules: the base has no layer '{}' that adapts; expected some of {}",
                                    (path_ / kConfig).string(), t, fmt::join(every.lora.targets, ", ")));
-  for (const LoraTarget& t : lora_targets(base.family)) {
+  for (const LoraTarget& t : lora_targets(base)) {
     if (layers[t.name] == 0) continue;
     if (layers[t.name] < base.layers)
       throw InputError(fmt::format("{}: target_modules: {} of {} layers; expected all of them or none",

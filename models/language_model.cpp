@@ -150,7 +150,7 @@ double LanguageModel::training_flops() {
     for (const Slot& slot : units[u].slots)
       if (at[u] >= 0 || slot.parameter->is_tied())
         passes += (units[u].trainable ? 3 : 2) * slot.parameter->whole.numel();
-  for (int64_t i = 0; i < config.layers; ++i) passes -= 3 * idle_elements(i);
+  for (int64_t i = 0; i < config.layers; ++i) passes -= (config.lora.rank > 0 ? 2 : 3) * idle_elements(i);
   return 2 * static_cast<double>(passes) + 12 * static_cast<double>(config.layers * config.attended() * config.context);
 }
 

@@ -10,10 +10,10 @@
 namespace tessera {
 namespace {
 
-std::string names_of(Family family) {
+std::string names_of(const ModelConfig& config) {
   std::string out;
-  for (const LoraTarget& t : lora_targets(family)) out += (out.empty() ? "" : ", ") + std::string(t.name);
-  return out;
+  for (const LoraTarget& t : lora_targets(config)) out += (out.empty() ? "" : ", ") + std::string(t.name);
+  return out + (config.experts.count > 0 ? " (experts have no adapters)" : "");
 }
 
 bool is_wanted(const LoraConfig& lora, const LoraTarget& target) {
@@ -26,7 +26,7 @@ void for_each_target(LanguageModel& model, const F& f) {
   for (int64_t i = 0; i < model.config.layers; ++i) {
     const std::string above = model.layer(i).full_name() + ".";
     const std::vector<Linear*> linears = model.layer(i).all<Linear>();
-    for (const LoraTarget& target : lora_targets(model.config.family))
+    for (const LoraTarget& target : lora_targets(model.config))
       for (Linear* l : linears)
         if (l->full_name() == above + std::string(target.linear)) f(i, target, *l);
   }
@@ -34,14 +34,17 @@ void for_each_target(LanguageModel& model, const F& f) {
 
 }  // namespace
 
-const std::vector<LoraTarget>& lora_targets(Family family) {
+const std::vector<LoraTarget>& lora_targets(const ModelConfig& config) {
   static const std::vector<LoraTarget> gpt2{
       {"c_attn", "attn.qkv"}, {"attn.c_proj", "attn.proj"}, {"c_fc", "mlp.up"}, {"mlp.c_proj", "mlp.down"}};
   static const std::vector<LoraTarget> llama{{"q_proj", "attn.qkv", 0},       {"k_proj", "attn.qkv", 1},
                                              {"v_proj", "attn.qkv", 2},       {"o_proj", "attn.proj"},
                                              {"gate_proj", "mlp.gate_up", 0}, {"up_proj", "mlp.gate_up", 1},
                                              {"down_proj", "mlp.down"}};
-  return family == Family::gpt2 ? gpt2 : llama;
+  static const std::vector<LoraTarget> gpt2_attention(gpt2.begin(), gpt2.begin() + 2),
+      llama_attention(llama.begin(), llama.begin() + 4);
+  if (config.experts.count > 0) return config.family == Family::gpt2 ? gpt2_attention : llama_attention;
+  return config.family == Family::gpt2 ? gpt2 : llama;
 }
 
 std::vector<int64_t> fused_rows(LanguageModel& model, Linear& l) {
@@ -61,14 +64,14 @@ std::vector<int64_t> fused_rows(LanguageModel& model, Linear& l) {
 void attach_lora(LanguageModel& model) {
   const ModelConfig& c = model.config;
   if (c.lora.rank == 0) return;
-  const std::vector<LoraTarget>& known = lora_targets(c.family);
+  const std::vector<LoraTarget>& known = lora_targets(c);
   std::vector<std::string> names;
   for (const LoraTarget& t : known) names.emplace_back(t.name);
   for (const std::string& name : c.lora.targets)
     if (std::ranges::find(names, name) == names.end())
       throw FieldError("lora_targets",
-                       "expected some of " + names_of(c.family) + ", found '" + name + "'" + did_you_mean(name, names));
-  if (c.lora.targets.empty()) throw FieldError("lora_targets", "expected some of " + names_of(c.family));
+                       "expected some of " + names_of(c) + ", found '" + name + "'" + did_you_mean(name, names));
+  if (c.lora.targets.empty()) throw FieldError("lora_targets", "expected some of " + names_of(c));
   model.freeze();
   for_each_target(model, [&](int64_t, const LoraTarget& target, Linear& l) {
     if (!is_wanted(c.lora, target)) return;

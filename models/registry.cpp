@@ -22,12 +22,9 @@ std::unique_ptr<LanguageModel> make_family(const ModelConfig& config) {
 }  // namespace
 
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
-  if (config.experts.count > 0) {
-    const std::string found = "not built beside experts; expected a model without experts, found " +
-                              std::to_string(config.experts.count) + " of them";
-    if (config.lora.rank > 0) throw FieldError("lora_rank", found);
-    if (config.quantize.codec != Codec::none) throw FieldError("quantize", found);
-  }
+  if (config.experts.count > 0 && config.quantize.codec != Codec::none)
+    throw FieldError("quantize", "not built beside experts; expected a model without experts, found " +
+                                     std::to_string(config.experts.count) + " of them");
   std::unique_ptr<LanguageModel> made = make_family(config);
   attach_lora(*made);
   pack_layers(*made);

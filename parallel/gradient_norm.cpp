@@ -66,7 +66,9 @@ Tensor squares_along_axes(const DataStrategy& s) {
     return squares_of_shards(s, axis, blocks);
   };
   Tensor sums = along(s.shard_axis());
-  if (Communicator* experts = s.experts_axis()) add_(sums, along(*experts));
+  const bool learn = std::ranges::any_of(
+      s.shards(), [](const FlatUnit& shard) { return shard.trainable() && shard.slots[0].parameter->is_expert; });
+  if (s.experts_axis() && learn) add_(sums, along(*s.experts_axis()));
   return sums;
 }
 

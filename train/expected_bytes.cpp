@@ -189,7 +189,7 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
     out.all_reduce("tp", n, part.norms * m, s.config.channels * s.wide);
     out.all_reduce("tp", n, part.biases * m, s.config.channels * s.grad);
     out.all_gather("tp", n, routers * forwards, rows * s.config.experts.count * s.value);  // logits
-    out.all_reduce("tp", n, routers, s.config.experts.count * s.config.channels * s.grad);
+    if (s.config.lora.rank == 0) out.all_reduce("tp", n, routers, s.config.experts.count * s.config.channels * s.grad);
   }
   out.all_reduce("tp", n, routers, rows * s.config.experts.per_token * s.wide);  // gradients of their weights
   add_adapters(out, s, p, part);

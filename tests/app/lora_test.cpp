@@ -82,6 +82,33 @@ TEST_F(LoraTest, ItGoesOnAndGoesOut) {
   }
 }
 
+// A model with experts: they stay, and adapters of attention go out as those of a dense model.
+TEST_F(LoraTest, ExpertsStayFrozen) {
+  ASSERT_EQ(run(base_ + "--experts 4").status, 0);
+  const Safetensors base = tensors("base/checkpoints/step-5");
+  for (const char* plan : {"--dp 2 --ep 2 --zero 3", "--dp 2 --ep 2", "--dp 1 --tp 2 --sp", "--ranks 1"}) {
+    fs::remove_all(path("tuned"));
+    const auto ran = run(tuned_ + "--lora-targets all " + plan);
+    ASSERT_EQ(ran.status, 0) << plan << ran.err;
+    const Safetensors model = tensors("tuned/checkpoints/step-6");
+    size_t adapters = 0;
+    for (const TensorBytes& t : model.tensors()) {
+      adapters += is_adapter(t.name) ? 1 : 0;
+      EXPECT_TRUE(is_adapter(t.name) || std::ranges::equal(t.bytes, base.at(t.name).bytes)) << plan << t.name;
+    }
+    EXPECT_EQ(adapters, 2u * 4 * 2);  // A and B of q, k, v and o, in two layers
+  }
+  const std::string end = weights("tuned/checkpoints/step-6");
+  ASSERT_EQ(run("checkpoint export tuned --out adapters").status, 0);
+  ASSERT_EQ(run("checkpoint import adapters --out imported").status, 0);
+  EXPECT_TRUE(weights("imported/checkpoints/step-0") == end);
+  ASSERT_EQ(run("checkpoint export tuned --out whole --merge").status, 0);
+  EXPECT_NE(run("checkpoint inspect whole").out.find("block_sparse_moe.experts.3.w2.weight"), std::string::npos);
+  expect_failure("train --init base --lora-rank 2 --lora-targets q_proj,up_proj --out run", 2,
+                 "--lora-targets: expected some of q_proj, k_proj, v_proj, o_proj (experts have no adapters), found "
+                 "'up_proj'");
+}
+
 TEST_F(LoraTest, MistakesAreNamed) {
   ASSERT_EQ(run(base_).status, 0);
   expect_failure("train --data text.txt --lora-rank 2 --out run", 2, "--lora-rank: expected --init");

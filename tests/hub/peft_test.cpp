@@ -121,6 +121,56 @@ TEST_F(PeftFolderTest, ComputesWhatPeftComputed) {
   }
 }
 
+// Adapters of attention in a Mixtral; its experts have none.
+TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
+  const ModelConfig dense{
+      .family = Family::llama,
+      .layers = 2,
+      .heads = 2,
+      .channels = 8,
+      .context = 6,
+      .vocab = 11,
+      .kv_heads = 1,
+      .lora = {.rank = 2, .alpha = 4, .targets = {"q_proj", "v_proj", "o_proj"}, .starts_idle = false}};
+  ModelConfig config = dense;
+  config.experts = {.count = 4};
+  const std::vector<PeftTensor> all = peft_tensors(config), expected = peft_tensors(dense);
+  ASSERT_EQ(all.size(), expected.size());
+  for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].theirs, expected[i].theirs);
+  const auto model = make_model(config);
+  model->materialize(3, make_arena(), DType::float32, DType::float32);
+  const WholeTensors source = [&](const std::string& name, DType dtype, const Shape&) -> TensorReader {
+    for (const Parameter* p : model->parameters())
+      if (p->name == name)
+        return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
+    return {};
+  };
+  fs::create_directory(path("made"));
+  write_peft_folder(path("made"), config, DType::float32, source, "../base");
+  const PeftFolder folder(path("made"));
+  ModelConfig base = merged(config);
+  const ModelConfig read = folder.config(base);
+  EXPECT_EQ(read.lora.targets, config.lora.targets);
+  const auto again = model_of(read, folder.tensors(read, source));
+  const auto whole = model_of(base, merged(config, source));
+  const Tensor ids = Tensor::of<int32_t>(std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {1, 6}, make_arena());
+  const NoGrad no_grad;
+  const double loss = model->loss(ids, ids, 1).loss_sum;
+  EXPECT_EQ(again->loss(ids, ids, 1).loss_sum, loss);
+  EXPECT_NEAR(whole->loss(ids, ids, 1).loss_sum, loss, 1e-5 * loss);
+  Json theirs = Json::parse(read_file(path("made/adapter_config.json")));
+  theirs["target_modules"] = {"q_proj", "w1"};
+  std::ofstream(path("made/adapter_config.json")) << theirs.dump();
+  try {
+    PeftFolder(path("made")).config(base);
+    ADD_FAILURE();
+  } catch (const InputError& e) {
+    EXPECT_NE(std::string(e.what()).find("no layer 'w1' that adapts; expected some of q_proj, k_proj, v_proj, o_proj"),
+              std::string::npos)
+        << e.what();
+  }
+}
+
 TEST_F(PeftFolderTest, IsWrittenAsItWasRead) {
   for (const char* variant : kVariants) {
     make_folders(variant);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "models/lora.h"
@@ -91,6 +92,37 @@ TEST(Lora, TheScaleFollowsTheRank) {
   EXPECT_EQ(c.scale(), 0.5);
   c.rank_stabilised = true;
   EXPECT_EQ(c.scale(), 2);
+}
+
+TEST(Lora, ExpertsAndRoutersAreFrozen) {
+  ModelConfig c = small(Family::llama);
+  c.experts = {.count = 4, .shared = 1};
+  c.lora.targets = {"q_proj", "k_proj", "v_proj", "o_proj"};
+  const auto model = make_model(c);
+  const ArenaPtr arena = make_arena();
+  model->materialize(5, arena, DType::float32, DType::float32);
+  for (const Parameter* p : model->parameters())
+    EXPECT_EQ(p->trainable, p->name.find(".lora_") != std::string::npos) << p->name;
+  EXPECT_EQ(adapters_of(*model).size(), 2u * 4);
+  const Tensor ids = Tensor::of<int32_t>(std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {1, 6}, arena);
+  model->set_step({.training = true});
+  backward(model->loss(ids, ids, 1).mean);
+  for (const AttachedLora& attached : adapters_of(*model)) {  // through experts and the router of the layer above
+    const std::vector<float> gradient = attached.adapter->b.weight.grad().to_vector<float>();
+    EXPECT_TRUE(std::ranges::any_of(gradient, [](float g) { return g != 0; })) << attached.adapter->full_name();
+  }
+  for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
+    c.lora.targets = {"q_proj", name};
+    try {
+      make_model(c);
+      ADD_FAILURE() << name;
+    } catch (const FieldError& e) {
+      EXPECT_NE(
+          std::string(e.what()).find("expected some of q_proj, k_proj, v_proj, o_proj (experts have no adapters)"),
+          std::string::npos)
+          << e.what();
+    }
+  }
 }
 
 TEST(Lora, UnknownLayersAreNamed) {

@@ -112,7 +112,11 @@ TEST(TrainedExperts, WhatIsNotBuiltIsRefusedByName) {
       "`shard_ranks`: each group has all experts, which 4 ranks of `ep` share out; expected a multiple of 4, found 2");
   EXPECT_EQ(field([](Job& j) { j.plan.dp = 2, j.plan.ep = 2, j.optim.optimizer = OptimizerKind::muon; }), "taken");
   EXPECT_TRUE(field([](Job& j) { j.model.experts.per_token = 5; }).starts_with("`experts_per_token`"));
-  EXPECT_TRUE(field([](Job& j) { j.model.lora = {.rank = 2, .targets = {"c_attn"}}; }).starts_with("`lora_rank`"));
+  EXPECT_EQ(field([](Job& j) { j.model.lora = {.rank = 2, .targets = {"c_attn"}}; }), "taken");
+  EXPECT_TRUE(
+      field([](Job& j) {
+        j.model.lora = {.rank = 2, .targets = {"c_fc"}};
+      }).starts_with("`lora_targets`: expected some of c_attn, attn.c_proj (experts have no adapters), found 'c_fc'"));
   EXPECT_TRUE(field([](Job& j) { j.model.quantize.codec = Codec::nf4; }).starts_with("`quantize`"));
 }
 

@@ -80,7 +80,7 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
 
 // Now and then experts in place of feed-forward layers, which some of `data` ranks share out.
 inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
-  if (o.lora_rank > 0 || d.between(0, 2) != 0) return;
+  if (d.between(0, 2) != 0) return;
   if (o.dp_mode == "ddp" && o.all_reduce != "ring") do
       o.ep = d.between(1, data);
     while (data % o.ep != 0);
@@ -91,6 +91,9 @@ inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
   o.router_softmax = d.of<const char*>({"chosen", "all"});
   o.balance_loss = d.of({0.0, 0.01, 1.0});
   o.z_loss = d.of({0.0, 0.001, 0.1});
+  if (o.lora_rank > 0)
+    o.lora_targets = *o.family == "llama" ? d.of<const char*>({"all", "q_proj,v_proj", "k_proj,o_proj"})
+                                          : d.of<const char*>({"all", "c_attn", "attn.c_proj"});
 }
 
 }  // namespace tessera::test

@@ -14,8 +14,8 @@ namespace {
 using test::Draw;
 using test::expect_passes;
 
-// A short plan of so many data ranks, whose model has experts.
-TrainOptions draw_with_experts(Draw& d, int64_t dp) {
+// A short plan of so many data ranks, whose model has experts, and maybe adapters.
+TrainOptions draw_with_experts(Draw& d, int64_t dp, int64_t lora_rank = 0) {
   TrainOptions o = test::small_plan();
   o.channels = 16;
   o.steps = 5;
@@ -24,6 +24,7 @@ TrainOptions draw_with_experts(Draw& d, int64_t dp) {
   o.batch = dp * o.microbatches;
   o.family = d.of<const char*>({"gpt2", "llama"});
   o.ffn = d.between(4, 40);
+  o.lora_rank = lora_rank;
   o.dtype = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
   o.recompute = d.of<const char*>({"none", "none", "block"});
   o.all_reduce = d.of<const char*>({"direct", "direct", "tree", "root"});
@@ -78,6 +79,56 @@ TEST(ExpertsContract, GroupsOfShardsBesideTensorAndContextRanks) {
     o.zero = context ? 3 : 2;
     o.shard_ranks = 2;
     expect_passes(o);
+  }
+}
+
+TEST(ExpertsContract, AdaptersBesideFrozenExpertsTrainLikeOneRankToTheBit) {
+  for (uint64_t trial = 0; trial < test::plans(14); ++trial) {
+    Draw d("experts of adapters", trial);
+    const int64_t dp = d.of<int64_t>({1, 2, 4, 4});
+    const int64_t rank = d.between(1, 3);
+    TrainOptions o = draw_with_experts(d, dp, rank);
+    o.lora_dropout = d.of({0.0, 0.2});
+    o.zero = d.between(0, 3);
+    if (o.zero > 0 && d.between(0, 1) == 0) test::draw_groups(d, o, dp);
+    if (d.between(0, 2) == 0) o.pp = 2;
+    SCOPED_TRACE(trial);
+    expect_passes(o);
+  }
+}
+
+TEST(ExpertsContract, AdaptersBesideFrozenExpertsOnTensorAndContextRanks) {
+  for (const char* axis : {"tp", "sp", "cp"}) {
+    TrainOptions o = small_experts();
+    o.family = "llama";
+    o.lora_rank = 2;
+    o.lora_targets = "all";
+    o.shared_experts = 1;
+    o.dp = o.ep = 2;
+    (axis == std::string("cp") ? o.cp : o.tp) = 2;
+    o.sp = axis == std::string("sp");
+    o.dtype = "fp64";
+    o.zero = o.sp ? 3 : 1;
+    expect_passes(o);
+  }
+}
+
+// A bit of an expert that should have stayed.
+TEST(ExpertsContract, AFrozenExpertThatChangesIsSeen) {
+  TrainOptions o = small_experts();
+  o.lora_rank = 2;
+  o.dp = o.ep = 2;
+  o.family = "llama";
+  for (const int64_t zero : {0, 3}) {
+    o.zero = zero;
+    VerifyHooks hooks;
+    hooks.update = [](Trainer& t, const StepReport& report) {
+      t.update(report);
+      for (const FlatUnit& unit : t.strategy().residents())
+        if (t.world().rank() == 1 && unit.slots[0].parameter->is_expert) unit.values.raw()[0] ^= std::byte{1};
+    };
+    EXPECT_TRUE(verify(job_of(o)).passed());
+    EXPECT_FALSE(verify(job_of(o), hooks).passed());
   }
 }
 
