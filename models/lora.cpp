@@ -64,13 +64,17 @@ std::vector<int64_t> fused_rows(LanguageModel& model, Linear& l) {
 void attach_lora(LanguageModel& model) {
   const ModelConfig& c = model.config;
   if (c.lora.rank == 0) return;
-  const std::vector<LoraTarget>& known = lora_targets(c);
+  ModelConfig dense = c;
+  dense.experts = {};
   std::vector<std::string> names;
-  for (const LoraTarget& t : known) names.emplace_back(t.name);
-  for (const std::string& name : c.lora.targets)
-    if (std::ranges::find(names, name) == names.end())
-      throw FieldError("lora_targets",
-                       "expected some of " + names_of(c) + ", found '" + name + "'" + did_you_mean(name, names));
+  for (const LoraTarget& t : lora_targets(c)) names.emplace_back(t.name);
+  for (const std::string& name : c.lora.targets) {
+    if (std::ranges::find(names, name) != names.end()) continue;
+    const bool of_experts =
+        std::ranges::find(lora_targets(dense), name, &LoraTarget::name) != lora_targets(dense).end();
+    throw FieldError("lora_targets", "expected some of " + names_of(c) + ", found '" + name + "'" +
+                                         (of_experts ? "" : did_you_mean(name, names)));
+  }
   if (c.lora.targets.empty()) throw FieldError("lora_targets", "expected some of " + names_of(c));
   model.freeze();
   for_each_target(model, [&](int64_t, const LoraTarget& target, Linear& l) {
