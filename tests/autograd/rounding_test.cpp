@@ -20,7 +20,7 @@ namespace {
 const std::set<std::string> kMore = {"add_norm",  "bias_gelu",        "gelu_mlp",          "linear_cross_entropy",
                                      "attention", "packed_attention", "grouped_attention", "matmul",
                                      "linear",    "mixture"};
-const std::set<std::string> kMoreBackwards = {"mul", "div", "softmax", "log_softmax", "cross_entropy"};
+const std::set<std::string> kMoreBackwards = {"mul", "div", "softmax", "log_softmax", "cross_entropy", "linear_rows"};
 
 bool rounded_once(const std::string& row, const std::string& output) {
   return !kMore.contains(row) && (output == "value" || !kMoreBackwards.contains(row));
