@@ -28,16 +28,18 @@ void read_rope_object(const Json& json, const std::string& what, ModelConfig& c)
   const Json* const older = keys.find("type");
   if (!type) type = older;
   if (!type || *type == "default") return keys.end();
-  r.factor = keys.number("factor");
-  if (*type == "linear") {
-    r.scaling = RopeScaling::linear;
-    return keys.end();
+  RotaryOptions scaled{.theta = r.theta, .scaling = RopeScaling::linear, .factor = keys.number("factor")};
+  if (*type == "llama3") {
+    scaled.scaling = RopeScaling::llama3;
+    scaled.low_freq_factor = keys.number("low_freq_factor");
+    scaled.high_freq_factor = keys.number("high_freq_factor");
+    scaled.original_context = keys.size("original_max_position_embeddings");
+    if (scaled.low_freq_factor >= scaled.high_freq_factor)
+      keys.refuse("low_freq_factor", "less than high_freq_factor", scaled.low_freq_factor);
+  } else if (*type != "linear") {
+    keys.refuse("rope_type", "default, linear or llama3", *type);
   }
-  if (*type != "llama3") keys.refuse("rope_type", "default, linear or llama3", *type);
-  r.scaling = RopeScaling::llama3;
-  r.low_freq_factor = keys.number("low_freq_factor");
-  r.high_freq_factor = keys.number("high_freq_factor");
-  r.original_context = keys.size("original_max_position_embeddings");
+  if (scaled.factor != 1) r = scaled;  // each frequency times 1 stays what it is
   keys.end();
 }
 

@@ -62,7 +62,7 @@ Routing draw_routing(Draw& d, DType dtype, bool crowded) {
                    }(),
                    {n, experts}, make_arena())
                    .to(dtype);
-  r.options = {.per_token = d.between(1, std::min<int64_t>(experts, 6)),
+  r.options = {.per_token = d.between(1, crowded ? 2 : std::min<int64_t>(experts, 6)),
                .softmax_first = d.between(0, 1) == 1,
                .sequences = sequences,
                .capacity = crowded ? 1 : d.of<int64_t>({0, 0, 1, 7, 100}),
