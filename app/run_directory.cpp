@@ -39,14 +39,17 @@ fs::path new_run_folder() {
 
 namespace {
 
-// True of a new folder, and of one in which a run failed before its first file, or was killed while it wrote it.
+// True of a new folder, and of one in which a run failed before its first file, or was killed while it wrote it. Throws
+// OutputError where it cannot be read.
 bool holds_nothing(const fs::path& directory) {
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
     if (const std::string name = it->path().filename().string();
         name != "lock" && name != kFlightFile && !name.starts_with("config.toml.tmp-"))
       return false;
-  return !error;
+  if (error == std::errc::not_a_directory) return false;
+  if (error) throw OutputError(fmt::format("cannot read the directory {}: {}", directory.string(), error.message()));
+  return true;
 }
 
 // A checkpoint of a run that had gone wrong is none to go on from. Throws InputError naming file and tensor.
