@@ -26,10 +26,11 @@ class PreNormBlock : public DecoderLayer {
     return add(residual, drop2.apply(mlp(normed)));
   }
 
-  Tensor decode(const Tensor& x, std::span<KvCache* const> texts) override {
+  Tensor decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers) override {
     const NoGrad no_grad;
-    Var attended(attn.decode(norm1(Var(x)).value(), texts));
-    const auto [residual, normed] = norm2.add(Var(x), std::move(attended));
+    Var attended(attn.decode(norm1(Var(x)).value(), texts, answers));
+    const Tensor in = x.narrow(1, x.dim(1) - answers, answers).contiguous();
+    const auto [residual, normed] = norm2.add(Var(in), std::move(attended));
     return add(residual, mlp(normed)).value();
   }
 

@@ -84,9 +84,9 @@ struct ModelConfig {
 // (B, T, C) -> (B, T, C); under Recompute::block its forward pass runs again in the backward pass.
 class DecoderLayer : public Module {
  public:
-  // The same for new tokens (B, T, C) of B texts, behind those in their caches; appends their keys and values. No
-  // gradient. Throws Error unless it is overridden.
-  virtual Tensor decode(const Tensor& x, std::span<KvCache* const> texts);
+  // The same for new tokens (B, T, C) of B texts, behind those in their caches; appends their keys and values. Gives
+  // the last `answers` tokens alone, (B, answers, C). No gradient. Throws Error unless it is overridden.
+  virtual Tensor decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers);
 };
 
 using TextCache = std::vector<KvCache>;  // of one text, by layer

@@ -204,11 +204,11 @@ Var Attention::forward(const Var& x) {
 }
 
 // Texts may differ in length, so each attends for itself.
-Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts) {
+Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers) {
   const NoGrad no_grad;
   const int64_t t = x.dim(1), d = options_.head_dim;
   const Tensor packed = prepare(qkv(Var(x))).value();
-  const Tensor out = x.make({x.dim(0), t, here_.query * d});
+  const Tensor out = x.make({x.dim(0), answers, here_.query * d});
   for (size_t i = 0; i < texts.size(); ++i) {
     KvCache& cache = *texts[i];
     const auto at = static_cast<int64_t>(i);
@@ -223,9 +223,9 @@ Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts) {
     cache.keys.narrow(1, cache.length, t).copy_from(packed_part(own, here_, 1));
     cache.values.narrow(1, cache.length, t).copy_from(packed_part(own, here_, 2));
     cache.length += t;
-    const Attended a = attention(packed_part(own, here_, 0), cache.keys.narrow(1, 0, cache.length),
-                                 cache.values.narrow(1, 0, cache.length));
-    out.narrow(0, at, 1).copy_from(a.out.reshape({1, t, -1}));
+    const Attended a = attention(packed_part(own, here_, 0).narrow(1, t - answers, answers),
+                                 cache.keys.narrow(1, 0, cache.length), cache.values.narrow(1, 0, cache.length));
+    out.narrow(0, at, 1).copy_from(a.out.reshape({1, answers, -1}));
   }
   return proj(Var(out)).value();
 }

@@ -185,8 +185,8 @@ class Attention : public Module {
   Attention(int64_t channels, const Options& options);
   Var forward(const Var& x) override;
   // The same for new tokens (B, T, C) of B texts, behind those in their caches, at the step's positions within
-  // documents; appends their keys and values. No gradient.
-  Tensor decode(const Tensor& x, std::span<KvCache* const> texts);
+  // documents; appends their keys and values. Gives the last `answers` tokens, (B, answers, C). No gradient.
+  Tensor decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers);
   // Another way to compute the same; packed_attention() unless it is set.
   void set_core(Core core) { core_ = std::move(core); }
 

@@ -154,6 +154,7 @@ Problem draw_gelu_mlp(Random& random) {
             for (double& x : h) x = gelu_of(x);
             return linear_rows(h, v[3], v[4]);
           },
+          false,
           true};
 }
 

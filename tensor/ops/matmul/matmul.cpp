@@ -1,4 +1,4 @@
-// Checks, shapes, and on the CPU the choice between oneDNN, our AMX tiles and our float64 kernel.
+// Checks, shapes, and on the CPU the choice between oneDNN and our kernels of few rows, of AMX tiles and of float64.
 #include "tensor/ops/matmul/matmul.h"
 
 #include "tensor/ops/elementwise.h"
@@ -29,6 +29,7 @@ void product_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const
   if (a_any.dtype() != DType::float32 && a_any.dtype() != DType::bfloat16)
     throw Error("[matmul] dtype is " + std::string(name_of(a_any.dtype())) + "; expected a floating dtype");
   const Tensor a = with_unit_stride(a_any), b = with_unit_stride(b_any);
+  if (cpu::few_rows_takes(a, b)) return cpu::few_rows_matmul(out, a, b, bias);
   if (cpu::amx_takes(a, b)) return cpu::amx_matmul(out, a, b, bias, packed);
   if (packed)
     cpu::dnnl_matmul(out, a, b, bias, *packed);

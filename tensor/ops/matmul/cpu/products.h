@@ -1,4 +1,4 @@
-// The CPU's three ways to make a matrix product, for tensor/ops/matmul/matmul.cpp to choose from.
+// The CPU's four ways to make a matrix product, for tensor/ops/matmul/matmul.cpp to choose from.
 #pragma once
 #include "tensor/cpu/tile_gemm.h"
 #include "tensor/ops/matmul/matmul.h"
@@ -26,6 +26,16 @@ void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bi
 bool amx_takes(const Tensor& a, const Tensor& b);
 // The same contract as dnnl_matmul(). `packed`, when given, keeps b in tiles until its version changes.
 void amx_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed* packed);
+
+// Our own of few rows, as decoding has them: memory is what they wait for, and oneDNN 2.6 first copies the weight into
+// its layout. The weight is read as it lies, once for every four rows. An element's bits depend neither on the threads
+// nor on the rows beside it, and the instruction sets round alike.
+//
+// Whether it takes these operands of one dtype: at most 8 rows, and both run along the inner dim.
+bool few_rows_takes(const Tensor& a, const Tensor& b);
+// The same contract as dnnl_matmul(), but that it sums along the inner dim in sixteen lanes.
+void few_rows_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias,
+                     InstructionSet isa = instruction_set());
 
 // Our own: of float64, which no library serves and verification runs in, and of any number of rows in float32
 // (tensor/ops/experts/rows.h). C (m x n, rows ldc apart) = A (m x k) B (k x n), all operands of any strides. Threads
