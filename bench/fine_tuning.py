@@ -5,9 +5,9 @@ usage: bench/fine_tuning.py [--binary build/release/bin/tessera] [--dtype fp32|b
        [--only lora,evaluate,prefill,decode]
 
 The model has the sizes of SmolLM-135M and random weights. Each round runs Tessera and then the library, each in a
-process of its own; a table row is the median over rounds. Both read one prompt first, whose time does not count. The library uses its fused attention ("sdpa") and, for LoRA,
-PyTorch's fused AdamW. Decoding also stands beside the bandwidth of a copy: bytes of all weights, read once for each
-token, by the bytes that two threads copy in that time.
+process of its own; a table row is the median over rounds. Both read one prompt first, whose time does not count. The
+library uses its fused attention ("sdpa") and, for LoRA, PyTorch's fused AdamW. Decoding also stands beside the bandwidth
+of a copy in the same round: bytes of all weights, read once for each token, by the bytes that two threads copy in that time.
 
 Needs: pip install torch transformers peft numpy
 """
@@ -122,19 +122,21 @@ def ours(what, o, run, text):
         lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
         return json.loads(lines[-1])["tokens_per_s"]
     if what == "evaluate":
-        command = [o.binary, "evaluate", run, "--data", text + ".short", "--context", str(CONTEXT), "--batch",
-                   str(BATCH), *threads]
-    else:
-        letters = random.Random(2)
-        count, length = (1 + PROMPTS, PROMPT) if what == "prefill" else (1, 8)
-        with open(text + ".prompts", "w") as file:
-            file.writelines("".join(letters.choices(string.ascii_letters, k=length)) + "\n" for _ in range(count))
-        tokens = "1" if what == "prefill" else str(WRITTEN)
-        command = [o.binary, "generate", run, "--prompts", text + ".prompts", "--tokens", tokens, "--temperature", "0",
-                   *threads]
+        seconds = []
+        for name in (".short", ".long"):  # the longer text, less the start of a process and its first windows
+            command = [o.binary, "evaluate", run, "--data", text + name, "--context", str(CONTEXT), "--batch", str(BATCH)]
+            start = time.perf_counter()
+            subprocess.run([*command, *threads], check=True, capture_output=True)
+            seconds.append(time.perf_counter() - start)
+        return WINDOWS * CONTEXT / (seconds[1] - seconds[0])
+    letters = random.Random(2)
+    count, length = (1 + PROMPTS, PROMPT) if what == "prefill" else (1, 8)
+    with open(text + ".prompts", "w") as file:
+        file.writelines("".join(letters.choices(string.ascii_letters, k=length)) + "\n" for _ in range(count))
+    tokens = "1" if what == "prefill" else str(WRITTEN)
+    command = [o.binary, "generate", run, "--prompts", text + ".prompts", "--tokens", tokens, "--temperature", "0", *threads]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stderr.splitlines()[-1]
-    number, unit = re.search(r"([0-9.]+)([KM]?) tokens/s", said).groups()
-    rate = float(number) * {"": 1, "K": 1e3, "M": 1e6}[unit]
+    rate = float(re.search(r"([0-9.]+) tokens/s", said).group(1))
     if what == "prefill":  # a prompt is read after another, and each brings one token
         first = float(re.search(r"first after ([0-9.]+) s", said).group(1))
         return PROMPTS * PROMPT / ((1 + PROMPTS) / rate - first)
@@ -160,7 +162,8 @@ def main():
         subprocess.run([o.binary, "checkpoint", "import", folder, "--tokenizer", "bytes", "--out", run], check=True,
                        stdout=subprocess.DEVNULL)
         letters = random.Random(1)
-        for name, length in ((text, 200000), (text + ".short", WINDOWS * CONTEXT + 1)):
+        for name, length in ((text, 200000), (text + ".short", WINDOWS // 2 * CONTEXT + 1),
+                             (text + ".long", WINDOWS // 2 * 3 * CONTEXT + 1)):
             with open(name, "w") as file:
                 file.write("".join(letters.choices(string.ascii_letters + " ", k=length)))
 
@@ -171,15 +174,15 @@ def main():
 
         print(f"| {o.dtype} | Tessera, tokens/s | library, tokens/s | ratio | of each round |\n|---|---|---|---|---|")
         for what in o.only.split(","):
-            pairs = [(ours(what, o, run, text), theirs(what)) for _ in range(o.rounds)]
-            mine, other = (statistics.median(p[i] for p in pairs) for i in (0, 1))
-            ratios = [a / b for a, b in pairs]
+            rows = [(ours(what, o, run, text), theirs(what), theirs("copy") if what == "decode" else 0) for _ in range(o.rounds)]
+            mine, other, copy = (statistics.median(row[i] for row in rows) for i in (0, 1, 2))
+            ratios = [row[0] / row[1] for row in rows]
             print(f"| {what} | {mine:.0f} | {other:.0f} | {statistics.median(ratios):.2f} | "
                   f"{', '.join(f'{r:.2f}' for r in ratios)} |", flush=True)
             if what == "decode":
-                copy = theirs("copy")
-                print(f"\ndecoding reads {mine * bytes_of_weights / 1e9:.1f} GB/s of weights; a copy moves {copy:.1f} "
-                      f"GB/s: {mine * bytes_of_weights / 1e9 / copy:.2f} of it")
+                shares = [row[0] * bytes_of_weights / 1e9 / row[2] for row in rows]
+                print(f"\ndecoding reads {mine * bytes_of_weights / 1e9:.1f} GB/s of weights; a copy moves {copy:.1f} GB/s: "
+                      f"{statistics.median(shares):.2f} of it ({', '.join(f'{s:.2f}' for s in shares)})")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ namespace {
 constexpr double kSameFactor = 1e-2;
 constexpr size_t kNamed = 3;  // tensors that a text names
 
-bool is_data(const std::string& axis) { return axis.starts_with("dp"); }
+bool is_data(const std::string& axis) { return axis.starts_with("dp") || axis == "edp"; }
 
 double relative(const NumberDifference& n) { return std::abs(n.found - n.expected) / std::abs(n.expected); }
 
