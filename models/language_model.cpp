@@ -99,8 +99,7 @@ Tensor LanguageModel::decode_layer(int64_t i, const Tensor& x, std::span<TextCac
   const NoGrad no_grad;
   std::vector<KvCache*> own;
   for (TextCache* text : texts) own.push_back(&(*text)[static_cast<size_t>(i)]);
-  // Of the last layer's output only the last token is used; but experts with a capacity count the tokens before it.
-  const int64_t answers = i + 1 == config.layers && config.experts.capacity == 0 ? 1 : x.dim(1);
+  const int64_t answers = i + 1 == config.layers ? 1 : x.dim(1);  // decode_last() reads the last token alone
   DecoderLayer& one = layer(i);
   return one.call([&](const Var& in) { return Var(one.decode(in.value(), own, answers)); }, Var(x)).value();
 }

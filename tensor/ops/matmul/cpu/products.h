@@ -28,8 +28,8 @@ bool amx_takes(const Tensor& a, const Tensor& b);
 void amx_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed* packed);
 
 // Our own of few rows, as decoding has them: memory is what they wait for, and oneDNN 2.6 first copies the weight into
-// its layout. The weight is read as it lies, once for every four rows. An element's bits depend neither on the threads
-// nor on the rows beside it, and the instruction sets round alike.
+// its layout. Here it is read once, as it lies. An element's bits depend neither on the threads nor on the rows beside
+// it, and the instruction sets round alike.
 //
 // Whether it takes these operands of one dtype: at most 8 rows, and both run along the inner dim.
 bool few_rows_takes(const Tensor& a, const Tensor& b);
