@@ -26,17 +26,7 @@ std::atomic<const char*> cut_file{nullptr};
 sem_t ending;
 pid_t parent = 0;  // of the program's start
 
-// Whether SIGHUP was ignored when the program was started, as nohup asks. It is looked at before the libraries are
-// initialised: UCX, which Open MPI 5 brings, takes SIGHUP for its debugger.
-bool hangup_is_ignored = false;
-
-void look_at_hangup() {
-  struct sigaction hangup {};
-  sigaction(SIGHUP, nullptr, &hangup);
-  hangup_is_ignored = hangup.sa_handler == SIG_IGN;
-}
-
-[[gnu::section(".preinit_array"), gnu::used]] void (*const before_libraries)() = look_at_hangup;
+bool hangup_is_ignored = false;  // when the program was started, as nohup asks
 
 void handle(int signal, siginfo_t* info, void*) {
   if (signal == SIGUSR1) {
@@ -87,6 +77,12 @@ void on(int signal) {
 }
 
 }  // namespace
+
+void look_at_hangup() {
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  hangup_is_ignored = hangup.sa_handler == SIG_IGN;
+}
 
 void watch_signals() {
   sem_init(&ending, 0, 0);

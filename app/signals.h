@@ -9,6 +9,9 @@
 
 namespace tessera {
 
+// Notes whether SIGHUP is ignored, for watch_signals(). To be called before the libraries are initialised: UCX, which
+// Open MPI 5 brings, takes SIGHUP for its debugger.
+void look_at_hangup();
 // Installs the handlers, and ignores SIGPIPE and SIGXFSZ, so that a closed output or a file size limit is an error of
 // the write and not a silent end. A SIGHUP that was ignored (nohup) still is.
 void watch_signals();

@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
-# The first thirty minutes of a packed build (bench/pack.sh) on a machine with one GPU, in four parts that each keep to a time.
-# A part never stops at a failure: it says what failed, tries what is simpler, and goes on. What does not fit is NOT RUN.
+# The first fifteen minutes of a packed build (bench/pack.sh) on a machine with one GPU, in three blocks. Each is worth its
+# time alone and wants nothing of another; each keeps to a time. A block never stops at a failure: it says what failed, tries
+# what is simpler, and goes on. What does not fit is NOT RUN.
 #
-# usage: first_contact.sh 1|2|3|4 [OUT [FILE...]]
-#   1 (270 s)  versions, libraries; tiny runs that ask for more and more; the first number of GPT-2 124M; all GPU tests
-#   2 (300 s)  the tests that were red, alone; memcheck and racecheck; the loss beside the CPU's; a step kernel by kernel
-#   3 (540 s)  GPT-2 124M beside PyTorch, three rounds; every way of one rank; 350M, one round; max-autotune in spare time
-#   4 (300 s)  every strategy, one round; the ops in bf16
+# usage: first_contact.sh A|B|C [OUT [FILE...]]
+#   A (240 s)  correctness: versions, libraries; tiny runs that ask for more and more; all GPU tests; losses beside the CPU's;
+#              verify of the plainest plans; memcheck and racecheck of attention, norms, cross-entropy
+#   B (270 s)  speed: GPT-2 124M beside PyTorch, in turns; a step kernel by kernel, of both; the ops in bf16 beside the card's
+#              peak; own attention, no graph, deterministic
+#   C (150 s)  strategies: NCCL of one rank; verify of every strategy, ranks sharing the card; the time of some beside one
+#              rank's; what was red in A, alone
 #   OUT        (default first_contact) gets report_N.md, and first_contact_N.tar.gz with report, logs and caches; one of
 #              more than 15 MB in pieces, first_contact_N.tar.gz.aa and so on, for what carries only small files
-#   FILE...    that archive of an earlier part, or its pieces: its caches save minutes, and part 2 reads there what was red
+#   FILE...    that archive of an earlier block, or its pieces, if there is one: its caches save a minute or two
 # TESSERA_PYTHON names the interpreter that has torch (default python3), TESSERA_PACKED the build (default ../build),
-# FIRST_CONTACT_SECONDS another time for the part. Ends with 1 when something failed, 2 when there is no GPU.
+# FIRST_CONTACT_SECONDS another time for the block. Ends with 1 when something failed, 2 when there is no GPU, 3 when nothing
+# could be trained: then no other block is worth its time before that is mended.
 set -uo pipefail
 die() {
   echo "first_contact.sh: $1" >&2
@@ -19,12 +23,11 @@ die() {
 }
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 case ${1:-} in
-  1) whole=270 title='First contact' ;;
-  2) whole=300 title='Red tests, checkers, curve, kernels' ;;
-  3) whole=540 title='Beside PyTorch' ;;
-  4) whole=300 title='Strategies and ops' ;;
+  A) whole=240 title='Correctness' ;;
+  B) whole=270 title='Speed' ;;
+  C) whole=150 title='Strategies' ;;
   -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
-  *) die "which part? expected 1, 2, 3 or 4, found '${1:-}'" ;;
+  *) die "which block? expected A, B or C, found '${1:-}'" ;;
 esac
 part=$1 whole=${FIRST_CONTACT_SECONDS:-$whole}
 deadline=$((SECONDS + whole - 15)) # the rest is for the archive
@@ -72,8 +75,8 @@ tell() {  # tell INDEX STATUS SECONDS
   local name=${names[$1]} how=ok
   case $2 in
     0) ;;
-    124 | 137) how="HUNG, ended after ${limits[$1]} s" failed=1 ;;
-    *) how="FAILED (status $2)" failed=1 ;;
+    124 | 137) how="HUNG, ended after ${limits[$1]} s" failed=$((failed > 0 ? failed : 1)) ;;
+    *) how="FAILED (status $2)" failed=$((failed > 0 ? failed : 1)) ;;
   esac
   say '' "## $name: $how, $3 s" ''
   head -c 60000 "$logs/$name.md" | tee -a "$report"
@@ -118,56 +121,74 @@ plain_memory() {  # plain_memory GIB: of each arena
   [[ ! -e $caches/plain_memory ]] || export TESSERA_GPU_ARENA=plain:$1
 }
 
-part_1() {
-  begin versions 40 bash -c versions
+# The programs and libraries, side by side.
+facts() {
+  begin versions 30 bash -c versions
   begin libraries 20 bash -c libraries
   finish
   mend_libraries
-  bench first_runs 120 ladder --models gpt2 --batch 32 --limit 60
-  finish
-  if grep -q 'taken at once' "$logs/first_runs.md"; then : >"$caches/plain_memory"; fi
-  plain_memory 2
-  tests tests 160 tests --limit 120 --fixture-limit 40 --tool-limit 40 --red-out "$caches/red_tests"
-  finish
 }
-part_2() {
-  mend_libraries
-  plain_memory 2
-  if [[ -s $caches/red_tests ]]; then
-    tests red_tests 110 tests --red "$caches/red_tests" --limit 100 --fixture-limit 40 --jobs 4
-  else
-    say '' '## red_tests' '' "none: $([[ -e $caches/red_tests ]] && echo 'part 1 has left none' || echo 'no archive of part 1 was given')"
-  fi
-  tests sanitizer 110 sanitizer --tools memcheck,racecheck --over attention,norms,cross-entropy --jobs 3 --tool-limit 40 --must
-  TESSERA_GPU_ARENA='' bench curve 110 curve --models gpt2 --limit 40 --cpu-limit 90
+# Whether a run of the table in a log has a rate.
+has_rate() { grep -qsE '^\| [^|]+ \| [0-9][0-9,]+ \|' "$logs/$1.md"; }
+part_A() {
+  facts
+  bench first_runs 90 ladder --models small --limit 40
   finish
-  TESSERA_GPU_ARENA='' bench kernels 110 kernels --models gpt2 --batch 32 --limit 80
-  finish
-  tests memcheck_of_all 100 sanitizer --tools memcheck --over tensor,autograd,nn --jobs 3 --tool-limit 90
-  finish
-}
-part_3() {
-  local torch=(--settings bf16/default,autocast/default --compile-limit 110)
-  mend_libraries
-  bench beside_pytorch 280 pytorch --models gpt2 --batch 32 --rounds 3 --limit 60 "${torch[@]}"
-  finish
-  bench ways 110 ways --models gpt2 --batch 32 --rounds 1 --limit 40
-  finish
-  bench beside_pytorch_350M 160 pytorch --models gpt2-medium --batch 32 --rounds 1 --limit 60 "${torch[@]}"
-  finish
-  if (($(left) > 75)); then
-    bench max_autotune 300 pytorch --models gpt2 --batch 32 --rounds 1 --settings bf16/max-autotune --compile-limit 200 --limit 60
+  if ! has_rate first_runs; then  # a driver that maps no memory, or loads no code late, would show like this
+    TESSERA_GPU_ARENA=plain:16 CUDA_MODULE_LOADING=EAGER bench plainly 60 ladder --models small --limit 30 --attention own
     finish
-  else
-    not_run max_autotune "$(left) s were left"
+    : >"$caches/plain_memory"
+  elif grep -q 'taken at once' "$logs/first_runs.md"; then
+    : >"$caches/plain_memory"
   fi
-}
-part_4() {
-  mend_libraries
-  plain_memory 30
-  bench strategies 200 strategies --models gpt2 --batch 32 --rounds 1 --steps 10 --limit 30
+  plain_memory 2
+  export OMP_NUM_THREADS=3  # of all that now runs side by side
+  # cuDNN compiles a plan for each shape, 240 in these tests, at a tenth to half of a second each: in a process of their own.
+  tests tests 120 tests --limit 100 --fixture-limit 30 --tool-limit 30 --red-out "$caches/red_tests" --filter '*Gpu*-CudnnGpu.*'
+  begin cudnn_tests 120 "$build/tests/test_tensor" --gtest_filter='CudnnGpu.*' --gtest_color=no
+  if ! has_rate first_runs && ! has_rate plainly; then
+    finish
+    failed=3
+    return
+  fi
+  bench verify 60 strategies --models small --jobs 2 --limit 40 --only "DDP;ZeRO-3;tensor and sequence;1F1B" --untrained
+  TESSERA_GPU_ARENA='' bench losses_small 60 curve --models small --limit 30 --cpu-limit 30
+  TESSERA_GPU_ARENA='' bench losses 90 curve --models gpt2 --limit 40 --cpu-limit 80
   finish
-  step ops 90 "$build/bin/tessera" bench --device cuda "--benchmark_filter=^op/.*bf16" --benchmark_min_time=0.1
+  tests sanitizer 100 sanitizer --tools memcheck,racecheck --over attention,norms,cross-entropy --jobs 3 --tool-limit 60 --must
+  bench compiled_for_B 150 compile --models gpt2 --batch 32 --settings bf16/default,autocast/default --compile-limit 140
+  finish
+  sed -n 's/: compiled$//p' "$logs/compiled_for_B.md" >"$caches/compiled"
+}
+part_B() {
+  local settings=bf16/default
+  ! grep -qs autocast "$caches/compiled" || settings+=,autocast/default  # compiled already: a start of 20 s, not of 80
+  mend_libraries
+  bench beside_pytorch 190 pytorch --models gpt2 --batch 32 --rounds 2 --limit 60 --settings "$settings" --compile-limit 110
+  finish
+  bench kernels 60 kernels --models gpt2 --batch 32 --limit 50
+  finish
+  bench torch_kernels 45 torch_kernels --models gpt2 --batch 32 --settings bf16/default --compile-limit 40
+  finish
+  bench ops 45 ops --limit 40
+  finish
+  bench ways 80 ways --models gpt2 --batch 32 --rounds 1 --limit 30 --steps 15
+  finish
+}
+part_C() {
+  mend_libraries
+  begin nccl_of_one 40 "$build/tests/test_parallel" --gtest_filter='NcclOneGpu.*' --gtest_color=no
+  plain_memory 2
+  bench verify 80 strategies --models gpt2 --jobs 6 --limit 30 --untrained
+  finish
+  plain_memory 30
+  bench strategies 90 strategies --models gpt2 --batch 32 --rounds 1 --steps 8 --limit 25 --unverified \
+    --only "DDP;ZeRO-3;tensor;1F1B;context, ring;ZeRO-1;tensor and sequence;context, Ulysses;ZB-H1;one of 4 experts"
+  finish
+  if [[ -s $caches/red_tests ]]; then
+    tests red_tests 60 tests --red "$caches/red_tests" --limit 40 --fixture-limit 30 --jobs 4
+    finish
+  fi
 }
 
 pack_up() {
@@ -194,5 +215,5 @@ if ! timeout -k 5 30 nvidia-smi -L >"$logs/card.md" 2>&1; then
 fi
 source "$root/bench/gpu_libraries.sh"
 "part_$part"
-say '' "part $part took $SECONDS s of $whole; $( ((failed)) && echo 'something failed' || echo 'nothing failed'); $unrun steps were not run"
+say '' "block $part took $SECONDS s of $whole; $( ((failed)) && echo 'something failed' || echo 'nothing failed'); $unrun steps were not run"
 exit $failed

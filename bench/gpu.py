@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What one GPU does with Tessera, as Markdown tables: beside PyTorch, under every strategy, and against the CPU.
 
-usage: bench/gpu.py ladder|ways|pytorch|strategies|curve|kernels [OPTIONS]; --help lists them
+usage: bench/gpu.py ladder|ways|pytorch|strategies|curve|kernels|ops|torch_kernels|compile [OPTIONS]; --help lists them
 
   ladder      first contact: tiny runs that each ask for one thing more (fp32, bf16, cuDNN, the captured graph), then the
               first number of gpt2. Where a rung fails it is run once more, simpler, and a bad access under memcheck
@@ -14,6 +14,9 @@ usage: bench/gpu.py ladder|ways|pytorch|strategies|curve|kernels [OPTIONS]; --he
               and by each strategy in turns
   curve       the first losses (up to 20) of gpt2 in fp32 on the GPU beside those on the CPU
   kernels     the kernels of one queued step, by ncu, or where it may not be used the ops by themselves
+  ops         those of which a step is made, by themselves in bf16, beside what the card can do at most
+  torch_kernels  the kernels of a step of PyTorch's, by its profiler, as part kernels has them of ours
+  compile     PyTorch's compiler alone, whose caches later calls find
 
 A run's rate is the median over its steps after the first five, a table's the median over rounds. The share of the peak
 is given in both conventions: attention counted whole, 6 N + 12 L C T FLOP per token (Chowdhery et al. 2022, appendix B),
@@ -99,11 +102,11 @@ class Bench:
                 raise Failed("REFUSED", reason)
         return summary
 
-    def pytorch(self, model, setting, steps):
+    def pytorch(self, model, setting, steps, profile=False):
         names = ("layers", "heads", "channels", "context", "vocab", "batch")
         dtype, mode = setting.split("/")
         run = dict(zip(names, self.shape(model)), dtype=dtype, mode=mode, steps=steps, warmup=gpu_parts.WARMUP,
-                   tokens=self.data(model)[0])
+                   tokens=self.data(model)[0], profile=profile)
         command = [self.options.python, os.path.join(HERE, "gpu_torch.py"), json.dumps(run)]
         records = json_lines(self.runner.run(f"PyTorch {model} {setting}", command, self.options.compile_limit))
         if not records or "rate" not in records[-1]:
@@ -160,6 +163,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30, help="that are timed, after five that are not (default 30)")
     parser.add_argument("--ranks", type=int, default=2, help="of the part strategies")
+    parser.add_argument("--only", help="some of its strategies, with ; between them, in the order in which they are to run")
+    parser.add_argument("--untrained", action="store_true", help="its strategies are verified and not timed")
+    parser.add_argument("--unverified", action="store_true", help="its strategies are timed and not verified")
+    parser.add_argument("--jobs", type=int, default=1, help="plans that are verified side by side (default 1)")
     parser.add_argument("--settings", default=",".join(SETTINGS), help="of PyTorch's, such as bf16/default,autocast/default")
     parser.add_argument("--seconds", type=float, default=0, help="that the part has; what does not fit is NOT RUN")
     parser.add_argument("--limit", type=int, default=120, help="seconds of one run of Tessera (default 120)")

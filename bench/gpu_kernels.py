@@ -1,4 +1,4 @@
-"""The part `kernels` of gpu.py: where the time of one queued training step goes, kernel by kernel, by Nsight Compute."""
+"""Where the time of one training step goes: kernel by kernel, by Nsight Compute or PyTorch's profiler, and op by op."""
 import csv
 import glob
 import os
@@ -56,17 +56,25 @@ def table(launches):
 
 def kernels(bench):
     model = bench.options.models.split(",")[0]
-    words = ["--ranks", "1", "--dtype", "bf16", "--attention", bench.options.attention, "--cuda-graph", "off"]
-    try:
-        # Chooses the products' algorithms and keeps them: chosen under ncu, they would be those that ncu slows least.
-        bench.train(f"{model} before ncu", model, words, 3)
-        launches = profiled(bench, model, words)
-    except Failed as e:
-        print(f"{model}, one queued step under ncu: {bench.failed('ncu', e)}\n")
-        return ops(bench)
+    for attention in dict.fromkeys((bench.options.attention, "own")):
+        words = ["--ranks", "1", "--dtype", "bf16", "--attention", attention, "--cuda-graph", "off"]
+        try:
+            # Chooses the products' algorithms and keeps them: chosen under ncu, they would be those that ncu slows least.
+            bench.train(f"{model} before ncu", model, words, 3)
+        except Failed as e:
+            print(f"{model}, attention {attention}: {bench.failed('before ncu', e)}\n")
+            continue
+        try:
+            launches = profiled(bench, model, words)
+            break
+        except Failed as e:
+            print(f"{model}, one queued step under ncu: {bench.failed('ncu', e)}\n")
+            return ops(bench)
+    else:
+        return
     step = last_step(launches)
     what = "one queued step" if step else f"ALL of the run ({len(launches)} launches: no step repeats the one before)"
-    print(f"{model}, bf16, batch {bench.shape(model)[5]}, {what}, by ncu with the clocks as they are\n")
+    print(f"{model}, bf16, batch {bench.shape(model)[5]}, attention {attention}, {what}, by ncu with the clocks as they are\n")
     print("\n".join(table(step or launches)))
 
 
@@ -102,11 +110,26 @@ def last_line(text):
     return next((line for line in reversed(text.splitlines()) if line.strip()), "it wrote nothing")
 
 
+# Of which a step of GPT-2 is made.
+STEP_OPS = "linear|gelu_mlp|packed_attention|cross_entropy|layer_norm|add_norm|embedding|add in place|bias_gelu"
+
+
 def ops(bench):
-    """What stands in for ncu where it may not be used: each op of the op table by itself, in bf16."""
+    """Also what stands in for ncu where it may not be used."""
     try:
-        print("The ops by themselves, in bf16, by events:\n\n```\n" + bench.runner.run(
-            "ops", [bench.options.binary, "bench", "--device", "cuda", "--benchmark_filter=^op/.*bf16", "--benchmark_min_time=0.05"],
-            bench.options.limit).rstrip() + "\n```")
+        print("The ops by themselves, in bf16, beside the card's ceilings:\n\n```\n" + bench.runner.run(
+            "ops", [bench.options.binary, "bench", "--device", "cuda", f"--benchmark_filter=^op/({STEP_OPS})/.*bf16",
+                    "--benchmark_min_time=0.05"], bench.options.limit).rstrip() + "\n```")
     except Failed as e:
         print(f"ops: {bench.failed('ops', e)}\n\n```\n{e.out.rstrip()}\n```")
+
+
+def torch_kernels(bench):
+    model, setting = bench.options.models.split(",")[0], bench.options.settings.split(",")[0]
+    try:
+        launches = [tuple(row) for row in bench.pytorch(model, setting, 3, profile=True)["kernels"]]
+    except Failed as e:
+        print(f"{model}, one step of PyTorch's: {bench.failed('PyTorch, profiled', e)}")
+        return
+    print(f"{model}, batch {bench.shape(model)[5]}, one step of PyTorch's ({setting}) by its profiler\n")
+    print("\n".join(table(launches)))

@@ -1,8 +1,9 @@
 """The parts of gpu.py, each a function of a Bench that prints a Markdown table."""
 import statistics
+from concurrent.futures import ThreadPoolExecutor
 
 from gpu_facts import describe
-from gpu_kernels import kernels
+from gpu_kernels import kernels, ops, torch_kernels
 from gpu_run import Failed, json_lines
 
 WARMUP = 5
@@ -26,6 +27,12 @@ STRATEGIES = {  # what is given beside the ranks; R stands for their number
     "ZB-H1": ["--pp", "R", "--schedule", "zb-h1", "--microbatches", "4"],
     "ZB-H2": ["--pp", "R", "--schedule", "zb-h2", "--microbatches", "4"],
     "ZB-V": ["--pp", "R", "--schedule", "zb-v", "--microbatches", "4"],
+}
+PRODUCTS = {  # with ranks of their own; they are verified and not timed
+    "ZeRO-3 in two groups": ["--ranks", "4", "--zero", "3", "--shard-ranks", "2"],
+    "ZeRO-1, tensor and pipeline": ["--ranks", "8", "--zero", "1", "--tp", "2", "--sp", "--pp", "2", "--schedule", "1f1b",
+                                    "--microbatches", "4"],
+    "DDP, ring and pipeline": ["--ranks", "8", "--cp", "2", "--pp", "2", "--schedule", "gpipe", "--microbatches", "2"],
 }
 LIKE = {"own": "own attention", "cudnn": "cuDNN"}
 
@@ -184,8 +191,9 @@ def pytorch_row(bench, model):
     ratio = f"{statistics.median(a / b for (a, _), (b, _) in zip(mine, other)):.2f}" if mine and other else "-"
     print(f"| {model}, batch {bench.shape(model)[5]}, {min(len(mine), len(other))} rounds, {way or 'no way'} | {left} | {right} | {ratio} | "
           f"{describe(ours[-1]['gpu']) if ours else '-'} |", flush=True)
-    if other and reasons:
-        print(f"\n{model}: {'; '.join(reasons)}")
+    said = [f"{setting} {rate:,.0f}" for setting, rate in trial.items()] if len(trial) > 1 else []
+    if other and (reasons or said):
+        print(f"\n{model}: {'; '.join(reasons + said)}")
 
 
 def spread(runs):
@@ -195,32 +203,33 @@ def spread(runs):
 
 
 def strategies(bench):
-    ranks = str(bench.options.ranks)
-    given = {name: [ranks if w == "R" else w for w in words] for name, words in STRATEGIES.items()}
-    verdicts, cells = {}, {}
-    for name, words in given.items():
-        verify = ["verify", "--device", "cuda", "--ranks", ranks, "--format", "json", "--layers", "4", "--heads", "4",
-                  "--channels", "64", "--context", "64", "--batch", "8"] + words
-        try:
-            text = bench.runner.run(f"verify {name}", [bench.options.binary, *verify], bench.options.limit)
-            result = json_lines(text)[-1]
-            verdicts[name] = "to the bit" if result["bitwise"] else f"gradients within {result['grad_max_rel']:.1e}"
-        except Failed as e:
-            verdicts[name] = bench.failed(f"verify, {name}", e)
-        except (IndexError, KeyError) as e:
-            verdicts[name] = bench.failed(f"verify, {name}", Failed("FAILED", f"its record is not understood: {e!r}"))
-    model = bench.options.models.split(",")[0]
+    o = bench.options
+    ranks, names = str(o.ranks), o.only.split(";") if o.only else list(STRATEGIES)
+    for name in names:
+        if name not in STRATEGIES:
+            raise Failed("FAILED", f"--only: unknown strategy '{name}'; expected some of {'; '.join(STRATEGIES)}")
+    given = {name: [ranks if w == "R" else w for w in STRATEGIES[name]] for name in names}
+    verdicts = {}
+    if not o.unverified:
+        asked = {name: ["--ranks", ranks, *words] for name, words in given.items()} | ({} if o.only else PRODUCTS)
+        with ThreadPoolExecutor(o.jobs) as pool:
+            verdicts = dict(zip(asked, pool.map(lambda name: verdict(bench, name, asked[name]), asked)))
+    if o.untrained:
+        print("| strategy | verified |\n|---|---|")
+        print("\n".join(f"| {name} | {words} |" for name, words in verdicts.items()))
+        return
+    model, cells = o.models.split(",")[0], {}
     one = "one rank"
-    rows = {one: ["--ranks", "1"] + asking(bench.options.attention, "on")}
+    rows = {one: ["--ranks", "1"] + asking(o.attention, "on")}
     for name, words in given.items():  # a ring's attention is ours
-        attention = "own" if name == "context, ring" else bench.options.attention
+        attention = "own" if name == "context, ring" else o.attention
         rows[name] = ["--ranks", ranks, "--attention", attention] + words
     runs = {name: [] for name in rows}
     for _ in bench.rounds():
         for name, words in rows.items():
             train_row(bench, name, model, ["--dtype", "bf16"] + words, runs, cells)
     rate = {name: statistics.median(r["tokens_per_s"] for r in row) for name, row in runs.items() if row}
-    print(f"{model}, bf16, batch {bench.shape(model)[5]}, {ranks} thread ranks on one card, {bench.options.steps} steps\n\n"
+    print(f"{model}, bf16, batch {bench.shape(model)[5]}, {ranks} thread ranks on one card, {o.steps} steps\n\n"
           "| strategy | verified | rounds | tokens/s | one rank's time x | peak MB, most | kernels |\n|" + "---|" * 7)
     for name, row in runs.items():
         if name in cells or not row:
@@ -229,6 +238,21 @@ def strategies(bench):
         share = f"{rate[one] / rate[name]:.3f}" if one in rate and one not in cells else "-"
         print(f"| {name} | {verdicts.get(name, '')} | {len(row)} | {rate[name]:,.0f} | {share} | "
               f"{max(row[-1]['peak_bytes']) / 1e6:,.0f} | {describe(row[-1]['gpu'])} |")
+    for name in (n for n in verdicts if n not in runs):
+        print(f"| {name} | {verdicts[name]} | - | - | - | - | - |")
+
+
+def verdict(bench, name, words):
+    """What `verify` says of a plan: the table's cell."""
+    command = [bench.options.binary, "verify", "--device", "cuda", "--format", "json", "--layers", "4", "--heads", "4",
+               "--channels", "64", "--context", "64", "--batch", "8", *words]
+    try:
+        result = json_lines(bench.runner.run(f"verify {name}", command, bench.options.limit))[-1]
+        return "to the bit" if result["bitwise"] else f"gradients within {result['grad_max_rel']:.1e}"
+    except Failed as e:
+        return bench.failed(f"verify, {name}", e)
+    except (IndexError, KeyError) as e:
+        return bench.failed(f"verify, {name}", Failed("FAILED", f"its record is not understood: {e!r}"))
 
 
 def curve(bench):
@@ -237,7 +261,7 @@ def curve(bench):
     words, losses = ["--dtype", "fp32", "--ranks", "1"], {}
     for device, limit in (("cuda", bench.options.limit), ("cpu", bench.options.cpu_limit)):
         try:
-            losses[device] = bench.train(f"curve, {device}", model, words, steps, device, limit=limit, batch=2)["losses"]
+            losses[device] = bench.train(f"curve, {device}", model, words, steps, device, limit=limit, batch=1)["losses"]
         except Failed as e:
             losses[device] = losses_of(json_lines(e.out))
             if device == "cuda" or len(losses[device]) < least:  # a slow CPU's first losses are worth the comparison
@@ -253,4 +277,16 @@ def curve(bench):
           f"expected at most {bound:.0e}")
 
 
-PARTS = {"ladder": ladder, "ways": ways, "pytorch": pytorch, "strategies": strategies, "curve": curve, "kernels": kernels}
+def compile_torch(bench):
+    """A few steps of PyTorch in each setting, for the caches of its compiler that they leave."""
+    model = bench.options.models.split(",")[0]
+    for setting in bench.options.settings.split(","):
+        try:
+            bench.pytorch(model, setting, 2)
+            print(f"{setting}: compiled")
+        except Failed as e:  # of no weight where it is done ahead
+            print(f"{setting}: {e.cell()}")
+
+
+PARTS = {"ladder": ladder, "ways": ways, "pytorch": pytorch, "strategies": strategies, "curve": curve, "kernels": kernels,
+         "ops": ops, "torch_kernels": torch_kernels, "compile": compile_torch}

@@ -1,7 +1,8 @@
 """One run of PyTorch for gpu.py: trains a GPT-2 on a token file and prints its rate, its peak of memory and its version.
 
 usage: bench/gpu_torch.py '{"layers": 12, "heads": 12, "channels": 768, "context": 1024, "vocab": 50304, "batch": 64,
-       "dtype": "bf16" or "autocast", "mode": of torch.compile, "tokens": FILE, "steps": 30, "warmup": 5}'
+       "dtype": "bf16" or "autocast", "mode": of torch.compile, "tokens": FILE, "steps": 30, "warmup": 5, "profile": false}'
+With "profile" it also prints the kernels of one step more: [name, nanoseconds] of each launch.
 """
 import json
 import os
@@ -34,9 +35,8 @@ def main(c):
     batches = torch.from_numpy(tokens[:len(tokens) // (batch * (context + 1)) * batch * (context + 1)])
     batches = batches.view(-1, batch, context + 1).pin_memory()
     times = []
-    for step in range(c["warmup"] + c["steps"]):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
+
+    def one_step(step):
         ids = batches[step % len(batches)].cuda(non_blocking=True)
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=c["dtype"] == "autocast"):
@@ -45,9 +45,20 @@ def main(c):
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         loss.item()
+
+    for step in range(c["warmup"] + c["steps"]):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        one_step(step)
         times.append(time.perf_counter() - start)
-    print(json.dumps({"rate": batch * context / statistics.median(times[c["warmup"]:]),
-                      "peak": torch.cuda.max_memory_allocated(), "version": torch.__version__}))
+    record = {"rate": batch * context / statistics.median(times[c["warmup"]:]),
+              "peak": torch.cuda.max_memory_allocated(), "version": torch.__version__}
+    if c.get("profile"):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            one_step(0)
+            torch.cuda.synchronize()
+        record["kernels"] = [[e.name, e.time_range.elapsed_us() * 1e3] for e in profile.events() if "CUDA" in str(e.device_type)]
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":

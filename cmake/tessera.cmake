@@ -107,9 +107,18 @@ function(tessera_program name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 endfunction()
 
-# tessera_tests(name libraries...): the GoogleTest binary test_<name> of tests/<name>/*.cpp, one entry of ctest.
+# tessera_tests(name libraries...): the GoogleTest binary test_<name> of tests/<name>/*.cpp, one entry of ctest. Where
+# TESSERA_TESTS_WITH is a word, of the files of tests only those that have it: a packed build has those for a GPU.
+set(TESSERA_TESTS_WITH "" CACHE STRING "Build only the files of tests that have this word, such as Gpu")
 function(tessera_tests name)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${name}/*.cpp)
+  foreach(source IN LISTS sources)
+    file(STRINGS ${source} tests REGEX "^TEST(_F|_P)?[(]")
+    file(STRINGS ${source} wanted REGEX "${TESSERA_TESTS_WITH}" LIMIT_COUNT 1)
+    if(TESSERA_TESTS_WITH AND tests AND NOT wanted)
+      list(REMOVE_ITEM sources ${source})
+    endif()
+  endforeach()
   if(NOT sources)
     return()
   endif()

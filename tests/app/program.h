@@ -32,6 +32,14 @@ struct Ran {
   }
 };
 
+// Where it was built, or in a packed build (bench/pack.sh) beside the tests.
+inline std::string built_program() {
+  namespace fs = std::filesystem;
+  return fs::exists(TESSERA_BINARY)
+             ? TESSERA_BINARY
+             : (fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "bin/tessera").string();
+}
+
 class ProgramTest : public testing::Test {
  protected:
   ProgramTest() {
@@ -43,7 +51,7 @@ class ProgramTest : public testing::Test {
   std::filesystem::path path(const std::string& name) const { return folder_.path() / name; }
   // Runs the program in the test's folder; `before` is shell code in front of it.
   Ran run(const std::string& arguments, const std::string& before = "") const {
-    return run_program(TESSERA_BINARY, arguments, before);
+    return run_program(built_program(), arguments, before);
   }
   Ran run_program(const std::string& program, const std::string& arguments, const std::string& before = "") const {
     const std::string command = fmt::format("cd '{}' && export TESSERA_CACHE=cache && {} '{}' {} > out.txt 2> err.txt",

@@ -121,6 +121,7 @@ class Scripts(unittest.TestCase):
         row = self.row(text, "small, batch 8, 3 rounds, cuDNN, graph")
         self.assertIn("| 2,000 | 2,000-2,000 | 3 |", row)
         self.assertIn("| 1,600 | 1,600-1,600 | 4 | bf16/default, torch 2.11.0 | 1.25 |", row)
+        self.assertIn("small: bf16/default 1,600; autocast/default 1,000", text)
         text = self.gpu_py("pytorch", "--settings", "bf16/default,autocast/default", "--compile-limit", "4",
                            fake="other-kernels hang=\"bf16\"", status=1)
         self.assertIn("REFUSED", self.row(text, "small, trial, cuDNN, graph"))
@@ -211,47 +212,52 @@ class Scripts(unittest.TestCase):
         self.ended_from_outside(["gpu.sh", "--build", "build", "--bench", "models=small", "ways"], "gpu-report.md.tar.gz",
                                 "gpu-report.md")
         os.remove(self.pids)
-        self.ended_from_outside(["first_contact.sh", "3", "out"], "out/first_contact_3.tar.gz", "report_3.md")
+        self.ended_from_outside(["first_contact.sh", "B", "out"], "out/first_contact_B.tar.gz", "report_B.md")
 
     def contact(self, part, *files, fake="", status=0):
         self.run_script(["first_contact.sh", str(part), "out", *files], fake, status)
         return read(os.path.join(self.home, "out", f"report_{part}.md"))
 
     def test_first_contact(self):
-        report = self.contact(1, fake="bad=test_nn+OtherGpu.One", status=1)
-        for words in ("## versions: ok", "torch 2.11.0", "## first_runs: ok", "| gpt2, batch 32, cuDNN, graph | 2,000",
-                      "## tests: FAILED (status 1)", "  - OtherGpu.One: FAILED", "something failed"):
+        report = self.contact("A", fake="bad=test_nn+OtherGpu.One", status=1)
+        for words in ("## versions: ok", "torch 2.11.0", "## first_runs: ok", "| small, batch 8, cuDNN, graph | 2,000",
+                      "## tests: FAILED (status 1)", "  - OtherGpu.One: FAILED", "| tensor and sequence | to the bit |",
+                      "small in fp32, 20 steps of 20: as expected", "gpt2 in fp32, 20 steps of 20: as expected",
+                      "- racecheck, cross-entropy: clean", "autocast/default: compiled", "something failed"):
             self.assertIn(words, report)
-        report = self.contact(2, "out/first_contact_1.tar.gz")
-        for words in ("## red_tests: ok", "- nn OtherGpu.One: OK", "- racecheck, cross-entropy: clean", "as expected",
-                      "| `gemm` | 20 |", "nothing failed"):
+        report = self.contact("B", fake="other-kernels", status=1)
+        for words in ("| gpt2, trial, cuDNN, graph | REFUSED", "gpt2, batch 32, 2 rounds, own attention, graph", "bf16/default, torch",
+                      "| `gemm` | 20 |", "| `torch gemm` | 1 | 0.002 |", "attention/forward/bf16", "| own attention, graph on |"):
             self.assertIn(words, report)
-        report = self.contact(3, fake="other-kernels", status=1)
-        for words in ("| gpt2, trial, cuDNN, graph | REFUSED", "gpt2, batch 32, 3 rounds, own attention, graph", "## max_autotune",
-                      "| gpt2-medium, batch 32, 1 rounds"):
+        report = self.contact("C", "out/first_contact_A.tar.gz")
+        for words in ("## nccl_of_one: ok", "| ZB-V | to the bit |", "| ZeRO-1, tensor and pipeline | to the bit |",
+                      "| 1F1B |  | 1 | 1,500", "- nn OtherGpu.One: OK", "nothing failed"):
             self.assertIn(words, report)
-        report = self.contact(4)
-        for words in ("| ZB-V | to the bit | 1 | 1,500", "attention/forward/bf16"):
-            self.assertIn(words, report)
-        with tarfile.open(os.path.join(self.home, "out", "first_contact_4.tar.gz")) as archive:
+        with tarfile.open(os.path.join(self.home, "out", "first_contact_C.tar.gz")) as archive:
             names = archive.getnames()
-        self.assertIn("report_4.md", names)
+        self.assertIn("report_C.md", names)
         self.assertIn("caches/tessera", names)
-        self.assertTrue(any(re.search("logs_4/strategies/.*ZB.V.*err", n) for n in names), names)
+        self.assertTrue(any(re.search("logs_C/verify/.*ZB.V.*err", n) for n in names), names)
+
+    def test_first_contact_ends_early_where_nothing_trains(self):
+        report = self.contact("A", fake="crash=train+--device", status=3)
+        for words in ("## first_runs: FAILED", "## plainly: FAILED", "- tensor: 7 passed, 0 skipped, 0 red"):
+            self.assertIn(words, report)
+        self.assertNotIn("## losses", report)
 
     def test_first_contact_keeps_its_time(self):
         os.environ["FIRST_CONTACT_SECONDS"] = "35"
         self.addCleanup(os.environ.pop, "FIRST_CONTACT_SECONDS")
         begin = time.monotonic()
-        report = self.contact(3, fake="hang=train")
+        report = self.contact("B", fake="hang=train")
         self.assertLess(time.monotonic() - begin, 35)
         self.assertIn("| gpt2, trial, cuDNN, graph | NOT FINISHED:", report)
         self.assertIn("## ways\n\nNOT RUN: no time was left", report)
-        self.assertIn("3 steps were not run", report)
+        self.assertIn("4 steps were not run", report)
         self.nobody_is_left()
 
     def test_first_contact_without_a_gpu(self):
-        self.assertIn("no GPU: NVIDIA-SMI has failed", self.contact(1, fake="no-gpu", status=2))
+        self.assertIn("no GPU: NVIDIA-SMI has failed", self.contact("A", fake="no-gpu", status=2))
 
 
 def all_side_by_side():

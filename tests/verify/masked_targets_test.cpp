@@ -7,6 +7,7 @@
 
 #include "tensor/field_error.h"
 #include "tensor/kernels.h"
+#include "tests/support/gpu.h"
 #include "tests/support/masked_sequences.h"
 #include "tests/verify/plans.h"
 #include "verify/reference.h"
@@ -78,7 +79,7 @@ TEST(MaskedTargets, AgreeOnTheTensorAndContextAxes) {
 
 // A rank of a GPU is told the number of a step's targets anew: a captured step would keep that of the first.
 TEST(MaskedTargets, HaveTheBitsOfOneRankOnAGpu) {
-  if (!kWithCuda) GTEST_SKIP() << "a build without CUDA";
+  if (const std::string why = test::no_gpu(); !why.empty()) GTEST_SKIP() << why;
   TrainOptions o = plan_of(1, 2);
   o.ranks = 1;
   o.steps = 5;
