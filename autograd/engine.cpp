@@ -1,4 +1,5 @@
 // backward(): from the newest node to the oldest.
+#include <algorithm>
 #include <map>
 #include <set>
 #include <utility>
@@ -58,13 +59,32 @@ void Node::add_output_grad(int i, Tensor g) {
     throw Error(std::string("[backward] a gradient of shape ") + g.shape().str() + " reached output " +
                 std::to_string(i) + " of '" + op + "', whose shape is " + output_shapes[at].str());
   add_gradient(output_grads[at], std::move(g));
+  row_sums = nullptr;
 }
 
 const Tensor& Grads::output(int i) const { return node_.output_grads[static_cast<size_t>(i)]; }
 Tensor Grads::take_output(int i) { return std::exchange(node_.output_grads[static_cast<size_t>(i)], Tensor()); }
 bool Grads::needs(int input) const { return node_.inputs[static_cast<size_t>(input)].wanted(); }
 
-void Grads::give(int input, Tensor gradient) {
+const RowSums& Grads::row_sums() const { return node_.row_sums; }
+bool Grads::wants_row_sums(int input) const {
+  const Edge& edge = node_.inputs[static_cast<size_t>(input)];
+  return edge.node && edge.node->wants_row_sums;
+}
+
+bool Grads::writes_at_once(int first, int count) const {
+  const std::span edges = std::span(node_.inputs).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+  return !defer_ && std::ranges::any_of(edges, &Edge::wanted) &&
+         std::ranges::all_of(edges, [](const Edge& e) { return !e.wanted() || (e.leaf && !e.leaf->transient); });
+}
+
+Tensor Grads::take_given(int input) {
+  const Edge& edge = node_.inputs[static_cast<size_t>(input)];
+  if (edge.leaf) return edge.leaf->transient ? edge.leaf->take() : Tensor();
+  return edge.node ? std::exchange(edge.node->output_grads[static_cast<size_t>(edge.output)], {}) : Tensor();
+}
+
+void Grads::give(int input, Tensor gradient, RowSums row_sums) {
   const auto at = static_cast<size_t>(input);
   const Edge& edge = node_.inputs[at];
   if (edge.leaf) {
@@ -74,7 +94,9 @@ void Grads::give(int input, Tensor gradient) {
     LeafActions(defer_, node_.arena)(edge.leaf,
                                      [g = std::move(gradient)](Leaf& l) mutable { l.receive(std::move(g)); });
   } else if (edge.node) {
+    const bool alone = !edge.node->output_grads[static_cast<size_t>(edge.output)].defined();
     edge.node->add_output_grad(edge.output, std::move(gradient));
+    if (alone && edge.output == 0) edge.node->row_sums = std::move(row_sums);
   }
 }
 
@@ -170,6 +192,7 @@ void backward(const Var& root, const BackwardOptions& options) {
     node->walked = true;
     node->vjp = nullptr;  // frees what it saved, in the order of the walk
     node->inputs.clear();
+    node->row_sums = nullptr;
     for (Tensor& g : node->output_grads) g = Tensor();
   }
 }

@@ -3,20 +3,43 @@
 #include "tensor/ops/bias_gelu.h"
 #include "tensor/ops/cross_entropy/cross_entropy.h"
 #include "tensor/ops/embedding.h"
+#include "tensor/ops/reduce.h"
 #include "tensor/ops/softmax.h"
 #include "tensor/ops/swiglu.h"
 
 namespace tessera {
 namespace {
 
-// Gives gamma (input `at`) and beta (the next one) their gradients, made in one pass.
-void give_norm_weights(Grads& g, int at, const Tensor& dy, const Tensor& x, const Normed& forward) {
-  if (!g.needs(at) && !g.needs(at + 1)) return;
-  const DType wide = wide_of(x.dtype());
-  Tensor dgamma = x.make({x.dim(-1)}, wide), dbeta = g.needs(at + 1) ? x.make({x.dim(-1)}, wide) : Tensor();
-  norm_weight_grads(dgamma, dbeta.defined() ? &dbeta : nullptr, dy, x, forward);
-  if (g.needs(at)) g.give(at, std::move(dgamma));
-  if (g.needs(at + 1)) g.give(at + 1, std::move(dbeta));
+// The gradient of a norm's x, `residual` in it. Gives gamma (input `at`) and beta (the next one) theirs, made in the
+// same pass: straight into their buffers where it can be. `parts` as in NormSums.
+Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Normed& forward,
+                      Tensor residual, Tensor* parts) {
+  NormSums sums{.parts = parts};
+  Tensor dx;
+  const auto run = [&] { dx = norm_backward(dy, x, gamma, forward, std::move(residual), sums); };
+  if (g.writes_at_once(at, 2)) {
+    g.give_into(at, 2, [&](std::span<const GradTarget> to) {
+      sums.gamma = {to[0].to, to[0].adds};
+      sums.beta = {to[1].to, to[1].adds};
+      run();
+    });
+    return dx;
+  }
+  const auto made_for = [&](int input) { return g.needs(input) ? x.make({x.dim(-1)}, wide_of(x.dtype())) : Tensor(); };
+  sums.gamma.to = made_for(at);
+  sums.beta.to = made_for(at + 1);
+  run();
+  if (g.needs(at)) g.give(at, std::move(sums.gamma.to));
+  if (g.needs(at + 1)) g.give(at + 1, std::move(sums.beta.to));
+  return dx;
+}
+
+// Room for the first pass of the sums over rows of input i's gradient, if they are wanted; and the second pass. Put-off
+// work would keep them long.
+bool wants_parts(const Grads& g, int i) { return g.wants_row_sums(i) && !g.defer(); }
+RowSums end_of_sums(const Tensor& parts) {
+  if (!parts.defined()) return {};
+  return [parts](Tensor& out) { sum_parts(out, parts); };
 }
 
 // How to make norm(x) again. Saved values outlive the Vars, so the recipe holds tensors.
@@ -28,14 +51,35 @@ std::function<Tensor()> norm_recipe(Saved x, const Var& gamma, const Var& beta, 
 
 }  // namespace
 
+Var add_residual(const Var& x, Var y) {
+  if (!(x.shape() == y.shape()) || x.dtype() != y.dtype()) return add(x, std::move(y));
+  const Var y_edge = y.edge();
+  const Var sum = record_one("add", x.value(), {x.edge(), y_edge}, [](Grads& g) {
+    const RowSums row_sums = g.row_sums();
+    Tensor dsum = g.take_output();
+    if (g.needs(0)) g.give(0, dsum);
+    if (g.needs(1)) g.give(1, std::move(dsum), row_sums);
+  });
+  sum.add_later(std::move(y).take());
+  if (y_edge.wants_row_sums()) sum.want_row_sums();
+  return sum;
+}
+
 Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& options, bool recompute) {
-  Normed n = norm(x.value(), gamma.value(), value_or_none(beta), options);
-  Tensor y = std::move(n.y);
-  n.y = Tensor();
+  Var::Terms terms = x.take_terms();
+  Normed n;
+  if (terms.addend.defined()) {
+    AddNormed r = add_norm(terms.value, std::move(terms.addend), gamma.value(), value_or_none(beta), options);
+    x.set_sum(std::move(r.sum));
+    n = std::move(r.normed);
+  } else {
+    n = norm(terms.value, gamma.value(), value_or_none(beta), options);
+  }
+  Tensor y = std::exchange(n.y, {});
   const Var out = record_one("norm", std::move(y), {x, gamma, beta}, [x = x.saved(), w = gamma.saved(), n](Grads& g) {
-    const Tensor in = x.get();
-    give_norm_weights(g, 1, g.output(), in, n);
-    if (g.needs(0)) g.give(0, norm_backward(g.output(), in, w.get(), n, Tensor()));
+    Tensor parts, dx = norm_gradients(g, 1, g.output(), x.get(), w.get(), n, g.take_given(0),
+                                      wants_parts(g, 0) ? &parts : nullptr);
+    if (g.needs(0)) g.give(0, std::move(dx), end_of_sums(parts));
   });
   return recompute ? out.with_recipe(norm_recipe(x.saved(), gamma, beta, options)) : out;
 }
@@ -48,13 +92,12 @@ std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& b
   r.normed.y = Tensor();
   auto vars =
       record("add_norm", {r.sum, std::move(out)}, {x.edge(), y_edge, gamma, beta}, [r, w = gamma.saved()](Grads& g) {
-        Tensor dsum = g.take_output(0);
-        if (g.has_output(1)) {
-          give_norm_weights(g, 2, g.output(1), r.sum, r.normed);
-          dsum = norm_backward(g.output(1), r.sum, w.get(), r.normed, std::move(dsum));
-        }
+        Tensor dsum = g.take_output(0), parts;
+        if (g.has_output(1))
+          dsum = norm_gradients(g, 2, g.output(1), r.sum, w.get(), r.normed, std::move(dsum),
+                                wants_parts(g, 1) ? &parts : nullptr);
         if (g.needs(0)) g.give(0, dsum);
-        if (g.needs(1)) g.give(1, std::move(dsum));
+        if (g.needs(1)) g.give(1, std::move(dsum), end_of_sums(parts));
       });
   if (recompute) return {vars[0], vars[1].with_recipe(norm_recipe(Saved(r.sum), gamma, beta, options))};
   return {vars[0], vars[1]};
@@ -146,13 +189,11 @@ Var norm_heads(const Var& qkv, const Heads& heads, const Var& gamma_q, const Var
                         const Normed& n = normed[static_cast<size_t>(i)];
                         const Tensor given = packed_part(dy, heads, i).contiguous(),
                                      in = packed_part(x, heads, i).contiguous();
-                        if (g.needs(1 + i)) {
-                          Tensor dgamma = in.make({in.dim(3)}, n.rstd.dtype());
-                          norm_weight_grads(dgamma, nullptr, given, in, n);
-                          g.give(1 + i, std::move(dgamma));
-                        }
+                        NormSums sums;
+                        if (g.needs(1 + i)) sums.gamma.to = in.make({in.dim(3)}, n.rstd.dtype());
                         packed_part(dx, heads, i)
-                            .copy_from(norm_backward(given, in, gammas[static_cast<size_t>(i)].get(), n, Tensor()));
+                            .copy_from(norm_backward(given, in, gammas[static_cast<size_t>(i)].get(), n, {}, sums));
+                        if (g.needs(1 + i)) g.give(1 + i, std::move(sums.gamma.to));
                       }
                       if (g.needs(0)) g.give(0, dx);
                     });

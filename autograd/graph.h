@@ -36,6 +36,7 @@ struct Leaf {
   void receive(const std::function<void(Tensor&)>& write);
   void receive(Tensor gradient);
   void receive(const std::shared_ptr<EarlyGrad>& early);
+  Tensor take();       // of a transient leaf: what has come; a gradient with that in it follows
   GradTarget place();  // for a gradient of a parameter that comes now; one_less() says that it is there
   void take_back();    // of the buffer, before anything else is written to it
   void settle();       // zero, since no gradient came
@@ -63,14 +64,23 @@ struct Node {
   std::vector<DType> input_dtypes;
   std::vector<Tensor> output_grads;
   std::vector<Shape> output_shapes;
+  bool wants_row_sums = false;  // of output 0's gradient
+  RowSums row_sums;             // or none
   std::function<void(Grads&)> vjp;
   ArenaPtr arena;
 
   void add_output_grad(int i, Tensor g);
 };
 
+// A sum that is not made yet, of the Vars that share it.
+struct LateSum {
+  Tensor value, addend;  // handed over when it is made
+  Tensor sum = {};
+};
+
 struct Var::Impl {
   Tensor value;
+  std::shared_ptr<LateSum> late;  // stands for the value
   std::shared_ptr<Node> node;
   int output = 0;
   std::shared_ptr<Leaf> leaf;

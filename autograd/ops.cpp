@@ -66,11 +66,16 @@ Var add_columns(Var y, int64_t first, const Var& t) {
 }
 
 Var on_backward(Var x, std::function<void()> f) {
-  const Var x_edge = x.edge();
-  return record_one("on_backward", std::move(x).take(), {x_edge}, [f = std::move(f)](Grads& g) {
+  const Var x_edge = x.edge(), late = x.is_late() ? x : Var();
+  Tensor value = late.defined() ? late.like() : std::move(x).take();
+  const Var same = record_one("on_backward", std::move(value), {x_edge}, [f = std::move(f)](Grads& g) {
     f();
-    g.give(0, g.take_output());
+    const RowSums row_sums = g.row_sums();
+    g.give(0, g.take_output(), row_sums);
   });
+  if (late.defined()) same.share_value(late);
+  if (x_edge.wants_row_sums()) same.want_row_sums();
+  return same;
 }
 
 Var matmul(const Var& a, const Var& b) {
@@ -89,10 +94,11 @@ Var matmul(const Var& a, const Var& b) {
 
 namespace {
 
-// Gives w (input `at`) and b (the next one) of x w^T + b their gradients; the one may bring the other along.
-void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x) {
+// Gives w (input `at`) and b (the next one) of x w^T + b their gradients; the one may bring the other along, or whoever
+// made dy did (`row_sums`).
+void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x, const RowSums& row_sums) {
   const auto sums = std::make_shared<Tensor>();
-  const bool both = g.needs(at) && g.needs(at + 1);
+  const bool both = g.needs(at) && g.needs(at + 1) && !row_sums;
   if (g.needs(at))
     g.give_into(at, [dy, sums, both, in = x.until(g.defer())](Tensor& dw) {
       if (both)
@@ -101,8 +107,10 @@ void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x) {
         linear_weight_grad(dw, dy, in.get());
     });
   if (g.needs(at + 1))
-    g.give_into(at + 1, [dy, sums](Tensor& db) {
-      if (sums->defined())
+    g.give_into(at + 1, [dy, sums, row_sums](Tensor& db) {
+      if (row_sums)
+        row_sums(db);
+      else if (sums->defined())
         db.copy_from(*sums);
       else
         sum_rows(db, dy);
@@ -112,12 +120,14 @@ void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x) {
 }  // namespace
 
 Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
-  return record_one("linear", linear(x.value(), w.value(), value_or_none(b), packs), {x, w, b},
-                    [x = saved_for(w, x), w = w.saved(), packs](Grads& g) {
-                      const Tensor dy = g.output();
-                      if (g.needs(0)) g.give(0, linear_input_grad(dy, w.get(), packs));
-                      give_linear(g, 1, dy, x);
-                    });
+  const Var y = record_one("linear", linear(x.value(), w.value(), value_or_none(b), packs), {x, w, b},
+                           [x = saved_for(w, x), w = w.saved(), packs](Grads& g) {
+                             const Tensor dy = g.output();
+                             if (g.needs(0)) g.give(0, linear_input_grad(dy, w.get(), packs));
+                             give_linear(g, 1, dy, x, g.row_sums());
+                           });
+  if (b.requires_grad()) y.want_row_sums();
+  return y;
 }
 
 // The backward pass frees each value when it is done with it: the hidden values are the largest of a block.
@@ -130,11 +140,12 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
       "gelu_mlp", std::move(y), {x, up.w, up.b, down.w, down.b},
       [in = saved_for(up.w, x), w_up = up.w.saved(), w_down = down.w.saved(), up_packs = up.packs,
        down_packs = down.packs, h = std::move(hidden.h), activated = std::move(activated)](Grads& g) mutable {
+        const RowSums row_sums = g.row_sums();
         Tensor dy = g.take_output();
         Tensor dbias = g.needs(2) ? h.make({h.dim(-1)}, wide_of(dy.dtype())) : Tensor();
         const Tensor dh = linear_input_grad_gelu(dy, w_down.get(), h, dbias.defined() ? &dbias : nullptr, down_packs);
         h = Tensor();
-        give_linear(g, 3, dy, activated);
+        give_linear(g, 3, dy, activated, row_sums);
         activated = Saved();
         dy = Tensor();
         if (g.needs(2)) g.give(2, std::move(dbias));

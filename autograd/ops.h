@@ -68,6 +68,8 @@ Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& opt
 // {x + y, norm(x + y)}.
 std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& beta, const NormOptions& options = {},
                              bool recompute = false);
+// x + y, which a norm makes on its way where it is the first to read it (Var::add_later).
+Var add_residual(const Var& x, Var y);
 Var softmax(const Var& x);
 Var log_softmax(const Var& x);
 // gelu(x + bias).

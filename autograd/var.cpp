@@ -39,10 +39,46 @@ Var Var::input(Tensor value) {
   return made;
 }
 
-const Tensor& Var::value() const {
+const Tensor& Var::like() const {
   if (!impl_) throw Error("[var] used before it was given a value");
+  const LateSum* const late = impl_->late.get();
+  return !late ? impl_->value : late->sum.defined() ? late->sum : late->value;
+}
+const Tensor& Var::value() const {
+  if (is_late()) {
+    const NoGrad no_grad;
+    auto [value, addend] = take_terms();
+    if (addend.unique() && addend.is_contiguous()) {
+      add_(addend, value);  // b + a has the bits of a + b
+      set_sum(std::move(addend));
+    } else {
+      set_sum(binary<Add>(value, addend));
+    }
+  }
+  const Tensor& now = like();
+  if (!impl_->late) return now;
+  impl_->value = now;
+  impl_->late = nullptr;
   return impl_->value;
 }
+
+void Var::add_later(Tensor addend) const {
+  impl_->late = std::make_shared<LateSum>(LateSum{std::exchange(impl_->value, {}), std::move(addend)});
+}
+bool Var::is_late() const { return impl_ && impl_->late && !impl_->late->sum.defined(); }
+Var::Terms Var::take_terms() const {
+  if (!is_late()) return {value(), {}};
+  return {std::exchange(impl_->late->value, {}), std::exchange(impl_->late->addend, {})};
+}
+void Var::set_sum(Tensor sum) const { impl_->late->sum = std::move(sum); }
+void Var::share_value(const Var& x) const {
+  impl_->value = x.impl_->value;
+  impl_->late = x.impl_->late;
+}
+void Var::want_row_sums() const {
+  if (impl_->node) impl_->node->wants_row_sums = true;
+}
+bool Var::wants_row_sums() const { return impl_ && impl_->node && impl_->node->wants_row_sums; }
 
 bool Var::requires_grad() const { return impl_ && (impl_->node || impl_->leaf); }
 Var Var::tracked() const { return requires_grad() || !defined() ? *this : input(value()); }
@@ -107,6 +143,7 @@ void Var::read_late() { (is_leaf() ? *impl_ : leaf_impl("read_late()")).read_lat
 void Var::on_grad(std::function<void()> f) { leaf_impl("on_grad()").leaf->hooks.push_back(std::move(f)); }
 
 Var Var::with_recipe(std::function<Tensor()> recipe) const {
+  value();
   auto impl = std::make_shared<Impl>(*impl_);
   impl->recipe = std::move(recipe);
   return Var(std::move(impl));
@@ -127,8 +164,8 @@ Var Var::edge() const {
 }
 
 Tensor Var::take() && {
+  value();
   const std::shared_ptr<Impl> impl = std::move(impl_);
-  if (!impl) throw Error("[var] used before it was given a value");
   return impl.use_count() == 1 && !impl->leaf ? std::move(impl->value) : impl->value;
 }
 
@@ -211,6 +248,8 @@ void Leaf::receive(const std::shared_ptr<EarlyGrad>& early) {
   one_less();
 }
 
+Tensor Leaf::take() { return std::exchange(holds, Holds::nothing) == Holds::nothing ? Tensor() : std::move(grad); }
+
 void Leaf::receive(Tensor gradient) {
   if (!transient) return receive([&](Tensor& out) { out.copy_from(gradient); });
   if (std::exchange(holds, Holds::all) == Holds::nothing) grad = Tensor();
@@ -252,7 +291,7 @@ std::vector<Var> record(const char* op, std::vector<Tensor> outputs, const std::
     node->arena = outputs[0].arena();
     for (const Var& in : inputs) {
       node->inputs.push_back(in.impl_ ? Edge{in.impl_->node, in.impl_->output, in.impl_->leaf} : Edge{});
-      const bool present = in.impl_ && in.impl_->value.defined();
+      const bool present = in.impl_ && (in.impl_->value.defined() || in.impl_->late);
       node->input_shapes.push_back(present ? in.shape() : Shape{});
       node->input_dtypes.push_back(present ? in.dtype() : DType::float32);
     }

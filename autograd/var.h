@@ -47,9 +47,10 @@ class Var {
 
   bool defined() const { return impl_ != nullptr; }
   const Tensor& value() const;
-  const Shape& shape() const { return value().shape(); }
-  int64_t dim(int i) const { return value().dim(i); }
-  DType dtype() const { return value().dtype(); }
+  const Tensor& like() const;  // of the value's shape, dtype and arena; the elements may be a term of a late sum alone
+  const Shape& shape() const { return like().shape(); }
+  int64_t dim(int i) const { return like().dim(i); }
+  DType dtype() const { return like().dtype(); }
   bool requires_grad() const;
   bool is_leaf() const;
   // This value. If it requires no gradient, an input() in its place, so that the backward pass goes through it to the
@@ -89,6 +90,19 @@ class Var {
   std::shared_ptr<EarlyGrad> early_grad(DType wide) const;
   // The tensor, moved out when this was the last handle to it, so that an op may write over it (Tensor::unique).
   Tensor take() &&;
+  // The value is from now on its sum with `addend`, of its shape and dtype. The sum is made when it is first read, or
+  // by an op that has to read both anyhow (add_norm): that op takes the terms, and sets the sum.
+  void add_later(Tensor addend) const;
+  struct Terms {
+    Tensor value, addend;  // the addend is undefined where no sum is to be made; none is set then
+  };
+  Terms take_terms() const;
+  void set_sum(Tensor sum) const;
+  bool is_late() const;                  // a sum that is not made yet
+  void share_value(const Var& x) const;  // the value of x, which may be late
+  // The gradient's sums over rows are worth making beside it, for a bias that was added to this value.
+  void want_row_sums() const;
+  bool wants_row_sums() const;
 
  private:
   friend struct Node;
@@ -160,6 +174,9 @@ struct GradTarget {
   bool adds = false;  // to the sum of gradients that stands there, instead of being written over it
 };
 
+// Writes the sums over the rows of a gradient (..., C) into `out` (C), as sum_rows() does.
+using RowSums = std::function<void(Tensor& out)>;
+
 // The argument of a vjp: gradients of the outputs in, gradients of the inputs out.
 class Grads {
  public:
@@ -169,7 +186,16 @@ class Grads {
   Tensor take_output(int i = 0);
   bool has_output(int i) const { return output(i).defined(); }
   bool needs(int input) const;
-  void give(int input, Tensor gradient);
+  void give(int input, Tensor gradient, RowSums row_sums = {});
+  // What other ops have given this input until now, handed over for a vjp that adds it to its own gradient in one pass:
+  // it gives the sum. Undefined where nothing came, and of a parameter.
+  Tensor take_given(int input);
+  // Whether the op that made the input can use the sums over rows of its gradient.
+  bool wants_row_sums(int input) const;
+  // Those of output 0's gradient, where one op alone has brought it and made them; else an empty function.
+  const RowSums& row_sums() const;
+  // Whether give_into() of these inputs writes at once, and all of them in one call.
+  bool writes_at_once(int first, int count) const;
   // A gradient written by `write` into a given tensor: straight into a parameter's buffer where that is possible, and
   // later than now when backward() defers weight gradients. For inputs that are no parameters it is made at once, in
   // float32 where they are bfloat16.

@@ -23,7 +23,7 @@ class PreNormBlock : public DecoderLayer {
   Var forward(const Var& x) override {
     Var branch = drop1.apply(attn(norm1(x)));
     auto [residual, normed] = norm2.add(x, std::move(branch));
-    return add(residual, drop2.apply(mlp(normed)));
+    return add_residual(residual, drop2.apply(mlp(normed)));
   }
 
   Tensor decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers) override {

@@ -1,14 +1,17 @@
 // Columns of a matrix (n, c), by threads that each have the 16 bytes of some neighbouring columns in some rows; and
-// sums over rows, in two passes of a fixed shape: rows are added in order, 64 at a time, and then those sums.
+// sums over rows, in two passes of a fixed shape: rows are added in order, 32 at a time, and then those sums.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <span>
 
 #include "tensor/cuda/rows.cuh"
+#include "tensor/ops/reduce.h"
 
 namespace tessera::cuda {
 
-inline constexpr int64_t kRowsTogether = 64;  // rows that are added first
+inline constexpr int64_t kRowsTogether = 32;  // rows that are added first: of 32K rows so many runs fill a GPU
 inline constexpr int64_t kPartsInRun = 32;    // of those sums, added next
 
 struct Columns {
@@ -57,14 +60,24 @@ __device__ void store_parts(A* parts, const ColumnThread& at, const Columns& c, 
 
 inline constexpr int kMostRuns = 32;
 
-// out = the sum of `count` rows of sums: in runs of 32, each in order, and these in order. A block has 32 columns, and
-// a warp for each run, at most kMostRuns at a time.
+// One or two sums of the same rows: where they go, and whether each is added to what stands there.
+template <class U>
+struct SumsTo {
+  U* to[2] = {};
+  bool adds[2] = {};
+};
+
+// Each of `arrays` is `count` rows of sums: in runs of 32, each in order, and these in order. A block has 32 columns of
+// one array, and a warp for each run, at most kMostRuns at a time.
 template <class A, class U>
-__global__ __launch_bounds__(32 * kMostRuns) void add_parts_kernel(const A* parts, int64_t count, int c, U* out) {
+__global__ __launch_bounds__(32 * kMostRuns) void add_parts_kernel(const A* arrays, int64_t count, int c,
+                                                                   const __grid_constant__ SumsTo<U> out) {
   __shared__ A run[kMostRuns][32];
-  const int runs = static_cast<int>(blockDim.x) / 32;
+  const int runs = static_cast<int>(blockDim.x) / 32, across = (c + 31) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, own = static_cast<int>(threadIdx.x) / 32;
-  const int64_t j = static_cast<int64_t>(blockIdx.x) * 32 + lane;
+  const int which = static_cast<int>(blockIdx.x) / across;
+  const int64_t j = static_cast<int64_t>(static_cast<int>(blockIdx.x) % across) * 32 + lane;
+  const A* const parts = arrays + which * count * c;
   A total = 0;
   for (int64_t first = 0; first < count; first += runs * kPartsInRun) {
     const int64_t begin = first + own * kPartsInRun, end = std::min(begin + kPartsInRun, count);
@@ -79,27 +92,47 @@ __global__ __launch_bounds__(32 * kMostRuns) void add_parts_kernel(const A* part
       for (int r = 0; r < runs && first + r * kPartsInRun < count; ++r) total += run[r][lane];
     __syncthreads();
   }
-  if (own == 0 && j < c) out[j] = converted<U>(total);
+  if (own != 0 || j >= c) return;
+  U* const to = out.to[which] + j;
+  const U fresh = converted<U>(total);
+  *to = out.adds[which] ? U(static_cast<Accumulate<U>>(*to) + static_cast<Accumulate<U>>(fresh)) : fresh;
 }
 
-// The second pass, into `out` (C) of any floating dtype and strides. parts is (count, C) of A.
+// The second pass: parts (arrays, count, C) of A -> each array's sum where `to` says, (C) of any floating dtype and
+// strides. One launch where the targets are alike.
+template <class A>
+void add_parts(const char* op, std::span<const RowSum> to, const Tensor& parts) {
+  const int64_t count = parts.dim(1), c = parts.dim(2);
+  if (to.size() == 2 && to[0].to.dtype() != to[1].to.dtype()) {
+    add_parts<A>(op, to.first(1), parts);
+    return add_parts<A>(op, to.last(1), parts.narrow(0, 1, 1));
+  }
+  std::array<Tensor, 2> lie;
+  with_floating(to[0].to.dtype(), op, [&](auto u) {
+    using U = decltype(u);
+    SumsTo<U> out;
+    for (size_t i = 0; i < to.size(); ++i) {
+      lie[i] = to[i].to.contiguous();
+      out.to[i] = lie[i].template device_data<U>();
+      out.adds[i] = to[i].adds;
+    }
+    const auto runs = static_cast<int>(std::clamp<int64_t>(blocks_for(count, kPartsInRun), 1, kMostRuns));
+    launch(context(parts), op, {.blocks = std::ssize(to) * blocks_for(c, 32), .threads = 32 * runs},
+           add_parts_kernel<A, U>, parts.device_data<A>(), count, static_cast<int>(c), out);
+  });
+  for (size_t i = 0; i < to.size(); ++i)
+    if (!to[i].to.is_contiguous()) Tensor(to[i].to).copy_from(lie[i]);
+}
 template <class A>
 void add_parts(const char* op, const Tensor& out, const Tensor& parts) {
-  const int64_t count = parts.dim(0), c = parts.dim(1);
-  Tensor to = out.is_contiguous() ? out : out.make(out.shape());
-  with_floating(out.dtype(), op, [&](auto u) {
-    using U = decltype(u);
-    const auto runs = static_cast<int>(std::clamp<int64_t>(blocks_for(count, kPartsInRun), 1, kMostRuns));
-    launch(context(out), op, {.blocks = blocks_for(c, 32), .threads = 32 * runs}, add_parts_kernel<A, U>,
-           parts.device_data<A>(), count, static_cast<int>(c), to.device_data<U>());
-  });
-  if (!out.is_contiguous()) Tensor(out).copy_from(to);
+  const RowSum to{out};
+  add_parts<A>(op, {&to, 1}, parts);
 }
 
-// Room for the first pass over `rows` rows.
+// Room for the first pass over `rows` rows, of one or more arrays of sums.
 template <class A>
-Tensor parts_for(const Tensor& like, int64_t rows, int64_t c) {
-  return like.make({blocks_for(rows, kRowsTogether), c}, kDTypeOf<A>, Category::workspace);
+Tensor parts_for(const Tensor& like, int64_t rows, int64_t c, int64_t arrays = 1) {
+  return like.make({arrays, blocks_for(rows, kRowsTogether), c}, kDTypeOf<A>, Category::workspace);
 }
 
 }  // namespace tessera::cuda

@@ -30,12 +30,12 @@ struct Rows {
   }
 };
 
-// Rows (count, length) of T, with about `parts` parts for each thread where that leaves a row its warp at least.
+// Rows (count, length) of T, with about `parts` parts for each thread where that leaves a row its warp at least, and at
+// most `most` threads.
 template <class T>
-Rows rows_of(int64_t count, int64_t length, int parts = kHeld) {
+Rows rows_of(int64_t count, int64_t length, int parts = kHeld, int most = kRowThreads) {
   const int64_t threads = blocks_for(blocks_for(length, kPart<T>), parts);
-  return {count, static_cast<int>(length),
-          static_cast<int>(std::clamp<int64_t>((threads + 31) / 32 * 32, 32, kRowThreads))};
+  return {count, static_cast<int>(length), static_cast<int>(std::clamp<int64_t>((threads + 31) / 32 * 32, 32, most))};
 }
 
 // Calls f(true) where rows of that length, of all operands (or null), begin where 16 bytes can be read at once and end
@@ -107,16 +107,24 @@ struct HeldRow {
   __device__ Packed<T, kPart<T>> part(int k) const { return std::bit_cast<Packed<T, kPart<T>>>(held[k]); }
 };
 
-// Calls f(j, part...) for each part of the thread in each of the rows.
+// Calls f(k, j, part...) for each part of the thread in each of the rows; k numbers those that are held, and is kHeld
+// for all others.
+template <class T, bool kWhole, class F, class... More>
+__device__ void each_numbered_part(const RowThread& at, int length, const F& f, const HeldRow<T, kWhole>& first,
+                                   const More&... more) {
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k)
+    if (const int j = at.part<T>(k); j < length) f(k, j, first.part(k), more.part(k)...);
+#pragma unroll 1
+  for (int j = at.part<T>(kHeld); j < length; j += at.width * kPart<T>)
+    f(kHeld, j, load_part<kWhole>(first.row, j, length), load_part<kWhole>(more.row, j, length)...);
+}
+// Calls f(j, part...).
 template <class T, bool kWhole, class F, class... More>
 __device__ void each_part(const RowThread& at, int length, const F& f, const HeldRow<T, kWhole>& first,
                           const More&... more) {
-#pragma unroll
-  for (int k = 0; k < kHeld; ++k)
-    if (const int j = at.part<T>(k); j < length) f(j, first.part(k), more.part(k)...);
-#pragma unroll 1
-  for (int j = at.part<T>(kHeld); j < length; j += at.width * kPart<T>)
-    f(j, load_part<kWhole>(first.row, j, length), load_part<kWhole>(more.row, j, length)...);
+  each_numbered_part(
+      at, length, [&](int, int j, const auto&... parts) { f(j, parts...); }, first, more...);
 }
 
 // Makes the row f(j, part, its part of the other) of its parts, which f stores at `to`.

@@ -2,10 +2,12 @@
 #include "tensor/ops/norm.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/math.h"
+#include "tensor/ops/elementwise.h"
 
 namespace tessera {
 namespace {
@@ -149,7 +151,7 @@ void norm_backward_on_cpu(const Tensor& dx, const NormOperands& operands, const 
   });
 }
 
-void norm_weight_grads_on_cpu(Tensor& dgamma, Tensor* dbeta, const Tensor& dy, const Tensor& x, const Normed& forward) {
+void norm_sums_on_cpu(const NormSums& sums, const Tensor& dy, const Tensor& x, const Normed& forward) {
   const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
   const Tensor by_gamma = x.make({c}, wide_of(x.dtype())), by_beta = x.make({c}, wide_of(x.dtype()));
   with_floating(x.dtype(), "norm_weight_grads", [&](auto t) {
@@ -178,8 +180,13 @@ void norm_weight_grads_on_cpu(Tensor& dgamma, Tensor* dbeta, const Tensor& dy, c
       }
     });
   });
-  dgamma.copy_from(by_gamma);
-  if (dbeta) dbeta->copy_from(by_beta);
+  for (const auto& [sum, made] : {std::pair{sums.gamma, by_gamma}, {sums.beta, by_beta}}) {
+    Tensor to = sum.to;
+    if (sum.adds)
+      add_(to, made.to(to.dtype()));
+    else if (to.defined())
+      to.copy_from(made);
+  }
 }
 
 }  // namespace
@@ -201,7 +208,7 @@ AddNormed add_norm(const Tensor& x_any, Tensor&& y_any, const Tensor& gamma, con
 }
 
 Tensor norm_backward(const Tensor& dy_any, const Tensor& x_any, const Tensor& gamma_any, const Normed& forward,
-                     Tensor&& residual_any) {
+                     Tensor&& residual_any, const NormSums& sums) {
   if (!(dy_any.shape() == x_any.shape()) || dy_any.dtype() != x_any.dtype())
     throw Error("[norm_backward] dy is " + dy_any.describe() + "; x is " + x_any.describe());
   const Tensor dy = dy_any.contiguous(), x = x_any.contiguous(), gamma = gamma_any.contiguous();
@@ -210,18 +217,12 @@ Tensor norm_backward(const Tensor& dy_any, const Tensor& x_any, const Tensor& ga
   Tensor dx = residual.defined() && residual.unique() ? residual : x.make(x.shape());
   const NormOperands operands{.x = &x, .gamma = &gamma};
   const Tensor* const added = residual.defined() ? &residual : nullptr;
-  on_device(
-      x.device(), [&] { norm_backward_on_cpu(dx, operands, dy, forward, added); },
-      [&] { cuda::norm_backward(dx, operands, dy, forward, added); });
+  const auto on_cpu = [&] {
+    if (sums.gamma.to.defined() || sums.beta.to.defined()) norm_sums_on_cpu(sums, dy, x, forward);
+    norm_backward_on_cpu(dx, operands, dy, forward, added);
+  };
+  on_device(x.device(), on_cpu, [&] { cuda::norm_backward(dx, operands, dy, forward, added, sums); });
   return dx;
-}
-
-void norm_weight_grads(Tensor& dgamma, Tensor* dbeta, const Tensor& dy_any, const Tensor& x_any,
-                       const Normed& forward) {
-  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous();
-  on_device(
-      x.device(), [&] { norm_weight_grads_on_cpu(dgamma, dbeta, dy, x, forward); },
-      [&] { cuda::norm_weight_grads(dgamma, dbeta, dy, x, forward); });
 }
 
 }  // namespace tessera

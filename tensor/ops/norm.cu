@@ -1,5 +1,7 @@
 // Norms on a GPU: a row stays in the registers of its threads from the one read to the one write, so statistics cost no
 // pass over memory of their own.
+#include <vector>
+
 #include "tensor/cuda/columns.cuh"
 #include "tensor/math.h"
 #include "tensor/ops/norm.h"
@@ -84,79 +86,98 @@ template <class T>
 struct Backward {
   using A = Accumulate<T>;
   const T *dy, *x, *gamma, *residual;  // residual may be null, or dx itself
-  const A *mean, *rstd;
+  const A *mean, *rstd;                // mean is null for RMSNorm
   T* dx;
-  Rows rows;
+  A *by_gamma, *by_beta,
+      *by_sum;  // (runs, C), sums of each run of rows: of dy xhat, dy, dx; null where nobody wants it
+  Rows runs;    // of kRowsTogether rows
+  int64_t rows;
 };
 
-// One block for each multiprocessor is enough: to make room for two, the compiler would spill registers.
+// A thread's sums over the rows of a run: those of the parts that it holds in registers, the others where they end up,
+// since nobody else writes to the run's place there.
 template <class T, bool kWhole>
-__global__ __launch_bounds__(kRowThreads, 1) void norm_backward_kernel(Backward<T> f) {
+struct RunSums {
   using A = Accumulate<T>;
-  const RowThread at = row_thread(f.rows);
-  if (at.row >= f.rows.count) return;
-  const int n = f.rows.length;
-  // Without a residual its row is dy's again, which is not added.
-  const HeldRow<T, kWhole> dy(f.dy + at.row * n, at, n), x(f.x + at.row * n, at, n),
-      residual((f.residual ? f.residual : f.dy) + at.row * n, at, n);
-  const A mean = f.mean ? f.mean[at.row] : A(0), rstd = f.rstd[at.row], inverse = A(1) / static_cast<A>(n);
-  A along = 0, level = 0;
-  each_part(
-      at, n,
-      [&](int j, const auto& g, const auto& in) {
-        const auto gamma = load_part<kWhole>(f.gamma, j, n);
-        each_in_part<kWhole, T>(j, n, [&](int k) {
-          const A weighted = static_cast<A>(g.v[k]) * static_cast<A>(gamma.v[k]);
-          along += weighted * ((static_cast<A>(in.v[k]) - mean) * rstd);
-          level += weighted;
-        });
-      },
-      dy, x);
-  along = row_sum(at, along) * inverse;
-  level = f.mean ? row_sum(at, level) * inverse : A(0);
-  each_part(
-      at, n,
-      [&](int j, const auto& g, const auto& in, const auto& other) {
-        const auto gamma = load_part<kWhole>(f.gamma, j, n);
-        Packed<T, kPart<T>> dx;
-        for (int k = 0; k < kPart<T>; ++k) {
-          const A weighted = static_cast<A>(g.v[k]) * static_cast<A>(gamma.v[k]);
-          const A change = weighted - level - (static_cast<A>(in.v[k]) - mean) * rstd * along;
-          dx.v[k] = T(f.residual ? math::fma(rstd, change, static_cast<A>(other.v[k])) : rstd * change);
-        }
-        store_part<kWhole>(f.dx + at.row * n, j, n, dx);
-      },
-      dy, x, residual);
-}
+  A held[kHeld][kPart<T>] = {};
+  A* to;
+  int n;
+  bool first = true;  // row
 
-template <class T>
-struct WeightGrads {
-  using A = Accumulate<T>;
-  const T *dy, *x;
-  const A *mean, *rstd;   // mean is null for RMSNorm
-  A *by_gamma, *by_beta;  // by_beta is null where nobody wants it
-  Columns at;
-};
-
-template <class T, bool kWhole>
-__global__ void norm_weight_grads_kernel(WeightGrads<T> f) {
-  using A = Accumulate<T>;
-  const ColumnThread at = column_thread<T>(f.at);
-  if (at.first >= f.at.rows) return;
-  const int c = f.at.length;
-  Packed<A, kPart<T>> total{}, plain{};
-#pragma unroll 4
-  for (int64_t i = at.first; i < at.last; ++i) {
-    const auto g = load_part<kWhole>(f.dy + i * c, at.j, c), x = load_part<kWhole>(f.x + i * c, at.j, c);
-    const A mean = f.mean ? f.mean[i] : A(0), rstd = f.rstd[i];
-    for (int k = 0; k < kPart<T>; ++k) {
-      const A d = static_cast<A>(g.v[k]);
-      total.v[k] = math::fma(d, (static_cast<A>(x.v[k]) - mean) * rstd, total.v[k]);
-      plain.v[k] += d;
+  __device__ RunSums(A* parts, int64_t run, int length) : to(parts ? parts + run * length : nullptr), n(length) {}
+  template <class F>
+  __device__ void add(int k, int j, const F& next) {  // next(e, sum so far) is the sum with element e of the part
+    if (!to) return;
+    if (k < kHeld) {
+#pragma unroll
+      for (int e = 0; e < kPart<T>; ++e) held[k][e] = next(e, held[k][e]);
+    } else {
+      each_in_part<kWhole, T>(j, n, [&](int e) { to[j + e] = next(e, first ? A(0) : to[j + e]); });
     }
   }
-  store_parts<kWhole, T>(f.by_gamma, at, f.at, total.v);
-  if (f.by_beta) store_parts<kWhole, T>(f.by_beta, at, f.at, plain.v);
+  __device__ void store(const RowThread& at) const {
+    if (!to) return;
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k)
+      if (const int j = at.part<T>(k); j < n) store_sums<kWhole, T>(to, j, n, held[k]);
+  }
+};
+
+// A thread's registers hold three rows and three sums: more threads would have to spill them.
+constexpr int kBackwardThreads = 256;
+
+// Each warp, or block of a longer row, walks a run of rows: their gradients, and the sums over them that the gradients
+// of gamma, of beta and of a bias before the norm are made of, in one pass over memory.
+template <class T, bool kWhole>
+__global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(const __grid_constant__ Backward<T> f) {
+  using A = Accumulate<T>;
+  const RowThread at = row_thread(f.runs);
+  if (at.row >= f.runs.count) return;
+  const int n = f.runs.length;
+  const A inverse = A(1) / static_cast<A>(n);
+  const HeldRow<T, kWhole> gamma(f.gamma, at, n);
+  RunSums<T, kWhole> by_gamma(f.by_gamma, at.row, n), by_beta(f.by_beta, at.row, n), by_sum(f.by_sum, at.row, n);
+  const int64_t end = std::min((at.row + 1) * kRowsTogether, f.rows);
+#pragma unroll 1
+  for (int64_t i = at.row * kRowsTogether; i < end; ++i) {
+    // Without a residual its row is dy's again, which is not added.
+    const HeldRow<T, kWhole> dy(f.dy + i * n, at, n), x(f.x + i * n, at, n),
+        residual((f.residual ? f.residual : f.dy) + i * n, at, n);
+    const A mean = f.mean ? f.mean[i] : A(0), rstd = f.rstd[i];
+    A along = 0, level = 0;
+    each_part(
+        at, n,
+        [&](int j, const auto& g, const auto& in, const auto& by) {
+          each_in_part<kWhole, T>(j, n, [&](int e) {
+            const A weighted = static_cast<A>(g.v[e]) * static_cast<A>(by.v[e]);
+            along += weighted * ((static_cast<A>(in.v[e]) - mean) * rstd);
+            level += weighted;
+          });
+        },
+        dy, x, gamma);
+    along = row_sum(at, along) * inverse;
+    level = f.mean ? row_sum(at, level) * inverse : A(0);
+    each_numbered_part(
+        at, n,
+        [&](int k, int j, const auto& g, const auto& in, const auto& by, const auto& other) {
+          const auto xhat = [&](int e) { return (static_cast<A>(in.v[e]) - mean) * rstd; };
+          Packed<T, kPart<T>> dx;
+          for (int e = 0; e < kPart<T>; ++e) {
+            const A weighted = static_cast<A>(g.v[e]) * static_cast<A>(by.v[e]);
+            const A change = weighted - level - xhat(e) * along;
+            dx.v[e] = T(f.residual ? math::fma(rstd, change, static_cast<A>(other.v[e])) : rstd * change);
+          }
+          store_part<kWhole>(f.dx + i * n, j, n, dx);
+          by_gamma.add(k, j, [&](int e, A sum) { return math::fma(static_cast<A>(g.v[e]), xhat(e), sum); });
+          by_beta.add(k, j, [&](int e, A sum) { return sum + static_cast<A>(g.v[e]); });
+          by_sum.add(k, j, [&](int e, A sum) { return sum + static_cast<A>(dx.v[e]); });
+        },
+        dy, x, gamma, residual);
+    by_gamma.first = by_beta.first = by_sum.first = false;
+  }
+  by_gamma.store(at);
+  by_beta.store(at);
+  by_sum.store(at);
 }
 
 template <class T>
@@ -191,13 +212,19 @@ void norm(const NormOperands& operands, const Normed& to, double eps) {
 }
 
 void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor& dy, const Normed& forward,
-                   const Tensor* residual) {
+                   const Tensor* residual, const NormSums& sums) {
   const Tensor& x = *operands.x;
-  const int64_t c = x.dim(-1);
-  if (x.numel() == 0) return;
+  const int64_t c = x.dim(-1), n = c == 0 ? 0 : x.numel() / c, runs = blocks_for(n, kRowsTogether);
   with_floating(x.dtype(), "norm_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
+    std::vector<RowSum> to;
+    for (const RowSum* wanted : {&sums.gamma, &sums.beta})
+      if (wanted->to.defined()) to.push_back(*wanted);
+    const Tensor parts = to.empty() ? Tensor() : parts_for<A>(x, n, c, std::ssize(to));
+    if (sums.parts) *sums.parts = parts_for<A>(x, n, c);
+    A* const first = data_or_null<A>(&parts);
+    const bool both = to.size() == 2;
     const Backward<T> f{.dy = dy.device_data<T>(),
                         .x = x.device_data<T>(),
                         .gamma = operands.gamma->device_data<T>(),
@@ -205,35 +232,18 @@ void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor&
                         .mean = data_or_null<A>(&forward.mean),
                         .rstd = forward.rstd.device_data<A>(),
                         .dx = dx.device_data<T>(),
-                        .rows = rows_of<T>(x.numel() / c, c)};
+                        .by_gamma = sums.gamma.to.defined() ? first : nullptr,
+                        .by_beta = both                     ? first + runs * c
+                                   : sums.beta.to.defined() ? first
+                                                            : nullptr,
+                        .by_sum = data_or_null<A>(sums.parts),
+                        .runs = rows_of<T>(runs, c, kHeld, kBackwardThreads),
+                        .rows = n};
     const auto queue = [&](auto whole) {
-      launch(context(x), "norm_backward", f.rows.grid(), norm_backward_kernel<T, decltype(whole)::value>, f);
+      launch(context(x), "norm_backward", f.runs.grid(), norm_backward_kernel<T, decltype(whole)::value>, f);
     };
-    with_parts<T>(c, queue, f.dy, f.x, f.gamma, f.residual, f.dx);
-  });
-}
-
-void norm_weight_grads(const Tensor& dgamma, const Tensor* dbeta, const Tensor& dy, const Tensor& x,
-                       const Normed& forward) {
-  const int64_t c = x.dim(-1), n = c == 0 ? 0 : x.numel() / c;
-  with_floating(x.dtype(), "norm_weight_grads", [&](auto t) {
-    using T = decltype(t);
-    using A = Accumulate<T>;
-    const Tensor by_gamma = parts_for<A>(x, n, c), by_beta = dbeta ? parts_for<A>(x, n, c) : Tensor();
-    const WeightGrads<T> f{.dy = dy.device_data<T>(),
-                           .x = x.device_data<T>(),
-                           .mean = data_or_null<A>(&forward.mean),
-                           .rstd = forward.rstd.device_data<A>(),
-                           .by_gamma = by_gamma.device_data<A>(),
-                           .by_beta = data_or_null<A>(&by_beta),
-                           .at = {n, static_cast<int>(c), kRowsTogether}};
-    const auto queue = [&](auto whole) {
-      launch(context(x), "norm_weight_grads", f.at.template grid<T>(),
-             norm_weight_grads_kernel<T, decltype(whole)::value>, f);
-    };
-    with_parts<T>(c, queue, f.dy, f.x);
-    add_parts<A>("norm_weight_grads", dgamma, by_gamma);
-    if (dbeta) add_parts<A>("norm_weight_grads", *dbeta, by_beta);
+    with_parts<T>(c, queue, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);
+    if (!to.empty()) add_parts<A>("norm_backward", to, parts);
   });
 }
 

@@ -4,6 +4,7 @@
 // Any strides (a copy is made where the rows do not run on). Statistics are float32, or float64 for float64. Cost:
 // about 10 FLOPs per element, one pass over memory forward and one backward.
 #pragma once
+#include "tensor/ops/reduce.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
@@ -30,11 +31,17 @@ struct AddNormed {
 AddNormed add_norm(const Tensor& x, Tensor&& y, const Tensor& gamma, const Tensor& beta,
                    const NormOptions& options = {});
 
+// Sums over rows that norm_backward() makes beside dx; on a GPU in the same pass over memory. Rows are added in order.
+struct NormSums {
+  RowSum gamma = {}, beta = {};  // dgamma (C) = sum dy xhat, dbeta (C) = sum dy
+  // On a GPU the first pass of sum_rows(dx), for sum_parts(): the gradient of a bias that was added before the norm.
+  // Untouched on the CPU. Null: not wanted.
+  Tensor* parts = nullptr;
+};
 // dx, with `residual` (undefined, or the gradient that x gets from elsewhere) added in the same pass. `x` is the input
 // of the normalisation, which for add_norm is the sum. Writes over residual when its storage is held by nobody else.
-Tensor norm_backward(const Tensor& dy, const Tensor& x, const Tensor& gamma, const Normed& forward, Tensor&& residual);
-// dgamma (C) = sum dy xhat and, when it is defined, dbeta (C) = sum dy; rows are added in order. Any floating dtype.
-void norm_weight_grads(Tensor& dgamma, Tensor* dbeta, const Tensor& dy, const Tensor& x, const Normed& forward);
+Tensor norm_backward(const Tensor& dy, const Tensor& x, const Tensor& gamma, const Normed& forward, Tensor&& residual,
+                     const NormSums& sums = {});
 
 // What kernels are given: operands checked and contiguous, results made by the caller.
 struct NormOperands {
@@ -49,10 +56,7 @@ namespace cuda {
 void norm(const NormOperands& operands, const Normed& to, double eps);
 // `residual` is null, or what is added; it may be dx.
 void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor& dy, const Normed& forward,
-                   const Tensor* residual);
-// dbeta is null or wanted. Both of any floating dtype.
-void norm_weight_grads(const Tensor& dgamma, const Tensor* dbeta, const Tensor& dy, const Tensor& x,
-                       const Normed& forward);
+                   const Tensor* residual, const NormSums& sums);
 }  // namespace cuda
 
 }  // namespace tessera

@@ -97,6 +97,12 @@ void sum_rows(Tensor& out, const Tensor& x) {
       x.device(), [&] { sum_rows_on_cpu(out, rows); }, [&] { cuda::sum_rows(out, rows); });
 }
 
+void sum_parts(Tensor& out, const Tensor& parts) {
+  on_device(
+      parts.device(), [] { throw Error("[sum_parts] on the CPU nothing makes them"); },
+      [&] { cuda::sum_parts(out, parts); });
+}
+
 Tensor sum(const Tensor& x) {
   const Tensor flat = x.contiguous().reshape({1, x.numel()});
   Tensor out = x.make(Shape{});

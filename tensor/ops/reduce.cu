@@ -113,6 +113,13 @@ void sum_rows(const Tensor& out, const Tensor& x) {
   });
 }
 
+void sum_parts(const Tensor& out, const Tensor& parts) {
+  if (parts.dtype() == DType::float64)
+    add_parts<double>("sum_rows", out, parts);
+  else
+    add_parts<float>("sum_rows", out, parts);
+}
+
 void sums(const char* op, const Tensor& out, const Tensor& x) {
   const int64_t rows = x.dim(0), n = x.dim(1), runs = blocks_for(n, kStaged);
   if (n == 0) return Tensor(out).fill(0);

@@ -11,12 +11,21 @@ Tensor sum_to(const Tensor& x, const Shape& shape);
 // All elements, shape (). Sums in double, in row-major order of the elements, by fixed blocks of 4096.
 Tensor sum(const Tensor& x);
 // (..., C) -> (C): sums rows in order, in float (double for float64). out may have another floating dtype. On a GPU, as
-// all its sums over rows: 64 rows in order, 32 of these sums in order, and then those in order.
+// all its sums over rows: 32 rows in order, 32 of these sums in order, and then those in order.
 void sum_rows(Tensor& out, const Tensor& x);
+
+// Where a sum over rows goes: (C) of any floating dtype and strides; undefined where nobody wants it.
+struct RowSum {
+  Tensor to = {};
+  bool adds = false;  // the sum, rounded to `to`'s dtype, is added to what stands there
+};
+// Ends a sum_rows() whose first pass another kernel has made (tensor/ops/norm.h): parts (1, runs, C) on a GPU.
+void sum_parts(Tensor& out, const Tensor& parts);
 
 // Kernels of a GPU: operands checked, results made by the caller.
 namespace cuda {
 void sum_rows(const Tensor& out, const Tensor& x);  // x (N, C), contiguous
+void sum_parts(const Tensor& out, const Tensor& parts);
 // x (K, N) -> out (K), both contiguous: each row in order, in double, by blocks of 4096, and those in order.
 void sums(const char* op, const Tensor& out, const Tensor& x);
 void sum_to(const Tensor& out, const Tensor& x);  // x of any strides; out contiguous, of a shape that broadcasts to x's

@@ -115,18 +115,35 @@ TEST_F(StructuredGpu, SumsOverManyRows) {
 
 TEST_F(StructuredGpu, WeightGradientsOfManyRows) {
   for (const DType dtype : kFloating)
-    for (const Shape& shape : {Shape{9000, 5}, Shape{130, 64}}) {
+    for (const Shape& shape : {Shape{9000, 5}, Shape{130, 64}, Shape{40, 4100}, Shape{33, 8193}, Shape{0, 8}}) {
       SCOPED_TRACE(std::string(name_of(dtype)) + " " + shape.str());
       const Tensor x = drawn(shape, dtype, "x"), dy = drawn(shape, dtype, "dy", 0, 1),
                    c = drawn({shape[1]}, dtype, "c");
       const Normed here = norm(x, c, c), there{Tensor(), here.mean.to(arena), here.rstd.to(arena)};
-      Tensor dgamma = x.make({shape[1]}), dbeta = x.make({shape[1]});
-      norm_weight_grads(dgamma, &dbeta, dy, x, here);
-      Tensor dgamma_there = dgamma.to(arena).clone(), dbeta_there = dbeta.to(arena).clone();
-      norm_weight_grads(dgamma_there, &dbeta_there, dy.to(arena), x.to(arena), there);
-      EXPECT_LT(apart(dgamma_there, dgamma), 20 * bound(dtype));
-      EXPECT_LT(apart(dbeta_there, dbeta), bound(dtype));
-      Tensor dbias = dgamma.clone(), dbias_there = dgamma_there.clone();
+      const NormSums sums{.gamma = {x.make({shape[1]})}, .beta = {x.make({shape[1]}, DType::float32)}};
+      norm_backward(dy, x, c, here, {}, sums);
+      // Sums that are added to what stands there, where they do not lie together, of two dtypes.
+      Tensor parts, gamma = x.to(arena).make({shape[1], 2}).select(1, 1),
+                    beta = x.to(arena).make({shape[1]}, DType::float32);
+      gamma.fill(0);
+      beta.fill(0);
+      const NormSums sums_there{.gamma = {gamma, true}, .beta = {beta, false}, .parts = &parts};
+      const Tensor dx = norm_backward(dy.to(arena), x.to(arena), c.to(arena), there, {}, sums_there);
+      EXPECT_LT(apart(gamma, sums.gamma.to), 20 * bound(dtype));
+      EXPECT_LT(apart(beta, sums.beta.to), bound(dtype));
+      // The first pass of a bias's gradient rides on the kernel that makes dx.
+      Tensor along = beta.clone(), alone = beta.clone();
+      sum_parts(along, parts);
+      sum_rows(alone, dx);
+      EXPECT_TRUE(same_bits(along, alone));
+      // A gradient that is added to another is rounded first.
+      Tensor twice = along.clone();
+      const NormSums again{.beta = {twice, true}};
+      norm_backward(dy.to(arena), x.to(arena), c.to(arena), there, {}, again);
+      add_(along, beta);
+      EXPECT_TRUE(same_bits(twice, along));
+      if (shape[0] == 0) continue;
+      Tensor dbias = sums.gamma.to.clone(), dbias_there = gamma.contiguous();
       const Tensor dh = bias_gelu_backward(dy.clone(), x, &dbias);
       const Tensor dh_there = bias_gelu_backward(dy.to(arena).clone(), x.to(arena), &dbias_there);
       EXPECT_LT(apart(dh_there, dh), dtype == DType::float64 ? 1e-15 : 1e-30);
