@@ -43,13 +43,13 @@ std::string_view name_of(Category category) {
 Arena::Arena(std::unique_ptr<Region> region) : region_(std::move(region)) {
   if (device() == Device::cpu) return;
   host_ = make_arena();
-  if constexpr (kWithCuda) cuda::begin(*this);
+  if constexpr (kWithCuda) cuda::open_stream(*this);
 }
 
 Arena::~Arena() {
   permit(region_->base(), top_);
   if constexpr (kWithCuda)
-    if (device() == Device::cuda) cuda::finish(*this);
+    if (device() == Device::cuda) cuda::finish_stream(*this);
   while (!locals_.empty()) locals_.pop_back();
 }
 

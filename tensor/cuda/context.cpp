@@ -8,6 +8,22 @@
 #include "tensor/cuda/region.h"
 
 namespace tessera::cuda {
+namespace {
+
+// The runtime calls a driver insufficient that is not there at all, whose version is 0.
+std::string why_no_gpu(cudaError_t found) {
+  if (found == cudaSuccess || found == cudaErrorNoDevice) return "the NVIDIA driver lists none";
+  if (found != cudaErrorInsufficientDriver) return cudaGetErrorString(found);
+  int driver = 0, own = 0;
+  check(cudaDriverGetVersion(&driver), "gpu");
+  check(cudaRuntimeGetVersion(&own), "gpu");
+  const auto name = [](int version) { return fmt::format("CUDA {}.{}", version / 1000, version % 1000 / 10); };
+  return driver == 0
+             ? "this machine has no NVIDIA driver, or the container does not reach it"
+             : fmt::format("the NVIDIA driver is for {}, older than this program's {}", name(driver), name(own));
+}
+
+}  // namespace
 
 Context::Context() {
   check(cudaGetDevice(&gpu_), "context");
@@ -21,8 +37,8 @@ void Context::finish() noexcept {
   cudaStreamSynchronize(stream());
 }
 
-void begin(Arena& arena) { arena.local<Context>(); }
-void finish(Arena& arena) noexcept { arena.local<Context>().finish(); }
+void open_stream(Arena& arena) { arena.local<Context>(); }
+void finish_stream(Arena& arena) noexcept { arena.local<Context>().finish(); }
 
 void Context::about_to_wait(const char* op) const {
   if (capturing_)
@@ -73,19 +89,6 @@ std::string describe_gpu() {
   check(cudaGetDeviceProperties(&properties, gpu), "gpu");
   return fmt::format("{}, {} multiprocessors, {:.1f} GiB", properties.name, properties.multiProcessorCount,
                      static_cast<double>(properties.totalGlobalMem) / 0x1p30);
-}
-
-// The runtime calls a driver insufficient that is not there at all, whose version is 0.
-static std::string why_no_gpu(cudaError_t found) {
-  if (found == cudaSuccess || found == cudaErrorNoDevice) return "the NVIDIA driver lists none";
-  if (found != cudaErrorInsufficientDriver) return cudaGetErrorString(found);
-  int driver = 0, own = 0;
-  check(cudaDriverGetVersion(&driver), "gpu");
-  check(cudaRuntimeGetVersion(&own), "gpu");
-  const auto name = [](int version) { return fmt::format("CUDA {}.{}", version / 1000, version % 1000 / 10); };
-  return driver == 0
-             ? "this machine has no NVIDIA driver, or the container does not reach it"
-             : fmt::format("the NVIDIA driver is for {}, older than this program's {}", name(driver), name(own));
 }
 
 void use_gpu(int gpu) {

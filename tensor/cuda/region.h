@@ -17,8 +17,8 @@ std::unique_ptr<Region> device_region();
 
 // Makes the stream of an arena on the calling thread's GPU, before all else that the arena keeps (Arena::local), and so
 // it goes last. Waits at the arena's end for all that is queued, which may use what the arena keeps.
-void begin(Arena& arena);
-void finish(Arena& arena) noexcept;
+void open_stream(Arena& arena);
+void finish_stream(Arena& arena) noexcept;
 
 // Host memory of which no page can be moved or swapped out, so that kernels of every GPU reach it over the bus, at the
 // host's own addresses. Throws Error naming the cause when the GPU cannot, or the system pins no more.
