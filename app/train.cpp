@@ -151,7 +151,6 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
                              run.directory.path().string()));
   if (o.device == "cuda") {
     output.message(with_options(describe_attention(run.job)));
-    if (!b.memory.empty()) output.message(b.memory);
     const std::string why = with_options(no_graph_because(run.job, o.trace, d.has_examples()));
     output.message(why.empty() ? "CUDA graph: on (a step is captured once and launched again)"
                                : fmt::format("CUDA graph: off ({})", why));

@@ -43,11 +43,7 @@ void AsyncRun::show(const AppliedPush& push) {
 void AsyncRun::begin(const std::vector<std::string>& passed_over) {
   if (world_.rank() > 0) return;
   const std::string steps = fmt::format("{} asynchronous steps of {} tokens", o_.steps, trainer_.tokens_per_step());
-  output_ = begin_output(run_, {.model = trainer_.model(),
-                                .steps = steps,
-                                .done = step_,
-                                .passed_over = passed_over,
-                                .memory = trainer_.arena()->region().note()});
+  output_ = begin_output(run_, {.model = trainer_.model(), .steps = steps, .done = step_, .passed_over = passed_over});
   if (!o_.no_eval)
     output_->message(
         "the run is validated at its end only: workers and servers have no common step, except when it saves");

@@ -42,7 +42,6 @@ Json gpu_json(const TrainOutput::Facts& f) {
   const auto& log = f.arena->local<KernelLog>();
   const bool each_looked_at = f.graph.replays + f.graph.queued == 0;
   return {{"name", describe_device()},
-          {"memory", f.arena->region().note()},
           {"attention",
            {{"forward", attention_json(log.forward)},
             {"backward", attention_json(log.backward)},

@@ -133,8 +133,7 @@ int train_in_steps(const Run& run, Communicator& world) {
     output = begin_output(run, {.model = trainer.whole_model(),
                                 .steps = fmt::format("{} steps of {} tokens", o.steps, trainer.tokens_per_step()),
                                 .done = trainer.steps_done(),
-                                .passed_over = passed_over,
-                                .memory = trainer.arena()->region().note()});
+                                .passed_over = passed_over});
   const int status = train_steps(run, trainer, output.get(), trace.get());
   trace.stop(trainer);
   const RunUsage usage = usage_of(world, trainer.communicators(), trainer.arena());

@@ -34,7 +34,6 @@ struct Beginning {
   std::string steps;  // of how many tokens, and by whom
   int64_t done = 0;   // steps
   const std::vector<std::string>& passed_over;
-  std::string memory = {};  // what is unusual about it
 };
 std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& beginning);
 // After a step, or in the validation that follows.

@@ -41,10 +41,22 @@ std::string_view name_of(Category category) {
 }
 
 Arena::Arena(std::unique_ptr<Region> region) : region_(std::move(region)) {
-  if (device() != Device::cpu) host_ = make_arena();
+  if (device() == Device::cpu) return;
+  host_ = make_arena();
+  if constexpr (kWithCuda) cuda::open_stream(*this);
 }
 
-Arena::~Arena() { permit(region_->base(), top_); }
+Arena::~Arena() {
+  permit(region_->base(), top_);
+  if constexpr (kWithCuda)
+    if (device() == Device::cuda) cuda::finish_stream(*this);
+  while (!locals_.empty()) locals_.pop_back();
+}
+
+void* Arena::local(std::type_index type) const {
+  const auto found = std::ranges::find(locals_, type, [](const auto& local) { return local.first; });
+  return found == locals_.end() ? nullptr : found->second.get();
+}
 
 ArenaPtr Arena::host() { return host_ ? host_ : shared_from_this(); }
 
@@ -161,11 +173,11 @@ void Arena::count(Category category, int64_t bytes) {
     u->live += bytes;
     u->peak = std::max(u->peak, u->live);
   }
-  const auto watched = locals_.find(typeid(Watched));
-  if (watched == locals_.end()) return;
+  void* const watched = local(typeid(Watched));
+  if (!watched) return;
   std::array<int64_t, kCategories> live = {};
   for (size_t c = 0; c < live.size(); ++c) live[c] = usage_[c].live;
-  static_cast<Watched*>(watched->second.get())->tell(live);
+  static_cast<Watched*>(watched)->tell(live);
 }
 
 Usage Arena::usage(Category category) const {

@@ -16,6 +16,8 @@
 #include <mutex>
 #include <string_view>
 #include <typeindex>
+#include <utility>
+#include <vector>
 
 #include "tensor/error.h"
 #include "tensor/region.h"
@@ -100,16 +102,18 @@ class Arena : public std::enable_shared_from_this<Arena> {
     Arena& arena_;
   };
 
-  // State that lives as long as the rank does, one object per type (the cache of compiled matmuls, for one).
+  // State that lives as long as the rank does, one object per type (the cache of compiled matmuls, for one). What was
+  // made later goes first: it may use what was there before it.
   template <class T>
   T& local() {
     std::lock_guard lock(mutex_);
-    std::shared_ptr<void>& slot = locals_[typeid(T)];
-    if (!slot) slot = std::make_shared<T>();
-    return *static_cast<T*>(slot.get());
+    void* found = local(typeid(T));
+    if (!found) found = locals_.emplace_back(typeid(T), std::make_shared<T>()).second.get();
+    return *static_cast<T*>(found);
   }
 
  private:
+  void* local(std::type_index type) const;  // null: not made yet
   void count(Category category, int64_t bytes);
   void fix(bool fixed);
   void lend(bool lent);
@@ -124,7 +128,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   Category default_category_ = Category::activations;
   bool fixed_ = false;
   int lent_ = 0;
-  std::map<std::type_index, std::shared_ptr<void>> locals_;
+  std::vector<std::pair<std::type_index, std::shared_ptr<void>>> locals_;
 };
 
 using ArenaPtr = std::shared_ptr<Arena>;

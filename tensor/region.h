@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <string>
 
 #include "tensor/device.h"
 
@@ -26,8 +25,6 @@ class Region {
     int64_t number = -1;
   };
   File file() const { return file_; }
-  // For the head of a run: what is unusual about this memory; mostly empty.
-  const std::string& note() const { return note_; }
   // Makes the first `bytes` usable; called before more than ever before is handed out. Throws when there is no room:
   // std::bad_alloc where the system has none.
   virtual void commit(int64_t bytes) = 0;
@@ -37,7 +34,6 @@ class Region {
   std::byte* base_ = nullptr;
   int64_t capacity_ = 0;
   File file_ = {};
-  std::string note_ = {};
 
  private:
   Device device_;

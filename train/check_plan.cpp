@@ -11,6 +11,7 @@
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/nccl_api.h"
 #include "parallel/comm/surroundings.h"
+#include "tensor/cuda/gpus.h"
 #include "tensor/field_error.h"
 #include "tensor/findings.h"
 #include "train/attention_choice.h"
@@ -56,6 +57,15 @@ void check_documents(const Job& s) {
         "document_mask",
         "the ranks of `dp_mode` dataparallel get their tokens from rank 0, and it does not send where documents begin; "
         "expected `dp_mode` ddp, found dataparallel");
+}
+
+// Before anything is read or queued.
+void check_float64(const Job& s) {
+  if constexpr (kWithCuda)
+    if (s.plan.device == Device::cuda && s.optim.dtype == DType::float64 && !cuda::has_float64_kernels())
+      refuse("dtype",
+             "fp64 on a GPU takes a build with -DTESSERA_FLOAT64_KERNELS=ON; expected fp32 or bf16, or "
+             "`device` cpu");
 }
 
 void check_state_dtype(const Job& s) {
@@ -227,7 +237,7 @@ void check_layout(const Plan& p, const ModelConfig& m, int64_t batch) {
 
 void check(const Plan& p) {
   if constexpr (kWithNccl)
-    if (uses_nccl(p)) load_kernels_early();  // before the first call of CUDA's, which looks for GPUs
+    if (uses_nccl(p)) prepare_for_nccl();  // before the first call of CUDA's, which looks for GPUs
   check_numbers(p);
   check_backend(p, p.ranks());
   check_data(p);
@@ -241,12 +251,13 @@ void check(const Plan& p) {
 void check(const Job& s, bool traced) {
   const Plan& p = s.plan;
   if constexpr (kWithNccl)
-    if (uses_nccl(p)) load_kernels_early();
+    if (uses_nccl(p)) prepare_for_nccl();
   check_numbers(p);  // by which the others divide
   Findings found;
   found.check([&] { check_sizes(s); });
   found.check([&] { check_backend(p, p.ranks()); });
   found.check([&] { check_documents(s); });
+  found.check([&] { check_float64(s); });
   found.check([&] { check_state_dtype(s); });
   found.check([&] { check_updates(s); });
   found.check([&] { check_data(p); });

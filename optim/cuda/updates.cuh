@@ -34,7 +34,10 @@ W* reached_data(const Tensor& t) {
 template <class W, class F>
 void with_types(const FlatUnit& unit, const F& f) {
   with_unit_types(unit, [&](auto value, auto grad) {
-    if constexpr (std::is_same_v<Accumulate<decltype(value)>, W>) f(value, grad);
+    if constexpr (!kHasKernels<decltype(value)> || !kHasKernels<decltype(grad)>)
+      refuse_float64(DType::float64, "optimizer");
+    else if constexpr (std::is_same_v<Accumulate<decltype(value)>, W>)
+      f(value, grad);
   });
 }
 

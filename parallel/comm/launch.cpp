@@ -136,7 +136,7 @@ std::string cause_of(const std::exception& failure) {
 
 void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& body) {
   if constexpr (kWithNccl)
-    if (o.backend == Backend::nccl) load_kernels_early();
+    if (o.backend == Backend::nccl) prepare_for_nccl();
   if (o.backend == Backend::mpi) {
     if constexpr (kWithMpi)
       return launch_under_mpi(o, body);

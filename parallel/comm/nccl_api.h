@@ -58,11 +58,13 @@ class NcclApi {
   virtual std::unique_ptr<NcclApi> another() const = 0;
 };
 
-// To be called before the first call of CUDA's in a process that will use NCCL: kernels are then loaded before they are
-// first launched. CUDA loads lazily otherwise, and may wait for the GPU to be idle when it does, which it never is
-// while a kernel of NCCL's waits for a rank whose next kernel is still to be loaded. What the user has chosen stays
-// (CUDA_MODULE_LOADING).
-void load_kernels_early();
+// To be called before the first call of CUDA's in a process that will use NCCL, and says two things in the environment,
+// where the user has not (CUDA_MODULE_LOADING, NCCL_GRAPH_REGISTER). Kernels are loaded before they are first launched:
+// CUDA loads lazily otherwise, and may wait for the GPU to be idle when it does, which it never is while a kernel of
+// NCCL's waits for a rank whose next kernel is still to be loaded. And NCCL registers no buffers of a captured graph:
+// it takes a run of addresses for one piece of memory, and an arena's is mapped piece by piece, so such graphs hang or
+// access other memory (NVIDIA/nccl, issues 1820, 2332 and 2362).
+void prepare_for_nccl();
 
 // NCCL and CUDA as they are. `device`: of this rank. Throws Error where this build or this machine has none, or fewer
 // devices. Defined where NCCL is on.

@@ -170,7 +170,10 @@ class RealNccl final : public NcclApi {
 
 }  // namespace
 
-void load_kernels_early() { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
+void prepare_for_nccl() {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  setenv("NCCL_GRAPH_REGISTER", "0", 0);
+}
 
 std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed) {
   int devices = 0;

@@ -5,8 +5,25 @@
 
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/gpus.h"
+#include "tensor/cuda/region.h"
 
 namespace tessera::cuda {
+namespace {
+
+// The runtime calls a driver insufficient that is not there at all, whose version is 0.
+std::string why_no_gpu(cudaError_t found) {
+  if (found == cudaSuccess || found == cudaErrorNoDevice) return "the NVIDIA driver lists none";
+  if (found != cudaErrorInsufficientDriver) return cudaGetErrorString(found);
+  int driver = 0, own = 0;
+  check(cudaDriverGetVersion(&driver), "gpu");
+  check(cudaRuntimeGetVersion(&own), "gpu");
+  const auto name = [](int version) { return fmt::format("CUDA {}.{}", version / 1000, version % 1000 / 10); };
+  return driver == 0
+             ? "this machine has no NVIDIA driver, or the container does not reach it"
+             : fmt::format("the NVIDIA driver is for {}, older than this program's {}", name(driver), name(own));
+}
+
+}  // namespace
 
 Context::Context() {
   check(cudaGetDevice(&gpu_), "context");
@@ -15,10 +32,13 @@ Context::Context() {
     check(cudaStreamCreateWithFlags(made->receive(), cudaStreamNonBlocking), "context");
 }
 
-Context::~Context() {  // the arena's memory goes after this
+void Context::finish() noexcept {
   cudaStreamSynchronize(copies());
   cudaStreamSynchronize(stream());
 }
+
+void open_stream(Arena& arena) { arena.local<Context>(); }
+void finish_stream(Arena& arena) noexcept { arena.local<Context>().finish(); }
 
 void Context::about_to_wait(const char* op) const {
   if (capturing_)
@@ -74,8 +94,8 @@ std::string describe_gpu() {
 void use_gpu(int gpu) {
   int count = 0;
   if (const cudaError_t result = expected(cudaGetDeviceCount(&count)); result != cudaSuccess || count == 0)
-    throw Error(fmt::format("`device` cuda: no GPU was found ({}); `device` cpu runs everything without one",
-                            result == cudaSuccess ? "the driver lists none" : cudaGetErrorString(result)));
+    throw Error(fmt::format("`device` cuda: no GPU was found: {}; `device` cpu runs everything without one",
+                            why_no_gpu(result)));
   if (gpu < 0 || gpu >= count)
     throw Error(fmt::format("`device` cuda: GPU {} was asked for; this machine has {}, numbered from 0", gpu, count));
   check(cudaSetDevice(gpu), "gpu");

@@ -17,7 +17,6 @@ namespace tessera::cuda {
 class Context {
  public:
   Context();  // on the calling thread's GPU
-  ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
@@ -35,6 +34,7 @@ class Context {
   // is an index that a kernel found outside its bounds. Throws Error while the stream is captured: what is captured
   // does not run, so there is nothing to wait for.
   void synchronize();
+  void finish() noexcept;                    // waits for both streams, whatever has failed: at the end of the arena
   void about_to_wait(const char* op) const;  // throws that, before anything is queued
   const char* last_op() const { return last_op_.load(std::memory_order_relaxed); }
   int64_t synchronizations() const { return synchronizations_; }  // how often the host has waited here

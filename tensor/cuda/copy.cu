@@ -1,5 +1,6 @@
 // Copies, conversions and fills on a GPU.
 #include "tensor/cuda/copy.h"
+#include "tensor/cuda/gpus.h"
 #include "tensor/cuda/loops.cuh"
 
 namespace tessera::cuda {
@@ -45,6 +46,8 @@ bool has_code_here() {
   cudaFuncAttributes attributes{};
   return expected(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(count_up_kernel))) == cudaSuccess;
 }
+
+bool has_float64_kernels() { return kFloat64Kernels; }
 
 void synchronize(Arena& arena) { arena.local<Context>().synchronize(); }
 

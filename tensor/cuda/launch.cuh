@@ -1,10 +1,36 @@
 // How a kernel is started: on the stream of a tensor's arena, under the name of its op.
 #pragma once
 #include <cstdint>
+#include <string>
+#include <type_traits>
 
 #include "tensor/cuda/context.h"
 
 namespace tessera::cuda {
+
+// Defined for .cu files alone, so that a change of it compiles nothing else (cmake/tessera.cmake).
+inline constexpr bool kFloat64Kernels = TESSERA_FLOAT64_KERNELS;
+template <class T>
+inline constexpr bool kHasKernels = kFloat64Kernels || !std::is_same_v<T, double>;
+
+[[noreturn]] inline void refuse_float64(DType dtype, const char* op) {
+  throw Error("[" + std::string(op) + "] dtype is " + std::string(name_of(dtype)) +
+              "; expected float32 or bfloat16, since this program was built without kernels of float64 "
+              "(-DTESSERA_FLOAT64_KERNELS=ON)");
+}
+
+// As tessera::with_floating(), for kernels that a build may leave out. Code of this namespace gets this one, because it
+// is the more constrained of the two; kernels that every build needs name the other.
+template <class F>
+requires(std::is_class_v<std::remove_cvref_t<F>>) decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
+  if constexpr (kFloat64Kernels) {
+    return tessera::with_floating(dtype, op, f);
+  } else {
+    if (dtype == DType::bfloat16) return f(bfloat16{});
+    if (dtype != DType::float32) refuse_float64(dtype, op);
+    return f(float{});
+  }
+}
 
 inline constexpr int kThreads = 256;  // of a block, where nothing asks for another number
 

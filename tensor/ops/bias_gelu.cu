@@ -1,5 +1,5 @@
 // Bias and GELU on a GPU, with the CPU's bits.
-#include "tensor/cuda/columns.cuh"
+#include "tensor/cuda/column_kernel.cuh"
 #include "tensor/ops/bias_gelu.h"
 #include "tensor/ops/elementwise_list.h"
 
@@ -7,58 +7,49 @@ namespace tessera::cuda {
 namespace {
 
 template <class T>
-struct Forward {
+struct BiasGeluForward {
+  using A = Accumulate<T>;
   const T *x, *bias;  // bias may be null
   T *h, *y;           // h may be x
-  Columns at;
-};
 
-template <class T, bool kWhole>
-__global__ void bias_gelu_kernel(Forward<T> f) {
-  using A = Accumulate<T>;
-  const ColumnThread at = column_thread<T>(f.at);
-  if (at.first >= f.at.rows) return;
-  const int c = f.at.length;
-  Packed<T, kPart<T>> bias{};
-  if (f.bias) bias = load_part<kWhole>(f.bias, at.j, c);
-  for (int64_t i = at.first; i < at.last; ++i) {
-    auto h = load_part<kWhole>(f.x + i * c, at.j, c);
-    Packed<T, kPart<T>> y;
-    for (int k = 0; k < kPart<T>; ++k) {
-      if (f.bias) h.v[k] = T(static_cast<A>(h.v[k]) + static_cast<A>(bias.v[k]));
-      y.v[k] = T(Gelu::f(static_cast<A>(h.v[k])));
+  template <class Part>
+  __device__ void operator()(const Part& at) const {
+    typename Part::Elements added{}, out;
+    if (bias) added = at.load(bias);
+    for (int64_t i = at.first; i < at.last; ++i) {
+      auto in = at.load(x, i);
+      for (int k = 0; k < kPart<T>; ++k) {
+        if (bias) in.v[k] = T(static_cast<A>(in.v[k]) + static_cast<A>(added.v[k]));
+        out.v[k] = T(Gelu::f(static_cast<A>(in.v[k])));
+      }
+      at.store(h, i, in);
+      at.store(y, i, out);
     }
-    store_part<kWhole>(f.h + i * c, at.j, c, h);
-    store_part<kWhole>(f.y + i * c, at.j, c, y);
   }
-}
+};
 
 template <class T>
-struct Backward {
-  const T *dy, *h;
-  T* dh;                 // may be dy
-  Accumulate<T>* parts;  // null where nobody wants the bias gradient
-  Columns at;
-};
-
-template <class T, bool kWhole>
-__global__ void bias_gelu_backward_kernel(Backward<T> f) {
+struct BiasGeluBackward {
   using A = Accumulate<T>;
-  const ColumnThread at = column_thread<T>(f.at);
-  if (at.first >= f.at.rows) return;
-  const int c = f.at.length;
-  Packed<A, kPart<T>> total{};
-  for (int64_t i = at.first; i < at.last; ++i) {
-    const auto dy = load_part<kWhole>(f.dy + i * c, at.j, c), h = load_part<kWhole>(f.h + i * c, at.j, c);
-    Packed<T, kPart<T>> dh;
-    for (int k = 0; k < kPart<T>; ++k) {
-      dh.v[k] = T(static_cast<A>(dy.v[k]) * Gelu::df(static_cast<A>(h.v[k])));
-      total.v[k] += static_cast<A>(dh.v[k]);
+  const T *dy, *h;
+  T* dh;     // may be dy
+  A* parts;  // null where nobody wants the bias gradient
+
+  template <class Part>
+  __device__ void operator()(const Part& at) const {
+    Packed<A, kPart<T>> total{};
+    for (int64_t i = at.first; i < at.last; ++i) {
+      const auto up = at.load(dy, i), in = at.load(h, i);
+      typename Part::Elements down;
+      for (int k = 0; k < kPart<T>; ++k) {
+        down.v[k] = T(static_cast<A>(up.v[k]) * Gelu::df(static_cast<A>(in.v[k])));
+        total.v[k] += static_cast<A>(down.v[k]);
+      }
+      at.store(dh, i, down);
     }
-    store_part<kWhole>(f.dh + i * c, at.j, c, dh);
+    if (parts) at.store_sums(parts, total);
   }
-  if (f.parts) store_parts<kWhole, T>(f.parts, at, f.at, total.v);
-}
+};
 
 }  // namespace
 
@@ -68,15 +59,11 @@ void bias_gelu(const BiasGelu& to, const Tensor& x, const Tensor* bias) {
   if (x.numel() == 0) return;
   with_floating(x.dtype(), "bias_gelu", [&](auto t) {
     using T = decltype(t);
-    const Forward<T> f{.x = x.device_data<T>(),
-                       .bias = bias ? bias->device_data<T>() : nullptr,
-                       .h = to.h.device_data<T>(),
-                       .y = to.y.device_data<T>(),
-                       .at = {x.numel() / c, static_cast<int>(c), kRows}};
-    const auto queue = [&](auto whole) {
-      launch(context(x), "bias_gelu", f.at.template grid<T>(), bias_gelu_kernel<T, decltype(whole)::value>, f);
-    };
-    with_parts<T>(c, queue, f.x, f.bias, f.h, f.y);
+    const BiasGeluForward<T> f{.x = x.device_data<T>(),
+                               .bias = bias ? bias->device_data<T>() : nullptr,
+                               .h = to.h.device_data<T>(),
+                               .y = to.y.device_data<T>()};
+    for_columns<T>(context(x), "bias_gelu", {x.numel() / c, static_cast<int>(c), kRows}, f, f.x, f.bias, f.h, f.y);
   });
 }
 
@@ -86,16 +73,11 @@ void bias_gelu_backward(const Tensor& dh, const Tensor& dy, const Tensor& h, con
     using T = decltype(t);
     using A = Accumulate<T>;
     const Tensor parts = dbias ? parts_for<A>(h, n, c) : Tensor();
-    const Backward<T> f{.dy = dy.device_data<T>(),
-                        .h = h.device_data<T>(),
-                        .dh = dh.device_data<T>(),
-                        .parts = dbias ? parts.device_data<A>() : nullptr,
-                        .at = {n, static_cast<int>(c), kRowsTogether}};
-    const auto queue = [&](auto whole) {
-      launch(context(h), "bias_gelu_backward", f.at.template grid<T>(),
-             bias_gelu_backward_kernel<T, decltype(whole)::value>, f);
-    };
-    with_parts<T>(c, queue, f.dy, f.h, f.dh);
+    const BiasGeluBackward<T> f{.dy = dy.device_data<T>(),
+                                .h = h.device_data<T>(),
+                                .dh = dh.device_data<T>(),
+                                .parts = dbias ? parts.device_data<A>() : nullptr};
+    for_columns<T>(context(h), "bias_gelu_backward", {n, static_cast<int>(c), kRowsTogether}, f, f.dy, f.h, f.dh);
     if (dbias) add_parts<A>("bias_gelu_backward", *dbias, parts);
   });
 }

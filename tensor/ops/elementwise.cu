@@ -73,10 +73,14 @@ void unary_backward(const Tensor& dx, const Tensor& dy, const Tensor& x) {
 
 template <class Op>
 void binary(const Tensor& y, const Tensor& a, const Tensor& b) {
-  with_floating(a.dtype(), Op::name, [&](auto t) {
+  const auto run = [&](auto t) {
     using T = decltype(t);
     map<T, T, T>(Op::name, Value<T, Op>{}, y, a, b);
-  });
+  };
+  if constexpr (std::is_same_v<Op, Add>)
+    tessera::with_floating(a.dtype(), Op::name, run);  // losses are added in float64
+  else
+    with_floating(a.dtype(), Op::name, run);
 }
 
 template <class Op>

@@ -6,7 +6,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "tensor/cuda/columns.cuh"
+#include "tensor/cuda/column_kernel.cuh"
 #include "tensor/cuda/indices.cuh"
 #include "tensor/ops/embedding.h"
 
@@ -26,18 +26,22 @@ Own own_rows(const Tensor& table, const VocabPart& part) {
               {.op = "embedding", .what = "id", .where = "at position", .limit = part.whole > 0 ? part.whole : rows})};
 }
 
-template <class T, bool kWhole>
-__global__ void embedding_kernel(const T* table, const int32_t* ids, T* out, Columns tokens, Own own) {
-  const ColumnThread at = column_thread<T>(tokens);
-  if (at.first >= tokens.rows) return;
-  const int64_t c = tokens.length;
-  const int32_t id = ids[at.first];
-  const int64_t row = id - own.first;
-  Packed<T, kPart<T>> part{};
-  if (inside(own.bounds, at.first, id) && row >= 0 && row < own.count)
-    part = load_part<kWhole>(table + row * c, at.j, tokens.length);
-  store_part<kWhole>(out + at.first * c, at.j, tokens.length, part);
-}
+template <class T>
+struct Lookup {
+  const T* table;
+  const int32_t* ids;
+  T* out;
+  Own own;
+
+  template <class Part>
+  __device__ void operator()(const Part& at) const {
+    const int32_t id = ids[at.first];
+    const int64_t row = id - own.first;
+    typename Part::Elements part{};
+    if (inside(own.bounds, at.first, id) && row >= 0 && row < own.count) part = at.load(table, row);
+    at.store(out, at.first, part);
+  }
+};
 
 constexpr int kIdsPerThread = 8, kTile = kThreads * kIdsPerThread;  // ids that a block looks at together
 constexpr int kTokens = 2 * kTile;                                  // that a block keeps at most before it adds them up
@@ -203,14 +207,8 @@ void embedding(const Tensor& out, const Tensor& ids, const Tensor& table, const 
   if (out.numel() == 0) return;
   with_dtype(table.dtype(), [&](auto t) {
     using T = decltype(t);
-    const T* const from = table.device_data<T>();
-    T* const to = out.device_data<T>();
-    const Columns at{n, static_cast<int>(c)};
-    const auto queue = [&](auto whole) {
-      launch(context(out), "embedding", at.template grid<T>(), embedding_kernel<T, decltype(whole)::value>, from,
-             ids.device_data<int32_t>(), to, at, own_rows(table, part));
-    };
-    with_parts<T>(c, queue, from, to);
+    const Lookup<T> f{table.device_data<T>(), ids.device_data<int32_t>(), out.device_data<T>(), own_rows(table, part)};
+    for_columns<T>(context(out), "embedding", {n, static_cast<int>(c)}, f, f.table, f.out);
   });
 }
 

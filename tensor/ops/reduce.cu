@@ -1,32 +1,27 @@
 // Sums on a GPU. Only sum_rows, which sums gradients of biases, is in a training step's way: the others take the CPU's
 // order and so give its bits.
-#include "tensor/cuda/columns.cuh"
+#include "tensor/cuda/column_kernel.cuh"
 #include "tensor/ops/reduce.h"
 
 namespace tessera::cuda {
 namespace {
 
 template <class T>
-struct SumColumns {
-  using A = Accumulate<T>;
+struct ColumnSums {
   const T* x;
-  A* parts;
-  Columns at;
-};
+  Accumulate<T>* parts;
 
-template <class T, bool kWhole>
-__global__ void sum_columns_kernel(SumColumns<T> f) {
-  using A = Accumulate<T>;
-  const ColumnThread at = column_thread<T>(f.at);
-  if (at.first >= f.at.rows) return;
-  Packed<A, kPart<T>> total{};
+  template <class Part>
+  __device__ void operator()(const Part& at) const {
+    Packed<Accumulate<T>, kPart<T>> total{};
 #pragma unroll 4
-  for (int64_t i = at.first; i < at.last; ++i) {
-    const auto part = load_part<kWhole>(f.x + i * f.at.length, at.j, f.at.length);
-    for (int k = 0; k < kPart<T>; ++k) total.v[k] += static_cast<A>(part.v[k]);
+    for (int64_t i = at.first; i < at.last; ++i) {
+      const auto part = at.load(x, i);
+      for (int k = 0; k < kPart<T>; ++k) total.v[k] += static_cast<Accumulate<T>>(part.v[k]);
+    }
+    at.store_sums(parts, total);
   }
-  store_parts<kWhole, T>(f.parts, at, f.at, total.v);
-}
+};
 
 constexpr int kStaged = 4096;  // elements that a block has near at a time, and the CPU's blocks
 
@@ -104,11 +99,8 @@ void sum_rows(const Tensor& out, const Tensor& x) {
     using T = decltype(t);
     using A = Accumulate<T>;
     const Tensor parts = parts_for<A>(x, n, c);
-    const SumColumns<T> f{x.device_data<T>(), parts.device_data<A>(), {n, static_cast<int>(c), kRowsTogether}};
-    const auto queue = [&](auto whole) {
-      launch(context(x), "sum_rows", f.at.template grid<T>(), sum_columns_kernel<T, decltype(whole)::value>, f);
-    };
-    with_parts<T>(c, queue, f.x);
+    const ColumnSums<T> f{x.device_data<T>(), parts.device_data<A>()};
+    for_columns<T>(context(x), "sum_rows", {n, static_cast<int>(c), kRowsTogether}, f, f.x);
     add_parts<A>("sum_rows", out, parts);
   });
 }
@@ -125,12 +117,12 @@ void sums(const char* op, const Tensor& out, const Tensor& x) {
   if (n == 0) return Tensor(out).fill(0);
   const Tensor parts = x.make({rows, runs}, DType::float64, Category::workspace);
   double* const part = parts.device_data<double>();
-  with_floating(x.dtype(), op, [&](auto t) {
+  tessera::with_floating(x.dtype(), op, [&](auto t) {
     using T = decltype(t);
     launch(context(x), op, {.blocks = rows * runs}, add_in_order_kernel<T, double>, x.device_data<T>(), n,
            int64_t{kStaged}, part);
   });
-  with_floating(out.dtype(), op, [&](auto u) {
+  tessera::with_floating(out.dtype(), op, [&](auto u) {
     using U = decltype(u);
     launch(context(x), op, {.blocks = rows}, add_in_order_kernel<double, U>, part, runs, runs, out.device_data<U>());
   });

@@ -13,8 +13,6 @@ namespace {
 
 using OpTableGpu = OnGpu;
 
-constexpr DType kFloating[] = {DType::float64, DType::float32, DType::bfloat16};
-
 // Ops made of products, which libraries add up in their own order: tests/tensor has tests of these on a GPU.
 const std::set<std::string> kProducts = {"matmul",    "linear",           "gelu_mlp",
                                          "attention", "packed_attention", "grouped_attention"};
@@ -56,7 +54,7 @@ double bound(DType dtype) {
 TEST_F(OpTableGpu, ValuesAndGradientsAreThoseOfTheCpu) {
   std::set<std::string> seen;
   for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
-    for (const DType dtype : kFloating) {
+    for (const DType dtype : floating(arena)) {
       SCOPED_TRACE(name_of(dtype));
       const std::vector<Tensor> operands = tensors_of(p, draw_values(p, dtype, random), dtype, make_arena());
       const Outcome expected = run(p, operands), found = run(p, moved(operands, arena));
@@ -83,7 +81,7 @@ TEST_F(OpTableGpu, ValuesAndGradientsAreThoseOfTheCpu) {
 
 TEST_F(OpTableGpu, StridesAndRepetitionChangeNoBit) {
   for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
-    for (const DType dtype : kFloating) {
+    for (const DType dtype : floating(arena)) {
       SCOPED_TRACE(name_of(dtype));
       const Values values = draw_values(p, dtype, random);
       std::vector<Tensor> operands = tensors_of(p, values, dtype, arena);
@@ -101,7 +99,7 @@ TEST_F(OpTableGpu, RowsHaveTheSameBitsAlone) {
   int seen = 0;
   for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
     if (!p.rows_alone) return;
-    for (const DType dtype : kFloating) {
+    for (const DType dtype : floating(arena)) {
       const std::vector<Tensor> operands = tensors_of(p, draw_values(p, dtype, random), dtype, arena);
       const SomeRows rows = some_rows(operands, random);
       const Tensor expected = rows.of_value(value_of(p, operands));

@@ -100,7 +100,7 @@ using ResidualGpu = test::OnGpu;
 
 // The gradient of a bias before a norm, made beside the norm's, has the bits of sum_rows().
 TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
-  for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
+  for (const DType dtype : test::floating(arena))
     for (const bool later : {false, true}) {
       const auto bias_gradient = [&](bool rides) {
         const auto leaf = [&](const Shape& shape, const char* name) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -91,8 +92,15 @@ void end_group() {
   for (const Group::Entry& entry : std::exchange(group.entries, {})) entry.comm->add(entry.launch);
 }
 
+// A captured collective whose buffers NCCL would register as one piece of memory.
+bool registers_pieces(cudaStream_t stream) {
+  const char* const said = std::getenv("NCCL_GRAPH_REGISTER");
+  return stream->capture && (!said || std::strcmp(said, "0") != 0);
+}
+
 ncclResult_t call(ncclComm_t comm, cudaStream_t stream, const NcclCall& made) {
   if (!comm || !stream || made.root < 0 || made.root >= comm->rank->exchange->ranks()) return ncclInvalidArgument;
+  if (registers_pieces(stream)) return ncclSystemError;
   Group::Entry* last = nullptr;
   for (Group::Entry& entry : group.entries)
     if (entry.comm == comm && entry.launch.stream == stream) last = &entry;
@@ -117,7 +125,7 @@ const char* ncclGetErrorString(ncclResult_t result) {
     case ncclInProgress:
       return "NCCL operation in progress";
     case ncclSystemError:
-      return "system error: the process that has made the id cannot be reached";
+      return "system error: the process that has made the id cannot be reached, or NCCL_GRAPH_REGISTER is not 0";
     default:
       return "internal error";
   }

@@ -1,7 +1,6 @@
 // The runtime's functions for devices and memory: GPUs whose memory is the host's, as many as are asked for.
 //
 // New memory of a GPU holds NaN in every type, where the host's holds zeros: what is read before it is written shows.
-#include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdlib>
@@ -79,11 +78,24 @@ const char* cudaGetErrorString(cudaError_t error) {
   }
 }
 
-// As many as TESSERA_EMULATED_GPUS says, each time that it is asked; one where it says nothing.
+// As many as TESSERA_EMULATED_GPUS says, each time that it is asked; one where it says nothing. Other words it may say
+// are "no driver" and "old driver".
 cudaError_t cudaGetDeviceCount(int* count) {
   const char* const asked = std::getenv("TESSERA_EMULATED_GPUS");
   *count = asked ? std::atoi(asked) : 1;
+  if (asked && std::strstr(asked, "driver")) return tessera::emulator::remembered(cudaErrorInsufficientDriver);
   return *count > 0 ? cudaSuccess : tessera::emulator::remembered(cudaErrorNoDevice);
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  const char* const asked = std::getenv("TESSERA_EMULATED_GPUS");
+  *version = asked && std::strcmp(asked, "no driver") == 0    ? 0
+             : asked && std::strcmp(asked, "old driver") == 0 ? 12040
+                                                              : 13000;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = 13000;
+  return cudaSuccess;
 }
 cudaError_t tessera::emulator::remembered(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
@@ -130,29 +142,6 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   if (stream->gpu != current_device) return cudaErrorInvalidResourceHandle;
   tessera::emulator::queue(stream, [=] { std::memset(to, value, bytes); });
-  return cudaSuccess;
-}
-// Free of it is always a 64th: nobody wants to wait for more.
-cudaError_t cudaMemGetInfo(size_t* free, size_t* all) {
-  *free = kMemory / 64;
-  *all = kMemory;
-  return cudaSuccess;
-}
-cudaError_t cudaMalloc(void** p, size_t bytes) {
-  if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
-  if (bytes > kMemory / 64) return tessera::emulator::remembered(cudaErrorMemoryAllocation);
-  *p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  known_memory().add(*p, bytes);
-  tessera::emulator::give_to_gpu(*p, bytes);
-  return cudaSuccess;
-}
-cudaError_t cudaFree(void* p) {
-  if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
-  const size_t bytes = known_memory().remove(p);
-  if (bytes == 0) return cudaErrorInvalidValue;
-  tessera::emulator::go_on();
-  tessera::emulator::give_to_host(p, bytes);
-  munmap(p, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
@@ -207,7 +196,8 @@ class EmulatedRegion final : public Region {
  public:
   EmulatedRegion() : Region(Device::cuda), memory_(host_region(static_cast<int64_t>(kMemory))) {
     base_ = memory_->base();
-    capacity_ = memory_->capacity();
+    const char* const gib = std::getenv("TESSERA_EMULATED_GIB");
+    capacity_ = gib ? int64_t{std::atoi(gib)} << 30 : memory_->capacity();
     emulator::known_memory().add(base_, static_cast<size_t>(capacity_));
     emulator::give_to_gpu(base_, static_cast<size_t>(capacity_));
   }
@@ -226,9 +216,6 @@ class EmulatedRegion final : public Region {
 
 }  // namespace
 
-std::unique_ptr<Region> device_region() {
-  std::unique_ptr<Region> asked = asked_region();
-  return asked ? std::move(asked) : std::make_unique<EmulatedRegion>();
-}
+std::unique_ptr<Region> device_region() { return std::make_unique<EmulatedRegion>(); }
 
 }  // namespace tessera::cuda

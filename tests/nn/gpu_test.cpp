@@ -26,7 +26,6 @@ using test::fill_normal;
 using test::make_unit;
 using UnitsGpu = test::OnGpu;
 
-constexpr DType kFloating[] = {DType::float64, DType::float32, DType::bfloat16};
 // Muon leaves matrices as they are: what it makes of them are products, whose bits a library decides.
 const OptimizerOptions kOptions{.momentum = 0.9,
                                 .beta1 = 0.9,
@@ -99,8 +98,8 @@ TEST_F(UnitsGpu, UpdatesHaveTheBitsOfTheCpu) {
   Draws draw("updates");
   uint64_t seed = 0;
   for (const char* name : {"sgd", "adam", "adamw", "muon"})
-    for (const DType values : kFloating)
-      for (const DType grads : kFloating) {
+    for (const DType values : test::floating(arena))
+      for (const DType grads : test::floating(arena)) {
         const FlatUnit unit = drawn_unit(draw, values, grads, seed += 2, name);
         const int64_t n = unit.values.numel(), from = draw.below(n), to = from + 1 + draw.below(n - from);
         for (const auto& [begin, end] : {std::pair{int64_t{0}, n}, {from, to}})
@@ -118,7 +117,7 @@ TEST_F(UnitsGpu, OffloadedStateHasTheBitsOfTheCpu) {
   Draws draw("offloaded");
   const ArenaPtr pinned = make_pinned_arena();
   for (const char* name : {"sgd", "adamw", "muon"})
-    for (const DType values : kFloating) {
+    for (const DType values : test::floating(arena)) {
       const FlatUnit unit = drawn_unit(draw, values, DType::float32, 7, name);
       const int64_t n = unit.values.numel();
       expect_same_steps(name, part_of(unit, 0, n, make_arena()), part_of(unit, 0, n, arena), kOptions, pinned);
@@ -146,7 +145,7 @@ TEST_F(UnitsGpu, UnitsMayHaveAnyNumberOfSlots) {
 
 TEST_F(UnitsGpu, NormsHaveTheBitsOfTheCpu) {
   Draws draw("norms");
-  for (const DType dtype : kFloating) {
+  for (const DType dtype : test::floating(arena)) {
     std::vector<FlatUnit> here, there;
     std::vector<Tensor> grads_here, grads_there;
     for (uint64_t u = 0; u < 70; ++u) {  // more than one launch adds up
@@ -190,7 +189,7 @@ TEST_F(UnitsGpu, RunsOfBlockSumsAreAddedInTheirOrder) {
 TEST_F(UnitsGpu, UpdatesTakeTheirNumbersFromMemory) {
   if constexpr (kWithCuda)
     for (const char* name : {"sgd", "adam", "adamw", "muon"})
-      for (const DType values : kFloating) {
+      for (const DType values : test::floating(arena)) {
         Draws draw(name);
         const FlatUnit unit = drawn_unit(draw, values, DType::float32, 7, name);
         const FlatUnit here = part_of(unit, 0, unit.values.numel(), arena),
@@ -265,7 +264,7 @@ struct Layers final : Module {
 
 // Whole, and the rows and columns of a part.
 TEST_F(UnitsGpu, FirstValuesHaveTheBitsOfTheCpu) {
-  for (const DType dtype : kFloating)
+  for (const DType dtype : test::floating(arena))
     for (const bool cut : {false, true}) {
       Layers here, there;
       for (Layers* model : {&here, &there})

@@ -114,7 +114,8 @@ void expect_follows(int64_t rows, int64_t columns, int64_t top, DType dtype, dou
 void expect_follows(const ArenaPtr& arena) {
   for (const auto& [rows, columns, top] :
        {std::tuple{8, 8, 0}, {5, 12, 0}, {12, 5, 0}, {24, 8, 16}, {1, 7, 0}, {48, 16, 32}, {40, 31, 0}}) {
-    expect_follows(rows, columns, top, DType::float64, 1e-11, arena);
+    if (test::has_kernels(DType::float64, arena->device()))
+      expect_follows(rows, columns, top, DType::float64, 1e-11, arena);
     expect_follows(rows, columns, top, DType::float32, 2e-5, arena);
   }
 }

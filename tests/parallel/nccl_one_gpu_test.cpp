@@ -33,7 +33,7 @@ bool soon(const F& done) {
 
 TEST_F(NcclOneGpu, StartsIsCapturedAndEnds) {
   if constexpr (kWithCuda && kWithNccl) {
-    load_kernels_early();
+    prepare_for_nccl();
     const std::unique_ptr<NcclApi> nccl = real_nccl(0, 1);
     nccl->begin(1, nccl->make_id(), 0);
     ASSERT_TRUE(soon([&] { return nccl->queued(); }));

@@ -2,10 +2,13 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <iostream>
 #include <string>
+#include <vector>
 
 #include "tensor/arena.h"
 #include "tensor/cuda/gpus.h"
+#include "tensor/dtype.h"
 
 namespace tessera::test {
 
@@ -15,6 +18,25 @@ inline std::string no_gpu() {
     return "a build without CUDA";
   else
     return cuda::gpu_count() > 0 ? "" : "this machine has no GPU";
+}
+
+// Empty where ops of float64 tensors have kernels on the GPU; otherwise why not.
+inline std::string no_float64() {
+  if constexpr (kWithCuda)
+    if (!cuda::has_float64_kernels()) return "a build with -DTESSERA_FLOAT64_KERNELS=OFF";
+  return "";
+}
+
+// Whether ops take numbers of that dtype on that device; where a build leaves them out, a line says so.
+inline bool has_kernels(DType dtype, Device device) {
+  if (dtype != DType::float64 || device == Device::cpu || no_float64().empty()) return true;
+  std::cout << "[ LEFT OUT ] float64: " << no_float64() << "\n";
+  return false;
+}
+inline std::vector<DType> floating(const ArenaPtr& arena) {
+  std::vector<DType> dtypes = {DType::float64, DType::float32, DType::bfloat16};
+  std::erase_if(dtypes, [&](DType dtype) { return !has_kernels(dtype, arena->device()); });
+  return dtypes;
 }
 
 // Where a clock or a library decides, tests of the emulated GPU know what comes of it.

@@ -167,7 +167,7 @@ void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::stri
 }
 
 TEST_F(AttentionGpu, PlainKernelsTakeEveryHead) {
-  for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
+  for (const DType dtype : test::floating(arena))
     for (const int64_t d : {1, 20, 33, 130})
       for (uint64_t trial = 0; trial < 4; ++trial)
         check({dtype, d}, 10 * static_cast<uint64_t>(d) + trial, arena, "plain");
@@ -190,6 +190,7 @@ TEST_F(AttentionGpu, TensorCoresTakeHeadsOf128) {
 // they have alone.
 TEST_F(AttentionGpu, AGroupAddsWhatItsHeadsBring) {
   for (const Case& c : {Case{DType::float64, 20}, Case{DType::bfloat16, 64}, Case{DType::bfloat16, 128}}) {
+    if (!test::has_kernels(c.dtype, Device::cuda)) continue;
     constexpr int64_t kGroup = 3;
     const AttentionOptions o{.dropout = 0.2, .random = Philox(8), .heads_total = 2 * kGroup, .tokens_total = 150};
     const Operands x = operands(1, 150, 150, {2 * kGroup, 2}, c.d, c.dtype, 5).to(arena);
@@ -243,6 +244,7 @@ TEST_F(AttentionGpu, ARowHasItsOwnBits) {
 TEST_F(AttentionGpu, TilesMakeTheWhole) {
   for (const Case& c : {Case{DType::float64, 16}, Case{DType::float32, 33}, Case{DType::bfloat16, 64}})
     for (const int64_t cut : {60, 64, 90}) {
+      if (!test::has_kernels(c.dtype, Device::cuda)) continue;
       constexpr int64_t kKeys = 150, kQueries = 60;
       const DType wide = wide_of(c.dtype);
       AttentionOptions o{.dropout = 0.25, .random = Philox(6)};

@@ -25,8 +25,6 @@ using test::drawn;
 using test::same_bits;
 using ExpertsGpu = test::OnGpu;
 
-constexpr DType kFloating[] = {DType::float64, DType::float32, DType::bfloat16};
-
 // The largest difference, in units of the largest element.
 double apart(const Tensor& a, const Tensor& b) {
   const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
@@ -79,7 +77,7 @@ Routing draw_routing(Draw& d, DType dtype, bool crowded) {
 TEST_F(ExpertsGpu, RoutingIsThatOfTheCpu) {
   int64_t dropped = 0, elsewhere = 0;
   for (uint64_t trial = 0; trial < test::plans(40); ++trial)
-    for (const DType dtype : kFloating) {
+    for (const DType dtype : test::floating(arena)) {
       Draw d("routing", trial);
       const Routing r = draw_routing(d, dtype, trial == 0);
       SCOPED_TRACE(std::to_string(trial) + " " + r.logits.describe());
@@ -144,7 +142,7 @@ TEST_F(ExpertsGpu, TheHostWaitsOncePerLayer) {
 // Rows with and without whole parts of 16 bytes, of a warp and of a block; dropped choices.
 TEST_F(ExpertsGpu, RowsTravelAsOnTheCpu) {
   for (uint64_t trial = 0; trial < test::plans(20); ++trial)
-    for (const DType dtype : kFloating) {
+    for (const DType dtype : test::floating(arena)) {
       Draw d("rows", trial);
       const Routing r = draw_routing(d, dtype, trial == 0);
       const int64_t n = r.logits.dim(0), c = d.of<int64_t>({1, 5, 8, 64, 300, 1100, 2304});
@@ -269,7 +267,7 @@ TEST_F(ExpertsGpu, ProductsOfAnyNumbersOfRows) {
     all.push_back(draw_sizes(d));
   }
   for (const Sizes& s : all)
-    for (const DType dtype : kFloating) {
+    for (const DType dtype : test::floating(arena)) {
       SCOPED_TRACE(std::string(name_of(dtype)) + " " + Shape({std::ssize(s.rows), s.k, s.n}).str());
       RowsOfGroups rows(s, dtype, arena);
       rows.check();
@@ -279,7 +277,7 @@ TEST_F(ExpertsGpu, ProductsOfAnyNumbersOfRows) {
 
 // Whatever rows and groups are beside it, and how many: also where other tiles are taken for more of them.
 TEST_F(ExpertsGpu, ARowHasItsOwnBits) {
-  for (const DType dtype : kFloating) {
+  for (const DType dtype : test::floating(arena)) {
     const int64_t m = dtype == DType::float64 ? 150 : 2100, k = 24, n = 1040;
     const Tensor x = drawn({m, k}, dtype, "x").to(arena), w = drawn({n, k}, dtype, "w").to(arena),
                  dy = drawn({m, k}, dtype, "dy").to(arena), back = drawn({k, n}, dtype, "back").to(arena);

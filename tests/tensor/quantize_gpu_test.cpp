@@ -37,7 +37,7 @@ void expect_the_bits_of_the_cpu(const Packing& p, const std::vector<ElementRun>&
                                 const ArenaPtr& gpu) {
   int64_t elements = 0;
   for (const ElementRun& run : runs) elements += run.count;
-  for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64}) {
+  for (const DType dtype : test::floating(gpu)) {
     Tensor expected = Tensor::empty({elements}, dtype, bytes.arena()), found = Tensor::empty({elements}, dtype, gpu);
     dequantize(p, runs, bytes, expected);
     dequantize(p, runs, bytes.to(gpu), found);

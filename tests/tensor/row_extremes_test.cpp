@@ -24,7 +24,6 @@ using test::nearest_bf16;
 using test::row_difference;
 using Values = std::vector<double>;
 
-constexpr DType kFloating[] = {DType::float64, DType::float32, DType::bfloat16};
 double bound_of(DType dtype) { return dtype == DType::float64 ? 1e-11 : dtype == DType::float32 ? 2e-4 : 2e-2; }
 Values doubles(const Tensor& t) { return t.to(DType::float64).to_vector<double>(); }
 
@@ -175,7 +174,7 @@ void expect_norm(int64_t n, DType dtype, const ArenaPtr& arena) {
 }
 
 void expect_rows(const ArenaPtr& arena, const std::vector<int64_t>& sizes) {
-  for (const DType dtype : kFloating)
+  for (const DType dtype : test::floating(arena))
     for (const int64_t n : sizes) {
       SCOPED_TRACE(name_of(dtype));
       expect_softmax(n, dtype, arena);

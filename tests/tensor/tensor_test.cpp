@@ -84,6 +84,23 @@ TEST(Arena, PastItsCapacityThrowsAndStaysWhole) {
   arena.release(a, 1000, Category::workspace);
 }
 
+std::vector<char> ended;  // of the test below, whose types no capture reaches
+template <char kName>
+struct Ends {
+  ~Ends() { ended.push_back(kName); }
+};
+
+TEST(Arena, WhatItKeepsGoesInTheReverseOrder) {
+  {
+    const ArenaPtr arena = make_arena();
+    arena->local<Ends<'b'>>();
+    arena->local<Ends<'c'>>();
+    arena->local<Ends<'a'>>();
+    EXPECT_EQ(&arena->local<Ends<'c'>>(), &arena->local<Ends<'c'>>());
+  }
+  EXPECT_EQ(ended, (std::vector<char>{'a', 'c', 'b'}));
+}
+
 TEST(Tensor, MetaHasNoMemory) {
   const Tensor t = Tensor::meta({1000000, 1000000}, DType::float32);
   EXPECT_EQ(t.numel(), 1000000000000);

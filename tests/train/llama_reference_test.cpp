@@ -235,6 +235,7 @@ TEST_F(LlamaReferenceGpu, LogitsLossAndGradientsAreThoseOfTransformers) {
 }
 
 TEST_F(LlamaReferenceGpu, DecodingTokenByTokenIsTheForwardPass) {
+  if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
   for (const char* variant : kVariants) {
     SCOPED_TRACE(variant);
     expect_decoding(Reference(Reference::path(variant)), DType::float64, arena, 1e-12);

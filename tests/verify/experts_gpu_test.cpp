@@ -110,6 +110,7 @@ std::vector<double> losses_of(const TrainOptions& o) {
 
 // Of float64, where the order of sums shows in the last digits alone.
 TEST_F(ExpertsOverNcclGpu, RanksTrainLikeOne) {
+  if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
   const TrainOptions one = plan([](TrainOptions& o) { o.ranks = 1, o.dtype = "fp64"; });
   const std::vector<double> alone = losses_of(one);
   for (const int64_t zero : {0, 2, 3}) {  // whose collectives run beside the messages of rows

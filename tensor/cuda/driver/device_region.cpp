@@ -13,13 +13,17 @@ namespace {
 
 constexpr int64_t kGrowth = int64_t{64} << 20;  // mapped at once
 
+constexpr const char* kNeeded =
+    "; a GPU's memory needs the driver's virtual memory management, which this driver or container does not offer";
+
 // The driver's functions are asked for by name, so that the program starts on a machine that has no driver.
 template <class F>
 F* entry(const char* name) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result{};
   check(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result), name);
-  if (result != cudaDriverEntryPointSuccess) throw Error(fmt::format("[arena] CUDA: the driver has no {}", name));
+  if (result != cudaDriverEntryPointSuccess)
+    throw Error(fmt::format("[arena] CUDA: the driver has no {}{}", name, kNeeded));
   return reinterpret_cast<F*>(found);
 }
 
@@ -55,6 +59,7 @@ class DeviceRegion final : public Region {
     checked(map_(at, static_cast<size_t>(more), 0, piece, 0), "map", more);
     mapped_ += more;
     checked(allow_(at, static_cast<size_t>(more), access_.data(), access_.size()), "use", more);
+    is_proven_ = true;
   }
 
  private:
@@ -78,7 +83,7 @@ class DeviceRegion final : public Region {
     const std::string said = fmt::format("[arena] CUDA: cannot {} {} bytes beside the {} in use: {}", what, bytes,
                                          mapped_, cause ? cause : "unknown");
     if (result == CUDA_ERROR_OUT_OF_MEMORY) throw OutOfMemory(said);
-    throw Error(said, Status::communication);
+    throw Error(said + (is_proven_ ? "" : kNeeded), Status::communication);
   }
 
   decltype(&cuMemAddressReserve) reserve_ = entry<decltype(cuMemAddressReserve)>("cuMemAddressReserve");
@@ -93,22 +98,16 @@ class DeviceRegion final : public Region {
   std::vector<CUmemAccessDesc> access_;
   std::vector<CUmemGenericAllocationHandle> pieces_;
   int64_t mapped_ = 0;
+  bool is_proven_ = false;  // a piece was mapped and may be used
 };
 
 }  // namespace
 
-// Some drivers and containers lack a part of it, which shows when it is used for the first time.
+// Some drivers and containers lack a part of the functions, which shows at their first use.
 std::unique_ptr<Region> device_region() {
-  if (std::unique_ptr<Region> asked = asked_region()) return asked;
-  try {
-    auto region = std::make_unique<DeviceRegion>();
-    region->commit(1);
-    return region;
-  } catch (const OutOfMemory&) {
-    throw;
-  } catch (const Error& e) {
-    return plain_region(e.what());
-  }
+  auto region = std::make_unique<DeviceRegion>();
+  region->commit(1);
+  return region;
 }
 
 }  // namespace tessera::cuda

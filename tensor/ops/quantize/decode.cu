@@ -20,7 +20,7 @@ struct RunStart {
 
 struct Decode {
   const uint8_t *codes, *scales;
-  int64_t count, together;  // elements here, and those that have one scale
+  int64_t count, together;  // elements here, and, of gptq, those that have one scale
   // Of nf4 alone:
   const float* shared;
   const RunStart* starts;  // null: there is one run
@@ -43,11 +43,11 @@ struct Decode {
   }
   // In float64, as on the CPU: a product of two floats is exact there, so a fused instruction rounds alike.
   __device__ float nf4_scale(int64_t here) const {
-    const int64_t block = whole_of(here) / together;
+    const int64_t block = whole_of(here) / kNf4Block;
     int piece = pieces - 1;
     while (piece > 0 && first_blocks[piece] > block) --piece;
     const int64_t group = first_groups[piece] + (block - first_blocks[piece]) / kScalesOfGroup;
-    const double share = shares[scales[here / together]], most = shared[group], mean = shared[groups + piece];
+    const double share = shares[scales[here / kNf4Block]], most = shared[group], mean = shared[groups + piece];
     return static_cast<float>(share * most + mean);
   }
 };
@@ -63,7 +63,10 @@ __device__ GroupScale group_scale(const uint8_t* scales, int64_t group) {
   return {wide(Half{static_cast<uint16_t>(at[2 * half] | at[2 * half + 1] << 8)}), at[4] >> (4 * half) & 15};
 }
 
-template <class T, bool kNf4>
+static_assert(kNf4Block % kEach == 0);
+
+// kOneScale: the elements of a thread share their scale, and so one division finds it. Those of nf4 always do.
+template <class T, bool kNf4, bool kOneScale>
 __global__ void decode_kernel(const Decode f, T* out) {
   __shared__ float levels[16];
   if constexpr (kNf4) {
@@ -84,12 +87,11 @@ __global__ void decode_kernel(const Decode f, T* out) {
   for (int k = 0; k < kEach; ++k) {
     const int64_t at = first + k;
     const int code = static_cast<int>(codes >> (4 * k) & 15);
-    const bool begins = k == 0 || (at % f.together == 0 && k < n);
     if constexpr (kNf4) {
-      if (begins) g.scale = f.nf4_scale(at);
+      if (k == 0) g.scale = f.nf4_scale(at);
       v.v[k] = T(levels[code] * g.scale);
     } else {
-      if (begins) g = group_scale(f.scales, at / f.together);
+      if (k == 0 || (!kOneScale && at % f.together == 0 && k < n)) g = group_scale(f.scales, at / f.together);
       v.v[k] = T(g.scale * static_cast<float>(code - g.zero));
     }
   }
@@ -115,7 +117,7 @@ void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor
   Decode f{.codes = from + at.codes,
            .scales = from + at.scales,
            .count = n,
-           .together = nf4 ? p.block() : p.group,
+           .together = p.group,
            .shared = reinterpret_cast<const float*>(from),
            .starts = nullptr,
            .runs = std::ssize(runs),
@@ -139,7 +141,10 @@ void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor
   with_floating(out.dtype(), "dequantize", [&](auto t) {
     using T = decltype(t);
     launch(context(out), "dequantize", {.blocks = blocks_for(n, int64_t{kThreads} * kEach)},
-           nf4 ? decode_kernel<T, true> : decode_kernel<T, false>, f, out.device_data<T>());
+           nf4                    ? decode_kernel<T, true, true>
+           : p.group % kEach == 0 ? decode_kernel<T, false, true>
+                                  : decode_kernel<T, false, false>,
+           f, out.device_data<T>());
   });
 }
 

@@ -31,6 +31,8 @@
 
 namespace tessera {
 
+inline constexpr int64_t kNf4Block = 64;  // elements that share a scale
+
 // How a whole matrix is quantised.
 struct Packing {
   Codec codec = Codec::none;
@@ -39,8 +41,10 @@ struct Packing {
   int64_t group = 128;               // of gptq
 
   int64_t elements() const { return rows * columns; }
-  int64_t block() const { return codec == Codec::nf4 ? 64 : 2 * group; }  // elements; cuts are at multiples of it
-  int64_t scale_bytes() const { return codec == Codec::nf4 ? 1 : 5; }     // of a block
+  int64_t block() const {
+    return codec == Codec::nf4 ? kNf4Block : 2 * group;
+  }                                                                    // elements; cuts are at multiples of it
+  int64_t scale_bytes() const { return codec == Codec::nf4 ? 1 : 5; }  // of a block
   int64_t shared_bytes() const;
   // Of a part with so many elements of the whole.
   int64_t bytes(int64_t elements) const;

@@ -1,6 +1,6 @@
 // Rows on their way to experts and back on a GPU. A thread has 16 bytes of a row; sums are added in the order of
 // choices, as on the CPU. The gradient of a weight is a sum along a row (tensor/cuda/rows.cuh).
-#include "tensor/cuda/columns.cuh"
+#include "tensor/cuda/column_kernel.cuh"
 #include "tensor/ops/experts/route.h"
 
 namespace tessera::cuda {
@@ -13,34 +13,42 @@ struct Rowed {
   int k;
 };
 
-template <class T, bool kWhole>
-__global__ void dispatch_kernel(Rowed<T> to, const T* x, Columns choices) {
-  const ColumnThread at = column_thread<T>(choices);
-  if (at.first >= choices.rows) return;
-  const int64_t c = choices.length, row = to.place[at.first];
-  if (row < 0) return;
-  const auto part = load_part<kWhole>(x + at.first / to.k * c, at.j, choices.length);
-  store_part<kWhole>(to.rows + row * c, at.j, choices.length, part);
-}
+template <class T>
+struct Dispatch {
+  Rowed<T> to;
+  const T* x;
 
-template <class T, bool kWhole>
-__global__ void combine_kernel(Rowed<const T> from, const Accumulate<T>* weights, T* y, Columns tokens) {
-  const ColumnThread at = column_thread<T>(tokens);
-  if (at.first >= tokens.rows) return;
-  const int64_t c = tokens.length, first = at.first * from.k;
-  Accumulate<T> sums[kPart<T>] = {};
-#pragma unroll 4
-  for (int j = 0; j < from.k; ++j) {
-    const int64_t row = from.place[first + j];
-    if (row < 0) continue;
-    const Accumulate<T> w = weights ? weights[first + j] : Accumulate<T>(1);
-    const auto part = load_part<kWhole>(from.rows + row * c, at.j, tokens.length);
-    for (int i = 0; i < kPart<T>; ++i) sums[i] += w * static_cast<Accumulate<T>>(part.v[i]);
+  template <class Part>
+  __device__ void operator()(const Part& at) const {
+    const int64_t row = to.place[at.first];
+    if (row >= 0) at.store(to.rows, row, at.load(x, at.first / to.k));
   }
-  Packed<T, kPart<T>> part;
-  for (int i = 0; i < kPart<T>; ++i) part.v[i] = static_cast<T>(sums[i]);
-  store_part<kWhole>(y + at.first * c, at.j, tokens.length, part);
-}
+};
+
+template <class T>
+struct Combine {
+  using A = Accumulate<T>;
+  Rowed<const T> from;
+  const A* weights;  // null: 1
+  T* y;
+
+  template <class Part>
+  __device__ void operator()(const Part& at) const {
+    const int64_t first = at.first * from.k;
+    A sums[kPart<T>] = {};
+#pragma unroll 4
+    for (int j = 0; j < from.k; ++j) {
+      const int64_t row = from.place[first + j];
+      if (row < 0) continue;
+      const A w = weights ? weights[first + j] : A(1);
+      const auto part = at.load(from.rows, row);
+      for (int i = 0; i < kPart<T>; ++i) sums[i] += w * static_cast<A>(part.v[i]);
+    }
+    typename Part::Elements part;
+    for (int i = 0; i < kPart<T>; ++i) part.v[i] = static_cast<T>(sums[i]);
+    at.store(y, at.first, part);
+  }
+};
 
 template <class T>
 struct CombineBackward {
@@ -85,14 +93,9 @@ void dispatch_rows(const Tensor& rows, const Tensor& x, const Tensor& place) {
   if (rows.numel() == 0) return;
   with_floating(x.dtype(), "dispatch_rows", [&](auto t) {
     using T = decltype(t);
-    const Rowed<T> to{rows.device_data<T>(), place.device_data<int32_t>(), static_cast<int>(place.dim(1))};
-    const Columns choices{place.numel(), static_cast<int>(x.dim(-1))};
-    const T* const from = x.device_data<T>();
-    const auto queue = [&](auto whole) {
-      launch(context(x), "dispatch_rows", choices.grid<T>(), dispatch_kernel<T, decltype(whole)::value>, to, from,
-             choices);
-    };
-    with_parts<T>(x.dim(-1), queue, from, to.rows);
+    const Dispatch<T> f{{rows.device_data<T>(), place.device_data<int32_t>(), static_cast<int>(place.dim(1))},
+                        x.device_data<T>()};
+    for_columns<T>(context(x), "dispatch_rows", {place.numel(), static_cast<int>(x.dim(-1))}, f, f.x, f.to.rows);
   });
 }
 
@@ -101,15 +104,10 @@ void combine_rows(const Tensor& y, const Tensor& rows, const Tensor& weights, co
   with_floating(y.dtype(), "combine_rows", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const Rowed<const T> from{rows.device_data<T>(), place.device_data<int32_t>(), static_cast<int>(place.dim(1))};
-    const Columns tokens{y.dim(0), static_cast<int>(y.dim(-1))};
-    const A* const w = weights.defined() ? weights.device_data<A>() : nullptr;
-    T* const to = y.device_data<T>();
-    const auto queue = [&](auto whole) {
-      launch(context(y), "combine_rows", tokens.grid<T>(), combine_kernel<T, decltype(whole)::value>, from, w, to,
-             tokens);
-    };
-    with_parts<T>(y.dim(-1), queue, from.rows, to);
+    const Combine<T> f{{rows.device_data<T>(), place.device_data<int32_t>(), static_cast<int>(place.dim(1))},
+                       weights.defined() ? weights.device_data<A>() : nullptr,
+                       y.device_data<T>()};
+    for_columns<T>(context(y), "combine_rows", {y.dim(0), static_cast<int>(y.dim(-1))}, f, f.from.rows, f.y);
   });
 }
 

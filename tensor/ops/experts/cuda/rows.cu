@@ -119,7 +119,12 @@ void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std
 
 void multiply_rows(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups) {
   if (left.dtype() == DType::bfloat16) return multiply_rows_bf16(which, left, other, groups);
-  if (left.dtype() == DType::float64) return queue<double, 4>(which, left, other, groups);
+  if (left.dtype() == DType::float64) {
+    if constexpr (kFloat64Kernels)
+      return queue<double, 4>(which, left, other, groups);
+    else
+      refuse_float64(left.dtype(), "linear_rows");
+  }
   if (small_tiles(which, left, other, groups, kSide * 8))
     queue<float, 4>(which, left, other, groups);
   else

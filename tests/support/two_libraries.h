@@ -1,0 +1,106 @@
+// How far apart a formula may come out on a GPU and on the CPU where it calls the mathematical library of each.
+//
+// An error of the libraries is carried through the formula to first order, element by element: 1 - tanh^2 x, for one,
+// keeps the absolute error of the square however small it is itself.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string_view>
+#include <vector>
+
+#include "tensor/ops/elementwise_list.h"
+#include "tensor/tensor.h"
+
+namespace tessera::test {
+
+constexpr double epsilon_of(DType dtype) {
+  return dtype == DType::float64 ? 0x1p-52 : dtype == DType::float32 ? 0x1p-23 : 0x1p-7;
+}
+
+// Largest errors in units of the last place. CUDA C++ Programming Guide, "Mathematical Functions", tables of standard
+// functions, counts from the correctly rounded result, and so half a unit less than from the exact one; the glibc
+// manual, "Known Maximum Errors in Math Functions", x86_64, from the exact one. Other functions are of tensor/math.h
+// and have the same bits on both sides.
+struct MaximumUlps {
+  std::string_view function;
+  DType dtype;
+  double cuda, glibc;
+  constexpr double apart() const { return cuda + 0.5 + glibc; }
+};
+inline constexpr MaximumUlps kExp{"exp", DType::float64, 1, 1}, kTanh{"tanh", DType::float64, 1, 2},
+    kLog{"log", DType::float64, 1, 1}, kLogFloat{"logf", DType::float32, 1, 1};
+
+// A number, and how far apart the two sides have it. Operands without a difference are rounded alike.
+struct Near {
+  double value = 0, apart = 0, epsilon = 0;
+  Near rounded() const { return {value, apart > 0 ? apart + epsilon * std::abs(value) : 0, epsilon}; }
+  friend Near operator+(Near a, Near b) { return Near{a.value + b.value, a.apart + b.apart, a.epsilon}.rounded(); }
+  friend Near operator-(double a, Near b) { return Near{a - b.value, b.apart, b.epsilon}.rounded(); }
+  friend Near operator*(Near a, Near b) {
+    return Near{a.value * b.value, std::abs(a.value) * b.apart + std::abs(b.value) * a.apart, a.epsilon}.rounded();
+  }
+};
+
+// Both sides of an op's value f(x) and derivative df(x) as computed in `wide`, float64 or float32. Ops that are not
+// named here call no library.
+struct NearOp {
+  Near f, df;
+};
+template <class Op>
+NearOp near_op(double x, DType wide) {
+  const std::string_view name = Op::name;
+  const double epsilon = epsilon_of(wide);
+  const auto known = [&](double v) { return Near{v, 0, epsilon}; };
+  const auto from = [&](const MaximumUlps& library, double v) {
+    return Near{v, library.dtype == wide ? library.apart() * epsilon * std::abs(v) : 0, epsilon};
+  };
+  const auto sigmoid = [&](double v) {
+    const Near below = known(1) + from(kExp, std::exp(-v));
+    return Near{1 / below.value, below.apart / (below.value * below.value), epsilon}.rounded();
+  };
+  if (name == kExp.function) return {from(kExp, std::exp(x)), from(kExp, std::exp(x))};
+  if (name == kLog.function) return {from(wide == DType::float64 ? kLog : kLogFloat, std::log(x)), known(1 / x)};
+  if (name == kTanh.function) {
+    const Near t = from(kTanh, std::tanh(x));
+    return {t, 1 - t * t};
+  }
+  const bool gelu = name == Gelu::name;
+  if (name == Sigmoid::name || name == Silu::name || gelu) {
+    const Near s = sigmoid(gelu ? Gelu::twice_u(x) : x), weighted = name == Sigmoid::name ? s : known(x) * s;
+    const Near turning = weighted * (1 - s);
+    if (name == Sigmoid::name) return {s, turning};
+    return {weighted, (gelu ? turning * known(3 * 0.0713548162726009 * x * x + 1.5957691216057308) : turning) + s};
+  }
+  return {known(Op::f(x)), known(Op::df(x))};
+}
+
+// `found` is `expected`, but for what near(i) allows element i, and one rounding to a narrower dtype.
+template <class F>
+void expect_near(const Tensor& found, const Tensor& expected, DType wide, const F& near) {
+  const std::vector<double> a = found.to(DType::float64).to_vector<double>(),
+                            b = expected.to(DType::float64).to_vector<double>();
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    Near allowed = near(i);
+    if (expected.dtype() != wide) {
+      allowed.epsilon = epsilon_of(expected.dtype());
+      allowed = allowed.rounded();
+    }
+    ASSERT_LE(std::abs(a[i] - b[i]), allowed.apart) << "element " << i << ": " << a[i] << " and " << b[i];
+  }
+}
+
+// Gradients through unary ops: `found` on a GPU, `expected` on the CPU.
+template <class Op>
+void expect_near_gradient(const Tensor& found, const Tensor& expected, const Tensor& dy, const Tensor& x) {
+  const DType wide = x.dtype() == DType::float64 ? DType::float64 : DType::float32;
+  const std::vector<double> at = x.to(DType::float64).to_vector<double>(),
+                            by = dy.to(DType::float64).to_vector<double>();
+  expect_near(found, expected, wide, [&](size_t i) {
+    const Near slope = near_op<Op>(at[i], wide).df;
+    return slope * Near{by[i], 0, slope.epsilon};
+  });
+}
+
+}  // namespace tessera::test
