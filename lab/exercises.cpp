@@ -63,7 +63,7 @@ const std::vector<Exercise>& exercises() {
        "ring-attention",
        "Ring attention: blocks travel, and are merged",
        "parallel/ring_attention.cpp",
-       {{"RingAttended forward(", "for (int hop"}},
+       {{"Attended forward(", "for (int hop"}},
        grade_ring_attention},
       {10,
        "clipping",

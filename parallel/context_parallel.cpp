@@ -1,11 +1,10 @@
-// Who has which tokens, and Ulysses, which is two changes of placement.
+// Who has which tokens, and Ulysses, which is two changes of placement, each an all-to-all between two copies.
 #include "parallel/context_parallel.h"
 
 #include <numeric>
 #include <string>
 
 #include "autograd/ops.h"
-#include "parallel/placement.h"
 
 namespace tessera {
 namespace {
@@ -16,28 +15,72 @@ std::string nearest_multiples(int64_t n, int64_t unit) {
   return (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit);
 }
 
-// Copies heads between a packed qkv (B, T, (H + 2 K) D) and what each of c ranks shall have of it, (B, T, c, its part).
-void copy_heads(const Tensor& packed, const Tensor& ranks, const Heads& heads, bool out) {
-  const int64_t c = ranks.dim(2);
-  const Heads own{heads.query / c, heads.key / c};
-  for (int64_t r = 0; r < c; ++r)
-    for (int i = 0; i < 3; ++i) {
-      Tensor whole = packed_part(packed, heads, i).narrow(2, r * own.count(i), own.count(i)),
-             part = packed_part(ranks.select(2, r), own, i);
-      if (out)
-        part.copy_from(whole);
-      else
-        whole.copy_from(part);
-    }
-}
+// Ulysses on one rank. What is exchanged lies in memory as (c, T / c, B, ...): the tokens of a rank are one piece, and
+// all of them are (T, B, ...), which attention reads and writes where it lies.
+struct Ulysses {
+  Communicator& cp;
+  AttentionOptions options;
+  Heads heads, own;  // of all ranks, and of this one
+  int64_t b, t, d;   // t: tokens of this rank outside of attention
 
-Var by_rank(const Var& qkv, const Heads& heads, int64_t c) {
-  const Shape packed = qkv.shape(), by_rank{packed[0], packed[1], c, packed[2] / c};
-  const Tensor ranks = qkv.value().make(by_rank);
-  copy_heads(qkv.value(), ranks, heads, true);
-  return record_one("heads_by_rank", ranks, {qkv.edge()}, [=](Grads& g) {
-    const Tensor given = g.output().contiguous(), dqkv = given.make(packed);
-    copy_heads(dqkv, given, heads, false);
+  Tensor room(const Tensor& like, int64_t count, Category category) const {
+    return like.make({cp.size(), t, b, count * d}, like.dtype(), category);
+  }
+  Tensor exchange(const Tensor& sent, Category category) const {
+    const Tensor got = room(sent, sent.dim(3) / d, category);
+    cp.all_to_all(sent, got);
+    return got;
+  }
+  // (B, T, heads, D) of all tokens: a view.
+  Tensor by_head(const Tensor& exchanged) const {
+    return exchanged.reshape({cp.size() * t, b, exchanged.dim(3) / d, d}).transpose(0, 1);
+  }
+  Tensor part(const Tensor& exchanged, int i) const { return by_head(exchanged).narrow(2, own.begin(i), own.count(i)); }
+
+  // Copies heads from (B, T / c, all ranks' heads D) to what is exchanged, or back: from head `begin` on, n times
+  // `count` heads, of which each rank has its part.
+  void copy(Tensor whole, Tensor ranks, int64_t begin, int64_t count, int64_t n, bool out) const {
+    const int64_t c = cp.size();
+    whole = whole.narrow(2, begin * d, n * count * d).reshape({b, t, n, c, count / c * d});
+    whole = whole.transpose(0, 3).transpose(2, 3);  // (c, T / c, B, n, a rank's part)
+    ranks = ranks.narrow(3, begin / c * d, n * count / c * d).reshape({c, t, b, n, count / c * d});
+    if (out)
+      ranks.copy_from(whole);
+    else
+      whole.copy_from(ranks);
+  }
+  void copy_packed(const Tensor& packed, const Tensor& ranks, bool out) const {
+    if (heads.query == heads.key) return copy(packed, ranks, 0, heads.query, 3, out);
+    copy(packed, ranks, 0, heads.query, 1, out);
+    copy(packed, ranks, heads.query, heads.key, 2, out);
+  }
+};
+
+Var ulysses(const Ulysses& u, const Var& qkv) {
+  const Tensor& packed = qkv.value();
+  const Category kept = packed.arena()->default_category(), moved = Category::communication;
+  const auto all_tokens = [&] {
+    const Tensor sent = u.room(packed, u.own.packed(), moved);
+    u.copy_packed(packed, sent, true);
+    return u.exchange(sent, kept);
+  };
+  const Tensor mine = all_tokens(), out = u.room(packed, u.own.query, kept);
+  const Attended result{u.by_head(out), packed.make({u.b, u.own.query, u.t * u.cp.size()}, wide_of(packed.dtype()))};
+  attention_into(u.part(mine, 0), u.part(mine, 1), u.part(mine, 2), u.options, result);
+  const Tensor y = packed.make({u.b, u.t, u.heads.query * u.d});
+  u.copy(y, u.exchange(out, moved), 0, u.heads.query, 1, false);
+  return record_one("ulysses_attention", y, {qkv.edge()}, [=, shape = packed.shape()](Grads& g) {
+    const auto all_gradients = [&](const Tensor& dy) {
+      const Tensor sent = u.room(dy, u.own.query, moved);
+      u.copy(dy, sent, 0, u.heads.query, 1, true);
+      return u.exchange(sent, moved);
+    };
+    const Tensor dout = all_gradients(g.output().contiguous()), gradient = u.room(mine, u.own.packed(), moved);
+    Tensor dq = u.part(gradient, 0), dk = u.part(gradient, 1), dv = u.part(gradient, 2);
+    attention_backward(u.by_head(dout), u.part(mine, 0), u.part(mine, 1), u.part(mine, 2), result, u.options, dq, dk,
+                       dv);
+    const Tensor dqkv = mine.make(shape);
+    u.copy_packed(dqkv, u.exchange(gradient, moved), false);
     g.give(0, dqkv);
   });
 }
@@ -83,13 +126,12 @@ Var ulysses_attention(const Var& qkv, const Heads& heads, const AttentionOptions
     if (count <= 0 || count % c != 0)
       throw Error("[ulysses_attention] " + cp.axis() + " axis: " + std::to_string(c) + " ranks cannot share " +
                   std::to_string(count) + " heads evenly; expected " + nearest_multiples(count, c));
-  const int64_t b = qkv.dim(0), t = qkv.dim(1), width = qkv.dim(2);
+  const Tensor q = packed_part(qkv.value(), heads, 0);
   const Heads own{heads.query / c, heads.key / c};
   AttentionOptions mine = options;
   if (mine.heads_total == 0) mine.heads_total = heads.query;
   mine.first_head += cp.rank() * own.query;
-  const Var all_tokens = redistribute(by_rank(qkv, heads, c), cp, S(1), S(2));  // (B, T, c: 1, width / c)
-  return redistribute(packed_attention(reshape(all_tokens, {b, t * c, width / c}), own, mine), cp, S(2), S(1));
+  return ulysses({cp, mine, heads, own, q.dim(0), q.dim(1), q.dim(3)}, qkv);
 }
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 // Ring attention: the walk around the ring, forward and backward.
-#include <array>
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -11,12 +11,19 @@ namespace {
 
 constexpr int kKeysAndValues = 0, kTheirGradients = 1;  // tags
 
+// What one call of attention computes: a run of this rank's tokens as queries, and of the holder's as keys.
+struct Tile {
+  Range queries, keys;
+  AttentionOptions options;
+  bool first_of_queries, first_of_keys;  // no tile before it brought these queries a result, or these keys a gradient
+};
+
 // One call on one rank: sizes, and who is where.
 struct Ring {
   Communicator& cp;
   Balance balance;
   AttentionOptions options;
-  DType dtype, wide;  // of the operands and of sums
+  DType dtype, part, wide;  // of the operands, of what one tile gives, and of sums
   Heads heads;
   int64_t b, tokens, d;  // tokens: of this rank
 
@@ -25,40 +32,68 @@ struct Ring {
   int previous() const { return (cp.rank() + ranks() - 1) % ranks(); }
   // Whose keys are here after so many hops.
   int holder(int hop) const { return (cp.rank() + ranks() - hop) % ranks(); }
-  std::vector<ChunkPair> pairs(int hop) const {
-    return chunk_pairs(ranks(), cp.rank(), holder(hop), balance, options.causal);
-  }
+  // Of two tiles at most, a sum is rounded once either way.
+  DType sum() const { return ranks() == 2 ? part : wide; }
 
-  int chunks() const { return balance == Balance::zigzag ? 2 : 1; }
-  int64_t chunk_tokens() const { return tokens / chunks(); }
-  // Which of its rank's chunks it is: the second half of the sequence lies on every rank behind the first.
-  int place(int chunk) const { return chunk / ranks(); }
-  Tensor chunk_of(const Tensor& x, int chunk) const {
-    return x.narrow(1, place(chunk) * chunk_tokens(), chunk_tokens());
+  int64_t chunk_tokens() const { return balance == Balance::zigzag ? tokens / 2 : tokens; }
+  // The tokens of one of a rank's chunks: the second half of the sequence lies on every rank behind the first.
+  Range place(int chunk) const {
+    const int64_t begin = chunk / ranks() * chunk_tokens();
+    return {begin, begin + chunk_tokens()};
   }
 
   Shape by_head() const { return {b, tokens, heads.query, d}; }
-  Shape tile_shape(int i) const { return {b, chunk_tokens(), heads.count(i), d}; }  // of q, k or v
-  Tensor part(const Tensor& packed, int i) const { return packed_part(packed, heads, i); }
+  // Keys and values beside each other, or their gradients: (B, T / c, 2 K, D).
   Tensor travelling(const Tensor& like, DType type) const {
-    return like.make({2, b, tokens, heads.key, d}, type, Category::communication);
+    return like.make({b, tokens, 2 * heads.key, d}, type, Category::communication);
+  }
+  Tensor queries_of(const Tensor& packed) const { return packed_part(packed, heads, 0); }
+  Tensor keys_and_values_of(const Tensor& packed) const {
+    return packed.narrow(2, heads.query * d, 2 * heads.key * d).reshape({b, tokens, 2 * heads.key, d});
   }
   Tensor keys_and_values(const Tensor& packed) const {
     Tensor kv = travelling(packed, dtype);
-    for (int i = 0; i < 2; ++i) kv.select(0, i).copy_from(part(packed, 1 + i));
+    kv.copy_from(keys_and_values_of(packed));
     return kv;
   }
+  Tensor keys(const Tensor& kv) const { return kv.narrow(2, 0, heads.key); }
+  Tensor values(const Tensor& kv) const { return kv.narrow(2, heads.key, heads.key); }
 
-  AttentionOptions tile(const ChunkPair& pair) const {
+  // The tiles of a hop in which a query sees a key: one, unless elements are counted by their positions in the whole,
+  // which a run of several chunks does not have.
+  std::vector<Tile> tiles(int hop) const;
+};
+
+Tensor run_of(const Tensor& x, const Range& tokens) { return x.narrow(1, tokens.begin, tokens.size()); }
+
+std::vector<Tile> Ring::tiles(int hop) const {
+  const std::vector<ChunkPair> pairs = chunk_pairs(ranks(), cp.rank(), holder(hop), balance, options.causal);
+  std::vector<Tile> all;
+  if (options.dropout == 0 && !options.starts.defined()) {
+    if (pairs.empty()) return {};
+    AttentionOptions o = options;
+    o.causal = options.causal && hop == 0;
+    all.push_back({{place(pairs.front().query).begin, place(pairs.back().query).end},
+                   {place(pairs.front().key).begin, place(pairs.back().key).end},
+                   o,
+                   hop == 0,
+                   true});
+    return all;
+  }
+  std::vector<int> begun;  // keys
+  for (const ChunkPair& pair : pairs) {
     AttentionOptions o = options;
     o.causal = options.causal && pair.query == pair.key;
     o.first_query = pair.query * chunk_tokens();
     o.first_key = pair.key * chunk_tokens();
     if (o.tokens_total == 0) o.tokens_total = tokens * ranks();
-    if (o.starts.defined()) o.starts = chunk_of(o.starts, pair.query);
-    return o;
+    if (o.starts.defined()) o.starts = run_of(o.starts, place(pair.query));
+    const bool first_of_keys = std::find(begun.begin(), begun.end(), pair.key) == begun.end();
+    all.push_back({place(pair.query), place(pair.key), o, hop == 0 && place(pair.key).begin == 0, first_of_keys});
+    begun.push_back(pair.key);
   }
-};
+  return all;
+}
 
 Ring ring_of(const Tensor& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
              Balance balance) {
@@ -68,103 +103,138 @@ Ring ring_of(const Tensor& qkv, const Heads& heads, const AttentionOptions& opti
     throw Error(where + "a rank has " + std::to_string(qkv.dim(1)) + " tokens; zig-zag takes an even number");
   if (options.first_key != 0 || options.first_query >= 0)
     throw Error(where + "first_key and first_query are given; they follow from the ranks");
-  return {cp, balance, options, qkv.dtype(), wide_of(qkv.dtype()), heads, q.dim(0), q.dim(1), q.dim(3)};
+  return {cp,    balance,  options,  qkv.dtype(), dtype_of_parts(q, options), wide_of(qkv.dtype()),
+          heads, q.dim(0), q.dim(1), q.dim(3)};
 }
 
+// The sum of tiles, in its place or in memory of its own until it is added there.
 struct RingAttended {
-  Tensor out;               // (B, T / c, H, D)
-  std::vector<Tensor> lse;  // of each chunk, (B, H, tokens of a chunk)
+  Attended all;  // (B, T / c, H, D) and (B, H, T / c)
 
-  Attended chunk(const Ring& ring, int chunk) const {
-    return {ring.chunk_of(out, chunk), lse[static_cast<size_t>(ring.place(chunk))]};
+  Attended of(const Range& queries) const {
+    return {run_of(all.out, queries), all.lse.narrow(2, queries.begin, queries.size())};
+  }
+  // Where a tile's result goes at first: to its place if that is free, and can be written as it is.
+  Attended room(const Ring& ring, const Tile& tile) const {
+    const Attended place = of(tile.queries);
+    if (tile.first_of_queries && place.out.dtype() == ring.part && place.lse.is_contiguous()) return place;
+    return {place.out.make(place.out.shape(), ring.part, Category::workspace),
+            place.lse.make(place.lse.shape(), ring.wide, Category::workspace)};
+  }
+  // Takes the first result of some queries, which lies in its room.
+  void begin(const Tile& tile, const Attended& room) const {
+    Attended place = of(tile.queries);
+    if (place.out.address() == room.out.address()) return;
+    place.out.copy_from(room.out);
+    place.lse.copy_from(room.lse);
   }
 };
 
-RingAttended forward(const Ring& ring, const Tensor& packed) {
-  const Tensor q = ring.part(packed, 0), kv = ring.keys_and_values(packed);
-  RingAttended sum{packed.make(ring.by_head(), ring.wide), {}};
-  for (int i = 0; i < ring.chunks(); ++i)
-    sum.lse.push_back(packed.make({ring.b, ring.heads.query, ring.chunk_tokens()}, ring.wide));
-  const Attended part{packed.make(ring.tile_shape(0), ring.wide, Category::workspace),
-                      packed.make(sum.lse[0].shape(), ring.wide, Category::workspace)};
-  std::vector<bool> begun(sum.lse.size());
+Attended forward(const Ring& ring, const Tensor& packed) {
+  const Tensor q = ring.queries_of(packed), kv = ring.keys_and_values(packed);
+  const RingAttended sum{
+      {packed.make(ring.by_head(), ring.sum()), packed.make({ring.b, ring.heads.query, ring.tokens}, ring.wide)}};
   for (int hop = 0; hop < ring.ranks(); ++hop) {
     const bool last = hop + 1 == ring.ranks();
     if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);
-    for (const ChunkPair& pair : ring.pairs(hop)) {
-      const auto at = static_cast<size_t>(ring.place(pair.query));
-      const Attended into = sum.chunk(ring, pair.query);
-      attention_into(ring.chunk_of(q, pair.query), ring.chunk_of(kv.select(0, 0), pair.key),
-                     ring.chunk_of(kv.select(0, 1), pair.key), ring.tile(pair), begun[at] ? part : into);
-      if (begun[at]) merge_attended(into, part);
-      begun[at] = true;
+    for (const Tile& tile : ring.tiles(hop)) {
+      const Attended room = sum.room(ring, tile);
+      attention_into(run_of(q, tile.queries), run_of(ring.keys(kv), tile.keys), run_of(ring.values(kv), tile.keys),
+                     tile.options, room);
+      if (tile.first_of_queries)
+        sum.begin(tile, room);
+      else
+        merge_attended(sum.of(tile.queries), room);
     }
     if (!last) ring.cp.recv(kv, ring.previous(), kKeysAndValues);
   }
-  sum.out = sum.out.to(ring.dtype);
-  return sum;
+  return {sum.all.out.to(ring.dtype), sum.all.lse};
 }
 
-// dq, dk and dv of what is computed on one rank, and room for one tile's.
-class Backward {
+// Where a tile's gradient goes: to its place if that is free, or beside it until it is added.
+class Gradient {
  public:
-  Backward(const Ring& ring, const Tensor& packed, const RingAttended& result, const Tensor& dout)
-      : ring_(ring), q_(ring.part(packed, 0)), result_(result), dout_(dout) {
-    for (size_t i = 0; i < 3; ++i)
-      tile_[i] = packed.make(ring.tile_shape(static_cast<int>(i)), ring.wide, Category::workspace);
+  Gradient(const Tensor& place, DType part, bool first)
+      : place_(place), first_(first), tile_(place), apart_(!first || place.dtype() != part) {
+    if (apart_) tile_ = place.make(place.shape(), part, Category::workspace);
+  }
+  const Tensor& tile() const { return tile_; }
+  void take() {
+    if (!apart_) return;
+    if (first_)
+      place_.copy_from(tile_);
+    else
+      add_(place_, tile_);
   }
 
-  // Adds what the keys that are here after `hop` bring to dq, and what this rank's queries bring to their dk and dv.
-  void add(int hop, const Tensor& kv, const std::array<Tensor, 3>& sums) {
-    for (const ChunkPair& pair : ring_.pairs(hop)) {
-      attention_backward(ring_.chunk_of(dout_, pair.query), ring_.chunk_of(q_, pair.query),
-                         ring_.chunk_of(kv.select(0, 0), pair.key), ring_.chunk_of(kv.select(0, 1), pair.key),
-                         result_.chunk(ring_, pair.query), ring_.tile(pair), tile_[0], tile_[1], tile_[2]);
-      for (size_t i = 0; i < 3; ++i) {
-        Tensor chunk = ring_.chunk_of(sums[i], i == 0 ? pair.query : pair.key);
-        add_(chunk, tile_[i]);
-      }
+ private:
+  Tensor place_;
+  bool first_;
+  Tensor tile_;
+  bool apart_;
+};
+
+// dq, and dk and dv beside each other, of what is computed on one rank.
+class Backward {
+ public:
+  Backward(const Ring& ring, const Tensor& packed, const Attended& result, const Tensor& dout)
+      : ring_(ring), q_(ring.queries_of(packed)), result_{result}, dout_(dout) {}
+
+  // Adds what the keys that are here after `hop` bring to dq, and writes what this rank's queries bring to their dk and
+  // dv. Returns how many of the keys' tokens, from the first, the queries see: the gradients of others are not written.
+  int64_t add(int hop, const Tensor& kv, const Tensor& dq, const Tensor& dkv) {
+    int64_t seen = 0;
+    for (const Tile& tile : ring_.tiles(hop)) {
+      Gradient queries(run_of(dq, tile.queries), ring_.part, tile.first_of_queries),
+          keys(run_of(dkv, tile.keys), ring_.part, tile.first_of_keys);
+      Tensor dq_tile = queries.tile(), dk = ring_.keys(keys.tile()), dv = ring_.values(keys.tile());
+      const Attended whole = result_.of(tile.queries);
+      attention_backward(run_of(dout_, tile.queries), run_of(q_, tile.queries), run_of(ring_.keys(kv), tile.keys),
+                         run_of(ring_.values(kv), tile.keys), {whole.out, whole.lse.contiguous()}, tile.options,
+                         dq_tile, dk, dv);
+      queries.take();
+      keys.take();
+      seen = std::max(seen, tile.keys.end);
     }
+    return seen;
   }
 
  private:
   const Ring& ring_;
   const Tensor q_;
-  const RingAttended& result_;
+  const RingAttended result_;
   const Tensor& dout_;
-  std::array<Tensor, 3> tile_;
 };
 
 // The gradients of a block start at the rank after its home and come home at last: c - 1 hops, one behind the block's.
-Tensor backward(const Ring& ring, const Tensor& packed, const RingAttended& result, const Tensor& dout) {
+Tensor backward(const Ring& ring, const Tensor& packed, const Attended& result, const Tensor& dout) {
   const Tensor kv = ring.keys_and_values(packed);
-  Tensor gradient = packed.make(packed.shape(), ring.wide);
-  gradient.fill(0);
-  const std::array<Tensor, 3> home{ring.part(gradient, 0), ring.part(gradient, 1), ring.part(gradient, 2)};
-  Tensor dkv = ring.travelling(packed, ring.wide);
-  const Tensor arriving = ring.travelling(packed, ring.wide);
+  const Tensor gradient = packed.make(packed.shape(), ring.sum());
+  const Tensor dq = ring.queries_of(gradient);
+  Tensor home = ring.keys_and_values_of(gradient);
+  const Tensor dkv = ring.travelling(packed, ring.wide), arriving = ring.travelling(packed, ring.wide);
   Backward local(ring, packed, result, dout);
   for (int hop = 0; hop < ring.ranks(); ++hop) {
     const bool last = hop + 1 == ring.ranks();
     if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);
     if (hop == 0) {
-      local.add(hop, kv, home);
+      local.add(hop, kv, dq, home);
     } else {
-      dkv.fill(0);
-      local.add(hop, kv, {home[0], dkv.select(0, 0), dkv.select(0, 1)});
+      const int64_t seen = local.add(hop, kv, dq, dkv);
+      Tensor brought = run_of(dkv, {0, seen}), rest = run_of(dkv, {seen, ring.tokens});
       if (hop > 1) {
         ring.cp.recv(arriving, ring.previous(), kTheirGradients);
-        add_(dkv, arriving);
+        if (seen > 0) add_(brought, run_of(arriving, {0, seen}));
+        rest.copy_from(run_of(arriving, {seen, ring.tokens}));
+      } else {
+        rest.fill(0);
       }
       ring.cp.send(dkv, ring.next(), kTheirGradients);
     }
     if (!last) ring.cp.recv(kv, ring.previous(), kKeysAndValues);
   }
   ring.cp.recv(arriving, ring.previous(), kTheirGradients);
-  for (int i = 0; i < 2; ++i) {
-    Tensor own = home[static_cast<size_t>(i) + 1];
-    add_(own, arriving.select(0, i));
-  }
+  add_(home, arriving);
   return gradient.to(ring.dtype);
 }
 
@@ -174,7 +244,7 @@ Var ring_attention(const Var& qkv, const Heads& heads, const AttentionOptions& o
                    Balance balance) {
   if (cp.size() == 1) return packed_attention(qkv, heads, options);
   const Ring ring = ring_of(qkv.value(), heads, options, cp, balance);
-  const RingAttended result = forward(ring, qkv.value());
+  const Attended result = forward(ring, qkv.value());
   return record_one("ring_attention", result.out.reshape({ring.b, ring.tokens, heads.query * ring.d}), {qkv},
                     [ring, result, packed = qkv.saved()](Grads& g) {
                       g.give(0, backward(ring, packed.get(), result, g.output().contiguous().reshape(ring.by_head())));

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 #include "tensor/field_error.h"
 #include "tensor/ops/attention/cuda/cudnn_attention.h"
 #include "train/device.h"
@@ -16,24 +18,35 @@ std::string obstacle(const Job& job) {
   if (job.optim.dtype != DType::bfloat16) return fmt::format("cuDNN's take bf16, found {}", text_of(job.optim.dtype));
   if (job.model.dropout > 0) return "cuDNN's cannot drop the elements that ours count";
   if (job.optim.document_mask) return "cuDNN's do not know where our documents begin";
-  if (job.plan.cp > 1 && job.plan.cp_mode == ContextMode::ring) return "a ring merges tiles by their log-sum-exp";
   return "";
+}
+
+// The problems of the run's attention in one direction: of some rank, or of every one.
+[[maybe_unused]] std::vector<cuda::FusedAttention> problems(const Job& job, bool backward) {
+  const Plan& p = job.plan;
+  const ModelConfig& m = job.model;
+  const bool ring = p.cp > 1 && p.cp_mode == ContextMode::ring;
+  const int64_t batch = job.optim.batch / (p.dp * p.microbatches), parts = ring ? p.tp : p.tp * p.cp,
+                tokens = ring ? m.context / p.cp : m.context;
+  const Heads heads{m.heads / parts, m.all_heads().key / parts};
+  if (!ring) return {cuda::packed_problem(batch, tokens, heads, m.head_size(), backward)};
+  std::vector<cuda::FusedAttention> all;
+  for (const cuda::TileOfRing& tile : {cuda::TileOfRing{batch, tokens, tokens, tokens, true},
+                                       cuda::TileOfRing{batch, tokens, tokens, tokens / 2, false},
+                                       cuda::TileOfRing{batch, tokens, tokens / 2, tokens, false}})
+    all.push_back(cuda::tile_problem(tile, heads, m.head_size(), backward));
+  return all;
 }
 
 // What cuDNN itself says of the run's attention on this GPU.
 std::string refusal(const Job& job) {
   if constexpr (kWithCudnn) {
-    const Plan& p = job.plan;
-    const ModelConfig& m = job.model;
-    for (const bool backward : {false, true}) {  // every rank has the same
-      const int64_t parts = p.tp * p.cp;
-      cuda::FusedAttention problem =
-          cuda::packed_problem(job.optim.batch / (p.dp * p.microbatches), m.context,
-                               {m.heads / parts, m.all_heads().key / parts}, m.head_size(), backward);
-      problem.deterministic = backward && p.deterministic;
-      if (const std::string why = cuda::cudnn_refuses(problem); !why.empty())
-        return fmt::format("cuDNN {}: {}", cuda::cudnn_version(), why);
-    }
+    for (const bool backward : {false, true})
+      for (cuda::FusedAttention problem : problems(job, backward)) {
+        problem.deterministic = backward && job.plan.deterministic;
+        if (const std::string why = cuda::cudnn_refuses(problem); !why.empty())
+          return fmt::format("cuDNN {}: {}", cuda::cudnn_version(), why);
+      }
   }
   return "";
 }

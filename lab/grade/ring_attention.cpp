@@ -115,8 +115,8 @@ std::vector<Guess> guesses(const Problem& p, int rank) {
          }
          return sum > 0 ? all * (1 / sum) : all;
        })},
-      {"queries see keys that come after them: the causal mask counts positions in the sequence, and pairs(hop) says "
-       "which chunks see which",
+      {"queries see keys that come after them: the causal mask counts positions in the sequence, and tiles(hop) says "
+       "which tokens see which",
        parts([&](int64_t query, const auto&) { return attend(query, p.tokens, [](int64_t) { return true; }).out; })},
   };
 }

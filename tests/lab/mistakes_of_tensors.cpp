@@ -89,12 +89,12 @@ const std::vector<Mistake>& mistakes_of_tensors() {
 
       {"ring-attention",
        "puts each block over the one before",
-       {{"begun[at] ? part : into);\n      if (begun[at]) merge_attended(into, part);", "into);"}},
+       {{"merge_attended(sum.of(tile.queries), room);", "sum.begin(tile, room);"}},
        "values",
        "written over the one before"},
       {"ring-attention",
        "keeps its own keys alone",
-       {{"      if (begun[at]) merge_attended(into, part);\n", ""}},
+       {{"      else\n        merge_attended(sum.of(tile.queries), room);\n", ""}},
        "values",
        "own keys alone"},
       {"ring-attention",
@@ -105,20 +105,18 @@ const std::vector<Mistake>& mistakes_of_tensors() {
        "a message too many"},
       {"ring-attention",
        "waits before it sends",
-       {{"    if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);\n    for (const ChunkPair& pair : "
-         "ring.pairs(hop)) {\n      const auto at",
-         "    if (!last) ring.cp.recv(kv, ring.previous(), kKeysAndValues);\n    for (const ChunkPair& pair : "
-         "ring.pairs(hop)) {\n      const auto at"},
-        {"    if (!last) ring.cp.recv(kv, ring.previous(), kKeysAndValues);\n  }\n  sum.out",
-         "    if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);\n  }\n  sum.out"}},
+       {{"    if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);\n    for (const Tile& tile : "
+         "ring.tiles(hop)) {\n      const Attended room",
+         "    if (!last) ring.cp.recv(kv, ring.previous(), kKeysAndValues);\n    for (const Tile& tile : "
+         "ring.tiles(hop)) {\n      const Attended room"},
+        {"    if (!last) ring.cp.recv(kv, ring.previous(), kKeysAndValues);\n  }\n  return {sum",
+         "    if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);\n  }\n  return {sum"}},
        "deadlock",
        "all wait before any of them has sent"},
       {"ring-attention",
        "adds blocks without weights",
-       {{"if (begun[at]) merge_attended(into, part);",
-         "if (begun[at]) {\n        Tensor out = into.out;\n        for (int64_t i = 0; i < out.dim(1); ++i) {\n       "
-         "   Tensor row = out.narrow(1, i, 1);\n          for (int64_t c = 0; c < row.numel(); ++c) "
-         "row.data<double>()[c] += part.out.narrow(1, i, 1).data<double>()[c];\n        }\n      }"}},
+       {{"merge_attended(sum.of(tile.queries), room);",
+         "{\n        Tensor out = sum.of(tile.queries).out;\n        add_(out, room.out);\n      }"}},
        "values",
        "added as they are"},
 

@@ -287,12 +287,12 @@ TEST(Attention, WhatCannotBeIsRefused) {
         attention(x, x, x, {.starts = make({1, 3}, DType::int32)});
       }),
       "[attention] starts is int32 (1, 3); expected int32 (B, Tq) beside q bfloat16 (1, 4, 2, 3), rows running on");
-  EXPECT_EQ(
-      refusal([&] {
-        merge_attended({x, lse}, {x, lse});
-      }),
-      "[merge_attended] into is bfloat16 (1, 4, 2, 3) with lse float32 (1, 2, 4), part bfloat16 (1, 4, 2, 3) with "
-      "lse float32 (1, 2, 4); expected the same of one dtype");
+  EXPECT_EQ(refusal([&] {
+              merge_attended({x, lse}, {make(x.shape(), DType::float64), lse});
+            }),
+            "[merge_attended] into is bfloat16 (1, 4, 2, 3) with lse float32 (1, 2, 4), part float64 (1, 4, 2, 3) with "
+            "lse float32 (1, 2, 4); expected the same shapes, rows that run on, sums of one dtype and a contiguous lse "
+            "of the part");
 }
 
 }  // namespace

@@ -5,9 +5,11 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tensor/kernels.h"
@@ -60,6 +62,35 @@ TEST_F(CudnnChecks, TakeWhatAGptAsks) {
             EXPECT_EQ(refused(p), "") << d << " backward " << tokens << " " << keys << " " << deterministic;
           }
         }
+}
+
+// The tiles of ring attention: a rank's own tokens, all of its queries beside another's first chunk, the late ones
+// beside both.
+TEST_F(CudnnChecks, TakeWhatARingAsks) {
+  for (const int64_t d : {64, 128})
+    for (const int64_t tokens : {128, 512, 1000, 4096})
+      for (const int64_t keys : {12, 4})
+        for (const cuda::TileOfRing& tile :
+             {cuda::TileOfRing{4, tokens, tokens, tokens, true}, cuda::TileOfRing{4, tokens, tokens, tokens / 2, false},
+              cuda::TileOfRing{4, tokens, tokens / 2, tokens, false}}) {
+          const std::string what = std::to_string(d) + ": " + std::to_string(tile.queries) + " queries, " +
+                                   std::to_string(tile.keys) + " keys, " + std::to_string(keys);
+          EXPECT_EQ(refused(cuda::tile_problem(tile, {12, keys}, d, false)), "") << what;
+          for (const bool deterministic : {false, true}) {
+            FusedAttention p = cuda::tile_problem(tile, {12, keys}, d, true);
+            p.deterministic = deterministic;
+            EXPECT_EQ(refused(p), "") << "backward, " << what;
+          }
+        }
+}
+
+TEST_F(CudnnChecks, AreNotAskedOfAnOldLibrary) {
+  if constexpr (kWithCudnn) {
+    EXPECT_EQ(cuda::cudnn_too_old(91501), "");
+    EXPECT_EQ(cuda::cudnn_too_old(91900), "");
+    EXPECT_EQ(cuda::cudnn_too_old(91500),
+              "9.15.0 is older than 9.15.1: it reads memory that is not its own where 128 does not divide the tokens");
+  }
 }
 
 TEST_F(CudnnChecks, RefuseWithAReasonInOneLine) {
@@ -136,26 +167,57 @@ void expect_close(const Results& found, const Results& expected, const std::stri
   EXPECT_LE(difference(found.gradients, expected.gradients), kBound) << what;
 }
 
+// One of each five of these shapes, since each takes four plans and a plan takes cuDNN a few tenths of a second.
 TEST_F(CudnnGpu, ComputesWhatOurKernelsAndTheCpuCompute) {
+  const Philox random = Philox::named(1, "shapes for cuDNN");
+  uint64_t drawn = 0;
   for (const int64_t d : {64, 128})
-    for (const int64_t tokens : {2, 63, 128, 200, 384})
-      for (const Heads& heads : {Heads{3}, Heads{4, 2}, Heads{3, 1}})
-        for (const bool causal : {true, false}) {
-          const AttentionOptions o{.scale = causal ? 0 : 0.2, .causal = causal};
-          const Tensor packed = normal({2, tokens, heads.packed() * d}, 1),
-                       dout = normal({2, tokens, heads.query, d}, 2);
-          const std::string what = "d " + std::to_string(d) + ", " + std::to_string(tokens) + " tokens, " +
-                                   std::to_string(heads.key) + " heads of keys";
-          const auto on = [&](const ArenaPtr& there) { return attend(packed.to(there), dout.to(there), o, heads); };
-          const Results here = attend(packed, dout, o, heads), ours = on(arena);
-          expect_close(ours, here, what + ", ours");
-          expect_close(on(cudnn), here, what + ", cuDNN");
-          const Results once = on(fixed), again = on(fixed);
-          expect_close(once, here, what + ", cuDNN, deterministic");
-          expect_close(once, ours, what + ", cuDNN, deterministic, beside ours");
-          EXPECT_TRUE(same_bits(again.gradients, once.gradients) && same_bits(again.forward.out, once.forward.out))
-              << what;
-        }
+    for (const Heads& heads : {Heads{3}, Heads{4, 2}, Heads{3, 1}})
+      for (const bool causal : {true, false}) {
+        constexpr std::array<int64_t, 5> kTokens{2, 63, 128, 200, 384};
+        const int64_t tokens = kTokens[random.below(5, drawn++)];
+        const AttentionOptions o{.scale = causal ? 0 : 0.2, .causal = causal};
+        const Tensor packed = normal({2, tokens, heads.packed() * d}, 1), dout = normal({2, tokens, heads.query, d}, 2);
+        const std::string what = "d " + std::to_string(d) + ", " + std::to_string(tokens) + " tokens, " +
+                                 std::to_string(heads.key) + " heads of keys";
+        const auto on = [&](const ArenaPtr& there) { return attend(packed.to(there), dout.to(there), o, heads); };
+        const Results here = attend(packed, dout, o, heads), ours = on(arena);
+        expect_close(ours, here, what + ", ours");
+        expect_close(on(cudnn), here, what + ", cuDNN");
+        const Results once = on(fixed), again = on(fixed);
+        expect_close(once, here, what + ", cuDNN, deterministic");
+        expect_close(once, ours, what + ", cuDNN, deterministic, beside ours");
+        EXPECT_TRUE(same_bits(again.gradients, once.gradients) && same_bits(again.forward.out, once.forward.out))
+            << what;
+      }
+}
+
+// The tiles of a ring: other keys than queries. Its backward pass takes an out and a log-sum-exp of more keys than its
+// own, here those of the same keys twice, so that every probability is half of what it is alone.
+TEST_F(CudnnGpu, ComputesTilesOfARing) {
+  const auto tile = [&](const ArenaPtr& on, int64_t queries, int64_t keys) {
+    const Tensor there = normal({2, 256, 6 * 64}, 9).to(on), dout = normal({2, queries, 2, 64}, 10).to(on);
+    const Tensor q = packed_part(there, {2}, 0).narrow(1, 256 - queries, queries),
+                 k = packed_part(there, {2}, 1).narrow(1, 0, keys), v = packed_part(there, {2}, 2).narrow(1, 0, keys);
+    const AttentionOptions o{.causal = false};
+    Results r{attention(q, k, v, o), {}};
+    merge_attended(r.forward, {r.forward.out.clone(), r.forward.lse.clone()});
+    Tensor dq = q.make(q.shape()), dkv = q.make({2, keys, 4, 64}), dk = dkv.narrow(2, 0, 2), dv = dkv.narrow(2, 2, 2);
+    attention_backward(dout, q, k, v, r.forward, o, dq, dk, dv);
+    r.gradients = Tensor::empty({2, queries + 2 * keys, 2, 64}, DType::bfloat16, make_arena());
+    r.gradients.narrow(1, 0, queries).copy_from(dq.on_host());
+    r.gradients.narrow(1, queries, keys).copy_from(dk.on_host());
+    r.gradients.narrow(1, queries + keys, keys).copy_from(dv.on_host());
+    return r;
+  };
+  for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{256, 128}, {128, 256}, {100, 256}}) {
+    const std::string what = std::to_string(queries) + " queries, " + std::to_string(keys) + " keys";
+    const Results here = tile(make_arena(), queries, keys);
+    expect_close(tile(arena, queries, keys), here, what + ", ours");
+    expect_close(tile(fixed, queries, keys), here, what + ", cuDNN");
+  }
+  EXPECT_EQ(fixed->local<KernelLog>().forward.cudnn, 3);
+  EXPECT_EQ(fixed->local<KernelLog>().backward.cudnn, 3);
 }
 
 // That they were not ours: asked by themselves they say so, and attention() has their bits.
@@ -178,16 +240,13 @@ TEST_F(CudnnGpu, IsAskedWhereItIsChosen) {
   }
 }
 
-// What it does not serve has the bits of our kernels: dropout, a cache's queries, sums that are not rounded, odd heads.
+// It is not asked for dropout, a cache's query, or sums that are not rounded: those have the bits of our kernels.
 TEST_F(CudnnGpu, OurKernelsServeTheRest) {
-  const auto expect_ours = [&](const Tensor& packed, const Tensor& dout, const AttentionOptions& o) {
-    const Results ours = attend(packed.to(arena), dout.to(arena), o);
-    const Results found = attend(packed.to(cudnn), dout.to(cudnn), o);
-    EXPECT_TRUE(same_bits(found.forward.out, ours.forward.out) && same_bits(found.gradients, ours.gradients));
-  };
   const Tensor packed = normal({1, 96, 6 * 64}, 5), dout = normal({1, 96, 2, 64}, 6);
-  expect_ours(packed, dout, {.dropout = 0.2, .random = Philox(1)});
-  expect_ours(normal({1, 96, 6 * 20}, 7), normal({1, 96, 2, 20}, 8), {});
+  const AttentionOptions drops{.dropout = 0.2, .random = Philox(1)};
+  const Results ours = attend(packed.to(arena), dout.to(arena), drops),
+                found = attend(packed.to(cudnn), dout.to(cudnn), drops);
+  EXPECT_TRUE(same_bits(found.forward.out, ours.forward.out) && same_bits(found.gradients, ours.gradients));
   const auto wide = [&](const ArenaPtr& on) {
     const Tensor there = packed.to(on), q = packed_part(there, {2}, 0);
     const Attended sums{q.make(q.shape(), DType::float32), q.make({1, 2, 96}, DType::float32)};
@@ -202,12 +261,32 @@ TEST_F(CudnnGpu, OurKernelsServeTheRest) {
         .out;
   };
   EXPECT_TRUE(same_bits(last(cudnn), last(arena)));
-  // Who asks for cuDNN alone hears of a problem that it refuses, and who does not, reads of it.
-  const std::vector<std::string>& refused = cudnn->local<KernelLog>().refused;
-  ASSERT_FALSE(refused.empty());
-  EXPECT_NE(refused[0].find("refuses attention of (B, T, H, D) = (1, 96, 2, 20): "), std::string::npos) << refused[0];
-  EXPECT_THROW(attend(normal({1, 96, 6 * 20}, 7).to(fixed), normal({1, 96, 2, 20}, 8).to(fixed), {}), Error);
-  EXPECT_EQ(fixed->local<KernelLog>().forward.plain, 0);
+  EXPECT_TRUE(cudnn->local<KernelLog>().refused.empty());
+}
+
+// Heads of 20 and 40 numbers: whoever serves them, the log says it, and the numbers are right. Who asks for cuDNN alone
+// gets an error where it does not serve.
+TEST_F(CudnnGpu, TheLogSaysWhoServesAnOddHead) {
+  for (const int64_t d : {20, 40}) {
+    const Tensor packed = normal({1, 96, 6 * d}, 7), dout = normal({1, 96, 2, d}, 8);
+    cudnn->local<KernelLog>() = {};
+    const Results ours = attend(packed.to(arena), dout.to(arena), {}),
+                  found = attend(packed.to(cudnn), dout.to(cudnn), {});
+    expect_close(found, ours, "head of " + std::to_string(d));
+    const KernelLog& log = cudnn->local<KernelLog>();
+    EXPECT_EQ(log.forward.cudnn + log.forward.plain, 1);
+    EXPECT_EQ(log.backward.cudnn + log.backward.plain, 1);
+    EXPECT_EQ(log.refused.size(), static_cast<size_t>(log.forward.plain + log.backward.plain));
+    for (const std::string& said : log.refused)
+      EXPECT_NE(said.find("of (B, T, H, D) = (1, 96, 2, " + std::to_string(d) + "): "), std::string::npos) << said;
+    if (log.refused.empty())
+      EXPECT_NO_THROW(attend(packed.to(fixed), dout.to(fixed), {}));
+    else
+      EXPECT_THROW(attend(packed.to(fixed), dout.to(fixed), {}), Error);
+    if (d == 20) {
+      EXPECT_EQ(log.refused.size(), 2u) << "rows of 20 begin at no multiples of 16 bytes";
+    }
+  }
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <string>
 
+#include "tensor/kernels.h"
+
 namespace tessera {
 namespace {
 
@@ -22,7 +24,7 @@ AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const 
       q.dim(2) % k.dim(2) != 0 || q.dim(3) != k.dim(3))
     throw Error("[attention] q " + q.shape().str() + ", k " + k.shape().str() + ", v " + v.shape().str() +
                 "; expected (B, Tq, H, D), (B, Tk, K, D), (B, Tk, K, D) with a K that divides H");
-  if (q.dim(1) > k.dim(1))
+  if (options.causal && q.dim(1) > k.dim(1))
     throw Error("[attention] " + std::to_string(q.dim(1)) + " queries but only " + std::to_string(k.dim(1)) + " keys");
   if (q.dtype() != k.dtype() || q.dtype() != v.dtype())
     throw Error("[attention] dtypes differ: q " + q.describe() + ", k " + k.describe() + ", v " + v.describe());
@@ -33,7 +35,7 @@ AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const 
   if (p.options.scale == 0) p.options.scale = 1 / std::sqrt(static_cast<double>(p.d));
   if (p.options.heads_total == 0) p.options.heads_total = p.heads;
   if (p.options.tokens_total == 0) p.options.tokens_total = p.tk;
-  if (p.options.first_query < 0) p.options.first_query = p.options.first_key + p.offset();
+  if (p.options.first_query < 0) p.options.first_query = std::max<int64_t>(p.options.first_key + p.offset(), 0);
   const int64_t end = std::max(p.options.first_query + p.tq, p.options.first_key + p.tk);
   if (p.options.dropout > 0 && end > p.options.tokens_total)
     throw Error("[attention] the tile reaches token " + std::to_string(end - 1) + " of " +
@@ -98,12 +100,24 @@ void attention_backward(const Tensor& dout_any, const Tensor& q, const Tensor& k
       [&] { cuda::attention_backward(p, dout, forward, gradients); });
 }
 
+bool asks_cudnn(const Tensor& q, const AttentionOptions& options) {
+  return q.device() == Device::cuda && q.dtype() == DType::bfloat16 && options.dropout == 0 &&
+         !options.starts.defined() && q.arena()->local<KernelChoice>().attention != AttentionKernels::own;
+}
+
+DType dtype_of_parts(const Tensor& q, const AttentionOptions& options) {
+  return asks_cudnn(q, options) ? q.dtype() : wide_of(q.dtype());
+}
+
 void merge_attended(const Attended& into, const Attended& part) {
+  const DType wide = into.lse.dtype();
+  const auto runs_on = [](const Tensor& t) { return t.dim(-1) == 1 || t.strides()[t.rank() - 1] == 1; };
   if (!(into.out.shape() == part.out.shape()) || !(into.lse.shape() == part.lse.shape()) ||
-      into.out.dtype() != part.out.dtype() || into.out.dtype() != into.lse.dtype() ||
-      into.lse.dtype() != part.lse.dtype())
+      wide_of(into.out.dtype()) != wide || wide_of(part.out.dtype()) != wide || part.lse.dtype() != wide ||
+      !runs_on(into.out) || !runs_on(part.out) || !runs_on(into.lse) || !part.lse.is_contiguous())
     throw Error("[merge_attended] into is " + into.out.describe() + " with lse " + into.lse.describe() + ", part " +
-                part.out.describe() + " with lse " + part.lse.describe() + "; expected the same of one dtype");
+                part.out.describe() + " with lse " + part.lse.describe() +
+                "; expected the same shapes, rows that run on, sums of one dtype and a contiguous lse of the part");
   on_device(
       into.out.device(), [&] { cpu::merge_attended(into, part); }, [&] { cuda::merge_attended(into, part); });
 }

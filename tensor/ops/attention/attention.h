@@ -8,7 +8,7 @@
 // The T x T matrix may be cut into tiles that are computed apart (on other ranks, at other times). Tiles of the same
 // queries are merged by their log-sum-exp, and a tile's part of the gradients is attention_backward() of the tile with
 // `out` and `lse` of the merged whole: the row sums of dout * out and the denominators are those of all keys then.
-// Results that are to be merged or added are written in the type of the sums and not rounded.
+// Results that are to be merged or added are best written in the type of the sums (dtype_of_parts()).
 #pragma once
 #include "tensor/random.h"
 #include "tensor/tensor.h"
@@ -50,18 +50,19 @@ struct Attended {
   Tensor lse;  // (B, H, Tq), float32, or float64 for float64
 };
 
-// q (B, Tq, H, D), k and v (B, Tk, K, D), Tq <= Tk: views of any strides whose last dim runs on (slices of a packed
-// qkv, or of a cache). K divides H: query head h sees key-value head h / (H / K) (grouped-query attention, Ainslie et
-// al. 2023, arXiv 2305.13245). Sums and probabilities are in float (double for float64). Cost: 4 B H Tq Tk D FLOPs,
-// blocks that are fully masked left out; workspace 64 x (64 + 4 D) numbers per thread.
+// q (B, Tq, H, D), k and v (B, Tk, K, D), under the causal mask Tq <= Tk: views of any strides whose last dim runs on
+// (slices of a packed qkv, or of a cache). K divides H: query head h sees key-value head h / (H / K) (grouped-query
+// attention, Ainslie et al. 2023, arXiv 2305.13245). Sums and probabilities are in float (double for float64). Cost: 4
+// B H Tq Tk D FLOPs, blocks that are fully masked left out; workspace 64 x (64 + 4 D) numbers per thread.
 Attended attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
 // The same, written into `result`: an out whose last dim runs on, of q's dtype or of lse's, and a contiguous lse.
 void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
                     const Attended& result);
 
 // `into`, of some keys, and `part`, of others, become the attention to both in `into`: out = sum exp(lse_i - lse) out_i
-// with lse = log sum exp(lse_i). Both have out in lse's dtype; -infinity says that a query has seen no key. Cost: one
-// pass.
+// with lse = log sum exp(lse_i), computed in lse's dtype and rounded once to into.out's. Each out is of lse's dtype or
+// of one whose sums are; rows of into.lse and of both outs run on, and part.lse is contiguous. -infinity says that a
+// query has seen no key. Cost: one pass.
 void merge_attended(const Attended& into, const Attended& part);
 
 // Gradients, written into views of the shapes of q, k and v (the slices of a packed gradient), each of q's dtype or of
@@ -70,6 +71,13 @@ void merge_attended(const Attended& into, const Attended& part);
 // depend on neither the threads nor the place in the batch.
 void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Attended& forward,
                         const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv);
+
+// Whether cuDNN's kernels may serve such a call: its arena's KernelChoice allows them, on a GPU, and it is bfloat16,
+// with nothing dropped and one document. cuDNN's own checks decide then.
+bool asks_cudnn(const Tensor& q, const AttentionOptions& options);
+// The dtype of results that are to be merged or added: that of the sums, so that nothing is rounded before; but
+// bfloat16 where cuDNN is asked, whose kernels write nothing else.
+DType dtype_of_parts(const Tensor& q, const AttentionOptions& options);
 
 // What kernels are given: operands that fit, and options that leave nothing open (scale, totals and first_query are
 // set).
@@ -92,8 +100,7 @@ void merge_attended(const Attended& into, const Attended& part);
 }  // namespace cpu
 
 // On a GPU, where the arena's KernelChoice says so, cuDNN's kernels serve what they can (cuda/cudnn_attention.h):
-// bfloat16, as many queries as keys, no dropout, one document. What a ring merges has results in the type of its sums
-// and is always ours.
+// bfloat16, results too, under the causal mask as many queries as keys, no dropout, one document.
 //
 // Of our own there are two kinds. Those for tensor cores (cuda/tiles.cuh) take bfloat16 with 64 or 128 numbers per head
 // whose rows begin at multiples of 16 bytes; plain ones (cuda/plain.cuh) take everything. None adds with atomics: the

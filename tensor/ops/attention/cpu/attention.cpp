@@ -184,21 +184,24 @@ class Backward {
   const int64_t ld_, padded_, padded_keys_;
 };
 
-template <class A>
+// Out of I and P, of sums in A.
+template <class A, class I, class P>
 void merge_rows(const Attended& into, const Attended& part) {
   const int64_t heads = into.out.dim(2), tokens = into.out.dim(1), d = into.out.dim(3);
   split(into.out.dim(0) * heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
-      const Rows<A> to = rows_of<A>(into.out, at / heads, at % heads, 0);
-      const Rows<const A> from = rows_of<const A>(part.out, at / heads, at % heads, 0);
-      A *const lse = into.lse.data<A>() + at * tokens, *const other = part.lse.data<A>() + at * tokens;
+      const Rows<I> to = rows_of<I>(into.out, at / heads, at % heads, 0);
+      const Rows<const P> from = rows_of<const P>(part.out, at / heads, at % heads, 0);
+      A* const lse = into.lse.data<A>() + at / heads * into.lse.strides()[0] + at % heads * into.lse.strides()[1];
+      const A* const other = part.lse.data<A>() + at * tokens;
       for (int64_t i = 0; i < tokens; ++i) {
         const A top = std::max(lse[i], other[i]);
         if (top == -std::numeric_limits<A>::infinity()) continue;  // no key yet: zeros
         const A both = top + math::log(math::exp(lse[i] - top) + math::exp(other[i] - top));
         const A mine = math::exp(lse[i] - both), theirs = math::exp(other[i] - both);
         vectorized([=, y = to.data + i * to.stride, x = from.data + i * from.stride] {
-          for (int64_t c = 0; c < d; ++c) y[c] = math::fma(x[c], theirs, y[c] * mine);
+          for (int64_t c = 0; c < d; ++c)
+            y[c] = I(math::fma(static_cast<A>(x[c]), theirs, static_cast<A>(y[c]) * mine));
         });
         lse[i] = both;
       }
@@ -221,7 +224,12 @@ void attention_backward(const AttentionProblem& p, const Tensor& dout, const Att
 }
 
 void merge_attended(const Attended& into, const Attended& part) {
-  with_floating(into.lse.dtype(), "merge_attended", [&](auto t) { merge_rows<Accumulate<decltype(t)>>(into, part); });
+  with_floating(into.out.dtype(), "merge_attended", [&](auto i) {
+    with_floating(part.out.dtype(), "merge_attended", [&](auto p) {
+      using A = Accumulate<decltype(i)>;
+      if constexpr (std::is_same_v<A, Accumulate<decltype(p)>>) merge_rows<A, decltype(i), decltype(p)>(into, part);
+    });
+  });
 }
 
 }  // namespace tessera::cpu

@@ -9,14 +9,6 @@
 namespace tessera::cuda {
 namespace {
 
-// Whether every row begins where 16 bytes may be read at once.
-bool starts_well(const Tensor& t) {
-  const int64_t size = size_of(t.dtype());
-  bool all = reinterpret_cast<uintptr_t>(t.address()) % 16 == 0;
-  for (int d = 0; d < 3; ++d) all = all && (t.dim(d) == 1 || t.strides()[d] * size % 16 == 0);
-  return all;
-}
-
 bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<const Tensor*> operands) {
   for (const Tensor* t : operands)
     if (!starts_well(*t)) return false;
@@ -24,66 +16,96 @@ bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<con
   return q.dtype() == DType::bfloat16 && (q.dim(3) == 64 || q.dim(3) == 128) && options.scale > 0;
 }
 
-// Whether cuDNN is to be asked: all of it in bfloat16, as many queries as keys, nothing dropped, one document. A single
-// query (of a text that is written token by token) would need a graph for each length of the cache.
-[[maybe_unused]] bool for_cudnn(const AttentionOptions& options, std::initializer_list<const Tensor*> operands) {
-  const Tensor& q = **operands.begin();
-  if (q.arena()->local<KernelChoice>().attention == AttentionKernels::own || options.dropout > 0 ||
-      options.starts.defined() || q.dim(1) < 2 || q.numel() == 0)
-    return false;
+// Whether cuDNN is to be asked: all of it in bfloat16, under the causal mask as many queries as keys, nothing dropped,
+// one document. A single query (of a text that is written token by token) would need a graph for each length of the
+// cache.
+[[maybe_unused]] bool for_cudnn(const AttentionProblem& p, std::initializer_list<const Tensor*> operands) {
+  if (!asks_cudnn(p.q, p.options) || p.tq < 2 || (p.options.causal && p.tq != p.tk) || p.q.numel() == 0) return false;
   for (const Tensor* t : operands)
-    if (t->dtype() != DType::bfloat16 || t->dim(1) != q.dim(1) || !starts_well(*t)) return false;
+    if (t->dtype() != DType::bfloat16) return false;
   return true;
 }
 
-// delta[b, h, i] = sum over a head's columns of dout * out, by a warp: lane l adds columns l, l + 32, ... in order, and
-// the lanes are added in pairs.
+// A warp for each query of each head: lane l adds columns l, l + 32, ... of dout * out in order, and the lanes are
+// added in pairs.
 template <class T>
-__global__ void delta_kernel(AttentionSizes n, HeadRows<const T> dout, HeadRows<const T> out, Accumulate<T>* delta) {
-  using A = Accumulate<T>;
-  const int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-  if (at >= int64_t{n.batch} * n.heads * n.tq) return;
-  const int64_t b = at / n.tq / n.heads, h = at / n.tq % n.heads, i = at % n.tq;
-  const T *const x = dout.at(b, h, i), *const y = out.at(b, h, i);
-  A sum = 0;
-  for (int64_t c = threadIdx.x % 32; c < n.d; c += 32) sum = math::fma(static_cast<A>(x[c]), static_cast<A>(y[c]), sum);
-  for (int bits = 16; bits > 0; bits /= 2) sum += __shfl_xor_sync(~0u, sum, bits);
-  if (threadIdx.x % 32 == 0) delta[at] = sum;
-}
-
-Tensor delta_of(const Tensor& dout, const Tensor& out, const AttentionSizes& n, const Tensor& lse) {
-  Tensor delta = lse.make(lse.shape(), lse.dtype(), Category::workspace);
-  with_floating(dout.dtype(), "attention_backward", [&](auto t) {
-    using T = decltype(t);
-    launch(context(dout), "attention_backward", {.blocks = blocks_for(lse.numel(), kThreads / 32)}, delta_kernel<T>, n,
-           heads_of<const T>(dout), heads_of<const T>(out), delta.device_data<Accumulate<T>>());
-  });
-  return delta;
-}
-
-// Of merge_attended(): a warp for each query of each head.
-template <class A>
-struct Merge {
-  HeadRows<A> into, part;
-  A *lse, *other;
-  int64_t rows, tokens, heads, d;
+struct Know {
+  AttentionSizes sizes;
+  HeadRows<const T> dout, out;
+  const Accumulate<T>* lse;
+  Accumulate<T> factor;
+  int padded;
+  OfQuery<Accumulate<T>>* known;
 };
 
-template <class A>
-__global__ void merge_attended_kernel(Merge<A> f) {
+template <class T>
+__global__ void know_kernel(Know<T> f) {
+  using A = Accumulate<T>;
+  const AttentionSizes& n = f.sizes;
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  if (at >= int64_t{n.batch} * n.heads * f.padded) return;
+  const int64_t b = at / f.padded / n.heads, h = at / f.padded % n.heads, i = at % f.padded;
+  OfQuery<A> known{std::numeric_limits<A>::infinity(), A(0)};
+  if (i < n.tq) {
+    const T *const x = f.dout.at(b, h, i), *const y = f.out.at(b, h, i);
+    A sum = 0;
+    for (int64_t c = threadIdx.x % 32; c < n.d; c += 32)
+      sum = math::fma(static_cast<A>(x[c]), static_cast<A>(y[c]), sum);
+    for (int bits = 16; bits > 0; bits /= 2) sum += __shfl_xor_sync(~0u, sum, bits);
+    const A lse = f.lse[at / f.padded * n.tq + i];
+    if (lse != -std::numeric_limits<A>::infinity()) known = {lse * f.factor, sum};
+  }
+  if (threadIdx.x % 32 == 0) f.known[at] = known;
+}
+
+// (B, H, padded, 2): what the backward kernels have to know of queries (OfQuery).
+Tensor know(const AttentionProblem& p, const Tensor& dout, const Attended& forward, bool tiles) {
+  const AttentionSizes n = sizes_of(p);
+  const int padded = tiles ? tiles_of(n.tq, kQueryPadding) * kQueryPadding : n.tq;
+  const Tensor known = forward.lse.make({n.batch, n.heads, padded, 2}, forward.lse.dtype(), Category::workspace);
+  with_floating(dout.dtype(), "attention_backward", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const Know<T> f{.sizes = n,
+                    .dout = heads_of<const T>(dout),
+                    .out = heads_of<const T>(forward.out),
+                    .lse = forward.lse.device_data<A>(),
+                    .factor = tiles ? A(kLog2E) : A(1),
+                    .padded = padded,
+                    .known = reinterpret_cast<OfQuery<A>*>(known.device_data<A>())};
+    launch(context(dout), "attention_backward", {.blocks = blocks_for(known.numel() / 2, kThreads / 32)},
+           know_kernel<T>, f);
+  });
+  return known;
+}
+
+// Merging, by a warp for each query of each head.
+template <class T>
+struct Merge {
+  Result<T> into, part;
+  Accumulate<T>* lse;
+  const Accumulate<T>* other;
+  int64_t rows, tokens, heads, d;
+  int64_t lse_batch, lse_head;  // strides of lse; `other` is contiguous
+};
+
+template <class T>
+__global__ void merge_attended_kernel(Merge<T> f) {
+  using A = Accumulate<T>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t at = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
   if (at >= f.rows) return;
   const int64_t t = at % f.tokens, h = at / f.tokens % f.heads, b = at / f.tokens / f.heads;
-  const A own = f.lse[at], other = f.other[at], top = std::max(own, other);
+  A* const lse = f.lse + b * f.lse_batch + h * f.lse_head + t;
+  const A own = *lse, other = f.other[at], top = std::max(own, other);
   if (top == -std::numeric_limits<A>::infinity()) return;  // no key yet: zeros
   const A both = top + math::log(math::exp(own - top) + math::exp(other - top));
   const A mine = math::exp(own - both), theirs = math::exp(other - both);
-  A* const y = f.into.at(b, h, t);
-  const A* const x = f.part.at(b, h, t);
-  for (int64_t c = lane; c < f.d; c += 32) y[c] = math::fma(x[c], theirs, y[c] * mine);
+  const int64_t to = f.into.at(b, h, t), from = f.part.at(b, h, t);
+  for (int64_t c = lane; c < f.d; c += 32)
+    f.into.put(to + c, math::fma(f.part.get(from + c), theirs, f.into.get(to + c) * mine));
   __syncwarp();  // all have read it
-  if (lane == 0) f.lse[at] = both;
+  if (lane == 0) *lse = both;
 }
 
 }  // namespace
@@ -95,7 +117,7 @@ const char* attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v)
 void attention(const AttentionProblem& p, const Attended& result) {
   KernelLog::Attention& log = p.q.arena()->local<KernelLog>().forward;
   if constexpr (kWithCudnn)
-    if (for_cudnn(p.options, {&p.q, &p.k, &p.v, &result.out}) && cudnn_attention(p, result)) {
+    if (for_cudnn(p, {&p.q, &p.k, &p.v, &result.out}) && cudnn_attention(p, result)) {
       ++log.cudnn;
       return;
     }
@@ -113,14 +135,15 @@ void attention_backward(const AttentionProblem& p, const Tensor& dout, const Att
   KernelLog::Attention& log = p.q.arena()->local<KernelLog>().backward;
   const auto& [dq, dk, dv] = gradients;
   if constexpr (kWithCudnn)
-    if (for_cudnn(p.options, {&p.q, &p.k, &p.v, &forward.out, &dout, &dq, &dk, &dv}) &&
+    if (for_cudnn(p, {&p.q, &p.k, &p.v, &forward.out, &dout, &dq, &dk, &dv}) &&
         cudnn_attention_backward(p, dout, forward, gradients)) {
       ++log.cudnn;
       return;
     }
-  const Tensor delta = delta_of(dout, forward.out, sizes_of(p), forward.lse);
-  const BackwardProblem problem{p, dout, forward.lse, delta, gradients};
-  if (for_tensor_cores(p.options, {&p.q, &p.k, &p.v, &dout, &dq, &dk, &dv})) {
+  const bool tiles = for_tensor_cores(p.options, {&p.q, &p.k, &p.v, &dout, &dq, &dk, &dv});
+  const Tensor known = know(p, dout, forward, tiles);
+  const BackwardProblem problem{p, dout, known, gradients};
+  if (tiles) {
     ++log.tensor_cores;
     tiled_attention_backward(problem);
   } else {
@@ -130,17 +153,21 @@ void attention_backward(const AttentionProblem& p, const Tensor& dout, const Att
 }
 
 void merge_attended(const Attended& into, const Attended& part) {
-  with_floating(into.lse.dtype(), "merge_attended", [&](auto t) {
-    using A = Accumulate<decltype(t)>;
-    const Merge<A> f{.into = heads_of<A>(into.out),
-                     .part = heads_of<A>(part.out),
+  const DType wide = into.lse.dtype(), narrow = into.out.dtype() == wide ? part.out.dtype() : into.out.dtype();
+  with_floating(narrow, "merge_attended", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const Merge<T> f{.into = result_of<T>(into.out),
+                     .part = result_of<T>(part.out),
                      .lse = into.lse.device_data<A>(),
                      .other = part.lse.device_data<A>(),
                      .rows = into.lse.numel(),
                      .tokens = into.out.dim(1),
                      .heads = into.out.dim(2),
-                     .d = into.out.dim(3)};
-    launch(context(into.out), "merge_attended", {.blocks = blocks_for(f.rows, kThreads / 32)}, merge_attended_kernel<A>,
+                     .d = into.out.dim(3),
+                     .lse_batch = into.lse.strides()[0],
+                     .lse_head = into.lse.strides()[1]};
+    launch(context(into.out), "merge_attended", {.blocks = blocks_for(f.rows, kThreads / 32)}, merge_attended_kernel<T>,
            f);
   });
 }

@@ -10,6 +10,8 @@
 
 namespace tessera::cuda {
 
+inline constexpr float kLog2E = 1.44269504f;
+
 // (B, T, H, D) whose last dim runs on.
 template <class T>
 struct HeadRows {
@@ -37,6 +39,7 @@ struct Result {
     else
       narrow[at] = converted<T>(value);
   }
+  __device__ A get(int64_t at) const { return wide ? wide[at] : static_cast<A>(narrow[at]); }
   __device__ int64_t at(int64_t b, int64_t h, int64_t i) const { return b * batch + h * head + i * row; }
 };
 
@@ -180,10 +183,27 @@ inline AttentionDropout dropout_of(const AttentionOptions& o) {
           .any = o.dropout > 0};
 }
 
-// All that the backward pass reads and writes; delta (B, H, Tq) holds the dot products of dout and out.
+// What the backward pass has to know of a query besides its row: the log-sum-exp times a factor, and delta, the dot
+// product of its dout and out. A query that is not there, or sees no key, has no probabilities: exp(x - infinity) = 0.
+template <class A>
+struct OfQuery {
+  A lse, delta;
+};
+// (B, H, padded): tensor cores' kernels copy whole tiles of queries.
+template <class A>
+struct KnownQueries {
+  const OfQuery<A>* of_query;
+  int padded;
+  __device__ const OfQuery<A>* at(const AttentionSizes& n, int b, int h, int query) const {
+    return of_query + (int64_t{b} * n.heads + h) * padded + query;
+  }
+};
+inline constexpr int kQueryPadding = 128;  // of those kernels
+
+// All that the backward pass reads and writes; known: (B, H, padded, 2), what OfQuery says.
 struct BackwardProblem {
   const AttentionProblem& of;
-  const Tensor &dout, &lse, &delta;
+  const Tensor &dout, &known;
   const AttentionGradients& gradients;
 };
 
@@ -207,7 +227,7 @@ template <class T>
 struct BackwardCall {
   AttentionSizes sizes;
   HeadRows<const T> dout, q, k, v;
-  const Accumulate<T>*lse, *delta;
+  KnownQueries<Accumulate<T>> known;
   Result<T> dq, dk, dv;
   Accumulate<T> scale;
   AttentionDropout dropout;
@@ -233,8 +253,8 @@ BackwardCall<T> backward_call(const BackwardProblem& p) {
           .q = heads_of<const T>(p.of.q),
           .k = heads_of<const T>(p.of.k),
           .v = heads_of<const T>(p.of.v),
-          .lse = p.lse.device_data<Accumulate<T>>(),
-          .delta = p.delta.device_data<Accumulate<T>>(),
+          .known = {reinterpret_cast<const OfQuery<Accumulate<T>>*>(p.known.device_data<Accumulate<T>>()),
+                    static_cast<int>(p.known.dim(2))},
           .dq = result_of<T>(p.gradients.dq),
           .dk = result_of<T>(p.gradients.dk),
           .dv = result_of<T>(p.gradients.dv),

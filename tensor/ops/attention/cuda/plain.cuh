@@ -122,13 +122,12 @@ __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<
   for (int r = 0; r < kMicro; ++r) {
     const int i = query0 + first_row() + r;
     const bool inside = i < n.tq;
-    const A lse = inside ? call.lse[n.index(at.b, at.h, i)] : A(0),
-            delta = inside ? call.delta[n.index(at.b, at.h, i)] : A(0);
+    const OfQuery<A> known = inside ? *call.known.at(n, at.b, at.h, i) : OfQuery<A>{};
     AttentionDropout::Row keep = call.dropout.row(at.b, at.h, i);
     const int start = call.starts.of(at.b, i);
     for (int c = 0; c < kMicro; ++c) {
       const int j = key0 + first_column() + c;
-      const A probability = inside && j >= start && n.sees(i, j) ? math::exp(p[r][c] - lse) : A(0);
+      const A probability = inside && j >= start && n.sees(i, j) ? math::exp(p[r][c] - known.lse) : A(0);
       A weight = probability, gradient = dp[r][c];
       if (call.dropout.any) {
         const A kept = keep.keeps(j) ? up : A(0);
@@ -136,7 +135,7 @@ __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<
         gradient *= kept;
       }
       s.p[first_row() + r][first_column() + c] = static_cast<A>(T(weight));
-      s.ds[first_row() + r][first_column() + c] = static_cast<A>(T(probability * (gradient - delta)));
+      s.ds[first_row() + r][first_column() + c] = static_cast<A>(T(probability * (gradient - known.delta)));
     }
   }
 }

@@ -13,8 +13,6 @@
 
 namespace tessera::cuda {
 
-inline constexpr float kLog2E = 1.44269504f;
-
 // Begins to copy `count` rows of a head from row0 on; rows that the head does not have are zeros.
 template <int D, int kBlockThreads>
 __device__ void copy_rows(SharedTile<D> to, const HeadRows<const bfloat16>& from, const TilePlace& at, int row0,

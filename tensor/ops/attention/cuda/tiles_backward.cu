@@ -4,8 +4,6 @@
 //
 // The second has its scores the other way round, keys down and queries across, so that the sums that a lane holds are
 // again the left factors of what follows.
-#include <limits>
-
 #include "tensor/cuda/fast_exp.cuh"
 #include "tensor/cuda/shared.cuh"
 #include "tensor/math.h"
@@ -14,31 +12,9 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 using Call = BackwardCall<bfloat16>;
 
-// What the backward pass has to know of a query besides its row: the log-sum-exp to base two, and delta. A query that
-// is not there, or sees no key, has no probabilities: exp2(x - kInfinity) = 0.
-struct OfQuery {
-  float lse, delta;
-};
-// (B, H, padded): padded to whole tiles, so that they may be copied as rows are.
-struct Known {
-  const OfQuery* of_query;
-  int padded;
-  __device__ const OfQuery* at(const AttentionSizes& n, const TilePlace& place, int query) const {
-    return of_query + (int64_t{place.b} * n.heads + place.h) * padded + query;
-  }
-};
-constexpr int kPadding = 128;
-
-__global__ void know_kernel(AttentionSizes n, int padded, const float* lse, const float* delta, OfQuery* known) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= int64_t{n.batch} * n.heads * padded) return;
-  const int64_t query = i % padded, at = i / padded * n.tq + query;
-  const bool sees = query < n.tq && lse[at] != -kInfinity;
-  known[i] = sees ? OfQuery{lse[at] * kLog2E, delta[at]} : OfQuery{kInfinity, 0.0f};
-}
+using Known = OfQuery<float>;
 
 // How a head of D numbers is cut. Sums fill most of the registers: two warp sums of D columns and two of scores.
 template <int D>
@@ -68,8 +44,8 @@ struct FourTiles {
 // What a lane knows of its rows of queries.
 template <int R>
 struct Rows {
-  OfQuery of[R][2];
-  __device__ explicit Rows(const OfQuery* known) {
+  Known of[R][2];
+  __device__ explicit Rows(const Known* known) {
 #pragma unroll
     for (int r = 0; r < R; ++r)
 #pragma unroll
@@ -84,7 +60,7 @@ __device__ void to_gradient(WarpSums<R, C>& dp, const WarpSums<R, C>& scores, co
   const float factor = call.scale * kLog2E;
   const auto up = static_cast<float>(call.dropout.up);
   for_each_sum<R, C>([&](int r, int c, int e, int query, int key) {
-    const OfQuery& known = rows.of[r][e / 2];
+    const Known& known = rows.of[r][e / 2];
     float p = fast_exp2(math::fma(scores[r][c][e], factor, -known.lse));
     if (masked && !call.sizes.sees(place.query0 + query, place.key0 + key)) p = 0;
     if (kDocuments && place.key0 + key < starts.of[r][e / 2]) p = 0;
@@ -94,7 +70,7 @@ __device__ void to_gradient(WarpSums<R, C>& dp, const WarpSums<R, C>& scores, co
 }
 
 template <int D, bool kDrops, bool kDocuments>
-__global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(Call call, Known known) {
+__global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(Call call) {
   using Cut = QueryCut<D>;
   constexpr int kThreads = Cut::kThreads, kKeys = Cut::kKeys, kR = Cut::kRowTiles;
   const AttentionSizes& n = call.sizes;
@@ -114,7 +90,7 @@ __global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(C
 
   const int row0 = warp() * kR * 16;
   const int query0 = tile0 + row0, seen = n.keys_seen(query0, kR * 16), whole = n.keys_seen(query0, 1);
-  const Rows<kR> rows(known.at(n, at, query0));
+  const Rows<kR> rows(call.known.at(n, at.b, at.h, query0));
   const RowStarts<kR> starts(kDocuments ? call.starts : QueryStarts{}, at.b, query0);
   const int least = kDocuments ? call.starts.among(at.b, query0, kR * 16).least : 0;
   WarpSums<kR, D / 8> dq = {};
@@ -137,8 +113,8 @@ __global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(C
 
 // Scores become probabilities. Keys down, queries across.
 template <int R, int C>
-__device__ void to_probabilities(WarpSums<R, C>& scores, const Call& call, const OfQuery* known,
-                                 const ScoresPlace& place, bool masked) {
+__device__ void to_probabilities(WarpSums<R, C>& scores, const Call& call, const Known* known, const ScoresPlace& place,
+                                 bool masked) {
   const float factor = call.scale * kLog2E;
   for_each_sum<R, C>([&](int r, int c, int e, int key, int query) {
     float& x = scores[r][c][e];
@@ -164,12 +140,12 @@ __device__ void drop(WarpSums<R, C>& to, const WarpSums<R, C>& from, KeptSums<R,
 }
 
 template <int D, bool kDrops, bool kDocuments>
-__global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_gradient_kernel(Call call, Known known) {
+__global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_gradient_kernel(Call call) {
   using Cut = KeyCut<D, kDrops, kDocuments>;
   constexpr int kThreads = Cut::kThreads, kQueries = Cut::kQueries, kR = Cut::kRowTiles;
   const AttentionSizes& n = call.sizes;
   const FourTiles<D, Cut::kKeys, kQueries> tiles{shared_address(dynamic_shared<unsigned char>())};
-  auto* const of_stages = reinterpret_cast<OfQuery*>(dynamic_shared<unsigned char>() + tiles.kBytes);
+  auto* const of_stages = reinterpret_cast<Known*>(dynamic_shared<unsigned char>() + tiles.kBytes);
   const TilePlace keys = TilePlace::of_keys(n, tiles_of(n.tk, Cut::kKeys), static_cast<int>(blockIdx.x));
   const int tile0 = keys.tile * Cut::kKeys, first = n.first_query(tile0) / kQueries;
   const int t = static_cast<int>(threadIdx.x);
@@ -189,8 +165,8 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
       copy_rows<D, kThreads>(tiles.other(step, 0), call.q, at, step * kQueries, kQueries, n.tq);
       copy_rows<D, kThreads>(tiles.other(step, 1), call.dout, at, step * kQueries, kQueries, n.tq);
       if (t < kQueries / 2)  // 16 bytes are two
-        copy_async(shared_address(of_stages + step % 2 * kQueries + 2 * t), known.at(n, at, step * kQueries + 2 * t),
-                   true);
+        copy_async(shared_address(of_stages + step % 2 * kQueries + 2 * t),
+                   call.known.at(n, at.b, at.h, step * kQueries + 2 * t), true);
       commit_copies();
     };
     if (member > 0) __syncthreads();  // nobody needs the stages any more
@@ -203,7 +179,7 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
       if (n.keys_seen(query0, kQueries) <= key0) continue;  // none of these queries sees a key of this warp
       const ScoresPlace place{query0, key0};
       const auto kept = kDrops ? kept_sums<kR, kQueries / 8, true>(call.dropout, at, place) : 0u;
-      const OfQuery* const here = of_stages + step % 2 * kQueries;
+      const Known* const here = of_stages + step % 2 * kQueries;
       WarpSums<kR, kQueries / 8> p = {}, dp = {};
       multiply_rows(p, tiles.own(0), row0, tiles.other(step, 0));
       to_probabilities(p, call, here, place, n.keys_seen(query0, 1) < key0 + kR * 16);
@@ -228,10 +204,10 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
 }
 
 template <int D, bool kDrops, bool kDocuments>
-void launch_backward(Context& c, const Call& call, const Known& known) {
+void launch_backward(Context& c, const Call& call) {
   using Queries = QueryCut<D>;
   using Keys = KeyCut<D, kDrops, kDocuments>;
-  static_assert(kPadding % Queries::kQueries == 0 && kPadding % Keys::kQueries == 0);
+  static_assert(kQueryPadding % Queries::kQueries == 0 && kQueryPadding % Keys::kQueries == 0);
   const int64_t batch = call.sizes.batch;
   const Grid of_queries{.blocks = batch * call.sizes.heads * tiles_of(call.sizes.tq, Queries::kQueries),
                         .threads = Queries::kThreads,
@@ -239,41 +215,33 @@ void launch_backward(Context& c, const Call& call, const Known& known) {
   const Grid of_keys{.blocks = batch * call.sizes.key_heads * tiles_of(call.sizes.tk, Keys::kKeys),
                      .threads = Keys::kThreads,
                      .shared = FourTiles<D, Keys::kKeys, Keys::kQueries>::kBytes +
-                               2 * Keys::kQueries * static_cast<int>(sizeof(OfQuery))};
-  launch(c, "attention_backward", of_queries, query_gradient_kernel<D, kDrops, kDocuments>, call, known);
-  launch(c, "attention_backward", of_keys, key_gradient_kernel<D, kDrops, kDocuments>, call, known);
+                               2 * Keys::kQueries * static_cast<int>(sizeof(Known))};
+  launch(c, "attention_backward", of_queries, query_gradient_kernel<D, kDrops, kDocuments>, call);
+  launch(c, "attention_backward", of_keys, key_gradient_kernel<D, kDrops, kDocuments>, call);
 }
 template <int D, bool kDrops>
-void launch_backward(Context& c, const Call& call, const Known& known) {
+void launch_backward(Context& c, const Call& call) {
   if (call.starts.first)
-    launch_backward<D, kDrops, true>(c, call, known);
+    launch_backward<D, kDrops, true>(c, call);
   else
-    launch_backward<D, kDrops, false>(c, call, known);
+    launch_backward<D, kDrops, false>(c, call);
 }
 template <int D>
-void launch_backward(Context& c, const Call& call, const Known& known) {
+void launch_backward(Context& c, const Call& call) {
   if (call.dropout.any)
-    launch_backward<D, true>(c, call, known);
+    launch_backward<D, true>(c, call);
   else
-    launch_backward<D, false>(c, call, known);
+    launch_backward<D, false>(c, call);
 }
 
 }  // namespace
 
 void tiled_attention_backward(const BackwardProblem& p) {
   const auto call = backward_call<bfloat16>(p);
-  const AttentionSizes& n = call.sizes;
-  Context& c = context(p.of.q);
-  const int padded = tiles_of(n.tq, kPadding) * kPadding;
-  const Tensor room = p.lse.make({n.batch, n.heads, padded, 2}, DType::float32, Category::workspace);
-  auto* const of_query = reinterpret_cast<OfQuery*>(room.device_data<float>());
-  launch(c, "attention_backward", {.blocks = blocks_for(room.numel() / 2, kThreads)}, know_kernel, n, padded, call.lse,
-         call.delta, of_query);
-  const Known known{of_query, padded};
-  if (n.d == 64)
-    launch_backward<64>(c, call, known);
+  if (call.sizes.d == 64)
+    launch_backward<64>(context(p.of.q), call);
   else
-    launch_backward<128>(c, call, known);
+    launch_backward<128>(context(p.of.q), call);
 }
 
 }  // namespace tessera::cuda

@@ -41,15 +41,15 @@ Node bfloat16_node(const FusedAttention& p, FusedAttention::Operand which, Node 
   const auto& [batch, token, head] = p.strides[which];
   node->set_uid(which)
       .set_data_type(frontend::DataType_t::BFLOAT16)
-      .set_dim({p.batch, p.heads_of(which), p.tokens, p.d})
+      .set_dim({p.batch, p.heads_of(which), p.tokens_of(which), p.d})
       .set_stride({batch, head, token, 1});
   return node;
 }
 Node statistics_node(const FusedAttention& p, Node node) {
   node->set_uid(kStatistics)
       .set_data_type(frontend::DataType_t::FLOAT)
-      .set_dim({p.batch, p.heads, p.tokens, 1})
-      .set_stride({p.heads * p.tokens, p.tokens, 1, 1});
+      .set_dim({p.batch, p.heads, p.queries, 1})
+      .set_stride({p.heads * p.queries, p.queries, 1, 1});
   return node;
 }
 
@@ -98,7 +98,8 @@ std::string refusal_in(frontend::error_t answer) {  // its own functions are not
 
 // Goes through cuDNN's checks: why it refuses the graph, or nothing. Without a handle for the GPU that the graph knows.
 std::string refusal(Graph& graph, cudnnHandle_t library) {
-  std::string why = refusal_in(graph.validate());
+  std::string why = cudnn_too_old(cudnnGetVersion());
+  if (why.empty()) why = refusal_in(graph.validate());
   if (why.empty()) why = refusal_in(library ? graph.build_operation_graph(library) : graph.build_operation_graph());
   if (why.empty()) why = refusal_in(graph.create_execution_plans({frontend::HeurMode_t::A}));
   if (why.empty()) why = refusal_in(graph.check_support());
@@ -133,7 +134,8 @@ using Pointers = std::unordered_map<int64_t, void*>;
 
 class Cudnn {
  public:
-  bool run(Arena& arena, const FusedAttention& p, Pointers& pointers) {
+  bool run(Arena& arena, const FusedAttention& p, Pointers& pointers, bool starts_well) {
+    if (!starts_well) return refuse(arena, p, "rows do not begin at multiples of 16 bytes");
     auto found = plans_.find(p);
     if (found == plans_.end()) found = plans_.emplace(p, plan_of(arena, p)).first;
     const Plan& plan = found->second;
@@ -157,17 +159,24 @@ class Cudnn {
     return library_.get();
   }
 
+  // Says that our own kernels serve the problem, or that nothing may.
+  static bool refuse(Arena& arena, const FusedAttention& p, const std::string& why) {
+    const std::string said =
+        fmt::format("cuDNN {} does not serve {} of (B, T, H, D) = ({}, {}, {}, {}){}{}: {}", cudnn_version(),
+                    p.backward ? "the backward pass" : "attention", p.batch, p.queries, p.heads, p.d,
+                    p.keys == p.queries ? "" : fmt::format(", {} keys", p.keys),
+                    p.key_heads == p.heads ? "" : fmt::format(" and {} heads of keys", p.key_heads), why);
+    if (arena.local<KernelChoice>().attention == AttentionKernels::cudnn)
+      throw Error(fmt::format("[attention] {}; our own kernels were not allowed in its place", said));
+    arena.local<KernelLog>().refuse(said);
+    return false;
+  }
+
   Plan plan_of(Arena& arena, const FusedAttention& p) {
     Plan plan{.graph = graph_of(p)};
     if (const std::string why = refusal_or_build(*plan.graph, library(arena)); !why.empty()) {
       cudaGetLastError();  // of what was tried: it is no error of the next kernel
-      const std::string said =
-          fmt::format("cuDNN {} refuses {} of (B, T, H, D) = ({}, {}, {}, {}){}: {}", cudnn_version(),
-                      p.backward ? "the backward pass" : "attention", p.batch, p.tokens, p.heads, p.d,
-                      p.key_heads == p.heads ? "" : fmt::format(" and {} heads of keys", p.key_heads), why);
-      if (arena.local<KernelChoice>().attention == AttentionKernels::cudnn)
-        throw Error(fmt::format("[attention] {}; our own kernels were not allowed in its place", said));
-      arena.local<KernelLog>().refuse(said);
+      refuse(arena, p, why);
       return {};
     }
     expect(plan.graph->get_workspace_size(plan.workspace), "workspace");
@@ -189,7 +198,8 @@ FusedAttention::Strides strides_of(const Tensor& t) {
 std::pair<FusedAttention, Pointers> call_of(const std::vector<const Tensor*>& operands, const Tensor& lse,
                                             const AttentionProblem& of) {
   FusedAttention p{.batch = of.batch,
-                   .tokens = of.tq,
+                   .queries = of.tq,
+                   .keys = of.tk,
                    .heads = of.heads,
                    .key_heads = of.key_heads,
                    .d = of.d,
@@ -208,7 +218,8 @@ bool run(const std::vector<const Tensor*>& operands, const Tensor& lse, const At
   Arena& arena = *lse.arena();
   auto [problem, pointers] = call_of(operands, lse, of);
   problem.deterministic = problem.backward && arena.local<KernelChoice>().deterministic;
-  return arena.local<Cudnn>().run(arena, problem, pointers);
+  const bool well = std::all_of(operands.begin(), operands.end(), [](const Tensor* t) { return starts_well(*t); });
+  return arena.local<Cudnn>().run(arena, problem, pointers, well);
 }
 
 }  // namespace
@@ -222,9 +233,17 @@ bool cudnn_attention_backward(const AttentionProblem& p, const Tensor& dout, con
   return run({&p.q, &p.k, &p.v, &forward.out, &dout, &gradients.dq, &gradients.dk, &gradients.dv}, forward.lse, p);
 }
 
-std::string cudnn_version() {
-  const size_t v = cudnnGetVersion();
-  return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+namespace {
+std::string version_text(size_t v) { return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100); }
+}  // namespace
+
+std::string cudnn_version() { return version_text(cudnnGetVersion()); }
+
+std::string cudnn_too_old(size_t version) {
+  constexpr size_t kOldest = 91501;
+  if (version >= kOldest) return "";
+  return fmt::format("{} is older than {}: it reads memory that is not its own where 128 does not divide the tokens",
+                     version_text(version), version_text(kOldest));
 }
 
 std::string cudnn_refuses(const FusedAttention& problem) {
