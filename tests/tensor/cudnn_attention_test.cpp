@@ -284,7 +284,7 @@ TEST_F(CudnnGpu, TheLogSaysWhoServesAnOddHead) {
     else
       EXPECT_THROW(attend(packed.to(fixed), dout.to(fixed), {}), Error);
     if (d == 20) {
-      EXPECT_EQ(log.refused.size(), 2u) << "rows of 20 begin at no multiples of 16 bytes";
+      EXPECT_EQ(log.refused.size(), 2u) << "its checks want multiples of 8";
     }
   }
 }
