@@ -134,12 +134,12 @@ using Pointers = std::unordered_map<int64_t, void*>;
 
 class Cudnn {
  public:
-  bool run(Arena& arena, const FusedAttention& p, Pointers& pointers, bool starts_well) {
+  bool run(Arena& arena, const FusedAttention& p, Pointers& pointers, bool well) {
     auto found = plans_.find(p);
     if (found == plans_.end()) found = plans_.emplace(p, plan_of(arena, p)).first;
     const Plan& plan = found->second;
     if (!plan.graph) return false;
-    if (!starts_well)
+    if (!well)
       return refuse(arena, p, "rows do not begin at multiples of 16 bytes");  // whatever its checks said
     // Given back when the kernels are queued: whoever has the block next is queued behind them.
     Tensor workspace;
