@@ -33,13 +33,12 @@ def grouped_is_faster(c):
     q, k, v = shape(c["heads"]), shape(c["kv_heads"]), shape(c["kv_heads"])
     times = {}
     for grouped in (False, True):
-        many = 1 if grouped else c["heads"] // c["kv_heads"]
+        keys, values = (x if grouped else x.repeat_interleave(c["heads"] // c["kv_heads"], 1) for x in (k, v))
         for _ in range(4):
             torch.cuda.synchronize()
             start = time.perf_counter()
-            y = F.scaled_dot_product_attention(q, k.repeat_interleave(many, 1), v.repeat_interleave(many, 1), is_causal=True,
-                                               enable_gqa=grouped)
-            y.backward(y)
+            y = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=grouped)
+            y.backward(y, retain_graph=True)
             torch.cuda.synchronize()
             times[grouped] = time.perf_counter() - start
     return times[True] < times[False]
