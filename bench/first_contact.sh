@@ -127,7 +127,7 @@ mend_libraries() {
 asked() { [[ " $parts " == *" $1 "* ]]; }
 # PyTorch compiles beside the tests, if both are asked for, and waits for a file before it is timed.
 begin_pytorch() {
-  bench pytorch 330 pytorch --models gpt2,llama,gpt2-medium --rounds 3 --limit 40 --compile-limit 200 --go "$work/go"
+  bench pytorch 330 pytorch --models gpt2,llama,gpt2-medium=bf16/default --rounds 3 --limit 40 --compile-limit 200 --go "$work/go"
 }
 first_runs() {
   begin versions 30 bash -c versions

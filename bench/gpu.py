@@ -168,7 +168,7 @@ def main():
     parser.add_argument("--binary", default=os.path.join(os.path.dirname(HERE), "build", "cuda", "bin", "tessera"))
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has torch")
     parser.add_argument("--models", default="gpt2", help="several for parts pytorch, shapes, bases and tuning; the others take "
-                        f"the first (default gpt2): {', '.join(MODELS)}")
+                        f"the first (default gpt2); gpt2=bf16/default has a setting of its own: {', '.join(MODELS)}")
     parser.add_argument("--attention", choices=("cudnn", "own"), default="cudnn", help="what runs ask for (default cudnn)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30, help="that are timed, after five that are not (default 30)")
@@ -190,8 +190,12 @@ def main():
     options.binary, options.logs = os.path.abspath(options.binary), os.path.abspath(options.logs)
     if options.small:
         options.models = "small"
-    for name, known in (("models", list(MODELS)), ("settings", SETTINGS)):
-        for word in getattr(options, name).split(","):
+    options.settings_of = dict(word.partition("=")[::2] for word in options.models.split(","))
+    options.models = ",".join(options.settings_of)
+    options.settings_of = {model: [own] if own else options.settings.split(",") for model, own in options.settings_of.items()}
+    for name, known, words in (("models", list(MODELS), options.settings_of),
+                               ("settings", SETTINGS, sum(options.settings_of.values(), []))):
+        for word in words:
             if word not in known:
                 parser.error(f"--{name}: unknown {word}; expected some of {', '.join(known)}")
     end_with_children()

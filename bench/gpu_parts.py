@@ -125,11 +125,11 @@ def train_row(bench, name, model, words, runs, cells):
 
 
 def pytorch(bench):
-    models, settings = bench.options.models.split(","), bench.options.settings.split(",")
+    models = list(bench.options.settings_of)
     servers = {model: {} for model in models}
 
     def compile_all(model):  # one after another: a step takes memory, a PyTorch that waits gives it back
-        for setting in settings:
+        for setting in bench.options.settings_of[model]:
             try:
                 servers[model][setting] = bench.pytorch(model, setting)
                 bench.note(f"{model}, PyTorch {setting}: compiled")
