@@ -4,7 +4,7 @@
 usage: bench/gpu.py PART [OPTIONS]; --help lists them
 
   ladder      first contact: tiny runs that each ask for one thing more (fp32, bf16, cuDNN, the captured graph), then the
-              first number of gpt2. Where a rung fails it is run once more, simpler, and a bad access under memcheck
+              first number of gpt2
   ways        one rank: {cuDNN, own attention} x {graph on, off} x {free, deterministic}
   pytorch     training of each model in bf16 (fp32 master weights and moments), vocabulary 50304, in alternating rounds with
               PyTorch on the same tokens (zipf_tokens.py): torch.compile, fused AdamW, scaled dot product attention, in each

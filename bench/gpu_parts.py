@@ -61,8 +61,6 @@ def ladder(bench):
             print(f"| tiny, {name} | {run['tokens_per_s']:,.0f} | {first:.4f}, {last:.4f} | {describe(run['gpu'])} |", flush=True)
         except Failed as e:
             print(f"| tiny, {name} | {bench.failed(f'tiny, {name}', e)} | - | - |", flush=True)
-            if e.bad():
-                look_closer(bench, name, all_words, e)
     model = bench.options.models.split(",")[0]
     way, words, run = first_that_works(bench, model, model, WARMUP + bench.options.steps, 4)
     if not words:
@@ -70,24 +68,6 @@ def ladder(bench):
     first, last = run["losses"][0], run["losses"][-1]
     print(f"| {model}, batch {bench.batch(model)}, {way} | {run['tokens_per_s']:,.0f} | {first:.4f}, {last:.4f} | "
           f"{describe(run['gpu'])} |\n\nshare of the peak, attention whole and causal: {bench.shares(model, run['tokens_per_s'])}")
-
-
-def look_closer(bench, name, words, failure):
-    """A rung that failed, once more: with the libraries' first choices, and after a bad access under memcheck."""
-    try:
-        run = bench.train(f"tiny, {name}, deterministic", "small", words + ["--deterministic"], 2, limit=30)
-        print(f"| the same, deterministic | {run['tokens_per_s']:,.0f} | {run['losses'][0]:.4f} | {describe(run['gpu'])} |")
-    except Failed as e:
-        print(f"| the same, deterministic | {e.cell()} | - | - |")
-    if failure.word == "CRASHED" or any(w in str(failure) for w in ("illegal", "misaligned", "launch failure", "assert")):
-        command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", bench.options.binary, "train", "--device",
-                   "cuda", "--data", bench.data("small")[1], "--no-save", "--no-eval", "--optimizer", "adamw", "--steps", "2",
-                   "--out", f"{bench.options.work}/memcheck"] + bench.words("small") + words
-        try:
-            bench.runner.run(f"memcheck of tiny, {name}", command, 60)
-            print("| the same, 2 steps under memcheck | clean | - | - |")
-        except Failed as e:
-            print(f"| the same, 2 steps under memcheck | {e.cell()} | - | - |")
 
 
 def ways(bench):

@@ -29,7 +29,7 @@ GROUPS = {  # of the sanitizer: a suite and its tests; ProductsGpu.* is cuBLASLt
     "tensor": ("tensor", "*Gpu*-ProductsGpu.*"),
     "autograd": ("autograd", "*Gpu*-ProductsGpu.*"),
     "nn": ("nn", "*Gpu*-ProductsGpu.*"),
-    "attention": ("tensor", "AttentionGpu.*"),
+    "attention": ("tensor", "AttentionGpu.SmallShapes*"),
     "norms": ("tensor", "StructuredGpu.Norms*:StructuredGpu.WeightGradients*"),
     "experts": ("tensor", "ExpertsGpu.*"),
     "cross-entropy": ("tensor", "StructuredGpu.CrossEntropy*:StructuredGpu.Losses*"),
