@@ -1,38 +1,42 @@
 #!/usr/bin/env bash
-# The first fifteen minutes of a packed build (bench/pack.sh) on a machine with one GPU, in three blocks. Each is worth its
-# time alone and wants nothing of another; each keeps to a time. A block never stops at a failure: it says what failed, tries
-# what is simpler, and goes on. What does not fit is NOT RUN.
+# Everything that needs a GPU, in one go of eight minutes: a build for it (bench/pack.sh, or any other), tested and measured on a
+# machine with one. Each part ends by itself, and never stops the others: it says what failed, and what it has
+# not come to is NOT RUN. What takes no times runs side by side, what is timed runs alone.
 #
-# usage: first_contact.sh A|B|C [OUT [FILE...]]
-#   A (240 s)  correctness: versions, libraries; tiny runs that ask for more and more; all GPU tests; losses beside the CPU's;
-#              verify of the plainest plans; memcheck and racecheck of attention, norms, cross-entropy
-#   B (270 s)  speed: GPT-2 124M beside PyTorch, in turns; a step kernel by kernel, of both; the ops in bf16 beside the card's
-#              peak; own attention, no graph, deterministic
-#   C (150 s)  strategies: NCCL of one rank; verify of every strategy, ranks sharing the card; the time of some beside one
-#              rank's; what was red in A, alone
-#   OUT        (default first_contact) gets report_N.md, and first_contact_N.tar.gz with report, logs and caches; one of
-#              more than 15 MB in pieces, first_contact_N.tar.gz.aa and so on, for what carries only small files
-#   FILE...    that archive of an earlier block, or its pieces, if there is one: its caches save a minute or two
+# usage: first_contact.sh all|A|B|C|PART[,PART...] [OUT [FILE...]]
+#   all (480 s)  first runs; then side by side all GPU tests, verify of every strategy, losses beside the CPU's, models to tune,
+#                and PyTorch compiles; then alone, one after another: PyTorch in turns, a step kernel by kernel, strategies,
+#                long contexts, experts and 1B with their memory, adapters and generation, ways, ops; last compute-sanitizer
+#   A B C        its thirds, for machines that are had for minutes: is it right (240 s), PyTorch, kernels, ways and ops
+#                (270 s), strategies, shapes and tuning (200 s)
+#   PART         first_runs right pytorch kernels strategies shapes tuning ways ops sanitizer
+#   OUT          (default first_contact) gets report_WHAT.md, and first_contact_WHAT.tar.gz with report and logs, and caches
+#                where it was not `all`; one of more than 15 MB in pieces, at most 6, for what carries only small files
+#   FILE...      that archive of an earlier call, or its pieces, if there is one: its caches save a minute or two
 # TESSERA_PYTHON names the interpreter that has torch (default python3), TESSERA_PACKED the build (default ../build),
-# FIRST_CONTACT_SECONDS another time for the block. Ends with 1 when something failed, 2 when there is no GPU, 3 when nothing
-# could be trained: then no other block is worth its time before that is mended.
+# FIRST_CONTACT_SECONDS another time for all of it. Ends with 1 when something failed, 2 when there is no GPU, 3 when nothing
+# could be trained. Where there is time for more rounds, models and tools: gpu.py and gpu_tests.py by themselves.
 set -uo pipefail
 die() {
   echo "first_contact.sh: $1" >&2
   exit 2
 }
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-case ${1:-} in
-  A) whole=240 title='Correctness' ;;
-  B) whole=270 title='Speed' ;;
-  C) whole=150 title='Strategies' ;;
+what=${1:-} known=' first_runs right pytorch kernels strategies shapes tuning ways ops sanitizer '
+case $what in
+  all) whole=480 parts='first_runs right pytorch kernels strategies shapes tuning ways ops sanitizer' ;;
+  A) whole=240 parts='first_runs right sanitizer' ;;
+  B) whole=270 parts='pytorch kernels ways ops' ;;
+  C) whole=200 parts='strategies shapes tuning' ;;
   -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
-  *) die "which block? expected A, B or C, found '${1:-}'" ;;
+  *) whole=480 parts=${what//,/ } ;;
 esac
-part=$1 whole=${FIRST_CONTACT_SECONDS:-$whole}
+[[ -n $parts ]] || die "what? expected all, A, B, C or some of$known"
+for part in $parts; do [[ $known == *" $part "* ]] || die "unknown part '$part'; expected all, A, B, C or some of$known"; done
+whole=${FIRST_CONTACT_SECONDS:-$whole}
 deadline=$((SECONDS + whole - 15)) # the rest is for the archive
 out=$(realpath -m "${2:-first_contact}") build=$(realpath -m "${TESSERA_PACKED:-$root/build}") python=${TESSERA_PYTHON:-python3}
-report=$out/report_$part.md logs=$out/logs_$part caches=$out/caches work=$(mktemp -d) failed=0 unrun=0
+report=$out/report_$what.md logs=$out/logs_$what caches=$out/caches work=$(mktemp -d) failed=0 unrun=0
 mkdir -p "$logs" "$caches" || die "cannot write $out"
 if (($# > 2)); then
   cat "${@:3}" | tar -xzf - -C "$out" caches || echo "first_contact.sh: no caches could be read from ${*:3}" >&2
@@ -42,53 +46,57 @@ export TESSERA_CACHE=$caches/tessera TORCHINDUCTOR_CACHE_DIR=$caches/inductor TR
 export TORCHINDUCTOR_FX_GRAPH_CACHE=1 build python PATH=$PATH:/usr/local/cuda/bin
 
 say() { printf '%s\n' "$@" | tee -a "$report"; }
-not_run() { say '' "## $1" '' "NOT RUN: $2" && unrun=$((unrun + 1)); }
 left() { echo $((deadline - SECONDS)); }
 
-names=() pids=() starts=() limits=()
+names=()
+declare -A pids=() starts=() limits=()
 # begin NAME LIMIT COMMAND...: starts it, with no more time than is left; @LEFT in it becomes the seconds that it has to end
 # its tables in. Functions are exported and run by bash -c.
 begin() {
   local name=$1 limit=$2 words
   (($(left) > limit)) || limit=$(left)
   if ((limit < 8)); then
-    not_run "$name" 'no time was left'
+    say '' "## $name" '' 'NOT RUN: no time was left' && unrun=$((unrun + 1))
     return
   fi
   words=("${@:3}")
   words=("${words[@]//@LEFT/$((limit - 4))}")
   printf '=== %s (at most %s s)\n' "$name" "$limit"
   timeout -k 5 "$limit" "${words[@]}" >"$logs/$name.md" 2>"$logs/$name.err" </dev/null &
-  pids+=($!) names+=("$name") starts+=($SECONDS) limits+=("$limit")
+  names+=("$name") pids[$name]=$! starts[$name]=$SECONDS limits[$name]=$limit
 }
-# Waits for all that has begun, and puts it into the report in that order.
+# Waits for all that has begun, but for those named, and puts it into the report in that order.
 finish() {
-  local i status
-  for i in "${!pids[@]}"; do
+  local name status kept=()
+  for name in ${names[@]+"${names[@]}"}; do
+    if [[ " $* " == *" $name "* ]]; then
+      kept+=("$name")
+      continue
+    fi
     status=0
-    wait "${pids[i]}" || status=$?
-    tell "$i" "$status" $((SECONDS - starts[i]))
+    wait "${pids[$name]}" || status=$?
+    tell "$name" "$status" $((SECONDS - starts[$name]))
+    unset "pids[$name]"
   done
-  names=() pids=() starts=() limits=()
+  names=(${kept[@]+"${kept[@]}"})
 }
-tell() {  # tell INDEX STATUS SECONDS
-  local name=${names[$1]} how=ok
+tell() {  # tell NAME STATUS SECONDS
+  local how=ok
   case $2 in
     0) ;;
     124 | 137) how="HUNG, ended after ${limits[$1]} s" failed=$((failed > 0 ? failed : 1)) ;;
     *) how="FAILED (status $2)" failed=$((failed > 0 ? failed : 1)) ;;
   esac
-  say '' "## $name: $how, $3 s" ''
-  head -c 60000 "$logs/$name.md" | tee -a "$report"
-  [[ $2 == 0 ]] || { printf '```\n' && tail -n 15 "$logs/$name.err" | cut -c 1-400 && printf '```\n'; } | tee -a "$report"
+  say '' "## $1: $how, $3 s" ''
+  head -c 60000 "$logs/$1.md" | tee -a "$report"
+  [[ $2 == 0 ]] || { printf '```\n' && tail -n 15 "$logs/$1.err" | cut -c 1-400 && printf '```\n'; } | tee -a "$report"
 }
-step() { begin "$@" && finish; }
 bench() {  # bench NAME LIMIT PART OPTIONS...: of gpu.py
   begin "$1" "$2" "$python" "$root/bench/gpu.py" "$3" --binary "$build/bin/tessera" --python "$python" --logs "$logs/$1" \
     --work "$work" --seconds @LEFT "${@:4}"
 }
 tests() {  # tests NAME LIMIT PART OPTIONS...: of gpu_tests.py
-  begin "$1" "$2" "$python" "$root/bench/gpu_tests.py" "$3" --build "$build" --logs "$logs/$1" --filter '*Gpu*' --seconds @LEFT "${@:4}"
+  begin "$1" "$2" "$python" "$root/bench/gpu_tests.py" "$3" --build "$build" --logs "$logs/$1" --seconds @LEFT "${@:4}"
 }
 
 versions() {
@@ -116,86 +124,62 @@ mend_libraries() {
   done
 }
 
-# A driver without virtual memory management: an arena takes its memory at once, so what runs side by side has to share.
-plain_memory() {  # plain_memory GIB: of each arena
-  [[ ! -e $caches/plain_memory ]] || export TESSERA_GPU_ARENA=plain:$1
+asked() { [[ " $parts " == *" $1 "* ]]; }
+# PyTorch compiles beside the tests, if both are asked for, and waits for a file before it is timed.
+begin_pytorch() {
+  bench pytorch 330 pytorch --models gpt2,llama,gpt2-medium=bf16/default --rounds 3 --limit 40 --compile-limit 200 --go "$work/go"
 }
-
-# The programs and libraries, side by side.
-facts() {
+first_runs() {
   begin versions 30 bash -c versions
   begin libraries 20 bash -c libraries
-  finish
-  mend_libraries
-}
-# Whether a run of the table in a log has a rate.
-has_rate() { grep -qsE '^\| [^|]+ \| [0-9][0-9,]+ \|' "$logs/$1.md"; }
-part_A() {
-  facts
   bench first_runs 90 ladder --models small --limit 40
   finish
-  if ! has_rate first_runs; then  # a driver that maps no memory, or loads no code late, would show like this
-    TESSERA_GPU_ARENA=plain:16 CUDA_MODULE_LOADING=EAGER bench plainly 60 ladder --models small --limit 30 --attention own
-    finish
-    : >"$caches/plain_memory"
-  elif grep -q 'taken at once' "$logs/first_runs.md"; then
-    : >"$caches/plain_memory"
-  fi
-  plain_memory 2
-  export OMP_NUM_THREADS=3  # of all that now runs side by side
-  # cuDNN compiles a plan for each shape, 240 in these tests, at a tenth to half of a second each: in a process of their own.
-  tests tests 120 tests --limit 100 --fixture-limit 30 --tool-limit 30 --red-out "$caches/red_tests" --filter '*Gpu*-CudnnGpu.*'
-  begin cudnn_tests 120 "$build/tests/test_tensor" --gtest_filter='CudnnGpu.*' --gtest_color=no
-  if ! has_rate first_runs && ! has_rate plainly; then
-    finish
-    failed=3
-    return
-  fi
-  bench verify 60 strategies --models small --jobs 2 --limit 40 --only "DDP;ZeRO-3;tensor and sequence;1F1B" --untrained
-  TESSERA_GPU_ARENA='' bench losses_small 60 curve --models small --limit 30 --cpu-limit 30
-  TESSERA_GPU_ARENA='' bench losses 90 curve --models gpt2 --limit 40 --cpu-limit 80
-  finish
-  tests sanitizer 100 sanitizer --tools memcheck,racecheck --over attention,norms,cross-entropy --jobs 3 --tool-limit 60 --must
-  bench compiled_for_B 150 compile --models gpt2 --batch 32 --settings bf16/default,autocast/default --compile-limit 140
-  finish
-  sed -n 's/: compiled$//p' "$logs/compiled_for_B.md" >"$caches/compiled"
+  grep -qsE '^\| [^|]+ \| [0-9][0-9,]+ \|' "$logs/first_runs.md" || failed=3  # no run of the table has a rate
 }
-part_B() {
-  local settings=bf16/default
-  ! grep -qs autocast "$caches/compiled" || settings+=,autocast/default  # compiled already: a start of 20 s, not of 80
-  mend_libraries
-  bench beside_pytorch 190 pytorch --models gpt2 --batch 32 --rounds 2 --limit 60 --settings "$settings" --compile-limit 110
-  finish
-  bench kernels 60 kernels --models gpt2 --batch 32 --limit 50
-  finish
-  bench torch_kernels 45 torch_kernels --models gpt2 --batch 32 --settings bf16/default --compile-limit 40
-  finish
-  bench ops 45 ops --limit 40
-  finish
-  bench ways 80 ways --models gpt2 --batch 32 --rounds 1 --limit 30 --steps 15
+right() {
+  ! asked pytorch || begin_pytorch
+  local OMP_NUM_THREADS=2  # of all that now runs side by side
+  export OMP_NUM_THREADS
+  tests tests 110 tests --limit 90 --fixture-limit 30 --tool-limit 30 --filter '*Gpu*-CudnnGpu.*'
+  # cuDNN compiles a plan for each shape, at a tenth to half of a second each: in a process of their own.
+  begin cudnn_tests 110 "$build/tests/test_tensor" --gtest_filter='CudnnGpu.*' --gtest_color=no
+  bench verify 110 strategies --models small --jobs 4 --limit 40 --untrained
+  OMP_NUM_THREADS=1 bench losses_small 60 curve --models small --limit 30 --cpu-limit 50
+  OMP_NUM_THREADS=3 bench losses 110 curve --models gpt2 --limit 40 --cpu-limit 100
+  ! asked tuning || make_bases
+  finish pytorch
+}
+make_bases() { bench bases 80 bases --models gpt2,llama-1b --limit 70; }
+pytorch() {
+  [[ -n ${pids[pytorch]:-} ]] || begin_pytorch
+  : >"$work/go"
   finish
 }
-part_C() {
-  mend_libraries
-  begin nccl_of_one 40 "$build/tests/test_parallel" --gtest_filter='NcclOneGpu.*' --gtest_color=no
-  plain_memory 2
-  bench verify 80 strategies --models gpt2 --jobs 6 --limit 30 --untrained
-  finish
-  plain_memory 30
-  bench strategies 90 strategies --models gpt2 --batch 32 --rounds 1 --steps 8 --limit 25 --unverified \
-    --only "DDP;ZeRO-3;tensor;1F1B;context, ring;ZeRO-1;tensor and sequence;context, Ulysses;ZB-H1;one of 4 experts"
-  finish
-  if [[ -s $caches/red_tests ]]; then
-    tests red_tests 60 tests --red "$caches/red_tests" --limit 40 --fixture-limit 30 --jobs 4
-    finish
-  fi
+kernels() { bench kernels 50 kernels --limit 45 && finish; }
+strategies() {
+  bench strategies 75 strategies --rounds 1 --steps 8 --limit 20 --unverified --only \
+    "tensor;tensor and sequence;context, ring;context, Ulysses;one of 4 experts;DDP;ZeRO-1;ZeRO-3;1F1B;ZB-H1" && finish
+}
+shapes() {
+  bench shapes 75 shapes --models gpt2,llama,llama-experts,gpt2-8k,gpt2-32k,gpt2-medium,llama-1b --rounds 1 --steps 10 --limit 30 && finish
+}
+tuning() {
+  [[ -d $work/base-gpt2 ]] || { make_bases && finish; }
+  bench tuning 90 tuning --models gpt2,llama-1b --steps 10 --limit 45 && finish
+}
+ways() { bench ways 45 ways --rounds 1 --limit 30 --steps 15 && finish; }
+ops() { bench ops 30 ops --limit 28 && finish; }
+sanitizer() {
+  tests sanitizer 75 sanitizer --tools racecheck,memcheck --over attention,norms,cross-entropy --jobs 6 --tool-limit 70 --must && finish
 }
 
 pack_up() {
-  rm -rf "$work" "$out/first_contact_$part.tar.gz"*
-  tar -C "$out" -czf "$out/first_contact_$part.tar.gz" "report_$part.md" "logs_$part" caches
-  if (($(stat -c %s "$out/first_contact_$part.tar.gz") > 15000000)); then
-    split -b 15000000 "$out/first_contact_$part.tar.gz" "$out/first_contact_$part.tar.gz." && rm "$out/first_contact_$part.tar.gz"
+  local archive=$out/first_contact_$what.tar.gz with=(caches)
+  rm -rf "$work" "$archive"*
+  [[ $what != all ]] || with=()  # nothing comes after it
+  tar -C "$out" -czf "$archive" "report_$what.md" "logs_$what" ${with[@]+"${with[@]}"}
+  if (($(stat -c %s "$archive") > 15000000)); then
+    head -c 90000000 "$archive" | split -b 15000000 - "$archive." && rm "$archive"
   fi
   rm -rf "$caches" "$logs"
   ls -l "$out"
@@ -208,12 +192,16 @@ ended() {  # from outside: what there is
 }
 trap pack_up EXIT
 trap ended TERM INT
-printf '# %s, %s, commit %s\n' "$title" "$(date -u +%FT%TZ)" "$(cat "$root/COMMIT" 2>/dev/null || echo unknown)" >"$report"
+printf '# %s, %s, commit %s\n' "$parts" "$(date -u +%FT%TZ)" "$(cat "$root/COMMIT" 2>/dev/null || echo unknown)" >"$report"
 if ! timeout -k 5 30 nvidia-smi -L >"$logs/card.md" 2>&1; then
   say '' "no GPU: $(tail -n 1 "$logs/card.md")"
   exit 2
 fi
 source "$root/bench/gpu_libraries.sh"
-"part_$part"
-say '' "block $part took $SECONDS s of $whole; $( ((failed)) && echo 'something failed' || echo 'nothing failed'); $unrun steps were not run"
+mend_libraries
+for part in $parts; do
+  "$part"
+  ((failed < 3)) || break
+done
+say '' "$what took $SECONDS s of $whole; $( ((failed)) && echo 'something failed' || echo 'nothing failed'); $unrun steps were not run"
 exit $failed

@@ -63,7 +63,7 @@ def describe(gpu):
     if not isinstance(gpu, dict):
         return "not said"
     try:
-        parts = [gpu["memory"]] if gpu.get("memory") else []
+        parts = []
         for way in ("forward", "backward"):
             counts = gpu["attention"][way]
             parts.append(f"attention {way} " + (", ".join(f"{counts[k]} {k}" for k in KINDS if counts[k]) or "none"))

@@ -74,7 +74,7 @@ def kernels(bench):
         return
     step = last_step(launches)
     what = "one queued step" if step else f"ALL of the run ({len(launches)} launches: no step repeats the one before)"
-    print(f"{model}, bf16, batch {bench.shape(model)[5]}, attention {attention}, {what}, by ncu with the clocks as they are\n")
+    print(f"{model}, bf16, batch {bench.batch(model)}, attention {attention}, {what}, by ncu with the clocks as they are\n")
     print("\n".join(table(step or launches)))
 
 
@@ -122,14 +122,3 @@ def ops(bench):
                     "--benchmark_min_time=0.05"], bench.options.limit).rstrip() + "\n```")
     except Failed as e:
         print(f"ops: {bench.failed('ops', e)}\n\n```\n{e.out.rstrip()}\n```")
-
-
-def torch_kernels(bench):
-    model, setting = bench.options.models.split(",")[0], bench.options.settings.split(",")[0]
-    try:
-        launches = [tuple(row) for row in bench.pytorch(model, setting, 3, profile=True)["kernels"]]
-    except Failed as e:
-        print(f"{model}, one step of PyTorch's: {bench.failed('PyTorch, profiled', e)}")
-        return
-    print(f"{model}, batch {bench.shape(model)[5]}, one step of PyTorch's ({setting}) by its profiler\n")
-    print("\n".join(table(launches)))

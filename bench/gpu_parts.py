@@ -1,12 +1,14 @@
-"""The parts of gpu.py, each a function of a Bench that prints a Markdown table."""
+"""The parts of gpu.py, each a function of a Bench that prints a Markdown table; those of one rank are in gpu_shapes.py."""
+import os
 import statistics
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from gpu_facts import describe
-from gpu_kernels import kernels, ops, torch_kernels
+from gpu_kernels import kernels, ops, table
 from gpu_run import Failed, json_lines
+from gpu_shapes import asking, bases, first_that_works, shapes, tuning, LIKE, WARMUP
 
-WARMUP = 5
 STRATEGIES = {  # what is given beside the ranks; R stands for their number
     "DDP": [],
     "ZeRO-1": ["--zero", "1"],
@@ -34,36 +36,9 @@ PRODUCTS = {  # with ranks of their own; they are verified and not timed
                                     "--microbatches", "4"],
     "DDP, ring and pipeline": ["--ranks", "8", "--cp", "2", "--pp", "2", "--schedule", "gpipe", "--microbatches", "2"],
 }
-LIKE = {"own": "own attention", "cudnn": "cuDNN"}
-
-
-def asking(attention, graph, deterministic=False):
-    return ["--attention", attention, "--cuda-graph", graph] + (["--deterministic"] if deterministic else [])
-
-
-def ways_of(attention):
-    """Ways to train, the wanted one first and then what is tried where it fails."""
-    ways = {f"{LIKE[attention]}, graph": asking(attention, "on"), "own attention, graph": asking("own", "on"),
-            f"{LIKE[attention]}, no graph": asking(attention, "off"), "own attention, no graph": asking("own", "off"),
-            "own attention, no graph, deterministic": asking("own", "off", True)}
-    return list(ways.items())
-
 
 def losses_of(records):
     return [r["loss"] for r in records if r.get("event") == "step"]
-
-
-def first_that_works(bench, name, model, steps, columns):
-    """(way, its words, the run) of the first way that works, or three None. Each that fails is a row of the table."""
-    for way, words in ways_of(bench.options.attention):
-        try:
-            run = bench.train(f"{name}, {way}", model, ["--ranks", "1", "--dtype", "bf16"] + words, steps)
-            return way, words, run
-        except Failed as e:
-            print(f"| {name}, {way} | {bench.failed(f'{name}, {way}', e)} |" + " - |" * (columns - 2), flush=True)
-            if not e.bad():
-                break
-    return None, None, None
 
 
 def ladder(bench):
@@ -86,33 +61,13 @@ def ladder(bench):
             print(f"| tiny, {name} | {run['tokens_per_s']:,.0f} | {first:.4f}, {last:.4f} | {describe(run['gpu'])} |", flush=True)
         except Failed as e:
             print(f"| tiny, {name} | {bench.failed(f'tiny, {name}', e)} | - | - |", flush=True)
-            if e.bad():
-                look_closer(bench, name, all_words, e)
     model = bench.options.models.split(",")[0]
     way, words, run = first_that_works(bench, model, model, WARMUP + bench.options.steps, 4)
     if not words:
         return
     first, last = run["losses"][0], run["losses"][-1]
-    print(f"| {model}, batch {bench.shape(model)[5]}, {way} | {run['tokens_per_s']:,.0f} | {first:.4f}, {last:.4f} | "
+    print(f"| {model}, batch {bench.batch(model)}, {way} | {run['tokens_per_s']:,.0f} | {first:.4f}, {last:.4f} | "
           f"{describe(run['gpu'])} |\n\nshare of the peak, attention whole and causal: {bench.shares(model, run['tokens_per_s'])}")
-
-
-def look_closer(bench, name, words, failure):
-    """A rung that failed, once more: with the libraries' first choices, and after a bad access under memcheck."""
-    try:
-        run = bench.train(f"tiny, {name}, deterministic", "small", words + ["--deterministic"], 2, limit=30)
-        print(f"| the same, deterministic | {run['tokens_per_s']:,.0f} | {run['losses'][0]:.4f} | {describe(run['gpu'])} |")
-    except Failed as e:
-        print(f"| the same, deterministic | {e.cell()} | - | - |")
-    if failure.word == "CRASHED" or any(w in str(failure) for w in ("illegal", "misaligned", "launch failure", "assert")):
-        command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", bench.options.binary, "train", "--device",
-                   "cuda", "--data", bench.data("small")[1], "--no-save", "--no-eval", "--optimizer", "adamw", "--steps", "2",
-                   "--out", f"{bench.options.work}/memcheck"] + bench.words("small") + words
-        try:
-            bench.runner.run(f"memcheck of tiny, {name}", command, 60)
-            print("| the same, 2 steps under memcheck | clean | - | - |")
-        except Failed as e:
-            print(f"| the same, 2 steps under memcheck | {e.cell()} | - | - |")
 
 
 def ways(bench):
@@ -127,7 +82,7 @@ def ways(bench):
     for _ in bench.rounds():
         for name, words in rows.items():
             train_row(bench, name, model, ["--ranks", "1", "--dtype", "bf16"] + words, runs, cells)
-    print(f"{model}, bf16, batch {bench.shape(model)[5]}, one rank\n\n| way | rounds | tokens/s | peak MB | kernels |\n|---|---|---|---|---|")
+    print(f"{model}, bf16, batch {bench.batch(model)}, one rank\n\n| way | rounds | tokens/s | peak MB | kernels |\n|---|---|---|---|---|")
     for name in rows:
         if name in cells or not runs[name]:
             print(f"| {name} | {len(runs[name])} | {cells.get(name, 'NOT RUN')} | - | - |")
@@ -150,50 +105,77 @@ def train_row(bench, name, model, words, runs, cells):
 
 
 def pytorch(bench):
-    print("| model | Tessera tokens/s | range | MB | peak, whole | causal | PyTorch tokens/s | range | MB | its setting | "
-          "ratio | kernels |\n|" + "---|" * 12, flush=True)
-    for model in bench.options.models.split(","):
-        pytorch_row(bench, model)
+    models = list(bench.options.settings_of)
+    servers = {model: {} for model in models}
+
+    def compile_all(model):  # one after another: a step takes memory, a PyTorch that waits gives it back
+        for setting in bench.options.settings_of[model]:
+            try:
+                servers[model][setting] = bench.pytorch(model, setting)
+                bench.note(f"{model}, PyTorch {setting}: compiled")
+            except Failed as e:
+                servers[model][setting] = bench.failed(f"{model}, PyTorch {setting}", e)
+
+    with ThreadPoolExecutor(len(models)) as pool:
+        list(pool.map(compile_all, models))
+    while bench.options.go and not os.path.exists(bench.options.go) and bench.runner.left() > 0:
+        time.sleep(0.2)
+    print("| model | of | rounds | tokens/s | range | peak MB | of the peak, whole | causal | ours to it | kernels |\n|"
+          + "---|" * 10, flush=True)
+    for model in models:
+        pytorch_rows(bench, model, servers[model])
+    torch_kernels(bench, models[0], servers[models[0]])
+    for served in (s for row in servers.values() for s in row.values() if not isinstance(s, str)):
+        served.end()
 
 
-def pytorch_row(bench, model):
-    way, words, _ = first_that_works(bench, f"{model}, trial", model, WARMUP + 5, 12)
-    trial, reasons = {}, []
-    for setting in bench.options.settings.split(","):
-        try:
-            trial[setting] = bench.pytorch(model, setting, 5)["rate"]
-            bench.note(f"{model}, PyTorch's trial, {setting}: {trial[setting]:,.0f}")
-        except Failed as e:
-            reasons.append(f"{setting}: {bench.failed(f'{model}, {setting}', e)}")
-    best = max(trial, key=trial.get, default=None)
-    ours, theirs, ours_failed = [], [], ""
+def pytorch_rows(bench, model, servers):
+    """Rounds of ours and of each PyTorch that has compiled, in turns. What fails keeps the rounds that it has."""
+    way, words, _ = first_that_works(bench, f"{model}, trial", model, WARMUP + 5, 10)
+    ours, theirs, cells, kernels_said = [], {setting: [] for setting in servers}, {}, "-"
     for made in bench.rounds():
-        try:
-            if words:
-                ours.append(bench.train(f"{model}, round {made + 1}", model, ["--ranks", "1", "--dtype", "bf16"] + words,
-                                        WARMUP + bench.options.steps))
-            if best:
-                theirs.append(bench.pytorch(model, best, bench.options.steps))
-        except Failed as e:
-            cell = bench.failed(f"{model}, round {made + 1}", e)
-            if e.word == "REFUSED":
-                ours, ours_failed, words = [], cell, None
+        if words and "ours" not in cells:
+            try:
+                run = bench.train(f"{model}, round {made + 1}", model, ["--ranks", "1", "--dtype", "bf16"] + words,
+                                  WARMUP + bench.options.steps)
+                ours.append((run["tokens_per_s"], run["peak_bytes"][0]))
+                kernels_said = describe(run["gpu"])
+            except Failed as e:
+                cells["ours"] = bench.failed(f"{model}, round {made + 1}", e)
+                ours = ours if e.word != "REFUSED" else []
+        for setting, served in servers.items():
+            if isinstance(served, str) or setting in cells:
                 continue
-            reasons.append(cell)
-            break
-        bench.note(f"{model}, round {made + 1}: {ours[-1]['tokens_per_s'] if ours else 0:,.0f} and PyTorch ({best}) "
-                   f"{theirs[-1]['rate'] if theirs else 0:,.0f}")
-    mine = [(r["tokens_per_s"], r["peak_bytes"][0]) for r in ours]
-    other = [(r["rate"], r["peak"]) for r in theirs]
-    left = f"{spread(mine)} | {bench.shares(model, statistics.median(r for r, _ in mine))}" if mine else (
-        f"{ours_failed or 'NOT RUN'} | - | - | - | -")
-    right = f"{spread(other)} | {best}, torch {theirs[-1]['version']}" if other else f"{'; '.join(reasons) or 'NOT RUN'} | - | - | -"
-    ratio = f"{statistics.median(a / b for (a, _), (b, _) in zip(mine, other)):.2f}" if mine and other else "-"
-    print(f"| {model}, batch {bench.shape(model)[5]}, {min(len(mine), len(other))} rounds, {way or 'no way'} | {left} | {right} | {ratio} | "
-          f"{describe(ours[-1]['gpu']) if ours else '-'} |", flush=True)
-    said = [f"{setting} {rate:,.0f}" for setting, rate in trial.items()] if len(trial) > 1 else []
-    if other and (reasons or said):
-        print(f"\n{model}: {'; '.join(reasons + said)}")
+            try:
+                answer = served.ask({"steps": bench.options.steps}, min(bench.options.limit, max(bench.runner.left(), 2)))
+                theirs[setting].append((answer["rate"], answer["peak"]))
+            except (Failed, KeyError) as e:
+                cells[setting] = bench.failed(f"{model}, {setting}", e if isinstance(e, Failed) else Failed("FAILED", repr(e)))
+        bench.note(f"{model}, round {made + 1}: {ours[-1:]}, {theirs}")
+
+    def row(of, runs, cell, ratio, said):
+        numbers = f"{spread(runs)} | {bench.shares(model, statistics.median(r for r, _ in runs))}" if runs else (
+            f"{cell or 'NOT RUN'} | - | - | - | -")
+        print(f"| {model}, batch {bench.batch(model)} | {of} | {len(runs)} | {numbers} | {ratio} | {said} |", flush=True)
+
+    row(f"Tessera, {way or 'no way'}", ours, cells.get("ours"), "", kernels_said)
+    for setting, served in servers.items():
+        runs = theirs[setting]
+        ratio = f"{statistics.median(a / b for (a, _), (b, _) in zip(ours, runs)):.2f}" if ours and runs else "-"
+        version = "" if isinstance(served, str) else f", torch {served.record.get('version')}"
+        row(f"PyTorch, {setting}{version}", runs, cells.get(setting) or (served if version == "" else ""), ratio, "-")
+
+
+def torch_kernels(bench, model, servers):
+    setting, served = next(((name, s) for name, s in servers.items() if not isinstance(s, str)), (None, None))
+    if not served:
+        return
+    try:
+        launches = [tuple(row) for row in served.ask({"profile": True}, min(60, max(bench.runner.left(), 2)))["kernels"]]
+        print(f"\n{model}, batch {bench.batch(model)}, one step of PyTorch's ({setting}) by its profiler\n")
+        print("\n".join(table(launches)))
+    except (Failed, KeyError) as e:
+        print(f"\n{model}, one step of PyTorch's: {bench.failed('profile', e if isinstance(e, Failed) else Failed('FAILED', repr(e)))}")
 
 
 def spread(runs):
@@ -221,15 +203,15 @@ def strategies(bench):
     model, cells = o.models.split(",")[0], {}
     one = "one rank"
     rows = {one: ["--ranks", "1"] + asking(o.attention, "on")}
-    for name, words in given.items():  # a ring's attention is ours
-        attention = "own" if name == "context, ring" else o.attention
-        rows[name] = ["--ranks", ranks, "--attention", attention] + words
+    for name, words in given.items():  # what serves a ring is said, and not asked for
+        asked = [] if name == "context, ring" else ["--attention", o.attention]
+        rows[name] = ["--ranks", ranks] + asked + words
     runs = {name: [] for name in rows}
     for _ in bench.rounds():
         for name, words in rows.items():
             train_row(bench, name, model, ["--dtype", "bf16"] + words, runs, cells)
     rate = {name: statistics.median(r["tokens_per_s"] for r in row) for name, row in runs.items() if row}
-    print(f"{model}, bf16, batch {bench.shape(model)[5]}, {ranks} thread ranks on one card, {o.steps} steps\n\n"
+    print(f"{model}, bf16, batch {bench.batch(model)}, {ranks} thread ranks on one card, {o.steps} steps\n\n"
           "| strategy | verified | rounds | tokens/s | one rank's time x | peak MB, most | kernels |\n|" + "---|" * 7)
     for name, row in runs.items():
         if name in cells or not row:
@@ -277,16 +259,5 @@ def curve(bench):
           f"expected at most {bound:.0e}")
 
 
-def compile_torch(bench):
-    """A few steps of PyTorch in each setting, for the caches of its compiler that they leave."""
-    model = bench.options.models.split(",")[0]
-    for setting in bench.options.settings.split(","):
-        try:
-            bench.pytorch(model, setting, 2)
-            print(f"{setting}: compiled")
-        except Failed as e:  # of no weight where it is done ahead
-            print(f"{setting}: {e.cell()}")
-
-
 PARTS = {"ladder": ladder, "ways": ways, "pytorch": pytorch, "strategies": strategies, "curve": curve, "kernels": kernels,
-         "ops": ops, "torch_kernels": torch_kernels, "compile": compile_torch}
+         "ops": ops, "shapes": shapes, "bases": bases, "tuning": tuning}

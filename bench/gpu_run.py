@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -81,6 +82,50 @@ class Runner:
             word, how = ("CRASHED", f"signal {status - 128}") if status > 128 else ("FAILED", f"status {status}")
             raise Failed(word, f"{how}: {last_message(err, text)}", text)
         return text
+
+
+class Served:
+    """A program that stays, and answers a line of JSON with a line of JSON. Its first record comes when it is ready."""
+
+    def __init__(self, runner, name, command, limit):
+        self.name, self.err = name, runner.log_of(name) + ".err"
+        limit = int(min(limit, runner.left()))
+        if limit < 2:
+            raise Failed("NOT RUN", "no time was left")
+        whole = runner.seconds if runner.seconds < math.inf else 36000
+        with Runner.lock, open(self.err, "wb") as errors:
+            if Runner.stopped:
+                raise Failed("NOT RUN", "the measurement was ended")
+            self.child = subprocess.Popen(["timeout", "-k", "5", str(int(whole) + 1), *command], stdin=subprocess.PIPE,
+                                          stdout=subprocess.PIPE, stderr=errors, bufsize=0)
+            Runner.running.add(self.child)
+        self.record = self.answer(limit)
+
+    def ask(self, question, limit):
+        try:
+            self.child.stdin.write(json.dumps(question).encode() + b"\n")
+        except OSError:
+            pass  # it has ended, and answer() says how
+        return self.answer(limit)
+
+    def answer(self, limit):
+        end = time.monotonic() + limit
+        while (left := end - time.monotonic()) > 0 and select.select([self.child.stdout], [], [], left)[0]:
+            line = self.child.stdout.readline()
+            if not line:
+                status = self.child.wait()
+                self.end()
+                raise Failed("CRASHED" if status < 0 or status > 128 else "FAILED", f"status {status}: {last_message(self.err, '')}")
+            if records := json_lines(line.decode(errors="replace")):
+                return records[-1]
+        self.end()
+        raise Failed("HUNG", f"no answer in {limit} s; its messages are in {os.path.basename(self.err)}")
+
+    def end(self):
+        if self.child.poll() is None:
+            self.child.terminate()
+            self.child.wait()
+        Runner.running.discard(self.child)
 
 
 def last_message(err, out):

@@ -29,7 +29,7 @@ GROUPS = {  # of the sanitizer: a suite and its tests; ProductsGpu.* is cuBLASLt
     "tensor": ("tensor", "*Gpu*-ProductsGpu.*"),
     "autograd": ("autograd", "*Gpu*-ProductsGpu.*"),
     "nn": ("nn", "*Gpu*-ProductsGpu.*"),
-    "attention": ("tensor", "AttentionGpu.*"),
+    "attention": ("tensor", "AttentionGpu.SmallShapes*"),
     "norms": ("tensor", "StructuredGpu.Norms*:StructuredGpu.WeightGradients*"),
     "experts": ("tensor", "ExpertsGpu.*"),
     "cross-entropy": ("tensor", "StructuredGpu.CrossEntropy*:StructuredGpu.Losses*"),
@@ -97,13 +97,13 @@ class Tests:
         return Suite(name, program, tests)
 
     def run_suite(self, name):
-        """(lines, red tests) of a suite."""
+        """(lines, whether it is bad) of a suite."""
         try:
             suite = self.list_of(name)
         except Failed as e:
-            return [f"- {name}: {e.cell()}"], [f"{name} *"]
+            return [f"- {name}: {e.cell()}"], True
         if not suite.tests:
-            return [f"- {name}: FAILED: no test is called {self.o.filter}"], []
+            return [f"- {name}: FAILED: no test is called {self.o.filter}"], True
         outcome, text = self.process(suite, self.o.filter, f"test {name}", self.o.limit)
         verdicts, notes = dict(outcome.verdicts), []
         if outcome.broke:
@@ -148,43 +148,13 @@ class Tests:
             lines[0] += ", FAILED: no GPU was found"
             bad = True
         lines += notes + [f"  - {t}: {verdicts.get(t, 'NOT RUN')}" for t in red]
-        return lines, [f"{suite.name} {t}" for t in red] or ([f"{suite.name} *"] if bad else [])
+        return lines, bad or bool(red)
 
     def all_suites(self):
         with ThreadPoolExecutor(self.o.jobs) as pool:
             results = list(pool.map(self.run_suite, self.o.suites))
-        red = []
-        for lines, more in results:
-            print("\n".join(lines), flush=True)
-            red += more
-        bad = red or any("FAILED" in line for lines, _ in results for line in lines)
-        if self.o.red_out:
-            with open(self.o.red_out, "w") as f:
-                f.writelines(f"{line}\n" for line in red)
-        return 1 if bad else 0
-
-    def red_tests(self):
-        """Those that were red the last time, each in a process of its own."""
-        with open(self.o.red) as f:
-            tests = [line.split() for line in f if len(line.split()) == 2]
-        if not tests:
-            print("- no test was red")
-            return 0
-
-        def again(row):
-            name, test = row
-            suite = Suite(name, os.path.join(self.o.build, "tests", f"test_{name}"), [])
-            if test == "*":
-                outcome, _ = self.process(suite, self.o.filter, f"test {name}", self.o.limit)
-                bad = outcome.broke or ", ".join(t for t, v in outcome.verdicts.items() if v == "FAILED")
-                return f"- {name}: {bad or f'{len(outcome.verdicts)} passed or skipped'}", bool(bad)
-            verdict = self.run_test(suite, test)
-            return f"- {name} {test}: {verdict}", verdict not in ("OK", "SKIPPED")
-
-        with ThreadPoolExecutor(self.o.jobs) as pool:
-            rows = list(pool.map(again, tests))
-        print("\n".join(line for line, _ in rows), flush=True)
-        return 1 if any(bad for _, bad in rows) else 0
+        print("\n".join(line for lines, _ in results for line in lines), flush=True)
+        return 1 if any(bad for _, bad in results) else 0
 
     def sanitizer(self):
         tool_path = sanitizer_path()
@@ -249,8 +219,6 @@ def main():
     parser.add_argument("--tool-limit", type=int, default=900, help="seconds of one run of a sanitizer (default 900)")
     parser.add_argument("--suites", default=",".join(SUITES))
     parser.add_argument("--filter", default="*Gpu*:GpusTest.*", help="the tests, as GoogleTest's filter")
-    parser.add_argument("--red", help="a file that --red-out has written: run those tests alone")
-    parser.add_argument("--red-out", help="a file for the names of tests that were not green")
     parser.add_argument("--tools", default=",".join(TOOLS))
     parser.add_argument("--over", default="tensor,autograd,nn", help="groups of the sanitizer's: " + ", ".join(GROUPS))
     parser.add_argument("--must", action="store_true", help="a missing compute-sanitizer is a failure")
@@ -266,9 +234,7 @@ def main():
     end_with_children()
     with tempfile.TemporaryDirectory() as options.scratch:
         tests = Tests(options)
-        if options.part == "sanitizer":
-            return tests.sanitizer()
-        return tests.red_tests() if options.red else tests.all_suites()
+        return tests.sanitizer() if options.part == "sanitizer" else tests.all_suites()
 
 
 if __name__ == "__main__":

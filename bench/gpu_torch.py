@@ -1,8 +1,10 @@
-"""One run of PyTorch for gpu.py: trains a GPT-2 on a token file and prints its rate, its peak of memory and its version.
+"""PyTorch beside Tessera, for gpu.py: trains a GPT-2 or a Llama on a token file, as often as it is asked.
 
-usage: bench/gpu_torch.py '{"layers": 12, "heads": 12, "channels": 768, "context": 1024, "vocab": 50304, "batch": 64,
-       "dtype": "bf16" or "autocast", "mode": of torch.compile, "tokens": FILE, "steps": 30, "warmup": 5, "profile": false}'
-With "profile" it also prints the kernels of one step more: [name, nanoseconds] of each launch.
+usage: bench/gpu_torch.py '{"layers": 12, "heads": 12, "channels": 768, "context": 1024, "vocab": 50304, "batch": 32,
+       "dtype": "bf16" or "autocast", "mode": of torch.compile, "tokens": FILE, "warmup": 5}'
+"kv_heads" and "ffn" beside these make it a Llama. It compiles, warms up, and writes {"version"} on a line; then it answers
+each line of its standard input: {"steps": N} by {"rate", "peak"}, tokens/s and bytes, the median of so many steps after
+three others; {"profile": true} by {"kernels"}, [name, nanoseconds] of each launch of one step.
 """
 import json
 import os
@@ -12,7 +14,9 @@ import time
 
 import numpy
 import torch
+from torch.nn import functional as F
 
+from llama_pytorch import Llama
 from zipf_tokens import HEADER_BYTES
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -20,11 +24,35 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "compare"))
 from gpt_pytorch import GPT  # noqa: E402
 
 
+def grouped_is_faster(c):
+    """Whether attention with fewer heads of keys takes them as they are in less time than repeated."""
+    def shape(heads):
+        return torch.randn(c["batch"], heads, c["context"], c["channels"] // c["heads"], device="cuda", dtype=torch.bfloat16,
+                           requires_grad=True)
+
+    q, k, v = shape(c["heads"]), shape(c["kv_heads"]), shape(c["kv_heads"])
+    times = {}
+    for grouped in (False, True):
+        keys, values = (x if grouped else x.repeat_interleave(c["heads"] // c["kv_heads"], 1) for x in (k, v))
+        for _ in range(4):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            y = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=grouped)
+            y.backward(y, retain_graph=True)
+            torch.cuda.synchronize()
+            times[grouped] = time.perf_counter() - start
+    return times[True] < times[False]
+
+
 def main(c):
     batch, context = c["batch"], c["context"]
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
-    net = GPT(c["layers"], c["heads"], c["channels"], context, c["vocab"], sdpa=True).cuda()
+    sizes = [c[name] for name in ("layers", "heads", "channels", "context", "vocab")]
+    if "kv_heads" in c:
+        net = Llama(*sizes, c["kv_heads"], c["ffn"], sdpa=True, grouped_heads=grouped_is_faster(c)).cuda()
+    else:
+        net = GPT(*sizes, sdpa=True).cuda()
     if c["dtype"] == "bf16":
         net = net.bfloat16()
     groups = [{"params": [p for p in net.parameters() if p.dim() == 2], "weight_decay": 0.1},
@@ -34,7 +62,6 @@ def main(c):
     tokens = numpy.fromfile(c["tokens"], dtype="<u2", offset=HEADER_BYTES).astype(numpy.int64)
     batches = torch.from_numpy(tokens[:len(tokens) // (batch * (context + 1)) * batch * (context + 1)])
     batches = batches.view(-1, batch, context + 1).pin_memory()
-    times = []
 
     def one_step(step):
         ids = batches[step % len(batches)].cuda(non_blocking=True)
@@ -46,19 +73,32 @@ def main(c):
         optimizer.step()
         loss.item()
 
-    for step in range(c["warmup"] + c["steps"]):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        one_step(step)
-        times.append(time.perf_counter() - start)
-    record = {"rate": batch * context / statistics.median(times[c["warmup"]:]),
-              "peak": torch.cuda.max_memory_allocated(), "version": torch.__version__}
-    if c.get("profile"):
+    def rate_of(steps, before):
+        times = []
+        torch.cuda.reset_peak_memory_stats()
+        for step in range(before + steps):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            one_step(step)
+            times.append(time.perf_counter() - start)
+        return {"rate": batch * context / statistics.median(times[before:]), "peak": torch.cuda.max_memory_allocated()}
+
+    def kernels():
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             one_step(0)
             torch.cuda.synchronize()
-        record["kernels"] = [[e.name, e.time_range.elapsed_us() * 1e3] for e in profile.events() if "CUDA" in str(e.device_type)]
-    print(json.dumps(record))
+        return {"kernels": [[e.name, e.time_range.elapsed_us() * 1e3] for e in profile.events() if "CUDA" in str(e.device_type)]}
+
+    rate_of(1, c["warmup"])
+    answer = {"version": torch.__version__}
+    while True:
+        torch.cuda.empty_cache()  # others work until it is asked again
+        print(json.dumps(answer), flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        question = json.loads(line)
+        answer = kernels() if question.get("profile") else rate_of(question["steps"], 3)
 
 
 if __name__ == "__main__":

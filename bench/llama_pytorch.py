@@ -1,4 +1,4 @@
-"""Llama in plain PyTorch, as fast as it goes there: what bench/compare_pytorch.py trains beside ours."""
+"""Llama in plain PyTorch, as fast as it goes there: what compare_pytorch.py and gpu_torch.py train beside ours."""
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -16,10 +16,10 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, channels, heads, kv_heads, sdpa):
+    def __init__(self, channels, heads, kv_heads, sdpa, grouped_heads=False):
         super().__init__()
         d = channels // heads
-        self.sizes, self.sdpa = [heads, kv_heads, kv_heads], sdpa
+        self.sizes, self.sdpa, self.grouped = [heads, kv_heads, kv_heads], sdpa, grouped_heads
         self.qkv = nn.Linear(channels, sum(self.sizes) * d, bias=False)
         self.proj = nn.Linear(channels, channels, bias=False)
 
@@ -32,6 +32,9 @@ class Attention(nn.Module):
             return y * cos + torch.cat((-high, low), -1) * sin
 
         q, k = turned(q).to(v.dtype), turned(k).to(v.dtype)
+        if self.grouped:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            return self.proj(y.transpose(1, 2).reshape(b, t, c))
         k, v = (y.repeat_interleave(self.sizes[0] // self.sizes[1], 1) for y in (k, v))
         if self.sdpa:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -86,9 +89,9 @@ class Experts(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, channels, heads, kv_heads, ffn, sdpa, experts, grouped):
+    def __init__(self, channels, heads, kv_heads, ffn, sdpa, experts, grouped, grouped_heads):
         super().__init__()
-        self.norm1, self.attn = RMSNorm(channels), Attention(channels, heads, kv_heads, sdpa)
+        self.norm1, self.attn = RMSNorm(channels), Attention(channels, heads, kv_heads, sdpa, grouped_heads)
         self.norm2 = RMSNorm(channels)
         self.mlp = Experts(channels, ffn, experts, grouped) if experts else FeedForward(channels, ffn)
 
@@ -98,10 +101,11 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, layers, heads, channels, context, vocab, kv_heads, ffn, sdpa=False, experts=0, grouped=False):
+    def __init__(self, layers, heads, channels, context, vocab, kv_heads, ffn, sdpa=False, experts=0, grouped=False,
+                 grouped_heads=False):
         super().__init__()
         self.tokens = nn.Embedding(vocab, channels)
-        self.blocks = nn.ModuleList(Block(channels, heads, kv_heads, ffn, sdpa, experts, grouped) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(channels, heads, kv_heads, ffn, sdpa, experts, grouped, grouped_heads) for _ in range(layers))
         self.norm = RMSNorm(channels)
         self.head = nn.Linear(channels, vocab, bias=False)
         d = channels // heads

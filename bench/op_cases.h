@@ -15,12 +15,13 @@ struct OpCase {
   std::function<Var(const std::vector<Var>&)> op;
   double forward_flops = 0, backward_flops = 0;  // of the products inside; 0: the op is bound by memory
   double low = -1, high = 1;                     // of the operands' elements
+  int64_t rows_read = 0;                         // of the first operand, forward; 0: all of them
 };
 
 struct Sizes {
   int64_t batch, tokens, channels, heads, vocab;
 };
-inline constexpr Sizes kForCpu{12, 256, 384, 6, 4096}, kForGpu{16, 1024, 768, 12, 50304};
+inline constexpr Sizes kForCpu{12, 256, 384, 6, 4096}, kForGpu{32, 1024, 768, 12, 50304};
 
 std::vector<OpCase> op_cases(const Sizes& sizes, const ArenaPtr& arena);
 

@@ -40,7 +40,17 @@ Tensor Data::drawn(const Shape& shape) const {
   return out;
 }
 
-std::vector<Var> Data::operands(bool requires_grad) const {
+std::vector<Var> Data::operands(bool requires_grad) {
+  for (int i = 0; i < 2 && !warm_[requires_grad]; ++i) {
+    const std::vector<Var> in = variables(requires_grad);
+    const Var y = case_.op(in);
+    if (requires_grad) backward(y, seeded(y));
+  }
+  warm_[requires_grad] = true;
+  return variables(requires_grad);
+}
+
+std::vector<Var> Data::variables(bool requires_grad) const {
   std::vector<Var> out;
   for (const Tensor& t : operands_) out.emplace_back(t, requires_grad);
   return out;
@@ -49,9 +59,15 @@ std::vector<Var> Data::operands(bool requires_grad) const {
 Tensor Data::seed() {
   if (!seed_) {
     const NoGrad no_grad;
-    seed_ = drawn(case_.op(operands(false)).shape());
+    seed_ = drawn(case_.op(variables(false)).shape());
   }
   return *seed_;
+}
+
+BackwardOptions Data::seeded(const Var& y) {
+  BackwardOptions options;
+  if (y.dtype() == seed().dtype()) options.seed = seed();
+  return options;
 }
 
 }  // namespace tessera::bench

@@ -4,15 +4,15 @@
 # are that machine's own. Without MPI, whose programs a machine has or has not. The pack is whole: with the scripts of its
 # commit, it can be used as it is, whatever the repository has become.
 #
-# usage: bench/pack.sh [--architectures '80;90-real'] [--build DIR] FILE.tar.xz [-- OPTIONS OF CMAKE]
-#   there:  tar xf FILE.tar.xz && tessera-gpu/bench/first_contact.sh 1 OUT
-#       or  tessera-gpu/bench/gpu.sh --build tessera-gpu/build
+# usage: bench/pack.sh [--architectures '80;90-real'] [--double] [--build DIR] FILE.tar.xz [-- OPTIONS OF CMAKE]
+#   there:  tar xf FILE.tar.xz && tessera-gpu/bench/first_contact.sh all OUT
 # --architectures, of GPUs: by default machine code for compute capability 8.0 and 9.0, and PTX of 8.0 for what comes after.
+# --double: with kernels in double precision, which take a third of the time to compile; tests that want them are skipped without.
 # --build: where to compile (default build/packed). TESSERA_PYTHON: the interpreter whose packages have cudnn-frontend, or
 # cuDNN and NCCL.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-build=$root/build/packed architectures='80;90-real' file='' options=()
+build=$root/build/packed architectures='80;90-real' double=OFF file='' options=()
 
 die() {
   echo "pack.sh: $1" >&2
@@ -21,6 +21,7 @@ die() {
 while (($#)); do
   case $1 in
     --architectures) architectures=${2:?--architectures wants a list such as '80;90-real'} && shift ;;
+    --double) double=ON ;;
     --build) build=$(realpath -m "${2:?--build wants a folder}") && shift ;;
     -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
     --) options=("${@:2}") && break ;;
@@ -38,7 +39,7 @@ mkdir -p "$build"
 # The layers are shared libraries: seven programs hold the kernels once. The run path is of the old kind, by which libraries
 # of libraries are looked for too; it names the pack's own folder and no other.
 cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=ON -DTESSERA_MPI=OFF -DTESSERA_CUDNN=ON \
-  -DTESSERA_NCCL=ON -DTESSERA_TESTS_WITH=Gpu -DCMAKE_CUDA_ARCHITECTURES="$architectures" -DBUILD_SHARED_LIBS=ON \
+  -DTESSERA_FLOAT64_KERNELS="$double" -DTESSERA_NCCL=ON -DTESSERA_TESTS_WITH=Gpu -DCMAKE_CUDA_ARCHITECTURES="$architectures" -DBUILD_SHARED_LIBS=ON \
   -DCMAKE_CXX_FLAGS=-fno-semantic-interposition -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$build/lib" \
   -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON '-DCMAKE_INSTALL_RPATH=$ORIGIN/../lib' -DCMAKE_INSTALL_RPATH_USE_LINK_PATH=OFF \
   -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags -DCMAKE_SHARED_LINKER_FLAGS=-Wl,--disable-new-dtags \
@@ -83,6 +84,21 @@ for binary in "$packed"/build/{bin,tests,lib}/*; do
   [[ $paths == '$ORIGIN/../lib' || (-z $paths && -z $ours) ]] ||
     die "$(basename "$binary") has the run path '$paths'; expected \$ORIGIN/../lib alone" 1
 done
+# It starts without this machine's environment and trains on a CPU, and without a card it says so in a line.
+bare() {
+  env -i TESSERA_CACHE="$work/cache" LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}" CUDA_VISIBLE_DEVICES='' "$packed/build/bin/tessera" "$@" 2>&1
+}
+build=$packed/build python=${TESSERA_PYTHON:-python3}
+source "$root/bench/gpu_libraries.sh"
+bare --help >/dev/null || die "the packed program does not start: $(bare --help)" 1
+for device in cpu cuda; do
+  said=$(cd "$work" && bare train --device $device --ranks 1 --tokenizer bytes --data "$root/README.md" --layers 1 --channels 32 \
+    --heads 2 --context 16 --batch 1 --steps 1 --no-save --no-eval --out "$work/run") || true
+  [[ $said == *"After 1 steps"* || ($device == cuda && $said == 'tessera: --device cuda: '*) ]] ||
+    die "the packed program does not train with --device $device: ${said: -300}" 1
+done
+rm -rf "$work/run"
+
 tar -C "$work" --owner=0 --group=0 -cf - tessera-gpu | xz -T0 -6 >"$file.part"
 mv "$file.part" "$file"
 printf '%s: %.1f MB, commit %s, for %s, with\n' "$file" "$(stat -c %s "$file" | awk '{ print $1 / 1e6 }')" \

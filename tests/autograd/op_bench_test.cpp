@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <string>
@@ -92,6 +93,34 @@ TEST(OpBench, OperandsAreMadeOnceInTheirRange) {
   EXPECT_NE(large[1 << 21], large[0]);
   EXPECT_EQ(data.seed().shape(), c.operands[1]);
   EXPECT_EQ(data.seed().raw(), data.seed().raw());
+}
+
+// What first calls choose and take is not timed.
+TEST(OpBench, AnOpHasRunTwiceBeforeItIsTimed) {
+  int calls = 0;
+  const bench::OpCase c{.name = "mul", .operands = {{7, 5}}, .op = [&calls](const std::vector<Var>& v) {
+                          ++calls;
+                          return binary<Mul>(v[0], v[0]);
+                        }};
+  bench::Data data(c, DType::float32, make_arena());
+  const std::vector<Var> forward = data.operands(false);
+  EXPECT_EQ(calls, 2);
+  data.operands(false);
+  EXPECT_EQ(calls, 2);
+  const std::vector<Var> trained = data.operands(true);
+  EXPECT_EQ(calls, 2 + 2 + 1);  // one for the shape of the result's gradient
+  EXPECT_FALSE(trained[0].grad().defined());
+}
+
+TEST(OpBench, AnEmbeddingReadsTheRowsOfItsTokens) {
+  for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, make_arena())) {
+    if (c.name != "embedding") {
+      EXPECT_EQ(c.rows_read, 0) << c.name;
+      continue;
+    }
+    const double vocab = 4096, tokens = 12 * 256;  // drawn with replacement
+    EXPECT_NEAR(static_cast<double>(c.rows_read), vocab * (1 - std::pow(1 - 1 / vocab, tokens)), 80);
+  }
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of what is run on a GPU's machine, without one: bench/gpu.py, gpu_tests.py, gpu.sh and first_contact.sh, in a folder
+"""Tests of what is run on a GPU's machine, without one: bench/gpu.py, gpu_tests.py and first_contact.sh, in a folder
 like an unpacked build, over fake programs (fake.py) that crash, hang, or are served by other kernels than they were asked for.
 
 usage: gpu_scripts_test.py [NAME...]; all of them in processes side by side, since most of them wait
@@ -92,15 +92,10 @@ class Scripts(unittest.TestCase):
         self.assertIn("2,000", self.row(text, "small, batch 8, cuDNN, graph"))
         text = self.gpu_py("ladder", fake="wrong=--dtype+bf16+--attention+own", status=1)
         self.assertIn("FAILED: losses 7.2300 to 7.1400; fp32 had 6.2300 to 6.1400", self.row(text, "tiny, bf16, own"))
+        self.assertIn("CRASHED: signal 11", self.row(self.gpu_py("ladder", fake="crash=--dtype+fp32", status=1), "tiny, fp32"))
         text = self.gpu_py("ladder", fake="no-capture", status=1)
         self.assertIn("FAILED: status 5: tessera: captured step", self.row(text, "small, cuDNN, graph |"))
         self.assertIn("1,500", self.row(text, "small, batch 8, cuDNN, no graph"))
-
-    def test_a_crash_is_looked_at(self):
-        text = self.gpu_py("ladder", fake="crash=--dtype+fp32", status=1)
-        self.assertIn("CRASHED: signal 11", self.row(text, "tiny, fp32"))
-        self.assertIn("FAILED: status 9", self.row(text, "the same, 2 steps under memcheck"))
-        self.assertIn("1,500", self.row(text, "tiny, bf16, cuDNN, no graph"))
 
     def test_a_hang_is_a_row(self):
         text = self.gpu_py("strategies", "--limit", "4", fake="hang=--cp-mode crash=gpipe bad=zb-v", status=1)
@@ -117,16 +112,42 @@ class Scripts(unittest.TestCase):
         self.assertIn("NOT RUN", self.row(text, "ZB-V"))
 
     def test_pytorch(self):
-        text = self.gpu_py("pytorch", "--settings", "bf16/default,autocast/default", "--rounds", "3")
-        row = self.row(text, "small, batch 8, 3 rounds, cuDNN, graph")
-        self.assertIn("| 2,000 | 2,000-2,000 | 3 |", row)
-        self.assertIn("| 1,600 | 1,600-1,600 | 4 | bf16/default, torch 2.11.0 | 1.25 |", row)
-        self.assertIn("small: bf16/default 1,600; autocast/default 1,000", text)
-        text = self.gpu_py("pytorch", "--settings", "bf16/default,autocast/default", "--compile-limit", "4",
-                           fake="other-kernels hang=\"bf16\"", status=1)
+        text = self.gpu_py("pytorch", "--rounds", "3")
+        self.assertIn("| 3 | 2,000 | 2,000-2,000 | 3 |", self.row(text, "small, batch 8 | Tessera, cuDNN, graph"))
+        self.assertIn("| 3 | 1,600 | 1,600-1,600 | 4 |", self.row(text, "small, batch 8 | PyTorch, bf16/default, torch 2.11.0"))
+        self.assertIn("| 1.25 | - |", self.row(text, "small, batch 8 | PyTorch, bf16/default, torch 2.11.0"))
+        self.assertIn("| 2.00 | - |", self.row(text, "small, batch 8 | PyTorch, autocast/default"))
+        self.assertIn("| `torch gemm` | 1 | 0.002 |", text)
+        text = self.gpu_py("pytorch", "--compile-limit", "4", fake="other-kernels hang=\"bf16\"", status=1)
         self.assertIn("REFUSED", self.row(text, "small, trial, cuDNN, graph"))
-        self.assertIn("| 2,000 |", self.row(text, "small, batch 8, 1 rounds, own attention, graph"))
-        self.assertIn("bf16/default: HUNG", text)
+        self.assertIn("| 2,000 |", self.row(text, "small, batch 8 | Tessera, own attention, graph"))
+        self.assertIn("HUNG: no answer in 4 s", self.row(text, "small, batch 8 | PyTorch, bf16/default"))
+        self.assertIn("| 2.00 | - |", self.row(text, "small, batch 8 | PyTorch, autocast/default"))
+        self.nobody_is_left()
+        text = self.gpu_py("pytorch", fake="bad=asked crash=\"bf16\"", status=1)
+        self.assertIn("CRASHED: status", self.row(text, "small, batch 8 | PyTorch, bf16/default"))
+        self.assertIn("FAILED: status 1", self.row(text, "small, batch 8 | PyTorch, autocast/default"))
+
+    def test_pytorch_waits_for_its_turn(self):
+        begin = time.monotonic()
+        waits = subprocess.Popen(["sh", "-c", "sleep 3; touch go"], cwd=self.home)
+        self.assertIn("1.25", self.gpu_py("pytorch", "--go", "go"))
+        self.assertGreater(time.monotonic() - begin, 3)
+        waits.wait()
+
+    def test_shapes(self):
+        text = self.gpu_py("shapes")
+        self.assertIn("| cuDNN, graph | 1 | 2,000 |", self.row(text, "small, batch 8"))
+        self.assertIn("| 3 | 5 and 2,500 |", self.row(text, "small, batch 8"))
+        self.assertIn("batch 512, which no card holds: FAILED: it ran; expected status 3", self.gpu_py("shapes", fake="endless", status=1))
+
+    def test_tuning(self):
+        for status in (1, 0):  # without and with the run directories
+            text = self.gpu_py("tuning", "--work", "work", status=status)
+            self.assertIn("| FAILED: status 5" if status else "| 2,000 | 3 |", self.row(text, "small, batch 8 | adapters of rank 16 on NF4"))
+            self.assertIn("| 1.23K | - | 0.010 s |", self.row(text, "small, batch 1 | generation"))
+            if status:
+                self.assertEqual(self.gpu_py("bases", "--work", "work").splitlines()[-1], "small: made")
 
     def test_curve(self):
         self.assertIn("20 steps of 20: as expected", self.gpu_py("curve"))
@@ -161,14 +182,12 @@ class Scripts(unittest.TestCase):
         self.assertIn("- verify: 6 passed, 0 skipped, 1 red", text)
         self.assertIn("  - AttentionGpu.Two: an error that CUDA does not forget", text)
 
-    def test_a_hang_spoils_its_test_alone_and_red_tests_run_again(self):
+    def test_a_hang_spoils_its_test_alone(self):
         limits = ["--limit", "4", "--fixture-limit", "4"]
-        text = self.suites("tests", *limits, "--suites", "app", "--red-out", "red", fake="hang=AttentionGpu.Two", status=1)
+        text = self.suites("tests", *limits, "--suites", "app", fake="hang=AttentionGpu.Two", status=1)
         self.assertIn("- app: 6 passed, 0 skipped, 1 red", text)
         self.assertIn("  - AttentionGpu.Two: HUNG: ended after 4 s", text)
         self.nobody_is_left()
-        self.assertEqual(self.suites("tests", "--red", "red"), "- app AttentionGpu.Two: OK\n")
-        self.assertIn("HUNG", self.suites("tests", *limits, "--red", "red", fake="hang=AttentionGpu.Two", status=1))
 
     def test_sanitizer(self):
         text = self.suites("sanitizer", "--tools", "memcheck,racecheck", "--over", "attention,norms,cross-entropy,tensor")
@@ -178,22 +197,6 @@ class Scripts(unittest.TestCase):
         self.assertIn("- memcheck, norms: FAILED, 1 findings", text)
         text = self.suites("sanitizer", "--tools", "memcheck", "--over", "attention", "--tool-limit", "4", fake="hang=Three")
         self.assertIn("NOT FINISHED (HUNG: ended after 4 s", text)
-
-    def test_gpu_sh(self):
-        text = self.run_script(["gpu.sh", "--small", "--build", "build"], "other-kernels bad=test_nn+OtherGpu.One", 1)
-        self.assertIn("failed: tests sanitizer ladder ways kernels strategies pytorch;", text)
-        with tarfile.open(os.path.join(self.home, "gpu-report.md.tar.gz")) as archive:
-            names = archive.getnames()
-            report = archive.extractfile("gpu-report.md").read().decode()
-        self.assertTrue(any(n.endswith("test_nn.out") for n in names), names)
-        for words in ("## Ops", "attention/forward/bf16", "as expected", "REFUSED", "- racecheck, tensor: clean", "FAILED (status 1)"):
-            self.assertIn(words, report)
-        self.assertIn("expected PART=SECONDS, found 'x'", self.run_script(["gpu.sh", "--limit", "x"], status=2))
-        self.assertIn("shows no GPU", self.run_script(["gpu.sh", "ops"], "no-gpu", 2))
-
-    def test_gpu_sh_ends_what_hangs(self):
-        text = self.run_script(["gpu.sh", "--build", "build", "--limit", "ops=2", "ops"], "hang=bench", 1)
-        self.assertIn("HUNG: ended after 2 s", text)
 
     def ended_from_outside(self, words, archive, report):
         run = subprocess.Popen([os.path.join(self.home, "bench", words[0]), *words[1:]], cwd=self.home, stderr=subprocess.DEVNULL,
@@ -209,40 +212,45 @@ class Scripts(unittest.TestCase):
             self.assertIn(b"NOT FINISHED: ended from outside", packed.extractfile(report).read())
 
     def test_what_is_ended_from_outside_leaves_its_archive(self):
-        self.ended_from_outside(["gpu.sh", "--build", "build", "--bench", "models=small", "ways"], "gpu-report.md.tar.gz",
-                                "gpu-report.md")
-        os.remove(self.pids)
-        self.ended_from_outside(["first_contact.sh", "B", "out"], "out/first_contact_B.tar.gz", "report_B.md")
+        self.ended_from_outside(["first_contact.sh", "ways", "out"], "out/first_contact_ways.tar.gz", "report_ways.md")
 
     def contact(self, part, *files, fake="", status=0):
         self.run_script(["first_contact.sh", str(part), "out", *files], fake, status)
         return read(os.path.join(self.home, "out", f"report_{part}.md"))
 
     def test_first_contact(self):
-        report = self.contact("A", fake="bad=test_nn+OtherGpu.One", status=1)
-        for words in ("## versions: ok", "torch 2.11.0", "## first_runs: ok", "| small, batch 8, cuDNN, graph | 2,000",
+        report = self.contact("all", fake="other-kernels bad=test_nn+OtherGpu.One", status=1)
+        for words in ("## versions: ok", "torch 2.11.0", "| small, batch 8, own attention, graph | 2,000", "## cudnn_tests: ok",
                       "## tests: FAILED (status 1)", "  - OtherGpu.One: FAILED", "| tensor and sequence | to the bit |",
-                      "small in fp32, 20 steps of 20: as expected", "gpt2 in fp32, 20 steps of 20: as expected",
-                      "- racecheck, cross-entropy: clean", "autocast/default: compiled", "something failed"):
+                      "| ZeRO-1, tensor and pipeline | to the bit |", "small in fp32, 20 steps of 20: as expected",
+                      "gpt2 in fp32, 20 steps of 20: as expected", "llama-1b: made", "| gpt2, trial, cuDNN, graph | REFUSED",
+                      "| gpt2, batch 32 | Tessera, own attention, graph | 3 | 2,000", "| llama, batch 32 | PyTorch, bf16/default",
+                      "| gpt2-medium, batch 16 | PyTorch, bf16/default", "| `torch gemm` | 1 | 0.002 |", "| `gemm` | 20 |",
+                      "| context, ring |  | 1 | 1,500", "| gpt2-32k, batch 1 | own attention, graph |",
+                      "batch 2048, which no card holds: as expected", "| llama-1b, batch 1 | generation of 256 | 1.23K",
+                      "| own attention, graph on |", "attention/forward/bf16", "- racecheck, cross-entropy: clean", "something failed"):
             self.assertIn(words, report)
-        report = self.contact("B", fake="other-kernels", status=1)
-        for words in ("| gpt2, trial, cuDNN, graph | REFUSED", "gpt2, batch 32, 2 rounds, own attention, graph", "bf16/default, torch",
-                      "| `gemm` | 20 |", "| `torch gemm` | 1 | 0.002 |", "attention/forward/bf16", "| own attention, graph on |"):
-            self.assertIn(words, report)
-        report = self.contact("C", "out/first_contact_A.tar.gz")
-        for words in ("## nccl_of_one: ok", "| ZB-V | to the bit |", "| ZeRO-1, tensor and pipeline | to the bit |",
-                      "| 1F1B |  | 1 | 1,500", "- nn OtherGpu.One: OK", "nothing failed"):
-            self.assertIn(words, report)
-        with tarfile.open(os.path.join(self.home, "out", "first_contact_C.tar.gz")) as archive:
+        self.assertEqual(report.count("PyTorch, autocast/default"), 2)
+        with tarfile.open(os.path.join(self.home, "out", "first_contact_all.tar.gz")) as archive:
             names = archive.getnames()
-        self.assertIn("report_C.md", names)
-        self.assertIn("caches/tessera", names)
-        self.assertTrue(any(re.search("logs_C/verify/.*ZB.V.*err", n) for n in names), names)
+        self.assertIn("report_all.md", names)
+        self.assertNotIn("caches", names)
+        self.assertTrue(any(re.search("logs_all/verify/.*ZB.V.*err", n) for n in names), names)
+        self.assertEqual(sorted(os.listdir(os.path.join(self.home, "out"))), ["first_contact_all.tar.gz", "report_all.md"])
+
+    def test_first_contact_in_thirds(self):
+        for part, words in (("A", "## sanitizer: ok"), ("B", "| `gemm` | 20 |"), ("C", "## tuning: ok")):
+            report = self.contact(part, *(["out/first_contact_A.tar.gz"] if part != "A" else []))
+            self.assertIn(words, report)
+            self.assertIn("nothing failed; 0 steps were not run", report)
+            with tarfile.open(os.path.join(self.home, "out", f"first_contact_{part}.tar.gz")) as archive:
+                self.assertIn("caches/tessera", archive.getnames())
+        self.assertIn("## kernels: ok", self.contact("ops,kernels"))
+        self.assertIn("unknown part 'op'", self.run_script(["first_contact.sh", "op"], status=2))
 
     def test_first_contact_ends_early_where_nothing_trains(self):
-        report = self.contact("A", fake="crash=train+--device", status=3)
-        for words in ("## first_runs: FAILED", "## plainly: FAILED", "- tensor: 7 passed, 0 skipped, 0 red"):
-            self.assertIn(words, report)
+        report = self.contact("all", fake="crash=train+--device", status=3)
+        self.assertIn("## first_runs: FAILED", report)
         self.assertNotIn("## losses", report)
 
     def test_first_contact_keeps_its_time(self):
@@ -253,7 +261,7 @@ class Scripts(unittest.TestCase):
         self.assertLess(time.monotonic() - begin, 35)
         self.assertIn("| gpt2, trial, cuDNN, graph | NOT FINISHED:", report)
         self.assertIn("## ways\n\nNOT RUN: no time was left", report)
-        self.assertIn("4 steps were not run", report)
+        self.assertIn("3 steps were not run", report)
         self.nobody_is_left()
 
     def test_first_contact_without_a_gpu(self):

@@ -44,6 +44,13 @@ std::set<std::string> packages_named(const std::string& readme) {
   return names;
 }
 
+// A linker refuses it in a shared library, so no pack could be linked.
+std::string preinit_in_library(const Source& source) {
+  const bool found = source.is_code() && source.text.find(std::string(".preinit") + "_array") != std::string::npos;
+  return found && !source.path.starts_with("app/main/") ? "has a section that no shared library may have" : "";
+}
+
+TEST(Files, OfLayersLinkAsSharedLibraries) { EXPECT_EQ(complaints(preinit_in_library), ""); }
 TEST(Files, AreShort) { EXPECT_EQ(complaints(too_long), ""); }
 TEST(Files, OpenWithAComment) { EXPECT_EQ(complaints(no_opening_comment), ""); }
 
@@ -66,6 +73,7 @@ TEST(Files, ChangelogHasTheVersion) {
 TEST(Files, ViolationsAreSeen) {
   EXPECT_NE(too_long({"nn/a.cpp", std::string(301, '\n')}), "");
   EXPECT_EQ(too_long({"nn/a.cpp", std::string(300, '\n')}), "");
+  EXPECT_NE(preinit_in_library({"app/a.cpp", std::string("section(\".preinit") + "_array\")"}), "");
   EXPECT_NE(no_opening_comment({"nn/a.h", "#pragma once\n"}), "");
   EXPECT_NE(no_opening_comment({"CMakeLists.txt", "project(x)\n"}), "");
   EXPECT_EQ(no_opening_comment({"nn/a.h", "// What this is for.\n"}), "");
