@@ -156,6 +156,36 @@ TEST(TensorParallel, DeferredWeightGradientsHaveTheSameBits) {
   });
 }
 
+// One op for both layers of an Mlp, beside the layers one after the other: a wrap keeps them apart.
+TEST(TensorParallel, OneOpHasTheBitsOfItsLayers) {
+  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
+    for (const Placement& between : {I, S(1)})
+      for (const DType dtype : {DType::float32, DType::bfloat16})
+        for (const Recompute recompute : {Recompute::none, Recompute::activation, Recompute::block})
+          for (const bool deferred : {false, true}) {
+            const ModelConfig config{
+                .layers = 1, .heads = 2, .channels = 12, .context = 6, .vocab = 9, .recompute = recompute};
+            const ArenaPtr arena = make_arena();
+            const test::Batch batch = test::random_batch(3, 6, config.vocab, arena);
+            const auto gradients = [&](bool apart) {
+              Gpt model(config);
+              model.place({.tp = &tp, .between = between});
+              model.materialize(7, arena, dtype, DType::float32);
+              test::disturb(model);
+              if (apart)
+                for (Mlp* const mlp : model.all<Mlp>())
+                  mlp->up.wrap([](const Module::Inner& inner, const Var& in) { return inner(in); });
+              DeferredWeightGrads later;
+              test::learn_cut(model, batch, deferred ? &later : nullptr);
+              std::vector<std::vector<float>> out;
+              for (const FlatUnit& unit : model.units()) out.push_back(unit.grads.to_vector<float>());
+              return out;
+            };
+            EXPECT_EQ(gradients(false), gradients(true)) << between.str() << " " << name_of(dtype);
+          }
+  });
+}
+
 std::string refusal(const std::function<void()>& f) {
   try {
     f();
