@@ -28,15 +28,21 @@ Var add_bias(Var y, const Var& b, Communicator* sum_over) {
   Tensor out = std::move(y).take();
   if (!out.unique()) out = out.clone();
   add_(out, b.value());
-  return record_one("add_bias", std::move(out), {y_edge, b.edge()}, [sum_over](Grads& g) {
+  Var sum = record_one("add_bias", std::move(out), {y_edge, b.edge()}, [sum_over](Grads& g) {
+    const RowSums row_sums = g.row_sums();
     const Tensor dy = g.take_output();
     if (g.needs(1))
-      g.give_into(1, [dy, sum_over](Tensor& db) {
-        sum_rows(db, dy);
+      g.give_into(1, [dy, row_sums, sum_over](Tensor& db) {
+        if (row_sums)
+          row_sums(db);
+        else
+          sum_rows(db, dy);
         if (sum_over) sum_over->all_reduce(db);
       });
     if (g.needs(0)) g.give(0, dy);
   });
+  if (b.requires_grad()) sum.want_row_sums();
+  return sum;
 }
 
 // The positions of this rank's tokens.
