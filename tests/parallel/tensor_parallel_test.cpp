@@ -15,6 +15,7 @@
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "tests/parallel/cut_gpt.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
@@ -183,6 +184,28 @@ TEST(TensorParallel, OneOpHasTheBitsOfItsLayers) {
             };
             EXPECT_EQ(gradients(false), gradients(true)) << between.str() << " " << name_of(dtype);
           }
+  });
+}
+
+// A norm behind a row layer makes the sums for its bias beside its own, with the same bits.
+TEST(TensorParallel, RowBiasesRideOnTheNorm) {
+  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
+    for (const Placement& between : {I, S(1)}) {
+      const auto bias_gradient = [&](bool rides) {
+        Linear l(12, 8, {});
+        rowwise(l, tp, between);
+        const ArenaPtr arena = make_arena();
+        l.materialize(3, arena, DType::float32, DType::float32);
+        Var y = l(Var(test::drawn({2, 6, 6}, DType::float32, "x").to(arena)));
+        EXPECT_TRUE(y.wants_row_sums());
+        if (!rides) y = reshape(y, y.shape());  // an op that passes no sums on
+        const Var weights(test::drawn(y.shape(), DType::float32, "weights").to(arena)),
+            gamma(test::drawn({8}, DType::float32, "gamma").to(arena), true);
+        backward(sum(norm(y, gamma, Var()) * weights));
+        return l.bias->grad().to_vector<float>();
+      };
+      EXPECT_EQ(bias_gradient(true), bias_gradient(false)) << between.str();
+    }
   });
 }
 
