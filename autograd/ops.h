@@ -2,6 +2,8 @@
 //
 // Ops that take a Var by value may write over it: pass std::move(x) when x is not needed again.
 #pragma once
+#include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -50,16 +52,28 @@ Var on_backward(Var x, std::function<void()> f);
 
 // --- products ---
 Var matmul(const Var& a, const Var& b);
-// x (..., K), w (N, K), b (N) or undefined. The gradient of x comes first; those of w and b may be deferred.
-Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs = nullptr);
+// The input of a layer whose outputs are made by several ranks (parallel/tensor_parallel.h): between layers each rank
+// has all of it or a part, and the gradients that the ranks make of it are added up.
+struct SharedInput {
+  using Arriving = std::function<Tensor()>;               // waits for what was begun; to be called once
+  std::function<Tensor(const Tensor& part)> gather;       // the whole input
+  std::function<Arriving(Tensor part)> gather_again;      // the same in the backward pass; null where a part is all
+  std::function<Arriving(Tensor whole_gradient)> reduce;  // the gradient of the part
+};
 
-// What a linear layer has: w (N, K), b (N) or undefined, and its packed copies or null.
+// x (..., K), w (N, K), b (N) or undefined. The gradient of x comes first; those of w and b may be deferred. With
+// `shared`, x is this rank's part: the gradient of w is made while that of x is on its way.
+Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs = nullptr,
+           std::shared_ptr<const SharedInput> shared = nullptr);
+
+// A linear layer: w (N, K), b (N) or undefined, its packed copies or null, and where its input comes from, or null.
 struct LinearWeights {
   Var w, b;
   WeightPacks* packs = nullptr;
+  std::shared_ptr<const SharedInput> shared = nullptr;
 };
 // down(gelu(up(x))): x (..., C) -> (..., C'). The bits on the CPU are those of linear(), bias_gelu() and linear(). With
-// `recompute` the output of GELU is made again in the backward pass.
+// `recompute` the output of GELU is made again in the backward pass. The input of `up` may be shared.
 Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute = false);
 
 // --- fused and structured ---

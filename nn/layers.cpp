@@ -18,10 +18,6 @@ namespace {
 // Packed copies where the processor makes them pay.
 WeightPacks* that_pay(WeightPacks& packs) { return cpu::packing_pays() ? &packs : nullptr; }
 
-Var multiply(const Product& product, const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
-  return product ? product(x, w, b, packs) : linear(x, w, b, packs);
-}
-
 Attention::Options resolved(int64_t channels, Attention::Options o) {
   if (o.heads <= 0 || (o.head_dim == 0 && channels % o.heads != 0))
     throw Error("[attention] " + std::to_string(o.heads) + " heads do not divide " + std::to_string(channels) +
@@ -41,13 +37,18 @@ Linear::Linear(int64_t in, int64_t out, const Options& options)
       bias(options.bias ? &param("bias", {out}, Init::zeros()) : nullptr),
       options_(options) {}
 
-LinearWeights Linear::weights() { return {seen(weight), bias ? seen(*bias) : Var(), that_pay(packs_)}; }
+LinearWeights Linear::weights() { return {seen(weight), finish_ ? Var() : seen_bias(), that_pay(packs_), input_}; }
+
+Var Linear::multiply(const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
+  if (product_) return product_(x, w, b, packs);
+  return finish_ ? finish_(linear(x, w, Var(), packs, input_), b) : linear(x, w, b, packs, input_);
+}
 
 Var Linear::forward(const Var& x) {
-  const Var b = bias ? seen(*bias) : Var();
+  const Var b = seen_bias();
   const bool plain = options_.activation == Activation::none;
-  Var y = packed_ ? multiply(product_, x, unpacked(*packed_, x.dtype()), plain ? b : Var(), nullptr)
-                  : multiply(product_, x, seen(weight), plain ? b : Var(), that_pay(packs_));
+  Var y = packed_ ? multiply(x, unpacked(*packed_, x.dtype()), plain ? b : Var(), nullptr)
+                  : multiply(x, seen(weight), plain ? b : Var(), that_pay(packs_));
   for (Lora* adapter : adapters_) y = adapter->add_to(std::move(y), x);
   if (plain) return y;
   return bias_gelu(std::move(y), b, makes_activation_again(options_.recompute));
@@ -241,10 +242,10 @@ Mlp::Mlp(int64_t channels, int64_t hidden, double down_deviation, Recompute reco
       down(child<Linear>("down", hidden, channels, Linear::Options{.bias = bias, .deviation = down_deviation})),
       recompute_(recompute) {}
 
-// One op where nothing comes between the layers, as the ranks of a tensor axis do.
+// One op where nothing comes between the layers.
 Var Mlp::forward(const Var& x) {
-  if (!up.is_plain() || !down.is_plain()) return down(up(x));
-  return gelu_mlp(x, up.weights(), down.weights(), makes_activation_again(recompute_));
+  if (!up.is_one_product() || !down.is_one_product()) return down(up(x));
+  return down.finish(gelu_mlp(x, up.weights(), down.weights(), makes_activation_again(recompute_)));
 }
 
 }  // namespace tessera

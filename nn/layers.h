@@ -47,22 +47,35 @@ class Linear : public Module {
   Linear(int64_t in, int64_t out, const Options& options);
   Var forward(const Var& x) override;
   void set_product(Product product) { product_ = std::move(product); }
+  // Ranks share the layer: the input of its product, and what makes y of the product's own y, without a bias, and b
+  // (undefined where an activation adds it).
+  using Finish = std::function<Var(Var partial, const Var& b)>;
+  void share(std::shared_ptr<const SharedInput> input) { input_ = std::move(input); }
+  void share(Finish finish) { finish_ = std::move(finish); }
   void drop_packs() override { packs_.packs.clear(); }
   // Adds an adapter of the rows [first, first + out) of the weight; see nn/lora.h. Before there is memory.
   Lora& adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options);
   const std::vector<Lora*>& adapters() const { return adapters_; }
   // Whether forward() is linear() and the activation and nothing else: then an op may do this layer with others.
-  bool is_plain() const { return !product_ && !is_wrapped() && adapters_.empty() && !packed_; }
+  bool is_plain() const { return is_one_product() && !input_ && !finish_; }
+  // Whether it is that but for what ranks share of it: then an op may make weights()' product with others, and finish()
+  // goes on.
+  bool is_one_product() const { return !product_ && !is_wrapped() && adapters_.empty() && !packed_; }
   // The weight is frozen, and held in four bits from now on. Before there is memory.
   void quantize(const Packing& packing);
-  LinearWeights weights();  // as the forward pass sees them
+  LinearWeights weights();  // as the product of the forward pass sees them
+  Var finish(Var partial) { return finish_ ? finish_(std::move(partial), seen_bias()) : partial; }
 
   Var& weight;  // (out, in)
   Var* bias;    // (out), or null
 
  private:
+  Var seen_bias() { return bias ? seen(*bias) : Var(); }
+  Var multiply(const Var& x, const Var& w, const Var& b, WeightPacks* packs);
   Options options_;
   Product product_;
+  std::shared_ptr<const SharedInput> input_;
+  Finish finish_;
   std::vector<Lora*> adapters_;
   const Parameter* packed_ = nullptr;  // the weight, where it is
   WeightPacks packs_;

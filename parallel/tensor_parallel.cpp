@@ -4,7 +4,6 @@
 #include <map>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,15 +28,21 @@ Var add_bias(Var y, const Var& b, Communicator* sum_over) {
   Tensor out = std::move(y).take();
   if (!out.unique()) out = out.clone();
   add_(out, b.value());
-  return record_one("add_bias", std::move(out), {y_edge, b.edge()}, [sum_over](Grads& g) {
+  Var sum = record_one("add_bias", std::move(out), {y_edge, b.edge()}, [sum_over](Grads& g) {
+    const RowSums row_sums = g.row_sums();
     const Tensor dy = g.take_output();
     if (g.needs(1))
-      g.give_into(1, [dy, sum_over](Tensor& db) {
-        sum_rows(db, dy);
+      g.give_into(1, [dy, row_sums, sum_over](Tensor& db) {
+        if (row_sums)
+          row_sums(db);
+        else
+          sum_rows(db, dy);
         if (sum_over) sum_over->all_reduce(db);
       });
     if (g.needs(0)) g.give(0, dy);
   });
+  if (b.requires_grad()) sum.want_row_sums();
+  return sum;
 }
 
 // The positions of this rank's tokens.
@@ -90,24 +95,18 @@ void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communi
   module.shard(parameter, std::move(spec));
 }
 
-Product column_product(Communicator& tp, Placement in) {
-  return [&tp, in](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
-    const Tensor whole = redistribute(x.value(), tp, in, R);
-    return record_one("column_product", linear(whole, w.value(), b.defined() ? b.value() : Tensor(), packs), {x, w, b},
-                      [&tp, in, x = saved_for(w, x), w = w.saved(), packs](Grads& g) {
-                        const Tensor dy = g.output();
-                        std::optional<Moving> input, gradient;
-                        if (is_sharded(in) && g.needs(1)) input = start_redistribute(x.get(), tp, in, R);
-                        if (g.needs(0))
-                          gradient = start_redistribute(linear_input_grad(dy, w.get(), packs), tp, P, dual(in));
-                        if (g.needs(1))
-                          g.give_into(1, [dy, whole_x = input ? Saved(input->wait()) : x.until(g.defer())](Tensor& dw) {
-                            linear_weight_grad(dw, dy, whole_x.get());
-                          });
-                        if (g.needs(2)) g.give_into(2, [dy](Tensor& db) { sum_rows(db, dy); });
-                        if (gradient) g.give(0, gradient->wait());
-                      });
+std::shared_ptr<const SharedInput> column_input(Communicator& tp, Placement in) {
+  const auto begun = [&tp](Placement from, Placement to) {
+    return [&tp, from, to](Tensor x) -> SharedInput::Arriving {
+      const auto moving = std::make_shared<Moving>(start_redistribute(std::move(x), tp, from, to));
+      return [moving] { return moving->wait(); };
+    };
   };
+  auto shared = std::make_shared<SharedInput>();
+  shared->gather = [&tp, in](const Tensor& x) { return redistribute(x, tp, in, R); };
+  if (is_sharded(in)) shared->gather_again = begun(in, R);
+  shared->reduce = begun(P, dual(in));
+  return shared;
 }
 
 Var join(Var partial, Communicator& tp, Placement between) {
@@ -150,7 +149,7 @@ void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_
     cut_over_ranks(adapter->b, adapter->b.weight, 0, tp, own);
     place_adapter(*adapter, tp, before, in, R);
   }
-  l.set_product(column_product(tp, in));
+  l.share(column_input(tp, in));
 }
 
 void rowwise(Linear& l, Communicator& tp, Placement out) {
@@ -162,9 +161,9 @@ void rowwise(Linear& l, Communicator& tp, Placement out) {
     adapter->drop.keep_channels(piece(inputs, tp.size(), tp.rank()).begin, inputs);
     place_adapter(*adapter, tp, 0, P, out);
   }
-  l.set_product([&tp, out, biased = l.bias != nullptr](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
+  l.share([&tp, out, biased = l.bias != nullptr](Var partial, const Var& b) {
     if (biased && !b.defined()) throw Error("[rowwise] a layer with an activation cannot be cut by rows");
-    Var y = join(linear(x, w, Var(), packs), tp, out);
+    Var y = join(std::move(partial), tp, out);
     return biased ? add_bias(std::move(y), b, is_sharded(out) ? &tp : nullptr) : y;
   });
 }

@@ -30,6 +30,7 @@
 // With DeferredWeightGrads the sum is waited for at once, and an input that came back is kept until dW is made; the
 // gradient of a row bias is summed over ranks when it is made. So all ranks run deferred work in the same order.
 #pragma once
+#include <memory>
 #include <vector>
 
 #include "nn/layers.h"
@@ -58,8 +59,8 @@ void head_wise(Attention& attention, Communicator& tp, Placement between);
 // This rank's part of a parameter of `module` along `dim`, of each of `segments`.
 void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communicator& tp,
                     const std::vector<int64_t>& segments = {});
-// A column layer's product, b maybe undefined: x in `in`, w and b cut along dim 0.
-Product column_product(Communicator& tp, Placement in);
+// The input of a column layer, in `in` between layers.
+std::shared_ptr<const SharedInput> column_input(Communicator& tp, Placement in);
 // P -> between. Throws Error (usage) when the ranks do not divide the tokens.
 Var join(Var partial, Communicator& tp, Placement between);
 

@@ -30,7 +30,9 @@ void vocab_wise(Embedding& e, Communicator& tp, Placement between) {
   e.set_lookup([&tp, between, vocab](const Tensor& ids, const Var& table) {
     return join(vocab_parallel_embedding(ids, table, tp, vocab), tp, between);
   });
-  e.set_product(column_product(tp, between));
+  e.set_product([input = column_input(tp, between)](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
+    return linear(x, w, b, packs, input);
+  });
   e.set_loss([&e, &tp, vocab](const Var& x, const Tensor& targets, double scale) {
     return vocab_parallel_cross_entropy(e.logits(x), targets, scale, tp, vocab);
   });

@@ -39,6 +39,14 @@ std::vector<Tensor> moved(const std::vector<Tensor>& tensors, const ArenaPtr& ar
   return there;
 }
 
+// The same elements in order, contiguous, from an address that nothing is aligned to.
+Tensor displaced(const Tensor& t) {
+  const Tensor room = t.make({t.numel() + 1});
+  Tensor view = room.narrow(0, 1, t.numel()).reshape(t.shape());
+  view.copy_from(t);
+  return view;
+}
+
 // Sums in another order, and now and then an element that is rounded the other way.
 double bound(DType dtype) {
   switch (dtype) {
@@ -79,16 +87,22 @@ TEST_F(OpTableGpu, ValuesAndGradientsAreThoseOfTheCpu) {
     EXPECT_NE(seen.contains(row.name), kProducts.contains(row.name)) << row.name << " was left out";
 }
 
+// Products among them: a library that chooses by how operands lie is shown them in one way only. Attention has tests of
+// its own.
 TEST_F(OpTableGpu, StridesAndRepetitionChangeNoBit) {
-  for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
+  std::vector<OpRow> rows = op_table();
+  std::erase_if(rows, [](const OpRow& row) { return row.name.ends_with("attention"); });
+  for_each_problem(rows, [&](const Problem& p, Random& random) {
     for (const DType dtype : floating(arena)) {
       SCOPED_TRACE(name_of(dtype));
       const Values values = draw_values(p, dtype, random);
-      std::vector<Tensor> operands = tensors_of(p, values, dtype, arena);
+      std::vector<Tensor> operands = tensors_of(p, values, dtype, arena), elsewhere;
+      for (const Tensor& t : operands) elsewhere.push_back(displaced(t));
       const Outcome expected = run(p, operands);
       const ArenaPtr other = make_arena(Device::cuda);
       const Tensor shift = Tensor::empty({random.between(1, 5000)}, dtype, other);
       EXPECT_TRUE(same_bits(run(p, tensors_of(p, values, dtype, other)), expected)) << "again";
+      EXPECT_TRUE(same_bits(run(p, elsewhere), expected)) << "at an odd address";
       for (Tensor& t : operands) t = strided(t);
       EXPECT_TRUE(same_bits(run(p, operands), expected)) << "strided";
     }

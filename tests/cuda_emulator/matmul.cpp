@@ -1,4 +1,5 @@
-// Stands in for the library of matrix products: a plain loop that adds in the order of k.
+// Stands in for the library of matrix products: a plain loop that adds in the order of k, from a place that depends on
+// how the matrices lie.
 #include <bit>
 #include <cmath>
 #include <cstdlib>
@@ -31,10 +32,23 @@ struct Reader {
   int64_t row, column;
 };
 
+// The k that the sums begin with, before they go round. As the library chooses its algorithm by it, the order of sums
+// depends on which operands are transposed, on lines that are longer than they must be, and on addresses.
+int64_t first_of(const Product& p) {
+  const auto lies = [](const Matrices& m, int64_t line) {
+    const auto beside = static_cast<int64_t>(reinterpret_cast<uintptr_t>(m.data) % 16);
+    return m.leading - line + beside + (m.transposed ? 1 : 0);
+  };
+  return (lies(p.left, p.left.transposed ? p.k : p.m) + lies(p.right, p.right.transposed ? p.n : p.k) +
+          lies(p.out, p.m)) %
+         p.k;
+}
+
 template <class T, class Out>
 void multiply_as(const Product& p) {
   using A = Accumulate<T>;
   std::vector<A> sums(static_cast<size_t>(p.m));
+  const int64_t first = first_of(p);
   const auto rounded = [&](A x) {
     if constexpr (std::is_same_v<T, float>)
       return p.tf32 ? to_tf32(x) : x;
@@ -46,13 +60,14 @@ void multiply_as(const Product& p) {
     Out* const out = reinterpret_cast<Out*>(p.out.data) + index * p.out.step;
     for (int64_t j = 0; j < p.n; ++j) {
       sums.assign(sums.size(), A(0));
-      for (int64_t k = 0; k < p.k; ++k) {
+      for (int64_t step = 0; step < p.k; ++step) {
+        const int64_t k = (first + step) % p.k;
         const A factor = rounded(right(k, j));
         for (int64_t i = 0; i < p.m; ++i) sums[static_cast<size_t>(i)] += rounded(left(i, k)) * factor;
       }
       if (p.sums) {
         A total = 0;
-        for (int64_t k = 0; k < p.k; ++k) total += right(k, j);
+        for (int64_t step = 0; step < p.k; ++step) total += right((first + step) % p.k, j);
         reinterpret_cast<Out*>(p.sums)[j] = converted<Out>(total);
       }
       for (int64_t i = 0; i < p.m; ++i) {

@@ -54,6 +54,21 @@ TEST(GeluMlp, HasTheBitsOfItsLayers) {
       }
 }
 
+// A norm behind the op makes the sums for the last bias beside its own, with the same bits.
+TEST(GeluMlp, ItsBiasRidesOnTheNorm) {
+  const auto gradient = [](bool rides) {
+    std::vector<Var> v;
+    for (const Shape& shape : {Shape{6, 16}, Shape{40, 16}, Shape{40}, Shape{24, 40}, Shape{24}, Shape{24}})
+      v.emplace_back(normal(v.size(), shape, DType::float32), true);
+    Var y = gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]});
+    EXPECT_TRUE(y.wants_row_sums());
+    if (!rides) y = reshape(y, y.shape());  // an op that passes no sums on
+    backward(sum(norm(y, v[5], Var()) * Var(normal(9, {6, 24}, DType::float32))));
+    return v[4].grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
 // What comes between the layers (here a wrap, as a tensor axis has) is seen.
 TEST(GeluMlp, AWrappedLayerIsCalled) {
   Mlp mlp(8, 32, 0.02, Recompute::none);

@@ -15,6 +15,7 @@
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "tests/parallel/cut_gpt.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
@@ -152,6 +153,58 @@ TEST(TensorParallel, DeferredWeightGradientsHaveTheSameBits) {
       DeferredWeightGrads defer;
       EXPECT_EQ(gradients(&defer), at_once) << between.str();
       EXPECT_EQ(arena->usage(Category::workspace).live, 0);
+    }
+  });
+}
+
+// One op for both layers of an Mlp, beside the layers one after the other: a wrap keeps them apart.
+TEST(TensorParallel, OneOpHasTheBitsOfItsLayers) {
+  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
+    for (const Placement& between : {I, S(1)})
+      for (const DType dtype : {DType::float32, DType::bfloat16})
+        for (const Recompute recompute : {Recompute::none, Recompute::activation, Recompute::block})
+          for (const bool deferred : {false, true}) {
+            const ModelConfig config{
+                .layers = 1, .heads = 2, .channels = 12, .context = 6, .vocab = 9, .recompute = recompute};
+            const ArenaPtr arena = make_arena();
+            const test::Batch batch = test::random_batch(3, 6, config.vocab, arena);
+            const auto gradients = [&](bool apart) {
+              Gpt model(config);
+              model.place({.tp = &tp, .between = between});
+              model.materialize(7, arena, dtype, DType::float32);
+              test::disturb(model);
+              if (apart)
+                for (Mlp* const mlp : model.all<Mlp>())
+                  mlp->up.wrap([](const Module::Inner& inner, const Var& in) { return inner(in); });
+              DeferredWeightGrads later;
+              test::learn_cut(model, batch, deferred ? &later : nullptr);
+              std::vector<std::vector<float>> out;
+              for (const FlatUnit& unit : model.units()) out.push_back(unit.grads.to_vector<float>());
+              return out;
+            };
+            EXPECT_EQ(gradients(false), gradients(true)) << between.str() << " " << name_of(dtype);
+          }
+  });
+}
+
+// A norm behind a row layer makes the sums for its bias beside its own, with the same bits.
+TEST(TensorParallel, RowBiasesRideOnTheNorm) {
+  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
+    for (const Placement& between : {I, S(1)}) {
+      const auto bias_gradient = [&](bool rides) {
+        Linear l(12, 8, {});
+        rowwise(l, tp, between);
+        const ArenaPtr arena = make_arena();
+        l.materialize(3, arena, DType::float32, DType::float32);
+        Var y = l(Var(test::drawn({2, 6, 6}, DType::float32, "x").to(arena)));
+        EXPECT_TRUE(y.wants_row_sums());
+        if (!rides) y = reshape(y, y.shape());  // an op that passes no sums on
+        const Var weights(test::drawn(y.shape(), DType::float32, "weights").to(arena)),
+            gamma(test::drawn({8}, DType::float32, "gamma").to(arena), true);
+        backward(sum(norm(y, gamma, Var()) * weights));
+        return l.bias->grad().to_vector<float>();
+      };
+      EXPECT_EQ(bias_gradient(true), bias_gradient(false)) << between.str();
     }
   });
 }

@@ -14,6 +14,8 @@ bool has_unit_stride(const Tensor& t) {
   return t.strides()[0] == 1 || t.strides()[1] == 1 || t.dim(0) == 1 || t.dim(1) == 1;
 }
 Tensor with_unit_stride(const Tensor& t) { return has_unit_stride(t) ? t : t.contiguous(); }
+// A GPU's library chooses by how operands lie, so they lie in one way: strides change no bit.
+Tensor packed_on_gpu(const Tensor& t) { return t.device() == Device::cuda ? t.contiguous() : t; }
 
 void product_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const Tensor& bias, cpu::Packed* packed) {
   if (out.numel() == 0) return;
@@ -43,16 +45,14 @@ void product(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, 
       out.device(), [&] { product_on_cpu(out, a, b, bias, packed); }, [&] { cuda::matmul(out, a, b, bias); });
 }
 
-// (..., M, N) as (L, M, N): itself where it has three dims, whatever its strides.
-Tensor stacked(const Tensor& t) { return t.rank() == 3 ? t : t.contiguous().reshape({-1, t.dim(-2), t.dim(-1)}); }
+Tensor stacked(const Tensor& t) { return t.contiguous().reshape({-1, t.dim(-2), t.dim(-1)}); }  // as (L, M, N)
 
-// One product for each index of the leading dim.
+// One product for each index of the leading dim, of contiguous operands.
 void products(const Tensor& outs, const Tensor& as, const Tensor& bs) {
   const auto on_cpu = [&] {
-    const Tensor left = as.contiguous(), right = bs.contiguous();
     for (int64_t i = 0; i < outs.dim(0); ++i) {
       Tensor one = outs.select(0, i);
-      product(one, left.select(0, i), right.select(0, i), {}, nullptr);
+      product(one, as.select(0, i), bs.select(0, i), {}, nullptr);
     }
   };
   on_device(outs.device(), on_cpu, [&] { cuda::matmul(outs, as, bs, {}); });
@@ -104,9 +104,9 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
     throw Error("[matmul] operands must have 2 dims or more: a " + a.shape().str() + " x b " + b.shape().str());
   check_product("matmul", a, b);
   if (b.rank() == 2) {
-    const Tensor rows = a.rank() == 2 ? a : a.contiguous().flat_rows();
+    const Tensor rows = a.rank() == 2 ? packed_on_gpu(a) : a.contiguous().flat_rows();
     Tensor out = a.make({rows.dim(0), b.dim(1)});
-    product(out, rows, b, {}, nullptr);
+    product(out, rows, packed_on_gpu(b), {}, nullptr);
     return out.reshape(a.shape().with_last(b.dim(1)));
   }
   const Shape lead = a.shape().first(a.rank() - 2);
@@ -118,11 +118,11 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 }
 
 void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {
-  const Tensor wt = w.transpose(0, 1);
+  const Tensor wt = packed_on_gpu(w).transpose(0, 1);
   check_product("linear", x, wt);
   if (b.defined()) b.check_size(w.dim(0));
   y.check_size(x.dim(0) * w.dim(0));
-  product(y, x, wt, b.defined() ? b.contiguous() : b, pack_for(packs, x, wt, true));
+  product(y, packed_on_gpu(x), wt, b.defined() ? b.contiguous() : b, pack_for(packs, x, wt, true));
 }
 
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {
@@ -140,7 +140,7 @@ void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, Weigh
   dx.check_size(dy.dim(0) * w.dim(1));
   cpu::Packed once;
   cpu::Packed* const kept = pack_for(packs, dy, w, false);
-  product(dx, dy, w, {}, kept || !pays_packed_once(dy, w) ? kept : &once);
+  product(dx, packed_on_gpu(dy), packed_on_gpu(w), {}, kept || !pays_packed_once(dy, w) ? kept : &once);
 }
 
 Tensor linear_input_grad(const Tensor& dy, const Tensor& w, WeightPacks* packs) {

@@ -11,9 +11,11 @@
 namespace tessera {
 
 // (..., M, K) x (..., K, N) -> (..., M, N) with equal leading dims, or (..., M, K) x (K, N). Any strides. Throws when
-// the inner dims or the dtypes differ. Cost: 2 M N K FLOPs per matrix.
+// the inner dims or the dtypes differ. Cost: 2 M N K FLOPs per matrix; on a GPU a copy of each operand that is not
+// contiguous.
 Tensor matmul(const Tensor& a, const Tensor& b);
 // out (M, N) = a (M, K) b (K, N): for 2-D views; out has contiguous rows and may be float32 where a and b are bfloat16.
+// On a GPU an operand may lie packed or as the transpose of a packed one, and the bits may depend on which it is.
 void matmul_into(Tensor& out, const Tensor& a, const Tensor& b);
 
 // A weight's copies in packed layout, made when they are first needed after each optimizer step (Storage::version).
@@ -54,11 +56,12 @@ std::string matmul_library();
 }  // namespace cpu
 
 namespace cuda {
-// out (M, N) = a (M, K) b (K, N) + bias (N), or that for each index of a leading dim that all three have. a and b of
-// any strides, copied when no product can read them as they lie, and all three into rows of a multiple of 8 elements
-// when the library has no algorithm for theirs (KernelLog counts these); out with rows that run on, and of the dtype of
-// a and b or float32; bias undefined or contiguous and of out's dtype. bfloat16 and float32 are summed in float32 and
-// rounded once.
+// out (M, N) = a (M, K) b (K, N) + bias (N), or that for each index of a leading dim that all three have. The library
+// sees packed matrices at multiples of 16 bytes: a and b that are neither packed nor the transpose of a packed one are
+// copied, an out that is not packed, whose rows must run on, is copied to, and all three go through rows of a multiple
+// of 8 elements when the library has no algorithm for theirs (KernelLog counts these). out is of the dtype of a and b
+// or float32; bias undefined or contiguous and of out's dtype. bfloat16 and float32 are summed in float32 and rounded
+// once.
 void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias);
 
 // Products with the pass over memory before or after them made on the way, where this GPU was measured to be faster so
@@ -68,8 +71,8 @@ void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& b
 
 // h = a b + bias, y = gelu(h) of the sum before it is rounded: what tensor/ops/bias_gelu.h makes after the product.
 bool matmul_gelu(const Tensor& y, const Tensor& h, const Tensor& a, const Tensor& b, const Tensor& bias);
-// dh = (a b) gelu'(h) of the sum before it is rounded, and dbias (float32, undefined: not wanted) the sums of dh's
-// rows.
+// dh = (a b) gelu'(h) of the sum before it is rounded. The sums of dh's rows, which the pass apart would bring along in
+// dbias (float32, undefined: not wanted), are left to others; their cost as a pass of its own is counted.
 bool matmul_gelu_gradient(const Tensor& dh, const Tensor& a, const Tensor& b, const Tensor& h, const Tensor& dbias);
 // out = a b and `sums` (M), of out's dtype, the sums of the rows of a: the gradients of a weight and its bias, of which
 // a is dy^T. `a` must lie as the transpose of contiguous rows.

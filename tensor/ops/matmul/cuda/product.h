@@ -27,6 +27,7 @@ void keep_algorithms_in(const std::filesystem::path& directory);
 inline constexpr int64_t kMostWorkspace = int64_t{32} << 20;
 
 // A matrix by columns, or the first of several: element (i, j) of matrix b is at data[b * step + j * leading + i].
+// Columns lie packed, and data at a multiple of 16 bytes: which algorithm makes a product depends on neither.
 struct Matrices {
   std::byte* data = nullptr;
   int64_t leading = 0, step = 0;  // in elements
@@ -49,7 +50,7 @@ struct Product {
   bool tf32 = false;
 };
 
-// Whether the library has any algorithm for the product; what it is told of one is its shape, layout and alignment.
+// Whether the library has any algorithm for the product; what it is told of one is its shape and what is transposed.
 bool has_algorithm(Arena& arena, const Product& product);
 // Queues the product on the stream of the arena. The library's part: driver/blaslt_matmul.cpp (tests on the emulated
 // GPU have a loop). The same product of the same numbers has the same bits, in every rank of every process.
@@ -57,8 +58,7 @@ void multiply(Arena& arena, const Product& product);
 
 // Whether to take the first of two ways that write the same memory, each a product and what is queued after it: the
 // faster one, timed once on the operands of the first call and kept like an algorithm (on the emulated GPU always the
-// first). Both may be run. A first way of which the
-// library has no product is not taken.
+// first). Both may be run. A first way of which the library has no product is not taken.
 struct Way {
   const Product& product;
   std::function<void()> rest;

@@ -1,6 +1,6 @@
-// Products by cuBLASLt. What it has to know of a product is worked out once for each shape, layout and alignment, and
-// the algorithm is the fastest of its proposals, timed on the operands of the first call and kept (algorithm_table.h);
-// or, where the arena's kernels are to be deterministic, the first of them.
+// Products by cuBLASLt. What it has to know of a product is worked out once for each shape and what is transposed,
+// and the algorithm is the fastest of its proposals, timed on the operands of the first call and kept
+// (algorithm_table.h); or, where the arena's kernels are to be deterministic, the first of them.
 //
 // Of algorithms that split the inner dim only those are asked for that add the parts in a fixed order.
 #include <cublasLt.h>

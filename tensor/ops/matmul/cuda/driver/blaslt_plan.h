@@ -18,8 +18,8 @@ using BlasLibrary = Handle<cublasLtHandle_t, cublasLtDestroy>;
 using BlasOperation = Handle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using BlasLayout = Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 
-// All that a choice of algorithm may depend on.
-using ProductKey = std::array<int64_t, 26>;
+// All that a choice of algorithm may depend on: operands lie packed, at multiples of 16 bytes (product.h).
+using ProductKey = std::array<int64_t, 13>;
 ProductKey key_of(const Product& p);
 
 struct BlasAlgorithm {
