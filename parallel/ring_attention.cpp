@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kKeysAndValues = 0, kTheirGradients = 1;  // tags
 
-// What one call of attention computes: a run of this rank's tokens as queries, and of the holder's as keys.
+// One call of attention: a run of this rank's tokens as queries, and of the holder's as keys.
 struct Tile {
   Range queries, keys;
   AttentionOptions options;
@@ -32,7 +32,7 @@ struct Ring {
   int previous() const { return (cp.rank() + ranks() - 1) % ranks(); }
   // Whose keys are here after so many hops.
   int holder(int hop) const { return (cp.rank() + ranks() - hop) % ranks(); }
-  // Of two tiles at most, a sum is rounded once either way.
+  // The dtype of sums: two parts of bfloat16 are rounded once as they are added, and more only at the end.
   DType sum() const { return ranks() == 2 ? part : wide; }
 
   int64_t chunk_tokens() const { return balance == Balance::zigzag ? tokens / 2 : tokens; }
@@ -114,19 +114,20 @@ struct RingAttended {
   Attended of(const Range& queries) const {
     return {run_of(all.out, queries), all.lse.narrow(2, queries.begin, queries.size())};
   }
-  // Where a tile's result goes at first: to its place if that is free, and can be written as it is.
+  // Where a tile's result goes at first: each half to its place if that is free and can be written as it is.
   Attended room(const Ring& ring, const Tile& tile) const {
-    const Attended place = of(tile.queries);
-    if (tile.first_of_queries && place.out.dtype() == ring.part && place.lse.is_contiguous()) return place;
-    return {place.out.make(place.out.shape(), ring.part, Category::workspace),
-            place.lse.make(place.lse.shape(), ring.wide, Category::workspace)};
+    Attended to = of(tile.queries);
+    if (!tile.first_of_queries || to.out.dtype() != ring.part)
+      to.out = to.out.make(to.out.shape(), ring.part, Category::workspace);
+    if (!tile.first_of_queries || !to.lse.is_contiguous())
+      to.lse = to.lse.make(to.lse.shape(), ring.wide, Category::workspace);
+    return to;
   }
   // Takes the first result of some queries, which lies in its room.
   void begin(const Tile& tile, const Attended& room) const {
     Attended place = of(tile.queries);
-    if (place.out.address() == room.out.address()) return;
-    place.out.copy_from(room.out);
-    place.lse.copy_from(room.lse);
+    if (place.out.address() != room.out.address()) place.out.copy_from(room.out);
+    if (place.lse.address() != room.lse.address()) place.lse.copy_from(room.lse);
   }
 };
 

@@ -78,33 +78,33 @@ void add_joining(const Here& s, StageWork& w) {
   w.input.tp.push_back({Exchange::reduce_scatter, t, bytes});
 }
 
-// Queries see half of the keys. A rank of a ring has two chunks of tokens and 2 c + 1 pairs of them; what each pair
-// brings is merged into what was there.
+// Queries see half of the keys. A rank of a ring has a call for each of c hops, of all its queries in the first and of
+// all or half of them in others; what those bring is merged into what was there.
 void add_attention(const Here& s, StageWork& w) {
   const double c = number(s.p.cp), d = number(s.m.head_size()), heads = s.sequences * s.q / d;
   const bool ring = s.p.cp > 1 && s.p.cp_mode == ContextMode::ring;
-  const double pairs = ring ? 2 * c + 1 : 1;
+  const double calls = ring ? c : 1, later = 0.75;  // of the queries, on average
   const Sizes all = ring || s.p.cp == 1 ? attention_sizes(heads, s.tokens, number(s.m.context) / 2, d)
                                         : attention_sizes(heads / c, s.tokens * c, number(s.m.context) / 2, d);
   Sizes one = all;
-  for (size_t i = 1; i < one.size(); ++i) one[i] /= pairs;
-  if (ring) one[1] = all[1] / 2;  // of half of the queries
-  w.forward.kernels.push_back({Kernel::attention_forward, one, pairs});
-  w.input.kernels.push_back({Kernel::attention_backward, one, pairs});
+  for (size_t i = 1; i < one.size(); ++i) one[i] /= calls;
+  if (ring) one[1] = all[1] * (1 + later * (c - 1)) / c;
+  w.forward.kernels.push_back({Kernel::attention_forward, one, calls});
+  w.input.kernels.push_back({Kernel::attention_backward, one, calls});
   if (s.p.cp == 1) return;
   const double kv_bytes = 2 * s.e * s.rows * s.k, wide = 2 * 4 * s.rows * s.k;
   if (ring) {
-    w.forward.kernels.push_back(rows_call(Kernel::accumulate, 1, s.rows * s.q / 2, pairs - 2));
-    w.input.kernels.push_back(rows_call(Kernel::accumulate, 1, s.rows * (s.q + 2 * s.k) / 2, pairs));
-    w.input.kernels.push_back(rows_call(Kernel::accumulate, 1, s.rows * 2 * s.k, c));
+    w.forward.kernels.push_back(rows_call(Kernel::accumulate, 1, s.rows * s.q * later, c - 1));
+    w.input.kernels.push_back(rows_call(Kernel::accumulate, 1, s.rows * s.q * later, c - 1));
+    w.input.kernels.push_back(rows_call(Kernel::accumulate, 1, s.rows * 2 * s.k, c - 1));
     w.forward.cp.push_back({Exchange::send, s.p.cp, kv_bytes, c - 1});
     w.input.cp.push_back({Exchange::send, s.p.cp, kv_bytes, c - 1});
     w.input.cp.push_back({Exchange::send, s.p.cp, wide, c - 1});
     return;
   }
   for (Work* pass : {&w.forward, &w.input}) {
-    pass->kernels.push_back(rows_call(Kernel::add, s.rows, s.q + 2 * s.k, 2));  // copies by rank, and back
-    pass->kernels.push_back(rows_call(Kernel::add, s.rows, s.q, 2));
+    pass->kernels.push_back(rows_call(Kernel::add, s.rows, s.q + 2 * s.k, 1));  // a copy by rank, and one back
+    pass->kernels.push_back(rows_call(Kernel::add, s.rows, s.q, 1));
     pass->cp.push_back({Exchange::all_to_all, s.p.cp, s.e * s.rows * (s.q + 2 * s.k)});
     pass->cp.push_back({Exchange::all_to_all, s.p.cp, s.e * s.rows * s.q});
   }

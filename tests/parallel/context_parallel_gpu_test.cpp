@@ -46,7 +46,6 @@ Tensor tokens_at(const Tensor& x, const std::vector<int64_t>& positions) {
   return y;
 }
 
-// Values, and their squared error as a share of what one rank's bfloat16 makes.
 struct Result {
   Tensor out, gradient;
 };
@@ -75,7 +74,7 @@ double squared_error(const Tensor& x, const Tensor& exact) {
   return sum;
 }
 
-// The squared errors of all ranks, as shares of those of one rank's bfloat16, are at most `bound`. Returns the larger.
+// The squared errors of all ranks, as shares of those of one rank's bfloat16, are at most `bound`.
 void expect_error(const Problem& p, int ranks, double bound) {
   launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 300}, [&](Communicator& cp) {
     const ArenaPtr gpu = make_arena(Device::cuda);
@@ -102,7 +101,7 @@ TEST_F(ContextParallelGpu, ARingOfOurKernelsIsRoundedOnce) {
     }
 }
 
-// What cuDNN's kernels would write, by ours: every part is rounded to bfloat16.
+// Our kernels write here as cuDNN's do: every part is rounded to bfloat16.
 TEST_F(ContextParallelGpu, ARingOfRoundedPartsIsRoundedTwice) {
   for (const int ranks : {2, 3})
     for (const Heads& heads : {Heads{2}, Heads{2, 1}}) {

@@ -183,8 +183,8 @@ inline AttentionDropout dropout_of(const AttentionOptions& o) {
           .any = o.dropout > 0};
 }
 
-// What the backward pass has to know of a query besides its row: the log-sum-exp times a factor, and delta, the dot
-// product of its dout and out. A query that is not there, or sees no key, has no probabilities: exp(x - infinity) = 0.
+// The backward pass has to know of a query, besides its row, the log-sum-exp times a factor, and delta, the dot product
+// of its dout and out. A query that is not there, or sees no key, has no probabilities: exp(x - infinity) = 0.
 template <class A>
 struct OfQuery {
   A lse, delta;
