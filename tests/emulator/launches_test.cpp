@@ -2,11 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
 #include "nn/experts.h"
 #include "tensor/ops/experts/rows.h"
+#include "tensor/ops/matmul/matmul.h"
 #include "tests/cuda_emulator/streams.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
@@ -73,6 +75,23 @@ TEST_F(Launches, OfGroupsOfRows) {
     linear_rows_weight_grads(gradients, dy, x);
     EXPECT_EQ(launches(), expected);
   }
+}
+
+// A library without an algorithm for odd rows gets copies of what is odd only: of the weight and the result (fill,
+// copy; copy out), and not of x.
+TEST_F(Launches, OfAPaddedProduct) {
+  const auto of_rows = [&](int64_t rows) {
+    const Tensor x = test::drawn({rows, 16}, DType::bfloat16, "x").to(arena),
+                 w = test::drawn({21, 16}, DType::bfloat16, "w").to(arena);
+    const uint64_t before = emulator::launches();
+    linear(x, w, Tensor());
+    return emulator::launches() - before;
+  };
+  setenv("TESSERA_EMULATED_ALIGNMENT", "16", 1);
+  const uint64_t even = of_rows(8), odd = of_rows(9);
+  unsetenv("TESSERA_EMULATED_ALIGNMENT");
+  EXPECT_EQ(even, 4U);
+  EXPECT_EQ(odd, 6U);
 }
 
 }  // namespace
