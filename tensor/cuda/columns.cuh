@@ -7,7 +7,6 @@
 #include <span>
 
 #include "tensor/cuda/rows.cuh"
-#include "tensor/ops/reduce.h"
 
 namespace tessera::cuda {
 
@@ -98,10 +97,10 @@ __global__ __launch_bounds__(32 * kMostRuns) void add_parts_kernel(const A* arra
   *to = out.adds[which] ? U(static_cast<Accumulate<U>>(*to) + static_cast<Accumulate<U>>(fresh)) : fresh;
 }
 
-// The second pass: parts (arrays, count, C) of A -> each array's sum where `to` says, (C) of any floating dtype and
-// strides. One launch where the targets are alike.
-template <class A>
-void add_parts(const char* op, std::span<const RowSum> to, const Tensor& parts) {
+// The second pass: parts (arrays, count, C) of A -> each array's sum where `to` says (RowSum of tensor/ops/reduce.h),
+// (C) of any floating dtype and strides. One launch where the targets are alike.
+template <class A, class Sum>
+void add_parts(const char* op, std::span<Sum> to, const Tensor& parts) {
   const int64_t count = parts.dim(1), c = parts.dim(2);
   if (to.size() == 2 && to[0].to.dtype() != to[1].to.dtype()) {
     add_parts<A>(op, to.first(1), parts);
@@ -125,8 +124,11 @@ void add_parts(const char* op, std::span<const RowSum> to, const Tensor& parts) 
 }
 template <class A>
 void add_parts(const char* op, const Tensor& out, const Tensor& parts) {
-  const RowSum to{out};
-  add_parts<A>(op, {&to, 1}, parts);
+  struct {
+    Tensor to;
+    bool adds = false;
+  } one[1]{{out}};
+  add_parts<A>(op, std::span(one), parts);
 }
 
 // Room for the first pass over `rows` rows, of one or more arrays of sums.

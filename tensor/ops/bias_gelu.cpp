@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kChunk = 64;  // rows whose bias gradients are summed together
+constexpr int64_t kChunk = 32;  // rows whose bias gradients are summed together, as on a GPU
 
 // h = x + b; h may be x. A loop that stores two arrays of narrow elements is not vectorised, so this is one of its own.
 template <class T>

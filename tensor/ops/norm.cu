@@ -1,5 +1,6 @@
 // Norms on a GPU: a row stays in the registers of its threads from the one read to the one write, so statistics cost no
 // pass over memory of their own.
+#include <span>
 #include <vector>
 
 #include "tensor/cuda/columns.cuh"
@@ -243,7 +244,7 @@ void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor&
       launch(context(x), "norm_backward", f.runs.grid(), norm_backward_kernel<T, decltype(whole)::value>, f);
     };
     with_parts<T>(c, queue, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);
-    if (!to.empty()) add_parts<A>("norm_backward", to, parts);
+    if (!to.empty()) add_parts<A>("norm_backward", std::span(to), parts);
   });
 }
 

@@ -129,7 +129,7 @@ TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
 
 // Sums of a gradient that another gradient joins are not those of the whole.
 TEST_F(ResidualGpu, SumsOfAPartOfTheGradientAreNotTaken) {
-  const Var x(drawn({30, 16}, DType::float32, "x").to(arena), true),
+  Var x(drawn({30, 16}, DType::float32, "x").to(arena), true),
       w(drawn({24, 16}, DType::float32, "w").to(arena), true), b(drawn({24}, DType::float32, "b").to(arena), true),
       gamma(drawn({24}, DType::float32, "gamma").to(arena), true);
   const Var y = linear(x, w, b);

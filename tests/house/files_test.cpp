@@ -10,7 +10,7 @@
 namespace tessera::house {
 namespace {
 
-constexpr int64_t kMostLines = 300;
+constexpr int64_t kMostLines = 600;
 
 std::string too_long(const Source& source) {
   const int64_t lines = std::count(source.text.begin(), source.text.end(), '\n');
