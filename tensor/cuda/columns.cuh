@@ -124,11 +124,11 @@ void add_parts(const char* op, std::span<Sum> to, const Tensor& parts) {
 }
 template <class A>
 void add_parts(const char* op, const Tensor& out, const Tensor& parts) {
-  struct {
+  struct Sum {
     Tensor to;
     bool adds = false;
-  } one[1]{{out}};
-  add_parts<A>(op, std::span(one), parts);
+  } one{out};
+  add_parts<A>(op, std::span<Sum>(&one, 1), parts);
 }
 
 // Room for the first pass over `rows` rows, of one or more arrays of sums.
