@@ -1,4 +1,4 @@
-# Sourced by gpu.sh and first_contact.sh: a packed build finds CUDA's libraries, cuDNN and NCCL where PyTorch's are, so that
+# Sourced by first_contact.sh and pack.sh: a packed build finds CUDA's libraries, cuDNN and NCCL where PyTorch's are, so that
 # both run on the same, or else in the toolkit. Wants $build and $python.
 if [[ -d $build/lib ]]; then
   wheels=$(timeout -k 5 60 "$python" -c '

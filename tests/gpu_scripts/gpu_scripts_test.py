@@ -55,7 +55,7 @@ class Scripts(unittest.TestCase):
     def run_script(self, words, fake="", status=0):
         command = ([sys.executable] if words[0].endswith(".py") else []) + [os.path.join(self.home, "bench", words[0]), *words[1:]]
         done = subprocess.run(command, cwd=self.home, env=self.environment(fake), stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=120)
+                              stderr=subprocess.STDOUT, text=True, timeout=400)
         self.assertEqual(done.returncode, status, done.stdout)
         return done.stdout
 
