@@ -44,7 +44,7 @@ Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::
   }
   const Var y = record_one("checkpoint", std::move(out), inputs, [block](Grads& g) {
     block->run();
-    const Var again = std::exchange(block->again, Var());
+    const Var again = std::exchange(block->again, Var()).edge();  // its value is not needed
     backward(again, {.seed = g.output(), .defer = g.defer()});
     const std::vector<Var> leaves = std::exchange(block->leaves, {});
     for (size_t i = 0; i < leaves.size(); ++i)

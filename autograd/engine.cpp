@@ -67,6 +67,7 @@ Tensor Grads::take_output(int i) { return std::exchange(node_.output_grads[stati
 bool Grads::needs(int input) const { return node_.inputs[static_cast<size_t>(input)].wanted(); }
 
 const RowSums& Grads::row_sums() const { return node_.row_sums; }
+bool Grads::expects_row_sums() const { return node_.expects_row_sums; }
 bool Grads::wants_row_sums(int input) const {
   const Edge& edge = node_.inputs[static_cast<size_t>(input)];
   return edge.node && edge.node->wants_row_sums;

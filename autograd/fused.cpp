@@ -15,6 +15,7 @@ namespace {
 Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Normed& forward,
                       Tensor residual, Tensor* parts) {
   NormSums sums{.parts = parts};
+  if (residual.defined()) residual = residual.to(x.dtype());
   Tensor dx;
   const auto run = [&] { dx = norm_backward(dy, x, gamma, forward, std::move(residual), sums); };
   if (g.writes_at_once(at, 2)) {
@@ -54,6 +55,7 @@ std::function<Tensor()> norm_recipe(Saved x, const Var& gamma, const Var& beta, 
 Var add_residual(const Var& x, Var y) {
   if (!(x.shape() == y.shape()) || x.dtype() != y.dtype()) return add(x, std::move(y));
   const Var y_edge = y.edge();
+  y_edge.expect_row_sums();
   const Var sum = record_one("add", x.value(), {x.edge(), y_edge}, [](Grads& g) {
     const RowSums row_sums = g.row_sums();
     Tensor dsum = g.take_output();
@@ -87,6 +89,7 @@ Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& opt
 std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& beta, const NormOptions& options,
                              bool recompute) {
   const Var y_edge = y.edge();
+  y_edge.expect_row_sums();
   AddNormed r = add_norm(x.value(), std::move(y).take(), gamma.value(), value_or_none(beta), options);
   Tensor out = std::move(r.normed.y);
   r.normed.y = Tensor();

@@ -64,8 +64,8 @@ struct Node {
   std::vector<DType> input_dtypes;
   std::vector<Tensor> output_grads;
   std::vector<Shape> output_shapes;
-  bool wants_row_sums = false;  // of output 0's gradient
-  RowSums row_sums;             // or none
+  bool wants_row_sums = false, expects_row_sums = false;  // of output 0's gradient
+  RowSums row_sums;                                       // or none
   std::function<void(Grads&)> vjp;
   ArenaPtr arena;
 

@@ -21,11 +21,18 @@ Var matmul(const Var& a, const Var& b) {
 
 namespace {
 
-// Gives w (input `at`) and, with_bias, b (the next one) of x w^T + b their gradients; the one may bring the other
-// along, or whoever made dy did (`row_sums`).
-void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x, const RowSums& row_sums, bool with_bias = true) {
+// The sums over the rows of a gradient dy, the gradient of the bias that was added where dy arrives.
+struct BiasSums {
+  bool wanted = true;
+  RowSums end = {};           // of whoever made dy, or none
+  bool in_our_order = false;  // then not of a product, which adds in an order of its own
+};
+BiasSums sums_of_output(const Grads& g) { return {.end = g.row_sums(), .in_our_order = g.expects_row_sums()}; }
+
+// Gives w (input `at`) and b (the next one) of x w^T + b their gradients; the one may bring the other along.
+void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x, const BiasSums& bias) {
   const auto sums = std::make_shared<Tensor>();
-  const bool biased = with_bias && g.needs(at + 1), both = g.needs(at) && biased && !row_sums;
+  const bool biased = bias.wanted && g.needs(at + 1), both = g.needs(at) && biased && !bias.end && !bias.in_our_order;
   if (g.needs(at))
     g.give_into(at, [dy, sums, both, in = x.until(g.defer())](Tensor& dw) {
       if (both)
@@ -34,9 +41,9 @@ void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x, const RowSu
         linear_weight_grad(dw, dy, in.get());
     });
   if (biased)
-    g.give_into(at + 1, [dy, sums, row_sums](Tensor& db) {
-      if (row_sums)
-        row_sums(db);
+    g.give_into(at + 1, [dy, sums, end = bias.end](Tensor& db) {
+      if (end)
+        end(db);
       else if (sums->defined())
         db.copy_from(*sums);
       else
@@ -52,7 +59,7 @@ struct FirstLayer {
   WeightPacks* packs;
   std::shared_ptr<const SharedInput> shared;
 
-  void give(Grads& g, const Tensor& dy, const RowSums& row_sums, bool with_bias) const {
+  void give(Grads& g, const Tensor& dy, const BiasSums& bias) const {
     SharedInput::Arriving input, gradient;
     if (shared && shared->gather_again && g.needs(1)) input = shared->gather_again(x.get());
     if (g.needs(0)) {
@@ -62,7 +69,7 @@ struct FirstLayer {
       else
         g.give(0, std::move(dx));
     }
-    give_linear(g, 1, dy, input ? Saved(input()) : x, row_sums, with_bias);
+    give_linear(g, 1, dy, input ? Saved(input()) : x, bias);
     if (gradient) g.give(0, gradient());
   }
 };
@@ -78,7 +85,7 @@ Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs, std::sh
   const Var y = record_one("linear", std::move(made), {x, w, b},
                            [first = FirstLayer(x, {w, b, packs, std::move(shared)})](Grads& g) {
                              const Tensor dy = g.output();
-                             first.give(g, dy, g.row_sums(), true);
+                             first.give(g, dy, sums_of_output(g));
                            });
   if (b.requires_grad()) y.want_row_sums();
   return y;
@@ -93,18 +100,18 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
   const Var y = record_one("gelu_mlp", std::move(made), {x, up.w, up.b, down.w, down.b},
                            [first = FirstLayer(x, up), w_down = down.w.saved(), down_packs = down.packs,
                             h = std::move(hidden.h), activated = std::move(activated)](Grads& g) mutable {
-                             const RowSums row_sums = g.row_sums();
+                             const BiasSums sums = sums_of_output(g);
                              Tensor dy = g.take_output();
                              Tensor dbias = g.needs(2) ? h.make({h.dim(-1)}, wide_of(dy.dtype())) : Tensor();
                              const Tensor dh =
                                  linear_input_grad_gelu(dy, w_down.get(), h, g.needs(2) ? &dbias : nullptr, down_packs);
                              h = Tensor();
-                             give_linear(g, 3, dy, activated, row_sums);
+                             give_linear(g, 3, dy, activated, sums);
                              activated = Saved();
                              dy = Tensor();
                              const bool given = dbias.defined();  // else the gradient of the weight brings it along
                              if (given) g.give(2, std::move(dbias));
-                             first.give(g, dh, {}, !given);
+                             first.give(g, dh, {.wanted = !given});
                            });
   if (down.b.requires_grad()) y.want_row_sums();
   return y;

@@ -78,6 +78,9 @@ void Var::share_value(const Var& x) const {
 void Var::want_row_sums() const {
   if (impl_->node) impl_->node->wants_row_sums = true;
 }
+void Var::expect_row_sums() const {
+  if (impl_->node) impl_->node->expects_row_sums = true;
+}
 bool Var::wants_row_sums() const { return impl_ && impl_->node && impl_->node->wants_row_sums; }
 
 bool Var::requires_grad() const { return impl_ && (impl_->node || impl_->leaf); }
@@ -248,7 +251,9 @@ void Leaf::receive(const std::shared_ptr<EarlyGrad>& early) {
   one_less();
 }
 
-Tensor Leaf::take() { return std::exchange(holds, Holds::nothing) == Holds::nothing ? Tensor() : std::move(grad); }
+Tensor Leaf::take() {
+  return std::exchange(holds, Holds::nothing) == Holds::nothing ? Tensor() : std::exchange(grad, {});
+}
 
 void Leaf::receive(Tensor gradient) {
   if (!transient) return receive([&](Tensor& out) { out.copy_from(gradient); });

@@ -103,6 +103,9 @@ class Var {
   // The gradient's sums over rows are worth making beside it, for a bias that was added to this value.
   void want_row_sums() const;
   bool wants_row_sums() const;
+  // An op that makes them takes this value. Where its sums do not arrive (from another stage, in put-off work), they
+  // are made in the same order, so that every layout has the same bits.
+  void expect_row_sums() const;
 
  private:
   friend struct Node;
@@ -194,6 +197,7 @@ class Grads {
   bool wants_row_sums(int input) const;
   // Those of output 0's gradient, where one op alone has brought it and made them; else an empty function.
   const RowSums& row_sums() const;
+  bool expects_row_sums() const;
   // Whether give_into() of these inputs writes at once, and all of them in one call.
   bool writes_at_once(int first, int count) const;
   // A gradient written by `write` into a given tensor: straight into a parameter's buffer where that is possible, and

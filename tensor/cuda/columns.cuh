@@ -82,8 +82,15 @@ __global__ __launch_bounds__(32 * kMostRuns) void add_parts_kernel(const A* arra
     const int64_t begin = first + own * kPartsInRun, end = std::min(begin + kPartsInRun, count);
     A sum = 0;
     if (j < c) {
-#pragma unroll 8
-      for (int64_t i = begin; i < end; ++i) sum += parts[i * c + j];
+      constexpr int kTogether = 16;  // on their way at a time
+#pragma unroll
+      for (int k = 0; k < kPartsInRun; k += kTogether) {
+        A part[kTogether];
+#pragma unroll
+        for (int e = 0; e < kTogether; ++e) part[e] = begin + k + e < end ? parts[(begin + k + e) * c + j] : A(0);
+#pragma unroll
+        for (int e = 0; e < kTogether; ++e) sum += part[e];
+      }
     }
     run[own][lane] = sum;
     __syncthreads();

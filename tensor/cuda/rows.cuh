@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "tensor/cuda/loops.cuh"
+#include "tensor/cuda/shared.cuh"
 
 namespace tessera::cuda {
 
@@ -106,6 +107,14 @@ struct HeldRow {
   __device__ void hold(int k, const Packed<T, kPart<T>>& part) { held[k] = std::bit_cast<uint4>(part); }
   __device__ Packed<T, kPart<T>> part(int k) const { return std::bit_cast<Packed<T, kPart<T>>>(held[k]); }
 };
+
+// Brings a row's held parts to the L2 cache, for whoever reads them next.
+template <class T>
+__device__ void fetch_row(const T* row, const RowThread& at, int length) {
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k)
+    if (const int j = at.part<T>(k); j < length) fetch(row + j);
+}
 
 // Calls f(k, j, part...) for each part of the thread in each of the rows; k numbers those that are held, and is kHeld
 // for all others.

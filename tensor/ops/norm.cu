@@ -144,6 +144,11 @@ __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(cons
     // Without a residual its row is dy's again, which is not added.
     const HeldRow<T, kWhole> dy(f.dy + i * n, at, n), x(f.x + i * n, at, n),
         residual((f.residual ? f.residual : f.dy) + i * n, at, n);
+    if (i + 1 < end) {
+      fetch_row<T>(f.dy + (i + 1) * n, at, n);
+      fetch_row<T>(f.x + (i + 1) * n, at, n);
+      if (f.residual) fetch_row<T>(f.residual + (i + 1) * n, at, n);
+    }
     const A mean = f.mean ? f.mean[i] : A(0), rstd = f.rstd[i];
     A along = 0, level = 0;
     each_part(

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "autograd/ops.h"
+#include "tensor/kernels.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
 
@@ -100,6 +101,7 @@ using ResidualGpu = test::OnGpu;
 
 // The gradient of a bias before a norm, made beside the norm's, has the bits of sum_rows().
 TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
+  arena->local<KernelChoice>().deterministic = true;  // else sums that do not ride may be a product's
   for (const DType dtype : test::floating(arena))
     for (const bool later : {false, true}) {
       const auto bias_gradient = [&](bool rides) {
@@ -127,11 +129,35 @@ TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
     }
 }
 
+// Put-off work makes the sums itself, as a stage whose gradient comes from elsewhere does: in the same order, never in
+// a product's, whose bits would be others.
+TEST_F(ResidualGpu, BiasSumsThatDoNotArriveAreNoProducts) {
+  const auto gradients = [&](bool put_off) {
+    const auto leaf = [&](const Shape& shape, const char* name) {
+      return Var(drawn(shape, DType::bfloat16, name, 0.5, 1.5).to(arena), true);
+    };
+    const Var x = leaf({64, 16}, "x"), w = leaf({24, 16}, "w"), b = leaf({24}, "b"), r = leaf({64, 24}, "r"),
+              gamma = leaf({24}, "gamma"), w2 = leaf({24, 24}, "w2"), b2 = leaf({24}, "b2");
+    const auto [s, n] = add_norm(r, linear(x, w, b), gamma, Var());
+    const Var last = norm(add_residual(s, reshape(linear(n, w2, b2), n.shape())), gamma, Var());
+    DeferredWeightGrads later;
+    backward(sum(last), {.defer = put_off ? &later : nullptr});
+    later.run();
+    return std::vector<Tensor>{b.grad(), w.grad()};
+  };
+  KernelLog::Pass& counted = arena->local<KernelLog>().bias_sums;
+  const int64_t before = counted.fused;
+  const std::vector<Tensor> at_once = gradients(false);
+  const int64_t fused = counted.fused - before;
+  const std::vector<Tensor> later = gradients(true);
+  EXPECT_EQ(counted.fused - before, 2 * fused);  // the other layer's, behind a reshape
+  for (size_t i = 0; i < later.size(); ++i) EXPECT_TRUE(same_bits(later[i], at_once[i])) << i;
+}
+
 // Sums of a gradient that another gradient joins are not those of the whole.
 TEST_F(ResidualGpu, SumsOfAPartOfTheGradientAreNotTaken) {
-  Var x(drawn({30, 16}, DType::float32, "x").to(arena), true),
-      w(drawn({24, 16}, DType::float32, "w").to(arena), true), b(drawn({24}, DType::float32, "b").to(arena), true),
-      gamma(drawn({24}, DType::float32, "gamma").to(arena), true);
+  Var x(drawn({30, 16}, DType::float32, "x").to(arena), true), w(drawn({24, 16}, DType::float32, "w").to(arena), true),
+      b(drawn({24}, DType::float32, "b").to(arena), true), gamma(drawn({24}, DType::float32, "gamma").to(arena), true);
   const Var y = linear(x, w, b);
   const Var early = scale(y, 2);  // its gradient comes after the norm's
   backward(sum(norm(y, gamma, Var()) * early));

@@ -127,8 +127,7 @@ void expect_merged(const ArenaPtr& arena) {
          {std::vector<int64_t>{0, 1, 96}, {0, 16, 32, 48, 64, 80, 96}, {0, 64, 95, 96}, {0, 1, 2, 3, 96}})
       for (const bool backwards : {false, true}) {
         if (backwards) std::reverse(cuts.begin(), cuts.end());
-        for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
-          expect_merged(dtype, false, extreme, cuts, arena);
+        for (const DType dtype : test::floating(arena)) expect_merged(dtype, false, extreme, cuts, arena);
         expect_merged(DType::bfloat16, true, extreme, cuts, arena);
       }
 }

@@ -29,6 +29,10 @@ class Draw {
   explicit Draw(uint64_t trial) : random_(Philox::named(trial, "products")) {}
   int64_t below(int64_t n) { return static_cast<int64_t>(random_.below(static_cast<uint64_t>(n), at_++)); }
   template <class T>
+  T one_of(const std::vector<T>& list) {
+    return list[static_cast<size_t>(below(std::ssize(list)))];
+  }
+  template <class T>
   T one_of(std::initializer_list<T> list) {
     return list.begin()[below(static_cast<int64_t>(list.size()))];
   }
@@ -134,7 +138,7 @@ TEST_F(ProductsGpu, WriteOnlyTheirRowsAndColumns) {
 TEST_F(ProductsGpu, LinearLayersForwardAndBackward) {
   for (uint64_t trial = 0; trial < 40; ++trial) {
     Draw draw(2000 + trial);
-    const auto dtype = draw.one_of({DType::float64, DType::float32, DType::bfloat16});
+    const auto dtype = draw.one_of(test::floating(arena));
     const int64_t rows = 1 + draw.below(30), in = 1 + draw.below(40), out = 1 + draw.below(40);
     const Tensor x = draw.normal({2, rows, in}, dtype, arena), w = draw.normal({out, in}, dtype, arena);
     const Tensor bias = draw.below(2) ? draw.normal({out}, dtype, arena) : Tensor{};
@@ -195,7 +199,7 @@ TEST_F(ProductsGpu, WithoutAnAlgorithmGoThroughPaddedCopies) {
     const auto& log = arena->local<KernelLog>();
     for (uint64_t trial = 0; trial < 60; ++trial) {
       Draw draw(3000 + trial);
-      const auto dtype = draw.one_of({DType::float64, DType::float32, DType::bfloat16});
+      const auto dtype = draw.one_of(test::floating(arena));
       const int64_t m = 1 + draw.below(40), n = 1 + draw.below(70), k = 1 + draw.below(40);
       const int64_t batch = draw.below(2) * draw.one_of<int64_t>({1, 3});
       const Tensor a = draw.matrix(batch, m, k, dtype, arena), b = draw.matrix(batch, k, n, dtype, arena);
