@@ -9,7 +9,7 @@
 #                long contexts, experts and 1B with their memory, adapters and generation, ways, ops; last compute-sanitizer
 #   A B C        its thirds, for machines that are had for minutes: is it right (240 s), PyTorch, kernels, ways and ops
 #                (270 s), strategies, shapes and tuning (200 s)
-#   PART         first_runs right pytorch kernels strategies shapes tuning ways ops sanitizer
+#   PART         first_runs right pytorch kernels strategies strategy_kernels shapes tuning ways ops sanitizer
 #   OUT          (default first_contact) gets report_WHAT.md, and first_contact_WHAT.tar.gz with report and logs, and caches
 #                where it was not `all`; one of more than 15 MB in pieces, at most 6, for what carries only small files
 #   FILE...      that archive of an earlier call, or its pieces, if there is one: its caches save a minute or two
@@ -22,12 +22,12 @@ die() {
   exit 2
 }
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-what=${1:-} known=' first_runs right pytorch kernels strategies shapes tuning ways ops sanitizer '
+what=${1:-} known=' first_runs right pytorch kernels strategies strategy_kernels shapes tuning ways ops sanitizer '
 case $what in
-  all) whole=480 parts='first_runs right pytorch kernels strategies shapes tuning ways ops sanitizer' ;;
+  all) whole=480 parts='first_runs right pytorch kernels strategies strategy_kernels shapes tuning ways ops sanitizer' ;;
   A) whole=240 parts='first_runs right sanitizer' ;;
   B) whole=270 parts='pytorch kernels ways ops' ;;
-  C) whole=200 parts='strategies shapes tuning' ;;
+  C) whole=200 parts='strategies strategy_kernels shapes tuning' ;;
   -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
   *) whole=480 parts=${what//,/ } ;;
 esac
@@ -159,6 +159,9 @@ kernels() { bench kernels 50 kernels --limit 45 && finish; }
 strategies() {
   bench strategies 75 strategies --rounds 1 --steps 8 --limit 20 --unverified --only \
     "tensor;tensor and sequence;context, ring;context, Ulysses;one of 4 experts;DDP;ZeRO-1;ZeRO-3;1F1B;ZB-H1" && finish
+}
+strategy_kernels() {
+  bench strategy_kernels 75 strategy_kernels --limit 30 --only "tensor;tensor and sequence;context, ring;one of 4 experts" && finish
 }
 shapes() {
   bench shapes 75 shapes --models gpt2,llama,llama-experts,gpt2-8k,gpt2-32k,gpt2-medium,llama-1b --rounds 1 --steps 10 --limit 30 && finish

@@ -14,6 +14,7 @@ usage: bench/gpu.py PART [OPTIONS]; --help lists them
               and by each strategy in turns
   curve       the first losses (up to 20) of gpt2 in fp32 on the GPU beside those on the CPU
   kernels     the kernels of one queued step, by ncu, or where it may not be used the ops by themselves
+  strategy_kernels  the same of each strategy (--only), of all ranks together
   ops         those of which a step is made, by themselves in bf16, beside what the card can do at most
   shapes      one rank of each model, with its memory as `tessera plan` predicts it, and the error of a card that is full
   bases       a run directory of each model in --work, of one step, which part tuning needs

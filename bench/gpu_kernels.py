@@ -38,20 +38,21 @@ def last_step(launches):
     return []
 
 
-def table(launches):
-    total, rows = sum(ns for _, ns in launches), {}
+def table(launches, steps=1):
+    """Rows of a Markdown table: what the launches of so many steps are in one of them."""
+    total, rows = sum(ns for _, ns in launches) / steps, {}
     for name, ns in launches:
         count, time = rows.get(name, (0, 0))
-        rows[name] = (count + 1, time + ns)
+        rows[name] = (count + 1 / steps, time + ns / steps)
     lines = ["| kernel | launches | ms | share |", "|---|---|---|---|"]
     ordered = sorted(rows.items(), key=lambda row: -row[1][1])
     for name, (count, time) in ordered[:MOST_ROWS]:
         short = re.sub(r"\(anonymous namespace\)::|tessera::|^void ", "", name).replace("|", "/")
-        lines.append(f"| `{short[:110]}` | {count} | {time / 1e6:.3f} | {100 * time / total:.1f}% |")
+        lines.append(f"| `{short[:110]}` | {count:.0f} | {time / 1e6:.3f} | {100 * time / total:.1f}% |")
     if rest := ordered[MOST_ROWS:]:
         time = sum(t for _, (_, t) in rest)
-        lines.append(f"| {len(rest)} others | {sum(n for _, (n, _) in rest)} | {time / 1e6:.3f} | {100 * time / total:.1f}% |")
-    return lines + [f"| all | {len(launches)} | {total / 1e6:.3f} | |"]
+        lines.append(f"| {len(rest)} others | {sum(n for _, (n, _) in rest):.0f} | {time / 1e6:.3f} | {100 * time / total:.1f}% |")
+    return lines + [f"| all | {len(launches) / steps:.0f} | {total / 1e6:.3f} | |"]
 
 
 def kernels(bench):
@@ -79,6 +80,7 @@ def kernels(bench):
 
 
 def profiled(bench, model, words):
+    """The launches of three steps."""
     ncu = ncu_path()
     if not ncu:
         raise Failed("NOT RUN", "ncu is not on PATH")

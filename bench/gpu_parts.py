@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from gpu_facts import describe
-from gpu_kernels import kernels, ops, table
+from gpu_kernels import kernels, ops, profiled, table
 from gpu_run import Failed, json_lines
 from gpu_shapes import asking, bases, first_that_works, shapes, tuning, LIKE, WARMUP
 
@@ -184,14 +184,33 @@ def spread(runs):
             f"{statistics.median(m for _, m in runs) / 1e6:,.0f}")
 
 
-def strategies(bench):
+def given_strategies(bench):
+    """What is given for each strategy that is asked for."""
     o = bench.options
-    ranks, names = str(o.ranks), o.only.split(";") if o.only else list(STRATEGIES)
+    names = o.only.split(";") if o.only else list(STRATEGIES)
     for name in names:
         if name not in STRATEGIES:
             raise Failed("FAILED", f"--only: unknown strategy '{name}'; expected some of {'; '.join(STRATEGIES)}")
-    given = {name: [ranks if w == "R" else w for w in STRATEGIES[name]] for name in names}
-    verdicts = {}
+    return {name: [str(o.ranks) if w == "R" else w for w in STRATEGIES[name]] for name in names}
+
+
+def strategy_kernels(bench):
+    """A step of each strategy kernel by kernel, of all ranks together, where each kernel has the card to itself."""
+    model = bench.options.models.split(",")[0]
+    for name, given in given_strategies(bench).items():
+        words = ["--ranks", str(bench.options.ranks), "--dtype", "bf16", "--cuda-graph", "off", *given]
+        try:
+            bench.train(f"{name} before ncu", model, words, 3)  # chooses the products' algorithms
+            launches = profiled(bench, model, words)
+            print(f"{name}, {model}, batch {bench.batch(model)}, {bench.options.ranks} ranks together, one step of three\n")
+            print("\n".join(table(launches, 3)) + "\n", flush=True)
+        except Failed as e:
+            print(f"{name}: {bench.failed(f'{name} kernels', e)}\n", flush=True)
+
+
+def strategies(bench):
+    o = bench.options
+    ranks, given, verdicts = str(o.ranks), given_strategies(bench), {}
     if not o.unverified:
         asked = {name: ["--ranks", ranks, *words] for name, words in given.items()} | ({} if o.only else PRODUCTS)
         with ThreadPoolExecutor(o.jobs) as pool:
@@ -260,4 +279,4 @@ def curve(bench):
 
 
 PARTS = {"ladder": ladder, "ways": ways, "pytorch": pytorch, "strategies": strategies, "curve": curve, "kernels": kernels,
-         "ops": ops, "shapes": shapes, "bases": bases, "tuning": tuning}
+         "strategy_kernels": strategy_kernels, "ops": ops, "shapes": shapes, "bases": bases, "tuning": tuning}

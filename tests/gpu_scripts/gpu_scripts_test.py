@@ -162,6 +162,13 @@ class Scripts(unittest.TestCase):
         self.assertIn("FAILED: status 1: no message; ncu: ==ERROR== ERR_NVGPUCTRPERM", text)
         self.assertIn("attention/forward/bf16", text)
 
+    def test_kernels_of_strategies(self):
+        text = self.gpu_py("strategy_kernels", "--only", "tensor;1F1B")
+        self.assertIn("tensor, small, batch 8, 2 ranks together, one step of three", text)
+        self.assertIn("1F1B, small", text)
+        self.assertIn("| `gemm` | 20 |", text)
+        self.assertIn("unknown strategy 'x'", self.gpu_py("strategy_kernels", "--only", "x", status=1))
+
     def suites(self, part="tests", *options, fake="", status=0):
         return self.run_script(["gpu_tests.py", part, "--build", "build", *options], fake, status)
 
