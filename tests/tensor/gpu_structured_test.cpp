@@ -94,8 +94,8 @@ TEST_F(StructuredGpu, SumsOverManyRows) {
     for (const Shape& shape : {Shape{9000, 5}, Shape{70000, 2}, Shape{65, 40}, Shape{0, 3}}) {
       SCOPED_TRACE(std::string(name_of(dtype)) + " " + shape.str());
       const Tensor x = drawn(shape, dtype, "x", 0.5, 1.5), there = x.to(arena);
-      const DType wide = dtype == DType::float64 ? dtype : DType::float32;
-      Tensor expected = x.make({shape[1]}, DType::float64), found = there.make({shape[1]}, wide);
+      const DType widest = dtype == DType::float64 ? dtype : DType::float32;
+      Tensor expected = x.make({shape[1]}, DType::float64), found = there.make({shape[1]}, widest);
       sum_rows(expected, x.to(DType::float64));
       sum_rows(found, there);
       EXPECT_LT(apart(found, expected), dtype == DType::float64 ? 1e-13 : 1e-5);
