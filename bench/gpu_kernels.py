@@ -85,6 +85,7 @@ def profiled(bench, model, words):
     if not ncu:
         raise Failed("NOT RUN", "ncu is not on PATH")
     file, out = (os.path.join(bench.options.work, name) for name in ("ncu.csv", "ncu-run"))
+    shutil.rmtree(out, ignore_errors=True)  # of the one before
     command = [ncu, "--clock-control", "none", "--metrics", "gpu__time_duration.sum", "--csv", "--print-units", "base",
                "--log-file", file, bench.options.binary, "train", "--device", "cuda", "--data", bench.data(model)[1], "--quiet",
                "--no-save", "--no-eval", "--optimizer", "adamw", "--weight-decay", "0.1", "--clip", "1", "--steps", "3",

@@ -95,6 +95,12 @@ def tessera():
     if ARGS[0] == "plan":
         print(json.dumps({"memory": {"peak": 5e6}, "tokens_per_s": 2500.0}))
         return 0
+    if out := option("--out", ""):
+        if os.path.exists(os.path.join(out, "run")):
+            print(f"tessera: --out: {out} holds a run already", file=sys.stderr)
+            return 2
+        os.makedirs(out, exist_ok=True)
+        open(os.path.join(out, "run"), "w").close()
     if ARGS[0] == "generate":
         print("256 tokens from base, 1.23K tokens/s; the first after 0.010 s", file=sys.stderr)
         return 0
