@@ -24,7 +24,7 @@ LOCAL = re.compile(r"\b(LDL|STL)\b")
 HOT = {
     "attention/cuda/tiles.cu.o": {r"forward_kernel<": [TENSOR_CORES]},
     "attention/cuda/tiles_backward.cu.o": {r"(key|query)_gradient_kernel<": [TENSOR_CORES]},
-    "norm.cu.o": {r"norm_(backward_)?kernel<.*true>\(": [LOADS, STORES], r"norm_weight_grads_kernel<.*true>\(": [LOADS]},
+    "norm.cu.o": {r"norm_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
     "softmax.cu.o": {r"softmax_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
     "cross_entropy.cu.o": {
         r"cross_entropy_kernel<.*true>\(": [LOADS],
