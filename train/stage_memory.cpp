@@ -45,11 +45,11 @@ Job without_strategy(Job job) {
 // The ranks that it would speak to send nothing: numbers are whatever memory held, sizes are right.
 class LoneRank {
  public:
-  LoneRank(const Job& job, bool split, std::optional<int> data_rank, std::vector<Range> layers)
+  LoneRank(const Job& job, bool split, std::optional<int> data_rank, int cp_rank, std::vector<Range> layers)
       : sizes_(job),
         through_root_(data_rank && job.plan.dp_mode == DataMode::dataparallel),
         tp_(alone_on("tp", sizes_.plan.tp, sizes_.largest_tp_rank())),
-        cp_(alone_on("cp", sizes_.plan.cp)),
+        cp_(alone_on("cp", sizes_.plan.cp, cp_rank)),
         pp_(alone_on("pp", 1)),
         data_(alone_on("dp", data_rank ? shared(job) : 1, data_rank.value_or(0))),
         ep_(alone_on("ep", sizes_.plan.ep)),
@@ -163,14 +163,23 @@ void measure(LoneRank& rank, int64_t handed, std::vector<StageMemory>& out) {
   }
 }
 
+// Ranks of a ring between which every hop takes what it takes anywhere. A hop has all queries and the keys' first half,
+// as on the last rank, or the queries' second half and all keys, as on the first; which is more depends on heads and
+// dtypes.
+std::vector<int> unlike_cp_ranks(const Plan& plan) {
+  if (plan.cp == 1 || plan.cp_mode == ContextMode::ulysses) return {0};
+  return {0, static_cast<int>(plan.cp) - 1};
+}
+
 std::vector<StageMemory> measure_all(const Job& job, std::optional<int> data_rank, const Schedule& plan,
                                      const std::vector<Range>& layers = {}) {
   std::vector<StageMemory> out(layers.empty() ? static_cast<size_t>(plan.stages) : layers.size());
   for (const bool split : {false, true})
-    if (plan.has(split ? Do::I : Do::B)) {
-      LoneRank rank(job, split, data_rank, layers);
-      measure(rank, handed_bytes(job), out);
-    }
+    for (const int cp_rank : unlike_cp_ranks(job.plan))
+      if (plan.has(split ? Do::I : Do::B)) {
+        LoneRank rank(job, split, data_rank, cp_rank, layers);
+        measure(rank, handed_bytes(job), out);
+      }
   return out;
 }
 

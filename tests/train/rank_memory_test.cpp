@@ -110,6 +110,21 @@ TEST(RankMemory, OfTheTpRankThatHasMost) {
   for (size_t r = 0; r < found.size(); ++r) EXPECT_LE(found[r].total, expected[r].total()) << "rank " << r;
 }
 
+// Of two ranks of a ring the first has more in bfloat16, for its sums of all keys' gradients, and the last in float32,
+// for those of all queries'.
+TEST(RankMemory, OfTheCpRankThatHasMost) {
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    Job job = small_job({.cp = 2});
+    job.model.layers = 1;
+    job.model.vocab = 29;
+    job.optim.dtype = dtype;
+    const std::vector<RankMemory> expected = memory_of_ranks(job);
+    const std::vector<Peak> found = measured(job);
+    EXPECT_EQ(found[0].total > found[1].total, dtype == DType::bfloat16);
+    for (size_t r = 0; r < found.size(); ++r) EXPECT_LE(found[r].total, expected[r].total()) << "rank " << r;
+  }
+}
+
 // Elements: the table 200 x 64, positions 64 x 64, in each of four layers 12 x 64 x 64 of matrices and 13 x 64 besides,
 // and the last norm.
 TEST(RankMemory, SumsByHand) {
