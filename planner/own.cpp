@@ -14,7 +14,6 @@ std::optional<ModelConfig> config_of(const Case& c) {
   const ModelShape& m = c.model;
   const bool llama = m.gated;
   if (m.layers > kMostLayers || llama != (m.positions == Positions::rope)) return {};
-  if (m.experts > 0 && c.hardware.processors == 0) return {};  // which train does not do
   ModelConfig config{.family = llama ? Family::llama : Family::gpt2,
                      .layers = m.layers,
                      .heads = m.heads,
@@ -59,6 +58,8 @@ std::optional<Job> own_job(const Case& c) {
                 .plan = c.layout.plan};
         job.plan.grad_dtype = grad;
         job.plan.ep = c.layout.ep;
+        // Ranks that share no processors have a GPU each.
+        job.plan.device = c.hardware.processors == 0 ? Device::cuda : Device::cpu;
         check_sizes(job);
         return job;
       }

@@ -9,6 +9,7 @@
 #include "parallel/comm/fake_transport.h"
 #include "parallel/pipeline/passes.h"
 #include "tensor/cpu/vectorize.h"
+#include "tensor/stands_for.h"
 #include "train/model_part.h"
 #include "train/plan_sizes.h"
 
@@ -34,6 +35,13 @@ Schedule one_after_another(int stages, int microbatches, bool split) {
 struct Sample {
   int64_t live = 0, peak = 0, communication = 0;
 };
+
+// A host's arena whose ops take what they would take on `device`.
+ArenaPtr host_arena_for(Device device) {
+  ArenaPtr arena = make_arena();
+  arena->local<StandsFor>().device = device;
+  return arena;
+}
 
 // Without the strategy of the data axis: the plainest one, alone.
 Job without_strategy(Job job) {
@@ -126,7 +134,7 @@ class LoneRank {
   bool through_root_;
   std::unique_ptr<Communicator> tp_, cp_, pp_, data_, ep_, edp_;
   std::unique_ptr<LanguageModel> whole_;
-  ArenaPtr arena_ = make_arena();
+  ArenaPtr arena_ = host_arena_for(sizes_.plan.device);
   std::vector<Sample> samples_;
   ModelPart part_;
 };

@@ -6,6 +6,7 @@
 
 #include "tensor/ops/cross_entropy/cross_entropy.h"
 #include "tensor/ops/elementwise.h"
+#include "tensor/stands_for.h"
 
 namespace tessera {
 namespace {
@@ -47,7 +48,8 @@ RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t most_bytes) {
   const int64_t rows = x.numel() / std::max<int64_t>(x.dim(-1), 1);
   const int64_t row_bytes = std::max<int64_t>(w.dim(0) * size_of(x.dtype()), 1);
   const int64_t most = std::max(kLeastRows, most_bytes / row_bytes);
-  if (rows <= most || x.device() == Device::cuda) return {rows, std::max<int64_t>(rows, 1)};
+  const bool on_gpu = x.device() == Device::cuda || stands_for_gpu(x);
+  if (rows <= most || on_gpu) return {rows, std::max<int64_t>(rows, 1)};
   const int64_t least = (rows + most - 1) / most;
   for (int64_t blocks = least; blocks < 2 * least; ++blocks)
     if (rows % blocks == 0) return {rows, rows / blocks};

@@ -59,5 +59,56 @@ TEST(OwnRuns, AreAsVerifyCountsThem) {
   }
 }
 
+// One rank on an H100 80GB HBM3, bf16 with fp32 gradients, master weights and moments, one micro-batch, 50304 tokens:
+// `peak_bytes` that `tessera train` counted in the GPU's arena on 2026-11-26, in parts `pytorch` and `shapes` of
+// bench/gpu.py, with that file's shapes. The sixth and seventh are Llamas, as the second.
+struct OnTheCard {
+  const char* name;
+  ModelShape model;
+  int64_t batch;
+  double megabytes;
+};
+
+ModelShape gpt(int64_t layers, int64_t heads, int64_t channels, int64_t context) {
+  return {.layers = layers, .channels = channels, .heads = heads, .vocab = 50304, .context = context};
+}
+
+ModelShape llama(int64_t layers, int64_t heads, int64_t channels, int64_t kv_heads, int64_t ffn) {
+  ModelShape m = gpt(layers, heads, channels, 1024);
+  m.kv_heads = kv_heads;
+  m.ffn = ffn;
+  m.gated = true;
+  m.positions = Positions::rope;
+  m.tied = false;
+  return m;
+}
+
+ModelShape with_experts(ModelShape m) {
+  m.experts = 8;
+  m.experts_per_token = 2;
+  return m;
+}
+
+const OnTheCard kOnTheCard[] = {
+    {"gpt2", gpt(12, 12, 768, 1024), 32, 15378},
+    {"gpt2-8k", gpt(12, 12, 768, 8192), 4, 15477},
+    {"gpt2-32k", gpt(12, 12, 768, 32768), 1, 15816},
+    {"gpt2-medium", gpt(24, 16, 1024, 1024), 16, 21053},
+    {"llama", llama(12, 12, 768, 4, 2048), 32, 15079},
+    {"llama-1b", llama(16, 32, 2048, 8, 8192), 4, 26663},
+    {"llama-experts", with_experts(llama(12, 12, 768, 4, 1024)), 32, 20569},
+};
+
+TEST(OwnRuns, HoldOnAGpuWhatWasFoundThere) {
+  for (const OnTheCard& found : kOnTheCard) {
+    const Case c{.model = found.model,
+                 .layout = {.sequences = found.batch},
+                 .hardware = hardware_named("h100"),
+                 .software = own_software(DType::bfloat16, DType::float32)};
+    EXPECT_EQ(own_job(c).value().plan.device, Device::cuda) << found.name;
+    EXPECT_NEAR(predict(c).memory.at(0).peak() / 1e6 / found.megabytes, 1, 0.02) << found.name;
+  }
+}
+
 }  // namespace
 }  // namespace tessera::planner

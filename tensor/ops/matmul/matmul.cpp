@@ -3,6 +3,7 @@
 
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/stands_for.h"
 
 namespace tessera {
 namespace {
@@ -18,7 +19,7 @@ Tensor with_unit_stride(const Tensor& t) { return has_unit_stride(t) ? t : t.con
 Tensor packed_on_gpu(const Tensor& t) { return t.device() == Device::cuda ? t.contiguous() : t; }
 
 void product_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const Tensor& bias, cpu::Packed* packed) {
-  if (out.numel() == 0) return;
+  if (out.numel() == 0 || stands_for_gpu(out)) return;
   if (a_any.dtype() == DType::float64) {
     const auto strided = [](const Tensor& t) {
       return cpu::Strided<double>{t.data<double>(), t.strides()[0], t.strides()[1]};
