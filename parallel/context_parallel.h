@@ -60,17 +60,17 @@ struct ChunkPair {
   bool operator==(const ChunkPair&) const = default;
 };
 // The pairs of `rank`'s queries and `holder`'s keys in which a query sees a key: all of them, or under the causal mask
-// those with key <= query. Those of a hop are computed at once, as one rectangle: of the rank's own keys the whole under
-// the mask, of an earlier holder's all queries with its first chunk, of a later one's the late queries with both. Only
-// dropout and documents, which count positions, take the pairs one after another.
+// those with key <= query. Those of a hop are computed at once, as one rectangle: of the rank's own keys the whole
+// under the mask, of an earlier holder's all queries with its first chunk, of a later one's the late queries with both.
+// Only dropout and documents, which count positions, take the pairs one after another.
 std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, Balance balance, bool causal);
 
 // qkv (B, T / c, (H + 2 K) D), packed as [q | k | v], of this rank's tokens in the order of context_positions() -> (B,
 // T / c, H D). Every rank of the axis calls it, forward and backward; `cp` must outlive the graph. A block of keys and
 // values is sent on before it is computed with, so that it travels meanwhile. Sums of the result go by hops (own keys
 // first, then those of rank - 1, rank - 2, ...), of dk and dv by ranks (the next one's, ..., the previous one's, then
-// its own), both in the type of the sums, rounded once; but cuDNN's kernels round each part before (dtype_of_parts()). options.starts are of this rank's queries. On an axis of size 1
-// it is packed_attention().
+// its own), both in the type of the sums, rounded once; but cuDNN's kernels round each part before (dtype_of_parts()).
+// options.starts are of this rank's queries. On an axis of size 1 it is packed_attention().
 Var ring_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
                    Balance balance = Balance::zigzag);
 

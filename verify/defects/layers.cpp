@@ -25,9 +25,7 @@ Needs of_context_axis(const Job& job) {
 }
 
 // R for I: what flows back is this rank's part alone.
-void unsum_input(Trainer& t) {
-  last_layer(t).all<Attention>().at(0)->qkv.share(column_input(t.mesh()["tp"], R));
-}
+void unsum_input(Trainer& t) { last_layer(t).all<Attention>().at(0)->qkv.share(column_input(t.mesh()["tp"], R)); }
 // P for I: what flows on is.
 void unsum_output(Trainer& t) {
   last_layer(t).all<Attention>().at(0)->proj.set_product(

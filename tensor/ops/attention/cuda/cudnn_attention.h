@@ -53,8 +53,8 @@ inline FusedAttention packed_problem(int64_t batch, int64_t tokens, const Heads&
   return p;
 }
 
-// The problem of a tile of a ring (parallel/ring_attention.cpp): the last `queries` of the tokens of a packed qkv, and the
-// first `keys` of as many tokens of (B, T, 2 K, D), keys and values beside each other; results lie by themselves.
+// The problem of a tile of a ring (parallel/ring_attention.cpp): the last `queries` of the tokens of a packed qkv, and
+// the first `keys` of as many tokens of (B, T, 2 K, D), keys and values beside each other; results lie by themselves.
 struct TileOfRing {
   int64_t batch, tokens, queries, keys;
   bool causal;

@@ -139,8 +139,7 @@ class Cudnn {
     if (found == plans_.end()) found = plans_.emplace(p, plan_of(arena, p)).first;
     const Plan& plan = found->second;
     if (!plan.graph) return false;
-    if (!well)
-      return refuse(arena, p, "rows do not begin at multiples of 16 bytes");  // whatever its checks said
+    if (!well) return refuse(arena, p, "rows do not begin at multiples of 16 bytes");  // whatever its checks said
     // Given back when the kernels are queued: whoever has the block next is queued behind them.
     Tensor workspace;
     if (plan.workspace > 0)
