@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Counts lines of code and files of each layer and of the tests; comments and blank lines are not counted.
+
+count.py [FOLDER...]      the layers, the tests and three sums, or only these folders: name, lines, files
+count.py --since REV      beside each number, how it has changed since this revision of git
+count.py --check TABLE    exit status 1 if a folder has more lines or files than the table allows
+
+`product` is all layers. `book` is what there is to read: the layers of BOOK without the folders of OUTSIDE, at any
+depth, and without the sources of CUDA. `outside` is the rest of the product. A file counts where it lies, whatever its
+name says. The numbers are those of cloc within 0.5%; a docstring is a comment, and `#!` is code.
+"""
+import argparse
+import io
+import os
+import re
+import subprocess
+import sys
+import tarfile
+
+LAYERS = ["app", "autograd", "bench", "data", "hub", "lab", "models", "nn", "optim", "parallel", "planner", "python",
+          "settings", "tensor", "train", "verify"]
+BOOK = {"tensor", "autograd", "nn", "optim", "models", "parallel", "train", "verify"}
+OUTSIDE = {"cuda", "cpu", "mpi", "tcp", "nccl", "async", "quantize", "experts", "adapters", "diagnosis", "defects"}
+SUMS = ["book", "outside", "product"]
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+# Each kind of file has a pattern that finds its comments (group 1), and first the texts in which none begins.
+C = re.compile(r"""R"(?P<end>\w*)\(.*?\)(?P=end)"|"(?:\\.|[^"\\\n])*"|'(?:\\.[^'\n]*|[^'\\\n])'|(//[^\n]*|/\*.*?\*/)""", re.S)
+SHELL = re.compile(r"^[ \t]*(#(?!!)[^\n]*)", re.M)
+PYTHON = re.compile(r'^[ \t]*(#(?!!)[^\n]*|[rR]?""".*?""")', re.M | re.S)
+HTML = re.compile(r"(<!--.*?-->)", re.S)
+KINDS = {".h": C, ".cpp": C, ".cu": C, ".cuh": C, ".js": C, ".css": C, ".py": PYTHON, ".sh": SHELL, ".html": HTML}
+
+
+def lines_of_code(path, text):
+    """The lines of a text on which something besides a comment stands."""
+    def without(match):
+        return "\n" * match[0].count("\n") if match[match.re.groups] else match[0]
+    pattern = KINDS[os.path.splitext(path)[1]]
+    return sum(1 for line in pattern.sub(without, text).split("\n") if line.strip())
+
+
+def in_checkout(tops):
+    """Lines of code of each file below these folders, by path."""
+    paths = [os.path.join(folder, name) for top in tops for folder, _, names in os.walk(os.path.join(ROOT, top))
+             for name in names if os.path.splitext(name)[1] in KINDS]
+    found = {}
+    for path in paths:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            found[os.path.relpath(path, ROOT)] = lines_of_code(path, file.read())
+    return found
+
+
+def in_revision(revision, tops):
+    """Lines of code of each file of a revision, by path."""
+    archive = subprocess.run(["git", "-C", ROOT, "archive", revision], stdout=subprocess.PIPE, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return {entry.name: lines_of_code(entry.name, tar.extractfile(entry).read().decode("utf-8", "replace"))
+                for entry in tar if entry.isfile() and os.path.splitext(entry.name)[1] in KINDS
+                and entry.name.split("/")[0] in tops}
+
+
+def belongs(path, row):
+    """Whether a file is of a row: of a folder, or of one of the three sums."""
+    top, *folders = path.split("/")[:-1]
+    if row not in SUMS:
+        return path.startswith(row + "/")
+    if top not in LAYERS or row == "product":
+        return top in LAYERS
+    book = top in BOOK and OUTSIDE.isdisjoint(folders) and not path.endswith((".cu", ".cuh"))
+    return book == (row == "book")
+
+
+def total(found, row):
+    """Lines and files of a row."""
+    lines = [count for path, count in found.items() if belongs(path, row)]
+    return sum(lines), len(lines)
+
+
+def complaints(found, table):
+    """One line for each number over that of the table, and for each row that the table or the checkout lacks."""
+    with open(table, encoding="utf-8") as file:
+        rows = [line.split() for line in file if line.strip() and not line.startswith("#")]
+    allowed = {row: (int(lines), int(files)) for row, lines, files in rows}
+    for row in dict.fromkeys([*allowed, *LAYERS, "tests", "book", "product"]):
+        counts = total(found, row)
+        if row not in allowed and counts[1]:
+            yield f"{row}: {counts[0]} lines of code in {counts[1]} files, and no row in the budget"
+        elif row in allowed and not counts[1]:
+            yield f"{row}: has a row in the budget, and no file"
+        for number, most, unit in zip(counts, allowed.get(row, counts), ("lines of code", "files")):
+            if number > most:
+                yield f"{row}: {number} {unit}, allowed {most}; a commit that raises a number says why"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", metavar="FOLDER")
+    parser.add_argument("--since", metavar="REV")
+    parser.add_argument("--check", metavar="TABLE")
+    asked = parser.parse_args()
+    rows = [folder.rstrip("/") for folder in asked.folders] or [*LAYERS, "tests", *SUMS]
+    tops = dict.fromkeys([*LAYERS, "tests", *(row.split("/")[0] for row in rows)])
+    found = in_checkout(tops)
+    if asked.check:
+        over = list(complaints(found, asked.check))
+        sys.exit("\n".join(over) or 0)
+    before = in_revision(asked.since, tops) if asked.since else None
+    for row in rows:
+        counts, old = total(found, row), total(before or {}, row)
+        if asked.folders and not counts[1] and not old[1]:
+            sys.exit(f"{row}: no code here")
+        change = [f"{new - was:+7}" if before is not None else "" for new, was in zip(counts, old)]
+        if counts[1] or old[1]:
+            print(f"{row:18}{counts[0]:7}{change[0]}{counts[1]:6}{change[1]}")
+
+
+if __name__ == "__main__":
+    main()
