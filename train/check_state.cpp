@@ -48,11 +48,12 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-// The ranks that hold each value, most ranks first.
+// The ranks that hold each value: the most ranks first, of as many those with the lowest rank.
 [[noreturn]] void refuse(const HeldPart& h, int64_t step, const std::map<int64_t, std::vector<int>>& by_value) {
   std::vector<std::vector<int>> groups;
   for (const auto& [value, ranks] : by_value) groups.push_back(ranks);
-  std::ranges::stable_sort(groups, [](const auto& a, const auto& b) { return a.size() > b.size(); });
+  std::ranges::sort(groups,
+                    [](const auto& a, const auto& b) { return a.size() != b.size() ? a.size() > b.size() : a < b; });
   std::vector<std::string> others;
   for (size_t g = 1; g < groups.size(); ++g) others.push_back(ranks_text(groups[g]));
   const bool majority = groups[0].size() > groups[1].size();
