@@ -1,5 +1,5 @@
 // What ops take from an arena of the host that stands for a GPU, beside what they take from it for itself.
-#include "tensor/stands_for.h"
+#include "tensor/cpu/stands_for.h"
 
 #include <gtest/gtest.h>
 

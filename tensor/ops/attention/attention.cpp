@@ -5,8 +5,8 @@
 #include <cmath>
 #include <string>
 
+#include "tensor/cpu/stands_for.h"
 #include "tensor/kernels.h"
-#include "tensor/stands_for.h"
 
 namespace tessera {
 namespace {
