@@ -8,8 +8,8 @@
 
 #include "parallel/comm/fake_transport.h"
 #include "parallel/pipeline/passes.h"
+#include "tensor/cpu/stands_for.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/stands_for.h"
 #include "train/model_part.h"
 #include "train/plan_sizes.h"
 

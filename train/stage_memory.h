@@ -3,9 +3,9 @@
 // One rank alone takes one micro-batch after another through all stages, so that what each pass takes and gives back is
 // seen by itself; the ranks that it would speak to are not there, and nothing is computed (cpu::Idle): a model that is
 // larger than the machine has its figures in milliseconds, and so has a rank on a GPU, whose ops take what they take
-// there (tensor/stands_for.h). The rest is counting: a rank goes through its list, and holds of every micro-batch what
-// it has between its passes, and the most that the pass under way takes. Nothing is run in the order of the plan, so a
-// runtime that keeps what it should have let go is seen.
+// there (tensor/cpu/stands_for.h). The rest is counting: a rank goes through its list, and holds of every micro-batch
+// what it has between its passes, and the most that the pass under way takes. Nothing is run in the order of the plan,
+// so a runtime that keeps what it should have let go is seen.
 //
 //   rank 0:   F0      F1      B0      F2      B1      B2          kept: between F and B of a micro-batch
 //   holds    kept   2 kept    kept  2 kept    kept     0          the peak: kept + the most during F or B

@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "tensor/cpu/stands_for.h"
 #include "tensor/ops/cross_entropy/cross_entropy.h"
 #include "tensor/ops/elementwise.h"
-#include "tensor/stands_for.h"
 
 namespace tessera {
 namespace {

@@ -128,6 +128,9 @@ void expect_found(const std::string& what, const ModelShape& model, const Layout
 }
 
 TEST(OwnRuns, HoldOnAGpuWhatWasFoundThere) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
+#endif
   for (const OnTheCard& found : kOnTheCard)
     expect_found(found.name, found.model, {.sequences = found.sequences}, found.megabytes);
   for (const OnTwoRanks& found : kOnTwoRanks)

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string>
 
+#include "tensor/cpu/stands_for.h"
 #include "tensor/kernels.h"
 
 namespace tessera {
@@ -82,6 +83,7 @@ void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const Att
   const AttentionProblem p = check(q, k, v, options);
   check_result("out", result.out, q);
   check_lse(p, result.lse);
+  if (stands_for_gpu(q)) return;
   on_device(
       q.device(), [&] { cpu::attention(p, result); }, [&] { cuda::attention(p, result); });
 }
@@ -94,6 +96,7 @@ void attention_backward(const Tensor& dout_any, const Tensor& q, const Tensor& k
   check_result("dk", dk, k);
   check_result("dv", dv, v);
   check_lse(p, forward.lse);
+  if (stands_for_gpu(q)) return;
   const AttentionGradients gradients{dq, dk, dv};
   on_device(
       q.device(), [&] { cpu::attention_backward(p, dout, forward, gradients); },

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <string>
 
+#include "tensor/cpu/stands_for.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/cpu/products.h"
-#include "tensor/stands_for.h"
 
 namespace tessera {
 namespace {

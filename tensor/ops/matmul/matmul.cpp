@@ -1,9 +1,9 @@
 // Checks, shapes, and on the CPU the choice between oneDNN and our kernels of few rows, of AMX tiles and of float64.
 #include "tensor/ops/matmul/matmul.h"
 
+#include "tensor/cpu/stands_for.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/cpu/products.h"
-#include "tensor/stands_for.h"
 
 namespace tessera {
 namespace {

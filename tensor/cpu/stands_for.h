@@ -1,6 +1,7 @@
 // The device for which an arena stands in a dry run (cpu::Idle): Arena::local, set by whoever makes the arena. Ops
 // whose memory differs between devices take from it what they would take there: on a GPU logits stand whole, and
-// products take nothing beside their operands, as they have no packed weights and no wide copies.
+// products and attention take nothing beside their operands: no packed weights, wide copies or tiles of threads. What
+// libraries take there while they compute is not known and not counted.
 #pragma once
 #include "tensor/cpu/vectorize.h"
 #include "tensor/tensor.h"
