@@ -42,6 +42,8 @@ class RunDirectory {
 
   // What a killed run had left half-written here, removed when this one began.
   const std::vector<std::filesystem::path>& removed() const { return removed_; }
+  // For the head of a run: what is unusual about the folder; mostly empty.
+  std::string note() const { return lock_ ? lock_->note() : ""; }
   // Before something is written. Throws OutputError when the folder is no longer the one that was locked.
   void check() const {
     if (lock_) lock_->check();

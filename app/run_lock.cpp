@@ -15,6 +15,7 @@
 
 #include "data/files.h"
 #include "tensor/error.h"
+#include "tensor/file_system.h"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -44,19 +45,22 @@ RunLock::RunLock(const fs::path& run) : run_(run) {
   const fs::path file = lock_of(run);
   fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd_ < 0) throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
-  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-    const int cause = errno;
+  const int cause = ::flock(fd_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+  if (is_unknown_operation(cause)) {
+    note_ = fmt::format("{} cannot be locked ({}): no other run may write there; this one ends where it meets another",
+                        run.string(), std::strerror(cause));
+  } else if (cause != 0) {
     ::close(fd_);
     if (cause != EWOULDBLOCK) throw OutputError(fmt::format("cannot lock {}: {}", file.string(), std::strerror(cause)));
     const std::string owner = read(run);
     throw Error(fmt::format("--out: {} is being written by another run, {}; expected a folder that no run writes to",
                             run.string(), owner.empty() ? "which has just begun" : owner.substr(0, owner.find(" ("))));
   }
-  const std::string text = owner_text();
-  if (::ftruncate(fd_, 0) == 0 && ::pwrite(fd_, text.data(), text.size(), 0) == std::ssize(text)) return;
-  const int cause = errno;
+  text_ = owner_text();
+  if (::ftruncate(fd_, 0) == 0 && ::pwrite(fd_, text_.data(), text_.size(), 0) == std::ssize(text_)) return;
+  const int failed = errno;
   ::close(fd_);
-  throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(cause)));
+  throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(failed)));
 }
 
 RunLock::~RunLock() { ::close(fd_); }
@@ -65,6 +69,8 @@ void RunLock::check() const {
   if (!is_at(lock_of(run_), fd_))
     throw OutputError(
         fmt::format("{}: the run's folder was removed, moved or replaced while the run wrote to it", run_.string()));
+  if (!note_.empty() && read_file(lock_of(run_)) != text_)
+    throw OutputError(fmt::format("{} is being written by another run, {}", run_.string(), read(run_)));
 }
 
 std::string RunLock::read(const fs::path& run) {

@@ -170,6 +170,7 @@ std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
   auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), b.done);
   for (const std::filesystem::path& path : run.directory.removed())
     output->message("removed what a killed run had left half-written: " + path.string());
+  if (const std::string note = run.directory.note(); !note.empty()) output->message(note);
   for (const std::string& why : b.passed_over) output->message("passed over a checkpoint: " + why);
   introduce(*output, run, b);
   if (run.options.resume)

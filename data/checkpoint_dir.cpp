@@ -16,13 +16,14 @@
 #include "data/files.h"
 #include "data/json.h"
 #include "tensor/error.h"
+#include "tensor/file_system.h"
 
 namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
 using Json = nlohmann::json;
-constexpr std::string_view kFormat = "tessera checkpoint", kStep = "step-";
+constexpr std::string_view kFormat = "tessera checkpoint", kStep = "step-", kReplaced = ".replaced";
 
 std::string hex(uint64_t checksum) { return fmt::format("{:016x}", checksum); }
 
@@ -32,9 +33,13 @@ bool is_plain_name(std::string_view name) {
          name.find('\0') == std::string_view::npos;
 }
 
-// N of "step-N" with nothing after it.
+fs::path name_of(const fs::path& directory, int64_t step) { return directory / fmt::format("{}{}", kStep, step); }
+fs::path aside(fs::path name) { return name += kReplaced; }
+bool is_aside(const fs::path& path) { return path.extension() == kReplaced; }
+
+// N of "step-N" and of "step-N.replaced" with nothing after it.
 std::optional<int64_t> step_of(const fs::path& path) {
-  const std::string name = path.filename().string();
+  const std::string name = (is_aside(path) ? path.stem() : path.filename()).string();
   int64_t step = 0;
   if (!name.starts_with(kStep)) return std::nullopt;
   const char *const begin = name.data() + kStep.size(), *const end = name.data() + name.size();
@@ -53,8 +58,10 @@ std::vector<fs::path> entries(const fs::path& directory) {
 // Checkpoints by step, the newest first.
 std::vector<fs::path> newest_first(const fs::path& directory) {
   std::vector<fs::path> found;
+  std::error_code error;
   for (const fs::path& p : entries(directory))
-    if (step_of(p)) found.push_back(p);
+    if (const auto step = step_of(p); step && !(is_aside(p) && fs::exists(name_of(directory, *step), error)))
+      found.push_back(p);
   std::ranges::sort(found, [](const fs::path& a, const fs::path& b) { return *step_of(a) > *step_of(b); });
   return found;
 }
@@ -74,7 +81,24 @@ Json manifest_of(const fs::path& attempt, int64_t step, const std::string& about
   return {{"format", kFormat}, {"version", 1}, {"step", step}, {"about", Json::parse(about)}, {"files", listed}};
 }
 
-fs::path name_of(const fs::path& directory, int64_t step) { return directory / fmt::format("{}{}", kStep, step); }
+// Gives an attempt the name of a checkpoint. Where the name is taken the two change places in one step, and the older
+// one goes with the attempt. A file system that only renames plainly has the older one moved aside first.
+void give_name(const fs::path& attempt, const fs::path& name) {
+  const bool taken = fs::is_directory(name);
+  const auto done = [&](int result) {
+    if (result != 0)
+      throw OutputError(fmt::format("cannot make the checkpoint {}: {}", name.string(), std::strerror(errno)));
+  };
+  const int at_once =
+      ::renameat2(AT_FDCWD, attempt.c_str(), AT_FDCWD, name.c_str(), taken ? RENAME_EXCHANGE : RENAME_NOREPLACE);
+  if (at_once == 0 || !is_unknown_operation(errno)) return done(at_once);
+  if (taken) {
+    remove_checkpoint(aside(name));
+    done(::rename(name.c_str(), aside(name).c_str()));
+    sync_directory(name.parent_path());
+  }
+  done(::rename(attempt.c_str(), name.c_str()));  // into nothing, or an empty folder
+}
 
 }  // namespace
 
@@ -89,11 +113,10 @@ Checkpoint NewCheckpoint::finish(const std::string& about, size_t keep) {
   write_file(path() / "manifest.json", manifest_of(path(), step_, about).dump(2) + "\n");
   sync_directory(path());
   const fs::path name = name_of(directory_, step_);
-  // Where the name is taken the two change places in one step, and the older one goes with this attempt.
-  const bool taken = fs::is_directory(name);
-  if (::renameat2(AT_FDCWD, path().c_str(), AT_FDCWD, name.c_str(), taken ? RENAME_EXCHANGE : RENAME_NOREPLACE) != 0)
-    throw OutputError(fmt::format("cannot make the checkpoint {}: {}", name.string(), std::strerror(errno)));
+  give_name(path(), name);
   sync_directory(directory_);
+  for (const fs::path& old : entries(directory_))
+    if (is_aside(old) && fs::is_directory(name_of(directory_, step_of(old).value_or(-1)))) remove_checkpoint(old);
   write_file(directory_ / "latest", name.filename().string() + "\n");
   const std::optional<BestCheckpoint> best = best_checkpoint(directory_);
   const std::vector<fs::path> all = newest_first(directory_);
@@ -111,7 +134,9 @@ std::optional<BestCheckpoint> best_checkpoint(const fs::path& directory) {
   BestCheckpoint best;
   words >> name >> best.val_loss;
   const std::optional<int64_t> step = step_of(name);
-  if (!words || !step || !fs::is_directory(name_of(directory, *step), error)) return {};
+  if (!words || !step) return {};
+  const fs::path named = name_of(directory, *step);
+  if (!fs::is_directory(named, error) && !fs::is_directory(aside(named), error)) return {};
   best.step = *step;
   return best;
 }

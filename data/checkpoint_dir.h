@@ -4,6 +4,9 @@
 //   file) comes last; everything is flushed; one rename makes it step-N; `latest` names it. So a kill, a full disk or a
 //   power cut at any moment leaves the earlier checkpoints as they were, and what is left half-written is never loaded.
 //   An old checkpoint loses its name before its files, so what is left half-removed is none either.
+//
+//   A new step-N takes the place of an old one in one step. NFS, Lustre and FUSE cannot exchange two names: there the
+//   old one is called step-N.replaced meanwhile, which counts as step N for as long as there is no step-N.
 #pragma once
 #include <cstdint>
 #include <filesystem>

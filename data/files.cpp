@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "tensor/error.h"
+#include "tensor/file_system.h"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -91,7 +92,7 @@ void read_pieces(const fs::path& file, const std::function<void(std::span<const 
 
 void SharedFile::create(const fs::path& file, std::string_view first, int64_t size) {
   const Descriptor out(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-  if (const int cause = out.get() < 0 ? errno : ::posix_fallocate(out.get(), 0, size); cause != 0)
+  if (const int cause = out.get() < 0 ? errno : make_room(out.get(), 0, size); cause != 0)
     throw OutputError(fmt::format("cannot write {} of {} bytes: {}", file.string(), size, std::strerror(cause)));
   SharedFile(file).write(0, std::as_bytes(std::span(first)));
 }
@@ -120,8 +121,10 @@ void SharedFile::flush() const {
 
 void sync_directory(const fs::path& directory) {
   const Descriptor in(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (in.get() < 0 || ::fsync(in.get()) != 0)
-    throw OutputError(fmt::format("cannot flush {}: {}", directory.string(), std::strerror(errno)));
+  bool flushed = in.get() >= 0 && ::fsync(in.get()) == 0;
+  // Where a folder cannot be flushed by itself, the whole file system is.
+  if (!flushed && in.get() >= 0 && is_unknown_operation(errno)) flushed = ::syncfs(in.get()) == 0;
+  if (!flushed) throw OutputError(fmt::format("cannot flush {}: {}", directory.string(), std::strerror(errno)));
 }
 
 OpenFile::OpenFile(const fs::path& file) : file_(file) {

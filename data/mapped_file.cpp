@@ -15,6 +15,7 @@
 #include <string>
 
 #include "tensor/error.h"
+#include "tensor/file_system.h"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -47,6 +48,24 @@ void leave(const std::byte* begin) {
     }
 }
 
+// The bytes of a file in memory of our own, for a file system that maps none; MAP_FAILED and errno where they cannot be
+// had.
+void* read_whole(int fd, size_t size) {
+  void* const map = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  for (size_t done = 0; map != MAP_FAILED && done < size;) {
+    const ssize_t n = ::pread(fd, static_cast<char*>(map) + done, size - done, static_cast<off_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      const int cause = n < 0 ? errno : EIO;  // it was cut short
+      ::munmap(map, size);
+      errno = cause;
+      return MAP_FAILED;
+    }
+    done += static_cast<size_t>(n);
+  }
+  return map;
+}
+
 }  // namespace
 
 MappedFile::MappedFile(const fs::path& file) {
@@ -57,6 +76,9 @@ MappedFile::MappedFile(const fs::path& file) {
   void* map = MAP_FAILED;
   if (regular && info.st_size > 0)
     map = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
+  const bool mapped = map != MAP_FAILED;
+  if (regular && info.st_size > 0 && !mapped && is_unknown_operation(errno))
+    map = read_whole(fd, static_cast<size_t>(info.st_size));
   const int cause = errno;
   if (fd >= 0) ::close(fd);
   if (!known) throw InputError(fmt::format("cannot open {}: {}", file.string(), std::strerror(cause)));
@@ -65,7 +87,7 @@ MappedFile::MappedFile(const fs::path& file) {
   if (map == MAP_FAILED) throw InputError(fmt::format("cannot map {}: {}", file.string(), std::strerror(cause)));
   data_ = static_cast<const std::byte*>(map);
   size_ = static_cast<size_t>(info.st_size);
-  enter(data_, size_, file.string());
+  if (mapped) enter(data_, size_, file.string());
 }
 
 MappedFile::~MappedFile() {

@@ -17,6 +17,7 @@
 #include <string>
 
 #include "tensor/error.h"
+#include "tensor/file_system.h"
 
 namespace tessera {
 namespace {
@@ -142,7 +143,8 @@ class FileRegion final : public Region {
     const auto refuse = [&](const char* what) {
       const std::string cause = std::strerror(errno);
       if (backing_ >= 0) close(backing_);
-      throw OutputError(directory.string() + ": cannot " + what + " a file to keep tensors in: " + cause);
+      throw OutputError(directory.string() + ": cannot " + what + " a file to keep tensors in: " + cause +
+                        "; TMPDIR names another folder");
     };
     std::string name = (directory / "tessera-XXXXXX").string();
     backing_ = mkostemp(name.data(), O_CLOEXEC);
@@ -162,7 +164,7 @@ class FileRegion final : public Region {
   void commit(int64_t bytes) override {
     if (bytes <= promised_) return;
     const int64_t wanted = (bytes + kFileGrowth - 1) / kFileGrowth * kFileGrowth;
-    if (const int error = posix_fallocate(backing_, 0, wanted); error != 0)
+    if (const int error = make_room(backing_, promised_, wanted); error != 0)
       throw OutputError("no room for " + std::to_string(wanted) +
                         " bytes of tensors kept in a file: " + std::strerror(error));
     promised_ = wanted;

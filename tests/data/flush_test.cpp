@@ -1,72 +1,19 @@
-// What a power cut leaves: nothing gets its name before its bytes are on the disk. The system's calls are watched by
-// functions of the same name, which the program finds before the C library's.
-#include <dlfcn.h>
-#include <fcntl.h>
+// What a power cut leaves: nothing gets its name before its bytes are on the disk.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "data/checkpoint_dir.h"
 #include "data/files.h"
-
-namespace {
-
-struct Watched {
-  std::string call, path;
-};
-std::vector<Watched>* watched = nullptr;  // of the test that runs
-
-std::string path_of(int fd) {
-  std::string name(4096, '\0');
-  const ssize_t n = readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), name.data(), name.size());
-  return n > 0 ? name.substr(0, static_cast<size_t>(n)) : "";
-}
-
-void note(const char* call, const std::string& path) {
-  if (watched != nullptr) watched->push_back({call, path});
-}
-
-template <class F>
-F* original(const char* name) {
-  return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));
-}
-
-}  // namespace
-
-extern "C" {
-int fsync(int fd) {
-  note("fsync", path_of(fd));
-  return original<int(int)>("fsync")(fd);
-}
-ssize_t write(int fd, const void* bytes, size_t count) {
-  note("write", watched != nullptr ? path_of(fd) : "");
-  return original<ssize_t(int, const void*, size_t)>("write")(fd, bytes, count);
-}
-ssize_t pwrite(int fd, const void* bytes, size_t count, off_t at) {
-  note("write", path_of(fd));
-  return original<ssize_t(int, const void*, size_t, off_t)>("pwrite")(fd, bytes, count, at);
-}
-int rename(const char* from, const char* to) noexcept {
-  note("rename", from);
-  note("named", to);
-  return original<int(const char*, const char*)>("rename")(from, to);
-}
-int renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned int flags) noexcept {
-  note("rename", from);
-  note("named", to);
-  return original<int(int, const char*, int, const char*, unsigned int)>("renameat2")(from_dir, from, to_dir, to,
-                                                                                      flags);
-}
-}
+#include "tests/data/system_calls.h"
 
 namespace tessera {
 namespace {
 namespace fs = std::filesystem;
+using test::watched;
 
 class FlushTest : public testing::Test {
  protected:
@@ -84,7 +31,7 @@ class FlushTest : public testing::Test {
     EXPECT_GE(last("fsync", path), 0) << path;
   }
   TemporaryDirectory folder_{fs::canonical(fs::temp_directory_path()) / "tessera-flush-"};
-  std::vector<Watched> calls_;
+  std::vector<test::Watched> calls_;
 };
 
 TEST_F(FlushTest, AFileIsOnTheDiskBeforeItHasItsName) {

@@ -6,11 +6,14 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <memory>
 #include <string_view>
 
 #include "tensor/error.h"
+#include "tensor/file_system.h"
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tensor/write_file.h"
 
@@ -35,10 +38,11 @@ class FileLock {
     fs::path name = file;
     name += ".lock";
     descriptor_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (descriptor_ < 0 || ::flock(descriptor_, LOCK_EX) != 0) {
-      if (descriptor_ >= 0) ::close(descriptor_);
-      throw OutputError("[matmul] cannot lock " + name.string());
-    }
+    int failed = descriptor_ < 0 ? -1 : EINTR;
+    while (failed == EINTR) failed = ::flock(descriptor_, LOCK_EX) == 0 ? 0 : errno;
+    if (failed == 0) return;
+    if (descriptor_ >= 0) ::close(descriptor_);
+    throw OutputError("[matmul] cannot lock " + name.string());
   }
   ~FileLock() { ::close(descriptor_); }
   FileLock(const FileLock&) = delete;
@@ -47,6 +51,19 @@ class FileLock {
  private:
   int descriptor_;
 };
+
+// Throws before anything is computed where the folder's file system has no locks.
+void require_locks(const fs::path& directory) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  const int folder = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return;  // told when a table is kept there
+  const int cause = ::flock(folder, LOCK_SH | LOCK_NB) == 0 ? 0 : errno;
+  ::close(folder);
+  if (is_unknown_operation(cause))
+    throw OutputError("[matmul] " + directory.string() + ": cannot lock a table of algorithms there: " +
+                      std::strerror(cause) + "; TESSERA_CACHE names a folder on another file system");
+}
 
 // All tables of this process, and where they are kept.
 struct Tables {
@@ -124,6 +141,7 @@ AlgorithmTable& algorithm_table(const std::string& device) {
 }
 
 void keep_algorithms_in(const fs::path& directory) {
+  require_locks(directory);
   Tables& all = tables();
   std::lock_guard lock(all.mutex);
   all.directory = directory;

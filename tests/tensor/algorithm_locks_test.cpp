@@ -1,0 +1,50 @@
+// A table of algorithms on a file system that has no locks: refused before anything is computed.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <sys/file.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "tensor/cuda/gpus.h"
+#include "tensor/error.h"
+#include "tensor/ops/matmul/cuda/product.h"
+
+namespace {
+int refused = 0;  // the errno of locks; 0: there are some
+}  // namespace
+
+// Found by the program before the C library's.
+extern "C" int flock(int fd, int how) noexcept {
+  if (refused != 0) {
+    errno = refused;
+    return -1;
+  }
+  return reinterpret_cast<int (*)(int, int)>(dlsym(RTLD_NEXT, "flock"))(fd, how);
+}
+
+namespace tessera {
+namespace {
+
+TEST(AlgorithmLocks, AFolderWithoutLocksIsNamed) {
+  if constexpr (kWithCuda) {
+    for (const int cause : {ENOSYS, ENOLCK, EOPNOTSUPP}) {
+      refused = cause;
+      try {
+        cuda::keep_algorithms_in(testing::TempDir());
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const OutputError& e) {
+        EXPECT_NE(std::string(e.what()).find(std::strerror(cause)), std::string::npos) << e.what();
+        EXPECT_NE(std::string(e.what()).find("TESSERA_CACHE names"), std::string::npos) << e.what();
+      }
+      refused = 0;
+    }
+  } else {
+    GTEST_SKIP() << "a build without CUDA";
+  }
+}
+
+}  // namespace
+}  // namespace tessera
