@@ -1,7 +1,7 @@
 # The tests of the MPI transport: a program of ours under mpirun. The library frees not all that it holds, so the address
 # sanitizer does not look for leaks there.
-add_executable(mpi_program ${CMAKE_CURRENT_SOURCE_DIR}/parallel/mpi/mpi_program.cpp)
-target_link_libraries(mpi_program PRIVATE tessera_flags tessera_parallel MPI::MPI_CXX fmt::fmt)
+add_executable(mpi_program ${CMAKE_CURRENT_SOURCE_DIR}/parallel/mpi/mpi_program.cpp ${CMAKE_CURRENT_SOURCE_DIR}/parallel/mpi/scarce.cpp)
+target_link_libraries(mpi_program PRIVATE tessera_flags tessera_parallel MPI::MPI_CXX fmt::fmt ${CMAKE_DL_LIBS})
 set(mpi_script ${CMAKE_CURRENT_SOURCE_DIR}/parallel/mpi/mpi_test.sh)
 set(mpi_tests mpi_faults)
 foreach(ranks 2 3 4)
@@ -11,6 +11,8 @@ endforeach()
 add_test(NAME mpi_faults COMMAND ${mpi_script} $<TARGET_FILE:mpi_program> faults)
 add_test(NAME mpi_two_hosts COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/parallel/mpi/two_hosts_test.sh $<TARGET_FILE:mpi_program> $<TARGET_FILE:tessera>)
 list(APPEND mpi_tests mpi_two_hosts)
+add_test(NAME mpi_shared_memory COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/parallel/mpi/shared_memory_test.sh $<TARGET_FILE:mpi_program>)
+list(APPEND mpi_tests mpi_shared_memory)
 foreach(ranks 2 3)
   add_test(NAME mpi_nccl_${ranks} COMMAND ${mpi_script} $<TARGET_FILE:mpi_program> nccl ${ranks})
   list(APPEND mpi_tests mpi_nccl_${ranks})

@@ -49,11 +49,22 @@ void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
   }
 }
 
+// A rank that cannot meet the others ends them: they wait for it inside MPI.
+std::shared_ptr<MpiWorld> meet(const LaunchOptions& o) {
+  try {
+    return std::make_shared<MpiWorld>(o.timeout_s, o.threads_per_rank);
+  } catch (const Error& e) {
+    end_mpi_job(shown(o, e.what()), static_cast<int>(e.status()));
+  } catch (const std::exception& e) {
+    end_mpi_job(cause_of(e), static_cast<int>(Status::communication));
+  }
+}
+
 }  // namespace
 
 void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communicator&)>& body) {
   const MpiSession session;
-  const auto world = std::make_shared<MpiWorld>(o.timeout_s, o.threads_per_rank);
+  const std::shared_ptr<MpiWorld> world = meet(o);
   const int threads_before = cpu::threads();
   if (o.ranks > 1 && o.ranks != world->size())
     leave(*world,

@@ -39,27 +39,6 @@ int unbind(int ranks_here) {
 
 }  // namespace
 
-MpiWindow::MpiWindow(MPI_Comm one_host, int64_t bytes_each) {
-  int n = 0;
-  MPI_Comm_size(one_host, &n);
-  MPI_Info apart = MPI_INFO_NULL;
-  MPI_Info_create(&apart);
-  MPI_Info_set(apart, "alloc_shared_noncontig", "true");
-  void* own = nullptr;
-  mpi_check(MPI_Win_allocate_shared(bytes_each + kPage, 1, apart, one_host, &own, &window_), "MPI_Win_allocate_shared");
-  MPI_Info_free(&apart);
-  for (int r = 0; r < n; ++r) {
-    MPI_Aint size = 0;
-    int unit = 0;
-    void* base = nullptr;
-    mpi_check(MPI_Win_shared_query(window_, r, &size, &unit, &base), "MPI_Win_shared_query");
-    size_t space = static_cast<size_t>(size);
-    segments_.push_back(static_cast<std::byte*>(std::align(kPage, static_cast<size_t>(bytes_each), base, space)));
-  }
-}
-
-void MpiWindow::free() { mpi_check(MPI_Win_free(&window_), "MPI_Win_free"); }
-
 MpiWorld::MpiWorld(double timeout_s, int threads_per_rank) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
   MPI_Comm_size(MPI_COMM_WORLD, &size_);
@@ -75,8 +54,8 @@ MpiWorld::MpiWorld(double timeout_s, int threads_per_rank) {
       .places = host_places_,
       .world_rank = rank_,
       .timeout_s = timeout_s,
-      .several_hosts = ranks_here_ < size_,
-      .listen = ranks_here_ < size_ ? std::function<void()>([this] { listen_to_other_hosts(); }) : nullptr,
+      .several_hosts = several_hosts(),
+      .listen = several_hosts() ? std::function<void()>([this] { listen_to_other_hosts(); }) : nullptr,
       .abort = [this](const std::string& line) { abort(line, static_cast<int>(Status::communication)); }});
   MPI_Comm world = MPI_COMM_NULL;
   mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
@@ -89,21 +68,34 @@ void MpiWorld::meet_host() {
   mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host_), "MPI_Comm_split_type");
   MPI_Comm_rank(host_, &rank_here_);
   MPI_Comm_size(host_, &ranks_here_);
-  host_window_ = std::make_unique<MpiWindow>(host_, static_cast<int64_t>(kPage));
+  std::string why;
+  host_window_ = MpiWindow::make(host_, static_cast<int64_t>(kPage), why);
   static_assert(sizeof(HostPlace) <= kPage / 2 && sizeof(HostBoard) <= kPage / 2);
-  auto* const own = new (host_window_->segment(rank_here_)) HostPlace;
+  HostPlace* const own = host_window_ ? new (host_window_->segment(rank_here_)) HostPlace : &own_place_;
   own->world_rank = rank_;
   own->process = getpid();
+  if (!host_window_) {
+    say_messages(why);
+    board_ = &own_board_;
+    host_places_ = {own};
+    return;
+  }
   board_ = reinterpret_cast<HostBoard*>(host_window_->segment(0) + kPage / 2);
   if (rank_here_ == 0) new (board_) HostBoard;
   mpi_check(MPI_Barrier(host_), "MPI_Barrier");
   for (int r = 0; r < ranks_here_; ++r) host_places_.push_back(reinterpret_cast<HostPlace*>(host_window_->segment(r)));
 }
 
+void MpiWorld::say_messages(const std::string& why) {
+  if (!why.empty() && ranks_here_ > 1)
+    std::fprintf(stderr, "tessera: [rank %d] %s; this host's ranks exchange messages, which is slower\n", rank_,
+                 why.c_str());
+}
+
 // Whether ranks of this host can map each other's memory is tried once, on regions that hold their numbers: all of them
 // can, or none does. Containers that share no process numbers cannot.
 void MpiWorld::meet_peers() {
-  if (ranks_here_ == 1) return;
+  if (ranks_here_ == 1 || !host_window_) return;
   std::string why;
   std::unique_ptr<Region> own;
   Reach mine{.in = rank_};
@@ -152,8 +144,12 @@ MpiGroup& MpiWorld::add(MPI_Comm comm) {
   MPI_Comm host = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, group->rank, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
   MPI_Comm_size(host, &near);
-  if (near == n && n > 1) {
-    group->window = std::make_unique<MpiWindow>(host, static_cast<int64_t>(sizeof(SharedPlace)));
+  if (near == n && n > 1 && host_window_) {
+    std::string why;
+    group->window = MpiWindow::make(host, static_cast<int64_t>(sizeof(SharedPlace)), why);
+    say_messages(why);
+  }
+  if (group->window) {
     new (group->window->segment(group->rank)) SharedPlace;
     mpi_check(MPI_Barrier(host), "MPI_Barrier");
     for (int r = 0; r < n; ++r) group->places.push_back(reinterpret_cast<SharedPlace*>(group->window->segment(r)));
@@ -191,11 +187,7 @@ void MpiWorld::end() {
     mpi_check(MPI_Barrier(alarm_), "MPI_Barrier");
   }
   watch_.reset();
-  for (const auto& group : groups_) {
-    if (group->window) group->window->free();
-    MPI_Comm_free(&group->comm);
-  }
-  host_window_->free();
+  for (const auto& group : groups_) MPI_Comm_free(&group->comm);
   MPI_Comm_free(&host_);
   MPI_Comm_free(&alarm_);
 }
@@ -203,17 +195,9 @@ void MpiWorld::end() {
 void MpiWorld::abort(const std::string& line, int status) {
   if (printed_.exchange(true))  // another thread of this rank is at it
     std::this_thread::sleep_for(std::chrono::seconds(10));
-  const std::string text = "tessera: [rank " + std::to_string(rank_) + "] " + one_line(line) + "\n";
-  std::fputs(text.c_str(), stderr);
-  std::fflush(nullptr);
-  if (ranks_here_ < size_) tell_other_hosts(rank_, line);
-  std::thread([status] {  // MPI_Abort may wait for a launcher that is busy
-    std::this_thread::sleep_for(std::chrono::seconds(5));
-    std::_Exit(status);
-  })
-      .detach();
-  MPI_Abort(MPI_COMM_WORLD, status);
-  std::_Exit(status);
+  end_mpi_job(line, status, [&] {
+    if (several_hosts()) tell_other_hosts(rank_, line);
+  });
 }
 
 void MpiWorld::wait_for_the_end(const std::string& line) {

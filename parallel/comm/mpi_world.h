@@ -16,23 +16,31 @@
 
 namespace tessera {
 
-// Memory that the processes of one host share. Making and freeing it is a collective call.
+// Memory that the processes of one host share, of which each has a segment. It takes nothing of /dev/shm, and its room
+// is there before it is used.
 class MpiWindow {
  public:
-  MpiWindow(MPI_Comm one_host, int64_t bytes_each);  // aligned to pages
-  void free();                                       // not in a destructor: a rank on its way out must not wait here
-  std::byte* segment(int rank) const { return segments_[static_cast<size_t>(rank)]; }
+  // A collective call: all ranks get the window or none does, null; `why` says why not on the ranks that know.
+  static std::unique_ptr<MpiWindow> make(MPI_Comm one_host, int64_t bytes_each, std::string& why);
+  ~MpiWindow();  // waits for nobody
+  MpiWindow(const MpiWindow&) = delete;
+  MpiWindow& operator=(const MpiWindow&) = delete;
+  std::byte* segment(int rank) const { return base_ + rank * each_; }  // begins a page
 
  private:
-  MPI_Win window_ = MPI_WIN_NULL;
-  std::vector<std::byte*> segments_;
+  MpiWindow() = default;
+  int map(int file, int rank);  // 0 or an errno
+
+  int64_t each_ = 0;
+  size_t bytes_ = 0;
+  std::byte* base_ = nullptr;
 };
 
 struct MpiGroup {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0;
   std::vector<int> world_ranks;
-  std::unique_ptr<MpiWindow> window;  // where all of them are on one host
+  std::unique_ptr<MpiWindow> window;  // where all of them are on one host and share memory
   std::vector<SharedPlace*> places;
 };
 
@@ -72,6 +80,8 @@ class MpiWorld {
     std::vector<std::byte> bytes;
   };
   void meet_host();
+  void say_messages(const std::string& why);
+  bool several_hosts() const { return std::ssize(host_places_) < size_; }  // or ranks that only messages reach
   void meet_peers();
   void tell_other_hosts(int failed, const std::string& cause);
   void listen_to_other_hosts();
@@ -80,7 +90,9 @@ class MpiWorld {
   int threads_per_rank_ = 1;
   Patience patience_;
   MPI_Comm alarm_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
-  std::unique_ptr<MpiWindow> host_window_;
+  std::unique_ptr<MpiWindow> host_window_;  // null where this host's ranks share no memory
+  HostPlace own_place_;                     // and the board, for this rank alone, where they do not
+  HostBoard own_board_;
   std::vector<HostPlace*> host_places_;
   HostBoard* board_ = nullptr;
   std::unique_ptr<PeerMemory> peers_;

@@ -20,6 +20,10 @@ Reach reach_of(const Call& call) {
           .out = offset(call.out)};
 }
 
+int open_of_process(int64_t process, int descriptor) {
+  return open(("/proc/" + std::to_string(process) + "/fd/" + std::to_string(descriptor)).c_str(), O_RDWR | O_CLOEXEC);
+}
+
 PeerMemory::~PeerMemory() {
   for (const auto& [key, mapping] : mapped_) munmap(mapping.base, mapping.size);
 }
@@ -28,18 +32,16 @@ std::byte* PeerMemory::base(const Reach& reach) {
   const std::lock_guard lock(mutex_);
   const std::pair<int64_t, int64_t> key(reach.process, reach.file.number);
   if (const auto found = mapped_.find(key); found != mapped_.end()) return found->second.base;
-  const std::string name = "/proc/" + std::to_string(reach.process) + "/fd/" + std::to_string(reach.file.descriptor);
   const auto size = static_cast<size_t>(reach.size);
   void* p = MAP_FAILED;
-  if (const int file = open(name.c_str(), O_RDWR | O_CLOEXEC); file >= 0) {
+  if (const int file = open_of_process(reach.process, reach.file.descriptor); file >= 0) {
     p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
     const int cause = errno;
     close(file);
     errno = cause;
   }
   if (p == MAP_FAILED)
-    throw CommError("cannot map the memory of process " + std::to_string(reach.process) + ", " + name + ": " +
-                    std::strerror(errno));
+    throw CommError("cannot map the memory of process " + std::to_string(reach.process) + ": " + std::strerror(errno));
   madvise(p, size, MADV_HUGEPAGE);  // a hint
   auto* const base = static_cast<std::byte*>(p);
   mapped_[key] = {base, size};

@@ -22,6 +22,10 @@ struct Reach {
   int64_t in = -1, out = -1;  // offsets in it; negative: there is no such array
   bool known() const { return file.descriptor >= 0; }
 };
+// Opens the file behind a descriptor of another process, to read and write; negative and errno where the system does
+// not let it.
+int open_of_process(int64_t process, int descriptor);
+
 // Of a call of this process; not known where its arrays lie outside regions that others can map.
 Reach reach_of(const Call& call);
 

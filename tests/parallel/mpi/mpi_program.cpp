@@ -21,6 +21,7 @@
 #include "tensor/named.h"
 #include "tensor/random.h"
 #include "tests/parallel/mpi/mpi_checks.h"
+#include "tests/parallel/mpi/scarce.h"
 
 namespace tessera {
 namespace {
@@ -233,6 +234,30 @@ int run_all(int on_hosts) {
   return failures == 0 ? 0 : 1;
 }
 
+// Ranks of one host that share no memory: from the start on, or after a first world that did.
+int run_by_messages(bool later) {
+  const MpiSession session;
+  const LaunchOptions options{.backend = Backend::mpi, .timeout_s = 60};
+  test::scarce.memory = !later;
+  launch(options, splits);
+  test::scarce.memory = true;
+  for (const auto& part : {bytes, messages, splits}) launch(options, part);
+  return failures == 0 ? 0 : 1;
+}
+
+// Rank 1 fails `before` there is a world, or while the `first` is made, or the `second`; the others wait for it.
+int run_lost(const std::string& when) {
+  const MpiSession session;
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  const LaunchOptions options{.backend = Backend::mpi, .timeout_s = 2};
+  if (when == "second") launch(options, messages);
+  if (rank == 1 && when == "before") throw Error("the cause", Status::communication);
+  test::scarce.threads = rank == 1 && (when == "first" || when == "second");
+  launch(options, [](Communicator&) {});
+  return 0;
+}
+
 int run_on_gpus() {
   launch({.backend = Backend::nccl, .timeout_s = 60, .algorithm = Algorithm::native}, on_gpus);
   return failures == 0 ? 0 : 1;
@@ -262,6 +287,8 @@ int main(int argc, char** argv) {
   try {
     const std::string scenario = argc > 1 ? argv[1] : "hosts", how = argc > 2 ? argv[2] : "";
     if (scenario == "hosts") return tessera::run_all(how.empty() ? 1 : std::stoi(how));
+    if (scenario == "messages") return tessera::run_by_messages(how == "later");
+    if (scenario == "lost") return tessera::run_lost(how);
     if (scenario == "gpus") return tessera::count_gpus();
     if (scenario == "nccl") return tessera::run_on_gpus();
     return tessera::run_fault(scenario, how.empty() ? "direct" : how);

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Ranks of MPI where memory to share is short, and ranks that fail before they have met: nothing waits for ever.
+#   shared_memory_test.sh PROGRAM
+# Each run has 60 s, of which it needs a few. /dev/shm is a small one of the test's own, where mounting is allowed.
+set -euo pipefail
+program=$1
+export OMP_NUM_THREADS=1
+mpirun=(mpirun)
+if mpirun --version 2>&1 | grep -qiE 'open(rte| mpi)'; then
+  mpirun+=(--allow-run-as-root --oversubscribe --bind-to none)
+fi
+failed=0
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+
+# expect NAME STATUS LINE COMMAND...: the status, and a line on standard error, both as regular expressions
+expect() {
+  local name=$1 wanted=$2 line=$3 status=0 start=$SECONDS
+  shift 3
+  timeout -k 5 60 "$@" >"$output" 2>&1 || status=$?
+  if [[ ! $status =~ ^($wanted)$ ]] || { [[ -n $line ]] && ! grep -aqE "$line" "$output"; }; then
+    printf 'FAILED: %s: status %s (expected %s) after %d s, expected: %s\n' "$name" "$status" "$wanted" $((SECONDS - start)) "$line"
+    cat "$output"
+    failed=1
+  else
+    printf 'ok: %s: status %s after %d s\n' "$name" "$status" $((SECONDS - start))
+  fi
+}
+
+# Without memory to share, messages; from the start, and in what is made later.
+alone="^tessera: \[rank 0\] cannot make memory to share: .*this host's ranks exchange messages"
+expect "3 ranks that share no memory" 0 "$alone" "${mpirun[@]}" -n 3 "$program" messages
+expect "a second world that shares no memory" 0 "$alone" "${mpirun[@]}" -n 2 "$program" messages later
+
+# A rank that fails before all have met takes the others with it.
+threads='^tessera: \[rank 1\] the system refuses: Resource temporarily unavailable'
+for ranks in 2 3; do
+  expect "$ranks ranks, of which one fails before there is a world" 3 '^tessera: the cause$' "${mpirun[@]}" -n $ranks "$program" lost before
+  expect "$ranks ranks, of which one fails in the making of the world" 3 "$threads" "${mpirun[@]}" -n $ranks "$program" lost first
+  expect "$ranks ranks, of which one fails in a second world" 3 "$threads" "${mpirun[@]}" -n $ranks "$program" lost second
+done
+
+# SIZE LEFT COMMAND...: with a /dev/shm of SIZE bytes, of which LEFT are free
+# shellcheck disable=SC2016  # the inner shell expands
+small=(unshare --mount bash -euc 'mount -t tmpfs -o size=$0 tmpfs /dev/shm
+  (($0 == $1)) || fallocate -l $(($0 - $1)) /dev/shm/taken
+  shift; exec "$@"')
+if ! "${small[@]}" 65536 4096 true 2>/dev/null; then
+  echo "not tried: a small /dev/shm (it cannot be mounted here)"
+  exit $failed
+fi
+mib=$((1 << 20))
+expect "a /dev/shm of 64 MB" 0 '' "${small[@]}" $((64 * mib)) $((64 * mib)) "${mpirun[@]}" -n 2 "$program" hosts 1
+short() { echo "^tessera: /dev/shm has $1 bytes left, .*shm-size"; }
+for left in $((6 * mib)) 65536; do
+  expect "a /dev/shm of 64 MB with $left bytes left" 0 "$(short $left)" "${small[@]}" $((64 * mib)) $left "${mpirun[@]}" -n 3 "$program" lost never
+done
+expect "a /dev/shm of 64 MB with nothing left" 0 "$(short 0)" "${small[@]}" $((64 * mib)) 0 "${mpirun[@]}" -n 2 "$program" hosts 1
+expect "no room in /dev/shm and a rank that is killed" '137|3' 'rank 1 has failed: its process [0-9]+ is gone$' \
+  "${small[@]}" $((64 * mib)) 0 "${mpirun[@]}" -n 2 "$program" kill direct
+exit $failed
