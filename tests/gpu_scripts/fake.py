@@ -47,7 +47,7 @@ def train():
         print("tessera: the GPU is full: 99 bytes were asked for", file=sys.stderr)
         return 3
     if "--no-save" not in ARGS:
-        os.makedirs(option("--out", ""))
+        os.makedirs(option("--out", ""), exist_ok=True)
     if "--init" in ARGS and not os.path.isdir(option("--init", "")):
         return 5
     own = option("--attention", "cudnn") == "own" or option("--dtype", "fp32") == "fp32"
