@@ -56,7 +56,7 @@ Var add_residual(const Var& x, Var y) {
   if (!(x.shape() == y.shape()) || x.dtype() != y.dtype()) return add(x, std::move(y));
   const Var y_edge = y.edge();
   y_edge.expect_row_sums();
-  const Var sum = record_one("add", x.value(), {x.edge(), y_edge}, [](Grads& g) {
+  Var sum = record_one("add", x.value(), {x.edge(), y_edge}, [](Grads& g) {
     const RowSums row_sums = g.row_sums();
     Tensor dsum = g.take_output();
     if (g.needs(0)) g.give(0, dsum);

@@ -68,7 +68,7 @@ Var add_columns(Var y, int64_t first, const Var& t) {
 Var on_backward(Var x, std::function<void()> f) {
   const Var x_edge = x.edge(), late = x.is_late() ? x : Var();
   Tensor value = late.defined() ? late.like() : std::move(x).take();
-  const Var same = record_one("on_backward", std::move(value), {x_edge}, [f = std::move(f)](Grads& g) {
+  Var same = record_one("on_backward", std::move(value), {x_edge}, [f = std::move(f)](Grads& g) {
     f();
     const RowSums row_sums = g.row_sums();
     g.give(0, g.take_output(), row_sums);

@@ -82,11 +82,11 @@ Tensor whole_input(const Var& x, const std::shared_ptr<const SharedInput>& share
 
 Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs, std::shared_ptr<const SharedInput> shared) {
   Tensor made = linear(whole_input(x, shared), w.value(), value_or_none(b), packs);
-  const Var y = record_one("linear", std::move(made), {x, w, b},
-                           [first = FirstLayer(x, {w, b, packs, std::move(shared)})](Grads& g) {
-                             const Tensor dy = g.output();
-                             first.give(g, dy, sums_of_output(g));
-                           });
+  Var y = record_one("linear", std::move(made), {x, w, b},
+                     [first = FirstLayer(x, {w, b, packs, std::move(shared)})](Grads& g) {
+                       const Tensor dy = g.output();
+                       first.give(g, dy, sums_of_output(g));
+                     });
   if (b.requires_grad()) y.want_row_sums();
   return y;
 }
@@ -97,22 +97,22 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
   Tensor made = linear(hidden.y, down.w.value(), value_or_none(down.b), down.packs);
   Saved activated = recompute ? Saved([h = hidden.h] { return unary<Gelu>(h); }) : Saved(hidden.y);
   if (!down.w.requires_grad()) activated = Saved();
-  const Var y = record_one("gelu_mlp", std::move(made), {x, up.w, up.b, down.w, down.b},
-                           [first = FirstLayer(x, up), w_down = down.w.saved(), down_packs = down.packs,
-                            h = std::move(hidden.h), activated = std::move(activated)](Grads& g) mutable {
-                             const BiasSums sums = sums_of_output(g);
-                             Tensor dy = g.take_output();
-                             Tensor dbias = g.needs(2) ? h.make({h.dim(-1)}, wide_of(dy.dtype())) : Tensor();
-                             const Tensor dh =
-                                 linear_input_grad_gelu(dy, w_down.get(), h, g.needs(2) ? &dbias : nullptr, down_packs);
-                             h = Tensor();
-                             give_linear(g, 3, dy, activated, sums);
-                             activated = Saved();
-                             dy = Tensor();
-                             const bool given = dbias.defined();  // else the gradient of the weight brings it along
-                             if (given) g.give(2, std::move(dbias));
-                             first.give(g, dh, {.wanted = !given});
-                           });
+  Var y = record_one("gelu_mlp", std::move(made), {x, up.w, up.b, down.w, down.b},
+                     [first = FirstLayer(x, up), w_down = down.w.saved(), down_packs = down.packs,
+                      h = std::move(hidden.h), activated = std::move(activated)](Grads& g) mutable {
+                       const BiasSums sums = sums_of_output(g);
+                       Tensor dy = g.take_output();
+                       Tensor dbias = g.needs(2) ? h.make({h.dim(-1)}, wide_of(dy.dtype())) : Tensor();
+                       const Tensor dh =
+                           linear_input_grad_gelu(dy, w_down.get(), h, g.needs(2) ? &dbias : nullptr, down_packs);
+                       h = Tensor();
+                       give_linear(g, 3, dy, activated, sums);
+                       activated = Saved();
+                       dy = Tensor();
+                       const bool given = dbias.defined();  // else the gradient of the weight brings it along
+                       if (given) g.give(2, std::move(dbias));
+                       first.give(g, dh, {.wanted = !given});
+                     });
   if (down.b.requires_grad()) y.want_row_sums();
   return y;
 }
