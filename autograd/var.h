@@ -190,8 +190,8 @@ class Grads {
   bool has_output(int i) const { return output(i).defined(); }
   bool needs(int input) const;
   void give(int input, Tensor gradient, RowSums row_sums = {});
-  // What other ops have given this input until now, handed over for a vjp that adds it to its own gradient in one pass:
-  // it gives the sum. Undefined where nothing came, and of a parameter.
+  // The gradients that other ops have given this input until now, handed over for a vjp that adds it to its own
+  // gradient in one pass: it gives the sum. Undefined where nothing came, and of a parameter.
   Tensor take_given(int input);
   // Whether the op that made the input can use the sums over rows of its gradient.
   bool wants_row_sums(int input) const;

@@ -113,7 +113,7 @@ def last_line(text):
     return next((line for line in reversed(text.splitlines()) if line.strip()), "it wrote nothing")
 
 
-# Of which a step of GPT-2 is made.
+# The ops that a step of GPT-2 is made of.
 STEP_OPS = "linear|gelu_mlp|packed_attention|cross_entropy|layer_norm|add_norm|embedding|add in place|bias_gelu"
 
 

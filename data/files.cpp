@@ -122,7 +122,7 @@ void SharedFile::flush() const {
 void sync_directory(const fs::path& directory) {
   const Descriptor in(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   bool flushed = in.get() >= 0 && ::fsync(in.get()) == 0;
-  // Where a folder cannot be flushed by itself, the whole file system is.
+  // The whole file system is flushed if a folder cannot be by itself.
   if (!flushed && in.get() >= 0 && is_unknown_operation(errno)) flushed = ::syncfs(in.get()) == 0;
   if (!flushed) throw OutputError(fmt::format("cannot flush {}: {}", directory.string(), std::strerror(errno)));
 }

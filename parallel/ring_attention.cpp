@@ -114,7 +114,7 @@ struct RingAttended {
   Attended of(const Range& queries) const {
     return {run_of(all.out, queries), all.lse.narrow(2, queries.begin, queries.size())};
   }
-  // Where a tile's result goes at first: each half to its place if that is free and can be written as it is.
+  // The place of a tile's result at first: each half to its place if that is free and can be written as it is.
   Attended room(const Ring& ring, const Tile& tile) const {
     Attended to = of(tile.queries);
     if (!tile.first_of_queries || to.out.dtype() != ring.part)
@@ -152,7 +152,7 @@ Attended forward(const Ring& ring, const Tensor& packed) {
   return {sum.all.out.to(ring.dtype), sum.all.lse};
 }
 
-// Where a tile's gradient goes: to its place if that is free, or beside it until it is added.
+// The target of a tile's gradient: its place if that is free, or beside it until it is added.
 class Gradient {
  public:
   Gradient(const Tensor& place, DType part, bool first)

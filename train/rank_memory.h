@@ -22,9 +22,9 @@ struct RankMemory {
   int64_t activations = 0, communication = 0;
   int64_t total() const { return held.parameters + held.gradients + held.optimizer + activations + communication; }
 };
-// Of each rank, on its host or its GPU (there without what libraries take while they compute), of a job with a known
-// vocabulary that check() has not refused. Takes milliseconds and no memory, whatever the sizes; fewer where the
-// model's layers are `alike`. Throws OutOfMemory where a rank needs more addresses than this process may have.
+// The memory of each rank, on its host or its GPU (there without what libraries take while they compute), of a job with
+// a known vocabulary that check() has not refused. Takes milliseconds and no memory, whatever the sizes; fewer where
+// the model's layers are `alike`. Throws OutOfMemory where a rank needs more addresses than this process may have.
 std::vector<RankMemory> memory_of_ranks(const Job& job, bool alike = false);
 
 }  // namespace tessera

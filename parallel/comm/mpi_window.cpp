@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 
-// Where the file is, and how it is known again: another process may have the same number elsewhere.
+// The place of the file, and how it is known again: another process may have the same number elsewhere.
 struct Offer {
   int64_t process = 0;
   int descriptor = -1;

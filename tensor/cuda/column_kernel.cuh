@@ -20,7 +20,7 @@ struct ColumnPart {
   __device__ void store(T* matrix, int64_t row, const Elements& part) const {
     store_part<kWhole>(matrix + row * length, j, length, part);
   }
-  // What the thread has added up of its rows, into (runs, length).
+  // Stores the thread's sums over its rows, in (runs, length).
   template <class A>
   __device__ void store_sums(A* parts, const Packed<A, kPart<T>>& sums) const {
     cuda::store_sums<kWhole, T>(parts + run * length, j, length, sums.v);

@@ -14,7 +14,7 @@ Tensor sum(const Tensor& x);
 // all its sums over rows: 32 rows in order, 32 of these sums in order, and then those in order.
 void sum_rows(Tensor& out, const Tensor& x);
 
-// Where a sum over rows goes: (C) of any floating dtype and strides; undefined where nobody wants it.
+// The target of a sum over rows: (C) of any floating dtype and strides; undefined where nobody wants it.
 struct RowSum {
   Tensor to = {};
   bool adds = false;  // the sum, rounded to `to`'s dtype, is added to what stands there

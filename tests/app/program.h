@@ -32,7 +32,7 @@ struct Ran {
   }
 };
 
-// Where it was built, or in a packed build (bench/pack.sh) beside the tests.
+// The program's path: where it was built, or in a packed build (bench/pack.sh) beside the tests.
 inline std::string built_program() {
   namespace fs = std::filesystem;
   return fs::exists(TESSERA_BINARY)

@@ -39,7 +39,7 @@ std::vector<Tensor> moved(const std::vector<Tensor>& tensors, const ArenaPtr& ar
   return there;
 }
 
-// The same elements in order, contiguous, from an address that nothing is aligned to.
+// The elements of t in order, contiguous, from an address that nothing is aligned to.
 Tensor displaced(const Tensor& t) {
   const Tensor room = t.make({t.numel() + 1});
   Tensor view = room.narrow(0, 1, t.numel()).reshape(t.shape());

@@ -95,7 +95,7 @@ TEST(OpBench, OperandsAreMadeOnceInTheirRange) {
   EXPECT_EQ(data.seed().raw(), data.seed().raw());
 }
 
-// What first calls choose and take is not timed.
+// The choices and memory of first calls are not timed.
 TEST(OpBench, AnOpHasRunTwiceBeforeItIsTimed) {
   int calls = 0;
   const bench::OpCase c{.name = "mul", .operands = {{7, 5}}, .op = [&calls](const std::vector<Var>& v) {

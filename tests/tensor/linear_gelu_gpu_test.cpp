@@ -131,7 +131,7 @@ TEST_F(LinearGeluGpu, StridesAndPlacesChangeNoBit) {
       return made;
     };
     const std::vector<Tensor> expected = all([](const Tensor& t) { return t.clone(); });
-    // What is float32 here is written too, and the rows of that run on.
+    // The float32 elements here are written too, and the rows of that run on.
     for (const std::vector<Tensor>& found :
          {all([](const Tensor& t) { return otherwise(t, false); }), all([](const Tensor& t) {
             return t.dtype() == DType::float32 ? otherwise(t, false) : otherwise(t, true);

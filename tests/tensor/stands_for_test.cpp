@@ -1,4 +1,4 @@
-// What ops take from an arena of the host that stands for a GPU, beside what they take from it for itself.
+// The memory that ops take from an arena of the host that stands for a GPU, beside what they take from it for itself.
 #include "tensor/cpu/stands_for.h"
 
 #include <gtest/gtest.h>

@@ -92,7 +92,7 @@ bool multiply_packed(const Tensor& out, const Tensor& a, const Tensor& b, const 
   return true;
 }
 
-// The same elements in (rows, cols), lying the same way, zeros beside them; t itself where it has this size.
+// The elements of t in (rows, cols), lying the same way, zeros beside them; t itself where it has this size.
 Tensor padded(const Tensor& t, int64_t rows, int64_t cols) {
   if (t.dim(-2) == rows && t.dim(-1) == cols) return t;
   if (is_turned(t)) return padded(t.transpose(-2, -1), cols, rows).transpose(-2, -1);
