@@ -42,7 +42,8 @@ KeptRecords records_until(std::string_view file, int64_t step, const std::string
 }
 
 int64_t Metrics::drop_records_after(const std::filesystem::path& file, int64_t step) {
-  if (!std::filesystem::is_regular_file(file)) return -1;
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(file, unknown)) return -1;
   const KeptRecords kept = records_until(read_file(file), step, file.string());
   write_file(file, kept.records);
   return kept.validated_step;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <new>
 #include <string>
 #include <vector>
@@ -74,6 +75,8 @@ int run_program(int argc, const char* const* argv) {
   } catch (const std::bad_alloc&) {
     return fail({"out of memory; a smaller --batch, more --microbatches or --recompute block need less"},
                 Status::communication);
+  } catch (const std::filesystem::filesystem_error& e) {
+    return fail({fmt::format("{}: {}", e.path1().string(), e.code().message())}, Status::output);
   } catch (const std::exception& e) {
     return fail({fmt::format("unexpected failure: {}", e.what())}, Status::communication);
   }

@@ -84,7 +84,8 @@ Json manifest_of(const fs::path& attempt, int64_t step, const std::string& about
 // Gives an attempt the name of a checkpoint. Where the name is taken the two change places in one step, and the older
 // one goes with the attempt. A file system that only renames plainly has the older one moved aside first.
 void give_name(const fs::path& attempt, const fs::path& name) {
-  const bool taken = fs::is_directory(name);
+  std::error_code unknown;
+  const bool taken = fs::is_directory(name, unknown);
   const auto done = [&](int result) {
     if (result != 0)
       throw OutputError(fmt::format("cannot make the checkpoint {}: {}", name.string(), std::strerror(errno)));

@@ -133,6 +133,7 @@ void require_new(const fs::path& directory) {
   std::error_code error;
   if (fs::exists(directory, error))
     throw OutputError(fmt::format("the dataset {} exists already; give another name", directory.string()));
+  if (error) throw OutputError(fmt::format("cannot make the dataset {}: {}", directory.string(), error.message()));
 }
 
 // A dataset of one source, to be written.

@@ -29,10 +29,10 @@ fs::path with_parent(const fs::path& directory) {
 
 // Moves a finished directory to its name. False when another process was first.
 bool publish(const fs::path& finished, const fs::path& directory) {
-  std::error_code error;
+  std::error_code error, unknown;
   fs::rename(finished, directory, error);
   if (!error) return true;
-  if (fs::exists(directory)) return false;
+  if (fs::exists(directory, unknown)) return false;
   throw OutputError(fmt::format("cannot make the dataset {}: {}", directory.string(), error.message()));
 }
 

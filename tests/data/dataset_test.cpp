@@ -43,6 +43,8 @@ TEST_F(DatasetTest, AFailureLeavesNothing) {
   file("blocked", "");
   expect_error(Status::output, {"blocked"},
                [&] { make_dataset(one_document("t", prose()), {"char"}, path("blocked/set")); });
+  expect_error(Status::output, {"cannot make the dataset", "too long"},
+               [&] { make_dataset(one_document("t", prose()), {"char"}, path(std::string(300, 'x'))); });
 }
 
 TEST_F(DatasetTest, TextFilesAreCachedByContent) {
