@@ -7,33 +7,29 @@
 #pragma once
 
 // Tensors, their gradients, and random numbers that do not depend on how the work is divided.
-#include "autograd/checkpoint.h"
 #include "autograd/ops.h"
 #include "tensor/random.h"
 #include "tensor/tensor.h"
 
 // Layers, losses and optimizers.
 #include "nn/layers.h"
-#include "nn/losses.h"
 #include "optim/grad_norm.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
 
 // Ranks, what they do together, and the ways to divide the work among them.
-#include "parallel/comm/backends.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/surroundings.h"
 #include "parallel/context_parallel.h"
 #include "parallel/data_strategy.h"
 #include "parallel/gradient_norm.h"
 #include "parallel/mesh.h"
-#include "parallel/pipeline/passes.h"
 #include "parallel/pipeline/runtime.h"
 #include "parallel/pipeline/schedules.h"
 #include "parallel/pipeline/simulate.h"
+#include "parallel/pipeline/validate.h"
 #include "parallel/placement.h"
 #include "parallel/tensor_parallel.h"
-#include "parallel/vocab_parallel.h"
 
 // Models.
 #include "models/gpt.h"

@@ -4,12 +4,11 @@
 #include <filesystem>
 
 #include "app/commands.h"
+#include "app/generate/inference.h"
 #include "app/output.h"
-#include "app/tokenizer_choice.h"
 #include "data/dataset.h"
 #include "data/jsonl.h"
-#include "data/llmc_file.h"
-#include "data/shards.h"
+#include "data/token_file.h"
 #include "tensor/error.h"
 
 namespace tessera {

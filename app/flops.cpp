@@ -5,7 +5,7 @@
 #include <chrono>
 #include <vector>
 
-#include "bench/ceilings.h"
+#include "bench/op_bench.h"
 #include "tensor/ops/matmul/matmul.h"
 #include "tensor/random.h"
 

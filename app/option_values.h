@@ -7,7 +7,6 @@
 
 #include "app/option_table.h"
 #include "tensor/error.h"
-#include "tensor/nearest_name.h"
 
 namespace tessera {
 

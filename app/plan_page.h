@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "app/plan_text.h"
+#include "app/plan/text.h"
 
 namespace tessera {
 

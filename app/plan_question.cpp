@@ -5,12 +5,12 @@
 
 #include "app/job_of.h"
 #include "app/option_values.h"
-#include "app/plan_machine.h"
+#include "app/plan/plan.h"
 #include "data/files.h"
 #include "planner/case_json.h"
 #include "planner/own.h"
 #include "planner/predict_measured.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "train/job.h"
 
 namespace tessera {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "train/step_report.h"
+#include "train/step_tokens.h"
 
 namespace tessera {
 

@@ -13,7 +13,7 @@
 #include "app/report/parts.h"
 #include "app/report/planned.h"
 #include "app/report/record.h"
-#include "app/run_directory.h"
+#include "app/run/directory.h"
 #include "data/files.h"
 #include "tensor/error.h"
 

@@ -10,10 +10,10 @@
 #include <string>
 #include <thread>
 
-#include "data/mapped_file.h"
+#include "data/files.h"
 #include "data/process.h"
 #include "tensor/error.h"
-#include "tensor/temporary.h"
+#include "tensor/write_file.h"
 
 namespace tessera {
 namespace {

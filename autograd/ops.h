@@ -8,15 +8,15 @@
 #include <vector>
 
 #include "autograd/var.h"
-#include "tensor/device_scalar.h"
+#include "tensor/ops/activations.h"
 #include "tensor/ops/attention/attention.h"
+#include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
-#include "tensor/ops/linear_cross_entropy.h"
-#include "tensor/ops/linear_gelu.h"
 #include "tensor/ops/matmul/matmul.h"
 #include "tensor/ops/norm.h"
 #include "tensor/ops/rotary.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 
@@ -108,12 +108,23 @@ struct Loss {
 // logits (N, V), targets int32 (N), there or on the host; `scale` is 1 / (target tokens of the whole global batch), so
 // that micro-batches and ranks add up to the mean without a division of their own.
 Loss cross_entropy(Var logits, const Tensor& targets, double scale);
-// x w^T for a w that is a vocabulary, made in blocks of rows (tensor/ops/linear_cross_entropy.h): x (..., C), w (V, C).
+// x w^T for a w that is a vocabulary, made in blocks of rows (tensor/ops/cross_entropy.h): x (..., C), w (V, C).
 Var linear_by_rows(const Var& x, const Var& w, WeightPacks* packs = nullptr, int64_t most_bytes = kLogitsBytes);
 // cross_entropy() of that product, bit for bit, where its logits take more than `most_bytes` without having them in
 // memory: both gradients are then made in the forward pass, for a seed of one, and scaled in the backward pass for
 // another. Targets int32 (N), N rows of x.
 Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, double scale, WeightPacks* packs = nullptr,
                           int64_t most_bytes = kLogitsBytes);
+
+// Recomputation of a block: its activations are not kept; backward runs its forward again.
+//
+// Chen et al. 2016, "Training deep nets with sublinear memory cost". Randomness is counted, so the second forward draws
+// the same dropout masks, and every op gives the same bits twice: gradients are bit for bit those of the plain block.
+
+// f(inputs), keeping only the inputs. At least one input must require a gradient when gradients are on. Cost: one more
+// forward pass of the block. With `drop_result` an op that saves the result for its backward keeps nothing either: it
+// has it from that second forward pass, which then comes earlier.
+Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::vector<Var>& inputs,
+               bool drop_result = false);
 
 }  // namespace tessera

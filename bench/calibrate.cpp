@@ -1,18 +1,56 @@
-// The order in which a machine is measured, and communication.
+// Two unknowns, of equations 1 = alpha / t + beta S / t.
 #include "bench/calibrate.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cmath>
+#include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
-#include "bench/ceilings.h"
+#include "autograd/ops.h"
+#include "bench/op_bench.h"
+#include "models/language_model.h"
+#include "optim/grad_norm.h"
+#include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
+#include "tensor/random.h"
 
 namespace tessera::bench {
+
+std::optional<Fit> fit(const std::vector<Sample>& samples) {
+  std::set<double> sizes;
+  double xx = 0, xy = 0, yy = 0, x = 0, y = 0;  // sums over samples of 1 / t and S / t
+  for (const auto& [bytes, seconds] : samples) {
+    const double a = 1 / seconds, b = bytes / seconds;
+    sizes.insert(bytes);
+    xx += a * a;
+    xy += a * b;
+    yy += b * b;
+    x += a;
+    y += b;
+  }
+  if (sizes.size() < 3) return std::nullopt;
+  const double determinant = xx * yy - xy * xy;
+  double alpha = (x * yy - y * xy) / determinant, beta = (y * xx - x * xy) / determinant;
+  if (!(alpha > 0)) {
+    alpha = 0;
+    beta = y / yy;
+  }
+  if (!(beta > 0)) return std::nullopt;
+  Fit out{.latency = alpha, .bytes_per_s = 1 / beta};
+  for (const auto& [bytes, seconds] : samples)
+    out.worst = std::max(out.worst, std::abs((alpha + beta * bytes) / seconds - 1));
+  return out;
+}
+
+// The order in which a machine is measured, and communication.
+
 namespace {
 
 using planner::Company;
@@ -106,6 +144,197 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
       }
     });
   return m;
+}
+
+// The kernels of a step, by the sizes that they are timed at.
+
+namespace {
+
+using planner::Kernel;
+using planner::Sizes;
+
+// (rows, outputs, inputs) of linear layers: narrow and wide ones, few rows and many.
+void time_products(KernelTimer& timer) {
+  constexpr std::array<std::array<int64_t, 3>, 13> kSizes{{{768, 384, 128},
+                                                           {768, 128, 128},
+                                                           {768, 128, 512},
+                                                           {192, 512, 128},
+                                                           {384, 256, 64},
+                                                           {64, 128, 256},
+                                                           {1024, 65, 128},
+                                                           {512, 512, 512},
+                                                           {1536, 384, 384},
+                                                           {1024, 1536, 384},
+                                                           {256, 384, 1536},
+                                                           {128, 1024, 768},
+                                                           {2048, 768, 256}}};
+  for (const auto& [m, n, k] : kSizes)
+    for (const bool of_input : {true, false}) {
+      const auto a = static_cast<double>(m), b = static_cast<double>(n), d = static_cast<double>(k);
+      timer.time({.forward = Kernel::product_forward,
+                  .backward = of_input ? Kernel::product_input : Kernel::product_weight,
+                  .sizes = planner::product_sizes(a, b, d),
+                  .backward_sizes = of_input ? planner::product_sizes(a, d, b) : planner::product_sizes(b, d, a),
+                  .inputs = {{m, k}},
+                  .parameters = {{n, k}, {n}},
+                  .op = [](std::vector<Var>& in,
+                           const std::vector<Var>& w) { return linear(std::exchange(in[0], Var()), w[0], w[1]); },
+                  .of_inputs = of_input,
+                  .of_parameters = !of_input});
+    }
+}
+
+void time_attentions(KernelTimer& timer) {
+  struct Size {
+    int64_t sequences, tokens, heads, head_dim;
+  };
+  for (const Size& s : {Size{24, 16, 4, 32},
+                        {12, 32, 4, 32},
+                        {12, 64, 4, 32},
+                        {4, 64, 2, 32},
+                        {3, 128, 4, 32},
+                        {2, 256, 6, 64},
+                        {6, 256, 6, 64},
+                        {1, 512, 4, 64},
+                        {1, 1024, 4, 32},
+                        {2, 128, 8, 64}}) {
+    const Sizes sizes =
+        planner::attention_sizes(static_cast<double>(s.sequences * s.heads), static_cast<double>(s.tokens),
+                                 static_cast<double>(s.tokens) / 2, static_cast<double>(s.head_dim));
+    timer.time({.forward = Kernel::attention_forward,
+                .backward = Kernel::attention_backward,
+                .sizes = sizes,
+                .backward_sizes = sizes,
+                .inputs = {{s.sequences, s.tokens, 3 * s.heads * s.head_dim}},
+                .op = [heads = s.heads](std::vector<Var>& in, const std::vector<Var>&) {
+                  return packed_attention(in[0], {heads, heads});
+                }});
+    const Sizes turned =
+        planner::row_sizes(static_cast<double>(s.sequences * s.tokens), static_cast<double>(2 * s.heads * s.head_dim));
+    timer.time({.forward = Kernel::rotate,
+                .backward = Kernel::rotate,
+                .sizes = turned,
+                .backward_sizes = turned,
+                .inputs = {{s.sequences, s.tokens, 3 * s.heads * s.head_dim}},
+                .op = [turn = Turn{.heads = 2 * s.heads,
+                                   .table = rotary_table({}, s.tokens, s.head_dim, DType::float32, timer.arena())}](
+                          std::vector<Var>& in, const std::vector<Var>&) {
+                  return rotate(std::exchange(in[0], Var()), turn);
+                }});
+  }
+}
+
+void time_rows(KernelTimer& timer) {
+  const auto add_rows = [&](Kernel forward, Kernel backward, int64_t m, int64_t n, std::vector<Shape> inputs,
+                            std::vector<Shape> parameters, decltype(KernelCase::op) op, bool back = true) {
+    const Sizes sizes = planner::row_sizes(static_cast<double>(m), static_cast<double>(n));
+    timer.time({forward, backward, sizes, sizes, std::move(inputs), std::move(parameters), std::move(op), back, back});
+  };
+  using Vars = std::vector<Var>;
+  for (const auto& [m, n] : {std::pair<int64_t, int64_t>{768, 128},
+                             {192, 128},
+                             {64, 512},
+                             {1024, 384},
+                             {3072, 384},
+                             {512, 1024},
+                             {2048, 64}}) {
+    const Shape x{m, n}, c{n};
+    add_rows(Kernel::norm_forward, Kernel::norm_backward, m, n, {x}, {c, c},
+             [](Vars& in, const Vars& w) { return norm(in[0], w[0], w[1]); });
+    const Sizes sizes = planner::row_sizes(static_cast<double>(m), static_cast<double>(n));
+    timer.time({.forward = Kernel::add_norm_forward,
+                .backward = Kernel::add_norm_backward,
+                .sizes = sizes,
+                .backward_sizes = sizes,
+                .inputs = {x, x},
+                .parameters = {c, c},
+                .op =
+                    [](Vars& in, const Vars& w) {
+                      auto [sum, normed] = add_norm(in[0], std::exchange(in[1], Var()), w[0], w[1]);
+                      in[1] = std::move(sum);
+                      return std::move(normed);
+                    },
+                .root = [](Vars& in, Var normed) { return add(in[1], std::move(normed)); }});
+    add_rows(Kernel::gelu_forward, Kernel::gelu_backward, m, 4 * n, {{m, 4 * n}}, {{4 * n}},
+             [](Vars& in, const Vars& w) { return bias_gelu(std::exchange(in[0], Var()), w[0]); });
+    add_rows(Kernel::swiglu_forward, Kernel::swiglu_backward, m, 2 * n, {{m, 4 * n}}, {},
+             [](Vars& in, const Vars&) { return swiglu(in[0]); });
+    add_rows(
+        Kernel::add, Kernel::add, m, n, {x, x}, {}, [](Vars& in, const Vars&) { return add(in[0], in[1]); }, false);
+  }
+}
+
+// Lookups, and the loss over narrow and wide vocabularies. A lookup's gradient is as large as the table.
+void time_tables(KernelTimer& timer) {
+  constexpr std::array<std::array<int64_t, 3>, 5> kSizes{
+      {{768, 65, 128}, {192, 256, 128}, {1024, 4096, 64}, {512, 256, 512}, {256, 2048, 384}}};
+  for (const auto& [rows, entries, channels] : kSizes) {
+    std::vector<int32_t> drawn_ids(static_cast<size_t>(rows));
+    const Philox random = Philox::named(1, "ids");
+    for (size_t i = 0; i < drawn_ids.size(); ++i)
+      drawn_ids[i] = static_cast<int32_t>(random.below(static_cast<uint64_t>(entries), i));
+    const Tensor ids = Tensor::of<int32_t>(drawn_ids, {rows}, timer.arena());
+    const auto m = static_cast<double>(rows), v = static_cast<double>(entries), c = static_cast<double>(channels);
+    timer.time({.forward = Kernel::lookup_forward,
+                .backward = Kernel::lookup_backward,
+                .sizes = planner::row_sizes(m, c),
+                .backward_sizes = {1, v * c, m * c},
+                .parameters = {{entries, channels}},
+                .op = [ids](std::vector<Var>&, const std::vector<Var>& w) { return embedding(ids, w[0]); }});
+    timer.time({.forward = Kernel::loss_forward,
+                .backward = Kernel::loss_backward,
+                .sizes = planner::row_sizes(m, v),
+                .backward_sizes = planner::row_sizes(m, v),
+                .inputs = {{rows, entries}},
+                .op = [ids, scale = 1 / m](std::vector<Var>& in, const std::vector<Var>&) {
+                  return cross_entropy(std::exchange(in[0], Var()), ids, scale).mean;
+                }});
+  }
+}
+
+// What is done to parameters once a step, by units and elements.
+void time_state(KernelTimer& timer) {
+  for (const auto& [layers, channels] :
+       {std::pair<int64_t, int64_t>{2, 64}, {4, 128}, {8, 128}, {2, 256}, {2, 384}, {1, 512}}) {
+    const auto model = make_model({.layers = layers, .heads = 1, .channels = channels, .vocab = 64});
+    std::vector<FlatUnit>& units = model->materialize(1, timer.arena(), timer.dtype(), DType::float32);
+    double elements = 0;
+    std::vector<Tensor> more;
+    for (FlatUnit& unit : units) {
+      unit.grads.fill(1e-3);
+      more.push_back(unit.grads.clone());
+      elements += static_cast<double>(unit.grads.numel());
+    }
+    const Sizes sizes =
+        planner::row_sizes(static_cast<double>(units.size()), elements / static_cast<double>(units.size()));
+    const auto optimizer = make_optimizer(OptimizerKind::adamw, units, {.weight_decay = 0.1});
+    Tensor other = Tensor::zeros({timer.bytes() / 16}, DType::float32, timer.arena());
+    const auto timed = [&](Kernel kernel, const std::function<void()>& work) {
+      timer.time(kernel, sizes, [&] {
+        scale_(other, 1.0);  // out of the nearest caches, as after the passes of a step
+        const double begin = KernelTimer::now();
+        work();
+        return KernelTimer::now() - begin;
+      });
+    };
+    timed(Kernel::accumulate, [&] {
+      for (size_t u = 0; u < units.size(); ++u) add_(units[u].grads, more[u]);
+    });
+    timed(Kernel::squares, [&] { grad_norm(units); });
+    timed(Kernel::update, [&] { optimizer->step(1e-4, 1); });
+  }
+}
+
+}  // namespace
+
+planner::Machine::Costs measure_kernels(DType dtype, const Calibration& how, Communicator& world) {
+  KernelTimer timer(dtype, how, world);
+  time_products(timer);
+  time_attentions(timer);
+  time_rows(timer);
+  time_tables(timer);
+  time_state(timer);
+  return timer.costs();
 }
 
 }  // namespace tessera::bench

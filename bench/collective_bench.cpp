@@ -11,10 +11,10 @@
 #include <thread>
 
 #include "bench/mpi_reference.h"
-#include "parallel/comm/backends.h"
+#include "parallel/comm/surroundings.h"
 #include "train/device.h"
-#include "train/median.h"
 #include "train/names.h"
+#include "train/usage.h"
 
 namespace tessera::bench {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/fit.h"
+#include "bench/calibrate.h"
 #include "bench/ranks.h"
 
 namespace tessera::bench {

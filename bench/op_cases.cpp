@@ -4,7 +4,7 @@
 #include <memory>
 #include <set>
 
-#include "autograd/experts.h"
+#include "autograd/experts/ops.h"
 
 namespace tessera::bench {
 namespace {

@@ -3,9 +3,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "optim/grad_norm.h"
+#include "train/expected_bytes.h"
+#include "train/memory.h"
 #include "train/names.h"
+#include "train/usage.h"
 
 namespace tessera::bench {
+
 namespace {
 
 constexpr double kTimeout = 120;  // seconds: no row lets a rank wait so long
@@ -80,6 +89,84 @@ void RankRows::follow() const {
 
 void RankRows::dismiss() const {
   if (place_.processes()) told(-1, 0);
+}
+
+// Load, forward, backward, clip, update.
+
+PlainLoop::PlainLoop(const Job& job, Sequences sequences)
+    : optim_(job.optim), sequences_(std::move(sequences)), model_(whole_model(job, sequences_.vocab)) {
+  const DataOptions d = data_options(job);
+  model_->materialize(d.seed, arena_, d.dtype, d.grad_dtype);
+  optimizer_ = make_optimizer(job, model_->units());
+}
+
+void PlainLoop::step() {
+  const int64_t context = model_->config.context;
+  const Tensor ids = Tensor::empty({optim_.batch, context}, DType::int32, arena_, Category::activations),
+               targets = Tensor::empty({optim_.batch, context}, DType::int32, arena_, Category::activations);
+  sequences_.load(optimizer_->steps(), 0, optim_.batch, ids.data<int32_t>(), targets.data<int32_t>());
+  model_->set_step({.seed = static_cast<uint64_t>(optim_.seed), .step = optimizer_->steps(), .training = true});
+  model_->clear_gradients();
+  backward(model_->loss(ids, targets, 1.0 / static_cast<double>(optim_.batch * context)).mean);
+  optimizer_->step(optim_.lr, clip_factor(grad_norm(model_->units()), optim_.clip));
+}
+
+// Counting around steps.
+
+Sequences sequences_for(const Job& job) {
+  return counted_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(job.optim.seed));
+}
+
+TimedSteps::TimedSteps(const Job& job, Communicator& world, Trace* trace) : job_(job), world_(world) {
+  world.set_held_up(&held_up_);
+  trainer_ = std::make_unique<Trainer>(job, sequences_for(job), world, trace);
+}
+
+TimedSteps::~TimedSteps() { world_.set_held_up(nullptr); }
+
+int64_t TimedSteps::sent() const {
+  int64_t sent = 0;
+  for (const Communicator* axis : trainer_->communicators())
+    for (const OpCount& op : axis->counts()) sent += op.sent;
+  return sent;
+}
+
+double TimedSteps::step() {
+  world_.barrier();
+  const int64_t sent_before = sent();
+  const double waited_before = held_up_.seconds(), own = seconds_of([&] { trainer_->step(); });
+  const double waited = held_up_.seconds() - waited_before;
+  const int64_t sent_now = sent() - sent_before;
+  const double slowest = world_.max(own);
+  if (++made_ <= kWarmUp) {
+    trainer_->arena()->reset_peaks();
+    return slowest;
+  }
+  sent_ += sent_now;
+  waited_ += waited;
+  seconds_.push_back(slowest);
+  return slowest;
+}
+
+Measured TimedSteps::result() {
+  const auto steps = static_cast<double>(seconds_.size());
+  Measured m{.seconds = median(seconds_)};
+  m.add("tokens/s", static_cast<double>(trainer_->tokens_per_step()) / m.seconds);
+  double expected = 0;
+  for (const SentBytes& s : expected_bytes(job_, 1)) expected += static_cast<double>(s.bytes);
+  const double counted = world_.sum(static_cast<double>(sent_)) / steps;
+  m.add_sent(counted, expected);
+  const double waited = world_.sum(waited_) / steps / world_.size();
+  if (job_.plan.device == Device::cpu) m.add("exposed_s", waited);
+  add_peak(m, job_, world_, peak());
+  return m;
+}
+
+void add_peak(Measured& m, const Job& job, Communicator& world, int64_t own_peak) {
+  int64_t expected = 0;
+  for (const RankMemory& rank : memory_of_ranks(job)) expected = std::max(expected, rank.total());
+  m.add("peak_bytes", world.max(static_cast<double>(own_peak)));
+  m.add("peak_expected", static_cast<double>(expected));
 }
 
 }  // namespace tessera::bench

@@ -16,7 +16,7 @@
 #include "data/files.h"
 #include "data/json.h"
 #include "tensor/error.h"
-#include "tensor/file_system.h"
+#include "tensor/write_file.h"
 
 namespace tessera {
 namespace fs = std::filesystem;

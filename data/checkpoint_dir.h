@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tensor/temporary.h"
+#include "tensor/write_file.h"
 
 namespace tessera {
 

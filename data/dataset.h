@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/rows.h"
+#include "data/loader.h"
 #include "data/text.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"
@@ -89,8 +89,30 @@ Dataset import_llmc(const std::filesystem::path& file, const TokenizerChoice& to
                     const std::filesystem::path& directory);
 
 // The dataset for what `--data` says: "austen", "tinyshakespeare", a text file, llm.c's token file or several of them
-// (data/shards.h), or a dataset directory (which has its own tokenizer: another one is refused). A text is tokenized
+// (data/dataset.h), or a dataset directory (which has its own tokenizer: another one is refused). A text is tokenized
 // once and kept in the cache under its content and tokenizer. Throws Error, InputError or OutputError.
 Dataset dataset_for(const std::string& spec, const TokenizerChoice& tokenizer);
+
+// Token files of llm.c that are trained on together, each where it lies: the shards of a large text.
+
+// The regular files that a pattern of the shell (*, ?, [...]) matches, in the order of their names' bytes. None where
+// `spec` is no pattern, or itself the name of something. Throws InputError where a pattern matches nothing.
+std::vector<std::filesystem::path> matching_files(const std::string& spec);
+
+// Whether it names such files: by a pattern, or as a folder that holds some and no dataset.json.
+bool names_shards(const std::string& spec);
+
+// Those to train on, and the one to validate on: the first with "val" in its name, else the first that the pattern
+// matches when its last "train" is replaced by "val", else the last of all. Throws InputError: a file of another kind,
+// fewer than two.
+struct ShardFiles {
+  std::vector<std::filesystem::path> train;
+  std::filesystem::path val;
+  std::vector<std::filesystem::path> unused = {};  // more with "val" in their names
+};
+ShardFiles find_shards(const std::string& spec);
+
+// Their tokens; the tokenizer must be a folder, since the files do not hold theirs. Throws Error (usage), InputError.
+Dataset open_shards(const std::string& spec, const TokenizerChoice& tokenizer);
 
 }  // namespace tessera

@@ -6,12 +6,13 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "data/chat_template.h"
 #include "data/dataset.h"
-#include "data/rows.h"
+#include "data/loader.h"
 
 namespace tessera {
 
@@ -79,5 +80,19 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
 // All of them, none held out, as tokens of a tokenizer that is there.
 std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& file, const Tokenizer& tokenizer,
                                                 const ExampleOptions& options, std::vector<std::string>& notes);
+
+// What a model is evaluated on, as tokens of its own tokenizer.
+
+struct EvaluationText {
+  std::shared_ptr<const Rows> rows;
+  int64_t bytes = 0;                    // of the text; of examples those of their targets
+  std::vector<std::string> notes = {};  // what a user should hear of it
+};
+
+// A text file (compressed too), llm.c's token file, the one for validation of several, a folder that `tessera data`
+// made (its part for validation), or a JSONL file of examples. A text is one sequence of tokens without special ones,
+// in consecutive windows of options.context: each token but the first is predicted once. Throws InputError; Error
+// (usage) for a folder of another tokenizer.
+EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokenizer, const ExampleOptions& options);
 
 }  // namespace tessera

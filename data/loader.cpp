@@ -10,6 +10,7 @@
 #include "tensor/error.h"
 
 namespace tessera {
+
 namespace {
 
 // `context` tokens from `begin`, and to `targets` the tokens after them.

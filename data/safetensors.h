@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "data/mapped_file.h"
+#include "data/files.h"
 #include "tensor/tensor.h"
 
 namespace tessera {

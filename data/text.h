@@ -3,6 +3,7 @@
 // The last tenth of every document is held out for validation, so that both splits see every document's style.
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -32,5 +33,14 @@ Text one_document(std::string name, std::string bytes);
 // Cuts every document of n bytes at floor(9n / 10), moved forward to the next start of a UTF-8 character; the parts of
 // the documents are joined in order. Throws InputError when a part would have fewer than two bytes. Cost: one copy.
 Split split_text(const Text& text);
+
+// Plain text files.
+
+// A file, which may be compressed by gzip or zstd, as one document. A UTF-8 byte order mark is dropped; line ends stay
+// as they are, CRLF too. Throws InputError when it is missing, unreadable, no regular file (a directory, a FIFO), empty
+// or binary (has a NUL byte). Whether it is UTF-8 is for the tokenizer to ask: the byte tokenizer takes any encoding.
+Text load_text_file(const std::filesystem::path& file);
+// The same of a file's bytes; `name` is the text's name and names it in messages.
+Text text_of_bytes(std::string bytes, const std::string& name);
 
 }  // namespace tessera

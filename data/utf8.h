@@ -1,10 +1,10 @@
-// Texts of UTF-8, which tensor/code_point.h reads.
+// Texts of UTF-8, which tensor/error.h reads.
 #pragma once
 #include <cstddef>
 #include <string>
 #include <string_view>
 
-#include "tensor/code_point.h"
+#include "tensor/error.h"
 
 namespace tessera {
 

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "tensor/dtype.h"
 #include "tensor/error.h"
-#include "tensor/half.h"
 
 namespace tessera {
 namespace {

@@ -12,7 +12,7 @@
 #include "hub/config.h"
 #include "hub/gptq_format.h"
 #include "hub/names.h"
-#include "train/whole_state.h"
+#include "train/checkpoint/state.h"
 
 namespace tessera {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "data/safetensors.h"
-#include "tensor/ops/quantize/int4.h"
+#include "tensor/ops/quantize/quantize.h"
 
 namespace tessera {
 

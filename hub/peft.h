@@ -9,7 +9,7 @@
 
 #include "data/safetensors.h"
 #include "models/language_model.h"
-#include "train/whole_state.h"
+#include "train/checkpoint/state.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 
 #include <charconv>
 
-#include "lab/graders.h"
+#include "lab/exercise.h"
 #include "lab/not_yet.h"
 #include "parallel/comm/call.h"
 
@@ -74,7 +74,7 @@ const std::vector<Exercise>& exercises() {
       {11,
        "experts",
        "Experts: tokens travel to them and back",
-       "parallel/expert_parallel.cpp",
+       "parallel/experts/expert_parallel.cpp",
        {{"Var exchange_rows("}, {"MixtureOfExperts::Exchanged to_experts("}},
        grade_experts},
   };

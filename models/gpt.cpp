@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera {
 

@@ -1,6 +1,6 @@
 // Which layer of a GPT is cut how: the only file that knows both the model and the strategies.
 //
-// table of placements, volume: parallel/tensor_parallel.h and parallel/vocab_parallel.h. With S(1) there are also an
+// table of placements, volume: parallel/tensor_parallel.h and parallel/tensor_parallel.h. With S(1) there are also an
 // all-gather of e T C bytes (e B T C where documents have positions of their own), of the position table's gradient,
 // and two all-reduces of C elements for the last norm.
 #include "models/gpt.h"

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "autograd/checkpoint.h"
+#include "autograd/ops.h"
 #include "models/layout.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera {
 namespace {

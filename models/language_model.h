@@ -16,15 +16,15 @@
 #include <utility>
 #include <vector>
 
-#include "nn/experts.h"
+#include "nn/experts/experts.h"
 #include "nn/layers.h"
-#include "tensor/ops/quantize/codec.h"
+#include "tensor/ops/quantize/quantize.h"
 
 namespace tessera {
 
 enum class Family : uint8_t { gpt2, llama };
 
-// Low-rank adaptation of a model whose own weights are frozen (nn/lora.h, models/lora.h).
+// Low-rank adaptation of a model whose own weights are frozen (nn/adapters/lora.h, models/lora.h).
 struct LoraConfig {
   int64_t rank = 0;  // 0: none
   double alpha = 0, dropout = 0;

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "parallel/expert_parallel.h"
-#include "tensor/field_error.h"
+#include "parallel/experts/expert_parallel.h"
+#include "tensor/error.h"
 
 namespace tessera {
 namespace {

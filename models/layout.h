@@ -8,7 +8,7 @@
 #pragma once
 #include "models/language_model.h"
 #include "parallel/context_parallel.h"
-#include "parallel/vocab_parallel.h"
+#include "parallel/tensor_parallel.h"
 
 namespace tessera {
 

@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "tensor/field_error.h"
-#include "tensor/nearest_name.h"
+#include "tensor/error.h"
 
 namespace tessera {
 namespace {

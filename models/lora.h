@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "models/language_model.h"
-#include "nn/lora.h"
+#include "nn/adapters/lora.h"
 
 namespace tessera {
 

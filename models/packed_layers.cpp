@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "models/lora.h"
-#include "nn/packed.h"
+#include "nn/quantize/packed.h"
 
 namespace tessera {
 

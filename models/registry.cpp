@@ -3,7 +3,7 @@
 #include "models/llama.h"
 #include "models/lora.h"
 #include "models/packed_layers.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera {
 

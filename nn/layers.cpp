@@ -6,13 +6,14 @@
 #include <utility>
 #include <vector>
 
-#include "autograd/checkpoint.h"
-#include "nn/lora.h"
-#include "nn/packed.h"
-#include "tensor/field_error.h"
+#include "autograd/ops.h"
+#include "nn/adapters/lora.h"
+#include "nn/quantize/packed.h"
+#include "tensor/error.h"
 #include "tensor/random.h"
 
 namespace tessera {
+
 namespace {
 
 // Packed copies where the processor makes them pay.

@@ -53,7 +53,7 @@ class Linear : public Module {
   void share(std::shared_ptr<const SharedInput> input) { input_ = std::move(input); }
   void share(Finish finish) { finish_ = std::move(finish); }
   void drop_packs() override { packs_.packs.clear(); }
-  // Adds an adapter of the rows [first, first + out) of the weight; see nn/lora.h. Before there is memory.
+  // Adds an adapter of the rows [first, first + out) of the weight; see nn/adapters/lora.h. Before there is memory.
   Lora& adapt(const std::string& name, int64_t first, int64_t out, const LoraOptions& options);
   const std::vector<Lora*>& adapters() const { return adapters_; }
   // Whether forward() is linear() and the activation and nothing else: then an op may do this layer with others.
@@ -244,5 +244,15 @@ class Mlp : public Module {
  private:
   Recompute recompute_;
 };
+
+// Losses. The cross-entropy of a language model is fused with its softmax: cross_entropy() in autograd/ops.h.
+
+// The mean of (prediction - target)^2 over all elements: two tensors of one shape -> ().
+inline Var mean_squared_error(const Var& prediction, const Var& target) {
+  if (!(prediction.shape() == target.shape()))
+    throw Error("[mean_squared_error] prediction is " + prediction.value().describe() + ", target is " +
+                target.value().describe() + "; expected one shape");
+  return scale(sum(unary<Square>(prediction - target)), 1.0 / static_cast<double>(prediction.value().numel()));
+}
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 // What of a parameter is here.
 #include "nn/parameter.h"
 
-#include "nn/packed.h"
+#include "nn/quantize/packed.h"
 
 namespace tessera {
 

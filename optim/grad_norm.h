@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "nn/flat.h"
+#include "nn/parameter.h"
 
 namespace tessera {
 

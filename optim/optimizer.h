@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "nn/flat.h"
+#include "nn/parameter.h"
 
 namespace tessera {
 

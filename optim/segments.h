@@ -2,7 +2,7 @@
 #pragma once
 #include <algorithm>
 
-#include "nn/flat.h"
+#include "nn/parameter.h"
 #include "tensor/cpu/vectorize.h"
 
 namespace tessera {

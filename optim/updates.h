@@ -3,7 +3,7 @@
 #pragma once
 #include <type_traits>
 
-#include "nn/flat.h"
+#include "nn/parameter.h"
 #include "optim/optimizer.h"
 #include "tensor/math.h"
 

@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "optim/grad_norm.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
+#include "tensor/ops/cross_entropy.h"
 
 namespace tessera {
+
 namespace {
 
 constexpr int kTag = 7001;
@@ -57,6 +60,90 @@ Tensor gather_unit(Communicator& axis, const DataLayout& layout, size_t unit, co
   if (layout.kept == Kept::by_owners) return gather_from_owners(axis, layout.owners, layout.sizes[unit], shard);
   if (layout.kept == Kept::in_shards) return gather_shards(axis, layout.sizes[unit], shard);
   return axis.rank() == 0 ? shard : Tensor();
+}
+
+// Slices, and what goes to rank 0 and comes back.
+
+DataBatches::DataBatches(Communicator& axis, ArenaPtr arena, const Options& options)
+    : axis_(axis), arena_(std::move(arena)), options_(options) {
+  options_.through_root = options.through_root && axis.size() > 1;
+}
+
+BatchSlice DataBatches::slice_of(int rank, int64_t batch, int64_t microbatches, int64_t index) const {
+  const int ranks = axis_.size() / options_.copies;
+  const int64_t parts = ranks * microbatches;
+  if (parts < 1 || batch < 1 || batch % parts != 0)
+    throw FieldError("batch", "expected a multiple of " + std::to_string(ranks) + " data ranks x " +
+                                  std::to_string(microbatches) + " micro-batches, found " + std::to_string(batch));
+  const int64_t size = batch / parts;
+  return {(rank * microbatches + index) * size, size};
+}
+
+BatchSlice DataBatches::computes(int64_t batch, int64_t microbatches, int64_t index) const {
+  return slice_of(axis_.rank() / options_.copies, batch, microbatches, index);
+}
+
+std::vector<BatchSlice> DataBatches::loads(int64_t batch, int64_t microbatches, int64_t index) const {
+  if (!options_.through_root) return {computes(batch, microbatches, index)};
+  std::vector<BatchSlice> all;
+  for (int r = 0; root() && r < axis_.size(); ++r) all.push_back(slice_of(r, batch, microbatches, index));
+  return all;
+}
+
+// Each rank its rows: int32 (B, T) on rank 0 -> (B / n, T).
+Tensor DataBatches::scatter_batch(const Tensor& ids) const {
+  if (!options_.through_root) return ids;
+  const int64_t rows = root() ? ids.dim(0) / axis_.size() : ids.dim(0);
+  Tensor own = Tensor::empty({rows, ids.dim(1)}, DType::int32, arena_, Category::communication);
+  axis_.scatter(root() ? ids.contiguous() : Tensor(), own, 0);
+  return own;
+}
+
+// Those of all ranks, one below the other, on rank 0: (N, V) -> (n N, V).
+Tensor DataBatches::gather_logits(const Tensor& own) const {
+  Tensor all;
+  if (root())
+    all = Tensor::empty({own.dim(0) * axis_.size(), own.dim(1)}, own.dtype(), arena_, Category::communication);
+  axis_.gather(own, all, 0);
+  return all;
+}
+
+// On rank 0: the gradient of all rows, and the loss sum of each rank's rows.
+struct DataBatches::RootLoss {
+  Tensor gradient, sums;  // undefined on other ranks
+};
+
+// Each rank's rows apart, as it would add them up itself; then the gradients of all in the place of the logits.
+DataBatches::RootLoss DataBatches::losses_at_root(Tensor logits, const Tensor& targets, double scale) const {
+  const int n = axis_.size();
+  const int64_t rows = logits.dim(0) / n;
+  const Tensor sums = Tensor::empty({n}, DType::float64, arena_->host(), Category::communication);
+  Tensor lse;
+  for (int r = 0; r < n; ++r) {
+    const CrossEntropy own = cross_entropy(logits.narrow(0, r * rows, rows), targets.narrow(0, r * rows, rows));
+    sums.data<double>()[r] = own.loss_sum;
+    if (!lse.defined()) lse = own.lse.make({n * rows}, own.lse.dtype(), Category::communication);
+    lse.narrow(0, r * rows, rows).copy_from(own.lse);
+  }
+  return {cross_entropy_backward(std::move(logits), targets, lse, scale), sums};
+}
+
+Root DataBatches::loss(const Var& hidden, const Tensor& targets, double scale, const Head& head) const {
+  if (!options_.through_root) {
+    Loss loss = head.loss(hidden, targets.contiguous().reshape({-1}), scale);
+    return {std::move(loss.mean), {}, loss.loss_sum};
+  }
+  Var logits = head.logits(hidden);
+  const Var edge = logits.edge();
+  Tensor own = std::move(logits).take();
+  const Tensor sum = Tensor::empty({1}, DType::float64, arena_->host(), Category::communication);
+  RootLoss at_root;
+  Tensor all = gather_logits(own);
+  if (root()) at_root = losses_at_root(std::move(all), targets.contiguous().reshape({-1}), scale);
+  if (!own.unique()) own = own.make(own.shape());  // the model keeps its logits: leave them as they are
+  axis_.scatter(at_root.sums, sum, 0);
+  axis_.scatter(at_root.gradient, own, 0);
+  return {edge, std::move(own), sum.item<double>()};
 }
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 // Everything to rank 0, and back.
 #include "parallel/data_parallel.h"
 
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera {
 

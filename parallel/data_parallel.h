@@ -23,7 +23,7 @@
 // PyTorch copies the parameters before every forward pass; here once per step, when they have changed. Gradients of a
 // rank's micro-batches are added first, then ranks in rank order (in pairs where the communicator's algorithm is tree),
 // so the bits are those of DDP. Rows of a rank have one loss sum of their own, which goes back to it. Tokens, logits
-// and losses are moved in parallel/data_batches.h.
+// and losses are moved in parallel/data_strategy.h.
 #pragma once
 #include "parallel/data_strategy.h"
 

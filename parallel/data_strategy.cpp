@@ -6,7 +6,7 @@
 #include "parallel/diloco.h"
 #include "parallel/parameter_server.h"
 #include "parallel/zero.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera {
 

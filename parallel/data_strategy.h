@@ -27,7 +27,6 @@
 #include <vector>
 
 #include "nn/module.h"
-#include "parallel/data_batches.h"
 #include "parallel/data_layout.h"
 
 namespace tessera {

@@ -1,7 +1,7 @@
 // Gradients of a rank alone, and the steps that all make together.
 #include "parallel/diloco.h"
 
-#include "parallel/outer_step.h"
+#include "parallel/cuda/outer_step.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/ops/elementwise.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "nn/lora.h"
+#include "nn/adapters/lora.h"
 #include "tensor/ops/reduce.h"
 
 namespace tessera {

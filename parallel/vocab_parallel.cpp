@@ -1,10 +1,9 @@
 // Rows of a table that other ranks have in part, and a softmax over columns that they have in part.
-#include "parallel/vocab_parallel.h"
-
 #include <string>
 #include <utility>
 
-#include "tensor/ops/cross_entropy/cross_entropy.h"
+#include "parallel/tensor_parallel.h"
+#include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/embedding.h"
 
 namespace tessera {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "tensor/ops/elementwise.h"
 
 namespace tessera {

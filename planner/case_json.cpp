@@ -10,8 +10,7 @@
 #include "data/json.h"
 #include "planner/fields.h"
 #include "planner/pipeline.h"
-#include "tensor/field_error.h"
-#include "tensor/nearest_name.h"
+#include "tensor/error.h"
 #include "train/names.h"
 
 namespace tessera::planner {

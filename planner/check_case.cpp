@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "planner/pipeline.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera::planner {
 namespace {

@@ -7,7 +7,7 @@
 #include <array>
 #include <utility>
 
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "train/job.h"
 
 namespace tessera::planner {

@@ -8,8 +8,7 @@
 
 #include "data/config_file.h"
 #include "data/json.h"
-#include "tensor/field_error.h"
-#include "tensor/nearest_name.h"
+#include "tensor/error.h"
 
 namespace tessera::planner {
 

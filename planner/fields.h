@@ -8,7 +8,7 @@
 #include "planner/files.h"
 #include "planner/hardware.h"
 #include "planner/software.h"
-#include "tensor/named.h"
+#include "tensor/error.h"
 
 namespace tessera::planner {
 

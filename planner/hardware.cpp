@@ -8,7 +8,7 @@
 #include <set>
 
 #include "planner/fields.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera::planner {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
-#include "parallel/pipeline/replay.h"
+#include "parallel/pipeline/simulate.h"
 #include "train/trainer.h"
 
 namespace tessera::planner {

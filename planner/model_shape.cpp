@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera::planner {
 

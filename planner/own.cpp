@@ -3,7 +3,7 @@
 
 #include "models/stages.h"
 #include "train/expected_bytes.h"
-#include "train/rank_memory.h"
+#include "train/memory.h"
 
 namespace tessera::planner {
 namespace {

@@ -17,7 +17,7 @@
 #include "planner/own.h"
 #include "planner/pipeline.h"
 #include "planner/predict_measured.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera::planner {
 namespace {

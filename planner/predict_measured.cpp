@@ -6,7 +6,7 @@
 
 #include "planner/shared_processors.h"
 #include "planner/step_work.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera::planner {
 namespace {

@@ -7,7 +7,7 @@
 #include <array>
 #include <cmath>
 
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera::planner {
 namespace {

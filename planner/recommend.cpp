@@ -11,7 +11,7 @@
 
 #include "planner/assumptions.h"
 #include "planner/estimate.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera::planner {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "planner/estimate.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "train/names.h"
 
 namespace tessera::planner {

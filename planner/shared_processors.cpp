@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "parallel/pipeline/walk.h"
+#include "parallel/pipeline/validate.h"
 #include "tensor/error.h"
 
 namespace tessera::planner {

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "planner/fields.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera::planner {
 

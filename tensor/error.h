@@ -5,8 +5,15 @@
 // reaches the terminal as a command. Ops tag theirs: `[matmul] inner dims differ: a (4, 8) x b (6, 3); b must have 8
 // rows`.
 #pragma once
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 namespace tessera {
 
@@ -45,5 +52,48 @@ struct OutOfMemory : Error {
 struct OutputError : Error {
   explicit OutputError(const std::string& message) : Error(message, Status::output) {}
 };
+
+// UTF-8, strictly: no overlong forms, no surrogates, nothing beyond U+10FFFF.
+
+// The code point at `position`, which is moved past it; nothing (and `position` stays) where the bytes are not UTF-8.
+std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position);
+
+// Adds a byte as `\xe9`, for what is not UTF-8 or would not be seen.
+void append_escaped(std::string& out, char byte);
+
+// What a user may have meant by a name that there is not.
+
+// The entry of `known` nearest to `typed`, when it is near enough to be a slip of the finger or another program's word
+// for it ("gpu", "fp16"), as "; did you mean 'x'?"; else nothing.
+std::string did_you_mean(std::string_view typed, const std::vector<std::string>& known);
+std::string did_you_mean(std::string_view typed, std::span<const std::string_view> known);
+
+// The error of one field of what a program was told: what() is "`microbatches`: 5 do not divide a batch of 12". In
+// every message of a library a name between backticks is a field's; the command line shows it as its option.
+
+class FieldError : public Error {
+ public:
+  FieldError(std::string field, const std::string& message)
+      : Error("`" + field + "`: " + message), field_(std::move(field)) {}
+  const std::string& field() const { return field_; }
+
+ private:
+  std::string field_;
+};
+
+// Enums whose values have names: beside each stands an array of names, in the order of the values.
+
+// The value of that name: value_named<Algorithm>(kAlgorithmNames, "ring"). Nothing where there is none.
+template <class Enum, size_t n>
+constexpr std::optional<Enum> value_named(const std::array<std::string_view, n>& names, std::string_view name) {
+  for (size_t i = 0; i < n; ++i)
+    if (names[i] == name) return static_cast<Enum>(i);
+  return std::nullopt;
+}
+
+template <class Enum, size_t n>
+constexpr std::string_view name_in(const std::array<std::string_view, n>& names, Enum value) {
+  return names.at(static_cast<size_t>(value));
+}
 
 }  // namespace tessera

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "tensor/error.h"
-#include "tensor/field_error.h"
 
 namespace tessera {
 

@@ -6,6 +6,7 @@
 
 #include "tensor/cpu/loops.h"
 #include "tensor/cuda/copy.h"
+#include "tensor/ops/elementwise.h"
 
 namespace tessera {
 
@@ -239,6 +240,63 @@ void Tensor::fill(double value) {
   if (numel() == 0) return;
   on_device(
       device(), [&] { fill_on_host(*this, value); }, [&] { cuda::fill(*this, value); });
+}
+
+// Merging dims, once for all elementwise loops.
+
+MergedDims merged_dims(std::span<const Tensor* const> operands) {
+  MergedDims m;
+  const Shape& full = operands[0]->shape();
+  for (int d = 0; d < full.rank(); ++d) {
+    if (full[d] == 1) continue;
+    bool merges = m.shape.rank() > 0;
+    for (size_t k = 0; merges && k < operands.size(); ++k)
+      merges = m.strides[k][-1] == operands[k]->strides()[d] * full[d];
+    if (merges)
+      m.shape[-1] *= full[d];
+    else
+      m.shape.push_back(full[d]);
+    for (size_t k = 0; k < operands.size(); ++k) {
+      if (merges)
+        m.strides[k][-1] = operands[k]->strides()[d];
+      else
+        m.strides[k].push_back(operands[k]->strides()[d]);
+    }
+  }
+  if (m.shape.rank() == 0) {  // one element
+    m.shape.push_back(1);
+    for (auto& s : m.strides) s.push_back(1);
+  }
+  return m;
+}
+
+// Sums of numbers that are on their way.
+
+DeviceScalar::DeviceScalar(const Tensor& made) {
+  made.check_size(1);
+  if (made.device() == Device::cuda)
+    there_ = made.reshape({});
+  else
+    value_ = made.item<double>();
+}
+
+// What somebody else may hold is not written over.
+DeviceScalar& DeviceScalar::operator+=(const DeviceScalar& more) {
+  if (!there_.defined() && !more.there_.defined()) {
+    value_ += more.value_;
+  } else if (!there_.defined() && value_ == 0) {
+    there_ = more.there_;
+  } else {
+    const Tensor& on_gpu = there_.defined() ? there_ : more.there_;
+    const auto beside = [&](const DeviceScalar& x) {
+      if (x.there_.defined()) return x.there_;
+      Tensor known = on_gpu.make({});
+      known.fill(x.value_);
+      return known;
+    };
+    there_ = binary<Add>(beside(*this), beside(more));
+  }
+  return *this;
 }
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 // Copying a Tensor copies the view, never the elements. Ops read tensors of any strides unless they say otherwise, and
 // return new contiguous tensors from the arena of their first argument, in the arena's default category.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -183,5 +184,42 @@ decltype(auto) with_dtype(DType dtype, F&& f) {
       return with_floating(dtype, "dtype", static_cast<F&&>(f));
   }
 }
+
+// The least dims that describe how operands of one (expanded) shape are walked: dims of size 1 are dropped, and dims
+// that run on in every operand are merged. Elementwise loops, on the CPU and on a GPU, walk what is left.
+
+inline constexpr int kMaxOperands = 3;
+
+struct MergedDims {
+  Shape shape;  // of rank 1 or more; the last dim is the inner loop
+  std::array<Shape, kMaxOperands> strides;
+};
+
+MergedDims merged_dims(std::span<const Tensor* const> operands);
+
+// A number that an op makes for the host: known at once, or still on its way on a GPU, which is waited for when
+// somebody reads it and not before.
+//
+//   DeviceScalar loss = 0;
+//   for (...) loss += cross_entropy(...).loss_sum;   // queued, where the losses lie on a GPU
+//   if (std::isfinite(loss)) ...                     // one wait for all of them
+
+class DeviceScalar {
+ public:
+  DeviceScalar(double value = 0) : value_(value) {}  // NOLINT: a number is one that is known
+  // The only element of a float64 tensor; what lies on the host is read now.
+  explicit DeviceScalar(const Tensor& made);
+
+  // Waits where it lies on a GPU.
+  operator double() const { return there_.defined() ? there_.item<double>() : value_; }  // NOLINT: it is a number
+  // Added in the order of the calls; the same bits on both devices.
+  DeviceScalar& operator+=(const DeviceScalar& more);
+  // float64 () on the GPU; undefined for a number that is known.
+  const Tensor& on_gpu() const { return there_; }
+
+ private:
+  double value_ = 0;
+  Tensor there_;
+};
 
 }  // namespace tessera

@@ -2,18 +2,28 @@
 #include "tensor/write_file.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstdint>
 #include <cstring>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tensor/error.h"
-#include "tensor/temporary.h"
 
 namespace tessera {
+
 namespace fs = std::filesystem;
 namespace {
 
@@ -80,6 +90,146 @@ bool write_file(const fs::path& file, std::span<const std::string_view> parts) {
   if (const int cause = write_and_close(made, parts, true)) refuse(file, cause);
   if (::rename(beside.path().c_str(), name.c_str()) != 0) refuse(file, errno);
   return true;
+}
+
+// Ways around what a file system does not know.
+
+bool is_unknown_operation(int cause) {
+  return cause == EINVAL || cause == ENOSYS || cause == EOPNOTSUPP || cause == ENOLCK || cause == ENODEV;
+}
+
+int make_room(int descriptor, int64_t from, int64_t to) {
+  int cause = EINTR;
+  while (cause == EINTR) cause = ::posix_fallocate(descriptor, from, to - from);
+  if (!is_unknown_operation(cause)) return cause;
+  const std::vector<char> zeros(size_t{1} << 20);
+  while (from < to) {
+    const ssize_t n = ::pwrite(descriptor, zeros.data(), std::min(zeros.size(), static_cast<size_t>(to - from)), from);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return n < 0 ? errno : EIO;
+    from += n;
+  }
+  return 0;
+}
+
+// Names of temporary files, and the list of those that there are.
+
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view kMark = ".tmp-";
+constexpr size_t kLongestStem = 190;  // of the 255 bytes of a name
+constexpr size_t kHostDigits = 8, kRandomDigits = 16;
+
+std::mutex listing;
+// Of this process. Made at the first use and kept to the end: a program may end while one is written.
+std::vector<fs::path>& temporaries() {
+  static auto* const all = new std::vector<fs::path>;
+  return *all;
+}
+
+std::string hexadecimal(uint64_t value, size_t digits) {
+  std::array<char, 16> text{};
+  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value, 16);
+  const std::string found(text.data(), end);
+  return std::string(digits - std::min(digits, found.size()), '0') + found;
+}
+
+std::string host_mark() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  uint32_t hash = 2166136261U;  // FNV-1a
+  for (const char* c = name.data(); *c != '\0'; ++c) hash = (hash ^ static_cast<unsigned char>(*c)) * 16777619U;
+  return hexadecimal(hash, kHostDigits);
+}
+
+std::string random_mark() {
+  uint64_t random = 0;
+  if (::getrandom(&random, sizeof(random), 0) != static_cast<ssize_t>(sizeof(random)))
+    throw OutputError(std::string("cannot draw a random name: ") + std::strerror(errno));
+  return hexadecimal(random, kRandomDigits);
+}
+
+struct Mark {
+  pid_t process = 0;
+  std::string_view host;  // empty where the rest of the name is not as it should be
+};
+std::optional<Mark> mark_of(std::string_view name) {
+  const size_t at = name.rfind(kMark);
+  if (at == std::string_view::npos) return std::nullopt;
+  const std::string_view mark = name.substr(at + kMark.size());
+  Mark out;
+  const char* const end = std::from_chars(mark.data(), mark.data() + mark.size(), out.process).ptr;
+  const std::string_view rest = mark.substr(static_cast<size_t>(end - mark.data()));
+  const auto hexadecimal = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || c == '-'; };
+  if (out.process > 0 && rest.size() == kHostDigits + kRandomDigits + 2 && rest[0] == '-' &&
+      rest[kHostDigits + 1] == '-' && std::ranges::all_of(rest, hexadecimal))
+    out.host = rest.substr(1, kHostDigits);
+  return out;
+}
+
+bool is_day_old(const fs::path& path) {
+  std::error_code error;
+  const fs::file_time_type written = fs::last_write_time(path, error);
+  return !error && fs::file_time_type::clock::now() - written > std::chrono::hours(24);
+}
+
+bool is_being_written(const fs::path& path, pid_t process) {
+  if (process <= 0) return false;
+  if (process != ::getpid()) return ::kill(process, 0) == 0 || errno == EPERM;
+  const std::lock_guard lock(listing);  // or of a dead process that had the same number
+  const auto same = [&](const fs::path& own) { return own.filename() == path.filename(); };
+  return std::ranges::any_of(temporaries(), same);
+}
+
+}  // namespace
+
+TemporaryName::TemporaryName(const fs::path& stem) {
+  const std::string end = std::string(kMark) + std::to_string(::getpid()) + "-" + host_mark() + "-" + random_mark();
+  path_ = stem.parent_path() / (stem.filename().string().substr(0, kLongestStem) + end);
+  const std::lock_guard lock(listing);
+  temporaries().push_back(path_);
+}
+
+TemporaryName::~TemporaryName() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+  const std::lock_guard lock(listing);
+  std::erase(temporaries(), path_);
+}
+
+void remove_temporaries() {
+  listing.lock();  // and never unlocked
+  for (const fs::path& path : temporaries()) {
+    std::error_code error;
+    do fs::remove_all(path, error);
+    while (error == std::errc::directory_not_empty);  // another thread has written into it meanwhile
+  }
+}
+
+std::vector<fs::path> remove_stale(const fs::path& directory, bool ours) {
+  const std::string here = host_mark();
+  std::vector<fs::path> removed;
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    const fs::path path = it->path();
+    const std::string name = path.filename().string();
+    const std::optional<Mark> mark = mark_of(name);
+    if (!mark || (!ours && mark->host.empty())) continue;
+    const bool left = ours || mark->host == here ? !is_being_written(path, mark->process) : is_day_old(path);
+    std::error_code failed;
+    if (left && fs::remove_all(path, failed) > 0 && !failed) removed.push_back(path);
+  }
+  return removed;
+}
+
+fs::path temporary_folder() {
+  std::error_code error;
+  fs::path folder = fs::temp_directory_path(error);
+  if (!error) return folder;
+  const char* const named = std::getenv("TMPDIR");
+  throw OutputError("TMPDIR: expected a folder for temporary files, found '" +
+                    std::string(named != nullptr ? named : "/tmp") + "': " + error.message());
 }
 
 }  // namespace tessera

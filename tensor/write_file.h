@@ -1,8 +1,11 @@
 // Files that are written whole or not at all.
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera {
 
@@ -15,5 +18,45 @@ inline bool write_file(const std::filesystem::path& file, std::string_view first
   const std::string_view parts[] = {first, second};
   return write_file(file, parts);
 }
+
+// Operations of files that some file systems do not know: NFS, Lustre, FUSE, and those of containers and of other
+// systems' disks (docs/cluster.md).
+
+// True of an errno by which a file system says that it does not know an operation, rather than that it failed.
+bool is_unknown_operation(int cause);
+
+// Makes sure that the disk has room for the bytes of a file from `from` to `to`, which nobody has written yet. Where
+// the file system cannot promise it, zeros are written there. Returns 0 or an errno.
+int make_room(int descriptor, int64_t from, int64_t to);
+
+// What is being written has a name of its own until it is whole: NAME.tmp-PID-HOST-RANDOM, beside the name that it will
+// have. It is removed at the end of its scope, by remove_temporaries() when a signal ends the process, and, where the
+// process was killed, by the next one that calls remove_stale() there.
+
+class TemporaryName {
+ public:
+  // A name that nobody can foretell, `stem` and its end; nothing is made. The caller makes it with O_EXCL or mkdir().
+  explicit TemporaryName(const std::filesystem::path& stem);
+  // Removes what has the name, a folder with all in it.
+  ~TemporaryName();
+  TemporaryName(const TemporaryName&) = delete;
+  TemporaryName& operator=(const TemporaryName&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Removes all that this process is writing. For a process that ends at once: a thread that begins or ends to write
+// something afterwards waits for ever.
+void remove_temporaries();
+
+// Removes what processes that are no more have left in a directory, and returns it. A process of another host cannot be
+// asked whether it lives: what it writes counts as left when it is a day old, or at once where the directory is `ours`
+// alone.
+std::vector<std::filesystem::path> remove_stale(const std::filesystem::path& directory, bool ours);
+
+// The folder for temporary files: $TMPDIR, or /tmp. Throws OutputError when it is none.
+std::filesystem::path temporary_folder();
 
 }  // namespace tessera

@@ -1,13 +1,17 @@
 // The choice between the host and its GPUs.
 #include "train/device.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
+#include <vector>
 
 #include "data/files.h"
 #include "tensor/cuda/gpus.h"
 #include "tensor/error.h"
+#include "tensor/ops/attention/cuda/cudnn_attention.h"
 #include "tensor/ops/matmul/cuda/product.h"
-#include "train/attention_choice.h"
+#include "train/names.h"
 
 namespace tessera {
 
@@ -52,6 +56,90 @@ std::string describe_device() {
     return cuda::describe_gpu();
   else
     return "";
+}
+
+// The choice, and what stands against it.
+
+namespace {
+
+// What of the run itself keeps cuDNN from serving it; empty: nothing.
+std::string obstacle(const Job& job) {
+  if (job.optim.dtype != DType::bfloat16) return fmt::format("cuDNN's take bf16, found {}", text_of(job.optim.dtype));
+  if (job.model.dropout > 0) return "cuDNN's cannot drop the elements that ours count";
+  if (job.optim.document_mask) return "cuDNN's do not know where our documents begin";
+  return "";
+}
+
+// The problems of the run's attention in one direction: of some rank, or of every one.
+[[maybe_unused]] std::vector<cuda::FusedAttention> problems(const Job& job, bool backward) {
+  const Plan& p = job.plan;
+  const ModelConfig& m = job.model;
+  const bool ring = p.cp > 1 && p.cp_mode == ContextMode::ring;
+  const int64_t batch = job.optim.batch / (p.dp * p.microbatches), parts = ring ? p.tp : p.tp * p.cp,
+                tokens = ring ? m.context / p.cp : m.context;
+  const Heads heads{m.heads / parts, m.all_heads().key / parts};
+  if (!ring) return {cuda::packed_problem(batch, tokens, heads, m.head_size(), backward)};
+  std::vector<cuda::FusedAttention> all;
+  for (const cuda::TileOfRing& tile : {cuda::TileOfRing{batch, tokens, tokens, tokens, true},
+                                       cuda::TileOfRing{batch, tokens, tokens, tokens / 2, false},
+                                       cuda::TileOfRing{batch, tokens, tokens / 2, tokens, false}})
+    all.push_back(cuda::tile_problem(tile, heads, m.head_size(), backward));
+  return all;
+}
+
+// What cuDNN itself says of the run's attention on this GPU.
+std::string refusal(const Job& job) {
+  if constexpr (kWithCudnn) {
+    for (const bool backward : {false, true})
+      for (cuda::FusedAttention problem : problems(job, backward)) {
+        problem.deterministic = backward && job.plan.deterministic;
+        if (const std::string why = cuda::cudnn_refuses(problem); !why.empty())
+          return fmt::format("cuDNN {}: {}", cuda::cudnn_version(), why);
+      }
+  }
+  return "";
+}
+
+}  // namespace
+
+bool asks_cudnn(const Plan& p) {
+  return p.device == Device::cuda && kWithCudnn && p.attention != AttentionKernels::own;
+}
+
+KernelChoice kernels_of(const Plan& p) {
+  return {.attention = asks_cudnn(p) ? p.attention : AttentionKernels::own, .deterministic = p.deterministic};
+}
+
+void check_attention(const Plan& p) {
+  if (p.attention != AttentionKernels::cudnn) return;
+  if (!kWithCudnn)
+    throw FieldError("attention",
+                     "this program was built without cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON");
+  if (p.device != Device::cuda)
+    throw FieldError("attention", "cuDNN's kernels are for GPUs; expected own, or `device` cuda");
+}
+
+void check_attention(const Job& job) {
+  check_attention(job.plan);
+  if (job.plan.attention != AttentionKernels::cudnn) return;
+  std::string why = obstacle(job);
+  if (why.empty()) {
+    check_device(job.plan.device);
+    why = refusal(job);
+  }
+  if (!why.empty()) throw FieldError("attention", why + "; expected own, found cudnn");
+}
+
+std::string describe_attention(const Job& job) {
+  std::string why = job.plan.attention == AttentionKernels::own ? "`attention` own"
+                    : kWithCudnn                                ? obstacle(job)
+                                                                : "built without cuDNN";
+  if (why.empty()) why = refusal(job);
+  if (!why.empty()) return fmt::format("attention: our own kernels ({})", why);
+  std::string version;
+  if constexpr (kWithCudnn) version = cuda::cudnn_version();
+  return fmt::format("attention: cuDNN {}{}", version,
+                     job.plan.deterministic ? ", gradients added in a fixed order" : "");
 }
 
 }  // namespace tessera

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "autograd/var.h"
+#include "parallel/placement.h"
 #include "tensor/error.h"
-#include "train/step_report.h"
+#include "train/step_tokens.h"
 
 namespace tessera {
 
@@ -38,6 +40,108 @@ std::optional<double> mean_loss(const Evaluation& e, Communicator& world, const 
     throw Error(fmt::format("the validation loss is {}; expected a finite number", number_text(loss)),
                 Status::not_finite);
   return loss;
+}
+
+// Passes over the stages, and the next tokens.
+
+struct Generator::Writing {
+  size_t prompt;
+  GrowingText text;
+  bool is_read = false, ended = false;
+  int32_t last = 0;
+};
+
+Generator::Generator(Trainer& part) : part_(part) {
+  if (part.job().plan.cp > 1)
+    throw FieldError("cp", "a text is written token by token, and ranks cannot share a token; expected 1, found " +
+                               std::to_string(part.job().plan.cp));
+}
+
+bool Generator::own(size_t prompt) const {
+  Mesh& mesh = part_.mesh();
+  return static_cast<int>(prompt % static_cast<size_t>(mesh.size("dp"))) == mesh.coordinate("dp");
+}
+
+// The logits of the tokens behind texts of as many unread tokens, on the ranks with the last stage.
+Tensor Generator::pass(const std::vector<Writing*>& texts) {
+  LanguageModel& model = part_.model();
+  Communicator &pp = part_.mesh()["pp"], &tp = part_.mesh()["tp"];
+  const Schedule& schedule = part_.schedule();
+  std::vector<int32_t> tokens;
+  std::vector<TextCache*> caches;
+  for (Writing* w : texts) {
+    const std::span<const int32_t> unread = w->text.unread();
+    tokens.insert(tokens.end(), unread.begin(), unread.end());
+    caches.push_back(&w->text.cache());
+  }
+  const int64_t rows = std::ssize(texts), each = std::ssize(tokens) / rows;
+  const ArenaPtr& arena = part_.arena();
+  model.set_step(model.decode_step(each, caches, arena));
+  Tensor x;
+  for (int stage = 0; stage < schedule.stages; ++stage) {
+    if (schedule.rank_of_stage[static_cast<size_t>(stage)] != pp.rank()) continue;
+    if (stage == 0) {
+      x = model.decode_first(Tensor::of<int32_t>(tokens, {rows, each}, arena), caches);
+    } else if (schedule.crosses(stage - 1)) {
+      x = Tensor::empty({rows, each, model.config.channels}, part_.job().optim.dtype, arena, Category::activations);
+      pp.recv(x, schedule.rank_of_stage[static_cast<size_t>(stage) - 1], stage);
+    }
+    const Range layers = part_.layers()[static_cast<size_t>(stage)];
+    for (int64_t i = layers.begin; i < layers.end; ++i) x = model.decode_layer(i, x, caches);
+    if (stage + 1 < schedule.stages && schedule.crosses(stage))
+      pp.send(x, schedule.rank_of_stage[static_cast<size_t>(stage) + 1], stage + 1);
+  }
+  model.set_step({});
+  if (schedule.rank_of_stage.back() != pp.rank()) return {};
+  return redistribute(model.decode_last(x), tp, S(1, model.config.vocab), R);
+}
+
+void Generator::advance(const std::vector<Writing*>& texts, const SampleOptions& options) {
+  Communicator& pp = part_.mesh()["pp"];
+  const Tensor logits = pass(texts);
+  const Tensor drawn = Tensor::zeros({std::ssize(texts)}, DType::int32, part_.arena()->host());
+  int32_t* const next = drawn.data<int32_t>();
+  for (size_t i = 0; logits.defined() && i < texts.size(); ++i)
+    next[i] = texts[i]->text.grow(logits.select(0, static_cast<int64_t>(i)), options);
+  if (pp.size() > 1) pp.broadcast(drawn, part_.schedule().rank_of_stage.back());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    if (!logits.defined()) texts[i]->text.grow(next[i]);
+    texts[i]->last = next[i];
+    texts[i]->is_read = true;
+  }
+}
+
+// Every rank makes as many passes as the one with most to do, since ZeRO-3 gathers weights from all of them.
+void Generator::write(const std::vector<std::vector<int32_t>>& prompts, int64_t tokens, const SampleOptions& options,
+                      const std::function<bool(size_t, int32_t)>& told) {
+  const NoGrad no_grad;
+  const LanguageModel& model = part_.model();
+  const bool together = part_.job().plan.zero == ZeroStage::three;
+  std::vector<Writing> texts;
+  for (size_t p = 0; p < prompts.size(); ++p)
+    if (own(p)) texts.push_back({p, GrowingText(model, prompts[p], tokens, p)});
+  const auto tell = [&](const std::vector<Writing*>& grown) {
+    for (Writing* w : grown) w->ended = !told(w->prompt, w->last) || w->text.written() >= tokens;
+  };
+  for (;;) {
+    std::vector<Writing*> now;  // the next that is to be read, or all that go on
+    for (Writing& w : texts)
+      if (!w.ended && !w.is_read && now.empty()) now.push_back(&w);
+    for (Writing& w : texts)
+      if (!w.ended && w.is_read && (now.empty() || now.front()->is_read)) now.push_back(&w);
+    // One whose context is full reads half of it again, by itself.
+    const auto long_one = std::ranges::find_if(now, [](Writing* w) { return w->text.unread().size() > 1; });
+    if (long_one != now.end()) now = {*long_one};
+    const bool more = part_.world().size() > 1 ? part_.world().max(now.empty() ? 0 : 1) > 0 : !now.empty();
+    if (!more) return;
+    if (!now.empty()) {
+      advance(now, options);
+      tell(now);
+    } else if (together) {
+      Writing idle{0, GrowingText(model, {0}, 1)};
+      pass({&idle});
+    }
+  }
 }
 
 }  // namespace tessera

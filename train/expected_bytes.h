@@ -1,5 +1,5 @@
 // What theory says of a plan: calls and bytes by axis and operation, in closed forms. (Of bytes held by each rank:
-// train/rank_memory.h.)
+// train/memory.h.)
 //
 // Worked out from the model's sizes and the plan alone. S is the bytes of an array, n the data-parallel ranks; figures
 // are sums over ranks. An all-reduce sends 2 (n - 1) S, by every algorithm; a reduce-scatter or an all-gather (n - 1)
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "train/job.h"
-#include "train/rank_memory.h"
+#include "train/memory.h"
 #include "train/usage.h"
 
 namespace tessera {

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "train/device.h"
 
 namespace tessera {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "models/layout.h"
-#include "parallel/pipeline/passes.h"
+#include "parallel/pipeline/validate.h"
 
 namespace tessera {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 #include "models/language_model.h"
 #include "optim/optimizer.h"
-#include "tensor/named.h"
+#include "tensor/error.h"
 #include "train/plan.h"
 
 namespace tessera {

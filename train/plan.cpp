@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "parallel/comm/surroundings.h"
-#include "tensor/field_error.h"
-#include "train/attention_choice.h"
+#include "tensor/error.h"
+#include "train/device.h"
 #include "train/names.h"
 
 namespace tessera {

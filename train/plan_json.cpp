@@ -7,8 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tensor/field_error.h"
-#include "tensor/nearest_name.h"
+#include "tensor/error.h"
 #include "train/names.h"
 
 namespace tessera {

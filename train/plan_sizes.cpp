@@ -6,7 +6,7 @@
 
 #include "models/layout.h"
 #include "models/stages.h"
-#include "nn/lora.h"
+#include "nn/adapters/lora.h"
 #include "parallel/comm/fake_transport.h"
 
 namespace tessera {

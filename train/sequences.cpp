@@ -8,9 +8,8 @@
 
 #include "data/examples.h"
 #include "data/loader.h"
-#include "data/mixture_order.h"
-#include "data/permutation.h"
-#include "tensor/field_error.h"
+#include "data/mixture.h"
+#include "tensor/error.h"
 #include "tensor/random.h"
 
 namespace tessera {

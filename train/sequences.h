@@ -35,7 +35,7 @@ int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all);
 
 // Of the training split, which must outlive the result. Examples, shards and mixtures come in epochs, and so does a
 // single file if it is to be shuffled: each row (data/examples.h, or TrainingWindows) once in an epoch, in an order of
-// its own (data/permutation.h). Otherwise sequences of a file begin where Loader draws them. Throws InputError, Error
+// its own (data/loader.h). Otherwise sequences of a file begin where Loader draws them. Throws InputError, Error
 // (usage) for files that are too short.
 Sequences sequences_of(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed, bool shuffle = false);
 

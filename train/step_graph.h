@@ -4,7 +4,7 @@
 //
 // So nothing that is queued depends on the step, and all of it is captured once as a CUDA graph and launched again for
 // every later step (tensor/cuda/graph.h). Several ranks do so where NCCL moves what they send each other: they meet on
-// the host before the step (train/step_ranks.h) and not within it, and add up loss and norm on their GPUs.
+// the host before the step (train/step_tokens.h) and not within it, and add up loss and norm on their GPUs.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "optim/optimizer.h"
-#include "tensor/device_scalar.h"
+#include "tensor/tensor.h"
 #include "train/job.h"
-#include "train/step_ranks.h"
+#include "train/step_tokens.h"
 
 namespace tessera {
 

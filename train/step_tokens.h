@@ -1,21 +1,86 @@
-// The tokens of a step on their way from the data set to where a rank computes, and where their documents begin.
-//
-// For a rank on a GPU they lie in pinned memory, one place for each micro-batch, from which the GPU copies them when it
-// comes to them: nothing waits, and a step that was captured finds there the tokens of the step that it is replayed
-// for.
+// What a training step tells.
 #pragma once
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "models/stages.h"
+#include "parallel/comm/communicator.h"
 #include "parallel/data_strategy.h"
 #include "train/job.h"
 #include "train/sequences.h"
 
 namespace tessera {
+
+// What a rank asks all others for with a step: to save after it, or to end the run.
+enum class Wish : uint8_t { none, save, stop };
+// Ranks add up their votes, and the sum says what the most demanding of them wants.
+inline double vote_for(Wish wish) { return wish == Wish::stop ? 1 << 20 : wish == Wish::save ? 1 : 0; }
+inline Wish wish_of(double votes) {
+  return votes >= vote_for(Wish::stop) ? Wish::stop : votes > 0 ? Wish::save : Wish::none;
+}
+
+struct StepReport {
+  int64_t step = 0;  // steps done
+  double loss = 0, lr = 0, grad_norm = 0, tokens_per_s = 0, step_ms = 0;
+  Wish wish = Wish::none;  // of the ranks, the same on all
+};
+
+// Of a step of so many tokens that took so long.
+void set_time(StepReport& report, double seconds, int64_t tokens);
+
+// As it is shown: a NaN has a sign, which nobody wants to read.
+std::string number_text(double number);
+
+// Throws Error (not_finite) naming `step` when its loss or its gradient norm is not a number.
+void check_finite(const StepReport& report, int64_t step);
+
+// What the ranks of a run do together about a step that the host only begins and ends (train/step_graph.h).
+//
+// Before it they meet on the host, once, and agree on how all of them make it: a rank whose arena has another layout
+// than its graph would queue what the others launch, and NCCL may want all of them when it is captured. On the GPU they
+// add up what each has found. Who waits for the end looks after the others, and ends NCCL's kernels where one has
+// failed.
+
+class StepRanks {
+ public:
+  enum class How : uint8_t { queue, capture, launch };
+  struct Agreed {
+    How how = How::queue;
+    Wish wish = Wish::none;  // of all ranks
+  };
+
+  // Every communicator that this rank uses in a step, once; they must outlive it.
+  StepRanks(Communicator& world, std::vector<Communicator*> all);
+
+  // Launched where every rank has a graph that fits, captured where every rank could do one or the other.
+  Agreed agree(Wish wish, bool can_launch, bool can_capture);
+  // What a rank does on its own.
+  static How choose(bool can_launch, bool can_capture);
+  // Queues the sum over ranks, in place.
+  void add_up(const Tensor& numbers) { world_.all_reduce(numbers); }
+  void wait(Arena& gpu) { world_.wait_for_gpu(gpu, "step"); }
+
+  // Between these two a step is captured, whose communications are counted as they are called; a launch without calls
+  // counts them again.
+  void begin_capture();
+  void end_capture();
+  void count_again();
+
+ private:
+  Communicator& world_;
+  std::vector<Communicator*> all_;
+  std::vector<OpCounts> of_step_;  // while it is captured: the counts at its beginning
+};
+
+// The tokens of a step on their way from the data set to where a rank computes, and where their documents begin.
+//
+// For a rank on a GPU they lie in pinned memory, one place for each micro-batch, from which the GPU copies them when it
+// comes to them: nothing waits, and a step that was captured finds there the tokens of the step that it is replayed
+// for.
 
 class StepTokens {
  public:

@@ -14,8 +14,6 @@
 #include "train/model_part.h"
 #include "train/sequences.h"
 #include "train/step_graph.h"
-#include "train/step_ranks.h"
-#include "train/step_report.h"
 #include "train/step_tokens.h"
 
 namespace tessera {

@@ -1,5 +1,8 @@
 // What a run has sent and held, over all ranks.
 #pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,5 +33,35 @@ struct RunUsage {
 
 // The counts of axes, the world maybe among them, up to now; the same on every rank. Every rank calls it.
 RunUsage usage_of(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena);
+
+// How routers have shared out tokens over the experts of each layer.
+
+class Trainer;
+
+struct ExpertLoad {
+  std::vector<std::vector<int64_t>> rows = {};  // by layer and expert: choices of tokens that it took
+  int64_t dropped = 0;                          // choices that found no place
+  // The busiest expert of its layer: 2 is twice an even share.
+  struct Busiest {
+    double times = 0;
+    int64_t layer = 0, expert = 0;
+  };
+  Busiest busiest() const;
+  bool empty() const { return rows.empty(); }
+};
+
+// In the training steps that this trainer has made since it was last asked, over all ranks, the same on each; empty for
+// a model without experts. Every rank calls it.
+ExpertLoad expert_load(Trainer& trainer);
+
+// What stands for many measurements.
+
+// The middle value, the upper one of two; 0 where there is none.
+inline double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
 
 }  // namespace tessera

@@ -7,7 +7,6 @@
 
 #include "optim/grad_norm.h"
 #include "tensor/ops/elementwise.h"
-#include "train/attention_choice.h"
 #include "train/device.h"
 #include "verify/sums_in_order.h"
 

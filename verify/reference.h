@@ -18,7 +18,7 @@
 #include "parallel/data_strategy.h"
 #include "train/job.h"
 #include "train/sequences.h"
-#include "train/step_report.h"
+#include "train/step_tokens.h"
 #include "verify/routing.h"
 
 namespace tessera {

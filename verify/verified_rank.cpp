@@ -7,12 +7,12 @@
 #include <map>
 
 #include "tensor/ops/matmul/cuda/product.h"
-#include "train/attention_choice.h"
-#include "train/check_state.h"
+#include "train/check_data.h"
+#include "train/checkpoint/state.h"
+#include "train/device.h"
+#include "train/memory.h"
 #include "train/plan.h"
 #include "train/plan_sizes.h"
-#include "train/rank_memory.h"
-#include "train/whole_state.h"
 #include "verify/mixture.h"
 #include "verify/plan_order.h"
 

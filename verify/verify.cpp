@@ -7,7 +7,7 @@
 
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/simulate.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "train/sequences.h"
 #include "train/trainer.h"
 #include "verify/comparison.h"

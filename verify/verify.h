@@ -13,8 +13,8 @@
 //                              begins with the same state on both sides
 //
 // What was sent and what is held is counted and held against closed forms (train/expected_bytes.h,
-// train/rank_memory.h), the peak of what is held against a bound worked out from single micro-batches
-// (train/stage_memory.h), and so are the micro-batches in flight and the pipeline's bubble on the simulated clock. And
+// train/memory.h), the peak of what is held against a bound worked out from single micro-batches
+// (train/memory.h), and so are the micro-batches in flight and the pipeline's bubble on the simulated clock. And
 // it is checked that the plan did run: ranks communicated, what they hold is what the plan says, and after forty steps
 // the loss has fallen.
 #pragma once

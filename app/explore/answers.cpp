@@ -10,13 +10,13 @@
 
 #include "app/explore/page.h"
 #include "app/explore/query.h"
-#include "app/plan_text.h"
+#include "app/plan/text.h"
 #include "models/presets.h"
 #include "parallel/pipeline/simulate.h"
 #include "planner/case_json.h"
 #include "planner/check_case.h"
 #include "planner/predict.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "train/names.h"
 
 namespace tessera::explore {

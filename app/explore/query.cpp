@@ -11,11 +11,11 @@
 #include <optional>
 #include <string_view>
 
-#include "app/plan_command.h"
+#include "app/plan/command.h"
 #include "app/plan_question.h"
 #include "models/presets.h"
 #include "planner/case_json.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera::explore {
 namespace {

@@ -3,7 +3,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "app/explore/server.h"
-#include "app/plan_text.h"
+#include "app/plan/text.h"
 #include "planner/predict.h"
 
 namespace tessera::explore {

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "parallel/pipeline/replay.h"
+#include "parallel/pipeline/simulate.h"
 
 namespace tessera::report {
 namespace {

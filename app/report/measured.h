@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "app/report/record.h"
-#include "parallel/pipeline/replay.h"
+#include "parallel/pipeline/simulate.h"
 
 namespace tessera::report {
 

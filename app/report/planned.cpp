@@ -11,7 +11,7 @@
 #include "app/job_of.h"
 #include "app/option_values.h"
 #include "app/plan_question.h"
-#include "app/trace_file.h"
+#include "app/trace/timeline.h"
 #include "parallel/mesh.h"
 #include "tensor/error.h"
 #include "train/expected_bytes.h"

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "app/metrics.h"
+#include "app/train/output.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "tensor/error.h"

@@ -11,7 +11,7 @@
 
 #include "parallel/pipeline/schedule.h"
 #include "tensor/arena.h"
-#include "train/expert_load.h"
+#include "train/usage.h"
 
 namespace tessera::report {
 

@@ -1,16 +1,163 @@
-// Events, their tracks and their arguments.
+// Logs travel as CBOR in whole numbers of eight bytes.
 #include "app/trace/timeline.h"
 
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstring>
+#include <ctime>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
+#include <utility>
 
+#include "data/files.h"
 #include "parallel/pipeline/schedule.h"
+#include "tensor/cpu/vectorize.h"
 
 namespace tessera {
+
+namespace {
+
+using Cbor = nlohmann::json;
+constexpr int kTag = 7100;  // of the messages with logs
+
+double clock_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+std::vector<int> cores_here() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> out;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return out;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &set)) out.push_back(core);
+  return out;
+}
+
+std::vector<uint8_t> pack(const RankLog& log) {
+  Cbor events = Cbor::array(), steps = Cbor::array(), memory = Cbor::array();
+  for (const TraceEvent& e : log.events)
+    events.push_back(
+        {e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, static_cast<int>(e.kind), e.processor});
+  for (const TraceStep& s : log.steps) steps.push_back({s.step, s.begin, s.end});
+  for (const TraceMemory& m : log.memory) memory.push_back({m.time, m.live});
+  return Cbor::to_cbor({log.host, log.origin, log.meeting, log.cores, log.threads, log.peaks, events, steps, memory});
+}
+
+RankLog unpack(const std::vector<uint8_t>& bytes) {
+  const Cbor j = Cbor::from_cbor(bytes);
+  RankLog log{.host = j[0],
+              .origin = j[1],
+              .meeting = j[2],
+              .cores = j[3].get<std::vector<int>>(),
+              .threads = j[4],
+              .peaks = j[5],
+              .events = {},
+              .steps = {},
+              .memory = {}};
+  for (const Cbor& e : j[6])
+    log.events.push_back({e[0], e[1], e[2], e[3], e[4], e[5], e[6], static_cast<TraceKind>(e[7].get<int>()), e[8]});
+  for (const Cbor& s : j[7]) log.steps.push_back({s[0], s[1], s[2]});
+  for (const Cbor& m : j[8]) log.memory.push_back({m[0], m[1]});
+  return log;
+}
+
+void send_bytes(Communicator& world, const std::vector<uint8_t>& bytes, const ArenaPtr& arena) {
+  const auto size = std::ssize(bytes);
+  world.send(Tensor::of<int64_t>(std::vector<int64_t>{size}, {1}, arena), 0, kTag);
+  const Tensor words = Tensor::zeros({(size + 7) / 8}, DType::int64, arena);
+  std::memcpy(words.raw(), bytes.data(), bytes.size());
+  world.send(words, 0, kTag);
+}
+
+std::vector<uint8_t> recv_bytes(Communicator& world, int from, const ArenaPtr& arena) {
+  const Tensor size = Tensor::empty({1}, DType::int64, arena);
+  world.recv(size, from, kTag);
+  std::vector<uint8_t> bytes(static_cast<size_t>(size.item<int64_t>()));
+  const Tensor words = Tensor::empty({(size.item<int64_t>() + 7) / 8}, DType::int64, arena);
+  world.recv(words, from, kTag);
+  std::memcpy(bytes.data(), words.raw(), bytes.size());
+  return bytes;
+}
+
+}  // namespace
+
+RankLog describe_rank(const Arena& arena) {
+  RankLog log;
+  log.host = host_name();
+  log.cores = cores_here();
+  log.threads = cpu::threads();
+  for (size_t c = 0; c < log.peaks.size(); ++c) log.peaks[c] = arena.usage(static_cast<Category>(c)).peak;
+  return log;
+}
+
+std::vector<RankLog> gather_logs(Communicator& world, RankLog own) {
+  const ArenaPtr arena = make_arena();
+  world.barrier();
+  own.meeting = clock_now();
+  if (world.rank() != 0) {
+    send_bytes(world, pack(own), arena);
+    return {};
+  }
+  std::vector<RankLog> logs;
+  logs.push_back(std::move(own));
+  for (int rank = 1; rank < world.size(); ++rank) logs.push_back(unpack(recv_bytes(world, rank, arena)));
+  return logs;
+}
+
+Alignment align(const std::vector<RankLog>& logs) {
+  std::map<std::string, double> ahead;  // a host's clock, of rank 0's
+  for (const RankLog& log : logs) ahead.try_emplace(log.host, log.meeting - logs[0].meeting);
+  ahead[logs[0].host] = 0;
+  Alignment a;
+  double first = std::numeric_limits<double>::infinity();
+  for (const RankLog& log : logs) {
+    const double add = log.origin - ahead[log.host];
+    a.add.push_back(add);
+    for (const TraceEvent& e : log.events) first = std::min(first, add + e.begin);
+    for (const TraceStep& s : log.steps) first = std::min(first, add + s.begin);
+    for (const TraceMemory& m : log.memory) first = std::min(first, add + m.time);
+  }
+  for (double& add : a.add) add -= first;
+  a.words = ahead.size() == 1 ? "one clock: all ranks ran on one host"
+                              : std::to_string(ahead.size()) +
+                                    " clocks: each host's own, set to one time where all ranks met at the end of the "
+                                    "run; times of different hosts may be off by the length of a barrier";
+  return a;
+}
+
+Processors processors_of(const std::vector<RankLog>& logs) {
+  std::map<std::string, std::pair<std::set<int>, int64_t>> hosts;
+  for (const RankLog& log : logs) {
+    auto& [cores, threads] = hosts[log.host];
+    cores.insert(log.cores.begin(), log.cores.end());
+    threads += log.threads;
+  }
+  Processors worst;
+  for (const auto& [name, host] : hosts) {
+    const Processors here{std::ssize(host.first), host.second};
+    if (worst.threads == 0 || here.threads * worst.cores > worst.threads * here.cores) worst = here;
+  }
+  return worst;
+}
+
+// Events, their tracks and their arguments.
+
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -180,6 +327,117 @@ std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<st
     before = ",\n";
   }
   return text + "\n]}\n";
+}
+
+// The end of a run with --trace.
+
+namespace {
+
+std::string name_of_rank(const Mesh& mesh, int rank) {
+  return tessera::name_of_rank(mesh.axes(), mesh.coordinates(rank), rank);
+}
+
+std::string kept_steps(const std::vector<TraceStep>& steps, int64_t done) {
+  if (steps.empty()) return "no step";
+  return fmt::format("steps {} to {} of {}", steps.front().step, steps.back().step, done);
+}
+
+Json model_json(const TrainOptions& o, LanguageModel& model) {
+  const ModelConfig& c = model.config;
+  return {{"name", o.model},      {"layers", c.layers}, {"heads", c.heads}, {"channels", c.channels},
+          {"context", c.context}, {"vocab", c.vocab},   {"dtype", o.dtype}, {"parameters", model.parameter_count()}};
+}
+
+Json plan_json(const TrainOptions& o, Trainer& trainer) {
+  const Schedule& s = trainer.schedule();
+  Json axes = Json::object();
+  for (const MeshAxis& a : trainer.mesh().axes()) axes[a.name] = a.size;
+  return {
+      {"ranks", trainer.world().size()},
+      {"axes", axes},
+      {"strategy", trainer.strategy().name()},
+      {"shard_ranks", trainer.job().plan.shard_ranks},
+      {"backend", trainer.world().kind()},
+      {"all_reduce", o.all_reduce},
+      {"recompute", o.recompute},
+      {"batch", o.batch},
+      {"tokens_per_step", trainer.tokens_per_step()},
+      {"threads_per_rank", cpu::threads()},
+      {"schedule", {{"name", s.name}, {"stages", s.stages}, {"microbatches", s.microbatches}, {"text", to_text(s)}}}};
+}
+
+Json ranks_json(const std::vector<RankLog>& logs, const Mesh& mesh, const RunUsage& usage) {
+  Json ranks = Json::array();
+  for (size_t r = 0; r < logs.size(); ++r) {
+    Json peaks = Json::object(), places = Json::object();
+    for (size_t c = 0; c < logs[r].peaks.size(); ++c)
+      peaks[std::string(name_of(static_cast<Category>(c)))] = logs[r].peaks[c];
+    const std::vector<int> at = mesh.coordinates(static_cast<int>(r));
+    for (size_t a = 0; a < at.size(); ++a) places[mesh.axes()[a].name] = at[a];
+    ranks.push_back({{"name", name_of_rank(mesh, static_cast<int>(r))},
+                     {"at", places},
+                     {"peak_bytes", usage.peak_bytes[r]},
+                     {"peaks", peaks}});
+  }
+  return ranks;
+}
+
+Json report_json(const Run& run, Trainer& trainer, const RunUsage& usage, const std::vector<RankLog>& logs) {
+  const Processors processors = processors_of(logs);
+  Json sent = Json::array();
+  for (const SentBytes& s : usage.sent)
+    sent.push_back({{"axis", s.axis}, {"operation", s.operation}, {"calls", s.calls}, {"bytes", s.bytes}});
+  return {
+      {"format", 1},
+      {"written", fmt::format("{:%Y-%m-%d %H:%M}", fmt::localtime(std::time(nullptr)))},
+      {"steps", trainer.steps_done()},
+      {"model", model_json(run.options, trainer.whole_model())},
+      {"plan", plan_json(run.options, trainer)},
+      {"processors", {{"cores", processors.cores}, {"threads", processors.threads}, {"shared", processors.shared()}}},
+      {"clock", align(logs).words},
+      {"kept", kept_steps(logs[0].steps, trainer.steps_done())},
+      {"ranks", ranks_json(logs, trainer.mesh(), usage)},
+      {"sent", sent}};
+}
+
+}  // namespace
+
+std::string name_of_rank(const std::vector<MeshAxis>& axes, const std::vector<int>& at, int64_t rank) {
+  std::string places;
+  for (size_t a = 0; a < at.size(); ++a)
+    if (axes[a].size > 1) places += fmt::format("{}{} {}", places.empty() ? "" : ", ", axes[a].name, at[a]);
+  return places.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, places);
+}
+
+RunTrace::RunTrace(const TrainOptions& o, Communicator& world) : world_(world) {
+  if (o.trace) trace_.emplace(static_cast<size_t>(o.trace_steps));
+}
+
+RunTrace::~RunTrace() {
+  if (trace_) world_.set_trace(nullptr);  // which goes on without us
+}
+
+void RunTrace::stop(Trainer& trainer) {
+  if (!trace_) return;
+  for (Communicator* axis : trainer.communicators()) axis->set_trace(nullptr);
+  log_ = describe_rank(*trainer.arena());
+  log_.origin = trace_->origin();
+  log_.events = trace_->events();
+  for (TraceEvent& wait : trace_->waits()) log_.events.push_back(std::move(wait));
+  log_.steps = trace_->steps();
+  log_.memory = trace_->memory();
+}
+
+bool RunTrace::write(const Run& run, Trainer& trainer, const RunUsage& usage) {
+  if (!trace_) return false;
+  const std::vector<RankLog> logs = gather_logs(world_, std::move(log_));
+  if (world_.rank() != 0) return true;
+  std::vector<std::string> names;
+  for (int r = 0; r < world_.size(); ++r) names.push_back(name_of_rank(trainer.mesh(), r));
+  const std::filesystem::path& folder = run.directory.path();
+  write_file(folder / "trace.json", timeline_json(logs, names, kept_steps(logs[0].steps, trainer.steps_done())));
+  write_file(folder / "report.json", report_json(run, trainer, usage, logs).dump(1) + "\n");
+  return true;
 }
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 
 #include "data/bpe/alphabet.h"
 #include "data/bpe/pieces.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera {
 namespace {

@@ -5,9 +5,8 @@
 #include <cmath>
 
 #include "lab/compare.h"
-#include "lab/grade/micro_gradients.h"
-#include "lab/grade/training.h"
-#include "lab/graders.h"
+#include "lab/exercise.h"
+#include "lab/grade/inputs.h"
 #include "optim/grad_norm.h"
 #include "parallel/gradient_norm.h"
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "lab/compare.h"
-#include "lab/grade/micro_gradients.h"
-#include "lab/graders.h"
+#include "lab/exercise.h"
+#include "lab/grade/inputs.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/trace.h"
 #include "parallel/data_strategy.h"

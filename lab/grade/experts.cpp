@@ -4,8 +4,8 @@
 #include <string>
 
 #include "lab/compare.h"
-#include "lab/graders.h"
-#include "parallel/expert_parallel.h"
+#include "lab/exercise.h"
+#include "parallel/experts/expert_parallel.h"
 #include "tensor/random.h"
 
 namespace tessera::lab {

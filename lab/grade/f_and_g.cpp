@@ -6,7 +6,7 @@
 
 #include "autograd/ops.h"
 #include "lab/compare.h"
-#include "lab/graders.h"
+#include "lab/exercise.h"
 #include "parallel/placement.h"
 #include "tensor/random.h"
 

@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "lab/compare.h"
+#include "lab/exercise.h"
 #include "lab/grade/inputs.h"
-#include "lab/graders.h"
 
 namespace tessera::lab {
 namespace {

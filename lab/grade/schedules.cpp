@@ -7,7 +7,7 @@
 #include <cmath>
 #include <regex>
 
-#include "lab/graders.h"
+#include "lab/exercise.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
 

@@ -6,8 +6,8 @@
 
 #include "autograd/ops.h"
 #include "lab/compare.h"
-#include "lab/graders.h"
-#include "parallel/vocab_parallel.h"
+#include "lab/exercise.h"
+#include "parallel/tensor_parallel.h"
 #include "tensor/random.h"
 
 namespace tessera::lab {

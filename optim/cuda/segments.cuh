@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "nn/flat.h"
+#include "nn/parameter.h"
 #include "tensor/cuda/loops.cuh"
 
 namespace tessera::cuda {

@@ -1,14 +1,20 @@
 // Checks, counts and the background.
 #include "parallel/comm/communicator.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <exception>
+#include <map>
 #include <utility>
 
 #include "parallel/comm/flight.h"
+#include "parallel/comm/launch.h"
 #include "parallel/comm/memory.h"
 #include "parallel/comm/trace.h"
 #include "parallel/comm/uneven.h"
-#include "parallel/comm/worker.h"
+#include "tensor/error.h"
+#include "tensor/random.h"
 
 namespace tessera {
 
@@ -277,6 +283,116 @@ int Communicator::checked(const Call& call, int rank) const {
   if (rank < 0 || rank >= size())
     complain(call, "there is no rank " + std::to_string(rank) + " among " + std::to_string(size()));
   return rank;
+}
+
+// Numbers over ranks, and smaller groups.
+
+void Communicator::over_ranks(std::span<double> x, Reduction reduction) {
+  if (size() == 1) return;
+  const auto memory = reinterpret_cast<std::byte*>(x.data());
+  run({.op = Op::all_reduce,
+       .dtype = DType::float64,
+       .reduction = reduction,
+       .count = std::ssize(x),
+       .in = memory,
+       .out = memory},
+      {}, Algorithm::direct);
+}
+
+double Communicator::sum(double x) {
+  over_ranks(std::span(&x, 1), Reduction::sum);
+  return x;
+}
+double Communicator::max(double x) {
+  over_ranks(std::span(&x, 1), Reduction::max);
+  return x;
+}
+void Communicator::sum(std::span<double> x) { over_ranks(x, Reduction::sum); }
+
+std::unique_ptr<Communicator> Communicator::split(int color, int key, std::string axis) {
+  auto made = std::make_unique<Communicator>(transport_->split(color, key), std::move(axis), algorithm_);
+  made->set_trace(trace_);
+  made->set_held_up(held_up_);
+  if (flight_) made->set_flight(flight_);
+  return made;
+}
+
+void Communicator::count_again(const OpCounts& more) {
+  for (size_t op = 0; op < counts_.size(); ++op) {
+    counts_[op].calls += more[op].calls;
+    counts_[op].sent += more[op].sent;
+  }
+}
+
+// Facts are compared by a hash first, and shown where that differs.
+
+namespace {
+
+constexpr size_t kShown = 3, kLetters = 80;  // facts, and letters of a value
+
+using Sorted = std::map<std::string, std::string>;
+
+std::string text_of(const Sorted& facts) {
+  std::string out;
+  for (const auto& [name, value] : facts) out.append(name).append(1, '\0').append(value).append(1, '\0');
+  return out;
+}
+
+Sorted facts_of(const std::string& text) {
+  Sorted out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t middle = text.find('\0', at), end = text.find('\0', middle + 1);
+    out[text.substr(at, middle - at)] = text.substr(middle + 1, end - middle - 1);
+    at = end + 1;
+  }
+  return out;
+}
+
+std::string shown(const Sorted& facts, const std::string& name) {
+  const auto found = facts.find(name);
+  if (found == facts.end()) return "not given";
+  return found->second.size() > kLetters ? found->second.substr(0, kLetters) + "..." : found->second;
+}
+
+}  // namespace
+
+std::string broadcast_text(Communicator& world, const std::string& text, int root) {
+  const ArenaPtr arena = make_arena();
+  const Tensor size = Tensor::of<int64_t>(std::vector{std::ssize(text)}, {1}, arena);
+  world.broadcast(size, root);
+  const Tensor letters = Tensor::zeros({size.item<int64_t>()}, DType::int32, arena);
+  if (world.rank() == root) std::ranges::copy(text, letters.data<int32_t>());
+  world.broadcast(letters, root);
+  const std::vector<int32_t> all = letters.to_vector<int32_t>();
+  return {all.begin(), all.end()};
+}
+
+void require_same(Communicator& world, const Facts& mine) {
+  const Sorted own(mine.begin(), mine.end());
+  const std::string text = text_of(own);
+  const ArenaPtr arena = make_arena();
+  const Tensor hashes = Tensor::zeros({world.size()}, DType::int64, arena);
+  const Philox::Block words = Philox::named(0, text)(0);  // any hash would do
+  const int64_t hash = int64_t{words[0]} << 32 | words[1];
+  world.all_gather(Tensor::of<int64_t>(std::vector{hash}, {1}, arena), hashes);
+  const std::vector<int64_t> all = hashes.to_vector<int64_t>();
+  const auto other = std::ranges::find_if(all, [&](int64_t h) { return h != all[0]; });
+  if (other == all.end()) return;
+  const auto rank = static_cast<int>(other - all.begin());
+  const Sorted first = facts_of(broadcast_text(world, text, 0)), second = facts_of(broadcast_text(world, text, rank));
+  Sorted names = first;
+  names.insert(second.begin(), second.end());
+  std::string what;
+  for (size_t found = 0; const auto& [name, value] : names) {
+    const std::string here = shown(first, name), there = shown(second, name);
+    if (here == there && first.contains(name) == second.contains(name)) continue;
+    if (++found > kShown) {
+      what += "; and more";
+      break;
+    }
+    what += fmt::format("{}`{}` is {} on rank 0 and {} on rank {}", what.empty() ? "" : "; ", name, here, there, rank);
+  }
+  throw Error("ranks do not agree: " + what + "; expected the same on every rank");
 }
 
 }  // namespace tessera

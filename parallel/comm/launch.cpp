@@ -17,20 +17,21 @@
 #include <new>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "parallel/comm/backends.h"
 #include "parallel/comm/flight.h"
-#include "parallel/comm/mpi_launch.h"
-#include "parallel/comm/nccl_transport.h"
+#include "parallel/comm/mpi/world.h"
+#include "parallel/comm/nccl/transport.h"
 #include "parallel/comm/surroundings.h"
-#include "parallel/comm/tcp_transport.h"
+#include "parallel/comm/tcp/transport.h"
 #include "parallel/comm/thread_transport.h"
 #include "parallel/comm/wait.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera {
+
 namespace {
 
 // What a rank threw, said of that rank. When something failed in its background it may have thrown only that it has
@@ -208,6 +209,61 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
   const int failed = board->failed_rank();
   if (failed >= 0) write_flights();
   if (failed >= 0) rethrow(thrown[static_cast<size_t>(failed)], failed, o.ranks, *board);
+}
+
+// A queue and its thread.
+
+CommWorker::CommWorker() : thread_([this] { loop(); }) {}
+
+CommWorker::~CommWorker() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+std::future<void> CommWorker::push(std::function<void()> job) {
+  Job queued{std::move(job), {}};
+  std::future<void> done = queued.done.get_future();
+  {
+    const std::lock_guard lock(mutex_);
+    jobs_.push_back(std::move(queued));
+  }
+  changed_.notify_all();
+  return done;
+}
+
+bool CommWorker::idle() {
+  const std::lock_guard lock(mutex_);
+  return jobs_.empty() && !busy_;
+}
+
+// Who waits for a job hears of its end when the worker has let go of its tensors and is idle, or at the next job.
+void CommWorker::loop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return closing_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    Job job = std::move(jobs_.front());
+    jobs_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    std::exception_ptr thrown;
+    try {
+      job.run();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    job.run = nullptr;
+    lock.lock();
+    busy_ = false;
+    if (thrown)
+      job.done.set_exception(thrown);
+    else
+      job.done.set_value();
+  }
 }
 
 }  // namespace tessera

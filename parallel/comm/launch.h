@@ -8,18 +8,22 @@
 //
 // Backend::mpi: this process is one rank of the job that mpirun or srun started (parallel/comm/surroundings.h). The
 // world has the job's ranks; `ranks` may be 1 or must say the same. When a rank throws, is killed or does not come, the
-// job ends: see parallel/comm/mpi_launch.h.
+// job ends: see parallel/comm/mpi/world.h.
 //
-// Backend::tcp: this process is one rank of several that meet at an address (parallel/comm/rendezvous.h).
+// Backend::tcp: this process is one rank of several that meet at an address (parallel/comm/tcp/rendezvous.h).
 //
 // Backend::nccl: threads, processes under MPI, or processes that meet, with a GPU each; arrays on GPUs go over NCCL.
 #pragma once
+#include <condition_variable>
+#include <deque>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 
-#include "parallel/comm/agreement.h"
 #include "parallel/comm/communicator.h"
 
 namespace tessera {
@@ -67,5 +71,30 @@ void check_threads(int64_t count);
 std::string cause_of(const std::exception& failure);
 
 void launch(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
+
+// The thread of a communicator that runs what was started in the background, in the order in which it was started.
+
+class CommWorker {
+ public:
+  CommWorker();
+  ~CommWorker();  // runs what is still queued
+  CommWorker(const CommWorker&) = delete;
+  CommWorker& operator=(const CommWorker&) = delete;
+
+  std::future<void> push(std::function<void()> job);
+  bool idle();  // nothing queued and nothing running
+
+ private:
+  struct Job {
+    std::function<void()> run;
+    std::promise<void> done;
+  };
+  void loop();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Job> jobs_;
+  bool busy_ = false, closing_ = false;
+  std::thread thread_;
+};
 
 }  // namespace tessera

@@ -1,7 +1,64 @@
+// Other processes' memory, seen from this one: a rank of this host says where its arrays lie (Reach), and whoever is
+// told maps the file behind them (tensor/arena.h, shared_region()) once and for good.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "parallel/comm/call.h"
+#include "parallel/comm/transport.h"
+#include "parallel/comm/uneven.h"
+#include "parallel/comm/wait.h"
+#include "tensor/arena.h"
+
+namespace tessera {
+
+// Where the arrays of a call lie, for other processes of the host. Plain numbers: it stands in shared memory.
+struct Reach {
+  int64_t process = 0;  // of the rank
+  Region::File file = {};
+  int64_t size = 0;           // of the file
+  int64_t in = -1, out = -1;  // offsets in it; negative: there is no such array
+  bool known() const { return file.descriptor >= 0; }
+};
+// Opens the file behind a descriptor of another process, to read and write; negative and errno where the system does
+// not let it.
+int open_of_process(int64_t process, int descriptor);
+
+// Of a call of this process; not known where its arrays lie outside regions that others can map.
+Reach reach_of(const Call& call);
+
+class PeerMemory {
+ public:
+  PeerMemory() = default;
+  ~PeerMemory();
+  PeerMemory(const PeerMemory&) = delete;
+  PeerMemory& operator=(const PeerMemory&) = delete;
+
+  // Where the file of `reach` begins in this process. Any thread may ask. Throws CommError naming the cause when the
+  // system does not let it be mapped.
+  std::byte* base(const Reach& reach);
+
+ private:
+  struct Mapping {
+    std::byte* base;
+    size_t size;
+  };
+  std::mutex mutex_;
+  std::map<std::pair<int64_t, int64_t>, Mapping> mapped_;  // by process and number of the region
+};
+
 // The direct exchange of ranks that are processes of one host, which share a window of memory.
 //
 // Large arrays that lie where the others can map them (Communicator::make_arena()) are exchanged in place, with two
-// meetings: all have come, all are done (parallel/comm/in_place.h). Where an array of any rank does not, and for what
+// meetings: all have come, all are done (parallel/comm/uneven.h). Where an array of any rank does not, and for what
 // is too small to be worth a second meeting, the bytes go through the window.
 //
 // Each rank has two slots in the shared memory. In a round it puts the next block of its array into the slot whose turn
@@ -14,21 +71,6 @@
 // end of a call, and a call of one block costs one meeting (an all-reduce of more than two ranks: two). A block fits
 // into the cache, so that arrays cross the memory bus once. Sums are added in the order of ranks with the bits of the
 // thread transport. With the first block each rank posts its call, so that calls that differ are named.
-#pragma once
-#include <array>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "parallel/comm/call.h"
-#include "parallel/comm/call_log.h"
-#include "parallel/comm/in_place.h"
-#include "parallel/comm/peer_memory.h"
-#include "parallel/comm/transport.h"
-#include "parallel/comm/wait.h"
-
-namespace tessera {
 
 inline constexpr int64_t kSlotBytes = 128 << 10;
 inline constexpr int64_t kInPlaceBytes = 8 << 10;  // arrays from this size on are exchanged in place

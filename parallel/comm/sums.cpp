@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "parallel/comm/combine.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/tensor.h"
 

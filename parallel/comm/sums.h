@@ -4,6 +4,7 @@
 #include <span>
 
 #include "parallel/comm/call.h"
+#include "tensor/dtype.h"
 
 namespace tessera {
 
@@ -14,5 +15,28 @@ void reduce_ranks(DType dtype, Reduction reduction, std::span<const std::byte* c
 
 // total[i] = total[i] + x[i] (or the larger) for `count` elements, rounded to the dtype.
 void reduce_into(DType dtype, Reduction reduction, std::byte* total, const std::byte* x, int64_t count);
+
+// What a reduction makes of two numbers, for the loops of the CPU and the kernel of the GPU.
+
+struct Plus {
+  template <class T>
+  constexpr T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+struct Larger {
+  template <class T>
+  constexpr T operator()(T a, T b) const {
+    return a < b ? b : a;
+  }
+};
+
+template <class F>
+void with_reduction(Reduction reduction, const F& f) {
+  if (reduction == Reduction::sum)
+    f(Plus{});
+  else
+    f(Larger{});
+}
 
 }  // namespace tessera

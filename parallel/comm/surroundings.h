@@ -19,4 +19,10 @@ std::optional<MpiSurroundings> mpi_surroundings();  // of this process
 int lone_tasks(const std::function<const char*(const char* variable)>& environment);
 int lone_tasks();
 
+// Which transports this build holds, decided when it was configured: `if constexpr (kWithMpi)` never names what is
+// not there.
+
+inline constexpr bool kWithMpi = TESSERA_WITH_MPI;
+inline constexpr bool kWithNccl = TESSERA_WITH_NCCL;
+
 }  // namespace tessera

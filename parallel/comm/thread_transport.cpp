@@ -11,9 +11,9 @@
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/sums.h"
-#include "parallel/comm/thread_group.h"
 
 namespace tessera {
+
 using namespace std::string_literals;
 namespace {
 

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <utility>
 
-#include "tensor/arena_watch.h"
+#include "tensor/arena.h"
 
 namespace tessera {
 namespace {

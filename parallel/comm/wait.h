@@ -5,6 +5,7 @@
 // a window that processes share), raised to ever higher numbers by one rank and waited for by the others.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 
@@ -42,5 +43,35 @@ enum class Waited { arrived, timed_out, poisoned };
 
 // Until the flag has `value` or one that is later (numbers wrap around), a rank fails, or the time is over.
 Waited wait_for(Flag& flag, uint32_t value, const Patience& patience, WaitObserver* observer = nullptr);
+
+// How long communications hold up a rank's own thread: in those that return when they are done, and in wait() for those
+// in the background. What a background thread waits while the rank computes is not in it.
+
+// Of one rank, on whose own thread it is used.
+class HeldUp {
+ public:
+  double seconds() const { return std::chrono::duration<double>(total_).count(); }
+
+ private:
+  friend class HeldUpSpan;
+  std::chrono::steady_clock::duration total_{};
+};
+
+// From here to the end of the scope; nothing without somewhere to add it.
+class HeldUpSpan {
+ public:
+  explicit HeldUpSpan(HeldUp* to) : to_(to) {
+    if (to_) begin_ = std::chrono::steady_clock::now();
+  }
+  ~HeldUpSpan() {
+    if (to_) to_->total_ += std::chrono::steady_clock::now() - begin_;
+  }
+  HeldUpSpan(const HeldUpSpan&) = delete;
+  HeldUpSpan& operator=(const HeldUpSpan&) = delete;
+
+ private:
+  HeldUp* to_;
+  std::chrono::steady_clock::time_point begin_{};
+};
 
 }  // namespace tessera

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "parallel/pipeline/validate.h"
-#include "parallel/pipeline/walk.h"
 #include "tensor/error.h"
 
 namespace tessera {

@@ -19,7 +19,7 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/trace.h"
 #include "parallel/pipeline/schedule.h"
-#include "tensor/device_scalar.h"
+#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -3,12 +3,25 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <system_error>
 #include <utility>
+#include <vector>
 
+#include "parallel/pipeline/simulate.h"
+#include "parallel/pipeline/validate.h"
 #include "tensor/error.h"
 
 namespace tessera {
+
 namespace {
 
 constexpr std::array<std::string_view, kDos> kWords{"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
@@ -85,6 +98,177 @@ Schedule empty_v(std::string name, int ranks, int microbatches) {
   for (int stage = ranks; stage < s.stages; ++stage)
     s.rank_of_stage[static_cast<size_t>(stage)] = 2 * ranks - 1 - stage;
   return s;
+}
+
+// Schedules as text.
+
+namespace {
+
+// The words of the text's next line, without its comment; the line is taken off.
+std::vector<std::string_view> take_line(std::string_view& text) {
+  const size_t end = std::min(text.size(), text.find('\n'));
+  std::string_view line = text.substr(0, end);
+  text.remove_prefix(std::min(text.size(), end + 1));
+  line = line.substr(0, line.find('#'));
+  std::vector<std::string_view> words;
+  while (true) {
+    const size_t begin = line.find_first_not_of(" \t\r");
+    if (begin == std::string_view::npos) return words;
+    line.remove_prefix(begin);
+    const size_t length = std::min(line.size(), line.find_first_of(" \t\r"));
+    words.push_back(line.substr(0, length));
+    line.remove_prefix(length);
+  }
+}
+
+// Numbers of stages and micro-batches, and the rank of each stage, as the forward passes say.
+void measure(Schedule& s) {
+  size_t count = 0;
+  int64_t stages = 0, microbatches = 0;
+  for (const auto& list : s.actions)
+    for (const Action& a : list) {
+      stages = std::max<int64_t>(stages, a.stage + int64_t{1});
+      microbatches = std::max<int64_t>(microbatches, a.microbatch + int64_t{1});
+      ++count;
+    }
+  if (stages == 0) throw InputError(s.name + ": no actions; expected one line for each rank");
+  // Each needs two actions or more; where far too few are there, no memory is asked for.
+  if (static_cast<double>(stages) * static_cast<double>(microbatches) > 4 * static_cast<double>(count))
+    throw InputError(s.name + ": " + std::to_string(count) + " actions are too few for " + std::to_string(stages) +
+                     " stages and " + std::to_string(microbatches) + " micro-batches");
+  s.ranks = static_cast<int>(s.actions.size());
+  s.stages = static_cast<int>(stages);
+  s.microbatches = static_cast<int>(microbatches);
+  s.rank_of_stage.assign(static_cast<size_t>(stages), 0);
+  for (int r = 0; r < s.ranks; ++r)
+    for (const Action& a : s.actions[static_cast<size_t>(r)])
+      if (a.what == Do::F) s.rank_of_stage[static_cast<size_t>(a.stage)] = r;
+}
+
+}  // namespace
+
+Schedule parse_schedule(std::string_view text, const std::string& name) {
+  Schedule s{.name = name};
+  for (int line = 1; !text.empty(); ++line) {
+    const std::vector<std::string_view> words = take_line(text);
+    if (words.empty()) continue;
+    auto& list = s.actions.emplace_back();
+    for (size_t w = 0; w < words.size(); ++w) try {
+        list.push_back(Action::parse(words[w]));
+      } catch (const Error& e) {
+        throw InputError(name + ": line " + std::to_string(line) + ", word " + std::to_string(w + 1) + ": " + e.what());
+      }
+  }
+  measure(s);
+  if (const auto fault = find_fault(s)) throw InputError(name + ": " + *fault);
+  return s;
+}
+
+Schedule read_schedule(const std::filesystem::path& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) throw InputError(path.string() + ": is a folder; expected a file");
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (!file) throw InputError(path.string() + ": cannot be read: " + std::strerror(errno));
+  return parse_schedule(text, path.string());
+}
+
+std::string to_text(const Schedule& schedule) {
+  std::string text = "# " + schedule.name + ": " + std::to_string(schedule.ranks) + " ranks, " +
+                     std::to_string(schedule.stages) + " stages, " + std::to_string(schedule.microbatches) +
+                     " micro-batches\n";
+  for (const auto& list : schedule.actions)
+    for (size_t i = 0; i < list.size(); ++i) text += list[i].str() + (i + 1 < list.size() ? " " : "\n");
+  return text;
+}
+
+// The picture of a simulation, as text.
+
+namespace {
+
+double shortest(const Simulation& sim) {
+  double unit = 0;
+  for (const auto& list : sim.actions)
+    for (const TimedAction& t : list)
+      if (const double length = t.end - t.start; length > 0) unit = unit > 0 ? std::min(unit, length) : length;
+  return unit > 0 ? unit : 1;
+}
+
+std::string label(const Action& a, bool one_stage) {
+  const std::string whole = a.str();
+  return one_stage ? whole.substr(std::to_string(a.stage).size()) : whole;
+}
+
+std::string padded(std::string text, size_t width, char with) {
+  text.resize(std::max(width, text.size()), with);
+  return text.substr(0, width);
+}
+
+// The cells of a rank: what is under way in the middle of each column.
+std::vector<std::string> cells(const std::vector<TimedAction>& list, double unit, size_t columns, bool one_stage) {
+  std::vector<std::string> row(columns);
+  for (const TimedAction& t : list) {
+    const auto column = [&](double time) {
+      return std::min(columns, static_cast<size_t>(std::max(0.0, std::ceil(time / unit - 0.5 - 1e-9))));
+    };
+    const size_t begin = column(t.start), end = column(t.end);
+    for (size_t c = begin; c < end; ++c) row[c] = c == begin ? label(t.action, one_stage) : "-";
+  }
+  return row;
+}
+
+std::string rank_name(size_t rank, size_t ranks) {
+  const std::string number = std::to_string(rank);
+  return "rank " + std::string(std::to_string(ranks - 1).size() - number.size(), ' ') + number + " |";
+}
+
+}  // namespace
+
+std::string draw_to_scale(const Simulation& sim, double span, int columns) {
+  if (span <= 0) span = sim.makespan;
+  const auto width = static_cast<size_t>(columns);
+  const auto column = [&](double time) {
+    return span > 0 ? static_cast<size_t>(std::round(std::min(1.0, time / span) * columns)) : 0;
+  };
+  const bool one_stage = sim.schedule.chunks() == 1;
+  std::string text;
+  for (size_t r = 0; r < sim.actions.size(); ++r) {
+    std::string row(column(sim.makespan), '.');
+    row.resize(width, ' ');
+    for (const TimedAction& t : sim.actions[r]) {
+      const size_t begin = column(t.start), length = column(t.end) - begin;
+      if (t.action.is_message() || length == 0) continue;
+      const std::string whole = label(t.action, one_stage);
+      const std::string name = whole.size() <= length ? whole : std::string(name_of(t.action.what)).substr(0, 1);
+      row.replace(begin, length, padded(name, length, '-'));
+    }
+    text += rank_name(r, sim.actions.size()) + row + "|\n";
+  }
+  return text;
+}
+
+std::string draw(const Simulation& sim, double unit, int columns) {
+  if (unit <= 0) unit = shortest(sim);
+  if (columns > 0) unit = std::max(unit, sim.makespan / columns);
+  const auto count = static_cast<size_t>(std::ceil(sim.makespan / unit - 1e-9));
+  const bool one_stage = sim.schedule.chunks() == 1;
+  std::vector<std::vector<std::string>> rows;
+  size_t width = 1;
+  for (const auto& list : sim.actions) {
+    rows.push_back(cells(list, unit, count, one_stage));
+    for (const std::string& cell : rows.back()) width = std::max(width, cell.size());
+  }
+  std::string text;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    text += rank_name(r, rows.size());
+    for (const std::string& cell : rows[r]) {
+      const bool goes_on = cell == "-";
+      text += " " + (cell.empty() || goes_on ? std::string(width, goes_on ? '-' : '.') : padded(cell, width, ' '));
+    }
+    text += "\n";
+  }
+  return text;
 }
 
 }  // namespace tessera

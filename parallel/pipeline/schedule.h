@@ -3,7 +3,7 @@
 //   rank 0:  0F0 0F1 0F2         0B0     0B1     0B2        2F0 is the forward pass of stage 2 for micro-batch 0
 //   rank 1:      1F0 1B0 1F1 1B1 1F2 1B2
 //
-// Generators make such lists (schedules.h), passes rewrite them (passes.h), and find_fault() finds the fault of one
+// Generators make such lists (schedules.h), passes rewrite them, and find_fault() finds the fault of one
 // (validate.h). simulate() runs it on a made-up clock and draw() draws that (simulate.h). The runtime executes it
 // (runtime.h). All of them use the same value. A schedule may also come from a text file.
 //

@@ -1,4 +1,4 @@
-// The rules, one function each.
+// Each pass writes the lists anew.
 #include "parallel/pipeline/validate.h"
 
 #include <algorithm>
@@ -6,10 +6,130 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/pipeline/walk.h"
 #include "tensor/error.h"
 
 namespace tessera {
+
+namespace {
+
+using List = std::vector<Action>;
+
+template <class Rewrite>
+Schedule rewritten(Schedule schedule, const Rewrite& rewrite) {
+  for (List& list : schedule.actions) list = rewrite(std::exchange(list, {}));
+  return schedule;
+}
+
+bool is_backward(Do what) { return what == Do::B || what == Do::I; }
+
+}  // namespace
+
+Schedule insert_messages(const Schedule& schedule) {
+  if (has_messages(schedule))
+    throw Error("[schedule] " + schedule.name + ": it has messages already; insert_messages() adds them once");
+  return rewritten(schedule, [&](const List& list) {
+    List out;
+    for (const Action& a : list) {
+      const bool before = schedule.crosses(a.stage - 1), after = schedule.crosses(a.stage);
+      if (a.what == Do::F && before) out.push_back({Do::recv_forward, a.stage, a.microbatch});
+      if (is_backward(a.what) && after) out.push_back({Do::recv_backward, a.stage, a.microbatch});
+      out.push_back(a);
+      if (a.what == Do::F && after) out.push_back({Do::send_forward, a.stage, a.microbatch});
+      if (is_backward(a.what) && before) out.push_back({Do::send_backward, a.stage, a.microbatch});
+    }
+    return out;
+  });
+}
+
+Schedule split_backward(const Schedule& schedule) {
+  return rewritten(schedule, [](const List& list) {
+    List out;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const Action a = list[i];
+      if (a.what != Do::B) {
+        out.push_back(a);
+        continue;
+      }
+      out.push_back({Do::I, a.stage, a.microbatch});
+      if (i + 1 < list.size() && list[i + 1].what == Do::send_backward) out.push_back(list[++i]);
+      out.push_back({Do::W, a.stage, a.microbatch});
+    }
+    return out;
+  });
+}
+
+// Needs, and a walk that goes on wherever it can.
+
+bool has_messages(const Schedule& schedule) {
+  for (const auto& list : schedule.actions)
+    for (const Action& a : list)
+      if (a.is_message()) return true;
+  return false;
+}
+
+Needs needs(const Schedule& schedule, const Action& action, bool has_messages) {
+  const int s = action.stage, i = action.microbatch;
+  const bool first = s == 0, last = s + 1 == schedule.stages;
+  const auto arrived = [&](Do message, bool crosses, const Action& made) {
+    return has_messages && crosses ? Action{message, s, i} : made;
+  };
+  Needs out;
+  switch (action.what) {
+    case Do::F:
+      if (!first) out.push_back(arrived(Do::recv_forward, schedule.crosses(s - 1), {Do::F, s - 1, i}));
+      break;
+    case Do::B:
+    case Do::I:
+      out.push_back({Do::F, s, i});
+      if (!last) out.push_back(arrived(Do::recv_backward, schedule.crosses(s), {Do::B, s + 1, i}));
+      break;
+    case Do::W:
+      out.push_back({Do::I, s, i});
+      break;
+    case Do::send_forward:
+      out.push_back({Do::F, s, i});
+      break;
+    case Do::recv_forward:
+      out.push_back({Do::send_forward, s - 1, i});
+      break;
+    case Do::send_backward:
+      out.push_back({Do::B, s, i});
+      break;
+    case Do::recv_backward:
+      out.push_back({Do::send_backward, s + 1, i});
+      break;
+  }
+  return out;
+}
+
+std::vector<ActionPlace> walk(const Schedule& schedule, ActionTable& table,
+                              const std::function<double(const ActionPlace&)>& visit) {
+  const bool messages = has_messages(schedule);
+  const auto ranks = static_cast<int>(schedule.actions.size());
+  std::vector<size_t> next(static_cast<size_t>(ranks));
+  const auto may_begin = [&](const Action& a) {
+    const Needs all = needs(schedule, a, messages);
+    return std::ranges::all_of(all, [&](const Action& n) { return table.of_need(n) >= 0; });
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (int r = 0; r < ranks; ++r) {
+      const auto& list = schedule.actions[static_cast<size_t>(r)];
+      for (size_t& at = next[static_cast<size_t>(r)]; at < list.size() && may_begin(list[at]); ++at) {
+        table[list[at]] = visit({r, at});
+        moved = true;
+      }
+    }
+  }
+  std::vector<ActionPlace> stuck;
+  for (int r = 0; r < ranks; ++r)
+    if (const size_t at = next[static_cast<size_t>(r)]; at < schedule.actions[static_cast<size_t>(r)].size())
+      stuck.push_back({r, at});
+  return stuck;
+}
+
+// The rules, one function each.
+
 namespace {
 
 using Fault = std::optional<std::string>;

@@ -5,7 +5,6 @@
 #include <span>
 
 #include "tensor/cpu/vectorize.h"
-#include "tensor/merged_dims.h"
 #include "tensor/tensor.h"
 
 namespace tessera::cpu {

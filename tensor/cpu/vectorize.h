@@ -58,7 +58,7 @@ inline int threads() { return omp_get_max_threads(); }
 inline void set_threads(int n) { omp_set_num_threads(n); }
 
 // While one lives, this thread computes nothing: ops take the memory that they would take and leave it as it is. So
-// what a model of any size would hold can be known on any machine (train/stage_memory.h).
+// what a model of any size would hold can be known on any machine (train/memory.h).
 class Idle {
  public:
   Idle() { here_ = true; }

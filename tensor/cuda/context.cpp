@@ -3,11 +3,23 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/gpus.h"
+#include "tensor/cuda/graph.h"
 #include "tensor/cuda/region.h"
 
 namespace tessera::cuda {
+
 namespace {
 
 // The runtime calls a driver insufficient that is not there at all, whose version is 0.
@@ -107,6 +119,90 @@ void use_gpu(int gpu) {
                     "a build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES={}{}",
                     card.name, card.major, card.minor, card.major, card.minor));
   }
+}
+
+// Values that come again in every step, in pinned memory of an arena.
+
+namespace {
+
+// Held by the arena (Arena::local), and so there as long as a captured copy may read it.
+class KeptValues {
+ public:
+  const std::byte* find(std::span<const std::byte> values) {
+    const std::string_view bytes(reinterpret_cast<const char*>(values.data()), values.size());
+    const std::lock_guard lock(mutex_);
+    auto found = pinned_.find(bytes);
+    if (found == pinned_.end()) {
+      const std::shared_ptr<std::byte> memory = pinned_memory(static_cast<int64_t>(bytes.size()));
+      std::memcpy(memory.get(), bytes.data(), bytes.size());
+      found = pinned_.emplace(bytes, memory).first;
+    }
+    return found->second.get();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<std::byte>, std::less<>> pinned_;
+};
+
+}  // namespace
+
+void copy_kept(const Tensor& to, std::span<const std::byte> values) {
+  if (!values.empty()) copy_later(to, to.arena()->local<KeptValues>().find(values));
+}
+
+// Capture, and the launch of what was captured.
+
+namespace {
+
+using Captured = Handle<cudaGraph_t, cudaGraphDestroy>;
+
+// Ends a capture that an exception has left.
+class Capture {
+ public:
+  explicit Capture(Context& context) : context_(context) { context_.begin_capture(); }
+  ~Capture() {
+    cudaGraph_t unfinished = nullptr;
+    context_.end_capture(unfinished);
+    const Captured dropped(unfinished);
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+  Captured end() {
+    cudaGraph_t graph = nullptr;
+    if (const cudaError_t result = context_.end_capture(graph); result != cudaSuccess)
+      throw Error(std::string("[graph] CUDA: ") + cudaGetErrorString(result) + ", found after '" + context_.last_op() +
+                      "' was captured: some work before it cannot be; `cuda_graph` off runs without a graph",
+                  Status::communication);
+    return Captured(graph);
+  }
+
+ private:
+  Context& context_;
+};
+
+}  // namespace
+
+Graph::Graph(ArenaPtr arena, const std::function<void()>& f) : arena_(std::move(arena)), layout_(arena_->layout()) {
+  Captured graph;
+  {
+    const Arena::Fixed fixed(*arena_);
+    Capture capture(arena_->local<Context>());
+    f();
+    graph = capture.end();
+  }
+  cudaGraphExec_t executable = nullptr;
+  check(cudaGraphInstantiate(&executable, graph.get(), 0), "graph");
+  executable_ =
+      std::shared_ptr<void>(executable, [](void* e) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(e)); });
+}
+
+int64_t synchronizations(Arena& arena) { return arena.local<Context>().synchronizations(); }
+
+void Graph::launch() const {
+  const Arena::Lent lent(*arena_);
+  Context& c = arena_->local<Context>();
+  c.queued("captured step", cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_.get()), c.stream()));
 }
 
 }  // namespace tessera::cuda

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "tensor/cuda/context.h"
+#include "tensor/cuda/indices.h"
 
 namespace tessera::cuda {
 
@@ -57,5 +58,14 @@ void launch(Context& c, const char* op, const Grid& grid, void (*kernel)(Paramet
 }
 
 constexpr int64_t blocks_for(int64_t n, int64_t per_block) { return (n + per_block - 1) / per_block; }
+
+// What a kernel does with an index that it was given.
+
+// Whether `value` may be used. It stands at `place` among its like, below 2^32.
+__device__ inline bool inside(const Bounds& bounds, int64_t place, int32_t value) {
+  if (value >= 0 && value < bounds.limit) return true;
+  atomicMin(bounds.first, static_cast<unsigned long long>(place) << 32 | static_cast<uint32_t>(value));
+  return false;
+}
 
 }  // namespace tessera::cuda

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "tensor/cuda/launch.cuh"
-#include "tensor/merged_dims.h"
+#include "tensor/tensor.h"
 
 namespace tessera::cuda {
 

@@ -2,9 +2,10 @@
 #pragma once
 #include <memory>
 
-#include "tensor/region.h"
+#include "tensor/arena.h"
 
 namespace tessera {
+
 class Arena;
 }
 

@@ -6,8 +6,8 @@
 #include <bit>
 #include <cstdint>
 
-#include "tensor/cuda/column_kernel.cuh"
-#include "tensor/cuda/indices.cuh"
+#include "tensor/cuda/columns.cuh"
+#include "tensor/cuda/launch.cuh"
 #include "tensor/ops/embedding.h"
 
 namespace tessera::cuda {

@@ -13,7 +13,7 @@
 
 #include "data/checkpoint_dir.h"
 #include "data/files.h"
-#include "parallel/push_log.h"
+#include "parallel/async/push_log.h"
 #include "tests/app/layouts.h"
 #include "tests/app/program.h"
 

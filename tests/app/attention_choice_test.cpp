@@ -1,6 +1,4 @@
 // --attention and --deterministic: what is refused, what is the default, and what a run says of its attention.
-#include "train/attention_choice.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
@@ -13,6 +11,7 @@
 #include "tensor/error.h"
 #include "tensor/kernels.h"
 #include "tests/support/gpu.h"
+#include "train/device.h"
 
 namespace tessera {
 namespace {

@@ -15,11 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include "bench/fit.h"
+#include "bench/calibrate.h"
 #include "bench/ranks.h"
-#include "bench/selection.h"
-#include "parallel/comm/backends.h"
-#include "parallel/comm/held_up.h"
+#include "bench/run.h"
+#include "parallel/comm/surroundings.h"
+#include "parallel/comm/wait.h"
 #include "tests/app/program.h"
 
 namespace tessera {

@@ -15,7 +15,6 @@
 
 #include "app/signals.h"
 #include "data/files.h"
-#include "data/mapped_file.h"
 #include "data/safetensors.h"
 #include "tests/app/program.h"
 

@@ -12,8 +12,8 @@
 
 #include "app/flops.h"
 #include "app/report/svg.h"
-#include "app/train_output.h"
-#include "bench/ceilings.h"
+#include "app/train/output.h"
+#include "bench/op_bench.h"
 #include "tensor/cpu/vectorize.h"
 #include "tests/support/scalars.h"
 

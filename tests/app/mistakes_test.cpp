@@ -10,9 +10,9 @@
 
 #include "app/command_line.h"
 #include "app/default_job.h"
+#include "app/generate/inference.h"
 #include "app/option_values.h"
-#include "app/sentences.h"
-#include "app/tokenizer_choice.h"
+#include "app/train/train.h"
 #include "data/utf8.h"
 #include "tensor/findings.h"
 #include "tests/app/program.h"

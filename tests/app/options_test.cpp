@@ -4,10 +4,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "app/ask_memory.h"
 #include "app/command_line.h"
 #include "app/job_of.h"
 #include "app/option_values.h"
+#include "app/run/pretrained.h"
 #include "data/files.h"
 #include "tensor/error.h"
 #include "tests/support/gpu.h"

@@ -1,4 +1,6 @@
 // Progress lines and metrics.jsonl.
+#include "app/train/output.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,11 +9,10 @@
 #include <cstdio>
 #include <fstream>
 
-#include "app/metrics.h"
 #include "app/progress.h"
 #include "data/files.h"
 #include "tensor/error.h"
-#include "train/step_report.h"
+#include "train/step_tokens.h"
 
 namespace tessera {
 namespace {

@@ -12,7 +12,7 @@
 #include "app/report/measured.h"
 #include "app/report/parts.h"
 #include "app/report/record.h"
-#include "app/trace/rank_log.h"
+#include "app/trace/timeline.h"
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/schedule.h"
 #include "parallel/pipeline/simulate.h"

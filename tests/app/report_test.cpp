@@ -22,7 +22,7 @@
 
 #include "app/command_line.h"
 #include "app/report/svg.h"
-#include "app/trace/rank_log.h"
+#include "app/trace/timeline.h"
 #include "data/files.h"
 #include "tensor/arena.h"
 #include "tests/app/program.h"

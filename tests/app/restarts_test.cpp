@@ -1,6 +1,6 @@
 // Runs that start again by themselves: what is killed ends with the bits of an undisturbed run, what cannot get better
 // is left, fewer hosts make fewer data ranks, and a signal to the launcher ends all.
-#include "app/restarts.h"
+#include "app/train/restarts.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -18,9 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "app/hostfile.h"
 #include "data/safetensors.h"
-#include "parallel/comm/backends.h"
+#include "parallel/comm/surroundings.h"
 #include "tensor/error.h"
 #include "tests/app/program.h"
 #include "tests/parallel/tcp.h"

@@ -1,6 +1,4 @@
 // The lock of a run's folder, and a file system that has no locks: the run says so, and ends where it meets another.
-#include "app/run_lock.h"
-
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
@@ -10,6 +8,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "app/run/directory.h"
 #include "data/files.h"
 #include "tests/data/support.h"
 

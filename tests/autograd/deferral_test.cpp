@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "autograd/checkpoint.h"
 #include "autograd/ops.h"
 #include "tensor/random.h"
 

@@ -1,7 +1,6 @@
 // The engine: accumulation, hooks, deferral, recomputation, no-grad, and what it refuses.
 #include <gtest/gtest.h>
 
-#include "autograd/checkpoint.h"
 #include "autograd/ops.h"
 
 namespace tessera {

@@ -1,13 +1,13 @@
 // Ops of a mixture of experts where the op table does not reach: bits of rows whatever is beside them, the losses of
 // the router, what does not fit.
-#include "autograd/experts.h"
+#include "tensor/ops/experts/experts.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "autograd/experts/ops.h"
 #include "autograd/ops.h"
-#include "tensor/ops/experts/rows.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {

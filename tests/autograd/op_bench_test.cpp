@@ -1,4 +1,6 @@
 // Every op of the op table has a microbenchmark, every microbenchmark runs, and what they compute with.
+#include "bench/op_bench.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "bench/op_cases.h"
-#include "bench/op_data.h"
 #include "tests/autograd/op_table.h"
 
 namespace tessera::test {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "autograd/experts.h"
+#include "autograd/experts/ops.h"
 #include "tests/autograd/op_table.h"
 
 namespace tessera::test {

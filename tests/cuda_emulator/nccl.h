@@ -1,4 +1,4 @@
-// The part of NCCL's interface that parallel/comm/nccl_library.cpp uses, for ranks with an emulated GPU each that are
+// The part of NCCL's interface that parallel/comm/nccl/library.cpp uses, for ranks with an emulated GPU each that are
 // threads of one process or processes of one machine: so that what speaks to NCCL is compiled and run by tests.
 //
 // A collective is a task on its stream. It waits there until every rank of the communicator has come to its own of the

@@ -1,9 +1,9 @@
 // CRC-32C against the examples of RFC 3720, appendix B.4, and the check value of the catalogue of CRCs.
-#include "data/crc32c.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
+
+#include "data/event_file.h"
 
 namespace tessera {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "data/examples.h"
-#include "data/permutation.h"
+#include "data/loader.h"
 #include "tensor/error.h"
 
 namespace tessera {

@@ -9,7 +9,7 @@
 
 #include "data/files.h"
 #include "tensor/error.h"
-#include "tensor/temporary.h"
+#include "tensor/write_file.h"
 
 namespace tessera {
 namespace {

@@ -14,9 +14,8 @@
 
 #include "data/checkpoint_dir.h"
 #include "data/files.h"
-#include "data/mapped_file.h"
-#include "tensor/file_system.h"
-#include "tensor/region.h"
+#include "tensor/arena.h"
+#include "tensor/write_file.h"
 #include "tests/data/support.h"
 #include "tests/data/system_calls.h"
 

@@ -7,7 +7,6 @@
 #include <numeric>
 #include <set>
 
-#include "data/mixture_order.h"
 #include "tensor/random.h"
 #include "tests/data/support.h"
 

@@ -1,10 +1,9 @@
 // Datasets of several token files: made by `tessera data`, or llm.c's where they lie.
-#include "data/shards.h"
-
 #include <array>
 #include <cstring>
 
-#include "data/evaluation_text.h"
+#include "data/dataset.h"
+#include "data/examples.h"
 #include "data/loader.h"
 #include "tests/data/support.h"
 

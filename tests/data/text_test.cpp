@@ -1,9 +1,10 @@
 // Text files, their refusals, UTF-8 and the split.
+#include "data/text.h"
+
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "data/process.h"
-#include "data/text_file.h"
 #include "data/utf8.h"
 #include "tests/data/support.h"
 

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "nn/experts.h"
-#include "tensor/ops/experts/rows.h"
+#include "nn/experts/experts.h"
+#include "tensor/ops/experts/experts.h"
 #include "tensor/ops/matmul/matmul.h"
 #include "tests/cuda_emulator/streams.h"
 #include "tests/support/gpu.h"

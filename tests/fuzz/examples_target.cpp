@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "data/chat_template.h"
-#include "data/compressed.h"
 #include "data/jsonl.h"
 #include "tests/fuzz/target.h"
 

@@ -1,5 +1,5 @@
 // The file with hosts and their slots, which is read before each start of a run.
-#include "app/hostfile.h"
+#include "app/train/restarts.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

@@ -1,5 +1,5 @@
 // llm.c's token files: what is accepted has as many tokens as the bytes hold, each inside the vocabulary.
-#include "data/llmc_file.h"
+#include "data/token_file.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

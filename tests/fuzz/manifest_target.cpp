@@ -1,7 +1,7 @@
 // A checkpoint's manifest, and what --resume compares with what it says about the run.
 #include <nlohmann/json.hpp>
 
-#include "app/run_directory.h"
+#include "app/run/directory.h"
 #include "data/checkpoint_dir.h"
 #include "data/json.h"
 #include "tests/fuzz/target.h"

@@ -1,5 +1,5 @@
 // metrics.jsonl, of which a resumed run keeps the first records.
-#include "app/metrics.h"
+#include "app/train/output.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "data/mixture.h"
-#include "data/mixture_order.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

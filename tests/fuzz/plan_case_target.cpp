@@ -3,7 +3,7 @@
 #include <string>
 
 #include "planner/case_json.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

@@ -2,7 +2,7 @@
 #include <string_view>
 #include <vector>
 
-#include "parallel/push_log.h"
+#include "parallel/async/push_log.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

@@ -1,6 +1,6 @@
 // What a checkpoint's part says of its elements: what is accepted is said again the same.
 #include "tests/fuzz/target.h"
-#include "train/saved_tensors.h"
+#include "train/checkpoint/tensors.h"
 
 namespace tessera::fuzz {
 namespace {

@@ -2,10 +2,8 @@
 // right after every pass that applies to it.
 #include <string_view>
 
-#include "parallel/pipeline/passes.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
-#include "parallel/pipeline/walk.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

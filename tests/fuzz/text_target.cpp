@@ -1,5 +1,5 @@
 // A text file on its way to tokens: the split loses nothing, and the characters come back.
-#include "data/text_file.h"
+#include "data/text.h"
 #include "data/tokenizer.h"
 #include "tests/fuzz/target.h"
 

@@ -25,28 +25,27 @@ HOT = {
     "attention/cuda/tiles.cu.o": {r"forward_kernel<": [TENSOR_CORES]},
     "attention/cuda/tiles_backward.cu.o": {r"(key|query)_gradient_kernel<": [TENSOR_CORES]},
     "norm.cu.o": {r"norm_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
-    "softmax.cu.o": {r"softmax_(backward_)?kernel<.*true>\(": [LOADS, STORES]},
     "cross_entropy.cu.o": {
         r"cross_entropy_kernel<.*true>\(": [LOADS],
         r"cross_entropy_backward_kernel<.*true>\(": [LOADS, STORES],
         r"cross_entropy_in_place_kernel<": [STORES],
+        r"row_kernel<.*true>\(": [LOADS],
     },
-    "cross_entropy/cuda/parts.cu.o": {r"row_kernel<.*true>\(": [LOADS]},
-    "bias_gelu.cu.o": {r"columns_kernel<\w+, true, BiasGelu(Forward|Backward)<": [LOADS, STORES]},
+    "activations.cu.o": {r"columns_kernel<\w+, true, (BiasGelu|Swiglu)(Forward|Backward)<": [LOADS, STORES]},
     "rotary.cu.o": {r"rotate_kernel<.*true>\(": [LOADS, STORES]},
-    "swiglu.cu.o": {r"columns_kernel<\w+, true, Swiglu(Forward|Backward)<": [LOADS, STORES]},
-    "experts/cuda/rows.cu.o": {},
-    "experts/cuda/rows_bf16.cu.o": {r"rows_bf16_kernel<": [TENSOR_CORES]},
-    "experts/cuda/route.cu.o": {},
-    "experts/cuda/dispatch.cu.o": {
+    "experts/cuda/rows.cu.o": {r"rows_bf16_kernel<": [TENSOR_CORES]},
+    "experts/cuda/route.cu.o": {
         r"columns_kernel<\w+, true, (Dispatch|Combine)<": [LOADS, STORES],
         r"combine_backward_kernel<.*true>\(": [LOADS, STORES],
     },
     "elementwise.cu.o": {r"flat_kernel<": [EITHER]},
     "copy.cu.o": {r"flat_kernel<(?!Convert<(int|unsigned char), long>)": [EITHER]},  # of an int64 only the low bytes are read
     "dropout.cu.o": {r"dropout_kernel<": [EITHER]},
-    "reduce.cu.o": {r"columns_kernel<\w+, true, ColumnSums<": [LOADS]},
-    "quantize/decode.cu.o": {r"decode_kernel<": [STORES]},
+    "reduce.cu.o": {
+        r"columns_kernel<\w+, true, ColumnSums<": [LOADS],
+        r"softmax_(backward_)?kernel<.*true>\(": [LOADS, STORES],
+    },
+    "quantize/quantize.cu.o": {r"decode_kernel<": [STORES]},
     "updates.cu.o": {r"segments_kernel<4, .*Adam<": [LOADS, STORES], r"segments_kernel<4, .*Sgd<": [LOADS, STORES]},
     "optim/muon.cu.o": {
         r"segments_kernel<4, .*Momentum<": [LOADS, STORES],

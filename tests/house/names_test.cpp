@@ -1,4 +1,4 @@
-// What is known of a parameter stands in nn/parameter.h: code outside of tests compares no name with a string to find
+// What is known of a parameter stands in nn/module.h: code outside of tests compares no name with a string to find
 // out which parameter, or which unit, it has before it.
 #include <gtest/gtest.h>
 

@@ -15,7 +15,6 @@
 
 #include "data/files.h"
 #include "lab/check.h"
-#include "lab/function_text.h"
 #include "lab/not_yet.h"
 #include "tests/lab/mistakes.h"
 

@@ -1,9 +1,8 @@
 // Bodies are found, and nothing else is touched.
-#include "lab/function_text.h"
-
 #include <gtest/gtest.h>
 
 #include "data/files.h"
+#include "lab/check.h"
 #include "tensor/error.h"
 
 namespace tessera::lab {

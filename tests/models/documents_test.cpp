@@ -1,6 +1,4 @@
 // Documents that lie one after another in a sequence are computed as if each were alone.
-#include "nn/documents.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "models/language_model.h"
+#include "nn/module.h"
 #include "tensor/random.h"
 
 namespace tessera {

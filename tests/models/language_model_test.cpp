@@ -7,7 +7,7 @@
 #include "models/layout.h"
 #include "models/presets.h"
 #include "parallel/comm/fake_transport.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 
 namespace tessera {
 namespace {

@@ -1,12 +1,12 @@
 // A mixture of experts: beside PyTorch, over micro-batches, at its capacity, and what it tells of itself.
-#include "nn/experts.h"
+#include "nn/experts/experts.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "tests/support/python.h"
 #include "tests/support/tensors.h"
 

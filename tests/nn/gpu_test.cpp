@@ -15,7 +15,7 @@
 #include "optim/cuda/step_state.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"
-#include "tensor/named.h"
+#include "tensor/error.h"
 #include "tensor/ops/embedding.h"
 #include "tests/support/units.h"
 

@@ -1,5 +1,5 @@
 // Adapters beside a frozen weight: what they add, what is kept for them, and their names.
-#include "nn/lora.h"
+#include "nn/adapters/lora.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "models/lora.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "nn/layers.h"
-#include "nn/losses.h"
 #include "tensor/random.h"
 
 namespace tessera {

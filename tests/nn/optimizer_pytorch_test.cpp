@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "optim/optimizer.h"
-#include "tensor/named.h"
+#include "tensor/error.h"
 #include "tests/support/python.h"
 #include "tests/support/units.h"
 

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "tensor/cpu/vectorize.h"
-#include "tensor/named.h"
+#include "tensor/error.h"
 #include "tests/support/units.h"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 #include "models/gpt.h"
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
-#include "tensor/named.h"
+#include "tensor/error.h"
 #include "tests/parallel/tiny_gpt.h"
 #include "tests/support/strategy.h"
 

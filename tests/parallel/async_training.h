@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/async_server.h"
+#include "parallel/async/server.h"
 #include "parallel/comm/launch.h"
 #include "tests/parallel/tiny_gpt.h"
 

@@ -1,11 +1,11 @@
 // What a rank writes down of its calls, read by another while it goes on.
-#include "parallel/comm/call_log.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <optional>
 #include <thread>
+
+#include "parallel/comm/call.h"
 
 namespace tessera {
 namespace {

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "autograd/checkpoint.h"
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
 #include "tensor/random.h"

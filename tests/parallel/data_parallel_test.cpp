@@ -12,7 +12,7 @@
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
-#include "tensor/named.h"
+#include "tensor/error.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/random.h"
 #include "tests/support/strategy.h"

@@ -1,5 +1,5 @@
 // Rows of experts on their way: what is computed meanwhile, whose bits they have, and which find a place.
-#include "parallel/expert_parallel.h"
+#include "parallel/experts/expert_parallel.h"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 #include <chrono>
 #include <thread>
 
-#include "autograd/checkpoint.h"
+#include "autograd/ops.h"
 #include "parallel/comm/launch.h"
-#include "parallel/expert_capacity.h"
+#include "parallel/experts/expert_capacity.h"
 #include "tests/support/draw.h"
 #include "tests/support/tensors.h"
 #include "verify/defects/around_transport.h"

@@ -9,7 +9,7 @@
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
 #include "parallel/context_parallel.h"
-#include "parallel/vocab_parallel.h"
+#include "parallel/tensor_parallel.h"
 #include "tests/support/gpu.h"
 #include "tests/support/plain_attention.h"
 

@@ -10,7 +10,7 @@
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
-#include "tensor/named.h"
+#include "tensor/error.h"
 #include "tests/parallel/tiny_gpt.h"
 #include "tests/support/strategy.h"
 

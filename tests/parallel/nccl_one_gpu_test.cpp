@@ -4,8 +4,8 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/comm/backends.h"
-#include "parallel/comm/nccl_api.h"
+#include "parallel/comm/nccl/api.h"
+#include "parallel/comm/surroundings.h"
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/graph.h"
 #include "tests/support/gpu.h"

@@ -13,7 +13,7 @@
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
 #include "parallel/data_layout.h"
-#include "tensor/named.h"
+#include "tensor/error.h"
 #include "tests/parallel/tiny_gpt.h"
 #include "tests/support/strategy.h"
 

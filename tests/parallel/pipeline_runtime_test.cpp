@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "autograd/checkpoint.h"
+#include "autograd/ops.h"
 #include "nn/layers.h"
 #include "parallel/comm/launch.h"
-#include "parallel/pipeline/passes.h"
 #include "parallel/pipeline/runtime.h"
 #include "parallel/pipeline/simulate.h"
+#include "parallel/pipeline/validate.h"
 #include "tensor/error.h"
 #include "tensor/random.h"
 #include "tests/parallel/schedules.h"

@@ -1,5 +1,5 @@
 // The record of applied pushes: written and read back, and refused with one line where it is no record.
-#include "parallel/push_log.h"
+#include "parallel/async/push_log.h"
 
 #include <gtest/gtest.h>
 

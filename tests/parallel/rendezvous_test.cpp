@@ -1,6 +1,6 @@
 // Where ranks meet: every pair gets a connection; strangers are hung up on; who is missing, there twice, or expects
 // another number of ranks is told to all.
-#include "parallel/comm/rendezvous.h"
+#include "parallel/comm/tcp/rendezvous.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "parallel/comm/call.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "tensor/random.h"
 #include "tests/parallel/tcp.h"
 

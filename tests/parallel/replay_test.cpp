@@ -1,6 +1,4 @@
 // A measured step is replayed to the same step: every schedule, with passes of random lengths. And its picture.
-#include "parallel/pipeline/replay.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +8,8 @@
 #include <sstream>
 #include <string>
 
-#include "parallel/pipeline/passes.h"
+#include "parallel/pipeline/simulate.h"
+#include "parallel/pipeline/validate.h"
 #include "tensor/error.h"
 #include "tensor/random.h"
 #include "tests/parallel/schedules.h"

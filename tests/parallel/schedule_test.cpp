@@ -12,9 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/pipeline/passes.h"
 #include "parallel/pipeline/validate.h"
-#include "parallel/pipeline/walk.h"
 #include "tensor/error.h"
 #include "tensor/random.h"
 #include "tests/parallel/schedules.h"

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/pipeline/passes.h"
+#include "parallel/pipeline/validate.h"
 #include "tensor/error.h"
 #include "tensor/random.h"
 #include "tests/parallel/schedules.h"
@@ -174,16 +174,16 @@ TEST(Draw, IsWhatTheGeneratorsShow) {
     for (std::string row; std::getline(rows, row);) picture += "//   " + row + "\n";
     EXPECT_NE(text.find(picture), std::string::npos) << file << " should show\n" << picture;
   };
-  shows("naive.cpp", naive(3, 2));
-  shows("gpipe.cpp", gpipe(3, 4));
+  shows("schedules.cpp", naive(3, 2));
+  shows("schedules.cpp", gpipe(3, 4));
   shows("one_f_one_b.cpp", one_f_one_b(3, 4));
   shows("simulate.h", one_f_one_b(3, 4));
-  shows("interleaved.cpp", interleaved(2, 2, 2));
+  shows("schedules.cpp", interleaved(2, 2, 2));
   shows("zero_bubble.cpp", zb_h1(3, 5));
   shows("zero_bubble.cpp", zb_h2(3, 5));
-  shows("zb_v.cpp", zb_v(2, 4));
-  shows("v_blocks.cpp", v_min(2, 3));
-  shows("v_blocks.cpp", v_half(2, 3));
+  shows("schedules.cpp", zb_v(2, 4));
+  shows("schedules.cpp", v_min(2, 3));
+  shows("schedules.cpp", v_half(2, 3));
 }
 
 TEST(Draw, LeavesOutMessages) {

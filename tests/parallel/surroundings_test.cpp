@@ -6,7 +6,6 @@
 #include <map>
 #include <string>
 
-#include "parallel/comm/backends.h"
 #include "parallel/comm/launch.h"
 
 namespace tessera {

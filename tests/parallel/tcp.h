@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/comm/rendezvous.h"
+#include "parallel/comm/tcp/rendezvous.h"
 
 namespace tessera::test {
 

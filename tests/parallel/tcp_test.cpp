@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/comm/tcp_transport.h"
+#include "parallel/comm/tcp/transport.h"
 #include "tensor/random.h"
 #include "tests/parallel/mpi/mpi_checks.h"
 

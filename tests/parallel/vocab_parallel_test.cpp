@@ -1,6 +1,4 @@
 // The vocabulary cut over ranks: lookup, and a cross-entropy that never sees a whole row of logits.
-#include "parallel/vocab_parallel.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "parallel/comm/launch.h"
+#include "parallel/tensor_parallel.h"
 #include "tensor/random.h"
 
 namespace tessera {

@@ -14,7 +14,7 @@
 #include "planner/predict_measured.h"
 #include "planner/shared_processors.h"
 #include "tensor/error.h"
-#include "tensor/temporary.h"
+#include "tensor/write_file.h"
 #include "tests/support/planted_machine.h"
 
 namespace tessera::planner {

@@ -9,7 +9,7 @@
 #include "planner/case_json.h"
 #include "planner/described.h"
 #include "planner/pipeline.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "tensor/random.h"
 
 namespace tessera::planner {

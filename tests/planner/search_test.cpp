@@ -10,7 +10,7 @@
 #include "models/presets.h"
 #include "planner/assumptions.h"
 #include "planner/recommend.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "train/job.h"
 
 namespace tessera::planner {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/flat.h"
+#include "nn/parameter.h"
 #include "tests/support/python.h"
 
 namespace tessera::test {

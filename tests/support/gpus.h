@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "parallel/comm/backends.h"
+#include "parallel/comm/surroundings.h"
 #include "tests/support/gpu.h"
 
 namespace tessera::test {

@@ -2,7 +2,7 @@
 #pragma once
 #include <utility>
 
-#include "data/rows.h"
+#include "data/loader.h"
 #include "tensor/random.h"
 #include "train/sequences.h"
 

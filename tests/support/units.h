@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "nn/flat.h"
+#include "nn/parameter.h"
 #include "tensor/random.h"
 
 namespace tessera::test {

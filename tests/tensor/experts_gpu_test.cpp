@@ -11,8 +11,7 @@
 
 #include "tensor/cuda/graph.h"
 #include "tensor/ops/elementwise.h"
-#include "tensor/ops/experts/route.h"
-#include "tensor/ops/experts/rows.h"
+#include "tensor/ops/experts/experts.h"
 #include "tests/support/draw.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"

@@ -9,15 +9,14 @@
 #include <string>
 #include <vector>
 
+#include "tensor/ops/activations.h"
 #include "tensor/ops/attention/attention.h"
-#include "tensor/ops/bias_gelu.h"
-#include "tensor/ops/cross_entropy/cross_entropy.h"
+#include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/norm.h"
 #include "tensor/ops/reduce.h"
-#include "tensor/ops/softmax.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
 #include "tests/support/two_libraries.h"

@@ -11,10 +11,10 @@
 
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/graph.h"
-#include "tensor/device_scalar.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/matmul.h"
+#include "tensor/tensor.h"
 #include "tests/support/gpu.h"
 
 namespace tessera {

@@ -9,7 +9,7 @@
 
 #include "tensor/cuda/gpus.h"
 #include "tensor/kernels.h"
-#include "tensor/ops/linear_gelu.h"
+#include "tensor/ops/activations.h"
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tensor/ops/reduce.h"
 #include "tensor/random.h"

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tensor/half.h"
+#include "tensor/dtype.h"
 #include "tests/support/draw.h"
 
 namespace tessera {

@@ -1,11 +1,11 @@
 // What arenas lie in where the system refuses a terabyte of addresses.
-#include "tensor/region.h"
-
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
 #include <cstdlib>
 #include <cstring>
+
+#include "tensor/arena.h"
 
 namespace tessera {
 namespace {

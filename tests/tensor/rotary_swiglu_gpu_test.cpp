@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "tensor/ops/activations.h"
 #include "tensor/ops/rotary.h"
-#include "tensor/ops/swiglu.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
 #include "tests/support/two_libraries.h"

@@ -8,10 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "tensor/ops/cross_entropy/cross_entropy.h"
-#include "tensor/ops/linear_cross_entropy.h"
+#include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/norm.h"
-#include "tensor/ops/softmax.h"
+#include "tensor/ops/reduce.h"
 #include "tensor/random.h"
 #include "tests/support/gpu.h"
 #include "tests/support/one_thread.h"

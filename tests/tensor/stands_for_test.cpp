@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "tensor/ops/attention/attention.h"
-#include "tensor/ops/experts/rows.h"
-#include "tensor/ops/linear_cross_entropy.h"
+#include "tensor/ops/cross_entropy.h"
+#include "tensor/ops/experts/experts.h"
 
 namespace tessera {
 namespace {

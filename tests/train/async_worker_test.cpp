@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "tests/support/one_thread.h"
-#include "train/async_trainer.h"
-#include "train/whole_state.h"
+#include "train/async/trainer.h"
+#include "train/checkpoint/state.h"
 
 namespace tessera {
 namespace {

@@ -1,12 +1,11 @@
 // What ranks hold is looked at: numbers that are none, and copies that have drifted apart.
-#include "train/check_state.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
 #include "tensor/random.h"
+#include "train/check_data.h"
 
 namespace tessera {
 namespace {

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "data/mixture.h"
-#include "train/whole_state.h"
+#include "train/checkpoint/state.h"
 
 namespace tessera {
 namespace {

@@ -4,10 +4,10 @@
 #include <numeric>
 
 #include "models/presets.h"
-#include "tensor/field_error.h"
-#include "train/expert_load.h"
+#include "tensor/error.h"
 #include "train/memory_check.h"
 #include "train/trainer.h"
+#include "train/usage.h"
 
 namespace tessera {
 namespace {

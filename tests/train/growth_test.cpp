@@ -14,8 +14,8 @@
 #include "tensor/random.h"
 #include "tests/support/gpu.h"
 #include "tests/support/one_thread.h"
-#include "train/async_trainer.h"
-#include "train/whole_state.h"
+#include "train/async/trainer.h"
+#include "train/checkpoint/state.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "parallel/comm/launch.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "train/job.h"
 #include "train/trainer.h"
 

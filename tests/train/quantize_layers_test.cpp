@@ -1,7 +1,5 @@
 // Layers in 4 bits: each sees what those before it, already rounded, make of the calibration data; and by GPTQ the
 // model stays nearer to what it was than by rounding to nearest.
-#include "train/quantize_layers.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,8 +9,9 @@
 #include <vector>
 
 #include "data/loader.h"
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "tensor/random.h"
+#include "train/quantize/layers.h"
 
 namespace tessera {
 namespace {

@@ -1,6 +1,4 @@
 // What ranks will hold, known before they are there: beside what ranks then held, and for sizes that no machine has.
-#include "train/rank_memory.h"
-
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "parallel/comm/launch.h"
+#include "train/memory.h"
 #include "train/trainer.h"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 #include "tensor/error.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
-#include "train/whole_state.h"
+#include "train/checkpoint/state.h"
 
 namespace tessera {
 namespace {

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "tensor/random.h"
-#include "train/whole_state.h"
+#include "train/checkpoint/state.h"
 
 namespace tessera {
 namespace {

@@ -1,7 +1,5 @@
 // Checkpoints in parts: what a layout says of its ranks is what they hold, parts read back to the whole, and what no
 // layout can be is refused.
-#include "train/saved_tensors.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include "data/files.h"
 #include "tensor/error.h"
 #include "tests/support/draw.h"
+#include "train/checkpoint/tensors.h"
 
 namespace tessera {
 namespace {

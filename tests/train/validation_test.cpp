@@ -9,8 +9,8 @@
 #include "tensor/kernels.h"
 #include "tensor/random.h"
 #include "tests/support/direct_loss.h"
-#include "train/async_trainer.h"
-#include "train/whole_state.h"
+#include "train/async/trainer.h"
+#include "train/checkpoint/state.h"
 
 namespace tessera {
 namespace {

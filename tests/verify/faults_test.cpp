@@ -12,10 +12,10 @@
 #include "tensor/error.h"
 #include "tensor/random.h"
 #include "tests/verify/plans.h"
+#include "train/checkpoint/state.h"
 #include "train/plan.h"
 #include "train/sequences.h"
 #include "train/trainer.h"
-#include "train/whole_state.h"
 #include "verify/defects/fault_transport.h"
 
 namespace tessera {

@@ -12,9 +12,9 @@
 
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tests/verify/draw.h"
+#include "train/checkpoint/state.h"
 #include "train/plan.h"
 #include "train/trainer.h"
-#include "train/whole_state.h"
 #include "verify/defects/defects.h"
 
 namespace tessera {

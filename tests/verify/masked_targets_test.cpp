@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "tensor/kernels.h"
 #include "tests/support/gpu.h"
 #include "tests/support/masked_sequences.h"

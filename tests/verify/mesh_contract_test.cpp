@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "parallel/pipeline/schedules.h"
-#include "tensor/named.h"
+#include "tensor/error.h"
 #include "tests/verify/draw.h"
 #include "train/plan.h"
 

@@ -5,8 +5,8 @@
 
 #include "tests/support/gpu.h"
 #include "tests/verify/draw.h"
+#include "train/checkpoint/state.h"
 #include "train/trainer.h"
-#include "train/whole_state.h"
 
 namespace tessera {
 namespace {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "nn/packed.h"
+#include "nn/quantize/packed.h"
 #include "tests/support/gpu.h"
 #include "tests/verify/draw.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/verify/nccl_plans.h"
-#include "train/step_ranks.h"
+#include "train/step_tokens.h"
 
 namespace tessera {
 namespace {

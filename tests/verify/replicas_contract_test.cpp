@@ -6,7 +6,7 @@
 #include "tensor/error.h"
 #include "tests/support/gpus.h"
 #include "tests/verify/draw.h"
-#include "train/whole_state.h"
+#include "train/checkpoint/state.h"
 #include "verify/defects/defects.h"
 
 namespace tessera {

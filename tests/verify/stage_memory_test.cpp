@@ -1,7 +1,5 @@
 // The bound on what a pipeline's ranks hold: counted by hand, tight where it can be, and broken by a plan that holds
 // more.
-#include "train/stage_memory.h"
-
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -10,6 +8,7 @@
 
 #include "parallel/pipeline/schedules.h"
 #include "tests/verify/plans.h"
+#include "train/memory.h"
 #include "train/plan.h"
 #include "train/trainer.h"
 #include "verify/verify.h"

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "tensor/ops/linear_cross_entropy.h"
+#include "tensor/ops/cross_entropy.h"
 #include "tests/verify/draw.h"
 #include "train/plan.h"
 

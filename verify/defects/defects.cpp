@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "tensor/field_error.h"
+#include "tensor/error.h"
 #include "tensor/random.h"
 #include "verify/defects/groups.h"
 

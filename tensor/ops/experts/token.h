@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "tensor/math.h"
-#include "tensor/ops/experts/route.h"
+#include "tensor/ops/experts/experts.h"
 
 namespace tessera::token {
 

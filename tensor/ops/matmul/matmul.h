@@ -69,7 +69,7 @@ void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& b
 // library has no such product, for other dtypes than bfloat16, and where the arena's kernels are to be deterministic.
 // The operands are matrices as matmul()'s; all lie on one GPU.
 
-// h = a b + bias, y = gelu(h) of the sum before it is rounded: what tensor/ops/bias_gelu.h makes after the product.
+// h = a b + bias, y = gelu(h) of the sum before it is rounded: what tensor/ops/activations.h makes after the product.
 bool matmul_gelu(const Tensor& y, const Tensor& h, const Tensor& a, const Tensor& b, const Tensor& bias);
 // dh = (a b) gelu'(h) of the sum before it is rounded. The sums of dh's rows, which the pass apart would bring along in
 // dbias (float32, undefined: not wanted), are left to others; their cost as a pass of its own is counted.

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tensor/ops/quantize/int4.h"
+#include "tensor/ops/quantize/quantize.h"
 #include "tensor/tensor.h"
 
 namespace tessera {

@@ -1,3 +1,19 @@
+// The ways to hold a matrix in four bits: tensor/ops/quantize/quantize.h.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tensor/dtype.h"
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+enum class Codec : uint8_t { none, nf4, gptq };
+
 // Matrices in four bits, for weights that nobody trains: codes, and what they are multiplied with.
 //
 //   nf4    blocks of 64 elements, in storage order. A code names one of 16 values, the quantiles of a normal
@@ -18,18 +34,6 @@
 // codes    four bits for each element, the first one in the low bits
 // scales   nf4: 8 bits, which one of 256 values between -1 and 1 (Dettmers et al. 2021, arXiv 2110.02861, section 2.2)
 //          gptq: a block is two groups: their scales, and a byte with both zeros
-#pragma once
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <string>
-#include <vector>
-
-#include "tensor/ops/quantize/codec.h"
-#include "tensor/tensor.h"
-
-namespace tessera {
 
 inline constexpr int64_t kNf4Block = 64;  // elements that share a scale
 
@@ -81,5 +85,75 @@ void dequantize(const Packing& packing, std::span<const std::byte> whole, int64_
 // The 16 values of nf4's codes, and the 256 of its scales' codes, ascending.
 std::span<const float, 16> nf4_values();
 std::span<const float, 256> dynamic_values();
+
+// A matrix in 4 bits: each row has, for each group of columns that follow one another, one scale, and each element a
+// code q in [0, 15].
+//
+//   w = scale (q - 8)        symmetric: from -8 to 7 scales
+//
+// It is what GPTQ makes (train/gptq.h) and what its files hold (hub/gptq_format.h), in an order in which rows run on,
+// so that a fused matrix is the rows of its parts. A scale has 11 bits and q - 8 four: w is exact in float32.
+
+struct Int4Matrix {
+  static constexpr int kZero = 8;  // the code of 0
+
+  int64_t rows = 0, columns = 0;  // columns even
+  int64_t group = 1;              // columns that share a scale; the last of a row may be fewer
+  std::vector<uint8_t> codes;     // (rows, columns / 2): the even column in the low half
+  std::vector<Half> scales;       // (rows, groups())
+
+  Int4Matrix() = default;
+  // All zeros. Throws Error unless the columns are even and every size is above 0.
+  Int4Matrix(int64_t rows, int64_t columns, int64_t group);
+
+  int64_t groups() const { return (columns + group - 1) / group; }
+  int code(int64_t row, int64_t column) const {
+    return codes[static_cast<size_t>((row * columns + column) / 2)] >> (column % 2 * 4) & 15;
+  }
+  void set_code(int64_t row, int64_t column, int code) {
+    uint8_t& byte = codes[static_cast<size_t>((row * columns + column) / 2)];
+    byte = static_cast<uint8_t>(column % 2 == 0 ? (byte & 0xf0) | code : (byte & 0x0f) | code << 4);
+  }
+  Half& scale(int64_t row, int64_t g) { return scales[static_cast<size_t>(row * groups() + g)]; }
+  Half scale(int64_t row, int64_t g) const { return scales[static_cast<size_t>(row * groups() + g)]; }
+
+  // Elements [begin, begin + out.size()) of the matrix, rows one after another. Cost: a multiplication each.
+  void decode(int64_t begin, std::span<float> out) const;
+  // What tensor/ops/quantize/quantize.h calls the bytes of a whole matrix: codec gptq, of these rows, columns and
+  // groups. Throws Error where groups do not divide a row, or are of an odd number.
+  std::vector<std::byte> packed() const;
+  // Adds the rows of another matrix below. Throws Error where columns or groups differ.
+  void append(const Int4Matrix& below);
+};
+
+// Where the parts of a quantised matrix lie in its bytes: what those share who make them and who read them.
+
+inline constexpr int64_t kScalesOfGroup = 256;  // of nf4: scales that are quantised together
+
+// Offsets in the bytes of a part with so many elements.
+struct Sections {
+  int64_t codes, scales;
+  Sections(const Packing& p, int64_t elements)
+      : codes(p.shared_bytes()), scales(codes + (elements + p.block() - 1) / p.block() * (p.block() / 2)) {}
+};
+
+// Of the pieces of a matrix: where each begins, in blocks, and in groups of nf4's scales.
+struct PieceBounds {
+  std::vector<int64_t> first_blocks, first_groups;
+  int64_t groups = 0;  // in all
+  explicit PieceBounds(const Packing& p);
+  size_t of_block(int64_t block) const {
+    size_t i = first_blocks.size() - 1;
+    while (i > 0 && first_blocks[i] > block) --i;
+    return i;
+  }
+};
+
+namespace cuda {
+// dequantize() by a kernel, with the CPU's bits: bytes and `out` lie on one GPU. Throws Error for more than kMostPieces
+// pieces. Of nf4's runs, where there are several, a table is copied in front of the kernel: 16 bytes for each.
+inline constexpr int kMostPieces = 4;
+void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out);
+}  // namespace cuda
 
 }  // namespace tessera

@@ -14,11 +14,11 @@
 #include <string>
 #include <thread>
 
-#include "parallel/comm/backends.h"
 #include "parallel/comm/launch.h"
-#include "parallel/comm/mpi_session.h"
+#include "parallel/comm/mpi/world.h"
+#include "parallel/comm/surroundings.h"
 #include "tensor/cuda/gpus.h"
-#include "tensor/named.h"
+#include "tensor/error.h"
 #include "tensor/random.h"
 #include "tests/parallel/mpi/mpi_checks.h"
 #include "tests/parallel/mpi/scarce.h"

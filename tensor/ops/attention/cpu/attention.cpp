@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "tensor/ops/attention/cpu/bf16.h"
 #include "tensor/ops/attention/cpu/tiles.h"
 
 namespace tessera::cpu {

@@ -1,8 +1,157 @@
-// Plain attention: every dtype, every size of a head, rows that begin anywhere.
+// The steps of plain attention: products of 64 x 64 tiles by 256 threads of four by four sums each.
+//
+// The factors come through shared memory, 16 of the inner dim at a time, so a head may be of any size; of a head's
+// columns a block makes 64, and its scores anew for each. Sums run in the order of the inner dim.
+#include <limits>
+
 #include "tensor/cuda/shared.cuh"
-#include "tensor/ops/attention/cuda/plain.cuh"
+#include "tensor/math.h"
+#include "tensor/ops/attention/cuda/attention.cuh"
 
 namespace tessera::cuda {
+
+inline constexpr int kTile = 64, kDepth = 16, kMicro = 4;
+static_assert(kThreads == kTile * kTile / (kMicro * kMicro));
+
+template <class A>
+struct PlainShared {
+  A left[kDepth][kTile + 4], right[kDepth][kTile + 4];  // part of the factors of a product
+  A p[kTile][kTile + 1], ds[kTile][kTile + 1];          // queries x keys
+  A of_row[kTile];
+};
+
+// A factor: element n of the inner dim and index i of the outer one is data[n * inner_step + i * outer_step] * factor,
+// and 0 outside of the bounds.
+template <class T>
+struct Factor {
+  const T* data;
+  int64_t inner_step, outer_step, inner, outer;
+  Accumulate<T> factor = 1;
+
+  // Neighbouring threads read neighbouring elements.
+  __device__ void load(Accumulate<T> (&to)[kDepth][kTile + 4], int64_t n0) const {
+    const int t = static_cast<int>(threadIdx.x);
+    if (inner_step == 1)
+      for (int i = t / kDepth; i < kTile; i += kThreads / kDepth) to[t % kDepth][i] = at(n0 + t % kDepth, i);
+    else
+      for (int n = t / kTile; n < kDepth; n += kThreads / kTile) to[n][t % kTile] = at(n0 + n, t % kTile);
+  }
+  __device__ Accumulate<T> at(int64_t n, int64_t i) const {
+    using A = Accumulate<T>;
+    return n < inner && i < outer ? static_cast<A>(data[n * inner_step + i * outer_step]) * factor : A(0);
+  }
+};
+
+// Rows of a head as a factor: `along` them runs the inner dim, or across.
+template <class T>
+__device__ Factor<T> along(const T* rows, int64_t stride, int64_t count, int64_t d, Accumulate<T> factor = 1) {
+  return {rows, 1, stride, d, count, factor};
+}
+template <class T>
+__device__ Factor<T> across(const T* rows, int64_t stride, int64_t count, int64_t d, Accumulate<T> factor = 1) {
+  return {rows, stride, 1, count, d, factor};
+}
+
+template <class A>
+using Sums = A[kMicro][kMicro];
+
+// This thread's rows and columns of a tile begin here.
+__device__ inline int first_row() { return static_cast<int>(threadIdx.x) / (kTile / kMicro) * kMicro; }
+__device__ inline int first_column() { return static_cast<int>(threadIdx.x) % (kTile / kMicro) * kMicro; }
+
+// sums[r][c] += sum of left(n, row r) * right(n, column c) over n in order.
+template <class A, class L, class R>
+__device__ void add_product(Sums<A>& sums, PlainShared<A>& s, const Factor<L>& left, const Factor<R>& right) {
+  const int row = first_row(), column = first_column();
+  for (int64_t n0 = 0; n0 < left.inner; n0 += kDepth) {
+    __syncthreads();
+    left.load(s.left, n0);
+    right.load(s.right, n0);
+    __syncthreads();
+    for (int n = 0; n < kDepth; ++n)
+      for (int r = 0; r < kMicro; ++r)
+        for (int c = 0; c < kMicro; ++c) sums[r][c] = math::fma(s.left[n][row + r], s.right[n][column + c], sums[r][c]);
+  }
+}
+
+// One step of the online softmax over the tile of scores in s.p: they become what multiplies the values. Four threads
+// go through a query's keys, a quarter each.
+template <class T>
+struct OnlineSoftmax {
+  using A = Accumulate<T>;
+  static constexpr int kQuarter = kTile / 4;
+  A max = -std::numeric_limits<A>::infinity(), sum = 0;
+
+  static __device__ int row() { return static_cast<int>(threadIdx.x) / 4; }
+  static __device__ int first_key() { return static_cast<int>(threadIdx.x) % 4 * kQuarter; }
+
+  __device__ void step(PlainShared<A>& s, const AttentionDropout& dropout, AttentionDropout::Row keep, int64_t key0) {
+    A* const scores = s.p[row()] + first_key();
+    A top = max, total = 0;
+    for (int j = 0; j < kQuarter; ++j) top = scores[j] > top ? scores[j] : top;
+    for (int bits = 1; bits < 4; bits *= 2)
+      if (const A other = __shfl_xor_sync(~0u, top, bits); other > top) top = other;
+    const A offset = top > -std::numeric_limits<A>::infinity() ? top : A(0), up = static_cast<A>(dropout.up);
+    for (int j = 0; j < kQuarter; ++j) {
+      A e = math::exp(scores[j] - offset);
+      total += e;
+      if (dropout.any) e = keep.keeps(key0 + first_key() + j) ? e * up : A(0);
+      scores[j] = static_cast<A>(T(e));
+    }
+    for (int bits = 1; bits < 4; bits *= 2) total += __shfl_xor_sync(~0u, total, bits);
+    const A shrink = math::exp(max - offset);
+    sum = math::fma(sum, shrink, total);
+    max = top;
+    if (first_key() == 0) s.of_row[row()] = shrink;
+  }
+};
+
+// A tile of the backward pass: s.p is what multiplied the values, s.ds the gradient of the scores, both as rounded.
+template <class T>
+__device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<T>& call, const TilePlace& at,
+                              const TilePlace& of_keys, int query0, int key0) {
+  using A = Accumulate<T>;
+  const AttentionSizes& n = call.sizes;
+  const int queries = n.tq - query0, keys = n.tk - key0;
+  Sums<A> p = {}, dp = {};
+  add_product<A>(p, s, along(call.q.at(at.b, at.h, query0), call.q.row, queries, n.d, call.scale),
+                 along(call.k.at(of_keys.b, of_keys.h, key0), call.k.row, keys, n.d));
+  add_product<A>(dp, s, along(call.dout.at(at.b, at.h, query0), call.dout.row, queries, n.d),
+                 along(call.v.at(of_keys.b, of_keys.h, key0), call.v.row, keys, n.d));
+  const A up = static_cast<A>(call.dropout.up);
+  for (int r = 0; r < kMicro; ++r) {
+    const int i = query0 + first_row() + r;
+    const bool inside = i < n.tq;
+    const OfQuery<A> known = inside ? *call.known.at(n, at.b, at.h, i) : OfQuery<A>{};
+    AttentionDropout::Row keep = call.dropout.row(at.b, at.h, i);
+    const int start = call.starts.of(at.b, i);
+    for (int c = 0; c < kMicro; ++c) {
+      const int j = key0 + first_column() + c;
+      const A probability = inside && j >= start && n.sees(i, j) ? math::exp(p[r][c] - known.lse) : A(0);
+      A weight = probability, gradient = dp[r][c];
+      if (call.dropout.any) {
+        const A kept = keep.keeps(j) ? up : A(0);
+        weight *= kept;
+        gradient *= kept;
+      }
+      s.p[first_row() + r][first_column() + c] = static_cast<A>(T(weight));
+      s.ds[first_row() + r][first_column() + c] = static_cast<A>(T(probability * (gradient - known.delta)));
+    }
+  }
+}
+
+// Writes this thread's sums to rows row0... and columns column0... of a head.
+template <class T>
+__device__ void put_sums(const Result<T>& to, const TilePlace& at, const Sums<Accumulate<T>>& sums, int row0, int rows,
+                         int column0, int d) {
+  for (int r = 0; r < kMicro; ++r)
+    for (int c = 0; c < kMicro; ++c)
+      if (row0 + first_row() + r < rows && column0 + first_column() + c < d)
+        to.put(to.at(at.b, at.h, row0 + first_row() + r) + column0 + first_column() + c, sums[r][c]);
+}
+
+// Plain attention: every dtype, every size of a head, rows that begin anywhere.
+
 namespace {
 
 // Where the first tile of keys begins in which some of a tile's queries sees one.

@@ -1,11 +1,16 @@
 // Blocks of k and of columns, so that a panel of B stays in the second-level cache while rows of A stream past.
+#include <immintrin.h>
+
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "tensor/cpu/vectorize.h"
+#include "tensor/math.h"
 #include "tensor/ops/matmul/cpu/products.h"
 
 namespace tessera::cpu {
+
 namespace {
 
 constexpr int64_t kDepth = 256, kRows = 48;
@@ -70,5 +75,150 @@ void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int
 
 template void gemm(int64_t, int64_t, int64_t, Strided<double>, Strided<double>, double*, int64_t);
 template void gemm(int64_t, int64_t, int64_t, Strided<float>, Strided<float>, float*, int64_t);
+
+// A block of four rows of x and four of the weight is in registers over the whole inner dim. Element k of a sum belongs
+// to lane k mod 16, and the lanes are added in pairs: all three instruction sets round alike.
+
+namespace {
+
+constexpr int64_t kMostRows = 8;  // of x; with more, oneDNN's copy of the weight pays
+constexpr int64_t kLanes = 16;
+constexpr int64_t kGrain = 64;  // columns of y
+
+// Sixteen float32 from memory, sum += a b, and the sum of the lanes: of l and l + 8, then of l and l + 4, and so on.
+struct Avx2 {
+  struct Lanes {
+    __m256 half[2];
+  };
+  [[gnu::target("avx2")]] static void load(Lanes& to, const float* p) {
+    for (int h = 0; h < 2; ++h) to.half[h] = _mm256_loadu_ps(p + 8 * h);
+  }
+  [[gnu::target("avx2")]] static void load(Lanes& to, const bfloat16* p) {
+    for (int h = 0; h < 2; ++h) {
+      const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + h);
+      to.half[h] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(packed), 16));
+    }
+  }
+  [[gnu::target("avx2,fma")]] static void fma(Lanes& sum, const Lanes& a, const Lanes& b) {
+    for (int h = 0; h < 2; ++h) sum.half[h] = _mm256_fmadd_ps(a.half[h], b.half[h], sum.half[h]);
+  }
+  [[gnu::target("avx2")]] static float total(const Lanes& sum) { return total(sum.half[0], sum.half[1]); }
+  [[gnu::target("avx2")]] static float total(const __m256& low, const __m256& high) {
+    const __m256 eight = _mm256_add_ps(low, high);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+};
+struct Avx512 {
+  using Lanes = __m512;
+  static constexpr __mmask16 kAll = 0xffff;  // g++ 12 warns of the forms without a mask
+  [[gnu::target("avx512f")]] static void load(Lanes& to, const float* p) { to = _mm512_loadu_ps(p); }
+  [[gnu::target("avx512f")]] static void load(Lanes& to, const bfloat16* p) {
+    const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    to = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAll, _mm512_maskz_cvtepu16_epi32(kAll, packed), 16));
+  }
+  [[gnu::target("avx512f")]] static void fma(Lanes& sum, const Lanes& a, const Lanes& b) {
+    sum = _mm512_fmadd_ps(a, b, sum);
+  }
+  [[gnu::target("avx512f,avx512dq")]] static float total(const Lanes& sum) {
+    return Avx2::total(_mm512_maskz_extractf32x8_ps(0xff, sum, 0), _mm512_maskz_extractf32x8_ps(0xff, sum, 1));
+  }
+};
+struct Baseline {
+  struct Lanes {
+    float lane[kLanes];
+  };
+  template <class T>
+  static void load(Lanes& to, const T* p) {
+    for (int l = 0; l < kLanes; ++l) to.lane[l] = static_cast<float>(p[l]);
+  }
+  static void fma(Lanes& sum, const Lanes& a, const Lanes& b) {
+    for (int l = 0; l < kLanes; ++l) sum.lane[l] = math::fma(a.lane[l], b.lane[l], sum.lane[l]);
+  }
+  static float total(Lanes sum) {
+    for (int64_t width = kLanes / 2; width > 0; width /= 2)
+      for (int64_t l = 0; l < width; ++l) sum.lane[l] += sum.lane[l + width];
+    return sum.lane[0];
+  }
+};
+
+template <class Y, class T>
+struct FewRows {
+  int64_t m, k, lda, ldw, ldy;
+  const T *x, *w;
+  const Y* bias;  // or null
+  Y* y;
+
+  // M rows and R columns of y.
+  template <class Isa, int M, int R>
+  void block(int64_t row, int64_t column) const {
+    using Lanes = typename Isa::Lanes;
+    const T *const a = x + row * lda, *const b = w + column * ldw;
+    Lanes sum[M][R] = {};
+    const auto add = [&](const T* left, int64_t left_row, const T* right, int64_t right_row) {
+      Lanes in[M], weight;
+      for (int i = 0; i < M; ++i) Isa::load(in[i], left + i * left_row);
+      for (int r = 0; r < R; ++r) {
+        Isa::load(weight, right + r * right_row);
+        __builtin_prefetch(right + (r + R) * right_row);  // of the next block: the rows are too short to be foreseen
+        for (int i = 0; i < M; ++i) Isa::fma(sum[i][r], in[i], weight);
+      }
+    };
+    int64_t p = 0;
+    for (; p + kLanes <= k; p += kLanes) add(a + p, lda, b + p, ldw);
+    if (p < k) {  // the rest, filled up with zeros
+      T left[M][kLanes] = {}, right[R][kLanes] = {};
+      for (int i = 0; i < M; ++i) std::copy_n(a + i * lda + p, k - p, left[i]);
+      for (int r = 0; r < R; ++r) std::copy_n(b + r * ldw + p, k - p, right[r]);
+      add(left[0], kLanes, right[0], kLanes);
+    }
+    for (int i = 0; i < M; ++i)
+      for (int r = 0; r < R; ++r) {
+        const float total = Isa::total(sum[i][r]);
+        y[(row + i) * ldy + column + r] = Y(bias ? total + static_cast<float>(bias[column + r]) : total);
+      }
+  }
+  template <class Isa, int R>
+  void columns(int64_t column) const {
+    int64_t i = 0;
+    for (; i + 4 <= m; i += 4) block<Isa, 4, R>(i, column);
+    for (; i < m; ++i) block<Isa, 1, R>(i, column);
+  }
+  template <class Isa>
+  void range(int64_t begin, int64_t end) const {
+    for (; begin + 4 <= end; begin += 4) columns<Isa, 4>(begin);
+    for (; begin < end; ++begin) columns<Isa, 1>(begin);
+  }
+};
+
+template <class Y, class T>
+void run(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, InstructionSet isa) {
+  const FewRows<Y, T> rows{a.dim(0),         a.dim(1),    a.strides()[0], b.strides()[1],
+                           out.strides()[0], a.data<T>(), b.data<T>(),    bias.defined() ? bias.data<Y>() : nullptr,
+                           out.data<Y>()};
+  split(b.dim(1), kGrain, [&](int64_t begin, int64_t end) {
+    switch (isa) {
+      case InstructionSet::avx512:
+        return run_avx512([=] { rows.template range<Avx512>(begin, end); });
+      case InstructionSet::avx2:
+        return run_avx2([=] { rows.template range<Avx2>(begin, end); });
+      case InstructionSet::baseline:
+        return run_baseline([=] { rows.template range<Baseline>(begin, end); });
+    }
+  });
+}
+
+}  // namespace
+
+bool few_rows_takes(const Tensor& a, const Tensor& b) {
+  return a.dim(0) <= kMostRows && a.strides()[1] == 1 && b.strides()[0] == 1;
+}
+
+void few_rows_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, InstructionSet isa) {
+  if (a.dtype() == DType::float32) return run<float, float>(out, a, b, bias, isa);
+  if (out.dtype() == DType::float32) return run<float, bfloat16>(out, a, b, bias, isa);
+  run<bfloat16, bfloat16>(out, a, b, bias, isa);
+}
 
 }  // namespace tessera::cpu

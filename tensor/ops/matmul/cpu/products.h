@@ -38,7 +38,7 @@ void few_rows_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor
                      InstructionSet isa = instruction_set());
 
 // Our own: of float64, which no library serves and verification runs in, and of any number of rows in float32
-// (tensor/ops/experts/rows.h). C (m x n, rows ldc apart) = A (m x k) B (k x n), all operands of any strides. Threads
+// (tensor/ops/experts/experts.h). C (m x n, rows ldc apart) = A (m x k) B (k x n), all operands of any strides. Threads
 // split rows and columns of C, never k, so the bits of an element depend neither on the threads nor on the rows beside
 // it. Cost: 2 m n k FLOPs; B is copied once in panels.
 template <class T>

@@ -13,7 +13,6 @@
 #include <string_view>
 
 #include "tensor/error.h"
-#include "tensor/file_system.h"
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tensor/write_file.h"
 

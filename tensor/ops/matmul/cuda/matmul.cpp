@@ -5,7 +5,7 @@
 #include <string>
 
 #include "tensor/kernels.h"
-#include "tensor/ops/bias_gelu.h"
+#include "tensor/ops/activations.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tensor/ops/reduce.h"

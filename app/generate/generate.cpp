@@ -1,0 +1,173 @@
+// The command `generate`: texts of a model, one of them printed as it is written.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "app/commands.h"
+#include "app/generate/inference.h"
+#include "app/job_of.h"
+#include "app/option_values.h"
+#include "app/output.h"
+#include "app/progress.h"
+#include "data/files.h"
+#include "data/stream_decoder.h"
+#include "parallel/comm/launch.h"
+#include "tensor/error.h"
+#include "train/evaluate.h"
+
+namespace tessera {
+
+namespace {
+
+// A text as it is shown: until one of the stop texts, or the token that ends texts.
+class Shown {
+ public:
+  Shown(const Tokenizer& tokenizer, const GenerateOptions& o)
+      : decoder_(tokenizer, o.format == "json" ? StreamDecoder::Broken::replaced : StreamDecoder::Broken::escaped),
+        stop_(o.stop),
+        end_(o.ignore_end ? std::nullopt : tokenizer.document_end()) {}
+
+  enum class By { length, stop, end };  // what ended it
+
+  // Whether the text goes on.
+  bool add(int32_t token) {
+    if (end_ && token == *end_) {
+      ended_ = By::end;
+      return false;
+    }
+    ++tokens_;
+    return add_text(decoder_.add(token));
+  }
+  void finish() {
+    if (ended_ == By::length) add_text(decoder_.end());
+    ready_ = text_.size();
+  }
+  // What is certain to be part of it and was not taken yet.
+  std::string take() {
+    std::string out = text_.substr(taken_, ready_ - taken_);
+    taken_ = ready_;
+    return out;
+  }
+  const std::string& text() const { return text_; }
+  int64_t tokens() const { return tokens_; }
+  const char* ended() const { return ended_ == By::length ? "length" : ended_ == By::stop ? "stop" : "end"; }
+
+ private:
+  bool add_text(const std::string& more) {
+    text_ += more;
+    size_t first = std::string::npos;
+    for (const std::string& stop : stop_) first = std::min(first, text_.find(stop, ready_));
+    if (first != std::string::npos) {
+      text_.resize(first);
+      ended_ = By::stop;
+    }
+    ready_ = ended_ == By::stop ? text_.size() : text_.size() - begun();
+    return ended_ != By::stop;
+  }
+  // How much of the end may be the beginning of a stop text.
+  size_t begun() const {
+    size_t most = 0;
+    for (const std::string& stop : stop_)
+      for (size_t n = std::min(stop.size() - 1, text_.size() - taken_); n > most; --n)
+        if (text_.ends_with(std::string_view(stop).substr(0, n))) most = n;
+    return most;
+  }
+
+  StreamDecoder decoder_;
+  std::vector<std::string> stop_;
+  std::optional<int32_t> end_;
+  By ended_ = By::length;
+  std::string text_;
+  size_t ready_ = 0, taken_ = 0;
+  int64_t tokens_ = 0;
+};
+
+std::vector<std::string> prompts_of(const GenerateOptions& o) {
+  std::vector<std::string> out = o.prompts;
+  if (o.prompts_file) {
+    const std::string text = of_option("prompts", *o.prompts_file, [&] { return read_file(*o.prompts_file); });
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = std::min(text.find('\n', at), text.size());
+      const std::string line = text.substr(at, end - at - (end > at && text[end - 1] == '\r' ? 1 : 0));
+      if (!line.empty()) out.push_back(line);
+      at = end + 1;
+    }
+    if (out.empty()) throw InputError(fmt::format("{}: no prompts; expected one on each line", *o.prompts_file));
+  }
+  if (out.empty()) out.emplace_back("\n");
+  for (const std::string& prompt : out)
+    if (prompt.empty()) throw Error("--prompt: expected at least one character, found none");
+  for (const std::string& stop : o.stop)
+    if (stop.empty()) throw Error("--stop: expected at least one character, found none");
+  return out;
+}
+
+std::string json_of(const std::string& prompt, const Shown& shown) {
+  return nlohmann::ordered_json{
+      {"prompt", prompt}, {"text", shown.text()}, {"tokens", shown.tokens()}, {"ended", shown.ended()}}
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace
+
+int run_generate(const GenerateOptions& o) {
+  const std::vector<std::string> prompts = prompts_of(o);
+  const Inference model = open_inference(o.from, o.words);
+  const SampleOptions options{.temperature = o.temperature,
+                              .top_k = o.top_k,
+                              .top_p = o.top_p,
+                              .min_p = o.min_p,
+                              .repetition_penalty = o.repetition_penalty,
+                              .seed = static_cast<uint64_t>(o.seed),
+                              .vocab = model.tokenizer->vocab_size()};
+  std::vector<std::vector<int32_t>> tokens;
+  for (const std::string& prompt : prompts) tokens.push_back(model.tokenizer->encode(prompt));
+  const bool json = o.format == "json", streams = !json && prompts.size() == 1;
+  launch(ranks_of("generate", model.run, model.job.plan), [&](Communicator& world) {
+    const std::unique_ptr<Trainer> part = part_of(model, world);
+    Generator generator(*part);
+    std::vector<Shown> shown(prompts.size(), Shown(*model.tokenizer, o));
+    const bool says = world.rank() == 0;
+    const auto start = std::chrono::steady_clock::now();
+    if (streams && says) print(prompts[0]);
+    double first = 0;  // seconds
+    const auto elapsed = [&] {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    };
+    generator.write(tokens, o.tokens, options, [&](size_t p, int32_t token) {
+      if (first == 0) first = elapsed();
+      const bool on = shown[p].add(token);
+      const bool open = !streams || !says || print(shown[p].take());
+      return on && (open || world.size() > 1);
+    });
+    const double seconds = elapsed();
+    double written = 0;
+    for (size_t p = 0; p < prompts.size(); ++p) {
+      shown[p].finish();
+      const int root = part->mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.job.plan.dp)), 0, 0});
+      const std::string one = json ? json_of(prompts[p], shown[p]) + "\n" : prompts[p] + shown[p].text() + "\n";
+      const std::string whole = world.size() > 1 && !streams ? broadcast_text(world, one, root) : one;
+      if (says && !streams) print(whole);
+      if (says && !streams && !json && p + 1 < prompts.size()) print("\n");
+      if (generator.own(p)) written += static_cast<double>(shown[p].tokens());
+    }
+    if (streams && says) print(shown[0].take() + "\n");
+    const Plan& plan = model.job.plan;
+    written = world.size() > 1 ? world.sum(written) / static_cast<double>(plan.pp * plan.tp) : written;
+    const double all = static_cast<double>(prompts.size()),
+                 rest = written - all;  // the first ones come with the prompts
+    if (says)
+      std::fputs(fmt::format("{} tokens from {}, {} tokens/s; the first after {:.3f} s\n", written,
+                             one_line(model.from.path.string()),
+                             short_number(rest > 0 ? rest / (seconds - first) : written / seconds), first)
+                     .c_str(),
+                 stderr);
+  });
+  return 0;
+}
+
+}  // namespace tessera

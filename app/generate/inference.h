@@ -1,0 +1,35 @@
+// A model that only computes, opened for a plan: what `generate` and `evaluate` share.
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "app/run/pretrained.h"
+#include "data/tokenizer.h"
+#include "data/tokenizer_choice.h"
+#include "train/job.h"
+#include "train/trainer.h"
+
+namespace tessera {
+
+struct Inference {
+  Pretrained from;
+  TrainOptions run;  // the options that say the same
+  Job job;           // of a model without gradients
+  std::unique_ptr<Tokenizer> tokenizer;
+};
+
+// `words` are options of a run; without a word of ranks there is one. Says what was passed over on standard error.
+// Throws Error (usage), InputError, and Error where memory does not suffice.
+Inference open_inference(const std::string& from, const Words& words);
+
+// This rank's part of it. The inference must outlive the result.
+std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world);
+
+// What the options say of the tokenizer, for the data layer, with progress shown while one is trained.
+
+// bpe-N is a bpe tokenizer of at most N tokens. Throws Error (usage) when --tokenizer names neither a kind of tokenizer
+// nor a folder.
+TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet);
+
+}  // namespace tessera

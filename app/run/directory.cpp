@@ -1,0 +1,371 @@
+// Run directories and their checkpoints.
+#include "app/run/directory.h"
+
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <set>
+
+#include "app/option_values.h"
+#include "app/run_identity.h"
+#include "data/files.h"
+#include "data/json.h"
+#include "tensor/error.h"
+#include "tensor/write_file.h"
+#include "train/check_data.h"
+#include "train/checkpoint/state.h"
+#include "train/checkpoint/tensors.h"
+#include "train/names.h"
+
+namespace tessera {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+fs::path new_run_folder() {
+  make_directories("runs");
+  const std::string base = fmt::format("runs/{:%Y-%m-%d-%H%M%S}", fmt::localtime(std::time(nullptr)));
+  fs::path path = base;
+  std::error_code error;
+  for (int i = 2; !fs::create_directory(path, error) && !error; ++i) path = fmt::format("{}-{}", base, i);
+  if (error) throw OutputError(fmt::format("cannot make the directory {}: {}", path.string(), error.message()));
+  return path;
+}
+
+namespace {
+
+// True of a new folder, and of one in which a run failed before its first file, or was killed while it wrote it. Throws
+// OutputError where it cannot be read.
+bool holds_nothing(const fs::path& directory) {
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
+    if (const std::string name = it->path().filename().string();
+        name != "lock" && name != kFlightFile && !name.starts_with("config.toml.tmp-"))
+      return false;
+  if (error == std::errc::not_a_directory) return false;
+  if (error) throw OutputError(fmt::format("cannot read the directory {}: {}", directory.string(), error.message()));
+  return true;
+}
+
+// A checkpoint of a run that had gone wrong is none to go on from. Throws InputError naming file and tensor.
+void check_numbers(const Checkpoint& checkpoint) {
+  for (const char* stem : {kModel, kOptimizer}) {
+    if (stem == kOptimizer && !SavedTensors::are_in(checkpoint.path, stem)) continue;  // imported: weights alone
+    const SavedTensors saved(checkpoint.path, stem);
+    for (const auto& file : saved.files())
+      for (const TensorBytes& t : file->tensors())
+        if (const int64_t at = first_not_finite(t.dtype, t.bytes); at >= 0)
+          throw InputError(fmt::format("{}: tensor '{}' holds inf or nan at element {}; expected finite numbers",
+                                       file->what(), t.name, at));
+  }
+}
+
+[[noreturn]] void refuse_unusable(const fs::path& run, const std::vector<std::string>& passed_over) {
+  throw InputError(fmt::format("{}: no usable checkpoint: {}", run.string(),
+                               passed_over.empty() ? "none was saved there" : passed_over.front()));
+}
+
+}  // namespace
+
+RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : new_run_folder()) {
+  std::error_code error;
+  const auto check_content = [&] {
+    const bool is_run = fs::exists(path_ / "config.toml", error);
+    if (o.resume && !is_run)
+      throw InputError(fmt::format("--resume: {} holds no run (no config.toml)", path_.string()));
+    if (!o.resume && fs::exists(path_, error) && !holds_nothing(path_))
+      throw Error(fmt::format("--out: {} {}", path_.string(),
+                              is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
+                                     : "exists and is not an empty folder; expected a new name"));
+  };
+  check_content();
+  make_directories(path_);
+  lock_ = std::make_unique<RunLock>(path_);
+  check_content();  // another run may have begun and ended since
+  removed_ = remove_stale(path_, true);
+  for (const fs::path& path : remove_stale(checkpoints(), true)) removed_.push_back(path);
+}
+
+void RunDirectory::write_config(const TrainOptions& o) const {
+  check();
+  write_file(path_ / "config.toml",
+             "# The options of this run, resolved; tessera train --config reads them.\n" + to_toml(o));
+}
+
+std::unique_ptr<NewCheckpoint> RunDirectory::begin_checkpoint(int64_t step, const TrainOptions& o,
+                                                              const Dataset& dataset) const {
+  check();
+  auto made = std::make_unique<NewCheckpoint>(checkpoints(), step);
+  write_file(made->path() / "config.toml", to_toml(o));
+  write_file(made->path() / "tokenizer.json", dataset.tokenizer->to_json());
+  return made;
+}
+
+std::string about(const SavedRun& run, const ModelConfig& config, const TrainOptions& o, const Dataset& dataset) {
+  return Json{{"run", run_identity(o, config, dataset)},
+              {"layout", {{"ranks", run.ranks}, {"strategy", run.strategy}}},
+              {"data_cursor", {{"next_step", run.steps}}},
+              {"updates", run.updates},
+              {"losses", run.losses}}
+      .dump();
+}
+
+namespace {
+std::set<std::string> names_of(const std::vector<WholeTensor>& tensors) {
+  std::set<std::string> names;
+  for (const WholeTensor& t : tensors) names.insert(t.name);
+  return names;
+}
+
+// Ranks that train alone have a state each, and go on as they were.
+void check_replicas_saved(const SavedTensors& state, const DataStrategy& strategy, const std::string& what) {
+  std::set<std::string> copies;  // the first has no suffix; none: by another strategy
+  for (const auto& [name, whole] : state.all()) {
+    if (name.ends_with(".common")) copies.insert("");
+    if (const size_t at = name.find(".value.replica"); at != std::string::npos) copies.insert(name.substr(at));
+  }
+  const int saved = static_cast<int>(copies.size());
+  const int wanted = strategy.layout().apart ? strategy.copies() : 0;
+  if (saved == wanted) return;
+  throw Error(fmt::format("--resume: {} has the states of {}; expected {}", what,
+                          saved == 0 ? "ranks that train together" : fmt::format("{} ranks that train alone", saved),
+                          saved == 0 ? "--dp-mode ddp" : fmt::format("--dp-mode diloco --dp {}", saved)));
+}
+}  // namespace
+
+bool RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
+                          std::vector<std::string>& passed_over) const {
+  const std::optional<Saved> from = saved(trainer.whole_model().config, o, dataset, passed_over);
+  if (!from) return false;
+  saved_order(from->path, 0, 0);
+  const SavedTensors model(from->path, kModel), state(from->path, kOptimizer);
+  model.expect_no_others(names_of(list_values(trainer)));
+  check_replicas_saved(state, trainer.strategy(), from->path.string());
+  state.expect_no_others(names_of(list_state(trainer)));
+  read_values(trainer.strategy().residents(), model.tensors());
+  read_state(trainer, state.tensors());
+  trainer.set_done(from->steps, from->updates);
+  return true;
+}
+
+std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config, const TrainOptions& o,
+                                                       const Dataset& dataset,
+                                                       std::vector<std::string>& passed_over) const {
+  const std::optional<Checkpoint> checkpoint = newest_checkpoint(checkpoints(), passed_over, check_numbers);
+  if (!checkpoint && passed_over.empty()) return {};
+  if (!checkpoint) refuse_unusable(path_, passed_over);
+  const std::string now = run_identity(o, config, dataset).dump(), what = checkpoint->path.string();
+  if (!SavedTensors::are_in(checkpoint->path, kOptimizer))
+    throw Error(
+        fmt::format("--resume: {} holds only weights; expected --init {} and a new --out", what, path_.string()));
+  if (const auto found = differences(checkpoint->about, now, what); !found.empty())
+    throw Error(fmt::format("--resume: {}: {}", what, fmt::join(found, "; ")));
+  const Json about = parse_json(checkpoint->about, what);
+  const std::optional<int64_t> updates = natural(about.value("updates", Json(checkpoint->step)));
+  const Json losses = about.value("losses", Json(0.0));
+  if (!updates || !losses.is_number()) throw InputError(fmt::format("{}: the manifest does not count updates", what));
+  return Saved{checkpoint->path, checkpoint->step, *updates, losses.get<double>()};
+}
+
+std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int servers) {
+  const fs::path file = checkpoint / "pushes.txt";
+  std::error_code error;
+  if (!fs::exists(file, error)) return {};
+  PushLog order = parse_push_log(read_push_log(file), file.string());
+  const std::vector<Push>& first = order.servers[0];
+  const std::vector<int64_t> clocks = clocks_after(first, std::ssize(first), order.workers);
+  const bool same = order.workers == ranks && order.servers.size() == static_cast<size_t>(servers);
+  if (!same && std::ranges::adjacent_find(clocks, std::not_equal_to<>()) != clocks.end())
+    throw Error(
+        fmt::format("--resume: {} was saved inside a replay, with its workers at different steps; expected --dp-mode "
+                    "ps-async with {} ranks and {} servers",
+                    checkpoint.string(), order.workers, order.servers.size()));
+  return order;
+}
+
+namespace {
+std::string shown(const Json& value) { return value.is_null() ? "as usual" : value.dump(); }
+}  // namespace
+
+std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what) {
+  const Json saved = parse_json(about, what).value("run", Json());
+  if (!saved.is_object()) throw InputError(fmt::format("{}: the manifest does not say to which run it belongs", what));
+  const Json current = Json::parse(now);
+  std::vector<std::string> out;
+  Json all = saved;
+  all.update(current);
+  for (const auto& [key, any] : all.items())
+    if (const Json before = saved.value(key, Json()), value = current.value(key, Json());
+        before != value &&
+        !(before.is_null() && (key == "validation" || key == "vocabulary")))  // not in the first runs
+      out.push_back(fmt::format("{} is {} and was {}", key, shown(value), shown(before)));
+  return out;
+}
+
+Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passed_over) {
+  std::error_code error;
+  if (!fs::exists(from, error))
+    throw InputError(fmt::format("{}: no such file or directory; expected a run or a checkpoint", from.string()));
+  if (fs::is_regular_file(from, error) && (from.filename() == "best" || from.filename() == "latest")) {
+    const std::string text = read_file(from), name = text.substr(0, text.find_first_of(" \n"));
+    if (!name.starts_with("step-"))
+      throw InputError(fmt::format("{}: expected the name of a checkpoint, found '{}'", from.string(), name));
+    return find_checkpoint(from.parent_path() / name, passed_over);
+  }
+  if (fs::exists(from / "manifest.json", error) || from.filename().string().starts_with("step-")) {
+    Checkpoint found = open_checkpoint(from);
+    check_numbers(found);
+    return found;
+  }
+  const fs::path directory = fs::is_directory(from / "checkpoints", error) ? from / "checkpoints" : from;
+  if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_numbers)) return *found;
+  refuse_unusable(from, passed_over);
+}
+
+void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file,
+                   const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorBytes> bytes;
+  for (const NamedTensor& t : tensors) bytes.push_back(bytes_of(t.name, t.tensor));
+  write_safetensors(file, bytes, metadata);
+}
+
+void load_model(LanguageModel& model, const Checkpoint& checkpoint) {
+  const SavedTensors weights(checkpoint.path, kModel);
+  std::set<std::string> names;
+  for (const Parameter* p : model.parameters()) names.insert(p->name);
+  weights.expect_no_others(names);
+  read_values(model.units(), weights.tensors());
+  for (const FlatUnit& unit : model.units()) ++unit.values.storage()->version;
+}
+
+// A file under flock().
+
+namespace fs = std::filesystem;
+namespace {
+
+fs::path lock_of(const fs::path& run) { return run / "lock"; }
+
+// True while the name still leads to the file that was opened.
+bool is_at(const fs::path& file, int fd) {
+  struct stat opened {
+  }, named{};
+  return ::fstat(fd, &opened) == 0 && ::lstat(file.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
+         opened.st_dev == named.st_dev;
+}
+
+std::string owner_text() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  std::random_device random;
+  return fmt::format("process {} on {} since {:%Y-%m-%d %H:%M:%S} ({:08x}{:08x})\n", ::getpid(), host.data(),
+                     fmt::localtime(std::time(nullptr)), random(), random());
+}
+
+}  // namespace
+
+RunLock::RunLock(const fs::path& run) : run_(run) {
+  const fs::path file = lock_of(run);
+  fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+  if (fd_ < 0) throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
+  const int cause = ::flock(fd_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+  if (is_unknown_operation(cause)) {
+    note_ = fmt::format("{} cannot be locked ({}): no other run may write there; this one ends where it meets another",
+                        run.string(), std::strerror(cause));
+  } else if (cause != 0) {
+    ::close(fd_);
+    if (cause != EWOULDBLOCK) throw OutputError(fmt::format("cannot lock {}: {}", file.string(), std::strerror(cause)));
+    const std::string owner = read(run);
+    throw Error(fmt::format("--out: {} is being written by another run, {}; expected a folder that no run writes to",
+                            run.string(), owner.empty() ? "which has just begun" : owner.substr(0, owner.find(" ("))));
+  }
+  text_ = owner_text();
+  if (::ftruncate(fd_, 0) == 0 && ::pwrite(fd_, text_.data(), text_.size(), 0) == std::ssize(text_)) return;
+  const int failed = errno;
+  ::close(fd_);
+  throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(failed)));
+}
+
+RunLock::~RunLock() { ::close(fd_); }
+
+void RunLock::check() const {
+  if (!is_at(lock_of(run_), fd_))
+    throw OutputError(
+        fmt::format("{}: the run's folder was removed, moved or replaced while the run wrote to it", run_.string()));
+  if (!note_.empty() && read_file(lock_of(run_)) != text_)
+    throw OutputError(fmt::format("{} is being written by another run, {}", run_.string(), read(run_)));
+}
+
+std::string RunLock::read(const fs::path& run) {
+  const std::string text = read_file(lock_of(run));
+  return text.substr(0, text.find('\n'));
+}
+
+// Names, times and last lines of files.
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+SavedStep newest_saved(const fs::path& run) {
+  SavedStep out;
+  std::error_code error;
+  // A folder of that name is whole.
+  for (fs::directory_iterator it(run / "checkpoints", error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (!name.starts_with("step-") || name.find(".tmp-") != name.npos) continue;
+    const int64_t step = std::strtoll(name.c_str() + std::strlen("step-"), nullptr, 10);
+    if (step <= out.step) continue;
+    std::error_code gone;
+    const auto written = fs::last_write_time(it->path() / "manifest.json", gone);
+    if (!gone) out = {step, std::chrono::file_clock::to_sys(written)};
+  }
+  return out;
+}
+
+uintmax_t size_of_records(const fs::path& run) {
+  std::error_code error;
+  const uintmax_t size = fs::file_size(run / "metrics.jsonl", error);
+  return error ? 0 : size;
+}
+
+int64_t last_recorded_step(const fs::path& run) {
+  constexpr uintmax_t kTail = 1 << 16;
+  std::ifstream file(run / "metrics.jsonl", std::ios::binary);
+  if (const uintmax_t size = size_of_records(run); size > kTail) file.seekg(static_cast<std::streamoff>(size - kTail));
+  int64_t step = 0;
+  for (std::string line; std::getline(file, line);)
+    if (const Json record = Json::parse(line, nullptr, false);
+        record.is_object() && record.value("event", Json()) == "step")
+      step = natural(record.value("step", Json())).value_or(step);
+  return step;
+}
+
+std::string cause_of_flight(const fs::path& run, std::chrono::system_clock::time_point since) {
+  std::error_code error;
+  const auto written = fs::last_write_time(run / kFlightFile, error);
+  if (error || std::chrono::file_clock::to_sys(written) < since) return "";
+  std::ifstream file(run / kFlightFile);
+  for (std::string line; std::getline(file, line);)
+    if (const Json rank = Json::parse(line, nullptr, false); rank.is_object())
+      if (const Json cause = rank.value("cause", Json()); cause.is_string() && !cause.get<std::string>().empty())
+        return fmt::format("rank {}: {}", rank.value("rank", Json()).dump(), cause.get<std::string>());
+  return "";
+}
+
+}  // namespace tessera

@@ -1,0 +1,312 @@
+// Models from runs and from folders.
+#include "app/run/pretrained.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+#include <vector>
+
+#include "app/job_of.h"
+#include "app/option_values.h"
+#include "app/run/directory.h"
+#include "app/train/saver.h"
+#include "hub/convert.h"
+#include "hub/folder.h"
+#include "hub/peft.h"
+#include "models/packed_layers.h"
+#include "parallel/comm/launch.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/error.h"
+#include "train/checkpoint/tensors.h"
+#include "train/names.h"
+#include "train/quantize/layers.h"
+#include "verify/verify.h"
+
+namespace tessera {
+
+namespace fs = std::filesystem;
+namespace {
+
+TrainOptions options_in(const fs::path& checkpoint) {
+  TrainOptions o;
+  apply_config_file(o, (checkpoint / "config.toml").string());
+  return o;
+}
+
+ModelConfig config_in(const fs::path& checkpoint) {
+  Job job = job_of(options_in(checkpoint));
+  job.model.dropout = job.model.lora.dropout = 0;
+  job.model.recompute = Recompute::none;
+  if (job.model.vocab == 0) job.model.vocab = Tokenizer::open_folder(checkpoint)->vocab_size();
+  return job.model;
+}
+
+std::set<std::string> names_of(LanguageModel& model) {
+  std::set<std::string> out;
+  for (const Parameter* p : model.parameters()) out.insert(p->name);
+  return out;
+}
+
+// Of a checkpoint, in the dtype that is asked for.
+WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
+  return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
+    const SavedTensors::Whole& whole = saved->at(name);
+    const bool bytes = dtype == DType::uint8;  // of a weight in four bits
+    if (bytes != (whole.dtype == DType::uint8) || !(bytes || is_floating(whole.dtype)) ||
+        whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
+      throw InputError(fmt::format("the checkpoint's '{}' does not fit: expected {} of the shape {}", name,
+                                   bytes ? "bytes" : "numbers", shape.str()));
+    return [saved, read = saved->reader(name), stored = whole.dtype, dtype](int64_t begin, std::span<std::byte> to) {
+      if (stored == dtype) return read(begin, to);
+      const int64_t count = std::ssize(to) / size_of(dtype);
+      std::vector<std::byte> from(static_cast<size_t>(count * size_of(stored)));
+      read(begin, from);
+      convert({"", stored, {count}, from}, 0, dtype, to);
+    };
+  };
+}
+
+}  // namespace
+
+namespace {
+
+// Of a folder whose layers are in GPTQ's codes the model that holds them as they are, where all are, and their groups
+// can be held so; else they are the numbers that the codes stand for.
+ModelConfig config_of(const HubFolder& folder) {
+  ModelConfig config = folder.config();
+  if (!folder.gptq()) return config;
+  config.quantize = {Codec::gptq, folder.gptq()->group};
+  try {
+    for (const auto& [name, packing] : packings_of(config))
+      if (!folder.has_codes(name)) return folder.config();
+  } catch (const Error&) {
+    return folder.config();
+  }
+  return config;
+}
+
+// Bytes of codes too.
+WholeTensors tensors_of(const std::shared_ptr<const HubFolder>& folder) {
+  return [folder, of = folder->tensors()](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
+    if (dtype != DType::uint8) return of(name, dtype, shape);
+    const auto codes = folder->codes(name);
+    if (!codes) throw InputError(fmt::format("{}: '{}' is not in 4 bits", folder->path().string(), name));
+    const auto bytes = std::make_shared<const std::vector<std::byte>>(codes->packed());
+    return [bytes, read = reader_of(*bytes, DType::uint8)](int64_t begin, std::span<std::byte> to) { read(begin, to); };
+  };
+}
+
+// The base, with what lies beside it.
+Pretrained open_adapted(const fs::path& from) {
+  const PeftFolder adapters(from);
+  const fs::path base = adapters.base();
+  Pretrained out = open_pretrained(base);
+  if (out.config.lora.rank > 0)
+    throw InputError(fmt::format("{}: its base {} has adapters of its own", from.string(), base.string()));
+  out.config = adapters.config(out.config);
+  out.tensors = adapters.tensors(out.config, std::move(out.tensors));
+  out.base = base.string();
+  return out;
+}
+
+}  // namespace
+
+Pretrained open_pretrained(const fs::path& from) {
+  if (is_peft_folder(from)) return open_adapted(from);
+  if (is_hub_folder(from)) {
+    const auto folder = std::make_shared<const HubFolder>(from);
+    return {.path = from,
+            .config = config_of(*folder),
+            .dtype = folder->dtype(),
+            .tensors = tensors_of(folder),
+            .gptq = folder->gptq(),
+            .codes = [folder](const std::string& name) { return folder->codes(name); }};
+  }
+  Pretrained out;
+  out.path = find_checkpoint(from, out.passed_over).path;
+  out.config = config_in(out.path);
+  const TrainOptions run = options_in(out.path);
+  out.dtype = job_of(run).optim.dtype;
+  out.base = run.init.value_or("");
+  const auto saved = std::make_shared<const SavedTensors>(out.path, "model");
+  saved->expect_no_others(names_of(*make_model(out.config)));
+  out.tensors = tensors_in(saved);
+  if (out.config.quantize.codec != Codec::none) out.tensors = dequantized(out.config, std::move(out.tensors));
+  return out;
+}
+
+fs::path pretrained_path(const fs::path& from) {
+  std::vector<std::string> passed_over;
+  if (is_peft_folder(from)) return pretrained_path(PeftFolder(from).base());
+  return is_hub_folder(from) ? from : find_checkpoint(from, passed_over).path;
+}
+
+ModelConfig pretrained_config(const fs::path& from) {
+  if (is_peft_folder(from)) {
+    const PeftFolder adapters(from);
+    return adapters.config(pretrained_config(adapters.base()));
+  }
+  return is_hub_folder(from) ? config_of(HubFolder(from)) : config_in(pretrained_path(from));
+}
+
+WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
+  WholeTensors all = from.tensors;
+  const Codec wanted = config.quantize.codec, found = from.config.quantize.codec;
+  if (wanted == Codec::nf4 && found != wanted) all = quantized(config, std::move(all));
+  if (config.lora.rank == 0 || from.config.lora.rank > 0) return all;
+  std::set<std::string> own;
+  for (const PeftTensor& t : peft_tensors(config)) own.insert(t.ours);
+  return [own, base = std::move(all)](const std::string& name, DType dtype, const Shape& shape) {
+    return own.contains(name) ? TensorReader() : base(name, dtype, shape);
+  };
+}
+
+void take_model(TrainOptions& o, const ModelConfig& c) {
+  const auto take = [](const char* option, auto& field, const auto& value) {
+    if (field && *field != value) throw Error(fmt::format("--{}: the model has {}, found {}", option, value, *field));
+    field = value;
+  };
+  const std::string usual = TrainOptions().model, family(text_of(c.family)),
+                    plain = c.family == Family::gpt2 ? "gpt-nano" : "llama-nano";
+  if (o.model != usual && o.model != plain)
+    throw Error(fmt::format("--model: --init names the model already; expected no --model, found {}", o.model));
+  o.model = plain;
+  take("family", o.family, family);
+  take("layers", o.layers, c.layers), take("heads", o.heads, c.heads), take("kv-heads", o.kv_heads, c.all_heads().key);
+  take("head-dim", o.head_dim, c.head_size()), take("channels", o.channels, c.channels), take("ffn", o.ffn, c.hidden());
+  take("vocab", o.vocab, c.vocab), take("untied", o.untied, !c.tied), take("norm-eps", o.norm_eps, c.norm_eps);
+  if (c.family == Family::gpt2 || !o.context || *o.context > c.context) take("context", o.context, c.context);
+  if (c.lora.rank > 0) {
+    if (o.lora_rank > 0 || o.lora_alpha || o.lora_targets || o.lora_rslora)
+      throw Error(
+          "--lora-rank: the model of --init has adapters, and these are trained further; expected --lora-dropout "
+          "alone");
+    o.lora_rank = c.lora.rank, o.lora_alpha = c.lora.alpha, o.lora_rslora = c.lora.rank_stabilised;
+    o.lora_targets = fmt::format("{}", fmt::join(c.lora.targets, ","));
+  }
+  if (const ExpertConfig& e = c.experts; e.count > 0) {
+    take("experts", o.experts, e.count), take("experts-per-token", o.experts_per_token, e.per_token);
+    take("shared-experts", o.shared_experts, e.shared);
+    take("router-softmax", o.router_softmax, std::string(text_of(e.softmax)));
+  }
+  const std::string held(text_of(c.quantize.codec));
+  const std::string wanted = o.quantize.value_or(held);
+  if (wanted == "gptq" && held == "none")
+    throw Error("--quantize: gptq is for codes that tessera checkpoint quantize made, and the model has none");
+  if (held != "none" && wanted != "none") take("quantize", o.quantize, held);
+  if (o.quantize == "gptq") take("quantize-group", o.quantize_group, c.quantize.group);
+  if (c.family == Family::gpt2) return;
+  take("qkv-bias", o.qkv_bias, c.qkv_bias), take("qk-norm", o.qk_norm, c.qk_norm);
+  const RotaryOptions& r = c.rotary;
+  take("rope-theta", o.rope_theta, r.theta), take("rope-factor", o.rope_factor, r.factor);
+  take("rope-scaling", o.rope_scaling, std::string(text_of(r.scaling)));
+  if (r.scaling != RopeScaling::llama3) return;
+  take("rope-low-freq", o.rope_low_freq, r.low_freq_factor),
+      take("rope-high-freq", o.rope_high_freq, r.high_freq_factor);
+  take("rope-original-context", o.rope_original_context, r.original_context);
+}
+
+// Which sums a command makes.
+
+namespace fs = std::filesystem;
+namespace {
+
+void refuse(const std::optional<MemoryRefusal>& refusal) {
+  if (!refusal) return;
+  std::fputs(with_options(refusal->table).c_str(), stderr);
+  throw Error(with_options(refusal->line));
+}
+
+constexpr double kFarOff = 16;  // a little is for those to say who know which tensor, or which option, it is
+
+// For the threads of the ranks, which are tried, and for what they hold.
+MemoryLimit limit_beside_threads(const Job& job, int64_t ranks_here) {
+  if (has_processes(job.plan)) return memory_limit();
+  const int64_t team =
+      job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank : std::max<int64_t>(1, cpu::threads() / ranks_here);
+  const int64_t threads = ranks_here * (team + (ranks_here > 1 ? 1 : 0)) - 1;  // and each has one in the background
+  check_threads(threads);
+  return memory_limit(threads);
+}
+
+}  // namespace
+
+void ask_for_least_memory(const Job& job) {
+  if (job.plan.device == Device::cpu && !has_processes(job.plan))
+    refuse(least_refusal(job, job.plan.ranks(), memory_limit()));
+}
+
+void ask_for_training(const TrainOptions& o, const Job& given, int64_t vocab, HostMemory here) {
+  if (given.plan.device != Device::cpu) return;
+  Job job = given;
+  job.model = model_config(job, vocab);
+  const Plan& p = job.plan;
+  const LeastMemory of = least_memory(job);
+  const bool cut = p.tp > 1 || p.pp > 1 || p.zero != ZeroStage::none, asynchronous = p.dp_mode == DataMode::ps_async;
+  if (!o.no_save && asynchronous) here.gathered = static_cast<int64_t>(of.state);
+  if (!o.no_save && o.format == "text" && p.ranks() == 1) {
+    here.more = static_cast<int64_t>(of.values);
+    here.more_is = "the model that writes a sample";
+  }
+  if (saves_in_background(o)) {  // where ranks hold the same, the first copies it
+    const double share = static_cast<double>(here.ranks) / static_cast<double>(p.ranks());
+    here.more = static_cast<int64_t>((cut ? share : here.first == 0 ? 1 : 0) * (of.values + of.state));
+    here.more_is = "a copy, saved meanwhile (not with `save_every` 0)";
+  }
+  refuse(memory_refusal(job, here, limit_beside_threads(job, here.ranks)));
+}
+
+void check_described(const fs::path& config, const fs::path& folder, const Job& job, int64_t vocab) {
+  Job sized = job;
+  sized.model = model_config(job, vocab);
+  const LeastMemory of = least_memory(sized);
+  std::vector<fs::path> files = {folder / "model.safetensors"};
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    files.push_back(it->path() / "model.safetensors");
+  const auto bytes_in = [](const fs::path& file) {
+    std::error_code none;
+    const uintmax_t bytes = fs::file_size(file, none);
+    return none ? uintmax_t{0} : bytes;
+  };
+  const fs::path largest = *std::ranges::max_element(files, {}, bytes_in);
+  const uintmax_t most = bytes_in(largest);
+  if (most > 0 && of.values > kFarOff * static_cast<double>(most))
+    throw InputError(
+        fmt::format("{}: describes a model of {:.4g} parameters, {:.4g} bytes; expected at most the {} of {}",
+                    config.string(), of.parameters, of.values, most, largest.string()));
+}
+
+void ask_for_inference(const Job& job) {
+  if (job.plan.device != Device::cpu) return;
+  int64_t needed = 0, most = 0;  // of all ranks, which may be threads of this process, and of one
+  for (const HeldBytes& held : expected_memory(job)) {
+    needed += held.parameters;
+    most = std::max(most, held.parameters);
+  }
+  if (has_processes(job.plan)) needed = most;
+  const MemoryLimit limit = limit_beside_threads(job, has_processes(job.plan) ? 1 : job.plan.ranks());
+  if (needed > limit.bytes)
+    throw Error(
+        fmt::format("out of memory before the first token: the model needs {:.3g} GB; expected at most the "
+                    "{:.3g} GB that {}",
+                    static_cast<double>(needed) / 1e9, static_cast<double>(limit.bytes) / 1e9, limit.of));
+}
+
+void ask_for_verifying(const Job& given) {
+  const Job job = verifiable(given);
+  if (job.plan.device != Device::cpu || has_processes(job.plan)) return;
+  const LeastMemory of = least_memory(job);
+  const MemoryLimit limit = limit_beside_threads(job, job.plan.ranks());
+  refuse(least_refusal(job, job.plan.ranks(), limit));
+  // The oracle is a model of its own, and has the gradient of each data rank beside what it gathers of the plan.
+  const double gradients = of.trained * static_cast<double>(size_of(data_options(job).grad_dtype));
+  HostMemory here{.ranks = job.plan.ranks(), .more_is = "the oracle"};
+  here.more = static_cast<int64_t>(of.held + gradients * static_cast<double>(job.plan.dp * job.plan.cp + 1));
+  refuse(memory_refusal(job, here, limit));
+}
+
+}  // namespace tessera

@@ -1,0 +1,65 @@
+// A model that somebody trained before: a run, one of its checkpoints, a Hugging Face folder, or a PEFT folder beside
+// one of these. Whoever begins with such a model takes it from here and does not ask which of them it was.
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "app/options.h"
+#include "data/tokenizer.h"
+#include "hub/gptq_format.h"
+#include "train/checkpoint/state.h"
+#include "train/memory_check.h"
+
+namespace tessera {
+
+struct Pretrained {
+  std::filesystem::path path;    // of the checkpoint, or of the folder
+  ModelConfig config;            // without dropout
+  DType dtype = DType::float32;  // that its tensors are stored in
+  // By our names, in any floating dtype; what is held in four bits as bytes too. Files stay mapped as long as this
+  // lives.
+  WholeTensors tensors;
+  std::string base = {};  // of adapters: what they were trained beside
+  // Of a folder whose layers are in 4 bits, by our names: a tensor's codes, or nothing where it has none.
+  std::optional<GptqConfig> gptq = {};
+  std::function<std::optional<Int4Matrix>(const std::string& name)> codes = {};
+  std::vector<std::string> passed_over = {};  // of a run: why newer checkpoints were not taken
+};
+
+// Throws InputError for what is missing, malformed, or no model that Tessera can be. Cost: headers are read and tensors
+// mapped; a checkpoint's files are hashed.
+Pretrained open_pretrained(const std::filesystem::path& from);
+// The folder of the checkpoint, or of the model: with a tokenizer in it.
+std::filesystem::path pretrained_path(const std::filesystem::path& from);
+ModelConfig pretrained_config(const std::filesystem::path& from);
+
+// Its tensors for a model of `config`: adapters that only the latter has keep their first values, and what it holds in
+// nf4 is quantised.
+WholeTensors first_weights(const Pretrained& from, const ModelConfig& config);
+
+// Writes the sizes of a model into the options. Throws Error (usage) for an option that says another one. A smaller
+// context stays: rotary positions know no length.
+void take_model(TrainOptions& options, const ModelConfig& config);
+
+// The commands ask for the memory that they will use, before they draw or write anything.
+
+// Before data are read. Throws Error (usage) as below.
+void ask_for_least_memory(const Job& job);
+// For `ranks` ranks of this host from rank `first` on; the vocabulary is that of the tokens where the job has none. On
+// ranks that compute on GPUs nothing is asked. Throws Error (usage) where memory does not suffice, after a table on
+// standard error.
+void ask_for_training(const TrainOptions& options, const Job& job, int64_t vocab, HostMemory here);
+// The same beside the oracle.
+void ask_for_verifying(const Job& job);
+// Of a model that only computes.
+void ask_for_inference(const Job& job);
+// Sizes in a file cost nothing: throws InputError, naming both files, where the model that `config` describes has many
+// times the bytes of any `model.safetensors` in `folder` or in a checkpoint there. A vocabulary that is not known is 1.
+void check_described(const std::filesystem::path& config, const std::filesystem::path& folder, const Job& job,
+                     int64_t vocab = 1);
+
+}  // namespace tessera

@@ -1,0 +1,274 @@
+// Appending records, and dropping those that a resumed run will make again.
+#include "app/train/output.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <deque>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "app/flops.h"
+#include "app/output.h"
+#include "app/plan_json.h"
+#include "data/files.h"
+#include "data/json.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/error.h"
+#include "tensor/kernels.h"
+#include "train/device.h"
+#include "train/usage.h"
+
+namespace tessera {
+
+double median_rate(std::vector<double> rates) {
+  constexpr size_t kWarmupSteps = 5;
+  if (rates.size() > kWarmupSteps) rates.erase(rates.begin(), rates.begin() + kWarmupSteps);
+  return median(std::move(rates));
+}
+
+KeptRecords records_until(std::string_view file, int64_t step, const std::string& what) {
+  KeptRecords out;
+  for (size_t at = 0, end; (end = file.find('\n', at)) != std::string_view::npos; at = end + 1) {
+    const std::string_view line = file.substr(at, end - at);
+    const nlohmann::json j = parse_json(line, what);
+    const std::optional<int64_t> found = j.is_object() ? natural(j.value("step", nlohmann::json())) : std::nullopt;
+    if (!found) {
+      if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;  // of the run before
+      throw InputError(fmt::format("{}: expected records with a step, found {}", what, line));
+    }
+    if (*found > step) continue;
+    out.records.append(line).append("\n");
+    if (j.value("event", nlohmann::json()) == "eval") out.validated_step = *found;
+  }
+  return out;
+}
+
+int64_t Metrics::drop_records_after(const std::filesystem::path& file, int64_t step) {
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(file, unknown)) return -1;
+  const KeptRecords kept = records_until(read_file(file), step, file.string());
+  write_file(file, kept.records);
+  return kept.validated_step;
+}
+
+Metrics::Metrics(const std::filesystem::path& run, int64_t resumed_step)
+    : path_(run / "metrics.jsonl"),
+      validated_step_(drop_records_after(path_, resumed_step)),
+      events_(run, resumed_step + 1),
+      file_(std::fopen(path_.c_str(), "ae")) {
+  if (!file_) throw OutputError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
+}
+
+Metrics::~Metrics() { std::fclose(file_); }
+
+void Metrics::write(const std::string& json_line, int64_t step, std::span<const Scalar> scalars) {
+  events_.write(step, scalars);
+  write(json_line);
+}
+
+void Metrics::write(const std::string& json_line) {
+  if (std::fputs(json_line.c_str(), file_) < 0 || std::fputc('\n', file_) == EOF || std::fflush(file_) != 0)
+    throw OutputError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
+}
+
+// Validation, part by part.
+
+std::optional<Validation> validation_of(const Dataset& d, int64_t context, const MeanLoss& mean_loss) {
+  Validation out;
+  if (d.parts.empty()) {
+    const std::optional<double> loss = mean_loss(*d.validation(context));
+    if (!loss) return {};
+    return Validation{*loss, d.bits_per_byte(*loss)};
+  }
+  double shares = 0;
+  for (const MixturePart& p : d.parts) {
+    const std::optional<double> loss = mean_loss(*p.dataset->validation(context));
+    if (!loss) return {};
+    out.parts.push_back({p.name, *loss, p.dataset->bits_per_byte(*loss)});
+    out.loss += static_cast<double>(p.share) * *loss;
+    shares += static_cast<double>(p.share);
+  }
+  out.loss /= shares;
+  out.bits_per_byte = d.bits_per_byte(out.loss);
+  return out;
+}
+
+// Records and words about a training run.
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr size_t kCurve = 48;  // characters of the loss curve
+
+Json with_scalars(const std::string& event, int64_t step, std::span<const Scalar> scalars) {
+  Json record{{"event", event}, {"step", step}};
+  for (const Scalar& s : scalars) record[std::string(s.tag)] = s.value;
+  return record;
+}
+
+Json attention_json(const KernelLog::Attention& a) {
+  return {{"cudnn", a.cudnn}, {"tensor cores", a.tensor_cores}, {"plain", a.plain}};
+}
+
+Json pass_json(const KernelLog::Pass& p) { return {{"fused", p.fused}, {"apart", p.apart}}; }
+
+// What ran on rank 0's GPU: which kernels, and whether steps were captured and launched again, or why not.
+Json gpu_json(const TrainOutput::Facts& f) {
+  const auto& log = f.arena->local<KernelLog>();
+  const bool each_looked_at = f.graph.replays + f.graph.queued == 0;
+  return {{"name", describe_device()},
+          {"attention",
+           {{"forward", attention_json(log.forward)},
+            {"backward", attention_json(log.backward)},
+            {"refused", log.refused}}},
+          {"graph",
+           {{"captures", f.graph.captures},
+            {"replays", f.graph.replays},
+            {"queued", each_looked_at ? f.steps : f.graph.queued},
+            {"why_not", f.graph.given_up.empty() ? f.no_graph : f.graph.given_up}}},
+          {"epilogues",
+           {{"gelu", pass_json(log.gelu)},
+            {"gelu_gradient", pass_json(log.gelu_gradient)},
+            {"bias_sums", pass_json(log.bias_sums)}}},
+          {"padded_products", log.padded_products}};
+}
+
+Json straggler_json(const std::optional<Straggler>& s) {
+  return s ? Json{{"rank", s->rank}, {"share", s->share}} : Json();
+}
+
+}  // namespace
+
+std::string describe_model(const TrainOptions& o, LanguageModel& model) {
+  const ModelConfig& c = model.config;
+  const int64_t shared = c.all_heads().key;
+  return fmt::format("{}: {} layers, {} heads{}, {} channels, context {}, vocabulary {} ({} parameters, {})",
+                     o.init ? one_line("from " + *o.init) : o.model, c.layers, c.heads,
+                     shared == c.heads ? "" : fmt::format(" on {} of keys and values", shared), c.channels, c.context,
+                     c.vocab, short_number(static_cast<double>(model.parameter_count())), o.dtype);
+}
+
+TrainOutput::TrainOutput(const TrainOptions& o, const Plan& plan, const std::filesystem::path& run,
+                         int64_t resumed_step)
+    : options_(o),
+      plan_(plan),
+      run_(run),
+      progress_(Progress::for_stderr(o.steps, o.quiet)),
+      metrics_(run, resumed_step) {}
+
+void TrainOutput::show(const std::string& json) const {
+  if (options_.format == "json") print(json + "\n");
+}
+
+void TrainOutput::step(const StepReport& r) {
+  rates_.push_back(r.tokens_per_s);
+  losses_.push_back(r.loss);
+  const std::array<Scalar, 4> scalars{
+      {{"loss", r.loss}, {"lr", r.lr}, {"grad_norm", r.grad_norm}, {"tokens_per_s", r.tokens_per_s}}};
+  Json record = with_scalars("step", r.step, scalars);
+  record["step_ms"] = r.step_ms;
+  metrics_.write(record.dump(), r.step, scalars);
+  show(record.dump());
+  progress_.step(r);
+}
+
+void TrainOutput::eval(int64_t step, const Validation& v) {
+  validation_ = v;
+  std::vector<Scalar> scalars{{"val_loss", v.loss}, {"val_bits_per_byte", v.bits_per_byte}};
+  std::string parts;
+  std::deque<std::string> tags;
+  for (const Validation::Part& p : v.parts) {
+    scalars.push_back({tags.emplace_back("val_loss/" + p.name), p.loss});
+    scalars.push_back({tags.emplace_back("val_bits_per_byte/" + p.name), p.bits_per_byte});
+    parts += fmt::format("{}{} {:.4f}", parts.empty() ? ": " : ", ", one_line(p.name), p.loss);
+  }
+  const std::string record = with_scalars("eval", step, scalars).dump();
+  if (!metrics_.has_validation_of(step)) metrics_.write(record, step, scalars);
+  show(record);
+  progress_.message(
+      fmt::format("step {}: validation loss {:.4f} ({:.4f} bits per byte){}", step, v.loss, v.bits_per_byte, parts));
+}
+
+void TrainOutput::summary(const Facts& f) {
+  const double rate = median_rate(rates_);
+  const bool stepped = !rates_.empty();  // a resumed run may have had nothing left to do
+  const auto ranks = std::ssize(f.usage.peak_bytes);
+  const int64_t units = plan_.device == Device::cuda ? gpu_count() : std::thread::hardware_concurrency(),
+                at_once = has_processes(plan_)
+                              ? ranks
+                              : ranks_at_once(ranks, units, plan_.device == Device::cuda ? 1 : cpu::threads());
+  const double peak = f.rank_peak_flops * static_cast<double>(at_once), mfu = rate * f.flops_per_token / peak;
+  Json sent = Json::object();
+  for (const SentBytes& s : f.usage.sent) sent[s.axis][s.operation] = s.bytes;
+  const int64_t steps = f.steps;
+  Json plan = plan_json(plan_);
+  plan["strategy"] = f.strategy;
+  plan["backend"] = f.backend;
+  plan["threads_per_rank"] = cpu::threads();
+  Json fields{{"event", "summary"},
+              {"steps", steps},
+              {"tokens", steps * f.tokens_per_step},
+              {"loss", stepped ? Json(losses_.back()) : Json()},
+              {"val_loss", validation_ ? Json(validation_->loss) : Json()},
+              {"val_bits_per_byte", validation_ ? Json(validation_->bits_per_byte) : Json()},
+              {"tokens_per_s", stepped ? Json(rate) : Json()},
+              {"mfu", stepped ? Json(mfu) : Json()},
+              {"flops_per_token", f.flops_per_token},
+              {"peak_flops", peak},
+              {"peak_bytes", f.usage.peak_bytes},
+              {"sent_bytes", sent},
+              {"straggler", straggler_json(f.usage.straggler)},
+              {"plan", plan},
+              {"out", run_.string()}};
+  if (f.predicted_s && stepped)
+    fields["predicted"] = {{"step_s", *f.predicted_s},
+                           {"measured_step_s", static_cast<double>(f.tokens_per_step) / rate}};
+  if (options_.device == "cuda") fields["gpu"] = gpu_json(f);
+  if (!f.experts.empty())
+    fields["experts"] = {{"load", f.experts.rows}, {"dropped", f.experts.dropped}, {"ranks", options_.ep}};
+  const std::string record = fields.dump();
+  metrics_.write(record);
+  show(record);
+  if (options_.format != "json") print(in_words(f, rate, mfu));
+}
+
+// `share`: of what the machine's products reach.
+std::string TrainOutput::in_words(const Facts& f, double rate, double share) const {
+  const std::string run = one_line(run_.string());
+  const bool stepped = !rates_.empty();
+  const int64_t steps = f.steps;
+  std::string text =
+      fmt::format("\nAfter {} steps ({} tokens) ", steps, short_number(static_cast<double>(steps * f.tokens_per_step)));
+  text += validation_ ? fmt::format("the validation loss is {:.4f} ({:.4f} bits per byte).\n", validation_->loss,
+                                    validation_->bits_per_byte)
+                      : "the run is done; it was not validated (--no-eval).\n";
+  if (stepped)
+    text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of what this machine's matrix products reach; ",
+                        losses_.front(), sparkline(losses_, kCurve), losses_.back(), short_number(rate), 100 * share);
+  const double peak_mb = static_cast<double>(*std::ranges::max_element(f.usage.peak_bytes)) / 1e6;
+  text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most", peak_mb,
+                      peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
+  if (f.predicted_s && stepped)
+    text += fmt::format("A step was predicted to take {:.2f} ms on this machine and took {:.2f} ms.\n",
+                        *f.predicted_s * 1e3, static_cast<double>(f.tokens_per_step) / rate * 1e3);
+  if (const auto& late = f.usage.straggler)
+    text +=
+        fmt::format("The other ranks waited for rank {} in {:.0f}% of their time.\n", late->rank, 100 * late->share);
+  if (const ExpertLoad::Busiest most = f.experts.busiest(); most.times > 0)
+    text += fmt::format(
+        "The busiest expert, number {} of layer {}, took {:.2f} times its even share; {} choices were dropped.\n",
+        most.expert, most.layer, most.times, f.experts.dropped);
+  if (options_.no_save) return text + fmt::format("\nThe run is in {}, without a checkpoint (--no-save).\n", run);
+  if (!f.sample.empty()) text += fmt::format("\nA sample:\n{}\n", f.sample);
+  return text + fmt::format("\nThe run is in {}; write more with\n  ./tessera generate {}\n", run, run);
+}
+
+}  // namespace tessera

@@ -1,0 +1,119 @@
+// The numbers of a run, in its directory: metrics.jsonl (one JSON object per line, the same that `--format json`
+// prints) and an event file for TensorBoard.
+#pragma once
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "app/options.h"
+#include "app/progress.h"
+#include "data/dataset.h"
+#include "data/event_file.h"
+#include "train/step_graph.h"
+#include "train/trainer.h"
+#include "train/usage.h"
+
+namespace tessera {
+
+// The records of a metrics file up to a step, and those alone. A last line without its end was cut by a kill and is
+// dropped, and so is the summary of an earlier run. `what` names the file in messages. Throws InputError.
+struct KeptRecords {
+  std::string records;
+  int64_t validated_step = -1;  // the last with a validation
+};
+KeptRecords records_until(std::string_view file, int64_t step, const std::string& what);
+
+// Of the tokens per second of a run's steps: the median, without the first steps where there are more, which touch
+// memory for the first time and compile kernels.
+double median_rate(std::vector<double> rates);
+
+class Metrics {
+ public:
+  // Opens `run`/metrics.jsonl to append and begins an event file. On resume, records of steps after `resumed_step` are
+  // dropped first: they will be made again. Throws OutputError, and InputError for a file that is no list of such
+  // records.
+  Metrics(const std::filesystem::path& run, int64_t resumed_step);
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  // Written at once, so that a run can be followed. The event comes first: what metrics.jsonl has, both have. Throws
+  // OutputError.
+  void write(const std::string& json_line, int64_t step, std::span<const Scalar> scalars);
+  void write(const std::string& json_line);
+  // Whether the run that is resumed has recorded this step's validation: a run killed at its very end makes it again.
+  bool has_validation_of(int64_t step) const { return step == validated_step_; }
+
+ private:
+  static int64_t drop_records_after(const std::filesystem::path& file, int64_t step);
+  std::filesystem::path path_;
+  int64_t validated_step_;  // the last that is in the file already; -1: none
+  EventFile events_;
+  std::FILE* file_;
+};
+
+// What a run's model makes of the validation split; of a mixture, of each of its parts.
+
+struct Validation {
+  double loss = 0, bits_per_byte = 0;
+  struct Part {
+    std::string name;
+    double loss = 0, bits_per_byte = 0;
+  };
+  std::vector<Part> parts = {};  // of a mixture, whose loss is their mean by its shares
+};
+
+// The mean loss over the targets of some rows; nothing where it was stopped.
+using MeanLoss = std::function<std::optional<double>(const Rows& rows)>;
+
+// Nothing where a part was stopped. `context`: of the rows.
+std::optional<Validation> validation_of(const Dataset& dataset, int64_t context, const MeanLoss& mean_loss);
+
+// What `train` says: to the person (progress, summary), to a program (--format json) and to the files of metrics.
+
+class TrainOutput {
+ public:
+  TrainOutput(const TrainOptions& options, const Plan& plan, const std::filesystem::path& run, int64_t resumed_step);
+
+  void message(const std::string& line) { progress_.message(line); }
+  void step(const StepReport& report);
+  bool has_validation_of(int64_t step) const { return metrics_.has_validation_of(step); }
+  void eval(int64_t step, const Validation& v);
+  // The last record, and for a person the result: the sample of text and where the run lies.
+  struct Facts {
+    int64_t steps = 0, tokens_per_step = 0;
+    double flops_per_token = 0;
+    double rank_peak_flops = 0;  // measured_peak_flops() of a rank
+    std::string strategy, backend;
+    RunUsage usage;
+    ArenaPtr arena;
+    StepGraph::Record graph = {};            // how steps were made on a GPU
+    std::string no_graph = {};               // why none was to be captured; empty: they were to be
+    std::optional<double> predicted_s = {};  // a step, where this machine was measured
+    std::string sample = {};                 // empty: none
+    ExpertLoad experts = {};
+  };
+  void summary(const Facts& facts);
+
+ private:
+  std::string in_words(const Facts& facts, double tokens_per_s, double share) const;
+  void show(const std::string& json) const;  // to a program
+  const TrainOptions& options_;
+  const Plan& plan_;
+  std::filesystem::path run_;
+  Progress progress_;
+  Metrics metrics_;
+  std::vector<double> rates_, losses_;    // tokens per second and loss of each step
+  std::optional<Validation> validation_;  // the last; none with --no-eval
+};
+
+// For the head of a run: "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".
+std::string describe_model(const TrainOptions& options, LanguageModel& model);
+
+}  // namespace tessera

@@ -1,0 +1,325 @@
+// One start after another, and what was lost between them.
+#include "app/train/restarts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "app/job_of.h"
+#include "app/option_values.h"
+#include "app/output.h"
+#include "app/progress.h"
+#include "app/run/directory.h"
+#include "app/signals.h"
+#include "data/files.h"
+#include "data/process.h"
+#include "tensor/error.h"
+
+namespace tessera {
+
+namespace fs = std::filesystem;
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::system_clock;  // beside the times of files
+
+double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+std::string words_of(int status) {
+  if (status > 128) return fmt::format("killed by signal {} ({})", status - 128, strsignal(status - 128));
+  if (status == static_cast<int>(Status::communication)) return "a rank or its communication failed (status 3)";
+  return fmt::format("status {}", status);
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> out;
+  for (size_t at = 0; (at = text.find_first_not_of(" \t", at)) != text.npos;) {
+    const size_t end = std::min(text.find_first_of(" \t", at), text.size());
+    out.push_back(text.substr(at, end - at));
+    at = end;
+  }
+  return out;
+}
+
+class Launcher {
+ public:
+  Launcher(const TrainOptions& o, const std::vector<std::string>& words)
+      : o_(o), words_(words), whole_(job_of(o).plan), run_(o.out ? fs::path(*o.out) : new_run_folder()) {}
+  ~Launcher() {
+    std::error_code none;
+    if (!o_.out) fs::remove(run_, none), fs::remove("runs", none);  // where nothing came to be in them
+  }
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+  int run();
+
+ private:
+  struct Ended {
+    int status = 0;
+    std::string cause;
+    double starting_s = 0, again_s = 0;  // until its first step; of work that has to be done again
+    int64_t step = 0, from = 0;          // it had made; the newest checkpoint's
+  };
+  Plan plan_now();
+  std::vector<std::string> command(const Plan& plan) const;
+  Ended start(const Plan& plan) const;
+  void say(const std::string& line) const { say_above_progress(line); }
+  void tell(const Ended& e, int64_t number, const Plan& plan) const;
+  void sum_up() const;
+
+  const TrainOptions& o_;
+  const std::vector<std::string>& words_;
+  const Plan whole_;  // with all data ranks
+  const fs::path run_;
+  Plan before_ = whole_;
+  std::string members_ = {};  // as they were said last
+  int64_t restarts_ = 0, repeated_ = 0;
+  double again_s_ = 0, starting_s_ = 0;
+};
+
+std::string describe_ranks(const Plan& p) {
+  return fmt::format("{} {} (pp {} x dp {} x cp {} x tp {}), {} {} each", p.ranks(), p.ranks() == 1 ? "rank" : "ranks",
+                     p.pp, p.dp, p.cp, p.tp, p.microbatches, p.microbatches == 1 ? "micro-batch" : "micro-batches");
+}
+
+// Reads who is there, and says so where it has changed.
+Plan Launcher::plan_now() {
+  if (!o_.hostfile) return whole_;
+  const std::vector<Host> hosts =
+      of_option("hostfile", *o_.hostfile, [&] { return parse_hosts(read_file(*o_.hostfile), *o_.hostfile); });
+  Plan plan = plan_on(whole_, slots_of(hosts));
+  std::string members =
+      fmt::format("{} slots on {} {}", slots_of(hosts), hosts.size(), hosts.size() == 1 ? "host" : "hosts");
+  for (size_t i = 0; i < std::min<size_t>(hosts.size(), 8); ++i)
+    members += fmt::format("{}{} {}", i == 0 ? ": " : ", ", hosts[i].name, hosts[i].slots);
+  if (hosts.size() > 8) members += ", ...";
+  if (members != members_) say(members);
+  members_ = members;
+  if (plan.dp != before_.dp)
+    say(
+        fmt::format("{} of {} data ranks: each now computes {} micro-batches, and the batch stays; sums have another "
+                    "order from here on, so the run agrees with an undisturbed one to rounding and not to the bit",
+                    plan.dp, whole_.dp, plan.microbatches));
+  return plan;
+}
+
+std::vector<std::string> Launcher::command(const Plan& plan) const {
+  std::vector<std::string> out = split(o_.launch.value_or(""));
+  const std::string mark = "{ranks}";
+  for (std::string& word : out)
+    if (const size_t at = word.find(mark); at != word.npos) word.replace(at, mark.size(), std::to_string(plan.ranks()));
+  out.push_back(fs::read_symlink("/proc/self/exe").string());
+  std::vector<std::string> more;
+  if (!o_.out) more.insert(more.end(), {"--out", run_.string()});
+  std::error_code error;
+  if (!o_.resume && fs::exists(run_ / "config.toml", error)) more.emplace_back("--resume");
+  if (o_.hostfile)
+    for (const auto& [name, value] :
+         {std::pair{"--ranks", plan.ranks()}, {"--dp", plan.dp}, {"--microbatches", plan.microbatches}})
+      more.insert(more.end(), {name, std::to_string(value)});
+  const std::vector<std::string> words = words_of_start(words_, more);
+  out.insert(out.end(), words.begin(), words.end());
+  return out;
+}
+
+Launcher::Ended Launcher::start(const Plan& plan) const {
+  constexpr auto kLook = std::chrono::milliseconds(20);
+  const Clock::time_point begin = Clock::now();
+  std::optional<Clock::time_point> first;  // step
+  std::unique_ptr<StartedProgram> program;
+  try {
+    program = std::make_unique<StartedProgram>(command(plan));
+  } catch (const Error& e) {
+    throw Error(fmt::format("--{}: {}", o_.launch ? "launch" : "restarts", e.what()), e.status());
+  }
+  std::optional<int> status;
+  bool told = false;
+  for (uintmax_t records = size_of_records(run_); !(status = program->ended()); std::this_thread::sleep_for(kLook)) {
+    if (interrupted() != 0 && !std::exchange(told, true)) program->signal(interrupted());
+    if (take_save_request()) program->signal(SIGUSR1);
+    if (const uintmax_t now = size_of_records(run_); !first && now != records) {
+      if (now > records) first = Clock::now();
+      records = now;  // less: those that will be made again are dropped
+    }
+  }
+  const Clock::time_point end = Clock::now();
+  const SavedStep saved = newest_saved(run_);
+  Ended e{.status = *status, .cause = words_of(*status), .from = saved.step};
+  if (const std::string more = cause_of_flight(run_, begin); !more.empty()) e.cause += ": " + more;
+  e.starting_s = seconds(first.value_or(end) - begin);
+  e.step = std::max(first ? last_recorded_step(run_) : 0, saved.step);
+  if (first) e.again_s = std::max(0.0, seconds(end - std::max(*first, saved.at)));
+  return e;
+}
+
+void Launcher::tell(const Ended& e, int64_t number, const Plan& plan) const {
+  say(fmt::format("start {} of {} failed at step {}: {}; {} steps since {} are to be made again ({:.1f} s of work)",
+                  number, o_.restarts + 1, e.step, e.cause, e.step - e.from,
+                  e.from > 0 ? fmt::format("the checkpoint of step {}", e.from) : "the beginning", e.again_s));
+  if (o_.format != "json") return;
+  print(Json{{"event", "failure"},
+             {"start", number},
+             {"status", e.status},
+             {"cause", e.cause},
+             {"step", e.step},
+             {"from_step", e.from},
+             {"repeated_steps", e.step - e.from},
+             {"repeated_s", e.again_s},
+             {"ranks", plan.ranks()},
+             {"dp", plan.dp},
+             {"microbatches", plan.microbatches}}
+            .dump() +
+        "\n");
+}
+
+void Launcher::sum_up() const {
+  say(fmt::format("{} {}: {} steps were made again; {:.1f} s of work and {:.1f} s of starting again were lost",
+                  restarts_, restarts_ == 1 ? "restart" : "restarts", repeated_, again_s_, starting_s_));
+}
+
+int Launcher::run() {
+  const StepsInHand in_hand;  // the first signal is passed on, and waited for
+  for (int64_t number = 1;; ++number) {
+    const Plan plan = plan_now();
+    if (number > 1) say(fmt::format("start {} of {}: {}", number, o_.restarts + 1, describe_ranks(plan)));
+    const Ended e = start(plan);
+    before_ = plan;
+    if (number > 1) starting_s_ += e.starting_s;
+    if (interrupted() != 0 || !is_worth_a_restart(e.status)) {
+      if (e.status == 0 && restarts_ > 0) sum_up();
+      return interrupted() != 0 && e.status != 0 ? status_of_interruption() : e.status;
+    }
+    tell(e, number, plan);
+    repeated_ += e.step - e.from, again_s_ += e.again_s;
+    if (number > o_.restarts) {
+      sum_up();
+      throw Error(
+          fmt::format("--restarts: all {} are used up; the last start failed: {}; tessera train --resume --out {} "
+                      "goes on after step {}",
+                      o_.restarts, e.cause, run_.string(), e.from),
+          e.status > 128 ? Status::communication : static_cast<Status>(e.status));
+    }
+    ++restarts_;
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> words_of_start(const std::vector<std::string>& words, const std::vector<std::string>& more) {
+  constexpr std::array<std::string_view, 3> ours = {"--restarts", "--launch", "--hostfile"};
+  std::vector<std::string> out;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string_view word = words[i], name = word.substr(0, word.find('='));
+    if (std::ranges::find(ours, name) == ours.end())
+      out.push_back(words[i]);
+    else if (name.size() == word.size())
+      ++i;  // its value is the next word
+  }
+  out.insert(out.end(), more.begin(), more.end());
+  return out;
+}
+
+Plan plan_on(Plan plan, int64_t slots) {
+  const int64_t each = plan.ranks() / plan.dp, all = plan.dp * plan.microbatches;
+  const auto fits = [&](int64_t dp) {
+    const int64_t data = dp * plan.cp;
+    return all % dp == 0 && data % plan.ep == 0 && (plan.shard_ranks == 0 || data % plan.shard_ranks == 0);
+  };
+  int64_t least = 1, dp = std::min(plan.dp, slots / each);
+  while (!fits(least)) ++least;  // plan.dp does
+  while (dp > least && !fits(dp)) --dp;
+  if (dp < least)
+    throw Error(fmt::format("--hostfile: the hosts have {} slots; expected at least {} (pp {} x dp {} x cp {} x tp {})",
+                            slots, least * each, plan.pp, least, plan.cp, plan.tp),
+                Status::communication);
+  plan.dp = dp, plan.microbatches = all / dp;
+  return plan;
+}
+
+bool is_worth_a_restart(int status) {
+  // the last four: of a shell or a launcher that finds no program, and of a user's signal
+  constexpr std::array known = {0,
+                                static_cast<int>(Status::usage),
+                                static_cast<int>(Status::input),
+                                static_cast<int>(Status::not_finite),
+                                static_cast<int>(Status::output),
+                                126,
+                                127,
+                                128 + SIGINT,
+                                128 + SIGTERM};
+  return std::ranges::find(known, status) == known.end();
+}
+
+int run_with_restarts(const TrainOptions& o, const std::vector<std::string>& words) { return Launcher(o, words).run(); }
+
+// Lines and words.
+
+namespace {
+
+constexpr std::string_view kBlanks = " \t\r";
+constexpr size_t kMostHosts = 100000, kMostLetters = 255;
+constexpr int64_t kMostSlots = 100000;
+
+std::string_view take_word(std::string_view& line) {
+  const size_t begin = std::min(line.find_first_not_of(kBlanks), line.size());
+  const size_t end = std::min(line.find_first_of(kBlanks, begin), line.size());
+  const std::string_view word = line.substr(begin, end - begin);
+  line.remove_prefix(end);
+  return word;
+}
+
+Host host_of(std::string_view line, const std::string& where) {
+  std::string_view name = take_word(line), slots = take_word(line);
+  if (slots.starts_with("slots="))
+    slots.remove_prefix(std::string_view("slots=").size());
+  else if (const size_t colon = name.find(':'); slots.empty() && colon != name.npos)
+    slots = name.substr(colon + 1), name = name.substr(0, colon);
+  else if (!slots.empty())
+    throw InputError(fmt::format("{}: expected slots=N behind the host, found '{}'", where, slots));
+  else
+    slots = "1";
+  if (name.empty() || name.size() > kMostLetters)
+    throw InputError(fmt::format("{}: expected the name of a host, of 1 to {} letters", where, kMostLetters));
+  Host out{.name = std::string(name)};
+  const auto [end, error] = std::from_chars(slots.data(), slots.data() + slots.size(), out.slots);
+  if (error != std::errc() || end != slots.data() + slots.size() || out.slots < 0 || out.slots > kMostSlots)
+    throw InputError(fmt::format("{}: expected 0 to {} slots, found '{}'", where, kMostSlots, slots));
+  if (const std::string_view more = take_word(line); !more.empty())
+    throw InputError(fmt::format("{}: expected nothing behind the slots, found '{}'", where, more));
+  return out;
+}
+
+}  // namespace
+
+std::vector<Host> parse_hosts(std::string_view text, const std::string& what) {
+  std::vector<Host> out;
+  for (int64_t number = 1; !text.empty(); ++number) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    line = line.substr(0, line.find('#'));
+    if (line.find_first_not_of(kBlanks) == line.npos) continue;
+    if (out.size() == kMostHosts) throw InputError(fmt::format("{}: expected at most {} hosts", what, kMostHosts));
+    out.push_back(host_of(line, fmt::format("{}: line {}", what, number)));
+  }
+  return out;
+}
+
+int64_t slots_of(const std::vector<Host>& hosts) {
+  int64_t all = 0;
+  for (const Host& host : hosts) all += host.slots;
+  return all;
+}
+
+}  // namespace tessera

@@ -1,0 +1,317 @@
+// A run in steps that all ranks make together.
+#include "app/train/steps.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "app/flops.h"
+#include "app/option_values.h"
+#include "app/plan/plan.h"
+#include "app/run/pretrained.h"
+#include "app/signals.h"
+#include "app/trace/timeline.h"
+#include "app/train/saver.h"
+#include "app/train/train.h"
+#include "data/files.h"
+#include "data/safetensors.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/error.h"
+#include "train/check_data.h"
+#include "train/checkpoint/tensors.h"
+#include "train/step_graph.h"
+#include "train/trainer.h"
+#include "train/usage.h"
+
+namespace tessera {
+
+namespace {
+
+// True at every `every`-th step; the last step is the caller's.
+bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+Wish wish_of_signals() {
+  if (interrupted() != 0) return Wish::stop;
+  return take_save_request() ? Wish::save : Wish::none;
+}
+
+// The steps of one rank. Returns the exit status; only rank 0 has an output.
+int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* trace) {
+  const TrainOptions& o = run.options;
+  Saver saver(run, trainer);
+  const auto evaluate = [&] {  // false when it was stopped
+    if (o.no_eval) return true;
+    const auto stop = [] { return interrupted() != 0; };
+    const std::optional<Validation> found =
+        validation_of(run.dataset, trainer.whole_model().config.context,
+                      [&](const Rows& rows) { return trainer.mean_loss(rows, stop); });
+    if (!found) return false;
+    saver.validated(found->loss);
+    if (output) output->eval(trainer.steps_done(), *found);
+    return true;
+  };
+  const auto stopped = [&](bool validating) {
+    if (output) say_stopped(run, trainer.steps_done(), validating, *output);
+    return status_of_interruption();
+  };
+  // Of a run that was stopped before it was made.
+  if (o.resume && trainer.steps_done() > 0 && trainer.steps_done() < o.steps &&
+      due(trainer.steps_done(), o.eval_every) &&
+      trainer.world().max(output && !output->has_validation_of(trainer.steps_done()) ? 1 : 0) > 0 && !evaluate())
+    return stopped(true);
+  bool captures = true;  // as far as was said
+  while (trainer.steps_done() < o.steps) {
+    if (trace) trace->begin_step(trainer.steps_done() + 1);
+    const StepReport report = trainer.step(wish_of_signals());
+    if (trace) trace->end_step();
+    if (output && captures && !trainer.step_record().given_up.empty()) {
+      output->message(fmt::format("CUDA graph: off (a step could not be captured: {})",
+                                  with_options(trainer.step_record().given_up)));
+      captures = false;
+    }
+    if (output) {
+      run.directory.check();
+      output->step(report);
+    }
+    saver.poll();
+    if (report.wish == Wish::stop) {
+      saver.save();
+      return stopped(false);
+    }
+    if (report.step == o.steps) break;
+    if (report.wish == Wish::save) {
+      saver.save();
+      if (output) say_saved(run, report.step, *output);
+    }
+    if (due(report.step, o.eval_every) && !evaluate()) {
+      saver.save();
+      return stopped(true);
+    }
+    if (due(report.step, o.check_replicas)) check_replicas(trainer);
+    if (due(report.step, o.save_every)) saver.begin();
+  }
+  saver.save();
+  return evaluate() ? 0 : stopped(true);
+}
+
+std::optional<double> prediction_of(const Run& run, Trainer& trainer) {
+  const auto machine = kept_here();
+  if (!machine) return {};
+  Job job = run.job;
+  job.model = trainer.whole_model().config;
+  job.plan.threads_per_rank = cpu::threads();
+  return predicted_step(*machine, job);
+}
+
+void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, const ExpertLoad& experts,
+                 TrainOutput& output) {
+  output.summary({.steps = trainer.steps_done(),
+                  .tokens_per_step = trainer.tokens_per_step(),
+                  .flops_per_token = trainer.whole_model().training_flops(),
+                  .rank_peak_flops = measured_peak_flops(run.job.optim.dtype, trainer.arena()),
+                  .strategy = std::string(trainer.strategy().name()),
+                  .backend = std::string(trainer.world().kind()),
+                  .usage = usage,
+                  .arena = trainer.arena(),
+                  .graph = trainer.step_record(),
+                  .no_graph = with_options(no_graph_because(run.job, run.options.trace, run.dataset.has_examples())),
+                  .predicted_s = prediction_of(run, trainer),
+                  .sample = sample_of_saved(run, trainer.whole_model().config),
+                  .experts = experts});
+}
+
+}  // namespace
+
+int train_in_steps(const Run& run, Communicator& world) {
+  const TrainOptions& o = run.options;
+  RunTrace trace(o, world);
+  Trainer trainer(run.job, run.sequences, world, trace.get());
+  std::vector<std::string> passed_over;
+  const bool resumed = o.resume && run.directory.resume(trainer, o, run.dataset, passed_over);
+  if (o.init && !resumed)
+    begin_with(trainer.strategy().residents(), trainer.optimizer(),
+               first_weights(open_pretrained(*o.init), trainer.whole_model().config));
+  check_steps_done(run, trainer.steps_done());
+  world.barrier();  // everybody has read what there is before anything is written
+  std::unique_ptr<TrainOutput> output;
+  if (world.rank() == 0)
+    output = begin_output(run, {.model = trainer.whole_model(),
+                                .steps = fmt::format("{} steps of {} tokens", o.steps, trainer.tokens_per_step()),
+                                .done = trainer.steps_done(),
+                                .passed_over = passed_over});
+  const int status = train_steps(run, trainer, output.get(), trace.get());
+  trace.stop(trainer);
+  const RunUsage usage = usage_of(world, trainer.communicators(), trainer.arena());
+  const ExpertLoad experts = expert_load(trainer);
+  const bool traced = trace.write(run, trainer, usage);
+  if (!output) return status;
+  if (traced)
+    output->message(fmt::format("the timeline is written; tessera report {} draws it", run.directory.path().string()));
+  if (status != 0) return status;
+  say_summary(run, trainer, usage, experts, *output);
+  return interrupted() != 0 ? status_of_interruption() : 0;
+}
+
+// An asynchronous run: workers that push when they are ready, servers that apply at once.
+//
+// What is shown as a step is as many pushes as there are workers. To save, and to stop, workers wait until all have
+// made as many steps.
+
+AsyncRun::AsyncRun(const Run& run, Communicator& world)
+    : run_(run), o_(run.options), world_(world), trainer_(run.job, run.sequences, world) {}
+
+void AsyncRun::show(const AppliedPush& push) {
+  losses_ += push.loss;
+  if (++pushes_ < trainer_.axis().size()) return;
+  const auto now = Clock::now();
+  const double seconds = std::chrono::duration<double>(now - last_).count();
+  last_ = now;
+  StepReport report;
+  report.step = ++shown_;
+  report.loss = losses_ / static_cast<double>(pushes_);
+  report.lr = push.lr;
+  report.grad_norm = push.grad_norm;
+  run_.directory.check();
+  set_time(report, seconds, trainer_.tokens_per_step());
+  output_->step(report);
+  losses_ = 0;
+  pushes_ = 0;
+}
+
+void AsyncRun::begin(const std::vector<std::string>& passed_over) {
+  if (world_.rank() > 0) return;
+  const std::string steps = fmt::format("{} asynchronous steps of {} tokens", o_.steps, trainer_.tokens_per_step());
+  output_ = begin_output(run_, {.model = trainer_.model(), .steps = steps, .done = step_, .passed_over = passed_over});
+  if (!o_.no_eval)
+    output_->message(
+        "the run is validated at its end only: workers and servers have no common step, except when it saves");
+}
+
+// False when it was stopped before or at its end.
+bool AsyncRun::train() {
+  const AsyncServer::Hooks hooks{.step = [&](int worker, int64_t clock) { return trainer_.worker_step(worker, clock); },
+                                 .on_push = [&](const AppliedPush& push) { show(push); },
+                                 .wish = [&] { return interrupted() != 0 || (!o_.no_save && take_save_request()); }};
+  AsyncServer& server = trainer_.server();
+  while (!server.complete()) {
+    const bool meet = o_.save_every > 0 && !o_.no_save;
+    const int64_t until = meet ? (step_ / o_.save_every + 1) * o_.save_every : o_.steps;
+    server.run(std::min(until, o_.steps), hooks);
+    step_ = server.steps();
+    const bool stopped = world_.max(interrupted()) > 0;
+    if (!o_.no_save) save();
+    if (stopped) return false;
+    if (output_ && step_ < std::min(until, o_.steps)) say_saved(run_, step_, *output_);
+  }
+  return true;
+}
+
+// All ranks call it; rank 0 writes it down. False when it was stopped.
+bool AsyncRun::validate() {
+  const auto found = validation_of(run_.dataset, trainer_.model().config.context, [&](const Rows& rows) {
+    return trainer_.mean_loss(rows, [] { return interrupted() != 0; });
+  });
+  if (found && output_) output_->eval(step_, *found);
+  return found.has_value();
+}
+
+void AsyncRun::finish(const AsyncSummary& summary) {
+  const RunUsage usage = usage_of(world_, {&world_, &trainer_.axis()}, trainer_.arena());
+  if (!output_) return;
+  output_->message(
+      fmt::format("{} updates; a worker was at most {} steps ahead of the slowest, and a gradient at most {} "
+                  "updates old",
+                  summary.applied, summary.most_ahead, summary.most_behind));
+  TrainOutput::Facts facts;
+  facts.steps = step_;
+  facts.tokens_per_step = trainer_.tokens_per_step();
+  facts.flops_per_token = trainer_.model().training_flops();
+  facts.rank_peak_flops = measured_peak_flops(run_.job.optim.dtype, trainer_.arena());
+  facts.strategy = "ps-async";
+  facts.backend = world_.kind();
+  facts.usage = usage;
+  facts.arena = trainer_.arena();
+  facts.no_graph = with_options(no_graph_because(run_.job, o_.trace));
+  facts.sample = sample_of_saved(run_, trainer_.model().config);
+  output_->summary(facts);
+}
+
+int AsyncRun::execute() {
+  std::vector<std::string> passed_over;
+  const bool resumed = o_.resume && resume(passed_over);
+  if (o_.init && !resumed) trainer_.begin_with(open_pretrained(*o_.init).tensors);
+  check_steps_done(run_, step_);
+  world_.barrier();  // everybody has read what there is before anything is written
+  begin(passed_over);
+  const bool ended = train();
+  const AsyncSummary summary = trainer_.server().finish();
+  const bool validated = !ended || o_.no_eval || validate();
+  if (ended && validated) {
+    finish(summary);
+    return output_ && interrupted() != 0 ? status_of_interruption() : 0;
+  }
+  if (output_) say_stopped(run_, step_, ended, *output_);
+  return status_of_interruption();
+}
+
+int train_asynchronously(const Run& run, Communicator& world) { return AsyncRun(run, world).execute(); }
+
+// What an asynchronous run saves and picks up again: parameters and optimizer state as whole tensors, like any run;
+// the order of all pushes; and of a replay, whose workers are at different steps, what they have pulled for their next.
+
+namespace {
+
+constexpr const char* kHeld = "pulled";
+
+}  // namespace
+
+void AsyncRun::save() {
+  const std::vector<NamedTensor> values = trainer_.values(), state = trainer_.state(), pulled = trainer_.pulled();
+  const std::optional<PushLog> order = trainer_.server().order();
+  if (!output_) return;
+  const int64_t updates = trainer_.server().optimizer()->steps();
+  for (const auto& tensors : {values, state})
+    for (const NamedTensor& t : tensors) check_finite(t.name, t.tensor, step_);
+  const std::unique_ptr<NewCheckpoint> made = run_.directory.begin_checkpoint(step_, o_, run_.dataset);
+  write_tensors(values, made->path() / "model.safetensors", {});
+  write_tensors(state, made->path() / "optimizer.safetensors", {{"steps", std::to_string(updates)}});
+  if (order) write_file(made->path() / "pushes.txt", text_of(*order));
+  if (!pulled.empty()) write_tensors(pulled, made->path() / "pulled.safetensors", {});
+  const SavedRun saved{
+      .steps = step_, .updates = updates, .ranks = world_.size(), .strategy = "ps-async", .losses = losses_};
+  made->finish(about(saved, trainer_.model().config, o_, run_.dataset), static_cast<size_t>(o_.keep));
+}
+
+bool AsyncRun::resume(std::vector<std::string>& passed_over) {
+  const auto from = run_.directory.saved(trainer_.model().config, o_, run_.dataset, passed_over);
+  if (!from) return false;
+  AsyncServer& server = trainer_.server();
+  Communicator& axis = trainer_.axis();
+  const std::optional<PushLog> order = saved_order(from->path, axis.size(), static_cast<int>(o_.servers));
+  server.go_on(from->steps, order);
+  if (server.optimizer()) {
+    const SavedTensors model(from->path, kModel), state(from->path, kOptimizer);
+    trainer_.read(model.tensors(), state.tensors(), from->updates);
+  }
+  if (server.holds(axis.rank())) {
+    if (!SavedTensors::are_in(from->path, kHeld))
+      throw Error(
+          fmt::format("--replay: in {} worker {} has pulled parameters that {} does not hold; expected the record that "
+                      "was replayed when it was saved",
+                      o_.replay.value_or(""), axis.rank(), from->path.string()));
+    trainer_.read_pulled(SavedTensors(from->path, kHeld).tensors());
+  }
+  step_ = shown_ = from->steps;
+  if (!order) return true;
+  pushes_ = std::ssize(order->servers[0]) - step_ * order->workers;
+  losses_ = from->losses;
+  return true;
+}
+
+}  // namespace tessera

@@ -1,0 +1,406 @@
+// The command `train`: the data, the run's folder, and the ranks.
+#include "app/train/train.h"
+
+#include <fmt/format.h>
+
+#include <cctype>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "app/commands.h"
+#include "app/default_job.h"
+#include "app/example_options.h"
+#include "app/generate/inference.h"
+#include "app/job_of.h"
+#include "app/option_values.h"
+#include "app/run/pretrained.h"
+#include "app/signals.h"
+#include "data/files.h"
+#include "data/stream_decoder.h"
+#include "models/sample.h"
+#include "parallel/async/push_log.h"
+#include "parallel/comm/surroundings.h"
+#include "tensor/cpu/amx.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/error.h"
+#include "tensor/findings.h"
+#include "tensor/ops/matmul/matmul.h"
+#include "train/device.h"
+#include "train/step_graph.h"
+
+namespace tessera {
+
+namespace {
+
+constexpr int64_t kSampleTokens = 300;
+
+// The folder with the tokenizer of what --init names; of a resumed run its own newest checkpoint: what it began with
+// may be gone.
+std::filesystem::path first_tokenizer(const TrainOptions& o) {
+  std::vector<std::string> passed_over;
+  const auto own =
+      o.resume ? newest_checkpoint(std::filesystem::path(o.out.value()) / "checkpoints", passed_over) : std::nullopt;
+  return own ? own->path : pretrained_path(*o.init);
+}
+
+Dataset dataset_of(const TrainOptions& o, bool quiet) {
+  const std::string usual = o.model.ends_with("-nano") || o.model.ends_with("-mini") ? "char" : "bpe";
+  const TokenizerChoice tokenizer = o.init && !o.tokenizer ? TokenizerChoice{.name = first_tokenizer(o).string()}
+                                                           : tokenizer_choice(o.tokenizer, usual, quiet);
+  std::error_code error;
+  const std::string folder = std::filesystem::is_directory(tokenizer.name, error) ? tokenizer.name : "";
+  Dataset dataset = of_option("data", o.data,
+                              [&] { return of_option("tokenizer", folder, [&] { return open_data(o, tokenizer); }); });
+  model_config(job_of(o), dataset.tokenizer->vocab_size());  // refuses a vocabulary that is too small
+  return dataset;
+}
+
+// Refuses a text that is too short, and what the plan cannot train on.
+Sequences sequences_for(const TrainOptions& o, const Job& s, const Dataset& dataset) {
+  const auto seed = static_cast<uint64_t>(s.optim.seed);
+  Sequences made = sequences_of(dataset, s.model.context, s.optim.batch, seed, o.shuffle);
+  check_sequences(s, made);
+  no_graph_because(s, false, made.trained != nullptr);
+  return made;
+}
+
+int train_rank(const Run& run, Communicator& world) {
+  return run.job.plan.dp_mode == DataMode::ps_async ? train_asynchronously(run, world) : train_in_steps(run, world);
+}
+
+// What processes may have found otherwise than each other: data, and the run's folder with what it holds.
+Facts facts_of(const Dataset& d, const std::filesystem::path& run) {
+  const auto sums = d.checksums();
+  Facts out(sums.begin(), sums.end());
+  std::error_code error;
+  const bool there = std::filesystem::exists(run / "lock", error);
+  out.emplace_back("folder of the run", there ? "that of " + RunLock::read(run) : "missing");
+  std::vector<std::string> passed_over;
+  const auto newest = newest_checkpoint(run / "checkpoints", passed_over);
+  out.emplace_back("newest checkpoint", newest ? fmt::format("{} ({:016x})", newest->path.filename().string(),
+                                                             checksum_of(newest->path / "manifest.json"))
+                                               : "none");
+  return out;
+}
+
+// `run` is asked for where the run's folder is, when something failed.
+LaunchOptions ranks_of_run(const TrainOptions& o, const Plan& plan, const std::function<std::filesystem::path()>& run) {
+  LaunchOptions how = ranks_of("train", o, plan);
+  how.say = say_above_progress;
+  how.flight_file = [run] { return run().empty() ? std::filesystem::path() : run() / kFlightFile; };
+  return how;
+}
+
+// Each process opens the data for itself, after rank 0 has made what is missing.
+int train_in_processes(const TrainOptions& o, const Job& job) {
+  int status = 0;
+  std::filesystem::path made;
+  launch(ranks_of_run(o, job.plan, [&] { return made; }), [&](Communicator& world) {
+    const HostMemory here{.first = world.rank(), .ranks = static_cast<int64_t>(world.max(world.rank_here())) + 1};
+    std::optional<Dataset> dataset;
+    std::optional<RunDirectory> directory;
+    if (world.rank() == 0) {
+      dataset = dataset_of(o, o.quiet);
+      sequences_for(o, job, *dataset);
+      ask_for_training(o, job, dataset->tokenizer->vocab_size(), here);
+      directory.emplace(o);
+    }
+    const std::string path = broadcast_text(world, directory ? directory->path().string() : "", 0);
+    if (!directory) {
+      dataset = dataset_of(o, true);
+      if (world.rank_here() == 0) ask_for_training(o, job, dataset->tokenizer->vocab_size(), here);
+      directory.emplace(std::filesystem::path(path));
+    }
+    require_same(world, facts_of(*dataset, path));
+    world.reset_counts();
+    made = directory->path();
+    const Sequences sequences = sequences_for(o, job, *dataset);
+    const StepsInHand in_hand;
+    status = train_rank({o, job, *dataset, sequences, *directory}, world);
+  });
+  return status;
+}
+
+// Rows of logits that do not begin at multiples of 16 bytes are read element by element, by us and by cuBLASLt. Empty
+// where they do.
+std::string vocab_hint(const Job& s, int64_t vocab) {
+  constexpr int64_t kVector = 16, kRound = 64;
+  const int64_t parts = s.plan.tp, row = parts * kVector / size_of(s.optim.dtype), round = parts * kRound;
+  if (vocab % row == 0) return "";
+  return fmt::format(
+      "a vocabulary of {} is not a multiple of {}, which makes a GPU slow at the head and the loss; --vocab "
+      "{} pads it",
+      vocab, row, (vocab + round - 1) / round * round);
+}
+
+// The model, the data and the plan.
+void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
+  const TrainOptions& o = run.options;
+  const Dataset& d = run.dataset;
+  output.message(describe_model(o, b.model));
+  if (is_default_job(o)) output.message("the default job, which is: tessera train " + default_job_words(o));
+  if (const std::string useless = useless_options(o); !useless.empty()) output.message(useless);
+  for (const std::string& line : describe_data(d)) output.message(line);
+  for (const std::string& note : d.notes) output.message(note);
+  output.message(fmt::format("{} on {}, {} of each ({}); the run is written to {}", b.steps, describe(run.job.plan),
+                             cpu::threads() == 1 ? "one thread" : fmt::format("{} threads", cpu::threads()),
+                             o.device == "cuda"                    ? describe_device()
+                             : o.dtype == "bf16" && cpu::has_amx() ? "our own products on AMX tiles"
+                                                                   : cpu::matmul_library(),
+                             run.directory.path().string()));
+  if (o.device == "cuda") {
+    output.message(with_options(describe_attention(run.job)));
+    const std::string why = with_options(no_graph_because(run.job, o.trace, d.has_examples()));
+    output.message(why.empty() ? "CUDA graph: on (a step is captured once and launched again)"
+                               : fmt::format("CUDA graph: off ({})", why));
+    if (const std::string hint = vocab_hint(run.job, b.model.config.vocab); !hint.empty() && !o.resume)
+      output.message(hint);
+  }
+  if (o.device == "cpu" && o.dtype == "bf16" && !cpu::has_bfloat16_matmul())
+    output.message("bf16 is emulated: this machine has no AVX-512, so products are made in fp32 of rounded inputs");
+}
+
+}  // namespace
+
+std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
+  run.directory.write_config(run.options);
+  std::error_code none;
+  std::filesystem::remove(run.directory.path() / kFlightFile, none);  // of a run that failed here before
+  auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), b.done);
+  for (const std::filesystem::path& path : run.directory.removed())
+    output->message("removed what a killed run had left half-written: " + path.string());
+  if (const std::string note = run.directory.note(); !note.empty()) output->message(note);
+  for (const std::string& why : b.passed_over) output->message("passed over a checkpoint: " + why);
+  introduce(*output, run, b);
+  if (run.options.resume)
+    output->message(b.done > 0 ? fmt::format("going on after step {}", b.done)
+                               : "no checkpoint was saved yet: beginning at step 1");
+  return output;
+}
+
+void say_stopped(const Run& run, int64_t step, bool validating, TrainOutput& output) {
+  const std::string where = fmt::format("stopped {}after step {}", validating ? "in the validation " : "", step);
+  if (run.options.no_save) return output.message(where + "; nothing was saved (--no-save)");
+  output.message(fmt::format("{}{}; tessera train --resume --out {} goes on", where,
+                             validating ? ", which is saved" : "", run.directory.path().string()));
+}
+
+void say_saved(const Run& run, int64_t step, TrainOutput& output) {
+  output.message(fmt::format("SIGUSR1: {} after step {}{}", run.options.no_save ? "nothing is saved" : "saved", step,
+                             run.options.no_save ? " (--no-save)" : ""));
+}
+
+void check_steps_done(const Run& run, int64_t done) {
+  if (run.options.steps < done)
+    throw Error(fmt::format("--steps: expected at least the {} that {} has done, found {}", done,
+                            run.directory.path().string(), run.options.steps));
+}
+
+std::string sample_of_saved(const Run& run, const ModelConfig& config) {
+  if (run.options.format == "json" || run.options.no_save || run.options.quiet) return "";
+  std::vector<std::string> passed_over;
+  const std::unique_ptr<LanguageModel> model = run.job.make(config);
+  const Plan& plan = run.job.plan;  // but for its kernels: a text grows token by token, which is for our own
+  model->freeze();                  // or there would be memory for gradients
+  model->materialize(0, rank_arena(plan.device, 0), run.job.optim.dtype, DType::float32);
+  load_model(*model, find_checkpoint(run.directory.path(), passed_over));
+  StreamDecoder text(*run.dataset.tokenizer, StreamDecoder::Broken::escaped);
+  std::string written;
+  const std::vector<int32_t> prompt = run.dataset.prompt();
+  const SampleOptions options{.temperature = 0.7,
+                              .top_p = 0.9,
+                              .seed = static_cast<uint64_t>(run.options.seed),
+                              .vocab = run.dataset.tokenizer->vocab_size()};
+  sample(*model, prompt, kSampleTokens, options, [&](int32_t token) {
+    written += text.add(token);
+    return interrupted() == 0;
+  });
+  written += text.end();
+  return run.dataset.val_examples ? written : whole_sentences(written);
+}
+
+int run_train(const TrainOptions& o) {
+  if (o.lora_rank > 0 && !o.init)
+    throw Error("--lora-rank: expected --init, the model that adapters are for; found none");
+  if (o.replay && !o.resume)
+    of_option("replay", *o.replay, [&] { return read_push_log(*o.replay); });  // or a rank would
+  const Job job = job_of(o);
+  ask_for_least_memory(job);
+  if (has_processes(job.plan)) return train_in_processes(o, job);
+  const Dataset dataset = dataset_of(o, o.quiet);
+  const Sequences sequences = sequences_for(o, job, dataset);
+  ask_for_training(o, job, dataset.tokenizer->vocab_size(), {.ranks = job.plan.ranks()});
+  const StepsInHand in_hand;
+  const RunDirectory directory(o);
+  int status = 0;
+  launch(ranks_of_run(o, job.plan, [&] { return directory.path(); }), [&](Communicator& world) {
+    const int mine = train_rank({o, job, dataset, sequences, directory}, world);
+    if (world.rank() == 0) status = mine;
+  });
+  return status;
+}
+
+// Options that must go together.
+
+TrainOptions verify_defaults() {
+  TrainOptions o;
+  o.steps = 20;
+  o.warmup = 2;
+  o.lr = 3e-3;
+  o.dropout = 0.1;
+  o.timeout = 60;
+  o.attention = "own";  // a row has its bits in any batch, which cuDNN does not promise
+  o.deterministic = true;
+  return o;
+}
+
+namespace {
+
+void check_lora_options(const TrainOptions& o) {
+  for (const auto& [name, given] : {std::pair{"alpha", o.lora_alpha.has_value()},
+                                    {"dropout", o.lora_dropout > 0},
+                                    {"rslora", o.lora_rslora},
+                                    {"targets", o.lora_targets.has_value()}})
+    if (given && o.lora_rank == 0) throw Error(fmt::format("--lora-{}: goes with --lora-rank, found none", name));
+  if (o.lora_rank > 0 && o.dp_mode == "ps-async")
+    throw Error("--lora-rank: expected a strategy that leaves frozen weights alone, found --dp-mode ps-async");
+}
+
+void check_quantize_options(const TrainOptions& o) {
+  if (o.quantize_group && o.quantize.value_or("none") != "gptq")
+    throw Error(fmt::format("--quantize-group: goes with --quantize gptq, found {}", o.quantize.value_or("none")));
+  if (o.quantize.value_or("none") != "none" && o.lora_rank == 0)
+    throw Error(fmt::format("--quantize: expected --lora-rank, since weights in 4 bits do not learn; found {} alone",
+                            *o.quantize));
+}
+
+void check_rendezvous(const TrainOptions& o) {
+  if (o.rank.has_value() != o.rendezvous.has_value())
+    throw Error(fmt::format("--{}: goes with --{}, found it alone", o.rank ? "rank" : "rendezvous",
+                            o.rank ? "rendezvous" : "rank"));
+  if (!o.rendezvous) return;
+  if (!o.ranks) throw Error("--rendezvous: expected --ranks beside it, how many processes meet there; found none");
+  if (*o.rank >= *o.ranks)
+    throw Error(
+        fmt::format("--rank: expected one of 0 to {}, of --ranks {}, found {}", *o.ranks - 1, *o.ranks, *o.rank));
+}
+
+void check_restarts(const TrainOptions& o) {
+  if (o.restarts == 0 && (o.launch || o.hostfile))
+    throw Error(fmt::format("--{}: goes with --restarts N, found none", o.launch ? "launch" : "hostfile"));
+  if (o.restarts == 0) return;
+  if (o.no_save) throw Error("--restarts: expected a run that saves checkpoints, found --no-save");
+  if (const auto job = mpi_surroundings(); job && job->ranks > 1)
+    throw Error(
+        fmt::format("--restarts: {} has started {} processes, which end together; expected tessera train "
+                    "--restarts N --launch \"mpirun -n {{ranks}}\", which starts mpirun",
+                    job->launcher, job->ranks));
+  if (o.rendezvous && !o.out) throw Error("--restarts: expected --out beside --rendezvous, one folder for all ranks");
+  if (o.rendezvous && (o.launch || o.hostfile))
+    throw Error(fmt::format("--{}: expected no --rendezvous beside it, where each rank is started by itself",
+                            o.launch ? "launch" : "hostfile"));
+  if (o.hostfile && o.launch && o.launch->find("{ranks}") == std::string::npos)
+    throw Error(
+        fmt::format("--launch: expected {{ranks}} in it where --hostfile gives their number, found '{}'", *o.launch));
+  if (o.hostfile && (o.dp_mode == "ps-async" || o.dp_mode == "diloco"))
+    throw Error(fmt::format("--hostfile: expected ranks that all make the same steps, found --dp-mode {}", o.dp_mode));
+}
+
+// Asks what does not depend on the plan.
+void check_pairs(const TrainOptions& o, Findings& found) {
+  const auto refuse = [&](bool wrong, const std::string& words) {
+    if (wrong) found.check([&] { throw Error(words); });
+  };
+  found.check([&] { check_example_options(o); });
+  found.check([&] { check_lora_options(o); });
+  found.check([&] { check_quantize_options(o); });
+  found.check([&] { check_restarts(o); });
+  found.check([&] { check_rendezvous(o); });
+  refuse(o.min_lr && *o.min_lr > o.lr,
+         fmt::format("--min-lr: expected at most --lr ({}), found {}", o.lr, o.min_lr.value_or(0)));
+  refuse(o.check_replicas > 0 && o.dp_mode == "ps-async",
+         "--check-replicas: expected ranks with equal copies after a step, found --dp-mode ps-async");
+  refuse(o.trace && o.dp_mode == "ps-async",
+         "--trace: expected steps that all ranks make together, found --dp-mode ps-async");
+  refuse(o.resume && !o.out, "--resume: expected --out DIR, the run to continue; found no --out");
+  refuse(o.resume && o.no_save,
+         "--resume: expected a run that saves checkpoints, found --no-save, by option or in its config.toml");
+}
+
+}  // namespace
+
+void validate(const TrainOptions& options) {
+  Findings found;
+  TrainOptions o = options;
+  found.check([&] { job_of(o); });
+  if (!found.none()) o.schedule = TrainOptions().schedule;  // the only value that a job cannot be made of
+  const Job s = job_of(o);
+  bool has_sizes = true;
+  try {
+    check_sizes(s);
+  } catch (const Error&) {
+    has_sizes = false;  // which check_plan() says too
+  }
+  if (has_sizes && o.resume && o.out)
+    check_described(std::filesystem::path(*o.out) / "config.toml", std::filesystem::path(*o.out) / "checkpoints", s);
+  found.check([&] { check_plan(o); });
+  check_pairs(o, found);
+  found.raise();
+}
+
+// Where sentences begin and end.
+
+namespace {
+
+bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
+bool is_capital(char c) { return c >= 'A' && c <= 'Z'; }
+
+// Titles end with a point, and no sentence with them.
+bool is_title(std::string_view before_point) {
+  for (const std::string_view title : {"Mr", "Mrs", "Ms", "Dr", "St", "Esq"})
+    if (before_point.ends_with(title) &&
+        (before_point.size() == title.size() ||
+         !std::isalpha(static_cast<unsigned char>(before_point[before_point.size() - title.size() - 1]))))
+      return true;
+  return false;
+}
+
+// Behind the end of the sentence that ends at `at`, or 0.
+size_t end_at(std::string_view text, size_t at) {
+  if (text[at] != '.' && text[at] != '!' && text[at] != '?') return 0;
+  if (text[at] == '.' && is_title(text.substr(0, at))) return 0;
+  size_t end = at + 1;
+  while (end < text.size() && (text[end] == '"' || text[end] == '\'' || text[end] == ')' || text[end] == '_')) ++end;
+  return end == text.size() || is_space(text[end]) ? end : 0;
+}
+
+// Where the next sentence begins behind `end`, or npos.
+size_t begin_behind(std::string_view text, size_t end) {
+  size_t begin = end;
+  while (begin < text.size() && is_space(text[begin])) ++begin;
+  const size_t word = begin < text.size() && (text[begin] == '"' || text[begin] == '\'') ? begin + 1 : begin;
+  return word < text.size() && is_capital(text[word]) ? begin : std::string_view::npos;
+}
+
+}  // namespace
+
+std::string whole_sentences(const std::string& text) {
+  size_t first = std::string::npos, last = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const size_t end = end_at(text, i);
+    if (end == 0) continue;
+    if (first == std::string::npos)
+      first = begin_behind(text, end);
+    else
+      last = end;
+  }
+  return first != std::string::npos && last > first && 3 * (last - first) >= text.size()
+             ? text.substr(first, last - first)
+             : text;
+}
+
+}  // namespace tessera

@@ -1,0 +1,146 @@
+// The command `verify`: the contract of a plan, as a table or as JSON.
+#include "verify/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "app/commands.h"
+#include "app/default_job.h"
+#include "app/job_of.h"
+#include "app/option_values.h"
+#include "app/output.h"
+#include "app/progress.h"
+#include "app/run/pretrained.h"
+#include "app/verify/output.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/error.h"
+#include "train/device.h"
+
+namespace tessera {
+
+namespace {
+
+std::string mark(bool good) { return good ? "ok" : "WRONG"; }
+
+std::string plan_of(const Plan& p) {
+  std::string text = fmt::format("{}, {} micro-batch{} per step{}", describe(p), p.microbatches,
+                                 p.microbatches == 1 ? "" : "es", p.dp > 1 ? " and data rank" : "");
+  if (p.dp_mode == DataMode::ddp && p.ranks() > 1)
+    text += fmt::format(
+        ", {}{} sums", name_of(p.all_reduce),
+        p.all_reduce == Algorithm::tree && p.zero != ZeroStage::none ? " (a reduce-scatter has no tree: direct)" : "");
+  if (p.dp_mode == DataMode::ps_sync) text += fmt::format(", {} server{}", p.servers, p.servers == 1 ? "" : "s");
+  if (p.device == Device::cuda) text += asks_cudnn(p) ? ", on GPUs, attention by cuDNN" : ", on GPUs";
+  if (p.offload == Offload::parameters) text += ", parameters in the host's memory";
+  if (p.offload == Offload::optimizer)
+    text += p.device == Device::cuda ? ", optimizer state in the host's memory" : ", optimizer state in a file";
+  return text;
+}
+
+std::string how_equal(const VerifyResult& r) {
+  if (r.bitwise) return "every bit is the same";
+  if (r.exact) return fmt::format("different, gradients by up to {:.3g} ({})", r.grad_max_rel, r.worst);
+  const std::string strayed = r.strayed == 0 ? ""
+                                             : fmt::format(
+                                                   "\n  {} tokens went to another expert than one rank would have "
+                                                   "chosen, whose logit was lower by up to {:.3g} of the largest",
+                                                   r.strayed, r.stray_margin);
+  return fmt::format(
+             "{}\n  relative differences, the largest of all tensors: loss {:.3g}, gradients {:.3g} ({})\n  bound {}; "
+             "parameters "
+             "and state, updated by these gradients: {}",
+             r.passed() ? "equal but for the rounding of sums" : "different", r.loss_max_rel, r.grad_max_rel, r.worst,
+             r.bound_text, r.param_max_rel == 0 ? "every bit is the same" : fmt::format("{:.3g}", r.param_max_rel)) +
+         strayed;
+}
+
+std::string bytes_text(const VerifyResult& r) {
+  size_t width = 6;
+  for (const SentBytes& s : r.sent) width = std::max(width, s.axis.size());
+  std::string out = fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15}     {:>15}\n", "axis", width, "operation",
+                                "calls", "bytes sent", "MB", "expected", "busiest rank");
+  for (const SentBytes& s : r.sent) {
+    int64_t expected = 0;
+    for (const SentBytes& e : r.expected_sent)
+      if (e.axis == s.axis && e.operation == s.operation) expected = e.bytes;
+    out += fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15} {:<5} {:>13}\n", s.axis, width, s.operation, s.calls,
+                       s.bytes, megabytes(s.bytes), expected, mark(s.bytes == expected), s.most);
+  }
+  return r.sent.empty() ? out + "  nothing is sent: there is one rank\n" : out;
+}
+
+std::string memory_text(const VerifyResult& r) {
+  std::string out = fmt::format("  {:<6} {:>13} {:>13} {:>13}       {:>13} {:>9} {:>13}   bytes held\n", "rank",
+                                "parameters", "gradients", "optimizer", "peak", "MB", "bound");
+  for (size_t rank = 0; rank < r.held.size(); ++rank) {
+    const int64_t bound = peak_bound(r.expected_peak[rank]);
+    out += fmt::format("  {:<6} {:>13} {:>13} {:>13} {:<5} {:>13} {:>9} {:>13} {}\n", rank, r.held[rank].parameters,
+                       r.held[rank].gradients, r.held[rank].optimizer, mark(r.held[rank] == r.expected_held[rank]),
+                       r.peak[rank], megabytes(r.peak[rank]), bound, mark(r.peak[rank] <= bound));
+  }
+  return out;
+}
+
+std::string pipeline_text(const VerifyResult& r) {
+  if (!r.bubble) return "";
+  std::string out = fmt::format("\n  micro-batches of a stage in flight, by pipeline rank: {}; expected {} {}\n",
+                                fmt::join(r.in_flight, " "), fmt::join(r.expected_in_flight, " "),
+                                mark(r.in_flight == r.expected_in_flight));
+  out += fmt::format("  bubble on the simulated clock, F, I and W of equal length: {:.4f} of the time", *r.bubble);
+  return out + (r.bubble_formula ? fmt::format("; by formula {:.4f}\n", *r.bubble_formula) : "\n");
+}
+
+std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& plan) {
+  const bool alone = plan.dp_mode == DataMode::diloco;
+  std::string out = fmt::format("{} steps in {} of {}, beside {}{}\n\n", r.steps, o.dtype, plan_of(plan),
+                                alone ? fmt::format("{} serial runs and their outer steps", plan.dp) : "one rank",
+                                r.exact && !alone ? " that adds in the same order" : "");
+  if (r.losses.empty() || !r.seen.stopped.empty()) return out + "  the run did not end\n\n";
+  out += fmt::format("  loss {:.4f} -> {:.4f}; losses, gradients, parameters and optimizer state: {}\n\n",
+                     r.losses.front(), r.losses.back(), how_equal(r));
+  return out + bytes_text(r) + "\n" + memory_text(r) + pipeline_text(r) + "\n";
+}
+
+}  // namespace
+
+int run_verify(const VerifyOptions& options) {
+  const TrainOptions& o = options.run;
+  if (options.defect == "list") {
+    print(defect_list());
+    return 0;
+  }
+  const bool json = o.format == "json";
+  if (json && options.hide) throw Error("--hide: a game for people; expected --format text");
+  const Job job = job_of(o);
+  const Defect* const planted_one = options.defect == "random" ? &random_defect(job, static_cast<uint64_t>(o.seed))
+                                    : options.defect           ? &defect(*options.defect)
+                                                               : nullptr;
+  if (planted_one) check_applies(*planted_one, job);
+  ask_for_verifying(job);
+  const VerifyResult r = explain(job, [&](const Job& j) {
+    VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = ranks_of("verify", o, j.plan); }};
+    return planted_one ? planted(*planted_one, j, std::move(hooks)) : hooks;
+  });
+  if (!r.known) return 0;
+  if (const std::string useless = useless_options(o); !useless.empty()) std::fputs((useless + "\n").c_str(), stderr);
+  print(json ? verify_json(r, o, job, planted_one) : to_text(r, o, job.plan));
+  if (!json && planted_one && !options.hide) print(defect_text(*planted_one, job) + "\n");
+  if (!json && !r.passed()) {
+    print(broken_text(r));
+    if (options.hide) ask_player(*planted_one);
+    print(diagnosis_text(r));
+  }
+  if (!json && options.hide) print(defect_text(*planted_one, job));
+  if (!r.passed()) throw Error("verify: " + r.failures.front(), Status::verification);
+  if (planted_one)
+    throw Error(fmt::format("verify: {} broke no bound in these {} steps", planted_one->name, r.steps),
+                Status::verification);
+  if (!json)
+    print(job.plan.dp_mode == DataMode::diloco ? "The ranks train like serial runs with outer steps.\n"
+                                               : "The plan trains like one rank.\n");
+  return 0;
+}
+
+}  // namespace tessera

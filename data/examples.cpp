@@ -1,0 +1,409 @@
+// From files to rows.
+#include "data/examples.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "data/dataset.h"
+#include "data/files.h"
+#include "data/loader.h"
+#include "data/text.h"
+#include "data/token_file.h"
+#include "tensor/error.h"
+
+namespace tessera {
+
+namespace fs = std::filesystem;
+namespace {
+
+// Rows keep what they are windows of.
+std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context, const std::string& what) {
+  if (tokens.size() < 2)
+    throw InputError(
+        fmt::format("{}: {} tokens; expected at least 2, one of them to be predicted", what, tokens.size()));
+  struct Kept {
+    explicit Kept(TokenFile t, int64_t length) : tokens(std::move(t)), windows(tokens, length) {}
+    TokenFile tokens;
+    Windows windows;
+  };
+  const auto kept = std::make_shared<const Kept>(std::move(tokens), context);
+  return {kept, &kept->windows};
+}
+
+}  // namespace
+
+EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokenizer, const ExampleOptions& o) {
+  EvaluationText out;
+  std::error_code error;
+  if (is_jsonl_name(spec)) {
+    const auto examples = all_examples(spec, tokenizer, o, out.notes);
+    out.bytes = std::ssize(tokenizer.decode(examples->target_tokens()));
+    out.rows = examples;
+    return out;
+  }
+  if (names_shards(spec)) {
+    const std::string file = find_shards(spec).val.string();
+    out = evaluation_text(file, tokenizer, o);
+    out.notes.push_back(fmt::format("{}: evaluated on {}", spec, file));
+    return out;
+  }
+  if (fs::is_directory(spec, error)) {
+    const Dataset dataset = Dataset::open(spec);
+    if (dataset.tokenizer->to_json() != tokenizer.to_json())
+      throw Error(fmt::format("{}: its tokens are of another tokenizer than the model's", spec));
+    out.bytes = dataset.val_bytes;
+    out.rows = windows_of(dataset.val, o.context, spec);
+    return out;
+  }
+  std::vector<int32_t> tokens;
+  if (is_llmc_file(spec)) {
+    const std::string bytes = read_file(spec);
+    tokens = parse_llmc(std::as_bytes(std::span(bytes)), tokenizer.vocab_size(), spec);
+    out.bytes = std::ssize(tokenizer.decode(tokens));
+  } else {
+    const Text text = load_text_file(spec);
+    tokens = tokenizer.encode(text.bytes);
+    out.bytes = std::ssize(text.bytes);
+  }
+  out.rows = windows_of(TokenFile::of_tokens(tokens, tokenizer.vocab_size(), spec), o.context, spec);
+  return out;
+}
+
+// Laying out examples in rows.
+
+namespace {
+
+// For each row the examples in it. An example of n tokens takes n - 1 places: its last token is a target alone.
+std::vector<std::vector<int64_t>> packed_rows(const std::vector<EncodedExample>& examples, int64_t context) {
+  std::vector<int64_t> order(examples.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto places = [&](int64_t e) { return std::ssize(examples[static_cast<size_t>(e)].tokens) - 1; };
+  std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return places(a) > places(b); });
+  std::vector<std::vector<int64_t>> rows;
+  std::map<int64_t, std::vector<size_t>> by_room;  // rows that are not full
+  for (const int64_t e : order) {
+    const auto fits = by_room.lower_bound(places(e));
+    size_t row = rows.size();
+    int64_t room = context;
+    if (fits == by_room.end()) {
+      rows.emplace_back();
+    } else {
+      room = fits->first;
+      row = fits->second.back();
+      fits->second.pop_back();
+      if (fits->second.empty()) by_room.erase(fits);
+    }
+    rows[row].push_back(e);
+    if (room > places(e)) by_room[room - places(e)].push_back(row);
+  }
+  return rows;
+}
+
+}  // namespace
+
+int64_t targets_of(const EncodedExample& example) {
+  return example.trained.empty() ? 0 : std::count(example.trained.begin() + 1, example.trained.end(), true);
+}
+
+ExampleRows::ExampleRows(const std::vector<EncodedExample>& examples, int64_t context, bool packed)
+    : context_(context), packed_(packed) {
+  if (examples.empty()) throw Error("[examples] expected at least one");
+  for (const EncodedExample& e : examples) {
+    if (std::ssize(e.tokens) > context + 1 || e.tokens.size() != e.trained.size() || tessera::targets_of(e) == 0)
+      throw Error(fmt::format("[examples] example {} has {} tokens, {} of them targets; expected at most {}, and one",
+                              begins_.size(), e.tokens.size(), tessera::targets_of(e), context + 1));
+    tokens_.insert(tokens_.end(), e.tokens.begin(), e.tokens.end());
+    trained_.insert(trained_.end(), e.trained.begin(), e.trained.end());
+    begins_.push_back(std::ssize(tokens_));
+  }
+  std::vector<std::vector<int64_t>> rows;
+  if (packed)
+    rows = packed_rows(examples, context);
+  else
+    for (int64_t e = 0; e < std::ssize(examples); ++e) rows.push_back({e});
+  for (const std::vector<int64_t>& row : rows) {
+    int64_t sum = 0;
+    for (const int64_t e : row) sum += tessera::targets_of(examples[static_cast<size_t>(e)]);
+    members_.insert(members_.end(), row.begin(), row.end());
+    row_ends_.push_back(std::ssize(members_));
+    row_targets_.push_back(sum);
+    targets_ += sum;
+  }
+}
+
+template <class F>
+int64_t ExampleRows::walk(int64_t row, const F& f) const {
+  int64_t at = 0;
+  for (int64_t m = row > 0 ? row_ends_[static_cast<size_t>(row) - 1] : 0; m < row_ends_[static_cast<size_t>(row)];
+       ++m) {
+    const auto e = static_cast<size_t>(members_[static_cast<size_t>(m)]);
+    f(e, at);
+    at += begins_[e + 1] - begins_[e] - 1;
+  }
+  return at;
+}
+
+void ExampleRows::load(int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const {
+  if (first < 0 || count < 0 || first > this->count() - count)
+    throw Error(fmt::format("rows {} to {} are not among the {} of the examples", first, first + count, this->count()));
+  for (int64_t r = 0; r < count; ++r) {
+    int32_t *const in = inputs + r * context_, *const out = targets + r * context_;
+    const int64_t filled = walk(first + r, [&](size_t e, int64_t at) {
+      for (int64_t t = begins_[e]; t + 1 < begins_[e + 1]; ++t, ++at) {
+        in[at] = tokens_[static_cast<size_t>(t)];
+        out[at] = trained_[static_cast<size_t>(t) + 1] != 0 ? tokens_[static_cast<size_t>(t) + 1] : kIgnored;
+      }
+    });
+    std::fill(in + filled, in + context_, 0);
+    std::fill(out + filled, out + context_, kIgnored);
+  }
+}
+
+void ExampleRows::starts(int64_t first, int64_t count, int32_t* out) const {
+  for (int64_t r = 0; r < count; ++r) {
+    int32_t* const row = out + r * context_;
+    const int64_t filled = walk(first + r, [&](size_t e, int64_t at) {
+      std::fill(row + at, row + at + (begins_[e + 1] - begins_[e] - 1), static_cast<int32_t>(at));
+    });
+    std::fill(row + filled, row + context_, static_cast<int32_t>(filled));
+  }
+}
+
+std::vector<int32_t> ExampleRows::prompt() const {
+  std::vector<int32_t> out{tokens_.front()};
+  for (size_t t = 1; t < tokens_.size() && trained_[t] == 0; ++t) out.push_back(tokens_[t]);
+  return out;
+}
+
+std::vector<int32_t> ExampleRows::target_tokens() const {
+  std::vector<int32_t> out;
+  for (size_t e = 0; e + 1 < begins_.size(); ++e)
+    for (auto t = static_cast<size_t>(begins_[e]) + 1; t < static_cast<size_t>(begins_[e + 1]); ++t)
+      if (trained_[t] != 0) out.push_back(tokens_[t]);
+  return out;
+}
+
+uint64_t ExampleRows::checksum() const {
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  const auto add = [&](const auto& values) {
+    XXH3_64bits_update(state.get(), values.data(), values.size() * sizeof(values[0]));
+  };
+  add(tokens_), add(trained_), add(begins_), add(members_), add(row_ends_);
+  return XXH3_64bits_digest(state.get());
+}
+
+// From a JSONL file to examples.
+
+namespace {
+
+struct Rendered {
+  std::string where;  // file and line
+  std::vector<Piece> pieces;
+};
+
+// What `automatic` means for messages, beside a tokenizer that knows how its model was talked to.
+ChatTemplate style_of_messages(const ExampleOptions& o, const Tokenizer* tokenizer, const std::string& what) {
+  if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return o.style;
+  if (const auto found = recognised(tokenizer->chat_template())) return *found;
+  throw Error(
+      fmt::format("`template` for {}: the tokenizer's own template is none of chatml, llama3 and alpaca; "
+                  "expected one of these or none by name, found auto",
+                  what));
+}
+
+// Lines that cannot be trained on: an error, or counted.
+class BadLines {
+ public:
+  explicit BadLines(bool skipped) : skipped_(skipped) {}
+
+  template <class F>
+  void attempt(const F& f) {
+    try {
+      f();
+    } catch (const InputError& e) {
+      if (!skipped_) throw;
+      if (count_++ == 0) first_ = e.what();
+    }
+  }
+  void note(std::vector<std::string>& notes) const {
+    if (count_ == 0) return;
+    notes.push_back(fmt::format("{} skipped; the first: {}",
+                                count_ == 1 ? "1 bad line is" : fmt::format("{} bad lines are", count_), first_));
+  }
+  int64_t count() const { return count_; }
+  const std::string& first() const { return first_; }
+
+ private:
+  bool skipped_;
+  int64_t count_ = 0;
+  std::string first_;
+};
+
+std::vector<Rendered> read_rendered(const std::filesystem::path& file, const ExampleOptions& o,
+                                    const Tokenizer* tokenizer, BadLines& bad) {
+  std::vector<Rendered> out;
+  std::optional<ChatTemplate> of_messages;
+  const auto style = [&](const Example& example) {
+    if (example.shape != Example::Shape::messages) return o.style;
+    if (!of_messages) of_messages = style_of_messages(o, tokenizer, file.string());
+    return *of_messages;
+  };
+  for_each_line(file, [&](std::string_view line, int64_t number) {
+    bad.attempt([&] {
+      const std::string where = fmt::format("{}:{}", file.string(), number);
+      const Example example = parse_example(line, where);
+      out.push_back({where, render(example, style(example), where)});
+    });
+  });
+  return out;
+}
+
+// What a tokenizer learns from, where the file gets one of its own.
+std::string text_of(std::span<const Rendered> examples) {
+  std::string out;
+  for (const Rendered& e : examples)
+    for (const Piece& piece : e.pieces) out += piece.text;
+  return out;
+}
+
+class Encoder {
+ public:
+  Encoder(const Tokenizer& tokenizer, const ExampleOptions& options) : tokenizer_(tokenizer), options_(options) {}
+
+  // Words are cut where a response begins, so that a prompt has the tokens that it has when nothing follows yet.
+  EncodedExample encode(const Rendered& example) {
+    EncodedExample out;
+    std::string text;
+    bool trained = false;
+    const auto flush = [&] {
+      add(out, text.empty() ? std::vector<int32_t>() : encode_text(text, example.where), trained);
+      text.clear();
+    };
+    for (const Piece& piece : example.pieces) {
+      const bool as_target = piece.response || !options_.responses_only;
+      const std::optional<int32_t> token = special(piece);
+      if (token || as_target != trained) flush();
+      trained = as_target;
+      if (token)
+        add(out, {*token}, trained);
+      else
+        text += piece.text;
+    }
+    flush();
+    return cut(std::move(out), example.where);
+  }
+  // What there is to say about all of them.
+  void note(std::vector<std::string>& notes) const {
+    if (cut_ > 0)
+      notes.push_back(fmt::format("{} examples are longer than the context and are cut after {} tokens", cut_,
+                                  options_.context + 1));
+    if (!as_text_.empty())
+      notes.push_back(fmt::format("the tokenizer has no {}; written as text, which a message could hold too",
+                                  fmt::join(as_text_, ", ")));
+    if (endless_) notes.emplace_back("the tokenizer has no token that ends a text: a model cannot learn where to stop");
+  }
+
+ private:
+  static void add(EncodedExample& to, const std::vector<int32_t>& tokens, bool trained) {
+    to.tokens.insert(to.tokens.end(), tokens.begin(), tokens.end());
+    to.trained.insert(to.trained.end(), tokens.size(), trained);
+  }
+  std::vector<int32_t> encode_text(const std::string& text, const std::string& where) const {
+    try {
+      return tokenizer_.encode(text);
+    } catch (const Error& e) {
+      throw InputError(fmt::format("{}: {}", where, e.what()));
+    }
+  }
+  std::optional<int32_t> special(const Piece& piece) {
+    if (piece.kind == Piece::Kind::text) return {};
+    if (piece.kind == Piece::Kind::end) {
+      const std::optional<int32_t> end = tokenizer_.document_end();
+      endless_ = endless_ || !end;
+      return end;
+    }
+    const std::optional<int32_t> token = tokenizer_.special(piece.text);
+    if (!token) as_text_.insert(piece.text);
+    return token;
+  }
+  EncodedExample cut(EncodedExample e, const std::string& where) {
+    const auto most = static_cast<size_t>(options_.context) + 1;
+    const bool had = targets_of(e) > 0;
+    if (e.tokens.size() > most) {
+      e.tokens.resize(most);
+      e.trained.resize(most);
+      if (targets_of(e) > 0) ++cut_;
+    }
+    if (targets_of(e) == 0)
+      throw InputError(fmt::format("{}: no token to train on: {}", where,
+                                   had ? fmt::format("the response begins behind the context of {} tokens", most - 1)
+                                       : "there is no response in it"));
+    return e;
+  }
+
+  const Tokenizer& tokenizer_;
+  const ExampleOptions& options_;
+  int64_t cut_ = 0;
+  std::set<std::string> as_text_;
+  bool endless_ = false;
+};
+
+}  // namespace
+
+Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& choice, const ExampleOptions& o) {
+  const std::string what = file.string();
+  BadLines bad(o.skip_bad);
+  const bool learnt = choice.chosen() == "char" || choice.chosen() == "bpe";  // from the examples
+  std::unique_ptr<Tokenizer> tokenizer = learnt ? nullptr : make_tokenizer(choice, "", "", what);
+  const std::vector<Rendered> rendered = read_rendered(file, o, tokenizer.get(), bad);
+  const auto require_two = [&](size_t count) {
+    if (count < 2)
+      throw InputError(fmt::format(
+          "{}: {} examples to train on; expected at least 2, one of them for validation{}", what, count,
+          bad.count() > 0 ? fmt::format(" (skipped bad lines: {}, the first: {})", bad.count(), bad.first()) : ""));
+  };
+  const auto trained = [](size_t count) { return count - std::max<size_t>(count / 10, 1); };
+  require_two(rendered.size());
+  const std::span<const Rendered> all(rendered);
+  Dataset d;
+  d.source = what;
+  d.tokenizer = learnt ? make_tokenizer(choice, text_of(all), text_of(all.first(trained(all.size()))), what)
+                       : std::move(tokenizer);
+  Encoder encoder(*d.tokenizer, o);
+  std::vector<EncodedExample> encoded;
+  for (const Rendered& example : rendered) bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
+  require_two(encoded.size());
+  bad.note(d.notes);
+  encoder.note(d.notes);
+  const auto cut = encoded.begin() + static_cast<std::ptrdiff_t>(trained(encoded.size()));
+  d.val_examples = std::make_shared<ExampleRows>(std::vector(cut, encoded.end()), o.context, o.packed);
+  encoded.erase(cut, encoded.end());
+  d.train_examples = std::make_shared<ExampleRows>(encoded, o.context, o.packed);
+  d.train_bytes = std::ssize(d.tokenizer->decode(d.train_examples->target_tokens()));
+  d.val_bytes = std::ssize(d.tokenizer->decode(d.val_examples->target_tokens()));
+  return d;
+}
+
+std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& file, const Tokenizer& tokenizer,
+                                                const ExampleOptions& o, std::vector<std::string>& notes) {
+  BadLines bad(o.skip_bad);
+  Encoder encoder(tokenizer, o);
+  std::vector<EncodedExample> encoded;
+  for (const Rendered& example : read_rendered(file, o, &tokenizer, bad))
+    bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
+  if (encoded.empty()) throw InputError(fmt::format("{}: no example in it", file.string()));
+  bad.note(notes);
+  encoder.note(notes);
+  return std::make_shared<ExampleRows>(encoded, o.context, o.packed);
+}
+
+}  // namespace tessera

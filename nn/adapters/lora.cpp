@@ -1,0 +1,35 @@
+// Two thin products beside a layer's.
+#include "nn/adapters/lora.h"
+
+#include <cmath>
+#include <utility>
+
+namespace tessera {
+
+namespace {
+
+// Of U(-1 / sqrt(in), 1 / sqrt(in)), which A is usually drawn from.
+double deviation_of(int64_t in) { return 1 / std::sqrt(3.0 * static_cast<double>(in)); }
+
+}  // namespace
+
+Lora::Lora(int64_t in, int64_t first, int64_t out, const LoraOptions& o)
+    : a(child<Linear>("lora_A", in, o.rank, Linear::Options{.bias = false, .deviation = deviation_of(in)})),
+      b(child<Linear>("lora_B", o.rank, out, Linear::Options{.bias = false, .deviation = o.starts_idle ? 0 : 0.02})),
+      drop(child<Dropout>("drop", o.dropout)),
+      first_(first),
+      first_here_(first),
+      scale_(o.scale) {}
+
+void Lora::place(int64_t first_here, std::function<Var(Var)> between) {
+  first_here_ = first_here;
+  between_ = std::move(between);
+}
+
+Var Lora::add_to(Var y, const Var& x) {
+  Var low = a(drop.apply(x));
+  if (between_) low = between_(std::move(low));
+  return add_columns(std::move(y), first_here_, b(scale(low, scale_)));
+}
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+// Cuts of matrices in four bits, and their numbers.
+#include "nn/quantize/packed.h"
+
+#include <numeric>
+#include <string>
+
+#include "tensor/error.h"
+
+namespace tessera {
+
+std::shared_ptr<Packed> make_packed(const Packing& packing) {
+  return std::make_shared<Packed>(Packed{.packing = packing, .runs = {{0, 0, packing.elements()}}});
+}
+
+void cut(Packed& packed, const Parameter& p) {
+  const Packing& packing = packed.packing;
+  packed.runs.clear();
+  for_each_run(p.whole, p.shard, 0, p.local().numel(), [&](int64_t here, int64_t whole, int64_t count) {
+    packed.runs.push_back({here, whole, count});
+  });
+  if (const int64_t bound = splits_block(packing, packed.runs); bound > 0) {
+    int64_t step = bound;  // what all bounds are multiples of
+    for (const ElementRun& run : packed.runs) step = std::gcd(step, std::gcd(run.whole, run.count));
+    throw FieldError(p.shard.axis, "'" + p.name + "' " + p.whole.str() + " would be cut at multiples of " +
+                                       std::to_string(step) + " elements, which the " +
+                                       std::to_string(packing.block()) +
+                                       " that are quantised together do not divide; expected fewer ranks");
+  }
+  packed.shard = {.axis = p.shard.axis};
+  for_each_byte_run(packing, packed.runs, [&](int64_t, int64_t whole, int64_t count) {
+    packed.shard.runs.push_back({whole, count});
+  });
+}
+
+Var unpacked(const Parameter& p, DType dtype) {
+  const auto make = [packed = p.packed, shape = p.local(), dtype] {
+    if (!packed->bytes.defined()) throw Error("[packed] a matrix in four bits is used where its bytes are not");
+    Tensor out = packed->bytes.make(shape, dtype, Category::workspace);
+    dequantize(packed->packing, packed->runs, packed->bytes, out);
+    return out;
+  };
+  return Var(make()).with_recipe(make);
+}
+
+}  // namespace tessera

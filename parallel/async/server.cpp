@@ -1,0 +1,464 @@
+// A run's beginning and end: memory, connections, the record.
+#include "parallel/async/server.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <utility>
+
+#include "optim/grad_norm.h"
+#include "parallel/comm/cuda/streams.h"
+#include "parallel/data_layout.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/error.h"
+
+namespace tessera {
+
+namespace {
+
+constexpr int64_t kMostStale = 1'000'000'000;
+
+// The same text on every rank; rank 0 has it.
+std::string shared_text(Communicator& axis, const std::string& text, const ArenaPtr& arena) {
+  const auto size = static_cast<int64_t>(axis.max(axis.rank() == 0 ? static_cast<double>(text.size()) : 0));
+  Tensor words = Tensor::zeros({size / 4 + 1}, DType::int32, arena->host());
+  if (!text.empty()) std::memcpy(words.raw(), text.data(), text.size());
+  axis.broadcast(words, 0);
+  return {reinterpret_cast<const char*>(words.raw()), static_cast<size_t>(size)};
+}
+
+std::string cause_of(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+Tensor numbers_of(const std::vector<AppliedPush>& log, const ArenaPtr& arena) {
+  Tensor out = Tensor::empty({std::ssize(log), 3}, DType::int64, arena->host(), Category::communication);
+  int64_t* at = out.data<int64_t>();
+  for (const AppliedPush& entry : log) {
+    *at++ = entry.push.worker;
+    *at++ = entry.push.clock;
+    *at++ = entry.push.version;
+  }
+  return out;
+}
+
+}  // namespace
+
+AsyncServer::AsyncServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options,
+                         AsyncOptions async)
+    : model_(model),
+      axis_(axis),
+      arena_(arena),
+      rank_(axis.rank()),
+      servers_(options.servers),
+      options_(std::move(async)),
+      versions_(static_cast<size_t>(options.servers > 0 ? options.servers : 0)),
+      fresh_(versions_.size()) {
+  check_options();
+  if (!options_.replay.empty()) read_replay();
+  make_memory(options);
+  make_shard();
+  connect();
+}
+
+AsyncServer::~AsyncServer() = default;
+
+void AsyncServer::check_options() const {
+  check_servers(servers_, axis_.size());
+  if (options_.staleness < 0 || options_.staleness > kMostStale)
+    throw FieldError("staleness", fmt::format("expected 0 to {} steps, found {}", kMostStale, options_.staleness));
+  if (options_.steps < 0) throw FieldError("steps", fmt::format("expected at least 0, found {}", options_.steps));
+}
+
+void AsyncServer::read_replay() {
+  const std::string& file = options_.replay;
+  replay_ = parse_push_log(shared_text(axis_, rank_ == 0 ? read_push_log(file) : std::string(), arena_), file);
+  const auto text = [](int64_t workers, int64_t servers, int64_t staleness, int64_t steps) {
+    return fmt::format("{} ranks, {} servers, staleness {} and {} steps", workers, servers, staleness, steps);
+  };
+  const std::string expected = text(axis_.size(), servers_, options_.staleness, options_.steps),
+                    found = text(replay_.workers, std::ssize(replay_.servers), replay_.staleness, replay_.steps);
+  if (found != expected)
+    throw FieldError("replay", fmt::format("{} was recorded with {}; this run has {}", file, found, expected));
+  for (const std::vector<Push>& order : replay_.servers) orders_.emplace_back(order, replay_.workers);
+  places_ = common_places(replay_);
+}
+
+void AsyncServer::make_memory(const DataOptions& o) {
+  const auto values = [&](int64_t size) { return Tensor::empty({size}, o.dtype, arena_, Category::parameters); };
+  const auto grads = [&](int64_t size) { return Tensor::empty({size}, o.grad_dtype, arena_, Category::gradients); };
+  for (const Module::Unit& layout : model_.layout()) {
+    if (!layout.trainable) throw Error("[ps-async] '" + layout.name + "': frozen parameters are not for this strategy");
+    units_.push_back(make_unit(layout, arena_, o.dtype, o.grad_dtype, o.seed));
+    if (rank_ >= servers_) continue;
+    const Range mine = shard_range(layout.size, servers_, rank_);
+    FlatUnit& shard =
+        shards_.emplace_back(FlatUnit{layout.name, values(mine.size()), grads(mine.size()), layout.slots});
+    initialise(layout, shard.values, mine.begin, o.seed);
+    shard.grads.fill(0);
+    for (Slot& slot : shard.slots) slot.begin -= mine.begin;
+  }
+}
+
+void AsyncServer::make_shard() {
+  if (rank_ >= servers_) return;
+  AsyncShard::Options o{.workers = axis_.size(),
+                        .staleness = options_.staleness,
+                        .steps = options_.steps,
+                        .lr = options_.lr,
+                        .order = {}};
+  if (replays()) o.order = orders_[static_cast<size_t>(rank_)];
+  shard_ = std::make_unique<AsyncShard>(options_.optimizer(shards_), std::move(o));
+}
+
+// A communicator for each worker, used on its rank by the worker and on the others by the server's thread for it.
+void AsyncServer::connect() {
+  for (int w = 0; w < axis_.size(); ++w) {
+    auto comm = axis_.split(0, rank_, axis_.axis());
+    const bool used = w == rank_ || shard_;
+    channels_.push_back(used ? std::make_unique<AsyncChannel>(std::move(comm), arena_) : nullptr);
+  }
+}
+
+Range AsyncServer::served(size_t u, int server) const {
+  return shard_range(units_[u].values.numel(), servers_, server);
+}
+
+void AsyncServer::go_on(int64_t step, const std::optional<PushLog>& order) {
+  const int n = axis_.size();
+  const bool known = order && order->workers == n && order->servers.size() == static_cast<size_t>(servers_);
+  if (replays()) go_on_in_replay(known ? order : std::nullopt);
+  if (!known) {
+    if (!options_.record.empty())
+      throw FieldError("record",
+                       fmt::format("{} steps were made under another plan; expected a run that had {} ranks and "
+                                   "{} servers from its beginning",
+                                   step, n, servers_));
+    clock_ = step;
+    before_ = step * n;
+    if (shard_) shard_->go_on(step);
+    return;
+  }
+  reported_ = order->servers[0].size();
+  const std::vector<int64_t> clocks = clocks_after(order->servers[0], static_cast<int64_t>(reported_), n);
+  clock_ = clocks[static_cast<size_t>(rank_)];
+  fastest_ = *std::ranges::max_element(clocks);
+  staleness_before_ = order->staleness;
+  if (shard_) shard_->go_on(order->servers[static_cast<size_t>(rank_)]);
+}
+
+// What a worker had pulled for its next clock is what the record says that it had.
+void AsyncServer::go_on_in_replay(const std::optional<PushLog>& order) {
+  const auto begins = [](const std::vector<Push>& all, const std::vector<Push>& first) {
+    return first.size() <= all.size() && std::equal(first.begin(), first.end(), all.begin());
+  };
+  bool same = order.has_value();
+  for (size_t k = 0; same && k < orders_.size(); ++k) same = begins(replay_.servers[k], order->servers[k]);
+  replayed_ = same ? std::ssize(order->servers[0]) : 0;
+  if (!same || !std::ranges::binary_search(places_, replayed_))
+    throw FieldError("replay",
+                     fmt::format("{} is not the order of the run that is continued; expected one that begins with "
+                                 "the run's own",
+                                 options_.replay));
+  const int64_t clock = next_clock(rank_);
+  for (size_t k = 0; k < orders_.size(); ++k) {
+    fresh_[k] = has_pulled(k, rank_);
+    if (fresh_[k]) versions_[k] = orders_[k].version(rank_, clock);
+  }
+}
+
+// At the last place: a worker's clock, and whether it had pulled for it.
+int64_t AsyncServer::next_clock(int worker) const {
+  return clocks_after(replay_.servers[0], replayed_, axis_.size())[static_cast<size_t>(worker)];
+}
+
+bool AsyncServer::has_pulled(size_t server, int worker) const {
+  const int64_t clock = next_clock(worker);
+  return clock < orders_[server].clocks(worker) && orders_[server].version(worker, clock) < replayed_;
+}
+
+bool AsyncServer::holds(int worker) const {
+  bool any = false;
+  for (size_t k = 0; k < orders_.size(); ++k) any = any || has_pulled(k, worker);
+  return any;
+}
+
+void AsyncServer::run(int64_t steps, const Hooks& hooks) {
+  if (!replays()) return play(std::min(std::max(steps, fastest_), options_.steps), hooks);
+  const int64_t wanted = std::min(places_.back(), steps * axis_.size());
+  do {
+    if (replayed_ < wanted) replayed_ = *std::ranges::upper_bound(places_, replayed_);
+    play(next_clock(rank_), hooks);
+    if (axis_.max(hooks.wish && hooks.wish() ? 1 : 0) > 0) return;
+  } while (replayed_ < wanted);
+}
+
+// Until this worker has made `target` of its pushes, and all others theirs.
+void AsyncServer::play(int64_t target, const Hooks& hooks) {
+  if (shard_) shard_->begin();
+  std::vector<std::thread> threads;
+  for (int w = 0; shard_ && w < axis_.size(); ++w)
+    if (w != rank_) threads.emplace_back([this, w] { serve(w); });
+  try {
+    work(target, hooks);
+  } catch (...) {
+    stop(std::current_exception());
+  }
+  for (std::thread& t : threads) t.join();
+  if (thrown_) std::rethrow_exception(thrown_);
+  report(hooks.on_push);
+}
+
+// The first failure is this rank's cause. Everybody who waits here or elsewhere is told.
+void AsyncServer::stop(const std::exception_ptr& thrown) {
+  {
+    const std::lock_guard lock(stopping_);
+    if (!thrown_) thrown_ = thrown;
+  }
+  if (shard_) shard_->fail();
+  axis_.transport().fail(cause_of(thrown));
+}
+
+AsyncSummary AsyncServer::finish() {
+  const auto most = [&](int64_t of_shard) { return static_cast<int64_t>(axis_.max(static_cast<double>(of_shard))); };
+  const AsyncSummary mine = shard_ ? shard_->summary() : AsyncSummary(),
+                     summary{most(mine.applied), most(mine.most_ahead), most(mine.most_behind)};
+  if (options_.record.empty()) return summary;
+  if (const std::optional<PushLog> log = order()) write_push_log(options_.record, *log);
+  return summary;
+}
+
+// Every server has applied the same pushes, each in its own order.
+std::optional<PushLog> AsyncServer::order() {
+  if (before_ > 0 || !shard_) return {};
+  const std::vector<AppliedPush> mine = shard_->applied_since(0);
+  const Tensor numbers = numbers_of(mine, arena_);
+  if (rank_ > 0) {
+    channel(rank_).send(0, numbers);
+    return {};
+  }
+  PushLog log{.workers = axis_.size(),
+              .staleness = std::max(options_.staleness, staleness_before_),
+              .steps = options_.steps,
+              .servers = {}};
+  for (int k = 0; k < servers_; ++k) {
+    if (k > 0) channel(k).recv(k, numbers);
+    std::vector<Push>& order = log.servers.emplace_back();
+    for (size_t p = 0; p < mine.size(); ++p) {
+      const int64_t* const n = numbers.data<int64_t>() + 3 * p;
+      order.push_back({static_cast<int>(n[0]), n[1], n[2]});
+    }
+  }
+  return log;
+}
+
+Tensor AsyncServer::gather_held(size_t unit, int worker) {
+  const Tensor& mine = units_[unit].values;
+  if (rank_ == worker && rank_ > 0) axis_.send(mine, 0);
+  if (rank_ > 0) return {};
+  if (worker == 0) return mine;
+  Tensor theirs = Tensor::empty({mine.numel()}, mine.dtype(), arena_, Category::workspace);
+  axis_.recv(theirs, worker);
+  return theirs;
+}
+
+Tensor AsyncServer::gather(size_t unit, const Tensor& shard) {
+  const DataLayout layout{.kept = Kept::by_owners, .owners = servers_, .sizes = {units_[unit].values.numel()}};
+  return gather_unit(axis_, layout, 0, shard);
+}
+
+// The two sides of an asynchronous run: the worker's loop, and the threads of the server beside it.
+
+namespace {
+
+constexpr int64_t kNewest = std::numeric_limits<int64_t>::max();
+
+}  // namespace
+
+void AsyncServer::work(int64_t target, const Hooks& hooks) {
+  for (bool told = false; clock_ < target; ++clock_) {
+    if (!replays() && !told && hooks.wish && hooks.wish()) {
+      told = true;
+      wish_to_stop();
+    }
+    const bool stops = !pull(kNewest);
+    fresh_.assign(fresh_.size(), false);
+    if (stops) break;
+    model_.clear_gradients();
+    const double loss = hooks.step(rank_, clock_);
+    model_.zero_missing_gradients();
+    push(clock_, loss);
+    report(hooks.on_push);
+  }
+  if (replays() && clock_ < orders_[0].clocks(rank_)) pull(replayed_);
+  end();
+}
+
+void AsyncServer::wish_to_stop() {
+  if (rank_ == 0) return shard_->stop();
+  channel(rank_).send(0, {.kind = AsyncMessage::stop});
+}
+
+// The parameters of this worker's next clock, from the servers that it does not have them from yet; in a replay those
+// of versions below `before`. False when the run stops before that clock. All servers are asked before any is waited
+// for, and the one beside this worker is waited for first: so no answer of one server hangs on another's.
+bool AsyncServer::pull(int64_t before) {
+  std::vector<int> others;
+  const auto lacks = [&](int k) {
+    const auto server = static_cast<size_t>(k);
+    return !fresh_[server] && (!replays() || orders_[server].version(rank_, clock_) < before);
+  };
+  for_each_other_server([&](int k) {
+    if (!lacks(k)) return;
+    channel(rank_).send(k, {.kind = AsyncMessage::pull, .clock = clock_});
+    others.push_back(k);
+  });
+  bool all = true;
+  if (shard_ && lacks(rank_)) {
+    all = shard_->pull(rank_, clock_, {}, [&](int64_t version) {
+      copy_shard();
+      versions_[static_cast<size_t>(rank_)] = version;
+    });
+    fresh_[static_cast<size_t>(rank_)] = all;
+  }
+  for (const int k : others) {
+    fresh_[static_cast<size_t>(k)] = fetch(k);
+    all = all && fresh_[static_cast<size_t>(k)];
+  }
+  for (const FlatUnit& unit : units_) ++unit.values.storage()->version;  // packed copies are stale
+  return all;
+}
+
+void AsyncServer::copy_shard() {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const Range range = served(u, rank_);
+    units_[u].values.narrow(0, range.begin, range.size()).copy_from(shards_[u].values);
+  }
+}
+
+// A server's answer: whether it has sent its parameters.
+bool AsyncServer::fetch(int server) {
+  AsyncMessage answer;
+  do answer = channel(rank_).recv(server);
+  while (answer.kind == AsyncMessage::waiting);
+  if (answer.kind == AsyncMessage::none) return false;
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const Range range = served(u, server);
+    channel(rank_).recv(server, units_[u].values.narrow(0, range.begin, range.size()));
+  }
+  versions_[static_cast<size_t>(server)] = answer.version;
+  return true;
+}
+
+// A worker has its whole gradient, so it knows the norm that all servers scale by.
+void AsyncServer::push(int64_t clock, double loss) {
+  const double norm = grad_norm(units_);
+  if (!std::isfinite(loss) || !std::isfinite(norm))
+    throw Error(fmt::format("step {} of worker {}: the loss or the gradient norm is not finite; expected finite "
+                            "numbers (a smaller `lr` may help)",
+                            clock + 1, rank_),
+                Status::not_finite);
+  const AsyncMessage message{.kind = AsyncMessage::push,
+                             .clock = clock,
+                             .scale = clip_factor(norm, options_.clip),
+                             .loss = loss,
+                             .norm = norm};
+  for_each_other_server([&](int k) { push_to(k, message); });
+  if (!shard_) return;
+  const AppliedPush mine{
+      .push = {rank_, clock, versions_[static_cast<size_t>(rank_)]}, .loss = loss, .grad_norm = norm};
+  shard_->push(mine, message.scale, {}, [&] {
+    for (size_t u = 0; u < units_.size(); ++u) {
+      const Range range = served(u, rank_);
+      shards_[u].grads.copy_from(units_[u].grads.narrow(0, range.begin, range.size()));
+    }
+  });
+}
+
+void AsyncServer::push_to(int server, const AsyncMessage& message) {
+  AsyncMessage here = message;
+  here.version = versions_[static_cast<size_t>(server)];
+  channel(rank_).send(server, here);
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const Range range = served(u, server);
+    pushed_ += channel(rank_).send(server, units_[u].grads.narrow(0, range.begin, range.size()));
+  }
+}
+
+// Waits for all others. At the run's end there are parameters for everyone once more.
+void AsyncServer::end() {
+  for_each_other_server([&](int k) { channel(rank_).send(k, {.kind = AsyncMessage::end}); });
+  if (shard_) {
+    shard_->end();
+    shard_->await_end({}, [&](bool last) {
+      complete_ = last;
+      if (last) copy_shard();
+    });
+  }
+  for_each_other_server([&](int k) { complete_ = fetch(k); });
+  if (!complete_) return;
+  for (const FlatUnit& unit : units_) ++unit.values.storage()->version;
+}
+
+void AsyncServer::report(const OnPush& on_push) {
+  if (rank_ != 0 || !on_push) return;
+  for (const AppliedPush& applied : shard_->applied_since(reported_)) {
+    ++reported_;
+    on_push(applied);
+  }
+}
+
+// The cores are the workers': a server's thread computes alone.
+void AsyncServer::serve(int worker) {
+  try {
+    cpu::set_threads(1);
+    if constexpr (kWithCuda)
+      if (arena_->device() == Device::cuda) cuda::use_gpu_of(*arena_);
+    while (answer(worker)) {
+    }
+  } catch (...) {
+    stop(std::current_exception());
+  }
+}
+
+// One message of the worker. False after its last for now.
+bool AsyncServer::answer(int worker) {
+  AsyncChannel& to = channel(worker);
+  const AsyncMessage m = to.recv(worker);
+  const auto waiting = [&] { to.send(worker, {.kind = AsyncMessage::waiting}); };
+  if (m.kind == AsyncMessage::push) {
+    const AppliedPush push{.push = {worker, m.clock, m.version}, .loss = m.loss, .grad_norm = m.norm};
+    shard_->push(push, m.scale, waiting, [&] {
+      for (const FlatUnit& shard : shards_) to.recv(worker, shard.grads);
+    });
+  } else if (m.kind == AsyncMessage::pull) {
+    if (!shard_->pull(worker, m.clock, waiting, [&](int64_t version) { send_values(worker, version); }))
+      to.send(worker, {.kind = AsyncMessage::none});
+  } else if (m.kind == AsyncMessage::stop) {
+    shard_->stop();
+  } else {
+    shard_->end();
+    shard_->await_end(waiting, [&](bool last) {
+      if (last) return send_values(worker, 0);
+      to.send(worker, {.kind = AsyncMessage::none});
+    });
+    return false;
+  }
+  return true;
+}
+
+void AsyncServer::send_values(int worker, int64_t version) {
+  AsyncChannel& to = channel(worker);
+  to.send(worker, {.kind = AsyncMessage::values, .version = version});
+  for (const FlatUnit& shard : shards_) pulled_ += to.send(worker, shard.values);
+}
+
+}  // namespace tessera

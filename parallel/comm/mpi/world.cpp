@@ -1,0 +1,480 @@
+// MPI_Init_thread and MPI_Finalize.
+#include "parallel/comm/mpi/world.h"
+
+#include <mpi.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "parallel/comm/call.h"
+#include "parallel/comm/flight.h"
+#include "parallel/comm/mpi/transport.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/write_file.h"
+
+namespace tessera {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+int64_t number_in(const char* variable) {
+  const char* const text = std::getenv(variable);
+  return text != nullptr ? std::atoll(text) : 0;
+}
+
+// Open MPI sends the messages of one host through a file for each rank in /dev/shm, whose memory comes with the first
+// touch: where there is none left then, the system kills the rank. So there must be room for all of them before; where
+// there is not, the files go into the folder for temporary files.
+void place_messages() {
+  constexpr int64_t kFile = (int64_t{4} << 20) + 4096;
+  const int64_t needed = number_in("OMPI_COMM_WORLD_LOCAL_SIZE") * kFile;
+  std::error_code error;
+  const fs::space_info memory = fs::space("/dev/shm", error);
+  if (error || static_cast<int64_t>(memory.available) >= needed) return;
+  const std::string folder = temporary_folder().string();
+  // Before version 5, and from it on.
+  constexpr std::array names = {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory"};
+  for (const char* name : names)
+    if (std::getenv(name) != nullptr) return;  // the user has said where
+  for (const char* name : names) ::setenv(name, folder.c_str(), 0);
+  if (number_in("OMPI_COMM_WORLD_LOCAL_RANK") == 0)
+    std::fprintf(stderr,
+                 "tessera: /dev/shm has %lld bytes left, and Open MPI wants %lld of it for messages: they go through "
+                 "files in %s, which may be slower; Docker gives more by its options shm-size and ipc\n",
+                 static_cast<long long>(memory.available), static_cast<long long>(needed), folder.c_str());
+}
+
+}  // namespace
+
+MpiSession::MpiSession() : exceptions_(std::uncaught_exceptions()) {
+  int running = 0, provided = MPI_THREAD_SINGLE;
+  MPI_Initialized(&running);
+  if (running) {
+    MPI_Query_thread(&provided);
+  } else {
+    place_messages();
+    mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    owner_ = true;
+  }
+  if (provided >= MPI_THREAD_MULTIPLE) return;
+  throw Error("[mpi] this MPI library gives thread level " + std::to_string(provided) +
+              "; expected MPI_THREAD_MULTIPLE, which communication in the background needs");
+}
+
+MpiSession::~MpiSession() {
+  if (owner_ && std::uncaught_exceptions() <= exceptions_) MPI_Finalize();
+}
+
+void end_mpi_job(const std::string& line, int status, const std::function<void()>& before_the_end) {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  const std::string text = "tessera: [rank " + std::to_string(rank) + "] " + one_line(line) + "\n";
+  std::fputs(text.c_str(), stderr);
+  std::fflush(nullptr);
+  before_the_end();
+  try {
+    std::thread([status] {  // MPI_Abort may wait for a launcher that is busy
+      std::this_thread::sleep_for(std::chrono::seconds(5));
+      std::_Exit(status);
+    })
+        .detach();
+    MPI_Abort(MPI_COMM_WORLD, status);
+  } catch (const std::system_error&) {  // no thread is to be had: the launcher ends the others when this one is gone
+  }
+  std::_Exit(status);
+}
+
+void mpi_check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  throw CommError(std::string(call) + ": " + std::string(text.data(), static_cast<size_t>(length)));
+}
+
+// A file without a name, which the first rank of a host makes and the others map through /proc, as they map each
+// other's arrays (parallel/comm/shared_exchange.h).
+
+namespace {
+
+constexpr int64_t kPage = 4096;
+
+// The place of the file, and how it is known again: another process may have the same number elsewhere.
+struct Offer {
+  int64_t process = 0;
+  int descriptor = -1;
+  dev_t device = 0;
+  ino_t inode = 0;
+};
+
+Offer offer_of(int descriptor) {
+  struct stat info {};
+  if (descriptor < 0 || ::fstat(descriptor, &info) != 0) return {};
+  return {getpid(), descriptor, info.st_dev, info.st_ino};
+}
+
+}  // namespace
+
+std::unique_ptr<MpiWindow> MpiWindow::make(MPI_Comm one_host, int64_t bytes_each, std::string& why) {
+  int n = 0, rank = 0;
+  MPI_Comm_size(one_host, &n);
+  MPI_Comm_rank(one_host, &rank);
+  std::unique_ptr<MpiWindow> window(new MpiWindow);
+  window->each_ = (bytes_each + kPage - 1) / kPage * kPage;
+  window->bytes_ = static_cast<size_t>(n * window->each_);
+  int file = -1;
+  Offer offer;
+  if (rank == 0) {
+    file = memfd_create("tessera", MFD_CLOEXEC);
+    if (file >= 0 && ::ftruncate(file, n * window->each_) == 0) offer = offer_of(file);
+  }
+  const int cause = errno;
+  mpi_check(MPI_Bcast(&offer, sizeof(Offer), MPI_BYTE, 0, one_host), "MPI_Bcast");
+  errno = cause;
+  if (rank != 0 && offer.descriptor >= 0) file = open_of_process(offer.process, offer.descriptor);
+  const Offer found = offer_of(file);
+  int good = 0;
+  if (offer.descriptor < 0)
+    why = rank == 0 ? std::string("cannot make memory to share: ") + std::strerror(errno) : "";
+  else if (file < 0)
+    why = "cannot map the memory of process " + std::to_string(offer.process) + ": " + std::strerror(errno);
+  else if (found.device != offer.device || found.inode != offer.inode)
+    why = "process " + std::to_string(offer.process) + " is not the rank that says so";
+  else if (const int failed = window->map(file, rank); failed != 0)
+    why = "no room for " + std::to_string(window->each_) + " bytes of memory to share: " + std::strerror(failed);
+  else
+    good = 1;
+  mpi_check(MPI_Allreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, one_host), "MPI_Allreduce");
+  if (file >= 0) ::close(file);
+  return good != 0 ? std::move(window) : nullptr;
+}
+
+// Each rank makes the room for its own segment, which so lies in the memory that is near to it.
+int MpiWindow::map(int file, int rank) {
+  if (const int cause = make_room(file, rank * each_, (rank + 1) * each_); cause != 0) return cause;
+  void* const p = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (p == MAP_FAILED) return errno;
+  base_ = static_cast<std::byte*>(p);
+  return 0;
+}
+
+MpiWindow::~MpiWindow() {
+  if (base_) ::munmap(base_, bytes_);
+}
+
+// Communicators, windows, and the end of a job.
+
+namespace {
+
+constexpr int kAlarmTag = 1;
+
+// mpirun binds each of two ranks, or a single one, to one core: then the OpenMP threads and the background thread of a
+// rank would share it. Where this rank could have more it takes them all; the system keeps it to what the job may use.
+int unbind(int ranks_here) {
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  sched_getaffinity(0, sizeof(mine), &mine);
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  if (CPU_COUNT(&mine) > 1 && CPU_COUNT(&mine) * ranks_here >= online) return cores;
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (int i = 0; i < CPU_SETSIZE; ++i) CPU_SET(i, &all);
+  if (sched_setaffinity(0, sizeof(all), &all) == 0 && sched_getaffinity(0, sizeof(all), &all) == 0)
+    return CPU_COUNT(&all);
+  return CPU_COUNT(&mine);
+}
+
+}  // namespace
+
+MpiWorld::MpiWorld(double timeout_s, int threads_per_rank) {
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+  MPI_Comm_size(MPI_COMM_WORLD, &size_);
+  meet_host();
+  meet_peers();
+  const int cores = unbind(ranks_here_);
+  threads_per_rank_ = threads_per_rank > 0             ? threads_per_rank
+                      : std::getenv("OMP_NUM_THREADS") ? cpu::threads()
+                                                       : std::max(1, cores / ranks_here_);
+  patience_ = {.timeout_s = timeout_s, .crowded = ranks_here_ * threads_per_rank_ > cores, .poisoned = &board_->failed};
+  watch_ = std::make_unique<MpiWatch>(MpiWatch::Options{
+      .board = board_,
+      .places = host_places_,
+      .world_rank = rank_,
+      .timeout_s = timeout_s,
+      .several_hosts = several_hosts(),
+      .listen = several_hosts() ? std::function<void()>([this] { listen_to_other_hosts(); }) : nullptr,
+      .abort = [this](const std::string& line) { abort(line, static_cast<int>(Status::communication)); }});
+  MPI_Comm world = MPI_COMM_NULL;
+  mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
+  add(world);
+}
+
+void MpiWorld::meet_host() {
+  mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &alarm_), "MPI_Comm_dup");
+  MPI_Comm_set_errhandler(alarm_, MPI_ERRORS_RETURN);
+  mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host_), "MPI_Comm_split_type");
+  MPI_Comm_rank(host_, &rank_here_);
+  MPI_Comm_size(host_, &ranks_here_);
+  std::string why;
+  host_window_ = MpiWindow::make(host_, static_cast<int64_t>(kPage), why);
+  static_assert(sizeof(HostPlace) <= kPage / 2 && sizeof(HostBoard) <= kPage / 2);
+  HostPlace* const own = host_window_ ? new (host_window_->segment(rank_here_)) HostPlace : &own_place_;
+  own->world_rank = rank_;
+  own->process = getpid();
+  if (!host_window_) {
+    say_messages(why);
+    board_ = &own_board_;
+    host_places_ = {own};
+    return;
+  }
+  board_ = reinterpret_cast<HostBoard*>(host_window_->segment(0) + kPage / 2);
+  if (rank_here_ == 0) new (board_) HostBoard;
+  mpi_check(MPI_Barrier(host_), "MPI_Barrier");
+  for (int r = 0; r < ranks_here_; ++r) host_places_.push_back(reinterpret_cast<HostPlace*>(host_window_->segment(r)));
+}
+
+void MpiWorld::say_messages(const std::string& why) {
+  if (!why.empty() && ranks_here_ > 1)
+    std::fprintf(stderr, "tessera: [rank %d] %s; this host's ranks exchange messages, which is slower\n", rank_,
+                 why.c_str());
+}
+
+// Whether ranks of this host can map each other's memory is tried once, on regions that hold their numbers: all of them
+// can, or none does. Containers that share no process numbers cannot.
+void MpiWorld::meet_peers() {
+  if (ranks_here_ == 1 || !host_window_) return;
+  std::string why;
+  std::unique_ptr<Region> own;
+  Reach mine{.in = rank_};
+  try {
+    own = shared_region();
+    *reinterpret_cast<int*>(own->base()) = rank_;
+    mine = {.process = getpid(), .file = own->file(), .size = own->capacity(), .in = rank_};
+  } catch (const Error& e) {
+    why = e.what();
+  }
+  std::vector<Reach> all(static_cast<size_t>(ranks_here_));
+  mpi_check(MPI_Allgather(&mine, sizeof(Reach), MPI_BYTE, all.data(), sizeof(Reach), MPI_BYTE, host_), "MPI_Allgather");
+  PeerMemory tried;
+  try {
+    for (const Reach& theirs : all)
+      if (theirs.known() && *reinterpret_cast<const int*>(tried.base(theirs)) != theirs.in)
+        why = "process " + std::to_string(theirs.process) + " is not the rank that says so";
+  } catch (const CommError& e) {
+    why = e.what();
+  }
+  int good = why.empty() ? 1 : 0;
+  mpi_check(MPI_Allreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, host_), "MPI_Allreduce");
+  if (good != 0)
+    peers_ = std::make_unique<PeerMemory>();
+  else if (!why.empty())
+    std::fprintf(stderr, "tessera: [rank %d] %s; this host's ranks exchange arrays in pieces, which is slower\n", rank_,
+                 why.c_str());
+}
+
+MpiGroup& MpiWorld::add(MPI_Comm comm) {
+  auto group = std::make_unique<MpiGroup>();
+  group->comm = comm;
+  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  int n = 0, near = 0;
+  MPI_Comm_size(comm, &n);
+  MPI_Comm_rank(comm, &group->rank);
+  MPI_Group members = MPI_GROUP_NULL, world = MPI_GROUP_NULL;
+  MPI_Comm_group(comm, &members);
+  MPI_Comm_group(MPI_COMM_WORLD, &world);
+  std::vector<int> own(static_cast<size_t>(n));
+  std::iota(own.begin(), own.end(), 0);
+  group->world_ranks.resize(own.size());
+  MPI_Group_translate_ranks(members, n, own.data(), world, group->world_ranks.data());
+  MPI_Group_free(&members);
+  MPI_Group_free(&world);
+  MPI_Comm host = MPI_COMM_NULL;
+  mpi_check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, group->rank, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
+  MPI_Comm_size(host, &near);
+  if (near == n && n > 1 && host_window_) {
+    std::string why;
+    group->window = MpiWindow::make(host, static_cast<int64_t>(sizeof(SharedPlace)), why);
+    say_messages(why);
+  }
+  if (group->window) {
+    new (group->window->segment(group->rank)) SharedPlace;
+    mpi_check(MPI_Barrier(host), "MPI_Barrier");
+    for (int r = 0; r < n; ++r) group->places.push_back(reinterpret_cast<SharedPlace*>(group->window->segment(r)));
+  }
+  MPI_Comm_free(&host);
+  groups_.push_back(std::move(group));
+  return *groups_.back();
+}
+
+void MpiWorld::keep(MPI_Request request, std::vector<std::byte> bytes) {
+  const std::lock_guard lock(sending_);
+  sent_.push_back({request, std::move(bytes)});
+}
+
+size_t MpiWorld::reap() {
+  const std::lock_guard lock(sending_);
+  std::erase_if(sent_, [](Sent& sent) {
+    int done = 0;
+    mpi_check(MPI_Test(&sent.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    return done != 0;
+  });
+  return sent_.size();
+}
+
+void MpiWorld::end() {
+  for (HostPlace* place : host_places_)
+    if (place->world_rank == rank_) place->ended = true;
+  {
+    const MpiWatch::Blocking blocking(*watch_, "the end of the program");
+    for (;; std::this_thread::yield()) {
+      reap();
+      const std::lock_guard lock(sending_);
+      if (sent_.empty()) break;
+    }
+    mpi_check(MPI_Barrier(alarm_), "MPI_Barrier");
+  }
+  watch_.reset();
+  for (const auto& group : groups_) MPI_Comm_free(&group->comm);
+  MPI_Comm_free(&host_);
+  MPI_Comm_free(&alarm_);
+}
+
+void MpiWorld::abort(const std::string& line, int status) {
+  if (printed_.exchange(true))  // another thread of this rank is at it
+    std::this_thread::sleep_for(std::chrono::seconds(10));
+  end_mpi_job(line, status, [&] {
+    if (several_hosts()) tell_other_hosts(rank_, line);
+  });
+}
+
+void MpiWorld::wait_for_the_end(const std::string& line) {
+  std::this_thread::sleep_for(std::chrono::seconds(4));
+  abort(line, static_cast<int>(Status::communication));
+}
+
+void MpiWorld::tell_other_hosts(int failed, const std::string& cause) {
+  std::vector<bool> here(static_cast<size_t>(size_));
+  for (const HostPlace* place : host_places_) here[static_cast<size_t>(place->world_rank.load())] = true;
+  std::string text = std::to_string(failed) + " " + cause;
+  for (int r = 0; r < size_; ++r) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (!here[static_cast<size_t>(r)])
+      MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_CHAR, r, kAlarmTag, alarm_, &request);
+  }
+  for (int i = 0; i < 20; ++i) {  // time to leave
+    int flag = 0;
+    MPI_Iprobe(MPI_ANY_SOURCE, kAlarmTag, alarm_, &flag, MPI_STATUS_IGNORE);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+void MpiWorld::listen_to_other_hosts() {
+  int flag = 0;
+  MPI_Status status;
+  if (MPI_Iprobe(MPI_ANY_SOURCE, kAlarmTag, alarm_, &flag, &status) != MPI_SUCCESS || !flag) return;
+  int size = 0;
+  MPI_Get_count(&status, MPI_CHAR, &size);
+  std::string text(static_cast<size_t>(size), ' ');
+  if (MPI_Recv(text.data(), size, MPI_CHAR, status.MPI_SOURCE, kAlarmTag, alarm_, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+    return;
+  const size_t space = text.find(' ');
+  watch_->fail(std::stoi(text.substr(0, space)), text.substr(space + 1), false);
+}
+
+// One rank's way in and its only ways out.
+
+namespace {
+
+std::unique_ptr<Transport> transport_of(const LaunchOptions& o, const std::shared_ptr<MpiWorld>& world) {
+  return finished_transport(o, std::make_unique<MpiTransport>(world, world->all()), world->rank_here(),
+                            world->ranks_here());
+}
+
+std::string shown(const LaunchOptions& o, const std::string& cause) { return o.shown ? o.shown(cause) : cause; }
+
+// The first rank that fails says why; the others would only repeat that they cannot go on.
+[[noreturn]] void leave(MpiWorld& world, const std::string& cause, Status status) {
+  if (!world.watch().fail(world.rank(), cause, false)) world.wait_for_the_end(cause);
+  world.abort(cause, static_cast<int>(status));
+}
+
+void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
+         const std::shared_ptr<MpiWorld>& world) {
+  const auto flight = std::make_shared<Flight>(world->rank(), world->size(), long_waits(o));
+  try {
+    Communicator all(transport_of(o, world), "world", o.algorithm);
+    all.set_flight(flight);
+    require_same(all, o.same);
+    all.reset_counts();
+    body(all);
+    all.barrier();  // who leaves early would take the others with it
+  } catch (const PeerFailed& e) {
+    write_flight(o, *flight, e.what());
+    if (world->watch().culprit_is_silent()) world->abort(e.what(), static_cast<int>(e.status()));
+    world->wait_for_the_end(e.what());
+  } catch (const Error& e) {
+    write_flight(o, *flight, e.what());
+    leave(*world, shown(o, e.what()), e.status());
+  } catch (const std::exception& e) {
+    write_flight(o, *flight, cause_of(e));
+    leave(*world, cause_of(e), Status::communication);
+  }
+}
+
+// A rank that cannot meet the others ends them: they wait for it inside MPI.
+std::shared_ptr<MpiWorld> meet(const LaunchOptions& o) {
+  try {
+    return std::make_shared<MpiWorld>(o.timeout_s, o.threads_per_rank);
+  } catch (const Error& e) {
+    end_mpi_job(shown(o, e.what()), static_cast<int>(e.status()));
+  } catch (const std::exception& e) {
+    end_mpi_job(cause_of(e), static_cast<int>(Status::communication));
+  }
+}
+
+}  // namespace
+
+void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communicator&)>& body) {
+  const MpiSession session;
+  const std::shared_ptr<MpiWorld> world = meet(o);
+  const int threads_before = cpu::threads();
+  if (o.ranks > 1 && o.ranks != world->size())
+    leave(*world,
+          shown(o, "`ranks`: the MPI job has " + std::to_string(world->size()) + " ranks; expected as many, found " +
+                       std::to_string(o.ranks)),
+          Status::usage);
+  cpu::set_threads(world->threads_per_rank());
+  run(
+      o,
+      [&](Communicator& all) {
+        check_threads(world->threads_per_rank());  // and one in the background, less this one
+        body(all);
+      },
+      world);
+  world->end();
+  cpu::set_threads(threads_before);
+}
+
+}  // namespace tessera

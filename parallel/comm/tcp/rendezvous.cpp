@@ -1,0 +1,454 @@
+// poll(), getaddrinfo() and their kin.
+#include "parallel/comm/tcp/rendezvous.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "parallel/comm/call.h"
+#include "parallel/comm/flight.h"
+#include "parallel/comm/tcp/transport.h"
+#include "tensor/cpu/vectorize.h"
+#include "tensor/error.h"
+#include "tensor/random.h"
+
+namespace tessera {
+
+Socket::~Socket() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+Deadline::Deadline(double seconds)
+    : end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))) {}
+
+int Deadline::ms() const {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end_ - Clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left + 1, 0, 1000));
+}
+
+bool wait_for(int fd, int16_t what, const Deadline& deadline) {
+  while (!deadline.is_over()) {
+    pollfd one{fd, what, 0};
+    if (::poll(&one, 1, deadline.ms()) > 0) return true;
+  }
+  return false;
+}
+
+bool read_all(int fd, void* data, size_t bytes, const Deadline& deadline) {
+  auto* at = static_cast<char*>(data);
+  while (bytes > 0) {
+    if (!wait_for(fd, POLLIN, deadline)) return false;
+    const ssize_t n = ::recv(fd, at, bytes, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return false;
+    if (n > 0) at += n, bytes -= static_cast<size_t>(n);
+  }
+  return true;
+}
+bool write_all(int fd, const void* data, size_t bytes, const Deadline& deadline) {
+  const auto* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    if (!wait_for(fd, POLLOUT, deadline)) return false;
+    const ssize_t n = ::send(fd, at, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n < 0 && errno != EAGAIN && errno != EINTR) return false;
+    if (n > 0) at += n, bytes -= static_cast<size_t>(n);
+  }
+  return true;
+}
+
+std::pair<std::string, std::string> parse_address(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  std::string host = address.substr(0, std::min(colon, address.size()));
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  const std::string port = colon == address.npos ? "" : address.substr(colon + 1);
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  if (host.empty() || error != std::errc() || end != port.data() + port.size() || number < 1 || number > 65535)
+    throw FieldError("rendezvous", "expected HOST:PORT, with a port from 1 to 65535, found '" + address + "'");
+  return {host, port};
+}
+
+Addresses resolved(const std::string& host, const std::string& port, const std::string& shown) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (const int error = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0)
+    throw FieldError("rendezvous", "'" + shown + "' leads nowhere: " + ::gai_strerror(error));
+  return {found, &::freeaddrinfo};
+}
+
+Socket listening_on(const sockaddr* address, socklen_t size, int family) {
+  Socket out(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int yes = 1;
+  if (out) ::setsockopt(out.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  if (!out || ::bind(out.get(), address, size) != 0 || ::listen(out.get(), SOMAXCONN) != 0) return Socket();
+  return out;
+}
+
+Socket connected(const addrinfo& first, const Deadline& deadline, std::string& why) {
+  while (!deadline.is_over()) {
+    for (const addrinfo* a = &first; a != nullptr; a = a->ai_next) {
+      Socket s(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
+      if (!s) continue;
+      int error = ::connect(s.get(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
+      if (error == EINPROGRESS && wait_for(s.get(), POLLOUT, deadline)) {
+        socklen_t size = sizeof(error);
+        ::getsockopt(s.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+      }
+      if (error == 0) return s;
+      why = std::strerror(error);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  return Socket();
+}
+
+void set_up_for_messages(const Socket& socket) {
+  const int yes = 1;
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof(yes));
+}
+
+uint16_t Endpoint::port() const {
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+void Endpoint::set_port(uint16_t port) {
+  (address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                 : reinterpret_cast<sockaddr_in&>(address).sin_port) = htons(port);
+}
+
+Endpoint own_end(int fd) {
+  Endpoint out;
+  ::getsockname(fd, out.get(), &out.size);
+  return out;
+}
+
+// Who comes, and who is told what.
+
+namespace {
+
+constexpr size_t kMostStrangers = 64;  // that are listened to at a time
+constexpr size_t kMostText = 500;
+constexpr uint32_t kLetters = 46;  // of an address in numbers
+
+// Rank 0's answer: a refusal with `bytes` of text behind it, or a place for each rank.
+struct Answer {
+  std::array<char, 8> magic = Hello::kMagic;
+  uint32_t refused = 0, bytes = 0;
+  std::array<char, 16> token = {};
+};
+struct Place {
+  std::array<char, kLetters> address = {};  // numbers, ends with 0
+  uint16_t port = 0;
+  uint64_t host = 0;
+};
+// What a rank says to another than rank 0.
+struct Greeting {
+  std::array<char, 16> token = {};
+  uint32_t from = 0, to = 0;
+};
+static_assert(sizeof(Hello) == 32 && sizeof(Answer) == 32 && sizeof(Place) == 56 && sizeof(Greeting) == 24);
+
+uint64_t this_host() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  const Philox::Block words = Philox::named(0, name.data() + boot)(0);
+  return uint64_t{words[0]} << 32 | words[1];
+}
+
+// Who of the ranks from `first` on has no connection: "ranks 2, 3".
+std::string missing(const Met& met, int first) {
+  std::vector<int> out;
+  for (int r = first; r < std::ssize(met.peers); ++r)
+    if (!met.peers[static_cast<size_t>(r)]) out.push_back(r);
+  return fmt::format("rank{} {}", out.size() == 1 ? "" : "s", fmt::join(out, ", "));
+}
+
+// A connection whose first words have not all come.
+struct Stranger {
+  Socket socket;
+  Hello hello = {};
+  size_t got = 0;
+};
+
+// Rank 0's side.
+class Host {
+ public:
+  explicit Host(const Meeting& m) : m_(m), deadline_(m.timeout_s), places_(static_cast<size_t>(m.ranks)) {
+    met_.peers.resize(places_.size());
+  }
+  Met meet() {
+    const auto [host, port] = parse_address(m_.address);
+    const Addresses addresses = resolved(host, port, m_.address);
+    for (const addrinfo* a = addresses.get(); a != nullptr && !listener_; a = a->ai_next)
+      listener_ = listening_on(a->ai_addr, a->ai_addrlen, a->ai_family);
+    if (!listener_)
+      throw FieldError("rendezvous", "rank 0 cannot listen on " + m_.address + ": " + std::strerror(errno) +
+                                         "; expected an address of its own host, and a port that is free");
+    places_[0].host = this_host();
+    for (int come = 1; come < m_.ranks; come += look()) {
+      if (deadline_.is_over()) give_up();
+    }
+    answer_all();
+    return std::move(met_);
+  }
+  const std::vector<Place>& places() const { return places_; }
+
+ private:
+  bool is_there(int rank) const { return rank == 0 || met_.peers[static_cast<size_t>(rank)]; }
+
+  // Accepts and reads what there is; the number of ranks that have come.
+  int look() {
+    std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
+    for (const Stranger& s : strangers_) polled.push_back({s.socket.get(), POLLIN, 0});
+    if (::poll(polled.data(), polled.size(), deadline_.ms()) <= 0) return 0;
+    int come = 0;
+    for (size_t i = strangers_.size(); i-- > 0;)
+      if (polled[i + 1].revents != 0 && !listen_to(strangers_[i], come))
+        strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
+    if (polled[0].revents != 0)
+      if (Socket s(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)); s) strangers_.push_back({std::move(s)});
+    if (strangers_.size() > kMostStrangers) strangers_.pop_front();
+    return come;
+  }
+
+  // False when it is a stranger no more: a rank, or gone.
+  bool listen_to(Stranger& s, int& come) {
+    const ssize_t n =
+        ::recv(s.socket.get(), reinterpret_cast<char*>(&s.hello) + s.got, sizeof(Hello) - s.got, MSG_DONTWAIT);
+    if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
+    s.got += static_cast<size_t>(n);
+    if (s.got < sizeof(Hello)) return true;
+    if (s.hello.magic != Hello::kMagic) return false;
+    std::vector<bool> there;
+    for (int r = 0; r < m_.ranks; ++r) there.push_back(is_there(r));
+    if (const std::string why = refusal(s.hello, there); !why.empty()) {
+      refuse(s.socket, why);
+      for (const Socket& peer : met_.peers)
+        if (peer) refuse(peer, why);
+      throw FieldError("rank", why);
+    }
+    Place& place = places_[s.hello.rank];
+    Endpoint theirs;
+    ::getpeername(s.socket.get(), theirs.get(), &theirs.size);
+    ::getnameinfo(theirs.get(), theirs.size, place.address.data(), socklen_t{kLetters}, nullptr, 0, NI_NUMERICHOST);
+    place.port = s.hello.port, place.host = s.hello.host;
+    met_.peers[s.hello.rank] = std::move(s.socket);
+    ++come;
+    return false;
+  }
+
+  void refuse(const Socket& socket, const std::string& why) const {
+    const std::string text = why.substr(0, kMostText);
+    const Answer answer{.refused = 1, .bytes = static_cast<uint32_t>(text.size())};
+    const Deadline soon(1);
+    if (write_all(socket.get(), &answer, sizeof(answer), soon)) write_all(socket.get(), text.data(), text.size(), soon);
+  }
+
+  void answer_all() {
+    Answer answer{.bytes = static_cast<uint32_t>(places_.size() * sizeof(Place))};
+    std::random_device random;
+    for (char& c : answer.token) c = static_cast<char>(random());
+    for (int r = 1; r < m_.ranks; ++r) {
+      const int fd = met_.peers[static_cast<size_t>(r)].get();
+      if (!write_all(fd, &answer, sizeof(answer), deadline_) || !write_all(fd, places_.data(), answer.bytes, deadline_))
+        throw CommError("[rendezvous] rank " + std::to_string(r) + " has gone before all had come");
+    }
+  }
+
+  [[noreturn]] void give_up() const {
+    const std::string why = fmt::format("[rendezvous] {} did not come to {} within {}", missing(met_, 1), m_.address,
+                                        seconds_text(m_.timeout_s));
+    for (const Socket& peer : met_.peers)
+      if (peer) refuse(peer, why);
+    throw CommError(why);
+  }
+
+  const Meeting& m_;
+  Deadline deadline_;
+  Socket listener_;
+  std::deque<Stranger> strangers_;
+  std::vector<Place> places_;
+  Met met_;
+};
+
+// Every other rank's.
+class Guest {
+ public:
+  explicit Guest(const Meeting& m) : m_(m), deadline_(m.timeout_s) { met_.peers.resize(static_cast<size_t>(m.ranks)); }
+
+  Met meet() {
+    const auto [host, port] = parse_address(m_.address);
+    std::string why = "it was not tried";
+    Socket first = connected(*resolved(host, port, m_.address), deadline_, why);
+    if (!first)
+      throw CommError(fmt::format("[rendezvous] nobody answers at {} within {}: {}; expected rank 0 there", m_.address,
+                                  seconds_text(m_.timeout_s), why));
+    Endpoint own = own_end(first.get());
+    own.set_port(0);
+    const Socket listener = listening_on(own.get(), own.size, own.address.ss_family);
+    if (!listener) throw CommError(std::string("[rendezvous] this rank cannot listen: ") + std::strerror(errno));
+    const Hello hello{.ranks = static_cast<uint32_t>(m_.ranks),
+                      .rank = static_cast<uint32_t>(m_.rank),
+                      .host = this_host(),
+                      .port = own_end(listener.get()).port()};
+    if (!write_all(first.get(), &hello, sizeof(hello), deadline_)) gone();
+    read_places(first);
+    met_.peers[0] = std::move(first);
+    for (int r = 1; r < m_.rank; ++r) greet(r);
+    for (int missing = m_.ranks - 1 - m_.rank; missing > 0;) missing -= accept_one(listener) ? 1 : 0;
+    return std::move(met_);
+  }
+  const std::vector<Place>& places() const { return places_; }
+
+ private:
+  [[noreturn]] void gone() const {
+    throw CommError("[rendezvous] what answers at " + m_.address + " is no rank 0 of Tessera, or has ended");
+  }
+
+  void read_places(const Socket& first) {
+    Answer answer;
+    // rank 0 says itself that others do not come, so it is given a moment more
+    const Deadline later(m_.timeout_s + 5);
+    if (!read_all(first.get(), &answer, sizeof(answer), later) || answer.magic != Hello::kMagic) gone();
+    const size_t all = met_.peers.size() * sizeof(Place);
+    if (answer.refused != 0) {
+      std::string text(std::min<size_t>(answer.bytes, kMostText), ' ');
+      if (!read_all(first.get(), text.data(), text.size(), later)) gone();
+      if (text.starts_with("[rendezvous]")) throw CommError(text);
+      throw FieldError("rank", text);
+    }
+    if (answer.bytes != all) gone();
+    token_ = answer.token;
+    places_.resize(met_.peers.size());
+    if (!read_all(first.get(), places_.data(), all, later)) gone();
+    for (Place& p : places_) p.address.back() = 0;
+  }
+
+  void greet(int rank) {
+    const Place& place = places_[static_cast<size_t>(rank)];
+    std::string why;
+    Socket s =
+        connected(*resolved(place.address.data(), std::to_string(place.port), place.address.data()), deadline_, why);
+    const Greeting greeting{.token = token_, .from = static_cast<uint32_t>(m_.rank), .to = static_cast<uint32_t>(rank)};
+    if (!s || !write_all(s.get(), &greeting, sizeof(greeting), deadline_))
+      throw CommError(fmt::format("[rendezvous] rank {} cannot be reached at {} port {} within {}: {}", rank,
+                                  place.address.data(), place.port, seconds_text(m_.timeout_s), why));
+    met_.peers[static_cast<size_t>(rank)] = std::move(s);
+  }
+
+  // False for a stranger.
+  bool accept_one(const Socket& listener) {
+    if (!wait_for(listener.get(), POLLIN, deadline_))
+      throw CommError(fmt::format("[rendezvous] {} did not reach rank {} within {}", missing(met_, m_.rank + 1),
+                                  m_.rank, seconds_text(m_.timeout_s)));
+    Socket s(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    Greeting greeting;
+    if (!s || !read_all(s.get(), &greeting, sizeof(greeting), Deadline(2)) || greeting.token != token_) return false;
+    const bool right = greeting.to == static_cast<uint32_t>(m_.rank) && greeting.from > greeting.to &&
+                       greeting.from < met_.peers.size() && !met_.peers[greeting.from];
+    if (right) met_.peers[greeting.from] = std::move(s);
+    return right;
+  }
+
+  const Meeting& m_;
+  Deadline deadline_;
+  std::array<char, 16> token_ = {};
+  std::vector<Place> places_;
+  Met met_;
+};
+
+template <class Side>
+Met met_by(const Meeting& m) {
+  Side side(m);
+  Met met = side.meet();
+  const std::vector<Place>& places = side.places();
+  const auto here = [&](int r) {
+    return places[static_cast<size_t>(r)].host == places[static_cast<size_t>(m.rank)].host;
+  };
+  met.ranks_here = 0;
+  for (int r = 0; r < m.ranks; ++r) {
+    if (r < m.rank) met.rank_here += here(r) ? 1 : 0;
+    met.ranks_here += here(r) ? 1 : 0;
+  }
+  for (const Socket& s : met.peers)
+    if (s) set_up_for_messages(s);
+  return met;
+}
+
+}  // namespace
+
+std::string refusal(const Hello& hello, const std::vector<bool>& there) {
+  const auto ranks = there.size();
+  if (hello.ranks != ranks)
+    return fmt::format("rank {} expects {} ranks, and rank 0 expects {}; expected the same `ranks` of all", hello.rank,
+                       hello.ranks, ranks);
+  if (hello.rank >= ranks) return fmt::format("{} is none of {} ranks; expected 0 to {}", hello.rank, ranks, ranks - 1);
+  return there[hello.rank] ? fmt::format("{} came twice to the rendezvous; expected each rank once", hello.rank) : "";
+}
+
+Met meet(const Meeting& meeting) {
+  if (meeting.ranks < 1) throw FieldError("ranks", "expected at least 1, found " + std::to_string(meeting.ranks));
+  if (meeting.rank < 0 || meeting.rank >= meeting.ranks)
+    throw FieldError("rank",
+                     "expected 0 to " + std::to_string(meeting.ranks - 1) + ", found " + std::to_string(meeting.rank));
+  return meeting.rank == 0 ? met_by<Host>(meeting) : met_by<Guest>(meeting);
+}
+
+// One process as one rank of those that meet.
+
+void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicator&)>& body) {
+  const auto world = std::make_shared<TcpWorld>(
+      meet({.address = o.rendezvous, .rank = o.rank, .ranks = o.ranks, .timeout_s = o.timeout_s}), o.rank, o.timeout_s);
+  const int threads_before = cpu::threads(), cores = static_cast<int>(std::thread::hardware_concurrency());
+  cpu::set_threads(o.threads_per_rank > 0           ? o.threads_per_rank
+                   : std::getenv("OMP_NUM_THREADS") ? threads_before
+                                                    : std::max(1, cores / world->ranks_here()));
+  const auto flight = std::make_shared<Flight>(o.rank, o.ranks, long_waits(o));
+  const std::string who = "[rank " + std::to_string(o.rank) + "] ";
+  const auto failed = [&](const std::string& cause) {
+    write_flight(o, *flight, cause);
+    world->fail(cause);
+    cpu::set_threads(threads_before);
+  };
+  try {
+    Communicator all(
+        finished_transport(o, std::make_unique<TcpTransport>(world), world->rank_here(), world->ranks_here()), "world",
+        o.algorithm);
+    all.set_flight(flight);
+    require_same(all, o.same);
+    all.reset_counts();
+    check_threads(cpu::threads());
+    body(all);
+    all.barrier();  // who leaves early would be missed by the others
+  } catch (const Error& e) {
+    failed(e.what());
+    throw Error(who + e.what(), e.status());
+  } catch (const std::exception& e) {
+    failed(cause_of(e));
+    throw CommError(who + cause_of(e));
+  }
+  world->end();
+  cpu::set_threads(threads_before);
+}
+
+}  // namespace tessera

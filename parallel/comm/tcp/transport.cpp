@@ -1,0 +1,197 @@
+// Messages, groups and failures over TCP.
+#include "parallel/comm/tcp/transport.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+
+#include "parallel/comm/flight.h"
+#include "tensor/random.h"
+
+namespace tessera {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Head = TcpWorld::Head;
+constexpr auto kMoment = std::chrono::milliseconds(20);
+constexpr int64_t kMostBytes = int64_t{1} << 40, kMostLetters = 4096;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+bool is_possible(const Head& head) {
+  const int64_t most = head.kind == Head::Kind::message ? kMostBytes : kMostLetters;
+  return head.kind <= Head::Kind::goodbye && head.bytes >= 0 && head.bytes <= most;
+}
+
+// Without a clock: until it is all there, the other end has gone, or this one closes.
+bool receive(int fd, void* data, size_t bytes) {
+  auto* at = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::recv(fd, at, bytes, 0);
+    pollfd one{fd, POLLIN, 0};
+    if (n > 0)
+      at += n, bytes -= static_cast<size_t>(n);
+    else if (n < 0 && errno == EAGAIN)
+      ::poll(&one, 1, -1);
+    else if (n == 0 || errno != EINTR)
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TcpWorld::TcpWorld(Met met, int rank, double timeout_s)
+    : met_(std::move(met)), rank_(rank), timeout_s_(timeout_s), sending_(met_.peers.size()) {
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank_) readers_.emplace_back([this, peer] { read_from(peer); });
+}
+
+TcpWorld::~TcpWorld() {
+  closing_ = true;
+  for (const Socket& s : met_.peers)
+    if (s) ::shutdown(s.get(), SHUT_RDWR);
+}
+
+void TcpWorld::read_from(int peer) {
+  const int fd = met_.peers[static_cast<size_t>(peer)].get();
+  const auto lost = [&](const std::string& why) {
+    if (!closing_) board_.fail(peer, why);
+    came_.notify_all();
+  };
+  for (Head head; receive(fd, &head, sizeof(head));) {
+    if (!is_possible(head)) return lost("what it sends is no message");
+    std::vector<std::byte> bytes;
+    try {
+      bytes.resize(static_cast<size_t>(head.bytes));
+    } catch (const std::exception&) {
+      return lost("a message of " + std::to_string(head.bytes) + " bytes does not fit into memory");
+    }
+    if (!receive(fd, bytes.data(), bytes.size())) break;
+    if (head.kind == Head::Kind::failure)
+      return lost(one_line({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+    const std::lock_guard lock(mutex_);
+    if (head.kind == Head::Kind::message)
+      inbox_[{peer, head.group, head.tag}].push_back(std::move(bytes));
+    else
+      ++goodbyes_;
+    came_.notify_all();
+    if (head.kind == Head::Kind::goodbye) return;
+  }
+  wait_for_a_cause();
+  lost("its connection has ended");
+}
+
+// A rank that ends may have heard of another's failure, which is then on its way to this one too.
+void TcpWorld::wait_for_a_cause() const {
+  for (int i = 0; i < 25 && board_.failed_rank() < 0 && !closing_; ++i) std::this_thread::sleep_for(kMoment);
+}
+
+void TcpWorld::send(int to, const Head& head, const void* data) {
+  const int fd = met_.peers[static_cast<size_t>(to)].get();
+  const std::lock_guard lock(sending_[static_cast<size_t>(to)]);
+  const Deadline deadline(timeout_s_);
+  if (write_all(fd, &head, sizeof(head), deadline) && write_all(fd, data, static_cast<size_t>(head.bytes), deadline))
+    return;
+  const std::string during = "send of " + std::to_string(head.bytes) + " bytes";
+  if (!deadline.is_over()) {
+    wait_for_a_cause();
+    board_.fail(to, "its connection has ended");
+  }
+  if (const int failed = board_.failed_rank(); failed >= 0)
+    throw PeerFailed(during + ": rank " + std::to_string(failed) + " has failed: " + board_.cause());
+  throw CommError(during + ": rank " + std::to_string(to) + " took nothing within " + seconds_text(timeout_s_));
+}
+
+std::optional<std::vector<std::byte>> TcpWorld::take(int from, const Head& head) {
+  std::unique_lock lock(mutex_);
+  const auto at = [&] { return inbox_.find({from, head.group, head.tag}); };
+  const auto ready = [&] { return at() != inbox_.end(); };
+  if (!came_.wait_for(lock, kMoment, [&] { return ready() || board_.failed_rank() >= 0; }) || !ready()) return {};
+  const auto queue = at();
+  std::vector<std::byte> out = std::move(queue->second.front());
+  queue->second.pop_front();
+  if (queue->second.empty()) inbox_.erase(queue);
+  return out;
+}
+
+void TcpWorld::fail(const std::string& cause) {
+  board_.fail(rank_, cause);
+  came_.notify_all();
+  // What has no cause yet is told when it has one.
+  if (board_.failed_rank() != rank_ || cause.empty() || told_.exchange(true)) return;
+  const std::string text = cause.substr(0, static_cast<size_t>(kMostLetters));
+  for (int peer = 0; peer < size(); ++peer) try {
+      if (peer != rank_) send(peer, {.bytes = std::ssize(text), .kind = Head::Kind::failure}, text.data());
+    } catch (const CommError&) {  // it has gone
+    }
+}
+
+void TcpWorld::end() {
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank_) send(peer, {.kind = Head::Kind::goodbye}, nullptr);
+  std::unique_lock lock(mutex_);
+  came_.wait_for(lock, std::chrono::duration<double>(timeout_s_),
+                 [&] { return goodbyes_ == size() - 1 || board_.failed_rank() >= 0; });
+  closing_ = true;
+}
+
+TcpTransport::TcpTransport(std::shared_ptr<TcpWorld> world)
+    : world_(std::move(world)), world_ranks_(static_cast<size_t>(world_->size())), rank_(world_->rank()) {
+  std::iota(world_ranks_.begin(), world_ranks_.end(), 0);
+}
+
+void TcpTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
+  world_->send(world_rank(to), {.group = group_, .bytes = bytes, .tag = tag}, data);
+}
+
+void TcpTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
+  const std::string what = "recv of " + std::to_string(bytes) + " bytes";
+  const int theirs = world_rank(from);
+  const auto start = Clock::now();
+  PeerWait observer(*this, from, [&what] { return std::pair(what, std::string()); });
+  Reminder reminder;
+  std::optional<std::vector<std::byte>> found;
+  while (!(found = world_->take(theirs, {.group = group_, .tag = tag}))) {
+    const double waited = seconds_since(start);
+    if (reminder.is_due(waited)) observer.overdue(waited, reminder.again());
+    if (failed_rank() >= 0) throw PeerFailed(what + ": " + failure());
+    if (waited > world_->timeout_s())
+      throw CommError(what + ": rank " + std::to_string(theirs) + " sent nothing within " +
+                      seconds_text(world_->timeout_s()));
+  }
+  observer.waited(seconds_since(start));
+  if (std::ssize(*found) != bytes)
+    throw CommError(what + ": rank " + std::to_string(theirs) + " sent " + std::to_string(found->size()));
+  if (bytes > 0) std::memcpy(data, found->data(), found->size());  // an empty piece may have no address
+}
+
+std::unique_ptr<Transport> TcpTransport::split(int color, int key) {
+  struct Wish {
+    int64_t color, key;
+  };
+  std::vector<Wish> all(static_cast<size_t>(size()), Wish{color, key});
+  const Wish mine{color, key};
+  if (size() > 1)
+    direct({.op = Op::all_gather,
+            .dtype = DType::int64,
+            .count = 2 * size(),
+            .in = reinterpret_cast<const std::byte*>(&mine),
+            .out = reinterpret_cast<std::byte*>(all.data())});
+  std::vector<int> members;
+  for (int r = 0; r < size(); ++r)
+    if (all[static_cast<size_t>(r)].color == color) members.push_back(r);
+  std::ranges::stable_sort(members, {}, [&](int r) { return all[static_cast<size_t>(r)].key; });
+  const auto own = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
+  const Philox::Block words = Philox::named(group_, std::to_string(++splits_) + " " + std::to_string(color))(0);
+  for (int& r : members) r = world_rank(r);
+  return std::unique_ptr<Transport>(
+      new TcpTransport(world_, std::move(members), own, uint64_t{words[0]} << 32 | words[1]));
+}
+
+}  // namespace tessera

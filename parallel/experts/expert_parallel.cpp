@@ -1,0 +1,166 @@
+// Counts, then rows.
+#include "parallel/experts/expert_parallel.h"
+
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "parallel/experts/expert_capacity.h"
+#include "parallel/tensor_parallel.h"
+
+namespace tessera {
+
+namespace {
+
+Tensor exchanged(const Tensor& x, Communicator& axis, const std::vector<int64_t>& sent,
+                 const std::vector<int64_t>& received) {
+  const RowArrays rows(x, sent, received);
+  axis.all_to_all(rows.in, rows.out, rows.sent, rows.received);
+  return rows.out;
+}
+
+// Of each source rank, how many rows it sends to each expert here.
+std::vector<std::vector<int64_t>> exchange_counts(Communicator& ep, const std::vector<int64_t>& counts,
+                                                  const ArenaPtr& arena) {
+  const auto ranks = static_cast<size_t>(ep.size()), here = counts.size() / ranks;
+  const auto numbers = [&] { return Tensor::of<int64_t>(counts, {std::ssize(counts)}, arena->host()); };
+  const Tensor mine = numbers(), theirs = numbers();  // where nothing is sent, every rank sends as this one
+  ep.all_to_all(mine, theirs);
+  std::vector<std::vector<int64_t>> out;
+  for (size_t r = 0; r < ranks; ++r) {
+    const int64_t* const of_rank = theirs.data<int64_t>() + r * here;
+    out.emplace_back(of_rank, of_rank + here);
+  }
+  return out;
+}
+
+int64_t sum_of(std::span<const int64_t> counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
+}  // namespace
+
+Var exchange_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& sent,
+                  const std::vector<int64_t>& received) {
+  return record_one("exchange_rows", exchanged(x.value(), axis, sent, received), {x.edge()},
+                    [&axis, sent, received](Grads& g) { g.give(0, exchanged(g.output(), axis, received, sent)); });
+}
+
+void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between) {
+  if (tp.size() == 1) return;
+  const auto cut = [&](Linear& in, Linear& out, const std::vector<int64_t>& segments) {
+    cut_over_ranks(in, in.weight, 0, tp, segments);
+    cut_over_ranks(out, out.weight, 1, tp);
+  };
+  for (Mlp* mlp : layer.all<Mlp>()) cut(mlp->up, mlp->down, {});
+  for (GatedMlp* mlp : layer.all<GatedMlp>()) {
+    const int64_t hidden = mlp->down.weight.dim(1);
+    cut(mlp->gate_up, mlp->down, {hidden, hidden});
+  }
+  token_wise(layer.router(), tp, between);
+  const auto moved = [&tp](Placement from, Placement to) {
+    return [&tp, from, to](Var x) { return redistribute(std::move(x), tp, from, to); };
+  };
+  MixtureOfExperts::Ways& ways = layer.ways();
+  ways.logits = moved(between, I);
+  ways.enter = moved(between, R);
+  ways.weights = moved(I, R);
+  ways.leave = [&tp, between](Var y) { return join(std::move(y), tp, between); };
+}
+
+void count_over(MixtureOfExperts& layer, Communicator& cp, Balance balance) {
+  if (cp.size() == 1) return;
+  MixtureOfExperts::Ways& ways = layer.ways();
+  ways.count = [&cp](Tensor& choices) {
+    std::vector<double> all = choices.to_vector<double>();
+    cp.sum(all);
+    choices = Tensor::of<double>(all, choices.shape(), choices.arena());
+  };
+  const ExpertConfig& c = layer.options().experts;
+  if (c.capacity > 0)
+    ways.earlier = [&cp, balance, experts = c.count](const Tensor& chosen, int64_t sequences) {
+      return earlier_choices(chosen, sequences, experts, cp, balance);
+    };
+}
+
+namespace {
+
+// Where there is nothing to compute meanwhile.
+std::function<Var()> send_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& sent,
+                               const std::vector<int64_t>& received) {
+  return [come = exchange_rows(x, axis, sent, received)] { return come; };
+}
+using SendRows = decltype(send_rows);
+
+MixtureOfExperts::Exchanged to_experts(Communicator& ep, const Var& rows, const std::vector<int64_t>& counts,
+                                       SendRows* send) {
+  const size_t here = counts.size() / static_cast<size_t>(ep.size());  // experts of a rank
+  MixtureOfExperts::Exchanged there;
+  there.counts = exchange_counts(ep, counts, rows.value().arena());
+  std::vector<int64_t> sent, received;
+  for (size_t r = 0; r < there.counts.size(); ++r) {
+    sent.push_back(sum_of(std::span(counts).subspan(r * here, here)));
+    received.push_back(sum_of(there.counts[r]));
+  }
+  there.rows = send(rows, ep, sent, received);
+  there.back = [&ep, sent, received](const Var& done) { return exchange_rows(done, ep, received, sent); };
+  return there;
+}
+
+}  // namespace
+
+void share_out_experts(MixtureOfExperts& layer, Communicator& ep) {
+  const int64_t experts = layer.options().experts.count;
+  if (experts % ep.size() != 0)
+    throw Error("[expert_parallel] " + ep.axis() + " axis: " + std::to_string(ep.size()) + " ranks cannot share " +
+                std::to_string(experts) + " experts evenly");
+  const int64_t here = experts / ep.size();
+  SendRows* const send = layer.options().experts.shared > 0 ? start_rows : send_rows;
+  layer.keep_experts(here * ep.rank(), here, [&ep, send](const Var& rows, const std::vector<int64_t>& counts) {
+    return to_experts(ep, rows, counts, send);
+  });
+}
+
+// Two nodes, and what they share: the communication that one starts and the other waits for.
+
+RowArrays::RowArrays(const Tensor& x, const std::vector<int64_t>& rows_sent, const std::vector<int64_t>& rows_received)
+    : in(x.contiguous()), sent(rows_sent), received(rows_received) {
+  const int64_t width = x.dim(1);
+  out = x.make({std::accumulate(received.begin(), received.end(), int64_t{0}), width});
+  for (int64_t& n : sent) n *= width;
+  for (int64_t& n : received) n *= width;
+}
+
+namespace {
+
+struct Underway {
+  Tensor out;
+  Pending done;
+  Tensor arrived() {
+    done.wait();
+    return std::exchange(out, {});
+  }
+};
+
+Underway start(const Tensor& x, Communicator& axis, const std::vector<int64_t>& sent,
+               const std::vector<int64_t>& received) {
+  const RowArrays rows(x, sent, received);
+  return {rows.out, axis.start_all_to_all(rows.in, rows.out, rows.sent, rows.received)};
+}
+
+}  // namespace
+
+std::function<Var()> start_rows(const Var& x, Communicator& axis, const std::vector<int64_t>& sent,
+                                const std::vector<int64_t>& received) {
+  const auto there = std::make_shared<Underway>(start(x.value(), axis, sent, received)),
+             home = std::make_shared<Underway>();
+  const Var begun =
+      record_one("start_rows", there->out, {x.edge()}, [home](Grads& g) { g.give(0, home->arrived()); }).edge();
+  return [=, &axis] {
+    return record_one("rows", there->arrived(), {begun}, [=, &axis](Grads& g) {
+      *home = start(g.output(), axis, received, sent);
+      g.give(0, g.take_output());  // has the shape of a gradient; the one that counts comes home
+    });
+  };
+}
+
+}  // namespace tessera

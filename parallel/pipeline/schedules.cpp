@@ -1,0 +1,382 @@
+// Schedules by name.
+#include "parallel/pipeline/schedules.h"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "parallel/pipeline/validate.h"
+#include "tensor/error.h"
+
+namespace tessera {
+
+namespace {
+
+bool is_path(const std::string& text) { return text.find_first_of("./") != std::string::npos; }
+
+constexpr int kUsualChunks = 2;  // where they are a choice
+
+// `chunks` is the number on each rank; 0 where it is a choice.
+struct Known {
+  std::function<Schedule(int ranks, int microbatches, int chunks)> make;
+  int chunks = 1;
+};
+
+template <class Generator>
+Known of(Generator make, int chunks = 1) {
+  return {[make](int ranks, int microbatches, int) { return make(ranks, microbatches); }, chunks};
+}
+
+// A new schedule is a file with a generator, its line here, its kind and its name.
+const Known& known(ScheduleKind kind) {
+  static const std::array<Known, kScheduleNames.size()> all{of(naive),        of(gpipe),     of(one_f_one_b),
+                                                            {interleaved, 0}, of(zb_h1),     of(zb_h2),
+                                                            of(zb_v, 2),      of(v_half, 2), of(v_min, 2)};
+  return all.at(static_cast<size_t>(kind));
+}
+
+}  // namespace
+
+const std::vector<std::string>& schedule_names() {
+  static const std::vector<std::string> names(kScheduleNames.begin(), kScheduleNames.end());
+  return names;
+}
+
+Schedule make_schedule(ScheduleKind kind, int ranks, int microbatches, int chunks) {
+  const Known& one = known(kind);
+  if (one.chunks != 0 && chunks != 0 && chunks != one.chunks)
+    throw Error("[schedule] " + schedule_names()[static_cast<size_t>(kind)] + " has " + std::to_string(one.chunks) +
+                (one.chunks == 1 ? " chunk" : " chunks") + " per rank, found " + std::to_string(chunks) +
+                "; with interleaved the number is a choice");
+  return one.make(ranks, microbatches, chunks == 0 ? kUsualChunks : chunks);
+}
+
+Schedule schedule_from_file(const std::string& path, int ranks, int microbatches, int chunks) {
+  Schedule s = read_schedule(path);
+  const auto check = [&](const char* what, int asked, int found) {
+    if (asked != found)
+      throw Error("[schedule] " + path + " is for " + std::to_string(found) + " " + what + "; the plan has " +
+                  std::to_string(asked));
+  };
+  check("ranks", ranks, s.ranks);
+  check("micro-batches", microbatches, s.microbatches);
+  if (chunks != 0) check("chunks per rank", chunks, s.chunks());
+  return s;
+}
+
+NamedSchedule schedule_named(const std::string& name_or_path) {
+  if (is_path(name_or_path)) return {.file = name_or_path};
+  if (const auto kind = value_named<ScheduleKind>(kScheduleNames, name_or_path)) return {.kind = *kind};
+  std::string all;
+  for (const std::string& name : schedule_names()) all += name + ", ";
+  throw Error("[schedule] there is none named '" + name_or_path + "'; expected " + all + "or the path of a file" +
+              did_you_mean(name_or_path, schedule_names()));
+}
+
+Schedule make_schedule(const std::string& name_or_path, int ranks, int microbatches, int chunks) {
+  const NamedSchedule named = schedule_named(name_or_path);
+  return named.file.empty() ? make_schedule(named.kind, ranks, microbatches, chunks)
+                            : schedule_from_file(named.file, ranks, microbatches, chunks);
+}
+
+// Model parallelism without a pipeline: one micro-batch after another goes forward through all stages and back.
+//
+//   rank 0 | F0 .. .. .. .. .. .. B0 -- F1 .. .. .. .. .. .. B1 --
+//   rank 1 | .. F0 .. .. .. B0 -- .. .. .. F1 .. .. .. B1 -- .. ..
+//   rank 2 | .. .. F0 B0 -- .. .. .. .. .. .. F1 B1 -- .. .. .. ..
+//
+// One rank works at a time, so of the whole the share (p - 1) / p is bubble, however many micro-batches there are. It
+// is what one gets by putting layers on several devices and no more, and the yardstick of the others: the least memory.
+
+Schedule naive(int ranks, int microbatches) {
+  Schedule s = empty_schedule("naive", ranks, 1, microbatches);
+  for (int r = 0; r < ranks; ++r)
+    for (int i = 0; i < microbatches; ++i) {
+      auto& list = s.actions[static_cast<size_t>(r)];
+      list.push_back({Do::F, r, i});
+      list.push_back({Do::B, r, i});
+    }
+  return s;
+}
+
+// GPipe: all micro-batches forward, then all of them backward (Huang et al. 2019, "GPipe: efficient training of giant
+// neural networks using pipeline parallelism", section 2.3).
+//
+//   rank 0 | F0 F1 F2 F3 .. .. .. .. .. .. B0 -- B1 -- B2 -- B3 --
+//   rank 1 | .. F0 F1 F2 F3 .. .. .. B0 -- B1 -- B2 -- B3 -- .. ..
+//   rank 2 | .. .. F0 F1 F2 F3 B0 -- B1 -- B2 -- B3 -- .. .. .. ..
+//
+// A rank waits for p - 1 forward passes in all before or after its own, and for as many backward passes: the bubble is
+// (p - 1) / m of the work. All m micro-batches are in flight at once on every rank, which is what later schedules cure.
+
+Schedule gpipe(int ranks, int microbatches) {
+  Schedule s = empty_schedule("gpipe", ranks, 1, microbatches);
+  for (int r = 0; r < ranks; ++r)
+    for (const Do what : {Do::F, Do::B})
+      for (int i = 0; i < microbatches; ++i) s.actions[static_cast<size_t>(r)].push_back({what, r, i});
+  return s;
+}
+
+// Interleaved 1F1B: each rank has v chunks of layers that lie apart, so a micro-batch goes round the ranks v times, and
+// filling and draining the pipeline takes chunks instead of whole shares (Narayanan et al. 2021, "Efficient large-scale
+// language model training on GPU clusters using Megatron-LM", section 2.2).
+//
+//   p = 2, v = 2:  rank 0 has stages 0 and 2, rank 1 has stages 1 and 3
+//
+//   rank 0 | 0F0 0F1 2F0 2F1 ... ... 2B0 --- ... 2B1 --- 0B0 --- 0B1 ---
+//   rank 1 | ... 1F0 1F1 3F0 3B0 --- 3F1 3B1 --- 1B0 --- 1B1 --- ... ...
+//
+// Micro-batches go in groups of p: a group through chunk 0, then through chunk 1, ...; then the next group. The bubble
+// is (p - 1) / (v m), v times less; messages are v times more, and rank 0 has p + (p - 1) / v micro-batches in flight.
+
+namespace {
+
+// The k-th pass through a chunk that a rank makes, of microbatches x chunks.
+struct Turns {
+  int ranks, chunks;
+  int microbatch(int k) const { return k / (ranks * chunks) * ranks + k % ranks; }
+  int chunk_forward(int k) const { return k % (ranks * chunks) / ranks; }
+  int chunk_backward(int k) const { return chunks - 1 - chunk_forward(k); }
+};
+
+}  // namespace
+
+Schedule interleaved(int ranks, int microbatches, int chunks) {
+  Schedule s = empty_schedule("interleaved", ranks, chunks, microbatches);
+  if (microbatches % ranks != 0) {
+    const int below = microbatches / ranks * ranks, above = below + ranks;
+    throw Error("[schedule] interleaved: " + std::to_string(microbatches) + " micro-batches are no multiple of " +
+                std::to_string(ranks) + " ranks; the nearest that are: " +
+                (below > 0 ? std::to_string(below) + " and " : "") + std::to_string(above));
+  }
+  const Turns turns{ranks, chunks};
+  const int total = microbatches * chunks;
+  for (int r = 0; r < ranks; ++r) {
+    auto& list = s.actions[static_cast<size_t>(r)];
+    const auto forward = [&](int k) {
+      list.push_back({Do::F, turns.chunk_forward(k) * ranks + r, turns.microbatch(k)});
+    };
+    // One group reaches the last chunk; twice the ranks after this one, since the way there and the way back both
+    // count.
+    const int ahead = std::min((chunks - 1) * ranks + 2 * (ranks - r - 1), total);
+    for (int k = 0; k < ahead; ++k) forward(k);
+    for (int k = 0; k < total; ++k) {
+      if (k + ahead < total) forward(k + ahead);
+      list.push_back({Do::B, turns.chunk_backward(k) * ranks + r, turns.microbatch(k)});
+    }
+  }
+  return s;
+}
+
+// V-Half and V-Min: the V of ZB-V in half and in a third of 1F1B's memory, for a part of its bubble (Qi et al. 2024,
+// "Pipeline parallelism with controllable memory", section 3).
+//
+// A block is what one micro-batch does: F down the first leg of the V and up the second, I the same way back, and the
+// six passes of a rank take six units: F, I and W of each leg. One block begins every six units. Where no two passes
+// of a rank's block begin at the same time modulo 6, blocks fill a rank without a gap. A micro-batch is in flight from
+// its F to its W, so the steps from rank to rank decide the memory:
+//
+//             units from one rank to the next      life on a rank   in flight            bubble of a step, in units
+//             F down  F up  I down  I up           both legs        micro-batches
+//   v-min     1       1     1       1              about 4 p        floor((p + 4) / 3)   4 p - 5
+//   v-half    2       1     2       1              about 6 p        floor((p + 2) / 2)   about 3 p, at most 13 p / 4
+//
+// In flight for m of at least that many. A unit is a sixth of a rank's work for a micro-batch; the bubble of 1F1B is
+// 6 (p - 1) of them. In v-min no rank waits less than the way takes, so a pass that is longer than others, or a
+// message that takes time, holds up every micro-batch.
+//
+// v-min, p = 2:
+//   rank 0 | 0F0 ... ... 3F0 3I0 3W0 0F1 0I0 0W0 3F1 3I1 3W1 0F2 0I1 0W1 3F2 3I2 3W2 ... 0I2 0W2
+//   rank 1 | ... 1F0 2F0 ... ... 2I0 1I0 1F1 2F1 2W0 1W0 2I1 1I1 1F2 2F2 2W1 1W1 2I2 1I2 2W2 1W2
+//
+// v-half, p = 2:
+//   rank 0 | 0F0 ... ... 3F0 0F1 3I0 3W0 3F1 0F2 ... 0I0 3I1 3W1 3F2 3I2 0I1 0W0 0I2 3W2 0W1 0W2
+//   rank 1 | ... 1F0 2F0 ... ... 1F1 2F1 2I0 2W0 1I0 1W0 1F2 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2
+
+namespace {
+
+constexpr int kUnits = 6;  // of a block on each rank
+
+struct Block {
+  std::array<int, 4> steps;  // units from one rank to the next: F down, F up, I down, I up
+  std::array<int, 3> turns;  // and at the turns: down to up, F to I, down to up again
+};
+
+// When a pass of the first micro-batch begins on a rank.
+struct Begin {
+  int at;
+  Do what;
+  int leg;
+};
+
+std::vector<Begin> begins(const Block& b, int rank, int ranks) {
+  const int last = ranks - 1, back = last - rank;
+  const auto [down, up, down_again, up_again] = b.steps;
+  const int turn = down * last + b.turns[0], end = turn + up * last + b.turns[1],
+            turn_again = end + down_again * last + b.turns[2];
+  std::vector<Begin> out = {{down * rank, Do::F, 0},
+                            {turn + up * back, Do::F, 1},
+                            {end + down_again * rank, Do::I, 1},
+                            {turn_again + up_again * back, Do::I, 0}};
+  std::array<bool, kUnits> taken{};
+  for (const Begin& x : out) taken.at(static_cast<size_t>(x.at % kUnits)) = true;
+  for (const size_t input : {2, 3}) {  // each W in the next free unit
+    int at = out[input].at + 1;
+    while (std::exchange(taken.at(static_cast<size_t>(at % kUnits)), true)) ++at;
+    out.push_back({at, Do::W, out[input].leg});
+  }
+  return out;
+}
+
+void repeat(Schedule& s, const Block& block, int rank) {
+  std::vector<std::pair<int, Action>> all;
+  for (const Begin& x : begins(block, rank, s.ranks))
+    for (int i = 0; i < s.microbatches; ++i)
+      all.push_back({x.at + kUnits * i, {x.what, x.leg == 0 ? rank : 2 * s.ranks - 1 - rank, i}});
+  std::ranges::sort(all);
+  for (const auto& [at, action] : all) s.actions[static_cast<size_t>(rank)].push_back(action);
+}
+
+// Once a rank has made its last F, its memory only shrinks. Then I comes as soon as it can, since other ranks wait for
+// it, and W where none can. By a clock on which every pass takes a unit.
+void put_off_weights(Schedule& s) {
+  ActionTable ends(s);
+  std::vector<std::deque<Action>> left;
+  std::vector<int> forwards(s.actions.size(), s.chunks() * s.microbatches);
+  size_t count = 0;
+  for (auto& list : s.actions) {
+    left.emplace_back(list.begin(), list.end());
+    count += list.size();
+    list.clear();
+  }
+  for (int now = 0; count > 0; ++now)
+    for (size_t r = 0; r < left.size(); ++r) {
+      std::deque<Action>& list = left[r];
+      const auto can = [&](const Action& a) {
+        return std::ranges::all_of(needs(s, a, false), [&](const Action& n) {
+          const double end = ends.of_need(n);
+          return end >= 0 && end <= now;
+        });
+      };
+      auto next = list.begin();
+      if (forwards[r] == 0) {
+        next = std::ranges::find_if(list, [&](const Action& a) { return a.what == Do::I && can(a); });
+        if (next == list.end()) next = std::ranges::find_if(list, can);
+      }
+      if (next == list.end() || !can(*next)) continue;
+      ends[*next] = now + 1;
+      forwards[r] -= next->what == Do::F;
+      s.actions[r].push_back(*next);
+      list.erase(next);
+      --count;
+    }
+}
+
+Schedule repeated(Schedule s, const Block& block) {
+  for (int r = 0; r < s.ranks; ++r) repeat(s, block, r);
+  put_off_weights(s);
+  return s;
+}
+
+}  // namespace
+
+// The turns are the shortest with which no two passes of a rank meet.
+Schedule v_min(int ranks, int microbatches) {
+  return repeated(empty_v("v-min", ranks, microbatches), {{1, 1, 1, 1}, {1, ranks % 3 == 0 ? 3 : 1, 1}});
+}
+
+Schedule v_half(int ranks, int microbatches) {
+  return repeated(empty_v("v-half", ranks, microbatches), {{2, 1, 2, 1}, {1, ranks % 2 == 0 ? 4 : 1, 2}});
+}
+
+// ZB-V: ZB-H2's bubble in ZB-H1's memory (Qi et al. 2024, "Pipeline parallelism with controllable memory", section 3;
+// "Zero bubble pipeline parallelism", section 6). Each rank has two chunks, and the stages lie in a V:
+//
+//   rank 0:  stage 0          stage 5      down one leg and up the other: the first stage and the last are on rank 0,
+//   rank 1:    stage 1      stage 4        so a micro-batch begins its backward pass where it began, and where the
+//   rank 2:      stage 2  stage 3          memory is. At the turn (2 -> 3) nothing goes over the wire.
+//
+// p = 2:
+//   rank 0 | 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3 ...
+//   rank 1 | ... 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
+//
+// Rank r fills its two legs, then repeats F I W of the first leg and F I W of the second, and empties them. It never
+// has more than 2 p chunks in flight, p micro-batches, the same on every rank; inside the span of a rank nothing is
+// idle, from m = 2 p - 1 on.
+
+namespace {
+
+// The list of one rank, written leg by leg. A pass that has no micro-batch left is left out.
+class Legs {
+ public:
+  Legs(Schedule& s, int rank)
+      : list_(s.actions[static_cast<size_t>(rank)]),
+        stages_{rank, 2 * s.ranks - 1 - rank},
+        microbatches_(s.microbatches) {}
+
+  void forward(int leg) { add(Do::F, leg, forward_, microbatches_); }
+  void input(int leg) { add(Do::I, leg, input_, microbatches_); }
+  void weight(int leg) { add(Do::W, leg, weight_, input_[static_cast<size_t>(leg)]); }
+  void all_three(int leg) {
+    forward(leg);
+    input(leg);
+    weight(leg);
+  }
+  bool forwarded() const { return forward_[1] == microbatches_; }
+  bool all_inputs() const { return input_[0] == microbatches_ && input_[1] == microbatches_; }
+
+ private:
+  void add(Do what, int leg, std::array<int, 2>& next, int end) {
+    const auto at = static_cast<size_t>(leg);
+    if (next[at] < end) list_.push_back({what, stages_[at], next[at]++});
+  }
+  std::vector<Action>& list_;
+  std::array<int, 2> stages_, forward_{}, input_{}, weight_{};
+  int microbatches_;
+};
+
+void add_rank(Schedule& s, int rank) {
+  const int after = s.ranks - rank;  // ranks from here to the turn
+  Legs legs(s, rank);
+  // Fill: until the first micro-batch is back from the turn, then as far as it takes to reach the last stage,
+  for (int i = 0; i < 2 * after - 1; ++i) legs.forward(0);
+  for (int i = 0; i < rank; ++i) {
+    legs.forward(1);
+    legs.forward(0);
+  }
+  // and from there back to this rank: here on the second leg, a weight gradient frees what a forward pass took.
+  for (int i = 0; i < after; ++i) legs.all_three(1);
+  while (!legs.forwarded()) {
+    legs.all_three(0);
+    legs.all_three(1);
+  }
+  // Empty: the ranks before this one wait for I, so W comes last, but no later than it fits between.
+  for (int i = 0; i < rank; ++i) {
+    legs.input(0);
+    legs.input(1);
+  }
+  for (int i = 0; i < after; ++i) {
+    legs.input(0);
+    legs.weight(0);
+  }
+  while (!legs.all_inputs()) {
+    legs.input(1);
+    legs.input(0);
+  }
+  for (const int leg : {1, 0})
+    for (int i = 0; i < s.microbatches; ++i) legs.weight(leg);
+}
+
+}  // namespace
+
+Schedule zb_v(int ranks, int microbatches) {
+  Schedule s = empty_v("zb-v", ranks, microbatches);
+  for (int r = 0; r < ranks; ++r) add_rank(s, r);
+  return s;
+}
+
+}  // namespace tessera

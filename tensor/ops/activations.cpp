@@ -1,0 +1,226 @@
+// Threads split the rows. A bias gradient is summed over 64 rows at a time, and then over these sums in order, so it
+// does not depend on the number of threads.
+#include "tensor/ops/activations.h"
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "tensor/cpu/vectorize.h"
+#include "tensor/ops/elementwise_list.h"
+
+namespace tessera {
+
+namespace {
+
+constexpr int64_t kChunk = 32;  // rows whose bias gradients are summed together, as on a GPU
+
+// h = x + b; h may be x. A loop that stores two arrays of narrow elements is not vectorised, so this is one of its own.
+template <class T>
+void add_bias(const T* x, const T* b, T* h, int64_t c) {
+  using A = Accumulate<T>;
+  if (b == nullptr) {
+    if (h != x) std::copy(x, x + c, h);
+    return;
+  }
+#pragma GCC ivdep
+  for (int64_t j = 0; j < c; ++j) h[j] = T(static_cast<A>(x[j]) + static_cast<A>(b[j]));
+}
+
+void bias_gelu_on_cpu(const BiasGelu& out, const Tensor& x, const Tensor* bias) {
+  const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
+  with_floating(x.dtype(), "bias_gelu", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const T *const in = x.data<T>(), *const b = bias ? bias->data<T>() : nullptr;
+    T *const ph = out.h.data<T>(), *const py = out.y.data<T>();
+    cpu::parallel_for(n, std::max<int64_t>(1, cpu::kGrain / c), [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const T* const row = in + i * c;
+        T *const h = ph + i * c, *const y = py + i * c;
+        if constexpr (std::is_same_v<T, A>) {
+#pragma GCC ivdep
+          for (int64_t j = 0; j < c; ++j) y[j] = Gelu::f(h[j] = b ? row[j] + b[j] : row[j]);
+        } else {
+          add_bias(row, b, h, c);
+          for (int64_t j = 0; j < c; ++j) y[j] = T(Gelu::f(static_cast<A>(h[j])));
+        }
+      }
+    });
+  });
+}
+
+void bias_gelu_backward_on_cpu(const Tensor& dh, const Tensor& dy, const Tensor& h, Tensor* dbias) {
+  const int64_t c = h.dim(-1), n = h.numel() / std::max<int64_t>(c, 1);
+  const int64_t chunks = std::max<int64_t>(1, (n + kChunk - 1) / kChunk);
+  const Tensor total = h.make({chunks, c}, wide_of(h.dtype()));
+  with_floating(h.dtype(), "bias_gelu_backward", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const T *const pg = dy.data<T>(), *const ph = h.data<T>();
+    T* const out = dh.data<T>();
+    A* const sums = total.data<A>();
+    cpu::parallel_for(chunks, 1, [=](int64_t begin, int64_t end) {
+      for (int64_t chunk = begin; chunk < end; ++chunk) {
+        A* const sum = sums + chunk * c;
+        std::fill(sum, sum + c, A(0));
+        for (int64_t i = chunk * kChunk; i < std::min(n, (chunk + 1) * kChunk); ++i) {
+          const T *const g = pg + i * c, *const v = ph + i * c;
+          T* const to = out + i * c;
+#pragma GCC ivdep
+          for (int64_t j = 0; j < c; ++j) to[j] = T(static_cast<A>(g[j]) * Gelu::df(static_cast<A>(v[j])));
+          for (int64_t j = 0; j < c; ++j) sum[j] += static_cast<A>(to[j]);
+        }
+      }
+    });
+    cpu::parallel_for(c, cpu::kGrain, [=](int64_t begin, int64_t end) {
+      for (int64_t chunk = 1; chunk < chunks; ++chunk)
+        for (int64_t j = begin; j < end; ++j) sums[j] += sums[chunk * c + j];
+    });
+  });
+  if (dbias) dbias->copy_from(total.narrow(0, 0, 1).reshape({c}));
+}
+
+}  // namespace
+
+BiasGelu bias_gelu(Tensor&& x_any, const Tensor& bias_any) {
+  const int64_t c = x_any.dim(-1);
+  if (bias_any.defined() && (bias_any.dtype() != x_any.dtype() || bias_any.rank() != 1 || bias_any.dim(0) != c))
+    throw Error("[bias_gelu] bias is " + bias_any.describe() + "; x is " + x_any.describe());
+  const Tensor x = x_any.contiguous(), bias = bias_any.defined() ? bias_any.contiguous() : Tensor();
+  x_any = Tensor();
+  BiasGelu out{x.unique() ? x : x.make(x.shape()), x.make(x.shape())};
+  const Tensor* const added = bias.defined() ? &bias : nullptr;
+  on_device(
+      x.device(), [&] { bias_gelu_on_cpu(out, x, added); }, [&] { cuda::bias_gelu(out, x, added); });
+  return out;
+}
+
+Tensor bias_gelu_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias) {
+  if (!(dy_any.shape() == h_any.shape()) || dy_any.dtype() != h_any.dtype())
+    throw Error("[bias_gelu_backward] dy is " + dy_any.describe() + "; h is " + h_any.describe());
+  const Tensor dy = dy_any.contiguous(), h = h_any.contiguous();
+  dy_any = Tensor();
+  Tensor dh = dy.unique() ? dy : h.make(h.shape());
+  on_device(
+      h.device(), [&] { bias_gelu_backward_on_cpu(dh, dy, h, dbias); },
+      [&] { cuda::bias_gelu_backward(dh, dy, h, dbias); });
+  return dh;
+}
+
+// Threads split the rows.
+
+namespace {
+
+int64_t rows_together(int64_t f) { return std::max<int64_t>(1, cpu::kGrain / std::max<int64_t>(f, 1)); }
+
+void swiglu_on_cpu(const Tensor& y, const Tensor& x) {
+  const int64_t f = y.dim(-1), n = f == 0 ? 0 : y.numel() / f;
+  with_floating(x.dtype(), "swiglu", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const T* const in = x.data<T>();
+    T* const out = y.data<T>();
+    cpu::parallel_for(n, rows_together(f), [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const T *const gate = in + 2 * i * f, *const up = gate + f;
+        T* const to = out + i * f;
+#pragma GCC ivdep
+        for (int64_t j = 0; j < f; ++j) to[j] = T(Silu::f(static_cast<A>(gate[j])) * static_cast<A>(up[j]));
+      }
+    });
+  });
+}
+
+void swiglu_backward_on_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x) {
+  const int64_t f = dy.dim(-1), n = f == 0 ? 0 : dy.numel() / f;
+  with_floating(x.dtype(), "swiglu_backward", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const T *const in = x.data<T>(), *const given = dy.data<T>();
+    T* const out = dx.data<T>();
+    cpu::parallel_for(n, rows_together(f), [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const T *const gate = in + 2 * i * f, *const up = gate + f, *const g = given + i * f;
+        T *const dgate = out + 2 * i * f, *const dup = dgate + f;
+        // Two loops: one that stores two arrays of narrow elements is not vectorised.
+#pragma GCC ivdep
+        for (int64_t j = 0; j < f; ++j)
+          dgate[j] = T(static_cast<A>(g[j]) * static_cast<A>(up[j]) * Silu::df(static_cast<A>(gate[j])));
+#pragma GCC ivdep
+        for (int64_t j = 0; j < f; ++j) dup[j] = T(static_cast<A>(g[j]) * Silu::f(static_cast<A>(gate[j])));
+      }
+    });
+  });
+}
+
+Shape halved(Shape shape) {
+  shape[shape.rank() - 1] /= 2;
+  return shape;
+}
+
+}  // namespace
+
+Tensor swiglu(const Tensor& x_any) {
+  if (x_any.rank() < 1 || x_any.dim(-1) % 2 != 0)
+    throw Error("[swiglu] x is " + x_any.describe() + "; expected (..., 2 F), gates and then what they let through");
+  const Tensor x = x_any.contiguous(), y = x.make(halved(x.shape()));
+  on_device(
+      x.device(), [&] { swiglu_on_cpu(y, x); }, [&] { cuda::swiglu(y, x); });
+  return y;
+}
+
+Tensor swiglu_backward(const Tensor& dy_any, const Tensor& x_any) {
+  if (x_any.rank() < 1 || !(dy_any.shape() == halved(x_any.shape())) || dy_any.dtype() != x_any.dtype())
+    throw Error("[swiglu_backward] dy is " + dy_any.describe() + "; x is " + x_any.describe());
+  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous(), dx = x.make(x.shape());
+  on_device(
+      x.device(), [&] { swiglu_backward_on_cpu(dx, dy, x); }, [&] { cuda::swiglu_backward(dx, dy, x); });
+  return dx;
+}
+
+// The choice between one product and a product with a pass after it.
+
+BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {
+  BiasGelu made;
+  const auto apart = [&] { made = bias_gelu(linear(x, w, Tensor(), packs), b); };
+  on_device(x.device(), apart, [&] {
+    const Shape shape = x.shape().with_last(w.dim(0));
+    const Tensor h = x.make(shape), y = x.make(shape);
+    if (x.dim(-1) != w.dim(1) ||  // linear() says what is wrong
+        !cuda::matmul_gelu(y.flat_rows(), h.flat_rows(), x.contiguous().flat_rows(), w.contiguous().transpose(0, 1),
+                           b.defined() ? b.contiguous() : b))
+      return apart();
+    made = {h, y};
+  });
+  return made;
+}
+
+Tensor linear_input_grad_gelu(const Tensor& dy, const Tensor& w, const Tensor& h_any, Tensor* dbias,
+                              WeightPacks* packs) {
+  const Tensor h = h_any.contiguous();
+  Tensor made;
+  const auto apart = [&] { made = bias_gelu_backward(linear_input_grad(dy, w, packs), h, dbias); };
+  on_device(dy.device(), apart, [&] {
+    const Tensor dh = dy.make(h.shape());
+    if (dy.dim(-1) != w.dim(0) || !cuda::matmul_gelu_gradient(dh.flat_rows(), dy.contiguous().flat_rows(),
+                                                              w.contiguous(), h.flat_rows(), dbias ? *dbias : Tensor()))
+      return apart();
+    made = dh;
+    if (dbias) *dbias = Tensor();
+  });
+  return made;
+}
+
+Tensor linear_weight_grad_and_sums(Tensor& dw, const Tensor& dy, const Tensor& x) {
+  Tensor sums;
+  const auto apart = [&] { linear_weight_grad(dw, dy, x); };
+  on_device(dy.device(), apart, [&] {
+    const Tensor rows = dy.contiguous().flat_rows(), made = dw.make({dw.dim(0)}, dw.dtype(), Category::workspace);
+    if (!cuda::matmul_and_sums(dw, made, rows.transpose(0, 1), x.contiguous().flat_rows())) return apart();
+    sums = made;
+  });
+  return sums;
+}
+
+}  // namespace tessera

@@ -1,0 +1,148 @@
+// Bias and GELU on a GPU, with the CPU's bits.
+#include "tensor/cuda/columns.cuh"
+#include "tensor/ops/activations.h"
+#include "tensor/ops/elementwise_list.h"
+
+namespace tessera::cuda {
+
+namespace {
+
+template <class T>
+struct BiasGeluForward {
+  using A = Accumulate<T>;
+  const T *x, *bias;  // bias may be null
+  T *h, *y;           // h may be x
+
+  template <class Part>
+  __device__ void operator()(const Part& at) const {
+    typename Part::Elements added{}, out;
+    if (bias) added = at.load(bias);
+    for (int64_t i = at.first; i < at.last; ++i) {
+      auto in = at.load(x, i);
+      for (int k = 0; k < kPart<T>; ++k) {
+        if (bias) in.v[k] = T(static_cast<A>(in.v[k]) + static_cast<A>(added.v[k]));
+        out.v[k] = T(Gelu::f(static_cast<A>(in.v[k])));
+      }
+      at.store(h, i, in);
+      at.store(y, i, out);
+    }
+  }
+};
+
+template <class T>
+struct BiasGeluBackward {
+  using A = Accumulate<T>;
+  const T *dy, *h;
+  T* dh;     // may be dy
+  A* parts;  // null where nobody wants the bias gradient
+
+  template <class Part>
+  __device__ void operator()(const Part& at) const {
+    Packed<A, kPart<T>> total{};
+    for (int64_t i = at.first; i < at.last; ++i) {
+      const auto up = at.load(dy, i), in = at.load(h, i);
+      typename Part::Elements down;
+      for (int k = 0; k < kPart<T>; ++k) {
+        down.v[k] = T(static_cast<A>(up.v[k]) * Gelu::df(static_cast<A>(in.v[k])));
+        total.v[k] += static_cast<A>(down.v[k]);
+      }
+      at.store(dh, i, down);
+    }
+    if (parts) at.store_sums(parts, total);
+  }
+};
+
+}  // namespace
+
+void bias_gelu(const BiasGelu& to, const Tensor& x, const Tensor* bias) {
+  constexpr int64_t kRows = 8;  // for a thread: the bias is read once for them
+  const int64_t c = x.dim(-1);
+  if (x.numel() == 0) return;
+  with_floating(x.dtype(), "bias_gelu", [&](auto t) {
+    using T = decltype(t);
+    const BiasGeluForward<T> f{.x = x.device_data<T>(),
+                               .bias = bias ? bias->device_data<T>() : nullptr,
+                               .h = to.h.device_data<T>(),
+                               .y = to.y.device_data<T>()};
+    for_columns<T>(context(x), "bias_gelu", {x.numel() / c, static_cast<int>(c), kRows}, f, f.x, f.bias, f.h, f.y);
+  });
+}
+
+void bias_gelu_backward(const Tensor& dh, const Tensor& dy, const Tensor& h, const Tensor* dbias) {
+  const int64_t c = h.dim(-1), n = c == 0 ? 0 : h.numel() / c;
+  with_floating(h.dtype(), "bias_gelu_backward", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const Tensor parts = dbias ? parts_for<A>(h, n, c) : Tensor();
+    const BiasGeluBackward<T> f{.dy = dy.device_data<T>(),
+                                .h = h.device_data<T>(),
+                                .dh = dh.device_data<T>(),
+                                .parts = dbias ? parts.device_data<A>() : nullptr};
+    for_columns<T>(context(h), "bias_gelu_backward", {n, static_cast<int>(c), kRowsTogether}, f, f.dy, f.h, f.dh);
+    if (dbias) add_parts<A>("bias_gelu_backward", *dbias, parts);
+  });
+}
+
+// SwiGLU on a GPU, with the CPU's bits. Rows are those of y: of x, row 2 i has its gates, and the next what they let
+// through.
+
+namespace {
+
+template <class T>
+struct SwigluForward {
+  using A = Accumulate<T>;
+  const T* x;
+  T* y;
+
+  template <class Part>
+  __device__ void operator()(const Part& at) const {
+    const auto gate = at.load(x, 2 * at.first), up = at.load(x, 2 * at.first + 1);
+    typename Part::Elements out;
+    for (int k = 0; k < kPart<T>; ++k) out.v[k] = T(Silu::f(static_cast<A>(gate.v[k])) * static_cast<A>(up.v[k]));
+    at.store(y, at.first, out);
+  }
+};
+
+template <class T>
+struct SwigluBackward {
+  using A = Accumulate<T>;
+  const T *dy, *x;
+  T* dx;
+
+  template <class Part>
+  __device__ void operator()(const Part& at) const {
+    const auto gate = at.load(x, 2 * at.first), up = at.load(x, 2 * at.first + 1), from = at.load(dy, at.first);
+    typename Part::Elements dgate, dup;
+    for (int k = 0; k < kPart<T>; ++k) {
+      const A g = static_cast<A>(gate.v[k]), d = static_cast<A>(from.v[k]);
+      dgate.v[k] = T(d * static_cast<A>(up.v[k]) * Silu::df(g));
+      dup.v[k] = T(d * Silu::f(g));
+    }
+    at.store(dx, 2 * at.first, dgate);
+    at.store(dx, 2 * at.first + 1, dup);
+  }
+};
+
+}  // namespace
+
+void swiglu(const Tensor& y, const Tensor& x) {
+  if (y.numel() == 0) return;
+  const int64_t n = y.dim(-1);
+  with_floating(x.dtype(), "swiglu", [&](auto t) {
+    using T = decltype(t);
+    const SwigluForward<T> f{.x = x.device_data<T>(), .y = y.device_data<T>()};
+    for_columns<T>(context(x), "swiglu", {y.numel() / n, static_cast<int>(n)}, f, f.x, f.y);
+  });
+}
+
+void swiglu_backward(const Tensor& dx, const Tensor& dy, const Tensor& x) {
+  if (dy.numel() == 0) return;
+  const int64_t n = dy.dim(-1);
+  with_floating(x.dtype(), "swiglu_backward", [&](auto t) {
+    using T = decltype(t);
+    const SwigluBackward<T> f{.dy = dy.device_data<T>(), .x = x.device_data<T>(), .dx = dx.device_data<T>()};
+    for_columns<T>(context(x), "swiglu_backward", {dy.numel() / n, static_cast<int>(n)}, f, f.dy, f.x, f.dx);
+  });
+}
+
+}  // namespace tessera::cuda

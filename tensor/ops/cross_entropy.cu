@@ -1,0 +1,378 @@
+// What the kernels of the cross-entropy share: logits with their targets, exponentials, and what a row adds to the
+// loss.
+//
+// The exponentials are the most of any in a training step. They are CUDA's own, which are good to 1 unit in the last
+// place as math::exp() is and cost a third of it; of bfloat16 logits a fast one, without which the kernels would
+// calculate for as long as they read.
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "tensor/cuda/fast_exp.cuh"
+#include "tensor/cuda/launch.cuh"
+#include "tensor/cuda/mma.cuh"
+#include "tensor/cuda/rows.cuh"
+#include "tensor/cuda/shared.cuh"
+#include "tensor/math.h"
+#include "tensor/ops/cross_entropy.h"
+#include "tensor/ops/reduce.h"
+
+namespace tessera::cuda {
+
+__device__ inline float exponential(float x) { return expf(x); }
+__device__ inline double exponential(double x) { return exp(x); }
+
+// exp(x - y).
+template <class T>
+__device__ Accumulate<T> exponential_from(T x, Accumulate<T> y) {
+  constexpr float kLog2OfE = 1.44269504f;
+  if constexpr (std::is_same_v<T, bfloat16>)
+    return fast_exp2((static_cast<float>(x) - y) * kLog2OfE);  // the difference first: of -inf it is no NaN
+  else
+    return exponential(x - y);
+}
+
+inline constexpr int kPartsEach = 8;  // parts of a row for a thread, about
+
+template <class T>
+struct Logits {
+  const T* x;
+  const int32_t* targets;
+  Rows rows;
+  Bounds bounds;  // of all targets
+  int64_t first;  // of the columns here
+};
+
+template <class T>
+Logits<T> logits_of(const Tensor& x, const Tensor& targets, const VocabPart& part) {
+  const int64_t vocab = part.whole > 0 ? part.whole : x.dim(1);
+  return {x.device_data<T>(), targets.device_data<int32_t>(), rows_of<T>(x.dim(0), x.dim(1), kPartsEach),
+          context(x).bounds({.op = "cross_entropy", .what = "target", .where = "of row", .limit = vocab}), part.first};
+}
+
+// The column of row i's target, or -1 where it is ignored or not here.
+template <class T>
+__device__ int column_of(const Logits<T>& f, int64_t i, int32_t target) {
+  if (target == kIgnoredTarget || !inside(f.bounds, i, target)) return -1;
+  const int64_t at = target - f.first;
+  return at >= 0 && at < f.rows.length ? static_cast<int>(at) : -1;
+}
+
+// What a row adds to the loss, and to the number of target tokens.
+template <class A>
+__device__ void store_loss(double* losses, const Rows& rows, int64_t i, A lse, A logit, bool counts) {
+  losses[i] = counts ? static_cast<double>(lse) - static_cast<double>(logit) : 0;
+  losses[rows.count + i] = counts ? 1 : 0;
+}
+
+inline RowLosses room_for(const Tensor& like, int64_t n, DType wide) {
+  return {like.make({n}, wide), like.make({2, n}, DType::float64), like.make({2}, DType::float64)};
+}
+
+// Cross-entropy on a GPU: the vocabulary of a row is walked once by a block, each thread with an online maximum of its
+// own; backward walks it once more and writes each 16 bytes of the gradient where their logits were. Where the gradient
+// is wanted at once, one kernel does both with the row in shared memory.
+
+namespace {
+
+// Bytes of a row, so that a multiprocessor has two at a time; and what the kernel has besides, as far as it is aligned.
+constexpr int64_t kMostShared = 112 * 1024, kOwnShared = 1024;
+
+// A thread's logits so far: the largest, and the sum of exponentials beside it.
+template <class T>
+struct Online {
+  using A = Accumulate<T>;
+  A max = -std::numeric_limits<A>::max(), sum = 0;  // finite: no difference of two infinities below
+
+  template <bool kWhole>
+  __device__ void add(const Packed<T, kPart<T>>& part, int j, int n) {
+    A top = max;
+    each_in_part<kWhole, T>(j, n, [&](int k) { top = std::max(top, static_cast<A>(part.v[k])); });
+    if (top > max) {
+      sum *= exponential(max - top);
+      max = top;
+    }
+    each_in_part<kWhole, T>(j, n, [&](int k) { sum += exponential_from(part.v[k], max); });
+  }
+  __device__ A row_lse(const RowThread& at) const {
+    const A top = row_top(at, max);
+    return top + math::log(row_sum(at, sum * exponential(max - top)));
+  }
+};
+
+// What a row has found, by its first thread.
+template <class T>
+struct Scores {
+  Accumulate<T>* lse;
+  double* losses;
+  __device__ void store(const Logits<T>& f, const RowThread& at, Accumulate<T> own, const T* row) const {
+    using A = Accumulate<T>;
+    lse[at.row] = own;
+    const int column = column_of(f, at.row, f.targets[at.row]);
+    const A logit = column < 0 ? A(0) : static_cast<A>(row[column]);
+    store_loss(losses, f.rows, at.row, own, logit, column >= 0);
+  }
+};
+
+template <class T, bool kWhole>
+__global__ __launch_bounds__(kRowThreads) void cross_entropy_kernel(Logits<T> f, Scores<T> to) {
+  const RowThread at = row_thread(f.rows);
+  if (at.row >= f.rows.count) return;
+  const int n = f.rows.length;
+  const T* const row = f.x + at.row * n;
+  Online<T> online;
+  stream_parts<kWhole>(at, row, n, [&](int j, const auto& part) { online.template add<kWhole>(part, j, n); });
+  const auto own = online.row_lse(at);
+  if (at.thread == 0) to.store(f, at, own, row);
+}
+
+template <class T>
+struct Gradient {
+  Logits<T> of;
+  const Accumulate<T>* lse;
+  T* dx;                // may be the logits
+  double scale;         // times
+  const double* times;  // this, unless it is null
+};
+
+// A row's gradient, part by part.
+template <class T>
+struct RowGradient {
+  using A = Accumulate<T>;
+  int column;
+  A shift, by;
+  __device__ RowGradient(const Logits<T>& f, int64_t i, A lse, double scale) : shift(lse) {
+    const int32_t target = f.targets[i];
+    column = column_of(f, i, target);
+    by = target == kIgnoredTarget ? A(0) : static_cast<A>(scale);
+  }
+  __device__ Packed<T, kPart<T>> of(const Packed<T, kPart<T>>& part, int j) const {
+    Packed<T, kPart<T>> dx;
+    for (int k = 0; k < kPart<T>; ++k) dx.v[k] = T(exponential_from(part.v[k], shift) * by);
+    if (column >= j && column < j + kPart<T>) {
+#pragma unroll
+      for (int k = 0; k < kPart<T>; ++k)
+        if (j + k == column) dx.v[k] = T((exponential_from(part.v[k], shift) - A(1)) * by);
+    }
+    return dx;
+  }
+};
+
+template <class T, bool kWhole>
+__global__ __launch_bounds__(kRowThreads) void cross_entropy_backward_kernel(Gradient<T> f) {
+  const RowThread at = row_thread(f.of.rows);
+  if (at.row >= f.of.rows.count) return;
+  const int n = f.of.rows.length;
+  const RowGradient<T> gradient(f.of, at.row, f.lse[at.row], f.times ? f.scale * *f.times : f.scale);
+  T* const to = f.dx + at.row * n;
+  stream_parts<kWhole>(at, f.of.x + at.row * n, n,
+                       [&](int j, const auto& part) { store_part<kWhole>(to, j, n, gradient.of(part, j)); });
+}
+
+// Both at once, of a row that fits into shared memory: it is read once, all of it on its way at the same time. Each
+// thread has the parts that it copied itself, in the order of the kernels above, so the bits are theirs;
+// the barriers of the row's sum come before its first thread reads the target's logit, which another may have copied.
+template <class T>
+__global__ __launch_bounds__(kRowThreads) void cross_entropy_in_place_kernel(Gradient<T> f, Scores<T> to) {
+  const RowThread at{blockIdx.x, static_cast<int>(threadIdx.x), f.of.rows.width};
+  const int n = f.of.rows.length, step = at.width * kPart<T>;
+  T *const row = dynamic_shared<T>(), *const there = f.dx + at.row * n;
+  for (int j = at.part<T>(0); j < n; j += step) copy_async(shared_address(row + j), there + j, true);
+  commit_copies();
+  wait_for_copies<0>();
+  Online<T> online;
+  for (int j = at.part<T>(0); j < n; j += step) online.template add<true>(load<kPart<T>>(row + j), j, n);
+  const auto own = online.row_lse(at);
+  if (at.thread == 0) to.store(f.of, at, own, row);
+  const RowGradient<T> gradient(f.of, at.row, own, f.scale);
+  for (int j = at.part<T>(0); j < n; j += step) store(there + j, gradient.of(load<kPart<T>>(row + j), j));
+}
+
+// x *= times, unless that is one.
+template <class T, bool kWhole>
+__global__ void times_kernel(T* x, Rows rows, const double* times) {
+  const double by = *times;
+  if (by == 1) return;
+  for (int64_t i = blockIdx.x; i < rows.count; i += gridDim.x)
+    for (int j = static_cast<int>(threadIdx.x) * kPart<T>; j < rows.length; j += kThreads * kPart<T>) {
+      T* const row = x + i * rows.length;
+      Packed<T, kPart<T>> part = load_part<kWhole>(row, j, rows.length);
+      for (int k = 0; k < kPart<T>; ++k)
+        part.v[k] = T(static_cast<Accumulate<T>>(part.v[k]) * static_cast<Accumulate<T>>(by));
+      store_part<kWhole>(row, j, rows.length, part);
+    }
+}
+
+template <class T>
+Scores<T> scores_of(const RowLosses& out) {
+  return {out.lse.device_data<Accumulate<T>>(), out.losses.device_data<double>()};
+}
+
+}  // namespace
+
+RowLosses cross_entropy(const Tensor& logits, const Tensor& targets) {
+  return with_floating(logits.dtype(), "cross_entropy", [&](auto t) {
+    using T = decltype(t);
+    RowLosses out = room_for(logits, logits.dim(0), kDTypeOf<Accumulate<T>>);
+    const Logits<T> f = logits_of<T>(logits, targets, {});
+    const auto queue = [&](auto whole) {
+      launch(context(logits), "cross_entropy", f.rows.grid(), cross_entropy_kernel<T, decltype(whole)::value>, f,
+             scores_of<T>(out));
+    };
+    with_parts<T>(logits.dim(1), queue, f.x);
+    sums("cross_entropy", out.totals, out.losses);
+    return out;
+  });
+}
+
+RowLosses cross_entropy_in_place(const Tensor& logits, const Tensor& targets, double scale) {
+  return with_floating(logits.dtype(), "cross_entropy", [&](auto t) {
+    using T = decltype(t);
+    const Logits<T> f = logits_of<T>(logits, targets, {});
+    const int64_t row = logits.dim(1) * static_cast<int64_t>(sizeof(T));
+    bool whole_rows = false;
+    with_parts<T>(
+        logits.dim(1), [&](auto whole) { whole_rows = whole; }, f.x);
+    if (!whole_rows || f.rows.width == 32 || row + kOwnShared > context(logits).most_shared() || row > kMostShared) {
+      RowLosses out = cuda::cross_entropy(logits, targets);
+      cuda::cross_entropy_backward(logits, Scored{logits, targets, out.lse}, scale, {});
+      return out;
+    }
+    RowLosses out = room_for(logits, logits.dim(0), kDTypeOf<Accumulate<T>>);
+    const Gradient<T> both{f, nullptr, logits.device_data<T>(), scale, nullptr};
+    launch(context(logits), "cross_entropy",
+           {.blocks = f.rows.count, .threads = f.rows.width, .shared = static_cast<int>(row)},
+           cross_entropy_in_place_kernel<T>, both, scores_of<T>(out));
+    sums("cross_entropy", out.totals, out.losses);
+    return out;
+  });
+}
+
+void multiply_by(const Tensor& x, const Tensor& times) {
+  constexpr int64_t kBlocks = 1024;
+  with_floating(x.dtype(), "cross_entropy_backward", [&](auto t) {
+    using T = decltype(t);
+    const Rows rows{x.dim(0), static_cast<int>(x.dim(1))};
+    T* const to = x.device_data<T>();
+    const auto queue = [&](auto whole) {
+      launch(context(x), "cross_entropy_backward", {.blocks = std::min(rows.count, kBlocks)},
+             times_kernel<T, decltype(whole)::value>, to, rows, times.device_data<double>());
+    };
+    with_parts<T>(x.dim(1), queue, to);
+  });
+}
+
+void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const GradientScale& scale,
+                            const VocabPart& part) {
+  with_floating(of.logits.dtype(), "cross_entropy_backward", [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const Gradient<T> f{logits_of<T>(of.logits, of.targets, part), of.lse.device_data<A>(), dlogits.device_data<T>(),
+                        scale.number, scale.times.defined() ? scale.times.device_data<double>() : nullptr};
+    const auto queue = [&](auto whole) {
+      launch(context(dlogits), "cross_entropy_backward", f.of.rows.grid(),
+             cross_entropy_backward_kernel<T, decltype(whole)::value>, f);
+    };
+    with_parts<T>(dlogits.dim(1), queue, f.of.x, f.dx);
+  });
+}
+
+// What ranks that share out the vocabulary bring to a loss on a GPU, and what they make of all parts.
+
+namespace {
+
+// out = the row's maximum where max is null, else the sum of exp(logit - max).
+template <class T, bool kWhole>
+__global__ __launch_bounds__(kRowThreads) void row_kernel(const T* x, Rows rows, const Accumulate<T>* max,
+                                                          Accumulate<T>* out) {
+  using A = Accumulate<T>;
+  const RowThread at = row_thread(rows);
+  if (at.row >= rows.count) return;
+  const int n = rows.length;
+  const T* const row = x + at.row * n;
+  A own = max ? A(0) : -std::numeric_limits<A>::infinity();
+  const A top = max ? max[at.row] : A(0);
+  stream_parts<kWhole>(at, row, n, [&](int j, const auto& part) {
+    each_in_part<kWhole, T>(j, n, [&](int k) {
+      own = max ? own + exponential_from(part.v[k], top) : std::max(own, static_cast<A>(part.v[k]));
+    });
+  });
+  own = max ? row_sum(at, own) : row_top(at, own);
+  if (at.thread == 0) out[at.row] = own;
+}
+
+template <class T>
+__global__ void target_logits_kernel(Logits<T> f, Accumulate<T>* out) {
+  const int64_t i = global_thread();
+  if (i >= f.rows.count) return;
+  const int column = column_of(f, i, f.targets[i]);
+  out[i] = column < 0 ? Accumulate<T>(0) : static_cast<Accumulate<T>>(f.x[i * f.rows.length + column]);
+}
+
+template <class A>
+struct Joined {
+  const A *max, *sum_exp, *logit;
+  const int32_t* targets;
+  A* lse;
+  double* losses;
+  Rows rows;
+};
+
+template <class A>
+__global__ void joined_kernel(Joined<A> f) {
+  const int64_t i = global_thread();
+  if (i >= f.rows.count) return;
+  const A own = f.max[i] + math::log(f.sum_exp[i]);
+  f.lse[i] = own;
+  store_loss(f.losses, f.rows, i, own, f.logit[i], f.targets[i] != kIgnoredTarget);
+}
+
+void row_max_or_sum(const char* op, const Tensor& out, const Tensor& x, const Tensor* max) {
+  if (x.dim(0) == 0) return;
+  with_floating(x.dtype(), op, [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulate<T>;
+    const Rows rows = rows_of<T>(x.dim(0), x.dim(1), kPartsEach);
+    const T* const from = x.device_data<T>();
+    const auto queue = [&](auto whole) {
+      launch(context(x), op, rows.grid(), row_kernel<T, decltype(whole)::value>, from, rows,
+             max ? max->device_data<A>() : nullptr, out.device_data<A>());
+    };
+    with_parts<T>(x.dim(1), queue, from);
+  });
+}
+
+}  // namespace
+
+RowLosses joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own, const Tensor& targets) {
+  RowLosses out = room_for(max, max.numel(), max.dtype());
+  with_floating(max.dtype(), "cross_entropy", [&](auto t) {
+    using A = Accumulate<decltype(t)>;
+    const Joined<A> f{.max = max.device_data<A>(),
+                      .sum_exp = sum_exp.device_data<A>(),
+                      .logit = own.device_data<A>(),
+                      .targets = targets.device_data<int32_t>(),
+                      .lse = out.lse.template device_data<A>(),
+                      .losses = out.losses.template device_data<double>(),
+                      .rows = {.count = max.numel()}};
+    launch(context(max), "cross_entropy", {.blocks = blocks_for(f.rows.count, kThreads)}, joined_kernel<A>, f);
+  });
+  sums("cross_entropy", out.totals, out.losses);
+  return out;
+}
+
+void row_max(const Tensor& out, const Tensor& logits) { row_max_or_sum("row_max", out, logits, nullptr); }
+void row_sum_exp(const Tensor& out, const Tensor& logits, const Tensor& max) {
+  row_max_or_sum("row_sum_exp", out, logits, &max);
+}
+
+void target_logits(const Tensor& out, const Tensor& logits, const Tensor& targets, const VocabPart& part) {
+  with_floating(logits.dtype(), "target_logits", [&](auto t) {
+    using T = decltype(t);
+    const Logits<T> f = logits_of<T>(logits, targets, part);
+    launch(context(logits), "target_logits", {.blocks = blocks_for(f.rows.count, kThreads)}, target_logits_kernel<T>, f,
+           out.device_data<Accumulate<T>>());
+  });
+}
+
+}  // namespace tessera::cuda

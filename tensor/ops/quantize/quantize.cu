@@ -1,0 +1,152 @@
+// From codes to numbers on a GPU: a thread has the four bytes of eight neighbouring elements.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tensor/cuda/copy.h"
+#include "tensor/cuda/loops.cuh"
+#include "tensor/dtype.h"
+#include "tensor/ops/quantize/quantize.h"
+
+namespace tessera::cuda {
+
+namespace {
+
+constexpr int kEach = 8;  // elements of a thread
+
+// A run of elements: where it begins here, and in the whole.
+struct RunStart {
+  int64_t here, whole;
+};
+
+struct Decode {
+  const uint8_t *codes, *scales;
+  int64_t count, together;  // elements here, and, of gptq, those that have one scale
+  // Of nf4 alone:
+  const float* shared;
+  const RunStart* starts;  // null: there is one run
+  int64_t runs, first_whole, groups;
+  int pieces;
+  int64_t first_blocks[kMostPieces] = {}, first_groups[kMostPieces] = {};
+  float levels[16] = {}, shares[256] = {};
+
+  __device__ int64_t whole_of(int64_t here) const {
+    if (!starts) return here + first_whole;
+    int64_t low = 0, high = runs - 1;  // the last run that does not begin behind it
+    while (low < high) {
+      const int64_t middle = (low + high + 1) / 2;
+      if (starts[middle].here <= here)
+        low = middle;
+      else
+        high = middle - 1;
+    }
+    return starts[low].whole + here - starts[low].here;
+  }
+  // In float64, as on the CPU: a product of two floats is exact there, so a fused instruction rounds alike.
+  __device__ float nf4_scale(int64_t here) const {
+    const int64_t block = whole_of(here) / kNf4Block;
+    int piece = pieces - 1;
+    while (piece > 0 && first_blocks[piece] > block) --piece;
+    const int64_t group = first_groups[piece] + (block - first_blocks[piece]) / kScalesOfGroup;
+    const double share = shares[scales[here / kNf4Block]], most = shared[group], mean = shared[groups + piece];
+    return static_cast<float>(share * most + mean);
+  }
+};
+
+// gptq: two groups have a scale each, and a byte with both zeros.
+struct GroupScale {
+  float scale;
+  int zero;
+};
+__device__ GroupScale group_scale(const uint8_t* scales, int64_t group) {
+  const uint8_t* const at = scales + group / 2 * 5;
+  const int half = static_cast<int>(group % 2);
+  return {wide(Half{static_cast<uint16_t>(at[2 * half] | at[2 * half + 1] << 8)}), at[4] >> (4 * half) & 15};
+}
+
+static_assert(kNf4Block % kEach == 0);
+
+// kOneScale: the elements of a thread share their scale, and so one division finds it. Those of nf4 always do.
+template <class T, bool kNf4, bool kOneScale>
+__global__ void decode_kernel(const Decode f, T* out) {
+  __shared__ float levels[16];
+  if constexpr (kNf4) {
+    if (threadIdx.x < 16) levels[threadIdx.x] = f.levels[threadIdx.x];
+    __syncthreads();
+  }
+  const int64_t first = global_thread() * kEach;
+  if (first >= f.count) return;
+  const bool whole = first + kEach <= f.count;
+  const int n = whole ? kEach : static_cast<int>(f.count - first);
+  uint32_t codes = 0;
+  if (whole)
+    codes = *reinterpret_cast<const uint32_t*>(f.codes + first / 2);
+  else
+    for (int k = 0; k < n; k += 2) codes |= static_cast<uint32_t>(f.codes[(first + k) / 2]) << (4 * k);
+  Packed<T, kEach> v;
+  GroupScale g{};
+  for (int k = 0; k < kEach; ++k) {
+    const int64_t at = first + k;
+    const int code = static_cast<int>(codes >> (4 * k) & 15);
+    if constexpr (kNf4) {
+      if (k == 0) g.scale = f.nf4_scale(at);
+      v.v[k] = T(levels[code] * g.scale);
+    } else {
+      if (k == 0 || (!kOneScale && at % f.together == 0 && k < n)) g = group_scale(f.scales, at / f.together);
+      v.v[k] = T(g.scale * static_cast<float>(code - g.zero));
+    }
+  }
+  if (whole) {
+    store(out + first, v);
+  } else {
+    for (int k = 0; k < kEach; ++k)
+      if (k < n) out[first + k] = v.v[k];
+  }
+}
+
+}  // namespace
+
+void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out) {
+  const PieceBounds pieces(p);
+  const int64_t n = out.numel();
+  const bool nf4 = p.codec == Codec::nf4;
+  if (std::ssize(p.pieces) > kMostPieces)
+    throw Error("[dequantize] a matrix of " + std::to_string(p.pieces.size()) + " pieces; expected at most " +
+                std::to_string(kMostPieces));
+  const Sections at(p, n);
+  const uint8_t* const from = bytes.device_data<uint8_t>();
+  Decode f{.codes = from + at.codes,
+           .scales = from + at.scales,
+           .count = n,
+           .together = p.group,
+           .shared = reinterpret_cast<const float*>(from),
+           .starts = nullptr,
+           .runs = std::ssize(runs),
+           .first_whole = runs.empty() ? 0 : runs[0].whole,
+           .groups = pieces.groups,
+           .pieces = static_cast<int>(p.pieces.size())};
+  Tensor table;
+  if (nf4) {
+    std::ranges::copy(pieces.first_blocks, f.first_blocks);
+    std::ranges::copy(pieces.first_groups, f.first_groups);
+    std::ranges::copy(nf4_values(), f.levels);
+    std::ranges::copy(dynamic_values(), f.shares);
+    if (runs.size() > 1) {
+      std::vector<RunStart> starts;
+      for (const ElementRun& run : runs) starts.push_back({run.here, run.whole});
+      table = bytes.make({2 * f.runs}, DType::int64, Category::workspace);
+      copy_kept(table, std::as_bytes(std::span(starts)));
+      f.starts = reinterpret_cast<const RunStart*>(table.device_data<int64_t>());
+    }
+  }
+  with_floating(out.dtype(), "dequantize", [&](auto t) {
+    using T = decltype(t);
+    launch(context(out), "dequantize", {.blocks = blocks_for(n, int64_t{kThreads} * kEach)},
+           nf4                    ? decode_kernel<T, true, true>
+           : p.group % kEach == 0 ? decode_kernel<T, false, true>
+                                  : decode_kernel<T, false, false>,
+           f, out.device_data<T>());
+  });
+}
+
+}  // namespace tessera::cuda

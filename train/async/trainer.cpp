@@ -1,0 +1,157 @@
+// A worker's steps, and what all ranks have together.
+#include "train/async/trainer.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "train/device.h"
+#include "train/evaluate.h"
+
+namespace tessera {
+
+namespace {
+
+std::string of_worker(int worker) { return fmt::format("worker.{}.", worker); }
+
+void add_slots(const std::vector<Slot>& slots, const Tensor& whole, const std::string& prefix,
+               const std::string& suffix, std::vector<NamedTensor>& out) {
+  const Tensor here = whole.on_host();
+  for (const Slot& slot : slots) {
+    std::string name = prefix;
+    name.append(slot.parameter->name).append(suffix);
+    out.push_back({std::move(name), here.narrow(0, slot.begin, slot.size).reshape(slot.parameter->whole)});
+  }
+}
+
+}  // namespace
+
+AsyncTrainer::AsyncTrainer(const Job& job, Sequences sequences, Communicator& world)
+    : job_(job),
+      sequences_(std::move(sequences)),
+      axis_(world.split(0, world.rank(), "dp")),
+      arena_(rank_arena(job.plan, world)),
+      model_(whole_model(job, sequences_.vocab)),
+      schedule_(lr_schedule(job.optim)),
+      server_(*model_, *axis_, arena_, data_options(job), async_options()) {
+  check_sequences(job_, sequences_);
+}
+
+// Of ids in the host's memory.
+Documents AsyncTrainer::documents(const Tensor& ids) const {
+  if (!job_.optim.document_mask) return {};
+  const Documents made = documents_of(ids, *sequences_.document_end);
+  return {made.starts.to(arena_), made.positions.to(arena_)};
+}
+
+AsyncOptions AsyncTrainer::async_options() {
+  const int ranks = axis_->size();
+  return {.steps = job_.optim.steps,
+          .staleness = job_.plan.staleness,
+          .clip = job_.optim.clip,
+          .optimizer = [this](const std::vector<FlatUnit>& units) { return make_optimizer(job_, units); },
+          .lr = [this, ranks](int64_t applied) { return schedule_.at(applied / ranks); },
+          .record = job_.plan.record,
+          .replay = job_.plan.replay};
+}
+
+double AsyncTrainer::worker_step(int worker, int64_t step) {
+  const int64_t microbatches = job_.plan.microbatches, context = model_->config.context,
+                size = job_.optim.batch / (axis_->size() * microbatches), tokens = size * microbatches * context;
+  model_->clear_gradients();
+  double sum = 0;
+  for (int64_t m = 0; m < microbatches; ++m) {
+    const int64_t first = (worker * microbatches + m) * size;
+    const ArenaPtr host = arena_->host();
+    const Tensor ids = Tensor::empty({size, context}, DType::int32, host),
+                 targets = Tensor::empty({size, context}, DType::int32, host);
+    sequences_.load(step, first, size, ids.data<int32_t>(), targets.data<int32_t>());
+    model_->set_step({.seed = static_cast<uint64_t>(job_.optim.seed),
+                      .step = step,
+                      .first_sequence = first,
+                      .sequences_total = size * microbatches,
+                      .training = true,
+                      .documents = documents(ids)});
+    const Loss loss = model_->loss(ids.to(arena_), targets.to(arena_), 1.0 / static_cast<double>(tokens));
+    backward(loss.mean);
+    sum += loss.loss_sum;
+  }
+  model_->zero_missing_gradients();
+  return sum / static_cast<double>(tokens);
+}
+
+std::optional<double> AsyncTrainer::mean_loss(const Rows& split, const std::function<bool()>& stop) {
+  const auto forward = [&](const Tensor& ids, const Tensor& targets, const Tensor&) {
+    model_->set_step({.documents = documents(ids)});
+    return model_->loss(ids.to(arena_), targets.to(arena_), 1).loss_sum;
+  };
+  return tessera::mean_loss({.forward = forward,
+                             .at_once = job_.optim.batch / (job_.plan.microbatches * axis_->size()),
+                             .turn = axis_->rank(),
+                             .turns = axis_->size(),
+                             .arena = arena_->host(),
+                             .stop = stop},
+                            *axis_, split);
+}
+
+// Whole tensors, on rank 0, of what each server has a part of.
+void AsyncTrainer::gather(const std::string& suffix, const std::function<Tensor(size_t unit)>& shard,
+                          std::vector<NamedTensor>& out) {
+  const std::vector<Module::Unit> layout = model_->layout();
+  for (size_t u = 0; u < layout.size(); ++u) {
+    const Tensor whole = server_.gather(u, server_.optimizer() ? shard(u) : Tensor());
+    if (axis_->rank() == 0) add_slots(layout[u].slots, whole, "", suffix, out);
+  }
+}
+
+std::vector<NamedTensor> AsyncTrainer::values() {
+  std::vector<NamedTensor> out;
+  gather(
+      "", [&](size_t u) { return server_.shards()[u].values; }, out);
+  return out;
+}
+
+std::vector<NamedTensor> AsyncTrainer::state() {
+  std::vector<NamedTensor> out;
+  for (const std::string& kind : state_kinds(job_.optim))
+    gather(
+        "." + kind,
+        [&](size_t u) {
+          for (const NamedTensor& t : server_.optimizer()->state())
+            if (t.name == server_.shards()[u].name + "." + kind) return t.tensor;
+          return Tensor();
+        },
+        out);
+  return out;
+}
+
+std::vector<NamedTensor> AsyncTrainer::pulled() {
+  const std::vector<FlatUnit>& units = server_.units();
+  std::vector<NamedTensor> out;
+  for (int w = 0; w < axis_->size(); ++w)
+    for (size_t u = 0; server_.holds(w) && u < units.size(); ++u) {
+      const Tensor whole = server_.gather_held(u, w);
+      if (axis_->rank() == 0) add_slots(units[u].slots, whole, of_worker(w), "", out);
+    }
+  return out;
+}
+
+void AsyncTrainer::read(const WholeTensors& values, const WholeTensors& state, int64_t updates) {
+  Optimizer* const optimizer = server_.optimizer();
+  if (!optimizer) return;
+  read_values(server_.shards(), values);
+  read_state(*optimizer, state);
+  optimizer->set_steps(updates);
+}
+
+void AsyncTrainer::begin_with(const WholeTensors& values) {
+  if (server_.optimizer()) tessera::begin_with(server_.shards(), *server_.optimizer(), values);
+}
+
+void AsyncTrainer::read_pulled(const WholeTensors& pulled) {
+  read_values(server_.units(), [&](const std::string& name, DType dtype, const Shape& shape) {
+    return pulled(of_worker(axis_->rank()) + name, dtype, shape);
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,293 @@
+// Parts of a whole: who has them, and their way to rank 0 and back.
+#include "train/checkpoint/state.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <optional>
+
+#include "tensor/error.h"
+
+namespace tessera {
+
+namespace {
+
+// What `flat`, a tensor like the unit's values, has of each parameter. A slot may begin before it or end past it.
+void add_parts(const FlatUnit& unit, const Tensor& flat, const std::string& suffix, std::vector<HeldPart>& out) {
+  for (const Slot& slot : unit.slots) {
+    const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.end(), flat.numel());
+    if (from < to)
+      out.push_back(
+          {slot.parameter->source() + suffix, slot.parameter, flat.narrow(0, from, to - from), from - slot.begin});
+  }
+}
+
+std::vector<HeldPart> values_of(const std::vector<FlatUnit>& units) {
+  std::vector<HeldPart> out;
+  for (const FlatUnit& unit : units) add_parts(unit, unit.values, "", out);
+  return out;
+}
+
+// Of tensors that are named after their units.
+std::vector<HeldPart> state_of(const std::vector<NamedTensor>& all, const std::vector<FlatUnit>& units) {
+  std::vector<HeldPart> out;
+  for (const NamedTensor& state : all)
+    for (const FlatUnit& unit : units) {
+      if (!state.name.starts_with(unit.name + ".")) continue;
+      const std::string kind = state.name.substr(unit.name.size());
+      if (kind.find('.', 1) == std::string::npos)  // else of a unit whose name begins with this one's
+        add_parts(unit, state.tensor, kind, out);
+    }
+  return out;
+}
+
+std::vector<HeldPart> state_of(const Optimizer& optimizer) { return state_of(optimizer.state(), optimizer.units()); }
+
+std::vector<HeldPart> state_of(const DataStrategy& strategy) {
+  return strategy.state().empty() ? std::vector<HeldPart>() : state_of(strategy.state(), strategy.shards());
+}
+
+// The optimizer's, and the values of ranks that train alone, by names that say whose they are.
+std::vector<HeldPart> apart_state(Trainer& trainer) {
+  std::vector<HeldPart> out = state_of(trainer.optimizer());
+  const DataStrategy& strategy = trainer.strategy();
+  if (!strategy.layout().apart) return out;
+  for (const FlatUnit& unit : strategy.shards())
+    if (unit.trainable()) add_parts(unit, unit.values, ".value", out);
+  for (HeldPart& h : out) h.name += suffix_of_copy(strategy.copy());
+  return out;
+}
+
+std::vector<HeldPart> gradients_of(Trainer& trainer) {
+  std::vector<HeldPart> out;
+  for (const FlatUnit& unit : trainer.strategy().shards())
+    if (unit.trainable()) add_parts(unit, unit.grads, "", out);
+  return out;
+}
+
+// Of ranks that hold the same the first has it to save, or those of that copy on the data axis; a copy of a tied weight
+// is nobody's.
+std::vector<HeldPart> own(Trainer& trainer, std::vector<HeldPart> held, std::optional<int> copy = 0) {
+  const int mine = trainer.strategy().copy();
+  // Neighbours that keep everything have one copy of the experts among them; each group of shard ranks has its own.
+  const bool everything = trainer.strategy().layout().kept == Kept::everywhere;
+  const int neighbours = everything ? static_cast<int>(trainer.job().plan.ep) : 1;
+  if (trainer.strategy().layout().apart && trainer.mesh().coordinate("cp") > 0) return {};  // which are one copy
+  std::erase_if(held, [&](const HeldPart& h) {
+    const ShardSpec& shard = h.parameter->shard;
+    const int alike = h.parameter->is_expert ? neighbours : 1;
+    const bool copied = copy && mine / alike != *copy / alike;  // none: of each copy
+    return copied || h.parameter->is_copy() || (shard.is_whole() && trainer.mesh().coordinate("tp") > 0);
+  });
+  return held;
+}
+
+std::vector<WholeTensor> list(Trainer& trainer, DType dtype, bool of_frozen) {
+  std::vector<WholeTensor> out;
+  for (const Module::Unit& unit : trainer.whole_model().layout())
+    for (const Slot& slot : unit.slots)
+      if (unit.trainable || of_frozen)
+        out.push_back({slot.parameter->name, unit.dtype(dtype), slot.parameter->stored()});
+  return out;
+}
+
+// Whole tensors on rank 0. A rank's table has for each run of its elements, which follow one another: the tensor, where
+// the run begins in it, and its length.
+std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<WholeTensor>& all,
+                                const std::vector<HeldPart>& mine) {
+  Communicator& world = trainer.world();
+  const ArenaPtr host = trainer.arena()->host();
+  std::map<std::string, int64_t> index;
+  for (const WholeTensor& t : all) index.emplace(t.name, std::ssize(index));
+  std::vector<int64_t> table;
+  int64_t count = 0;  // bytes
+  for (const HeldPart& h : mine) {
+    for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(), [&](int64_t, int64_t whole, int64_t length) {
+      table.insert(table.end(), {index.at(h.name), whole, length});
+    });
+    count += h.part.nbytes();
+  }
+  const auto numbers = [&](const std::vector<int64_t>& v) { return Tensor::of<int64_t>(v, {std::ssize(v)}, host); };
+  const auto room = [&](int64_t n) { return Tensor::empty({n}, DType::uint8, host, Category::workspace); };
+  if (all.empty()) return {};
+  const Tensor elements = room(count);
+  for (int64_t at = 0; const HeldPart& h : mine) {
+    const Tensor here = h.part.on_host();
+    std::memcpy(elements.raw() + at, here.raw(), static_cast<size_t>(here.nbytes()));
+    at += here.nbytes();
+  }
+  if (world.rank() > 0) {
+    world.send(numbers({std::ssize(table), count}), 0);
+    world.send(numbers(table), 0);
+    world.send(elements, 0);
+    return {};
+  }
+  std::vector<NamedTensor> out;
+  for (const WholeTensor& t : all) out.push_back({t.name, Tensor::empty(t.shape, t.dtype, host, Category::workspace)});
+  const auto place = [&](const Tensor& runs, const Tensor& from) {
+    const std::byte* at = from.raw();
+    for (const int64_t *run = runs.data<int64_t>(), *const end = run + runs.numel(); run < end; run += 3) {
+      const Tensor& to = out[static_cast<size_t>(run[0])].tensor;
+      const int64_t element = size_of(to.dtype());
+      std::memcpy(to.raw() + run[1] * element, at, static_cast<size_t>(run[2] * element));
+      at += run[2] * element;
+    }
+  };
+  place(numbers(table), elements);
+  for (int r = 1; r < world.size(); ++r) {
+    const Tensor sizes = numbers({0, 0});
+    world.recv(sizes, r);
+    const Tensor runs = Tensor::empty({sizes.data<int64_t>()[0]}, DType::int64, host);
+    world.recv(runs, r);
+    const Tensor theirs = room(sizes.data<int64_t>()[1]);
+    world.recv(theirs, r);
+    place(runs, theirs);
+  }
+  return out;
+}
+
+void read_parts(const std::vector<HeldPart>& parts, const WholeTensors& source) {
+  for (const HeldPart& h : parts) {
+    const TensorReader whole = source(h.name, h.part.dtype(), h.parameter->stored());
+    if (!whole) continue;
+    const Tensor here = h.part.on_host();
+    const int64_t element = size_of(here.dtype());
+    for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t at, int64_t count) {
+      whole(at, {here.raw() + (local - h.begin) * element, static_cast<size_t>(count * element)});
+    });
+    if (h.part.device() != Device::cpu) Tensor(h.part).copy_from(here);
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> state_kinds(const Optimisation& o, bool matrices) {
+  std::vector<std::string> kinds = {"m", "v"};
+  if (matrices || o.optimizer == OptimizerKind::sgd) kinds.assign(matrices || o.momentum != 0 ? 1 : 0, "momentum");
+  if (o.dtype == DType::bfloat16 && o.state_dtype != DType::bfloat16) kinds.emplace_back("master");
+  return kinds;
+}
+
+std::string suffix_of_copy(int copy) { return copy == 0 ? "" : fmt::format(".replica{}", copy); }
+
+std::vector<WholeTensor> list_values(Trainer& trainer) { return list(trainer, trainer.job().optim.dtype, true); }
+
+namespace {
+
+// Of the optimizer and of the strategy of the data axis, of so many of its copies, with their values or without.
+std::vector<WholeTensor> list_state(Trainer& trainer, int copies, bool values) {
+  const Optimisation& o = trainer.job().optim;
+  const std::vector<Module::Unit> units = trainer.whole_model().layout();
+  std::vector<WholeTensor> out;
+  // Of the units that keep that kind, in their order.
+  const auto add = [&](const std::string& kind, DType dtype, const std::string& suffix, bool of_rest,
+                       bool of_matrices) {
+    for (const Module::Unit& unit : units)
+      for (const Slot& slot : unit.slots)
+        if (unit.trainable && (unit.matrices ? of_matrices : of_rest))
+          out.push_back({fmt::format("{}.{}{}", slot.parameter->name, kind, suffix), dtype, slot.parameter->stored()});
+  };
+  const std::vector<std::string> rest = state_kinds(o), matrices = state_kinds(o, true);
+  const auto keeps = [](const std::vector<std::string>& kinds, const std::string& kind) {
+    return std::ranges::find(kinds, kind) != kinds.end();
+  };
+  for (int copy = 0; copy < copies; ++copy) {
+    for (const std::string kind : {"m", "v", "momentum", "master"})
+      add(kind, kind == "master" ? DType::float32 : state_dtype_of(o), suffix_of_copy(copy), keeps(rest, kind),
+          keeps(matrices, kind));
+    if (values) add("value", o.dtype, suffix_of_copy(copy), true, true);
+  }
+  for (const std::string& kind : trainer.strategy().state_kinds()) add(kind, wide_of(o.dtype), "", true, true);
+  return out;
+}
+
+}  // namespace
+
+std::vector<WholeTensor> list_state(Trainer& trainer) {
+  const bool apart = trainer.strategy().layout().apart;
+  return list_state(trainer, apart ? trainer.strategy().copies() : 1, apart);
+}
+
+std::vector<FlatUnit> model_of(const DataStrategy& strategy) {
+  std::vector<FlatUnit> out = strategy.shards();
+  if (strategy.agrees()) return out;
+  for (FlatUnit& unit : out)
+    for (const NamedTensor& kept : strategy.state())
+      if (kept.name == unit.name + ".common") unit.values = kept.tensor.to(unit.values.dtype());
+  return out;
+}
+
+std::vector<HeldPart> own_values(Trainer& trainer) { return own(trainer, values_of(model_of(trainer.strategy()))); }
+
+std::vector<HeldPart> own_state(Trainer& trainer) {
+  const bool apart = trainer.strategy().layout().apart;
+  std::vector<HeldPart> out = own(trainer, apart_state(trainer), apart ? std::optional<int>() : 0);
+  std::ranges::move(own(trainer, state_of(trainer.strategy())), std::back_inserter(out));
+  return out;
+}
+
+std::vector<HeldPart> held_between_steps(Trainer& trainer) {
+  const DataStrategy& strategy = trainer.strategy();
+  std::vector<HeldPart> out = state_of(strategy);
+  if (strategy.agrees()) std::ranges::move(values_of(strategy.residents()), std::back_inserter(out));
+  std::ranges::move(apart_state(trainer), std::back_inserter(out));
+  return out;
+}
+
+std::vector<NamedTensor> whole_values(Trainer& trainer, int copy) {
+  return gather(trainer, list_values(trainer), own(trainer, values_of(trainer.strategy().shards()), copy));
+}
+
+std::vector<NamedTensor> whole_gradients(Trainer& trainer, int copy) {
+  return gather(trainer, list(trainer, trainer.gradient_dtype(), false), own(trainer, gradients_of(trainer), copy));
+}
+
+std::vector<NamedTensor> whole_state(Trainer& trainer, int copy) {
+  std::vector<HeldPart> held = state_of(trainer.optimizer());
+  std::ranges::move(state_of(trainer.strategy()), std::back_inserter(held));
+  return gather(trainer, list_state(trainer, 1, false), own(trainer, held, copy));
+}
+
+std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients) {
+  std::vector<HeldPart> held =
+      own(trainer, of_gradients ? gradients_of(trainer) : values_of(trainer.strategy().shards()));
+  for (HeldPart& h : held) {
+    const std::vector<int32_t> rank(static_cast<size_t>(h.part.numel()), trainer.world().rank());
+    h.part = Tensor::of<int32_t>(rank, {h.part.numel()}, trainer.arena()->host());
+  }
+  std::vector<WholeTensor> whole = list(trainer, DType::int32, !of_gradients);
+  for (WholeTensor& t : whole) t.dtype = DType::int32;  // of bytes too
+  return gather(trainer, whole, held);
+}
+
+void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source) {
+  read_parts(values_of(units), source);
+  for (const FlatUnit& unit : units) ++unit.values.storage()->version;
+}
+
+void read_state(const Optimizer& optimizer, const WholeTensors& source) { read_parts(state_of(optimizer), source); }
+
+void read_state(Trainer& trainer, const WholeTensors& source) {
+  read_parts(apart_state(trainer), source);
+  read_parts(state_of(trainer.strategy()), source);
+}
+
+void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const WholeTensors& source) {
+  read_values(units, source);
+  std::vector<HeldPart> masters = state_of(optimizer);
+  constexpr std::string_view kMaster = ".master";
+  std::erase_if(masters, [&](const HeldPart& h) { return !h.name.ends_with(kMaster); });
+  for (HeldPart& h : masters) h.name.resize(h.name.size() - kMaster.size());
+  read_parts(masters, source);
+}
+
+TensorReader reader_of(std::span<const std::byte> bytes, DType dtype) {
+  return [bytes, element = size_of(dtype)](int64_t begin, std::span<std::byte> to) {
+    std::memcpy(to.data(), bytes.subspan(static_cast<size_t>(begin * element), to.size()).data(), to.size());
+  };
+}
+
+}  // namespace tessera

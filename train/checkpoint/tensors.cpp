@@ -1,0 +1,277 @@
+// Reading: whole tensors of files, or of parts of them.
+#include "train/checkpoint/tensors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "data/json.h"
+#include "models/layout.h"
+#include "models/stages.h"
+#include "parallel/comm/fake_transport.h"
+#include "tensor/error.h"
+#include "train/checkpoint/state.h"
+
+namespace tessera {
+
+namespace fs = std::filesystem;
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kParts = "parts";
+constexpr int64_t kMostElements = int64_t{1} << 56;
+
+// The files of a stem's parts, in order of their names.
+std::vector<fs::path> part_files(const fs::path& checkpoint, const std::string& stem) {
+  std::vector<fs::path> out;
+  std::error_code error;
+  for (fs::directory_iterator it(checkpoint, error), end; !error && it != end; it.increment(error))
+    if (const std::string name = it->path().filename().string(); name.starts_with(stem + ".rank-"))
+      out.push_back(it->path());
+  std::ranges::sort(out);
+  return out;
+}
+
+SavedPart parse_part(const std::string& name, const Json& j, const std::string& what) {
+  const auto refuse = [&]() -> InputError {
+    return InputError(fmt::format(
+        "{}: part of '{}': expected shape, dim, runs and begin, of elements that the shape has", what, name));
+  };
+  SavedPart part{.name = name};
+  if (!j.is_object() || !j.contains("shape") || !j["shape"].is_array() || j["shape"].size() > kMaxRank) throw refuse();
+  int64_t elements = 1;
+  for (const Json& size : j["shape"]) {
+    const std::optional<int64_t> n = natural(size);
+    if (!n || *n < 1 || *n > kMostElements / elements) throw refuse();
+    part.whole.push_back(*n);
+    elements *= *n;
+  }
+  const std::optional<int64_t> begin = natural(j.value("begin", Json())), dim = natural(j.value("dim", Json()));
+  const Json runs = j.value("runs", Json());
+  if (!begin || !dim || *dim > part.whole.rank() || !runs.is_array()) throw refuse();
+  part.begin = *begin;
+  part.shard.dim = static_cast<int>(*dim);
+  for (int64_t at = 0; const Json& run : runs) {
+    const auto first = run.is_array() && run.size() == 2 ? natural(run[0]) : std::nullopt,
+               size = first ? natural(run[1]) : first;
+    if (!size || *size < 1 || *dim == part.whole.rank() || *first < at || *first > part.whole[part.shard.dim] ||
+        *size > part.whole[part.shard.dim] - *first)
+      throw refuse();
+    part.shard.runs.push_back({*first, *size});
+    at = *first + *size;
+  }
+  return part;
+}
+
+// Elements that a rank with this shard keeps.
+int64_t kept_of(const SavedPart& part) {
+  if (part.shard.is_whole()) return part.whole.numel();
+  int64_t indices = 0;
+  for (const ShardSpec::Run& run : part.shard.runs) indices += run.size;
+  return part.whole.numel() / part.whole[part.shard.dim] * indices;
+}
+
+}  // namespace
+
+std::string part_name(const std::string& stem, size_t rank, size_t ranks) {
+  return fmt::format("{}.rank-{}-of-{}.safetensors", stem, rank, ranks);
+}
+
+std::string describe_parts(const std::vector<SavedPart>& parts) {
+  Json out = Json::object();
+  for (const SavedPart& p : parts) {
+    Json runs = Json::array();
+    for (const ShardSpec::Run& run : p.shard.runs) runs.push_back({run.begin, run.size});
+    out[p.name] = {{"shape", std::vector<int64_t>(p.whole.begin(), p.whole.end())},
+                   {"dim", p.shard.dim},
+                   {"runs", std::move(runs)},
+                   {"begin", p.begin}};
+  }
+  return out.dump();
+}
+
+std::vector<SavedPart> parse_parts(std::string_view text, const std::string& what) {
+  const Json json = parse_json(text, what);
+  if (!json.is_object()) throw InputError(what + ": the parts are not a JSON object");
+  std::vector<SavedPart> out;
+  for (const auto& [name, described] : json.items()) out.push_back(parse_part(name, described, what));
+  return out;
+}
+
+bool SavedTensors::are_in(const fs::path& checkpoint, const std::string& stem) {
+  std::error_code error;
+  return fs::exists(checkpoint / (stem + ".safetensors"), error) || !part_files(checkpoint, stem).empty();
+}
+
+SavedTensors::SavedTensors(const fs::path& checkpoint, const std::string& stem)
+    : what_((checkpoint / (stem + ".safetensors")).string()) {
+  std::error_code error;
+  std::vector<fs::path> names{what_};
+  if (!fs::exists(what_, error)) names = part_files(checkpoint, stem);
+  if (names.empty()) throw InputError(fmt::format("{}: there is no such file, and no parts of it", what_));
+  for (const fs::path& name : names) {
+    files_.push_back(std::make_unique<Safetensors>(name));
+    add(*files_.back(), name.string());
+  }
+}
+
+void SavedTensors::add(const Safetensors& file, const std::string& what) {
+  std::map<std::string, SavedPart> parts;
+  const auto described = file.metadata().find(kParts);
+  if (described != file.metadata().end())
+    for (SavedPart& p : parse_parts(described->second, what)) parts.emplace(p.name, std::move(p));
+  for (const TensorBytes& t : file.tensors()) {
+    const auto found = parts.find(t.name);
+    if (described != file.metadata().end() && found == parts.end())
+      throw InputError(fmt::format("{}: the parts do not name tensor '{}'", what, t.name));
+    if (t.shape.size() > kMaxRank)
+      throw InputError(fmt::format("{}: tensor '{}' has more than six dims", what, t.name));
+    SavedPart part = found != parts.end() ? found->second : SavedPart{.name = t.name, .whole = Shape(t.shape)};
+    part.count = std::ssize(t.bytes) / size_of(t.dtype);
+    if (part.count > kept_of(part) - part.begin)
+      throw InputError(fmt::format("{}: tensor '{}' has {} elements from {} on; its part ends at {}", what, t.name,
+                                   part.count, part.begin, kept_of(part)));
+    const std::vector<int64_t> shape(part.whole.begin(), part.whole.end());
+    Whole& whole = all_.try_emplace(t.name, Whole{t.dtype, shape, {}}).first->second;
+    if (whole.dtype != t.dtype || whole.shape != shape)
+      throw InputError(fmt::format("{}: tensor '{}' is of another kind than in the other parts", what, t.name));
+    whole.pieces.push_back({&t, std::move(part)});
+  }
+}
+
+void SavedTensors::expect_no_others(const std::set<std::string>& names) const {
+  for (const auto& [name, whole] : all_)
+    if (!names.contains(name))
+      throw InputError(
+          fmt::format("{}: the model has no tensor '{}'; expected those of {} parameters", what_, name, names.size()));
+}
+
+const SavedTensors::Whole& SavedTensors::at(const std::string& name) const {
+  const auto found = all_.find(name);
+  if (found == all_.end()) throw InputError(fmt::format("{}: there is no tensor '{}'", what_, name));
+  return found->second;
+}
+
+TensorReader SavedTensors::reader(const std::string& name) const {
+  const Whole& whole = at(name);
+  struct Run {
+    int64_t begin, count;
+    const std::byte* at;
+  };
+  std::vector<Run> runs;  // by their place in the whole
+  const int64_t element = size_of(whole.dtype);
+  for (const auto& [bytes, part] : whole.pieces)
+    for_each_run(part.whole, part.shard, part.begin, part.begin + part.count,
+                 [&, data = bytes->bytes.data(), first = part.begin](int64_t here, int64_t begin, int64_t count) {
+                   runs.push_back({begin, count, data + (here - first) * element});
+                 });
+  std::ranges::sort(runs, {}, &Run::begin);
+  const bool shared = whole.dtype == DType::uint8;  // parts of a matrix in four bits have some bytes in common
+  for (size_t i = 1; i < runs.size() && !shared; ++i)
+    if (runs[i].begin < runs[i - 1].begin + runs[i - 1].count)
+      throw InputError(fmt::format("{}: element {} of '{}' is in two parts", what_, runs[i].begin, name));
+  return [runs = std::move(runs), element, what = what_, name](int64_t begin, std::span<std::byte> to) {
+    auto run = std::ranges::upper_bound(runs, begin, {}, &Run::begin);
+    if (run != runs.begin()) --run;
+    while (!to.empty()) {
+      if (run == runs.end() || begin < run->begin || begin >= run->begin + run->count)
+        throw InputError(fmt::format("{}: element {} of '{}' is in no part here", what, begin, name));
+      const int64_t skipped = begin - run->begin, count = std::min(run->count - skipped, std::ssize(to) / element);
+      std::memcpy(to.data(), run->at + skipped * element, static_cast<size_t>(count * element));
+      to = to.subspan(static_cast<size_t>(count * element));
+      begin += count;
+      ++run;
+    }
+  };
+}
+
+WholeTensors SavedTensors::tensors() const {
+  return [this](const std::string& name, DType dtype, const Shape& shape) {
+    const Whole& whole = at(name);
+    if (whole.dtype != dtype || whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
+      throw InputError(
+          fmt::format("the checkpoint's '{}' does not fit: expected {} {}", name, name_of(dtype), shape.str()));
+    return reader(name);
+  };
+}
+
+// From the layouts that a model declares.
+
+namespace {
+
+// Elements of a unit that a rank of the data axis saves.
+Range saved_range(const Plan& plan, int64_t size, int rank) {
+  const Range all{0, size}, none{0, 0};
+  if (plan.zero != ZeroStage::none) {
+    const int cut = static_cast<int>(shared_over(plan));
+    return rank < cut ? shard_range(size, cut, rank) : none;
+  }
+  if (plan.dp_mode == DataMode::ps_sync) return shard_range(size, static_cast<int>(plan.servers), rank);
+  return rank == 0 ? all : none;
+}
+
+// The kinds of state that a rank of the data axis has of a unit to save, as names end.
+std::vector<std::string> saved_kinds(const Job& job, bool matrices, int rank) {
+  std::vector<std::string> kinds = state_kinds(job.optim, matrices);
+  const Plan& plan = job.plan;
+  if (plan.dp_mode != DataMode::diloco) return kinds;
+  const auto cp = static_cast<int>(plan.cp);
+  if (rank % cp != 0) return {};
+  kinds.emplace_back("value");
+  for (std::string& kind : kinds) kind += suffix_of_copy(rank / cp);
+  if (rank > 0) return kinds;
+  kinds.emplace_back("common");
+  if (plan.outer_momentum > 0) kinds.emplace_back("outer");
+  return kinds;
+}
+
+}  // namespace
+
+std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
+  const Plan& plan = job.plan;
+  if (plan.dp_mode == DataMode::ps_async)
+    throw FieldError("dp_mode", "the servers of ps-async save whole tensors; expected another one");
+  const Schedule schedule = schedule_of(plan);
+  const auto data_ranks = static_cast<int>(plan.dp * plan.cp), tp_ranks = static_cast<int>(plan.tp);
+  ModelConfig config = model_config(job, job.model.vocab);
+  config.tie_copies = plan.tie_copies || schedule.stages > 1;
+  std::vector<std::vector<SavedPart>> out(static_cast<size_t>(plan.ranks()));
+  for (int tp = 0; tp < tp_ranks; ++tp) {
+    Communicator axis(std::make_unique<FakeTransport>(tp, tp_ranks), "tp");
+    const std::unique_ptr<LanguageModel> model = job.make(config);
+    model->place({.tp = &axis, .between = plan.sp ? S(1, config.context / plan.cp) : I});
+    const std::vector<Module::Unit> units = model->layout();
+    const std::vector<int> stages = stages_of_units(*model, split_layers(*model, schedule.stages));
+    for (size_t u = 0; u < units.size(); ++u) {
+      if (state && !units[u].trainable) continue;
+      const int pp = schedule.rank_of_stage[static_cast<size_t>(stages[u])];
+      for (int data = 0; data < data_ranks; ++data) {
+        const bool apart = state && plan.dp_mode == DataMode::diloco;
+        const Range range = apart ? Range{0, units[u].size} : saved_range(plan, units[u].size, data);
+        const int number = (pp * data_ranks + data) * tp_ranks + tp;
+        std::vector<SavedPart>& rank = out[static_cast<size_t>(number)];
+        const std::vector<std::string> kinds =
+            state ? saved_kinds(job, units[u].matrices, data) : std::vector<std::string>{""};
+        for (const Slot& slot : units[u].slots) {
+          const Parameter& p = *slot.parameter;
+          const int64_t from = std::max(slot.begin, range.begin), to = std::min(slot.end(), range.end);
+          if (from >= to || p.is_copy() || (p.shard.is_whole() && tp > 0)) continue;
+          for (const std::string& kind : kinds)
+            rank.push_back({kind.empty() ? p.source() : p.source() + "." + kind,
+                            p.stored(),
+                            {.axis = {}, .dim = p.stored_shard().dim, .runs = p.stored_shard().runs},
+                            from - slot.begin,
+                            to - from});
+        }
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,415 @@
+// Closed forms of what stays, and the peaks of passes beside them.
+#include "train/memory.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "optim/muon.h"
+#include "parallel/comm/fake_transport.h"
+#include "parallel/pipeline/validate.h"
+#include "tensor/cpu/stands_for.h"
+#include "tensor/cpu/vectorize.h"
+#include "train/plan_sizes.h"
+#include "train/trainer.h"
+
+namespace tessera {
+
+namespace {
+
+// Elements of a part that server k of the plan has.
+int64_t served(const PartSizes& part, int64_t k, int64_t servers) {
+  int64_t sum = 0;
+  for (const UnitSizes& u : part.units)
+    if (u.trainable && k < servers) sum += std::clamp(u.size() - k * u.piece(servers), int64_t{0}, u.piece(servers));
+  return sum;
+}
+
+HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) {
+  const Plan& p = s.plan;
+  // Of what is trained: all of it, and a rank's share.
+  const int64_t whole = p.zero == ZeroStage::none ? part.whole(true) : part.padded(s.cut, true),
+                piece = part.pieces(s.cut, true);
+  const int64_t values = part.value_bytes(p.zero == ZeroStage::none ? 0 : s.cut);
+  HeldBytes held{.parameters = p.zero == ZeroStage::three ? part.piece_bytes(s.cut) : values,
+                 .gradients = (p.zero >= ZeroStage::two ? piece : whole) * s.grad,
+                 .optimizer = p.zero == ZeroStage::none ? part.state_bytes() : part.state_bytes(s.cut)};
+  if (p.dp_mode == DataMode::dataparallel && data_rank > 0) held = {};  // copies are communication
+  int64_t state = 0;                                                    // bytes of an element
+  for (const UnitSizes& u : part.units) state = std::max(state, u.state);
+  const int64_t own = served(part, data_rank, p.servers);
+  if (p.dp_mode == DataMode::ps_sync || p.dp_mode == DataMode::ps_async) held.optimizer = own * state;
+  if (p.dp_mode == DataMode::ps_async) {  // a server has a shard beside its worker's whole
+    held.parameters += own * s.value;
+    held.gradients += own * s.grad;
+  }
+  if (p.offload == Offload::optimizer) held.optimizer = 0;
+  if (p.offload == Offload::parameters) held.parameters = 0;
+  if (p.dp_mode == DataMode::diloco) held.optimizer += (p.outer_momentum > 0 ? 2 : 1) * whole * s.wide;
+  return held;
+}
+
+// Values of the largest unit of a pipeline rank: gathered, and a data rank's shard.
+struct LargestUnit {
+  int64_t whole = 0, piece = 0;
+};
+
+LargestUnit largest_unit(const PlanSizes& s, int64_t rank) {
+  LargestUnit most;
+  for (const PartSizes& part : s.parts[static_cast<size_t>(rank)])
+    for (const UnitSizes& u : part.units) {
+      most.whole = std::max(most.whole, u.padded(s.cut) * u.value);
+      most.piece = std::max(most.piece, u.piece(s.cut) * u.value);
+    }
+  return most;
+}
+
+// What an update that needs whole matrices takes: what is here of all of them, and the largest on its way. A message of
+// a GPU lies there until it is received: what owners get from here, and what is sent back of those that are owned here,
+// which are at most their share and one matrix more.
+int64_t update_bytes(const PlanSizes& s, const PartSizes& part) {
+  int64_t here = 0, most = 0, largest = 0;
+  for (const UnitSizes& u : part.units) {
+    if (!u.matrices.empty()) here += (s.plan.zero == ZeroStage::none ? u.size() : u.piece(s.cut)) * s.wide;
+    for (const Shape& m : u.matrices) {
+      const int64_t whole = m.numel() * s.wide;
+      most = std::max(most, orthogonalise_bytes(m[0], m[1], s.wide, s.plan.device) + (s.cut > 1 ? whole : 0) +
+                                (s.plan.tp > 1 ? 3 * whole : 0));
+      largest = std::max(largest, whole);
+    }
+  }
+  return here + most + (s.cut > 1 && s.plan.device == Device::cuda ? 2 * here + largest : 0);
+}
+
+std::vector<HeldBytes> held_by_ranks(const PlanSizes& s) {
+  std::vector<HeldBytes> out;
+  for (const std::vector<PartSizes>& stage : s.parts)
+    for (int64_t d = 0; d < s.data; ++d)
+      for (const PartSizes& part : stage) out.push_back(held_by(s, part, d));  // in the order of ranks
+  return out;
+}
+
+// Without a pipeline one is in flight at a time, and those after the second are like the second.
+Job with_few_microbatches(Job job) {
+  const int64_t few = std::min<int64_t>(2, job.plan.microbatches);
+  const ScheduleKind kind = job.plan.schedule;
+  const bool one_by_one = kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::naive;
+  if (job.plan.pp > 1 || !job.plan.schedule_file.empty() || !one_by_one) return job;
+  job.optim.batch = job.optim.batch / job.plan.microbatches * few;
+  job.plan.microbatches = few;
+  return job;
+}
+
+// The threads of a rank, on which the workspace of kernels depends, while one lives.
+class Team {
+ public:
+  explicit Team(const Plan& p) : before_(cpu::threads()) {
+    if (!has_processes(p)) cpu::set_threads(static_cast<int>(std::max<int64_t>(1, before_ / p.ranks())));
+    if (p.threads_per_rank > 0) cpu::set_threads(static_cast<int>(p.threads_per_rank));
+  }
+  ~Team() { cpu::set_threads(before_); }
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+ private:
+  int before_;
+};
+
+}  // namespace
+
+std::vector<HeldBytes> expected_memory(const Job& job) { return held_by_ranks(PlanSizes(job)); }
+
+std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
+  const Job job = with_few_microbatches(given);
+  const Team team(job.plan);
+  const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
+  const PlanSizes s(job);
+  const int64_t handed = handed_bytes(job), copies = s.parts[0][0].value_bytes() + s.parts[0][0].whole(true) * s.grad;
+  // In a pipeline stage 3 of ZeRO fetches for another micro-batch than the one that single ones show: what it holds for
+  // that comes on top of passes without it, and another unit is there where the next pass begins with one.
+  const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;
+  std::vector<std::vector<int64_t>> peaks;  // of the first data rank and of another one, by pipeline rank
+  std::vector<int64_t> moved;
+  for (int d = 0; d < (rooted && s.data > 1 ? 2 : 1); ++d) {
+    const std::vector<StageMemory> stages = measure_stages(job, apart ? std::optional<int>() : d, alike);
+    peaks.push_back(peaks_of_ranks(s.schedule, on_top ? measure_stages(job, {}, alike) : stages, handed));
+    moved.push_back(stages[0].communication - (d > 0 ? copies : 0));
+  }
+  std::vector<RankMemory> out;
+  for (const HeldBytes& held : held_by_ranks(s)) {
+    const auto rank = std::ssize(out), together = s.plan.ranks() / s.plan.pp;
+    const size_t kind = peaks.size() > 1 && rank > 0 ? 1 : 0;
+    const PartSizes& part = s.parts[static_cast<size_t>(rank / together)][static_cast<size_t>(rank % s.plan.tp)];
+    const int64_t peak = std::max(peaks[kind][static_cast<size_t>(rank / together)], update_bytes(s, part)),
+                  sent = on_top ? 0 : std::min(moved[kind], peak);
+    const LargestUnit largest = largest_unit(s, rank / together);
+    // copies from the host's memory: of the unit that is gathered, and of the next one
+    const int64_t copied = job.plan.offload == Offload::parameters ? 2 * largest.piece : 0;
+    out.push_back({held, peak - sent, copied + (on_top ? moved[kind] + largest.whole : sent)});
+    if (kind > 0) out.back().communication += copies;
+  }
+  return out;
+}
+
+// A pipeline on one rank, looked at between its passes.
+
+namespace {
+
+std::unique_ptr<Communicator> alone_on(const std::string& axis, int64_t ranks, int rank = 0) {
+  return std::make_unique<Communicator>(std::make_unique<FakeTransport>(rank, static_cast<int>(ranks), "threads"),
+                                        axis);
+}
+
+// One micro-batch after another, through all stages and back, with whole backward passes or split ones.
+Schedule one_after_another(int stages, int microbatches, bool split) {
+  Schedule s = empty_schedule("one after another", 1, stages, microbatches);
+  for (int i = 0; i < microbatches; ++i) {
+    for (int stage = 0; stage < stages; ++stage) s.actions[0].push_back({Do::F, stage, i});
+    for (int stage = stages; stage-- > 0;) s.actions[0].push_back({Do::B, stage, i});
+  }
+  return split ? split_backward(s) : s;
+}
+
+// Of the arena, at the beginning of a pass: what is live, and the most that was since the pass before began.
+struct Sample {
+  int64_t live = 0, peak = 0, communication = 0;
+};
+
+// A host's arena whose ops take what they would take on `device`.
+ArenaPtr host_arena_for(Device device) {
+  ArenaPtr arena = make_arena();
+  arena->local<StandsFor>().device = device;
+  return arena;
+}
+
+// Without the strategy of the data axis: the plainest one, alone.
+Job without_strategy(Job job) {
+  job.plan.dp_mode = DataMode::ddp;
+  job.plan.zero = ZeroStage::none;
+  return job;
+}
+
+// The ranks that it would speak to send nothing: numbers are whatever memory held, sizes are right.
+class LoneRank {
+ public:
+  LoneRank(const Job& job, bool split, std::optional<int> data_rank, int cp_rank, std::vector<Range> layers)
+      : sizes_(job),
+        through_root_(data_rank && job.plan.dp_mode == DataMode::dataparallel),
+        tp_(alone_on("tp", sizes_.plan.tp, sizes_.largest_tp_rank())),
+        cp_(alone_on("cp", sizes_.plan.cp, cp_rank)),
+        pp_(alone_on("pp", 1)),
+        data_(alone_on("dp", data_rank ? shared(job) : 1, data_rank.value_or(0))),
+        ep_(alone_on("ep", sizes_.plan.ep)),
+        edp_(alone_on("edp", data_rank ? shared(job) / sizes_.plan.ep : 1)),
+        whole_(job.make(sizes_.config)),
+        part_(*whole_, job.make, {*pp_, *data_, *cp_, *tp_, ep_.get()},
+              options(data_rank ? job : without_strategy(job), split, std::move(layers))) {}
+
+  const Schedule& list() const { return part_.schedule(); }
+  // A step, and a sample for the beginning of each pass and for the end.
+  std::vector<Sample> step() {
+    samples_.clear();
+    part_.strategy().begin_step();
+    part_.runtime().step();
+    sample();
+    part_.strategy().finish_gradients();
+    return samples_;
+  }
+
+ private:
+  int64_t shared(const Job& job) const { return job.plan.shard_ranks > 0 ? sizes_.cut : sizes_.data; }
+  ModelPart::Options options(const Job& job, bool split, std::vector<Range> layers) {
+    Job lone = job;
+    if (data_->size() < sizes_.data) lone.plan.cp = 1;
+    lone.plan.shard_ranks = 0;  // sums over groups are made in place
+    lone.plan.microbatches = job.plan.microbatches > 1 ? 2 : 1;
+    DataOptions data = data_options(lone);
+    if (job.plan.ep > 1) data.experts = edp_.get();
+    data.context = cp_.get();
+    return {.schedule = one_after_another(sizes_.schedule.stages, static_cast<int>(lone.plan.microbatches), split),
+            .layers = std::move(layers),
+            .cp_mode = job.plan.cp_mode,
+            .sp = job.plan.sp,
+            .tie_copies = job.plan.tie_copies,
+            .data = data,
+            .sequences = sizes_.sequences,
+            .load = [this](int64_t, bool ids, bool targets) { return load(ids, targets); },
+            .where = [this](int64_t) { return where(); },
+            .arena = arena_};
+  }
+  void sample() {
+    samples_.push_back({arena_->total().live, arena_->total().peak, arena_->usage(Category::communication).peak});
+    arena_->reset_peaks();
+  }
+  Tensor tokens(int64_t sequences, int64_t length) {
+    Tensor made = Tensor::empty({sequences, length}, DType::int32, arena_);
+    std::memset(made.raw(), 0, static_cast<size_t>(made.nbytes()));
+    return made;
+  }
+  Tensor tokens() { return tokens(sizes_.sequences, sizes_.tokens); }
+  // Of DataParallel the first rank loads those of all ranks, and the others none.
+  Tensor loaded() {
+    if (!through_root_) return tokens();
+    if (data_->rank() > 0) return Tensor::meta({sizes_.sequences, sizes_.tokens}, DType::int32);
+    return tokens(data_->size() * sizes_.sequences, sizes_.tokens);
+  }
+  Microbatch load(bool ids, bool targets) {
+    const Microbatch both{loaded(), loaded()};
+    return {ids ? both.ids : Tensor(), targets ? both.targets : Tensor()};
+  }
+  StepInfo where() {
+    sample();
+    StepInfo at{.seed = 1, .training = true};
+    at.positions = part_.positions();
+    at.tokens_total = part_.model().config.context;
+    if (sizes_.documents) {
+      const Tensor all = tokens(sizes_.sequences, at.tokens_total);
+      at.documents = {sizes_.plan.cp_mode == ContextMode::ulysses ? all : tokens(), tokens()};
+    }
+    return at;
+  }
+
+  PlanSizes sizes_;
+  bool through_root_;
+  std::unique_ptr<Communicator> tp_, cp_, pp_, data_, ep_, edp_;
+  std::unique_ptr<LanguageModel> whole_;
+  ArenaPtr arena_ = host_arena_for(sizes_.plan.device);
+  std::vector<Sample> samples_;
+  ModelPart part_;
+};
+
+// The first step packs weights and is not looked at otherwise. Of the second one the first micro-batch may hold what
+// was fetched for the next, and the last one makes its gradients beside those of the first.
+void measure(LoneRank& rank, int64_t handed, std::vector<StageMemory>& out) {
+  const std::vector<Sample> first = rank.step(), then = rank.step();
+  const Schedule& list = rank.list();
+  std::vector<int64_t> packs(out.size(), 0);
+  for (size_t i = 0; i < list.actions[0].size(); ++i) {
+    const auto [what, stage, microbatch] = list.actions[0][i];
+    const int64_t before = then[i].live, after = then[i + 1].live, peak = then[i + 1].peak;
+    const int64_t below = stage > 0 ? handed : 0, above = stage + 1 < list.stages ? handed : 0;
+    StageMemory& m = out[static_cast<size_t>(stage)];
+    packs[static_cast<size_t>(stage)] += first[i + 1].live - first[i].live - (after - before);
+    if (what == Do::F) {
+      m.forward = std::max(m.forward, peak - (before - below));
+      m.kept = after - above - (before - below);
+    } else if (what == Do::B) {
+      m.backward = std::max(m.backward, peak - (before - m.kept - above));
+    } else if (what == Do::I) {
+      m.input = std::max(m.input, peak - (before - m.kept - above));
+      m.deferred = after - below - (before - m.kept - above);
+    } else {
+      m.weight = std::max(m.weight, peak - (before - m.deferred));
+    }
+  }
+  int64_t moved = 0;
+  for (const Sample& s : then) moved = std::max(moved, s.communication);
+  for (size_t stage = 0; stage < out.size(); ++stage) {
+    out[stage].packs = std::max(out[stage].packs, packs[stage]);
+    out[stage].communication = std::max(out[stage].communication, moved);
+  }
+}
+
+// Ranks of a ring between which every hop takes what it takes anywhere. A hop has all queries and the keys' first half,
+// as on the last rank, or the queries' second half and all keys, as on the first; which is more depends on heads and
+// dtypes.
+std::vector<int> unlike_cp_ranks(const Plan& plan) {
+  if (plan.cp == 1 || plan.cp_mode == ContextMode::ulysses) return {0};
+  return {0, static_cast<int>(plan.cp) - 1};
+}
+
+std::vector<StageMemory> measure_all(const Job& job, std::optional<int> data_rank, const Schedule& plan,
+                                     const std::vector<Range>& layers = {}) {
+  std::vector<StageMemory> out(layers.empty() ? static_cast<size_t>(plan.stages) : layers.size());
+  for (const bool split : {false, true})
+    for (const int cp_rank : unlike_cp_ranks(job.plan))
+      if (plan.has(split ? Do::I : Do::B)) {
+        LoneRank rank(job, split, data_rank, cp_rank, layers);
+        measure(rank, handed_bytes(job), out);
+      }
+  return out;
+}
+
+// The first, a middle and the last stage, of so many layers each.
+std::vector<StageMemory> measure_short(Job job, std::optional<int> data_rank, const Schedule& plan, int64_t each) {
+  job.plan.pp = std::min(3, plan.stages);
+  job.plan.schedule = ScheduleKind::gpipe;
+  job.plan.schedule_file.clear();
+  job.plan.chunks = 0;
+  job.model.layers = job.plan.pp * each;
+  std::vector<Range> layers;
+  for (int64_t s = 0; s < job.plan.pp; ++s) layers.push_back({s * each, (s + 1) * each});
+  return measure_all(job, data_rank, plan, layers);
+}
+
+// ZeRO-3 holds up to four layers at a time, so that fewer are no measure.
+StageMemory after(const StageMemory& four, const StageMemory& five, int64_t layers) {
+  const auto follow = [&](int64_t StageMemory::*field) {
+    return four.*field + (layers - 4) * (five.*field - four.*field);
+  };
+  return {.kept = follow(&StageMemory::kept),
+          .deferred = follow(&StageMemory::deferred),
+          .forward = follow(&StageMemory::forward),
+          .backward = follow(&StageMemory::backward),
+          .input = follow(&StageMemory::input),
+          .weight = follow(&StageMemory::weight),
+          .packs = follow(&StageMemory::packs),
+          .communication = follow(&StageMemory::communication)};
+}
+
+}  // namespace
+
+int64_t handed_bytes(const Job& job) {
+  const Plan& p = job.plan;
+  const int64_t tokens = job.optim.batch / (p.dp * p.microbatches) * (job.model.context / p.cp / (p.sp ? p.tp : 1));
+  return tokens * job.model.channels * size_of(data_options(job).dtype);
+}
+
+std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank, bool alike) {
+  const cpu::Idle nothing_is_computed;
+  const Schedule plan = schedule_of(job.plan);
+  const std::vector<Range> layers = split_layers(*whole_model(job, job.model.vocab), plan.stages);
+  const bool is_short = std::ranges::all_of(layers, [](const Range& r) { return r.size() <= 5; });
+  if (!alike || is_short) return measure_all(job, data_rank, plan);
+  const std::vector<StageMemory> four = measure_short(job, data_rank, plan, 4),
+                                 five = measure_short(job, data_rank, plan, 5);
+  std::vector<StageMemory> out;
+  for (size_t s = 0; s < layers.size(); ++s) {
+    const size_t kind = s == 0 ? 0 : s + 1 == layers.size() ? four.size() - 1 : 1;
+    out.push_back(after(four[kind], five[kind], layers[s].size()));
+  }
+  return out;
+}
+
+std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<StageMemory>& stages, int64_t handed) {
+  std::vector<int64_t> out;
+  for (size_t rank = 0; rank < plan.actions.size(); ++rank) {
+    int64_t live = 0, peak = 0;
+    for (int stage = 0; stage < plan.stages; ++stage)
+      if (plan.rank_of_stage[static_cast<size_t>(stage)] == static_cast<int>(rank))
+        live += stages[static_cast<size_t>(stage)].packs;
+    for (const Action& a : plan.actions[rank]) {
+      if (a.what > Do::W) continue;  // messages are made of what passes hold
+      const StageMemory& m = stages[static_cast<size_t>(a.stage)];
+      // Between neighbours on one rank a value waits here.
+      const int64_t below = a.stage > 0 && !plan.crosses(a.stage - 1) ? handed : 0,
+                    above = a.stage + 1 < plan.stages && !plan.crosses(a.stage) ? handed : 0;
+      if (a.what == Do::F) {
+        peak = std::max(peak, live - below + m.forward);
+        live += m.kept - below + above;
+      } else if (a.what == Do::W) {
+        live -= m.deferred;
+        peak = std::max(peak, live + m.weight);
+      } else {
+        live -= m.kept + above;
+        peak = std::max(peak, live + (a.what == Do::I ? m.input : m.backward));
+        live += below + (a.what == Do::I ? m.deferred : 0);
+      }
+    }
+    out.push_back(peak);
+  }
+  return out;
+}
+
+}  // namespace tessera
