@@ -1,25 +1,46 @@
 #!/usr/bin/env bash
-# Whether two builds of tessera are the same program: same_bits.sh OLD NEW, each the path of a binary.
+# Whether two builds of tessera are the same program: same_bits.sh OLD NEW [WORD...], two paths of binaries.
 #
-# Short runs of every strategy, schedule, dtype and optimizer, on threads, under mpirun and, where both binaries can, on
-# a GPU (real or emulated): checkpoints must be equal byte for byte, and metrics.jsonl but for times and peaks of memory.
-# Then proofs (verify --format json), and command lines that cannot be, whose words and status must be equal. One line
-# for each; the status is 1 when any differ.
+# Short runs of every strategy, schedule, dtype, optimizer and family, on threads, under mpirun and, where both binaries
+# can, on a GPU (real or emulated): checkpoints must be equal byte for byte, metrics.jsonl but for times, and peaks of
+# memory no larger. Then what goes on from the old one's runs and folders (resume, tuning, import, export, 4 bits,
+# generate, evaluate, report), plans (times within 3%), datasets, proofs (verify --format json), and command lines that
+# cannot be, whose words and status must be equal. One line for each; the status is 1 when any differ.
+# With words it runs the rows alone that have one of them in their name or options: same_bits.sh OLD NEW experts muon
 set -uo pipefail
 
-[ $# -eq 2 ] || { echo "same_bits.sh: expected OLD NEW, found $# words" >&2; exit 2; }
+[ $# -ge 2 ] || { echo "same_bits.sh: expected OLD NEW [WORD...], found $# words" >&2; exit 2; }
 for binary in "$1" "$2"; do
   [ -x "$binary" ] || { echo "same_bits.sh: expected a program, found '$binary'" >&2; exit 2; }
 done
-declare -A program=([old]=$(realpath "$1") [new]=$(realpath "$2"))
+declare -A folder=() program=([old]=$(realpath "$1") [new]=$(realpath "$2"))
+wanted=("${@:3}")
+tests=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+python=${TESSERA_PYTHON:-python3}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/old" "$work/new"
 for ((i = 0; i < 300; ++i)); do echo "Line $i of a text that says little, but $((i % 7)) of it."; done >"$work/text.txt"
+for ((i = 0; i < 40; ++i)); do
+  echo "{\"prompt\": \"$i and $((i % 7)) is\", \"completion\": \" $((i + i % 7))\"}" >&3
+  echo "{\"messages\": [{\"role\": \"user\", \"content\": \"$i?\"}, {\"role\": \"assistant\", \"content\": \"Line $i.\"}]}" >&4
+  echo "{\"text\": \"Document $i says ${i}0.\"}" >&5
+done 3>"$work/sums.jsonl" 4>"$work/chat.jsonl" 5>"$work/documents.jsonl"
+gzip -k "$work/documents.jsonl"
+tac "$work/text.txt" >"$work/more.txt"
 export TESSERA_CACHE=$work/cache OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 NO_COLOR=1
-small="--data ../text.txt --layers 2 --heads 2 --channels 16 --context 16 --batch 8 --threads-per-rank 1 --warmup 2 --lr 0.03"
+sizes="--layers 2 --heads 2 --channels 16 --context 16"
+short="--batch 8 --threads-per-rank 1 --warmup 2 --lr 0.03"
+small="--data ../text.txt $sizes $short"
+tuned="$short --data ../sums.jsonl --steps 4 --eval-every 2 --save-every 2"
 same=0
 differ=0
+
+asked() { # asked NAME WORDS: whether this row is to run
+  local word
+  for word in ${wanted[@]+"${wanted[@]}"}; do [[ "$1 $2" != *"$word"* ]] || return 0; done
+  [ ${#wanted[@]} -eq 0 ]
+}
 
 verdict() { # verdict NAME WORDS DIFFERENCE: a difference that is empty is none
   if [ -z "$3" ]; then
@@ -31,60 +52,83 @@ verdict() { # verdict NAME WORDS DIFFERENCE: a difference that is empty is none
   fi
 }
 
+given() { folder[$1]=$2; } # given NAME WORDS: a folder that the old one makes for the rows that name it as ../NAME
+
+prepare() { # prepare WORDS: makes the folders that are named in them
+  local name
+  for name in "${!folder[@]}"; do
+    [[ "$1 " == *"../$name "* && ! -e $work/$name ]] || continue
+    prepare "${folder[$name]}"
+    # shellcheck disable=SC2086
+    (cd "$work/old" && "${program[old]}" ${folder[$name]} --out "../$name" >out.txt 2>&1) || echo "no $name: $(tail -n 1 "$work/old/out.txt")"
+  done
+}
+
 # in_both BEFORE WORDS: both programs, each in its folder; what they say is kept in out.txt, err.txt and status.txt there.
 in_both() {
   local side
+  prepare "$2"
   for side in old new; do
     # shellcheck disable=SC2086  # words are meant to be split
     (cd "$work/$side" && $1 "${program[$side]}" $2 >out.txt 2>err.txt; echo $? >status.txt)
   done
 }
 
-without_times() { sed -E -e 's/,"gpu":.*/}/' -e 's/"(step_ms|tokens_per_s|mfu|peak_bytes)":(\[[^]]*\]|[^],}]*)//g' "$1"; }
+compared() { # compared HOW NAME: the first difference of what both have made
+  local side
+  for side in old new; do
+    [ "$(cat "$work/$side/status.txt")" = 0 ] || { echo "the $side one fails: $(tail -n 1 "$work/$side/err.txt")"; return; }
+  done
+  "$python" "$tests/compare/same_records.py" "$1" "$work/old/$2" "$work/new/$2" 2>&1 | tail -n 1
+}
 
-difference() { # difference FOLDER: the first of two runs
-  local file name
-  [ "$(cat "$work/old/status.txt")" = 0 ] || { echo "the old one fails: $(tail -n 1 "$work/old/err.txt")"; return; }
-  [ "$(cat "$work/new/status.txt")" = 0 ] || { echo "the new one fails: $(tail -n 1 "$work/new/err.txt")"; return; }
-  for file in "$work/old/$1"/checkpoints/*/config.toml; do  # the newer one may have options besides
-    name=${file#"$work/old/"}
-    ! diff "$file" "$work/new/$name" | grep -q '^<' || { echo "$name"; return; }
+
+# makes NAME WORDS [BEFORE [COMMAND]]: a command that writes a folder. How much ranks hold at a time while they wait for
+# each other differs from run to run: a peak that is larger is measured again.
+makes() {
+  local difference turn
+  asked "$1" "$2" || return 0
+  for ((turn = 0; turn < 3; ++turn)); do
+    in_both "${3:-}" "${4:-} $2 --out run"
+    difference=$(compared folder run)
+    rm -rf "$work"/{old,new}/run
+    [[ $difference == *peak_bytes* ]] || break
   done
-  for file in "$work/old/$1"/checkpoints/*/*.safetensors "$work/old/$1"/checkpoints/*/pushes.txt; do
-    [ -e "$file" ] || continue
-    name=${file#"$work/old/"}
-    cmp -s "$file" "$work/new/$name" || { echo "$name"; return; }
-  done
-  [ -e "$work/old/$1/checkpoints" ] || echo "no checkpoint"
-  cmp <(without_times "$work/old/$1/metrics.jsonl") <(without_times "$work/new/$1/metrics.jsonl") | sed 's|/dev/fd/[0-9]*|metrics.jsonl|g'
+  verdict "$1" "$2" "$difference"
 }
 
 trains() { # trains NAME WORDS [BEFORE]
-  in_both "${3:-}" "train $small --steps 4 --eval-every 2 --save-every 2 --out run $2"
-  verdict "$1" "$2" "$(difference run)"
-  rm -rf "$work"/{old,new}/run
+  makes "$1" "$2" "${3:-}" "train $small --steps 4 --eval-every 2 --save-every 2"
+}
+
+tunes() { # tunes NAME WORDS: on examples, from the run that is named in the words
+  makes "$1" "$2" "" "train $tuned"
 }
 
 # The old one's run, which both go on with under another layout.
-resumes() { # resumes WORDS WORDS
-  in_both "" "train $small --steps 2 --out run $1"
+resumes() { # resumes WORDS WORDS [COMMAND]
+  asked resume "$1, then $2" || return 0
+  in_both "" "${3:-train $small} $1 --steps 2 --out run"
   rm -rf "$work/new/run"
   cp -r "$work/old/run" "$work/new/run"
   in_both "" "train --resume --steps 4 --out run $2"
-  verdict resume "$1, then $2" "$(difference run)"
+  verdict resume "$1, then $2" "$(compared folder run)"
   rm -rf "$work"/{old,new}/run
 }
 
-proves() {
-  in_both "" "verify --format json --layers 2 --heads 2 --channels 16 --context 16 --batch 8 --threads-per-rank 1 --steps 3 $1"
-  verdict proof "$1" "$(diff <(sed -E 's/"peak":.*"bubble"/"bubble"/' "$work/old/out.txt") <(sed -E 's/"peak":.*"bubble"/"bubble"/' "$work/new/out.txt") | head -c 300; [ -s "$work/old/out.txt" ] || tail -n 1 "$work/old/err.txt")"
+answers() { # answers NAME HOW WORDS: what a command says on standard output, compared as json or words
+  asked "$1" "$3" || return 0
+  in_both "" "$3"
+  verdict "$1" "$3" "$(compared "$2" out.txt)"
 }
 
+proves() { answers proof json "verify $1 --format json $sizes --batch 8 --threads-per-rank 1 --steps 3"; }
+
 says() {
+  asked words "$1" || return 0
   in_both "" "$1"
   verdict words "$1" "$(cd "$work" && for kept in out.txt err.txt status.txt; do diff "old/$kept" "new/$kept" | head -c 600; done)"
 }
-
 trains one "--ranks 1"
 trains one "--ranks 1 --microbatches 4 --optimizer sgd"
 trains one "--ranks 1 --dtype bf16 --dropout 0.2 --microbatches 2"
@@ -115,12 +159,164 @@ trains recompute "--tp 2 --recompute block"
 trains offload "--ranks 2 --zero 1 --offload optimizer"
 trains offload "--ranks 1 --offload optimizer --dtype bf16 --optimizer adam"
 trains trace "--pp 2 --microbatches 2 --trace"
-(cd "$work/old" && "${program[old]}" train $small --ranks 2 --steps 4 --dp-mode ps-async --record ../order.txt --out recorded >out.txt 2>&1)
-trains async "--ranks 2 --dp-mode ps-async --replay ../order.txt"
+given recorded "train $small --ranks 2 --steps 4 --dp-mode ps-async --record ../recorded.txt"
+prepare "../recorded"
+trains async "--ranks 2 --dp-mode ps-async --replay ../recorded.txt"
 resumes "--ranks 2" "--dp 1 --tp 2"
 resumes "--pp 2 --microbatches 2" "--pp 1 --dp 2 --zero 3"
 resumes "--ranks 2 --zero 2 --dtype bf16" "--zero 0 --cp 2 --dp 1"
 resumes "--ranks 2 --dp-mode ps-sync --optimizer sgd" "--dp-mode ddp --pp 2 --dp 1"
+
+llama="--family llama --kv-heads 1"
+trains llama "$llama --ranks 1 --ffn 40 --untied"
+trains llama "$llama --ranks 2 --qkv-bias --dropout 0.1 --microbatches 2"
+trains llama "$llama --ranks 2 --zero 3 --dtype bf16 --qk-norm --norm-eps 1e-6"
+trains llama "--family llama --tp 2 --sp --head-dim 4 --rope-theta 500"
+trains llama "$llama --pp 2 --microbatches 4 --schedule zb-h1"
+trains llama "$llama --pp 2 --microbatches 4 --schedule v-min --layers 4"
+trains llama "$llama --cp 2 --rope-scaling llama3 --rope-factor 4 --rope-original-context 8"
+trains llama "--family llama --cp 2 --cp-mode ulysses --rope-scaling linear --rope-factor 2"
+trains llama "$llama --ranks 1 --tie-copies --recompute activation+norm --shuffle"
+trains llama "--model llama-nano --layers 2 --ranks 1 --recompute attention --vocab 64"
+experts="--family llama --experts 4 --ffn 16"
+trains experts "$experts --ranks 1"
+trains experts "$experts --dp 2 --ep 2 --microbatches 2"
+trains experts "$experts --dp 2 --ep 2 --zero 2 --dtype bf16 --expert-capacity 1"
+trains experts "$experts --dp 4 --ep 2 --zero 3 --shared-experts 1"
+trains experts "$experts --tp 2 --sp --router-softmax all --balance-loss 0.1 --z-loss 0"
+trains experts "$experts --pp 2 --microbatches 2 --experts-per-token 1 --recompute block"
+trains experts "--experts 3 --cp 2"
+trains muon "--optimizer muon --ranks 1"
+trains muon "--optimizer muon --ranks 2 --zero 1 --momentum 0.9"
+trains muon "--optimizer muon --tp 2 --dtype bf16"
+trains muon "--optimizer muon --pp 2 --microbatches 2 --zero 2 --dp 2 $llama"
+trains muon "--optimizer muon $experts --dp 2 --ep 2"
+trains diloco "--ranks 2 --dp-mode diloco --sync-every 2"
+trains diloco "--ranks 2 --dp-mode diloco --sync-every 2 --sync-fragments 2 --dtype bf16"
+trains diloco "--dp 2 --tp 2 --dp-mode diloco --sync-every 2 --outer-lr 0.5 --outer-momentum 0 --optimizer muon"
+trains diloco "--dp 2 --pp 2 --dp-mode diloco --sync-every 4 --microbatches 2 $llama"
+trains shards "--ranks 4 --zero 1 --shard-ranks 2"
+trains shards "--ranks 4 --zero 2 --shard-ranks 2 --dtype bf16"
+trains shards "--ranks 4 --zero 3 --shard-ranks 2 --microbatches 2"
+trains shards "--dp 4 --pp 2 --zero 3 --shard-ranks 2 --microbatches 2 $llama"
+states="--dtype bf16 --state-dtype bf16"
+trains states "$states --ranks 1"
+trains states "$states --grad-dtype bf16 --ranks 2"
+trains states "$states --ranks 2 --zero 3 --optimizer adam"
+trains states "$states --tp 2 --optimizer sgd --family llama"
+trains states "$states --ranks 2 --zero 1 --grad-dtype bf16 --offload optimizer"
+trains replicas "--dp 2 --tp 2 --check-replicas 1"
+given masked "data ../documents.jsonl --tokenizer $tests/data/fixtures/tokenizers/gpt2"
+trains documents "--data ../masked --document-mask $llama --ranks 2"
+trains mixture "--data ../text.txt=0.7,../more.txt=0.3 --tokenizer bytes --ranks 2"
+trains bpe "--tokenizer bpe-300 --ranks 1"
+resumes "--family llama --pp 2 --microbatches 2 --schedule zb-h2" "--pp 1 --dp 1 --tp 2"
+resumes "$experts --dp 2 --ep 2" "--ep 1 --dp 1 --pp 2"
+resumes "$experts --ranks 1" "--ranks 4 --ep 4 --zero 3"
+resumes "--optimizer muon --ranks 2 --zero 1" "--dp 1 --tp 2 --zero 0"
+resumes "--ranks 2 --dp-mode diloco --sync-every 4" "--sync-every 4"
+resumes "--ranks 4 --zero 3 --shard-ranks 2" "--zero 2 --ranks 2 --shard-ranks 1"
+resumes "$states --ranks 2" "--zero 3"
+resumes "--ranks 1 --offload optimizer" "--offload none --ranks 2"
+resumes "--ranks 1 --tokenizer bpe-300 --shuffle" "--ranks 2"
+
+given gpt2 "train $small --steps 3 --ranks 1 --tokenizer bpe-300"
+given llama "train $small --steps 3 --ranks 1 --context 64 --family llama --tokenizer bytes"
+given wide "train $small --steps 3 --ranks 1 --channels 128 --family llama --tokenizer bytes --untied"
+given long "train $small --steps 2 --ranks 1 --context 320 --batch 2 --family llama --tokenizer bytes"
+given experts "train $small --steps 3 --ranks 1 $experts --tokenizer bytes"
+tunes tuning "--init ../llama --ranks 2"
+tunes tuning "--init ../gpt2 --ranks 1 --pack --train-on all --data ../chat.jsonl"
+tunes tuning "--init ../llama --tp 2 --template chatml --data ../chat.jsonl"
+tunes tuning "--init ../long --ranks 1 --template llama3 --data ../chat.jsonl"
+tunes tuning "--init ../long --pp 2 --microbatches 2 --template alpaca"
+tunes tuning "--init ../llama --ranks 1 --data ../documents.jsonl --skip-bad"
+tunes adapters "--init ../llama --lora-rank 2 --ranks 1"
+tunes adapters "--init ../gpt2 --lora-rank 2 --lora-alpha 8 --lora-dropout 0.2 --ranks 2"
+tunes adapters "--init ../llama --lora-rank 4 --lora-targets all --lora-rslora --tp 2"
+tunes adapters "--init ../llama --lora-rank 2 --lora-targets q_proj,o_proj,down_proj --ranks 2 --zero 3 --dtype bf16"
+tunes adapters "--init ../llama --lora-rank 2 --lora-targets all --pp 2 --microbatches 2 --optimizer adam"
+tunes adapters "--init ../experts --lora-rank 2 --ranks 2"
+given tuned "train $tuned --init ../llama --lora-rank 2 --ranks 1"
+given small4 "checkpoint quantize ../wide --calibrate ../text.txt --group 32 --windows 8"
+tunes 4-bits "--init ../wide --lora-rank 2 --quantize nf4 --ranks 1"
+tunes 4-bits "--init ../wide --lora-rank 2 --lora-targets all --quantize nf4 --ranks 2 --zero 3 --dtype bf16"
+tunes 4-bits "--init ../wide --lora-rank 2 --quantize nf4 --tp 2"
+tunes 4-bits "--init ../small4 --lora-rank 2 --ranks 1"
+tunes 4-bits "--init ../small4 --lora-rank 2 --quantize gptq --pp 2 --microbatches 2"
+resumes "--init ../llama --lora-rank 2 --ranks 2" "--dp 1 --tp 2" "train $tuned"
+resumes "--init ../wide --lora-rank 2 --quantize nf4 --ranks 1" "--ranks 2 --zero 3" "train $tuned"
+resumes "--data ../chat.jsonl --init ../llama --pack --ranks 1" "--ranks 2" "train $tuned"
+
+for from in gpt2 llama experts; do makes export "checkpoint export ../$from"; done
+makes export "checkpoint export ../wide --dtype bf16"
+makes export "checkpoint export ../tuned"
+makes export "checkpoint export ../tuned --merge"
+for from in gpt2 llama experts wide tuned; do given "hub-$from" "checkpoint export ../$from"; done
+for from in gpt2 llama experts; do makes import "checkpoint import ../hub-$from"; done
+makes import "checkpoint import ../hub-wide --dtype bf16 --tokenizer bytes"
+makes quantize "checkpoint quantize ../wide --calibrate ../text.txt --group 32 --windows 8"
+makes quantize "checkpoint quantize ../hub-wide --method rtn --group 64"
+makes reshard "checkpoint reshard ../llama --dp 2 --tp 2 --zero 3"
+makes reshard "checkpoint reshard ../gpt2 --pp 2 --dp 2 --zero 1"
+for from in gpt2 hub-llama experts tuned small4; do answers inspect words "checkpoint inspect ../$from"; done
+given parts "checkpoint reshard ../llama --dp 2 --tp 2 --zero 3"
+makes reshard "checkpoint reshard ../parts"
+answers generate words "generate ../llama --tokens 40"
+answers generate json "generate ../gpt2 --tokens 20 --format json --prompt Line --prompt text --temperature 1 --top-k 5 --seed 3"
+answers generate words "generate ../hub-gpt2 --tokens 20 --prompt Line --top-p 0.8 --min-p 0.1 --repetition-penalty 1.3"
+answers generate words "generate ../experts --tokens 20 --prompt Line --temperature 0 --stop says --ignore-end"
+answers generate words "generate ../wide --tokens 20 --prompts ../documents.jsonl --quantize nf4"
+answers generate words "generate ../small4 --tokens 20 --prompt Line --dtype bf16"
+answers generate words "generate ../tuned --tokens 20 --prompt 3 --tp 2"
+answers generate words "generate ../hub-llama --tokens 20 --prompt Line --pp 2 --ranks 2 --format json"
+answers evaluate json "evaluate ../llama --data ../text.txt --format json"
+answers evaluate json "evaluate ../hub-gpt2 --data ../text.txt --format json --dtype bf16 --batch 3"
+answers evaluate json "evaluate ../experts --data ../text.txt --format json --ranks 2"
+answers evaluate json "evaluate ../wide --data ../text.txt --format json --quantize nf4 --context 8"
+answers evaluate json "evaluate ../small4 --data ../text.txt --format json --tp 2"
+answers evaluate json "evaluate ../hub-llama --data ../text.txt --format json --cp 2 --cp-mode ring"
+answers evaluate json "evaluate ../parts --data ../text.txt --format json --pp 2"
+answers evaluate words "evaluate ../tuned --data ../sums.jsonl"
+answers evaluate words "evaluate ../hub-llama --data ../chat.jsonl --template chatml --train-on all --context 64"
+
+sources=(Korthikanti MosaicML Narayanan Qi torchtitan BigScience)
+for source in "${sources[@]}"; do
+  grep "\"source\":\"$source" "$tests/planner/published.jsonl" | sed -E 's/^.*"case"://; s/\}$//' >"$work/$source.jsonl"
+  answers cases json "plan --cases ../$source.jsonl --format json"
+done
+{
+  model='{"layers":8,"channels":1024,"heads":16,"kv_heads":4,"ffn":2816,"gated":true,"vocab":32000,"context":4096,"tied":false,"positions":"rope"'
+  for words in '"tp":4,"sp":true,"dp":2,"zero":1' '"dp":8,"zero":3' '"cp":4,"dp":2' '"pp":4,"dp":2,"schedule":"zb-v"' '"pp":4,"dp":2,"schedule":"interleaved","chunks":2' \
+    '"pp":8,"schedule":"zb-h2","recompute":"activation+norm"' '"dp":8,"zero":2,"recompute":"attention"'; do
+    echo "{\"model\":$model},\"plan\":{$words,\"sequences\":1,\"microbatches\":8},\"hardware\":\"h100\"}"
+    echo "{\"model\":$model},\"plan\":{$words,\"sequences\":2,\"microbatches\":16},\"hardware\":{\"base\":\"a100-80\",\"ranks_per_node\":4},\"software\":\"fsdp\"}"
+  done
+  echo "{\"model\":$model,\"experts\":8,\"experts_per_token\":2},\"plan\":{\"dp\":8,\"ep\":4,\"zero\":2,\"sequences\":1,\"microbatches\":2},\"hardware\":\"h100\"}"
+} >"$work/own.jsonl"
+answers cases json "plan --cases ../own.jsonl --format json"
+answers cases words "plan --cases ../own.jsonl"
+answers plan json "plan --model llama2-7b --hardware h100 --ranks 8 --batch 64 --format json"
+answers plan words "plan --model llama2-7b --hardware h100 --ranks 8 --batch 64 --tp 2 --zero 1"
+answers plan json "plan --model llama3-70b --context 8192 --hardware h100 --ranks 64 --batch 512 --pp 4 --tp 8 --format json"
+answers plan json "plan --model mixtral-8x7b --hardware a100-80 --ranks 16 --batch 64 --ep 4 --pp 1 --format json"
+answers plan words "plan --model gpt2-xl --hardware a100-80 --software megatron --ranks 16 --batch 64 --memory 20 --top 3"
+answers plan json "plan --model gpt2-medium --hardware h100 --ranks 4 --batch 32 --cp 2 --recompute block --format json"
+
+given traced "train $small --steps 4 --pp 2 --dp 2 --zero 1 --microbatches 2 --trace"
+answers report words "report ../traced --format text"
+answers report words "report ../traced ../llama --format text"
+for figure in pipeline memory timeline bytes loss; do makes report "report ../traced --figure $figure --svg"; done
+makes report "report --figure memory --svg --ranks 4 --zero 0,1,2,3"
+makes report "report --figure bytes --svg --ranks 4 --zero 0,3"
+makes report "report --figure pipeline --svg --pp 4 --microbatches 8 --schedule 1f1b,zb-h1,zb-v"
+
+for tokenizer in gpt2 llama2 llama3 mistral qwen roberta smollm words; do
+  makes data "data ../text.txt --tokenizer $tests/data/fixtures/tokenizers/$tokenizer"
+done
+makes data "data ../text.txt ../documents.jsonl --tokenizer bpe --vocab 320 --shard-tokens 2000"
+makes data "data ../text.txt --tokenizer char"
+makes data "data ../documents.jsonl.gz --tokenizer bytes"
 if command -v mpirun >/dev/null; then
   mpi="mpirun --oversubscribe --bind-to none -n 2"
   trains mpi "--zero 1" "$mpi"
@@ -147,6 +343,12 @@ proves "--ranks 4 --dp-mode ps-sync --servers 2"
 proves "--pp 2 --microbatches 2 --schedule zb-h1 --zero 1"
 proves "--dp 2 --tp 2 --dtype fp64"
 proves "--cp 2 --tp 2 --sp --dtype fp64"
+proves "$llama --pp 2 --dp 2 --zero 2 --microbatches 2 --schedule zb-v --layers 4"
+proves "$experts --dp 2 --ep 2 --zero 3"
+proves "--optimizer muon --ranks 2 --zero 1 --dtype bf16"
+proves "--ranks 4 --zero 3 --shard-ranks 2"
+proves "--ranks 2 --dp-mode diloco --sync-every 2"
+proves "$states --ranks 2 --zero 3"
 
 for command in "" train verify generate data bench report; do says "$command --help"; done
 says "train --heads 3"

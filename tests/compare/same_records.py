@@ -1,0 +1,123 @@
+"""What two builds of the program wrote or said, beside each other: prints the first difference, or nothing.
+
+usage: same_records.py folder|json|words OLD NEW
+  folder  every file of a run, a model's folder or a dataset: the same bytes. The new one may have lines besides in
+          config.toml; metrics.jsonl is compared as json; event files, times and what is made from times are passed over.
+  json    objects, one a line: equal, but for times: those of a plan may be 3% apart, those of a run are not compared;
+          peaks of memory in the new one are at most 1% larger.
+  words   text: the same words, and numbers that are at most 3% apart.
+"""
+import json
+import os
+import re
+import sys
+
+TIMES_OF_RUNS = {"step_ms", "tokens_per_s", "mfu", "peak_flops", "straggler", "gpu"}
+TIMES_OF_PLANS = {"step_s", "step_s_range", "tokens_per_s", "mfu", "hfu", "tflops_per_rank", "parts", "bubble"}
+PASSED_OVER = re.compile(r"lock|report\.json|trace\.json|events\.out\.tfevents.*")
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+def near(old, new, unit=1e-9):
+    return abs(old - new) <= max(0.03 * abs(old), unit)
+
+
+def words(old, new):
+    if NUMBER.sub("#", old) != NUMBER.sub("#", new):
+        return f"{old!r} is now {new!r}"
+    for a, b in zip(NUMBER.findall(old), NUMBER.findall(new)):
+        decimals = len(a.partition(".")[2]) if "e" not in a else 9
+        if not near(float(a), float(b), 1.01 * 10**-decimals if decimals else 0):
+            return f"{a} is now {b} in {new!r}"
+    return ""
+
+
+def values(where, old, new, plan, timed=False, unit=0.0):
+    """The first difference of two values of JSON; `plan` when they are predictions, `timed` inside of times of a plan,
+    of which `unit` is what may always be lost."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        if old.keys() != new.keys():
+            return f"{where}: other keys: {sorted(old.keys() ^ new.keys())}"
+        for key in old:
+            name = f"{where}.{key}" if where else key
+            if key == "peak_bytes" or (key == "measured" and where.endswith(".peak")):
+                for a, b in zip(old[key], new[key]):
+                    if b > 1.01 * a:
+                        return f"{name}: {a} is now {b}"
+            elif plan or key not in TIMES_OF_RUNS and name != "bubble.measured":
+                unit = {"parts": 0.003 * old.get("step_s", 0), "bubble": 0.003}.get(name, unit)
+                found = values(name, old[key], new[key], plan, timed or (plan and key in TIMES_OF_PLANS), unit)
+                if found:
+                    return found
+        return ""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return next(filter(None, (values(f"{where}[{i}]", a, b, plan, timed, unit)
+                                  for i, (a, b) in enumerate(zip(old, new)))), "")
+    if timed and isinstance(old, (int, float)) and isinstance(new, (int, float)):
+        return "" if near(old, new, unit) else f"{where}: {old} is now {new}"
+    if plan and isinstance(old, str) and isinstance(new, str):
+        found = words(old, new)
+        return f"{where}: {found}" if found else ""
+    return "" if old == new and type(old) is type(new) else f"{where}: {old!r} is now {new!r}"
+
+
+def lines(compare, old, new):
+    if len(old) != len(new):
+        return f"{len(old)} lines are now {len(new)}"
+    return next((f"line {i + 1}: {found}" for i, (a, b) in enumerate(zip(old, new)) if (found := compare(a, b))), "")
+
+
+def records(old, new):
+    a, b = (json.loads(text) if text.startswith("{") else text for text in (old, new))
+    return values("", a, b, isinstance(a, dict) and ("step_s" in a or a.get("event") in ("plan", "recommendation")))
+
+
+def manifest(text):
+    value = json.loads(text)
+    value["files"].pop("config.toml", None)  # may have more lines
+    return value
+
+
+def one_file(name, old, new):
+    if os.path.islink(old):
+        return "" if os.readlink(old) == os.readlink(new) else "another link"
+    with open(old, "rb") as a, open(new, "rb") as b:
+        a, b = a.read(), b.read()
+    if a == b:
+        return ""
+    if name == "config.toml":
+        lost = [line for line in a.decode().splitlines() if line not in b.decode().splitlines()]
+        return f"lost {lost[0]}" if lost else ""
+    if name == "manifest.json":
+        return values("", manifest(a), manifest(b), False)
+    if name == "metrics.jsonl":
+        return lines(records, a.decode().splitlines(), b.decode().splitlines())
+    return f"{len(a)} bytes and {len(b)}, and not the same"
+
+
+def files(folder):
+    found = {}
+    for place, inner, names in os.walk(folder):
+        for path in (os.path.join(place, name) for name in inner + names if not PASSED_OVER.fullmatch(name)):
+            if os.path.islink(path) or not os.path.isdir(path):
+                found[os.path.relpath(path, folder)] = path
+    return found
+
+
+def folders(old, new):
+    a, b = files(old), files(new)
+    if not a or a.keys() != b.keys():
+        return f"other files: {sorted(a.keys() ^ b.keys())}" if a else "no files"
+    return next((f"{path}: {found}" for path in a if (found := one_file(os.path.basename(path), a[path], b[path]))), "")
+
+
+def main():
+    how, old, new = sys.argv[1:]
+    if how == "folder":
+        return folders(old, new)
+    with open(old) as a, open(new) as b:
+        return lines(records if how == "json" else words, a.read().splitlines(), b.read().splitlines())
+
+
+if __name__ == "__main__":
+    print(main()[:400], end="")
