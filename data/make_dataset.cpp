@@ -98,7 +98,8 @@ Parts parts_of(const std::string& source) {
 // Tokens and bytes of one split.
 void encode(const std::vector<std::string>& texts, bool documents, const Tokenizer& tokenizer,
             std::vector<int32_t>& tokens, size_t& bytes) {
-  const std::optional<int32_t> end = documents ? tokenizer.document_end() : std::nullopt;
+  std::optional<int32_t> end;
+  if (documents) end = tokenizer.document_end();
   for (const std::string& one : texts) {
     const std::string text = documents && !end ? one + "\n\n" : one;
     const std::vector<int32_t> own = tokenizer.encode(text);

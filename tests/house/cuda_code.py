@@ -33,7 +33,8 @@ HOT = {
     },
     "activations.cu.o": {r"columns_kernel<\w+, true, (BiasGelu|Swiglu)(Forward|Backward)<": [LOADS, STORES]},
     "rotary.cu.o": {r"rotate_kernel<.*true>\(": [LOADS, STORES]},
-    "experts/cuda/rows.cu.o": {r"rows_bf16_kernel<": [TENSOR_CORES]},
+    "experts/cuda/rows.cu.o": {},
+    "experts/cuda/rows_bf16.cu.o": {r"rows_bf16_kernel<": [TENSOR_CORES]},
     "experts/cuda/route.cu.o": {
         r"columns_kernel<\w+, true, (Dispatch|Combine)<": [LOADS, STORES],
         r"combine_backward_kernel<.*true>\(": [LOADS, STORES],

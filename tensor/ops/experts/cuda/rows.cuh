@@ -1,0 +1,127 @@
+// Products of groups of rows on a GPU: what kernels of all types share. A line is a row of the left factor or a column
+// of the right one; each element of a product is a sum over the inner dim of two lines. A launch makes the tiles of all
+// groups, one after another: a block looks for its own among them.
+#pragma once
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "tensor/cuda/launch.cuh"
+#include "tensor/ops/experts/experts.h"
+
+namespace tessera::cuda {
+
+inline constexpr int kMostGroups = 192;  // of a launch
+
+// `left` and `other` are whole, `own` is a matrix of each group: `left` is the left factor, and of weights' gradients
+// `other` is the right one and `own` the product, else the other way round.
+template <class T, class Out, bool kOfWeights>
+struct RowsCall {
+  const T* left;
+  std::conditional_t<kOfWeights, const T*, Out*> other;
+  int left_width, other_width;
+  int groups = 0;
+  int row[kMostGroups + 1] = {}, tile[kMostGroups + 1] = {};  // where they begin, and the last one ends
+  std::conditional_t<kOfWeights, Out*, const T*> own[kMostGroups] = {};
+  bool adds[kMostGroups] = {};
+};
+static_assert(sizeof(RowsCall<float, float, true>) <= 4096, "what a launch takes on every GPU");
+
+// A group's product.
+template <class T, class Out>
+struct RowsFactors {
+  const T *left, *right;
+  Out* out;
+  int rows, columns, inner;
+  bool adds;
+};
+template <class T, class Out, bool kOfWeights>
+__device__ RowsFactors<T, Out> factors_of(const RowsCall<T, Out, kOfWeights>& call, int group) {
+  const int first = call.row[group], rows = call.row[group + 1] - first;
+  const auto left = call.left + static_cast<int64_t>(first) * call.left_width;
+  const auto other = call.other + static_cast<int64_t>(first) * call.other_width;
+  if constexpr (kOfWeights)
+    return {left, other, call.own[group], call.left_width, call.other_width, rows, call.adds[group]};
+  else
+    return {left, call.own[group], other, rows, call.other_width, call.left_width, false};
+}
+
+// Where a block's tile begins. Neighbouring blocks have the same lines of the right factor.
+struct RowsTile {
+  int group, row, column;
+};
+template <int kTile, class T, class Out, bool kOfWeights>
+__device__ RowsTile tile_of(const RowsCall<T, Out, kOfWeights>& call, int block) {
+  int group = 0;
+  for (int end = call.groups; end - group > 1;) {
+    const int middle = (group + end) / 2;
+    (call.tile[middle] <= block ? group : end) = middle;
+  }
+  const int rows = kOfWeights ? call.left_width : call.row[group + 1] - call.row[group];
+  const int down = (rows + kTile - 1) / kTile, at = block - call.tile[group];
+  return {group, at % down * kTile, at / down * kTile};
+}
+
+inline int64_t tiles_in(RowsProduct which, const RowsGroup& group, const Tensor& left, const Tensor& other,
+                        int64_t tile) {
+  const bool of_weights = which == RowsProduct::weight_grad;
+  if (of_weights && !group.w.defined()) return 0;
+  return blocks_for(of_weights ? left.dim(1) : group.rows, tile) * blocks_for(other.dim(1), tile);
+}
+
+// Whether to take tiles of half the side: larger ones would leave multiprocessors without a block, or more than a
+// quarter of them would lie outside the products. An element's bits are the same in both.
+inline bool small_tiles(RowsProduct which, const Tensor& left, const Tensor& other,
+                        const std::vector<RowsGroup>& groups, int64_t large) {
+  constexpr int64_t kFewBlocks = 128;
+  int64_t of_large = 0, of_small = 0;
+  for (const RowsGroup& group : groups) {
+    of_large += tiles_in(which, group, left, other, large);
+    of_small += tiles_in(which, group, left, other, large / 2);
+  }
+  return of_large < kFewBlocks || of_small < 3 * of_large;
+}
+
+// Calls f(call, blocks) for each launch.
+template <class T, class Out, bool kOfWeights, class F>
+void for_each_launch(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups,
+                     int64_t tile, const F& f) {
+  RowsCall<T, Out, kOfWeights> call{.left = left.device_data<T>(),
+                                    .other = other.device_data<std::conditional_t<kOfWeights, T, Out>>(),
+                                    .left_width = static_cast<int>(left.dim(1)),
+                                    .other_width = static_cast<int>(other.dim(1))};
+  int64_t row = 0;
+  for (size_t begin = 0; begin < groups.size(); begin += kMostGroups) {
+    call.groups = static_cast<int>(std::min<size_t>(kMostGroups, groups.size() - begin));
+    int64_t tiles = 0;
+    for (int g = 0; g < call.groups; ++g) {
+      const RowsGroup& group = groups[begin + static_cast<size_t>(g)];
+      call.row[g] = static_cast<int>(row);
+      call.tile[g] = static_cast<int>(tiles);
+      call.own[g] = group.w.defined() ? group.w.device_data<std::conditional_t<kOfWeights, Out, T>>() : nullptr;
+      call.adds[g] = group.adds;
+      row += group.rows;
+      tiles += tiles_in(which, group, left, other, tile);
+    }
+    call.row[call.groups] = static_cast<int>(row);
+    call.tile[call.groups] = static_cast<int>(tiles);
+    f(call, tiles);
+  }
+}
+
+// Calls f(whether a line of the left factor lies side by side, whether one of the right factor does).
+template <class F>
+void with_lines(RowsProduct which, const F& f) {
+  if (which == RowsProduct::forward)
+    f(std::true_type{}, std::true_type{});
+  else if (which == RowsProduct::input_grad)
+    f(std::true_type{}, std::false_type{});
+  else
+    f(std::false_type{}, std::false_type{});
+}
+
+// On tensor cores (rows_bf16.cu).
+void multiply_rows_bf16(RowsProduct which, const Tensor& left, const Tensor& other,
+                        const std::vector<RowsGroup>& groups);
+
+}  // namespace tessera::cuda

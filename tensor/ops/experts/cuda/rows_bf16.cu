@@ -1,0 +1,178 @@
+// Products for any number of rows in bfloat16 on tensor cores: an element is one chain of multiply_add() over steps of
+// sixteen of the inner dim, in order, whatever tile it lies in.
+//
+// A block makes a tile of kTile rows and columns, a warp kTile / 2 rows and 32 columns of it. Slabs of the factors, 64
+// of the inner dim deep, lie in shared memory as they do in the GPU's: a line along a row of the tile, or down a
+// column, and are read as they are or transposed. Two slabs are on their way while one is multiplied.
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "tensor/cuda/loops.cuh"
+#include "tensor/cuda/shared.cuh"
+#include "tensor/cuda/shared_tile.cuh"
+#include "tensor/ops/experts/cuda/rows.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kDepth = 64, kStages = 3;
+constexpr int kColumns = 4;  // of a warp, by eights
+
+template <int kTile>
+constexpr int kBlockThreads = 2 * kTile;  // a warp for each half of the rows and each 32 columns
+template <int kTile>
+constexpr int kSlabBytes = kTile* kDepth * 2;
+
+// A slab of lines that begin at `first`, of `lines` in all.
+template <int kTile, bool kAlong, bool kWhole>
+struct Slab {
+  static constexpr int kWidth = kAlong ? kDepth : kTile, kHeight = kAlong ? kTile : kDepth;
+  SharedTile<kWidth> tile;
+
+  // Begins to copy it, from `inner0` of the inner dim on; what is not there is zero.
+  __device__ void fetch(const bfloat16* from, int first, int lines, int inner0, int inner) const {
+    constexpr int kChunks = kWidth / 8, kAtOnce = kBlockThreads<kTile> / kChunks;
+    const int width = kAlong ? inner : lines, height = kAlong ? lines : inner;
+    const int c = static_cast<int>(threadIdx.x) % kChunks;
+    const int column = (kAlong ? inner0 : first) + c * 8, row0 = kAlong ? first : inner0;
+    constexpr int kTimes = kHeight / kAtOnce;
+#pragma unroll(kWhole ? kTimes : 1)
+    for (int i = 0; i < kTimes; ++i) {
+      const int row = static_cast<int>(threadIdx.x) / kChunks + i * kAtOnce;
+      const bool valid = row0 + row < height && column < width;
+      const bfloat16* const source = from + (valid ? static_cast<int64_t>(row0 + row) * width + column : 0);
+      if constexpr (kWhole) {
+        copy_async(tile.chunk(row, c), source, valid);
+      } else {
+        Packed<bfloat16, 8> part{};
+        for (int e = 0; e < 8; ++e)
+          if (valid && column + e < width) part.v[e] = source[e];
+        unsigned char* const shared = dynamic_shared<unsigned char>();
+        store(reinterpret_cast<bfloat16*>(shared + (tile.chunk(row, c) - shared_address(shared))), part);
+      }
+    }
+  }
+  // The 16 x 16 factor of lines from `line` + 16 r on, step k of the inner dim: `line` a multiple of the warp's lines.
+  __device__ void read_left(uint32_t (&a)[4], int line, int r, int k) const {
+    const int l = lane();
+    if constexpr (kAlong)
+      load_matrices(a, (tile.chunk(line + l % 16, l / 16) ^ (k * 32u)) + tile.bytes(16 * r));
+    else
+      load_transposed(a, (tile.chunk(l % 8 + l / 16 * 8, line / 8 + l / 8 % 2) ^ (r * 32u)) + tile.bytes(16 * k));
+  }
+  // The 16 x 8 factors of lines from `line` + 8 c on and of the next eight; c is even.
+  __device__ void read_right(uint32_t (&b)[4], int line, int c, int k) const {
+    const int l = lane();
+    if constexpr (kAlong)
+      load_matrices(b, (tile.chunk(line + l / 16 * 8 + l % 8, l / 8 % 2) ^ (k * 32u)) + tile.bytes(8 * c));
+    else
+      load_transposed(b, (tile.chunk(l % 16, line / 8 + l / 16) ^ (c * 16u)) + tile.bytes(16 * k));
+  }
+};
+
+template <int kTile, bool kLeftAlong, bool kRightAlong, bool kWhole, class Out>
+__global__ __launch_bounds__(kBlockThreads<kTile>, 2) void rows_bf16_kernel(
+    const __grid_constant__ RowsCall<bfloat16, Out, !kLeftAlong> call) {
+  constexpr int kRows = kTile / 32;  // of a warp, by sixteens
+  const uint32_t base = shared_address(dynamic_shared<unsigned char>());
+  const RowsTile at = tile_of<kTile>(call, static_cast<int>(blockIdx.x));
+  const auto factors = [&call, &at] {
+    int group = at.group;
+    if constexpr (!kLeftAlong) asm volatile("" : "+r"(group));  // looked up anew at each step: kept they spill the sums
+    return factors_of(call, group);
+  };
+  const int row = warp() % 2 * (kTile / 2), column = warp() / 2 * 32;
+  const auto left = [&](int step) {
+    return Slab<kTile, kLeftAlong, kWhole>{base + static_cast<uint32_t>(step % kStages) * 2 * kSlabBytes<kTile>};
+  };
+  const auto right = [&](int step) {
+    return Slab<kTile, kRightAlong, kWhole>{left(step).tile.base + kSlabBytes<kTile>};
+  };
+  const int steps = (factors().inner + kDepth - 1) / kDepth;
+  const auto fetch = [&](int step) {
+    if (step < steps) {
+      const auto of = factors();
+      left(step).fetch(of.left, at.row, of.rows, step * kDepth, of.inner);
+      right(step).fetch(of.right, at.column, of.columns, step * kDepth, of.inner);
+    }
+    commit_copies();
+  };
+  WarpSums<kRows, kColumns> sums = {};
+  for (int step = 0; step + 1 < kStages; ++step) fetch(step);
+  for (int step = 0; step < steps; ++step) {
+    wait_for_copies<kStages - 2>();
+    __syncthreads();  // the copies of all threads are there, and nobody needs the stage that is filled next
+    fetch(step + kStages - 1);
+#pragma unroll
+    for (int k = 0; k < kDepth / 16; ++k) {
+      uint32_t a[kRows][4];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) left(step).read_left(a[r], row, r, k);
+#pragma unroll
+      for (int c = 0; c < kColumns; c += 2) {
+        uint32_t b[4];
+        right(step).read_right(b, column, c, k);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          multiply_add(sums[r][c], a[r], b[0], b[1]);
+          multiply_add(sums[r][c + 1], a[r], b[2], b[3]);
+        }
+      }
+    }
+  }
+  const auto of = factors();
+  for_each_sum<kRows, kColumns>([&](int r, int c, int e, int down, int across) {
+    const int i = at.row + row + down, j = at.column + column + across;
+    if (i >= of.rows || j >= of.columns) return;
+    Out& to = of.out[static_cast<int64_t>(i) * of.columns + j];
+    const Out sum = converted<Out>(sums[r][c][e]);
+    to = of.adds ? converted<Out>(static_cast<float>(to) + static_cast<float>(sum)) : sum;
+  });
+}
+
+template <int kTile, class Out, class Left, class Right>
+void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups, Left,
+           Right) {
+  // Rows that begin and end with parts of 16 bytes.
+  const auto whole = [&](const Tensor& t) {
+    return t.dim(1) % 8 == 0 && reinterpret_cast<uintptr_t>(t.device_data<bfloat16>()) % 16 == 0;
+  };
+  const auto with = [&](auto is_whole) {
+    for_each_launch<bfloat16, Out, !Left::value>(
+        which, left, other, groups, kTile, [&](const auto& call, int64_t blocks) {
+          launch(context(left), "linear_rows",
+                 {.blocks = blocks, .threads = kBlockThreads<kTile>, .shared = kStages * 2 * kSlabBytes<kTile>},
+                 rows_bf16_kernel<kTile, Left::value, Right::value, decltype(is_whole)::value, Out>, call);
+        });
+  };
+  const auto own = [&](const RowsGroup& g) { return whole(g.w); };
+  if (whole(left) && (Left::value ? std::ranges::all_of(groups, own) : whole(other)))
+    with(std::true_type{});
+  else
+    with(std::false_type{});
+}
+
+template <class Out, class Left, class Right>
+void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups,
+           Left of_left, Right of_right) {
+  if (small_tiles(which, left, other, groups, 128))
+    queue<64, Out>(which, left, other, groups, of_left, of_right);
+  else
+    queue<128, Out>(which, left, other, groups, of_left, of_right);
+}
+
+}  // namespace
+
+void multiply_rows_bf16(RowsProduct which, const Tensor& left, const Tensor& other,
+                        const std::vector<RowsGroup>& groups) {
+  with_lines(which, [&](auto of_left, auto of_right) {
+    if constexpr (!decltype(of_left)::value)
+      if (std::ranges::any_of(groups,
+                              [](const RowsGroup& g) { return g.w.defined() && g.w.dtype() == DType::float32; }))
+        return queue<float>(which, left, other, groups, of_left, of_right);
+    queue<bfloat16>(which, left, other, groups, of_left, of_right);
+  });
+}
+
+}  // namespace tessera::cuda
