@@ -1,4 +1,4 @@
-// Step by step: what a run computed against what the oracle computed.
+// Numbers of a run against those of the oracle, step by step, and how far apart they may be.
 #pragma once
 #include <string>
 #include <vector>
@@ -24,10 +24,11 @@ class Comparison {
     std::vector<Tensor> whole;
     std::vector<Tensor> before = {};         // as `whole`, of the step before; empty: not known
     const std::vector<NamedTensor>& owners;  // the rank of each element of `found`
-    int rank_of_copy = 0;                    // what is added to that rank: other ranks' copies
+    int rank_of_copy = 0;                    // added to that rank: other ranks' copies
   };
 
-  // What follows must have the same bits whatever the plan; or, again, be within the bound of a plan that splits sums.
+  // Comparisons that follow ask for the same bits whatever the plan; or, again, for the bound of a plan that splits
+  // sums.
   void exactly() { bits_ = true; }
   void within_bound() { bits_ = false; }
 
@@ -51,5 +52,29 @@ class Comparison {
 
 // One line for each number and tensor that is wrong in the first step in which any is, one for each step after it.
 std::vector<std::string> lines_of(const VerifyResult& result);
+
+// How far a plan that splits sums may be from one rank.
+//
+// float64: 1e-12, relative, 2-norms, tensor by tensor. fp32 and bf16: k 1.03^L eps with L layers. k is calibrated in
+// the same run, from the gradients of two serial runs that differ in nothing but the order of their sums (all sequences
+// of a rank at once, and one after another): four times what the worst tensor shows in any step, at least 64 and at
+// most 256, so that no calibration can excuse a defect. At least 64, since those two differ in sums over sequences
+// alone (a batch of one has but one order), and a plan in sums over tokens and channels too: with AVX-512, whose
+// products have other orders than AVX2's, a ring of two ranks with 4 channels came to 49. In fp32 also at least twice
+// what the first of the two is from its gradients in float64: a gradient that is small beside what it is summed from,
+// as that of the norm of keys, is that far off in any order, and so is the plan's.
+struct Tolerance {
+  double bound = 0;
+  std::string text;  // how it came to be, for people
+};
+
+// `orders` and `error`: what two orders of sums, and float64, differ by from a serial run; float64 asks for neither.
+Tolerance tolerance_of(DType dtype, int64_t layers, double orders, double error);
+// The tolerance of loss, norm and gradients of a step.
+Tolerance tolerance_of(const Job& job, const Sequences& sequences);
+
+// All steps of a rank of the plan, beside the oracle, which rank 0 has; then what was counted.
+void run_beside_oracle(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
+                       VerifyResult& result);
 
 }  // namespace tessera

@@ -8,12 +8,88 @@
 #include "optim/grad_norm.h"
 #include "tensor/ops/elementwise.h"
 #include "train/device.h"
-#include "verify/sums_in_order.h"
 
 namespace tessera {
 namespace {
 
-// Of a total that may lie on a GPU.
+// --- an order of sums for each algorithm, as its file documents it ---
+
+template <class T>
+T plus(T a, T b) {
+  return static_cast<T>(static_cast<Accumulate<T>>(a) + static_cast<Accumulate<T>>(b));
+}
+
+// Rank order, in float32, rounded once.
+template <class T>
+T in_rank_order(const std::vector<const T*>& x, int64_t i) {
+  auto sum = static_cast<Accumulate<T>>(x[0][i]);
+  for (size_t r = 1; r < x.size(); ++r) sum += static_cast<Accumulate<T>>(x[r][i]);
+  return static_cast<T>(sum);
+}
+
+// From `first` around, rounded at every step.
+template <class T>
+T around(const std::vector<const T*>& x, size_t first, int64_t i) {
+  T sum = x[first % x.size()][i];
+  for (size_t r = 1; r < x.size(); ++r) sum = plus(sum, x[(first + r) % x.size()][i]);
+  return sum;
+}
+
+// Neighbours, neighbours of neighbours, ..., rounded at every step.
+template <class T>
+T in_pairs(const std::vector<const T*>& x, int64_t i) {
+  std::vector<T> sums;
+  for (const T* rank : x) sums.push_back(rank[i]);
+  for (size_t step = 1; step < sums.size(); step *= 2)
+    for (size_t r = 0; r + step < sums.size(); r += 2 * step) sums[r] = plus(sums[r], sums[r + step]);
+  return sums[0];
+}
+
+template <class T>
+void sum_reduction(const std::vector<const T*>& x, T* out, const Reduced& reduced, Algorithm algorithm) {
+  const auto ranks = static_cast<int>(x.size());
+  int owner = 0;  // the rank whose piece element i lies in
+  for (int64_t i = reduced.range.begin; i < reduced.range.end; ++i) {
+    while (i - reduced.range.begin >= piece(reduced.count, ranks, owner).end) ++owner;
+    if (algorithm == Algorithm::ring)
+      out[i] = around(x, static_cast<size_t>(owner) + 1, i);
+    else
+      out[i] = algorithm == Algorithm::tree ? in_pairs(x, i) : in_rank_order(x, i);
+  }
+}
+
+}  // namespace
+
+void add_to(const Tensor& total, const Tensor& x) {
+  with_floating(total.dtype(), "reference", [&](auto t) {
+    using T = decltype(t);
+    T* const a = total.data<T>();
+    const T* const b = x.data<T>();
+    for (int64_t i = 0; i < total.numel(); ++i) a[i] = plus(a[i], b[i]);
+  });
+}
+
+void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const Reduced& reduced, Algorithm algorithm) {
+  with_floating(out.dtype(), "reference", [&](auto t) {
+    using T = decltype(t);
+    std::vector<const T*> x;
+    for (const Tensor& rank : ranks) x.push_back(rank.data<T>());
+    sum_reduction(x, out.data<T>(), reduced, algorithm);
+  });
+}
+
+Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<Reduced>& reductions, Algorithm algorithm) {
+  Tensor out = ranks[0].clone();
+  for (const Reduced& reduced : reductions)
+    if (ranks.size() > 1) sum_in_order(ranks, out, reduced, algorithm);
+  return out;
+}
+
+// --- the serial run ---
+
+namespace {
+
+// The total may lie on a GPU.
 void add_to_any(Tensor total, const Tensor& x) {
   const Tensor here = total.on_host();
   add_to(here, x);
@@ -71,13 +147,13 @@ const FlatUnit* Reference::copied() {
   return nullptr;
 }
 
-// Of the step in hand.
+// Targets of the step in hand.
 double Reference::step_targets() const {
   return static_cast<double>(
       targets_of_step(sequences_, optimizer_->steps(), job_.optim.batch * model_->config.context));
 }
 
-// Of the sequences from `first` on, whose ids are in the host's memory.
+// Documents of the sequences from `first` on, whose ids are in the host's memory.
 Documents Reference::documents(const Tensor& ids, int64_t first) const {
   if (!job_.optim.document_mask) return {};
   Documents made;
@@ -209,7 +285,7 @@ Tensor Reference::sum_over_ranks(const std::vector<Tensor>& ranks) const {
   return out;
 }
 
-// Of one micro-batch: rows by rank, layer and expert.
+// Rows of one micro-batch, by rank, layer and expert.
 void Reference::note_routing(const std::vector<std::vector<std::vector<int64_t>>>& rows) {
   const size_t e = static_cast<size_t>(order_.ep), layers = rows[0].size();
   for (size_t layer = 0; layer < layers; ++layer)

@@ -19,16 +19,16 @@
 #include "train/job.h"
 #include "train/sequences.h"
 #include "train/step_tokens.h"
-#include "verify/routing.h"
+#include "verify/experts/routing.h"
 
 namespace tessera {
 
-// What of a plan decides the order of sums.
+// The order of sums, as a plan decides it.
 struct SumOrder {
-  int ranks = 1;  // that have sequences of their own
-  int ep =
-      1;  // neighbours among them that share out experts, and add the gradients of these first, in each micro-batch
-  Algorithm algorithm = Algorithm::direct;  // of the collective that sums gradients
+  int ranks = 1;  // with sequences of their own
+  // Neighbours among them share out experts, and add the gradients of these first, in each micro-batch.
+  int ep = 1;
+  Algorithm algorithm = Algorithm::direct;  // the collective's that sums gradients
   bool every_microbatch = false;
   // All gradients in a row: the units that are trained, as pipeline ranks have them, one rank's after another's, by
   // their numbers in the whole model. A copy is the tied weight's use at the end of a pipeline, which has a sum of its
@@ -41,8 +41,8 @@ struct SumOrder {
   std::vector<Reduced> reductions = {};  // in that row
   // Sums over groups of so many ranks each, after those within: how they are made.
   int group = 0;  // 0: all ranks
-  int alone =
-      -1;  // this rank trains alone, on so many times its part of the gradient as there are ranks; -1: none does
+  // This rank trains alone, on so many times its part of the gradient as there are ranks; -1: none does.
+  int alone = -1;
   Algorithm between_algorithm = Algorithm::direct;
   std::vector<Reduced> between = {};
 };
@@ -60,7 +60,7 @@ class Reference {
   void compute_gradients_of(int64_t sequence);
   const std::vector<FlatUnit>& units() { return model_->units(); }  // values, and the gradient of the last step
   std::vector<FlatUnit> trained();                                  // those that are not frozen
-  // What its own routing of all steps so far says of the plan's ranks; it has no choices.
+  // Its own routing of all steps so far, as far as it tells of the plan's ranks; it has no choices.
   const Routing& routing() const { return routing_; }
   // The choices of each step, from now on; and to take those of another run.
   std::shared_ptr<const Routing> keep_choices();
@@ -69,7 +69,7 @@ class Reference {
   int64_t strayed() const { return strayed_; }
   double stray_margin() const { return stray_margin_; }
   const Optimizer& optimizer() const { return *optimizer_; }
-  double loss_sum() const { return loss_sum_; }  // of the step in hand
+  double loss_sum() const { return loss_sum_; }  // the step's in hand
   double step_targets() const;
   const SumOrder& order() const { return order_; }
 
@@ -100,5 +100,14 @@ class Reference {
   int64_t strayed_ = 0;
   double stray_margin_ = 0;
 };
+
+// --- the sums over ranks and micro-batches that the oracle makes, with plain loops ---
+
+// total += x, each element rounded to their dtype.
+void add_to(const Tensor& total, const Tensor& x);
+// The elements of `reduced` of the sum of the ranks' arrays, in the order in which the algorithm adds them.
+void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const Reduced& reduced, Algorithm algorithm);
+// The sum over ranks of arrays in a row, made as these collectives make it.
+Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<Reduced>& reductions, Algorithm algorithm);
 
 }  // namespace tessera

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "verify/sums_in_order.h"
-
 namespace tessera {
 namespace {
 
@@ -24,7 +22,7 @@ struct OuterStep {
   }
 };
 
-// What the optimizer of a run updates of that unit. Waits for the update, which a GPU may still be making.
+// The values of that unit that the optimizer of a run updates. Waits for the update, which a GPU may still be making.
 Tensor own(Reference& run, size_t unit) {
   wait_for(run.units()[unit].values.arena());
   size_t trained = 0;
@@ -85,8 +83,8 @@ void Replicas::update() {
     if (due(fragment, reports_[0].step)) outer_step(fragment);
 }
 
-// What each pipeline rank has of the fragment in a row. A copy of a tied weight would only repeat what is summed for
-// the weight.
+// Each pipeline rank's part of the fragment makes a row. A copy of a tied weight would only repeat the sum for the
+// weight.
 void Replicas::outer_step(int64_t fragment) {
   const SumOrder& order = all_[0]->order();
   for (const Reduced& of_rank : order.reductions) {

@@ -14,18 +14,18 @@ class Replicas {
   Replicas(const Job& job, const Sequences& sequences, const SumOrder& order);
 
   size_t count() const { return all_.size(); }
-  // Of a rank, or of all.
+  // The serial run of a rank, or of all.
   Reference& of(int copy) { return *all_[apart_ ? static_cast<size_t>(copy) : 0]; }
   // The loss is that of all; norms() has each one's.
   StepReport compute_gradients();
   double& norm_of(int copy) { return reports_[apart_ ? static_cast<size_t>(copy) : 0].grad_norm; }
   // Each by its norm; and, when it is time, the outer step.
   void update();
-  // What all keep together, named as the optimizer's state is.
+  // State that all keep together, named as the optimizer's is.
   const std::vector<NamedTensor>& state() const { return state_; }
 
  private:
-  // A unit that is trained: what all have in common of it, and the outer momentum where there is one.
+  // A unit that is trained: its values that all have in common, and the outer momentum where there is one.
   struct Together {
     size_t unit = 0;
     Tensor common = {}, momentum = {};

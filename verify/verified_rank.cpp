@@ -1,10 +1,10 @@
 // Step by step under the plan, beside the oracle.
-#include "verify/verified_rank.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
+#include <memory>
+#include <vector>
 
 #include "tensor/ops/matmul/cuda/product.h"
 #include "train/check_data.h"
@@ -13,14 +13,102 @@
 #include "train/memory.h"
 #include "train/plan.h"
 #include "train/plan_sizes.h"
-#include "verify/mixture.h"
-#include "verify/plan_order.h"
+#include "train/trainer.h"
+#include "verify/comparison.h"
+#include "verify/diagnosis/differences.h"
+#include "verify/replicas.h"
 
 namespace tessera {
+namespace {
 
-// Notes where a rank loads other tokens than the oracle.
-Sequences VerifiedRank::watched(Sequences loading, const Sequences& right, int64_t context,
-                                const std::shared_ptr<Given>& given) {
+// ZeRO's reduce-scatter has no tree.
+Algorithm algorithm_of(const Plan& p) {
+  return p.all_reduce == Algorithm::tree && p.zero != ZeroStage::none ? Algorithm::direct : p.all_reduce;
+}
+
+std::vector<int64_t> cuts_of(const DataStrategy& strategy) {
+  std::vector<int64_t> out;
+  const DataLayout& l = strategy.layout();
+  for (const Reduced& r : l.reductions) out.insert(out.end(), {r.range.begin, r.range.end, r.count, 0});
+  for (const Reduced& r : l.between) out.insert(out.end(), {r.range.begin, r.range.end, r.count, 1});
+  return out;
+}
+
+// The pipeline rank that has a copy of a tied unit's weight, for its use at the end; -1: none has.
+int copied_to(Trainer& t, const Module::Unit& unit) {
+  return !t.model().config.tie_copies || !unit.slots[0].parameter->is_tied() ? -1 : t.schedule().rank_of_stage.back();
+}
+
+// The order in which a plan sums gradients, told to the oracle: on rank 0 of the world that of all its ranks; every
+// rank calls it. A unit tells its stage, and so do the elements of all units how long a rank's row is. Where sums are
+// split inside products anyway, the order of ranks does not matter.
+SumOrder order_of_sums(Trainer& t) {
+  const Plan& p = t.job().plan;
+  Communicator& pp = t.mesh()["pp"];
+  const std::vector<Module::Unit> whole = t.whole_model().layout();
+  if (splits_sums(p)) {
+    SumOrder order{.ranks = t.mesh().size("dp"), .algorithm = algorithm_of(p)};
+    int64_t size = 0;
+    for (size_t u = 0; u < whole.size(); ++u) {
+      if (!whole[u].trainable) continue;
+      order.parts.push_back({u});
+      size += whole[u].size;
+    }
+    order.reductions = {{{0, size}, size}};
+    return order;
+  }
+  SumOrder order{.ranks = t.mesh().size("dp"),
+                 .ep = static_cast<int>(p.ep),
+                 .algorithm = algorithm_of(p),
+                 .every_microbatch = t.strategy().layout().every_microbatch,
+                 .group = t.strategy().shard_axis().size(),
+                 .between_algorithm = p.all_reduce};
+  const std::vector<int64_t> own = cuts_of(t.strategy());
+  const Tensor count = Tensor::of<int64_t>(std::vector<int64_t>{std::ssize(own)}, {1}, t.arena());
+  if (pp.rank() != 0) {
+    pp.send(count, 0);
+    pp.send(Tensor::of<int64_t>(own, {std::ssize(own)}, t.arena()), 0);
+    return order;
+  }
+  int64_t begin = 0;
+  for (int rank = 0; rank < pp.size(); ++rank) {
+    std::vector<int64_t> cuts = own;
+    if (rank > 0) {
+      pp.recv(count, rank);
+      const Tensor theirs = Tensor::empty({count.item<int64_t>()}, DType::int64, t.arena());
+      pp.recv(theirs, rank);
+      cuts = theirs.to_vector<int64_t>();
+    }
+    for (size_t i = 0; i < cuts.size(); i += 4)
+      (cuts[i + 3] == 0 ? order.reductions : order.between)
+          .push_back({{begin + cuts[i], begin + cuts[i + 1]}, cuts[i + 2]});
+    const auto add = [&](size_t unit, bool copy) {
+      order.parts.push_back({unit, copy});
+      begin += whole[unit].size;
+    };
+    for (size_t u = 0; u < whole.size(); ++u)
+      if (whole[u].trainable && t.pipeline_rank_of(u) == rank) add(u, false);
+    for (size_t u = 0; u < whole.size(); ++u)
+      if (whole[u].trainable && copied_to(t, whole[u]) == rank) add(u, true);
+  }
+  // Ranks have different experts, and cuts of their own; but no algorithm that goes with `ep` adds by cuts.
+  if (p.ep > 1) order.between = {{{0, begin}, begin}};
+  return order;
+}
+
+std::vector<Tensor> of_units(const std::vector<FlatUnit>& units, bool gradients) {
+  std::vector<Tensor> out;
+  for (const FlatUnit& u : units) out.push_back((gradients ? u.grads : u.values).on_host());
+  return out;
+}
+
+// Tokens of a rank's that are not the oracle's.
+struct Given {
+  int64_t step = 0, sequence = 0, sequences = 0;
+};
+
+// The sequences that a rank loads; where they are others than the oracle's, that is noted.
+Sequences watched(Sequences loading, const Sequences& right, int64_t context, const std::shared_ptr<Given>& given) {
   loading.load = [=, load = loading.load, right = right.load](int64_t step, int64_t first, int64_t count,
                                                               int32_t* inputs, int32_t* targets) {
     load(step, first, count, inputs, targets);
@@ -41,202 +129,319 @@ Sequences VerifiedRank::watched(Sequences loading, const Sequences& right, int64
   return loading;
 }
 
-VerifiedRank::VerifiedRank(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
-                           VerifyResult& result)
-    : job_(job),
-      trainer_(hooks.running(job),
-               watched(hooks.loading(sequences, job, world.rank()), sequences, job.model.context, given_), world),
-      hooks_(hooks),
-      result_(result) {
-  const SumOrder order = order_of_sums(trainer_);
-  hooks_.made(trainer_);
-  if (replays_routing(job_)) keep_passes(trainer_.model());
-  owners_of_gradients_ = aside(whole_owners(trainer_, true));
-  owners_of_values_ = aside(whole_owners(trainer_, false));
-  if (world.rank() != 0) return;
-  oracle_ = std::make_unique<Replicas>(job, sequences, order);
-  comparison_ = std::make_unique<Comparison>(result);
-  for (const FlatUnit& unit : oracle_->of(0).trained()) result.seen.trained += std::ssize(unit.slots);
-}
-
-void VerifiedRank::run() {
-  for (int64_t step = 0; step < job_.optim.steps; ++step) one_step();
-  finish();
-}
-
-void VerifiedRank::one_step() {
-  trainer_.arena()->reset_peaks();
-  std::vector<int64_t> before = counts_now();
-  const StepReport report = trainer_.compute_gradients();
-  count_since(before);
-  hooks_.summed(trainer_);
-  note_peaks();
-  take_routing();
-  OfCopies gradients, values, state;
-  for (int copy = 0; copy < trained_copies(); ++copy) gradients.push_back(aside(whole_gradients(trainer_, copy)));
-  trainer_.arena()->reset_peaks();
-  before = counts_now();
-  hooks_.update(trainer_, report);
-  count_since(before);
-  note_peaks();
-  for (int copy = 0; copy < trained_copies(); ++copy) {
-    values.push_back(whole_values(trainer_, copy));
-    state.push_back(whole_state(trainer_, copy));
+// A rank of a run that is verified; rank 0 has the oracle.
+class VerifiedRank {
+ public:
+  VerifiedRank(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
+               VerifyResult& result)
+      : job_(job),
+        trainer_(hooks.running(job),
+                 watched(hooks.loading(sequences, job, world.rank()), sequences, job.model.context, given_), world),
+        hooks_(hooks),
+        result_(result) {
+    const SumOrder order = order_of_sums(trainer_);
+    hooks_.made(trainer_);
+    if (replays_routing(job_)) keep_passes(trainer_.model());
+    owners_of_gradients_ = aside(whole_owners(trainer_, true));
+    owners_of_values_ = aside(whole_owners(trainer_, false));
+    if (world.rank() != 0) return;
+    oracle_ = std::make_unique<Replicas>(job, sequences, order);
+    comparison_ = std::make_unique<Comparison>(result);
+    for (const FlatUnit& unit : oracle_->of(0).trained()) result.seen.trained += std::ssize(unit.slots);
   }
-  const std::vector<double> of_copies = norms(report);
-  if (oracle_) compare(report, of_copies, gradients, values, state);
-  look_at_copies();
-}
 
-// Before the oracle computes the same step.
-void VerifiedRank::take_routing() {
-  if (!replays_routing(job_)) return;
-  const auto routing = std::make_shared<const Routing>(routing_of(trainer_));
-  replayed_.leaving += routing->leaving;
-  replayed_.most = std::max(replayed_.most, routing->most);
-  for (size_t copy = 0; oracle_ && copy < oracle_->count(); ++copy) oracle_->of(static_cast<int>(copy)).replay(routing);
-}
-
-int VerifiedRank::trained_copies() const {
-  return trainer_.strategy().layout().apart ? trainer_.strategy().copies() : 1;
-}
-
-// Of the gradients of each copy, as its first rank reports it.
-std::vector<double> VerifiedRank::norms(const StepReport& report) {
-  Communicator& world = trainer_.world();
-  const ArenaPtr host = trainer_.arena()->host();
-  const Tensor all = Tensor::empty({world.size()}, DType::float64, host);
-  world.all_gather(Tensor::of<double>(std::vector<double>{report.grad_norm}, {1}, host), all);
-  std::vector<double> out;
-  for (int copy = 0; copy < trained_copies(); ++copy)
-    out.push_back(all.data<double>()[copy * static_cast<int>(job_.plan.cp * job_.plan.tp)]);
-  return out;
-}
-
-// The counts of all axes of one rank, and of its copies to the GPU, as one list.
-std::vector<int64_t> VerifiedRank::counts_now() {
-  std::vector<int64_t> out;
-  for (const Communicator* axis : trainer_.communicators())
-    for (const OpCount& c : axis->counts()) out.insert(out.end(), {c.calls, c.sent});
-  const OpCount& copied = trainer_.strategy().copied();
-  out.insert(out.end(), {copied.calls, copied.sent});
-  return out;
-}
-
-void VerifiedRank::count_since(const std::vector<int64_t>& before) {
-  const std::vector<int64_t> now = counts_now();
-  counts_.resize(now.size());
-  for (size_t i = 0; i < now.size(); ++i) counts_[i] += now[i] - before[i];
-}
-
-void VerifiedRank::note_peaks() { peak_ = std::max(peak_, trainer_.arena()->total().peak); }
-
-// Copies that do not count as held by the rank.
-std::vector<NamedTensor> VerifiedRank::aside(const std::vector<NamedTensor>& tensors) const {
-  std::vector<NamedTensor> out;
-  for (const NamedTensor& t : tensors) {
-    Tensor copy = Tensor::empty(t.tensor.shape(), t.tensor.dtype(), aside_);
-    copy.copy_from(t.tensor);
-    out.push_back({t.name, copy});
+  void run() {
+    for (int64_t step = 0; step < job_.optim.steps; ++step) one_step();
+    finish();
   }
-  return out;
-}
 
-// Where copies that several ranks hold are not equal, each rank of the data axis shows its own.
-void VerifiedRank::look_at_copies() {
-  std::string cause;
-  try {
-    check_replicas(trainer_);
-  } catch (const Error& e) {
-    if (e.status() != Status::communication || dynamic_cast<const CommError*>(&e)) throw;
-    cause = e.what();
+ private:
+  // Tensors of each copy that is trained alone, or of the one.
+  using OfCopies = std::vector<std::vector<NamedTensor>>;
+
+  void one_step() {
+    trainer_.arena()->reset_peaks();
+    std::vector<int64_t> before = counts_now();
+    const StepReport report = trainer_.compute_gradients();
+    count_since(before);
+    hooks_.summed(trainer_);
+    note_peaks();
+    take_routing();
+    OfCopies gradients, values, state;
+    for (int copy = 0; copy < trained_copies(); ++copy) gradients.push_back(aside(whole_gradients(trainer_, copy)));
+    trainer_.arena()->reset_peaks();
+    before = counts_now();
+    hooks_.update(trainer_, report);
+    count_since(before);
+    note_peaks();
+    for (int copy = 0; copy < trained_copies(); ++copy) {
+      values.push_back(whole_values(trainer_, copy));
+      state.push_back(whole_state(trainer_, copy));
+    }
+    const std::vector<double> of_copies = norms(report);
+    if (oracle_) compare(report, of_copies, gradients, values, state);
+    look_at_copies();
   }
-  if (trainer_.world().max(cause.empty() ? 0 : 1) == 0) return;
-  note_copies(cause);
-  for (int copy = 1; trained_copies() == 1 && copy < trainer_.strategy().copies(); ++copy) {
-    const std::vector<NamedTensor> values = whole_values(trainer_, copy), state = whole_state(trainer_, copy);
-    if (oracle_) compare_kept(trainer_.steps_done(), values, state, copy);
+
+  // Before the oracle computes the same step.
+  void take_routing() {
+    if (!replays_routing(job_)) return;
+    const auto routing = std::make_shared<const Routing>(routing_of(trainer_));
+    replayed_.leaving += routing->leaving;
+    replayed_.most = std::max(replayed_.most, routing->most);
+    for (size_t copy = 0; oracle_ && copy < oracle_->count(); ++copy)
+      oracle_->of(static_cast<int>(copy)).replay(routing);
   }
-}
 
-// Rank 0 hears what each rank has found.
-void VerifiedRank::note_copies(const std::string& mine) {
-  Communicator& world = trainer_.world();
-  const ArenaPtr host = trainer_.arena()->host();
-  constexpr int64_t kLength = 256;
-  std::vector<int32_t> letters(mine.begin(), mine.end());
-  letters.resize(kLength);
-  const Tensor all = Tensor::empty({kLength * world.size()}, DType::int32, host);
-  world.all_gather(Tensor::of<int32_t>(letters, {kLength}, host), all);
-  if (!oracle_) return;
-  if (result_.seen.copies_step == 0) result_.seen.copies_step = trainer_.steps_done();
-  for (int64_t r = 0; r < world.size(); ++r) {
-    const int32_t* const from = all.data<int32_t>() + r * kLength;
-    std::string text(from, std::find(from, from + kLength, 0));
-    std::vector<std::string>& known = result_.seen.copies;
-    if (!text.empty() && std::ranges::find(known, text) == known.end()) known.push_back(std::move(text));
+  int trained_copies() const { return trainer_.strategy().layout().apart ? trainer_.strategy().copies() : 1; }
+
+  // Norms of the gradients of each copy, as its first rank reports them.
+  std::vector<double> norms(const StepReport& report) {
+    const std::vector<double> all = gathered<double>({report.grad_norm});
+    std::vector<double> out;
+    for (int64_t copy = 0; copy < trained_copies(); ++copy)
+      out.push_back(all[static_cast<size_t>(copy * job_.plan.cp * job_.plan.tp)]);
+    return out;
   }
-}
 
-// What each rank counted and holds goes to rank 0.
-void VerifiedRank::finish() {
-  Communicator& world = trainer_.world();
-  const ArenaPtr& arena = trainer_.arena();
-  const auto held = [&](Category c) { return arena->usage(c).live; };
-  const std::vector<int64_t> mine = {held(Category::parameters), held(Category::gradients),
-                                     held(Category::optimizer),  peak_,
-                                     trainer_.peak_in_flight(),  given_->step,
-                                     given_->sequence,           given_->sequences};
-  const auto width = std::ssize(mine);
-  const ArenaPtr host = arena->host();
-  const Tensor counts = Tensor::of<int64_t>(counts_, {std::ssize(counts_)}, host);
-  const Tensor own = Tensor::of<int64_t>(mine, {width}, host);
-  const Tensor all = Tensor::empty({width * world.size()}, DType::int64, host);
-  const Tensor most = counts.clone();
-  world.all_reduce(counts);
-  world.all_reduce(most, Reduction::max);
-  world.all_gather(own, all);
-  if (!oracle_) return;
-  const Routing& routing = replays_routing(job_) ? replayed_ : oracle_->of(0).routing();
-  result_.expected_sent = expected_bytes(job_, job_.optim.steps, routing.leaving);
-  result_.imbalance = std::max(1.0, routing.most);
-  for (size_t copy = 0; copy < oracle_->count(); ++copy) {
-    const Reference& reference = oracle_->of(static_cast<int>(copy));
-    result_.strayed += reference.strayed();
-    result_.stray_margin = std::max(result_.stray_margin, reference.stray_margin());
+  // The counts of all axes of one rank, and of its copies to the GPU, as one list.
+  std::vector<int64_t> counts_now() {
+    std::vector<int64_t> out;
+    for (const Communicator* axis : trainer_.communicators())
+      for (const OpCount& c : axis->counts()) out.insert(out.end(), {c.calls, c.sent});
+    const OpCount& copied = trainer_.strategy().copied();
+    out.insert(out.end(), {copied.calls, copied.sent});
+    return out;
   }
-  const int64_t* c = counts.data<int64_t>();
-  const int64_t* busiest = most.data<int64_t>();
-  for (const Communicator* axis : trainer_.communicators())
-    for (int op = 0; op < kOps; ++op, c += 2, busiest += 2)
-      if (c[0] > 0)
-        result_.sent.push_back({axis->axis(), std::string(name_of(static_cast<Op>(op))), c[0], c[1], busiest[1]});
-  if (const auto copies = expected_copies(job_, job_.optim.steps)) result_.expected_sent.push_back(*copies);
-  if (c[0] > 0) result_.sent.push_back({"host", "copy_to_gpu", c[0], c[1], busiest[1]});
-  expected_ = memory_of_ranks(job_);
-  for (int r = 0; r < world.size(); ++r) note_rank(r, all.data<int64_t>() + r * width);
-}
 
-void VerifiedRank::note_rank(int rank, const int64_t* m) {
-  result_.held.push_back({m[0], m[1], m[2]});
-  result_.peak.push_back(m[3]);
-  const int64_t alike = job_.plan.ranks() / job_.plan.pp;  // ranks with the same stages
-  // What passes hold grows with the rows that its experts get, at most as these do.
-  const RankMemory& expected = expected_.at(static_cast<size_t>(rank));
-  const auto more = static_cast<int64_t>((result_.imbalance - 1) *
-                                         static_cast<double>(expected.activations + expected.communication));
-  result_.expected_peak.push_back(expected.total() + more + library_workspace());
-  if (rank % alike == 0) result_.in_flight.push_back(m[4]);
-  if (m[7] > 0) result_.seen.given.push_back({rank, static_cast<int>(rank / alike), m[5], m[6], m[7]});
-}
+  void count_since(const std::vector<int64_t>& before) {
+    const std::vector<int64_t> now = counts_now();
+    counts_.resize(now.size());
+    for (size_t i = 0; i < now.size(); ++i) counts_[i] += now[i] - before[i];
+  }
 
-// What NVIDIA's libraries may take on a GPU while they compute: one product, or cuDNN's backward pass of attention,
-// which in a fixed order keeps a number of 16 bits for each score.
-int64_t VerifiedRank::library_workspace() {
-  if (job_.plan.device != Device::cuda) return 0;
-  const PlanSizes sizes(job_);
-  const int64_t scores = sizes.sequences * trainer_.whole_model().config.heads * sizes.tokens * sizes.tokens;
-  return std::max(cuda::kMostWorkspace, asks_cudnn(job_.plan) ? 2 * scores : 0);
+  void note_peaks() { peak_ = std::max(peak_, trainer_.arena()->total().peak); }
+
+  // Copies of tensors that do not count as held by the rank.
+  std::vector<NamedTensor> aside(const std::vector<NamedTensor>& tensors) const {
+    std::vector<NamedTensor> out;
+    for (const NamedTensor& t : tensors) {
+      Tensor copy = Tensor::empty(t.tensor.shape(), t.tensor.dtype(), aside_);
+      copy.copy_from(t.tensor);
+      out.push_back({t.name, copy});
+    }
+    return out;
+  }
+
+  // Where copies that several ranks hold are not equal, each rank of the data axis shows its own.
+  void look_at_copies() {
+    std::string cause;
+    try {
+      check_replicas(trainer_);
+    } catch (const Error& e) {
+      if (e.status() != Status::communication || dynamic_cast<const CommError*>(&e)) throw;
+      cause = e.what();
+    }
+    if (trainer_.world().max(cause.empty() ? 0 : 1) == 0) return;
+    note_copies(cause);
+    for (int copy = 1; trained_copies() == 1 && copy < trainer_.strategy().copies(); ++copy) {
+      const std::vector<NamedTensor> values = whole_values(trainer_, copy), state = whole_state(trainer_, copy);
+      if (oracle_) compare_kept(trainer_.steps_done(), values, state, copy);
+    }
+  }
+
+  // Rank 0 hears what each rank has found.
+  void note_copies(const std::string& mine) {
+    constexpr size_t kLength = 256;
+    std::vector<int32_t> letters(mine.begin(), mine.end());
+    letters.resize(kLength);
+    const std::vector<int32_t> all = gathered(letters);
+    if (!oracle_) return;
+    if (result_.seen.copies_step == 0) result_.seen.copies_step = trainer_.steps_done();
+    for (auto from = all.begin(); from != all.end(); from += kLength) {
+      std::string text(from, std::find(from, from + kLength, 0));
+      std::vector<std::string>& known = result_.seen.copies;
+      if (!text.empty() && std::ranges::find(known, text) == known.end()) known.push_back(std::move(text));
+    }
+  }
+
+  // The numbers of all ranks of the world, one rank's after another's.
+  template <class T>
+  std::vector<T> gathered(const std::vector<T>& own) {
+    const ArenaPtr host = trainer_.arena()->host();
+    const Tensor mine = Tensor::of<T>(own, {std::ssize(own)}, host);
+    const Tensor all = Tensor::empty({std::ssize(own) * trainer_.world().size()}, mine.dtype(), host);
+    trainer_.world().all_gather(mine, all);
+    return all.to_vector<T>();
+  }
+
+  void compare(const StepReport& report, const std::vector<double>& norms, const OfCopies& gradients,
+               const OfCopies& values, const OfCopies& state) {
+    using Kind = TensorDifference::Kind;
+    const StepReport expected = oracle_->compute_gradients();
+    comparison_->number(expected.step, "loss", report.loss, expected.loss);
+    before_.clear();
+    for (int copy = 0; copy < std::ssize(gradients); ++copy) {
+      const auto c = static_cast<size_t>(copy);
+      Reference& reference = oracle_->of(copy);
+      const std::vector<FlatUnit> trained = reference.trained();
+      comparison_->number(expected.step, "gradient norm", norms[c], oracle_->norm_of(copy));
+      const bool first = result_.wrong_steps.empty() || result_.wrong_steps[0] == expected.step;
+      const bool right = comparison_->tensors({.step = expected.step,
+                                               .kind = Kind::gradient,
+                                               .found = gradients[c],
+                                               .units = trained,
+                                               .whole = of_units(trained, true),
+                                               .owners = owners_of_gradients_},
+                                              result_.grad_max_rel);
+      if (!right && first && gradients.size() == 1) {
+        result_.seen.mixture = mixture_of(reference, job_.optim.batch, gradients[c]);
+        if (result_.seen.mixture) result_.seen.mixture->step = expected.step;
+      }
+      if (!result_.exact) {
+        reference.adopt(gradients[c]);
+        oracle_->norm_of(copy) = norms[c];
+      }
+      std::vector<Tensor>& before = before_.emplace_back();
+      for (const Tensor& values_before : of_units(reference.units(), false)) before.push_back(values_before.clone());
+    }
+    oracle_->update();
+    for (int copy = 0; copy < std::ssize(gradients); ++copy)
+      compare_kept(expected.step, values[static_cast<size_t>(copy)], state[static_cast<size_t>(copy)], copy);
+  }
+
+  // Parameters and state, of one copy that the data axis has.
+  void compare_kept(int64_t step, const std::vector<NamedTensor>& values, const std::vector<NamedTensor>& state,
+                    int copy) {
+    Reference& reference = oracle_->of(copy);
+    const int rank_of_copy =
+        copy * trainer_.data_axis().size() / trainer_.strategy().copies() * static_cast<int>(job_.plan.tp);
+    comparison_->exactly();
+    comparison_->tensors({.step = step,
+                          .kind = TensorDifference::Kind::parameter,
+                          .found = values,
+                          .units = reference.units(),
+                          .whole = of_units(reference.units(), false),
+                          .before = before_[std::min(static_cast<size_t>(copy), before_.size() - 1)],
+                          .owners = owners_of_values_,
+                          .rank_of_copy = rank_of_copy},
+                         result_.param_max_rel);
+    compare_state(step, state, copy, rank_of_copy);
+    comparison_->within_bound();
+  }
+
+  // A kind may be kept of some units only.
+  void compare_state(int64_t step, const std::vector<NamedTensor>& state, int copy, int rank_of_copy) {
+    const std::vector<FlatUnit> trained = oracle_->of(copy).trained();
+    std::vector<NamedTensor> expected = oracle_->of(copy).optimizer().state();
+    expected.insert(expected.end(), oracle_->state().begin(), oracle_->state().end());
+    std::map<std::string, std::vector<NamedTensor>> by_kind;
+    for (const NamedTensor& t : state) by_kind[t.name.substr(t.name.rfind('.') + 1)].push_back(t);
+    size_t kinds = 0;
+    for (const auto& [kind, tensors] : by_kind) {
+      std::vector<FlatUnit> units;
+      std::vector<Tensor> whole;
+      std::vector<NamedTensor> owners;
+      size_t at = 0;  // among the slots of all that are trained
+      for (const FlatUnit& unit : trained) {
+        const auto found = std::ranges::find_if(
+            expected, [&, &k = kind](const NamedTensor& t) { return t.name == unit.name + "." + k; });
+        for (size_t i = 0; i < unit.slots.size(); ++i, ++at)
+          if (found != expected.end()) owners.push_back(owners_of_gradients_.at(at));
+        if (found == expected.end()) continue;
+        units.push_back(unit);
+        whole.push_back(found->tensor.on_host());
+      }
+      kinds += whole.size();
+      comparison_->tensors({.step = step,
+                            .kind = TensorDifference::Kind::state,
+                            .found = tensors,
+                            .units = units,
+                            .whole = whole,
+                            .owners = owners,
+                            .rank_of_copy = rank_of_copy},
+                           result_.param_max_rel);
+    }
+    if (kinds != expected.size()) result_.failures.emplace_back("the optimizer keeps other tensors than the oracle's");
+  }
+
+  // The counts of each rank, and what it holds, go to rank 0.
+  void finish() {
+    Communicator& world = trainer_.world();
+    const auto held = [&](Category c) { return trainer_.arena()->usage(c).live; };
+    const std::vector<int64_t> mine = {held(Category::parameters), held(Category::gradients),
+                                       held(Category::optimizer),  peak_,
+                                       trainer_.peak_in_flight(),  given_->step,
+                                       given_->sequence,           given_->sequences};
+    const Tensor counts = Tensor::of<int64_t>(counts_, {std::ssize(counts_)}, trainer_.arena()->host());
+    const Tensor most = counts.clone();
+    world.all_reduce(counts);
+    world.all_reduce(most, Reduction::max);
+    const std::vector<int64_t> all = gathered(mine);
+    if (!oracle_) return;
+    const Routing& routing = replays_routing(job_) ? replayed_ : oracle_->of(0).routing();
+    result_.expected_sent = expected_bytes(job_, job_.optim.steps, routing.leaving);
+    result_.imbalance = std::max(1.0, routing.most);
+    for (size_t copy = 0; copy < oracle_->count(); ++copy) {
+      const Reference& reference = oracle_->of(static_cast<int>(copy));
+      result_.strayed += reference.strayed();
+      result_.stray_margin = std::max(result_.stray_margin, reference.stray_margin());
+    }
+    const int64_t* c = counts.data<int64_t>();
+    const int64_t* busiest = most.data<int64_t>();
+    for (const Communicator* axis : trainer_.communicators())
+      for (int op = 0; op < kOps; ++op, c += 2, busiest += 2)
+        if (c[0] > 0)
+          result_.sent.push_back({axis->axis(), std::string(name_of(static_cast<Op>(op))), c[0], c[1], busiest[1]});
+    if (const auto copies = expected_copies(job_, job_.optim.steps)) result_.expected_sent.push_back(*copies);
+    if (c[0] > 0) result_.sent.push_back({"host", "copy_to_gpu", c[0], c[1], busiest[1]});
+    expected_ = memory_of_ranks(job_);
+    for (int r = 0; r < world.size(); ++r) note_rank(r, all.data() + r * std::ssize(mine));
+  }
+
+  void note_rank(int rank, const int64_t* m) {
+    result_.held.push_back({m[0], m[1], m[2]});
+    result_.peak.push_back(m[3]);
+    const int64_t alike = job_.plan.ranks() / job_.plan.pp;  // ranks with the same stages
+    // Memory of passes grows with the rows that its experts get, at most as these do.
+    const RankMemory& expected = expected_.at(static_cast<size_t>(rank));
+    const auto more = static_cast<int64_t>((result_.imbalance - 1) *
+                                           static_cast<double>(expected.activations + expected.communication));
+    result_.expected_peak.push_back(expected.total() + more + library_workspace());
+    if (rank % alike == 0) result_.in_flight.push_back(m[4]);
+    if (m[7] > 0) result_.seen.given.push_back({rank, static_cast<int>(rank / alike), m[5], m[6], m[7]});
+  }
+
+  // NVIDIA's libraries may take memory on a GPU while they compute: one product, or cuDNN's backward pass of attention,
+  // which in a fixed order keeps a number of 16 bits for each score.
+  int64_t library_workspace() {
+    if (job_.plan.device != Device::cuda) return 0;
+    const PlanSizes sizes(job_);
+    const int64_t scores = sizes.sequences * trainer_.whole_model().config.heads * sizes.tokens * sizes.tokens;
+    return std::max(cuda::kMostWorkspace, asks_cudnn(job_.plan) ? 2 * scores : 0);
+  }
+
+  const Job& job_;
+  std::shared_ptr<Given> given_ = std::make_shared<Given>();
+  Trainer trainer_;
+  const VerifyHooks& hooks_;
+  VerifyResult& result_;
+  std::unique_ptr<Replicas> oracle_;
+  std::unique_ptr<Comparison> comparison_;
+  std::vector<int64_t> counts_;
+  ArenaPtr aside_ = make_arena();
+  int64_t peak_ = 0;
+  std::vector<RankMemory> expected_;         // by rank
+  std::vector<std::vector<Tensor>> before_;  // the oracle's values before its update
+  Routing replayed_;                         // all steps so far, as far as they tell of ranks
+  std::vector<NamedTensor> owners_of_gradients_, owners_of_values_;
+};
+
+}  // namespace
+
+void run_beside_oracle(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,
+                       VerifyResult& result) {
+  VerifiedRank(job, world, sequences, hooks, result).run();
 }
 
 }  // namespace tessera

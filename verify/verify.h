@@ -6,13 +6,13 @@
 //   data and pipeline axes     equal to the last bit, over the whole run
 //   with tp or cp              sums are split inside products and softmaxes: loss, norm and every gradient agree to a
 //                              relative error (2-norms) of at most 1e-12 in float64; in fp32 and bf16 the bound is
-//                              calibrated (verify/tolerance.h). Of a mixture of experts the oracle takes the plan's
+//                              calibrated (verify/comparison.h). Of a mixture of experts the oracle takes the plan's
 //                              choices, after those that are not its own were seen to be within the bound
-//                              (verify/routing.h). Then the oracle goes on with the plan's gradients,
+//                              (verify/experts/routing.h). Then the oracle goes on with the plan's gradients,
 //                              so that parameters and optimizer state are equal to the last bit again, and every step
 //                              begins with the same state on both sides
 //
-// What was sent and what is held is counted and held against closed forms (train/expected_bytes.h,
+// Bytes that were sent and are held are counted and held against closed forms (train/expected_bytes.h,
 // train/memory.h), the peak of what is held against a bound worked out from single micro-batches
 // (train/memory.h), and so are the micro-batches in flight and the pipeline's bubble on the simulated clock. And
 // it is checked that the plan did run: ranks communicated, what they hold is what the plan says, and after forty steps
@@ -26,7 +26,7 @@
 #include "train/expected_bytes.h"
 #include "train/trainer.h"
 #include "train/usage.h"
-#include "verify/diagnosis.h"
+#include "verify/diagnosis/diagnosis.h"
 
 namespace tessera {
 
@@ -34,9 +34,9 @@ namespace tessera {
 // red.
 struct VerifyHooks {
   std::function<void(LaunchOptions& how)> launching = [](LaunchOptions&) {};
-  // What the ranks run, where the oracle runs `job`.
+  // The ranks run this job, where the oracle runs `job`.
   std::function<Job(const Job& job)> running = [](const Job& job) { return job; };
-  // What plan and oracle are trained on.
+  // Plan and oracle are trained on these.
   std::function<Sequences(const Job& job)> sequences = [](const Job& job) {
     return counted_sequences(job.model.vocab, job.model.context, job.optim.batch,
                              static_cast<uint64_t>(job.optim.seed));
@@ -58,7 +58,7 @@ struct VerifyHooks {
 struct VerifyResult {
   int64_t steps = 0;
   bool exact = true;  // the plan is held to bits; otherwise to `bound`
-  double bound = 0;   // of relative errors
+  double bound = 0;   // the most of relative errors
   std::string bound_text = {};
   bool bitwise = true;
   double loss_max_rel = 0, grad_max_rel = 0, param_max_rel = 0;  // 2-norms, the largest over tensors and steps
@@ -66,7 +66,7 @@ struct VerifyResult {
   std::vector<double> losses;
   int64_t strayed = 0;      // tokens that one rank would have sent to other experts than the plan did
   double stray_margin = 0;  // and by how much: of logits, by the largest
-  double imbalance = 1;  // of experts: rows that a rank got in a pass of a layer, by those of an even routing, at most
+  double imbalance = 1;     // experts: rows that a rank got in a pass of a layer, by those of an even routing, at most
   std::vector<SentBytes> sent, expected_sent;
   std::vector<HeldBytes> held, expected_held;          // by rank
   std::vector<int64_t> peak, expected_peak;            // by rank, with activations
@@ -75,7 +75,7 @@ struct VerifyResult {
   bool known = true;                                   // false in a process without rank 0, which knows nothing
   std::vector<int64_t> wrong_steps;                    // in which a number or a tensor is not what it should be
   Observations seen;                                   // all that is
-  std::vector<Diagnosis> diagnosis;                    // what is likely to be wrong: explain() fills it in
+  std::vector<Diagnosis> diagnosis;                    // likely causes: explain() fills them in
   std::vector<std::string> failures;                   // one line for each bound that is broken
   bool passed() const { return failures.empty(); }
 };

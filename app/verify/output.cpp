@@ -22,8 +22,7 @@ std::string broken_text(const VerifyResult& r) {
 std::string diagnosis_text(const VerifyResult& r) {
   std::string out;
   for (const Diagnosis& d : r.diagnosis)
-    out +=
-        fmt::format("{}: {} ({})\n  {}\n", out.empty() ? "Likely cause" : "or", d.text, name_of(d.cause), d.evidence);
+    out += fmt::format("{}: {} ({})\n  {}\n", out.empty() ? "Likely cause" : "or", d.text, d.cause, d.evidence);
   return out.empty() ? "" : out + "\n";
 }
 
@@ -43,7 +42,7 @@ void ask_player(const Defect& d) {
   if (isatty(STDIN_FILENO) != 0) std::getline(std::cin, guess);
   print("\n");
   if (guess.empty()) return;
-  print(guess == d.name || guess == name_of(d.cause) ? "Right.\n\n" : "No.\n\n");
+  print(guess == d.name || guess == d.cause ? "Right.\n\n" : "No.\n\n");
 }
 
 // What `verify --format json` prints: one object.
@@ -128,12 +127,12 @@ Json broken_json(const VerifyResult& r) {
 Json diagnosis_json(const VerifyResult& r) {
   Json out = Json::array();
   for (const Diagnosis& d : r.diagnosis)
-    out.push_back({{"cause", name_of(d.cause)}, {"text", d.text}, {"evidence", d.evidence}});
+    out.push_back({{"cause", d.cause}, {"text", d.text}, {"evidence", d.evidence}});
   return out;
 }
 
 Json defect_json(const Defect& d, const Job& job) {
-  return {{"name", d.name}, {"what", d.what}, {"where", d.where(job)}, {"cause", name_of(d.cause)}};
+  return {{"name", d.name}, {"what", d.what}, {"where", d.where(job)}, {"cause", d.cause}};
 }
 
 }  // namespace

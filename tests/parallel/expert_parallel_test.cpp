@@ -13,7 +13,7 @@
 #include "parallel/experts/expert_capacity.h"
 #include "tests/support/draw.h"
 #include "tests/support/tensors.h"
-#include "verify/defects/around_transport.h"
+#include "verify/defects/transports.h"
 
 namespace tessera {
 namespace {

@@ -16,7 +16,7 @@
 
 #include "parallel/comm/launch.h"
 #include "tests/parallel/arrays.h"
-#include "verify/defects/fault_transport.h"
+#include "verify/defects/transports.h"
 
 namespace tessera {
 namespace {

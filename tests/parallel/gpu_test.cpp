@@ -13,7 +13,7 @@
 #include "parallel/placement.h"
 #include "tensor/random.h"
 #include "tests/parallel/arrays.h"
-#include "verify/defects/fault_transport.h"
+#include "verify/defects/transports.h"
 
 namespace tessera {
 namespace {

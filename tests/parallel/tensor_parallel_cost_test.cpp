@@ -14,7 +14,7 @@
 #include "parallel/data_strategy.h"
 #include "parallel/mesh.h"
 #include "tests/parallel/cut_gpt.h"
-#include "verify/defects/fault_transport.h"
+#include "verify/defects/transports.h"
 
 namespace tessera {
 namespace {

@@ -13,7 +13,7 @@
 #include "parallel/zero.h"
 #include "tensor/random.h"
 #include "tests/parallel/tiny_gpt.h"
-#include "verify/defects/fault_transport.h"
+#include "verify/defects/transports.h"
 
 namespace tessera {
 namespace {

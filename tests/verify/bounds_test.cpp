@@ -10,7 +10,6 @@
 #include "tests/support/one_thread.h"
 #include "tests/verify/plans.h"
 #include "verify/comparison.h"
-#include "verify/tolerance.h"
 #include "verify/verify.h"
 
 namespace tessera {
@@ -24,7 +23,7 @@ TEST_F(Bounds, OfPlansThatSplitSums) {
     return tolerance_of(dtype, layers, orders, error).bound;
   };
   EXPECT_EQ(bound(DType::float64, 4, 1, 1), 1e-12);  // whatever was measured
-  const double fp32 = 1.03 * 1.03 * std::ldexp(1.0, -24), bf16 = 1.03 * 1.03 * std::ldexp(1.0, -8);  // of two layers
+  const double fp32 = 1.03 * 1.03 * std::ldexp(1.0, -24), bf16 = 1.03 * 1.03 * std::ldexp(1.0, -8);  // two layers
   EXPECT_DOUBLE_EQ(bound(DType::float32, 2, 0, 0), 64 * fp32);
   EXPECT_DOUBLE_EQ(bound(DType::float32, 2, 15.9 * fp32, 31.9 * fp32), 64 * fp32);
   EXPECT_DOUBLE_EQ(bound(DType::float32, 2, 20 * fp32, 0), 80 * fp32);
@@ -154,7 +153,7 @@ TEST_F(Bounds, OfATensorThatVanishesInAPart) {
 
 // --- counts of a whole run ---
 
-// Of two pipeline ranks that all is right with.
+// All is right with these two pipeline ranks.
 VerifyResult right() {
   VerifyResult r;
   r.sent = r.expected_sent = {{"dp", "all_reduce", 8, 1000, 0}, {"pp", "send", 2, 64, 0}};

@@ -45,7 +45,7 @@ TrainOptions draw_plan(Draw& d) {
   return o;
 }
 
-// What the defect needs of the plan, as the refusal says it; nothing where that is no plan.
+// The plan with all that the defect needs, as the refusal says it; nothing where that is no plan.
 std::optional<TrainOptions> with_needs(TrainOptions o, const Defect& d) {
   for (int round = 0; round < 3; ++round) {
     const std::vector<Need> needs = d.needs(job_of(o));
@@ -64,7 +64,7 @@ std::optional<TrainOptions> draw_with(const Defect& defect, uint64_t trial) {
   for (int attempt = 0; attempt < 30; ++attempt) try {
       const TrainOptions drawn = draw_plan(d);
       auto o = with_needs(drawn, defect);
-      if (o && o->document_mask) o->vocab = 12;  // of more tokens the one that ends a document may never come
+      if (o && o->document_mask) o->vocab = 12;  // with more, the token that ends a document may never come
       if (!o || job_of(*o).plan.ranks() > 8) continue;
       check(job_of(*o));
       return o;
@@ -76,7 +76,7 @@ std::optional<TrainOptions> draw_with(const Defect& defect, uint64_t trial) {
 
 std::string text_of(const VerifyResult& r) {
   std::string out;
-  for (const Diagnosis& d : r.diagnosis) out += fmt::format("  {}: {}\n", name_of(d.cause), d.evidence);
+  for (const Diagnosis& d : r.diagnosis) out += fmt::format("  {}: {}\n", d.cause, d.evidence);
   for (size_t i = 0; i < std::min<size_t>(4, r.failures.size()); ++i) out += "    " + r.failures[i] + "\n";
   return out;
 }
@@ -100,8 +100,8 @@ TEST(Defects, AreNamedByTheirSymptoms) {
     right += named ? 1 : 0;
     if (named) continue;
     ++missed[defect.name];
-    std::printf("%s is taken for %s: %s\n%s", defect.name.data(), name_of(r.diagnosis[0].cause).data(),
-                command_of(*o).c_str(), text_of(r).c_str());
+    std::printf("%s is taken for %s: %s\n%s", defect.name.data(), r.diagnosis[0].cause.data(), command_of(*o).c_str(),
+                text_of(r).c_str());
   }
   std::printf("%ld planted, %ld seen, %ld named by the first diagnosis\n", planted_ones, caught, right);
   EXPECT_EQ(caught, planted_ones);

@@ -6,7 +6,7 @@
 
 #include "tests/verify/draw.h"
 #include "verify/defects/defects.h"
-#include "verify/defects/spoilt_transport.h"
+#include "verify/defects/planting.h"
 
 namespace tessera {
 namespace {
@@ -28,7 +28,7 @@ TrainOptions draw_with_experts(Draw& d, int64_t dp, int64_t lora_rank = 0) {
   o.dtype = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
   o.recompute = d.of<const char*>({"none", "none", "block"});
   o.all_reduce = d.of<const char*>({"direct", "direct", "tree", "root"});
-  do o.experts.reset();  // of every trial some
+  do o.experts.reset();  // every trial has some
   while (test::draw_experts(d, o, dp), !o.experts);
   return o;
 }
@@ -147,7 +147,7 @@ TEST(ExpertsContract, TensorRanksGatherMatricesOfExperts) {
   }
 }
 
-// Of the ranks that have an expert; the owners of all else do their part.
+// An owner among the ranks that have an expert is silent; the owners of all else do their part.
 TEST(ExpertsContract, AnOwnerOfExpertsThatDoesNotSendIsSeen) {
   TrainOptions o = small_experts();
   o.dp = 4;
@@ -175,7 +175,7 @@ TEST(ExpertsContract, GroupsThatDoNotSumAreSeen) {
     const VerifyResult r = explain(job_of(o), [&](const Job& j) { return planted(defect(name), j); });
     EXPECT_FALSE(r.passed()) << name;
     ASSERT_FALSE(r.diagnosis.empty()) << name;
-    EXPECT_EQ(r.diagnosis[0].cause, defect(name).cause) << name << " is taken for " << name_of(r.diagnosis[0].cause);
+    EXPECT_EQ(r.diagnosis[0].cause, defect(name).cause) << name << " is taken for " << r.diagnosis[0].cause;
   }
   VerifyHooks hooks;
   spoil(hooks,

@@ -66,7 +66,7 @@ TrainOptions draw_plan(uint64_t trial) {
   o.channels = *o.heads * 4 * d.between(1, 4);
   o.family = d.of<const char*>({"gpt2", "llama"});
   o.recompute = d.of<const char*>({"none", "activation", "block"});
-  do o.experts.reset();  // of every trial some
+  do o.experts.reset();  // every trial has some
   while (test::draw_experts(d, o, *o.dp * *o.cp), !o.experts);
   return o;
 }
@@ -108,7 +108,7 @@ std::vector<double> losses_of(const TrainOptions& o) {
   return losses;
 }
 
-// Of float64, where the order of sums shows in the last digits alone.
+// Float64, where the order of sums shows in the last digits alone.
 TEST_F(ExpertsOverNcclGpu, RanksTrainLikeOne) {
   if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
   const TrainOptions one = plan([](TrainOptions& o) { o.ranks = 1, o.dtype = "fp64"; });

@@ -16,7 +16,7 @@
 #include "train/plan.h"
 #include "train/sequences.h"
 #include "train/trainer.h"
-#include "verify/defects/fault_transport.h"
+#include "verify/defects/transports.h"
 
 namespace tessera {
 namespace {
@@ -24,7 +24,7 @@ namespace {
 using test::command_of;
 
 #ifdef __SANITIZE_THREAD__
-constexpr int kFailures = 2, kLate = 1;  // of each plan (and rank): everything takes many times as long
+constexpr int kFailures = 2, kLate = 1;  // trials of each plan (and rank): everything takes many times as long
 #else
 constexpr int kFailures = 5, kLate = 3;
 #endif

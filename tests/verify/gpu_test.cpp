@@ -35,7 +35,7 @@ Saved bytes_of(const std::vector<NamedTensor>& tensors) {
   return out;
 }
 
-// What a run begins with and keeps for its optimizer, as a checkpoint has it: rank 0's.
+// Tensors that a run begins with and keeps for its optimizer, as a checkpoint has them: rank 0's.
 Saved whole_run(const TrainOptions& o, const std::function<void(Trainer&)>& before) {
   const Sequences sequences = counted_sequences(*o.vocab, *o.context, o.batch, 1);
   Saved saved;
@@ -169,7 +169,7 @@ TEST_F(TrainingGpu, OwnersOfMatrices) {
   }
 }
 
-// Of a model whose matrices are larger than what its passes keep; without what a library may take.
+// A model whose matrices are larger than what its passes keep; without what a library may take.
 TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
   for (const int64_t zero : {0, 1}) {
     TrainOptions o = plan([&](TrainOptions& p) { p.zero = zero, p.ranks = 3, p.channels = 64, p.context = 8; });

@@ -86,7 +86,7 @@ class GpuProgramTest : public test::ProgramTest {
   void SetUp() override {
     if (const std::string why = test::no_gpu(); !why.empty()) GTEST_SKIP() << why;
   }
-  // What the summary of six steps of a bf16 GPT with heads of 64 says of its GPU.
+  // The summary of six steps of a bf16 GPT with heads of 64 says this of its GPU.
   nlohmann::json summary(const std::string& more) {
     const test::Ran r = run("train " + kSmall +
                             "--device cuda --dtype bf16 --channels 128 --heads 2 --vocab 64 --steps 6 --no-save "

@@ -15,7 +15,7 @@ using test::Draw;
 using test::expect_passes;
 using test::small_plan;
 
-// What every random plan draws alike.
+// Every random plan draws these alike.
 TrainOptions draw_model(Draw& d) {
   TrainOptions o = small_plan();
   o.vocab = d.between(5, 70);

@@ -108,7 +108,7 @@ TEST(Mutation, DocumentsOfAnotherSequenceAreCaught) {
   for (const bool pipeline : {false, true})
     expect_caught_on("wrong-documents", [&](TrainOptions& o) {
       o.document_mask = true;
-      o.vocab = 12;  // of which one ends documents
+      o.vocab = 12;  // one of them ends documents
       (pipeline ? o.pp : o.cp) = 2;
     });
 }

@@ -122,7 +122,7 @@ inline Bytes bytes_of(Trainer& trainer, const std::vector<FlatUnit>& units) {
   for (const NamedTensor& t : trainer.optimizer().state()) add(t.tensor);
   return out;
 }
-// What the rank updates; the rest of what it holds it gets from others.
+// Parameters that the rank updates; it gets the rest of those that it holds from others.
 inline Bytes own_bytes_of(Trainer& trainer) { return bytes_of(trainer, trainer.strategy().shards()); }
 
 inline Sequences sequences_for(const TrainOptions& o) { return counted_sequences(*o.vocab, *o.context, o.batch, 1); }

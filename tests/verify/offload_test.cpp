@@ -60,7 +60,7 @@ TEST_F(OffloadGpu, ParametersTrainLikeOneRank) {
   }
 }
 
-// What a checkpoint keeps after two steps, and the loss of the second one. A rank's GPU has no parameters after them,
+// A checkpoint's tensors after two steps, and the loss of the second one. A rank's GPU has no parameters after them,
 // and rank 0's host has `host_bytes`.
 struct Trained {
   std::string saved;

@@ -20,7 +20,7 @@ using PlantedErrors = test::OneThread;
 
 void flip_lowest_bit(const Tensor& t, int64_t at) { t.raw()[at * size_of(t.dtype())] ^= std::byte{1}; }
 
-// What a plan keeps, by the names of the kinds: the first element of each unit's first parameter that is here.
+// Tensors that a plan keeps, by the names of the kinds: the first element of each unit's first parameter that is here.
 void flip(const std::vector<FlatUnit>& units, const std::function<Tensor(const FlatUnit&)>& of) {
   for (const FlatUnit& unit : units)
     for (const Slot& slot : unit.slots)
@@ -121,7 +121,7 @@ TEST_F(PlantedErrors, AGradientMayBeOffByTheBoundAndNoMore) {
       ASSERT_TRUE(right.passed()) << command_of(o);
       const double unit = o.dtype == "fp64" ? 1e-12 : 256 * 1.0609 * std::ldexp(1.0, o.dtype == "bf16" ? -8 : -24);
       EXPECT_LE(right.bound, 1.001 * unit);
-      const double own = right.grad_max_rel;  // of rounding
+      const double own = right.grad_max_rel;  // rounding's
       ASSERT_LT(own, 0.5 * right.bound) << command_of(o);
       EXPECT_TRUE(verify(job, too_large_by(right.bound - 1.01 * own)).passed()) << command_of(o);
       const VerifyResult wrong = verify(job, too_large_by(right.bound + 1.01 * own + 0.01 * right.bound));

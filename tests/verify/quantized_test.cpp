@@ -98,7 +98,7 @@ TEST_F(QuantizedGpu, RanksTrainLikeOneRank) {
     }
 }
 
-// Of the model: 0.516 bytes for each quantised weight, one mean for each matrix.
+// The model has 0.516 bytes for each quantised weight, one mean for each matrix.
 TEST(Quantized, MemoryIsTheClosedForm) {
   const Job job = job_of(small_qlora());
   const std::unique_ptr<LanguageModel> model = make_model(verifiable(job).model);

@@ -32,7 +32,7 @@ TEST_F(RanksStepGraphGpu, AStepThatIsNotFiniteOnOneRankUpdatesNothing) {
       on_ranks(o, true, [&, &of = name](Trainer& trainer) {
         for (int64_t step = 0; step < after; ++step) trainer.step();
         if (trainer.world().rank() == trainer.world().size() - 1)
-          for (const FlatUnit& unit : trainer.strategy().residents())  // of which stage 3 of ZeRO has its part alone
+          for (const FlatUnit& unit : trainer.strategy().residents())  // stage 3 of ZeRO has its part alone
             if (unit.name == "blocks.0") unit.values.narrow(0, 0, 1).fill(std::numeric_limits<double>::quiet_NaN());
         const Bytes before = own_bytes_of(trainer);
         try {

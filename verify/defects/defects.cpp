@@ -9,41 +9,44 @@
 
 #include "tensor/error.h"
 #include "tensor/random.h"
-#include "verify/defects/groups.h"
+#include "verify/defects/planting.h"
 
 namespace tessera {
-namespace {
 
-int64_t value_of(const std::vector<Need>& needs, const std::string& field, int64_t now) {
-  const auto found = std::ranges::find_if(needs, [&](const Need& n) { return n.field == field; });
-  return found == needs.end() ? now : std::stoll(found->value);
+std::vector<Need> Defect::needs(const Job& job) const {
+  std::vector<Need> lacking;
+  if (job.plan.backend != Backend::threads) lacking.push_back({"backend", "threads"});
+  for (const Want& want : wants)
+    if (!want.there(job)) lacking.push_back({want.field, want.value});
+  const auto value_of = [&](const char* field, int64_t now) {
+    const auto found = std::ranges::find(lacking, field, &Need::field);
+    return found == lacking.end() ? now : std::stoll(found->value);
+  };
+  // The batch that all of it can be divided into.
+  const int64_t parts = value_of("dp", job.plan.dp) * value_of("microbatches", job.plan.microbatches),
+                batch = job.optim.batch;
+  if (batch % parts != 0 || batch / parts < sequences)
+    lacking.push_back({"batch", std::to_string(std::max(sequences, (batch + parts - 1) / parts) * parts)});
+  return lacking;
 }
 
-}  // namespace
-
-std::vector<Need> Needs::batch_of(int64_t least) {
-  const int64_t parts =
-      value_of(lacking_, "dp", job_.plan.dp) * value_of(lacking_, "microbatches", job_.plan.microbatches);
-  const int64_t batch = job_.optim.batch;
-  if (batch % parts == 0 && batch / parts >= least) return lacking_;
-  const int64_t wanted = std::max(least, (batch + parts - 1) / parts) * parts;
-  lacking_.push_back({"batch", std::to_string(wanted)});
-  return lacking_;
+std::string Defect::where(const Job& job) const {
+  return fmt::format(fmt::runtime(place), fmt::arg("rank", last_rank(job)), fmt::arg("dp", job.plan.dp - 1),
+                     fmt::arg("pp", job.plan.pp - 1), fmt::arg("block", job.model.layers - 1));
 }
 
 const std::vector<Defect>& defects() {
   static const std::vector<Defect> all = [] {
     std::vector<Defect> out;
-    for (const auto& group : {defects_of_sums, defects_of_calls, defects_of_data, defects_of_layers, defects_of_experts,
-                              defects_of_updates, defects_of_replicas, defects_of_resources})
-      std::ranges::move(group(), std::back_inserter(out));
+    for (const auto& part : {defects_of_calls, defects_of_computation, defects_of_groups, defects_of_resources})
+      std::ranges::move(part(), std::back_inserter(out));
     return out;
   }();
   return all;
 }
 
 const Defect& defect(std::string_view name) {
-  const auto found = std::ranges::find_if(defects(), [&](const Defect& d) { return d.name == name; });
+  const auto found = std::ranges::find(defects(), name, &Defect::name);
   if (found != defects().end()) return *found;
   std::vector<std::string_view> names;
   for (const Defect& d : defects()) names.push_back(d.name);

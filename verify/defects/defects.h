@@ -21,19 +21,29 @@ struct Need {
   std::string field, value;
 };
 
+// A need of a defect, and whether a job has it.
+struct Want {
+  const char *field, *value;
+  bool (*there)(const Job& job);
+};
+
 struct Defect {
-  std::string_view name;  // "missing-gradient-sum"
-  std::string_view what;  // a sentence: what the code does
-  Cause cause{};          // what a diagnosis should say
-  // What of the job keeps it from being planted; empty: nothing. The nearest values that would do.
-  std::function<std::vector<Need>(const Job&)> needs;
-  // Where it is then: "on rank 3".
-  std::function<std::string(const Job&)> where;
+  std::string_view name;   // "missing-gradient-sum"
+  std::string_view what;   // a sentence: what the code does
+  std::string_view cause;  // a name of the diagnosis' table, which should name it
+  std::string place;       // "in block {block}": where() fills it in
+  std::vector<Want> wants;
   std::function<void(VerifyHooks&, const Job&)> plant;
+  int64_t sequences = 1;  // that a micro-batch has at least
+
+  // The nearest values with which it could be planted, of fields that keep it from that; empty: none does.
+  std::vector<Need> needs(const Job& job) const;
+  // The place of it then: "on rank 3".
+  std::string where(const Job& job) const;
 };
 
 const std::vector<Defect>& defects();
-// Throws FieldError that names all of them.
+// The defect of a name. Throws FieldError that names all of them.
 const Defect& defect(std::string_view name);
 // One that applies, drawn by the number. Throws FieldError where none does.
 const Defect& random_defect(const Job& job, uint64_t draw);

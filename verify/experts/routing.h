@@ -12,11 +12,11 @@ namespace tessera {
 
 struct Routing {
   Routing() = default;
-  Routing(const LanguageModel& model, int64_t batch);  // of nobody yet
-  // What a layer has routed; `positions` of its tokens within their sequences, empty where all of them are there.
+  Routing(const LanguageModel& model, int64_t batch);  // nobody's yet
+  // A layer's passes are placed; `positions` of its tokens within their sequences, empty where all of them are there.
   void place(size_t layer, const std::vector<MixtureOfExperts::Pass>& passes, std::span<const int64_t> positions = {});
 
-  std::vector<Tensor> chosen = {};  // of each layer: int64 (batch, T, k)
+  std::vector<Tensor> chosen = {};  // by layer: int64 (batch, T, k)
   int64_t leaving = 0;              // rows whose expert is on another rank, of all ranks
   double most = 1;  // rows that the experts of a rank got in a pass, at most, by those of an even routing
 };
@@ -25,7 +25,7 @@ struct Routing {
 bool replays_routing(const Job& job);
 // Before the first step.
 void keep_passes(LanguageModel& model);
-// Of the step whose gradients were computed last; every rank calls it.
+// The routing of the step whose gradients were computed last; every rank calls it.
 Routing routing_of(Trainer& trainer);
 // The model's training passes take the choices that stand there when they are made.
 void replay(LanguageModel& model, const std::shared_ptr<const Routing>& routing);

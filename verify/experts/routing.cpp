@@ -1,5 +1,5 @@
 // Choices of the tokens at hand into those of the batch.
-#include "verify/routing.h"
+#include "verify/experts/routing.h"
 
 #include <algorithm>
 #include <numeric>
@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// Of the ranks that share out experts: what leaves this one, and how many rows those here get.
+// Rows that leave this one of the ranks that share out experts, and how many the experts here get.
 void count_rows(Trainer& trainer, const std::vector<int64_t>& rows, Routing& out) {
   Communicator& ep = *trainer.expert_ranks();
   const auto here = std::ssize(rows) / ep.size();

@@ -1,10 +1,16 @@
-// What was seen of a run that is not what it should be: plain data, of which diagnose() (verify/diagnosis.h) says what
-// is likely to be wrong. verify() fills it; who judges other code may fill it too, as far as he knows. Only differences
-// are listed, so a run that is right has empty lists.
+// Observations of a run that is not what it should be, and from them what is likely to be wrong: a table of rules
+// (diagnosis.cpp), each a pattern of observations and the cause that makes it. docs/defects.md has it for people.
+//
+//   for (const Diagnosis& d : diagnose(seen)) print(d.text, d.evidence);   // the likeliest first
+//
+// Observations are plain data: verify() fills them in; who judges other code may do so too, as far as he knows. They
+// list only differences, so those of a run that is right have empty lists. The rules know no plan, no defect's name and
+// no code, only these.
 #pragma once
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera {
@@ -22,7 +28,7 @@ struct TensorDifference {
   int64_t step = 0;
   Kind kind = Kind::gradient;
   std::string name;                 // "blocks.0.attn.qkv.weight"; of state with its kind behind: "....weight.m"
-  std::vector<int64_t> shape = {};  // of the whole
+  std::vector<int64_t> shape = {};  // the whole tensor's
   double distance = 0;              // |found - expected| / |expected|, 2-norms
   int64_t elements = 0, wrong = 0;  // wrong: more than rounding, where rounding is allowed
   // found = factor * expected in all wrong elements.
@@ -60,7 +66,7 @@ struct GivenDifference {
 struct Mixture {
   int64_t step = 0;
   std::vector<double> shares = {};
-  double residual = 0;  // what no shares explain: |found - sum| / |found|
+  double residual = 0;  // no shares explain it: |found - sum| / |found|
 };
 
 // The same run with one thing changed: whether it is right then.
@@ -73,9 +79,9 @@ struct Probe {
 struct Observations {
   // --- the run ---
   int64_t pp = 1, dp = 1, cp = 1, tp = 1;
-  int64_t groups = 1;                   // of data ranks that share out state
+  int64_t groups = 1;                   // groups of data ranks that share out state
   int64_t batch = 1, microbatches = 1;  // sequences of a step; micro-batches of a step and data rank
-  int64_t experts = 0;                  // of a layer; 0: none
+  int64_t experts = 0;                  // in a layer; 0: none
   int64_t trained = 0;                  // tensors that have a gradient
   double rounding = 0;                  // no relative difference of gradients below it is more than another rounding
 
@@ -87,11 +93,11 @@ struct Observations {
   std::vector<SentDifference> sent = {};
   std::vector<HeldDifference> held = {};
   std::vector<GivenDifference> given = {};
-  std::vector<std::string> copies = {};  // of parameters and state on several ranks that differ from each other
+  std::vector<std::string> copies = {};  // parameters and state on several ranks that differ from each other
   int64_t copies_step = 0;               // the first step after which they do
-  bool permuted = false;                 // of the first wrong parameters: all values are there, in other places
+  bool permuted = false;                 // all values of the first wrong parameters are there, in other places
   std::vector<int64_t> in_flight = {}, expected_in_flight = {};  // by pipeline rank, where any differs
-  std::optional<Mixture> mixture = {};                           // of the first step with a wrong gradient
+  std::optional<Mixture> mixture = {};                           // the first step's with a wrong gradient
   std::vector<Probe> probes = {};
 
   bool empty() const {
@@ -99,5 +105,16 @@ struct Observations {
            copies.empty() && in_flight.empty();
   }
 };
+
+struct Diagnosis {
+  std::string_view cause;  // a name of the table: "missing-gradient-sum"
+  std::string_view text;   // the cause in a sentence
+  std::string evidence;    // the symptoms that say so: axis, blocks, ranks
+};
+
+// The likeliest cause first; "unknown" where no rule fits; none where nothing is different.
+std::vector<Diagnosis> diagnose(const Observations& seen);
+// The sentence of a cause; empty: the table has none of this name.
+std::string_view text_of_cause(std::string_view cause);
 
 }  // namespace tessera

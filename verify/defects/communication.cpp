@@ -1,0 +1,249 @@
+// Defects of what ranks tell each other: sums of the data axis and of norms, single calls and messages, groups of
+// ranks, ranks that train alone, owners of matrices.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <span>
+#include <tuple>
+#include <utility>
+
+#include "optim/grad_norm.h"
+#include "verify/defects/planting.h"
+
+namespace tessera {
+namespace {
+
+// --- sums ---
+
+std::string data_axis_of(const Job& job) { return job.plan.cp > 1 ? "dp+cp" : "dp"; }
+
+// The sums of gradients, on the axis within which ranks are added first.
+auto gradients_of(const Job& job) {
+  const Plan& p = job.plan;
+  const bool groups = p.shard_ranks > 0 && p.shard_ranks < p.dp * p.cp;
+  const Op op = p.dp_mode != DataMode::ddp  ? Op::reduce
+                : p.zero == ZeroStage::none ? Op::all_reduce
+                                            : Op::reduce_scatter;
+  return [axis = groups ? "dp.shard" : data_axis_of(job), op](const std::string& name, const Call& call) {
+    return name == axis && call.op == op;
+  };
+}
+
+// A rank goes on with what it has itself.
+int64_t nothing(Transport& transport, const Call& call) {
+  if (call.op != Op::reduce_scatter) return 0;
+  const Range own = piece(call.count, transport.size(), transport.rank());
+  const int64_t element = size_of(call.dtype);
+  std::memmove(call.out, call.in + own.begin * element, static_cast<size_t>(own.size() * element));
+  return 0;
+}
+
+// Scales what this rank has of the result.
+void scale(Transport& transport, const Call& call, double factor) {
+  if (call.op == Op::reduce && transport.rank() != call.root) return;
+  const int64_t count =
+      call.op == Op::reduce_scatter ? piece(call.count, transport.size(), transport.rank()).size() : call.count;
+  with_floating(call.dtype, "defect", [&](auto t) {
+    using T = decltype(t);
+    T* const x = reinterpret_cast<T*>(call.out);
+    for (int64_t i = 0; i < count; ++i) x[i] = static_cast<T>(static_cast<double>(x[i]) * factor);
+  });
+}
+
+Spoilt scaled_sums(const Job& job, bool up) {
+  return {gradients_of(job), [up](Transport& transport, const Call& call) {
+            const int64_t sent = transport.direct(call);
+            scale(transport, call, up ? transport.size() : 1.0 / transport.size());
+            return sent;
+          }};
+}
+
+// Numbers of one kind are summed for the loss and for the norm; the norm's are float64, whatever is trained.
+bool norm_over_tp(const Job& job) { return job.plan.tp > 1 && job.optim.dtype != DType::float64; }
+
+// Groups of one rank sum nothing.
+const std::vector<Want> kSums = wants(
+    kDataRanks, kDirect, kCpu, Want{"dp_mode", "ddp", [](const Job& j) { return j.plan.dp_mode != DataMode::diloco; }},
+    Want{"shard_ranks", "2", [](const Job& j) { return j.plan.shard_ranks != 1; }});
+
+// --- calls and messages ---
+
+constexpr int64_t kCall = 5;     // number of the call that fails, counted from 0
+constexpr double kPatience = 2;  // seconds that others wait for a call that never comes
+
+template <Fault::Kind kind>
+void plant_fault(VerifyHooks& hooks, const Job& job) {
+  then(hooks.launching, [rank = last_rank(job)](LaunchOptions& how) {
+    how.timeout_s = std::min(how.timeout_s, kPatience);
+    how.around = with_faults({{rank, {{.kind = kind, .call = kCall}}}});
+  });
+}
+
+// A stage that receives from the one before it finds what came one message earlier: it reads its buffer too soon.
+class EarlyReader final : public AroundTransport {
+ public:
+  explicit EarlyReader(std::unique_ptr<Transport> inner) : AroundTransport(std::move(inner)) {}
+  void recv(int from, int tag, std::byte* data, int64_t bytes) override {
+    inner().recv(from, tag, data, bytes);
+    const bool spoilt = axis_ == "pp" && rank() == size() - 1 && from < rank();
+    if (!spoilt) return;
+    const std::span<std::byte> now(data, static_cast<size_t>(bytes));
+    std::vector<std::byte> kept(now.begin(), now.end());
+    std::vector<std::byte>& last = last_[from];
+    if (last.size() == kept.size()) std::ranges::copy(last, data);
+    last = std::move(kept);
+  }
+
+ protected:
+  std::unique_ptr<Transport> around(std::unique_ptr<Transport> made) const override {
+    return std::make_unique<EarlyReader>(std::move(made));
+  }
+
+ private:
+  std::map<int, std::vector<std::byte>> last_;  // by sender
+};
+
+// --- groups ---
+
+// The second of the groups that the data axis is cut into has the ranks of the first: shards are summed over the ranks
+// that they are cut over, and not over those that have the same.
+class WrongGroups final : public AroundTransport {
+ public:
+  // The axis is split so many times before, for other purposes.
+  WrongGroups(std::unique_ptr<Transport> inner, std::string axis, int before)
+      : AroundTransport(std::move(inner)), data_axis_(std::move(axis)), before_(before) {}
+  std::unique_ptr<Transport> split(int color, int key) override {
+    if (axis_ == data_axis_) {
+      if (splits_ == before_) first_ = {color, key};
+      if (splits_++ > before_) std::tie(color, key) = first_;
+    }
+    return AroundTransport::split(color, key);
+  }
+
+ protected:
+  std::unique_ptr<Transport> around(std::unique_ptr<Transport> made) const override {
+    return std::make_unique<WrongGroups>(std::move(made), data_axis_, before_);
+  }
+
+ private:
+  std::string data_axis_;
+  int before_, splits_ = 0;
+  std::pair<int, int> first_;
+};
+
+const std::vector<Want> kGroups =
+    wants(Want{"dp", "4", [](const Job& j) { return j.plan.dp * j.plan.cp >= 4; }}, kDdp, kDirect, kCpu,
+          Want{"zero", "1", [](const Job& j) { return j.plan.zero != ZeroStage::none; }},
+          Want{"shard_ranks", "2", [](const Job& j) {
+                 const int64_t ranks = j.plan.dp * j.plan.cp, group = j.plan.shard_ranks;
+                 return group > 1 && (ranks < 4 || group < ranks);
+               }});
+
+Spoilt silent(const std::vector<std::string>& axes, Op op) {
+  return {
+      [=](const std::string& name, const Call& call) { return call.op == op && std::ranges::count(axes, name) > 0; },
+      [](Transport&, const Call&) { return int64_t{0}; }};
+}
+
+void forget_outer_step(VerifyHooks& hooks, const Job& job) {
+  const Plan& p = job.plan;  // the second of several fragments is the first to make one
+  const int64_t first = p.sync_fragments > 1 ? p.sync_every / p.sync_fragments : p.sync_every;
+  hooks.update = [first = std::min(first, job.optim.steps)](Trainer& t, const StepReport& r) {
+    if (t.steps_done() + 1 != first) return t.update(r);
+    t.optimizer().step(r.lr, clip_factor(r.grad_norm, t.job().optim.clip));
+    t.strategy().set_steps_done(first);
+  };
+}
+
+const Want kRanks{"dp", "2", [](const Job& j) { return j.plan.ranks() > 1; }};
+const Want kNoFloat64{"dtype", "fp32", [](const Job& j) { return j.optim.dtype != DType::float64; }};
+
+}  // namespace
+
+std::vector<Defect> defects_of_calls() {
+  return {
+      {"missing-gradient-sum", "each data rank updates by the gradient of its own sequences: the sum is left out",
+       "missing-gradient-sum", kEverywhere, kSums, spoils([](const Job& j) {
+         return Spoilt{gradients_of(j), nothing};
+       })},
+      {"gradients-summed-twice", "the all-reduce of gradients is called twice", "summed-twice", kEverywhere,
+       wants(kSums, kDdp, kNoShards), spoils([](const Job& j) {
+         return Spoilt{gradients_of(j), [](Transport& transport, const Call& call) {
+                         const int64_t sent = transport.direct(call);
+                         return sent + transport.direct(call);
+                       }};
+       })},
+      {"gradients-divided-twice",
+       "summed gradients are divided by the number of data ranks, though the loss is already a mean", "wrong-scale",
+       kEverywhere, kSums, spoils([](const Job& j) { return scaled_sums(j, false); })},
+      {"local-mean-loss", "each data rank divides by its own tokens, not by those of the whole batch", "wrong-scale",
+       kEverywhere, kSums, spoils([](const Job& j) { return scaled_sums(j, true); })},
+      {"rounded-gradients", "gradients are summed and sent in bf16 where the plan says fp32", "narrow-sums",
+       kEverywhere,
+       wants(kDataRanks, kDdp, kNoFloat64,
+             Want{"grad_dtype", "fp32", [](const Job& j) { return j.plan.grad_dtype == DType::float32; }}),
+       runs([](Job& job) { job.plan.grad_dtype = DType::bfloat16; })},
+      {"ring-order", "sums go around a ring where the plan says the order of ranks", "order-of-sums", kEverywhere,
+       wants(kNoTensorRanks, kNoContextRanks, Want{"dp", "3", [](const Job& j) { return j.plan.dp >= 3; }}, kDdp,
+             kDirect),
+       [](VerifyHooks& h, const Job&) {
+         then(h.launching, [](LaunchOptions& how) { how.algorithm = Algorithm::ring; });
+       }},
+      {"missing-norm-sum", "each rank clips by the norm of its own part of the model", "norm", kEverywhere,
+       wants(kDirect, Want{"pp", "2", [](const Job& j) { return j.plan.pp > 1 || norm_over_tp(j); }}),
+       spoils([](const Job& j) {
+         return Spoilt{[pp = j.plan.pp > 1](const std::string& axis, const Call& call) {
+                         return call.op == Op::all_reduce && axis == (pp ? "pp" : "tp") && call.dtype == DType::float64;
+                       },
+                       nothing};
+       })},
+      {"untied-copies", "the first and the last stage do not sum the gradients of the weight that they share",
+       "tied-copies", "between the first and the last pipeline stage",
+       wants(kPipeline, Want{"untied", "false", [](const Job& j) { return j.model.tied; }}, kNoAdapters, kNoV, kDirect),
+       spoils([](const Job&) {
+         return Spoilt{[](const std::string& axis, const Call&) { return axis == "tied"; }, nothing};
+       })},
+      {"lost-call", "a rank leaves out one of its communications", "lost-call", kOnLastRank, wants(kRanks, kDirect),
+       plant_fault<Fault::Kind::drop>},
+      {"failing-rank", "a rank throws an error in one of its communications", "failed-rank", kOnLastRank,
+       wants(kRanks, kDirect), plant_fault<Fault::Kind::fail>},
+      {"needless-all-reduce", "an array that nobody reads is summed over the data ranks after each update",
+       "needless-communication", kEverywhere, wants(kDataRanks), updates([](Trainer& t, const StepReport& report) {
+         t.update(report);
+         Tensor unread = Tensor::empty({64}, DType::float32, t.arena(), Category::workspace);
+         unread.fill(0);
+         t.data_axis().all_reduce(unread);
+       })},
+      {"early-receive",
+       "the last stage reads its receive buffer before the message is there, and finds the previous message",
+       "wrong-message", kOnLastStage, wants(kPipeline, kNoV, kMicrobatches, kCpu),
+       [](VerifyHooks& h, const Job&) { around_every_rank<EarlyReader>(h); }},
+  };
+}
+
+std::vector<Defect> defects_of_groups() {
+  return {
+      {"unsummed-group", "shards are not summed over the groups: each group trains on its own sequences",
+       "group-not-summed", kEverywhere, kGroups,
+       spoils([](const Job&) { return silent({"dp.replicate"}, Op::all_reduce); })},
+      {"wrong-group", "shards are summed over the ranks of their group, and not over those that have the same shard",
+       "wrong-group", kEverywhere, kGroups,
+       [](VerifyHooks& h, const Job& j) {
+         around_every_rank<WrongGroups>(h, data_axis_of(j), j.plan.ep > 1 ? 2 : 0);  // two groups of experts before
+       }},
+      {"forgotten-outer-step", "the first outer step is left out: ranks go on alone", "outer-step", kEverywhere,
+       wants(kDataRanks, Want{"dp_mode", "diloco", [](const Job& j) { return j.plan.dp_mode == DataMode::diloco; }},
+             Want{"dp", "2", [](const Job& j) { return j.plan.dp > 1; }}, kNoShards, kDirect),
+       forget_outer_step},
+      {"silent-owner", "owners of matrices do not send what they have made orthogonal", "silent-owner", kEverywhere,
+       wants(kDataRanks, kDdp, kDirect,
+             Want{"optimizer", "muon", [](const Job& j) { return j.optim.optimizer == OptimizerKind::muon; }},
+             kNoShards, kNoAdapters),
+       spoils([](const Job& j) {
+         return silent({data_axis_of(j), "edp"}, Op::broadcast);
+       })},
+  };
+}
+
+}  // namespace tessera

@@ -1,0 +1,292 @@
+// Defects of what ranks compute: sequences and targets, layers, experts, updates; and of memory and schedules, which
+// change no number.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "optim/grad_norm.h"
+#include "parallel/context_parallel.h"
+#include "parallel/tensor_parallel.h"
+#include "verify/defects/planting.h"
+
+namespace tessera {
+namespace {
+
+// --- sequences ---
+
+int64_t micro_size(const Job& job) { return job.optim.batch / (job.plan.dp * job.plan.microbatches); }
+int64_t last_microbatch(const Job& job) { return job.optim.batch - micro_size(job); }
+
+// Plants other sequences: each is taken from the place that `from` says; -1: its targets are none.
+using From = int64_t (*)(const Job& job, int64_t sequence);
+auto loads(From from, bool only_targets = false) {
+  return [from, only_targets](VerifyHooks& hooks, const Job& job) {
+    hooks.loading = [=, context = job.model.context](Sequences sequences, const Job& run, int rank) {
+      const bool has_last_stage = rank / (run.plan.ranks() / run.plan.pp) == run.plan.pp - 1;
+      if (only_targets && !has_last_stage) return sequences;
+      sequences.load = [=, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* inputs,
+                                                  int32_t* targets) {
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t place = from(job, first + i);
+          load(step, place < 0 ? first + i : place, 1, inputs + i * context, targets + i * context);
+          if (place < 0) std::fill_n(targets + i * context, context, -1);
+        }
+      };
+      return sequences;
+    };
+  };
+}
+
+// --- layers ---
+
+auto in_model(void (*spoil)(Trainer& t)) {
+  return [spoil](VerifyHooks& hooks, const Job&) { then(hooks.made, spoil); };
+}
+
+// The last layer that a rank has, whole or as a part of a pipeline.
+DecoderLayer& last_layer(Trainer& t) { return t.model().layer(t.model().config.layers - 1); }
+Attention& last_attention(Trainer& t) { return *last_layer(t).all<Attention>().at(0); }
+Var as_it_is(const Var& weight) { return weight; }
+
+// R for I: the part that flows back is this rank's alone.
+void unsum_input(Trainer& t) { last_attention(t).qkv.share(column_input(t.mesh()["tp"], R)); }
+// P for I: so is the part that flows on.
+void unsum_output(Trainer& t) {
+  last_attention(t).proj.set_product(
+      [](const Var& x, const Var& w, const Var& b, WeightPacks* packs) { return linear(x, w, b, packs); });
+}
+
+void take_contiguous(Trainer& t) {
+  Communicator& cp = t.mesh()["cp"];
+  last_attention(t).set_core([&cp](const Var& qkv, const Heads& heads, const AttentionOptions& options) {
+    return ring_attention(qkv, heads, options, cp, Balance::contiguous);
+  });
+}
+
+StepInfo without_positions(StepInfo at) {
+  at.positions = {};
+  return at;
+}
+
+// Documents are those of the next sequence of the micro-batch.
+StepInfo with_other_documents(StepInfo at) {
+  const Tensor own = at.documents.starts;
+  if (!own.defined()) return at;
+  const Tensor others = own.make(own.shape());
+  for (int64_t b = 0; b < own.dim(0); ++b) others.narrow(0, b, 1).copy_from(own.narrow(0, (b + 1) % own.dim(0), 1));
+  at.documents.starts = others;
+  return at;
+}
+
+StepInfo with_first_masks(StepInfo at) {
+  at.first_sequence = 0;
+  return at;
+}
+
+const Want kTensorRanks{"tp", "2", [](const Job& j) { return j.plan.tp >= 2; }};
+const Want kContextRanks{"cp", "2", [](const Job& j) { return j.plan.cp >= 2; }};
+const Want kNoSequenceParts{"sp", "false", [](const Job& j) { return !j.plan.sp; }};
+const Want kLlama{"family", "llama", [](const Job& j) { return j.model.family == Family::llama; }};
+const Want kSeveral{"microbatches", "2", [](const Job& j) { return j.plan.microbatches * j.plan.dp > 1; }};
+// In bf16 the bound of a plan that splits sums is wide enough for a wrong mask, or a sum that is missing in one layer.
+const Want kNarrowBound{"dtype", "fp32", [](const Job& j) { return j.optim.dtype != DType::bfloat16; }};
+
+// --- experts ---
+
+const std::vector<Want> kExperts =
+    wants(kNoTensorRanks, kNoContextRanks, kNoSequenceParts, kNoAdapters,
+          Want{"experts", "4", [](const Job& j) { return j.model.experts.count >= 4; }},
+          Want{"experts_per_token", "2", [](const Job& j) { return j.model.experts.per_token == 2; }});
+
+// Each rank of ep has two of four experts and more.
+const std::vector<Want> kExpertRanks =
+    wants(kExperts, Want{"dp", "2", [](const Job& j) { return j.plan.dp % 2 == 0; }},
+          Want{"ep", "2", [](const Job& j) { return j.plan.ep == 2; }},
+          Want{"experts", "4", [](const Job& j) { return j.model.experts.count % 4 == 0; }}, kDdp,
+          Want{"all_reduce", "direct", [](const Job& j) { return j.plan.all_reduce != Algorithm::ring; }});
+
+// The expert that the router likes best for the first token, and the one that it likes least, change places.
+Tensor with_a_lost_token(const Tensor& logits) {
+  const Tensor out = logits.on_host().clone();
+  with_floating(out.dtype(), "defect", [&](auto t) {
+    using T = decltype(t);
+    T *const first = out.data<T>(), *best = first, *worst = first;
+    for (T* l = first; l < first + out.dim(-1); ++l) {
+      if (static_cast<double>(*l) > static_cast<double>(*best)) best = l;
+      if (static_cast<double>(*l) <= static_cast<double>(*worst)) worst = l;
+    }
+    std::swap(*best, *worst);
+  });
+  return out.to(logits.arena());
+}
+
+void lose_a_token(Trainer& t) {
+  if (!is_last(t)) return;
+  Linear& router = *last_layer(t).all<MixtureOfExperts>().at(0)->all<Linear>().at(0);
+  router.wrap([](const Module::Inner& inner, const Var& x) {
+    const Var logits = inner(x);
+    return record_one("lose_a_token", with_a_lost_token(logits.value()), {logits.edge()},
+                      [](Grads& g) { g.give(0, g.take_output(0)); });
+  });
+}
+
+// Rows that the first rank sends to the first and to the second expert of the last rank are counted for each other.
+int64_t swap_counts(Transport& transport, const Call& call) {
+  const int64_t sent = transport.direct(call);
+  auto* const counts = reinterpret_cast<int64_t*>(call.out);
+  if (transport.rank() + 1 == transport.size()) std::swap(counts[0], counts[1]);
+  return sent;
+}
+
+void sum_over_all(Trainer& t) {
+  if (!t.expert_ranks()) return;
+  for (const FlatUnit& shard : t.strategy().shards())
+    if (shard.trainable() && shard.slots[0].parameter->is_expert) t.expert_ranks()->all_reduce(shard.grads);
+}
+
+// --- updates ---
+
+const std::vector<Want> kShards = wants(
+    kDataRanks, kDdp,
+    Want{"zero", "1", [](const Job& j) { return j.plan.zero == ZeroStage::one || j.plan.zero == ZeroStage::two; }},
+    Want{"shard_ranks", "2", [](const Job& j) { return j.plan.shard_ranks != 1; }});
+
+// The first quarter of each unit stays as it was.
+void update_but_a_quarter(Trainer& t, const StepReport& report) {
+  if (!is_last(t)) return t.update(report);
+  std::vector<Tensor> old;
+  for (const FlatUnit& unit : t.strategy().residents()) old.push_back(unit.values.clone());
+  t.update(report);
+  size_t at = 0;
+  for (const Tensor& values : old) {
+    const Tensor now = t.strategy().residents()[at++].values;
+    const int64_t quarter = values.numel() / 4;
+    now.narrow(0, 0, quarter).copy_from(values.narrow(0, 0, quarter));
+  }
+}
+
+// Every shard comes one place further.
+void update_and_misplace(Trainer& t, const StepReport& report) {
+  t.update(report);
+  const int ranks = t.strategy().shard_axis().size();
+  for (const FlatUnit& unit : t.strategy().residents()) {
+    if (!unit.trainable() && unit.values.numel() % ranks != 0) continue;
+    const Tensor right = unit.values.clone();
+    const int64_t size = right.numel() / ranks;
+    for (int64_t r = 0; r < ranks; ++r)
+      unit.values.narrow(0, (r + 1) % ranks * size, size).copy_from(right.narrow(0, r * size, size));
+  }
+}
+
+// --- memory ---
+
+void keep_gradients(VerifyHooks& hooks, const Job& job) {
+  then(hooks.made, [kept = std::make_shared<std::vector<Tensor>>(), rank = last_rank(job)](Trainer& t) {
+    if (t.world().rank() != rank) return;
+    for (const FlatUnit& unit : t.strategy().shards())
+      if (unit.trainable())
+        kept->push_back(Tensor::empty({unit.values.numel()}, t.gradient_dtype(), t.arena(), Category::gradients));
+  });
+}
+
+}  // namespace
+
+std::vector<Defect> defects_of_computation() {
+  return {
+      {"skipped-microbatch", "the last micro-batch of the last data rank teaches nothing", "microbatch-skipped",
+       "on data rank {dp}", wants(kSeveral),
+       loads([](const Job& j, int64_t s) { return s >= last_microbatch(j) ? -1 : s; })},
+      {"repeated-microbatch",
+       "the last data rank computes its second-to-last micro-batch twice, and its last one never",
+       "microbatch-repeated", "on data rank {dp}", wants(kMicrobatches),
+       loads([](const Job& j, int64_t s) { return s >= last_microbatch(j) ? s - micro_size(j) : s; })},
+      {"shifted-sequences", "all micro-batches but the first begin one sequence too early", "wrong-sequences",
+       kEverywhere, wants(kSeveral), loads([](const Job& j, int64_t s) { return s < micro_size(j) ? s : s - 1; }), 2},
+      {"other-targets", "the last stage compares with the targets of the next micro-batch", "wrong-targets",
+       kOnLastStage, wants(kSeveral, kPipeline, kNoV),
+       loads([](const Job& j, int64_t s) { return (s + micro_size(j)) % j.optim.batch; }, true)},
+      {"missing-input-gradient-sum",
+       "the query, key and value layer does not sum the gradient of its input over the tensor ranks",
+       "missing-backward-sum", kInLastBlock, wants(kTensorRanks, kNoSequenceParts, kNoAdapters, kNarrowBound),
+       in_model(unsum_input)},
+      {"missing-output-sum", "attention's output layer does not sum its parts over the tensor ranks",
+       "missing-forward-sum", kInLastBlock, wants(kTensorRanks, kNoSequenceParts, kNoAdapters, kNarrowBound),
+       in_model(unsum_output)},
+      {"unsummed-norm-weight",
+       "each tensor rank has the gradient of a norm's weight for its own tokens, and these gradients are not summed",
+       "weight-not-summed", kInLastBlock,
+       wants(kTensorRanks, Want{"sp", "true", [](const Job& j) { return j.plan.sp; }}, kNoAdapters),
+       in_model([](Trainer& t) { last_layer(t).all<Norm>().at(0)->see(as_it_is); })},
+      {"unsummed-head-norm",
+       "the norm of queries and keys does not sum its gradient over the ranks that share out the heads",
+       "weight-not-summed", kInLastBlock,
+       wants(kTensorRanks, kLlama, Want{"qk_norm", "true", [](const Job& j) { return j.model.qk_norm; }}, kNoAdapters),
+       in_model([](Trainer& t) { last_attention(t).see(as_it_is); })},
+      {"wrong-causal-mask", "ring attention treats each rank's tokens as one run of the sequence, though they are two",
+       "context-positions", kInLastBlock,
+       wants(kContextRanks, kNarrowBound,
+             Want{"cp_mode", "ring", [](const Job& j) { return j.plan.cp_mode == ContextMode::ring; }}),
+       in_model(take_contiguous)},
+      {"wrong-positions", "each context rank counts the rotary positions of its tokens from 0", "context-positions",
+       kInLastBlock, wants(kContextRanks, kNarrowBound, kLlama),
+       in_model([](Trainer& t) { last_layer(t).adjust_step(without_positions); })},
+      {"wrong-documents", "a layer's attention uses the documents of another sequence", "document-mask", kInLastBlock,
+       wants(Want{"document_mask", "true", [](const Job& j) { return j.optim.document_mask; }},
+             Want{"dtype", "fp32",
+                  [](const Job& j) { return !splits_sums(j.plan) || j.optim.dtype != DType::bfloat16; }}),
+       in_model([](Trainer& t) { last_layer(t).adjust_step(with_other_documents); }), 2},
+      {"repeated-dropout", "every micro-batch draws the dropout masks of the first one", "dropout-masks", kEverywhere,
+       wants(Want{"dropout", "0.1", [](const Job& j) { return j.model.dropout > 0; }}, kSeveral),
+       in_model([](Trainer& t) { t.model().adjust_step(with_first_masks); })},
+      {"misrouted-token", "the first token of every micro-batch goes to the expert that the router likes least",
+       "wrong-expert", "in block {block}, on rank {rank}", kExperts, in_model(lose_a_token)},
+      {"swapped-expert-counts", "a rank takes the number of rows for one of its experts for that of another",
+       "wrong-expert", "on the last rank of each group of ep", kExpertRanks, spoils([](const Job&) {
+         return Spoilt{[](const std::string& axis, const Call& call) {
+                         return axis == "ep" && call.op == Op::all_to_all && call.dtype == DType::int64;
+                       },
+                       swap_counts};
+       })},
+      {"experts-summed-over-all",
+       "gradients of experts are summed over all data ranks, as others are, though these have other experts",
+       "wrong-expert-sum", kEverywhere, kExpertRanks, [](VerifyHooks& h, const Job&) { then(h.summed, sum_over_all); }},
+      {"missing-gather",
+       "updated shards are not gathered: each rank goes on with old values of the other ranks' shards",
+       "missing-gather", kEverywhere, kShards, updates([](Trainer& t, const StepReport& r) {
+         t.optimizer().step(r.lr, clip_factor(r.grad_norm, t.job().optim.clip));
+       })},
+      {"misplaced-gather", "each gathered shard is put in the place of the next rank's shard", "misplaced-gather",
+       kEverywhere, kShards, updates(update_and_misplace)},
+      {"stale-part", "after each update a rank goes on with old values in a quarter of each unit", "stale-part",
+       kOnLastRank, wants(kDdp), updates(update_but_a_quarter)},
+      {"skipped-update", "the optimizer counts its steps and updates nothing", "update-skipped", kEverywhere, wants(),
+       updates([](Trainer& t, const StepReport&) {
+         t.optimizer().count_step();
+         t.strategy().share_parameters();
+       })},
+      {"unclipped-rank", "one rank does not clip its gradients", "clipping", kOnLastRank,
+       wants(kDdp, Want{"clip", "0.1", [](const Job& j) { return j.optim.clip > 0 && j.optim.clip <= 0.5; }}),
+       updates([](Trainer& t, const StepReport& report) {
+         StepReport r = report;
+         if (is_last(t)) r.grad_norm = 0;
+         t.update(r);
+       })},
+  };
+}
+
+std::vector<Defect> defects_of_resources() {
+  return {
+      {"kept-gradients", "a rank keeps a second buffer as large as its gradients", "kept-memory", kOnLastRank, wants(),
+       keep_gradients},
+      {"gpipe-for-1f1b", "all forward passes come before the first backward pass", "schedule", kEverywhere,
+       wants(kPipeline,
+             Want{"schedule", "1f1b",
+                  [](const Job& j) {
+                    return j.plan.schedule == ScheduleKind::one_f_one_b && j.plan.schedule_file.empty();
+                  }},
+             kMicrobatches),
+       runs([](Job& job) { job.plan.schedule = ScheduleKind::gpipe; })},
+  };
+}
+
+}  // namespace tessera

@@ -1,0 +1,93 @@
+// Wants, places and ways of planting that the tables of defects share.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "parallel/comm/launch.h"
+#include "train/plan.h"
+#include "verify/defects/defects.h"
+#include "verify/defects/transports.h"
+
+namespace tessera {
+
+std::vector<Defect> defects_of_calls();        // sums of the data axis and of norms, other calls and messages
+std::vector<Defect> defects_of_computation();  // sequences, layers, experts, updates
+std::vector<Defect> defects_of_groups();       // groups of ranks, ranks that train alone, owners
+std::vector<Defect> defects_of_resources();    // memory and schedules
+
+inline constexpr auto kEverywhere = "on every rank", kOnLastRank = "on rank {rank}", kInLastBlock = "in block {block}",
+                      kOnLastStage = "on pipeline rank {pp}";
+
+// Ranks of the data axis share out gradients.
+inline constexpr Want kDataRanks{"dp", "2", [](const Job& j) { return j.plan.dp * j.plan.cp >= 2; }};
+inline constexpr Want kMicrobatches{"microbatches", "2", [](const Job& j) { return j.plan.microbatches > 1; }};
+inline constexpr Want kPipeline{"pp", "2", [](const Job& j) { return j.plan.pp >= 2; }};
+inline constexpr Want kNoV{"schedule", "1f1b", [](const Job& j) { return !is_v(j.plan.schedule); }};
+inline constexpr Want kDirect{"all_reduce", "direct",
+                              [](const Job& j) { return j.plan.all_reduce == Algorithm::direct; }};
+inline constexpr Want kDdp{"dp_mode", "ddp", [](const Job& j) { return j.plan.dp_mode == DataMode::ddp; }};
+inline constexpr Want kCpu{"device", "cpu", [](const Job& j) { return j.plan.device == Device::cpu; }};
+inline constexpr Want kNoShards{"zero", "0", [](const Job& j) { return j.plan.zero == ZeroStage::none; }};
+inline constexpr Want kNoTensorRanks{"tp", "1", [](const Job& j) { return j.plan.tp == 1; }};
+inline constexpr Want kNoContextRanks{"cp", "1", [](const Job& j) { return j.plan.cp == 1; }};
+inline constexpr Want kNoAdapters{"lora_rank", "0", [](const Job& j) { return j.model.lora.rank == 0; }};
+
+// Wants and lists of them, in one list.
+template <class... Some>
+std::vector<Want> wants(const Some&... some) {
+  std::vector<Want> out;
+  [[maybe_unused]] const auto add = [&](const auto& one) {
+    if constexpr (std::is_same_v<decltype(one), const Want&>)
+      out.push_back(one);
+    else
+      out.insert(out.end(), one.begin(), one.end());
+  };
+  (add(some), ...);
+  return out;
+}
+
+// Does f too at a hook.
+template <class... Args, class F>
+void then(std::function<void(Args...)>& hook, F f) {
+  hook = [before = std::move(hook), f = std::move(f)](Args... args) {
+    before(args...);
+    f(args...);
+  };
+}
+
+inline int last_rank(const Job& job) { return static_cast<int>(job.plan.ranks()) - 1; }
+inline bool is_last(Trainer& t) { return t.world().rank() + 1 == t.world().size(); }
+
+// Puts T, made with these arguments, around the transport of every rank.
+template <class T, class... Args>
+void around_every_rank(VerifyHooks& hooks, const Args&... args) {
+  then(hooks.launching, [args...](LaunchOptions& how) {
+    how.around = [args...](std::unique_ptr<Transport> inner) { return std::make_unique<T>(std::move(inner), args...); };
+  });
+}
+inline void spoil(VerifyHooks& hooks, const Spoilt& spoilt) { around_every_rank<SpoiltTransport>(hooks, spoilt); }
+// Plants the same for a plan.
+inline auto spoils(Spoilt (*spoilt)(const Job& job)) {
+  return [spoilt](VerifyHooks& hooks, const Job& job) { spoil(hooks, spoilt(job)); };
+}
+
+// Plants another job than the plan's.
+inline auto runs(void (*change)(Job& job)) {
+  return [change](VerifyHooks& hooks, const Job&) {
+    hooks.running = [change](Job job) {
+      change(job);
+      return job;
+    };
+  };
+}
+
+// Plants another update than the strategy's.
+inline auto updates(void (*update)(Trainer& t, const StepReport& report)) {
+  return [update](VerifyHooks& hooks, const Job&) { hooks.update = update; };
+}
+
+}  // namespace tessera

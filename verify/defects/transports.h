@@ -1,0 +1,172 @@
+// Transports around another one, in which something goes wrong: a call does something else, or a rank fails, is late or
+// loses a message, to show that no fault hangs a run and each is named.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "parallel/comm/transport.h"
+
+namespace tessera {
+
+// AroundTransport passes everything on: what spoils a call derives from it.
+class AroundTransport : public Transport {
+ public:
+  explicit AroundTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  int world_rank(int rank) const override { return inner_->world_rank(rank); }
+  int rank_here() const override { return inner_->rank_here(); }
+  std::string_view kind() const override { return inner_->kind(); }
+  void set_axis(const std::string& axis) override {
+    Transport::set_axis(axis);
+    inner_->set_axis(axis);
+  }
+  void set_flight(std::shared_ptr<Flight> flight) override { inner_->set_flight(std::move(flight)); }
+  void send(int to, int tag, const std::byte* data, int64_t bytes) override { inner_->send(to, tag, data, bytes); }
+  void recv(int from, int tag, std::byte* data, int64_t bytes) override { inner_->recv(from, tag, data, bytes); }
+  void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) override {
+    inner_->send_from_gpu(to, tag, data, bytes, gpu);
+  }
+  void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) override {
+    inner_->recv_to_gpu(from, tag, data, bytes, gpu);
+  }
+  int64_t direct(const Call& call) override { return inner_->direct(call); }
+  int64_t native(const Call& call) override { return inner_->native(call); }
+  bool only_queues(const Call& call) const override { return inner_->only_queues(call); }
+  std::function<void()> native_beside(const Call& call) override { return inner_->native_beside(call); }
+  std::shared_ptr<CommWorker> background() override { return inner_->background(); }
+  void look_after(double waited_s, const std::string& during) override { inner_->look_after(waited_s, during); }
+  // The groups made of this one are spoilt as it is.
+  std::unique_ptr<Transport> split(int color, int key) override { return around(inner_->split(color, key)); }
+  void fail(const std::string& cause) override { inner_->fail(cause); }
+  bool only_native(const Call& call) const override { return inner_->only_native(call); }
+  int failed_rank() const override { return inner_->failed_rank(); }
+  std::string failure() const override { return inner_->failure(); }
+  std::vector<CallLog*> logs() override { return inner_->logs(); }
+  bool maps_peers() const override { return inner_->maps_peers(); }
+
+ protected:
+  virtual std::unique_ptr<Transport> around(std::unique_ptr<Transport> inner) const = 0;
+  Transport& inner() const { return *inner_; }
+
+ private:
+  std::unique_ptr<Transport> inner_;
+};
+
+// A fault happens to one rank when it comes to its call number `call` (counted from 0 over sends, receives and
+// collectives).
+struct Fault {
+  enum class Kind {
+    delay,  // it comes `seconds` late
+    drop,   // it does not take part, or its message is lost: somebody waits in vain
+    fail,   // it throws
+  };
+  Kind kind = Kind::delay;
+  int64_t call = 0;
+  double seconds = 0;
+};
+
+class FaultTransport final : public AroundTransport {
+ public:
+  FaultTransport(std::unique_ptr<Transport> inner, std::vector<Fault> faults)
+      : FaultTransport(std::move(inner), std::make_shared<Plan>()) {
+    plan_->faults = std::move(faults);
+  }
+  void send(int to, int tag, const std::byte* data, int64_t bytes) override {
+    if (takes_part()) inner().send(to, tag, data, bytes);
+  }
+  void recv(int from, int tag, std::byte* data, int64_t bytes) override {
+    if (!takes_part()) inner().recv(from, tag, data, bytes);  // the message is lost: the next one is waited for
+    inner().recv(from, tag, data, bytes);
+  }
+  void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) override {
+    if (takes_part()) inner().send_from_gpu(to, tag, data, bytes, gpu);
+  }
+  void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) override {
+    if (!takes_part()) inner().recv_to_gpu(from, tag, data, bytes, gpu);
+    inner().recv_to_gpu(from, tag, data, bytes, gpu);
+  }
+  int64_t direct(const Call& call) override { return takes_part() ? inner().direct(call) : 0; }
+  int64_t native(const Call& call) override { return takes_part() ? inner().native(call) : 0; }
+  std::function<void()> native_beside(const Call& call) override {
+    if (takes_part()) return inner().native_beside(call);
+    return [] {};
+  }
+
+ protected:
+  // The groups made of this one count on with the same calls.
+  std::unique_ptr<Transport> around(std::unique_ptr<Transport> made) const override {
+    return std::unique_ptr<Transport>(new FaultTransport(std::move(made), plan_));
+  }
+
+ private:
+  struct Plan {
+    std::vector<Fault> faults;
+    std::atomic<int64_t> calls{0};  // main thread and background together
+  };
+  FaultTransport(std::unique_ptr<Transport> inner, std::shared_ptr<Plan> plan)
+      : AroundTransport(std::move(inner)), plan_(std::move(plan)) {}
+  bool takes_part() {
+    const int64_t now = plan_->calls++;
+    bool present = true;
+    for (const Fault& fault : plan_->faults) {
+      if (fault.call != now) continue;
+      switch (fault.kind) {
+        case Fault::Kind::delay:
+          std::this_thread::sleep_for(std::chrono::duration<double>(fault.seconds));
+          break;
+        case Fault::Kind::drop:
+          present = false;
+          break;
+        case Fault::Kind::fail:
+          throw CommError("a planted fault at call " + std::to_string(now));
+      }
+    }
+    return present;
+  }
+  std::shared_ptr<Plan> plan_;
+};
+
+using Faults = std::map<int, std::vector<Fault>>;  // by rank of the world
+
+// For LaunchOptions::around.
+inline auto with_faults(Faults faults) {
+  return [faults = std::move(faults)](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
+    const auto planted = faults.find(transport->world_rank(transport->rank()));
+    if (planted == faults.end()) return transport;
+    return std::make_unique<FaultTransport>(std::move(transport), planted->second);
+  };
+}
+
+// Spoilt calls: which of which axis, and what happens instead; returns the bytes that were sent.
+struct Spoilt {
+  std::function<bool(const std::string& axis, const Call& call)> which;
+  std::function<int64_t(Transport& transport, const Call& call)> instead;
+};
+
+class SpoiltTransport final : public AroundTransport {
+ public:
+  SpoiltTransport(std::unique_ptr<Transport> inner, Spoilt spoilt)
+      : AroundTransport(std::move(inner)), spoilt_(std::move(spoilt)) {}
+  int64_t direct(const Call& call) override {
+    return spoilt_.which(axis_, call) ? spoilt_.instead(inner(), call) : inner().direct(call);
+  }
+
+ protected:
+  std::unique_ptr<Transport> around(std::unique_ptr<Transport> made) const override {
+    return std::make_unique<SpoiltTransport>(std::move(made), spoilt_);
+  }
+
+ private:
+  Spoilt spoilt_;
+};
+
+}  // namespace tessera

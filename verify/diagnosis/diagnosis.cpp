@@ -1,0 +1,507 @@
+// The rules of the diagnosis, and the verification that asks them.
+#include "verify/diagnosis/diagnosis.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <functional>
+#include <set>
+#include <utility>
+
+#include "tensor/error.h"
+#include "verify/verify.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kSameFactor = 1e-2;
+constexpr size_t kNamed = 3;  // tensors that a text names
+
+using Without = Probe::Without;
+
+// --- observations as rules ask for them ---
+
+// A pattern of bytes: fewer or more than the formula, on an axis ("data": dp, and cp with it; empty: any), in these
+// operations (none: any).
+using Operations = std::array<std::string_view, 3>;
+constexpr Operations kSums{"all_reduce", "reduce_scatter", "reduce"}, kGathers{"all_gather", "broadcast", "gather"};
+enum class Are : uint8_t { not_asked_for, fewer, more };
+struct Bytes {
+  Are are = Are::not_asked_for;
+  std::string_view axis = {};
+  Operations in = {};
+
+  bool fit(const SentDifference& s) const {
+    const bool is_data = s.axis.starts_with("dp") || s.axis == "edp", is_it = axis.empty() || s.axis == axis;
+    return (axis == "data" ? is_data : is_it) && (in[0].empty() || std::ranges::count(in, s.operation) > 0) &&
+           (are == Are::fewer  ? s.bytes < s.expected_bytes
+            : are == Are::more ? s.bytes > s.expected_bytes
+                               : false);
+  }
+};
+constexpr Bytes kAnyBytes;
+constexpr Bytes fewer(std::string_view axis, Operations in = {}) { return {Are::fewer, axis, in}; }
+constexpr Bytes more(std::string_view axis, Operations in = {}) { return {Are::more, axis, in}; }
+
+// Symptoms are those of the first step in which anything differs: after it both sides differ anyway.
+struct Symptoms {
+  explicit Symptoms(const Observations& o) : seen(o) {
+    const auto note = [&](const auto& d) { step = step == 0 ? d.step : std::min(step, d.step); };
+    std::ranges::for_each(o.numbers, note);
+    std::ranges::for_each(o.tensors, note);
+    for (const NumberDifference& n : o.numbers)
+      if (n.step == step) numbers.push_back(&n);
+    using Kind = TensorDifference::Kind;
+    for (const TensorDifference& t : o.tensors)
+      if (t.step == step)
+        (t.kind == Kind::gradient ? gradients : t.kind == Kind::parameter ? parameters : state).push_back(&t);
+  }
+  bool wrong(std::string_view what) const {
+    return std::ranges::any_of(numbers, [&](const auto* n) { return n->what == what; });
+  }
+  bool wrong_loss() const { return wrong("loss"); }
+  bool right_gradients() const { return !wrong_loss() && gradients.empty(); }
+  bool right_but_parameters() const { return right_gradients() && numbers.empty() && !parameters.empty(); }
+  bool right_numbers() const { return step == 0 && seen.copies.empty() && seen.stopped.empty(); }
+  const SentDifference* first(const Bytes& bytes) const {
+    const auto found = std::ranges::find_if(seen.sent, [&](const SentDifference& s) { return bytes.fit(s); });
+    return found == seen.sent.end() ? nullptr : &*found;
+  }
+
+  const Observations& seen;
+  int64_t step = 0;  // 0: nothing differs in any
+  std::vector<const NumberDifference*> numbers;
+  std::vector<const TensorDifference*> gradients, parameters, state;
+  const SentDifference* sent = nullptr;  // the bytes that the rule in hand asks for
+};
+
+// No gradient, loss or norm differs by more than another rounding does.
+bool only_rounding(const Symptoms& s) {
+  return std::ranges::all_of(s.gradients, [&](const auto* g) { return g->distance < s.seen.rounding; }) &&
+         std::ranges::all_of(s.numbers, [&](const auto* n) {
+           return std::abs(n->found - n->expected) / std::abs(n->expected) < s.seen.rounding;
+         });
+}
+
+// The factor by which all wrong gradients are wrong, where there is one and all are; 0: there is none.
+double common_factor(const Symptoms& s) {
+  if (s.gradients.empty() || std::ssize(s.gradients) < s.seen.trained) return 0;
+  const double first = s.gradients[0]->factor.value_or(0);
+  for (const TensorDifference* g : s.gradients)
+    if (!g->factor || std::abs(*g->factor - first) > kSameFactor * std::abs(first)) return 0;
+  return first;
+}
+
+// The factor of most of the wrong moments of the optimizer; 0: there is none.
+double moment_factor(const Symptoms& s) {
+  std::vector<double> factors;
+  size_t moments = 0;
+  for (const TensorDifference* t : s.state) {
+    if (!t->name.ends_with(".m") && !t->name.ends_with(".momentum")) continue;
+    ++moments;
+    if (t->factor) factors.push_back(*t->factor);
+  }
+  if (factors.empty() || 3 * factors.size() < moments) return 0;
+  std::ranges::sort(factors);
+  const double middle = factors[factors.size() / 2];
+  const auto alike =
+      std::ranges::count_if(factors, [&](double f) { return std::abs(f - middle) < kSameFactor * std::abs(middle); });
+  return 2 * static_cast<size_t>(alike) > factors.size() && std::abs(middle - 1) > kSameFactor ? middle : 0;
+}
+
+// The axis of which a factor is the number of ranks, or one over it; empty: there is none.
+std::string axis_text(const Observations& o, double factor) {
+  for (const auto& [n, axis] : {std::pair{o.dp * o.cp, "data"}, {o.tp, "tensor"}})
+    for (const double f : {static_cast<double>(n), 1.0 / static_cast<double>(n)})
+      if (n > 1 && std::abs(factor / f - 1) < 1e-2) return fmt::format(", and the {} axis has {} ranks", axis, n);
+  return "";
+}
+
+// Where bounds are wide, the norm has the factor that single gradients only show roughly.
+double scale(const Symptoms& s) {
+  double factor = common_factor(s);
+  for (const NumberDifference* n : s.numbers)
+    if (factor == 0 && n->what == "gradient norm" && !axis_text(s.seen, n->found / n->expected).empty())
+      factor = n->found / n->expected;
+  return factor;
+}
+
+bool norm(Symptoms& s) {
+  if (!s.right_gradients()) return false;
+  s.sent = s.first(fewer("pp", kSums));  // which sums nothing else
+  if (!s.sent && !s.parameters.empty()) s.sent = s.first(fewer("tp", kSums));
+  return s.sent || s.wrong("gradient norm");
+}
+
+bool narrow_sums(Symptoms& s) {
+  const auto bytes = static_cast<double>(s.sent->bytes), expected = static_cast<double>(s.sent->expected_bytes);
+  return s.sent->calls == s.sent->expected_calls && bytes != 0 && std::abs(2 * bytes / expected - 1) < 0.1 &&
+         !s.gradients.empty() && std::ranges::all_of(s.gradients, [](const auto* g) { return g->distance < 0.02; });
+}
+
+// A group that is not the one with the same shards sums: then groups go on with different values at once.
+bool wrong_group(Symptoms& s) {
+  return s.seen.groups > 1 && !s.gradients.empty() && s.seen.copies_step == s.step && !s.first(fewer("dp.shard")) &&
+         !s.first(more("dp.shard"));
+}
+
+// The sum over the tensor axis that is missing is told by what is wrong. Where a bound is so wide that nothing is, the
+// size of the missing calls tells it: a weight has fewer numbers than an activation.
+bool on_tensor_axis(const Symptoms& s) { return !s.right_gradients() || s.parameters.empty(); }
+bool one_weight(const Symptoms& s) {
+  const int64_t missing = s.sent->expected_calls - s.sent->calls;
+  if (s.right_gradients())
+    return missing > 0 && s.sent->calls > 0 &&
+           (s.sent->expected_bytes - s.sent->bytes) / missing < s.sent->bytes / s.sent->calls;
+  std::set<std::string> blocks;
+  for (const TensorDifference* g : s.gradients)
+    blocks.insert(g->name.substr(0, g->name.find('.', g->name.find('.') + 1)));
+  return blocks.size() == 1 && std::ranges::all_of(s.gradients, [](const auto* g) { return g->shape.size() == 1; });
+}
+
+// Copies of what other ranks updated are old: the owners' are right, and later all goes wrong.
+bool stale_copies(Symptoms& s) {
+  const int64_t since = s.seen.copies_step;
+  return since != 0 && (s.step == 0 || s.step > since);
+}
+
+bool wrong_targets(Symptoms& s) {
+  const Observations& o = s.seen;
+  return !o.given.empty() && o.pp > 1 &&
+         std::ranges::all_of(o.given, [&](const GivenDifference& g) { return g.pipeline_rank == o.pp - 1; });
+}
+
+// Sequences whose shares in the gradient are wrong, where that explains it.
+struct Shares {
+  std::vector<int64_t> none, twice;
+  bool whole = true;  // they are whole micro-batches
+  bool empty() const { return none.empty() && twice.empty(); }
+};
+Shares shares_of(const Observations& o) {
+  // With other dropout masks or another mask of attention shares say little, unless tokens are known to be others.
+  if (!o.mixture || o.mixture->residual > (o.given.empty() ? 0.05 : 0.6)) return {};
+  constexpr double kNone = 0.35, kTwice = 1.5, kOne = 0.45;
+  const int64_t size = std::max<int64_t>(1, o.batch / (o.dp * o.microbatches));
+  Shares found;
+  std::vector<int> kinds;
+  for (const double share : o.mixture->shares) {
+    const int64_t i = std::ssize(kinds);
+    if (share < kNone) found.none.push_back(i);
+    if (share > kTwice) found.twice.push_back(i);
+    if (share >= kNone && share <= kTwice && std::abs(share - 1) > kOne) return {};
+    kinds.push_back(share < kNone ? 0 : share > kTwice ? 2 : 1);
+    found.whole = found.whole && (i % size == 0 || kinds[static_cast<size_t>(i - 1)] == kinds.back());
+  }
+  return found.none.size() == kinds.size() || found.twice.size() == kinds.size() ? Shares{} : found;
+}
+bool whole_shares(const Symptoms& s, bool twice) {
+  const Shares found = shares_of(s.seen);
+  return !found.empty() && found.whole && twice != found.twice.empty();
+}
+
+// The first change of the run that makes it right.
+const Probe* passing(const Observations& o) {
+  const auto found = std::ranges::find_if(o.probes, [](const Probe& p) { return p.passes; });
+  return found == o.probes.end() ? nullptr : &*found;
+}
+bool right(const Symptoms& s, Without without) {
+  const Probe* const found = passing(s.seen);
+  return found && found->without == without && !s.right_gradients();
+}
+
+// Whatever else the forward pass of such a model could do wrong, rules before this one would have seen.
+bool wrong_expert(Symptoms& s) {
+  return s.seen.experts > 0 && s.wrong_loss() && !passing(s.seen) && s.seen.given.empty();
+}
+
+// Parameters that are wrong though gradients and norm are right: they have the values from before the step.
+bool unchanged(const Symptoms& s) {
+  return s.right_but_parameters() && !s.seen.permuted &&
+         std::ranges::all_of(s.parameters, [](const auto* p) { return p->unchanged; });
+}
+bool skipped(const Symptoms& s) {
+  return !s.state.empty() && std::ssize(s.parameters) >= s.seen.trained / 2 &&
+         std::ranges::all_of(s.parameters, [](const auto* p) { return p->wrong == p->elements; });
+}
+
+const HeldDifference* kept(const Observations& o) {
+  const auto found = std::ranges::find_if(o.held, [](const HeldDifference& h) { return h.found > h.expected; });
+  return found == o.held.end() ? nullptr : &*found;
+}
+
+// --- the same run with one thing changed at a time ---
+
+struct Change {
+  Without without;
+  const char* words;
+  bool (*there)(const Job& job);  // whether it makes the job another one
+  void (*change)(Job& job);
+};
+constexpr auto kChanges = std::to_array<Change>({
+    {Without::dropout, "without dropout", [](const Job& j) { return j.model.dropout > 0 || j.model.lora.dropout > 0; },
+     [](Job& j) { j.model.dropout = j.model.lora.dropout = 0; }},
+    {Without::documents, "without the document mask", [](const Job& j) { return j.optim.document_mask; },
+     [](Job& j) { j.optim.document_mask = false; }},
+    {Without::context_axis, "on one context rank", [](const Job& j) { return j.plan.cp > 1; },
+     [](Job& j) { j.plan.cp = 1; }},
+    {Without::pipeline, "without a pipeline", [](const Job& j) { return j.plan.pp > 1; },
+     [](Job& j) {
+       j.plan.pp = 1;
+       j.plan.schedule = ScheduleKind::one_f_one_b;
+       j.plan.schedule_file.clear();
+       j.plan.chunks = 0;
+     }},
+});
+
+// The first change that makes the run right.
+std::string probe_text(const Observations& o) {
+  const Probe* const found = passing(o);
+  return found ? std::ranges::find(kChanges, found->without, &Change::without)->words : "";
+}
+
+// --- words of the evidence ---
+
+std::string bytes_text(const SentDifference& s) {
+  return fmt::format("{} bytes {} than the formula in {} on the {} axis ({} instead of {})",
+                     std::abs(s.bytes - s.expected_bytes), s.bytes < s.expected_bytes ? "fewer" : "more", s.operation,
+                     s.axis, s.bytes, s.expected_bytes);
+}
+
+// "2 of 28 gradients are wrong (blocks.0.norm1.weight, ...)"
+std::string gradients_text(const Symptoms& s) {
+  if (s.gradients.empty()) return "all gradients are right";
+  std::vector<std::string> names;
+  for (size_t i = 0; i < std::min(kNamed, s.gradients.size()); ++i) names.push_back(s.gradients[i]->name);
+  return fmt::format("{} of {} gradients are wrong ({}{})", s.gradients.size(), s.seen.trained, fmt::join(names, ", "),
+                     s.gradients.size() > kNamed ? ", ..." : "");
+}
+
+// " of blocks 0 to 1"
+std::string blocks_text(const Symptoms& s) {
+  std::set<int64_t> blocks;
+  for (const TensorDifference* g : s.gradients)
+    if (const size_t dot = g->name.find('.'); dot != std::string::npos && std::isdigit(g->name[dot + 1]) != 0)
+      blocks.insert(std::strtoll(g->name.c_str() + dot + 1, nullptr, 10));
+  if (blocks.empty()) return "";
+  if (blocks.size() == 1) return fmt::format(" of block {}", *blocks.begin());
+  return fmt::format(" of blocks {} to {}", *blocks.begin(), *blocks.rbegin());
+}
+
+std::string numbers_text(const Symptoms& s) {
+  std::vector<std::string> out;
+  for (const NumberDifference* n : s.numbers)
+    out.push_back(fmt::format("the {} is {:.6g} instead of {:.6g}", n->what, n->found, n->expected));
+  return out.empty() ? "loss and gradient norm are right" : fmt::format("{}", fmt::join(out, ", "));
+}
+
+// The ranks that wrong parameters and state were taken from.
+std::string ranks_text(const Symptoms& s) {
+  std::set<int> ranks;
+  for (const auto* all : {&s.parameters, &s.state})
+    for (const TensorDifference* t : *all) ranks.insert(t->rank);
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+std::string given_text(const Observations& o) {
+  if (o.given.empty()) return "";
+  std::set<int> ranks;
+  for (const GivenDifference& g : o.given) ranks.insert(g.rank);
+  return fmt::format("rank{} {} {} given other tokens than the plan's (step {}: in the place of sequence {} first)",
+                     ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), ranks.size() == 1 ? "is" : "are",
+                     o.given[0].step, o.given[0].sequence);
+}
+
+std::string shares_text(const Observations& o) {
+  const Shares found = shares_of(o);
+  if (found.empty()) return "";
+  std::string text = fmt::format("step {}: the gradient is that of the batch", o.mixture->step);
+  if (!found.none.empty()) text += fmt::format(" without sequences {}", fmt::join(found.none, ", "));
+  if (!found.twice.empty())
+    text += fmt::format("{} with sequences {} twice", found.none.empty() ? "" : " and", fmt::join(found.twice, ", "));
+  return text;
+}
+
+std::string kept_text(const Observations& o) {
+  const HeldDifference* const h = kept(o);
+  return h ? fmt::format("rank {} holds {} bytes of {} instead of {}", h->rank, h->found, h->what, h->expected) : "";
+}
+
+// The words of a rule, with all that they may name filled in.
+std::string filled(std::string_view words, const Symptoms& s) {
+  using fmt::arg;
+  const Observations& o = s.seen;
+  const std::string bytes = s.sent ? bytes_text(*s.sent) : "", copies = o.copies.empty() ? "" : o.copies.front(),
+                    gradients = gradients_text(s), blocks = blocks_text(s), numbers = numbers_text(s),
+                    given = given_text(o), shares = shares_text(o);
+  const std::string updated = fmt::format("step {}: gradients and norm are right, but {} parameters of {} are not",
+                                          s.step, s.parameters.size(), ranks_text(s));
+  const double factor = common_factor(s);
+  double worst = 0;
+  for (const TensorDifference* g : s.gradients) worst = std::max(worst, g->distance);
+  return fmt::format(
+      fmt::runtime(words), arg("step", s.step), arg("stopped", o.stopped), arg("bytes", bytes),
+      arg("and_bytes", s.sent ? "; " + bytes : ""), arg("copies", copies),
+      arg("and_copies", copies.empty() ? "" : "; " + copies), arg("gradients", gradients), arg("blocks", blocks),
+      arg("numbers", numbers), arg("parameters", s.parameters.size()),
+      arg("times", factor == 0 ? gradients : fmt::format("all gradients are {:.3g} times too large", factor)),
+      arg("on_tensor_axis", s.right_gradients() ? "what was computed is within the bounds of its dtype"
+                                                : fmt::format("step {}: {}, {}{}", s.step, numbers, gradients, blocks)),
+      arg("given", given), arg("shares", shares), arg("sequences", shares_of(o).whole ? given : shares),
+      arg("worst", worst), arg("scale", scale(s)), arg("axis", axis_text(o, scale(s))), arg("experts", o.experts),
+      arg("moment", moment_factor(s)), arg("updated", updated), arg("probe", probe_text(o)),
+      arg("in_flight", fmt::join(o.in_flight, " ")), arg("expected_in_flight", fmt::join(o.expected_in_flight, " ")),
+      arg("kept", kept_text(o)));
+}
+
+// --- the table ---
+
+constexpr std::string_view kStale = "a part of the parameters keeps its old values",
+                           kOld = "{updated}: they have the values from before the step",
+                           kProbed =
+                               "step {step}: {numbers}, {gradients}; bytes are right; the same run {probe} is right";
+
+struct Rule {
+  std::string_view cause, text;
+  Bytes bytes;                // which must have been sent
+  bool (*fits)(Symptoms& s);  // further symptoms that it asks for
+  std::string_view words;     // the evidence
+};
+// Earlier rules explain what later ones would see too.
+constexpr auto kRules = std::to_array<Rule>({
+    {"lost-call", "a rank took no part in a collective, or a message was lost", kAnyBytes,
+     [](auto& s) { return !s.seen.stopped.empty() && s.seen.out_of_step; }, "{stopped}"},
+    {"failed-rank", "a rank ended with an error of its own", kAnyBytes,
+     [](auto& s) { return !s.seen.stopped.empty() && !s.seen.out_of_step; }, "{stopped}"},
+    {"norm", "the gradient norm lacks the part of some ranks", kAnyBytes, norm,
+     "step {step}: all gradients are right, {numbers}{and_bytes}"},
+    {"narrow-sums", "gradients are summed and sent in a narrower dtype", fewer("data", kSums), narrow_sums,
+     "as many calls and about half the bytes: {bytes}; gradients differ in the third digit only"},
+    {"tied-copies", "the two copies of the tied weight do not sum their gradients", fewer("tied"),
+     [](auto&) { return true; }, "{bytes}; {gradients}"},
+    {"group-not-summed", "shards are summed within groups of ranks, and not over the groups",
+     fewer("dp.replicate", kSums), [](auto& s) { return s.sent->bytes == 0 && !s.gradients.empty(); },
+     "{bytes}; {gradients}"},
+    {"wrong-group", "shards are summed over other ranks than those that have the same shard", kAnyBytes, wrong_group,
+     "step {step}: {gradients}, and after it groups hold different values: {copies}"},
+    {"outer-step", "ranks that train alone leave out a step that they should make together",
+     fewer("data", {"all_reduce"}), [](auto& s) { return s.right_but_parameters(); },
+     "{bytes}; step {step}: all gradients are right, and {parameters} parameters are not what ranks should have in "
+     "common"},
+    {"silent-owner", "the owner of a matrix does not send its update to the other ranks", fewer("data", {"broadcast"}),
+     [](auto& s) { return !s.seen.copies.empty(); }, "{bytes}; {copies}"},
+    {"wrong-expert-sum", "gradients of experts are summed over other ranks than those that have these experts",
+     kAnyBytes,
+     [](auto& s) {
+       return !s.wrong_loss() && !s.gradients.empty() &&
+              std::ranges::all_of(s.gradients, [](const auto* g) { return g->of_expert; });
+     },
+     "step {step}: the loss is right, and only gradients of experts are wrong: {gradients}"},
+    {"missing-gradient-sum", "gradients are not summed over the data axis", fewer("data", kSums),
+     [](auto& s) { return !s.gradients.empty(); }, "{bytes}; {gradients}"},
+    {"summed-twice", "gradients are summed over the data axis twice", more("data", kSums),
+     [](auto& s) { return !s.gradients.empty(); }, "{bytes}; {times}"},
+    {"missing-gather", "updated shards are not gathered: ranks go on with stale ones", fewer("data", kGathers),
+     [](auto& s) { return s.sent->operation != "broadcast" || !s.seen.copies.empty(); }, "{bytes}{and_copies}"},
+    {"missing-forward-sum", "a row layer's outputs are not summed over the tensor axis", fewer("tp"),
+     [](auto& s) { return on_tensor_axis(s) && s.wrong_loss(); }, "{bytes}; {on_tensor_axis}"},
+    {"weight-not-summed",
+     "the gradient of one replicated weight is not summed over the tensor axis: R and I are swapped", fewer("tp"),
+     [](auto& s) { return on_tensor_axis(s) && !s.wrong_loss() && one_weight(s); }, "{bytes}; {on_tensor_axis}"},
+    {"missing-backward-sum", "the gradient of a column layer's input is not summed over the tensor axis", fewer("tp"),
+     [](auto& s) { return on_tensor_axis(s) && !s.wrong_loss() && !one_weight(s); }, "{bytes}; {on_tensor_axis}"},
+    {"needless-communication", "something is sent that nobody needs", more(""),
+     [](auto& s) { return s.right_numbers(); }, "{bytes}; everything that was computed is right"},
+    {"stale-part", kStale, kAnyBytes, stale_copies, "{copies}; until then everything was right"},
+    {"wrong-targets", "the last stage compares with the targets of other sequences", kAnyBytes, wrong_targets,
+     "{given}, all of them of the last pipeline stage; {numbers}"},
+    {"microbatch-skipped", "a micro-batch is left out", kAnyBytes, [](auto& s) { return whole_shares(s, false); },
+     "{shares}"},
+    {"microbatch-repeated", "a micro-batch is computed twice, in place of another", kAnyBytes,
+     [](auto& s) { return whole_shares(s, true); }, "{shares}"},
+    {"wrong-sequences", "ranks compute other sequences than the plan gives them", kAnyBytes,
+     [](auto& s) { return !s.seen.given.empty() || !shares_of(s.seen).whole; }, "{sequences}"},
+    {"order-of-sums", "gradients are summed in another order", kAnyBytes,
+     [](auto& s) { return !s.gradients.empty() && only_rounding(s); },
+     "gradients differ in their last bits only, by {worst:.2g} of their norm"},
+    {"wrong-scale", "gradients are multiplied or divided once too often", kAnyBytes,
+     [](auto& s) { return !s.wrong_loss() && scale(s) != 0; },
+     "step {step}: all gradients are {scale:.4g} times what they should be{axis}; loss and bytes are right"},
+    {"dropout-masks", "ranks or micro-batches draw other dropout masks than they should", kAnyBytes,
+     [](auto& s) { return right(s, Without::dropout); }, kProbed},
+    {"document-mask", "attention sees another document, or not all of its own", kAnyBytes,
+     [](auto& s) { return right(s, Without::documents); }, kProbed},
+    {"context-positions", "attention over context ranks takes tokens for others: the positions or the mask are wrong",
+     kAnyBytes, [](auto& s) { return right(s, Without::context_axis); }, kProbed},
+    {"wrong-message", "a pipeline stage computes with another micro-batch's activations", kAnyBytes,
+     [](auto& s) { return right(s, Without::pipeline); }, kProbed},
+    {"wrong-expert", "tokens meet other experts than the router chose for them", kAnyBytes, wrong_expert,
+     "step {step}: {numbers}, {gradients}{blocks}; its layers have {experts} experts, and every rank had the tokens of "
+     "the plan"},
+    {"misplaced-gather", "gathered shards are put in each other's places", kAnyBytes,
+     [](auto& s) { return s.right_but_parameters() && s.seen.permuted; },
+     "{updated}: all values are there, in other places"},
+    {"update-skipped", "the update is not applied", kAnyBytes, [](auto& s) { return unchanged(s) && skipped(s); },
+     kOld},
+    {"stale-part", kStale, kAnyBytes, [](auto& s) { return unchanged(s) && !skipped(s); }, kOld},
+    {"clipping", "gradients are not clipped, or by another norm than they should be", kAnyBytes,
+     [](auto& s) { return s.right_but_parameters() && !s.seen.permuted && !unchanged(s) && moment_factor(s) != 0; },
+     "{updated}; the optimizer's mean gradients are {moment:.4g} times too large"},
+    {"schedule", "the pipeline executes another schedule than the plan's", kAnyBytes,
+     [](auto& s) { return !s.seen.in_flight.empty() && s.right_numbers(); },
+     "micro-batches in flight by pipeline rank: {in_flight} instead of {expected_in_flight}; everything that was "
+     "computed is right"},
+    {"kept-memory", "something is kept that should be cut or freed", kAnyBytes,
+     [](auto& s) { return s.right_numbers() && kept(s.seen); }, "{kept}; everything that was computed is right"},
+});
+constexpr std::string_view kUnknown = "unknown", kNoRule = "no rule fits";
+
+// Bytes, tokens and factors do not tell what is wrong.
+bool asks_for_probes(const Symptoms& s) {
+  const Observations& o = s.seen;
+  return s.step > 0 && !s.right_gradients() && o.sent.empty() && o.given.empty() && o.stopped.empty() &&
+         !only_rounding(s) && common_factor(s) == 0;
+}
+
+}  // namespace
+
+std::string_view text_of_cause(std::string_view cause) {
+  const auto found = std::ranges::find(kRules, cause, &Rule::cause);
+  return found != kRules.end() ? found->text : cause == kUnknown ? kNoRule : "";
+}
+
+std::vector<Diagnosis> diagnose(const Observations& seen) {
+  if (seen.empty()) return {};
+  Symptoms symptoms(seen);
+  std::vector<Diagnosis> out;
+  for (const Rule& rule : kRules) {
+    symptoms.sent = symptoms.first(rule.bytes);
+    if ((symptoms.sent || rule.bytes.are == Are::not_asked_for) && rule.fits(symptoms))
+      out.push_back({rule.cause, rule.text, filled(rule.words, symptoms)});
+  }
+  if (out.empty()) out.push_back({kUnknown, kNoRule, numbers_text(symptoms)});
+  return out;
+}
+
+VerifyResult explain(const Job& job, const HooksOf& hooks) {
+  VerifyResult r = verify(job, hooks(job));
+  if (!r.known || r.passed()) return r;
+  if (asks_for_probes(Symptoms(r.seen)))
+    for (const Change& change : kChanges) try {
+        if (!change.there(job)) continue;
+        Job changed = job;
+        change.change(changed);
+        changed.optim.steps = Symptoms(r.seen).step;
+        const VerifyResult again = verify(changed, hooks(changed));
+        r.seen.probes.push_back({change.without, again.wrong_steps.empty() && again.seen.stopped.empty()});
+      } catch (const Error&) {  // a plan that cannot be
+        continue;
+      }
+  r.diagnosis = diagnose(r.seen);
+  return r;
+}
+
+}  // namespace tessera
