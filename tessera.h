@@ -50,4 +50,4 @@
 #include "data/known_texts.h"
 #include "data/loader.h"
 #include "data/safetensors.h"
-#include "data/tokenizer_choice.h"
+#include "data/tokenizer.h"

@@ -86,7 +86,7 @@ std::vector<Message> turns_of(const Json& messages, const std::string& what) {
 }  // namespace
 
 Example parse_example(std::string_view line, const std::string& what) {
-  const Json object = parse_json(line, what);
+  const Json object = parse_json(line, what, JsonFile::others);
   if (!object.is_object()) throw InputError(what + ": expected an object");
   const auto text = [&](const char* key) { return text_of(object, key, what); };
   using Shape = Example::Shape;
