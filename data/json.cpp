@@ -159,6 +159,7 @@ const Json& value_at(const Json& json, std::string_view key) {
 }
 
 std::string shown(const Json& value, size_t most) {
+  if (value.is_discarded()) return "a value that is given twice, beyond 64 bits or nested deeper than 64";
   const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   return text.size() <= most ? text : text.substr(0, most) + "...";
 }

@@ -20,7 +20,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& what, JsonFi
 // The value of a key; null where it is not there.
 const nlohmann::json& value_at(const nlohmann::json& json, std::string_view key);
 
-// A value as a message shows it: ASCII, cut short behind `most` bytes.
+// A value as a message shows it: ASCII, cut short behind `most` bytes. One of no kind by what may have made it so.
 std::string shown(const nlohmann::json& value, size_t most = 120);
 
 // A whole number from 0 to 2^62; nothing for any other value.

@@ -1,12 +1,12 @@
-// The texts known by name: their compressed bytes are in the program (cmake/tessera_embed.cmake).
-#include "data/known_texts.h"
-
+// The texts known by name, in a file of their own: a program that links it has their compressed bytes in it
+// (cmake/tessera_embed.cmake), and others have not.
 #include <fmt/format.h>
 #include <zstd.h>
 
 #include <array>
 #include <span>
 
+#include "data/text.h"
 #include "tensor/error.h"
 
 extern "C" const char tessera_austen_begin[], tessera_austen_end[];

@@ -12,7 +12,6 @@
 #include "data/dataset.h"
 #include "data/files.h"
 #include "data/jsonl.h"
-#include "data/known_texts.h"
 #include "data/text.h"
 #include "data/token_file.h"
 #include "data/tokenizer/described.h"

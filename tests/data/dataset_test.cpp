@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "data/known_texts.h"
+#include "data/text.h"
 #include "tests/data/support.h"
 
 namespace tessera {
