@@ -47,7 +47,7 @@
 
 // Text, tokens and files.
 #include "data/dataset.h"
-#include "data/known_texts.h"
 #include "data/loader.h"
 #include "data/safetensors.h"
-#include "data/tokenizer_choice.h"
+#include "data/text.h"
+#include "data/tokenizer.h"

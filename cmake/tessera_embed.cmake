@@ -27,3 +27,25 @@ const std::vector<File>& ${name}_files() {
 ")
   target_sources(${target} PRIVATE ${source})
 endfunction()
+
+# tessera_embed_bytes(target folder): the bytes of every file in the folder, in the program itself, between the symbols
+# tessera_NAME_begin and tessera_NAME_end, where NAME ends at the first dot. The assembler takes them in: no compile time.
+function(tessera_embed_bytes target folder)
+  file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*)
+  set(text "// Made of ${folder}.\n")
+  foreach(file IN LISTS files)
+    get_filename_component(name ${file} NAME_WE)
+    string(APPEND text "asm(R\"(
+.section .rodata
+.globl tessera_${name}_begin, tessera_${name}_end
+.hidden tessera_${name}_begin, tessera_${name}_end
+tessera_${name}_begin: .incbin \"${file}\"
+tessera_${name}_end: .byte 0
+.previous)\");\n")
+  endforeach()
+  get_filename_component(name ${folder} NAME)
+  set(source ${PROJECT_BINARY_DIR}/${target}_${name}.cpp)
+  file(CONFIGURE OUTPUT ${source} @ONLY CONTENT "${text}")
+  set_source_files_properties(${source} PROPERTIES OBJECT_DEPENDS "${files}" SKIP_PRECOMPILE_HEADERS ON)
+  target_sources(${target} PRIVATE ${source})
+endfunction()

@@ -149,19 +149,19 @@ void write_best(const fs::path& directory, const BestCheckpoint& best) {
 Manifest parse_manifest(std::string_view json, const std::string& what) {
   const Json manifest = parse_json(json, what);
   const auto refuse = [&](const std::string& why) { throw InputError(fmt::format("{}: {}", what, why)); };
-  if (!manifest.is_object() || manifest.value("format", Json()) != kFormat) refuse("not a checkpoint's manifest");
-  if (manifest.value("version", Json()) != 1)
-    refuse(fmt::format("version is {}; expected 1", manifest.value("version", Json()).dump()));
-  const Json files = manifest.value("files", Json()), about = manifest.value("about", Json());
-  const std::optional<int64_t> step = natural(manifest.value("step", Json()));
-  if (!step) refuse(fmt::format("step is {}; expected a whole number", manifest.value("step", Json()).dump()));
+  const auto at = [&](const char* key) -> const Json& { return value_at(manifest, key); };
+  if (at("format") != kFormat) refuse("not a checkpoint's manifest");
+  if (at("version") != 1) refuse(fmt::format("version is {}; expected 1", at("version").dump()));
+  const Json &files = at("files"), &about = at("about");
+  const std::optional<int64_t> step = natural(at("step"));
+  if (!step) refuse(fmt::format("step is {}; expected a whole number", at("step").dump()));
   if (!files.is_object() || !about.is_object()) refuse("expected files and about, two objects");
   if (files.empty()) refuse("it lists no files; expected those of a checkpoint");
   Manifest out{*step, about.dump(), {}};
   for (const auto& [name, listed] : files.items()) {
     if (!is_plain_name(name)) refuse(fmt::format("it lists '{}'; expected the name of a file beside it", name));
-    const std::optional<int64_t> bytes = listed.is_object() ? natural(listed.value("bytes", Json())) : std::nullopt;
-    if (!bytes || !listed.value("xxh3", Json()).is_string())
+    const std::optional<int64_t> bytes = natural(value_at(listed, "bytes"));
+    if (!bytes || !value_at(listed, "xxh3").is_string())
       refuse(fmt::format("'{}' is {}; expected bytes and xxh3", name, listed.dump()));
     out.files.push_back({name, static_cast<uint64_t>(*bytes), listed["xxh3"].get<std::string>()});
   }

@@ -29,9 +29,7 @@ using Json = nlohmann::json;
 
 // A non-negative integer at json[part][key].
 int64_t integer(const Json& json, const char* part, const char* key, const std::string& what) {
-  if (json.contains(part) && json[part].is_object() && json[part].contains(key)) {
-    if (const std::optional<int64_t> value = natural(json[part][key])) return *value;
-  }
+  if (const std::optional<int64_t> value = natural(value_at(value_at(json, part), key))) return *value;
   throw InputError(fmt::format("{}: the key '{}.{}' must be a non-negative integer", what, part, key));
 }
 
@@ -123,9 +121,9 @@ std::shared_ptr<const Rows> Dataset::validation(int64_t context) const {
 
 DatasetDescription parse_description(std::string_view text, const std::string& what) {
   const Json json = parse_json(text, what);
-  if (!json.is_object() || json.value("format", Json()) != kDatasetFormat || json.value("version", Json()) != 1)
+  if (value_at(json, "format") != kDatasetFormat || value_at(json, "version") != 1)
     throw InputError(fmt::format("{}: expected \"format\": \"{}\" and \"version\": 1", what, kDatasetFormat));
-  if (!json.value("source", Json()).is_string()) throw InputError(what + ": the key 'source' must be a string");
+  if (!value_at(json, "source").is_string()) throw InputError(what + ": the key 'source' must be a string");
   DatasetDescription d{json["source"].get<std::string>(),    integer(json, "train", "bytes", what),
                        integer(json, "val", "bytes", what),  integer(json, "train", "tokens", what),
                        integer(json, "val", "tokens", what), files_in(json["train"], what)};

@@ -11,7 +11,6 @@
 #include "data/text.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"
-#include "data/tokenizer_choice.h"
 
 namespace tessera {
 

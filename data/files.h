@@ -65,8 +65,6 @@ void make_directories(const std::filesystem::path& directory);
 // XXH3-64 of bytes, and of a file. Throws like read_file().
 uint64_t checksum(std::string_view bytes);
 uint64_t checksum_of(const std::filesystem::path& file);
-// SHA-256 in lower-case hexadecimal.
-std::string sha256(std::string_view bytes);
 
 // $TESSERA_CACHE, else $XDG_CACHE_HOME/tessera, else ~/.cache/tessera. Throws Error (usage) when none is set.
 std::filesystem::path cache_directory();

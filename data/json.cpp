@@ -1,10 +1,12 @@
-// Strict JSON on top of nlohmann's parser: a first pass over the events refuses what the second would quietly change.
+// Values built from the events of nlohmann's parser, which sees what the values alone would hide.
 #include "data/json.h"
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <set>
+#include <utility>
 #include <vector>
 
 #include "tensor/error.h"
@@ -14,56 +16,152 @@ namespace {
 
 using Json = nlohmann::json;
 
-class StrictEvents final : public nlohmann::json_sax<Json> {
- public:
-  explicit StrictEvents(const std::string& what) : what_(what) {}
+constexpr size_t kDeepest = 64;
+constexpr std::string_view kOfNumbers = "+-.0123456789eE";
 
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t& digits) override {
+// A number beyond double, at which nlohmann's parser stops.
+struct Huge {
+  size_t ordinal;  // among the numbers of the text, the first of which is 1
+  size_t begin, size;
+};
+
+std::vector<Huge> huge_numbers(std::string_view text) {
+  std::vector<Huge> out;
+  for (size_t at = 0, numbers = 0; at < text.size(); ++at) {
+    if (text[at] == '"') {
+      for (++at; at < text.size() && text[at] != '"'; ++at)
+        if (text[at] == '\\') ++at;
+    } else if (text[at] == '-' || (text[at] >= '0' && text[at] <= '9')) {
+      const std::string_view digits = text.substr(at, text.find_first_not_of(kOfNumbers, at) - at);
+      ++numbers;
+      if ((digits.size() > 300 || digits.find_first_of("eE") != std::string_view::npos) &&
+          std::isinf(std::strtod(std::string(digits).c_str(), nullptr)))
+        out.push_back({numbers, at, digits.size()});
+      at += digits.size() - 1;
+    }
+  }
+  return out;
+}
+
+// Builds the value.
+class Events final : public nlohmann::json_sax<Json> {
+ public:
+  Events(const std::string& what, JsonFile manner, const std::vector<Huge>& huge)
+      : what_(what), strict_(manner == JsonFile::ours), huge_(huge) {}
+
+  bool null() override { return put(nullptr); }
+  bool boolean(bool value) override { return put(value); }
+  bool number_integer(number_integer_t value) override { return number(value); }
+  bool number_unsigned(number_unsigned_t value) override { return number(value); }
+  bool number_float(number_float_t value, const string_t& digits) override {
     // The parser makes a double of an integer that does not fit.
-    if (digits.find_first_of(".eE") == string_t::npos) fail(fmt::format("the integer {} is beyond 64 bits", digits));
-    return true;
+    if (digits.find_first_of(".eE") != string_t::npos) return number(value);
+    refuse(fmt::format("the integer {} is beyond 64 bits", digits));
+    return number(Json::value_t::discarded);
   }
-  bool string(string_t&) override { return true; }
+  bool string(string_t& value) override { return put(std::move(value)); }
   bool binary(binary_t&) override { return true; }
-  bool start_object(size_t) override { return open(); }
+  bool start_object(size_t) override { return open(Json::value_t::object); }
   bool key(string_t& name) override {
-    if (!keys_.back().insert(name).second) fail(fmt::format("the key '{}' stands twice in one object", name));
+    if (skipped_ > 0) return true;
+    const auto [place, fresh] = open_.back()->get_ref<Json::object_t&>().emplace(name, Json::value_t::discarded);
+    slot_ = &place->second;
+    if (fresh) return true;
+    refuse(fmt::format("the key '{}' stands twice in one object", name));
+    *slot_ = Json::value_t::discarded;
+    skips_next_ = true;
     return true;
   }
-  bool end_object() override { return keys_.pop_back(), true; }
-  bool start_array(size_t) override { return open(); }
-  bool end_array() override { return keys_.pop_back(), true; }
+  bool end_object() override { return close(); }
+  bool start_array(size_t) override { return open(Json::value_t::array); }
+  bool end_array() override { return close(); }
   bool parse_error(size_t position, const std::string& token, const nlohmann::detail::exception&) override {
-    std::string shown;
-    for (const char c : token.substr(0, 40)) shown += c >= ' ' && c < 0x7f ? c : '?';
-    fail(fmt::format("not valid JSON at byte {}, near '{}'", position, shown));
+    std::string near;
+    for (const char c : token.substr(0, 40)) near += c >= ' ' && c < 0x7f ? c : '?';
+    throw InputError(fmt::format("{}: not valid JSON at byte {}, near '{}'", what_, position, near));
   }
+
+  Json root;
 
  private:
-  [[noreturn]] void fail(const std::string& why) const { throw InputError(fmt::format("{}: {}", what_, why)); }
-  bool open() {
-    if (keys_.size() == 64) fail("JSON nested deeper than 64");
-    keys_.emplace_back();
+  void refuse(const std::string& why) const {
+    if (strict_) throw InputError(fmt::format("{}: {}", what_, why));
+  }
+
+  // The place of the next value; none where it is skipped.
+  Json* place() {
+    if (skipped_ > 0 || std::exchange(skips_next_, false)) return nullptr;
+    if (open_.empty()) return &root;
+    return open_.back()->is_array() ? &open_.back()->emplace_back() : slot_;
+  }
+  bool put(Json value) {
+    if (Json* const at = place()) *at = std::move(value);
+    return true;
+  }
+  bool number(Json value) {
+    ++numbers_;
+    if (next_huge_ == huge_.size() || huge_[next_huge_].ordinal != numbers_) return put(std::move(value));
+    ++next_huge_;
+    return put(Json::value_t::discarded);
+  }
+  bool open(Json::value_t container) {
+    Json* const at = place();
+    if (at && open_.size() < kDeepest) {
+      *at = container;
+      open_.push_back(at);
+      return true;
+    }
+    if (at) {
+      refuse(fmt::format("JSON nested deeper than {}", kDeepest));
+      *at = Json::value_t::discarded;
+    }
+    ++skipped_;
+    return true;
+  }
+  bool close() {
+    if (skipped_ > 0)
+      --skipped_;
+    else
+      open_.pop_back();
     return true;
   }
 
   const std::string& what_;
-  std::vector<std::set<std::string>> keys_;  // of the objects that are open; an array's stays empty
+  const bool strict_;
+  const std::vector<Huge>& huge_;
+  std::vector<Json*> open_;
+  Json* slot_ = nullptr;     // of the last key
+  bool skips_next_ = false;  // a key's second value
+  size_t skipped_ = 0;       // containers that are open inside of a skipped value
+  size_t numbers_ = 0, next_huge_ = 0;
 };
 
 }  // namespace
 
-Json parse_json(std::string_view text, const std::string& what) {
+Json parse_json(std::string_view text, const std::string& what, JsonFile manner) {
   // nlohmann's parser takes a NUL for the end and would not see what follows it.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     throw InputError(fmt::format("{}: not valid JSON at byte {}: a NUL", what, nul));
-  StrictEvents events(what);
-  if (!Json::sax_parse(text, &events)) throw InputError(fmt::format("{}: not valid JSON", what));
-  return Json::parse(text);
+  const std::vector<Huge> huge = manner == JsonFile::others ? huge_numbers(text) : std::vector<Huge>();
+  std::string without;
+  if (!huge.empty()) without = text;
+  for (const Huge& h : huge) without.replace(h.begin, h.size, h.size, ' ')[h.begin] = '0';
+  Events events(what, manner, huge);
+  if (!Json::sax_parse(huge.empty() ? text : without, &events))
+    throw InputError(fmt::format("{}: not valid JSON", what));
+  return std::move(events.root);
+}
+
+const Json& value_at(const Json& json, std::string_view key) {
+  static const Json null;
+  const auto found = json.is_object() ? json.find(key) : json.end();
+  return found == json.end() ? null : *found;
+}
+
+std::string shown(const Json& value, size_t most) {
+  if (value.is_discarded()) return "a value that is given twice, beyond 64 bits or nested deeper than 64";
+  const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return text.size() <= most ? text : text.substr(0, most) + "...";
 }
 
 std::optional<int64_t> natural(const Json& value) {

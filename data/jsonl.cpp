@@ -56,6 +56,9 @@ class Lines {
 std::string text_of(const Json& object, const char* key, const std::string& what) {
   const auto found = object.find(key);
   if (found == object.end()) throw InputError(fmt::format("{}: the key '{}' is missing", what, key));
+  if (found->is_discarded())
+    throw InputError(
+        fmt::format("{}: the key '{}' stands twice in one object, or is too large or too deep", what, key));
   if (!found->is_string())
     throw InputError(fmt::format("{}: the key '{}' is a {}; expected a string", what, key, found->type_name()));
   return found->get<std::string>();
@@ -86,7 +89,7 @@ std::vector<Message> turns_of(const Json& messages, const std::string& what) {
 }  // namespace
 
 Example parse_example(std::string_view line, const std::string& what) {
-  const Json object = parse_json(line, what);
+  const Json object = parse_json(line, what, JsonFile::others);
   if (!object.is_object()) throw InputError(what + ": expected an object");
   const auto text = [&](const char* key) { return text_of(object, key, what); };
   using Shape = Example::Shape;

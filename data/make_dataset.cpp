@@ -9,13 +9,12 @@
 #include <span>
 #include <utility>
 
-#include "data/bpe/bpe_tokenizer.h"
 #include "data/dataset.h"
 #include "data/files.h"
 #include "data/jsonl.h"
-#include "data/known_texts.h"
 #include "data/text.h"
 #include "data/token_file.h"
+#include "data/tokenizer/described.h"
 #include "data/write_dataset.h"
 #include "tensor/error.h"
 

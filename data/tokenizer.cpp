@@ -1,47 +1,22 @@
-// The character and byte tokenizers, and reading any from its file.
+// Reading any tokenizer from its file, making the one that was chosen, and text from tokens one after another.
 #include "data/tokenizer.h"
 
 #include <fmt/format.h>
+#include <xxhash.h>
 
-#include <array>
+#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
 
-#include "data/bpe/bpe_tokenizer.h"
-#include "data/hub_tokenizer/hub_tokenizer.h"
 #include "data/json.h"
+#include "data/tokenizer/described.h"
 #include "data/utf8.h"
 #include "tensor/error.h"
 
 namespace tessera {
 namespace {
 
-bool is_scalar(uint64_t c) { return c <= 0x10FFFF && (c < 0xD800 || c > 0xDFFF); }
-
-int32_t checked(int32_t token, int64_t vocab, std::string_view kind) {
-  if (token < 0 || token >= vocab)
-    throw Error(fmt::format("token {} is outside the {} tokenizer's vocabulary of {}", token, kind, vocab));
-  return token;
-}
-
-CharTokenizer chars_from_json(const nlohmann::json& json, const std::string& what) {
-  if (!json.contains("characters") || !json["characters"].is_array())
-    throw InputError(fmt::format("{}: the key 'characters' must be a list of code points", what));
-  std::vector<char32_t> characters;
-  for (const nlohmann::json& c : json["characters"]) {
-    if (!c.is_number_unsigned() || !is_scalar(c.get<uint64_t>()))
-      throw InputError(fmt::format("{}: 'characters' holds {}, which is no Unicode code point", what, c.dump()));
-    if (!characters.empty() && c.get<char32_t>() <= characters.back())
-      throw InputError(fmt::format("{}: 'characters' must ascend; {} follows {}", what, c.dump(),
-                                   static_cast<uint32_t>(characters.back())));
-    characters.push_back(c.get<char32_t>());
-  }
-  if (characters.empty()) throw InputError(fmt::format("{}: 'characters' is empty", what));
-  return CharTokenizer(std::move(characters));
-}
-
 HubTokenizer hub_from_json(const nlohmann::json& json, const std::string& what) {
-  const nlohmann::json files = json.value("files", nlohmann::json());
+  const nlohmann::json& files = value_at(json, "files");
   if (!files.is_object() || !files.contains("tokenizer.json"))
     throw InputError(fmt::format("{}: the key 'files' must be an object with a 'tokenizer.json'", what));
   HubTokenizer::Files texts;
@@ -50,27 +25,26 @@ HubTokenizer hub_from_json(const nlohmann::json& json, const std::string& what) 
       throw InputError(fmt::format("{}: 'files' has '{}', which is no text of a tokenizer's file", what, name));
     texts.emplace(name, text.get<std::string>());
   }
-  const nlohmann::json main = parse_json(texts.at("tokenizer.json"), what + ": tokenizer.json");
+  const nlohmann::json main = parse_json(texts.at("tokenizer.json"), what + ": tokenizer.json", JsonFile::others);
   return {std::move(texts), main, what + ": "};
 }
 
 std::unique_ptr<Tokenizer> tokenizer_of(const nlohmann::json& json, const std::string& what) {
-  if (!json.is_object() || json.value("format", nlohmann::json()) != kTokenizerFormat)
+  if (value_at(json, "format") != kTokenizerFormat)
     throw InputError(fmt::format("{}: not a tokenizer (the key 'format' must be \"{}\")", what, kTokenizerFormat));
-  if (json.value("version", nlohmann::json()) != 1)
-    throw InputError(fmt::format("{}: the key 'version' must be 1", what));
-  const nlohmann::json kind = json.value("kind", nlohmann::json());
+  if (value_at(json, "version") != 1) throw InputError(fmt::format("{}: the key 'version' must be 1", what));
+  const nlohmann::json& kind = value_at(json, "kind");
   const auto expect_keys = [&](size_t keys) {
     if (json.size() != keys) throw InputError(fmt::format("{}: {} keys; expected {}", what, json.size(), keys));
   };
   if (kind == "char") {
-    auto tokenizer = std::make_unique<CharTokenizer>(chars_from_json(json, what));
+    auto tokenizer = std::make_unique<CharTokenizer>(CharTokenizer::from_json(json, what));
     expect_keys(4);
     return tokenizer;
   }
   if (kind == "bpe") {
     for (const char* const key : {"vocab.json", "merges.txt"})
-      if (!json.value(key, nlohmann::json()).is_string())
+      if (!value_at(json, key).is_string())
         throw InputError(fmt::format("{}: the key '{}' must be a string", what, key));
     expect_keys(5);
     return std::make_unique<BpeTokenizer>(BpeTokenizer::parse_files(json["vocab.json"].get_ref<const std::string&>(),
@@ -85,6 +59,18 @@ std::unique_ptr<Tokenizer> tokenizer_of(const nlohmann::json& json, const std::s
     throw InputError(fmt::format("{}: the key 'kind' must be \"char\", \"bytes\", \"bpe\" or \"hub\"", what));
   expect_keys(3);
   return std::make_unique<ByteTokenizer>();
+}
+
+// Rare pairs are not worth a token: its embedding would hardly be trained.
+constexpr int64_t kLeastCount = 16;
+
+bool is_builtin(std::string_view name) { return name == "char" || name == "bytes" || name == "bpe"; }
+
+std::unique_ptr<Tokenizer> load_folder(std::string_view name) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(name, error))
+    throw Error(fmt::format("`tokenizer` '{}': expected char, bytes, bpe, or a tokenizer's folder", name));
+  return Tokenizer::open_folder(name);
 }
 
 }  // namespace
@@ -107,89 +93,61 @@ std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& f
     return std::make_unique<BpeTokenizer>(BpeTokenizer::load_files(folder));
   }
   std::string text = read_tokenizer_file(file);
-  const nlohmann::json json = parse_json(text, file.string());
-  if (json.is_object() && json.contains("format")) return tokenizer_of(json, file.string());
+  const nlohmann::json json = parse_json(text, file.string(), JsonFile::others);
+  if (json.is_object() && json.contains("format")) return from_json(text, file.string());
   return HubTokenizer::load(folder, std::move(text), json);
 }
 
-CharTokenizer::CharTokenizer(std::vector<char32_t> characters) : characters_(std::move(characters)) {
-  if (characters_.empty()) throw InputError("a char tokenizer needs at least one character");
-  index_.reserve(characters_.size());
-  for (size_t i = 0; i < characters_.size(); ++i) {
-    if (!is_scalar(characters_[i]) || (i > 0 && characters_[i] <= characters_[i - 1]))
-      throw InputError(fmt::format("a char tokenizer's characters must ascend; number {} is {}", i,
-                                   static_cast<uint32_t>(characters_[i])));
-    index_[characters_[i]] = static_cast<int32_t>(i);
-  }
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::string_view text, std::string_view train,
+                                          const std::string& what) {
+  const std::string_view name = choice.chosen();
+  if (name == "char") return std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, what));
+  if (name == "bytes") return std::make_unique<ByteTokenizer>();
+  if (name != "bpe") return load_folder(name);
+  BpeTraining training{.vocab_size = choice.vocab_size, .least_count = kLeastCount};
+  if (choice.progress) training.progress = [&](int64_t made) { choice.progress(made, choice.vocab_size); };
+  return std::make_unique<BpeTokenizer>(train_bpe(train, training));
 }
 
-CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& what) {
-  std::set<char32_t> found;
-  char32_t last = 0x110000;  // none: most characters of a text are known already
-  std::array<bool, 128> ascii{};
-  for (size_t position = 0; position < text.size();) {
-    const size_t at = position;
-    const std::optional<char32_t> c = next_code_point(text, position);
-    if (!c)
-      throw InputError(fmt::format(
-          "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which `tokenizer` char needs; `tokenizer` bytes takes "
-          "any encoding",
-          what, static_cast<uint8_t>(text[at]), at));
-    if (*c < 128) {
-      ascii[*c] = true;
-    } else if (*c != last) {
-      found.insert(last = *c);
-    }
-  }
-  for (char32_t c = 0; c < 128; ++c)
-    if (ascii[c]) found.insert(c);
-  if (found.empty()) throw InputError(fmt::format("{} is empty; expected a text", what));
-  return CharTokenizer({found.begin(), found.end()});
+std::string cache_name(const TokenizerChoice& choice) {
+  const std::string_view name = choice.chosen();
+  if (name == "bpe") return fmt::format("bpe{}", choice.vocab_size);
+  if (is_builtin(name)) return std::string(name);
+  const std::string json = load_folder(name)->to_json();
+  return fmt::format("{:016x}", XXH3_64bits(json.data(), json.size()));
 }
 
-std::vector<int32_t> CharTokenizer::encode(std::string_view text) const {
-  std::vector<int32_t> tokens;
-  tokens.reserve(text.size());
-  for (size_t position = 0; position < text.size();) {
-    const size_t at = position;
-    const std::optional<char32_t> c = next_code_point(text, position);
-    if (!c) throw Error(fmt::format("the text is not UTF-8: invalid byte at offset {}", at));
-    const auto known = index_.find(*c);
-    if (known == index_.end())
-      throw Error(fmt::format("the character '{}' (U+{:04X}) at byte {} is not among the {} of the tokenizer",
-                              *c < 0x20 ? std::string_view("?") : text.substr(at, position - at),
-                              static_cast<uint32_t>(*c), at, vocab_size()));
-    tokens.push_back(known->second);
-  }
-  return tokens;
+void require_folder(const std::string& file, const TokenizerChoice& choice) {
+  if (choice.name.empty() || is_builtin(choice.name))
+    throw Error(fmt::format(
+        "`tokenizer`: expected the folder with the tokenizer.json, or the vocab.json and merges.txt, that {} was made "
+        "with, found {}",
+        file, choice.name.empty() ? "none" : "'" + choice.name + "'"));
 }
 
-std::string CharTokenizer::decode(std::span<const int32_t> tokens) const {
-  std::string text;
-  for (const int32_t t : tokens) append_utf8(text, characters_[static_cast<size_t>(checked(t, vocab_size(), "char"))]);
-  return text;
+bool fits(const TokenizerChoice& choice, const Tokenizer& tokenizer) {
+  if (choice.name.empty()) return true;
+  if (is_builtin(choice.name)) return choice.name == tokenizer.kind();
+  return load_folder(choice.name)->to_json() == tokenizer.to_json();
 }
 
-std::string CharTokenizer::to_json() const {
-  const std::vector<uint32_t> points(characters_.begin(), characters_.end());
-  return nlohmann::json{{"format", kTokenizerFormat}, {"version", 1}, {"kind", "char"}, {"characters", points}}.dump() +
-         "\n";
+std::string StreamDecoder::shown(std::string_view bytes) const {
+  return broken_ == Broken::escaped ? escape_broken(bytes) : replace_broken(bytes);
 }
 
-std::vector<int32_t> ByteTokenizer::encode(std::string_view text) const {
-  std::vector<int32_t> tokens(text.size());
-  for (size_t i = 0; i < text.size(); ++i) tokens[i] = static_cast<uint8_t>(text[i]);
-  return tokens;
+std::string StreamDecoder::add(int32_t token) {
+  waiting_ += tokenizer_->bytes_of(token);
+  size_t kept = std::min<size_t>(3, waiting_.size());  // a character has at most four bytes
+  while (kept > 0 && begun_character(waiting_, waiting_.size() - kept) != kept) --kept;
+  std::string out = shown(std::string_view(waiting_).substr(0, waiting_.size() - kept));
+  waiting_.erase(0, waiting_.size() - kept);
+  return out;
 }
 
-std::string ByteTokenizer::decode(std::span<const int32_t> tokens) const {
-  std::string text;
-  for (const int32_t t : tokens) text.push_back(static_cast<char>(checked(t, 256, "bytes")));
-  return text;
-}
-
-std::string ByteTokenizer::to_json() const {
-  return nlohmann::json{{"format", kTokenizerFormat}, {"version", 1}, {"kind", "bytes"}}.dump() + "\n";
+std::string StreamDecoder::end() {
+  std::string out = shown(waiting_);
+  waiting_.clear();
+  return out;
 }
 
 }  // namespace tessera

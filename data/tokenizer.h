@@ -1,19 +1,19 @@
 // Tokenizers: text to integer tokens and back.
 //
 // `char` numbers the Unicode characters that occur in the training text, in order of code point; `bytes` is the 256
-// byte values; `bpe` (data/bpe/) joins bytes into frequent words; `hub` (data/hub_tokenizer/) is one that others made
-// and saved as a Hugging Face tokenizer.json. A tokenizer travels as one JSON file beside the tokens or the checkpoint
-// that it belongs to.
+// byte values; `bpe` joins bytes into frequent words; `hub` is one that others made and saved as a Hugging Face
+// tokenizer.json. All are descriptions for one way of encoding (data/tokenizer/). A tokenizer travels as one JSON file
+// beside the tokens or the checkpoint that it belongs to.
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace tessera {
@@ -64,33 +64,53 @@ class Tokenizer {
   static std::unique_ptr<Tokenizer> open_folder(const std::filesystem::path& folder);
 };
 
-// One token per Unicode character of a given set.
-class CharTokenizer final : public Tokenizer {
- public:
-  // The characters must be strictly ascending and not empty. Throws InputError.
-  explicit CharTokenizer(std::vector<char32_t> characters);
-  // The characters of `text`. Throws InputError (naming `what` and the byte offset) when it is not UTF-8, or empty.
-  static CharTokenizer of_text(std::string_view text, const std::string& what);
+// The tokenizer that a text gets, as the option `tokenizer` names it.
+struct TokenizerChoice {
+  std::string name = {};  // char, bytes, bpe, or a tokenizer's folder (Tokenizer::open_folder); empty: `otherwise`
+  std::string otherwise = "char";
+  int64_t vocab_size = 50257;  // of a bpe tokenizer that is trained
+  // Called while one is trained, with the tokens made so far.
+  std::function<void(int64_t made, int64_t most)> progress = nullptr;
 
-  int64_t vocab_size() const override { return static_cast<int64_t>(characters_.size()); }
-  std::vector<int32_t> encode(std::string_view text) const override;
-  std::string decode(std::span<const int32_t> tokens) const override;
-  std::string_view kind() const override { return "char"; }
-  std::string to_json() const override;
-
- private:
-  std::vector<char32_t> characters_;
-  std::unordered_map<char32_t, int32_t> index_;
+  std::string_view chosen() const { return name.empty() ? otherwise : name; }
 };
 
-// One token per byte; takes any input.
-class ByteTokenizer final : public Tokenizer {
+// The tokenizer for a text named `what`, whose part to train on is `train`: char takes the characters of the whole
+// text, bpe learns from `train`, a folder is read. Throws Error (usage) for a name that is none of these, InputError.
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::string_view text, std::string_view train,
+                                          const std::string& what);
+
+// The word that tells this choice from others in the cache's names: "char", "bytes", "bpe50257", or a hash of the
+// folder's files. Throws as make_tokenizer() does.
+std::string cache_name(const TokenizerChoice& choice);
+
+// Throws Error (usage) where the choice is no folder, for a file of tokens that does not hold its tokenizer.
+void require_folder(const std::string& file, const TokenizerChoice& choice);
+
+// Whether a tokenizer is what the choice names; an empty name takes any. `bpe` takes every bpe tokenizer.
+bool fits(const TokenizerChoice& choice, const Tokenizer& tokenizer);
+
+// Text from tokens, one after another, without broken characters: a token may end inside a character of several bytes:
+// those bytes wait for the tokens that bring the rest. What can never become a character is shown as U+FFFD for
+// programs, or by its bytes, `\xe9`, for people, so that everything that comes out is UTF-8. The text is taken to go on
+// behind a prompt. The tokenizer must outlive this.
+class StreamDecoder {
  public:
-  int64_t vocab_size() const override { return 256; }
-  std::vector<int32_t> encode(std::string_view text) const override;
-  std::string decode(std::span<const int32_t> tokens) const override;
-  std::string_view kind() const override { return "bytes"; }
-  std::string to_json() const override;
+  enum class Broken { replaced, escaped };
+  explicit StreamDecoder(const Tokenizer& tokenizer, Broken broken = Broken::replaced)
+      : tokenizer_(&tokenizer), broken_(broken) {}
+
+  // The characters that are whole after this token; maybe none. Throws Error (usage) as decode() does.
+  std::string add(int32_t token);
+  // The text ends: what stands for the bytes that still wait, or nothing.
+  std::string end();
+
+ private:
+  std::string shown(std::string_view bytes) const;
+
+  const Tokenizer* tokenizer_;
+  Broken broken_;
+  std::string waiting_;  // the beginning of a character
 };
 
 }  // namespace tessera

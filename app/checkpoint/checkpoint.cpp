@@ -16,7 +16,7 @@
 #include "app/run/directory.h"
 #include "app/run/pretrained.h"
 #include "data/files.h"
-#include "data/tokenizer_choice.h"
+#include "data/tokenizer.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
 #include "models/layout.h"

@@ -14,7 +14,7 @@
 #include "app/output.h"
 #include "app/progress.h"
 #include "data/files.h"
-#include "data/stream_decoder.h"
+#include "data/tokenizer.h"
 #include "parallel/comm/launch.h"
 #include "tensor/error.h"
 #include "train/evaluate.h"

@@ -6,7 +6,6 @@
 
 #include "app/run/pretrained.h"
 #include "data/tokenizer.h"
-#include "data/tokenizer_choice.h"
 #include "train/job.h"
 #include "train/trainer.h"
 

@@ -20,7 +20,7 @@
 #include "app/run/pretrained.h"
 #include "app/signals.h"
 #include "data/files.h"
-#include "data/stream_decoder.h"
+#include "data/tokenizer.h"
 #include "models/sample.h"
 #include "parallel/async/push_log.h"
 #include "parallel/comm/surroundings.h"

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "data/bpe/alphabet.h"
-#include "data/bpe/bpe_tokenizer.h"
+#include "data/tokenizer/bpe.h"
+#include "data/tokenizer/described.h"
 #include "tensor/random.h"
 #include "tests/app/program.h"
 

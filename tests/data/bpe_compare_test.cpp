@@ -4,9 +4,8 @@
 
 #include <string>
 
-#include "data/bpe/bpe_tokenizer.h"
-#include "data/bpe/bpe_train.h"
 #include "data/files.h"
+#include "data/tokenizer/described.h"
 #include "tests/data/bpe_texts.h"
 #include "tests/support/python.h"
 

@@ -1,15 +1,16 @@
 // Byte-level BPE: alphabet, pieces, training against a plain version, encoding against a plain version, files.
+#include "data/tokenizer/bpe.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "data/bpe/alphabet.h"
-#include "data/bpe/bpe_tokenizer.h"
-#include "data/bpe/bpe_train.h"
-#include "data/bpe/pieces.h"
+#include "data/json.h"
+#include "data/tokenizer/described.h"
 #include "tensor/random.h"
 #include "tests/data/bpe_texts.h"
 #include "tests/data/support.h"
@@ -172,6 +173,9 @@ TEST(BpeTokenizer, TravelsThroughItsFiles) {
   EXPECT_EQ(json->kind(), "bpe");
   EXPECT_EQ(json->encode(text), tokens);
   EXPECT_EQ(json->to_json(), t.to_json());
+  const HubTokenizer hub({{"tokenizer.json", t.hub_json()}}, parse_json(t.hub_json(), "t"), "t");
+  EXPECT_EQ(hub.encode(text), tokens);
+  EXPECT_EQ(hub.decode(tokens), text);
 }
 
 // The 256 bytes and some tokens more, as the text of vocab.json.
@@ -189,6 +193,7 @@ TEST(BpeTokenizer, SpecialTokensAreDecodedAndNeverMade) {
   EXPECT_EQ(t.encode("th"), std::vector<int32_t>{256});
   EXPECT_EQ(t.decode(std::vector<int32_t>{256, 257}), "th<|endoftext|>");
   EXPECT_EQ(t.document_end(), 257);
+  EXPECT_EQ(HubTokenizer({}, parse_json(t.hub_json(), "t"), "t").document_end(), 257);
   EXPECT_FALSE(train_bpe(test::mixed_text(), {.vocab_size = 300}).document_end());
   EXPECT_FALSE(ByteTokenizer().document_end());
   expect_error(Status::usage, {"token 258", "vocabulary of 258"}, [&] { t.decode(std::vector<int32_t>{258}); });

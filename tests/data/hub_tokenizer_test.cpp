@@ -1,6 +1,4 @@
 // Tokenizers of Hugging Face folders: the same tokens as the library `tokenizers` makes, and files that are refused.
-#include "data/hub_tokenizer/hub_tokenizer.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "data/dataset.h"
+#include "data/tokenizer/described.h"
 #include "data/utf8.h"
 #include "tests/data/support.h"
 

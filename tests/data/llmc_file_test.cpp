@@ -1,10 +1,9 @@
 // llm.c's token files, read strictly, and datasets made of them; datasets with byte-level BPE.
 #include <cstring>
 
-#include "data/bpe/bpe_tokenizer.h"
-#include "data/bpe/bpe_train.h"
 #include "data/dataset.h"
 #include "data/token_file.h"
+#include "data/tokenizer/described.h"
 #include "tests/data/bpe_texts.h"
 #include "tests/data/support.h"
 

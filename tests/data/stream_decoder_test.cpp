@@ -1,10 +1,9 @@
 // Text that comes token by token: whole characters only, and nothing lost.
-#include "data/stream_decoder.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 
+#include "data/tokenizer/described.h"
 #include "data/utf8.h"
 #include "tests/data/bpe_texts.h"
 

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/json.h"
-#include "data/tokenizer_choice.h"
+#include "data/tokenizer/described.h"
 #include "tests/data/support.h"
 
 namespace tessera {
@@ -74,6 +74,34 @@ TEST(Json, RefusesWhatALenientReaderChanges) {
   refuse("", "not valid JSON");
   refuse("{\"a\":\n\n", "not valid JSON");
   refuse(std::string(100'000, '['), "nested deeper");
+}
+
+TEST(Json, FilesOfOthersMayHoldAnythingThatIsNotRead) {
+  const std::string deep = std::string(200, '[') + std::string(200, ']');
+  const nlohmann::json json =
+      parse_json(R"({"a":[1e400,7,-1e999],"b":{"x":1,"x":{"x":2,"y":3},"z":4},"c":123456789012345678901,"d":)" + deep +
+                     R"(,"e":"1e400","f":0.5e-400,"g":1e30})",
+                 "f.json", JsonFile::others);
+  const std::vector<const nlohmann::json*> kept{&json["a"][0], &json["a"][2], &json["b"]["x"], &json["c"]};
+  for (const nlohmann::json* one : kept) EXPECT_TRUE(one->is_discarded() && !natural(*one)) << json;
+  EXPECT_EQ(json["a"][1], 7);
+  EXPECT_EQ(json["b"]["z"], 4);
+  EXPECT_EQ(json["e"], "1e400");
+  EXPECT_EQ(json["f"], 0.0);
+  EXPECT_EQ(json["g"], 1e30);
+  EXPECT_EQ(json.size(), 7U);
+  for (const char* broken : {"", "{\"a\":1e400", "{\"a\":1e400x}", "{1e400:2}", "[1e400 1]"})
+    expect_error(Status::input, {"f.json", "not valid JSON"}, [&] { parse_json(broken, "f.json", JsonFile::others); });
+}
+
+TEST(Json, ShowsValuesAndFindsKeys) {
+  EXPECT_EQ(shown(nlohmann::json{{"a", "\xC3\xA9\xFF"}}), R"({"a":"\u00e9\ufffd"})");
+  EXPECT_EQ(shown(nlohmann::json::value_t::discarded),
+            "a value that is given twice, beyond 64 bits or nested deeper than 64");
+  EXPECT_EQ(shown(nlohmann::json("abcdef"), 4), "\"abc...");
+  EXPECT_EQ(value_at(nlohmann::json{{"a", 1}}, "a"), 1);
+  for (const nlohmann::json& other : {nlohmann::json(2), nlohmann::json{{"b", 1}}})
+    EXPECT_TRUE(value_at(other, "a").is_null());
 }
 
 }  // namespace

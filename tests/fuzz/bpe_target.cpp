@@ -1,6 +1,6 @@
 // vocab.json and merges.txt, with a line "%" between them: what is accepted encodes and decodes any bytes, and is
 // written as it was read.
-#include "data/bpe/bpe_tokenizer.h"
+#include "data/tokenizer/described.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

@@ -2,9 +2,9 @@
 // a text as it decodes it. Behind a line "%" stands a tokenizer_config.json, and behind another the text.
 #include <nlohmann/json.hpp>
 
-#include "data/hub_tokenizer/hub_tokenizer.h"
 #include "data/json.h"
-#include "data/stream_decoder.h"
+#include "data/tokenizer.h"
+#include "data/tokenizer/described.h"
 #include "data/utf8.h"
 #include "tests/fuzz/target.h"
 

@@ -1,6 +1,6 @@
 // A text file on its way to tokens: the split loses nothing, and the characters come back.
 #include "data/text.h"
-#include "data/tokenizer.h"
+#include "data/tokenizer/described.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "data/mixture.h"
+#include "data/tokenizer/described.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {

@@ -1,0 +1,300 @@
+// A text to tokens: added tokens taken out, the rest normalised, cut into pieces, and merged; and tokens to a text.
+#include <fmt/format.h>
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "data/tokenizer/described.h"
+#include "data/utf8.h"
+#include "tensor/error.h"
+
+namespace tessera {
+
+using hub::kMark;
+
+namespace {
+
+uint64_t child_key(uint64_t node, char byte) { return node << 8 | static_cast<uint8_t>(byte); }
+
+bool is_ascii(char c) { return static_cast<unsigned char>(c) < 0x80; }
+
+// Marks in order of class, by our own stable sort: the library's takes the square of their number.
+void order_marks(std::vector<utf8proc_int32_t>& points) {
+  const auto mark = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
+  for (auto at = points.begin(); at != points.end();) {
+    if (mark(*at) == 0) {
+      ++at;
+      continue;
+    }
+    const auto end = std::find_if(at, points.end(), [&](utf8proc_int32_t c) { return mark(c) == 0; });
+    std::stable_sort(at, end, [&](utf8proc_int32_t a, utf8proc_int32_t b) { return mark(a) < mark(b); });
+    at = end;
+  }
+}
+
+void append_normal(std::string& out, std::string_view stretch, std::vector<utf8proc_int32_t>& points) {
+  points.clear();
+  for (size_t position = 0; position < stretch.size();) {
+    const auto c = static_cast<utf8proc_int32_t>(next_code_point(stretch, position).value());
+    utf8proc_int32_t parts[8];  // a character has at most four in normal form D
+    int boundary = 0;
+    const utf8proc_ssize_t n = utf8proc_decompose_char(c, parts, 8, UTF8PROC_DECOMPOSE, &boundary);
+    if (n < 0 || n > 8) throw Error(fmt::format("utf8proc cannot take apart U+{:04X}", c));
+    points.insert(points.end(), parts, parts + n);
+  }
+  order_marks(points);
+  const auto composed = utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()),
+                                                 static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  if (composed < 0) throw Error(fmt::format("utf8proc: {}", utf8proc_errmsg(composed)));
+  for (utf8proc_ssize_t i = 0; i < composed; ++i)
+    append_utf8(out, static_cast<char32_t>(points[static_cast<size_t>(i)]));
+}
+
+// The text, which is UTF-8, in Unicode's normal form C: one spelling for every character that has several (Unicode
+// Standard Annex 15). libutf8proc is given the stretches of what is not ASCII. Cost: one pass; n log n in the marks
+// that stand on one letter.
+std::string to_nfc(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  std::vector<utf8proc_int32_t> points;
+  while (!text.empty()) {
+    const size_t other = static_cast<size_t>(std::find_if_not(text.begin(), text.end(), is_ascii) - text.begin());
+    const size_t plain = other == text.size() ? other : other - (other > 0 ? 1 : 0);  // the letter that takes a mark
+    out += text.substr(0, plain);
+    text.remove_prefix(plain);
+    if (text.empty()) break;
+    const auto end = std::find_if(text.begin() + 1, text.end(), is_ascii);
+    const auto length = static_cast<size_t>(end - text.begin());
+    append_normal(out, text.substr(0, length), points);
+    text.remove_prefix(length);
+  }
+  return out;
+}
+
+std::string with_marks(std::string_view text) {
+  std::string out;
+  out.reserve(text.size() + text.size() / 2);
+  for (const char c : text) c == ' ' ? out += kMark : out += c;
+  return out;
+}
+
+// Calls f for the stretches of a text that begin at a mark: at each, or only at those behind something else.
+void cut_at_marks(std::string_view text, bool each, const std::function<void(std::string_view)>& f) {
+  size_t begin = 0;
+  for (size_t mark = text.find(kMark); mark != std::string_view::npos; mark = text.find(kMark, mark + kMark.size())) {
+    if (mark == begin || (!each && text.substr(0, mark).ends_with(kMark))) continue;
+    f(text.substr(begin, mark - begin));
+    begin = mark;
+  }
+  if (begin < text.size()) f(text.substr(begin));
+}
+
+// A text repeats its words: where the tokens of each short piece stand in the output, so that they can be copied.
+class KnownPieces {
+ public:
+  // The pieces that append() is given must stay where they are as long as this.
+  explicit KnownPieces(std::vector<int32_t>& out) : out_(&out) {}
+
+  // Appends the tokens of a piece; encode(piece) appends those of one that was not met before.
+  template <class Encode>
+  void append(std::string_view piece, const Encode& encode) {
+    const bool remember = piece.size() <= kBytes;
+    if (const auto found = remember ? known_.find(piece) : known_.end(); found != known_.end()) {
+      const Place place = found->second;
+      for (size_t i = 0; i < place.count; ++i) out_->push_back((*out_)[place.begin + i]);
+      return;
+    }
+    const size_t begin = out_->size();
+    encode(piece);
+    if (remember && known_.size() < kPieces) known_.emplace(piece, Place{begin, out_->size() - begin});
+  }
+
+ private:
+  static constexpr size_t kBytes = 48;  // of a piece that is worth remembering
+  static constexpr size_t kPieces = 1 << 18;
+  struct Place {
+    size_t begin, count;
+  };
+  std::vector<int32_t>* out_;
+  std::unordered_map<std::string_view, Place> known_;
+};
+
+}  // namespace
+
+void hub::AddedTokens::add(std::string_view content, int32_t token, bool special) {
+  uint64_t node = 0;
+  for (const char byte : content) {
+    const auto [child, made] = children_.emplace(child_key(node, byte), nodes_.size());
+    if (made) nodes_.emplace_back();
+    node = child->second;
+  }
+  nodes_[node] = {token, special};
+  begins_[static_cast<uint8_t>(content.at(0))] = true;
+}
+
+std::pair<hub::AddedTokens::Found, size_t> hub::AddedTokens::longest(std::string_view text) const {
+  std::pair<Found, size_t> best;
+  uint64_t node = 0;
+  for (size_t length = 1; length <= text.size(); ++length) {
+    const auto child = children_.find(child_key(node, text[length - 1]));
+    if (child == children_.end()) break;
+    node = child->second;
+    if (nodes_[node].token >= 0) best = {nodes_[node], length};
+  }
+  return best;
+}
+
+void hub::AddedTokens::split(std::string_view text, bool special,
+                             const std::function<void(std::string_view, int32_t)>& f) const {
+  size_t begin = 0;                                              // the text from here on no token has taken
+  for (size_t at = 0; at < text.size() && nodes_.size() > 1;) {  // only a root: there are none
+    if (!begins_[static_cast<uint8_t>(text[at])]) {
+      ++at;
+      continue;
+    }
+    const auto [found, length] = longest(text.substr(at));
+    if (found.token < 0) {
+      ++at;
+      continue;
+    }
+    if (special || !found.special) {
+      if (at > begin) f(text.substr(begin, at - begin), -1);
+      f(text.substr(at, length), found.token);
+      begin = at + length;
+    }
+    at += length;
+  }
+  if (begin < text.size()) f(text.substr(begin), -1);
+}
+
+DescribedTokenizer::DescribedTokenizer(std::string_view kind, hub::Description d, const std::string& what)
+    : d_(std::move(d)), kind_(kind) {
+  for (const hub::AddedToken& t : d_.added) {
+    if (!names_.emplace(t.content, t.token).second)
+      throw InputError(fmt::format("{}: the added token '{}' appears twice", what, t.content));
+    std::string room;
+    (t.normalized ? normal_ : written_)
+        .add(t.normalized ? normalized(t.content, true, room) : t.content, t.token, t.special);
+  }
+}
+
+std::vector<int32_t> DescribedTokenizer::encode_with(std::string_view text, const EncodeOptions& options) const {
+  std::vector<int32_t> out;
+  out.reserve(text.size() / 3);
+  if (options.add_ends) out = d_.before;
+  const bool broken = !d_.any_bytes && find_invalid_utf8(text) != std::string_view::npos;
+  const std::string mended = broken ? replace_broken(text) : std::string();
+  bool first = true;
+  const auto append = [&](std::string_view found, int32_t token) {
+    const bool begins = std::exchange(first, false);
+    if (token >= 0) return out.push_back(token);
+    const bool prefixed = !begins || options.begins;
+    bool part_begins = begins;
+    std::string room;
+    normal_.split(normalized(found, prefixed, room), options.special_in_text,
+                  [&](std::string_view part, int32_t inside) {
+                    const bool begins_part = std::exchange(part_begins, false);
+                    if (inside >= 0) return out.push_back(inside);
+                    encode_part(part, begins_part, !begins_part || options.begins, out);
+                  });
+  };
+  written_.split(broken ? std::string_view(mended) : text, options.special_in_text, append);
+  if (options.add_ends) out.insert(out.end(), d_.behind.begin(), d_.behind.end());
+  return out;
+}
+
+// Returns what the normalizer makes of a part; `room` holds it where it is another text.
+std::string_view DescribedTokenizer::normalized(std::string_view part, bool prefixed, std::string& room) const {
+  if (!d_.nfc && !d_.prepend_mark && !d_.spaces_to_marks) return part;
+  room = d_.nfc ? to_nfc(part) : std::string(part);
+  if (d_.prepend_mark && prefixed) room.insert(0, kMark);
+  if (d_.spaces_to_marks) room = with_marks(room);
+  return room;
+}
+
+// `first`: at the beginning of the whole text; `prefixed`: whether what marks a beginning may be put there.
+void DescribedTokenizer::encode_part(std::string_view part, bool first, bool prefixed,
+                                     std::vector<int32_t>& out) const {
+  std::string changed;
+  const bool mark = d_.prefix_mark == hub::Prefix::always || (d_.prefix_mark == hub::Prefix::first && first);
+  if (prefixed && mark && !part.starts_with(kMark)) part = changed = std::string(kMark) + std::string(part);
+  if (prefixed && d_.prefix_space && !part.starts_with(' ')) part = changed = " " + std::string(part);
+  const bool bytes_stay = d_.byte_level && !d_.ignore_merges;  // a single one merges with nothing
+  std::vector<int32_t> symbols;
+  KnownPieces known(out);
+  cut(part, 0, [&](std::string_view piece) {
+    if (const int32_t token = piece.size() == 1 && bytes_stay ? d_.byte_tokens[static_cast<uint8_t>(piece[0])] : -1;
+        token >= 0)
+      return out.push_back(token);
+    known.append(piece, [&](std::string_view unknown) { encode_piece(unknown, symbols, out); });
+  });
+}
+
+void DescribedTokenizer::cut(std::string_view text, size_t step, const std::function<void(std::string_view)>& f) const {
+  const bool at_marks = d_.cut_at_marks || d_.marks_begin_words;
+  if (step < d_.cuts.size()) {
+    if (step + 1 == d_.cuts.size() && !at_marks) return bpe::for_each_piece(text, f, d_.cuts[step]);
+    const auto next = [&](std::string_view piece) { cut(piece, step + 1, f); };
+    return bpe::for_each_piece(text, next, d_.cuts[step]);
+  }
+  if (!at_marks) return f(text);
+  cut_at_marks(text, d_.cut_at_marks, f);
+}
+
+void DescribedTokenizer::encode_piece(std::string_view piece, std::vector<int32_t>& symbols,
+                                      std::vector<int32_t>& out) const {
+  if (d_.ignore_merges)
+    if (const auto whole = d_.vocab.find(piece); whole != d_.vocab.end()) return out.push_back(whole->second);
+  symbols.clear();
+  split_symbols(piece, symbols);
+  d_.merges.apply(symbols, out);
+}
+
+// The tokens that are merged: of bytes; or of characters, where those that have none become bytes, or else the unknown
+// token.
+void DescribedTokenizer::split_symbols(std::string_view piece, std::vector<int32_t>& symbols) const {
+  bool unknown_before = false;
+  for (size_t position = 0; position < piece.size();) {
+    const size_t begin = position;
+    if (d_.byte_level || !next_code_point(piece, position)) ++position;
+    const std::string_view character = piece.substr(begin, position - begin);
+    const auto byte_token = [&](char c) { return d_.byte_tokens[static_cast<uint8_t>(c)]; };
+    const auto known = d_.byte_level ? d_.vocab.end() : d_.vocab.find(character);
+    if (known != d_.vocab.end()) {
+      symbols.push_back(known->second);
+    } else if (std::all_of(character.begin(), character.end(), [&](char c) { return byte_token(c) >= 0; })) {
+      for (const char c : character) symbols.push_back(byte_token(c));
+    } else if (d_.unknown >= 0) {
+      if (!unknown_before || !d_.fuse_unknown) symbols.push_back(d_.unknown);
+      unknown_before = true;
+      continue;
+    } else {
+      throw Error(fmt::format("the tokenizer has no token for '{}' and none for the unknown", character));
+    }
+    unknown_before = false;
+  }
+}
+
+std::optional<int32_t> DescribedTokenizer::special(std::string_view name) const {
+  const auto found = names_.find(name);
+  return found == names_.end() ? std::nullopt : std::optional(found->second);
+}
+
+const std::string& DescribedTokenizer::text_of(int32_t token) const {
+  if (token >= 0 && token < vocab_size()) return d_.tokens[static_cast<size_t>(token)];
+  const std::string named = kind_ == "hub" ? "" : std::string(kind_) + " ";
+  throw Error(fmt::format("token {} is outside the {}tokenizer's vocabulary of {}", token, named, vocab_size()));
+}
+
+std::string DescribedTokenizer::decode(std::span<const int32_t> tokens) const {
+  std::string out;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    out += text_of(tokens[i]);
+    if (i == 0 && d_.strip == hub::Strip::marks_of_first) std::erase(out, ' ');
+  }
+  if (d_.strip == hub::Strip::space && out.starts_with(' ')) out.erase(0, 1);
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,440 @@
+// Reading the files of a Hugging Face tokenizer: the parts of tokenizer.json, and those of the files beside it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "data/files.h"
+#include "data/json.h"
+#include "data/tokenizer/described.h"
+#include "data/utf8.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace hub {
+namespace {
+
+// More than any known model has; a file beyond them would take minutes and gigabytes.
+constexpr size_t kMostTokens = 600'000, kMostMerges = 600'000, kLongestAdded = 1000;
+
+using Json = nlohmann::json;
+
+bool flag(const Json& json, const char* key, bool otherwise, const std::string& what) {
+  const Json& value = value_at(json, key);
+  if (value.is_null()) return otherwise;
+  if (!value.is_boolean())
+    throw InputError(fmt::format("{}: '{}' must be true or false, not {}", what, key, shown(value)));
+  return value.get<bool>();
+}
+
+// The byte of a token like "<0x0A>".
+std::optional<uint8_t> byte_of(std::string_view spelling) {
+  if (spelling.size() != 6 || !spelling.starts_with("<0x") || spelling[5] != '>') return std::nullopt;
+  int value = 0;
+  for (const char c : spelling.substr(3, 2)) {
+    const size_t digit = std::string_view("0123456789ABCDEF").find(c);
+    if (digit == std::string_view::npos) return std::nullopt;
+    value = value * 16 + static_cast<int>(digit);
+  }
+  return static_cast<uint8_t>(value);
+}
+
+bool is_blank(const Json& text) { return text.is_string() && text.get_ref<const std::string&>().empty(); }
+
+class Model {
+ public:
+  Model(const Json& json, const std::string& what, Description& d)
+      : model_(value_at(json, "model")), what_(what), d_(d) {
+    flags();
+    number_tokens(value_at(json, "added_tokens"));
+    read_merges();
+    if (const Json& name = value_at(model_, "unk_token"); name.is_string() && !is_blank(name)) {
+      const auto found = d_.vocab.find(name.get_ref<const std::string&>());
+      if (found == d_.vocab.end()) fail(fmt::format("'unk_token' {} is not in the vocabulary", shown(name)));
+      d_.unknown = found->second;
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& why) const { throw InputError(what_ + ": " + why); }
+
+  void flags() {
+    // Files of the first versions name no type.
+    if (!model_.is_object() || (model_.contains("type") && model_["type"] != "BPE"))
+      fail(fmt::format("the model is of type {}; expected BPE", shown(value_at(model_, "type"))));
+    if (const Json& dropout = value_at(model_, "dropout"); !dropout.is_null() && dropout != 0)
+      fail(fmt::format("'dropout' is {}; expected none", shown(dropout)));
+    for (const char* const key : {"continuing_subword_prefix", "end_of_word_suffix"})
+      if (const Json& text = value_at(model_, key); !text.is_null() && !is_blank(text))
+        fail(fmt::format("'{}' is {}; expected none", key, shown(text)));
+    d_.fuse_unknown = flag(model_, "fuse_unk", false, what_);
+    d_.byte_fallback = flag(model_, "byte_fallback", false, what_);
+    d_.ignore_merges = flag(model_, "ignore_merges", false, what_);
+    if (d_.byte_fallback && d_.byte_level) fail("'byte_fallback' and a ByteLevel pre_tokenizer; expected one of them");
+  }
+
+  std::string bytes_of(const std::string& spelling) const {
+    if (d_.byte_level) return bpe::unspell(spelling).value_or(spelling);
+    if (const auto byte = byte_of(spelling); byte && d_.byte_fallback) return std::string(1, static_cast<char>(*byte));
+    std::string out;
+    for (size_t from = 0;;) {
+      const size_t mark = spelling.find(kMark, from);
+      out += spelling.substr(from, mark - from);
+      if (mark == std::string::npos) return out;
+      out += ' ';
+      from = mark + kMark.size();
+    }
+  }
+
+  // The place of a token's number, which must be free.
+  void set(const Json& id, const std::string& spelling) {
+    const auto number = natural(id);
+    if (spelling.empty()) fail(fmt::format("token {} is empty", shown(id)));
+    if (!number || static_cast<size_t>(*number) >= d_.tokens.size() || !d_.tokens[static_cast<size_t>(*number)].empty())
+      fail(fmt::format("the token {} has the number {}; expected each of 0 to {} once", shown(spelling), shown(id),
+                       d_.tokens.size() - 1));
+    d_.tokens[static_cast<size_t>(*number)] = bytes_of(spelling);
+  }
+
+  void number_tokens(const Json& added) {
+    const Json& vocab = value_at(model_, "vocab");
+    if (!vocab.is_object() || vocab.empty()) fail("the model's 'vocab' must be an object of tokens and their numbers");
+    if (!added.is_null() && !added.is_array()) fail("'added_tokens' must be a list");
+    size_t behind = 0;  // added tokens that the vocabulary does not have
+    for (const Json& token : added) behind += vocab.contains(content_of(token)) ? 0 : 1;
+    if (vocab.size() + behind > kMostTokens)
+      fail(fmt::format("{} tokens; expected at most {}", vocab.size() + behind, kMostTokens));
+    d_.tokens.resize(vocab.size() + behind);
+    d_.vocab.reserve(vocab.size());
+    d_.byte_tokens.assign(256, -1);
+    for (const auto& [spelling, id] : vocab.items()) {
+      set(id, spelling);
+      add_to_vocab(spelling, id.get<int32_t>());
+    }
+    for (const Json& token : added) add(token, vocab);
+  }
+
+  void add_to_vocab(const std::string& spelling, int32_t token) {
+    const std::optional<std::string> bytes = d_.byte_level ? bpe::unspell(spelling) : std::nullopt;
+    d_.vocab.emplace(bytes.value_or(spelling), token);
+    if (bytes && bytes->size() == 1) d_.byte_tokens[static_cast<uint8_t>((*bytes)[0])] = token;
+    if (const auto byte = byte_of(spelling); byte && d_.byte_fallback) d_.byte_tokens[*byte] = token;
+  }
+
+  const std::string& content_of(const Json& token) const {
+    const Json& content = value_at(token, "content");
+    if (!content.is_string()) fail(fmt::format("the added token {} has no 'content'", shown(token)));
+    return content.get_ref<const std::string&>();
+  }
+
+  void add(const Json& token, const Json& vocab) {
+    const std::string& content = content_of(token);
+    if (content.empty() || content.size() > kLongestAdded)
+      fail(fmt::format("an added token of {} bytes; expected 1 to {}", content.size(), kLongestAdded));
+    for (const char* const key : {"single_word", "lstrip", "rstrip"})
+      if (flag(token, key, false, what_))
+        fail(fmt::format("the added token {} has '{}'; expected none", shown(content), key));
+    const Json& id = value_at(token, "id");
+    if (const Json& known = value_at(vocab, content); known.is_null()) {
+      set(id, content);
+    } else if (id != known) {
+      fail(fmt::format("the added token {} has the number {} and in the vocabulary {}", shown(content), shown(id),
+                       shown(known)));
+    }
+    const bool special = flag(token, "special", false, what_);
+    d_.added.push_back({content, id.get<int32_t>(), special, flag(token, "normalized", !special, what_)});
+  }
+
+  // The two tokens of "left right", or ["left", "right"].
+  std::pair<std::string_view, std::string_view> halves(const Json& merge, size_t rank) const {
+    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string())
+      return {merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
+    if (merge.is_string()) {
+      const std::string_view text = merge.get_ref<const std::string&>();
+      if (const size_t space = text.find(' ');
+          space != std::string_view::npos && text.find(' ', space + 1) > text.size())
+        return {text.substr(0, space), text.substr(space + 1)};
+    }
+    fail(fmt::format("merge {} is {}; expected two tokens", rank, shown(merge)));
+  }
+
+  int32_t id_of(std::string_view spelling, size_t rank) const {
+    const std::optional<std::string> bytes =
+        d_.byte_level ? bpe::unspell(spelling) : std::optional(std::string(spelling));
+    const auto found = bytes ? d_.vocab.find(*bytes) : d_.vocab.end();
+    if (found == d_.vocab.end()) fail(fmt::format("merge {} has '{}', which is not in the vocabulary", rank, spelling));
+    return found->second;
+  }
+
+  void read_merges() {
+    const Json& merges = value_at(model_, "merges");
+    if (!merges.is_array()) fail("the model's 'merges' must be a list");
+    if (merges.size() > kMostMerges) fail(fmt::format("{} merges; expected at most {}", merges.size(), kMostMerges));
+    d_.merges.reserve(merges.size());
+    d_.marks_begin_words = !d_.byte_level && !d_.ignore_merges && d_.vocab.contains(kMark);
+    for (size_t rank = 0; rank < merges.size(); ++rank) {
+      const auto [left, right] = halves(merges[rank], rank);
+      const std::string joined = std::string(left) + std::string(right);
+      const bpe::Merge merge{.left = id_of(left, rank), .right = id_of(right, rank)};
+      if (!d_.merges.add(merge, id_of(joined, rank)))
+        fail(fmt::format("merge {} (into '{}') appears twice", rank, joined));
+      if (right.starts_with(kMark) && !left.ends_with(kMark)) d_.marks_begin_words = false;
+    }
+  }
+
+  const Json& model_;
+  const std::string& what_;
+  Description& d_;
+};
+
+// The normalizer, the pre-tokenizer, the decoder and the post-processor.
+class Steps {
+ public:
+  Steps(const std::string& what, Description& d) : what_(what), d_(d) {}
+
+  void normalizer(const Json& step) {
+    if (step.is_null()) return;
+    const Json& type = value_at(step, "type");
+    if (type == "Sequence") {
+      for (const Json& part : parts(step, "normalizers")) normalizer(part);
+    } else if (type == "NFC") {
+      d_.nfc = true;
+    } else if (type == "Prepend" && value_at(step, "prepend") == kMark) {
+      d_.prepend_mark = true;
+    } else if (type == "Replace" && replaces(step, " ", kMark)) {
+      d_.spaces_to_marks = true;
+    } else {
+      unknown("normalizer", step, "NFC, or the Prepend and Replace of Llama 2");
+    }
+  }
+
+  void pre_tokenizer(const Json& step) {
+    if (step.is_null()) return;
+    const Json& type = value_at(step, "type");
+    if (type == "Sequence") {
+      for (const Json& part : parts(step, "pretokenizers")) pre_tokenizer(part);
+      return;
+    }
+    if (d_.byte_level || metaspace_)
+      throw InputError(fmt::format("{}: the pre_tokenizer's {} is followed by {}; expected it to be the last", what_,
+                                   d_.byte_level ? "ByteLevel" : "Metaspace", shown(type)));
+    if (type == "ByteLevel") {
+      byte_level(step);
+    } else if (type == "Split") {
+      split(step);
+    } else if (type == "Digits") {
+      d_.cuts.push_back(flag(step, "individual_digits", false, what_) ? bpe::Pattern::each_digit
+                                                                      : bpe::Pattern::digits);
+    } else if (type == "Metaspace" && value_at(step, "replacement") == kMark && d_.cuts.empty()) {
+      metaspace_ = d_.spaces_to_marks = true;
+      d_.prefix_mark = prefix(step);
+      d_.cut_at_marks = flag(step, "split", true, what_);
+    } else {
+      unknown("pre_tokenizer", step, "ByteLevel, Split, Digits, or Metaspace alone");
+    }
+  }
+
+  void post_processor(const Json& step) {
+    if (step.is_null() || value_at(step, "type") == "ByteLevel") return;  // ByteLevel changes only offsets
+    if (value_at(step, "type") == "Sequence") {
+      for (const Json& part : parts(step, "processors")) post_processor(part);
+    } else if (value_at(step, "type") == "TemplateProcessing") {
+      ends(step);
+    } else {
+      unknown("post_processor", step, "TemplateProcessing or ByteLevel");
+    }
+  }
+
+  void decoder(const Json& step) {
+    const Json& type = value_at(step, "type");
+    if (type == "Sequence") {
+      for (const Json& part : parts(step, "decoders")) decoder(part);
+    } else if (type == "Metaspace" && value_at(step, "replacement") == kMark && !d_.byte_level) {
+      if (prefix(step) != Prefix::never) d_.strip = Strip::marks_of_first;
+    } else if (type == "Strip" && value_at(step, "content") == " " && value_at(step, "start") == 1 &&
+               value_at(step, "stop") == 0) {
+      d_.strip = Strip::space;
+    } else if (!(type == "ByteLevel" && d_.byte_level) && type != "ByteFallback" && type != "Fuse" &&
+               !(type == "Replace" && replaces(step, kMark, " "))) {
+      unknown("decoder", step, d_.byte_level ? "ByteLevel, as the pre_tokenizer" : "that of Llama 2, or Metaspace");
+    }
+  }
+
+ private:
+  [[noreturn]] void unknown(const char* part, const Json& step, std::string_view expected) const {
+    throw InputError(fmt::format("{}: the {} {} is not known here; expected {}", what_, part, shown(step), expected));
+  }
+
+  const Json& parts(const Json& step, const char* key) const {
+    const Json& list = value_at(step, key);
+    if (!list.is_array()) throw InputError(fmt::format("{}: a Sequence must have a list '{}'", what_, key));
+    return list;
+  }
+
+  static bool replaces(const Json& step, std::string_view from, std::string_view to) {
+    return value_at(value_at(step, "pattern"), "String") == from && value_at(step, "content") == to;
+  }
+
+  void byte_level(const Json& step) {
+    d_.byte_level = true;
+    d_.prefix_space = flag(step, "add_prefix_space", true, what_);
+    if (d_.prefix_space && !d_.cuts.empty()) unknown("pre_tokenizer", step, "add_prefix_space false behind others");
+    if (flag(step, "use_regex", true, what_)) d_.cuts.push_back(bpe::Pattern::gpt2);
+  }
+
+  void split(const Json& step) {
+    const Json& regex = value_at(value_at(step, "pattern"), "Regex");
+    if (!regex.is_string() || value_at(step, "behavior") != "Isolated" || flag(step, "invert", false, what_))
+      unknown("pre_tokenizer", step, "a Split by a Regex, Isolated, not inverted");
+    const auto known = bpe::pattern_written(regex.get_ref<const std::string&>());
+    if (!known)
+      throw InputError(fmt::format("{}: the pattern {} is not known here; expected that of GPT-2, Llama 3 or Qwen 2",
+                                   what_, shown(regex)));
+    d_.cuts.push_back(*known);
+  }
+
+  // Older files have add_prefix_space where newer ones have prepend_scheme.
+  Prefix prefix(const Json& step) const {
+    const Json& scheme = value_at(step, "prepend_scheme");
+    if (scheme.is_null()) return flag(step, "add_prefix_space", true, what_) ? Prefix::always : Prefix::never;
+    if (scheme == "always") return Prefix::always;
+    if (scheme == "first") return Prefix::first;
+    if (scheme == "never") return Prefix::never;
+    throw InputError(fmt::format("{}: 'prepend_scheme' must be always, first or never, not {}", what_, shown(scheme)));
+  }
+
+  void ends(const Json& step) {
+    bool behind = false;
+    for (const Json& part : parts(step, "single")) {
+      if (const Json& text = value_at(part, "Sequence"); !text.is_null()) {
+        if (behind || value_at(text, "id") != "A") unknown("post_processor", step, "'single' with the text A once");
+        behind = true;
+        continue;
+      }
+      const Json& name = value_at(value_at(part, "SpecialToken"), "id");
+      const Json& ids =
+          name.is_string()
+              ? value_at(value_at(value_at(step, "special_tokens"), name.get_ref<const std::string&>()), "ids")
+              : name;
+      if (!ids.is_array())
+        throw InputError(fmt::format("{}: the post_processor's {} is no text and no token of its special_tokens", what_,
+                                     shown(part)));
+      for (const Json& id : ids) {
+        const auto token = natural(id);
+        if (!token || *token >= std::ssize(d_.tokens))
+          throw InputError(fmt::format("{}: the post_processor's token {} is {}; expected at most {}", what_,
+                                       shown(name), shown(id), std::ssize(d_.tokens) - 1));
+        (behind ? d_.behind : d_.before).push_back(static_cast<int32_t>(*token));
+      }
+    }
+    if (!behind) unknown("post_processor", step, "'single' with the text A once");
+  }
+
+  const std::string& what_;
+  Description& d_;
+  bool metaspace_ = false;
+};
+
+}  // namespace
+
+Description describe(const Json& json, const std::string& what) {
+  if (!value_at(json, "model").is_object()) throw InputError(what + ": not a tokenizer.json (it has no 'model')");
+  Description d;
+  Steps steps(what, d);
+  steps.normalizer(value_at(json, "normalizer"));
+  steps.pre_tokenizer(value_at(json, "pre_tokenizer"));
+  steps.decoder(value_at(json, "decoder"));
+  const Model model(json, what, d);
+  steps.post_processor(value_at(json, "post_processor"));
+  return d;
+}
+
+}  // namespace hub
+
+using hub::Json;
+
+namespace {
+
+constexpr const char *kTokenizer = "tokenizer.json", *kConfig = "tokenizer_config.json",
+                     *kNames = "special_tokens_map.json", *kTemplate = "chat_template.jinja";
+constexpr uintmax_t kMostBytes = 100'000'000;  // the largest known has a third
+constexpr std::array kFiles{kTokenizer, kConfig, kNames, kTemplate};
+
+// The text of a chat template: one string, or the one called "default" of several.
+std::string template_of(const Json& value, const std::string& what) {
+  if (value.is_null()) return "";
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_array())
+    for (const Json& named : value)
+      if (value_at(named, "name") == "default" && value_at(named, "template").is_string())
+        return value_at(named, "template").get<std::string>();
+  throw InputError(fmt::format("{}: 'chat_template' must be a text, or a list with one named default", what));
+}
+
+}  // namespace
+
+HubTokenizer::HubTokenizer(Files files, const Json& json, const std::string& what)
+    : DescribedTokenizer("hub", hub::describe(json, what + kTokenizer), what + kTokenizer), files_(std::move(files)) {
+  read_config(what);
+}
+
+std::string read_tokenizer_file(const std::filesystem::path& file) {
+  std::error_code error;
+  const auto size = std::filesystem::file_size(file, error);
+  if (!error && size > kMostBytes)
+    throw InputError(
+        fmt::format("{} has {} bytes; expected a tokenizer's at most {}", file.string(), size, kMostBytes));
+  return read_file(file);
+}
+
+bool HubTokenizer::is_file(std::string_view name) {
+  return std::find(kFiles.begin(), kFiles.end(), name) != kFiles.end();
+}
+
+std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& folder, std::string text,
+                                                 const Json& json) {
+  Files files{{kTokenizer, std::move(text)}};
+  std::error_code error;
+  for (const char* const name : {kConfig, kNames, kTemplate})
+    if (std::filesystem::exists(folder / name, error)) files.emplace(name, read_tokenizer_file(folder / name));
+  return std::make_unique<HubTokenizer>(std::move(files), json, folder.string() + "/");
+}
+
+void HubTokenizer::read_config(const std::string& what) {
+  for (const char* const name : {kNames, kConfig}) {  // the second is the newer and has the last word
+    const auto file = files_.find(name);
+    if (file == files_.end()) continue;
+    const Json config = parse_json(file->second, what + name, JsonFile::others);
+    if (!config.is_object()) throw InputError(what + name + ": expected one object");
+    if (const auto token = named(config, "bos_token", what + name)) bos_ = token;
+    if (const auto token = named(config, "eos_token", what + name)) eos_ = token;
+    if (name == kConfig) chat_template_ = template_of(value_at(config, "chat_template"), what + name);
+  }
+  if (!eos_) eos_ = special("<|endoftext|>");
+  const auto jinja = files_.find(kTemplate);
+  if (jinja == files_.end()) return;
+  if (find_invalid_utf8(jinja->second) != std::string::npos)
+    throw InputError(fmt::format("{}{}: not UTF-8", what, kTemplate));
+  chat_template_ = jinja->second;
+}
+
+// The token that a key names, as a string or as an added token's object.
+std::optional<int32_t> HubTokenizer::named(const Json& config, const char* key, const std::string& what) const {
+  const Json& value = value_at(config, key);
+  if (value.is_null()) return {};
+  const Json& name = value.is_object() ? value_at(value, "content") : value;
+  if (!name.is_string()) throw InputError(fmt::format("{}: '{}' must name a token, not {}", what, key, shown(value)));
+  if (const auto token = special(name.get_ref<const std::string&>())) return token;
+  const auto found = d_.vocab.find(name.get_ref<const std::string&>());
+  if (found == d_.vocab.end())
+    throw InputError(fmt::format("{}: '{}' is {}, which is no token of {}", what, key, shown(name), kTokenizer));
+  return found->second;
+}
+
+std::string HubTokenizer::to_json() const {
+  return Json{{"format", kTokenizerFormat}, {"version", 1}, {"kind", "hub"}, {"files", files_}}.dump() + "\n";
+}
+
+}  // namespace tessera

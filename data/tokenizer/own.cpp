@@ -1,0 +1,395 @@
+// Our own tokenizers as descriptions, in their files, and learnt from a text.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <queue>
+#include <set>
+
+#include "data/files.h"
+#include "data/json.h"
+#include "data/tokenizer/described.h"
+#include "data/utf8.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+using hub::Description;
+
+// A file of ours: format, version, kind and what else the kind has.
+std::string written(std::string_view kind, Json more = Json::object()) {
+  more.update({{"format", kTokenizerFormat}, {"version", 1}, {"kind", kind}});
+  return more.dump() + "\n";
+}
+
+bool is_scalar(uint64_t c) { return c <= 0x10FFFF && (c < 0xD800 || c > 0xDFFF); }
+
+Description of_bytes() {
+  Description d;
+  for (int b = 0; b < 256; ++b) d.tokens.emplace_back(1, static_cast<char>(b));
+  return d;
+}
+
+Description of_characters(const std::vector<char32_t>& characters) {
+  Description d;
+  for (const char32_t c : characters) append_utf8(d.tokens.emplace_back(), c);
+  return d;
+}
+
+std::vector<std::string> parse_vocab(std::string_view text, const std::string& what) {
+  const Json json = parse_json(text, what);
+  if (!json.is_object()) throw InputError(what + ": expected one object of tokens and their numbers");
+  std::vector<std::string> tokens(json.size());
+  std::vector<bool> seen(json.size());
+  for (const auto& [spelling, id] : json.items()) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= tokens.size() || seen[id.get<size_t>()])
+      throw InputError(fmt::format("{}: the token '{}' has the number {}; expected each of 0 to {} once", what,
+                                   spelling, id.dump(), tokens.size() - 1));
+    seen[id.get<size_t>()] = true;
+    tokens[id.get<size_t>()] = bpe::unspell(spelling).value_or(spelling);  // a special token may have any character
+  }
+  return tokens;
+}
+
+int32_t id_of(const hub::Ids& ids, std::string_view spelling, const std::string& what, size_t line) {
+  const std::optional<std::string> bytes = bpe::unspell(spelling);
+  const auto found = bytes ? ids.find(*bytes) : ids.end();
+  if (found == ids.end())
+    throw InputError(fmt::format("{}: line {}: '{}' is no token of the vocabulary", what, line, spelling));
+  return found->second;
+}
+
+std::vector<BpeTokenizer::Merge> parse_merges(std::string_view text, const std::vector<std::string>& tokens,
+                                              const std::string& what) {
+  hub::Ids ids;
+  for (size_t i = 0; i < tokens.size(); ++i) ids.emplace(tokens[i], static_cast<int32_t>(i));
+  std::vector<BpeTokenizer::Merge> merges;
+  for (size_t line = 1; !text.empty(); ++line) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view row = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line == 1 && row.starts_with("#version")) continue;
+    const size_t space = row.find(' ');
+    if (space == std::string_view::npos || row.find(' ', space + 1) != std::string_view::npos)
+      throw InputError(fmt::format("{}: line {}: expected two tokens with one space between them", what, line));
+    merges.push_back({id_of(ids, row.substr(0, space), what, line), id_of(ids, row.substr(space + 1), what, line)});
+  }
+  return merges;
+}
+
+// Byte-level BPE with GPT-2's pattern, over any bytes.
+Description of_merges(std::vector<std::string> tokens, const std::vector<BpeTokenizer::Merge>& merges,
+                      const std::string& what) {
+  Description d;
+  d.tokens = std::move(tokens);
+  d.any_bytes = d.byte_level = true;
+  d.cuts = {bpe::Pattern::gpt2};
+  d.byte_tokens.assign(256, -1);
+  for (size_t i = 0; i < d.tokens.size(); ++i) {
+    if (d.tokens[i].empty()) throw InputError(fmt::format("{}: token {} is empty", what, i));
+    if (d.tokens[i].size() > 1) continue;
+    int32_t& place = d.byte_tokens[static_cast<uint8_t>(d.tokens[i][0])];
+    if (place >= 0) throw InputError(fmt::format("{}: tokens {} and {} are the same byte", what, place, i));
+    place = static_cast<int32_t>(i);
+  }
+  for (size_t b = 0; b < 256; ++b)
+    if (d.byte_tokens[b] < 0)
+      throw InputError(fmt::format("{}: no token for the byte 0x{:02x}; expected all 256 bytes", what, b));
+  d.vocab.reserve(d.tokens.size());
+  for (size_t i = 0; i < d.tokens.size(); ++i)
+    if (const auto [known, added] = d.vocab.emplace(d.tokens[i], static_cast<int32_t>(i)); !added)
+      throw InputError(
+          fmt::format("{}: tokens {} and {} are the same, '{}'", what, known->second, i, bpe::spell(d.tokens[i])));
+  d.merges.reserve(merges.size());
+  for (size_t rank = 0; rank < merges.size(); ++rank) {
+    const auto [left, right] = merges[rank];
+    for (const int32_t part : {left, right})
+      if (part < 0 || part >= std::ssize(d.tokens))
+        throw InputError(fmt::format("{}: merge {} uses the token {}, which is not there", what, rank, part));
+    const std::string joined = d.tokens[static_cast<size_t>(left)] + d.tokens[static_cast<size_t>(right)];
+    const auto result = d.vocab.find(joined);
+    if (result == d.vocab.end())
+      throw InputError(fmt::format("{}: merge {} makes '{}', which is no token", what, rank, bpe::spell(joined)));
+    if (!d.merges.add(merges[rank], result->second))
+      throw InputError(fmt::format("{}: merge {} (into '{}') appears twice", what, rank, bpe::spell(joined)));
+  }
+  return d;
+}
+
+constexpr int64_t kProgressEvery = 64;  // merges
+
+struct Word {
+  std::vector<int32_t> tokens;
+  int64_t count;
+};
+
+struct Pair {
+  int64_t count = 0;
+  std::vector<int32_t> words;  // those that may contain it, ascending
+};
+
+struct Candidate {
+  int64_t count;
+  uint64_t pair;
+  // A heap has the best at its top: the highest count, then the smallest pair.
+  bool operator<(const Candidate& other) const {
+    return count != other.count ? count < other.count : pair > other.pair;
+  }
+};
+
+BpeTokenizer::Merge of_key(uint64_t key) {
+  return {static_cast<int32_t>(key >> 32), static_cast<int32_t>(key & 0xFFFFFFFF)};
+}
+
+class Trainer {
+ public:
+  explicit Trainer(std::string_view text) {
+    for (const uint8_t byte : bpe::bytes_in_order()) add_token(std::string(1, static_cast<char>(byte)));
+    count_words(text);
+    for (size_t w = 0; w < words_.size(); ++w) add_pairs(static_cast<int32_t>(w), nullptr);
+    for (const auto& [key, pair] : pairs_) heap_.push({pair.count, key});
+  }
+
+  // Makes one merge; false when no pair occurs `least` times.
+  bool step(int64_t least) {
+    while (!heap_.empty()) {
+      const Candidate best = heap_.top();
+      heap_.pop();
+      Pair& pair = pairs_.at(best.pair);
+      if (best.count != pair.count) {  // the count went down since it was pushed
+        if (pair.count > 0) heap_.push({pair.count, best.pair});
+        continue;
+      }
+      if (best.count < least) return false;
+      merge(best.pair);
+      return true;
+    }
+    return false;
+  }
+
+  int64_t made() const { return std::ssize(tokens_); }
+  BpeTokenizer finish() && { return {std::move(tokens_), std::move(merges_), "the trained tokenizer"}; }
+
+ private:
+  int32_t add_token(const std::string& bytes) {
+    const auto [place, added] = ids_.emplace(bytes, static_cast<int32_t>(tokens_.size()));
+    if (added) tokens_.push_back(bytes);
+    return place->second;
+  }
+
+  void count_words(std::string_view text) {
+    std::unordered_map<std::string_view, int32_t> index;
+    bpe::for_each_piece(text, [&](std::string_view piece) {
+      const auto [place, added] = index.emplace(piece, static_cast<int32_t>(words_.size()));
+      if (added) {
+        Word word{{}, 0};
+        for (const char byte : piece) word.tokens.push_back(ids_.at(std::string(1, byte)));
+        words_.push_back(std::move(word));
+      }
+      ++words_[static_cast<size_t>(place->second)].count;
+    });
+  }
+
+  // Adds a word's pairs to the counts; `changed` gets them.
+  void add_pairs(int32_t w, std::vector<uint64_t>* changed) {
+    const Word& word = words_[static_cast<size_t>(w)];
+    for (size_t i = 0; i + 1 < word.tokens.size(); ++i) {
+      const uint64_t key = bpe::pair_key(word.tokens[i], word.tokens[i + 1]);
+      Pair& pair = pairs_[key];
+      pair.count += word.count;
+      if (pair.words.empty() || pair.words.back() != w) pair.words.push_back(w);
+      if (changed != nullptr) changed->push_back(key);
+    }
+  }
+  void take_pairs(const Word& word) {
+    for (size_t i = 0; i + 1 < word.tokens.size(); ++i)
+      pairs_.at(bpe::pair_key(word.tokens[i], word.tokens[i + 1])).count -= word.count;
+  }
+
+  void merge(uint64_t key) {
+    const auto [left, right] = of_key(key);
+    const int32_t result = add_token(tokens_[static_cast<size_t>(left)] + tokens_[static_cast<size_t>(right)]);
+    merges_.push_back({left, right});
+    std::vector<int32_t> words = std::move(pairs_.at(key).words);
+    pairs_.at(key).words.clear();
+    std::ranges::sort(words);
+    words.erase(std::unique(words.begin(), words.end()), words.end());
+    std::vector<uint64_t> changed;
+    for (const int32_t w : words) merge_in(w, {left, right}, result, changed);
+    std::ranges::sort(changed);
+    changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
+    for (const uint64_t pair : changed)
+      if (const BpeTokenizer::Merge m = of_key(pair); m.left == result || m.right == result)
+        heap_.push({pairs_.at(pair).count, pair});
+  }
+
+  // Joins the pair in one word, from left to right.
+  void merge_in(int32_t w, BpeTokenizer::Merge pair, int32_t result, std::vector<uint64_t>& changed) {
+    Word& word = words_[static_cast<size_t>(w)];
+    std::vector<int32_t>& t = word.tokens;
+    size_t first = 0;
+    while (first + 1 < t.size() && (t[first] != pair.left || t[first + 1] != pair.right)) ++first;
+    if (first + 1 >= t.size()) return;  // an earlier merge took it apart
+    take_pairs(word);
+    size_t to = first;
+    for (size_t from = first; from < t.size(); ++to) {
+      const bool here = from + 1 < t.size() && t[from] == pair.left && t[from + 1] == pair.right;
+      t[to] = here ? result : t[from];
+      from += here ? 2 : 1;
+    }
+    t.resize(to);
+    add_pairs(w, &changed);
+  }
+
+  std::vector<std::string> tokens_;
+  std::vector<BpeTokenizer::Merge> merges_;
+  std::unordered_map<std::string, int32_t> ids_;
+  std::vector<Word> words_;
+  std::unordered_map<uint64_t, Pair> pairs_;
+  std::priority_queue<Candidate> heap_;
+};
+
+}  // namespace
+
+ByteTokenizer::ByteTokenizer() : DescribedTokenizer("bytes", of_bytes()) {}
+
+std::vector<int32_t> ByteTokenizer::encode_with(std::string_view text, const EncodeOptions&) const {
+  std::vector<int32_t> tokens(text.size());
+  for (size_t i = 0; i < text.size(); ++i) tokens[i] = static_cast<uint8_t>(text[i]);
+  return tokens;
+}
+
+std::string ByteTokenizer::to_json() const { return written("bytes"); }
+
+CharTokenizer::CharTokenizer(std::vector<char32_t> characters)
+    : DescribedTokenizer("char", of_characters(characters)), characters_(std::move(characters)) {
+  index_.reserve(characters_.size());
+  for (size_t i = 0; i < characters_.size(); ++i) index_[characters_[i]] = static_cast<int32_t>(i);
+}
+
+CharTokenizer CharTokenizer::from_json(const Json& json, const std::string& what) {
+  if (!json.contains("characters") || !json["characters"].is_array())
+    throw InputError(fmt::format("{}: the key 'characters' must be a list of code points", what));
+  std::vector<char32_t> characters;
+  for (const Json& c : json["characters"]) {
+    if (!c.is_number_unsigned() || !is_scalar(c.get<uint64_t>()))
+      throw InputError(fmt::format("{}: 'characters' holds {}, which is no Unicode code point", what, c.dump()));
+    if (!characters.empty() && c.get<char32_t>() <= characters.back())
+      throw InputError(fmt::format("{}: 'characters' must ascend; {} follows {}", what, c.dump(),
+                                   static_cast<uint32_t>(characters.back())));
+    characters.push_back(c.get<char32_t>());
+  }
+  if (characters.empty()) throw InputError(fmt::format("{}: 'characters' is empty", what));
+  return CharTokenizer(std::move(characters));
+}
+
+CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& what) {
+  std::set<char32_t> found;
+  char32_t last = 0x110000;  // none: most characters of a text are known already
+  std::array<bool, 128> ascii{};
+  for (size_t position = 0; position < text.size();) {
+    const size_t at = position;
+    const std::optional<char32_t> c = next_code_point(text, position);
+    if (!c)
+      throw InputError(fmt::format(
+          "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which `tokenizer` char needs; `tokenizer` bytes takes "
+          "any encoding",
+          what, static_cast<uint8_t>(text[at]), at));
+    if (*c < 128) {
+      ascii[*c] = true;
+    } else if (*c != last) {
+      found.insert(last = *c);
+    }
+  }
+  for (char32_t c = 0; c < 128; ++c)
+    if (ascii[c]) found.insert(c);
+  if (found.empty()) throw InputError(fmt::format("{} is empty; expected a text", what));
+  return CharTokenizer(std::vector<char32_t>(found.begin(), found.end()));
+}
+
+std::vector<int32_t> CharTokenizer::encode_with(std::string_view text, const EncodeOptions&) const {
+  std::vector<int32_t> tokens;
+  tokens.reserve(text.size());
+  for (size_t position = 0; position < text.size();) {
+    const size_t at = position;
+    const std::optional<char32_t> c = next_code_point(text, position);
+    if (!c) throw Error(fmt::format("the text is not UTF-8: invalid byte at offset {}", at));
+    const auto known = index_.find(*c);
+    if (known == index_.end())
+      throw Error(fmt::format("the character '{}' (U+{:04X}) at byte {} is not among the {} of the tokenizer",
+                              *c < 0x20 ? std::string_view("?") : text.substr(at, position - at),
+                              static_cast<uint32_t>(*c), at, vocab_size()));
+    tokens.push_back(known->second);
+  }
+  return tokens;
+}
+
+std::string CharTokenizer::to_json() const {
+  return written("char", {{"characters", std::vector<uint32_t>(characters_.begin(), characters_.end())}});
+}
+
+BpeTokenizer::BpeTokenizer(std::vector<std::string> tokens, std::vector<Merge> merges, const std::string& what)
+    : DescribedTokenizer("bpe", of_merges(std::move(tokens), merges, what)), merges_(std::move(merges)) {
+  if (const auto end = d_.vocab.find("<|endoftext|>"); end != d_.vocab.end()) eos_ = end->second;
+}
+
+BpeTokenizer BpeTokenizer::parse_files(std::string_view vocab_json, std::string_view merges_txt,
+                                       const std::string& vocab, const std::string& merges) {
+  std::vector<std::string> tokens = parse_vocab(vocab_json, vocab);
+  std::vector<Merge> pairs = parse_merges(merges_txt, tokens, merges);
+  return {std::move(tokens), std::move(pairs), vocab};
+}
+
+BpeTokenizer BpeTokenizer::load_files(const std::filesystem::path& folder) {
+  const std::filesystem::path vocab = folder / "vocab.json", merges = folder / "merges.txt";
+  const std::string vocab_json = read_file(vocab);
+  return parse_files(vocab_json, read_file(merges), vocab.string(), merges.string());
+}
+
+std::string BpeTokenizer::vocab_json() const {
+  std::string out;
+  for (size_t i = 0; i < d_.tokens.size(); ++i)
+    out += fmt::format("{}{}:{}", i == 0 ? "{" : ",", Json(bpe::spell(d_.tokens[i])).dump(), i);
+  return out + "}\n";
+}
+
+std::string BpeTokenizer::merges_txt() const {
+  std::string out = "#version: 0.2\n";
+  for (const auto& [left, right] : merges_)
+    out += fmt::format("{} {}\n", bpe::spell(text_of(left)), bpe::spell(text_of(right)));
+  return out;
+}
+
+std::string BpeTokenizer::hub_json() const {
+  Json vocab = Json::object(), merges = Json::array(), added = Json::array();
+  for (size_t i = 0; i < d_.tokens.size(); ++i) vocab[bpe::spell(d_.tokens[i])] = i;
+  for (const auto& [left, right] : merges_)
+    merges.push_back(bpe::spell(text_of(left)) + " " + bpe::spell(text_of(right)));
+  if (eos_) added.push_back({{"id", *eos_}, {"content", text_of(*eos_)}, {"special", true}});
+  const Json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  const Json model = {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}};
+  return Json{{"version", "1.0"},
+              {"added_tokens", added},
+              {"pre_tokenizer", bytes},
+              {"decoder", bytes},
+              {"model", model}}
+             .dump() +
+         "\n";
+}
+
+std::string BpeTokenizer::to_json() const {
+  return written("bpe", {{"vocab.json", vocab_json()}, {"merges.txt", merges_txt()}});
+}
+
+BpeTokenizer train_bpe(std::string_view text, const BpeTraining& options) {
+  if (options.vocab_size < 256)
+    throw FieldError("vocab", fmt::format("a bpe tokenizer has at least its 256 bytes; found {}", options.vocab_size));
+  Trainer trainer(text);
+  while (trainer.made() < options.vocab_size && trainer.step(options.least_count))
+    if (options.progress && trainer.made() % kProgressEvery == 0) options.progress(trainer.made());
+  return std::move(trainer).finish();
+}
+
+}  // namespace tessera
