@@ -10,21 +10,21 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "models/families.h"
 #include "nn/experts/experts.h"
 #include "nn/layers.h"
 #include "tensor/ops/quantize/quantize.h"
 
 namespace tessera {
 
-enum class Family : uint8_t { gpt2, llama };
-
-// Low-rank adaptation of a model whose own weights are frozen (nn/adapters/lora.h, models/lora.h).
+// Low-rank adaptation of a model whose own weights are frozen (nn/adapters/lora.h, models/adapters/adapters.h).
 struct LoraConfig {
   int64_t rank = 0;  // 0: none
   double alpha = 0, dropout = 0;
@@ -38,7 +38,7 @@ struct LoraConfig {
   bool operator==(const LoraConfig&) const = default;
 };
 
-// Frozen weights of linear layers in four bits (models/packed_layers.h).
+// Frozen weights of linear layers in four bits (models/adapters/adapters.h).
 struct QuantizeConfig {
   Codec codec = Codec::none;
   int64_t group = 128;  // of gptq: columns that share a scale; -1: all of a row
@@ -56,7 +56,7 @@ struct ModelConfig {
   int64_t head_dim = 0;     // 0: channels / heads
   int64_t ffn = 0;          // hidden channels of a feed-forward layer; 0: 4 channels
   double norm_eps = 1e-5;
-  // Of the Llama family:
+  // Parts of families whose positions are rotary:
   RotaryOptions rotary = {};
   bool qkv_bias = false;      // of q, k and v
   bool qk_norm = false;       // each head of q and k is normalised
@@ -65,17 +65,10 @@ struct ModelConfig {
   QuantizeConfig quantize = {};
   bool whole_updates = false;  // the optimizer needs matrices of layers whole (Parameter::whole_update)
 
-  Heads all_heads() const { return {heads, kv_heads > 0 ? kv_heads : heads}; }
+  int64_t key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
+  Heads all_heads() const { return {heads, key_heads()}; }
   int64_t head_size() const { return head_dim > 0 ? head_dim : channels / heads; }
   int64_t attended() const { return heads * head_size(); }  // channels of q, and of what attention gives
-  Attention::Options attention() const {
-    return {.heads = heads,
-            .kv_heads = kv_heads,
-            .head_dim = head_dim,
-            .dropout = dropout,
-            .projection_deviation = residual_deviation(),
-            .recompute = recompute == Recompute::attention};
-  }
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
   // Deviation of the first weights of layers that add to the residual: GPT-2's 0.02 / sqrt(2 layers).
   double residual_deviation() const { return 0.02 / std::sqrt(2.0 * static_cast<double>(layers)); }
@@ -161,7 +154,14 @@ class LanguageModel : public Module {
 
 using ModelFactory = std::function<std::unique_ptr<LanguageModel>(const ModelConfig&)>;
 
-// A model of the family that the configuration names.
+// A model of the family that the configuration names (models/families.cpp).
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config);
+
+// Sizes of models by name, there too. Published ones are as their makers' papers and files say; a vocabulary of 0 is
+// the tokenizer's.
+std::optional<ModelConfig> preset(std::string_view name);
+std::string_view plain_preset(Family family);  // the first of the family
+// "gpt-nano|gpt-mini|...", in the order of the table.
+const std::string& preset_names();
 
 }  // namespace tessera
