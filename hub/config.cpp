@@ -131,10 +131,10 @@ using KeyList = std::vector<Key>;
 
 struct HubType {
   std::string_view name, architecture;
-  ModelConfig base;                       // what the type says, and what is so where the file says nothing
+  ModelConfig base;                       // says what the type says, and what is so where the file says nothing
   KeyList written;                        // in this order
   KeyList read = {};                      // these are not written
-  std::vector<TensorNames> experts = {};  // of every layer
+  std::vector<TensorNames> experts = {};  // in every layer
   bool default_window = false;            // where "sliding_window" is left out, there is one
 };
 
@@ -308,7 +308,7 @@ void check_sizes(const Keys& keys, const std::string& what, const ModelConfig& c
     keys.refuse(gpt2 ? "n_head" : "num_attention_heads", "a divisor of the channels", c.heads);
   if (c.heads % c.key_heads() != 0) keys.refuse("num_key_value_heads", "a divisor of the heads", c.kv_heads);
   if (row_of(c.family).rotary && c.head_dim % 2 != 0) keys.refuse("head_dim", "an even number", c.head_dim);
-  constexpr int64_t kMost = int64_t{1} << 60;  // of any product of two sizes
+  constexpr int64_t kMost = int64_t{1} << 60;  // any product of two sizes
   for (const int64_t rows : {c.vocab, c.context, 2 * c.hidden(), 3 * c.attended()})
     if (rows > kMost / c.channels)
       throw InputError(fmt::format("{}: a tensor of {} x {} elements; no memory has so many", what, rows, c.channels));

@@ -20,8 +20,8 @@ namespace tessera {
 // that no layer here has; and quantised weights unless the caller takes them and they are GPTQ's.
 ModelConfig parse_hub_config(std::string_view json, const std::string& what, std::optional<GptqConfig>* gptq = nullptr);
 
-// What the transformers library reads as the same model, in both spellings. The family is the plainest that has all
-// that the model has: gpt2, llama, qwen2 (biases of q, k and v) or qwen3 (norms of q and k), mixtral or qwen3_moe.
+// Writes what the transformers library reads as the same model, in both spellings. The family is the plainest that has
+// all that the model has: gpt2, llama, qwen2 (biases of q, k and v) or qwen3 (norms of q and k), mixtral or qwen3_moe.
 // Throws Error for a model that is none of them.
 std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig* gptq = nullptr);
 
@@ -29,7 +29,7 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
 struct HubTensor {
   struct Piece {
     std::string name;
-    int64_t rows = 0;  // of ours
+    int64_t rows = 0;  // in ours
   };
   std::string name;
   Shape shape;

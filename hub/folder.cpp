@@ -282,7 +282,7 @@ void write_hub_folder(const fs::path& folder, const ModelConfig& config, const H
     int64_t first;
     HubTensor::Piece piece;
     const Int4Matrix* codes = nullptr;
-    size_t which = 0;  // of a layer's four tensors
+    size_t which = 0;  // among a layer's four tensors
   };
   const std::vector<HubTensor> all = hub_tensors(config);
   std::vector<TensorBytes> listed;

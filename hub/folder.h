@@ -73,7 +73,7 @@ struct HubWeights {
   DType dtype = DType::float32;   // that is written
   WholeTensors tensors;           // by our names
   DType stored = DType::float32;  // that they are read in
-  // Of weights that are written in 4 bits, by our names.
+  // Weights that are written in 4 bits, by our names.
   std::map<std::string, Int4Matrix> codes = {};
   GptqConfig gptq = {};
 };

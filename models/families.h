@@ -24,14 +24,14 @@ struct FamilyRow {
   bool centered_norms = false;  // LayerNorm, else RMSNorm
   bool rotary = true;           // positions turn q and k, else a table of them is added to the tokens
   bool gated = true;            // SwiGLU, else GELU
-  bool biases = false;          // of every linear layer
+  bool biases = false;          // every linear layer has one
 
   std::string_view layers = "model.layers";    // stands before the number of a layer
   std::string_view optional_prefix = {};       // published files may leave it out
   std::vector<std::string_view> derived = {};  // ends of names in files that are no parameters
   bool transposed = false;                     // matrices of layers are kept as (in, out)
   std::vector<TensorNames> outside = {};       // parameters that are in no layer
-  std::vector<TensorNames> norms = {}, attention = {}, feed_forward = {};  // of a layer; the last two can be adapted
+  std::vector<TensorNames> norms = {}, attention = {}, feed_forward = {};  // in a layer; adapters are for the last two
 
   std::string_view usual_adapters = "q_proj,v_proj";
 

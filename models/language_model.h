@@ -41,7 +41,7 @@ struct LoraConfig {
 // Frozen weights of linear layers in four bits (models/adapters/adapters.h).
 struct QuantizeConfig {
   Codec codec = Codec::none;
-  int64_t group = 128;  // of gptq: columns that share a scale; -1: all of a row
+  int64_t group = 128;  // gptq: columns that share a scale; -1: all of a row
   bool operator==(const QuantizeConfig&) const = default;
 };
 
@@ -52,13 +52,13 @@ struct ModelConfig {
   Recompute recompute = Recompute::none;
   bool tied = true;         // the head is the token embedding
   bool tie_copies = false;  // each use of a tied weight has a copy of its own (Parameter::tie)
-  int64_t kv_heads = 0;     // of keys and values; 0: as many as heads
+  int64_t kv_heads = 0;     // for keys and values; 0: as many as heads
   int64_t head_dim = 0;     // 0: channels / heads
   int64_t ffn = 0;          // hidden channels of a feed-forward layer; 0: 4 channels
   double norm_eps = 1e-5;
   // Parts of families whose positions are rotary:
   RotaryOptions rotary = {};
-  bool qkv_bias = false;      // of q, k and v
+  bool qkv_bias = false;      // q, k and v have some
   bool qk_norm = false;       // each head of q and k is normalised
   ExpertConfig experts = {};  // in place of the feed-forward layers, each of them `ffn` wide
   LoraConfig lora = {};
@@ -82,7 +82,7 @@ class DecoderLayer : public Module {
   virtual Tensor decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers);
 };
 
-using TextCache = std::vector<KvCache>;  // of one text, by layer
+using TextCache = std::vector<KvCache>;  // one text, by layer
 
 struct ModelAxes;  // models/layout.h
 
@@ -121,7 +121,7 @@ class LanguageModel : public Module {
   // The step of tokens that continue those in the caches.
   StepInfo decode_step(int64_t tokens, std::span<TextCache* const> texts, const ArenaPtr& arena) const;
 
-  // Of each unit of layout(): the layer that it belongs to; -1 before the layers, config.layers after them.
+  // The layer that each unit of layout() belongs to; -1 before the layers, config.layers after them.
   std::vector<int64_t> layers_of_units();
   // FLOPs of a token's forward pass through layer i: two for each element of a matrix that it meets, and its causal
   // attention.
@@ -149,7 +149,7 @@ class LanguageModel : public Module {
  private:
   static void recompute(Module& layer);
   static void mark_matrices(Module& layer);
-  int64_t idle_elements(int64_t i);  // of layer i: in experts that a token does not meet
+  int64_t idle_elements(int64_t i);  // in experts of layer i that a token does not meet
 };
 
 using ModelFactory = std::function<std::unique_ptr<LanguageModel>(const ModelConfig&)>;

@@ -163,7 +163,7 @@ double ModelStages::evaluate(const Microbatch& tokens, const Schedule& schedule,
   const NoGrad no_grad;
   Shape shape = options_.activation;
   shape[0] = tokens.ids.dim(0);
-  Tensor output;  // of the stage before, where that is here
+  Tensor output;  // by the stage before, where that is here
   for (int stage = 0; stage <= last(); ++stage) {
     if (schedule.rank_of_stage[static_cast<size_t>(stage)] != pipeline.rank()) continue;
     Tensor input = std::exchange(output, {});

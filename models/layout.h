@@ -65,17 +65,17 @@ void keep_stages(LanguageModel& model, const std::vector<Range>& layers, const s
 // The data of one micro-batch on this rank: int32 (B, T), meta tensors where they are not asked for.
 struct Microbatch {
   Tensor ids, targets;
-  double scale = 1;  // of the loss: one over the targets of the whole batch
+  double scale = 1;  // the loss is multiplied with it: one over the targets of the whole batch
 };
 
 class ModelStages final : public Stages {
  public:
   struct Options {
-    std::vector<Range> layers;  // of every stage
+    std::vector<Range> layers;  // by stage
     // The tokens of a micro-batch, and its place in the run.
     std::function<Microbatch(int64_t index, bool ids, bool targets)> load;
     std::function<StepInfo(int64_t index)> where;
-    Shape activation = {};  // of the activation between stages on this rank
+    Shape activation = {};  // between stages, on this rank
     DType dtype = DType::float32;
     ArenaPtr arena = {};
   };
@@ -99,7 +99,7 @@ class ModelStages final : public Stages {
   LanguageModel& model_;
   DataStrategy& strategy_;
   Options options_;
-  std::vector<UnitRange> units_;  // of each stage, in the model's layout
+  std::vector<UnitRange> units_;  // by stage, in the model's layout
 };
 
 }  // namespace tessera

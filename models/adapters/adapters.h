@@ -24,7 +24,7 @@ namespace tessera {
 struct LoraTarget {
   std::string_view name;
   std::string_view linear;  // within a layer of the model
-  int part = 0;             // of the linear layer's fused outputs
+  int part = 0;             // among the linear layer's fused outputs
 };
 // All that a model of this configuration has, in the order of its layers.
 std::vector<LoraTarget> lora_targets(const ModelConfig& config);
