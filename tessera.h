@@ -32,13 +32,10 @@
 #include "parallel/tensor_parallel.h"
 
 // Models.
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "models/language_model.h"
 #include "models/layout.h"
-#include "models/llama.h"
-#include "models/presets.h"
 #include "models/sample.h"
-#include "models/stages.h"
 
 // Training under a plan, and the proof that it is the run of one rank.
 #include "train/plan.h"

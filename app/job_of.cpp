@@ -9,8 +9,8 @@
 
 #include "app/option_values.h"
 #include "data/files.h"
-#include "models/lora.h"
-#include "models/presets.h"
+#include "models/adapters/adapters.h"
+#include "models/language_model.h"
 #include "parallel/comm/surroundings.h"
 #include "tensor/error.h"
 #include "tensor/findings.h"
@@ -35,7 +35,7 @@ LoraConfig lora_of(const TrainOptions& o, const ModelConfig& model) {
                .alpha = o.lora_alpha.value_or(static_cast<double>(o.lora_rank)),
                .dropout = o.lora_dropout,
                .rank_stabilised = o.lora_rslora};
-  const std::string usual = model.family == Family::gpt2 ? "c_attn" : "q_proj,v_proj";
+  const std::string usual(row_of(model.family).usual_adapters);
   const std::string given = o.lora_targets.value_or(usual);
   if (given == "all") {
     for (const LoraTarget& t : lora_targets(model)) c.targets.emplace_back(t.name);

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "app/options.h"
-#include "models/presets.h"
+#include "models/language_model.h"
 
 namespace tessera {
 

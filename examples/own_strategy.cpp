@@ -39,7 +39,7 @@ std::vector<double> train(Communicator& world) {
   constexpr int64_t kBatch = 8, kSteps = 150;
   const ModelConfig config{.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 64};
   const ArenaPtr arena = world.make_arena();
-  Gpt model(config);
+  Decoder model(config);
   MajorityVote strategy(model, world, arena, {.seed = 1});
   const auto optimizer = make_optimizer(OptimizerKind::sgd, strategy.shards(), {.momentum = 0});
   const Sequences sequences = counted_sequences(config.vocab, config.context, kBatch, 1);

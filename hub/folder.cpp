@@ -1,4 +1,4 @@
-// Reading and writing folders.
+// Converting numbers, and reading and writing folders.
 #include "hub/folder.h"
 
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 
 #include "data/files.h"
 #include "data/json.h"
-#include "hub/convert.h"
+#include "tensor/dtype.h"
 #include "tensor/error.h"
 #include "tensor/write_file.h"
 
@@ -26,29 +26,67 @@ constexpr const char* kQuantised = "quantize_config.json";  // where config.json
 constexpr std::string_view kHead = "lm_head.weight", kWeight = ".weight", kBias = ".bias";
 constexpr size_t kMostShards = 10000;
 
-// GPT-2's own files leave the first word of a name out, and keep masks, which are no parameters; older files of Llama
-// keep frequencies, which follow from the configuration.
-std::string common_name(const std::string& name, Family family) {
-  if (family == Family::gpt2 && !name.starts_with("transformer.") && name != kHead) return "transformer." + name;
-  return name;
+std::string common_name(const std::string& name, const FamilyRow& family) {
+  if (name.starts_with(family.optional_prefix) || name == kHead) return name;
+  return std::string(family.optional_prefix) + name;
 }
-bool follows_from_the_rest(const std::string& name, Family family) {
-  static const std::vector<std::string_view> gpt2{".attn.bias", ".attn.masked_bias"};
-  static const std::vector<std::string_view> llama{".rotary_emb.inv_freq"};
-  return std::ranges::any_of(family == Family::gpt2 ? gpt2 : llama,
-                             [&](std::string_view end) { return name.ends_with(end); });
+bool is_derived(const std::string& name, const FamilyRow& family) {
+  return std::ranges::any_of(family.derived, [&](std::string_view end) { return name.ends_with(end); });
 }
 
 bool is_code(const std::string& name) {
   return name.ends_with(".qweight") || name.ends_with(".qzeros") || name.ends_with(".g_idx");
 }
 
-// Of a weight: the name of its layer.
+// The name of a weight's layer.
 std::string layer_of(const std::string& name) { return name.substr(0, name.size() - kWeight.size()); }
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
 
+template <class To, class From>
+To cast(From x) {
+  if constexpr (std::is_same_v<From, Half>)
+    return converted<To>(wide(x));
+  else
+    return converted<To>(x);
+}
+
+template <class F>
+void with_stored(const TensorBytes& from, const F& f) {
+  if (from.is_half) return f(Half());
+  with_floating(from.dtype, "hub", f);
+}
+
+// place(i): where element i of the result stands in `from`. Bytes of a file may lie anywhere.
+template <class Place>
+void copy(const TensorBytes& from, DType dtype, std::span<std::byte> to, const Place& place) {
+  with_stored(from, [&]<class From>(From) {
+    with_floating(dtype, "hub", [&]<class To>(To) {
+      const int64_t count = std::ssize(to) / static_cast<int64_t>(sizeof(To));
+      for (int64_t i = 0; i < count; ++i) {
+        From x;
+        std::memcpy(&x, from.bytes.data() + place(i) * static_cast<int64_t>(sizeof(From)), sizeof(From));
+        const To y = cast<To>(x);
+        std::memcpy(to.data() + i * static_cast<int64_t>(sizeof(To)), &y, sizeof(To));
+      }
+    });
+  });
+}
+
 }  // namespace
+
+void convert(const TensorBytes& from, int64_t begin, DType dtype, std::span<std::byte> to) {
+  if (from.dtype == dtype && !from.is_half) {
+    std::memcpy(to.data(), from.bytes.data() + begin * size_of(dtype), to.size());
+    return;
+  }
+  copy(from, dtype, to, [=](int64_t i) { return begin + i; });
+}
+
+void convert_transposed(const TensorBytes& from, int64_t begin, DType dtype, std::span<std::byte> to) {
+  const int64_t rows = from.shape.at(0), columns = from.shape.at(1);  // ours has `columns` rows
+  copy(from, dtype, to, [=](int64_t i) { return (begin + i) % rows * columns + (begin + i) / rows; });
+}
 
 bool is_hub_folder(const fs::path& folder) {
   std::error_code error;
@@ -112,11 +150,11 @@ void HubFolder::open_files() {
         throw InputError(
             fmt::format("{}: tensor '{}' is in {}, where the index does not name it", path_.string(), t.name, name));
       ++listed;
-      if (follows_from_the_rest(t.name, config_.family)) continue;
+      if (is_derived(t.name, row_of(config_.family))) continue;
       if (!is_floating(t.dtype) && !(gptq_ && is_code(t.name)))
         throw InputError(
             fmt::format("{}: tensor '{}' is {}; expected floating numbers", file.string(), t.name, name_of(t.dtype)));
-      if (!tensors_.emplace(common_name(t.name, config_.family), &t).second)
+      if (!tensors_.emplace(common_name(t.name, row_of(config_.family)), &t).second)
         throw InputError(fmt::format("{}: tensor '{}' is there twice", path_.string(), t.name));
     }
   }
@@ -244,7 +282,7 @@ void write_hub_folder(const fs::path& folder, const ModelConfig& config, const H
     int64_t first;
     HubTensor::Piece piece;
     const Int4Matrix* codes = nullptr;
-    size_t which = 0;  // of a layer's four tensors
+    size_t which = 0;  // among a layer's four tensors
   };
   const std::vector<HubTensor> all = hub_tensors(config);
   std::vector<TensorBytes> listed;

@@ -6,16 +6,24 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "data/safetensors.h"
 #include "hub/config.h"
 #include "hub/gptq_format.h"
-#include "hub/names.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {
 
+// --- stored numbers in another dtype, rounded once ---
+// Elements of `from`, floating or float16, from the one at `begin` on, as many of `dtype` as `to` has room for.
+void convert(const TensorBytes& from, int64_t begin, DType dtype, std::span<std::byte> to);
+// The same of its transpose; `from` has two dims.
+void convert_transposed(const TensorBytes& from, int64_t begin, DType dtype, std::span<std::byte> to);
+
+// --- folders ---
 // Whether a folder has a config.json and is no run of Tessera's.
 bool is_hub_folder(const std::filesystem::path& folder);
 
@@ -26,7 +34,7 @@ class HubFolder {
   explicit HubFolder(const std::filesystem::path& folder);
   const std::filesystem::path& path() const { return path_; }
   const ModelConfig& config() const { return config_; }
-  // That most elements are stored in; float32 for float16, which no op takes.
+  // The dtype that most elements are stored in; float32 for float16, which no op takes.
   DType dtype() const { return dtype_; }
   // By our names, in any floating dtype, rounded once: of layers in 4 bits what their codes stand for. This must
   // outlive it.
@@ -65,7 +73,7 @@ struct HubWeights {
   DType dtype = DType::float32;   // that is written
   WholeTensors tensors;           // by our names
   DType stored = DType::float32;  // that they are read in
-  // Of weights that are written in 4 bits, by our names.
+  // Weights that are written in 4 bits, by our names.
   std::map<std::string, Int4Matrix> codes = {};
   GptqConfig gptq = {};
 };

@@ -30,7 +30,7 @@ struct GptqConfig {
 // which. Keys about how codes were made are passed over; any other is refused by its name. Throws InputError for other
 // methods, bits and formats, for activation order and for codes that are not symmetric.
 GptqConfig parse_gptq_config(std::string_view json, const std::string& what, bool needs_method = true);
-// What parse_gptq_config() reads, and other loaders.
+// The text that parse_gptq_config() reads, and other loaders.
 std::string gptq_config(const GptqConfig& config);
 
 // A layer's tensors, by the part of their names behind the layer's.
@@ -38,7 +38,7 @@ struct GptqTensors {
   std::vector<int32_t> qweight, qzeros, g_idx;
   std::vector<Half> scales;
 };
-// Of rows [first, first + rows) of a matrix. Throws Error unless rows and columns are multiples of 8.
+// The tensors of rows [first, first + rows) of a matrix. Throws Error unless rows and columns are multiples of 8.
 GptqTensors pack_gptq(const Int4Matrix& matrix, int64_t first, int64_t rows);
 // As a file lists them, four for each layer: `tensors` must outlive the result, or be empty where only their names and
 // shapes are wanted.

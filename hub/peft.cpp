@@ -11,9 +11,9 @@
 
 #include "data/files.h"
 #include "data/json.h"
-#include "hub/convert.h"
-#include "hub/names.h"
-#include "models/lora.h"
+#include "hub/config.h"
+#include "hub/folder.h"
+#include "models/adapters/adapters.h"
 #include "tensor/error.h"
 #include "tensor/write_file.h"
 
@@ -65,11 +65,11 @@ bool names_layer(const std::string& target, const std::string& layer) {
   return layer == target || layer.ends_with("." + target);
 }
 
-// The name of each layer that a model of the family can adapt, as transformers has it.
-std::string hub_layer(const std::map<std::string, const HubTensor*>& hub, Linear& linear, const LoraTarget& target) {
-  const HubTensor& weight = *hub.at(linear.parameter(linear.weight).name);
-  const std::string name = weight.pieces.at(static_cast<size_t>(target.part)).name;
-  return name.substr(0, name.rfind('.'));
+// The layer that a target is, as transformers names it.
+std::string hub_layer(const ModelConfig& config, int64_t layer, const LoraTarget& target) {
+  const FamilyRow& family = row_of(config.family);
+  const std::string_view name = family.find(target.linear)->theirs.at(static_cast<size_t>(target.part));
+  return fmt::format("{}.{}.{}", family.layers, layer, name);
 }
 
 }  // namespace
@@ -131,19 +131,17 @@ std::string peft_config(const LoraConfig& lora, Family family, const std::string
       {"use_rslora", lora.rank_stabilised},
       {"target_modules", lora.targets},
       {"bias", "none"},
-      {"fan_in_fan_out", family == Family::gpt2},
+      {"fan_in_fan_out", row_of(family).transposed},
       {"inference_mode", true}};
   return out.dump(2) + "\n";
 }
 
 std::vector<PeftTensor> peft_tensors(const ModelConfig& config) {
-  const std::vector<HubTensor> all = hub_tensors(config);
-  std::map<std::string, const HubTensor*> hub;
-  for (const HubTensor& t : all) hub[t.name] = &t;
+  hub_tensors(config);  // throws where the hub has no names for all of the base
   const std::unique_ptr<LanguageModel> model = make_model(config);
   std::vector<PeftTensor> out;
   for (const AttachedLora& attached : adapters_of(*model)) {
-    const std::string layer = "base_model.model." + hub_layer(hub, *attached.linear, *attached.target);
+    const std::string layer = "base_model.model." + hub_layer(config, attached.layer, attached.target);
     for (const auto& [matrix, name] : {std::pair{&attached.adapter->a, "lora_A"}, {&attached.adapter->b, "lora_B"}}) {
       const Parameter& p = matrix->parameter(matrix->weight);
       out.push_back({p.name, p.whole, fmt::format("{}.{}.weight", layer, name)});
@@ -173,36 +171,32 @@ ModelConfig PeftFolder::config(const ModelConfig& base) const {
   out.lora = config_.lora;
   out.lora.dropout = 0;
   out.lora.targets.clear();
-  ModelConfig every = base;
-  every.lora = {.rank = 1, .alpha = 1};
-  for (const LoraTarget& t : lora_targets(base)) every.lora.targets.emplace_back(t.name);
-  const std::vector<HubTensor> all = hub_tensors(every);
-  std::map<std::string, const HubTensor*> hub;
-  for (const HubTensor& t : all) hub[t.name] = &t;
-  const std::unique_ptr<LanguageModel> model = make_model(every);
+  hub_tensors(base);  // throws where the hub has no names for all of it
   std::set<std::string> used;
-  std::map<std::string_view, int64_t> layers;  // that have the target
-  for (const AttachedLora& attached : adapters_of(*model)) {
-    const std::string layer = hub_layer(hub, *attached.linear, *attached.target);
-    bool wanted = false;
-    for (const std::string& t : config_.lora.targets)
-      if (t == "all-linear" || names_layer(t, layer)) {
-        wanted = true;
-        used.insert(t);
-      }
-    layers[attached.target->name] += wanted ? 1 : 0;
+  std::vector<std::string_view> names;
+  for (const LoraTarget& target : lora_targets(base)) {
+    names.push_back(target.name);
+    int64_t layers = 0;  // that have the target
+    for (int64_t i = 0; i < base.layers; ++i) {
+      const std::string layer = hub_layer(base, i, target);
+      bool wanted = false;
+      for (const std::string& t : config_.lora.targets)
+        if (t == "all-linear" || names_layer(t, layer)) {
+          wanted = true;
+          used.insert(t);
+        }
+      layers += wanted ? 1 : 0;
+    }
+    if (layers == 0) continue;
+    if (layers < base.layers)
+      throw InputError(fmt::format("{}: target_modules: {} of {} layers; expected all of them or none",
+                                   (path_ / kConfig).string(), target.name, layers));
+    out.lora.targets.emplace_back(target.name);
   }
   for (const std::string& t : config_.lora.targets)
     if (!used.contains(t))
       throw InputError(fmt::format("{}: target_modules: the base has no layer '{}' that adapts; expected some of {}",
-                                   (path_ / kConfig).string(), t, fmt::join(every.lora.targets, ", ")));
-  for (const LoraTarget& t : lora_targets(base)) {
-    if (layers[t.name] == 0) continue;
-    if (layers[t.name] < base.layers)
-      throw InputError(fmt::format("{}: target_modules: {} of {} layers; expected all of them or none",
-                                   (path_ / kConfig).string(), t.name, layers[t.name]));
-    out.lora.targets.emplace_back(t.name);
-  }
+                                   (path_ / kConfig).string(), t, fmt::join(names, ", ")));
   return out;
 }
 

@@ -16,7 +16,7 @@ namespace tessera {
 // Whether a folder has an adapter_config.json and is no run of Tessera's.
 bool is_peft_folder(const std::filesystem::path& folder);
 
-// What adapter_config.json says. `targets` are as it has them.
+// The contents of adapter_config.json. `targets` are as it has them.
 struct PeftConfig {
   LoraConfig lora;
   std::string base;  // maybe a path

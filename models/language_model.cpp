@@ -1,4 +1,4 @@
-// What holds for any language model.
+// Functions that are the same for every language model.
 #include "models/language_model.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// Of a text whose layers may be on other ranks too: those that are here are all of one length.
+// The length of a text whose layers may be on other ranks too: those that are here are all of one length.
 int64_t lengths_of(const TextCache& text) {
   int64_t most = 0;
   for (const KvCache& layer : text) most = std::max(most, layer.length);
@@ -144,7 +144,7 @@ double LanguageModel::layer_flops(int64_t i) {
 }
 
 double LanguageModel::training_flops() {
-  int64_t passes = 0;  // of elements: a forward one, one for the gradient of what goes in, and one for its own
+  int64_t passes = 0;  // over elements: a forward one, one for the gradient of what goes in, and one for its own
   const std::vector<Unit> units = layout();
   const std::vector<int64_t> at = layers_of_units();
   for (size_t u = 0; u < units.size(); ++u)

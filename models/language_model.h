@@ -10,21 +10,21 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "models/families.h"
 #include "nn/experts/experts.h"
 #include "nn/layers.h"
 #include "tensor/ops/quantize/quantize.h"
 
 namespace tessera {
 
-enum class Family : uint8_t { gpt2, llama };
-
-// Low-rank adaptation of a model whose own weights are frozen (nn/adapters/lora.h, models/lora.h).
+// Low-rank adaptation of a model whose own weights are frozen (nn/adapters/lora.h, models/adapters/adapters.h).
 struct LoraConfig {
   int64_t rank = 0;  // 0: none
   double alpha = 0, dropout = 0;
@@ -38,10 +38,10 @@ struct LoraConfig {
   bool operator==(const LoraConfig&) const = default;
 };
 
-// Frozen weights of linear layers in four bits (models/packed_layers.h).
+// Frozen weights of linear layers in four bits (models/adapters/adapters.h).
 struct QuantizeConfig {
   Codec codec = Codec::none;
-  int64_t group = 128;  // of gptq: columns that share a scale; -1: all of a row
+  int64_t group = 128;  // gptq: columns that share a scale; -1: all of a row
   bool operator==(const QuantizeConfig&) const = default;
 };
 
@@ -52,30 +52,23 @@ struct ModelConfig {
   Recompute recompute = Recompute::none;
   bool tied = true;         // the head is the token embedding
   bool tie_copies = false;  // each use of a tied weight has a copy of its own (Parameter::tie)
-  int64_t kv_heads = 0;     // of keys and values; 0: as many as heads
+  int64_t kv_heads = 0;     // for keys and values; 0: as many as heads
   int64_t head_dim = 0;     // 0: channels / heads
   int64_t ffn = 0;          // hidden channels of a feed-forward layer; 0: 4 channels
   double norm_eps = 1e-5;
-  // Of the Llama family:
+  // Parts of families whose positions are rotary:
   RotaryOptions rotary = {};
-  bool qkv_bias = false;      // of q, k and v
+  bool qkv_bias = false;      // q, k and v have some
   bool qk_norm = false;       // each head of q and k is normalised
   ExpertConfig experts = {};  // in place of the feed-forward layers, each of them `ffn` wide
   LoraConfig lora = {};
   QuantizeConfig quantize = {};
   bool whole_updates = false;  // the optimizer needs matrices of layers whole (Parameter::whole_update)
 
-  Heads all_heads() const { return {heads, kv_heads > 0 ? kv_heads : heads}; }
+  int64_t key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
+  Heads all_heads() const { return {heads, key_heads()}; }
   int64_t head_size() const { return head_dim > 0 ? head_dim : channels / heads; }
   int64_t attended() const { return heads * head_size(); }  // channels of q, and of what attention gives
-  Attention::Options attention() const {
-    return {.heads = heads,
-            .kv_heads = kv_heads,
-            .head_dim = head_dim,
-            .dropout = dropout,
-            .projection_deviation = residual_deviation(),
-            .recompute = recompute == Recompute::attention};
-  }
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
   // Deviation of the first weights of layers that add to the residual: GPT-2's 0.02 / sqrt(2 layers).
   double residual_deviation() const { return 0.02 / std::sqrt(2.0 * static_cast<double>(layers)); }
@@ -89,7 +82,7 @@ class DecoderLayer : public Module {
   virtual Tensor decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers);
 };
 
-using TextCache = std::vector<KvCache>;  // of one text, by layer
+using TextCache = std::vector<KvCache>;  // one text, by layer
 
 struct ModelAxes;  // models/layout.h
 
@@ -128,7 +121,7 @@ class LanguageModel : public Module {
   // The step of tokens that continue those in the caches.
   StepInfo decode_step(int64_t tokens, std::span<TextCache* const> texts, const ArenaPtr& arena) const;
 
-  // Of each unit of layout(): the layer that it belongs to; -1 before the layers, config.layers after them.
+  // The layer that each unit of layout() belongs to; -1 before the layers, config.layers after them.
   std::vector<int64_t> layers_of_units();
   // FLOPs of a token's forward pass through layer i: two for each element of a matrix that it meets, and its causal
   // attention.
@@ -156,12 +149,19 @@ class LanguageModel : public Module {
  private:
   static void recompute(Module& layer);
   static void mark_matrices(Module& layer);
-  int64_t idle_elements(int64_t i);  // of layer i: in experts that a token does not meet
+  int64_t idle_elements(int64_t i);  // in experts of layer i that a token does not meet
 };
 
 using ModelFactory = std::function<std::unique_ptr<LanguageModel>(const ModelConfig&)>;
 
-// A model of the family that the configuration names.
+// A model of the family that the configuration names (models/families.cpp).
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config);
+
+// Sizes of models by name, there too. Published ones are as their makers' papers and files say; a vocabulary of 0 is
+// the tokenizer's.
+std::optional<ModelConfig> preset(std::string_view name);
+std::string_view plain_preset(Family family);  // the first of the family
+// "gpt-nano|gpt-mini|...", in the order of the table.
+const std::string& preset_names();
 
 }  // namespace tessera

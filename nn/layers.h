@@ -85,6 +85,7 @@ class Linear : public Module {
 // centers.
 class Norm : public Module {
  public:
+  Norm(int64_t channels, const NormOptions& options, Recompute recompute);
   Var forward(const Var& x) override { return norm(x, seen(weight), beta(), options_, recompute_); }
   // {x + y, norm(x + y)} in one pass; y may be written over.
   std::pair<Var, Var> add(const Var& x, Var y) {
@@ -93,9 +94,6 @@ class Norm : public Module {
 
   Var& weight;  // (channels)
   Var* bias;    // (channels), or null
-
- protected:
-  Norm(int64_t channels, const NormOptions& options, Recompute recompute);
 
  private:
   Var beta() const { return bias ? seen(*bias) : Var(); }

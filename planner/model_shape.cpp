@@ -12,7 +12,7 @@ ModelShape shape_of(const ModelConfig& c) {
   if (c.experts.count > 0 && c.experts.shared > 0)
     throw FieldError("shared_experts",
                      "predictions do not know them; expected 0, found " + std::to_string(c.experts.shared));
-  const bool llama = c.family == Family::llama;
+  const FamilyRow& family = row_of(c.family);
   return {.layers = c.layers,
           .channels = c.channels,
           .heads = c.heads,
@@ -21,11 +21,11 @@ ModelShape shape_of(const ModelConfig& c) {
           .ffn = c.ffn,
           .experts = c.experts.count,
           .experts_per_token = c.experts.count > 0 ? c.experts.per_token : 0,
-          .gated = llama,
+          .gated = family.gated,
           .vocab = c.vocab,
           .context = c.context,
           .tied = c.tied,
-          .positions = llama ? Positions::rope : Positions::learned,
+          .positions = family.rotary ? Positions::rope : Positions::learned,
           .qkv_bias = c.qkv_bias,
           .qk_norm = c.qk_norm};
 }

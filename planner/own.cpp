@@ -1,7 +1,7 @@
 // From a case to a job, and what train/ says of it.
 #include "planner/own.h"
 
-#include "models/stages.h"
+#include "models/layout.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "models/stages.h"
+#include "models/layout.h"
 
 namespace tessera::planner {
 namespace {

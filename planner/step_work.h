@@ -1,5 +1,5 @@
 // What a rank of Tessera calls in a step, kernel by kernel and exchange by exchange, from the sizes alone: what the
-// constants of a measured machine are multiplied with. A test of the house of kernels: models/block.h, nn/layers.cpp.
+// constants of a measured machine are multiplied with. A test of the house of kernels: models/decoder.h, nn/layers.cpp.
 #pragma once
 #include <vector>
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "models/stages.h"
+#include "models/layout.h"
 #include "parallel/context_parallel.h"
 #include "parallel/pipeline/runtime.h"
 

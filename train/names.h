@@ -18,7 +18,6 @@ constexpr std::array<std::string_view, 5> kRecomputeNames = {"none", "activation
 constexpr std::string_view recompute_name(std::string_view name) {
   return name == "gelu" ? "activation" : name == "gelu+norm" ? "activation+norm" : name;
 }
-constexpr std::array<std::string_view, 2> kFamilyNames = {"gpt2", "llama"};
 constexpr std::array<std::string_view, 2> kRouterSoftmaxNames = {"chosen", "all"};
 constexpr std::array<std::string_view, 3> kRopeScalingNames = {"none", "linear", "llama3"};
 constexpr std::array<std::string_view, 2> kDeviceNames = {"cpu", "cuda"};
@@ -35,7 +34,6 @@ constexpr const auto& names_of(AttentionKernels) { return kAttentionNames; }
 constexpr const auto& names_of(ContextMode) { return kContextModeNames; }
 constexpr const auto& names_of(Backend) { return kBackendNames; }
 constexpr const auto& names_of(Recompute) { return kRecomputeNames; }
-constexpr const auto& names_of(Family) { return kFamilyNames; }
 constexpr const auto& names_of(RouterSoftmax) { return kRouterSoftmaxNames; }
 constexpr const auto& names_of(RopeScaling) { return kRopeScalingNames; }
 constexpr const auto& names_of(Device) { return kDeviceNames; }

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "models/layout.h"
-#include "models/stages.h"
 #include "nn/adapters/lora.h"
 #include "parallel/comm/fake_transport.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "models/stages.h"
+#include "models/layout.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/data_strategy.h"
 #include "train/job.h"

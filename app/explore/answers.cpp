@@ -11,7 +11,7 @@
 #include "app/explore/page.h"
 #include "app/explore/query.h"
 #include "app/plan/text.h"
-#include "models/presets.h"
+#include "models/language_model.h"
 #include "parallel/pipeline/simulate.h"
 #include "planner/case_json.h"
 #include "planner/check_case.h"

@@ -13,7 +13,7 @@
 
 #include "app/plan/command.h"
 #include "app/plan_question.h"
-#include "models/presets.h"
+#include "models/language_model.h"
 #include "planner/case_json.h"
 #include "tensor/error.h"
 

@@ -13,10 +13,9 @@
 #include "app/option_values.h"
 #include "app/run/directory.h"
 #include "app/train/saver.h"
-#include "hub/convert.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
-#include "models/packed_layers.h"
+#include "models/adapters/adapters.h"
 #include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
@@ -170,7 +169,7 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
     field = value;
   };
   const std::string usual = TrainOptions().model, family(text_of(c.family)),
-                    plain = c.family == Family::gpt2 ? "gpt-nano" : "llama-nano";
+                    plain(plain_preset(c.family));
   if (o.model != usual && o.model != plain)
     throw Error(fmt::format("--model: --init names the model already; expected no --model, found {}", o.model));
   o.model = plain;
@@ -178,7 +177,7 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   take("layers", o.layers, c.layers), take("heads", o.heads, c.heads), take("kv-heads", o.kv_heads, c.all_heads().key);
   take("head-dim", o.head_dim, c.head_size()), take("channels", o.channels, c.channels), take("ffn", o.ffn, c.hidden());
   take("vocab", o.vocab, c.vocab), take("untied", o.untied, !c.tied), take("norm-eps", o.norm_eps, c.norm_eps);
-  if (c.family == Family::gpt2 || !o.context || *o.context > c.context) take("context", o.context, c.context);
+  if (!row_of(c.family).rotary || !o.context || *o.context > c.context) take("context", o.context, c.context);
   if (c.lora.rank > 0) {
     if (o.lora_rank > 0 || o.lora_alpha || o.lora_targets || o.lora_rslora)
       throw Error(
@@ -198,7 +197,7 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
     throw Error("--quantize: gptq is for codes that tessera checkpoint quantize made, and the model has none");
   if (held != "none" && wanted != "none") take("quantize", o.quantize, held);
   if (o.quantize == "gptq") take("quantize-group", o.quantize_group, c.quantize.group);
-  if (c.family == Family::gpt2) return;
+  if (!row_of(c.family).rotary) return;
   take("qkv-bias", o.qkv_bias, c.qkv_bias), take("qk-norm", o.qk_norm, c.qk_norm);
   const RotaryOptions& r = c.rotary;
   take("rope-theta", o.rope_theta, r.theta), take("rope-factor", o.rope_factor, r.factor);

@@ -153,7 +153,7 @@ void check_step(const Job& job, double tolerance) {
 // Nothing is to be added up.
 void check_frozen() {
   on_ranks(1, [](Communicator& world) {
-    const std::unique_ptr<Gpt> model = small_model({});
+    const std::unique_ptr<Decoder> model = small_model({});
     model->freeze();
     const auto strategy = make_data_strategy(*model, world, make_arena(), {});
     const std::vector<double> sums = unit_sums(*strategy);

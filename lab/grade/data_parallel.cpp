@@ -56,8 +56,8 @@ std::vector<Seen> run(const DataCase& c) {
   on_ranks(c.ranks, [&](Communicator& world) {
     Seen& seen = ranks[static_cast<size_t>(world.rank())];
     const ArenaPtr arena = make_arena();
-    const std::unique_ptr<Gpt> made = small_model(c);
-    Gpt& model = *made;
+    const std::unique_ptr<Decoder> made = small_model(c);
+    Decoder& model = *made;
     const auto strategy =
         make_data_strategy(model, world, arena,
                            {.zero = c.zero, .microbatches = c.microbatches, .bucket_bytes = c.bucket_bytes, .seed = 5});
@@ -177,7 +177,7 @@ std::string all_ranks(const DataCase& c, const char* what) {
 int64_t expected_buckets(const DataCase& c) {
   std::vector<int64_t> begins;
   int64_t all = 0;
-  const std::unique_ptr<Gpt> model = small_model(c);
+  const std::unique_ptr<Decoder> model = small_model(c);
   for (const Module::Unit& unit : model->layout()) {
     for (const Slot& slot : unit.slots) begins.push_back(all + slot.begin);
     all += unit.size;

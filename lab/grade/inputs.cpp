@@ -107,9 +107,9 @@ constexpr uint64_t kSeed = 5;
 
 std::vector<float> floats(const Tensor& t) { return t.contiguous().to_vector<float>(); }
 
-class GptWithIdle : public Gpt {
+class GptWithIdle : public Decoder {
  public:
-  explicit GptWithIdle(const ModelConfig& c) : Gpt(c) { child<Embedding>("idle", 30, c.channels).make_unit(); }
+  explicit GptWithIdle(const ModelConfig& c) : Decoder(c) { child<Embedding>("idle", 30, c.channels).make_unit(); }
 };
 
 }  // namespace
@@ -120,13 +120,13 @@ std::string DataCase::where(int rank) const {
                      microbatches == 1 ? "" : "es", idle ? ", a parameter without a gradient" : "", rank);
 }
 
-std::unique_ptr<Gpt> small_model(const DataCase& c) {
+std::unique_ptr<Decoder> small_model(const DataCase& c) {
   const ModelConfig sizes{.layers = 2, .heads = 2, .channels = 24, .context = 8, .vocab = 37};
   if (c.idle) return std::make_unique<GptWithIdle>(sizes);
-  return std::make_unique<Gpt>(sizes);
+  return std::make_unique<Decoder>(sizes);
 }
 
-void learn(Gpt& model, const DataCase& c, int rank, int64_t microbatch, const ArenaPtr& arena) {
+void learn(Decoder& model, const DataCase& c, int rank, int64_t microbatch, const ArenaPtr& arena) {
   const ModelConfig& m = model.config;
   const int64_t batch = c.ranks * c.microbatches * kSequences,
                 first = (rank * c.microbatches + microbatch) * kSequences;
@@ -173,8 +173,8 @@ MicroGradients micro_gradients(const DataCase& c) {
   out.parts.resize(static_cast<size_t>(c.ranks));
   on_ranks(1, [&](Communicator&) {
     const ArenaPtr arena = make_arena();
-    const std::unique_ptr<Gpt> made = small_model(c);
-    Gpt& model = *made;
+    const std::unique_ptr<Decoder> made = small_model(c);
+    Decoder& model = *made;
     std::vector<FlatUnit> units;
     for (const Module::Unit& unit : model.layout())
       units.push_back(make_unit(unit, arena, DType::float32, DType::float32, kSeed));

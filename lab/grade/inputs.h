@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lab/compare.h"
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "train/sequences.h"
 #include "train/trainer.h"
 
@@ -64,9 +64,9 @@ struct DataCase {
 };
 
 // A GPT; with `idle` a parameter more, declared last, that no gradient reaches.
-std::unique_ptr<Gpt> small_model(const DataCase& c);
+std::unique_ptr<Decoder> small_model(const DataCase& c);
 // Forward and backward of one micro-batch of one rank: its part of the gradient of the mean over the global batch.
-void learn(Gpt& model, const DataCase& c, int rank, int64_t microbatch, const ArenaPtr& arena);
+void learn(Decoder& model, const DataCase& c, int rank, int64_t microbatch, const ArenaPtr& arena);
 
 // Of every parameter, in order.
 using Gradients = std::vector<std::vector<float>>;

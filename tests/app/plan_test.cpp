@@ -8,8 +8,8 @@
 #include <string>
 
 #include "app/job_of.h"
-#include "models/gpt.h"
-#include "models/stages.h"
+#include "models/decoder.h"
+#include "models/layout.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -76,14 +76,14 @@ TEST(Plan, OneLineForWhatCannotBe) {
 
 // GPT-2's head costs as much as five of its blocks.
 TEST(SplitLayers, TheLastStagePaysForTheHead) {
-  Gpt gpt2({.layers = 12, .heads = 12, .channels = 768, .context = 1024, .vocab = 50304});
+  Decoder gpt2({.layers = 12, .heads = 12, .channels = 768, .context = 1024, .vocab = 50304});
   const std::vector<Range> stages = split_layers(gpt2, 4);
   std::vector<int64_t> sizes;
   for (const Range& r : stages) sizes.push_back(r.size());
   EXPECT_EQ(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}), 12);
   EXPECT_EQ(sizes.back(), 1);
   EXPECT_EQ(*std::max_element(sizes.begin(), sizes.end()), 4);
-  Gpt small({.layers = 8, .channels = 64, .context = 16, .vocab = 8});
+  Decoder small({.layers = 8, .channels = 64, .context = 16, .vocab = 8});
   const std::vector<Range> even = split_layers(small, 4);
   for (size_t s = 0; s < 4; ++s) EXPECT_EQ(even[s].size(), 2);
   EXPECT_THROW(split_layers(gpt2, 13), Error);
@@ -91,7 +91,7 @@ TEST(SplitLayers, TheLastStagePaysForTheHead) {
 
 TEST(SplitLayers, UnitsLieInTheStageOfTheirLayer) {
   const std::vector<Range> layers = {{0, 2}, {2, 3}, {3, 12}};
-  Gpt model({.layers = 12, .heads = 1, .channels = 4, .context = 4, .vocab = 4, .tie_copies = true});
+  Decoder model({.layers = 12, .heads = 1, .channels = 4, .context = 4, .vocab = 4, .tie_copies = true});
   std::map<std::string, int> stages;
   const std::vector<Module::Unit> units = model.layout();
   const std::vector<int> of_units = stages_of_units(model, layers);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "autograd/ops.h"
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/support/gpu.h"
 
@@ -35,7 +35,7 @@ class OnePass : public test::OnGpu {
 
 TEST_F(OnePass, LossesOfATrainingStep) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    Gpt model({.layers = 1, .heads = 1, .channels = 16, .context = kTokens, .vocab = kVocab});
+    Decoder model({.layers = 1, .heads = 1, .channels = 16, .context = kTokens, .vocab = kVocab});
     model.materialize(1, arena, dtype, DType::float32);
     EXPECT_EQ(rows_in_shared(dtype, [&] { backward(model.loss(ids, ids, 0.1).mean); }), kBatch * kTokens);
     const auto validate = [&] {

@@ -1,7 +1,6 @@
 // config.json of a Hugging Face folder: what is accepted is a model whose own config.json says the same, of its layers'
 // bits too.
 #include "hub/config.h"
-#include "hub/names.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "hub/config.h"
-#include "hub/names.h"
 #include "tensor/error.h"
 
 namespace tessera {

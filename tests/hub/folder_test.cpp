@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "data/files.h"
-#include "hub/convert.h"
 #include "models/sample.h"
 #include "optim/sgd.h"
 #include "tensor/error.h"

@@ -11,7 +11,7 @@
 
 #include "data/files.h"
 #include "hub/folder.h"
-#include "models/lora.h"
+#include "models/adapters/adapters.h"
 #include "tensor/error.h"
 
 namespace tessera {

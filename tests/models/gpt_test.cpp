@@ -1,11 +1,10 @@
 // The whole model: loss and every gradient against an independent PyTorch GPT-2, float32 against float64, recomputation
 // and micro-batches bit for bit, decoding with a cache against the plain forward pass.
-#include "models/gpt.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 
+#include "models/decoder.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/random.h"
 #include "tests/support/gpt_oracle.h"
@@ -22,8 +21,8 @@ Tensor random_ids(const Shape& shape, int64_t vocab, uint64_t seed, const ArenaP
 }
 
 // A model whose biases and norms are not at their (too symmetric) initial values.
-std::unique_ptr<Gpt> make_model(const ModelConfig& config, DType dtype, const ArenaPtr& arena) {
-  auto model = std::make_unique<Gpt>(config);
+std::unique_ptr<Decoder> make_model(const ModelConfig& config, DType dtype, const ArenaPtr& arena) {
+  auto model = std::make_unique<Decoder>(config);
   model->materialize(7, arena, dtype, dtype == DType::bfloat16 ? DType::float32 : dtype);
   for (const Parameter* p : model->parameters()) {
     Tensor value = p->var.value();
@@ -36,7 +35,7 @@ std::unique_ptr<Gpt> make_model(const ModelConfig& config, DType dtype, const Ar
   return model;
 }
 
-double run_backward(Gpt& model, const Tensor& ids, const Tensor& targets) {
+double run_backward(Decoder& model, const Tensor& ids, const Tensor& targets) {
   model.clear_gradients();
   const Loss loss = model.loss(ids, targets, 1.0 / static_cast<double>(targets.numel()));
   backward(loss.mean);
@@ -44,7 +43,7 @@ double run_backward(Gpt& model, const Tensor& ids, const Tensor& targets) {
   return loss.mean.value().item<double>();
 }
 
-std::vector<std::byte> gradient_bytes(Gpt& model) {
+std::vector<std::byte> gradient_bytes(Decoder& model) {
   std::vector<std::byte> all;
   for (const FlatUnit& unit : model.units())
     all.insert(all.end(), unit.grads.raw(), unit.grads.raw() + unit.grads.nbytes());
@@ -75,7 +74,7 @@ TEST(Gpt, LossAndGradientsAreThoseOfPyTorch) {
     const test::Worst worst = test::worst_gradient(model->units(), oracle.grads64);
     EXPECT_LT(worst.error, 1e-5) << worst.name;
 
-    auto wide = std::make_unique<Gpt>(c.config);
+    auto wide = std::make_unique<Decoder>(c.config);
     wide->materialize(7, arena, DType::float64, DType::float64);
     for (size_t i = 0; i < wide->units().size(); ++i) wide->units()[i].values.copy_from(model->units()[i].values);
     EXPECT_NEAR(run_backward(*wide, ids, targets), oracle.loss64, 1e-12 * oracle.loss64);
@@ -88,7 +87,7 @@ TEST(Gpt, BFloat16GradientsAreNearFloat64) {
   const Case& c = kCases[0];
   const ArenaPtr arena = make_arena();
   auto model = make_model(c.config, DType::bfloat16, arena);
-  auto wide = std::make_unique<Gpt>(c.config);
+  auto wide = std::make_unique<Decoder>(c.config);
   wide->materialize(7, arena, DType::float64, DType::float64);
   for (size_t i = 0; i < wide->units().size(); ++i) wide->units()[i].values.copy_from(model->units()[i].values);
   const Tensor ids = random_ids({c.batch, c.tokens}, c.config.vocab, 1, arena),
@@ -197,9 +196,9 @@ TEST(Gpt, DecodingWithACacheIsTheForwardPass) {
 }
 
 TEST(Gpt, RefusesWhatDoesNotFit) {
-  EXPECT_THROW(Gpt({.layers = 1, .heads = 3, .channels = 32, .context = 8, .vocab = 10}), Error);
+  EXPECT_THROW(Decoder({.layers = 1, .heads = 3, .channels = 32, .context = 8, .vocab = 10}), Error);
   const ArenaPtr arena = make_arena();
-  Gpt model({.layers = 1, .heads = 2, .channels = 32, .context = 8, .vocab = 10});
+  Decoder model({.layers = 1, .heads = 2, .channels = 32, .context = 8, .vocab = 10});
   EXPECT_EQ(model.parameter_count(),
             10 * 32 + 8 * 32 + (4 * 32 * 32 + 8 * 32 * 32) + (3 + 1 + 4 + 1 + 4) * 32 + 2 * 32);
   model.materialize(1, arena, DType::float32, DType::float32);

@@ -3,9 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "models/layout.h"
-#include "models/presets.h"
 #include "parallel/comm/fake_transport.h"
 #include "tensor/error.h"
 
@@ -51,7 +50,7 @@ TEST(LanguageModel, CountsFlops) {
   EXPECT_EQ(model.layer_flops(0), 2 * 8 * 8 + 2 * 4 * 8);
   EXPECT_EQ(model.head_flops(), 2 * 8 * 11);
   EXPECT_EQ(model.training_flops(), 6 * (3 * (8 * 8 + 8 + 8) + 8 * 11) + 12 * 3 * 8 * 4);
-  Gpt gpt({.layers = 3, .heads = 2, .channels = 8, .context = 4, .vocab = 11});
+  Decoder gpt({.layers = 3, .heads = 2, .channels = 8, .context = 4, .vocab = 11});
   EXPECT_EQ(gpt.layer_flops(2), 24 * 8 * 8 + 2 * 4 * 8);
   EXPECT_EQ(gpt.training_flops(), 6.0 * static_cast<double>(gpt.parameter_count() - 4 * 8) + 12 * 3 * 8 * 4);
 }

@@ -13,7 +13,7 @@
 #include <memory>
 #include <string>
 
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"
 
@@ -78,7 +78,7 @@ TEST(Memory, ABlockHoldsWhatTheFormulaSays) {
 
 TEST(Memory, BackwardGivesEverythingBack) {
   const ArenaPtr arena = make_arena();
-  Gpt model({.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 50});
+  Decoder model({.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 50});
   model.materialize(1, arena, DType::float32, DType::float32);
   const Tensor ids = Tensor::zeros({2, 16}, DType::int32, arena);
   const int64_t before = arena->usage(Category::activations).live;
@@ -98,7 +98,7 @@ TEST(Memory, AStepHoldsNoLogits) {
   const int64_t tokens = 4 * config.context, logits = tokens * config.vocab * 4;
   ASSERT_EQ(logits, 4 * kLogitsBytes);
   const ArenaPtr arena = make_arena();
-  Gpt model(config);
+  Decoder model(config);
   model.materialize(1, arena, DType::float32, DType::float32);
   const Tensor ids = Tensor::zeros({4, config.context}, DType::int32, arena);
   const int64_t held = arena->total().live, table = config.vocab * config.channels * 4;
@@ -115,7 +115,7 @@ TEST(Memory, AStepHoldsNoLogits) {
 
 TEST(Memory, ParametersGradientsAndStateAreCounted) {
   const ArenaPtr arena = make_arena();
-  Gpt model({.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 64});
+  Decoder model({.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 64});
   const int64_t n = model.parameter_count();
   EXPECT_EQ(arena->total().live, 0);  // shapes take no memory
   const auto optimizer =
@@ -127,7 +127,7 @@ TEST(Memory, ParametersGradientsAndStateAreCounted) {
 
 TEST(Memory, AStepTakesNoNewMemory) {
   const ArenaPtr arena = make_arena();
-  Gpt model({.layers = 2, .heads = 4, .channels = 64, .context = 32, .vocab = 100, .dropout = 0.1});
+  Decoder model({.layers = 2, .heads = 4, .channels = 64, .context = 32, .vocab = 100, .dropout = 0.1});
   auto& units = model.materialize(1, arena, DType::float32, DType::float32);
   const auto optimizer = make_optimizer(OptimizerKind::adamw, units, {});
   const Tensor ids = Tensor::zeros({4, 32}, DType::int32, arena);

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <map>
 
-#include "models/gpt.h"
+#include "models/decoder.h"
 
 namespace tessera {
 namespace {
@@ -68,7 +68,7 @@ TEST_F(DrawTest, IsAFunctionOfSeedAndIndex) {
 
 TEST(Sample, WritesPastTheContextAndTakesLongPrompts) {
   const ArenaPtr arena = make_arena();
-  Gpt model({.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 11});
+  Decoder model({.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 11});
   model.materialize(5, arena, DType::float64, DType::float64);
   const auto write = [&](const std::vector<int32_t>& prompt, int64_t count) {
     std::vector<int32_t> out;
@@ -94,7 +94,7 @@ TEST(Sample, WritesPastTheContextAndTakesLongPrompts) {
 // What the cache predicts at each place is what a plain forward pass over the same window predicts.
 TEST(Sample, RestartsReadTheLastHalfOfTheContext) {
   const ArenaPtr arena = make_arena();
-  Gpt model({.layers = 1, .heads = 1, .channels = 16, .context = 8, .vocab = 11});
+  Decoder model({.layers = 1, .heads = 1, .channels = 16, .context = 8, .vocab = 11});
   model.materialize(5, arena, DType::float64, DType::float64);
   std::vector<int32_t> text{3};
   sample(model, text, 30, {.temperature = 0}, [&](int32_t t) {

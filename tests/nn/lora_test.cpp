@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "models/lora.h"
+#include "models/adapters/adapters.h"
 #include "tensor/error.h"
 #include "tests/support/tensors.h"
 

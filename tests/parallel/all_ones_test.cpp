@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
 #include "tensor/error.h"
@@ -31,7 +31,7 @@ void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) 
   std::vector<double> found(static_cast<size_t>(ranks));
   int64_t parameters = 0;
   launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
-    Gpt model(config);
+    Decoder model(config);
     const auto strategy = make_data_strategy(model, world, make_arena(), options);
     for (const FlatUnit& shard : strategy->shards()) fill_with_ones(shard);
     found[static_cast<size_t>(world.rank())] = test::sum_of_squares(*strategy);

@@ -63,7 +63,7 @@ TEST(AsyncFailure, ALearningRateThatThrowsInAServersThreadEndsEveryone) {
   try {
     launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
       const ArenaPtr arena = make_arena();
-      Gpt model(test::tiny_gpt(0));
+      Decoder model(test::tiny_gpt(0));
       AsyncServer server(model, world, arena, {.servers = 1},
                          {.steps = 50,
                           .staleness = 50,

@@ -81,7 +81,7 @@ TEST(AsyncServer, OneWorkerIsPlainTraining) {
     const AsyncTraining run = train(plan);
     launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator&) {
       const ArenaPtr arena = make_arena();
-      Gpt model(test::tiny_gpt(plan.dropout));
+      Decoder model(test::tiny_gpt(plan.dropout));
       model.materialize(kSeed, arena, dtype, DType::float32);
       const auto optimizer = make_optimizer(plan.optimizer, model.units(), {});
       const int64_t tokens = plan.sequences * model.config.context;
@@ -123,7 +123,7 @@ TEST(AsyncServer, ARecordedOrderReplaysToTheSameBits) {
 // (K = 2, 3 ranks): a server keeps K-th parts, everybody else none; a worker moves all that it does not keep itself.
 TEST(AsyncServer, MovesAndHoldsWhatTheFormulaSays) {
   const AsyncTraining run = train({.servers = 2, .steps = 5});
-  Gpt model(test::tiny_gpt(0));
+  Decoder model(test::tiny_gpt(0));
   int64_t all = 0;
   std::vector<int64_t> kept(3);
   for (const Module::Unit& unit : model.layout()) {

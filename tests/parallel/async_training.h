@@ -51,7 +51,7 @@ inline std::vector<std::byte> parameters_of(Module& model) {
 
 inline void train_rank(const AsyncPlan& plan, Communicator& world, AsyncTraining& out, std::vector<std::byte>& values) {
   const ArenaPtr arena = make_arena();
-  Gpt model(tiny_gpt(plan.dropout));
+  Decoder model(tiny_gpt(plan.dropout));
   AsyncServer server(model, world, arena,
                      {.mode = DataMode::ps_async, .servers = plan.servers, .dtype = plan.dtype, .seed = kSeed},
                      {.steps = plan.steps,

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "models/layout.h"
 #include "tensor/random.h"
 
@@ -52,7 +52,7 @@ inline void disturb(Module& model) {
 }
 
 // One training step's gradients; the sum of the losses.
-inline double learn_cut(Gpt& model, const Batch& batch, DeferredWeightGrads* defer = nullptr) {
+inline double learn_cut(Decoder& model, const Batch& batch, DeferredWeightGrads* defer = nullptr) {
   model.set_step({.seed = 5, .step = 3, .first_sequence = 2, .training = true, .tokens_total = batch.ids.dim(1)});
   model.clear_gradients();
   const double scale = 1.0 / static_cast<double>(batch.ids.numel());
@@ -64,7 +64,7 @@ inline double learn_cut(Gpt& model, const Batch& batch, DeferredWeightGrads* def
 }
 
 // The same on one rank.
-inline double learn_whole(Gpt& model, const Batch& batch) {
+inline double learn_whole(Decoder& model, const Batch& batch) {
   model.set_step({.seed = 5, .step = 3, .first_sequence = 2, .training = true});
   model.clear_gradients();
   const Loss loss = model.loss(batch.ids, batch.targets, 1.0 / static_cast<double>(batch.ids.numel()));
@@ -97,7 +97,8 @@ inline double distance(const Tensor& x_any, const Parameter& part, const Tensor&
   return std::sqrt(difference / norm);
 }
 
-inline void expect_same_gradients(Gpt& cut, Gpt& whole, Communicator& tp, double bound, const std::string& what) {
+inline void expect_same_gradients(Decoder& cut, Decoder& whole, Communicator& tp, double bound,
+                                  const std::string& what) {
   const std::vector<Parameter*> parts = cut.parameters(), wholes = whole.parameters();
   ASSERT_EQ(parts.size(), wholes.size()) << what;
   for (size_t i = 0; i < parts.size(); ++i) {

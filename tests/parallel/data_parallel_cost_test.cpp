@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
@@ -18,7 +18,7 @@ const ModelConfig kConfig{.layers = 1, .heads = 2, .channels = 16, .context = 4,
 
 TEST(DataParallelCost, TheRootLoadsForAll) {
   launch({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
-    Gpt model(kConfig);
+    Decoder model(kConfig);
     const auto strategy =
         make_data_strategy(model, world, make_arena(), {.mode = DataMode::dataparallel, .microbatches = 2});
     const BatchSlice own = strategy->batches().computes(12, 2, 1);
@@ -43,7 +43,7 @@ std::vector<Cost> costs_of_a_step() {
   std::vector<Cost> costs(3);
   launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
-    Gpt model(kConfig);
+    Decoder model(kConfig);
     const auto strategy = make_data_strategy(model, world, arena, {.mode = DataMode::dataparallel, .microbatches = 2});
     const int64_t rows = world.rank() == 0 ? 3 : 1;
     const Tensor ids =
@@ -94,7 +94,7 @@ TEST(DataParallelCost, MemoryIsThatWorkedByHand) {
 
 std::string refusal(Communicator& axis, const DataOptions& options) {
   try {
-    Gpt model(kConfig);
+    Decoder model(kConfig);
     make_data_strategy(model, axis, make_arena(), options)->batches().computes(10, options.microbatches, 0);
   } catch (const Error& e) {
     EXPECT_EQ(e.status(), Status::usage);

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
@@ -84,7 +84,7 @@ StepInfo at(int64_t step, int64_t first) {
 }
 
 // The gradients of what rank `rank` would do, summed into the model's buffers; the sum of its losses.
-double one_rank_of(const Run& run, Gpt& model, const ArenaPtr& arena, int64_t step, int rank) {
+double one_rank_of(const Run& run, Decoder& model, const ArenaPtr& arena, int64_t step, int rank) {
   double loss = 0;
   model.clear_gradients();
   for (int64_t j = 0; j < run.microbatches; ++j) {
@@ -106,7 +106,7 @@ Record serial(const Run& run) {
   Record record;
   launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator&) {
     const ArenaPtr arena = make_arena();
-    Gpt model(kConfig);
+    Decoder model(kConfig);
     std::vector<FlatUnit>& units = model.materialize(kSeed, arena, run.dtype, DType::float32);
     const std::unique_ptr<Optimizer> optimizer = optimizer_of(run, units);
     for (int step = 0; step < run.steps; ++step) {
@@ -131,7 +131,7 @@ Record serial(const Run& run) {
   return record;
 }
 
-double run_microbatch(const Run& run, Gpt& model, DataStrategy& strategy, const ArenaPtr& arena, int64_t step,
+double run_microbatch(const Run& run, Decoder& model, DataStrategy& strategy, const ArenaPtr& arena, int64_t step,
                       int64_t j) {
   const BatchSlice own = strategy.batches().computes(run.batch(), run.microbatches, j);
   const std::vector<BatchSlice> slices = strategy.batches().loads(run.batch(), run.microbatches, j);
@@ -158,7 +158,7 @@ Record parallel(const Run& run) {
   std::vector<Record> records(static_cast<size_t>(run.ranks));
   launch({.ranks = run.ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
-    Gpt model(kConfig);
+    Decoder model(kConfig);
     const auto strategy = make_data_strategy(
         model, world, arena, {.mode = run.mode, .microbatches = run.microbatches, .dtype = run.dtype, .seed = kSeed});
     const std::unique_ptr<Optimizer> optimizer = optimizer_of(run, strategy->shards());

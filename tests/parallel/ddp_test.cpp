@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "autograd/ops.h"
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
@@ -39,7 +39,8 @@ void note_backward(Module& module, const Trace& trace, std::vector<double>& when
   });
 }
 
-void one_step(Gpt& model, Ddp& ddp, const ArenaPtr& arena, const Trace& trace, int rank, int64_t step, Watched& seen) {
+void one_step(Decoder& model, Ddp& ddp, const ArenaPtr& arena, const Trace& trace, int rank, int64_t step,
+              Watched& seen) {
   const int64_t tokens = 12 * model.config.context;
   ddp.begin_step();
   for (int64_t j = 0; j < kMicrobatches; ++j) {
@@ -61,7 +62,7 @@ Watched watch(int64_t bucket_bytes, Algorithm algorithm = Algorithm::direct) {
   Watched out;
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60, .algorithm = algorithm}, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
-    Gpt model(test::tiny_gpt(0.1));
+    Decoder model(test::tiny_gpt(0.1));
     Ddp ddp(model, world, arena, {.microbatches = kMicrobatches, .bucket_bytes = bucket_bytes, .seed = kSeed});
     const auto optimizer = make_optimizer(OptimizerKind::sgd, ddp.shards(), {});
     Trace trace;
@@ -165,7 +166,7 @@ TEST(Ddp, WhatNoGradientReachedIsSentAtTheEnd) {
   for (const int64_t bucket : {int64_t{1}, int64_t{1} << 30})
     launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
       const ArenaPtr arena = make_arena();
-      Gpt model(test::tiny_gpt(0));
+      Decoder model(test::tiny_gpt(0));
       Ddp ddp(model, world, arena, {.microbatches = 1, .bucket_bytes = bucket, .seed = kSeed});
       ddp.begin_step();
       ddp.begin_gradients(0);

@@ -28,10 +28,10 @@ struct Plan {
 };
 
 // An embedding or both, all of one block, and of the other what is no matrix of its MLP: a unit of which a part trains.
-Gpt& freeze(Gpt& model, const Plan& plan) {
-  GptBlock& second = *model.blocks[1];
+Decoder& freeze(Decoder& model, const Plan& plan) {
+  DecoderBlock& second = *model.blocks[1];
   for (Module* module :
-       std::vector<Module*>{&model.positions, model.blocks[0], &second.norm1, &second.attn, &second.norm2})
+       std::vector<Module*>{model.positions, model.blocks[0], &second.norm1, &second.attn, &second.norm2})
     module->freeze();
   if (plan.table) model.tokens.freeze();
   return model;
@@ -41,7 +41,7 @@ struct Sizes {
   int64_t all = 0, trained = 0, padded = 0, padded_trained = 0;  // elements of units; padded for ZeRO
 };
 
-Sizes sizes_of(Gpt& model) {
+Sizes sizes_of(Decoder& model) {
   Sizes out;
   for (const Module::Unit& unit : model.layout()) {
     const int64_t padded = shard_size(unit.size, kRanks) * kRanks;
@@ -68,7 +68,7 @@ ModelConfig config_of(Recompute recompute) {
 }
 
 // All parameters whole, whatever the strategy holds between steps.
-std::vector<std::vector<std::byte>> values_of(Gpt& model, const DataStrategy& strategy) {
+std::vector<std::vector<std::byte>> values_of(Decoder& model, const DataStrategy& strategy) {
   std::vector<std::vector<std::byte>> out;
   const std::vector<Module::Unit> layout = model.layout();
   for (size_t u = 0; u < layout.size(); ++u) {
@@ -92,7 +92,7 @@ Trained train(const Plan& plan) {
   Trained out;
   launch({.ranks = kRanks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
-    Gpt model(config_of(plan.recompute));
+    Decoder model(config_of(plan.recompute));
     const auto strategy = make_data_strategy(freeze(model, plan), world, arena, plan.data);
     const auto optimizer = make_optimizer(OptimizerKind::adamw, strategy->shards(), {.weight_decay = 0.1});
     Trained run;
@@ -124,7 +124,7 @@ Trained reference(const Plan& plan) {
   Trained out;
   launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator&) {
     const ArenaPtr arena = make_arena();
-    Gpt model(config_of(plan.recompute));
+    Decoder model(config_of(plan.recompute));
     const std::vector<FlatUnit>& units = freeze(model, plan).materialize(kSeed, arena, DType::float32, DType::float32);
     const auto optimizer = make_optimizer(OptimizerKind::adamw, units, {.weight_decay = 0.1});
     for (int64_t step = 0; step < kSteps; ++step) {
@@ -147,7 +147,7 @@ Trained reference(const Plan& plan) {
 
 std::vector<bool> trainable(const Plan& plan) {
   std::vector<bool> out;
-  Gpt model(config_of(plan.recompute));
+  Decoder model(config_of(plan.recompute));
   for (const Module::Unit& unit : freeze(model, plan).layout())
     for (const Slot& slot : unit.slots) out.push_back(slot.parameter->trainable);
   return out;
@@ -187,7 +187,7 @@ TEST(Frozen, KeepTheirBitsAndTheOthersTrainAsOnOneRank) {
 }
 
 TEST(Frozen, HaveNoGradientNoStateAndSendNothing) {
-  Gpt model(config_of(Recompute::none));
+  Decoder model(config_of(Recompute::none));
   const Sizes n = sizes_of(freeze(model, {}));
   ASSERT_LT(n.trained, n.all);
   for (int zero = 0; zero <= 3; ++zero) {
@@ -202,7 +202,7 @@ TEST(Frozen, HaveNoGradientNoStateAndSendNothing) {
 }
 
 TEST(Frozen, AfterMemoryItIsTooLate) {
-  Gpt model(config_of(Recompute::none));
+  Decoder model(config_of(Recompute::none));
   model.materialize(kSeed, make_arena(), DType::float32, DType::float32);
   EXPECT_THROW(model.norm.freeze(), Error);
 }

@@ -47,7 +47,7 @@ struct Training {
   bool operator==(const Training&) const = default;
 };
 
-double step_of(Gpt& model, const Plan& plan, int64_t step, int64_t index, const ArenaPtr& arena) {
+double step_of(Decoder& model, const Plan& plan, int64_t step, int64_t index, const ArenaPtr& arena) {
   const int64_t first = index * kSequences;
   return test::learn(model, test::sequences(model.config, step, first, kSequences, arena),
                      {.seed = kSeed, .step = step, .first_sequence = first, .training = true}, plan.tokens());
@@ -68,7 +68,7 @@ void add_gradients(std::vector<float>& total, const Tensor& grads, bool first) {
 }
 
 // One step's gradient on one rank: each rank's micro-batches accumulated, then the ranks added in order, then rounded.
-double reference_gradients(Gpt& model, const Plan& plan, int64_t step, const ArenaPtr& arena) {
+double reference_gradients(Decoder& model, const Plan& plan, int64_t step, const ArenaPtr& arena) {
   std::vector<std::vector<float>> total(model.units().size());
   double loss = 0;
   for (int r = 0; r < plan.ranks; ++r) {
@@ -90,7 +90,7 @@ Training reference(const Plan& plan) {
   Training run;
   launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator&) {
     const ArenaPtr arena = make_arena();
-    Gpt model(test::tiny_gpt(0.1));
+    Decoder model(test::tiny_gpt(0.1));
     const std::vector<FlatUnit>& units = model.materialize(kSeed, arena, plan.dtype, plan.grads);
     const auto optimizer = optimizer_of(plan, units);
     for (int64_t step = 0; step < kSteps; ++step) {
@@ -111,7 +111,7 @@ Training served(const Plan& plan) {
   launch({.ranks = plan.ranks, .threads_per_rank = 1, .timeout_s = 60, .algorithm = plan.algorithm},
          [&](Communicator& world) {
            const ArenaPtr arena = make_arena();
-           Gpt model(test::tiny_gpt(0.1));
+           Decoder model(test::tiny_gpt(0.1));
            const DataOptions options{.mode = DataMode::ps_sync,
                                      .servers = plan.servers,
                                      .microbatches = plan.microbatches,
@@ -222,7 +222,7 @@ TEST(ParameterServer, RangesCoverEachUnitOnceAtNormBlocks) {
 TEST(ParameterServer, RefusesServersThatAreNotThere) {
   for (const int servers : {0, 3}) try {
       launch({.ranks = 2}, [&](Communicator& world) {
-        Gpt model(test::tiny_gpt(0));
+        Decoder model(test::tiny_gpt(0));
         ParameterServer(model, world, make_arena(), {.servers = servers});
       });
       ADD_FAILURE() << "accepted " << servers;

@@ -83,7 +83,7 @@ TEST(TensorParallelCost, MovesWhatTheFormulasSay) {
                                      .recompute = recompute,
                                      .tie_copies = recompute != Recompute::none};
             const ArenaPtr arena = make_arena();
-            Gpt model(config);
+            Decoder model(config);
             model.place({.tp = &tp, .between = between});
             model.materialize(1, arena, dtype, dtype == DType::bfloat16 ? DType::float32 : dtype);
             const test::Batch batch = test::random_batch(kBatch, config.context, config.vocab, arena);
@@ -121,7 +121,7 @@ Seen watch_backward(const Placement& between, const std::vector<size_t>& late) {
   launch(options, [&](Communicator& tp) {
     const ModelConfig config{.layers = 1, .heads = 4, .channels = 64, .context = 32, .vocab = 64};
     const ArenaPtr arena = make_arena();
-    Gpt model(config);
+    Decoder model(config);
     model.place({.tp = &tp, .between = between});
     model.materialize(1, arena, DType::float32, DType::float32);
     const test::Batch batch = test::random_batch(2, config.context, config.vocab, arena);
@@ -171,7 +171,8 @@ TEST(TensorParallelCost, InputsComeBackWhileInputGradientsAreMade) {
 }
 
 // Gradients of a strategy's shards, put together on data rank 0, beside those of one rank.
-void expect_whole_gradients(DataStrategy& strategy, Gpt& model, Gpt& whole, Mesh& mesh, const std::string& what) {
+void expect_whole_gradients(DataStrategy& strategy, Decoder& model, Decoder& whole, Mesh& mesh,
+                            const std::string& what) {
   const std::vector<Module::Unit> layout = model.layout();
   const std::vector<Parameter*> wholes = whole.parameters();
   size_t at = 0;
@@ -192,7 +193,7 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
   const ModelConfig config{
       .layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 21, .dropout = 0.2, .recompute = recompute};
   const ArenaPtr arena = make_arena();
-  Gpt model(config), whole(config);
+  Decoder model(config), whole(config);
   model.place({.tp = &mesh["tp"], .between = between});
   const auto strategy = make_data_strategy(
       model, mesh["dp"], arena, {.zero = stage, .dtype = DType::float64, .grad_dtype = DType::float64, .seed = 7});

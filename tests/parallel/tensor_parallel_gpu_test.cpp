@@ -24,7 +24,7 @@ TEST_F(TensorParallelGpu, EpiloguesAreUsed) {
     launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       const ArenaPtr memory = make_arena(Device::cuda);
       const test::Batch batch = batch_in(memory);
-      Gpt model(kConfig);
+      Decoder model(kConfig);
       model.place({.tp = &tp, .between = between});
       model.materialize(7, memory, DType::bfloat16, DType::float32);
       test::learn_cut(model, batch);
@@ -44,9 +44,9 @@ TEST_F(TensorParallelGpu, DeterministicTheLossAndGradientsAreThoseOfOneRank) {
       const ArenaPtr memory = make_arena(Device::cuda);
       memory->local<KernelChoice>().deterministic = true;
       const test::Batch batch = batch_in(memory);
-      Gpt model(kConfig), whole(kConfig);
+      Decoder model(kConfig), whole(kConfig);
       model.place({.tp = &tp, .between = between});
-      for (Gpt* const m : {&model, &whole}) m->materialize(7, memory, DType::float32, DType::float32);
+      for (Decoder* const m : {&model, &whole}) m->materialize(7, memory, DType::float32, DType::float32);
       const double expected = test::learn_whole(whole, batch);
       EXPECT_NEAR(test::learn_cut(model, batch), expected, 1e-5 * expected);
       test::expect_same_gradients(model, whole, tp, 1e-4, between.str());

@@ -29,13 +29,13 @@ void check(Communicator& tp, const Kept& kept, const Placement& between, DType d
   const ModelConfig config{
       .layers = kLayers, .heads = 12, .channels = 48, .context = kTokens, .vocab = 50, .recompute = kept.mode};
   const ArenaPtr arena = make_arena();
-  Gpt model(config);
+  Decoder model(config);
   model.place({.tp = &tp, .between = between});
   model.materialize(1, arena, dtype, DType::float32);
   const int64_t n = tp.size(), around = between == I ? 1 : n;  // ranks that share what is around
   Var x(Tensor::zeros({kBatch, kTokens / around, config.channels}, dtype, arena), true);
   const int64_t before = arena->usage(Category::activations).live;
-  for (GptBlock* block : model.blocks) x = (*block)(x);
+  for (DecoderBlock* block : model.blocks) x = (*block)(x);
   const int64_t tokens = kBatch * kTokens, wide = dtype == DType::float64 ? 8 : 4;
   const int64_t element = tokens * config.channels * size_of(dtype);
   const int64_t statistics = config.heads * tokens * wide / n + 4 * tokens * wide / around;

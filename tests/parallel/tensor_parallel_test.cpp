@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "models/layout.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
@@ -56,13 +56,13 @@ std::string describe(const Case& c, const Placement& between, const Communicator
 void check_case(const Case& c, Communicator& tp, DType dtype, double bound) {
   const ArenaPtr arena = make_arena();
   const test::Batch batch = test::random_batch(c.batch, c.tokens, c.config.vocab, arena);
-  Gpt whole(c.config);
+  Decoder whole(c.config);
   whole.materialize(7, arena, dtype, dtype);
   test::disturb(whole);
   const double expected = test::learn_whole(whole, batch);
   for (const Placement& between : {I, S(1, c.tokens)}) {
     const std::string what = describe(c, between, tp);
-    Gpt model(c.config);
+    Decoder model(c.config);
     model.place({.tp = &tp, .between = between});
     model.materialize(7, arena, dtype, dtype);
     test::disturb(model);
@@ -94,7 +94,7 @@ TEST(TensorParallel, AnAxisOfOneChangesNothing) {
     const ArenaPtr arena = make_arena();
     const ModelConfig config{.layers = 1, .heads = 3, .channels = 15, .context = 7, .vocab = 11, .dropout = 0.1};
     const test::Batch batch = test::random_batch(2, 7, config.vocab, arena);
-    Gpt whole(config), model(config);
+    Decoder whole(config), model(config);
     model.place({.tp = &tp, .between = S(1)});
     whole.materialize(7, arena, DType::float32, DType::float32);
     model.materialize(7, arena, DType::float32, DType::float32);
@@ -117,7 +117,7 @@ TEST(TensorParallel, FirstValuesAreTheWholeModelsBits) {
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       const Case c = random_case(ranks, 1);
       const ArenaPtr arena = make_arena();
-      Gpt whole(c.config), model(c.config);
+      Decoder whole(c.config), model(c.config);
       model.place({.tp = &tp, .between = I});
       whole.materialize(7, arena, DType::float32, DType::float32);
       model.materialize(7, arena, DType::float32, DType::float32);
@@ -139,7 +139,7 @@ TEST(TensorParallel, DeferredWeightGradientsHaveTheSameBits) {
       const ModelConfig config{.layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 9, .dropout = 0.1};
       const ArenaPtr arena = make_arena();
       const test::Batch batch = test::random_batch(3, 6, config.vocab, arena);
-      Gpt model(config);
+      Decoder model(config);
       model.place({.tp = &tp, .between = between});
       model.materialize(7, arena, DType::float32, DType::float32);
       test::disturb(model);
@@ -169,7 +169,7 @@ TEST(TensorParallel, OneOpHasTheBitsOfItsLayers) {
             const ArenaPtr arena = make_arena();
             const test::Batch batch = test::random_batch(3, 6, config.vocab, arena);
             const auto gradients = [&](bool apart) {
-              Gpt model(config);
+              Decoder model(config);
               model.place({.tp = &tp, .between = between});
               model.materialize(7, arena, dtype, DType::float32);
               test::disturb(model);
@@ -222,7 +222,7 @@ std::string refusal(const std::function<void()>& f) {
 std::string refusal(const ModelConfig& config, int ranks, const Placement& between) {
   Communicator tp(std::make_unique<FakeTransport>(0, ranks), "tp");
   return refusal([&] {
-    Gpt model(config);
+    Decoder model(config);
     model.place({.tp = &tp, .between = between});
   });
 }
@@ -242,7 +242,7 @@ TEST(TensorParallel, WhatCannotBeIsRefused) {
 TEST(TensorParallel, APassThatCannotBeCutIsRefused) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
-    Gpt model({.layers = 1, .heads = 2, .channels = 8, .context = 6, .vocab = 5, .dropout = 0.1});
+    Decoder model({.layers = 1, .heads = 2, .channels = 8, .context = 6, .vocab = 5, .dropout = 0.1});
     model.place({.tp = &tp, .between = S(1)});
     model.materialize(1, arena, DType::float32, DType::float32);
     EXPECT_EQ(refusal([&] {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "tensor/random.h"
 
 namespace tessera::test {
@@ -36,7 +36,7 @@ inline Sequences sequences(const ModelConfig& config, int64_t step, int64_t firs
 }
 
 // Forward and backward of those sequences; `tokens` is what the gradient is a mean over. Returns the sum of the losses.
-inline double learn(Gpt& model, const Sequences& s, const StepInfo& info, int64_t tokens) {
+inline double learn(Decoder& model, const Sequences& s, const StepInfo& info, int64_t tokens) {
   model.set_step(info);
   const Loss loss = model.loss(s.ids, s.targets, 1.0 / static_cast<double>(tokens));
   backward(loss.mean);

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "autograd/ops.h"
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
 #include "parallel/zero.h"
@@ -144,10 +144,10 @@ Watched watch_zero(int stage, double late) {
            const ArenaPtr arena = make_arena();
            ModelConfig config = test::tiny_gpt(0);
            config.layers = 4;
-           Gpt model(config);
+           Decoder model(config);
            Trace trace;
            Watched seen;
-           for (GptBlock* block : model.blocks)
+           for (DecoderBlock* block : model.blocks)
              block->wrap([&](const Module::Inner& inner, const Var& x) {
                seen.begins.push_back(trace.now());
                Var y = inner(x);

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/presets.h"
+#include "models/language_model.h"
 #include "planner/described.h"
 #include "planner/pipeline.h"
 #include "tests/support/draw.h"

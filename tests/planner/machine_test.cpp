@@ -8,7 +8,7 @@
 
 #include "bench/calibrate.h"
 #include "data/files.h"
-#include "models/presets.h"
+#include "models/language_model.h"
 #include "parallel/comm/launch.h"
 #include "planner/own.h"
 #include "planner/predict_measured.h"

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "models/presets.h"
+#include "models/language_model.h"
 #include "planner/case_json.h"
 #include "planner/described.h"
 #include "planner/pipeline.h"

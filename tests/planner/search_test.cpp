@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <set>
 
-#include "models/presets.h"
+#include "models/language_model.h"
 #include "planner/assumptions.h"
 #include "planner/recommend.h"
 #include "tensor/error.h"

@@ -1,14 +1,14 @@
 // What tests ask of a strategy of the data axis, in one call.
 #pragma once
-#include "models/gpt.h"
+#include "models/decoder.h"
 #include "optim/grad_norm.h"
 #include "parallel/gradient_norm.h"
 
 namespace tessera::test {
 
 // The forward and backward pass of micro-batch `index`; returns the sum of this rank's losses.
-inline double run_microbatch(DataStrategy& strategy, Gpt& model, const Tensor& ids, const Tensor& targets, double scale,
-                             int64_t index) {
+inline double run_microbatch(DataStrategy& strategy, Decoder& model, const Tensor& ids, const Tensor& targets,
+                             double scale, int64_t index) {
   const Head head{
       [&](const Var& hidden) { return model.logits(hidden); },
       [&](const Var& hidden, const Tensor& wanted, double by) { return model.head_loss(hidden, wanted, by); }};

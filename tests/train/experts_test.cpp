@@ -3,7 +3,7 @@
 
 #include <numeric>
 
-#include "models/presets.h"
+#include "models/language_model.h"
 #include "tensor/error.h"
 #include "train/memory_check.h"
 #include "train/trainer.h"

@@ -6,7 +6,7 @@
 #include <map>
 #include <memory>
 
-#include "models/packed_layers.h"
+#include "models/adapters/adapters.h"
 #include "tensor/error.h"
 
 namespace tessera {

@@ -1,0 +1,128 @@
+// The targets of adapters, adapters in their places, and layers in four bits.
+#include "models/adapters/adapters.h"
+
+#include <algorithm>
+#include <string>
+
+#include "nn/quantize/packed.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+std::string names_of(const ModelConfig& config) {
+  std::string out;
+  for (const LoraTarget& t : lora_targets(config)) out += (out.empty() ? "" : ", ") + std::string(t.name);
+  return out + (config.experts.count > 0 ? " (experts have no adapters)" : "");
+}
+
+// The linear layers within layer i, but those of adapters: f(linear, its name there).
+template <class F>
+void for_each_linear(LanguageModel& model, int64_t i, const F& f) {
+  const size_t above = model.layer(i).full_name().size() + 1;
+  for (Linear* l : model.layer(i).all<Linear>())
+    if (row_of(model.config.family).find(l->full_name().substr(above))) f(*l, l->full_name().substr(above));
+}
+
+// In the order of layers and targets: f(layer, target, its linear layer).
+template <class F>
+void for_each_target(LanguageModel& model, const F& f) {
+  for (int64_t i = 0; i < model.config.layers; ++i)
+    for (const LoraTarget& target : lora_targets(model.config))
+      for_each_linear(model, i, [&](Linear& l, const std::string& name) {
+        if (name == target.linear) f(i, target, l);
+      });
+}
+
+std::vector<int64_t> fused_rows(const ModelConfig& config, Linear& l, std::string_view name) {
+  return fused_rows(config, row_of(config.family).find(name)->theirs.size(), l.parameter(l.weight).whole[0]);
+}
+
+}  // namespace
+
+// The last word of a tensor's name, or all of it where two layers end alike.
+std::vector<LoraTarget> lora_targets(const ModelConfig& config) {
+  const FamilyRow& row = row_of(config.family);
+  const auto last_word = [](std::string_view name) { return name.substr(name.rfind('.') + 1); };
+  std::vector<LoraTarget> out;
+  for (const std::vector<TensorNames>* part : {&row.attention, &row.feed_forward})
+    for (const TensorNames& linear : *part)
+      for (size_t i = 0; i < linear.theirs.size(); ++i)
+        out.push_back({linear.theirs[i], linear.ours, static_cast<int>(i)});
+  std::vector<std::string_view> ends;
+  for (const LoraTarget& t : out) ends.push_back(last_word(t.name));
+  for (LoraTarget& t : out)
+    if (std::ranges::count(ends, last_word(t.name)) == 1) t.name = last_word(t.name);
+  if (config.experts.count > 0)
+    std::erase_if(out, [&](const LoraTarget& t) {
+      return std::ranges::find(row.feed_forward, t.linear, &TensorNames::ours) != row.feed_forward.end();
+    });
+  return out;
+}
+
+std::vector<int64_t> fused_rows(const ModelConfig& c, size_t parts, int64_t rows) {
+  const int64_t key = c.all_heads().key * c.head_size();
+  if (parts == 3) return {c.attended(), key, key};
+  return std::vector<int64_t>(parts, rows / static_cast<int64_t>(parts));
+}
+
+void attach_lora(LanguageModel& model) {
+  const ModelConfig& c = model.config;
+  if (c.lora.rank == 0) return;
+  ModelConfig dense = c;
+  dense.experts = {};
+  std::vector<std::string> names;
+  for (const LoraTarget& t : lora_targets(c)) names.emplace_back(t.name);
+  for (const std::string& name : c.lora.targets) {
+    if (std::ranges::find(names, name) != names.end()) continue;
+    const bool of_experts =
+        std::ranges::any_of(lora_targets(dense), [&](const LoraTarget& t) { return t.name == name; });
+    throw FieldError("lora_targets", "expected some of " + names_of(c) + ", found '" + name + "'" +
+                                         (of_experts ? "" : did_you_mean(name, names)));
+  }
+  if (c.lora.targets.empty()) throw FieldError("lora_targets", "expected some of " + names_of(c));
+  model.freeze();
+  for_each_target(model, [&](int64_t, const LoraTarget& target, Linear& l) {
+    if (std::ranges::find(c.lora.targets, target.name) == c.lora.targets.end()) return;
+    const std::vector<int64_t> parts = fused_rows(c, l, target.linear);
+    int64_t first = 0;
+    for (int i = 0; i < target.part; ++i) first += parts[static_cast<size_t>(i)];
+    l.adapt(
+        std::string(target.name), first, parts.at(static_cast<size_t>(target.part)),
+        {.rank = c.lora.rank, .scale = c.lora.scale(), .dropout = c.lora.dropout, .starts_idle = c.lora.starts_idle});
+  });
+}
+
+std::vector<AttachedLora> adapters_of(LanguageModel& model) {
+  std::vector<AttachedLora> out;
+  for_each_target(model, [&](int64_t layer, const LoraTarget& target, Linear& l) {
+    for (Lora* adapter : l.adapters())
+      if (adapter->full_name() == l.full_name() + "." + std::string(target.name))
+        out.push_back({layer, target, &l, adapter});
+  });
+  return out;
+}
+
+void pack_layers(LanguageModel& model) {
+  const QuantizeConfig& q = model.config.quantize;
+  if (q.codec == Codec::none) return;
+  for (int64_t i = 0; i < model.config.layers; ++i)
+    for_each_linear(model, i, [&](Linear& l, const std::string& name) {
+      const Shape& shape = l.weight.shape();
+      l.quantize({.codec = q.codec,
+                  .rows = shape[0],
+                  .columns = shape[1],
+                  .pieces = fused_rows(model.config, l, name),
+                  .group = q.group > 0 ? q.group : shape[1]});
+    });
+}
+
+std::map<std::string, Packing> packings_of(const ModelConfig& config) {
+  std::map<std::string, Packing> out;
+  const std::unique_ptr<LanguageModel> model = make_model(config);
+  for (const Parameter* p : model->parameters())
+    if (p->packed) out.emplace(p->name, p->packed->packing);
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,101 @@
+// The parts of a decoder, and its forward passes.
+#include "models/decoder.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+NormOptions norm_of(const ModelConfig& c) { return {.eps = c.norm_eps, .center = row_of(c.family).centered_norms}; }
+
+}  // namespace
+
+DecoderBlock::DecoderBlock(const ModelConfig& c, const Attention::Options& attention)
+    : norm1(child<Norm>("norm1", c.channels, norm_of(c), c.recompute)),
+      attn(child<Attention>("attn", c.channels, attention)),
+      norm2(child<Norm>("norm2", c.channels, norm_of(c), c.recompute)),
+      mlp(make_mlp(c)),
+      drop1(child<Dropout>("drop1", c.dropout)),
+      drop2(child<Dropout>("drop2", c.dropout)) {}
+
+Module& DecoderBlock::make_mlp(const ModelConfig& c) {
+  const bool gated = row_of(c.family).gated;
+  const double deviation = c.residual_deviation();
+  if (c.experts.count > 0)
+    return child<MixtureOfExperts>("mlp", c.channels,
+                                   MixtureOfExperts::Options{.hidden = c.hidden(),
+                                                             .gated = gated,
+                                                             .down_deviation = deviation,
+                                                             .recompute = c.recompute,
+                                                             .experts = c.experts});
+  if (gated) return child<GatedMlp>("mlp", c.channels, c.hidden(), deviation, c.recompute);
+  return child<Mlp>("mlp", c.channels, c.hidden(), deviation, c.recompute, row_of(c.family).biases);
+}
+
+Var DecoderBlock::forward(const Var& x) {
+  Var branch = drop1.apply(attn(norm1(x)));
+  auto [residual, normed] = norm2.add(x, std::move(branch));
+  return add_residual(residual, drop2.apply(mlp(normed)));
+}
+
+Tensor DecoderBlock::decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers) {
+  const NoGrad no_grad;
+  Var attended(attn.decode(norm1(Var(x)).value(), texts, answers));
+  const Tensor in = x.narrow(1, x.dim(1) - answers, answers).contiguous();
+  const auto [residual, normed] = norm2.add(Var(in), std::move(attended));
+  return add(residual, mlp(normed)).value();
+}
+
+std::vector<DecoderBlock*> Decoder::make_blocks() {
+  const ModelConfig& c = config;
+  const FamilyRow& row = row_of(c.family);
+  Attention::Options attention{.heads = c.heads,
+                               .kv_heads = c.kv_heads,
+                               .head_dim = c.head_dim,
+                               .dropout = c.dropout,
+                               .projection_deviation = c.residual_deviation(),
+                               .qkv_bias = row.biases || c.qkv_bias,
+                               .projection_bias = row.biases,
+                               .recompute = c.recompute == Recompute::attention};
+  if (row.rotary) attention.rotary = std::make_shared<Rotary>(c.context, c.head_size(), c.rotary);
+  if (c.qk_norm) attention.norm_eps = c.norm_eps;
+  std::vector<DecoderBlock*> made;
+  for (int64_t i = 0; i < c.layers; ++i)
+    made.push_back(&child<DecoderBlock>("blocks." + std::to_string(i), c, attention));
+  return made;
+}
+
+Decoder::Decoder(const ModelConfig& c)
+    : LanguageModel(c),
+      tokens(child<Embedding>("tokens", c.vocab, c.channels)),
+      positions(row_of(c.family).rotary ? nullptr : &child<Embedding>("positions", c.context, c.channels)),
+      drop(child<Dropout>("drop", c.dropout)),
+      blocks(make_blocks()),
+      norm(child<Norm>("norm", c.channels, norm_of(c), Recompute::none)),
+      head(make_head(tokens)) {
+  if (row_of(c.family).rotary) return;
+  for (const auto& [field, found] :
+       {std::pair{"rope_theta", c.rotary != RotaryOptions()}, {"qkv_bias", c.qkv_bias}, {"qk_norm", c.qk_norm}})
+    if (found)
+      throw FieldError(field, "goes with `family` llama, found " + std::string(name_in(kFamilyNames, c.family)));
+}
+
+Var Decoder::embed(const Tensor& ids) {
+  if (!positions) return drop.apply(tokens.lookup(ids));
+  if (ids.rank() != 2) throw Error("[gpt] ids are " + ids.describe() + "; expected int32 (B, T)");
+  const StepInfo at = step();
+  const int64_t t = ids.dim(1), total = std::max(t, at.tokens_total);
+  if (total > config.context)
+    throw Error("[gpt] " + std::to_string(total) + " tokens; the context is " + std::to_string(config.context));
+  const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
+  Tensor places = at.documents.positions;
+  if (!places.defined())
+    places = given.empty() ? Tensor::range(t, ids.arena()) : Tensor::constant<int32_t>(given, {t}, ids.arena());
+  return drop.apply(add(positions->lookup(places), tokens.lookup(ids)));
+}
+
+}  // namespace tessera

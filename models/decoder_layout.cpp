@@ -1,0 +1,50 @@
+// Which layer of a decoder is cut how: the only file that knows both the model and the strategies.
+//
+// table of placements, volume: parallel/tensor_parallel.h. With S(1) there are also an
+// all-gather of e T C bytes (e B T C where documents have positions of their own), of the gradient of a table of
+// positions, and two all-reduces of C elements for the last norm.
+#include "models/decoder.h"
+#include "models/layout.h"
+
+namespace tessera {
+namespace {
+
+void cut(DecoderBlock& b, Communicator& tp, const Placement& between) {
+  token_wise(b.norm1, tp, between);
+  head_wise(b.attn, tp, between);
+  token_wise(b.drop1, tp, between);
+  token_wise(b.norm2, tp, between);
+  if (auto* mlp = dynamic_cast<Mlp*>(&b.mlp)) {
+    colwise(mlp->up, tp, between);
+    rowwise(mlp->down, tp, between);
+  } else if (auto* gated = dynamic_cast<GatedMlp*>(&b.mlp)) {  // else a mixture of experts
+    const int64_t hidden = gated->down.weight.dim(1);
+    colwise(gated->gate_up, tp, between, {hidden, hidden});
+    rowwise(gated->down, tp, between);
+  }
+  token_wise(b.drop2, tp, between);
+}
+
+}  // namespace
+
+void Decoder::place(const ModelAxes& axes) {
+  if (is_cut(axes.tp)) {
+    Communicator& tp = *axes.tp;
+    const Placement between = checked_between(config, axes);
+    vocab_wise(tokens, tp, between);
+    if (positions && between == S(1))  // their lookup, (T, C) or (B, T, C), is the same everywhere
+      positions->wrap([&tp](const Module::Inner& inner, const Var& x) {
+        const Var all = inner(x);
+        return redistribute(all, tp, I, S(all.shape().rank() - 2));
+      });
+    token_wise(drop, tp, between);
+    for (DecoderBlock* block : blocks) cut(*block, tp, between);
+    token_wise(norm, tp, between);
+    if (&head != &tokens) vocab_wise(head, tp, between);
+  }
+  place_experts(*this, axes, axes.between);
+  if (is_cut(axes.cp))  // after tp, whose heads it deals out again under ulysses
+    for (DecoderBlock* block : blocks) block->attn.set_core(context_core(*axes.cp, axes.cp_mode));
+}
+
+}  // namespace tessera
