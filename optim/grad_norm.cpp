@@ -7,7 +7,6 @@
 #include <array>
 #include <cmath>
 
-#include "optim/cuda/grad_norm.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/math.h"
 
@@ -39,10 +38,6 @@ double block_sum(const G* x, int64_t n) {
     for (size_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
   return lanes[0];
 }
-
-}  // namespace
-
-namespace {
 
 void block_sums_on_cpu(const Tensor& grads, double* sums) {
   const int64_t n = grads.numel();

@@ -56,11 +56,19 @@ double grad_norm(std::span<const FlatUnit> units);
 // min(1, max_norm / (norm + 1e-6)), PyTorch's rule; 1 when max_norm is 0 (clipping off). Throws Error when max_norm is
 // negative. NaN gives NaN, so that a caller that did not look at the norm does not train on.
 double clip_factor(double norm, double max_norm);
-// The same for a max_norm that was looked at, there and on a GPU.
+// The clip factor for a max_norm that was looked at, on the CPU and on a GPU.
 constexpr double clipped(double norm, double max_norm) {
   if (max_norm == 0) return 1;
   const double factor = max_norm / (norm + 1e-6);
   return factor > 1 ? 1 : factor;
 }
+
+namespace cuda {
+// Queues on the stream of the tensors' arena: sums_of_squares() of at least one tensor on one GPU, left
+// there, float64 (tensors); ordered_sums() to float64 `out`, one number for each run.
+void block_sums(const Tensor& grads, const Tensor& sums);
+void ordered_sums(const Tensor& sums, std::span<const BlockRun> runs, const Tensor& out);
+Tensor sums_of_squares(std::span<const Tensor> tensors);
+}  // namespace cuda
 
 }  // namespace tessera

@@ -8,12 +8,14 @@
 // both (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2). A fused matrix of queries, keys and values
 // is three matrices (Parameter::rows).
 //
-// An update needs a whole matrix, and a rank may have a part of it: the optimizer makes u of its elements, and hands
-// all of them to `orthogonalise`, which ranks put in place of this file's (parallel/matrix_owners.h).
+// An update needs a whole matrix, and a rank may have a part of it: the optimizer makes u of its elements
+// (MuonMomentum, optim/rules.h), and hands all of them to `orthogonalise`, which ranks put in place of this file's
+// (parallel/matrix_owners.h).
 #pragma once
-#include <span>
+#include <cstdint>
+#include <vector>
 
-#include "optim/adam.h"
+#include "nn/parameter.h"
 
 namespace tessera {
 
@@ -24,16 +26,17 @@ namespace tessera {
 void orthogonalise(const Tensor& x);
 // Bytes of that memory at most, with the copies that products make on that device, for elements of `element` bytes.
 int64_t orthogonalise_bytes(int64_t rows, int64_t columns, int64_t element, Device device);
-// The same for the whole of a parameter, matrix by matrix, and then the factor of the update.
+// Makes the whole of a parameter orthogonal, matrix by matrix, and then multiplies by the factor of the update.
 void make_matrix_update(const Parameter& parameter, const Tensor& whole);
 
-class Muon final : public Adam {
- public:
-  Muon(std::vector<FlatUnit> units, const OptimizerOptions& options);
+// The updates of units that have all of their matrices; undefined for other units.
+void make_updates(const std::vector<FlatUnit>& units, const std::vector<Tensor>& updates);
 
- private:
-  void update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) override;
-  std::vector<SgdState> matrices_;  // of each unit; empty for those of AdamW
-};
+namespace cuda {
+// Tensors here are float32 or float64. x = x / (sqrt(square) + eps), with `square` float64 (1) on the GPU.
+void normalise(const Tensor& x, const Tensor& square, double eps);
+// y = a x + b y.
+void blend(const Tensor& y, const Tensor& x, double a, double b);
+}  // namespace cuda
 
 }  // namespace tessera

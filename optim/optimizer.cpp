@@ -1,11 +1,15 @@
-// What optimizers share: the checks of their units, and their state tensors.
+// Optimizers: the checks of their units, their state tensors, and the two loops of the CPU that every rule runs in.
 #include "optim/optimizer.h"
 
 #include <fmt/format.h>
 
-#include "optim/adam.h"
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
 #include "optim/muon.h"
-#include "optim/sgd.h"
+#include "optim/rounding.h"
+#include "tensor/cpu/vectorize.h"
 
 namespace tessera {
 namespace {
@@ -42,15 +46,135 @@ void check_options(const OptimizerOptions& o) {
     throw Error(fmt::format("[optimizer] weight_decay is {}; expected a number of at least 0", o.weight_decay));
 }
 
+// Runs f(begin, end, slot), vectorised, on ranges that together are the elements of the unit's slots, each in one
+// slot. Cut evenly over the threads; a slot that reaches past the unit's buffers is clipped to them.
+template <class F>
+void for_each_segment(const FlatUnit& unit, const F& f) {
+  const int64_t n = unit.values.numel();
+  const Slot* const first = unit.slots.data();
+  const Slot* const last = first + unit.slots.size();
+  cpu::split(n, cpu::kGrain, [&](int64_t from, int64_t to) {
+    for (const Slot* slot = first; slot != last; ++slot) {
+      const int64_t begin = std::max(from, slot->begin), end = std::min(to, slot->end());
+      if (begin < end) cpu::vectorized([&f, begin, end, slot] { f(begin, end, *slot); });
+    }
+  });
+}
+
+// The addresses of the tensors that a rule has: of the states those of its list.
+template <class Rule, class V, class G, class W>
+struct Buffers {
+  V* values;
+  const G* grads;
+  W* master;
+  std::array<W*, Rule::kStates.size()> states;
+
+  explicit Buffers(const UnitUpdate& of)
+      : values(of.unit.values.data<V>()), grads(of.unit.grads.data<G>()), master(of.master.data<W>()) {
+    for (size_t k = 0; k < states.size(); ++k) states[k] = of.states[k].data<W>();
+  }
+};
+
+template <class Rule, class V, class G, class W, size_t... K>
+void update_range(const Buffers<Rule, V, G, W>& b, const UpdateConstants<W>& c, int64_t begin, int64_t end,
+                  std::index_sequence<K...>) {
+  V* const values = b.values;
+  const G* const grads = b.grads;
+  W* const master = b.master;
+  [[maybe_unused]] const std::array<W*, sizeof...(K)> states = b.states;
+#pragma GCC ivdep
+  for (int64_t i = begin; i < end; ++i) {
+    W p = master[i];
+    [[maybe_unused]] std::array<W, sizeof...(K)> kept{states[K][i]...};
+    Rule::update(c, static_cast<W>(grads[i]), p, kept[K]...);
+    ((states[K][i] = kept[K]), ...);
+    master[i] = p;
+    if constexpr (std::is_same_v<V, bfloat16>) values[i] = bfloat16(p);
+  }
+}
+
+// Values and states all in bfloat16, rounded stochastically.
+template <class Rule, class G, size_t... K>
+void round_range(const Buffers<Rule, bfloat16, G, bfloat16>& b, const UpdateConstants<float>& c, int64_t first,
+                 int64_t count, const RoundingBits& bits, std::index_sequence<K...>) {
+  alignas(64) float numbers[1 + sizeof...(K)][kRoundedAtOnce];
+  for (int64_t i = 0; i < count; ++i) {
+    float p = b.values[first + i];
+    [[maybe_unused]] std::array<float, sizeof...(K)> kept{b.states[K][first + i]...};
+    Rule::update(c, static_cast<float>(b.grads[first + i]), p, kept[K]...);
+    numbers[0][i] = p;
+    ((numbers[1 + K][i] = kept[K]), ...);
+  }
+  bits.round(b.values + first, numbers[0], count, 0);
+  (bits.round(b.states[K] + first, numbers[1 + K], count, 1 + static_cast<int>(K)), ...);
+}
+
+template <class Rule, class V, class G>
+void update_on_cpu(const UnitUpdate& of, const UpdateConstants<Accumulate<V>>& step, std::span<const Philox> rounding,
+                   int64_t t) {
+  constexpr auto kAll = std::make_index_sequence<Rule::kStates.size()>();
+  if constexpr (std::is_same_v<V, bfloat16>)
+    if (!rounding.empty()) {
+      const Buffers<Rule, V, G, V> b(of);
+      return for_each_segment(of.unit, [&](int64_t begin, int64_t end, const Slot& slot) {
+        const auto c = step.of_slot(slot.parameter->decays);
+        for_each_rounded(slot, rounding[static_cast<size_t>(&slot - of.unit.slots.data())], t, begin, end,
+                         [&](int64_t first, int64_t count, const RoundingBits& bits) {
+                           round_range(b, c, first, count, bits, kAll);
+                         });
+      });
+    }
+  const Buffers<Rule, V, G, Accumulate<V>> b(of);
+  for_each_segment(of.unit, [&](int64_t begin, int64_t end, const Slot& slot) {
+    update_range(b, step.of_slot(slot.parameter->decays), begin, end, kAll);
+  });
+}
+
 }  // namespace
 
-Optimizer::Optimizer(std::vector<FlatUnit> units, const OptimizerOptions& options)
-    : units_(std::move(units)), options_(options) {
+Optimizer::Optimizer(OptimizerKind kind, std::vector<FlatUnit> units, const OptimizerOptions& options)
+    : kind_(kind), units_(std::move(units)), options_(options) {
+  check_options(options);
   std::erase_if(units_, [](const FlatUnit& unit) { return !unit.trainable(); });
   for (const FlatUnit& unit : units_) check_unit(unit);
   for (const FlatUnit& unit : units_)
     if (rounds(unit) && unit.grads.device() != Device::cpu)
       throw Error(fmt::format("[optimizer] state of {} is bfloat16 on a GPU; expected the CPU, or float32", unit.name));
+  for (const FlatUnit& unit : units_) {
+    const Tensor& values = unit.values;
+    rules_.push_back(rule_of(kind, options.momentum, unit.matrices()));
+    states_.emplace_back();
+    for (const std::string_view name : states_of(rules_.back()))
+      states_.back().push_back(add_state(unit, name, rounds(unit) ? DType::bfloat16 : wide_of(values.dtype())));
+    const bool is_copy = values.dtype() == DType::bfloat16 && !rounds(unit);
+    masters_.push_back(is_copy ? add_state(unit, "master", DType::float32) : values);
+    if (is_copy) masters_.back().copy_from(masters_.back().device() == values.device() ? values : values.on_host());
+    rounding_.push_back(rounds(unit) ? rounding_streams(unit, options.seed) : std::vector<Philox>());
+  }
+}
+
+Tensor Optimizer::add_state(const FlatUnit& unit, std::string_view suffix, DType dtype) {
+  const ArenaPtr& arena = options_.state_arena ? options_.state_arena : unit.grads.arena();
+  Tensor t = Tensor::empty(unit.values.shape(), dtype, arena, Category::optimizer);
+  t.fill(0);
+  state_.push_back({unit.name + "." + std::string(suffix), t});
+  return t;
+}
+
+const std::vector<NamedTensor>& Optimizer::state() const {
+  if (options_.state_arena)
+    for (const FlatUnit& unit : units_) wait_for(unit.grads.arena());
+  return state_;
+}
+
+UpdateNumbers Optimizer::next(double lr) const {
+  const auto t = static_cast<double>(steps() + 1);
+  const bool coupled = kOptimizers[static_cast<size_t>(kind_)].decay == Decay::coupled;
+  return {.lr = lr,
+          .step_size = -lr / (1 - std::pow(options_.beta1, t)),
+          .root_scale = 1 / std::sqrt(1 - std::pow(options_.beta2, t)),
+          .coupled = coupled ? options_.weight_decay : 0,
+          .keep = coupled ? 1 : 1 - lr * options_.weight_decay};
 }
 
 void Optimizer::step(double lr, double grad_scale) {
@@ -65,35 +189,39 @@ void Optimizer::count_step() {
   for (const FlatUnit& unit : units_) ++unit.values.storage()->version;
 }
 
-Tensor Optimizer::add_state(const FlatUnit& unit, std::string_view suffix, DType dtype) {
-  const ArenaPtr& arena = options_.state_arena ? options_.state_arena : unit.grads.arena();
-  Tensor t = Tensor::empty(unit.values.shape(), dtype, arena, Category::optimizer);
-  t.fill(0);
-  state_.push_back({unit.name + "." + std::string(suffix), t});
-  return t;
+void Optimizer::run(const UnitUpdate& of, std::span<const Philox> rounding, const UpdateNumbers& now,
+                    const UpdateNumbers* on_gpu) const {
+  const auto on_cpu = [&] {
+    const auto with_rule = [&](auto rule) {
+      with_unit_types(of.unit, [&](auto value, auto grad) {
+        using V = decltype(value);
+        const auto step = UpdateConstants<Accumulate<V>>(options_).at(now);
+        update_on_cpu<decltype(rule), V, decltype(grad)>(of, step, rounding, steps_);
+      });
+    };
+    std::visit(with_rule, of.rule);
+  };
+  on_device(of.unit.grads.device(), on_cpu, [&] { cuda::update(of, options_, now, on_gpu); });
 }
 
-Tensor Optimizer::add_master(const FlatUnit& unit) {
-  const bool is_copy = unit.values.dtype() == DType::bfloat16 && !rounds(unit);
-  Tensor master = is_copy ? add_state(unit, "master", DType::float32) : unit.values;
-  if (is_copy) master.copy_from(master.device() == unit.values.device() ? unit.values : unit.values.on_host());
-  masters_.push_back(master);
-  return master;
-}
-
-const std::vector<NamedTensor>& Optimizer::state() const {
-  if (options_.state_arena)
-    for (const FlatUnit& unit : units_) wait_for(unit.grads.arena());
-  return state_;
-}
-
-std::unique_ptr<Optimizer> make_optimizer(OptimizerKind kind, std::vector<FlatUnit> units,
-                                          const OptimizerOptions& options) {
-  check_options(options);
-  if (kind == OptimizerKind::sgd) return std::make_unique<Sgd>(std::move(units), options);
-  if (kind == OptimizerKind::muon) return std::make_unique<Muon>(std::move(units), options);
-  return std::make_unique<Adam>(std::move(units), options,
-                                kind == OptimizerKind::adam ? Decay::coupled : Decay::decoupled);
+// Matrices of muon are updated in two passes: `updates` takes the place of their values, and then of their gradients.
+void Optimizer::update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) {
+  std::vector<Tensor> updates(units_.size());
+  const auto is_matrix = [&](size_t u) { return std::holds_alternative<MuonMomentum>(rules_[u]); };
+  for (size_t u = 0; u < units_.size(); ++u) {
+    FlatUnit unit = units_[u];
+    if (is_matrix(u))
+      unit.values = updates[u] = unit.grads.make(unit.values.shape(), states_[u][0].dtype(), Category::workspace);
+    run({rules_[u], unit, is_matrix(u) ? updates[u] : masters_[u], states_[u]}, rounding_[u], now, on_gpu);
+  }
+  if (kind_ != OptimizerKind::muon) return;
+  options_.orthogonalise ? options_.orthogonalise(units_, updates) : make_updates(units_, updates);
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (!is_matrix(u)) continue;
+    FlatUnit unit = units_[u];
+    unit.grads = updates[u];
+    run({MuonMatrix(), unit, masters_[u], {}}, {}, now, on_gpu);
+  }
 }
 
 }  // namespace tessera

@@ -29,7 +29,7 @@ inline constexpr int64_t kRoundedAtOnce = 256;
 // Random bits for three numbers of each of some elements: half a Philox block for an element.
 class RoundingBits {
  public:
-  // Of elements [whole, whole + count) of a parameter; count is at most kRoundedAtOnce.
+  // Draws for elements [whole, whole + count) of a parameter; count is at most kRoundedAtOnce.
   void draw(const Philox& random, uint64_t step, int64_t whole, int64_t count) {
     const auto pair = static_cast<uint64_t>(whole) / 2;
     skipped_ = whole % 2;

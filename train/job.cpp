@@ -50,7 +50,7 @@ DType state_dtype_of(const Optimisation& o) {
 }
 
 int64_t state_bytes(const Optimisation& o, bool matrices) {
-  const int64_t moments = matrices ? 1 : o.optimizer == OptimizerKind::sgd ? (o.momentum > 0 ? 1 : 0) : 2;
+  const int64_t moments = std::ssize(states_of(rule_of(o.optimizer, o.momentum, matrices)));
   const bool master = o.dtype == DType::bfloat16 && o.state_dtype != DType::bfloat16;
   return moments * size_of(state_dtype_of(o)) + (master ? size_of(DType::float32) : 0);
 }

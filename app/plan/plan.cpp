@@ -157,8 +157,8 @@ std::optional<double> predicted_step(const planner::Machine& machine, const Job&
   const Optimisation& o = job.optim;
   if (p.device != Device::cpu || p.backend != Backend::threads || p.dp_mode != DataMode::ddp ||
       p.offload != Offload::none || !p.schedule_file.empty() || job.model.dropout > 0 || job.model.lora.rank > 0 ||
-      o.document_mask || o.optimizer == OptimizerKind::sgd || o.optimizer == OptimizerKind::muon || p.shard_ranks > 0 ||
-      o.dtype == DType::float64 || o.state_dtype != DType::float32)
+      o.document_mask || (o.optimizer != OptimizerKind::adam && o.optimizer != OptimizerKind::adamw) ||
+      p.shard_ranks > 0 || o.dtype == DType::float64 || o.state_dtype != DType::float32)
     return {};
   const planner::Case c{.model = planner::shape_of(job.model),
                         .layout = {.plan = p, .sequences = o.batch / (p.dp * p.microbatches)},

@@ -27,12 +27,12 @@ class StepState {
   const uint64_t* step() const;
   const UpdateNumbers* update() const;
 
-  // What the next fetch() brings to the GPU. Whatever was queued before must have been waited for.
+  // Sets the numbers that the next fetch() brings to the GPU. Whatever was queued before must have been waited for.
   void set(uint64_t step, const UpdateNumbers& update);
   void fetch() const;
-  // What this rank says of the step, float64 (2 + units): the loss, float64 (); 1 where a kernel has noted an index
-  // outside its bounds; the sum of squares of each unit's gradients, float64 (units). What another rank says is zero
-  // here.
+  // The numbers that this rank says of the step, float64 (2 + units): the loss, float64 (); 1 where a kernel has noted
+  // an index outside its bounds; the sum of squares of each unit's gradients, float64 (units). The numbers that another
+  // rank says are zero here.
   struct Says {
     bool loss = true, squares = true;
   };

@@ -1,6 +1,7 @@
 // DiLoCo's outer step on a GPU: a thread for each element, since steps that need it are few.
-#include "optim/cuda/updates.cuh"
+#include "optim/rules.h"
 #include "parallel/cuda/outer_step.h"
+#include "tensor/cuda/loops.cuh"
 
 namespace tessera::cuda {
 

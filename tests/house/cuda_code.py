@@ -47,10 +47,8 @@ HOT = {
         r"softmax_(backward_)?kernel<.*true>\(": [LOADS, STORES],
     },
     "quantize/quantize.cu.o": {r"decode_kernel<": [STORES]},
-    "updates.cu.o": {r"segments_kernel<4, .*Adam<": [LOADS, STORES], r"segments_kernel<4, .*Sgd<": [LOADS, STORES]},
-    "optim/muon.cu.o": {
-        r"segments_kernel<4, .*Momentum<": [LOADS, STORES],
-        r"segments_kernel<4, .*Applied<": [LOADS, STORES],
+    "optim/cuda/updates.cu.o": {
+        **{rf"segments_kernel<4, Update<{rule}\b": [LOADS, STORES] for rule in ("Adam", "Sgd", "PlainSgd", "MuonMomentum", "MuonMatrix")},
         r"flat_kernel<": [LOADS, STORES],
     },
 }

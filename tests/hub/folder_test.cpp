@@ -13,7 +13,7 @@
 
 #include "data/files.h"
 #include "models/sample.h"
-#include "optim/sgd.h"
+#include "optim/optimizer.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -136,7 +136,7 @@ TEST_F(HubFolderTest, AStepOfSgdWritesTheWeightsOfPyTorch) {
     const auto [ids, targets] = rows_of(fixture);
     backward(model->loss(ids, targets, 1.0 / static_cast<double>(targets.numel())).mean);
     model->zero_missing_gradients();
-    Sgd(model->units(), {.momentum = 0}).step(kRate, 1);
+    make_optimizer(OptimizerKind::sgd, model->units(), {.momentum = 0})->step(kRate, 1);
     fs::create_directory(path("stepped"));
     const WholeTensors values = [&](const std::string& wanted, DType dtype, const Shape&) {
       for (const Parameter* p : model->parameters())

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "nn/layers.h"
-#include "optim/cuda/grad_norm.h"
 #include "optim/cuda/step_state.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"

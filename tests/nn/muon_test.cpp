@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "optim/optimizer.h"
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tests/support/gpu.h"
 #include "tests/support/units.h"

@@ -165,8 +165,8 @@ void read_parts(const std::vector<HeldPart>& parts, const WholeTensors& source) 
 }  // namespace
 
 std::vector<std::string> state_kinds(const Optimisation& o, bool matrices) {
-  std::vector<std::string> kinds = {"m", "v"};
-  if (matrices || o.optimizer == OptimizerKind::sgd) kinds.assign(matrices || o.momentum != 0 ? 1 : 0, "momentum");
+  const auto names = states_of(rule_of(o.optimizer, o.momentum, matrices));
+  std::vector<std::string> kinds(names.begin(), names.end());
   if (o.dtype == DType::bfloat16 && o.state_dtype != DType::bfloat16) kinds.emplace_back("master");
   return kinds;
 }
@@ -177,12 +177,12 @@ std::vector<WholeTensor> list_values(Trainer& trainer) { return list(trainer, tr
 
 namespace {
 
-// Of the optimizer and of the strategy of the data axis, of so many of its copies, with their values or without.
+// The state of the optimizer and of the strategy of the data axis, of so many of its copies, with values or without.
 std::vector<WholeTensor> list_state(Trainer& trainer, int copies, bool values) {
   const Optimisation& o = trainer.job().optim;
   const std::vector<Module::Unit> units = trainer.whole_model().layout();
   std::vector<WholeTensor> out;
-  // Of the units that keep that kind, in their order.
+  // Adds the units that keep that kind, in their order.
   const auto add = [&](const std::string& kind, DType dtype, const std::string& suffix, bool of_rest,
                        bool of_matrices) {
     for (const Module::Unit& unit : units)
@@ -191,11 +191,12 @@ std::vector<WholeTensor> list_state(Trainer& trainer, int copies, bool values) {
           out.push_back({fmt::format("{}.{}{}", slot.parameter->name, kind, suffix), dtype, slot.parameter->stored()});
   };
   const std::vector<std::string> rest = state_kinds(o), matrices = state_kinds(o, true);
-  const auto keeps = [](const std::vector<std::string>& kinds, const std::string& kind) {
-    return std::ranges::find(kinds, kind) != kinds.end();
-  };
+  const auto keeps = [](const auto& kinds, const auto& kind) { return std::ranges::count(kinds, kind) > 0; };
+  std::vector<std::string> all = rest;  // master copies last
+  std::ranges::copy_if(matrices, std::back_inserter(all), [&](const auto& kind) { return !keeps(rest, kind); });
+  std::ranges::stable_partition(all, [](const auto& kind) { return kind != "master"; });
   for (int copy = 0; copy < copies; ++copy) {
-    for (const std::string kind : {"m", "v", "momentum", "master"})
+    for (const std::string& kind : all)
       add(kind, kind == "master" ? DType::float32 : state_dtype_of(o), suffix_of_copy(copy), keeps(rest, kind),
           keeps(matrices, kind));
     if (values) add("value", o.dtype, suffix_of_copy(copy), true, true);

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <span>
 
-#include "optim/cuda/grad_norm.h"
 #include "optim/cuda/step_state.h"
+#include "optim/grad_norm.h"
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/launch.cuh"
 #include "tensor/math.h"
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kBytes = sizeof(StepState::Numbers);
 
-constexpr int64_t kBefore = 2;  // what stands before the units' sums: the loss, and whether an index was outside
+constexpr int64_t kBefore = 2;  // numbers before the units' sums: the loss, and whether an index was outside
 
 struct Part {
   const double *loss_sum, *squares;  // null: another rank says it

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "optim/cuda/grad_norm.h"
+#include "optim/grad_norm.h"
 #include "tensor/cuda/launch.cuh"
 #include "tensor/math.h"
 
@@ -23,7 +23,7 @@ __global__ void block_sums_kernel(const G* x, int64_t n, double* sums) {
     const auto g = static_cast<double>(x[i]);
     lane = math::fma(g, g, lane);
   }
-  // What lanes past the first `half` of a block add up is looked at by nobody.
+  // Lanes past the first `half` of a block add up what nobody looks at.
   for (unsigned half = kLanes / 2; half > 0; half /= 2) lane += __shfl_down_sync(~0u, lane, half);
   if (threadIdx.x % kLanes == 0 && begin < n) sums[block] = lane;
 }

@@ -1,0 +1,209 @@
+// The rules of the optimizers: what each keeps of an element, and what a step makes of it. There is one loop over the
+// elements for all of them on the CPU, one that rounds (optim/optimizer.cpp), and one on the GPU
+// (optim/cuda/updates.cu). They call the same functions, so they give the same bits.
+//
+// A new optimizer is a struct here, in the list UpdateRule, and a row of kOptimizers under its name in OptimizerKind.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "nn/parameter.h"
+#include "tensor/math.h"
+
+namespace tessera {
+
+struct OptimizerOptions {
+  double momentum = 0.9;  // sgd; muon, of matrices
+  double beta1 = 0.9;     // adam, adamw
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  DType state = DType::float32;  // bfloat16: for values of bfloat16 on the CPU
+  uint64_t seed = 0;             // for stochastic rounding
+  // Where the state is kept; null: beside the gradients. For gradients on a GPU: memory that its kernels reach, see
+  // make_pinned_arena(). An update then reads and writes the state over the bus, both ways at once, while it computes.
+  // Values may lie in such memory too.
+  ArenaPtr state_arena = {};
+  // muon: makes updates of matrices from what is here of them, in place. A tensor for each unit, like its values;
+  // undefined for those that are not of matrices. Null: all of each matrix is here.
+  std::function<void(const std::vector<FlatUnit>& units, const std::vector<Tensor>& updates)> orthogonalise = {};
+};
+
+// The numbers of a step that its update is made with; an update rounds them once, to the type that it computes in.
+struct UpdateNumbers {
+  double lr = 0, grad_scale = 1;         // grad_scale: the clip factor
+  double step_size = 0, root_scale = 0;  // Adam's -lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t)
+  double coupled = 0, keep = 1;          // weight_decay where it is coupled, and 1 - lr weight_decay where it is not
+  bool skip = false;                     // nothing is to be updated
+};
+
+// The constants of a rule, in the type that it computes in.
+template <class W>
+struct UpdateConstants {
+  W momentum, beta1, rest1, beta2, rest2, eps;
+  W lr = 0, grad_scale = 1, step_size = 0, root_scale = 0, coupled = 0, keep = 1;
+
+  explicit UpdateConstants(const OptimizerOptions& o)
+      : momentum(static_cast<W>(o.momentum)),
+        beta1(static_cast<W>(o.beta1)),
+        rest1(static_cast<W>(1 - o.beta1)),
+        beta2(static_cast<W>(o.beta2)),
+        rest2(static_cast<W>(1 - o.beta2)),
+        eps(static_cast<W>(o.eps)) {}
+  constexpr UpdateConstants at(const UpdateNumbers& now) const {
+    UpdateConstants c = *this;
+    c.lr = static_cast<W>(now.lr);
+    c.grad_scale = static_cast<W>(now.grad_scale);
+    c.step_size = static_cast<W>(now.step_size);
+    c.root_scale = static_cast<W>(now.root_scale);
+    c.coupled = static_cast<W>(now.coupled);
+    c.keep = static_cast<W>(now.keep);
+    return c;
+  }
+  // The constants for a slot with weight decay or without.
+  constexpr UpdateConstants of_slot(bool decays) const {
+    UpdateConstants c = *this;
+    if (!decays) {
+      c.coupled = W(0);
+      c.keep = W(1);
+    }
+    return c;
+  }
+};
+
+// Stochastic gradient descent with heavy-ball momentum, weight decay coupled (added to the gradient), as PyTorch does:
+//
+//   g = grad_scale * grad + weight_decay * p     b = momentum b + g     p = p - lr b
+struct Sgd {
+  static constexpr std::string_view kName = "sgd";
+  static constexpr std::array<std::string_view, 1> kStates = {"momentum"};
+  template <class W>
+  static constexpr void update(const UpdateConstants<W>& c, W grad, W& p, W& momentum) {
+    momentum = math::fma(c.momentum, momentum, math::fma(c.coupled, p, c.grad_scale * grad));
+    p = math::fma(-c.lr, momentum, p);
+  }
+};
+
+// SGD with momentum 0.
+struct PlainSgd {
+  static constexpr std::string_view kName = "sgd";
+  static constexpr std::array<std::string_view, 0> kStates = {};
+  template <class W>
+  static constexpr void update(const UpdateConstants<W>& c, W grad, W& p) {
+    p = math::fma(-c.lr, math::fma(c.coupled, p, c.grad_scale * grad), p);
+  }
+};
+
+// Adam (Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1) and AdamW (Loshchilov and
+// Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2).
+//
+//   g = grad_scale * grad           (+ weight_decay * p when the decay is coupled)
+//   m = beta1 m + (1 - beta1) g     v = beta2 v + (1 - beta2) g^2
+//   p = p (1 - lr weight_decay, when the decay is decoupled) - lr m' / (sqrt(v') + eps)
+//   with m' = m / (1 - beta1^t), v' = v / (1 - beta2^t), both divisors computed in double once per step
+struct Adam {
+  static constexpr std::string_view kName = "adam";
+  static constexpr std::array<std::string_view, 2> kStates = {"m", "v"};
+  template <class W>
+  static constexpr void update(const UpdateConstants<W>& c, W grad, W& p, W& m, W& v) {
+    const W g = math::fma(c.coupled, p, c.grad_scale * grad);
+    m = math::fma(c.beta1, m, c.rest1 * g);
+    v = math::fma(c.beta2, v, c.rest2 * g * g);
+    p = math::fma(c.step_size, m / math::fma(math::sqrt(v), c.root_scale, c.eps), c.keep * p);
+  }
+};
+
+// Muon's two passes over the elements of its matrices (optim/muon.h): `update` is what is to be made orthogonal, and
+// then what has been.
+struct MuonMomentum {
+  static constexpr std::string_view kName = "muon momentum";
+  static constexpr std::array<std::string_view, 1> kStates = {"momentum"};
+  template <class W>
+  static constexpr void update(const UpdateConstants<W>& c, W grad, W& update, W& momentum) {
+    const W g = c.grad_scale * grad;
+    momentum = math::fma(c.momentum, momentum, g);
+    update = math::fma(c.momentum, momentum, g);
+  }
+};
+struct MuonMatrix {
+  static constexpr std::string_view kName = "muon";
+  static constexpr std::array<std::string_view, 0> kStates = {};
+  template <class W>
+  static constexpr void update(const UpdateConstants<W>& c, W update, W& p) {
+    p = math::fma(-c.lr, update, c.keep * p);
+  }
+};
+
+using UpdateRule = std::variant<Sgd, PlainSgd, Adam, MuonMomentum, MuonMatrix>;
+
+enum class OptimizerKind : uint8_t { sgd, adam, adamw, muon };
+enum class Decay : uint8_t { coupled, decoupled };  // L2 regularisation inside the gradient, or AdamW's
+struct OptimizerRow {
+  std::string_view name;
+  UpdateRule rule;
+  Decay decay;
+};
+inline constexpr std::array<OptimizerRow, 4> kOptimizers = {{{"sgd", Sgd(), Decay::coupled},
+                                                             {"adam", Adam(), Decay::coupled},
+                                                             {"adamw", Adam(), Decay::decoupled},
+                                                             {"muon", Adam(), Decay::decoupled}}};
+
+inline constexpr auto kOptimizerNames = [] {
+  std::array<std::string_view, kOptimizers.size()> names;
+  for (size_t i = 0; i < names.size(); ++i) names[i] = kOptimizers[i].name;
+  return names;
+}();
+
+// The rule of an optimizer's units; `matrices`: of those that it updates as wholes.
+constexpr UpdateRule rule_of(OptimizerKind kind, double momentum, bool matrices) {
+  if (kind == OptimizerKind::sgd && momentum == 0) return PlainSgd();
+  if (kind == OptimizerKind::muon && matrices) return MuonMomentum();
+  return kOptimizers[static_cast<size_t>(kind)].rule;
+}
+// The names of the tensors that it keeps, beside the master copy of bfloat16.
+constexpr std::span<const std::string_view> states_of(const UpdateRule& rule) {
+  return std::visit([](const auto& r) { return std::span<const std::string_view>(r.kStates); }, rule);
+}
+
+// Calls f(V{}, G{}) with the C++ types of the unit's values and gradients.
+template <class F>
+void with_unit_types(const FlatUnit& unit, const F& f) {
+  with_floating(unit.values.dtype(), "optimizer",
+                [&](auto v) { with_floating(unit.grads.dtype(), "optimizer", [&](auto g) { f(v, g); }); });
+}
+
+// Calls f(T{}) with the type of a tensor of float32 or float64, as an optimizer keeps.
+template <class F>
+void with_wide(const Tensor& x, const F& f) {
+  x.dtype() == DType::float64 ? f(double{}) : f(float{});
+}
+
+// The tensors of one unit's update by a rule. `master` is what is updated: a copy of the values, or they themselves.
+struct UnitUpdate {
+  const UpdateRule& rule;
+  const FlatUnit& unit;
+  const Tensor& master;
+  std::span<const Tensor> states;
+};
+
+namespace cuda {
+// One launch for each unit, or for each 64 of its slots. State may lie in the host's pinned memory. With the numbers of
+// the step that the kernel finds at `on_gpu` when it runs, or, where that is null, with `now`. Queued on the stream of
+// the gradients' arena.
+void update(const UnitUpdate& of, const OptimizerOptions& options, const UpdateNumbers& now,
+            const UpdateNumbers* on_gpu);
+
+// The address that a kernel has for what may be offloaded: of the GPU's memory, or of the host's pinned memory.
+template <class T>
+T* reached_data(const Tensor& t) {
+  return t.device() == Device::cuda ? t.device_data<T>() : t.data<T>();
+}
+}  // namespace cuda
+
+}  // namespace tessera
