@@ -1,216 +1,411 @@
 #!/usr/bin/env python3
-"""What one GPU does with Tessera, as Markdown tables: beside PyTorch, under every strategy, and against the CPU.
+"""Everything that needs a GPU, in one go of eight minutes: a build for it (bench/pack.sh, or any other), tested and measured
+on a machine with one. Each part ends by itself, and never stops the others: it says what failed, and what it has not come
+to is NOT RUN. What takes no times runs side by side, what is timed runs alone.
 
-usage: bench/gpu.py PART [OPTIONS]; --help lists them
+usage: bench/first_contact.sh all|A|B|C|PART[,PART...] [OUT [FILE...]] [OPTIONS]
+  all (480 s)  first runs; then side by side all GPU tests, verify of every strategy, losses beside the CPU's, models to tune,
+               and PyTorch compiles; then alone, one after another: PyTorch in turns, a step kernel by kernel, strategies,
+               long contexts, experts and 1B with their memory, adapters and generation, ways, ops; last compute-sanitizer
+  A B C        its thirds, for machines that are had for minutes: is it right (240 s), PyTorch, kernels, ways and ops
+               (270 s), strategies, shapes and tuning (200 s)
+  PART         first_runs right pytorch kernels strategies strategy_kernels shapes tuning ways ops sanitizer, or one step of
+               first_runs and right: versions libraries ladder tests verify curve bases
+  OUT          (default first_contact) gets report_WHAT.md, and first_contact_WHAT.tar.gz with report and logs, and caches
+               where it was not `all`; one of more than 15 MB in pieces, at most 6, for what carries only small files
+  FILE...      that archive of an earlier call, or its pieces, if there is one: its caches save a minute or two
+TESSERA_PYTHON names the interpreter that has torch (default python3), TESSERA_PACKED the build (default ../build),
+FIRST_CONTACT_SECONDS another time for all of it. Ends with 1 when something failed, 2 when there is no GPU, 3 when nothing
+could be trained, 143 when it was ended from outside.
 
-  ladder      first contact: tiny runs that each ask for one thing more (fp32, bf16, cuDNN, the captured graph), then the
-              first number of gpt2
-  ways        one rank: {cuDNN, own attention} x {graph on, off} x {free, deterministic}
-  pytorch     training of each model in bf16 (fp32 master weights and moments), vocabulary 50304, in alternating rounds with
-              PyTorch on the same tokens (zipf_tokens.py): torch.compile, fused AdamW, scaled dot product attention, in each
-              of --settings. PyTorch compiles all models side by side; with --go FILE the first round waits for that file.
-              Last, the kernels of a step of PyTorch's first model, by its profiler
-  strategies  `tessera verify` of every strategy with its ranks on the one card, then the same batch trained by one rank
-              and by each strategy in turns
-  curve       the first losses (up to 20) of gpt2 in fp32 on the GPU beside those on the CPU
-  kernels     the kernels of one queued step, by ncu, or where it may not be used the ops by themselves
-  strategy_kernels  the same of each strategy (--only), of all ranks together
-  ops         those of which a step is made, by themselves in bf16, beside what the card can do at most
-  shapes      one rank of each model, with its memory as `tessera plan` predicts it, and the error of a card that is full
-  bases       a run directory of each model in --work, of one step, which part tuning needs
-  tuning      of each of these: adapters on its weights as they are and in 4 bits, and tokens/s of generation at batch 1
+A run's rate is the median over its steps after the first five, a table's the median over rounds. The share of the peak is
+given in both conventions: attention counted whole, 6 N + 12 L C T FLOP per token (Chowdhery et al. 2022, appendix B), and
+as a causal model needs it, with half of that attention; N are the parameters without positions. Every run says which
+kernels it asks for; one that was served by others is REFUSED and has no rate. One that does not end is HUNG. Where a run
+fails as it was asked for, parts ladder, pytorch and shapes try it without the graph, with our own attention, and
+deterministic, and each way is a row.
 
-A run's rate is the median over its steps after the first five, a table's the median over rounds. The share of the peak
-is given in both conventions: attention counted whole, 6 N + 12 L C T FLOP per token (Chowdhery et al. 2022, appendix B),
-and as a causal model needs it, with half of that attention; N are the parameters without positions. No run validates or
-leaves a checkpoint.
-
-Every run says which kernels it asks for. One that was served by others is REFUSED: its row says why and shows no rate.
-Each run has a limit; one that does not end is HUNG, and the table goes on. Where a run fails as it was asked for, parts
-ladder and pytorch try it without the graph, with our own attention, and deterministic, and say so in the row. All that
-runs write is kept under --logs. Ends with 1 when any row is FAILED, CRASHED, HUNG or REFUSED.
+Each test that wants a GPU (those of GoogleTest's --filter in the suites with ctest's label `gpu`) runs in a process of its
+own, several side by side; the first of a suite that crashes runs once more under memcheck. Of the sanitizer's runs
+(--tools over --over) our kernels alone are checked, which are all in the namespace tessera, but for initcheck, to which
+memory that another kernel has written would be unwritten.
 """
 import argparse
-import fcntl
-import json
+import glob
 import os
+import re
+import shutil
+import signal
+import subprocess
 import sys
+import tarfile
 import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import gpu_parts
-from gpu_run import Failed, Runner, Served, end_with_children, json_lines
-from gpu_facts import describe, wanted_of, why_refused
-from zipf_tokens import write_tokens
+from gpu_run import Failed, Runner, end_all, library_path, text_of
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-CONTEXT, VOCAB, TOKENS = 1024, 50304, 1 << 21
-MODEL_KEYS = ("layers", "heads", "channels", "batch", "context", "vocab", "kv_heads", "ffn", "experts")
-
-
-def sizes(*given):
-    return dict(zip(MODEL_KEYS, given))
-
-
-MODELS = {  # those with heads of keys are Llamas; two of the experts, each half as wide, are for a token
-    "gpt2": sizes(12, 12, 768, 32, CONTEXT, VOCAB),
-    "gpt2-medium": sizes(24, 16, 1024, 16, CONTEXT, VOCAB),
-    "gpt2-xl": sizes(48, 25, 1600, 8, CONTEXT, VOCAB),
-    "gpt2-8k": sizes(12, 12, 768, 4, 8192, VOCAB),
-    "gpt2-32k": sizes(12, 12, 768, 1, 32768, VOCAB),
-    "llama": sizes(12, 12, 768, 32, CONTEXT, VOCAB, 4, 2048),
-    "llama-experts": sizes(12, 12, 768, 32, CONTEXT, VOCAB, 4, 1024, 8),
-    "llama-1b": sizes(16, 32, 2048, 4, CONTEXT, VOCAB, 8, 8192),
-    "small": sizes(4, 4, 256, 8, 128, 512),
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+OPTIONS = {  # of parts: a step of the table below has values of its own, and a command line wins over both
+    "models": ("gpt2", "several for pytorch, shapes, bases and tuning, the others take the first: " + ", ".join(gpu_parts.MODELS)
+               + "; for pytorch, gpt2=bf16/default has a setting of its own"),
+    "attention": ("cudnn", "what runs ask for, cudnn or own"),
+    "rounds": (5, "of what is timed in turns"),
+    "steps": (30, "that are timed, after five that are not"),
+    "ranks": (2, "of strategies"),
+    "only": ("", "some strategies, with ; between them, in the order in which they are to run"),
+    "settings": ("bf16/default,autocast/default", "of PyTorch's: bf16 or autocast, and a mode of torch.compile"),
+    "limit": (120, "seconds of one run"),
+    "cpu_limit": (900, "seconds of the curve's run on the CPU"),
+    "compile_limit": (900, "seconds in which PyTorch compiles"),
+    "jobs": (6, "tests, checks or plans side by side"),
+    "filter": ("*Gpu*:GpusTest.*", "of the tests, as GoogleTest's"),
+    "tools": ("memcheck,racecheck,synccheck,initcheck", "of compute-sanitizer"),
+    "over": ("tensor,autograd,nn", "groups of tests that they look at"),
 }
-SETTINGS = [f"{dtype}/{mode}" for dtype in ("bf16", "autocast") for mode in ("default", "max-autotune", "reduce-overhead")]
-PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense, as printed by the maker
+GROUPS = {  # of the sanitizer: a suite and its tests; ProductsGpu.* is cuBLASLt's kernels
+    "tensor": ("tensor", "*Gpu*-ProductsGpu.*"),
+    "autograd": ("autograd", "*Gpu*-ProductsGpu.*"),
+    "nn": ("nn", "*Gpu*-ProductsGpu.*"),
+    "attention": ("tensor", "AttentionGpu.SmallShapes*"),
+    "norms": ("tensor", "StructuredGpu.Norms*:StructuredGpu.WeightGradients*"),
+    "experts": ("tensor", "ExpertsGpu.*"),
+    "cross-entropy": ("tensor", "StructuredGpu.CrossEntropy*:StructuredGpu.Losses*"),
+}
+# After one of these every later call of the process fails with it.
+STICKY = re.compile(r"illegal memory access|misaligned address|unspecified launch failure|device-side assert|"
+                    r"illegal instruction|illegal address|hardware stack error|invalid program counter", re.I)
 
 
-class Bench:
-    """The runs of one call, and whether one of them was bad."""
+def shell(bench, name, text, limit):
+    bench.say("```", bench.runner.run(name, ["bash", "-c", text], limit).rstrip(), "```")
 
-    def __init__(self, options):
-        self.options, self.bad, self.tokens = options, False, {}
-        self.runner = Runner(options.logs, options.seconds)
 
-    def words(self, model, batch=None):
-        given = MODELS[model] | ({"batch": batch} if batch else {})
-        words = [word for key, value in given.items() for word in ("--" + key.replace("_", "-"), str(value))]
-        return words + (["--family", "llama", "--untied"] if "kv_heads" in given else [])
+def versions(bench):
+    shell(bench, "versions", f"""
+nvidia-smi && nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit --format=csv
+nvcc --version | tail -n 2
+uname -srm && ldd --version | head -n 1 && nproc && grep -m 1 'model name' /proc/cpuinfo && free -g | head -n 2
+{bench.options.python} -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN",
+  torch.backends.cudnn.version(), "NCCL", torch.cuda.nccl.version(), torch.cuda.get_device_properties(0))' 2>&1
+command -v ncu compute-sanitizer || true""", 30)
 
-    def batch(self, model):
-        return MODELS[model]["batch"]
 
-    def data(self, model):
-        """The token file of a model's vocabulary and the dataset made of it, on which all runs train."""
-        vocab = MODELS[model]["vocab"]
-        folder = os.path.join(self.options.work, f"vocab{vocab}")
-        tokens, data, done = (os.path.join(folder, name) for name in ("tokens.bin", "data", "done"))
-        os.makedirs(folder, exist_ok=True)
-        with open(os.path.join(folder, "lock"), "w") as lock:  # other parts may want it at the same time
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not os.path.exists(done):
-                write_tokens(folder, vocab, TOKENS if vocab == VOCAB else TOKENS // 16)
-                self.runner.run("data", [self.options.binary, "data", tokens, "--tokenizer", folder, "--out", data], 60)
-                open(done, "w").close()
-        return tokens, data
+def libraries(bench):
+    """Where the program's libraries are; a missing one fails."""
+    shell(bench, "libraries", f"""cd {bench.options.build}; found=$(ldd bin/tessera tests/test_*)
+printf '%s\\n' "$found" | grep -E 'libcu|libnccl|libnv|not found' | sed 's/ (0x.*//' | sort -u
+! grep -q 'not found' <<<"$found" && bin/tessera --help >/dev/null""", 20)
 
-    def train(self, name, model, words, steps, device="cuda", env=None, limit=None, batch=None, init=None):
-        """The last record of a run, with its losses; raises Failed, also where other kernels served it."""
-        words = (["--init", init, "--batch", str(MODELS[model]["batch"])] if init else self.words(model, batch)) + words
-        with tempfile.TemporaryDirectory(dir=self.options.work) as out:
-            command = [self.options.binary, "train", "--device", device, "--data", self.data(model)[1], "--format", "json",
-                       "--no-save", "--no-eval", "--optimizer", "adamw", "--weight-decay", "0.1", "--clip", "1",
-                       "--steps", str(steps), "--out", out] + words
-            records = json_lines(self.runner.run(name, command, limit or self.options.limit, env=env))
-        summary = records[-1] if records and records[-1].get("event") == "summary" else None
-        if not summary or not summary.get("tokens_per_s"):
-            raise Failed("FAILED", "the run ended without its summary")
-        summary["losses"] = gpu_parts.losses_of(records)
-        if device == "cuda":
-            gpu = summary.get("gpu")
-            self.note(f"{name}: {describe(gpu)}")
-            if reason := why_refused(gpu, wanted_of(words)):
-                raise Failed("REFUSED", reason)
-        return summary
 
-    def pytorch(self, model, setting):
-        """A PyTorch that has compiled the model and waits to be asked."""
-        dtype, mode = setting.split("/")
-        run = MODELS[model] | dict(dtype=dtype, mode=mode, warmup=gpu_parts.WARMUP, tokens=self.data(model)[0])
-        command = [self.options.python, os.path.join(HERE, "gpu_torch.py"), json.dumps(run)]
-        return Served(self.runner, f"PyTorch {model} {setting}", command, self.options.compile_limit)
+def tests(bench):
+    o, suites = bench.options, {}
+    for program in sorted(glob.glob(os.path.join(o.build, "tests", "test_*"))):
+        fixture = ""
+        for line in bench.runner.run("list", [program, "--gtest_list_tests", f"--gtest_filter={o.filter}"], 30).splitlines():
+            line = line.split("#")[0].rstrip()
+            if line.endswith(".") and not line.startswith(" "):
+                fixture = line
+            elif line.startswith("  ") and fixture:
+                suites.setdefault(program, []).append(fixture + line.strip())
+    if not suites:
+        raise Failed("FAILED", f"no test of {o.build}/tests is called {o.filter}")
+    checked = set()
 
-    def failed(self, name, e):
-        """A run that failed: said now, and by the exit status. Gives the table's cell."""
-        self.bad = self.bad or e.bad()
-        self.note(f"{name}: {e.cell()}")
-        return e.cell()
-
-    def note(self, line):
-        print(line, file=sys.stderr, flush=True)
-
-    def rounds(self):
-        """0, 1, ...: --rounds of them, or as many as are likely to end in time, the first always."""
-        longest = 0
-        for made in range(self.options.rounds):
-            begin = self.runner.left()
-            if made > 0 and begin < longest:
-                self.note(f"{made} of {self.options.rounds} rounds: no time was left for another")
-                return
-            yield made
-            longest = max(longest, begin - self.runner.left())
-
-    def peak_of_card(self):
+    def verdict(test):
+        program, name = test
         try:
-            names = self.runner.run("card", ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], 20)
-        except Failed:
-            return None
-        return next((peak for card, peak in PEAK_BF16.items() if card in names.split("\n")[0]), None)
+            text = gtest(bench, program, name, f"{os.path.basename(program)} {name}")
+            how = "skipped" if "[  SKIPPED ]" in text else "passed" if "[       OK ]" in text else "FAILED: it did not run"
+        except Failed as e:
+            text, how = e.out, e.cell() if e.word != "FAILED" else "FAILED"
+        if error := STICKY.search(text):
+            how = f"FAILED: {error[0]}"
+        if re.search("this machine has no GPU|a build without CUDA", text):
+            how = "FAILED: no GPU was found"
+        if (error or how.startswith("CRASHED")) and program not in checked:
+            checked.add(program)
+            how += f"; under memcheck: {first_finding(bench, program, name)}"
+        return how
 
-    def shares(self, model, rate):
-        """The share of the card's peak, attention counted whole and causal."""
-        m = MODELS[model]
-        channels, head = m["channels"], m["channels"] // m["heads"]
-        layer = 12 * channels * channels + 13 * channels
-        if "kv_heads" in m:
-            layer = 2 * channels * (channels + m["kv_heads"] * head) + 3 * channels * m["ffn"] * (2 if "experts" in m else 1)
-        peak = self.peak_of_card()
-        if not peak:
-            return "- | -"
-        parameters = m["layers"] * layer + m["vocab"] * channels
-        attention = 12 * m["layers"] * channels * m["context"]
-        return " | ".join(f"{100 * rate * (6 * parameters + a) / peak:.1f}%" for a in (attention, attention / 2))
+    # cuDNN compiles a plan for each shape, at a tenth to half of a second each: such a test begins first.
+    ordered = sorted(((program, name) for program in suites for name in suites[program]), key=lambda test: "Cudnn" not in test[1])
+    with ThreadPoolExecutor(o.jobs) as pool:
+        verdicts = dict(zip(ordered, pool.map(verdict, ordered)))
+    for program, names in suites.items():
+        found = {name: verdicts[program, name] for name in names}
+        red = [f"  - {name}: {how}" for name, how in found.items() if how not in ("passed", "skipped")]
+        count = {word: list(found.values()).count(word) for word in ("passed", "skipped")}
+        bench.say(f"- {os.path.basename(program)[5:]}: {count['passed']} passed, {count['skipped']} skipped, {len(red)} red", *red)
+        bench.bad = bench.bad or bool(red)
+
+
+def gtest(bench, program, wanted, name, before=()):
+    with tempfile.TemporaryDirectory(dir=bench.options.work) as scratch:
+        return bench.runner.run(name, [*before, program, f"--gtest_filter={wanted}", "--gtest_color=no"], bench.options.limit, cwd=scratch)
+
+
+def sanitized(bench, tool, program, wanted, name, *more):
+    """What compute-sanitizer and the tests said, and how it ended or None."""
+    path = shutil.which("compute-sanitizer", path=os.environ.get("PATH", "") + ":/usr/local/cuda/bin")
+    if not path:
+        raise Failed("FAILED", "compute-sanitizer is not on PATH")
+    try:
+        return gtest(bench, program, wanted, name, (path, "--tool", tool, "--error-exitcode", "9", *more)), None
+    except Failed as e:
+        return e.out, e
+
+
+def first_finding(bench, program, test):
+    try:
+        text, ended = sanitized(bench, "memcheck", program, test, f"memcheck {test}")
+    except Failed as e:
+        return e.cell()
+    found = [line for line in text.splitlines() if line.startswith("========= ") and "COMPUTE-SAN" not in line]
+    return re.sub(r"\s+", " ", found[0][10:]) if found else ended.cell() if ended else "nothing found"
+
+
+def sanitizer(bench):
+    def check(pair):
+        tool, group = pair
+        suite, wanted = GROUPS[group]
+        only = () if tool == "initcheck" else ("--kernel-name", "kns=tessera")
+        text, ended = sanitized(bench, tool, os.path.join(bench.options.build, "tests", f"test_{suite}"), wanted, f"{tool} {group}",
+                                "--report-api-errors", "no", *only)
+        passed, found = text.count("[       OK ]"), findings(tool, text)
+        red = re.findall(r"^\[  FAILED  \] ([^\s,]+).* \(\d+ ms\)$", text, re.M)
+        if found or red:
+            how = f"FAILED, {found} findings" + (f", red: {', '.join(red)}" if red else "")
+        elif ended and ended.word in ("HUNG", "NOT RUN", "NOT FINISHED"):
+            how = f"NOT FINISHED ({ended.cell()}), nothing found so far"
+        elif ended or passed == 0:
+            how = f"FAILED ({ended.cell() if ended else 'no test has passed'})"
+        else:
+            how = "clean but for libraries' kernels" if tool == "initcheck" and "ninitialized" in text else "clean"
+        bench.bad = bench.bad or how.startswith("FAILED")
+        return f"- {tool}, {group}: {how}; {passed} tests passed"
+
+    o = bench.options
+    with ThreadPoolExecutor(o.jobs) as pool:
+        bench.say(*pool.map(check, [(tool, group) for tool in o.tools.split(",") for group in o.over.split(",")]))
+
+
+def findings(tool, text):
+    """How many findings a log has. Of initcheck those in our kernels and in copies: a library may read what it does not use."""
+    if tool != "initcheck":
+        return sum(not re.search("COMPUTE-SANIT|SUMMARY|process didn|Target appl", line) for line in re.findall("^========= [^ ].*", text, re.M))
+    places = re.findall(r"^========= .*[Uu]ninitialized(.*)\n(?:========= +at (.*))?", text, re.M)
+    return sum("Host API" in what or "tessera" in where for what, where in places)
+
+
+# Each part: steps that run side by side, with their name in the report, seconds, function and options.
+PARTS = {
+    "first_runs": [("versions", 30, versions, {}), ("libraries", 20, libraries, {}),
+                   ("first_runs", 90, gpu_parts.ladder, dict(models="small", limit=40))],
+    "right": [("tests", 110, tests, dict(limit=90, jobs=8, filter="*Gpu*", threads=2)),
+              ("verify", 110, gpu_parts.verify, dict(jobs=4, limit=40, threads=2)),
+              ("losses_small", 60, gpu_parts.curve, dict(models="small", limit=30, cpu_limit=50, threads=1)),
+              ("losses", 110, gpu_parts.curve, dict(models="gpt2", limit=40, cpu_limit=100, threads=3))],
+    "pytorch": [("pytorch", 330, gpu_parts.pytorch, dict(models="gpt2,llama,gpt2-medium=bf16/default", rounds=3, limit=40,
+                                                         compile_limit=200))],
+    "kernels": [("kernels", 50, gpu_parts.kernels, dict(limit=45))],
+    "strategies": [("strategies", 75, gpu_parts.strategies, dict(
+        rounds=1, steps=8, limit=20, only="tensor;tensor and sequence;context, ring;context, Ulysses;one of 4 experts;DDP;ZeRO-1;"
+        "ZeRO-3;1F1B;ZB-H1"))],
+    "strategy_kernels": [("strategy_kernels", 75, gpu_parts.strategy_kernels, dict(
+        limit=30, only="tensor;tensor and sequence;context, ring;one of 4 experts"))],
+    "shapes": [("shapes", 75, gpu_parts.shapes, dict(models="gpt2,llama,llama-experts,gpt2-8k,gpt2-32k,gpt2-medium,llama-1b",
+                                                     rounds=1, steps=10, limit=30))],
+    "bases": [("bases", 80, gpu_parts.bases, dict(models="gpt2,llama-1b", limit=70))],
+    "tuning": [("tuning", 90, gpu_parts.tuning, dict(models="gpt2,llama-1b", rounds=1, steps=10, limit=45))],
+    "ways": [("ways", 45, gpu_parts.ways, dict(rounds=1, steps=15, limit=30))],
+    "ops": [("ops", 30, gpu_parts.ops, dict(limit=28))],
+    "sanitizer": [("sanitizer", 75, sanitizer, dict(tools="racecheck,memcheck", over="attention,norms,cross-entropy", limit=70))],
+}
+STEPS = {step[2].__name__: [step] for part in ("first_runs", "right") for step in PARTS[part]}
+WHOLE = {"all": (480, [part for part in PARTS if part != "bases"]), "A": (240, ["first_runs", "right", "sanitizer"]),
+         "B": (270, ["pytorch", "kernels", "ways", "ops"]), "C": (200, ["strategies", "strategy_kernels", "shapes", "tuning"])}
+
+
+class Contact:
+    """One call: its steps as they run in threads, and the report."""
+
+    def __init__(self, given, seconds):
+        self.given, self.start, self.end = given, time.monotonic(), time.monotonic() + seconds - 15  # the rest is for the archive
+        self.seconds, self.status, self.unrun, self.begun = seconds, 0, 0, {}
+        self.report, self.logs = (os.path.join(given.out, name.format(given.what)) for name in ("report_{}.md", "logs_{}"))
+
+    def say(self, *lines):
+        with open(self.report, "a") as report:
+            for to in (report, sys.stdout):
+                print(*lines, sep="\n", file=to, flush=True)
+
+    def begin(self, steps):
+        """Starts steps side by side, each with no more time than is left."""
+        for name, seconds, function, own in steps:
+            seconds = int(min(self.given.seconds or seconds, self.end - time.monotonic()))
+            if seconds < 8:
+                self.say("", f"## {name}", "", "NOT RUN: no time was left")
+                self.unrun += 1
+                continue
+            print(f"=== {name} (at most {seconds} s)", flush=True)
+            defaults = {option: value for option, (value, _) in OPTIONS.items()}
+            options = argparse.Namespace(**(defaults | own | {o: v for o, v in vars(self.given).items() if v is not None}))
+            env = {"OMP_NUM_THREADS": str(own["threads"])} if "threads" in own else {}
+            runner = Runner(os.path.join(self.logs, name), seconds - 4, env)
+            bench = gpu_parts.Bench(options, runner, open(os.path.join(self.logs, f"{name}.md"), "w"))
+            thread = threading.Thread(target=self.run, args=(bench, function), daemon=True)
+            self.begun[name] = (bench, thread, time.monotonic(), seconds)
+            thread.start()
+
+    @staticmethod
+    def run(bench, function):
+        try:
+            function(bench)
+        except Failed as e:
+            bench.say(bench.failed(function.__name__, e))
+        except Exception as e:  # the report tells it, and the other parts go on
+            bench.say(bench.failed(function.__name__, Failed("FAILED", f"not understood: {e!r}")))
+
+    def finish(self, but=()):
+        """Waits for all that has begun, and puts it into the report in that order."""
+        for name in [name for name in self.begun if name not in but]:
+            bench, thread, start, seconds = self.begun[name]
+            thread.join(max(start + seconds + 2 - time.monotonic(), 0))
+            self.tell(name, f"HUNG, ended after {seconds} s" if thread.is_alive() else "FAILED" if bench.bad else "ok")
+
+    def tell(self, name, how):
+        bench, _, start, _ = self.begun.pop(name)
+        self.say("", f"## {name}: {how}, {time.monotonic() - start:.0f} s", "", text_of(os.path.join(self.logs, f"{name}.md"))[:60000])
+        if how != "ok":
+            self.status = self.status or 1
+            self.say("```", *(note[:400] for note in bench.notes[-15:]), "```")
+        if name == "first_runs" and not bench.trained:
+            self.status = 3
+
+    def all_parts(self, parts):
+        made = {}
+        for part in parts:
+            steps = PARTS.get(part) or STEPS[part]
+            early = {"right": ["pytorch", "bases"], "tuning": ["bases"]}.get(part, [])
+            for other in early:  # PyTorch compiles beside the tests, and waits until it is timed
+                if other not in made and (other in parts or other == "bases" and "tuning" in parts):
+                    made[other] = True
+                    self.begin(PARTS[other])
+            if part == "tuning":
+                self.finish()
+            if part not in made:
+                self.begin(steps)
+            if "pytorch" in self.begun and part != "right":
+                self.begun["pytorch"][0].go.set()
+            self.finish(["pytorch"] if part == "right" else [])
+            if self.status == 3:
+                break
+        took = time.monotonic() - self.start
+        self.say("", f"{self.given.what} took {took:.0f} s of {self.seconds}; {'something' if self.status else 'nothing'} failed; "
+                 f"{self.unrun} steps were not run")
+
+    def pack_up(self, caches):
+        """The archive of the report, the logs and, where something may come after it, the caches."""
+        archive = os.path.join(self.given.out, f"first_contact_{self.given.what}.tar.gz")
+        for old in glob.glob(archive + "*"):
+            os.remove(old)
+        with tarfile.open(archive, "w:gz") as packed:
+            for path in [self.report, self.logs] + ([caches] if self.given.what != "all" else []):
+                packed.add(path, os.path.relpath(path, self.given.out))
+        if os.path.getsize(archive) > 15_000_000:
+            with open(archive, "rb") as whole:
+                for letter in "abcdef":
+                    if piece := whole.read(15_000_000):
+                        with open(f"{archive}.a{letter}", "wb") as to:
+                            to.write(piece)
+            os.remove(archive)
+        shutil.rmtree(caches)
+        shutil.rmtree(self.logs)
+        print(*sorted(os.listdir(self.given.out)), sep="\n")
+
+
+def mend_libraries(contact):
+    """Looks for each library that the loader has not found, wherever it lies on this machine."""
+    found = subprocess.run(["ldd", f"{contact.given.build}/bin/tessera", *glob.glob(f"{contact.given.build}/tests/test_*")],
+                           capture_output=True, text=True).stdout
+    for name in sorted(set(re.findall(r"(\S+) => not found", found))):
+        search = ["timeout", "-k", "5", "20", "find", "/", "(", "-path", "/proc", "-o", "-path", "/sys", ")", "-prune", "-o", "-name", name,
+                  "-not", "-path", "*/stubs/*", "-printf", "%h\\n", "-quit"]
+        folder = subprocess.run(search, capture_output=True, text=True).stdout.strip()
+        contact.say(f"mended: {name} is in {folder or 'no folder of this machine'}")
+        os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), folder]))
+
+
+def options_given():
+    parser = argparse.ArgumentParser(prog="first_contact.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what")
+    parser.add_argument("out", nargs="?", default="first_contact", type=os.path.abspath)
+    parser.add_argument("files", nargs="*")
+    for name, (value, text) in OPTIONS.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=type(value), help=f"{text} (default {value}, or the part's own)")
+    parser.add_argument("--seconds", type=float, help="of each step, in place of its own")
+    given = parser.parse_args()
+    parts = WHOLE.get(given.what, (480, given.what.split(",")))[1]
+    listed = ((parts, "part", [*PARTS, *STEPS]), (given.tools, "--tools", OPTIONS["tools"][0].split(",")), (given.over, "--over", GROUPS),
+              ([word.partition("=")[0] for word in (given.models or "").split(",") if word], "--models", gpu_parts.MODELS))
+    for words, name, known in listed:
+        for word in words.split(",") if isinstance(words, str) else words or []:
+            if word not in known:
+                parser.error(f"unknown {name} '{word}'; expected all, A, B, C or some of {', '.join(known)}"
+                             if name == "part" else f"{name}: unknown '{word}'; expected some of {', '.join(known)}")
+    return given, parts
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=sorted(gpu_parts.PARTS))
-    parser.add_argument("--binary", default=os.path.join(os.path.dirname(HERE), "build", "cuda", "bin", "tessera"))
-    parser.add_argument("--python", default=sys.executable, help="the interpreter that has torch")
-    parser.add_argument("--models", default="gpt2", help="several for parts pytorch, shapes, bases and tuning; the others take "
-                        f"the first (default gpt2); gpt2=bf16/default has a setting of its own: {', '.join(MODELS)}")
-    parser.add_argument("--attention", choices=("cudnn", "own"), default="cudnn", help="what runs ask for (default cudnn)")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=30, help="that are timed, after five that are not (default 30)")
-    parser.add_argument("--ranks", type=int, default=2, help="of the part strategies")
-    parser.add_argument("--only", help="some of its strategies, with ; between them, in the order in which they are to run")
-    parser.add_argument("--untrained", action="store_true", help="its strategies are verified and not timed")
-    parser.add_argument("--unverified", action="store_true", help="its strategies are timed and not verified")
-    parser.add_argument("--jobs", type=int, default=1, help="plans that are verified side by side (default 1)")
-    parser.add_argument("--settings", default="bf16/default,autocast/default", help="of PyTorch's: " + ", ".join(SETTINGS))
-    parser.add_argument("--go", help="a file: PyTorch compiles at once, and the first round of part pytorch waits for it")
-    parser.add_argument("--seconds", type=float, default=0, help="that the part has; what does not fit is NOT RUN")
-    parser.add_argument("--limit", type=int, default=120, help="seconds of one run of Tessera (default 120)")
-    parser.add_argument("--cpu-limit", type=int, default=900, help="seconds of the curve's run on the CPU (default 900)")
-    parser.add_argument("--compile-limit", type=int, default=900, help="seconds in which PyTorch compiles (default 900)")
-    parser.add_argument("--logs", default="gpu-logs", help="a folder for what the runs write (default gpu-logs)")
-    parser.add_argument("--work", help="a folder that keeps the tokens for the next call (default: a temporary one)")
-    parser.add_argument("--small", action="store_true", help="tiny models, to see that everything works")
-    options = parser.parse_args()
-    options.binary, options.logs = os.path.abspath(options.binary), os.path.abspath(options.logs)
-    if options.small:
-        options.models = "small"
-    options.settings_of = dict(word.partition("=")[::2] for word in options.models.split(","))
-    options.models = ",".join(options.settings_of)
-    options.settings_of = {model: [own] if own else options.settings.split(",") for model, own in options.settings_of.items()}
-    for name, known, words in (("models", list(MODELS), options.settings_of),
-                               ("settings", SETTINGS, sum(options.settings_of.values(), []))):
-        for word in words:
-            if word not in known:
-                parser.error(f"--{name}: unknown {word}; expected some of {', '.join(known)}")
-    end_with_children()
-    with tempfile.TemporaryDirectory() as temporary:
-        options.work = os.path.abspath(options.work or temporary)
-        os.makedirs(options.work, exist_ok=True)
-        bench = Bench(options)
+    given, parts = options_given()
+    given.build = os.path.abspath(os.environ.get("TESSERA_PACKED", os.path.join(ROOT, "build")))
+    given.python = os.environ.get("TESSERA_PYTHON", sys.executable)
+    given.binary, caches = os.path.join(given.build, "bin", "tessera"), os.path.join(given.out, "caches")
+    whole = int(os.environ.get("FIRST_CONTACT_SECONDS", WHOLE.get(given.what, (480,))[0]))
+    contact = Contact(given, whole)
+    os.makedirs(contact.logs, exist_ok=True)
+    os.makedirs(caches, exist_ok=True)
+    if given.files:
+        pieces = subprocess.Popen(["cat", *given.files], stdout=subprocess.PIPE)
+        if subprocess.run(["tar", "-xzf", "-", "-C", given.out, "caches"], stdin=pieces.stdout).returncode != 0:
+            print(f"first_contact.sh: no caches could be read from {' '.join(given.files)}", file=sys.stderr)
+    for variable, folder in (("TESSERA_CACHE", "tessera"), ("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
+        os.environ[variable] = os.path.join(caches, folder)
+        os.makedirs(os.environ[variable], exist_ok=True)
+    os.environ |= {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "PATH": os.environ["PATH"] + ":/usr/local/cuda/bin"}
+    if os.path.isdir(os.path.join(given.build, "lib")):
+        os.environ["LD_LIBRARY_PATH"] = library_path()
+
+    def ended(number, _):
+        raise KeyboardInterrupt(number)
+
+    signal.signal(signal.SIGTERM, ended)
+    with open(contact.report, "w") as report:
+        commit = text_of(os.path.join(ROOT, "COMMIT")).strip() or "unknown"
+        print(f"# {' '.join(parts)}, {time.strftime('%FT%TZ', time.gmtime())}, commit {commit}", file=report)
+    with tempfile.TemporaryDirectory() as given.work:
         try:
-            gpu_parts.PARTS[options.part](bench)
-        except Failed as e:  # the data, without which nothing runs
-            print(f"{options.part}: {e.cell()}")
-            return 1
-    return 1 if bench.bad else 0
+            seen = subprocess.run(["timeout", "-k", "5", "30", "nvidia-smi", "-L"], capture_output=True, text=True)
+            if seen.returncode == 0:
+                mend_libraries(contact)
+                contact.all_parts(parts)
+            else:
+                contact.say("", f"no GPU: {(seen.stdout + seen.stderr).strip().splitlines()[-1]}")
+                contact.status = 2
+        except KeyboardInterrupt:
+            end_all()
+            contact.say("", "NOT FINISHED: ended from outside")
+            time.sleep(1)
+            for name in list(contact.begun):
+                contact.tell(name, "not finished")
+            contact.status = 143
+    contact.pack_up(caches)
+    sys.stdout.flush()
+    os._exit(contact.status)  # whatever a thread still waits for
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,264 +1,458 @@
-"""The parts of gpu.py, each a function of a Bench that prints a Markdown table; those of one rank are in gpu_shapes.py."""
+"""The parts of gpu.py that train, each a function of a Bench that says a Markdown table, and the kernels of their steps."""
+import csv
+import glob
+import json
 import os
+import re
+import shutil
 import statistics
-import time
+import sys
+import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from gpu_facts import describe
-from gpu_kernels import kernels, ops, profiled, table
-from gpu_run import Failed, json_lines
-from gpu_shapes import asking, bases, first_that_works, shapes, tuning, LIKE, WARMUP
+from gpu_run import Failed, Served, describe, json_lines, text_of, wanted_of, why_refused, write_tokens
 
+HERE = os.path.dirname(os.path.abspath(__file__))
+CONTEXT, VOCAB, TOKENS, WARMUP = 1024, 50304, 1 << 21, 5
+MODEL_KEYS = ("layers", "heads", "channels", "batch", "context", "vocab", "kv_heads", "ffn", "experts")
+MODELS = {name: dict(zip(MODEL_KEYS, sizes)) for name, sizes in {
+    "gpt2": (12, 12, 768, 32, CONTEXT, VOCAB),
+    "gpt2-medium": (24, 16, 1024, 16, CONTEXT, VOCAB),
+    "gpt2-xl": (48, 25, 1600, 8, CONTEXT, VOCAB),
+    "gpt2-8k": (12, 12, 768, 4, 8192, VOCAB),
+    "gpt2-32k": (12, 12, 768, 1, 32768, VOCAB),
+    # Those with heads of keys are Llamas; two of the experts, each half as wide, are for a token.
+    "llama": (12, 12, 768, 32, CONTEXT, VOCAB, 4, 2048),
+    "llama-experts": (12, 12, 768, 32, CONTEXT, VOCAB, 4, 1024, 8),
+    "llama-1b": (16, 32, 2048, 4, CONTEXT, VOCAB, 8, 8192),
+    "small": (4, 4, 256, 8, 128, 512),
+}.items()}
+PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense, as printed by the maker
+LIKE = {"own": "own attention", "cudnn": "cuDNN"}
+ONE_RANK = ["--ranks", "1", "--dtype", "bf16"]
+ADAPTERS = ONE_RANK + ["--lora-rank", "16", "--lora-targets", "all"]
 STRATEGIES = {  # what is given beside the ranks; R stands for their number
-    "DDP": [],
-    "ZeRO-1": ["--zero", "1"],
-    "ZeRO-2": ["--zero", "2"],
-    "ZeRO-3": ["--zero", "3"],
-    "ZeRO-2, state in the host's memory": ["--zero", "2", "--offload", "optimizer"],
-    "DataParallel": ["--dp-mode", "dataparallel"],
-    "parameter server": ["--dp-mode", "ps-sync"],
-    "tensor": ["--tp", "R"],
-    "tensor and sequence": ["--tp", "R", "--sp"],
-    "context, ring": ["--cp", "R"],
-    "context, Ulysses": ["--cp", "R", "--cp-mode", "ulysses"],
-    "one of 4 experts": ["--experts", "4", "--experts-per-token", "1", "--ep", "R"],  # one rank's work, and a router
-    "naive model parallel": ["--pp", "R", "--schedule", "naive", "--microbatches", "4"],
-    "GPipe": ["--pp", "R", "--schedule", "gpipe", "--microbatches", "4"],
-    "1F1B": ["--pp", "R", "--schedule", "1f1b", "--microbatches", "4"],
-    "interleaved": ["--pp", "R", "--schedule", "interleaved", "--microbatches", "4"],
-    "ZB-H1": ["--pp", "R", "--schedule", "zb-h1", "--microbatches", "4"],
-    "ZB-H2": ["--pp", "R", "--schedule", "zb-h2", "--microbatches", "4"],
-    "ZB-V": ["--pp", "R", "--schedule", "zb-v", "--microbatches", "4"],
+    "DDP": "",
+    "ZeRO-1": "--zero 1",
+    "ZeRO-2": "--zero 2",
+    "ZeRO-3": "--zero 3",
+    "ZeRO-2, state in the host's memory": "--zero 2 --offload optimizer",
+    "DataParallel": "--dp-mode dataparallel",
+    "parameter server": "--dp-mode ps-sync",
+    "tensor": "--tp R",
+    "tensor and sequence": "--tp R --sp",
+    "context, ring": "--cp R",
+    "context, Ulysses": "--cp R --cp-mode ulysses",
+    "one of 4 experts": "--experts 4 --experts-per-token 1 --ep R",  # one rank's work, and a router
+    "naive model parallel": "--pp R --schedule naive --microbatches 4",
+    "GPipe": "--pp R --schedule gpipe --microbatches 4",
+    "1F1B": "--pp R --schedule 1f1b --microbatches 4",
+    "interleaved": "--pp R --schedule interleaved --microbatches 4",
+    "ZB-H1": "--pp R --schedule zb-h1 --microbatches 4",
+    "ZB-H2": "--pp R --schedule zb-h2 --microbatches 4",
+    "ZB-V": "--pp R --schedule zb-v --microbatches 4",
 }
 PRODUCTS = {  # with ranks of their own; they are verified and not timed
-    "ZeRO-3 in two groups": ["--ranks", "4", "--zero", "3", "--shard-ranks", "2"],
-    "ZeRO-1, tensor and pipeline": ["--ranks", "8", "--zero", "1", "--tp", "2", "--sp", "--pp", "2", "--schedule", "1f1b",
-                                    "--microbatches", "4"],
-    "DDP, ring and pipeline": ["--ranks", "8", "--cp", "2", "--pp", "2", "--schedule", "gpipe", "--microbatches", "2"],
+    "ZeRO-3 in two groups": "--ranks 4 --zero 3 --shard-ranks 2",
+    "ZeRO-1, tensor and pipeline": "--ranks 8 --zero 1 --tp 2 --sp --pp 2 --schedule 1f1b --microbatches 4",
+    "DDP, ring and pipeline": "--ranks 8 --cp 2 --pp 2 --schedule gpipe --microbatches 2",
 }
+
+
+class Bench:
+    """A part as it runs: its options, what it says, its programs, and whether one of them was bad."""
+
+    making_data = threading.Lock()
+
+    def __init__(self, options, runner, said):
+        self.options, self.runner, self.said, self.notes = options, runner, said, []
+        self.models = options.models.split(",")
+        self.bad, self.trained, self.go = False, False, threading.Event()
+
+    def say(self, *lines):
+        print(*lines, sep="\n", file=self.said, flush=True)
+
+    def note(self, line):
+        self.notes.append(line)
+        print(line, file=sys.stderr, flush=True)
+
+    def failed(self, name, e):
+        """A run that failed: said now, and by the exit status. Gives the table's cell."""
+        self.bad = self.bad or e.bad()
+        self.note(f"{name}: {e.cell()}")
+        return e.cell()
+
+    def program(self, name, words, limit=None, **how):
+        return self.runner.run(name, [self.options.binary, *words], limit or self.options.limit, **how)
+
+    def words(self, model, batch=None):
+        given = MODELS[model] | ({"batch": batch} if batch else {})
+        words = [word for key, value in given.items() for word in ("--" + key.replace("_", "-"), str(value))]
+        return words + (["--family", "llama", "--untied"] if "kv_heads" in given else [])
+
+    def named(self, model):
+        return f"{model}, batch {MODELS[model]['batch']}"
+
+    def data(self, model):
+        """The token file of a model's vocabulary and the dataset made of it, on which all runs train."""
+        vocab = MODELS[model]["vocab"]
+        folder = os.path.join(self.options.work, f"vocab{vocab}")
+        tokens, data = (os.path.join(folder, name) for name in ("tokens.bin", "data"))
+        with Bench.making_data:  # other parts may want it at the same time
+            if not os.path.exists(folder):
+                os.makedirs(folder + ".part", exist_ok=True)
+                write_tokens(folder + ".part", vocab, TOKENS if vocab == VOCAB else TOKENS // 16)
+                part = [os.path.join(folder + ".part", os.path.basename(path)) for path in (tokens, data)]
+                self.program("data", ["data", part[0], "--tokenizer", folder + ".part", "--out", part[1]], 60)
+                os.rename(folder + ".part", folder)
+        return tokens, data
+
+    def training(self, model, device="cuda"):
+        return ["train", "--device", device, "--data", self.data(model)[1], "--no-eval"]
+
+    def train(self, name, model, words, steps, device="cuda", env=None, limit=None, batch=None, init=None):
+        """The last record of a run, with its losses; raises Failed, also where other kernels served it."""
+        words = (["--init", init, "--batch", str(MODELS[model]["batch"])] if init else self.words(model, batch)) + words
+        with tempfile.TemporaryDirectory(dir=self.options.work) as out:
+            command = self.training(model, device) + ["--format", "json", "--no-save", "--optimizer", "adamw", "--weight-decay",
+                                                      "0.1", "--clip", "1", "--steps", str(steps), "--out", out]
+            records = json_lines(self.program(name, command + words, limit, env=env))
+        summary = records[-1] if records and records[-1].get("event") == "summary" else None
+        if not summary or not summary.get("tokens_per_s"):
+            raise Failed("FAILED", "the run ended without its summary")
+        summary["losses"] = losses_of(records)
+        if device == "cuda":
+            self.note(f"{name}: {summary['tokens_per_s']:,.0f} tokens/s; {describe(summary.get('gpu'))}")
+            if reason := why_refused(summary.get("gpu"), wanted_of(words)):
+                raise Failed("REFUSED", reason)
+        return summary
+
+    def rounds(self):
+        """0, 1, ...: --rounds of them, or as many as are likely to end in time, the first always."""
+        longest = 0
+        for made in range(self.options.rounds):
+            begin = self.runner.left()
+            if made > 0 and begin < longest:
+                self.note(f"{made} of {self.options.rounds} rounds: no time was left for another")
+                return
+            yield made
+            longest = max(longest, begin - self.runner.left())
+
+    def shares(self, model, rate):
+        """The share of the card's peak, attention counted whole and causal."""
+        try:
+            card = self.runner.run("card", ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], 20).split("\n")[0]
+        except Failed:
+            card = ""
+        peak = next((peak for name, peak in PEAK_BF16.items() if name in card), None)
+        if not peak or not model:
+            return "- | -"
+        m = MODELS[model]
+        channels, head = m["channels"], m["channels"] // m["heads"]
+        layer = 12 * channels * channels + 13 * channels
+        if "kv_heads" in m:
+            layer = 2 * channels * (channels + m["kv_heads"] * head) + 3 * channels * m["ffn"] * (2 if "experts" in m else 1)
+        parameters = m["layers"] * layer + m["vocab"] * channels
+        attention = 12 * m["layers"] * channels * m["context"]
+        return " | ".join(f"{100 * rate * (6 * parameters + a) / peak:.1f}%" for a in (attention, attention / 2))
+
 
 def losses_of(records):
     return [r["loss"] for r in records if r.get("event") == "step"]
 
 
+def asking(attention, graph, deterministic=False):
+    return ["--attention", attention, "--cuda-graph", graph] + (["--deterministic"] if deterministic else [])
+
+
+class Row:
+    """A line of a table. `tries`: the wanted way and what is tried where it fails, each a function that gives a run's last
+    record; `model`: whose share of the peak is told."""
+
+    def __init__(self, name, model, tries):
+        self.name, self.model, self.tries = name, model, list(tries.items())
+        self.runs, self.failures = [], {}
+
+    def label(self):
+        return ", ".join(filter(None, (self.name, self.tries[0][0])))
+
+    def rate(self):
+        return statistics.median(run["tokens_per_s"] for run in self.runs)
+
+    def round(self, bench):
+        """One more run. What fails keeps the runs that it has, but those by other kernels, and is not run again."""
+        while self.tries and not (self.runs and self.failures.get(self.label())):
+            try:
+                self.runs.append(self.tries[0][1](f"{self.label()}, round {len(self.runs) + 1}"))
+                bench.trained = True
+                return
+            except Failed as e:
+                if self.runs and not e.bad():
+                    return
+                if e.word == "REFUSED":
+                    self.runs = []
+                self.failures[self.label()] = len(self.runs), bench.failed(self.label(), e)
+                if self.runs or not e.bad():
+                    return
+                del self.tries[0]
+
+
+def timed(bench, rows, columns=()):
+    """Rows in turns, as a table. `columns`: more of them, a heading and a function of a row."""
+    for _ in bench.rounds():
+        for row in rows:
+            row.round(bench)
+    for row in rows:
+        lines_of(bench, row, columns)
+
+
+def headings(bench, columns=()):
+    names = ["run", "rounds", "tokens/s", "range", "of the peak, whole", "causal", "peak MB", *(name for name, _ in columns), "kernels"]
+    bench.say(f"| {' | '.join(names)} |", "|" + "---|" * len(names))
+
+
+def lines_of(bench, row, columns):
+    for label, (made, cell) in row.failures.items():
+        bench.say(f"| {label} | {made} | {cell} |" + " - |" * (5 + len(columns)))
+    if row.runs:
+        rates, last = [run["tokens_per_s"] for run in row.runs], row.runs[-1]
+        peaks = [max(run["peak_bytes"]) / 1e6 for run in row.runs if run.get("peak_bytes")]
+        cells = [row.label(), len(rates), f"{row.rate():,.0f}", f"{min(rates):,.0f}-{max(rates):,.0f}", bench.shares(row.model, row.rate()),
+                 f"{statistics.median(peaks):,.0f}" if peaks else "-", *(column(row) for _, column in columns),
+                 last.get("said") or describe(last.get("gpu"))]
+        bench.say(f"| {' | '.join(map(str, cells))} |")
+    elif not row.failures:
+        bench.say(f"| {row.label()} | 0 | NOT RUN |" + " - |" * (5 + len(columns)))
+
+
+def trained_by(bench, name, model, words, way=""):
+    """The row of a model that is trained in one way."""
+    return Row(name, model, {way: lambda label: bench.train(label, model, words, WARMUP + bench.options.steps)})
+
+
+def trained(bench, model, name=None):
+    """The row of a model on one rank, in the way that is asked for or else the first that works."""
+    attention = bench.options.attention
+    ways = {f"{LIKE[attention]}, graph": asking(attention, "on"), "own attention, graph": asking("own", "on"),
+            f"{LIKE[attention]}, no graph": asking(attention, "off"), "own attention, no graph": asking("own", "off"),
+            "own attention, no graph, deterministic": asking("own", "off", True)}
+
+    def run(words):
+        return lambda label: bench.train(label, model, ONE_RANK + words, WARMUP + bench.options.steps)
+
+    captured = "experts" not in MODELS[model]  # a step of experts cannot be
+    return Row(name or bench.named(model), model, {way: run(words) for way, words in ways.items() if captured or "on" not in words})
+
+
 def ladder(bench):
-    print("| run | tokens/s | loss, first and last | kernels |\n|---|---|---|---|")
-    rungs = [("fp32, own attention, no graph, each launch waited for", "fp32", asking("own", "off")),
-             ("bf16, own attention, no graph", "bf16", asking("own", "off"))]
-    if bench.options.attention == "cudnn":
-        rungs.append(("bf16, cuDNN, no graph", "bf16", asking("cudnn", "off")))
-    rungs.append((f"bf16, {LIKE[bench.options.attention]}, graph", "bf16", asking(bench.options.attention, "on")))
-    expected = None
-    for number, (name, dtype, words) in enumerate(rungs):
-        env = {"CUDA_LAUNCH_BLOCKING": "1"} if number == 0 else None
-        all_words = ["--ranks", "1", "--dtype", dtype] + words
-        try:
-            run = bench.train(f"tiny, {name}", "small", all_words, 2 * WARMUP, env=env, limit=min(bench.options.limit, 40))
-            first, last = run["losses"][0], run["losses"][-1]
-            expected = expected or (first, last)
-            if not all(abs(a - b) <= 0.02 * b for a, b in zip((first, last), expected)):
-                raise Failed("FAILED", f"losses {first:.4f} to {last:.4f}; fp32 had {expected[0]:.4f} to {expected[1]:.4f}")
-            print(f"| tiny, {name} | {run['tokens_per_s']:,.0f} | {first:.4f}, {last:.4f} | {describe(run['gpu'])} |", flush=True)
-        except Failed as e:
-            print(f"| tiny, {name} | {bench.failed(f'tiny, {name}', e)} | - | - |", flush=True)
-    model = bench.options.models.split(",")[0]
-    way, words, run = first_that_works(bench, model, model, WARMUP + bench.options.steps, 4)
-    if not words:
-        return
-    first, last = run["losses"][0], run["losses"][-1]
-    print(f"| {model}, batch {bench.batch(model)}, {way} | {run['tokens_per_s']:,.0f} | {first:.4f}, {last:.4f} | "
-          f"{describe(run['gpu'])} |\n\nshare of the peak, attention whole and causal: {bench.shares(model, run['tokens_per_s'])}")
+    """Tiny runs that each ask for one thing more (fp32, bf16, cuDNN, the captured graph), then the first number of a model."""
+    columns = [("loss, first and last", lambda row: f"{row.runs[0]['losses'][0]:.4f}, {row.runs[0]['losses'][-1]:.4f}")]
+    attention, expected = bench.options.attention, []
+    rungs = {"fp32, own attention, no graph, each launch waited for": ("fp32", "own", "off", {"CUDA_LAUNCH_BLOCKING": "1"}),
+             "bf16, own attention, no graph": ("bf16", "own", "off", {}),
+             f"bf16, {LIKE[attention]}, no graph": ("bf16", attention, "off", {}),
+             f"bf16, {LIKE[attention]}, graph": ("bf16", attention, "on", {})}
+
+    def rung(dtype, attention, graph, env):
+        def run(label):
+            words = ["--ranks", "1", "--dtype", dtype] + asking(attention, graph)
+            found = bench.train(label, "small", words, 2 * WARMUP, env=env, limit=min(bench.options.limit, 40))
+            losses = found["losses"][0], found["losses"][-1]
+            expected.append(losses)
+            if not all(abs(a - b) <= 0.02 * b for a, b in zip(losses, expected[0])):
+                raise Failed("FAILED", "losses {:.4f} to {:.4f}; fp32 had {:.4f} to {:.4f}".format(*losses, *expected[0]))
+            return found
+        return run
+
+    headings(bench, columns)
+    for row in [Row("tiny", "small", {name: rung(*asked)}) for name, asked in rungs.items()] + [trained(bench, bench.models[0])]:
+        row.round(bench)
+        lines_of(bench, row, columns)
 
 
 def ways(bench):
-    model = bench.options.models.split(",")[0]
-    rows = {}
+    """One rank: {cuDNN, own attention} x {graph on, off} x {free, deterministic}."""
+    model, rows = bench.models[0], []
     for attention in dict.fromkeys((bench.options.attention, "own")):
         for graph in ("on", "off"):
-            for deterministic in (False, True):
-                name = f"{LIKE[attention]}, graph {graph}" + (", deterministic" if deterministic else "")
-                rows[name] = asking(attention, graph, deterministic)
-    runs, cells = {name: [] for name in rows}, {}
-    for _ in bench.rounds():
-        for name, words in rows.items():
-            train_row(bench, name, model, ["--ranks", "1", "--dtype", "bf16"] + words, runs, cells)
-    print(f"{model}, bf16, batch {bench.batch(model)}, one rank\n\n| way | rounds | tokens/s | peak MB | kernels |\n|---|---|---|---|---|")
-    for name in rows:
-        if name in cells or not runs[name]:
-            print(f"| {name} | {len(runs[name])} | {cells.get(name, 'NOT RUN')} | - | - |")
-            continue
-        rate = statistics.median(r["tokens_per_s"] for r in runs[name])
-        print(f"| {name} | {len(runs[name])} | {rate:,.0f} | {max(runs[name][-1]['peak_bytes']) / 1e6:,.0f} | "
-              f"{describe(runs[name][-1]['gpu'])} |")
-
-
-def train_row(bench, name, model, words, runs, cells):
-    """One round of a row: a run is added to runs[name], or its failure is cells[name] and it is not run again."""
-    if name in cells:
-        return
-    try:
-        runs[name].append(bench.train(name, model, words, WARMUP + bench.options.steps))
-        bench.note(f"{name}, round {len(runs[name])}: {runs[name][-1]['tokens_per_s']:,.0f} tokens/s")
-    except Failed as e:
-        if e.bad() or not runs[name]:  # a row keeps the rounds that it has when time is over
-            cells[name] = bench.failed(name, e)
+            for how in ("", ", deterministic"):
+                rows.append(trained_by(bench, f"{LIKE[attention]}, graph {graph}{how}", model, ONE_RANK + asking(attention, graph, how != "")))
+    bench.say(f"{bench.named(model)}, bf16, one rank", "")
+    headings(bench)
+    timed(bench, rows)
 
 
 def pytorch(bench):
-    models = list(bench.options.settings_of)
-    servers = {model: {} for model in models}
+    """Training in alternating rounds with PyTorch on the same tokens, which compiles all models side by side, and waits for
+    its turn. Last, the kernels of a step of PyTorch's first model, by its profiler."""
+    o, settings = bench.options, dict(word.partition("=")[::2] for word in bench.models)
+    servers = {(model, setting): None for model, own in settings.items() for setting in (own or o.settings).split(",")}
 
     def compile_all(model):  # one after another: a step takes memory, a PyTorch that waits gives it back
-        for setting in bench.options.settings_of[model]:
+        for setting in (setting for of, setting in servers if of == model):
+            dtype, mode = setting.split("/")
+            asked = MODELS[model] | dict(dtype=dtype, mode=mode, warmup=WARMUP, tokens=bench.data(model)[0])
             try:
-                servers[model][setting] = bench.pytorch(model, setting)
+                servers[model, setting] = Served(bench.runner, f"PyTorch {model} {setting}", [
+                    o.python, os.path.join(HERE, "gpu_torch.py"), json.dumps(asked)], o.compile_limit)
                 bench.note(f"{model}, PyTorch {setting}: compiled")
             except Failed as e:
-                servers[model][setting] = bench.failed(f"{model}, PyTorch {setting}", e)
+                servers[model, setting] = e
 
-    with ThreadPoolExecutor(len(models)) as pool:
-        list(pool.map(compile_all, models))
-    while bench.options.go and not os.path.exists(bench.options.go) and bench.runner.left() > 0:
-        time.sleep(0.2)
-    print("| model | of | rounds | tokens/s | range | peak MB | of the peak, whole | causal | ours to it | kernels |\n|"
-          + "---|" * 10, flush=True)
-    for model in models:
-        pytorch_rows(bench, model, servers[model])
-    torch_kernels(bench, models[0], servers[models[0]])
-    for served in (s for row in servers.values() for s in row.values() if not isinstance(s, str)):
+    with ThreadPoolExecutor(len(settings)) as pool:
+        list(pool.map(compile_all, settings))
+    bench.go.wait(max(bench.runner.left(), 0))
+    for model in settings:
+        ours = trained(bench, model, f"{bench.named(model)}, Tessera")
+        theirs = [Row(f"{bench.named(model)}, PyTorch, {setting}", model, {"": asker(bench, served)})
+                  for (of, setting), served in servers.items() if of == model]
+
+        def ratio(row):
+            pairs = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(ours.runs, row.runs)]
+            return f"{statistics.median(pairs):.2f}" if pairs and row is not ours else "-"
+
+        columns = [("ours to it", ratio)]
+        headings(bench, columns)
+        timed(bench, [ours, *theirs], columns)
+        bench.say("")
+    working = [(name, served) for name, served in servers.items() if isinstance(served, Served)]
+    for (model, setting), served in working[:1]:
+        try:
+            launches = answer(bench, served, {"profile": True})["kernels"]
+            bench.say(f"{bench.named(model)}, one step of PyTorch's ({setting}) by its profiler", "", *table([tuple(row) for row in launches]))
+        except Failed as e:
+            bench.say(f"{model}, one step of PyTorch's: {bench.failed('profile', e)}")
+    for _, served in working:
         served.end()
 
 
-def pytorch_rows(bench, model, servers):
-    """Rounds of ours and of each PyTorch that has compiled, in turns. What fails keeps the rounds that it has."""
-    way, words, _ = first_that_works(bench, f"{model}, trial", model, WARMUP + 5, 10)
-    ours, theirs, cells, kernels_said = [], {setting: [] for setting in servers}, {}, "-"
-    for made in bench.rounds():
-        if words and "ours" not in cells:
-            try:
-                run = bench.train(f"{model}, round {made + 1}", model, ["--ranks", "1", "--dtype", "bf16"] + words,
-                                  WARMUP + bench.options.steps)
-                ours.append((run["tokens_per_s"], run["peak_bytes"][0]))
-                kernels_said = describe(run["gpu"])
-            except Failed as e:
-                cells["ours"] = bench.failed(f"{model}, round {made + 1}", e)
-                ours = ours if e.word != "REFUSED" else []
-        for setting, served in servers.items():
-            if isinstance(served, str) or setting in cells:
-                continue
-            try:
-                answer = served.ask({"steps": bench.options.steps}, min(bench.options.limit, max(bench.runner.left(), 2)))
-                theirs[setting].append((answer["rate"], answer["peak"]))
-            except (Failed, KeyError) as e:
-                cells[setting] = bench.failed(f"{model}, {setting}", e if isinstance(e, Failed) else Failed("FAILED", repr(e)))
-        bench.note(f"{model}, round {made + 1}: {ours[-1:]}, {theirs}")
-
-    def row(of, runs, cell, ratio, said):
-        numbers = f"{spread(runs)} | {bench.shares(model, statistics.median(r for r, _ in runs))}" if runs else (
-            f"{cell or 'NOT RUN'} | - | - | - | -")
-        print(f"| {model}, batch {bench.batch(model)} | {of} | {len(runs)} | {numbers} | {ratio} | {said} |", flush=True)
-
-    row(f"Tessera, {way or 'no way'}", ours, cells.get("ours"), "", kernels_said)
-    for setting, served in servers.items():
-        runs = theirs[setting]
-        ratio = f"{statistics.median(a / b for (a, _), (b, _) in zip(ours, runs)):.2f}" if ours and runs else "-"
-        version = "" if isinstance(served, str) else f", torch {served.record.get('version')}"
-        row(f"PyTorch, {setting}{version}", runs, cells.get(setting) or (served if version == "" else ""), ratio, "-")
+def answer(bench, served, question):
+    if isinstance(served, Failed):
+        raise served
+    return served.ask(question, bench.options.limit)
 
 
-def torch_kernels(bench, model, servers):
-    setting, served = next(((name, s) for name, s in servers.items() if not isinstance(s, str)), (None, None))
-    if not served:
-        return
-    try:
-        launches = [tuple(row) for row in served.ask({"profile": True}, min(60, max(bench.runner.left(), 2)))["kernels"]]
-        print(f"\n{model}, batch {bench.batch(model)}, one step of PyTorch's ({setting}) by its profiler\n")
-        print("\n".join(table(launches)))
-    except (Failed, KeyError) as e:
-        print(f"\n{model}, one step of PyTorch's: {bench.failed('profile', e if isinstance(e, Failed) else Failed('FAILED', repr(e)))}")
+def asker(bench, served):
+    def run(_):
+        found = answer(bench, served, {"steps": bench.options.steps})
+        return {"tokens_per_s": found["rate"], "peak_bytes": [found["peak"]], "said": f"torch {served.record.get('version')}"}
+    return run
 
 
-def spread(runs):
-    rates = [rate for rate, _ in runs]
-    return (f"{statistics.median(rates):,.0f} | {min(rates):,.0f}-{max(rates):,.0f} | "
-            f"{statistics.median(m for _, m in runs) / 1e6:,.0f}")
-
-
-def given_strategies(bench):
-    """What is given for each strategy that is asked for."""
-    o = bench.options
-    names = o.only.split(";") if o.only else list(STRATEGIES)
+def strategies_given(bench):
+    """The words of each strategy that is asked for."""
+    names = bench.options.only.split(";") if bench.options.only else list(STRATEGIES)
     for name in names:
         if name not in STRATEGIES:
             raise Failed("FAILED", f"--only: unknown strategy '{name}'; expected some of {'; '.join(STRATEGIES)}")
-    return {name: [str(o.ranks) if w == "R" else w for w in STRATEGIES[name]] for name in names}
+    ranks = str(bench.options.ranks)
+    return {name: ["--ranks", ranks] + [ranks if w == "R" else w for w in STRATEGIES[name].split()] for name in names}
 
 
-def strategy_kernels(bench):
-    """A step of each strategy kernel by kernel, of all ranks together, where each kernel has the card to itself."""
-    model = bench.options.models.split(",")[0]
-    for name, given in given_strategies(bench).items():
-        words = ["--ranks", str(bench.options.ranks), "--dtype", "bf16", "--cuda-graph", "off", *given]
+def verify(bench):
+    """`tessera verify` of every strategy with its ranks on the one card, and of three products of them."""
+    def verdict(name):
         try:
-            bench.train(f"{name} before ncu", model, words, 3)  # chooses the products' algorithms
-            launches = profiled(bench, model, words)
-            print(f"{name}, {model}, batch {bench.batch(model)}, {bench.options.ranks} ranks together, one step of three\n")
-            print("\n".join(table(launches, 3)) + "\n", flush=True)
+            result = json_lines(bench.program(f"verify {name}", [
+                "verify", "--device", "cuda", "--format", "json", "--layers", "4", "--heads", "4", "--channels", "64",
+                "--context", "64", "--batch", "8", *asked[name]]))[-1]
+            return "to the bit" if result["bitwise"] else f"gradients within {result['grad_max_rel']:.1e}"
         except Failed as e:
-            print(f"{name}: {bench.failed(f'{name} kernels', e)}\n", flush=True)
+            return bench.failed(f"verify, {name}", e)
+
+    asked = strategies_given(bench)
+    if not bench.options.only:
+        asked |= {name: words.split() for name, words in PRODUCTS.items()}
+    with ThreadPoolExecutor(bench.options.jobs) as pool:
+        verdicts = list(pool.map(verdict, asked))
+    bench.say("| strategy | verified |", "|---|---|", *(f"| {name} | {words} |" for name, words in zip(asked, verdicts)))
 
 
 def strategies(bench):
-    o = bench.options
-    ranks, given, verdicts = str(o.ranks), given_strategies(bench), {}
-    if not o.unverified:
-        asked = {name: ["--ranks", ranks, *words] for name, words in given.items()} | ({} if o.only else PRODUCTS)
-        with ThreadPoolExecutor(o.jobs) as pool:
-            verdicts = dict(zip(asked, pool.map(lambda name: verdict(bench, name, asked[name]), asked)))
-    if o.untrained:
-        print("| strategy | verified |\n|---|---|")
-        print("\n".join(f"| {name} | {words} |" for name, words in verdicts.items()))
-        return
-    model, cells = o.models.split(",")[0], {}
-    one = "one rank"
-    rows = {one: ["--ranks", "1"] + asking(o.attention, "on")}
-    for name, words in given.items():  # what serves a ring is said, and not asked for
-        asked = [] if name == "context, ring" else ["--attention", o.attention]
-        rows[name] = ["--ranks", ranks] + asked + words
-    runs = {name: [] for name in rows}
-    for _ in bench.rounds():
-        for name, words in rows.items():
-            train_row(bench, name, model, ["--dtype", "bf16"] + words, runs, cells)
-    rate = {name: statistics.median(r["tokens_per_s"] for r in row) for name, row in runs.items() if row}
-    print(f"{model}, bf16, batch {bench.batch(model)}, {ranks} thread ranks on one card, {o.steps} steps\n\n"
-          "| strategy | verified | rounds | tokens/s | one rank's time x | peak MB, most | kernels |\n|" + "---|" * 7)
-    for name, row in runs.items():
-        if name in cells or not row:
-            print(f"| {name} | {verdicts.get(name, '')} | {len(row)} | {cells.get(name, 'NOT RUN')} | - | - | - |")
-            continue
-        share = f"{rate[one] / rate[name]:.3f}" if one in rate and one not in cells else "-"
-        print(f"| {name} | {verdicts.get(name, '')} | {len(row)} | {rate[name]:,.0f} | {share} | "
-              f"{max(row[-1]['peak_bytes']) / 1e6:,.0f} | {describe(row[-1]['gpu'])} |")
-    for name in (n for n in verdicts if n not in runs):
-        print(f"| {name} | {verdicts[name]} | - | - | - | - | - |")
+    """The same batch trained by one rank and by each strategy in turns."""
+    model, attention = bench.models[0], bench.options.attention
+    one = trained_by(bench, "one rank", model, ONE_RANK + asking(attention, "on"))
+    rows = [one]
+    for name, words in strategies_given(bench).items():  # what serves a ring is said, and not asked for
+        asked = [] if name == "context, ring" else ["--attention", attention]
+        rows.append(trained_by(bench, name, model, ["--dtype", "bf16"] + asked + words))
+    columns = [("one rank's time x", lambda row: f"{one.rate() / row.rate():.3f}" if one.runs else "-")]
+    bench.say(f"{bench.named(model)}, bf16, {bench.options.ranks} thread ranks on one card, {bench.options.steps} steps", "")
+    headings(bench, columns)
+    timed(bench, rows, columns)
 
 
-def verdict(bench, name, words):
-    """What `verify` says of a plan: the table's cell."""
-    command = [bench.options.binary, "verify", "--device", "cuda", "--format", "json", "--layers", "4", "--heads", "4",
-               "--channels", "64", "--context", "64", "--batch", "8", *words]
+def shapes(bench):
+    """One rank of each model, with its memory as `tessera plan` predicts it, and the error of a card that is full."""
+    columns = [("MB and tokens/s predicted", lambda row: predicted(bench, row.model))]
+    headings(bench, columns)
+    for model in bench.models:
+        timed(bench, [trained(bench, model)], columns)
+    model = bench.models[0]
+    batch, failure = 64 * MODELS[model]["batch"], Failed("FAILED", "it ran")
     try:
-        result = json_lines(bench.runner.run(f"verify {name}", command, bench.options.limit))[-1]
-        return "to the bit" if result["bitwise"] else f"gradients within {result['grad_max_rel']:.1e}"
+        bench.train("a full card", model, ONE_RANK, 2, batch=batch)
     except Failed as e:
-        return bench.failed(f"verify, {name}", e)
-    except (IndexError, KeyError) as e:
-        return bench.failed(f"verify, {name}", Failed("FAILED", f"its record is not understood: {e!r}"))
+        failure = e
+    said = f"as expected, {failure}" if str(failure).startswith("status 3:") else (
+        f"{bench.failed('a full card', failure)}; expected status 3")
+    bench.say("", f"batch {batch}, which no card holds: {said}")
+
+
+def predicted(bench, model):
+    """MB at the peak of one rank, and its tokens/s, by the planner for one H100."""
+    try:
+        found = json_lines(bench.program(f"plan {model}", [
+            "plan", "--hardware", "h100", "--ranks", "1", "--dtype", "bf16", "--top", "1", "--recompute", "none", "--microbatches",
+            "1", "--format", "json", *bench.words(model)], 60))[0]
+        return f"{found['memory']['peak'] / 1e6:,.0f} and {found['tokens_per_s']:,.0f}"
+    except Failed as e:
+        return e.cell()
+
+
+def base_of(bench, model):
+    return os.path.join(bench.options.work, f"base-{model}")
+
+
+def bases(bench):
+    """A run directory of each model, of one step, which part tuning needs."""
+    for model in bench.models:
+        words = ["--quiet", *ONE_RANK, "--optimizer", "sgd", "--lr", "0", "--steps", "1", "--out", base_of(bench, model)]
+        try:
+            bench.program(f"base {model}", bench.training(model) + words + bench.words(model, 1))
+            bench.say(f"{model}: made")
+        except Failed as e:
+            bench.say(f"{model}: {bench.failed(f'base {model}', e)}")
+
+
+def tuning(bench):
+    """Adapters on the weights as they are and in 4 bits, and tokens/s of generation at batch 1."""
+    def adapters(model, words):
+        return lambda label: bench.train(label, model, ADAPTERS + words, WARMUP + bench.options.steps, init=base_of(bench, model))
+
+    def generation(model):  # the last line on standard error has the rate
+        def run(label):
+            text = bench.runner.run(label, ["sh", "-c", 'exec "$0" "$@" 2>&1', bench.options.binary, "generate", base_of(bench, model),
+                                            "--device", "cuda", "--dtype", "bf16", "--prompt", "tokens", "--tokens", "256",
+                                            "--temperature", "0", "--ignore-end"], bench.options.limit)
+            found = re.search(r"tokens from .*, ([0-9.]+)([KMB]?) tokens/s; the first after ([0-9.]+) s", text)
+            if not found:
+                raise Failed("FAILED", "no rate was said")
+            return {"tokens_per_s": float(found[1]) * 1000 ** " KMB".index(found[2] or " "), "said": f"the first after {found[3]} s"}
+        return run
+
+    headings(bench)
+    for model in bench.models:
+        for name, words in (("adapters of rank 16", []), ("adapters of rank 16 on NF4", ["--quantize", "nf4"])):
+            timed(bench, [Row(f"{bench.named(model)}, {name}", None, {"": adapters(model, words)})])
+        timed(bench, [Row(f"{model}, batch 1, generation of 256", None, {"": generation(model)})])
 
 
 def curve(bench):
-    """Both curves have rounding of their own, which grows as a run goes on; the bound is of the whole 20 steps."""
-    model, bound, steps, least = bench.options.models.split(",")[0], 1e-3, 20, 5
+    """The first losses of a model in fp32 on the GPU beside those on the CPU. Both have rounding of their own, which grows as
+    a run goes on; the bound is of the whole 20 steps."""
+    model, bound, steps, least = bench.models[0], 1e-3, 20, 5
     words, losses = ["--dtype", "fp32", "--ranks", "1"], {}
     for device, limit in (("cuda", bench.options.limit), ("cpu", bench.options.cpu_limit)):
         try:
@@ -266,17 +460,115 @@ def curve(bench):
         except Failed as e:
             losses[device] = losses_of(json_lines(e.out))
             if device == "cuda" or len(losses[device]) < least:  # a slow CPU's first losses are worth the comparison
-                print(f"{model} on {device}: {bench.failed(f'curve, {device}', e)}")
+                bench.say(f"{model} on {device}: {bench.failed(f'curve, {device}', e)}")
                 return
     apart = [abs(a - b) / abs(a) for a, b in zip(losses["cpu"], losses["cuda"])]
-    if len(losses["cuda"]) != steps:
-        apart = []
-    verdict = "as expected" if apart and max(apart) <= bound else "FAILED"
-    bench.bad = bench.bad or verdict == "FAILED"
-    print(f"{model} in fp32, {len(apart)} steps of {steps}: {verdict}; losses of the GPU are at most "
-          f"{max(apart, default=float('nan')):.1e} (relative) from the CPU's, the first {(apart or [float('nan')])[0]:.1e}; "
-          f"expected at most {bound:.0e}")
+    good = len(losses["cuda"]) == steps and max(apart) <= bound
+    bench.bad = bench.bad or not good
+    bench.say(f"{model} in fp32, {len(apart)} steps of {steps}: {'as expected' if good else 'FAILED'}; losses of the GPU are at most "
+              f"{max(apart):.1e} (relative) from the CPU's, the first {apart[0]:.1e}; expected at most {bound:.0e}")
 
 
-PARTS = {"ladder": ladder, "ways": ways, "pytorch": pytorch, "strategies": strategies, "curve": curve, "kernels": kernels,
-         "strategy_kernels": strategy_kernels, "ops": ops, "shapes": shapes, "bases": bases, "tuning": tuning}
+MOST_ROWS, LEAST_STEP = 30, 30  # kernels of the table; a step launches more than this
+
+
+def kernels_of(text):
+    """(kernel, nanoseconds) of each launch in the CSV that ncu writes, in order."""
+    lines = text.splitlines()
+    begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
+    scale = {"ns": 1, "nsecond": 1, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6, "s": 1e9, "second": 1e9}
+    return [(row["Kernel Name"], float(row["Metric Value"].replace(",", "")) * scale[row["Metric Unit"]])
+            for row in csv.DictReader(lines[begin:])
+            if row.get("Metric Name") == "gpu__time_duration.sum" and row.get("Metric Unit") in scale]
+
+
+def last_step(launches):
+    """The launches of the last step: the longest run of kernels that stands twice in a row near the end. Empty: none does."""
+    names = [name for name, _ in launches]
+    for size in range(len(names) // 2, LEAST_STEP, -1):
+        for behind in range(min(100, len(names) - 2 * size) + 1):
+            end = len(names) - behind
+            if names[end - size:end] == names[end - 2 * size:end - size]:
+                return launches[end - size:end]
+    return []
+
+
+def table(launches, steps=1):
+    """Rows of a Markdown table: what the launches of so many steps are in one of them."""
+    total, rows = sum(ns for _, ns in launches) / steps, {}
+    for name, ns in launches:
+        short = re.sub(r"\(anonymous namespace\)::|tessera::|^void ", "", name).replace("|", "/")[:110]
+        count, time = rows.get(f"`{short}`", (0, 0))
+        rows[f"`{short}`"] = (count + 1 / steps, time + ns / steps)
+    ordered = sorted(rows.items(), key=lambda row: -row[1][1])
+    if rest := ordered[MOST_ROWS:]:
+        ordered[MOST_ROWS:] = [(f"{len(rest)} others", tuple(sum(x) for x in zip(*(row for _, row in rest))))]
+    return ["| kernel | launches | ms | share |", "|---|---|---|---|",
+            *(f"| {name} | {count:.0f} | {time / 1e6:.3f} | {100 * time / total:.1f}% |" for name, (count, time) in ordered),
+            f"| all | {len(launches) / steps:.0f} | {total / 1e6:.3f} | |"]
+
+
+def kernels(bench):
+    """The kernels of one queued step, by ncu, or where it may not be used the ops by themselves."""
+    model = bench.models[0]
+    for attention in dict.fromkeys((bench.options.attention, "own")):
+        if says_kernels(bench, f"attention {attention}", ONE_RANK + ["--attention", attention]):
+            return
+    bench.say(f"{model}: the ops stand in for its kernels", "")
+    ops(bench)
+
+
+def strategy_kernels(bench):
+    """The same of each strategy, of all ranks together, where each kernel has the card to itself."""
+    for name, words in strategies_given(bench).items():
+        says_kernels(bench, f"{name}, {bench.options.ranks} ranks together", ["--dtype", "bf16", *words])
+
+
+def says_kernels(bench, name, words):
+    """Whether the table of a step was said: of the last one, or where none repeats the one before an equal part of all three."""
+    model, words = bench.models[0], words + ["--cuda-graph", "off"]
+    try:
+        # Chooses the products' algorithms and keeps them: chosen under ncu, they would be those that ncu slows least.
+        bench.train(f"{name} before ncu", model, words, 3)
+        launches = profiled(bench, model, words)
+    except Failed as e:
+        bench.say(f"{model}, {name}: {bench.failed(f'{name} by ncu', e)}", "")
+        return False
+    step = last_step(launches)
+    bench.say(f"{bench.named(model)}, bf16, {name}, {'one queued step' if step else 'one step of three'}, by ncu with the clocks as they are",
+              "", *(table(step) if step else table(launches, 3)), "")
+    return True
+
+
+def profiled(bench, model, words):
+    """The launches of three steps."""
+    folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin", *sorted(glob.glob("/opt/nvidia/nsight-compute/*"), reverse=True)]
+    ncu = shutil.which("ncu", path=os.pathsep.join(folders))
+    if not ncu:
+        raise Failed("NOT RUN", "ncu is not on PATH")
+    with tempfile.TemporaryDirectory(dir=bench.options.work) as out:
+        file = os.path.join(bench.runner.logs, "ncu.csv")
+        command = [ncu, "--clock-control", "none", "--metrics", "gpu__time_duration.sum", "--csv", "--print-units", "base", "--log-file",
+                   file, bench.options.binary, *bench.training(model), "--quiet", "--no-save", "--optimizer", "adamw", "--weight-decay",
+                   "0.1", "--clip", "1", "--steps", "3", "--out", os.path.join(out, "run"), *bench.words(model), *words]
+        try:
+            bench.runner.run("ncu", command, bench.options.limit)
+        except Failed as e:
+            raise Failed(e.word, f"{e}; ncu: {(text_of(file).strip() or 'it wrote nothing').splitlines()[-1]}") from e
+    launches = kernels_of(text_of(file))
+    if not launches:
+        raise Failed("FAILED", "ncu gave no times")
+    return launches
+
+
+# The ops that a step of GPT-2 is made of.
+STEP_OPS = "linear|gelu_mlp|packed_attention|cross_entropy|layer_norm|add_norm|embedding|add in place|bias_gelu"
+
+
+def ops(bench):
+    """The ops of which a step is made, by themselves in bf16, beside what the card can do at most."""
+    try:
+        found = bench.program("ops", ["bench", "--device", "cuda", f"--benchmark_filter=^op/({STEP_OPS})/.*bf16", "--benchmark_min_time=0.05"])
+    except Failed as e:
+        found = f"ops: {bench.failed('ops', e)}\n{e.out}"
+    bench.say("The ops by themselves, in bf16, beside the card's ceilings:", "", "```", found.rstrip(), "```")

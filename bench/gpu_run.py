@@ -1,18 +1,28 @@
-"""Runs the programs of a measurement: each for a limited time, and what it says is kept in a file of its own.
+"""Runs the programs of a measurement on a GPU: each for a limited time, what it says kept in a file of its own.
 
 Every program runs under `timeout -k 5 LIMIT`, which ends it and all that it has started, also when this process is gone.
 A Runner may have a time of its own: no program gets more of it than is left, and none begins when it is over.
+
+The last record of `tessera train --device cuda --format json` has an object "gpu": calls of attention by kind of kernel,
+steps that were queued or launched as a graph, products whose epilogue was fused. A rate that was measured with other
+kernels than the table says is worse than none: why_refused() compares the two, and such a run fails as REFUSED.
 """
+import array
+import itertools
 import json
-import math
 import os
+import random
 import re
 import select
 import signal
+import site
 import subprocess
-import sys
+import sysconfig
 import threading
 import time
+
+KINDS = ("cudnn", "tensor cores", "plain")
+HEADER = [20240520, 1]  # of llm.c's token file: magic and version, then the number of tokens, in 256 int32
 
 
 class Failed(RuntimeError):
@@ -31,56 +41,53 @@ class Failed(RuntimeError):
 
 
 class Runner:
-    """Programs of one measurement. `seconds`: the time that all of them have (0: no end)."""
+    """Programs of one measurement. `seconds`: the time that all of them have."""
 
-    running, stopped, lock = set(), False, threading.Lock()  # of the process, for end_with_children()
+    running, stopped, lock = set(), False, threading.Lock()  # of the process, for end_all()
 
-    def __init__(self, logs, seconds=0):
-        self.logs, self.start, self.number = logs, time.monotonic(), 0
-        self.seconds = seconds if seconds > 0 else math.inf
+    def __init__(self, logs, seconds, env=None):
+        self.logs, self.end, self.number, self.env = logs, time.monotonic() + seconds, 0, env or {}
         os.makedirs(logs, exist_ok=True)
 
     def left(self):
-        return self.seconds - (time.monotonic() - self.start)
+        return self.end - time.monotonic()
 
-    def log_of(self, name):
-        with Runner.lock:
-            self.number += 1
-            return os.path.join(self.logs, f"{self.number:03d}-" + re.sub(r"[^A-Za-z0-9.]+", "_", name)[:80].strip("_"))
-
-    def run(self, name, command, limit, cwd=None, env=None):
-        """What the program wrote to standard output; both outputs are in the log. Raises Failed."""
-        log = self.log_of(name)
-        out, err = log + ".out", log + ".err"
-        asked, limit = limit, int(min(limit, self.left()))
+    def start(self, name, limit, command, env, **streams):
+        """A program, and the name of its logs."""
         if limit < 2:
             raise Failed("NOT RUN", "no time was left")
-        begin = time.monotonic()
-        with open(out, "wb") as to, open(err, "w+b") as errors:
-            errors.write(f"$ {' '.join(command)}\n".encode())
-            errors.flush()
-            with Runner.lock:
-                if Runner.stopped:
-                    raise Failed("NOT RUN", "the measurement was ended")
-                child = subprocess.Popen(["timeout", "-k", "5", str(limit), *command], cwd=cwd, stdin=subprocess.DEVNULL,
-                                         stdout=to, stderr=errors, env={**os.environ, **(env or {})})
-                Runner.running.add(child)
-            try:
-                status = child.wait()
-                status = 128 - status if status < 0 else status  # `timeout` dies of the signal that its program died of
-            finally:
-                Runner.running.discard(child)
-            took = time.monotonic() - begin
-            errors.write(f"\n$ status {status} after {took:.1f} s\n".encode())
-        with open(out, errors="replace") as f:
-            text = f.read()
+        with Runner.lock:
+            if Runner.stopped:
+                raise Failed("NOT RUN", "the measurement was ended")
+            self.number += 1
+            log = os.path.join(self.logs, f"{self.number:03d}-" + re.sub(r"[^A-Za-z0-9.]+", "_", name)[:80].strip("_"))
+            with open(log + ".err", "wb") as errors, open(log + ".out", "wb") as out:
+                errors.write(f"$ {' '.join(command)}\n".encode())
+                errors.flush()
+                child = subprocess.Popen(["timeout", "-k", "5", str(int(limit)), *command], stderr=errors,
+                                         env={**os.environ, **self.env, **(env or {})}, **({"stdout": out} | streams))
+            Runner.running.add(child)
+        return child, log
+
+    def run(self, name, command, limit, env=None, cwd=None):
+        """What the program wrote to standard output; both outputs are in the log. Raises Failed."""
+        asked, limit, begin = limit, int(min(limit, self.left())), time.monotonic()
+        child, log = self.start(name, limit, command, env, stdin=subprocess.DEVNULL, cwd=cwd)
+        try:
+            status = child.wait()
+        finally:
+            Runner.running.discard(child)
+        status = 128 - status if status < 0 else status  # `timeout` dies of the signal that its program died of
+        took, text = time.monotonic() - begin, text_of(log + ".out")
+        with open(log + ".err", "a") as errors:
+            errors.write(f"\n$ status {status} after {took:.1f} s\n")
         if status in (124, 137) and took >= limit - 0.5:
             if limit < asked:
                 raise Failed("NOT FINISHED", f"{limit} s were left", text)
-            raise Failed("HUNG", f"ended after {limit} s; its messages are in {os.path.basename(err)}", text)
+            raise Failed("HUNG", f"ended after {limit} s; its messages are in {os.path.basename(log)}.err", text)
         if status != 0:
             word, how = ("CRASHED", f"signal {status - 128}") if status > 128 else ("FAILED", f"status {status}")
-            raise Failed(word, f"{how}: {last_message(err, text)}", text)
+            raise Failed(word, f"{how}: {last_message(log, text)}", text)
         return text
 
 
@@ -88,17 +95,9 @@ class Served:
     """A program that stays, and answers a line of JSON with a line of JSON. Its first record comes when it is ready."""
 
     def __init__(self, runner, name, command, limit):
-        self.name, self.err = name, runner.log_of(name) + ".err"
-        limit = int(min(limit, runner.left()))
-        if limit < 2:
-            raise Failed("NOT RUN", "no time was left")
-        whole = runner.seconds if runner.seconds < math.inf else 36000
-        with Runner.lock, open(self.err, "wb") as errors:
-            if Runner.stopped:
-                raise Failed("NOT RUN", "the measurement was ended")
-            self.child = subprocess.Popen(["timeout", "-k", "5", str(int(whole) + 1), *command], stdin=subprocess.PIPE,
-                                          stdout=subprocess.PIPE, stderr=errors, bufsize=0)
-            Runner.running.add(self.child)
+        self.runner = runner
+        self.child, self.log = runner.start(name, runner.left() + 1, command, None, stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, bufsize=0)
         self.record = self.answer(limit)
 
     def ask(self, question, limit):
@@ -109,17 +108,21 @@ class Served:
         return self.answer(limit)
 
     def answer(self, limit):
+        limit = int(min(limit, self.runner.left()))
+        if limit < 2:
+            raise Failed("NOT RUN", "no time was left")
         end = time.monotonic() + limit
         while (left := end - time.monotonic()) > 0 and select.select([self.child.stdout], [], [], left)[0]:
             line = self.child.stdout.readline()
             if not line:
                 status = self.child.wait()
                 self.end()
-                raise Failed("CRASHED" if status < 0 or status > 128 else "FAILED", f"status {status}: {last_message(self.err, '')}")
+                word = "CRASHED" if status < 0 or status > 128 else "FAILED"
+                raise Failed(word, f"status {status}: {last_message(self.log, '')}")
             if records := json_lines(line.decode(errors="replace")):
                 return records[-1]
         self.end()
-        raise Failed("HUNG", f"no answer in {limit} s; its messages are in {os.path.basename(self.err)}")
+        raise Failed("HUNG", f"no answer in {limit} s; its messages are in {os.path.basename(self.log)}.err")
 
     def end(self):
         if self.child.poll() is None:
@@ -128,10 +131,23 @@ class Served:
         Runner.running.discard(self.child)
 
 
-def last_message(err, out):
+def end_all():
+    """Ends what was started, and nothing more begins."""
+    Runner.stopped = True
+    for child in list(Runner.running):
+        child.send_signal(signal.SIGTERM)  # `timeout` hands it on to all that its program has started
+
+
+def text_of(path):
+    if not os.path.exists(path):
+        return ""
+    with open(path, errors="replace") as f:
+        return f.read()
+
+
+def last_message(log, out):
     """The last line that a program wrote to standard error, or else to standard output."""
-    with open(err, errors="replace") as f:
-        lines = [line.strip() for line in f if line.strip() and not line.startswith("$ ")]
+    lines = [line.strip() for line in text_of(log + ".err").splitlines() if line.strip() and not line.startswith("$ ")]
     lines = lines or [line.strip() for line in out.splitlines() if line.strip()]
     return lines[-1][:400] if lines else "no message"
 
@@ -147,14 +163,100 @@ def json_lines(text):
     return [r for r in records if isinstance(r, dict)]
 
 
-def end_with_children():
-    """A SIGTERM or SIGINT ends what was started too, and then this process."""
+def option(words, name, otherwise=None):
+    """What stands behind `name` in a command line."""
+    return words[words.index(name) + 1] if name in words else otherwise
 
-    def end(number, _):
-        Runner.stopped = True
-        for child in list(Runner.running):
-            child.send_signal(signal.SIGTERM)  # `timeout` hands it on to all that its program has started
-        sys.exit(128 + number)
 
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
+def wanted_of(words):
+    """{"attention": a kind or None, "graph": "on", "off" or None}: what a command line of `train` asks for."""
+    attention, graph = option(words, "--attention"), option(words, "--cuda-graph")
+    if attention == "own":  # kernels for tensor cores take bf16 and these head sizes; a ring's tiles are its own affair
+        head = int(option(words, "--channels", 0)) // int(option(words, "--heads", 1))
+        tiles = option(words, "--dtype", "fp32") == "bf16" and head in (64, 128)
+        attention = "own" if "--cp" in words else "tensor cores" if tiles else "plain"
+    return {"attention": attention, "graph": graph if graph in ("on", "off") else None}
+
+
+def why_refused(gpu, wanted):
+    """Why the run is not what was asked for; empty where it is."""
+    if not isinstance(gpu, dict):
+        return "the run says nothing of its GPU's kernels"
+    try:
+        return attention_refused(gpu["attention"], wanted["attention"]) or graph_refused(gpu["graph"], wanted["graph"])
+    except (KeyError, TypeError) as e:
+        return f"the run's words on its GPU are not understood: {e!r}"
+
+
+def attention_refused(attention, kind):
+    if kind is None:
+        return ""
+    for way in ("forward", "backward"):
+        counts = attention[way]
+        others = {k: counts[k] for k in KINDS if counts[k] > 0 and k != kind and not (kind == "own" and k != "cudnn")}
+        served = sum(counts[k] for k in KINDS) - sum(others.values())
+        if others or served == 0:
+            found = ", ".join(f"{n} by {k}" for k, n in others.items()) or "none"
+            reasons = "; ".join(attention.get("refused", []))
+            return f"attention {way}: asked for {kind}, found {found}" + (f" ({reasons})" if reasons else "")
+    return ""
+
+
+def graph_refused(graph, asked):
+    if asked == "off" and graph["replays"] > 0:
+        return f"graph: asked for off, found {graph['replays']} launches"
+    if asked == "on":
+        if graph["replays"] == 0 or graph["why_not"]:
+            return f"graph: asked for on, found {graph['replays']} launches ({graph['why_not'] or 'no cause was given'})"
+        if graph["queued"] > graph["replays"]:  # the rate is the median of steps
+            return f"graph: asked for on, found {graph['queued']} steps queued and {graph['replays']} launched"
+    return ""
+
+
+def describe(gpu):
+    """One line of what served a run, for a table and for standard error."""
+    if not isinstance(gpu, dict):
+        return "not said"
+    try:
+        parts = []
+        for way in ("forward", "backward"):
+            counts = gpu["attention"][way]
+            parts.append(f"attention {way} " + (", ".join(f"{counts[k]} {k}" for k in KINDS if counts[k]) or "none"))
+        parts += [f"cuDNN refused: {reason}" for reason in gpu["attention"]["refused"]]
+        graph = gpu["graph"]
+        parts.append(f"graph {graph['captures']} captured, {graph['replays']} launched, {graph['queued']} queued"
+                     + (f" ({graph['why_not']})" if graph["why_not"] else ""))
+        for name, counts in gpu["epilogues"].items():
+            parts.append(f"{name.replace('_', ' ')} {counts['fused']} fused, {counts['apart']} apart")
+        parts.append(f"{gpu['padded_products']} padded products")
+        return "; ".join(parts).replace("|", "/").replace("\n", " ")
+    except (KeyError, TypeError, AttributeError) as e:
+        return f"not understood: {e!r}"
+
+
+def write_tokens(folder, vocab, count):
+    """Tokens as a BPE text has them roughly, over the whole vocabulary, the frequent ones with low numbers: the probability
+    of token r is as 1 / (r + 2.7) (Zipf's law with Mandelbrot's constant), drawn from a fixed seed. Writes llm.c's token
+    file, folder/tokens.bin, and the tokenizer's files beside it, in which every token beyond the 256 bytes is one by itself."""
+    cumulated = list(itertools.accumulate(1 / (r + 2.7) for r in range(vocab)))
+    tokens = array.array("H", random.Random(1).choices(range(vocab), cum_weights=cumulated, k=count))
+    with open(os.path.join(folder, "tokens.bin"), "wb") as f:
+        f.write(array.array("i", [*HEADER, count] + [0] * (256 - len(HEADER) - 1)).tobytes() + tokens.tobytes())
+    # GPT-2's spelling of bytes: what is visible in Latin-1 stands for itself, the others for U+0100 and on
+    visible = [b for b in range(256) if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or b >= 0xAE]
+    spellings = [chr(b) for b in visible] + [chr(0x100 + i) for i in range(256 - len(visible))]
+    spellings += [f"<{r}>" for r in range(256, vocab)]
+    with open(os.path.join(folder, "vocab.json"), "w", encoding="utf-8") as f:
+        json.dump({spelling: r for r, spelling in enumerate(spellings)}, f)
+    with open(os.path.join(folder, "merges.txt"), "w", encoding="utf-8") as f:
+        f.write("#version: 0.2\n")
+
+
+def library_path():
+    """Where a packed build finds CUDA's libraries, cuDNN and NCCL: where PyTorch's are, so that both run on the same, or else
+    in the toolkit."""
+    packages = dict.fromkeys([sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages()])
+    wheels = [os.path.join(folder, "nvidia", name, "lib") for folder in packages
+              if os.path.isdir(os.path.join(folder, "nvidia")) for name in sorted(os.listdir(os.path.join(folder, "nvidia")))]
+    toolkit = ["/usr/local/cuda/lib64", "/usr/local/cuda/lib"]
+    return ":".join(filter(None, [*filter(os.path.isdir, wheels), *toolkit, os.environ.get("LD_LIBRARY_PATH")]))

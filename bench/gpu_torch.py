@@ -17,7 +17,6 @@ import torch
 from torch.nn import functional as F
 
 from llama_pytorch import Llama
-from zipf_tokens import HEADER_BYTES
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tests", "compare"))
@@ -59,7 +58,7 @@ def main(c):
               {"params": [p for p in net.parameters() if p.dim() != 2], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), fused=True)
     forward = torch.compile(net, mode=None if c["mode"] == "default" else c["mode"])
-    tokens = numpy.fromfile(c["tokens"], dtype="<u2", offset=HEADER_BYTES).astype(numpy.int64)
+    tokens = numpy.fromfile(c["tokens"], dtype="<u2", offset=1024).astype(numpy.int64)
     batches = torch.from_numpy(tokens[:len(tokens) // (batch * (context + 1)) * batch * (context + 1)])
     batches = batches.view(-1, batch, context + 1).pin_memory()
 

@@ -33,8 +33,6 @@ done
 [[ $file == *.tar.xz ]] || die "where to? expected the name of a file that ends in .tar.xz, found '$file'"
 [[ -d $(dirname "$file") ]] || die "no such folder: $(dirname "$file")"
 
-suites=(tensor autograd nn parallel verify app)
-programs=(bin/tessera "${suites[@]/#/tests/test_}")
 mkdir -p "$build"
 # The layers are shared libraries: seven programs hold the kernels once. The run path is of the old kind, by which libraries
 # of libraries are looked for too; it names the pack's own folder and no other.
@@ -51,6 +49,9 @@ cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=
   die "the build could not be configured"
 }
 grep -E '^-- (CUDA|NCCL|cuDNN)' "$build/configured"
+mapfile -t suites < <(ctest --test-dir "$build" -N -L '^gpu$' | sed -n 's/^ *Test *#[0-9]*: //p')
+((${#suites[@]} > 0)) || die 'no test has the label "gpu"' 1
+programs=(bin/tessera "${suites[@]/#/tests/test_}")
 cmake --build "$build" -j "$(nproc)" --target tessera "${suites[@]/#/test_}"
 
 work=$(mktemp -d)
@@ -86,10 +87,9 @@ for binary in "$packed"/build/{bin,tests,lib}/*; do
 done
 # It starts without this machine's environment and trains on a CPU, and without a card it says so in a line.
 bare() {
-  env -i TESSERA_CACHE="$work/cache" LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}" CUDA_VISIBLE_DEVICES='' "$packed/build/bin/tessera" "$@" 2>&1
+  env -i TESSERA_CACHE="$work/cache" LD_LIBRARY_PATH="$LD_LIBRARY_PATH" CUDA_VISIBLE_DEVICES='' "$packed/build/bin/tessera" "$@" 2>&1
 }
-build=$packed/build python=${TESSERA_PYTHON:-python3}
-source "$root/bench/gpu_libraries.sh"
+LD_LIBRARY_PATH=$(cd "$root/bench" && "${TESSERA_PYTHON:-python3}" -c 'import gpu_run; print(gpu_run.library_path())')
 bare --help >/dev/null || die "the packed program does not start: $(bare --help)" 1
 for device in cpu cuda; do
   said=$(cd "$work" && bare train --device $device --ranks 1 --tokenizer bytes --data "$root/README.md" --layers 1 --channels 32 \

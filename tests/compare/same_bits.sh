@@ -122,7 +122,7 @@ answers() { # answers NAME HOW WORDS: what a command says on standard output, co
   verdict "$1" "$3" "$(compared "$2" out.txt)"
 }
 
-proves() { answers proof json "verify $1 --format json $sizes --batch 8 --threads-per-rank 1 --steps 3"; }
+proves() { answers proof json "verify --format json $sizes --batch 8 --threads-per-rank 1 --steps 3 $1"; }
 
 says() {
   asked words "$1" || return 0
@@ -295,7 +295,6 @@ done
   echo "{\"model\":$model,\"experts\":8,\"experts_per_token\":2},\"plan\":{\"dp\":8,\"ep\":4,\"zero\":2,\"sequences\":1,\"microbatches\":2},\"hardware\":\"h100\"}"
 } >"$work/own.jsonl"
 answers cases json "plan --cases ../own.jsonl --format json"
-answers cases words "plan --cases ../own.jsonl"
 answers plan json "plan --model llama2-7b --hardware h100 --ranks 8 --batch 64 --format json"
 answers plan words "plan --model llama2-7b --hardware h100 --ranks 8 --batch 64 --tp 2 --zero 1"
 answers plan json "plan --model llama3-70b --context 8192 --hardware h100 --ranks 64 --batch 512 --pp 4 --tp 8 --format json"
@@ -309,7 +308,7 @@ answers report words "report ../traced ../llama --format text"
 for figure in pipeline memory timeline bytes loss; do makes report "report ../traced --figure $figure --svg"; done
 makes report "report --figure memory --svg --ranks 4 --zero 0,1,2,3"
 makes report "report --figure bytes --svg --ranks 4 --zero 0,3"
-makes report "report --figure pipeline --svg --pp 4 --microbatches 8 --schedule 1f1b,zb-h1,zb-v"
+makes report "report --figure pipeline --svg --layers 8 --pp 4 --microbatches 8 --schedule 1f1b,zb-h1,zb-v"
 
 for tokenizer in gpt2 llama2 llama3 mistral qwen roberta smollm words; do
   makes data "data ../text.txt --tokenizer $tests/data/fixtures/tokenizers/$tokenizer"

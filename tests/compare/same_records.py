@@ -1,7 +1,7 @@
 """What two builds of the program wrote or said, beside each other: prints the first difference, or nothing.
 
 usage: same_records.py folder|json|words OLD NEW
-  folder  every file of a run, a model's folder or a dataset: the same bytes. The new one may have lines besides in
+  folder  a file, or every file of a run, a model's folder or a dataset: the same bytes. The new one may have lines besides in
           config.toml; metrics.jsonl is compared as json; event files, times and what is made from times are passed over.
   json    objects, one a line: equal, but for times: those of a plan may be 3% apart, those of a run are not compared;
           peaks of memory in the new one are at most 1% larger.
@@ -105,6 +105,8 @@ def files(folder):
 
 
 def folders(old, new):
+    if os.path.isfile(old) and os.path.isfile(new):
+        return one_file("", old, new)
     a, b = files(old), files(new)
     if not a or a.keys() != b.keys():
         return f"other files: {sorted(a.keys() ^ b.keys())}" if a else "no files"

@@ -8,9 +8,9 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "bench"))
 sys.dont_write_bytecode = True
-import gpu_facts  # noqa: E402
-import gpu_kernels  # noqa: E402
-import gpu_tests  # noqa: E402
+import gpu  # noqa: E402
+import gpu_parts  # noqa: E402
+import gpu_run  # noqa: E402
 
 CUDNN_RUN = {  # as a run of one rank in bf16 gives it
     "name": "NVIDIA H100 80GB HBM3",
@@ -45,7 +45,7 @@ def counts(**given):
 
 
 def refusal(words, **paths):
-    return gpu_facts.why_refused(changed(**paths), gpu_facts.wanted_of(GPT2 + words))
+    return gpu_run.why_refused(changed(**paths), gpu_run.wanted_of(GPT2 + words))
 
 
 class Facts(unittest.TestCase):
@@ -66,8 +66,8 @@ class Facts(unittest.TestCase):
         self.assertIn("forward: asked for tensor cores, found 24 by cudnn", refusal(own))
         plain = dict(attention__forward=counts(plain=24), attention__backward=counts(plain=24))
         self.assertIn("found 24 by plain", refusal(own, **plain))
-        fp32 = gpu_facts.wanted_of(["--channels", "768", "--heads", "12", "--attention", "own"])
-        self.assertEqual(gpu_facts.why_refused(changed(**plain), fp32), "")
+        fp32 = gpu_run.wanted_of(["--channels", "768", "--heads", "12", "--attention", "own"])
+        self.assertEqual(gpu_run.why_refused(changed(**plain), fp32), "")
         self.assertEqual(refusal(own + ["--cp", "2"], **plain), "")
         self.assertIn("by cudnn", refusal(own + ["--cp", "2"]))
 
@@ -80,34 +80,34 @@ class Facts(unittest.TestCase):
         self.assertIn("asked for off, found 33", refusal(off))
 
     def test_no_word_is_no_proof(self):
-        for gpu in (None, {}, "yes", changed(graph=None)):
-            self.assertNotEqual(gpu_facts.why_refused(gpu, gpu_facts.wanted_of(["--cuda-graph", "on"])), "")
+        for said in (None, {}, "yes", changed(graph=None)):
+            self.assertNotEqual(gpu_run.why_refused(said, gpu_run.wanted_of(["--cuda-graph", "on"])), "")
         half = changed()
         del half["attention"]["backward"]
-        self.assertIn("not understood", gpu_facts.why_refused(half, {"attention": "cudnn", "graph": None}))
+        self.assertIn("not understood", gpu_run.why_refused(half, {"attention": "cudnn", "graph": None}))
 
     def test_all_is_described(self):
-        line = gpu_facts.describe(changed(attention__refused=["no | plan"], padded_products=3))
+        line = gpu_run.describe(changed(attention__refused=["no | plan"], padded_products=3))
         for part in ("forward 24 cudnn", "refused: no / plan", "1 captured, 33 launched, 2 queued", "gelu 24 fused, 0 apart",
                      "bias sums 96 fused", "3 padded"):
             self.assertIn(part, line)
-        self.assertEqual(gpu_facts.describe(None), "not said")
+        self.assertEqual(gpu_run.describe(None), "not said")
 
 
 class Logs(unittest.TestCase):
     def test_the_last_step_is_found(self):
         step = [("norm", 1.0)] + [("gemm", 2.0)] * 30 + [("adam", 1.0)] * 9
-        self.assertEqual(gpu_kernels.last_step([("x", 1.0)] * 3 + step * 3 + [("copy", 1.0)]), step)
-        self.assertEqual(gpu_kernels.last_step([(str(i), 1.0) for i in range(200)]), [])
-        self.assertIn("| `gemm` | 30 | 0.000 | 85.7% |", gpu_kernels.table(step))
+        self.assertEqual(gpu_parts.last_step([("x", 1.0)] * 3 + step * 3 + [("copy", 1.0)]), step)
+        self.assertEqual(gpu_parts.last_step([(str(i), 1.0) for i in range(200)]), [])
+        self.assertIn("| `gemm` | 30 | 0.000 | 85.7% |", gpu_parts.table(step))
 
     def test_findings_of_initcheck_are_our_kernels(self):
         text = "========= Uninitialized __global__ read\n=========     at {}\n========= Uninitialized access in Host API\n"
-        self.assertEqual(gpu_tests.findings("initcheck", text.format("cublas::k")), 1)
-        self.assertEqual(gpu_tests.findings("initcheck", text.format("tessera::k")), 2)
+        self.assertEqual(gpu.findings("initcheck", text.format("cublas::k")), 1)
+        self.assertEqual(gpu.findings("initcheck", text.format("tessera::k")), 2)
 
     def test_groups_of_the_sanitizer_are_tests(self):
-        for group, (suite, patterns) in gpu_tests.GROUPS.items():
+        for group, (suite, patterns) in gpu.GROUPS.items():
             folder = os.path.join(ROOT, "tests", suite)
             text = "".join(read(os.path.join(folder, f)) for f in os.listdir(folder) if f.endswith("_test.cpp"))
             for pattern in patterns.split("-")[0].split(":"):

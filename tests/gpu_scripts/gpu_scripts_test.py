@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests of what is run on a GPU's machine, without one: bench/gpu.py, gpu_tests.py and first_contact.sh, in a folder
-like an unpacked build, over fake programs (fake.py) that crash, hang, or are served by other kernels than they were asked for.
+"""Tests of what is run on a GPU's machine, without one: bench/first_contact.sh, in a folder like an unpacked build, over
+fake programs (fake.py) that crash, hang, or are served by other kernels than they were asked for.
 
 usage: gpu_scripts_test.py [NAME...]; all of them in processes side by side, since most of them wait
 """
@@ -18,9 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(ROOT, "bench"))
-sys.dont_write_bytecode = True
-import gpu_tests  # noqa: E402
 
 def read(path):
     with open(path) as f:
@@ -34,11 +31,11 @@ class Scripts(unittest.TestCase):
         self.home = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.home)
         shutil.copytree(os.path.join(ROOT, "bench"), os.path.join(self.home, "bench"))
-        with open(os.path.join(self.home, "bench", "zipf_tokens.py"), "w") as f:  # four million would take seconds
-            f.write("write_tokens = lambda folder, vocab, count: folder + '/tokens.bin'\n")
+        with open(os.path.join(self.home, "bench", "gpu_run.py"), "a") as f:  # four million tokens would take seconds
+            f.write("write_tokens = print\n")
         self.programs = os.path.join(self.home, "programs")
         places = [(self.programs, n) for n in ("nvidia-smi", "compute-sanitizer", "ncu", "python")]
-        places += [(os.path.join(self.home, "build", "tests"), f"test_{s}") for s in gpu_tests.SUITES]
+        places += [(os.path.join(self.home, "build", "tests"), f"test_{s}") for s in ("tensor", "autograd", "nn", "verify")]
         places += [(os.path.join(self.home, "build", "bin"), "tessera"), (os.path.join(self.home, "build", "lib"), "x")]
         fake = read(os.path.join(HERE, "fake.py"))
         for folder, name in places:
@@ -52,16 +49,16 @@ class Scripts(unittest.TestCase):
         return {**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}", "FAKE": fake, "FAKE_PIDS": self.pids,
                 "TESSERA_PYTHON": os.path.join(self.programs, "python"), "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def run_script(self, words, fake="", status=0):
-        command = ([sys.executable] if words[0].endswith(".py") else []) + [os.path.join(self.home, "bench", words[0]), *words[1:]]
-        done = subprocess.run(command, cwd=self.home, env=self.environment(fake), stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=400)
+    def contact(self, what, *words, fake="", status=0):
+        """The report of a call; what it printed where there is none."""
+        done = subprocess.run([os.path.join(self.home, "bench", "first_contact.sh"), what, "out", *words], cwd=self.home,
+                              env=self.environment(fake), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400)
         self.assertEqual(done.returncode, status, done.stdout)
-        return done.stdout
+        report = os.path.join(self.home, "out", f"report_{what}.md")
+        return read(report) if os.path.exists(report) else done.stdout
 
-    def gpu_py(self, part, *options, fake="", status=0):
-        return self.run_script(["gpu.py", part, "--binary", "build/bin/tessera", "--python", f"{self.programs}/python", "--small",
-                                "--rounds", "1", "--steps", "3", *options], fake, status)
+    def small(self, part, *options, fake="", status=0):
+        return self.contact(part, "--models", "small", "--rounds", "1", "--steps", "3", *options, fake=fake, status=status)
 
     def row(self, text, name):
         rows = [line for line in text.splitlines() if line.startswith(f"| {name}")]
@@ -74,140 +71,124 @@ class Scripts(unittest.TestCase):
             self.assertFalse(os.path.exists(f"/proc/{pid}") and "fake" in read(f"/proc/{pid}/cmdline"), pid)
 
     def test_ways(self):
-        text = self.gpu_py("ways")
+        text = self.small("ways")
         self.assertIn("2,000", self.row(text, "cuDNN, graph on |"))
         self.assertIn("attention forward 12 tensor cores", self.row(text, "own attention, graph off, deterministic"))
 
     def test_a_refused_row_has_no_rate(self):
-        text = self.gpu_py("ways", fake="other-kernels", status=1)
+        text = self.small("ways", fake="other-kernels", status=1)
         self.assertIn("REFUSED: attention backward: asked for cudnn, found 12 by tensor cores (cuDNN 9.19.0: no plan)",
                       self.row(text, "cuDNN, graph on |"))
         self.assertNotIn("2,000", self.row(text, "cuDNN, graph on |"))
         self.assertIn("2,000", self.row(text, "own attention, graph on |"))
-        self.assertIn("REFUSED: the run says nothing", self.gpu_py("ways", fake="silent", status=1))
+        self.assertIn("REFUSED: the run says nothing", self.small("ways", fake="silent", status=1))
 
     def test_ladder(self):
-        text = self.gpu_py("ladder")
+        text = self.small("ladder")
         self.assertEqual(text.count("| tiny, "), 4)
         self.assertIn("2,000", self.row(text, "small, batch 8, cuDNN, graph"))
-        text = self.gpu_py("ladder", fake="wrong=--dtype+bf16+--attention+own", status=1)
+        text = self.small("ladder", fake="wrong=--dtype+bf16+--attention+own", status=1)
         self.assertIn("FAILED: losses 7.2300 to 7.1400; fp32 had 6.2300 to 6.1400", self.row(text, "tiny, bf16, own"))
-        self.assertIn("CRASHED: signal 11", self.row(self.gpu_py("ladder", fake="crash=--dtype+fp32", status=1), "tiny, fp32"))
-        text = self.gpu_py("ladder", fake="no-capture", status=1)
-        self.assertIn("FAILED: status 5: tessera: captured step", self.row(text, "small, cuDNN, graph |"))
+        self.assertIn("CRASHED: signal 11", self.row(self.small("ladder", fake="crash=--dtype+fp32", status=1), "tiny, fp32"))
+        text = self.small("ladder", fake="no-capture", status=1)
+        self.assertIn("FAILED: status 5: tessera: captured step", self.row(text, "small, batch 8, cuDNN, graph |"))
         self.assertIn("1,500", self.row(text, "small, batch 8, cuDNN, no graph"))
 
     def test_a_hang_is_a_row(self):
-        text = self.gpu_py("strategies", "--limit", "4", fake="hang=--cp-mode crash=gpipe bad=zb-v", status=1)
+        text = self.small("verify", "--limit", "4", fake="hang=--cp-mode crash=gpipe bad=zb-v", status=1)
         self.assertIn("HUNG: ended after 4 s", self.row(text, "context, Ulysses"))
         self.assertIn("CRASHED: signal 11", self.row(text, "GPipe"))
         self.assertIn("FAILED: status 5: tessera: unexpected failure", self.row(text, "ZB-V"))
-        self.assertIn("to the bit | 1 | 1,500 | 1.333", self.row(text, "context, ring"))
+        self.assertIn("to the bit", self.row(text, "context, ring"))
         self.nobody_is_left()
 
     def test_time_that_is_over_is_said(self):
         begin = time.monotonic()
-        text = self.gpu_py("strategies", "--seconds", "4", "--limit", "60", fake="hang=verify+--device+cuda+--ranks+2")
+        text = self.small("verify", "--seconds", "9", fake="hang=verify+--device+cuda")
         self.assertLess(time.monotonic() - begin, 15)
+        self.assertIn("NOT FINISHED: ", self.row(text, "DDP |"))
         self.assertIn("NOT RUN", self.row(text, "ZB-V"))
 
-    def test_pytorch(self):
-        text = self.gpu_py("pytorch", "--rounds", "3")
-        self.assertIn("| 3 | 2,000 | 2,000-2,000 | 3 |", self.row(text, "small, batch 8 | Tessera, cuDNN, graph"))
-        self.assertIn("| 3 | 1,600 | 1,600-1,600 | 4 |", self.row(text, "small, batch 8 | PyTorch, bf16/default, torch 2.11.0"))
-        self.assertIn("| 1.25 | - |", self.row(text, "small, batch 8 | PyTorch, bf16/default, torch 2.11.0"))
-        self.assertIn("| 2.00 | - |", self.row(text, "small, batch 8 | PyTorch, autocast/default"))
-        self.assertIn("| `torch gemm` | 1 | 0.002 |", text)
-        text = self.gpu_py("pytorch", "--compile-limit", "4", fake="other-kernels hang=\"bf16\"", status=1)
-        self.assertIn("REFUSED", self.row(text, "small, trial, cuDNN, graph"))
-        self.assertIn("| 2,000 |", self.row(text, "small, batch 8 | Tessera, own attention, graph"))
-        self.assertIn("HUNG: no answer in 4 s", self.row(text, "small, batch 8 | PyTorch, bf16/default"))
-        self.assertIn("| 2.00 | - |", self.row(text, "small, batch 8 | PyTorch, autocast/default"))
-        self.nobody_is_left()
-        text = self.gpu_py("pytorch", fake="bad=asked crash=\"bf16\"", status=1)
-        self.assertIn("CRASHED: status", self.row(text, "small, batch 8 | PyTorch, bf16/default"))
-        self.assertIn("FAILED: status 1", self.row(text, "small, batch 8 | PyTorch, autocast/default"))
+    def test_strategies(self):
+        text = self.small("strategies", "--only", "context, ring;ZB-V", fake="bad=zb-v", status=1)
+        self.assertIn("| 1 | 1,500 |", self.row(text, "context, ring"))
+        self.assertIn("| 3 | 1.333 |", self.row(text, "context, ring"))
+        self.assertIn("FAILED: status 5", self.row(text, "ZB-V"))
 
-    def test_pytorch_waits_for_its_turn(self):
-        begin = time.monotonic()
-        waits = subprocess.Popen(["sh", "-c", "sleep 3; touch go"], cwd=self.home)
-        self.assertIn("1.25", self.gpu_py("pytorch", "--go", "go"))
-        self.assertGreater(time.monotonic() - begin, 3)
-        waits.wait()
+    def test_pytorch(self):
+        text = self.small("pytorch", "--rounds", "3")
+        self.assertIn("| 3 | 2,000 | 2,000-2,000 | ", self.row(text, "small, batch 8, Tessera, cuDNN, graph"))
+        self.assertIn("| 3 | 1,600 | 1,600-1,600 | ", self.row(text, "small, batch 8, PyTorch, bf16/default"))
+        self.assertIn("| 4 | 1.25 | torch 2.11.0 |", self.row(text, "small, batch 8, PyTorch, bf16/default"))
+        self.assertIn("| 2.00 | torch", self.row(text, "small, batch 8, PyTorch, autocast/default"))
+        self.assertIn("| `torch gemm` | 1 | 0.002 |", text)
+        text = self.small("pytorch", "--compile-limit", "4", fake="other-kernels hang=\"bf16\"", status=1)
+        self.assertIn("REFUSED", self.row(text, "small, batch 8, Tessera, cuDNN, graph"))
+        self.assertIn("| 2,000 |", self.row(text, "small, batch 8, Tessera, own attention, graph"))
+        self.assertIn("HUNG: no answer in 4 s", self.row(text, "small, batch 8, PyTorch, bf16/default"))
+        self.assertIn("| 2.00 | torch", self.row(text, "small, batch 8, PyTorch, autocast/default"))
+        self.nobody_is_left()
+        text = self.small("pytorch", fake="bad=asked crash=\"bf16\"", status=1)
+        self.assertIn("CRASHED: status", self.row(text, "small, batch 8, PyTorch, bf16/default"))
+        self.assertIn("FAILED: status 1", self.row(text, "small, batch 8, PyTorch, autocast/default"))
 
     def test_shapes(self):
-        text = self.gpu_py("shapes")
-        self.assertIn("| cuDNN, graph | 1 | 2,000 |", self.row(text, "small, batch 8"))
+        text = self.small("shapes")
+        self.assertIn("| 1 | 2,000 |", self.row(text, "small, batch 8, cuDNN, graph"))
         self.assertIn("| 3 | 5 and 2,500 |", self.row(text, "small, batch 8"))
-        self.assertIn("batch 512, which no card holds: FAILED: it ran; expected status 3", self.gpu_py("shapes", fake="endless", status=1))
+        self.assertIn("batch 512, which no card holds: FAILED: it ran; expected status 3", self.small("shapes", fake="endless", status=1))
 
     def test_tuning(self):
-        for status in (1, 0):  # without and with the run directories
-            text = self.gpu_py("tuning", "--work", "work", status=status)
-            self.assertIn("| FAILED: status 5" if status else "| 2,000 | 3 |", self.row(text, "small, batch 8 | adapters of rank 16 on NF4"))
-            self.assertIn("| 1.23K | - | 0.010 s |", self.row(text, "small, batch 1 | generation"))
-            if status:
-                self.assertEqual(self.gpu_py("bases", "--work", "work").splitlines()[-1], "small: made")
+        text = self.small("tuning")
+        self.assertIn("small: made", text)
+        self.assertIn("| 1 | 2,000 |", self.row(text, "small, batch 8, adapters of rank 16 on NF4"))
+        self.assertIn("| 1,230 |", self.row(text, "small, batch 1, generation"))
+        self.assertIn("| the first after 0.010 s |", text)
+        self.assertIn("| FAILED: status 5", self.row(self.small("tuning", fake="bad=--lr+0", status=1), "small, batch 8, adapters of rank 16 |"))
 
     def test_curve(self):
-        self.assertIn("20 steps of 20: as expected", self.gpu_py("curve"))
-        self.assertIn("7 steps of 20: as expected", self.gpu_py("curve", "--cpu-limit", "4", fake="slow-cpu"))
-        self.assertIn("CRASHED", self.gpu_py("curve", fake="crash=--device+cuda", status=1))
+        self.assertIn("20 steps of 20: as expected", self.small("curve"))
+        self.assertIn("7 steps of 20: as expected", self.small("curve", "--cpu-limit", "4", fake="slow-cpu"))
+        self.assertIn("CRASHED", self.small("curve", fake="crash=--device+cuda", status=1))
 
     def test_kernels(self):
-        text = self.gpu_py("kernels")
+        text = self.small("kernels")
         self.assertIn("one queued step", text)
         self.assertIn("| `gemm` | 20 | 0.030 | 75.0% |", text)
-        text = self.gpu_py("kernels", fake="no-counters", status=1)
+        text = self.small("kernels", fake="no-counters", status=1)
         self.assertIn("FAILED: status 1: no message; ncu: ==ERROR== ERR_NVGPUCTRPERM", text)
         self.assertIn("attention/forward/bf16", text)
 
     def test_kernels_of_strategies(self):
-        text = self.gpu_py("strategy_kernels", "--only", "tensor;1F1B")
-        self.assertIn("tensor, small, batch 8, 2 ranks together, one step of three", text)
-        self.assertIn("1F1B, small", text)
+        text = self.small("strategy_kernels", "--only", "tensor;1F1B")
+        self.assertIn("small, batch 8, bf16, tensor, 2 ranks together, one queued step", text)
+        self.assertIn("bf16, 1F1B, 2 ranks", text)
         self.assertIn("| `gemm` | 20 |", text)
-        self.assertIn("unknown strategy 'x'", self.gpu_py("strategy_kernels", "--only", "x", status=1))
-
-    def suites(self, part="tests", *options, fake="", status=0):
-        return self.run_script(["gpu_tests.py", part, "--build", "build", *options], fake, status)
+        self.assertIn("unknown strategy 'x'", self.small("strategy_kernels", "--only", "x", status=1))
 
     def test_suites(self):
-        self.assertIn("- tensor: 7 passed, 0 skipped, 0 red", self.suites())
-        text = self.suites(fake="bad=test_nn+OtherGpu.One", status=1)
-        self.assertIn("- nn: 6 passed, 0 skipped, 1 red\n  - OtherGpu.One: FAILED", text)
-
-    def test_a_crash_spoils_its_test_alone(self):
-        text = self.suites(fake="crash=test_tensor+AttentionGpu.Two", status=1)
-        self.assertIn("- tensor: 6 passed, 0 skipped, 1 red\n  - broke at AttentionGpu.Two (CRASHED: signal 11", text)
-        self.assertIn("AttentionGpu under memcheck: Invalid __global__ read of size 4 bytes", text)
-        self.assertRegex(text, r"  - AttentionGpu.Two: CRASHED: signal 11")
-        self.assertIn("- app: 7 passed", text)
-
-    def test_an_error_that_stays_spoils_its_test_alone(self):
-        text = self.suites("tests", "--suites", "verify", fake="sticky=AttentionGpu.Two", status=1)
-        self.assertIn("- verify: 6 passed, 0 skipped, 1 red", text)
-        self.assertIn("  - AttentionGpu.Two: an error that CUDA does not forget", text)
-
-    def test_a_hang_spoils_its_test_alone(self):
-        limits = ["--limit", "4", "--fixture-limit", "4"]
-        text = self.suites("tests", *limits, "--suites", "app", fake="hang=AttentionGpu.Two", status=1)
-        self.assertIn("- app: 6 passed, 0 skipped, 1 red", text)
+        self.assertIn("- tensor: 7 passed, 0 skipped, 0 red", self.contact("tests"))
+        text = self.contact("tests", "--limit", "4", fake="bad=test_nn+OtherGpu.One crash=test_tensor+AttentionGpu.Two "
+                            "sticky=StructuredGpu.NormsA hang=test_autograd+AttentionGpu.Two", status=1)
+        self.assertIn("- nn: 5 passed, 0 skipped, 2 red\n  - StructuredGpu.NormsA: FAILED: illegal memory access", text)
+        self.assertIn("  - OtherGpu.One: FAILED\n", text)
+        self.assertRegex(text, r"  - AttentionGpu.Two: CRASHED: signal 11.*; under memcheck: Invalid __global__ read of size 4 bytes")
         self.assertIn("  - AttentionGpu.Two: HUNG: ended after 4 s", text)
+        self.assertIn("- verify: 6 passed, 0 skipped, 1 red", text)
         self.nobody_is_left()
 
     def test_sanitizer(self):
-        text = self.suites("sanitizer", "--tools", "memcheck,racecheck", "--over", "attention,norms,cross-entropy,tensor")
+        text = self.contact("sanitizer", "--tools", "memcheck,racecheck", "--over", "attention,norms,cross-entropy,tensor")
         self.assertIn("- racecheck, norms: clean; 1 tests passed", text)
         self.assertIn("- memcheck, tensor: clean; 6 tests passed", text)
-        text = self.suites("sanitizer", "--tools", "memcheck", "--over", "norms", fake="finding", status=1)
+        text = self.contact("sanitizer", "--tools", "memcheck", "--over", "norms", fake="finding", status=1)
         self.assertIn("- memcheck, norms: FAILED, 1 findings", text)
-        text = self.suites("sanitizer", "--tools", "memcheck", "--over", "attention", "--tool-limit", "4", fake="hang=Three")
+        text = self.contact("sanitizer", "--tools", "memcheck", "--over", "attention", "--limit", "4", fake="hang=Three")
         self.assertIn("NOT FINISHED (HUNG: ended after 4 s", text)
 
-    def ended_from_outside(self, words, archive, report):
-        run = subprocess.Popen([os.path.join(self.home, "bench", words[0]), *words[1:]], cwd=self.home, stderr=subprocess.DEVNULL,
-                               env=self.environment("hang=train"), stdout=subprocess.DEVNULL)
+    def test_what_is_ended_from_outside_leaves_its_archive(self):
+        run = subprocess.Popen([os.path.join(self.home, "bench", "first_contact.sh"), "ways", "out"], cwd=self.home,
+                               stderr=subprocess.DEVNULL, env=self.environment("hang=train"), stdout=subprocess.DEVNULL)
         for _ in range(300):
             time.sleep(0.1)
             if os.path.exists(self.pids):
@@ -215,26 +196,19 @@ class Scripts(unittest.TestCase):
         run.send_signal(signal.SIGTERM)
         self.assertEqual(run.wait(10), 143)
         self.nobody_is_left()
-        with tarfile.open(os.path.join(self.home, archive)) as packed:
-            self.assertIn(b"NOT FINISHED: ended from outside", packed.extractfile(report).read())
-
-    def test_what_is_ended_from_outside_leaves_its_archive(self):
-        self.ended_from_outside(["first_contact.sh", "ways", "out"], "out/first_contact_ways.tar.gz", "report_ways.md")
-
-    def contact(self, part, *files, fake="", status=0):
-        self.run_script(["first_contact.sh", str(part), "out", *files], fake, status)
-        return read(os.path.join(self.home, "out", f"report_{part}.md"))
+        with tarfile.open(os.path.join(self.home, "out/first_contact_ways.tar.gz")) as packed:
+            self.assertIn(b"NOT FINISHED: ended from outside", packed.extractfile("report_ways.md").read())
 
     def test_first_contact(self):
         report = self.contact("all", fake="other-kernels bad=test_nn+OtherGpu.One", status=1)
-        for words in ("## versions: ok", "torch 2.11.0", "| small, batch 8, own attention, graph | 2,000", "## cudnn_tests: ok",
-                      "## tests: FAILED (status 1)", "  - OtherGpu.One: FAILED", "| tensor and sequence | to the bit |",
+        for words in ("## versions: ok", "torch 2.11.0", "| small, batch 8, own attention, graph | 1 | 2,000", "## tests: FAILED",
+                      "  - OtherGpu.One: FAILED", "| tensor and sequence | to the bit |",
                       "| ZeRO-1, tensor and pipeline | to the bit |", "small in fp32, 20 steps of 20: as expected",
-                      "gpt2 in fp32, 20 steps of 20: as expected", "llama-1b: made", "| gpt2, trial, cuDNN, graph | REFUSED",
-                      "| gpt2, batch 32 | Tessera, own attention, graph | 3 | 2,000", "| llama, batch 32 | PyTorch, bf16/default",
-                      "| gpt2-medium, batch 16 | PyTorch, bf16/default", "| `torch gemm` | 1 | 0.002 |", "| `gemm` | 20 |",
-                      "| context, ring |  | 1 | 1,500", "| gpt2-32k, batch 1 | own attention, graph |",
-                      "batch 2048, which no card holds: as expected", "| llama-1b, batch 1 | generation of 256 | 1.23K",
+                      "gpt2 in fp32, 20 steps of 20: as expected", "llama-1b: made", "| gpt2, batch 32, Tessera, cuDNN, graph | 0 | REFUSED",
+                      "| gpt2, batch 32, Tessera, own attention, graph | 3 | 2,000", "| llama, batch 32, PyTorch, bf16/default |",
+                      "| gpt2-medium, batch 16, PyTorch, bf16/default |", "| `torch gemm` | 1 | 0.002 |", "| `gemm` | 20 |",
+                      "| context, ring | 1 | 1,500", "| gpt2-32k, batch 1, own attention, graph |",
+                      "batch 2048, which no card holds: as expected", "| llama-1b, batch 1, generation of 256 | 1 | 1,230",
                       "| own attention, graph on |", "attention/forward/bf16", "- racecheck, cross-entropy: clean", "something failed"):
             self.assertIn(words, report)
         self.assertEqual(report.count("PyTorch, autocast/default"), 2)
@@ -253,7 +227,7 @@ class Scripts(unittest.TestCase):
             with tarfile.open(os.path.join(self.home, "out", f"first_contact_{part}.tar.gz")) as archive:
                 self.assertIn("caches/tessera", archive.getnames())
         self.assertIn("## kernels: ok", self.contact("ops,kernels"))
-        self.assertIn("unknown part 'op'", self.run_script(["first_contact.sh", "op"], status=2))
+        self.assertIn("unknown part 'op'", self.contact("op", status=2))
 
     def test_first_contact_ends_early_where_nothing_trains(self):
         report = self.contact("all", fake="crash=train+--device", status=3)
@@ -266,7 +240,7 @@ class Scripts(unittest.TestCase):
         begin = time.monotonic()
         report = self.contact("B", fake="hang=train")
         self.assertLess(time.monotonic() - begin, 35)
-        self.assertIn("| gpt2, trial, cuDNN, graph | NOT FINISHED:", report)
+        self.assertIn("| gpt2, batch 32, Tessera, cuDNN, graph | 0 | NOT FINISHED:", report)
         self.assertIn("## ways\n\nNOT RUN: no time was left", report)
         self.assertIn("3 steps were not run", report)
         self.nobody_is_left()
