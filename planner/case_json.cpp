@@ -1,14 +1,17 @@
-// Cases from JSON, predictions to JSON.
+// Cases from JSON, hardware and software from files too; predictions to JSON.
 #include "planner/case_json.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
 #include <set>
+#include <type_traits>
 
+#include "data/config_file.h"
 #include "data/json.h"
-#include "planner/fields.h"
 #include "planner/pipeline.h"
 #include "tensor/error.h"
 #include "train/names.h"
@@ -17,6 +20,125 @@ namespace tessera::planner {
 namespace {
 
 using Json = nlohmann::json;
+
+constexpr std::array<std::string_view, 3> kTensorOverlapNames = {"none", "backward", "all"};
+
+// The fields of a description by name: one list for files, JSON and checks.
+template <class F>
+void each_field(Hardware& h, const F& f) {
+  f("peak_flops", h.peak_flops), f("hbm_bytes_per_s", h.hbm_bytes_per_s), f("memory_bytes", h.memory_bytes);
+  f("multiprocessors", h.multiprocessors), f("ranks_per_node", h.ranks_per_node);
+  f("intra_bytes_per_s", h.intra_bytes_per_s), f("inter_bytes_per_s", h.inter_bytes_per_s);
+  f("intra_latency_s", h.intra_latency_s), f("inter_latency_s", h.inter_latency_s), f("launch_s", h.launch_s);
+  f("product_efficiency", h.product_efficiency), f("memory_efficiency", h.memory_efficiency);
+  f("intra_efficiency", h.intra_efficiency), f("inter_efficiency", h.inter_efficiency);
+  f("contention", h.contention), f("reserved_bytes", h.reserved_bytes);
+  f("processors", h.processors), f("range_fastest", h.range_fastest), f("range_slowest", h.range_slowest);
+}
+template <class F>
+void each_field(Software& s, const F& f) {
+  f("attention", s.attention), f("fused_elementwise", s.fused_elementwise);
+  f("parameter_bytes", s.parameter_bytes), f("gradient_bytes", s.gradient_bytes), f("state_bytes", s.state_bytes);
+  f("gather_bytes", s.gather_bytes), f("reduce_bytes", s.reduce_bytes), f("logit_bytes", s.logit_bytes);
+  f("tp_overlap", s.tp_overlap), f("dp_overlap", s.dp_overlap), f("pp_overlap", s.pp_overlap);
+  f("scatter_messages", s.scatter_messages), f("dropout", s.dropout), f("fp8", s.fp8),
+      f("reshard_after_forward", s.reshard_after_forward);
+  f("fewer_layers_at_ends", s.fewer_layers_at_ends), f("gated_activation_pieces", s.gated_activation_pieces);
+}
+
+// Takes one field from JSON. Throws FieldError that says what was expected and found.
+template <class T>
+void take(const std::string& name, const Json& from, T& to) {
+  const auto refuse = [&](const std::string& expected) {
+    throw FieldError(name, fmt::format("expected {}, found {}", expected, from.dump()));
+  };
+  if constexpr (std::is_same_v<T, int64_t>) {
+    const auto found = natural(from);
+    if (!found) refuse("a whole number from 0 on");
+    to = *found;
+  } else if constexpr (std::is_same_v<T, TensorOverlap>) {
+    const auto found = value_named<T>(kTensorOverlapNames, from.is_string() ? from.get<std::string>() : "");
+    if (!found) refuse(fmt::format("{}", fmt::join(kTensorOverlapNames, ", ")));
+    to = *found;
+  } else {
+    constexpr bool number = std::is_same_v<T, double>, flag = std::is_same_v<T, bool>;
+    if (number ? !from.is_number() : flag ? !from.is_boolean() : !from.is_string())
+      refuse(number ? "a number" : flag ? "true or false" : "a string");
+    to = from.get<T>();
+  }
+}
+
+template <class T = std::string>
+T taken(const std::string& name, const Json& from) {
+  T out;
+  take(name, from, out);
+  return out;
+}
+
+// Takes attention_flash2_flops or attention_flash2_half_tokens, of a kernel; or the first of several in an object.
+bool take_other(Hardware& h, const std::string& key, const Json& value) {
+  if (key == "attention" && value.is_object()) {  // {"flash2": 2e14}
+    for (const auto& [kernel, rate] : value.items()) take("attention." + kernel, rate, h.attention[kernel].flops);
+    return true;
+  }
+  const std::string begin = "attention_", flops = "_flops", half = "_half_tokens";
+  if (!key.starts_with(begin)) return false;
+  for (const std::string& end : {flops, half})
+    if (key.ends_with(end) && key.size() > begin.size() + end.size()) {
+      AttentionRate& rate = h.attention[key.substr(begin.size(), key.size() - begin.size() - end.size())];
+      take(key, value, end == flops ? rate.flops : rate.half_tokens);
+      return true;
+    }
+  return false;
+}
+bool take_other(Software&, const std::string&, const Json&) { return false; }
+
+template <class T>
+T from_json(const Json& object, T out, const char* what, T (*named)(std::string_view)) {
+  if (const auto base = object.find("base"); base != object.end()) out = named(taken("base", *base));
+  for (const auto& [key, value] : object.items()) {
+    bool known = key == "base" || take_other(out, key, value);
+    each_field(out, [&, &key = key, &value = value](const char* name, auto& field) {
+      if (key != name) return;
+      take(name, value, field);
+      known = true;
+    });
+    if (!known) throw FieldError(key, fmt::format("no field of {}", what));
+  }
+  check(out);
+  return out;
+}
+Hardware hardware_from_json(const Json& object) { return from_json(object, Hardware{}, "hardware", hardware_named); }
+Software software_from_json(const Json& object) {
+  return from_json(object, Software{.name = "other"}, "software", software_named);
+}
+
+// What a KEY = VALUE file says, as one JSON object. Throws Error with line and column.
+Json json_of_file(std::string_view text, const std::string& path) {
+  Json out = Json::object();
+  for (const ConfigEntry& e : read_config(text, path))
+    out[e.key] = e.text ? Json(*e.text) : parse_json(e.value, e.where);
+  return out;
+}
+
+std::vector<std::string> names_of(const std::vector<File>& files) {
+  std::vector<std::string> out;
+  for (const File& f : files) out.emplace_back(f.name);
+  return out;
+}
+
+// The description of that name. Throws FieldError of `field` that lists the names.
+template <class T>
+T named(const std::vector<File>& files, std::string_view name, const char* field,
+        T (*read)(std::string_view, const std::string&)) {
+  const auto found = std::ranges::find(files, name, &File::name);
+  if (found == files.end())
+    throw FieldError(field, fmt::format("expected {} or a file, found {}{}", fmt::join(names_of(files), ", "), name,
+                                        did_you_mean(name, names_of(files))));
+  T out = read(found->text, std::string(name) + ".toml");
+  out.name = name;
+  return out;
+}
 
 // An object whose keys are taken one after another; whatever is left at the end is unknown.
 class Object {
@@ -36,13 +158,13 @@ class Object {
   }
   template <class T>
   void take(const std::string& key, T& to) {
-    if (const Json* found = find(key)) planner::take(where(key).c_str(), *found, to);
+    if (const Json* found = find(key)) planner::take(where(key), *found, to);
   }
   template <class T>
   void need(const std::string& key, T& to) {
-    planner::take(where(key).c_str(), at(key), to);
+    planner::take(where(key), at(key), to);
   }
-  // Of a value that has a name.
+  // Takes a value that has a name.
   template <class Enum, size_t n>
   void choose(const std::string& key, const std::array<std::string_view, n>& names, Enum& to) {
     const Json* found = find(key);
@@ -60,9 +182,10 @@ class Object {
         throw FieldError(where(key), fmt::format("unknown key; expected one of {}{}", fmt::join(known_, ", "),
                                                  did_you_mean(key, known_)));
   }
-  std::string where(const std::string& key) const { return path_.empty() ? key : path_ + "." + key; }
 
  private:
+  std::string where(const std::string& key) const { return path_.empty() ? key : path_ + "." + key; }
+
   const Json& json_;
   std::string path_;
   std::vector<std::string> known_;
@@ -97,13 +220,53 @@ Layout layout_from(const Json& json) {
   return l;
 }
 
-std::string name_of(const Json& json, const std::string& field) {
-  std::string name;
-  take(field.c_str(), json, name);
-  return name;
+}  // namespace
+
+const std::vector<std::string>& hardware_names() {
+  static const std::vector<std::string> names = names_of(hardware_files());
+  return names;
+}
+const std::vector<std::string>& software_names() {
+  static const std::vector<std::string> names = names_of(software_files());
+  return names;
+}
+Hardware hardware_named(std::string_view name) { return named(hardware_files(), name, "hardware", hardware_from_file); }
+Software software_named(std::string_view name) { return named(software_files(), name, "software", software_from_file); }
+Hardware hardware_from_file(std::string_view text, const std::string& path) {
+  return hardware_from_json(json_of_file(text, path));
+}
+Software software_from_file(std::string_view text, const std::string& path) {
+  return software_from_json(json_of_file(text, path));
 }
 
-}  // namespace
+void check(const Hardware& given) {
+  // Latencies, and what is taken from something, may be nothing.
+  static const std::set<std::string> may_be_zero = {"intra_latency_s", "inter_latency_s", "launch_s",
+                                                    "contention",      "processors",      "reserved_bytes"};
+  Hardware h = given;
+  each_field(h, [](const std::string& name, auto field) {
+    const auto value = static_cast<double>(field);
+    if (!std::isfinite(value) || value < 0 || (value == 0 && !may_be_zero.contains(name)))
+      throw FieldError(
+          name, fmt::format("expected {} 0, found {}", may_be_zero.contains(name) ? "at least" : "more than", value));
+    const bool share = name.ends_with("_efficiency") || name == "contention";
+    if (share && value > 1) throw FieldError(name, fmt::format("expected at most 1, found {}", value));
+  });
+  for (const auto& [kernel, rate] : h.attention)
+    if (!(rate.flops > 0) || !std::isfinite(rate.flops) || !(rate.half_tokens >= 0) || !std::isfinite(rate.half_tokens))
+      throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, found {}", rate.flops));
+  if (h.range_fastest > h.range_slowest)
+    throw FieldError("range_fastest", fmt::format("expected at most {}, found {}", h.range_slowest, h.range_fastest));
+}
+
+void check(const Software& given) {
+  Software s = given;
+  each_field(s, [](const char* name, const auto& value) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>)
+      if (!(value >= 0) || !std::isfinite(value))
+        throw FieldError(name, fmt::format("expected a number from 0 on, found {}", value));
+  });
+}
 
 Case case_from_json(std::string_view text, const std::string& what) {
   const Json json = parse_json(text, what);
@@ -111,12 +274,12 @@ Case case_from_json(std::string_view text, const std::string& what) {
   Object o(json, "");
   Case c{.model = model_from(o.at("model")), .layout = layout_from(o.at("plan"))};
   const Json& hardware = o.at("hardware");
-  c.hardware = hardware.is_object() ? hardware_from_json(hardware) : hardware_named(name_of(hardware, "hardware"));
+  c.hardware = hardware.is_object() ? hardware_from_json(hardware) : hardware_named(taken("hardware", hardware));
   const Json* software = o.find("software");
   if (!software)
     c.software = software_named("tessera");
   else
-    c.software = software->is_object() ? software_from_json(*software) : software_named(name_of(*software, "software"));
+    c.software = software->is_object() ? software_from_json(*software) : software_named(taken("software", *software));
   o.end();
   return c;
 }
@@ -142,13 +305,10 @@ nlohmann::ordered_json to_json(const Layout& l) {
 }
 
 nlohmann::ordered_json to_json(const MemoryParts& m) {
-  return {{"parameters", m.parameters},
-          {"gradients", m.gradients},
-          {"optimizer", m.optimizer},
-          {"activations", m.activations},
-          {"communication", m.communication},
-          {"workspace", m.workspace},
-          {"peak", m.peak()}};
+  nlohmann::ordered_json out;
+  for (const auto& [name, part] : kMemoryParts) out[std::string(name)] = m.*part;
+  out["peak"] = m.peak();
+  return out;
 }
 
 nlohmann::ordered_json to_json(const Case& c, const Prediction& p) {
@@ -160,18 +320,10 @@ nlohmann::ordered_json to_json(const Case& c, const Prediction& p) {
                                 {"tokens_per_s", p.tokens_per_s},
                                 {"mfu", p.mfu},
                                 {"hfu", p.hfu},
-                                {"tflops_per_rank", p.tflops_per_rank},
-                                {"parts",
-                                 {{"compute", p.parts.compute},
-                                  {"recompute", p.parts.recompute},
-                                  {"bubble", p.parts.bubble},
-                                  {"tp", p.parts.tp},
-                                  {"cp", p.parts.cp},
-                                  {"ep", p.parts.ep},
-                                  {"dp", p.parts.dp},
-                                  {"optimizer", p.parts.optimizer}}},
-                                {"bubble", p.bubble},
-                                {"memory", to_json(p.memory.at(p.fullest))}};
+                                {"tflops_per_rank", p.tflops_per_rank}};
+  for (const auto& [name, part] : kParts) out["parts"][std::string(name)] = p.parts.*part;
+  out["bubble"] = p.bubble;
+  out["memory"] = to_json(p.memory.at(p.fullest));
   for (const MemoryParts& m : p.memory) out["memory_per_stage"].push_back(m.peak());
   out["bytes"] = p.bytes;
   if (!p.fits) out["over"] = {{"bytes", p.over_bytes}, {"largest", p.largest}};

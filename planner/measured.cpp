@@ -91,10 +91,6 @@ MemoryParts memory_of(const Arena& arena) {
   return m;
 }
 
-double* field(Parts& p, size_t i) {
-  return std::array<double*, 8>{&p.compute, &p.recompute, &p.bubble, &p.tp, &p.cp, &p.ep, &p.dp, &p.optimizer}[i];
-}
-
 }  // namespace
 
 Measured measure(const Job& job, int steps) {
@@ -120,7 +116,7 @@ Measured measure(const Job& job, int steps) {
   Measured out;
   std::vector<double> seconds, bubbles;
   std::map<std::pair<int, Do>, std::vector<double>> passes;
-  std::array<std::vector<double>, 8> parts;
+  std::array<std::vector<double>, kParts.size()> parts;
   for (size_t s = kWarmUp; s < static_cast<size_t>(steps) + kWarmUp; ++s) {
     double longest = 0;
     Parts mean;
@@ -142,11 +138,11 @@ Measured measure(const Job& job, int steps) {
     seconds.push_back(longest);
     const Simulation sim = as_measured(logs[0].schedule, lists);
     bubbles.push_back(job.plan.pp > 1 ? sim.bubble_share() * sim.makespan / longest : 0);
-    for (size_t i = 0; i < parts.size(); ++i) parts[i].push_back(*field(mean, i) / static_cast<double>(ranks));
+    for (size_t i = 0; i < parts.size(); ++i) parts[i].push_back(mean.*kParts[i].second / static_cast<double>(ranks));
   }
   out.step_s = median(seconds);
   out.bubble = median(bubbles);
-  for (size_t i = 0; i < parts.size(); ++i) *field(out.parts, i) = median(parts[i]);
+  for (size_t i = 0; i < parts.size(); ++i) out.parts.*kParts[i].second = median(parts[i]);
   out.parts.bubble = out.bubble * out.step_s;
   out.stages.assign(static_cast<size_t>(logs[0].schedule.stages), {0, 0, 0, 0});
   for (auto& [at, times] : passes) {
@@ -184,12 +180,12 @@ std::vector<Compared> compare(const Prediction& p, const Measured& m) {
   add("bubble", p.bubble * p.step_s, m.parts.bubble, m.step_s);
   add("optimizer", p.parts.optimizer, m.parts.optimizer, m.step_s);
   const MemoryParts& a = p.memory[p.fullest];
-  const auto memory = [&](const char* name, double predicted, double measured) {
+  const auto memory = [&](std::string_view name, double predicted, double measured) {
     add(fmt::format("memory, {}", name), predicted, measured, m.memory.peak());
   };
-  memory("parameters", a.parameters, m.memory.parameters), memory("gradients", a.gradients, m.memory.gradients);
-  memory("optimizer", a.optimizer, m.memory.optimizer), memory("activations", a.activations, m.memory.activations);
-  memory("communication", a.communication, m.memory.communication), memory("peak", a.peak(), m.memory.peak());
+  for (const auto& [name, part] : kMemoryParts)
+    if (part != &MemoryParts::workspace) memory(name, a.*part, m.memory.*part);  // which is measured with activations
+  memory("peak", a.peak(), m.memory.peak());
   return out;
 }
 

@@ -1,5 +1,6 @@
 // How long a pipeline takes, and what it holds in flight, by simulating its schedule.
 #pragma once
+#include <functional>
 #include <vector>
 
 #include "parallel/pipeline/simulate.h"
@@ -25,5 +26,19 @@ Schedule schedule_with(const Plan& plan, int64_t microbatches);
 PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
 // The same by closed forms (parallel/pipeline/schedules.h), within a few percent.
 PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
+
+// A pipeline whose ranks share processors: a rank that waits takes none, those that work share what there is, and each
+// goes as fast as it goes beside so many others.
+//
+//   two ranks on one processor, F and B of one second, two micro-batches:
+//   rank 0 | F0 F1........ B0........ B1
+//   rank 1 |    F0.. B0......F1.. B1....
+
+// Seconds that an action takes while so many ranks of the pipeline work, itself among them; from 1 to all of them.
+using SharedTime = std::function<double(const Action& action, int working)>;
+
+// What simulate() does of ranks that each have a processor: then it gives the same times. Throws Error for a schedule
+// that cannot be run to its end.
+Simulation simulate_shared(const Schedule& schedule, const SharedTime& time);
 
 }  // namespace tessera::planner

@@ -8,7 +8,8 @@
 #include <tuple>
 #include <utility>
 
-#include "planner/estimate.h"
+#include "planner/memory.h"
+#include "planner/pipeline.h"
 #include "tensor/error.h"
 #include "train/names.h"
 
@@ -152,7 +153,7 @@ class Ranking {
   }
   static double peak(const Prediction& p) { return p.memory[p.fullest].peak(); }
   void correct(Prediction& p, double ratio) const {
-    const double over = ratio * peak(p) - (q_.hardware.memory_bytes - q_.hardware.reserved_bytes);
+    const double over = ratio * peak(p) - q_.hardware.usable_bytes();
     for (MemoryParts& m : p.memory) m.activations += (ratio - 1) * m.peak();
     p.over_bytes = std::max(0.0, over);
     p.fits = over <= 0;
@@ -218,6 +219,30 @@ Answer search_nodes(const Question& q, size_t top, bool whole) {
 }
 
 }  // namespace
+
+Estimator::Estimator(const Question& q)
+    : case_(checked_case(case_of(q, {}))),
+      own_(own_job(case_).has_value()),
+      layers_(std::make_shared<std::map<int64_t, std::vector<int64_t>>>()) {}
+
+Estimator Estimator::on(const Hardware& hardware) const {
+  Estimator other = *this;
+  other.case_.hardware = hardware;
+  return other;
+}
+
+const std::vector<int64_t>& Estimator::layers_of(int64_t stages) {
+  const auto [found, is_new] = layers_->try_emplace(stages);
+  if (!is_new) return found->second;
+  Case c = case_;
+  c.layout = {.plan = {.pp = stages}};
+  return found->second = planner::layers_of(c, own_ ? own_job(c) : std::nullopt);
+}
+
+Prediction Estimator::of(const Layout& layout, bool simulated) {
+  case_.layout = layout;
+  return by_description(case_, layers_of(std::ssize(rank_of_stages(layout.plan))), simulated);
+}
 
 Answer search(const Question& q, size_t top) { return search_nodes(q, top, false); }
 

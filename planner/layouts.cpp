@@ -1,12 +1,11 @@
 // Divisors, and what divides what.
-#include "planner/enumerate.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
+#include "planner/search.h"
 #include "tensor/error.h"
 #include "train/job.h"
 
@@ -40,16 +39,6 @@ std::vector<T> choices(const std::optional<T>& fixed, const All& all) {
   return fixed ? std::vector<T>{*fixed} : std::vector<T>(all.begin(), all.end());
 }
 
-ModelConfig sizes_of(const ModelShape& m) {
-  return {.layers = m.layers,
-          .heads = m.heads,
-          .channels = m.channels,
-          .context = m.context,
-          .vocab = m.vocab,
-          .kv_heads = m.kv_heads,
-          .head_dim = m.head_dim};
-}
-
 bool fixes(const Fixed& f, const std::string& field) {
   return (field == "pp" && f.pp) || (field == "dp" && f.dp) || (field == "cp" && f.cp) || (field == "tp" && f.tp) ||
          (field == "sp" && f.sp) || (field == "batch" && (f.dp || f.microbatches));
@@ -57,7 +46,7 @@ bool fixes(const Fixed& f, const std::string& field) {
 
 class Bases {
  public:
-  explicit Bases(const Question& q) : q_(q), sizes_(sizes_of(q.model)) {}
+  explicit Bases(const Question& q) : q_(q), sizes_(config_of(q.model)) {}
 
   std::vector<Layout> all(int64_t ranks) {
     const Fixed& f = q_.fixed;
