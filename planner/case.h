@@ -26,13 +26,13 @@ struct ModelShape {
   int64_t vocab = 0, context = 0;
   bool tied = true;
   Positions positions = Positions::learned;
-  bool qkv_bias = false, qk_norm = false;  // of models without other biases, as in ModelConfig
+  bool qkv_bias = false, qk_norm = false;  // in models without other biases, as in ModelConfig
   bool operator==(const ModelShape&) const = default;
 
   int64_t key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
   int64_t head_size() const { return head_dim > 0 ? head_dim : channels / heads; }
   int64_t query() const { return heads * head_size(); }      // channels of q, and of what attention gives
-  int64_t key() const { return key_heads() * head_size(); }  // of k, and of v
+  int64_t key() const { return key_heads() * head_size(); }  // channels of k, and of v
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
 };
 
@@ -51,7 +51,7 @@ double active_parameters(const ModelShape& m);  // those that a token meets: of 
 struct Layout {
   Plan plan = {};
   int64_t ep = 1;         // ranks that share out experts, cut out of dp x cp
-  int64_t sequences = 1;  // of a micro-batch, on one data rank
+  int64_t sequences = 1;  // one micro-batch's, on one data rank
   int64_t batch() const { return plan.dp * plan.microbatches * sequences; }  // sequences of a step
   bool operator==(const Layout&) const = default;
 };
@@ -70,15 +70,15 @@ struct Hardware {
   double hbm_bytes_per_s = 0, memory_bytes = 0;
   int64_t multiprocessors = 0;  // that share the tiles of a product
   int64_t ranks_per_node = 0;
-  double intra_bytes_per_s = 0, inter_bytes_per_s = 0;  // of a rank, in one direction, within a node and between nodes
-  double intra_latency_s = 0, inter_latency_s = 0;      // of a message
-  double launch_s = 0;                                  // of a kernel, or of a call, where the device waits for it
-  double product_efficiency = 0.85;                     // of peak_flops, that long products reach
-  double memory_efficiency = 0.85;                      // of hbm_bytes_per_s, that elementwise kernels reach
-  double intra_efficiency = 0.78, inter_efficiency = 0.85;  // of the links' rates, that collectives reach
-  double contention = 0.15;  // of the time of communication that hides: what the compute beside it takes longer
+  double intra_bytes_per_s = 0, inter_bytes_per_s = 0;  // a rank's, in one direction, within a node and between nodes
+  double intra_latency_s = 0, inter_latency_s = 0;      // a message's
+  double launch_s = 0;                                  // a kernel's, or a call's, where the device waits for it
+  double product_efficiency = 0.85;                     // share of peak_flops that long products reach
+  double memory_efficiency = 0.85;                      // share of hbm_bytes_per_s that elementwise kernels reach
+  double intra_efficiency = 0.78, inter_efficiency = 0.85;  // shares of the links' rates that collectives reach
+  double contention = 0.15;  // share of hidden communication's time by which the compute beside it takes longer
   std::map<std::string, AttentionRate> attention = {};  // by kernel: unfused, flash1, flash2, cudnn, ...
-  double reserved_bytes = 0;                            // of memory_bytes: the driver's and the libraries'
+  double reserved_bytes = 0;                            // the driver's and the libraries', out of memory_bytes
   int64_t processors = 0;                               // that the ranks of a node share; 0: each has its own
   double range_fastest = 1, range_slowest = 1;          // times a predicted time; both 1: measured here
   std::shared_ptr<const Machine> measured = {};         // by whose figures Tessera's own steps are predicted
@@ -93,11 +93,11 @@ struct Software {
   std::string name = "tessera";
   std::string attention = "flash2";  // the kernel, by its name in Hardware
   bool fused_elementwise = true;     // bias and GELU in one pass, dropout and residual in another
-  double parameter_bytes = 2;        // of a parameter that passes read,
-  double gradient_bytes = 4;         // of its gradient,
-  double state_bytes = 12;           // and of the optimizer's: master copy and two moments
-  double gather_bytes = 2;           // of a parameter that ranks of the data axis send,
-  double reduce_bytes = 4;           // and of a gradient
+  double parameter_bytes = 2;        // for a parameter that passes read,
+  double gradient_bytes = 4;         // for its gradient,
+  double state_bytes = 12;           // and for the optimizer's: master copy and two moments
+  double gather_bytes = 2;           // for a parameter that ranks of the data axis send,
+  double reduce_bytes = 4;           // and for a gradient
   double logit_bytes = 4;            // that the loss holds for a token and an entry of the vocabulary
   TensorOverlap tp_overlap = TensorOverlap::none;
   bool dp_overlap = true, pp_overlap = true;

@@ -22,6 +22,10 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::array<std::string_view, 3> kTensorOverlapNames = {"none", "backward", "all"};
+constexpr std::array<std::string_view, 2> kPositionNames = {"learned", "rope"};
+constexpr const auto& names_of(TensorOverlap) { return kTensorOverlapNames; }
+constexpr const auto& names_of(Positions) { return kPositionNames; }
+using tessera::names_of;
 
 // The fields of a description by name: one list for files, JSON and checks.
 template <class F>
@@ -46,19 +50,61 @@ void each_field(Software& s, const F& f) {
   f("fewer_layers_at_ends", s.fewer_layers_at_ends), f("gated_activation_pieces", s.gated_activation_pieces);
 }
 
+template <class F>
+void each_field(ModelShape& m, const F& f) {
+  f("layers", m.layers), f("channels", m.channels), f("heads", m.heads);
+  f("kv_heads", m.kv_heads), f("head_dim", m.head_dim), f("ffn", m.ffn);
+  f("experts", m.experts), f("experts_per_token", m.experts_per_token), f("gated", m.gated);
+  f("vocab", m.vocab), f("context", m.context), f("tied", m.tied), f("positions", m.positions);
+}
+template <class F>
+void each_field(Layout& l, const F& f) {
+  Plan& p = l.plan;
+  f("dp", p.dp), f("tp", p.tp), f("pp", p.pp), f("cp", p.cp), f("ep", l.ep);
+  f("sp", p.sp), f("sequences", l.sequences), f("microbatches", p.microbatches);
+  f("chunks", p.chunks), f("schedule", p.schedule), f("recompute", p.recompute), f("zero", p.zero);
+}
+template <class F>
+void each_field(Case& c, const F& f) {
+  f("model", c.model), f("plan", c.layout), f("hardware", c.hardware), f("software", c.software);
+}
+
+// Reads an object whose keys are all fields. Throws FieldError for others, and where one of `needed` is missing.
+template <class T>
+void read_object(const std::string& path, const Json& json, const std::set<std::string>& needed, T& to);
+Hardware hardware_from_json(const Json& object);
+Software software_from_json(const Json& object);
+
+template <class T = std::string>
+T taken(const std::string& name, const Json& from);
 // Takes one field from JSON. Throws FieldError that says what was expected and found.
 template <class T>
 void take(const std::string& name, const Json& from, T& to) {
-  const auto refuse = [&](const std::string& expected) {
-    throw FieldError(name, fmt::format("expected {}, found {}", expected, from.dump()));
+  const auto refuse = [&](const std::string& expected, const std::string& more = "") {
+    throw FieldError(name, fmt::format("expected {}, found {}{}", expected, from.dump(), more));
   };
-  if constexpr (std::is_same_v<T, int64_t>) {
+  if constexpr (std::is_same_v<T, ModelShape>) {
+    read_object(name, from, {"layers", "channels", "heads", "vocab", "context"}, to);
+  } else if constexpr (std::is_same_v<T, Layout>) {
+    read_object(name, from, {}, to);
+  } else if constexpr (std::is_same_v<T, Hardware>) {
+    to = from.is_object() ? hardware_from_json(from) : hardware_named(taken(name, from));
+  } else if constexpr (std::is_same_v<T, Software>) {
+    to = from.is_object() ? software_from_json(from) : software_named(taken(name, from));
+  } else if constexpr (std::is_same_v<T, ZeroStage>) {
+    const auto number = taken<int64_t>(name, from);
+    if (number > 3) refuse("0, 1, 2 or 3");
+    to = static_cast<ZeroStage>(number);
+  } else if constexpr (std::is_same_v<T, int64_t>) {
     const auto found = natural(from);
     if (!found) refuse("a whole number from 0 on");
     to = *found;
-  } else if constexpr (std::is_same_v<T, TensorOverlap>) {
-    const auto found = value_named<T>(kTensorOverlapNames, from.is_string() ? from.get<std::string>() : "");
-    if (!found) refuse(fmt::format("{}", fmt::join(kTensorOverlapNames, ", ")));
+  } else if constexpr (std::is_enum_v<T>) {
+    const auto& names = names_of(T());
+    const std::string text = from.is_string() ? std::string(recompute_name(from.get<std::string>())) : "";
+    const auto found = value_named<T>(names, text);
+    const bool is_guessed = !std::is_same_v<T, TensorOverlap>;
+    if (!found) refuse(fmt::format("{}", fmt::join(names, ", ")), is_guessed ? did_you_mean(text, names) : "");
     to = *found;
   } else {
     constexpr bool number = std::is_same_v<T, double>, flag = std::is_same_v<T, bool>;
@@ -68,11 +114,29 @@ void take(const std::string& name, const Json& from, T& to) {
   }
 }
 
-template <class T = std::string>
+template <class T>
 T taken(const std::string& name, const Json& from) {
   T out;
   take(name, from, out);
   return out;
+}
+
+template <class T>
+void read_object(const std::string& path, const Json& json, const std::set<std::string>& needed, T& to) {
+  if (!json.is_object()) throw FieldError(path, "expected an object, found " + json.dump());
+  const auto where = [&](const std::string& key) { return path.empty() ? key : path + "." + key; };
+  std::vector<std::string> known;
+  each_field(to, [&](const std::string& key, auto& field) {
+    known.push_back(key);
+    if (const auto found = json.find(key); found != json.end())
+      take(where(key), *found, field);
+    else if (needed.contains(key))
+      throw FieldError(where(key), "expected a value, found none");
+  });
+  for (const auto& [key, value] : json.items())
+    if (std::ranges::find(known, key) == known.end())
+      throw FieldError(where(key), fmt::format("unknown key; expected one of {}{}", fmt::join(known, ", "),
+                                               did_you_mean(key, known)));
 }
 
 // Takes attention_flash2_flops or attention_flash2_half_tokens, of a kernel; or the first of several in an object.
@@ -94,8 +158,8 @@ bool take_other(Hardware& h, const std::string& key, const Json& value) {
 bool take_other(Software&, const std::string&, const Json&) { return false; }
 
 template <class T>
-T from_json(const Json& object, T out, const char* what, T (*named)(std::string_view)) {
-  if (const auto base = object.find("base"); base != object.end()) out = named(taken("base", *base));
+T from_json(const Json& object, T out, const char* what, T (*by_name)(std::string_view)) {
+  if (const auto base = object.find("base"); base != object.end()) out = by_name(taken("base", *base));
   for (const auto& [key, value] : object.items()) {
     bool known = key == "base" || take_other(out, key, value);
     each_field(out, [&, &key = key, &value = value](const char* name, auto& field) {
@@ -113,7 +177,7 @@ Software software_from_json(const Json& object) {
   return from_json(object, Software{.name = "other"}, "software", software_named);
 }
 
-// What a KEY = VALUE file says, as one JSON object. Throws Error with line and column.
+// Reads a KEY = VALUE file as one JSON object. Throws Error with line and column.
 Json json_of_file(std::string_view text, const std::string& path) {
   Json out = Json::object();
   for (const ConfigEntry& e : read_config(text, path))
@@ -138,86 +202,6 @@ T named(const std::vector<File>& files, std::string_view name, const char* field
   T out = read(found->text, std::string(name) + ".toml");
   out.name = name;
   return out;
-}
-
-// An object whose keys are taken one after another; whatever is left at the end is unknown.
-class Object {
- public:
-  Object(const Json& json, std::string path) : json_(json), path_(std::move(path)) {
-    if (!json.is_object()) throw FieldError(path_, "expected an object, found " + json.dump());
-  }
-  const Json* find(const std::string& key) {
-    known_.push_back(key);
-    const auto found = json_.find(key);
-    return found == json_.end() ? nullptr : &*found;
-  }
-  const Json& at(const std::string& key) {
-    const Json* found = find(key);
-    if (!found) throw FieldError(where(key), "expected a value, found none");
-    return *found;
-  }
-  template <class T>
-  void take(const std::string& key, T& to) {
-    if (const Json* found = find(key)) planner::take(where(key), *found, to);
-  }
-  template <class T>
-  void need(const std::string& key, T& to) {
-    planner::take(where(key), at(key), to);
-  }
-  // Takes a value that has a name.
-  template <class Enum, size_t n>
-  void choose(const std::string& key, const std::array<std::string_view, n>& names, Enum& to) {
-    const Json* found = find(key);
-    if (!found) return;
-    const std::string text = found->is_string() ? std::string(recompute_name(found->get<std::string>())) : "";
-    const auto value = value_named<Enum>(names, text);
-    if (!value)
-      throw FieldError(where(key), fmt::format("expected {}, found {}{}", fmt::join(names, ", "), found->dump(),
-                                               did_you_mean(text, names)));
-    to = *value;
-  }
-  void end() {
-    for (const auto& [key, value] : json_.items())
-      if (std::ranges::find(known_, key) == known_.end())
-        throw FieldError(where(key), fmt::format("unknown key; expected one of {}{}", fmt::join(known_, ", "),
-                                                 did_you_mean(key, known_)));
-  }
-
- private:
-  std::string where(const std::string& key) const { return path_.empty() ? key : path_ + "." + key; }
-
-  const Json& json_;
-  std::string path_;
-  std::vector<std::string> known_;
-};
-
-ModelShape model_from(const Json& json) {
-  constexpr std::array<std::string_view, 2> positions = {"learned", "rope"};
-  Object o(json, "model");
-  ModelShape m;
-  o.need("layers", m.layers), o.need("channels", m.channels), o.need("heads", m.heads);
-  o.take("kv_heads", m.kv_heads), o.take("head_dim", m.head_dim), o.take("ffn", m.ffn);
-  o.take("experts", m.experts), o.take("experts_per_token", m.experts_per_token), o.take("gated", m.gated);
-  o.need("vocab", m.vocab), o.need("context", m.context), o.take("tied", m.tied);
-  o.choose("positions", positions, m.positions);
-  o.end();
-  return m;
-}
-
-Layout layout_from(const Json& json) {
-  Object o(json, "plan");
-  Layout l;
-  Plan& p = l.plan;
-  o.take("dp", p.dp), o.take("tp", p.tp), o.take("pp", p.pp), o.take("cp", p.cp), o.take("ep", l.ep);
-  o.take("sp", p.sp), o.take("sequences", l.sequences), o.take("microbatches", p.microbatches);
-  o.take("chunks", p.chunks);
-  o.choose("schedule", kScheduleNames, p.schedule), o.choose("recompute", kRecomputeNames, p.recompute);
-  int64_t zero = 0;
-  o.take("zero", zero);
-  if (zero > 3) throw FieldError("plan.zero", fmt::format("expected 0, 1, 2 or 3, found {}", zero));
-  p.zero = static_cast<ZeroStage>(zero);
-  o.end();
-  return l;
 }
 
 }  // namespace
@@ -271,21 +255,13 @@ void check(const Software& given) {
 Case case_from_json(std::string_view text, const std::string& what) {
   const Json json = parse_json(text, what);
   if (!json.is_object()) throw InputError(what + ": expected an object, found " + json.dump());
-  Object o(json, "");
-  Case c{.model = model_from(o.at("model")), .layout = layout_from(o.at("plan"))};
-  const Json& hardware = o.at("hardware");
-  c.hardware = hardware.is_object() ? hardware_from_json(hardware) : hardware_named(taken("hardware", hardware));
-  const Json* software = o.find("software");
-  if (!software)
-    c.software = software_named("tessera");
-  else
-    c.software = software->is_object() ? software_from_json(*software) : software_named(taken("software", *software));
-  o.end();
+  Case c{.software = software_named("tessera")};
+  read_object("", json, {"model", "plan", "hardware"}, c);
   return c;
 }
 
 ModelShape model_from_json(std::string_view text, const std::string& what) {
-  return model_from(parse_json(text, what));
+  return taken<ModelShape>("model", parse_json(text, what));
 }
 
 nlohmann::ordered_json to_json(const Layout& l) {

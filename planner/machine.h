@@ -38,43 +38,43 @@ enum class Kernel : uint8_t {
   swiglu_forward,
   swiglu_backward,
   rotate,  // either way
-  add,     // of two branches; backward it costs nothing
+  add,     // adds two branches; backward it costs nothing
   lookup_forward,
   lookup_backward,
   loss_forward,
   loss_backward,
   accumulate,  // one gradient onto another, float32
-  squares,     // of gradients, for their norm
+  squares,     // adds those of gradients, for their norm
   update,      // AdamW
 };
-inline constexpr std::array<std::string_view, 22> kKernelNames = {"product_forward",
-                                                                  "product_input",
-                                                                  "product_weight",
-                                                                  "attention_forward",
-                                                                  "attention_backward",
-                                                                  "norm_forward",
-                                                                  "norm_backward",
-                                                                  "add_norm_forward",
-                                                                  "add_norm_backward",
-                                                                  "gelu_forward",
-                                                                  "gelu_backward",
-                                                                  "swiglu_forward",
-                                                                  "swiglu_backward",
-                                                                  "rotate",
-                                                                  "add",
-                                                                  "lookup_forward",
-                                                                  "lookup_backward",
-                                                                  "loss_forward",
-                                                                  "loss_backward",
-                                                                  "accumulate",
-                                                                  "squares",
-                                                                  "update"};
+inline constexpr auto kKernelNames = std::to_array<std::string_view>({"product_forward",
+                                                                      "product_input",
+                                                                      "product_weight",
+                                                                      "attention_forward",
+                                                                      "attention_backward",
+                                                                      "norm_forward",
+                                                                      "norm_backward",
+                                                                      "add_norm_forward",
+                                                                      "add_norm_backward",
+                                                                      "gelu_forward",
+                                                                      "gelu_backward",
+                                                                      "swiglu_forward",
+                                                                      "swiglu_backward",
+                                                                      "rotate",
+                                                                      "add",
+                                                                      "lookup_forward",
+                                                                      "lookup_backward",
+                                                                      "loss_forward",
+                                                                      "loss_backward",
+                                                                      "accumulate",
+                                                                      "squares",
+                                                                      "update"});
 inline constexpr size_t kKernels = kKernelNames.size(), kSizes = 5;
 
-// What a kernel's constants are called, as many as it has.
+// The names of a kernel's constants, as many as it has.
 const std::vector<std::string_view>& size_names(Kernel kernel);
 
-using Sizes = std::array<double, kSizes>;  // of one call; the first is 1
+using Sizes = std::array<double, kSizes>;  // one call's; the first is 1
 Sizes product_sizes(double m, double n, double k);
 Sizes attention_sizes(double heads, double queries, double keys, double head_dim);  // heads: of all sequences
 Sizes row_sizes(double rows, double columns);
@@ -91,12 +91,12 @@ struct Timed {
 // a time is no positive number.
 Cost fit(const std::vector<Timed>& timed);
 
-// What a measurement is of, and for.
+// The machine and the program that a measurement is for.
 struct Identity {
   std::string processor = {};  // vendor, family, model and name
   int64_t processors = 0;      // that this process may use
   std::string gpu = {};        // "none"
-  std::string version = {};    // of the program
+  std::string version = {};    // the program's
   bool operator==(const Identity&) const = default;
 };
 Identity identity_of_this(std::string_view version);
@@ -119,7 +119,7 @@ struct Machine {
   Identity identity = {};
   double memory_bytes = 0;
   double copy_bytes_per_s = 0;                     // by all processors, read and written bytes together
-  std::array<double, 2> product_flops_per_s = {};  // of 1024^3, by all processors: fp32, bf16
+  std::array<double, 2> product_flops_per_s = {};  // products of 1024^3 by all processors: fp32, bf16
   using Costs = std::array<Cost, kKernels>;
   std::array<std::array<Costs, 2>, 3> costs = {};                             // [Company][fp32, bf16]
   std::array<std::map<int64_t, LinkCost>, kExchangeNames.size()> links = {};  // [Exchange][ranks that are threads]
@@ -128,7 +128,7 @@ struct Machine {
   // Seconds of a call where `busy` ranks of `threads` threads work at a time, so many of them may be more than the
   // processors: ranks that share a processor each have a part of its time, and memory is everybody's.
   double seconds(Kernel kernel, const Sizes& sizes, DType dtype, int64_t threads, double busy) const;
-  // Of the ranks of one axis, where nobody else works.
+  // Seconds for the ranks of one axis, where nobody else works.
   double seconds(Exchange exchange, int64_t ranks, double bytes) const;
 };
 
@@ -139,8 +139,8 @@ std::string to_text(const Machine& machine);
 Machine machine_from_text(std::string_view text, const std::string& path);
 // Writes the file, whole or not at all. Throws OutputError.
 void keep(const Machine& machine);
-// What was kept of this machine and version; nothing where there is no file. Throws InputError for a file that is
-// damaged, or of another machine.
+// The measurement that was kept of this machine and version; nothing where there is no file. Throws InputError for a
+// file that is damaged, or of another machine.
 std::optional<Machine> kept_machine(const Identity& identity);
 
 }  // namespace tessera::planner

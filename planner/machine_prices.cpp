@@ -40,7 +40,39 @@ class Clock {
         layers_(layers_of(c, own_job(c))) {
     for (size_t i = 0; i < layers_.size(); ++i) add_update(i);
   }
-  void set(Prediction& out) const;
+
+  // Everything but the bubble is split as it would be with all ranks at work.
+  void set(Prediction& out) const {
+    const double all = real(ranks_), each = real(ranks_ / p_.pp), m = real(p_.microbatches), pp = real(p_.pp);
+    std::map<std::pair<size_t, int>, StageTimes> known;
+    const Simulation sim = simulate_shared(schedule_, [&](const Action& a, int working) {
+      const auto i = static_cast<size_t>(a.stage);
+      const auto [at, made] = known.try_emplace({i, working});
+      if (made) at->second = times(i, working * each);
+      return time_of(at->second, a.what);
+    });
+    out.stages.clear();
+    out.message_s = 0;
+    Parts& parts = out.parts = {};
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      out.stages.push_back(times(i, pp * each));
+      const Parts stage_parts = stage(i, all).parts;
+      for (const auto& [name, part] : kParts) parts.*part += m / pp * stage_parts.*part;
+    }
+    double slowest = 0;
+    for (const Update& u : updates_) {
+      parts.dp += m * (of(u.gathers, all) + of(u.sums, all)) / pp;
+      const double optimizer = of(u.tasks, all),
+                   dp = of(u.sent, all) + u.messages * m_.seconds(Exchange::all_reduce, ranks_, 0);
+      if (optimizer + dp <= slowest) continue;
+      slowest = optimizer + dp;
+      parts.optimizer = optimizer;
+    }
+    parts.dp += slowest - parts.optimizer;
+    out.step_s = sim.makespan + slowest;
+    parts.bubble = std::max(0.0, out.step_s - (parts.sum() - parts.bubble));
+    out.bubble = sim.makespan * sim.bubble_share() / out.step_s;
+  }
 
  private:
   double of(const std::vector<Task>& tasks, double busy) const {
@@ -49,13 +81,93 @@ class Clock {
       if (t.kernel) sum += t.count * m_.seconds(*t.kernel, sizes_of(t), dtype_, threads_, busy);
     return sum;
   }
-  double of(const std::vector<Sent>& sent, double busy, std::string_view axis = "") const;
-  WorkTime time(const Work& work, double busy) const;
+  double of(const std::vector<Sent>& sent, double busy, std::string_view axis = "") const {
+    const double p = real(m_.identity.processors);
+    double sum = 0;
+    for (const Sent& s : sent) {
+      if (s.axis.ranks < 2 || (!axis.empty() && s.axis.name != axis)) continue;
+      // A rank that shares its processor waits until it is its turn, as among so many ranks; what it copies takes a
+      // part of a processor.
+      const double latency = m_.seconds(s.exchange, ranks_, 0),
+                   bytes = m_.seconds(s.exchange, s.axis.ranks, s.bytes) - m_.seconds(s.exchange, s.axis.ranks, 0);
+      sum += s.count * (latency + bytes * std::max(1.0, busy / p) / std::max(1.0, real(s.axis.ranks) / p));
+    }
+    return sum;
+  }
+
+  WorkTime time(const Work& w, double busy) const {
+    const auto sent = [&](std::string_view axis) {
+      return Passes{of(w.forward.sent, busy, axis), of(w.input.sent, busy, axis) + of(w.again.sent, busy, axis), 0};
+    };
+    return {.compute = {of(w.forward.tasks, busy), of(w.input.tasks, busy), of(w.weight.tasks, busy)},
+            .recompute = of(w.again.tasks, busy),
+            .tp = sent("tp"),
+            .cp = sent("cp")};
+  }
+
   // A stage beside so many ranks.
-  StageTime stage(size_t i, double busy) const;
-  StageTimes times(size_t i, double busy) const;
+  StageTime stage(size_t i, double busy) const {
+    StageTime out;
+    out.add(real(layers_[i]), time(work_.layer, busy));
+    const bool first = i == 0, last = i + 1 == layers_.size();
+    if (first) out.add(1, time(work_.first, busy));
+    if (last) out.add(1, time(work_.last, busy));
+    // Micro-batches after the first add their gradients to what is there; a tied table has two gradients.
+    const double m = real(p_.microbatches), table = real(c_.model.vocab) / real(p_.tp) * real(c_.model.channels);
+    Work sums;
+    sums.weight.tasks = {
+        {.kernel = Kernel::accumulate, .rows = 1, .columns = elements(i), .count = (m - 1) / m},
+        {.kernel = Kernel::accumulate, .rows = 1, .columns = table, .count = first && last && c_.model.tied ? 1.0 : 0}};
+    out.add(1, time(sums, busy));
+    return out;
+  }
+
+  // Parameters are gathered for both passes, gradients are summed with the weights'. Of what a stage sends and receives
+  // in a pass half is its own, the other half its neighbour's.
+  StageTimes times(size_t i, double busy) const {
+    const Passes all = stage(i, busy).all;
+    const Update& u = updates_[static_cast<size_t>(schedule_.rank_of_stage[i])];
+    const double chunks = schedule_.chunks(), gathers = of(u.gathers, busy) / chunks, sums = of(u.sums, busy) / chunks;
+    const auto s = static_cast<int>(i);
+    const int sides =
+        (s > 0 && schedule_.crosses(s - 1) ? 1 : 0) + (s + 1 < schedule_.stages && schedule_.crosses(s) ? 1 : 0);
+    const double message =
+        sides * of({{Exchange::send, {"pp", 2}, handed_bytes(c_, real(size_of(dtype_))), 0.5}}, busy);
+    StageTimes t{.forward = all.forward + gathers / 2 + message,
+                 .input = all.input + gathers / 2 + message,
+                 .weight = all.weight + sums};
+    t.backward = t.input + t.weight;
+    return t;
+  }
+
   double elements(size_t i) const { return parameters_of(c_, layers_[i], i == 0, i + 1 == layers_.size()).all(); }
-  void add_update(size_t i);
+  void add_update(size_t i) {
+    const bool first = i == 0, last = i + 1 == layers_.size();
+    const Axis data = data_axis(c_.layout);
+    Update& u = updates_[static_cast<size_t>(schedule_.rank_of_stage[i])];
+    const double all = elements(i), units = real(layers_[i]) + (first ? 2 : 0) + (last ? 1 : 0),
+                 mine = p_.zero == ZeroStage::none ? all : all / real(data.ranks);
+    const auto add_task = [&](Kernel kernel, double count) {
+      u.tasks.push_back({.kernel = kernel, .rows = units, .columns = mine / units, .count = count});
+    };
+    add_task(Kernel::squares, 1);
+    add_task(Kernel::update, 1);
+    u.messages = (ranks_ > 1 ? 1 : 0) + (p_.pp > 1 ? 1 : 0) + (p_.tp > 1 ? 1 : 0) +
+                 (p_.zero != ZeroStage::none && data.ranks > 1 ? 1 : 0);
+    if (first && !last && c_.model.tied)
+      u.sent.push_back({Exchange::all_reduce,
+                        {"tied", 2},
+                        c_.software.reduce_bytes * real(c_.model.vocab) / real(p_.tp) * real(c_.model.channels)});
+    for (const DataSent& s : data_work(c_)) {
+      const bool gathers = s.exchange == Exchange::all_gather;
+      const double count = s.exchange == Exchange::all_reduce
+                               ? std::max(1.0, std::ceil(all * s.bytes / (p_.bucket_mb * 1048576)))
+                               : units;
+      (!s.each ? u.sent : gathers ? u.gathers : u.sums).push_back({s.exchange, data, all * s.bytes / count, count});
+      if (s.each && !gathers)  // a micro-batch's sum is added to those before it
+        add_task(Kernel::accumulate, real(p_.microbatches) - 1);
+    }
+  }
 
   const Case& c_;
   const Machine& m_;
@@ -67,124 +179,6 @@ class Clock {
   StepWork work_ = step_work(c_, Caller::tessera);
   std::vector<Update> updates_{static_cast<size_t>(p_.pp)};
 };
-
-double Clock::of(const std::vector<Sent>& sent, double busy, std::string_view axis) const {
-  const double p = real(m_.identity.processors);
-  double sum = 0;
-  for (const Sent& s : sent) {
-    if (s.axis.ranks < 2 || (!axis.empty() && s.axis.name != axis)) continue;
-    // A rank that shares its processor waits until it is its turn, as among so many ranks; what it copies takes a part
-    // of a processor.
-    const double latency = m_.seconds(s.exchange, ranks_, 0),
-                 bytes = m_.seconds(s.exchange, s.axis.ranks, s.bytes) - m_.seconds(s.exchange, s.axis.ranks, 0);
-    sum += s.count * (latency + bytes * std::max(1.0, busy / p) / std::max(1.0, real(s.axis.ranks) / p));
-  }
-  return sum;
-}
-
-WorkTime Clock::time(const Work& w, double busy) const {
-  const auto sent = [&](std::string_view axis) {
-    return Passes{of(w.forward.sent, busy, axis), of(w.input.sent, busy, axis) + of(w.again.sent, busy, axis), 0};
-  };
-  return {.compute = {of(w.forward.tasks, busy), of(w.input.tasks, busy), of(w.weight.tasks, busy)},
-          .recompute = of(w.again.tasks, busy),
-          .tp = sent("tp"),
-          .cp = sent("cp")};
-}
-
-StageTime Clock::stage(size_t i, double busy) const {
-  StageTime out;
-  out.add(real(layers_[i]), time(work_.layer, busy));
-  const bool first = i == 0, last = i + 1 == layers_.size();
-  if (first) out.add(1, time(work_.first, busy));
-  if (last) out.add(1, time(work_.last, busy));
-  // Micro-batches after the first add their gradients to what is there; a tied table has two gradients.
-  const double m = real(p_.microbatches), table = real(c_.model.vocab) / real(p_.tp) * real(c_.model.channels);
-  Work sums;
-  sums.weight.tasks = {
-      {.kernel = Kernel::accumulate, .rows = 1, .columns = elements(i), .count = (m - 1) / m},
-      {.kernel = Kernel::accumulate, .rows = 1, .columns = table, .count = first && last && c_.model.tied ? 1.0 : 0}};
-  out.add(1, time(sums, busy));
-  return out;
-}
-
-// Parameters are gathered for both passes, gradients are summed with the weights'. Of what a stage sends and receives
-// in a pass half is its own, the other half its neighbour's.
-StageTimes Clock::times(size_t i, double busy) const {
-  const Passes all = stage(i, busy).all;
-  const Update& u = updates_[static_cast<size_t>(schedule_.rank_of_stage[i])];
-  const double chunks = schedule_.chunks(), gathers = of(u.gathers, busy) / chunks, sums = of(u.sums, busy) / chunks;
-  const auto s = static_cast<int>(i);
-  const int sides =
-      (s > 0 && schedule_.crosses(s - 1) ? 1 : 0) + (s + 1 < schedule_.stages && schedule_.crosses(s) ? 1 : 0);
-  const double message = sides * of({{Exchange::send, {"pp", 2}, handed_bytes(c_, real(size_of(dtype_))), 0.5}}, busy);
-  StageTimes t{.forward = all.forward + gathers / 2 + message,
-               .input = all.input + gathers / 2 + message,
-               .weight = all.weight + sums};
-  t.backward = t.input + t.weight;
-  return t;
-}
-
-void Clock::add_update(size_t i) {
-  const bool first = i == 0, last = i + 1 == layers_.size();
-  const Axis data = data_axis(c_.layout);
-  Update& u = updates_[static_cast<size_t>(schedule_.rank_of_stage[i])];
-  const double all = elements(i), units = real(layers_[i]) + (first ? 2 : 0) + (last ? 1 : 0),
-               mine = p_.zero == ZeroStage::none ? all : all / real(data.ranks);
-  const auto add_task = [&](Kernel kernel, double count) {
-    u.tasks.push_back({.kernel = kernel, .rows = units, .columns = mine / units, .count = count});
-  };
-  add_task(Kernel::squares, 1);
-  add_task(Kernel::update, 1);
-  u.messages = (ranks_ > 1 ? 1 : 0) + (p_.pp > 1 ? 1 : 0) + (p_.tp > 1 ? 1 : 0) +
-               (p_.zero != ZeroStage::none && data.ranks > 1 ? 1 : 0);
-  if (first && !last && c_.model.tied)
-    u.sent.push_back({Exchange::all_reduce,
-                      {"tied", 2},
-                      c_.software.reduce_bytes * real(c_.model.vocab) / real(p_.tp) * real(c_.model.channels)});
-  for (const DataSent& s : data_work(c_)) {
-    const bool gathers = s.exchange == Exchange::all_gather;
-    const double count =
-        s.exchange == Exchange::all_reduce ? std::max(1.0, std::ceil(all * s.bytes / (p_.bucket_mb * 1048576))) : units;
-    (!s.each ? u.sent : gathers ? u.gathers : u.sums).push_back({s.exchange, data, all * s.bytes / count, count});
-    if (s.each && !gathers)  // a micro-batch's sum is added to those before it
-      add_task(Kernel::accumulate, real(p_.microbatches) - 1);
-  }
-}
-
-// Everything but the bubble is split as it would be with all ranks at work.
-void Clock::set(Prediction& out) const {
-  const double all = real(ranks_), each = real(ranks_ / p_.pp), m = real(p_.microbatches), pp = real(p_.pp);
-  std::map<std::pair<size_t, int>, StageTimes> known;
-  const Simulation sim = simulate_shared(schedule_, [&](const Action& a, int working) {
-    const auto i = static_cast<size_t>(a.stage);
-    const auto [at, made] = known.try_emplace({i, working});
-    if (made) at->second = times(i, working * each);
-    const StageTimes& t = at->second;
-    return a.what == Do::F ? t.forward : a.what == Do::B ? t.backward : a.what == Do::I ? t.input : t.weight;
-  });
-  out.stages.clear();
-  out.message_s = 0;
-  Parts& parts = out.parts = {};
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    out.stages.push_back(times(i, pp * each));
-    const Parts stage_parts = stage(i, all).parts;
-    for (const auto& [name, part] : kParts) parts.*part += m / pp * stage_parts.*part;
-  }
-  double slowest = 0;
-  for (const Update& u : updates_) {
-    parts.dp += m * (of(u.gathers, all) + of(u.sums, all)) / pp;
-    const double optimizer = of(u.tasks, all),
-                 dp = of(u.sent, all) + u.messages * m_.seconds(Exchange::all_reduce, ranks_, 0);
-    if (optimizer + dp <= slowest) continue;
-    slowest = optimizer + dp;
-    parts.optimizer = optimizer;
-  }
-  parts.dp += slowest - parts.optimizer;
-  out.step_s = sim.makespan + slowest;
-  parts.bubble = std::max(0.0, out.step_s - (parts.sum() - parts.bubble));
-  out.bubble = sim.makespan * sim.bubble_share() / out.step_s;
-}
 
 }  // namespace
 

@@ -18,9 +18,9 @@ double real(int64_t x) { return static_cast<double>(x); }
 
 // Bytes of one micro-batch's arrays on a rank.
 struct Arrays {
-  double between;  // of h channels and two bytes, as they lie between blocks
+  double between;  // h channels of two bytes, as they lie between blocks
   double whole;    // the same as products see it
-  double mask;     // of one byte
+  double mask;     // one byte for an element
 };
 Arrays arrays_of(const Case& c) {
   const Plan& p = c.layout.plan;
@@ -70,7 +70,7 @@ double kept_by_layer(const Case& c) {
   if (p.recompute == Recompute::block) return a.between;
   const double t = real(p.tp), tokens = local_tokens(c), heads = real(m.heads) / t;
   const double query = a.whole * real(m.query()) / real(m.channels) / t, key = query * real(m.key()) / real(m.query());
-  // What norms and products read: two norms and the inputs of the two blocks.
+  // Norms and products read these: the inputs of two norms and of the two blocks.
   const bool norms_again = p.recompute == Recompute::activation_norm;
   double kept = 2 * a.between + (norms_again ? 0 : 2 * a.between) + 2 * a.mask;
   // q, k, v, what attention gives; and of pairs the softmax and, with dropout, its mask and what is left of it; or the
@@ -101,7 +101,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int>&
   const double own = local_tokens(c) * real(c.model.vocab) / t * s.logit_bytes;
   Case none = c;
   none.layout.plan.recompute = Recompute::none;
-  const double again = p.recompute == Recompute::block ? kept_by_layer(none) : 0;  // of one layer, during backward
+  const double again = p.recompute == Recompute::block ? kept_by_layer(none) : 0;  // one layer's, during backward
   std::vector<MemoryParts> out;
   for (int rank = 0; rank < p.pp; ++rank) {
     int64_t here = 0;
@@ -123,7 +123,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int>&
                   .activations = flights * stage_layers * kept,
                   .communication = gathered(c, parameters_of(c, 1, false, false).all(), real(here)),
                   .workspace = again};
-    if (first) m.activations += flights / chunks * a.mask;  // of the embeddings' dropout
+    if (first) m.activations += flights / chunks * a.mask;  // the mask of the embeddings' dropout
     if (last) m.activations += 2 * a.between + own;         // the last norm's input, the head's, and logits
     out.push_back(m);
   }
@@ -176,8 +176,8 @@ std::vector<int64_t> layers_of(const Case& c, const std::optional<Job>& own) {
 Bytes described_bytes(const Case& c) {
   const Plan& p = c.layout.plan;
   const std::vector<int> rank_of_stage = rank_of_stages(p);
-  const double m = real(p.microbatches), pp = real(p.pp), layers = m * real(c.model.layers) / pp;  // of a mean rank
-  Bytes arrays, counts, out;  // of an array's bytes the mean rank sends so many
+  const double m = real(p.microbatches), pp = real(p.pp), layers = m * real(c.model.layers) / pp;  // a mean rank's
+  Bytes arrays, counts, out;  // bytes of an array that the mean rank sends so often
   const auto add = [&](const Sent& s, double count) {
     const double n = real(s.axis.ranks), part = s.exchange == Exchange::send ? 1 : (n - 1) / n;
     const std::string axis(s.axis.name), operation(kExchangeNames[static_cast<size_t>(s.exchange)]);

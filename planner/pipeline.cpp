@@ -70,7 +70,7 @@ Schedule schedule_with(const Plan& plan, int64_t microbatches) {
 }
 
 PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans) {
-  constexpr int64_t kTurns = 8;  // of p micro-batches, until ranks have come to a rhythm
+  constexpr int64_t kTurns = 8;  // turns of p micro-batches, until ranks have come to a rhythm
   const auto simulated = [&](int64_t microbatches) {
     return simulate(schedule_with(plan, microbatches), {.stages = stages, .message = message});
   };
@@ -115,7 +115,7 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
   for (const StageTimes& t : stages) all.forward += t.forward, all.input += t.input, all.weight += t.weight;
   const double slowest = *std::ranges::max_element(busy), passes = std::accumulate(busy.begin(), busy.end(), 0.0) / m,
                others = passes - slowest / m, share = (p - 1) / p, way = 2 * (p - 1) * message;
-  // Of few micro-batches: there and back through all stages, the turn for each.
+  // Few micro-batches go there and back through all stages, the turn for each.
   const double turns = all.forward + all.input + (m - 1) * (stages.back().forward + stages.back().input),
                stagger = spans ? 0 : share * all.forward / v;
   double seconds = slowest + others + way;

@@ -9,13 +9,18 @@
 namespace tessera::planner {
 
 struct PipelineTime {
-  double seconds = 0;               // of a step
+  double seconds = 0;               // a step's
   double bubble = 0;                // share of it in which the mean rank waits
   std::vector<double> busy = {};    // seconds, of each rank
   std::vector<int> in_flight = {};  // the most of each rank, in stages times micro-batches
 };
 
-// Known without the schedule.
+// The time of a pass of a stage.
+inline double& time_of(StageTimes& t, Do what) {
+  return what == Do::F ? t.forward : what == Do::B ? t.backward : what == Do::I ? t.input : t.weight;
+}
+
+// The rank of each stage, known without the schedule.
 std::vector<int> rank_of_stages(const Plan& plan);
 // As the plan says, of any number of micro-batches. Throws FieldError for numbers that do not fit.
 Schedule schedule_with(const Plan& plan, int64_t microbatches);
@@ -37,8 +42,8 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
 // Seconds that an action takes while so many ranks of the pipeline work, itself among them; from 1 to all of them.
 using SharedTime = std::function<double(const Action& action, int working)>;
 
-// What simulate() does of ranks that each have a processor: then it gives the same times. Throws Error for a schedule
-// that cannot be run to its end.
+// Simulates a schedule as simulate() does for ranks that each have a processor: then it gives the same times. Throws
+// Error for a schedule that cannot be run to its end.
 Simulation simulate_shared(const Schedule& schedule, const SharedTime& time);
 
 }  // namespace tessera::planner

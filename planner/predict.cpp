@@ -2,8 +2,8 @@
 //
 //   step = the busiest rank's passes + its waiting in the pipeline + what is seen of the data axis + the update
 //
-// Of a rank's passes compute, recomputation and the axes tp, cp and ep are parts by themselves; what is seen of
-// ZeRO-3's gathering belongs to dp.
+// Compute, recomputation and the axes tp, cp and ep of a rank's passes are parts by themselves; the gathering of
+// ZeRO-3, as far as it is seen, belongs to dp.
 #include "planner/predict.h"
 
 #include <algorithm>

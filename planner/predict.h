@@ -1,4 +1,4 @@
-// What a plan will cost before anybody runs it: time, bytes and memory of a step.
+// The cost of a plan before anybody runs it: time, bytes and memory of a step.
 //
 //   Case c{.model = shape_of(*preset("llama3-8b")), .layout = {.plan = {.dp = 8, .zero = ZeroStage::three}},
 //          .hardware = hardware_named("h100"), .software = software_named("fsdp")};
@@ -57,12 +57,12 @@ struct Prediction {
   double tokens_per_s = 0, mfu = 0, hfu = 0, tflops_per_rank = 0;
   Parts parts = {};
   double bubble = 0;                     // share of the step that the mean rank waits in the pipeline
-  std::vector<StageTimes> stages = {};   // of the schedule: what simulate() draws
+  std::vector<StageTimes> stages = {};   // the schedule's: what simulate() draws
   double message_s = 0;                  // between stages, beside what their times have of it
-  std::vector<MemoryParts> memory = {};  // of each pipeline rank
-  size_t fullest = 0;                    // of them
+  std::vector<MemoryParts> memory = {};  // each pipeline rank's
+  size_t fullest = 0;                    // the rank among them
   bool fits = true;
-  double over_bytes = 0;     // of the fullest rank, over the memory that there is
+  double over_bytes = 0;     // the fullest rank's, over the memory that there is
   std::string largest = {};  // its largest category
   Bytes bytes = {};          // sent per rank and step
 };

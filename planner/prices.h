@@ -1,6 +1,6 @@
-// What the work of a step takes, by two lists of prices. Hardware as it is published is priced by closed forms of the
-// literature, this machine by the table of its measurement: kernels by their sizes, ranks that share processors and
-// memory. With a GPU nothing of the second is asked: its figures are those of its data sheet.
+// The time that the work of a step takes, by two lists of prices. Hardware as it is published is priced by closed forms
+// of the literature, this machine by the table of its measurement: kernels by their sizes, ranks that share processors
+// and memory. With a GPU nothing of the second is asked: its figures are those of its data sheet.
 #pragma once
 #include <memory>
 
@@ -22,9 +22,9 @@ struct Passes {
 inline Passes operator*(double n, Passes p) { return {n * p.forward, n * p.input, n * p.weight}; }
 
 struct WorkTime {
-  Passes compute = {};     // products, attention, elementwise
-  double recompute = 0;    // of the input's half of the backward pass
-  Passes tp, cp, ep = {};  // exposed
+  Passes compute = {};               // products, attention, elementwise
+  double recompute = 0;              // in the input's half of the backward pass
+  Passes tp = {}, cp = {}, ep = {};  // exposed
   // FLOPs of the forward pass, and of what is made again of it.
   double flops = 0, again = 0;
   double forward() const { return compute.forward + tp.forward + cp.forward + ep.forward; }
@@ -32,7 +32,7 @@ struct WorkTime {
   double weight() const { return compute.weight + tp.weight; }
 };
 
-// What one stage takes for one micro-batch, by part.
+// The time of one stage for one micro-batch, by part.
 struct StageTime {
   Passes all = {};
   Parts parts = {};

@@ -121,8 +121,8 @@ Passes tensor_parallel(const Case& c, const Work& w, const Passes& products) {
 
 // An axis's links: ranks lie in nodes one after another.
 struct Link {
-  int64_t ranks = 1, in_node = 1;  // of the axis; of them in a node
-  double bytes_per_s = 0;          // of a rank around a ring
+  int64_t ranks = 1, in_node = 1;  // all of the axis; those in one node
+  double bytes_per_s = 0;          // a rank's, around a ring
   double latency_s = 0;            // once around the ring
   int64_t nodes() const { return (ranks + in_node - 1) / in_node; }
 };

@@ -17,8 +17,8 @@
 namespace tessera::planner {
 namespace {
 
-constexpr double kTight = 0.92;    // of the memory: little is left for what is not modelled
-constexpr double kNothing = 1e-3;  // of a time: no difference
+constexpr double kTight = 0.92;    // share of the memory: little is left for what is not modelled
+constexpr double kNothing = 1e-3;  // share of a time: no difference
 
 std::string_view words_of(std::string_view part) {
   if (part == "recompute") return "recomputation";

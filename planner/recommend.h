@@ -25,7 +25,7 @@ struct Recommendation {
   std::string weakest_assumption = {};
 };
 
-// Of an answer with a plan that fits.
+// Recommends from an answer with a plan that fits.
 Recommendation recommend(const Question& question, const Answer& answer);
 
 // "does not fit: 3.2 GB too much, most of it activations", "4.1% slower: 0.31 s more for tp".

@@ -55,7 +55,7 @@ class Estimator {
  public:
   // Throws FieldError for sizes and rates that cannot be.
   explicit Estimator(const Question& question);
-  // Of layouts as bases() and variants() make them; without bytes, and with memory by description.
+  // Predicts layouts as bases() and variants() make them; without bytes, and with memory by description.
   Prediction operator()(const Layout& layout) { return of(layout, false); }
   // The same with the pipeline simulated, and with bytes by description.
   Prediction simulated(const Layout& layout) { return of(layout, true); }
@@ -68,7 +68,7 @@ class Estimator {
   Prediction of(const Layout& layout, bool simulated);
   const std::vector<int64_t>& layers_of(int64_t stages);
   Case case_;
-  bool own_ = false;  // of Tessera's runs, which cut the layers by their FLOPs
+  bool own_ = false;  // Tessera's runs, which cut the layers by their FLOPs
   std::shared_ptr<std::map<int64_t, std::vector<int64_t>>> layers_;
 };
 

@@ -17,9 +17,9 @@ struct Task {
   std::optional<Kernel> kernel = {};  // none: a pass that Tessera makes inside of another call
   double rows = 0, columns = 0, inner = 0, head_dim = 0;
   double count = 1;
-  double flops = 0;      // of all calls: of products and attention
-  double bytes = 0;      // of all calls: read and written by passes over memory
-  double out_bytes = 2;  // of an element of a product; those of what is multiplied have 2
+  double flops = 0;      // those of all calls of a product or of attention
+  double bytes = 0;      // those that all calls of a pass over memory read and write
+  double out_bytes = 2;  // an element's of a product; those of what is multiplied have 2
   bool fp8 = false;      // a product at twice the speed, whose operands are read and written in one byte before
 };
 
@@ -38,14 +38,14 @@ Axis pp_axis(const Layout& l);
 struct Sent {
   Exchange exchange = Exchange::all_reduce;
   Axis axis = {};
-  double bytes = 0;  // of the whole array, or of the message
+  double bytes = 0;  // those of the whole array, or of the message
   double count = 1;
 };
 
 struct Pass {
   std::vector<Task> tasks = {};
   std::vector<Sent> sent = {};
-  double launches = 0;  // of the kernels of passes over memory
+  double launches = 0;  // those of the kernels that pass over memory
 };
 
 // One micro-batch's work. `again`: what recomputation adds to the backward pass, or to its first half.
@@ -64,10 +64,10 @@ struct StepWork {
 };
 StepWork step_work(const Case& c, Caller caller);
 
-// What the data axis sends of every parameter that a rank has before it is shared out.
+// The data axis sends these of every parameter that a rank has before it is shared out.
 struct DataSent {
   Exchange exchange = Exchange::all_reduce;
-  double bytes = 0;      // of a parameter
+  double bytes = 0;      // a parameter's
   bool each = false;     // micro-batch, and not once in a step
   bool forward = false;  // in the forward pass
 };
