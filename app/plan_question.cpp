@@ -8,8 +8,8 @@
 #include "app/plan/plan.h"
 #include "data/files.h"
 #include "planner/case_json.h"
-#include "planner/own.h"
-#include "planner/predict_measured.h"
+#include "planner/memory.h"
+#include "planner/prices.h"
 #include "tensor/error.h"
 #include "train/job.h"
 

@@ -13,7 +13,7 @@ function(tessera_embed target folder)
   get_filename_component(name ${folder} NAME)
   set(source ${PROJECT_BINARY_DIR}/${target}_${name}.cpp)
   file(CONFIGURE OUTPUT ${source} @ONLY CONTENT "// Made of ${folder}/*.toml.
-#include \"planner/files.h\"
+#include \"planner/case.h\"
 
 namespace tessera::planner {
 

@@ -1,4 +1,4 @@
-// What traces of ranks say of a plan.
+// Reads from the traces of ranks where the time of a plan went.
 #include "planner/measured.h"
 
 #include <fmt/format.h>
@@ -11,6 +11,7 @@
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
 #include "parallel/pipeline/simulate.h"
+#include "planner/pipeline.h"
 #include "train/trainer.h"
 
 namespace tessera::planner {
@@ -26,10 +27,9 @@ double median(std::vector<double> values) {
 
 bool within(const TraceEvent& e, const TraceStep& step) { return e.begin >= step.begin && e.begin < step.end; }
 
-// One rank's step: seconds of its own thread by what it did.
+// One rank's step: seconds of its own thread by what it did; communication inside of passes is no part of computing.
 struct RankStep {
   Parts parts = {};
-  double passes = 0;  // communication inside is not in it
   std::vector<TimedAction> actions = {};
 };
 
@@ -51,7 +51,7 @@ RankStep of_step(const std::vector<TraceEvent>& events, const TraceStep& step) {
     }
     if (e.kind == TraceKind::phase) phases.push_back(&e);
   }
-  for (const TraceEvent* p : passes) out.passes += p->end - p->begin;
+  for (const TraceEvent* p : passes) out.parts.compute += p->end - p->begin;
   for (const TraceEvent* p : phases) out.parts.optimizer += p->end - p->begin;
   for (const TraceEvent& e : events) {
     if (!within(e, step) || e.kind != TraceKind::communication || e.axis == "pp") continue;
@@ -60,11 +60,11 @@ RankStep of_step(const std::vector<TraceEvent>& events, const TraceStep& step) {
     for (const TraceEvent* p : phases) after += overlap(e, *p);
     if (e.axis == "tp" || e.axis == "cp") {
       (e.axis == "tp" ? out.parts.tp : out.parts.cp) += inside + after;
-      out.passes -= inside;
+      out.parts.compute -= inside;
     } else {
       out.parts.dp += after;
-      const bool gathers = e.what == "all_gather" && inside > 0;  // of ZeRO-3: a pass waits for it
-      if (gathers) out.parts.dp += inside, out.passes -= inside;
+      const bool gathers = e.what == "all_gather" && inside > 0;  // ZeRO-3: a pass waits for it
+      if (gathers) out.parts.dp += inside, out.parts.compute -= inside;
     }
     out.parts.optimizer -= after;
   }
@@ -75,8 +75,6 @@ RankStep of_step(const std::vector<TraceEvent>& events, const TraceStep& step) {
 struct Log {
   Trace trace;
   Schedule schedule;
-  std::vector<StageTimes> stages;
-  std::map<std::pair<int, Do>, std::vector<double>> passes;  // by stage
   MemoryParts memory;
   int pp = 0;
 };
@@ -89,10 +87,6 @@ MemoryParts memory_of(const Arena& arena) {
                 .communication = peak(Category::communication)};
   m.activations = static_cast<double>(arena.total().peak) - m.peak();  // and workspace: what is left of the whole
   return m;
-}
-
-double* field(Parts& p, size_t i) {
-  return std::array<double*, 8>{&p.compute, &p.recompute, &p.bubble, &p.tp, &p.cp, &p.ep, &p.dp, &p.optimizer}[i];
 }
 
 }  // namespace
@@ -120,7 +114,7 @@ Measured measure(const Job& job, int steps) {
   Measured out;
   std::vector<double> seconds, bubbles;
   std::map<std::pair<int, Do>, std::vector<double>> passes;
-  std::array<std::vector<double>, 8> parts;
+  std::array<std::vector<double>, kParts.size()> parts;
   for (size_t s = kWarmUp; s < static_cast<size_t>(steps) + kWarmUp; ++s) {
     double longest = 0;
     Parts mean;
@@ -129,8 +123,7 @@ Measured measure(const Job& job, int steps) {
       const TraceStep step = log.trace.steps()[s];
       longest = std::max(longest, step.end - step.begin);
       const RankStep r = of_step(log.trace.events(), step);
-      mean.compute += r.passes, mean.tp += r.parts.tp, mean.cp += r.parts.cp, mean.dp += r.parts.dp;
-      mean.optimizer += r.parts.optimizer;
+      for (const auto& [name, part] : kParts) mean.*part += r.parts.*part;
       for (const TimedAction& t : r.actions)
         if (!t.action.is_message()) passes[{t.action.stage, t.action.what}].push_back(t.end - t.start);
       if (lists[static_cast<size_t>(log.pp)].empty()) {
@@ -142,20 +135,14 @@ Measured measure(const Job& job, int steps) {
     seconds.push_back(longest);
     const Simulation sim = as_measured(logs[0].schedule, lists);
     bubbles.push_back(job.plan.pp > 1 ? sim.bubble_share() * sim.makespan / longest : 0);
-    for (size_t i = 0; i < parts.size(); ++i) parts[i].push_back(*field(mean, i) / static_cast<double>(ranks));
+    for (size_t i = 0; i < parts.size(); ++i) parts[i].push_back(mean.*kParts[i].second / static_cast<double>(ranks));
   }
   out.step_s = median(seconds);
   out.bubble = median(bubbles);
-  for (size_t i = 0; i < parts.size(); ++i) *field(out.parts, i) = median(parts[i]);
+  for (size_t i = 0; i < parts.size(); ++i) out.parts.*kParts[i].second = median(parts[i]);
   out.parts.bubble = out.bubble * out.step_s;
   out.stages.assign(static_cast<size_t>(logs[0].schedule.stages), {0, 0, 0, 0});
-  for (auto& [at, times] : passes) {
-    StageTimes& t = out.stages[static_cast<size_t>(at.first)];
-    (at.second == Do::F   ? t.forward
-     : at.second == Do::B ? t.backward
-     : at.second == Do::I ? t.input
-                          : t.weight) = median(times);
-  }
+  for (const auto& [at, times] : passes) time_of(out.stages[static_cast<size_t>(at.first)], at.second) = median(times);
   for (const Log& log : logs)
     if (log.memory.peak() > out.memory.peak()) out.memory = log.memory;
   return out;
@@ -170,26 +157,23 @@ std::vector<Compared> compare(const Prediction& p, const Measured& m) {
   };
   add("step", p.step_s, m.step_s, m.step_s);
   for (size_t s = 0; s < m.stages.size(); ++s) {
-    const StageTimes &a = p.stages[s], &b = m.stages[s];
-    const auto pass = [&](const char* name, double predicted, double measured) {
-      if (measured > 0) add(fmt::format("{} of stage {}", name, s), predicted, measured, measured);
-    };
-    pass("F", a.forward, b.forward), pass("B", a.backward, b.backward);
-    pass("I", a.input, b.input), pass("W", a.weight, b.weight);
+    StageTimes a = p.stages[s], b = m.stages[s];
+    for (const Do pass : {Do::F, Do::B, Do::I, Do::W})
+      if (const double measured = time_of(b, pass); measured > 0)
+        add(fmt::format("{} of stage {}", name_of(pass), s), time_of(a, pass), measured, measured);
   }
   add("compute", p.parts.compute + p.parts.recompute, m.parts.compute, m.step_s);
-  add("tp exposed", p.parts.tp, m.parts.tp, m.step_s);
-  add("cp exposed", p.parts.cp, m.parts.cp, m.step_s);
-  add("dp exposed", p.parts.dp, m.parts.dp, m.step_s);
+  for (const auto& [name, part] : {std::pair{"tp", &Parts::tp}, {"cp", &Parts::cp}, {"dp", &Parts::dp}})
+    add(fmt::format("{} exposed", name), p.parts.*part, m.parts.*part, m.step_s);
   add("bubble", p.bubble * p.step_s, m.parts.bubble, m.step_s);
   add("optimizer", p.parts.optimizer, m.parts.optimizer, m.step_s);
   const MemoryParts& a = p.memory[p.fullest];
-  const auto memory = [&](const char* name, double predicted, double measured) {
+  const auto memory = [&](std::string_view name, double predicted, double measured) {
     add(fmt::format("memory, {}", name), predicted, measured, m.memory.peak());
   };
-  memory("parameters", a.parameters, m.memory.parameters), memory("gradients", a.gradients, m.memory.gradients);
-  memory("optimizer", a.optimizer, m.memory.optimizer), memory("activations", a.activations, m.memory.activations);
-  memory("communication", a.communication, m.memory.communication), memory("peak", a.peak(), m.memory.peak());
+  for (const auto& [name, part] : kMemoryParts)
+    if (part != &MemoryParts::workspace) memory(name, a.*part, m.memory.*part);  // which is measured with activations
+  memory("peak", a.peak(), m.memory.peak());
   return out;
 }
 

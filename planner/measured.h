@@ -13,14 +13,14 @@ namespace tessera::planner {
 struct Measured {
   double step_s = 0;
   Parts parts = {};                     // exposed communication: what a rank's own thread was kept by
-  std::vector<StageTimes> stages = {};  // of a micro-batch; what a schedule does not do is 0
+  std::vector<StageTimes> stages = {};  // for a micro-batch; what a schedule does not do is 0
   double bubble = 0;                    // share of the step
-  MemoryParts memory = {};              // of the rank that held most
+  MemoryParts memory = {};              // the fullest rank's
 };
 // Trains on counted tokens. The job is one that check() has not refused.
 Measured measure(const Job& job, int steps = 12);
 
-// What the two say of one part, in seconds, bytes or a share.
+// One part as both say it, in seconds, bytes or a share.
 struct Compared {
   std::string part = {};  // "step", "F of stage 1", "tp exposed", "memory, gradients"
   double predicted = 0, measured = 0;

@@ -3,7 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
+
+#include "parallel/pipeline/validate.h"
+#include "tensor/error.h"
 
 namespace tessera::planner {
 namespace {
@@ -35,6 +39,17 @@ PipelineTime finished(const Plan& plan, const std::vector<StageTimes>& stages, d
   return out;
 }
 
+struct Rank {
+  size_t next = 0;
+  bool working = false;
+  double left = 1, start = 0;  // left: of the action under way, from 1 down to 0
+};
+
+bool may_begin(const Schedule& s, const Action& action, ActionTable& ends, bool messages) {
+  const Needs all = needs(s, action, messages);
+  return std::ranges::all_of(all, [&](const Action& n) { return ends.of_need(n) >= 0; });
+}
+
 }  // namespace
 
 // Stages go around the ranks; in a V the second chunk goes back.
@@ -55,7 +70,7 @@ Schedule schedule_with(const Plan& plan, int64_t microbatches) {
 }
 
 PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans) {
-  constexpr int64_t kTurns = 8;  // of p micro-batches, until ranks have come to a rhythm
+  constexpr int64_t kTurns = 8;  // turns of p micro-batches, until ranks have come to a rhythm
   const auto simulated = [&](int64_t microbatches) {
     return simulate(schedule_with(plan, microbatches), {.stages = stages, .message = message});
   };
@@ -100,7 +115,7 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
   for (const StageTimes& t : stages) all.forward += t.forward, all.input += t.input, all.weight += t.weight;
   const double slowest = *std::ranges::max_element(busy), passes = std::accumulate(busy.begin(), busy.end(), 0.0) / m,
                others = passes - slowest / m, share = (p - 1) / p, way = 2 * (p - 1) * message;
-  // Of few micro-batches: there and back through all stages, the turn for each.
+  // Few micro-batches go there and back through all stages, the turn for each.
   const double turns = all.forward + all.input + (m - 1) * (stages.back().forward + stages.back().input),
                stagger = spans ? 0 : share * all.forward / v;
   double seconds = slowest + others + way;
@@ -117,6 +132,49 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
   }
   if (splits_backward(kind)) seconds = std::max(seconds, turns + stages[0].weight + way);
   return finished(plan, stages, plan.pp == 1 ? slowest : seconds, in_flight);
+}
+
+// Goes from one end of an action to the next.
+Simulation simulate_shared(const Schedule& schedule, const SharedTime& time) {
+  Simulation sim{.schedule = schedule};
+  sim.actions.resize(schedule.actions.size());
+  ActionTable ends(schedule);
+  const bool messages = has_messages(schedule);
+  std::vector<Rank> ranks(schedule.actions.size());
+  for (double now = 0;;) {
+    int working = 0;
+    bool over = true;
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      Rank& rank = ranks[r];
+      const auto& list = schedule.actions[r];
+      if (!rank.working && rank.next < list.size() && may_begin(schedule, list[rank.next], ends, messages))
+        rank = {.next = rank.next, .working = true, .left = 1, .start = now};
+      working += rank.working ? 1 : 0;
+      over = over && rank.next == list.size();
+    }
+    if (over) break;
+    if (working == 0) throw Error("[simulate] the ranks of schedule " + schedule.name + " wait for each other");
+    double until = std::numeric_limits<double>::infinity();
+    std::vector<double> takes(ranks.size());
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      if (!ranks[r].working) continue;
+      takes[r] = std::max(time(schedule.actions[r][ranks[r].next], working), 1e-12);
+      until = std::min(until, ranks[r].left * takes[r]);
+    }
+    now += until;
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      Rank& rank = ranks[r];
+      if (!rank.working) continue;
+      rank.left -= until / takes[r];
+      if (rank.left > 1e-9) continue;
+      const Action& done = schedule.actions[r][rank.next];
+      ends[done] = now;
+      sim.actions[r].push_back({done, rank.start, now});
+      rank = {.next = rank.next + 1};
+    }
+  }
+  sim.sum_up();
+  return sim;
 }
 
 }  // namespace tessera::planner

@@ -1,5 +1,6 @@
 // How long a pipeline takes, and what it holds in flight, by simulating its schedule.
 #pragma once
+#include <functional>
 #include <vector>
 
 #include "parallel/pipeline/simulate.h"
@@ -8,13 +9,18 @@
 namespace tessera::planner {
 
 struct PipelineTime {
-  double seconds = 0;               // of a step
+  double seconds = 0;               // a step's
   double bubble = 0;                // share of it in which the mean rank waits
   std::vector<double> busy = {};    // seconds, of each rank
   std::vector<int> in_flight = {};  // the most of each rank, in stages times micro-batches
 };
 
-// Known without the schedule.
+// The time of a pass of a stage.
+inline double& time_of(StageTimes& t, Do what) {
+  return what == Do::F ? t.forward : what == Do::B ? t.backward : what == Do::I ? t.input : t.weight;
+}
+
+// The rank of each stage, known without the schedule.
 std::vector<int> rank_of_stages(const Plan& plan);
 // As the plan says, of any number of micro-batches. Throws FieldError for numbers that do not fit.
 Schedule schedule_with(const Plan& plan, int64_t microbatches);
@@ -25,5 +31,19 @@ Schedule schedule_with(const Plan& plan, int64_t microbatches);
 PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
 // The same by closed forms (parallel/pipeline/schedules.h), within a few percent.
 PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
+
+// A pipeline whose ranks share processors: a rank that waits takes none, those that work share what there is, and each
+// goes as fast as it goes beside so many others.
+//
+//   two ranks on one processor, F and B of one second, two micro-batches:
+//   rank 0 | F0 F1........ B0........ B1
+//   rank 1 |    F0.. B0......F1.. B1....
+
+// Seconds that an action takes while so many ranks of the pipeline work, itself among them; from 1 to all of them.
+using SharedTime = std::function<double(const Action& action, int working)>;
+
+// Simulates a schedule as simulate() does for ranks that each have a processor: then it gives the same times. Throws
+// Error for a schedule that cannot be run to its end.
+Simulation simulate_shared(const Schedule& schedule, const SharedTime& time);
 
 }  // namespace tessera::planner

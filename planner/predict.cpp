@@ -2,21 +2,17 @@
 //
 //   step = the busiest rank's passes + its waiting in the pipeline + what is seen of the data axis + the update
 //
-// Of a rank's passes compute, recomputation and the axes tp, cp and ep are parts by themselves; what is seen of
-// ZeRO-3's gathering belongs to dp.
+// Compute, recomputation and the axes tp, cp and ep of a rank's passes are parts by themselves; the gathering of
+// ZeRO-3, as far as it is seen, belongs to dp.
 #include "planner/predict.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <utility>
 
-#include "planner/check_case.h"
-#include "planner/described.h"
-#include "planner/layer.h"
-#include "planner/own.h"
+#include "planner/memory.h"
 #include "planner/pipeline.h"
-#include "planner/predict_measured.h"
+#include "planner/prices.h"
 #include "tensor/error.h"
 
 namespace tessera::planner {
@@ -24,75 +20,36 @@ namespace {
 
 double real(int64_t x) { return static_cast<double>(x); }
 
-// What one stage takes for one micro-batch, by part.
-struct StageWork {
-  Passes all = {};
-  Parts parts = {};
-  double flops = 0, again = 0;
-
-  void add(double n, const LayerTime& t) {
-    all += n * Passes{t.forward(), t.input(), t.weight()};
-    parts.compute += n * t.compute.sum();
-    parts.recompute += n * t.recompute;
-    parts.tp += n * t.tp.sum(), parts.cp += n * t.cp.sum(), parts.ep += n * t.ep.sum();
-    flops += n * t.flops, again += n * t.again;
-  }
-  void add_dp(double n, const Passes& p) {
-    all += n * p;
-    parts.dp += n * p.sum();
-  }
-};
-
-// Rajbhandari et al. 2020, section 5: with ZeRO-3 a layer's parameters are gathered for each pass, beside the layer
-// before it, and its gradient is scattered beside the next; with ZeRO-2 gradients are scattered for each micro-batch.
-Passes sharing_of_layer(const Case& c, const LayerTime& layer) {
-  const Software& s = c.software;
-  const Link link = link_of(c.hardware, data_axis(c));
-  const ZeroStage zero = c.layout.plan.zero;
-  if (link.ranks == 1 || zero < ZeroStage::two) return {};
+// A layer's parameters are gathered beside the layer before it, and its gradient is scattered beside the next.
+Passes sharing_of_layer(const Case& c, const WorkTime& layer) {
   const double size = parameters_of(c, 1, false, false).all();
-  const double gather = zero == ZeroStage::three ? all_gather_s(link, size * s.gather_bytes) : 0,
-               scatter = all_gather_s(link, size * s.reduce_bytes), again = s.reshard_after_forward ? gather : 0;
-  if (!s.dp_overlap) return {gather, again + scatter, 0};
-  const auto seen = [&](double sent, double beside) {
-    const double hidden = std::min(sent, beside);
-    return sent - hidden + c.hardware.contention * hidden;
-  };
-  return {seen(gather, layer.forward()), seen(again + scatter, layer.input() + layer.weight()), 0};
+  Passes sent;
+  for (const DataSent& s : data_work(c))
+    if (s.each)
+      (s.forward ? sent.forward : sent.input) += seconds(c.hardware, {s.exchange, data_axis(c.layout), size * s.bytes});
+  if (!c.software.dp_overlap) return sent;
+  return {exposed(c.hardware, sent.forward, layer.forward()),
+          exposed(c.hardware, sent.input, layer.input() + layer.weight()), 0};
 }
 
-// Of a stage's gradients and parameters, once in a step: beside the last backward pass, and the first forward pass of
-// the next step (Li et al. 2020, "PyTorch Distributed").
+// A stage's gradients and parameters are sent once in a step: beside the last backward pass, and the first forward pass
+// of the next step (Li et al. 2020, "PyTorch Distributed").
 double sharing_of_step(const Case& c, double held, const Passes& passes) {
-  const Software& s = c.software;
-  const Hardware& h = c.hardware;
-  const Link link = link_of(h, data_axis(c));
-  const ZeroStage zero = c.layout.plan.zero;
-  if (link.ranks == 1 || zero == ZeroStage::three) return 0;
-  const double sums = zero == ZeroStage::none  ? all_reduce_s(h, link, held * s.reduce_bytes)
-                      : zero == ZeroStage::one ? all_gather_s(link, held * s.reduce_bytes)
-                                               : 0;
-  const double values = zero == ZeroStage::none ? 0 : all_gather_s(link, held * s.gather_bytes);
-  if (!s.dp_overlap) return sums + values;
+  double sums = 0, values = 0;
+  for (const DataSent& s : data_work(c))
+    if (!s.each)
+      (s.exchange == Exchange::all_gather ? values : sums) +=
+          seconds(c.hardware, {s.exchange, data_axis(c.layout), held * s.bytes});
+  if (!c.software.dp_overlap) return sums + values;
   const double beside = std::min(sums, passes.backward()), before = std::min(values, passes.forward);
-  return sums + values - (1 - h.contention) * (beside + before);
+  return sums + values - (1 - c.hardware.contention) * (beside + before);
 }
 
 // Gradients are read for their norm, and all of a parameter's state is read and written once.
 double update_s(const Case& c, double held) {
   const Software& s = c.software;
-  const double n = c.layout.plan.zero == ZeroStage::none ? 1 : real(data_axis(c).ranks);
+  const double n = c.layout.plan.zero == ZeroStage::none ? 1 : real(data_axis(c.layout).ranks);
   return bytes_s(c.hardware, held / n * (2 * s.state_bytes + 3 * s.gradient_bytes + s.parameter_bytes));
-}
-
-std::string largest_of(const MemoryParts& m) {
-  const std::array<std::pair<double, const char*>, 6> all{{{m.parameters, "parameters"},
-                                                           {m.gradients, "gradients"},
-                                                           {m.optimizer, "optimizer"},
-                                                           {m.activations, "activations"},
-                                                           {m.communication, "communication"},
-                                                           {m.workspace, "workspace"}}};
-  return std::ranges::max_element(all)->second;
 }
 
 // Chowdhery et al. 2022, appendix B: 6 N + 12 L q s for a token, N without tables that are only looked up; of experts
@@ -103,7 +60,7 @@ double model_flops_of_token(const ModelShape& m) {
   return 6 * matrices + 12 * real(m.layers) * real(m.query()) * real(m.context);
 }
 
-void set_rates(const Case& c, const StageWork& all, Prediction& out) {
+void set_rates(const Case& c, const StageTime& all, Prediction& out) {
   const double tokens = real(c.layout.batch()) * real(c.model.context), ranks = real(c.layout.plan.ranks());
   const double each = model_flops_of_token(c.model) * tokens / ranks;
   out.fastest_s = out.step_s * c.hardware.range_fastest;
@@ -118,17 +75,19 @@ void set_memory(const Case& c, std::vector<MemoryParts> memory, Prediction& out)
   out.memory = std::move(memory);
   const auto fullest = std::ranges::max_element(out.memory, {}, &MemoryParts::peak);
   out.fullest = static_cast<size_t>(fullest - out.memory.begin());
-  const double over = fullest->peak() - (c.hardware.memory_bytes - c.hardware.reserved_bytes);
+  const double over = fullest->peak() - c.hardware.usable_bytes();
   out.fits = over <= 0;
   out.over_bytes = std::max(0.0, over);
-  out.largest = largest_of(*fullest);
+  double most = 0;
+  for (const auto& [name, part] : kMemoryParts)
+    if ((*fullest).*part >= most) most = (*fullest).*part, out.largest = name;
 }
 
 // Every stage's passes, and the pipeline that they make.
 struct Stages {
   std::vector<int64_t> layers = {};
   std::vector<int> rank = {};
-  std::vector<StageWork> work = {};
+  std::vector<StageTime> work = {};
   std::vector<StageTimes> times = {};
   double message_s = 0;
   PipelineTime pipeline = {};
@@ -136,20 +95,21 @@ struct Stages {
 
 Stages stages_of(const Case& c, const std::vector<int64_t>& layers, bool simulated) {
   const Plan& p = c.layout.plan;
-  const LayerTime layer = layer_time(c), embedding = embedding_time(c), head = head_time(c);
+  const StepWork work = step_work(c, Caller::described);
+  const WorkTime layer = published_time(c, work.layer), first = published_time(c, work.first),
+                 last = published_time(c, work.last);
   const Passes shared = sharing_of_layer(c, layer);
   Stages s{.layers = layers, .rank = rank_of_stages(p)};
-  const double array = 2 * local_tokens(c) * real(c.model.channels),
-               parts = p.sp || c.software.scatter_messages ? real(p.tp) : 1;
-  const double message = p.pp > 1 ? message_s(c.hardware, pp_axis(c), array / parts) : 0;
+  const double parts = c.software.scatter_messages && !p.sp ? real(p.tp) : 1;
+  const double message = seconds(c.hardware, {Exchange::send, pp_axis(c.layout), handed_bytes(c, 2) / parts});
   const double waited = c.software.pp_overlap ? 0 : message;
   s.message_s = message - waited;
   for (size_t i = 0; i < layers.size(); ++i) {
-    StageWork& w = s.work.emplace_back();
+    StageTime& w = s.work.emplace_back();
     w.add(real(layers[i]), layer);
     w.add_dp(real(layers[i]), shared);
-    if (i == 0) w.add(1, embedding);
-    if (i + 1 == layers.size()) w.add(1, head);
+    if (i == 0) w.add(1, first);
+    if (i + 1 == layers.size()) w.add(1, last);
     const Passes& t = w.all;
     s.times.push_back({t.forward + waited, t.backward() + waited, t.input + waited, t.weight});
   }
@@ -165,13 +125,11 @@ Prediction time_of(const Case& c, const Stages& s) {
   Prediction out;
   double held = 0;
   Passes once;
-  StageWork whole;
+  StageTime whole;
   for (size_t i = 0; i < s.work.size(); ++i) {
     whole.flops += s.work[i].flops, whole.again += s.work[i].again;
     if (s.rank[i] != busiest) continue;
-    const Parts& w = s.work[i].parts;
-    out.parts.compute += m * w.compute, out.parts.recompute += m * w.recompute, out.parts.tp += m * w.tp;
-    out.parts.cp += m * w.cp, out.parts.ep += m * w.ep, out.parts.dp += m * w.dp;
+    for (const auto& [name, part] : kParts) out.parts.*part += m * s.work[i].parts.*part;
     held += parameters_of(c, s.layers[i], i == 0, i + 1 == s.work.size()).all();
     once += s.work[i].all;
   }
@@ -189,11 +147,23 @@ Prediction time_of(const Case& c, const Stages& s) {
 
 }  // namespace
 
+void StageTime::add(double n, const WorkTime& t) {
+  all += n * Passes{t.forward(), t.input(), t.weight()};
+  parts.compute += n * t.compute.sum();
+  parts.recompute += n * t.recompute;
+  parts.tp += n * t.tp.sum(), parts.cp += n * t.cp.sum(), parts.ep += n * t.ep.sum();
+  flops += n * t.flops, again += n * t.again;
+}
+
+void StageTime::add_dp(double n, const Passes& p) {
+  all += n * p;
+  parts.dp += n * p.sum();
+}
+
 Prediction predict(const Case& given) {
   const Case c = checked_case(given);
   std::optional<Job> own = own_job(c);
-  const int64_t count = std::ssize(rank_of_stages(c.layout.plan));
-  const Stages s = stages_of(c, own ? own_layers(*own) : layers_of_stages(c, count), true);
+  const Stages s = stages_of(c, layers_of(c, own), true);
   Prediction out = time_of(c, s);
   set_memory(c, described_memory(c, s.pipeline.in_flight), out);
   constexpr double kDryRun = 4e12;  // bytes: more than an arena has

@@ -1,4 +1,4 @@
-// Sentences about numbers.
+// Sentences about numbers, and one assumption after another, a little wrong, then more.
 #include "planner/recommend.h"
 
 #include <fmt/format.h>
@@ -7,27 +7,22 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <utility>
 
-#include "planner/assumptions.h"
-#include "planner/estimate.h"
+#include "planner/machine.h"
 #include "tensor/error.h"
 
 namespace tessera::planner {
 namespace {
 
-constexpr double kTight = 0.92;    // of the memory: little is left for what is not modelled
-constexpr double kNothing = 1e-3;  // of a time: no difference
+constexpr double kTight = 0.92;    // share of the memory: little is left for what is not modelled
+constexpr double kNothing = 1e-3;  // share of a time: no difference
 
-std::vector<std::pair<std::string_view, double>> named(const Parts& p) {
-  return {{"compute", p.compute},
-          {"recomputation", p.recompute},
-          {"the bubble", p.bubble},
-          {"tp", p.tp},
-          {"cp", p.cp},
-          {"ep", p.ep},
-          {"dp", p.dp},
-          {"the optimizer", p.optimizer}};
+std::string_view words_of(std::string_view part) {
+  if (part == "recompute") return "recomputation";
+  return part == "bubble" ? "the bubble" : part == "optimizer" ? "the optimizer" : part;
 }
 
 std::string seconds(double s) { return s < 1 ? fmt::format("{:.1f} ms", 1e3 * s) : fmt::format("{:.2f} s", s); }
@@ -41,18 +36,19 @@ bool same_mesh(const Layout& a, const Layout& b) {
 
 std::string time_words(const Prediction& p) {
   std::string out;
-  for (const auto& [name, s] : named(p.parts))
-    if (s > 0.005 * p.step_s) out += fmt::format("{}{:.0f}% {}", out.empty() ? "" : ", ", 100 * s / p.step_s, name);
+  for (const auto& [name, part] : kParts)
+    if (const double s = p.parts.*part; s > 0.005 * p.step_s)
+      out += fmt::format("{}{:.0f}% {}", out.empty() ? "" : ", ", 100 * s / p.step_s, words_of(name));
   return "of a step " + out;
 }
 
-double usable(const Question& q) { return q.hardware.memory_bytes - q.hardware.reserved_bytes; }
-
 std::string memory_words(const Question& q, const Answer& a) {
   const Prediction& p = a.best[0].prediction;
-  const auto is_tight = [&](const Candidate& c) { return fullest(c.prediction).peak() > kTight * usable(q); };
+  const auto is_tight = [&](const Candidate& c) {
+    return fullest(c.prediction).peak() > kTight * q.hardware.usable_bytes();
+  };
   std::string out = fmt::format("the fullest rank holds {:.1f} of {:.1f} GB, most of it {}", fullest(p).peak() / 1e9,
-                                usable(q) / 1e9, p.largest);
+                                q.hardware.usable_bytes() / 1e9, p.largest);
   if (!is_tight(a.best[0])) return out;
   out += "; that is tight, and fragmentation is not in it";
   for (size_t i = 1; i < a.best.size(); ++i)
@@ -160,6 +156,78 @@ std::vector<WhyNot> why_not(const Question& q, const Answer& a) {
   return out;
 }
 
+constexpr std::array kFactors = {1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0};
+
+struct Assumption {
+  const char* what;
+  std::function<void(Hardware&, double factor)> scale;
+};
+
+// A rate of the machine at hand: constants of its kernels, from one to another, are divided by it.
+std::function<void(Hardware&, double)> kernels(Kernel first, Kernel last) {
+  return [=](Hardware& h, double f) {
+    auto other = std::make_shared<Machine>(*h.measured);
+    for (auto& company : other->costs)
+      for (auto& costs : company)
+        for (auto k = static_cast<size_t>(first); k <= static_cast<size_t>(last); ++k)
+          for (double& constant : costs[k]) constant /= f;
+    h.measured = other;
+  };
+}
+
+std::function<void(Hardware&, double)> links(double LinkCost::*part, bool rate) {
+  return [=](Hardware& h, double f) {
+    auto other = std::make_shared<Machine>(*h.measured);
+    for (auto& exchange : other->links)
+      for (auto& [ranks, link] : exchange) link.*part *= rate ? 1 / f : f;
+    h.measured = other;
+  };
+}
+
+std::vector<Assumption> assumptions(const Question& q) {
+  if (q.hardware.measured)
+    return {{"the rate of products", kernels(Kernel::product_forward, Kernel::product_weight)},
+            {"the rate of memory", kernels(Kernel::norm_forward, Kernel::update)},
+            {"the rate of attention", kernels(Kernel::attention_forward, Kernel::attention_backward)},
+            {"the rate between ranks", links(&LinkCost::s_per_byte, true)},
+            {"the time that a message takes to start", links(&LinkCost::latency_s, false)}};
+  std::vector<Assumption> out = {
+      {"the rate of products", [](Hardware& h, double f) { h.peak_flops *= f; }},
+      {"the rate of memory", [](Hardware& h, double f) { h.hbm_bytes_per_s *= f; }},
+      {"the rate of attention",
+       [](Hardware& h, double f) {
+         for (auto& [kernel, rate] : h.attention) rate.flops *= f;
+       }},
+      {"the rate of links within a node", [](Hardware& h, double f) { h.intra_bytes_per_s *= f; }},
+      {"how much communication slows the computing beside it", [](Hardware& h, double f) { h.contention *= f; }},
+      {"the time that a message and a kernel take to start",
+       [](Hardware& h, double f) { h.intra_latency_s *= f, h.inter_latency_s *= f, h.launch_s *= f; }}};
+  if (q.ranks > q.hardware.ranks_per_node)
+    out.push_back({"the rate of links between nodes", [](Hardware& h, double f) { h.inter_bytes_per_s *= f; }});
+  return out;
+}
+
+// Seconds of the answer's plans, by closed forms that are set right by the simulation.
+std::vector<double> times(Estimator estimate, const Answer& a) {
+  std::vector<double> out;
+  for (const Candidate& c : a.best) out.push_back(estimate(c.layout).step_s);
+  return out;
+}
+
+// Who wins instead of the first.
+std::optional<size_t> turned(const Estimator& other, const Answer& a, const std::vector<double>& usual) {
+  const std::vector<double> changed = times(other, a);
+  size_t best = 0;
+  const auto seconds = [&](size_t i) { return a.best[i].prediction.step_s * changed[i] / usual[i]; };
+  for (size_t i = 1; i < changed.size(); ++i)
+    if (seconds(i) < seconds(best)) best = i;
+  return best == 0 ? std::nullopt : std::optional(best);
+}
+
+bool is_faster(Estimator on, const Layout& l, const Layout& than) {
+  return on.simulated(l).step_s < on.simulated(than).step_s;
+}
+
 }  // namespace
 
 std::string compared(const Candidate& other, const Candidate& best) {
@@ -170,11 +238,9 @@ std::string compared(const Candidate& other, const Candidate& best) {
                         ? "as fast"
                         : fmt::format("{:.1f}% {}", 100 * std::abs(more), more > 0 ? "slower" : "faster");
   if (more >= kNothing) {
-    const auto theirs = named(p.parts), ours = named(b.parts);
-    size_t most = 0;
-    for (size_t i = 0; i < ours.size(); ++i)
-      if (theirs[i].second - ours[i].second > theirs[most].second - ours[most].second) most = i;
-    out += fmt::format(": {} more for {}", seconds(theirs[most].second - ours[most].second), ours[most].first);
+    const auto extra = [&](const auto& named) { return p.parts.*named.second - b.parts.*named.second; };
+    const auto& most = *std::ranges::max_element(kParts, {}, extra);
+    out += fmt::format(": {} more for {}", seconds(extra(most)), words_of(most.first));
   }
   if (std::abs(memory) >= 0.1)
     out += fmt::format("; {:.1f} GB {} on the fullest rank", std::abs(memory), memory > 0 ? "more" : "less");
@@ -194,6 +260,28 @@ Recommendation recommend(const Question& q, const Answer& a) {
   r.why_not = why_not(q, a);
   r.weakest_assumption = weakest_assumption(q, a);
   return r;
+}
+
+std::optional<Turn> nearest_turn(const Question& q, const Answer& a) {
+  const Estimator estimate(q);
+  const std::vector<double> usual = times(estimate, a);
+  for (const double factor : kFactors)
+    for (const Assumption& assumption : assumptions(q))
+      for (const bool larger : {false, true}) {
+        Hardware other = q.hardware;
+        assumption.scale(other, larger ? factor : 1 / factor);
+        const auto winner = turned(estimate.on(other), a, usual);
+        if (winner && is_faster(estimate.on(other), a.best[*winner].layout, a.best[0].layout))
+          return Turn{assumption.what, factor, larger, other, *winner};
+      }
+  return {};
+}
+
+std::string weakest_assumption(const Question& q, const Answer& a) {
+  const std::optional<Turn> turn = nearest_turn(q, a);
+  if (!turn) return "none alone: each rate four times larger or smaller leaves this plan the fastest of those listed";
+  return fmt::format("{}: were it {} times {}, number {} would win ({})", turn->what, turn->factor,
+                     turn->larger ? "larger" : "smaller", turn->winner + 1, to_text(a.best[turn->winner].layout.plan));
 }
 
 }  // namespace tessera::planner

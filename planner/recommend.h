@@ -1,6 +1,7 @@
 // Which plan, and why: what its time and its memory are made of, what each other choice would cost, and which
 // assumption of the model would have to be wrong for another plan to win.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,10 +25,23 @@ struct Recommendation {
   std::string weakest_assumption = {};
 };
 
-// Of an answer with a plan that fits.
+// Recommends from an answer with a plan that fits.
 Recommendation recommend(const Question& question, const Answer& answer);
 
 // "does not fit: 3.2 GB too much, most of it activations", "4.1% slower: 0.31 s more for tp".
 std::string compared(const Candidate& other, const Candidate& best);
+
+// The assumption that changes the winner among the plans of an answer when it is wrong by the smallest factor.
+struct Turn {
+  std::string what;
+  double factor = 1;
+  bool larger = false;     // than it is assumed
+  Hardware hardware = {};  // as it would be then
+  size_t winner = 0;       // then, of the answer's best
+};
+// Each is varied alone, up to four times larger and smaller; nothing where none of these changes the winner.
+std::optional<Turn> nearest_turn(const Question& question, const Answer& answer);
+// The same in words.
+std::string weakest_assumption(const Question& question, const Answer& answer);
 
 }  // namespace tessera::planner

@@ -8,15 +8,16 @@
 #include <tuple>
 #include <utility>
 
-#include "planner/estimate.h"
+#include "planner/memory.h"
+#include "planner/pipeline.h"
 #include "tensor/error.h"
 #include "train/names.h"
 
 namespace tessera::planner {
 namespace {
 
-constexpr size_t kSimulated = 50;  // of the best by closed forms
-// Of Tessera's runs, whose memory a dry run tells and a description roughly: how far that may be from it, how many
+constexpr size_t kSimulated = 50;  // as many of the best by closed forms
+// Tessera's memory is told by a dry run, and roughly by a description: how far that may be from it, how many
 // plans have one, and are looked at besides because they may fit, or fit with room.
 constexpr double kRoughly = 0.1, kRoomy = 0.15;
 constexpr size_t kDryRuns = 4, kBesides = 20;
@@ -26,7 +27,7 @@ using Kind = std::tuple<int64_t, int64_t, int64_t, int64_t, ZeroStage>;  // pp, 
 
 Kind kind_of(const Layout& l) { return {l.plan.pp, l.plan.dp, l.plan.cp, l.plan.tp, l.plan.zero}; }
 
-// Of plans that take equally long the one with less in it comes first.
+// Plans that take equally long are ordered: the one with less in it comes first.
 auto order_of(const Candidate& c) {
   const Plan& p = c.layout.plan;
   return std::tuple(c.prediction.step_s, p.zero, p.sp, p.recompute, p.schedule, p.chunks, p.cp_mode, p.pp, p.tp);
@@ -37,7 +38,7 @@ bool is_before(const Candidate& a, const Candidate& b) { return order_of(a) < or
 struct Node {
   Layout base;
   double bound = 0;
-  Candidate smallest;  // what of it needs the least memory
+  Candidate smallest;  // the variant that needs the least memory
 };
 
 // The times of a schedule without a bubble and of a shared update bound those of all others.
@@ -49,33 +50,51 @@ Node node_of(Estimator& estimate, const Question& q, const Layout& base) {
   return {base, estimate(quick).step_s, {small, estimate(small)}};
 }
 
+bool is_nearer(const Candidate& a, const Candidate& b) { return a.prediction.over_bytes < b.prediction.over_bytes; }
+
+// The first candidate of each kind.
+class FirstOfKinds {
+ public:
+  explicit FirstOfKinds(bool (*is_first)(const Candidate&, const Candidate&)) : is_first_(is_first) {}
+
+  void add(const Candidate& c) {
+    const auto [found, is_new] = kinds_.emplace(kind_of(c.layout), c);
+    if (!is_new && is_first_(c, found->second)) found->second = c;
+  }
+  std::vector<Candidate> first(size_t most) const {
+    std::vector<Candidate> out;
+    for (const auto& [kind, c] : kinds_) out.push_back(c);
+    std::ranges::sort(out, is_first_);
+    out.resize(std::min(out.size(), most));
+    return out;
+  }
+  size_t faster_than(double seconds) const {
+    const auto is_faster = [&](const auto& kind) { return kind.second.prediction.step_s <= seconds; };
+    return static_cast<size_t>(std::ranges::count_if(kinds_, is_faster));
+  }
+
+ private:
+  bool (*is_first_)(const Candidate&, const Candidate&);
+  std::map<Kind, Candidate> kinds_ = {};
+};
+
 // The candidates that are kept: some best ones, and the best of each kind.
 class Kept {
  public:
   Kept(size_t size, size_t kinds) : size_(size), kinds_(kinds) {}
 
   void add(Candidate c) {
-    const Kind kind = kind_of(c.layout);
-    if (const auto found = of_kinds_.find(kind); found == of_kinds_.end())
-      of_kinds_.emplace(kind, c);
-    else if (is_before(c, found->second))
-      found->second = c;
+    of_kinds_.add(c);
     if (best_.size() == size_ && !is_before(c, best_.back())) return;
     best_.insert(std::ranges::upper_bound(best_, c, is_before), std::move(c));
     if (best_.size() > size_) best_.pop_back();
   }
   // Whether a plan that takes at least this long could still be kept.
   bool wants(double seconds) const {
-    if (best_.size() < size_ || seconds < best_.back().prediction.step_s) return true;
-    size_t faster = 0;
-    for (const auto& [kind, c] : of_kinds_) faster += c.prediction.step_s <= seconds ? 1 : 0;
-    return faster < kinds_;
+    return best_.size() < size_ || seconds < best_.back().prediction.step_s || of_kinds_.faster_than(seconds) < kinds_;
   }
   void give(std::vector<Candidate>& to) const {
-    std::vector<Candidate> all = best_, others;
-    for (const auto& [kind, c] : of_kinds_) others.push_back(c);
-    std::ranges::sort(others, is_before);
-    others.resize(std::min(others.size(), 2 * kinds_));
+    std::vector<Candidate> all = best_, others = of_kinds_.first(2 * kinds_);
     all.insert(all.end(), others.begin(), others.end());
     for (Candidate& c : all)
       if (std::ranges::none_of(to, [&](const Candidate& t) { return t.layout == c.layout; }))
@@ -85,32 +104,13 @@ class Kept {
  private:
   size_t size_, kinds_;
   std::vector<Candidate> best_ = {};
-  std::map<Kind, Candidate> of_kinds_ = {};
+  FirstOfKinds of_kinds_{is_before};
 };
 
-// Of each kind what is nearest to fitting.
-class TooLarge {
- public:
-  void add(const Candidate& c) {
-    const auto [found, is_new] = of_kinds_.emplace(kind_of(c.layout), c);
-    if (!is_new && c.prediction.over_bytes < found->second.prediction.over_bytes) found->second = c;
-  }
-  std::vector<Candidate> nearest(size_t most) const {
-    std::vector<Candidate> out;
-    for (const auto& [kind, c] : of_kinds_) out.push_back(c);
-    std::ranges::sort(out, {}, [](const Candidate& c) { return c.prediction.over_bytes; });
-    out.resize(std::min(out.size(), most));
-    return out;
-  }
-
- private:
-  std::map<Kind, Candidate> of_kinds_ = {};
-};
-
-// Of candidates by time the first of each kind that fits; where these are fewer than asked for, the next ones too.
+// Ranks candidates by time: the first of each kind that fits; where these are fewer than asked for, the next ones too.
 class Ranking {
  public:
-  Ranking(const Question& q, bool own, TooLarge& too_large) : q_(q), own_(own), too_large_(too_large) {}
+  Ranking(const Question& q, bool own, FirstOfKinds& too_large) : q_(q), own_(own), too_large_(too_large) {}
 
   std::vector<Candidate> of(std::vector<Candidate> all, size_t top) {
     std::ranges::sort(all, is_before);
@@ -131,7 +131,7 @@ class Ranking {
   }
 
  private:
-  // What decides how far a description is from a dry run.
+  // These decide how far a description is from a dry run.
   using Memory = std::tuple<Recompute, ScheduleKind, bool, bool>;
 
   bool take(Candidate c) {
@@ -152,7 +152,7 @@ class Ranking {
   }
   static double peak(const Prediction& p) { return p.memory[p.fullest].peak(); }
   void correct(Prediction& p, double ratio) const {
-    const double over = ratio * peak(p) - (q_.hardware.memory_bytes - q_.hardware.reserved_bytes);
+    const double over = ratio * peak(p) - q_.hardware.usable_bytes();
     for (MemoryParts& m : p.memory) m.activations += (ratio - 1) * m.peak();
     p.over_bytes = std::max(0.0, over);
     p.fits = over <= 0;
@@ -160,7 +160,7 @@ class Ranking {
 
   const Question& q_;
   bool own_;
-  TooLarge& too_large_;
+  FirstOfKinds& too_large_;
   size_t dry_runs_ = 0;
   std::map<Memory, double> ratios_ = {};
   std::vector<Candidate> out_ = {};
@@ -188,7 +188,7 @@ Answer search_nodes(const Question& q, size_t top, bool whole) {
   answer.feasible = std::ssize(nodes);
   std::ranges::stable_sort(nodes, {}, &Node::bound);
   Kept kept(kSimulated, top), tight(kBesides, 0), roomy(kBesides, top);
-  TooLarge too_large;
+  FirstOfKinds too_large(is_nearer);  // the plan of each kind that is nearest to fitting
   std::vector<Candidate> simulated;
   for (const Node& node : nodes) {
     if (!whole && !kept.wants(kSlack * node.bound) && !(own && roomy.wants(kSlack * node.bound))) break;
@@ -213,11 +213,35 @@ Answer search_nodes(const Question& q, size_t top, bool whole) {
   }
   answer.simulated = std::ssize(simulated);
   answer.best = Ranking(q, own, too_large).of(std::move(simulated), top);
-  answer.too_large = too_large.nearest(top);
+  answer.too_large = too_large.first(top);
   return answer;
 }
 
 }  // namespace
+
+Estimator::Estimator(const Question& q)
+    : case_(checked_case(case_of(q, {}))),
+      own_(own_job(case_).has_value()),
+      layers_(std::make_shared<std::map<int64_t, std::vector<int64_t>>>()) {}
+
+Estimator Estimator::on(const Hardware& hardware) const {
+  Estimator other = *this;
+  other.case_.hardware = hardware;
+  return other;
+}
+
+const std::vector<int64_t>& Estimator::layers_of(int64_t stages) {
+  const auto [found, is_new] = layers_->try_emplace(stages);
+  if (!is_new) return found->second;
+  Case c = case_;
+  c.layout = {.plan = {.pp = stages}};
+  return found->second = planner::layers_of(c, own_ ? own_job(c) : std::nullopt);
+}
+
+Prediction Estimator::of(const Layout& layout, bool simulated) {
+  case_.layout = layout;
+  return by_description(case_, layers_of(std::ssize(rank_of_stages(layout.plan))), simulated);
+}
 
 Answer search(const Question& q, size_t top) { return search_nodes(q, top, false); }
 

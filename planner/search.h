@@ -1,20 +1,76 @@
-// The best plans of a model on some ranks, and what does not fit.
+// The best plans of a model on some ranks, and what does not fit: every layout that a model can have there, by the
+// rules that a run is held to (check_layout of train/job.h), and the search among them.
 //
-//   Answer a = search({.model = shape_of(*preset("llama2-7b")), .hardware = hardware_named("h100"), .ranks = 8,
-//                      .batch = 256});
+//   Question q{.model = shape_of(*preset("llama2-7b")), .hardware = hardware_named("h100"), .ranks = 8, .batch = 256};
+//   q.fixed.tp = 2;
+//   Answer a = search(q);
 //   a.best.front().layout;     // the fastest that fits
 //
-// Every layout has a bound of its time by closed forms (planner/estimate.h). They are looked at from the smallest bound
-// on, until it exceeds the time of the plans that are kept; what cannot fit even under ZeRO-3 is not looked at further.
-// The best by closed forms are then simulated.
+// Every layout has a bound of its time by closed forms. They are looked at from the smallest bound on, until it exceeds
+// the time of the plans that are kept; what cannot fit even under ZeRO-3 is not looked at further. The best by closed
+// forms are then simulated.
 #pragma once
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "planner/enumerate.h"
+#include "planner/predict.h"
 
 namespace tessera::planner {
+
+// The choices that a user has made; the others are free.
+struct Fixed {
+  std::optional<int64_t> pp = {}, dp = {}, cp = {}, tp = {}, ep = {}, chunks = {}, microbatches = {};
+  std::optional<bool> sp = {};
+  std::optional<ZeroStage> zero = {};
+  std::optional<ScheduleKind> schedule = {};
+  std::optional<ContextMode> cp_mode = {};
+  std::optional<Recompute> recompute = {};
+};
+
+struct Question {
+  ModelShape model = {};
+  Hardware hardware = {};
+  Software software = {};
+  int64_t ranks = 1, batch = 1;  // sequences of a step
+  Fixed fixed = {};
+  Plan rest = {};  // the fields that are not searched
+};
+
+Case case_of(const Question& question, const Layout& layout);
+
+// With the schedule 1f1b and without ZeRO, where these are free. Throws FieldError where there is none, with the field
+// that keeps it from being, or the nearest number of ranks that can be divided.
+std::vector<Layout> bases(const Question& question);
+std::vector<Layout> variants(const Question& question, const Layout& base);
+
+// Predictions of many layouts of one model on one machine, by closed forms alone: for a search among them.
+//
+//   Estimator estimate(question);
+//   estimate(layout).step_s;    // within a few percent of predict()'s
+class Estimator {
+ public:
+  // Throws FieldError for sizes and rates that cannot be.
+  explicit Estimator(const Question& question);
+  // Predicts layouts as bases() and variants() make them; without bytes, and with memory by description.
+  Prediction operator()(const Layout& layout) { return of(layout, false); }
+  // The same with the pipeline simulated, and with bytes by description.
+  Prediction simulated(const Layout& layout) { return of(layout, true); }
+  // Whether predict() finds other memory, by dry runs of Tessera's own step.
+  bool is_of_tessera() const { return own_; }
+  // The same model on another machine.
+  Estimator on(const Hardware& hardware) const;
+
+ private:
+  Prediction of(const Layout& layout, bool simulated);
+  const std::vector<int64_t>& layers_of(int64_t stages);
+  Case case_;
+  bool own_ = false;  // Tessera's runs, which cut the layers by their FLOPs
+  std::shared_ptr<std::map<int64_t, std::vector<int64_t>>> layers_;
+};
 
 struct Candidate {
   Layout layout = {};

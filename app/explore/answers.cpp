@@ -14,7 +14,6 @@
 #include "models/language_model.h"
 #include "parallel/pipeline/simulate.h"
 #include "planner/case_json.h"
-#include "planner/check_case.h"
 #include "planner/predict.h"
 #include "tensor/error.h"
 #include "train/names.h"

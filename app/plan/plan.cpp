@@ -17,8 +17,8 @@
 #include "bench/calibrate.h"
 #include "data/files.h"
 #include "planner/case_json.h"
-#include "planner/own.h"
-#include "planner/predict_measured.h"
+#include "planner/memory.h"
+#include "planner/prices.h"
 #include "tensor/error.h"
 #include "tensor/write_file.h"
 

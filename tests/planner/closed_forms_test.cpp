@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "models/language_model.h"
-#include "planner/described.h"
+#include "planner/memory.h"
 #include "planner/pipeline.h"
 #include "tests/support/draw.h"
 #include "train/names.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "planner/own.h"
+#include "planner/memory.h"
 #include "tests/support/draw.h"
 #include "verify/verify.h"
 

@@ -7,7 +7,7 @@
 
 #include "models/language_model.h"
 #include "planner/case_json.h"
-#include "planner/described.h"
+#include "planner/memory.h"
 #include "planner/pipeline.h"
 #include "tensor/error.h"
 #include "tensor/random.h"

@@ -8,7 +8,6 @@
 #include <set>
 
 #include "models/language_model.h"
-#include "planner/assumptions.h"
 #include "planner/recommend.h"
 #include "tensor/error.h"
 #include "train/job.h"

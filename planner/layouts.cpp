@@ -1,12 +1,11 @@
 // Divisors, and what divides what.
-#include "planner/enumerate.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
+#include "planner/search.h"
 #include "tensor/error.h"
 #include "train/job.h"
 
@@ -20,7 +19,7 @@ constexpr std::array kZeroStages = {ZeroStage::none, ZeroStage::one, ZeroStage::
 constexpr std::array kSchedules = {ScheduleKind::one_f_one_b, ScheduleKind::gpipe,      ScheduleKind::zb_h1,
                                    ScheduleKind::zb_h2,       ScheduleKind::zb_v,       ScheduleKind::v_half,
                                    ScheduleKind::v_min,       ScheduleKind::interleaved};
-constexpr int64_t kMostStages = 512;  // of a pipeline that nobody asked for
+constexpr int64_t kMostStages = 512;  // stages of a pipeline that nobody asked for
 constexpr int64_t kNear = 64;         // how far from the number of ranks another is looked for
 
 std::vector<int64_t> divisors(int64_t n) {
@@ -34,20 +33,10 @@ std::vector<int64_t> divisors(int64_t n) {
   return low;
 }
 
-// What is fixed, or all there is.
+// Gives the fixed choice, or all there are.
 template <class T, class All>
 std::vector<T> choices(const std::optional<T>& fixed, const All& all) {
   return fixed ? std::vector<T>{*fixed} : std::vector<T>(all.begin(), all.end());
-}
-
-ModelConfig sizes_of(const ModelShape& m) {
-  return {.layers = m.layers,
-          .heads = m.heads,
-          .channels = m.channels,
-          .context = m.context,
-          .vocab = m.vocab,
-          .kv_heads = m.kv_heads,
-          .head_dim = m.head_dim};
 }
 
 bool fixes(const Fixed& f, const std::string& field) {
@@ -57,7 +46,7 @@ bool fixes(const Fixed& f, const std::string& field) {
 
 class Bases {
  public:
-  explicit Bases(const Question& q) : q_(q), sizes_(sizes_of(q.model)) {}
+  explicit Bases(const Question& q) : q_(q), sizes_(config_of(q.model)) {}
 
   std::vector<Layout> all(int64_t ranks) {
     const Fixed& f = q_.fixed;
@@ -135,7 +124,7 @@ class Bases {
   std::optional<FieldError> why_none_ = {};
 };
 
-// What the user's choices make of the ranks.
+// Says how the user's choices divide the ranks.
 std::string fixed_words(const Fixed& f) {
   std::string out;
   for (const auto& [name, size] : {std::pair{"pp", f.pp}, {"dp", f.dp}, {"cp", f.cp}, {"tp", f.tp}})

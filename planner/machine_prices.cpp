@@ -1,0 +1,223 @@
+// Prices of one rank on this machine, in the company of all others, and the step that they make.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "planner/memory.h"
+#include "planner/pipeline.h"
+#include "planner/prices.h"
+#include "tensor/error.h"
+
+namespace tessera::planner {
+namespace {
+
+double real(int64_t x) { return static_cast<double>(x); }
+
+Sizes sizes_of(const Task& t) {
+  if (*t.kernel <= Kernel::product_weight) return product_sizes(t.rows, t.columns, t.inner);
+  return *t.kernel <= Kernel::attention_backward ? attention_sizes(t.rows, t.columns, t.inner, t.head_dim)
+                                                 : row_sizes(t.rows, t.columns);
+}
+
+// A pipeline rank's work after the passes of a step, and what the data axis does beside them.
+struct Update {
+  std::vector<Task> tasks = {};
+  std::vector<Sent> sent = {};                // once a step
+  std::vector<Sent> gathers = {}, sums = {};  // in every micro-batch: parameters of stage 3, gradients of 2 and 3
+  double messages = 0;                        // small ones between all ranks: loss, norm
+};
+
+// One rank's share of what all of them do, with the company that it has: so many ranks are busy.
+class Clock {
+ public:
+  Clock(const Case& c, const Machine& machine)
+      : c_(c),
+        m_(machine),
+        ranks_(p_.ranks()),
+        threads_(p_.threads_per_rank > 0 ? p_.threads_per_rank
+                                         : std::max<int64_t>(1, machine.identity.processors / ranks_)),
+        schedule_(schedule_of(p_)),
+        layers_(layers_of(c, own_job(c))) {
+    for (size_t i = 0; i < layers_.size(); ++i) add_update(i);
+  }
+
+  // Everything but the bubble is split as it would be with all ranks at work.
+  void set(Prediction& out) const {
+    const double all = real(ranks_), each = real(ranks_ / p_.pp), m = real(p_.microbatches), pp = real(p_.pp);
+    std::map<std::pair<size_t, int>, StageTimes> known;
+    const Simulation sim = simulate_shared(schedule_, [&](const Action& a, int working) {
+      const auto i = static_cast<size_t>(a.stage);
+      const auto [at, made] = known.try_emplace({i, working});
+      if (made) at->second = times(i, working * each);
+      return time_of(at->second, a.what);
+    });
+    out.stages.clear();
+    out.message_s = 0;
+    Parts& parts = out.parts = {};
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      out.stages.push_back(times(i, pp * each));
+      const Parts stage_parts = stage(i, all).parts;
+      for (const auto& [name, part] : kParts) parts.*part += m / pp * stage_parts.*part;
+    }
+    double slowest = 0;
+    for (const Update& u : updates_) {
+      parts.dp += m * (of(u.gathers, all) + of(u.sums, all)) / pp;
+      const double optimizer = of(u.tasks, all),
+                   dp = of(u.sent, all) + u.messages * m_.seconds(Exchange::all_reduce, ranks_, 0);
+      if (optimizer + dp <= slowest) continue;
+      slowest = optimizer + dp;
+      parts.optimizer = optimizer;
+    }
+    parts.dp += slowest - parts.optimizer;
+    out.step_s = sim.makespan + slowest;
+    parts.bubble = std::max(0.0, out.step_s - (parts.sum() - parts.bubble));
+    out.bubble = sim.makespan * sim.bubble_share() / out.step_s;
+  }
+
+ private:
+  double of(const std::vector<Task>& tasks, double busy) const {
+    double sum = 0;
+    for (const Task& t : tasks)
+      if (t.kernel) sum += t.count * m_.seconds(*t.kernel, sizes_of(t), dtype_, threads_, busy);
+    return sum;
+  }
+  double of(const std::vector<Sent>& sent, double busy, std::string_view axis = "") const {
+    const double p = real(m_.identity.processors);
+    double sum = 0;
+    for (const Sent& s : sent) {
+      if (s.axis.ranks < 2 || (!axis.empty() && s.axis.name != axis)) continue;
+      // A rank that shares its processor waits until it is its turn, as among so many ranks; what it copies takes a
+      // part of a processor.
+      const double latency = m_.seconds(s.exchange, ranks_, 0),
+                   bytes = m_.seconds(s.exchange, s.axis.ranks, s.bytes) - m_.seconds(s.exchange, s.axis.ranks, 0);
+      sum += s.count * (latency + bytes * std::max(1.0, busy / p) / std::max(1.0, real(s.axis.ranks) / p));
+    }
+    return sum;
+  }
+
+  WorkTime time(const Work& w, double busy) const {
+    const auto sent = [&](std::string_view axis) {
+      return Passes{of(w.forward.sent, busy, axis), of(w.input.sent, busy, axis) + of(w.again.sent, busy, axis), 0};
+    };
+    return {.compute = {of(w.forward.tasks, busy), of(w.input.tasks, busy), of(w.weight.tasks, busy)},
+            .recompute = of(w.again.tasks, busy),
+            .tp = sent("tp"),
+            .cp = sent("cp")};
+  }
+
+  // A stage beside so many ranks.
+  StageTime stage(size_t i, double busy) const {
+    StageTime out;
+    out.add(real(layers_[i]), time(work_.layer, busy));
+    const bool first = i == 0, last = i + 1 == layers_.size();
+    if (first) out.add(1, time(work_.first, busy));
+    if (last) out.add(1, time(work_.last, busy));
+    // Micro-batches after the first add their gradients to what is there; a tied table has two gradients.
+    const double m = real(p_.microbatches), table = real(c_.model.vocab) / real(p_.tp) * real(c_.model.channels);
+    Work sums;
+    sums.weight.tasks = {
+        {.kernel = Kernel::accumulate, .rows = 1, .columns = elements(i), .count = (m - 1) / m},
+        {.kernel = Kernel::accumulate, .rows = 1, .columns = table, .count = first && last && c_.model.tied ? 1.0 : 0}};
+    out.add(1, time(sums, busy));
+    return out;
+  }
+
+  // Parameters are gathered for both passes, gradients are summed with the weights'. Of what a stage sends and receives
+  // in a pass half is its own, the other half its neighbour's.
+  StageTimes times(size_t i, double busy) const {
+    const Passes all = stage(i, busy).all;
+    const Update& u = updates_[static_cast<size_t>(schedule_.rank_of_stage[i])];
+    const double chunks = schedule_.chunks(), gathers = of(u.gathers, busy) / chunks, sums = of(u.sums, busy) / chunks;
+    const auto s = static_cast<int>(i);
+    const int sides =
+        (s > 0 && schedule_.crosses(s - 1) ? 1 : 0) + (s + 1 < schedule_.stages && schedule_.crosses(s) ? 1 : 0);
+    const double message =
+        sides * of({{Exchange::send, {"pp", 2}, handed_bytes(c_, real(size_of(dtype_))), 0.5}}, busy);
+    StageTimes t{.forward = all.forward + gathers / 2 + message,
+                 .input = all.input + gathers / 2 + message,
+                 .weight = all.weight + sums};
+    t.backward = t.input + t.weight;
+    return t;
+  }
+
+  double elements(size_t i) const { return parameters_of(c_, layers_[i], i == 0, i + 1 == layers_.size()).all(); }
+  void add_update(size_t i) {
+    const bool first = i == 0, last = i + 1 == layers_.size();
+    const Axis data = data_axis(c_.layout);
+    Update& u = updates_[static_cast<size_t>(schedule_.rank_of_stage[i])];
+    const double all = elements(i), units = real(layers_[i]) + (first ? 2 : 0) + (last ? 1 : 0),
+                 mine = p_.zero == ZeroStage::none ? all : all / real(data.ranks);
+    const auto add_task = [&](Kernel kernel, double count) {
+      u.tasks.push_back({.kernel = kernel, .rows = units, .columns = mine / units, .count = count});
+    };
+    add_task(Kernel::squares, 1);
+    add_task(Kernel::update, 1);
+    u.messages = (ranks_ > 1 ? 1 : 0) + (p_.pp > 1 ? 1 : 0) + (p_.tp > 1 ? 1 : 0) +
+                 (p_.zero != ZeroStage::none && data.ranks > 1 ? 1 : 0);
+    if (first && !last && c_.model.tied)
+      u.sent.push_back({Exchange::all_reduce,
+                        {"tied", 2},
+                        c_.software.reduce_bytes * real(c_.model.vocab) / real(p_.tp) * real(c_.model.channels)});
+    for (const DataSent& s : data_work(c_)) {
+      const bool gathers = s.exchange == Exchange::all_gather;
+      const double count = s.exchange == Exchange::all_reduce
+                               ? std::max(1.0, std::ceil(all * s.bytes / (p_.bucket_mb * 1048576)))
+                               : units;
+      (!s.each ? u.sent : gathers ? u.gathers : u.sums).push_back({s.exchange, data, all * s.bytes / count, count});
+      if (s.each && !gathers)  // a micro-batch's sum is added to those before it
+        add_task(Kernel::accumulate, real(p_.microbatches) - 1);
+    }
+  }
+
+  const Case& c_;
+  const Machine& m_;
+  const Plan& p_ = c_.layout.plan;
+  DType dtype_ = c_.software.parameter_bytes < 4 ? DType::bfloat16 : DType::float32;
+  int64_t ranks_, threads_;
+  Schedule schedule_;
+  std::vector<int64_t> layers_;
+  StepWork work_ = step_work(c_, Caller::tessera);
+  std::vector<Update> updates_{static_cast<size_t>(p_.pp)};
+};
+
+}  // namespace
+
+Hardware hardware_of(const std::shared_ptr<const Machine>& machine, DType dtype) {
+  // For heads of 64: seconds of a query for itself, and for each of the keys that it sees, which are half of them.
+  constexpr double kHead = 64;
+  const size_t type = dtype == DType::bfloat16 ? 1 : 0;
+  const Cost& attention =
+      machine->costs[static_cast<size_t>(Company::alone)][type][static_cast<size_t>(Kernel::attention_forward)];
+  const double query = attention[1] * kHead, key = std::max(attention[2] + attention[3] * kHead, 1e-15);
+  const double p = real(machine->identity.processors);
+  LinkCost link = machine->links[static_cast<size_t>(Exchange::send)].begin()->second;
+  link.s_per_byte = std::max(link.s_per_byte, 1e-13);  // a fit may find that bytes are free
+  return {.name = "this",
+          .peak_flops = machine->product_flops_per_s[type] / p,
+          .hbm_bytes_per_s = machine->copy_bytes_per_s / p,
+          .memory_bytes = machine->memory_bytes,
+          .multiprocessors = 1,
+          .ranks_per_node = 1024,
+          .intra_bytes_per_s = 1 / link.s_per_byte,
+          .inter_bytes_per_s = 1 / link.s_per_byte,
+          .intra_latency_s = link.latency_s,
+          .inter_latency_s = link.latency_s,
+          .product_efficiency = 1,
+          .memory_efficiency = 1,
+          .intra_efficiency = 1,
+          .inter_efficiency = 1,
+          .contention = 0,
+          .attention = {{"flash2", {.flops = 4 * kHead / key, .half_tokens = 2 * query / key}}},
+          .processors = machine->identity.processors,
+          .measured = machine};
+}
+
+void set_measured_times(const Case& c, const Machine& machine, Prediction& out) {
+  if (c.software.name != "tessera" || c.model.experts > 0 || c.model.gated != (c.model.positions == Positions::rope))
+    throw FieldError("hardware",
+                     "this machine was measured with Tessera's own kernels; expected `software` tessera and a model "
+                     "that it trains");
+  Clock(c, machine).set(out);
+}
+
+}  // namespace tessera::planner

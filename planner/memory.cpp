@@ -1,0 +1,246 @@
+// A program's bytes by its description, and from a case to a job, what train/ says of it.
+#include "planner/memory.h"
+
+#include <algorithm>
+
+#include "models/layout.h"
+#include "planner/pipeline.h"
+#include "planner/work.h"
+#include "train/expected_bytes.h"
+#include "train/memory.h"
+
+namespace tessera::planner {
+namespace {
+
+constexpr int64_t kMostLayers = 512;  // that are cut by their FLOPs, and run dry, in no time
+
+double real(int64_t x) { return static_cast<double>(x); }
+
+// Bytes of one micro-batch's arrays on a rank.
+struct Arrays {
+  double between;  // h channels of two bytes, as they lie between blocks
+  double whole;    // the same as products see it
+  double mask;     // one byte for an element
+};
+Arrays arrays_of(const Case& c) {
+  const Plan& p = c.layout.plan;
+  const double whole = 2 * local_tokens(c) * real(c.model.channels), between = whole / (p.sp ? real(p.tp) : 1);
+  return {between, whole, c.software.dropout ? between / 2 : 0};
+}
+
+// Bytes of ZeRO-3's units that are whole for a while, two at a time, and of a gradient.
+double gathered(const Case& c, double layer, double layers) {
+  const Software& s = c.software;
+  if (c.layout.plan.zero != ZeroStage::three || data_axis(c.layout).ranks == 1) return 0;
+  const double units = s.reshard_after_forward ? 2 : layers;
+  return layer * (units * s.gather_bytes + s.reduce_bytes);
+}
+
+}  // namespace
+
+std::vector<int64_t> layers_of_stages(const Case& c, int64_t stages) {
+  const bool fewer = c.software.fewer_layers_at_ends && stages > 1;
+  const int64_t layers = c.model.layers + (fewer ? 2 : 0);
+  std::vector<int64_t> out;
+  for (int64_t s = 0; s < stages; ++s) out.push_back((s + 1) * layers / stages - s * layers / stages);
+  if (fewer) {
+    --out.front();
+    --out.back();
+  }
+  return out;
+}
+
+StageParameters parameters_of(const Case& c, int64_t layers, bool first, bool last) {
+  const ModelShape& m = c.model;
+  const double t = real(c.layout.plan.tp), h = real(m.channels), table = real(m.vocab) * h / t;
+  const double matrices = layer_matrices(m), experts = m.experts > 0 ? expert_parameters(m) : 0;
+  StageParameters out;
+  out.dense = real(layers) * ((matrices - experts) / t + layer_parameters(m) - matrices);
+  out.experts = real(layers) * experts / t / real(c.layout.ep);
+  if (first) out.dense += table + (m.positions == Positions::learned ? real(m.context) * h : 0);
+  if (last) out.dense += (m.gated ? 1 : 2) * h + (m.tied && first ? 0 : table);
+  return out;
+}
+
+double kept_by_layer(const Case& c) {
+  const ModelShape& m = c.model;
+  const Plan& p = c.layout.plan;
+  const Software& s = c.software;
+  const Arrays a = arrays_of(c);
+  if (p.recompute == Recompute::block) return a.between;
+  const double t = real(p.tp), tokens = local_tokens(c), heads = real(m.heads) / t;
+  const double query = a.whole * real(m.query()) / real(m.channels) / t, key = query * real(m.key()) / real(m.query());
+  // Norms and products read these: the inputs of two norms and of the two blocks.
+  const bool norms_again = p.recompute == Recompute::activation_norm;
+  double kept = 2 * a.between + (norms_again ? 0 : 2 * a.between) + 2 * a.mask;
+  // q, k, v, what attention gives; and of pairs the softmax and, with dropout, its mask and what is left of it; or the
+  // log-sum-exp alone.
+  kept += 2 * query + 2 * key;
+  if (s.attention != "unfused")
+    kept += 4 * heads * tokens;
+  else if (p.recompute != Recompute::attention)
+    kept += (s.dropout ? 5 : 2) * heads * tokens * real(m.context);
+  // The inside of the feed-forward layer: of GELU what it reads and gives; with experts of all copies of a token.
+  const double copies = m.experts > 0 ? real(m.experts_per_token) : 1;
+  const double wide = 2 * tokens * copies * real(m.hidden()) / t;
+  const bool activation_again = norms_again || p.recompute == Recompute::activation;
+  kept += wide * (m.gated ? s.gated_activation_pieces : 2) - (activation_again ? wide : 0);
+  if (m.experts > 0) kept += 2 * copies * a.whole;  // as they are sent and come back
+  return kept;
+}
+
+std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int>& in_flight) {
+  const Software& s = c.software;
+  const Plan& p = c.layout.plan;
+  const Arrays a = arrays_of(c);
+  const std::vector<int> rank_of_stage = rank_of_stages(p);
+  const size_t stages = rank_of_stage.size();
+  const std::vector<int64_t> layers = layers_of_stages(c, std::ssize(rank_of_stage));
+  const double chunks = real(std::ssize(rank_of_stage)) / real(p.pp);
+  const double n = real(data_axis(c.layout).ranks), t = real(p.tp), kept = kept_by_layer(c);
+  const double own = local_tokens(c) * real(c.model.vocab) / t * s.logit_bytes;
+  Case none = c;
+  none.layout.plan.recompute = Recompute::none;
+  const double again = p.recompute == Recompute::block ? kept_by_layer(none) : 0;  // one layer's, during backward
+  std::vector<MemoryParts> out;
+  for (int rank = 0; rank < p.pp; ++rank) {
+    int64_t here = 0;
+    bool first = false, last = false;
+    for (size_t stage = 0; stage < stages; ++stage) {
+      if (rank_of_stage[stage] != rank) continue;
+      here += layers[stage];
+      first |= stage == 0;
+      last |= stage + 1 == stages;
+    }
+    const StageParameters held = parameters_of(c, here, first, last);
+    const auto shared = [&](ZeroStage from) {  // experts lie on n / ep ranks
+      return p.zero >= from ? held.dense / n + held.experts / std::max(1.0, n / real(c.layout.ep)) : held.all();
+    };
+    const double flights = in_flight[static_cast<size_t>(rank)], stage_layers = real(here) / chunks;
+    MemoryParts m{.parameters = shared(ZeroStage::three) * s.parameter_bytes,
+                  .gradients = shared(ZeroStage::two) * s.gradient_bytes,
+                  .optimizer = shared(ZeroStage::one) * s.state_bytes,
+                  .activations = flights * stage_layers * kept,
+                  .communication = gathered(c, parameters_of(c, 1, false, false).all(), real(here)),
+                  .workspace = again};
+    if (first) m.activations += flights / chunks * a.mask;  // the mask of the embeddings' dropout
+    if (last) m.activations += 2 * a.between + own;         // the last norm's input, the head's, and logits
+    out.push_back(m);
+  }
+  return out;
+}
+
+Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer) {
+  Software s = software_named("tessera");
+  s.parameter_bytes = s.gather_bytes = static_cast<double>(size_of(dtype));
+  s.gradient_bytes = s.reduce_bytes = static_cast<double>(size_of(dtype == DType::float64 ? dtype : grad_dtype));
+  s.state_bytes = static_cast<double>(state_bytes({.optimizer = optimizer, .dtype = dtype}));
+  return s;
+}
+
+std::optional<Job> own_job(const Case& c) {
+  const Software& s = c.software;
+  if (s.name != "tessera" || c.model.layers > kMostLayers || c.model.gated != (c.model.positions == Positions::rope))
+    return {};
+  for (const DType dtype : {DType::bfloat16, DType::float32, DType::float64})
+    for (const DType grad : {DType::float32, DType::bfloat16})
+      for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::sgd}) {
+        const Software own = own_software(dtype, grad, optimizer);
+        if (own.parameter_bytes != s.parameter_bytes || own.gradient_bytes != s.gradient_bytes ||
+            own.state_bytes != s.state_bytes)
+          continue;
+        Job job{.model = config_of(c.model),
+                .optim = {.optimizer = optimizer, .batch = c.layout.batch(), .dtype = dtype},
+                .plan = c.layout.plan};
+        job.model.dropout = s.dropout ? 0.1 : 0;
+        job.plan.grad_dtype = grad;
+        job.plan.ep = c.layout.ep;
+        // Ranks that share no processors have a GPU each.
+        job.plan.device = c.hardware.processors == 0 ? Device::cuda : Device::cpu;
+        check_sizes(job);
+        return job;
+      }
+  return {};
+}
+
+std::vector<int64_t> layers_of(const Case& c, const std::optional<Job>& own) {
+  if (!own) return layers_of_stages(c, std::ssize(rank_of_stages(c.layout.plan)));
+  std::vector<int64_t> out;
+  for (const Range& r : split_layers(*whole_model(*own, own->model.vocab), schedule_of(own->plan).stages))
+    out.push_back(r.size());
+  return out;
+}
+
+// Layers send what their list of work says, the ends two arrays over tp: of the embedding, and of the head's input
+// gradient. With sequence parallelism a sum is a gathering and a scattering.
+Bytes described_bytes(const Case& c) {
+  const Plan& p = c.layout.plan;
+  const std::vector<int> rank_of_stage = rank_of_stages(p);
+  const double m = real(p.microbatches), pp = real(p.pp), layers = m * real(c.model.layers) / pp;  // a mean rank's
+  Bytes arrays, counts, out;  // bytes of an array that the mean rank sends so often
+  const auto add = [&](const Sent& s, double count) {
+    const double n = real(s.axis.ranks), part = s.exchange == Exchange::send ? 1 : (n - 1) / n;
+    const std::string axis(s.axis.name), operation(kExchangeNames[static_cast<size_t>(s.exchange)]);
+    arrays[axis][operation] = (s.exchange == Exchange::all_reduce ? 2 : 1) * part * s.bytes;
+    out[axis][operation] = arrays[axis][operation] * (counts[axis][operation] += count);
+  };
+  const Work layer = step_work(c, Caller::described).layer;
+  for (const Pass* pass : {&layer.forward, &layer.again, &layer.input})
+    for (const Sent& sent : pass->sent) {
+      add(sent, layers * sent.count);
+      if (sent.axis.name == "tp" && pass == &layer.forward) add(sent, 2 * m / pp);
+    }
+  if (p.pp > 1) {
+    double boundaries = 0;  // between ranks
+    for (size_t s = 1; s < rank_of_stage.size(); ++s) boundaries += rank_of_stage[s - 1] != rank_of_stage[s] ? 1 : 0;
+    out["pp"]["send"] = 2 * m * boundaries / pp * handed_bytes(c, 2);
+  }
+  StageParameters held;  // by the mean rank
+  const std::vector<int64_t> split = layers_of_stages(c, std::ssize(rank_of_stage));
+  for (size_t i = 0; i < split.size(); ++i) {
+    const StageParameters stage = parameters_of(c, split[i], i == 0, i + 1 == split.size());
+    held.dense += stage.dense / pp;
+    held.experts += stage.experts / pp;
+  }
+  const Axis data = data_axis(c.layout);
+  const double n = real(data.ranks), ranks = std::max(1.0, n / real(c.layout.ep)),
+               share = (n - 1) / n * held.dense + (ranks - 1) / ranks * held.experts;
+  for (const DataSent& s : data_work(c)) {
+    const bool stays = s.exchange == Exchange::all_gather && !c.software.reshard_after_forward;  // whole, once gathered
+    out[std::string(data.name)][std::string(kExchangeNames[static_cast<size_t>(s.exchange)])] +=
+        (s.exchange == Exchange::all_reduce ? 2 : 1) * share * s.bytes * (s.each && !stays ? m : 1);
+  }
+  return out;
+}
+
+std::optional<std::vector<MemoryParts>> own_memory(const Job& job) {
+  std::vector<RankMemory> ranks;
+  try {
+    ranks = memory_of_ranks(job, true);
+  } catch (const OutOfMemory&) {  // more addresses than an arena has
+    return {};
+  }
+  const size_t alike = ranks.size() / static_cast<size_t>(job.plan.pp);
+  std::vector<MemoryParts> out(static_cast<size_t>(job.plan.pp));
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const HeldBytes& held = ranks[r].held;
+    const MemoryParts found{.parameters = static_cast<double>(held.parameters),
+                            .gradients = static_cast<double>(held.gradients),
+                            .optimizer = static_cast<double>(held.optimizer),
+                            .activations = static_cast<double>(ranks[r].activations),
+                            .communication = static_cast<double>(ranks[r].communication)};
+    MemoryParts& most = out[r / alike];
+    if (found.peak() > most.peak()) most = found;
+  }
+  return out;
+}
+
+Bytes own_bytes(const Job& job) {
+  Bytes out;
+  for (const SentBytes& sent : expected_bytes(job, 1))
+    if (sent.bytes > 0)
+      out[sent.axis][sent.operation] = static_cast<double>(sent.bytes) / static_cast<double>(job.plan.ranks());
+  return out;
+}
+
+}  // namespace tessera::planner

@@ -1,0 +1,44 @@
+// Bytes that a rank holds and sends. Nothing about Tessera's own runs is described: its closed forms and a dry run of
+// the step say it (train/expected_bytes.h, train/memory.h). Other programs are described.
+#pragma once
+#include <optional>
+#include <vector>
+
+#include "planner/predict.h"
+#include "train/job.h"
+
+namespace tessera::planner {
+
+// The job that the case is, when its software is Tessera and trains such a model, with bytes as one of its dtypes and
+// optimizers have. Throws FieldError for sizes that Tessera refuses.
+std::optional<Job> own_job(const Case& c);
+// The description of Tessera training in that dtype.
+Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer = OptimizerKind::adamw);
+
+// Layers of each stage of the schedule: as even as can be, the later stages more.
+std::vector<int64_t> layers_of_stages(const Case& c, int64_t stages);
+// The same, where the case is a job as Tessera cuts them: by their FLOPs.
+std::vector<int64_t> layers_of(const Case& c, const std::optional<Job>& own);
+
+// Parameters that a rank of a stage has before the data axis shares them out: of layers (with experts: those here) and
+// of what stands before and after them.
+struct StageParameters {
+  double dense = 0, experts = 0;
+  double all() const { return dense + experts; }
+};
+StageParameters parameters_of(const Case& c, int64_t layers, bool first, bool last);
+
+// Bytes that a layer keeps between forward and backward, of one micro-batch (Korthikanti et al. 2022, equations 1 to 6,
+// where attention is unfused and there is dropout).
+double kept_by_layer(const Case& c);
+
+// The memory of each pipeline rank. `in_flight`: micro-batches times stages that each has at most.
+std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int>& in_flight);
+// The same by a dry run, of the fullest of its ranks. Nothing where one needs more than a terabyte.
+std::optional<std::vector<MemoryParts>> own_memory(const Job& job);
+
+// Sent in a step by the mean rank, by axis and operation.
+Bytes described_bytes(const Case& c);
+Bytes own_bytes(const Job& job);
+
+}  // namespace tessera::planner
