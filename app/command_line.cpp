@@ -15,7 +15,7 @@
 #include "app/inference_options.h"
 #include "app/option_values.h"
 #include "app/plan/text.h"
-#include "app/report_options.h"
+#include "app/report/options.h"
 #include "app/run/pretrained.h"
 #include "app/run_words.h"
 #include "data/config_file.h"

@@ -1,18 +1,15 @@
 // Requests to the planner and back.
 #include "app/explore/answers.h"
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <mutex>
-#include <nlohmann/json.hpp>
-#include <string>
+#include <fmt/format.h>
 
-#include "app/explore/page.h"
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <mutex>
+
 #include "app/explore/query.h"
-#include "app/plan/text.h"
 #include "models/language_model.h"
-#include "parallel/pipeline/simulate.h"
 #include "planner/case_json.h"
 #include "planner/predict.h"
 #include "tensor/error.h"
@@ -23,10 +20,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kMostTokens = 10'000'000;  // of a micro-batch
-constexpr int64_t kMostPasses = 200'000;     // of a pipeline: stages times micro-batches
-constexpr size_t kMostDrawn = 6000;          // actions
-constexpr double kSpan = 1e6;                // of a step in the times of actions
+constexpr int64_t kMostTokens = 10'000'000;  // in a micro-batch
+constexpr int64_t kMostPasses = 200'000;     // in a pipeline: stages times micro-batches
 
 Answer json_answer(const Json& json) {
   return {.body = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"};
@@ -48,7 +43,9 @@ Json choices() {
   for (const std::string& name : split(preset_names())) models[name] = to_json(shape_of_preset(name));
   for (const std::string& name : planner::hardware_names()) {
     const planner::Hardware h = planner::hardware_named(name);
-    hardware[name] = {{"memory_bytes", h.memory_bytes}, {"ranks_per_node", h.ranks_per_node}};
+    hardware[name] = {{"memory_bytes", h.memory_bytes},
+                      {"ranks_per_node", h.ranks_per_node},
+                      {"words", fmt::format("{} ({})", name, bytes_words(h.memory_bytes))}};
   }
   return {{"model", models},
           {"hardware", hardware},
@@ -57,7 +54,7 @@ Json choices() {
           {"recompute", kRecomputeNames}};
 }
 
-// What the planner would take long for.
+// Refuses a case that the planner would take long for.
 void check_size(const planner::Case& c) {
   const Plan& p = c.layout.plan;
   if (static_cast<double>(c.layout.sequences) * static_cast<double>(c.model.context) > kMostTokens)
@@ -70,33 +67,23 @@ void check_size(const planner::Case& c) {
                      "chunks or pipeline ranks");
 }
 
-// The passes of each rank, [what, stage, micro-batch, begin, end], on a clock that ends at kSpan; of a long pipeline
-// those that begin before `shown`.
-Json pipeline(const planner::Case& c, const planner::Prediction& p) {
-  const Simulation s = simulate(schedule_of(c.layout.plan), {.stages = p.stages, .message = p.message_s});
-  std::vector<double> starts;
-  for (const auto& rank : s.actions)
-    for (const TimedAction& a : rank) starts.push_back(a.start);
-  std::ranges::sort(starts);
-  const bool whole = starts.size() <= kMostDrawn;
-  const double end = whole ? s.makespan : starts[kMostDrawn], clock = kSpan / std::max(end, 1e-300);
-  Json ranks = Json::array();
-  for (const auto& rank : s.actions) {
-    Json row = Json::array();
-    for (const TimedAction& a : rank)
-      if (!a.action.is_message() && (whole || a.start < end))
-        row.push_back({name_of(a.action.what), a.action.stage, a.action.microbatch, std::llround(a.start * clock),
-                       std::llround(std::min(a.end, end) * clock)});
-    ranks.push_back(row);
+// Takes the width of a picture, which the planner does not know, out of a request.
+void take_width(Request& request, const char* name, double& to) {
+  for (const auto& [key, text] : request.query) {
+    if (key != name) continue;
+    int pixels = 0;
+    const char* const end = text.data() + text.size();
+    if (const auto [stop, error] = std::from_chars(text.data(), end, pixels);
+        error != std::errc() || stop != end || pixels < 200 || pixels > 20'000)
+      throw FieldError(name, "expected a number of pixels from 200 to 20000");
+    to = pixels;
   }
-  return {{"makespan_s", s.makespan},
-          {"shown_s", end},
-          {"bubble", s.bubble_share()},
-          {"chunks", s.schedule.chunks()},
-          {"actions", ranks}};
+  std::erase_if(request.query, [&](const auto& given) { return given.first == name; });
 }
 
-Json prediction(const Request& request) {
+Json prediction(Request request) {
+  Widths widths;
+  take_width(request, "wide", widths.wide), take_width(request, "narrow", widths.narrow);
   const planner::Case given = case_of_query(request);
   check_size(given);
   const planner::Case c = planner::checked_case(given);
@@ -104,7 +91,7 @@ Json prediction(const Request& request) {
   Json out = planner::to_json(c, p);
   out["memory_bytes"] = c.hardware.memory_bytes - c.hardware.reserved_bytes;
   for (const planner::MemoryParts& m : p.memory) out["memory_of_stages"].push_back(planner::to_json(m));
-  out["pipeline"] = pipeline(c, p);
+  out["html"] = drawn_prediction(c, p, widths);
   return out;
 }
 
@@ -113,10 +100,11 @@ Answer search(const Request& request) {
   static std::timed_mutex one;
   const std::unique_lock lock(one, std::chrono::seconds(5));
   if (!lock) return refusal(503, "another search takes long; try again");
-  std::string lines = plan_json_lines(answer_of_query(request));
+  const PlanAnswer found = answer_of_query(request);
+  std::string lines = plan_json_lines(found);
   lines.pop_back();
   std::ranges::replace(lines, '\n', ',');
-  return {.body = "[" + lines + "]\n"};
+  return {.body = "{\"plans\":[" + lines + "],\"html\":" + Json(drawn_ranking(found)).dump() + "}\n"};
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What `explore` can be told.
+// The options of `explore`.
 #pragma once
 #include <cstdint>
 #include <optional>

@@ -70,7 +70,7 @@ MHD_Result queue(MHD_Connection* connection, const Answer& answer) {
   return result;
 }
 
-// What the headers of a request say that matters here.
+// The headers of a request that matter here.
 struct Headers {
   std::vector<std::string> hosts;
   std::string site;

@@ -13,7 +13,6 @@
 #include "app/output.h"
 #include "app/plan/command.h"
 #include "app/plan/text.h"
-#include "app/plan_page.h"
 #include "bench/calibrate.h"
 #include "data/files.h"
 #include "planner/case_json.h"

@@ -33,6 +33,8 @@ std::string step_words(const planner::Prediction& prediction);
 
 std::string plan_text(const PlanAnswer& answer);
 std::string plan_json_lines(const PlanAnswer& answer);
+// A self-contained HTML file (app/plan/page.cpp).
+std::string plan_page(const PlanAnswer& answer);
 
 // The options of `plan` that no run has, and its examples.
 

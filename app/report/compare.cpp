@@ -1,183 +1,363 @@
-// What is known of two runs, row by row.
-#include "app/report/compare.h"
-
+// Two runs beside each other, and the ranks of one that failed.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
-#include "app/report/exposure.h"
-#include "app/report/measured.h"
-#include "app/report/svg.h"
+#include "app/report/report.h"
+#include "data/json.h"
+#include "tensor/error.h"
 
 namespace tessera::report {
 namespace {
 
 using Maybe = std::optional<double>;
 
-// What a trace says, worked out once.
+// A run with what its trace says, worked out once.
 struct Seen {
   explicit Seen(const Record& record) : r(record), step(record.traced ? median_step(record) : StepSpan()) {
+    if (const auto most = std::ranges::max_element(r.ranks, {}, &Rank::peak); most != r.ranks.end()) fullest = &*most;
     if (step.step == 0) return;
     pipeline = measure_pipeline(r, step);
     if (const auto all = exposures(r, step)) exposure = mean(*all);
   }
   const Record& r;
   StepSpan step;
+  const Rank* fullest = nullptr;
   std::optional<MeasuredPipeline> pipeline = {};
   std::optional<Exposure> exposure = {};
 };
 
+enum class Unit : uint8_t { ms, share, bytes, rate, loss };
+struct ComparedRow {
+  std::string name;
+  Unit unit = Unit::ms;
+  Maybe a = {}, b = {};  // nothing: not known
+};
+struct ComparedPart {
+  std::string name;
+  std::vector<ComparedRow> rows = {};
+};
+
+// The rows of two runs, with what is known of each.
+class Comparison {
+ public:
+  Comparison(const Seen& a, const Seen& b) : a_(a), b_(b) {
+    steps(), bubbles(), communication(), sent(), memory(), losses();
+    std::erase_if(parts, [](const ComparedPart& part) { return part.rows.empty(); });
+  }
+  std::vector<ComparedPart> parts;
+
+ private:
+  void begin(const std::string& name) { parts.push_back({name}); }
+  // A row that at least one of the runs has.
+  template <class Get>
+  void row(const std::string& name, Unit unit, Get&& get) {
+    const ComparedRow made{name, unit, get(a_), get(b_)};
+    if (made.a || made.b) parts.back().rows.push_back(made);
+  }
+  void steps();
+  void bubbles();
+  void communication();
+  void sent();
+  void memory();
+  void losses();
+
+  const Seen &a_, &b_;
+};
+
 Maybe above_zero(double x) { return x > 0 ? Maybe(x) : std::nullopt; }
 
-ComparedPart steps(const Seen& a, const Seen& b) {
-  const auto drawn = [](const Seen& s) { return above_zero(s.step.end - s.step.begin); };
-  return {"a step",
-          {{"median of the run", Unit::ms, above_zero(a.r.step_ms), above_zero(b.r.step_ms)},
-           {"tokens/s", Unit::rate, above_zero(a.r.tokens_per_s), above_zero(b.r.tokens_per_s)},
-           {"median of those in the trace", Unit::ms, drawn(a), drawn(b)}}};
+void Comparison::steps() {
+  begin("a step");
+  row("median of the run", Unit::ms, [](const Seen& s) { return above_zero(s.r.step_ms); });
+  row("tokens/s", Unit::rate, [](const Seen& s) { return above_zero(s.r.tokens_per_s); });
+  row("median of those in the trace", Unit::ms, [](const Seen& s) { return above_zero(s.step.end - s.step.begin); });
 }
 
-ComparedPart bubbles(const Seen& a, const Seen& b) {
-  const auto row = [&](const char* name, auto&& get) {
-    return ComparedRow{name, Unit::share, a.pipeline ? get(a) : Maybe(), b.pipeline ? get(b) : Maybe()};
+void Comparison::bubbles() {
+  begin("bubble of the pipeline, share of its time");
+  const auto share = [&](const char* name, Maybe (*get)(const Seen&)) {
+    row(name, Unit::share, [&](const Seen& s) { return s.pipeline ? get(s) : Maybe(); });
   };
-  return {"bubble of the pipeline, share of its time",
-          {row("formula", [](const Seen& s) { return s.pipeline->formula; }),
-           row("planned, equal times", [](const Seen& s) { return Maybe(s.pipeline->equal.bubble_share()); }),
-           row("planned, measured times", [](const Seen& s) { return Maybe(s.pipeline->replayed.bubble_share()); }),
-           row("measured",
-               [](const Seen& s) { return s.r.shared ? Maybe() : Maybe(s.pipeline->measured.bubble_share()); })}};
+  share("formula", [](const Seen& s) { return s.pipeline->formula; });
+  share("planned, equal times", [](const Seen& s) { return Maybe(s.pipeline->equal.bubble_share()); });
+  share("planned, measured times", [](const Seen& s) { return Maybe(s.pipeline->replayed.bubble_share()); });
+  share("measured", [](const Seen& s) { return s.r.shared ? Maybe() : Maybe(s.pipeline->measured.bubble_share()); });
 }
 
-ComparedPart communication(const Seen& a, const Seen& b) {
-  ComparedPart out{"communication in the step that the trace shows, mean of ranks", {}};
-  const auto rows = [&](const std::string& name, auto&& get) {
-    const auto ms = [&](const Seen& s) { return s.exposure ? Maybe(get(*s.exposure)) : Maybe(); };
-    const auto share = [&](const Seen& s) {
+void Comparison::communication() {
+  begin("communication in the step that the trace shows, mean of ranks");
+  const auto rows = [&](const std::string& name, double (*get)(const Exposure&)) {
+    row(name, Unit::ms, [&](const Seen& s) { return s.exposure ? Maybe(get(*s.exposure)) : Maybe(); });
+    row(name + ", of the step", Unit::share, [&](const Seen& s) {
       return s.exposure ? Maybe(get(*s.exposure) / std::max(1e-9, s.exposure->step)) : Maybe();
-    };
-    out.rows.push_back({name, Unit::ms, ms(a), ms(b)});
-    out.rows.push_back({name + ", of the step", Unit::share, share(a), share(b)});
+    });
   };
   rows("exposed", [](const Exposure& e) { return e.exposed(); });
   rows("- waiting for other ranks", [](const Exposure& e) { return e.waiting; });
   rows("- transfer", [](const Exposure& e) { return e.transfer; });
   rows("hidden behind computing", [](const Exposure& e) { return e.hidden; });
-  return out;
 }
 
-// In a step where both have traces; else in the whole run, of which a summary tells too.
-ComparedPart sent(const Seen& a, const Seen& b) {
-  const bool traced = a.step.step > 0 && b.step.step > 0;
-  ComparedPart out{traced ? "bytes that all ranks together sent in a step" : "bytes sent in the whole run", {}};
-  using Bytes = std::map<std::string, double>;
-  const auto of = [&](const Seen& s) {
-    Bytes bytes;
-    if (traced)
-      for (const SentInStep& x : sent_in_step(s.r, s.step))
-        bytes[x.axis + " " + x.operation] += static_cast<double>(x.bytes);
-    else
-      for (const Sent& x : s.r.sent) bytes[x.axis + " " + x.operation] += static_cast<double>(x.bytes);
-    double sum = 0;
-    for (const auto& [name, n] : bytes) sum += n;
-    if (!s.r.ranks.empty()) bytes["~all"] = sum;  // a run that has said what it used
-    return bytes;
-  };
-  Bytes in_a = of(a), in_b = of(b);
+// The bytes of a step where both have traces; else of the whole run, of which a summary tells too.
+void Comparison::sent() {
+  const bool traced = a_.step.step > 0 && b_.step.step > 0;
+  begin(traced ? "bytes that all ranks together sent in a step" : "bytes sent in the whole run");
+  std::map<const Seen*, std::map<std::string, double>> bytes;
   std::set<std::string> names;
-  for (const Bytes* bytes : {&in_a, &in_b})
-    for (const auto& [name, n] : *bytes)
-      if (n > 0 || name == "~all") names.insert(name);
-  const auto value = [](const Bytes& bytes, const std::string& name) {
-    const auto found = bytes.find(name);
-    if (found != bytes.end()) return Maybe(found->second);
-    return bytes.contains("~all") ? Maybe(0) : Maybe();
-  };
-  for (const std::string& name : names)
-    out.rows.push_back({name == "~all" ? "all" : name, Unit::bytes, value(in_a, name), value(in_b, name)});
-  return out;
-}
-
-const Rank* fullest(const Record& r) {
-  const auto most = std::ranges::max_element(r.ranks, {}, &Rank::peak);
-  return most == r.ranks.end() ? nullptr : &*most;
-}
-
-ComparedPart memory(const Seen& a, const Seen& b) {
-  ComparedPart out{"memory of the fullest rank at its peaks", {}};
-  const Rank *in_a = fullest(a.r), *in_b = fullest(b.r);
-  for (size_t c = 0; c < kCategories; ++c) {
-    const auto of = [&](const Seen& s, const Rank* rank) {
-      return rank && s.r.traced ? Maybe(static_cast<double>(rank->peaks[c])) : Maybe();
+  for (const Seen* s : {&a_, &b_}) {
+    const auto add = [&](const std::string& axis, const std::string& operation, int64_t n) {
+      bytes[s][axis + " " + operation] += static_cast<double>(n);
+      bytes[s]["~all"] += static_cast<double>(n);
+      if (n > 0) names.insert(axis + " " + operation);
     };
-    out.rows.push_back({std::string(name_of(static_cast<Category>(c))), Unit::bytes, of(a, in_a), of(b, in_b)});
+    if (traced)
+      for (const SentInStep& x : sent_in_step(s->r, s->step)) add(x.axis, x.operation, x.bytes);
+    else
+      for (const Sent& x : s->r.sent) add(x.axis, x.operation, x.bytes);
   }
-  const auto peak = [](const Rank* rank) { return rank ? Maybe(static_cast<double>(rank->peak)) : Maybe(); };
-  out.rows.push_back({"all at once", Unit::bytes, peak(in_a), peak(in_b)});
-  return out;
+  names.insert("~all");
+  for (const std::string& name : names)
+    row(name == "~all" ? "all" : name, Unit::bytes, [&](const Seen& s) {
+      const bool known = !s.r.ranks.empty() || (name != "~all" && bytes[&s].contains(name));
+      return known ? Maybe(bytes[&s][name]) : Maybe();
+    });
 }
 
-Maybe at_step(const std::vector<Point>& points, int64_t step) {
-  Maybe out;
-  for (const Point& p : points)
-    if (p.step == step) out = p.value;
-  return out;
+void Comparison::memory() {
+  begin("memory of the fullest rank at its peaks");
+  for (size_t c = 0; c < kCategories; ++c)
+    row(std::string(name_of(static_cast<Category>(c))), Unit::bytes, [&](const Seen& s) {
+      return s.fullest && s.r.traced ? Maybe(static_cast<double>(s.fullest->peaks[c])) : Maybe();
+    });
+  row("all at once", Unit::bytes,
+      [](const Seen& s) { return s.fullest ? Maybe(static_cast<double>(s.fullest->peak)) : Maybe(); });
 }
 
 int64_t last_step(const Record& r) { return r.losses.empty() ? 0 : r.losses.back().step; }
 
-ComparedPart losses(const Record& a, const Record& b) {
-  ComparedPart out{"loss", {}};
-  const int64_t common = std::min(last_step(a), last_step(b));
+void Comparison::losses() {
+  begin("loss");
+  const int64_t common = std::min(last_step(a_.r), last_step(b_.r));
   if (common > 0)
-    out.rows.push_back(
-        {fmt::format("of step {}", common), Unit::loss, at_step(a.losses, common), at_step(b.losses, common)});
+    row(fmt::format("of step {}", common), Unit::loss, [&](const Seen& s) {
+      Maybe out;
+      for (const Point& p : s.r.losses)
+        if (p.step == common) out = p.value;
+      return out;
+    });
   const auto last = [](const std::vector<Point>& points) {
     return points.empty() ? Maybe() : Maybe(points.back().value);
   };
-  if (last_step(a) != last_step(b)) out.rows.push_back({"at its end", Unit::loss, last(a.losses), last(b.losses)});
-  out.rows.push_back({"of the last validation", Unit::loss, last(a.validations), last(b.validations)});
-  return out;
+  if (last_step(a_.r) != last_step(b_.r))
+    row("at its end", Unit::loss, [&](const Seen& s) { return last(s.r.losses); });
+  row("of the last validation", Unit::loss, [&](const Seen& s) { return last(s.r.validations); });
 }
 
-void add_notes(Comparison& out, const Seen& a, const Seen& b) {
+// Says what is missing, and what to be careful with.
+std::vector<std::string> notes_of(const Seen& a, const Seen& b) {
+  std::vector<std::string> out;
   for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
     const std::string& name = one->r.label;
     if (!one->r.traced)
-      out.notes.push_back(fmt::format(
+      out.push_back(fmt::format(
           "{} has no trace: its bubble, communication and memory by category are not known; train with --trace to have "
           "them",
           name));
     else if (one->step.step == 0)
-      out.notes.push_back(fmt::format("the trace of {} has no step", name));
+      out.push_back(fmt::format("the trace of {} has no step", name));
     else if (!one->exposure)
-      out.notes.push_back(fmt::format("the trace of {} does not say how long communication held up its ranks", name));
+      out.push_back(fmt::format("the trace of {} does not say how long communication held up its ranks", name));
     if (!one->r.traced && one->r.ranks.empty())
-      out.notes.push_back(fmt::format("{} has not come to its end: its bytes and its peaks are not known", name));
+      out.push_back(fmt::format("{} has not come to its end: its bytes and its peaks are not known", name));
     if (one->r.shared)
-      out.notes.push_back(
-          fmt::format("{}: {} threads of ranks share {} cores, so what a rank waited for is not the plan's", name,
-                      one->r.threads, one->r.cores));
+      out.push_back(fmt::format("{}: {} threads of ranks share {} cores, so what a rank waited for is not the plan's",
+                                name, one->r.threads, one->r.cores));
     if (last_step(one->r) > last_step(other->r))
-      out.notes.push_back(fmt::format("{} has {} steps and {} {}: losses are compared at the last that both have", name,
-                                      last_step(one->r), other->r.label, last_step(other->r)));
+      out.push_back(fmt::format("{} has {} steps and {} {}: losses are compared at the last that both have", name,
+                                last_step(one->r), other->r.label, last_step(other->r)));
   }
+  return out;
+}
+
+std::string words_of(Unit unit, const Maybe& x) {
+  if (!x) return "-";
+  if (unit == Unit::ms) return fmt::format("{:.3f} ms", *x);
+  if (unit == Unit::share) return percent(*x);
+  return unit == Unit::loss ? fmt::format("{:.4f}", *x) : grouped(std::llround(*x));
+}
+
+// How much more b is: in points of shares and of loss, else relative.
+std::string change(const ComparedRow& row) {
+  if (!row.a || !row.b) return "";
+  if (*row.a == *row.b) return "same";
+  if (row.unit == Unit::share) return fmt::format("{:+.1f} points", 100 * (*row.b - *row.a));
+  if (row.unit == Unit::loss) return fmt::format("{:+.4f}", *row.b - *row.a);
+  return *row.a > 0 ? fmt::format("{:+.1f}%", 100 * (*row.b / *row.a - 1)) : "";
+}
+
+std::string about(const Record& r) {
+  std::string out = r.model.empty() ? fmt::format("{} steps, without a trace", r.steps) : r.model;
+  for (const auto& [name, value] : r.plan)
+    if (name == "ranks" || name == "schedule" || name == "data axis") out += fmt::format("; {} {}", name, value);
+  return r.label + ": " + out;
+}
+
+using Json = nlohmann::json;
+constexpr int64_t kRows = 12;  // the last ones of an axis
+
+FlightOperation operation_of(const Json& o) {
+  const Json& ended = o.at("ended");
+  return {.axis = o.at("axis").get<std::string>(),
+          .operation = o.at("operation").get<std::string>(),
+          .number = natural(o.at("number")).value(),
+          .bytes = natural(o.at("bytes")).value(),
+          .begun = o.at("begun").get<double>(),
+          .ended = ended.is_null() ? -1 : ended.get<double>()};
+}
+
+RankFlight flight_of(const Json& line) {
+  RankFlight out{
+      .rank = natural(line.at("rank")).value(), .cause = line.at("cause").get<std::string>(), .operations = {}};
+  for (const Json& o : line.at("operations")) out.operations.push_back(operation_of(o));
+  return out;
+}
+
+bool is_message(const std::string& operation) { return operation == "send" || operation == "recv"; }
+
+// A row of the table: a cell for each rank, of css "done", "in" or "missing". Ranks of one axis do the same things in
+// the same order, but for messages.
+Row row_of(const Flights& all, const std::string& axis, int64_t number) {
+  std::vector<std::pair<std::string, const char*>> cells(static_cast<size_t>(all.ranks), {"nothing known", "missing"});
+  const FlightOperation* first = nullptr;
+  bool differs = false;
+  for (const RankFlight& rank : all.written) {
+    auto& [words, kind] = cells.at(static_cast<size_t>(rank.rank));
+    int64_t last = 0;
+    words = "did not come";
+    for (const FlightOperation& o : rank.operations) {
+      if (o.axis != axis) continue;
+      last = std::max(last, o.number);
+      if (o.number != number) continue;
+      words = fmt::format("{} of {} bytes, {}", o.operation, o.bytes,
+                          o.ended < 0 ? fmt::format("from {:.3f} s on", o.begun)
+                                      : fmt::format("{:.3f} s, {:.3f} ms", o.begun, 1e3 * (o.ended - o.begun)));
+      kind = o.ended < 0 ? "in" : "done";
+      if (first && !is_message(o.operation) && !is_message(first->operation))
+        differs = differs || o.operation != first->operation || o.bytes != first->bytes;
+      if (!first) first = &o;
+    }
+    if (last > number && kind == std::string_view("missing")) words = "(earlier)", kind = "done";
+  }
+  Row row{{axis, fmt::format("{}", number)}, differs ? "differs" : ""};
+  for (size_t r = 0; r < cells.size(); ++r)
+    row.cells.emplace_back(cells[r].first, fmt::format("| {}: {:<48}", r, cells[r].first), cells[r].second);
+  if (differs) row.cells.back().text += " | DIFFERS";
+  row.cells.emplace_back(differs ? "differs" : "");
+  return row;
+}
+
+std::string cause_of(const Flights& all, int64_t rank) {
+  for (const RankFlight& r : all.written)
+    if (r.rank == rank) return r.cause.empty() ? "ended in good order" : r.cause;
+  return "wrote nothing: it was killed, or its host is gone";
 }
 
 }  // namespace
 
-Comparison compare(const Record& first, const Record& second) {
-  const Seen a(first), b(second);
-  Comparison out;
-  out.parts = {steps(a, b), bubbles(a, b), communication(a, b), sent(a, b), memory(a, b), losses(first, second)};
-  for (ComparedPart& part : out.parts)
-    std::erase_if(part.rows, [](const ComparedRow& row) { return !row.a && !row.b; });
-  std::erase_if(out.parts, [](const ComparedPart& part) { return part.rows.empty(); });
-  add_notes(out, a, b);
+std::string comparison_of(const Record& a, const Record& b, bool as_page) {
+  const Seen in_a(a), in_b(b);
+  const Comparison all(in_a, in_b);
+  Part head{.id = "run",
+            .title = "Two training runs of Tessera",
+            .about = {about(a), about(b)},
+            .hints = notes_of(in_a, in_b)};
+  Table t{.id = "compared",
+          .columns = {{"", false, 42},
+                      {{a.label, ""}, true, 17},
+                      {{b.label, ""}, true, 17},
+                      {{"the second beside the first", ""}, true, 14}},
+          .indent = 2};
+  nlohmann::ordered_json numbers = nlohmann::ordered_json::object();
+  const auto value = [](const Maybe& x) { return x ? nlohmann::ordered_json(*x) : nlohmann::ordered_json(nullptr); };
+  for (const ComparedPart& part : all.parts) {
+    t.rows.push_back({{part.name, "", "", ""}, "head", "\n" + part.name + "\n"});
+    for (const ComparedRow& row : part.rows) {
+      t.rows.push_back({{row.name, words_of(row.unit, row.a), words_of(row.unit, row.b), change(row)}});
+      numbers[part.name][row.name] = {value(row.a), value(row.b)};
+    }
+  }
+  head.text = "A  " + about(a) + "\nB  " + about(b) + "\n";
+  for (const std::string& note : head.hints) t.below += (t.below.empty() ? "\n" : "") + note + "\n";
+  head.tables = {t};
+  if (!as_page) return as_text({head});
+  std::vector<Record> traced, piped, told;
+  for (const Seen* s : {&in_a, &in_b}) {
+    if (s->step.step > 0) traced.push_back(s->r);
+    if (s->pipeline) piped.push_back(s->r);
+    if (!s->r.losses.empty()) told.push_back(s->r);
+  }
+  std::vector<Part> parts = {head};
+  const std::vector<std::pair<const char*, const std::vector<Record>*>> figures = {
+      {"loss", &told}, {"pipeline", &piped}, {"timeline", &traced}, {"memory", &traced}, {"bytes", &traced}};
+  for (const auto& [name, runs] : figures)
+    if (!runs->empty()) parts.push_back(figure_of(name, *runs, kWidth));
+  return whole_page(a.label + " and " + b.label + ", two runs of Tessera", parts, numbers.dump());
+}
+
+Flights parse_flights(std::string_view file, const std::string& what) {
+  Flights out;
+  try {
+    while (!file.empty()) {
+      const size_t end = std::min(file.find('\n'), file.size());
+      const Json line = parse_json(file.substr(0, end), what);
+      file.remove_prefix(std::min(end + 1, file.size()));
+      out.ranks = std::max(out.ranks, natural(line.at("ranks")).value());
+      out.written.push_back(flight_of(line));
+    }
+  } catch (const Json::exception& e) {
+    throw InputError(fmt::format("{}: not a failure as ranks record it: {}", what, e.what()));
+  } catch (const std::bad_optional_access&) {
+    throw InputError(fmt::format("{}: not a failure as ranks record it: expected whole numbers", what));
+  }
+  constexpr int64_t kMost = 1 << 16;
+  for (const RankFlight& r : out.written)
+    if (r.rank >= out.ranks || out.ranks > kMost)
+      throw InputError(fmt::format("{}: rank {} of {} ranks; expected fewer than {}", what, r.rank, out.ranks, kMost));
+  std::ranges::sort(out.written, {}, &RankFlight::rank);
   return out;
+}
+
+std::string flights_of(const Flights& all, bool as_page) {
+  Part causes{.id = "run", .title = "This run failed", .text = "This run failed. Why each rank ended:\n"};
+  Table why{.id = "causes", .columns = {{{"rank", ""}, false, 9}, {{"why it ended", ""}, false, 1}}, .indent = 2};
+  Part done{.id = "flight",
+            .title = "What each rank did last",
+            .words = "A row is one operation of an axis. Ranks that are still in it wait for those that did not come."};
+  Table last{.id = "last", .columns = {{"axis"}, {{"number", ""}, false, 6}}, .indent = 2};
+  for (int64_t r = 0; r < all.ranks; ++r) {
+    const std::string rank = fmt::format("{}", r);
+    why.rows.push_back({{{rank, fmt::format("rank {:<4}", r)}, cause_of(all, r)}});
+    last.columns.push_back({{"rank " + rank, ""}, false, 1});
+  }
+  last.columns.push_back({""});
+  std::map<std::string, int64_t> latest;  // number on each axis, of any rank
+  for (const RankFlight& rank : all.written)
+    for (const FlightOperation& o : rank.operations) latest[o.axis] = std::max(latest[o.axis], o.number);
+  for (const auto& [axis, number] : latest) {
+    const int64_t first = std::max<int64_t>(1, number - kRows + 1);
+    for (int64_t n = first; n <= number; ++n) last.rows.push_back(row_of(all, axis, n));
+    last.rows[last.rows.size() - static_cast<size_t>(number - first + 1)].above =
+        fmt::format("\naxis {}: what each rank did last (begun, and how long it took)\n", axis);
+  }
+  causes.tables = {why};
+  done.tables = {last};
+  return as_page ? whole_page("A failed run of Tessera", {causes, done}) : as_text({causes, done});
 }
 
 }  // namespace tessera::report

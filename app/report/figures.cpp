@@ -1,23 +1,193 @@
-// What each figure needs of a run, and how runs share a scale.
-#include "app/report/figures.h"
-
+// Pictures of runs, and the figures that are made of them: what each needs of a run, and how runs share a scale.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
 #include <utility>
 
-#include "app/report/parts.h"
+#include "app/report/report.h"
 #include "tensor/error.h"
 
 namespace tessera::report {
 namespace {
 
-constexpr size_t kMostRanks = 8;  // of a run
+constexpr size_t kMostRanks = 8;  // that are drawn of a run
 constexpr double kBetween = 16;
+constexpr double kSeen = 0.3;  // pixels of a wait that is drawn
+constexpr const char* kPale = " c2";
 
 using Records = std::vector<Record>;
 
-// "what (label)", where there are several.
+// Times of a schedule whose passes have no measured times.
+std::string tick_of_units(double time) { return fmt::format("{:.4g}", time); }
+std::string units(double time) { return fmt::format("{} units", time); }
+
+bool is_message(const Event& e) { return e.track == "send" || e.track == "receive"; }
+
+std::string css_of(const Event& e) {
+  static const std::map<std::string, const char*> known = {
+      {"forward", "k-F"},  {"backward", "k-B"}, {"input gradient", "k-I"}, {"weight gradient", "k-W"},
+      {"waiting", "wait"}, {"send", "k-msg"},   {"receive", "k-msg"}};
+  if (e.track == "update") return e.name == "optimizer" ? "k-opt" : "k-fin";
+  const auto found = known.find(e.track);
+  return found == known.end() ? css_of_axis(e.axis) : found->second;
+}
+
+std::string tip_of(const Event& e, const StepSpan& step) {
+  std::string tip = fmt::format("{} | {} | from {} for {}", e.name, e.track, short_time(e.begin - step.begin),
+                                short_time(e.end - e.begin));
+  if (e.stage >= 0) tip += fmt::format(" | stage {}, micro-batch {}", e.stage, e.microbatch);
+  if (!e.operation.empty())
+    tip += fmt::format(" | axis {}, an array of {}, {} sent", e.axis, short_bytes(static_cast<double>(e.bytes)),
+                       short_bytes(static_cast<double>(e.sent)));
+  return tip;
+}
+
+// A rank's tracks in one step, from its begin on. Computing comes first, with what held it up over it; sends and
+// receives share a lane, each axis has its own.
+Picture rank_timeline(const Rank& rank, const StepSpan& step, double span, double width) {
+  const Mark idle{0, step.end - step.begin, "idle"};
+  std::map<std::string, Lane> others;
+  std::vector<Mark> waits;
+  Lanes out{.title = rank.name,
+            .lanes = {{"computing", {idle}}},
+            .most = span,
+            .width = width,
+            .tall = 20,
+            .gap = 3,
+            .axis = tick_of_ms};
+  for (const Event& e : rank.events) {
+    if (e.step != step.step || e.track == "step") continue;
+    Mark mark{e.begin - step.begin, e.end - step.begin, css_of(e), tip_of(e, step)};
+    if (e.track == "waiting") {
+      mark.thin = true;
+      if ((mark.end - mark.begin) * (width - kGutter) / span > kSeen) waits.push_back(std::move(mark));
+      continue;
+    }
+    mark.labels = {e.name, e.stage >= 0 ? fmt::format("{}", e.microbatch) : ""};
+    const bool computes = e.operation.empty() && !is_message(e);
+    const std::string name = is_message(e) ? "messages" : e.track;
+    Lane& lane = computes ? out.lanes[0] : others.try_emplace(name, Lane{name, {idle}}).first->second;
+    lane.marks.push_back(std::move(mark));
+  }
+  out.lanes[0].marks.insert(out.lanes[0].marks.end(), waits.begin(), waits.end());
+  for (auto& [name, lane] : others) out.lanes.push_back(std::move(lane));
+  return drawn(out);
+}
+
+int64_t total(const Held& h) {
+  int64_t sum = 0;
+  for (const int64_t b : h.bytes) sum += b;
+  return sum;
+}
+
+// Samples of what was held in the step, from its first moment to its last.
+std::vector<Held> samples_of(const Rank& rank, const StepSpan& step) {
+  std::vector<Held> out;
+  for (const Held& h : rank.memory) {
+    if (h.time > step.end) break;
+    if (h.time <= step.begin) out.clear();
+    out.push_back(h);
+  }
+  if (out.empty()) return out;
+  out.front().time = std::max(out.front().time, step.begin);
+  out.push_back(out.back());
+  out.back().time = step.end;
+  return out;
+}
+
+// The area of one category on top of those before it. What was noted at a moment was held from there on.
+std::string area(const std::vector<Held>& samples, size_t category, const Chart& chart) {
+  std::string upper, lower;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    double below = 0;
+    for (size_t c = 0; c < category; ++c) below += static_cast<double>(samples[i].bytes[c]);
+    const double above = below + static_cast<double>(samples[i].bytes[category]);
+    const double from = chart.x(samples[i].time), to = i + 1 < samples.size() ? chart.x(samples[i + 1].time) : from;
+    upper += fmt::format("{:.1f},{:.1f} {:.1f},{:.1f} ", from, chart.y(above), to, chart.y(above));
+    lower.insert(0, fmt::format("{:.1f},{:.1f} {:.1f},{:.1f} ", to, chart.y(below), from, chart.y(below)));
+  }
+  return fmt::format("<polygon class=\"m{} area\" points=\"{}{}\"/>\n", category, upper, lower);
+}
+
+std::string words_of(const Held& h, const StepSpan& step) {
+  std::string out =
+      fmt::format("at {} | {} held", short_time(h.time - step.begin), short_bytes(static_cast<double>(total(h))));
+  for (size_t c = 0; c < h.bytes.size(); ++c)
+    out += fmt::format(" | {} {}", name_of(static_cast<Category>(c)), short_bytes(static_cast<double>(h.bytes[c])));
+  return out;
+}
+
+// Draws what a rank held during a step; narrow pictures say nothing when they are pointed at.
+Picture rank_memory(const Rank& rank, const StepSpan& step, double most, double width) {
+  const std::vector<Held> samples = samples_of(rank, step);
+  const Chart chart{.width = width,
+                    .height = 190,
+                    .left = 74,
+                    .right = 6,
+                    .top = 8,
+                    .bottom = 24,
+                    .first = step.begin,
+                    .last = std::max(step.end, step.begin + 1e-9),
+                    .high = most};
+  Picture out{.title = rank.name, .width = width, .height = chart.height, .body = chart.grid(short_bytes)};
+  for (size_t c = 0; c < kCategories; ++c) out.body += area(samples, c, chart);
+  for (size_t i = 0; width > kFigureWidth / 2 && i + 1 < samples.size(); ++i) {
+    const double from = chart.x(samples[i].time);
+    out.body += svg_of({from, chart.top, chart.x(samples[i + 1].time) - from, chart.height - chart.top - chart.bottom,
+                        "glass", words_of(samples[i], step)});
+  }
+  out.body += chart.axis(chart.height - 8, tick_of_ms);
+  return out;
+}
+
+const char* second(size_t run) { return run > 0 ? "2" : ""; }
+
+// Losses of one run, or of two.
+Picture loss_picture(const Records& runs, double width) {
+  Chart chart{.width = width,
+              .height = 240,
+              .left = 60,
+              .right = 10,
+              .top = 12,
+              .bottom = 30,
+              .first = std::numeric_limits<double>::infinity(),
+              .last = 0,
+              .low = std::numeric_limits<double>::infinity(),
+              .high = -std::numeric_limits<double>::infinity()};
+  for (const Record& r : runs)
+    for (const auto* points : {&r.losses, &r.validations})
+      for (const Point& p : *points) {
+        chart.low = std::min(chart.low, p.value), chart.high = std::max(chart.high, p.value);
+        chart.first = std::min(chart.first, static_cast<double>(p.step));
+        chart.last = std::max(chart.last, static_cast<double>(p.step));
+      }
+  const double room = std::max(1e-3, (chart.high - chart.low) * 0.06);
+  chart.low -= room, chart.high += room;
+  Picture out{.title = "", .width = width, .height = chart.height};
+  out.body = chart.grid([](double tick) { return fmt::format("{:.4g}", tick); });
+  const std::vector<double> steps = ticks(chart.first, chart.last, 10);
+  chart.last = std::max(chart.last, chart.first + 1);
+  for (const double tick : steps)
+    if (tick == std::floor(tick))
+      out.body += text_at(chart.x(tick), chart.height - 10, "mid", fmt::format("{:.0f}", tick));
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const auto at = [&](const Point& p) { return std::pair(chart.x(static_cast<double>(p.step)), chart.y(p.value)); };
+    out.body += fmt::format("<polyline class=\"loss{}\" points=\"", second(i));
+    for (const Point& p : runs[i].losses) out.body += fmt::format("{:.1f},{:.1f} ", at(p).first, at(p).second);
+    out.body += "\"/>\n";
+    for (const Point& p : runs[i].validations)
+      out.body += fmt::format(
+          "<circle class=\"val{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4\" data-tip=\"step {}: validation loss "
+          "{:.4f}\"/>\n",
+          second(i), at(p).first, at(p).second, p.step, p.value);
+  }
+  return out;
+}
+
+// "what: label", where there are several.
 std::string of_run(const Records& runs, const Record& r, const std::string& what) {
   if (runs.size() == 1) return what;
   return what.empty() ? r.label : fmt::format("{}: {}", r.label, what);
@@ -44,11 +214,18 @@ void add_new(std::vector<LegendEntry>& to, const std::vector<LegendEntry>& more)
     if (std::ranges::none_of(to, [&](const LegendEntry& known) { return known.css == e.css; })) to.push_back(e);
 }
 
-// Of the legend what is drawn.
-void keep_drawn(Figure& f) {
+// Leaves in the legend what is drawn.
+void keep_drawn(Part& f) {
   std::string drawn;
   for (const Picture& p : f.pictures) drawn += p.body;
   std::erase_if(f.legend, [&](const LegendEntry& e) { return drawn.find("\"" + e.css) == std::string::npos; });
+}
+
+void add_pictures(Part& f, const Records& runs, const Record& r, std::vector<Picture> pictures) {
+  for (Picture& p : pictures) {
+    p.title = of_run(runs, r, p.title);
+    f.pictures.push_back(std::move(p));
+  }
 }
 
 // The names of runs, where there are several, at the end of a heading.
@@ -62,20 +239,19 @@ Simulation on_equal_times(const Schedule& s) {
   return simulate(s, {.stages = {{.forward = part, .backward = 2 * part, .input = part, .weight = part}}});
 }
 
-Figure pipelines(const Records& runs, double width) {
-  Figure f{.title = heading("Pipeline", runs),
-           .words =
-               "Each row is a rank of the pipeline, time runs to the right, the number in a box is its "
-               "micro-batch, and empty space is time in which a rank waits."};
+Part pipelines(const Records& runs, double width) {
+  Part f{.id = "pipeline",
+         .title = heading("Pipeline", runs),
+         .words =
+             "Each row is a rank of the pipeline, time runs to the right, the number in a box is its micro-batch, and "
+             "empty space is time in which a rank waits."};
   std::vector<Simulation> plans;
-  std::vector<MeasuredPipeline> measured;
-  double units = 0;
+  double most = 0;
   for (const Record& r : runs) {
     if (!r.planned) need_trace("pipeline", r);
     if (r.schedule.ranks < 2) refuse("pipeline", r, "expected at least 2 pipeline ranks, found 1");
-    units = std::max(units, plans.emplace_back(on_equal_times(r.schedule)).makespan);
+    most = std::max(most, plans.emplace_back(on_equal_times(r.schedule)).makespan);
   }
-  measured.reserve(runs.size());  // pictures refer to them
   for (size_t i = 0; i < runs.size(); ++i) {
     const Record& r = runs[i];
     add_new(f.legend, pass_legend(r.schedule));
@@ -83,105 +259,95 @@ Figure pipelines(const Records& runs, double width) {
     const std::string bubble = fmt::format("bubble {} of the time", percent(plan.bubble_share()));
     if (r.planned) {
       const double held = static_cast<double>(*std::ranges::max_element(plan.in_flight)) / r.schedule.chunks();
-      f.pictures.push_back(panel_picture(
-          {plan, of_run(runs, r, fmt::format("{}, at most {:.3g} micro-batches in flight on a rank", bubble, held)),
-           units, false, width}));
+      const std::string words = fmt::format("{}, at most {:.3g} micro-batches in flight on a rank", bubble, held);
+      f.pictures.push_back(drawn(lanes_of({plan, of_run(runs, r, words), most, units, tick_of_units}, width)));
       f.words += fmt::format(" {}: {}.", r.label, bubble);
       continue;
     }
     const StepSpan step = median_step(r);
-    std::optional<MeasuredPipeline> p = measure_pipeline(r, step);
+    const std::optional<MeasuredPipeline> p = measure_pipeline(r, step);
     if (!p) refuse("pipeline", r, "its trace has no step with all actions of the schedule");
-    measured.push_back(std::move(*p));
-    for (Panel& panel : panels_of(r, measured.back(), step)) {
+    for (Panel& panel : panels_of(r, *p, step)) {
       panel.title = of_run(runs, r, fmt::format("{}, bubble {}", panel.title, percent(panel.sim.bubble_share())));
-      panel.width = width;
-      f.pictures.push_back(panel_picture(panel));
+      f.pictures.push_back(drawn(lanes_of(panel, width)));
     }
   }
   f.legend.push_back({"idle", "idle"});
   return f;
 }
 
-Figure timelines(const Records& runs, double width) {
-  Figure f{.title = heading("Timeline of a step", runs),
-           .words =
-               "For each rank the upper row is what it computes, and the rows below are what it communicates at the "
-               "same time. A grey line in a pass is time in which communication held it up."};
+Part timelines(const Records& runs, double width) {
+  Part f{.id = "timeline",
+         .title = heading("Timeline of a step", runs),
+         .words =
+             "For each rank the upper row is what it computes, and the rows below are what it communicates at the same "
+             "time. A grey line in a pass is time in which communication held it up."};
   double span = 1e-9;
-  std::vector<StepSpan> steps;
   for (const Record& r : runs) {
-    const StepSpan& step = steps.emplace_back(drawn_step("timeline", r));
+    const StepSpan step = drawn_step("timeline", r);
     span = std::max(span, step.end - step.begin);
   }
-  for (size_t i = 0; i < runs.size(); ++i) {
-    add_new(f.legend, timeline_legend(runs[i]));
-    for (size_t k = 0; k < std::min(runs[i].ranks.size(), kMostRanks); ++k) {
-      Picture p = rank_timeline(runs[i].ranks[k], steps[i], span, width);
-      p.title = of_run(runs, runs[i], p.title);
-      f.pictures.push_back(std::move(p));
-    }
+  for (const Record& r : runs) {
+    add_new(f.legend, timeline_legend(r));
+    add_pictures(f, runs, r, timelines_of(r, median_step(r), span, kMostRanks, width));
   }
   keep_drawn(f);
   return f;
 }
 
-// What ranks hold by theory: a bar for each kind of rank.
-Figure planned_memory(const Records& runs, double width) {
-  Figure f{.title = heading("Memory of a rank at its peak", runs),
-           .words = "Each bar is what a rank holds, by category.",
-           .legend = memory_legend()};
-  Bars bars{.title = "", .bars = {}, .width = width};
+// Draws what ranks hold by theory: a bar for each kind of rank.
+Part planned_memory(const Records& runs, double width) {
+  Part f{.id = "memory",
+         .title = heading("Memory of a rank at its peak", runs),
+         .words = "Each bar is what a rank holds, by category.",
+         .legend = memory_legend()};
+  Lanes bars{.title = "", .width = width, .right = kRoomForBytes};
   for (const Record& r : runs)
     for (size_t first = 0, next; first < r.ranks.size(); first = next) {
       for (next = first + 1; next < r.ranks.size() && r.ranks[next].peaks == r.ranks[first].peaks;) ++next;
       const std::string ranks = next == first + 1                      ? fmt::format("rank {}", first)
                                 : first == 0 && next == r.ranks.size() ? fmt::format("each of {} ranks", next)
                                                                        : fmt::format("ranks {} to {}", first, next - 1);
-      Bar& bar = bars.bars.emplace_back();
       const Rank& rank = r.ranks[first];
-      bar.name = of_run(runs, r, ranks);
-      bar.total = short_bytes(static_cast<double>(rank.peak));
-      f.words += fmt::format(" {}: {}.", bar.name, bar.total);
+      Lane bar{.name = of_run(runs, r, ranks), .behind = short_bytes(static_cast<double>(rank.peak))};
+      f.words += fmt::format(" {}: {}.", bar.name, bar.behind);
       bars.most = std::max(bars.most, static_cast<double>(rank.peak));
-      for (size_t c = 0; c < kCategories; ++c)
-        bar.parts.push_back({fmt::format("m{}", c),
-                             fmt::format("{}: {} bytes", name_of(static_cast<Category>(c)), grouped(rank.peaks[c])),
-                             static_cast<double>(rank.peaks[c])});
+      for (size_t c = 0; c < kCategories; ++c) {
+        const auto bytes = static_cast<double>(rank.peaks[c]);
+        stack(bar, bytes, fmt::format("m{} pass", c),
+              fmt::format("{}: {} bytes", name_of(static_cast<Category>(c)), grouped(rank.peaks[c])),
+              short_bytes(bytes));
+      }
+      bars.lanes.push_back(std::move(bar));
     }
-  f.pictures = {bars_picture(bars)};
+  bars.left = left_of(bars.lanes);
+  f.pictures = {drawn(bars)};
   keep_drawn(f);
   return f;
 }
 
-Figure memories(const Records& runs, double width) {
+Part memories(const Records& runs, double width) {
   if (std::ranges::all_of(runs, &Record::planned)) return planned_memory(runs, width);
-  Figure f{.title = heading("Memory in a step", runs),
-           .words = "The height of a colour is what a rank held of that kind; time runs to the right.",
-           .legend = memory_legend()};
-  int64_t most = 1;
-  for (const Record& r : runs) {
-    const StepSpan step = drawn_step("memory", r);
-    for (const Rank& rank : r.ranks) most = std::max(most, most_held(rank, step));
-  }
+  Part f{.id = "memory",
+         .title = heading("Memory in a step", runs),
+         .words = "The height of a colour is what a rank held of that kind; time runs to the right.",
+         .legend = memory_legend()};
+  double most = 1;
+  for (const Record& r : runs) most = std::max(most, most_held(r, drawn_step("memory", r), r.ranks.size()));
   for (const Record& r : runs)
-    for (size_t k = 0; k < std::min(r.ranks.size(), kMostRanks); ++k) {
-      Picture p =
-          rank_memory(r.ranks[k], median_step(r), 1.05 * static_cast<double>(most), (width - kBetween) / 2, false);
-      p.title = of_run(runs, r, p.title);
-      f.pictures.push_back(std::move(p));
-    }
+    add_pictures(f, runs, r, memories_of(r, median_step(r), most, kMostRanks, (width - kBetween) / 2));
   return f;
 }
 
-Figure all_bytes(const Records& runs, double width) {
-  Figure f{.title = heading("Bytes that all ranks together send in a step", runs),
-           .words = "Each bar is what one operation sends along one axis of the mesh."};
-  std::vector<Bars> all;
+Part all_bytes(const Records& runs, double width) {
+  Part f{.id = "bytes",
+         .title = heading("Bytes that all ranks together send in a step", runs),
+         .words = "Each bar is what one operation sends along one axis of the mesh."};
+  std::vector<Lanes> all;
   double most = 1;
   bool shares = false;
   for (const Record& r : runs) {
-    Bars& bars = all.emplace_back();
+    Lanes bars{.title = "", .width = width, .right = kRoomForBytes};
     std::vector<SentInStep> sent;
     if (r.planned)
       for (const Sent& s : r.sent) sent.push_back({s.axis, s.operation, s.calls, s.bytes, s.most});
@@ -192,12 +358,11 @@ Figure all_bytes(const Records& runs, double width) {
       if (s.bytes == 0) continue;
       const auto bytes = static_cast<double>(s.bytes), own = static_cast<double>(s.most);
       const std::string css = css_of_axis(s.axis);
-      Bar& bar = bars.bars.emplace_back();
-      bar.name = fmt::format("{} {}", s.axis, s.operation);
-      bar.total = short_bytes(bytes);
-      if (s.most > 0) bar.parts.push_back({css, fmt::format("{} bytes of the busiest rank", grouped(s.most)), own});
-      bar.parts.push_back({s.most > 0 ? css + " c2" : css,
-                           fmt::format("{} bytes in {} calls", grouped(s.bytes), grouped(s.calls)), bytes - own});
+      Lane bar{.name = fmt::format("{} {}", s.axis, s.operation), .behind = short_bytes(bytes)};
+      stack(bar, own, css + " pass", fmt::format("{} bytes of the busiest rank", grouped(s.most)), short_bytes(own));
+      stack(bar, bytes - own, css + (own > 0 ? kPale : "") + " pass",
+            fmt::format("{} bytes in {} calls", grouped(s.bytes), grouped(s.calls)), own > 0 ? "" : short_bytes(bytes));
+      bars.lanes.push_back(std::move(bar));
       shares = shares || s.most > 0;
       most = std::max(most, bytes);
       sum += bytes;
@@ -205,36 +370,132 @@ Figure all_bytes(const Records& runs, double width) {
     }
     bars.title = of_run(runs, r, fmt::format("{} in all", short_bytes(sum)));
     f.words += fmt::format(" {}.", bars.title);
+    all.push_back(std::move(bars));
   }
   if (shares) f.words += " The darker part of a bar is what the busiest rank sends.";
   if (shares) f.title += ", darker: the busiest rank";
-  for (Bars& bars : all) {
+  for (Lanes& bars : all) {
     bars.most = most;
-    bars.width = width;
-    f.pictures.push_back(bars_picture(bars));
+    bars.left = left_of(bars.lanes);
+    f.pictures.push_back(drawn(bars));
   }
   return f;
 }
 
-Figure losses(const Records& runs, double width) {
-  std::vector<const Record*> all;
-  for (const Record& r : runs) {
+Part losses(const Records& runs, double width) {
+  Part f{.id = "loss",
+         .title = heading("Loss by step", runs),
+         .words = "The training loss of each step, and circles for the loss over the validation split."};
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const Record& r = runs[i];
     if (r.planned) refuse("loss", r, "expected a run, found a plan that has not run");
     if (r.losses.empty()) refuse("loss", r, "no step was recorded");
-    all.push_back(&r);
+    const std::string of = runs.size() > 1 ? r.label + ", " : "";
+    f.legend.push_back({fmt::format("loss-key{}", second(i)), of + "training"});
+    if (!r.validations.empty()) f.legend.push_back({fmt::format("val{}", second(i)), of + "validation"});
   }
-  Figure f{.title = heading("Loss by step", runs),
-           .words = "The training loss of each step, and circles for the loss over the validation split.",
-           .legend = loss_legend(all)};
-  Picture p = loss_picture(all, width);
-  p.title = "";
-  f.pictures = {std::move(p)};
+  f.pictures = {loss_picture(runs, width)};
   return f;
 }
 
 }  // namespace
 
-Figure figure_of(std::string_view name, const std::vector<Record>& runs, double width) {
+std::string css_of_axis(const std::string& axis) {
+  for (const char* known : {"dp", "tp", "cp", "pp"})
+    if (axis.starts_with(known)) return fmt::format("a-{}", known);
+  return "a-world";
+}
+
+Lanes lanes_of(const Panel& p, double width) {
+  const Schedule& s = p.sim.schedule;
+  Lanes out{.title = p.title, .most = p.scale, .width = width, .tall = 26, .gap = 4, .axis = p.tick};
+  for (size_t r = 0; r < p.sim.actions.size(); ++r) {
+    Lane lane{.name = fmt::format("pipeline rank {}", r)};
+    lane.marks = {
+        {0, p.sim.makespan, "idle",
+         fmt::format("idle | rank {} is idle for {} of {}", r, p.words(p.sim.idle[r]), p.words(p.sim.makespan))}};
+    for (const TimedAction& t : p.sim.actions[r]) {
+      Mark mark{t.start, t.end, "wait",
+                fmt::format("{} | rank {}, stage {}, micro-batch {} | from {} for {}", t.action.str(), r,
+                            t.action.stage, t.action.microbatch, p.words(t.start), p.words(t.end - t.start))};
+      if (t.action.is_message()) {
+        mark.thin = true;
+        const bool waits = t.action.what == Do::recv_forward || t.action.what == Do::recv_backward;
+        if (!waits || t.end <= t.start) continue;
+      } else {
+        const int chunk = s.chunks() > 1 ? t.action.stage * 3 / s.stages : 0;  // later stages of a rank are paler
+        const bool seen = (t.end - t.start) / p.scale * width > 3;             // it would be hidden by its border
+        mark.css = fmt::format("k-{}{} c{}", name_of(t.action.what), seen ? " pass" : "", chunk);
+        mark.labels = {fmt::format("{}{}", name_of(t.action.what), t.action.microbatch),
+                       fmt::format("{}", t.action.microbatch)};
+        mark.attributes = fmt::format(" data-mb=\"{}\"", t.action.microbatch);
+      }
+      lane.marks.push_back(std::move(mark));
+    }
+    out.lanes.push_back(std::move(lane));
+  }
+  return out;
+}
+
+std::vector<LegendEntry> pass_legend(const Schedule& s) {
+  std::vector<LegendEntry> out = {{"k-F", "F: forward"}};
+  if (s.has(Do::B)) out.push_back({"k-B", "B: backward"});
+  if (s.has(Do::I)) out.push_back({"k-I", "I: gradient of the input"});
+  if (s.has(Do::W)) out.push_back({"k-W", "W: gradient of the weights"});
+  return out;
+}
+
+std::vector<Panel> panels_of(const Record& r, const MeasuredPipeline& p, const StepSpan& step) {
+  const double ms = std::max({p.replayed.makespan, r.shared ? 0 : p.measured.makespan, 1e-9});
+  std::vector<Panel> out = {{p.equal, "Planned, equal times", p.equal.makespan, units, tick_of_units},
+                            {p.replayed, "Planned, measured times", ms}};
+  if (!r.shared) out.push_back({p.measured, fmt::format("Measured, step {}", step.step), ms});
+  return out;
+}
+
+std::vector<Picture> timelines_of(const Record& r, const StepSpan& step, double span, size_t ranks, double width) {
+  std::vector<Picture> out;
+  for (size_t i = 0; i < std::min(ranks, r.ranks.size()); ++i)
+    out.push_back(rank_timeline(r.ranks[i], step, span, width));
+  return out;
+}
+
+std::vector<LegendEntry> timeline_legend(const Record& r) {
+  std::vector<LegendEntry> out = pass_legend(r.schedule);
+  out.insert(out.end(), {{"k-fin", "finishing gradients, their norm"}, {"k-opt", "optimizer"}});
+  if (r.waits_noted) out.push_back({"wait", "held up by communication"});
+  if (r.schedule.ranks > 1) out.push_back({"k-msg", "messages"});
+  for (const char* axis : {"dp", "tp", "cp", "pp"})
+    if (std::ranges::any_of(r.sent, [&](const Sent& s) {
+          return s.axis.starts_with(axis) && s.operation != "send" && s.operation != "recv";
+        }))
+      out.push_back({fmt::format("a-{}", axis), fmt::format("collectives of {}", axis)});
+  if (r.ranks.size() > 1) out.push_back({"a-world", "of other groups"});
+  return out;
+}
+
+double most_held(const Record& r, const StepSpan& step, size_t ranks) {
+  int64_t most = 1;
+  for (size_t i = 0; i < std::min(ranks, r.ranks.size()); ++i)
+    for (const Held& h : samples_of(r.ranks[i], step)) most = std::max(most, total(h));
+  return static_cast<double>(most);
+}
+
+std::vector<Picture> memories_of(const Record& r, const StepSpan& step, double most, size_t ranks, double width) {
+  std::vector<Picture> out;
+  for (size_t i = 0; i < std::min(ranks, r.ranks.size()); ++i)
+    out.push_back(rank_memory(r.ranks[i], step, 1.05 * most, width));
+  return out;
+}
+
+std::vector<LegendEntry> memory_legend() {
+  std::vector<LegendEntry> out;
+  for (size_t c = 0; c < kCategories; ++c)
+    out.push_back({fmt::format("m{}", c), std::string(name_of(static_cast<Category>(c)))});
+  return out;
+}
+
+Part figure_of(std::string_view name, const std::vector<Record>& runs, double width) {
   if (name == "pipeline") return pipelines(runs, width);
   if (name == "timeline") return timelines(runs, width);
   if (name == "memory") return memories(runs, width);

@@ -1,6 +1,4 @@
-// Closed forms as a record.
-#include "app/report/planned.h"
-
+// Closed forms as a record: a plan that has not run, for pictures that are the same everywhere.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include "app/job_of.h"
 #include "app/option_values.h"
 #include "app/plan_question.h"
+#include "app/report/report.h"
 #include "app/trace/timeline.h"
 #include "parallel/mesh.h"
 #include "tensor/error.h"
@@ -21,7 +20,7 @@ namespace {
 
 constexpr int64_t kMostPlans = 8, kMostRanks = 1024;
 
-// What --lora-targets and file names have in them is no list.
+// Commas of --lora-targets and of file names make no list.
 bool is_list(std::string_view option, const std::string& text) {
   return text.find(',') != std::string::npos && option != "lora-targets" && text.find('/') == std::string::npos;
 }
@@ -56,7 +55,8 @@ Job checked_job(const TrainOptions& o) {
   return job;
 }
 
-// Of all-reduces along the data axis, of which all n ranks send 2 (n - 1) S (docs/strategies/all-reduce.md).
+// Bytes of the busiest rank in all-reduces along the data axis, in which all n ranks send 2 (n - 1) S
+// (docs/strategies/all-reduce.md).
 int64_t busiest(const SentBytes& s, const Plan& p) {
   const int64_t n = s.axis == "dp" ? p.dp : p.dp * p.cp;
   if ((s.axis != "dp" && s.axis != "dp+cp") || s.operation != "all_reduce" || n < 2) return 0;
@@ -73,9 +73,7 @@ int64_t busiest(const SentBytes& s, const Plan& p) {
   }
 }
 
-}  // namespace
-
-Record planned(const TrainOptions& o) {
+Record record_of(const TrainOptions& o) {
   const Job job = checked_job(o);
   const Plan& p = job.plan;
   Record r;
@@ -107,6 +105,8 @@ Record planned(const TrainOptions& o) {
   return r;
 }
 
+}  // namespace
+
 std::vector<Record> planned(const Words& words) {
   std::string many, shown;
   std::vector<std::string> values = {""};
@@ -132,7 +132,7 @@ std::vector<Record> planned(const Words& words) {
       const int64_t pieces = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
       o.batch = (o.batch + pieces - 1) / pieces * pieces;
     }
-    out.push_back(planned(o));
+    out.push_back(record_of(o));
     if (!many.empty()) out.back().label = fmt::format("{} {}", many, value);
   }
   return out;

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <map>
@@ -196,7 +197,7 @@ void read_experts(Record& r, const Value& v) {
   }
 }
 
-// Of the run's last line: where there is no trace, all that is known of bytes and memory.
+// Reads the run's last line: where there is no trace, all that is known of bytes and memory.
 void read_summary(Record& r, const Value& v) {
   r.ranks.clear();
   r.sent.clear();
@@ -253,27 +254,293 @@ Record parse_metrics(std::string_view metrics, const std::string& name) {
   return r;
 }
 
-Record read_any_record(const fs::path& run) {
-  std::error_code error;
-  const bool traced = fs::exists(run / "report.json", error) && fs::exists(run / "trace.json", error);
-  if (!traced && fs::exists(run, error) && !fs::exists(run / "metrics.jsonl", error))
-    throw InputError(fmt::format("{}: there is no metrics.jsonl in it; expected a run directory", run.string()));
-  Record r = traced || !fs::exists(run, error) ? read_record(run)
-                                               : parse_metrics(read_file(run / "metrics.jsonl"), (run / "").string());
+Record read_record(const fs::path& run, bool may_lack_trace) {
+  const auto has = [](const fs::path& file) {
+    std::error_code error;
+    return fs::exists(file, error);
+  };
+  if (!has(run)) throw InputError(fmt::format("{}: no such directory; expected a run directory", run.string()));
+  const std::string folder = (run / "").string();
+  Record r;
+  if (may_lack_trace && !(has(run / "report.json") && has(run / "trace.json"))) {
+    if (!has(run / "metrics.jsonl"))
+      throw InputError(fmt::format("{}: there is no metrics.jsonl in it; expected a run directory", run.string()));
+    r = parse_metrics(read_file(run / "metrics.jsonl"), folder);
+  } else {
+    for (const char* file : {"report.json", "trace.json"})
+      if (!has(run / file))
+        throw InputError(fmt::format("{}: there is no {} in it; train with --trace to have one", run.string(), file));
+    const std::string report = read_file(run / "report.json"), trace = read_file(run / "trace.json"),
+                      metrics = read_file(run / "metrics.jsonl");
+    r = parse_record({report, trace, metrics}, folder);
+  }
   r.label = run.lexically_normal().string();
   return r;
 }
 
-Record read_record(const fs::path& run) {
-  std::error_code error;
-  if (!fs::exists(run, error))
-    throw InputError(fmt::format("{}: no such directory; expected a run directory", run.string()));
-  for (const char* file : {"report.json", "trace.json"})
-    if (!fs::exists(run / file, error))
-      throw InputError(fmt::format("{}: there is no {} in it; train with --trace to have one", run.string(), file));
-  const std::string report = read_file(run / "report.json"), trace = read_file(run / "trace.json"),
-                    metrics = read_file(run / "metrics.jsonl");
-  return parse_record({report, trace, metrics}, (run / "").string());
+namespace {
+
+// The world rank of each rank of the pipeline.
+std::vector<size_t> pipeline_ranks(const Record& record) {
+  std::vector<size_t> out(static_cast<size_t>(record.schedule.ranks), record.ranks.size());
+  for (size_t r = 0; r < record.ranks.size(); ++r) {
+    int64_t pp = 0;
+    bool alike = true;
+    for (const auto& [axis, at] : record.ranks[r].at)
+      if (axis == "pp")
+        pp = at;
+      else
+        alike = alike && at == 0;
+    if (alike && pp < std::ssize(out)) out[static_cast<size_t>(pp)] = r;
+  }
+  return out;
+}
+
+size_t passes_in(const std::vector<TimedAction>& list) {
+  return static_cast<size_t>(std::ranges::count_if(list, [](const TimedAction& t) { return !t.action.is_message(); }));
+}
+
+}  // namespace
+
+StepSpan median_step(const Record& record) {
+  std::map<int64_t, StepSpan> steps;
+  for (const Rank& rank : record.ranks)
+    for (const Event& e : rank.events) {
+      if (e.track != "step") continue;
+      StepSpan& s = steps.try_emplace(e.step, StepSpan{e.step, e.begin, e.end}).first->second;
+      s.begin = std::min(s.begin, e.begin);
+      s.end = std::max(s.end, e.end);
+    }
+  std::vector<StepSpan> all;
+  for (const auto& [step, span] : steps) all.push_back(span);
+  if (all.empty()) return {};
+  const auto middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
+  std::nth_element(all.begin(), middle, all.end(),
+                   [](const StepSpan& a, const StepSpan& b) { return a.end - a.begin < b.end - b.begin; });
+  return *middle;
+}
+
+std::vector<SentInStep> sent_in_step(const Record& record, const StepSpan& step) {
+  std::map<std::pair<std::string, std::string>, SentInStep> rows;
+  for (const Rank& rank : record.ranks) {
+    std::map<SentInStep*, int64_t> own;
+    for (const Event& e : rank.events) {
+      if (e.step != step.step || e.operation.empty()) continue;
+      SentInStep& row = rows.try_emplace({e.axis, e.operation}, SentInStep{e.axis, e.operation}).first->second;
+      ++row.calls;
+      row.bytes += e.sent;
+      row.most = std::max(row.most, own[&row] += e.sent);
+      row.ms += (e.end - e.begin) / static_cast<double>(record.ranks.size());
+    }
+  }
+  std::vector<SentInStep> out;
+  for (const auto& [name, row] : rows) out.push_back(row);
+  return out;
+}
+
+std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const StepSpan& step) {
+  const Schedule& s = record.schedule;
+  if (s.ranks < 2) return std::nullopt;
+  MeasuredPipeline p;
+  p.equal = simulate(s);
+  p.formula = bubble_formula(s);
+  TimedLists happened, lengths;  // lengths: of times in which ranks had a processor
+  size_t found = 0, planned = 0;
+  for (const size_t rank : pipeline_ranks(record)) {
+    if (rank == record.ranks.size()) return std::nullopt;
+    std::vector<TimedAction>&list = happened.emplace_back(), &alone = lengths.emplace_back();
+    for (const Event& e : record.ranks[rank].events) {
+      if (e.step != step.step || e.stage < 0) continue;
+      const Action action = Action::parse(e.name);
+      list.push_back({action, e.begin, e.end});
+      if (!action.is_message()) alone.push_back({action, 0, e.processor});
+    }
+    if (list.empty()) return std::nullopt;
+    found += passes_in(list);
+  }
+  for (const auto& list : p.equal.actions) planned += passes_in(list);
+  if (found != planned) return std::nullopt;
+  p.times = times_of(s, record.shared ? lengths : happened);
+  p.replayed = simulate(s, p.times);
+  p.measured = as_measured(s, std::move(happened));
+  return p;
+}
+
+namespace {
+
+struct Span {
+  double begin = 0, end = 0;
+};
+using Spans = std::vector<Span>;
+
+// In order, apart from each other.
+Spans merged(Spans spans) {
+  std::ranges::sort(spans, {}, &Span::begin);
+  Spans out;
+  for (const Span& s : spans) {
+    if (s.end <= s.begin) continue;
+    if (!out.empty() && s.begin <= out.back().end)
+      out.back().end = std::max(out.back().end, s.end);
+    else
+      out.push_back(s);
+  }
+  return out;
+}
+
+double length(const Spans& spans) {
+  double sum = 0;
+  for (const Span& s : spans) sum += s.end - s.begin;
+  return sum;
+}
+
+// The time in which both of two merged lists are.
+double common(const Spans& a, const Spans& b) {
+  double sum = 0;
+  for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    sum += std::max(0.0, std::min(a[i].end, b[j].end) - std::max(a[i].begin, b[j].begin));
+    a[i].end < b[j].end ? ++i : ++j;
+  }
+  return sum;
+}
+
+int64_t place_on(const Rank& rank, const std::string& axis) {
+  const auto found = std::ranges::find(rank.at, axis, &std::pair<std::string, int64_t>::first);
+  return found == rank.at.end() ? 0 : found->second;
+}
+
+// Axes that are cut out of the data axis: groups of `size` neighbours, and the ranks with the same place in these.
+struct Cut {
+  const char *neighbours, *across;
+  int64_t size;
+};
+
+// Names the group of ranks that speak to each other along an axis: where they are along all other axes.
+std::string group_of(const Record& r, const Rank& rank, const std::string& axis) {
+  if (axis == "world") return axis;
+  std::string along = "+" + (axis == "tied" ? "pp" : axis) + "+", out = axis;
+  for (const Cut& cut : {Cut{"ep", "edp", r.experts.ranks}, Cut{"dp.shard", "dp.replicate", r.shard_ranks}}) {
+    if (cut.size < 1 || (axis != cut.neighbours && axis != cut.across)) continue;
+    int64_t cp = 1;
+    for (const Rank& other : r.ranks) cp = std::max(cp, place_on(other, "cp") + 1);
+    const int64_t at = place_on(rank, "dp") * cp + place_on(rank, "cp");
+    out += " " + std::to_string(axis == cut.neighbours ? at / cut.size : at % cut.size);
+    if (axis == "edp" && r.shard_ranks > 0) out += " of " + std::to_string(at / r.shard_ranks);
+    along = "+dp+cp+";
+  }
+  for (const auto& [name, at] : rank.at)
+    if (along.find("+" + name + "+") == std::string::npos) out += " " + name + std::to_string(at);
+  return out;
+}
+
+bool is_message(const Event& e) { return e.operation == "send" || e.operation == "recv"; }
+
+// Times at which whatever a rank needs of others was there, as far as can be told; else when the rank itself came. A
+// communication begins on each rank when that rank has come to it; before the last has, there is nothing to move.
+class Arrivals {
+ public:
+  Arrivals(const Record& r, const StepSpan& step) : record_(r) {
+    for (const Rank& rank : r.ranks)
+      for (const Event& e : rank.events) {
+        if (e.step != step.step || e.operation.empty() || e.operation == "recv") continue;
+        const std::string group = group_of(r, rank, e.axis);
+        if (e.stage >= 0)
+          sent_[{group, Action::parse(e.name)}] = e.begin;
+        else
+          lists_[list_name(group, e)][&rank].push_back(e.begin);
+      }
+    for (auto& [name, ranks] : lists_)
+      for (auto& [rank, times] : ranks) std::ranges::sort(times);
+  }
+
+  // The n-th of its list on the rank, where lists are of a group's collectives, or of its messages outside of a
+  // pipeline.
+  double of(const Rank& rank, const Event& e, size_t n) const {
+    const std::string group = group_of(record_, rank, e.axis);
+    if (e.operation == "send") return e.begin;
+    if (e.stage >= 0) {
+      const auto found = sent_.find({group, sent_as(Action::parse(e.name))});
+      return found == sent_.end() ? e.begin : found->second;
+    }
+    const auto list = lists_.find(list_name(group, e));
+    if (list == lists_.end()) return e.begin;
+    double last = e.begin;
+    for (const auto& [other, times] : list->second) {
+      if (times.size() != list->second.begin()->second.size() || n >= times.size()) return e.begin;
+      last = std::max(last, times[n]);
+    }
+    return last;
+  }
+
+  static std::string list_name(const std::string& group, const Event& e) {
+    return group + (is_message(e) ? " messages" : "");
+  }
+
+ private:
+  const Record& record_;
+  std::map<std::pair<std::string, Action>, double> sent_;
+  std::map<std::string, std::map<const Rank*, std::vector<double>>> lists_;
+};
+
+Exposure of_rank(const Rank& rank, const StepSpan& step, const Arrivals& arrivals) {
+  Spans waits, moving, alone;  // held up; communicating; of that, before the others came
+  std::vector<const Event*> events;
+  for (const Event& e : rank.events) {
+    if (e.step != step.step) continue;
+    if (e.track == "waiting") waits.push_back({e.begin, e.end});
+    if (!e.operation.empty()) events.push_back(&e);
+  }
+  std::ranges::sort(events, {}, &Event::begin);
+  std::map<std::string, size_t> numbers;
+  for (const Event* e : events) {
+    const std::string list = Arrivals::list_name(e->axis, *e) + (e->operation == "send" ? " sent" : "");
+    const size_t n = e->stage >= 0 ? 0 : numbers[list]++;
+    moving.push_back({e->begin, e->end});
+    alone.push_back({e->begin, std::min(e->end, arrivals.of(rank, *e, n))});
+  }
+  waits = merged(std::move(waits)), moving = merged(std::move(moving)), alone = merged(std::move(alone));
+  Exposure out{.step = step.end - step.begin};
+  out.waiting = common(waits, alone);
+  out.transfer = length(waits) - out.waiting;
+  out.hidden = length(moving) - common(waits, moving);
+  return out;
+}
+
+}  // namespace
+
+std::optional<std::vector<Exposure>> exposures(const Record& r, const StepSpan& step) {
+  if (!r.waits_noted || step.step == 0) return std::nullopt;
+  const Arrivals arrivals(r, step);
+  std::vector<Exposure> out;
+  for (const Rank& rank : r.ranks) out.push_back(of_rank(rank, step, arrivals));
+  return out;
+}
+
+Overlap overlap_of(const Record& r, const StepSpan& step, const std::string& axis, const std::string& operation) {
+  Overlap out;
+  for (const Rank& rank : r.ranks) {
+    Spans waits, moving;
+    for (const Event& e : rank.events) {
+      if (e.step != step.step) continue;
+      if (e.track == "waiting") waits.push_back({e.begin, e.end});
+      if (e.axis == axis && e.operation == operation) moving.push_back({e.begin, e.end});
+    }
+    moving = merged(std::move(moving));
+    out.all += length(moving) / static_cast<double>(r.ranks.size());
+    out.exposed += common(merged(std::move(waits)), moving) / static_cast<double>(r.ranks.size());
+  }
+  return out;
+}
+
+Exposure mean(const std::vector<Exposure>& all) {
+  Exposure out;
+  const double n = std::max<double>(1, static_cast<double>(all.size()));
+  for (const Exposure& e : all) {
+    out.step += e.step / n;
+    out.waiting += e.waiting / n;
+    out.transfer += e.transfer / n;
+    out.hidden += e.hidden / n;
+  }
+  return out;
 }
 
 }  // namespace tessera::report

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "app/flops.h"
-#include "app/report/svg.h"
+#include "app/report/drawing.h"
 #include "app/train/output.h"
 #include "bench/op_bench.h"
 #include "tensor/cpu/vectorize.h"

@@ -1,8 +1,7 @@
 // A run that fails leaves what its ranks did last, and `report` shows it; one in which a rank is slow says which.
-#include "app/report/flight.h"
-
 #include <thread>
 
+#include "app/report/report.h"
 #include "tensor/error.h"
 #include "tests/app/program.h"
 
@@ -27,7 +26,7 @@ TEST(FlightReport, ShowsWhoIsMissingAndWhoDiffers) {
   ASSERT_EQ(all.ranks, 3);
   ASSERT_EQ(all.written.size(), 2U);
   EXPECT_EQ(all.written[0].rank, 0);
-  const std::string text = report::flight_text(all), html = report::flight_page(all);
+  const std::string text = report::flights_of(all, false), html = report::flights_of(all, true);
   EXPECT_NE(text.find("rank 1    dp axis, barrier: rank 2 did not come"), std::string::npos) << text;
   EXPECT_NE(text.find("rank 2    wrote nothing"), std::string::npos) << text;
   const size_t second = text.find("\n  2 ");

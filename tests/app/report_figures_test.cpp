@@ -8,12 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "app/report/compare.h"
-#include "app/report/exposure.h"
-#include "app/report/figures.h"
-#include "app/report/parts.h"
-#include "app/report/planned.h"
-#include "app/report/svg.h"
+#include "app/report/report.h"
 #include "tensor/error.h"
 #include "tests/app/report_checks.h"
 
@@ -24,7 +19,7 @@ using report::Event;
 using report::Record;
 
 std::string svg_of(const char* name, const Words& words) {
-  return report::svg_file(report::figure_of(name, report::planned(words)));
+  return report::as_svg_file(report::figure_of(name, report::planned(words)));
 }
 
 size_t count(const std::string& text, const std::string& part) {
@@ -189,7 +184,7 @@ TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
   const Record a = two_ranks();
   Record longer = a;
   longer.label = "b", longer.losses.push_back({3, 3}), longer.step_ms = 50;
-  const std::string text = report::comparison_text(a, longer);
+  const std::string text = report::comparison_of(a, longer, false);
   const auto row = [](const std::string& of, const std::string& name) {
     const size_t at = of.find("\n  " + name);
     return at == std::string::npos ? "no row" : of.substr(at + 45, of.find('\n', at + 1) - at - 45);
@@ -203,25 +198,25 @@ TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
   EXPECT_EQ(row(text, "of step 2"), "            3.2500            3.2500           same");
   EXPECT_EQ(row(text, "at its end"), "            3.2500            3.0000        -0.2500");
   EXPECT_NE(text.find("b has 3 steps and a 2: losses are compared at the last that both have"), std::string::npos);
-  test::expect_page(report::comparison_page(a, longer));
+  test::expect_page(report::comparison_of(a, longer, true));
 
   Record bare = report::parse_metrics(
       "{\"event\":\"step\",\"step\":1,\"loss\":3.5,\"tokens_per_s\":10,\"step_ms\":80}\n"
       "{\"event\":\"summary\",\"peak_bytes\":[7,9],\"sent_bytes\":{\"dp\":{\"all_reduce\":320}}}\n",
       "");
   bare.label = "bare";
-  const std::string other = report::comparison_text(bare, a);
+  const std::string other = report::comparison_of(bare, a, false);
   EXPECT_EQ(row(other, "median of the run"), "         80.000 ms        100.000 ms         +25.0%");
   EXPECT_EQ(row(other, "exposed "), "                 -         20.000 ms               ");
   EXPECT_EQ(row(other, "dp all_reduce"), "               320               200         -37.5%");
   EXPECT_EQ(row(other, "all at once"), "                 9               101       +1022.2%");
   EXPECT_EQ(row(other, "of step 1"), "            3.5000            3.5000           same");
   EXPECT_NE(other.find("bare has no trace"), std::string::npos);
-  const std::string page = report::comparison_page(bare, a);
+  const std::string page = report::comparison_of(bare, a, true);
   test::expect_page(page);
   EXPECT_EQ(count(page, "<polyline"), 2U);
   EXPECT_EQ(count(page, "<section id=\"timeline\">"), 1U);
-  const auto losses = report::svg_file(report::figure_of("loss", {bare, a}));
+  const auto losses = report::as_svg_file(report::figure_of("loss", {bare, a}));
   expect_figure(losses);
 }
 

@@ -9,9 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "app/report/measured.h"
-#include "app/report/parts.h"
-#include "app/report/record.h"
+#include "app/report/report.h"
 #include "app/trace/timeline.h"
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/schedule.h"
@@ -103,9 +101,7 @@ TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
 TEST(Report, EachPanelOfThePipelineSaysHowLongARankIsIdle) {
   const report::Record r = made_record();
   const report::StepSpan step = report::median_step(r);
-  const auto measured = report::measure_pipeline(r, step);
-  ASSERT_TRUE(measured);
-  const std::string part = report::pipeline_part(r, *measured, step);
+  const std::string part = report::as_html(report::pipeline_part(r, step, report::measure_pipeline(r, step)));
   size_t found = 0;
   for (size_t at = 0; (at = part.find("idle | rank ", at)) != std::string::npos; ++at) ++found;
   EXPECT_EQ(found, 3 * 2U) << "planned, replayed and measured, of two ranks each";
@@ -142,11 +138,12 @@ TEST(Report, LoadsOfExpertsAreByAnEvenShare) {
     return report::parse_metrics(step + "\n" + R"({"event":"summary","experts":)" + experts + "}\n", "made ");
   };
   const report::Record r = record(R"({"load":[[2,2,2,2],[1,5,1,1]],"dropped":4,"ranks":2})");
-  const std::string text = report::experts_text(r, {});
+  const report::Part part = report::experts_part(r, {});
+  const std::string text = report::as_text({part});
   EXPECT_NE(text.find("4 of 20 choices found no place\n"), std::string::npos) << text;
   EXPECT_NE(text.find("layer 1      0.50   2.50   0.50   0.50\n  by rank    1.50   0.50\n"), std::string::npos) << text;
-  EXPECT_NE(report::experts_part(r, {}).find("5 choices, 2.50 times an even share"), std::string::npos);
-  EXPECT_EQ(report::experts_text(report::parse_metrics(step + "\n", "made "), {}), "");
+  EXPECT_NE(report::as_html(part).find("5 choices, 2.50 times an even share"), std::string::npos);
+  EXPECT_EQ(report::report_of(report::parse_metrics(step + "\n", "made "), false).find("experts"), std::string::npos);
   for (const char* wrong : {R"({"load":[[1,2,3]],"dropped":0,"ranks":2})", R"({"load":[[]],"dropped":0,"ranks":1})",
                             R"({"load":[[-1]],"dropped":0,"ranks":1})", R"({"load":3,"dropped":0,"ranks":1})"})
     EXPECT_THROW(record(wrong), InputError) << wrong;

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "app/command_line.h"
-#include "app/report/svg.h"
+#include "app/report/drawing.h"
 #include "app/trace/timeline.h"
 #include "data/files.h"
 #include "tensor/arena.h"
@@ -88,7 +88,7 @@ void expect_figures(const std::string& html, const std::string& text, const Json
     std::string row = fmt::format("<tr><td>{}</td>", rank["name"].get<std::string>());
     for (const char* category : {"parameters", "gradients", "optimizer", "activations", "workspace", "communication"})
       row += fmt::format("<td class=\"n\">{}</td>", report::grouped(rank["peaks"][category]));
-    row += fmt::format("<td class=\"n\"><b>{}</b></td></tr>", report::grouped(rank["peak_bytes"]));
+    row += fmt::format("<td class=\"all n\">{}</td></tr>", report::grouped(rank["peak_bytes"]));
     EXPECT_NE(html.find(row), std::string::npos) << row;
   }
 }

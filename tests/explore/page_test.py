@@ -106,7 +106,7 @@ class Page(unittest.TestCase):
 
     def test_shows_a_plan_and_the_best(self):
         self.assertEqual(self.value(BARS), 4)
-        self.assertEqual(self.value("document.querySelectorAll('#pipeline rect.F').length"), 4 * 16 + 1)  # and the legend's
+        self.assertEqual(self.value("document.querySelectorAll('#pipeline rect.k-F').length"), 4 * 16 + 1)  # and the legend's
         self.assertGreater(self.value("document.querySelectorAll('#memory rect.optimizer').length"), 4)
         self.assertGreater(self.value("document.querySelectorAll('#time rect').length"), 1)
         self.assertGreater(self.value("document.querySelectorAll('#bytes rect').length"), 1)
@@ -126,7 +126,7 @@ class Page(unittest.TestCase):
         self.press("sp", (" ", 32))
         self.press("schedule", ("ArrowDown", 40))
         self.assertEqual((self.value(STATE)["sp"], self.value(STATE)["schedule"]), ("true", "interleaved"))
-        self.assertEqual(self.value("document.querySelectorAll('#pipeline rect.later').length > 0"), True)
+        self.assertEqual(self.value("document.querySelectorAll('#pipeline rect.c2').length > 0"), True)
 
     def test_a_link_reproduces_the_view(self):
         self.open("pp=2")

@@ -6,6 +6,7 @@ usage: server_test.py TESSERA
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 import unittest
+import xml.etree.ElementTree
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -77,15 +79,22 @@ class Server(unittest.TestCase):
         self.assertEqual([m["peak"] for m in found["memory_of_stages"]], expected["memory_per_stage"])
 
     def test_draws_the_pipeline_of_the_simulator(self):
-        found = self.server.json("/predict", **PLAN)[1]["pipeline"]
-        self.assertEqual(len(found["actions"]), 4)
-        for row in found["actions"]:
-            self.assertEqual(sorted(a[2] for a in row if a[0] == "F"), list(range(8)))
-            self.assertEqual([a[3] >= b[4] for b, a in zip(row, row[1:])], [True] * (len(row) - 1))
-        self.assertEqual(max(a[4] for row in found["actions"] for a in row), 1000000)
-        long = self.server.json("/predict", **{**PLAN, "microbatches": 4096})[1]["pipeline"]
-        self.assertLess(long["shown_s"], long["makespan_s"])
-        self.assertLessEqual(sum(map(len, long["actions"])), 6000)
+        drawn = self.server.json("/predict", **PLAN, wide=1000)[1]["html"]["pipeline"]
+        rows = {}
+        for box in xml.etree.ElementTree.fromstring(drawn["svg"]).find("g").iter("rect"):
+            if box.get("class").startswith("k-"):
+                rows.setdefault(box.get("y"), []).append(box)
+        self.assertEqual(len(rows), 4)
+        for row in rows.values():
+            forward = [box.find("title").text for box in row if box.get("class").startswith("k-F")]
+            self.assertEqual(sorted(int(re.search("micro-batch ([0-9]+)", words)[1]) for words in forward), list(range(8)))
+            ends = [(float(box.get("x")), float(box.get("x")) + float(box.get("width"))) for box in row]
+            self.assertEqual([a[0] >= b[1] - 0.02 for b, a in zip(ends, ends[1:])], [True] * (len(row) - 1))
+        self.assertAlmostEqual(max(float(box.get("x")) + float(box.get("width")) for row in rows.values() for box in row), 976, 1)
+        long = self.server.json("/predict", **{**PLAN, "microbatches": 4096})[1]["html"]["pipeline"]
+        self.assertIn("The picture shows the first", long["sentence"])
+        self.assertLessEqual(long["svg"].count("data-mb="), 6000)
+        self.refused(400, "wide", **PLAN, wide="1e9")
 
     def test_believes_no_name_of_another_host(self):
         port = self.server.port

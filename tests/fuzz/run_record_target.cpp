@@ -5,10 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "app/report/compare.h"
-#include "app/report/figures.h"
-#include "app/report/parts.h"
-#include "app/report/record.h"
+#include "app/report/report.h"
 #include "tensor/error.h"
 #include "tests/fuzz/target.h"
 
@@ -27,14 +24,14 @@ std::string_view take(std::string_view& bytes) {
 void parse_run_record(std::string_view bytes) {
   const std::string_view report = take(bytes), trace = take(bytes);
   const report::Record record = report::parse_record({report, trace, bytes}, std::string(kWhat) + "/");
-  const std::string page = report::page(record);
+  const std::string page = report::report_of(record, true);
   require(page.ends_with("</html>\n"), "what is accepted can be drawn");
-  require(report::text(record).ends_with('\n'), "and be told");
+  require(report::report_of(record, false).ends_with('\n'), "and be told");
   report::Record bare = report::parse_metrics(bytes, std::string(kWhat) + "/");
-  require(report::comparison_page(record, bare).ends_with("</html>\n"), "and be set beside another");
-  require(report::comparison_text(bare, record).ends_with('\n'), "in either order");
+  require(report::comparison_of(record, bare, true).ends_with("</html>\n"), "and be set beside another");
+  require(report::comparison_of(bare, record, false).ends_with('\n'), "in either order");
   for (const char* name : {"pipeline", "memory", "timeline", "bytes", "loss"}) try {
-      const std::string svg = report::svg_file(report::figure_of(name, {record, record}));
+      const std::string svg = report::as_svg_file(report::figure_of(name, {record, record}));
       require(svg.ends_with("</svg>\n"), "and be a figure");
     } catch (const InputError&) {
       throw;

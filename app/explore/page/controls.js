@@ -78,8 +78,8 @@ function makeControls(changed) {
   const fill = (key, names, words = {}) =>
     byId(key).append(...names.map((name) => node("option", { value: name, textContent: words[name] || name })));
   fill("model", Object.keys(choices.model));
-  fill("hardware", Object.keys(choices.hardware), Object.fromEntries(Object.entries(choices.hardware)
-    .map(([name, h]) => [name, `${name} (${bytes(h.memory_bytes)})`])));
+  fill("hardware", Object.keys(choices.hardware),
+    Object.fromEntries(Object.entries(choices.hardware).map(([name, h]) => [name, h.words])));
   fill("software", choices.software);
   fill("schedule", choices.schedule);
   fill("recompute", choices.recompute);
@@ -119,7 +119,7 @@ function showState(except) {
 const dataRanks = () => state.ranks / (state.pp * state.tp * state.cp);
 const microbatches = () => state.batch / (dataRanks() * state.sequences);
 
-// What is wrong before the planner is asked: {field, error}, or nothing.
+// The first thing that is wrong before the planner is asked: {field, error}, or nothing.
 function impossible() {
   for (const f of FIELDS)
     if ((f.kind === "slider" || f.kind === "number") && !Number.isSafeInteger(numberOf(f.key)))

@@ -1,13 +1,47 @@
-// What happens when something is chosen: the planner is asked, and the pictures are drawn again.
-const HINTS = {
-  parameters: "More pipeline or tensor ranks, or ZeRO-3, share them out.",
-  gradients: "More pipeline or tensor ranks, or ZeRO-2, share them out.",
-  optimizer: "ZeRO-1, or more pipeline or tensor ranks, share it out.",
-  activations: "Fewer sequences in a micro-batch, more tensor ranks with sequence parallel, or making them again in the backward pass need less.",
-  communication: "Fewer ranks along the axes that gather need less.",
-  workspace: "Fewer sequences in a micro-batch need less.",
-};
-let last = null;
+// Whenever something is chosen, the planner is asked, and shows what it found in HTML of its own.
+
+// The view is a link, too: what stands behind the # is the state, and nothing else is kept.
+function linkOfState() {
+  const words = new URLSearchParams();
+  for (const f of FIELDS) if (f.key in state) words.set(f.key, state[f.key]);
+  return "#" + words;
+}
+
+// Takes from a link what can be a value of its control; the rest is named.
+function takeLink(hash) {
+  const refused = [];
+  for (const [key, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    const f = FIELD[key];
+    if (f && f.kind === "list" && [...byId(key).options].some((o) => o.value === text)) state[key] = text;
+    else if (f && f.kind === "tick" && /^(true|false)$/.test(text)) state[key] = text === "true";
+    else if (f && /^(slider|number)$/.test(f.kind) && /^[0-9]{1,9}$/.test(text)) state[key] = Number(text);
+    else refused.push(`${key}=${text}`.slice(0, 60));
+  }
+  return refused;
+}
+
+// Questions to the server about this state.
+function modelQuery() {
+  const words = new URLSearchParams({ model: state.model, hardware: state.hardware, software: state.software });
+  for (const f of FIELDS) if (f.group === "Sizes" && f.key in state) words.set(f.key, state[f.key]);
+  return words;
+}
+function predictQuery() {
+  const words = modelQuery();
+  for (const key of ["pp", "tp", "cp", "sequences", "schedule", "zero", "recompute", "sp"]) words.set(key, state[key]);
+  words.set("dp", dataRanks());
+  words.set("microbatches", microbatches());
+  words.set("chunks", state.schedule in CHUNKS ? state.chunks : 1);
+  if (numberOf("experts") > 0) words.set("ep", state.ep);
+  for (const [key, id] of [["wide", "memory"], ["narrow", "time"]]) words.set(key, Math.max(260, byId(id).clientWidth - 32));
+  return words;
+}
+function searchQuery() {
+  const words = modelQuery();
+  words.set("ranks", state.ranks);
+  words.set("batch", state.batch);
+  return words;
+}
 
 // One question of a kind at a time; what is asked meanwhile waits, and only the newest of it is asked. null takes back
 // what was asked.
@@ -45,41 +79,63 @@ function showImpossible(found) {
   byId("prediction").classList.add("stale");
   byId("prediction").setAttribute("aria-busy", "false");
   byId("verdict").className = "bad";
-  byId("verdict-line").textContent = "There is no such plan.";
-  byId("verdict-why").textContent = found.error;
+  for (const old of byId("verdict").querySelectorAll("h2, p")) old.remove();
+  byId("verdict").prepend(node("h2", { id: "verdict-line", textContent: "There is no such plan." }),
+    node("p", { id: "verdict-why", textContent: found.error }));
   showError(found);
 }
 
 function showPrediction(p) {
   if (p.error) return showImpossible({ field: (p.field || "").split(".").pop(), error: plain(p.error) });
-  last = p;
-  const fullest = p.memory_of_stages.findIndex((m) => m.peak === p.memory.peak), range = p.step_s_range;
+  const { verdict, ...pictures } = p.html;
   byId("verdict").className = p.fits ? "good" : "bad";
-  byId("verdict-line").textContent = p.fits ? `It fits, and a step takes ${seconds(p.step_s)}.`
-    : `It does not fit: a rank needs ${bytes(p.memory.peak)}, ${bytes(p.over.bytes)} more than it has.`;
-  const where = p.memory_of_stages.length > 1 ? `Pipeline rank ${fullest} is the fullest. ` : "";
-  byId("verdict-why").textContent = p.fits
-    ? (range[1] > range[0] ? `The numbers are those of data sheets: real runs take from ${seconds(range[0])} to ${seconds(range[1])}.` : "")
-    : `${where}Most of it: ${nameOf(p.over.largest)}, ${bytes(p.memory[p.over.largest])}. ${HINTS[p.over.largest] || ""}`;
-  byId("figures").replaceChildren(...[["step", seconds(p.step_s)], ["tokens/s", count(p.tokens_per_s)],
-    ["share of peak", percent(p.mfu)], ["TFLOP/s each", three(p.tflops_per_rank)], ["bubble", percent(p.bubble)],
-    ["fullest rank", bytes(p.memory.peak)]]
-    .map(([name, value]) => node("div", {}, node("dt", { textContent: name }), node("dd", { textContent: value }))));
+  byId("verdict").innerHTML = verdict;
+  for (const [id, { sentence, svg }] of Object.entries(pictures)) {
+    const figure = byId(id);
+    figure.querySelector("figcaption p").textContent = sentence;
+    figure.querySelector("div").innerHTML = svg;
+    figure.querySelector("button").hidden = false;
+  }
   showError(null);
   byId("prediction").classList.remove("stale");
-  drawAll();
   byId("prediction").setAttribute("aria-busy", "false");
-}
-function drawAll() {
-  if (last) for (const picture of [drawMemory, drawPipeline, drawTime, drawBytes]) picture(last);
 }
 
 function showSearch(found) {
   byId("ranking").setAttribute("aria-busy", "false");
-  if (!found.error) return showRanking(found);
-  document.querySelector("#ranking table").hidden = true;
-  byId("ranking-line").textContent = plain(found.error);
-  showAdvice(null);
+  if (found.error) byId("found").replaceChildren(node("p", { id: "ranking-line", textContent: plain(found.error) }));
+  else byId("found").innerHTML = found.html;
+  markShown();
+}
+
+// The row of the plan that is shown; a schedule without chunks has one.
+function markShown() {
+  const valueOf = (plan, key) => key === "chunks" && !(plan.schedule in CHUNKS) ? "1" : String(plan[key]);
+  for (const button of document.querySelectorAll("[data-plan]")) {
+    const row = button.closest("tr"), plan = Object.fromEntries(new URLSearchParams(button.dataset.plan));
+    if (Object.keys(plan).every((key) => valueOf(plan, key) === valueOf(state, key))) row.setAttribute("aria-current", "true");
+    else row.removeAttribute("aria-current");
+  }
+}
+
+// The picture with its colours of now, so that it needs nothing else.
+function svgText(id) {
+  const svg = byId(id).querySelector("svg").cloneNode(true), look = getComputedStyle(document.documentElement);
+  const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
+  const css = byId("picture-style").textContent.replace(/var\((--[\w-]+)\)/g, (_, name) => look.getPropertyValue(name).trim());
+  svg.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  svg.setAttribute("viewBox", `-16 -16 ${width + 32} ${height + 32}`);
+  svg.setAttribute("width", width + 32);
+  svg.setAttribute("height", height + 32);
+  svg.insertAdjacentHTML("afterbegin", `<style>${css}</style>
+    <rect x="-16" y="-16" width="${width + 32}" height="${height + 32}" fill="${look.getPropertyValue("--card").trim()}"/>`);
+  return new XMLSerializer().serializeToString(svg);
+}
+function saveSvg(id) {
+  const url = URL.createObjectURL(new Blob([svgText(id)], { type: "image/svg+xml" }));
+  const link = node("a", { href: url, download: `tessera-${id}.svg` });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
 const predict = asker("/predict", 60, showPrediction), search = asker("/search", 200, showSearch);
@@ -113,10 +169,14 @@ async function begin() {
     await navigator.clipboard.writeText(location.href);
     byId("copied").textContent = "Copied.";
   });
-  let width = innerWidth;
-  addEventListener("resize", () => {
-    if (width !== innerWidth) drawAll();
-    width = innerWidth;
+  addEventListener("resize", () => changed());
+  for (const figure of document.querySelectorAll("figure"))
+    figure.querySelector("button").addEventListener("click", () => saveSvg(figure.id));
+  byId("found").addEventListener("click", (event) => {
+    const chosen = event.target.closest("tr")?.querySelector("[data-plan]");
+    if (!chosen) return;
+    takeLink(chosen.dataset.plan);
+    changed();
   });
 }
 begin();

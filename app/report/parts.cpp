@@ -1,0 +1,462 @@
+// The parts of a run's report: what ran, its loss, its pipeline, its ranks in one step, memory, bytes and experts.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "app/progress.h"
+#include "app/report/report.h"
+
+namespace tessera::report {
+namespace {
+
+constexpr size_t kMostRanks = 16;  // that are drawn
+constexpr size_t kColumns = 80;    // characters of a line
+constexpr double kSeen = 0.1;      // the part of a column's time from which on something is shown
+constexpr double kHalf = 580;      // two pictures beside each other
+
+std::string words(const Record& r, std::initializer_list<const char*> names) {
+  std::string out;
+  for (const char* name : names)
+    for (const auto& [key, value] : r.plan)
+      if (key == name) out += fmt::format("{}{} {}", out.empty() ? "" : "; ", key, value);
+  return out;
+}
+
+std::string first_ranks(const Record& r, const char* more = "") {
+  return r.ranks.size() > kMostRanks
+             ? fmt::format("The first {} of {} ranks are drawn{}.", kMostRanks, r.ranks.size(), more)
+             : "";
+}
+
+Part head_part(const Record& r, const StepSpan& step) {
+  Part p{.id = "run", .title = "A training run of Tessera", .about = {r.model}};
+  p.facts = {{"written", r.written}, {"steps", grouped(r.steps)}};
+  const auto fact = [&](const char* name, const std::string& value) { p.facts.emplace_back(name, value); };
+  if (r.tokens_per_s > 0) fact("tokens/s", grouped(std::llround(r.tokens_per_s)) + " (median step)");
+  if (!r.losses.empty()) fact("loss at the end", fmt::format("{:.4f}", r.losses.back().value));
+  if (!r.validations.empty()) fact("validation loss", fmt::format("{:.4f}", r.validations.back().value));
+  p.facts.insert(p.facts.end(), r.plan.begin(), r.plan.end());
+  fact("cores", fmt::format("{} for {} threads of ranks", r.cores, r.threads));
+  fact("traced", r.kept), fact("times", r.clock);
+  p.text = fmt::format("{}\n{}\n{}; {} threads of ranks on {} cores\n", r.model,
+                       words(r, {"ranks", "schedule", "data axis"}), words(r, {"batch"}), r.threads, r.cores);
+  p.text += step.step == 0
+                ? fmt::format("{} was kept\n", r.kept)
+                : fmt::format("step {}, the median of {}, took {:.3f} ms\n", step.step, r.kept, step.end - step.begin);
+  return p;
+}
+
+Part loss_part(const Record& r) {
+  Part p{.id = "loss"};
+  if (r.losses.empty())
+    p.notes = {"No step was recorded."};
+  else
+    p = figure_of("loss", {r}, kWidth);
+  p.title = "Loss";
+  p.words =
+      "The line is the training loss of each step, the dots are the mean loss over the whole validation split. A line "
+      "that falls while the dots rise has begun to learn the text by heart.";
+  return p;
+}
+
+Table bubble_table(const Record& r, const MeasuredPipeline& p) {
+  Table t{.id = "bubble",
+          .columns = {{{"bubble", ""}, false, 10}, {{"share of the time", ""}, true, 6}, {"how it is found"}},
+          .above = "\nbubble, share of the time\n",
+          .indent = 2};
+  t.rows = {{{"formula", p.formula ? percent(*p.formula) : Cell("none known", "none"),
+              "the closed form of the schedule, if forward, input and weight gradients take equally long"}},
+            {{{"planned, equal times", "planned"},
+              percent(p.equal.bubble_share()),
+              "the schedule on a simulated clock, with the same assumption"}},
+            {{{"planned, measured times", "replayed"},
+              percent(p.replayed.bubble_share()),
+              r.shared ? "the schedule on the same clock: each pass for as long as it had a processor in this step; "
+                         "messages take no time"
+                       : "the schedule on the same clock: each pass for as long as it took in this step, and messages "
+                         "for as long as they took on average"}}};
+  if (r.shared)
+    t.rows.push_back({{"measured",
+                       {"not meaningful here", "null"},
+                       fmt::format("null: {} threads of ranks share {} cores, so a rank that computes slows the others "
+                                   "down, and what it waited for is not the plan's bubble",
+                                   r.threads, r.cores)}});
+  else
+    t.rows.push_back({{"measured", percent(p.measured.bubble_share()),
+                       "the time in which ranks did not compute, from the first pass of the step to the last"}});
+  return t;
+}
+
+Table times_table(const Record& r, const MeasuredPipeline& p) {
+  using Field = double StageTimes::*;
+  std::vector<Field> fields = {&StageTimes::forward};
+  Table t{.id = "times",
+          .columns = {{{"mean times", "mean, ms"}, false, 10}, {"forward", true, 9}},
+          .above = "\n",
+          .indent = 2};
+  const auto column = [&](Do what, const Cell& head, Field field) {
+    if (!r.schedule.has(what)) return;
+    t.columns.push_back({head, true, 9});
+    fields.push_back(field);
+  };
+  column(Do::B, "backward", &StageTimes::backward);
+  column(Do::I, {"input gradient", "input"}, &StageTimes::input);
+  column(Do::W, {"weight gradient", "weight"}, &StageTimes::weight);
+  for (size_t stage = 0; stage < p.times.stages.size(); ++stage) {
+    Row& row = t.rows.emplace_back(Row{{fmt::format("stage {}", stage)}});
+    for (const Field field : fields) row.cells.push_back(ms_cell(p.times.stages[stage].*field));
+  }
+  t.note = r.shared ? "Times for which passes had a processor."
+                    : fmt::format("A message takes {} from when both sides are ready.", short_time(p.times.message));
+  if (!r.shared) t.below = fmt::format("  {:<10} {:>9.3f}\n", "a message", p.times.message);
+  return t;
+}
+
+std::string grids(const Record& r, const MeasuredPipeline& p, const StepSpan& step) {
+  const double ms = std::max(p.replayed.makespan, r.shared ? 0.0 : p.measured.makespan);
+  std::string out = "\nplanned: forward pass and the gradients of inputs and of weights equally long\n";
+  out += draw_to_scale(p.equal) + "\n";
+  out += fmt::format("replayed: the plan, with each pass as long as it {}; {:.3f} ms\n",
+                     r.shared ? "had a processor, and messages that take no time" : "took", p.replayed.makespan);
+  out += draw_to_scale(p.replayed, ms) + "\n";
+  if (r.shared)
+    out += fmt::format(
+        "measured: not drawn. {} threads of ranks share {} cores and take turns on them, so what a rank waited for\nis "
+        "not the plan's bubble; shown above are the times of single passes, replayed on the simulated clock.\n",
+        r.threads, r.cores);
+  else
+    out += fmt::format("measured: step {} as it happened; {:.3f} ms\n", step.step, p.measured.makespan) +
+           draw_to_scale(p.measured, ms);
+  return out + fmt::format("\nA pass begins with its name (F forward, {}); dashes: it goes on; dots: idle.\n",
+                           r.schedule.has(Do::B) ? "B backward" : "I gradient of the input, W of the weights");
+}
+
+// A picture of characters, each of which stands for a part of a span of time.
+class Line {
+ public:
+  Line(double begin, double end) : begin_(begin), column_((end - begin) / kColumns), taken_(kColumns) {}
+
+  void add(char letter, double begin, double end) {
+    if (!(column_ > 0)) return;
+    const double from = std::clamp((begin - begin_) / column_, 0.0, static_cast<double>(kColumns)),
+                 to = std::clamp((end - begin_) / column_, 0.0, static_cast<double>(kColumns));
+    for (auto c = static_cast<size_t>(from); c < kColumns && static_cast<double>(c) < to; ++c)
+      taken_[c][letter] += std::min(to, static_cast<double>(c + 1)) - std::max(from, static_cast<double>(c));
+  }
+  // The letters of what takes most of each column: a capital where that is more than half of it.
+  std::string str() const {
+    std::string out(kColumns, '.');
+    for (size_t c = 0; c < kColumns; ++c) {
+      double most = kSeen;
+      for (const auto& [letter, share] : taken_[c]) {
+        if (share < most) continue;
+        most = share;
+        out[c] = share > 0.5 ? letter : static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+      }
+    }
+    return out;
+  }
+
+ private:
+  double begin_, column_;
+  std::vector<std::map<char, double>> taken_;
+};
+
+// Words behind their letters: first those of what a rank computes, then those of its axes.
+constexpr std::string_view kKinds[] = {"F forward",
+                                       "B backward",
+                                       "I gradient of the input",
+                                       "W of the weights",
+                                       "G finishing gradients",
+                                       "U update",
+                                       "P pp",
+                                       "D dp",
+                                       "C cp",
+                                       "T tp",
+                                       "X ep",
+                                       "Y edp",
+                                       "E tied",
+                                       "O world"};
+
+char letter_of(const Event& e) {
+  if (e.track == "update") return e.name == "optimizer" ? 'U' : 'G';
+  for (const std::string_view kind : kKinds)
+    if (!e.operation.empty() && e.axis.starts_with(kind.substr(2))) return kind[0];
+  for (const std::string_view known : {"F forward", "B backward", "I input gradient", "W weight gradient"})
+    if (e.track == known.substr(2)) return known[0];
+  return '?';
+}
+
+std::string timeline_text(const Record& r, const StepSpan& step) {
+  std::string out = "\nEach rank in this step, to scale: what it computes, and below it what it communicates.\n";
+  std::set<char> seen;
+  for (size_t i = 0; i < std::min(kMostRanks, r.ranks.size()); ++i) {
+    Line computes(step.begin, step.end), communicates(step.begin, step.end);
+    for (const Event& e : r.ranks[i].events) {
+      if (e.step != step.step || e.track == "step" || e.track == "waiting") continue;
+      const char letter = letter_of(e);
+      seen.insert(letter);
+      (e.operation.empty() ? computes : communicates).add(letter, e.begin, e.end);
+    }
+    out += fmt::format("{:<34} |{}|\n{:<34} |{}|\n", r.ranks[i].name, computes.str(), "", communicates.str());
+  }
+  std::string key;
+  for (const std::string_view kind : kKinds)
+    if (seen.contains(kind[0])) key += fmt::format("{}{}", key.empty() ? "" : ", ", kind);
+  const std::string more = first_ranks(r);
+  return out + key + ".\nSmall letters: less than half of a character's time.\n" + (more.empty() ? "" : more + "\n");
+}
+
+Part timeline_part(const Record& r, const StepSpan& step) {
+  Part p{.id = "timeline",
+         .title = fmt::format("Timeline of step {}", step.step),
+         .words =
+             "For each rank the upper row is what it computes and the rows below are what it communicates at the same "
+             "time. Communication below a box that computes costs no time. Below empty space, or below the grey line "
+             "of a pass that waits for it, it does.",
+         .legend = timeline_legend(r),
+         .pictures = timelines_of(r, step, std::max(1e-9, step.end - step.begin), kMostRanks, kWidth)};
+  p.notes = {first_ranks(r, "; trace.json has all"),
+             "All tracks of all kept steps: open trace.json, which lies beside this file in the run directory, in "
+             "ui.perfetto.dev."};
+  if (static_cast<int>(r.ranks.size()) > r.schedule.ranks) p.text = timeline_text(r, step);
+  return p;
+}
+
+// The peaks stand in every text, the pictures need a step.
+Part memory_part(const Record& r, const StepSpan& step) {
+  Part p{.id = "memory",
+         .title = fmt::format("Memory in step {}", step.step),
+         .words =
+             "The height of a colour is the memory of that kind that a rank held. It was noted each time that it had "
+             "changed by 1/32 of its maximum. All ranks have one scale. Activations grow in forward passes and "
+             "shrink in backward passes. The table has the peaks of the whole run.",
+         .legend = memory_legend(),
+         .pictures = memories_of(r, step, most_held(r, step, kMostRanks), kMostRanks, kHalf),
+         .notes = {first_ranks(r)}};
+  Table t{.id = "peaks",
+          .columns = {{{"most bytes at one time", "rank"}, false, 6}},
+          .above = "\nmost bytes at one time\n"};
+  for (size_t c = 0; c < kCategories; ++c)
+    t.columns.push_back({std::string(name_of(static_cast<Category>(c))), true, 13});
+  t.columns.push_back({{"all at once", "peak"}, true, 13});
+  t.columns.push_back({"MB", true, 9, false});
+  for (size_t rank = 0; rank < r.ranks.size(); ++rank) {
+    Row& row = t.rows.emplace_back(Row{{{r.ranks[rank].name, fmt::format("{}", rank)}}});
+    for (const int64_t b : r.ranks[rank].peaks) row.cells.push_back(count_cell(b));
+    row.cells.push_back(count_cell(r.ranks[rank].peak));
+    row.cells.back().css = "all";
+    row.cells.emplace_back(megabytes(r.ranks[rank].peak));
+  }
+  p.tables = {t};
+  return p;
+}
+
+// A page has what was sent in the whole run too, a text the time that it took in the step.
+Part bytes_part(const Record& r, const StepSpan& step) {
+  Part p{.id = "bytes",
+         .title = "Bytes by axis and operation",
+         .words =
+             fmt::format("Each bar shows the bytes that all ranks together sent in step {} by one operation along one "
+                         "axis of the mesh. A long bar shows where a faster network between ranks would help. Beside "
+                         "it is the whole run, with its set-up and validation.",
+                         step.step)};
+  Table told{.id = "",
+             .columns = {{"axis", false, 6, false},
+                         {"operation", false, 15, false},
+                         {"calls", true, 8, false},
+                         {"bytes in step", true, 15, false},
+                         {"MB", true, 9, false},
+                         {"ms of a rank", true, 15, false}},
+             .above = "\n"};
+  std::map<std::pair<std::string, std::string>, SentInStep> in_step;
+  int64_t most = 1;
+  SentInStep sum;
+  for (const SentInStep& s : sent_in_step(r, step)) {
+    told.rows.push_back(
+        {{s.axis, s.operation, count_cell(s.calls), count_cell(s.bytes), megabytes(s.bytes), ms_cell(s.ms)}});
+    in_step[{s.axis, s.operation}] = s;
+    most = std::max(most, s.bytes);
+    sum.bytes += s.bytes, sum.calls += s.calls;
+  }
+  if (told.rows.empty()) told.below = "nothing was sent\n";
+  p.tables = {told};
+  if (r.sent.empty()) {
+    p.notes = {"One rank sends nothing."};
+    return p;
+  }
+  Table drawn{.id = "sent",
+              .columns = {{"axis"},
+                          {"operation"},
+                          {"calls in the step", true},
+                          {"bytes", true},
+                          {""},
+                          {"calls in the run", true},
+                          {"bytes", true}}};
+  Sent whole;
+  for (const Sent& s : r.sent) {
+    const SentInStep one = in_step[{s.axis, s.operation}];
+    const auto bytes = static_cast<double>(one.bytes);
+    drawn.rows.push_back({{s.axis, s.operation, count_cell(one.calls), count_cell(one.bytes),
+                           bar_cell(bytes / static_cast<double>(most), css_of_axis(s.axis),
+                                    fmt::format("{} {} | {} in a step", s.axis, s.operation, short_bytes(bytes))),
+                           count_cell(s.calls), count_cell(s.bytes)}});
+    whole.calls += s.calls, whole.bytes += s.bytes;
+  }
+  drawn.rows.push_back(
+      {{"all", "", count_cell(sum.calls), count_cell(sum.bytes), "", count_cell(whole.calls), count_cell(whole.bytes)},
+       "sum"});
+  p.tables.push_back(drawn);
+  return p;
+}
+
+// By how much the experts from `first` on, so many of them, are above their even share.
+double times(const std::vector<int64_t>& layer, size_t first, size_t count) {
+  const auto begin = layer.begin() + static_cast<std::ptrdiff_t>(first);
+  const auto all = static_cast<double>(std::accumulate(layer.begin(), layer.end(), int64_t{0})),
+             own = static_cast<double>(std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(count), int64_t{0}));
+  return all > 0 ? own / all * static_cast<double>(layer.size()) / static_cast<double>(count) : 0;
+}
+
+// Choices that found no place, and the all-to-alls' part of the step's time.
+std::string experts_words(const Record& r, const StepSpan& step) {
+  int64_t all = r.experts.load.dropped;
+  for (const std::vector<int64_t>& layer : r.experts.load.rows)
+    all += std::accumulate(layer.begin(), layer.end(), int64_t{0});
+  std::string out = fmt::format("{} of {} choices found no place", grouped(r.experts.load.dropped), grouped(all));
+  const Overlap travel = overlap_of(r, step, "ep", "all_to_all");
+  if (travel.all == 0 || step.step == 0) return out;
+  out += fmt::format("; a rank was in the all-to-alls for {} of step {}", percent(travel.all / (step.end - step.begin)),
+                     step.step);
+  if (r.waits_noted)
+    out += fmt::format(", and computed meanwhile in {} of that time", percent(1 - travel.exposed / travel.all));
+  return out;
+}
+
+// A box for each expert of a layer, of which a rank has `here`.
+Picture layer_picture(const std::string& title, const std::vector<int64_t>& layer, size_t here) {
+  constexpr double kEven = 24, kMost = 3 * kEven;  // heights of an even share, and of the tallest box
+  Picture out{.title = title, .height = kMost + 18};
+  const double each = kWidth / static_cast<double>(layer.size());
+  for (size_t e = 0; e < layer.size(); ++e) {
+    const double share = times(layer, e, 1), height = std::min(kMost, share * kEven);
+    out.body += svg_of({static_cast<double>(e) * each,
+                        kMost - height,
+                        std::max(each - 2, 1.0),
+                        height,
+                        "m0",
+                        fmt::format("expert {} on rank {} of ep | {} choices, {:.2f} times an even share", e, e / here,
+                                    grouped(layer[e]), share),
+                        {fmt::format("{:.2f}", share)}});
+  }
+  return out;
+}
+
+// The figures of the pipeline once more, for programs; what is not meaningful is null.
+std::string numbers(const Record& r, const StepSpan& step, const std::optional<MeasuredPipeline>& p) {
+  nlohmann::ordered_json bubble;
+  if (p) {
+    bubble["formula"] = p->formula ? nlohmann::ordered_json(*p->formula) : nullptr;
+    bubble["equal"] = p->equal.bubble_share();
+    bubble["replayed"] = p->replayed.bubble_share();
+    bubble["measured"] = r.shared ? nullptr : nlohmann::ordered_json(p->measured.bubble_share());
+  }
+  return nlohmann::ordered_json{{"step", step.step}, {"step_ms", step.end - step.begin}, {"bubble", bubble}}.dump();
+}
+
+}  // namespace
+
+Part pipeline_part(const Record& r, const StepSpan& step, const std::optional<MeasuredPipeline>& measured) {
+  Part part{.id = "pipeline"};
+  if (!measured) {
+    part.title = "Pipeline";
+    part.notes = {"The trace has no step with all actions of the schedule."};
+    part.text = "\n" + part.notes[0] + "\n";
+    return part;
+  }
+  const MeasuredPipeline& p = *measured;
+  part.title = fmt::format("Pipeline: {}, planned and measured", r.schedule.name);
+  part.words = fmt::format(
+      "Each row is a rank, time runs to the right, and the number on a box is its micro-batch. Empty space is time in "
+      "which a rank waits: the bubble. The first picture is the schedule as it is taught. In the second its boxes have "
+      "the "
+      "measured lengths{}.",
+      r.shared
+          ? std::string()
+          : fmt::format(". The third is step {} as it happened, with a thin line where a rank waited for a message",
+                        step.step));
+  part.legend = pass_legend(r.schedule);
+  part.legend.push_back({"idle", "idle"});
+  if (!r.shared) part.legend.push_back({"wait", "waiting for a message"});
+  if (r.schedule.chunks() > 1) part.hints.emplace_back("Each rank has several stages; later ones are paler.");
+  if (r.ranks.size() > p.measured.actions.size())
+    part.hints.emplace_back("Of the pipelines that run side by side, the one with rank 0 is drawn.");
+  for (const Panel& panel : panels_of(r, p, step)) part.pictures.push_back(drawn(lanes_of(panel)));
+  if (r.shared)
+    part.warning = fmt::format(
+        "What happened is not drawn: {} threads of ranks share {} cores and take turns on them, so what a rank waited "
+        "for "
+        "is not the plan's bubble. Above are the times for which single passes had a processor, replayed on the "
+        "simulated "
+        "clock.",
+        r.threads, r.cores);
+  part.tables = {bubble_table(r, p), times_table(r, p)};
+  part.text = grids(r, p, step);
+  return part;
+}
+
+Part experts_part(const Record& r, const StepSpan& step) {
+  const ExpertsOfRun& e = r.experts;
+  const std::string words = experts_words(r, step);
+  Part p{
+      .id = "experts",
+      .title = "Experts",
+      .words = fmt::format("Each box is an expert, and its height the choices of tokens that it took in the whole run; "
+                           "1.00 is an even share. A tall box makes its rank wait for its tokens, and all others for "
+                           "it. {}.",
+                           words),
+      .text = fmt::format("\nexperts: choices of tokens in the whole run, by an even share\n{}\n", words)};
+  for (size_t i = 0; i < e.load.rows.size(); ++i) {
+    const std::vector<int64_t>& layer = e.load.rows[i];
+    const size_t here = layer.size() / static_cast<size_t>(e.ranks);
+    const std::string name = fmt::format("layer {}", i);
+    const auto line = [&](const std::string& head, size_t together) {
+      p.text += fmt::format("{:<10}", head);
+      for (size_t first = 0; first < layer.size(); first += together) {
+        if (first > 0 && first / together % 16 == 0) p.text += fmt::format("\n{:<10}", "");
+        p.text += fmt::format(" {:>6.2f}", times(layer, first, together));
+      }
+      p.text += "\n";
+    };
+    p.pictures.push_back(layer_picture(name, layer, here));
+    line(name, 1);
+    if (e.ranks > 1) line("  by rank", here);
+  }
+  return p;
+}
+
+std::string report_of(const Record& r, bool as_page) {
+  const StepSpan step = median_step(r);
+  const std::optional<MeasuredPipeline> pipeline = measure_pipeline(r, step);
+  std::vector<Part> parts = {head_part(r, step)};
+  if (as_page) parts.push_back(loss_part(r));
+  if (step.step > 0) {
+    if (r.schedule.ranks > 1) parts.push_back(pipeline_part(r, step, pipeline));
+    parts.push_back(timeline_part(r, step));
+    if (as_page) parts.push_back(memory_part(r, step));
+  }
+  parts.push_back(bytes_part(r, step));
+  if (!r.experts.load.empty()) parts.push_back(experts_part(r, step));
+  if (!as_page) parts.push_back(memory_part(r, step));
+  if (!as_page) return as_text(parts);
+  return whole_page(r.model.substr(0, r.model.find(':')) + ", a run of Tessera", parts, numbers(r, step, pipeline));
+}
+
+}  // namespace tessera::report
