@@ -5,15 +5,13 @@
 #include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
-#include "train/names.h"
 
 namespace tessera {
 
 int run_bench(const BenchOptions& o) {
-  const Device device = value_named<Device>(kDeviceNames, o.device).value();
-  check_device(device);
+  check_device(o.device);
   check_threads(cpu::threads() - 1);
-  bench::run_benchmarks(o.words, device, print);
+  bench::run_benchmarks(o.words, o.device, print);
   return 0;
 }
 

@@ -1,5 +1,5 @@
-// CLI11 behind one function. It splits the words; values are checked by app/option_values, so that the command line and
-// the configuration file say the same about them.
+// CLI11 behind one function. It splits the words; values are read by the entries of the fields, so that the command
+// line and the configuration file say the same about them.
 #include "app/command_line.h"
 
 #include <fmt/format.h>
@@ -8,19 +8,16 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <functional>
 #include <vector>
 
-#include "app/data_options.h"
-#include "app/default_job.h"
-#include "app/inference_options.h"
-#include "app/option_values.h"
-#include "app/plan/text.h"
-#include "app/report/options.h"
+#include "app/job_of.h"
 #include "app/run/pretrained.h"
-#include "app/run_words.h"
 #include "data/config_file.h"
 #include "data/files.h"
+#include "settings/json.h"
 #include "tensor/error.h"
+#include "train/names.h"
 
 namespace tessera {
 namespace {
@@ -28,7 +25,7 @@ namespace {
 constexpr const char* kAbout =
     "Tessera trains small language models under any layout, and proves that the layout changes nothing.";
 constexpr const char* kCommands =
-    "train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore or lab";
+    "train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
 constexpr const char* kTrainExamples =
     "Examples:\n"
     "  tessera train                                   a small model on six novels of Jane Austen, in a minute or two\n"
@@ -53,51 +50,324 @@ constexpr const char* kBenchExamples =
     "  tessera bench --benchmark_list_tests                           all names\n"
     "  tessera bench --device cuda                                    on GPUs, where operations are larger\n"
     "The other flags are Google Benchmark's. docs/measurements.md says how to read the rows.";
+constexpr const char* kGenerateExamples =
+    "Examples:\n"
+    "  tessera generate runs/mine --prompt \"It was a\" --tokens 200\n"
+    "  tessera generate SmolLM-135M --prompt \"The moon\" --temperature 0       a folder of another program's\n"
+    "  tessera generate runs/mine --prompts questions.txt --format json        a text for each line, at once\n"
+    "  tessera generate runs/mine --tp 2 --prompt \"It was a\"                  each rank has a part of every matrix";
+constexpr const char* kEvaluateExamples =
+    "Examples:\n"
+    "  tessera evaluate runs/mine --data notes.txt                 loss and bits per byte on a text\n"
+    "  tessera evaluate SmolLM-135M --data notes.txt --dtype bf16 --tp 2\n"
+    "  tessera evaluate runs/tuned --data questions.jsonl          the loss on responses";
+constexpr const char* kDataExamples =
+    "Examples:\n"
+    "  tessera data austen                             make the default dataset and say where it is kept\n"
+    "  tessera data notes.txt --tokenizer bpe --vocab 4096 --out notes-bpe   train --data notes-bpe takes it\n"
+    "  tessera data more.txt --tokenizer notes-bpe --out more-bpe            the same tokenizer for another text\n"
+    "  tessera data web/*.jsonl.zst --tokenizer notes-bpe --shard-tokens 100000000 --out web";
+constexpr const char* kPlanExamples =
+    "Examples:\n"
+    "  tessera plan --model llama2-7b --hardware h100 --ranks 8 --batch 256       7B on 8 H100: the best plans, and "
+    "why\n"
+    "  tessera plan --model llama3-70b --context 8192 --hardware h100 --ranks 64 --batch 512 --html plan.html\n"
+    "  tessera plan --model llama2-7b --hardware a100-80 --ranks 8 --batch 64 --tp 2 --zero 1   with fixed choices\n"
+    "  tessera plan --model my.json --hardware cluster.toml --software megatron --ranks 3072 --batch 1536\n"
+    "  tessera plan --cases cases.jsonl --format json                             predictions of given plans, no "
+    "search\n"
+    "  tessera plan --model gpt-nano --hardware this --ranks 2 --batch 12 --measure 1,2   on this machine, and "
+    "measured\n"
+    "An option of the layout fixes that choice; the planner searches the others. my.json has sizes: {\"layers\": 32,\n"
+    "\"channels\": 4096, \"heads\": 32, \"ffn\": 11008, \"gated\": true, \"vocab\": 32000, \"context\": 4096, "
+    "\"tied\": false,\n"
+    "\"positions\": \"rope\"}; cluster.toml has changes to a known machine: base = \"h100\", memory_bytes = "
+    "94e9.";
+constexpr const char* kReportExamples =
+    "Examples:\n"
+    "  tessera train --trace --pp 2 --microbatches 6 --out runs/mine   a run that leaves a timeline\n"
+    "  tessera report runs/mine                        draws it: runs/mine/report.html, for any browser\n"
+    "  tessera report runs/mine runs/other             two runs beside each other; one may have no trace\n"
+    "  tessera report runs/mine --figure timeline --svg              one picture: runs/mine/timeline.svg\n"
+    "  tessera report --figure memory --svg --ranks 4 --zero 0,1,2,3 > zero.svg    plans that have not run\n"
+    "  tessera report --figure pipeline --svg --pp 4 --microbatches 8 --schedule 1f1b,zb-h1 --out two.svg";
+constexpr const char* kCheckpointExamples =
+    "Examples:\n"
+    "  tessera checkpoint import SmolLM-135M --out runs/smol     make a run from a Hugging Face folder\n"
+    "  tessera checkpoint export runs/mine --out mine            make a folder that transformers loads\n"
+    "  tessera checkpoint export runs/lora --out whole --merge   add the adapters to the weights of the base\n"
+    "  tessera checkpoint inspect runs/mine                      show the sizes and every tensor\n"
+    "  tessera checkpoint reshard runs/mine --out parts --dp 2 --tp 2 --zero 3   write one file for each rank\n"
+    "  tessera checkpoint quantize runs/mine --calibrate notes.txt --out small   round the layers to 4 bits";
+constexpr const char* kQuantizeFooter =
+    "Makes a folder in GPTQ's format, version 1, which transformers and its like load. generate, evaluate and train "
+    "--init\nhold its codes as they are stored, in 4 bits.";
+constexpr const char* kExploreExamples =
+    "Examples:\n"
+    "  tessera explore                                 prints an address: open it in a browser of this machine\n"
+    "  tessera explore --port 9000                     at http://127.0.0.1:9000/; port 0 means any free one\n"
+    "You choose a model, hardware and a plan with lists and sliders. The page draws the planner's prediction: memory\n"
+    "of each stage, the pipeline, time and bytes by axis, and the best plans. It needs no network and keeps nothing.\n"
+    "Other machines cannot reach it. Ctrl-C ends it.";
+constexpr const char* kLabExamples =
+    "Examples:\n"
+    "  tessera lab                     the exercises\n"
+    "  tessera lab start 2 my-ring     makes README.md, the page of exercise 2, and ring.cpp, where you write a "
+    "function\n"
+    "  tessera lab check 2 my-ring     builds it and says whether it is solved, or what is wrong: status 0 or 1\n"
+    "  my-ring/build/tessera train --dp 2 --all-reduce ring   trains with your function in it\n"
+    "docs/lab.md shows a whole exercise.";
+constexpr const char* kDescribeExamples =
+    "Examples:\n"
+    "  tessera describe --format json                  every option of every command, for programs\n"
+    "A client in another language is made from it, and so are forms and completions.";
+constexpr double kMostRanks = 1 << 20, kMostBatch = 1e7;  // of `plan`, which starts no rank
 
+using Names = std::vector<std::string_view>;
+const Names kOfGenerate = {
+    "ranks", "dp", "tp", "pp", "zero", "dtype", "quantize", "backend", "device", "timeout", "threads-per-rank"};
+const Names kOfEvaluate = {"data",  "batch",    "context", "template", "train-on", "skip-bad",         "ranks",
+                           "dp",    "tp",       "sp",      "cp",       "pp",       "cp-mode",          "zero",
+                           "dtype", "quantize", "backend", "device",   "timeout",  "threads-per-rank", "format"};
+const Names kOfQuantize = {"context", "batch", "template", "train-on", "skip-bad", "device", "threads-per-rank"};
+const Names kOfReshard = {"ranks", "dp", "tp", "pp", "cp", "zero", "schedule", "chunks", "servers"};
 // verify makes its own sequences and writes nothing.
-bool is_of_verify(std::string_view name) {
-  constexpr std::array<std::string_view, 27> others = {
-      "cuda-graph", "staleness", "record",      "replay",         "data",     "tokenizer", "out",
-      "resume",     "keep",      "quiet",       "save-every",     "no-save",  "no-eval",   "config",
-      "eval-every", "trace",     "trace-steps", "check-replicas", "template", "train-on",  "pack",
-      "skip-bad",   "init",      "shuffle",     "restarts",       "launch",   "hostfile"};
-  return std::ranges::find(others, name) == others.end();
+const Names kNotOfVerify = {"cuda-graph", "staleness", "record",     "replay",   "data",        "tokenizer",
+                            "out",        "resume",    "keep",       "quiet",    "save-every",  "no-save",
+                            "no-eval",    "config",    "eval-every", "trace",    "trace-steps", "check-replicas",
+                            "template",   "train-on",  "pack",       "skip-bad", "init",        "shuffle",
+                            "restarts",   "launch",    "hostfile"};
+
+bool is_among(const Names& names, const Setting& s) { return std::ranges::find(names, s.word()) != names.end(); }
+
+// The options of a run that say what a plan sends and holds.
+bool is_drawn(const Setting& s) {
+  const std::string_view name = s.field.name;
+  if (name == "record" || name == "replay" || name == "staleness") return false;
+  return s.field.group == "Model" || s.field.group == "Plan" || name == "batch" || name == "microbatches" ||
+         name == "recompute" || name == "optimizer";
 }
 
-void add_run(CLI::App* command, Words& words, const std::string& examples, const RunWords& how) {
-  add_run_words(*command, words, how);
-  command->footer(examples);
+// The commands with their options, each told once: to CLI11, and to `describe`.
+class CommandLine {
+ public:
+  CommandLine();
+  Command parse(int argc, const char* const* argv);
+
+ private:
+  using Take = std::function<void(const Setting&, const std::string&)>;
+  enum class Defaults : uint8_t { none, all, but_searched };
+
+  CLI::App* command(CLI::App& owner, const std::string& name, const std::string& about, const char* examples = "");
+  void add(CLI::App* to, const Setting& setting, const Take& take, bool has_default);
+  // The fields of a command's own options: what they refuse is added to `wrong_`, so that the user hears of all of it.
+  void add(CLI::App* to, const Settings& settings);
+  // Options of a run: words, to be set when all of them are known.
+  void add_run(CLI::App* to, TrainOptions& defaults, Words& words, const std::function<bool(const Setting&)>& wanted,
+               Defaults shown = Defaults::none);
+  void add_run(CLI::App* to, Words& words, const Names& names) {
+    add_run(to, run_, words, [&names](const Setting& s) { return is_among(names, s); });
+  }
+  std::string described() const;
+  const CLI::App* chosen() const;
+  void refuse_leftovers();
+  Command taken();
+  void set_all(TrainOptions& o, const Words& words);
+  void set_plan_word(const std::string& name, const std::string& text);
+  template <class Options>
+  Options with_good_words(Options o);
+  TrainOptions train();
+  Command verify();
+  Command plan();
+
+  CLI::App app_{kAbout, "tessera"};
+  std::vector<std::pair<const CLI::App*, std::vector<std::pair<Setting, bool>>>> told_;
+  Findings wrong_;
+  Words words_;  // of train and verify
+  TrainOptions run_, of_verify_ = verify_defaults(), of_plan_ = plan_defaults();
+  GenerateOptions generate_;
+  EvaluateOptions evaluate_;
+  DatasetOptions data_;
+  BenchOptions bench_;
+  PlanOptions plan_;
+  Words plan_words_;
+  ReportOptions report_;
+  CheckpointOptions checkpoint_;
+  ExploreOptions explore_;
+  LabOptions lab_;
+  VerifyOptions verify_;
+  std::string describe_format_ = "json";
+};
+
+CLI::App* CommandLine::command(CLI::App& owner, const std::string& name, const std::string& about,
+                               const char* examples) {
+  CLI::App* out = owner.add_subcommand(name, about);
+  out->allow_extras();
+  out->footer(examples);
+  told_.emplace_back(out, std::vector<std::pair<Setting, bool>>());
+  return out;
 }
 
-void add_bench(CLI::App& app, BenchOptions& o, Findings& wrong) {
-  CLI::App* b = app.add_subcommand("bench", "Time operations, collectives, strategies and schedules");
-  add_words(*b, "--device", "where rows run: cpu|cuda [cpu]",
-            {[&o](const std::string& t) { o.device = parse_choice("--device", t, "cpu|cuda"); }, wrong});
-  b->prefix_command();  // the words behind are Google Benchmark's
-  b->footer(kBenchExamples);
+void CommandLine::add(CLI::App* to, const Setting& s, const Take& take, bool has_default) {
+  const std::string shown = "--" + s.word();
+  std::string help = with_options(std::string(s.field.help));
+  told_.back().second.emplace_back(s, has_default);
+  CLI::Option* made = nullptr;
+  if (auto* const* many = std::get_if<std::vector<std::string>*>(&s.at); s.field.place || s.field.repeated) {
+    const std::string name = s.field.place ? std::string(s.field.name) : shown;
+    made = many ? to->add_option(name, **many, help) : to->add_option(name, *std::get<std::string*>(s.at), help);
+    if (many) made->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    if (s.field.repeated) made->expected(1);
+    if (s.field.place && s.field.range.most < 1e300)
+      made->expected(static_cast<int>(s.field.range.least), static_cast<int>(s.field.range.most));
+    else if (s.field.place)
+      made->required();
+  } else if (s.is_flag()) {  // --untied, or --untied=false
+    made = to->add_flag_function(
+        shown, [s, take](int64_t n) { take(s, n > 0 ? "true" : "false"); }, help);
+    made->check([](const std::string& text) {  // CLI11 lets stoll throw
+      return text == "true" || text == "false" ? "" : fmt::format("expected true or false, found '{}'", text);
+    });
+  } else {
+    if (const std::string choices = s.choices(); !choices.empty()) help += ": " + choices;
+    if (const std::string value = s.text(); has_default && !s.field.open && !value.empty())
+      help += fmt::format(" [{}]", value);
+    made = to->add_option_function<std::string>(
+        shown, [s, take](const std::string& text) { take(s, text); }, help);
+  }
+  if (!s.is_flag()) made->type_name("");
+  if (!s.field.group.empty()) made->group(std::string(s.field.group));
+}
+
+void CommandLine::add(CLI::App* to, const Settings& settings) {
+  const Take read = [this](const Setting& s, const std::string& text) {
+    wrong_.check([&] { s.read("--" + s.word(), text); });
+  };
+  for (const Setting& s : settings) add(to, s, read, true);
+}
+
+void CommandLine::add_run(CLI::App* to, TrainOptions& defaults, Words& words,
+                          const std::function<bool(const Setting&)>& wanted, Defaults shown) {
+  const Take note = [&words](const Setting& s, const std::string& text) { words.emplace_back(s.word(), text); };
+  for (const Setting& s : settings_of(defaults))
+    if (s.field.in_words && wanted(s))
+      add(to, s, note, shown == Defaults::all || (shown == Defaults::but_searched && !is_searched(s.word())));
+}
+
+CommandLine::CommandLine() {
+  app_.get_formatter()->column_width(24);
+  app_.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app_.set_version_flag("--version", "tessera " TESSERA_VERSION);
+  app_.footer("tessera COMMAND --help, or tessera help COMMAND, says more about a command.");
+  app_.allow_extras();
+  app_.require_subcommand(0, 1);  // a second name of a command is a word like others: a run may be called "train"
+  const auto any = [](const Setting&) { return true; };
+  CLI::App* c = command(app_, "train", "Train a language model; with no option: a small one on real English prose");
+  c->footer(fmt::format("{}\nIf you name no model, text or tokenizer, it trains the default job:\n  {}", kTrainExamples,
+                        default_job_words(default_job())));
+  add_run(c, run_, words_, any, Defaults::all);
+  c = command(app_, "verify", "Prove that a plan trains like one rank, and count what it sends and holds",
+              kVerifyExamples);
+  add_run(
+      c, of_verify_, words_, [](const Setting& s) { return !is_among(kNotOfVerify, s); }, Defaults::all);
+  add(c, settings_of(verify_));
+  c = command(app_, "generate", "Write text with a trained model", kGenerateExamples);
+  add(c, settings_of(generate_));
+  add_run(c, generate_.words, kOfGenerate);
+  c = command(app_, "evaluate", "Say how well a model predicts a text", kEvaluateExamples);
+  add(c, settings_of(evaluate_));
+  add_run(c, evaluate_.words, kOfEvaluate);
+  c = command(app_, "data", "Make a token dataset from texts", kDataExamples);
+  add(c, settings_of(data_));
+  c = command(app_, "bench", "Time operations, collectives, strategies and schedules", kBenchExamples);
+  add(c, settings_of(bench_));
+  c->prefix_command();  // the words behind are Google Benchmark's
+  c = command(app_, "plan", "Choose a layout for a model and a machine before anything runs", kPlanExamples);
+  add_run(c, of_plan_, plan_words_, is_of_plan, Defaults::but_searched);
+  add(c, settings_of(plan_));
+  c = command(app_, "report", "Draw a run, or two beside each other: timeline, memory, bytes, loss", kReportExamples);
+  add(c, settings_of(report_));
+  add_run(c, run_, report_.words, is_drawn);
+  CLI::App* owner =
+      command(app_, "checkpoint", "Import and export models in the format of Hugging Face", kCheckpointExamples);
+  const auto way_of_checkpoint = [&](const char* name, const char* about, CheckpointOptions::Way way,
+                                     const char* footer = "") {
+    c = command(*owner, name, about, footer);
+    add(c, settings_of(checkpoint_, way));
+  };
+  using Way = CheckpointOptions::Way;
+  way_of_checkpoint("import", "Make a run from a folder, for train --init, generate and export", Way::import);
+  way_of_checkpoint("export", "Make a folder that transformers loads from a run or a checkpoint", Way::write);
+  way_of_checkpoint("reshard", "Make a run with one file for each rank of a layout, or with whole files again",
+                    Way::reshard, "Without a layout it writes whole files.");
+  add_run(c, checkpoint_.layout, kOfReshard);
+  way_of_checkpoint("quantize", "Round the weights of attention and feed-forward layers to 4 bits", Way::quantize,
+                    kQuantizeFooter);
+  add_run(c, checkpoint_.layout, kOfQuantize);
+  way_of_checkpoint("inspect", "Show the contents of a run, a checkpoint or a folder", Way::inspect);
+  c = command(app_, "explore", "Play with the planner: a page with sliders, for a browser here", kExploreExamples);
+  add(c, settings_of(explore_));
+  owner = command(app_, "lab", "Exercises on parallel training: functions of Tessera to write again", kLabExamples);
+  const auto way_of_lab = [&](const char* name, const char* about, LabOptions::Way way) {
+    add(command(*owner, name, about), settings_of(lab_, way));
+  };
+  way_of_lab("list", "List the exercises, as without an action", LabOptions::Way::list);
+  way_of_lab("start", "Give an exercise out: its page, and the file in which you write a function",
+             LabOptions::Way::start);
+  way_of_lab("check", "Build your function, and grade it", LabOptions::Way::check);
+  way_of_lab("grade", "Grade the function that this program was built with", LabOptions::Way::grade);
+  owner->require_subcommand(0, 1);
+  c = command(app_, "describe", "Print every option of every command, for programs that make command lines",
+              kDescribeExamples);
+  Settings s;
+  s.add(describe_format_, {"format", "form of what is printed"}).of("json");
+  add(c, s);
+}
+
+// {"version": .., "commands": [{"command": "train", "help": .., "options": [..]}, ..]}
+std::string CommandLine::described() const {
+  nlohmann::ordered_json commands = nlohmann::ordered_json::array();
+  for (const auto& [app, settings] : told_) {
+    const CLI::App* owner = app->get_parent();
+    nlohmann::ordered_json options = nlohmann::ordered_json::array();
+    for (const auto& [setting, has_default] : settings) {
+      options.push_back(entry_of(setting, with_options));
+      if (!has_default) options.back().erase("default");
+    }
+    commands.push_back({{"command", owner == &app_ ? app->get_name() : owner->get_name() + " " + app->get_name()},
+                        {"help", app->get_description()},
+                        {"options", options}});
+  }
+  return nlohmann::ordered_json{{"version", TESSERA_VERSION}, {"commands", commands}}.dump() + "\n";
+}
+
+const CLI::App* CommandLine::chosen() const {
+  const auto all = app_.get_subcommands();
+  return all.empty() ? nullptr : all.front();
 }
 
 // The options that nothing took, or where all are known the first word, and what each may have been meant to be.
-void refuse_leftovers(const CLI::App& app, const CLI::App* command, Findings& wrong) {
-  const std::vector<std::string> left = app.remaining(true);
+void CommandLine::refuse_leftovers() {
+  const CLI::App* const command = chosen();
+  const std::vector<std::string> left = app_.remaining(true);
   if (left.empty()) return;
   std::vector<std::string> known;
   if (!command && !left.front().starts_with("-")) {
-    for (const CLI::App* c : app.get_subcommands({})) known.push_back(c->get_name());
-    wrong.check([&] {
+    for (const CLI::App* c : app_.get_subcommands({})) known.push_back(c->get_name());
+    wrong_.check([&] {
       throw Error(fmt::format("unknown command '{}'; expected {}{}", left.front(), kCommands,
                               did_you_mean(left.front(), known)));
     });
     return;
   }
-  const CLI::App* owner = command ? command : &app;
+  const CLI::App* const owner = command ? command : &app_;
   for (const CLI::Option* option : owner->get_options())
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   const bool options = std::ranges::any_of(left, [](const std::string& word) { return word.starts_with("-"); });
   for (const std::string& word : left) {
     if (options && !word.starts_with("-")) continue;  // most likely the value of one
     const std::string name = word.substr(0, word.find('='));
-    wrong.check([&] {
+    wrong_.check([&] {
       throw Error(options ? fmt::format("unknown option '{}'{}", name, did_you_mean(name, known))
                           : fmt::format("unexpected word '{}'", word));
     });
@@ -115,58 +385,82 @@ std::string words_of(const CLI::ParseError& e) {
   return fmt::format("{}: expected true or false, found '{}'", text.substr(name, value - name), text.substr(value + 3));
 }
 
-void set_all(TrainOptions& o, const Words& words, Findings& wrong) {
-  for (const auto& [name, text] : words) wrong.check([&, &name = name, &text = text] { set_option(o, name, text); });
-  wrong.raise();
+void CommandLine::set_all(TrainOptions& o, const Words& words) {
+  for (const auto& [name, text] : words) wrong_.check([&, &name = name, &text = text] { set_option(o, name, text); });
+  wrong_.raise();
 }
 
-// Of a model that is not open yet: what the words set is looked at by itself.
+// A model is not open yet: what the words set is looked at by itself.
 template <class Options>
-Options with_good_words(Options o, Findings& wrong) {
+Options CommandLine::with_good_words(Options o) {
   TrainOptions run;
-  set_all(run, o.words, wrong);
+  set_all(run, o.words);
   return o;
 }
 
-void add_verify(CLI::App& v, VerifyOptions& o, Findings& wrong) {
-  add_words(v, "--defect",
-            "plants a known defect in the plan, and says what broke and why: its name, random (by --seed), or list",
-            {[&o](const std::string& name) { o.defect = name; }, wrong})
-      ->group("Defect");
-  v.add_flag("--hide", o.hide, "keeps the defect's name until the end")->group("Defect");
-}
-
-VerifyOptions verify_options(const Words& words, VerifyOptions o, Findings& wrong) {
-  wrong.check([&] {
-    if (o.hide && !o.defect) throw Error("--hide: hides what --defect plants; expected --defect random or a name");
+Command CommandLine::verify() {
+  verify_.run = of_verify_;
+  wrong_.check([&] {
+    if (verify_.hide && !verify_.defect)
+      throw Error("--hide: hides what --defect plants; expected --defect random or a name");
   });
-  set_all(o.run, words, wrong);
-  validate(o.run);
-  return o;
+  set_all(verify_.run, words_);
+  validate(verify_.run);
+  return verify_;
 }
 
-TrainOptions train_options(const Words& words, Findings& wrong) {
+TrainOptions CommandLine::train() {
   std::string config, out;
   bool resume = false;
-  if (TrainOptions o; !wrong.none()) set_all(o, words, wrong);  // no file is read
-  for (const auto& [name, text] : words) {
+  if (TrainOptions o; !wrong_.none()) set_all(o, words_);  // no file is read
+  for (const auto& [name, text] : words_) {
     if (name == "config") config = text;
     if (name == "out") out = text;
     if (name == "resume") resume = true;
   }
   const bool resumed = resume && !out.empty() && config.empty();
   if (resumed) config = (std::filesystem::path(out) / "config.toml").string();
-  bool chooses = std::ranges::any_of(words, [](const auto& w) { return chooses_job(w.first); });
+  bool chooses = std::ranges::any_of(words_, [](const auto& w) { return chooses_job(w.first); });
   const std::string file =
       config.empty() ? "" : of_option(resumed ? "resume" : "config", config, [&] { return read_file(config); });
   for (const ConfigEntry& entry : read_config(file, config)) chooses = chooses || chooses_job(entry.key);
   TrainOptions o = chooses ? TrainOptions{} : default_job();
-  wrong.check([&] { apply_config(o, file, config); });
-  set_all(o, words, wrong);
+  wrong_.check([&] { apply_config(o, file, config); });
+  set_all(o, words_);
   if (o.init && !resume) take_model(o, of_option("init", *o.init, [&] { return pretrained_config(*o.init); }));
-  if (o.dtype == "fp64") throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
+  if (o.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
   validate(o);
   return o;
+}
+
+void CommandLine::set_plan_word(const std::string& name, const std::string& text) {
+  PlanOptions& o = plan_;
+  if (name == "model" && text.ends_with(".json")) {
+    o.model_file = text;
+  } else {
+    const Settings all = settings_of(o.run);
+    Setting s = *all.find_word(name);
+    if (name == "ranks" || name == "pp" || name == "dp" || name == "cp" || name == "tp")
+      s.field.range.most = kMostRanks;
+    if (name == "batch") s.field.range.most = kMostBatch;
+    s.read("--" + name, text);
+    o.run.given.emplace(s.field.name);
+    if (name == "model") o.model_file.reset();
+  }
+  std::erase_if(o.words, [&](const auto& w) { return w.first == name; });
+  o.words.emplace_back(name, text);
+}
+
+Command CommandLine::plan() {
+  for (const auto& [name, text] : plan_words_)
+    wrong_.check([&, &name = name, &text = text] { set_plan_word(name, text); });
+  wrong_.raise();
+  const DType dtype = plan_.run.optim.dtype;
+  if (dtype != DType::bfloat16 && (plan_.hardware != "this" || dtype == DType::float64))
+    throw Error(
+        fmt::format("--dtype: expected bf16, the one type that descriptions of hardware have rates for; found '{}'",
+                    text_of(dtype)));
+  return plan_;
 }
 
 // `help` and `help train`, as others have it, are `--help` and `train --help`.
@@ -178,97 +472,66 @@ std::vector<const char*> with_help(int argc, const char* const* argv) {
   return words;
 }
 
-}  // namespace
+// What was asked for, of a command with subcommands: the place of its name among `names`.
+size_t way_of(const CLI::App& command, std::initializer_list<std::string_view> names) {
+  const std::vector<CLI::App*> all = command.get_subcommands();
+  const std::string name = all.empty() ? "" : all.front()->get_name();
+  return static_cast<size_t>(std::ranges::find(names, name) - names.begin());
+}
 
-Command parse_command_line(int argc, const char* const* argv) {
+Command CommandLine::taken() {
+  const std::string name = chosen() ? chosen()->get_name() : "";
+  if (name == "bench") {
+    wrong_.raise();
+    bench_.words = chosen()->remaining();
+    return bench_;
+  }
+  refuse_leftovers();
+  if (name == "train") return train();
+  if (name == "verify") return verify();
+  if (name == "generate") return with_good_words(generate_);
+  if (name == "evaluate") return with_good_words(evaluate_);
+  if (name == "plan") return plan();
+  wrong_.raise();
+  if (!chosen()) throw Error(fmt::format("no command given; expected {} (tessera --help says more)", kCommands));
+  if (name == "describe") return Print{described()};
+  if (name == "report") return report_;
+  if (name == "explore") return explore_;
+  if (name == "data") return data_;
+  if (name == "lab") {
+    const size_t way = way_of(*chosen(), {"list", "start", "check", "grade"});
+    lab_.way = static_cast<LabOptions::Way>(way % 4);  // list, where none is named
+    return lab_;
+  }
+  const size_t way = way_of(*chosen(), {"import", "export", "reshard", "quantize", "inspect"});
+  if (way == 5) throw Error("checkpoint: expected import, export, inspect, quantize or reshard");
+  checkpoint_.way = static_cast<CheckpointOptions::Way>(way);
+  if (checkpoint_.way != CheckpointOptions::Way::inspect && checkpoint_.out.empty())
+    throw Error("--out: expected a name for the result of checkpoint " +
+                chosen()->get_subcommands().front()->get_name());
+  return checkpoint_;
+}
+
+Command CommandLine::parse(int argc, const char* const* argv) {
   const std::vector<const char*> given = with_help(argc, argv);
-  CLI::App app(kAbout, "tessera");
-  app.get_formatter()->column_width(24);
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.set_version_flag("--version", "tessera " TESSERA_VERSION);
-  app.footer("tessera COMMAND --help, or tessera help COMMAND, says more about a command.");
-  app.allow_extras();
-  app.require_subcommand(0, 1);  // a second name of a command is a word like others: a run may be called "train"
-  Words words;
-  Findings wrong;
-  GenerateOptions generate;
-  EvaluateOptions evaluate;
-  DatasetOptions data;
-  BenchOptions bench;
-  PlanOptions plan;
-  ReportOptions report;
-  CheckpointOptions checkpoint;
-  ExploreOptions explore;
-  LabOptions lab;
-  VerifyOptions verify{verify_defaults()};
-  const TrainOptions of_train, of_verify = verify_defaults(), of_plan = plan_defaults();
-  add_run(app.add_subcommand("train", "Train a language model; with no option: a small one on real English prose"),
-          words,
-          fmt::format("{}\nIf you name no model, text or tokenizer, it trains the default job:\n  {}", kTrainExamples,
-                      default_job_words(default_job())),
-          {.defaults = of_train, .wanted = [](std::string_view) { return true; }});
-  CLI::App* verifying =
-      app.add_subcommand("verify", "Prove that a plan trains like one rank, and count what it sends and holds");
-  add_run(verifying, words, kVerifyExamples, {.defaults = of_verify, .wanted = is_of_verify});
-  add_verify(*verifying, verify, wrong);
-  add_generate(app, generate, wrong);
-  add_evaluate(app, evaluate);
-  add_data(app, data, wrong);
-  add_bench(app, bench, wrong);
-  CLI::App* planning = app.add_subcommand("plan", "Choose a layout for a model and a machine before anything runs");
-  add_run_words(*planning, words,
-                {.defaults = of_plan, .wanted = is_of_plan, .flags_take_values = true, .without_default = is_searched});
-  add_plan(*planning, plan, wrong);
-  add_report(app, report, wrong);
-  add_checkpoint(app, checkpoint, wrong);
-  add_explore(app, explore, wrong);
-  add_lab(app, lab);
-  for (CLI::App* c : app.get_subcommands({})) c->allow_extras();
-  const auto chosen_of = [&app]() -> const CLI::App* {
-    const auto all = app.get_subcommands();
-    return all.empty() ? nullptr : all.front();
-  };
   try {
-    app.parse(static_cast<int>(given.size()), const_cast<char**>(given.data()));  // CLI11 2.1 does not write there
+    app_.parse(static_cast<int>(given.size()), const_cast<char**>(given.data()));  // CLI11 2.1 does not write there
   } catch (const CLI::CallForHelp&) {
-    return Print{chosen_of() ? chosen_of()->help("tessera") : app.help()};
+    return Print{chosen() ? chosen()->help("tessera") : app_.help()};
   } catch (const CLI::CallForVersion& e) {
     return Print{std::string(e.what()) + "\n"};
   } catch (const CLI::ParseError& e) {
-    refuse_leftovers(app, chosen_of(), wrong);
-    if (wrong.none() || dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr ||
+    refuse_leftovers();
+    if (wrong_.none() || dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr ||
         dynamic_cast<const CLI::ConversionError*>(&e) != nullptr)
-      wrong.check([&] { throw Error(words_of(e)); });
-    wrong.raise();
+      wrong_.check([&] { throw Error(words_of(e)); });
+    wrong_.raise();
   }
-  const CLI::App* const chosen = chosen_of();
-  const std::string name = chosen ? chosen->get_name() : "";
-  if (name == "bench") {
-    wrong.raise();
-    bench.words = chosen->remaining();
-    return bench;
-  }
-  refuse_leftovers(app, chosen, wrong);
-  if (name == "train" || name == "verify" || name == "generate" || name == "evaluate") {
-    if (name == "train") return train_options(words, wrong);
-    if (name == "verify") return verify_options(words, verify, wrong);
-    return name == "generate" ? Command(with_good_words(generate, wrong)) : with_good_words(evaluate, wrong);
-  }
-  if (name == "plan") set_words(plan, words, wrong);
-  wrong.raise();
-  if (!chosen) throw Error(fmt::format("no command given; expected {} (tessera --help says more)", kCommands));
-  if (name == "plan") return plan;
-  if (name == "report") return report;
-  if (name == "checkpoint") {
-    choose_what(*chosen, checkpoint);
-    return checkpoint;
-  }
-  if (name == "explore") return explore;
-  if (name == "lab") {
-    choose_what(*chosen, lab);
-    return lab;
-  }
-  return data;
+  return taken();
 }
+
+}  // namespace
+
+Command parse_command_line(int argc, const char* const* argv) { return CommandLine().parse(argc, argv); }
 
 }  // namespace tessera

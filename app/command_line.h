@@ -3,10 +3,7 @@
 #include <string>
 #include <variant>
 
-#include "app/checkpoint_options.h"
-#include "app/explore/options.h"
-#include "app/lab_options.h"
-#include "app/plan_options.h"
+#include "app/options.h"
 
 namespace tessera {
 

@@ -1,10 +1,6 @@
 // The commands. Each returns the exit status; failures are thrown.
 #pragma once
-#include "app/checkpoint_options.h"
-#include "app/explore/options.h"
-#include "app/lab_options.h"
 #include "app/options.h"
-#include "app/plan_options.h"
 
 namespace tessera {
 

@@ -13,13 +13,6 @@
 namespace tessera {
 namespace {
 
-ChatTemplate template_of(const std::string& name) {
-  if (name == "chatml") return ChatTemplate::chatml;
-  if (name == "llama3") return ChatTemplate::llama3;
-  if (name == "alpaca") return ChatTemplate::alpaca;
-  return name == "none" ? ChatTemplate::none : ChatTemplate::automatic;
-}
-
 std::string describe_one(const Dataset& d) {
   const auto tokens = [](int64_t count) { return short_number(static_cast<double>(count)); };
   const std::string files = d.train.size() > 1 ? fmt::format(" in {} files", d.train.size()) : "";
@@ -40,7 +33,7 @@ std::string describe_one(const Dataset& d) {
 }  // namespace
 
 ExampleOptions example_options(const TrainOptions& o) {
-  return {.style = template_of(o.chat_template),
+  return {.style = o.chat_template,
           .responses_only = o.train_on == "responses",
           .packed = o.pack,
           .skip_bad = o.skip_bad,

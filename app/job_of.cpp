@@ -1,19 +1,19 @@
-// Text to types, and the number of ranks.
+// Options become what the libraries are told; and what cannot go together.
 #include "app/job_of.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <thread>
 #include <vector>
 
-#include "app/option_values.h"
+#include "app/example_options.h"
+#include "app/run/pretrained.h"
 #include "data/files.h"
 #include "models/adapters/adapters.h"
 #include "models/language_model.h"
 #include "parallel/comm/surroundings.h"
-#include "tensor/error.h"
-#include "tensor/findings.h"
 #include "train/names.h"
 
 namespace tessera {
@@ -21,151 +21,72 @@ namespace {
 
 constexpr int64_t kDefaultRanks = 2;
 
-// Options were checked against the same names when they were set.
-template <class Enum>
-Enum chosen(const std::string& name) {
-  return value_named<Enum>(names_of(Enum{}), name).value();
-}
-
-Recompute recompute_of(const TrainOptions& o) { return chosen<Recompute>(std::string(recompute_name(o.recompute))); }
-
-// Adapters of such a model.
-LoraConfig lora_of(const TrainOptions& o, const ModelConfig& model) {
-  LoraConfig c{.rank = o.lora_rank,
-               .alpha = o.lora_alpha.value_or(static_cast<double>(o.lora_rank)),
-               .dropout = o.lora_dropout,
-               .rank_stabilised = o.lora_rslora};
-  const std::string usual(row_of(model.family).usual_adapters);
-  const std::string given = o.lora_targets.value_or(usual);
-  if (given == "all") {
-    for (const LoraTarget& t : lora_targets(model)) c.targets.emplace_back(t.name);
-    return c;
-  }
-  for (size_t at = 0; at <= given.size();) {
-    const size_t comma = std::min(given.find(',', at), given.size());
-    c.targets.push_back(given.substr(at, comma - at));
-    at = comma + 1;
-  }
-  return c;
-}
-
+// The sizes that were said, and the preset's.
 ModelConfig model_of(const TrainOptions& o) {
-  ModelConfig c = preset(o.model).value();
-  const auto given = [](const auto& option, auto& field) {
-    if (option) field = *option;
-  };
-  if (o.family) c.family = chosen<Family>(*o.family);
-  given(o.layers, c.layers), given(o.heads, c.heads), given(o.channels, c.channels);
-  given(o.context, c.context), given(o.vocab, c.vocab), given(o.norm_eps, c.norm_eps);
-  given(o.head_dim, c.head_dim), given(o.ffn, c.ffn), given(o.qkv_bias, c.qkv_bias), given(o.qk_norm, c.qk_norm);
-  if (o.heads && !o.kv_heads) c.kv_heads = 0;  // those of the preset are for its own heads
-  if (o.channels && !o.ffn) c.ffn = 0;
-  given(o.kv_heads, c.kv_heads);
-  if (o.untied) c.tied = !*o.untied;
-  given(o.rope_theta, c.rotary.theta), given(o.rope_factor, c.rotary.factor);
-  if (o.rope_scaling) c.rotary.scaling = chosen<RopeScaling>(*o.rope_scaling);
-  given(o.rope_low_freq, c.rotary.low_freq_factor), given(o.rope_high_freq, c.rotary.high_freq_factor);
-  given(o.rope_original_context, c.rotary.original_context);
-  given(o.experts, c.experts.count), given(o.experts_per_token, c.experts.per_token);
-  given(o.shared_experts, c.experts.shared), given(o.expert_capacity, c.experts.capacity);
-  given(o.balance_loss, c.experts.balance_loss), given(o.z_loss, c.experts.z_loss);
-  if (o.router_softmax) c.experts.softmax = chosen<RouterSoftmax>(*o.router_softmax);
-  c.dropout = o.dropout;
-  c.recompute = recompute_of(o);
-  if (o.lora_rank > 0) c.lora = lora_of(o, c);
-  if (o.quantize) c.quantize.codec = chosen<Codec>(*o.quantize);
-  given(o.quantize_group, c.quantize.group);
+  ModelConfig c = preset(o.model).value(), said = o.sizes;
+  const Settings to = settings_of(c);
+  for (const Setting& s : settings_of(said))
+    if (!s.field.open || o.gives(s.field.name)) to.at(s.field.name).assign(s);
+  if (o.gives("heads") && !o.gives("kv_heads")) c.kv_heads = 0;  // those of the preset are for its own heads
+  if (o.gives("channels") && !o.gives("ffn")) c.ffn = 0;
+  c.recompute = o.plan.recompute;
+  LoraConfig& lora = c.lora;
+  if (lora.rank == 0) lora = {};
+  if (lora.rank == 0) return c;
+  if (!o.gives("lora_alpha")) lora.alpha = static_cast<double>(lora.rank);
+  if (!o.gives("lora_targets")) lora.targets = split(row_of(c.family).usual_adapters, ',');
+  if (lora.targets != std::vector<std::string>{"all"}) return c;
+  lora.targets.clear();
+  for (const LoraTarget& t : lora_targets(c)) lora.targets.emplace_back(t.name);
   return c;
 }
 
 Optimisation optimisation_of(const TrainOptions& o) {
-  return {.optimizer = chosen<OptimizerKind>(o.optimizer),
-          .momentum = o.momentum.value_or(o.optimizer == "muon" ? 0.95 : 0.9),
-          .lr = o.lr,
-          .min_lr = o.min_lr,
-          .warmup = o.warmup,
-          .steps = o.steps,
-          .weight_decay = o.weight_decay,
-          .beta1 = o.beta1,
-          .beta2 = o.beta2,
-          .clip = o.clip,
-          .batch = o.batch,
-          .seed = o.seed,
-          .dtype = chosen<DType>(o.dtype),
-          .state_dtype = chosen<DType>(o.state_dtype),
-          .document_mask = o.document_mask || o.pack};
+  Optimisation out = o.optim;
+  if (!o.gives("momentum") && out.optimizer == OptimizerKind::muon) out.momentum = 0.95;
+  out.document_mask = out.document_mask || o.pack;
+  return out;
 }
 
 Backend backend_of(const TrainOptions& o) {
   if (o.launch) return Backend::threads;  // of the launcher, which starts the ranks as it is told
-  if (o.backend) return chosen<Backend>(*o.backend);
-  if (o.rendezvous) return Backend::tcp;
+  if (o.gives("backend")) return o.plan.backend;
+  if (!o.plan.rendezvous.empty()) return Backend::tcp;
   return mpi_surroundings() ? Backend::mpi : Backend::threads;
 }
 
 // By an MPI job or --ranks; 0 when there is none.
 int64_t given_ranks(const TrainOptions& o, const Plan& p) {
-  if (!has_processes(p) || o.rendezvous) return o.ranks.value_or(0);
+  if (!has_processes(p) || !p.rendezvous.empty()) return o.ranks.value_or(0);
   const std::optional<MpiSurroundings> job = mpi_surroundings();
   return job ? job->ranks : 1;
 }
 
 void set_axes(const TrainOptions& o, Plan& p) {
-  p.pp = o.pp.value_or(1), p.dp = o.dp.value_or(1), p.cp = o.cp.value_or(1), p.tp = o.tp.value_or(1);
   const int64_t ranks = given_ranks(o, p);
   if (ranks == 0) {
-    const bool silent = !o.pp && !o.dp && !o.cp && !o.tp;
+    const bool silent = !o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp");
     if (silent && std::thread::hardware_concurrency() >= kDefaultRanks &&
-        o.batch % (kDefaultRanks * o.microbatches) == 0)
+        o.optim.batch % (kDefaultRanks * p.microbatches) == 0)
       p.dp = kDefaultRanks;
     return;
   }
   std::vector<int64_t*> open;
-  if (!o.dp) {
+  if (!o.gives("dp")) {
     open.push_back(&p.dp);
   } else {
-    if (!o.pp) open.push_back(&p.pp);
-    if (!o.cp) open.push_back(&p.cp);
-    if (!o.tp) open.push_back(&p.tp);
+    if (!o.gives("pp")) open.push_back(&p.pp);
+    if (!o.gives("cp")) open.push_back(&p.cp);
+    if (!o.gives("tp")) open.push_back(&p.tp);
   }
   if (open.size() == 1 && ranks % p.ranks() == 0) *open[0] = ranks / p.ranks();
 }
 
 Plan plan_of(const TrainOptions& o) {
-  Plan p{.ep = o.ep,
-         .sp = o.sp,
-         .tie_copies = o.tie_copies,
-         .zero = static_cast<ZeroStage>(o.zero),
-         .shard_ranks = o.shard_ranks.value_or(0),
-         .dp_mode = chosen<DataMode>(o.dp_mode),
-         .sync_every = o.sync_every,
-         .sync_fragments = o.sync_fragments,
-         .outer_lr = o.outer_lr,
-         .outer_momentum = o.outer_momentum,
-         .servers = o.servers,
-         .staleness = o.staleness,
-         .record = o.record.value_or(""),
-         .replay = o.replay.value_or(""),
-         .bucket_mb = o.bucket_mb,
-         .grad_dtype = chosen<DType>(o.grad_dtype),
-         .all_reduce = chosen<Algorithm>(o.all_reduce),
-         .offload = chosen<Offload>(o.offload),
-         .chunks = o.chunks.value_or(0),
-         .cp_mode = chosen<ContextMode>(o.cp_mode),
-         .microbatches = o.microbatches,
-         .recompute = recompute_of(o),
-         .device = chosen<Device>(o.device),
-         .backend = backend_of(o),
-         .rendezvous = o.rendezvous.value_or(""),
-         .cuda_graph = chosen<CudaGraph>(o.cuda_graph),
-         .attention = chosen<AttentionKernels>(o.attention.value_or("auto")),
-         .deterministic = o.deterministic,
-         .threads_per_rank = o.threads_per_rank.value_or(0),
-         .timeout = o.timeout};
+  Plan p = o.plan;
+  p.backend = backend_of(o);
   try {
-    const NamedSchedule named = schedule_named(o.schedule);
-    p.schedule = named.kind;
-    p.schedule_file = named.file;
+    if (!p.schedule_file.empty()) schedule_named(p.schedule_file);
   } catch (const Error& e) {
     const std::string text = e.what();
     throw Error("--schedule: " + text.substr(text.find(']') + 2));
@@ -182,7 +103,7 @@ void check_ranks(const TrainOptions& o, const Plan& p) {
   const int64_t rest = p.ranks() / p.dp;
   const std::string nearest = ranks % rest == 0
                                   ? fmt::format("--dp {}", ranks / rest)
-                                  : fmt::format("{} ranks", multiples_near(o.dp ? p.ranks() : rest, ranks));
+                                  : fmt::format("{} ranks", multiples_near(o.gives("dp") ? p.ranks() : rest, ranks));
   throw Error(
       fmt::format("--ranks: pp {} x dp {} x cp {} x tp {} makes {} ranks; expected {}; the nearest that can: {}", p.pp,
                   p.dp, p.cp, p.tp, p.ranks(), ranks, nearest));
@@ -213,10 +134,149 @@ void check_plan(const TrainOptions& o) {
     found.check([&] { check(s, o.trace); });
     found.raise();
   } catch (const InputError& e) {
-    throw_of_option("schedule", o.schedule, e);
+    throw_of_option("schedule", schedule_name(o.plan), e);
   } catch (const Error& e) {
     throw_with_options(e);
   }
+}
+
+namespace {
+
+void check_lora_options(const TrainOptions& o) {
+  for (const auto& [name, given] : {std::pair{"alpha", o.gives("lora_alpha")},
+                                    {"dropout", o.sizes.lora.dropout > 0},
+                                    {"rslora", o.sizes.lora.rank_stabilised},
+                                    {"targets", o.gives("lora_targets")}})
+    if (given && o.sizes.lora.rank == 0) throw Error(fmt::format("--lora-{}: goes with --lora-rank, found none", name));
+  if (o.sizes.lora.rank > 0 && o.plan.dp_mode == DataMode::ps_async)
+    throw Error("--lora-rank: expected a strategy that leaves frozen weights alone, found --dp-mode ps-async");
+}
+
+void check_quantize_options(const TrainOptions& o) {
+  const Codec codec = o.sizes.quantize.codec;
+  if (o.gives("quantize_group") && codec != Codec::gptq)
+    throw Error(fmt::format("--quantize-group: goes with --quantize gptq, found {}", text_of(codec)));
+  if (codec != Codec::none && o.sizes.lora.rank == 0)
+    throw Error(fmt::format("--quantize: expected --lora-rank, since weights in 4 bits do not learn; found {} alone",
+                            text_of(codec)));
+}
+
+void check_rendezvous(const TrainOptions& o) {
+  if (o.rank.has_value() != !o.plan.rendezvous.empty())
+    throw Error(fmt::format("--{}: goes with --{}, found it alone", o.rank ? "rank" : "rendezvous",
+                            o.rank ? "rendezvous" : "rank"));
+  if (o.plan.rendezvous.empty()) return;
+  if (!o.ranks) throw Error("--rendezvous: expected --ranks beside it, how many processes meet there; found none");
+  if (*o.rank >= *o.ranks)
+    throw Error(
+        fmt::format("--rank: expected one of 0 to {}, of --ranks {}, found {}", *o.ranks - 1, *o.ranks, *o.rank));
+}
+
+void check_restarts(const TrainOptions& o) {
+  if (o.restarts == 0 && (o.launch || o.hostfile))
+    throw Error(fmt::format("--{}: goes with --restarts N, found none", o.launch ? "launch" : "hostfile"));
+  if (o.restarts == 0) return;
+  if (o.no_save) throw Error("--restarts: expected a run that saves checkpoints, found --no-save");
+  if (const auto job = mpi_surroundings(); job && job->ranks > 1)
+    throw Error(
+        fmt::format("--restarts: {} has started {} processes, which end together; expected tessera train "
+                    "--restarts N --launch \"mpirun -n {{ranks}}\", which starts mpirun",
+                    job->launcher, job->ranks));
+  if (!o.plan.rendezvous.empty() && !o.out)
+    throw Error("--restarts: expected --out beside --rendezvous, one folder for all ranks");
+  if (!o.plan.rendezvous.empty() && (o.launch || o.hostfile))
+    throw Error(fmt::format("--{}: expected no --rendezvous beside it, where each rank is started by itself",
+                            o.launch ? "launch" : "hostfile"));
+  if (o.hostfile && o.launch && o.launch->find("{ranks}") == std::string::npos)
+    throw Error(
+        fmt::format("--launch: expected {{ranks}} in it where --hostfile gives their number, found '{}'", *o.launch));
+  if (o.hostfile && (o.plan.dp_mode == DataMode::ps_async || o.plan.dp_mode == DataMode::diloco))
+    throw Error(fmt::format("--hostfile: expected ranks that all make the same steps, found --dp-mode {}",
+                            text_of(o.plan.dp_mode)));
+}
+
+// Asks what does not depend on the plan.
+void check_pairs(const TrainOptions& o, Findings& found) {
+  const auto refuse = [&](bool wrong, const std::string& words) {
+    if (wrong) found.check([&] { throw Error(words); });
+  };
+  found.check([&] { check_example_options(o); });
+  found.check([&] { check_lora_options(o); });
+  found.check([&] { check_quantize_options(o); });
+  found.check([&] { check_restarts(o); });
+  found.check([&] { check_rendezvous(o); });
+  refuse(o.optim.min_lr && *o.optim.min_lr > o.optim.lr,
+         fmt::format("--min-lr: expected at most --lr ({}), found {}", o.optim.lr, o.optim.min_lr.value_or(0)));
+  refuse(o.check_replicas > 0 && o.plan.dp_mode == DataMode::ps_async,
+         "--check-replicas: expected ranks with equal copies after a step, found --dp-mode ps-async");
+  refuse(o.trace && o.plan.dp_mode == DataMode::ps_async,
+         "--trace: expected steps that all ranks make together, found --dp-mode ps-async");
+  refuse(o.resume && !o.out, "--resume: expected --out DIR, the run to continue; found no --out");
+  refuse(o.resume && o.no_save,
+         "--resume: expected a run that saves checkpoints, found --no-save, by option or in its config.toml");
+}
+
+}  // namespace
+
+void validate(const TrainOptions& options) {
+  Findings found;
+  TrainOptions o = options;
+  found.check([&] { job_of(o); });
+  if (!found.none()) o.plan.schedule_file.clear();  // the only value that a job cannot be made of
+  const Job s = job_of(o);
+  bool has_sizes = true;
+  try {
+    check_sizes(s);
+  } catch (const Error&) {
+    has_sizes = false;  // which check_plan() says too
+  }
+  if (has_sizes && o.resume && o.out)
+    check_described(std::filesystem::path(*o.out) / "config.toml", std::filesystem::path(*o.out) / "checkpoints", s);
+  found.check([&] { check_plan(o); });
+  check_pairs(o, found);
+  found.raise();
+}
+
+// docs/measurements.md, "The default job", has what was tried.
+TrainOptions default_job() {
+  TrainOptions o;
+  o.model = "llama-nano";
+  o.tokenizer = "bpe-1024";
+  o.optim.lr = 3e-3;
+  return o;
+}
+
+bool is_default_job(const TrainOptions& o) {
+  const TrainOptions job = default_job();
+  return o.model == job.model && o.data == job.data && o.tokenizer == job.tokenizer;
+}
+
+bool chooses_job(std::string_view option) {
+  if (option == "dropout" || option == "dtype") return false;  // of a model, but not which
+  if (option == "data" || option == "tokenizer" || option == "document-mask") return true;
+  TrainOptions o;
+  const Settings all = settings_of(o);
+  const Setting* s = all.find_word(option);
+  return s && (s->field.group == "Model" || s->field.group == "Fine-tuning");
+}
+
+std::string default_job_words(const TrainOptions& o) {
+  const Words usual = config_values(TrainOptions{});
+  std::set<std::string> of_job;
+  for (const auto& entry : config_values(default_job()))
+    if (std::ranges::find(usual, entry) == usual.end()) of_job.insert(entry.first);
+  std::string out;
+  for (const auto& [name, value] : config_values(o)) {
+    if (!of_job.contains(name)) continue;
+    const bool text = value.starts_with('"');
+    out += fmt::format("{}--{} {}", out.empty() ? "" : " ", name, text ? value.substr(1, value.size() - 2) : value);
+  }
+  return out;
+}
+
+std::string useless_options(const TrainOptions& o) {
+  if (!o.plan.sp || job_of(o).plan.tp > 1) return "";
+  return "--sp: cuts the tokens among the ranks of --tp, and there is only one; expected --tp 2 or more beside it";
 }
 
 }  // namespace tessera

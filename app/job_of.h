@@ -1,8 +1,10 @@
-// The one place where options become what the libraries are told.
+// From options to a job: what the libraries are told, what cannot be, and what is trained where nothing says what.
 #pragma once
+#include <string>
+#include <string_view>
+
 #include "app/options.h"
 #include "parallel/comm/launch.h"
-#include "train/job.h"
 
 namespace tessera {
 
@@ -16,5 +18,21 @@ Job job_of(const TrainOptions& options);
 LaunchOptions ranks_of(const std::string& command, const TrainOptions& options, const Plan& plan);
 // Throws Error (usage) in the words of the options, with the nearest values that can be.
 void check_plan(const TrainOptions& options);
+// Throws Error (usage) for values that do not go together, naming the options. Single values were checked when set.
+void validate(const TrainOptions& options);
+
+// The defaults of `train` with the default job in them, which makes the most of a minute on two cores. Other options,
+// as those of the plan or --steps, change it.
+TrainOptions default_job();
+// Whether that is what `o` trains, under whatever plan and at whatever rate.
+bool is_default_job(const TrainOptions& o);
+// Whether an option of `train` says what is trained: a model, its sizes, a text, a tokenizer, weights to begin with.
+// Where one is given, on the command line or in a file, there is no default job.
+bool chooses_job(std::string_view option);
+// The options that the default job stands for, with the values that `o` gives them, to be typed:
+// "--model llama-nano --tokenizer bpe-1024 ...".
+std::string default_job_words(const TrainOptions& o);
+// What a user should hear of options that go together and do nothing; empty where there are none.
+std::string useless_options(const TrainOptions& o);
 
 }  // namespace tessera

@@ -1,80 +1,39 @@
-// What the commands can be told: plain structs.
+// What the commands can be told: plain structs, and the entry of each of their fields (settings/setting.h). A model,
+// its optimisation and a plan are described beside their structs, in models/ and train/.
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "data/chat_template.h"
+#include "settings/setting.h"
+#include "tensor/error.h"
+#include "tensor/findings.h"
+#include "train/names.h"
 
 namespace tessera {
 
 using Words = std::vector<std::pair<std::string, std::string>>;  // of options: name, text
 
 struct TrainOptions {
-  // model; sizes that are not given come from the preset
-  std::string model = "gpt-nano";
-  std::optional<std::string> family;
-  std::optional<int64_t> layers, heads, kv_heads, head_dim, channels, ffn, context, vocab;
-  std::optional<bool> untied, qkv_bias, qk_norm;
-  std::optional<double> norm_eps, rope_theta;
-  std::optional<std::string> rope_scaling;
-  std::optional<double> rope_factor, rope_low_freq, rope_high_freq;
-  std::optional<int64_t> rope_original_context;
-  std::optional<int64_t> experts, experts_per_token, shared_experts;
-  std::optional<double> expert_capacity, balance_loss, z_loss;
-  std::optional<std::string> router_softmax;
-  double dropout = 0;
-  std::string dtype = "fp32";
+  std::string model = "gpt-nano";  // whose sizes stand where no others are given
+  ModelConfig sizes = {};
+  Optimisation optim = {};
+  Plan plan = {};
+  std::optional<int64_t> ranks, rank;
   // data
   std::string data = "austen";
   std::optional<std::string> init, tokenizer;
-  int64_t batch = 12, microbatches = 1;
-  bool shuffle = false, document_mask = false;
+  bool shuffle = false;
   // fine-tuning
-  std::string chat_template = "auto", train_on = "responses";
+  ChatTemplate chat_template = ChatTemplate::automatic;
+  std::string train_on = "responses";
   bool pack = false, skip_bad = false;
-  int64_t lora_rank = 0;
-  std::optional<double> lora_alpha;
-  double lora_dropout = 0;
-  bool lora_rslora = false;
-  std::optional<std::string> lora_targets, quantize;
-  std::optional<int64_t> quantize_group;
-  // plan
-  std::optional<int64_t> ranks, dp, tp, pp, cp;
-  int64_t ep = 1;
-  bool sp = false, tie_copies = false;
-  std::string schedule = "1f1b";
-  std::optional<int64_t> chunks;
-  std::string cp_mode = "ring";
-  int64_t zero = 0;
-  std::optional<int64_t> shard_ranks;
-  std::string dp_mode = "ddp";
-  int64_t sync_every = 1, sync_fragments = 1;
-  double outer_lr = 0.7, outer_momentum = 0.9;
-  int64_t servers = 1, staleness = 1;
-  std::optional<std::string> record, replay;
-  double bucket_mb = 4;
-  std::string grad_dtype = "fp32", all_reduce = "direct";
-  std::string offload = "none";
-  // place
-  std::string device = "cpu", cuda_graph = "auto";
-  std::optional<std::string> attention;  // of a GPU
-  bool deterministic = false;
-  std::optional<std::string> backend, rendezvous;
-  std::optional<int64_t> rank;
-  double timeout = 300;
-  std::optional<int64_t> threads_per_rank;
-  std::string recompute = "none";
-  // optimisation
-  std::string optimizer = "adamw";
-  std::optional<double> momentum;
-  int64_t steps = 3000;
-  double lr = 1e-3;
-  std::optional<double> min_lr;  // a tenth of lr
-  int64_t warmup = 100;
-  std::string state_dtype = "fp32";
-  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.99, clip = 1;
-  int64_t seed = 1337;
   // files
   std::optional<std::string> out;
   int64_t save_every = 500, keep = 2, eval_every = 500;
@@ -89,6 +48,30 @@ struct TrainOptions {
   bool quiet = false;
   bool trace = false;
   int64_t trace_steps = 10;
+
+  std::set<std::string, std::less<>> given = {};  // names of the fields that somebody said
+  bool gives(std::string_view name) const { return given.contains(name); }
+  bool json() const { return format == "json"; }
+  // An option as a user says it: o["dp"] = 2.
+  struct Said {
+    TrainOptions& options;
+    std::string_view name;
+    template <class T>
+    const T& operator=(const T& value) const {
+      if constexpr (std::is_same_v<T, bool>)
+        say(value ? "true" : "false");
+      else if constexpr (std::is_integral_v<T>)
+        say(std::to_string(value));
+      else if constexpr (std::is_floating_point_v<T>)
+        say(number(value));
+      else
+        say(value);
+      return value;
+    }
+    void say(const std::string& text) const;
+    static std::string number(double value);
+  };
+  Said operator[](std::string_view name) { return {*this, name}; }
 };
 
 // `verify` trains counted random tokens under a plan, beside one rank.
@@ -98,8 +81,9 @@ struct VerifyOptions {
   bool hide = false;
 };
 TrainOptions verify_defaults();
+TrainOptions plan_defaults();
 
-// Of commands that use a model: a run directory, a checkpoint in one, or the folder of a model or of adapters.
+// Commands that use a model take a run directory, a checkpoint in one, or the folder of a model or of adapters.
 struct GenerateOptions {
   std::string from;
   std::vector<std::string> prompts;         // empty: a new line
@@ -137,11 +121,105 @@ struct ReportOptions {
 };
 
 struct BenchOptions {
-  std::string device = "cpu";
+  Device device = Device::cpu;
   std::vector<std::string> words;  // for Google Benchmark
 };
 
-// Throws Error (usage) for values that do not go together, naming the options. Single values were checked when set.
-void validate(const TrainOptions& options);
+// `plan` takes the model, the batch and the layout as `train` does, and what they are for.
+struct PlanOptions {
+  TrainOptions run = plan_defaults();     // axes of any number of ranks, since none is started
+  Words words = {};                       // the options of the run that were given
+  std::optional<std::string> model_file;  // JSON: sizes, experts among them
+  std::optional<std::string> hardware;
+  std::string software = "tessera";
+  std::optional<int64_t> ep;
+  std::optional<double> memory_gb;
+  int64_t top = 10;
+  std::optional<std::string> html, cases;
+  bool calibrate = false;             // this machine is measured again
+  std::vector<int64_t> measure = {};  // numbers of the ranking
+  std::string format = "text";
+
+  bool gives(std::string_view option) const;
+};
+
+// `checkpoint`: models in, out, looked at, in parts, and in 4 bits.
+struct CheckpointOptions {
+  enum class Way { import, write, reshard, quantize, inspect };
+  Way way = Way::inspect;
+  std::string from;
+  std::string out;                       // of import and reshard a run, of export and quantize a folder
+  bool merge = false;                    // of export: adapters into the weights
+  std::optional<std::string> dtype;      // default: as it is stored
+  std::optional<std::string> tokenizer;  // of import, where the folder has none
+  Words layout;                          // of reshard; of quantize the words of its one rank
+  // Of quantize.
+  std::string method = "gptq", bits = "4", calibrate;
+  int64_t group = 128, windows = 128;
+};
+
+struct ExploreOptions {
+  std::optional<int64_t> port;  // 0: any that is free
+};
+
+struct LabOptions {
+  enum class Way { list, start, check, grade };
+  Way way = Way::list;
+  std::string exercise, folder;
+};
+
+Settings settings_of(TrainOptions& options);
+Settings settings_of(VerifyOptions& options);  // those of no run
+Settings settings_of(GenerateOptions& options);
+Settings settings_of(EvaluateOptions& options);
+Settings settings_of(DatasetOptions& options);
+Settings settings_of(ReportOptions& options);
+Settings settings_of(BenchOptions& options);
+Settings settings_of(PlanOptions& options);
+Settings settings_of(CheckpointOptions& options, CheckpointOptions::Way way);
+Settings settings_of(ExploreOptions& options);
+Settings settings_of(LabOptions& options, LabOptions::Way way);
+
+// Whether `plan` takes the option of `train`, and whether it searches for its value where it is not given.
+bool is_of_plan(const Setting& setting);
+bool is_searched(std::string_view option);
+
+// Sets the option of that name ("min-lr") from the words of the command line. Throws Error (usage) that names the
+// option, what is expected and what was found.
+void set_option(TrainOptions& options, std::string_view name, const std::string& text);
+// The fields of these names are as if nobody had said them.
+void forget(TrainOptions& options, const std::vector<std::string_view>& names);
+
+// Applies a TOML file. Throws InputError when it cannot be read, and what apply_config() throws.
+void apply_config_file(TrainOptions& options, const std::string& path);
+// Applies the text of one that `path` names in messages (read_config() says what may stand there). Throws Error (usage)
+// with line and column for a syntax error, an unknown key (with the nearest known one) or a value of the wrong type or
+// range.
+void apply_config(TrainOptions& options, std::string_view file, const std::string& path);
+// The options as a TOML file that apply_config_file() reads back to the same values.
+std::string to_toml(const TrainOptions& options);
+// Keys and values of to_toml() one by one; options that were not given are left out.
+Words config_values(const TrainOptions& options);
+// The same of all options but those about what is said to the user, and of --config, which is one of the files that the
+// others come from.
+Words all_values(const TrainOptions& options);
+
+// A message of a library, which names fields between backticks, as the user knows them: "`grad_dtype`: expected ..."
+// becomes "--grad-dtype: expected ...". What is no option's name stays as it is.
+std::string with_options(const std::string& message);
+// The same of all messages of an error, which is being handled.
+[[noreturn]] void throw_with_options(const Error& error);
+// That error again, with the option before it where it is about `path` and names none.
+[[noreturn]] void throw_of_option(std::string_view option, const std::string& path, const InputError& error);
+// What f returns. Its InputError about `path`, a file that cannot be read or used, begins with the option that named
+// it.
+template <class F>
+auto of_option(std::string_view option, const std::string& path, const F& f) {
+  try {
+    return f();
+  } catch (const InputError& e) {
+    throw_of_option(option, path, e);
+  }
+}
 
 }  // namespace tessera

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "app/job_of.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "app/plan/plan.h"
 #include "data/files.h"
 #include "planner/case_json.h"
@@ -50,9 +50,10 @@ planner::ModelShape model_of(const PlanOptions& o) {
 
 // Those of the axes where they are not said.
 int64_t ranks_of(const PlanOptions& o) {
-  if (o.ranks) return *o.ranks;
-  if (!o.pp && !o.dp && !o.cp && !o.tp) throw Error("--ranks: expected a number of ranks, found none");
-  return o.pp.value_or(1) * o.dp.value_or(1) * o.cp.value_or(1) * o.tp.value_or(1);
+  if (o.run.ranks) return *o.run.ranks;
+  if (!o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp"))
+    throw Error("--ranks: expected a number of ranks, found none");
+  return o.run.plan.ranks();
 }
 
 planner::Hardware hardware_of(const PlanOptions& o) {
@@ -93,7 +94,9 @@ void fix(const PlanOptions& o, std::string_view option, std::optional<T>& choice
 }
 
 planner::Fixed fixed_of(const PlanOptions& o, const Plan& p) {
-  planner::Fixed f{.pp = o.pp, .dp = o.dp, .cp = o.cp, .tp = o.tp, .ep = o.ep};
+  planner::Fixed f{.ep = o.ep};
+  const Plan& said = o.run.plan;
+  fix(o, "pp", f.pp, said.pp), fix(o, "dp", f.dp, said.dp), fix(o, "cp", f.cp, said.cp), fix(o, "tp", f.tp, said.tp);
   fix(o, "microbatches", f.microbatches, p.microbatches), fix(o, "chunks", f.chunks, p.chunks);
   fix(o, "sp", f.sp, p.sp), fix(o, "zero", f.zero, p.zero), fix(o, "schedule", f.schedule, p.schedule);
   fix(o, "cp-mode", f.cp_mode, p.cp_mode), fix(o, "recompute", f.recompute, p.recompute);
@@ -117,10 +120,10 @@ PlanQuestion question_of(const PlanOptions& o) {
   q.hardware = hardware_of(o);
   q.software = software_of(o, q.hardware);
   q.ranks = ranks_of(o);
-  q.batch = o.run.batch;
+  q.batch = o.run.optim.batch;
   q.fixed = fixed_of(o, given);
   const bool by_family = o.gives("family") && !o.gives("model");
-  out.model = o.model_file.value_or(by_family ? "a " + *o.run.family : o.run.model);
+  out.model = o.model_file.value_or(by_family ? fmt::format("a {}", text_of(o.run.sizes.family)) : o.run.model);
   return out;
 }
 

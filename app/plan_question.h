@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "app/plan_options.h"
+#include "app/options.h"
 #include "planner/search.h"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 
 #include "app/command_line.h"
 #include "app/commands.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "app/output.h"
 #include "app/signals.h"
 #include "app/train/restarts.h"

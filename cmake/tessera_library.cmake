@@ -1,6 +1,6 @@
 # Tessera as a library: the target tessera::tessera, its headers as <tessera/...>, and what `cmake --install` writes.
 
-set(layers tensor autograd nn optim parallel models data train verify)
+set(layers tensor autograd nn optim parallel data settings models train verify)
 
 # A user's program has its own nn/ and data/, maybe, so what it gets is a folder with nothing but tessera/ in it. Headers
 # of backends are left out: they need headers that a user's program may not have, and tessera.h reaches none of them.

@@ -50,8 +50,6 @@ bool is_nothing(const Json& value) {
   return value.is_null() || value == Json(false) || ((value.is_array() || value.is_object()) && value.empty());
 }
 
-std::string shown(const Json& value) { return value.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60); }
-
 uint32_t word(const TensorBytes& from, int64_t i) {
   uint32_t out = 0;
   std::memcpy(&out, from.bytes.data() + i * static_cast<int64_t>(sizeof(out)), sizeof(out));
@@ -69,7 +67,7 @@ GptqConfig parse_gptq_config(std::string_view text, const std::string& what, boo
   const Json json = parse_json(text, what);
   if (!json.is_object()) throw InputError(what + ": expected an object");
   const auto refuse = [&](const char* key, const std::string& expected, const Json& found) {
-    throw InputError(fmt::format("{}: {}: expected {}, found {}", what, key, expected, shown(found)));
+    throw InputError(fmt::format("{}: {}: expected {}, found {}", what, key, expected, shown(found, 60)));
   };
   const auto must_be = [&](const char* key, const Json& wanted, const std::string& because = "") {
     if (const Json found = json.value(key, wanted); found != wanted) refuse(key, wanted.dump() + because, found);
@@ -87,7 +85,7 @@ GptqConfig parse_gptq_config(std::string_view text, const std::string& what, boo
   for (const auto& [key, value] : json.items())
     if (!read.contains(key) && !without_effect().contains(key) && !is_nothing(value))
       throw InputError(fmt::format("{}: {}: expected nothing, found {}; Tessera may not compute what it asks for", what,
-                                   key.substr(0, 60), shown(value)));
+                                   key.substr(0, 60), shown(value, 60)));
   GptqConfig out;
   const Json group = json.value("group_size", Json());
   const std::optional<int64_t> size = natural(group);

@@ -10,32 +10,13 @@
 #include <map>
 
 #include "data/files.h"
+#include "settings/setting.h"
 #include "tensor/error.h"
 #include "train/names.h"
 
 namespace tessera {
 
 namespace {
-
-// What only one mode reads must have its default in the others.
-void check_owners(const Plan& p) {
-  const auto owned = [&](const char* field, auto found, auto usual, bool read, const char* owners) {
-    if (found != usual && !read)
-      throw FieldError(field, fmt::format("goes with `dp_mode` {}, found {}; expected {} beside it, its default",
-                                          owners, text_of(p.dp_mode), usual));
-  };
-  const Plan usual;
-  const bool async = p.dp_mode == DataMode::ps_async, diloco = p.dp_mode == DataMode::diloco;
-  owned("sync_every", p.sync_every, usual.sync_every, diloco, "diloco");
-  owned("sync_fragments", p.sync_fragments, usual.sync_fragments, diloco, "diloco");
-  owned("outer_lr", p.outer_lr, usual.outer_lr, diloco, "diloco");
-  owned("outer_momentum", p.outer_momentum, usual.outer_momentum, diloco, "diloco");
-  owned("servers", p.servers, usual.servers, async || p.dp_mode == DataMode::ps_sync, "ps-sync or ps-async");
-  owned("staleness", p.staleness, usual.staleness, async, "ps-async");
-  if (!async && !(p.record.empty() && p.replay.empty()))
-    throw FieldError(p.record.empty() ? "replay" : "record",
-                     fmt::format("goes with `dp_mode` ps-async, found {}", text_of(p.dp_mode)));
-}
 
 void check_diloco(const Plan& p) {
   if (p.dp_mode != DataMode::diloco) return;
@@ -130,7 +111,8 @@ void check_data(const Plan& p) {
 }
 
 void check_modes(const Plan& p) {
-  check_owners(p);
+  Plan given = p, usual;
+  check_read(settings_of(given), settings_of(usual));  // what only one mode reads
   check_diloco(p);
   check_offload(p);
   if (p.dp_mode == DataMode::ps_async && p.tie_copies)

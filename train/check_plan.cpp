@@ -11,6 +11,7 @@
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/nccl/api.h"
 #include "parallel/comm/surroundings.h"
+#include "settings/setting.h"
 #include "tensor/cuda/gpus.h"
 #include "tensor/error.h"
 #include "tensor/findings.h"
@@ -29,20 +30,9 @@ template <class... Args>
   throw FieldError(field, fmt::format(words, std::forward<Args>(args)...));
 }
 
-void check_numbers(const Plan& p) {
-  const auto at_least = [](int64_t least, const char* field, int64_t found) {
-    if (found < least) refuse(field, "expected at least {}, found {}", least, found);
-  };
-  for (const auto& [field, size] : {std::pair{"pp", p.pp}, {"dp", p.dp}, {"cp", p.cp}, {"tp", p.tp}, {"ep", p.ep}})
-    at_least(1, field, size);
-  at_least(1, "microbatches", p.microbatches);
-  at_least(1, "servers", p.servers);
-  at_least(0, "staleness", p.staleness);
-  at_least(0, "shard_ranks", p.shard_ranks);
-  at_least(1, "sync_every", p.sync_every);
-  at_least(1, "sync_fragments", p.sync_fragments);
-  at_least(0, "chunks", p.chunks);
-  at_least(0, "threads_per_rank", p.threads_per_rank);
+void check_numbers(Plan p) {
+  Plan usual;
+  check_least(settings_of(p), settings_of(usual));
   const auto positive = [](const char* field, double found) {
     if (!(found > 0) || !std::isfinite(found)) refuse(field, "expected a number above 0, found {}", found);
   };

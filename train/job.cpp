@@ -1,17 +1,53 @@
-// From a job to what the libraries below are told.
+// The fields of an optimisation, one entry each, and from a job to what the libraries below are told.
 #include "train/job.h"
 
 #include <fmt/format.h>
 
+#include "settings/setting.h"
 #include "tensor/error.h"
 #include "train/device.h"
+#include "train/names.h"
 
 namespace tessera {
 namespace {
 
 constexpr double kMegabyte = 1 << 20;
+constexpr double kMostSteps = 1e12;  // times ranks, still far from the end of 64 bits
 
 }  // namespace
+
+Settings settings_of(Optimisation& o) {
+  Settings s;
+  s.group("Model");
+  s.add(o.dtype, {"dtype", "type of parameters and activations; bf16 keeps fp32 master weights; fp64 is for verify"})
+      .of("fp32|bf16|fp64")
+      .for_identity(Same::yes);
+  s.group("Data");
+  s.add(o.batch, {"batch", "sequences per step", {1, 1e9}}).for_identity(Same::yes);
+  s.add(o.document_mask,
+        {"document_mask",
+         "keeps attention within a document and restarts positions in each; needs tokens with <|endoftext|>"})
+      .for_identity(Same::unless_usual);
+  s.group("Optimisation");
+  s.add(o.optimizer, {"optimizer", "update rule; muon: of matrices of layers, and adamw of the rest"})
+      .for_identity(Same::yes);
+  s.add(o.momentum, {"momentum", "momentum of sgd [0.9], and of the matrices of muon [0.95]", {0, 1, true}}).follows();
+  s.add(o.steps, {"steps", "optimizer steps", {1, kMostSteps}});
+  s.add(o.lr, {"lr", "learning rate after the warm-up", {0}});
+  s.add(o.min_lr, {"min_lr", "learning rate at the end of the cosine; default: a tenth of `lr`", {0}});
+  s.add(o.warmup, {"warmup", "steps of linear warm-up", {0, kMostSteps}});
+  s.add(o.state_dtype, {"state_dtype",
+                        "type of the optimizer's moments; bf16, with `dtype` bf16: keeps no master weights and "
+                        "rounds stochastically (8 bytes per parameter with `grad_dtype` bf16)"})
+      .of("fp32|bf16")
+      .for_identity(Same::unless_usual);
+  s.add(o.weight_decay, {"weight_decay", "weight decay of matrices; other parameters have none", {0}});
+  s.add(o.beta1, {"beta1", "Adam's decay of the mean", {0, 1, true}});
+  s.add(o.beta2, {"beta2", "Adam's decay of the mean square", {0, 1, true}});
+  s.add(o.clip, {"clip", "largest global gradient norm; 0 does not clip", {0}});
+  s.add(o.seed, {"seed", "seed of weights, data order and dropout", {0}}).for_identity(Same::yes);
+  return s;
+}
 
 ModelConfig model_config(const Job& s, int64_t tokens_vocab) {
   ModelConfig config = s.model;

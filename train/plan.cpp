@@ -1,4 +1,4 @@
-// What follows from a plan alone.
+// The fields of a plan, one entry each, and what follows from a plan alone.
 #include "train/plan.h"
 
 #include <fmt/format.h>
@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "parallel/comm/surroundings.h"
+#include "settings/json.h"
 #include "tensor/error.h"
 #include "train/device.h"
 #include "train/names.h"
@@ -17,7 +18,135 @@ std::string one_or_two(int64_t below, int64_t above) {
   return below == above || below < 1 ? std::to_string(above) : fmt::format("{} or {}", below, above);
 }
 
+void add_axes(Settings& s, Plan& p) {
+  const auto axis = [&](int64_t& ranks, std::string_view name, std::string_view help) {
+    s.add(ranks, {name, help, {1, 1024}}).follows();
+  };
+  axis(p.pp, "pp", "pipeline-parallel ranks: each has some of the layers");
+  axis(p.dp, "dp", "data-parallel ranks; default: as many as the other axes leave");
+  axis(p.cp, "cp", "context-parallel ranks: each has a part of the tokens of every sequence");
+  axis(p.tp, "tp", "tensor-parallel ranks: each has a part of every matrix");
+  s.add(p.ep, {"ep",
+               "expert-parallel ranks: those of `dp` x `cp` share out the experts of each layer in groups of "
+               "so many",
+               {1, 1024}});
+  s.add(p.sp, {"sp", "with `tp`: also cuts the tokens between the blocks (sequence parallel)"});
+  s.add(p.tie_copies,
+        {"tie_copies",
+         "sums the two gradients of a tied weight as a pipeline does; one rank then has a pipeline's bits"});
+}
+
+void add_data_axis(Settings& s, Plan& p) {
+  s.add(p.zero, {"zero", "ZeRO stage: shares out optimizer state (1), gradients too (2), parameters too (3)"});
+  s.add(p.shard_ranks, {"shard_ranks",
+                        "with `zero`: data ranks of a group that shares out what `zero` says; groups hold "
+                        "copies; default: all",
+                        {1, 1024}})
+      .follows();
+  s.add(p.dp_mode, {"dp_mode", "how data-parallel ranks work together"});
+  s.add(p.sync_every, {"sync_every", "with `dp_mode` diloco: steps that each data rank makes alone", {1, 1e9}})
+      .with("dp_mode diloco");
+  s.add(p.sync_fragments, {"sync_fragments",
+                           "with `dp_mode` diloco: parts that the layers are in; they are summed in different steps",
+                           {1, 1e6}})
+      .with("dp_mode diloco");
+  s.add(p.outer_lr, {"outer_lr", "with `dp_mode` diloco: learning rate of the step that all make together", {0, 1e3}})
+      .with("dp_mode diloco");
+  s.add(p.outer_momentum, {"outer_momentum", "with `dp_mode` diloco: Nesterov momentum of that step", {0, 1, true}})
+      .with("dp_mode diloco");
+  s.add(p.servers, {"servers", "number of parameter servers; they are on the first ranks", {1, 1024}})
+      .with("dp_mode ps-sync or ps-async");
+  s.add(p.staleness, {"staleness", "steps that a worker of ps-async may be ahead of the slowest", {0, 1e6}})
+      .with("dp_mode ps-async");
+  s.add(p.record, {"record", "writes the order of the pushes of ps-async to this file"})
+      .of_call()
+      .with("dp_mode ps-async");
+  s.add(p.replay, {"replay", "repeats the order in this file; with `resume`: the file that the run began with"})
+      .of_call()
+      .with("dp_mode ps-async");
+  s.add(p.bucket_mb, {"bucket_mb", "size of a bucket: the gradients that ddp sends in one call, in MiB", {1e-6, 1e6}});
+  s.add(p.grad_dtype, {"grad_dtype", "type of gradients while they are summed and sent"}).of("fp32|bf16");
+  s.add(p.all_reduce, {"all_reduce", "algorithm that sums over ranks"});
+  s.add(p.offload, {"offload",
+                    "keeps elsewhere, between uses: optimizer state, in a mapped file, or, with a GPU, in the "
+                    "host's memory; or parameters, with `zero` 3 and a GPU, in the host's memory"});
+}
+
+void add_pipeline_and_context(Settings& s, Plan& p) {
+  s.add_or_file(p.schedule, p.schedule_file,
+                {"schedule",
+                 "pipeline schedule: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, v-min, or a "
+                 "file with one line per rank"});
+  s.add(p.schedule_file, {"schedule_file"}).for_programs();
+  s.add(p.chunks, {"chunks", "stages of each pipeline rank, with `schedule` interleaved; default: 2", {1, 1024}})
+      .follows();
+  s.add(p.cp_mode, {"cp_mode", "attention over the parts: keys go around a ring, or ranks exchange tokens for heads"});
+  s.add(p.microbatches,
+        {"microbatches", "micro-batches of a data rank in a step, computed one after another", {1, 1e9}})
+      .in("Data");
+}
+
+void add_place(Settings& s, Plan& p) {
+  s.add(
+       p.recompute,
+       {"recompute", "what the backward pass computes again instead of keeping it; gelu is another name of activation"})
+      .of("none|activation|activation+norm|attention|block|gelu|gelu+norm")
+      .renaming(recompute_name);
+  s.add(p.device, {"device", "where ranks compute; cuda: rank r uses GPU r, and ranks share GPUs if there are fewer"});
+  s.add(p.backend, {"backend",
+                    "ranks are threads of one process, processes of mpirun, or processes that meet over TCP "
+                    "(default: as the program was started); nccl: any of them, with a GPU each"})
+      .follows()
+      .of_call();
+  s.add(p.rendezvous,
+        {"rendezvous", "HOST:PORT on the host of rank 0, where the processes of `ranks` meet without mpirun"})
+      .of_call();
+  s.add(p.cuda_graph, {"cuda_graph",
+                       "captures a step as one CUDA graph and launches it at every step; auto: on one rank, "
+                       "and on NCCL ranks that send no messages (no `pp`, no ring)"});
+  s.add(p.attention, {"attention",
+                      "attention kernels on a GPU: cuDNN's where they can run the model, or our own; default: "
+                      "cudnn if it is built in, own for verify"})
+      .of("cudnn|own")
+      .follows();
+  s.add(p.deterministic,
+        {"deterministic", "gives the same bits in every run on a GPU, and costs some speed; the CPU always does"});
+  s.add(p.threads_per_rank,
+        {"threads_per_rank", "threads of each rank; default: the cores, divided among the ranks", {1, 1024}})
+      .follows();
+  s.add(p.timeout, {"timeout", "seconds that a rank waits for another", {0.01, 1e6}});
+}
+
 }  // namespace
+
+Settings settings_of(Plan& p) {
+  Settings s;
+  s.group("Plan");
+  add_axes(s, p);
+  add_data_axis(s, p);
+  add_pipeline_and_context(s, p);
+  s.group("Place");
+  add_place(s, p);
+  return s;
+}
+
+std::string to_json(const Plan& plan) {
+  Plan copy = plan;
+  return json_of(settings_of(copy)).dump();
+}
+
+Plan plan_from_json(std::string_view json) {
+  Plan plan;
+  take_json(settings_of(plan), json, "a plan");
+  return plan;
+}
+
+std::string difference(Plan plan, Plan usual) { return difference(settings_of(plan), settings_of(usual)); }
+
+std::string to_text(const Plan& plan) {
+  const std::string fields = difference(plan, {});
+  return fields.empty() ? "one rank" : fields;
+}
 
 std::string schedule_name(const Plan& p) {
   return p.schedule_file.empty() ? std::string(text_of(p.schedule)) : p.schedule_file;

@@ -7,10 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "app/checkpoint/reshard.h"
-#include "app/checkpoint_options.h"
 #include "app/commands.h"
 #include "app/job_of.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/run/directory.h"
@@ -71,7 +70,7 @@ void import_model(const CheckpointOptions& o) {
   const DType dtype = stored_in(o, from.dtype);
   TrainOptions run;
   take_model(run, from.config);
-  run.dtype = dtype == DType::bfloat16 ? "bf16" : "fp32";
+  run.optim.dtype = dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
   run.out = o.out;
   if (!from.base.empty()) run.init = from.base;
   const RunDirectory directory(run);

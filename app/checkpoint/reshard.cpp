@@ -8,7 +8,7 @@
 #include "app/example_options.h"
 #include "app/generate/inference.h"
 #include "app/job_of.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/run/directory.h"
@@ -77,14 +77,11 @@ void check_replicas_stay(const Plan& before, const Plan& after) {
 void reshard(const CheckpointOptions& o) {
   std::vector<std::string> passed_over;
   const Checkpoint from = find_checkpoint(o.from, passed_over);
-  const TrainOptions usual;
   TrainOptions run;
   apply_config_file(run, (from.path / "config.toml").string());
   const Plan before = job_of(run).plan;
   if (!o.layout.empty()) {  // which is a whole one, not a change of the run's
-    run.ranks = run.dp = run.tp = run.pp = run.cp = run.chunks = std::nullopt;
-    run.shard_ranks = std::nullopt;
-    run.zero = usual.zero, run.schedule = usual.schedule, run.servers = usual.servers;
+    forget(run, {"ranks", "dp", "tp", "pp", "cp", "chunks", "shard_ranks", "zero", "schedule", "servers"});
   }
   for (const auto& [name, text] : o.layout) set_option(run, name, text);
   run.out = o.out;
@@ -170,7 +167,7 @@ void quantize(const CheckpointOptions& o) {
   const QuantizeOptions options{.method = by_gptq ? Rounding::gptq : Rounding::nearest,
                                 .group = o.group,
                                 .windows = o.windows,
-                                .at_once = model.run.batch};
+                                .at_once = model.run.optim.batch};
   make_model_folder(o.out, [&](const std::filesystem::path& made) {
     HubWeights weights{.dtype = from.dtype, .tensors = from.tensors, .stored = from.dtype, .gptq = {.group = o.group}};
     launch(ranks_of("checkpoint", model.run, model.job.plan), [&](Communicator& world) {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "app/checkpoint_options.h"
+#include "app/options.h"
 #include "data/tokenizer.h"
 
 namespace tessera {

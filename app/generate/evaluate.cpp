@@ -10,7 +10,7 @@
 #include "app/example_options.h"
 #include "app/generate/inference.h"
 #include "app/job_of.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "data/examples.h"

@@ -10,7 +10,7 @@
 #include "app/commands.h"
 #include "app/generate/inference.h"
 #include "app/job_of.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "data/files.h"

@@ -11,7 +11,7 @@
 
 #include "app/example_options.h"
 #include "app/job_of.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/run/pretrained.h"
@@ -38,18 +38,17 @@ Inference open_inference(const std::string& from, const Words& words) {
     std::fputs((one_line("passed over a checkpoint: " + why) + "\n").c_str(), stderr);
   out.tokenizer = Tokenizer::open_folder(out.from.path);
   TrainOptions& run = out.run;
-  run.dtype = out.from.dtype == DType::bfloat16 ? "bf16" : "fp32";
+  run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
   run.data = "";
   for (const auto& [name, text] : words) set_option(run, name, text);
-  if (!run.ranks && !run.dp && !run.tp && !run.pp && !run.cp) run.ranks = 1;
+  if (!run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp")) run.ranks = 1;
   take_model(run, out.from.config);
-  if (run.dtype == "fp64") throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
+  if (run.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
   if (out.tokenizer->vocab_size() > out.from.config.vocab)
     throw InputError(fmt::format("{}: the tokenizer has {} tokens, and the model's vocabulary {}",
                                  out.from.path.string(), out.tokenizer->vocab_size(), out.from.config.vocab));
-  const bool given = std::ranges::any_of(words, [](const auto& w) { return w.first == "batch"; });
   constexpr int64_t kSequences = 4;  // of a rank, at once
-  if (!given) run.batch = kSequences * job_of(run).plan.dp;
+  if (!run.gives("batch")) run.optim.batch = kSequences * job_of(run).plan.dp;
   try {
     check_sizes(job_of(run));
   } catch (const Error& e) {
@@ -91,7 +90,7 @@ TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const s
     return out;
   if (name->starts_with(kSized)) {
     out.name = "bpe";
-    out.vocab_size = parse_integer("--tokenizer bpe-N", name->substr(kSized.size()), kLeastVocab, 1e9);
+    out.vocab_size = parse_integer("--tokenizer bpe-N", name->substr(kSized.size()), {kLeastVocab, 1e9});
     return out;
   }
   throw Error(fmt::format(

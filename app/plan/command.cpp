@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "app/default_job.h"
-#include "app/option_table.h"
+#include "app/job_of.h"
+#include "app/options.h"
 #include "train/names.h"
 
 namespace tessera {
@@ -21,23 +21,17 @@ std::string quoted(const std::string& text) {
   return out + "'";
 }
 
-bool is_flag(std::string_view option) {
-  bool flag = false;
-  for_each_option(TrainOptions{}, [&]<class T>(const OptionInfo& info, const T&) {
-    flag = flag || (info.name == option && (std::is_same_v<T, bool> || std::is_same_v<T, std::optional<bool>>));
-  });
-  return flag;
-}
-
 // As it was given.
 std::string model_words(const PlanOptions& o) {
   std::string out;
   if (std::ranges::none_of(o.words, [](const auto& w) { return chooses_job(w.first); }))
     out = " --model " + o.run.model;  // or it would be the default job
+  TrainOptions run;
+  const Settings all = settings_of(run);
   for (const auto& [name, text] : o.words) {
     if (name == "batch" || name == "dtype" || is_searched(name)) continue;
-    out += is_flag(name) ? fmt::format(" --{}{}", name, text == "true" ? "" : "=" + text)
-                         : fmt::format(" --{} {}", name, quoted(text));
+    out += all.find_word(name)->is_flag() ? fmt::format(" --{}{}", name, text == "true" ? "" : "=" + text)
+                                          : fmt::format(" --{} {}", name, quoted(text));
   }
   return out;
 }
@@ -76,7 +70,7 @@ std::string train_command(const PlanOptions& o, const planner::Question& q, cons
   const bool gpu = q.hardware.processors == 0, one_node = q.ranks <= node || node <= 0;
   std::string out = one_node ? "" : fmt::format("mpirun -n {} --npernode {} ", q.ranks, node);
   out += "tessera train" + (o.model_file ? model_words(q.model) : model_words(o));
-  out += fmt::format(" --dtype {} --batch {}", o.run.dtype, q.batch);
+  out += fmt::format(" --dtype {} --batch {}", text_of(o.run.optim.dtype), q.batch);
   if (one_node) out += fmt::format(" --ranks {}", q.ranks);
   out += layout_words(l);
   if (l.ep > 1) out += fmt::format(" --dp {} --ep {}", l.plan.dp, l.ep);

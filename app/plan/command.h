@@ -2,8 +2,8 @@
 #pragma once
 #include <string>
 
+#include "app/options.h"
 #include "app/plan/text.h"
-#include "app/plan_options.h"
 
 namespace tessera {
 

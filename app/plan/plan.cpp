@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "app/commands.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "app/output.h"
 #include "app/plan/command.h"
 #include "app/plan/text.h"

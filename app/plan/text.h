@@ -1,10 +1,9 @@
 // An answer of the planner, as text and as JSON lines.
 #pragma once
-#include <CLI/CLI.hpp>
 #include <string>
 
+#include "app/options.h"
 #include "app/plan/plan.h"
-#include "app/plan_options.h"
 #include "app/plan_question.h"
 #include "planner/recommend.h"
 #include "tensor/findings.h"
@@ -37,7 +36,5 @@ std::string plan_json_lines(const PlanAnswer& answer);
 std::string plan_page(const PlanAnswer& answer);
 
 // The options of `plan` that no run has, and its examples.
-
-void add_plan(CLI::App& plan, PlanOptions& options, Findings& wrong);
 
 }  // namespace tessera

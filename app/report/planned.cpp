@@ -7,7 +7,7 @@
 #include <string>
 
 #include "app/job_of.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "app/plan_question.h"
 #include "app/report/report.h"
 #include "app/trace/timeline.h"
@@ -36,7 +36,7 @@ std::vector<std::string> values_of(const std::string& text) {
 }
 
 Job checked_job(const TrainOptions& o) {
-  if (o.dp_mode == "ps-async")
+  if (o.plan.dp_mode == DataMode::ps_async)
     throw Error(
         "--dp-mode: expected a strategy whose ranks make steps together, found ps-async; only a run shows its steps");
   Job job = job_of(o);
@@ -81,7 +81,7 @@ Record record_of(const TrainOptions& o) {
   r.label = to_text(p);
   r.model =
       fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {}, {}", o.model, job.model.layers,
-                  job.model.heads, job.model.channels, job.model.context, job.model.vocab, o.dtype);
+                  job.model.heads, job.model.channels, job.model.context, job.model.vocab, text_of(job.optim.dtype));
   r.schedule = schedule_of(p);
   const std::vector<MeshAxis> axes = {{"pp", static_cast<int>(p.pp)},
                                       {"dp", static_cast<int>(p.dp)},
@@ -122,15 +122,11 @@ std::vector<Record> planned(const Words& words) {
   std::vector<Record> out;
   for (const std::string& value : values) {
     TrainOptions o;
-    bool batch = false;
-    for (const auto& [name, text] : words) {
-      set_option(o, name, name == many ? value : text);
-      batch = batch || name == "batch";
-    }
-    if (!batch) {  // as usual, or a little more, so that it can be cut
+    for (const auto& [name, text] : words) set_option(o, name, name == many ? value : text);
+    if (!o.gives("batch")) {  // as usual, or a little more, so that it can be cut
       const Plan p = job_of(o).plan;
       const int64_t pieces = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
-      o.batch = (o.batch + pieces - 1) / pieces * pieces;
+      o.optim.batch = (o.optim.batch + pieces - 1) / pieces * pieces;
     }
     out.push_back(record_of(o));
     if (!many.empty()) out.back().label = fmt::format("{} {}", many, value);

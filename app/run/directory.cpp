@@ -23,10 +23,10 @@
 #include <random>
 #include <set>
 
-#include "app/option_values.h"
-#include "app/run_identity.h"
+#include "app/options.h"
 #include "data/files.h"
 #include "data/json.h"
+#include "settings/json.h"
 #include "tensor/error.h"
 #include "tensor/write_file.h"
 #include "train/check_data.h"
@@ -62,6 +62,28 @@ bool holds_nothing(const fs::path& directory) {
   if (error == std::errc::not_a_directory) return false;
   if (error) throw OutputError(fmt::format("cannot read the directory {}: {}", directory.string(), error.message()));
   return true;
+}
+
+// "7:3", of a mixture.
+std::string shares_of(const Dataset& d) {
+  std::string out;
+  for (const MixturePart& p : d.parts) out += fmt::format("{}{}", out.empty() ? "" : ":", p.share);
+  return out;
+}
+
+// What makes two runs the same run: a checkpoint goes on only where these are equal.
+Json run_identity(TrainOptions o, const ModelConfig& c, const Dataset& d) {
+  TrainOptions usual;
+  usual.sizes.heads = c.heads, usual.sizes.channels = c.channels;
+  usual.sizes = whole_sizes(usual.sizes);
+  o.sizes = whole_sizes(c);
+  o.optim.document_mask = o.optim.document_mask || o.pack;
+  Json out = identity_of(settings_of(o), settings_of(usual));
+  out["tokenizer"] = d.tokenizer->kind();
+  for (const auto& [name, sum] : d.checksums()) out[name] = sum;
+  if (c.lora.rank > 0 && c.lora.scale() != 0) out["lora_scale"] = c.lora.scale();
+  if (!d.parts.empty()) out["mixture"] = shares_of(d);
+  return out;
 }
 
 // A checkpoint of a run that had gone wrong is none to go on from. Throws InputError naming file and tensor.

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "app/job_of.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "app/run/directory.h"
 #include "app/train/saver.h"
 #include "hub/folder.h"
@@ -164,48 +164,35 @@ WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
 }
 
 void take_model(TrainOptions& o, const ModelConfig& c) {
-  const auto take = [](const char* option, auto& field, const auto& value) {
-    if (field && *field != value) throw Error(fmt::format("--{}: the model has {}, found {}", option, value, *field));
-    field = value;
+  ModelConfig model = whole_sizes(c);
+  const Settings theirs = settings_of(model), ours = settings_of(o.sizes);
+  const auto take = [&](std::string_view name) {
+    const Setting &from = theirs.at(name), &to = ours.at(name);
+    if (o.gives(name) && to.text() != from.text())
+      throw Error(fmt::format("--{}: the model has {}, found {}", to.word(), from.text(), to.text()));
+    to.assign(from);
+    o.given.emplace(name);
   };
-  const std::string usual = TrainOptions().model, family(text_of(c.family)),
-                    plain(plain_preset(c.family));
+  const std::string usual = TrainOptions().model, plain(plain_preset(c.family));
   if (o.model != usual && o.model != plain)
     throw Error(fmt::format("--model: --init names the model already; expected no --model, found {}", o.model));
   o.model = plain;
-  take("family", o.family, family);
-  take("layers", o.layers, c.layers), take("heads", o.heads, c.heads), take("kv-heads", o.kv_heads, c.all_heads().key);
-  take("head-dim", o.head_dim, c.head_size()), take("channels", o.channels, c.channels), take("ffn", o.ffn, c.hidden());
-  take("vocab", o.vocab, c.vocab), take("untied", o.untied, !c.tied), take("norm-eps", o.norm_eps, c.norm_eps);
-  if (!row_of(c.family).rotary || !o.context || *o.context > c.context) take("context", o.context, c.context);
-  if (c.lora.rank > 0) {
-    if (o.lora_rank > 0 || o.lora_alpha || o.lora_targets || o.lora_rslora)
+  for (const Setting& s : theirs)
+    if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
+  if (!row_of(c.family).rotary || !o.gives("context") || o.sizes.context > c.context) take("context");
+  if (LoraConfig& lora = o.sizes.lora; c.lora.rank > 0) {
+    if (lora.rank > 0 || o.gives("lora_alpha") || o.gives("lora_targets") || lora.rank_stabilised)
       throw Error(
           "--lora-rank: the model of --init has adapters, and these are trained further; expected --lora-dropout "
           "alone");
-    o.lora_rank = c.lora.rank, o.lora_alpha = c.lora.alpha, o.lora_rslora = c.lora.rank_stabilised;
-    o.lora_targets = fmt::format("{}", fmt::join(c.lora.targets, ","));
+    lora.rank = c.lora.rank, lora.rank_stabilised = c.lora.rank_stabilised;
+    take("lora_alpha"), take("lora_targets");
   }
-  if (const ExpertConfig& e = c.experts; e.count > 0) {
-    take("experts", o.experts, e.count), take("experts-per-token", o.experts_per_token, e.per_token);
-    take("shared-experts", o.shared_experts, e.shared);
-    take("router-softmax", o.router_softmax, std::string(text_of(e.softmax)));
-  }
-  const std::string held(text_of(c.quantize.codec));
-  const std::string wanted = o.quantize.value_or(held);
-  if (wanted == "gptq" && held == "none")
+  const Codec held = c.quantize.codec, wanted = o.gives("quantize") ? o.sizes.quantize.codec : held;
+  if (wanted == Codec::gptq && held == Codec::none)
     throw Error("--quantize: gptq is for codes that tessera checkpoint quantize made, and the model has none");
-  if (held != "none" && wanted != "none") take("quantize", o.quantize, held);
-  if (o.quantize == "gptq") take("quantize-group", o.quantize_group, c.quantize.group);
-  if (!row_of(c.family).rotary) return;
-  take("qkv-bias", o.qkv_bias, c.qkv_bias), take("qk-norm", o.qk_norm, c.qk_norm);
-  const RotaryOptions& r = c.rotary;
-  take("rope-theta", o.rope_theta, r.theta), take("rope-factor", o.rope_factor, r.factor);
-  take("rope-scaling", o.rope_scaling, std::string(text_of(r.scaling)));
-  if (r.scaling != RopeScaling::llama3) return;
-  take("rope-low-freq", o.rope_low_freq, r.low_freq_factor),
-      take("rope-high-freq", o.rope_high_freq, r.high_freq_factor);
-  take("rope-original-context", o.rope_original_context, r.original_context);
+  if (held != Codec::none && wanted != Codec::none) take("quantize");
+  if (wanted == Codec::gptq) take("quantize_group");
 }
 
 // Which sums a command makes.

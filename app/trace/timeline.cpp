@@ -344,8 +344,14 @@ std::string kept_steps(const std::vector<TraceStep>& steps, int64_t done) {
 
 Json model_json(const TrainOptions& o, LanguageModel& model) {
   const ModelConfig& c = model.config;
-  return {{"name", o.model},      {"layers", c.layers}, {"heads", c.heads}, {"channels", c.channels},
-          {"context", c.context}, {"vocab", c.vocab},   {"dtype", o.dtype}, {"parameters", model.parameter_count()}};
+  return {{"name", o.model},
+          {"layers", c.layers},
+          {"heads", c.heads},
+          {"channels", c.channels},
+          {"context", c.context},
+          {"vocab", c.vocab},
+          {"dtype", text_of(o.optim.dtype)},
+          {"parameters", model.parameter_count()}};
 }
 
 Json plan_json(const TrainOptions& o, Trainer& trainer) {
@@ -358,9 +364,9 @@ Json plan_json(const TrainOptions& o, Trainer& trainer) {
       {"strategy", trainer.strategy().name()},
       {"shard_ranks", trainer.job().plan.shard_ranks},
       {"backend", trainer.world().kind()},
-      {"all_reduce", o.all_reduce},
-      {"recompute", o.recompute},
-      {"batch", o.batch},
+      {"all_reduce", text_of(o.plan.all_reduce)},
+      {"recompute", text_of(o.plan.recompute)},
+      {"batch", o.optim.batch},
       {"tokens_per_step", trainer.tokens_per_step()},
       {"threads_per_rank", cpu::threads()},
       {"schedule", {{"name", s.name}, {"stages", s.stages}, {"microbatches", s.microbatches}, {"text", to_text(s)}}}};

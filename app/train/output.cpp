@@ -153,7 +153,7 @@ std::string describe_model(const TrainOptions& o, LanguageModel& model) {
   return fmt::format("{}: {} layers, {} heads{}, {} channels, context {}, vocabulary {} ({} parameters, {})",
                      o.init ? one_line("from " + *o.init) : o.model, c.layers, c.heads,
                      shared == c.heads ? "" : fmt::format(" on {} of keys and values", shared), c.channels, c.context,
-                     c.vocab, short_number(static_cast<double>(model.parameter_count())), o.dtype);
+                     c.vocab, short_number(static_cast<double>(model.parameter_count())), text_of(o.optim.dtype));
 }
 
 TrainOutput::TrainOutput(const TrainOptions& o, const Plan& plan, const std::filesystem::path& run,
@@ -161,7 +161,7 @@ TrainOutput::TrainOutput(const TrainOptions& o, const Plan& plan, const std::fil
     : options_(o),
       plan_(plan),
       run_(run),
-      progress_(Progress::for_stderr(o.steps, o.quiet)),
+      progress_(Progress::for_stderr(o.optim.steps, o.quiet)),
       metrics_(run, resumed_step) {}
 
 void TrainOutput::show(const std::string& json) const {

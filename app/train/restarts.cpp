@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "app/job_of.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/run/directory.h"

@@ -79,7 +79,8 @@ void Saver::write() const {
 }
 
 bool saves_in_background(const TrainOptions& o) {
-  return !o.no_save && o.save_every > 0 && o.save_every < o.steps && o.offload == "none" && o.dp_mode != "ps-async";
+  return !o.no_save && o.save_every > 0 && o.save_every < o.optim.steps && o.plan.offload == Offload::none &&
+         o.plan.dp_mode != DataMode::ps_async;
 }
 
 void Saver::begin() {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "app/flops.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "app/plan/plan.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
@@ -61,12 +61,12 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
     return status_of_interruption();
   };
   // Of a run that was stopped before it was made.
-  if (o.resume && trainer.steps_done() > 0 && trainer.steps_done() < o.steps &&
+  if (o.resume && trainer.steps_done() > 0 && trainer.steps_done() < o.optim.steps &&
       due(trainer.steps_done(), o.eval_every) &&
       trainer.world().max(output && !output->has_validation_of(trainer.steps_done()) ? 1 : 0) > 0 && !evaluate())
     return stopped(true);
   bool captures = true;  // as far as was said
-  while (trainer.steps_done() < o.steps) {
+  while (trainer.steps_done() < o.optim.steps) {
     if (trace) trace->begin_step(trainer.steps_done() + 1);
     const StepReport report = trainer.step(wish_of_signals());
     if (trace) trace->end_step();
@@ -84,7 +84,7 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
       saver.save();
       return stopped(false);
     }
-    if (report.step == o.steps) break;
+    if (report.step == o.optim.steps) break;
     if (report.wish == Wish::save) {
       saver.save();
       if (output) say_saved(run, report.step, *output);
@@ -142,7 +142,7 @@ int train_in_steps(const Run& run, Communicator& world) {
   std::unique_ptr<TrainOutput> output;
   if (world.rank() == 0)
     output = begin_output(run, {.model = trainer.whole_model(),
-                                .steps = fmt::format("{} steps of {} tokens", o.steps, trainer.tokens_per_step()),
+                                .steps = fmt::format("{} steps of {} tokens", o.optim.steps, trainer.tokens_per_step()),
                                 .done = trainer.steps_done(),
                                 .passed_over = passed_over});
   const int status = train_steps(run, trainer, output.get(), trace.get());
@@ -186,7 +186,8 @@ void AsyncRun::show(const AppliedPush& push) {
 
 void AsyncRun::begin(const std::vector<std::string>& passed_over) {
   if (world_.rank() > 0) return;
-  const std::string steps = fmt::format("{} asynchronous steps of {} tokens", o_.steps, trainer_.tokens_per_step());
+  const std::string steps =
+      fmt::format("{} asynchronous steps of {} tokens", o_.optim.steps, trainer_.tokens_per_step());
   output_ = begin_output(run_, {.model = trainer_.model(), .steps = steps, .done = step_, .passed_over = passed_over});
   if (!o_.no_eval)
     output_->message(
@@ -201,13 +202,13 @@ bool AsyncRun::train() {
   AsyncServer& server = trainer_.server();
   while (!server.complete()) {
     const bool meet = o_.save_every > 0 && !o_.no_save;
-    const int64_t until = meet ? (step_ / o_.save_every + 1) * o_.save_every : o_.steps;
-    server.run(std::min(until, o_.steps), hooks);
+    const int64_t until = meet ? (step_ / o_.save_every + 1) * o_.save_every : o_.optim.steps;
+    server.run(std::min(until, o_.optim.steps), hooks);
     step_ = server.steps();
     const bool stopped = world_.max(interrupted()) > 0;
     if (!o_.no_save) save();
     if (stopped) return false;
-    if (output_ && step_ < std::min(until, o_.steps)) say_saved(run_, step_, *output_);
+    if (output_ && step_ < std::min(until, o_.optim.steps)) say_saved(run_, step_, *output_);
   }
   return true;
 }
@@ -293,7 +294,7 @@ bool AsyncRun::resume(std::vector<std::string>& passed_over) {
   if (!from) return false;
   AsyncServer& server = trainer_.server();
   Communicator& axis = trainer_.axis();
-  const std::optional<PushLog> order = saved_order(from->path, axis.size(), static_cast<int>(o_.servers));
+  const std::optional<PushLog> order = saved_order(from->path, axis.size(), static_cast<int>(o_.plan.servers));
   server.go_on(from->steps, order);
   if (server.optimizer()) {
     const SavedTensors model(from->path, kModel), state(from->path, kOptimizer);
@@ -304,7 +305,7 @@ bool AsyncRun::resume(std::vector<std::string>& passed_over) {
       throw Error(
           fmt::format("--replay: in {} worker {} has pulled parameters that {} does not hold; expected the record that "
                       "was replayed when it was saved",
-                      o_.replay.value_or(""), axis.rank(), from->path.string()));
+                      o_.plan.replay, axis.rank(), from->path.string()));
     trainer_.read_pulled(SavedTensors(from->path, kHeld).tensors());
   }
   step_ = shown_ = from->steps;

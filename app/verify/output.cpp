@@ -143,7 +143,7 @@ std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job&
   if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
   const Json out = {{"passed", r.passed()},
                     {"steps", r.steps},
-                    {"dtype", o.dtype},
+                    {"dtype", text_of(o.optim.dtype)},
                     {"plan", plan_json(job.plan)},
                     {"losses", r.losses},
                     {"bound", r.bound},

@@ -7,9 +7,8 @@
 #include <cstdio>
 
 #include "app/commands.h"
-#include "app/default_job.h"
 #include "app/job_of.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/run/pretrained.h"
@@ -94,7 +93,7 @@ std::string pipeline_text(const VerifyResult& r) {
 
 std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& plan) {
   const bool alone = plan.dp_mode == DataMode::diloco;
-  std::string out = fmt::format("{} steps in {} of {}, beside {}{}\n\n", r.steps, o.dtype, plan_of(plan),
+  std::string out = fmt::format("{} steps in {} of {}, beside {}{}\n\n", r.steps, text_of(o.optim.dtype), plan_of(plan),
                                 alone ? fmt::format("{} serial runs and their outer steps", plan.dp) : "one rank",
                                 r.exact && !alone ? " that adds in the same order" : "");
   if (r.losses.empty() || !r.seen.stopped.empty()) return out + "  the run did not end\n\n";
@@ -114,9 +113,10 @@ int run_verify(const VerifyOptions& options) {
   const bool json = o.format == "json";
   if (json && options.hide) throw Error("--hide: a game for people; expected --format text");
   const Job job = job_of(o);
-  const Defect* const planted_one = options.defect == "random" ? &random_defect(job, static_cast<uint64_t>(o.seed))
-                                    : options.defect           ? &defect(*options.defect)
-                                                               : nullptr;
+  const Defect* const planted_one = options.defect == "random"
+                                        ? &random_defect(job, static_cast<uint64_t>(o.optim.seed))
+                                    : options.defect ? &defect(*options.defect)
+                                                     : nullptr;
   if (planted_one) check_applies(*planted_one, job);
   ask_for_verifying(job);
   const VerifyResult r = explain(job, [&](const Job& j) {

@@ -7,7 +7,7 @@
 
 #include "app/command_line.h"
 #include "app/job_of.h"
-#include "app/option_values.h"
+#include "app/options.h"
 #include "tensor/error.h"
 #include "tensor/kernels.h"
 #include "tests/support/gpu.h"
@@ -30,9 +30,9 @@ std::string refusal(std::vector<const char*> words) {
 // A run whose attention cuDNN can serve.
 TrainOptions on_gpu() {
   TrainOptions o;
-  o.device = "cuda";
-  o.dtype = "bf16";
-  o.channels = 256;
+  o["device"] = "cuda";
+  o["dtype"] = "bf16";
+  o["channels"] = 256;
   o.ranks = 1;
   return o;
 }
@@ -58,31 +58,31 @@ TEST(AttentionChoice, KernelsThatAreNotThereAreRefused) {
 TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
   TrainOptions o = on_gpu();
   EXPECT_EQ(asks_cudnn(job_of(o).plan), kWithCudnn);
-  o.attention = "own";
+  o["attention"] = "own";
   EXPECT_FALSE(asks_cudnn(job_of(o).plan));
   o = on_gpu();
-  o.device = "cpu";
+  o["device"] = "cpu";
   EXPECT_FALSE(asks_cudnn(job_of(o).plan));
   o = verify_defaults();  // to the bit, so by kernels that promise it
-  o.device = "cuda";
+  o["device"] = "cuda";
   EXPECT_FALSE(asks_cudnn(job_of(o).plan));
-  EXPECT_TRUE(o.deterministic);
+  EXPECT_TRUE(o.plan.deterministic);
   EXPECT_FALSE(TrainOptions().deterministic);
 }
 
 TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
   TrainOptions o = on_gpu();
-  o.attention = "own";
+  o["attention"] = "own";
   EXPECT_EQ(describe_attention(job_of(o)), "attention: our own kernels (`attention` own)");
   o = on_gpu();
   if (!kWithCudnn) {
     EXPECT_EQ(describe_attention(job_of(o)), "attention: our own kernels (built without cuDNN)");
     return;
   }
-  o.dtype = "fp32";
+  o["dtype"] = "fp32";
   EXPECT_EQ(describe_attention(job_of(o)), "attention: our own kernels (cuDNN's take bf16, found fp32)");
   o = on_gpu();
-  o.dropout = 0.1;
+  o["dropout"] = 0.1;
   EXPECT_EQ(describe_attention(job_of(o)),
             "attention: our own kernels (cuDNN's cannot drop the elements that ours count)");
 }
@@ -92,8 +92,8 @@ TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
   const auto o = std::get<TrainOptions>(parse_command_line(static_cast<int>(words.size()), words.data()));
   TrainOptions read;
   apply_config(read, to_toml(o), "c.toml");
-  EXPECT_EQ(read.attention, "own");
-  EXPECT_TRUE(read.deterministic);
+  EXPECT_EQ(text_of(read.plan.attention), "own");
+  EXPECT_TRUE(read.plan.deterministic);
 }
 
 using AttentionChoiceGpu = test::OnGpu;
@@ -102,13 +102,13 @@ TEST_F(AttentionChoiceGpu, CudnnServesAGpt) {
   if (!kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
   TrainOptions o = on_gpu();
   EXPECT_TRUE(describe_attention(job_of(o)).starts_with("attention: cuDNN 9.")) << describe_attention(job_of(o));
-  o.ranks = 2, o.dp = 1, o.cp = 2;  // the tiles of a ring
+  o.ranks = 2, o["dp"] = 1, o["cp"] = 2;  // the tiles of a ring
   EXPECT_TRUE(describe_attention(job_of(o)).starts_with("attention: cuDNN 9.")) << describe_attention(job_of(o));
   o = on_gpu();
-  o.deterministic = true;
+  o["deterministic"] = true;
   EXPECT_TRUE(describe_attention(job_of(o)).ends_with(", gradients added in a fixed order"))
       << describe_attention(job_of(o));
-  o.channels = 80;  // heads of 20
+  o["channels"] = 80;  // heads of 20
   EXPECT_TRUE(describe_attention(job_of(o)).starts_with("attention: our own kernels (cuDNN 9."))
       << describe_attention(job_of(o));
 }

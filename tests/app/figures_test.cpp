@@ -112,7 +112,7 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
   options.format = format;
   options.quiet = true;
   options.no_save = true;
-  options.steps = 8;
+  options["steps"] = 8;
   testing::internal::CaptureStdout();
   {
     TrainOutput output(options, plan, folder.path(), 0);

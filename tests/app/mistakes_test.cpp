@@ -9,9 +9,9 @@
 #include <fstream>
 
 #include "app/command_line.h"
-#include "app/default_job.h"
 #include "app/generate/inference.h"
-#include "app/option_values.h"
+#include "app/job_of.h"
+#include "app/options.h"
 #include "app/train/train.h"
 #include "data/utf8.h"
 #include "tensor/findings.h"
@@ -180,13 +180,13 @@ TEST(DefaultJob, IsChangedByItsPlanAndEndsWhereAModelOrATextIsChosen) {
   const TrainOptions cube = parse_train({"--pp", "2", "--steps", "9", "--lr", "0.001"});
   EXPECT_TRUE(is_default_job(cube));
   EXPECT_EQ(cube.model, default_job().model);
-  EXPECT_EQ(cube.lr, 0.001);
+  EXPECT_EQ(cube.optim.lr, 0.001);
   EXPECT_NE(default_job_words(cube).find("--lr 0.001"), std::string::npos);
   for (const auto& words : std::vector<std::vector<const char*>>{
            {"--data", "x.txt"}, {"--model", "gpt-nano"}, {"--layers", "4"}, {"--tokenizer", "char"}}) {
     const TrainOptions o = parse_train(words);
     EXPECT_FALSE(is_default_job(o)) << words[0];
-    EXPECT_EQ(o.lr, TrainOptions().lr) << words[0];
+    EXPECT_EQ(o.optim.lr, TrainOptions().lr) << words[0];
     EXPECT_EQ(o.model, "gpt-nano") << words[0];
   }
 }

@@ -1,12 +1,15 @@
 // Command line and configuration file: what they set, and what they say about mistakes.
+#include "app/options.h"
+
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
 
 #include "app/command_line.h"
 #include "app/job_of.h"
-#include "app/option_values.h"
 #include "app/run/pretrained.h"
 #include "data/files.h"
 #include "tensor/error.h"
@@ -57,14 +60,14 @@ class ConfigTest : public testing::Test {
 TEST(CommandLine, SetsWhatItSays) {
   const TrainOptions o =
       train({"--layers", "2", "--lr=3e-4", "--dtype", "bf16", "--quiet", "--out", "x y", "--seed", "0"});
-  EXPECT_EQ(o.layers, 2);
-  EXPECT_FALSE(o.heads);
-  EXPECT_EQ(o.lr, 3e-4);
-  EXPECT_EQ(o.dtype, "bf16");
+  EXPECT_EQ(o.sizes.layers, 2);
+  EXPECT_FALSE(o.gives("heads"));
+  EXPECT_EQ(o.optim.lr, 3e-4);
+  EXPECT_EQ(text_of(o.optim.dtype), "bf16");
   EXPECT_TRUE(o.quiet);
   EXPECT_EQ(o.out, "x y");
-  EXPECT_EQ(o.seed, 0);
-  EXPECT_FALSE(o.min_lr);  // a smaller --lr alone brings a smaller --min-lr with it
+  EXPECT_EQ(o.optim.seed, 0);
+  EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr alone brings a smaller --min-lr with it
   EXPECT_EQ(train({"--steps", "5", "--steps", "7"}).steps, 7);
   const auto g = std::get<GenerateOptions>(parse({"generate", "run", "--prompt", "--x", "--top-p", "0.5"}));
   EXPECT_EQ(g.from, "run");
@@ -75,11 +78,12 @@ TEST(CommandLine, SetsWhatItSays) {
 
 TEST(CommandLine, HelpTeachesEveryOption) {
   const std::string help = std::get<Print>(parse({"train", "--help"})).text;
-  const TrainOptions defaults;
-  for_each_option(defaults, [&](const OptionInfo& info, const auto&) {
-    EXPECT_NE(help.find("--" + std::string(info.name)), std::string::npos) << info.name;
-    EXPECT_NE(help.find(std::string(info.help).substr(0, 20)), std::string::npos) << info.name;
-  });
+  TrainOptions defaults;
+  for (const Setting& s : settings_of(defaults)) {
+    if (!s.field.in_words) continue;
+    EXPECT_NE(help.find("--" + s.word()), std::string::npos) << s.word();
+    EXPECT_NE(help.find(with_options(std::string(s.field.help)).substr(0, 20)), std::string::npos) << s.word();
+  }
   EXPECT_NE(help.find("Examples:"), std::string::npos);
   EXPECT_NE(help.find("[0.001]"), std::string::npos);  // defaults are shown
   const std::string all = std::get<Print>(parse({"--help"})).text;
@@ -92,12 +96,12 @@ TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
   EXPECT_EQ(
       message({"trian"}),
       "unknown command 'trian'; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, "
-      "explore or lab; did you mean 'train'?");
+      "explore, lab or describe; did you mean 'train'?");
   EXPECT_EQ(message({"evaluate"}), "FROM is required");
   EXPECT_EQ(
       message({}),
-      "no command given; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore or "
-      "lab (tessera --help says more)");
+      "no command given; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, "
+      "lab or describe (tessera --help says more)");
   EXPECT_EQ(message({"train", "--lay", "3"}), "unknown option '--lay'; did you mean '--layers'?");
   EXPECT_EQ(message({"train", "generate", "x"}), "unexpected word 'generate'");
   EXPECT_EQ(message({"train", "--quiet=maybe"}), "--quiet: expected true or false, found 'maybe'");
@@ -170,12 +174,44 @@ TEST(CommandLine, RefusesModelsLargerThanTheMachine) {
   EXPECT_EQ(message({"train", "--model", "gpt2", "--tokenizer", "bytes"}), "");
 }
 
+// A command line made of the defaults that `describe` gives means the same as one without a word.
+TEST(CommandLine, DescribesEveryOption) {
+  const auto all = nlohmann::json::parse(std::get<Print>(parse({"describe", "--format", "json"})).text);
+  std::map<std::string, nlohmann::json> commands;
+  for (const auto& c : all.at("commands")) commands[c.at("command")] = c;
+  EXPECT_TRUE(commands.contains("checkpoint import") && commands.contains("plan") && commands.contains("describe"));
+  std::vector<std::string> words{"--model", "gpt-nano"};
+  std::map<std::string, nlohmann::json> options;
+  for (const auto& o : commands.at("train").at("options")) {
+    options[o.at("name")] = o;
+    if (o.at("kind") == "flag" || !o.contains("default") || o.at("name") == "model") continue;
+    const auto& usual = o.at("default");
+    words.push_back("--" + o.at("name").get<std::string>());
+    words.push_back(usual.is_string() ? usual.get<std::string>() : usual.dump());
+  }
+  std::vector<const char*> typed;
+  for (const std::string& word : words) typed.push_back(word.c_str());
+  EXPECT_EQ(config_values(train(typed)), config_values(train({"--model", "gpt-nano"})));
+  EXPECT_GT(words.size(), 80U);
+  EXPECT_EQ(
+      options.at("sync-every"),
+      nlohmann::json::parse(R"({"name": "sync-every", "group": "Plan", "kind": "integer", "default": 1, "least": 1.0,
+              "most": 1e9, "help": "with --dp-mode diloco: steps that each data rank makes alone"})"));
+  EXPECT_EQ(options.at("dropout").at("below"), 1);
+  EXPECT_EQ(options.at("untied").at("denies"), "tied");
+  EXPECT_EQ(options.at("dtype").at("choices"), nlohmann::json::parse(R"(["fp32", "bf16", "fp64"])"));
+  EXPECT_FALSE(options.at("layers").contains("default"));  // the preset's
+  EXPECT_EQ(options.at("out").at("in_file"), false);
+  EXPECT_EQ(commands.at("verify").at("options")[0].at("name"), "model");
+  EXPECT_EQ(message({"describe", "--format", "text"}), "--format: expected json, found 'text'");
+}
+
 TEST(CommandLine, HandsTheFlagsOfBenchOn) {
   EXPECT_EQ(std::get<BenchOptions>(parse({"bench", "--benchmark_filter=norm", "--v=1"})).words,
             (std::vector<std::string>{"--benchmark_filter=norm", "--v=1"}));
   EXPECT_TRUE(std::get<BenchOptions>(parse({"bench"})).words.empty());
   const auto on_gpu = std::get<BenchOptions>(parse({"bench", "--device", "cuda", "--benchmark_filter=norm"}));
-  EXPECT_EQ(on_gpu.device, "cuda");
+  EXPECT_EQ(on_gpu.device, Device::cuda);
   EXPECT_EQ(on_gpu.words, std::vector<std::string>{"--benchmark_filter=norm"});
 }
 
@@ -192,8 +228,8 @@ TEST(CommandLine, PresetsHaveTheirSizes) {
 TEST_F(ConfigTest, IsReadAndOptionsWin) {
   const std::string path = file("layers = 2\nlr = 1\nmin-lr = 0.5\ndata = \"x.txt\"  # a comment\n");
   const TrainOptions o = train({"--config", path.c_str(), "--layers", "3"});
-  EXPECT_EQ(o.layers, 3);
-  EXPECT_EQ(o.lr, 1);
+  EXPECT_EQ(o.sizes.layers, 3);
+  EXPECT_EQ(o.optim.lr, 1);
   EXPECT_EQ(o.data, "x.txt");
 }
 
@@ -210,15 +246,15 @@ TEST_F(ConfigTest, ARunWithoutCheckpointsIsNotResumed) {
 
 TEST_F(ConfigTest, RoundTrips) {
   TrainOptions o;
-  o.layers = 7;
-  o.lr = 0.1 + 0.2;
+  o["layers"] = 7;
+  o["lr"] = 0.1 + 0.2;
   o.data = "a \"quoted\" \\ name\twith\ncontrols\x7f and ü";
   o.tokenizer = "bytes";
-  o.weight_decay = 3;
-  o.recompute = "gelu+norm";
+  o["weight_decay"] = 3;
+  o["recompute"] = "gelu+norm";
   const TrainOptions back = read(to_toml(o));
   EXPECT_EQ(config_values(back), config_values(o));
-  EXPECT_EQ(back.lr, o.lr);
+  EXPECT_EQ(back.optim.lr, o.optim.lr);
   EXPECT_EQ(back.data, o.data);
 }
 
@@ -233,10 +269,10 @@ TEST_F(ConfigTest, StringsOfEveryKindHoldAnything) {
 TEST_F(ConfigTest, LinesMayBeWrittenInManyWays) {
   const TrainOptions o =
       read("\xEF\xBB\xBFlayers=2\r\n\t \r\n#\r\n  lr\t= 5E-5#x\r\nno-save =true\n\nseed = 9223372036854775807");
-  EXPECT_EQ(o.layers, 2);
-  EXPECT_EQ(o.lr, 5e-5);
+  EXPECT_EQ(o.sizes.layers, 2);
+  EXPECT_EQ(o.optim.lr, 5e-5);
   EXPECT_TRUE(o.no_save);
-  EXPECT_EQ(o.seed, INT64_MAX);
+  EXPECT_EQ(o.optim.seed, INT64_MAX);
   EXPECT_EQ(config_values(read("# As a run writes it.\n" + to_toml(o))), config_values(o));
 }
 

@@ -19,7 +19,7 @@ using Change = std::function<void(TrainOptions&)>;
 
 TrainOptions with(const Change& change) {
   TrainOptions o;
-  o.backend = "threads";
+  o["backend"] = "threads";
   change(o);
   return o;
 }
@@ -30,11 +30,11 @@ TEST(Axes, WhatIsNotGivenFollowsFromTheRanks) {
     const Plan p = job_of(with(change)).plan;
     return Axes{p.pp, p.dp, p.cp, p.tp};
   };
-  EXPECT_EQ(axes([](TrainOptions& o) { o.tp = 2; }), (Axes{1, 1, 1, 2}));
-  EXPECT_EQ(axes([](TrainOptions& o) { o.ranks = 8, o.tp = 2; }), (Axes{1, 4, 1, 2}));
-  EXPECT_EQ(axes([](TrainOptions& o) { o.ranks = 8, o.pp = 2, o.tp = 2; }), (Axes{2, 2, 1, 2}));
-  EXPECT_EQ(axes([](TrainOptions& o) { o.ranks = 8, o.dp = 2, o.tp = 2, o.cp = 1; }), (Axes{2, 2, 1, 2}));
-  EXPECT_EQ(axes([](TrainOptions& o) { o.ranks = 6, o.dp = 1, o.pp = 1, o.tp = 2; }), (Axes{1, 1, 3, 2}));
+  EXPECT_EQ(axes([](TrainOptions& o) { o["tp"] = 2; }), (Axes{1, 1, 1, 2}));
+  EXPECT_EQ(axes([](TrainOptions& o) { o.ranks = 8, o["tp"] = 2; }), (Axes{1, 4, 1, 2}));
+  EXPECT_EQ(axes([](TrainOptions& o) { o.ranks = 8, o["pp"] = 2, o["tp"] = 2; }), (Axes{2, 2, 1, 2}));
+  EXPECT_EQ(axes([](TrainOptions& o) { o.ranks = 8, o["dp"] = 2, o["tp"] = 2, o["cp"] = 1; }), (Axes{2, 2, 1, 2}));
+  EXPECT_EQ(axes([](TrainOptions& o) { o.ranks = 6, o["dp"] = 1, o["pp"] = 1, o["tp"] = 2; }), (Axes{1, 1, 3, 2}));
   EXPECT_EQ(axes([](TrainOptions& o) { o.ranks = 3; }), (Axes{1, 3, 1, 1}));
 }
 
@@ -48,30 +48,34 @@ TEST(Plan, OneLineForWhatCannotBe) {
       EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
     }
   };
-  expect([](TrainOptions& o) { o.tp = 3; }, "--tp: 3 does not divide the 4 heads; the nearest that does: 2 or 4");
-  expect([](TrainOptions& o) { o.ranks = 8, o.tp = 3; },
+  expect([](TrainOptions& o) { o["tp"] = 3; }, "--tp: 3 does not divide the 4 heads; the nearest that does: 2 or 4");
+  expect([](TrainOptions& o) { o.ranks = 8, o["tp"] = 3; },
          "makes 3 ranks; expected 8; the nearest that can: 6 or 9 ranks");
-  expect([](TrainOptions& o) { o.pp = 8; }, "--pp: 8 ranks make 8 stages, more than the 4 layers");
-  expect([](TrainOptions& o) { o.pp = 4, o.schedule = "zb-v"; }, "4 ranks make 8 stages, more than the 4 layers");
-  expect([](TrainOptions& o) { o.pp = 2, o.microbatches = 3, o.schedule = "interleaved"; }, "3 micro-batches");
-  expect([](TrainOptions& o) { o.cp = 3; },
+  expect([](TrainOptions& o) { o["pp"] = 8; }, "--pp: 8 ranks make 8 stages, more than the 4 layers");
+  expect([](TrainOptions& o) { o["pp"] = 4, o["schedule"] = "zb-v"; }, "4 ranks make 8 stages, more than the 4 layers");
+  expect([](TrainOptions& o) { o["pp"] = 2, o["microbatches"] = 3, o["schedule"] = "interleaved"; }, "3 micro-batches");
+  expect([](TrainOptions& o) { o["cp"] = 3; },
          "cut a context of 64 into 6 parts; the nearest --context that can be cut: 60 or 66");
-  expect([](TrainOptions& o) { o.cp = 8, o.cp_mode = "ulysses"; }, "do not divide the 4 heads that each has");
-  expect([](TrainOptions& o) { o.tp = 4, o.cp = 2, o.cp_mode = "ulysses"; }, "do not divide the 1 heads that each has");
-  expect([](TrainOptions& o) { o.tp = 2, o.sp = true, o.context = 7; },
+  expect([](TrainOptions& o) { o["cp"] = 8, o["cp_mode"] = "ulysses"; }, "do not divide the 4 heads that each has");
+  expect([](TrainOptions& o) { o["tp"] = 4, o["cp"] = 2, o["cp_mode"] = "ulysses"; },
+         "do not divide the 1 heads that each has");
+  expect([](TrainOptions& o) { o["tp"] = 2, o["sp"] = true, o["context"] = 7; },
          "--sp: 2 ranks of --tp do not divide the 7 tokens");
-  expect([](TrainOptions& o) { o.backend = "nccl"; }, "--backend: nccl is for ranks on GPUs; expected --device cuda");
-  expect([](TrainOptions& o) { o.backend = "nccl", o.dp_mode = "ps-sync"; },
+  expect([](TrainOptions& o) { o["backend"] = "nccl"; },
+         "--backend: nccl is for ranks on GPUs; expected --device cuda");
+  expect([](TrainOptions& o) { o["backend"] = "nccl", o["dp_mode"] = "ps-sync"; },
          "--backend: ps-sync adds at one rank, in rank order, and nccl does not; expected threads or mpi");
-  expect([](TrainOptions& o) { o.all_reduce = "native"; }, "--all-reduce: thread ranks have no library of their own");
-  expect([](TrainOptions& o) { o.tp = 2, o.dp_mode = "ps-sync"; },
+  expect([](TrainOptions& o) { o["all_reduce"] = "native"; },
+         "--all-reduce: thread ranks have no library of their own");
+  expect([](TrainOptions& o) { o["tp"] = 2, o["dp_mode"] = "ps-sync"; },
          "--dp-mode: ps-sync is for data-parallel ranks alone");
-  expect([](TrainOptions& o) { o.pp = 2, o.dp_mode = "ps-async"; },
+  expect([](TrainOptions& o) { o["pp"] = 2, o["dp_mode"] = "ps-async"; },
          "--dp-mode: ps-async is for data-parallel ranks alone");
-  expect([](TrainOptions& o) { o.pp = 2, o.schedule = "foo"; }, "--schedule: there is none named 'foo'");
-  expect([](TrainOptions& o) { o.chunks = 3; }, "--chunks: goes with --schedule interleaved, found 1f1b");
-  expect([](TrainOptions& o) { o.dp = 5; }, "12 sequences cannot be cut evenly into 5 data ranks");
-  expect([](TrainOptions& o) { o.tp = 4, o.vocab = 3; }, "--tp: a vocabulary of 3 has no row for each of 4 ranks");
+  expect([](TrainOptions& o) { o["pp"] = 2, o["schedule"] = "foo"; }, "--schedule: there is none named 'foo'");
+  expect([](TrainOptions& o) { o["chunks"] = 3; }, "--chunks: goes with --schedule interleaved, found 1f1b");
+  expect([](TrainOptions& o) { o["dp"] = 5; }, "12 sequences cannot be cut evenly into 5 data ranks");
+  expect([](TrainOptions& o) { o["tp"] = 4, o["vocab"] = 3; },
+         "--tp: a vocabulary of 3 has no row for each of 4 ranks");
 }
 
 // GPT-2's head costs as much as five of its blocks.

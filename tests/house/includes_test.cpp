@@ -20,14 +20,15 @@ const Graph& law() {
       {"autograd", {"tensor"}},
       {"nn", {"tensor", "autograd"}},
       {"optim", {"tensor", "autograd", "nn"}},
-      {"models", {"tensor", "autograd", "nn"}},
+      {"models", {"tensor", "autograd", "nn", "settings"}},
       {"parallel", {"tensor", "autograd", "nn", "optim"}},
       {"data", {"tensor"}},
-      {"train", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data"}},
-      {"hub", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "train"}},
-      {"planner", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "train"}},
-      {"verify", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "train"}},
-      {"lab", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "train"}},
+      {"settings", {"tensor", "data"}},
+      {"train", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings"}},
+      {"hub", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
+      {"planner", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
+      {"verify", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
+      {"lab", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
   };
   return allowed;
 }

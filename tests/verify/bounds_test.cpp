@@ -37,11 +37,11 @@ TEST_F(Bounds, OfPlansThatSplitSums) {
 TEST_F(Bounds, CalibrationOfAJobStaysWithinItsLimits) {
   for (const char* dtype : {"fp32", "bf16"}) {
     TrainOptions o = small_plan();
-    o.dtype = dtype;
-    o.steps = 3;
+    o["dtype"] = dtype;
+    o["steps"] = 3;
     const Job job = job_of(o);
-    const double unit = std::pow(1.03, 2) * std::ldexp(1.0, o.dtype == "bf16" ? -8 : -24);
-    const double bound = tolerance_of(job, counted_sequences(40, 16, o.batch, 1)).bound;
+    const double unit = std::pow(1.03, 2) * std::ldexp(1.0, text_of(o.optim.dtype) == "bf16" ? -8 : -24);
+    const double bound = tolerance_of(job, counted_sequences(40, 16, o.optim.batch, 1)).bound;
     EXPECT_GE(bound, 63.999 * unit);
     EXPECT_LE(bound, 256.001 * unit);
   }

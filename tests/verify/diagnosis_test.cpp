@@ -29,8 +29,8 @@ TensorDifference gradient(const std::string& name, std::vector<int64_t> shape, s
 
 Observations of_two() {
   Observations o;
-  o.dp = 2;
-  o.batch = 4;
+  o["dp"] = 2;
+  o["batch"] = 4;
   o.trained = 2;
   return o;
 }
@@ -52,7 +52,7 @@ TEST(Diagnosis, TellsAScaleFromASumThatIsMadeTwice) {
 
 TEST(Diagnosis, TellsWhichSumOfTheTensorAxisIsMissing) {
   Observations o = of_two();
-  o.tp = 2;
+  o["tp"] = 2;
   o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
   o.tensors = {gradient("blocks.1.norm1.weight", {2}), gradient("blocks.1.norm1.bias", {2})};
   EXPECT_EQ(first_of(o), "weight-not-summed");
@@ -73,7 +73,7 @@ TEST(Diagnosis, TellsAWeightFromAnActivationByItsBytes) {
 
 TEST(Diagnosis, ReadsSequencesFromTheirShares) {
   Observations o = of_two();
-  o.microbatches = 1;  // so two sequences each
+  o["microbatches"] = 1;  // so two sequences each
   o.tensors = {gradient("tokens.weight", {4, 2})};
   const auto with = [&](std::vector<double> shares) {
     o.mixture = Mixture{1, std::move(shares), 0.01};
@@ -119,7 +119,7 @@ std::string refusal(const std::function<void()>& f) {
 
 TEST(Defects, SayWhatAPlanLacks) {
   TrainOptions o = test::small_plan();
-  o.dp = 2;
+  o["dp"] = 2;
   EXPECT_EQ(refusal([&] { check_applies(defect("unsummed-head-norm"), job_of(o)); }),
             "`defect`: unsummed-head-norm cannot be planted in this plan; it can with `tp` 2 and `family` llama and "
             "`qk_norm`");
@@ -130,7 +130,7 @@ TEST(Defects, SayWhatAPlanLacks) {
 
 TEST(Defects, AreDrawnFromThoseThatApply) {
   TrainOptions o = test::small_plan();
-  o.ranks = o.tp = 2;
+  o.ranks = o["tp"] = 2;
   std::set<std::string_view> drawn;
   for (uint64_t draw = 0; draw < 60; ++draw) {
     const Defect& d = random_defect(job_of(o), draw);

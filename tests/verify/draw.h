@@ -13,7 +13,9 @@
 namespace tessera::test {
 
 inline void expect_passes(const TrainOptions& o) {
-  if (o.dtype == "fp64" && !has_kernels(DType::float64, o.device == "cuda" ? Device::cuda : Device::cpu)) return;
+  if (text_of(o.optim.dtype) == "fp64" &&
+      !has_kernels(DType::float64, text_of(o.plan.device) == "cuda" ? Device::cuda : Device::cpu))
+    return;
   VerifyResult r;
   try {
     r = verify(job_of(o));
@@ -23,79 +25,82 @@ inline void expect_passes(const TrainOptions& o) {
   }
   EXPECT_TRUE(r.passed()) << command_of(o) << "\n" << (r.failures.empty() ? "" : r.failures.front());
   EXPECT_TRUE(r.bitwise || !r.exact) << command_of(o);
-  EXPECT_EQ(r.losses.size(), static_cast<size_t>(o.steps));
+  EXPECT_EQ(r.losses.size(), static_cast<size_t>(o.optim.steps));
 }
 
 // Adapters on some layers of a model whose family is known, now and then.
 inline void draw_adapters(Draw& d, TrainOptions& o) {
   if (d.between(0, 3) != 0) return;
-  const bool llama = *o.family == "llama";
-  o.lora_rank = d.of<int64_t>({1, 2, 5});
-  o.lora_alpha = d.of({1.0, 4.0});
-  o.lora_dropout = d.of({0.0, 0.2});
-  o.lora_rslora = d.between(0, 1) == 1;
-  o.lora_targets = llama ? d.of<const char*>({"all", "q_proj,v_proj", "k_proj,o_proj,up_proj", "gate_proj,down_proj"})
-                         : d.of<const char*>({"all", "c_attn", "attn.c_proj,c_fc", "mlp.c_proj"});
+  const bool llama = text_of(o.sizes.family) == "llama";
+  o["lora_rank"] = d.of<int64_t>({1, 2, 5});
+  o["lora_alpha"] = d.of({1.0, 4.0});
+  o["lora_dropout"] = d.of({0.0, 0.2});
+  o["lora_rslora"] = d.between(0, 1) == 1;
+  o["lora_targets"] = llama
+                          ? d.of<const char*>({"all", "q_proj,v_proj", "k_proj,o_proj,up_proj", "gate_proj,down_proj"})
+                          : d.of<const char*>({"all", "c_attn", "attn.c_proj,c_fc", "mlp.c_proj"});
 }
 
 // Groups of ranks that share out shards, of so many data ranks; each has all experts.
 inline void draw_groups(Draw& d, TrainOptions& o, int64_t data_ranks) {
-  o.shard_ranks = o.ep * d.between(1, data_ranks / o.ep);
-  while (data_ranks % *o.shard_ranks != 0) *o.shard_ranks -= o.ep;
+  int64_t ranks = o.plan.ep * d.between(1, data_ranks / o.plan.ep);
+  while (data_ranks % ranks != 0) ranks -= o.plan.ep;
+  o["shard_ranks"] = ranks;
 }
 
 // For a plan of so many data ranks, now and then: groups of shards, Muon, ranks that train alone.
 inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
-  const bool ddp = o.dp_mode == "ddp", shares_experts = o.ep > 1;
-  if (o.zero > 0 && d.between(0, 2) == 0) draw_groups(d, o, data_ranks);
-  if ((ddp || o.dp_mode == "dataparallel") && o.lora_rank == 0 && d.between(0, 4) == 0) {
-    o.optimizer = "muon";
-    o.state_dtype = "fp32";
-    o.lr = 0.01;
+  const bool ddp = text_of(o.plan.dp_mode) == "ddp", shares_experts = o.plan.ep > 1;
+  if (o.plan.zero != ZeroStage::none && d.between(0, 2) == 0) draw_groups(d, o, data_ranks);
+  if ((ddp || text_of(o.plan.dp_mode) == "dataparallel") && o.sizes.lora.rank == 0 && d.between(0, 4) == 0) {
+    o["optimizer"] = "muon";
+    o["state_dtype"] = "fp32";
+    o["lr"] = 0.01;
   }
-  const bool ring = o.all_reduce == "ring" && (o.pp.value_or(1) > 1 || o.tp.value_or(1) > 1 || o.tie_copies);
-  if (ddp && o.zero == 0 && !shares_experts && !ring && d.between(0, 2) == 0) {
-    o.dp_mode = "diloco";
-    o.sync_every = d.between(1, 6);
-    o.sync_fragments = d.between(1, std::min(o.sync_every, o.layers.value()));
-    o.outer_momentum = d.of({0.0, 0.9});
+  const bool ring = text_of(o.plan.all_reduce) == "ring" && (o.plan.pp > 1 || o.plan.tp > 1 || o.plan.tie_copies);
+  if (ddp && o.plan.zero == ZeroStage::none && !shares_experts && !ring && d.between(0, 2) == 0) {
+    o["dp_mode"] = "diloco";
+    o["sync_every"] = d.between(1, 6);
+    o["sync_fragments"] = d.between(1, std::min(o.plan.sync_every, o.sizes.layers));
+    o["outer_momentum"] = d.of({0.0, 0.9});
   }
 }
 
 // A family for `o`, which has its heads, channels and context: `unit` is what ranks share heads by.
 inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
-  o.family = d.of<const char*>({"gpt2", "llama"});
-  if (d.between(0, 1) == 1) o.kv_heads = unit;
-  if (d.between(0, 2) == 0) o.head_dim = 2 * d.between(1, 5);
-  if (d.between(0, 2) == 0) o.ffn = d.between(4, 50);
-  o.untied = d.between(0, 1) == 1;
-  o.document_mask = o.dp_mode != "dataparallel" && d.between(0, 2) == 0;
+  o["family"] = d.of<const char*>({"gpt2", "llama"});
+  if (d.between(0, 1) == 1) o["kv_heads"] = unit;
+  if (d.between(0, 2) == 0) o["head_dim"] = 2 * d.between(1, 5);
+  if (d.between(0, 2) == 0) o["ffn"] = d.between(4, 50);
+  o["untied"] = d.between(0, 1) == 1;
+  o["document_mask"] = text_of(o.plan.dp_mode) != "dataparallel" && d.between(0, 2) == 0;
   draw_adapters(d, o);
-  if (*o.family == "gpt2") return;
-  o.qkv_bias = d.between(0, 2) == 0;
-  o.qk_norm = d.between(0, 2) == 0;
-  o.rope_theta = d.of({100.0, 10000.0});
-  o.rope_scaling = d.of<const char*>({"none", "linear", "llama3"});
-  if (*o.rope_scaling != "none") o.rope_factor = 4;
-  if (*o.rope_scaling == "llama3") o.rope_original_context = 8;
+  if (text_of(o.sizes.family) == "gpt2") return;
+  o["qkv_bias"] = d.between(0, 2) == 0;
+  o["qk_norm"] = d.between(0, 2) == 0;
+  o["rope_theta"] = d.of({100.0, 10000.0});
+  o["rope_scaling"] = d.of<const char*>({"none", "linear", "llama3"});
+  if (text_of(o.sizes.rotary.scaling) != "none") o["rope_factor"] = 4;
+  if (text_of(o.sizes.rotary.scaling) == "llama3") o["rope_original_context"] = 8;
 }
 
 // Now and then experts in place of feed-forward layers, which some of `data` ranks share out.
 inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
   if (d.between(0, 2) != 0) return;
-  if (o.dp_mode == "ddp" && o.all_reduce != "ring") do
-      o.ep = d.between(1, data);
-    while (data % o.ep != 0);
-  o.experts = o.ep * d.between(1, 3);
-  o.experts_per_token = d.between(1, std::min<int64_t>(3, *o.experts));
-  o.shared_experts = d.between(0, 1);
-  o.expert_capacity = d.of({0.0, 0.0, 0.0, 0.5, 1.0});
-  o.router_softmax = d.of<const char*>({"chosen", "all"});
-  o.balance_loss = d.of({0.0, 0.01, 1.0});
-  o.z_loss = d.of({0.0, 0.001, 0.1});
-  if (o.lora_rank > 0)
-    o.lora_targets = *o.family == "llama" ? d.of<const char*>({"all", "q_proj,v_proj", "k_proj,o_proj"})
-                                          : d.of<const char*>({"all", "c_attn", "attn.c_proj"});
+  if (text_of(o.plan.dp_mode) == "ddp" && text_of(o.plan.all_reduce) != "ring") do
+      o["ep"] = d.between(1, data);
+    while (data % o.plan.ep != 0);
+  o["experts"] = o.plan.ep * d.between(1, 3);
+  o["experts_per_token"] = d.between(1, std::min<int64_t>(3, o.sizes.experts.count));
+  o["shared_experts"] = d.between(0, 1);
+  o["expert_capacity"] = d.of({0.0, 0.0, 0.0, 0.5, 1.0});
+  o["router_softmax"] = d.of<const char*>({"chosen", "all"});
+  o["balance_loss"] = d.of({0.0, 0.01, 1.0});
+  o["z_loss"] = d.of({0.0, 0.001, 0.1});
+  if (o.sizes.lora.rank > 0)
+    o["lora_targets"] = text_of(o.sizes.family) == "llama"
+                            ? d.of<const char*>({"all", "q_proj,v_proj", "k_proj,o_proj"})
+                            : d.of<const char*>({"all", "c_attn", "attn.c_proj"});
 }
 
 }  // namespace tessera::test

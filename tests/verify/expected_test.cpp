@@ -14,12 +14,12 @@ namespace {
 TrainOptions gpt2(int64_t ranks, int64_t zero, const char* grad_dtype) {
   TrainOptions o = verify_defaults();
   o.model = "gpt2";
-  o.vocab = 50304;
+  o["vocab"] = 50304;
   o.ranks = ranks;
-  o.batch = ranks;
-  o.zero = zero;
-  o.dtype = "bf16";
-  o.grad_dtype = grad_dtype;
+  o["batch"] = ranks;
+  o["zero"] = zero;
+  o["dtype"] = "bf16";
+  o["grad_dtype"] = grad_dtype;
   return o;
 }
 
@@ -45,7 +45,7 @@ TEST(Expected, MemoryIsTheTableOfThePaper) {
 // With all of it in bfloat16 a parameter takes 8 bytes.
 TEST(Expected, StatesOfBfloat16TakeEightBytes) {
   TrainOptions o = gpt2(4, 0, "bf16");
-  o.state_dtype = "bf16";
+  o["state_dtype"] = "bf16";
   const std::vector<HeldBytes> held = expected_memory(job_of(o));
   const HeldBytes& h = held.front();
   EXPECT_NEAR(static_cast<double>(h.parameters + h.gradients + h.optimizer) / 124'475'904, 8, 0.001);
@@ -63,25 +63,25 @@ int64_t bytes_of(const std::vector<SentBytes>& all, const std::string& operation
 // Cut over two ranks at 256: 512 + 512 + 3584 + 512 = 5120, which is 20 norm blocks.
 TEST(Expected, BytesWorkedByHand) {
   TrainOptions o = verify_defaults();
-  o.layers = 1;
-  o.heads = 2;
-  o.channels = 16;
-  o.context = 8;
-  o.vocab = 32;
+  o["layers"] = 1;
+  o["heads"] = 2;
+  o["channels"] = 16;
+  o["context"] = 8;
+  o["vocab"] = 32;
   o.ranks = 2;
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_reduce"), 2 * 3952 * 4);
-  o.zero = 1;
+  o["zero"] = 1;
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "reduce_scatter"), 5120 * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_gather"), 5120 * 4 + 20 * 8);
-  o.zero = 2;
-  o.microbatches = 3;
+  o["zero"] = 2;
+  o["microbatches"] = 3;
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "reduce_scatter"), 3 * 5120 * 4);
-  o.zero = 3;  // gathered: tokens three times, positions once, block and norm twice
+  o["zero"] = 3;  // gathered: tokens three times, positions once, block and norm twice
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_gather"),
             3 * (3 * 512 + 512 + 2 * 3584 + 2 * 512) * 4 + 20 * 8);
-  o.zero = 0;
-  o.dp_mode = "dataparallel";
-  o.microbatches = 1;
+  o["zero"] = 0;
+  o["dp_mode"] = "dataparallel";
+  o["microbatches"] = 1;
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "reduce"), 3952 * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "gather"),
             6 * 8 * 32 * 4);  // the logits of half of 12 sequences
@@ -89,11 +89,11 @@ TEST(Expected, BytesWorkedByHand) {
 
 TrainOptions tiny(int64_t ranks) {
   TrainOptions o = verify_defaults();
-  o.layers = 1;
-  o.heads = 2;
-  o.channels = 16;
-  o.context = 8;
-  o.vocab = 32;
+  o["layers"] = 1;
+  o["heads"] = 2;
+  o["channels"] = 16;
+  o["context"] = 8;
+  o["vocab"] = 32;
   o.ranks = ranks;
   return o;
 }
@@ -102,9 +102,9 @@ TrainOptions tiny(int64_t ranks) {
 // elements each, once per step.
 TEST(Expected, BytesOfGroupsWorkedByHand) {
   TrainOptions o = tiny(4);
-  o.zero = 2;
-  o.shard_ranks = 2;
-  o.microbatches = 3;
+  o["zero"] = 2;
+  o["shard_ranks"] = 2;
+  o["microbatches"] = 3;
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "reduce_scatter", "dp.shard"), 2 * 3 * 5120 * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_gather", "dp.shard"), 2 * (5120 * 4 + 20 * 8));
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_reduce", "dp.replicate"), 2 * 2 * 2560 * 4);
@@ -118,12 +118,12 @@ TEST(Expected, BytesOfGroupsWorkedByHand) {
 // Matrices of 768, 256, 1024 and 1024 elements, of which one rank owns 1024 + 768, and the other 1024 + 256.
 TEST(Expected, BytesOfMuonWorkedByHand) {
   TrainOptions o = tiny(2);
-  o.optimizer = "muon";
+  o["optimizer"] = "muon";
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "broadcast"), 3072 * 4);
   EXPECT_EQ(expected_memory(job_of(o)).at(0).optimizer, 3072 * 4 + (3952 - 3072) * 8);
   // Shards of 1536: rank 0 has qkv and proj and the first half of up. The first owns up and qkv, the second down and
   // proj: so the second sends 512 of up, the first 256 of proj, and both get them back.
-  o.zero = 1;
+  o["zero"] = 1;
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "send"), 2 * (512 + 256) * 4);
 }
 
@@ -131,16 +131,16 @@ TEST(Expected, BytesOfMuonWorkedByHand) {
 // four ranks.
 TEST(Expected, BytesOfMuonBesideExpertsWorkedByHand) {
   TrainOptions o = tiny(4);
-  o.family = "llama";
-  o.experts = 4;
-  o.ep = 2;
-  o.optimizer = "muon";
+  o["family"] = "llama";
+  o["experts"] = 4;
+  o["ep"] = 2;
+  o["optimizer"] = "muon";
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "broadcast"), 3 * (768 + 256 + 64) * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "broadcast", "edp"), 4 * 3072 * 4);
   EXPECT_EQ(expected_memory(job_of(o)).at(0).optimizer, (1088 + 2 * 3072) * 4 + (512 + 3 * 16) * 8);
   // Shards of 512: the third rank owns the router, which it has; of qkv the second one sends 256. An expert's shards
   // are 1536: of one expert the first rank owns both matrices, of the other the second does.
-  o.zero = 1;
+  o["zero"] = 1;
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "send"), 2 * 256 * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "send", "edp"), 2 * 2 * (512 + 1024 + 1536) * 4);
 }
@@ -149,13 +149,13 @@ TEST(Expected, BytesOfMuonBesideExpertsWorkedByHand) {
 // norm of 16 are 1024, 2048 and 1024. Two of the four have an expert of 3072, in shards of 1536.
 TEST(Expected, BytesOfGroupsBesideExpertsWorkedByHand) {
   TrainOptions o = tiny(8);
-  o.batch = 24;
-  o.family = "llama";
-  o.experts = 4;
-  o.ep = 2;
-  o.zero = 2;
-  o.shard_ranks = 4;
-  o.microbatches = 3;
+  o["batch"] = 24;
+  o["family"] = "llama";
+  o["experts"] = 4;
+  o["ep"] = 2;
+  o["zero"] = 2;
+  o["shard_ranks"] = 4;
+  o["microbatches"] = 3;
   const std::vector<SentBytes> sent = expected_bytes(job_of(o), 1);
   EXPECT_EQ(bytes_of(sent, "reduce_scatter", "dp.shard"), 2 * 3 * 3 * 4096 * 4);
   EXPECT_EQ(bytes_of(sent, "reduce_scatter", "edp"), 4 * 3 * 2 * 3072 * 4);
@@ -171,15 +171,15 @@ TEST(Expected, BytesOfGroupsBesideExpertsWorkedByHand) {
 // Sums in steps 3, 6, 9, and in step 10, the last one.
 TEST(Expected, BytesOfRanksThatTrainAloneWorkedByHand) {
   TrainOptions o = tiny(2);
-  o.dp_mode = "diloco";
-  o.sync_every = 3;
-  o.steps = 10;
+  o["dp_mode"] = "diloco";
+  o["sync_every"] = 3;
+  o["steps"] = 10;
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 2), "all_reduce"), 0);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 9), "all_reduce"), 3 * 2 * 3952 * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 10), "all_reduce"), 4 * 2 * 3952 * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 10), "all_reduce", "world"), 10 * 2 * 24);
   EXPECT_EQ(expected_memory(job_of(o)).at(0).optimizer, 3952 * (8 + 8));
-  o.steps = 9;  // whose last sum is not a second one
+  o["steps"] = 9;  // whose last sum is not a second one
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 9), "all_reduce"), 3 * 2 * 3952 * 4);
 }
 
@@ -187,40 +187,40 @@ TEST(Expected, BytesOfRanksThatTrainAloneWorkedByHand) {
 // With H = 5 the first is summed in steps 5 and 10, the second in 2, 7 and 12, and both in step 13.
 TEST(Expected, BytesOfFragmentsWorkedByHand) {
   TrainOptions o = tiny(2);
-  o.layers = 2;
-  o.dp_mode = "diloco";
-  o.sync_every = 5;
-  o.sync_fragments = 2;
-  o.steps = 13;
+  o["layers"] = 2;
+  o["dp_mode"] = "diloco";
+  o["sync_every"] = 5;
+  o["sync_fragments"] = 2;
+  o["steps"] = 13;
   const auto sent = [&](int64_t steps) { return bytes_of(expected_bytes(job_of(o), steps), "all_reduce"); };
   EXPECT_EQ(sent(1), 0);
   EXPECT_EQ(sent(2), 2 * 3312 * 4);
   EXPECT_EQ(sent(5), 2 * (3312 + 3920) * 4);
   EXPECT_EQ(sent(12), 2 * (3 * 3312 + 2 * 3920) * 4);
   EXPECT_EQ(sent(13), 2 * (4 * 3312 + 3 * 3920) * 4);
-  o.steps = 1;  // the last one is the first
+  o["steps"] = 1;  // the last one is the first
   EXPECT_EQ(sent(1), 2 * (3312 + 3920) * 4);
 }
 
 // Differences have the dtype of gradients, and what ranks have in common is in fp32 beside parameters of bf16.
 TEST(Expected, BytesOfOuterStepsInBfloat16) {
   TrainOptions o = tiny(2);
-  o.dp_mode = "diloco";
-  o.steps = 1;
-  o.dtype = "bf16";
+  o["dp_mode"] = "diloco";
+  o["steps"] = 1;
+  o["dtype"] = "bf16";
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_reduce"), 2 * 3952 * 4);
   EXPECT_EQ(expected_memory(job_of(o)).at(0).optimizer, 3952 * (12 + 8));
-  o.grad_dtype = "bf16";
+  o["grad_dtype"] = "bf16";
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_reduce"), 2 * 3952 * 2);
 }
 
 // Two groups of two context ranks: in each step gradients within a group, and, with this H, one sum between them.
 TEST(Expected, BytesOfContextRanksThatTrainAloneTogether) {
   TrainOptions o = tiny(4);
-  o.cp = 2;
-  o.dp_mode = "diloco";
-  o.sync_every = 3;
-  o.steps = 10;
+  o["cp"] = 2;
+  o["dp_mode"] = "diloco";
+  o["sync_every"] = 3;
+  o["steps"] = 10;
   const std::vector<SentBytes> sent = expected_bytes(job_of(o), 3);
   EXPECT_EQ(bytes_of(sent, "all_reduce", "cp"), 3 * 2 * 2 * 3952 * 4);
   EXPECT_EQ(bytes_of(sent, "all_reduce"), 2 * 2 * 3952 * 4);

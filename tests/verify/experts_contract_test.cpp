@@ -17,28 +17,28 @@ using test::expect_passes;
 // A short plan of so many data ranks, whose model has experts, and maybe adapters.
 TrainOptions draw_with_experts(Draw& d, int64_t dp, int64_t lora_rank = 0) {
   TrainOptions o = test::small_plan();
-  o.channels = 16;
-  o.steps = 5;
-  o.dp = dp;
-  o.microbatches = d.between(1, 2);
-  o.batch = dp * o.microbatches;
-  o.family = d.of<const char*>({"gpt2", "llama"});
-  o.ffn = d.between(4, 40);
-  o.lora_rank = lora_rank;
-  o.dtype = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
-  o.recompute = d.of<const char*>({"none", "none", "block"});
-  o.all_reduce = d.of<const char*>({"direct", "direct", "tree", "root"});
-  do o.experts.reset();  // every trial has some
-  while (test::draw_experts(d, o, dp), !o.experts);
+  o["channels"] = 16;
+  o["steps"] = 5;
+  o["dp"] = dp;
+  o["microbatches"] = d.between(1, 2);
+  o["batch"] = dp * o.plan.microbatches;
+  o["family"] = d.of<const char*>({"gpt2", "llama"});
+  o["ffn"] = d.between(4, 40);
+  o["lora_rank"] = lora_rank;
+  o["dtype"] = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
+  o["recompute"] = d.of<const char*>({"none", "none", "block"});
+  o["all_reduce"] = d.of<const char*>({"direct", "direct", "tree", "root"});
+  do forget(o, {"experts"});  // every trial has some
+  while (test::draw_experts(d, o, dp), !o.gives("experts"));
   return o;
 }
 
 TrainOptions small_experts() {
   TrainOptions o = test::small_plan();
-  o.channels = 16;
-  o.steps = 2;
-  o.batch = 8;
-  o.experts = 4;
+  o["channels"] = 16;
+  o["steps"] = 2;
+  o["batch"] = 8;
+  o["experts"] = 4;
   return o;
 }
 
@@ -46,12 +46,12 @@ TEST(ExpertsContract, MuonTrainsLikeOneRankToTheBit) {
   for (uint64_t trial = 0; trial < test::plans(14); ++trial) {
     Draw d("experts of muon", trial);
     TrainOptions o = draw_with_experts(d, d.of<int64_t>({1, 2, 4, 4, 6}));
-    o.optimizer = "muon";
-    o.lr = 0.02;
-    o.momentum = d.of({0.0, 0.95});
-    o.zero = d.between(0, 3);
-    o.untied = d.between(0, 1) == 1;
-    if (*o.dp < 6 && d.between(0, 2) == 0) o.pp = 2;
+    o["optimizer"] = "muon";
+    o["lr"] = 0.02;
+    o["momentum"] = d.of({0.0, 0.95});
+    o["zero"] = d.between(0, 3);
+    o["untied"] = d.between(0, 1) == 1;
+    if (o.plan.dp < 6 && d.between(0, 2) == 0) o["pp"] = 2;
     SCOPED_TRACE(trial);
     expect_passes(o);
   }
@@ -61,10 +61,10 @@ TEST(ExpertsContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
   for (uint64_t trial = 0; trial < test::plans(14); ++trial) {
     Draw d("experts of groups", trial);
     TrainOptions o = draw_with_experts(d, d.of<int64_t>({4, 4, 6, 8}));
-    o.zero = d.between(1, 3);
-    o.optimizer = d.of<const char*>({"adamw", "sgd", "muon"});
-    test::draw_groups(d, o, *o.dp);
-    if (*o.dp == 4 && d.between(0, 2) == 0) o.pp = 2;
+    o["zero"] = d.between(1, 3);
+    o["optimizer"] = d.of<const char*>({"adamw", "sgd", "muon"});
+    test::draw_groups(d, o, o.plan.dp);
+    if (o.plan.dp == 4 && d.between(0, 2) == 0) o["pp"] = 2;
     SCOPED_TRACE(trial);
     expect_passes(o);
   }
@@ -73,11 +73,11 @@ TEST(ExpertsContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
 TEST(ExpertsContract, GroupsOfShardsBesideTensorAndContextRanks) {
   for (const bool context : {false, true}) {
     TrainOptions o = small_experts();
-    (context ? o.cp : o.tp) = 2;
-    o.dp = context ? 2 : 4;
-    o.ep = 2;
-    o.zero = context ? 3 : 2;
-    o.shard_ranks = 2;
+    o[context ? "cp" : "tp"] = 2;
+    o["dp"] = context ? 2 : 4;
+    o["ep"] = 2;
+    o["zero"] = context ? 3 : 2;
+    o["shard_ranks"] = 2;
     expect_passes(o);
   }
 }
@@ -88,10 +88,10 @@ TEST(ExpertsContract, AdaptersBesideFrozenExpertsTrainLikeOneRankToTheBit) {
     const int64_t dp = d.of<int64_t>({1, 2, 4, 4});
     const int64_t rank = d.between(1, 3);
     TrainOptions o = draw_with_experts(d, dp, rank);
-    o.lora_dropout = d.of({0.0, 0.2});
-    o.zero = d.between(0, 3);
-    if (o.zero > 0 && d.between(0, 1) == 0) test::draw_groups(d, o, dp);
-    if (d.between(0, 2) == 0) o.pp = 2;
+    o["lora_dropout"] = d.of({0.0, 0.2});
+    o["zero"] = d.between(0, 3);
+    if (o.plan.zero != ZeroStage::none && d.between(0, 1) == 0) test::draw_groups(d, o, dp);
+    if (d.between(0, 2) == 0) o["pp"] = 2;
     SCOPED_TRACE(trial);
     expect_passes(o);
   }
@@ -100,15 +100,15 @@ TEST(ExpertsContract, AdaptersBesideFrozenExpertsTrainLikeOneRankToTheBit) {
 TEST(ExpertsContract, AdaptersBesideFrozenExpertsOnTensorAndContextRanks) {
   for (const char* axis : {"tp", "sp", "cp"}) {
     TrainOptions o = small_experts();
-    o.family = "llama";
-    o.lora_rank = 2;
-    o.lora_targets = "all";
-    o.shared_experts = 1;
-    o.dp = o.ep = 2;
-    (axis == std::string("cp") ? o.cp : o.tp) = 2;
-    o.sp = axis == std::string("sp");
-    o.dtype = "fp64";
-    o.zero = o.sp ? 3 : 1;
+    o["family"] = "llama";
+    o["lora_rank"] = 2;
+    o["lora_targets"] = "all";
+    o["shared_experts"] = 1;
+    o["dp"] = o["ep"] = 2;
+    o[axis == std::string("cp") ? "cp" : "tp"] = 2;
+    o["sp"] = axis == std::string("sp");
+    o["dtype"] = "fp64";
+    o["zero"] = o.plan.sp ? 3 : 1;
     expect_passes(o);
   }
 }
@@ -116,11 +116,11 @@ TEST(ExpertsContract, AdaptersBesideFrozenExpertsOnTensorAndContextRanks) {
 // A bit of an expert that should have stayed.
 TEST(ExpertsContract, AFrozenExpertThatChangesIsSeen) {
   TrainOptions o = small_experts();
-  o.lora_rank = 2;
-  o.dp = o.ep = 2;
-  o.family = "llama";
+  o["lora_rank"] = 2;
+  o["dp"] = o["ep"] = 2;
+  o["family"] = "llama";
   for (const int64_t zero : {0, 3}) {
-    o.zero = zero;
+    o["zero"] = zero;
     VerifyHooks hooks;
     hooks.update = [](Trainer& t, const StepReport& report) {
       t.update(report);
@@ -135,14 +135,14 @@ TEST(ExpertsContract, AFrozenExpertThatChangesIsSeen) {
 TEST(ExpertsContract, TensorRanksGatherMatricesOfExperts) {
   for (const int64_t zero : {0, 1, 3}) {
     TrainOptions o = small_experts();
-    o.tp = o.dp = o.ep = 2;
-    o.dtype = "fp64";
-    o.family = zero == 1 ? "gpt2" : "llama";
-    o.sp = zero == 3;
-    o.optimizer = "muon";
-    o.shared_experts = 1;
-    o.ffn = 37;  // which is cut unevenly
-    o.zero = zero;
+    o["tp"] = o["dp"] = o["ep"] = 2;
+    o["dtype"] = "fp64";
+    o["family"] = zero == 1 ? "gpt2" : "llama";
+    o["sp"] = zero == 3;
+    o["optimizer"] = "muon";
+    o["shared_experts"] = 1;
+    o["ffn"] = 37;  // which is cut unevenly
+    o["zero"] = zero;
     expect_passes(o);
   }
 }
@@ -150,9 +150,9 @@ TEST(ExpertsContract, TensorRanksGatherMatricesOfExperts) {
 // An owner among the ranks that have an expert is silent; the owners of all else do their part.
 TEST(ExpertsContract, AnOwnerOfExpertsThatDoesNotSendIsSeen) {
   TrainOptions o = small_experts();
-  o.dp = 4;
-  o.ep = 2;
-  o.optimizer = "muon";
+  o["dp"] = 4;
+  o["ep"] = 2;
+  o["optimizer"] = "muon";
   expect_passes(o);
   VerifyHooks hooks;
   spoil(hooks, {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::broadcast; },
@@ -166,10 +166,10 @@ TEST(ExpertsContract, AnOwnerOfExpertsThatDoesNotSendIsSeen) {
 // Each on its own: experts that few ranks have, cut over two of a group of four, and summed over two groups.
 TEST(ExpertsContract, GroupsThatDoNotSumAreSeen) {
   TrainOptions o = small_experts();
-  o.dp = 8;
-  o.ep = 2;
-  o.zero = 2;
-  o.shard_ranks = 4;
+  o["dp"] = 8;
+  o["ep"] = 2;
+  o["zero"] = 2;
+  o["shard_ranks"] = 4;
   expect_passes(o);
   for (const char* name : {"unsummed-group", "wrong-group", "experts-summed-over-all"}) {
     const VerifyResult r = explain(job_of(o), [&](const Job& j) { return planted(defect(name), j); });

@@ -22,52 +22,56 @@ using ExpertsOverNcclGpu = test::OnGpus;
 
 TrainOptions plan(const std::function<void(TrainOptions&)>& change) {
   TrainOptions o = test::small_plan();
-  o.device = "cuda";
-  o.channels = 16;
-  o.context = 8;
-  o.batch = 8;
-  o.steps = 3;
-  o.experts = 4;
-  o.balance_loss = 0.1;
+  o["device"] = "cuda";
+  o["channels"] = 16;
+  o["context"] = 8;
+  o["batch"] = 8;
+  o["steps"] = 3;
+  o["experts"] = 4;
+  o["balance_loss"] = 0.1;
   change(o);
   return o;
 }
 
 TEST_F(ExpertsTrainingGpu, EveryAxis) {
   for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
-           [](TrainOptions& o) { o.ranks = 1, o.expert_capacity = 0.7, o.shared_experts = 1; },
-           [](TrainOptions& o) { o.ranks = 1, o.dtype = "bf16", o.recompute = "block", o.microbatches = 2; },
-           [](TrainOptions& o) { o.ranks = 2, o.ep = 2, o.dtype = "bf16"; },
-           [](TrainOptions& o) { o.ranks = 4, o.ep = 2, o.zero = 3, o.recompute = "activation"; },
-           [](TrainOptions& o) { o.ranks = 4, o.ep = 4, o.zero = 1, o.family = "llama", o.dtype = "bf16"; },
-           [](TrainOptions& o) { o.dp = 2, o.ep = 2, o.tp = 2, o.sp = true, o.dtype = "fp64"; },
-           [](TrainOptions& o) { o.dp = 2, o.ep = 2, o.tp = 2; },
-           [](TrainOptions& o) { o.dp = 2, o.ep = 2, o.pp = 2, o.microbatches = 2, o.schedule = "zb-h1"; },
-           [](TrainOptions& o) { o.cp = 2, o.ep = 2, o.family = "llama"; },
-           [](TrainOptions& o) { o.cp = 2, o.dp = 2, o.ep = 4, o.expert_capacity = 0.7, o.shared_experts = 1; },
-           [](TrainOptions& o) { o.ranks = 3, o.zero = 2, o.batch = 9; },
-           [](TrainOptions& o) { o.ranks = 2, o.zero = 2, o.offload = "optimizer"; }})
+           [](TrainOptions& o) { o.ranks = 1, o["expert_capacity"] = 0.7, o["shared_experts"] = 1; },
+           [](TrainOptions& o) { o.ranks = 1, o["dtype"] = "bf16", o["recompute"] = "block", o["microbatches"] = 2; },
+           [](TrainOptions& o) { o.ranks = 2, o["ep"] = 2, o["dtype"] = "bf16"; },
+           [](TrainOptions& o) { o.ranks = 4, o["ep"] = 2, o["zero"] = 3, o["recompute"] = "activation"; },
+           [](TrainOptions& o) { o.ranks = 4, o["ep"] = 4, o["zero"] = 1, o["family"] = "llama", o["dtype"] = "bf16"; },
+           [](TrainOptions& o) { o["dp"] = 2, o["ep"] = 2, o["tp"] = 2, o["sp"] = true, o["dtype"] = "fp64"; },
+           [](TrainOptions& o) { o["dp"] = 2, o["ep"] = 2, o["tp"] = 2; },
+           [](TrainOptions& o) {
+             o["dp"] = 2, o["ep"] = 2, o["pp"] = 2, o["microbatches"] = 2, o["schedule"] = "zb-h1";
+           },
+           [](TrainOptions& o) { o["cp"] = 2, o["ep"] = 2, o["family"] = "llama"; },
+           [](TrainOptions& o) {
+             o["cp"] = 2, o["dp"] = 2, o["ep"] = 4, o["expert_capacity"] = 0.7, o["shared_experts"] = 1;
+           },
+           [](TrainOptions& o) { o.ranks = 3, o["zero"] = 2, o["batch"] = 9; },
+           [](TrainOptions& o) { o.ranks = 2, o["zero"] = 2, o["offload"] = "optimizer"; }})
     expect_passes(plan(change));
 }
 
 TrainOptions draw_plan(uint64_t trial) {
   Draw d("experts on a GPU", trial);
   TrainOptions o = plan([](TrainOptions&) {});
-  o.dtype = d.of<const char*>({"fp32", "bf16", "fp64"});
-  o.dp = d.of<int64_t>({1, 2, 4});
-  o.tp = d.of<int64_t>({1, 1, 2});
-  o.cp = d.of<int64_t>({1, 1, 2});
-  if (*o.tp * *o.cp == 1) o.pp = d.of<int64_t>({1, 2});
-  o.sp = *o.tp > 1 && d.between(0, 1) == 1;
-  o.zero = d.between(0, 3);
-  o.microbatches = d.between(1, 2);
-  o.batch = *o.dp * o.microbatches * d.between(1, 2);
-  o.heads = *o.tp * *o.cp;
-  o.channels = *o.heads * 4 * d.between(1, 4);
-  o.family = d.of<const char*>({"gpt2", "llama"});
-  o.recompute = d.of<const char*>({"none", "activation", "block"});
-  do o.experts.reset();  // every trial has some
-  while (test::draw_experts(d, o, *o.dp * *o.cp), !o.experts);
+  o["dtype"] = d.of<const char*>({"fp32", "bf16", "fp64"});
+  o["dp"] = d.of<int64_t>({1, 2, 4});
+  o["tp"] = d.of<int64_t>({1, 1, 2});
+  o["cp"] = d.of<int64_t>({1, 1, 2});
+  if (o.plan.tp * o.plan.cp == 1) o["pp"] = d.of<int64_t>({1, 2});
+  o["sp"] = o.plan.tp > 1 && d.between(0, 1) == 1;
+  o["zero"] = d.between(0, 3);
+  o["microbatches"] = d.between(1, 2);
+  o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
+  o["heads"] = o.plan.tp * o.plan.cp;
+  o["channels"] = o.sizes.heads * 4 * d.between(1, 4);
+  o["family"] = d.of<const char*>({"gpt2", "llama"});
+  o["recompute"] = d.of<const char*>({"none", "activation", "block"});
+  do forget(o, {"experts"});  // every trial has some
+  while (test::draw_experts(d, o, o.plan.dp * o.plan.cp), !o.gives("experts"));
   return o;
 }
 
@@ -79,7 +83,7 @@ TEST_F(ExpertsTrainingGpu, RandomPlans) {
 }
 
 TEST_F(ExpertsTrainingGpu, DefectsAreSeen) {
-  const TrainOptions o = plan([](TrainOptions& p) { p.ranks = 2, p.ep = 2; });
+  const TrainOptions o = plan([](TrainOptions& p) { p.ranks = 2, p["ep"] = 2; });
   for (const char* name : {"misrouted-token", "swapped-expert-counts"}) {
     check_applies(defect(name), job_of(o));
     EXPECT_FALSE(verify(job_of(o), planted(defect(name), job_of(o))).passed()) << name;
@@ -90,17 +94,17 @@ TEST(ExpertsStepGraph, IsNotCaptured) {
   TrainOptions o = plan([](TrainOptions& p) { p.ranks = 1; });
   EXPECT_EQ(no_graph_because(job_of(o), false), "the host must know how many tokens each of the 4 `experts` gets");
   EXPECT_FALSE(steps_without_host(job_of(o), false));
-  o.cuda_graph = "on";
+  o["cuda_graph"] = "on";
   EXPECT_THROW(no_graph_because(job_of(o), false), Error);
-  o.experts.reset();
+  forget(o, {"experts"});
   EXPECT_EQ(no_graph_because(job_of(o), false), "");
 }
 
 std::vector<double> losses_of(const TrainOptions& o) {
   std::vector<double> losses;
   launch(launch_options(job_of(o).plan), [&](Communicator& world) {
-    Trainer trainer(job_of(o), counted_sequences(*o.vocab, *o.context, o.batch, 1), world);
-    for (int64_t i = 0; i < o.steps; ++i) {
+    Trainer trainer(job_of(o), counted_sequences(o.sizes.vocab, o.sizes.context, o.optim.batch, 1), world);
+    for (int64_t i = 0; i < o.optim.steps; ++i) {
       const double loss = trainer.step().loss;
       if (world.rank() == 0) losses.push_back(loss);
     }
@@ -111,11 +115,11 @@ std::vector<double> losses_of(const TrainOptions& o) {
 // Float64, where the order of sums shows in the last digits alone.
 TEST_F(ExpertsOverNcclGpu, RanksTrainLikeOne) {
   if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
-  const TrainOptions one = plan([](TrainOptions& o) { o.ranks = 1, o.dtype = "fp64"; });
+  const TrainOptions one = plan([](TrainOptions& o) { o.ranks = 1, o["dtype"] = "fp64"; });
   const std::vector<double> alone = losses_of(one);
   for (const int64_t zero : {0, 2, 3}) {  // whose collectives run beside the messages of rows
     TrainOptions o = one;
-    o.ranks = 2, o.ep = 2, o.zero = zero, o.backend = "nccl", o.all_reduce = "native";
+    o.ranks = 2, o["ep"] = 2, o["zero"] = zero, o["backend"] = "nccl", o["all_reduce"] = "native";
     const std::vector<double> many = losses_of(o);
     for (size_t step = 0; step < alone.size(); ++step) EXPECT_NEAR(many.at(step), alone[step], 1e-11 * alone[step]);
   }

@@ -31,18 +31,18 @@ constexpr int kFailures = 5, kLate = 3;
 
 std::vector<TrainOptions> plans() {
   TrainOptions o = test::small_plan();
-  o.steps = 4;
+  o["steps"] = 4;
   o.ranks = 3;
-  o.batch = 12;
-  o.microbatches = 2;
-  o.bucket_mb = 0.005;
+  o["batch"] = 12;
+  o["microbatches"] = 2;
+  o["bucket_mb"] = 0.005;
   std::vector<TrainOptions> out;
-  for (o.zero = 0; o.zero <= 3; ++o.zero) out.push_back(o);
-  o.zero = 0;
+  for (o["zero"] = 0; text_of(o.plan.zero) <= 3; ++text_of(o.plan.zero)) out.push_back(o);
+  o["zero"] = 0;
   for (const char* mode : {"dataparallel", "ps-sync"}) {
-    o.dp_mode = mode;
-    o.servers = 2;
-    if (o.dp_mode == "dataparallel") o.servers = 1;
+    o["dp_mode"] = mode;
+    o["servers"] = 2;
+    if (text_of(o.plan.dp_mode) == "dataparallel") o["servers"] = 1;
     out.push_back(o);
   }
   return out;
@@ -55,7 +55,7 @@ std::string train(const TrainOptions& o, const Faults& faults, const Sequences& 
   how.around = with_faults(faults);
   launch(how, [&](Communicator& world) {
     Trainer trainer(job_of(o), sequences, world);
-    while (trainer.steps_done() < o.steps) trainer.step();
+    while (trainer.steps_done() < o.optim.steps) trainer.step();
     for (const NamedTensor& t : whole_values(trainer))
       out.append(reinterpret_cast<const char*>(t.tensor.raw()), static_cast<size_t>(t.tensor.nbytes()));
   });
@@ -63,7 +63,7 @@ std::string train(const TrainOptions& o, const Faults& faults, const Sequences& 
 }
 
 Sequences counted(const TrainOptions& o) {
-  return counted_sequences(*o.vocab, *o.context, o.batch, static_cast<uint64_t>(o.seed));
+  return counted_sequences(o.sizes.vocab, o.sizes.context, o.optim.batch, static_cast<uint64_t>(o.optim.seed));
 }
 
 struct Failure {
@@ -96,15 +96,15 @@ TEST(Faults, ARankThatFailsAtAnyCallIsNamedWithItsCause) {
         EXPECT_TRUE(f.what.starts_with("[rank " + std::to_string(guilty) + "] ") && f.what.ends_with(cause))
             << command_of(o) << ", " << cause << ": " << f.what;
         EXPECT_EQ(f.status, Status::communication);
-        EXPECT_LT(f.seconds, o.timeout / 2) << command_of(o) << ", " << cause;
+        EXPECT_LT(f.seconds, o.plan.timeout / 2) << command_of(o) << ", " << cause;
       }
 }
 
 // Between communications: a rank's data cannot be read.
 TEST(Faults, ARankWhoseDataFailsEndsTheOthers) {
   for (const TrainOptions& o : plans()) {
-    const int64_t part = o.batch / 3;
-    const int guilty = o.dp_mode == "dataparallel" ? 0 : 1;
+    const int64_t part = o.optim.batch / 3;
+    const int guilty = text_of(o.plan.dp_mode) == "dataparallel" ? 0 : 1;
     Sequences sequences = counted(o);
     sequences.load = [=, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
       if (step == 2 && first / part == 1) throw InputError("the file is gone");
@@ -113,7 +113,7 @@ TEST(Faults, ARankWhoseDataFailsEndsTheOthers) {
     const Failure f = failure(o, {}, sequences);
     EXPECT_EQ(f.what, "[rank " + std::to_string(guilty) + "] the file is gone") << command_of(o);
     EXPECT_EQ(f.status, Status::input);
-    EXPECT_LT(f.seconds, o.timeout / 2);
+    EXPECT_LT(f.seconds, o.plan.timeout / 2);
   }
 }
 
@@ -144,7 +144,7 @@ TEST(Faults, ALossThatIsNoNumberOnOneRankEndsAllInTheSameStep) {
 
 TEST(Faults, ALostCallIsAnErrorAndNoHang) {
   for (TrainOptions o : plans()) {
-    o.timeout = 0.5;
+    o["timeout"] = 0.5;
     for (const int64_t call : {2, 9}) {
       const Failure f = failure(o, {{1, {{.kind = Fault::Kind::drop, .call = call}}}}, counted(o));
       EXPECT_NE(f.what, "nothing was thrown") << command_of(o) << ", call " << call;

@@ -37,7 +37,7 @@ Saved bytes_of(const std::vector<NamedTensor>& tensors) {
 
 // Tensors that a run begins with and keeps for its optimizer, as a checkpoint has them: rank 0's.
 Saved whole_run(const TrainOptions& o, const std::function<void(Trainer&)>& before) {
-  const Sequences sequences = counted_sequences(*o.vocab, *o.context, o.batch, 1);
+  const Sequences sequences = counted_sequences(o.sizes.vocab, o.sizes.context, o.optim.batch, 1);
   Saved saved;
   launch(launch_options(job_of(o).plan), [&](Communicator& world) {
     Trainer trainer(job_of(o), sequences, world);
@@ -51,7 +51,7 @@ Saved whole_run(const TrainOptions& o, const std::function<void(Trainer&)>& befo
 
 TrainOptions plan(const std::function<void(TrainOptions&)>& change) {
   TrainOptions o = small_plan();
-  o.steps = 4;
+  o["steps"] = 4;
   change(o);
   return o;
 }
@@ -60,37 +60,37 @@ std::vector<TrainOptions> layouts() {
   return {plan([](TrainOptions& o) { o.ranks = 1; }),
           plan([](TrainOptions& o) {
             o.ranks = 4;
-            o.tp = 2;
+            o["tp"] = 2;
           }),
           plan([](TrainOptions& o) {
             o.ranks = 4;
-            o.tp = 2;
-            o.sp = true;
-            o.zero = 3;
-            o.dtype = "bf16";
+            o["tp"] = 2;
+            o["sp"] = true;
+            o["zero"] = 3;
+            o["dtype"] = "bf16";
           }),
           plan([](TrainOptions& o) {
             o.ranks = 4;
-            o.pp = 2;
-            o.zero = 1;
-            o.microbatches = 2;
+            o["pp"] = 2;
+            o["zero"] = 1;
+            o["microbatches"] = 2;
           }),
           plan([](TrainOptions& o) {
             o.ranks = 3;
-            o.zero = 2;
-            o.optimizer = "sgd";
+            o["zero"] = 2;
+            o["optimizer"] = "sgd";
           }),
           plan([](TrainOptions& o) {
             o.ranks = 2;
-            o.dp_mode = "ps-sync";
-            o.servers = 2;
+            o["dp_mode"] = "ps-sync";
+            o["servers"] = 2;
           })};
 }
 
 TEST_F(TrainingGpu, BeginsAndSavesAsOnTheCpu) {
   for (TrainOptions o : layouts()) {
     const Saved expected = whole_run(o, [](Trainer&) {});
-    o.device = "cuda";
+    o["device"] = "cuda";
     EXPECT_TRUE(whole_run(o, [](Trainer&) {}) == expected) << test::command_of(o);
   }
 }
@@ -110,7 +110,7 @@ TEST_F(TrainingGpu, ReadsWhatWasSaved) {
     return reader_of(bytes, dtype);
   };
   for (TrainOptions o : layouts()) {
-    o.device = "cuda";
+    o["device"] = "cuda";
     const Saved found = whole_run(o, [&](Trainer& trainer) {
       read_values(trainer.strategy().residents(), source);
       read_state(trainer.optimizer(), source);
@@ -122,28 +122,30 @@ TEST_F(TrainingGpu, ReadsWhatWasSaved) {
 
 TEST_F(TrainingGpu, LayoutsTrainLikeOneRank) {
   for (TrainOptions o : layouts()) {
-    o.device = "cuda";
+    o["device"] = "cuda";
     expect_passes(o);
   }
 }
 
 TEST_F(TrainingGpu, EveryAxisAndSchedule) {
   for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
-           [](TrainOptions& o) { o.ranks = 4, o.dp = 2, o.tp = 2; },
-           [](TrainOptions& o) { o.ranks = 2, o.pp = 2, o.microbatches = 4; },
-           [](TrainOptions& o) { o.ranks = 2, o.pp = 2, o.microbatches = 3, o.schedule = "zb-h1"; },
-           [](TrainOptions& o) { o.ranks = 2, o.cp = 2; },
-           [](TrainOptions& o) { o.ranks = 2, o.cp = 2, o.cp_mode = "ulysses"; },
-           [](TrainOptions& o) { o.ranks = 2, o.cp = 2, o.document_mask = true, o.vocab = 12; },
-           [](TrainOptions& o) { o.ranks = 2, o.pp = 2, o.document_mask = true, o.vocab = 12, o.family = "llama"; },
-           [](TrainOptions& o) { o.ranks = 3, o.all_reduce = "ring"; },
-           [](TrainOptions& o) { o.ranks = 3, o.all_reduce = "tree", o.bucket_mb = 0.001; },
-           [](TrainOptions& o) { o.ranks = 2, o.dp_mode = "dataparallel"; },
-           [](TrainOptions& o) { o.ranks = 2, o.recompute = "block", o.dtype = "bf16"; },
-           [](TrainOptions& o) { o.ranks = 2, o.zero = 2, o.offload = "optimizer", o.dtype = "bf16"; },
-           [](TrainOptions& o) { o.ranks = 2, o.dtype = "fp64"; }}) {
+           [](TrainOptions& o) { o.ranks = 4, o["dp"] = 2, o["tp"] = 2; },
+           [](TrainOptions& o) { o.ranks = 2, o["pp"] = 2, o["microbatches"] = 4; },
+           [](TrainOptions& o) { o.ranks = 2, o["pp"] = 2, o["microbatches"] = 3, o["schedule"] = "zb-h1"; },
+           [](TrainOptions& o) { o.ranks = 2, o["cp"] = 2; },
+           [](TrainOptions& o) { o.ranks = 2, o["cp"] = 2, o["cp_mode"] = "ulysses"; },
+           [](TrainOptions& o) { o.ranks = 2, o["cp"] = 2, o["document_mask"] = true, o["vocab"] = 12; },
+           [](TrainOptions& o) {
+             o.ranks = 2, o["pp"] = 2, o["document_mask"] = true, o["vocab"] = 12, o["family"] = "llama";
+           },
+           [](TrainOptions& o) { o.ranks = 3, o["all_reduce"] = "ring"; },
+           [](TrainOptions& o) { o.ranks = 3, o["all_reduce"] = "tree", o["bucket_mb"] = 0.001; },
+           [](TrainOptions& o) { o.ranks = 2, o["dp_mode"] = "dataparallel"; },
+           [](TrainOptions& o) { o.ranks = 2, o["recompute"] = "block", o["dtype"] = "bf16"; },
+           [](TrainOptions& o) { o.ranks = 2, o["zero"] = 2, o["offload"] = "optimizer", o["dtype"] = "bf16"; },
+           [](TrainOptions& o) { o.ranks = 2, o["dtype"] = "fp64"; }}) {
     TrainOptions o = plan(change);
-    o.device = "cuda";
+    o["device"] = "cuda";
     expect_passes(o);
   }
 }
@@ -151,20 +153,22 @@ TEST_F(TrainingGpu, EveryAxisAndSchedule) {
 // Parts of matrices go to their owners and back, and owners make the bits of one rank.
 TEST_F(TrainingGpu, OwnersOfMatrices) {
   for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
-           [](TrainOptions& o) { o.ranks = 1, o.microbatches = 2; },
-           [](TrainOptions& o) { o.ranks = 3, o.dtype = "bf16"; },
-           [](TrainOptions& o) { o.ranks = 2, o.zero = 1, o.microbatches = 2, o.family = "llama", o.ffn = 37; },
-           [](TrainOptions& o) { o.ranks = 3, o.zero = 2, o.dtype = o.grad_dtype = "bf16"; },
-           [](TrainOptions& o) { o.ranks = 4, o.zero = 3, o.shard_ranks = 2; },
-           [](TrainOptions& o) { o.ranks = 2, o.zero = 3, o.offload = "parameters"; },
-           [](TrainOptions& o) { o.ranks = 2, o.zero = 2, o.offload = "optimizer", o.dtype = "bf16"; },
-           [](TrainOptions& o) { o.ranks = 4, o.tp = 2, o.family = "llama", o.ffn = 37; },
-           [](TrainOptions& o) { o.ranks = 4, o.tp = 2, o.zero = 3, o.dtype = "fp64"; },
-           [](TrainOptions& o) { o.ranks = 4, o.pp = 2, o.zero = 1, o.microbatches = 2; },
-           [](TrainOptions& o) { o.ranks = 2, o.dp_mode = "dataparallel"; }}) {
+           [](TrainOptions& o) { o.ranks = 1, o["microbatches"] = 2; },
+           [](TrainOptions& o) { o.ranks = 3, o["dtype"] = "bf16"; },
+           [](TrainOptions& o) {
+             o.ranks = 2, o["zero"] = 1, o["microbatches"] = 2, o["family"] = "llama", o["ffn"] = 37;
+           },
+           [](TrainOptions& o) { o.ranks = 3, o["zero"] = 2, o["dtype"] = o["grad_dtype"] = "bf16"; },
+           [](TrainOptions& o) { o.ranks = 4, o["zero"] = 3, o["shard_ranks"] = 2; },
+           [](TrainOptions& o) { o.ranks = 2, o["zero"] = 3, o["offload"] = "parameters"; },
+           [](TrainOptions& o) { o.ranks = 2, o["zero"] = 2, o["offload"] = "optimizer", o["dtype"] = "bf16"; },
+           [](TrainOptions& o) { o.ranks = 4, o["tp"] = 2, o["family"] = "llama", o["ffn"] = 37; },
+           [](TrainOptions& o) { o.ranks = 4, o["tp"] = 2, o["zero"] = 3, o["dtype"] = "fp64"; },
+           [](TrainOptions& o) { o.ranks = 4, o["pp"] = 2, o["zero"] = 1, o["microbatches"] = 2; },
+           [](TrainOptions& o) { o.ranks = 2, o["dp_mode"] = "dataparallel"; }}) {
     TrainOptions o = plan(change);
-    o.device = "cuda";
-    o.optimizer = "muon";
+    o["device"] = "cuda";
+    o["optimizer"] = "muon";
     expect_passes(o);
   }
 }
@@ -172,12 +176,13 @@ TEST_F(TrainingGpu, OwnersOfMatrices) {
 // A model whose matrices are larger than what its passes keep; without what a library may take.
 TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
   for (const int64_t zero : {0, 1}) {
-    TrainOptions o = plan([&](TrainOptions& p) { p.zero = zero, p.ranks = 3, p.channels = 64, p.context = 8; });
-    o.device = "cuda";
-    o.batch = 3;
-    o.steps = 2;
+    TrainOptions o =
+        plan([&](TrainOptions& p) { p["zero"] = zero, p.ranks = 3, p["channels"] = 64, p["context"] = 8; });
+    o["device"] = "cuda";
+    o["batch"] = 3;
+    o["steps"] = 2;
     const auto peaks = [&](const char* optimizer) {
-      o.optimizer = optimizer;
+      o["optimizer"] = optimizer;
       const VerifyResult r = verify(job_of(o));
       EXPECT_TRUE(r.passed()) << test::command_of(o);
       for (size_t rank = 0; test::emulated() && rank < r.peak.size(); ++rank)
@@ -192,20 +197,24 @@ TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
 TEST_F(TrainingGpu, RanksThatTrainAlone) {
   for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
            [](TrainOptions& o) { o.ranks = 3; },
-           [](TrainOptions& o) { o.ranks = 2, o.outer_momentum = 0, o.optimizer = "sgd", o.dtype = "fp64"; },
-           [](TrainOptions& o) { o.ranks = 2, o.sync_fragments = 2, o.dtype = "bf16", o.clip = 0.1; },
-           [](TrainOptions& o) { o.ranks = 2, o.sync_fragments = 2, o.channels = 24, o.dtype = o.grad_dtype = "bf16"; },
-           [](TrainOptions& o) { o.ranks = 3, o.offload = "optimizer", o.dtype = "bf16", o.all_reduce = "ring"; },
-           [](TrainOptions& o) { o.ranks = 2, o.optimizer = "muon", o.untied = true, o.microbatches = 2; },
-           [](TrainOptions& o) { o.ranks = 2, o.lora_rank = 2; },
-           [](TrainOptions& o) { o.ranks = 4, o.pp = 2, o.sync_fragments = 2, o.microbatches = 2; },
-           [](TrainOptions& o) { o.ranks = 4, o.tp = 2, o.all_reduce = "tree"; },
-           [](TrainOptions& o) { o.ranks = 4, o.cp = 2, o.cp_mode = "ulysses", o.dtype = "bf16"; }}) {
+           [](TrainOptions& o) { o.ranks = 2, o["outer_momentum"] = 0, o["optimizer"] = "sgd", o["dtype"] = "fp64"; },
+           [](TrainOptions& o) { o.ranks = 2, o["sync_fragments"] = 2, o["dtype"] = "bf16", o["clip"] = 0.1; },
+           [](TrainOptions& o) {
+             o.ranks = 2, o["sync_fragments"] = 2, o["channels"] = 24, o["dtype"] = o["grad_dtype"] = "bf16";
+           },
+           [](TrainOptions& o) {
+             o.ranks = 3, o["offload"] = "optimizer", o["dtype"] = "bf16", o["all_reduce"] = "ring";
+           },
+           [](TrainOptions& o) { o.ranks = 2, o["optimizer"] = "muon", o["untied"] = true, o["microbatches"] = 2; },
+           [](TrainOptions& o) { o.ranks = 2, o["lora_rank"] = 2; },
+           [](TrainOptions& o) { o.ranks = 4, o["pp"] = 2, o["sync_fragments"] = 2, o["microbatches"] = 2; },
+           [](TrainOptions& o) { o.ranks = 4, o["tp"] = 2, o["all_reduce"] = "tree"; },
+           [](TrainOptions& o) { o.ranks = 4, o["cp"] = 2, o["cp_mode"] = "ulysses", o["dtype"] = "bf16"; }}) {
     TrainOptions o = plan(change);
-    o.steps = 5;
-    o.device = "cuda";
-    o.dp_mode = "diloco";
-    o.sync_every = 2;
+    o["steps"] = 5;
+    o["device"] = "cuda";
+    o["dp_mode"] = "diloco";
+    o["sync_every"] = 2;
     expect_passes(o);
   }
 }
@@ -220,8 +229,8 @@ TEST(Verifiable, ChoosesKernelsThatPromiseBits) {
 // A defect is seen there too.
 TEST_F(TrainingGpu, DefectsAreSeen) {
   TrainOptions o = plan([](TrainOptions& p) { p.ranks = 2; });
-  o.device = "cuda";
-  o.clip = 0.1;
+  o["device"] = "cuda";
+  o["clip"] = 0.1;
   for (const char* name : {"skipped-microbatch", "unclipped-rank", "stale-part"}) {
     check_applies(defect(name), job_of(o));
     EXPECT_FALSE(verify(job_of(o), planted(defect(name), job_of(o))).passed()) << name;

@@ -18,50 +18,50 @@ using test::small_plan;
 // Every random plan draws these alike.
 TrainOptions draw_model(Draw& d) {
   TrainOptions o = small_plan();
-  o.vocab = d.between(5, 70);
-  o.dropout = d.of({0.0, 0.1, 0.3});
-  o.optimizer = d.of<const char*>({"sgd", "adam", "adamw"});
-  o.momentum = d.of({0.0, 0.9});
-  o.clip = d.of({0.0, 0.5, 1.0});
-  o.recompute = d.of<const char*>({"none", "none", "activation", "activation+norm", "attention", "block"});
-  o.seed = d.between(0, 1 << 20);
-  o.lr = o.optimizer == "sgd" ? 0.3 : 0.01;
-  o.timeout = 60;
+  o["vocab"] = d.between(5, 70);
+  o["dropout"] = d.of({0.0, 0.1, 0.3});
+  o["optimizer"] = d.of<const char*>({"sgd", "adam", "adamw"});
+  o["momentum"] = d.of({0.0, 0.9});
+  o["clip"] = d.of({0.0, 0.5, 1.0});
+  o["recompute"] = d.of<const char*>({"none", "none", "activation", "activation+norm", "attention", "block"});
+  o["seed"] = d.between(0, 1 << 20);
+  o["lr"] = text_of(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
+  o["timeout"] = 60;
   return o;
 }
 
 void draw_pipeline(Draw& d, TrainOptions& o, int64_t ranks) {
-  o.pp = ranks;
+  o["pp"] = ranks;
   const auto& names = schedule_names();
-  o.schedule = names[static_cast<size_t>(d.between(0, static_cast<int64_t>(names.size()) - 1))];
-  o.microbatches = d.between(1, 6);
-  int64_t chunks = is_v(*value_named<ScheduleKind>(kScheduleNames, o.schedule)) ? 2 : 1;
-  if (o.schedule == "interleaved") {
-    o.chunks = chunks = d.between(1, 3);
-    o.microbatches = ranks * d.between(1, 2);
+  o["schedule"] = names[static_cast<size_t>(d.between(0, static_cast<int64_t>(names.size()) - 1))];
+  o["microbatches"] = d.between(1, 6);
+  int64_t chunks = is_v(*value_named<ScheduleKind>(kScheduleNames, text_of(o.plan.schedule))) ? 2 : 1;
+  if (text_of(o.plan.schedule) == "interleaved") {
+    o["chunks"] = chunks = d.between(1, 3);
+    o["microbatches"] = ranks * d.between(1, 2);
   }
-  o.layers = ranks * chunks + d.between(0, 2);
+  o["layers"] = ranks * chunks + d.between(0, 2);
 }
 
 // Pipelines with DDP or a stage of ZeRO.
 TrainOptions draw_exact_plan(uint64_t trial) {
   Draw d("pipelines", trial);
   TrainOptions o = draw_model(d);
-  o.heads = d.between(1, 3);
-  o.channels = *o.heads * 4 * d.between(1, 4);
-  o.context = d.between(3, 14);
+  o["heads"] = d.between(1, 3);
+  o["channels"] = o.sizes.heads * 4 * d.between(1, 4);
+  o["context"] = d.between(3, 14);
   draw_pipeline(d, o, d.between(1, 4));
-  o.dp = d.of<int64_t>({1, 1, 2, 3});
-  o.batch = *o.dp * o.microbatches * d.between(1, 2);
-  o.dtype = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
-  o.grad_dtype = o.dtype == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
-  o.zero = d.between(0, 3);
-  o.all_reduce = d.of<const char*>({"direct", "direct", "ring", "tree", "root"});
-  o.bucket_mb = d.of({1e-6, 0.001, 4.0});
+  o["dp"] = d.of<int64_t>({1, 1, 2, 3});
+  o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
+  o["dtype"] = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
+  o["grad_dtype"] = text_of(o.optim.dtype) == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
+  o["zero"] = d.between(0, 3);
+  o["all_reduce"] = d.of<const char*>({"direct", "direct", "ring", "tree", "root"});
+  o["bucket_mb"] = d.of({1e-6, 0.001, 4.0});
   test::draw_family(d, o);
-  test::draw_experts(d, o, *o.dp);
-  if (o.dtype == "bf16") o.state_dtype = d.of<const char*>({"fp32", "bf16"});
-  test::draw_replicas(d, o, *o.dp * o.cp.value_or(1));
+  test::draw_experts(d, o, o.plan.dp);
+  if (text_of(o.optim.dtype) == "bf16") o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
+  test::draw_replicas(d, o, o.plan.dp * o.plan.cp);
   return o;
 }
 
@@ -75,34 +75,34 @@ TEST(MeshContract, PipelinesTrainLikeOneRankToTheBit) {
 // Sizes of the axes, with at least one rank on a tensor or context axis and 16 at most in all.
 void draw_mesh(Draw& d, TrainOptions& o) {
   do {
-    o.tp = d.of<int64_t>({1, 2, 2, 3, 4});
-    o.cp = d.of<int64_t>({1, 1, 2, 3});
-    o.dp = d.of<int64_t>({1, 1, 2});
-    o.pp = d.of<int64_t>({1, 1, 2, 3});
-  } while (*o.tp * *o.cp == 1 || *o.tp * *o.cp * *o.dp * *o.pp > 16);
+    o["tp"] = d.of<int64_t>({1, 2, 2, 3, 4});
+    o["cp"] = d.of<int64_t>({1, 1, 2, 3});
+    o["dp"] = d.of<int64_t>({1, 1, 2});
+    o["pp"] = d.of<int64_t>({1, 1, 2, 3});
+  } while (o.plan.tp * o.plan.cp == 1 || o.plan.tp * o.plan.cp * o.plan.dp * o.plan.pp > 16);
 }
 
 TrainOptions draw_split_plan(uint64_t trial) {
   Draw d("products", trial);
   TrainOptions o = draw_model(d);
   draw_mesh(d, o);
-  if (*o.pp > 1)
-    draw_pipeline(d, o, *o.pp);
+  if (o.plan.pp > 1)
+    draw_pipeline(d, o, o.plan.pp);
   else
-    o.layers = d.between(1, 3);
-  o.cp_mode = d.of<const char*>({"ring", "ulysses"});
-  o.sp = d.between(0, 1) == 1;
-  const int64_t unit = *o.tp * (o.cp_mode == "ulysses" ? *o.cp : 1);
-  o.heads = unit * d.between(1, 3);
-  o.channels = *o.heads * 4 * d.between(1, 3);
-  o.context = 2 * *o.cp * *o.tp * d.between(1, 2);
-  o.batch = *o.dp * o.microbatches * d.between(1, 2);
-  o.zero = d.between(0, 3);
-  o.all_reduce = d.of<const char*>({"direct", "direct", "ring", "tree", "root"});
-  o.dtype = d.of<const char*>({"fp64", "fp64", "fp64", "fp32", "bf16"});
-  o.steps = 4;
+    o["layers"] = d.between(1, 3);
+  o["cp_mode"] = d.of<const char*>({"ring", "ulysses"});
+  o["sp"] = d.between(0, 1) == 1;
+  const int64_t unit = o.plan.tp * (text_of(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
+  o["heads"] = unit * d.between(1, 3);
+  o["channels"] = o.sizes.heads * 4 * d.between(1, 3);
+  o["context"] = 2 * o.plan.cp * o.plan.tp * d.between(1, 2);
+  o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
+  o["zero"] = d.between(0, 3);
+  o["all_reduce"] = d.of<const char*>({"direct", "direct", "ring", "tree", "root"});
+  o["dtype"] = d.of<const char*>({"fp64", "fp64", "fp64", "fp32", "bf16"});
+  o["steps"] = 4;
   test::draw_family(d, o, unit);
-  test::draw_experts(d, o, *o.dp * *o.cp);
+  test::draw_experts(d, o, o.plan.dp * o.plan.cp);
   return o;
 }
 
@@ -117,11 +117,11 @@ TEST(MeshContract, ProductsOfAllAxesTrainLikeOneRank) {
 TEST(MeshContract, EachScheduleAlone) {
   for (const std::string& name : schedule_names()) {
     TrainOptions o = small_plan();
-    o.schedule = name;
-    o.pp = 2;
-    o.layers = 4;
-    o.microbatches = 4;
-    o.batch = 8;
+    o["schedule"] = name;
+    o["pp"] = 2;
+    o["layers"] = 4;
+    o["microbatches"] = 4;
+    o["batch"] = 8;
     expect_passes(o);
   }
 }
@@ -129,28 +129,28 @@ TEST(MeshContract, EachScheduleAlone) {
 TEST(MeshContract, EachSplitAlone) {
   for (const bool sp : {false, true}) {
     TrainOptions o = small_plan();
-    o.dtype = "fp64";
-    o.tp = 2;
-    o.sp = sp;
+    o["dtype"] = "fp64";
+    o["tp"] = 2;
+    o["sp"] = sp;
     expect_passes(o);
   }
   for (const char* mode : {"ring", "ulysses"}) {
     TrainOptions o = small_plan();
-    o.dtype = "fp64";
-    o.cp = 2;
-    o.cp_mode = mode;
+    o["dtype"] = "fp64";
+    o["cp"] = 2;
+    o["cp_mode"] = mode;
     expect_passes(o);
   }
 }
 
 TEST(MeshContract, TheLossFallsUnderAllFourAxes) {
   TrainOptions o = small_plan();
-  o.pp = o.dp = o.cp = o.tp = 2;
-  o.sp = true;
-  o.zero = 1;
-  o.microbatches = 2;
-  o.batch = 12;
-  o.steps = 40;
+  o["pp"] = o["dp"] = o["cp"] = o["tp"] = 2;
+  o["sp"] = true;
+  o["zero"] = 1;
+  o["microbatches"] = 2;
+  o["batch"] = 12;
+  o["steps"] = 40;
   const VerifyResult r = verify(job_of(o));
   EXPECT_TRUE(r.passed()) << r.failures.front();
   EXPECT_LT(r.losses.back(), r.losses.front() - 0.2);

@@ -23,12 +23,12 @@ bool is_caught(const TrainOptions& o, std::string_view name) {
 }
 
 void expect_caught(std::string_view mutation, TrainOptions o) {
-  o.steps = 3;
+  o["steps"] = 3;
   o.ranks = 3;
-  o.microbatches = 2;
-  o.batch = 12;
-  o.clip = 0.1;
-  o.timeout = 5;
+  o["microbatches"] = 2;
+  o["batch"] = 12;
+  o["clip"] = 0.1;
+  o["timeout"] = 5;
   ASSERT_TRUE(verify(job_of(o)).passed()) << command_of(o);
   EXPECT_TRUE(is_caught(o, mutation)) << mutation << ": " << command_of(o);
 }
@@ -38,8 +38,8 @@ void expect_caught_by_all(std::string_view mutation) {
   for (const char* optimizer : {"sgd", "adamw"})
     for (int64_t zero = 0; zero <= 3; ++zero) {
       TrainOptions o = small_plan();
-      o.optimizer = optimizer;
-      o.zero = zero;
+      o["optimizer"] = optimizer;
+      o["zero"] = zero;
       expect_caught(mutation, o);
     }
 }
@@ -55,7 +55,7 @@ TEST(Mutation, ARankThatDoesNotClipIsCaught) { expect_caught_by_all("unclipped-r
 TEST(Mutation, OtherStrategiesCatchThemToo) {
   for (const char* mode : {"dataparallel", "ps-sync"}) {
     TrainOptions o = small_plan();
-    o.dp_mode = mode;
+    o["dp_mode"] = mode;
     for (const char* mutation : {"gradients-divided-twice", "skipped-microbatch", "shifted-sequences"})
       expect_caught(mutation, o);
   }
@@ -66,13 +66,13 @@ void expect_caught_on(std::string_view mutation, const std::function<void(TrainO
   for (const char* optimizer : {"sgd", "adamw"})
     for (const char* dtype : {"fp64", "fp32"}) {
       TrainOptions o = small_plan();
-      o.optimizer = optimizer;
-      o.dtype = dtype;
-      o.steps = 3;
-      o.microbatches = 2;
-      o.batch = 8;
-      o.clip = 0.1;
-      o.timeout = 5;
+      o["optimizer"] = optimizer;
+      o["dtype"] = dtype;
+      o["steps"] = 3;
+      o["microbatches"] = 2;
+      o["batch"] = 8;
+      o["clip"] = 0.1;
+      o["timeout"] = 5;
       choose(o);
       ASSERT_TRUE(verify(job_of(o)).passed()) << command_of(o);
       EXPECT_TRUE(is_caught(o, mutation)) << mutation << ": " << command_of(o);
@@ -80,56 +80,56 @@ void expect_caught_on(std::string_view mutation, const std::function<void(TrainO
 }
 
 TEST(Mutation, AnInputGradientThatIsNotSummedIsCaught) {
-  expect_caught_on("missing-input-gradient-sum", [](TrainOptions& o) { o.tp = 2; });
+  expect_caught_on("missing-input-gradient-sum", [](TrainOptions& o) { o["tp"] = 2; });
 }
 TEST(Mutation, ANormGradientThatIsNotSummedIsCaught) {
   expect_caught_on("unsummed-norm-weight", [](TrainOptions& o) {
-    o.tp = 2;
-    o.sp = true;
+    o["tp"] = 2;
+    o["sp"] = true;
   });
 }
 TEST(Mutation, AWrongMaskAcrossContextRanksIsCaught) {
-  expect_caught_on("wrong-causal-mask", [](TrainOptions& o) { o.cp = 2; });
+  expect_caught_on("wrong-causal-mask", [](TrainOptions& o) { o["cp"] = 2; });
 }
 TEST(Mutation, AHeadNormThatIsNotSummedIsCaught) {
   expect_caught_on("unsummed-head-norm", [](TrainOptions& o) {
-    o.family = "llama";
-    o.qk_norm = true;
-    o.tp = 2;
+    o["family"] = "llama";
+    o["qk_norm"] = true;
+    o["tp"] = 2;
   });
 }
 TEST(Mutation, PositionsOfAnotherChunkAreCaught) {
   expect_caught_on("wrong-positions", [](TrainOptions& o) {
-    o.family = "llama";
-    o.cp = 2;
+    o["family"] = "llama";
+    o["cp"] = 2;
   });
 }
 TEST(Mutation, DocumentsOfAnotherSequenceAreCaught) {
   for (const bool pipeline : {false, true})
     expect_caught_on("wrong-documents", [&](TrainOptions& o) {
-      o.document_mask = true;
-      o.vocab = 12;  // one of them ends documents
-      (pipeline ? o.pp : o.cp) = 2;
+      o["document_mask"] = true;
+      o["vocab"] = 12;  // one of them ends documents
+      o[pipeline ? "pp" : "cp"] = 2;
     });
 }
 TEST(Mutation, TargetsOfAnotherMicrobatchAreCaught) {
-  expect_caught_on("other-targets", [](TrainOptions& o) { o.pp = 2; });
+  expect_caught_on("other-targets", [](TrainOptions& o) { o["pp"] = 2; });
 }
 TEST(Mutation, CopiesOfATiedWeightThatAreNotSummedAreCaught) {
-  expect_caught_on("untied-copies", [](TrainOptions& o) { o.pp = 2; });
+  expect_caught_on("untied-copies", [](TrainOptions& o) { o["pp"] = 2; });
 }
 TEST(Mutation, DefectsOfTheDataFamilyAreCaughtInProducts) {
   for (const char* mutation : {"missing-gradient-sum", "gradients-divided-twice", "skipped-microbatch",
                                "shifted-sequences", "stale-part", "unclipped-rank"})
-    expect_caught_on(mutation, [](TrainOptions& o) { o.pp = o.dp = o.tp = 2; });
+    expect_caught_on(mutation, [](TrainOptions& o) { o["pp"] = o["dp"] = o["tp"] = 2; });
 }
 
 // A wrong byte, call, buffer or loss alone, with every bit of the training right.
 TEST(Mutation, CountsAreBoundsOfTheirOwn) {
   TrainOptions o = small_plan();
   o.ranks = 2;
-  o.zero = 2;
-  o.steps = 40;
+  o["zero"] = 2;
+  o["steps"] = 40;
   const VerifyResult good = verify(job_of(o));
   ASSERT_TRUE(good.passed()) << good.failures.front();
   const auto expect_red = [&](const std::function<void(VerifyResult&)>& spoil) {

@@ -21,18 +21,18 @@ using Bytes = std::vector<std::byte>;
 inline TrainOptions over_nccl(int64_t ranks, const std::function<void(TrainOptions&)>& change) {
   TrainOptions o = small_plan();
   o.ranks = ranks;
-  o.backend = "nccl";
-  o.device = "cuda";
-  o.all_reduce = "native";
-  o.dropout = 0.2;
-  o.channels = 16;
-  o.context = 8;
-  o.batch = 8;
-  o.microbatches = 2;
-  o.steps = 8;
-  o.warmup = 3;
-  o.clip = 0.5;  // clips some of these steps
-  o.bucket_mb = 0.002;
+  o["backend"] = "nccl";
+  o["device"] = "cuda";
+  o["all_reduce"] = "native";
+  o["dropout"] = 0.2;
+  o["channels"] = 16;
+  o["context"] = 8;
+  o["batch"] = 8;
+  o["microbatches"] = 2;
+  o["steps"] = 8;
+  o["warmup"] = 3;
+  o["clip"] = 0.5;  // clips some of these steps
+  o["bucket_mb"] = 0.002;
   change(o);
   return o;
 }
@@ -49,58 +49,58 @@ inline std::vector<NcclPlan> all_nccl_plans() {
   return {with("ddp", 2, [](TrainOptions&) {}),
           with("ddp, bf16", 4,
                [](TrainOptions& o) {
-                 o.dtype = o.grad_dtype = "bf16";
-                 o.optimizer = "adam";
+                 o["dtype"] = o["grad_dtype"] = "bf16";
+                 o["optimizer"] = "adam";
                }),
-          with("zero 1", 2, [](TrainOptions& o) { o.zero = 1; }),
-          with("zero 2", 2, [](TrainOptions& o) { o.zero = 2; }),
+          with("zero 1", 2, [](TrainOptions& o) { o["zero"] = 1; }),
+          with("zero 2", 2, [](TrainOptions& o) { o["zero"] = 2; }),
           with("zero 3", 3,
                [](TrainOptions& o) {
-                 o.zero = 3;
-                 o.batch = 6;
-                 o.optimizer = "sgd";
+                 o["zero"] = 3;
+                 o["batch"] = 6;
+                 o["optimizer"] = "sgd";
                }),
           with("zero 3, one micro-batch, blocks again", 2,
                [](TrainOptions& o) {
-                 o.zero = 3;
-                 o.microbatches = 1;
-                 o.recompute = "block";
+                 o["zero"] = 3;
+                 o["microbatches"] = 1;
+                 o["recompute"] = "block";
                }),
-          with("tp", 2, [](TrainOptions& o) { o.tp = 2; }),
-          with("tp and dp", 4, [](TrainOptions& o) { o.tp = 2; }),
+          with("tp", 2, [](TrainOptions& o) { o["tp"] = 2; }),
+          with("tp and dp", 4, [](TrainOptions& o) { o["tp"] = 2; }),
           with("tp and zero 2", 4,
                [](TrainOptions& o) {
-                 o.tp = 2;
-                 o.zero = 2;
+                 o["tp"] = 2;
+                 o["zero"] = 2;
                }),
           with("sp", 2,
                [](TrainOptions& o) {
-                 o.tp = 2;
-                 o.sp = true;
+                 o["tp"] = 2;
+                 o["sp"] = true;
                }),
           with("ulysses", 2,
                [](TrainOptions& o) {
-                 o.cp = 2;
-                 o.cp_mode = "ulysses";
+                 o["cp"] = 2;
+                 o["cp_mode"] = "ulysses";
                }),
           with("ulysses and zero 3", 4,
                [](TrainOptions& o) {
-                 o.cp = 2;
-                 o.cp_mode = "ulysses";
-                 o.zero = 3;
+                 o["cp"] = 2;
+                 o["cp_mode"] = "ulysses";
+                 o["zero"] = 3;
                }),
           with("muon", 3,
                [](TrainOptions& o) {
-                 o.optimizer = "muon";
-                 o.batch = 6;
-                 o.dtype = "bf16";
+                 o["optimizer"] = "muon";
+                 o["batch"] = 6;
+                 o["dtype"] = "bf16";
                }),
           with("muon and tp", 4,
                [](TrainOptions& o) {
-                 o.optimizer = "muon";
-                 o.tp = 2;
+                 o["optimizer"] = "muon";
+                 o["tp"] = 2;
                }),
-          with("two copies of the tied weight", 2, [](TrainOptions& o) { o.schedule = "interleaved"; })};
+          with("two copies of the tied weight", 2, [](TrainOptions& o) { o["schedule"] = "interleaved"; })};
 }
 
 // With TESSERA_DRAW, a number, every third of them.
@@ -125,11 +125,13 @@ inline Bytes bytes_of(Trainer& trainer, const std::vector<FlatUnit>& units) {
 // Parameters that the rank updates; it gets the rest of those that it holds from others.
 inline Bytes own_bytes_of(Trainer& trainer) { return bytes_of(trainer, trainer.strategy().shards()); }
 
-inline Sequences sequences_for(const TrainOptions& o) { return counted_sequences(*o.vocab, *o.context, o.batch, 1); }
+inline Sequences sequences_for(const TrainOptions& o) {
+  return counted_sequences(o.sizes.vocab, o.sizes.context, o.optim.batch, 1);
+}
 
 inline void on_ranks(TrainOptions o, bool captured, const Sequences& sequences,
                      const std::function<void(Trainer&)>& f) {
-  o.cuda_graph = captured ? "on" : "off";
+  o["cuda_graph"] = captured ? "on" : "off";
   launch(launch_options(job_of(o).plan), [&](Communicator& world) {
     Trainer trainer(job_of(o), sequences, world);
     f(trainer);

@@ -19,28 +19,28 @@ using OffloadGpu = test::OnGpu;
 TrainOptions draw_plan(uint64_t trial) {
   Draw d("parameters of the host", trial);
   TrainOptions o = small_plan();
-  o.device = "cuda";
-  o.zero = 3;
-  o.offload = "parameters";
-  o.steps = 2;
-  o.heads = 2 * d.between(1, 2);
-  o.channels = *o.heads * 4 * d.between(1, 3);
-  o.context = 2 * d.between(2, 6);
-  o.vocab = d.between(8, 40);
-  o.dp = d.of<int64_t>({1, 2, 2, 3});
-  if (d.between(0, 2) == 0) o.pp = 2;
-  if (d.between(0, 2) == 0) o.tp = 2;
-  o.layers = 2;
-  o.microbatches = d.between(1, 3);
-  o.batch = *o.dp * o.microbatches * d.between(1, 2);
-  o.dtype = d.of<const char*>({"fp32", "bf16", "fp64"});
-  o.optimizer = d.of<const char*>({"sgd", "adam", "adamw"});
-  o.momentum = d.of({0.0, 0.9});
-  o.lr = o.optimizer == "sgd" ? 0.3 : 0.01;
-  o.recompute = d.of<const char*>({"none", "none", "attention", "block"});
-  if (d.between(0, 2) == 0) o.shard_ranks = d.of<int64_t>({1, *o.dp});
-  o.family = d.of<const char*>({"gpt2", "llama"});
-  o.untied = d.between(0, 1) == 1;
+  o["device"] = "cuda";
+  o["zero"] = 3;
+  o["offload"] = "parameters";
+  o["steps"] = 2;
+  o["heads"] = 2 * d.between(1, 2);
+  o["channels"] = o.sizes.heads * 4 * d.between(1, 3);
+  o["context"] = 2 * d.between(2, 6);
+  o["vocab"] = d.between(8, 40);
+  o["dp"] = d.of<int64_t>({1, 2, 2, 3});
+  if (d.between(0, 2) == 0) o["pp"] = 2;
+  if (d.between(0, 2) == 0) o["tp"] = 2;
+  o["layers"] = 2;
+  o["microbatches"] = d.between(1, 3);
+  o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
+  o["dtype"] = d.of<const char*>({"fp32", "bf16", "fp64"});
+  o["optimizer"] = d.of<const char*>({"sgd", "adam", "adamw"});
+  o["momentum"] = d.of({0.0, 0.9});
+  o["lr"] = text_of(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
+  o["recompute"] = d.of<const char*>({"none", "none", "attention", "block"});
+  if (d.between(0, 2) == 0) o["shard_ranks"] = d.of<int64_t>({1, o.plan.dp});
+  o["family"] = d.of<const char*>({"gpt2", "llama"});
+  o["untied"] = d.between(0, 1) == 1;
   test::draw_adapters(d, o);
   return o;
 }
@@ -48,7 +48,7 @@ TrainOptions draw_plan(uint64_t trial) {
 TEST_F(OffloadGpu, ParametersTrainLikeOneRank) {
   for (uint64_t trial = 0; trial < 5; ++trial) {
     const TrainOptions o = draw_plan(trial);
-    if (o.dtype == "fp64" && !test::has_kernels(DType::float64, Device::cuda)) continue;
+    if (text_of(o.optim.dtype) == "fp64" && !test::has_kernels(DType::float64, Device::cuda)) continue;
     SCOPED_TRACE(test::command_of(o));
     const VerifyResult r = verify(job_of(o));
     EXPECT_TRUE(r.passed()) << (r.failures.empty() ? "" : r.failures.front());
@@ -70,7 +70,7 @@ struct Trained {
 
 Trained trained(const TrainOptions& o) {
   const Job job = job_of(o);
-  const Sequences sequences = counted_sequences(*o.vocab, *o.context, o.batch, 1);
+  const Sequences sequences = counted_sequences(o.sizes.vocab, o.sizes.context, o.optim.batch, 1);
   Trained out;
   launch(launch_options(job.plan), [&](Communicator& world) {
     Trainer trainer(job, sequences, world);
@@ -99,13 +99,13 @@ Trained trained(const TrainOptions& o) {
 TEST_F(OffloadGpu, ParametersAreSavedAsThoseOfTheGpu) {
   for (const char* dtype : {"fp32", "bf16"}) {
     TrainOptions o = small_plan();
-    o.device = "cuda";
-    o.zero = 3;
+    o["device"] = "cuda";
+    o["zero"] = 3;
     o.ranks = 3;
-    o.batch = 6;
-    o.dtype = dtype;
+    o["batch"] = 6;
+    o["dtype"] = dtype;
     const Trained there = trained(o);
-    o.offload = "parameters";
+    o["offload"] = "parameters";
     const Trained here = trained(o);
     EXPECT_FALSE(here.saved.empty());
     EXPECT_TRUE(here.saved == there.saved) << dtype;
@@ -125,10 +125,10 @@ TEST(Offload, ParametersAreRefusedWhereNothingIsGained) {
   };
   TrainOptions o = small_plan();
   o.ranks = 2;
-  o.offload = "parameters";
-  for (o.zero = 0; o.zero < 3; ++o.zero)
+  o["offload"] = "parameters";
+  for (o["zero"] = 0; text_of(o.plan.zero) < 3; ++text_of(o.plan.zero))
     refused(o, fmt::format("`offload`: parameters moves the shards of `zero` 3; expected `zero` 3 beside it, found {}",
-                           o.zero));
+                           text_of(o.plan.zero)));
   refused(o, "`offload`: parameters moves them to the host's memory. With `device` cpu they lie there already");
   refused(o, "expected `device` cuda beside it, found cpu");
 }

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "app/job_of.h"
-#include "app/option_values.h"
 #include "app/options.h"
 
 namespace tessera::test {
@@ -13,13 +12,13 @@ namespace tessera::test {
 // A model that trains twenty steps in a fraction of a second, dropout on, one thread per rank.
 inline TrainOptions small_plan() {
   TrainOptions o = verify_defaults();
-  o.layers = 2;
-  o.heads = 2;
-  o.channels = 32;
-  o.context = 16;
-  o.vocab = 40;
-  o.threads_per_rank = 1;
-  o.timeout = 30;
+  o["layers"] = 2;
+  o["heads"] = 2;
+  o["channels"] = 32;
+  o["context"] = 16;
+  o["vocab"] = 40;
+  o["threads_per_rank"] = 1;
+  o["timeout"] = 30;
   return o;
 }
 

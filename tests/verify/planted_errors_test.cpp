@@ -55,7 +55,7 @@ void expect_bits(const TrainOptions& o) {
   const auto of_values = [](const FlatUnit& unit) { return unit.values; };
   EXPECT_FALSE(passes(after_update([&](Trainer& t) { flip(t.strategy().residents(), of_values); }))) << command_of(o);
   for (const std::string kind : {"m", "v", "master"}) {
-    if (kind == "master" && o.dtype != "bf16") continue;
+    if (kind == "master" && text_of(o.optim.dtype) != "bf16") continue;
     EXPECT_FALSE(passes(after_update([&](Trainer& t) {
       flip(t.strategy().shards(), [&](const FlatUnit& unit) {
         for (const NamedTensor& state : t.optimizer().state())
@@ -65,7 +65,7 @@ void expect_bits(const TrainOptions& o) {
     }))) << kind
          << " of " << command_of(o);
   }
-  if (o.tp.value_or(1) > 1) return;  // gradients are held to a bound there
+  if (o.plan.tp > 1) return;  // gradients are held to a bound there
   EXPECT_FALSE(passes(after_sums([](Trainer& t) {
     flip(t.strategy().shards(), [](const FlatUnit& unit) { return unit.grads; });
   }))) << command_of(o);
@@ -73,9 +73,9 @@ void expect_bits(const TrainOptions& o) {
 
 TrainOptions one_step(const char* dtype) {
   TrainOptions o = small_plan();
-  o.dtype = dtype;
-  o.steps = 1;
-  o.batch = 4;
+  o["dtype"] = dtype;
+  o["steps"] = 1;
+  o["batch"] = 4;
   return o;
 }
 
@@ -84,7 +84,7 @@ TEST_F(PlantedErrors, OneBitIsSeenWhereBitsAreEqual) {
     for (const int64_t zero : {0, 2, 3}) {
       TrainOptions o = one_step(dtype);
       o.ranks = 2;
-      o.zero = zero;
+      o["zero"] = zero;
       expect_bits(o);
     }
 }
@@ -92,7 +92,7 @@ TEST_F(PlantedErrors, OneBitIsSeenWhereBitsAreEqual) {
 TEST_F(PlantedErrors, OneBitOfParametersAndStateIsSeenWhereSumsAreSplit) {
   for (const char* dtype : {"fp32", "bf16"}) {
     TrainOptions o = one_step(dtype);
-    o.tp = 2;
+    o["tp"] = 2;
     o.ranks = 2;
     expect_bits(o);
   }
@@ -114,12 +114,14 @@ TEST_F(PlantedErrors, AGradientMayBeOffByTheBoundAndNoMore) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const bool context : {false, true}) {
       TrainOptions o = one_step(dtype);
-      (context ? o.cp : o.tp) = 2;
+      o[context ? "cp" : "tp"] = 2;
       o.ranks = 2;
       const Job job = job_of(o);
       const VerifyResult right = verify(job);
       ASSERT_TRUE(right.passed()) << command_of(o);
-      const double unit = o.dtype == "fp64" ? 1e-12 : 256 * 1.0609 * std::ldexp(1.0, o.dtype == "bf16" ? -8 : -24);
+      const double unit = text_of(o.optim.dtype) == "fp64"
+                              ? 1e-12
+                              : 256 * 1.0609 * std::ldexp(1.0, text_of(o.optim.dtype) == "bf16" ? -8 : -24);
       EXPECT_LE(right.bound, 1.001 * unit);
       const double own = right.grad_max_rel;  // rounding's
       ASSERT_LT(own, 0.5 * right.bound) << command_of(o);

@@ -18,18 +18,18 @@ using test::small_plan;
 // The smallest model whose weights two ranks of tp can share at bounds of blocks.
 TrainOptions small_qlora(const char* codec = "nf4") {
   TrainOptions o = small_plan();
-  o.family = "llama";
-  o.layers = 2;
-  o.channels = 128;
-  o.head_dim = 64;
-  o.ffn = 128;
-  o.lora_rank = 2;
-  o.lora_targets = "all";
-  o.quantize = codec;
-  if (*o.quantize == "gptq") o.quantize_group = 32;
-  o.steps = 3;
-  o.batch = 4;
-  o.dtype = "fp32";
+  o["family"] = "llama";
+  o["layers"] = 2;
+  o["channels"] = 128;
+  o["head_dim"] = 64;
+  o["ffn"] = 128;
+  o["lora_rank"] = 2;
+  o["lora_targets"] = "all";
+  o["quantize"] = codec;
+  if (text_of(o.sizes.quantize.codec) == "gptq") o["quantize_group"] = 32;
+  o["steps"] = 3;
+  o["batch"] = 4;
+  o["dtype"] = "fp32";
   return o;
 }
 
@@ -38,14 +38,14 @@ TEST(Quantized, EveryStrategyTrainsLikeOneRank) {
     for (int64_t zero = 0; zero <= 3; ++zero) {
       TrainOptions o = small_qlora(codec);
       o.ranks = 2;
-      o.zero = zero;
-      o.microbatches = 2;
+      o["zero"] = zero;
+      o["microbatches"] = 2;
       expect_passes(o);
     }
   for (const char* mode : {"dataparallel", "ps-sync"}) {
     TrainOptions o = small_qlora();
     o.ranks = 2;
-    o.dp_mode = mode;
+    o["dp_mode"] = mode;
     expect_passes(o);
   }
 }
@@ -53,34 +53,34 @@ TEST(Quantized, EveryStrategyTrainsLikeOneRank) {
 TEST(Quantized, AndUnderTheAxesOfTheModel) {
   const auto with = [](const char* codec, const auto& choose) {
     TrainOptions o = small_qlora(codec);
-    o.dtype = "fp64";
+    o["dtype"] = "fp64";
     choose(o);
     expect_passes(o);
   };
   for (const char* codec : {"nf4", "gptq"}) {
-    with(codec, [](TrainOptions& o) { o.tp = 2; });
-    with(codec, [](TrainOptions& o) { o.pp = 2, o.microbatches = 4, o.schedule = "zb-h1"; });
+    with(codec, [](TrainOptions& o) { o["tp"] = 2; });
+    with(codec, [](TrainOptions& o) { o["pp"] = 2, o["microbatches"] = 4, o["schedule"] = "zb-h1"; });
   }
-  with("nf4", [](TrainOptions& o) { o.tp = 2, o.sp = true, o.dp = 2, o.zero = 3; });
-  with("nf4", [](TrainOptions& o) { o.cp = 2, o.recompute = "block"; });
-  with("nf4", [](TrainOptions& o) { o.pp = 2, o.tp = 2, o.microbatches = 2, o.zero = 3; });
-  with("nf4", [](TrainOptions& o) { o.family = "gpt2", o.dtype = "bf16", o.tp = 2; });
+  with("nf4", [](TrainOptions& o) { o["tp"] = 2, o["sp"] = true, o["dp"] = 2, o["zero"] = 3; });
+  with("nf4", [](TrainOptions& o) { o["cp"] = 2, o["recompute"] = "block"; });
+  with("nf4", [](TrainOptions& o) { o["pp"] = 2, o["tp"] = 2, o["microbatches"] = 2, o["zero"] = 3; });
+  with("nf4", [](TrainOptions& o) { o["family"] = "gpt2", o["dtype"] = "bf16", o["tp"] = 2; });
 }
 
 TEST(Quantized, RandomPlansTrainLikeOneRank) {
   for (uint64_t trial = 0; trial < test::plans(4); ++trial) {
     Draw d("quantized", trial);
     TrainOptions o = small_qlora(d.of({"nf4", "gptq"}));
-    o.dtype = d.of<const char*>({"fp64", "fp32", "bf16"});
-    o.family = d.of<const char*>({"gpt2", "llama"});
-    (d.between(0, 1) == 1 ? o.pp : o.cp) = d.between(1, 2);
-    o.tp = d.between(1, 2);
-    o.dp = d.between(1, 2);
-    o.sp = *o.tp > 1 && d.between(0, 1) == 1;
-    o.zero = d.between(0, 3);
-    o.microbatches = d.between(1, 2);
-    o.lora_dropout = d.of({0.0, 0.2});
-    o.recompute = d.of<const char*>({"none", "activation", "attention", "block"});
+    o["dtype"] = d.of<const char*>({"fp64", "fp32", "bf16"});
+    o["family"] = d.of<const char*>({"gpt2", "llama"});
+    o[d.between(0, 1) == 1 ? "pp" : "cp"] = d.between(1, 2);
+    o["tp"] = d.between(1, 2);
+    o["dp"] = d.between(1, 2);
+    o["sp"] = o.plan.tp > 1 && d.between(0, 1) == 1;
+    o["zero"] = d.between(0, 3);
+    o["microbatches"] = d.between(1, 2);
+    o["lora_dropout"] = d.of({0.0, 0.2});
+    o["recompute"] = d.of<const char*>({"none", "activation", "attention", "block"});
     expect_passes(o);
   }
 }
@@ -89,11 +89,12 @@ using QuantizedGpu = test::OnGpu;
 TEST_F(QuantizedGpu, RanksTrainLikeOneRank) {
   for (const char* codec : {"nf4", "gptq"})
     for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
-             [](TrainOptions& o) { o.dp = 2, o.zero = 3, o.dtype = "bf16"; }, [](TrainOptions& o) { o.tp = 2; },
-             [](TrainOptions& o) { o.pp = 2, o.tp = 2, o.microbatches = 2, o.zero = 1; }}) {
+             [](TrainOptions& o) { o["dp"] = 2, o["zero"] = 3, o["dtype"] = "bf16"; },
+             [](TrainOptions& o) { o["tp"] = 2; },
+             [](TrainOptions& o) { o["pp"] = 2, o["tp"] = 2, o["microbatches"] = 2, o["zero"] = 1; }}) {
       TrainOptions o = small_qlora(codec);
       change(o);
-      o.device = "cuda";
+      o["device"] = "cuda";
       expect_passes(o);
     }
 }
@@ -156,7 +157,7 @@ void quantise_by_itself(Packed& p) {
 TEST(Quantized, PlantedDefectsAreCaught) {
   for (const int64_t tp : {1, 2}) {
     TrainOptions o = small_qlora();
-    (tp > 1 ? o.tp : o.dp) = 2;
+    o[tp > 1 ? "tp" : "dp"] = 2;
     EXPECT_FALSE(is_caught(o, [](Packed&) {}));
     EXPECT_TRUE(is_caught(o, take_another_scale));
     if (tp == 1) continue;
@@ -166,8 +167,8 @@ TEST(Quantized, PlantedDefectsAreCaught) {
 
 TEST(Quantized, CutsThroughBlocksAreRefused) {
   TrainOptions o = small_qlora();
-  o.head_dim = 32;
-  o.tp = 2;
+  o["head_dim"] = 32;
+  o["tp"] = 2;
   try {
     verify(job_of(o));
     FAIL() << "32 columns were cut out of blocks of 64";

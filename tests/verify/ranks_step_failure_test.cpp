@@ -59,8 +59,9 @@ TEST_F(RanksStepGraphGpu, ATokenOutsideOnOneRankUpdatesNothing) {
     if (job_of(o).plan.ranks() > gpus) continue;
     constexpr int64_t kAfter = 5;  // launched again
     Sequences sequences = test::sequences_for(o);
-    sequences.load = [good = sequences.load, context = *o.context, last = o.batch - 1, vocab = *o.vocab](
-                         int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
+    sequences.load = [good = sequences.load, context = o.sizes.context, last = o.optim.batch - 1,
+                      vocab = o.sizes.vocab](int64_t step, int64_t first, int64_t count, int32_t* inputs,
+                                             int32_t* targets) {
       good(step, first, count, inputs, targets);
       if (step == kAfter && first <= last && last < first + count)
         inputs[(last - first) * context] = static_cast<int32_t>(vocab + 3);
@@ -85,7 +86,7 @@ TEST_F(RanksStepGraphGpu, ATokenOutsideOnOneRankUpdatesNothing) {
       cause = e.what();
     }
     EXPECT_EQ(ended, job_of(o).plan.ranks()) << name;
-    EXPECT_NE(cause.find(std::to_string(*o.vocab + 3) + " "), std::string::npos) << name << ": " << cause;
+    EXPECT_NE(cause.find(std::to_string(o.sizes.vocab + 3) + " "), std::string::npos) << name << ": " << cause;
     EXPECT_NE(cause.find("is outside [0, "), std::string::npos) << name << ": " << cause;
   }
 }
@@ -102,7 +103,7 @@ std::string failure(const TrainOptions& o, const std::function<void(Trainer&)>& 
 
 // A rank that fails before the meeting, and one that has agreed to a launch and then does not make it.
 TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
-  const TrainOptions o = over_nccl(2, [](TrainOptions& p) { p.tp = 2; });
+  const TrainOptions o = over_nccl(2, [](TrainOptions& p) { p["tp"] = 2; });
   for (const bool agreed : {false, true}) {
     const std::string what = failure(o, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 5; ++step) trainer.step();
@@ -116,7 +117,7 @@ TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
     EXPECT_EQ(what, "[rank 1] the cause");
   }
   TrainOptions hasty = o;
-  hasty.timeout = 1;
+  hasty["timeout"] = 1;
   const std::string what = failure(hasty, [&](Trainer& trainer) {
     for (int64_t step = 0; step < 5; ++step) trainer.step();
     if (trainer.world().rank() == 0) return void(trainer.step());
@@ -128,9 +129,9 @@ TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
 
 std::string reason(int64_t ranks, const std::function<void(TrainOptions&)>& change) {
   TrainOptions o = over_nccl(ranks, change);
-  o.cuda_graph = "auto";
+  o["cuda_graph"] = "auto";
   std::string why = no_graph_because(job_of(o), o.trace);
-  o.cuda_graph = "on";
+  o["cuda_graph"] = "on";
   if (why.empty())
     EXPECT_EQ(no_graph_because(job_of(o), o.trace), "");
   else
@@ -140,11 +141,11 @@ std::string reason(int64_t ranks, const std::function<void(TrainOptions&)>& chan
 
 TEST(RanksStepGraph, SaysWhyNot) {
   EXPECT_EQ(reason(2, [](TrainOptions&) {}), "");
-  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.backend = "threads"; }), "the 2 ranks meet on the host within a step");
-  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.pp = 2; }), "the 2 ranks of `pp` send each other messages");
-  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.cp = 2; }), "the ranks of `cp_mode` ring send each other messages");
+  EXPECT_EQ(reason(2, [](TrainOptions& o) { o["backend"] = "threads"; }), "the 2 ranks meet on the host within a step");
+  EXPECT_EQ(reason(2, [](TrainOptions& o) { o["pp"] = 2; }), "the 2 ranks of `pp` send each other messages");
+  EXPECT_EQ(reason(2, [](TrainOptions& o) { o["cp"] = 2; }), "the ranks of `cp_mode` ring send each other messages");
   EXPECT_EQ(reason(2, [](TrainOptions& o) { o.trace = true; }), "`trace` looks at each pass of a step");
-  EXPECT_EQ(reason(2, [](TrainOptions& o) { o.offload = "optimizer"; }),
+  EXPECT_EQ(reason(2, [](TrainOptions& o) { o["offload"] = "optimizer"; }),
             "`offload` optimizer moves state through the host");
 }
 

@@ -37,7 +37,7 @@ Ran run(const TrainOptions& o, bool captured, const std::function<void(Trainer&,
   ran.ranks.resize(static_cast<size_t>(job_of(o).plan.ranks()));
   on_ranks(o, captured, [&](Trainer& trainer) {
     OneRank& own = ran.ranks[static_cast<size_t>(trainer.world().rank())];
-    for (int64_t step = 0; step < o.steps; ++step) {
+    for (int64_t step = 0; step < o.optim.steps; ++step) {
       if (between) between(trainer, step);
       const StepReport report = trainer.step();
       own.losses.push_back(report.loss);
@@ -46,7 +46,7 @@ Ran run(const TrainOptions& o, bool captured, const std::function<void(Trainer&,
     for (Communicator* c : trainer.communicators()) own.counts.push_back(c->counts());
     own.end = bytes_of(trainer, trainer.strategy().residents());
     if (trainer.world().rank() == 0) ran.replays = trainer.step_record().replays;
-    EXPECT_EQ(trainer.steps_done(), o.steps);
+    EXPECT_EQ(trainer.steps_done(), o.optim.steps);
   });
   return ran;
 }
@@ -64,24 +64,24 @@ TEST_F(RanksStepGraphGpu, ReplaysHaveTheBitsAndCountsOfQueuedSteps) {
       EXPECT_EQ(a.losses, captured.ranks[0].losses) << name;
       EXPECT_EQ(a.norms, captured.ranks[0].norms) << name;
     }
-    EXPECT_GE(captured.replays, o.steps - 3) << name;
+    EXPECT_GE(captured.replays, o.optim.steps - 3) << name;
     EXPECT_EQ(queued.replays, 0) << name;
     const std::vector<double>& norms = queued.ranks[0].norms;
-    EXPECT_GT(*std::max_element(norms.begin(), norms.end()), o.clip) << name;  // some steps are clipped
+    EXPECT_GT(*std::max_element(norms.begin(), norms.end()), o.optim.clip) << name;  // some steps are clipped
   }
 }
 
 // In float64, where the order of sums shows in the last digits alone.
 void expect_like_one(const std::string& name, TrainOptions o, bool captured) {
   if (!test::has_kernels(DType::float64, Device::cuda)) return;
-  o.dtype = "fp64";
-  o.grad_dtype = "fp32";  // which is not asked of float64
-  o.steps = 5;
+  o["dtype"] = "fp64";
+  o["grad_dtype"] = "fp32";  // which is not asked of float64
+  o["steps"] = 5;
   TrainOptions one = o;
   one.ranks = 1;
-  one.tp = one.cp = one.pp = std::nullopt;
-  one.sp = false;
-  one.zero = 0;
+  one["tp"] = one["cp"] = one["pp"] = std::nullopt;
+  one["sp"] = false;
+  one["zero"] = 0;
   const OneRank many = run(o, captured).ranks[0], alone = run(one, true).ranks[0];
   for (size_t step = 0; step < many.losses.size(); ++step) {
     EXPECT_NEAR(many.losses[step], alone.losses[step], 1e-11 * alone.losses[step]) << name;
@@ -99,11 +99,11 @@ TEST_F(RanksStepGraphGpu, RanksThatSendMessagesTrainLikeOne) {
   for (const auto& [ranks, zero, tp, pp] : {std::tuple{2, 1, 1, 1}, {3, 2, 1, 1}, {4, 3, 2, 1}, {4, 1, 1, 2}}) {
     if (ranks > gpus) continue;
     const TrainOptions o = over_nccl(ranks, [&](TrainOptions& p) {
-      p.optimizer = "muon";
-      p.zero = zero;
-      p.tp = tp;
-      p.pp = pp;
-      if (ranks == 3) p.batch = 6;
+      p["optimizer"] = "muon";
+      p["zero"] = zero;
+      p["tp"] = tp;
+      p["pp"] = pp;
+      if (ranks == 3) p["batch"] = 6;
     });
     expect_like_one("muon, zero " + std::to_string(zero), o, false);
   }
@@ -111,7 +111,7 @@ TEST_F(RanksStepGraphGpu, RanksThatSendMessagesTrainLikeOne) {
 
 // One rank's arena has another layout: all queue that step, and capture and launch again together.
 TEST_F(RanksStepGraphGpu, RanksAgreeOnHowTheyMakeAStep) {
-  const TrainOptions o = over_nccl(2, [](TrainOptions& p) { p.steps = 14; });
+  const TrainOptions o = over_nccl(2, [](TrainOptions& p) { p["steps"] = 14; });
   const Ran usual = run(o, true);
   std::vector<std::vector<Tensor>> kept(2);
   std::vector<int64_t> replays;

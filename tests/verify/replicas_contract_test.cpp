@@ -17,10 +17,10 @@ using test::expect_passes;
 
 TrainOptions short_plan(int64_t dp) {
   TrainOptions o = test::small_plan();
-  o.channels = 16;
-  o.steps = 6;
-  o.dp = dp;
-  o.batch = dp * 2;
+  o["channels"] = 16;
+  o["steps"] = 6;
+  o["dp"] = dp;
+  o["batch"] = dp * 2;
   return o;
 }
 
@@ -29,15 +29,15 @@ TEST(ReplicasContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
   for (uint64_t trial = 0; trial < test::plans(14); ++trial) {
     Draw d("groups", trial);
     TrainOptions o = short_plan(d.of<int64_t>({4, 4, 6, 8}));
-    o.shard_ranks = *o.dp == 6 ? d.of<int64_t>({2, 3}) : d.of<int64_t>({1, 2, *o.dp / 2, *o.dp});
-    o.zero = d.between(1, 3);
-    o.microbatches = d.between(1, 3);
-    o.batch = *o.dp * o.microbatches;
-    o.all_reduce = d.of<const char*>({"direct", "ring", "tree", "root"});
-    o.dtype = d.of<const char*>({"fp32", "bf16", "fp64"});
-    o.optimizer = d.of<const char*>({"adamw", "sgd", "muon"});
-    o.untied = d.between(0, 1) == 1;
-    if (*o.dp == 4 && d.between(0, 2) == 0) o.pp = 2;
+    o["shard_ranks"] = o.plan.dp == 6 ? d.of<int64_t>({2, 3}) : d.of<int64_t>({1, 2, o.plan.dp / 2, o.plan.dp});
+    o["zero"] = d.between(1, 3);
+    o["microbatches"] = d.between(1, 3);
+    o["batch"] = o.plan.dp * o.plan.microbatches;
+    o["all_reduce"] = d.of<const char*>({"direct", "ring", "tree", "root"});
+    o["dtype"] = d.of<const char*>({"fp32", "bf16", "fp64"});
+    o["optimizer"] = d.of<const char*>({"adamw", "sgd", "muon"});
+    o["untied"] = d.between(0, 1) == 1;
+    if (o.plan.dp == 4 && d.between(0, 2) == 0) o["pp"] = 2;
     SCOPED_TRACE(trial);
     expect_passes(o);
   }
@@ -45,17 +45,17 @@ TEST(ReplicasContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
 
 TEST(ReplicasContract, GroupsBesideTensorAndContextRanks) {
   TrainOptions o = short_plan(4);
-  o.zero = 2;
-  o.shard_ranks = 2;
-  o.tp = 2;
-  o.steps = 2;
+  o["zero"] = 2;
+  o["shard_ranks"] = 2;
+  o["tp"] = 2;
+  o["steps"] = 2;
   expect_passes(o);
   o = short_plan(2);
-  o.steps = 2;
-  o.zero = 3;
-  o.shard_ranks = 2;
-  o.cp = 2;
-  o.context = 16;
+  o["steps"] = 2;
+  o["zero"] = 3;
+  o["shard_ranks"] = 2;
+  o["cp"] = 2;
+  o["context"] = 16;
   expect_passes(o);
 }
 
@@ -63,18 +63,18 @@ TEST(ReplicasContract, MuonTrainsLikeOneRankToTheBit) {
   for (uint64_t trial = 0; trial < test::plans(14); ++trial) {
     Draw d("muon", trial);
     TrainOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
-    o.optimizer = "muon";
-    o.lr = 0.02;
-    o.momentum = d.of({0.0, 0.95});
-    o.zero = d.between(0, 3);
-    o.microbatches = d.between(1, 2);
-    o.batch = *o.dp * o.microbatches;
-    o.dtype = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
-    o.family = d.of<const char*>({"gpt2", "llama"});
-    o.kv_heads = d.of<int64_t>({1, 2});
-    o.offload = d.of<const char*>({"none", "none", "optimizer"});
-    if (d.between(0, 2) == 0) o.pp = 2;
-    if (!o.pp && d.between(0, 2) == 0) o.zero = 0, o.dp_mode = "dataparallel";
+    o["optimizer"] = "muon";
+    o["lr"] = 0.02;
+    o["momentum"] = d.of({0.0, 0.95});
+    o["zero"] = d.between(0, 3);
+    o["microbatches"] = d.between(1, 2);
+    o["batch"] = o.plan.dp * o.plan.microbatches;
+    o["dtype"] = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
+    o["family"] = d.of<const char*>({"gpt2", "llama"});
+    o["kv_heads"] = d.of<int64_t>({1, 2});
+    o["offload"] = d.of<const char*>({"none", "none", "optimizer"});
+    if (d.between(0, 2) == 0) o["pp"] = 2;
+    if (!o.plan.pp && d.between(0, 2) == 0) o["zero"] = 0, o["dp_mode"] = "dataparallel";
     SCOPED_TRACE(trial);
     expect_passes(o);
   }
@@ -83,12 +83,12 @@ TEST(ReplicasContract, MuonTrainsLikeOneRankToTheBit) {
 TEST(ReplicasContract, TensorRanksGatherMatrices) {
   for (const auto& [family, zero] : {std::pair{"gpt2", 0}, {"llama", 3}}) {
     TrainOptions o = short_plan(2);
-    o.optimizer = "muon";
-    o.family = family;
-    o.tp = 2;
-    o.ffn = 37;  // which is cut unevenly
-    o.zero = zero;
-    o.steps = 2;
+    o["optimizer"] = "muon";
+    o["family"] = family;
+    o["tp"] = 2;
+    o["ffn"] = 37;  // which is cut unevenly
+    o["zero"] = zero;
+    o["steps"] = 2;
     expect_passes(o);
   }
 }
@@ -97,26 +97,28 @@ TEST(ReplicasContract, RanksThatTrainAloneAreReplayedToTheBit) {
   for (uint64_t trial = 0; trial < test::plans(14); ++trial) {
     Draw d("diloco", trial);
     TrainOptions o = short_plan(d.of<int64_t>({1, 2, 3, 4}));
-    o.channels = d.of<int64_t>({16, 24});  // 24: there are gaps between parameters
-    o.dp_mode = "diloco";
-    o.layers = d.between(2, 4);
-    o.sync_every = d.between(1, 4);
-    o.sync_fragments = d.between(1, std::min(o.sync_every, o.layers.value()));
-    o.untied = d.between(0, 2) == 0;
-    o.outer_lr = d.of({0.7, 1.0});
-    o.outer_momentum = d.of({0.0, 0.9});
-    o.microbatches = d.between(1, 2);
-    o.batch = *o.dp * o.microbatches;
-    o.optimizer = d.of<const char*>({"adamw", "sgd", "muon"});
-    o.clip = d.of({0.0, 0.1});
-    o.dtype = d.of<const char*>({"fp32", "bf16", "fp64"});
-    o.grad_dtype = o.dtype == "fp64" ? "fp32" : d.of<const char*>({"fp32", "bf16"});
-    o.lora_rank = d.of<int64_t>({0, 0, 2});
-    if (o.lora_rank > 0) o.optimizer = "adamw";
-    if (o.dtype == "bf16" && o.optimizer != "muon") o.state_dtype = d.of<const char*>({"fp32", "bf16"});
-    o.offload = d.of<const char*>({"none", "none", "optimizer"});
-    if (d.between(0, 2) == 0) o.pp = 2;
-    o.all_reduce = o.pp ? d.of<const char*>({"direct", "tree"}) : d.of<const char*>({"direct", "ring", "tree", "root"});
+    o["channels"] = d.of<int64_t>({16, 24});  // 24: there are gaps between parameters
+    o["dp_mode"] = "diloco";
+    o["layers"] = d.between(2, 4);
+    o["sync_every"] = d.between(1, 4);
+    o["sync_fragments"] = d.between(1, std::min(o.plan.sync_every, o.sizes.layers));
+    o["untied"] = d.between(0, 2) == 0;
+    o["outer_lr"] = d.of({0.7, 1.0});
+    o["outer_momentum"] = d.of({0.0, 0.9});
+    o["microbatches"] = d.between(1, 2);
+    o["batch"] = o.plan.dp * o.plan.microbatches;
+    o["optimizer"] = d.of<const char*>({"adamw", "sgd", "muon"});
+    o["clip"] = d.of({0.0, 0.1});
+    o["dtype"] = d.of<const char*>({"fp32", "bf16", "fp64"});
+    o["grad_dtype"] = text_of(o.optim.dtype) == "fp64" ? "fp32" : d.of<const char*>({"fp32", "bf16"});
+    o["lora_rank"] = d.of<int64_t>({0, 0, 2});
+    if (o.sizes.lora.rank > 0) o["optimizer"] = "adamw";
+    if (text_of(o.optim.dtype) == "bf16" && text_of(o.optim.optimizer) != "muon")
+      o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
+    o["offload"] = d.of<const char*>({"none", "none", "optimizer"});
+    if (d.between(0, 2) == 0) o["pp"] = 2;
+    o["all_reduce"] =
+        o.plan.pp ? d.of<const char*>({"direct", "tree"}) : d.of<const char*>({"direct", "ring", "tree", "root"});
     SCOPED_TRACE(trial);
     expect_passes(o);
   }
@@ -126,20 +128,21 @@ TEST(ReplicasContract, RanksThatTrainAloneBesideTensorAndContextRanks) {
   for (uint64_t trial = 0; trial < test::plans(8); ++trial) {
     Draw d("diloco groups", trial);
     TrainOptions o = short_plan(d.of<int64_t>({2, 3}));
-    o.dp_mode = "diloco";
-    o.steps = 4;
-    o.layers = d.between(2, 4);
-    o.sync_every = d.between(1, 3);
-    o.sync_fragments = d.between(1, 2);
-    o.sync_fragments = std::min(o.sync_fragments, o.sync_every);
+    o["dp_mode"] = "diloco";
+    o["steps"] = 4;
+    o["layers"] = d.between(2, 4);
+    o["sync_every"] = d.between(1, 3);
+    o["sync_fragments"] = d.between(1, 2);
+    o["sync_fragments"] = std::min(o.plan.sync_fragments, o.plan.sync_every);
     const int64_t axis = d.between(0, 2);
-    if (axis != 1) o.tp = 2;
-    if (axis != 0) o.cp = 2;
-    if (*o.dp == 2 && axis != 2 && d.between(0, 1) == 1) o.pp = 2;
-    o.cp_mode = d.of<const char*>({"ring", "ulysses"});
-    if (axis == 2) o.cp_mode = "ring";
-    o.dtype = d.of<const char*>({"fp32", "bf16", "fp64"});
-    o.all_reduce = o.pp || o.tp ? d.of<const char*>({"direct", "tree"}) : d.of<const char*>({"direct", "ring", "root"});
+    if (axis != 1) o["tp"] = 2;
+    if (axis != 0) o["cp"] = 2;
+    if (o.plan.dp == 2 && axis != 2 && d.between(0, 1) == 1) o["pp"] = 2;
+    o["cp_mode"] = d.of<const char*>({"ring", "ulysses"});
+    if (axis == 2) o["cp_mode"] = "ring";
+    o["dtype"] = d.of<const char*>({"fp32", "bf16", "fp64"});
+    o["all_reduce"] =
+        o.plan.pp || o.plan.tp ? d.of<const char*>({"direct", "tree"}) : d.of<const char*>({"direct", "ring", "root"});
     SCOPED_TRACE(trial);
     expect_passes(o);
   }
@@ -148,9 +151,9 @@ TEST(ReplicasContract, RanksThatTrainAloneBesideTensorAndContextRanks) {
 // An outer step that is left out is seen in the step in which its fragment should make it.
 TEST(ReplicasContract, AForgottenFragmentIsSeen) {
   TrainOptions o = short_plan(2);
-  o.dp_mode = "diloco";
-  o.sync_every = 4;
-  o.sync_fragments = 2;
+  o["dp_mode"] = "diloco";
+  o["sync_every"] = 4;
+  o["sync_fragments"] = 2;
   const VerifyResult r = explain(job_of(o), [](const Job& j) { return planted(defect("forgotten-outer-step"), j); });
   ASSERT_FALSE(r.passed());
   EXPECT_EQ(r.wrong_steps.front(), 2);
@@ -186,20 +189,20 @@ void expect_near(const std::vector<Tensor>& found, const std::vector<Tensor>& ex
 
 // Every step a sum, plain SGD inside and outside: data parallelism, but for the order of operations.
 void expect_ddp_with_one_step_alone(TrainOptions o) {
-  o.steps = 10;
-  o.optimizer = "sgd";
-  o.momentum = 0;
-  o.weight_decay = 0;
-  o.clip = 0;
-  o.lr = 0.3;
-  o.dtype = "fp64";
-  o.outer_lr = 1;
-  o.outer_momentum = 0;
+  o["steps"] = 10;
+  o["optimizer"] = "sgd";
+  o["momentum"] = 0;
+  o["weight_decay"] = 0;
+  o["clip"] = 0;
+  o["lr"] = 0.3;
+  o["dtype"] = "fp64";
+  o["outer_lr"] = 1;
+  o["outer_momentum"] = 0;
   const std::vector<Tensor> ddp = trained(job_of(o));
-  o.dp_mode = "diloco";
+  o["dp_mode"] = "diloco";
   const std::vector<Tensor> alone = trained(job_of(o));
   expect_near(alone, ddp);
-  o.sync_every = 2;
+  o["sync_every"] = 2;
   const std::vector<Tensor> two = trained(job_of(o));
   EXPECT_NE(two[0].data<double>()[5], ddp[0].data<double>()[5]);
 }
@@ -210,25 +213,25 @@ TEST(ReplicasContract, WithOneStepAloneItIsDdp) { expect_ddp_with_one_step_alone
 using ReplicasContractGpu = test::OnGpu;
 TEST_F(ReplicasContractGpu, WithOneStepAloneItIsDdp) {
   TrainOptions o = short_plan(4);
-  o.device = "cuda";
+  o["device"] = "cuda";
   expect_ddp_with_one_step_alone(o);
 }
 
 using ReplicasContractGpus = test::OnGpus;
 TEST_F(ReplicasContractGpus, OverNcclTheyTrainAsThreadsDo) {
   TrainOptions o = short_plan(2);
-  o.device = "cuda";
-  o.dtype = "fp64";
-  o.layers = 3;
-  o.sync_every = 3;
-  o.sync_fragments = 2;
-  o.dp_mode = "diloco";
+  o["device"] = "cuda";
+  o["dtype"] = "fp64";
+  o["layers"] = 3;
+  o["sync_every"] = 3;
+  o["sync_fragments"] = 2;
+  o["dp_mode"] = "diloco";
   for (const bool context : {false, true}) {
-    if (context) o.cp = 2, o.cp_mode = "ulysses";
+    if (context) o["cp"] = 2, o["cp_mode"] = "ulysses";
     if (context && gpus < 4) continue;
-    o.backend = "threads", o.all_reduce = "direct";
+    o["backend"] = "threads", o["all_reduce"] = "direct";
     const std::vector<Tensor> threads = trained(job_of(o));
-    o.backend = "nccl", o.all_reduce = "native";
+    o["backend"] = "nccl", o["all_reduce"] = "native";
     expect_near(trained(job_of(o)), threads);
   }
 }
@@ -243,45 +246,45 @@ TEST(ReplicasContract, PlansThatCannotBeAreRefused) {
     }
   };
   TrainOptions o = short_plan(4);
-  o.shard_ranks = 2;
+  o["shard_ranks"] = 2;
   refused(o, "`shard_ranks`: goes with `zero` 1, 2 or 3");
-  o.zero = 1;
-  o.shard_ranks = 3;
+  o["zero"] = 1;
+  o["shard_ranks"] = 3;
   refused(o, "groups of 3 ranks do not divide the 4 that share the batch; the nearest that do: 2 or 4");
   o = short_plan(4);
-  o.sync_every = 5;
+  o["sync_every"] = 5;
   refused(o, "`sync_every`: goes with `dp_mode` diloco");
-  o.dp_mode = "diloco";
-  o.zero = 1;
+  o["dp_mode"] = "diloco";
+  o["zero"] = 1;
   refused(o, "`zero`");
-  o.zero = 0;
-  o.sync_fragments = 3;
+  o["zero"] = 0;
+  o["sync_fragments"] = 3;
   refused(o, "`sync_fragments`: a fragment has at least one of the 2 layers; expected at most 2, found 3");
-  o.layers = 9;
-  o.sync_fragments = 6;
+  o["layers"] = 9;
+  o["sync_fragments"] = 6;
   refused(o,
           "`sync_fragments`: each fragment makes its outer steps in other steps, of which there are 5 "
           "(`sync_every`); expected at most 5, found 6");
-  o.sync_fragments = 2;
-  o.pp = 2;
-  o.all_reduce = "ring";
+  o["sync_fragments"] = 2;
+  o["pp"] = 2;
+  o["all_reduce"] = "ring";
   refused(o, "`all_reduce`");
-  o.pp = 1;
-  o.tp = 2;
+  o["pp"] = 1;
+  o["tp"] = 2;
   refused(o, "`all_reduce`: a ring may add");
-  o.backend = "nccl";
-  o.device = "cuda";
-  o.all_reduce = "native";
+  o["backend"] = "nccl";
+  o["device"] = "cuda";
+  o["all_reduce"] = "native";
   refused(o, "expected direct, tree or root, and `backend` threads or mpi");
   o = short_plan(4);
-  o.sync_fragments = 2;
+  o["sync_fragments"] = 2;
   refused(o, "`sync_fragments`: goes with `dp_mode` diloco, found ddp");
   o = short_plan(2);
-  o.optimizer = "muon";
-  o.dp_mode = "ps-sync";
+  o["optimizer"] = "muon";
+  o["dp_mode"] = "ps-sync";
   refused(o, "`optimizer`: muon needs whole matrices");
-  o.dp_mode = "ddp";
-  o.lora_rank = 2;
+  o["dp_mode"] = "ddp";
+  o["lora_rank"] = 2;
   refused(o, "`optimizer`: muon is for matrices of layers");
 }
 

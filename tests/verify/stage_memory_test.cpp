@@ -36,14 +36,14 @@ TEST(StageMemory, PeaksWorkedByHand) {
 
 TrainOptions pipeline_plan(const char* schedule) {
   TrainOptions o = test::small_plan();
-  o.layers = 4;
-  o.channels = 64;
-  o.context = 64;
-  o.pp = 2;
-  o.microbatches = 6;
-  o.batch = 24;
-  o.steps = 3;
-  o.schedule = schedule;
+  o["layers"] = 4;
+  o["channels"] = 64;
+  o["context"] = 64;
+  o["pp"] = 2;
+  o["microbatches"] = 6;
+  o["batch"] = 24;
+  o["steps"] = 3;
+  o["schedule"] = schedule;
   return o;
 }
 
@@ -51,7 +51,7 @@ TEST(StageMemory, TheBoundIsTight) {
   for (const std::string& name : schedule_names())
     for (const char* recompute : {"none", "block"}) {
       TrainOptions o = pipeline_plan(name.c_str());
-      o.recompute = recompute;
+      o["recompute"] = recompute;
       const VerifyResult r = verify(job_of(o));
       ASSERT_TRUE(r.passed()) << test::command_of(o) << "\n" << r.failures.front();
       ASSERT_EQ(r.expected_peak.size(), 2U);

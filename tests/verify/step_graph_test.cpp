@@ -36,15 +36,15 @@ Bytes bytes_of(Trainer& trainer) {
 TrainOptions one_rank(const std::function<void(TrainOptions&)>& change) {
   TrainOptions o = test::small_plan();
   o.ranks = 1;
-  o.device = "cuda";
-  o.dropout = 0.2;
-  o.channels = 16;
-  o.context = 8;
-  o.batch = 6;
-  o.microbatches = 3;
-  o.steps = 8;
-  o.warmup = 3;
-  o.clip = 0.5;  // clips some of these steps
+  o["device"] = "cuda";
+  o["dropout"] = 0.2;
+  o["channels"] = 16;
+  o["context"] = 8;
+  o["batch"] = 6;
+  o["microbatches"] = 3;
+  o["steps"] = 8;
+  o["warmup"] = 3;
+  o["clip"] = 0.5;  // clips some of these steps
   change(o);
   return o;
 }
@@ -52,35 +52,35 @@ TrainOptions one_rank(const std::function<void(TrainOptions&)>& change) {
 std::vector<TrainOptions> plans() {
   return {one_rank([](TrainOptions&) {}),
           one_rank([](TrainOptions& o) {
-            o.dtype = "bf16";
-            o.zero = 2;
+            o["dtype"] = "bf16";
+            o["zero"] = 2;
           }),
           one_rank([](TrainOptions& o) {
-            o.optimizer = "sgd";
-            o.zero = 3;
-            o.microbatches = 1;
+            o["optimizer"] = "sgd";
+            o["zero"] = 3;
+            o["microbatches"] = 1;
           }),
           one_rank([](TrainOptions& o) {
-            o.optimizer = "adam";
-            o.recompute = "block";
-            o.grad_dtype = "bf16";
+            o["optimizer"] = "adam";
+            o["recompute"] = "block";
+            o["grad_dtype"] = "bf16";
           }),
-          one_rank([](TrainOptions& o) { o.optimizer = "muon", o.dtype = "bf16"; }),
+          one_rank([](TrainOptions& o) { o["optimizer"] = "muon", o["dtype"] = "bf16"; }),
           one_rank([](TrainOptions& o) {
-            o.schedule = "interleaved";  // two stages, both here, and two copies of the tied weight
-            o.dtype = test::no_float64().empty() ? "fp64" : "fp32";
+            o["schedule"] = "interleaved";  // two stages, both here, and two copies of the tied weight
+            o["dtype"] = test::no_float64().empty() ? "fp64" : "fp32";
           }),
           one_rank([](TrainOptions& o) {
-            o.family = "llama";
-            o.document_mask = true;  // documents begin elsewhere in every step
-            o.vocab = 12;
-            o.recompute = "attention";
+            o["family"] = "llama";
+            o["document_mask"] = true;  // documents begin elsewhere in every step
+            o["vocab"] = 12;
+            o["recompute"] = "attention";
           })};
 }
 
 void on_one_rank(TrainOptions o, Way way, const std::function<void(Trainer&)>& f) {
-  o.cuda_graph = way == Way::captured ? "on" : way == Way::automatic ? "auto" : "off";
-  const Sequences sequences = counted_sequences(*o.vocab, *o.context, o.batch, 1);
+  o["cuda_graph"] = way == Way::captured ? "on" : way == Way::automatic ? "auto" : "off";
+  const Sequences sequences = counted_sequences(o.sizes.vocab, o.sizes.context, o.optim.batch, 1);
   launch(launch_options(job_of(o).plan), [&](Communicator& world) {
     Trainer trainer(job_of(o), sequences, world);
     f(trainer);
@@ -106,17 +106,17 @@ struct Ran {
 Ran run(const TrainOptions& o, Way way, const std::function<void(Trainer&, int64_t step)>& between = {}) {
   Ran ran;
   on_one_rank(o, way, [&](Trainer& trainer) {
-    for (int64_t step = 0; step < o.steps; ++step) {
+    for (int64_t step = 0; step < o.optim.steps; ++step) {
       if (between) between(trainer, step);
       const StepReport report = step_of(trainer, way);
       ran.losses.push_back(report.loss);
       ran.norms.push_back(report.grad_norm);
       ran.rates.push_back(report.lr);
-      ran.clipped += report.grad_norm > o.clip;
+      ran.clipped += report.grad_norm > o.optim.clip;
     }
     ran.end = bytes_of(trainer);
     ran.replays = trainer.step_record().replays;
-    EXPECT_EQ(trainer.steps_done(), o.steps);
+    EXPECT_EQ(trainer.steps_done(), o.optim.steps);
   });
   return ran;
 }
@@ -126,7 +126,7 @@ TEST_F(StepGraphGpu, ReplaysHaveTheBitsOfEagerSteps) {
     const Ran captured = run(o, Way::captured), queued = run(o, Way::queued), halves = run(o, Way::halves);
     EXPECT_TRUE(captured == queued) << test::command_of(o);
     EXPECT_TRUE(queued == halves) << test::command_of(o);
-    EXPECT_GE(captured.replays, o.steps - 3) << test::command_of(o);
+    EXPECT_GE(captured.replays, o.optim.steps - 3) << test::command_of(o);
     EXPECT_EQ(queued.replays, 0);
     EXPECT_GT(captured.clipped, 0) << test::command_of(o);
     EXPECT_NE(captured.losses.front(), captured.losses.back());
@@ -141,7 +141,7 @@ TEST_F(StepGraphGpu, ACaptureThatFailsIsGivenUp) {
     const Ran queued = run(o, Way::queued);
     for (const size_t which : {0, 7, 11}) {
       const auto looks = [&](Trainer& trainer, int64_t step) {
-        const bool early = step < 2, late = step + 1 == o.steps;  // between them is the capture
+        const bool early = step < 2, late = step + 1 == o.optim.steps;  // between them is the capture
         EXPECT_TRUE(trainer.step_record().given_up.empty() ? !late : !early) << "step " << step;
         if (step > 0) return;
         const auto parameters = trainer.model().parameters();
@@ -164,8 +164,8 @@ TEST_F(StepGraphGpu, ReplaysTakeTheirNumbersFromTheStep) {
   const TrainOptions o = one_rank([](TrainOptions&) {});
   const Ran usual = run(o, Way::captured);
   for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
-           [](TrainOptions& p) { p.seed = 5; }, [](TrainOptions& p) { p.warmup = 6; },
-           [](TrainOptions& p) { p.clip = 0.3; }, [](TrainOptions& p) { p.dropout = 0; }}) {
+           [](TrainOptions& p) { p["seed"] = 5; }, [](TrainOptions& p) { p["warmup"] = 6; },
+           [](TrainOptions& p) { p["clip"] = 0.3; }, [](TrainOptions& p) { p["dropout"] = 0; }}) {
     TrainOptions other = o;
     change(other);
     EXPECT_FALSE(run(other, Way::captured).end == usual.end) << test::command_of(other);
@@ -174,7 +174,7 @@ TEST_F(StepGraphGpu, ReplaysTakeTheirNumbersFromTheStep) {
 
 // Memory that others ask for between the steps, and keep, is not written to: the step is captured anew.
 TEST_F(StepGraphGpu, OthersMayUseTheArenaBetweenSteps) {
-  const TrainOptions o = one_rank([](TrainOptions& p) { p.steps = 12; });
+  const TrainOptions o = one_rank([](TrainOptions& p) { p["steps"] = 12; });
   const Ran usual = run(o, Way::captured);
   std::vector<Tensor> kept;
   const Ran disturbed = run(o, Way::captured, [&](Trainer& trainer, int64_t step) {
@@ -240,12 +240,12 @@ TEST_F(StepGraphGpu, AStepThatIsNotFiniteUpdatesNothing) {
 std::string refusal(const std::function<void(TrainOptions&)>& change, int ranks) {
   TrainOptions o = one_rank(change);
   o.ranks = ranks;
-  o.cuda_graph = "on";
+  o["cuda_graph"] = "on";
   try {
     no_graph_because(job_of(o), o.trace);
   } catch (const Error& e) {
     EXPECT_EQ(e.status(), Status::usage);
-    o.cuda_graph = "auto";
+    o["cuda_graph"] = "auto";
     EXPECT_NE(std::string(e.what()).find(no_graph_because(job_of(o), o.trace)), std::string::npos) << e.what();
     return e.what();
   }
@@ -255,26 +255,29 @@ std::string refusal(const std::function<void(TrainOptions&)>& change, int ranks)
 TEST(StepGraph, SaysWhyNot) {
   EXPECT_EQ(refusal([](TrainOptions&) {}, 1), "");
   EXPECT_NE(refusal([](TrainOptions&) {}, 2).find("the 2 ranks meet on the host"), std::string::npos);
-  EXPECT_NE(refusal([](TrainOptions& o) { o.device = "cpu"; }, 1).find("`device` is cpu"), std::string::npos);
+  EXPECT_NE(refusal([](TrainOptions& o) { o["device"] = "cpu"; }, 1).find("`device` is cpu"), std::string::npos);
   EXPECT_NE(refusal([](TrainOptions& o) { o.trace = true; }, 1).find("`trace`"), std::string::npos);
-  EXPECT_NE(refusal([](TrainOptions& o) { o.dp_mode = "ps-sync"; }, 1).find("ps-sync"), std::string::npos);
-  const auto owners = [](TrainOptions& o) { o.backend = "nccl", o.all_reduce = "native", o.optimizer = "muon"; };
+  EXPECT_NE(refusal([](TrainOptions& o) { o["dp_mode"] = "ps-sync"; }, 1).find("ps-sync"), std::string::npos);
+  const auto owners = [](TrainOptions& o) {
+    o["backend"] = "nccl", o["all_reduce"] = "native", o["optimizer"] = "muon";
+  };
   EXPECT_EQ(refusal(owners, 2), "");
-  EXPECT_NE(refusal([&](TrainOptions& o) { owners(o), o.zero = 2; }, 2).find("2 owners of matrices of muon get parts"),
-            std::string::npos);
-  TrainOptions on_cpu = one_rank([](TrainOptions& p) { p.device = "cpu", p.cuda_graph = "on"; });
+  EXPECT_NE(
+      refusal([&](TrainOptions& o) { owners(o), o["zero"] = 2; }, 2).find("2 owners of matrices of muon get parts"),
+      std::string::npos);
+  TrainOptions on_cpu = one_rank([](TrainOptions& p) { p["device"] = "cpu", p["cuda_graph"] = "on"; });
   EXPECT_THROW(check_plan(on_cpu), Error);
-  on_cpu.cuda_graph = "auto";
+  on_cpu["cuda_graph"] = "auto";
   EXPECT_NO_THROW(check_plan(on_cpu));
-  TrainOptions o = one_rank([](TrainOptions& p) { p.cuda_graph = "off"; });
+  TrainOptions o = one_rank([](TrainOptions& p) { p["cuda_graph"] = "off"; });
   EXPECT_EQ(no_graph_because(job_of(o), false), "`cuda_graph` off");
 }
 
 // The tokens of the next step are read while the GPU is at this one; what cannot be read ends the step that needs it.
 TEST_F(StepGraphGpu, TokensAreReadAStepAhead) {
-  TrainOptions o = one_rank([](TrainOptions& changed) { changed.cuda_graph = "on"; });
+  TrainOptions o = one_rank([](TrainOptions& changed) { changed["cuda_graph"] = "on"; });
   int64_t last = -1, missing = 1000;
-  Sequences sequences = counted_sequences(*o.vocab, *o.context, o.batch, 1);
+  Sequences sequences = counted_sequences(o.sizes.vocab, o.sizes.context, o.optim.batch, 1);
   sequences.load = [&, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
     if (step >= missing) throw InputError("the file is gone");
     last = step;

@@ -16,17 +16,17 @@ using test::expect_passes;
 // Two sequences of 64 tokens in a micro-batch.
 TrainOptions wide_plan(const char* dtype = "fp32") {
   TrainOptions o = test::small_plan();
-  o.channels = 8;
-  o.context = 64;
-  o.vocab = 70000;
-  if (std::string(dtype) != "fp64") o.vocab = 140000;
-  if (std::string(dtype) == "bf16") o.vocab = 280000;
-  o.dtype = dtype;
+  o["channels"] = 8;
+  o["context"] = 64;
+  o["vocab"] = 70000;
+  if (std::string(dtype) != "fp64") o["vocab"] = 140000;
+  if (std::string(dtype) == "bf16") o["vocab"] = 280000;
+  o["dtype"] = dtype;
   o.ranks = 2;
-  o.microbatches = 2;
-  o.batch = 8;
-  o.steps = 2;
-  o.timeout = 120;
+  o["microbatches"] = 2;
+  o["batch"] = 8;
+  o["steps"] = 2;
+  o["timeout"] = 120;
   return o;
 }
 
@@ -35,8 +35,8 @@ TEST(WideVocab, TheseHaveTwoBlocks) {
     const ArenaPtr arena = make_arena();
     const TrainOptions o = wide_plan(dtype);
     const DType type = job_of(o).optim.dtype;
-    const RowBlocks blocks =
-        row_blocks(Tensor::empty({128, *o.channels}, type, arena), Tensor::empty({*o.vocab, *o.channels}, type, arena));
+    const RowBlocks blocks = row_blocks(Tensor::empty({128, o.sizes.channels}, type, arena),
+                                        Tensor::empty({o.sizes.vocab, o.sizes.channels}, type, arena));
     EXPECT_EQ(blocks.block, 64) << dtype;
   }
 }
@@ -44,16 +44,16 @@ TEST(WideVocab, TheseHaveTwoBlocks) {
 TEST(WideVocab, EachStrategyTrainsLikeOneRank) {
   for (const char* dtype : {"fp32", "bf16", "fp64"}) expect_passes(wide_plan(dtype));
   TrainOptions o = wide_plan();
-  for (o.zero = 1; o.zero <= 3; ++o.zero) expect_passes(o);
-  o.zero = 0;
+  for (o["zero"] = 1; text_of(o.plan.zero) <= 3; ++text_of(o.plan.zero)) expect_passes(o);
+  o["zero"] = 0;
   for (const char* mode : {"dataparallel", "ps-sync"}) {
-    o.dp_mode = mode;
+    o["dp_mode"] = mode;
     expect_passes(o);
   }
   o = wide_plan("bf16");
-  o.grad_dtype = "bf16";
+  o["grad_dtype"] = "bf16";
   expect_passes(o);
-  o.dp_mode = "dataparallel";
+  o["dp_mode"] = "dataparallel";
   expect_passes(o);
 }
 
@@ -61,10 +61,10 @@ TEST(WideVocab, EachStrategyTrainsLikeOneRank) {
 TEST(WideVocab, PipelinesTrainLikeOneRank) {
   for (const char* schedule : {"1f1b", "gpipe", "zb-h1", "zb-v"}) {
     TrainOptions o = wide_plan();
-    o.pp = 2;
-    o.layers = 4;
-    o.microbatches = 4;
-    o.schedule = schedule;
+    o["pp"] = 2;
+    o["layers"] = 4;
+    o["microbatches"] = 4;
+    o["schedule"] = schedule;
     expect_passes(o);
   }
 }

@@ -1,0 +1,286 @@
+// Values from words and to words, and what their descriptions say of them.
+#include "settings/setting.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "data/utf8.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+// `above`: the number is larger than any can be, so that the upper bound is to be said even where it is that of all.
+std::string words_of(const Bounds& range, bool above = false) {
+  const bool low = range.least > -1e300, high = range.most < 1e300 || above;
+  if (low && high) return fmt::format(" in [{}, {}{}", range.least, range.most, range.most_excluded ? ")" : "]");
+  return low ? fmt::format(" of at least {}", range.least) : "";
+}
+
+bool contains(const Bounds& range, double v) {
+  return v >= range.least && (range.most_excluded ? v < range.most : v <= range.most);
+}
+
+[[noreturn]] void wrong(const std::string& where, std::string_view expected, std::string_view found) {
+  throw Error(fmt::format("{}: expected {}, found '{}'", where, expected, found));
+}
+
+void check_choice(const std::string& where, const std::string& choices, const std::string& text) {
+  const std::vector<std::string> allowed = split(choices, '|');
+  if (std::ranges::find(allowed, text) == allowed.end())
+    throw Error(fmt::format("{}: expected {}, found '{}'{}", where, fmt::join(allowed, ", "), text,
+                            did_you_mean(text, allowed)));
+}
+
+// What stands in a struct, by its type.
+struct Reader {
+  const Setting& setting;
+  const std::string &where, &text;
+
+  void operator()(int64_t* to) const { *to = parse_integer(where, text, setting.field.range); }
+  void operator()(double* to) const {
+    const Bounds& range = setting.field.range;
+    double v = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
+    const bool whole = error == std::errc() && end == text.data() + text.size();
+    if (!whole || !std::isfinite(v) || !contains(range, v))
+      wrong(where, "a number" + words_of(range, v > range.most || error == std::errc::result_out_of_range), text);
+    *to = v;
+  }
+  void operator()(bool* to) const {
+    if (text != "true" && text != "false") wrong(where, "true or false", text);
+    *to = (text == "true") == setting.field.denied.empty();
+  }
+  void operator()(std::string* to) const {
+    const Field& f = setting.field;
+    if (!f.choices.empty()) check_choice(where, std::string(f.choices), text);
+    if (text.empty()) wrong(where, f.expected.empty() ? "a value" : f.expected, text);
+    if (f.expected.empty() && find_invalid_utf8(text) != std::string_view::npos) wrong(where, "UTF-8", text);
+    *to = text;
+  }
+  void operator()(std::vector<int64_t>* to) const {
+    to->clear();
+    for (const std::string& part : split(text, ',')) to->push_back(parse_integer(where, part, setting.field.range));
+  }
+  void operator()(std::vector<std::string>* to) const {
+    if (setting.field.repeated) return to->push_back(text);
+    std::string whole;
+    operator()(&whole);
+    *to = split(whole, ',');
+  }
+  void operator()(const Choice& c) const {
+    if (c.is_number()) return c.set(c.at, parse_integer(where, text, setting.field.range));
+    if (!c.file) check_choice(where, setting.choices(), text);
+    const auto found = std::ranges::find(c.names, setting.field.renames ? setting.field.renames(text) : text);
+    if (c.file) *c.file = found == c.names.end() ? text : "";
+    if (c.file && found == c.names.end()) return operator()(c.file);
+    c.set(c.at, found - c.names.begin());
+  }
+  template <class T>
+  void operator()(std::optional<T>* to) const {
+    T value{};
+    operator()(&value);
+    *to = std::move(value);
+  }
+};
+
+struct Writer {
+  const Setting& setting;
+
+  std::string operator()(const int64_t* v) const { return std::to_string(*v); }
+  std::string operator()(const double* v) const { return fmt::format("{}", *v); }
+  std::string operator()(const bool* v) const { return *v == setting.field.denied.empty() ? "true" : "false"; }
+  std::string operator()(const std::string* v) const { return *v; }
+  std::string operator()(const std::vector<int64_t>* v) const { return fmt::format("{}", fmt::join(*v, ",")); }
+  std::string operator()(const std::vector<std::string>* v) const { return fmt::format("{}", fmt::join(*v, ",")); }
+  std::string operator()(const Choice& c) const { return c.file && !c.file->empty() ? *c.file : std::string(c.name()); }
+  template <class T>
+  std::string operator()(const std::optional<T>* v) const {
+    return *v ? operator()(&**v) : "";
+  }
+};
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
+      out += fmt::format("\\u{:04X}", static_cast<unsigned char>(c));
+    else
+      out += c;
+  }
+  return out + "\"";
+}
+
+}  // namespace
+
+std::vector<std::string> split(std::string_view text, char at) {
+  std::vector<std::string> out;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(at, begin), text.size());
+    out.emplace_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return out;
+}
+
+int64_t parse_integer(const std::string& where, const std::string& text, const Bounds& range) {
+  int64_t v = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (!whole || !contains(range, static_cast<double>(v))) wrong(where, "a whole number" + words_of(range), text);
+  return v;
+}
+
+std::string Setting::word() const {
+  std::string out(field.denied.empty() ? field.name : field.denied);
+  std::ranges::replace(out, '_', '-');
+  return out;
+}
+
+bool Setting::is_text() const {
+  const auto* named = std::get_if<Choice>(&at);
+  return named ? !named->is_number() : kind() == "text" || kind() == "choice" || kind() == "texts";
+}
+
+std::string_view Setting::kind() const {
+  constexpr std::string_view kinds[] = {"integer", "number", "flag",     "text",  "integer",
+                                        "number",  "text",   "integers", "texts", "choice"};
+  if (const auto* named = std::get_if<Choice>(&at))
+    return named->is_number() ? "integer" : named->file ? "text" : "choice";
+  return field.choices.empty() ? kinds[at.index()] : "choice";
+}
+
+std::string Setting::choices() const {
+  const auto* named = std::get_if<Choice>(&at);
+  if (!named || !field.choices.empty()) return std::string(field.choices);
+  return named->is_number() || named->file ? "" : fmt::format("{}", fmt::join(named->names, "|"));
+}
+
+void Setting::read(const std::string& where, const std::string& text) const {
+  std::visit(Reader{*this, where, text}, at);
+}
+
+std::string Setting::text() const { return std::visit(Writer{*this}, at); }
+
+std::string Setting::written() const {
+  const std::string plain = text();
+  if (is_text()) return plain.empty() ? "" : quoted(plain);
+  const bool real = kind() == "number" && !plain.empty();
+  return real && plain.find_first_of(".e") == std::string::npos ? plain + ".0" : plain;
+}
+
+void Setting::assign(const Setting& same) const {
+  std::visit(
+      [&]<class T>(const T& to) {
+        const T& from = std::get<T>(same.at);
+        if constexpr (std::is_same_v<T, Choice>) {
+          to.set(to.at, from.get(from.at));
+          if (to.file) *to.file = *from.file;
+        } else {
+          *to = *from;
+        }
+      },
+      at);
+}
+
+Settings& Settings::group(std::string_view name) {
+  group_ = name;
+  return *this;
+}
+
+Field& Settings::insert(Field field, Setting::Place at) {
+  if (field.group.empty()) field.group = group_;
+  if (const auto* named = std::get_if<Choice>(&at); named && named->is_number())
+    field.range = {0, static_cast<double>(named->names.size() - 1)};
+  all_.push_back({field, at});
+  return all_.back().field;
+}
+
+Settings& Settings::add(const Settings& others) {
+  all_.insert(all_.end(), others.begin(), others.end());
+  return *this;
+}
+
+void Settings::move(std::string_view name, std::string_view after) {
+  const auto which = std::ranges::find(all_, name, [](const Setting& s) { return s.field.name; });
+  const Setting moved = *which;
+  all_.erase(which);
+  all_.insert(std::ranges::find(all_, after, [](const Setting& s) { return s.field.name; }) + 1, moved);
+}
+
+void Settings::sort(std::span<const std::string_view> groups) {
+  std::ranges::stable_sort(all_, {}, [&](const Setting& s) { return std::ranges::find(groups, s.field.group); });
+}
+
+const Setting* Settings::find(std::string_view name) const {
+  const auto found = std::ranges::find(all_, name, [](const Setting& s) { return s.field.name; });
+  return found == all_.end() ? nullptr : &*found;
+}
+
+const Setting* Settings::find_word(std::string_view word) const {
+  const auto found = std::ranges::find_if(all_, [&](const Setting& s) { return s.field.in_words && s.word() == word; });
+  return found == all_.end() ? nullptr : &*found;
+}
+
+const Setting& Settings::at(std::string_view name) const {
+  if (const Setting* found = find(name)) return *found;
+  throw Error(fmt::format("[settings] there is no field `{}`", name));
+}
+
+std::vector<std::string> Settings::names() const {
+  std::vector<std::string> out;
+  for (const Setting& s : all_) out.emplace_back(s.field.name);
+  return out;
+}
+
+bool applies(const Setting& setting, const Settings& all) {
+  const std::string_view with = setting.field.goes_with;
+  if (with.empty()) return true;
+  const size_t space = std::min(with.find(' '), with.size());
+  const std::string value = all.at(with.substr(0, space)).text();
+  if (space == with.size()) return value != "0" && value != "none";
+  const std::vector<std::string> values = split(with.substr(space + 1), ' ');
+  return std::ranges::find(values, value) != values.end();
+}
+
+void check_least(const Settings& all, const Settings& usual) {
+  for (const Setting& s : all) {
+    const auto* found = std::get_if<int64_t*>(&s.at);
+    if (!found) continue;
+    const auto none = static_cast<double>(*std::get<int64_t*>(usual.at(s.field.name).at));  // 0, of some that follow
+    const double least = std::min(s.field.range.least, none);
+    if (static_cast<double>(**found) < least)
+      throw FieldError(std::string(s.field.name), fmt::format("expected at least {}, found {}", least, **found));
+  }
+}
+
+void check_read(const Settings& all, const Settings& usual) {
+  for (const Setting& s : all) {
+    const std::string expected = usual.at(s.field.name).text();
+    if (s.text() == expected || applies(s, all)) continue;
+    const std::string_view with = s.field.goes_with, owner = with.substr(0, with.find(' '));
+    throw FieldError(
+        std::string(s.field.name),
+        fmt::format("goes with `{}`{}, found {}{}", owner, with.substr(owner.size()), all.at(owner).text(),
+                    expected.empty() ? "" : fmt::format("; expected {} beside it, its default", expected)));
+  }
+}
+
+std::string difference(const Settings& from, const Settings& usual) {
+  const auto value = [](const Setting& s) {  // a file is a field of its own
+    const auto* named = std::get_if<Choice>(&s.at);
+    return named ? std::string(named->name()) : s.is_text() ? s.text() : s.written();
+  };
+  std::string out;
+  for (const Setting& s : from)
+    if (value(s) != value(usual.at(s.field.name)))
+      out += fmt::format("{}{}={}", out.empty() ? "" : " ", s.field.name, value(s));
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,183 @@
+// The entries of a made-up struct: what they take, what they refuse, and every form that a value has.
+#include "settings/setting.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "settings/json.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+
+enum class Mood : uint8_t { calm, loud, very_loud };
+constexpr std::array<std::string_view, 3> kMoods = {"calm", "loud", "very-loud"};
+constexpr const auto& names_of(Mood) { return kMoods; }
+enum class Level { none, one, two };
+constexpr std::array<std::string_view, 3> kLevels = {"0", "1", "2"};
+constexpr const auto& names_of(Level) { return kLevels; }
+
+struct Tune {
+  int64_t voices = 1, bars = 0;
+  double speed = 0.5;
+  bool sung = false, in_key = true;
+  std::string name = "none";
+  std::optional<std::string> file;
+  std::optional<double> pitch;
+  std::vector<int64_t> beats;
+  std::vector<std::string> words;
+  Mood mood = Mood::calm;
+  std::string mood_file;
+  Level level = Level::none;
+};
+
+Settings settings_of(Tune& t) {
+  Settings s;
+  s.group("Sound");
+  s.add(t.voices, {"voices", "number of voices", {1, 64}}).for_identity(Same::yes);
+  s.add(t.bars, {"bars", "default: as many as the words have", {1, 100}}).follows().for_identity(Same::unless_usual);
+  s.add(t.speed, {"speed", "with `voices`", {0, 1, true}}).of_call();
+  s.add(t.sung, {"sung", "by people"}).with("mood loud or very-loud");
+  s.add(t.in_key, {"in_key", "any note"}).unless("off_key");
+  s.group("Names");
+  s.add(t.name, {"name", "title"}).of("none|first|last").with("voices");
+  s.add(t.file, {"file", "to write"}).a("a file");
+  s.add(t.pitch, {"pitch", "of the first note", {-1e300, 9}});
+  s.add(t.beats, {"beats", "strong ones", {1, 8}});
+  s.add(t.words, {"words", "sung"}).for_identity(Same::unless_usual);
+  s.add_or_file(t.mood, t.mood_file, {"mood", "a name or a file"});
+  s.add(t.mood_file, {"mood_file"}).for_programs();
+  s.add(t.level, {"level", "a number"});
+  return s;
+}
+
+std::string refusal(std::string_view name, const std::string& text) {
+  Tune t;
+  try {
+    settings_of(t).at(name).read("--x", text);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+template <class F>
+std::string refusal(const F& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Settings, TakeWordsOfEveryKindAndGiveThemBack) {
+  Tune t;
+  const Settings all = settings_of(t);
+  for (const auto& [name, text, written] :
+       std::vector<std::array<std::string, 3>>{{"voices", "64", "64"},
+                                               {"speed", "0", "0.0"},
+                                               {"sung", "true", "true"},
+                                               {"in_key", "true", "true"},
+                                               {"name", "last", "\"last\""},
+                                               {"file", "a\"\x01", "\"a\\\"\\u0001\""},
+                                               {"pitch", "-3", "-3.0"},
+                                               {"beats", "1,8", "1,8"},
+                                               {"words", "la,le", "\"la,le\""},
+                                               {"mood", "very-loud", "\"very-loud\""},
+                                               {"level", "2", "2"}}) {
+    all.at(name).read("--x", text);
+    EXPECT_EQ(all.at(name).text(), text) << name;
+    EXPECT_EQ(all.at(name).written(), written) << name;
+  }
+  EXPECT_FALSE(t.in_key);  // said by its opposite: --off-key
+  EXPECT_EQ(all.find_word("off-key"), &all.at("in_key"));
+  EXPECT_EQ(t.mood, Mood::very_loud);
+  EXPECT_EQ(t.level, Level::two);
+  all.at("mood").read("--x", "song.txt");
+  EXPECT_EQ(t.mood_file, "song.txt");
+  EXPECT_EQ(all.at("mood").text(), "song.txt");
+  EXPECT_EQ(all.find_word("mood-file"), nullptr);
+  Tune other;
+  for (const Setting& s : settings_of(other)) s.assign(all.at(s.field.name));
+  EXPECT_EQ(json_of(settings_of(other)), json_of(all));
+}
+
+TEST(Settings, SayWhatIsExpectedAndFound) {
+  EXPECT_EQ(refusal("voices", "65"), "--x: expected a whole number in [1, 64], found '65'");
+  EXPECT_EQ(refusal("speed", "1"), "--x: expected a number in [0, 1), found '1'");
+  EXPECT_EQ(refusal("pitch", "10"), "--x: expected a number, found '10'");
+  EXPECT_EQ(refusal("sung", "yes"), "--x: expected true or false, found 'yes'");
+  EXPECT_EQ(refusal("name", "lats"), "--x: expected none, first, last, found 'lats'; did you mean 'last'?");
+  EXPECT_EQ(refusal("file", ""), "--x: expected a file, found ''");
+  EXPECT_EQ(refusal("words", "\xe9"), "--x: expected UTF-8, found '\xe9'");
+  EXPECT_EQ(refusal("beats", "1,9"), "--x: expected a whole number in [1, 8], found '9'");
+  EXPECT_EQ(refusal("level", "3"), "--x: expected a whole number in [0, 2], found '3'");
+  EXPECT_EQ(refusal("mood", ""), "--x: expected a value, found ''");
+}
+
+TEST(Settings, AreCheckedByTheirEntries) {
+  Tune t, usual;
+  const auto least = [&] { return refusal([&] { check_least(settings_of(t), settings_of(usual)); }); };
+  const auto read = [&] { return refusal([&] { check_read(settings_of(t), settings_of(usual)); }); };
+  EXPECT_EQ(least() + read(), "");
+  t.bars = -1;
+  EXPECT_EQ(least(), "`bars`: expected at least 0, found -1");
+  t.bars = 0, t.voices = 0;
+  EXPECT_EQ(least(), "`voices`: expected at least 1, found 0");
+  t.name = "last";
+  EXPECT_EQ(read(), "`name`: goes with `voices`, found 0; expected none beside it, its default");
+  t.voices = 2, t.sung = true;
+  EXPECT_EQ(read(), "`sung`: goes with `mood` loud or very-loud, found calm; expected false beside it, its default");
+  t.mood = Mood::loud;
+  EXPECT_EQ(read(), "");
+  EXPECT_EQ(difference(settings_of(t), settings_of(usual)), "voices=2 sung=true name=last mood=loud");
+}
+
+TEST(Settings, AreJsonThereAndBack) {
+  Tune t, back;
+  t.beats = {1, 2}, t.file = "f", t.mood = Mood::loud, t.level = Level::one, t.in_key = false;
+  const std::string json = json_of(settings_of(t)).dump();
+  EXPECT_EQ(json,
+            R"({"voices":1,"bars":0,"speed":0.5,"sung":false,"in_key":false,"name":"none","file":"f","beats":[1,2],)"
+            R"("words":[],"mood":"loud","level":1})");
+  take_json(settings_of(back), json, "a tune");
+  EXPECT_EQ(json_of(settings_of(back)).dump(), json);
+  const auto wrong = [&](const char* text) { return refusal([&] { take_json(settings_of(back), text, "a tune"); }); };
+  EXPECT_EQ(wrong("[1]"), "a tune: expected a JSON object, found [1]");
+  EXPECT_EQ(wrong(R"({"voices": 1.5})"), "`voices`: expected a whole number, found 1.5");
+  EXPECT_EQ(wrong(R"({"level": 3})"), "`level`: expected 0, 1 or 2, found 3");
+  EXPECT_EQ(wrong(R"({"mood": "lout"})"),
+            "`mood`: expected calm, loud, very-loud, found \"lout\"; did you mean 'loud'?");
+  EXPECT_EQ(wrong(R"({"beats": [true]})"), "`beats`: expected a whole number, found true");
+  EXPECT_TRUE(wrong(R"({"voicse": 1})").ends_with("level; did you mean 'voices'?"));
+}
+
+TEST(Settings, SayWhatMakesRunsTheSameAndDescribeThemselves) {
+  Tune t, usual;
+  EXPECT_EQ(identity_of(settings_of(t), settings_of(usual)).dump(), R"({"voices":1})");
+  t.words = {"la"}, t.speed = 0.1;
+  EXPECT_EQ(identity_of(settings_of(t), settings_of(usual)).dump(), R"({"voices":1,"words":["la"]})");
+  const auto entry = [&](const char* name) {
+    return entry_of(settings_of(usual).at(name), [](const std::string& help) { return help + "!"; }).dump();
+  };
+  EXPECT_EQ(entry("speed"), R"({"name":"speed","group":"Sound","kind":"number","default":0.5,"least":0.0,"below":1.0,)"
+                            R"("in_file":false,"help":"with `voices`!"})");
+  EXPECT_EQ(entry("bars"), R"({"name":"bars","group":"Sound","kind":"integer","least":1.0,"most":100.0,)"
+                           R"("help":"default: as many as the words have!"})");
+  EXPECT_EQ(entry("name"), R"({"name":"name","group":"Names","kind":"choice","default":"none",)"
+                           R"("choices":["none","first","last"],"help":"title!"})");
+}
+
+TEST(Settings, AreSortedByGroupsAndMoved) {
+  Tune t;
+  Settings all = settings_of(t);
+  constexpr std::array<std::string_view, 2> groups = {"Names", "Sound"};
+  all.sort(groups);
+  all.move("speed", "name");
+  EXPECT_EQ(all.names()[1], "speed");
+  EXPECT_EQ(all.names().back(), "in_key");
+}
+
+}  // namespace
+}  // namespace tessera
