@@ -19,7 +19,7 @@
 namespace tessera::bench {
 namespace {
 
-constexpr int kRounds = 9;
+constexpr int kCallRounds = 9;
 constexpr auto kAll = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root};
 constexpr auto kCut = {Algorithm::direct, Algorithm::ring, Algorithm::root};
 constexpr auto kPairs = {Algorithm::direct, Algorithm::tree};
@@ -86,7 +86,7 @@ struct Timed {
 // Every rank calls it.
 template <class F>
 Timed timed(Communicator& world, Arena& arena, int64_t calls, const F& call) {
-  const int64_t rounds = std::min<int64_t>(kRounds, calls), repeats = std::max<int64_t>(1, calls / kRounds);
+  const int64_t rounds = std::min<int64_t>(kCallRounds, calls), repeats = std::max<int64_t>(1, calls / kCallRounds);
   std::vector<double> seconds;
   double sent = 0;
   for (int64_t round = -1; round < rounds; ++round) {
@@ -153,7 +153,7 @@ std::vector<Case> ways(const Collective& collective, Backend backend) {
 }
 
 // As many calls in a round as take a while, and not too long.
-int64_t usual_calls(int64_t bytes) { return kRounds * std::clamp<int64_t>((32 << 20) / bytes, 1, 2000); }
+int64_t usual_calls(int64_t bytes) { return kCallRounds * std::clamp<int64_t>((32 << 20) / bytes, 1, 2000); }
 
 void add_family(const Place& place, Backend backend, int ranks, Case c, Families& families,
                 std::vector<RankRow>& rows) {

@@ -68,6 +68,12 @@ function(tessera_precompile target owner)
   target_precompile_headers(${target} REUSE_FROM ${owner})
 endfunction()
 
+# Several files of a layer are one unit for the compiler, which reads their headers once: half of a first build's time.
+# Who changes files builds without: -DTESSERA_UNITY=OFF. The files of exercises stay alone (lab/check.cpp).
+option(TESSERA_UNITY "Compile several files of a layer together" ${PROJECT_IS_TOP_LEVEL})
+file(STRINGS ${PROJECT_SOURCE_DIR}/lab/exercises.cpp tessera_alone REGEX "^ *\"[a-z_0-9/]+[.]cpp\",$")
+list(TRANSFORM tessera_alone REPLACE "^ *\"(.*)\",$" "${PROJECT_SOURCE_DIR}/\\1")
+
 # tessera_layer(name PUBLIC layers... PRIVATE libraries...): the library tessera_<name> of every .cpp under <name>/ (and
 # .cu, with CUDA), but for the files of a backend that is off. Static, or shared with -DBUILD_SHARED_LIBS=ON, so that
 # several programs hold the kernels once (bench/pack.sh).
@@ -99,6 +105,10 @@ function(tessera_layer name)
   add_library(tessera_${name} ${sources})
   target_link_libraries(tessera_${name} PRIVATE $<BUILD_INTERFACE:tessera_flags> ${ARGN})
   tessera_precompile(tessera_${name} tessera_standard)
+  if(TESSERA_UNITY)
+    set_target_properties(tessera_${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    set_source_files_properties(${tessera_alone} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
 endfunction()
 
 # tessera_program(name sources...): a program in bin/ of the build folder.

@@ -13,11 +13,11 @@ namespace tessera {
 
 namespace {
 
-constexpr int kTag = 7001;
+constexpr int kBatchTag = 7001;
 
 Tensor gather_from_owners(Communicator& axis, int owners, int64_t size, const Tensor& shard) {
   if (axis.rank() > 0) {
-    if (shard.defined() && shard.numel() > 0) axis.send(shard, 0, kTag);
+    if (shard.defined() && shard.numel() > 0) axis.send(shard, 0, kBatchTag);
     return {};
   }
   Tensor whole = shard.make({size}, shard.dtype(), Category::workspace);
@@ -27,7 +27,7 @@ Tensor gather_from_owners(Communicator& axis, int owners, int64_t size, const Te
     if (k == 0)
       part.copy_from(shard);
     else if (range.size() > 0)
-      axis.recv(part, k, kTag);
+      axis.recv(part, k, kBatchTag);
   }
   return whole;
 }

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kTag = 7101;
+constexpr int kOwnerTag = 7101;
 constexpr size_t kMostRuns = 3;  // of a part: queries, keys and values
 
 int64_t elements(const Shape& whole, const ShardSpec& spec) {
@@ -123,7 +123,7 @@ Tensor MatrixOwners::gathered(const Matrix& m, const Tensor& update) {
     if (rank == m.axis->rank())
       part.copy_from(update.narrow(0, m.slot.begin + range.begin, range.size()));
     else
-      m.axis->recv(part, rank, kTag);
+      m.axis->recv(part, rank, kOwnerTag);
   }
   return here;
 }
@@ -149,7 +149,7 @@ void MatrixOwners::make_updates(const std::vector<Tensor>& updates) {
   const auto is_owned = [](const Matrix& m) { return m.owner == m.axis->rank(); };
   const auto is_lent = [&](const Matrix& m) { return cut_ && !is_owned(m) && held(m, m.axis->rank()).size() > 0; };
   for (const Matrix& m : matrices_)
-    if (is_lent(m)) m.axis->send(mine(m), m.owner, kTag);
+    if (is_lent(m)) m.axis->send(mine(m), m.owner, kOwnerTag);
   for (const Matrix& m : matrices_) {
     if (!is_owned(m)) continue;
     const Tensor here = gathered(m, updates[m.unit]);
@@ -161,11 +161,11 @@ void MatrixOwners::make_updates(const std::vector<Tensor>& updates) {
       if (to == m.axis->rank())
         mine(m).copy_from(part);
       else
-        m.axis->send(part, to, kTag);
+        m.axis->send(part, to, kOwnerTag);
     }
   }
   for (const Matrix& m : matrices_) {
-    if (is_lent(m)) m.axis->recv(mine(m), m.owner, kTag);
+    if (is_lent(m)) m.axis->recv(mine(m), m.owner, kOwnerTag);
     if (!cut_ && !alone_) m.axis->broadcast(mine(m), m.owner);
   }
 }

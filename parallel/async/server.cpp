@@ -31,7 +31,7 @@ std::string shared_text(Communicator& axis, const std::string& text, const Arena
   return {reinterpret_cast<const char*>(words.raw()), static_cast<size_t>(size)};
 }
 
-std::string cause_of(const std::exception_ptr& thrown) {
+std::string words_of(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const std::exception& e) {
@@ -224,7 +224,7 @@ void AsyncServer::stop(const std::exception_ptr& thrown) {
     if (!thrown_) thrown_ = thrown;
   }
   if (shard_) shard_->fail();
-  axis_.transport().fail(cause_of(thrown));
+  axis_.transport().fail(words_of(thrown));
 }
 
 AsyncSummary AsyncServer::finish() {

@@ -11,7 +11,7 @@ namespace tessera {
 
 namespace {
 
-constexpr int kTag = 7002;
+constexpr int kPieceTag = 7002;
 
 Range part(const std::vector<int64_t>& sizes, int r) {
   const int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + r, int64_t{0});
@@ -36,7 +36,7 @@ int64_t send_pieces(Transport& t, const Call& call) {
     const int other = (own + step) % ranks;
     const Range there = piece_for(call, ranks, other);
     if (there.size() == 0) continue;
-    Memory(call).send(t, other, kTag, call.in + there.begin * element, there.size() * element);
+    Memory(call).send(t, other, kPieceTag, call.in + there.begin * element, there.size() * element);
     left += there.size() * element;
   }
   return left;
@@ -52,7 +52,7 @@ void receive_pieces(Transport& t, const Call& call) {
   for (int step = 1; step < ranks; ++step) {
     const int other = (own + ranks - step) % ranks;
     const Range back = piece_from(call, ranks, other);
-    if (back.size() > 0) memory.recv(t, other, kTag, call.out + back.begin * element, back.size() * element);
+    if (back.size() > 0) memory.recv(t, other, kPieceTag, call.out + back.begin * element, back.size() * element);
   }
 }
 

@@ -116,7 +116,7 @@ namespace {
 constexpr int64_t kTile = kBlock * kBlock;
 constexpr int64_t kAlignment = 512;  // floats: what beginning each array at a multiple of 64 bytes may take
 
-int64_t blocks_of(int64_t n) { return (n + kBlock - 1) / kBlock; }
+int64_t blocks_in(int64_t n) { return (n + kBlock - 1) / kBlock; }
 int64_t deep_of(int64_t d) { return (d + kTileDepth - 1) / kTileDepth; }
 
 // Memory of one thread, handed out at multiples of 64 bytes.
@@ -139,14 +139,14 @@ class Forward {
  public:
   static int64_t floats(const AttentionProblem& p) {
     const int64_t dp = deep_of(p.d) * kTileDepth;
-    return blocks_of(p.tk) * kBlock * dp + kBlock * dp * 3 + 3 * kTile + 3 * kBlock;
+    return blocks_in(p.tk) * kBlock * dp + kBlock * dp * 3 + 3 * kTile + 3 * kBlock;
   }
   Forward(Memory memory, const AttentionProblem& p, const Attended& result)
       : p_(p),
         result_(result),
         deep_(deep_of(p.d)),
         dp_(deep_ * kTileDepth),
-        key_blocks_(blocks_of(p.tk)),
+        key_blocks_(blocks_in(p.tk)),
         keys_(memory.take<bfloat16>(key_blocks_ * kBlock * dp_)),
         values_(memory.take<bfloat16>(key_blocks_ * kBlock * dp_)),
         query_(memory.take<bfloat16>(kBlock * dp_)),
@@ -226,7 +226,7 @@ template <class By>
 class Backward {
  public:
   static int64_t floats(const AttentionProblem& p) {
-    const int64_t dp = deep_of(p.d) * kTileDepth, queries = blocks_of(p.tq) * kBlock, keys = blocks_of(p.tk) * kBlock;
+    const int64_t dp = deep_of(p.d) * kTileDepth, queries = blocks_in(p.tq) * kBlock, keys = blocks_in(p.tk) * kBlock;
     return 3 * queries * dp + 2 * queries + 2 * keys * dp + 2 * kBlock * dp + 5 * kTile;
   }
   Backward(Memory memory, const AttentionProblem& p, const Tensor& dout, const Attended& forward,
@@ -237,8 +237,8 @@ class Backward {
         grads_(grads),
         deep_(deep_of(p.d)),
         dp_(deep_ * kTileDepth),
-        blocks_(blocks_of(p.tq)),
-        keys_(blocks_of(p.tk) * kBlock * dp_),
+        blocks_(blocks_in(p.tq)),
+        keys_(blocks_in(p.tk) * kBlock * dp_),
         query_t_(memory.take<bfloat16>(blocks_ * kBlock * dp_)),
         dout_t_(memory.take<bfloat16>(blocks_ * kBlock * dp_)),
         query_(memory.take<bfloat16>(blocks_ * kBlock * dp_)),
