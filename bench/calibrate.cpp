@@ -151,7 +151,6 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
 namespace {
 
 using planner::Kernel;
-using planner::Sizes;
 
 // (rows, outputs, inputs) of linear layers: narrow and wide ones, few rows and many.
 void time_products(KernelTimer& timer) {
@@ -198,7 +197,7 @@ void time_attentions(KernelTimer& timer) {
                         {1, 512, 4, 64},
                         {1, 1024, 4, 32},
                         {2, 128, 8, 64}}) {
-    const Sizes sizes =
+    const planner::Sizes sizes =
         planner::attention_sizes(static_cast<double>(s.sequences * s.heads), static_cast<double>(s.tokens),
                                  static_cast<double>(s.tokens) / 2, static_cast<double>(s.head_dim));
     timer.time({.forward = Kernel::attention_forward,
@@ -209,7 +208,7 @@ void time_attentions(KernelTimer& timer) {
                 .op = [heads = s.heads](std::vector<Var>& in, const std::vector<Var>&) {
                   return packed_attention(in[0], {heads, heads});
                 }});
-    const Sizes turned =
+    const planner::Sizes turned =
         planner::row_sizes(static_cast<double>(s.sequences * s.tokens), static_cast<double>(2 * s.heads * s.head_dim));
     timer.time({.forward = Kernel::rotate,
                 .backward = Kernel::rotate,
@@ -227,7 +226,7 @@ void time_attentions(KernelTimer& timer) {
 void time_rows(KernelTimer& timer) {
   const auto add_rows = [&](Kernel forward, Kernel backward, int64_t m, int64_t n, std::vector<Shape> inputs,
                             std::vector<Shape> parameters, decltype(KernelCase::op) op, bool back = true) {
-    const Sizes sizes = planner::row_sizes(static_cast<double>(m), static_cast<double>(n));
+    const planner::Sizes sizes = planner::row_sizes(static_cast<double>(m), static_cast<double>(n));
     timer.time({forward, backward, sizes, sizes, std::move(inputs), std::move(parameters), std::move(op), back, back});
   };
   using Vars = std::vector<Var>;
@@ -241,7 +240,7 @@ void time_rows(KernelTimer& timer) {
     const Shape x{m, n}, c{n};
     add_rows(Kernel::norm_forward, Kernel::norm_backward, m, n, {x}, {c, c},
              [](Vars& in, const Vars& w) { return norm(in[0], w[0], w[1]); });
-    const Sizes sizes = planner::row_sizes(static_cast<double>(m), static_cast<double>(n));
+    const planner::Sizes sizes = planner::row_sizes(static_cast<double>(m), static_cast<double>(n));
     timer.time({.forward = Kernel::add_norm_forward,
                 .backward = Kernel::add_norm_backward,
                 .sizes = sizes,
@@ -305,7 +304,7 @@ void time_state(KernelTimer& timer) {
       more.push_back(unit.grads.clone());
       elements += static_cast<double>(unit.grads.numel());
     }
-    const Sizes sizes =
+    const planner::Sizes sizes =
         planner::row_sizes(static_cast<double>(units.size()), elements / static_cast<double>(units.size()));
     const auto optimizer = make_optimizer(OptimizerKind::adamw, units, {.weight_decay = 0.1});
     Tensor other = Tensor::zeros({timer.bytes() / 16}, DType::float32, timer.arena());

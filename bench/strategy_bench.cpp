@@ -95,7 +95,7 @@ void add_one_rank(Measured& m, const std::vector<double>& alone, int64_t peak) {
   m.add("peak_of_one_rank", static_cast<double>(peak));
 }
 
-Measured measure(const Job& job, Communicator& world, int64_t steps) {
+Measured measure_steps(const Job& job, Communicator& world, int64_t steps) {
   Alone one(job, world);
   TimedSteps all(job, world);
   std::vector<double> alone;
@@ -179,7 +179,7 @@ std::vector<RankRow> strategy_rows(const Place& place) {
     for (const int n : place.ranks({2, 4}))
       for (const auto& [name, plan] : strategies(n)) {
         if (schedule_of(plan).stages > job_of(plan, dtype).model.layers) continue;  // a stage has a layer
-        add(name, plan, dtype, plan.dp_mode == DataMode::ps_async ? measure_async : measure, kSteps);
+        add(name, plan, dtype, plan.dp_mode == DataMode::ps_async ? measure_async : measure_steps, kSteps);
       }
   }
   return rows;

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kPrefix = "events.out.tfevents.", kVersion = "brain.Event:2";
-enum EventField : uint32_t { kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7 };
+enum EventField : uint32_t { kWallTime = 1, kStepNumber = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7 };
 enum SummaryField : uint32_t { kValue = 1 };
 enum ValueField : uint32_t { kTag = 1, kSimpleValue = 2 };
 enum SessionLogField : uint32_t { kStatus = 1 };
@@ -98,7 +98,7 @@ std::string version_event(double wall_time) {
 
 std::string session_start_event(double wall_time, int64_t step) {
   std::string event = at_time(wall_time), log;
-  put_integer(event, kStep, static_cast<uint64_t>(step));
+  put_integer(event, kStepNumber, static_cast<uint64_t>(step));
   put_integer(log, kStatus, kStatusStart);
   put_bytes(event, kSessionLog, log);
   return event;
@@ -106,7 +106,7 @@ std::string session_start_event(double wall_time, int64_t step) {
 
 std::string scalars_event(double wall_time, int64_t step, std::span<const Scalar> scalars) {
   std::string event = at_time(wall_time), summary;
-  put_integer(event, kStep, static_cast<uint64_t>(step));
+  put_integer(event, kStepNumber, static_cast<uint64_t>(step));
   for (const Scalar& s : scalars) {
     std::string value;
     put_bytes(value, kTag, s.tag);

@@ -164,6 +164,10 @@ std::string shown(const Json& value, size_t most) {
   return text.size() <= most ? text : text.substr(0, most) + "...";
 }
 
+bool is_nothing(const Json& value) {
+  return value.is_null() || value == Json(false) || ((value.is_array() || value.is_object()) && value.empty());
+}
+
 std::optional<int64_t> natural(const Json& value) {
   if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{1} << 62) return std::nullopt;
   return value.get<int64_t>();

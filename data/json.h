@@ -23,6 +23,9 @@ const nlohmann::json& value_at(const nlohmann::json& json, std::string_view key)
 // A value as a message shows it: ASCII, cut short behind `most` bytes. One of no kind by what may have made it so.
 std::string shown(const nlohmann::json& value, size_t most = 120);
 
+// Whether a value says nothing: null, false, or an empty array or object.
+bool is_nothing(const nlohmann::json& value);
+
 // A whole number from 0 to 2^62; nothing for any other value.
 std::optional<int64_t> natural(const nlohmann::json& value);
 

@@ -19,7 +19,7 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* kConfig = "config.json";
+constexpr const char* kModelConfig = "config.json";
 constexpr const char* kOneFile = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kQuantised = "quantize_config.json";  // where config.json does not say it, as in older folders
@@ -90,7 +90,7 @@ void convert_transposed(const TensorBytes& from, int64_t begin, DType dtype, std
 
 bool is_hub_folder(const fs::path& folder) {
   std::error_code error;
-  return fs::is_regular_file(folder / kConfig, error) && !fs::exists(folder / "config.toml", error);
+  return fs::is_regular_file(folder / kModelConfig, error) && !fs::exists(folder / "config.toml", error);
 }
 
 std::map<std::string, std::string> parse_hub_index(std::string_view text, const std::string& what) {
@@ -115,7 +115,7 @@ std::map<std::string, std::string> parse_hub_index(std::string_view text, const 
 
 HubFolder::HubFolder(const fs::path& folder)
     : path_(folder),
-      config_(parse_hub_config(read_file(folder / kConfig), (folder / kConfig).string(), &gptq_)),
+      config_(parse_hub_config(read_file(folder / kModelConfig), (folder / kModelConfig).string(), &gptq_)),
       table_(hub_tensors(config_)) {
   std::error_code error;
   if (!gptq_ && fs::exists(folder / kQuantised, error))
@@ -175,7 +175,7 @@ void HubFolder::check_names() {
       const TensorBytes& found = stored(piece.name);
       if (found.shape != ours.shape_of(piece))
         throw InputError(fmt::format("{}: tensor '{}' is {}; expected {} by {}", path_.string(), piece.name,
-                                     shape_text(found.shape), shape_text(ours.shape_of(piece)), kConfig));
+                                     shape_text(found.shape), shape_text(ours.shape_of(piece)), kModelConfig));
       known.insert(piece.name);
       bytes[{found.dtype, found.is_half}] += found.bytes.size();
     }
@@ -192,7 +192,7 @@ void HubFolder::check_names() {
           std::memcmp(found->bytes.data(), table.bytes.data(), table.bytes.size()) == 0)
         continue;
       throw InputError(
-          fmt::format("{}: tensor '{}' is not the token table that {} ties it to", path_.string(), name, kConfig));
+          fmt::format("{}: tensor '{}' is not the token table that {} ties it to", path_.string(), name, kModelConfig));
     }
     throw InputError(fmt::format("{}: tensor '{}' is no part of this model", path_.string(), name));
   }
@@ -254,8 +254,8 @@ WholeTensors HubFolder::tensors() const {
   return [this](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const auto found = by_name_.find(name);
     if (found == by_name_.end() || found->second->shape != shape)
-      throw InputError(
-          fmt::format("{}: a model of this {} has no '{}' of shape {}", path_.string(), kConfig, name, shape.str()));
+      throw InputError(fmt::format("{}: a model of this {} has no '{}' of shape {}", path_.string(), kModelConfig, name,
+                                   shape.str()));
     const HubTensor& tensor = *found->second;
     if (tensor.transposed && !codes_.contains(tensor.pieces[0].name))
       return [&from = stored(tensor.pieces[0].name), dtype](int64_t begin, std::span<std::byte> to) {
@@ -321,7 +321,7 @@ void write_hub_folder(const fs::path& folder, const ModelConfig& config, const H
     return std::span<const std::byte>(converted);
   });
   if (!w.codes.empty()) write_file(folder / kQuantised, gptq_config(w.gptq));
-  write_file(folder / kConfig, description);
+  write_file(folder / kModelConfig, description);
 }
 
 }  // namespace tessera

@@ -20,7 +20,7 @@ constexpr int64_t kPerWord = 8;
 constexpr uint32_t kStoredZero = Int4Matrix::kZero - 1, kStoredZeros = kStoredZero * 0x11111111U;
 
 // About how codes were made, and how other programs compute with them: the numbers are the same.
-const std::set<std::string>& without_effect() {
+const std::set<std::string>& of_making() {
   static const std::set<std::string> keys{"true_sequential",
                                           "static_groups",
                                           "model_name_or_path",
@@ -44,10 +44,6 @@ const std::set<std::string>& without_effect() {
                                           "module_name_preceding_first_block",
                                           "modules_in_block_to_quantize"};
   return keys;
-}
-
-bool is_nothing(const Json& value) {
-  return value.is_null() || value == Json(false) || ((value.is_array() || value.is_object()) && value.empty());
 }
 
 uint32_t word(const TensorBytes& from, int64_t i) {
@@ -83,7 +79,7 @@ GptqConfig parse_gptq_config(std::string_view text, const std::string& what, boo
   const std::set<std::string> read{"quant_method", "bits",       "checkpoint_format", "desc_act",    "sym",
                                    "lm_head",      "pack_dtype", "group_size",        "damp_percent"};
   for (const auto& [key, value] : json.items())
-    if (!read.contains(key) && !without_effect().contains(key) && !is_nothing(value))
+    if (!read.contains(key) && !of_making().contains(key) && !is_nothing(value))
       throw InputError(fmt::format("{}: {}: expected nothing, found {}; Tessera may not compute what it asks for", what,
                                    key.substr(0, 60), shown(value, 60)));
   GptqConfig out;

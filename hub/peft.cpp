@@ -23,21 +23,17 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kConfig = "adapter_config.json";
+constexpr const char* kAdapterConfig = "adapter_config.json";
 constexpr const char* kFile = "adapter_model.safetensors";
 constexpr int64_t kMostRank = 1000000;
 
 // About how adapters were made and trained: what they compute does not depend on them.
-const std::set<std::string>& without_effect() {
+const std::set<std::string>& of_training() {
   static const std::set<std::string> keys{
       "auto_mapping",  "revision",          "inference_mode",    "task_type",           "peft_version",
       "megatron_core", "layers_pattern",    "init_lora_weights", "ensure_weight_tying", "fan_in_fan_out",
       "loftq_config",  "qalora_group_size", "runtime_config",    "parent_library"};
   return keys;
-}
-
-bool is_nothing(const Json& value) {
-  return value.is_null() || value == Json(false) || ((value.is_array() || value.is_object()) && value.empty());
 }
 
 std::vector<std::string> targets_of(const Json& value, const std::string& what) {
@@ -76,7 +72,7 @@ std::string hub_layer(const ModelConfig& config, int64_t layer, const LoraTarget
 
 bool is_peft_folder(const fs::path& folder) {
   std::error_code error;
-  return fs::is_regular_file(folder / kConfig, error) && !fs::exists(folder / "config.toml", error);
+  return fs::is_regular_file(folder / kAdapterConfig, error) && !fs::exists(folder / "config.toml", error);
 }
 
 PeftConfig parse_peft_config(std::string_view text, const std::string& what) {
@@ -100,7 +96,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what) {
                                    "target_modules",
                                    "base_model_name_or_path"};
   for (const auto& [key, value] : json.items())
-    if (!read.contains(key) && !without_effect().contains(key) && !is_nothing(value))
+    if (!read.contains(key) && !of_training().contains(key) && !is_nothing(value))
       throw InputError(fmt::format("{}: {}: expected nothing, found {}", what, key.substr(0, 100),
                                    value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 100)));
   const auto rank = natural(json.value("r", Json()));
@@ -151,7 +147,8 @@ std::vector<PeftTensor> peft_tensors(const ModelConfig& config) {
 }
 
 PeftFolder::PeftFolder(const fs::path& folder)
-    : path_(folder), config_(parse_peft_config(read_file(folder / kConfig), (folder / kConfig).string())) {
+    : path_(folder),
+      config_(parse_peft_config(read_file(folder / kAdapterConfig), (folder / kAdapterConfig).string())) {
   std::error_code error;
   if (!fs::exists(path_ / kFile, error))
     throw InputError(fmt::format("{}: no {}; files of other formats are not read", path_.string(), kFile));
@@ -163,7 +160,7 @@ fs::path PeftFolder::base() const {
   for (const fs::path& at : {fs::path(config_.base), path_ / config_.base})
     if (!config_.base.empty() && fs::is_directory(at, error)) return at;
   throw InputError(fmt::format("{}: base_model_name_or_path: expected the folder of a model, found '{}'",
-                               (path_ / kConfig).string(), config_.base));
+                               (path_ / kAdapterConfig).string(), config_.base));
 }
 
 ModelConfig PeftFolder::config(const ModelConfig& base) const {
@@ -190,13 +187,13 @@ ModelConfig PeftFolder::config(const ModelConfig& base) const {
     if (layers == 0) continue;
     if (layers < base.layers)
       throw InputError(fmt::format("{}: target_modules: {} of {} layers; expected all of them or none",
-                                   (path_ / kConfig).string(), target.name, layers));
+                                   (path_ / kAdapterConfig).string(), target.name, layers));
     out.lora.targets.emplace_back(target.name);
   }
   for (const std::string& t : config_.lora.targets)
     if (!used.contains(t))
       throw InputError(fmt::format("{}: target_modules: the base has no layer '{}' that adapts; expected some of {}",
-                                   (path_ / kConfig).string(), t, fmt::join(names, ", ")));
+                                   (path_ / kAdapterConfig).string(), t, fmt::join(names, ", ")));
   return out;
 }
 
@@ -233,7 +230,7 @@ void write_peft_folder(const fs::path& folder, const ModelConfig& config, DType 
     source(all[i].ours, dtype, all[i].shape)(0, bytes);
     return std::span<const std::byte>(bytes);
   });
-  write_file(folder / kConfig, peft_config(config.lora, config.family, base));
+  write_file(folder / kAdapterConfig, peft_config(config.lora, config.family, base));
 }
 
 ModelConfig merged(ModelConfig config) {

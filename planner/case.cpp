@@ -13,8 +13,6 @@
 namespace tessera::planner {
 namespace {
 
-double real(int64_t x) { return static_cast<double>(x); }
-
 void positive(const char* field, int64_t value, int64_t most) {
   if (value < 1 || value > most) throw FieldError(field, fmt::format("expected 1 to {}, found {}", most, value));
 }

@@ -12,6 +12,8 @@
 
 namespace tessera::planner {
 
+inline double real(int64_t x) { return static_cast<double>(x); }
+
 struct Machine;
 
 enum class Positions : uint8_t { learned, rope };

@@ -11,8 +11,6 @@
 namespace tessera::planner {
 namespace {
 
-double real(int64_t x) { return static_cast<double>(x); }
-
 Sizes sizes_of(const Task& t) {
   if (*t.kernel <= Kernel::product_weight) return product_sizes(t.rows, t.columns, t.inner);
   return *t.kernel <= Kernel::attention_backward ? attention_sizes(t.rows, t.columns, t.inner, t.head_dim)

@@ -14,8 +14,6 @@ namespace {
 
 constexpr int64_t kMostLayers = 512;  // that are cut by their FLOPs, and run dry, in no time
 
-double real(int64_t x) { return static_cast<double>(x); }
-
 // Bytes of one micro-batch's arrays on a rank.
 struct Arrays {
   double between;  // h channels of two bytes, as they lie between blocks

@@ -18,8 +18,6 @@
 namespace tessera::planner {
 namespace {
 
-double real(int64_t x) { return static_cast<double>(x); }
-
 // A layer's parameters are gathered beside the layer before it, and its gradient is scattered beside the next.
 Passes sharing_of_layer(const Case& c, const WorkTime& layer) {
   const double size = parameters_of(c, 1, false, false).all();

@@ -11,8 +11,6 @@
 namespace tessera::planner {
 namespace {
 
-double real(int64_t x) { return static_cast<double>(x); }
-
 // A block of threads makes a tile of the result, and all multiprocessors one tile each in a wave (NVIDIA, "Matrix
 // Multiplication Background User's Guide": tile and wave quantization). Smaller tiles read more for each product.
 struct Tile {

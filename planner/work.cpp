@@ -6,8 +6,6 @@
 namespace tessera::planner {
 namespace {
 
-double real(int64_t x) { return static_cast<double>(x); }
-
 // The sizes that a rank sees, and what adds calls of these sizes to a list.
 class Lists {
  public:

@@ -18,13 +18,13 @@
 namespace tessera::explore {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Ordered = nlohmann::ordered_json;
 
 constexpr int64_t kMostTokens = 10'000'000;  // in a micro-batch
 constexpr int64_t kMostPasses = 200'000;     // in a pipeline: stages times micro-batches
 
-Answer json_answer(const Json& json) {
-  return {.body = json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"};
+Answer json_answer(const Ordered& json) {
+  return {.body = json.dump(-1, ' ', false, Ordered::error_handler_t::replace) + "\n"};
 }
 
 // "gpt-nano|gpt-mini" as a list.
@@ -38,8 +38,8 @@ std::vector<std::string> split(const std::string& names) {
   return out;
 }
 
-Json choices() {
-  Json models = Json::object(), hardware = Json::object();
+Ordered choices() {
+  Ordered models = Ordered::object(), hardware = Ordered::object();
   for (const std::string& name : split(preset_names())) models[name] = to_json(shape_of_preset(name));
   for (const std::string& name : planner::hardware_names()) {
     const planner::Hardware h = planner::hardware_named(name);
@@ -81,14 +81,14 @@ void take_width(Request& request, const char* name, double& to) {
   std::erase_if(request.query, [&](const auto& given) { return given.first == name; });
 }
 
-Json prediction(Request request) {
+Ordered prediction(Request request) {
   Widths widths;
   take_width(request, "wide", widths.wide), take_width(request, "narrow", widths.narrow);
   const planner::Case given = case_of_query(request);
   check_size(given);
   const planner::Case c = planner::checked_case(given);
   const planner::Prediction p = planner::predict(c);
-  Json out = planner::to_json(c, p);
+  Ordered out = planner::to_json(c, p);
   out["memory_bytes"] = c.hardware.memory_bytes - c.hardware.reserved_bytes;
   for (const planner::MemoryParts& m : p.memory) out["memory_of_stages"].push_back(planner::to_json(m));
   out["html"] = drawn_prediction(c, p, widths);
@@ -104,7 +104,7 @@ Answer search(const Request& request) {
   std::string lines = plan_json_lines(found);
   lines.pop_back();
   std::ranges::replace(lines, '\n', ',');
-  return {.body = "{\"plans\":[" + lines + "],\"html\":" + Json(drawn_ranking(found)).dump() + "}\n"};
+  return {.body = "{\"plans\":[" + lines + "],\"html\":" + Ordered(drawn_ranking(found)).dump() + "}\n"};
 }
 
 }  // namespace

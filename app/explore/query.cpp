@@ -20,7 +20,7 @@
 namespace tessera::explore {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Ordered = nlohmann::ordered_json;
 
 constexpr size_t kLongest = 64;  // characters of a value
 
@@ -63,7 +63,7 @@ constexpr std::array<Key, 30> kKeys = {{{"model", Part::top, Kind::word},
                                         {"ranks", Part::question, Kind::number, 65'536},
                                         {"batch", Part::question, Kind::number, 1'000'000}}};
 
-Json value_of(const Key& key, const std::string& text) {
+Ordered value_of(const Key& key, const std::string& text) {
   const std::string name(key.name);
   if (text.size() > kLongest)
     throw FieldError(name, fmt::format("expected at most {} characters, found {}", kLongest, text.size()));
@@ -81,9 +81,9 @@ Json value_of(const Key& key, const std::string& text) {
 }
 
 // What is given, by part. `other` is the part that this request has no keys of.
-std::map<Part, Json> parts_of(const Request& request, Part other) {
-  std::map<Part, Json> out;
-  for (const Part part : {Part::top, Part::model, Part::plan, Part::question}) out[part] = Json::object();
+std::map<Part, Ordered> parts_of(const Request& request, Part other) {
+  std::map<Part, Ordered> out;
+  for (const Part part : {Part::top, Part::model, Part::plan, Part::question}) out[part] = Ordered::object();
   for (const auto& [name, text] : request.query) {
     const auto key = std::ranges::find(kKeys, std::string_view(name), &Key::name);
     if (key == kKeys.end() || key->part == other) {
@@ -98,15 +98,15 @@ std::map<Part, Json> parts_of(const Request& request, Part other) {
   return out;
 }
 
-planner::Case case_of(std::map<Part, Json> parts) {
-  Json& top = parts[Part::top];
-  Json sizes = Json::object();
+planner::Case case_of(std::map<Part, Ordered> parts) {
+  Ordered& top = parts[Part::top];
+  Ordered sizes = Ordered::object();
   planner::ModelShape preset;  // whose sizes stand where no others are given
   if (top.contains("model")) sizes = to_json(preset = shape_of_preset(top["model"].get<std::string>()));
   sizes.update(parts[Part::model]);
   top["model"] = sizes;
   top["plan"] = parts[Part::plan];
-  planner::Case c = planner::case_from_json(top.dump(-1, ' ', false, Json::error_handler_t::replace), "the request");
+  planner::Case c = planner::case_from_json(top.dump(-1, ' ', false, Ordered::error_handler_t::replace), "the request");
   c.model.qkv_bias = preset.qkv_bias;
   c.model.qk_norm = preset.qk_norm;
   return c;
@@ -117,8 +117,8 @@ planner::Case case_of(std::map<Part, Json> parts) {
 planner::Case case_of_query(const Request& request) { return case_of(parts_of(request, Part::question)); }
 
 PlanAnswer answer_of_query(const Request& request) {
-  std::map<Part, Json> parts = parts_of(request, Part::plan);
-  const Json numbers = parts[Part::question], top = parts[Part::top];
+  std::map<Part, Ordered> parts = parts_of(request, Part::plan);
+  const Ordered numbers = parts[Part::question], top = parts[Part::top];
   const bool as_named = parts[Part::model].empty();
   const planner::Case c = case_of(std::move(parts));
   PlanOptions options;
@@ -142,7 +142,7 @@ planner::ModelShape shape_of_preset(std::string_view name) {
   return shape;
 }
 
-Json to_json(const planner::ModelShape& m) {
+Ordered to_json(const planner::ModelShape& m) {
   return {{"layers", m.layers},
           {"channels", m.channels},
           {"heads", m.heads},

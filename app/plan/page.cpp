@@ -29,7 +29,7 @@ constexpr std::array<std::pair<const char*, double MemoryParts::*>, 6> kCategori
      {"communication", &MemoryParts::communication}}};
 
 // The first columns of a plan's row.
-std::vector<Cell> layout_cells(const planner::Layout& l) {
+std::vector<Cell> cells_of_layout(const planner::Layout& l) {
   return {axes_words(l), l.plan.zero == ZeroStage::none ? "-" : std::to_string(static_cast<int>(l.plan.zero)),
           fmt::format("{} x {}", l.plan.microbatches, l.sequences), std::string(text_of(l.plan.recompute)),
           schedule_words(l)};
@@ -65,13 +65,13 @@ Part ranking_part(const PlanAnswer& a) {
   for (const char* name : {"fullest rank", "too much", "most of it"}) large.columns.push_back({name, true});
   for (const Candidate& c : a.found.best) {
     const Prediction& p = c.prediction;
-    Row& row = best.rows.emplace_back(Row{layout_cells(c.layout)});
+    Row& row = best.rows.emplace_back(Row{cells_of_layout(c.layout)});
     row.cells.insert(row.cells.begin(), std::to_string(best.rows.size()));
     row.cells.insert(row.cells.end(), {step_words(p), grouped(static_cast<int64_t>(p.tokens_per_s)), percent(p.mfu),
                                        percent(p.bubble), fullest_words(a, c)});
   }
   for (const Candidate& c : a.found.too_large) {
-    Row& row = large.rows.emplace_back(Row{layout_cells(c.layout)});
+    Row& row = large.rows.emplace_back(Row{cells_of_layout(c.layout)});
     row.cells.insert(row.cells.end(),
                      {fullest_words(a, c), short_bytes(c.prediction.over_bytes), c.prediction.largest});
   }

@@ -13,9 +13,9 @@
 namespace tessera::report {
 namespace {
 
-constexpr size_t kMostRanks = 8;  // that are drawn of a run
-constexpr double kBetween = 16;
-constexpr double kSeen = 0.3;  // pixels of a wait that is drawn
+constexpr size_t kFigureRanks = 8;  // that are drawn of a run
+constexpr double kFigureGap = 16;
+constexpr double kDrawnWait = 0.3;  // pixels of a wait that is drawn
 constexpr const char* kPale = " c2";
 
 using Records = std::vector<Record>;
@@ -63,7 +63,7 @@ Picture rank_timeline(const Rank& rank, const StepSpan& step, double span, doubl
     Mark mark{e.begin - step.begin, e.end - step.begin, css_of(e), tip_of(e, step)};
     if (e.track == "waiting") {
       mark.thin = true;
-      if ((mark.end - mark.begin) * (width - kGutter) / span > kSeen) waits.push_back(std::move(mark));
+      if ((mark.end - mark.begin) * (width - kGutter) / span > kDrawnWait) waits.push_back(std::move(mark));
       continue;
     }
     mark.labels = {e.name, e.stage >= 0 ? fmt::format("{}", e.microbatch) : ""};
@@ -289,7 +289,7 @@ Part timelines(const Records& runs, double width) {
   }
   for (const Record& r : runs) {
     add_new(f.legend, timeline_legend(r));
-    add_pictures(f, runs, r, timelines_of(r, median_step(r), span, kMostRanks, width));
+    add_pictures(f, runs, r, timelines_of(r, median_step(r), span, kFigureRanks, width));
   }
   keep_drawn(f);
   return f;
@@ -335,7 +335,7 @@ Part memories(const Records& runs, double width) {
   double most = 1;
   for (const Record& r : runs) most = std::max(most, most_held(r, drawn_step("memory", r), r.ranks.size()));
   for (const Record& r : runs)
-    add_pictures(f, runs, r, memories_of(r, median_step(r), most, kMostRanks, (width - kBetween) / 2));
+    add_pictures(f, runs, r, memories_of(r, median_step(r), most, kFigureRanks, (width - kFigureGap) / 2));
   return f;
 }
 

@@ -18,7 +18,7 @@
 namespace tessera::report {
 namespace {
 
-constexpr int64_t kMostPlans = 8, kMostRanks = 1024;
+constexpr int64_t kMostPlans = 8, kMostPlanned = 1024;
 
 // Commas of --lora-targets and of file names make no list.
 bool is_list(std::string_view option, const std::string& text) {
@@ -50,8 +50,8 @@ Job checked_job(const TrainOptions& o) {
   } catch (const Error& e) {
     throw Error(with_options(e.what()), e.status());
   }
-  if (job.plan.ranks() > kMostRanks)
-    throw Error(fmt::format("--ranks: expected at most {} to draw, found {}", kMostRanks, job.plan.ranks()));
+  if (job.plan.ranks() > kMostPlanned)
+    throw Error(fmt::format("--ranks: expected at most {} to draw, found {}", kMostPlanned, job.plan.ranks()));
   return job;
 }
 

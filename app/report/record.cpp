@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 namespace {
 
 using Json = nlohmann::json;
-constexpr int64_t kMostRanks = 1 << 16;
+constexpr int64_t kMostRecorded = 1 << 16;
 constexpr double kMostNumber = 1e15;
 constexpr double kMostTime = 1e12;
 constexpr int64_t kMostBytes = int64_t{1} << 52;  // and calls: sums of many stay within 64 bits
@@ -89,11 +89,11 @@ std::string describe_model(const Value& m) {
 void read_plan(Record& r, const Value& plan, const std::string& file) {
   std::string axes;
   for (const char* axis : {"pp", "dp", "cp", "tp"})
-    axes += fmt::format("{}{} {}", axes.empty() ? "" : " x ", axis, plan["axes"][axis].count(kMostRanks));
+    axes += fmt::format("{}{} {}", axes.empty() ? "" : " x ", axis, plan["axes"][axis].count(kMostRecorded));
   const Value schedule = plan["schedule"];
   r.schedule = parse_schedule(schedule["text"].text(), file);
   r.schedule.name = schedule["name"].text();
-  r.plan = {{"ranks", fmt::format("{} ({})", plan["ranks"].count(kMostRanks), axes)},
+  r.plan = {{"ranks", fmt::format("{} ({})", plan["ranks"].count(kMostRecorded), axes)},
             {"data axis", plan["strategy"].text()},
             {"sums", plan["all_reduce"].text()},
             {"backend", plan["backend"].text()},
@@ -101,7 +101,7 @@ void read_plan(Record& r, const Value& plan, const std::string& file) {
                                   r.schedule.microbatches)},
             {"recompute", plan["recompute"].text()},
             {"threads per rank", fmt::format("{}", plan["threads_per_rank"].count())}};
-  if (plan.has("shard_ranks")) r.shard_ranks = plan["shard_ranks"].count(kMostRanks);
+  if (plan.has("shard_ranks")) r.shard_ranks = plan["shard_ranks"].count(kMostRecorded);
   if (r.schedule.ranks > 1)
     r.plan.insert(r.plan.begin() + 1, {"schedule", fmt::format("{}, {} stages", r.schedule.name, r.schedule.stages)});
 }
@@ -124,7 +124,7 @@ void read_about(Record& r, std::string_view text, const std::string& file) {
     rank.name = v["name"].text();
     rank.peak = v["peak_bytes"].count(kMostBytes);
     rank.peaks = categories(v["peaks"]);
-    for (const auto& [axis, at] : v["at"].members()) rank.at.emplace_back(axis, at.count(kMostRanks));
+    for (const auto& [axis, at] : v["at"].members()) rank.at.emplace_back(axis, at.count(kMostRecorded));
     r.ranks.push_back(std::move(rank));
   }
   if (std::ssize(r.ranks) != root["plan"]["ranks"].count())

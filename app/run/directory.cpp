@@ -223,7 +223,7 @@ std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int se
 }
 
 namespace {
-std::string shown(const Json& value) { return value.is_null() ? "as usual" : value.dump(); }
+std::string in_words(const Json& value) { return value.is_null() ? "as usual" : value.dump(); }
 }  // namespace
 
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what) {
@@ -237,7 +237,7 @@ std::vector<std::string> differences(const std::string& about, const std::string
     if (const Json before = saved.value(key, Json()), value = current.value(key, Json());
         before != value &&
         !(before.is_null() && (key == "validation" || key == "vocabulary")))  // not in the first runs
-      out.push_back(fmt::format("{} is {} and was {}", key, shown(value), shown(before)));
+      out.push_back(fmt::format("{} is {} and was {}", key, in_words(value), in_words(before)));
   return out;
 }
 

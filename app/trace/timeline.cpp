@@ -160,7 +160,7 @@ Processors processors_of(const std::vector<RankLog>& logs) {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Ordered = nlohmann::ordered_json;
 
 std::string track_of(const TraceEvent& e) {
   if (e.kind == TraceKind::phase) return "update";
@@ -196,11 +196,11 @@ class RankTimeline {
  public:
   RankTimeline(const RankLog& log, int rank, double add) : log_(log), rank_(rank), add_(add) {}
 
-  void write(std::vector<Json>& out, const std::string& name) {
+  void write(std::vector<Ordered>& out, const std::string& name) {
     meta(out, "process_name", 0, name);
     out.push_back(
         {{"ph", "M"}, {"name", "process_sort_index"}, {"pid", rank_}, {"tid", 0}, {"args", {{"sort_index", rank_}}}});
-    std::vector<Json> events;
+    std::vector<Ordered> events;
     for (const TraceStep& s : log_.steps)
       add(events, {.what = "step " + std::to_string(s.step), .axis = {}, .begin = s.begin, .end = s.end}, "step", {});
     add_events(events);
@@ -216,7 +216,7 @@ class RankTimeline {
   }
 
  private:
-  void meta(std::vector<Json>& out, const char* what, int tid, const std::string& name) const {
+  void meta(std::vector<Ordered>& out, const char* what, int tid, const std::string& name) const {
     out.push_back({{"ph", "M"}, {"name", what}, {"pid", rank_}, {"tid", tid}, {"args", {{"name", name}}}});
   }
 
@@ -236,7 +236,7 @@ class RankTimeline {
     return 0;
   }
 
-  void add(std::vector<Json>& out, const TraceEvent& e, const std::string& track, Json args) {
+  void add(std::vector<Ordered>& out, const TraceEvent& e, const std::string& track, Ordered args) {
     args["step"] = step_at(e.begin);
     out.push_back({{"ph", "X"},
                    {"name", e.what},
@@ -249,7 +249,7 @@ class RankTimeline {
   }
 
   // A message of the pipeline is one event, though both its action and its communication are noted.
-  void add_events(std::vector<Json>& out) {
+  void add_events(std::vector<Ordered>& out) {
     const std::vector<TraceEvent>& events = log_.events;
     std::vector<const TraceEvent*> inside(events.size(), nullptr);
     std::vector<bool> drawn(events.size(), false);
@@ -267,8 +267,8 @@ class RankTimeline {
       if (!drawn[i]) add(out, events[i], track_of(events[i]), arguments(events[i], inside[i]));
   }
 
-  static Json arguments(const TraceEvent& e, const TraceEvent* message) {
-    Json args = Json::object();
+  static Ordered arguments(const TraceEvent& e, const TraceEvent* message) {
+    Ordered args = Ordered::object();
     if (e.kind == TraceKind::action) {
       const Action action = Action::parse(e.what);
       args["stage"] = action.stage;
@@ -285,12 +285,12 @@ class RankTimeline {
     return args;
   }
 
-  void add_memory(std::vector<Json>& out) const {
+  void add_memory(std::vector<Ordered>& out) const {
     const TraceMemory* before = nullptr;
     for (const TraceMemory& m : log_.memory) {
       if (before && before->live == m.live && &m != &log_.memory.back()) continue;
       before = &m;
-      Json held = Json::object();
+      Ordered held = Ordered::object();
       for (size_t c = 0; c < m.live.size(); ++c) held[std::string(name_of(static_cast<Category>(c)))] = m.live[c];
       out.push_back({{"ph", "C"},
                      {"name", "memory"},
@@ -313,16 +313,16 @@ class RankTimeline {
 std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<std::string>& names,
                           const std::string& kept) {
   const Alignment clock = align(logs);
-  std::vector<Json> events;
+  std::vector<Ordered> events;
   for (size_t r = 0; r < logs.size(); ++r)
     RankTimeline(logs[r], static_cast<int>(r), clock.add[r]).write(events, names[r]);
   std::string text =
       "{\"displayTimeUnit\": \"ms\",\n\"otherData\": " +
-      Json{{"program", "tessera"}, {"kept", kept}, {"left_out", "what lies between steps"}, {"clock", clock.words}}
+      Ordered{{"program", "tessera"}, {"kept", kept}, {"left_out", "what lies between steps"}, {"clock", clock.words}}
           .dump() +
       ",\n\"traceEvents\": [";
   const char* before = "\n";
-  for (const Json& e : events) {
+  for (const Ordered& e : events) {
     text += before + e.dump();
     before = ",\n";
   }
@@ -342,7 +342,7 @@ std::string kept_steps(const std::vector<TraceStep>& steps, int64_t done) {
   return fmt::format("steps {} to {} of {}", steps.front().step, steps.back().step, done);
 }
 
-Json model_json(const TrainOptions& o, LanguageModel& model) {
+Ordered model_json(const TrainOptions& o, LanguageModel& model) {
   const ModelConfig& c = model.config;
   return {{"name", o.model},
           {"layers", c.layers},
@@ -354,9 +354,9 @@ Json model_json(const TrainOptions& o, LanguageModel& model) {
           {"parameters", model.parameter_count()}};
 }
 
-Json plan_json(const TrainOptions& o, Trainer& trainer) {
+Ordered plan_json(const TrainOptions& o, Trainer& trainer) {
   const Schedule& s = trainer.schedule();
-  Json axes = Json::object();
+  Ordered axes = Ordered::object();
   for (const MeshAxis& a : trainer.mesh().axes()) axes[a.name] = a.size;
   return {
       {"ranks", trainer.world().size()},
@@ -372,10 +372,10 @@ Json plan_json(const TrainOptions& o, Trainer& trainer) {
       {"schedule", {{"name", s.name}, {"stages", s.stages}, {"microbatches", s.microbatches}, {"text", to_text(s)}}}};
 }
 
-Json ranks_json(const std::vector<RankLog>& logs, const Mesh& mesh, const RunUsage& usage) {
-  Json ranks = Json::array();
+Ordered ranks_json(const std::vector<RankLog>& logs, const Mesh& mesh, const RunUsage& usage) {
+  Ordered ranks = Ordered::array();
   for (size_t r = 0; r < logs.size(); ++r) {
-    Json peaks = Json::object(), places = Json::object();
+    Ordered peaks = Ordered::object(), places = Ordered::object();
     for (size_t c = 0; c < logs[r].peaks.size(); ++c)
       peaks[std::string(name_of(static_cast<Category>(c)))] = logs[r].peaks[c];
     const std::vector<int> at = mesh.coordinates(static_cast<int>(r));
@@ -388,9 +388,9 @@ Json ranks_json(const std::vector<RankLog>& logs, const Mesh& mesh, const RunUsa
   return ranks;
 }
 
-Json report_json(const Run& run, Trainer& trainer, const RunUsage& usage, const std::vector<RankLog>& logs) {
+Ordered report_json(const Run& run, Trainer& trainer, const RunUsage& usage, const std::vector<RankLog>& logs) {
   const Processors processors = processors_of(logs);
-  Json sent = Json::array();
+  Ordered sent = Ordered::array();
   for (const SentBytes& s : usage.sent)
     sent.push_back({{"axis", s.axis}, {"operation", s.operation}, {"calls", s.calls}, {"bytes", s.bytes}});
   return {

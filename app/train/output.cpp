@@ -105,23 +105,23 @@ std::optional<Validation> validation_of(const Dataset& d, int64_t context, const
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Ordered = nlohmann::ordered_json;
 constexpr size_t kCurve = 48;  // characters of the loss curve
 
-Json with_scalars(const std::string& event, int64_t step, std::span<const Scalar> scalars) {
-  Json record{{"event", event}, {"step", step}};
+Ordered with_scalars(const std::string& event, int64_t step, std::span<const Scalar> scalars) {
+  Ordered record{{"event", event}, {"step", step}};
   for (const Scalar& s : scalars) record[std::string(s.tag)] = s.value;
   return record;
 }
 
-Json attention_json(const KernelLog::Attention& a) {
+Ordered attention_json(const KernelLog::Attention& a) {
   return {{"cudnn", a.cudnn}, {"tensor cores", a.tensor_cores}, {"plain", a.plain}};
 }
 
-Json pass_json(const KernelLog::Pass& p) { return {{"fused", p.fused}, {"apart", p.apart}}; }
+Ordered pass_json(const KernelLog::Pass& p) { return {{"fused", p.fused}, {"apart", p.apart}}; }
 
 // What ran on rank 0's GPU: which kernels, and whether steps were captured and launched again, or why not.
-Json gpu_json(const TrainOutput::Facts& f) {
+Ordered gpu_json(const TrainOutput::Facts& f) {
   const auto& log = f.arena->local<KernelLog>();
   const bool each_looked_at = f.graph.replays + f.graph.queued == 0;
   return {{"name", describe_device()},
@@ -141,8 +141,8 @@ Json gpu_json(const TrainOutput::Facts& f) {
           {"padded_products", log.padded_products}};
 }
 
-Json straggler_json(const std::optional<Straggler>& s) {
-  return s ? Json{{"rank", s->rank}, {"share", s->share}} : Json();
+Ordered straggler_json(const std::optional<Straggler>& s) {
+  return s ? Ordered{{"rank", s->rank}, {"share", s->share}} : Ordered();
 }
 
 }  // namespace
@@ -173,7 +173,7 @@ void TrainOutput::step(const StepReport& r) {
   losses_.push_back(r.loss);
   const std::array<Scalar, 4> scalars{
       {{"loss", r.loss}, {"lr", r.lr}, {"grad_norm", r.grad_norm}, {"tokens_per_s", r.tokens_per_s}}};
-  Json record = with_scalars("step", r.step, scalars);
+  Ordered record = with_scalars("step", r.step, scalars);
   record["step_ms"] = r.step_ms;
   metrics_.write(record.dump(), r.step, scalars);
   show(record.dump());
@@ -206,34 +206,34 @@ void TrainOutput::summary(const Facts& f) {
                               ? ranks
                               : ranks_at_once(ranks, units, plan_.device == Device::cuda ? 1 : cpu::threads());
   const double peak = f.rank_peak_flops * static_cast<double>(at_once), mfu = rate * f.flops_per_token / peak;
-  Json sent = Json::object();
+  Ordered sent = Ordered::object();
   for (const SentBytes& s : f.usage.sent) sent[s.axis][s.operation] = s.bytes;
   const int64_t steps = f.steps;
-  Json plan = plan_json(plan_);
+  Ordered plan = plan_json(plan_);
   plan["strategy"] = f.strategy;
   plan["backend"] = f.backend;
   plan["threads_per_rank"] = cpu::threads();
-  Json fields{{"event", "summary"},
-              {"steps", steps},
-              {"tokens", steps * f.tokens_per_step},
-              {"loss", stepped ? Json(losses_.back()) : Json()},
-              {"val_loss", validation_ ? Json(validation_->loss) : Json()},
-              {"val_bits_per_byte", validation_ ? Json(validation_->bits_per_byte) : Json()},
-              {"tokens_per_s", stepped ? Json(rate) : Json()},
-              {"mfu", stepped ? Json(mfu) : Json()},
-              {"flops_per_token", f.flops_per_token},
-              {"peak_flops", peak},
-              {"peak_bytes", f.usage.peak_bytes},
-              {"sent_bytes", sent},
-              {"straggler", straggler_json(f.usage.straggler)},
-              {"plan", plan},
-              {"out", run_.string()}};
+  Ordered fields{{"event", "summary"},
+                 {"steps", steps},
+                 {"tokens", steps * f.tokens_per_step},
+                 {"loss", stepped ? Ordered(losses_.back()) : Ordered()},
+                 {"val_loss", validation_ ? Ordered(validation_->loss) : Ordered()},
+                 {"val_bits_per_byte", validation_ ? Ordered(validation_->bits_per_byte) : Ordered()},
+                 {"tokens_per_s", stepped ? Ordered(rate) : Ordered()},
+                 {"mfu", stepped ? Ordered(mfu) : Ordered()},
+                 {"flops_per_token", f.flops_per_token},
+                 {"peak_flops", peak},
+                 {"peak_bytes", f.usage.peak_bytes},
+                 {"sent_bytes", sent},
+                 {"straggler", straggler_json(f.usage.straggler)},
+                 {"plan", plan},
+                 {"out", run_.string()}};
   if (f.predicted_s && stepped)
     fields["predicted"] = {{"step_s", *f.predicted_s},
                            {"measured_step_s", static_cast<double>(f.tokens_per_step) / rate}};
-  if (options_.device == "cuda") fields["gpu"] = gpu_json(f);
+  if (plan_.device == Device::cuda) fields["gpu"] = gpu_json(f);
   if (!f.experts.empty())
-    fields["experts"] = {{"load", f.experts.rows}, {"dropped", f.experts.dropped}, {"ranks", options_.ep}};
+    fields["experts"] = {{"load", f.experts.rows}, {"dropped", f.experts.dropped}, {"ranks", plan_.ep}};
   const std::string record = fields.dump();
   metrics_.write(record);
   show(record);

@@ -49,21 +49,21 @@ void ask_player(const Defect& d) {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Ordered = nlohmann::ordered_json;
 
 template <class F>
-Json by_rank(const std::vector<HeldBytes>& held, const F& f) {
-  Json out = Json::array();
+Ordered by_rank(const std::vector<HeldBytes>& held, const F& f) {
+  Ordered out = Ordered::array();
   for (const HeldBytes& h : held) out.push_back(f(h));
   return out;
 }
 
-Json bytes_json(const VerifyResult& r) {
-  Json bytes = Json::object();
+Ordered bytes_json(const VerifyResult& r) {
+  Ordered bytes = Ordered::object();
   for (const SentBytes& s : r.expected_sent)
     bytes[s.axis][s.operation] = {{"calls", 0}, {"sent", 0}, {"expected", s.bytes}};
   for (const SentBytes& s : r.sent) {
-    Json& entry = bytes[s.axis][s.operation];
+    Ordered& entry = bytes[s.axis][s.operation];
     entry["calls"] = s.calls;
     entry["sent"] = s.bytes;
     entry["busiest_rank"] = s.most;
@@ -72,8 +72,8 @@ Json bytes_json(const VerifyResult& r) {
   return bytes;
 }
 
-Json memory_json(const VerifyResult& r) {
-  Json memory = Json::object();
+Ordered memory_json(const VerifyResult& r) {
+  Ordered memory = Ordered::object();
   const auto category = [&](const char* name, int64_t HeldBytes::*field) {
     const auto get = [&](const HeldBytes& h) { return h.*field; };
     memory[name] = {{"measured", by_rank(r.held, get)}, {"expected", by_rank(r.expected_held, get)}};
@@ -86,9 +86,9 @@ Json memory_json(const VerifyResult& r) {
 }
 
 // A bound that broke: its kind, and what was found where.
-Json broken_json(const VerifyResult& r) {
+Ordered broken_json(const VerifyResult& r) {
   const Observations& o = r.seen;
-  Json out = Json::array();
+  Ordered out = Ordered::array();
   if (!o.stopped.empty()) out.push_back({{"bound", "run"}, {"found", o.stopped}});
   for (const NumberDifference& n : o.numbers)
     out.push_back({{"bound", n.what}, {"step", n.step}, {"found", n.found}, {"expected", n.expected}});
@@ -100,7 +100,7 @@ Json broken_json(const VerifyResult& r) {
                    {"relative", t.distance},
                    {"shape", t.shape},
                    {"wrong_elements", t.wrong},
-                   {"factor", t.factor ? Json(*t.factor) : Json(nullptr)},
+                   {"factor", t.factor ? Ordered(*t.factor) : Ordered(nullptr)},
                    {"unchanged", t.unchanged},
                    {"first", {{"index", t.first}, {"rank", t.rank}, {"found", t.found}, {"expected", t.expected}}}});
   }
@@ -124,42 +124,42 @@ Json broken_json(const VerifyResult& r) {
   return out;
 }
 
-Json diagnosis_json(const VerifyResult& r) {
-  Json out = Json::array();
+Ordered diagnosis_json(const VerifyResult& r) {
+  Ordered out = Ordered::array();
   for (const Diagnosis& d : r.diagnosis)
     out.push_back({{"cause", d.cause}, {"text", d.text}, {"evidence", d.evidence}});
   return out;
 }
 
-Json defect_json(const Defect& d, const Job& job) {
+Ordered defect_json(const Defect& d, const Job& job) {
   return {{"name", d.name}, {"what", d.what}, {"where", d.where(job)}, {"cause", d.cause}};
 }
 
 }  // namespace
 
 std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job& job, const Defect* defect) {
-  const auto share = [](const std::optional<double>& x) { return x ? Json(*x) : Json(nullptr); };
-  Json bubble = nullptr;
+  const auto share = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
+  Ordered bubble = nullptr;
   if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
-  const Json out = {{"passed", r.passed()},
-                    {"steps", r.steps},
-                    {"dtype", text_of(o.optim.dtype)},
-                    {"plan", plan_json(job.plan)},
-                    {"losses", r.losses},
-                    {"bound", r.bound},
-                    {"loss_max_rel", r.loss_max_rel},
-                    {"grad_max_rel", r.grad_max_rel},
-                    {"param_max_rel", r.param_max_rel},
-                    {"worst", r.worst},
-                    {"bitwise", r.bitwise},
-                    {"bytes", bytes_json(r)},
-                    {"memory", memory_json(r)},
-                    {"in_flight", {{"measured", r.in_flight}, {"expected", r.expected_in_flight}}},
-                    {"bubble", bubble},
-                    {"defect", defect ? defect_json(*defect, job) : Json(nullptr)},
-                    {"broken", broken_json(r)},
-                    {"diagnosis", diagnosis_json(r)},
-                    {"failures", r.failures}};
+  const Ordered out = {{"passed", r.passed()},
+                       {"steps", r.steps},
+                       {"dtype", text_of(o.optim.dtype)},
+                       {"plan", plan_json(job.plan)},
+                       {"losses", r.losses},
+                       {"bound", r.bound},
+                       {"loss_max_rel", r.loss_max_rel},
+                       {"grad_max_rel", r.grad_max_rel},
+                       {"param_max_rel", r.param_max_rel},
+                       {"worst", r.worst},
+                       {"bitwise", r.bitwise},
+                       {"bytes", bytes_json(r)},
+                       {"memory", memory_json(r)},
+                       {"in_flight", {{"measured", r.in_flight}, {"expected", r.expected_in_flight}}},
+                       {"bubble", bubble},
+                       {"defect", defect ? defect_json(*defect, job) : Ordered(nullptr)},
+                       {"broken", broken_json(r)},
+                       {"diagnosis", diagnosis_json(r)},
+                       {"failures", r.failures}};
   return out.dump() + "\n";
 }
 

@@ -63,7 +63,7 @@ Spoilt scaled_sums(const Job& job, bool up) {
 bool norm_over_tp(const Job& job) { return job.plan.tp > 1 && job.optim.dtype != DType::float64; }
 
 // Groups of one rank sum nothing.
-const std::vector<Want> kSums = wants(
+const std::vector<Want> kSumWants = wants(
     kDataRanks, kDirect, kCpu, Want{"dp_mode", "ddp", [](const Job& j) { return j.plan.dp_mode != DataMode::diloco; }},
     Want{"shard_ranks", "2", [](const Job& j) { return j.plan.shard_ranks != 1; }});
 
@@ -164,11 +164,11 @@ const Want kNoFloat64{"dtype", "fp32", [](const Job& j) { return j.optim.dtype !
 std::vector<Defect> defects_of_calls() {
   return {
       {"missing-gradient-sum", "each data rank updates by the gradient of its own sequences: the sum is left out",
-       "missing-gradient-sum", kEverywhere, kSums, spoils([](const Job& j) {
+       "missing-gradient-sum", kEverywhere, kSumWants, spoils([](const Job& j) {
          return Spoilt{gradients_of(j), nothing};
        })},
       {"gradients-summed-twice", "the all-reduce of gradients is called twice", "summed-twice", kEverywhere,
-       wants(kSums, kDdp, kNoShards), spoils([](const Job& j) {
+       wants(kSumWants, kDdp, kNoShards), spoils([](const Job& j) {
          return Spoilt{gradients_of(j), [](Transport& transport, const Call& call) {
                          const int64_t sent = transport.direct(call);
                          return sent + transport.direct(call);
@@ -176,9 +176,9 @@ std::vector<Defect> defects_of_calls() {
        })},
       {"gradients-divided-twice",
        "summed gradients are divided by the number of data ranks, though the loss is already a mean", "wrong-scale",
-       kEverywhere, kSums, spoils([](const Job& j) { return scaled_sums(j, false); })},
+       kEverywhere, kSumWants, spoils([](const Job& j) { return scaled_sums(j, false); })},
       {"local-mean-loss", "each data rank divides by its own tokens, not by those of the whole batch", "wrong-scale",
-       kEverywhere, kSums, spoils([](const Job& j) { return scaled_sums(j, true); })},
+       kEverywhere, kSumWants, spoils([](const Job& j) { return scaled_sums(j, true); })},
       {"rounded-gradients", "gradients are summed and sent in bf16 where the plan says fp32", "narrow-sums",
        kEverywhere,
        wants(kDataRanks, kDdp, kNoFloat64,

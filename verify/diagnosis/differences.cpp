@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-constexpr double kSameFactor = 2e-3;  // relative distance of what a factor leaves
+constexpr double kLeftByFactor = 2e-3;  // relative distance of what a factor leaves
 
 std::vector<double> numbers(const Tensor& t) { return t.to(DType::float64).to_vector<double>(); }
 
@@ -39,7 +39,7 @@ struct Ratio {
   std::optional<double> factor() const {
     if (ee == 0 || ff == 0) return {};
     const double c = fe / ee, left = std::max(0.0, ff - 2 * c * fe + c * c * ee);
-    if (std::sqrt(left / ff) > kSameFactor) return {};
+    if (std::sqrt(left / ff) > kLeftByFactor) return {};
     return c;
   }
 };
