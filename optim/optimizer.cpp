@@ -206,19 +206,21 @@ void Optimizer::run(const UnitUpdate& of, std::span<const Philox> rounding, cons
 
 // Matrices of muon are updated in two passes: `updates` takes the place of their values, and then of their gradients.
 void Optimizer::update(const UpdateNumbers& now, const UpdateNumbers* on_gpu) {
-  std::vector<Tensor> updates(units_.size());
-  const auto is_matrix = [&](size_t u) { return std::holds_alternative<MuonMomentum>(rules_[u]); };
-  for (size_t u = 0; u < units_.size(); ++u) {
-    FlatUnit unit = units_[u];
-    if (is_matrix(u))
-      unit.values = updates[u] = unit.grads.make(unit.values.shape(), states_[u][0].dtype(), Category::workspace);
-    run({rules_[u], unit, is_matrix(u) ? updates[u] : masters_[u], states_[u]}, rounding_[u], now, on_gpu);
-  }
+  std::vector<std::pair<size_t, FlatUnit>> matrices;
+  for (size_t u = 0; u < units_.size(); ++u)
+    if (std::holds_alternative<MuonMomentum>(rules_[u]))
+      matrices.emplace_back(u, units_[u]);
+    else
+      run({rules_[u], units_[u], masters_[u], states_[u]}, rounding_[u], now, on_gpu);
   if (kind_ != OptimizerKind::muon) return;
+  std::vector<Tensor> updates(units_.size());
+  for (auto& [u, unit] : matrices) {
+    unit.values = updates[u] = unit.grads.make(unit.values.shape(), states_[u][0].dtype(), Category::workspace);
+    run({rules_[u], unit, updates[u], states_[u]}, {}, now, on_gpu);
+  }
   options_.orthogonalise ? options_.orthogonalise(units_, updates) : make_updates(units_, updates);
-  for (size_t u = 0; u < units_.size(); ++u) {
-    if (!is_matrix(u)) continue;
-    FlatUnit unit = units_[u];
+  for (auto& [u, unit] : matrices) {
+    unit.values = units_[u].values;
     unit.grads = updates[u];
     run({MuonMatrix(), unit, masters_[u], {}}, {}, now, on_gpu);
   }
