@@ -121,7 +121,7 @@ std::vector<double> ticks(double low, double high, double count) {
   return out;
 }
 
-std::string Chart::axis(double foot, const NumberWords& words, double count) const {
+std::string Chart::axis(double foot, const Wording& words, double count) const {
   std::string out;
   for (const double tick : ticks(0, last - first, count > 0 ? count : width > kFigureWidth ? 10 : 6)) {
     const double at = x(first + tick);
@@ -132,7 +132,7 @@ std::string Chart::axis(double foot, const NumberWords& words, double count) con
   return out;
 }
 
-std::string Chart::grid(const NumberWords& words) const {
+std::string Chart::grid(const Wording& words) const {
   std::string out;
   for (const double tick : ticks(low, high, 5))
     out += line("grid", left, y(tick), width - right, y(tick)) + text_at(left - 6, y(tick) + 4, "end", words(tick));

@@ -16,7 +16,7 @@ inline constexpr double kFigureWidth = 860;  // the same in a file
 inline constexpr double kGutter = 150;       // at the left of a picture, for names
 inline constexpr double kRoomForBytes = 96;  // at its right, for words behind a bar
 
-using NumberWords = std::function<std::string(double)>;  // for a number
+using Wording = std::function<std::string(double)>;  // for a number
 
 // Text that may stand between tags and in attributes.
 std::string escaped(std::string_view text);
@@ -77,7 +77,7 @@ struct Lanes {
   double most = 1;  // that the whole width shows
   double width = kWidth, left = kGutter, right = 0, tall = 24, gap = 5;
   size_t named = 1;                  // each how manieth lane has its words
-  NumberWords axis = {};             // the words of a number below the lanes
+  Wording axis = {};                 // the words of a number below the lanes
   double ticks = 0;                  // about so many numbers, with lines up from them
   std::optional<double> limit = {};  // a line across, with its words
   std::string limit_words = {};
@@ -93,9 +93,9 @@ struct Chart {
   double x(double at) const { return left + (width - left - right) * (at - first) / (last - first); }
   double y(double value) const { return top + (height - top - bottom) * (high - value) / (high - low); }
   // Lines across with the words of their values.
-  std::string grid(const NumberWords& words) const;
+  std::string grid(const Wording& words) const;
   // Words along `foot` for the distance from `first`; where about `count` are asked for, lines go up from them.
-  std::string axis(double foot, const NumberWords& words, double count = 0) const;
+  std::string axis(double foot, const Wording& words, double count = 0) const;
 };
 // Round numbers from `low` to `high`, about `count` of them.
 std::vector<double> ticks(double low, double high, double count);

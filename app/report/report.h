@@ -22,7 +22,7 @@ struct Panel {
   const Simulation& sim;
   std::string title;
   double scale = 1;
-  NumberWords words = short_time, tick = tick_of_ms;  // for its times
+  Wording words = short_time, tick = tick_of_ms;  // for its times
 };
 Lanes lanes_of(const Panel& panel, double width = kWidth);
 // As planned, as replayed, and as measured where that says something of the plan.
