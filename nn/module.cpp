@@ -1,4 +1,4 @@
-// One walk along each sequence.
+// Trees of parameters, and how they get their memory.
 #include "nn/module.h"
 
 #include <algorithm>
@@ -8,35 +8,6 @@
 #include "tensor/random.h"
 
 namespace tessera {
-
-Documents documents_of(const Tensor& ids_any, int32_t end) {
-  const Tensor ids = ids_any.contiguous();
-  if (ids.rank() != 2) throw Error("[documents] ids are " + ids.describe() + "; expected int32 (B, T)");
-  Documents made{ids.make(ids.shape()), ids.make(ids.shape())};
-  const int64_t tokens = ids.dim(1);
-  for (int64_t b = 0; b < ids.dim(0); ++b) {
-    const int32_t* const id = ids.data<int32_t>() + b * tokens;
-    int32_t *const starts = made.starts.data<int32_t>() + b * tokens, *const positions =
-                                                                          made.positions.data<int32_t>() + b * tokens;
-    int32_t start = 0;
-    for (int32_t t = 0; t < tokens; ++t) {
-      if (t > 0 && id[t - 1] == end) start = t;
-      starts[t] = start;
-      positions[t] = t - start;
-    }
-  }
-  return made;
-}
-
-Documents documents_from(const Tensor& starts) {
-  Documents made{starts, starts.clone()};
-  for (int64_t i = 0; i < starts.numel(); ++i)
-    made.positions.data<int32_t>()[i] = static_cast<int32_t>(i % starts.dim(1)) - starts.data<int32_t>()[i];
-  return made;
-}
-
-// Trees of parameters, and how they get their memory.
-
 namespace {
 
 constexpr int64_t kSlotAlignment = 16;  // elements: a slot starts on a 64-byte line in float32

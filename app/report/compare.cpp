@@ -286,7 +286,7 @@ std::string comparison_of(const Record& a, const Record& b, bool as_page) {
   nlohmann::ordered_json numbers = nlohmann::ordered_json::object();
   const auto value = [](const Maybe& x) { return x ? nlohmann::ordered_json(*x) : nlohmann::ordered_json(nullptr); };
   for (const ComparedPart& part : all.parts) {
-    t.rows.push_back({{part.name, "", "", ""}, "head", "\n" + part.name + "\n"});
+    t.rows.push_back({{part.name, "", "", ""}, Row::kHead, "\n" + part.name + "\n"});
     for (const ComparedRow& row : part.rows) {
       t.rows.push_back({{row.name, words_of(row.unit, row.a), words_of(row.unit, row.b), change(row)}});
       numbers[part.name][row.name] = {value(row.a), value(row.b)};

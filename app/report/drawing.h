@@ -118,9 +118,10 @@ struct Column {
   bool on_page = true;
 };
 struct Row {
+  static constexpr const char* kHead = "head";  // css of a row above others
   std::vector<Cell> cells;
   std::string css = {};
-  std::string above = {};  // a line of a text; of a row of css "head" instead of its cells
+  std::string above = {};  // a line of a text; of a row of css kHead instead of its cells
 };
 struct Table {
   std::string id;

@@ -200,7 +200,7 @@ std::string table_text(const Table& t) {
     line(0, [&](size_t c) -> const Cell& { return t.columns[c].head; });
   for (const Row& r : t.rows) {
     out += r.above;
-    if (r.css != "head") line(t.indent, [&](size_t c) -> const Cell& { return r.cells.at(c); });
+    if (r.css != Row::kHead) line(t.indent, [&](size_t c) -> const Cell& { return r.cells.at(c); });
   }
   return out + t.below;
 }

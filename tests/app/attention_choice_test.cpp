@@ -67,7 +67,7 @@ TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
   o["device"] = "cuda";
   EXPECT_FALSE(asks_cudnn(job_of(o).plan));
   EXPECT_TRUE(o.plan.deterministic);
-  EXPECT_FALSE(TrainOptions().deterministic);
+  EXPECT_FALSE(TrainOptions().plan.deterministic);
 }
 
 TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {

@@ -186,7 +186,7 @@ TEST(DefaultJob, IsChangedByItsPlanAndEndsWhereAModelOrATextIsChosen) {
            {"--data", "x.txt"}, {"--model", "gpt-nano"}, {"--layers", "4"}, {"--tokenizer", "char"}}) {
     const TrainOptions o = parse_train(words);
     EXPECT_FALSE(is_default_job(o)) << words[0];
-    EXPECT_EQ(o.optim.lr, TrainOptions().lr) << words[0];
+    EXPECT_EQ(o.optim.lr, TrainOptions().optim.lr) << words[0];
     EXPECT_EQ(o.model, "gpt-nano") << words[0];
   }
 }

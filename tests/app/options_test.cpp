@@ -68,7 +68,7 @@ TEST(CommandLine, SetsWhatItSays) {
   EXPECT_EQ(o.out, "x y");
   EXPECT_EQ(o.optim.seed, 0);
   EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr alone brings a smaller --min-lr with it
-  EXPECT_EQ(train({"--steps", "5", "--steps", "7"}).steps, 7);
+  EXPECT_EQ(train({"--steps", "5", "--steps", "7"}).optim.steps, 7);
   const auto g = std::get<GenerateOptions>(parse({"generate", "run", "--prompt", "--x", "--top-p", "0.5"}));
   EXPECT_EQ(g.from, "run");
   EXPECT_EQ(g.top_p, 0.5);

@@ -129,14 +129,14 @@ TEST_F(PlanningTest, CommandIsOneThatTrainTakes) {
       if (line.find("--ranks") == std::string::npos) line += fmt::format(" --ranks {}", q.ranks);
       ASSERT_NO_THROW(parse(line)) << line;
       const auto run = std::get<TrainOptions>(parse(line));
-      EXPECT_EQ(run.batch, q.batch);
-      EXPECT_EQ(run.pp.value_or(1), c.layout.plan.pp);
-      EXPECT_EQ(run.tp.value_or(1), c.layout.plan.tp);
-      EXPECT_EQ(run.cp.value_or(1), c.layout.plan.cp);
-      EXPECT_EQ(run.ep, c.layout.ep);
-      EXPECT_EQ(run.sp, c.layout.plan.sp);
-      EXPECT_EQ(run.zero, static_cast<int64_t>(c.layout.plan.zero));
-      EXPECT_EQ(run.microbatches, c.layout.plan.microbatches);
+      EXPECT_EQ(run.optim.batch, q.batch);
+      EXPECT_EQ(run.plan.pp, c.layout.plan.pp);
+      EXPECT_EQ(run.plan.tp, c.layout.plan.tp);
+      EXPECT_EQ(run.plan.cp, c.layout.plan.cp);
+      EXPECT_EQ(run.plan.ep, c.layout.ep);
+      EXPECT_EQ(run.plan.sp, c.layout.plan.sp);
+      EXPECT_EQ(run.plan.zero, c.layout.plan.zero);
+      EXPECT_EQ(run.plan.microbatches, c.layout.plan.microbatches);
     }
   }
 }

@@ -9,7 +9,7 @@
 namespace tessera::house {
 namespace {
 
-constexpr int64_t kMostLines = 2500;
+constexpr int64_t kMostLines = 2550;
 constexpr size_t kStops = 14;
 
 // The names between backticks.

@@ -64,7 +64,7 @@ std::optional<TrainOptions> draw_with(const Defect& defect, uint64_t trial) {
   for (int attempt = 0; attempt < 30; ++attempt) try {
       const TrainOptions drawn = draw_plan(d);
       auto o = with_needs(drawn, defect);
-      if (o && o->document_mask) o->vocab = 12;  // with more, the token that ends a document may never come
+      if (o && o->optim.document_mask) (*o)["vocab"] = 12;  // with more, the token that ends a document may never come
       if (!o || job_of(*o).plan.ranks() > 8) continue;
       check(job_of(*o));
       return o;

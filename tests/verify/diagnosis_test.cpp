@@ -29,8 +29,8 @@ TensorDifference gradient(const std::string& name, std::vector<int64_t> shape, s
 
 Observations of_two() {
   Observations o;
-  o["dp"] = 2;
-  o["batch"] = 4;
+  o.dp = 2;
+  o.batch = 4;
   o.trained = 2;
   return o;
 }
@@ -52,7 +52,7 @@ TEST(Diagnosis, TellsAScaleFromASumThatIsMadeTwice) {
 
 TEST(Diagnosis, TellsWhichSumOfTheTensorAxisIsMissing) {
   Observations o = of_two();
-  o["tp"] = 2;
+  o.tp = 2;
   o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
   o.tensors = {gradient("blocks.1.norm1.weight", {2}), gradient("blocks.1.norm1.bias", {2})};
   EXPECT_EQ(first_of(o), "weight-not-summed");
@@ -73,7 +73,7 @@ TEST(Diagnosis, TellsAWeightFromAnActivationByItsBytes) {
 
 TEST(Diagnosis, ReadsSequencesFromTheirShares) {
   Observations o = of_two();
-  o["microbatches"] = 1;  // so two sequences each
+  o.microbatches = 1;  // so two sequences each
   o.tensors = {gradient("tokens.weight", {4, 2})};
   const auto with = [&](std::vector<double> shares) {
     o.mixture = Mixture{1, std::move(shares), 0.01};

@@ -37,7 +37,7 @@ std::vector<TrainOptions> plans() {
   o["microbatches"] = 2;
   o["bucket_mb"] = 0.005;
   std::vector<TrainOptions> out;
-  for (o["zero"] = 0; text_of(o.plan.zero) <= 3; ++text_of(o.plan.zero)) out.push_back(o);
+  for (const int64_t zero : {0, 1, 2, 3}) o["zero"] = zero, out.push_back(o);
   o["zero"] = 0;
   for (const char* mode : {"dataparallel", "ps-sync"}) {
     o["dp_mode"] = mode;

@@ -79,7 +79,7 @@ void expect_like_one(const std::string& name, TrainOptions o, bool captured) {
   o["steps"] = 5;
   TrainOptions one = o;
   one.ranks = 1;
-  one["tp"] = one["cp"] = one["pp"] = std::nullopt;
+  forget(one, {"tp", "cp", "pp"});
   one["sp"] = false;
   one["zero"] = 0;
   const OneRank many = run(o, captured).ranks[0], alone = run(one, true).ranks[0];
