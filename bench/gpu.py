@@ -204,7 +204,7 @@ def findings(tool, text):
 PARTS = {
     "first_runs": [("versions", 30, versions, {}), ("libraries", 20, libraries, {}),
                    ("first_runs", 90, gpu_parts.ladder, dict(models="small", limit=40))],
-    "right": [("tests", 110, tests, dict(limit=90, jobs=8, filter="*Gpu*", threads=2)),
+    "right": [("tests", 110, tests, dict(limit=105, jobs=8, filter="*Gpu*", threads=2)),
               ("verify", 110, gpu_parts.verify, dict(jobs=4, limit=40, threads=2)),
               ("losses_small", 60, gpu_parts.curve, dict(models="small", limit=30, cpu_limit=50, threads=1)),
               ("losses", 110, gpu_parts.curve, dict(models="gpt2", limit=40, cpu_limit=100, threads=3))],
@@ -393,7 +393,7 @@ def main():
                 mend_libraries(contact)
                 contact.all_parts(parts)
             else:
-                contact.say("", f"no GPU: {(seen.stdout + seen.stderr).strip().splitlines()[-1]}")
+                contact.say("", f"no GPU: {(seen.stdout + seen.stderr).strip() or 'nvidia-smi says nothing in 30 s'}")
                 contact.status = 2
         except KeyboardInterrupt:
             end_all()
