@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kRingTag = -2;
+constexpr int kTag = -2;
 
 struct Ring {
   Transport& t;
@@ -26,7 +26,7 @@ struct Ring {
 
   Range range(int p) const { return piece(call.count, n, ((p % n) + n) % n); }
   void send(const std::byte* data, int64_t bytes) {
-    memory.send(t, right, kRingTag, data, bytes);
+    memory.send(t, right, kTag, data, bytes);
     sent += bytes;
   }
 
@@ -38,7 +38,7 @@ struct Ring {
     for (int s = 0; s < n - 1; ++s) {
       send(sum.data(), held.size() * element);
       held = range(rank - s - 2);
-      memory.recv(t, left, kRingTag, sum.data(), held.size() * element);
+      memory.recv(t, left, kTag, sum.data(), held.size() * element);
       memory.reduce_into(sum.data(), in + held.begin * element, held.size());
     }
     memory.copy(out, sum.data(), held.size() * element);
@@ -49,7 +49,7 @@ struct Ring {
     for (int s = 0; s < n - 1; ++s) {
       const Range mine = range(rank - s), next = range(rank - s - 1);
       send(whole + mine.begin * element, mine.size() * element);
-      memory.recv(t, left, kRingTag, whole + next.begin * element, next.size() * element);
+      memory.recv(t, left, kTag, whole + next.begin * element, next.size() * element);
     }
   }
 };

@@ -110,7 +110,7 @@ TEST(Settings, SayWhatIsExpectedAndFound) {
   EXPECT_EQ(refusal("sung", "yes"), "--x: expected true or false, found 'yes'");
   EXPECT_EQ(refusal("name", "lats"), "--x: expected none, first, last, found 'lats'; did you mean 'last'?");
   EXPECT_EQ(refusal("file", ""), "--x: expected a file, found ''");
-  EXPECT_EQ(refusal("words", "\xe9"), "--x: expected UTF-8, found '\xe9'");
+  EXPECT_EQ(refusal("words", "\xe9"), "--x: expected UTF-8, found '\\xe9'");
   EXPECT_EQ(refusal("beats", "1,9"), "--x: expected a whole number in [1, 8], found '9'");
   EXPECT_EQ(refusal("level", "3"), "--x: expected a whole number in [0, 2], found '3'");
   EXPECT_EQ(refusal("mood", ""), "--x: expected a value, found ''");

@@ -131,6 +131,7 @@ TEST(Offload, ParametersAreRefusedWhereNothingIsGained) {
     refused(o, fmt::format("`offload`: parameters moves the shards of `zero` 3; expected `zero` 3 beside it, found {}",
                            zero));
   }
+  o["zero"] = 3;
   refused(o, "`offload`: parameters moves them to the host's memory. With `device` cpu they lie there already");
   refused(o, "expected `device` cuda beside it, found cpu");
 }
