@@ -49,7 +49,7 @@ struct UpdateConstants {
   W momentum, beta1, rest1, beta2, rest2, eps;
   W lr = 0, grad_scale = 1, step_size = 0, root_scale = 0, coupled = 0, keep = 1;
 
-  explicit UpdateConstants(const OptimizerOptions& o)
+  constexpr explicit UpdateConstants(const OptimizerOptions& o)
       : momentum(static_cast<W>(o.momentum)),
         beta1(static_cast<W>(o.beta1)),
         rest1(static_cast<W>(1 - o.beta1)),

@@ -194,7 +194,7 @@ std::vector<WholeTensor> list_state(Trainer& trainer, int copies, bool values) {
   const auto keeps = [](const auto& kinds, const auto& kind) { return std::ranges::count(kinds, kind) > 0; };
   std::vector<std::string> all = rest;  // master copies last
   std::ranges::copy_if(matrices, std::back_inserter(all), [&](const auto& kind) { return !keeps(rest, kind); });
-  std::ranges::stable_partition(all, [](const auto& kind) { return kind != "master"; });
+  std::stable_partition(all.begin(), all.end(), [](const auto& kind) { return kind != "master"; });
   for (int copy = 0; copy < copies; ++copy) {
     for (const std::string& kind : all)
       add(kind, kind == "master" ? DType::float32 : state_dtype_of(o), suffix_of_copy(copy), keeps(rest, kind),
