@@ -23,7 +23,7 @@ void parse_hub(std::string_view bytes) {
   const std::string json(take(bytes)), config(take(bytes));
   HubTokenizer::Files files{{"tokenizer.json", json}};
   if (!config.empty()) files.emplace("tokenizer_config.json", config);
-  const HubTokenizer tokenizer(std::move(files), parse_json(json, kWhat), std::string(kWhat) + ": ");
+  const HubTokenizer tokenizer(std::move(files), parse_json(json, kWhat, JsonFile::others), std::string(kWhat) + ": ");
   require(Tokenizer::from_json(tokenizer.to_json(), kWhat)->to_json() == tokenizer.to_json(), "it survives its file");
   for (const EncodeOptions& options :
        {EncodeOptions{}, {.special_in_text = true, .add_ends = true}, {.begins = false}}) {
