@@ -61,8 +61,8 @@ TEST(OwnRuns, AreAsVerifyCountsThem) {
 
 // A rank's `peak_bytes` as `tessera train` counted it in the GPU's arena, in MB: on an H100 80GB HBM3 on 2026-11-26,
 // bf16 with fp32 gradients, master weights and moments, a vocabulary of 50304. The models are those of
-// bench/gpu_parts.py in its parts `pytorch` and `shapes`, on one rank; the layouts those of its part `strategies`, of the
-// first model on two ranks that share the card. Attention is cuDNN's, but the ring's, which takes as much.
+// bench/gpu_parts.py in its parts `pytorch` and `shapes`, on one rank; the layouts those of its part `strategies`, of
+// the first model on two ranks that share the card. Attention is cuDNN's, but the ring's, which takes as much.
 struct OnTheCard {
   const char* name;
   ModelShape model;
