@@ -103,8 +103,12 @@ printf '%s\\n' "$found" | grep -E 'libcu|libnccl|libnv|not found' | sed 's/ (0x.
 def tests(bench):
     o, suites = bench.options, {}
     for program in sorted(glob.glob(os.path.join(o.build, "tests", "test_*"))):
-        fixture = ""
-        for line in bench.runner.run("list", [program, "--gtest_list_tests", f"--gtest_filter={o.filter}"], 30).splitlines():
+        fixture = listed = ""
+        try:
+            listed = bench.runner.run("list", [program, "--gtest_list_tests", f"--gtest_filter={o.filter}"], 30)
+        except Failed as e:  # it does not start, the others may
+            bench.say(f"- {os.path.basename(program)[5:]}: {bench.failed('its list', e)}")
+        for line in listed.splitlines():
             line = line.split("#")[0].rstrip()
             if line.endswith(".") and not line.startswith(" "):
                 fixture = line
@@ -112,7 +116,6 @@ def tests(bench):
                 suites.setdefault(program, []).append(fixture + line.strip())
     if not suites:
         raise Failed("FAILED", f"no test of {o.build}/tests is called {o.filter}")
-    checked = set()
 
     def verdict(test):
         program, name = test
@@ -122,12 +125,9 @@ def tests(bench):
         except Failed as e:
             text, how = e.out, e.cell() if e.word != "FAILED" else "FAILED"
         if error := STICKY.search(text):
-            how = f"FAILED: {error[0]}"
+            how = f"CRASHED: {error[0]}"
         if re.search("this machine has no GPU|a build without CUDA", text):
             how = "FAILED: no GPU was found"
-        if (error or how.startswith("CRASHED")) and program not in checked:
-            checked.add(program)
-            how += f"; under memcheck: {first_finding(bench, program, name)}"
         return how
 
     # cuDNN compiles a plan for each shape, at a tenth to half of a second each: such a test begins first.
@@ -136,6 +136,8 @@ def tests(bench):
         verdicts = dict(zip(ordered, pool.map(verdict, ordered)))
     for program, names in suites.items():
         found = {name: verdicts[program, name] for name in names}
+        for name in [name for name, how in found.items() if how.startswith("CRASHED")][:1]:
+            found[name] += f"; under memcheck: {first_finding(bench, program, name)}"
         red = [f"  - {name}: {how}" for name, how in found.items() if how not in ("passed", "skipped")]
         count = {word: list(found.values()).count(word) for word in ("passed", "skipped")}
         bench.say(f"- {os.path.basename(program)[5:]}: {count['passed']} passed, {count['skipped']} skipped, {len(red)} red", *red)

@@ -332,6 +332,11 @@ if [ "$(cat "$work/old/status.txt" "$work/new/status.txt" | tr -d '\n')" = 00 ];
   trains gpu "$gpu --ranks 1 --dtype bf16 --cuda-graph off"
   trains gpu "$gpu --ranks 2 --zero 2"
   trains gpu "$gpu --pp 2 --microbatches 2"
+  trains gpu "$gpu --ranks 1 $llama --dtype bf16"
+  trains gpu "$gpu --dp 2 --ep 2 $experts"
+  trains gpu "$gpu --ranks 2 --zero 3 --dtype bf16 --optimizer adam"
+  trains gpu "$gpu --ranks 2 --zero 1 --offload optimizer --optimizer muon"
+  tunes gpu "$gpu --init ../wide --lora-rank 2 --quantize nf4 --ranks 1"
 else
   echo "skipped  gpu: not both of them find one"
 fi
