@@ -381,10 +381,7 @@ def main():
     if os.path.isdir(os.path.join(given.build, "lib")):
         os.environ["LD_LIBRARY_PATH"] = library_path()
 
-    def ended(number, _):
-        raise KeyboardInterrupt(number)
-
-    signal.signal(signal.SIGTERM, ended)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with open(contact.report, "w") as report:
         commit = text_of(os.path.join(ROOT, "COMMIT")).strip() or "unknown"
         print(f"# {' '.join(parts)}, {time.strftime('%FT%TZ', time.gmtime())}, commit {commit}", file=report)

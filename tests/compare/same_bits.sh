@@ -248,13 +248,9 @@ resumes "--init ../llama --lora-rank 2 --ranks 2" "--dp 1 --tp 2" "train $tuned"
 resumes "--init ../wide --lora-rank 2 --quantize nf4 --ranks 1" "--ranks 2 --zero 3" "train $tuned"
 resumes "--data ../chat.jsonl --init ../llama --pack --ranks 1" "--ranks 2" "train $tuned"
 
-for from in gpt2 llama experts; do makes export "checkpoint export ../$from"; done
-makes export "checkpoint export ../wide --dtype bf16"
-makes export "checkpoint export ../tuned"
-makes export "checkpoint export ../tuned --merge"
+for words in gpt2 llama experts "wide --dtype bf16" tuned "tuned --merge"; do makes export "checkpoint export ../$words"; done
 for from in gpt2 llama experts wide tuned; do given "hub-$from" "checkpoint export ../$from"; done
-for from in gpt2 llama experts; do makes import "checkpoint import ../hub-$from"; done
-makes import "checkpoint import ../hub-wide --dtype bf16 --tokenizer bytes"
+for words in gpt2 llama experts "wide --dtype bf16 --tokenizer bytes"; do makes import "checkpoint import ../hub-$words"; done
 makes quantize "checkpoint quantize ../wide --calibrate ../text.txt --group 32 --windows 8"
 makes quantize "checkpoint quantize ../hub-wide --method rtn --group 64"
 makes reshard "checkpoint reshard ../llama --dp 2 --tp 2 --zero 3"
@@ -313,9 +309,8 @@ makes report "report --figure pipeline --svg --layers 8 --pp 4 --microbatches 8 
 for tokenizer in gpt2 llama2 llama3 mistral qwen roberta smollm words; do
   makes data "data ../text.txt --tokenizer $tests/data/fixtures/tokenizers/$tokenizer"
 done
-makes data "data ../text.txt ../documents.jsonl --tokenizer bpe --vocab 320 --shard-tokens 2000"
-makes data "data ../text.txt --tokenizer char"
-makes data "data ../documents.jsonl.gz --tokenizer bytes"
+for words in "documents.jsonl ../text.txt --tokenizer bpe --vocab 320 --shard-tokens 2000" "text.txt --tokenizer char" \
+  "documents.jsonl.gz --tokenizer bytes"; do makes data "data ../$words"; done
 if command -v mpirun >/dev/null; then
   mpi="mpirun --oversubscribe --bind-to none -n 2"
   trains mpi "--zero 1" "$mpi"
