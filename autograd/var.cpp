@@ -235,7 +235,7 @@ GradTarget Leaf::place() {
   return {sum() = grad.make(shape, grad.dtype(), Category::workspace)};
 }
 
-// What stands in the buffer is there; else it is like a gradient that was written just now.
+// A gradient that stands in the lent buffer is in its place; any other is like one that was written just now.
 void Leaf::receive(const std::shared_ptr<EarlyGrad>& early) {
   if (lent.lock() == early) {
     lent.reset();

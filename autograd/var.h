@@ -28,8 +28,8 @@ class Saved {
   Saved(Tensor t) : tensor_(std::move(t)) {}  // NOLINT: a tensor saves itself
   explicit Saved(std::function<Tensor()> recipe) : recipe_(std::move(recipe)) {}
   Tensor get() const { return recipe_ ? recipe_() : tensor_; }
-  // What to keep for a weight gradient that may be put off (null: it is not): the tensor itself then, since a recipe
-  // may need parameters that are gone when the gradient is made (parallel/zero.h).
+  // The form to keep for a weight gradient that may be put off (null: it is not): the tensor itself then, since a
+  // recipe may need parameters that are gone when the gradient is made (parallel/zero.h).
   Saved until(const DeferredWeightGrads* later) const { return later ? Saved(get()) : *this; }
 
  private:
@@ -47,7 +47,8 @@ class Var {
 
   bool defined() const { return impl_ != nullptr; }
   const Tensor& value() const;
-  const Tensor& like() const;  // of the value's shape, dtype and arena; the elements may be a term of a late sum alone
+  // A tensor of the value's shape, dtype and arena; its elements may be a term of a late sum alone.
+  const Tensor& like() const;
   const Shape& shape() const { return like().shape(); }
   int64_t dim(int i) const { return like().dim(i); }
   DType dtype() const { return like().dtype(); }

@@ -40,7 +40,7 @@ struct KernelLog {
     }
   };
   Pass gelu, gelu_gradient, bias_sums;
-  int64_t padded_products = 0;  // of operands that were copied into rows of another length first
+  int64_t padded_products = 0;  // products of operands that were copied into rows of another length first
 
   void refuse(const std::string& why) {
     if (std::find(refused.begin(), refused.end(), why) == refused.end()) refused.push_back(why);

@@ -191,7 +191,7 @@ decltype(auto) with_dtype(DType dtype, F&& f) {
 inline constexpr int kMaxOperands = 3;
 
 struct MergedDims {
-  Shape shape;  // of rank 1 or more; the last dim is the inner loop
+  Shape shape;  // rank 1 or more; the last dim is the inner loop
   std::array<Shape, kMaxOperands> strides;
 };
 

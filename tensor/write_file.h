@@ -29,9 +29,9 @@ bool is_unknown_operation(int cause);
 // the file system cannot promise it, zeros are written there. Returns 0 or an errno.
 int make_room(int descriptor, int64_t from, int64_t to);
 
-// What is being written has a name of its own until it is whole: NAME.tmp-PID-HOST-RANDOM, beside the name that it will
-// have. It is removed at the end of its scope, by remove_temporaries() when a signal ends the process, and, where the
-// process was killed, by the next one that calls remove_stale() there.
+// A file that is being written has a name of its own until it is whole: NAME.tmp-PID-HOST-RANDOM, beside the name that
+// it will have. It is removed at the end of its scope, by remove_temporaries() when a signal ends the process, and,
+// where the process was killed, by the next one that calls remove_stale() there.
 
 class TemporaryName {
  public:
