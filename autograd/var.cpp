@@ -263,7 +263,7 @@ void Leaf::receive(Tensor gradient) {
   one_less();
 }
 
-// a + b and b + a have the same bits. What somebody else holds is not written over.
+// a + b and b + a have the same bits. A tensor that somebody else holds is not written over.
 void add_gradient(Tensor& total, Tensor g) {
   if (!total.defined())
     total = std::move(g);

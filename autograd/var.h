@@ -205,8 +205,8 @@ class Grads {
   // later than now when backward() defers weight gradients. For inputs that are no parameters it is made at once, in
   // float32 where they are bfloat16.
   void give_into(int input, std::function<void(Tensor& out)> write);
-  // The same of `count` inputs from `first` on, no two of them one Var, whose gradients are made at once: `write` adds
-  // those that are to be added, in any floating dtype.
+  // Writes gradients like the function above, of `count` inputs from `first` on, no two of them one Var, whose
+  // gradients are made at once: `write` adds those that are to be added, in any floating dtype.
   void give_into(int first, int count, std::function<void(std::span<const GradTarget>)> write);
   // A gradient that was made in the forward pass.
   void give_early(int input, std::shared_ptr<EarlyGrad> gradient);

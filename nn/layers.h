@@ -201,7 +201,7 @@ class Attention : public Module {
   // Another way to compute the same; packed_attention() unless it is set.
   void set_core(Core core) { core_ = std::move(core); }
 
-  Heads heads() const { return {options_.heads, options_.kv_heads}; }  // those of the whole layer
+  Heads heads() const { return {options_.heads, options_.kv_heads}; }  // heads of the whole layer
   int64_t head_dim() const { return options_.head_dim; }
   // Says that only these heads of the projections are here.
   void keep_heads(const Heads& here) { here_ = here; }

@@ -96,7 +96,7 @@ void for_each_run(const Shape& whole, const ShardSpec& shard, int64_t begin, int
       here += size;
     }
 }
-// The same of what is stored of a parameter.
+// Calls f() for the runs of the stored form of a parameter.
 template <class F>
 void for_each_run(const Parameter& p, int64_t begin, int64_t end, const F& f) {
   for_each_run(p.stored(), p.stored_shard(), begin, end, f);

@@ -36,11 +36,11 @@ Tensor targets_beside(const Tensor& logits, const Tensor& targets, int64_t vocab
 // logits (N, V), targets int32 (N) in [0, V) or kIgnoredTarget. Throws naming the row of a target outside. On a GPU the
 // targets lie there too, losses are added by blocks of 4096 rows, and nothing waits. Cost: one read of the logits.
 CrossEntropy cross_entropy(const Tensor& logits, const Tensor& targets);
-// The same of rows that follow others, in the host's memory: loss_sum goes on from `before`, so that blocks of rows add
-// up to the bits of all rows at once.
+// Cross-entropy of rows that follow others, in the host's memory: loss_sum goes on from `before`, so that blocks of
+// rows add up to the bits of all rows at once.
 CrossEntropy cross_entropy_after(double before, const Tensor& logits, const Tensor& targets);
 
-// The same of logits that nobody else holds; they become their own gradients times `scale`, as by
+// Cross-entropy of logits that nobody else holds; these become their own gradients times `scale`, as by
 // cross_entropy_backward(). Cost: on a GPU, where a row fits into shared memory, one read and one write of the logits.
 CrossEntropy cross_entropy_in_place(Tensor& logits, const Tensor& targets, double scale);
 // x (N, V) times a number that lies beside it: float64, (). On a GPU nothing is read or written where that is one.

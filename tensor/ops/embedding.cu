@@ -1,6 +1,6 @@
 // Lookup by rows on a GPU. Backward, each block has some rows of the table: it walks all ids, keeps the tokens that are
 // its own in the order in which they come, and adds up their gradients row by row, each element in one register. So
-// every sum is in token order without a sort, atomics or workspace. Of n blocks, block b has rows b, b + n, b + 2n,
+// every sum is in token order without a sort, atomics or workspace. Block b of n blocks has rows b, b + n, b + 2n,
 // ..., since frequent tokens have ids that lie side by side.
 #include <algorithm>
 #include <bit>
@@ -128,7 +128,7 @@ struct RowTokens {
     const int at = window + static_cast<int>(threadIdx.x) % 32;
     return __ballot_sync(~0u, at < mine.count && mine.row[at] == row);
   }
-  // Writes the next ones, at most kLoads, and says how many. What is over names a token of the row again.
+  // Writes the next ones, at most kLoads, and says how many. The places left over name a token of the row again.
   __device__ int next(int32_t (&token)[kLoads]) {
     int found = 0;
 #pragma unroll

@@ -1,4 +1,4 @@
-// A mixture of experts on the CPU: loops over its tokens, and products of groups of rows.
+// The ops of a mixture of experts: their checks, and their loops on the CPU.
 #include "tensor/ops/experts/experts.h"
 
 #include <algorithm>

@@ -30,8 +30,8 @@ struct RouteOptions {
   double balance = 0, z = 0;
   int64_t tokens = 0;  // T, where only a part of each sequence is here; 0: all of it
   Tensor given = {};   // int32 (N, k): choices that were made elsewhere, in the place of those that the logits make
-  // Counts earlier choices, for the capacity, where only a part of each sequence is here: from the choices, int32 (N,
-  // k), how many that come before each of them in its whole sequence want the same expert, int32 (N, k).
+  // Counts earlier choices, for the capacity, where only a part of each sequence is here: from choices, int32 (N, k),
+  // how many that come before each of them in its whole sequence want the same expert, int32 (N, k).
   std::function<Tensor(const Tensor& chosen)> earlier = {};
 };
 
@@ -41,7 +41,7 @@ struct Routed {
   Tensor weights;                    // (N, k), float32, or float64 for float64
   std::vector<int64_t> counts = {};  // rows of each expert
   int64_t rows = 0, dropped = 0;     // rows of all experts, and choices dropped
-  // float64 (sequences, E): choices, dropped ones too. Of the tokens that are elsewhere the caller adds theirs.
+  // float64 (sequences, E): choices, dropped ones too. The caller adds those of the tokens that are elsewhere.
   Tensor of_sequences = {};
   // With `given`: tokens that the logits would have sent to other experts, and the most by which the logit of an expert
   // that was left out is above that of the given one, by the largest logit.

@@ -199,7 +199,7 @@ struct KnownQueries {
     return of_query + (int64_t{b} * n.heads + h) * padded + query;
   }
 };
-inline constexpr int kQueryPadding = 128;  // queries of a whole tile of those kernels
+inline constexpr int kQueryPadding = 128;  // `padded` is a multiple of this for those kernels
 
 // All that the backward pass reads and writes; known: (B, H, padded, 2), what OfQuery says.
 struct BackwardProblem {

@@ -1,5 +1,5 @@
-// Products of groups of rows on a GPU: what kernels of all types share. A line is a row of the left factor or a
-// column of the right one; each element of a product is a sum over the inner dim of two lines. A launch makes the
+// Products of groups of rows on a GPU: the code that kernels of all types share. A line is a row of the left factor or
+// a column of the right one; each element of a product is a sum over the inner dim of two lines. A launch makes the
 // tiles of all groups, one after another: a block looks for its own among them.
 #pragma once
 #include <algorithm>

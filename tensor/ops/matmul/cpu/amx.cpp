@@ -9,8 +9,8 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kGroupBytes =
-    5 << 18;                    // bytes of a group of columns of b: a good half of a core's second-level cache
+// Bytes of a group of columns of b: a good half of a core's second-level cache.
+constexpr int64_t kGroupBytes = 5 << 18;
 constexpr int64_t kChunk = 32;  // tiles along the inner dim, where sums can be added up in place
 
 int64_t blocks_of(int64_t n) { return (n + kTileBlock - 1) / kTileBlock; }
@@ -122,7 +122,8 @@ struct Problem {
   const bfloat16* b;   // packed
 };
 
-// Work that is done while tile t of `deep` of a block is multiplied: a part of the block before is stored.
+// Work that is done while tile t of `deep` of a block is multiplied: rows of the block before are stored, and memory
+// for this one is fetched.
 template <class T>
 struct Beside {
   const Store<T>& store;

@@ -59,11 +59,11 @@ struct BlasPlan {
 
 namespace {
 
-// Proposals that are asked for. Of those with the gradient of GELU the likely best are old kernels, slower than a plain
+// Proposals that are asked for. With the gradient of GELU the likely best are old kernels, slower than a plain
 // product's; if there are better ones, they come later.
 int proposals_of(const Product& p) { return p.epilogue == Epilogue::gelu_gradient ? 128 : 24; }
-constexpr uint32_t kAlignment =
-    16;  // alignment of all operands in bytes, an algorithm's widest load; more is of no use
+// Alignment of all operands in bytes; more is of no use to an algorithm: this is its widest load.
+constexpr uint32_t kAlignment = 16;
 
 using Preference = Handle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
@@ -200,7 +200,7 @@ std::vector<BlasAlgorithm> BlasPlan::proposals(cublasLtHandle_t library, const P
   return algorithms;
 }
 
-// Products by cuBLASLt. What it has to know of a product is worked out once for each shape and what is transposed,
+// Products by cuBLASLt. Its description of a product is worked out once for each shape and what is transposed,
 // and the algorithm is the fastest of its proposals, timed on the operands of the first call and kept
 // (algorithm_table.h); or, where the arena's kernels are to be deterministic, the first of them.
 //
