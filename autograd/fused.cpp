@@ -27,8 +27,8 @@ namespace {
 // The sums over the rows of a gradient dy, the gradient of the bias that was added where dy arrives.
 struct BiasSums {
   bool wanted = true;
-  RowSums end = {};           // of whoever made dy, or none
-  bool in_our_order = false;  // then not of a product, which adds in an order of its own
+  RowSums end = {};           // row sums by the op that made dy, or none
+  bool in_our_order = false;  // the sums are then not a product's, which adds in an order of its own
 };
 BiasSums sums_of_output(const Grads& g) { return {.end = g.row_sums(), .in_our_order = g.expects_row_sums()}; }
 
@@ -405,7 +405,7 @@ namespace {
 struct Block {
   std::function<Var(const std::vector<Var>&)> f;
   std::vector<Tensor> kept;
-  std::vector<bool> wanted;  // of the inputs: a gradient
+  std::vector<bool> wanted;  // whether each input wants a gradient
   std::vector<Var> leaves = {};
   Var again = {};
 

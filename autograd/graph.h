@@ -36,9 +36,9 @@ struct Leaf {
   void receive(const std::function<void(Tensor&)>& write);
   void receive(Tensor gradient);
   void receive(const std::shared_ptr<EarlyGrad>& early);
-  Tensor take();       // of a transient leaf: what has come; a gradient with that in it follows
+  Tensor take();       // gives the gradient that has come to a transient leaf; one that contains it follows
   GradTarget place();  // for a gradient of a parameter that comes now; one_less() says that it is there
-  void take_back();    // of the buffer, before anything else is written to it
+  void take_back();    // takes the lent buffer back, before anything else is written to it
   void settle();       // zero, since no gradient came
   void one_less();     // counts a gradient that has come, or that will not come
 
@@ -64,7 +64,7 @@ struct Node {
   std::vector<DType> input_dtypes;
   std::vector<Tensor> output_grads;
   std::vector<Shape> output_shapes;
-  bool wants_row_sums = false, expects_row_sums = false;  // of output 0's gradient
+  bool wants_row_sums = false, expects_row_sums = false;  // row sums of output 0's gradient
   RowSums row_sums;                                       // or none
   std::function<void(Grads&)> vjp;
   ArenaPtr arena;

@@ -235,7 +235,7 @@ GradTarget Leaf::place() {
   return {sum() = grad.make(shape, grad.dtype(), Category::workspace)};
 }
 
-// What stands in the buffer is there; else it is like a gradient that was written just now.
+// A gradient that stands in the lent buffer is in its place; any other is like one that was written just now.
 void Leaf::receive(const std::shared_ptr<EarlyGrad>& early) {
   if (lent.lock() == early) {
     lent.reset();
@@ -263,7 +263,7 @@ void Leaf::receive(Tensor gradient) {
   one_less();
 }
 
-// a + b and b + a have the same bits. What somebody else holds is not written over.
+// a + b and b + a have the same bits. A tensor that somebody else holds is not written over.
 void add_gradient(Tensor& total, Tensor g) {
   if (!total.defined())
     total = std::move(g);

@@ -28,8 +28,8 @@ class Saved {
   Saved(Tensor t) : tensor_(std::move(t)) {}  // NOLINT: a tensor saves itself
   explicit Saved(std::function<Tensor()> recipe) : recipe_(std::move(recipe)) {}
   Tensor get() const { return recipe_ ? recipe_() : tensor_; }
-  // What to keep for a weight gradient that may be put off (null: it is not): the tensor itself then, since a recipe
-  // may need parameters that are gone when the gradient is made (parallel/zero.h).
+  // The form to keep for a weight gradient that may be put off (null: it is not): the tensor itself then, since a
+  // recipe may need parameters that are gone when the gradient is made (parallel/zero.h).
   Saved until(const DeferredWeightGrads* later) const { return later ? Saved(get()) : *this; }
 
  private:
@@ -47,7 +47,8 @@ class Var {
 
   bool defined() const { return impl_ != nullptr; }
   const Tensor& value() const;
-  const Tensor& like() const;  // of the value's shape, dtype and arena; the elements may be a term of a late sum alone
+  // A tensor of the value's shape, dtype and arena; its elements may be a term of a late sum alone.
+  const Tensor& like() const;
   const Shape& shape() const { return like().shape(); }
   int64_t dim(int i) const { return like().dim(i); }
   DType dtype() const { return like().dtype(); }
@@ -204,8 +205,8 @@ class Grads {
   // later than now when backward() defers weight gradients. For inputs that are no parameters it is made at once, in
   // float32 where they are bfloat16.
   void give_into(int input, std::function<void(Tensor& out)> write);
-  // The same of `count` inputs from `first` on, no two of them one Var, whose gradients are made at once: `write` adds
-  // those that are to be added, in any floating dtype.
+  // Writes gradients like the function above, of `count` inputs from `first` on, no two of them one Var, whose
+  // gradients are made at once: `write` adds those that are to be added, in any floating dtype.
   void give_into(int first, int count, std::function<void(std::span<const GradTarget>)> write);
   // A gradient that was made in the forward pass.
   void give_early(int input, std::shared_ptr<EarlyGrad> gradient);

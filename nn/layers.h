@@ -40,7 +40,7 @@ class Linear : public Module {
  public:
   struct Options {
     bool bias = true;
-    double deviation = 0.02;  // of the initial weights
+    double deviation = 0.02;  // standard deviation of the initial weights
     Activation activation = Activation::none;
     Recompute recompute = Recompute::none;
   };
@@ -186,8 +186,8 @@ class Attention : public Module {
     int64_t heads = 1;
     int64_t kv_heads = 0;                // 0: as many
     int64_t head_dim = 0;                // 0: channels / heads
-    double dropout = 0;                  // of the attention probabilities
-    double projection_deviation = 0.02;  // of the output projection's initial weights
+    double dropout = 0;                  // dropout of the attention probabilities
+    double projection_deviation = 0.02;  // the deviation of the output projection's initial weights
     bool qkv_bias = true, projection_bias = true;
     std::shared_ptr<Rotary> rotary = {};  // or null
     std::optional<double> norm_eps = {};  // where there is one, each head of q and k is normalised (Qwen3)
@@ -201,7 +201,7 @@ class Attention : public Module {
   // Another way to compute the same; packed_attention() unless it is set.
   void set_core(Core core) { core_ = std::move(core); }
 
-  Heads heads() const { return {options_.heads, options_.kv_heads}; }  // of the whole layer
+  Heads heads() const { return {options_.heads, options_.kv_heads}; }  // heads of the whole layer
   int64_t head_dim() const { return options_.head_dim; }
   // Says that only these heads of the projections are here.
   void keep_heads(const Heads& here) { here_ = here; }

@@ -168,7 +168,7 @@ void Module::collect_units(std::vector<Group>& out) {
   collect_members(out, out.size() - 1);
 }
 
-// Of one unit, and the units below it.
+// Collects the parameters of one unit, out[unit], and the units below it.
 void Module::collect_members(std::vector<Group>& out, size_t unit) {
   if (!here_) return;
   for (Parameter& p : parameters_) out[unit].members.push_back(&p);

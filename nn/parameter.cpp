@@ -1,4 +1,4 @@
-// What of a parameter is here.
+// The part of a parameter that is here: its shape and its size.
 #include "nn/parameter.h"
 
 #include "nn/quantize/packed.h"

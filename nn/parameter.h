@@ -31,7 +31,7 @@ struct ShardSpec {
   struct Run {
     int64_t begin = 0, size = 0;
   };
-  std::string axis = {};  // of the mesh
+  std::string axis = {};  // the mesh axis that it is cut over
   int dim = 0;
   std::vector<Run> runs = {};  // empty: all of it is on every rank
 
@@ -62,7 +62,7 @@ struct Parameter {
   ShardSpec shard = {};
   Span vanishes = {};  // where the true gradient is zero, and the computed one is rounding
   Var var = {};        // the value, and its gradient
-  // Of a frozen matrix that is held in four bits: then these bytes are its value, and `var` has a shape alone.
+  // The bytes of a frozen matrix that is held in four bits: they are its value, and `var` has a shape alone. Else null.
   std::shared_ptr<Packed> packed = {};
 
   bool is_tied() const { return !tie.empty(); }
@@ -70,10 +70,10 @@ struct Parameter {
   // The name that its first values are drawn by, and that a checkpoint has for it.
   const std::string& source() const { return is_tied() ? tie : name; }
   Shape local() const;  // the shape of the part here
-  // What buffers, messages and files have of it: its elements, or the bytes of one in four bits.
-  Shape stored() const;                   // of the whole
-  const ShardSpec& stored_shard() const;  // what is here of that
-  int64_t stored_here() const;            // how many
+  // The stored form, in buffers, messages and files: its elements, or the bytes of a matrix in four bits.
+  Shape stored() const;                   // shape of the whole, in that form
+  const ShardSpec& stored_shard() const;  // the part of stored() that is here
+  int64_t stored_here() const;            // elements or bytes of that part
   DType stored_dtype(DType of_values) const { return packed ? DType::uint8 : of_values; }
 };
 
@@ -85,7 +85,7 @@ void for_each_run(const Shape& whole, const ShardSpec& shard, int64_t begin, int
   if (shard.is_whole()) return f(begin, begin, end - begin);
   int64_t inner = 1, kept = 0;
   for (int d = shard.dim + 1; d < whole.rank(); ++d) inner *= whole[d];
-  for (const ShardSpec::Run& run : shard.runs) kept += run.size * inner;  // of each index of the dims before
+  for (const ShardSpec::Run& run : shard.runs) kept += run.size * inner;  // elements for each index of the dims before
   const int64_t row = whole[shard.dim] * inner;
   int64_t o = begin / kept, here = o * kept;
   for (; here < end; ++o)
@@ -96,7 +96,7 @@ void for_each_run(const Shape& whole, const ShardSpec& shard, int64_t begin, int
       here += size;
     }
 }
-// The same of what is stored of a parameter.
+// Calls f() for the runs of the stored form of a parameter.
 template <class F>
 void for_each_run(const Parameter& p, int64_t begin, int64_t end, const F& f) {
   for_each_run(p.stored(), p.stored_shard(), begin, end, f);
@@ -126,9 +126,9 @@ struct FlatUnit {
   Tensor grads;             // 1-D, as long as values; may be of another floating dtype
   std::vector<Slot> slots;  // in order of begin, not overlapping
 
-  // Of a frozen unit, whose parameters all are, there are no gradients.
+  // A frozen unit, whose parameters are all frozen, has no gradients.
   bool trainable() const { return slots.empty() || slots[0].parameter->trainable; }
-  // Of matrices that are updated as wholes; a unit has these or others.
+  // Whether its parameters are matrices that are updated as wholes; a unit has only these or only others.
   bool matrices() const { return !slots.empty() && slots[0].parameter->whole_update; }
 };
 

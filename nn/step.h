@@ -12,16 +12,16 @@
 
 namespace tessera {
 
-// Of the tokens of a pass; undefined: each sequence is one document, from position 0.
+// The documents that the tokens of a pass belong to; undefined: each sequence is one document, from position 0.
 struct Documents {
   Tensor starts;     // int32 (B, Tq): where the document of each query begins, by its position in the whole sequence
-  Tensor positions;  // int32 (B, T): of each token within its document
+  Tensor positions;  // int32 (B, T): the position of each token within its document
 };
 
-// Of whole sequences: ids int32 (B, T) on the host -> both (B, T), there.
+// Documents of whole sequences: ids int32 (B, T) on the host -> starts and positions, both (B, T), on the host.
 Documents documents_of(const Tensor& ids, int32_t end);
 
-// Of starts that are known, int32 (B, T) on the host.
+// Documents whose starts are known, int32 (B, T) on the host.
 Documents documents_from(const Tensor& starts);
 
 // The place of a forward pass in the run, for counted randomness and positions. With it a dropout mask is a function of
@@ -30,7 +30,7 @@ struct StepInfo {
   uint64_t seed = 0;
   int64_t step = 0;
   int64_t first_sequence = 0;   // index of the first row of this micro-batch within the global batch
-  int64_t sequences_total = 0;  // of the whole step, over which losses of a sequence are averaged; 0: those here
+  int64_t sequences_total = 0;  // sequences of the whole step, over which their losses are averaged; 0: those here
   bool training = false;        // dropout is off otherwise
   // Where the kernels of a GPU find `step` when they run: a captured step is replayed with other values of it.
   const uint64_t* step_on_gpu = nullptr;

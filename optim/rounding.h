@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-// x and sixteen random bits, the low ones of `random`, in bfloat16. What is not finite is rounded to nearest.
+// x and sixteen random bits, the low ones of `random`, in bfloat16. A number that is not finite is rounded to nearest.
 constexpr bfloat16 round_stochastically(float x, uint32_t random) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
   bfloat16 up_or_down;

@@ -327,7 +327,7 @@ void Arena::release(std::byte* block, int64_t bytes, Category category) {
 
 namespace {
 
-// What is kept of a watcher in its arena. The arena's own lock is held when it is told, and its lock inside of that.
+// A watcher as its arena keeps it. The arena's own lock is held when it is told, and its lock inside of that.
 struct Watched {
   std::mutex mutex;
   ArenaWatcher watcher;

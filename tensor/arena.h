@@ -1,4 +1,4 @@
-// What an arena hands out: one run of addresses, of which only the part that was used is backed by memory.
+// The memory that an arena hands out: one run of addresses, of which only the part that was used is backed by memory.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -96,8 +96,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   Usage usage(Category category) const;
   Usage total() const;
   int64_t footprint() const;  // bytes of the region that were ever handed out, gaps included
-  // What is free of it. Whoever asks for the same blocks in the same order, beginning with the same layout, gets the
-  // same addresses.
+  // The free parts of the region. Whoever asks for the same blocks in the same order, beginning with the same layout,
+  // gets the same addresses.
   struct Layout {
     int64_t footprint = 0;
     std::map<int64_t, int64_t> free;  // offset -> bytes, neighbours merged

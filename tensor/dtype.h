@@ -138,7 +138,7 @@ inline Half half_of(float x) {
   if (magnitude >= 65520.0F) return {static_cast<uint16_t>(sign | 0x7c00u)};
   int exponent = 0;
   std::frexp(magnitude, &exponent);                                     // magnitude = f 2^exponent with f in [0.5, 1)
-  const int step = magnitude > 0 ? std::max(exponent - 11, -24) : -24;  // what one of the last bit counts
+  const int step = magnitude > 0 ? std::max(exponent - 11, -24) : -24;  // the last bit is worth 2^step
   const auto count = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -step)));
   // A count of 2048 carries into the exponent by itself, and counts below 1024 are subnormal.
   const uint32_t bits = step == -24 ? count : (static_cast<uint32_t>(step + 24) << 10) + count;

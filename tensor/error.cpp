@@ -72,7 +72,7 @@ void append_escaped(std::string& out, char byte) {
 
 namespace {
 
-// What other programs call it, where no letters are near.
+// Names of other programs for our values, where the letters are not near: {theirs, ours}.
 constexpr auto kOtherNames = std::to_array<std::pair<std::string_view, std::string_view>>({
     {"gpu", "cuda"},
     {"fp16", "bf16"},

@@ -61,7 +61,7 @@ std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position
 // Adds a byte as `\xe9`, for what is not UTF-8 or would not be seen.
 void append_escaped(std::string& out, char byte);
 
-// What a user may have meant by a name that there is not.
+// Suggestions for a name that does not exist: the one that the user may have meant.
 
 // The entry of `known` nearest to `typed`, when it is near enough to be a slip of the finger or another program's word
 // for it ("gpu", "fp16"), as "; did you mean 'x'?"; else nothing.

@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-// What several checks found: what() is the first message.
+// Messages of several checks that failed; what() is the first.
 class Several {
  public:
   explicit Several(std::vector<std::string> messages) : messages_(std::move(messages)) {}

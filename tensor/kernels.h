@@ -11,9 +11,9 @@ namespace tessera {
 // Whether this program was built with cuDNN and the headers of its frontend.
 inline constexpr bool kWithCudnn = TESSERA_WITH_CUDNN;
 
-// Whose kernels compute attention on a GPU. Of our own a row's bits depend on nothing but the row. `automatic`: cuDNN's
-// wherever it serves a problem (tensor/ops/attention/cuda/cudnn_attention.h); KernelLog says where it did not. `cudnn`:
-// a problem that it refuses is an error.
+// Whose kernels compute attention on a GPU. With our own, a row's bits depend on nothing but the row. `automatic`:
+// cuDNN's wherever it serves a problem (tensor/ops/attention/cuda/cudnn_attention.h); KernelLog says where it did not.
+// `cudnn`: a problem that it refuses is an error.
 enum class AttentionKernels : uint8_t { automatic, cudnn, own };
 
 struct KernelChoice {
@@ -40,7 +40,7 @@ struct KernelLog {
     }
   };
   Pass gelu, gelu_gradient, bias_sums;
-  int64_t padded_products = 0;  // of operands that were copied into rows of another length first
+  int64_t padded_products = 0;  // products of operands that were copied into rows of another length first
 
   void refuse(const std::string& why) {
     if (std::find(refused.begin(), refused.end(), why) == refused.end()) refused.push_back(why);

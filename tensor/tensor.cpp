@@ -280,7 +280,7 @@ DeviceScalar::DeviceScalar(const Tensor& made) {
     value_ = made.item<double>();
 }
 
-// What somebody else may hold is not written over.
+// Writes over nothing that somebody else may hold.
 DeviceScalar& DeviceScalar::operator+=(const DeviceScalar& more) {
   if (!there_.defined() && !more.there_.defined()) {
     value_ += more.value_;

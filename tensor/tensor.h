@@ -56,7 +56,7 @@ class Tensor {
     return t.to(arena);
   }
 
-  // The same of values that come again in every step, as positions do: their copy to a GPU is only queued, and may be
+  // A tensor of values that come again in every step, as positions do: their copy to a GPU is only queued, and may be
   // captured (tensor/cuda/graph.h). The arena keeps them from their first use on.
   template <class T>
   static Tensor constant(std::span<const T> values, const Shape& shape, const ArenaPtr& arena) {
@@ -97,7 +97,7 @@ class Tensor {
     return reinterpret_cast<T*>(raw());
   }
   std::byte* raw() const { return address(Device::cpu); }
-  // The same of a tensor on a GPU: an address for kernels.
+  // The address of the first element on a GPU, for kernels. Throws like data().
   template <class T>
   T* device_data() const {
     check_dtype(kDTypeOf<T>);
@@ -191,7 +191,7 @@ decltype(auto) with_dtype(DType dtype, F&& f) {
 inline constexpr int kMaxOperands = 3;
 
 struct MergedDims {
-  Shape shape;  // of rank 1 or more; the last dim is the inner loop
+  Shape shape;  // rank 1 or more; the last dim is the inner loop
   std::array<Shape, kMaxOperands> strides;
 };
 

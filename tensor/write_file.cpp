@@ -118,11 +118,11 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kMark = ".tmp-";
-constexpr size_t kLongestStem = 190;  // of the 255 bytes of a name
+constexpr size_t kLongestStem = 190;  // bytes of the 255 that a name may have
 constexpr size_t kHostDigits = 8, kRandomDigits = 16;
 
 std::mutex listing;
-// Of this process. Made at the first use and kept to the end: a program may end while one is written.
+// The temporaries of this process. Made at the first use and kept to the end: a program may end while one is written.
 std::vector<fs::path>& temporaries() {
   static auto* const all = new std::vector<fs::path>;
   return *all;

@@ -10,7 +10,7 @@
 namespace tessera {
 
 // Writes a file beside `file`, flushes it to disk and renames it, so that `file` is whole or absent. A symbolic link is
-// followed: what it leads to is written, beside that. What is no file, a pipe or a device, and the file that is this
+// followed: the file that it leads to is written, beside that one. A pipe or a device, and the file that is this
 // process's standard output or error, are not replaced but written to. Returns whether `file` has become a file of
 // its own. Throws OutputError.
 bool write_file(const std::filesystem::path& file, std::span<const std::string_view> parts);
@@ -29,9 +29,9 @@ bool is_unknown_operation(int cause);
 // the file system cannot promise it, zeros are written there. Returns 0 or an errno.
 int make_room(int descriptor, int64_t from, int64_t to);
 
-// What is being written has a name of its own until it is whole: NAME.tmp-PID-HOST-RANDOM, beside the name that it will
-// have. It is removed at the end of its scope, by remove_temporaries() when a signal ends the process, and, where the
-// process was killed, by the next one that calls remove_stale() there.
+// A file or folder that is being written has a name of its own until it is whole: NAME.tmp-PID-HOST-RANDOM, beside the
+// name that it will have. It is removed at the end of its scope, by remove_temporaries() when a signal ends the
+// process, and, where the process was killed, by the next one that calls remove_stale() there.
 
 class TemporaryName {
  public:

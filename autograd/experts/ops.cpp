@@ -93,7 +93,7 @@ Var join_rows(const std::vector<Var>& parts) {
 
 namespace {
 
-// Of one round, whose first weight is input `first`.
+// Gives the weights of one round their gradients; the first of these weights is input `first`.
 void give_weight_grads(Grads& g, int first, const std::vector<int64_t>& counts, const Tensor& dy, const Tensor& x) {
   g.give_into(first, static_cast<int>(counts.size()), [counts, dy, x](std::span<const GradTarget> targets) {
     std::vector<RowsGroup> groups;

@@ -8,7 +8,7 @@ namespace tessera {
 
 namespace {
 
-// Of U(-1 / sqrt(in), 1 / sqrt(in)), which A is usually drawn from.
+// Standard deviation of U(-1 / sqrt(in), 1 / sqrt(in)), which A is usually drawn from.
 double deviation_of(int64_t in) { return 1 / std::sqrt(3.0 * static_cast<double>(in)); }
 
 }  // namespace

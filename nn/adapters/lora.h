@@ -15,13 +15,13 @@ namespace tessera {
 struct LoraOptions {
   int64_t rank = 8;
   double scale = 1;
-  double dropout = 0;       // of the adapter's own input
+  double dropout = 0;       // dropout of the adapter's own input
   bool starts_idle = true;  // B is zeros
 };
 
 class Lora : public Module {
  public:
-  // Of the rows [first, first + out) of a weight with `in` columns.
+  // An adapter of the rows [first, first + out) of a weight with `in` columns.
   Lora(int64_t in, int64_t first, int64_t out, const LoraOptions& options);
 
   // y (..., more than first + out) with the adapter's part of x (B, T, in) added; may write over y.

@@ -105,7 +105,7 @@ Var MixtureOfExperts::run(const Var& rows, const std::vector<std::vector<int64_t
   return join_rows(parts);
 }
 
-// Of so many tokens of each sequence that are here.
+// Routing options of a pass with `sequences` sequences, of each of which `tokens` tokens are here.
 RouteOptions MixtureOfExperts::options_at(const StepInfo& at, int64_t sequences, int64_t tokens) const {
   const ExpertConfig& c = options_.experts;
   RouteOptions o{.per_token = c.per_token, .softmax_first = c.softmax == RouterSoftmax::all, .sequences = sequences};

@@ -59,7 +59,7 @@ class MixtureOfExperts : public Module {
 
   // Steps of forward() on ranks that share the layer or its tokens; empty ones change nothing.
   struct Ways {
-    std::function<Var(Var logits)> logits;    // of the tokens of x -> of all tokens here
+    std::function<Var(Var logits)> logits;    // logits of the tokens of x -> logits of all tokens here
     std::function<Var(Var x)> enter;          // -> what the experts are given
     std::function<Var(Var weights)> weights;  // (N, k), by which their results are added
     std::function<Var(Var y)> leave;          // the sum here -> the output, which lies like x
@@ -74,7 +74,8 @@ class MixtureOfExperts : public Module {
     std::vector<int32_t> chosen = {};
     std::vector<int64_t> rows = {};
   };
-  // What training passes have routed since it was last asked: choices of tokens of this rank by expert, and dropped.
+  // Choices that training passes have routed since the last take_load(): those of this rank's tokens, by expert, and
+  // how many were dropped.
   struct Load {
     std::vector<int64_t> rows;
     int64_t dropped = 0;
@@ -89,7 +90,7 @@ class MixtureOfExperts : public Module {
   void set_choices(Given given) { given_ = std::move(given); }
   Linear& router() { return router_; }
   const Options& options() const { return options_; }
-  int64_t idle_elements() const;  // of parameters that a token does not meet
+  int64_t idle_elements() const;  // elements of the parameters that a token does not meet
 
  private:
   Var run(const Var& rows, const std::vector<std::vector<int64_t>>& counts);

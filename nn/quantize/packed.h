@@ -16,8 +16,8 @@ namespace tessera {
 
 struct Packed {
   Packing packing;
-  std::vector<ElementRun> runs = {};  // of the elements that are here
-  ShardSpec shard = {};               // of the bytes: those that are here, along dim 0 of stored()
+  std::vector<ElementRun> runs = {};  // runs of the elements that are here
+  ShardSpec shard = {};               // the bytes that are here, along dim 0 of stored()
   Tensor bytes = {};                  // uint8 (bytes here); undefined while another rank has them
   Shape stored() const { return {packing.bytes()}; }
 };

@@ -1,5 +1,5 @@
 // Updates on a GPU: gradients, state and values are read and written once, 16 bytes at a time where they are fp32; and
-// what lies between the products of Muon's iteration. State or values that are offloaded lie in the host's pinned
+// the kernels between the products of Muon's iteration. State or values that are offloaded lie in the host's pinned
 // memory, and come and go over the bus as any other operand.
 #include <algorithm>
 #include <cstdint>

@@ -16,9 +16,9 @@ bool has_amx();
 // Whether the processor has AVX-512 with the pair products of bfloat16 (AVX512_BF16).
 bool has_pair_products();
 
-inline constexpr int64_t kTileRows = 16;                          // of any tile; columns of a float32 tile
+inline constexpr int64_t kTileRows = 16;                          // rows of any tile; columns of a float32 tile
 inline constexpr int64_t kTileDepth = 32;                         // bfloat16 elements of a tile's row
-inline constexpr int64_t kTileElements = kTileRows * kTileDepth;  // of a bfloat16 tile: 1 KiB
+inline constexpr int64_t kTileElements = kTileRows * kTileDepth;  // elements of a bfloat16 tile: 1 KiB
 inline constexpr int64_t kTileBlock = 2 * kTileRows;              // rows and columns of C that are made at once
 
 // Configures all eight tiles, for the calling thread, as 16 rows of 64 bytes; releases them at the end of the scope.

@@ -52,13 +52,13 @@ void vectorized(const F& f) {
   }
 }
 
-// Threads of the calling rank: OpenMP's team size, which is a property of the calling thread, so ranks that are threads
-// of one process each have their own.
+// Threads of the calling rank: OpenMP's team size, which is a property of the calling thread, so ranks that are
+// threads of one process each have their own.
 inline int threads() { return omp_get_max_threads(); }
 inline void set_threads(int n) { omp_set_num_threads(n); }
 
 // While one lives, this thread computes nothing: ops take the memory that they would take and leave it as it is. So
-// what a model of any size would hold can be known on any machine (train/memory.h).
+// the memory that a model of any size would hold can be known on any machine (train/memory.h).
 class Idle {
  public:
   Idle() { here_ = true; }

@@ -11,13 +11,13 @@
 namespace tessera::cuda {
 
 inline constexpr int64_t kRowsTogether = 32;  // rows that are added first: of 32K rows so many runs fill a GPU
-inline constexpr int64_t kPartsInRun = 32;    // of those sums, added next
+inline constexpr int64_t kPartsInRun = 32;    // partial sums that are added next
 
 struct Columns {
   int64_t rows = 0;
   int length = 0;  // columns
   int64_t rows_per_thread = 1;
-  // Of a thread for each part of a row and each run of rows.
+  // A grid with a thread for each part of a row and each run of rows.
   template <class T>
   Grid grid() const {
     return {.blocks = blocks_for(blocks_for(length, kPart<T>) * blocks_for(rows, rows_per_thread), kThreads)};

@@ -79,7 +79,7 @@ Bounds Context::bounds(const Indices& indices) {
   return indices_.bounds(indices);
 }
 
-// Of this thread: other ranks, and what loads modules, go on as they like.
+// Captures the work of this thread alone: other ranks, and threads that load modules, go on as they like.
 void Context::begin_capture() {
   check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), "graph");
   capturing_ = true;

@@ -1,4 +1,4 @@
-// What one rank owns on its GPU: its stream, on which its kernels and copies run in the order they are called, and
+// A rank's own things on its GPU: its stream, on which its kernels and copies run in the order they are called, and
 // another one for copies that run beside them.
 //
 // An arena on a GPU holds one context (Arena::local), so any tensor leads to it. Blocks that the arena takes back may

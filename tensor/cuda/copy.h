@@ -26,7 +26,7 @@ void copy_later(const Tensor& to, const std::byte* pinned);
 std::shared_ptr<void> start_copy(const Tensor& to, const std::byte* pinned);
 void join_copy(const Tensor& to, const std::shared_ptr<void>& copy);
 
-// The same of values of which the arena keeps a pinned copy, found again by what they are.
+// Copies values, as copy_later() does, from a pinned copy that the arena keeps and finds again by the values.
 void copy_kept(const Tensor& to, std::span<const std::byte> values);
 
 // Whether this program holds code that the calling thread's GPU can run.

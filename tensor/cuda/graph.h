@@ -1,4 +1,5 @@
-// What a function queues on a rank's GPU, kept as a CUDA graph and queued again at once, without running the function.
+// The work that a function queues on a rank's GPU, kept as a CUDA graph and queued again at once, without running the
+// function.
 //
 // The graph holds addresses. Those of blocks that the function asks for and gives back are right as long as the arena
 // begins with the layout that it had when the function was captured: then nobody else holds them while the graph runs,

@@ -19,8 +19,8 @@ struct Indices {
   int64_t limit = 0;
 };
 
-// What a kernel is given: indices in [0, limit) are inside, and the first one outside is noted at `first`, as its place
-// in the upper and its value in the lower 32 bits. The lowest stays, so it does not matter who comes first.
+// Bounds that a kernel is given: indices in [0, limit) are inside, and the first one outside is noted at `first`, as
+// its place in the upper and its value in the lower 32 bits. The lowest stays, so it does not matter who comes first.
 struct Bounds {
   unsigned long long* first = nullptr;
   int64_t limit = 0;

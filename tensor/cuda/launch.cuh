@@ -33,7 +33,7 @@ requires(std::is_class_v<std::remove_cvref_t<F>>) decltype(auto) with_floating(D
   }
 }
 
-inline constexpr int kThreads = 256;  // of a block, where nothing asks for another number
+inline constexpr int kThreads = 256;  // threads of a block, where nothing asks for another number
 
 struct Grid {
   int64_t blocks = 0;
@@ -59,7 +59,7 @@ void launch(Context& c, const char* op, const Grid& grid, void (*kernel)(Paramet
 
 constexpr int64_t blocks_for(int64_t n, int64_t per_block) { return (n + per_block - 1) / per_block; }
 
-// What a kernel does with an index that it was given.
+// Checks of the indices that a kernel is given.
 
 // Whether `value` may be used. It stands at `place` among its like, below 2^32.
 __device__ inline bool inside(const Bounds& bounds, int64_t place, int32_t value) {

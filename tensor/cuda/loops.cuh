@@ -88,7 +88,7 @@ Strided strided(const MergedDims& dims) {
   return s;
 }
 
-// The same of vectors of kN elements, where the last dim of every operand can be cut into such.
+// Sizes and steps for vectors of n elements, where the last dim of every operand can be cut into such.
 template <class... T>
 Strided of_vectors(Strided s, int n) {
   s.n /= n;

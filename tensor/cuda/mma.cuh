@@ -3,10 +3,10 @@
 // "ldmatrix", "cp.async"; from compute capability 8.0). (The emulator of tests/cuda_emulator has its own file of this
 // name.)
 //
-// Lane l holds of a 16 x 16 factor A: rows l/4 and l/4 + 8, columns 2 (l%4) and the next, and those 8 further, as pairs
-// a[0] (upper left), a[1] (lower left), a[2] (upper right), a[3] (lower right). Of the 16 x 8 factor B: column l/4,
-// rows 2 (l%4) and the next (b0), and those 8 further (b1). Of the 16 x 8 sums D: row l/4, columns 2 (l%4) and the next
-// (d[0], d[1]), and the same of row l/4 + 8 (d[2], d[3]).
+// Lane l holds these elements of a 16 x 16 factor A: rows l/4 and l/4 + 8, columns 2 (l%4) and the next, and those 8
+// further, as pairs a[0] (upper left), a[1] (lower left), a[2] (upper right), a[3] (lower right). Its part of the 16 x
+// 8 factor B: column l/4, rows 2 (l%4) and the next (b0), and those 8 further (b1). Its part of the 16 x 8 sums D: row
+// l/4, columns 2 (l%4) and the next (d[0], d[1]), and in row l/4 + 8 these two columns (d[2], d[3]).
 #pragma once
 #include <cstdint>
 
@@ -35,7 +35,7 @@ __device__ inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
                : "r"(row)
                : "memory");
 }
-// The same of the transposed matrices: the pair at rows 2 (l%4) and the next, column l/4.
+// Loads the matrices transposed: a lane gets the pair at rows 2 (l%4) and the next, column l/4.
 __device__ inline void load_transposed(uint32_t (&to)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

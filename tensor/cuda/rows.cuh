@@ -1,6 +1,6 @@
 // Rows of a matrix, each by some threads of one block, in parts of 16 bytes.
 //
-// Of a row's W threads, thread t has parts t, t + W, ... and adds them up in order; what the threads have is joined in
+// Thread t of a row's W threads has parts t, t + W, ... and adds them up in order; the threads' sums are joined in
 // pairs within each warp, and then warp after warp. W depends on the row's length and type alone, so a row has the same
 // bits wherever it lies, whatever lies beside it, and whether it can be read 16 bytes at a time or not.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace tessera::cuda {
 
-inline constexpr int kRowThreads = 512;  // of a row, at most
+inline constexpr int kRowThreads = 512;  // threads of a row, at most
 inline constexpr int kHeld = 4;          // parts of a row that a thread keeps in registers
 
 template <class T>

@@ -1,4 +1,4 @@
-// What every use of the CUDA runtime shares: errors as exceptions, and handles that free what they hold.
+// Code that every use of the CUDA runtime shares: errors as exceptions, and handles that free what they hold.
 #pragma once
 #include <cuda_runtime.h>
 

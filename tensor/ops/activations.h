@@ -7,7 +7,7 @@
 namespace tessera {
 
 struct BiasGelu {
-  Tensor h;  // what backward needs
+  Tensor h;  // the sum x + bias, which backward needs
   Tensor y;
 };
 // x (..., C), bias (C) or undefined. Writes h over x when x's storage is held by nobody else.

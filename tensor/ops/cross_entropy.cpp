@@ -83,7 +83,7 @@ CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets, d
   return with_sum(std::move(out), logits, total);
 }
 
-// What the GPU was told to make, for whoever wants to know.
+// The loss that the GPU was told to compute; it is waited for when somebody reads it.
 CrossEntropy later(const RowLosses& made) {
   const Tensor sum = made.totals.select(0, 0);
   return {DeviceScalar(sum), DeviceScalar(made.totals.select(0, 1)), made.lse, sum};
@@ -265,8 +265,8 @@ CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, cons
 
 namespace {
 
-constexpr int64_t kLeastRows = 32;  // of a block: with fewer, products are bound by reading the weight
-// Of a gradient of w that is made fresh before it is added: a part of the cache that the cores share.
+constexpr int64_t kLeastRows = 32;  // rows of a block, at least: with fewer, products are bound by reading the weight
+// Bytes of the part of a gradient of w that is made fresh before it is added: a part of the cache that the cores share.
 constexpr int64_t kFreshBytes = int64_t{4} << 20;
 
 // dw = or += dy^T x of one block.

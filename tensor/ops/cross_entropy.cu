@@ -1,5 +1,5 @@
-// What the kernels of the cross-entropy share: logits with their targets, exponentials, and what a row adds to the
-// loss.
+// Code that the kernels of the cross-entropy share: logits with their targets, exponentials, and the part of the loss
+// that a row adds.
 //
 // The exponentials are the most of any in a training step. They are CUDA's own, which are good to 1 unit in the last
 // place as math::exp() is and cost a third of it; of bfloat16 logits a fast one, without which the kernels would
@@ -39,8 +39,8 @@ struct Logits {
   const T* x;
   const int32_t* targets;
   Rows rows;
-  Bounds bounds;  // of all targets
-  int64_t first;  // of the columns here
+  Bounds bounds;  // bounds of all targets
+  int64_t first;  // the first of the columns here
 };
 
 template <class T>
@@ -58,7 +58,7 @@ __device__ int column_of(const Logits<T>& f, int64_t i, int32_t target) {
   return at >= 0 && at < f.rows.length ? static_cast<int>(at) : -1;
 }
 
-// What a row adds to the loss, and to the number of target tokens.
+// Stores the parts of one row in the loss and in the number of target tokens.
 template <class A>
 __device__ void store_loss(double* losses, const Rows& rows, int64_t i, A lse, A logit, bool counts) {
   losses[i] = counts ? static_cast<double>(lse) - static_cast<double>(logit) : 0;
@@ -100,7 +100,7 @@ struct Online {
   }
 };
 
-// What a row has found, by its first thread.
+// Results of a row, which its first thread stores.
 template <class T>
 struct Scores {
   Accumulate<T>* lse;
@@ -277,7 +277,7 @@ void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const Gradi
   });
 }
 
-// What ranks that share out the vocabulary bring to a loss on a GPU, and what they make of all parts.
+// Parts of a loss on a GPU where ranks share out the vocabulary, and the loss that is made of all parts.
 
 namespace {
 

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Of n rows or columns that are here: entries [first, first + n) of `whole`.
+// The part of the vocabulary that is here: its n rows or columns are entries [first, first + n) of `whole`.
 struct VocabPart {
   int64_t first = 0, whole = 0;  // whole 0: they are all there are
 };
@@ -36,11 +36,11 @@ Tensor targets_beside(const Tensor& logits, const Tensor& targets, int64_t vocab
 // logits (N, V), targets int32 (N) in [0, V) or kIgnoredTarget. Throws naming the row of a target outside. On a GPU the
 // targets lie there too, losses are added by blocks of 4096 rows, and nothing waits. Cost: one read of the logits.
 CrossEntropy cross_entropy(const Tensor& logits, const Tensor& targets);
-// The same of rows that follow others, in the host's memory: loss_sum goes on from `before`, so that blocks of rows add
-// up to the bits of all rows at once.
+// Cross-entropy of rows that follow others, in the host's memory: loss_sum goes on from `before`, so that blocks of
+// rows add up to the bits of all rows at once.
 CrossEntropy cross_entropy_after(double before, const Tensor& logits, const Tensor& targets);
 
-// The same of logits that nobody else holds; they become their own gradients times `scale`, as by
+// Cross-entropy of logits that nobody else holds; these become their own gradients times `scale`, as by
 // cross_entropy_backward(). Cost: on a GPU, where a row fits into shared memory, one read and one write of the logits.
 CrossEntropy cross_entropy_in_place(Tensor& logits, const Tensor& targets, double scale);
 // x (N, V) times a number that lies beside it: float64, (). On a GPU nothing is read or written where that is one.
@@ -49,7 +49,7 @@ void scale_rows_(Tensor& x, const Tensor& factor);
 // The number of target tokens among targets int32 (N) in the host's memory. Throws naming the row of one outside.
 int64_t check_targets(const Tensor& targets, int64_t vocab);
 
-// What gradients are multiplied by: a number, times one that lies beside the logits where it is defined (float64, ()),
+// The factor of gradients: a number, times another one, float64 (), where that is defined. It lies beside the logits,
 // so that on a GPU nobody has to read it.
 struct GradientScale {
   GradientScale(double factor, Tensor of_output = {}) : number(factor), times(std::move(of_output)) {}  // NOLINT
@@ -62,19 +62,20 @@ struct GradientScale {
 Tensor cross_entropy_backward(Tensor&& logits, const Tensor& targets, const Tensor& lse, const GradientScale& scale,
                               const VocabPart& part = {});
 
-// The same of parts: each is (N), float32, or float64 for float64, and is put together with those of the other parts
-// before it is used: the largest of `row_max`, the sums of `row_sum_exp` and `target_logits`.
+// Results of one part of the vocabulary: each is (N), float32, or float64 for float64, and is put together
+// with those of the other parts before it is used: the largest of `row_max`, the sums of `row_sum_exp` and
+// `target_logits`.
 Tensor row_max(const Tensor& logits);
-Tensor row_sum_exp(const Tensor& logits, const Tensor& max);  // of exp(logit - max)
+Tensor row_sum_exp(const Tensor& logits, const Tensor& max);  // the sums of exp(logit - max)
 // The target's logit in rows whose target is in this part, zero elsewhere. Throws like cross_entropy().
 Tensor target_logits(const Tensor& logits, const Tensor& targets, const VocabPart& part);
 CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own, const Tensor& targets);
 
-// What kernels are given: operands checked and contiguous.
+// The operands of kernels, checked and contiguous.
 struct Scored {
   const Tensor &logits, &targets, &lse;
 };
-// What a GPU makes of a loss: lse (N) and totals float64 (2): the sum of the rows' losses, in row order by blocks of
+// The loss as a GPU computes it: lse (N) and totals float64 (2): the sum of the rows' losses, in row order by blocks of
 // 4096 as in cuda::sums(), and the number of target tokens. `losses` float64 (2, N) are the rows' own.
 struct RowLosses {
   Tensor lse, losses, totals;
@@ -118,7 +119,7 @@ struct RowBlocks {
     for (int64_t at = 0; at < rows; at += block) f(at, std::min(block, rows - at));
   }
 };
-// Of the product of x (..., K) and w (N, K)^T: equal ones where there is a number that divides the rows.
+// The blocks for the product of x (..., K) and w (N, K)^T: equal ones where there is a number that divides the rows.
 RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t most_bytes = kLogitsBytes);
 
 struct LinearCrossEntropy {

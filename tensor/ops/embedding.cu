@@ -1,6 +1,6 @@
 // Lookup by rows on a GPU. Backward, each block has some rows of the table: it walks all ids, keeps the tokens that are
 // its own in the order in which they come, and adds up their gradients row by row, each element in one register. So
-// every sum is in token order without a sort, atomics or workspace. Of n blocks, block b has rows b, b + n, b + 2n,
+// every sum is in token order without a sort, atomics or workspace. Block b of n blocks has rows b, b + n, b + 2n,
 // ..., since frequent tokens have ids that lie side by side.
 #include <algorithm>
 #include <bit>
@@ -16,7 +16,7 @@ namespace {
 // Rows [first, first + count) of a whole table.
 struct Own {
   int64_t first, count;
-  Bounds bounds;  // of ids
+  Bounds bounds;  // bounds of ids
 };
 
 Own own_rows(const Tensor& table, const VocabPart& part) {
@@ -44,9 +44,9 @@ struct Lookup {
 };
 
 constexpr int kIdsPerThread = 8, kTile = kThreads * kIdsPerThread;  // ids that a block looks at together
-constexpr int kTokens = 2 * kTile;                                  // that a block keeps at most before it adds them up
-constexpr int kMostRows = 64;                                       // of the table, for a block
-constexpr int kLoads = 8;                                           // gradients on their way to a thread
+constexpr int kTokens = 2 * kTile;  // tokens that a block keeps at most before it adds them up
+constexpr int kMostRows = 64;       // rows of the table, for a block
+constexpr int kLoads = 8;           // gradients on their way to a thread
 
 template <class T>
 struct Backward {
@@ -70,7 +70,7 @@ struct Backward {
 // Tokens of the block's rows, in order.
 struct Mine {
   int32_t token[kTokens];
-  uint8_t row[kTokens];  // of the block's
+  uint8_t row[kTokens];  // row of each token, among the block's
   int of_warp[kThreads / 32];
   int count;
 };
@@ -78,7 +78,7 @@ struct Mine {
 // How many matches the threads before this one have, and in `all` how many there are.
 __device__ int place_of(Mine& mine, int matches, int& all) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  int upto = matches;  // of this warp's lanes up to this one
+  int upto = matches;  // matches of this warp's lanes up to this one
   for (int by = 1; by < 32; by *= 2) {
     const int before = __shfl_sync(~0u, upto, lane >= by ? lane - by : lane);
     if (lane >= by) upto += before;
@@ -103,7 +103,7 @@ __device__ void collect(const Backward<T>& f, int64_t first, Mine& mine) {
   for (int k = 0; k < kIdsPerThread; ++k) {
     id[k] = own + k < f.tokens ? f.ids[own + k] : -1;
     if (blockIdx.x == 0 && own + k < f.tokens) inside(f.own.bounds, own + k, id[k]);
-    id[k] -= static_cast<int32_t>(f.own.first);  // of a part, ids before it are below zero
+    id[k] -= static_cast<int32_t>(f.own.first);  // ids before this part are below zero then
     if (f.has(id[k])) ++matches;
   }
   int all = 0;
@@ -122,13 +122,13 @@ __device__ void collect(const Backward<T>& f, int64_t first, Mine& mine) {
 struct RowTokens {
   const Mine& mine;
   int row, window = 0;  // the 32 tokens of the block that are looked at
-  unsigned left;        // of them
+  unsigned left;        // a bit for each of them that is of this row and still to come
   __device__ RowTokens(const Mine& all, int of) : mine(all), row(of), left(matches()) {}
   __device__ unsigned matches() const {
     const int at = window + static_cast<int>(threadIdx.x) % 32;
     return __ballot_sync(~0u, at < mine.count && mine.row[at] == row);
   }
-  // Writes the next ones, at most kLoads, and says how many. What is over names a token of the row again.
+  // Writes the next ones, at most kLoads, and says how many. The places left over name a token of the row again.
   __device__ int next(int32_t (&token)[kLoads]) {
     int found = 0;
 #pragma unroll

@@ -91,7 +91,7 @@ struct Backward {
   T* dx;
   A *by_gamma, *by_beta,
       *by_sum;  // (runs, C), sums of each run of rows: of dy xhat, dy, dx; null where nobody wants it
-  Rows runs;    // of kRowsTogether rows
+  Rows runs;    // runs of kRowsTogether rows
   int64_t rows;
 };
 
@@ -127,8 +127,8 @@ struct RunSums {
 // A thread's registers hold three rows and three sums: more threads would have to spill them.
 constexpr int kBackwardThreads = 256;
 
-// Each warp, or block of a longer row, walks a run of rows: their gradients, and the sums over them that the gradients
-// of gamma, of beta and of a bias before the norm are made of, in one pass over memory.
+// Each warp, or block of a longer row, walks a run of rows: their gradients, and the sums over them that the
+// gradients of gamma, of beta and of a bias before the norm are made of, in one pass over memory.
 template <class T, bool kWhole>
 __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(const __grid_constant__ Backward<T> f) {
   using A = Accumulate<T>;

@@ -38,12 +38,13 @@ struct NormSums {
   // Untouched on the CPU. Null: not wanted.
   Tensor* parts = nullptr;
 };
-// dx, with `residual` (undefined, or the gradient that x gets from elsewhere) added in the same pass. `x` is the input
-// of the normalisation, which for add_norm is the sum. Writes over residual when its storage is held by nobody else.
+// dx, with `residual` (undefined, or the gradient that x gets from elsewhere) added in the same pass. `x` is the
+// input of the normalisation, which for add_norm is the sum. Writes over residual when its storage is held by nobody
+// else.
 Tensor norm_backward(const Tensor& dy, const Tensor& x, const Tensor& gamma, const Normed& forward, Tensor&& residual,
                      const NormSums& sums = {});
 
-// What kernels are given: operands checked and contiguous, results made by the caller.
+// The operands of kernels, checked and contiguous, and results that the caller has made.
 struct NormOperands {
   const Tensor* x = nullptr;
   const Tensor* added = nullptr;  // null, or the y of add_norm(), and then

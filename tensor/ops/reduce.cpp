@@ -70,7 +70,7 @@ void sum_to_on_cpu(const Tensor& out, const Tensor& x) {
     using A = Accumulate<T>;
     const Tensor in = x.contiguous();
     std::vector<A> total(static_cast<size_t>(shape.numel()), A(0));
-    const Shape strides = [&] {  // of the output, seen from x: 0 where a dim is summed
+    const Shape strides = [&] {  // strides of the output, by the dims of x: 0 where a dim is summed
       Shape s = x.shape();
       const Shape own = contiguous_strides(shape);
       for (int i = 0; i < x.rank(); ++i) {

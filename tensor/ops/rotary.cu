@@ -1,5 +1,5 @@
-// Rotary positions on a GPU, with the CPU's bits: a thread has the 16 bytes of some neighbouring pairs, in a few heads
-// of a token, for which it reads their angles once.
+// Rotary positions on a GPU, with the CPU's bits: a thread has the 16 bytes of some neighbouring pairs, in a few
+// heads of a token, for which it reads their angles once.
 #include <numeric>
 
 #include "tensor/cuda/rows.cuh"

@@ -30,7 +30,7 @@ struct RotaryOptions {
   bool operator==(const RotaryOptions&) const = default;
 };
 
-// Of each of the D / 2 pairs, in radians per token.
+// The frequencies of the D / 2 pairs, in radians per token.
 std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t head_dim);
 
 // (positions, D): a row is [cosines | sines] of a position's D / 2 angles; float32, or float64. Worked out in float64.

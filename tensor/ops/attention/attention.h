@@ -19,7 +19,7 @@ namespace tessera {
 struct Heads {
   int64_t query = 1, key = query;
   int64_t packed() const { return query + 2 * key; }
-  // Of q, k and v (0, 1, 2): its first head among the packed ones, and how many it has.
+  // The first head of q, k or v (i = 0, 1, 2) among the packed ones, and how many heads it has.
   int64_t begin(int i) const { return i == 0 ? 0 : query + (i - 1) * key; }
   int64_t count(int i) const { return i == 0 ? query : key; }
 };
@@ -37,11 +37,12 @@ struct AttentionOptions {
   uint64_t step = 0;
   const uint64_t* step_on_gpu = nullptr;  // as in DropoutTile
   int64_t first_sequence = 0, first_head = 0, heads_total = 0, tokens_total = 0;
-  // Of a tile: which i is query 0 and which j is key 0. They count for dropout alone; `causal` goes by Tq and Tk.
+  // The places of a tile: the i of its query 0 and the j of its key 0. They count for dropout alone; `causal` goes by
+  // Tq and Tk.
   int64_t first_key = 0, first_query = -1;  // -1: first_key + Tk - Tq
-  // Of sequences that hold several documents: int32 (B, Tq), where the operands lie, rows running on. Query i of
-  // sequence b sees no key before key starts[b][i], counted like first_key in the whole sequence. A query of which no
-  // key is in the tile gives zeros and a log-sum-exp of -infinity. Undefined: every key.
+  // Document starts, where sequences hold several documents: int32 (B, Tq), where the operands lie, rows running on.
+  // Query i of sequence b sees no key before key starts[b][i], counted like first_key in the whole sequence. A query of
+  // which no key is in the tile gives zeros and a log-sum-exp of -infinity. Undefined: every key.
   Tensor starts = {};
 };
 
@@ -60,8 +61,8 @@ void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const Att
                     const Attended& result);
 
 // `into`, of some keys, and `part`, of others, become the attention to both in `into`: out = sum exp(lse_i - lse) out_i
-// with lse = log sum exp(lse_i), computed in lse's dtype and rounded once to into.out's. Each out is of lse's dtype or
-// of one whose sums are; rows of into.lse and of both outs run on, and part.lse is contiguous. -infinity says that a
+// with lse = log sum exp(lse_i), computed in lse's dtype and rounded once to into.out's. Each out is of lse's dtype
+// or of one whose sums are; rows of into.lse and of both outs run on, and part.lse is contiguous. -infinity says that a
 // query has seen no key. Cost: one pass.
 void merge_attended(const Attended& into, const Attended& part);
 
@@ -79,7 +80,7 @@ bool asks_cudnn(const Tensor& q, const AttentionOptions& options);
 // bfloat16 where cuDNN is asked, whose kernels write nothing else.
 DType dtype_of_parts(const Tensor& q, const AttentionOptions& options);
 
-// What kernels are given: operands that fit, and options that leave nothing open (scale, totals and first_query are
+// The input of the kernels: operands that fit, and options that leave nothing open (scale, totals and first_query are
 // set).
 struct AttentionProblem {
   Tensor q, k, v;
@@ -102,9 +103,9 @@ void merge_attended(const Attended& into, const Attended& part);
 // On a GPU, where the arena's KernelChoice says so, cuDNN's kernels serve what they can (cuda/cudnn_attention.h):
 // bfloat16, results too, under the causal mask as many queries as keys, no dropout, one document.
 //
-// Of our own there are two kinds. Those for tensor cores (cuda/tiles.cuh) take bfloat16 with 64 or 128 numbers per head
-// whose rows begin at multiples of 16 bytes; plain ones (cuda/plain.cuh) take everything. None adds with atomics: the
-// gradient of the queries and those of keys and values are made by two kernels. Bits of a row depend neither on its
+// Our own kernels are of two kinds. Those for tensor cores (cuda/tiles.cuh) take bfloat16 with 64 or 128 numbers per
+// head whose rows begin at multiples of 16 bytes; plain ones (cuda/plain.cuh) take everything. None adds with atomics:
+// the gradient of the queries and those of keys and values are made by two kernels. Bits of a row depend neither on its
 // place in the batch nor on what else is there.
 namespace cuda {
 void attention(const AttentionProblem& problem, const Attended& result);

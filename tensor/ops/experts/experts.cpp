@@ -1,4 +1,4 @@
-// What the loops over tokens of a mixture of experts have in common.
+// The ops of a mixture of experts: their checks, and their loops on the CPU.
 #include "tensor/ops/experts/experts.h"
 
 #include <algorithm>
@@ -193,7 +193,7 @@ struct Matrix {
   Matrix wide() const { return {t.to(wide_of(t.dtype())), turned}; }
 };
 
-// Of one group, in the wide type, rounded once.
+// Multiplies one group in the wide type, and rounds once.
 void multiply_on_cpu(RowsProduct which, Tensor out, const Tensor& left, const Tensor& right) {
   const DType wide = wide_of(left.dtype());
   const bool direct = out.dtype() == wide && out.is_contiguous();

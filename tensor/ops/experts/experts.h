@@ -21,8 +21,8 @@ struct RouteOptions {
   int64_t per_token = 1;       // k: of two experts with equal logits the first is chosen
   bool softmax_first = false;  // weights are probabilities among all experts, not among the chosen
   int64_t sequences = 1;       // that the N tokens make, one after another, all of one length
-  // Most tokens of a sequence that an expert takes: first choices of all its tokens first, then second ones, in order
-  // of tokens. What finds no place is dropped: it adds nothing. 0: every choice has a place.
+  // Most tokens of a sequence that an expert takes: first choices of all its tokens first, then second ones, in
+  // order of tokens. A choice without a place is dropped: it adds nothing. 0: every choice has a place.
   int64_t capacity = 0;
   // Factors of the losses of a sequence of T tokens that route_backward() adds, the mean over sequences included:
   // balance E sum over experts of (choices / (k T)) (mean probability)         Fedus et al. 2021, equation 4
@@ -30,8 +30,8 @@ struct RouteOptions {
   double balance = 0, z = 0;
   int64_t tokens = 0;  // T, where only a part of each sequence is here; 0: all of it
   Tensor given = {};   // int32 (N, k): choices that were made elsewhere, in the place of those that the logits make
-  // Of sequences of which only a part is here, for the capacity: from the choices, int32 (N, k), how many that come
-  // before each of them in its whole sequence want the same expert, int32 (N, k).
+  // Counts earlier choices, for the capacity, where only a part of each sequence is here: from choices, int32 (N, k),
+  // how many that come before each of them in its whole sequence want the same expert, int32 (N, k).
   std::function<Tensor(const Tensor& chosen)> earlier = {};
 };
 
@@ -40,8 +40,8 @@ struct Routed {
   Tensor place;                      // int32 (N, k): the row of each choice, -1 where it was dropped
   Tensor weights;                    // (N, k), float32, or float64 for float64
   std::vector<int64_t> counts = {};  // rows of each expert
-  int64_t rows = 0, dropped = 0;     // of all choices
-  // float64 (sequences, E): choices, dropped ones too. Of the tokens that are elsewhere the caller adds theirs.
+  int64_t rows = 0, dropped = 0;     // rows of all experts, and choices dropped
+  // float64 (sequences, E): choices, dropped ones too. The caller adds those of the tokens that are elsewhere.
   Tensor of_sequences = {};
   // With `given`: tokens that the logits would have sent to other experts, and the most by which the logit of an expert
   // that was left out is above that of the given one, by the largest logit.
@@ -82,11 +82,11 @@ void combine_rows_backward(const CombineGrads& out, const Tensor& dy, const Tens
 // Products of linear layers y = x w^T side by side, as the experts of a layer make them, each for as many rows as
 // happen to come: rows of group 0, then those of group 1, and so on, and each group's own w.
 //
-// Each element is one chain of fused multiply-adds in the order of the inner dim (tensor/cpu/tile_gemm.h), so the bits
-// of a row depend neither on how many rows and groups there are, nor on its place among them, nor on threads; and no
-// kernel is compiled for a number of rows. bfloat16 is multiplied in float32 and rounded once. On a GPU all groups are
-// one launch, and float32 and float64 have the bits of the CPU; bfloat16 goes through tensor cores, which add sixteen
-// products at a time, in the order of the inner dim. No rows are right too: then the weight's gradient is zero.
+// Each element is one chain of fused multiply-adds in the order of the inner dim (tensor/cpu/tile_gemm.h), so the
+// bits of a row depend neither on how many rows and groups there are, nor on its place among them, nor on threads; and
+// no kernel is compiled for a number of rows. bfloat16 is multiplied in float32 and rounded once. On a GPU all groups
+// are one launch, and float32 and float64 have the bits of the CPU; bfloat16 goes through tensor cores, which add
+// sixteen products at a time, in the order of the inner dim. No rows are right too: then the weight's gradient is zero.
 // Cost: 2 R N K FLOPs.
 
 struct RowsGroup {

@@ -1,4 +1,4 @@
-// What a router makes of one token, for loops of the CPU and for kernels: both have the same formulas in the same
+// The routing of one token, for loops of the CPU and for kernels: both have the same formulas in the same
 // order. `logits` are the token's E, in the type of sums.
 #pragma once
 #include <cstdint>
@@ -61,7 +61,7 @@ constexpr void weigh(const A* logits, int64_t experts, const int32_t* chosen, in
 
 // Factors of a token's part in the losses of its sequence of T tokens.
 struct Slopes {
-  double share = 0;  // of one choice of the sequence: E / (k T)
+  double share = 0;  // the part of one choice of the sequence: E / (k T)
   double balance = 0, z = 0;
 };
 
@@ -77,17 +77,17 @@ struct Gradient {
   const A *weights, *dweights;
   int64_t k;
   bool softmax_first;
-  const double* choices;  // of the token's sequence, for each expert; null without a balance loss
+  const double* choices;  // choices of the token's sequence, for each expert; null without a balance loss
   Slopes slopes;
 
-  // Of one of several tokens, whose numbers these are, one token's after another's.
+  // The gradient of one of several tokens, whose numbers these are, one token's after another's.
   constexpr Gradient of(int64_t token, int64_t sequence, int64_t experts) const {
     Gradient one = *this;
     one.chosen += token * k, one.weights += token * k, one.dweights += token * k;
     if (choices) one.choices += sequence * experts;
     return one;
   }
-  // Of the expert's probability among all.
+  // The gradient of the expert's probability among all.
   constexpr A of_probability(int64_t expert) const {
     const int64_t j = softmax_first ? place_among(chosen, k, expert) : -1;
     A sum = j < 0 ? A(0) : dweights[j];

@@ -25,7 +25,7 @@ struct WeightPacks {
     Tensor bytes;      // opaque, Category::workspace
     int64_t rows = 0;  // the M it was packed for
     bool transposed = false;
-    uint64_t version = 0;  // of the source's storage when it was packed
+    uint64_t version = 0;  // version of the source's storage when it was packed
     const std::byte* source = nullptr;
     int threads = 0;  // the layout may depend on them
   };
@@ -58,10 +58,10 @@ std::string matmul_library();
 namespace cuda {
 // out (M, N) = a (M, K) b (K, N) + bias (N), or that for each index of a leading dim that all three have. The library
 // sees packed matrices at multiples of 16 bytes: a and b that are neither packed nor the transpose of a packed one are
-// copied, an out that is not packed, whose rows must run on, is copied to, and all three go through rows of a multiple
-// of 8 elements when the library has no algorithm for theirs (KernelLog counts these). out is of the dtype of a and b
-// or float32; bias undefined or contiguous and of out's dtype. bfloat16 and float32 are summed in float32 and rounded
-// once.
+// copied, an out that is not packed, whose rows must run on, is copied to, and all three go through rows of a
+// multiple of 8 elements when the library has no algorithm for theirs (KernelLog counts these). out is of the dtype of
+// a and b or float32; bias undefined or contiguous and of out's dtype. bfloat16 and float32 are summed in float32 and
+// rounded once.
 void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias);
 
 // Products with the pass over memory before or after them made on the way, where this GPU was measured to be faster so

@@ -29,11 +29,11 @@ std::vector<double> doubles_of(const Tensor& weight, const char* op) {
   return {values.begin(), values.end()};
 }
 
-// Of a group's numbers.
+// The scale of a group of n numbers.
 Half scale_of(const double* w, int64_t n) {
   double largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(w[i]));
-  constexpr double kSmallest = 0x1p-24;  // of a float16: a group of zeros has a scale too
+  constexpr double kSmallest = 0x1p-24;  // the least float16 above 0: a group of zeros has a scale too
   return half_of(static_cast<float>(std::max(2 * largest / 15, kSmallest)));
 }
 

@@ -38,7 +38,7 @@ std::vector<std::byte> Int4Matrix::packed() const {
   if (columns % group != 0 || scales.size() % 2 != 0)
     throw Error("[int4] rows of " + std::to_string(columns) + " columns in groups of " + std::to_string(group) +
                 "; expected groups that divide a row, and an even number of them in all");
-  constexpr size_t kBlock = 2 * sizeof(Half) + 1;  // of two groups: their scales, and both zeros
+  constexpr size_t kBlock = 2 * sizeof(Half) + 1;  // bytes of two groups: their scales, and both zeros
   std::vector<std::byte> out(codes.size() + scales.size() / 2 * kBlock);
   std::memcpy(out.data(), codes.data(), codes.size());
   std::byte* at = out.data() + codes.size();
@@ -66,7 +66,7 @@ namespace {
 constexpr int64_t kAtOnce = 1 << 18;  // elements: a multiple of a block
 constexpr int kLevels = 16;
 
-// Of ascending values, the place of the one nearest to x: the number of middles between neighbours that it is above.
+// The place of the value nearest to x, among ascending ones: the number of middles between neighbours that x is above.
 uint8_t nearest(std::span<const float> values, float x) {
   const auto above = std::ranges::lower_bound(values, x);
   const auto i = static_cast<size_t>(above - values.begin());

@@ -22,7 +22,7 @@ struct RunStart {
 struct Decode {
   const uint8_t *codes, *scales;
   int64_t count, together;  // elements here, and, of gptq, those that have one scale
-  // Of nf4 alone:
+  // Members that nf4 alone uses:
   const float* shared;
   const RunStart* starts;  // null: there is one run
   int64_t runs, first_whole, groups;

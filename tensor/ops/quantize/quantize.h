@@ -42,15 +42,15 @@ struct Packing {
   Codec codec = Codec::none;
   int64_t rows = 0, columns = 0;
   std::vector<int64_t> pieces = {};  // rows of each matrix that it is fused of, at least one
-  int64_t group = 128;               // of gptq
+  int64_t group = 128;               // elements of a group, in gptq
 
   int64_t elements() const { return rows * columns; }
   int64_t block() const {
     return codec == Codec::nf4 ? kNf4Block : 2 * group;
   }                                                                    // elements; cuts are at multiples of it
-  int64_t scale_bytes() const { return codec == Codec::nf4 ? 1 : 5; }  // of a block
+  int64_t scale_bytes() const { return codec == Codec::nf4 ? 1 : 5; }  // bytes of the scales of a block
   int64_t shared_bytes() const;
-  // Of a part with so many elements of the whole.
+  // Bytes of a part that has so many elements of the whole.
   int64_t bytes(int64_t elements) const;
   int64_t bytes() const { return bytes(elements()); }
   bool operator==(const Packing&) const = default;
@@ -119,16 +119,16 @@ struct Int4Matrix {
 
   // Elements [begin, begin + out.size()) of the matrix, rows one after another. Cost: a multiplication each.
   void decode(int64_t begin, std::span<float> out) const;
-  // What tensor/ops/quantize/quantize.h calls the bytes of a whole matrix: codec gptq, of these rows, columns and
-  // groups. Throws Error where groups do not divide a row, or are of an odd number.
+  // The bytes of the whole matrix in the layout of Packing: codec gptq, with these rows, columns and groups. Throws
+  // Error where groups do not divide a row, or are of an odd number.
   std::vector<std::byte> packed() const;
   // Adds the rows of another matrix below. Throws Error where columns or groups differ.
   void append(const Int4Matrix& below);
 };
 
-// Where the parts of a quantised matrix lie in its bytes: what those share who make them and who read them.
+// Where the parts of a quantised matrix lie in its bytes, for the code that makes them and the code that reads them.
 
-inline constexpr int64_t kScalesOfGroup = 256;  // of nf4: scales that are quantised together
+inline constexpr int64_t kScalesOfGroup = 256;  // nf4 scales that are quantised together
 
 // Offsets in the bytes of a part with so many elements.
 struct Sections {
@@ -137,7 +137,7 @@ struct Sections {
       : codes(p.shared_bytes()), scales(codes + (elements + p.block() - 1) / p.block() * (p.block() / 2)) {}
 };
 
-// Of the pieces of a matrix: where each begins, in blocks, and in groups of nf4's scales.
+// The beginning of each piece of a matrix, in blocks, and in groups of nf4's scales.
 struct PieceBounds {
   std::vector<int64_t> first_blocks, first_groups;
   int64_t groups = 0;  // in all
@@ -151,7 +151,7 @@ struct PieceBounds {
 
 namespace cuda {
 // dequantize() by a kernel, with the CPU's bits: bytes and `out` lie on one GPU. Throws Error for more than kMostPieces
-// pieces. Of nf4's runs, where there are several, a table is copied in front of the kernel: 16 bytes for each.
+// pieces. Where there are several runs of nf4, a table of them is copied in front of the kernel: 16 bytes for each.
 inline constexpr int kMostPieces = 4;
 void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out);
 }  // namespace cuda

@@ -98,7 +98,8 @@ class Backward {
   }
 
  private:
-  // What all key blocks of one (b, h) share: queries and output gradients in both layouts, and two numbers per query.
+  // Operands that all key blocks of one (b, h) share: queries and output gradients in both layouts, and two numbers per
+  // query.
   struct Shared {
     A *query, *query_t, *dout, *dout_t, *dquery, *lse, *delta;
   };
@@ -157,7 +158,7 @@ class Backward {
     mask_tile(p, kBlock, mask_at(p_, at.b, at.key0, at.query0));
     probability_tile(p, kBlock, s.lse + at.query0);
     tile_gemm<A>(kBlock, kBlock, p_.d, {value, ld_, 1}, s.dout_t + from, kBlock, dp, kBlock, false);
-    const A* weight = p;  // what multiplied the values
+    const A* weight = p;  // the factors of the values in the forward pass
     if (p_.options.dropout > 0) {
       dropout_tile(keep, kBlock, p_, at.b, at.h, at.key0, at.query0);
       multiply_tile(dp, dp, keep, n);

@@ -15,7 +15,7 @@ namespace tessera::cpu {
 inline constexpr int64_t kPair = 2 * kTileElements;
 inline constexpr int64_t kHalves = kBlock / kTileBlock;  // blocks of 32 in a tile of 64
 
-// What lies at (row, col) of one (b, h), rows running on, and the same turned over.
+// Views of the elements of one (b, h): by (row, column), where rows run on, and transposed, where columns run on.
 inline Bf16View rows_run_on(Rows<const bfloat16> r) { return {r.data, r.stride, 1}; }
 inline Bf16View columns_run_on(Rows<const bfloat16> r) { return {r.data, 1, r.stride}; }
 
@@ -32,7 +32,7 @@ inline void pack_columns(bfloat16* to, Bf16View b, int64_t panels, int64_t deep,
       pack_b_block(to, b.at(d * kTileDepth, j * kTileBlock), depth - d * kTileDepth, cols - j * kTileBlock);
 }
 
-// What multiplies a 32 x 32 block: the processor's tiles, or its pair products.
+// Two ways to multiply a 32 x 32 block: by the processor's tiles, or by its pair products.
 struct ByTiles {
   using Scope = TileScope;
   struct NothingBeside {
@@ -319,7 +319,7 @@ class Backward {
       multiply_tile(dscores_, dscores_, keep_, kTile);
       multiply_tile(keep_, scores_, keep_, kTile);
     }
-    round_rows(rounded_, p_.options.dropout > 0 ? keep_ : scores_);  // what multiplied the values
+    round_rows(rounded_, p_.options.dropout > 0 ? keep_ : scores_);  // the factors of the values in the forward pass
     tile_product<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, dout_ + at, deep_, kHalves,
                      dvalue_ + key0 * dp_, dp_, true);
     score_gradient_tile(dscores_, scores_, kBlock, delta_ + query0);
@@ -336,10 +336,10 @@ class Backward {
   const Attended& forward_;
   const AttentionGradients& grads_;
   const int64_t deep_, dp_, blocks_, keys_;                               // keys_: numbers of all keys
-  bfloat16 *const query_t_, *const dout_t_, *const query_, *const dout_;  // of all queries
+  bfloat16 *const query_t_, *const dout_t_, *const query_, *const dout_;  // operands of all queries
   float *const dquery_, *const lse_, *const delta_;
-  bfloat16 *const key_rows_, *const value_rows_, *const key_columns_;  // of one block of keys
-  float *const dkey_, *const dvalue_;                                  // of all keys
+  bfloat16 *const key_rows_, *const value_rows_, *const key_columns_;  // operands of one block of keys
+  float *const dkey_, *const dvalue_;                                  // gradients of all keys
   float *const scores_, *const dscores_, *const keep_;
   bfloat16 *const rounded_, *const turned_;
 };

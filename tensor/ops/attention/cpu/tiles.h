@@ -92,7 +92,7 @@ inline QueryStarts starts_at(const AttentionProblem& p, int64_t b, int64_t query
 struct TileMask {
   int64_t keys;      // valid keys of the tile
   int64_t diagonal;  // key j is seen by query i when j <= i + diagonal
-  int64_t key0;      // of the problem: key 0 of the tile
+  int64_t key0;      // the place of key 0 of the tile in the problem
   QueryStarts starts;
   bool whole(int64_t block) const { return keys == block && diagonal >= block - 1; }
 };
@@ -166,7 +166,7 @@ void score_gradient_tile(A* dp, const A* p, int64_t width, const A* delta) {
   });
 }
 
-// What a product of T takes: the elements rounded to T.
+// Rounds the elements to T, as a product of T takes them.
 template <class T, class A>
 void round_tile(A* tile, int64_t n) {
   if constexpr (!std::is_same_v<T, A>)

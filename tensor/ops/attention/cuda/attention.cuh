@@ -1,4 +1,4 @@
-// What all kernels of attention share: operands, sizes, the mask, and the counted dropout.
+// Code that all kernels of attention share: operands, sizes, the mask, and the counted dropout.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -68,7 +68,7 @@ struct AttentionSizes {
   }
   // The first query that sees a key from key0 on.
   constexpr int first_query(int key0) const { return causal && key0 > offset() ? key0 - offset() : 0; }
-  // Of a query in what is kept of each query: (B, H, Tq).
+  // The index of a query in a tensor (B, H, Tq), which has one element for each query.
   constexpr int64_t index(int b, int h, int query) const { return (int64_t{b} * heads + h) * tq + query; }
 };
 
@@ -145,7 +145,8 @@ struct AttentionDropout {
   double up = 1;
   bool any = false;
 
-  // Of one query: element j is key j. It copies what it needs, so that the kernel's parameters stay where they are.
+  // The dropout of one query: element j is key j. It copies what it needs, so that the kernel's parameters stay where
+  // they are.
   struct Row {
     Philox random;
     uint64_t step, first;
@@ -183,8 +184,8 @@ inline AttentionDropout dropout_of(const AttentionOptions& o) {
           .any = o.dropout > 0};
 }
 
-// The backward pass has to know of a query, besides its row, the log-sum-exp times a factor, and delta, the dot product
-// of its dout and out. A query that is not there, or sees no key, has no probabilities: exp(x - infinity) = 0.
+// The backward pass has to know of a query, besides its row, the log-sum-exp times a factor, and delta, the dot
+// product of its dout and out. A query that is not there, or sees no key, has no probabilities: exp(x - infinity) = 0.
 template <class A>
 struct OfQuery {
   A lse, delta;
@@ -198,7 +199,7 @@ struct KnownQueries {
     return of_query + (int64_t{b} * n.heads + h) * padded + query;
   }
 };
-inline constexpr int kQueryPadding = 128;  // of those kernels
+inline constexpr int kQueryPadding = 128;  // `padded` is a multiple of this for those kernels
 
 // All that the backward pass reads and writes; known: (B, H, padded, 2), what OfQuery says.
 struct BackwardProblem {
@@ -212,7 +213,7 @@ void plain_attention_backward(const BackwardProblem& problem);
 void tiled_attention(const AttentionProblem& problem, const Attended& result);
 void tiled_attention_backward(const BackwardProblem& problem);
 
-// What the kernels get.
+// The argument of the forward kernels.
 template <class T>
 struct ForwardCall {
   AttentionSizes sizes;
@@ -274,7 +275,7 @@ struct TilePlace {
   static __device__ TilePlace of_keys(const AttentionSizes& s, int tiles, int at) {
     return {at / tiles / s.key_heads, at / tiles % s.key_heads, at % tiles};
   }
-  // Of a place of queries, the head of the keys that they see; and of a place of keys, a head of queries that sees it.
+  // The place of the keys that a place of queries sees; and the place of some queries that see a place of keys.
   __device__ TilePlace keys(const AttentionSizes& s) const { return {b, h / s.group, tile}; }
   __device__ TilePlace queries(const AttentionSizes& s, int member) const { return {b, h * s.group + member, tile}; }
 };

@@ -28,7 +28,7 @@ inline bool starts_well(const Tensor& t) {
 struct FusedAttention {
   enum Operand : uint8_t { q, k, v, out, dout, dq, dk, dv };
   static constexpr int kForward = 4, kOperands = 8;  // the forward pass has the first four
-  using Strides = std::array<int64_t, 3>;            // of batch, token and head, in elements; the last dim runs on
+  using Strides = std::array<int64_t, 3>;  // strides of batch, token and head, in elements; the last dim runs on
   int64_t batch = 0, queries = 0, keys = queries, heads = 0, key_heads = heads, d = 0;
   std::array<Strides, kOperands> strides{};
   float scale = 0;
@@ -85,8 +85,8 @@ std::string cudnn_version();  // "9.19.0", of the library that is loaded
 std::string cudnn_too_old(size_t version);
 // Why cuDNN refuses the problem on the calling thread's GPU, or cannot compile it there; empty where it serves it.
 std::string cudnn_refuses(const FusedAttention& problem);
-// What its checks say of a GPU that need not be there: of compute capability `capability` (90 for 9.0), described by
-// `gpu` in cuDNN's JSON (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION).
+// The answer of cuDNN's checks for a GPU that need not be there: compute capability `capability` (90 for 9.0),
+// described by `gpu` in cuDNN's JSON (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION).
 std::string cudnn_refuses(const FusedAttention& problem, int capability, std::string_view gpu);
 
 }  // namespace tessera::cuda

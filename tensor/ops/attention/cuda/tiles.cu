@@ -18,7 +18,7 @@ constexpr int kKeysOf = D == 64  ? 64
                                  : 32;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// What a lane knows of its four rows: the greatest score, and its part of the sum of exponentials.
+// The state of a lane's four rows: the greatest score, and its part of the sum of exponentials.
 struct RowState {
   float max[kRowTiles][2] = {{kNone, kNone}, {kNone, kNone}}, sum[kRowTiles][2] = {};
 };

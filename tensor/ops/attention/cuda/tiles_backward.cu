@@ -41,7 +41,7 @@ struct FourTiles {
   }
 };
 
-// What a lane knows of its rows of queries.
+// The numbers that a lane holds for its rows of queries.
 template <int R>
 struct Rows {
   Known of[R][2];

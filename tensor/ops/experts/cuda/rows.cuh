@@ -1,6 +1,6 @@
-// Products of groups of rows on a GPU: what kernels of all types share. A line is a row of the left factor or a column
-// of the right one; each element of a product is a sum over the inner dim of two lines. A launch makes the tiles of all
-// groups, one after another: a block looks for its own among them.
+// Products of groups of rows on a GPU: the code that kernels of all types share. A line is a row of the left factor or
+// a column of the right one; each element of a product is a sum over the inner dim of two lines. A launch makes the
+// tiles of all groups, one after another: a block looks for its own among them.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -11,7 +11,7 @@
 
 namespace tessera::cuda {
 
-inline constexpr int kMostGroups = 192;  // of a launch
+inline constexpr int kMostGroups = 192;  // groups of a launch, at most
 
 // `left` and `other` are whole, `own` is a matrix of each group: `left` is the left factor, and of weights' gradients
 // `other` is the right one and `own` the product, else the other way round.

@@ -1,8 +1,8 @@
 // Products for any number of rows in bfloat16 on tensor cores: an element is one chain of multiply_add() over steps of
 // sixteen of the inner dim, in order, whatever tile it lies in.
 //
-// A block makes a tile of kTile rows and columns, a warp kTile / 2 rows and 32 columns of it. Slabs of the factors, 64
-// of the inner dim deep, lie in shared memory as they do in the GPU's: a line along a row of the tile, or down a
+// A block makes a tile of kTile rows and columns, a warp kTile / 2 rows and 32 columns of it. Slabs of the factors,
+// 64 of the inner dim deep, lie in shared memory as they do in the GPU's: a line along a row of the tile, or down a
 // column, and are read as they are or transposed. Two slabs are on their way while one is multiplied.
 #include <algorithm>
 #include <bit>
@@ -17,7 +17,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kDepth = 64, kStages = 3;
-constexpr int kColumns = 4;  // of a warp, by eights
+constexpr int kColumns = 4;  // columns of a warp, in eights
 
 template <int kTile>
 constexpr int kBlockThreads = 2 * kTile;  // a warp for each half of the rows and each 32 columns
@@ -74,7 +74,7 @@ struct Slab {
 template <int kTile, bool kLeftAlong, bool kRightAlong, bool kWhole, class Out>
 __global__ __launch_bounds__(kBlockThreads<kTile>, 2) void rows_bf16_kernel(
     const __grid_constant__ RowsCall<bfloat16, Out, !kLeftAlong> call) {
-  constexpr int kRows = kTile / 32;  // of a warp, by sixteens
+  constexpr int kRows = kTile / 32;  // rows of a warp, in sixteens
   const uint32_t base = shared_address(dynamic_shared<unsigned char>());
   const RowsTile at = tile_of<kTile>(call, static_cast<int>(blockIdx.x));
   const auto factors = [&call, &at] {

@@ -9,14 +9,15 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kGroupBytes = 5 << 18;  // of columns of b: a good half of a core's second-level cache
-constexpr int64_t kChunk = 32;            // tiles along the inner dim, where sums can be added up in place
+// Bytes of a group of columns of b: a good half of a core's second-level cache.
+constexpr int64_t kGroupBytes = 5 << 18;
+constexpr int64_t kChunk = 32;  // tiles along the inner dim, where sums can be added up in place
 
 int64_t blocks_of(int64_t n) { return (n + kTileBlock - 1) / kTileBlock; }
 bfloat16* aligned(const Tensor& t) {
   return reinterpret_cast<bfloat16*>((reinterpret_cast<uintptr_t>(t.raw()) + 63) / 64 * 64);
 }
-Tensor workspace(const Tensor& owner, int64_t elements) {  // of bfloat16, and room to align them
+Tensor workspace(const Tensor& owner, int64_t elements) {  // bfloat16 elements, and room to align them
   return owner.make({elements / 2 + 16}, DType::int32, Category::workspace);
 }
 Bf16View view_of(const Tensor& t) {
@@ -48,11 +49,11 @@ template <class T>
 struct Store {
   T* out;
   int64_t stride, m, n;
-  const float* bias;  // of all columns, padded; or null
+  const float* bias;  // one number for each column, padded; or null
 
   struct Block {
     const float* c;
-    int64_t i, j;  // of its first element
+    int64_t i, j;  // row and column of its first element
     bool add;      // to what stands there (float32 only)
   };
 
@@ -115,13 +116,14 @@ void pack_a(bfloat16* to, Bf16View a, int64_t m, int64_t k) {
 
 struct Problem {
   int64_t m, n, deep;  // deep: tiles along the inner dim
-  int64_t chunk;       // of them, at a time
+  int64_t chunk;       // tiles of these at a time
   TileOperandA a;      // the first block of rows
   int64_t a_block;     // elements to the next block of rows
   const bfloat16* b;   // packed
 };
 
-// What is done while tile t of `deep` of a block is multiplied.
+// Work that is done while tile t of `deep` of a block is multiplied: rows of the block before are stored, and memory
+// for this one is fetched.
 template <class T>
 struct Beside {
   const Store<T>& store;

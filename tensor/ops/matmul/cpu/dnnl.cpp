@@ -17,7 +17,7 @@ memory::data_type data_type_of(DType t) {
   return t == DType::bfloat16 ? memory::data_type::bf16 : memory::data_type::f32;
 }
 
-// What a primitive is compiled for.
+// The product that a primitive is compiled for.
 struct Key {
   int64_t m, n, k, a_row, a_col, b_row, b_col, out_row;
   DType in, out, bias;
@@ -139,7 +139,7 @@ void emulate(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) 
   out.copy_from(product);
 }
 
-// Of the processor, as far as oneDNN may use them.
+// Whether the processor has these instructions and oneDNN may use them.
 bool has_instructions(dnnl::cpu_isa need) {
   const int isa = static_cast<int>(dnnl::get_effective_cpu_isa()), all = static_cast<int>(need);
   return (isa & all) == all;

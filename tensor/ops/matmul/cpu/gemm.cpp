@@ -81,7 +81,7 @@ template void gemm(int64_t, int64_t, int64_t, Strided<float>, Strided<float>, fl
 
 namespace {
 
-constexpr int64_t kMostRows = 8;  // of x; with more, oneDNN's copy of the weight pays
+constexpr int64_t kMostRows = 8;  // rows of x; with more, oneDNN's copy of the weight pays
 constexpr int64_t kLanes = 16;
 constexpr int64_t kGrain = 64;  // columns of y
 
@@ -161,7 +161,7 @@ struct FewRows {
       for (int i = 0; i < M; ++i) Isa::load(in[i], left + i * left_row);
       for (int r = 0; r < R; ++r) {
         Isa::load(weight, right + r * right_row);
-        __builtin_prefetch(right + (r + R) * right_row);  // of the next block: the rows are too short to be foreseen
+        __builtin_prefetch(right + (r + R) * right_row);  // the next block: the processor foresees no rows so short
         for (int i = 0; i < M; ++i) Isa::fma(sum[i][r], in[i], weight);
       }
     };

@@ -105,7 +105,7 @@ std::string AlgorithmTable::find_or(const std::string& key, const std::function<
   return choices_[key];
 }
 
-// What the file says of products that this process has not chosen for.
+// Reads the choices of the file for the products that this process has not chosen for.
 void AlgorithmTable::read() {
   std::ifstream in(file_);
   if (!in) return;  // nobody has chosen yet

@@ -17,11 +17,11 @@ class AlgorithmTable {
   // `device` names the GPU and the library's version; it is the name of the file, and told in its first line.
   explicit AlgorithmTable(std::string device) : device_(std::move(device)) {}
 
-  // What is known of `key`, or what choose() says, kept from then on. Only one caller chooses at a time, in all
-  // processes that share a file: choose() may time, and must wait for nobody. Keys and choices are of one line, a key
-  // without a colon. Throws InputError when the file is not a table, OutputError when it cannot be written.
+  // The choice that is known for `key`, or else the result of choose(), kept from then on. Only one caller chooses at a
+  // time, in all processes that share a file: choose() may time, and must wait for nobody. Keys and choices are of one
+  // line, a key without a colon. Throws InputError when the file is not a table, OutputError when it cannot be written.
   std::string find_or(const std::string& key, const std::function<std::string()>& choose);
-  // What this process knows of it by now; empty: nothing.
+  // The choice that this process knows for `key` by now; empty: none.
   std::string known(const std::string& key);
   // The same as find_or() without timing or files: for this process, keeps `choice` unless there is one.
   std::string find_or_keep(const std::string& key, const std::string& choice);

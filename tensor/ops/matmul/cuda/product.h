@@ -34,15 +34,15 @@ struct Matrices {
   bool transposed = false;        // takes part as its transpose
 };
 
-// What becomes of a product before it is rounded: itself; gelu() of it, itself going to `aux`; or itself times gelu'()
-// of the element of `aux`, which has the shape and the dtype of out.
+// The end of a product, before it is rounded: the product itself; gelu() of it, while the product goes to `aux`; or the
+// product times gelu'() of the element of `aux`, which has the shape and the dtype of out.
 enum class Epilogue : uint8_t { none, gelu, gelu_gradient };
 
 // out (m, n) = left (m, k) right (k, n), after transposition, plus bias (m) to every column: `batch` times.
 struct Product {
   int64_t m = 0, n = 0, k = 0, batch = 1;
   Matrices left, right, out;
-  const std::byte* bias = nullptr;  // of dtype `result`
+  const std::byte* bias = nullptr;  // has dtype `result`; or null
   std::byte* sums = nullptr;        // where the sums of right over k (n) go, of dtype `result`; without a bias
   Epilogue epilogue = Epilogue::none;
   Matrices aux = {};

@@ -89,7 +89,7 @@ std::shared_ptr<Graph> graph_of(const FusedAttention& p, int capability = 0) {
   return graph;
 }
 
-// What cuDNN answered; empty: nothing bad.
+// The reason of cuDNN's refusal; empty: it refused nothing.
 std::string refusal_in(frontend::error_t answer) {  // its own functions are not const
   if (!answer.is_bad()) return "";
   const std::string line = first_line(answer.get_message());
@@ -175,7 +175,7 @@ class Cudnn {
   Plan plan_of(Arena& arena, const FusedAttention& p) {
     Plan plan{.graph = graph_of(p)};
     if (const std::string why = refusal_or_build(*plan.graph, library(arena)); !why.empty()) {
-      cudaGetLastError();  // of what was tried: it is no error of the next kernel
+      cudaGetLastError();  // drops the error of this trial: it is no error of the next kernel
       refuse(arena, p, why);
       return {};
     }

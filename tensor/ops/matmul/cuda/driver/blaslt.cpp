@@ -47,7 +47,7 @@ struct BlasPlan {
   explicit BlasPlan(const Product& p);
   // The addresses of what comes beside the matrices, before each run.
   void point_to(const Product& p) const;
-  // What cuBLASLt proposes, the likely best first; none where it has no such product.
+  // The algorithms that cuBLASLt proposes, the likely best first; none where it has no such product.
   std::vector<BlasAlgorithm> proposals(cublasLtHandle_t library, const Product& p) const;
 
   BlasOperation operation;
@@ -59,10 +59,11 @@ struct BlasPlan {
 
 namespace {
 
-// Proposals that are asked for. Of those with the gradient of GELU the likely best are old kernels, slower than a plain
+// Proposals that are asked for. With the gradient of GELU the likely best are old kernels, slower than a plain
 // product's; if there are better ones, they come later.
 int proposals_of(const Product& p) { return p.epilogue == Epilogue::gelu_gradient ? 128 : 24; }
-constexpr uint32_t kAlignment = 16;  // of all operands; more is of no use to an algorithm: its widest load
+// Alignment of all operands in bytes; more is of no use to an algorithm: this is its widest load.
+constexpr uint32_t kAlignment = 16;
 
 using Preference = Handle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
@@ -199,11 +200,11 @@ std::vector<BlasAlgorithm> BlasPlan::proposals(cublasLtHandle_t library, const P
   return algorithms;
 }
 
-// Products by cuBLASLt. What it has to know of a product is worked out once for each shape and what is transposed,
+// Products by cuBLASLt. Its description of a product is worked out once for each shape and what is transposed,
 // and the algorithm is the fastest of its proposals, timed on the operands of the first call and kept
 // (algorithm_table.h); or, where the arena's kernels are to be deterministic, the first of them.
 //
-// Of algorithms that split the inner dim only those are asked for that add the parts in a fixed order.
+// Algorithms that split the inner dim are asked for only if they add the parts in a fixed order.
 
 namespace {
 
@@ -307,7 +308,7 @@ class Blas {
     if (arena.local<KernelChoice>().deterministic) return proposals(plan, p).front();  // no clock decides
     AlgorithmTable& kept = table(arena);
     const std::string name = name_of(key);
-    // What is being captured does not run, so nothing can be timed.
+    // Work that is being captured does not run, so nothing can be timed.
     if (is_capturing(arena)) return read_algorithm(kept.find_or_keep(name, written(proposals(plan, p).front())));
     if (const std::string known = kept.known(name); !known.empty()) return read_algorithm(known);
     arena.local<Context>().synchronize();  // before others wait for us: what is queued here may wait for them
@@ -353,7 +354,7 @@ class Blas {
       if (run(arena, plan, a, p) == CUBLAS_STATUS_SUCCESS)
         all.push_back({a, std::numeric_limits<double>::infinity()});
       else
-        cudaGetLastError();  // of a candidate that is dropped
+        cudaGetLastError();  // drops the error of a candidate that is dropped
     }
     if (all.empty()) return std::nullopt;
     warm_up(arena, [&] { run(arena, plan, all.front().algorithm, p); });
@@ -400,7 +401,7 @@ class Blas {
   std::map<ProductKey, BlasPlan> plans_;
   bool is_warm_ = false;
   std::map<ProductKey, bool> has_;  // an algorithm, of products without a plan
-  std::set<ProductKey> apart_;      // of products that are not to be made with what comes around them
+  std::set<ProductKey> apart_;      // products that are not to be made with what comes around them
 };
 
 }  // namespace
