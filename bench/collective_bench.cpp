@@ -137,7 +137,8 @@ Measured measure(const Case& c, Families& families, Communicator& world, int64_t
                                static_cast<double>(c.collective->volume(n, c.algorithm == Algorithm::root)));
   if (world.rank() > 0) return m;
   std::vector<Sample>& samples = families[c.family].samples;
-  std::erase_if(samples, [&](const Sample& s) { return s.bytes == size; });  // sample of a guess at the number of calls
+  // Removes the sample of this size that a guess at the number of calls has left.
+  std::erase_if(samples, [&](const Sample& s) { return s.bytes == size; });
   samples.push_back({size, m.seconds});
   return m;
 }

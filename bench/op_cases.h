@@ -15,7 +15,7 @@ struct OpCase {
   std::function<Var(const std::vector<Var>&)> op;
   double forward_flops = 0, backward_flops = 0;  // FLOPs of the products inside; 0: the op is bound by memory
   double low = -1, high = 1;                     // bounds of the operands' elements
-  int64_t rows_read = 0;  // rows of the first operand that the forward pass reads; 0: all of them
+  int64_t rows_read = 0;                         // rows of the first operand that forward reads; 0: all of them
 };
 
 struct Sizes {

@@ -18,7 +18,8 @@
 
 namespace tessera::bench {
 
-// The findings of the ranks for a row. Every row's figures are of `seconds`, so rates times it are what was done.
+// The findings of the ranks for a row. Every row's figures are of `seconds`, so a rate times `seconds` is the work that
+// was done.
 struct Measured {
   double seconds = 0;  // time of an iteration: the median, by the slowest rank
   std::vector<std::pair<std::string, double>> counters = {};

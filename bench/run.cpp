@@ -84,7 +84,7 @@ Outputs::Outputs(const OutputChoice& choice, Print print, std::function<Rows()> 
       printed_(std::move(print)),
       shown_(&printed_),
       display_(benchmark::CreateDefaultDisplayReporter()) {
-  shown_.exceptions(std::ios::badbit);  // lets pass what print throws
+  shown_.exceptions(std::ios::badbit);  // lets exceptions of print pass
   SetOutputStream(&shown_);
   display_->SetOutputStream(&shown_);
   if (choice_.file.empty()) return;

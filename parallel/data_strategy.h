@@ -50,11 +50,11 @@ struct SyncSteps {
 
 struct DataOptions {
   DataMode mode = DataMode::ddp;
-  int servers = 1;                      // number of parameter servers: they live on the first ranks
-  int zero = 0;                         // stage of ZeRO; 0 for none
-  int shard_ranks = 0;                  // ranks of a group that ZeRO shares out over; 0: all ranks of the axis
-  SyncSteps sync = {};                  // outer steps of diloco
-  std::vector<int64_t> fragments = {};  // diloco's fragment of each unit of Module::layout(); empty: there is one
+  int servers = 1;                              // number of parameter servers: they live on the first ranks
+  int zero = 0;                                 // stage of ZeRO; 0 for none
+  int shard_ranks = 0;                          // ranks of a group that ZeRO shares out over; 0: all ranks of the axis
+  SyncSteps sync = {};                          // outer steps of diloco
+  std::vector<int64_t> fragments = {};          // diloco's fragment of each unit of Module::layout(); empty: one
   double outer_lr = 0.7, outer_momentum = 0.9;  // factors of diloco's outer step
   int64_t microbatches = 1;                     // per step and rank
   int copies = 1;                               // ranks of the axis that have the same sequences, next to each other
@@ -107,7 +107,7 @@ class DataStrategy {
   // with shard_ranks two groups, each along another direction of the axis; otherwise the axis, and nobody.
   Communicator& shard_axis() const { return shard_axis_ ? *shard_axis_ : axis_; }
   Communicator* replicate_axis() const { return replicate_axis_.get(); }
-  // Whether they are equal now, if they ever are not.
+  // Whether the ranks' values are equal now, if they ever are not.
   bool agrees() const { return !layout_.apart || steps_ == 0 || options_.sync.all_due(steps_); }
   // The tensors that the strategy keeps between steps beside values, named as Optimizer::state() is.
   const std::vector<NamedTensor>& state() const { return state_; }

@@ -87,7 +87,7 @@ Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const D
   layout_.apart = true;
 }
 
-// Values that were read alone, before the first step, are also the values that ranks have in common.
+// Values that were read without common ones, before the first step, are what ranks have in common too.
 void Diloco::begin_step() {
   DataStrategy::begin_step();
   for (size_t i = 0; steps_ == 0 && i < parts_.size(); ++i) parts_[i].common.copy_from(own(i));

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Squares of each unit's gradients, summed: float64 (units), where the shards are, so that nobody waits for a GPU (but
+// Sums of squares of each unit's gradients: float64 (units), where the shards are, so that nobody waits for a GPU (but
 // for parameter servers, whose numbers are added on the host). DataParallel's are still to be added up over ranks.
 //
 // `beside`, where it has several ranks, is an axis over which parameters are cut. Then the numbers are of this rank's

@@ -31,8 +31,8 @@ std::vector<int> balanced_owners(std::span<const int64_t> sizes, int ranks);
 
 class MatrixOwners {
  public:
-  // Shares out the matrices among the units of the strategy. Every rank of its axes and of tp makes one, and they must
-  // outlive it.
+  // Shares out the matrices among the units of the strategy. Every rank of its axes and of tp makes one; the strategy
+  // and tp must outlive it.
   MatrixOwners(const DataStrategy& strategy, Communicator& tp);
 
   // OptimizerOptions::orthogonalise of an optimizer over the strategy's shards. Every rank calls it.

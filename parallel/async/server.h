@@ -104,7 +104,7 @@ struct AsyncOptions {
   int64_t staleness = 0;  // clocks that a worker may be ahead of the slowest
   double clip = 0;        // bound on each push's gradient norm; 0: off
   std::function<std::unique_ptr<Optimizer>(const std::vector<FlatUnit>&)> optimizer = {};
-  std::function<double(int64_t applied)> lr = {};  // rate of a push that others were applied before; from any thread
+  std::function<double(int64_t applied)> lr = {};  // learning rate of a push after `applied` others; from any thread
   std::string record = {}, replay = {};            // files; empty: none
 };
 

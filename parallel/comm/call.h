@@ -66,7 +66,7 @@ struct Call {
   int64_t count = 0;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  const Region* region = nullptr;  // region of the host where `in` and `out` are known to lie in the same one
+  const Region* region = nullptr;  // region of the host that `in` and `out` are both known to lie in
   Arena* gpu = nullptr;  // where `in` and `out` lie on a GPU: this rank's arena there; null: in the host's memory
   const UnevenPieces* pieces = nullptr;  // pieces of an uneven all_to_all; null: the pieces are even
 

@@ -26,7 +26,7 @@
 
 namespace tessera {
 
-// Says for the ranks of a process that they wait long; it says the same thing once.
+// Says what the ranks of a process wait for, when they wait long; it says the same thing once.
 class LongWaits {
  public:
   explicit LongWaits(std::function<void(const std::string& line)> say) : say_(std::move(say)) {}

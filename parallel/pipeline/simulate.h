@@ -41,8 +41,8 @@ struct Simulation {
   std::vector<std::vector<TimedAction>> actions = {};  // [rank][time]
   double makespan = 0;                                 // from the first start, which is 0, to the last end of a pass
   std::vector<double> idle = {};                       // idle time of each rank, within the makespan
-  std::vector<double> idle_inside = {};  // idle time of each rank, between its own first start and last end
-  std::vector<int> in_flight = {};       // the most of each rank, in stages times micro-batches
+  std::vector<double> idle_inside = {};                // idle time of each rank between its first start and last end
+  std::vector<int> in_flight = {};                     // the most of each rank, in stages times micro-batches
 
   void sum_up();                // all of the above from the schedule and the actions
   double bubble_share() const;  // idle / makespan of the mean rank
