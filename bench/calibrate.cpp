@@ -291,7 +291,7 @@ void time_tables(KernelTimer& timer) {
   }
 }
 
-// What is done to parameters once a step, by units and elements.
+// Times the work that is done on parameters once a step, by units and elements.
 void time_state(KernelTimer& timer) {
   for (const auto& [layers, channels] :
        {std::pair<int64_t, int64_t>{2, 64}, {4, 128}, {8, 128}, {2, 256}, {2, 384}, {1, 512}}) {

@@ -32,8 +32,8 @@ std::optional<Fit> fit(const std::vector<Sample>& samples);
 
 struct Calibration {
   double seconds_of_case = 0.05;      // spent on each size of a kernel
-  int rounds = 15;                    // of each communication
-  int64_t bytes = int64_t{24} << 20;  // that a kernel's calls go through in turn: more than caches keep
+  int rounds = 15;                    // rounds of each communication
+  int64_t bytes = int64_t{24} << 20;  // memory that a kernel's calls go through in turn: more than caches keep
 };
 // `say` gets lines for people.
 planner::Machine calibrate(const planner::Identity& identity, const Calibration& how,

@@ -80,7 +80,7 @@ int64_t sent_by(const Communicator& world) {
 }
 
 struct Timed {
-  double seconds = 0;  // of a call: the median over rounds, by the slowest rank
+  double seconds = 0;  // time of a call: the median over rounds, by the slowest rank
   double sent = 0;     // bytes in a call, by all ranks
 };
 // Every rank calls it.
@@ -137,12 +137,14 @@ Measured measure(const Case& c, Families& families, Communicator& world, int64_t
                                static_cast<double>(c.collective->volume(n, c.algorithm == Algorithm::root)));
   if (world.rank() > 0) return m;
   std::vector<Sample>& samples = families[c.family].samples;
-  std::erase_if(samples, [&](const Sample& s) { return s.bytes == size; });  // of a guess at the number of calls
+  // Removes the sample of this size that a guess at the number of calls has left.
+  std::erase_if(samples, [&](const Sample& s) { return s.bytes == size; });
   samples.push_back({size, m.seconds});
   return m;
 }
 
-// What a place has besides the algorithms over messages. On GPUs NCCL adds in an order of its own, and no other.
+// The ways in which a place runs a collective: the algorithms over messages, and what the place has besides. On GPUs
+// NCCL adds in an order of its own, and no other.
 std::vector<Case> ways(const Collective& collective, Backend backend) {
   std::vector<Case> out;
   if (backend != Backend::nccl)

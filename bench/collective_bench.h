@@ -13,7 +13,7 @@
 
 namespace tessera::bench {
 
-// What the rows of one collective, algorithm, backend, number of ranks and dtype have found.
+// The samples that the rows of one collective, algorithm, backend, number of ranks and dtype have found.
 struct Family {
   std::string name;       // "collective/all_reduce/direct/threads/2"
   double bus_factor = 1;  // busbw / algbw

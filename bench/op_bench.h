@@ -1,5 +1,5 @@
-// What a microbenchmark computes with: made once for each case, since Google Benchmark calls a row again for every
-// guess of its number of iterations.
+// The data that a microbenchmark computes with: made once for each case, since Google Benchmark calls a row again for
+// every guess of its number of iterations.
 #pragma once
 #include <array>
 #include <functional>
@@ -23,7 +23,7 @@ class Data {
   // `c` outlives it.
   Data(const OpCase& c, DType dtype, const ArenaPtr& arena);
 
-  // Of this very case, so of its dtype and its arena's sizes.
+  // True of this very case, and so of its dtype and its arena's sizes.
   bool is_of(const OpCase& c) const { return &c == &case_; }
   // New variables of the same tensors: gradients do not outlive a row. Before they are given for the first time, the op
   // has run twice with such, with its gradients where they are asked for: first calls choose among algorithms by the
@@ -44,17 +44,17 @@ class Data {
   std::array<bool, 2> warm_ = {};  // without gradients, with them
 };
 
-// What this machine can do at most, measured: the two roofs of the roofline (Williams et al. 2009).
+// The most that this machine can do, measured: the two roofs of the roofline (Williams et al. 2009).
 
 struct Ceilings {
-  double bytes_per_s;  // of a copy, read and written bytes together, by all threads
-  double flops;        // of a product of 1024^3, on a GPU of 8192^3, by the library
+  double bytes_per_s;  // rate of a copy, read and written bytes together, by all threads
+  double flops;        // rate of a product of 1024^3, on a GPU of 8192^3, by the library
 };
 
 double copy_rate(int64_t bytes, double seconds);  // bytes/s of a copy of so many: they are read and written
 double product_rate(int64_t n, double seconds);   // FLOP/s of a product of n x n matrices
 
-// What a benchmark says of so much work, done in so many seconds.
+// The rates of so much work, done in so many seconds, as a benchmark gives them.
 struct Rates {
   double bytes_per_s, flops, share;  // share: of the time that the slower of the two takes at the ceilings
 };

@@ -10,12 +10,12 @@
 namespace tessera::bench {
 
 struct OpCase {
-  std::string name;  // of the op table's row
+  std::string name;  // name of the op table's row
   std::vector<Shape> operands;
   std::function<Var(const std::vector<Var>&)> op;
-  double forward_flops = 0, backward_flops = 0;  // of the products inside; 0: the op is bound by memory
-  double low = -1, high = 1;                     // of the operands' elements
-  int64_t rows_read = 0;                         // of the first operand, forward; 0: all of them
+  double forward_flops = 0, backward_flops = 0;  // FLOPs of the products inside; 0: the op is bound by memory
+  double low = -1, high = 1;                     // bounds of the operands' elements
+  int64_t rows_read = 0;                         // rows of the first operand that forward reads; 0: all of them
 };
 
 struct Sizes {

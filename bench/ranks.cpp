@@ -72,7 +72,7 @@ Measured RankRows::measured(size_t i, int64_t iterations) const {
   return found;
 }
 
-// What rank 0 says, on every rank.
+// Returns on every rank what rank 0 says.
 std::pair<int64_t, int64_t> RankRows::told(int64_t row, int64_t iterations) const {
   const Tensor order = Tensor::of<int64_t>(std::vector<int64_t>{row, iterations}, {2}, make_arena());
   place_.job->broadcast(order, 0);

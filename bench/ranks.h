@@ -18,9 +18,10 @@
 
 namespace tessera::bench {
 
-// What the ranks of a row found. Every row's figures are of `seconds`, so rates times it are what was done.
+// The findings of the ranks for a row. Every row's figures are of `seconds`, so a rate times `seconds` is the work that
+// was done.
 struct Measured {
-  double seconds = 0;  // of an iteration: the median, by the slowest rank
+  double seconds = 0;  // time of an iteration: the median, by the slowest rank
   std::vector<std::pair<std::string, double>> counters = {};
   std::string label = {}, error = {};
 
@@ -42,7 +43,7 @@ struct RankRow {
 // Where the rows run.
 struct Place {
   Device device = Device::cpu;
-  Communicator* job = nullptr;  // of the MPI job; null: ranks are threads
+  Communicator* job = nullptr;  // communicator of the MPI job; null: ranks are threads
 
   bool processes() const { return job != nullptr; }
   // How many ranks there may be: the job's, or any of `wanted`.
@@ -83,8 +84,8 @@ class PlainLoop {
   std::unique_ptr<Optimizer> optimizer_;
 };
 
-// Steps of training under a plan, one by one, with what they send, hold and wait for: what the rows of strategies and
-// of schedules have in common.
+// Steps of training under a plan, one by one, with what they send, hold and wait for. The rows of strategies and
+// those of schedules are made of them.
 
 class TimedSteps {
  public:
@@ -98,8 +99,8 @@ class TimedSteps {
   // rank's seconds.
   double step();
   static constexpr int64_t kWarmUp = 2;
-  // Of the steps that count: the median of their times, tokens/s, what was sent and held beside the closed forms, and
-  // how long communications held up a rank. Every rank calls it.
+  // The figures of the steps that count: the median of their times, tokens/s, what was sent and held beside the closed
+  // forms, and how long communications held up a rank. Every rank calls it.
   Measured result();
   int64_t peak() const { return trainer_->arena()->total().peak; }
   const Schedule& schedule() const { return trainer_->schedule(); }

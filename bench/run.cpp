@@ -84,7 +84,7 @@ Outputs::Outputs(const OutputChoice& choice, Print print, std::function<Rows()> 
       printed_(std::move(print)),
       shown_(&printed_),
       display_(benchmark::CreateDefaultDisplayReporter()) {
-  shown_.exceptions(std::ios::badbit);  // what print throws
+  shown_.exceptions(std::ios::badbit);  // lets exceptions of print pass
   SetOutputStream(&shown_);
   display_->SetOutputStream(&shown_);
   if (choice_.file.empty()) return;
@@ -189,7 +189,7 @@ std::vector<RankRow> rank_rows(const Place& place, const Selection& selection, F
   return all;
 }
 
-// What the collectives cost by size, as rows behind all others.
+// Rows with the cost of the collectives by size, behind all other rows.
 Outputs::Rows fits(const Families& families) {
   Outputs::Rows out;
   for (const Family& family : families) {
@@ -219,7 +219,7 @@ void add_context() {
   benchmark::AddCustomContext("threads", std::to_string(cpu::threads()));
 }
 
-// Of a row that counts no iterations of its own, so that all operations take less than two minutes.
+// The least time of a row that counts no iterations of its own, so that all operations take less than two minutes.
 constexpr double kSeconds = 0.05;
 
 void register_rows(const std::vector<Row>& rows, std::optional<double> seconds) {

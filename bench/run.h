@@ -52,7 +52,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
   void Finalize() override;
   // Throws OutputError.
   void write_file() const;
-  // What was wrong in the first row that had an error; empty: in none.
+  // The error of the first row that had one; empty: none had.
   const std::string& first_error() const { return first_error_; }
 
  private:

@@ -189,8 +189,8 @@ std::vector<RankRow> strategy_rows(const Place& place) {
 
 namespace {
 
-constexpr int64_t kScheduleSteps = 5, kSequences = 2;  // of a micro-batch
-constexpr int64_t kNumbers = 6;                        // of an action, as ranks tell it each other
+constexpr int64_t kScheduleSteps = 5, kSequences = 2;  // kSequences: sequences of a micro-batch
+constexpr int64_t kNumbers = 6;                        // numbers of an action, as ranks tell it each other
 
 Job job_of(const Place& place, ScheduleKind kind, int64_t ranks, int64_t microbatches) {
   return {.model = {.layers = 8, .heads = 4, .channels = 128, .context = 64, .vocab = 256},
@@ -236,14 +236,14 @@ Actions actions_of(Communicator& world, const Trace& trace) {
   return out;
 }
 
-// Of steps, by name.
+// Figures of steps, by name.
 using Figures = std::map<std::string, std::vector<double>>;
 
 void note(Figures& figures, const Schedule& schedule, const Actions& step, bool shared) {
   const Times times = times_of(schedule, shared ? step.lengths : step.happened);
   figures["bubble_replayed"].push_back(simulate(schedule, times).bubble_share());
   if (!shared) figures["bubble_measured"].push_back(as_measured(schedule, step.happened).bubble_share());
-  std::map<std::string, double> whole;  // of all stages, for a micro-batch
+  std::map<std::string, double> whole;  // seconds of all stages, for a micro-batch
   for (const StageTimes& t : times.stages) {
     whole["forward_s"] += t.forward;
     if (schedule.has(Do::B)) whole["backward_s"] += t.backward;

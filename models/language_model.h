@@ -113,8 +113,8 @@ class LanguageModel : public Module {
   TextCache cache() const { return cache(config.context); }
   Tensor decode(const Tensor& ids, std::span<TextCache* const> texts);
   Tensor decode(const Tensor& ids, TextCache& text) { return decode(ids, std::array{&text}); }
-  // The parts of decode(), for ranks that have some of the layers: embeddings (B, T, C), after set_step() to the place
-  // of the tokens; a layer; and logits (B, V) of the last token, or this rank's columns of them.
+  // The parts of decode(), for ranks that have some of the layers: embeddings (B, T, C), after set_step() to the
+  // place of the tokens; a layer; and logits (B, V) of the last token, or this rank's columns of them.
   Tensor decode_first(const Tensor& ids, std::span<TextCache* const> texts);
   Tensor decode_layer(int64_t i, const Tensor& x, std::span<TextCache* const> texts);
   Tensor decode_last(const Tensor& x);

@@ -33,9 +33,9 @@ struct ModelAxes {
 
 inline bool is_cut(const Communicator* axis) { return axis && axis->size() > 1; }
 
-// How activations lie between the cut products, of any number of tokens. Throws Error (usage) naming the numbers, and
-// what would work, when the ranks of tp do not divide the heads or the tokens of S(1), or are more than the entries of
-// the vocabulary.
+// How activations lie between the cut products, of any number of tokens. Throws Error (usage) naming the numbers,
+// and what would work, when the ranks of tp do not divide the heads or the tokens of S(1), or are more than the
+// entries of the vocabulary.
 Placement checked_between(const ModelConfig& config, const ModelAxes& axes);
 
 // The experts of each layer: cut over tp, their tokens over cp, and shared out over ep. Throws FieldError for ep
@@ -52,8 +52,9 @@ Attention::Core context_core(Communicator& cp, ContextMode mode);
 //   stage s        layers i + 1 .. j                      input and output (B, T, C)
 //   last stage     layers j + 1 .. L - 1, finish, loss
 
-// The layers of each stage, in order, at least one for each. The slowest stage is as fast as can be, counted in FLOPs
-// of the forward pass: those of its layers, and of the head in the last stage. Looking up embeddings costs nothing.
+// The layers of each stage, in order, at least one for each. The slowest stage is as fast as can be, counted in
+// FLOPs of the forward pass: those of its layers, and of the head in the last stage. Looking up embeddings costs
+// nothing.
 std::vector<Range> split_layers(LanguageModel& model, int stages);
 
 // The stage of each unit of the model's layout().

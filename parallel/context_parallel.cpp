@@ -20,7 +20,7 @@ std::string nearest_multiples(int64_t n, int64_t unit) {
 struct Ulysses {
   Communicator& cp;
   AttentionOptions options;
-  Heads heads, own;  // of all ranks, and of this one
+  Heads heads, own;  // heads of all ranks, and of this one
   int64_t b, t, d;   // t: tokens of this rank outside of attention
 
   Tensor room(const Tensor& like, int64_t count, Category category) const {

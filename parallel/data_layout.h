@@ -41,7 +41,7 @@ struct DataLayout {
   // Ranks that keep everything train alone, and have the same values after some steps only; reductions are of the
   // differences of their values, where all units are in one fragment.
   bool apart = false;
-  std::vector<Reduced> between = {};  // of shards, over groups: the second sum of a step; empty: there is one group
+  std::vector<Reduced> between = {};  // second sum of a step, of shards over groups; empty: there is one group
 };
 
 // Elements that an owner keeps of a unit of `size`, but for the last ones.

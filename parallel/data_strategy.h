@@ -41,7 +41,7 @@ inline constexpr std::array<std::string_view, 5> kDataModeNames = {"ddp", "datap
 struct SyncSteps {
   int64_t every = 1;      // H: steps from one outer step of a fragment to the next
   int64_t fragments = 1;  // P, at most H
-  int64_t last = 0;       // of the run; 0: not known
+  int64_t last = 0;       // last step of the run; 0: not known
   bool due(int64_t fragment, int64_t step) const {
     return step == last || step % every == fragment * every / fragments;
   }
@@ -50,21 +50,22 @@ struct SyncSteps {
 
 struct DataOptions {
   DataMode mode = DataMode::ddp;
-  int servers = 1;                              // of a parameter server: they live on the first ranks
+  int servers = 1;                              // number of parameter servers: they live on the first ranks
   int zero = 0;                                 // stage of ZeRO; 0 for none
-  int shard_ranks = 0;                          // of a group that ZeRO shares out over; 0: all ranks of the axis
-  SyncSteps sync = {};                          // of diloco
-  std::vector<int64_t> fragments = {};          // of diloco: of each unit of Module::layout(); empty: there is one
-  double outer_lr = 0.7, outer_momentum = 0.9;  // of its outer step
+  int shard_ranks = 0;                          // ranks of a group that ZeRO shares out over; 0: all ranks of the axis
+  SyncSteps sync = {};                          // outer steps of diloco
+  std::vector<int64_t> fragments = {};          // diloco's fragment of each unit of Module::layout(); empty: one
+  double outer_lr = 0.7, outer_momentum = 0.9;  // factors of diloco's outer step
   int64_t microbatches = 1;                     // per step and rank
   int copies = 1;                               // ranks of the axis that have the same sequences, next to each other
-  int64_t bucket_bytes = int64_t{4} << 20;      // of DDP's all-reduces
-  DType dtype = DType::float32;                 // of parameters
-  DType grad_dtype = DType::float32;            // of accumulation and on the wire
-  uint64_t seed = 0;                            // of the first parameters
+  int64_t bucket_bytes = int64_t{4} << 20;      // bytes of a bucket, for DDP's all-reduces
+  DType dtype = DType::float32;                 // dtype of parameters
+  DType grad_dtype = DType::float32;            // dtype of gradients: of accumulation and on the wire
+  uint64_t seed = 0;                            // seed of the first parameters
   // Where ranks of the axis share out experts: those, of the group with shard_ranks, that have the same ones as this.
   Communicator* experts = nullptr;
-  // Of diloco where `copies` is above 1: the ranks with the same sequences, and those with this place among such ranks.
+  // Groups of diloco where `copies` is above 1: the ranks with the same sequences, and those with this place among such
+  // ranks.
   Communicator *context = nullptr, *replicas = nullptr;
   // Where shards of parameters lie between their uses, with zero 3; null: in the strategy's arena. For a rank on a GPU:
   // pinned memory of the host, make_pinned_arena(). Each use of a unit copies this rank's shard to the GPU first. Who
@@ -89,8 +90,8 @@ class DataStrategy {
   virtual void end_gradients(int64_t /*microbatch*/, UnitRange /*units*/ = {}) {}
   virtual void finish_gradients() = 0;
   virtual void share_parameters() = 0;
-  // What the optimizer updates, of each of shards() that is trained: fp32 masters of bfloat16, or the values. To be
-  // called before the first step; without it, it is the values.
+  // Sets the tensors that the optimizer updates, one for each of shards() that is trained: fp32 masters of bfloat16, or
+  // the values. To be called before the first step; without it, they are the values.
   void set_masters(std::vector<Tensor> masters) { masters_ = std::move(masters); }
 
   // --- facts that the constructor has set ---
@@ -106,14 +107,14 @@ class DataStrategy {
   // with shard_ranks two groups, each along another direction of the axis; otherwise the axis, and nobody.
   Communicator& shard_axis() const { return shard_axis_ ? *shard_axis_ : axis_; }
   Communicator* replicate_axis() const { return replicate_axis_.get(); }
-  // Of all that is kept the axis has so many copies; this rank has that one, or a part of it.
-  // Whether they are equal now, if they ever are not.
+  // Whether the ranks' values are equal now, if they ever are not.
   bool agrees() const { return !layout_.apart || steps_ == 0 || options_.sync.all_due(steps_); }
-  // What it keeps between steps beside values, named as Optimizer::state() is.
+  // The tensors that the strategy keeps between steps beside values, named as Optimizer::state() is.
   const std::vector<NamedTensor>& state() const { return state_; }
   // The kinds of these names, whatever parameters are here: "common".
   const std::vector<std::string>& state_kinds() const { return state_kinds_; }
   void set_steps_done(int64_t steps) { steps_ = steps; }
+  // The axis has copies() copies of all that is kept; this rank has number copy(), or a part of it.
   int copies() const { return axis_.size() / ranks_of_copy(); }
   int copy() const { return axis_.rank() / ranks_of_copy(); }
   // Shards of parameters that were copied from the host's memory to a GPU, up to now.

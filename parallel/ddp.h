@@ -33,7 +33,7 @@ class Ddp final : public DataStrategy {
 
  private:
   struct Bucket {
-    Range range;                   // of all gradients
+    Range range;                   // the bucket's part of all gradients
     Communicator* axis = nullptr;  // the ranks that have these parameters
     int parameters = 0, missing = 0;
     Pending pending = {};

@@ -87,7 +87,7 @@ Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const D
   layout_.apart = true;
 }
 
-// What was read into values alone, before the first step, is what ranks have in common too.
+// Values that were read without common ones, before the first step, are what ranks have in common too.
 void Diloco::begin_step() {
   DataStrategy::begin_step();
   for (size_t i = 0; steps_ == 0 && i < parts_.size(); ++i) parts_[i].common.copy_from(own(i));

@@ -40,7 +40,7 @@ class Diloco final : public DataStrategy {
   void share_parameters() override;
 
  private:
-  struct Part {  // of a unit that is trained; momentum is undefined where its factor is 0
+  struct Part {  // a unit that is trained; momentum is undefined where its factor is 0
     Tensor values, common, momentum;
     int64_t fragment = 0;
   };

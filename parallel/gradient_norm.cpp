@@ -14,7 +14,8 @@ Tensor room(const DataStrategy& s, int64_t numbers) {
   return Tensor::empty({numbers}, DType::float64, s.arena(), Category::workspace);
 }
 
-// Of this rank's shards: a whole unit is one part, or each of its slots that counts, by blocks of its own.
+// Sums of squares of this rank's shards: a whole unit is one part, or each of its slots that counts, by blocks of its
+// own.
 Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
   std::vector<Tensor> parts;
   std::vector<BlockRun> runs;

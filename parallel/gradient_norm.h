@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// Of each unit: float64 (units), where the shards are, so that nobody waits for a GPU (but for parameter servers, whose
-// numbers are added on the host). DataParallel's are still to be added up over ranks.
+// Sums of squares of each unit's gradients: float64 (units), where the shards are, so that nobody waits for a GPU (but
+// for parameter servers, whose numbers are added on the host). DataParallel's are still to be added up over ranks.
 //
 // `beside`, where it has several ranks, is an axis over which parameters are cut. Then the numbers are of this rank's
 // shards alone, in another order, and are to be added up over both axes (but over the strategy's shard_axis() where

@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 constexpr int kOwnerTag = 7101;
-constexpr size_t kMostRuns = 3;  // of a part: queries, keys and values
+constexpr size_t kMostRuns = 3;  // most runs of a part: queries, keys and values
 
 int64_t elements(const Shape& whole, const ShardSpec& spec) {
   int64_t indices = 0;

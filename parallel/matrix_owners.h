@@ -31,8 +31,8 @@ std::vector<int> balanced_owners(std::span<const int64_t> sizes, int ranks);
 
 class MatrixOwners {
  public:
-  // Of the units of the strategy that are of matrices. Every rank of its axes and of tp makes one, and they must
-  // outlive it.
+  // Shares out the matrices among the units of the strategy. Every rank of its axes and of tp makes one; the strategy
+  // and tp must outlive it.
   MatrixOwners(const DataStrategy& strategy, Communicator& tp);
 
   // OptimizerOptions::orthogonalise of an optimizer over the strategy's shards. Every rank calls it.
@@ -46,9 +46,9 @@ class MatrixOwners {
     size_t unit = 0;                    // among those that are trained
     Slot slot;                          // begin: in this rank's shard
     Communicator* axis = nullptr;       // the ranks that share it out
-    int owner = 0;                      // of them
-    std::vector<ShardSpec> parts = {};  // of the ranks of tp
-    int64_t largest = 0;                // of those parts, elements
+    int owner = 0;                      // number of the owner among them
+    std::vector<ShardSpec> parts = {};  // parts of the ranks of tp
+    int64_t largest = 0;                // elements of the largest of those parts
   };
   void share_out(const Communicator& axis);
   void find_parts();

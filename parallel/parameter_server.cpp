@@ -23,7 +23,7 @@ Tensor part(const Tensor& t, Range range) { return t.narrow(0, range.begin, rang
 
 }  // namespace
 
-// Of a rank that is no server shards have no elements, and so its optimizer has no state. Servers add in rank order,
+// Shards have no elements on a rank that is no server, and so its optimizer has no state. Servers add in rank order,
 // whatever the algorithm of the axis is.
 ParameterServer::ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
     : DataStrategy(model, axis, arena, options,

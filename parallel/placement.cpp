@@ -68,7 +68,7 @@ Tensor zeros_like(const Tensor& x, const Shape& shape) {
   return y;
 }
 
-// What goes over the wire: n blocks of one shape, block r for (or from) rank r.
+// The blocks that go over the wire: n blocks of one shape, block r for (or from) rank r.
 struct Blocks {
   Tensor all;
   Blocks(const Tensor& x, int n, Shape shape) {
@@ -180,7 +180,7 @@ constexpr std::array<std::array<Conversion, 4>, 4> kTable = {{
     {all_reduce, all_reduce, reduce_scatter, pass_on},   // from P
 }};
 
-// What a rank has of x, and where: sizes and dims that the placements left open.
+// Finds what a rank has of x, and where: sizes and dims that the placements left open.
 class Resolver {
  public:
   Resolver(const Tensor& x, Communicator& axis, const Placement& from, const Placement& to)

@@ -33,8 +33,8 @@ namespace tessera {
 struct Placement {
   enum class Kind : uint8_t { replicated, identical, sharded, partial };
   Kind kind = Kind::replicated;
-  int dim = 0;        // of S; negative counts from the end
-  int64_t whole = 0;  // of S: the size of the whole dim; 0 when the pieces are equal or it can be seen
+  int dim = 0;        // dim that S cuts; negative counts from the end
+  int64_t whole = 0;  // size of the whole dim that S cuts; 0 when the pieces are equal or it can be seen
 
   constexpr bool operator==(const Placement& other) const { return kind == other.kind && dim == other.dim; }
   std::string str() const;  // "R", "S(1)"

@@ -23,7 +23,7 @@ struct Ring {
   Communicator& cp;
   Balance balance;
   AttentionOptions options;
-  DType dtype, part, wide;  // of the operands, of what one tile gives, and of sums
+  DType dtype, part, wide;  // dtypes of the operands, of what one tile gives, and of sums
   Heads heads;
   int64_t b, tokens, d;  // tokens: of this rank
 

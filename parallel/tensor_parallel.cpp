@@ -121,8 +121,9 @@ Var join(Var partial, Communicator& tp, Placement between) {
 
 namespace {
 
-// Of a column layer A is whole and B cut as the weight is; of a row layer A is cut as the weight is and B whole. What
-// lies between them is small: it moves from `from` to `to`. With S(1) the whole one sees a rank's own tokens.
+// Places an adapter's matrices. For a column layer A is whole and B is cut as the weight is; for a row layer A is cut
+// as the weight is and B is whole. The tensor between A and B is small: it moves from `from` to `to`. With S(1) the
+// whole one sees a rank's own tokens.
 void place_adapter(Lora& l, Communicator& tp, int64_t first_here, Placement from, Placement to) {
   l.place(first_here, [&tp, from, to](Var low) { return redistribute(std::move(low), tp, from, to); });
   if (is_sharded(from)) token_wise(l.a, tp, from);
@@ -139,7 +140,7 @@ void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_
   if (l.bias) cut_over_ranks(l, *l.bias, 0, tp, segments);
   for (Lora* adapter : l.adapters()) {
     const int64_t end = adapter->first() + adapter->b.weight.dim(0);
-    std::vector<int64_t> own;  // of the segments
+    std::vector<int64_t> own;  // sizes of the adapter's segments
     int64_t begin = 0, before = 0;
     for (const int64_t size : segments) {
       if (begin < adapter->first()) before += piece(size, tp.size(), tp.rank()).size();

@@ -123,7 +123,7 @@ void Zero::start_reducing(size_t u) {
   reducing_.push_back(u);
 }
 
-// What a group has summed of the last micro-batch is summed over the groups.
+// Ends the oldest reduction on the way. After the last micro-batch, the sum of the group is summed over the groups.
 void Zero::finish_first() {
   const size_t u = reducing_.front();
   finish_reducing(u);

@@ -58,9 +58,9 @@ class Zero final : public DataStrategy {
     int64_t piece = 0;              // elements that each rank keeps
     Tensor values;                  // whole; in stage 3 only while it is in use
     Tensor copied;                  // the shard, from the host's memory, until it is gathered
-    std::shared_ptr<void> copying;  // of copied
+    std::shared_ptr<void> copying;  // the copy into `copied`
     Tensor grads;                   // whole; in stages 2 and 3 only until they are summed
-    int users = 0;                  // of the values, in stage 3
+    int users = 0;                  // users of the values now, in stage 3
     int64_t missing = 0;            // parameters whose gradient has not come in this micro-batch
     Pending fetching;               // values
     Pending reducing;               // grads, into `arriving`
@@ -76,7 +76,7 @@ class Zero final : public DataStrategy {
   void gradient_arrived(size_t u);
   void start_reducing(size_t u);
   void finish_reducing(size_t u);
-  void finish_first();  // of those that are on the way
+  void finish_first();  // ends the oldest of those on the way
   // stage 3
   void wrap(size_t u);
   void fetch(size_t u);

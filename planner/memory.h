@@ -20,8 +20,8 @@ std::vector<int64_t> layers_of_stages(const Case& c, int64_t stages);
 // The same, where the case is a job as Tessera cuts them: by their FLOPs.
 std::vector<int64_t> layers_of(const Case& c, const std::optional<Job>& own);
 
-// Parameters that a rank of a stage has before the data axis shares them out: of layers (with experts: those here) and
-// of what stands before and after them.
+// Parameters that a rank of a stage has before the data axis shares them out: those of layers (with experts: those
+// here), and those before and after the layers.
 struct StageParameters {
   double dense = 0, experts = 0;
   double all() const { return dense + experts; }

@@ -30,8 +30,8 @@ Passes sharing_of_layer(const Case& c, const WorkTime& layer) {
           exposed(c.hardware, sent.input, layer.input() + layer.weight()), 0};
 }
 
-// A stage's gradients and parameters are sent once in a step: beside the last backward pass, and the first forward pass
-// of the next step (Li et al. 2020, "PyTorch Distributed").
+// A stage's gradients and parameters are sent once in a step: beside the last backward pass, and the first forward
+// pass of the next step (Li et al. 2020, "PyTorch Distributed").
 double sharing_of_step(const Case& c, double held, const Passes& passes) {
   double sums = 0, values = 0;
   for (const DataSent& s : data_work(c))

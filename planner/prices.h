@@ -1,6 +1,6 @@
-// The time that the work of a step takes, by two lists of prices. Hardware as it is published is priced by closed forms
-// of the literature, this machine by the table of its measurement: kernels by their sizes, ranks that share processors
-// and memory. With a GPU nothing of the second is asked: its figures are those of its data sheet.
+// The time that the work of a step takes, by two lists of prices. Hardware as it is published is priced by closed
+// forms of the literature, this machine by the table of its measurement: kernels by their sizes, ranks that share
+// processors and memory. With a GPU nothing of the second is asked: its figures are those of its data sheet.
 #pragma once
 #include <memory>
 

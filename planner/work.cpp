@@ -125,8 +125,8 @@ class Lists {
   }
 
   // Shoeybi et al. 2019: an all-reduce after each of the two blocks, and one of its input's gradient. With sequence
-  // parallelism (Korthikanti et al. 2022, section 4.2.2) an all-gather and a reduce-scatter each; backward the inputs
-  // of column layers are gathered again, for they are not kept whole.
+  // parallelism (Korthikanti et al. 2022, section 4.2.2) an all-gather and a reduce-scatter each; backward the
+  // inputs of column layers are gathered again, for they are not kept whole.
   void add_joining(Work& w) const {
     if (tp_.ranks == 1) return;
     if (!p_.sp) {

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What stands in a struct, by its type.
+// Takes a JSON value into the member of a struct, by the member's type.
 struct Taker {
   const Setting& setting;
   const Json& from;

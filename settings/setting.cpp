@@ -36,7 +36,7 @@ void check_choice(const std::string& where, const std::string& choices, const st
                             did_you_mean(text, allowed)));
 }
 
-// What stands in a struct, by its type.
+// Reads a text into the member of a struct, by the member's type.
 struct Reader {
   const Setting& setting;
   const std::string &where, &text;

@@ -35,7 +35,7 @@ enum class Same : uint8_t { no, yes, unless_usual };
 // names other fields between backticks.
 struct Field {
   std::string_view name, help = {};
-  Bounds range = {};                // of a number, and how many words a place takes
+  Bounds range = {};                // bounds of a number, and of how many words a place takes
   std::string_view choices = {};    // "fp32|bf16": of a text; of an enum's names those that a user may say
   std::string_view expected = {};   // "a file": what a text is; default: a value in UTF-8
   std::string_view denied = {};     // "untied": what users say where the field is false
@@ -82,7 +82,7 @@ class Setting {
   Field field;
   Place at;
 
-  std::string word() const;  // what a user says: "sync-every", "untied"
+  std::string word() const;  // the word that a user says: "sync-every", "untied"
   bool is_flag() const { return std::holds_alternative<bool*>(at); }
   bool is_text() const;           // written in quotes
   std::string_view kind() const;  // "integer", "number", "flag", "choice", "text", "integers" or "texts"
@@ -93,7 +93,7 @@ class Setting {
   std::string text() const;
   // The same as KEY = VALUE files have it.
   std::string written() const;
-  void assign(const Setting& same) const;  // of another struct of that type
+  void assign(const Setting& same) const;  // takes the value in another struct of that type
 };
 
 class Settings {

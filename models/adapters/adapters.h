@@ -6,9 +6,9 @@
 //   llama   q_proj k_proj v_proj o_proj gate_proj up_proj down_proj
 //   gpt2    c_attn attn.c_proj c_fc mlp.c_proj
 //
-// In a model with experts, attention alone has them. Everything else is frozen, so that a strategy sends and keeps only
-// what adapters have; experts and routers too. In four bits are all linear layers inside of decoder layers, as QLoRA
-// has it. Embeddings, head, norms, biases and adapters stay as they are.
+// In a model with experts, attention alone has them. Everything else is frozen, so that a strategy sends and keeps
+// only what adapters have; experts and routers too. In four bits are all linear layers inside of decoder layers, as
+// QLoRA has it. Embeddings, head, norms, biases and adapters stay as they are.
 #pragma once
 #include <map>
 #include <string>

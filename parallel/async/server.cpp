@@ -155,7 +155,8 @@ void AsyncServer::go_on(int64_t step, const std::optional<PushLog>& order) {
   if (shard_) shard_->go_on(order->servers[static_cast<size_t>(rank_)]);
 }
 
-// What a worker had pulled for its next clock is what the record says that it had.
+// Sets the place at which the replay goes on; and, from the record, which servers this worker had already pulled from
+// for its next clock, and at which versions.
 void AsyncServer::go_on_in_replay(const std::optional<PushLog>& order) {
   const auto begins = [](const std::vector<Push>& all, const std::vector<Push>& first) {
     return first.size() <= all.size() && std::equal(first.begin(), first.end(), all.begin());
@@ -307,9 +308,9 @@ void AsyncServer::wish_to_stop() {
   channel(rank_).send(0, {.kind = AsyncMessage::stop});
 }
 
-// The parameters of this worker's next clock, from the servers that it does not have them from yet; in a replay those
-// of versions below `before`. False when the run stops before that clock. All servers are asked before any is waited
-// for, and the one beside this worker is waited for first: so no answer of one server hangs on another's.
+// Gets the parameters of this worker's next clock from the servers that it does not have them from yet; in a replay
+// only versions below `before`. Returns false when the run stops before that clock. All servers are asked before any is
+// waited for, and the one beside this worker is waited for first: so no answer of one server hangs on another's.
 bool AsyncServer::pull(int64_t before) {
   std::vector<int> others;
   const auto lacks = [&](int k) {

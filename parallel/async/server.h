@@ -102,9 +102,9 @@ class AsyncChannel {
 struct AsyncOptions {
   int64_t steps = 0;      // clocks of each worker
   int64_t staleness = 0;  // clocks that a worker may be ahead of the slowest
-  double clip = 0;        // of the gradient norm of each push; 0: off
+  double clip = 0;        // bound on each push's gradient norm; 0: off
   std::function<std::unique_ptr<Optimizer>(const std::vector<FlatUnit>&)> optimizer = {};
-  std::function<double(int64_t applied)> lr = {};  // of a push that others were applied before; from any thread
+  std::function<double(int64_t applied)> lr = {};  // learning rate of a push after `applied` others; from any thread
   std::string record = {}, replay = {};            // files; empty: none
 };
 
@@ -156,7 +156,7 @@ class AsyncServer {
   // A worker's units on rank 0 (elsewhere undefined). Every rank calls it.
   Tensor gather_held(size_t unit, int worker);
 
-  // Of this rank's server: null on ranks that are no server.
+  // The optimizer of this rank's server; null on ranks that are no server.
   Optimizer* optimizer() { return shard_ ? &shard_->optimizer() : nullptr; }
   // The whole on rank 0 of a tensor that is cut like a unit (see gather_unit()); undefined on ranks that are no
   // server.
@@ -205,7 +205,7 @@ class AsyncServer {
   ArenaPtr arena_;
   int rank_, servers_;
   AsyncOptions options_;
-  int64_t clock_ = 0;             // of this worker: that it has done
+  int64_t clock_ = 0;             // clocks that this worker has done
   int64_t before_ = 0;            // pushes of all workers that the order does not know
   int64_t staleness_before_ = 0;  // under which a part of the order was made
   int64_t fastest_ = 0;           // clocks of the fastest worker when the run was picked up
@@ -219,7 +219,7 @@ class AsyncServer {
   std::unique_ptr<AsyncShard> shard_;  // on servers
   std::vector<std::unique_ptr<AsyncChannel>>
       channels_;                   // by worker: this one's to its servers, the others' to this server
-  std::vector<int64_t> versions_;  // of what was last pulled, by server
+  std::vector<int64_t> versions_;  // version that was last pulled, by server
   std::vector<bool> fresh_;        // by server: whether that is for the next clock
   int64_t pushed_ = 0;
   std::atomic<int64_t> pulled_{0};

@@ -81,7 +81,7 @@ bool AsyncShard::pull(int worker, int64_t clock, const Waiting& waiting,
   return true;
 }
 
-// What the rule above promises, seen from the push.
+// Throws CommError for a push that the staleness bound of pull() rules out.
 void AsyncShard::check(const Push& p) const {
   const int64_t behind = version() - p.version, bound = (options_.workers - 1) * (2 * options_.staleness + 1);
   const int64_t done = clocks_[static_cast<size_t>(p.worker)];

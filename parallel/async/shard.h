@@ -22,7 +22,7 @@ namespace tessera {
 struct AppliedPush {
   Push push;
   int64_t applied = 0;  // pushes before it, of all workers: the step of the learning rate
-  double loss = 0;      // what the worker's step function returned
+  double loss = 0;      // loss that the worker's step function returned
   double grad_norm = 0;
   double lr = 0;
 };
@@ -58,8 +58,8 @@ class AsyncShard {
   void push(const AppliedPush& push, double scale, const Waiting& waiting, const std::function<void()>& receive);
   // All workers shall stop after the clock that the fastest has begun.
   void stop();
-  // The worker pushes no more before begin(). `reply` is called when all have ended, and told whether that was the end
-  // of the run.
+  // The worker pushes no more before begin(). When all have ended, `reply` is called, and told whether that was the
+  // end of the run.
   void end();
   void await_end(const Waiting& waiting, const std::function<void(bool last)>& reply);
   // From now on whoever calls or waits throws CommError.

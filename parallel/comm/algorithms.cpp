@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kTag = -1;  // of the algorithms' own messages
+constexpr int kTag = -1;  // tag of the algorithms' own messages
 
 struct Exchange {
   Transport& t;

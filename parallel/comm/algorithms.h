@@ -25,8 +25,8 @@ bool goes_native(const Transport& t, Algorithm algorithm, const Call& call);
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call);
 
 int64_t direct_by_messages(Transport& t, const Call& call);
-// What a rank sends in the direct exchange: 2 (n - 1) arrays by all ranks of an all-reduce together. Collectives of a
-// library, which does not tell what it sends, are counted so too.
+// The bytes that a rank sends in the direct exchange: 2 (n - 1) arrays by all ranks of an all-reduce together.
+// Collectives of a library, which does not tell what it sends, are counted so too.
 int64_t sent_directly(const Call& call, int ranks, int rank);
 int64_t ring(Transport& t, const Call& call);  // all_reduce, reduce_scatter, all_gather
 int64_t tree(Transport& t, const Call& call);  // all_reduce, reduce, broadcast

@@ -66,9 +66,9 @@ struct Call {
   int64_t count = 0;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  const Region* region = nullptr;  // of the host, where `in` and `out` are known to lie in the same one
+  const Region* region = nullptr;  // region of the host that `in` and `out` are both known to lie in
   Arena* gpu = nullptr;  // where `in` and `out` lie on a GPU: this rank's arena there; null: in the host's memory
-  const UnevenPieces* pieces = nullptr;  // of an all_to_all whose pieces are uneven
+  const UnevenPieces* pieces = nullptr;  // pieces of an uneven all_to_all; null: the pieces are even
 
   int64_t bytes() const { return count * size_of(dtype); }
   // True when two ranks mean the same communication.
@@ -95,9 +95,9 @@ struct PeerFailed : CommError {
 // "30 s"
 std::string seconds_text(double seconds);
 
-// What a rank has come to: it writes its calls down as it makes them, and others read, without waiting for it. So where
+// The calls that a rank has made. It writes each down as it makes it, and others read, without waiting for it. So where
 // ranks do not meet on the host, since a library takes their collectives, one that does not come, or asks for something
-// else, can still be named. It lies in memory that all ranks of a group see, and the last calls are kept.
+// else, can still be named. The log lies in memory that all ranks of a group see, and the last calls are kept.
 //
 // Each word is atomic; an entry that is written while it is read is recognised by its number.
 

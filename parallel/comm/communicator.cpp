@@ -54,7 +54,8 @@ Call Communicator::whole(Op op, const Tensor& x) const {
   return call;
 }
 
-// Of `in` and `out` one is the whole array, or undefined or meta where it is not needed, the other this rank's piece.
+// The call of a collective that cuts an array: one of `in` and `out` is the whole array, or undefined or meta where it
+// is not needed; the other is this rank's piece.
 Call Communicator::cut(Op op, const Tensor& in, const Tensor& out) const {
   const bool gathers = op == Op::all_gather || op == Op::gather;
   const Tensor &array = gathers ? out : in, &own = gathers ? in : out;

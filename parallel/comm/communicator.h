@@ -98,9 +98,9 @@ class Communicator {
   // Piece r of `in` goes to rank r, which finds it as piece `rank` of its `out`. The size must be a multiple of the
   // ranks.
   void all_to_all(const Tensor& in, const Tensor& out);
-  // Of uneven pieces, as messages (on GPUs by the library, where there is one): sent[r] elements of `in` go to rank r,
-  // and received[r] come from it, one rank's after another's. What a rank sends the other must expect. Only what leaves
-  // the rank is counted.
+  // Sends uneven pieces, as messages (on GPUs by the library, where there is one): sent[r] elements of `in` go to rank
+  // r, and received[r] come from it, one rank's after another's. The other rank must expect as many elements as are
+  // sent to it. Only bytes that leave the rank are counted.
   void all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                   std::span<const int64_t> received);
   // Point to point: send() copies and returns at once; messages of one tag arrive in order.
@@ -171,14 +171,14 @@ class Communicator {
   HeldUp* held_up_ = nullptr;
   std::shared_ptr<Flight> flight_;
   int flight_axis_ = 0;
-  std::shared_ptr<CommWorker> worker_;  // of the transport, or made by the first start_...()
+  std::shared_ptr<CommWorker> worker_;  // worker of the transport, or made by the first start_...()
   std::atomic<int> in_background_ = 0;  // communications that have started and not ended
 };
 
 // Ranks that are processes may have been started with other options, in other folders, with other programs. Before they
 // work together they compare what must be the same.
 
-// What a rank goes by: names and values, in any order.
+// Names and values that a rank goes by, in any order.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
 // Every rank of `world` calls it. Throws Error (usage), the same on every rank, that names each fact which is not the

@@ -31,7 +31,7 @@ class FakeTransport final : public Transport {
   std::function<void()> native_beside(const Call&) override {
     return [] {};
   }
-  // What the other ranks would ask for is not known. Throws Error; make another FakeTransport instead.
+  // Throws Error, since it is not known what the other ranks would ask for; make another FakeTransport instead.
   std::unique_ptr<Transport> split(int /*color*/, int /*key*/) override {
     throw Error("[comm] fake ranks cannot be split: the colors of the others are not known");
   }

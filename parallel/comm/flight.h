@@ -1,6 +1,6 @@
-// What one rank does with others, as it does it: its last operations, how long it has waited and for whom, and a word
-// when a wait is long. Kept for the failure that may come: then the file `flight.json` shows what every rank had come
-// to.
+// The flight recorder notes what one rank does with others, as it does it: its last operations, how long it has waited
+// and for whom, and a word when a wait is long. The notes are kept for the failure that may come: then the file
+// `flight.json` shows what every rank had come to.
 //
 //   {"rank": 3, "ranks": 4, "cause": "[dp axis] ...", "operations": [{"axis": "dp", "number": 17, "operation":
 //    "all_reduce", "bytes": 4096, "begun": 1.2031, "ended": 1.2034}, ...]}                 one line for each rank
@@ -26,7 +26,7 @@
 
 namespace tessera {
 
-// What the ranks of a process say while they wait; it says the same thing once.
+// Says what the ranks of a process wait for, when they wait long; it says the same thing once.
 class LongWaits {
  public:
   explicit LongWaits(std::function<void(const std::string& line)> say) : say_(std::move(say)) {}

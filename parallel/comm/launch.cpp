@@ -34,8 +34,8 @@ namespace tessera {
 
 namespace {
 
-// What a rank threw, said of that rank. When something failed in its background it may have thrown only that it has
-// failed: the board has the cause.
+// Throws again what a rank threw, with that rank's number. When something failed in its background it may have thrown
+// only that it has failed: the board has the cause.
 [[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const Board& board) {
   const std::string who = "[rank " + std::to_string(rank) + "] ";
   if (!thrown) throw CommError(who + "ended while its communication was still in the background");

@@ -46,7 +46,7 @@ struct LaunchOptions {
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> around = {};
   // A cause as it is printed where it cannot be thrown to the caller: of a job that is ended. Empty: as it is.
   std::function<std::string(const std::string& cause)> shown = {};
-  // What must be the same in every process, compared before the body runs.
+  // Facts that must be the same in every process, compared before the body runs.
   Facts same = {};
   // Takes a line about a rank that has waited long, from any rank's thread. Empty: it goes to standard error.
   std::function<void(const std::string& line)> say = {};
@@ -67,7 +67,7 @@ std::unique_ptr<Transport> finished_transport(const LaunchOptions& options, std:
 // Throws FieldError where this process may not start so many threads more (ulimit -u, or memory for their stacks): it
 // starts and ends them. A thread that OpenMP cannot start would end the process.
 void check_threads(int64_t count);
-// What is said of a failure; where memory or threads were not to be had, what for.
+// Returns the text about a failure; where memory or threads were not to be had, it says what for.
 std::string cause_of(const std::exception& failure);
 
 void launch(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);

@@ -1,5 +1,5 @@
-// What algorithms do with bytes where a call's arrays lie: in the host's memory, at once, or on a GPU, where it is
-// queued on the stream of the rank's arena.
+// Operations of algorithms on bytes where a call's arrays lie: done at once in the host's memory, and on a GPU queued
+// on the stream of the rank's arena.
 #pragma once
 #include <memory>
 #include <span>

@@ -22,9 +22,9 @@ namespace tessera {
 
 // Where the arrays of a call lie, for other processes of the host. Plain numbers: it stands in shared memory.
 struct Reach {
-  int64_t process = 0;  // of the rank
+  int64_t process = 0;  // the rank's process
   Region::File file = {};
-  int64_t size = 0;           // of the file
+  int64_t size = 0;           // bytes of the file
   int64_t in = -1, out = -1;  // offsets in it; negative: there is no such array
   bool known() const { return file.descriptor >= 0; }
 };
@@ -32,7 +32,7 @@ struct Reach {
 // not let it.
 int open_of_process(int64_t process, int descriptor);
 
-// Of a call of this process; not known where its arrays lie outside regions that others can map.
+// The reach of a call of this process; not known where its arrays lie outside regions that others can map.
 Reach reach_of(const Call& call);
 
 class PeerMemory {
@@ -130,10 +130,10 @@ class SharedExchange {
   SharedGroup group_;
   int n_;
   uint32_t calls_ = 0, round_ = 0;  // all that are done, and the one under way
-  uint32_t first_round_ = 1;        // of this call
+  uint32_t first_round_ = 1;        // first round of this call
   bool compared_ = false;           // this call's posts have been
   InPlaceExchange in_place_;
-  int64_t block_bytes_ = 0;  // of this call: a slot holds one block, or one for each rank
+  int64_t block_bytes_ = 0;  // bytes of a block in this call: a slot holds one block, or one for each rank
 };
 
 }  // namespace tessera

@@ -16,7 +16,7 @@ void reduce_ranks(DType dtype, Reduction reduction, std::span<const std::byte* c
 // total[i] = total[i] + x[i] (or the larger) for `count` elements, rounded to the dtype.
 void reduce_into(DType dtype, Reduction reduction, std::byte* total, const std::byte* x, int64_t count);
 
-// What a reduction makes of two numbers, for the loops of the CPU and the kernel of the GPU.
+// The reductions of two numbers, for the loops of the CPU and the kernel of the GPU.
 
 struct Plus {
   template <class T>

@@ -1,4 +1,4 @@
-// What started this process: nothing special, or an MPI launcher (mpirun, mpiexec, srun) that runs several of it.
+// The launcher that started this process: none, or one of MPI's (mpirun, mpiexec, srun) that runs several of it.
 #pragma once
 #include <functional>
 #include <optional>
@@ -14,7 +14,7 @@ struct MpiSurroundings {
 // Read from the environment variables that launchers set; nothing where there are none. SLURM sets its own for every
 // job step: without a PMI, which the MPI library would join the others by, each task stands alone and is no rank.
 std::optional<MpiSurroundings> mpi_surroundings(const std::function<const char*(const char* variable)>& environment);
-std::optional<MpiSurroundings> mpi_surroundings();  // of this process
+std::optional<MpiSurroundings> mpi_surroundings();  // surroundings of this process
 // The tasks of a job step of SLURM's that cannot join each other, where they are several; else 0.
 int lone_tasks(const std::function<const char*(const char* variable)>& environment);
 int lone_tasks();

@@ -75,7 +75,7 @@ void ThreadTransport::give_up(Waited why, int waiting_for, const Call& call) {
                   seconds_text(group_->patience.timeout_s) + "; " + last_of(waiting_for));
 }
 
-// Of the two posts the later is the last thing that the missing rank came to; it does not write while it is missing.
+// Names the last call of a missing rank: the later of its two posts; it does not write while it is missing.
 std::string ThreadTransport::last_of(int rank) const {
   const Place& place = group_->places[static_cast<size_t>(rank)];
   if (place.flag.value.load(std::memory_order_acquire) == 0) return "it has not communicated yet";

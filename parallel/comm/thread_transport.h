@@ -1,4 +1,4 @@
-// What the threads of a group share: the places where they meet, and their mailboxes.
+// The state that the threads of a group share: the places where they meet, and their mailboxes.
 #pragma once
 #include <array>
 #include <atomic>
@@ -26,7 +26,7 @@ struct Letter {
   cuda::Parcel parcel;           // or from a GPU's
 };
 
-// What one rank has sent to another and that has not been fetched.
+// The messages that one rank has sent to another and that have not been fetched.
 struct Mailbox {
   std::mutex mutex;
   std::deque<Letter> letters;
@@ -47,9 +47,9 @@ struct Place {
   Flag flag;
   std::atomic<bool> working{false};
   std::array<Call, 2> posts;
-  CallLog log;                           // of calls in which the hosts do not meet
-  cuda::Mark ready, done;                // of arrays on GPUs: they may be read and written; they no longer are
-  std::shared_ptr<ThreadGroup> offered;  // by the first rank of a new group to the others of it, while they split
+  CallLog log;                           // log of calls in which the hosts do not meet
+  cuda::Mark ready, done;                // marks of arrays on GPUs: may be read and written; no longer are
+  std::shared_ptr<ThreadGroup> offered;  // new group that its first rank offers to its others, while they split
   alignas(128) std::array<std::array<std::byte, kSmall>, 2> small;
 };
 
@@ -119,7 +119,7 @@ class ThreadTransport final : public Transport {
 
   std::shared_ptr<ThreadGroup> group_;
   int rank_;
-  uint32_t sequence_ = 0;  // of this rank's flag
+  uint32_t sequence_ = 0;  // number that this rank's flag has
   uint32_t calls_ = 0;     // which of the two posts is in use: their parity
   InPlaceExchange exchange_;
 };

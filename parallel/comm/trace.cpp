@@ -12,7 +12,7 @@
 
 namespace tessera {
 namespace {
-constexpr int64_t kShare = 32;  // of the most bytes ever: changes below are noted with the next event
+constexpr int64_t kShare = 32;  // changes below 1 / kShare of the most bytes ever are noted with the next event
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 int64_t sum(const std::array<int64_t, kCategories>& x) { return std::accumulate(x.begin(), x.end(), int64_t{0}); }
 }  // namespace

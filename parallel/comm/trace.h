@@ -19,8 +19,8 @@ enum class TraceKind : uint8_t { communication, action, phase, wait };
 
 struct TraceEvent {
   std::string what;           // "all_reduce", "2F0", "optimizer"
-  std::string axis;           // of a communication or an action
-  int64_t bytes = 0;          // of its array
+  std::string axis;           // axis of a communication or an action
+  int64_t bytes = 0;          // bytes of its array
   double requested = 0;       // seconds since the trace began: when it was asked for,
   double begin = 0, end = 0;  // and when it ran
   int64_t sent = 0;           // bytes that left this rank

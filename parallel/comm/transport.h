@@ -45,7 +45,7 @@ class Transport {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual int world_rank(int rank) const = 0;  // of a rank of this group, for messages to people
+  virtual int world_rank(int rank) const = 0;  // world rank of a rank of this group, for messages to people
   // This rank's number among the ranks of the world on this machine; it chooses the GPU.
   virtual int rank_here() const { return world_rank(rank()); }
   virtual std::string_view kind() const = 0;  // "threads"
@@ -76,8 +76,8 @@ class Transport {
   virtual bool maps_peers() const { return false; }
   // True of calls whose arrays lie on a GPU whose work is captured now: native() only queues those.
   virtual bool only_queues(const Call& /*call*/) const { return false; }
-  // Of such a call: native(), beside what is queued on the rank's stream from now on. What is queued there after the
-  // function that is returned was called comes after the collective.
+  // Starts native() for such a call, beside work that is queued on the rank's stream from now on. Work that is queued
+  // there after the function that is returned was called comes after the collective.
   virtual std::function<void()> native_beside(const Call& call);
   // Where communications that are started run in the background; null: each communicator has a thread of its own.
   virtual std::shared_ptr<CommWorker> background() { return nullptr; }
@@ -94,7 +94,7 @@ class Transport {
   virtual int failed_rank() const { return -1; }
   // Who that is, and why where it is known: "rank 1 has failed: its process 77 is gone".
   virtual std::string failure() const { return "rank " + std::to_string(failed_rank()) + " has failed"; }
-  // Of each rank, for calls in which they do not meet on the host. Empty where not all can see them.
+  // Logs of each rank's calls, for calls in which they do not meet on the host. Empty where not all can see them.
   virtual std::vector<CallLog*> logs() { return {}; }
 
  protected:

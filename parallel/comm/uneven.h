@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// Of an all_to_all among so many ranks, whether its pieces are even or not: where in `in` the piece for rank r lies,
-// and where in `out` that from rank r.
+// Ranges of the pieces in an all_to_all among so many ranks, whether its pieces are even or not: where in `in` the
+// piece for rank r lies, and where in `out` that from rank r.
 Range piece_for(const Call& call, int ranks, int r);
 Range piece_from(const Call& call, int ranks, int r);
 
@@ -27,7 +27,7 @@ int64_t exchange_uneven(Transport& t, const Call& call);
 class InPlaceExchange {
  public:
   InPlaceExchange(int ranks, int rank);
-  // What rank r asks for, with pointers that this rank can follow: to be filled in before run().
+  // The call that rank r asks for, with pointers that this rank can follow: to be filled in before run().
   Call& seen(int r) { return seen_[static_cast<size_t>(r)]; }
   // This rank's part of the collective, for any but barrier, send and recv: after everybody has come, and before
   // anybody goes.

@@ -47,7 +47,7 @@ Waited wait_for(Flag& flag, uint32_t value, const Patience& patience, WaitObserv
 // How long communications hold up a rank's own thread: in those that return when they are done, and in wait() for those
 // in the background. What a background thread waits while the rank computes is not in it.
 
-// Of one rank, on whose own thread it is used.
+// Adds up the time for which one rank is held up; it is used on that rank's own thread.
 class HeldUp {
  public:
   double seconds() const { return std::chrono::duration<double>(total_).count(); }

@@ -24,8 +24,8 @@ struct OuterStep {
   }
 };
 
-// On a GPU, of fp32 or fp64 that ranks have in common; `own` may lie in the host's pinned memory. Queued on the stream
-// of `sums`.
+// The outer step on a GPU, for fp32 or fp64 that ranks have in common; `own` may lie in the host's pinned memory. Its
+// kernels are queued on the stream of `sums`.
 namespace cuda {
 void differences(const Tensor& sums, const Tensor& common, const Tensor& own);  // common - own
 // `common` and the momentum, which may be undefined, from the sum over ranks; then own = common.

@@ -16,7 +16,7 @@ Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts,
     std::fill_n(out.data<int32_t>(), out.numel(), 0);
     return out;
   }
-  std::vector<int64_t> rank_of(static_cast<size_t>(context)), place_of(rank_of);  // of each token of a sequence
+  std::vector<int64_t> rank_of(static_cast<size_t>(context)), place_of(rank_of);  // by position in a sequence
   for (int r = 0; r < cp.size(); ++r) {
     const std::vector<int64_t> positions = context_positions(context, cp.size(), r, balance);
     for (size_t i = 0; i < positions.size(); ++i) {

@@ -1,6 +1,6 @@
-// Which choices of experts find a place where ranks have parts of the same sequences: those that would find one if all
-// of the sequence were here. An expert takes first choices of all tokens first, then second ones, in order of tokens,
-// and this order goes through the parts of all ranks:
+// Tells which choices of experts find a place where ranks have parts of the same sequences: those that would find one
+// if the whole sequence were here. An expert takes first choices of all tokens first, then second ones, in order of
+// tokens, and this order goes through the parts of all ranks:
 //
 //   zig-zag, c = 2: tokens   0 1 | 2 3 | 4 5 | 6 7      rank 0 has 0 1 6 7, rank 1 has 2 3 4 5
 //   round 1                  1 2   3 4   5 6   7 8

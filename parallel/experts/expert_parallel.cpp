@@ -20,7 +20,7 @@ Tensor exchanged(const Tensor& x, Communicator& axis, const std::vector<int64_t>
   return rows.out;
 }
 
-// Of each source rank, how many rows it sends to each expert here.
+// Returns for each source rank how many rows it sends to each expert here.
 std::vector<std::vector<int64_t>> exchange_counts(Communicator& ep, const std::vector<int64_t>& counts,
                                                   const ArenaPtr& arena) {
   const auto ranks = static_cast<size_t>(ep.size()), here = counts.size() / ranks;

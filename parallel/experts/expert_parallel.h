@@ -1,6 +1,6 @@
 // Expert parallelism: the ranks of an axis share out the experts of each layer, and tokens travel to them (Lepikhin et
-// al. 2020, "GShard"; Fedus et al. 2021, "Switch transformers"). Each rank has its own sequences: the axis is cut out
-// of the data axis.
+// al. 2020, "GShard"; Fedus et al. 2021, "Switch transformers"). Each rank has its own sequences: the axis is cut
+// out of the data axis.
 //
 //   rank 0: its tokens  [to 0 1 | to 2 3] --.    .--> rank 0: experts 0 1   rows of rank 0, then rows of rank 1
 //                                             \  /
@@ -47,9 +47,9 @@ void share_out_experts(MixtureOfExperts& layer, Communicator& ep);
 // gradients; with S(1) also an all-gather of the logits, and the router's gradient is summed. But the input of the
 // experts stays whole: nothing is gathered again. Throws Error (usage) as colwise() does.
 void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between);
-// Each rank of cp has the tokens at context_positions() of every sequence. The balance loss counts the choices of all
-// of them, by an all-reduce of a number for each sequence and expert. A capacity is that of whole sequences, for which
-// an all-gather of the choices tells the ranks what comes before their own (parallel/experts/expert_capacity.h).
+// Each rank of cp has the tokens at context_positions() of every sequence. The balance loss counts the choices of
+// all of them, by an all-reduce of a number for each sequence and expert. A capacity is that of whole sequences, for
+// which an all-gather of the choices tells the ranks what comes before their own (parallel/experts/expert_capacity.h).
 void count_over(MixtureOfExperts& layer, Communicator& cp, Balance balance);
 
 // Rows of x (R, C) to other ranks: the first sent[0] to rank 0, and so on; received[r] come from rank r. The gradient

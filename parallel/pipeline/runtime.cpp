@@ -23,7 +23,7 @@ PipelineRuntime::PipelineRuntime(Schedule schedule, Communicator& axis, Stages& 
 DeviceScalar PipelineRuntime::step() {
   loss_ = 0;
   in_flight_ = 0;
-  passing_.clear();  // of a step that an exception has left
+  passing_.clear();  // tensors of a step that an exception has left
   for (const Action& action : schedule_.actions[static_cast<size_t>(axis_.rank())]) {
     const double begin = trace_ ? trace_->now() : 0, before = trace_ ? Trace::processor_now() : 0;
     perform(action);

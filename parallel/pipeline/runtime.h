@@ -62,20 +62,20 @@ class PipelineRuntime {
   DeviceScalar step();
 
   const Schedule& schedule() const { return schedule_; }
-  int peak_in_flight() const { return peak_; }  // of all steps: stages times micro-batches, from F to B or W
+  int peak_in_flight() const { return peak_; }  // the most in all steps: stages times micro-batches, from F to B or W
 
  private:
   // The tensors of one stage and micro-batch, from its F to its B or W.
   struct Passing {
     Tensor input;      // received, until F
     Tensor output;     // made by F, until it is sent
-    Tensor gradient;   // of the output: received, until B or I
+    Tensor gradient;   // gradient of the output: received, until B or I
     Tensor leaving;    // gradient of the input, until it is sent
     Var leaf;          // the input's place in the graph
     Var root;          // the output's, with its value only in the last stage
-    Tensor seed;       // of the last stage
+    Tensor seed;       // seed of the last stage's backward pass
     DType received{};  // dtype of the input, and so of its gradient
-    Shape shape;       // of the output, and so of its gradient
+    Shape shape;       // shape of the output, and so of its gradient
     DType dtype{};
     ArenaPtr arena;
     DeferredWeightGrads later;

@@ -176,9 +176,9 @@ Schedule interleaved(int ranks, int microbatches, int chunks) {
 // "Pipeline parallelism with controllable memory", section 3).
 //
 // A block is what one micro-batch does: F down the first leg of the V and up the second, I the same way back, and the
-// six passes of a rank take six units: F, I and W of each leg. One block begins every six units. Where no two passes
-// of a rank's block begin at the same time modulo 6, blocks fill a rank without a gap. A micro-batch is in flight from
-// its F to its W, so the steps from rank to rank decide the memory:
+// six passes of a rank take six units: F, I and W of each leg. One block begins every six units. Where no two passes of
+// a rank's block begin at the same time modulo 6, blocks fill a rank without a gap. A micro-batch is in flight from its
+// F to its W, so the steps from rank to rank decide the memory:
 //
 //             units from one rank to the next      life on a rank   in flight            bubble of a step, in units
 //             F down  F up  I down  I up           both legs        micro-batches
@@ -199,7 +199,7 @@ Schedule interleaved(int ranks, int microbatches, int chunks) {
 
 namespace {
 
-constexpr int kUnits = 6;  // of a block on each rank
+constexpr int kUnits = 6;  // units of a block on each rank
 
 struct Block {
   std::array<int, 4> steps;  // units from one rank to the next: F down, F up, I down, I up

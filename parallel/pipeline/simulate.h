@@ -28,7 +28,7 @@ struct StageTimes {
 struct Times {
   std::vector<StageTimes> stages = {StageTimes{}};  // one for each, or one for all
   double message = 0;
-  std::map<Action, double> actions = {};  // of single ones, where they are known; else their stage's
+  std::map<Action, double> actions = {};  // times of single actions, where they are known; else their stage's
 };
 
 struct TimedAction {
@@ -40,8 +40,8 @@ struct Simulation {
   Schedule schedule;
   std::vector<std::vector<TimedAction>> actions = {};  // [rank][time]
   double makespan = 0;                                 // from the first start, which is 0, to the last end of a pass
-  std::vector<double> idle = {};                       // of each rank, of the makespan
-  std::vector<double> idle_inside = {};                // of each rank, between its own first start and last end
+  std::vector<double> idle = {};                       // idle time of each rank, within the makespan
+  std::vector<double> idle_inside = {};                // idle time of each rank between its first start and last end
   std::vector<int> in_flight = {};                     // the most of each rank, in stages times micro-batches
 
   void sum_up();                // all of the above from the schedule and the actions

@@ -17,7 +17,8 @@ class Mark {
  public:
   // After all that is queued on the arena's stream.
   void set(Arena& arena);
-  // What is queued on the arena's stream from now on comes after the mark. Nothing for a mark that was never set.
+  // Lets work that is queued on the arena's stream from now on come after the mark. Does nothing for a mark that was
+  // never set.
   void before(Arena& arena) const;
   // The host waits. A kernel that failed is not reported here.
   void wait() const;

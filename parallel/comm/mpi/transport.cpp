@@ -64,7 +64,7 @@ std::string receiving(int64_t bytes) { return "recv of " + std::to_string(bytes)
 
 MpiTransport::MpiTransport(std::shared_ptr<MpiWorld> world, MpiGroup& group) : world_(std::move(world)), group_(group) {
   if (!group_.window) return;
-  // What waits in shared memory is not inside MPI, which sends large messages only while it is called.
+  // A rank that waits in shared memory is not inside MPI, which sends large messages only while it is called.
   Patience patience = world_->patience();
   patience.meanwhile = [world = world_.get()] { return world->reap() > 0; };
   shared_.emplace(SharedGroup{.places = group_.places,
@@ -230,7 +230,7 @@ struct Collective {
   int64_t element = size_of(call.dtype);
   MPI_Datatype type = type_of(call.dtype);
   int count = static_cast<int>(call.count);
-  std::vector<int> counts, places;  // of the pieces
+  std::vector<int> counts, places;  // sizes and places of the pieces
 
   Collective(MPI_Comm c, const Call& what) : comm(c), call(what) {
     MPI_Comm_size(comm, &n);

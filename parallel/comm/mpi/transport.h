@@ -1,9 +1,9 @@
 // Ranks that are processes under MPI, on one host or several.
 //
 // Messages are MPI's. The direct exchange of ranks on one host goes through memory that they share
-// (parallel/comm/shared_exchange.h); across hosts it is made of messages. native() is MPI's own collective, whose order
-// of summation is the library's. Nothing waits without looking at failures and at the clock; what cannot be interrupted
-// is under the eyes of the watch. Arrays on GPUs go through the host's memory, message by message.
+// (parallel/comm/shared_exchange.h); across hosts it is made of messages. native() is MPI's own collective, whose
+// order of summation is the library's. Nothing waits without looking at failures and at the clock; what cannot be
+// interrupted is under the eyes of the watch. Arrays on GPUs go through the host's memory, message by message.
 #pragma once
 #include <memory>
 #include <optional>

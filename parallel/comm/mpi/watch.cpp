@@ -27,7 +27,7 @@ struct sigaction before;
 
 void on_terminate(int) { terminated.store(1, std::memory_order_relaxed); }
 
-// What SIGTERM would have done without us.
+// Handles SIGTERM as the process would without this watch.
 void terminate_as_before() {
   if (before.sa_handler == SIG_IGN) return;
   if (before.sa_handler != SIG_DFL && !(before.sa_flags & SA_SIGINFO)) return before.sa_handler(SIGTERM);

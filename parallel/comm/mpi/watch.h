@@ -38,7 +38,7 @@ class MpiWatch {
  public:
   struct Options {
     HostBoard* board = nullptr;
-    std::vector<HostPlace*> places;  // of this host
+    std::vector<HostPlace*> places;  // places of this host's ranks
     int world_rank = 0;
     double timeout_s = 300;
     bool several_hosts = false;
@@ -86,7 +86,7 @@ class MpiWatch {
   void look_at_failure();
 
   Options options_;
-  std::vector<int> descriptors_;  // of the others' processes, -1 where there is none
+  std::vector<int> descriptors_;  // descriptors of the others' processes, -1 where there is none
   std::atomic<bool> closing_{false};
   std::chrono::steady_clock::time_point failed_since_{}, signal_since_{};
   std::mutex mutex_;

@@ -38,8 +38,8 @@ class MpiSession {
 // Throws CommError with MPI's own words for what went wrong in `call`.
 void mpi_check(int code, const char* call);
 
-// What the transports of one process share under MPI: the groups with their communicators and windows, the watch, and
-// the way out.
+// The state that the transports of one process share under MPI: the groups with their communicators and windows, the
+// watch, and the way out.
 
 // Memory that the processes of one host share, of which each has a segment. It takes nothing of /dev/shm, and its room
 // is there before it is used.

@@ -1,4 +1,4 @@
-// What the NCCL transport needs of NCCL and CUDA, so that a test can stand in for both and see every call.
+// The calls that the NCCL transport makes of NCCL and CUDA, so that a test can stand in for both and see every call.
 //
 // All calls for the communicators of one rank come from one thread at a time. None of them waits for other ranks:
 // finished() says when what was asked for is done. What NCCL does runs beside the rank's kernels, on one stream for all
@@ -46,13 +46,13 @@ class NcclApi {
   virtual void send(const void* data, int64_t count, DType dtype, int to) = 0;
   virtual void recv(void* data, int64_t count, DType dtype, int from) = 0;
 
-  // What is asked for from now on comes after all that is queued on the arena's stream; where that is captured as a
-  // CUDA graph (tensor/cuda/graph.h) it becomes a part of the graph.
+  // Lets work that is asked for from now on come after all that is queued on the arena's stream; where that is captured
+  // as a CUDA graph (tensor/cuda/graph.h) the work becomes a part of the graph.
   virtual void after(Arena& gpu) = 0;
   virtual bool is_captured(Arena& gpu) const = 0;  // now
   // The end of all that is queued on NCCL's stream.
   virtual std::shared_ptr<void> point() = 0;
-  // What is queued on the arena's stream from now on comes after the point.
+  // Lets work that is queued on the arena's stream from now on come after the point.
   virtual void join(Arena& gpu, const std::shared_ptr<void>& point) = 0;
   // The same library, device and stream, for another communicator.
   virtual std::unique_ptr<NcclApi> another() const = 0;

@@ -46,7 +46,7 @@ ncclDataType_t type_of(DType dtype) {
 ncclRedOp_t op_of(Reduction reduction) { return reduction == Reduction::sum ? ncclSum : ncclMax; }
 size_t size(int64_t count) { return static_cast<size_t>(count); }
 
-// Of all communicators of a rank.
+// The stream that all communicators of a rank share.
 struct NcclStream {
   explicit NcclStream(int gpu) : device(gpu) {
     check(cudaSetDevice(device), "cudaSetDevice");

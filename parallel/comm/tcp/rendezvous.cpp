@@ -146,7 +146,7 @@ namespace {
 
 constexpr size_t kMostStrangers = 64;  // that are listened to at a time
 constexpr size_t kMostText = 500;
-constexpr uint32_t kLetters = 46;  // of an address in numbers
+constexpr uint32_t kLetters = 46;  // letters of an address in numbers, with the 0 at its end
 
 // Rank 0's answer: a refusal with `bytes` of text behind it, or a place for each rank.
 struct Answer {
@@ -159,7 +159,7 @@ struct Place {
   uint16_t port = 0;
   uint64_t host = 0;
 };
-// What a rank says to another than rank 0.
+// The first message of a rank to another than rank 0.
 struct Greeting {
   std::array<char, 16> token = {};
   uint32_t from = 0, to = 0;

@@ -59,7 +59,7 @@ Socket listening_on(const sockaddr* address, socklen_t size, int family);
 // Connects until somebody answers; no socket when nobody does, and `why`, the last reason.
 Socket connected(const addrinfo& first, const Deadline& deadline, std::string& why);
 
-// What is written leaves at once, and a host that has gone is noticed.
+// Sets a connection up so that messages leave as soon as they are written, and a host that has gone is noticed.
 void set_up_for_messages(const Socket& socket);
 
 // An end of a connection.
@@ -99,7 +99,7 @@ struct Met {
 // CommError when ranks do not come in time.
 Met meet(const Meeting& meeting);
 
-// What a rank says first, in the bytes of this machine.
+// The first message of a rank to rank 0, in the bytes of this machine.
 struct Hello {
   static constexpr std::array<char, 8> kMagic = {'T', 'S', 'R', 'm', 'e', 'e', 't', '1'};
   std::array<char, 8> magic = kMagic;

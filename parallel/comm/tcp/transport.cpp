@@ -123,7 +123,7 @@ std::optional<std::vector<std::byte>> TcpWorld::take(int from, const Head& head)
 void TcpWorld::fail(const std::string& cause) {
   board_.fail(rank_, cause);
   came_.notify_all();
-  // What has no cause yet is told when it has one.
+  // A failure that has no cause yet is told to the others when it has one.
   if (board_.failed_rank() != rank_ || cause.empty() || told_.exchange(true)) return;
   const std::string text = cause.substr(0, static_cast<size_t>(kMostLetters));
   for (int peer = 0; peer < size(); ++peer) try {

@@ -75,7 +75,7 @@ class TcpWorld {
 
 class TcpTransport final : public Transport {
  public:
-  explicit TcpTransport(std::shared_ptr<TcpWorld> world);  // of all ranks
+  explicit TcpTransport(std::shared_ptr<TcpWorld> world);  // the transport of all ranks
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(world_ranks_.size()); }
