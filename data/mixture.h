@@ -21,7 +21,7 @@ namespace tessera {
 struct Weighted {
   std::string name;  // as it is written
   double weight = 0;
-  std::string spec = name;  // value of `data` that names the dataset alone
+  std::string spec = name;  // the value of `data` that names the dataset alone
 };
 
 // "A=0.7,B=0.3". `what` names it in messages. Throws Error (usage): a name that is empty or comes twice, a weight that

@@ -25,7 +25,7 @@ class TokenFile {
   static TokenFile open_llmc(const std::filesystem::path& file, int64_t vocab_size);
   // Checks bytes in memory as open() does a file; they must outlive the result, and `what` names them.
   static TokenFile of_bytes(std::span<const std::byte> bytes, const std::string& what);
-  // Makes one of tokens that are in no file.
+  // Holds tokens that are in no file.
   static TokenFile of_tokens(std::span<const int32_t> tokens, int64_t vocab_size, const std::string& what);
   // Writes tokens, each in [0, vocab_size), beside `file` and renames. Throws OutputError; Error for a bad token.
   static void write(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab_size);

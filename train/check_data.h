@@ -14,7 +14,7 @@ void check_data(const Plan& plan);
 void check_modes(const Plan& plan);
 void check_updates(const Job& job);
 
-// Checks of what ranks hold: numbers that are none, and copies that have drifted apart.
+// Checks of what ranks hold: for infinities and NaNs, and for copies that have drifted apart.
 
 // Throws Error (not_finite) naming the tensor and the step when it has an infinity or a NaN. Cost: reads all of it.
 void check_finite(const std::string& name, const Tensor& x, int64_t step);

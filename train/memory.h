@@ -29,7 +29,7 @@ struct RankMemory {
 // the model's layers are `alike`. Throws OutOfMemory where a rank needs more addresses than this process may have.
 std::vector<RankMemory> memory_of_ranks(const Job& job, bool alike = false);
 
-// The peak of a pipeline's rank, from what single micro-batches hold of its stages.
+// The peak of a pipeline rank's memory, from what single micro-batches hold of its stages.
 //
 // One rank alone takes one micro-batch after another through all stages, so that what each pass takes and gives back
 // is seen by itself; the ranks that it would speak to are not there, and nothing is computed (cpu::Idle): a model

@@ -43,7 +43,7 @@ struct PartSizes {
   bool operator==(const PartSizes&) const = default;
   // Elements of all units, or of those alone that are trained.
   int64_t whole(bool trained = false) const;
-  int64_t whole_of_fragment(int64_t fragment, int64_t fragments, int64_t all_layers) const;  // elements, for diloco
+  int64_t whole_of_fragment(int64_t fragment, int64_t fragments, int64_t all_layers) const;  // a diloco fragment's size
   int64_t padded(int64_t ranks, bool trained = false) const;
   int64_t pieces(int64_t ranks, bool trained = false) const;  // elements of one rank's pieces
   // Bytes of their values: whole, padded for so many ranks, or the piece of one of them.

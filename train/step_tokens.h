@@ -102,7 +102,7 @@ class StepTokens {
   Documents documents(int64_t microbatch);
   // Documents of ids (B, context) in the host's memory, or by `starts` where that is defined. Waits on a GPU.
   Documents documents(const Tensor& whole, const Tensor& starts) const;
-  // Targets of the whole batch of the step that are trained.
+  // The number of trained targets in the whole batch of the step.
   double targets() const { return targets_; }
   // Whether each step has another number of them.
   bool counts_targets() const { return sequences_.trained != nullptr; }

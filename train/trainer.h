@@ -69,7 +69,7 @@ class Trainer {
   const std::vector<Range>& layers() const { return part_->layers(); }  // layers of each stage
   // The pipeline rank that has a unit of the whole model, by its number.
   int pipeline_rank_of(size_t unit) const { return ranks_of_units_[unit]; }
-  const std::vector<int64_t>& positions() const { return part_->positions(); }  // this rank's tokens; empty: all
+  const std::vector<int64_t>& positions() const { return part_->positions(); }  // positions of tokens here; empty: all
   DType gradient_dtype() const { return data_options(job_).grad_dtype; }
   int peak_in_flight() const { return part_->runtime().peak_in_flight(); }
   // How steps were made on a GPU; all zero where the host looks into each of them.
@@ -104,7 +104,7 @@ class Trainer {
   std::vector<int> ranks_of_units_;     // places of the whole model's units on the pipeline axis
   std::unique_ptr<Communicator> tied_;  // the ranks with the first and the last stage, where they are two
   std::unique_ptr<StepTokens> tokens_;
-  std::unique_ptr<MatrixOwners> matrices_;  // for an optimizer that needs them whole
+  std::unique_ptr<MatrixOwners> matrices_;  // owners of matrices, for an optimizer that needs them whole
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<StepRanks> step_ranks_;  // where there are several
   std::unique_ptr<StepGraph> graph_;       // the graph of steps that the host only begins and ends

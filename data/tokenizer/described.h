@@ -35,11 +35,7 @@ struct AddedToken {
   bool special = false, normalized = false;
 };
 
-enum class Prefix {
-  never,
-  first,
-  always
-};  // parts of a text that get a mark before them: only the first, or every one
+enum class Prefix { never, first, always };        // parts that get a mark before them: only the first, or every one
 enum class Strip { none, space, marks_of_first };  // characters that decoding takes from the beginning of a text
 
 struct Description {

@@ -261,7 +261,7 @@ std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients) {
     h.part = Tensor::of<int32_t>(rank, {h.part.numel()}, trainer.arena()->host());
   }
   std::vector<WholeTensor> whole = list(trainer, DType::int32, !of_gradients);
-  for (WholeTensor& t : whole) t.dtype = DType::int32;  // ranks are int32 for bytes too
+  for (WholeTensor& t : whole) t.dtype = DType::int32;  // tensors of bytes get int32 too
   return gather(trainer, whole, held);
 }
 
