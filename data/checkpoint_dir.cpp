@@ -27,7 +27,8 @@ constexpr std::string_view kFormat = "tessera checkpoint", kStep = "step-", kRep
 
 std::string hex(uint64_t checksum) { return fmt::format("{:016x}", checksum); }
 
-// Of a file in the checkpoint's own folder: nothing that leads out of it, and nothing that the system would cut short.
+// Whether a name is of a file in the checkpoint's own folder: nothing that leads out of it, and nothing that the system
+// would cut short.
 bool is_plain_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
          name.find('\0') == std::string_view::npos;

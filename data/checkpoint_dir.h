@@ -52,7 +52,7 @@ struct BestCheckpoint {
 std::optional<BestCheckpoint> best_checkpoint(const std::filesystem::path& directory);
 void write_best(const std::filesystem::path& directory, const BestCheckpoint& best);
 
-// What a manifest says; the names of its files have no directory in them.
+// Entries of a manifest; the names of its files have no directory in them.
 struct ListedFile {
   std::string name;
   uint64_t bytes = 0;

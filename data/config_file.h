@@ -11,7 +11,7 @@ struct ConfigEntry {
   std::string where;                // PATH:LINE:COLUMN of its key, for messages
   std::string key;                  // letters, digits, - and _
   std::string value;                // as it is written
-  std::optional<std::string> text;  // of a string
+  std::optional<std::string> text;  // the contents of a string
 };
 
 // The entries of a file that `path` names. A value is a "string" with the escapes of JSON, a 'string' that has none, a

@@ -176,7 +176,7 @@ std::vector<fs::path> sorted(std::vector<fs::path> files) {
   return files;
 }
 
-// What a pattern matches; nothing where it matches nothing.
+// The files that a pattern matches; nothing where it matches nothing.
 std::vector<fs::path> matches(const std::string& pattern) {
   ::glob_t found{};
   const int status = ::glob(pattern.c_str(), 0, nullptr, &found);
@@ -204,14 +204,15 @@ std::vector<fs::path> files_in(const fs::path& folder) {
 
 bool is_for_validation(const fs::path& file) { return file.filename().string().find("val") != std::string::npos; }
 
-// Of a pattern for files to train on.
+// Files for validation beside those of a pattern for files to train on.
 std::vector<fs::path> validation_files(std::string pattern) {
   const size_t at = pattern.rfind("train");
   if (at == std::string::npos || pattern.find('/', at) != std::string::npos) return {};
   return matches(pattern.replace(at, 5, "val"));
 }
 
-// Of shards there may be more than a process has files open as usual; where it may not have more, opening says so.
+// Raises the limit of open files: there may be more shards than a process has files open as usual; where it may not
+// have more, opening says so.
 void allow_open_files(size_t count) {
   ::rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

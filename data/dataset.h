@@ -16,7 +16,7 @@ namespace tessera {
 
 inline constexpr std::string_view kDatasetFormat = "tessera dataset";
 
-// What dataset.json says of the other files.
+// The statements of dataset.json about the other files.
 struct DatasetDescription {
   std::string source;
   int64_t train_bytes = 0, val_bytes = 0;
@@ -39,25 +39,25 @@ struct MixturePart {
 struct Dataset {
   std::string source;  // the text it was made from
   std::filesystem::path directory;
-  std::vector<TokenFile> train;  // of a text: one file, or shards; or, from a JSONL file for fine-tuning, examples:
+  std::vector<TokenFile> train;  // a text's file or shards; or, from a JSONL file for fine-tuning, examples:
   TokenFile val;
   std::shared_ptr<const ExampleRows> train_examples = {}, val_examples = {};
   std::vector<MixturePart> parts = {};  // or, of a mixture, all that is in it (data/mixture.h)
   std::shared_ptr<const Tokenizer> tokenizer;
-  int64_t train_bytes = 0;  // of text, or of what of the examples is trained, per split; 0: not counted
+  int64_t train_bytes = 0;  // bytes of text, or of the examples' trained parts, per split; 0: not counted
   int64_t val_bytes = 0;
-  std::vector<std::string> notes = {};  // what a user should hear of it
+  std::vector<std::string> notes = {};  // notes about it for a user
 
   int64_t train_tokens() const;
   int64_t val_tokens() const;
   bool has_examples() const;
-  // What a model can be given to go on from, as it met it in training.
+  // Tokens that a model can be given to go on from, as it met them in training.
   std::vector<int32_t> prompt() const;
   // The validation split in rows of `context` tokens, which examples were made for already. This must outlive them. A
   // mixture has none: each of its parts has its own.
   std::shared_ptr<const Rows> validation(int64_t context) const;
 
-  // What tells it from any other: hashes of "data", "validation" and "vocabulary".
+  // Hashes that tell it from any other: of "data", "validation" and "vocabulary".
   std::map<std::string, std::string> checksums() const;
   // Bits per byte of the validation text that a mean loss in nats per token means; independent of the tokenizer. Of a
   // mixture, of text that is mixed as it is.

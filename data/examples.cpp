@@ -210,7 +210,7 @@ struct Rendered {
   std::vector<Piece> pieces;
 };
 
-// What `automatic` means for messages, beside a tokenizer that knows how its model was talked to.
+// The template that `automatic` means for messages, beside a tokenizer that knows how its model was talked to.
 ChatTemplate style_of_messages(const ExampleOptions& o, const Tokenizer* tokenizer, const std::string& what) {
   if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return o.style;
   if (const auto found = recognised(tokenizer->chat_template())) return *found;
@@ -267,7 +267,7 @@ std::vector<Rendered> read_rendered(const std::filesystem::path& file, const Exa
   return out;
 }
 
-// What a tokenizer learns from, where the file gets one of its own.
+// The text that a tokenizer learns from, where the file gets one of its own.
 std::string text_of(std::span<const Rendered> examples) {
   std::string out;
   for (const Rendered& e : examples)
@@ -301,7 +301,7 @@ class Encoder {
     flush();
     return cut(std::move(out), example.where);
   }
-  // What there is to say about all of them.
+  // Notes about all of the examples.
   void note(std::vector<std::string>& notes) const {
     if (cut_ > 0)
       notes.push_back(fmt::format("{} examples are longer than the context and are cut after {} tokens", cut_,

@@ -18,7 +18,7 @@ namespace tessera {
 
 struct EncodedExample {
   std::vector<int32_t> tokens;
-  std::vector<bool> trained;  // of each token, whether it is a target
+  std::vector<bool> trained;  // whether each token is a target
 };
 
 // How many targets an example has: what is trained and is not the first token, which nothing predicts.
@@ -53,9 +53,9 @@ class ExampleRows final : public Rows {
 
   int64_t context_;
   bool packed_;
-  std::vector<int32_t> tokens_;     // of all examples
-  std::vector<uint8_t> trained_;    // of each token
-  std::vector<int64_t> begins_{0};  // of each example, and the end of the last
+  std::vector<int32_t> tokens_;     // tokens of all examples
+  std::vector<uint8_t> trained_;    // whether each token is trained
+  std::vector<int64_t> begins_{0};  // the beginning of each example, and the end of the last
   std::vector<int64_t> members_;    // examples, row by row
   std::vector<int64_t> row_ends_;   // in members_
   std::vector<int64_t> row_targets_;
@@ -81,12 +81,12 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
 std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& file, const Tokenizer& tokenizer,
                                                 const ExampleOptions& options, std::vector<std::string>& notes);
 
-// What a model is evaluated on, as tokens of its own tokenizer.
+// Texts or examples that a model is evaluated on, as tokens of its own tokenizer.
 
 struct EvaluationText {
   std::shared_ptr<const Rows> rows;
-  int64_t bytes = 0;                    // of the text; of examples those of their targets
-  std::vector<std::string> notes = {};  // what a user should hear of it
+  int64_t bytes = 0;                    // bytes of the text; for examples those of their targets
+  std::vector<std::string> notes = {};  // notes about it for a user
 };
 
 // A text file (compressed too), llm.c's token file, the one for validation of several, a folder that `tessera data`

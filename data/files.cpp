@@ -46,7 +46,7 @@ class Descriptor {
 // O_NONBLOCK: opening a FIFO must not wait for its writer.
 constexpr int kToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
-// Of a file that was opened, or not. Throws when it is missing, unreadable or something else than a file.
+// The size of a file that was opened, or not. Throws when it is missing, unreadable or something else than a file.
 size_t regular_size(const Descriptor& in, const fs::path& file) {
   if (in.get() < 0) throw InputError(fmt::format("cannot open {}: {}", file.string(), std::strerror(errno)));
   struct stat info {};
@@ -187,14 +187,14 @@ TemporaryDirectory::TemporaryDirectory(const fs::path& stem) : name_(stem) {
 namespace fs = std::filesystem;
 namespace {
 
-// What a handler can read: of fixed size, and complete before its place is known.
+// A mapped file's entry, which a signal handler can read: of fixed size, and complete before its place is known.
 struct Mapped {
   std::atomic<bool> taken{false};
   std::atomic<const std::byte*> begin{nullptr};
   size_t size = 0;
   std::array<char, 512> name{};
 };
-std::array<Mapped, 64> table;  // what finds no room in it is not named
+std::array<Mapped, 64> table;  // files that find no room in it are not named
 
 void enter(const std::byte* begin, size_t size, const std::string& name) {
   for (Mapped& m : table) {

@@ -130,7 +130,7 @@ class Events final : public nlohmann::json_sax<Json> {
   const bool strict_;
   const std::vector<Huge>& huge_;
   std::vector<Json*> open_;
-  Json* slot_ = nullptr;     // of the last key
+  Json* slot_ = nullptr;     // place for the last key's value
   bool skips_next_ = false;  // a key's second value
   size_t skipped_ = 0;       // containers that are open inside of a skipped value
   size_t numbers_ = 0, next_huge_ = 0;

@@ -131,7 +131,7 @@ namespace {
 constexpr size_t kPiece = size_t{1} << 20;
 constexpr uint64_t kFree = uint64_t{64} << 20, kMostGrowth = 256;
 
-// What was read, and what came of it.
+// Bytes that were read, and bytes that came of them.
 class Growth {
  public:
   explicit Growth(const std::string& what) : what_(what) {}

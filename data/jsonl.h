@@ -27,7 +27,7 @@ struct Example {
   enum class Shape : uint8_t { messages, completion, instruction, text };
   Shape shape = Shape::text;
   std::vector<Message> turns;  // a text is one turn of the assistant, the others begin with what is asked
-  std::string input = {};      // of an instruction
+  std::string input = {};      // the input of an instruction
 };
 
 // The example on a line; `what` names file and line. Throws InputError.
@@ -38,7 +38,7 @@ Example parse_example(std::string_view line, const std::string& what);
 // 64 MiB.
 using LineFunction = std::function<void(std::string_view line, int64_t number)>;
 void for_each_line(const std::filesystem::path& file, const LineFunction& f);
-// The same of bytes in memory.
+// Calls f with each line of bytes in memory, in the way of for_each_line().
 void for_each_line_of(std::string_view bytes, const std::string& what, const LineFunction& f);
 
 // Whether a name says that it is such a file: .jsonl, also with .gz or .zst behind it.

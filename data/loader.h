@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// What stands at `place` of [0, count) in round `round`; in each round every number of [0, count) stands somewhere. A
+// The number at `place` of [0, count) in round `round`; in each round every number of [0, count) stands somewhere. A
 // Feistel network over the next even power of two, walked until it comes back into range (Black and Rogaway 2002,
 // "Ciphers with arbitrary finite domains"): about two walks. count is at most 2^62.
 constexpr uint64_t permuted(const Philox& random, uint64_t round, uint64_t count, uint64_t place) {
@@ -93,7 +93,7 @@ class TrainingWindows final : public Rows {
  private:
   std::vector<TokenFile> files_;
   int64_t context_;
-  std::vector<int64_t> ends_;  // of each file's windows
+  std::vector<int64_t> ends_;  // ends of each file's windows
 };
 
 // Consecutive windows that cover a whole split: every token but the first is a target exactly once. The last window is

@@ -163,7 +163,7 @@ std::vector<int64_t> whole_shares(std::span<const double> weights) {
   for (const double w : weights) sum += w / largest;
   shares.clear();
   for (const double w : weights) shares.push_back(std::max<int64_t>(std::llround(w / largest / sum * kMillion), 1));
-  *std::ranges::max_element(shares) += kMillion - sum_of(shares);  // what rounding left
+  *std::ranges::max_element(shares) += kMillion - sum_of(shares);  // the rest that rounding left
   divide_by_common(shares);
   return shares;
 }
@@ -178,7 +178,7 @@ MixtureOrder::MixtureOrder(std::vector<int64_t> shares) : shares_(std::move(shar
   std::vector<int64_t> taken(shares_.size());
   period_.reserve(static_cast<size_t>(period));
   for (int64_t n = 1; n <= period; ++n) {
-    // Of those that may come now (behind by 1 / slack and more) the one that must come first.
+    // Chooses, among those that may come now (behind by 1 / slack and more), the one that must come first.
     size_t best = 0;
     int64_t best_room = 0, best_share = 0;
     for (size_t k = 0; k < shares_.size(); ++k) {

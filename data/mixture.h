@@ -21,14 +21,14 @@ namespace tessera {
 struct Weighted {
   std::string name;  // as it is written
   double weight = 0;
-  std::string spec = name;  // what `data` would say to name the dataset alone
+  std::string spec = name;  // the value of `data` that names the dataset alone
 };
 
 // "A=0.7,B=0.3". `what` names it in messages. Throws Error (usage): a name that is empty or comes twice, a weight that
 // is no positive finite number, fewer than two, more than 256.
 std::vector<Weighted> parse_weights(std::string_view text, const std::string& what);
-// The same of a file that `what` names, JSON or TOML by the end of that name. Throws InputError; of TOML that cannot be
-// read, Error (usage).
+// Parses a file's weights, JSON or TOML by the end of its name `what`. Throws InputError; of TOML that cannot be read,
+// Error (usage).
 std::vector<Weighted> parse_weights_file(std::string_view bytes, const std::string& what);
 
 // The mixture that `data` names; nothing where it names one dataset: where it has no '=', or is itself the name of a
@@ -42,7 +42,7 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
 // From which dataset each sequence of a mixture comes: a pure function of its number, so that nothing is kept or
 // carried.
 //
-// Of the first n sequences, for any n, each dataset has less than one more or fewer than its share of n: the chairman
+// Each dataset has, of the first n sequences, for any n, less than one more or fewer than its share of n: the chairman
 // assignment of Tijdeman (1980, "The chairman assignment problem", Discrete Mathematics 32), computed once for the
 // period after which shares of whole numbers come out even. Of shares 3 and 1: a a b a, a a b a, ...
 
@@ -59,7 +59,7 @@ class MixtureOrder {
 
   struct Place {
     size_t dataset;
-    int64_t nth;  // of those that come from it, from 0
+    int64_t nth;  // its place among those that come from it, from 0
   };
   // Sequence 0, 1, ...
   Place at(int64_t sequence) const;

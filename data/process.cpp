@@ -121,7 +121,7 @@ void kill_running_programs() {
 
 namespace {
 
-// Of the child, between fork() and its program: only what a child of several threads may call.
+// Becomes the child's program after fork(), with nothing but what a child of several threads may call.
 [[noreturn]] void become(char* const* arguments, pid_t parent, int report) {
   for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGXFSZ, SIGBUS}) ::signal(number, SIG_DFL);
   struct sigaction hangup {};

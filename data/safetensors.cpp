@@ -63,7 +63,7 @@ std::string_view view(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// What the header says of one tensor, checked against the data.
+// The tensor that the header describes as `j`, checked against the data.
 TensorBytes described(const std::string& name, const Json& j, std::span<const std::byte> data, const std::string& what,
                       bool may_be_half) {
   const auto refuse = [&](const std::string& why) {

@@ -26,16 +26,16 @@ struct TensorBytes {
   bool is_half = false;  // IEEE's float16, which no tensor has: `dtype` is bfloat16, of as many bytes
 };
 
-// Of a contiguous tensor in the host's memory, which must outlive the result.
+// Bytes of a contiguous tensor in the host's memory, which must outlive the result.
 TensorBytes bytes_of(const std::string& name, const Tensor& tensor);
 
 // A file's header, and where each tensor begins in the file: for those who write it in parts.
 struct SafetensorsLayout {
   std::string header;
   std::map<std::string, int64_t> begins;
-  int64_t size = 0;  // of the file
+  int64_t size = 0;  // the file's size
 };
-// Of tensors in this order, whose bytes are not looked at. Throws Error for a name given twice.
+// The layout of tensors in this order, whose bytes are not looked at. Throws Error for a name given twice.
 SafetensorsLayout safetensors_layout(std::span<const TensorBytes> tensors,
                                      const std::map<std::string, std::string>& metadata = {});
 
@@ -54,7 +54,7 @@ class Safetensors {
  public:
   // Throws InputError naming the file and the tensor. float16 is refused unless the caller asks for it.
   explicit Safetensors(const std::filesystem::path& file, bool may_be_half = false);
-  // The same of bytes in memory, which must outlive the object; `what` names them in messages.
+  // Reads bytes in memory, which must outlive the object; `what` names them in messages.
   Safetensors(std::span<const std::byte> bytes, const std::string& what, bool may_be_half = false);
 
   const std::string& what() const { return what_; }                     // the file's name

@@ -42,7 +42,7 @@ Split split_text(const Text& text);
 // as they are, CRLF too. Throws InputError when it is missing, unreadable, no regular file (a directory, a FIFO), empty
 // or binary (has a NUL byte). Whether it is UTF-8 is for the tokenizer to ask: the byte tokenizer takes any encoding.
 Text load_text_file(const std::filesystem::path& file);
-// The same of a file's bytes; `name` is the text's name and names it in messages.
+// A file's bytes as one document, as load_text_file() makes it; `name` is the text's name and names it in messages.
 Text text_of_bytes(std::string bytes, const std::string& name);
 
 // The text of a known name, or nothing for another name:

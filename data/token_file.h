@@ -23,9 +23,9 @@ class TokenFile {
   // llm.c's token file (data/token_file.h), read where it lies. It holds no checksum, so only what open() says of
   // length and tokens is checked.
   static TokenFile open_llmc(const std::filesystem::path& file, int64_t vocab_size);
-  // The same as open() of bytes in memory, which must outlive the result; `what` names them.
+  // Checks bytes in memory as open() does a file; they must outlive the result, and `what` names them.
   static TokenFile of_bytes(std::span<const std::byte> bytes, const std::string& what);
-  // Of tokens that are in no file.
+  // Holds tokens that are in no file.
   static TokenFile of_tokens(std::span<const int32_t> tokens, int64_t vocab_size, const std::string& what);
   // Writes tokens, each in [0, vocab_size), beside `file` and renames. Throws OutputError; Error for a bad token.
   static void write(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab_size);
@@ -67,13 +67,14 @@ class TokenFile {
 // Whether a file begins as one of these does. False for what cannot be read.
 bool is_llmc_file(const std::filesystem::path& file);
 
-// What its header says: where the tokens begin is LlmcHeader::kBytes.
+// Numbers in the header of llm.c's token file: where the tokens begin is LlmcHeader::kBytes.
 struct LlmcHeader {
   static constexpr int64_t kBytes = 1024;
   int64_t count = 0, width = 2;  // tokens, and the bytes of each
 };
-// Of a file of `size` bytes, of which `begin` are the first kBytes or all. `what` names it. Throws InputError: another
-// magic or version, a header that is not zero behind its three numbers, or another length than the count says.
+// Parses the header of a file of `size` bytes, of which `begin` are the first kBytes or all. `what` names it. Throws
+// InputError: another magic or version, a header that is not zero behind its three numbers, or another length than the
+// count says.
 LlmcHeader parse_llmc_header(std::span<const std::byte> begin, int64_t size, const std::string& what);
 
 // The tokens of such a file's bytes. `what` names it in messages. Throws InputError as parse_llmc_header() does,

@@ -22,7 +22,7 @@ inline constexpr std::string_view kTokenizerFormat = "tessera tokenizer";
 
 struct EncodeOptions {
   bool special_in_text = false;  // special tokens whose names stand in the text are meant; otherwise they are text
-  bool add_ends = false;         // what the tokenizer puts before a text and after it: bos, eos, or nothing
+  bool add_ends = false;         // adds what the tokenizer puts before a text and after it: bos, eos, or nothing
   bool begins = true;            // false: the text goes on behind other tokens, so that nothing marks its beginning
 };
 
@@ -68,7 +68,7 @@ class Tokenizer {
 struct TokenizerChoice {
   std::string name = {};  // char, bytes, bpe, or a tokenizer's folder (Tokenizer::open_folder); empty: `otherwise`
   std::string otherwise = "char";
-  int64_t vocab_size = 50257;  // of a bpe tokenizer that is trained
+  int64_t vocab_size = 50257;  // size of a bpe tokenizer that is trained
   // Called while one is trained, with the tokens made so far.
   std::function<void(int64_t made, int64_t most)> progress = nullptr;
 

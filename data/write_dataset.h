@@ -13,7 +13,7 @@ namespace tessera {
 
 struct Tokens {
   std::vector<int32_t> train = {}, val = {};
-  size_t train_bytes = 0, val_bytes = 0;  // of the text that they mean
+  size_t train_bytes = 0, val_bytes = 0;  // bytes of the text that the tokens mean
 };
 
 // Writes the files beside the directory and moves them there in the end. Everything throws OutputError.

@@ -31,7 +31,7 @@ class MajorityVote final : public DataStrategy {
     float* const g = grads_.data<float>();
     for (int64_t i = 0; i < grads_.numel(); ++i) g[i] = static_cast<float>((g[i] > 0) - (g[i] < 0));
   }
-  Tensor grads_;  // of all parameters, in one stretch
+  Tensor grads_;  // gradients of all parameters, in one stretch
 };
 
 // Trains a GPT on the ranks of `world`; the loss of each step.

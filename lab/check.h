@@ -18,7 +18,8 @@ void give_out(const Exercise& exercise, const std::filesystem::path& folder);
 // is no build folder or no compiler to be found.
 Verdict check(const Exercise& exercise, const std::filesystem::path& folder);
 
-// Of this process, before it grades: two GiB more than it has, so that a loop without an end does not take all of them.
+// Limits the memory of this process, before it grades, to two GiB more than it has, so that a loop without an end does
+// not take all of the machine's.
 void limit_memory();
 
 // Functions in the text of a source file: where a body is, and the file with bodies blanked.
@@ -28,8 +29,8 @@ struct Part {
   size_t begin = 0, end = 0;
 };
 
-// What is blanked: whole lines between the braces of the function's definition. Throws Error (usage) where the text has
-// no such function, or two.
+// The blanked part: whole lines between the braces of the function's definition. Throws Error (usage) where the text
+// has no such function, or two.
 Part blanked_part(std::string_view source, const Blank& blank);
 
 // The file as a learner gets it: each blanked part is a comment and a call of not_yet().

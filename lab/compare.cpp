@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kPatience = 5;     // seconds that a rank waits for another
 constexpr double kRounding = 1e-4;  // differences below it may be of the order of a sum
-constexpr double kMatches = 2e-6;   // what a guess may be off by: its sums have another order
+constexpr double kMatches = 2e-6;   // the error that a guess may have: its sums have another order
 constexpr size_t kEnough = 3;       // numbers that show a factor: of one there is always some
 
 double largest(const std::vector<double>& x) {

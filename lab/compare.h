@@ -1,4 +1,4 @@
-// What graders hold numbers and bytes to, and how they find the likely cause of what is wrong: each typical mistake
+// Bounds that graders hold numbers and bytes to, and how they find the likely cause of a fault: each typical mistake
 // says what it would have computed, and the one that matches is named.
 #pragma once
 #include <cstdint>

@@ -17,7 +17,7 @@ struct Blank {
   std::string_view from = {};  // how the first blanked line begins; empty: the whole body
 };
 
-// What an exercise was found to keep, line by line, for a learner who has solved it.
+// Properties that an exercise was found to keep, line by line, for a learner who has solved it.
 using Held = std::vector<std::string>;
 
 struct Exercise {
@@ -35,7 +35,7 @@ const std::vector<Exercise>& exercises();
 // By number or name. Throws Error (usage) that lists them.
 const Exercise& exercise(std::string_view number_or_name);
 
-// What a grader has found, in a learner's terms.
+// Findings of a grader, in a learner's terms.
 struct Wrong {
   std::string bound;      // which one broke: "values", "bytes", "deadlock"
   std::string found;      // where, what was expected and what was found

@@ -98,7 +98,7 @@ std::string head(const Exercise& e, const char* how) {
 struct Known {
   std::string_view words, bound, cause;
 };
-// What the product says of typical mistakes; the first whose words are there.
+// Messages of the product about typical mistakes; the first whose words are there.
 constexpr Known kKnown[] = {
     {"sent nothing within", "deadlock",
      "a rank waits for a message that is never sent. Either a rank sends to the wrong rank, or it sends one message "
@@ -137,7 +137,7 @@ constexpr Known kKnown[] = {
     {"[narrow]", "error", "a part begins or ends outside of its tensor: cut it to what this rank has"},
 };
 
-// Of what the learner's code, or a rank in it, has thrown.
+// Explains an error that the learner's code, or a rank in it, has thrown.
 Wrong explained(const std::string& what, const char* otherwise) {
   if (const size_t at = what.find(kNotYet); at != std::string::npos)
     return {"nothing", what.substr(at), "the function is still as it was given out"};

@@ -1,4 +1,4 @@
-// What the function of an exercise does until a learner has written it.
+// The stand-in for an exercise's function until a learner has written it.
 #pragma once
 #include <string>
 

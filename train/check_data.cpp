@@ -112,7 +112,7 @@ void check_data(const Plan& p) {
 
 void check_modes(const Plan& p) {
   Plan given = p, usual;
-  check_read(settings_of(given), settings_of(usual));  // what only one mode reads
+  check_read(settings_of(given), settings_of(usual));  // settings that only one mode reads
   check_diloco(p);
   check_offload(p);
   if (p.dp_mode == DataMode::ps_async && p.tie_copies)
@@ -136,7 +136,7 @@ int64_t first_with(std::span<const std::byte> elements, Word exponent) {
   constexpr int64_t kTogether = 1024;
   const int64_t count = std::ssize(elements) / static_cast<int64_t>(sizeof(Word));
   const auto is_none = [&](int64_t i) {
-    Word word;  // of a file, where it may begin anywhere
+    Word word;  // an element of a file, where it may begin anywhere
     std::memcpy(&word, elements.data() + i * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
     return (word & exponent) == exponent;
   };
@@ -150,7 +150,7 @@ int64_t first_with(std::span<const std::byte> elements, Word exponent) {
   return -1;
 }
 
-// What several ranks may hold: which elements of which tensor.
+// Returns a hash of a part's place, which several ranks may hold: which elements of which tensor.
 uint64_t place_of(const HeldPart& h) {
   std::string text = h.name;
   const auto add = [&](int64_t n) { text.append(reinterpret_cast<const char*>(&n), sizeof n); };

@@ -1,4 +1,4 @@
-// What of a plan cannot be on the data axis, and with the updates of its parameters.
+// Checks of a plan's data axis, and of the updates of its parameters.
 #pragma once
 #include <span>
 
@@ -14,7 +14,7 @@ void check_data(const Plan& plan);
 void check_modes(const Plan& plan);
 void check_updates(const Job& job);
 
-// What a rank holds is looked at: numbers that are none, and copies that have drifted apart.
+// Checks of what ranks hold: for infinities and NaNs, and for copies that have drifted apart.
 
 // Throws Error (not_finite) naming the tensor and the step when it has an infinity or a NaN. Cost: reads all of it.
 void check_finite(const std::string& name, const Tensor& x, int64_t step);
@@ -27,7 +27,7 @@ int64_t first_not_finite(DType dtype, std::span<const std::byte> elements);
 // 16 bytes per tensor.
 void check_replicas(Trainer& trainer);
 
-// What models with experts can be trained under, and what `ep` can be.
+// Checks of plans for models with experts, and of `ep`.
 
 // Throws FieldError: the field, what was expected and found, and the nearest legal value.
 void check_experts(const Plan& plan, const ModelConfig& model);

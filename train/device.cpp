@@ -62,7 +62,7 @@ std::string describe_device() {
 
 namespace {
 
-// What of the run itself keeps cuDNN from serving it; empty: nothing.
+// The reason within the run why cuDNN cannot serve it; empty: none.
 std::string obstacle(const Job& job) {
   if (job.optim.dtype != DType::bfloat16) return fmt::format("cuDNN's take bf16, found {}", text_of(job.optim.dtype));
   if (job.model.dropout > 0) return "cuDNN's cannot drop the elements that ours count";
@@ -87,7 +87,7 @@ std::string obstacle(const Job& job) {
   return all;
 }
 
-// What cuDNN itself says of the run's attention on this GPU.
+// The reason that cuDNN itself gives against the run's attention on this GPU; empty: none.
 std::string refusal(const Job& job) {
   if constexpr (kWithCudnn) {
     for (const bool backward : {false, true})

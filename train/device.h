@@ -16,7 +16,7 @@ void check_device(Device device);
 // Memory for a rank's tensors: the host's, or that of the GPU of its number on this machine, counted over again where
 // there are fewer GPUs than ranks. That GPU becomes the calling thread's.
 ArenaPtr rank_arena(Device device, int rank_here, const KernelChoice& kernels = {});
-// The same of a rank of `world`, for what it exchanges with the others (Communicator::make_arena()).
+// Memory of a rank of `world`, also for what it exchanges with the others (Communicator::make_arena()).
 ArenaPtr rank_arena(const Plan& plan, const Communicator& world);
 // Where what is offloaded waits: a file that is mapped, or for ranks on a GPU the host's pinned memory.
 ArenaPtr offload_arena(Device device);

@@ -1,4 +1,4 @@
-// What ranks send, added up collective by collective.
+// Traffic of the ranks, added up collective by collective.
 #include "train/expected_bytes.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ class Sent {
     entry.calls += ranks * calls * steps_;
     entry.bytes += bytes * steps_;
   }
-  // Of `bytes` each.
+  // Collectives of `bytes` each.
   void all_reduce(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
     add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls);
   }
@@ -47,7 +47,7 @@ class Sent {
     }
   }
 
-  // What follows happens in so many steps.
+  // Counts what follows `steps` times.
   void in_steps(int64_t steps) { steps_ = steps; }
 
   std::vector<SentBytes> result() const {
@@ -92,7 +92,7 @@ Buckets buckets(const std::vector<UnitSizes>& units, int64_t element, int64_t bu
 
 // Rank 0 deals out ids, losses and the logits' gradient, gathers logits, collects gradients, hands out parameters.
 void add_dataparallel(Sent& out, const PlanSizes& s, const PartSizes& part) {
-  const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // of one rank in a step
+  const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // tokens of one rank in a step
   const int64_t logits = tokens * s.config.vocab * s.value;
   out.all_reduce("dp", n, 1, 8 * std::ssize(part.units));  // the norm
   out.add("dp", Op::broadcast, n, 1, others * part.whole(true) * s.value);
@@ -213,7 +213,7 @@ void add_owners(Sent& out, const PlanSizes& s, const std::vector<PartSizes>& of_
   }
 }
 
-// What lies between the two matrices of an adapter, and with --sp gradients of those that see a rank's own tokens.
+// Traffic between the two matrices of an adapter, and with --sp gradients of those that see a rank's own tokens.
 void add_adapters(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const int64_t n = s.plan.tp, rank = s.config.lora.rank, low = s.sequences * s.tokens * rank * s.value;
   const int64_t forwards = p.recompute == Recompute::block ? 2 : 1;
@@ -240,7 +240,7 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
     const int64_t again = s.config.lora.rank > 0 ? 0 : columns - routers + first + last;
     out.all_gather("tp", n, columns * forwards + again + inputs + last, whole);
     out.reduce_scatter("tp", n, inputs * forwards + columns + first + last, whole);
-    // Of the gradients of tables: (T, C), or (B, T, C) where documents have positions of their own.
+    // Gradients of tables: (T, C), or (B, T, C) where documents have positions of their own.
     out.all_gather("tp", n, part.tables * m, (s.documents ? s.sequences : 1) * s.tokens * s.config.channels * s.value);
     out.all_reduce("tp", n, part.norms * m, s.config.channels * s.wide);
     out.all_reduce("tp", n, part.biases * m, s.config.channels * s.grad);

@@ -1,4 +1,4 @@
-// What theory says of a plan: calls and bytes by axis and operation, in closed forms. (Of bytes held by each rank:
+// Traffic of a plan by theory: calls and bytes by axis and operation, in closed forms. (Bytes that each rank holds:
 // train/memory.h.)
 //
 // Worked out from the model's sizes and the plan alone. S is the bytes of an array, n the data-parallel ranks; figures
@@ -15,12 +15,12 @@
 
 namespace tessera {
 
-// Of `steps` steps of training, in the order of axes and operations; operations that the plan does not use are absent.
-// `rows`: how often, in all of them, a token was sent to an expert on another rank; without it all experts are taken to
-// be chosen alike.
+// Traffic of `steps` steps of training, in the order of axes and operations; operations that the plan does not use are
+// absent. `rows`: how often, in all of them, a token was sent to an expert on another rank; without it all experts are
+// taken to be chosen alike.
 std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::optional<int64_t> rows = {});
-// The same of what each rank copies from the host's memory to its GPU, with Offload::parameters: its shard of a unit
-// for each use of it.
+// Copies that each rank makes from the host's memory to its GPU in `steps` steps, with Offload::parameters: its
+// shard of a unit for each use of it.
 std::optional<SentBytes> expected_copies(const Job& job, int64_t steps);
 
 }  // namespace tessera

@@ -21,16 +21,17 @@ namespace tessera {
 // The settings that are the same under every plan. With equal ones two runs are the same run.
 struct Optimisation {
   OptimizerKind optimizer = OptimizerKind::adamw;
-  double momentum = 0.9;              // of sgd, and of muon's matrices
+  double momentum = 0.9;              // momentum of sgd, and of muon's matrices
   double lr = 1e-3;                   // after the warm-up
   std::optional<double> min_lr = {};  // at the end of the cosine; not given: a tenth of lr
   int64_t warmup = 100, steps = 3000;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.99;
   double clip = 1;               // largest global gradient norm; 0 does not clip
   int64_t batch = 12;            // sequences per step, of all ranks
-  int64_t seed = 1337;           // of weights, data order and dropout
-  DType dtype = DType::float32;  // of parameters and activations; bfloat16 keeps float32 master weights
-  // Of the optimizer's state; bfloat16, for bfloat16 parameters: without master weights, rounded stochastically.
+  int64_t seed = 1337;           // the seed of weights, data order and dropout
+  DType dtype = DType::float32;  // dtype of parameters and activations; bfloat16 keeps float32 master weights
+  // The dtype of the optimizer's state; bfloat16, for bfloat16 parameters: without master weights, rounded
+  // stochastically.
   DType state_dtype = DType::float32;
   // Attention stays within documents, and positions begin again in each; the tokens must say where documents end.
   bool document_mask = false;
@@ -61,7 +62,7 @@ DataOptions data_options(const Job& job);
 // Bytes that the optimizer keeps of each parameter that is trained, or of those in matrices that it updates as wholes:
 // moments, and the master copy of bfloat16.
 int64_t state_bytes(const Optimisation& optim, bool matrices = false);
-DType state_dtype_of(const Optimisation& optim);  // of the moments
+DType state_dtype_of(const Optimisation& optim);  // dtype of the moments
 LrSchedule lr_schedule(const Optimisation& optim);
 // With Offload::optimizer the state lies elsewhere (offload_arena()), in a place of its own for each call.
 // `orthogonalise` as in OptimizerOptions.

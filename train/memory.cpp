@@ -28,7 +28,7 @@ int64_t served(const PartSizes& part, int64_t k, int64_t servers) {
 
 HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) {
   const Plan& p = s.plan;
-  // Of what is trained: all of it, and a rank's share.
+  // Elements that are trained: all of them, and a rank's share.
   const int64_t whole = p.zero == ZeroStage::none ? part.whole(true) : part.padded(s.cut, true),
                 piece = part.pieces(s.cut, true);
   const int64_t values = part.value_bytes(p.zero == ZeroStage::none ? 0 : s.cut);
@@ -65,9 +65,9 @@ LargestUnit largest_unit(const PlanSizes& s, int64_t rank) {
   return most;
 }
 
-// What an update that needs whole matrices takes: what is here of all of them, and the largest on its way. A message of
-// a GPU lies there until it is received: what owners get from here, and what is sent back of those that are owned here,
-// which are at most their share and one matrix more.
+// Bytes that an update with whole matrices takes: those of all matrices' parts that are here, and of the largest on its
+// way. A message of a GPU lies there until it is received: what owners get from here, and what is sent back of those
+// that are owned here, which are at most their share and one matrix more.
 int64_t update_bytes(const PlanSizes& s, const PartSizes& part) {
   int64_t here = 0, most = 0, largest = 0;
   for (const UnitSizes& u : part.units) {
@@ -129,7 +129,7 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   // In a pipeline stage 3 of ZeRO fetches for another micro-batch than the one that single ones show: what it holds for
   // that comes on top of passes without it, and another unit is there where the next pass begins with one.
   const bool on_top = job.plan.zero == ZeroStage::three && job.plan.pp > 1;
-  std::vector<std::vector<int64_t>> peaks;  // of the first data rank and of another one, by pipeline rank
+  std::vector<std::vector<int64_t>> peaks;  // peaks of the first data rank and of another one, by pipeline rank
   std::vector<int64_t> moved;
   for (int d = 0; d < (rooted && s.data > 1 ? 2 : 1); ++d) {
     const std::vector<StageMemory> stages = measure_stages(job, apart ? std::optional<int>() : d, alike);
@@ -171,7 +171,7 @@ Schedule one_after_another(int stages, int microbatches, bool split) {
   return split ? split_backward(s) : s;
 }
 
-// Of the arena, at the beginning of a pass: what is live, and the most that was since the pass before began.
+// Bytes of the arena at the beginning of a pass: those that are live, and the most since the pass before began.
 struct Sample {
   int64_t live = 0, peak = 0, communication = 0;
 };
@@ -248,7 +248,7 @@ class LoneRank {
     return made;
   }
   Tensor tokens() { return tokens(sizes_.sequences, sizes_.tokens); }
-  // Of DataParallel the first rank loads those of all ranks, and the others none.
+  // Ids that a rank loads: with DataParallel the first rank loads those of all ranks, and the others none.
   Tensor loaded() {
     if (!through_root_) return tokens();
     if (data_->rank() > 0) return Tensor::meta({sizes_.sequences, sizes_.tokens}, DType::int32);

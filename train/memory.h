@@ -1,5 +1,5 @@
-// What every rank of a plan holds, known before there is a rank: between two steps by closed forms, worked out from the
-// model's sizes and the plan (Rajbhandari et al. 2020, section 5), and inside of a step by train/memory.h.
+// Bytes that every rank of a plan holds, known before there is a rank: between two steps by closed forms, worked out
+// from the model's sizes and the plan (Rajbhandari et al. 2020, section 5), and inside of a step by measure_stages().
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -29,14 +29,14 @@ struct RankMemory {
 // the model's layers are `alike`. Throws OutOfMemory where a rank needs more addresses than this process may have.
 std::vector<RankMemory> memory_of_ranks(const Job& job, bool alike = false);
 
-// What a rank of a pipeline holds at its peak, from what single micro-batches hold of its stages.
+// The peak of a pipeline rank's memory, from what single micro-batches hold of its stages.
 //
-// One rank alone takes one micro-batch after another through all stages, so that what each pass takes and gives back is
-// seen by itself; the ranks that it would speak to are not there, and nothing is computed (cpu::Idle): a model that is
-// larger than the machine has its figures in milliseconds, and so has a rank on a GPU, whose ops take what they take
-// there (tensor/cpu/stands_for.h). The rest is counting: a rank goes through its list, and holds of every micro-batch
-// what it has between its passes, and the most that the pass under way takes. Nothing is run in the order of the plan,
-// so a runtime that keeps what it should have let go is seen.
+// One rank alone takes one micro-batch after another through all stages, so that what each pass takes and gives back
+// is seen by itself; the ranks that it would speak to are not there, and nothing is computed (cpu::Idle): a model
+// that is larger than the machine has its figures in milliseconds, and so has a rank on a GPU, whose ops take what
+// they take there (tensor/cpu/stands_for.h). The rest is counting: a rank goes through its list, and holds of every
+// micro-batch what it has between its passes, and the most that the pass under way takes. Nothing is run in the
+// order of the plan, so a runtime that keeps what it should have let go is seen.
 //
 //   rank 0:   F0      F1      B0      F2      B1      B2          kept: between F and B of a micro-batch
 //   holds    kept   2 kept    kept  2 kept    kept     0          the peak: kept + the most during F or B
@@ -52,8 +52,8 @@ struct StageMemory {
   int64_t packs = 0;          // packed copies of the weights, which stay
   int64_t communication = 0;  // the most of all this that is for other ranks, in any pass of any stage
 };
-// Of every stage of the plan, without what the strategy of the data axis does, or with what it does on a rank of that
-// axis. `alike`: the model's layers are, so that what more than five of them hold follows from four and from five.
+// Measures every stage of the plan, without what the strategy of the data axis does, or with what it does on a rank of
+// that axis. `alike`: the model's layers are, so that what more than five of them hold follows from four and from five.
 std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank = {}, bool alike = false);
 
 // Bytes that one stage hands to the next.

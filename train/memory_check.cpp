@@ -24,7 +24,7 @@ double share_of(const Job& job, int64_t ranks_here) {
   return static_cast<double>(ranks_here) / static_cast<double>(job.plan.ranks());
 }
 
-// Of the ranks here. Nothing where they need several times `most`, or one more addresses than there may be.
+// Memory of the ranks here. Nothing where they need several times `most`, or one more addresses than there may be.
 std::optional<std::vector<RankMemory>> ranks_here(const Job& job, const HostMemory& here, int64_t most) {
   constexpr double kFarOff = 4;
   const LeastMemory least = least_memory(job);
@@ -114,7 +114,7 @@ class Search {
   // The first of `count` values, each of which needs less than the one before, with which the job fits.
   bool first_of(int64_t count, const std::function<int64_t(int64_t)>& value,
                 const std::function<void(Job&, int64_t)>& change, const char* words) {
-    int64_t bytes = 0;  // of the last one that was asked
+    int64_t bytes = 0;  // memory of the last job that was asked about
     const auto fits = [&](int64_t i) {
       Job changed = job_;
       change(changed, value(i));
@@ -156,13 +156,13 @@ std::string line_of(const std::string& bytes, int64_t ranks, const MemoryLimit& 
 
 namespace {
 
-// Of a model's parameters: their number, bytes of their values, and how many are trained.
+// Counts of a model: its parameters, the bytes of their values, and how many are trained.
 struct Counted {
   double parameters = 0, values = 0, trained = 0;
 };
 
 Counted count(const ModelConfig& config, const ModelFactory& make, int64_t value) {
-  const auto of_layers = [&](int64_t layers) {  // of shapes; one layer has what every other has
+  const auto of_layers = [&](int64_t layers) {  // counts from shapes; one layer has what every other has
     ModelConfig sized = config;
     sized.layers = layers;
     sized.vocab = std::max<int64_t>(config.vocab, 1);
@@ -235,7 +235,7 @@ std::optional<int64_t> number_in(const fs::path& file) {
   return {};  // "max" too
 }
 
-// Of a line "NAME NUMBER" or "NAME: NUMBER kB".
+// The NUMBER of a line "NAME NUMBER" or "NAME: NUMBER kB".
 std::optional<int64_t> number_after(const std::string& name, const fs::path& file) {
   std::ifstream in(file);
   for (std::string word; in >> word; in.ignore(std::numeric_limits<std::streamsize>::max(), '\n'))
@@ -265,7 +265,7 @@ void take_group(MemoryLimit& least, const fs::path& top, const std::string& path
   }
 }
 
-// Of a thread, as the C library chooses it.
+// Bytes of a thread's stack, as the C library chooses them.
 int64_t stack_size() {
   constexpr int64_t kWithoutLimit = 2 << 20;
   rlimit limit{};

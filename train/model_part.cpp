@@ -15,8 +15,8 @@ ModelConfig with_copies(ModelConfig config, bool copies) {
   return config;
 }
 
-// Of each unit: layer i is in fragment i mod P, what comes before the layers in the first one's, what comes after them
-// in the last one's; all uses of a tied weight are in one.
+// The fragment of each unit: layer i is in fragment i mod P, what comes before the layers is in that of
+// the first layer, what comes after them in that of the last one; all uses of a tied weight are in one fragment.
 std::vector<int64_t> fragments_of(LanguageModel& model, int64_t fragments) {
   const std::vector<Module::Unit> units = model.layout();
   std::vector<int64_t> out = model.layers_of_units();

@@ -20,12 +20,12 @@ class ModelPart {
   };
   struct Options {
     Schedule schedule;               // for the ranks of pp, not yet lowered
-    std::vector<Range> layers = {};  // of each stage; empty: those of split_layers()
+    std::vector<Range> layers = {};  // layers of each stage; empty: those of split_layers()
     ContextMode cp_mode = ContextMode::ring;
     bool sp = false;
     bool tie_copies = false;  // also in one stage
     DataOptions data = {};
-    int64_t sequences = 1;  // of a micro-batch on this rank
+    int64_t sequences = 1;  // sequences of a micro-batch on this rank
     // The tokens of a micro-batch, and where it stands in the run: asked before each of its passes.
     std::function<Microbatch(int64_t index, bool ids, bool targets)> load = {};
     std::function<StepInfo(int64_t index)> where = {};
@@ -42,8 +42,8 @@ class ModelPart {
   PipelineRuntime& runtime() { return *runtime_; }
   const PipelineRuntime& runtime() const { return *runtime_; }
   const Schedule& schedule() const { return schedule_; }                // not lowered
-  const std::vector<Range>& layers() const { return layers_; }          // of each stage
-  const std::vector<int64_t>& positions() const { return positions_; }  // of this rank's tokens; empty: all
+  const std::vector<Range>& layers() const { return layers_; }          // layers of each stage
+  const std::vector<int64_t>& positions() const { return positions_; }  // positions of this rank's tokens; empty: all
 
  private:
   void cut(const Axes& axes, const Options& options);

@@ -20,7 +20,7 @@
 namespace tessera {
 
 enum class ZeroStage : uint8_t { none, one, two, three };      // shares out state, gradients too, parameters too
-enum class Offload : uint8_t { none, optimizer, parameters };  // what lies elsewhere while nothing uses it
+enum class Offload : uint8_t { none, optimizer, parameters };  // tensors that lie elsewhere while nothing uses them
 enum class CudaGraph : uint8_t { automatic, on, off };         // whether a step is captured and launched again
 
 struct Plan {
@@ -31,16 +31,16 @@ struct Plan {
   // Each use of a tied weight has a copy, and a sum of its own, on one rank too: the bits of a pipeline.
   bool tie_copies = false;
   ZeroStage zero = ZeroStage::none;
-  int64_t shard_ranks = 0;  // of a group that ZeRO shares out over; 0: all data ranks
+  int64_t shard_ranks = 0;  // ranks of a group that ZeRO shares out over; 0: all data ranks
   DataMode dp_mode = DataMode::ddp;
   int64_t sync_every = 1;                       // steps of diloco from one outer step of a parameter to the next
   int64_t sync_fragments = 1;                   // that layers are in: each makes its outer steps in steps of its own
-  double outer_lr = 0.7, outer_momentum = 0.9;  // of its outer step
-  int64_t servers = 1;                          // of a parameter server, on the first ranks
+  double outer_lr = 0.7, outer_momentum = 0.9;  // settings of diloco's outer step
+  int64_t servers = 1;                          // ranks of a parameter server, the first ones
   int64_t staleness = 1;                        // steps that a worker of ps_async may be ahead of the slowest
   std::string record = {}, replay = {};         // files: the order of the pushes of ps_async; empty: none
   double bucket_mb = 4;                         // gradients that ddp sends at once, in MiB
-  DType grad_dtype = DType::float32;  // of gradients while they are summed and sent; a float64 model has float64
+  DType grad_dtype = DType::float32;  // dtype of gradients while they are summed and sent; a float64 model has float64
   Algorithm all_reduce = Algorithm::direct;
   Offload offload = Offload::none;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;

@@ -76,7 +76,7 @@ std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::v
       part.head_norms += head_norms;
       (at[u] < 0 ? part.tables : part.biases) += whole - norms - head_norms - routers;
     }
-    // What is looked up is needed once, the rest forward and backward; a table that is the head too is both.
+    // A table for look-ups is needed once, the rest forward and backward; a table that is the head too needs both.
     // An expert is needed once more where its layer is made again, since it is a unit below it.
     const bool again = units[u].is_expert() && config.recompute == Recompute::block;
     unit.uses = at[u] >= 0 ? (again ? 3 : 2) : unit.table && !config.tie_copies ? 3 : 1;

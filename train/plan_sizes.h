@@ -17,12 +17,12 @@ struct UnitSizes {
   std::vector<int64_t> parameters;
   int64_t value = 4;  // bytes of an element; 1 of what is held in four bits, whose elements are bytes
   int64_t uses = 0;
-  bool table = false;  // of the tied weight
+  bool table = false;  // whether it holds the tied weight's table
   int64_t layer = 0;   // that it belongs to: LanguageModel::layers_of_units()
   bool trainable = true;
   int64_t state = 0;                 // bytes that the optimizer keeps of an element
-  std::vector<Shape> matrices = {};  // of parameters that are updated as wholes: their whole shapes
-  int64_t ep = 1;  // of an expert: ranks of the data axis that share out experts, so that 1 / ep of them have it
+  std::vector<Shape> matrices = {};  // whole shapes of the parameters that are updated as wholes
+  int64_t ep = 1;  // ranks of the data axis that share out experts, for an expert: 1 / ep of the axis has it
   bool operator==(const UnitSizes&) const = default;
   int64_t size() const;
   // Over so many ranks of the data axis.
@@ -30,7 +30,7 @@ struct UnitSizes {
   int64_t padded(int64_t ranks) const { return piece(ranks) * (ranks / ep); }
 };
 
-// What the ranks with these coordinates have of the model.
+// Parts of the model that the ranks with these coordinates have.
 struct PartSizes {
   std::vector<UnitSizes> units;
   int64_t layers = 0;
@@ -39,39 +39,39 @@ struct PartSizes {
   // heads, of tables before the layers, and besides.
   int64_t columns = 0, rows = 0, norms = 0, head_norms = 0, tables = 0, biases = 0;
   int64_t routers = 0;                            // each, with its experts, counts as a pair of such matrices
-  int64_t column_adapters = 0, row_adapters = 0;  // of such matrices
+  int64_t column_adapters = 0, row_adapters = 0;  // numbers of adapters on such matrices
   bool operator==(const PartSizes&) const = default;
-  // Of all units, or of those alone that are trained.
+  // Elements of all units, or of those alone that are trained.
   int64_t whole(bool trained = false) const;
-  int64_t whole_of_fragment(int64_t fragment, int64_t fragments, int64_t all_layers) const;  // of diloco
+  int64_t whole_of_fragment(int64_t fragment, int64_t fragments, int64_t all_layers) const;  // a diloco fragment's size
   int64_t padded(int64_t ranks, bool trained = false) const;
-  int64_t pieces(int64_t ranks, bool trained = false) const;  // of one rank
+  int64_t pieces(int64_t ranks, bool trained = false) const;  // elements of one rank's pieces
   // Bytes of their values: whole, padded for so many ranks, or the piece of one of them.
   int64_t value_bytes(int64_t ranks = 0) const;
   int64_t piece_bytes(int64_t ranks) const;
-  // Of all that is trained, as the optimizer keeps it: whole, or of the piece of one of so many ranks.
+  // Bytes that the optimizer keeps of all that is trained: whole, or of the piece of one of so many ranks.
   int64_t state_bytes(int64_t ranks = 0) const;
 };
 
 struct PlanSizes {
-  explicit PlanSizes(const Job& job);  // of a known vocabulary
+  explicit PlanSizes(const Job& job);  // the vocabulary of `job` is known
 
   Plan plan;
   ModelConfig config;
   Schedule schedule;
   int64_t data = 1;                           // ranks of the data axis
-  int64_t cut = 1;                            // of them those that share out what ZeRO shares out
+  int64_t cut = 1;                            // data ranks that share out what ZeRO shares out
   int64_t m = 1;                              // micro-batches
   int64_t value = 4, grad = 4, wide = 4;      // bytes of an element; wide: of sums in float
-  int64_t bucket_bytes = 0;                   // of DDP
-  int64_t sequences = 1, tokens = 1;          // of a micro-batch: sequences, and tokens of each on a rank of cp
+  int64_t bucket_bytes = 0;                   // bytes of a bucket of DDP
+  int64_t sequences = 1, tokens = 1;          // sequences of a micro-batch, and the tokens of each on a rank of cp
   bool documents = false;                     // are masked
   bool tied_over_ranks = false;               // two pipeline ranks have a copy of the tied weight each
-  int64_t units = 0;                          // of the whole model
+  int64_t units = 0;                          // units of the whole model
   std::vector<std::vector<PartSizes>> parts;  // [pp][tp]
   int largest_tp_rank() const;                // the tp rank that has most of the model
   int64_t micro_elements() const { return sequences * tokens * config.channels; }
-  // The same of q, and of k or v, on a rank of tp.
+  // Elements of a micro-batch's q, and of its k or v, on a rank of tp.
   int64_t query_elements() const { return sequences * tokens * config.attended() / plan.tp; }
   int64_t key_elements() const { return query_elements() * config.all_heads().key / config.heads; }
 };

@@ -28,7 +28,7 @@ struct Epochs {
   }
 };
 
-// What is trained on in epochs: examples; windows of token files.
+// Epochs of the rows that are trained on: examples; windows of token files.
 Epochs epochs_of(const Dataset& dataset, int64_t context, uint64_t seed, size_t number) {
   const std::string which = number > 0 ? " " + std::to_string(number) : "";
   if (dataset.train_examples)

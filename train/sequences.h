@@ -33,10 +33,10 @@ void check_sequences(const Job& job, const Sequences& sequences);
 // The targets that the loss of a step is divided by.
 int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all);
 
-// Of the training split, which must outlive the result. Examples, shards and mixtures come in epochs, and so does a
-// single file if it is to be shuffled: each row (data/examples.h, or TrainingWindows) once in an epoch, in an order of
-// its own (data/loader.h). Otherwise sequences of a file begin where Loader draws them. Throws InputError, Error
-// (usage) for files that are too short.
+// Sequences of the training split, which must outlive the result. Examples, shards and mixtures come in epochs, and so
+// does a single file if it is to be shuffled: each row (data/examples.h, or TrainingWindows) once in an epoch, in an
+// order of its own (data/loader.h). Otherwise sequences of a file begin where Loader draws them. Throws InputError,
+// Error (usage) for files that are too short.
 Sequences sequences_of(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed, bool shuffle = false);
 
 // Counted random tokens in [0, vocab), most of which follow from the one before, so that there is something to learn.

@@ -43,7 +43,7 @@ class StepGraph {
     bool says_loss = true, says_squares = true;  // whether this rank's count when ranks add theirs up
   };
   struct Found {
-    double loss_sum = 0, grad_norm = 0;  // of all ranks
+    double loss_sum = 0, grad_norm = 0;  // sum and norm over all ranks
     Wish wish = Wish::none;
   };
 
@@ -61,7 +61,7 @@ class StepGraph {
   // How the steps were made. A step that is captured is launched then, and counts as a replay.
   struct Record {
     int64_t captures = 0, replays = 0, queued = 0;
-    std::string given_up = {};  // what went wrong when a step was captured, so that all are queued; empty: nothing
+    std::string given_up = {};  // the error of a capture that failed, so that all steps are queued; empty: none
   };
   const Record& record() const { return record_; }
 
@@ -69,7 +69,7 @@ class StepGraph {
   Record record_;
 };
 
-// What `parts` hold must outlive it. In a build with CUDA only.
+// Objects that `parts` holds must outlive the result. In a build with CUDA only.
 std::unique_ptr<StepGraph> make_step_graph(StepGraph::Parts parts, const ArenaPtr& arena);
 
 }  // namespace tessera

@@ -87,7 +87,7 @@ void StepTokens::begin(int64_t step) {
     if (places_[m].memory) fill(places_[m], ahead_step_ == step ? ahead_[m] : read(step, static_cast<int64_t>(m)));
 }
 
-// What cannot be read is for the step to say that needs it, if it comes.
+// Ignores tokens that cannot be read: the step that needs them says so, if it comes.
 void StepTokens::ahead(int64_t step) {
   ahead_step_ = -1;
   ahead_.assign(places_.size(), {});

@@ -1,4 +1,4 @@
-// What a training step tells.
+// Reports of training steps, the ranks' agreement about a step, and its tokens.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-// What a rank asks all others for with a step: to save after it, or to end the run.
+// Requests that a rank makes of all others with a step: to save after it, or to end the run.
 enum class Wish : uint8_t { none, save, stop };
 // Ranks add up their votes, and the sum says what the most demanding of them wants.
 inline double vote_for(Wish wish) { return wish == Wish::stop ? 1 << 20 : wish == Wish::save ? 1 : 0; }
@@ -26,10 +26,10 @@ inline Wish wish_of(double votes) {
 struct StepReport {
   int64_t step = 0;  // steps done
   double loss = 0, lr = 0, grad_norm = 0, tokens_per_s = 0, step_ms = 0;
-  Wish wish = Wish::none;  // of the ranks, the same on all
+  Wish wish = Wish::none;  // the ranks' wish, the same on all
 };
 
-// Of a step of so many tokens that took so long.
+// Sets the time of a step of `tokens` tokens that took `seconds`, and their speed.
 void set_time(StepReport& report, double seconds, int64_t tokens);
 
 // As it is shown: a NaN has a sign, which nobody wants to read.
@@ -38,7 +38,7 @@ std::string number_text(double number);
 // Throws Error (not_finite) naming `step` when its loss or its gradient norm is not a number.
 void check_finite(const StepReport& report, int64_t step);
 
-// What the ranks of a run do together about a step that the host only begins and ends (train/step_graph.h).
+// The ranks' work together on a step that the host only begins and ends (train/step_graph.h).
 //
 // Before it they meet on the host, once, and agree on how all of them make it: a rank whose arena has another layout
 // than its graph would queue what the others launch, and NCCL may want all of them when it is captured. On the GPU they
@@ -50,7 +50,7 @@ class StepRanks {
   enum class How : uint8_t { queue, capture, launch };
   struct Agreed {
     How how = How::queue;
-    Wish wish = Wish::none;  // of all ranks
+    Wish wish = Wish::none;  // the wish of all ranks
   };
 
   // Every communicator that this rank uses in a step, once; they must outlive it.
@@ -58,7 +58,7 @@ class StepRanks {
 
   // Launched where every rank has a graph that fits, captured where every rank could do one or the other.
   Agreed agree(Wish wish, bool can_launch, bool can_capture);
-  // What a rank does on its own.
+  // The way that a rank would choose on its own.
   static How choose(bool can_launch, bool can_capture);
   // Queues the sum over ranks, in place.
   void add_up(const Tensor& numbers) { world_.all_reduce(numbers); }
@@ -97,12 +97,12 @@ class StepTokens {
   void ahead(int64_t step);
   // int32 (B, T) of a micro-batch, those that are asked for; meta tensors where this rank loads none. Queued on a GPU.
   Microbatch load(int64_t microbatch, bool ids, bool targets);
-  // Of a micro-batch of whole sequences, for the parts of them that are here; undefined where the job does not mask
-  // documents. Queued on a GPU; reads the sequences on any rank, also on one that loads no ids.
+  // Documents of a micro-batch of whole sequences, for the parts of them that are here; undefined where the job does
+  // not mask documents. Queued on a GPU; reads the sequences on any rank, also on one that loads no ids.
   Documents documents(int64_t microbatch);
-  // Of ids (B, context) in the host's memory, or by `starts` where that is defined. Waits on a GPU.
+  // Documents of ids (B, context) in the host's memory, or by `starts` where that is defined. Waits on a GPU.
   Documents documents(const Tensor& whole, const Tensor& starts) const;
-  // Of the whole batch of the step: those that are trained.
+  // The number of trained targets in the whole batch of the step.
   double targets() const { return targets_; }
   // Whether each step has another number of them.
   bool counts_targets() const { return sequences_.trained != nullptr; }
@@ -110,13 +110,13 @@ class StepTokens {
   Tensor own(const Tensor& whole) const;
 
  private:
-  // Of a micro-batch: ids, targets, and where documents are masked their starts and positions.
+  // Parts of a micro-batch: ids, targets, and where documents are masked their starts and positions.
   using Parts = std::array<Tensor, 4>;
   // They lie one after another in pinned memory.
   struct Place {
     std::shared_ptr<std::byte> memory;
     Parts like;         // meta, int32 (B, T)
-    int64_t step = -1;  // of the tokens that are there
+    int64_t step = -1;  // the step of the tokens that are there
   };
   Parts read(int64_t step, int64_t microbatch) const;
   Parts parts(int64_t microbatch, const std::array<bool, 4>& wanted);

@@ -201,7 +201,7 @@ void Trainer::sum_tied_gradients() {
 // and later copies of what every rank of a tensor axis has.
 double Trainer::sum_of_squares() {
   const std::vector<double> own = unit_sums(strategy(), &mesh_["tp"]);
-  const bool first = !ep_ || ep_->rank() == 0;  // of ranks that share out experts, it says what all of them have
+  const bool first = !ep_ || ep_->rank() == 0;  // the first rank says what all that share out experts have
   std::vector<double> all(ranks_of_units_.size(), 0.0);
   for (size_t u = 0; u < own.size(); ++u)
     if (places_[u] < all.size() && (first || strategy().shards()[u].slots[0].parameter->is_expert))

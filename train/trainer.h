@@ -60,16 +60,16 @@ class Trainer {
   Mesh& mesh() { return mesh_; }
   // The ranks that share out the gradients: dp, and cp with it.
   Communicator& data_axis() { return data_axis_; }
-  // Of that axis, the ranks that share out experts, and those that have the same ones: null without such ranks.
+  // The ranks of that axis that share out experts, and those that have the same ones: null without such ranks.
   Communicator* expert_ranks() { return ep_.get(); }
   Communicator* same_experts() { return edp_.get(); }
   // The world and every axis, once each; each has its own counts of communications.
   std::vector<Communicator*> communicators();
   const Schedule& schedule() const { return part_->runtime().schedule(); }
-  const std::vector<Range>& layers() const { return part_->layers(); }  // of each stage
+  const std::vector<Range>& layers() const { return part_->layers(); }  // layers of each stage
   // The pipeline rank that has a unit of the whole model, by its number.
   int pipeline_rank_of(size_t unit) const { return ranks_of_units_[unit]; }
-  const std::vector<int64_t>& positions() const { return part_->positions(); }  // of this rank's tokens; empty: all
+  const std::vector<int64_t>& positions() const { return part_->positions(); }  // positions of tokens here; empty: all
   DType gradient_dtype() const { return data_options(job_).grad_dtype; }
   int peak_in_flight() const { return part_->runtime().peak_in_flight(); }
   // How steps were made on a GPU; all zero where the host looks into each of them.
@@ -100,14 +100,14 @@ class Trainer {
   ArenaPtr arena_;
   std::unique_ptr<LanguageModel> whole_;
   std::unique_ptr<ModelPart> part_;
-  std::vector<size_t> places_;          // of this rank's units in the whole model
-  std::vector<int> ranks_of_units_;     // of the whole model: their places on the pipeline axis
+  std::vector<size_t> places_;          // places of this rank's units in the whole model
+  std::vector<int> ranks_of_units_;     // places of the whole model's units on the pipeline axis
   std::unique_ptr<Communicator> tied_;  // the ranks with the first and the last stage, where they are two
   std::unique_ptr<StepTokens> tokens_;
-  std::unique_ptr<MatrixOwners> matrices_;  // of an optimizer that needs them whole
+  std::unique_ptr<MatrixOwners> matrices_;  // owners of matrices, for an optimizer that needs them whole
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<StepRanks> step_ranks_;  // where there are several
-  std::unique_ptr<StepGraph> graph_;       // of steps that the host only begins and ends
+  std::unique_ptr<StepGraph> graph_;       // the graph of steps that the host only begins and ends
   int64_t more_updates_ = 0;
   LrSchedule schedule_;
 };

@@ -1,4 +1,4 @@
-// What a run has sent and held, over all ranks.
+// Counts of what a run has sent and held, over all ranks.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -26,8 +26,8 @@ struct Straggler {
 std::optional<Straggler> straggler_of(const std::vector<double>& waited, double seconds);
 
 struct RunUsage {
-  std::vector<int64_t> peak_bytes;  // of each rank's arena
-  std::vector<SentBytes> sent;      // what was used at all
+  std::vector<int64_t> peak_bytes;  // the peak of each rank's arena
+  std::vector<SentBytes> sent;      // operations that were used at all
   std::optional<Straggler> straggler = {};
 };
 
@@ -54,7 +54,7 @@ struct ExpertLoad {
 // a model without experts. Every rank calls it.
 ExpertLoad expert_load(Trainer& trainer);
 
-// What stands for many measurements.
+// Numbers that stand for many measurements.
 
 // The middle value, the upper one of two; 0 where there is none.
 inline double median(std::vector<double> values) {

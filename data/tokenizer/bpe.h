@@ -66,7 +66,7 @@ class MergeTable {
   void apply(std::span<const int32_t> piece, std::vector<int32_t>& out) const;
 
  private:
-  std::vector<int32_t> results_;                 // of each merge
+  std::vector<int32_t> results_;                 // the result of each merge
   std::unordered_map<uint64_t, int32_t> ranks_;  // by the pair
 };
 

@@ -35,13 +35,13 @@ struct AddedToken {
   bool special = false, normalized = false;
 };
 
-enum class Prefix { never, first, always };        // of a mark before a text: only the first part, or every one
-enum class Strip { none, space, marks_of_first };  // what decoding takes from the beginning of a text
+enum class Prefix { never, first, always };        // parts that get a mark before them: only the first, or every one
+enum class Strip { none, space, marks_of_first };  // characters that decoding takes from the beginning of a text
 
 struct Description {
   // The model.
   std::vector<std::string> tokens;  // the bytes that each adds to a text
-  Ids vocab;                        // what merges work on: bytes where byte_level, else characters
+  Ids vocab;                        // units that merges work on: bytes where byte_level, else characters
   bpe::MergeTable merges;
   int32_t unknown = -1;  // for what has no token; -1: none
   bool fuse_unknown = false, byte_fallback = false, ignore_merges = false;
@@ -185,7 +185,7 @@ class BpeTokenizer final : public DescribedTokenizer {
 
 struct BpeTraining {
   int64_t vocab_size = 50257;  // GPT-2's; at least 256
-  int64_t least_count = 2;     // of a pair that is worth a token: a small text ends with fewer than vocab_size
+  int64_t least_count = 2;     // count of a pair that is worth a token: a small text ends with fewer than vocab_size
   // Called now and then with the tokens made so far.
   std::function<void(int64_t made)> progress = nullptr;
 };

@@ -111,7 +111,7 @@ class KnownPieces {
   }
 
  private:
-  static constexpr size_t kBytes = 48;  // of a piece that is worth remembering
+  static constexpr size_t kBytes = 48;  // size of the longest piece that is worth remembering
   static constexpr size_t kPieces = 1 << 18;
   struct Place {
     size_t begin, count;

@@ -18,10 +18,10 @@ Range part_here(const Slot& slot, const FlatUnit& shard) {
   return {std::max(slot.begin, int64_t{0}), std::min(slot.end(), shard.grads.numel())};
 }
 
-// What the last unit, a norm, is said to be cut over beside tensor ranks: for them its parameters are whole.
+// The axis that the last unit, a norm, is said to be cut over beside tensor ranks: for them its parameters are whole.
 constexpr const char* kOtherAxis = "other";
 
-// Of gradients that are all one, unit by unit.
+// Counts and sums of gradients that are all one, unit by unit.
 struct Counted {
   std::vector<double> found;             // the sums of squares, as the rank knows them
   std::vector<double> here, whole_here;  // gradients that it has; among them those that every tensor rank has too

@@ -14,10 +14,10 @@
 namespace tessera::lab {
 namespace {
 
-constexpr double kRate = 0.5;  // of learning
+constexpr double kRate = 0.5;  // the learning rate
 constexpr int kSteps = 2;      // with the same parameters: what a step leaves behind would be seen in the next
 
-// What a rank has of a parameter: its elements [begin, end).
+// A rank's part of a parameter: its elements [begin, end).
 struct HeldPart {
   size_t parameter = 0;
   Range range;
@@ -27,9 +27,9 @@ struct HeldPart {
 struct Seen {
   std::vector<std::vector<HeldPart>> gradients;  // [step]
   std::vector<HeldPart> values;
-  std::vector<double> requested;          // of the first step's collectives, seconds
+  std::vector<double> requested;          // times of the first step's collectives, seconds
   double last_begins = 0, last_ends = 0;  // the last micro-batch
-  OpCounts counts{};                      // of the first step, with its update
+  OpCounts counts{};                      // counts of the first step, with its update
   int64_t left = 0;                       // bytes of category communication that are held after a step
   int64_t whole = 0;                      // elements of all units, padding with it
 };
@@ -193,7 +193,7 @@ int64_t expected_buckets(const DataCase& c) {
   return count;
 }
 
-// What leaves too early is summed while micro-batches still add to it.
+// Gradients that leave too early are summed while micro-batches still add to them.
 void check_not_early(const DataCase& c, const std::vector<Seen>& ranks) {
   const auto early = std::ranges::count_if(ranks[0].requested, [&](double t) { return t < ranks[0].last_begins; });
   if (early > 0)

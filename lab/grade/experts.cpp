@@ -26,7 +26,7 @@ struct Problem {
 struct Seen {
   std::vector<double> out, input_gradient;
   std::vector<std::vector<double>> expert_gradients;  // by expert: of its first matrix; empty: it is elsewhere
-  std::vector<int64_t> rows;                          // of each expert, from this rank's tokens
+  std::vector<int64_t> rows;                          // rows of each expert, from this rank's tokens
   int64_t sent = 0;
 };
 

@@ -13,7 +13,7 @@
 namespace tessera::lab {
 namespace {
 
-constexpr int64_t kRows = 4, kColumns = 12;  // what 2 and 3 ranks divide
+constexpr int64_t kRows = 4, kColumns = 12;  // numbers that 2 and 3 ranks divide
 
 std::vector<double> drawn(uint64_t name, int64_t count) {
   std::vector<double> out;
@@ -30,7 +30,7 @@ std::vector<double> columns(const std::vector<double>& whole, int n, int rank) {
   return out;
 }
 
-// What the ranks of an axis have of one matrix, in a placement: of P, parts whose sum it is.
+// Parts of one matrix that the ranks of an axis have, in a placement: of P, parts whose sum it is.
 struct Spread {
   int n;
   std::vector<std::vector<double>> rank;

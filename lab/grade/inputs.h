@@ -1,4 +1,4 @@
-// What every rank brings to a collective that is graded, and what typical mistakes would make of it.
+// Inputs of every rank for a collective that is graded, and results that typical mistakes would make of them.
 #pragma once
 #include <functional>
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace tessera::lab {
 
-inline constexpr double kUntouched = -1000;  // what results are filled with before
+inline constexpr double kUntouched = -1000;  // the value that results are filled with before
 
 // Each rank's array of `count` float32 numbers: small whole ones, or any.
 struct Inputs {
@@ -31,14 +31,14 @@ struct Inputs {
     int64_t sent = 0;
     bool in_kept = true, within = true;  // its array is as it was; nothing lies behind its piece
   };
-  // What body(world, whole, own) returns on each rank, and what that rank has sent by `op`: `whole` is the rank's
+  // Results of body(world, whole, own) on each rank, and the bytes that each has sent by `op`: `whole` is the rank's
   // array, `own` room for its piece.
   using Body = std::function<Tensor(Communicator& world, Tensor whole, Tensor own)>;
   std::vector<Result> run(const Body& body, Op op, Algorithm algorithm) const;
 
   // Throws Wrong where a reduce-scatter has changed its input, or has written more than a piece.
   void expect_kept(const std::string& where, const Result& result) const;
-  // Of the sum of all ranks' piece `r`, on rank r.
+  // Guesses at the sum of all ranks' piece `r`, on rank r.
   std::vector<Guess> guesses_of_sum(int r) const;
   // Throws Wrong where a piece is not that of its rank.
   void expect_gathered(const std::string& where, const std::vector<double>& found) const;
@@ -48,10 +48,10 @@ struct Inputs {
 // in any order.
 void for_inputs(const std::function<void(const Inputs&)>& check);
 
-// What each micro-batch of each data rank brings to the gradients, computed by one rank without a strategy; and their
-// sums in the orders of the strategies, and as typical mistakes would have them.
+// Gradients of each micro-batch of each data rank, computed by one rank without a strategy; and their sums in the
+// orders of the strategies, and as typical mistakes would have them.
 
-inline constexpr int64_t kSequences = 2;  // of a micro-batch
+inline constexpr int64_t kSequences = 2;  // sequences of a micro-batch
 
 struct DataCase {
   int ranks = 2;
@@ -68,14 +68,14 @@ std::unique_ptr<Decoder> small_model(const DataCase& c);
 // Forward and backward of one micro-batch of one rank: its part of the gradient of the mean over the global batch.
 void learn(Decoder& model, const DataCase& c, int rank, int64_t microbatch, const ArenaPtr& arena);
 
-// Of every parameter, in order.
+// Gradients of every parameter, in order.
 using Gradients = std::vector<std::vector<float>>;
 void add(Gradients& to, const Gradients& more);
 
 struct MicroGradients {
   DataCase of;
   std::vector<std::string> names;
-  std::vector<std::vector<float>> values;     // of the parameters, before the update
+  std::vector<std::vector<float>> values;     // values of the parameters, before the update
   std::vector<std::vector<Gradients>> parts;  // [rank][micro-batch]
 
   // Each rank's micro-batches in order, then the ranks; or the ranks of each micro-batch, then the micro-batches.

@@ -21,7 +21,7 @@ std::vector<double> in_rank_order(const Inputs& in, Range range) {
   return out;
 }
 
-// Of each rank: what body() makes of its array and its piece, and the bytes that it says were sent.
+// Results of each rank: what body() makes of its array and its piece, and the bytes that it says were sent.
 using Body = std::function<int64_t(Transport& t, Call call, Tensor whole, Tensor own)>;
 std::vector<Inputs::Result> exchange(const Inputs& in, bool result_is_whole, const Body& body) {
   std::vector<int64_t> sent(static_cast<size_t>(in.ranks));

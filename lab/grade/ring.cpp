@@ -49,7 +49,7 @@ const std::vector<Way>& typical_mistakes() {
   return all;
 }
 
-// What each rank ends with, where all pieces are equally long.
+// Sums that each rank ends with, where all pieces are equally long.
 std::vector<double> on_this_way(const Inputs& in, const Way& way, int r) {
   const int n = in.ranks;
   const auto of = [&](int rank, int p) { return in.of_piece(rank, ((p % n) + n) % n); };
@@ -62,7 +62,7 @@ std::vector<double> on_this_way(const Inputs& in, const Way& way, int r) {
   return sums[static_cast<size_t>(r)];
 }
 
-// Of a sum of piece r whose first numbers, or those that are added to them, or all, begin `begin` bytes behind the
+// The sum of piece r whose first numbers, or those that are added to them, or all, begin `begin` bytes behind the
 // beginning of their array.
 std::vector<double> from_byte(const Inputs& in, int r, bool first, bool others) {
   const Range own = in.range(r);

@@ -35,7 +35,7 @@ struct Problem {
 // Attention of one query to some keys, and the logarithm of its denominator.
 struct Row {
   std::vector<double> out = std::vector<double>(kHead);
-  double sum = 0;  // of exp(score)
+  double sum = 0;  // sum of exp(score)
 };
 template <class Sees>
 Row attend(int64_t query, int64_t tokens, const Sees& sees) {
@@ -52,7 +52,7 @@ Row attend(int64_t query, int64_t tokens, const Sees& sees) {
   return row;
 }
 
-// What rank r would have if queries were handled so: `of(query, rows by the rank that has the keys)`.
+// Outputs that rank r would have if queries were handled so: `of(query, rows by the rank that has the keys)`.
 template <class Of>
 std::vector<double> outputs(const Problem& p, int rank, const Of& of) {
   std::vector<int> holder(static_cast<size_t>(p.tokens));

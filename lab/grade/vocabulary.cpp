@@ -16,7 +16,7 @@ namespace {
 struct Problem {
   int ranks = 2;
   int64_t rows = 3, vocab = 10;
-  double spread = 3;  // of the logits
+  double spread = 3;  // spread of the logits
 
   double logit(int64_t row, int64_t column) const {
     return spread * Philox(7).normal(static_cast<uint64_t>(row * vocab + column));
@@ -81,7 +81,7 @@ std::vector<Guess> guesses_of_gradient(const Problem& p, int rank) {
   return out;
 }
 
-// What typical mistakes make of the loss, on a rank.
+// The loss on a rank as typical mistakes would have it.
 std::vector<Guess> guesses(const Problem& p, int rank) {
   const Range own = p.own(rank), all{0, p.vocab};
   const auto loss = [&](const auto& of_row) { return std::vector<double>{p.over_rows(of_row)}; };

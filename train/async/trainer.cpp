@@ -37,7 +37,7 @@ AsyncTrainer::AsyncTrainer(const Job& job, Sequences sequences, Communicator& wo
   check_sequences(job_, sequences_);
 }
 
-// Of ids in the host's memory.
+// Documents of ids in the host's memory.
 Documents AsyncTrainer::documents(const Tensor& ids) const {
   if (!job_.optim.document_mask) return {};
   const Documents made = documents_of(ids, *sequences_.document_end);

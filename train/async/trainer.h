@@ -26,7 +26,7 @@ class AsyncTrainer {
   Communicator& axis() { return *axis_; }
   LanguageModel& model() { return *model_; }
   const ArenaPtr& arena() const { return arena_; }
-  int64_t tokens_per_step() const { return job_.optim.batch * model_->config.context; }  // of all workers
+  int64_t tokens_per_step() const { return job_.optim.batch * model_->config.context; }  // tokens of all workers
 
   // The mean loss of a worker's sequences of a step, and its gradient.
   double worker_step(int worker, int64_t step);

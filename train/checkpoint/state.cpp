@@ -15,7 +15,8 @@ namespace tessera {
 
 namespace {
 
-// What `flat`, a tensor like the unit's values, has of each parameter. A slot may begin before it or end past it.
+// Adds the part of each parameter that `flat`, a tensor like the unit's values, has. A slot may begin before it or end
+// past it.
 void add_parts(const FlatUnit& unit, const Tensor& flat, const std::string& suffix, std::vector<HeldPart>& out) {
   for (const Slot& slot : unit.slots) {
     const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.end(), flat.numel());
@@ -31,7 +32,7 @@ std::vector<HeldPart> values_of(const std::vector<FlatUnit>& units) {
   return out;
 }
 
-// Of tensors that are named after their units.
+// Parts of tensors that are named after their units.
 std::vector<HeldPart> state_of(const std::vector<NamedTensor>& all, const std::vector<FlatUnit>& units) {
   std::vector<HeldPart> out;
   for (const NamedTensor& state : all)
@@ -68,8 +69,8 @@ std::vector<HeldPart> gradients_of(Trainer& trainer) {
   return out;
 }
 
-// Of ranks that hold the same the first has it to save, or those of that copy on the data axis; a copy of a tied weight
-// is nobody's.
+// Keeps the parts that this rank saves. Of ranks that hold the same the first has it to save, or those of that copy on
+// the data axis; a copy of a tied weight is nobody's.
 std::vector<HeldPart> own(Trainer& trainer, std::vector<HeldPart> held, std::optional<int> copy = 0) {
   const int mine = trainer.strategy().copy();
   // Neighbours that keep everything have one copy of the experts among them; each group of shard ranks has its own.
@@ -260,7 +261,7 @@ std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients) {
     h.part = Tensor::of<int32_t>(rank, {h.part.numel()}, trainer.arena()->host());
   }
   std::vector<WholeTensor> whole = list(trainer, DType::int32, !of_gradients);
-  for (WholeTensor& t : whole) t.dtype = DType::int32;  // of bytes too
+  for (WholeTensor& t : whole) t.dtype = DType::int32;  // tensors of bytes get int32 too
   return gather(trainer, whole, held);
 }
 

@@ -20,15 +20,14 @@ struct WholeTensor {
 };
 // The kinds of tensors that the optimizer keeps, or keeps of matrices that it updates as wholes: "m", "v".
 std::vector<std::string> state_kinds(const Optimisation& optim, bool matrices = false);
-// What is behind the names of the state of ranks that train alone: nothing of the first copy, ".replica1" of the
-// second.
+// The suffix in the names of state of ranks that train alone: nothing for the first copy, ".replica1" for the second.
 std::string suffix_of_copy(int copy);
 // All parameters, and all that optimizers and strategies keep, in the order of a file. Of ranks that train alone the
 // parameters are model_of(), and each rank's own are among what is kept: "....weight.m.replica1", "....value.replica1".
 std::vector<WholeTensor> list_values(Trainer& trainer);
 std::vector<WholeTensor> list_state(Trainer& trainer);
 
-// What a rank holds of one: elements [begin, begin + part.numel()) of its part of the parameter. for_each_run() says
+// A rank's part of one tensor: elements [begin, begin + part.numel()) of its part of the parameter. for_each_run() says
 // where these are in the whole.
 struct HeldPart {
   std::string name;
@@ -59,7 +58,7 @@ std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients);
 using TensorReader = std::function<void(int64_t begin, std::span<std::byte> to)>;
 // Whole tensors by name, to be read in that dtype and shape: nothing is read of what nobody asks for.
 using WholeTensors = std::function<TensorReader(const std::string& name, DType dtype, const Shape& shape)>;
-// Of bytes that outlive the result.
+// A reader of `bytes`, which must outlive it.
 TensorReader reader_of(std::span<const std::byte> bytes, DType dtype);
 // Units, or shards of them, take their part. Throws what `source` throws.
 void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source);

@@ -1,4 +1,4 @@
-// What each rank of a plan saves of a run's tensors, and nothing else: a checkpoint's parts.
+// Parts of a checkpoint: what each rank of a plan saves of a run's tensors, and nothing else.
 #pragma once
 #include <filesystem>
 #include <map>
@@ -14,15 +14,15 @@
 
 namespace tessera {
 
-// What one rank's file has of a tensor: `count` elements from the one at `begin` on, of what its layout keeps.
+// The part of a tensor in one rank's file: `count` elements from the one at `begin` on, of what its layout keeps.
 struct SavedPart {
-  std::string name;  // of the tensor: "blocks.0.mlp.up.weight.m"
+  std::string name;  // the tensor's name: "blocks.0.mlp.up.weight.m"
   Shape whole = {};
   ShardSpec shard = {};  // without the axis
   int64_t begin = 0, count = 0;
 };
-// What a run under this plan saves on each rank, and nothing else; one entry for each rank of the plan. `state`: of the
-// optimizer, else of the parameters. From sizes alone, without memory. Throws FieldError for ps-async.
+// Parts that a run under this plan saves on each rank, and nothing else; one entry for each rank of the plan. `state`:
+// those of the optimizer, else of the parameters. From sizes alone, without memory. Throws FieldError for ps-async.
 std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state);
 
 // The tensors of a checkpoint, whole, whether they lie in one file or in parts:
@@ -38,7 +38,8 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state);
 std::string part_name(const std::string& stem, size_t rank, size_t ranks);
 // The metadata "parts" of a file.
 std::string describe_parts(const std::vector<SavedPart>& parts);
-// Of a file's text; `what` names it. Throws InputError for what no layout can be: runs that leave the tensor, or meet.
+// Parses a file's text; `what` names it. Throws InputError for what no layout can be: runs that leave the tensor, or
+// meet.
 std::vector<SavedPart> parse_parts(std::string_view json, const std::string& what);
 
 class SavedTensors {

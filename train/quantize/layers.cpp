@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-// What a layer reads: hidden states of some windows, and which of their tokens count.
+// Inputs of a layer: hidden states of some windows, and which of their tokens count.
 struct Batch {
   Tensor states;               // (B, T, C)
   std::vector<int64_t> count;  // rows of (B T, C); empty: all

@@ -1,8 +1,9 @@
 // A trained model's linear layers in 4 bits, by GPTQ or by plain rounding: those of attention and of the feed-forward
 // layers, not embeddings, head and norms.
 //
-// Layer by layer, and within a layer linear by linear, in the order in which they compute: what GPTQ sees as the inputs
-// of one is what all before it, already rounded, make of the calibration data (Frantar et al. 2022, section 5).
+// Layer by layer, and within a layer linear by linear, in the order in which they compute: the inputs of one, as GPTQ
+// sees them, come from the calibration data through all linears before it, already rounded (Frantar et al. 2022,
+// section 5).
 #pragma once
 #include <functional>
 #include <string>
@@ -20,15 +21,15 @@ enum class Rounding : uint8_t { nearest, gptq };
 struct QuantizeOptions {
   Rounding method = Rounding::gptq;
   int64_t group = 128;    // columns that share a scale
-  double damping = 0.01;  // of GPTQ
-  int64_t windows = 128;  // of the calibration data, spread over it evenly
+  double damping = 0.01;  // the damping of GPTQ
+  int64_t windows = 128;  // windows of the calibration data, spread over it evenly
   int64_t at_once = 4;    // windows of one forward pass
 };
 
 struct QuantizedWeight {
-  std::string name;  // of the parameter
+  std::string name;  // the parameter's name
   Int4Matrix matrix;
-  double error = 0;  // of the layer's output on the calibration data: output_error()
+  double error = 0;  // error of the layer's output on the calibration data: output_error()
 };
 
 // The weights of all linear layers within the layers of a model that is whole, has memory and no adapters, in order. In
