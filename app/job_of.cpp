@@ -49,7 +49,7 @@ Optimisation optimisation_of(const TrainOptions& o) {
 }
 
 Backend backend_of(const TrainOptions& o) {
-  if (o.launch) return Backend::threads;  // the launcher's own; it starts the ranks as it is told
+  if (o.launch) return Backend::threads;  // the launcher's own backend; it starts the ranks as it is told
   if (o.gives("backend")) return o.plan.backend;
   if (!o.plan.rendezvous.empty()) return Backend::tcp;
   return mpi_surroundings() ? Backend::mpi : Backend::threads;

@@ -11,9 +11,8 @@ namespace tessera {
 struct PlanQuestion {
   planner::Question question;
   std::string model;  // the user's name for it
-  double memory() const {
-    return question.hardware.memory_bytes - question.hardware.reserved_bytes;
-  }  // bytes that a rank can use
+  // Bytes that a rank can use.
+  double memory() const { return question.hardware.memory_bytes - question.hardware.reserved_bytes; }
 };
 
 // The usual vocabulary: for a preset that of its tokenizer, which is characters or GPT-2's.

@@ -53,7 +53,7 @@ class Progress {
   void clear();
   Options o_;
   bool shown_ = false;
-  double step_ms_ = 0;  // mean of late steps: the time left does not jump with one slow step
+  double step_ms_ = 0;  // moving mean: the time left does not jump with one slow step
   int64_t next_plain_ = 1;
   std::chrono::steady_clock::time_point last_{};
 };

@@ -104,7 +104,7 @@ class RunDirectory {
 // The files of a checkpoint (train/checkpoint/tensors.h).
 inline constexpr const char *kModel = "model", *kOptimizer = "optimizer";
 
-// A checkpoint's manifest says this about its run.
+// Facts about a run that the manifest of its checkpoint states.
 struct SavedRun {
   int64_t steps = 0, updates = 0;
   int ranks = 1;

@@ -72,8 +72,8 @@ WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
 
 namespace {
 
-// The model of a folder. GPTQ's codes are held as they are where all layers have them and their groups can be held so;
-// else they are the numbers that the codes stand for.
+// The configuration of a folder's model. GPTQ's codes are held as they are where all layers have them and their groups
+// can be held so; else they are the numbers that the codes stand for.
 ModelConfig config_of(const HubFolder& folder) {
   ModelConfig config = folder.config();
   if (!folder.gptq()) return config;

@@ -24,7 +24,7 @@ struct Pretrained {
   // lives.
   WholeTensors tensors;
   std::string base = {};  // adapters only: the model that they were trained beside
-  // Codes of a folder whose layers are in 4 bits, by our names: those of a tensor, or nothing where it has none.
+  // The codes of a folder whose layers are in 4 bits, by our names: a tensor's, or nothing where it has none.
   std::optional<GptqConfig> gptq = {};
   std::function<std::optional<Int4Matrix>(const std::string& name)> codes = {};
   std::vector<std::string> passed_over = {};  // runs only: why newer checkpoints were not taken

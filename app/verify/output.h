@@ -11,7 +11,7 @@ namespace tessera {
 std::string verify_json(const VerifyResult& result, const TrainOptions& options, const Job& job, const Defect* defect);
 // The bounds that broke.
 std::string broken_text(const VerifyResult& result);
-// The likely fault, and why it is likely.
+// The likely cause of broken bounds, and why it is likely.
 std::string diagnosis_text(const VerifyResult& result);
 // The defect that was planted, and where.
 std::string defect_text(const Defect& defect, const Job& job);

@@ -1,4 +1,4 @@
-// Parts of the test of the pages: the commands and quotations of a page, and whether two outputs say the same.
+// Helpers of the test of the pages: the commands and quotations of a page, and whether two outputs say the same.
 #pragma once
 #include <fmt/format.h>
 #include <sched.h>
@@ -153,7 +153,7 @@ inline bool within(const std::string& a, const std::string& b, double absolute, 
 class Difference {
  public:
   explicit Difference(bool report = false) : report_(report) {}
-  // The difference of `found`, in one line; empty if there is none.
+  // The first difference of `found` from `expected`, in one line; empty if there is none.
   std::string between(const Lines& expected, const Lines& found, size_t first_line) {
     for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
       const std::string e = i < expected.size() ? expected[i] : "(no more)", f = i < found.size() ? found[i] : "(ends)";

@@ -101,7 +101,7 @@ class ProgramTest : public testing::Test {
 
   // --- the run in the folder "run", which may be disturbed at any moment ---
   std::filesystem::path checkpoints() const { return path("run/checkpoints"); }
-  // Files with a name of something half-written, as the program prints them.
+  // Names of half-written files and folders, as the program prints them.
   std::vector<std::string> half_written() const {
     std::vector<std::string> out;
     for (const std::string folder : {"run", "run/checkpoints"}) {

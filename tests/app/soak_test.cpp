@@ -62,7 +62,7 @@ class SoakTest : public test::ProgramTest {
   void disturb(pid_t child);
   void one_disturbed_run(const std::string& settings, const std::string& plan);
   void one_trial();
-  // The end that `settings` come to under the plan.
+  // The files that `settings` end with under the plan.
   std::string undisturbed(const std::string& settings, const std::string& plan);
   // An asynchronous plan, and its record in order.txt.
   test::Plans recorded(const std::string& settings);
