@@ -121,7 +121,7 @@ constexpr const char* kDescribeExamples =
     "Examples:\n"
     "  tessera describe --format json                  every option of every command, for programs\n"
     "A client in another language is made from it, and so are forms and completions.";
-constexpr double kMostRanks = 1 << 20, kMostBatch = 1e7;  // of `plan`, which starts no rank
+constexpr double kMostRanks = 1 << 20, kMostBatch = 1e7;  // limits of `plan`, which starts no rank
 
 using Names = std::vector<std::string_view>;
 const Names kOfGenerate = {
@@ -183,7 +183,7 @@ class CommandLine {
   CLI::App app_{kAbout, "tessera"};
   std::vector<std::pair<const CLI::App*, std::vector<std::pair<Setting, bool>>>> told_;
   Findings wrong_;
-  Words words_;  // of train and verify
+  Words words_;  // options of train and verify
   TrainOptions run_, of_verify_ = verify_defaults(), of_plan_ = plan_defaults();
   GenerateOptions generate_;
   EvaluateOptions evaluate_;
@@ -375,12 +375,12 @@ void CommandLine::refuse_leftovers() {
   }
 }
 
-// What CLI11 says of words that it cannot split, in ours.
+// Words the errors of CLI11 about words that it cannot split as Tessera's own.
 std::string words_of(const CLI::ParseError& e) {
   std::string text = e.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr)
     return fmt::format("{}: expected a value, found none", text.substr(0, text.find(':')));
-  const size_t name = text.find("--"), value = text.find(" = ");  // of a flag: "Could not convert: --quiet = maybe"
+  const size_t name = text.find("--"), value = text.find(" = ");  // a flag: "Could not convert: --quiet = maybe"
   if (dynamic_cast<const CLI::ConversionError*>(&e) == nullptr || name == text.npos || value == text.npos) return text;
   return fmt::format("{}: expected true or false, found '{}'", text.substr(name, value - name), text.substr(value + 3));
 }
@@ -472,7 +472,7 @@ std::vector<const char*> with_help(int argc, const char* const* argv) {
   return words;
 }
 
-// What was asked for, of a command with subcommands: the place of its name among `names`.
+// The chosen subcommand of a command, as the place of its name among `names`.
 size_t way_of(const CLI::App& command, std::initializer_list<std::string_view> names) {
   const std::vector<CLI::App*> all = command.get_subcommands();
   const std::string name = all.empty() ? "" : all.front()->get_name();

@@ -1,4 +1,4 @@
-// What the options say of examples for fine-tuning, and what is said of the data of a run.
+// Options of examples for fine-tuning, and the lines that describe the data of a run.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,8 +10,8 @@ namespace tessera {
 
 ExampleOptions example_options(const TrainOptions& options);
 
-// What `data` names: a dataset, examples, or a mixture of either. Throws as dataset_for(), load_examples() and mixed()
-// do.
+// Opens the data that `data` names: a dataset, examples, or a mixture of either. Throws as dataset_for(),
+// load_examples() and mixed() do.
 Dataset open_data(const TrainOptions& options, const TokenizerChoice& tokenizer);
 
 // Throws Error (usage) for an option about examples beside data that has none.

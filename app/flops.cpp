@@ -34,7 +34,7 @@ Tensor drawn_square(int64_t n, DType dtype, const ArenaPtr& arena) {
   return square;
 }
 
-// Of matrices that are large enough to take a millisecond.
+// The rate of products of matrices that are large enough to take a millisecond.
 double gpu_peak_flops(DType dtype, const ArenaPtr& arena) {
   constexpr int64_t most = 8192;
   for (int64_t n = 128;; n *= 2) {

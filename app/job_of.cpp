@@ -49,7 +49,7 @@ Optimisation optimisation_of(const TrainOptions& o) {
 }
 
 Backend backend_of(const TrainOptions& o) {
-  if (o.launch) return Backend::threads;  // of the launcher, which starts the ranks as it is told
+  if (o.launch) return Backend::threads;  // the launcher's own backend; it starts the ranks as it is told
   if (o.gives("backend")) return o.plan.backend;
   if (!o.plan.rendezvous.empty()) return Backend::tcp;
   return mpi_surroundings() ? Backend::mpi : Backend::threads;
@@ -252,7 +252,7 @@ bool is_default_job(const TrainOptions& o) {
 }
 
 bool chooses_job(std::string_view option) {
-  if (option == "dropout" || option == "dtype") return false;  // of a model, but not which
+  if (option == "dropout" || option == "dtype") return false;  // they belong to a model, but do not choose it
   if (option == "data" || option == "tokenizer" || option == "document-mask") return true;
   TrainOptions o;
   const Settings all = settings_of(o);

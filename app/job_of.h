@@ -13,8 +13,8 @@ namespace tessera {
 // all, two data-parallel ranks where the machine and the batch allow it. May be a mesh of another number of ranks,
 // which check_plan() refuses. Throws Error (usage) for a schedule that has no such name.
 Job job_of(const TrainOptions& options);
-// How the ranks of a command are started. Processes must have been given the same command, the same options (but for
-// what is said to the user) and the same program.
+// How the ranks of a command are started. Processes must have been given the same command, the same options (but
+// for what is said to the user) and the same program.
 LaunchOptions ranks_of(const std::string& command, const TrainOptions& options, const Plan& plan);
 // Throws Error (usage) in the words of the options, with the nearest values that can be.
 void check_plan(const TrainOptions& options);
@@ -32,7 +32,7 @@ bool chooses_job(std::string_view option);
 // The options that the default job stands for, with the values that `o` gives them, to be typed:
 // "--model llama-nano --tokenizer bpe-1024 ...".
 std::string default_job_words(const TrainOptions& o);
-// What a user should hear of options that go together and do nothing; empty where there are none.
+// A warning about options that go together and do nothing, for the user; empty where there are none.
 std::string useless_options(const TrainOptions& o);
 
 }  // namespace tessera

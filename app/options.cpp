@@ -365,7 +365,7 @@ std::string to_toml(const TrainOptions& options) {
 std::string with_options(const std::string& message) {
   static const std::set<std::string> known = [] {
     TrainOptions run;
-    std::set<std::string> names{"hardware", "software", "defect", "figure"};  // of plan, verify and report
+    std::set<std::string> names{"hardware", "software", "defect", "figure"};  // options of plan, verify and report
     for (const Setting& s : settings_of(run))
       if (s.field.in_words) names.insert(s.word());
     return names;

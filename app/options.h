@@ -1,5 +1,5 @@
-// What the commands can be told: plain structs, and the entry of each of their fields (settings/setting.h). A model,
-// its optimisation and a plan are described beside their structs, in models/ and train/.
+// The commands' options: plain structs, and the entry of each of their fields (settings/setting.h). A model, its
+// optimisation and a plan are described beside their structs, in models/ and train/.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-using Words = std::vector<std::pair<std::string, std::string>>;  // of options: name, text
+using Words = std::vector<std::pair<std::string, std::string>>;  // options: name, text
 
 struct TrainOptions {
   std::string model = "gpt-nano";  // whose sizes stand where no others are given
@@ -96,18 +96,18 @@ struct GenerateOptions {
   std::vector<std::string> stop;  // texts
   bool ignore_end = false;
   std::string format = "text";
-  Words words;  // of the plan
+  Words words;  // the plan's options
 };
 
 struct EvaluateOptions {
   std::string from;
-  Words words;  // of the data and of the plan
+  Words words;  // options of the data and of the plan
 };
 
 struct DatasetOptions {
   std::vector<std::string> sources;
   std::optional<std::string> tokenizer;
-  int64_t vocab = 50257;  // of a bpe tokenizer that is trained
+  int64_t vocab = 50257;  // tokens of a bpe tokenizer that is trained
   int64_t shard_tokens = 0;
   std::optional<std::string> out;
 };
@@ -117,7 +117,7 @@ struct ReportOptions {
   std::string format = "html";    // or "text", on standard output
   std::optional<std::string> figure, out;
   bool svg = false;
-  Words words = {};  // of a plan that is drawn where there is no run
+  Words words = {};  // options of a plan that is drawn where there is no run
 };
 
 struct BenchOptions {
@@ -148,12 +148,12 @@ struct CheckpointOptions {
   enum class Way { import, write, reshard, quantize, inspect };
   Way way = Way::inspect;
   std::string from;
-  std::string out;                       // of import and reshard a run, of export and quantize a folder
-  bool merge = false;                    // of export: adapters into the weights
+  std::string out;                       // import and reshard: a run; export and quantize: a folder
+  bool merge = false;                    // export: adapters into the weights
   std::optional<std::string> dtype;      // default: as it is stored
-  std::optional<std::string> tokenizer;  // of import, where the folder has none
-  Words layout;                          // of reshard; of quantize the words of its one rank
-  // Of quantize.
+  std::optional<std::string> tokenizer;  // import: where the folder has none
+  Words layout;                          // reshard: the plan; quantize: options of its one rank
+  // for quantize:
   std::string method = "gptq", bits = "4", calibrate;
   int64_t group = 128, windows = 128;
 };
@@ -211,8 +211,8 @@ std::string with_options(const std::string& message);
 [[noreturn]] void throw_with_options(const Error& error);
 // That error again, with the option before it where it is about `path` and names none.
 [[noreturn]] void throw_of_option(std::string_view option, const std::string& path, const InputError& error);
-// What f returns. Its InputError about `path`, a file that cannot be read or used, begins with the option that named
-// it.
+// Returns the result of f. Its InputError about `path`, a file that cannot be read or used, begins with the option that
+// named it.
 template <class F>
 auto of_option(std::string_view option, const std::string& path, const F& f) {
   try {

@@ -20,7 +20,7 @@ constexpr int64_t kUsualVocab = 50257, kCharacters = 256;  // where a vocabulary
 
 bool is_file(const std::string& name) { return name.find('/') != std::string::npos || name.ends_with(".toml"); }
 
-// What `read` makes of the file that the option names; its errors name the file and its keys.
+// Reads with `read` the file that the option names; errors name the file and its keys.
 template <class F>
 auto from_file(std::string_view option, const std::string& path, const F& read) {
   const std::string text = of_option(option, path, [&] { return read_file(path); });
@@ -87,7 +87,7 @@ planner::Software software_of(const PlanOptions& o, const planner::Hardware& h) 
   return s;
 }
 
-// What was not given is open.
+// Fixes a choice that the option gives; a choice that was not given stays open.
 template <class T>
 void fix(const PlanOptions& o, std::string_view option, std::optional<T>& choice, const T& value) {
   if (o.gives(option)) choice = value;

@@ -10,11 +10,12 @@ namespace tessera {
 
 struct PlanQuestion {
   planner::Question question;
-  std::string model;  // what the user calls it
-  double memory() const { return question.hardware.memory_bytes - question.hardware.reserved_bytes; }  // of a rank
+  std::string model;  // the user's name for it
+  // Bytes that a rank can use.
+  double memory() const { return question.hardware.memory_bytes - question.hardware.reserved_bytes; }
 };
 
-// Of a preset where it is the tokenizer's: characters, or GPT-2's.
+// The usual vocabulary: for a preset that of its tokenizer, which is characters or GPT-2's.
 int64_t usual_vocab(std::string_view preset);
 
 // Throws Error (usage) in the words of the options, or that names the file, for what cannot be; InputError for a file

@@ -1,5 +1,5 @@
-// What a person sees of a run, on standard error: one line that is rewritten on a terminal, a plain line now and then
-// elsewhere. Numbers keep their point in any locale, and a closed output is not an error.
+// The progress of a run for a person, on standard error: one line that is rewritten on a terminal, a plain line now and
+// then elsewhere. Numbers keep their point in any locale, and a closed output is not an error.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -32,8 +32,8 @@ class Progress {
     bool terminal = false;
     bool color = false;
     bool quiet = false;
-    int64_t steps = 0;    // of the whole run
-    int64_t columns = 0;  // of the terminal; 0: ask it at every line, since windows change
+    int64_t steps = 0;    // steps of the whole run
+    int64_t columns = 0;  // columns of the terminal; 0: ask it at every line, since windows change
   };
   explicit Progress(const Options& options) : o_(options) {}
   ~Progress() { clear(); }
@@ -53,7 +53,7 @@ class Progress {
   void clear();
   Options o_;
   bool shown_ = false;
-  double step_ms_ = 0;  // of late: the time left does not jump with one slow step
+  double step_ms_ = 0;  // moving mean: the time left does not jump with one slow step
   int64_t next_plain_ = 1;
   std::chrono::steady_clock::time_point last_{};
 };

@@ -24,7 +24,7 @@ std::atomic<bool> steps_in_hand{false}, save_requested{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 std::atomic<const char*> cut_file{nullptr};
 sem_t ending;
-pid_t parent = 0;  // of the program's start
+pid_t parent = 0;  // the parent process when the program started
 
 bool hangup_is_ignored = false;  // when the program was started, as nohup asks
 

@@ -1,4 +1,4 @@
-// What signals do.
+// The effects of signals.
 //
 // SIGINT (Ctrl-C), SIGTERM and SIGHUP, which counts as SIGTERM, end the program at once: what it was writing is
 // removed, what it has started is killed, and the status is 130 or 143. While a run makes its steps (StepsInHand) the

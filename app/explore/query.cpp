@@ -30,7 +30,7 @@ struct Key {
   std::string_view name;
   Part part = Part::plan;
   Kind kind = Kind::number;
-  int64_t most = 1'000'000'000;  // of a number; more would take the planner long
+  int64_t most = 1'000'000'000;  // the largest number; more would take the planner long
 };
 constexpr std::array<Key, 30> kKeys = {{{"model", Part::top, Kind::word},
                                         {"hardware", Part::top, Kind::word},
@@ -80,7 +80,7 @@ Ordered value_of(const Key& key, const std::string& text) {
   return number;
 }
 
-// What is given, by part. `other` is the part that this request has no keys of.
+// The given values, by part. `other` is the part that this request has no keys of.
 std::map<Part, Ordered> parts_of(const Request& request, Part other) {
   std::map<Part, Ordered> out;
   for (const Part part : {Part::top, Part::model, Part::plan, Part::question}) out[part] = Ordered::object();

@@ -1,8 +1,8 @@
 // A web server for one user of this machine: on 127.0.0.1, for its own page alone.
 //
-// It reads requests of at most 16 KiB without a body, GET and HEAD only, and takes a few seconds for each connection.
-// A request must name this server as its host, so that no other site's name can be pointed at it (DNS rebinding), and
-// what a page of another site asks for is refused. It keeps nothing between requests.
+// It reads requests of at most 16 KiB without a body, GET and HEAD only, and takes a few seconds for each connection. A
+// request must name this server as its host, so that no other site's name can be pointed at it (DNS rebinding),
+// and what a page of another site asks for is refused. It keeps nothing between requests.
 #pragma once
 #include <functional>
 #include <memory>

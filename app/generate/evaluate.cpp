@@ -22,7 +22,7 @@ namespace tessera {
 
 namespace {
 
-// What was found of one text, or of a part of a mixture.
+// The evaluation of one text, or of a part of a mixture.
 struct Found {
   std::string name;
   double share = 1;
@@ -54,7 +54,7 @@ nlohmann::ordered_json in_json(const Found& f) {
   return {{"loss", f.loss}, {"tokens", f.text.rows->targets()}, {"bits_per_byte", f.bits()}};
 }
 
-// Of a mixture the mean by its weights, and behind it its parts.
+// The result as text or JSON; for a mixture the mean by its weights, and behind it its parts.
 std::string result(const TrainOptions& run, const std::vector<Found>& all) {
   const bool json = run.format == "json";
   if (all.size() == 1) return (json ? in_json(all[0]).dump() : in_words(all[0])) + "\n";

@@ -31,7 +31,7 @@ class Shown {
         stop_(o.stop),
         end_(o.ignore_end ? std::nullopt : tokenizer.document_end()) {}
 
-  enum class By { length, stop, end };  // what ended it
+  enum class By { length, stop, end };  // the reason of the end
 
   // Whether the text goes on.
   bool add(int32_t token) {
@@ -46,7 +46,7 @@ class Shown {
     if (ended_ == By::length) add_text(decoder_.end());
     ready_ = text_.size();
   }
-  // What is certain to be part of it and was not taken yet.
+  // Text that is certain to be part of the result and was not taken yet.
   std::string take() {
     std::string out = text_.substr(taken_, ready_ - taken_);
     taken_ = ready_;

@@ -47,7 +47,7 @@ Inference open_inference(const std::string& from, const Words& words) {
   if (out.tokenizer->vocab_size() > out.from.config.vocab)
     throw InputError(fmt::format("{}: the tokenizer has {} tokens, and the model's vocabulary {}",
                                  out.from.path.string(), out.tokenizer->vocab_size(), out.from.config.vocab));
-  constexpr int64_t kSequences = 4;  // of a rank, at once
+  constexpr int64_t kSequences = 4;  // sequences of a rank, at once
   if (!run.gives("batch")) run.optim.batch = kSequences * job_of(run).plan.dp;
   try {
     check_sizes(job_of(run));
@@ -75,7 +75,7 @@ std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world
 namespace {
 
 constexpr std::string_view kSized = "bpe-";  // with the most tokens behind it
-constexpr double kLeastVocab = 256;          // of the bytes
+constexpr double kLeastVocab = 256;          // tokens: one for each byte
 
 }  // namespace
 

@@ -14,7 +14,7 @@ namespace tessera {
 struct Inference {
   Pretrained from;
   TrainOptions run;  // the options that say the same
-  Job job;           // of a model without gradients
+  Job job;           // a model without gradients
   std::unique_ptr<Tokenizer> tokenizer;
 };
 
@@ -25,7 +25,7 @@ Inference open_inference(const std::string& from, const Words& words);
 // This rank's part of it. The inference must outlive the result.
 std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world);
 
-// What the options say of the tokenizer, for the data layer, with progress shown while one is trained.
+// The tokenizer that the options ask for, for the data layer, with progress shown while one is trained.
 
 // bpe-N is a bpe tokenizer of at most N tokens. Throws Error (usage) when --tokenizer names neither a kind of tokenizer
 // nor a folder.

@@ -36,7 +36,7 @@ std::string model_words(const PlanOptions& o) {
   return out;
 }
 
-// Of a file: the family that has such layers.
+// Options that describe a model which comes from a file: those of the family that has such layers.
 std::string model_words(const planner::ModelShape& m) {
   std::string out =
       fmt::format(" --family {} --layers {} --channels {} --heads {} --ffn {} --vocab {} --context {}",

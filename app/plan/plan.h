@@ -18,8 +18,8 @@ int predict_cases(const std::string& path);
 
 // This machine as the planner knows it: what was measured here and kept, or is measured now.
 
-// What is kept, in one line: nothing where this machine has not been measured. A file that is damaged, or of another
-// machine, is as none.
+// The kept measurements of this machine: null where it has not been measured. A file that is damaged, or of another
+// machine, counts as none.
 std::shared_ptr<const planner::Machine> kept_here();
 // It, measured where there is none or where it shall be `again`; standard error says what is done and why.
 std::shared_ptr<const planner::Machine> measured_here(bool again);

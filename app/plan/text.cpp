@@ -172,6 +172,4 @@ std::string plan_json_lines(const PlanAnswer& a) {
   return out + last.dump() + "\n";
 }
 
-// What `plan --help` teaches.
-
 }  // namespace tessera

@@ -25,7 +25,7 @@ struct PlanAnswer {
 std::string axes_words(const planner::Layout& layout);
 // "zb-h1", "interleaved, 4 chunks", "-" where there is no pipeline.
 std::string schedule_words(const planner::Layout& layout);
-// What was asked, in two lines.
+// The question that was asked, in two lines.
 std::string question_words(const PlanQuestion& asked);
 // "10.2", and where hardware has a range "10.2 (9.1-11.3)".
 std::string step_words(const planner::Prediction& prediction);

@@ -70,8 +70,8 @@ Flights parse_flights(std::string_view file, const std::string& what);
 // it, which were in it, which did not come, and which did something else in its place.
 std::string flights_of(const Flights& flights, bool as_page);
 
-// A plan that has not run, as far as theory knows it: its schedule, what its ranks send in a step by closed forms, and
-// what they hold: parameters, gradients and optimizer state by closed forms, the rest by a dry run. Nothing is
+// A plan that has not run, as far as theory knows it: its schedule, what its ranks send in a step by closed forms,
+// and what they hold: parameters, gradients and optimizer state by closed forms, the rest by a dry run. Nothing is
 // computed, and no rank is started. Of one option the words may have several values, 1f1b,zb-h1, which give one plan
 // each, labelled with its value. Throws Error (usage) for a plan that cannot be.
 std::vector<Record> planned(const Words& words);

@@ -71,7 +71,7 @@ std::string shares_of(const Dataset& d) {
   return out;
 }
 
-// What makes two runs the same run: a checkpoint goes on only where these are equal.
+// The identity of a run: a checkpoint goes on only where these values are equal.
 Json run_identity(TrainOptions o, const ModelConfig& c, const Dataset& d) {
   TrainOptions usual;
   usual.sizes.heads = c.heads, usual.sizes.channels = c.channels;

@@ -32,7 +32,7 @@ class RunLock {
   // Tells a user what is unusual about the lock; mostly empty.
   const std::string& note() const { return note_; }
 
-  // What the lock of a folder says of who holds it; it differs between any two. Throws InputError.
+  // The words of a folder's lock about who holds it; they differ between any two. Throws InputError.
   static std::string read(const std::filesystem::path& run);
 
  private:
@@ -41,7 +41,7 @@ class RunLock {
   int fd_ = -1;
 };
 
-// What a run leaves on disk, and how it is picked up again.
+// The files that a run leaves on disk, and how it is picked up again.
 //
 //   config.toml     the options, resolved: `--config` of it, or `--resume --out`, means the same run
 //   lock            says which process writes here
@@ -50,7 +50,7 @@ class RunLock {
 //                   tokenizer, so that one folder is enough to write text or to go on; of an asynchronous run also the
 //                   order of its pushes, and what workers had pulled inside a replay
 
-// Of a run that failed: what its ranks did last (parallel/comm/flight.h).
+// The last actions of the ranks of a run that failed (parallel/comm/flight.h).
 inline constexpr const char* kFlightFile = "flight.json";
 
 // A new folder runs/DATE-TIME. Throws OutputError.
@@ -68,7 +68,7 @@ class RunDirectory {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
 
-  // What a killed run had left half-written here, removed when this one began.
+  // Files that a killed run had left half-written here, removed when this one began.
   const std::vector<std::filesystem::path>& removed() const { return removed_; }
   // For the head of a run: what is unusual about the folder; mostly empty.
   std::string note() const { return lock_ ? lock_->note() : ""; }
@@ -104,16 +104,16 @@ class RunDirectory {
 // The files of a checkpoint (train/checkpoint/tensors.h).
 inline constexpr const char *kModel = "model", *kOptimizer = "optimizer";
 
-// What the manifest of a checkpoint says about its run.
+// Facts about a run that the manifest of its checkpoint states.
 struct SavedRun {
   int64_t steps = 0, updates = 0;
   int ranks = 1;
   std::string_view strategy = {};
-  double losses = 0;  // of an asynchronous run: the sum in the step that has begun
+  double losses = 0;  // only for an asynchronous run: the sum in the step that has begun
 };
 std::string about(const SavedRun& run, const ModelConfig& config, const TrainOptions& options, const Dataset& dataset);
-// What differs between the run that a checkpoint is of (Checkpoint::about) and this one (a JSON object), one text for
-// each key of `now`. `what` names the checkpoint. Throws InputError when it does not say which run it is of.
+// The differences between the run that a checkpoint is of (Checkpoint::about) and this one (a JSON object), one text
+// for each key of `now`. `what` names the checkpoint. Throws InputError when it does not say which run it is of.
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what);
 // The checkpoint that a path names: a checkpoint itself, `best` or `latest` beside them, or the newest of a run
 // directory that has no infinities or NaNs. Throws InputError.
@@ -128,7 +128,7 @@ void write_tensors(const std::vector<NamedTensor>& tensors, const std::filesyste
 // Reads the parameters of a materialised model. Throws InputError.
 void load_model(LanguageModel& model, const Checkpoint& checkpoint);
 
-// What a run's folder says of it to another process, while the run goes on or after it has failed.
+// A run's folder, read by another process while the run goes on or after it has failed.
 
 // The steps of the newest checkpoint and when it was made; 0 where there is none.
 struct SavedStep {
@@ -140,7 +140,7 @@ SavedStep newest_saved(const std::filesystem::path& run);
 uintmax_t size_of_records(const std::filesystem::path& run);  // metrics.jsonl; 0 where there is none
 int64_t last_recorded_step(const std::filesystem::path& run);
 
-// What a rank said of a failure since then (parallel/comm/flight.h): "rank 1: ..."; empty where none could.
+// The cause of a failure since then, as a rank told it (parallel/comm/flight.h): "rank 1: ..."; empty where none could.
 std::string cause_of_flight(const std::filesystem::path& run, std::chrono::system_clock::time_point since);
 
 }  // namespace tessera

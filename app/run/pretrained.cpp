@@ -49,11 +49,11 @@ std::set<std::string> names_of(LanguageModel& model) {
   return out;
 }
 
-// Of a checkpoint, in the dtype that is asked for.
+// The tensors of a checkpoint, in the dtype that is asked for.
 WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const SavedTensors::Whole& whole = saved->at(name);
-    const bool bytes = dtype == DType::uint8;  // of a weight in four bits
+    const bool bytes = dtype == DType::uint8;  // a weight in four bits
     if (bytes != (whole.dtype == DType::uint8) || !(bytes || is_floating(whole.dtype)) ||
         whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
       throw InputError(fmt::format("the checkpoint's '{}' does not fit: expected {} of the shape {}", name,
@@ -72,7 +72,7 @@ WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
 
 namespace {
 
-// Of a folder whose layers are in GPTQ's codes the model that holds them as they are, where all are, and their groups
+// The configuration of a folder's model. GPTQ's codes are held as they are where all layers have them and their groups
 // can be held so; else they are the numbers that the codes stand for.
 ModelConfig config_of(const HubFolder& folder) {
   ModelConfig config = folder.config();
@@ -268,7 +268,7 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
 
 void ask_for_inference(const Job& job) {
   if (job.plan.device != Device::cpu) return;
-  int64_t needed = 0, most = 0;  // of all ranks, which may be threads of this process, and of one
+  int64_t needed = 0, most = 0;  // bytes of all ranks, which may be threads of this process, and of one
   for (const HeldBytes& held : expected_memory(job)) {
     needed += held.parameters;
     most = std::max(most, held.parameters);

@@ -17,17 +17,17 @@
 namespace tessera {
 
 struct Pretrained {
-  std::filesystem::path path;    // of the checkpoint, or of the folder
+  std::filesystem::path path;    // the checkpoint, or the folder
   ModelConfig config;            // without dropout
   DType dtype = DType::float32;  // that its tensors are stored in
   // By our names, in any floating dtype; what is held in four bits as bytes too. Files stay mapped as long as this
   // lives.
   WholeTensors tensors;
-  std::string base = {};  // of adapters: what they were trained beside
-  // Of a folder whose layers are in 4 bits, by our names: a tensor's codes, or nothing where it has none.
+  std::string base = {};  // adapters only: the model that they were trained beside
+  // The codes of a folder whose layers are in 4 bits, by our names: a tensor's, or nothing where it has none.
   std::optional<GptqConfig> gptq = {};
   std::function<std::optional<Int4Matrix>(const std::string& name)> codes = {};
-  std::vector<std::string> passed_over = {};  // of a run: why newer checkpoints were not taken
+  std::vector<std::string> passed_over = {};  // runs only: why newer checkpoints were not taken
 };
 
 // Throws InputError for what is missing, malformed, or no model that Tessera can be. Cost: headers are read and tensors
@@ -55,7 +55,7 @@ void ask_for_least_memory(const Job& job);
 void ask_for_training(const TrainOptions& options, const Job& job, int64_t vocab, HostMemory here);
 // The same beside the oracle.
 void ask_for_verifying(const Job& job);
-// Of a model that only computes.
+// Asks for the memory of a model that only computes.
 void ask_for_inference(const Job& job);
 // Sizes in a file cost nothing: throws InputError, naming both files, where the model that `config` describes has many
 // times the bytes of any `model.safetensors` in `folder` or in a checkpoint there. A vocabulary that is not known is 1.

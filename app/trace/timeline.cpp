@@ -28,7 +28,7 @@ namespace tessera {
 namespace {
 
 using Cbor = nlohmann::json;
-constexpr int kTag = 7100;  // of the messages with logs
+constexpr int kTag = 7100;  // the tag of messages with logs
 
 double clock_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -1,4 +1,4 @@
-// What one rank has to say at the end of a run with --trace, and how rank 0 comes by what all of them have.
+// The log of one rank at the end of a run with --trace, and how rank 0 gathers the logs of all ranks.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace tessera {
 
 struct RankLog {
   std::string host;
-  double origin = 0;       // of the trace's times, on the host's clock
+  double origin = 0;       // zero of the trace's times, on the host's clock
   double meeting = 0;      // the host's clock when all ranks met at the end
   std::vector<int> cores;  // that the rank may run on
   int threads = 1;
@@ -28,14 +28,14 @@ struct RankLog {
   std::vector<TraceMemory> memory;
 };
 
-// What the rank knows of its machine and its memory; the trace's part is empty.
+// Describes the machine and the memory of this rank; the trace's part of the log is empty.
 RankLog describe_rank(const Arena& arena);
 
 // All ranks' logs on rank 0, nothing elsewhere. Every rank calls it; they meet in it.
 std::vector<RankLog> gather_logs(Communicator& world, RankLog own);
 
-// What to add to a rank's trace times so that all ranks' lie on one clock that begins with the first thing noted. Ranks
-// of one host share a clock; where there are several hosts, they are taken to have met at one time.
+// Offsets of the ranks' trace times: with them added, all times lie on one clock that begins with the first thing
+// noted. Ranks of one host share a clock; where there are several hosts, they are taken to have met at one time.
 struct Alignment {
   std::vector<double> add;  // for each rank
   std::string words;        // how, for people
@@ -76,7 +76,7 @@ std::string name_of_rank(const std::vector<MeshAxis>& axes, const std::vector<in
 
 class RunTrace {
  public:
-  // Of this rank; keeps nothing, and get() is null, where the options do not say --trace. Must outlive the trainer.
+  // Traces this rank; keeps nothing, and get() is null, where the options do not say --trace. Must outlive the trainer.
   RunTrace(const TrainOptions& options, Communicator& world);
   ~RunTrace();
   RunTrace(const RunTrace&) = delete;

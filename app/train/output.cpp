@@ -41,7 +41,7 @@ KeptRecords records_until(std::string_view file, int64_t step, const std::string
     const nlohmann::json j = parse_json(line, what);
     const std::optional<int64_t> found = j.is_object() ? natural(j.value("step", nlohmann::json())) : std::nullopt;
     if (!found) {
-      if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;  // of the run before
+      if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;  // written by the run before
       throw InputError(fmt::format("{}: expected records with a step, found {}", what, line));
     }
     if (*found > step) continue;
@@ -120,7 +120,7 @@ Ordered attention_json(const KernelLog::Attention& a) {
 
 Ordered pass_json(const KernelLog::Pass& p) { return {{"fused", p.fused}, {"apart", p.apart}}; }
 
-// What ran on rank 0's GPU: which kernels, and whether steps were captured and launched again, or why not.
+// The work of rank 0's GPU: which kernels ran, and whether steps were captured and launched again, or why not.
 Ordered gpu_json(const TrainOutput::Facts& f) {
   const auto& log = f.arena->local<KernelLog>();
   const bool each_looked_at = f.graph.replays + f.graph.queued == 0;

@@ -29,8 +29,8 @@ struct KeptRecords {
 };
 KeptRecords records_until(std::string_view file, int64_t step, const std::string& what);
 
-// Of the tokens per second of a run's steps: the median, without the first steps where there are more, which touch
-// memory for the first time and compile kernels.
+// The median of a run's tokens per second, one rate for each step. The first steps, which touch memory for the first
+// time and compile kernels, are left out where there are more.
 double median_rate(std::vector<double> rates);
 
 class Metrics {
@@ -58,7 +58,7 @@ class Metrics {
   std::FILE* file_;
 };
 
-// What a run's model makes of the validation split; of a mixture, of each of its parts.
+// The validation of a run's model on the validation split; for a mixture, on each of its parts.
 
 struct Validation {
   double loss = 0, bits_per_byte = 0;
@@ -66,7 +66,7 @@ struct Validation {
     std::string name;
     double loss = 0, bits_per_byte = 0;
   };
-  std::vector<Part> parts = {};  // of a mixture, whose loss is their mean by its shares
+  std::vector<Part> parts = {};  // only for a mixture, whose loss is their mean by its shares
 };
 
 // The mean loss over the targets of some rows; nothing where it was stopped.
@@ -75,7 +75,7 @@ using MeanLoss = std::function<std::optional<double>(const Rows& rows)>;
 // Nothing where a part was stopped. `context`: of the rows.
 std::optional<Validation> validation_of(const Dataset& dataset, int64_t context, const MeanLoss& mean_loss);
 
-// What `train` says: to the person (progress, summary), to a program (--format json) and to the files of metrics.
+// The output of `train`: to the person (progress, summary), to a program (--format json) and to the files of metrics.
 
 class TrainOutput {
  public:

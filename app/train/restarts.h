@@ -8,7 +8,8 @@
 // start, the data axis is as large as the hosts have room for; each of its ranks then computes more micro-batches, and
 // the batch stays. From there on the run is one that was resumed under another layout.
 //
-// What cannot get better is not started again: a command line, an input file, a loss, or an output that is wrong.
+// A failure that cannot get better is not started again: a command line, an input file, a loss, or an output that is
+// wrong.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -20,7 +21,7 @@
 
 namespace tessera {
 
-// What `words`, those of the command line, mean. Returns the exit status of the last start; 3 where that was killed.
+// Runs the command line `words`, with restarts. Returns the exit status of the last start; 3 where that was killed.
 int run_with_restarts(const TrainOptions& options, const std::vector<std::string>& words);
 
 // The words of the started program: those of the launcher without its own, and `more`.

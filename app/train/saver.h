@@ -42,10 +42,10 @@ class Saver {
   void validated(double loss);
 
  private:
-  // What is this rank's of one file.
+  // This rank's part of one file.
   struct File {
     SharedFile file;
-    std::map<std::string, int64_t> begins;  // of tensors
+    std::map<std::string, int64_t> begins;  // first byte of each tensor
     std::vector<HeldPart> parts;
   };
   void open(bool copied);
@@ -57,7 +57,7 @@ class Saver {
   const Run& run_;
   Trainer& trainer_;
   bool under_way_ = false;     // a rank is writing
-  std::vector<File> files_;    // of what is under way
+  std::vector<File> files_;    // files that are being written
   std::future<void> writing_;  // valid until this rank has written
   // on rank 0:
   std::unique_ptr<NewCheckpoint> new_;

@@ -60,7 +60,7 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
     if (output) say_stopped(run, trainer.steps_done(), validating, *output);
     return status_of_interruption();
   };
-  // Of a run that was stopped before it was made.
+  // Validates where a run was stopped after a step and before the validation that was due.
   if (o.resume && trainer.steps_done() > 0 && trainer.steps_done() < o.optim.steps &&
       due(trainer.steps_done(), o.eval_every) &&
       trainer.world().max(output && !output->has_validation_of(trainer.steps_done()) ? 1 : 0) > 0 && !evaluate())
@@ -160,8 +160,8 @@ int train_in_steps(const Run& run, Communicator& world) {
 
 // An asynchronous run: workers that push when they are ready, servers that apply at once.
 //
-// What is shown as a step is as many pushes as there are workers. To save, and to stop, workers wait until all have
-// made as many steps.
+// A shown step is as many pushes as there are workers. To save, and to stop, workers wait until all have made as many
+// steps.
 
 AsyncRun::AsyncRun(const Run& run, Communicator& world)
     : run_(run), o_(run.options), world_(world), trainer_(run.job, run.sequences, world) {}
@@ -263,8 +263,9 @@ int AsyncRun::execute() {
 
 int train_asynchronously(const Run& run, Communicator& world) { return AsyncRun(run, world).execute(); }
 
-// What an asynchronous run saves and picks up again: parameters and optimizer state as whole tensors, like any run;
-// the order of all pushes; and of a replay, whose workers are at different steps, what they have pulled for their next.
+// State that an asynchronous run saves and picks up again: parameters and optimizer state as whole tensors, like any
+// run; the order of all pushes; and for a replay, whose workers are at different steps, the parameters that they have
+// pulled for their next.
 
 namespace {
 

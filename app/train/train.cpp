@@ -71,7 +71,7 @@ int train_rank(const Run& run, Communicator& world) {
   return run.job.plan.dp_mode == DataMode::ps_async ? train_asynchronously(run, world) : train_in_steps(run, world);
 }
 
-// What processes may have found otherwise than each other: data, and the run's folder with what it holds.
+// Facts in which processes may differ from each other: the data, the run's folder, and its newest checkpoint.
 Facts facts_of(const Dataset& d, const std::filesystem::path& run) {
   const auto sums = d.checksums();
   Facts out(sums.begin(), sums.end());
@@ -169,7 +169,7 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
 std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
   run.directory.write_config(run.options);
   std::error_code none;
-  std::filesystem::remove(run.directory.path() / kFlightFile, none);  // of a run that failed here before
+  std::filesystem::remove(run.directory.path() / kFlightFile, none);  // left by a run that failed here before
   auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), b.done);
   for (const std::filesystem::path& path : run.directory.removed())
     output->message("removed what a killed run had left half-written: " + path.string());

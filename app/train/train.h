@@ -15,10 +15,10 @@
 
 namespace tessera {
 
-// What the ranks of one process share, all of it read only but for the run's folder, which rank 0 writes.
+// State that the ranks of one process share, all of it read only but for the run's folder, which rank 0 writes.
 struct Run {
   const TrainOptions& options;
-  const Job& job;  // what they mean
+  const Job& job;  // the meaning of the options
   const Dataset& dataset;
   const Sequences& sequences;
   const RunDirectory& directory;
@@ -31,7 +31,7 @@ int train_asynchronously(const Run& run, Communicator& world);
 // Rank 0's output, with words at the head of a run.
 struct Beginning {
   LanguageModel& model;
-  std::string steps;  // of how many tokens, and by whom
+  std::string steps;  // words such as "100 steps of 512 tokens"
   int64_t done = 0;   // steps
   const std::vector<std::string>& passed_over;
 };

@@ -45,7 +45,7 @@ void ask_player(const Defect& d) {
   print(guess == d.name || guess == d.cause ? "Right.\n\n" : "No.\n\n");
 }
 
-// What `verify --format json` prints: one object.
+// The output of `verify --format json`: one object.
 
 namespace {
 

@@ -1,4 +1,4 @@
-// What `verify` prints.
+// The printed results of `verify`.
 #pragma once
 #include <string>
 
@@ -11,9 +11,9 @@ namespace tessera {
 std::string verify_json(const VerifyResult& result, const TrainOptions& options, const Job& job, const Defect* defect);
 // The bounds that broke.
 std::string broken_text(const VerifyResult& result);
-// What is likely to be wrong, and why.
+// The likely cause of broken bounds, and why it is likely.
 std::string diagnosis_text(const VerifyResult& result);
-// What was planted, and where.
+// The defect that was planted, and where.
 std::string defect_text(const Defect& defect, const Job& job);
 // All defects, by name.
 std::string defect_list();

@@ -83,7 +83,7 @@ TEST(BenchSelection, ReadsAFilterAsGoogleBenchmarkDoes) {
   EXPECT_FALSE(bench::Selection("-add").has("op/add"));
 }
 
-// Of two ranks: (bus bandwidth over algorithm bandwidth, bytes that all ranks send over the array's).
+// Two ranks' figures: (bus bandwidth over algorithm bandwidth, bytes that all ranks send over the array's).
 const std::map<std::string, std::pair<double, double>> kOfTwo = {
     {"all_reduce", {1, 2}},  {"reduce_scatter", {0.5, 1}}, {"all_gather", {0.5, 1}},
     {"broadcast", {1, 1}},   {"reduce", {1, 1}},           {"gather", {0.5, 0.5}},

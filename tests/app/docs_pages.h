@@ -1,4 +1,4 @@
-// What the test of the pages is made of: the commands and quotations of a page, and whether two outputs say the same.
+// Helpers of the test of the pages: the commands and quotations of a page, and whether two outputs say the same.
 #pragma once
 #include <fmt/format.h>
 #include <sched.h>
@@ -50,7 +50,7 @@ struct Example {
                ? arguments.substr(at + out.size())
                : "";
   }
-  // Of what it prints a page may leave out lines.
+  // Whether a page may leave out lines of the command's output.
   bool leaves_out() const {
     return arguments.starts_with("plan ") || arguments.find(" --defect ") != std::string::npos;
   }
@@ -96,8 +96,8 @@ inline std::vector<std::pair<std::string, Lines>> quotes_of(const Lines& page) {
   return out;
 }
 
-// Of `found` the lines that a page leaves out, each run of them as its "...": those up to the line with the same first
-// words as the next one that the page has.
+// The lines of `found`, with each run of lines that the page leaves out as its "...": those up to the line with the
+// same first words as the next one that the page has.
 inline Lines left_out(const Lines& page, const Lines& found) {
   Lines out;
   size_t at = 0;
@@ -120,9 +120,9 @@ inline Lines left_out(const Lines& page, const Lines& found) {
   return out;
 }
 
-// What of a figure is the same each time it is drawn of a run like it: its words without numbers, how many boxes of
-// which name it has, its rules, and bytes that have closed forms; not how long anything took, nor what was too short to
-// be drawn.
+// The parts of a figure that are the same each time it is drawn of a run like it: its words without numbers, how many
+// boxes of which name it has, its rules, and bytes that have closed forms; not how long anything took, nor what was too
+// short to be drawn.
 inline std::map<std::string, int> structure_of(const std::string& svg) {
   static const std::regex number("[0-9]+([.,][0-9]+)*( (ms|µs|s|B|KB|MB)\\b)?|[0-9.]+%"),
       kept(
@@ -153,7 +153,7 @@ inline bool within(const std::string& a, const std::string& b, double absolute, 
 class Difference {
  public:
   explicit Difference(bool report = false) : report_(report) {}
-  // What is wrong with `found`, in one line; empty if nothing is.
+  // The first difference of `found` from `expected`, in one line; empty if there is none.
   std::string between(const Lines& expected, const Lines& found, size_t first_line) {
     for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
       const std::string e = i < expected.size() ? expected[i] : "(no more)", f = i < found.size() ? found[i] : "(ends)";
@@ -165,8 +165,8 @@ class Difference {
 
  private:
   static bool is_picture(const std::string& line) { return line.ends_with('|') && line.find('|') + 1 < line.size(); }
-  // Of the same width; to the letter where nothing of it was measured. What a rank computes can be seen; what it
-  // communicates, in the line without a name, may be too short to be drawn.
+  // Pictures are the same when they are of the same width; to the letter where nothing in them was measured. The time
+  // in which a rank computes can be seen; its communication, in the line without a name, may be too short to be drawn.
   bool same_picture(const std::string& e, const std::string& f) const {
     if (planned_) return e == f;
     const size_t bar = e.find('|');
@@ -192,8 +192,8 @@ class Difference {
     }
     return true;
   }
-  // Of a report: milliseconds, which have three decimals, the step that is shown, shares of them, and what is held
-  // while ranks run beside each other.
+  // Words of a report that are measured: milliseconds, which have three decimals, the step that is shown, shares of
+  // them, and what is held while ranks run beside each other.
   static bool is_measured(const Lines& e, size_t w, const std::string& column, const std::string& found) {
     static const std::regex ms("\\d+\\.\\d{3}"), number("\\d+,?"), share("\\d+\\.\\d%");
     const auto both = [&](const std::regex& form) {

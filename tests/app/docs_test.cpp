@@ -112,7 +112,7 @@ class DocsTest : public test::ProgramTest {
         ADD_FAILURE() << times << " times " << part << ", now " << (found == right.end() ? 0 : found->second);
   }
 
-  // What the example prints; `shown` is what the page says.
+  // The output of the example; `shown` is the page's version of it.
   Lines printed(const Example& e, const Lines& shown) const {
     if (e.program == "cat") {
       std::ofstream file(path(e.arguments));

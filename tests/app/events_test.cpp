@@ -1,4 +1,4 @@
-// What TensorBoard shows of a run: exactly the numbers of metrics.jsonl, read with TensorBoard's own reader.
+// TensorBoard's view of a run: exactly the numbers of metrics.jsonl, read with TensorBoard's own reader.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -37,7 +37,7 @@ class FiguresOfRunsTest : public test::ProgramTest {
 
 constexpr double kTokens = 4 * 16;
 
-// What must hold of a run of kSmall that took so long.
+// Identities that must hold for a run of kSmall that took so long.
 void expect_identities(const std::vector<json>& records, double seconds, int64_t vocab) {
   std::vector<double> rates;
   double ms = 0;

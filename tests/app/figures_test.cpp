@@ -75,8 +75,8 @@ TEST(Figures, NumbersBytesAndTimesInWords) {
   EXPECT_EQ(report::grouped(123), "123");
 }
 
-// Of 1,000 steps, of which a tenth of a new one's time goes into the mean: 1,000 ms, then 1,000 + 0.1 1,000 ms, then
-// 1,100 - 0.1 600 ms.
+// The run has 1,000 steps, and a tenth of a new one's time goes into the mean: 1,000 ms, then 1,000 + 0.1 1,000 ms,
+// then 1,100 - 0.1 600 ms.
 TEST(Figures, TheTimeLeftIsOfTheStepsLeft) {
   char* text = nullptr;
   size_t size = 0;
@@ -101,8 +101,8 @@ TEST(Figures, TheTimeLeftIsOfTheStepsLeft) {
 
 struct Said {
   std::string out;
-  std::vector<json> records;  // of metrics.jsonl
-  test::Scalars scalars;      // of the event file
+  std::vector<json> records;  // lines of metrics.jsonl
+  test::Scalars scalars;      // read from the event file
 };
 
 // Eight steps of 48 tokens, of which the last three made 1,000, 3,000 and 2,000 tokens/s.

@@ -121,7 +121,7 @@ TEST_F(InferenceTest, EvaluatesTheSameUnderEveryPlan) {
   }
 }
 
-// What training says of its validation part is what evaluate says of the same tokens.
+// Training and evaluate say the same of the tokens of the validation part.
 TEST_F(InferenceTest, EvaluatesAsTrainingValidates) {
   ASSERT_EQ(run("data text.txt --tokenizer bytes --out tokens").status, 0);
   const auto ran =

@@ -142,7 +142,7 @@ void KillTest::kill_and_check(uint64_t k) {
   if (!at_start && begun) expect_words_about(log, before, leftovers);
 }
 
-// Of a process that came as far as saving: what it found, and what it removed.
+// Checks the log of a process that came as far as saving: what it found, and what it removed.
 void KillTest::expect_words_about(const std::string& log, int64_t newest,
                                   const std::vector<std::string>& leftovers) const {
   const std::string words = newest > 0 ? fmt::format("going on after step {}\n", newest) : "beginning at step 1\n";

@@ -60,7 +60,7 @@ TEST_F(MeasuringTest, EveryPartOfAPlanOfTwoRanksIsPrinted) {
         "compute", "tp exposed", "cp exposed", "dp exposed", "bubble", "optimizer", "memory, parameters",
         "memory, gradients", "memory, optimizer", "memory, activations", "memory, communication", "memory, peak"})
     EXPECT_TRUE(parts.contains(part)) << part;
-  // What is counted and not timed agrees to the byte.
+  // Parts that are counted and not timed agree to the byte.
   for (const Json& part : measured["parts"]) {
     const std::string name = part["part"];
     const bool counted = name == "memory, parameters" || name == "memory, gradients" || name == "memory, optimizer";

@@ -1,5 +1,5 @@
-// What a user hears of mistakes: all of them at once, with the nearest value that can be, and for files the option and
-// the system's reason; and what the default job is.
+// The messages about a user's mistakes: all of them at once, with the nearest value that can be, and for files the
+// option and the system's reason; and the default job.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>

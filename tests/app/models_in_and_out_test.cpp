@@ -33,7 +33,8 @@ TEST_F(ModelsInAndOutTest, ImportAndExportGiveTheSameBytes) {
   }
 }
 
-// What a run begins with has the loss that the run before ended with, whatever it came from and under every plan.
+// The loss at the beginning of a run is the one that the run before ended with, whatever the weights came from and
+// under every plan.
 TEST_F(ModelsInAndOutTest, ARunBeginsWithWhatAnotherEndedWith) {
   ASSERT_EQ(run(base_ + "--ranks 1").status, 0);
   ASSERT_EQ(run("checkpoint export base --out folder").status, 0);

@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-// What a Progress with these options writes for 100 steps.
+// The output of a Progress with these options for 100 steps.
 std::string shown(Progress::Options options) {
   char* text = nullptr;
   size_t size = 0;
@@ -57,7 +57,7 @@ TEST(Progress, RewritesOneLineOnATerminal) {
   EXPECT_EQ(shown({.terminal = true}).find("\033[36m"), std::string::npos);  // NO_COLOR
 }
 
-// What a terminal of that many columns shows of the lines; colours take no room, every other character takes one cell.
+// The most cells that one of the lines takes on a terminal; colours take no room, every other character takes one cell.
 size_t widest(const std::string& out) {
   size_t cells = 0, most = 0;
   for (size_t i = 0; i < out.size(); ++i) {

@@ -1,4 +1,4 @@
-// What the options mean, and one line for plans that cannot be.
+// The meaning of the options, and one line for plans that cannot be.
 #include <gtest/gtest.h>
 
 #include <array>

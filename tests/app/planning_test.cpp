@@ -105,7 +105,8 @@ TEST_F(PlanningTest, WholeLayoutIsPredictedWhetherItFitsOrNot) {
   EXPECT_FALSE(large[0]["fits"]);
 }
 
-// What is printed to be copied is what train takes; where ranks are and how they start is another machine's.
+// The command that is printed to be copied is one that train takes; where ranks are and how they start is another
+// machine's.
 TEST_F(PlanningTest, CommandIsOneThatTrainTakes) {
   for (const std::string question :
        {"--model llama2-7b --hardware h100 --software megatron --ranks 8 --batch 256",

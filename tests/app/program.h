@@ -1,4 +1,4 @@
-// What the tests share that run the binary: a folder with a text and a cache, and the small model that is trained
+// Helpers of the tests that run the binary: a folder with a text and a cache, and the small model that is trained
 // there.
 #pragma once
 #include <fmt/format.h>
@@ -101,7 +101,7 @@ class ProgramTest : public testing::Test {
 
   // --- the run in the folder "run", which may be disturbed at any moment ---
   std::filesystem::path checkpoints() const { return path("run/checkpoints"); }
-  // What has the name of something half-written, as the program prints it.
+  // Names of half-written files and folders, as the program prints them.
   std::vector<std::string> half_written() const {
     std::vector<std::string> out;
     for (const std::string folder : {"run", "run/checkpoints"}) {

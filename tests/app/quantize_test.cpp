@@ -76,7 +76,7 @@ TEST_F(QuantizeTest, ItGoesOnAndGoesOut) {
   ASSERT_EQ(run("checkpoint reshard tuned --dp 1 --tp 2 --zero 3 --out parts").status, 0);
   EXPECT_NEAR(loss_of("parts"), loss, 1e-6);
 
-  // What was tuned goes on as it is.
+  // A tuned model goes on as it is.
   const auto next =
       run("train --init tuned --data text.txt --batch 4 --steps 1 --lr 0 --min-lr 0 --no-eval --out next");
   ASSERT_EQ(next.status, 0) << next.err;

@@ -1,4 +1,4 @@
-// What must hold of every page of HTML, and of `tessera report --format text` against report.json and trace.json.
+// Checks of every page of HTML, and of `tessera report --format text` against report.json and trace.json.
 #pragma once
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ inline void expect_page(const std::string& html) {
     EXPECT_EQ(html.find(none), std::string::npos) << none;
 }
 
-// Of a run with threads of ranks on cores of their own, or not.
+// The run may have threads of ranks on cores of their own, or not.
 inline void expect_text(const std::string& text, const nlohmann::json& report, const nlohmann::json& trace) {
   const auto has = [&](const std::string& part) { return text.find(part) != std::string::npos; };
   const bool shared = report["processors"]["shared"], pipeline = report["plan"]["axes"]["pp"] > 1;

@@ -1,4 +1,4 @@
-// What a report is worked out from: clocks of hosts, processors of ranks, and the pipeline of one step.
+// The parts that a report is worked out from: clocks of hosts, processors of ranks, and the pipeline of one step.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -92,7 +92,7 @@ TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
   EXPECT_NEAR(alone->replayed.bubble_share(), p->replayed.bubble_share(), 1e-9);
   EXPECT_EQ(alone->times.message, 0);
   r.shared = false;
-  r.ranks[1].events.pop_back();  // of step 3, which is not drawn
+  r.ranks[1].events.pop_back();  // belongs to step 3, which is not drawn
   EXPECT_TRUE(report::measure_pipeline(r, step));
   std::erase_if(r.ranks[1].events, [](const report::Event& e) { return e.name == "1B2"; });
   EXPECT_FALSE(report::measure_pipeline(r, step));

@@ -186,7 +186,7 @@ TEST_F(RestartsTest, NothingIsStartedAgainThatCannotGetBetter) {
   fails_once("--no-save", 2, "--restarts: expected a run that saves checkpoints, found --no-save");
   fails_once("--launch mpirun --hostfile text.txt", 2, "--launch: expected {ranks} in it");
   expect_failure("train " + kSmall + "--launch mpirun", 2, "--launch: goes with --restarts N, found none");
-  for (const auto& entry : fs::directory_iterator(path("runs")))  // of the loss that was none
+  for (const auto& entry : fs::directory_iterator(path("runs")))  // the run whose loss was not finite
     EXPECT_TRUE(fs::exists(entry.path() / "config.toml")) << entry.path();
 }
 

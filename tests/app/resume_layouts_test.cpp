@@ -29,14 +29,14 @@ class ResumeLayoutsTest : public test::ProgramTest {
     const std::string last = run + "/checkpoints/step-12";
     return weights(last) + optimizer(last);
   }
-  // What 12 steps of `settings` end with under `plan`; step 8 is saved too.
+  // The files that 12 steps of `settings` end with under `plan`; step 8 is saved too.
   std::string ended(const std::string& settings, const std::string& plan, const std::string& out) const {
     const test::Ran r =
         train(fmt::format("--save-every 8 --eval-every 0 --dropout 0.1 {} {} --out {}", settings, plan, out));
     EXPECT_EQ(r.status, 0) << plan << ": " << r.err;
     return both_files(out);
   }
-  // What run `out` ends with when it goes on after step 8 under another plan.
+  // The files that run `out` ends with when it goes on after step 8 under another plan.
   std::string resumed(const std::string& out, const std::string& plan) const {
     fs::remove_all(path(out + "/checkpoints/step-12"));
     const test::Ran r = run(fmt::format("train --resume --out {} {}{}", out, test::kNoPlan, plan));

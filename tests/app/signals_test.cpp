@@ -1,4 +1,4 @@
-// What signals do to every command: they end it soon, with its status, and nothing half-written stays.
+// The effects of signals on every command: they end it soon, with its status, and nothing half-written stays.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ constexpr double kSoon = 4;  // seconds; promised are 2, and a machine may be bu
 
 class SignalsTest : public test::ProgramTest {
  protected:
-  // Of words that a tokenizer takes long to learn and a model long to read.
+  // Writes a text of words that a tokenizer takes long to learn and a model long to read.
   void write_long_text() const {
     const Philox random{7};
     std::string text;
@@ -190,7 +190,7 @@ TEST_F(SignalsTest, ASecondOneEndsARunAtOnce) {
   EXPECT_EQ(end_of(child), 130);
 }
 
-// Of a process that nobody could ask to clear up.
+// The killed process is one that nobody could ask to clear up.
 TEST_F(SignalsTest, WhatAKilledProcessLeftIsRemovedByALaterOne) {
   fs::create_directories(path("cache/datasets"));
   const pid_t dead = fork();

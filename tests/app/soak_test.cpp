@@ -62,7 +62,7 @@ class SoakTest : public test::ProgramTest {
   void disturb(pid_t child);
   void one_disturbed_run(const std::string& settings, const std::string& plan);
   void one_trial();
-  // What `settings` end with under the plan.
+  // The files that `settings` end with under the plan.
   std::string undisturbed(const std::string& settings, const std::string& plan);
   // An asynchronous plan, and its record in order.txt.
   test::Plans recorded(const std::string& settings);
@@ -72,13 +72,13 @@ class SoakTest : public test::ProgramTest {
   double duration_ = 1;  // seconds of a whole run, about
   uint64_t runs_ = 0, trials_ = 0;
   int last_signal_ = 0;  // the last that was sent which ends a run
-  std::string replay_;   // of a trial with an asynchronous server: the option
-  std::string history_;  // of a trial, for whoever wants to know how it went wrong
+  std::string replay_;   // the option of a trial with an asynchronous server
+  std::string history_;  // the trial so far, for whoever wants to know how it went wrong
   std::map<std::string, std::string> ends_;
   std::map<std::string, uint64_t> outcomes_;
 };
 
-// What befalls a run: it is held up, then killed or asked to stop, once or twice.
+// Disturbs a run: it is held up, then killed or asked to stop, once or twice.
 void SoakTest::disturb(pid_t child) {
   if (below(2) == 0)
     await_saving(child);

@@ -1,4 +1,4 @@
-// What must hold of trace.json, against report.json and the plan: tracks, actions, bytes, memory.
+// Checks of trace.json against report.json and the plan: tracks, actions, bytes, memory.
 #pragma once
 #include <fmt/format.h>
 #include <gtest/gtest.h>

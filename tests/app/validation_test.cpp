@@ -1,4 +1,4 @@
-// What a run says of its validation, against the weights that it has saved and the text that it was given.
+// The validation that a run reports, against the weights that it has saved and the text that it was given.
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>

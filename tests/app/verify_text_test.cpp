@@ -1,4 +1,4 @@
-// What `tessera verify` prints for people says what its JSON says.
+// The text that `tessera verify` prints for people says the same as its JSON.
 #include <fmt/format.h>
 
 #include <map>

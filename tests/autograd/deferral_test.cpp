@@ -66,7 +66,7 @@ struct Network {
       const auto f = [this, name](const std::vector<Var>& in) { return block(name, in[0]); };
       h = again ? checkpoint(f, {h}) : f({h});
     }
-    const Var side = weights.at("unused") * weights.at("unused");  // of the graph, but nothing flows there:
+    const Var side = weights.at("unused") * weights.at("unused");  // in the graph, but nothing flows there:
     const auto both = record("pair", {h.value(), side.value()}, {h, side}, [](Grads& g) { g.give(0, g.output(0)); });
     return cross_entropy(linear(both[0], weights.at("table"), Var()), ids, 0.3).mean;
   }
@@ -176,7 +176,7 @@ TEST(Deferral, RunFreesWhatWaited) {
   const int64_t activations = net.arena->usage(Category::activations).live;
   later.run();
   EXPECT_EQ(net.arena->total().live, before);
-  EXPECT_EQ(net.arena->usage(Category::activations).peak, activations);  // what is made there is workspace
+  EXPECT_EQ(net.arena->usage(Category::activations).peak, activations);  // tensors made there are workspace
 }
 
 TEST(Deferral, ARefusedBackwardLeavesNothingWaiting) {

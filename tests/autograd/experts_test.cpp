@@ -27,7 +27,7 @@ TEST(ExpertOps, ARowHasItsOwnBits) {
     }
     const Tensor dw = test::drawn({45, 70}, wide_of(dtype), "before");
     linear_rows_weight_grads({{dw, 0}}, dy.narrow(0, 5, 0), x.narrow(0, 5, 0));
-    EXPECT_EQ(dw.to(DType::float64).to_vector<double>(), std::vector<double>(45 * 70, 0.0));  // of no rows
+    EXPECT_EQ(dw.to(DType::float64).to_vector<double>(), std::vector<double>(45 * 70, 0.0));  // the sum over no rows
   }
 }
 

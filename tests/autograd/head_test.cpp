@@ -133,7 +133,7 @@ TEST(Head, MakesWhatIsWanted) {
   EXPECT_TRUE(same(a.w.grad(), b.w.grad()));
 }
 
-// What stands in the parameter's buffer ahead of its time is neither seen nor lost.
+// Numbers that stand in the parameter's buffer ahead of their time are neither seen nor lost.
 TEST(Head, AnEarlyGradientIsNotSeenBeforeItIsGiven) {
   Head a(kSizes[0], DType::float32, DType::float32);
   {

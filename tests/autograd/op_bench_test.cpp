@@ -31,7 +31,7 @@ TEST(OpBench, CoversTheOpTable) {
   EXPECT_EQ(tested, timed);
 }
 
-// Of 3,072 rows of 384 channels, 1,536 hidden ones and a vocabulary of 4,096: two for each multiplication.
+// Operations on 3,072 rows of 384 channels, 1,536 hidden ones and a vocabulary of 4,096: two for each multiplication.
 TEST(OpBench, CountsTheArithmeticOfProducts) {
   constexpr double kProduct = 3'623'878'656, kScores = 301'989'888;  // 2 3,072 384 1,536; 12 256^2 384
   const std::map<std::string, std::pair<double, double>> expected = {

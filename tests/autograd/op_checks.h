@@ -1,4 +1,4 @@
-// What tests do with the rows of the op table: draw problems, run them forwards and backwards, compare what came out.
+// Helpers for rows of the op table: draw problems, run them forwards and backwards, compare what came out.
 #pragma once
 #include <functional>
 #include <string>

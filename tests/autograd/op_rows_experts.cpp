@@ -52,7 +52,7 @@ Problem draw_mixture(Random& random) {
           [=](const Values& v) {
             std::vector<double> y(static_cast<size_t>(n * c), 0);
             for (int64_t s = 0; s < sequences; ++s) {
-              std::vector<std::vector<int64_t>> best;  // of each token, by falling logits
+              std::vector<std::vector<int64_t>> best;  // each token's experts by falling logits
               for (int64_t t = 0; t < length; ++t) {
                 std::vector<int64_t> order(static_cast<size_t>(experts));
                 std::iota(order.begin(), order.end(), 0);

@@ -77,7 +77,7 @@ std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptio
       for (int64_t i = 0; i < s.tq; ++i) {
         const int64_t position = s.tk - s.tq + i, seen = o.causal ? position + 1 : s.tk;
         const int64_t start = o.starts.defined() ? o.starts.data<int32_t>()[b * s.tq + i] - o.first_key : 0;
-        std::vector<double> p(static_cast<size_t>(std::clamp<int64_t>(start, 0, seen)));  // of probability 0
+        std::vector<double> p(static_cast<size_t>(std::clamp<int64_t>(start, 0, seen)));  // keys of probability 0
         double sum = 0;
         for (int64_t j = std::ssize(p); j < seen; ++j) {
           double dot = 0;

@@ -47,7 +47,7 @@ struct Problem {
   std::function<std::vector<double>(const Values&)> reference;  // the same, written naively
   bool rows_alone = false;  // slices of dim 0 of all operands give slices of the result, bit for bit
   bool library = false;     // oneDNN makes it, which may cut sums otherwise for other threads or strides
-  std::string name{};       // of its row
+  std::string name{};       // the row's name
 };
 
 struct OpRow {

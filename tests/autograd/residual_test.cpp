@@ -19,7 +19,7 @@ using test::same_bits;
 
 struct Streams {
   Tensor normed, sum;
-  std::vector<Tensor> grads;  // of x, y, gamma, beta
+  std::vector<Tensor> grads;  // gradients of x, y, gamma, beta
 };
 
 // The layers of a block's end and of the next one's beginning: s = x + y, norm(s), and s once more.

@@ -1,5 +1,5 @@
-// What an op stores as bfloat16 is rounded to nearest even. Most values and gradients are rounded once: they are
-// exactly those of float32, rounded. Of the others the mean error says so.
+// Values that an op stores as bfloat16 are rounded to nearest even. Most values and gradients are rounded once: they
+// are exactly those of float32, rounded. For the others the mean error says so.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -54,7 +54,7 @@ int64_t differing(const std::vector<double>& found, const std::vector<double>& s
   return count;
 }
 
-// Of so many elements of each output at least, as far as so many draws have them.
+// Checks so many elements of each output at least, as far as so many draws have them.
 void expect_rounded(const OpRow& row, const ArenaPtr& there, int64_t elements, uint64_t draws) {
   std::map<std::string, RoundingError> errors;
   const auto enough = [&] {

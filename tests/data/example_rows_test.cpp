@@ -86,7 +86,7 @@ TEST(Permutation, HoldsEveryPlaceOnceInEachRound) {
   }
 }
 
-// What stands first is any of five alike: chi-square with four degrees of freedom below its 99.9% quantile.
+// The first place goes to any of five alike: chi-square with four degrees of freedom below its 99.9% quantile.
 TEST(Permutation, HasNoFavourites) {
   const Philox random = Philox::named(4, "shuffle");
   std::vector<double> firsts(5, 0.0);

@@ -168,8 +168,8 @@ TEST_F(LoadedExamples, AreTokensOfPromptAndResponse) {
   EXPECT_EQ(chat.tokenizer->decode(chat.val_examples->target_tokens()), "c<|im_end|>");
 }
 
-// Of a tokenizer that was made for chats: its markers are tokens, which nobody's message can hold, and its template is
-// what `auto` means for messages.
+// The tokenizer was made for chats: its markers are tokens, which nobody's message can hold, and its template is the
+// one that `auto` means for messages.
 TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
   const fs::path source = fs::path(TESSERA_SOURCE_DIR) / "tests/data/fixtures/tokenizers/smollm",
                  made = folder_.path() / "chat";

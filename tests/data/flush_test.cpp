@@ -1,4 +1,4 @@
-// What a power cut leaves: nothing gets its name before its bytes are on the disk.
+// The files that a power cut leaves: nothing gets its name before its bytes are on the disk.
 #include <gtest/gtest.h>
 
 #include <algorithm>

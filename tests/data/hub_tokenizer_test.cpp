@@ -115,7 +115,7 @@ TEST_F(HubTokenizerTest, ReadsItsConfigurationAndSurvivesItsOwnFile) {
   }
 }
 
-// What trained files do not show: there, the merges lead to every token, and digits were never joined.
+// Rules that trained files do not show: there, the merges lead to every token, and digits were never joined.
 TEST_F(HubTokenizerTest, WholePiecesAndSingleDigitsGoBeforeMerges) {
   for (const bool ignore : {true, false}) {
     const auto folder = changed("llama3", [&](Json& json) {

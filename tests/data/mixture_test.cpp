@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// Of every prefix each dataset has its share, to less than one sequence, and its sequences come in order.
+// Each dataset has its share of every prefix, to less than one sequence, and its sequences come in order.
 void expect_shares(const std::vector<int64_t>& shares, int64_t until) {
   const MixtureOrder order(shares);
   const int64_t sum = std::reduce(shares.begin(), shares.end(), int64_t{0});
@@ -150,7 +150,7 @@ TEST_F(MixtureTest, NeedsOneTokenizer) {
                });
 }
 
-// Of one byte a token: 1 byte of text a token, whatever the mixture; of the mean loss log(2), one bit.
+// Each token is one byte of text, whatever the mixture; a mean loss of log(2) is one bit.
 TEST_F(MixtureTest, BitsPerByte) {
   std::vector<Dataset> all;
   all.push_back(text("a.txt", std::string(50, 'a')));

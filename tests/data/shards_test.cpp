@@ -117,7 +117,7 @@ TEST_F(ShardsTest, MadeOfSeveralSources) {
   for (const TokenFile& f : cut.train)
     for (int64_t i = 0; i < f.size(); ++i, ++at) ASSERT_EQ(f[i], whole.train[0][at]) << at;
   for (size_t i = 0; i + 1 < cut.train.size(); ++i) EXPECT_EQ(cut.train[i].size(), 100);
-  // what is learnt learns from all of them
+  // a tokenizer that is trained learns from all of them
   EXPECT_EQ(make_dataset_of(sources, {"char"}, path("char")).tokenizer->decode(std::vector<int32_t>{9, 10}), "xy");
   std::filesystem::remove(path("cut/train-00003.tok"));
   expect_error(Status::input, {"train-00003.tok"}, [&] { Dataset::open(path("cut")); });

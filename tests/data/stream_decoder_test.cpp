@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// What the decoder says of bytes that come one by one; each time it must be UTF-8.
+// The decoder's text for bytes that come one by one; each time it must be UTF-8.
 std::string streamed(std::string_view bytes) {
   const ByteTokenizer tokenizer;
   StreamDecoder decoder(tokenizer);
@@ -48,7 +48,7 @@ TEST(StreamDecoder, WaitsForACharacterAndNoLonger) {
   EXPECT_EQ(decoder.end(), "\xEF\xBF\xBD");
 }
 
-// What Python's bytes.decode("utf-8", "replace") makes of them.
+// Python's bytes.decode("utf-8", "replace") makes the same text of these bytes.
 TEST(StreamDecoder, ShowsWhatIsNoCharacterAsPythonDoes) {
   const std::string bad = "\xEF\xBF\xBD";
   const std::pair<std::string, std::string> cases[] = {

@@ -1,4 +1,4 @@
-// What the tests of the data layer share: a scratch directory, a private cache, and the message of an error.
+// Helpers of the data layer's tests: a scratch directory, a private cache, and the message of an error.
 #pragma once
 #include <gtest/gtest.h>
 

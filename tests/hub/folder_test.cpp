@@ -114,7 +114,7 @@ TEST_F(HubFolderTest, ComputesWhatTransformersComputed) {
       EXPECT_EQ(folder.dtype(), DType::float32);
       const auto model = model_of(folder, DType::float32);
       EXPECT_NEAR(loss_of(*model, fixture), number(fixture.at("loss"), 0), 1e-5) << name;
-      constexpr size_t kPrompt = 5;  // of make.py
+      constexpr size_t kPrompt = 5;  // the prompt's length in make.py
       std::vector<int32_t> prompt(kPrompt), greedy;
       std::memcpy(prompt.data(), fixture.at("ids").bytes.data(), kPrompt * sizeof(int32_t));
       sample(*model, prompt, std::ssize(written.at(name)), {.temperature = 0}, [&](int32_t token) {

@@ -1,5 +1,5 @@
-// GPTQ's files: bits against numbers by hand and against those that AutoGPTQ wrote, folders out and in to the bit, and
-// what is damaged or of another format refused in one line.
+// GPTQ's files: bits against numbers by hand and against those that AutoGPTQ wrote, folders out and in to the bit,
+// and what is damaged or of another format refused in one line.
 #include "tensor/ops/quantize/gptq.h"
 
 #include <fmt/format.h>

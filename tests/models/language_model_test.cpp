@@ -1,4 +1,4 @@
-// What every language model has from its interface, seen on one that has nothing else.
+// The functions that every language model has from its interface, seen on one that has nothing else.
 #include "models/language_model.h"
 
 #include <gtest/gtest.h>
@@ -55,8 +55,8 @@ TEST(LanguageModel, CountsFlops) {
   EXPECT_EQ(gpt.training_flops(), 6.0 * static_cast<double>(gpt.parameter_count() - 4 * 8) + 12 * 3 * 8 * 4);
 }
 
-// Of published models: 6 for each parameter that multiplies (GPT-2 124M has 124,439,808, of which 786,432 are
-// positions; a Llama's table of tokens is only looked up), and 12 L C T.
+// Published models: 6 for each parameter that multiplies (GPT-2 124M has 124,439,808, of which 786,432 are positions; a
+// Llama's table of tokens is only looked up), and 12 L C T.
 TEST(LanguageModel, CountsFlopsOfPublishedModels) {
   const auto flops = [](const char* name, int64_t vocab) {
     ModelConfig config = preset(name).value();

@@ -1,13 +1,13 @@
-// What a block holds between forward and backward, to the byte, and that a step takes no new memory.
+// The memory that a block holds between forward and backward, to the byte, and that a step takes no new memory.
 //
-// Numbers of a token kept by one block, in the model's dtype, counting its result and not its input, for C channels, q
-// of queries, k of keys, and F hidden ones: norm1 C, qkv q + 2 k, attention q, the residual sum C, norm2 C, the result
-// C, the hidden layer before and after GELU 2 F, or two of them before SwiGLU and one after it 3 F; where heads are
-// normalised, q + 2 k from before. Beside them, 4 bytes each (8 in float64): the log-sum-exp of each head, rstd of two
-// norms, for LayerNorm their means, and where heads are normalised an rstd of each. Recomputing the activation keeps F
-// less, norms too another 2 C less, attention q and the log-sum-exp less, the whole block C and nothing beside. GPT-2:
-// 16 C, 12 C, 10 C, C (Korthikanti et al. 2022 count 34 bytes per element for a block with dropout, a stored attention
-// matrix apart).
+// Numbers of a token kept by one block, in the model's dtype, counting its result and not its input, for C channels,
+// q of queries, k of keys, and F hidden ones: norm1 C, qkv q + 2 k, attention q, the residual sum C, norm2 C, the
+// result C, the hidden layer before and after GELU 2 F, or two of them before SwiGLU and one after it 3 F; where heads
+// are normalised, q + 2 k from before. Beside them, 4 bytes each (8 in float64): the log-sum-exp of each head, rstd of
+// two norms, for LayerNorm their means, and where heads are normalised an rstd of each. Recomputing the activation
+// keeps F less, norms too another 2 C less, attention q and the log-sum-exp less, the whole block C and nothing beside.
+// GPT-2: 16 C, 12 C, 10 C, C (Korthikanti et al. 2022 count 34 bytes per element for a block with dropout, a stored
+// attention matrix apart).
 #include <gtest/gtest.h>
 
 #include <memory>

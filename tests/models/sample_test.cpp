@@ -91,7 +91,7 @@ TEST(Sample, WritesPastTheContextAndTakesLongPrompts) {
   EXPECT_EQ(calls, 3);
 }
 
-// What the cache predicts at each place is what a plain forward pass over the same window predicts.
+// The cache's prediction at each place is that of a plain forward pass over the same window.
 TEST(Sample, RestartsReadTheLastHalfOfTheContext) {
   const ArenaPtr arena = make_arena();
   Decoder model({.layers = 1, .heads = 1, .channels = 16, .context = 8, .vocab = 11});

@@ -1,5 +1,5 @@
-// What a model reads when it writes: every token of the window, each at its place, and none before it; and how a token
-// is drawn of its logits.
+// The window that a model reads when it writes: every token, each at its place, and none before it; and how a token is
+// drawn from its logits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -143,7 +143,7 @@ std::vector<double> probabilities(const std::vector<double>& logits, const Sampl
   const size_t vocab = o.vocab > 0 ? static_cast<size_t>(o.vocab) : logits.size();
   std::vector<double> p(logits.size(), 0.0);
   for (size_t i = 0; i < vocab; ++i) p[i] = std::exp(logits[i] / o.temperature);
-  const auto keep = [&](const auto& wanted) {  // of the likeliest, while wanted(how many are kept, their sum)
+  const auto keep = [&](const auto& wanted) {  // the likeliest stay while wanted(how many are kept, their sum)
     std::vector<size_t> order(p.size());
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, [&](size_t a, size_t b) { return p[a] > p[b]; });

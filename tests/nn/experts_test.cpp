@@ -15,7 +15,7 @@ namespace {
 
 struct Passed {
   Tensor y, dx;
-  std::vector<Tensor> gradients;  // of the router, of each expert, of the shared layer
+  std::vector<Tensor> gradients;  // router, each expert, shared layer
 };
 
 // In the order in which the oracle has them: what is no expert's comes first in a module.

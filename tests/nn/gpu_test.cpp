@@ -60,7 +60,7 @@ class Draws {
   uint64_t at_ = 0;
 };
 
-// What the gaps between slots hold must stay, so they hold something.
+// Gaps between slots must keep their values, so they hold something.
 FlatUnit drawn_unit(Draws& draw, DType values, DType grads, uint64_t seed, std::string_view optimizer = "") {
   std::vector<int64_t> sizes;
   for (int64_t slots = 1 + draw.below(6); slots > 0; --slots) sizes.push_back(1 + draw.below(1 + draw.below(3000)));

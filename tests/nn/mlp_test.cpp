@@ -69,7 +69,7 @@ TEST(GeluMlp, ItsBiasRidesOnTheNorm) {
   EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
 }
 
-// What comes between the layers (here a wrap, as a tensor axis has) is seen.
+// A wrap around a layer, as a tensor axis has one, is called: code between the layers is not passed over.
 TEST(GeluMlp, AWrappedLayerIsCalled) {
   Mlp mlp(8, 32, 0.02, Recompute::none);
   mlp.materialize(1, make_arena(), DType::float32, DType::float32);

@@ -104,7 +104,7 @@ TEST(StochasticRounding, AShardGetsTheBitsOfTheWhole) {
   }
 }
 
-// Of a parameter that tensor parallelism cut, each element is rounded by its index in the whole.
+// Each element of a parameter that tensor parallelism cut is rounded by its index in the whole.
 TEST(StochasticRounding, ACutParameterGetsTheBitsOfTheWhole) {
   constexpr int64_t kRows = 6, kColumns = 701;
   const FlatUnit whole = bf16_unit({kRows * kColumns}), cut = bf16_unit({kRows / 2 * kColumns});

@@ -43,8 +43,8 @@ function searchQuery() {
   return words;
 }
 
-// One question of a kind at a time; what is asked meanwhile waits, and only the newest of it is asked. null takes back
-// what was asked.
+// Asks one question of a kind at a time: questions that come meanwhile wait, and only the newest of them is asked. null
+// takes the question back.
 function asker(path, delay, done) {
   let timer = 0, busy = false, newest = null, answered = null;
   async function ask() {
