@@ -46,7 +46,7 @@ struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 
-// Of the thread that is running.
+// The indices of the running thread, and the sizes of its block and grid.
 inline thread_local uint3 threadIdx, blockIdx;
 inline thread_local dim3 blockDim, gridDim;
 inline constexpr int warpSize = 32;

@@ -207,7 +207,7 @@ class Block {
   const std::function<void()>* body_ = nullptr;
   unsigned threads_ = 0, alive_ = 0, waiting_ = 0, current_ = 0;
   bool backwards_ = true, moved_ = false;
-  void *top_ = nullptr, *kept_ = nullptr;  // of the loop over fibers
+  void *top_ = nullptr, *kept_ = nullptr;  // stack of the loop over fibers: its top, and what AddressSanitizer keeps
   const void* bottom_ = nullptr;
   size_t size_ = 0;
   Known scheduler_ = nullptr;  // the thread that runs the fibers

@@ -22,7 +22,7 @@ void in_any_order(uint64_t count, const std::function<void(uint64_t)>& f);
 // Blocks that this thread has run with so many bytes of shared memory: which kernels were launched shows in it.
 uint64_t blocks_with_shared(uint64_t bytes);
 void count_block(uint64_t shared_bytes);
-std::byte* dynamic_shared();  // of the running block, aligned to 1,024 bytes
+std::byte* dynamic_shared();  // memory of the running block, aligned to 1,024 bytes
 
 void sync_block();              // all threads that have not ended
 void sync_warp(uint32_t mask);  // lanes of the running thread's warp

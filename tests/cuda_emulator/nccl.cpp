@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kAsks = 2;  // that a communicator which does not block answers "in progress", after each call
 
-// What a rank's tasks know of its communicator; they may outlive it.
+// The part of a communicator that a rank's tasks use; they may outlive the communicator.
 struct Rank {
   std::shared_ptr<NcclExchange> exchange;
   int rank = 0;

@@ -12,11 +12,11 @@
 // for, and nothing is moved any more for the others, which have to abort as well; it returns when no graph holds a
 // collective of the communicator.
 //
-// What differs: ranks that ask for different collectives at the same time, or for other sizes, types or reductions, get
-// ncclInvalidUsage, where NCCL would hang or move nonsense. A captured collective is ncclSystemError unless
-// NCCL_GRAPH_REGISTER is 0: NCCL would register its buffers, and access memory beside a piece of an arena. Operations
-// keep the order in which they come to run, as they do on a single stream; NCCL keeps that of the calls, on several
-// streams too. No collective is cut into channels, so none disturbs another.
+// It differs from NCCL: ranks that ask for different collectives at the same time, or for other sizes, types or
+// reductions, get ncclInvalidUsage, where NCCL would hang or move nonsense. A captured collective is ncclSystemError
+// unless NCCL_GRAPH_REGISTER is 0: NCCL would register its buffers, and access memory beside a piece of an arena.
+// Operations keep the order in which they come to run, as they do on a single stream; NCCL keeps that of the calls, on
+// several streams too. No collective is cut into channels, so none disturbs another.
 #pragma once
 #include <cstddef>
 

@@ -1,4 +1,4 @@
-// What collectives do: sums in the order of ranks, and bytes from one process to another.
+// The data of collectives: sums in the order of ranks, and bytes from one process to another.
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -73,7 +73,7 @@ Bytes sum_of(const NcclCall& call, const std::vector<Bytes>& arrays, size_t firs
   return out;
 }
 
-// What the rank gets.
+// The bytes that the rank gets.
 Bytes result_for(size_t rank, const NcclCall& call, const std::vector<Bytes>& arrays) {
   using Kind = NcclCall::Kind;
   const auto root = static_cast<size_t>(call.root);

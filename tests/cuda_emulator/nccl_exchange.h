@@ -55,7 +55,7 @@ void let_others_in();
 std::shared_ptr<NcclExchange> exchange_of_another(pid_t process, const std::string& name, int ranks);
 
 size_t size_of(ncclDataType_t type);
-// What the calls of all ranks, which agree, do. False where the memory of another process cannot be reached.
+// Carries out the calls of all ranks, which agree. Returns false where the memory of another process cannot be reached.
 bool move_data(const std::vector<NcclCall>& calls);
 
 }  // namespace tessera::emulator

@@ -25,7 +25,7 @@ namespace {
 enum class Ask : uint8_t { join, complete, come, is_done, mismatched, close };
 struct Question {
   Ask ask = Ask::join;
-  char name[sizeof(ncclUniqueId)] = {};  // of the exchange, for `join`
+  char name[sizeof(ncclUniqueId)] = {};  // name of the exchange, for `join`
   int ranks = 0, rank = 0;
   NcclCall call = {};   // for `come`, which answers with a ticket
   uint64_t ticket = 0;  // for `is_done`

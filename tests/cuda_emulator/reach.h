@@ -12,7 +12,7 @@ namespace tessera::emulator {
 
 enum class Side : uint8_t { host, kernel, copy };  // a copy reaches both
 
-// What the calling thread does until the end of the scope.
+// The side that the calling thread acts for until the end of the scope.
 class Acting {
  public:
   explicit Acting(Side as);

@@ -22,7 +22,7 @@ constexpr size_t kSharedUnlessAsked = 48 * 1024;
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 
-// What cudaFuncSetAttribute has allowed, of each GPU.
+// Bytes of shared memory that cudaFuncSetAttribute has allowed to each kernel on each GPU.
 class AllowedShared {
  public:
   void set(const void* kernel, size_t bytes) {

@@ -1,4 +1,4 @@
-// What sanitizers are told of fibers, and of shared memory.
+// Tells sanitizers of fibers, and of shared memory.
 #pragma once
 #include <cstddef>
 #ifdef __SANITIZE_ADDRESS__

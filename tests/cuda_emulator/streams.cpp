@@ -30,7 +30,7 @@ namespace {
 struct AllLines {
   std::mutex mutex;
   std::vector<std::weak_ptr<Line>> lines;
-  std::vector<std::shared_ptr<Line>> without_stream;  // what was queued on a stream that is no more is still to come
+  std::vector<std::shared_ptr<Line>> without_stream;  // lines of streams that are gone: queued work is still to come
 
   void tidy() {
     std::erase_if(without_stream, [](const std::shared_ptr<Line>& line) { return line->done() == line->pushed(); });

@@ -4,9 +4,9 @@
 // runs when somebody asks for it, which is a query, a synchronisation, or who waits for an event of the stream; a host
 // that reads a result without waiting, or writes to pinned memory that is still to be read, so works with wrong
 // numbers. "early": at once, on the thread that queues it, unless something before it waits. Two things can wait: a
-// collective of NCCL's for other ranks (tests/cuda_emulator/nccl.h), and a stream for an event of another that waits;
-// what stands behind them is kept, and the next call on the stream lets it go on too. Late is the default. There is no
-// thread that goes on by itself.
+// collective of NCCL's for other ranks (tests/cuda_emulator/nccl.h), and a stream for an event of another that waits.
+// Tasks that stand behind them are kept, and the next call on the stream lets them go on too. Late is the default. No
+// thread goes on by itself.
 //
 // A capture keeps a line of nodes for each stream that takes part: the one that began it, and those that have waited
 // for an event recorded in it. A launched graph runs the first line as far as it goes, and a node of another only when
@@ -25,7 +25,7 @@
 namespace tessera::emulator {
 
 bool is_late();
-// What waits for tasks looks whether they are done (shadow.cpp).
+// Forbids memory that was given back once the tasks queued before are done; called after tasks (shadow.cpp).
 void after_task();
 
 using Task = std::function<bool()>;      // asked until it says that it is done
@@ -80,7 +80,7 @@ using Lines = std::vector<std::vector<Node>>;
 
 struct Capture {
   Lines lines;
-  std::vector<cudaStream_t> streams;  // of the lines
+  std::vector<cudaStream_t> streams;  // the stream of each line
   size_t events = 0;
   bool broken = false;  // by a call that cannot be captured
 };
@@ -89,7 +89,7 @@ struct Capture {
 uint64_t launches();
 // Queues it, or keeps it where the stream is captured.
 void push(cudaStream_t stream, const MakeTask& make);
-// What a capture does not take breaks it off: on a stream that takes part, or by the thread that has begun one.
+// Calls that a capture does not take break it off: on a stream that takes part, or by the thread that has begun one.
 cudaError_t not_captured(cudaStream_t stream);
 cudaError_t not_while_capturing();
 // Runs all that is queued; waits for other ranks.
@@ -102,12 +102,12 @@ void go_on();
 struct EmulatedStream {
   std::shared_ptr<tessera::emulator::Line> line;
   std::shared_ptr<tessera::emulator::Capture> capture;  // that it takes part in
-  size_t number = 0;                                    // of its line there
+  size_t number = 0;                                    // number of its line there
   int gpu = 0;
 };
 struct EmulatedEvent {
   std::mutex mutex;
-  std::shared_ptr<tessera::emulator::Mark> mark;     // of a record that ran
+  std::shared_ptr<tessera::emulator::Mark> mark;     // left by a record that ran
   bool captured = false;                             // the last record was
   std::weak_ptr<tessera::emulator::Capture> within;  // while it goes on
   size_t number = 0;                                 // there

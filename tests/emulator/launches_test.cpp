@@ -20,7 +20,7 @@ using Launches = test::OnGpu;
 
 constexpr int64_t kChannels = 8, kHidden = 12;
 
-// Of a forward pass, and of the backward pass.
+// Counts the launches of a forward pass, and of its backward pass.
 std::pair<uint64_t, uint64_t> of_a_pass(MixtureOfExperts& layer, const Var& x) {
   const uint64_t before = emulator::launches();
   const Var y = layer(x);

@@ -1,4 +1,4 @@
-// What the emulated GPU is strict about: whose memory it is, when work runs, what a copy may span.
+// Rules of the emulated GPU that it keeps strictly: whose memory it is, when work runs, what a copy may span.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -90,7 +90,7 @@ TEST_F(EmulatedGpu, ThreadSanitizerSeesABarrierThatIsMissing) {
   };
   run(true);
   EXPECT_EQ(x.to_vector<float>()[62], 63.0f);
-  run(true, 128);  // of which half have met at one barrier more
+  run(true, 128);  // half of these threads have met at one barrier more than the others
   EXPECT_EXIT((run(false), std::exit(66)), testing::ExitedWithCode(66), "data race");
 }
 
@@ -139,7 +139,7 @@ TEST_F(EmulatedGpu, NewMemoryHoldsNaN) {
   for (const float value : x.to_vector<float>()) EXPECT_TRUE(std::isnan(value));
 }
 
-// What is queued is not done before somebody waits, or is done at once.
+// Queued work is not done before somebody waits, or is done at once.
 TEST_F(EmulatedGpu, RunsLateOrAtOnce) {
   const std::shared_ptr<std::byte> pinned = cuda::pinned_memory(sizeof(float));
   auto* const x = reinterpret_cast<float*>(pinned.get());
@@ -194,7 +194,7 @@ TEST_F(EmulatedGpu, MuchSharedMemoryIsAskedFor) {
   ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
 }
 
-// What may wait for the GPU breaks a capture off.
+// A call that may wait for the GPU breaks a capture off.
 TEST_F(EmulatedGpu, NothingIsPinnedWhileWorkIsCaptured) {
   ASSERT_EQ(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
   EXPECT_THROW(cuda::pinned_memory(16), Error);

@@ -1,4 +1,4 @@
-// What is said of GPTQ's codes: what is accepted says the same when it is written.
+// The configuration of GPTQ's codes: one that is accepted says the same when it is written.
 #include "hub/gptq_format.h"
 #include "tests/fuzz/target.h"
 

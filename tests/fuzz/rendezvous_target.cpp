@@ -1,4 +1,4 @@
-// What a rank says first where ranks meet, and the address where they do.
+// The hello that a rank sends first where ranks meet, and the address where they do.
 #include <algorithm>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// What a checkpoint's part says of its elements: what is accepted is said again the same.
+// The description of the elements in a checkpoint's part: one that is accepted is written again the same.
 #include "tests/fuzz/target.h"
 #include "train/checkpoint/tensors.h"
 

@@ -1,4 +1,4 @@
-// What a fuzz target is, and the list that each tests/fuzz/NAME_target.cpp puts its one target on.
+// A fuzz target, and the list that each tests/fuzz/NAME_target.cpp puts its one target on.
 //
 // The same targets are built twice: as fuzz_NAME, with libFuzzer, and all together into the ordinary test suite, which
 // replays tests/fuzz/corpus/NAME. So a new target is one new file and its corpus.

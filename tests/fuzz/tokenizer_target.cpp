@@ -17,7 +17,7 @@ void parse_tokenizer(std::string_view bytes) {
   std::iota(tokens.begin(), tokens.end(), 0);
   const std::string text = tokenizer->decode(tokens);
   const std::vector<int32_t> back = tokenizer->encode(text);
-  // Of a bpe tokenizer the text survives: merges may join what stood apart.
+  // A bpe tokenizer keeps the text, not the tokens: merges may join what stood apart.
   require(tokenizer->kind() == "bpe" ? tokenizer->decode(back) == text : back == tokens, "text survives tokens");
 }
 

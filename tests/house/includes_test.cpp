@@ -13,7 +13,8 @@ namespace {
 
 using Graph = std::map<std::string, std::set<std::string>>;
 
-// What each layer may include besides itself. Folders that are not named here (app, bench, tests, examples) see all.
+// The layers that each layer may include besides itself. Folders that are not named here (app, bench, tests, examples)
+// see all.
 const Graph& law() {
   static const Graph allowed{
       {"tensor", {}},

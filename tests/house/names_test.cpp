@@ -1,5 +1,5 @@
-// What is known of a parameter stands in nn/module.h: code outside of tests compares no name with a string to find
-// out which parameter, or which unit, it has before it.
+// The properties of a parameter stand in nn/module.h: code outside of tests compares no name with a string to find out
+// which parameter, or which unit, it has before it.
 #include <gtest/gtest.h>
 
 #include "tests/house/sources.h"

@@ -6,7 +6,7 @@
 
 namespace tessera::test {
 
-// What rank r brings: whole numbers, whose sums are exact in every order and dtype.
+// The elements that rank r brings: whole numbers, whose sums are exact in every order and dtype.
 inline double brought(int rank, int64_t i) { return static_cast<double>((i * 7 + rank * 3) % 5); }
 
 inline Tensor array_of(int rank, int64_t n, DType dtype, const ArenaPtr& arena) {

@@ -21,7 +21,7 @@ inline constexpr uint64_t kSeed = 5;
 
 struct AsyncPlan {
   int ranks = 3, servers = 1;
-  int64_t staleness = 1, steps = 8, sequences = 2;  // of a worker's batch
+  int64_t staleness = 1, steps = 8, sequences = 2;  // `sequences` are in a worker's batch
   OptimizerKind optimizer = OptimizerKind::adamw;
   DType dtype = DType::float32;
   double dropout = 0.1;

@@ -1,4 +1,4 @@
-// What a rank writes down of its calls, read by another while it goes on.
+// The log that a rank writes of its calls, read by another rank while it goes on.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -20,7 +20,7 @@ TEST(CallLog, KeepsTheLastCalls) {
   EXPECT_EQ(log.add(scatter), 1U);
   EXPECT_TRUE(log.find(1)->matches(scatter));
   EXPECT_FALSE(log.find(1)->pieces);
-  const UnevenPieces pieces{{1, 2}, {1, 5}}, others{{4, 5}, {2, 5}};  // of two ranks, which have arrays of their own
+  const UnevenPieces pieces{{1, 2}, {1, 5}}, others{{4, 5}, {2, 5}};  // two ranks' pieces, each of its own arrays
   log.add({.op = Op::all_to_all, .count = 3, .pieces = &pieces});
   EXPECT_TRUE(log.find(2)->matches({.op = Op::all_to_all, .count = 9, .pieces = &others}));
   EXPECT_FALSE(log.find(2)->matches({.op = Op::all_to_all, .count = 3}));

@@ -1,4 +1,4 @@
-// What happens when a rank of a communicator fails, is late, or asks for something else than the others.
+// Failures of a communicator: a rank fails, is late, or asks for something else than the others.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -17,7 +17,7 @@ using test::array_of;
 using test::summed;
 using test::values;
 
-// What launch() throws when the ranks do this.
+// Returns the message of the error that launch() throws when the ranks run `body`.
 std::string failure(const LaunchOptions& options, const std::function<void(Communicator&)>& body) {
   try {
     launch(options, body);

@@ -119,8 +119,8 @@ struct Sizes {
   Heads heads = {24, 12};
   int64_t d = 3;
   DType dtype = DType::float32;
-  int64_t queries() const { return b * tokens * heads.query * d; }  // of the whole sequence
-  int64_t keys() const { return b * tokens * heads.key * d; }       // or values
+  int64_t queries() const { return b * tokens * heads.query * d; }  // elements of the whole sequence
+  int64_t keys() const { return b * tokens * heads.key * d; }       // elements of the keys, or of the values
 };
 
 Var own_part(const Sizes& s, const Communicator& cp) {

@@ -1,4 +1,4 @@
-// What each rank of DataParallel loads, moves and holds, as numbers worked by hand; what it refuses.
+// The cost of each rank of DataParallel: what it loads, moves and holds, as numbers worked by hand; what it refuses.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -38,7 +38,7 @@ struct Cost {
   int64_t parameters = 0, gradients = 0, communication = 0;  // bytes: the first two live, the last its peak
 };
 
-// Of one step of two micro-batches of one sequence on each of three ranks, in fp32.
+// The costs of one step of two micro-batches of one sequence on each of three ranks, in fp32.
 std::vector<Cost> costs_of_a_step() {
   std::vector<Cost> costs(3);
   launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {

@@ -26,7 +26,7 @@ struct Run {
   int64_t microbatches = 1;
   DType dtype = DType::float32;
   OptimizerKind optimizer = OptimizerKind::sgd;
-  int64_t sequences = 2;  // of a micro-batch
+  int64_t sequences = 2;  // sequences of each micro-batch
   int steps = 20;
 
   int64_t batch() const { return ranks * microbatches * sequences; }
@@ -39,7 +39,7 @@ struct Run {
   static constexpr int64_t kTokens = 12;
 };
 
-// What there is to compare.
+// The results that two runs are compared by.
 struct Record {
   std::vector<double> losses, squares;
   std::vector<std::string> gradients;  // bytes, after each step

@@ -24,8 +24,8 @@ constexpr uint64_t kSeed = 5;
 
 // Seconds of one rank's trace.
 struct Watched {
-  std::vector<TraceEvent> reductions;      // of one step
-  std::vector<double> begins, ends;        // of each micro-batch's backward pass
+  std::vector<TraceEvent> reductions;      // all-reduces of one step
+  std::vector<double> begins, ends;        // when each micro-batch's backward pass begins and ends
   double head = 0, block = 0, lookup = 0;  // when the last one comes to the head, to the first block, to the lookup
   std::vector<Reduced> cut;
   int64_t parameters = 0;

@@ -28,8 +28,8 @@ bool comes(const std::function<bool()>& condition) {
   return condition();
 }
 
-// Of two ranks, how far rank 0 has come with its shared expert, and how many messages each has sent: rows to the
-// experts and back, the gradients of results, and those of rows.
+// The progress of two ranks: how far rank 0 has come with its shared expert, and how many messages each has sent: rows
+// to the experts and back, the gradients of results, and those of rows.
 struct Progress {
   std::atomic<int> shared = 0;  // 1: forward has begun, 2: backward has
   std::array<std::atomic<int>, 2> sent = {};

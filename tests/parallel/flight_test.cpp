@@ -1,4 +1,4 @@
-// What ranks say while they wait long, what is noted of their operations, and who is waited for.
+// The messages of ranks that wait long, the notes on their operations, and the ranks that are waited for.
 #include "parallel/comm/flight.h"
 
 #include <gtest/gtest.h>

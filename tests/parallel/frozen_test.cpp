@@ -56,7 +56,7 @@ Sizes sizes_of(Decoder& model) {
 
 struct Trained {
   std::vector<double> losses, norms;
-  std::vector<std::vector<std::byte>> first, last;   // of each parameter, in the order of parameters()
+  std::vector<std::vector<std::byte>> first, last;   // bytes of each parameter, in the order of parameters()
   int64_t gradients = 0, state = 0, parameters = 0;  // bytes
   OpCounts counts{};
 };
@@ -72,7 +72,7 @@ std::vector<std::vector<std::byte>> values_of(Decoder& model, const DataStrategy
   std::vector<std::vector<std::byte>> out;
   const std::vector<Module::Unit> layout = model.layout();
   for (size_t u = 0; u < layout.size(); ++u) {
-    const bool none = strategy.shards().empty();  // of a rank that DataParallel keeps nothing on
+    const bool none = strategy.shards().empty();  // DataParallel keeps nothing on this rank
     const Tensor whole =
         gather_unit(strategy.axis(), strategy.layout(), u, none ? Tensor() : strategy.shards()[u].values);
     for (const Slot& slot : layout[u].slots)
@@ -197,7 +197,7 @@ TEST(Frozen, HaveNoGradientNoStateAndSendNothing) {
     EXPECT_EQ(run.state, 2 * (zero >= 1 ? piece : whole)) << zero;
     EXPECT_EQ(run.parameters, 4 * (zero == 3 ? n.padded / kRanks : zero > 0 ? n.padded : n.all)) << zero;
     const OpCount& sums = run.counts[static_cast<size_t>(zero == 0 ? Op::all_reduce : Op::reduce_scatter)];
-    EXPECT_EQ(sums.sent, zero == 0 ? whole : whole / 2) << zero;  // of one of two ranks
+    EXPECT_EQ(sums.sent, zero == 0 ? whole : whole / 2) << zero;  // bytes that one of two ranks sends
   }
 }
 

@@ -23,7 +23,7 @@ using CommGpu = test::OnGpu;
 constexpr Algorithm kAlgorithms[] = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root};
 constexpr DType kDTypes[] = {DType::float64, DType::float32, DType::bfloat16, DType::int32, DType::int64};
 
-// What a rank brings: fractions, whose sums depend on their order.
+// The array that a rank brings: fractions, whose sums depend on their order.
 Tensor brought(int rank, const Shape& shape, DType dtype, const ArenaPtr& arena) {
   const Philox random = Philox::named(31, "rank " + std::to_string(rank));
   std::vector<double> v(static_cast<size_t>(shape.numel()));
@@ -40,7 +40,7 @@ using Results = std::vector<std::vector<std::byte>>;
 using Body = std::function<void(Communicator& world, const ArenaPtr& arena, Results& results)>;
 
 struct Ran {
-  std::vector<Results> results;  // of each rank
+  std::vector<Results> results;  // results by rank
   std::vector<OpCounts> counts;
 };
 
@@ -129,7 +129,7 @@ TEST_F(CommGpu, MessagesKeepTheirOrderByTag) {
     for (int i = 0; i < 10; ++i) {
       Tensor x = brought(world.rank() + 10 * i, {100 + i}, DType::float32, memory);
       world.send(x, next, i % 2);
-      x.fill(0);  // what was sent is not what comes after
+      x.fill(0);  // the message keeps the numbers from before
     }
     for (const int i : {1, 0, 3, 5, 2, 7, 4, 6, 8, 9}) {
       const Tensor x = Tensor::zeros({100 + i}, DType::float32, memory);

@@ -17,7 +17,7 @@ std::vector<int> members(const Communicator& group) {
   return ranks;
 }
 
-// What making the mesh, or using it, throws.
+// Returns the message of the error that making the mesh, or using it, throws.
 template <class F>
 std::string refusal(Communicator& world, const std::vector<MeshAxis>& axes, const F& use) {
   try {

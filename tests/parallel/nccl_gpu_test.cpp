@@ -80,7 +80,7 @@ void every_operation(Communicator& c, const ArenaPtr& arena, int64_t n, DType dt
 }
 
 struct Ran {
-  std::vector<Results> results;  // of each rank
+  std::vector<Results> results;  // results by rank
   std::vector<OpCounts> counts;
   bool operator==(const Ran&) const = default;
 };
@@ -123,7 +123,7 @@ TEST_F(NcclGpu, PiecesMayLieInsideTheWhole) {
   EXPECT_TRUE(run(over_nccl(2), body).results == run({.ranks = 2, .timeout_s = 60}, body).results);
 }
 
-// What is started on one communicator and what is done at once on another keep one order.
+// Calls that are started on one communicator and calls that are done at once on another keep one order.
 TEST_F(NcclGpu, CommunicatorsOfARankKeepOneOrder) {
   if (gpus < 4) GTEST_SKIP() << "this machine has no four GPUs";
   const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {

@@ -25,7 +25,7 @@ struct Log {
   const std::byte *in = nullptr, *out = nullptr;
   int64_t element = 4;
   bool stuck = false, captured = false;
-  const Arena* gpu = nullptr;  // what stands for the rank's arena on its GPU: nobody looks into it
+  const Arena* gpu = nullptr;  // stands for the rank's arena on its GPU: nobody looks into it
 };
 
 class FakeNccl final : public NcclApi {
@@ -113,10 +113,10 @@ std::vector<std::string> calls_of(Call call, Algorithm algorithm = Algorithm::na
     mine.out = call.op == Op::all_reduce ? memory.data() : memory.data() + 2048;
     EXPECT_EQ(run_collective(nccl, algorithm, mine), sent_directly(call, 3, world.rank()));
     ASSERT_FALSE(log.calls.empty());
-    EXPECT_EQ(log.calls.front(), "after");  // what the rank's own stream was given comes first
+    EXPECT_EQ(log.calls.front(), "after");  // earlier work of the rank's own stream comes first
     ASSERT_GE(log.calls.size(), 3U);
     EXPECT_EQ(log.calls[log.calls.size() - 2], "point");
-    EXPECT_EQ(log.calls.back(), "join");  // and what it is given from now on comes behind
+    EXPECT_EQ(log.calls.back(), "join");  // and its later work comes behind
     if (world.rank() == 1) seen = {log.calls.begin() + 1, log.calls.end() - 2};
     world.barrier();
   });

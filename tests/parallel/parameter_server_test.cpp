@@ -1,5 +1,5 @@
 // The synchronous parameter server against one rank that sums the same micro-batches in the same order, bit for bit;
-// what it sends, worked by hand; what its ranks hold.
+// the bytes that it sends, worked by hand; the bytes that its ranks hold.
 #include "parallel/parameter_server.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ struct Plan {
 
 struct Training {
   std::vector<double> losses, norms;
-  std::vector<std::vector<std::byte>> grads, values;  // of each unit at the end
+  std::vector<std::vector<std::byte>> grads, values;  // bytes of each unit at the end
   bool operator==(const Training&) const = default;
 };
 

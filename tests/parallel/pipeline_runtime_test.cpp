@@ -192,7 +192,7 @@ TEST(PipelineRuntime, FreesActivationsAsTheScheduleSays) {
       const int64_t before = live(), kept = made.arena->usage(Category::activations).live;
       pipe.step();
       EXPECT_EQ(live(), before);
-      // Of activations alone: the working memory of a product depends on the processor.
+      // Only activations are counted: the working memory of a product depends on the processor.
       if (axis.rank() == 0) peaks.push_back(made.arena->usage(Category::activations).peak - kept);
     });
   EXPECT_GT(peaks[0], 3 * peaks[1]);  // 8 in flight against 2

@@ -1,5 +1,5 @@
-// Placements: every conversion keeps the tensor that its ranks hold together, and its backward pass is its adjoint;
-// what it moves; a product cut over ranks.
+// Placements: every conversion keeps the tensor that its ranks hold together, and its backward pass is its adjoint; the
+// bytes that it moves; a product cut over ranks.
 #include "parallel/placement.h"
 
 #include <gtest/gtest.h>

@@ -46,7 +46,7 @@ TEST(Rendezvous, EveryPairHasAConnection) {
   }
 }
 
-// What connects to rank 0 says this, and hangs up or stays.
+// A stranger connects to rank 0 and says this; the caller lets it hang up or stay.
 Socket stranger(const std::string& address, const std::string& says) {
   const auto [host, port] = parse_address(address);
   std::string why;
@@ -126,7 +126,7 @@ TEST(Rendezvous, AddressesAreHostAndPort) {
   for (const char* text : {"", "node1", "node1:", ":1", "node1:0", "node1:65536", "node1:x", "node1:1x", "node1:-1"})
     EXPECT_THROW(parse_address(text), FieldError) << text;
   EXPECT_THROW(meet({"no-such-host.invalid:1", 1, 2, 0.1}), FieldError);
-  EXPECT_THROW(meet({"192.0.2.1:29500", 0, 2, 0.1}), FieldError);  // of no machine
+  EXPECT_THROW(meet({"192.0.2.1:29500", 0, 2, 0.1}), FieldError);  // no machine has this address
 }
 
 }  // namespace

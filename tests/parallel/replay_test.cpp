@@ -98,7 +98,7 @@ TEST(Draw, ToScaleIsWhatTheHeaderShows) {
   EXPECT_NE(text.find(shown), std::string::npos) << shown;
 }
 
-// Of any schedule with any times, each rank's line is as wide as it was asked for, and idle where the rank is.
+// The picture of any schedule with any times: each rank's line is as wide as was asked for, and idle where the rank is.
 TEST(Draw, ToScaleKeepsLengths) {
   for (const Schedule& s : test::all_schedules(3, 6, 2)) {
     const Simulation sim = simulate(s, random_times(s, 7));

@@ -18,7 +18,7 @@ using test::cut;
 using test::summed;
 using test::values;
 
-// What a group of threads shares, each with its own view of it.
+// The memory that a group of threads shares, each with its own view of it.
 struct Shared {
   explicit Shared(int n) : memory(std::make_unique<SharedPlace[]>(static_cast<size_t>(n))), ranks(n) {}
   SharedExchange exchange(int rank, PeerMemory* peers = nullptr) const {
@@ -90,7 +90,7 @@ TEST(SharedExchange, LargeArraysStayInPlace) {
   }
 }
 
-// What one rank has where nobody can map it, and what is small, goes through the window.
+// An array of one rank that nobody can map goes through the window, and so does a small array.
 TEST(SharedExchange, OneArrayOutOfReachIsEnough) {
   const Shared memory(3);
   launch({.ranks = 3, .timeout_s = 20}, [&](Communicator& world) {

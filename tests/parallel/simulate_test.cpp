@@ -94,7 +94,7 @@ TEST(Simulate, ZbH2AndZbVLeaveNothingIdleFromTwoPLessOneOn) {
     if (m >= 2 * p - 1) {
       EXPECT_EQ(v.in_flight, std::vector<int>(static_cast<size_t>(p), 2 * p));
       EXPECT_EQ(h2.makespan, 3 * m + p - 1);  // ranks start one after another
-      EXPECT_EQ(v.makespan, 6 * m + p - 1);   // of half the work each
+      EXPECT_EQ(v.makespan, 6 * m + p - 1);   // twice the passes, of half the work each
     }
     EXPECT_EQ(v.schedule.wire_boundaries(), 2 * p - 2);
     EXPECT_FALSE(bubble_formula(h2.schedule).has_value() || bubble_formula(v.schedule).has_value());

@@ -24,7 +24,7 @@ using Texts = std::vector<std::string>;
 
 constexpr std::array kAlgorithms = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root};
 
-// What each rank threw.
+// Runs the ranks over TCP and returns what each of them threw.
 Texts over_tcp(int ranks, const std::function<void(Communicator&)>& body, double timeout_s = 30) {
   const std::string address = test::free_address();
   return test::run_ranks(ranks, [&](int rank) {
@@ -54,7 +54,7 @@ TEST(Tcp, OperationsGroupsAndMessagesAreRight) {
       const auto pairs = world.split(world.rank() / 2, 0, "pairs"), again = world.split(world.rank() / 2, 0, "again");
       std::vector<Pending> pending;
       std::vector<Tensor> x;
-      for (int i = 0; i < 12; ++i) {  // of one size, so that groups could be taken for each other
+      for (int i = 0; i < 12; ++i) {  // arrays of one size, so that groups could be taken for each other
         x.push_back(array_of(world.rank(), 3000, DType::float32, make_arena()));
         pending.push_back((i % 3 == 0 ? world : i % 3 == 1 ? *pairs : *again).start_all_reduce(x.back()));
       }

@@ -1,5 +1,5 @@
-// What tensor and sequence parallelism move, to the byte; that it moves while matrices are multiplied; and both beside
-// ZeRO-3 on another axis.
+// The bytes that tensor and sequence parallelism move, exactly; that they move while matrices are multiplied; and both
+// beside ZeRO-3 on another axis.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,8 +27,8 @@ struct Expected {
   int64_t reduces = 0, reduced = 0, scatters = 0, scattered = 0, gathers = 0, gathered = 0;
 };
 
-// Of one micro-batch: `e` bytes an element, `a` one of those that are summed over rows. With recomputed blocks their
-// forward pass comes twice.
+// The counts of one micro-batch: `e` is the bytes of an element, `a` those of an element that is summed over rows. With
+// recomputed blocks their forward pass comes twice.
 Expected formulas(const ModelConfig& c, const Placement& between, int64_t ranks, DType dtype) {
   const int64_t e = size_of(dtype), a = std::max<int64_t>(e, 4), t = ranks * kPerRank, layers = c.layers;
   const int64_t activation = e * kBatch * t * c.channels, row = a * c.channels;

@@ -33,7 +33,7 @@ TEST_F(TensorParallelGpu, EpiloguesAreUsed) {
       EXPECT_EQ(log.gelu_gradient.fused + log.gelu_gradient.apart, kConfig.layers);
       if (!test::emulated()) return;  // the clock decides
       EXPECT_EQ(log.gelu.apart + log.gelu_gradient.apart + log.bias_sums.apart, 0);
-      EXPECT_EQ(log.bias_sums.fused, 2 * kConfig.layers);  // of [q | k | v], and of the hidden layer
+      EXPECT_EQ(log.bias_sums.fused, 2 * kConfig.layers);  // one for [q | k | v], and one for the hidden layer
     });
 }
 

@@ -1,5 +1,5 @@
-// What a block that is cut over ranks holds between forward and backward, to the byte. Of the elements that the whole
-// block holds (tests/models/memory_test.cpp), those inside the attention and the MLP are cut, and with sequence
+// The memory that a block cut over ranks holds between forward and backward, to the byte. Of the elements that the
+// whole block holds (tests/models/memory_test.cpp), those inside the attention and the MLP are cut, and with sequence
 // parallelism the others too: norm1 1, sum 1, norm2 1, result 1; qkv 3, attention 1, hidden layer 4 + 4. The inputs of
 // column layers that were gathered are not kept.
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ constexpr int64_t kBatch = 3, kTokens = 24, kLayers = 3;
 struct Kept {
   Recompute mode;
   int64_t around, inside;  // elements of (B, T, C): on every token's way, and inside the attention and the MLP
-  bool statistics;         // of the softmax and of two norms
+  bool statistics;         // those of the softmax and of two norms are kept
 };
 const Kept kModes[] = {{Recompute::none, 4, 12, true},
                        {Recompute::activation, 4, 8, true},

@@ -130,7 +130,7 @@ TEST(Waiting, TheOddOneOutIsFoundWhereverItStands) {
 // When blocks computed, in seconds, and what was sent meanwhile.
 struct Watched {
   std::vector<double> begins, ends, backwards;  // forward passes; where backward passes begin, the last block first
-  std::vector<TraceEvent> gathers, sums;        // of whole blocks
+  std::vector<TraceEvent> gathers, sums;        // messages of whole blocks
 };
 
 // The second step of a stage of ZeRO, when the order of units is known, on rank 1 of two. Rank 0 comes late to
@@ -203,7 +203,7 @@ TEST(Waiting, TheNextUnitIsFetchedWhileThisOneComputes) {
     EXPECT_GT(w.gathers[i + 1].end, w.begins[i]) << "and not waited for until it is needed";
     EXPECT_LT(w.gathers[i + 1].end, w.begins[i + 1]);
   }
-  const size_t back = w.gathers.size() - blocks;  // of the backward pass: the first block's is the last
+  const size_t back = w.gathers.size() - blocks;  // the backward pass begins here: the first block's gather is the last
   for (size_t i = 1; i < blocks; ++i) {
     EXPECT_LT(w.gathers[back + i].requested, w.backwards[i - 1]) << i;
     EXPECT_GT(w.gathers[back + i].end, w.backwards[i - 1]) << i;

@@ -1,4 +1,4 @@
-// What is said of Tessera's own runs, beside what verify then counts.
+// The predictions for Tessera's own runs, compared with what verify then counts.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What every prediction must be like, and what is refused.
+// Rules that every prediction must keep, and questions that are refused.
 #include "planner/predict.h"
 
 #include <gtest/gtest.h>

@@ -69,7 +69,7 @@ TEST(Search, FindsWhatBruteForceFinds) {
   }
 }
 
-// What is searched is what a run may be: no more, and nothing left out.
+// The search looks at the layouts that a run may have: no more, and none is left out.
 TEST(Search, LooksAtEveryLayoutThatARunMayHave) {
   const Question q = small(8, 8);
   const std::set<std::string> searched = names_of(q);

@@ -20,7 +20,7 @@ inline bool is_drawn(uint64_t number, uint64_t every) {
   return !draw || (number + std::strtoull(draw, nullptr, 10)) % every == 0;
 }
 
-// Of the plans that TESSERA_DRAW stands for, a number; always the same ones without it.
+// Draws the choices of plans. The number TESSERA_DRAW decides which plans; without it they are always the same.
 class Draw {
  public:
   Draw(const char* what, uint64_t trial) : random_(Philox::named(seed(), what)), at_(1000 * trial) {}

@@ -7,7 +7,8 @@
 
 namespace tessera::test {
 
-// Of a model on one rank, with memory: what each parameter starts from, and 0.4 times a normal number beside it.
+// Sets the weights of a model on one rank, with memory: each is the constant that its parameter starts from plus 0.4
+// times a normal number.
 inline void draw_weights(Module& model, uint64_t seed = 3) {
   for (const Parameter* p : model.parameters()) {
     const Philox random = Philox::named(seed, p->name);

@@ -28,7 +28,7 @@ class RoundingError {
   }
   int64_t count() const { return count_; }
   double mean() const { return sum_ / n(); }
-  // What chance may make of the mean.
+  // The largest mean that may come by chance.
   double chance() const { return 4.5 * std::sqrt(squares_) / n(); }
 
  private:

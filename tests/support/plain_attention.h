@@ -71,7 +71,7 @@ inline AttentionValues draw_extreme(const AttentionShape& s, Extreme extreme, ui
 
 struct PlainAttention {
   std::vector<double> out, lse, dq, dk, dv;  // lse (B, H, Tq)
-  std::vector<double> dq_terms, dk_terms;    // what dq and dk would be if nothing cancelled
+  std::vector<double> dq_terms, dk_terms;    // dq and dk if nothing cancelled
 };
 
 inline PlainAttention attend_plainly(const AttentionShape& s, const AttentionValues& x) {

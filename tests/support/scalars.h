@@ -21,8 +21,8 @@ class ProtoReader {
   explicit ProtoReader(std::string_view bytes) : left_(bytes) {}
   bool done() const { return left_.empty(); }
   int field = 0;
-  uint64_t number = 0;    // of a varint, or the bits of a float or double
-  std::string_view part;  // of a string or message
+  uint64_t number = 0;    // the value of a varint, or the bits of a float or double
+  std::string_view part;  // the bytes of a string or message
   void next() {
     const uint64_t key = varint();
     field = static_cast<int>(key >> 3);

@@ -1,4 +1,4 @@
-// What tests ask of a strategy of the data axis, in one call.
+// Functions that run a strategy of the data axis for tests: each makes several calls of it.
 #pragma once
 #include "models/decoder.h"
 #include "optim/grad_norm.h"

@@ -19,7 +19,7 @@ inline Tensor drawn(const Shape& shape, DType dtype, const std::string& name, do
   return Tensor::of<double>(v, shape, make_arena()).to(dtype);
 }
 
-// Of tensors on any devices.
+// Compares shapes, dtypes and bits of tensors on any devices.
 inline bool same_bits(const Tensor& a, const Tensor& b) {
   const Tensor x = a.on_host().contiguous(), y = b.on_host().contiguous();
   return x.shape() == y.shape() && x.dtype() == y.dtype() &&

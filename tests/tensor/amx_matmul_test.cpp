@@ -1,5 +1,5 @@
-// Products on the processor's tiles against a plain sum, over shapes with and without remainders, both storage orders
-// of each operand, and numbers of threads. Skipped where the processor has no tiles.
+// Products on the processor's tiles against a plain sum, over shapes with and without remainders, for each operand both
+// storage orders, and numbers of threads. Skipped where the processor has no tiles.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -109,7 +109,7 @@ void expect_merged(DType dtype, bool rounded, Extreme extreme, std::vector<int64
   const Attended whole{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq + 5}, wide).narrow(2, 3, s.tq)};
   Tensor out = whole.out, lse = whole.lse;
   out.fill(0);
-  lse.fill(-INFINITY);  // of no keys
+  lse.fill(-INFINITY);  // the lse of no keys
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     const int64_t begin = std::min(cuts[i], cuts[i + 1]), count = std::abs(cuts[i + 1] - cuts[i]);
     const Attended part{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq}, wide)};

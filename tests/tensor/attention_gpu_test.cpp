@@ -72,7 +72,7 @@ Operands operands(int64_t batch, int64_t tq, int64_t tk, const Heads& heads, int
 struct Results {
   Attended forward;
   Tensor gradients;  // packed too
-  Operands parts;    // of the gradients
+  Operands parts;    // cut the gradients into those of q, k and v
 };
 
 Results run(const Operands& x, const AttentionOptions& given, bool wide) {

@@ -151,7 +151,7 @@ struct Results {
   Tensor gradients;  // packed
 };
 
-// Of a packed (B, T, (H + 2 K) D), as autograd asks for it.
+// Runs both passes on a packed (B, T, (H + 2 K) D), as autograd asks for them.
 Results attend(const Tensor& packed, const Tensor& dout, const AttentionOptions& options, const Heads& heads = {2}) {
   const auto part = [&](const Tensor& whole, int i) { return packed_part(whole, heads, i); };
   Results r{attention(part(packed, 0), part(packed, 1), part(packed, 2), options), packed.make(packed.shape())};
@@ -161,7 +161,7 @@ Results attend(const Tensor& packed, const Tensor& dout, const AttentionOptions&
 }
 
 void expect_close(const Results& found, const Results& expected, const std::string& what) {
-  constexpr double kBound = 0x1p-7, kSums = 1e-4;  // of bfloat16 results, and of the sums beneath them
+  constexpr double kBound = 0x1p-7, kSums = 1e-4;  // bounds of bfloat16 results, and of the sums beneath them
   EXPECT_LE(difference(found.forward.out, expected.forward.out), kBound) << what;
   EXPECT_LE(difference(found.forward.lse, expected.forward.lse), kSums) << what;
   EXPECT_LE(difference(found.gradients, expected.gradients), kBound) << what;

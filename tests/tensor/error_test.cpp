@@ -1,4 +1,4 @@
-// What the message of an error looks like, whatever it quotes.
+// The message of an error: one line of limited length, whatever it quotes.
 #include "tensor/error.h"
 
 #include <gtest/gtest.h>

@@ -170,7 +170,7 @@ void expect_product(const Tensor& found, const Tensor& expected, DType dtype) {
 }
 
 struct Sizes {
-  std::vector<int64_t> rows;  // of each group
+  std::vector<int64_t> rows;  // numbers of rows, by group
   int64_t k, n;
 };
 
@@ -184,7 +184,7 @@ Sizes draw_sizes(Draw& d) {
   return s;
 }
 
-// Of a GPU beside the CPU's, and beside a launch of its own.
+// Products of groups of rows on a GPU, compared with the CPU's, and with those of a launch for each group alone.
 class RowsOfGroups {
  public:
   RowsOfGroups(const Sizes& s, DType dtype, const ArenaPtr& arena) : s_(s), dtype_(dtype), arena_(arena) {
@@ -232,7 +232,7 @@ class RowsOfGroups {
     }
     linear_rows_weight_grads(here, dy_, x_);
     linear_rows_weight_grads(there, dy_there_, x_there_);
-    std::vector<RowsGroup> sums = there;  // of that and the same again
+    std::vector<RowsGroup> sums = there;  // gradients made once more; every second group adds them to the first ones
     for (size_t g = 0; g < here.size(); ++g) {
       if (!here[g].w.defined()) continue;
       expect_product(there[g].w, here[g].w, dtype_);

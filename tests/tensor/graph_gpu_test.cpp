@@ -95,7 +95,7 @@ TEST_F(GraphGpu, FitsAsLongAsTheArenaIsAsItWas) {
   }
 }
 
-// What throws leaves the stream as it was: what is queued next runs, and can be captured.
+// A capture that throws leaves the stream as it was: work that is queued next runs, and can be captured.
 TEST_F(GraphGpu, AHostThatReadsInsideIsAnError) {
   if constexpr (kWithCuda) {
     Tensor x = Tensor::zeros({4}, DType::float32, arena);
@@ -146,7 +146,7 @@ TEST_F(GraphGpu, DeviceScalarsAreAddedInOrderAndReadOnce) {
     EXPECT_EQ(cuda::synchronizations(*arena), before);
     EXPECT_EQ(static_cast<double>(sum), expected + 2);
     EXPECT_EQ(cuda::synchronizations(*arena), before + 1);
-    EXPECT_EQ(static_cast<double>(late[0]), 0.1);  // what was added is as it was
+    EXPECT_EQ(static_cast<double>(late[0]), 0.1);  // the terms have kept their values
   }
 }
 

@@ -78,7 +78,7 @@ TEST_F(LinearGeluGpu, BackwardIsThatOfFloat64) {
         EXPECT_EQ(dbias.defined(), !with_bias || arena->local<KernelLog>().gelu_gradient.fused == before);
         if (!with_bias || !dbias.defined()) continue;  // the gradient of the weight brings it along
         Tensor sums = h.make({out}, DType::float32);
-        sum_rows(sums, dh);  // of dh as it was rounded
+        sum_rows(sums, dh);  // sums dh as it was rounded
         expect_near(dbias, sums, 1e-5, 1e-5, "dbias");
       }
 }

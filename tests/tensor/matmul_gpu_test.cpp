@@ -178,7 +178,7 @@ TEST_F(ProductsGpu, RanksHaveTheSameBits) {
     }).join();
 }
 
-// Of a size at which a GPU is faster with rounded factors: small products are made without, allowed or not.
+// The products have a size at which a GPU is faster with rounded factors: small products round none, allowed or not.
 TEST_F(ProductsGpu, RoundTheirFactorsOnlyWhenTf32IsAllowed) {
   Draw draw(2);
   const Tensor a = draw.normal({128, 1024}, DType::float32, arena),

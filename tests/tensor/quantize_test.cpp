@@ -36,7 +36,7 @@ double nearest_of(std::span<const float> values, double x) {
   return *std::ranges::min_element(values, {}, [&](float v) { return std::abs(v - x); });
 }
 
-// What the paper says, with a search in the place of every shortcut.
+// Rounds numbers to NF4 as the paper says, with a search in the place of every shortcut.
 std::vector<double> nf4_slowly(const std::vector<float>& x) {
   std::vector<double> scales, out;
   for (size_t b = 0; b < x.size(); b += 64) {

@@ -1,4 +1,4 @@
-// What arenas lie in where the system refuses a terabyte of addresses.
+// The regions that arenas lie in where the system refuses a terabyte of addresses.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 

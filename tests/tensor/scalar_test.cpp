@@ -1,5 +1,5 @@
-// Numbers one by one: the random generator against published vectors, bfloat16 rounding over all values, the accuracy
-// of exp and tanh, and the same bits on every instruction set (of our matrix product too).
+// Numbers one by one: the random generator against published vectors, bfloat16 rounding over all values, exp and tanh
+// with their accuracy, and the same bits on every instruction set (of our matrix product too).
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -84,7 +84,7 @@ TEST(Arena, PastItsCapacityThrowsAndStaysWhole) {
   arena.release(a, 1000, Category::workspace);
 }
 
-std::vector<char> ended;  // of the test below, whose types no capture reaches
+std::vector<char> ended;  // names that the destructors of the test below add: they cannot capture a variable
 template <char kName>
 struct Ends {
   ~Ends() { ended.push_back(kName); }

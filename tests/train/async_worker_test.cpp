@@ -1,5 +1,5 @@
-// What each worker of an asynchronous run computes at each of its clocks: the rows of that step that are its own, with
-// the random numbers of those rows. All workers together are one rank's step.
+// The rows that each worker of an asynchronous run computes at each of its clocks: those of that step that are its own,
+// with the random numbers of those rows. All workers together are one rank's step.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What ranks hold is looked at: numbers that are none, and copies that have drifted apart.
+// Checks of what ranks hold: numbers that are not finite, and copies that have drifted apart.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -58,7 +58,7 @@ class EpochsTest : public testing::Test {
         out[t.name] = {t.tensor.contiguous().raw(), t.tensor.contiguous().raw() + t.tensor.nbytes()};
     return out;
   }
-  // What is there after so many steps of 12 sequences.
+  // The values and the state after so many steps of 12 sequences.
   static File trained(const Dataset& data, Plan plan, int64_t steps) {
     plan.threads_per_rank = 1;
     const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = kContext, .vocab = 256, .dropout = 0.1},
@@ -109,7 +109,7 @@ TEST_F(EpochsTest, OfAMixtureEachHasItsOwn) {
   const Dataset data = mixture();
   const Sequences sequences = sequences_of(data, kContext, kBatch, 3);
   const std::vector<int32_t> seen = firsts(sequences, kBatch, 0, 100);  // 50, 20 and 30 of them
-  std::multiset<int32_t> expected;                                      // of whole epochs
+  std::multiset<int32_t> expected;                                      // the windows of whole epochs
   int64_t begun = 0;
   for (size_t k = 0; k < 3; ++k) {
     std::vector<int32_t> windows;

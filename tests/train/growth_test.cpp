@@ -70,7 +70,7 @@ Job job_of(const Plan& plan) {
 
 Sequences sequences_of(const Job& job) { return counted_sequences(kVocab, kContext, job.optim.batch, 1); }
 
-// What else a run does between steps: validation, and gathering all that is saved.
+// Does the other work of a run between steps: validation, and gathering all that is saved.
 void look_around(Trainer& trainer, const TokenFile& split) {
   trainer.mean_loss(split);
   whole_values(trainer);
@@ -199,7 +199,7 @@ Held held() {
   return {pages * sysconf(_SC_PAGESIZE), in_use};
 }
 
-// Of a process, while all ranks are between two steps.
+// The process is measured while all ranks are between two steps.
 TEST_F(Growth, OfTheProcessIsNone) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer keeps what was given back";

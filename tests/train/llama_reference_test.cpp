@@ -40,7 +40,7 @@ RotaryOptions rotary_of(const Json& rope) {
   return o;
 }
 
-// Of Hugging Face's configuration.
+// Translates Hugging Face's configuration.
 ModelConfig config_of(const Json& c) {
   const std::string type = c.at("model_type");
   return {.family = Family::llama,
@@ -98,7 +98,7 @@ class Reference {
   std::vector<double> numbers(const std::string& name) const {
     return read(name).to(DType::float64).to_vector<double>();
   }
-  // What belongs to a parameter of ours; `kind` is "" for its value and "grad." for its gradient.
+  // The numbers that belong to a parameter of ours; `kind` is "" for its value and "grad." for its gradient.
   std::vector<double> joined(const std::string& kind, const Parameter& p) const {
     std::vector<double> out;
     for (const std::string& part : parts_of(p.name)) {

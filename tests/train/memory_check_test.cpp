@@ -1,4 +1,4 @@
-// What a process may use, read from folders that stand for the kernel's, and what is refused because of it.
+// The memory that a process may use, read from folders that stand for the kernel's, and the jobs that are refused.
 #include "train/memory_check.h"
 
 #include <gtest/gtest.h>
@@ -128,7 +128,7 @@ TEST(MemoryCheck, CountsTheRanksOfThisHostAndWhatIsBesides) {
   const auto refusal = memory_refusal(job, {.ranks = 1, .more = 1, .more_is = "a crumb"}, {one, "a test leaves"});
   ASSERT_TRUE(refusal);
   EXPECT_NE(refusal->table.find("a crumb"), std::string::npos);
-  // What is gathered takes the place of activations.
+  // Gathered bytes take the place of activations.
   const int64_t activations = memory_of_ranks(job)[0].activations;
   EXPECT_FALSE(memory_refusal(job, {.ranks = 1, .gathered = activations}, {one, "a test leaves"}));
   EXPECT_TRUE(memory_refusal(job, {.ranks = 1, .gathered = activations + 1}, {one, "a test leaves"}));

@@ -92,7 +92,7 @@ TEST(QuantizeLayers, EachSeesWhatTheRoundedOnesBeforeItMake) {
       std::vector<float> decoded(static_cast<size_t>(l.weight.value().numel()));
       made[i].matrix.decode(0, decoded);
       EXPECT_EQ(l.weight.value().to_vector<float>(), decoded) << made[i].name;
-      // Of the model as it is now: the inputs of a layer depend on those before it alone.
+      // The inputs are measured in the model as it is now: those of a layer depend on the layers before it alone.
       InputSquares inputs(l.weight.dim(1));
       l.set_product([&](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
         const Tensor rows = x.value().flat_rows();

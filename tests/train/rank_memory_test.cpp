@@ -1,4 +1,5 @@
-// What ranks will hold, known before they are there: beside what ranks then held, and for sizes that no machine has.
+// The memory that ranks will hold, known before they are there: compared with what ranks then held, and for sizes that
+// no machine has.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -74,7 +75,7 @@ TEST(RankMemory, IsWhatRanksThenHold) {
       EXPECT_EQ(expected[r].held, found[r].held) << to_text(plan) << ", rank " << r;
       const double share = static_cast<double>(expected[r].total()) / static_cast<double>(found[r].total);
       EXPECT_GT(share, 0.97) << to_text(plan) << ", rank " << r;
-      const bool summed = plan.pp > 1 && plan.zero == ZeroStage::three;  // of peaks that need not come together
+      const bool summed = plan.pp > 1 && plan.zero == ZeroStage::three;  // sums peaks that need not come together
       EXPECT_LT(share, summed ? 1.2 : 1.06) << to_text(plan) << ", rank " << r;
     }
   }
@@ -169,7 +170,7 @@ TEST(RankMemory, IsKnownOfWhatNoMachineHas) {
   EXPECT_LT(ranks.at(0).total(), 3000 * kGiB);
 }
 
-// Of layers that are alike four and five say what more hold, under every plan and with every way to recompute.
+// Models of four and of five equal layers tell what more layers hold, under every plan, with every way to recompute.
 TEST(RankMemory, OfManyLayersFollowsFromFew) {
   int trial = 0;
   for (const Plan& plan : kPlans) {

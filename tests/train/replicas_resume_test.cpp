@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-// What all ranks save, whole, by name.
+// The tensors that all ranks save, whole, by name.
 class Saved {
  public:
   void save(Trainer& trainer) {

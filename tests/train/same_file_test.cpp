@@ -11,7 +11,7 @@ namespace {
 
 using File = std::map<std::string, std::vector<std::byte>>;
 
-// What a checkpoint holds after four steps.
+// The tensors of a checkpoint after four steps.
 File file_of(Job job, Plan plan) {
   plan.threads_per_rank = 1;
   job.plan = plan;
@@ -60,7 +60,8 @@ void draw_data(Draw& draw, Plan& plan) {
     plan.zero = draw.of({ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three});
 }
 
-// Of equal ranks times micro-batches, one of which is 1: pipelines, ZeRO, DataParallel, a parameter server.
+// Plans with several data ranks or several micro-batches, not both, save the file of one rank that has as many
+// micro-batches: pipelines, ZeRO, DataParallel, a parameter server.
 TEST(SameFile, OfOneRank) {
   for (uint64_t trial = 0; trial < 16; ++trial) {
     Draw draw(trial);
@@ -77,7 +78,8 @@ TEST(SameFile, OfOneRank) {
   }
 }
 
-// Of several ranks with several micro-batches each there are two files: one sums over ranks once, the other each time.
+// Several ranks with several micro-batches each save one of two files: some plans sum over ranks once, the others after
+// each micro-batch.
 TEST(SameFile, OfRanksWithMicrobatches) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     Draw draw(trial);

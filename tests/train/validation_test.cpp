@@ -16,7 +16,7 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kContext = 8, kVocab = 37;
-// Of a split: shorter than a window, a window and one token beside, and numbers of windows that no batch divides.
+// Tokens of a split: fewer than a window, a window and one token beside, and numbers of windows that no batch divides.
 constexpr int64_t kSizes[] = {2, 8, 9, 41, 100};
 
 using Values = std::map<std::string, std::vector<double>>;

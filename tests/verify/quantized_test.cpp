@@ -1,5 +1,5 @@
-// Adapters beside weights in four bits train under every plan as on one rank: bits, bytes and memory. Planted defects
-// of these weights turn the contract red.
+// Adapters beside weights in four bits train under every plan as on one rank: bits, bytes and memory. Planted
+// defects of these weights turn the contract red.
 #include <algorithm>
 #include <functional>
 #include <vector>

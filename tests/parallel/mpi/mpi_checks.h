@@ -1,4 +1,4 @@
-// What a rank under mpirun expects of the operations of its communicator, with arrays of the host or of a GPU.
+// Checks that a rank under mpirun makes of the operations of its communicator, with arrays of the host or of a GPU.
 #pragma once
 #include <atomic>
 #include <cstdio>

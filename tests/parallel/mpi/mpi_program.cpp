@@ -1,4 +1,4 @@
-// What one rank does in the tests of the MPI transport, and of NCCL's between processes: run under mpirun by
+// The program of one rank in the tests of the MPI transport, and of NCCL's between processes: run under mpirun by
 // mpi_test.sh and two_hosts_test.sh, with the name of a scenario. Prints one line for each expectation that fails, and
 // ends with status 1 then.
 #include <mpi.h>

@@ -1,7 +1,7 @@
 // Stands in for tensor/cuda/mma.cuh: the same functions, made of the layouts that the PTX ISA gives.
 //
-// Copies into shared memory are done when they are waited for and not before, so a kernel that reads too early reads
-// what was there.
+// Copies into shared memory are done when they are waited for and not before, so a kernel that reads too early
+// reads the old contents.
 #pragma once
 #include <array>
 #include <cmath>
