@@ -10,7 +10,7 @@
 #include <string_view>
 #include <thread>
 
-#include "bench/mpi_reference.h"
+#include "bench/mpi/reference.h"
 #include "parallel/comm/surroundings.h"
 #include "train/device.h"
 #include "train/names.h"

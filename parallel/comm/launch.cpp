@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "parallel/comm/flight.h"
-#include "parallel/comm/mpi/world.h"
+#include "parallel/comm/mpi/launch.h"
 #include "parallel/comm/nccl/transport.h"
 #include "parallel/comm/surroundings.h"
 #include "parallel/comm/tcp/transport.h"

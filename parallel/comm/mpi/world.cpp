@@ -27,6 +27,7 @@
 
 #include "parallel/comm/call.h"
 #include "parallel/comm/flight.h"
+#include "parallel/comm/mpi/launch.h"
 #include "parallel/comm/mpi/transport.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/write_file.h"

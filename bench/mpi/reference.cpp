@@ -1,5 +1,5 @@
 // One call of MPI.
-#include "bench/mpi_reference.h"
+#include "bench/mpi/reference.h"
 
 #include <mpi.h>
 
