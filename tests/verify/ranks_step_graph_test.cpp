@@ -98,7 +98,7 @@ TEST_F(RanksStepGraphGpu, RanksTrainLikeOne) {
 TEST_F(RanksStepGraphGpu, RanksThatSendMessagesTrainLikeOne) {
   for (const auto& [ranks, zero, tp, pp] : {std::tuple{2, 1, 1, 1}, {3, 2, 1, 1}, {4, 3, 2, 1}, {4, 1, 1, 2}}) {
     if (ranks > gpus) continue;
-    const TrainOptions o = over_nccl(ranks, [&](TrainOptions& p) {
+    const TrainOptions o = over_nccl(ranks, [&, ranks = ranks, zero = zero, tp = tp, pp = pp](TrainOptions& p) {
       p["optimizer"] = "muon";
       p["zero"] = zero;
       p["tp"] = tp;
