@@ -200,14 +200,14 @@ void apply_config(TrainOptions& options, std::string_view file, const std::strin
 std::string to_toml(const TrainOptions& options);
 // Keys and values of to_toml() one by one; options that were not given are left out.
 Words config_values(const TrainOptions& options);
-// The same of all options but those about what is said to the user, and of --config, which is one of the files that the
-// others come from.
+// Keys and values of all options but those about what is said to the user, and but --config, which is one of the files
+// that the others come from.
 Words all_values(const TrainOptions& options);
 
 // A message of a library, which names fields between backticks, as the user knows them: "`grad_dtype`: expected ..."
-// becomes "--grad-dtype: expected ...". What is no option's name stays as it is.
+// becomes "--grad-dtype: expected ...". Another name stays as it is.
 std::string with_options(const std::string& message);
-// The same of all messages of an error, which is being handled.
+// Throws an error that is being handled again, with with_options() of all its messages.
 [[noreturn]] void throw_with_options(const Error& error);
 // That error again, with the option before it where it is about `path` and names none.
 [[noreturn]] void throw_of_option(std::string_view option, const std::string& path, const InputError& error);

@@ -26,7 +26,7 @@ struct Row {
   int64_t iterations = 0;  // unless `--benchmark_min_time` says how long; 0: as many as that takes
 };
 
-// Where the rows of the microbenchmarks go: standard output, and the file of `--benchmark_out` when all are there.
+// The outputs of the microbenchmarks' rows: standard output, and the file of `--benchmark_out` when all are there.
 
 using Print = std::function<void(std::string_view)>;
 

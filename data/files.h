@@ -83,8 +83,8 @@ class TemporaryDirectory {
 // A file mapped read-only for as long as the object lives; by default nothing. A file system that cannot map has it
 // read into memory.
 //
-// Where the file is cut short meanwhile the system sends SIGBUS to who reads it: a program that would rather say so
-// than be killed asks mapped_file_at().
+// A file that is cut short meanwhile ends its readers by SIGBUS. A program that would rather say so than be killed asks
+// mapped_file_at().
 
 class MappedFile {
  public:

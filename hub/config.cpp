@@ -60,7 +60,7 @@ class Keys {
     return found == json_.end() || found->is_null() ? nullptr : &*found;
   }
 
-  // Where nothing is usual, the key must be there.
+  // A size, a whole number of at least one. The key must be there if nothing is usual.
   int64_t size(std::string_view key, std::optional<int64_t> usual = {}) {
     const Json* const found = given(key, "a size", usual.has_value(), [](const Json& value) {
       const std::optional<int64_t> size = natural(value);

@@ -20,7 +20,7 @@ namespace tessera {
 // --- stored numbers in another dtype, rounded once ---
 // Elements of `from`, floating or float16, from the one at `begin` on, as many of `dtype` as `to` has room for.
 void convert(const TensorBytes& from, int64_t begin, DType dtype, std::span<std::byte> to);
-// The same of its transpose; `from` has two dims.
+// Elements of the transpose of `from`, which has two dims, in the same way.
 void convert_transposed(const TensorBytes& from, int64_t begin, DType dtype, std::span<std::byte> to);
 
 // --- folders ---

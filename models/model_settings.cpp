@@ -16,7 +16,7 @@ Field of_llama(std::string_view name, std::string_view help, Bounds range = {}) 
 Field of_experts(std::string_view name, std::string_view help, Bounds range = {}) {
   return size(name, help, range).with("experts");
 }
-// The same of a run that trains them, where other weights may have been trained otherwise.
+// A field of experts that belongs to the training: other weights may have been trained with another value.
 Field of_routing(std::string_view name, std::string_view help) {
   return Field{name, help, {0, 1e6}}.follows().with("experts").for_identity(Same::unless_usual);
 }

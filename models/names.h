@@ -22,7 +22,7 @@ constexpr std::string_view text_of(Enum value) {
 
 class Settings;
 Settings settings_of(ModelConfig& config);
-// The same sizes, with those that follow from others.
+// The sizes of `config`, with those that follow from others filled in.
 ModelConfig whole_sizes(ModelConfig config);
 
 }  // namespace tessera

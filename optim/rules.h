@@ -26,7 +26,7 @@ struct OptimizerOptions {
   double weight_decay = 0;
   DType state = DType::float32;  // bfloat16: for values of bfloat16 on the CPU
   uint64_t seed = 0;             // for stochastic rounding
-  // Where the state is kept; null: beside the gradients. For gradients on a GPU: memory that its kernels reach, see
+  // The arena of the state; null: that of the gradients. For gradients on a GPU: memory that its kernels reach, see
   // make_pinned_arena(). An update then reads and writes the state over the bus, both ways at once, while it computes.
   // Values may lie in such memory too.
   ArenaPtr state_arena = {};

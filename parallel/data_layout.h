@@ -70,7 +70,7 @@ struct BatchSlice {
   int64_t first = 0, count = 0;
 };
 
-// Where backward() begins: a value, its gradient when that is not one, and the loss that it stands for.
+// The root of a backward pass: a value, its gradient when that is not one, and the loss that it stands for.
 struct Root {
   Var value;
   Tensor seed = {};

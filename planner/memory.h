@@ -17,7 +17,7 @@ Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer = O
 
 // Layers of each stage of the schedule: as even as can be, the later stages more.
 std::vector<int64_t> layers_of_stages(const Case& c, int64_t stages);
-// The same, where the case is a job as Tessera cuts them: by their FLOPs.
+// Layers of each stage; a job of our own is cut as Tessera cuts it, by FLOPs.
 std::vector<int64_t> layers_of(const Case& c, const std::optional<Job>& own);
 
 // Parameters that a rank of a stage has before the data axis shares them out: those of layers (with experts: those
@@ -34,7 +34,8 @@ double kept_by_layer(const Case& c);
 
 // The memory of each pipeline rank. `in_flight`: micro-batches times stages that each has at most.
 std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int>& in_flight);
-// The same by a dry run, of the fullest of its ranks. Nothing where one needs more than a terabyte.
+// The memory of each pipeline rank by a dry run, of the fullest of its ranks. Nothing where one needs more than a
+// terabyte.
 std::optional<std::vector<MemoryParts>> own_memory(const Job& job);
 
 // Sent in a step by the mean rank, by axis and operation.

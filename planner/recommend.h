@@ -41,7 +41,7 @@ struct Turn {
 };
 // Each is varied alone, up to four times larger and smaller; nothing where none of these changes the winner.
 std::optional<Turn> nearest_turn(const Question& question, const Answer& answer);
-// The same in words.
+// The nearest turn in words.
 std::string weakest_assumption(const Question& question, const Answer& answer);
 
 }  // namespace tessera::planner

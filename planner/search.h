@@ -57,11 +57,11 @@ class Estimator {
   explicit Estimator(const Question& question);
   // Predicts layouts as bases() and variants() make them; without bytes, and with memory by description.
   Prediction operator()(const Layout& layout) { return of(layout, false); }
-  // The same with the pipeline simulated, and with bytes by description.
+  // Predicts a layout with the pipeline simulated, and with bytes by description.
   Prediction simulated(const Layout& layout) { return of(layout, true); }
   // Whether predict() finds other memory, by dry runs of Tessera's own step.
   bool is_of_tessera() const { return own_; }
-  // The same model on another machine.
+  // An estimator of this model on another machine.
   Estimator on(const Hardware& hardware) const;
 
  private:

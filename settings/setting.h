@@ -91,7 +91,7 @@ class Setting {
   void read(const std::string& where, const std::string& text) const;
   // The value in a user's words; empty where there is none.
   std::string text() const;
-  // The same as KEY = VALUE files have it.
+  // The value as KEY = VALUE files have it.
   std::string written() const;
   void assign(const Setting& same) const;  // takes the value in another struct of that type
 };

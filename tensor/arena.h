@@ -55,8 +55,8 @@ std::unique_ptr<Region> host_region(int64_t capacity);
 // (file()); on huge pages where these are for shared memory (/sys/kernel/mm/transparent_hugepage/shmem_enabled). It
 // gives its memory back when it goes, whoever has it mapped. Throws Error when even 1 GiB is refused.
 std::unique_ptr<Region> shared_region();
-// The same as host_region() over a file without a name in `directory`, mapped: what is seldom read or written need not
-// stay in memory. Throws OutputError here or in commit() when the file cannot be made or the disk has no room.
+// A region like host_region()'s over a file without a name in `directory`, mapped: what is seldom read or written need
+// not stay in memory. Throws OutputError here or in commit() when the file cannot be made or the disk has no room.
 std::unique_ptr<Region> file_region(const std::filesystem::path& directory);
 
 // The memory of one rank: one reserved region on huge pages, handed out and taken back in order of address.

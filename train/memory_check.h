@@ -17,7 +17,7 @@ struct MemoryLimit {
   std::string of = {};  // "the machine has available", "/sys/fs/cgroup/job/memory.max leaves"
 };
 
-// Where the system says so. What is not there, or says nothing, is no limit.
+// The system's own words on memory. A source that is not there, or says nothing, is no limit.
 struct MemorySources {
   std::filesystem::path proc = "/proc", cgroups = "/sys/fs/cgroup";
   int64_t address_space = limit_of_address_space();

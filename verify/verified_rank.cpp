@@ -233,7 +233,7 @@ class VerifiedRank {
     return out;
   }
 
-  // Where copies that several ranks hold are not equal, each rank of the data axis shows its own.
+  // Copies that several ranks hold are compared. If they are not equal, each rank of the data axis shows its own.
   void look_at_copies() {
     std::string cause;
     try {

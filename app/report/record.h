@@ -112,9 +112,9 @@ struct MeasuredPipeline {
   Simulation measured;  // as it happened; messages among it
   std::optional<double> formula;
 };
-// Where ranks share cores, the times are those for which each pass had a processor, and messages take none: what a rank
-// with a processor for itself would need. Nothing where there is no pipeline, or where the trace lacks actions of the
-// schedule.
+// The pipeline of a step. If ranks share cores, its times are those for which each pass had a processor, as a rank with
+// a processor for itself would need them, and messages take none. Nothing where there is no pipeline, or where the
+// trace lacks actions of the schedule.
 std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const StepSpan& step);
 
 // Costs of communication for one rank in one step, in milliseconds. A rank's own thread is held up while another is not

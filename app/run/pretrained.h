@@ -53,7 +53,7 @@ void ask_for_least_memory(const Job& job);
 // ranks that compute on GPUs nothing is asked. Throws Error (usage) where memory does not suffice, after a table on
 // standard error.
 void ask_for_training(const TrainOptions& options, const Job& job, int64_t vocab, HostMemory here);
-// The same beside the oracle.
+// Asks for the memory of a plan and of the oracle beside it.
 void ask_for_verifying(const Job& job);
 // Asks for the memory of a model that only computes.
 void ask_for_inference(const Job& job);

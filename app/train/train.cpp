@@ -270,7 +270,7 @@ size_t end_at(std::string_view text, size_t at) {
   return end == text.size() || is_space(text[end]) ? end : 0;
 }
 
-// Where the next sentence begins behind `end`, or npos.
+// The place behind `end` at which the next sentence begins, or npos.
 size_t begin_behind(std::string_view text, size_t end) {
   size_t begin = end;
   while (begin < text.size() && is_space(text[begin])) ++begin;

@@ -172,7 +172,7 @@ class BpeTokenizer final : public DescribedTokenizer {
                                   const std::string& merges);
   std::string vocab_json() const;
   std::string merges_txt() const;
-  // The same as a tokenizer.json of the library `tokenizers`, which HubTokenizer reads.
+  // A tokenizer.json of the library `tokenizers` with these tokens and merges, which HubTokenizer reads.
   std::string hub_json() const;
   std::string to_json() const override;
 

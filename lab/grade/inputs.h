@@ -89,7 +89,7 @@ MicroGradients micro_gradients(const DataCase& c);
 
 // Two layers, whose sizes two and three tensor ranks divide, 12 sequences in a step.
 Job small_job(const Plan& plan);
-// The same sequences on one rank, cut into as many micro-batches as all ranks together have.
+// A job of one rank with the sequences of `job`, cut into as many micro-batches as all ranks together have.
 Job one_rank(Job job);
 // A Trainer on each rank.
 void on_ranks_of(const Job& job, const std::function<void(Trainer& trainer, int rank)>& body);

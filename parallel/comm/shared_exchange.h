@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-// Where the arrays of a call lie, for other processes of the host. Plain numbers: it stands in shared memory.
+// The places of a call's arrays, for other processes of the host. Plain numbers: it stands in shared memory.
 struct Reach {
   int64_t process = 0;  // the rank's process
   Region::File file = {};
@@ -42,8 +42,8 @@ class PeerMemory {
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
-  // Where the file of `reach` begins in this process. Any thread may ask. Throws CommError naming the cause when the
-  // system does not let it be mapped.
+  // The address at which the file of `reach` begins in this process. Any thread may ask. Throws CommError naming the
+  // cause when the system does not let it be mapped.
   std::byte* base(const Reach& reach);
 
  private:

@@ -58,7 +58,7 @@ class ActionTable {
     return values_[static_cast<size_t>(a.what) * of_kind_ + static_cast<size_t>(a.stage) * microbatches_ +
                    static_cast<size_t>(a.microbatch)];
   }
-  // The same, where the I of a split backward pass answers for its B.
+  // The value of an action that is needed: the I of a split backward pass answers for its B.
   double of_need(const Action& a) {
     const double own = (*this)[a];
     return own < 0 && a.what == Do::B ? (*this)[{Do::I, a.stage, a.microbatch}] : own;

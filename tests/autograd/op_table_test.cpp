@@ -57,8 +57,8 @@ TEST(OpTable, GradientsInOtherDtypesAreNearFloat64) {
       const Outcome wide = run(p, tensors_of(p, values, DType::float64, arena));
       const Outcome narrow = run(p, tensors_of(p, values, dtype, arena));
       for (size_t o = 0; o < values.size(); ++o) {
-        // Where the true gradient is near zero (attention to one key, sums that cancel), rounding is held against
-        // terms of order one.
+        // Rounding is held against terms of order one where the true gradient is near zero (attention to one key, sums
+        // that cancel).
         const auto terms = static_cast<double>(std::max<int64_t>(wide.value.numel(), wide.grads[o].numel()));
         const double floor = 0.3 * std::sqrt(terms);
         EXPECT_LT(distance(doubles(narrow.grads[o]), doubles(wide.grads[o]), floor), tolerance)

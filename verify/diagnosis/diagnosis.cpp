@@ -121,7 +121,7 @@ std::string axis_text(const Observations& o, double factor) {
   return "";
 }
 
-// Where bounds are wide, the norm has the factor that single gradients only show roughly.
+// The factor of all gradients. The norm has it where bounds are wide and single gradients only show it roughly.
 double scale(const Symptoms& s) {
   double factor = common_factor(s);
   for (const NumberDifference* n : s.numbers)

@@ -72,7 +72,7 @@ struct Endpoint {
 };
 Endpoint own_end(int fd);
 
-// Where processes meet that no launcher has joined: each knows an address on the host of rank 0, and its own rank.
+// A meeting of processes that no launcher has joined: each knows an address on the host of rank 0, and its own rank.
 //
 //   rank 0   listens there. Every other rank connects and says who it is: its rank, how many ranks it expects, and the
 //            port where it listens itself. When all have come, rank 0 tells each where the others listen.

@@ -126,7 +126,7 @@ struct Int4Matrix {
   void append(const Int4Matrix& below);
 };
 
-// Where the parts of a quantised matrix lie in its bytes, for the code that makes them and the code that reads them.
+// The places of a quantised matrix's parts in its bytes, for the code that makes them and the code that reads them.
 
 inline constexpr int64_t kScalesOfGroup = 256;  // nf4 scales that are quantised together
 

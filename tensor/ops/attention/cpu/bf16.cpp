@@ -71,7 +71,7 @@ inline TileOperandA plain_rows(const bfloat16* a) { return {a, kBlock, kTileDept
                                    _mm512_cvtne2ps_pbh(_mm512_load_ps(from + i + 16), _mm512_load_ps(from + i))));
 }
 
-// The same as a B of inner dim 64 (the rows) and 64 columns.
+// Rounds such a block as a B of inner dim 64 (the rows) and 64 columns.
 [[gnu::target("avx512f,avx512bw,avx512bf16")]] inline void round_columns(bfloat16* to, const float* from) {
   alignas(64) static constexpr auto kInterleaved = [] {
     std::array<uint16_t, 32> order{};
