@@ -1,7 +1,7 @@
 // The exercises on parallel training: which functions of the real code are blanked, and who grades them.
 //
 // An exercise names one source file of the product and one or a few functions in it. A learner gets that file with
-// the bodies blanked (lab/give_out.h), and a page of theory (lab/pages/NAME.md). What the learner writes is compiled
+// the bodies blanked (lab/check.h), and a page of theory (lab/pages/NAME.md). What the learner writes is compiled
 // and linked into a Tessera of their own in the place of the product's file (lab/check.h), and that program grades
 // itself. So the solution of an exercise is the product's file, and a solved exercise is a Tessera that trains with it.
 #pragma once

@@ -1,5 +1,5 @@
 // A run as it is read back, in plain structs: metrics.jsonl of its folder, and of one with --trace report.json and
-// trace.json. A plan that has not run is one too, as far as theory knows it (app/report/planned.h).
+// trace.json. A plan that has not run is one too, as far as theory knows it (planned() in app/report/report.h).
 // It also has what is worked out of a trace: which step stands for the run, its pipeline beside the plans for it,
 // and what communication costs.
 #pragma once

@@ -91,8 +91,9 @@ std::span<const float, 256> dynamic_values();
 //
 //   w = scale (q - 8)        symmetric: from -8 to 7 scales
 //
-// It is what GPTQ makes (train/gptq.h) and what its files hold (hub/gptq_format.h), in an order in which rows run on,
-// so that a fused matrix is the rows of its parts. A scale has 11 bits and q - 8 four: w is exact in float32.
+// It is what GPTQ makes (tensor/ops/quantize/gptq.h) and what its files hold (hub/gptq_format.h), in an order in which
+// rows run on, so that a fused matrix is the rows of its parts. A scale has 11 bits and q - 8 four: w is exact in
+// float32.
 
 struct Int4Matrix {
   static constexpr int kZero = 8;  // the code of 0
