@@ -92,7 +92,8 @@ function(tessera_layer name)
   if(TESSERA_WITH_CUDA)
     file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cu)
     list(APPEND sources ${cuda_sources})
-    set_source_files_properties(${cuda_sources} PROPERTIES COMPILE_DEFINITIONS TESSERA_FLOAT64_KERNELS=$<BOOL:${TESSERA_FLOAT64_KERNELS}>)
+    set_source_files_properties(${cuda_sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON
+      COMPILE_DEFINITIONS TESSERA_FLOAT64_KERNELS=$<BOOL:${TESSERA_FLOAT64_KERNELS}>)
     if(TESSERA_CUDA_EMULATED)
       list(FILTER sources EXCLUDE REGEX "/cuda/driver/")  # what speaks to the driver and NVIDIA's libraries
       # unrolling is nvcc's; every multiplication and addition of a kernel is written as one

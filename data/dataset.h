@@ -76,7 +76,7 @@ Dataset make_dataset(const Text& text, const TokenizerChoice& tokenizer, const s
 // texts of a JSONL file ({"text": ...} on each line, maybe compressed): the last tenth of these, at least one, is held
 // out. Behind each document stands the token that ends documents, or where the tokenizer has none an empty line. A
 // tokenizer that is learnt learns from all sources, which are in memory together then; else one is at a time, and of
-// its tokens `shard_tokens`, if that is not 0 (data/write_dataset.h). Throws InputError naming file and line.
+// its tokens `shard_tokens`, if that is not 0 (data/make_dataset.cpp). Throws InputError naming file and line.
 Dataset make_dataset_of(const std::vector<std::string>& sources, const TokenizerChoice& tokenizer,
                         const std::filesystem::path& directory, int64_t shard_tokens = 0);
 // Documents, in the cache.

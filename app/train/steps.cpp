@@ -1,9 +1,9 @@
-// A run in steps that all ranks make together.
-#include "app/train/steps.h"
-
+// The steps of the command `train`: those that all ranks make together, and an asynchronous run.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -23,6 +23,7 @@
 #include "data/safetensors.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
+#include "train/async/trainer.h"
 #include "train/check_data.h"
 #include "train/checkpoint/tensors.h"
 #include "train/step_graph.h"
@@ -162,6 +163,35 @@ int train_in_steps(const Run& run, Communicator& world) {
 //
 // A shown step is as many pushes as there are workers. To save, and to stop, workers wait until all have made as many
 // steps.
+
+// One rank's side of it: what rank 0 says and writes, and the checkpoints.
+class AsyncRun {
+ public:
+  AsyncRun(const Run& run, Communicator& world);
+  int execute();  // returns the exit status
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void begin(const std::vector<std::string>& passed_over);
+  bool train();
+  void show(const AppliedPush& push);
+  bool validate();
+  void finish(const AsyncSummary& summary);
+  void save();
+  bool resume(std::vector<std::string>& passed_over);  // whether there was one
+
+  const Run& run_;
+  const TrainOptions& o_;
+  Communicator& world_;
+  AsyncTrainer trainer_;
+  std::unique_ptr<TrainOutput> output_;  // rank 0's
+  int64_t step_ = 0;                     // that all workers have made, or in a replay their mean
+  // on rank 0: what was shown, and of the step that has begun
+  int64_t shown_ = 0, pushes_ = 0;
+  double losses_ = 0;
+  Clock::time_point last_ = Clock::now();
+};
 
 AsyncRun::AsyncRun(const Run& run, Communicator& world)
     : run_(run), o_(run.options), world_(world), trainer_(run.job, run.sequences, world) {}

@@ -80,8 +80,7 @@ Waited wait_for(Flag& flag, uint32_t value, const Patience& patience, WaitObserv
 // The host's wait for a GPU that waits for other ranks.
 
 void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
-  using Clock = std::chrono::steady_clock;
-  constexpr int kSpins = 1000;
+  constexpr int kYields = 1000;
   constexpr auto kNap = std::chrono::microseconds(20);
   const auto start = Clock::now();
   Reminder reminder;
@@ -99,7 +98,7 @@ void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
         if (flight_ && size() > 1 && reminder.is_due(waited))
           flight_->overdue(axis_, during, -1, "", waited, reminder.again());
       }
-      spins < kSpins ? std::this_thread::yield() : std::this_thread::sleep_for(kNap);
+      spins < kYields ? std::this_thread::yield() : std::this_thread::sleep_for(kNap);
     }
   } catch (const CommError&) {
     while (still_busy()) std::this_thread::sleep_for(kNap);  // the rest is queued behind what was ended
