@@ -165,10 +165,10 @@ planner::Machine::Costs KernelTimer::costs() const {
 }
 
 Tensor KernelTimer::drawn(const Shape& shape, DType dtype) const {
-  constexpr int64_t kDrawn = 4096;
-  Tensor out = Tensor::empty({(shape.numel() + kDrawn - 1) / kDrawn, kDrawn}, DType::float32, arena_);
+  constexpr int64_t kDrawnRow = 4096;
+  Tensor out = Tensor::empty({(shape.numel() + kDrawnRow - 1) / kDrawnRow, kDrawnRow}, DType::float32, arena_);
   const Philox random = Philox::named(1, "calibrate");
-  for (int64_t i = 0; i < kDrawn; ++i) out.data<float>()[i] = random.uniform(static_cast<uint64_t>(i)) - 0.5F;
+  for (int64_t i = 0; i < kDrawnRow; ++i) out.data<float>()[i] = random.uniform(static_cast<uint64_t>(i)) - 0.5F;
   for (int64_t i = 1; i < out.dim(0); ++i) out.select(0, i).copy_from(out.select(0, 0));
   return out.to(dtype).reshape({-1}).narrow(0, 0, shape.numel()).clone().reshape(shape);
 }

@@ -72,13 +72,31 @@ endfunction()
 # Who changes files builds without: -DTESSERA_UNITY=OFF. The files of exercises stay alone (lab/check.cpp).
 option(TESSERA_UNITY "Compile several files of a layer together" ${PROJECT_IS_TOP_LEVEL})
 file(STRINGS ${PROJECT_SOURCE_DIR}/lab/exercises.cpp tessera_alone REGEX "^ *\"[a-z_0-9/]+[.]cpp\",$")
-list(TRANSFORM tessera_alone REPLACE "^ *\"(.*)\",$" "${PROJECT_SOURCE_DIR}/\\1")
+list(TRANSFORM tessera_alone REPLACE "^ *\"(.*)\",$" "\\1")
+
+# tessera_units(name sources...): eight files a unit. A backend's folder has a unit of its own, so that the others hold the
+# same files whatever is built, and names that collide are seen by all who build.
+function(tessera_units name)
+  set(count 0)
+  foreach(source IN LISTS ARGN)
+    if(source MATCHES "[.]cu$" OR source IN_LIST tessera_alone)
+      continue()
+    elseif(source MATCHES "/(cuda|mpi|nccl)/")
+      set(unit ${CMAKE_MATCH_1})
+    else()
+      math(EXPR unit "${count} / 8")
+      math(EXPR count "${count} + 1")
+    endif()
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${unit})
+  endforeach()
+  set_target_properties(tessera_${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+endfunction()
 
 # tessera_layer(name PUBLIC layers... PRIVATE libraries...): the library tessera_<name> of every .cpp under <name>/ (and
 # .cu, with CUDA), but for the files of a backend that is off. Static, or shared with -DBUILD_SHARED_LIBS=ON, so that
 # several programs hold the kernels once (bench/pack.sh).
 function(tessera_layer name)
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cpp)
+  file(GLOB_RECURSE sources RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/main/[^/]*[.]cpp$")  # of programs
   if(NOT TESSERA_WITH_MPI)
     list(FILTER sources EXCLUDE REGEX "/mpi/")
@@ -90,10 +108,9 @@ function(tessera_layer name)
     list(FILTER sources EXCLUDE REGEX "/cudnn_[^/]*[.]cpp$")
   endif()
   if(TESSERA_WITH_CUDA)
-    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cu)
+    file(GLOB_RECURSE cuda_sources RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cu)
     list(APPEND sources ${cuda_sources})
-    set_source_files_properties(${cuda_sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON
-      COMPILE_DEFINITIONS TESSERA_FLOAT64_KERNELS=$<BOOL:${TESSERA_FLOAT64_KERNELS}>)
+    set_source_files_properties(${cuda_sources} PROPERTIES COMPILE_DEFINITIONS TESSERA_FLOAT64_KERNELS=$<BOOL:${TESSERA_FLOAT64_KERNELS}>)
     if(TESSERA_CUDA_EMULATED)
       list(FILTER sources EXCLUDE REGEX "/cuda/driver/")  # what speaks to the driver and NVIDIA's libraries
       # unrolling is nvcc's; every multiplication and addition of a kernel is written as one
@@ -107,8 +124,7 @@ function(tessera_layer name)
   target_link_libraries(tessera_${name} PRIVATE $<BUILD_INTERFACE:tessera_flags> ${ARGN})
   tessera_precompile(tessera_${name} tessera_standard)
   if(TESSERA_UNITY AND NOT name STREQUAL "lab")  # whose graders have names in common
-    set_target_properties(tessera_${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
-    set_source_files_properties(${tessera_alone} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    tessera_units(${name} ${sources})
   endif()
 endfunction()
 

@@ -88,7 +88,7 @@ namespace {
 
 constexpr int kRootTag = -4;
 
-struct Root {
+struct TreeRoot {
   Transport& t;
   const Call& call;
   int n = t.size(), rank = t.rank();
@@ -134,7 +134,7 @@ struct Root {
 }  // namespace
 
 int64_t root(Transport& t, const Call& call) {
-  Root r{t, call};
+  TreeRoot r{t, call};
   if (call.op == Op::all_reduce) {
     r.reduce(call.in, call.out);
     r.broadcast(call.out);

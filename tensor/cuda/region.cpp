@@ -14,7 +14,7 @@ namespace tessera::cuda {
 
 namespace {
 
-constexpr int64_t kCapacity = int64_t{1} << 38, kGrowth = int64_t{16} << 20;
+constexpr int64_t kCapacity = int64_t{1} << 38, kPinnedAtOnce = int64_t{16} << 20;
 
 class PinnedRegion final : public Region {
  public:
@@ -33,17 +33,18 @@ class PinnedRegion final : public Region {
   }
   ~PinnedRegion() override {
     cudaDeviceSynchronize();  // kernels may still use it
-    for (int64_t at = 0; at < pinned_; at += kGrowth) cudaHostUnregister(base_ + at);
+    for (int64_t at = 0; at < pinned_; at += kPinnedAtOnce) cudaHostUnregister(base_ + at);
     munmap(base_, kCapacity);
   }
 
   void commit(int64_t bytes) override {
-    for (; pinned_ < bytes; pinned_ += kGrowth)
-      if (const cudaError_t result = expected(cudaHostRegister(base_ + pinned_, static_cast<size_t>(kGrowth),
+    for (; pinned_ < bytes; pinned_ += kPinnedAtOnce)
+      if (const cudaError_t result = expected(cudaHostRegister(base_ + pinned_, static_cast<size_t>(kPinnedAtOnce),
                                                                cudaHostRegisterPortable | cudaHostRegisterMapped));
           result != cudaSuccess)
-        throw Error("[arena] CUDA: cannot pin " + std::to_string(kGrowth) + " bytes of the host's memory beside the " +
-                    std::to_string(pinned_) + " in use: " + cudaGetErrorString(result));
+        throw Error("[arena] CUDA: cannot pin " + std::to_string(kPinnedAtOnce) +
+                    " bytes of the host's memory beside the " + std::to_string(pinned_) +
+                    " in use: " + cudaGetErrorString(result));
   }
 
  private:

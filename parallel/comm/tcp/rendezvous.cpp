@@ -154,7 +154,7 @@ struct Answer {
   uint32_t refused = 0, bytes = 0;
   std::array<char, 16> token = {};
 };
-struct Place {
+struct PeerPlace {
   std::array<char, kLetters> address = {};  // numbers, ends with 0
   uint16_t port = 0;
   uint64_t host = 0;
@@ -164,7 +164,7 @@ struct Greeting {
   std::array<char, 16> token = {};
   uint32_t from = 0, to = 0;
 };
-static_assert(sizeof(Hello) == 32 && sizeof(Answer) == 32 && sizeof(Place) == 56 && sizeof(Greeting) == 24);
+static_assert(sizeof(Hello) == 32 && sizeof(Answer) == 32 && sizeof(PeerPlace) == 56 && sizeof(Greeting) == 24);
 
 uint64_t this_host() {
   std::array<char, 256> name{};
@@ -211,7 +211,7 @@ class Host {
     answer_all();
     return std::move(met_);
   }
-  const std::vector<Place>& places() const { return places_; }
+  const std::vector<PeerPlace>& places() const { return places_; }
 
  private:
   bool is_there(int rank) const { return rank == 0 || met_.peers[static_cast<size_t>(rank)]; }
@@ -247,7 +247,7 @@ class Host {
         if (peer) refuse(peer, why);
       throw FieldError("rank", why);
     }
-    Place& place = places_[s.hello.rank];
+    PeerPlace& place = places_[s.hello.rank];
     Endpoint theirs;
     ::getpeername(s.socket.get(), theirs.get(), &theirs.size);
     ::getnameinfo(theirs.get(), theirs.size, place.address.data(), socklen_t{kLetters}, nullptr, 0, NI_NUMERICHOST);
@@ -265,7 +265,7 @@ class Host {
   }
 
   void answer_all() {
-    Answer answer{.bytes = static_cast<uint32_t>(places_.size() * sizeof(Place))};
+    Answer answer{.bytes = static_cast<uint32_t>(places_.size() * sizeof(PeerPlace))};
     std::random_device random;
     for (char& c : answer.token) c = static_cast<char>(random());
     for (int r = 1; r < m_.ranks; ++r) {
@@ -287,7 +287,7 @@ class Host {
   Deadline deadline_;
   Socket listener_;
   std::deque<Stranger> strangers_;
-  std::vector<Place> places_;
+  std::vector<PeerPlace> places_;
   Met met_;
 };
 
@@ -318,7 +318,7 @@ class Guest {
     for (int missing = m_.ranks - 1 - m_.rank; missing > 0;) missing -= accept_one(listener) ? 1 : 0;
     return std::move(met_);
   }
-  const std::vector<Place>& places() const { return places_; }
+  const std::vector<PeerPlace>& places() const { return places_; }
 
  private:
   [[noreturn]] void gone() const {
@@ -330,7 +330,7 @@ class Guest {
     // rank 0 says itself that others do not come, so it is given a moment more
     const Deadline later(m_.timeout_s + 5);
     if (!read_all(first.get(), &answer, sizeof(answer), later) || answer.magic != Hello::kMagic) gone();
-    const size_t all = met_.peers.size() * sizeof(Place);
+    const size_t all = met_.peers.size() * sizeof(PeerPlace);
     if (answer.refused != 0) {
       std::string text(std::min<size_t>(answer.bytes, kMostText), ' ');
       if (!read_all(first.get(), text.data(), text.size(), later)) gone();
@@ -341,11 +341,11 @@ class Guest {
     token_ = answer.token;
     places_.resize(met_.peers.size());
     if (!read_all(first.get(), places_.data(), all, later)) gone();
-    for (Place& p : places_) p.address.back() = 0;
+    for (PeerPlace& p : places_) p.address.back() = 0;
   }
 
   void greet(int rank) {
-    const Place& place = places_[static_cast<size_t>(rank)];
+    const PeerPlace& place = places_[static_cast<size_t>(rank)];
     std::string why;
     Socket s =
         connected(*resolved(place.address.data(), std::to_string(place.port), place.address.data()), deadline_, why);
@@ -373,7 +373,7 @@ class Guest {
   const Meeting& m_;
   Deadline deadline_;
   std::array<char, 16> token_ = {};
-  std::vector<Place> places_;
+  std::vector<PeerPlace> places_;
   Met met_;
 };
 
@@ -381,7 +381,7 @@ template <class Side>
 Met met_by(const Meeting& m) {
   Side side(m);
   Met met = side.meet();
-  const std::vector<Place>& places = side.places();
+  const std::vector<PeerPlace>& places = side.places();
   const auto here = [&](int r) {
     return places[static_cast<size_t>(r)].host == places[static_cast<size_t>(m.rank)].host;
   };

@@ -11,7 +11,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int64_t kGrowth = int64_t{64} << 20;  // mapped at once
+constexpr int64_t kMappedAtOnce = int64_t{64} << 20;  // mapped at once
 
 constexpr const char* kNeeded =
     "; a GPU's memory needs the driver's virtual memory management, which this driver or container does not offer";
@@ -36,7 +36,7 @@ class DeviceRegion final : public Region {
     check(cudaMemGetInfo(&room, &all), "arena");  // the first call of a thread: makes the device's context
     where_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     where_.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu};
-    capacity_ = static_cast<int64_t>(all) / kGrowth * kGrowth;
+    capacity_ = static_cast<int64_t>(all) / kMappedAtOnce * kMappedAtOnce;
     find_readers(gpu);
     CUdeviceptr at = 0;
     checked(reserve_(&at, static_cast<size_t>(capacity_), 0, 0, 0), "reserve", capacity_);
@@ -51,7 +51,7 @@ class DeviceRegion final : public Region {
 
   void commit(int64_t bytes) override {
     if (bytes <= mapped_) return;
-    const int64_t more = (bytes - mapped_ + kGrowth - 1) / kGrowth * kGrowth;
+    const int64_t more = (bytes - mapped_ + kMappedAtOnce - 1) / kMappedAtOnce * kMappedAtOnce;
     CUmemGenericAllocationHandle piece = 0;
     checked(create_(&piece, static_cast<size_t>(more), &where_, 0), "take", more);
     pieces_.push_back(piece);
