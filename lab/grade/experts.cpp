@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kChannels = 4, kHidden = 6;
 
 // `here` experts on each rank, two of which each token meets. Ranks have different numbers of tokens.
-struct Problem {
+struct ExpertsProblem {
   int ranks = 2;
   int64_t here = 2;
   std::string where(int rank) const {
@@ -23,14 +23,14 @@ struct Problem {
   int64_t tokens(int rank) const { return 5 + 2 * rank; }
 };
 
-struct Seen {
+struct ExpertsSeen {
   std::vector<double> out, input_gradient;
   std::vector<std::vector<double>> expert_gradients;  // by expert: of its first matrix; empty: it is elsewhere
   std::vector<int64_t> rows;                          // rows of each expert, from this rank's tokens
   int64_t sent = 0;
 };
 
-Tensor drawn(const Problem& p, int rank, const char* name, const ArenaPtr& arena) {
+Tensor drawn(const ExpertsProblem& p, int rank, const char* name, const ArenaPtr& arena) {
   const Philox random = Philox::named(static_cast<uint64_t>(rank) + 1, name);
   std::vector<double> all;
   for (int64_t i = 0; i < p.tokens(rank) * kChannels; ++i)
@@ -52,7 +52,7 @@ MixtureOfExperts::Exchanged without_gradient(const Var& rows, const std::vector<
 }
 
 // The tokens of that rank through a layer whose experts `ep` shares out; null: all of them are here.
-Seen pass(const Problem& p, int rank, Communicator* ep, bool loses_gradients = false) {
+ExpertsSeen pass(const ExpertsProblem& p, int rank, Communicator* ep, bool loses_gradients = false) {
   const ArenaPtr arena = make_arena();
   MixtureOfExperts layer(kChannels,
                          {.hidden = kHidden, .experts = {.count = p.here * p.ranks, .balance_loss = 0, .z_loss = 0}});
@@ -63,7 +63,7 @@ Seen pass(const Problem& p, int rank, Communicator* ep, bool loses_gradients = f
   layer.clear_gradients();
   const Var x(drawn(p, rank, "x", arena), true), y = layer(x);
   backward(y, {.seed = drawn(p, rank, "dy", arena)});
-  Seen seen;
+  ExpertsSeen seen;
   seen.out = numbers(y.value());
   seen.input_gradient = gradient_of(x);
   seen.rows = layer.take_load().rows;
@@ -77,8 +77,8 @@ Seen pass(const Problem& p, int rank, Communicator* ep, bool loses_gradients = f
   return seen;
 }
 
-void check_problem(const Problem& p) {
-  std::vector<Seen> ranks(static_cast<size_t>(p.ranks)), alone;
+void check_problem(const ExpertsProblem& p) {
+  std::vector<ExpertsSeen> ranks(static_cast<size_t>(p.ranks)), alone;
   on_ranks(p.ranks,
            [&](Communicator& world) { ranks[static_cast<size_t>(world.rank())] = pass(p, world.rank(), &world); });
   for (int r = 0; r < p.ranks; ++r) alone.push_back(pass(p, r, nullptr));
@@ -106,7 +106,7 @@ void check_problem(const Problem& p) {
         continue;
       }
       std::vector<double> sum(alone[0].expert_gradients[expert].size());
-      for (const Seen& source : alone) sum = sum + source.expert_gradients[expert];
+      for (const ExpertsSeen& source : alone) sum = sum + source.expert_gradients[expert];
       expect_values(where + fmt::format(": gradient of expert {}", e), ranks[rank].expert_gradients[expert], sum,
                     {{"it is that of this rank's own tokens: rows of other ranks do not reach it",
                       alone[rank].expert_gradients[expert]}},

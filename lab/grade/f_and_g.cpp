@@ -70,7 +70,7 @@ std::vector<double> moved(const Spread& x, const Placement& from, const Placemen
   return cut ? columns(whole, x.n, r) : whole;
 }
 
-struct Seen {
+struct ProductSeen {
   std::vector<double> value, gradient;
   int64_t sent_forward = 0, sent_backward = 0;
 };
@@ -89,11 +89,11 @@ struct Case {
 
 void check_case(const Case& c, int n) {
   const Spread x(n, c.from, 1), dy(n, dual(c.to), 2);
-  std::vector<Seen> ranks(static_cast<size_t>(n));
+  std::vector<ProductSeen> ranks(static_cast<size_t>(n));
   const auto shape_of = [&](const std::vector<double>& v) { return Shape{kRows, std::ssize(v) / kRows}; };
   on_ranks(n, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
-    Seen& seen = ranks[static_cast<size_t>(world.rank())];
+    ProductSeen& seen = ranks[static_cast<size_t>(world.rank())];
     const auto& mine = x.rank[static_cast<size_t>(world.rank())];
     const auto& seed = dy.rank[static_cast<size_t>(world.rank())];
     const Var leaf(Tensor::of<double>(mine, shape_of(mine), arena), true);
@@ -106,7 +106,7 @@ void check_case(const Case& c, int n) {
   });
   const int64_t all = kRows * kColumns * 8;
   for (int r = n; r-- > 0;) {  // rank 0 has the same after some changes of different kinds
-    const Seen& seen = ranks[static_cast<size_t>(r)];
+    const ProductSeen& seen = ranks[static_cast<size_t>(r)];
     const std::string where = fmt::format("{} ({} -> {}) on {} ranks, rank {}", c.name, c.from.str(), c.to.str(), n, r);
     expect_values(where + ", forward", seen.value, moved(x, c.from, c.to, r),
                   {{"the value is the rank's own, unchanged: nothing was moved in the forward pass",

@@ -47,7 +47,7 @@ void expect_direct_bytes(const std::string& where, const Inputs& in, Op op, int 
        {"the number of bytes is not counted: send() of this struct counts, and that of `memory` does not", 0}});
 }
 
-void check_reduce_scatter(const Inputs& in) {
+void check_messages_of_reduce_scatter(const Inputs& in) {
   const auto results = exchange(in, false, [](Transport& t, Call call, Tensor whole, Tensor own) {
     call.op = Op::reduce_scatter;
     call.in = whole.address();
@@ -63,7 +63,7 @@ void check_reduce_scatter(const Inputs& in) {
   }
 }
 
-void check_all_gather(const Inputs& in) {
+void check_messages_of_all_gather(const Inputs& in) {
   const auto results = exchange(in, true, [&](Transport& t, Call call, Tensor whole, Tensor) {
     const Range own = in.range(t.rank());
     const Tensor mine = whole.narrow(0, own.begin, own.size()).clone();
@@ -80,7 +80,7 @@ void check_all_gather(const Inputs& in) {
   }
 }
 
-void check_all_reduce(const Inputs& in) {
+void check_messages_of_all_reduce(const Inputs& in) {
   const auto results = exchange(in, true, [](Transport& t, Call call, Tensor whole, Tensor) {
     call.op = Op::all_reduce;
     call.in = call.out = whole.address();
@@ -97,9 +97,9 @@ void check_all_reduce(const Inputs& in) {
 
 Held grade_messages() {
   for_inputs([](const Inputs& in) {
-    check_reduce_scatter(in);
-    check_all_gather(in);
-    check_all_reduce(in);
+    check_messages_of_reduce_scatter(in);
+    check_messages_of_all_gather(in);
+    check_messages_of_all_reduce(in);
   });
   return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
           "order: ranks are added from 0 up, to the bit", "bytes: each half sends (n - 1) / n of the array"};

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kHead = 4;  // numbers of a head; there is one head and one sequence
 
-struct Problem {
+struct RingProblem {
   int ranks = 2;
   int64_t tokens = 8;
   Balance balance = Balance::zigzag;
@@ -43,10 +43,10 @@ Row attend(int64_t query, int64_t tokens, const Sees& sees) {
   for (int64_t key = 0; key < tokens; ++key) {
     if (!sees(key)) continue;
     double score = 0;
-    for (int64_t c = 0; c < kHead; ++c) score += Problem::number(query, 0, c) * Problem::number(key, 1, c);
+    for (int64_t c = 0; c < kHead; ++c) score += RingProblem::number(query, 0, c) * RingProblem::number(key, 1, c);
     const double weight = std::exp(score / std::sqrt(static_cast<double>(kHead)));
     row.sum += weight;
-    for (int64_t c = 0; c < kHead; ++c) row.out[static_cast<size_t>(c)] += weight * Problem::number(key, 2, c);
+    for (int64_t c = 0; c < kHead; ++c) row.out[static_cast<size_t>(c)] += weight * RingProblem::number(key, 2, c);
   }
   for (double& x : row.out) x = row.sum > 0 ? x / row.sum : 0;
   return row;
@@ -54,7 +54,7 @@ Row attend(int64_t query, int64_t tokens, const Sees& sees) {
 
 // Outputs that rank r would have if queries were handled so: `of(query, rows by the rank that has the keys)`.
 template <class Of>
-std::vector<double> outputs(const Problem& p, int rank, const Of& of) {
+std::vector<double> outputs(const RingProblem& p, int rank, const Of& of) {
   std::vector<int> holder(static_cast<size_t>(p.tokens));
   for (int r = 0; r < p.ranks; ++r)
     for (const int64_t t : p.positions(r)) holder[static_cast<size_t>(t)] = r;
@@ -71,13 +71,13 @@ std::vector<double> outputs(const Problem& p, int rank, const Of& of) {
   return out;
 }
 
-std::vector<double> expected(const Problem& p, int rank) {
+std::vector<double> expected(const RingProblem& p, int rank) {
   return outputs(p, rank, [&](int64_t query, const auto&) {
     return attend(query, p.tokens, [&](int64_t key) { return !p.causal || key <= query; }).out;
   });
 }
 
-std::vector<Guess> guesses(const Problem& p, int rank) {
+std::vector<Guess> guesses(const RingProblem& p, int rank) {
   const auto parts = [&](const auto& f) { return outputs(p, rank, f); };
   const auto seen = [](const std::vector<Row>& rows) {
     return std::ranges::count_if(rows, [](const Row& r) { return r.sum > 0; });
@@ -130,12 +130,12 @@ Tensor packed(const std::vector<int64_t>& positions, const ArenaPtr& arena) {
   std::vector<double> all;
   for (const int64_t t : positions)
     for (int which = 0; which < 3; ++which)
-      for (int64_t c = 0; c < kHead; ++c) all.push_back(Problem::number(t, which, c));
+      for (int64_t c = 0; c < kHead; ++c) all.push_back(RingProblem::number(t, which, c));
   return Tensor::of<double>(all, {1, std::ssize(positions), 3 * kHead}, arena);
 }
 
 // The gradient of the sum of all outputs, on one rank.
-std::vector<double> gradient_alone(const Problem& p) {
+std::vector<double> gradient_alone(const RingProblem& p) {
   std::vector<double> out;
   on_ranks(1, [&](Communicator&) {
     const ArenaPtr arena = make_arena();
@@ -151,7 +151,7 @@ std::vector<double> gradient_alone(const Problem& p) {
   return out;
 }
 
-void check_problem(const Problem& p) {
+void check_problem(const RingProblem& p) {
   std::vector<Seen> ranks(static_cast<size_t>(p.ranks));
   on_ranks(p.ranks, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();

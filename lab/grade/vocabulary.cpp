@@ -13,7 +13,7 @@
 namespace tessera::lab {
 namespace {
 
-struct Problem {
+struct VocabularyProblem {
   int ranks = 2;
   int64_t rows = 3, vocab = 10;
   double spread = 3;  // spread of the logits
@@ -58,7 +58,7 @@ struct Problem {
 constexpr double kScale = 0.25;
 
 // With the largest logit in the place of the log of the sum: a typical mistake.
-std::vector<double> gradient(const Problem& p, int rank, bool of_top = false) {
+std::vector<double> gradient(const VocabularyProblem& p, int rank, bool of_top = false) {
   std::vector<double> out;
   for (int64_t row = 0; row < p.rows; ++row) {
     const double m = p.top(row, {0, p.vocab}), s = of_top ? 1 : p.sum_exp(row, {0, p.vocab}, m);
@@ -68,7 +68,7 @@ std::vector<double> gradient(const Problem& p, int rank, bool of_top = false) {
   return out;
 }
 
-std::vector<Guess> guesses_of_gradient(const Problem& p, int rank) {
+std::vector<Guess> guesses_of_gradient(const VocabularyProblem& p, int rank) {
   const std::vector<double> right = gradient(p, rank);
   std::vector<Guess> out{
       {"the gradient is not scaled: the loss is the sum times `scale`", right * (1 / kScale)},
@@ -82,7 +82,7 @@ std::vector<Guess> guesses_of_gradient(const Problem& p, int rank) {
 }
 
 // The loss on a rank as typical mistakes would have it.
-std::vector<Guess> guesses(const Problem& p, int rank) {
+std::vector<Guess> guesses(const VocabularyProblem& p, int rank) {
   const Range own = p.own(rank), all{0, p.vocab};
   const auto loss = [&](const auto& of_row) { return std::vector<double>{p.over_rows(of_row)}; };
   const auto target = [&](int64_t row) { return p.logit(row, p.target(row)); };
@@ -129,14 +129,14 @@ std::vector<Guess> guesses(const Problem& p, int rank) {
   };
 }
 
-struct Seen {
+struct VocabularySeen {
   double loss = 0;  // the sum over rows
   std::vector<double> root, gradient;
   int64_t sent = 0;
 };
 
-void check_problem(const Problem& p) {
-  std::vector<Seen> ranks(static_cast<size_t>(p.ranks));
+void check_problem(const VocabularyProblem& p) {
+  std::vector<VocabularySeen> ranks(static_cast<size_t>(p.ranks));
   on_ranks(p.ranks, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
     const Range own = p.own(world.rank());
@@ -149,7 +149,7 @@ void check_problem(const Problem& p) {
     const Var logits(Tensor::of<double>(mine, {p.rows, own.size()}, arena), true);
     const Loss loss = vocab_parallel_cross_entropy(scale(logits, 1), Tensor::of<int32_t>(targets, {p.rows}, arena),
                                                    kScale, world, p.vocab);
-    Seen& seen = ranks[static_cast<size_t>(world.rank())];
+    VocabularySeen& seen = ranks[static_cast<size_t>(world.rank())];
     seen.loss = loss.loss_sum;
     for (const OpCount& c : world.counts()) seen.sent += c.sent;
     seen.root = numbers(loss.mean.value());
@@ -158,7 +158,7 @@ void check_problem(const Problem& p) {
   });
   int64_t sent = 0;
   for (int r = 0; r < p.ranks; ++r) {
-    const Seen& seen = ranks[static_cast<size_t>(r)];
+    const VocabularySeen& seen = ranks[static_cast<size_t>(r)];
     const std::string where = fmt::format("{} rows of {} logits on {} ranks, rank {}", p.rows, p.vocab, p.ranks, r);
     if (!std::isfinite(seen.loss))
       throw Wrong{"values", fmt::format("{}: the sum of the losses is {}; expected {:.6g}", where, seen.loss, p.loss()),
@@ -187,8 +187,8 @@ void check_problem(const Problem& p) {
 
 Held grade_vocabulary() {
   for (const int n : {2, 3, 4})
-    for (const Problem& p :
-         {Problem{n, 3, 12, 3}, Problem{n, 1, n, 1}, Problem{n, 17, 101, 5}, Problem{n, 5, 23, 2000}})
+    for (const VocabularyProblem& p : {VocabularyProblem{n, 3, 12, 3}, VocabularyProblem{n, 1, n, 1},
+                                       VocabularyProblem{n, 17, 101, 5}, VocabularyProblem{n, 5, 23, 2000}})
       check_problem(p);
   return {"losses and gradients of 1 to 17 rows on 2, 3 and 4 ranks, to 1e-10, pieces even and uneven",
           "logits in the thousands, which overflow without the maximum of all ranks",
