@@ -138,7 +138,9 @@ template <class T, bool kWhole, class F, class... More>
 __device__ void each_element(const RowThread& at, int length, const F& f, const HeldRow<T, kWhole>& first,
                              const More&... more) {
   const auto part_of = [&](int j, const auto&... parts) {
-    each_in_part<kWhole, T>(j, length, [&](int k) { f(static_cast<Accumulate<T>>(parts.v[k])...); });
+#pragma unroll
+    for (int k = 0; k < kPart<T>; ++k)
+      if (kWhole || j + k < length) f(static_cast<Accumulate<T>>(parts.v[k])...);
   };
   each_part(at, length, part_of, first, more...);
 }
